@@ -152,7 +152,7 @@ class MpiCollectives(Protocol):
         """As in ``Communicator``. Collective."""
 
 
-class _Serial:  # its arguments matter only if there are several ranks
+class Serial:  # its arguments matter only if there are several ranks
     """One process without MPI."""
 
     rank = 0
@@ -201,7 +201,7 @@ class _Serial:  # its arguments matter only if there are several ranks
         return self
 
     def duplicate(self) -> Communicator:
-        return _Serial()
+        return Serial()
 
     def abort(self, code: int) -> NoReturn:
         os._exit(code)
@@ -577,7 +577,7 @@ def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Co
         except LibraryNotFoundError:
             if launcher is not None:
                 raise
-            return _Serial()
+            return Serial()
     if not hasattr(comm, "Dup"):
         raise ArgumentTypeError(
             "comm: expected an mpi4py communicator, a process group that this rank is in, or a device mesh, "

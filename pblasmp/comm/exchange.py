@@ -23,7 +23,7 @@ from ..layout.grid import Grid
 from ..layout.intersection import Piece, common_counts, copy, intersect
 from .communicator import Communicator, Request
 
-__all__ = ["SLOTS", "Cell", "Exchange", "Side"]
+__all__ = ["SLOTS", "Cell", "Exchange", "Side", "ends", "message_elements", "piece_of"]
 
 _MESSAGE_BYTES = 2 << 20
 SLOTS = 4  # messages that a rank has in flight at once
@@ -104,10 +104,10 @@ class Exchange:
         self._sides = src, dst
         for i, j in _pairs(me, src, dst):
             source, target = src.cells[i], dst.cells[j]
-            owner, writer = _ends(source.ranks, target.ranks)
+            owner, writer = ends(source.ranks, target.ranks)
             if me not in (owner, writer):
                 continue
-            part = _Part(i, j, _common(src, source, dst, target))
+            part = _Part(i, j, piece_of(src, source, dst, target))
             if owner == writer:
                 self._copies.append(part)
             elif me == owner:
@@ -118,7 +118,7 @@ class Exchange:
             part.piece.size for parts in self._sends.values() for part in parts
         )
         self.copied_bytes = dtype.itemsize * sum(part.piece.size for part in self._copies)
-        self._limit = max(1, _MESSAGE_BYTES // dtype.itemsize)
+        self._limit = message_elements(dtype.itemsize)
 
     @cached_property
     def largest_bytes(self) -> int:
@@ -178,7 +178,12 @@ class Exchange:
         return _Transfer(self, src, dst, conjugate, slots)
 
 
-def _common(src: Side, source: Cell, dst: Side, target: Cell) -> Piece:
+def message_elements(itemsize: int) -> int:
+    """Return how many elements there are in a message at most. Local."""
+    return max(1, _MESSAGE_BYTES // itemsize)
+
+
+def piece_of(src: Side, source: Cell, dst: Side, target: Cell) -> Piece:
     """Return what a cell of ``src`` and one of ``dst`` share."""
     rows = intersect(src.rows, source.coords[0], dst.rows, target.coords[0])
     return Piece(rows, intersect(src.cols, source.coords[1], dst.cols, target.coords[1]))
@@ -229,7 +234,7 @@ def _table(lists: Sequence[Sequence[int]]) -> NDArray[np.int64]:
     return np.array([[*each, *[each[0]] * (longest - len(each))] for each in lists])
 
 
-def _ends(source: tuple[int, ...], target: tuple[int, ...]) -> Coords:
+def ends(source: tuple[int, ...], target: tuple[int, ...]) -> Coords:
     """Return the ranks that read and write what two cells share: the same rank if possible."""
     owner = source[0]
     if owner in target:

@@ -33,7 +33,9 @@ Array = Any
 class SolveProduct(QueuedProduct):
     """X of ``op(A) X = alpha B``. Making and running one is collective over the ranks."""
 
-    def __init__(self, engine: Engine, p: Level3Problem, options: Options, way: str) -> None:
+    def __init__(
+        self, engine: Engine, p: Level3Problem, options: Options, way: str, operands: Operands
+    ) -> None:
         assert p.b is not None
         rank, size = engine.transport.rank, engine.transport.size
         self.path = way
@@ -66,7 +68,9 @@ class SolveProduct(QueuedProduct):
         self._panels = Panels(engine, way, [self._a], k, backwards=not self._lower)
         nbytes = 0
         if self._panels.panels:
-            moves: list[Exchange | Panels] = [self._in, self._panels]
+            moves: list[Exchange | Panels] = [self._panels]
+            if not self._stays(operands.b, operands.d):
+                moves.append(self._in)
             if self._out is not None:
                 moves.append(self._out)
             self.sent_bytes = sum(move.sent_bytes for move in moves)
@@ -75,6 +79,10 @@ class SolveProduct(QueuedProduct):
             if engine.traits.queues and not self._in_d:
                 self._carved()  # the ranks agree now, but not in a run
         self.workspace = engine.operations.workspace(nbytes)
+
+    def _stays(self, b: Array, d: Array) -> bool:
+        """Return whether the right-hand sides are where the equations are solved. Local."""
+        return self._may_stay and same_memory(b, d)
 
     def _queue(self, operands: Operands) -> None:
         """Solve for D, which may be B."""
@@ -92,7 +100,7 @@ class SolveProduct(QueuedProduct):
             for x, size in zip((b, d), self._sizes, strict=True)
         )
         slabs: list[Array | None] = wanted if self._in_d else self._carved()
-        if not (self._may_stay and same_memory(b, d)):
+        if not self._stays(b, d):
             transport.start_exchange(self._in, given, slabs, slots=SLOTS).finish()
         mine = slabs[rank] if rank < len(slabs) else None
         if self._shared and not self._panels.fenced:
@@ -180,7 +188,7 @@ class SolveMethod(Method):
     def prepare(
         self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands
     ) -> SolveProduct:
-        return SolveProduct(engine, problem, options, self.name)
+        return SolveProduct(engine, problem, options, self.name, operands)
 
 
 METHODS = (SolveMethod("shared", 2.0), SolveMethod("gathered", 3.0), SolveMethod("panels", 4.0))

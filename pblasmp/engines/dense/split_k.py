@@ -66,7 +66,9 @@ class SummedUpdate(Product):
             self._result = ResultPart(self._part, *self._places, hermitian=p.is_hermitian)
         moves = [x.exchange for x in self._dealt if x.exchange is not None]
         itemsize = p.d.dtype.itemsize
-        self.sent_bytes = sum(x.sent_bytes for x in moves) + order * order * itemsize
+        self.sent_bytes = sum(x.sent_bytes for x in moves)
+        if size > 1 and options.alpha != 0:
+            self.sent_bytes += order * order * itemsize
         self.copied_bytes = sum(x.copied_bytes for x in moves)
         parts = sum(x.shape[0] * x.shape[1] for x in self._dealt if x.exchange is not None)
         self.workspace = engine.operations.workspace((order * order + parts) * itemsize)

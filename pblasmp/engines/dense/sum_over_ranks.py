@@ -34,8 +34,9 @@ class ReducedProduct(Product):
         self._engine, self._p, self._options, self._finish = engine, p, options, finish
         self._dtype = accumulation_dtype(p.d.dtype)
         self._inside = engine.transport.rank < p.d.grid.size
-        self.sent_bytes = p.m * p.n * self._dtype.itemsize
-        self.workspace = engine.operations.workspace(self.sent_bytes)
+        nbytes = p.m * p.n * self._dtype.itemsize
+        self.sent_bytes = nbytes if engine.transport.size > 1 else 0
+        self.workspace = engine.operations.workspace(nbytes)
 
     def _queue(self, operands: Operands) -> None:
         engine, p, options, operations = self._engine, self._p, self._options, self._engine.operations

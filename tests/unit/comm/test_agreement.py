@@ -23,7 +23,7 @@ from pblasmp.comm.agreement import (
     leave,
 )
 from pblasmp.comm.board import make_boards
-from pblasmp.comm.communicator import _Serial
+from pblasmp.comm.communicator import Serial
 from pblasmp.errors import ClosedError, LayoutError, PblasmpError, RankMismatchError
 from tests.helpers import threads
 from tests.helpers.threads import Aborted
@@ -184,9 +184,9 @@ def test_an_interrupt_is_nobodys_argument():
 
 
 def test_one_rank_alone_agrees_with_itself():
-    with Agreement(_Serial(), "call") as facts:
+    with Agreement(Serial(), "call") as facts:
         facts["a"] = 1
-    with pytest.raises(LayoutError, match=r"^bad$"), Agreement(_Serial(), "call"):
+    with pytest.raises(LayoutError, match=r"^bad$"), Agreement(Serial(), "call"):
         raise LayoutError("bad")
 
 
@@ -196,7 +196,7 @@ def test_agreed_by_this_communicator_and_no_other():
             with Agreement(comm, "call"):
                 raise LayoutError("bad")
         except LayoutError as error:
-            return is_agreed(error, comm), is_agreed(error, _Serial()), is_agreed(LayoutError("bad"), comm)
+            return is_agreed(error, comm), is_agreed(error, Serial()), is_agreed(LayoutError("bad"), comm)
 
     assert on_ranks(2, work) == [(True, False, False)] * 2
 
@@ -372,7 +372,7 @@ def test_an_exception_between_agreeing_to_close_and_closing_breaks_the_context()
 
 
 def test_alone_nobody_is_told():
-    leave(_Serial(), ValueError("mine"))
+    leave(Serial(), ValueError("mine"))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from pblasmp.comm import board
 from pblasmp.comm.agreement import Agreement
 from pblasmp.comm.board import Board, make_boards
-from pblasmp.comm.communicator import _Serial
+from pblasmp.comm.communicator import Serial
 from pblasmp.errors import ClosedError, LayoutError, RankMismatchError
 from tests.helpers.threads import on_ranks
 
@@ -278,4 +278,4 @@ def test_ranks_that_cannot_share_a_board_vote_by_messages(why, monkeypatch):
 
 
 def test_one_rank_needs_none():
-    assert make_boards(_Serial(), 2) == [None, None]
+    assert make_boards(Serial(), 2) == [None, None]

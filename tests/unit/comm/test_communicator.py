@@ -12,7 +12,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.comm import communicator
-from pblasmp.comm.communicator import _Serial, wrap
+from pblasmp.comm.communicator import Serial, wrap
 from pblasmp.launchers import LAUNCHERS
 
 VARIABLES = [(row.rank, row.size) for row in LAUNCHERS if row.rank]
@@ -28,7 +28,7 @@ def no_mpi(monkeypatch):
 @pytest.mark.usefixtures("no_mpi")
 def test_without_mpi_there_is_one_process():
     comm = wrap(None)
-    assert isinstance(comm, _Serial)
+    assert isinstance(comm, Serial)
     assert (comm.rank, comm.size, comm.nodes()) == (0, 1, [(0,)])
     out = np.empty(2, np.int64)
     assert comm.imax(np.array([3, -4]), out) is None

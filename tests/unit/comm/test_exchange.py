@@ -13,8 +13,8 @@ import pytest
 import pblasmp as pb
 from pblasmp.comm import Cell, Exchange, Side, communicator
 from pblasmp.comm import exchange as exchange_module
-from pblasmp.comm.communicator import _Serial
-from pblasmp.comm.exchange import _ends, _in_turn
+from pblasmp.comm.communicator import Serial
+from pblasmp.comm.exchange import _in_turn, ends
 from pblasmp.layout.axis import Axis
 from pblasmp.layout.intersection import Piece, intersect
 from tests.helpers.cases import part
@@ -64,7 +64,7 @@ def test_one_rank(slots, conjugate):
     src = pb.MatrixDescriptor((7, 5), (2, 2), pb.Grid(1, 1), dtype="complex128", order="F")
     dst = pb.MatrixDescriptor((7, 5), (3, 1), pb.Grid(1, 1), dtype="complex64")
     out = np.full((7, 5), np.nan, np.complex64)
-    exchange = Exchange(_Serial(), Side.of(src), Side.of(dst), src.dtype)
+    exchange = Exchange(Serial(), Side.of(src), Side.of(dst), src.dtype)
     exchange.start([np.asfortranarray(values)], [out], conjugate=conjugate, slots=slots).finish()
     assert np.array_equal(out, values.conj() if conjugate else values)
     assert (exchange.sent_bytes, exchange.copied_bytes) == (0, 7 * 5 * 16)
@@ -169,7 +169,7 @@ def by_all_pairs(me, src, dst):
     copies, sends, receives, between = [], {}, {}, {}
     for i, source in enumerate(src.cells):
         for j, target in enumerate(dst.cells):
-            owner, writer = _ends(source.ranks, target.ranks)
+            owner, writer = ends(source.ranks, target.ranks)
             rows = intersect(src.rows, source.coords[0], dst.rows, target.coords[0])
             cols = intersect(src.cols, source.coords[1], dst.cols, target.coords[1])
             piece = Piece(rows, cols)

@@ -10,7 +10,7 @@ import pytest
 
 from pblasmp.comm import failures
 from pblasmp.comm.agreement import _mark
-from pblasmp.comm.communicator import _Serial
+from pblasmp.comm.communicator import Serial
 
 
 class Told:
@@ -39,14 +39,14 @@ def uncaught(error):
 def test_every_context_is_told_and_it_is_shown(shown):
     contexts = [Told(), Told()]
     for context in contexts:
-        failures.watch(context, _Serial())
+        failures.watch(context, Serial())
     error = uncaught(ValueError("mine"))
     assert [context.errors for context in contexts] == [[error], [error]]
     assert shown == [error]  # once, however many contexts there are
 
 
 def test_it_is_shown_by_one_rank(shown):
-    failures.watch(Told(), _Serial())
+    failures.watch(Told(), Serial())
     error = ValueError("mine")
     _mark(error).shown_here = False
     uncaught(error)
@@ -59,16 +59,16 @@ def test_a_context_decides_who_shows_it(shown):
             _mark(error).shown_here = False
 
     context = Elsewhere()
-    failures.watch(context, _Serial())
+    failures.watch(context, Serial())
     uncaught(ValueError("mine"))
     assert shown == []
 
 
 def test_contexts_that_are_gone_are_forgotten(shown):
     context = Told()
-    failures.watch(context, _Serial())
-    failures.watch(Told(), _Serial())
-    failures.watch(Told(), _Serial())
+    failures.watch(context, Serial())
+    failures.watch(Told(), Serial())
+    failures.watch(Told(), Serial())
     assert len([ref for ref, _ in failures._watched if ref() is not None]) == 1
     assert len(failures._watched) <= 2
     uncaught(ValueError("mine"))
@@ -76,7 +76,7 @@ def test_contexts_that_are_gone_are_forgotten(shown):
 
 
 def test_a_hook_of_the_users_in_between_is_kept(shown):
-    failures.watch(Told(), _Serial())
+    failures.watch(Told(), Serial())
     theirs = []
     ours = sys.excepthook
     sys.excepthook = lambda *args: (theirs.append(args[1]), ours(*args))
@@ -103,7 +103,7 @@ def test_the_end_closes_what_is_open_the_last_made_first(shown):
     closed, error = [], ValueError("mine")
     contexts = [Open(closed), Open(closed, error), Open(closed)]
     for context in contexts:
-        failures.watch(context, _Serial())
+        failures.watch(context, Serial())
     failures._close_all()
     assert closed == contexts[::-1]
     assert shown == [error]
@@ -115,7 +115,7 @@ def test_the_exit_hook_is_there_once_and_is_the_last_to_be_registered(shown, mon
     monkeypatch.setattr(failures, "atexit", SimpleNamespace(register=hooks.append, unregister=hooks.remove))
     hooks.append(failures._close_all)  # as of an earlier context
     hooks.append("an engine's")
-    failures.watch(Told(), _Serial())
+    failures.watch(Told(), Serial())
     assert hooks == ["an engine's", failures._close_all]
 
 
@@ -141,5 +141,5 @@ def test_a_context_that_was_dropped_is_closed_where_others_may_wait_for_it(
     waited_for = (size, closed, raised, gone) == (2, False, False, False)
     failures._close_all()
     assert asked == ([(comm, False)] if waited_for else [])
-    failures.watch(Told(), _Serial())
+    failures.watch(Told(), Serial())
     assert (comm in [each for _, each in failures._watched]) == waited_for

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pblasmp.comm import shared
-from pblasmp.comm.communicator import _Serial
+from pblasmp.comm.communicator import Serial
 from pblasmp.comm.shared import SharedMemory, aligned, available_bytes, carve
 from tests.helpers.threads import on_ranks
 
@@ -31,7 +31,7 @@ def test_threads_share_it():
 
 
 def test_it_grows_and_is_used_again():
-    memory = SharedMemory(_Serial())
+    memory = SharedMemory(Serial())
     small = memory.array(100)
     small[:] = 7
     assert memory.array(50)[0] == 7  # the same
@@ -87,7 +87,7 @@ def test_no_anonymous_file(error, monkeypatch):
 
 
 def test_no_room_to_grow(monkeypatch):
-    memory = SharedMemory(_Serial())
+    memory = SharedMemory(Serial())
     assert memory.why_not == ""
 
     def refuse(descriptor, size):
@@ -103,7 +103,7 @@ def test_no_room_to_grow(monkeypatch):
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no huge pages in this Python")
 def test_a_kernel_without_huge_pages(monkeypatch):
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 12345)
-    assert SharedMemory(_Serial()).why_not == ""
+    assert SharedMemory(Serial()).why_not == ""
 
 
 def available(monkeypatch, **files):

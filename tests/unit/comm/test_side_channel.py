@@ -14,7 +14,7 @@ import pytest
 
 from pblasmp.comm import side_channel
 from pblasmp.comm.agreement import Agreement, Running, closing, is_agreed
-from pblasmp.comm.communicator import _Serial
+from pblasmp.comm.communicator import Serial
 from pblasmp.comm.side_channel import SideChannel, text_of
 from pblasmp.errors import ClosedError, LayoutError, PblasmpError, RankMismatchError
 from tests.helpers.threads import on_ranks
@@ -113,7 +113,7 @@ def test_an_exception_while_the_ranks_vote_breaks_the_context(monkeypatch):
 
 
 def test_alone_nothing_breaks():
-    comm = _Serial()
+    comm = Serial()
     assert isinstance(raised(runs, comm, MemoryError("no room")), MemoryError)
     assert raised(agrees, comm) is None
 

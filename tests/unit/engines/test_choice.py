@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import pblasmp as pb
-from pblasmp.comm.communicator import _Serial
+from pblasmp.comm.communicator import Serial
 from pblasmp.dtypes import accumulation_dtype
 from pblasmp.engines.dense import stationary
 from pblasmp.engines.host.methods import METHODS
@@ -191,11 +191,11 @@ def test_solves_need_room_for_right_hand_sides_too(nodes, sharing):
 def test_engines_by_name_without_cupy(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(pb.ArgumentError, match="expected one of auto, host, cublasmp, got 'gpu'"):
-        pb.Context(_Serial(), engine="gpu")
+        pb.Context(Serial(), engine="gpu")
     with pytest.raises(pb.LibraryNotFoundError):  # nothing takes its place
-        pb.Context(_Serial(), engine="cublasmp")
+        pb.Context(Serial(), engine="cublasmp")
     for name, why in (("auto", "no cublasmp: CuPy is not installed (on rank 0)"), ("host", "asked for")):
-        with pb.Context(_Serial(), engine=name) as ctx:
+        with pb.Context(Serial(), engine=name) as ctx:
             assert (ctx.engine.name, ctx.engine.why) == ("host", why)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.comm.communicator import _Serial
+from pblasmp.comm.communicator import Serial
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.engines.moving.panels import Panels, cut
 
@@ -26,7 +26,7 @@ def test_what_is_added_up_is_rounded_once(dtype, large, follows, monkeypatch):
         d = pb.MatrixDescriptor(np.shape(values), np.shape(values), pb.Grid(1, 1), dtype=np.dtype(dtype).name)
         return ctx.scatter(np.array(values, dtype), d)
 
-    with pb.Context(_Serial(), engine="host") as ctx:
+    with pb.Context(Serial(), engine="host") as ctx:
         b = matrix(ctx, [[1], [1], [1]])
         if follows == "panels":
             d = pb.matmul(matrix(ctx, [[large, 1, 1]]), b, algo="panels")
@@ -63,7 +63,7 @@ def test_a_triangular_product_begins_where_most_is_multiplied(side, uplo, monkey
     real = Panels.arrive
     monkeypatch.setattr(Panels, "arrive", lambda panels, arrays: _seen(real(panels, arrays), begun))
     memory = []
-    with pb.Context(_Serial(), engine="host") as ctx:
+    with pb.Context(Serial(), engine="host") as ctx:
         a, b = ctx.scatter(np.where(counts, x, np.nan), d), ctx.scatter(y, d)  # the rest of A is not read
         for out in (ctx.empty(d), b):
             with pb.plan(pb.trmm, a, b, side=side, uplo=uplo, out=out, algo="panels") as plan:

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays without memory: shapes, strides and addresses, but no values. Algorithms run on them to be counted."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+__all__ = ["Ghost", "ghost"]
+
+
+class Ghost:
+    """An array of which only the shape is known. Views are ghosts, results of arithmetic too; writing does nothing.
+
+    Args:
+        view: a view on a few bytes of memory that claims to be as large as the array. It is never read or written:
+            NumPy only derives the shapes and addresses of other views from it.
+    """
+
+    def __init__(self, view: NDArray[Any]) -> None:
+        self._view = view
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("shape", "dtype", "strides", "size", "nbytes", "itemsize", "ndim", "flags"):
+            return getattr(self._view, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    @property
+    def T(self) -> Ghost:  # noqa: N802
+        """The transpose."""
+        return Ghost(self._view.T)
+
+    @property
+    def real(self) -> Ghost:
+        """Real parts."""
+        return ghost(self.shape, self._view.real.dtype)
+
+    @property
+    def data(self) -> _Data:
+        """Where it would be, as CuPy's arrays say it."""
+        return _Data(self._view.__array_interface__["data"][0])
+
+    def __getitem__(self, index: Any) -> Ghost:
+        indices = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(each, (np.ndarray, list)) for each in indices):  # the rows and columns of every element
+            return ghost(np.broadcast_shapes(*(np.shape(each) for each in indices)), self.dtype)
+        return Ghost(self._view[index])
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        np.broadcast_shapes(np.shape(self[index]), np.shape(value))  # raises ValueError if they do not fit
+
+    def view(self, dtype: np.dtype) -> Ghost:
+        """Return the same bytes as another type."""
+        return Ghost(self._view.view(dtype))
+
+    def reshape(self, *shape: Any, order: Any = "C") -> Ghost:
+        """Return the same elements in another shape: a view of a contiguous array, a new one of others."""
+        shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        if -1 in shape:
+            known = math.prod(n for n in shape if n != -1)
+            shape = tuple(self.size // max(1, known) if n == -1 else n for n in shape)
+        if self.size != math.prod(shape):
+            raise ValueError(f"cannot reshape {self.shape} to {shape}")
+        flat = self._view.flags.c_contiguous if order == "C" else self._view.flags.f_contiguous
+        return Ghost(self._view.reshape(shape, order=order)) if flat else ghost(shape, self.dtype, order)
+
+    def astype(self, dtype: Any, copy: bool = True) -> Ghost:
+        """Return a copy of another type; itself if it has that and no copy is asked for."""
+        return self if not copy and self.dtype == dtype else ghost(self.shape, np.dtype(dtype), self._order)
+
+    def copy(self) -> Ghost:
+        """Return a copy."""
+        return ghost(self.shape, self.dtype, self._order)
+
+    def conj(self) -> Ghost:
+        """Return the conjugate."""
+        return self.copy()
+
+    @property
+    def _order(self) -> str:
+        return "F" if self.ndim == 2 and self.strides[0] < self.strides[1] else "C"
+
+    def _combined(self, other: Any) -> Ghost:
+        shape = np.broadcast_shapes(self.shape, np.shape(other))
+        return ghost(shape, np.result_type(self.dtype, getattr(other, "dtype", self.dtype)))
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _combined
+
+    def _changed(self, other: Any) -> Ghost:
+        self[...] = other
+        return self
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = _changed
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **_: Any) -> Any:
+        if method != "__call__":
+            raise NotImplementedError(f"{ufunc.__name__}.{method} of an array without values")
+        if out is not None:
+            return out[0]
+        shape = np.broadcast_shapes(*map(np.shape, inputs))
+        return ghost(shape, np.result_type(*(x.dtype for x in inputs if hasattr(x, "dtype"))))
+
+    def __array_function__(self, function: Any, _types: Any, args: Any, kwargs: Any) -> Any:
+        if function is np.shape:
+            return self.shape
+        if function is np.copyto:
+            return None
+        if function is np.where:
+            shape = np.broadcast_shapes(*map(np.shape, args))
+            return ghost(shape, np.result_type(*(x.dtype for x in args[1:] if hasattr(x, "dtype"))))
+        if function in (np.empty_like, np.zeros_like):
+            return ghost(args[0].shape, kwargs.get("dtype") or args[0].dtype, args[0]._order)
+        raise NotImplementedError(f"numpy.{function.__name__} of an array without values")
+
+
+class _Data:
+    """An address."""
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+
+
+def ghost(shape: tuple[int, ...], dtype: Any, order: str = "C", ld: int | None = None) -> Ghost:
+    """Return an array without memory. Local.
+
+    Args:
+        shape: its extents.
+        dtype: its element type.
+        order: "C" or "F".
+        ld: leading dimension of a matrix, in elements; None: its rows (in F order: columns) touch.
+    """
+    dtype = np.dtype(dtype)
+    lengths = list(shape if order == "C" else shape[::-1])
+    if ld is not None:
+        lengths[-1] = ld
+    strides = [dtype.itemsize * math.prod(lengths[i + 1 :]) for i in range(len(lengths))]
+    return Ghost(as_strided(np.empty(1, dtype), shape, strides if order == "C" else strides[::-1]))

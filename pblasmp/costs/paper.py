@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host engine on paper: the planning code and the algorithms of CPU ranks, on arrays without values.
+
+Everything that decides who sends what is the code that runs. Only what moves or multiplies values is replaced, by an
+entry in a log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from ..comm import Exchange, Side
+from ..comm.communicator import Serial
+from ..engines.host.engine import HostEngine
+from ..engines.host.operations import HostOperations
+from ..engines.moving.exchange_move import ExchangeMove
+from ..engines.moving.room import Room
+from ..layout import MatrixDescriptor
+from ..layout.trapezoid import Trapezoid
+from .counts import Counts, counts_of
+from .ghosts import Ghost, ghost
+
+__all__ = ["Entry", "PaperEngine", "Ranks"]
+
+_PLENTY = 1 << 62
+_REMEMBERED = 64
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks that nobody has started. Local.
+
+    Attributes:
+        size: how many.
+        per_node: how many of them a node has; the last node may have fewer.
+        memory_bytes: memory of a node that buffers may take; None: enough.
+    """
+
+    size: int
+    per_node: int
+    memory_bytes: int | None = None
+
+    @property
+    def nodes(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each node."""
+        firsts = range(0, self.size, self.per_node)
+        return tuple(tuple(range(first, min(first + self.per_node, self.size))) for first in firsts)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a rank does with others, as its transport is asked to.
+
+    Attributes:
+        kind: "exchange", "messages", "gather", "sum", "scatter" or "fence".
+        exchange, slots: of an exchange.
+        sends, receives: of messages, (bytes, other rank) of each.
+        nbytes: of a collective, what this rank puts in.
+        counts: of collectives over parts, the bytes of each rank's part.
+    """
+
+    kind: str
+    exchange: PlannedExchange | None = None
+    slots: int | None = None
+    sends: tuple[tuple[int, int], ...] = ()
+    receives: tuple[tuple[int, int], ...] = ()
+    nbytes: int = 0
+    counts: tuple[int, ...] = ()
+
+
+class PlannedExchange:
+    """An exchange of which only the two sides are known: what every rank moves is counted when it is asked for."""
+
+    def __init__(self, ranks: Ranks, rank: int, src: Side, dst: Side, dtype: np.dtype) -> None:
+        self.src, self.dst, self.dtype, self.order = src, dst, dtype, dst.order
+        self._ranks, self._rank = ranks, rank
+
+    def counts(self, slots: int | None) -> Counts:
+        """Return what every rank sends, receives and copies. Local."""
+        return counts_of(self.src, self.dst, self.dtype.itemsize, self._ranks.size, self._ranks.nodes, slots)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank sends in one run."""
+        return 0
+
+    copied_bytes = sent_bytes
+
+
+class _Done:
+    """A transfer without data."""
+
+    def finish(self) -> None:
+        """Do nothing. Local."""
+
+
+class _PaperTransport(Room):
+    """See ``engines.protocol.Transport``; every request is written into ``log``."""
+
+    why_not_shared = ""
+
+    def __init__(self, ranks: Ranks, rank: int) -> None:
+        super().__init__(Serial())
+        self._ranks = ranks
+        self.rank, self.size, self.nodes = rank, ranks.size, ranks.nodes
+        self.log: list[Entry] = []
+        self.collectives = self
+        self.exchange = lru_cache(_REMEMBERED)(self._exchange)
+
+    def _exchange(self, src: Side, dst: Side, dtype: np.dtype) -> PlannedExchange:
+        return PlannedExchange(self._ranks, self.rank, src, dst, dtype)
+
+    def message_bytes(self, exchange: Exchange) -> int:  # noqa: ARG002
+        """Return 0, as the host's transport. Local."""
+        return 0
+
+    def start(self, sends: Sequence[tuple[Ghost, int]], receives: Sequence[tuple[Ghost, int]]) -> _Done:
+        """Write messages down. Local."""
+        made = (tuple((array.nbytes, rank) for array, rank in each) for each in (sends, receives))
+        self.log.append(Entry("messages", sends=next(made), receives=next(made)))
+        return _Done()
+
+    def start_exchange(
+        self, exchange: PlannedExchange, src: Any, dst: Any, *, conjugate: bool = False, slots: int | None = None
+    ) -> _Done:  # fmt: skip
+        """Write an exchange down. Local."""
+        del src, dst, conjugate
+        self.log.append(Entry("exchange", exchange, slots))
+        return _Done()
+
+    def sum_ranks(self, array: Ghost) -> None:
+        """Write a sum over the ranks down. Local."""
+        self.log.append(Entry("sum", nbytes=array.nbytes))
+
+    sum_into = sum_ranks
+
+    def gather_into(self, part: Ghost, whole: Ghost, counts: Sequence[int]) -> None:
+        """Write MPI_Allgatherv down. Local."""
+        item = whole.itemsize
+        self.log.append(Entry("gather", nbytes=part.nbytes, counts=tuple(each * item for each in counts)))
+
+    def sum_scatter_into(self, whole: Ghost, part: Ghost, counts: Sequence[int]) -> None:
+        """Write MPI_Reduce_scatter down. Local."""
+        item = part.itemsize
+        self.log.append(Entry("scatter", nbytes=whole.nbytes, counts=tuple(each * item for each in counts)))
+
+    def fence(self) -> None:
+        """Write a meeting of all ranks down. Local."""
+        self.log.append(Entry("fence"))
+
+    def buffer(self, name: str, nbytes: int, *, shared: bool) -> Ghost:  # noqa: ARG002
+        """Return bytes without memory. Local."""
+        return ghost((max(1, nbytes),), np.uint8)
+
+    def _memory(self) -> tuple[int, int, int]:
+        return self._ranks.memory_bytes or _PLENTY, 0, 0
+
+    def fits(self, nbytes: int) -> tuple[bool, int]:
+        """Return whether a node has room for ``nbytes``, and how many it has. Local."""
+        limit = self._memory()[0]
+        return nbytes <= limit, limit
+
+    def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:  # noqa: ARG002
+        """Return the type that products are summed in, as the host's transport. Local."""
+        return HostOperations.slab_dtype(self, dtype)  # type: ignore[arg-type]
+
+
+class _Buffers:
+    """Buffers without memory."""
+
+    def get(self, name: str, nbytes: int, *, shared: bool) -> Ghost:  # noqa: ARG002
+        """Return bytes without memory. Local."""
+        return ghost((max(1, nbytes),), np.uint8)
+
+
+class _PaperOperations(HostOperations):
+    """The host's operations, which count instead of computing.
+
+    Attributes:
+        flops: floating-point operations of products and solves so far, four times as many of complex types.
+        calls: how many products and solves.
+    """
+
+    xp: Any = SimpleNamespace(
+        **{name: getattr(np, name) for name in ("asarray", "where", "multiply", "add", "abs", "maximum")},
+        empty=lambda shape, dtype, order="C": ghost(shape, dtype, order),
+        zeros=lambda shape, dtype, order="C": ghost(shape, dtype, order),
+        empty_like=np.empty_like,
+    )
+
+    def __init__(self) -> None:
+        super().__init__("scipy", _Buffers())  # type: ignore[arg-type]
+        self.flops = self.calls = 0
+
+    def _count(self, flops: int, like: Ghost) -> None:
+        self.flops += flops * (4 if like.dtype.kind == "c" else 1)
+        self.calls += flops > 0
+
+    def gemm(
+        self, alpha: complex, a: Ghost, b: Ghost, beta: complex, d: Ghost, compute: Any = None, c: Any = None
+    ) -> None:  # fmt: skip
+        """Count a product. Local."""
+        del alpha, beta, compute, c
+        if (a.shape[0], b.shape[1]) != d.shape or a.shape[1] != b.shape[0]:
+            raise ValueError(f"cannot multiply {a.shape} by {b.shape} to {d.shape}")
+        self._count(2 * a.shape[0] * a.shape[1] * b.shape[1], d)
+
+    def trsm(self, alpha: complex, a: Ghost, x: Ghost, *, lower: bool, unit: bool) -> None:
+        """Count a solve. Local."""
+        del alpha, lower, unit
+        self._count(a.shape[0] ** 2 * x.shape[1], x)
+
+    def add(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing. Local."""
+
+    def store(self, d: Ghost, x: Ghost, dtype: np.dtype) -> None:
+        """Do nothing. Local."""
+
+
+class PaperEngine(HostEngine):
+    """The host engine of one of many ranks that nobody has started. Making one is local.
+
+    Args:
+        ranks: all of them.
+        rank: which one this is.
+    """
+
+    def __init__(self, ranks: Ranks, rank: int) -> None:
+        self.why = "on paper"
+        self.operations: Any = _PaperOperations()
+        self.transport: Any = _PaperTransport(ranks, rank)
+        self.xp: Any = self.operations.xp
+
+    def empty(
+        self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False
+    ) -> Any:
+        """Return a local array without memory. Local."""
+        del symmetric
+        return ghost(shape, dtype, order, ld)
+
+    def part(self, x: MatrixDescriptor | None) -> Any:
+        """Return this rank's part of a matrix, empty outside its grid; None if there is no matrix. Local."""
+        if x is None:
+            return None
+        rank = self.transport.rank
+        if rank >= x.grid.size:
+            return ghost((0, 0), x.dtype)
+        return self.empty(x.local_shape(rank), x.dtype, x.order, x.lld(rank))
+
+    def prepare_move(
+        self,
+        source: MatrixDescriptor,
+        target: MatrixDescriptor,
+        arrays: tuple[Any, Any],  # noqa: ARG002
+        part: Trapezoid | None = None,
+    ) -> ExchangeMove:
+        """Prepare a move by messages. Local."""
+        return ExchangeMove(self, source, target, part)
+
+    def close(self) -> None:
+        """Do nothing. Local."""

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every rank of a computation sends, receives, computes and needs, found without ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..engines.method import prepare
+from ..engines.request import Operands, Options, Problem
+from ..errors import ArgumentError, ArgumentTypeError, LayoutError
+from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
+from ..layout.grid import integer
+from ..layout.redistribution import nearest_legal, with_c_like_d
+from .counts import Counts, counts_of
+from .paper import Entry, PaperEngine, PlannedExchange, Ranks
+from ..comm import Side
+from ..comm.exchange import SLOTS
+
+__all__ = ["LINKS", "Traffic", "move_traffic", "operands_of", "size_of", "traffic"]
+
+LINKS = ("same_rank", "same_node", "other_node")
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """What each rank of a computation does in one run, in arrays over the ranks. Local.
+
+    Attributes:
+        call: what is computed.
+        algorithm: the algorithm.
+        path: how it computes, in a few words.
+        nranks, ranks_per_node: the ranks.
+        sent_bytes, received_bytes: bytes in messages to and from other ranks. A sum over the ranks counts once, with
+            what a rank puts in.
+        messages: messages that each rank sends; ``collectives`` are not among them.
+        copied_bytes: bytes that each rank copies in its own memory or its node's.
+        flops: floating-point operations of products and solves, four times as many of complex types.
+        memory_bytes: operands, result and workspace.
+        products: local products and solves, each a call of the BLAS.
+        links: bytes of all ranks by where they go: "same_rank", "same_node" or "other_node". Copies from or to memory
+            that the ranks of a node share count as "same_node".
+        node_bytes: of ``sent_bytes``, those to ranks of the same node.
+        shared_bytes: of ``copied_bytes``, those from or to memory that the ranks of the node share.
+        collectives: sums over the ranks and MPI collectives in a run.
+        meetings: times that all ranks wait for each other in a run, besides collectives.
+    """
+
+    call: str
+    algorithm: str
+    path: str
+    nranks: int
+    ranks_per_node: int
+    sent_bytes: Numbers
+    received_bytes: Numbers
+    messages: Numbers
+    copied_bytes: Numbers
+    flops: Numbers
+    memory_bytes: Numbers
+    products: Numbers
+    links: dict[str, int]
+    node_bytes: Numbers
+    shared_bytes: Numbers
+    collectives: int
+    meetings: int
+
+    @property
+    def imbalance(self) -> float:
+        """The most operations of a rank, relative to the average; 1 if nothing is computed."""
+        return float(self.flops.max() / self.flops.mean()) if self.flops.any() else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return sums, and the most of any rank, as plain values. Local."""
+        names = ("sent_bytes", "received_bytes", "messages", "copied_bytes", "flops", "memory_bytes")
+        each = {name: getattr(self, name) for name in names}
+        return {
+            "call": self.call, "algorithm": self.algorithm, "path": self.path, "nranks": self.nranks,
+            "ranks_per_node": self.ranks_per_node,
+            "total": {name: int(numbers.sum()) for name, numbers in each.items()},
+            "most": {name: int(numbers.max()) for name, numbers in each.items()},
+            "links": self.links, "imbalance": self.imbalance, "collectives": self.collectives,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        rows = [
+            ("sent", self.sent_bytes, _bytes), ("received", self.received_bytes, _bytes),
+            ("messages", self.messages, str), ("copied", self.copied_bytes, _bytes), ("flops", self.flops, _count),
+            ("memory", self.memory_bytes, _bytes),
+        ]  # fmt: skip
+        lines = [
+            self.call,
+            f"  algorithm  {self.algorithm}: {self.path}",
+            f"  ranks      {self.nranks}, {self.ranks_per_node} per node",
+            *(f"  {n:<10} {form(int(x.max()))} at most, {form(int(x.sum()))} in all" for n, x, form in rows),
+            *(f"  {link.replace('_', ' '):<10} {_bytes(self.links[link])}" for link in LINKS),
+            f"  imbalance  {self.imbalance:.2f}",
+        ]
+        return "\n".join(lines)
+
+
+def traffic(
+    problem: Problem,
+    algorithm: str = "auto",
+    *,
+    alpha: complex = 1,
+    beta: complex | None = None,
+    nranks: int | None = None,
+    ranks_per_node: int | None = None,
+    memory_bytes: int | None = None,
+) -> Traffic:
+    """Return what each CPU rank of a computation does, which ``problem.traffic`` documents. Local.
+
+    Raises:
+        ArgumentError: the problem is not legal, or an argument makes no sense.
+        UnsupportedError: there is no such algorithm, or it cannot compute the problem.
+    """
+    asked = _asked(problem, beta)
+    beta = int(getattr(problem, "c", None) is not None) if beta is None else beta
+    if isinstance(problem, ParallelProblem) and beta == 0 and problem.c_dtype is not None:
+        beta = 1
+    ranks = _ranks(asked, nranks, ranks_per_node, memory_bytes)
+    dtype = asked.out_dtype if isinstance(asked, ParallelProblem) else asked.d.dtype
+    options = Options.of(dtype, alpha=alpha, beta=beta, algo=algorithm)
+    nearest = None if isinstance(asked, ParallelProblem) else with_c_like_d(asked)
+    first = _run(ranks, 0, asked, options, nearest)
+    counts = _exchanged(ranks, first.log)
+    like = _classes(asked, ranks, first)
+    runs = {0: first} | {rank: _run(ranks, rank, asked, options, nearest) for rank in sorted({*like} - {0})}
+    for rank, run in runs.items():
+        _add_others(counts, ranks, rank, run)
+
+    def each(of: Any) -> Numbers:
+        return np.array([of(runs[like[rank]]) for rank in range(ranks.size)], np.int64)
+
+    kinds = Counter(entry.kind for entry in first.log)
+    fences = kinds["fence"]
+    several = ranks.per_node < ranks.size
+    summed = sum(e.nbytes for e in first.log if e.kind in ("sum", "scatter")) * (ranks.size > 1)
+    here = counts.sent_here + (0 if several else summed)
+    total = counts.sent + summed
+    links = {
+        "same_rank": int((counts.copied - counts.shared).sum()),
+        "same_node": int(here.sum() + counts.shared.sum()),
+        "other_node": int((total - here).sum()),
+    }
+    return Traffic(
+        call=str(problem), algorithm=first.algorithm, path=first.path, nranks=ranks.size,
+        ranks_per_node=ranks.per_node, sent_bytes=total, received_bytes=counts.received + summed,
+        messages=counts.messages, copied_bytes=counts.copied, flops=each(lambda x: x.flops),
+        memory_bytes=each(lambda x: x.memory_bytes), products=each(lambda x: x.products), links=links, node_bytes=here,
+        shared_bytes=counts.shared, meetings=fences,
+        collectives=kinds["sum"] + kinds["gather"] + kinds["scatter"],
+    )  # fmt: skip
+
+
+def move_traffic(
+    source: MatrixDescriptor, target: MatrixDescriptor, *, ranks_per_node: int | None = None
+) -> Traffic:
+    """Return what each CPU rank does to move a matrix to another layout: ``A.redistribute``. Local.
+
+    Raises:
+        LayoutError: the matrices differ in shape.
+    """
+    if source.shape != target.shape:
+        raise LayoutError(f"redistribute: expected one shape, got {source.shape} and {target.shape}")
+    size = max(source.grid.size, target.grid.size)
+    ranks = Ranks(size, _per_node(size, ranks_per_node))
+    counts = counts_of(
+        Side.of(source), Side.of(target), source.dtype.itemsize, size, ranks.nodes, SLOTS
+    )  # fmt: skip
+    nothing = np.zeros(size, np.int64)
+    memory = np.array([_held(source, r) + _held(target, r) for r in range(size)], np.int64)
+    links = {
+        "same_rank": int(counts.copied.sum()),
+        "same_node": int(counts.sent_here.sum()),
+        "other_node": int((counts.sent - counts.sent_here).sum()),
+    }
+    return Traffic(
+        call=f"move {source} to {target}", algorithm="exchange", path="by MPI", nranks=size,
+        ranks_per_node=ranks.per_node, sent_bytes=counts.sent, received_bytes=counts.received,
+        messages=counts.messages, copied_bytes=counts.copied, flops=nothing, memory_bytes=memory, products=nothing,
+        links=links, node_bytes=counts.sent_here, shared_bytes=counts.shared, collectives=0, meetings=0,
+    )  # fmt: skip
+
+
+def size_of(problem: Problem) -> int:
+    """Return how many ranks the layouts of a problem need. Local."""
+    if isinstance(problem, ParallelProblem):
+        return problem.size
+    return max(x.grid.size for x in _matrices(problem).values())
+
+
+def operands_of(engine: PaperEngine, problem: Problem) -> Operands:
+    """Return a rank's arrays of a problem, without values. Local."""
+    if not isinstance(problem, ParallelProblem):
+        return Operands(*(engine.part(getattr(problem, name)) for name in "abcd"))
+    p, rank = problem, engine.transport.rank
+    tokens, inputs, outputs = p.tokens[rank], p.inputs[rank], p.outputs[rank]
+    shape = (p.rows[rank], sum(p.outputs) if p.form == "matmul_allgather" else outputs)
+    weights = (outputs, inputs) if p.outputs_first else (inputs, outputs)
+    arrays = ((tokens, inputs), p.dtype), (weights, p.w_dtype), (shape, p.c_dtype), (shape, p.out_dtype)
+    x, w, c, d = (dtype and engine.empty(each, dtype, "C", each[1]) for each, dtype in arrays)
+    x, w = (each.T if name in p.transposed else each for name, each in (("x", x), ("w", w)))
+    if p.turned:
+        x, w, c, d = w.T, x.T, c and c.T, d.T
+    gathered = None
+    if p.return_gathered:
+        gathered = engine.empty((sum(p.tokens), inputs), p.dtype, "C", inputs)
+    return Operands(x, w, c, d, gathered=gathered)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What one rank does."""
+
+    algorithm: str
+    path: str
+    log: list[Entry]
+    flops: int
+    products: int
+    copied_bytes: int
+    memory_bytes: int
+
+
+def _run(ranks: Ranks, rank: int, problem: Problem, options: Options, nearest: Any) -> _Run:
+    """Prepare and run a problem on one rank, on paper."""
+    engine = PaperEngine(ranks, rank)
+    operands = operands_of(engine, problem)
+    product, verdicts = prepare(engine, problem, options, operands, nearest)
+    product.run(operands)
+    arrays = (operands.a, operands.b, operands.c, operands.d, operands.gathered)
+    if isinstance(problem, ParallelProblem):
+        held = sum(x.nbytes for x in arrays if x is not None)
+    else:
+        held = sum(_held(x, rank) for x in _matrices(problem).values())
+    workspace = product.workspace
+    return _Run(
+        next(name for name, verdict in verdicts.items() if verdict.taken),
+        product.path,
+        engine.transport.log,
+        engine.operations.flops,
+        engine.operations.calls,
+        product.copied_bytes,
+        held + workspace.host_bytes + workspace.device_bytes,
+    )
+
+
+def _asked(problem: Problem, beta: complex | None) -> Problem:
+    """Return a problem without a C that is not read, checked to be legal."""
+    if isinstance(problem, ParallelProblem):
+        faults = problem.faults()
+        if faults:
+            raise LayoutError("; ".join(faults))
+        return problem
+    if not isinstance(problem, (MatmulProblem, Level3Problem)):
+        expected = "a MatmulProblem, Level3Problem or ParallelProblem"
+        raise ArgumentTypeError(f"problem: expected {expected}, got {type(problem).__name__}")
+    legal = isinstance(problem, MatmulProblem) and problem.scheme == "gemm"
+    (nearest_legal(problem) if legal else problem).validate()  # type: ignore[type-var]
+    if problem.c is None and beta:
+        raise ArgumentError(f"beta: the problem has no C, expected 0, got {beta!r}")
+    return replace(problem, c=None) if beta == 0 and problem.c is not None else problem
+
+
+def _ranks(
+    problem: Problem, nranks: int | None, ranks_per_node: int | None, memory_bytes: int | None
+) -> Ranks:
+    needed = size_of(problem)
+    size = needed if nranks is None else integer(nranks, "nranks", 1, ArgumentError)
+    if size < needed or (isinstance(problem, ParallelProblem) and size != needed):
+        raise ArgumentError(f"nranks: the layouts need {needed} ranks, got {size}")
+    return Ranks(size, _per_node(size, ranks_per_node), memory_bytes)
+
+
+def _per_node(size: int, ranks_per_node: int | None) -> int:
+    given = size if ranks_per_node is None else integer(ranks_per_node, "ranks_per_node", 1, ArgumentError)
+    return min(size, given)
+
+
+def _matrices(problem: MatmulProblem | Level3Problem) -> dict[str, MatrixDescriptor]:
+    return {name: x for name in "abcd" if (x := getattr(problem, name)) is not None}
+
+
+def _held(x: MatrixDescriptor, rank: int) -> int:
+    """Return the bytes of a rank's part of a matrix."""
+    if rank >= x.grid.size:
+        return 0
+    rows, cols = x.local_shape(rank)
+    return x.lld(rank) * (rows if x.order == "C" else cols) * x.dtype.itemsize
+
+
+def _classes(problem: Problem, ranks: Ranks, first: _Run) -> list[int]:
+    """Return for each rank one that does as many operations and needs as much memory.
+
+    Of a product that moves only slabs, those are ranks whose parts of the matrices have the same shapes.
+    """
+    alone = not isinstance(problem, MatmulProblem) or any(e.kind == "messages" for e in first.log)
+    if alone or problem.scheme != "gemm":
+        return list(range(ranks.size))
+    known: dict[tuple[object, ...], int] = {}
+    tables: list[list[Any]] = [[len(node) for node in ranks.nodes for _ in node]]
+    shares = any(e.kind == "fence" for e in first.log)
+    for x in _matrices(problem).values():
+        rows, cols, idle = x.rows.counts(), x.cols.counts(), ranks.size - x.grid.size
+        coords = [x.grid.coords(rank) for rank in range(x.grid.size)]
+        tables.append([(rows[p], cols[q]) for p, q in coords] + [None] * idle)
+        if shares:  # memory of a node depends on all its ranks
+            of_nodes = (_extents(coords[node[0] : node[-1] + 1], rows, cols) for node in ranks.nodes)
+            tables.append([each for each, node in zip(of_nodes, ranks.nodes, strict=True) for _ in node])
+    return [known.setdefault(key, rank) for rank, key in enumerate(zip(*tables, strict=True))]
+
+
+def _extents(coords: list[tuple[int, int]], rows: list[int], cols: list[int]) -> tuple[tuple[int, ...], ...]:
+    """Return the extents of the different process rows, and columns, of some ranks."""
+    return tuple(
+        tuple(sorted(counts[p] for p in {each[axis] for each in coords})) for axis, counts in enumerate((rows, cols))
+    )
+
+
+def _exchanged(ranks: Ranks, log: list[Entry]) -> Counts:
+    """Return what all ranks move in the exchanges that one rank takes part in: every rank does in the same ones."""
+    counts = Counts.none(ranks.size)
+    known: dict[tuple[PlannedExchange, int | None], Counts] = {}
+    for entry in log:
+        if entry.exchange is not None:
+            key = entry.exchange, entry.slots
+            if key not in known:
+                known[key] = entry.exchange.counts(entry.slots)
+            counts += known[key]
+    return counts
+
+
+def _add_others(counts: Counts, ranks: Ranks, rank: int, run: _Run) -> None:
+    """Add a rank's messages outside exchanges, and what it copies itself outside them, to memory of its node."""
+    here = set(ranks.nodes[rank // ranks.per_node])
+    counts.copied[rank] += run.copied_bytes
+    counts.shared[rank] += run.copied_bytes
+    for entry in run.log:
+        sends, receives = entry.sends, entry.receives
+        if entry.kind == "gather":
+            others = [each for each in range(ranks.size) if each != rank]
+            sends = tuple((entry.nbytes, each) for each in others)
+            receives = tuple((entry.counts[each], each) for each in others)
+        else:
+            counts.messages[rank] += len(sends)
+            counts.received_messages[rank] += len(receives)
+        counts.sent[rank] += sum(nbytes for nbytes, _ in sends)
+        counts.sent_here[rank] += sum(nbytes for nbytes, to in sends if to in here)
+        counts.received[rank] += sum(nbytes for nbytes, _ in receives)
+
+
+def _bytes(number: int) -> str:
+    value = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def _count(number: int) -> str:
+    return f"{number:.3g}"

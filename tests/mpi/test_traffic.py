@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts on paper against what ranks report and send: every descriptor file, routine, form and move, every algorithm."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.costs import move_traffic, traffic
+from pblasmp.layout import ParallelProblem
+from pblasmp.layout.routines import ROUTINES
+from pblasmp.problems.files import find, load_problem_file
+from pblasmp.testing.level3 import legal_flags, shapes
+from tests.helpers.cases import SIZES, grids, layout, pick, short_messages
+from tests.helpers.mpi import run_mpi
+from tests.helpers.tensor_cases import FORMS
+
+
+class Wire:
+    """Counts the messages that a context's ranks send, where they are sent."""
+
+    def __init__(self, ctx):
+        self.comm = ctx.engine.transport.comm
+        self.send, self.sent = self.comm.isend, []
+        self.comm.isend = self.isend
+
+    def isend(self, array, dest):
+        self.sent.append((array.nbytes, dest))
+        return self.send(array, dest)
+
+    def take(self):
+        """The bytes and the number of the messages since the last time."""
+        sent, self.sent = self.sent, []
+        return sum(nbytes for nbytes, _ in sent), len(sent)
+
+
+def differences(ctx, wire, run, plan, problem, algorithm, per_node, **how):
+    """What a plan's run sends and its report says, unlike the counts on paper; None if nothing is."""
+    wire.take()
+    run()
+    report, (sent, messages) = plan.report(), wire.take()
+    workspace = report.workspace.host_bytes + report.workspace.device_bytes
+    each = (report.algorithm, report.sent_bytes, report.copied_bytes, workspace, messages, sent)
+    everyones = ctx.comm.allgather(each)
+    if ctx.rank:
+        return None
+    counts = traffic(problem, algorithm, nranks=ctx.size, ranks_per_node=per_node, **how)
+    for r, real in enumerate(everyones):
+        on_wire = real[-1] if counts.collectives else counts.sent_bytes[r]
+        space = counts.memory_bytes[r] - held(problem, r, how.get("beta"))
+        paper = (counts.algorithm, counts.sent_bytes[r], counts.copied_bytes[r], space, counts.messages[r], on_wire)
+        if isinstance(problem, ParallelProblem):
+            paper, real = (*paper[:3], *paper[4:]), (*real[:3], *real[4:])
+        if paper != real:
+            return f"rank {r}: on paper {paper}, in fact {real}"
+    return unbalanced(counts)
+
+
+def unbalanced(counts):
+    """Whether more is sent than received, or links do not add up."""
+    if counts.sent_bytes.sum() != counts.received_bytes.sum():
+        return f"{counts.sent_bytes.sum()} bytes are sent, {counts.received_bytes.sum()} received"
+    moved = counts.sent_bytes.sum() + counts.copied_bytes.sum()
+    return None if sum(counts.links.values()) == moved else f"links: {counts.links}, in all {moved}"
+
+
+def held(problem, rank, beta):
+    """The bytes of a rank's parts of the matrices, without a C that is not read."""
+    total = 0
+    if isinstance(problem, ParallelProblem):
+        return total
+    for x in (getattr(problem, name) for name in ("abcd" if beta else "abd")):
+        if x is not None and rank < x.grid.size:
+            rows, cols = x.local_shape(rank)
+            total += x.lld(rank) * (rows if x.order == "C" else cols) * x.dtype.itemsize
+    return total
+
+
+def run_files(comm, names, per_node):
+    with pb.Context(comm, engine="host") as ctx, short_messages(64):
+        wire = Wire(ctx)
+        for name in names:
+            file = load_problem_file(name)
+            p = file.problem
+            parents = {x: ctx.zeros(d) for x, d in file.parents.items()}
+            a, b, d = (parents[x][file.windows[x]] for x in "abd")
+            c = parents["c"][file.windows["c"]] if "c" in parents else None
+            how = {"alpha": file.alpha, "beta": file.beta}
+            algorithms = [each for each, verdict in pb.algorithms(p, ctx, **how).items() if verdict]
+            for algo in algorithms:
+                with pb.plan_matmul(
+                    a, b, c, out=d, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, algo=algo, **how
+                ) as plan:
+                    yield f"{name} {algo}", differences(ctx, wire, plan, plan, p, algo, per_node, **how)
+
+
+def _names(nranks):
+    """The files that need so many ranks; on six ranks also some that leave ranks idle."""
+    files = {path.stem: load_problem_file(path).nranks for path in find("problems")}
+    return [name for i, (name, needed) in enumerate(files.items()) if needed == nranks or nranks == 6 > 5 * (i % 8)]
+
+
+@pytest.mark.parametrize("nranks", SIZES)
+def test_every_descriptor_file(nranks, monkeypatch):
+    per_node = 2 if nranks > 3 else nranks
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
+    run_mpi(run_files, nranks, names=_names(nranks), per_node=per_node)
+
+
+def run_routines(comm, per_node):
+    rng = np.random.default_rng(62)
+    with pb.Context(comm, engine="host") as ctx, short_messages(64):
+        wire = Wire(ctx)
+        for name, has in ROUTINES.items():
+            for flags in legal_flags(name, "complex64")[::3]:
+                grid = pick(rng, grids(ctx.size))
+                of = {
+                    each: layout(rng, shape, ctx.size, grid=grid, dtype="complex64")
+                    for each, shape in shapes(name, flags, 17, 15, 16).items()
+                    if each in has.operands + "d" and (each != "c" or has.shape == "added" or rng.integers(3))
+                }
+                p = pb.Level3Problem(name, **of, **flags)
+                x = {each: ctx.zeros(d) for each, d in of.items()}
+                if "a" in x and has.solves:
+                    x["a"] = ctx.eye(of["a"])
+                how = {"beta": 1} if "c" in of else {"beta": 0} if "c" in has.operands else {}
+                for algo in [each for each, verdict in pb.algorithms(p, ctx, **how).items() if verdict]:
+                    args = {each: x[each] for each in has.operands if each in x}
+                    with pb.plan(name, **args, out=x["d"], algo=algo, **flags, **how) as plan:
+                        yield (
+                            f"{name} {flags} {algo}",
+                            differences(ctx, wire, plan, plan, p, algo, per_node, beta=how.get("beta", 0)),
+                        )
+
+
+def run_forms(comm, per_node):
+    with pb.Context(comm, engine="host") as ctx, short_messages(64):
+        wire, size = Wire(ctx), ctx.size
+        for form in FORMS:
+            for t, n, k in ((4 * size, 6 * size, 5 * size), (7, 1030, 9)):
+                tokens = len(range(t)[pb.tensor_parallel.shard(t, size, ctx.rank)])
+                outputs = len(range(n)[pb.tensor_parallel.shard(n, size, ctx.rank)])
+                inputs = len(range(k)[pb.tensor_parallel.shard(k, size, ctx.rank)])
+                shape = {"allgather_matmul": (tokens, k, outputs), "matmul_allgather": (t, k, outputs)}
+                rows, depth, cols = shape.get(form, (t, inputs, n))
+                x, w = np.zeros((rows, depth)), np.zeros((cols, depth))
+                with pb.plan(form, x, w, ctx) as plan:
+                    p = plan.problem
+                for algo in [each for each, verdict in pb.algorithms(p, ctx).items() if verdict]:
+                    with pb.plan(form, x, w, ctx, algo=algo) as plan:
+                        wrong = differences(ctx, wire, lambda plan=plan: plan(x), plan, p, algo, per_node)
+                        yield f"{form} {t} x {n} x {k} {algo}", wrong
+
+
+def run_moves(comm):
+    rng = np.random.default_rng(7)
+    with pb.Context(comm, engine="host") as ctx, short_messages(64):
+        wire = Wire(ctx)
+        for turn in range(40):
+            shape = tuple(int(x) for x in rng.integers(1, 60, 2))
+            source, target = (layout(rng, shape, ctx.size) for _ in range(2))
+            a = ctx.zeros(source)
+            wire.take()
+            a.redistribute(target)
+            sent = wire.take()
+            counts = move_traffic(source, target)
+            here = [(0, 0)] * ctx.size
+            here[: counts.nranks] = zip(
+                counts.sent_bytes.tolist(), counts.messages.tolist(), strict=True
+            )  # fmt: skip
+            yield f"{turn}: {source} to {target}", None if comm.allgather(sent) == here else (sent, here)
+
+
+@pytest.mark.parametrize(("nranks", "per_node"), [(1, 1), (4, 4), (6, 2)])
+@pytest.mark.parametrize("run", [run_routines, run_forms])
+def test_routines_and_forms(run, nranks, per_node, monkeypatch):
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
+    run_mpi(run, nranks, per_node=per_node)
+
+
+def test_moves():
+    run_mpi(run_moves, 6)
