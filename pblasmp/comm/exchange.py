@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..layout.axis import Axis
 from ..layout.descriptor import MatrixDescriptor
-from ..layout.grid import Grid
+from ..layout.grid import Grid, coordinates
 from ..layout.intersection import Piece, common_counts, copy, intersect
 from .communicator import Communicator, Request
 
@@ -67,7 +67,7 @@ class Side:
 @lru_cache(256)
 def _cells(grid: Grid, base: int) -> tuple[Cell, ...]:
     """Return one cell for each process of a grid whose rank 0 is rank ``base``."""
-    return tuple(Cell(grid.coords(rank), (base + rank,)) for rank in range(grid.size))
+    return tuple(Cell(coords, (base + rank,)) for rank, coords in enumerate(coordinates(grid)))
 
 
 @dataclass(frozen=True, slots=True)

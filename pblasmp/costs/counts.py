@@ -7,8 +7,9 @@ processes are products of small matrices, and nothing grows with the number of p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +18,18 @@ from ..comm import Side
 from ..comm.exchange import ends, message_elements, piece_of
 from ..layout.intersection import Piece, Stretch, common_counts, intersect
 
-__all__ = ["Counts", "counts_of"]
+__all__ = ["Counts", "Move", "by_pairs", "counts_of"]
 
 _PAIRS = 1 << 20  # pairs of cells looked at together
 
 Numbers = NDArray[np.int64]
+Move = tuple[Side, Side]
 Factors = list[tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 
 @dataclass
 class Counts:
-    """What each rank moves, in arrays over the ranks. Sums of counts are counts.
+    """What each rank moves, in arrays over the ranks.
 
     Attributes:
         sent, received: bytes in messages.
@@ -50,19 +52,19 @@ class Counts:
         """Return the counts of ranks that move nothing. Local."""
         return cls(*(np.zeros(size, np.int64) for _ in fields(cls)))
 
-    def __iadd__(self, other: Counts) -> Counts:
+    def add(self, other: Counts) -> None:
+        """Add what the ranks move in something else. Local."""
         for each in fields(self):
             getattr(self, each.name)[...] += getattr(other, each.name)
-        return self
 
 
 def counts_of(
-    src: Side, dst: Side, itemsize: int, size: int, nodes: Sequence[tuple[int, ...]], slots: int | None
+    moves: Sequence[Move], itemsize: int, size: int, nodes: Sequence[tuple[int, ...]], slots: int | None
 ) -> Counts:
-    """Return what every rank moves in an exchange. Local.
+    """Return what every rank moves in exchanges between the same cells. Local.
 
     Args:
-        src, dst: its sides, as of ``comm.Exchange``.
+        moves: the sides of each, as of ``comm.Exchange``.
         itemsize: bytes of an element on the way.
         size: number of ranks.
         nodes: the ranks of each node.
@@ -72,10 +74,15 @@ def counts_of(
     for i, ranks in enumerate(nodes):
         node[list(ranks)] = i
     limit = message_elements(itemsize) if slots is not None else 1 << 62
+    src, dst = moves[0]
+    if not (src.cells and dst.cells):
+        return Counts.none(size)
     if all(len(cell.ranks) == 1 for cell in src.cells):
-        found = _by_periods(src, dst, node, limit)
+        found = _by_periods(moves, node, limit)
     else:
-        found = by_pairs(src, dst, node, limit)
+        found = Counts.none(size)
+        for move in moves:
+            found.add(by_pairs(*move, node, limit))
     for name in ("sent", "received", "sent_here", "copied", "shared"):
         getattr(found, name)[...] *= itemsize
     return found
@@ -109,35 +116,36 @@ def by_pairs(src: Side, dst: Side, node: Numbers, limit: int) -> Counts:
     return found
 
 
-def _by_periods(src: Side, dst: Side, node: Numbers, limit: int) -> Counts:
-    """Return what ``by_pairs`` does if no two ranks share a cell of ``src``."""
+def _by_periods(moves: Sequence[Move], node: Numbers, limit: int) -> Counts:
+    """Return what ``by_pairs`` does for all moves together, if no two ranks share a cell of a source."""
     found = Counts.none(len(node))
-    if not (src.cells and dst.cells):
-        return found
-    rows, cols = common_counts(src.rows, dst.rows), common_counts(src.cols, dst.cols)
-    elements: Factors = [(rows.astype(np.float64), cols.astype(np.float64))]
-    messages = _message_factors(src, dst, rows, cols, limit)
+    src, dst = moves[0]
+    elements: Factors = []
+    messages: Factors = []
+    for (a, b), times in _different(moves):
+        rows, cols = common_counts(a.rows, b.rows), common_counts(a.cols, b.cols)
+        elements.append((rows.astype(np.float64), times * cols.astype(np.float64)))
+        messages += [(down, times * across) for down, across in _message_factors(a, b, rows, cols, limit)]
+    elements, messages = _merged(elements), _merged(messages)
+    shape = elements[0][0].shape, elements[0][1].shape
     weights = ((elements, found.sent, found.received), (messages, found.messages, found.received_messages))
     owners = np.array([cell.ranks[0] for cell in src.cells])
     sources = np.array([cell.coords for cell in src.cells])
     targets = np.array([cell.coords for cell in dst.cells])
-    counts = np.array([len(cell.ranks) for cell in dst.cells])
-    firsts = np.array([cell.ranks[0] for cell in dst.cells])
-    everywhere = _histogram(targets, (rows.shape[1], cols.shape[1]))
+    counts, writers = _table(dst)
+    everywhere = _histogram(targets, (shape[0][1], shape[1][1]))
     for factors, sent, received in weights:
         np.add.at(sent, owners, _summed(factors, everywhere, sources))
         for length in np.unique(counts):
             cells = np.flatnonzero(counts == length)
-            ranks = np.array([dst.cells[j].ranks for j in cells])
             for turn in range(length):
-                mine = _histogram(sources[owners % length == turn], (rows.shape[0], cols.shape[0]))
+                mine = _histogram(sources[owners % length == turn], (shape[0][0], shape[1][0]))
                 turned = [(down.T, across.T) for down, across in factors]
-                np.add.at(received, ranks[:, turn], _summed(turned, mine, targets[cells]))
+                np.add.at(received, writers[cells, turn], _summed(turned, mine, targets[cells]))
     # Until here every rank also sends to itself: what it finds in cells that it can write is copied.
-    flat = np.array([(j, rank) for j, cell in enumerate(dst.cells) for rank in cell.ranks])
-    writers = _table(dst)
-    for i, j in _joined(owners, flat[:, 1]):
-        j = flat[j, 0]
+    cell_of = np.arange(len(counts)).repeat(counts)
+    for i, j in _joined(owners, writers[writers >= 0]):
+        j = cell_of[j]
         writer = writers[j, owners[i] % counts[j]]
         for factors, sent, received in weights:
             here = _each(factors, sources[i], targets[j])
@@ -149,10 +157,27 @@ def _by_periods(src: Side, dst: Side, node: Numbers, limit: int) -> Counts:
     if node.max() == 0:
         found.sent_here[...] = found.sent
     elif len(np.unique(node)) < len(node):
-        for i, j in _joined(node[owners], node[firsts]):
+        for i, j in _joined(node[owners], node[writers[:, 0]]):
             np.add.at(found.sent_here, owners[i], _each(elements, sources[i], targets[j]))
         found.sent_here -= found.copied
     return found
+
+
+def _different(moves: Sequence[Move]) -> Iterator[tuple[Move, int]]:
+    """Yield the different moves between the same cells, and how often each is made."""
+    axes = Counter((src.rows, src.cols, dst.rows, dst.cols) for src, dst in moves)
+    src, dst = moves[0]
+    for (rows, cols, to_rows, to_cols), times in axes.items():
+        yield (replace(src, rows=rows, cols=cols), replace(dst, rows=to_rows, cols=to_cols)), times
+
+
+def _merged(factors: Factors) -> Factors:
+    """Add up the factors whose matrices of rows are equal."""
+    sums: dict[bytes, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+    for down, across in factors:
+        key = down.tobytes()
+        sums[key] = (down, sums[key][1] + across if key in sums else across)
+    return list(sums.values())
 
 
 def _message_factors(src: Side, dst: Side, rows: Numbers, cols: Numbers, limit: int) -> Factors:
@@ -204,10 +229,13 @@ def _each(factors: Factors, of: Numbers, to: Numbers) -> Numbers:
     return total.astype(np.int64)
 
 
-def _table(side: Side) -> Numbers:
-    """Return the ranks of each cell as rows of equal length."""
-    longest = max(len(cell.ranks) for cell in side.cells)
-    return np.array([(*cell.ranks, *[0] * (longest - len(cell.ranks))) for cell in side.cells])
+def _table(side: Side) -> tuple[Numbers, Numbers]:
+    """Return how many ranks each cell has, and these ranks as rows of equal length, filled up with -1."""
+    counts = np.array([len(cell.ranks) for cell in side.cells])
+    longest = counts.max()
+    if counts.min() == longest:
+        return counts, np.array([cell.ranks for cell in side.cells])
+    return counts, np.array([(*cell.ranks, *[-1] * (longest - len(cell.ranks))) for cell in side.cells])
 
 
 def _joined(left: Numbers, right: Numbers) -> Iterator[tuple[Numbers, Numbers]]:

@@ -46,7 +46,9 @@ class Ghost:
 
     def __getitem__(self, index: Any) -> Ghost:
         indices = index if isinstance(index, tuple) else (index,)
-        if any(isinstance(each, (np.ndarray, list)) for each in indices):  # the rows and columns of every element
+        if any(
+            isinstance(each, (np.ndarray, list)) for each in indices
+        ):  # the rows and columns of every element
             return ghost(np.broadcast_shapes(*(np.shape(each) for each in indices)), self.dtype)
         return Ghost(self._view[index])
 

@@ -4,23 +4,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engines.method import prepare
-from ..engines.request import Operands, Options, Problem
-from ..errors import ArgumentError, ArgumentTypeError, LayoutError
-from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
-from ..layout.grid import integer
-from ..layout.redistribution import nearest_legal, with_c_like_d
-from .counts import Counts, counts_of
-from .paper import Entry, PaperEngine, PlannedExchange, Ranks
 from ..comm import Side
 from ..comm.exchange import SLOTS
+from ..engines.method import prepare
+from ..engines.request import Operands, Options, Problem
+from ..errors import ArgumentError, LayoutError
+from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
+from ..layout.grid import coordinates, integer
+from ..layout.redistribution import nearest_legal, with_c_like_d
+from .counts import Counts, Move, counts_of
+from .paper import LogEntry, PaperEngine, Ranks
 
 __all__ = ["LINKS", "Traffic", "move_traffic", "operands_of", "size_of", "traffic"]
 
@@ -89,7 +89,7 @@ class Traffic:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        rows = [
+        rows: list[tuple[str, Numbers, Callable[[int], str]]] = [
             ("sent", self.sent_bytes, _bytes), ("received", self.received_bytes, _bytes),
             ("messages", self.messages, str), ("copied", self.copied_bytes, _bytes), ("flops", self.flops, _count),
             ("memory", self.memory_bytes, _bytes),
@@ -128,7 +128,7 @@ def traffic(
     ranks = _ranks(asked, nranks, ranks_per_node, memory_bytes)
     dtype = asked.out_dtype if isinstance(asked, ParallelProblem) else asked.d.dtype
     options = Options.of(dtype, alpha=alpha, beta=beta, algo=algorithm)
-    nearest = None if isinstance(asked, ParallelProblem) else with_c_like_d(asked)
+    nearest = None if isinstance(asked, ParallelProblem) else with_c_like_d(cast("MatmulProblem", asked))
     first = _run(ranks, 0, asked, options, nearest)
     counts = _exchanged(ranks, first.log)
     like = _classes(asked, ranks, first)
@@ -173,7 +173,7 @@ def move_traffic(
     size = max(source.grid.size, target.grid.size)
     ranks = Ranks(size, _per_node(size, ranks_per_node))
     counts = counts_of(
-        Side.of(source), Side.of(target), source.dtype.itemsize, size, ranks.nodes, SLOTS
+        [(Side.of(source), Side.of(target))], source.dtype.itemsize, size, ranks.nodes, SLOTS
     )  # fmt: skip
     nothing = np.zeros(size, np.int64)
     memory = np.array([_held(source, r) + _held(target, r) for r in range(size)], np.int64)
@@ -206,10 +206,15 @@ def operands_of(engine: PaperEngine, problem: Problem) -> Operands:
     shape = (p.rows[rank], sum(p.outputs) if p.form == "matmul_allgather" else outputs)
     weights = (outputs, inputs) if p.outputs_first else (inputs, outputs)
     arrays = ((tokens, inputs), p.dtype), (weights, p.w_dtype), (shape, p.c_dtype), (shape, p.out_dtype)
-    x, w, c, d = (dtype and engine.empty(each, dtype, "C", each[1]) for each, dtype in arrays)
+    x, w, c, d = (
+        None if dtype is None else engine.empty(each, dtype, "C", each[1]) for each, dtype in arrays
+    )
+    assert x is not None
+    assert w is not None
+    assert d is not None
     x, w = (each.T if name in p.transposed else each for name, each in (("x", x), ("w", w)))
     if p.turned:
-        x, w, c, d = w.T, x.T, c and c.T, d.T
+        x, w, c, d = w.T, x.T, None if c is None else c.T, d.T
     gathered = None
     if p.return_gathered:
         gathered = engine.empty((sum(p.tokens), inputs), p.dtype, "C", inputs)
@@ -222,7 +227,7 @@ class _Run:
 
     algorithm: str
     path: str
-    log: list[Entry]
+    log: list[LogEntry]
     flops: int
     products: int
     copied_bytes: int
@@ -259,11 +264,10 @@ def _asked(problem: Problem, beta: complex | None) -> Problem:
         if faults:
             raise LayoutError("; ".join(faults))
         return problem
-    if not isinstance(problem, (MatmulProblem, Level3Problem)):
-        expected = "a MatmulProblem, Level3Problem or ParallelProblem"
-        raise ArgumentTypeError(f"problem: expected {expected}, got {type(problem).__name__}")
-    legal = isinstance(problem, MatmulProblem) and problem.scheme == "gemm"
-    (nearest_legal(problem) if legal else problem).validate()  # type: ignore[type-var]
+    if isinstance(problem, MatmulProblem) and problem.scheme == "gemm":
+        nearest_legal(problem).validate()
+    else:
+        problem.validate()
     if problem.c is None and beta:
         raise ArgumentError(f"beta: the problem has no C, expected 0, got {beta!r}")
     return replace(problem, c=None) if beta == 0 and problem.c is not None else problem
@@ -301,15 +305,15 @@ def _classes(problem: Problem, ranks: Ranks, first: _Run) -> list[int]:
 
     Of a product that moves only slabs, those are ranks whose parts of the matrices have the same shapes.
     """
-    alone = not isinstance(problem, MatmulProblem) or any(e.kind == "messages" for e in first.log)
-    if alone or problem.scheme != "gemm":
+    messages = any(entry.kind == "messages" for entry in first.log)
+    if not isinstance(problem, MatmulProblem) or messages or problem.scheme != "gemm":
         return list(range(ranks.size))
     known: dict[tuple[object, ...], int] = {}
     tables: list[list[Any]] = [[len(node) for node in ranks.nodes for _ in node]]
     shares = any(e.kind == "fence" for e in first.log)
     for x in _matrices(problem).values():
         rows, cols, idle = x.rows.counts(), x.cols.counts(), ranks.size - x.grid.size
-        coords = [x.grid.coords(rank) for rank in range(x.grid.size)]
+        coords = coordinates(x.grid)
         tables.append([(rows[p], cols[q]) for p, q in coords] + [None] * idle)
         if shares:  # memory of a node depends on all its ranks
             of_nodes = (_extents(coords[node[0] : node[-1] + 1], rows, cols) for node in ranks.nodes)
@@ -317,23 +321,27 @@ def _classes(problem: Problem, ranks: Ranks, first: _Run) -> list[int]:
     return [known.setdefault(key, rank) for rank, key in enumerate(zip(*tables, strict=True))]
 
 
-def _extents(coords: list[tuple[int, int]], rows: list[int], cols: list[int]) -> tuple[tuple[int, ...], ...]:
+def _extents(
+    coords: Sequence[tuple[int, int]], rows: list[int], cols: list[int]
+) -> tuple[tuple[int, ...], ...]:
     """Return the extents of the different process rows, and columns, of some ranks."""
     return tuple(
-        tuple(sorted(counts[p] for p in {each[axis] for each in coords})) for axis, counts in enumerate((rows, cols))
+        tuple(sorted(counts[p] for p in {each[axis] for each in coords}))
+        for axis, counts in enumerate((rows, cols))
     )
 
 
-def _exchanged(ranks: Ranks, log: list[Entry]) -> Counts:
+def _exchanged(ranks: Ranks, log: list[LogEntry]) -> Counts:
     """Return what all ranks move in the exchanges that one rank takes part in: every rank does in the same ones."""
     counts = Counts.none(ranks.size)
-    known: dict[tuple[PlannedExchange, int | None], Counts] = {}
+    groups: dict[tuple[int, int, str, int, int | None], list[Move]] = {}
     for entry in log:
-        if entry.exchange is not None:
-            key = entry.exchange, entry.slots
-            if key not in known:
-                known[key] = entry.exchange.counts(entry.slots)
-            counts += known[key]
+        x = entry.exchange
+        if x is not None:
+            key = id(x.src.cells), id(x.dst.cells), x.order, x.dtype.itemsize, entry.slots
+            groups.setdefault(key, []).append((x.src, x.dst))
+    for (_, _, _, itemsize, slots), moves in groups.items():
+        counts.add(counts_of(moves, itemsize, ranks.size, ranks.nodes, slots))
     return counts
 
 

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from ..errors import ArgumentError, ArgumentTypeError, LayoutError
 
-__all__ = ["Grid", "as_block", "as_grid", "integer", "one_of", "pair", "short_repr"]
+__all__ = ["Grid", "as_block", "as_grid", "coordinates", "integer", "one_of", "pair", "short_repr"]
 
 _MOST_RANKS = 2**31 - 1
 
@@ -213,3 +215,12 @@ class Grid:
 
     def __str__(self) -> str:
         return f"{self.nprow}x{self.npcol} processes in {self.order} order"
+
+
+@lru_cache(64)
+def coordinates(grid: Grid) -> tuple[tuple[int, int], ...]:
+    """Return ``(prow, pcol)`` of every rank of a grid, in the order of the ranks. Local."""
+    down, across = range(grid.nprow), range(grid.npcol)
+    if grid.order == "row":
+        return tuple(itertools.product(down, across))
+    return tuple((prow, pcol) for pcol, prow in itertools.product(across, down))

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import LayoutError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from ..costs.traffic import Traffic
 
 __all__ = ["Value"]
 
@@ -72,3 +74,39 @@ class Problem(Value):
         from ..problems.schema import to_toml
 
         return to_toml(self.to_dict(title))
+
+    def traffic(
+        self,
+        algorithm: str = "auto",
+        *,
+        alpha: complex = 1,
+        beta: complex | None = None,
+        nranks: int | None = None,
+        ranks_per_node: int | None = None,
+        memory_bytes: int | None = None,
+    ) -> Traffic:
+        """Return what every CPU rank sends, receives, computes and needs, without ranks. Local.
+
+        The counts come from the code that runs: an algorithm prepares and runs on arrays without values.
+
+        Args:
+            algorithm: a name for ``algo``; "auto" takes the one that is the fastest by rule.
+            alpha, beta: scalars; beta is 1 by default if the problem has a C.
+            nranks: number of ranks; by default as many as the layouts need.
+            ranks_per_node: consecutive ranks that share a node; by default all are on one.
+            memory_bytes: free memory of a node, which "auto" looks at; by default enough.
+
+        Returns:
+            Arrays over the ranks, such as ``sent_bytes``, ``received_bytes``, ``messages``, ``flops`` and
+            ``memory_bytes``, and sums over all ranks by link.
+
+        Raises:
+            ArgumentError: the problem is not legal, or an argument makes no sense.
+            UnsupportedError: there is no such algorithm, or it cannot compute the problem.
+        """
+        from ..costs.traffic import traffic
+
+        return traffic(
+            cast("Any", self), algorithm, alpha=alpha, beta=beta, nranks=nranks, ranks_per_node=ranks_per_node,
+            memory_bytes=memory_bytes,
+        )  # fmt: skip

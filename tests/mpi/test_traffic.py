@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts on paper against what ranks report and send: every descriptor file, routine, form and move, every algorithm."""
+"""Counts on paper against what ranks report and send: every descriptor file, routine, form, move and algorithm."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.costs import move_traffic, traffic
+from pblasmp.costs import move_traffic
 from pblasmp.layout import ParallelProblem
 from pblasmp.layout.routines import ROUTINES
 from pblasmp.problems.files import find, load_problem_file
@@ -45,11 +45,18 @@ def differences(ctx, wire, run, plan, problem, algorithm, per_node, **how):
     everyones = ctx.comm.allgather(each)
     if ctx.rank:
         return None
-    counts = traffic(problem, algorithm, nranks=ctx.size, ranks_per_node=per_node, **how)
+    counts = problem.traffic(algorithm, nranks=ctx.size, ranks_per_node=per_node, **how)
     for r, real in enumerate(everyones):
         on_wire = real[-1] if counts.collectives else counts.sent_bytes[r]
         space = counts.memory_bytes[r] - held(problem, r, how.get("beta"))
-        paper = (counts.algorithm, counts.sent_bytes[r], counts.copied_bytes[r], space, counts.messages[r], on_wire)
+        paper = (
+            counts.algorithm,
+            counts.sent_bytes[r],
+            counts.copied_bytes[r],
+            space,
+            counts.messages[r],
+            on_wire,
+        )
         if isinstance(problem, ParallelProblem):
             paper, real = (*paper[:3], *paper[4:]), (*real[:3], *real[4:])
         if paper != real:
@@ -98,7 +105,11 @@ def run_files(comm, names, per_node):
 def _names(nranks):
     """The files that need so many ranks; on six ranks also some that leave ranks idle."""
     files = {path.stem: load_problem_file(path).nranks for path in find("problems")}
-    return [name for i, (name, needed) in enumerate(files.items()) if needed == nranks or nranks == 6 > 5 * (i % 8)]
+    return [
+        name
+        for i, (name, needed) in enumerate(files.items())
+        if needed == nranks or nranks == 6 > 5 * (i % 8)
+    ]
 
 
 @pytest.mark.parametrize("nranks", SIZES)
@@ -149,7 +160,9 @@ def run_forms(comm, per_node):
                     p = plan.problem
                 for algo in [each for each, verdict in pb.algorithms(p, ctx).items() if verdict]:
                     with pb.plan(form, x, w, ctx, algo=algo) as plan:
-                        wrong = differences(ctx, wire, lambda plan=plan: plan(x), plan, p, algo, per_node)
+                        wrong = differences(
+                            ctx, wire, lambda plan=plan, x=x: plan(x), plan, p, algo, per_node
+                        )
                         yield f"{form} {t} x {n} x {k} {algo}", wrong
 
 

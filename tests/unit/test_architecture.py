@@ -39,6 +39,7 @@ LAYERS: dict[str, set[str]] = {
     "memory": BOTTOM | {"layout"},
     "bindings": BOTTOM | {"layout"},
     "engines": BOTTOM | {"layout", "epilogue", "scales", "comm", "memory", "bindings"},
+    "costs": BOTTOM | {"layout", "comm", "engines"},
     "interop": {"errors", "dtypes", "engines"},
     "report": {"engines"},
     "philox": set(),
@@ -139,7 +140,10 @@ REGISTRY = {"choice"}
 # and picture, which are imported when they are asked for.
 CIRCLE = {
     *((f"pblasmp.layout.{below}", "pblasmp.problems.schema") for below in ("value", "descriptor")),
-    *(("pblasmp.layout.value", above) for above in ("pblasmp.problems.tables", "pblasmp.drawing")),
+    *(
+        ("pblasmp.layout.value", above)
+        for above in ("pblasmp.problems.tables", "pblasmp.drawing", "pblasmp.costs.traffic")
+    ),
     ("pblasmp.comm.communicator", "pblasmp.comm.process_group"),  # a Communicator over PyTorch's ranks
 }
 

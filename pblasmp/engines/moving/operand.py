@@ -17,19 +17,25 @@ import numpy as np
 from ...comm import Cell, Side
 from ...comm.exchange import SLOTS
 from ...comm.shared import aligned, carve
-from ...layout import MatrixDescriptor
+from ...layout import Grid, MatrixDescriptor
 from ...layout.axis import Axis
+from ...layout.grid import coordinates
 from ..protocol import Engine, Transfer
 
-__all__ = ["Operand", "Staging", "needs"]
+__all__ = ["Destination", "Operand", "Staging", "needs"]
 
 Array = Any
 Needs = tuple[tuple[int, ...], ...]  # for every rank, the slabs that it multiplies
 
 
-def needs(d: MatrixDescriptor, size: int, axis: int) -> tuple[tuple[int, ...], ...]:
+def needs(d: MatrixDescriptor, size: int, axis: int) -> Needs:
     """Return for each of ``size`` ranks its process row (axis 0) or column (1) in D's grid, if it has one. Local."""
-    return tuple((d.grid.coords(rank)[axis],) if rank < d.grid.size else () for rank in range(size))
+    return _needs(d.grid, size, axis)
+
+
+@lru_cache(64)
+def _needs(grid: Grid, size: int, axis: int) -> Needs:
+    return (*((coords[axis],) for coords in coordinates(grid)), *[()] * (size - grid.size))
 
 
 @dataclass(frozen=True)
@@ -106,27 +112,41 @@ def _slabs(
     return slabs, tuple(Cell((process, 0), domains[i]) for i, process in slabs)
 
 
-class Staging:
-    """The moves that bring indices ``start`` to ``stop`` of k of an operand into slabs. Local to make.
+class Destination:
+    """The slabs of an operand on all ranks, the same for every panel of k. Local to make.
 
     Args:
+        engine: where they are.
+        operand: what they are slabs of.
         domains: groups of ranks that share slabs; every rank is in one.
+
+    Attributes:
+        cells: the cell of each slab in an exchange.
+        mine: the index of each slab that this rank shares, and its process.
+        holder: the index of this rank's cell of the operand; None if it has none.
     """
 
+    def __init__(self, engine: Engine, operand: Operand, domains: Sequence[tuple[int, ...]]) -> None:
+        rank = engine.transport.rank
+        here = next(i for i, ranks in enumerate(domains) if rank in ranks)
+        slabs, self.cells = _slabs(operand.needs, tuple(domains))
+        self.mine = [(i, process) for i, (domain, process) in enumerate(slabs) if domain == here]
+        cells = operand.side.cells
+        self.holder = next((i for i, cell in enumerate(cells) if cell.ranks[0] == rank), None)
+
+
+class Staging:
+    """The moves that bring indices ``start`` to ``stop`` of k of an operand into slabs. Local to make."""
+
     def __init__(
-        self, engine: Engine, operand: Operand, domains: Sequence[tuple[int, ...]], start: int, stop: int
+        self, engine: Engine, operand: Operand, destination: Destination, start: int, stop: int
     ) -> None:
-        self._engine = engine
-        rank, side = engine.transport.rank, operand.side
-        self._operand = operand
-        self._mine = next(i for i, ranks in enumerate(domains) if rank in ranks)
-        self._slabs, cells = _slabs(operand.needs, tuple(domains))
+        self._engine, self._operand, self._destination = engine, operand, destination
+        side, cells, me = operand.side, destination.cells, destination.holder
         self._width = stop - start
         src = Side(side.rows, side.cols.window(start, stop), side.cells, side.order)
         dst = Side(operand.outer, Axis(self._width, max(1, self._width)), cells, operand.order or side.order)
         self._exchange = engine.transport.exchange(src, dst, operand.matrix.dtype)
-        me = next((i for i, cell in enumerate(side.cells) if cell.ranks[0] == rank), None)
-        self._me = me
         pcol = side.cells[me].coords[1] if me is not None else 0
         self._window = side.cols.local_window(pcol, start, stop)
         self.sent_bytes = self._exchange.sent_bytes
@@ -140,19 +160,15 @@ class Staging:
         """
         operand, at = self._operand, 0
         stored = self._engine.operations.stored(operand.dtype)
-        slabs: list[Array | None] = []
+        slabs: list[Array | None] = [None] * len(self._destination.cells)
         mine: dict[int, Array] = {}
-        for domain, process in self._slabs:
-            if domain != self._mine:
-                slabs.append(None)
-                continue
+        for i, process in self._destination.mine:
             shape = (operand.outer.count(process), self._width)
-            mine[process] = carve(memory, at, shape, stored, self._exchange.order)
-            slabs.append(mine[process])
+            slabs[i] = mine[process] = carve(memory, at, shape, stored, self._exchange.order)
             at += operand.slab_bytes(process, self._width)
         sources: list[Array | None] = [None] * operand.matrix.grid.size
-        if self._me is not None:
-            sources[self._me] = operand.local(array)[:, self._window]
+        if self._destination.holder is not None:
+            sources[self._destination.holder] = operand.local(array)[:, self._window]
         transfer = self._engine.transport.start_exchange(
             self._exchange, sources, slabs, conjugate=operand.conjugate, slots=None if ahead else SLOTS
         )

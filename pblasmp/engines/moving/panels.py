@@ -8,7 +8,7 @@ from typing import Any
 
 from ..protocol import Engine
 from ..request import Options
-from .operand import Operand, Staging
+from .operand import Destination, Operand, Staging
 
 __all__ = ["FOLLOWS", "Panels", "cut", "domains", "memory_refusal"]
 
@@ -109,10 +109,11 @@ class Panels:
         groups = domains(engine, way)
         domain = next(ranks for ranks in groups if engine.transport.rank in ranks)
         in_place = [x.in_place for x in operands]
-        self._stagings: list[list[Staging | None]] = [
-            [None if still else Staging(engine, x, groups, *panel) for panel in self.panels]
-            for x, still in zip(operands, in_place, strict=True)
-        ]
+        self._stagings: list[list[Staging | None]] = [[None for _ in self.panels] for _ in operands]
+        for x, still, stagings in zip(operands, in_place, self._stagings, strict=True):
+            if not still and self.panels:
+                destination = Destination(engine, x, groups)
+                stagings[:] = (Staging(engine, x, destination, *panel) for panel in self.panels)
         made = [s for stagings in self._stagings for s in stagings if s is not None]
         self.sent_bytes = sum(s.sent_bytes for s in made)
         self.copied_bytes = sum(s.copied_bytes for s in made)

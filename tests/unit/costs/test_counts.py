@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts by periods against counts pair by pair, and products on more ranks than anybody has."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.comm import Cell, Side
+from pblasmp.costs.counts import by_pairs, counts_of
+from tests.helpers.cases import layout
+from tests.helpers.layouts import random_product
+
+
+def same(found, expected):
+    return all(np.array_equal(getattr(found, f.name), getattr(expected, f.name)) for f in fields(found))
+
+
+@pytest.mark.parametrize("limit", [1 << 62, 16])
+def test_by_periods_like_pair_by_pair(limit, monkeypatch):
+    """Any two layouts, also ones that several ranks of a node can write; messages whole, or cut into short ones."""
+    rng = np.random.default_rng(5)
+    monkeypatch.setattr("pblasmp.comm.exchange._MESSAGE_BYTES", limit)
+    shared = False
+    for _ in range(150):
+        size = int(rng.integers(1, 13))
+        per_node = int(rng.integers(1, size + 1))
+        nodes = [tuple(range(i, min(i + per_node, size))) for i in range(0, size, per_node)]
+        shape = tuple(int(x) for x in rng.integers(0, 90, 2))
+        src, dst = (Side.of(layout(rng, shape, size)) for _ in range(2))
+        if rng.integers(2):
+            of = {rank: node for node in nodes for rank in node}
+            cells = tuple(Cell(cell.coords, of[cell.ranks[0]]) for cell in dst.cells)
+            dst, shared = Side(dst.rows, dst.cols, cells, dst.order), True
+        node = np.repeat(np.arange(len(nodes)), [len(ranks) for ranks in nodes])
+        expected = by_pairs(src, dst, node, limit)
+        found = counts_of([(src, dst)], 1, size, nodes, 4)
+        assert same(found, expected), (src, dst, nodes)
+        found = counts_of([(src, dst)] * 3, 1, size, nodes, 4)
+        for each in fields(expected):
+            getattr(expected, each.name)[...] *= 3
+        assert same(found, expected), (src, dst, nodes)
+    assert shared
+
+
+def test_a_million_rows_on_65536_ranks():
+    """As many bytes arrive as the slabs of op(A) and op(B) have beyond each rank's own parts, in little memory."""
+    n, side, item = 10**6, 256, 8
+    p = pb.MatmulProblem.gemm(n, n, n, f"{side}x{side}", 64)
+    tracemalloc.start()
+    counts = p.traffic("gathered", ranks_per_node=8)
+    assert tracemalloc.get_traced_memory()[1] < 200 << 20
+    tracemalloc.stop()
+    rows = np.array(p.d.rows.counts())
+    mine = np.multiply.outer(rows, rows).ravel()
+    slabs = np.add.outer(rows, rows).ravel() * n
+    assert np.array_equal(counts.received_bytes, (slabs - 2 * mine) * item)
+    assert np.array_equal(counts.copied_bytes, 2 * mine * item)
+    assert np.array_equal(counts.flops, 2 * mine * n)
+    assert counts.sent_bytes.sum() == counts.received_bytes.sum()
+    other = p.traffic("panels", ranks_per_node=8)
+    assert np.array_equal(other.received_bytes, counts.received_bytes)
+    assert other.memory_bytes.max() < counts.memory_bytes.max() / 10
+
+
+def test_counts_add_up():
+    """On 64 ranks, where nobody counts by hand: what is sent arrives, and every byte is on one link."""
+    rng = np.random.default_rng(9)
+    for _ in range(6):
+        p, _ = random_product(rng, 64, 300)
+        counts = p.traffic(nranks=64, ranks_per_node=8)
+        assert counts.sent_bytes.sum() == counts.received_bytes.sum()
+        assert sum(counts.links.values()) == counts.sent_bytes.sum() + counts.copied_bytes.sum()
+        assert counts.flops.sum() == p.flops
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"nranks": 3}, "nranks: the layouts need 4 ranks, got 3"),
+        ({"ranks_per_node": 0}, "ranks_per_node"),
+        ({"beta": 2}, "beta: the problem has no C"),
+    ],
+)
+def test_errors(how, words):
+    p = pb.MatmulProblem.gemm(8, 8, 8, "2x2", 2)
+    with pytest.raises(pb.ArgumentError, match=words):
+        p.traffic(**how)
+    with pytest.raises(pb.UnsupportedError, match="got 'fastest'"):
+        p.traffic("fastest")
+
+
+def test_memory_decides():
+    """ "auto" takes panels where slabs do not fit into the memory of a node."""
+    p = pb.MatmulProblem.gemm(4096, 4096, 40960, "2x2", 64)
+    assert p.traffic().algorithm == "shared"
+    assert p.traffic(memory_bytes=1 << 30).algorithm == "panels"
