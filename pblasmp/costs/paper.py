@@ -140,7 +140,9 @@ class _PaperTransport(Room):
     def sum_scatter_into(self, whole: Ghost, part: Ghost, counts: Sequence[int]) -> None:
         """Write MPI_Reduce_scatter down. Local."""
         item = part.itemsize
-        self.log.append(LogEntry("scatter", nbytes=whole.nbytes, counts=tuple(each * item for each in counts)))
+        self.log.append(
+            LogEntry("scatter", nbytes=whole.nbytes, counts=tuple(each * item for each in counts))
+        )
 
     def fence(self) -> None:
         """Write a meeting of all ranks down. Local."""

@@ -38,8 +38,8 @@ class Traffic:
         algorithm: the algorithm.
         path: how it computes, in a few words.
         nranks, ranks_per_node: the ranks.
-        sent_bytes, received_bytes: bytes in messages to and from other ranks. A sum over the ranks counts once, with
-            what a rank puts in.
+        sent_bytes, received_bytes: bytes in messages to and from other ranks. In collectives parts and sums count as if
+            they travelled once, as in ``plan.report()``; with several nodes, sums as if between nodes.
         messages: messages that each rank sends; ``collectives`` are not among them.
         copied_bytes: bytes that each rank copies in its own memory or its node's.
         flops: floating-point operations of products and solves, four times as many of complex types.
@@ -140,22 +140,17 @@ def traffic(
         return np.array([of(runs[like[rank]]) for rank in range(ranks.size)], np.int64)
 
     kinds = Counter(entry.kind for entry in first.log)
-    fences = kinds["fence"]
-    several = ranks.per_node < ranks.size
-    summed = sum(e.nbytes for e in first.log if e.kind in ("sum", "scatter")) * (ranks.size > 1)
-    here = counts.sent_here + (0 if several else summed)
-    total = counts.sent + summed
     links = {
         "same_rank": int((counts.copied - counts.shared).sum()),
-        "same_node": int(here.sum() + counts.shared.sum()),
-        "other_node": int((total - here).sum()),
+        "same_node": int((counts.sent_here + counts.shared).sum()),
+        "other_node": int((counts.sent - counts.sent_here).sum()),
     }
     return Traffic(
         call=str(problem), algorithm=first.algorithm, path=first.path, nranks=ranks.size,
-        ranks_per_node=ranks.per_node, sent_bytes=total, received_bytes=counts.received + summed,
+        ranks_per_node=ranks.per_node, sent_bytes=counts.sent, received_bytes=counts.received,
         messages=counts.messages, copied_bytes=counts.copied, flops=each(lambda x: x.flops),
-        memory_bytes=each(lambda x: x.memory_bytes), products=each(lambda x: x.products), links=links, node_bytes=here,
-        shared_bytes=counts.shared, meetings=fences,
+        memory_bytes=each(lambda x: x.memory_bytes), products=each(lambda x: x.products), links=links,
+        node_bytes=counts.sent_here, shared_bytes=counts.shared, meetings=kinds["fence"],
         collectives=kinds["sum"] + kinds["gather"] + kinds["scatter"],
     )  # fmt: skip
 
@@ -186,7 +181,7 @@ def move_traffic(
         call=f"move {source} to {target}", algorithm="exchange", path="by MPI", nranks=size,
         ranks_per_node=ranks.per_node, sent_bytes=counts.sent, received_bytes=counts.received,
         messages=counts.messages, copied_bytes=counts.copied, flops=nothing, memory_bytes=memory, products=nothing,
-        links=links, node_bytes=counts.sent_here, shared_bytes=counts.shared, collectives=0, meetings=0,
+        links=links, shared_bytes=counts.shared, collectives=0, meetings=0,
     )  # fmt: skip
 
 
@@ -230,6 +225,7 @@ class _Run:
     log: list[LogEntry]
     flops: int
     products: int
+    sent_bytes: int
     copied_bytes: int
     memory_bytes: int
 
@@ -252,6 +248,7 @@ def _run(ranks: Ranks, rank: int, problem: Problem, options: Options, nearest: A
         engine.transport.log,
         engine.operations.flops,
         engine.operations.calls,
+        product.sent_bytes,
         product.copied_bytes,
         held + workspace.host_bytes + workspace.device_bytes,
     )
@@ -346,22 +343,31 @@ def _exchanged(ranks: Ranks, log: list[LogEntry]) -> Counts:
 
 
 def _add_others(counts: Counts, ranks: Ranks, rank: int, run: _Run) -> None:
-    """Add a rank's messages outside exchanges, and what it copies itself outside them, to memory of its node."""
+    """Add what a rank sends and copies outside exchanges; the copies are from or to memory of its node.
+
+    Collectives move as much as their algorithm reports: parts and sums travel once.
+    """
     here = set(ranks.nodes[rank // ranks.per_node])
+    others = [each for each in range(ranks.size) if each != rank]
     counts.copied[rank] += run.copied_bytes
     counts.shared[rank] += run.copied_bytes
+    counts.sent[rank] += run.sent_bytes
+    rest = run.sent_bytes  # of sums over all ranks
     for entry in run.log:
         sends, receives = entry.sends, entry.receives
+        counts.messages[rank] += len(sends)
+        counts.received_messages[rank] += len(receives)
         if entry.kind == "gather":
-            others = [each for each in range(ranks.size) if each != rank]
             sends = tuple((entry.nbytes, each) for each in others)
             receives = tuple((entry.counts[each], each) for each in others)
-        else:
-            counts.messages[rank] += len(sends)
-            counts.received_messages[rank] += len(receives)
-        counts.sent[rank] += sum(nbytes for nbytes, _ in sends)
+        elif entry.kind == "scatter":
+            sends = tuple((entry.counts[each], each) for each in others)
+            receives = tuple((entry.counts[rank], each) for each in others)
+        rest -= sum(nbytes for nbytes, _ in sends)
         counts.sent_here[rank] += sum(nbytes for nbytes, to in sends if to in here)
         counts.received[rank] += sum(nbytes for nbytes, _ in receives)
+    counts.received[rank] += rest
+    counts.sent_here[rank] += rest if len(here) == ranks.size else 0
 
 
 def _bytes(number: int) -> str:
