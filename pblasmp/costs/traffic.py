@@ -181,7 +181,7 @@ def move_traffic(
         call=f"move {source} to {target}", algorithm="exchange", path="by MPI", nranks=size,
         ranks_per_node=ranks.per_node, sent_bytes=counts.sent, received_bytes=counts.received,
         messages=counts.messages, copied_bytes=counts.copied, flops=nothing, memory_bytes=memory, products=nothing,
-        links=links, shared_bytes=counts.shared, collectives=0, meetings=0,
+        links=links, node_bytes=counts.sent_here, shared_bytes=counts.shared, collectives=0, meetings=0,
     )  # fmt: skip
 
 
