@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from .problems.files import load_problem as load_problem
     from .products import matmul as matmul
     from .products import plan_matmul as plan_matmul
+    from .reductions import allclose as allclose
     from .report import Report as Report
     from .scales import Scales as Scales
     from .tensor_parallel import allgather_matmul as allgather_matmul
@@ -115,6 +116,7 @@ _HOME = {
     "Verdict": "engines.method",
     "Verification": "verification",
     "algorithms": "planning",
+    "allclose": "reductions",
     "allgather_matmul": "tensor_parallel",
     "amax": "vectors",
     "asum": "vectors",

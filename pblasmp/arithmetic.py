@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Element-wise sums, differences, products and quotients of matrices and scalars; copies and conversions.
+"""Element by element: operators of matrices and scalars, functions of one matrix, triangles, copies and conversions.
 
 The result is laid out like the left operand, or like the only matrix. A right operand in another layout is
 redistributed to it first; if both have the same layout, only the agreement is communicated.
@@ -7,6 +7,7 @@ redistributed to it first; if both have the same layout, only the agreement is c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +15,30 @@ import numpy as np
 
 from .dtypes import DTYPES, FLOAT8, as_dtype, is_foreign, scalar
 from .engines.arrays import same_memory
-from .errors import ArgumentError
+from .errors import ArgumentError, ArgumentTypeError
 from .handle import Handle, Matrix
+from .layout.grid import integer
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-__all__ = ["assign", "binary", "cast", "copy", "fill", "is_scalar", "negative", "promote"]
+__all__ = [
+    "absolute",
+    "binary",
+    "cast",
+    "conjugate",
+    "copy",
+    "imaginary",
+    "is_scalar",
+    "mapped",
+    "negative",
+    "on_arrays",
+    "promote",
+    "real",
+    "triangle",
+]
 
-ASSIGN = "matrix[...] ="
-_FUNCTIONS = {"+": "add", "-": "subtract", "*": "multiply", "/": "true_divide"}
+_FUNCTIONS = {"+": "add", "-": "subtract", "*": "multiply", "/": "true_divide", "**": "power"}
 
 
 def is_scalar(value: object) -> bool:
@@ -68,7 +83,7 @@ def binary(symbol: str, left: Any, right: Any, *, in_place: bool = False) -> Any
     Collective over the context.
 
     Args:
-        symbol: "+", "-", "*" or "/".
+        symbol: "+", "-", "*", "/" or "**".
         left, right: the operands.
         in_place: write the result into ``left``, a matrix.
 
@@ -84,11 +99,11 @@ def binary(symbol: str, left: Any, right: Any, *, in_place: bool = False) -> Any
         facts.update(left=_fact(left), right=_fact(right))
         dtype = _result_dtype(d.dtype, other) if not both else promote(d.dtype, other.dtype)
         if both:
-            _check_pair(call, matrix, other)
+            check_pair(call, matrix, other)
         else:
             scalar(other, DTYPES["complex128"], "scalar")
         if in_place:
-            _check_writable(call, matrix, dtype)
+            check_writable(call, matrix, dtype)
         moves = both and not d.same_places(other.descriptor)
         if not (moves or in_place):  # nothing that the caller has is written before the ranks have agreed
             return _compute(symbol, left, right, matrix, dtype, in_place)
@@ -105,14 +120,16 @@ def _fact(operand: Any) -> str:
     return repr(getattr(operand, "descriptor", operand))
 
 
-def _check_pair(call: str, matrix: Handle, other: Handle) -> None:
+def check_pair(call: str, matrix: Handle, other: Handle) -> None:
+    """Raise ArgumentError unless both matrices are of one context and one shape. Local."""
     if other.context is not matrix.context:
         raise ArgumentError(f"{call}: the right matrix belongs to another context")
     if other.shape != matrix.shape:
         raise ArgumentError(f"{call}: the left matrix is {matrix.shape}, the right one {other.shape}")
 
 
-def _check_writable(call: str, matrix: Handle, dtype: np.dtype) -> None:
+def check_writable(call: str, matrix: Handle, dtype: np.dtype) -> None:
+    """Raise ArgumentError unless elements of ``dtype`` can be written into a matrix. Local."""
     if dtype.kind == "c" and matrix.dtype.kind != "c":
         raise ArgumentError(
             f"{call}: the result is {dtype.name}, which does not fit into {matrix.dtype.name}"
@@ -154,48 +171,153 @@ def as_element(matrix: Handle, number: complex) -> Any:
 
 def negative(matrix: Matrix) -> Matrix:
     """Return ``-matrix``. Collective over the context."""
+    return _unary(matrix, "-matrix", "negative", matrix.dtype)
+
+
+def absolute(matrix: Matrix) -> Matrix:
+    """Return the absolute values, which are real. Collective over the context."""
+    return _unary(matrix, "abs", "absolute", real_dtype(matrix.dtype))
+
+
+def conjugate(matrix: Matrix) -> Matrix:
+    """Return the complex conjugate; of a real matrix, a copy. Collective over the context."""
+    if matrix.dtype.kind != "c":
+        return copy(matrix, "conj")
+    return _unary(matrix, "conj", "conjugate", matrix.dtype)
+
+
+def _unary(matrix: Matrix, call: str, name: str, dtype: np.dtype) -> Matrix:
+    """Return a function of each element: the array module's of this name. Collective over the context."""
     ctx = matrix.context
-    with ctx.agreement("-matrix") as facts:
+    with ctx.agreement(call) as facts:
         facts["matrix"] = matrix.descriptor
-        out: Matrix = ctx.allocate(matrix.descriptor)
-        if _computable(matrix, matrix.dtype):
-            ctx.engine.xp.negative(matrix.local, out=out.local)
+        out: Matrix = ctx.allocate(replace(matrix.descriptor, dtype=dtype))
+        if _computable(matrix, dtype):
+            getattr(ctx.engine.xp, name)(matrix.local, out=out.local)
         else:
-            ctx.engine.from_host(out.local, np.negative(matrix.on_host()))
+            ctx.engine.from_host(out.local, getattr(np, name)(matrix.on_host()))
         return out
 
 
-def copy(matrix: Matrix) -> Matrix:
+def real_dtype(dtype: np.dtype) -> np.dtype:
+    """Return the type of the real parts of elements of ``dtype``. Local."""
+    return DTYPES["float64" if dtype.itemsize == 16 else "float32"] if dtype.kind == "c" else dtype
+
+
+def real(matrix: Matrix) -> Matrix:
+    """Return the real part: of a real matrix a view, else a new matrix. Local."""
+    if matrix.dtype.kind != "c":
+        return matrix.part(...)
+    return _part_of_numbers(matrix, matrix.local.real)
+
+
+def imaginary(matrix: Matrix) -> Matrix:
+    """Return the imaginary part as a new matrix. Local."""
+    return _part_of_numbers(matrix, matrix.local.imag if matrix.dtype.kind == "c" else 0)
+
+
+def _part_of_numbers(matrix: Matrix, values: Any) -> Matrix:
+    descriptor = replace(matrix.descriptor, dtype=real_dtype(matrix.dtype), ld=None)
+    out: Matrix = matrix.context.allocate(descriptor)
+    out.local[...] = values
+    return out
+
+
+def triangle(matrix: Matrix, uplo: str, k: int) -> Matrix:
+    """Return a copy with zeros above ("L") or below ("U") the diagonal ``k``. Collective over the context."""
+    ctx, d = matrix.context, matrix.descriptor
+    call = "tril" if uplo == "L" else "triu"
+    with ctx.agreement(call) as facts:
+        k = min(d.shape[1], max(-d.shape[0], integer(k, "k", -(10**100), ArgumentError)))
+        facts.update(matrix=d, k=k)
+        out = copied(matrix)
+        if ctx.coords(d) is not None:
+            xp = ctx.engine.xp
+            i, j = (xp.asarray(each) for each in d.global_indices(ctx.rank))
+            away = j[None, :] - i[:, None]  # from the main diagonal, to the right
+            out.local[(away > k) if uplo == "L" else (away < k)] = 0
+        return out
+
+
+def mapped(matrix: Matrix, function: Callable[[Any], Any], dtype: DTypeLike | None) -> Matrix:
+    """Return a function of each element. Collective over the context; see ``DistributedMatrix.map``."""
+    ctx, d = matrix.context, matrix.descriptor
+    engine = ctx.engine
+    with ctx.agreement("map") as facts:
+        wanted = None if dtype is None else as_dtype(dtype)
+        facts.update(matrix=d, dtype=wanted)
+        if not callable(function):
+            raise ArgumentTypeError(f"function: expected a function of an array, got {function!r}")
+        values = matrix.local if _computable(matrix, d.dtype) else matrix.on_host()
+        if isinstance(values, np.ndarray):
+            values = values.view()
+            values.flags.writeable = False  # the function returns new values
+        found = on_arrays("map", function, values)
+        if getattr(found, "shape", None) != values.shape:
+            raise ArgumentError(
+                f"map: the function returned {_described(found)}, expected an array of shape {values.shape}"
+            )
+        kind = _mapped_dtype(found, wanted)
+    with ctx.agreement("map: result") as facts:
+        facts["dtype of the function's result"] = kind
+        out: Matrix = ctx.allocate(replace(d, dtype=kind))
+        if isinstance(found, np.ndarray) or is_foreign(kind):
+            values = found if isinstance(found, np.ndarray) else engine.to_host(found)
+            engine.from_host(out.local, values.astype(kind, copy=False))
+        else:
+            out.local[...] = found
+        return out
+
+
+def on_arrays(call: str, function: Callable[..., Any], *arrays: Any) -> Any:
+    """Return ``function(*arrays)``, or raise ArgumentError if it takes numbers, but no arrays. Local."""
+    try:
+        return function(*arrays)
+    except (TypeError, ValueError) as error:
+        try:
+            function(*(each.reshape(-1)[0].item() for each in arrays))
+        except Exception:  # noqa: BLE001 - the function is wrong for numbers, too: its first error says how
+            raise error from None
+        raise ArgumentError(
+            f"{call}: the function takes single numbers, expected one of arrays: use numpy.where instead of if, or "
+            f"wrap it: numpy.vectorize(function) ({error})"
+        ) from error
+
+
+def _described(found: Any) -> str:
+    shape = getattr(found, "shape", None)
+    return repr(found) if shape is None else f"an array of shape {tuple(shape)}"
+
+
+def _mapped_dtype(found: Any, wanted: np.dtype | None) -> np.dtype:
+    """Return the element type of the result of a map: that of the values, or the one asked for. Local."""
+    kind: np.dtype = np.dtype(found.dtype)
+    if wanted is None:
+        if kind not in (DTYPES | FLOAT8).values():
+            raise ArgumentError(
+                f"map: the function returned {kind}, which is not an element type of matrices: give dtype=, such as "
+                "dtype='float64'"
+            )
+        return kind
+    if kind.kind not in "biufc" and kind not in (DTYPES | FLOAT8).values():
+        raise ArgumentTypeError(f"map: expected numbers, got {kind}")
+    if kind.kind == "c" and wanted.kind != "c":
+        raise ArgumentError(f"map: {kind} does not convert to {wanted.name}")
+    return wanted
+
+
+def copy(matrix: Matrix, call: str = "copy") -> Matrix:
     """Return a new matrix of the same elements and layout. Collective over the context."""
-    with matrix.context.agreement("copy") as facts:
+    with matrix.context.agreement(call) as facts:
         facts["matrix"] = matrix.descriptor
-        return _copied(matrix)
+        return copied(matrix)
 
 
-def _copied(matrix: Matrix) -> Matrix:
+def copied(matrix: Matrix) -> Matrix:
     """Return a copy without agreement. Local."""
     out: Matrix = matrix.context.allocate(matrix.descriptor)
     out.local[...] = matrix.local
     return out
-
-
-def assign(part: Handle, value: Handle) -> None:
-    """Write a matrix of the same shape into ``part``, with which it may share memory. Collective over the context.
-
-    Nothing is written if both are the same part of one matrix: Python ends ``A[i, j] += B`` with such a call.
-    """
-    ctx, call = part.context, ASSIGN
-    same = value.place == part.place
-    with ctx.running(call):
-        with ctx.agreement(call) as facts:
-            facts.update(matrix=part.descriptor, value=value.descriptor, same=same)
-            _check_pair(call, part, value)
-            if same:
-                return
-            _check_writable(call, part, value.dtype)
-            if ctx.engine.overlap(part.local, value.local):  # maybe on this rank alone
-                value = _copied(value)
-        value.move_to(part)
 
 
 def cast(matrix: Matrix, dtype: DTypeLike) -> Matrix:
@@ -212,14 +334,3 @@ def cast(matrix: Matrix, dtype: DTypeLike) -> Matrix:
         else:
             ctx.engine.from_host(out.local, matrix.on_host().astype(kind))
         return out
-
-
-def fill(matrix: Handle, value: Any) -> None:
-    """Write a number into every element. Collective over the context."""
-    with matrix.context.agreement(ASSIGN) as facts:
-        number = scalar(value, matrix.dtype, "value")
-        facts.update(matrix=matrix.descriptor, value=number)
-        _check_writable(ASSIGN, matrix, matrix.dtype)
-        element = as_element(matrix, number)
-    with matrix.context.running(ASSIGN):
-        matrix.local[...] = element

@@ -71,7 +71,7 @@ class Context(Runtime[DistributedMatrix]):
 
         Args:
             descriptor: a descriptor, or the shape ``(rows, columns)``; with a shape, the arguments below say how.
-            block: one block size or ``(mb, nb)``, by default 256.
+            block: one block size or ``(mb, nb)``, by default 256, or less if that leaves a process without a part.
             grid: a ``Grid``, ``(2, 3)`` or ``"2x3"``; by default the squarest one of all ranks.
             source: process that owns the first block, by default (0, 0).
             dtype: element type, by default float64.
@@ -196,10 +196,11 @@ class Context(Runtime[DistributedMatrix]):
                 arguments below say how.
             root: the rank that has the array.
             block, grid, source, order: as for :meth:`empty`.
-            dtype: by default the array's, or float64 if that is not an element type of matrices.
+            dtype: by default the array's. Integers and other types that matrices do not have need it.
 
         Raises:
-            ArgumentError: the array does not fit the descriptor, or is masked; raised on every rank.
+            ArgumentError: the array does not fit the descriptor, is masked, or holds integers and ``dtype`` is missing;
+                raised on every rank.
         """
         wanted = Layout(descriptor, how)
         with self.running("scatter"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from .arithmetic import as_element
+from .arithmetic import as_element, on_arrays
 from .comm import Cell, Side
 from .dtypes import DTYPES, FLOAT8, is_foreign, scalar
 from .errors import ArgumentError, ArgumentTypeError, LayoutError
@@ -18,7 +18,8 @@ from .handle import Handle, Matrix
 from .interop import as_local
 from .layout import Grid, MatrixDescriptor
 from .layout.axis import Axis
-from .layout.grid import as_block, as_grid, integer, one_of
+from .layout.descriptor import is_integer
+from .layout.grid import as_block, as_grid, integer, one_of, pair
 from .philox import random_values
 from .runtime import Runtime
 from .scalapack import column_major_view, read_descriptor
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
 
     from .layout.descriptor import MemoryOrder
 
-__all__ = ["Block", "GridLike", "Layout", "LayoutKeywords"]
+__all__ = ["Block", "GridLike", "Layout", "LayoutKeywords", "default_block"]
 
 Block: TypeAlias = "int | Sequence[int]"
 GridLike: TypeAlias = "Grid | Sequence[int] | str"
 
 DEFAULT_BLOCK = 256
+"""Rows and columns of the blocks of large matrices."""
 _SLAB = 1 << 16  # elements filled at a time on a CPU, within its caches
 _SLAB_GPU = 1 << 22
 
@@ -42,7 +44,7 @@ class LayoutKeywords(TypedDict, total=False):
     """How a new matrix is distributed, in place of a descriptor.
 
     Attributes:
-        block: one block size or ``(mb, nb)``, by default 256.
+        block: one block size or ``(mb, nb)``, by default 256, or less if that leaves a process without a part.
         grid: a ``Grid``, ``(2, 3)`` or ``"2x3"``; by default the squarest one of all ranks.
         source: process that owns the first block, by default (0, 0).
         dtype: element type, by default float64.
@@ -90,14 +92,17 @@ class Layout:
             descriptor = self.given
         else:
             if not isinstance(self.given, (tuple, list, np.ndarray)):
+                n = self.given
+                hint = f": ({n}, {n}) is a square matrix, ({n}, 1) a column" if is_integer(n) else ""
                 raise ArgumentTypeError(
-                    f"expected a MatrixDescriptor or a shape (rows, columns), got {self.given!r}"
+                    f"expected a MatrixDescriptor or a shape (rows, columns), got {n!r}{hint}"
                 )
             values = defaults | given
+            grid = as_grid(values["grid"]) if "grid" in values else Grid.squarest(nranks)
             descriptor = MatrixDescriptor(
                 self.given,
-                as_block(values.get("block", DEFAULT_BLOCK)),
-                as_grid(values["grid"]) if "grid" in values else Grid.squarest(nranks),
+                as_block(values["block"]) if "block" in values else default_block(self.given, grid),
+                grid,
                 values.get("source", (0, 0)),
                 values.get("dtype", "float64"),
                 values.get("order", "C"),
@@ -106,6 +111,16 @@ class Layout:
             grid = descriptor.grid
             raise LayoutError(f"descriptor: a grid of {grid} needs {grid.size} ranks, got {nranks}")
         return descriptor
+
+
+def default_block(shape: Sequence[int], grid: Grid) -> tuple[int, int]:
+    """Return ``(mb, nb)`` for a new matrix: 256 each, or less if some process would have no part of it. Local.
+
+    Both depend on the longer side of the grid, so that the blocks of two dimensions are equal if these are: products
+    of matrices with default blocks need not move any.
+    """
+    mb, nb = (min(DEFAULT_BLOCK, max(1, -(-n // max(grid.shape)))) for n in pair(shape, "shape", 0))
+    return mb, nb
 
 
 def new(ctx: Runtime[Matrix], call: str, layout: Layout) -> Matrix:
@@ -203,8 +218,12 @@ def scatter(ctx: Runtime[Matrix], array: Any, layout: Layout, root: int) -> Matr
         layout.given, kind = ctx.comm.bcast((array.shape, array.dtype) if ctx.rank == root else None, root)
         with ctx.agreement("scatter: descriptor"):
             kind = kind.newbyteorder("=")
-            known = kind in (DTYPES | FLOAT8).values()
-            descriptor = layout.descriptor(ctx.size, dtype=kind if known else "float64")
+            if kind not in (DTYPES | FLOAT8).values() and layout.keywords["dtype"] is None:
+                raise ArgumentError(
+                    f"array: {kind} is not an element type of matrices: give dtype= to convert it, such as "
+                    "dtype='float64'"
+                )
+            descriptor = layout.descriptor(ctx.size, dtype=kind)
     with ctx.agreement("scatter: matrix"):
         if ctx.rank == root:
             _check_fits(array, "array", descriptor)
@@ -249,7 +268,9 @@ def from_function(ctx: Runtime[Matrix], function: Callable[..., Any], layout: La
         host = out.like_on_host()
         if ctx.rank < descriptor.grid.size:
             rows, cols = descriptor.global_indices(ctx.rank)
-            values = as_numbers(_called(function, rows[:, None], cols[None, :]), "from_function")
+            values = as_numbers(
+                on_arrays("from_function", function, rows[:, None], cols[None, :]), "from_function"
+            )
             if values.dtype.kind == "c" and descriptor.dtype.kind != "c":
                 raise ArgumentError(
                     f"from_function: {values.dtype} does not convert to {descriptor.dtype.name}"
@@ -262,21 +283,6 @@ def from_function(ctx: Runtime[Matrix], function: Callable[..., Any], layout: La
                 ) from None
         ctx.engine.from_host(out.local, host)
     return out
-
-
-def _called(function: Callable[..., Any], rows: NDArray[np.int64], cols: NDArray[np.int64]) -> Any:
-    """Return ``function(rows, cols)``, or raise ArgumentError if it takes numbers, but no arrays. Local."""
-    try:
-        return function(rows, cols)
-    except (TypeError, ValueError) as error:
-        try:
-            function(int(rows[0, 0]), int(cols[0, 0]))
-        except Exception:  # noqa: BLE001 - the function is wrong for numbers, too: its first error says how
-            raise error from None
-        raise ArgumentError(
-            "from_function: the function takes single numbers, expected one of arrays of row and column indices: "
-            f"use numpy.where instead of if, or wrap it: numpy.vectorize(function) ({error})"
-        ) from error
 
 
 def from_local(ctx: Runtime[Matrix], local: Any, descriptor: MatrixDescriptor) -> Matrix:

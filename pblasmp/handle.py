@@ -95,11 +95,11 @@ class Handle:
             return self.T
         return type(self)(self.context, replace(self.descriptor, ld=None), self._local.conj()).T
 
-    def __getitem__(self, index: tuple[slice, slice]) -> Self:
-        """Return the sub-matrix ``[i0:i1, j0:j1]`` as a view of the same memory. Local; 0-based.
+    def part(self, index: object) -> Self:
+        """Return a sub-matrix as a view of the same memory, even if it is one element. Local; 0-based.
 
         Raises:
-            ArgumentError: the index is not a pair of slices of step 1.
+            LayoutError: the index is none of a sub-matrix.
         """
         d = self.descriptor
         rows, cols = d.ranges(index)

@@ -4,20 +4,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import arithmetic, io, reductions
+from . import arithmetic, assignment, io, reductions
 from .comm import Cell, Side
 from .creation import Block, GridLike
 from .errors import ArgumentError, ArgumentTypeError, LayoutError
 from .handle import Handle
 from .layout import MatrixDescriptor, Trapezoid
 from .layout.axis import Axis
+from .layout.descriptor import is_integer
 from .layout.grid import as_block, as_grid, one_of
 from .products import matmul
 from .scalapack import ScalapackMatrix, leading_dimension
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from .layout.level3 import Diag, Uplo
 
 __all__ = ["DistributedMatrix"]
+
+Index: TypeAlias = "SupportsIndex | slice | tuple[slice, slice]"
 
 
 class DistributedMatrix(Handle):
@@ -63,28 +66,46 @@ class DistributedMatrix(Handle):
         draw = getattr(self.descriptor, "_repr_html_", None)
         return str(draw()) if draw is not None else None
 
-    def __setitem__(self, index: tuple[slice, slice], value: DistributedMatrix | complex) -> None:
-        """Write a matrix of any layout, or a number, into a sub-matrix. Collective over the context; 0-based.
+    @overload
+    def __getitem__(self, index: tuple[SupportsIndex, SupportsIndex]) -> Any: ...
 
-        As in NumPy, the matrix may share memory with the sub-matrix: all of it is read before it is overwritten.
+    @overload
+    def __getitem__(
+        self, index: Index | tuple[SupportsIndex, slice] | tuple[slice, SupportsIndex]
+    ) -> Self: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a sub-matrix as a view of the same memory, or one element. 0-based.
+
+        ``A[i0:i1, j0:j1]`` and ``A[:5]`` are views; so are a row, ``A[3]``, which is a matrix of 1 × n, and a column,
+        ``A[:, 3]``, of m × 1: a matrix always has two dimensions. Negative numbers count from the end. Local.
+
+        ``A[3, 4]`` is a NumPy scalar on every rank. Collective over the context.
 
         Raises:
-            ArgumentError: the index is not a pair of slices of step 1, or the matrix does not fit.
-            TypeError: ``value`` is neither a matrix nor a number.
+            ArgumentError: the index is none of these, is out of range, or has another step than 1.
         """
-        try:
-            part = self[index]
-            if not isinstance(value, DistributedMatrix) and not arithmetic.is_scalar(value):
-                raise ArgumentTypeError(
-                    f"expected a DistributedMatrix or a number, got {type(value).__name__}"
-                )
-        except ArgumentError as error:  # other ranks may have found no fault
-            with self.context.agreement(arithmetic.ASSIGN):
-                raise error from None
-        if isinstance(value, DistributedMatrix):
-            arithmetic.assign(part, value)
-        else:
-            arithmetic.fill(part, value)
+        if isinstance(index, tuple) and len(index) == 2 and all(map(is_integer, index)):
+            with self.context.running("matrix[i, j]"):
+                return reductions.element(self, index)
+        return self.part(index)
+
+    def __setitem__(self, index: Any, value: DistributedMatrix | NDArray[Any] | complex | None) -> None:
+        """Write into a sub-matrix, or into one element. Collective over the context; 0-based.
+
+        Args:
+            index: as for reading.
+            value: a number; a matrix of any layout, which may share memory with the sub-matrix, since all of it is read
+                before it is overwritten; or a NumPy array of the sub-matrix's shape, or one that NumPy would broadcast
+                to it. The array is the same on every rank, which is checked, or one rank has it and the others give
+                None: that rank sends the others their parts.
+
+        Raises:
+            ArgumentError: the index is not legal, or the value does not fit.
+            RankMismatchError: the ranks gave different arrays.
+            TypeError: ``value`` is none of these.
+        """
+        assignment.set_item(self, index, value)
 
     def to_scalapack(self, *, context: int = 0) -> ScalapackMatrix:
         """Return ``(local, ia, ja, desc)``: this matrix as PBLAS and ScaLAPACK take it, without a copy. Local.
@@ -290,9 +311,9 @@ class DistributedMatrix(Handle):
     def __add__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
         """Return the sum as a new matrix, laid out like this one. Collective over the context.
 
-        ``-``, ``*`` and ``/`` work alike: element-wise, as in NumPy, with a matrix of the same shape or a number.
-        A right operand in another layout is redistributed to the left one's first. Element types are promoted as in
-        NumPy; Python numbers do not widen a matrix's type.
+        ``-``, ``*``, ``/`` and ``**`` work alike: element-wise, as in NumPy, with a matrix of the same shape or a
+        number. A right operand in another layout is redistributed to the left one's first. Element types are promoted
+        as in NumPy; Python numbers do not widen a matrix's type.
 
         Raises:
             ArgumentError: the shapes differ, or the matrices belong to different contexts.
@@ -311,6 +332,10 @@ class DistributedMatrix(Handle):
         """Return the element-wise quotient, see ``+``. Collective over the context."""
         return self._binary("/", self, other)
 
+    def __pow__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
+        """Return each element to a power, see ``+``. Collective over the context."""
+        return self._binary("**", self, other)
+
     def __radd__(self, other: complex) -> DistributedMatrix:
         return self._binary("+", other, self)
 
@@ -323,8 +348,11 @@ class DistributedMatrix(Handle):
     def __rtruediv__(self, other: complex) -> DistributedMatrix:
         return self._binary("/", other, self)
 
+    def __rpow__(self, other: complex) -> DistributedMatrix:
+        return self._binary("**", other, self)
+
     def __iadd__(self, other: DistributedMatrix | complex) -> Self:
-        """Add to this matrix in place, see ``+``. So do ``-=``, ``*=`` and ``/=``. Collective over the context.
+        """Add to this matrix in place, see ``+``; ``-=``, ``*=``, ``/=``, ``**=`` too. Collective over the context.
 
         Raises:
             ArgumentError: as for ``+``; or the result is complex and this matrix real, or its local array is read-only.
@@ -339,6 +367,9 @@ class DistributedMatrix(Handle):
 
     def __itruediv__(self, other: DistributedMatrix | complex) -> Self:
         return self._in_place("/", other)
+
+    def __ipow__(self, other: DistributedMatrix | complex) -> Self:
+        return self._in_place("**", other)
 
     @staticmethod
     def _binary(symbol: str, left: Any, right: Any) -> DistributedMatrix:
@@ -361,6 +392,56 @@ class DistributedMatrix(Handle):
     def __neg__(self) -> DistributedMatrix:
         """Return the negative as a new matrix. Collective over the context."""
         return arithmetic.negative(self)
+
+    def __abs__(self) -> DistributedMatrix:
+        """Return the absolute values as a new matrix, real if this one is complex. Collective over the context."""
+        return arithmetic.absolute(self)
+
+    def conj(self) -> DistributedMatrix:
+        """Return the complex conjugate as a new matrix. Collective over the context."""
+        return arithmetic.conjugate(self)
+
+    @property
+    def real(self) -> DistributedMatrix:
+        """The real part: for real types a view, for complex ones a new matrix, as with ``H``. Local."""
+        return arithmetic.real(self)
+
+    @property
+    def imag(self) -> DistributedMatrix:
+        """The imaginary part as a new matrix; zeros for real types. Local."""
+        return arithmetic.imaginary(self)
+
+    def tril(self, k: int = 0) -> DistributedMatrix:
+        """Return a copy with zeros above a diagonal. Collective over the context.
+
+        Args:
+            k: which diagonal: 0 is the main one, 1 the next to the right, -1 the next below.
+
+        Raises:
+            ArgumentError: ``k`` is not an integer.
+        """
+        return arithmetic.triangle(self, "L", k)
+
+    def triu(self, k: int = 0) -> DistributedMatrix:
+        """Return a copy with zeros below a diagonal; ``k`` as for :meth:`tril`. Collective over the context."""
+        return arithmetic.triangle(self, "U", k)
+
+    def map(self, function: Callable[[Any], Any], *, dtype: DTypeLike | None = None) -> DistributedMatrix:
+        """Return a new matrix of the function of each element, laid out like this one. Collective over the context.
+
+        Args:
+            function: called once on every rank with its local array, which may be empty; returns an array of the same
+                shape. The array is ``ctx.engine.xp``'s, so ``A.map(ctx.engine.xp.exp)`` runs on both engines; of types
+                that CuPy lacks, NumPy's. ``numpy.vectorize(f)`` makes such a function of one of numbers.
+            dtype: the new element type, by default that of what the function returns.
+
+        Raises:
+            ArgumentError: the result has another shape, or a type that matrices do not have and ``dtype`` is not given;
+                or the function takes numbers, but no arrays.
+            RankMismatchError: the results have several types.
+            Exception: what the function raises on any rank; raised on every rank.
+        """
+        return arithmetic.mapped(self, function, dtype)
 
     def __pos__(self) -> DistributedMatrix:
         """Return a copy. Collective over the context."""
@@ -406,6 +487,33 @@ class DistributedMatrix(Handle):
         """
         with self.context.running("sum"):
             return reductions.total(self, axis, dtype)
+
+    def mean(self, axis: int | None = None, *, dtype: DTypeLike | None = None) -> Any:
+        """Return the mean of all elements, or of each column or row, on every rank. Collective over the context.
+
+        Arguments and errors as for :meth:`sum`. The mean of no elements is NaN.
+        """
+        with self.context.running("mean"):
+            return reductions.mean(self, axis, dtype)
+
+    def min(self, axis: int | None = None) -> Any:
+        """Return the least element, or that of each column or row, on every rank. Collective over the context.
+
+        NaN if there is one, as in NumPy. Complex numbers compare by their real parts, then by the imaginary.
+
+        Args:
+            axis: None for a scalar; 0 for those of the columns, 1 for those of the rows, as a NumPy vector.
+
+        Raises:
+            ArgumentError: there is no such axis, or no element.
+        """
+        with self.context.running("min"):
+            return reductions.extreme(self, "min", axis)
+
+    def max(self, axis: int | None = None) -> Any:
+        """Return the largest element; NaN if there is one. See :meth:`min`. Collective over the context."""
+        with self.context.running("max"):
+            return reductions.extreme(self, "max", axis)
 
     def trace(self) -> Any:
         """Return the sum of the diagonal's elements, as a NumPy scalar on every rank. Collective over the context."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms, sums, the trace and the diagonal: numbers and vectors, the same on every rank.
+"""Single elements, norms, sums, extremes, the diagonal, comparisons: numbers and vectors, the same on every rank.
 
 Everything is summed in double precision, in an order that depends only on the layout: every rank gets the same bits in
 every run.
@@ -8,18 +8,20 @@ every run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .arithmetic import check_pair, is_scalar
 from .comm import Cell, Exchange, Side
 from .creation import diagonal_places
-from .dtypes import as_dtype, is_foreign
+from .dtypes import as_dtype, is_foreign, scalar
 from .engines.local.sums import joined, root, squares
-from .errors import ArgumentError
+from .errors import ArgumentError, ArgumentTypeError
 from .handle import Handle
 from .layout.axis import Axis
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 
-__all__ = ["diagonal", "norm", "total", "trace"]
+__all__ = ["allclose", "diagonal", "element", "extreme", "mean", "norm", "total", "trace"]
 
 _SLAB = 1 << 18  # elements that are converted at a time
 _SLAB_GPU = 1 << 24
@@ -37,17 +39,18 @@ def _wide(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
 
 
-def _local(matrix: Handle) -> tuple[Any, Any]:
+def _local(matrix: Handle, *, on_host: bool = False) -> tuple[Any, Any]:
     """Return the array module and the local array to compute with: on the host for types that CuPy lacks. Local."""
     engine = matrix.context.engine
     engine.synchronize()  # before values are read: that would wait forever if a rank is gone
     xp = engine.xp
-    return (xp, matrix.local) if xp is np or not is_foreign(matrix.dtype) else (np, matrix.on_host())
+    on_host = on_host or (xp is not np and is_foreign(matrix.dtype))
+    return (np, matrix.on_host()) if on_host else (xp, matrix.local)
 
 
-def _slabs(matrix: Handle) -> Iterator[tuple[Any, slice, Any]]:
+def _slabs(matrix: Handle, *, on_host: bool = False) -> Iterator[tuple[Any, slice, Any]]:
     """Yield the array module, which columns, and their elements: the local array, slab by slab, as double precision."""
-    xp, local = _local(matrix)
+    xp, local = _local(matrix, on_host=on_host)
     rows, cols = local.shape
     size, wide = (_SLAB if xp is np else _SLAB_GPU), _wide(matrix.dtype)
     if not local.size:
@@ -73,7 +76,8 @@ def norm(matrix: Handle, which: object) -> float:
     if kind == "max":
         return _largest(matrix)
     summed = matrix if kind == "1" else matrix.T
-    sums = _column_sums(summed, "norm", {"matrix": matrix.descriptor, "ord": which}, absolute=True)
+    facts = {"matrix": matrix.descriptor, "ord": which}
+    sums = _columns(summed, "norm", facts, lambda: _check(which), _SUMS_OF_ABSOLUTES)
     return float(sums.max(initial=0))
 
 
@@ -108,44 +112,100 @@ def _largest(matrix: Handle) -> float:
     return float(np.max(ctx.comm.allgather(float(np.max(mine, initial=0))), initial=0))
 
 
-# -- sums
+# -- sums, means, extremes
+
+
+class _Reduction(NamedTuple):
+    """How columns become numbers.
+
+    Attributes:
+        of: returns a number for each column of an array.
+        join: joins the numbers of two parts of the columns.
+        start: the number of a column without elements.
+        real: the numbers are real even if the elements are complex.
+    """
+
+    of: Callable[[Any], Any]
+    join: np.ufunc
+    start: complex
+    real: bool = False
+
+
+_SUMS = _Reduction(lambda values: values.sum(axis=0), np.add, 0)
+_SUMS_OF_ABSOLUTES = _Reduction(lambda values: abs(values).sum(axis=0), np.add, 0, real=True)
+_EXTREMES = {
+    "min": (_Reduction(lambda values: values.min(axis=0), np.minimum, math.inf), 1),
+    "max": (_Reduction(lambda values: values.max(axis=0), np.maximum, -math.inf), -1),
+}
 
 
 def total(matrix: Handle, axis: int | None, dtype: DTypeLike | None) -> Any:
     """Return a sum over everything or along an axis. Collective over the context; see ``DistributedMatrix.sum``."""
+    return _total(matrix, "sum", axis, dtype)
+
+
+def mean(matrix: Handle, axis: int | None, dtype: DTypeLike | None) -> Any:
+    """Return a mean over everything or along an axis. Collective over the context; see ``DistributedMatrix.mean``."""
+    return _total(matrix, "mean", axis, dtype)
+
+
+def _total(matrix: Handle, call: str, axis: int | None, dtype: DTypeLike | None) -> Any:
+    def check() -> None:
+        _check_axis(axis)
+        kind = matrix.dtype if dtype is None else as_dtype(dtype)
+        if matrix.dtype.kind == "c" and kind.kind != "c":
+            raise ArgumentError(f"dtype: {matrix.dtype.name} does not convert to {kind.name}")
+
     facts = {"matrix": matrix.descriptor, "axis": axis, "dtype": dtype}
-    sums = _column_sums(matrix.T if axis in (1, -1) else matrix, "sum", facts)
+    turned = matrix.T if axis in (1, -1) else matrix
+    sums = _columns(turned, call, facts, check, _SUMS)
     with np.errstate(all="ignore"):
         out = np.asarray(sums if axis is not None else sums.sum())
+        if call == "mean":
+            out = out / (turned.shape[0] if axis is not None else turned.shape[0] * turned.shape[1])
         return out.astype(matrix.dtype if dtype is None else as_dtype(dtype))[()]
 
 
-def _check_sum(matrix: Handle, axis: object, dtype: Any) -> None:
+def extreme(matrix: Handle, which: str, axis: int | None) -> Any:
+    """Return the least or the largest element. Collective over the context; see ``DistributedMatrix.min``."""
+    reduction, sign = _EXTREMES[which]
+    if matrix.dtype.kind == "c":
+        reduction = reduction._replace(start=complex(sign * math.inf, sign * math.inf))
+
+    def check() -> None:
+        _check_axis(axis)
+        if 0 in (matrix.shape if axis is None else (matrix.shape[axis],)):
+            raise ArgumentError(f"{which}: expected at least one element, the matrix is {matrix.shape}")
+
+    facts = {"matrix": matrix.descriptor, "axis": axis}
+    found = _columns(matrix.T if axis in (1, -1) else matrix, which, facts, check, reduction)
+    out = np.asarray(found if axis is not None else reduction.join.reduce(found))
+    return out.astype(matrix.dtype)[()]
+
+
+def _check_axis(axis: object) -> None:
     if axis is not None and (isinstance(axis, bool) or axis not in (0, 1, -1, -2)):
         raise ArgumentError(f"axis: expected None, 0 or 1, got {axis!r}")
-    kind = matrix.dtype if dtype is None else as_dtype(dtype)
-    if matrix.dtype.kind == "c" and kind.kind != "c":
-        raise ArgumentError(f"dtype: {matrix.dtype.name} does not convert to {kind.name}")
 
 
-def _column_sums(matrix: Handle, call: str, what: dict[str, Any], *, absolute: bool = False) -> NDArray[Any]:
-    """Return the sum of each column, or of its absolute values, in double precision. Collective over the context.
+def _columns(
+    matrix: Handle, call: str, what: dict[str, Any], check: Callable[[], None], reduction: _Reduction
+) -> NDArray[Any]:
+    """Return a number for each column, in double precision. Collective over the context.
 
-    The processes of a column have partial sums: each rank adds up those of an equal share of the columns, always in
-    the order of the process rows, and gets the others' shares.
+    The processes of a column have numbers of their parts: each rank joins those of an equal share of the columns,
+    always in the order of the process rows, and gets the others' shares.
     """
     ctx, d = matrix.context, matrix.descriptor
-    wide = np.dtype(np.float64) if absolute else _wide(d.dtype)
+    wide = np.dtype(np.float64) if reduction.real else _wide(d.dtype)
+    join = reduction.join
     with ctx.agreement(call) as facts, np.errstate(all="ignore"):
         facts.update(what)
-        if absolute:
-            _check(what["ord"])
-        else:
-            _check_sum(matrix, what["axis"], what["dtype"])
-        mine = np.zeros((1, matrix.local.shape[1]), wide)
+        check()
+        mine = np.full((1, matrix.local.shape[1]), reduction.start, wide)
         for xp, cols, values in _slabs(matrix):
-            sums = (xp.abs(values) if absolute else values).sum(axis=0)
-            mine[0, cols] += sums if xp is np else xp.asnumpy(sums)
+            found = reduction.of(values)
+            mine[0, cols] = join(mine[0, cols], found if xp is np else xp.asnumpy(found))
     n, (nprow, _) = d.shape[1], d.grid.shape
     partial = Side(Axis(nprow, 1, 0, nprow), d.cols, Side.of(d).cells, "C")
     shares = Axis(n, max(1, -(-n // ctx.size)), 0, ctx.size)
@@ -155,7 +215,7 @@ def _column_sums(matrix: Handle, call: str, what: dict[str, Any], *, absolute: b
     everyone = range(ctx.size)
     exchange.run(ctx.cells(d, mine), [room if rank == ctx.rank else None for rank in everyone])
     with np.errstate(all="ignore"):
-        share = reduce(np.add, room)
+        share = reduce(join, room)
     return np.concatenate(ctx.comm.allgather(share))
 
 
@@ -186,3 +246,70 @@ def _diagonal(matrix: Handle, call: str) -> NDArray[Any]:
         if each is not None:
             out[each[0]] = each[1]
     return out
+
+
+# -- elements and comparisons
+
+
+def element(matrix: Handle, index: object) -> Any:
+    """Return one element, as a NumPy scalar on every rank. Collective over the context."""
+    ctx, d = matrix.context, matrix.descriptor
+    with ctx.agreement("matrix[i, j]") as facts:
+        (i, _), (j, _) = d.ranges(index)
+        facts.update(matrix=d, index=(i, j))
+        owner = d.owner(i, j)
+        if ctx.rank == owner:
+            ctx.engine.synchronize()
+        mine = matrix.part((i, j)).on_host()[0, 0] if ctx.rank == owner else None
+    return ctx.comm.bcast(mine, owner)
+
+
+def allclose(
+    a: Handle, b: Handle | complex, rtol: float = 1e-5, atol: float = 1e-8, *, equal_nan: bool = False
+) -> bool:
+    """Return whether two matrices are equal within a tolerance, on every rank. Collective over the context.
+
+    As ``numpy.allclose``: for all elements, ``|a - b| <= atol + rtol |b|``, in double precision. Infinities are close
+    if they are equal. Layouts and element types may differ.
+
+    Args:
+        a: a matrix.
+        b: a matrix of the same shape, or a number.
+        rtol: relative tolerance, at least 0; half and quarter precision need more than the default.
+        atol: absolute tolerance, at least 0.
+        equal_nan: NaN is close to NaN.
+
+    Raises:
+        ArgumentError: the shapes or contexts differ, or a tolerance is negative.
+        TypeError: ``a`` is no matrix, or ``b`` is neither a matrix nor a number.
+    """
+    if not isinstance(a, Handle):
+        raise ArgumentTypeError(f"a: expected a DistributedMatrix, got {type(a).__name__}")
+    ctx, d = a.context, a.descriptor
+    with ctx.running("allclose"):
+        with ctx.agreement("allclose") as facts:
+            facts.update(a=d, b=b.descriptor if isinstance(b, Handle) else b)
+            facts.update(rtol=rtol, atol=atol, equal_nan=equal_nan)
+            for name, tolerance in (("rtol", rtol), ("atol", atol)):
+                if not scalar(tolerance, _wide(np.dtype(np.float64)), name).real >= 0:
+                    raise ArgumentError(f"{name}: expected at least 0, got {tolerance!r}")
+            if isinstance(b, Handle):
+                check_pair("allclose", a, b)
+            elif not is_scalar(b):
+                raise ArgumentTypeError(
+                    f"b: expected a DistributedMatrix or a number, got {type(b).__name__}"
+                )
+        other = b
+        if isinstance(b, Handle) and not (d.same_places(b.descriptor) and d.order == b.descriptor.order):
+            with ctx.agreement("allclose: moving"):
+                other = ctx.allocate(replace(d, dtype=b.dtype, ld=None))
+            b.move_to(other)
+        with ctx.agreement("allclose: comparing"):
+            on_host = is_foreign(d.dtype) or (isinstance(other, Handle) and is_foreign(other.dtype))
+            theirs = (v for _, _, v in _slabs(other, on_host=on_host)) if isinstance(other, Handle) else None
+            mine = True
+            for xp, _, values in _slabs(a, on_host=on_host):
+                right = other if theirs is None else next(theirs)
+                close = xp.isclose(values, right, rtol=rtol, atol=atol, equal_nan=equal_nan)
+                mine = mine and bool(close.all())
+        return all(ctx.comm.allgather(mine))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import index
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-__all__ = ["MatrixDescriptor", "MemoryOrder", "window_of"]
+__all__ = ["MatrixDescriptor", "MemoryOrder", "is_integer", "window_of"]
 
 MemoryOrder = Literal["C", "F"]
 
@@ -161,13 +162,15 @@ class MatrixDescriptor(Value):
             self.ld,
         )
 
-    def __getitem__(self, index: tuple[slice, slice]) -> MatrixDescriptor:
+    def __getitem__(self, where: object) -> MatrixDescriptor:
         """Return the descriptor of the sub-matrix ``[i0:i1, j0:j1]``, each element in its place. Local.
 
+        An integer in place of a slice is one row or column; what follows may be left out, as in ``[3]`` and ``[:5]``.
+
         Raises:
-            LayoutError: the index is not a pair of slices of step 1.
+            LayoutError: the index is none of these, is out of range, or has another step than 1.
         """
-        rows, cols = self.ranges(index)
+        rows, cols = self.ranges(where)
         row_axis, col_axis = self.rows.window(*rows), self.cols.window(*cols)
         return MatrixDescriptor(
             (row_axis.extent, col_axis.extent),
@@ -180,20 +183,16 @@ class MatrixDescriptor(Value):
             self.ld,
         )
 
-    def ranges(self, index: object) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return ``((i0, i1), (j0, j1))`` for a pair of slices, as NumPy would resolve them. Local."""
-        if not (isinstance(index, tuple) and len(index) == 2 and all(isinstance(s, slice) for s in index)):
-            raise LayoutError(f"index: expected two slices such as A[0:4, 2:8], got {index!r}")
-        out = []
-        for which, extent in zip(index, self.shape, strict=True):
-            try:
-                start, stop, step = which.indices(extent)
-            except TypeError:
-                raise LayoutError(f"a sub-matrix begins and ends at integers, got {which!r}") from None
-            if step != 1:
-                raise LayoutError(f"a sub-matrix has step 1, got {which!r}")
-            out.append((start, max(start, stop)))
-        return out[0], out[1]
+    def ranges(self, where: object) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return ``((i0, i1), (j0, j1))`` for an index, as NumPy would resolve it; an integer is one long. Local."""
+        given = where if isinstance(where, tuple) else (where,)
+        given = () if len(given) == 1 and given[0] is ... else given
+        if len(given) > 2 or not all(isinstance(each, slice) or is_integer(each) for each in given):
+            raise LayoutError(
+                f"index: expected integers or slices, such as A[3, 4], A[3], A[:5] or A[0:4, 2:8], got {where!r}"
+            )
+        rows, cols = (*given, slice(None), slice(None))[:2]
+        return _range(rows, self.shape[0], "row"), _range(cols, self.shape[1], "column")
 
     def same_places(self, other: MatrixDescriptor) -> bool:
         """Return whether every element is on the same rank at the same local index in both. Local."""
@@ -292,6 +291,34 @@ def window_of(shape: tuple[int, int], ranges: Sequence[Sequence[int]] | None = N
                 f"window: expected a part of 0 to {extent}, got {short_repr(start)} to {short_repr(stop)}"
             )
     return slice(*rows), slice(*cols)
+
+
+def is_integer(where: Any) -> bool:
+    """Return whether an index is an integer; truth values and arrays are none. Local."""
+    dimensions: int = getattr(where, "ndim", 0)
+    if isinstance(where, (bool, np.bool_)) or dimensions > 0:
+        return False
+    try:
+        index(where)
+    except TypeError:
+        return False
+    return True
+
+
+def _range(which: Any, extent: int, what: str) -> tuple[int, int]:
+    """Return the range ``[start, stop)`` that an integer or a slice means in a dimension. Local."""
+    if not isinstance(which, slice):
+        at = index(which)
+        if not -extent <= at < extent:
+            raise LayoutError(f"index: {what} {at} is out of range: the matrix has {extent} {what}s")
+        return at % extent, at % extent + 1
+    try:
+        start, stop, step = which.indices(extent)
+    except TypeError:
+        raise LayoutError(f"a sub-matrix begins and ends at integers, got {which!r}") from None
+    if step != 1:
+        raise LayoutError(f"a sub-matrix has step 1, got {which!r}")
+    return start, max(start, stop)
 
 
 @lru_cache(_REMEMBERED)

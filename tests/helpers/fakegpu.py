@@ -73,8 +73,8 @@ class OutOfMemoryError(MemoryError):
 
 
 _LIKE_NUMPY = (
-    "abs", "add", "clip", "cos", "ldexp", "log", "maximum", "minimum", "multiply", "negative", "rint", "sin", "sqrt",
-    "subtract", "sum", "take", "tanh", "true_divide",
+    "abs", "absolute", "add", "clip", "cos", "isclose", "ldexp", "log", "maximum", "minimum", "multiply",
+    "negative", "power", "rint", "sin", "sqrt", "subtract", "sum", "take", "tanh", "true_divide",
 )  # fmt: skip
 """Functions of CuPy that are NumPy's, here too."""
 

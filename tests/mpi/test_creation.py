@@ -84,7 +84,8 @@ def ways_to_say_it(comm):
                     keywords = {"source": (0, n - 1), "dtype": "float32", "order": "F"}
                     found = make((20, 30), block=block, grid=grid, **keywords).descriptor
                     yield f"{name} {block!r} {grid!r}", None if found == expected else f"{found}"
-            plain = pb.MatrixDescriptor((20, 30), (256, 256), pb.Grid.squarest(n))
+            p = max(pb.Grid.squarest(n).shape)
+            plain = pb.MatrixDescriptor((20, 30), (math.ceil(20 / p), math.ceil(30 / p)), pb.Grid.squarest(n))
             found = make((20, 30)).descriptor
             yield f"{name}, defaults", None if found == plain else f"{found}"
             if name != "scatter":
@@ -101,6 +102,25 @@ def ways_to_say_it(comm):
                     f"{name}, too large",
                     agreed_error(ctx, pb.ArgumentError, words, make, (2, 2), grid=(1, n + 1)),
                 )
+        for shape in ((100, 100), (1, 1000), (7, 3), (0, 5)):
+            d = ctx.zeros(shape).descriptor
+            spread = all(min(axis.counts()) > 0 or axis.extent < p * axis.block for axis in (d.rows, d.cols))
+            yield f"{shape} by default", None if spread and max(d.block) <= 256 else f"{d}"
+        d = ctx.zeros((100, 100)).descriptor
+        yield (
+            "every rank has a part of 100 x 100",
+            None if 0 not in d.rows.counts() + d.cols.counts() else f"{d}",
+        )
+        yield "large blocks", None if ctx.zeros((3000, 3000)).descriptor.block == (256, 256) else "others"
+        words = ["got 5", "(5, 5) is a square matrix", "(5, 1) a column"]
+        yield "a number", agreed_error(ctx, TypeError, words, ctx.zeros, 5)
+        for given in (np.ones((3, 2), int), [[1, 2]], np.ones((2, 2), bool), np.ones((2, 2), np.longdouble)):
+            words = ["is not an element type of matrices", "dtype='float64'"]
+            yield f"{given!r}", agreed_error(ctx, pb.ArgumentError, words, ctx.scatter, given)
+            yield (
+                f"{given!r} converted",
+                misplaced(ctx.scatter(given, dtype="float32"), np.array(given, "float32")),
+            )
         a = ctx.random((20, 30), seed=1, block=(3, 5), order="F")
         whole = a.allgather()
         moved = a.redistribute(block=4, grid=f"1x{n}", source=(0, n - 1), dtype="float32")
@@ -135,7 +155,6 @@ def arrays_that_say_it(comm):
         for given, to in (
             ("float32", "float32"),
             ("complex64", "complex64"),
-            ("int64", "float64"),
             (">f8", "float64"),
         ):
             x = numbers(rng, (9, 7), "float64").astype(given)

@@ -18,6 +18,7 @@ from pblasmp.dtypes import FLOAT8
 from tests.helpers.cases import (
     TYPES,
     agreed_error,
+    exact,
     first,
     layout,
     misplaced,
@@ -31,8 +32,16 @@ from tests.helpers.cases import (
 )
 from tests.helpers.mpi import run_mpi
 
-OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
-IN_PLACE = {"+": operator.iadd, "-": operator.isub, "*": operator.imul, "/": operator.itruediv}
+OPERATORS = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "**": operator.pow,
+}
+IN_PLACE = {
+    "+": operator.iadd, "-": operator.isub, "*": operator.imul, "/": operator.itruediv, "**": operator.ipow,
+}  # fmt: skip
 ALL_TYPES = (*TYPES, *TYPES, *FLOAT8)
 SIDE = 9
 PROGRAMS = 24
@@ -154,7 +163,7 @@ class Program:
         size = self.size()
         target = self.any_view(size, writes=True)
         symbol = pick(self.rng, tuple(OPERATORS))
-        value = self.operand(size, target.array) if symbol != "/" else Named(2, 2, "2")
+        value = self.operand(size, target.array) if symbol in "+-*" else Named(2, 2, "2")
         text = f"{target.text} {symbol}= {value.text}"
         return self.write(target, value, text, OPERATORS[symbol], IN_PLACE[symbol])
 
@@ -214,16 +223,93 @@ class Program:
     def reduce(self):
         x = self.any_view(self.size())
         wide = x.array.astype("complex128" if x.array.dtype.kind == "c" else "float64")
-        axis = pick(self.rng, (None, 0, 1))
-        found = x.matrix.sum(axis), x.matrix.diagonal(), x.matrix.norm("max"), x.matrix.allgather()
+        axis = pick(self.rng, (None, 0, 1, -1))
+        m = x.matrix
+        found = (
+            m.sum(axis),
+            m.mean(axis),
+            m.min(axis),
+            m.max(axis),
+            m.diagonal(),
+            m.norm("max"),
+            m.allgather(),
+        )
         expected = (
-            np.asarray(wide.sum(axis)).astype(x.array.dtype),
+            *(
+                np.asarray(each(axis)).astype(x.array.dtype)
+                for each in (wide.sum, wide.mean, wide.min, wide.max)
+            ),
             x.array.diagonal(),
             np.abs(wide).max(),
             x.array,
         )
         wrongs = (unlike(np.asarray(f), np.asarray(e)) for f, e in zip(found, expected, strict=True))
         return f"{x.text}.sum({axis}), ...", first(*wrongs)
+
+    def function(self):
+        """What a method makes of each element, or of those on one side of a diagonal."""
+        x, k = self.any_view(self.size()), int(self.rng.integers(-3, 4))
+        y = self.any_view(x.array.shape) if self.rng.integers(2) else Named(2, 2, "2")
+        m, a, complex_ = x.matrix, x.array, x.array.dtype.kind == "c"
+        text, found, expected = pick(
+            self.rng,
+            (
+                (f"abs({x.text})", lambda: abs(m), lambda: abs(a)),
+                (f"{x.text}.conj()", m.conj, lambda: a.conj() if complex_ else a),
+                (f"{x.text}.real", lambda: m.real, lambda: a.real if complex_ else a),
+                (f"{x.text}.imag", lambda: m.imag, lambda: a.imag if complex_ else np.zeros_like(a)),
+                (f"{x.text} ** 2", lambda: m**2, lambda: a**2),
+                (f"2 ** abs({x.text})", lambda: 2 ** abs(m), lambda: 2 ** abs(a)),
+                (f"{x.text}.tril({k})", lambda: m.tril(k), lambda: np.tril(a, k)),
+                (f"{x.text}.triu({k})", lambda: m.triu(k), lambda: np.triu(a, k)),
+                (f"{x.text}.map(double)", lambda: m.map(lambda v: v + v), lambda: a + a),
+                (
+                    f"{x.text}.map(positive)",
+                    lambda: m.map(lambda v: abs(v) > 1, dtype="float32"),
+                    lambda: (abs(a) > 1).astype("float32"),
+                ),
+            ),
+        )
+        wrong = misplaced_view(found(), expected())
+        close = (
+            pb.allclose(m, y.matrix, atol=1),
+            bool(np.allclose(exact(a), exact(np.asarray(y.array)), atol=1)),
+        )
+        same = pb.allclose(m, m.copy().redistribute(order="F"))
+        return f"{text}, allclose({x.text}, {y.text})", first(
+            wrong, None if close[0] is close[1] and same else f"close: {close}, {same}"
+        )
+
+    def index(self):
+        """Rows, columns and elements, written as in NumPy; read and written."""
+        x = self.any_view(self.size(), writes=True)
+        (m, n), rng = x.array.shape, self.rng
+        i, j = int(rng.integers(-m, m)), int(rng.integers(-n, n))
+        stop, start = int(rng.integers(-m, m + 3)), int(rng.integers(-n - 2, n))
+        where, text = pick(rng, (
+            ((i, j), f"[{i}, {j}]"), (np.int64(i), f"[{i}]"), ((i, np.s_[:]), f"[{i}, :]"),
+            ((np.s_[:], j), f"[:, {j}]"),
+            (np.s_[:stop], f"[:{stop}]"), ((np.s_[:stop:1], np.s_[start:]), f"[:{stop}:1, {start}:]"),
+            (..., "[...]"), ((i, np.s_[start:]), f"[{i}, {start}:]"),
+        ))  # fmt: skip
+        expected, found = x.array[where], x.matrix[where]
+        if isinstance(found, pb.DistributedMatrix):
+            two = expected.reshape(len(expected), 1) if text.startswith("[:,") else np.atleast_2d(expected)
+            wrong = misplaced_view(found, two)
+        else:
+            wrong = unlike(np.asarray(found), np.asarray(expected))
+        shape = expected.shape
+        if shape and rng.integers(2):
+            shape = pick(
+                rng,
+                (shape, shape[-1:], (1, *shape)) if len(shape) < 2 else (shape, shape[-1:], (1, shape[1])),
+            )
+        kind = pick(rng, (x.array.dtype, np.dtype("int8"), np.dtype("float32")))
+        value = numbers(rng, shape, "float64").astype(kind, order=pick(rng, "CF"))
+        root = None if shape == () or rng.integers(2) else int(rng.integers(self.ctx.size))
+        x.matrix[where] = value if root in (None, self.ctx.rank) or self.ctx.size == 1 else None
+        x.array[where] = value
+        return f"{x.text}{text} = an array of {kind} {shape} of rank {root}", wrong
 
     def memory_order(self):
         """A product of ``.T`` is laid out alike, however the transpose was written."""
@@ -277,6 +363,7 @@ class Program:
         statement = pick(self.rng, (
             self.assign, self.assign, self.assign, self.augment, self.augment, self.augment_view, self.assign_result,
             self.binary, self.unary, self.reduce, self.memory_order, self.fill, self.wrong_shape,
+            self.function, self.function, self.index, self.index,
         ))  # fmt: skip
         text, wrong = statement()
         wrong = wrong or first(*(misplaced(x.matrix, x.array) for x in self.matrices))
@@ -387,12 +474,77 @@ def as_written(comm):
                 agreed_error(ctx, pb.RankMismatchError, ["matrix[...] ="], *call),
             )
             last = comm.rank == comm.size - 1
-            words = ["expected a DistributedMatrix or a number, got str", f"on rank {comm.size - 1}"]
+            words = [
+                "expected a DistributedMatrix, a number or a NumPy array, got str",
+                f"on rank {comm.size - 1}",
+            ]
             call = a.__setitem__, np.s_[:, :], "7" if last else 7
             yield "no number on one rank", agreed_error(ctx, TypeError, words, *call)
+            words = ["the array of ranks", str(comm.size - 1), "differs from that of rank 0"]
+            call = a.__setitem__, np.s_[0:2, 0:2], np.full((2, 2), int(last))
+            yield "another array on one rank", agreed_error(ctx, pb.RankMismatchError, words, *call)
+            words = ["a NumPy array", f"on rank {comm.size - 1}"]
+            call = a.__setitem__, np.s_[0:2, 0:2], 1 if last else np.ones((2, 2))
+            yield "a number on one rank", agreed_error(ctx, pb.RankMismatchError, words, *call)
+            call = a.__getitem__, (0, int(last))
+            yield (
+                "another element on one rank",
+                agreed_error(ctx, pb.RankMismatchError, ["matrix[i, j]"], *call),
+            )
+            words = ["map: result", "float64", "float32"]
+            call = a.map, lambda v: np.ones(v.shape, "float32" if last else "float64")
+            yield "another type on one rank", agreed_error(ctx, pb.RankMismatchError, words, *call)
             words = ["a sub-matrix has step 1", f"on rank {comm.size - 1}"]
             call = a.__setitem__, np.s_[:: 2 if last else 1, :], a
             yield "a wrong index on one rank", agreed_error(ctx, pb.ArgumentError, words, *call)
+        two = max(1, comm.size - 1)
+        some = np.ones((2, 2)) if comm.rank < two and comm.size > 2 else None
+        ranks = list(range(two)) if comm.size > 2 else []
+        for case, error, words, call, *given in (
+            (
+                "arrays on some ranks",
+                pb.ArgumentError,
+                [f"on ranks {ranks}"],
+                a.__setitem__,
+                np.s_[0:2, 0:2],
+                some,
+            ),
+            ("an array of another shape", pb.ArgumentError, ["(12,)", "(5,)"], a.__setitem__, 3, np.ones(5)),
+            ("a complex array", pb.ArgumentError, ["complex128"], a.__setitem__, 3, np.ones(12) * 1j),
+            ("an array of texts", TypeError, ["expected numbers"], a.__setitem__, 3, ["a"] * 12),
+            (
+                "a masked array",
+                pb.ArgumentError,
+                ["masked"],
+                a.__setitem__,
+                3,
+                np.ma.masked_array(np.ones(12), True),
+            ),
+            ("a row that is not there", pb.ArgumentError, ["row 12 is out of range"], a.__setitem__, 12, 1),
+            ("an element that is not there", pb.ArgumentError, ["column -13"], a.__getitem__, (0, -13)),
+            ("three indices", pb.ArgumentError, ["A[3, 4]"], a.__getitem__, (0, 0, 0)),
+            ("a truth value", pb.ArgumentError, ["A[3, 4]"], a.__getitem__, True),
+            ("a list", pb.ArgumentError, ["A[3, 4]"], a.__getitem__, [0, 1]),
+            ("a map to truth values", pb.ArgumentError, ["bool", "dtype="], a.map, lambda v: v > 0),
+            ("a map to a number", pb.ArgumentError, ["returned 3"], a.map, lambda v: 3),
+            ("a map of numbers", pb.ArgumentError, ["vectorize"], a.map, lambda v: 1.0 if v > 0 else 0.0),
+            ("a map that writes", ValueError, ["read-only"], a.map, lambda v: v.__iadd__(1)),
+            ("no function", TypeError, ["expected a function"], a.map, 3),
+            ("a diagonal", TypeError, ["k: expected an integer"], a.tril, 0.5),
+            ("the least of none", pb.ArgumentError, ["at least one element"], a[:0].min),
+            ("the least of each of none", pb.ArgumentError, ["at least one element"], a[:, :0].max, 1),
+            ("close to another shape", pb.ArgumentError, ["(12, 12)", "(1, 12)"], pb.allclose, a, a[3]),
+            ("a negative tolerance", pb.ArgumentError, ["rtol"], pb.allclose, a, a, -1.0),
+            ("close to a text", TypeError, ["b: expected"], pb.allclose, a, "a"),
+        ):
+            yield case, agreed_error(ctx, error, words, call, *given)
+        nan = ctx.full((7, 5), np.nan)
+        values = [
+            pb.allclose(nan, nan),
+            pb.allclose(nan, nan, equal_nan=True),
+            bool(np.isnan(nan.min(0)).all()),
+        ]
+        yield "NaN", None if values == [False, True, True] else str(values)
         yield "nothing was written", misplaced(a, x)
         memory = np.arange(12.0 * 12).reshape(12, 12) if comm.size == 1 else None
         if memory is not None:

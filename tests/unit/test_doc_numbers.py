@@ -35,7 +35,7 @@ NUMBERS = [
     ("tensor-parallel", "kept._MOST", str, "keeps the last {} until"),
     ("solving", "engines.host.operations.HostOperations.factor_width", str, "block columns of {} columns"),
     ("solving", "engines.host.operations.HostOperations.factor_alone", str, "Up to an order of {} one rank"),
-    ("matrices", "creation.DEFAULT_BLOCK", str, "| `block` | `64` or `(64, 32)` | {} |"),
+    ("matrices", "creation.DEFAULT_BLOCK", str, "| `block` | `64` or `(64, 32)` | {};"),
     ("matrices", "io.files.TILE_BYTES", mib, "contiguous tiles of about {}"),
     ("testing", "testing.pool._LIMIT", str, "At most {} ranks are kept"),
     ("errors", "runtime._MANY", {1000: "a thousand"}.get, "when {} plans are open"),

@@ -286,7 +286,56 @@ def unary(s: Session, of: int, to: int, kind: int, how: str) -> None:
         s.keep(to, held.matrix.astype(dtype), held.whole.astype(dtype))
 
 
-@call(3, of=Draw.slot, how=Draw.of("sum", "rows", "columns", "trace", "diagonal", "max", "fro"))
+@call(
+    3, of=Draw.slot, to=Draw.slot, k=Draw.upto(9),
+    how=Draw.of("abs", "conj", "real", "imag", "square", "tril", "triu", "map"),
+)  # fmt: skip
+def function(s: Session, of: int, to: int, k: int, how: str) -> None:
+    """A function of each element, or zeros on one side of a diagonal."""
+    held = s.pick(of, lambda held: held.arithmetic)
+    s.tame(held, 8 if how == "square" else 64)
+    x, a, is_complex = held.matrix, held.whole, held.whole.dtype.kind == "c"
+    found, expected = {
+        "abs": lambda: (abs(x.real), abs(a.real if is_complex else a)),
+        "conj": lambda: (x.conj(), a.conj() if is_complex else a.copy()),
+        "real": lambda: (x.real, a.real.copy() if is_complex else a),
+        "imag": lambda: (x.imag, a.imag.copy() if is_complex else np.zeros_like(a)),
+        "square": lambda: (x**2, a * a),
+        "tril": lambda: (x.tril(k - 4), np.tril(a, k - 4)),
+        "triu": lambda: (x.triu(k - 4), np.triu(a, k - 4)),
+        "map": lambda: (x.map(lambda v: v + v), a + a),
+    }[how]()
+    s.keep(to, found, expected)
+
+
+@call(
+    4,
+    of=Draw.slot,
+    i=Draw.seed,
+    j=Draw.seed,
+    how=Draw.of("row", "column", "element"),
+    root=Draw.of(None, 0, 1),
+)
+def item(s: Session, of: int, i: int, j: int, how: str, root: int | None) -> None:
+    """Read a row, a column or an element, and write a NumPy array of every rank or of one there."""
+    held = s.pick(of, lambda held: held.arithmetic)
+    if 0 in held.whole.shape:
+        raise SkipStep
+    i, j = i % held.whole.shape[0], j % held.whole.shape[1] - held.whole.shape[1]
+    at: Any = {"row": i, "column": (slice(None), j), "element": (i, j)}[how]
+    if how == "element":
+        expect(differs(np.full((1, 1), held.matrix[at]), np.full((1, 1), held.whole[at])))
+    values = (np.arange(held.whole[at].size).reshape(held.whole[at].shape) % 3).astype("int16")
+    has = root is None or how == "element" or s.ctx.rank == root % s.ctx.size
+    held.matrix[at] = values if has else None
+    held.whole[at] = values
+    s.check(held)
+
+
+@call(
+    3, of=Draw.slot,
+    how=Draw.of("sum", "rows", "columns", "trace", "diagonal", "max", "fro", "least", "largest", "mean", "close"),
+)  # fmt: skip
 def reduce(s: Session, of: int, how: str) -> None:
     """Sums and norms, which every rank has."""
     held = s.pick(of, lambda held: held.arithmetic)
@@ -297,6 +346,18 @@ def reduce(s: Session, of: int, how: str) -> None:
         found: Any = held.matrix.norm(how)
         expected: Any = np.abs(whole).max(initial=0) if how == "max" else np.linalg.norm(whole)
         scale = 1e-12
+    elif how == "close":
+        found, expected = int(pb.allclose(held.matrix, held.matrix.copy())), 1
+    elif how in ("least", "largest"):
+        if 0 in whole.shape:
+            raise SkipStep
+        found = held.matrix.min(0) if how == "least" else held.matrix.max(1)
+        expected = whole.min(0) if how == "least" else whole.max(1)
+    elif how == "mean":
+        if 0 in whole.shape:
+            raise SkipStep
+        found, expected = held.matrix.mean(), whole.mean().astype(held.whole.dtype)
+        scale = 4 * ELEMENT_TYPES[held.whole.dtype.name].roundoff
     elif how == "diagonal":
         found, expected = held.matrix.diagonal(), whole.diagonal()
     elif how == "trace":

@@ -40,6 +40,9 @@ EVERYWHERE: dict[str, Mistake] = {
     "step": lambda s, x: x.matrix[::2, :],
     "not square": lambda s, x: pb.trsm(x.matrix[:1, :], x.matrix) if x.whole.shape[1] > 1 else _skip(),
     "ndarray": lambda s, x: x.matrix + np.ones(x.whole.shape),
+    "no such element": lambda s, x: x.matrix[x.whole.shape],
+    "an array that does not fit": lambda s, x: x.matrix.__setitem__(..., np.ones((1, 2, 3))),
+    "integers": lambda s, x: s.ctx.scatter(np.ones((3, 3), int)),
     "no such norm": lambda s, x: x.matrix.norm("nuclear"),
 }  # fmt: skip
 """By name, a call that is wrong on every rank."""

@@ -90,11 +90,28 @@ def test_slices_mean_what_they_mean_in_numpy():
     assert d.ranges((slice(None, -1), slice(30, 40))) == ((0, 9), (20, 20))
 
 
+def test_integers_and_shorter_indices():
+    d = MatrixDescriptor((10, 20), (3, 4), Grid(2, 2))
+    assert d[3] == d[-7] == d[3, :] == d[3:4, :]
+    assert d[:, -1] == d[:, 19:20]
+    assert d[3, 4] == d[np.int64(3), 4] == d[3:4, 4:5]
+    assert d[:5] == d[:5,] == d[0:5, 0:20]
+    assert d[...] == d[()] == d
+
+
 @pytest.mark.parametrize(
-    "index", [3, (3, 4), slice(3), (slice(3),), (slice(3), 4), (slice(1), slice(1), slice(1))]
+    "index", [(0, 0, 0), True, (np.True_, 0), None, [3], 1.0, "3", (..., 3), np.arange(2)]
 )
-def test_a_sub_matrix_needs_two_slices(index):
-    with pytest.raises(LayoutError, match=r"index: expected two slices such as A\[0:4, 2:8\], got "):
+def test_what_is_no_index(index):
+    with pytest.raises(LayoutError, match=r"index: expected integers or slices, such as A\[3, 4\], .* got "):
+        MatrixDescriptor((10, 20), (3, 4), Grid(2, 2))[index]
+
+
+@pytest.mark.parametrize(
+    ("index", "words"), [(10, "row 10 .* 10 rows"), ((0, -21), "column -21 .* 20 columns")]
+)
+def test_an_index_out_of_range(index, words):
+    with pytest.raises(LayoutError, match=words):
         MatrixDescriptor((10, 20), (3, 4), Grid(2, 2))[index]
 
 
