@@ -35,15 +35,17 @@ RETURNED = {"MatrixPlan": MatrixPlan, "Workspace": Workspace}
 """Classes that public calls return, without a public name."""
 
 OPERATORS = {
-    "__getitem__": "{}[i0:i1, j0:j1]",
+    "__getitem__": "{}[i, j]",
     "__setitem__": "{}[i0:i1, j0:j1] = B",
     "__matmul__": "{} @ B",
     "__add__": "{} + B",
     "__sub__": "{} - B",
     "__mul__": "{} * B",
     "__truediv__": "{} / B",
+    "__pow__": "{} ** B",
     "__iadd__": "{} += B",
     "__neg__": "-{}",
+    "__abs__": "abs({})",
     "__call__": "{}()",
 }
 VARIABLES = {"Context": "ctx", "DistributedMatrix": "A", "Plan": "plan", "MatrixPlan": "plan"}

@@ -235,7 +235,7 @@ def triangle(matrix: Matrix, uplo: str, k: int) -> Matrix:
             xp = ctx.engine.xp
             i, j = (xp.asarray(each) for each in d.global_indices(ctx.rank))
             away = j[None, :] - i[:, None]  # from the main diagonal, to the right
-            out.local[(away > k) if uplo == "L" else (away < k)] = 0
+            ctx.engine.operations.copy_where(out.local, 0, (away > k) if uplo == "L" else (away < k))
         return out
 
 
