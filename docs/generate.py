@@ -187,12 +187,19 @@ def vectors() -> str:
 def pblas() -> str:
     """Return the table of the routines of pblasmp.pblas, by the type of their matrices."""
     kinds = {"s": "float32", "d": "float64", "c": "complex64", "z": "complex128"}
-    routines = dict.fromkeys(name[2:] for name in names.__all__ if re.match("p[sdcz]", name))
+    found: dict[str, dict[str, str]] = {}
+    for name in names.__all__:
+        if re.match("p[sdcz]", name):
+            found.setdefault(name[2:], {})[name[1]] = name
+    for each, row in VECTOR_ROUTINES.items():
+        for name, letter in row.names.items():
+            del found[name[2:]][name[1]]
+            others = found.setdefault(each if letter not in found.get(each, {}) else name[2:], {})
+            others[letter] = name
     rows = [
-        "| "
-        + " | ".join(f"`p{kind}{each}`" if f"p{kind}{each}" in names.__all__ else "" for kind in kinds)
-        + " |"
-        for each in sorted(routines)
+        "| " + " | ".join(f"`{row[kind]}`" if kind in row else "" for kind in kinds) + " |"
+        for _, row in sorted(found.items())
+        if row
     ]
     return "\n".join([f"| {' | '.join(kinds.values())} |", "| --- | --- | --- | --- |", *rows, ""])
 

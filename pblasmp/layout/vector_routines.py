@@ -93,7 +93,7 @@ VECTOR_ROUTINES: dict[str, VectorRoutine] = {
         "y = x", {"x": "n", "y": "n"}, "y", "n X Y", _names("p?copy", _ALL),
         twin="geadd", passes={"a": "x"},
     ),
-    "swap": VectorRoutine("x and y exchanged", {"x": "n", "y": "n"}, "xy", "n X Y", _names("p?swap", _ALL)),
+    "swap": VectorRoutine("x = y and y = x, at once", {"x": "n", "y": "n"}, "xy", "n X Y", _names("p?swap", _ALL)),
     "gemv": VectorRoutine(
         "y = alpha op(A) x + beta y", {"a": "m n", "x": "n m", "y": "m n"}, "y", "trans m n alpha A X beta Y",
         _names("p?gemv", _ALL), "gemm", {"a": "a", "b": "x", "c": "y"}, ("op_a",),
@@ -111,7 +111,7 @@ VECTOR_ROUTINES: dict[str, VectorRoutine] = {
         _names("p?trmv", _ALL), "trmm", {"a": "a", "b": "x"}, ("uplo", "op_a", "diag"),
     ),
     "trsv": VectorRoutine(
-        "x = y, with op(A) y = x, A being triangular", {"a": "n n", "x": "n"}, "x", "uplo trans diag n A X",
+        "x = op(A)^-1 x, A being triangular", {"a": "n n", "x": "n"}, "x", "uplo trans diag n A X",
         _names("p?trsv", _ALL), "trsm", {"a": "a", "b": "x"}, ("uplo", "op_a", "diag"),
     ),
     "ger": VectorRoutine(

@@ -33,6 +33,7 @@ from .grids import gridexit, gridinfo, gridinit
 from .moves import mover
 from .routines import ROUTINES, PblasFunction, variant
 from .tools import descinit, indxg2l, indxg2p, indxl2g, infog2l, numroc
+from .vectors import FUNCTIONS as VECTOR_FUNCTIONS
 
 __all__ = [
     "ArgumentError",
@@ -60,6 +61,7 @@ _FUNCTIONS: dict[str, Callable[..., object]] = (
         for name, routine in ROUTINES.items()
         for letter in routine.letters
     }
+    | VECTOR_FUNCTIONS
     | {f"p{letter}{name}": mover(name, letter) for name in ("gemr2d", "trmr2d") for letter in "sdcz"}
 )
 __all__ += [*sorted(_FUNCTIONS)]  # noqa: PLE0604

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import ArgumentError
 
-__all__ = ["DESCRIPTOR", "Faults", "ParameterError"]
+__all__ = ["DESCRIPTOR", "LONGER", "Faults", "ParameterError"]
 
 DESCRIPTOR = {
     "DTYPE_": 1, "CTXT_": 2, "M_": 3, "N_": 4, "MB_": 5, "NB_": 6, "RSRC_": 9, "CSRC_": 10, "LLD_": 11,
@@ -20,6 +20,9 @@ PBLAS checks a descriptor of nine integers as one of eleven. Entries 5 and 6 of 
 first block, here MB_ and NB_, so these are reported there; RSRC_, CSRC_ and LLD_ are entries 9 to 11.
 Source: PBLAS, PB_CargFtoC and PB_Cchkmat.
 """
+
+LONGER = {"IMB_": 5, "INB_": 6, "MB_": 7, "NB_": 8}
+"""Entries of a descriptor of eleven integers (type 2), under their own numbers."""
 
 
 class ParameterError(ArgumentError):
@@ -56,11 +59,17 @@ class Faults:
     def __bool__(self) -> bool:
         return bool(self._found)
 
-    def add(self, name: str, text: str, entry: int = 0) -> None:
-        """Note a fault of argument ``name``, or of its ``entry`` (from 1) if it is a descriptor."""
+    def add(self, name: str, text: str, entry: int | str = 0) -> None:
+        """Note a fault of argument ``name``, or of its ``entry`` if it is a descriptor.
+
+        An entry is a number from 1 to 9, or one of ``LONGER``.
+        """
         number = self._names.index(name) + 1
         which, reported = f"argument {number} ({name})", 0
-        if entry:
+        if isinstance(entry, str):
+            reported = LONGER[entry]
+            which = f"entry {reported} ({entry}) of {which}"
+        elif entry:
             label, reported = list(DESCRIPTOR.items())[entry - 1]
             which = f"entry {entry} ({label}) of {which}"
         self._found.append((100 * number + reported, f"{which}: {text}"))

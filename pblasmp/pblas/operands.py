@@ -137,28 +137,50 @@ def _is_for_staging(xp: Any, array: Any) -> bool:
 
 
 def entries(faults: Faults, name: str, desc: Any) -> tuple[int, ...]:
-    """Return a descriptor's nine integers; note what is wrong with it. Local."""
+    """Return a descriptor's nine integers; note what is wrong with it. Local.
+
+    Of one of eleven (type 2), whose first blocks must be as large as the others, those that say how large they are are
+    left out.
+    """
     try:
         values = tuple(operator.index(value) for value in desc)
     except (TypeError, ValueError):
         faults.add(name, f"expected nine integers, got {desc!r}")
         return ()
-    if values and values[0] != 1:
-        faults.add(name, f"expected 1, a dense block-cyclic matrix, got {values[0]}", 1)
-        return ()
-    if len(values) != 9:
+    if len(values) not in (9, 11):
         faults.add(name, f"expected nine integers, got {len(values)}")
         return ()
-    return values
+    kind = 1 if len(values) == 9 else 2
+    if values[0] != kind:
+        faults.add(
+            name, f"expected {kind}, a block-cyclic matrix in {len(values)} integers, got {values[0]}", 1
+        )
+        return ()
+    return values if kind == 1 else _shortened(faults, name, values)
+
+
+def _shortened(faults: Faults, name: str, values: tuple[int, ...]) -> tuple[int, ...]:
+    legal = True
+    for at, (first, other) in zip((4, 5), (("IMB_", "MB_"), ("INB_", "NB_")), strict=True):
+        of_first, of_others = values[at], values[at + 2]
+        if of_first < 1 or of_others < 1:
+            entry, value = (first, of_first) if of_first < 1 else (other, of_others)
+            faults.add(name, f"expected at least 1, got {value}", entry)
+            legal = False
+        elif of_first != of_others:
+            faults.add(name, f"expected {of_others}, as {other} is, got {of_first}", first)
+            legal = False
+    return (1, *values[1:4], *values[6:]) if legal else ()
 
 
 def check_sharing(faults: Faults, matrices: dict[str, DistributedMatrix], written: str) -> None:
-    """Note which other matrices overlap the one that is written, if they are NumPy arrays. Local."""
+    """Note which other matrices overlap those that are written, if they are NumPy arrays. Local."""
     arrays = {name: x.local for name, x in matrices.items() if isinstance(x.local, np.ndarray)}
-    out = arrays.pop(written, None)
-    for name, array in arrays.items():
-        if out is not None and overlap(array, out):
-            faults.add(written, f"its local array shares memory with that of {name.upper()}")
+    for target in written:
+        out = arrays.pop(target, None)
+        for name, array in arrays.items():
+            if out is not None and overlap(array, out):
+                faults.add(target, f"its local array shares memory with that of {name.upper()}")
 
 
 def grid_of(descs: Sequence[Any]) -> ProcessGrid | None:
@@ -176,7 +198,7 @@ def grid_of(descs: Sequence[Any]) -> ProcessGrid | None:
 @contextmanager
 def staged(matrices: dict[str, DistributedMatrix], written: str) -> Iterator[dict[str, DistributedMatrix]]:
     """Yield matrices that the engine can use: copies on the GPU for NumPy arrays, written back at the end. Local."""
-    used, back = {}, None
+    used, back = {}, []
     for name, x in matrices.items():
         ctx = x.context
         if not _is_for_staging(ctx.engine.xp, x.local):
@@ -186,8 +208,8 @@ def staged(matrices: dict[str, DistributedMatrix], written: str) -> Iterator[dic
         array = ctx.engine.empty(x.local.shape, x.dtype, "F", max(1, rows))
         ctx.engine.from_host(array, x.local)
         used[name] = DistributedMatrix(ctx, x.descriptor, array)
-        if name == written:
-            back = x.local
+        if name in written:
+            back.append((x, array))
     yield used
-    if back is not None:
-        back[...] = used[written].context.engine.to_host(used[written].local)
+    for x, array in back:
+        x.local[...] = x.context.engine.to_host(array)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import level3
 from ..dtypes import ELEMENT_TYPES, scalar
@@ -22,9 +23,9 @@ from ..products import matmul
 from .arguments import Faults
 from .operands import Operand, check_sharing, entries, grid_of, staged
 
-__all__ = ["DTYPE", "ROUTINES", "PblasFunction", "PblasRoutine", "variant"]
+__all__ = ["DTYPE", "ROUTINES", "VECTORS", "PblasFunction", "PblasRoutine", "function_of", "variant"]
 
-PblasFunction = Callable[..., None]
+PblasFunction = Callable[..., Any]
 Values = dict[str, Any]
 
 DTYPE = {row.blas: row.dtype for row in ELEMENT_TYPES.values() if row.blas}
@@ -37,6 +38,9 @@ _OPTIONS = {
     "trans": ("NTC", '"N", "T" (transpose) or "C" (conjugate transpose)'),
 }
 
+VECTORS = ("x", "y")
+"""The letters of vectors: rows or columns of matrices, which their increments tell apart."""
+
 _PYTHON = {"trans": "op_a", "transa": "op_a", "transb": "op_b"}
 _KEPT = {*_OPTIONS, "transa", "transb", "alpha", "beta"}
 
@@ -48,16 +52,19 @@ class PblasRoutine:
     Attributes:
         name: without p and the letter of the type.
         letters: the types that have it.
-        arguments: in PBLAS's order; "A" stands for a, ia, ja and desca; so do B and C for theirs.
+        arguments: in PBLAS's order; "A" stands for a, ia, ja and desca; so do B and C for theirs. "X" and "Y" are
+            vectors: "X" stands for x, ix, jx, descx and incx.
         shapes: by matrix, rows and columns and perhaps the option that, unless it is "N", exchanges them; or "side":
-            square, of m rows for "L" and n for "R".
+            square, of m rows for "L" and n for "R". By vector, its length, and perhaps its length otherwise and that
+            option.
         formula: what it computes.
         python: the function of pblasmp that computes it.
         fixed: arguments that are the same in every call.
         trans: the letters that its trans may have, for real and for complex types.
         real: scalars that are real for every type.
-        written: the matrix that is written.
+        written: the matrices that are written, mostly one.
         note: more about the matrices, one sentence.
+        beta: what the result is scaled by before the product is added, if that is no argument.
     """
 
     name: str
@@ -71,6 +78,7 @@ class PblasRoutine:
     real: str = ""
     written: str = "c"
     note: str = ""
+    beta: complex | None = None
 
     @property
     def names(self) -> list[str]:
@@ -79,16 +87,40 @@ class PblasRoutine:
         for word in self.arguments.split():
             x = word.lower()
             out += [x, f"i{x}", f"j{x}", f"desc{x}"] if word.isupper() else [x]
+            out += [f"inc{x}"] if x in VECTORS else []
         return out
+
+    def options(self, values: Values) -> Values:
+        """Return the options and scalars under pblasmp's names. Local."""
+        return {
+            _PYTHON.get(name, name): value for name, value in values.items() if name in _KEPT
+        } | self.fixed
 
     def compute(self, values: Values, matrices: dict[str, DistributedMatrix]) -> None:
         """Write the result. Collective over the grid."""
-        options = {_PYTHON.get(name, name): value for name, value in values.items() if name in _KEPT}
-        self.python(*matrices.values(), out=matrices[self.written], **options, **self.fixed)
+        self.python(*matrices.values(), out=matrices[self.written], **self.options(values))
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The arguments to which numbers are written."""
+        return ()
+
+    @property
+    def returns(self) -> str:
+        """The annotation of what it returns."""
+        return "None"
+
+    def changes_nothing(self, values: Values) -> bool:
+        """Return whether it leaves everything as it is, even the imaginary parts of a Hermitian diagonal. Local."""
+        adds_nothing = values.get("alpha") == 0 or values.get("k") == 0
+        return 0 in (values.get("m", 1), values["n"]) or (adds_nothing and values.get("beta", self.beta) == 1)
 
     def shape(self, matrix: str, values: Values) -> tuple[int, int]:
         """Return rows and columns of a matrix's part."""
         words = self.shapes[matrix].split()
+        if matrix in VECTORS:
+            length = values[words[0] if len(words) == 1 or values[words[2]] == "N" else words[1]]
+            return (1, length) if values[f"is_row_{matrix}"] else (length, 1)
         if words == ["side"]:
             words = ["m", "m"] if values["side"] == "L" else ["n", "n"]
         rows, cols = values[words[0]], values[words[1]]
@@ -151,27 +183,30 @@ ROUTINES |= {
 
 def variant(name: str, letter: str) -> PblasFunction:
     """Return the routine for one type, as a function with PBLAS's signature."""
-    routine = ROUTINES[name]
-    full = f"p{letter}{name}"
+    return function_of(ROUTINES[name], f"p{letter}{name}", DTYPE[letter])
+
+
+def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunction:
+    """Return a routine for one type under its full name, as a function with PBLAS's signature."""
     parameters = [
         inspect.Parameter(
             each, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=_annotation(each, routine)
         )
         for each in routine.names
     ]
-    signature = inspect.Signature(parameters, return_annotation="None")
+    signature = inspect.Signature(parameters, return_annotation=routine.returns)
 
-    def function(*args: Any, **kwargs: Any) -> None:
-        _run(routine, full, DTYPE[letter], signature.bind(*args, **kwargs).arguments)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return _run(routine, full, dtype, signature.bind(*args, **kwargs).arguments)
 
     function.__name__ = function.__qualname__ = full
     function.__module__ = __name__.rpartition(".")[0]
-    function.__doc__ = _docstring(routine, full, DTYPE[letter])
+    function.__doc__ = _docstring(routine, full, dtype)
     function.__signature__ = signature  # type: ignore[attr-defined]
     return function
 
 
-def _run(routine: PblasRoutine, full: str, dtype: np.dtype, given: Values) -> None:
+def _run(routine: PblasRoutine, full: str, dtype: np.dtype, given: Values) -> Any:
     """Check the arguments, agree on them, compute. Collective over the grid."""
     faults = Faults(full, routine.names)
     grid = grid_of([given[f"desc{x}"] for x in routine.shapes])
@@ -197,12 +232,11 @@ def _run(routine: PblasRoutine, full: str, dtype: np.dtype, given: Values) -> No
                     matrices[name] = matrix
             check_sharing(faults, matrices, routine.written)
         faults.check()
-        facts.update({name: _fact(value) for name, value in values.items()})
-    adds_nothing = values["alpha"] == 0 or values.get("k") == 0
-    if 0 in (values.get("m", 1), values["n"]) or (adds_nothing and values.get("beta") == 1):
-        return  # then not even the imaginary parts of a Hermitian diagonal are set to zero
+        facts.update({name: _fact(value) for name, value in values.items() if name not in routine.numbers})
+    if routine.changes_nothing(values):
+        return None
     with staged(matrices, routine.written) as used:
-        routine.compute(values, used)
+        return routine.compute(values, used)
 
 
 def _checked(routine: PblasRoutine, faults: Faults, given: Values, dtype: np.dtype) -> Values:
@@ -217,6 +251,8 @@ def _checked(routine: PblasRoutine, faults: Faults, given: Values, dtype: np.dty
             values[name] = faults.letter(name, value, allowed)
         elif name in ("m", "n", "k"):
             values[name] = faults.integer(name, value, 0)
+        elif name in routine.numbers:
+            values[name] = _number(faults, name, value)
         elif name in ("alpha", "beta"):
             kind = np.dtype("f8") if name in routine.real.split() else dtype
             try:
@@ -229,7 +265,21 @@ def _checked(routine: PblasRoutine, faults: Faults, given: Values, dtype: np.dty
 def _operand(routine: PblasRoutine, faults: Faults, name: str, given: Values, values: Values) -> Operand:
     i, j = (faults.integer(each, given[each], 1) for each in (f"i{name}", f"j{name}"))
     desc = entries(faults, f"desc{name}", given[f"desc{name}"])
+    if name in VECTORS:
+        increment = faults.integer(f"inc{name}", given[f"inc{name}"])
+        rows = desc[2] if desc else increment
+        values[f"is_row_{name}"] = increment == rows
+        if increment not in (1, rows):
+            faults.add(f"inc{name}", f"expected 1 (a column), or M_ (a row), here {rows}, got {increment}")
     return Operand(name, given[name], i, j, desc, routine.shape(name, values))
+
+
+def _number(faults: Faults, name: str, value: Any) -> NDArray[Any] | None:
+    """Return the array to which a number is written; None if it is only returned. Local."""
+    if value is None or (isinstance(value, np.ndarray) and value.size == 1 and value.flags.writeable):
+        return value
+    faults.add(name, f"expected a writeable NumPy array of one element, or None, got {value!r}")
+    return None
 
 
 def _fact(value: Any) -> Any:
@@ -244,23 +294,28 @@ def _annotation(name: str, routine: PblasRoutine) -> str:
         return "float" if name in routine.real.split() else "complex"
     if name.startswith("desc"):
         return "Sequence[int]"
+    if name in routine.numbers:
+        return "NDArray[Any] | None"
     return "Any" if name in routine.shapes else "int"
 
 
 def _docstring(routine: PblasRoutine, full: str, dtype: np.dtype) -> str:
     """Return the text that help() shows."""
-    written = routine.written.upper()
+    written = " and ".join(f"sub({x.upper()})" for x in routine.written)
+    tail = f" {written} {'are' if len(routine.written) > 1 else 'is'} written in place." if written else ""
     lines = [
         f"Compute {routine.formula}, in {dtype.name}.",
         "",
         (
             f"Collective over the grid. {routine.note}Indices are 1-based. Local arrays are in Fortran order, or have "
-            f"one dimension, column after column. sub({written}) is written in place."
+            f"one dimension, column after column.{tail}"
         ),
         "",
         "Args:",
         *(f"    {name}: {_meaning(routine, name, dtype)}" for name in routine.names),
     ]
+    if routine.numbers:
+        lines += ["", "Returns:", f"    {' and '.join(routine.numbers)}: see there."]
     lines += [
         "",
         "Raises:",
@@ -290,6 +345,17 @@ def _meaning(routine: PblasRoutine, name: str, dtype: np.dtype) -> str:
         return "a real number." if name in routine.real.split() else "a number."
     if name.startswith("desc"):
         return f"nine integers that describe {x}, see ``descinit``."
+    if name in routine.numbers:
+        return (
+            "an array of one element to which the result is written, or None. Processes that have no part of the "
+            "process row or column of a vector get 0."
+        )
+    if name[:3] == "inc":
+        return f"1: sub({x}) is a column; M_ of desc{x.lower()}: it is a row."
+    if name in VECTORS:
+        first, *rest = routine.shapes[name].split()
+        other = f', {rest[0]} unless {rest[1]} is "N"' if rest else ""
+        return f"local array of {x}; sub({x}) is a vector of {first} elements{other}."
     if name in routine.shapes:
         return f"local array of {x}; sub({x}) is {_shape_text(routine.shapes[name].split())}."
     return f"{'row' if name[0] == 'i' else 'column'} of {x}, from 1, where sub({x}) begins."

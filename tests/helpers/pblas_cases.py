@@ -92,12 +92,14 @@ def matrices(routine, rng, grid, values, dtype):
     for name in routine.shapes:
         shape = routine.shape(name, values)
         x, kept = held(rng, grid, shape, dtype), np.ones(shape, bool)
-        if name == "a" and "side" in values:
+        if name in ("x", "y"):
+            values[f"inc{name}"] = x.whole.shape[0] if values[f"is_row_{name}"] else 1
+        if name == "a" and ("side" in values or routine.name in ("symv", "hemv", "trmv", "trsv")):
             kept = triangle(shape, values["uplo"], unit=values.get("diag") == "U")
         elif name == "a" and routine.name == "tradd":
             kept = triangle((values["m"], values["n"]), values["uplo"])
             kept = kept.T if values["trans"] != "N" else kept
-        if name == "a" and routine.name == "trsm":  # well-conditioned
+        if name == "a" and routine.name in ("trsm", "trsv"):  # well-conditioned
             part = x.whole[x.window] / (2 * shape[0] + 1)
             np.fill_diagonal(part, 2 - 1j if dtype.kind == "c" else 2)
             x.whole[x.window] = part
@@ -130,7 +132,9 @@ def options(routine, rng, dtype):
     letters = {"side": "LR", "uplo": "UL", "diag": "NU", "trans": routine.trans[dtype.kind == "c"]}
     out = {}
     for name in routine.names:
-        if name in letters or name.startswith("trans"):
+        if name in ("x", "y"):
+            out[f"is_row_{name}"] = bool(rng.integers(2))
+        elif name in letters or name.startswith("trans"):
             out[name] = pick(rng, letters.get(name, "NTC"))
         elif name in ("m", "n", "k"):
             out[name] = int(rng.integers(0, 15)) if rng.integers(8) else 0

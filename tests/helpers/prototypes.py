@@ -2,6 +2,7 @@
 """The arguments of PBLAS and ScaLAPACK routines, in their order."""
 
 A, B, C = "A IA JA DESCA", "B IB JB DESCB", "C IC JC DESCC"
+X, Y = "X IX JX DESCX INCX", "Y IY JY DESCY INCY"
 PROTOTYPES = {  # of the PBLAS, REDIST and ScaLAPACK sources
     "pdgemm": f"TRANSA TRANSB M N K ALPHA {A} {B} BETA {C}",
     "pssymm": f"SIDE UPLO M N ALPHA {A} {B} BETA {C}",
@@ -22,4 +23,32 @@ PROTOTYPES = {  # of the PBLAS, REDIST and ScaLAPACK sources
     "pdpotrf": f"UPLO N {A} INFO",
     "pzpotrs": f"UPLO N NRHS {A} {B} INFO",
     "psposv": f"UPLO N NRHS {A} {B} INFO",
+    "pddot": f"N DOT {X} {Y}",
+    "pcdotu": f"N DOT {X} {Y}",
+    "pzdotc": f"N DOT {X} {Y}",
+    "pdnrm2": f"N NORM2 {X}",
+    "pscnrm2": f"N NORM2 {X}",
+    "pdznrm2": f"N NORM2 {X}",
+    "psasum": f"N ASUM {X}",
+    "pscasum": f"N ASUM {X}",
+    "pdzasum": f"N ASUM {X}",
+    "pzamax": f"N AMAX INDX {X}",
+    "pdaxpy": f"N ALPHA {X} {Y}",
+    "pcscal": f"N ALPHA {X}",
+    "pcsscal": f"N ALPHA {X}",
+    "pzdscal": f"N ALPHA {X}",
+    "pscopy": f"N {X} {Y}",
+    "pzswap": f"N {X} {Y}",
+    "pdgemv": f"TRANS M N ALPHA {A} {X} BETA {Y}",
+    "pssymv": f"UPLO N ALPHA {A} {X} BETA {Y}",
+    "pzhemv": f"UPLO N ALPHA {A} {X} BETA {Y}",
+    "pctrmv": f"UPLO TRANS DIAG N {A} {X}",
+    "pdtrsv": f"UPLO TRANS DIAG N {A} {X}",
+    "pdger": f"M N ALPHA {X} {Y} {A}",
+    "pcgeru": f"M N ALPHA {X} {Y} {A}",
+    "pzgerc": f"M N ALPHA {X} {Y} {A}",
+    "pdsyr": f"UPLO N ALPHA {X} {A}",
+    "pcher": f"UPLO N ALPHA {X} {A}",
+    "pssyr2": f"UPLO N ALPHA {X} {Y} {A}",
+    "pzher2": f"UPLO N ALPHA {X} {Y} {A}",
 }

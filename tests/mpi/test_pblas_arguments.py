@@ -17,6 +17,7 @@ LEGAL |= dict.fromkeys(("trans", "transa", "transb"), "no transpose")
 ENTRIES = {1: 2, 2: 12345, 3: -1, 4: -1, 5: 0, 6: 0, 7: 2, 8: -1, 9: 0}
 REPORTED = {7: 9, 8: 10, 9: 11}  # what PBLAS prints of RSRC_, CSRC_ and LLD_: it counts IMB_ and INB_ too
 BAD = {**dict.fromkeys("mnk", -1), "alpha": "2", "beta": None, "ictxt": 12345}
+BAD |= dict.fromkeys(("dot", "norm2", "asum", "amax", "indx"), 0.0) | dict.fromkeys(("incx", "incy"), 2)
 BAD |= dict.fromkeys(("side", "uplo", "diag", "trans", "transa", "transb"), "x")
 
 
@@ -25,7 +26,8 @@ def legal(name, ictxt):
     nprow, npcol, myrow, mycol = pblas.gridinfo(ictxt)
     rows, cols = pblas.numroc(9, 2, myrow, 0, nprow), pblas.numroc(9, 2, mycol, 0, npcol)
     known = {**LEGAL, "ictxt": ictxt}
-    for x in "abc":
+    known |= dict.fromkeys(("dot", "norm2", "asum", "amax", "indx")) | dict.fromkeys(("incx", "incy"), 1)
+    for x in "abcxy":
         known[x] = np.ones((rows, cols), TYPES[name[1]], order="F")
         known |= {f"i{x}": 2, f"j{x}": 2, f"desc{x}": pblas.descinit(9, 9, 2, 2, 0, 0, ictxt, rows)}
     return {each: known[each] for each in PROTOTYPES[name].lower().split()}
@@ -58,7 +60,7 @@ def variations(name, ictxt):
         elif each.startswith("desc"):
             moves, other = (
                 name.endswith("2d"),
-                {"a": "b" if "b" in known else "c", "b": "a", "c": "a"}[each[-1]],
+                {"a": "b" if "b" in known else "c"}.get(each[-1], "a"),
             )
             for entry, value in ENTRIES.items():
                 desc = known[each].copy()
@@ -81,7 +83,7 @@ def variations(name, ictxt):
             yield f"{each} of floats", {**known, each: known[each] + 0.5}, -number, ["nine integers"]
             yield f"{each} of 8", {**known, each: known[each][:8]}, -number, ["nine integers"]
         elif each[0] in "ij" and each[1:] in known:
-            for value in (0, 3):
+            for value in (0, 10 if each[1] in "xy" else 3):
                 yield f"{each} = {value}", {**known, each: value}, -number, [f"({each})"]
         elif each in "abc" and name in ("pdgemm", "pcherk", "pdtrsm", "pctrmr2d"):
             x = known[each]
@@ -99,10 +101,36 @@ def variations(name, ictxt):
                 yield f"{each} {text}", {**known, each: local}, -number, [word]
 
 
+def longer(comm, ictxt):
+    """Descriptors of eleven integers: what is illegal in them under its own number, and the same result."""
+
+    def eleven(desc, **changed):
+        _, context, m, n, mb, nb, *rest = desc.tolist()
+        found = {"IMB_": mb, "INB_": nb, "MB_": mb, "NB_": nb} | changed
+        return [2, context, m, n, *(found[each] for each in ("IMB_", "INB_", "MB_", "NB_")), *rest]
+
+    known = legal("pdgemv", ictxt)
+    for changed, entry in (
+        ({"IMB_": 0}, 5), ({"INB_": -1}, 6), ({"MB_": 0}, 7), ({"NB_": 0}, 8), ({"IMB_": 1}, 5), ({"INB_": 3}, 6),
+        ({"IMB_": 0, "MB_": 0}, 5),
+    ):  # fmt: skip
+        desc = eleven(known["desca"], **changed)
+        yield f"{changed}", raised(comm, "pdgemv", {**known, "desca": desc}, -(800 + entry), ["(desca)"])
+    short = eleven(known["descx"])[:9]
+    yield "type 2 of nine", raised(comm, "pdgemv", {**known, "descx": short}, -1201, ["entry 1 (DTYPE_)"])
+    out = []
+    for form in (eleven, np.asarray):
+        known = legal("pdgemv", ictxt)
+        pblas.pdgemv(*(form(x) if name.startswith("desc") else x for name, x in known.items()))
+        out.append(known["y"])
+    written = any(comm.allgather(bool((out[0] != 1).any())))
+    yield "type 2", None if np.array_equal(*out) and written else f"{out}"
+
+
 def refused(comm):
     with pb.Context(comm, engine="host") as ctx:
         ictxt = pblas.gridinit(ctx, "r", 2, 2)
-        for name in PROTOTYPES:
+        for name in [name for name, words in PROTOTYPES.items() if "INFO" not in words]:
             for case, known, info, words in variations(name, ictxt):
                 yield f"{name} {case}", raised(comm, name, known, info, words)
         known = legal("pdgemm", ictxt)
@@ -140,6 +168,16 @@ def refused(comm):
             known = legal(name, ictxt)
             known["c" if "c" in known else "b"] = known["a"]
             yield f"{name} onto an operand", raised(comm, name, known, info, ["shares memory with that of A"])
+        yield from longer(comm, ictxt)
+        known = legal("pzswap", ictxt)
+        yield (
+            "swapped with itself",
+            raised(comm, "pzswap", {**known, "y": known["x"]}, -2, ["memory with that of Y"]),
+        )
+        known = legal("pzswap", ictxt) | {"ix": 3, "iy": 2, "incx": 9, "incy": 9}
+        known["y"] = known["x"]
+        pblas.pzswap(*known.values())  # two rows of one array share no element
+        yield "rows of one array", None
         other = pblas.gridinit(ctx, "c", 1, 4)
         known = legal("pdgemm", ictxt)
         known["descb"][1] = other

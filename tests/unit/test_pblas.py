@@ -17,6 +17,10 @@ LETTERS = {  # of the types that PBLAS has a routine for
     "gemm": "sdcz", "symm": "sdcz", "hemm": "cz", "syrk": "sdcz", "herk": "cz", "syr2k": "sdcz", "her2k": "cz",
     "trmm": "sdcz", "trsm": "sdcz", "geadd": "sdcz", "tradd": "sdcz", "tran": "sd", "tranu": "cz", "tranc": "cz",
     "gemr2d": "sdcz", "trmr2d": "sdcz", "potrf": "sdcz", "potrs": "sdcz", "posv": "sdcz",
+    "dot": "sd", "dotu": "cz", "dotc": "cz", "nrm2": "sd", "cnrm2": "s", "znrm2": "d", "asum": "sd", "casum": "s",
+    "zasum": "d", "amax": "sdcz", "axpy": "sdcz", "scal": "sdcz", "sscal": "c", "dscal": "z", "copy": "sdcz",
+    "swap": "sdcz", "gemv": "sdcz", "symv": "sd", "hemv": "cz", "trmv": "sdcz", "trsv": "sdcz", "ger": "sd",
+    "geru": "cz", "gerc": "cz", "syr": "sd", "her": "cz", "syr2": "sd", "her2": "cz",
 }  # fmt: skip
 ERRORS = {"ArgumentError", "ParameterError"}
 TOOLS = {"gridinit", "gridinfo", "gridexit", "descinit", "numroc", "indxg2l", "indxl2g", "indxg2p", "infog2l"}
