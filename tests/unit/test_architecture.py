@@ -79,7 +79,7 @@ LAYERS: dict[str, set[str]] = {
     "planning": {"errors", "layout", "engines", "tuning", "runtime", "plans", "products", "matrix", "context"}
     | {"level3", "tensor_parallel"},
     "pblas": BOTTOM
-    | {"layout", "scalapack", "comm", "engines", "products", "matrix", "context", "level3"}
+    | {"layout", "scalapack", "comm", "engines", "products", "matrix", "context", "level3", "vectors"}
     | {"factorisations"},
     "preload": {"errors", "engines", "pblas"},
     "torch": {"errors", "extras", "layout", "scales", "comm", "context", "tensor_parallel"},
