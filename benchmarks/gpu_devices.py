@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pblasmp.bindings import version_text
+from pblasmp.engines.gpu.runtime.nccl import nccl_version
 from pblasmp.timing import device_seconds, host_seconds
 
 _PERIOD = 4194301  # numbers until they repeat; a prime, so that rows and blocks never look alike
@@ -134,8 +135,8 @@ def gpu_versions(ctx: Any) -> dict[str, str]:
 
     number = cupy.cuda.runtime.runtimeGetVersion()
     facts = {
-        "cuBLASMp": version_text(ctx.engine.session.library.version),
-        "NCCL": version_text(ctx.engine.session.nccl_version),
+        "cuBLASMp": version_text(ctx.engine.version),
+        "NCCL": version_text(nccl_version()),
         "CUDA": f"{number // 1000}.{number % 1000 // 10}",
     }
     try:

@@ -91,7 +91,7 @@ class Separate:
         import cupy
         import nccl.core as nccl_core
 
-        stream, comm = cupy.cuda.get_current_stream().ptr, self._ctx.engine.session.nccl  # type: ignore[attr-defined]  # cublasmp has one
+        stream, comm = cupy.cuda.get_current_stream().ptr, self._ctx.engine.session.nccl.all  # type: ignore[attr-defined]  # cublasmp has one
         if name == "gather":
             comm.allgather(source, target, stream=stream)
         elif name == "scatter":

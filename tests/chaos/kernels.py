@@ -207,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
     import cupy
 
     cupy.cuda.set_allocator(None)  # one allocation for each array
-    kernels, faults = Kernels(cupy, 1), []
+    kernels, faults = Kernels(cupy), []
     operations = CublasmpOperations(SimpleNamespace(gpu=None, follow_stream=lambda: None))  # type: ignore[arg-type]
     for seed in range(arguments.seed, arguments.seed + arguments.count):
         rng = random.Random(seed)

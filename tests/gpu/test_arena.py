@@ -40,13 +40,13 @@ def test_a_buffer_that_another_stream_still_reads_is_no_new_array(ctx):
 def test_a_graph_of_a_routine_in_steps_notices_a_new_workspace(ctx):
     d = pb.MatrixDescriptor((512, 512), (64, 64), pb.Grid(1, ctx.size))
     a, b = ctx.random(d, seed=1), ctx.random(d, seed=2)
-    ctx.engine.session.workspace(d.grid).grow(1 << 20, 0)  # there is one to be replaced
+    ctx.engine.session.cublasmp.workspace(d.grid).grow(1 << 20, 0)  # there is one to be replaced
     with pb.plan(pb.symm, a, b, algo="full") as plan, pb.plan_matmul(a, b, algo="default") as product:
         product()
         expected = plan().gather()
         graph = plan.graph()
         graph.replay()
-        workspace = ctx.engine.session.workspace(d.grid)
+        workspace = ctx.engine.session.cublasmp.workspace(d.grid)
         workspace.grow(workspace._device_bytes + 1, 0)
         with pytest.raises(pb.ClosedError, match="has been replaced"):
             graph.replay()
@@ -70,6 +70,6 @@ def test_scales_that_are_numbers_of_numpy(ctx):
 
 def test_all_ranks_count_the_same_multiprocessors(ctx):
     session = ctx.engine.session
-    counts = ctx.comm.allgather((session.multiprocessors, session.gpu.multiprocessors))
+    counts = ctx.comm.allgather((session.runtime.multiprocessors, session.gpu.multiprocessors))
     assert len(set(counts)) == 1
     assert counts[0][0] <= session.gpu.kernels.multiprocessors

@@ -106,7 +106,7 @@ def test_a_graph_reads_the_scales(ctx):
 
 
 def test_block_scales_need_blackwell(ctx):
-    if ctx.engine.session.capability >= 100:
+    if ctx.engine.session.runtime.capability >= 100:
         pytest.fail("a Blackwell GPU: block scales can be tried at last")
     p = float8.problem("gemm", ctx.size, (float8.E4, float8.E4, "bfloat16"), "C", unit=128)
     sizes = [rows * (columns // 32) for rows, columns in (x.local_shape(ctx.rank) for x in (p.a, p.b))]

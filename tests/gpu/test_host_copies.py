@@ -16,7 +16,7 @@ _CHUNK = 16 << 20
 def test_a_copy_is_right_whatever_was_copied_before(ctx, chunks):
     import cupy
 
-    copies = HostCopies(cupy, ctx.size, ctx.engine.session.wait)
+    copies = HostCopies(cupy, ctx.size, ctx.engine.session.runtime.wait)
     for seed, count in enumerate(chunks):
         shape = (count, _CHUNK)
         values = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)

@@ -21,9 +21,9 @@ TYPES = ("float64", "float32", "complex128", "complex64", "float16", "bfloat16")
 
 
 @pytest.fixture(autouse=True)
-def one_node(ctx):
-    if ctx.engine.session.nodes > 1:
-        pytest.skip("only GPUs of one node push")
+def one_domain(ctx):
+    if ctx.size > 1 and (why := ctx.engine.session.gpu.why_no_windows):
+        pytest.skip(why)
 
 
 def one_product(ctx: pb.Context, seed: int, *, graph: bool = False) -> str:

@@ -13,7 +13,6 @@ import pytest
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES, FLOAT8, is_float8
 from pblasmp.engines.gpu.kernels.views import View
-from pblasmp.engines.gpu.runtime.arena import Arena
 from pblasmp.engines.gpu.runtime.gpu import Gpu
 from pblasmp.engines.gpu.tensor import PRODUCTS
 from pblasmp.engines.gpu.types import carried
@@ -43,15 +42,9 @@ LARGE = {"tokens": 8192, "outputs": 4096, "inputs": 512}  # several pieces
 def gpu(ctx: pb.Context) -> Iterator[Gpu]:
     import cupy
 
-    mine = ctx.engine.session
-    session = SimpleNamespace(
-        rank=ctx.rank, size=ctx.size, device=mine.device.index, nccl=mine.nccl, cupy=cupy,
-        agreement=mine.agreement, synchronize=mine.synchronize, wait=mine.wait,
-        arena=Arena(cupy, mine.settle), multiprocessors=mine.multiprocessors, capability=mine.capability,
-        shared_gpus=mine.shared_gpus,
-    )  # fmt: skip
+    session = ctx.engine.session
     with cupy.cuda.Stream(non_blocking=True):
-        gpu = Gpu(session)
+        gpu = Gpu(session.runtime, session.nccl)
         assert not gpu.why_no_windows, gpu.why_no_windows
         yield gpu
         gpu.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pblasmp.bindings import version_text
+from pblasmp.engines.gpu.runtime.nccl import nccl_version
 
 RUNS = Path(__file__).parents[1] / "gpu" / "runs.json"
 KEYS = ("date", "commit", "gpu", "gpus", "ranks", "cuBLASMp", "NCCL", "suites")
@@ -31,8 +32,8 @@ def facts(ctx: Any) -> dict[str, Any]:
         "gpu": cupy.cuda.runtime.getDeviceProperties(ctx.engine.device.index)["name"].decode(),
         "gpus": len(set(places)),
         "ranks": ctx.size,
-        "cuBLASMp": version_text(ctx.engine.session.library.version),
-        "NCCL": version_text(ctx.engine.session.nccl_version),
+        "cuBLASMp": version_text(ctx.engine.version),
+        "NCCL": version_text(nccl_version()),
     }
 
 

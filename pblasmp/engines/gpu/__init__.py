@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from .cublasmp.library import open_library
 from .engine import CublasmpEngine
 from .runtime.device import find_device
-from .runtime.session import open_library
 
 __all__ = ["CublasmpEngine", "find_device", "open_library"]

@@ -29,7 +29,8 @@ from .runtime.device import Device
 from .runtime.graphs import Recordings
 from .runtime.host_copies import HostCopies
 from .runtime.links import links_of
-from .runtime.session import Session
+from .runtime.nccl import nccl_version
+from .session import Session
 from .transport import CublasmpTransport
 
 __all__ = ["CublasmpEngine"]
@@ -46,7 +47,8 @@ class CublasmpEngine:
         nccl: an NCCL communicator over the same ranks: its address or nccl4py's object; never destroyed here.
 
     Attributes:
-        session: what is made only once: communicators, grids, workspaces, symmetric memory, streams.
+        session: what is made only once: communicators, grids, workspaces, symmetric memory.
+        runtime: its streams, waits and agreement.
     """
 
     name = "cublasmp"
@@ -61,16 +63,19 @@ class CublasmpEngine:
 
         self.why, self.xp = why, cupy
         self.session = Session(comm, device, library, nccl)
-        self.device = device
+        self.device, self.runtime = device, self.session.runtime
         self._links: str | None = None
         with ExitStack() as closing:
             closing.callback(self.session.close)
-            with self.session.agreement("Context: streams"):
+            with self.runtime.agreement("Context: streams"):
                 self.operations = CublasmpOperations(self.session)
                 self.transport = CublasmpTransport(self.session, self.operations)
-                self._copies = HostCopies(cupy, len(self.session.near), self.session.wait)
+                self._copies = HostCopies(cupy, self._ranks_here(), self.runtime.wait)
                 self.session.held_with = (self.operations, self.transport, self._copies)
             closing.pop_all()
+
+    def _ranks_here(self) -> int:
+        return next(len(node) for node in self.runtime.nodes if self.runtime.rank in node)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -80,7 +85,7 @@ class CublasmpEngine:
     @property
     def version(self) -> int:
         """CuBLASMp's version: 1000 is 0.10.0."""
-        return self.session.version
+        return self.session.cublasmp.version
 
     @property
     def machine(self) -> str:
@@ -88,28 +93,28 @@ class CublasmpEngine:
         if self._links is None:
             self._links = links_of(self.device.bus)
         shared = f"{self.device.ranks} ranks on it" if self.device.ranks > 1 else ""
-        return ", ".join(word for word in (self.session.gpu_name, self._links, shared) if word)
+        return ", ".join(word for word in (self.runtime.gpu_name, self._links, shared) if word)
 
     @property
     def libraries(self) -> str:
         """CuBLASMp and NCCL. Local."""
-        nccl = self.session.nccl_version
+        nccl = nccl_version()
         return f"cuBLASMp {version_text(self.version)}, NCCL {nccl // 10000}.{nccl // 100 % 100}.{nccl % 100}"
 
     def empty(
         self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False
     ) -> Any:
         """Return an uninitialised local array with leading dimension ``ld``. Local; collective if ``symmetric``."""
-        return self.session.empty(shape, dtype, order, ld, symmetric=symmetric)
+        return self.session.cublasmp.empty(shape, dtype, order, ld, symmetric=symmetric)
 
     def lifetime(self) -> Callable[[], None]:
         """Return a function to be called before arrays that are made from now on are freed. Local."""
-        return partial(self.session.settle, self.xp.cuda.get_current_stream())
+        return partial(self.runtime.settle, self.xp.cuda.get_current_stream())
 
     def recycle(self, array: Any) -> None:
         """Let later symmetric arrays reuse the memory of this one, once queued work is done. Collective."""
         self.synchronize()
-        self.session.recycle(array)
+        self.session.cublasmp.recycle(array)
 
     def adopt(self, array: Any, dtype: np.dtype | None = None) -> Any:
         """Return a CuPy array over the memory of ``array``: CuPy's, or anything that shares GPU memory. Local."""
@@ -158,7 +163,7 @@ class CublasmpEngine:
         if self._copies.takes(array):
             values = self._copies.read(array, room)
         else:
-            self.session.wait(self.xp.cuda.get_current_stream())
+            self.runtime.wait(self.xp.cuda.get_current_stream())
             order = "F" if array.strides[0] < array.strides[1] else "C"
             values = self.xp.asnumpy(array, order=order)
             if room is not None:
@@ -181,7 +186,7 @@ class CublasmpEngine:
 
     def overlap(self, a: Any, b: Any) -> bool:
         """Return whether two local arrays have an element in common. Local."""
-        return self.session.overlap(a, b)
+        return self.session.cublasmp.overlap(a, b)
 
     def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:
         """Return a context in which another library's stream is CuPy's current one. Local."""
@@ -193,7 +198,7 @@ class CublasmpEngine:
 
     def synchronize(self) -> None:
         """Wait until the device has done all its work; raise if a rank is gone. Local."""
-        self.session.synchronize()
+        self.runtime.synchronize()
 
     def prepare_move(
         self,

@@ -19,9 +19,9 @@ from ..product import Workspace
 from .kernels.float8 import to_bits
 from .kernels.lt import Batch, Op
 from .kernels.views import View, contiguous
-from .runtime.session import Session, stored_dtype
 from .runtime.streams import current
-from .types import DATA_TYPES, compute_type
+from .session import Session
+from .types import DATA_TYPES, compute_type, stored_dtype
 
 __all__ = ["CublasmpOperations"]
 
@@ -36,7 +36,7 @@ class CublasmpOperations:
     """See ``engines.protocol.Operations``. Local to make.
 
     Args:
-        session: the session whose streams are used.
+        session: whose streams, memory and local products are used.
 
     Attributes:
         remarks: on products that another library computed than was meant to, for the reports of plans.
@@ -54,7 +54,7 @@ class CublasmpOperations:
         from cupy_backends.cuda.libs import cublas
 
         self.xp: Any = cupy
-        self._session, self._cublas = session, cublas
+        self._session, self._runtime, self._cublas = session, session.runtime, cublas
         self._products = None if session.gpu is None else session.gpu.products
         self._handle = cupy.cuda.device.get_cublas_handle()
         self._lane = _LANES[0]
@@ -76,8 +76,8 @@ class CublasmpOperations:
 
     def bytes(self, name: str, nbytes: int, owner: str = "operations") -> Array:
         """Return at least ``nbytes`` of an owner's buffer ``name``. Local."""
-        self._session.follow_stream()
-        return self._session.arena.buffer(owner, name, nbytes)
+        self._runtime.follow_stream()
+        return self._runtime.arena.buffer(owner, name, nbytes)
 
     def stored(self, dtype: np.dtype) -> np.dtype:
         """Return ``dtype``, or bytes for 8-bit floats, which CuPy lacks. Local."""
@@ -146,7 +146,7 @@ class CublasmpOperations:
                 self.copy_where(d, c, None)
                 c = None
         if self._lane == _LANES[0]:
-            self._session.follow_stream()  # products share a workspace
+            self._runtime.follow_stream()  # products share a workspace
         if a.shape[1] == 0:  # the memory order of empty a and b is unknown
             scale(d, beta)
             return
@@ -237,7 +237,7 @@ class CublasmpOperations:
                 task()
             return
         assert gpu is not None
-        self._session.follow_stream()
+        self._runtime.follow_stream()
         with gpu.forked(*lanes[1:]):
             try:
                 for i, task in enumerate(tasks):
@@ -267,7 +267,7 @@ class CublasmpOperations:
         if self._products is None:
             getattr(self._cublas, f"{letter}trsm")(self._handle, *arguments)
         else:
-            self._session.follow_stream()  # it shares a workspace with products
+            self._runtime.follow_stream()  # it shares a workspace with products
             self._products.trsm(self.xp.cuda.get_current_stream().ptr, letter, *arguments)
 
     @staticmethod
@@ -301,7 +301,7 @@ class CublasmpOperations:
         if d.size == 0:
             return
         if self._lane == _LANES[0]:
-            self._session.follow_stream()  # one of these may be a product's own buffer
+            self._runtime.follow_stream()  # one of these may be a product's own buffer
         places: Any = () if part is None else part.indices(self.xp)
         if d.strides[0] < d.strides[1]:  # kernels run along rows
             d, x, c, *places = (each.T for each in (d, x, c, *places))

@@ -17,8 +17,8 @@ from ..protocol import Transfer
 from .kernels.views import View, moves, transposing_moves
 from .operations import CublasmpOperations
 from .peers.inbox import Inbox
-from .runtime.session import Session, stored_dtype
-from .types import carried
+from .session import Session
+from .types import carried, stored_dtype
 
 __all__ = ["CublasmpTransport"]
 
@@ -31,7 +31,7 @@ class CublasmpTransport(Room):
     """See ``engines.protocol.Transport``. Local to make.
 
     Args:
-        session: the session whose communicator and streams are used.
+        session: whose communicators, streams and peers are used.
         operations: the operations whose buffers are used.
     """
 
@@ -39,20 +39,19 @@ class CublasmpTransport(Room):
     collectives: MpiCollectives | None = None
 
     def __init__(self, session: Session, operations: CublasmpOperations) -> None:
-        import cupy
-        import nccl.core as nccl_core
-
-        super().__init__(session.comm)
-        self._cupy, self._nccl_core = cupy, nccl_core
-        self._session, self._operations = session, operations
-        self.rank, self.size = session.rank, session.size
+        self._session, self._runtime = session, session.runtime
+        runtime = session.runtime
+        super().__init__(runtime.comm)
+        self._cupy, self._nccl, self._operations = runtime.cupy, session.nccl, operations
+        self.rank, self.size = runtime.rank, runtime.size
         self.nodes: tuple[tuple[int, ...], ...] = tuple(
-            (rank,) for rank in range(session.size)
+            (rank,) for rank in range(self.size)
         )  # no memory shared
-        self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._exchanges = lru_cache(_REMEMBERED)(partial(Exchange, session.comm))
-        gpu = session.gpu
-        self.inbox = None if gpu is None or gpu.windows is None else Inbox(gpu)
+        self._stream = runtime.cupy.cuda.Stream(non_blocking=True)
+        self._exchanges = lru_cache(_REMEMBERED)(partial(Exchange, runtime.comm))
+        windows = None if session.gpu is None else session.gpu.windows
+        self.near = frozenset(windows.members if windows is not None else ())
+        self.inbox = None if session.gpu is None or windows is None else Inbox(session.gpu)
 
     def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
         """Return the exchange plan between two layouts. Local."""
@@ -63,25 +62,18 @@ class CublasmpTransport(Room):
         return 2 * self.size * exchange.largest_bytes if self.pushes(exchange) else 0
 
     def pushes(self, exchange: Exchange) -> bool:
-        """Return whether messages to ranks of this node are pushed by copy engines. Local."""
+        """Return whether messages to ranks whose memory this GPU reaches are pushed by copy engines. Local."""
         largest = exchange.largest_bytes
         return self.inbox is not None and largest > 0 and self.inbox.takes(largest)
 
     def start(self, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]) -> Transfer:
         """Queue messages, as one group, after what CuPy's current stream has so far. Local."""
-        cupy, nccl, address = self._cupy, self._session.nccl, self._stream.ptr
-        self._session.follow_stream()
+        cupy = self._cupy
+        self._runtime.follow_stream()
         event = cupy.cuda.Event(disable_timing=True)
         event.record(cupy.cuda.get_current_stream())
         self._stream.wait_event(event)
-        self._nccl_core.group_start()
-        try:
-            for array, rank in sends:
-                nccl.send(_bytes(array), rank, stream=address)
-            for array, rank in receives:
-                nccl.recv(_bytes(array), rank, stream=address)
-        finally:
-            self._nccl_core.group_end()
+        self._nccl.exchange(self._stream.ptr, sends, receives)
         done = cupy.cuda.Event(disable_timing=True)
         done.record(self._stream)
         return _NcclMessages(cupy, done, [array for array, _ in (*sends, *receives)])
@@ -96,7 +88,7 @@ class CublasmpTransport(Room):
         slots: int | None = None,
     ) -> Transfer:
         """Queue an exchange: messages are packed and sent, and ``finish`` unpacks those received. Collective."""
-        self._session.follow_stream()  # all exchanges share boxes and flags
+        self._runtime.follow_stream()  # all exchanges share boxes and flags
         return _Exchange(self, self._cupy, exchange, src, dst, conjugate)
 
     def copy_piece(self, dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> None:
@@ -131,9 +123,8 @@ class CublasmpTransport(Room):
         flat = array.reshape(-1) if array.flags.c_contiguous else array.T.reshape(-1)
         if flat.dtype.kind == "c":
             flat = flat.view(np.dtype(f"f{flat.dtype.itemsize // 2}"))
-        self._session.follow_stream()
-        stream = self._cupy.cuda.get_current_stream().ptr
-        self._session.nccl.allreduce(flat, flat, self._nccl_core.SUM, stream=stream)
+        self._runtime.follow_stream()
+        self._nccl.add_up(flat)
 
     def fence(self) -> None:
         """Do nothing: GPUs share no buffers. Local."""
@@ -143,7 +134,7 @@ class CublasmpTransport(Room):
         return self._operations.bytes(name, nbytes, "transport")
 
     def _memory(self) -> tuple[int, int, int]:
-        return self._session.available_bytes, self._session.arena.held("transport"), 0
+        return self._runtime.available_bytes, self._runtime.arena.held("transport"), 0
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
         """Return the type asked for, by default the result's, or bfloat16 if that has 8 bits. Local."""
@@ -163,7 +154,7 @@ class _NcclMessages:
 
 
 class _Exchange:
-    """An exchange under way: messages to ranks of this node are pushed, others are NCCL's."""
+    """An exchange under way: messages to ranks whose memory this GPU reaches are pushed, others are NCCL's."""
 
     def __init__(
         self,
@@ -179,7 +170,7 @@ class _Exchange:
         self._conjugate, self._src = conjugate and self._kind.kind == "c", src
         self._arriving: list[tuple[Any, Array]] = []
         pushes = transport.pushes(exchange)
-        near: frozenset[int] = transport._session.near if pushes else frozenset()
+        near: frozenset[int] = transport.near if pushes else frozenset()
         self._pushed = {rank: parts for rank, parts in exchange.receives.items() if rank in near}
         self._end: Callable[[Mapping[int, Callable[[int], None]]], None] | None = None
         if pushes:
@@ -301,8 +292,3 @@ def _empty(cupy: Any, shape: tuple[int, int], dtype: np.dtype, order: str) -> Ar
 def _flat(array: Array, order: str) -> Array:
     """Return the elements of a contiguous array in memory order."""
     return (array if order == "C" else array.T).reshape(-1)
-
-
-def _bytes(array: Array) -> Array:
-    """Return the bytes of a contiguous array: NCCL can send these whatever its type is."""
-    return array.reshape(-1).view(np.uint8)

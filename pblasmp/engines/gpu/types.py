@@ -9,7 +9,7 @@ from ...bindings import ComputeType, DataType, MatmulAlgoType
 from ...dtypes import DTYPES, ELEMENT_TYPES, is_float8
 from ...errors import UnsupportedError
 
-__all__ = ["ALGO_TYPES", "DATA_TYPES", "MULTICAST", "carried", "compute_type"]
+__all__ = ["ALGO_TYPES", "DATA_TYPES", "MULTICAST", "carried", "compute_type", "stored_dtype"]
 
 DATA_TYPES = {name: DataType[row.cuda] for name, row in ELEMENT_TYPES.items()}
 
@@ -42,6 +42,11 @@ def compute_type(dtype: np.dtype, compute: str | None) -> ComputeType:
             f"compute: {compute!r} is for {' or '.join(row)}, the operands are {dtype.name}"
         )
     return row[precision]
+
+
+def stored_dtype(dtype: np.dtype) -> np.dtype:
+    """Return ``dtype``, or bytes for 8-bit floats, which CuPy lacks. Local."""
+    return np.dtype(np.uint8) if is_float8(dtype) else dtype
 
 
 def carried(dtype: np.dtype, asked: np.dtype | None) -> np.dtype:

@@ -27,7 +27,7 @@ def lib(alone, stand_in):
 
 @pytest.fixture
 def arena(ctx):
-    return ctx.engine.session.arena
+    return ctx.engine.session.runtime.arena
 
 
 def streams(count=2):
@@ -168,7 +168,7 @@ def unlike(comm: Any, path: str) -> Any:
         lib.gpu.multiprocessors = (132, 114)[comm.rank]
         with pb.Context(comm, engine="cublasmp") as ctx:
             session = ctx.engine.session
-            found = session.multiprocessors, session.gpu.multiprocessors
+            found = session.runtime.multiprocessors, session.gpu.multiprocessors
             yield "the fewest", None if found == (114, 114) else f"{found}"
             mine = session.gpu.kernels.multiprocessors
             yield "launches", None if mine == lib.gpu.multiprocessors else f"{mine}"

@@ -199,7 +199,12 @@ def capabilities(comm: Any, path: str) -> Any:
     capability = "80" if comm.rank == 1 else "90"
     with machine(path, comm=comm, capability=capability) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
-            yield "least", None if ctx.engine.session.capability == 80 else str(ctx.engine.session.capability)
+            yield (
+                "least",
+                None
+                if ctx.engine.session.runtime.capability == 80
+                else str(ctx.engine.session.runtime.capability),
+            )
             p = float8.problem("gemm", comm.size, (float8.E4, float8.E4, "float32"), "C")
             a, b = ctx.zeros(p.a), ctx.zeros(p.b)
             words = ["8-bit floats need GPUs of compute capability 8.9 or above, found 8.0"]

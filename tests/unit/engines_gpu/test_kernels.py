@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from pblasmp.dtypes import DTYPES, FLOAT8
-from pblasmp.engines.gpu.kernels.kernels import MAX_RANKS, Kernels, common_run, vector_width
+from pblasmp.engines.gpu.kernels.kernels import Kernels, common_run, vector_width
 from pblasmp.engines.gpu.kernels.views import View
-from pblasmp.errors import ArgumentError, UnsupportedError
+from pblasmp.errors import ArgumentError
 
 ALL = DTYPES | FLOAT8
 
@@ -53,7 +53,7 @@ def cupy() -> FakeCupy:
 
 @pytest.fixture
 def kernels(cupy: FakeCupy) -> Kernels:
-    return Kernels(cupy, 4)
+    return Kernels(cupy)
 
 
 def view(dtype: str, rows: int = 9, cols: int = 64, at: int = 0x1000, ld: int = 0) -> View:
@@ -269,7 +269,3 @@ def test_barriers(cupy, kernels):
         assert (blocks, threads) == (1, 32)
         assert [int(x) for x in arguments[1:]] == [4, 2, 1, 2]
         assert list(arguments[0]["p"]) == [1, 2, 3, 4]
-    with pytest.raises(
-        UnsupportedError, match=f"{MAX_RANKS + 1} ranks: the kernels take {MAX_RANKS} at most"
-    ):
-        Kernels(cupy, MAX_RANKS + 1)

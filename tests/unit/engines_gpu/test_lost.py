@@ -352,7 +352,7 @@ health.atexit.register(health._end_in_time)
 
 def test_errors_of_a_recording_are_no_loss(ctx, lib):
     lib.gpu.lost = 900  # cudaErrorStreamCaptureUnsupported
-    assert ctx.engine.session.health.fault() is None
+    assert ctx.engine.session.runtime.health.fault() is None
     lib.gpu.lost = 0
 
 
@@ -360,12 +360,12 @@ def test_a_wait_takes_no_longer_than_what_it_waits_for(ctx, lib):
     """It asks the stream once, and looks once for errors."""
     session, asked = ctx.engine.session, []
     stream = type("Stream", (), {"done": property(lambda self: asked.append(1) is None)})()
-    session.wait(stream)
+    session.runtime.wait(stream)
     assert asked == [1]
 
 
 def test_own_flags_are_raised_until_the_queue_is_empty(ctx, lib, monkeypatch):
-    session, raised_flags = ctx.engine.session, []
+    health, raised_flags = ctx.engine.session.runtime.health, []
     lib.gpu.stuck = True
 
     def raise_own(stream: Any) -> None:
@@ -373,20 +373,20 @@ def test_own_flags_are_raised_until_the_queue_is_empty(ctx, lib, monkeypatch):
         lib.gpu.stuck = len(raised_flags) < 3
 
     monkeypatch.setattr(lib.gpu, "_wait_for_the_device", lambda: None)
-    session.gpu = SimpleNamespace(windows=SimpleNamespace(raise_own=raise_own), streams=[])
+    health.raisers.append(raise_own)
     ended = threading.Event()
-    session.health._let_go(ended)
-    session.gpu = None
+    health._let_go(ended)
+    health.raisers.remove(raise_own)
     assert ended.is_set()
-    assert raised_flags == [session.health._aside] * 3
+    assert raised_flags == [health._aside] * 3
 
 
 def test_nothing_is_aborted_where_all_ends_well(stand_in, alone):
     with machine(stand_in(1000)) as lib:
         with pb.Context(engine="cublasmp") as ctx:
-            ctx.engine.session.workspace(Grid(1, 1))
+            ctx.engine.session.cublasmp.workspace(Grid(1, 1))
             channel = ctx.control.channel
-            assert channel.device is ctx.engine.session.health
+            assert channel.device is ctx.engine.session.runtime.health
         assert channel.device is None
         assert not lib.gpu.aborted
         lib.gpu.assert_clean()
@@ -396,8 +396,8 @@ def test_a_communicator_of_the_callers_is_left_alone(stand_in, alone):
     with machine(stand_in(1000)) as lib:
         mine = sys.modules["nccl.core"].Communicator.init(1, 0, b"unique")
         with pb.Context(engine="cublasmp", nccl=mine) as ctx:
-            assert ctx.engine.session.health.own == []
-            assert ctx.engine.session.health.nccls == [mine]
+            assert ctx.engine.session.runtime.health.own == []
+            assert ctx.engine.session.runtime.health.nccls == [mine]
         mine.destroy()
         lib.gpu.assert_clean()
 

@@ -27,7 +27,7 @@ TYPES = [np.float32, np.float64, np.complex64, bfloat16]
 @pytest.fixture
 def gpu(ctx, monkeypatch) -> EagerGpu:
     gpu = EagerGpu()
-    gpu.arena = ctx.engine.session.arena
+    gpu.arena = ctx.engine.session.runtime.arena
     monkeypatch.setattr(ctx.engine.session, "gpu", gpu)
     return gpu
 

@@ -237,13 +237,14 @@ def test_the_second_run_on_the_same_arrays_replays_a_graph_until_memory_is_repla
     cupy = Cupy()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     arena = SimpleNamespace(generation=1)
-    session = SimpleNamespace(
+    runtime = SimpleNamespace(
         recording=cupy.cuda.get_current_stream(),
         relaxed="relaxed",
         follow_stream=lambda: None,
         capturing=False,
+        arena=arena,
     )
-    recordings, queued = Recordings(session, arena), []
+    recordings, queued = Recordings(runtime), []
 
     class Counted(Product):
         replays, graphs = True, recordings
@@ -266,9 +267,9 @@ def test_the_second_run_on_the_same_arrays_replays_a_graph_until_memory_is_repla
     one.release()
     assert len(recordings._recorded) == 0  # the graph goes with the arrays whose addresses it holds
     assert [counts(other) for _ in range(2)] == [(5, 5), (5, 6)]
-    session.capturing = True
+    runtime.capturing = True
     assert counts(other) == (6, 6)  # into the graph that is recorded
-    session.capturing = False
+    runtime.capturing = False
     recordings.close()
     assert counts(other) == (7, 7)  # recorded anew
     product.run(Operands(None, None, None, None))

@@ -21,7 +21,7 @@ GRID = pb.Grid(1, 1)
 @pytest.fixture
 def gpu(ctx, monkeypatch) -> EagerGpu:
     gpu = EagerGpu()
-    gpu.arena = ctx.engine.session.arena
+    gpu.arena = ctx.engine.session.runtime.arena
     monkeypatch.setattr(ctx.engine.session, "gpu", gpu)
     return gpu
 

@@ -24,7 +24,7 @@ PIECE = Piece(intersect(*ROWS), intersect(*COLS))
 @pytest.fixture
 def gpu(ctx, monkeypatch) -> EagerGpu:
     gpu = EagerGpu()
-    gpu.arena = ctx.engine.session.arena
+    gpu.arena = ctx.engine.session.runtime.arena
     monkeypatch.setattr(ctx.engine.session, "gpu", gpu)
     return gpu
 

@@ -5,18 +5,26 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import pblasmp as pb
+from pblasmp.engines.gpu.cublasmp import faults
 from pblasmp.engines.gpu.peers.flags import FLAGS
 from pblasmp.engines.gpu.peers.windows import Windows, open_windows
 from pblasmp.errors import StatusError, UnsupportedError
 from tests.helpers.fakegpu import stream_operations
+from tests.helpers.fakelt import FakeLt
+from tests.helpers.machine import Multiplying
+from tests.helpers.machine import machine as machine_of
+from tests.helpers.mpi import run_mpi, starts_ranks
 
 
 class Machine:
@@ -33,13 +41,28 @@ class Machine:
         self.replaced: list[int] = []
         self.free = 1 << 30
 
-    def session(self) -> SimpleNamespace:
-        nccl = SimpleNamespace(ptr=77, register_window=self.register)
+    def runtime(self, nodes: Sequence[tuple[int, ...]] = ((0, 1),), *, by_hand: bool = False) -> Any:
+        """Return the runtime of rank 0: on these nodes, as the machines are or PBLASMP_RANKS_PER_NODE says."""
+        size = sum(map(len, nodes))
+        everyone = [tuple(range(size))] if by_hand else list(nodes)
         return SimpleNamespace(
-            rank=0, size=2, device=0, nccl=nccl, cupy=(cupy := self.cupy()), agreement=self.agreement,
+            rank=0, size=size, device=SimpleNamespace(index=0), cupy=(cupy := self.cupy()), nodes=list(nodes),
+            comm=SimpleNamespace(nodes=lambda: everyone), agreement=self.agreement,
             synchronize=cupy.cuda.runtime.deviceSynchronize, wait=lambda *streams: None,
             arena=SimpleNamespace(replaced=lambda: self.replaced.append(1)),
         )  # fmt: skip
+
+    def open(self, *nodes: tuple[int, ...], by_hand: bool = False) -> Windows | str:
+        runtime = self.runtime(nodes or ((0, 1),), by_hand=by_hand)
+        whole = SimpleNamespace(register_window=self.register)
+        near = SimpleNamespace(register_window=partial(self.register, near=True))
+
+        def split(color: int) -> Any:
+            self.log.append(("split", color))
+            return near
+
+        nccl: Any = SimpleNamespace(all=whole, split=split)
+        return open_windows(runtime, nccl, self)  # type: ignore[arg-type]
 
     @contextmanager
     def agreement(self, what: str, *, blocks: bool = False) -> Iterator[None]:
@@ -111,13 +134,15 @@ class Machine:
         self.log.append(("allocated", nbytes))
         return SimpleNamespace(handle=at, close=lambda: self.log.append(("freed", nbytes)))
 
-    def register(self, array: Any, flags: int) -> Any:
+    def register(self, array: Any, flags: int, near: bool = False) -> Any:
         at, nbytes, *_ = array
         assert not self.memory[at].any()  # zero before any peer can reach it
         if self.unregistrable:
             raise RuntimeError("ncclInvalidUsage")
         return SimpleNamespace(
-            get_peer_device_pointer=lambda rank: None if self.unreachable and rank else at + (rank << 50),
+            get_peer_device_pointer=lambda rank: (
+                None if self.unreachable and rank and not near else at + (rank << 50)
+            ),
             close=lambda: self.log.append(("deregistered", nbytes)),
         )
 
@@ -136,7 +161,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def opened(machine: Machine) -> Windows:
-    windows = open_windows(machine.session(), machine)
+    windows = machine.open()
     assert isinstance(windows, Windows)
     machine.log.clear()
     return windows
@@ -220,34 +245,74 @@ def test_what_cupy_keeps_is_given_back_where_little_is_free(machine):
 
 def test_peers_that_cannot_be_reached(machine):
     machine.unreachable = True
-    assert open_windows(machine.session(), machine) == (
-        "NCCL has no window over all ranks: rank 0 cannot reach rank 1's GPU memory"
-    )
+    assert machine.open() == ("NCCL has no window over all ranks: rank 0 cannot reach rank 1's GPU memory")
     assert machine.log[-1][0] == "freed"
 
 
 def test_every_rank_hears_of_a_peer_that_cannot_be_reached(machine):
     machine.refusals[3] = UnsupportedError("rank 1 cannot reach rank 0's GPU memory (on rank 1)")
-    assert "rank 1 cannot reach rank 0's" in open_windows(machine.session(), machine)
+    assert "rank 1 cannot reach rank 0's" in machine.open()
     assert machine.log[-1][0] == "freed"
 
 
 def test_a_first_barrier_that_fails_on_another_rank(machine):
     machine.refusals[4] = RuntimeError("no kernel (on rank 1)")
     with pytest.raises(RuntimeError, match="no kernel"):
-        open_windows(machine.session(), machine)
+        machine.open()
     assert machine.log[-1][0] == "freed"
 
 
 def test_nccl4py_may_be_too_old(machine, monkeypatch):
     monkeypatch.delattr(sys.modules["nccl.core"], "RegisteredWindowHandle")
-    assert "nccl4py 0.4 or later" in open_windows(machine.session(), machine)
+    assert "nccl4py 0.4 or later" in machine.open()
 
 
 def test_one_rank_has_no_peers(machine):
-    session = machine.session()
-    session.size = 1
-    assert open_windows(session, machine) == "one rank has no peers"
+    assert machine.open((0,)) == "one rank has no peers"
+
+
+def test_ranks_of_several_nodes_that_nccl_lets_reach_each_other_are_one_domain(machine):
+    windows = machine.open((0, 1), (2, 3))
+    assert isinstance(windows, Windows)
+    assert windows.members == (0, 1, 2, 3)
+    assert ("split", 0) not in machine.log
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_each_node_is_a_domain_if_windows_end_there(machine, by_hand):
+    """Members have the numbers of the context; flags and barriers count the members alone."""
+    machine.unreachable = True
+    windows = machine.open((0, 2), (1, 3), by_hand=by_hand)
+    assert isinstance(windows, Windows)
+    tried = [what for what in machine.log if what[0] in ("split", "deregistered")]
+    assert [what[0] for what in tried] == (["split"] if by_hand else ["deregistered", "split"])
+    buffer = windows.reserve("parts", 1000)
+    assert (windows.members, set(buffer.peers), windows.size) == ((0, 2), {0, 2}, 2)
+    assert buffer.peers[2] - buffer.peers[0] == 1 << 50
+    assert windows._offset(3, 2) - windows._offset(3, 0) == 4
+    assert windows._offset(4, 0) - windows._offset(3, 0) == 4 * 2
+    machine.log.clear()
+    windows.raise_flag(SimpleNamespace(ptr=9), 2, 1)
+    assert machine.log == [("copy", windows.buffer("flags").peers[2] + windows._offset(1, 0), 4, 9)]
+    assert windows.buffer("flags").nbytes == 4 * (2 * (2 + 2) + FLAGS * 2)
+
+
+@pytest.mark.parametrize(("nodes", "found"), [
+    ([tuple(range(64))], 64),
+    ([tuple(range(65))], "barriers take 64 ranks, not 65"),
+    ([tuple(range(i, i + 8)) for i in range(0, 72, 8)], 8),  # 72 GPUs: one domain for each node
+    ([(0, 1), (2,)], 3),
+])  # fmt: skip
+def test_how_many_gpus_are_in_a_domain(machine, nodes, found):
+    windows = machine.open(*nodes)
+    assert (windows if isinstance(windows, str) else windows.size) == found
+
+
+def test_a_rank_that_is_alone_on_its_node_reaches_nobody(machine):
+    machine.unreachable = True
+    assert machine.open((0, 1), (2,)) == (
+        "NCCL has no window over all ranks: rank 0 cannot reach rank 1's GPU memory; a rank is alone on its node"
+    )
 
 
 def test_the_first_product_finds_that_everyone_arrived(machine):
@@ -264,7 +329,7 @@ def test_flags_are_words_of_their_own(machine):
     """A rank raises its word at the peer; the peer waits for that rank's word in its own memory, and lowers it."""
     windows = opened(machine)
     stream = SimpleNamespace(ptr=9)
-    base, far = windows.buffer("flags").peers
+    base, far = windows.buffer("flags").peers.values()
     for number in (0, 1, FLAGS - 1):
         windows.raise_flag(stream, 1, number)
         windows.await_flag(stream, 1, number)
@@ -316,3 +381,41 @@ def test_memory_is_given_back_whatever_fails(machine):
     with pytest.raises(RuntimeError, match="of before"):
         windows.close()
     assert [what[0] for what in machine.log] == ["idle", "deregistered", "freed"]
+
+
+def two_domains(comm: Any, path: str) -> Any:
+    """Windows of each node alone: cuBLASLt, kernels and NCCL's algorithms are there, and near ranks are pushed to."""
+    with (
+        machine_of(path, Multiplying, comm=comm, lt=FakeLt()) as lib,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("PBLASMP_RANKS_PER_NODE", "2")
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            gpu, transport = ctx.engine.session.gpu, ctx.engine.transport
+            mine = {0, 1} if comm.rank < 2 else {2, 3}
+            yield (
+                "members",
+                None if set(gpu.windows.members) == transport.near == mine else str(transport.near),
+            )
+            yield "local products", None if ctx.engine.operations._products is gpu.products else "none"
+            d = pb.MatrixDescriptor((256, 256), (64, 64), pb.Grid(2, 2), dtype="float32")
+            for problem, refused in (
+                (pb.MatmulProblem(a=d, b=d, d=d), "push"),
+                (pb.MatmulProblem.matmul_allreduce(64, 64, 64, 4, dtype="float32"), "two_shot"),
+            ):
+                found = pb.algorithms(problem, ctx)
+                why = found[refused].why
+                yield refused, None if "NVLink domain" in why and not found[refused].applies else why
+            yield "nccl", None if found["nccl"].applies else found["nccl"].why
+            a = ctx.zeros(d)
+            boxes = len(transport.inbox._free)
+            patch.setattr(faults, "moves_unseen", lambda *_: True)  # so that it is moved by messages
+            a.redistribute(replace(d, block=(32, 32)))
+            yield "boxes", None if len(transport.inbox._free) == boxes else "one is not given back"
+            sent = {peer for _, peer, _ in lib.gpu.did("send")}
+            yield "messages", None if sent and not sent & mine else f"NCCL sent to {sent}"
+
+
+@starts_ranks
+def test_windows_of_two_domains(stand_in):
+    run_mpi(two_domains, 4, timeout=60, path=stand_in(1000))

@@ -14,8 +14,9 @@ from ....layout import Grid, MatrixDescriptor
 from ....layout.axis import Axis
 from ...product import Bound, Graphs, Product, Workspace
 from ...request import Operands
-from ..runtime.session import Session
+from ..runtime.graphs import Recordings
 from ..types import DATA_TYPES
+from .library import Cublasmp
 from .log import Listening
 
 __all__ = ["PreparedCall", "columns"]
@@ -30,7 +31,7 @@ class PreparedCall(Product, ABC):
     is pointed at the arrays that it ran on last, until these are released.
 
     Args:
-        session: the session whose library is called.
+        library: cuBLASMp.
         routine: the function's name without its prefix.
         grid: the grid whose workspace is used.
         operands: those that ``run`` is expected to get.
@@ -45,9 +46,9 @@ class PreparedCall(Product, ABC):
     _listens = True  # whether the first run reads in the log what the library does
 
     def __init__(
-        self, session: Session, routine: str, grid: Grid, operands: Operands, *, inside: bool
+        self, library: Cublasmp, routine: str, grid: Grid, operands: Operands, *, inside: bool
     ) -> None:
-        self._session, self._lib, self._routine = session, session.library, routine
+        self._library, self._lib, self._routine = library, library.c, routine
         self._closing = ExitStack()
         self._planned = operands  # until the call is prepared
         self._bound: Bound | None = None  # whose arrays the call is pointed at
@@ -64,7 +65,7 @@ class PreparedCall(Product, ABC):
         self._after: list[Callable[[], object]] = []
         self._call: Callable[[], None] | None = None
         self._sizes = self._needs = (0, 0)
-        self._workspace = session.workspace(grid)
+        self._workspace = library.workspace(grid)
         self.copied_bytes = 0
         self.workspace = Workspace(0, 0)
 
@@ -87,7 +88,7 @@ class PreparedCall(Product, ABC):
     def _prepare(self) -> None:
         """Make descriptors and query the workspace. Collective; if a rank fails, closes what was made."""
         try:
-            self._sizes = device, host = self._session.largest(self._asked_for)
+            self._sizes = device, host = self._library.largest(self._asked_for)
             self.workspace = Workspace(device + sum(x.nbytes for x in self._temporaries.values()), host)
         except Exception:
             self.close()
@@ -109,7 +110,7 @@ class PreparedCall(Product, ABC):
 
     def _descriptor(self, x: MatrixDescriptor, lld: int) -> int:
         """Return cuBLASMp's descriptor of an F-ordered matrix, which begins where its first block begins."""
-        lib, out, grid = self._lib, ctypes.c_void_p(), self._session.grid(x.grid)
+        lib, out, grid = self._lib, ctypes.c_void_p(), self._library.grid(x.grid)
         extents = x.shape[0] + x.lead[0], x.shape[1] + x.lead[1]
         dtype = DATA_TYPES[x.dtype.name]
         lib.cublasMpMatrixDescriptorCreate(
@@ -126,22 +127,22 @@ class PreparedCall(Product, ABC):
         pointer = self._pointers.setdefault(name, ctypes.c_void_p())
         if array is None:
             return
-        pointer.value = self._session.address(array, "abcd".index(name))
+        pointer.value = self._library.address(array, "abcd".index(name))
         if x is not None and array.size and x.lead != (0, 0):
             rows, cols = self._before_first(x)
             pointer.value -= (rows + cols * self._lld(array, x)) * array.itemsize
 
     def _before_first(self, x: MatrixDescriptor) -> tuple[int, int]:
         """Return the rows and columns of the first block that would come before this rank's local array."""
-        prow, pcol = x.grid.coords(self._session.rank)
+        prow, pcol = x.grid.coords(self._library.runtime.rank)
         return x.lead[0] * (prow == x.source[0]), x.lead[1] * (pcol == x.source[1])
 
     def _height(self, x: MatrixDescriptor) -> int:
         """Return the smallest leading dimension that cuBLASMp takes for this rank's array of an F-ordered matrix."""
-        if self._session.rank >= x.grid.size:
+        if self._library.runtime.rank >= x.grid.size:
             return 1
         axis = Axis(x.shape[0] + x.lead[0], x.block[0], x.source[0], x.grid.nprow)
-        return max(1, axis.count(x.grid.coords(self._session.rank)[0]))
+        return max(1, axis.count(x.grid.coords(self._library.runtime.rank)[0]))
 
     def _lld(self, array: Array, x: MatrixDescriptor) -> int:
         """Return the leading dimension of an F-ordered local array; for a single column, any legal one."""
@@ -157,9 +158,9 @@ class PreparedCall(Product, ABC):
     def _temporary(self, name: str, x: MatrixDescriptor) -> Array:
         """Return an F-ordered array for this rank's part of ``x``, the same one each time."""
         if name not in self._temporaries:
-            inside = self._session.rank < x.grid.size
-            shape = x.local_shape(self._session.rank) if inside else (0, 0)
-            self._temporaries[name] = self._session.empty(shape, x.dtype, "F", self._height(x))
+            inside = self._library.runtime.rank < x.grid.size
+            shape = x.local_shape(self._library.runtime.rank) if inside else (0, 0)
+            self._temporaries[name] = self._library.empty(shape, x.dtype, "F", self._height(x))
         return self._temporaries[name]
 
     def _through(
@@ -204,7 +205,7 @@ class PreparedCall(Product, ABC):
     @cached_property
     def graphs(self) -> Graphs:
         """The store of its CUDA graphs."""
-        return self._session.recordings()
+        return Recordings(self._library.runtime)
 
     @property
     def inside(self) -> bool:
@@ -235,12 +236,12 @@ class PreparedCall(Product, ABC):
         what, log = f"cublasMp{self._routine}: the first run", None
         try:
             with ExitStack() as listening:
-                with self._session.agreement(what):
+                with self._library.runtime.agreement(what):
                     self._make_call()
                     self._prepare_operands()
                     if self._listens and self._inside:
                         log = listening.enter_context(Listening(self._lib))
-                with self._session.queueing(what), listening:
+                with self._library.runtime.queueing(what), listening:
                     self._make_results()
         except Exception:
             self._call = None  # the next run is a first one again
@@ -259,7 +260,7 @@ class PreparedCall(Product, ABC):
 
     def _prepare_operands(self) -> None:
         if self._inside:
-            self._session.follow_stream()
+            self._library.runtime.follow_stream()
         for action in self._before:
             action()
 

@@ -14,11 +14,11 @@ from ....dtypes import accumulation_dtype
 from ....layout import Level3Problem, MatrixDescriptor
 from ...arrays import same_memory
 from ...request import Operands, Options
-from ..runtime.session import Session
 from ..types import compute_type
 from . import faults
 from .call import PreparedCall, columns
 from .contracts import symbol_of
+from .library import Cublasmp
 from .masked_copy import part_writer, write_all
 from .product import LocalProduct
 
@@ -39,7 +39,7 @@ class CublasmpLevel3(PreparedCall):
 
     def __init__(
         self,
-        session: Session,
+        library: Cublasmp,
         problem: Level3Problem,
         options: Options,
         operands: Operands,
@@ -47,12 +47,12 @@ class CublasmpLevel3(PreparedCall):
         self._problem, self._options = problem, options
         self._form = problem.column_major()
         self._f_ordered = q = self._form.problem
-        session.grid(q.d.grid)
-        inside = session.rank < q.d.grid.size
+        library.grid(q.d.grid)
+        inside = library.runtime.rank < q.d.grid.size
         self._symbol = symbol_of(problem)
         routine = self._symbol.removeprefix("cublasMp")
-        super().__init__(session, routine, q.d.grid, operands, inside=inside)
-        self.sent_bytes = _received_bytes(q, session.rank) if inside else 0
+        super().__init__(library, routine, q.d.grid, operands, inside=inside)
+        self.sent_bytes = _received_bytes(q, library.runtime.rank) if inside else 0
         self._views: dict[str, Array] = {}
         self._write: Callable[[Array, Any], None] | None = None
         self._prepare()
@@ -73,7 +73,7 @@ class CublasmpLevel3(PreparedCall):
         alpha = alpha.conjugate() if self._form.conj_alpha else alpha
         self._alpha, self._beta = np.array(alpha, scale), np.array(self._options.beta, scale)
         values: dict[str, Any] = {
-            "handle": self._session.handle, "side": _SIDES[q.side], "uplo": _FILLS[q.uplo],
+            "handle": self._library.handle, "side": _SIDES[q.side], "uplo": _FILLS[q.uplo],
             "trans": Operation[q.op_a], "diag": _DIAGONALS[q.diag], "m": q.m, "n": q.n, "k": q.k,
             "alpha": self._alpha.ctypes.data, "beta": self._beta.ctypes.data,
             "computeType": compute_type(q.d.dtype, None),
@@ -132,7 +132,7 @@ class CublasmpLevel3(PreparedCall):
             return self._through(name, view, x, cupy.conjugate, "it is conjugated without a transpose")
         if name.lower() in self._form.relaid:
             return self._through(name, view, x, cupy.positive, "it is in another memory order")
-        if self._problem.traits.triangular and self._session.overlap(view, d):
+        if self._problem.traits.triangular and self._library.overlap(view, d):
             return self._through(name, view, x, cupy.positive, "it is in the place of the result")
         if not self._fits(view, x):
             return self._through(name, view, x, cupy.positive, "it begins inside a block")
@@ -147,7 +147,7 @@ class CublasmpLevel3(PreparedCall):
     def _writer(self) -> Callable[[Array, Any], None]:
         """Return a function that queues the copy of an array or a number to the written part of D; made once."""
         if self._write is None:
-            self._write = part_writer(self._f_ordered.written, self._f_ordered.d, self._session.rank)
+            self._write = part_writer(self._f_ordered.written, self._f_ordered.d, self._library.runtime.rank)
         return self._write
 
 

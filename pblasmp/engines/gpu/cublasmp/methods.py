@@ -14,11 +14,13 @@ from ...composite import MovedProduct
 from ...product import Product
 from ...protocol import Engine, Method
 from ...request import Operands, Options, Problem
-from ..runtime.session import NO_MULTICAST, Session, session_of
+from ..runtime.runtime import NO_MULTICAST
+from ..session import session_of
 from ..types import ALGO_TYPES, MULTICAST
 from . import epilogues, faults, scales
 from .contracts import nearest_level3, symbol_of
 from .level3 import CublasmpLevel3, ScaledPart
+from .library import Cublasmp
 from .product import CublasmpProduct, LocalProduct, automatic
 
 __all__ = ["METHODS"]
@@ -48,34 +50,34 @@ class MatmulMethod(Method):
     def refusal(
         self, engine: Engine, problem: MatmulProblem, options: Options, operands: Operands | None
     ) -> str:
-        session, p = session_of(engine), problem
-        if session.version < self._since:
-            needed, found = version_text(self._since), version_text(session.version)
+        library, p = session_of(engine).cublasmp, problem
+        if library.version < self._since:
+            needed, found = version_text(self._since), version_text(library.version)
             return f"it needs cuBLASMp {needed}, found {found}"
-        if self.name in MULTICAST and not session.multicast:
+        if self.name in MULTICAST and not library.runtime.multicast:
             return f"it needs NVLink multicast, which {NO_MULTICAST} switches off"
         try:
             scales.check(
-                p, None if operands is None else operands.scales, session.version, session.capability
+                p, None if operands is None else operands.scales, library.version, library.runtime.capability
             )
-            _later(session, p, options, operands)
+            _later(library, p, options, operands)
         except PblasmpError as error:
             return str(error)
         if _is_empty(p, options) and is_float8(p.d.dtype) and options.beta != 0:
             return "an 8-bit D = beta C: there is no product for cuBLASMp to compute"
-        nearest, reasons = _taken(p, session.version)
+        nearest, reasons = _taken(p, library.version)
         blocks = operands is not None and operands.scales is not None and operands.scales.mode == "block"
         if blocks and (nearest.a, nearest.b) != (p.a, p.b):
             return f"scales of mode 'block' need operands that are not moved: {'; '.join(reasons)}"
         return "; ".join(reasons) if options.algo == "auto" else ""  # if asked for by name, it moves operands
 
     def cost(self, engine: Engine, problem: MatmulProblem, options: Options) -> float:
-        return 1.0 if automatic(problem, session_of(engine).version) == self.name else 9.0
+        return 1.0 if automatic(problem, session_of(engine).cublasmp.version) == self.name else 9.0
 
     def prepare(
         self, engine: Engine, problem: MatmulProblem, options: Options, operands: Operands
     ) -> Product:
-        why, reason = _later(session_of(engine), problem, options, operands)
+        why, reason = _later(session_of(engine).cublasmp, problem, options, operands)
         alone = replace(operands, epilogue=None) if why else operands
         product = _prepared(engine, problem, options, alone, self.name)
         if not reason:
@@ -99,16 +101,16 @@ def _taken(p: MatmulProblem, version: int) -> tuple[MatmulProblem, tuple[str, ..
 
 
 def _later(
-    session: Session, problem: MatmulProblem, options: Options, operands: Operands | None
+    library: Cublasmp, problem: MatmulProblem, options: Options, operands: Operands | None
 ) -> tuple[str, str]:
     """Return why an epilogue is not fused, and why anything is computed after the product; empty strings if not."""
     e = None if operands is None else operands.epilogue
     why = ""
     if e is not None:
-        why = epilogues.why_not_fused(e, problem, session.version)
+        why = epilogues.why_not_fused(e, problem, library.version)
         if not why and options.alpha == 0:
             why = "alpha is 0"
-        if not why and _taken(problem, session.version)[0].d != problem.d:
+        if not why and _taken(problem, library.version)[0].d != problem.d:
             why = "D is moved after the product"
         if why and (e.fused or is_float8(problem.d.dtype)):
             kind = "" if e.fused else ", and by then an 8-bit D has been rounded"
@@ -120,15 +122,15 @@ def _later(
 
 def _prepared(engine: Engine, p: MatmulProblem, options: Options, operands: Operands, name: str) -> Product:
     """Return a product without known faults, of copies in other layouts if necessary."""
-    session = session_of(engine)
+    library = session_of(engine).cublasmp
     if _is_empty(p, options):
         return LocalProduct(options.beta, "D = beta C: there is nothing to multiply")
-    nearest, reasons = _taken(p, session.version)
+    nearest, reasons = _taken(p, library.version)
     if all(getattr(nearest, name) == getattr(p, name) for name in "abcd"):
-        return CublasmpProduct(session, nearest, options, operands, name)
+        return CublasmpProduct(library, nearest, options, operands, name)
     return MovedProduct(
         engine, p, nearest, options, operands,
-        lambda used: CublasmpProduct(session, nearest, options, used, name), reasons,
+        lambda used: CublasmpProduct(library, nearest, options, used, name), reasons,
     )  # fmt: skip
 
 
@@ -146,17 +148,17 @@ class Level3Method(Method):
     def refusal(
         self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands | None
     ) -> str:
-        session, p = session_of(engine), problem
+        library, p = session_of(engine).cublasmp, problem
         try:
-            session.library.raw(symbol_of(p))  # this version may lack the function
+            library.c.raw(symbol_of(p))  # this version may lack the function
         except PblasmpError as error:
             return str(error)
         if 0 in (p.m, p.n, p.k) or options.alpha == 0:
             return ""
-        why = faults.level3_is_wrong(p, options.alpha, session.version)
+        why = faults.level3_is_wrong(p, options.alpha, library.version)
         if why:
             return why
-        _, reasons = nearest_level3(p, session.version)
+        _, reasons = nearest_level3(p, library.version)
         # Other algorithms take the operands without moving them; if it is named, it moves them.
         return "; ".join(reasons) if options.algo == "auto" else ""
 
@@ -166,15 +168,15 @@ class Level3Method(Method):
     def prepare(
         self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands
     ) -> Product:
-        session, p = session_of(engine), problem
+        library, p = session_of(engine).cublasmp, problem
         if 0 in (p.m, p.n, p.k) or options.alpha == 0:
-            return ScaledPart(p, options.beta, session.rank)
-        nearest, reasons = nearest_level3(p, session.version)
+            return ScaledPart(p, options.beta, library.runtime.rank)
+        nearest, reasons = nearest_level3(p, library.version)
         if not reasons:
-            return CublasmpLevel3(session, nearest, options, operands)
+            return CublasmpLevel3(library, nearest, options, operands)
         return MovedProduct(
             engine, p, nearest, options, operands,
-            lambda used: CublasmpLevel3(session, nearest, options, used), reasons,
+            lambda used: CublasmpLevel3(library, nearest, options, used), reasons,
         )  # fmt: skip
 
 

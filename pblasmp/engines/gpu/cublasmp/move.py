@@ -18,9 +18,10 @@ from ...product import Product
 from ...protocol import Engine
 from ...request import Operands
 from ..kernels.float8 import convert
-from ..runtime.session import Session
+from ..session import Session
 from . import faults
 from .call import PreparedCall, columns
+from .library import Cublasmp
 from .masked_copy import part_writer, write_all
 
 __all__ = ["prepare_move"]
@@ -40,19 +41,19 @@ def prepare_move(
     float8 = is_float8(source.dtype) or is_float8(target.dtype)
     alike = source.dtype == target.dtype or not float8
     if 0 in source.shape or (alike and source.same_places(target)):
-        return _Copy(engine, part_writer(part, target, session.rank))
+        return _Copy(engine, part_writer(part, target, session.runtime.rank))
     if not alike:
         return _Converted(engine, session, source, target, arrays, part)
     if copies(session):
         return ExchangeMove(engine, source, target, part, "by copy engines")
-    if faults.moves_unseen(session.version, source.dtype):
+    if faults.moves_unseen(session.cublasmp.version, source.dtype):
         return ExchangeMove(engine, source, target, part, "by NCCL")
-    return _Gemr2D(engine, session, source, target, arrays, part)
+    return _Gemr2D(engine, session.cublasmp, source, target, arrays, part)
 
 
 def copies(session: Session) -> bool:
     """Return whether GPUs push blocks into each other's memory: faster than cublasMpGemr2D. Local."""
-    return session.gpu is not None and session.gpu.windows is not None
+    return session.gpu is not None and not session.gpu.why_no_windows
 
 
 class _Copy(QueuedProduct):
@@ -84,7 +85,7 @@ class _Converted(Composite):
     ) -> None:
         self._session, self._source, self._target, self._part = session, source, target, part
         self._late = not is_float8(target.dtype)
-        self._write = part_writer(part, target, session.rank)
+        self._write = part_writer(part, target, session.runtime.rank)
         super().__init__(engine, Operands(arrays[0], None, None, arrays[1]))
         self.path = f"{self._products[0].path}, converting 8-bit floats"
         self.copied_bytes += self._own["between"].nbytes
@@ -137,7 +138,7 @@ class _Gemr2D(PreparedCall):
     def __init__(
         self,
         engine: Engine,
-        session: Session,
+        library: Cublasmp,
         source: MatrixDescriptor,
         target: MatrixDescriptor,
         arrays: tuple[Array, Array],
@@ -149,14 +150,14 @@ class _Gemr2D(PreparedCall):
         source = replace(source, order=target.order, dtype=target.dtype, ld=None)
         self._source, self._target = (source, target) if target.order == "F" else (source.T, target.T)
         self._part = part.T if part is not None and target.order == "C" else part
-        self._write = part_writer(self._part, self._target, session.rank)
+        self._write = part_writer(self._part, self._target, library.runtime.rank)
         self._ranks = max(source.grid.size, target.grid.size)
         for grid in (self._source.grid, self._target.grid):
-            session.grid(grid)
-        self._communicator = session.communicator(self._ranks)
+            library.grid(grid)
+        self._communicator = library.communicator(self._ranks)
         operands = Operands(arrays[0], None, None, arrays[1])
-        inside = session.rank < self._ranks
-        super().__init__(session, "Gemr2D", self._target.grid, operands, inside=inside)
+        inside = library.runtime.rank < self._ranks
+        super().__init__(library, "Gemr2D", self._target.grid, operands, inside=inside)
         self._prepare()
         self.copied_bytes = sum(temporary.nbytes for temporary in self._temporaries.values())
 
@@ -201,5 +202,5 @@ class _Gemr2D(PreparedCall):
         )
         (ia, ja), (ib, jb) = ((x.lead[0] + 1, x.lead[1] + 1) for x in sides)
         p = self._pointers
-        arguments = self._session.handle, *self._source.shape, p["a"], ia, ja, a, p["b"], ib, jb, b
+        arguments = self._library.handle, *self._source.shape, p["a"], ia, ja, a, p["b"], ib, jb, b
         return arguments, (self._communicator,)

@@ -18,10 +18,10 @@ from ....layout import ColumnMajorProduct, MatmulProblem
 from ...product import Product
 from ...request import Operands, Options
 from ..kernels.lt import SCALE_ALIGNED
-from ..runtime.session import Session
 from ..types import ALGO_TYPES, DATA_TYPES, compute_type
 from . import epilogues, faults, scales
 from .call import PreparedCall, columns
+from .library import Cublasmp
 
 __all__ = ["CublasmpProduct", "LocalProduct", "automatic"]
 
@@ -68,7 +68,7 @@ class CublasmpProduct(PreparedCall):
     """A product on this rank's part of D's grid. Making, growing and closing one is collective over the context."""
 
     def __init__(
-        self, session: Session, problem: MatmulProblem, options: Options, operands: Operands, algo: str
+        self, library: Cublasmp, problem: MatmulProblem, options: Options, operands: Operands, algo: str
     ) -> None:
         self._problem, self._options, self._algo = problem, options, algo
         self._descriptor_of_product = 0
@@ -77,14 +77,14 @@ class CublasmpProduct(PreparedCall):
         self._form = form = problem.column_major()
         self.holds_memory = form.conj_a or form.conj_b
         for x in (form.a, form.b, form.d):
-            session.grid(x.grid)
-        inside = session.rank < form.d.grid.size
-        super().__init__(session, "Matmul", form.d.grid, operands, inside=inside)
-        self.sent_bytes = received_bytes(form, problem, session.rank) if inside else 0
+            library.grid(x.grid)
+        inside = library.runtime.rank < form.d.grid.size
+        super().__init__(library, "Matmul", form.d.grid, operands, inside=inside)
+        self.sent_bytes = received_bytes(form, problem, library.runtime.rank) if inside else 0
         if problem.scheme == "allgather_matmul":
             gathered = operands.a if form.swapped else operands.b
             self._notes.append(
-                _gathered_note("A" if form.swapped else "B", session.share(gathered, form.d.grid))
+                _gathered_note("A" if form.swapped else "B", library.share(gathered, form.d.grid))
             )
         self._prepare()
 
@@ -108,12 +108,12 @@ class CublasmpProduct(PreparedCall):
         if is_float8(form.d.dtype) and form.c is None:  # C has 16 bits, although there is none
             like_d = replace(form.d, dtype=bias_dtype(problem))
             descriptors["c"] = self._descriptor(like_d, self._lld(self._sources[3], form.d))
-        if "c" not in descriptors and self._session.version < 800:  # C may not be NULL: pass D, not read
+        if "c" not in descriptors and self._library.version < 800:  # C may not be NULL: pass D, not read
             self._pointers["c"], descriptors["c"] = self._pointers["d"], descriptors["d"]
         m, n = (problem.n, problem.m) if form.swapped else (problem.m, problem.n)
         p = self._pointers
         arguments = (
-            self._session.handle, self._matmul_descriptor(), m, n, problem.k,
+            self._library.handle, self._matmul_descriptor(), m, n, problem.k,
             self._alpha.ctypes.data, p["a"], 1, 1, descriptors["a"], p["b"], 1, 1, descriptors["b"],
             self._beta.ctypes.data, p["c"], 1, 1, descriptors.get("c"), p["d"], 1, 1, descriptors["d"],
         )  # fmt: skip
@@ -150,11 +150,11 @@ class CublasmpProduct(PreparedCall):
 
     def _following(self) -> dict[MatmulAttribute, int]:
         """Return the attributes for epilogue and scales."""
-        session, problem, found = self._session, self._problem, {}
+        library, problem, found = self._library, self._problem, {}
         self._copied_scales.clear()
         if self._epilogue is not None:
             found = epilogues.attributes(
-                self._epilogue, problem, session.version, session.rank, session.address
+                self._epilogue, problem, library.version, library.runtime.rank, library.address
             )
         if self._scales is not None:
             found |= scales.attributes(self._scales, problem, self._place)
@@ -167,7 +167,7 @@ class CublasmpProduct(PreparedCall):
         """
         number = isinstance(value, float)
         if not number:
-            address = self._session.address(value)
+            address = self._library.address(value)
             read = name != "amax" and self._scales is not None and self._scales.mode == "tensor"
             if not read or address % SCALE_ALIGNED == 0:
                 return address
@@ -181,7 +181,7 @@ class CublasmpProduct(PreparedCall):
             place.fill(value)
         else:
             self._copied_scales[name] = value
-        return self._session.address(place)
+        return self._library.address(place)
 
     def _copy_scales(self) -> None:
         for name, value in self._copied_scales.items():
@@ -196,11 +196,11 @@ class CublasmpProduct(PreparedCall):
         wanted = asked or (bias_dtype(self._problem) if is_float8(kind) else kind)
         if wanted == accumulation_dtype(kind):
             return None
-        if self._session.version >= MatmulAttribute.COMMUNICATION_TYPE.since:
+        if self._library.version >= MatmulAttribute.COMMUNICATION_TYPE.since:
             return wanted
         if asked is not None:
             raise UnsupportedError(
-                f"comm_dtype: cuBLASMp has it since 0.8, found {version_text(self._session.version)}"
+                f"comm_dtype: cuBLASMp has it since 0.8, found {version_text(self._library.version)}"
             )
         self._notes.append("partial sums travel in float32: cuBLASMp can choose since 0.8")
         return None

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from ....dtypes import accumulation_dtype
-from ....errors import ArgumentError, UnsupportedError
+from ....errors import ArgumentError
 from .views import Move, View
 
 __all__ = ["Kernels", "common_run", "vector_width"]
 
-MAX_RANKS = 64
 _VECTOR_BYTES = 16
 _THREADS = 512
 _TILE = 32
@@ -47,11 +46,11 @@ typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32; 
 _SYNC = (
     _COMMON
     + r"""
-struct Peers { u32* p[%(ranks)d]; };
+struct Peers { u32* p[RANKS]; };
 __device__ __forceinline__ u32 acquire(const u32* p)
-{ u32 v; asm volatile("ld.acquire.sys.global.u32 %%0,[%%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
+{ u32 v; asm volatile("ld.acquire.sys.global.u32 %0,[%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
 __device__ __forceinline__ void release(u32* p, u32 v)
-{ asm volatile("st.release.sys.global.u32 [%%0],%%1;" :: "l"(p), "r"(v) : "memory"); }
+{ asm volatile("st.release.sys.global.u32 [%0],%1;" :: "l"(p), "r"(v) : "memory"); }
 
 // Words of a rank: for every kind of barrier, one from each rank; then how often this rank arrived and waited.
 __device__ void arrive_(Peers peers, int size, int rank, int kind, int kinds) {
@@ -80,7 +79,7 @@ extern "C" __global__ void await(Peers peers, int size, int rank, int kind, int 
 extern "C" __global__ void meet(Peers peers, int size, int rank, int kind, int kinds)
 { arrive_(peers, size, rank, kind, kinds); await_(peers, size, rank, kind, kinds); }
 
-struct Words { u32* p[%(waits)d]; };
+struct Words { u32* p[WAITS]; };
 extern "C" __global__ void await_flags(Words flags, int count) {
   if (threadIdx.x < count) {
     u32* flag = flags.p[threadIdx.x];
@@ -298,13 +297,10 @@ class Kernels:
 
     Args:
         cupy: the module.
-        size: how many ranks signal each other.
     """
 
-    def __init__(self, cupy: Any, size: int) -> None:
-        if size > MAX_RANKS:
-            raise UnsupportedError(f"{size} ranks: the kernels take {MAX_RANKS} at most")
-        self._cupy, self._size = cupy, size
+    def __init__(self, cupy: Any) -> None:
+        self._cupy = cupy
         self._functions: dict[Any, Any] = {}
         properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
         self.multiprocessors = int(properties["multiProcessorCount"])
@@ -328,25 +324,23 @@ class Kernels:
                 "meet": both.
             stream: CuPy's.
             flags: addresses of every rank's words: ``kinds * (size + 2)`` of them, zero at first.
-            rank: this one.
+            rank: the index of this rank's.
             kind: which barrier; each has separate counts.
             kinds: how many there are.
         """
-        kernel = self._compiled(what, self._sync())
-        ints = (np.int32(self._size), np.int32(rank), np.int32(kind), np.int32(kinds))
-        threads = -(-self._size // 32) * 32
+        size = len(flags)
+        kernel = self._compiled(what, _SYNC, RANKS=size, WAITS=_WAITS)
+        ints = (np.int32(size), np.int32(rank), np.int32(kind), np.int32(kinds))
+        threads = -(-size // 32) * 32
         self._launch(kernel, 1, threads, stream, _struct(flags), *ints)
 
     def await_flags(self, stream: Any, flags: Sequence[int]) -> None:
         """Queue a wait until the words at these addresses are no longer zero, and set them to zero. Local."""
-        kernel = self._compiled("await_flags", self._sync())
+        kernel = self._compiled("await_flags", _SYNC, RANKS=1, WAITS=_WAITS)
         for first in range(0, len(flags), _WAITS):
             some = flags[first : first + _WAITS]
             words = _struct([*some, *[0] * (_WAITS - len(some))])
             self._launch(kernel, 1, _WAITS, stream, words, np.int32(len(some)))
-
-    def _sync(self) -> str:
-        return _SYNC % {"ranks": self._size, "waits": _WAITS}
 
     def add(
         self,

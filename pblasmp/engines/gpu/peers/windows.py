@@ -19,9 +19,11 @@ import numpy as np
 from ....errors import StatusError, UnsupportedError
 from ....memory.workspace import roomy
 from ..kernels.kernels import Kernels
+from ..runtime.nccl import Nccl
+from ..runtime.runtime import GpuRuntime
 from .flags import FLAGS, SLOTS
 
-__all__ = ["ONE_KERNEL_FLAGS", "Buffer", "Windows", "check_driver", "nccl_handle", "open_windows"]
+__all__ = ["ONE_KERNEL_FLAGS", "Buffer", "Windows", "check_driver", "open_windows"]
 
 ONE_KERNEL_FLAGS = "one_kernel flags"
 """The symmetric buffer of the flags of ``one_kernel.cu``."""
@@ -31,6 +33,7 @@ KINDS = "end", "between"
 
 _UP = 1
 _ROUNDED = 512 << 20  # bytes, at most, that NCCL adds to an allocation, for multicast
+_MOST_RANKS = 64  # that barriers take
 _FAR = 0x3F  # fill byte: larger than any real count of products
 
 
@@ -38,53 +41,60 @@ class Buffer:
     """Symmetric memory under a name. Its addresses change when it grows: ask for them in every run.
 
     Attributes:
-        peers: the addresses of every rank's buffer, as this rank sees them.
+        peers: the address of each member's buffer, as this rank sees it, by its rank in the context.
         nbytes: its size.
     """
 
     __slots__ = ("_memory", "_window", "nbytes", "peers")
 
     def __init__(self) -> None:
-        self.peers: list[int] = []
+        self.peers: dict[int, int] = {}
         self.nbytes = 0
         self._memory: Any = None
         self._window: Any = None
 
 
 class Windows:
-    """The symmetric memory of a communicator whose ranks reach each other's GPUs. Use ``open_windows``.
+    """The symmetric memory of ranks that reach each other's GPUs: of an NVLink domain. Use ``open_windows``.
+
+    The ranks of all domains make, grow and close theirs together.
 
     Args:
-        session: ``rank``, ``size``, ``device`` (its index), ``nccl`` (nccl4py's communicator), ``cupy``, ``agreement``,
-            ``synchronize``, ``wait``, ``arena`` (see ``Session``).
+        runtime: this rank's GPU.
+        communicator: nccl4py's, of the members.
+        members: the ranks of this rank's domain, in the communicator's order.
         kernels: for the barriers.
+
+    Attributes:
+        members: as above.
     """
 
-    def __init__(self, session: Any, kernels: Kernels) -> None:
+    def __init__(
+        self, runtime: GpuRuntime, communicator: Any, members: tuple[int, ...], kernels: Kernels
+    ) -> None:
         import nccl.core
         from cuda.bindings import driver
 
-        self.rank, self.size = session.rank, session.size
-        self._session, self._kernels = session, kernels
+        self.rank, self.size, self.members = runtime.rank, len(members), members
+        self._index = {rank: i for i, rank in enumerate(members)}
+        self._runtime, self._communicator, self._kernels = runtime, communicator, kernels
         self._core, self._driver = nccl.core, driver
         self._awaiting: dict[int, list[Any]] = {}  # batched operations on a flag, by its address
-        self._cupy = session.cupy
-        self._runtime = session.cupy.cuda.runtime
-        self._agreement = session.agreement
+        self._cuda = runtime.cupy.cuda.runtime
         self._buffers: dict[str, Buffer] = {}
-        with self._agreement("symmetric memory"):
-            stream = session.cupy.cuda.Stream(non_blocking=True)
-            self._up = session.cupy.full(FLAGS * self.size, _UP, np.uint32)
+        with runtime.agreement("symmetric memory"):
+            stream = runtime.cupy.cuda.Stream(non_blocking=True)
+            self._up = runtime.cupy.full(FLAGS * self.size, _UP, np.uint32)
         words = len(KINDS) * (self.size + 2) + FLAGS * self.size
         self._flags = self.reserve("flags", 4 * words)
         self._first = 4 * len(KINDS) * (self.size + 2)
         try:
-            with self._agreement("symmetric memory: barriers"):
-                free, copy = self._offset(SLOTS.first, 0), self._runtime.memcpyDefault
+            with runtime.agreement("symmetric memory: barriers"):
+                free, copy = self._offset(SLOTS.first, self.members[0]), self._cuda.memcpyDefault
                 at, ups = self._flags.peers[self.rank], int(self._up.data.ptr)
-                self._runtime.memcpyAsync(at + free, ups, 4 * SLOTS.count * self.size, copy, stream.ptr)
+                self._cuda.memcpyAsync(at + free, ups, 4 * SLOTS.count * self.size, copy, stream.ptr)
                 self.arrive(stream)  # there is no product before the first one to wait for
-                session.wait(stream)
+                runtime.wait(stream)
         except BaseException:
             self._release(self._flags)
             raise
@@ -109,47 +119,47 @@ class Windows:
         buffer = self.buffer(name)
         if nbytes <= buffer.nbytes:
             return buffer
-        nbytes = roomy(nbytes)
+        nbytes, runtime, cupy = roomy(nbytes), self._runtime, self._runtime.cupy
         what = f"{nbytes} bytes of symmetric memory for {name!r}"
         with ExitStack() as new:  # is given back if a rank fails
-            with self._agreement(what):
-                self._session.synchronize()
+            with self._runtime.agreement(what):
+                runtime.synchronize()
                 memory = self._allocated(nbytes, what)
                 new.callback(memory.close)
-                self._runtime.memset(int(memory.handle), 0, nbytes)
-                self._runtime.deviceSynchronize()
-                pointer = self._cupy.cuda.MemoryPointer(
-                    self._cupy.cuda.UnownedMemory(int(memory.handle), nbytes, memory, self._session.device), 0
+                self._cuda.memset(int(memory.handle), 0, nbytes)
+                self._cuda.deviceSynchronize()
+                pointer = cupy.cuda.MemoryPointer(
+                    cupy.cuda.UnownedMemory(int(memory.handle), nbytes, memory, runtime.device.index), 0
                 )
-                array = self._cupy.ndarray(nbytes, np.uint8, pointer)
-            with self._agreement(what, blocks=True):
+                array = cupy.ndarray(nbytes, np.uint8, pointer)
+            with self._runtime.agreement(what, blocks=True):
                 flags = self._core.WindowFlag.COLL_SYMMETRIC
-                window = self._session.nccl.register_window(array, flags=flags)
+                window = self._communicator.register_window(array, flags=flags)
                 new.callback(window.close)
-                peers = [window.get_peer_device_pointer(rank) for rank in range(self.size)]
-                missing = [rank for rank, address in enumerate(peers) if not address]
+                peers = {rank: window.get_peer_device_pointer(i) for rank, i in self._index.items()}
+                missing = [rank for rank, address in peers.items() if not address]
                 if missing:
                     raise UnsupportedError(f"rank {self.rank} cannot reach rank {missing[0]}'s GPU memory")
             new.pop_all()
         if buffer.nbytes:
-            self._session.arena.replaced()
+            runtime.arena.replaced()
         try:
             self._release(buffer)  # all ranks have agreed, and so are idle
         finally:
             buffer._memory, buffer._window, buffer.nbytes = memory, window, nbytes
-            buffer.peers = [int(address) for address in peers]
+            buffer.peers = {rank: int(address) for rank, address in peers.items()}
             buffer.peers[self.rank] = int(memory.handle)
         return buffer
 
     def _allocated(self, nbytes: int, what: str) -> Any:
         """Return new memory; if little is free, memory that CuPy keeps for later arrays is freed first."""
-        free, _ = self._runtime.memGetInfo()
+        free, _ = self._cuda.memGetInfo()
         if free < 2 * nbytes:
-            self._cupy.get_default_memory_pool().free_all_blocks()
+            self._runtime.cupy.get_default_memory_pool().free_all_blocks()
         try:
-            return self._core.mem_alloc(nbytes, self._session.device)
+            return self._core.mem_alloc(nbytes, self._runtime.device.index)
         except Exception as error:
-            free, _ = self._runtime.memGetInfo()
+            free, _ = self._cuda.memGetInfo()
             if free < nbytes + _ROUNDED:  # NCCL does not tell why
                 raise MemoryError(f"{what}: the GPU has {free} free: {error}") from error
             raise StatusError(f"{what}: {type(error).__name__}: {error}") from error
@@ -158,7 +168,7 @@ class Windows:
         """Free a buffer's memory. Collective if it has any."""
         window, memory = buffer._window, buffer._memory
         buffer._window = buffer._memory = None
-        buffer.peers, buffer.nbytes = [], 0
+        buffer.peers, buffer.nbytes = {}, 0
         with ExitStack() as last_first:
             if memory is not None:
                 last_first.callback(memory.close)
@@ -180,14 +190,15 @@ class Windows:
         self._signal("meet", stream, 1)
 
     def _signal(self, what: str, stream: Any, kind: int) -> None:
-        self._kernels.signal(what, stream, self._flags.peers, self.rank, kind, len(KINDS))
+        flags = [self._flags.peers[rank] for rank in self.members]
+        self._kernels.signal(what, stream, flags, self._index[self.rank], kind, len(KINDS))
 
     # -- flags: copies of 4 bytes
 
     def raise_flag(self, stream: Any, rank: int, number: int) -> None:
         """Queue: signal ``rank`` that all earlier work on this stream is done. Once for each wait there. Local."""
         at = self._flags.peers[rank] + self._offset(number, self.rank)
-        self._runtime.memcpyAsync(at, int(self._up.data.ptr), 4, self._runtime.memcpyDefault, stream.ptr)
+        self._cuda.memcpyAsync(at, int(self._up.data.ptr), 4, self._cuda.memcpyDefault, stream.ptr)
 
     def await_flag(self, stream: Any, rank: int, number: int) -> None:
         """Queue: wait for the flag ``number`` of ``rank`` next to a GEMM, and lower it again. Local.
@@ -221,53 +232,64 @@ class Windows:
 
         For a broken context: the work that follows reads whatever is in its buffers. Local.
         """
-        at, copy = self._flags.peers[self.rank], self._runtime.memcpyDefault
-        self._runtime.memsetAsync(at, _FAR, 4 * len(KINDS) * self.size, stream.ptr)
+        at, copy = self._flags.peers[self.rank], self._cuda.memcpyDefault
+        self._cuda.memsetAsync(at, _FAR, 4 * len(KINDS) * self.size, stream.ptr)
         ups = int(self._up.data.ptr)
-        self._runtime.memcpyAsync(at + self._first, ups, 4 * FLAGS * self.size, copy, stream.ptr)
+        self._cuda.memcpyAsync(at + self._first, ups, 4 * FLAGS * self.size, copy, stream.ptr)
         counts = self.buffer(ONE_KERNEL_FLAGS)
         if counts.nbytes:
-            self._runtime.memsetAsync(counts.peers[self.rank], _FAR, counts.nbytes, stream.ptr)
+            self._cuda.memsetAsync(counts.peers[self.rank], _FAR, counts.nbytes, stream.ptr)
 
     def _offset(self, number: int, source: int) -> int:
         if not 0 <= number < FLAGS:
             raise UnsupportedError(f"flag {number} of {FLAGS}")
-        return int(self._first + 4 * (number * self.size + source))
+        return int(self._first + 4 * (number * self.size + self._index[source]))
 
     def close(self) -> None:
         """Free all memory, last made first, every step even if one fails. Collective."""
         with ExitStack() as last_first:
             for buffer in self._buffers.values():
                 last_first.callback(self._release, buffer)
-            with self._agreement("symmetric memory: closing"):
-                self._runtime.deviceSynchronize()
+            with self._runtime.agreement("symmetric memory: closing"):
+                self._cuda.deviceSynchronize()
 
 
-def open_windows(session: Any, kernels: Kernels) -> Windows | str:
-    """Return the ranks' symmetric memory, or why there is none; the same outcome on every rank. Collective.
+def open_windows(runtime: GpuRuntime, nccl: Nccl, kernels: Kernels) -> Windows | str:
+    """Return this rank's symmetric memory, or why there is none; the same outcome on every rank. Collective.
+
+    It is shared by all ranks if NCCL gives them each other's addresses, otherwise by those of each node, which are then
+    the NVLink domains; also if PBLASMP_RANKS_PER_NODE divides a machine into several nodes.
 
     Args:
-        session: as for ``Windows``.
+        runtime: this rank's GPU.
+        nccl: the communicators.
         kernels: for the barriers.
     """
-    import nccl.core
+    from nccl import core
 
-    handle = getattr(nccl.core, "RegisteredWindowHandle", None)
-    if not hasattr(session.nccl, "register_window") or not hasattr(handle, "get_peer_device_pointer"):
+    handle = getattr(core, "RegisteredWindowHandle", None)
+    if not hasattr(nccl.all, "register_window") or not hasattr(handle, "get_peer_device_pointer"):
         return "nccl4py 0.4 or later is needed for peers' addresses: pip install -U nccl4py"
-    if session.size == 1:
+    if runtime.size == 1:
         return "one rank has no peers"
-    try:
-        return Windows(session, kernels)
-    except UnsupportedError as error:
-        return f"NCCL has no window over all ranks: {error}"
-
-
-def nccl_handle(communicator: Any) -> Any:
-    """Return what nccl4py's bindings take for its communicator: an object, or before 0.6 an address. Local."""
-    from nccl.bindings import nccl
-
-    return getattr(nccl, "Comm", int)(communicator.ptr)
+    everyone, nodes = tuple(range(runtime.size)), runtime.nodes
+    divided = len(nodes) > 1
+    whole = not divided or runtime.comm.nodes() == nodes
+    why = []
+    for domains in ([(everyone,)] if whole else []) + ([tuple(nodes)] if divided else []):
+        which = next(i for i, members in enumerate(domains) if runtime.rank in members)
+        if max(map(len, domains)) > _MOST_RANKS:
+            why.append(f"barriers take {_MOST_RANKS} ranks, not {max(map(len, domains))}")
+        elif min(map(len, domains)) == 1:
+            why.append("a rank is alone on its node")
+        else:
+            communicator = nccl.all if len(domains) == 1 else nccl.split(which)
+            try:
+                return Windows(runtime, communicator, domains[which], kernels)
+            except UnsupportedError as error:
+                over = "all ranks" if len(domains) == 1 else "the ranks of each node"
+                why.append(f"NCCL has no window over {over}: {error}")
+    return "; ".join(why)
 
 
 def check_driver(result: tuple[Any, ...]) -> None:

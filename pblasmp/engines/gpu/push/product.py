@@ -28,7 +28,7 @@ from ..kernels.lt import Batch, Op
 from ..kernels.views import View, contiguous, moves
 from ..peers.flags import PUSHED
 from ..runtime.gpu import Gpu
-from ..runtime.session import Session, session_of
+from ..session import Session, session_of
 from .plan import Part, PushPlan, Slab, push_plan
 
 __all__ = ["METHODS", "Pushed", "PushedProduct"]
@@ -345,7 +345,7 @@ class PushedProduct(Product):
         self.sent_bytes, self.copied_bytes = self._pushed.sent_bytes, self._pushed.copied_bytes
         self.workspace = Workspace(plan.nbytes + self._pushed.packed_bytes + self._own_bytes(operands), 0)
         self.replays = not self._why_no_graph
-        self.first = partial(session.queueing, "push: the first run")
+        self.first = partial(session.runtime.queueing, "push: the first run")
         self._copies: dict[str, Array] = {}  # kept, since graphs hold their addresses
 
     def _multiply(self, stream: str, x: View, w: View, d: View, *, c: View | None, **how: Any) -> None:
@@ -521,13 +521,11 @@ class PushMethod(Method):
             return why
         if session.gpu is None:
             return session.why_no_gpu
-        if session.size > 1 and session.gpu.why_no_windows:
+        if session.runtime.size > 1 and session.gpu.why_no_windows:
             return session.gpu.why_no_windows
-        if session.nodes > 1:
-            return f"the ranks are on {session.nodes} nodes: only GPUs of one node reach each other"
         if 0 in (p.m, p.n, p.k) or options.alpha == 0:
             return "there is nothing to multiply"
-        plan = push_plan(p, session.size)
+        plan = push_plan(p, session.runtime.size)
         if is_float8(p.a.dtype) and (why := _why_not_float8(p, plan)):
             return why
         if options.algo != "auto":

@@ -8,7 +8,7 @@ own. They are forked from it and joined to it by events, so that a CUDA graph th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,9 @@ from ..kernels.kernels import Kernels
 from ..kernels.lt import PLAIN, Fused, LocalProducts, Op
 from ..kernels.one_kernel import Job, OneKernel
 from ..kernels.views import Blocks, Move, View, blocks
-from ..peers.windows import Windows, check_driver, nccl_handle, open_windows
-from .arena import Arena
+from ..peers.windows import Windows, check_driver, open_windows
+from .nccl import Nccl
+from .runtime import GpuRuntime
 
 __all__ = ["Gpu"]
 
@@ -35,59 +36,46 @@ class Gpu:
     """One GPU and its peers. Making and closing it is collective.
 
     Args:
-        session: ``rank``, ``size``, ``device`` (its index), ``nccl`` (nccl4py's communicator), ``cupy``, ``agreement``,
-            ``synchronize``, ``wait``, ``arena``, ``multiprocessors`` (see ``Session``).
+        runtime: the GPU.
+        nccl: the communicators.
 
     Attributes:
-        arena: the memory that products share.
-        multiprocessors: the fewest of all ranks' GPUs.
-        why_no_windows: why there is no symmetric memory, "" if there is.
+        products: cuBLASLt.
+        kernels: CUDA kernels.
+        windows: symmetric memory of the ranks of this one's NVLink domain; None if there is none.
+        why_no_windows: why there is no symmetric memory of all ranks, "" if there is.
+        arena, multiprocessors, capability, shared_gpus, agreement: as of ``GpuRuntime``.
     """
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, runtime: GpuRuntime, nccl: Nccl) -> None:
         from nccl.bindings import nccl as nccl_bindings
 
-        cupy = session.cupy
-        self.rank, self.size = session.rank, session.size
-        self.arena: Arena = session.arena
-        self.multiprocessors: int = session.multiprocessors
-        self._session, self._cupy, self._nccl = session, cupy, nccl_bindings
-        self._runtime = cupy.cuda.runtime
-        self._comm = nccl_handle(session.nccl)
-        with ExitStack() as self._closing:
-            with session.agreement("GPU: cuBLASLt and kernels"):
-                self.products = LocalProducts(cupy)
-                self._closing.callback(self.products.close)
-                self.products.reserve()
-                self.kernels = Kernels(cupy, session.size)
-            found = open_windows(session, self.kernels)
-            self.windows: Windows | None = None if isinstance(found, str) else found
-            if self.windows is not None:
-                self._closing.callback(self.windows.close)
-            self.why_no_windows = found if isinstance(found, str) else ""
-            self._closing = self._closing.pop_all()
+        self.rank, self.size, self.agreement = runtime.rank, runtime.size, runtime.agreement
+        self.arena, self.multiprocessors = runtime.arena, runtime.multiprocessors
+        self.capability, self.shared_gpus = runtime.capability, runtime.shared_gpus
+        self._cupy, self._nccl = runtime.cupy, nccl_bindings
+        self._runtime = runtime.cupy.cuda.runtime
+        self._comm = nccl.handle
         self._streams: dict[str, Any] = {}
         self._events: dict[str, Any] = {}
-
-    @property
-    def capability(self) -> int:
-        """The least compute capability of all ranks' GPUs: 90 for 9.0."""
-        return int(self._session.capability)
-
-    @property
-    def shared_gpus(self) -> bool:
-        """Whether ranks share a GPU; the same on every rank."""
-        return bool(self._session.shared_gpus)
-
-    @property
-    def streams(self) -> list[Any]:
-        """The CuPy streams on which this object has queued work."""
-        return list(self._streams.values())
-
-    def agreement(self, what: str) -> AbstractContextManager[Any]:
-        """Return a ``with`` block in which an error on one rank is raised on every rank. Collective."""
-        block: AbstractContextManager[Any] = self._session.agreement(what)
-        return block
+        with ExitStack() as self._closing:
+            with runtime.agreement("GPU: cuBLASLt and kernels"):
+                self.products = LocalProducts(runtime.cupy)
+                self._closing.callback(self.products.close)
+                self.products.reserve()
+                self.kernels = Kernels(runtime.cupy)
+            found = open_windows(runtime, nccl, self.kernels)
+            self.windows: Windows | None = None if isinstance(found, str) else found
+            self.why_no_windows = found if isinstance(found, str) else ""
+            if self.windows is not None:
+                self._closing.callback(self.windows.close)
+                runtime.health.raisers.append(self.windows.raise_own)
+                if self.windows.size < self.size:
+                    self.why_no_windows = (
+                        "only GPUs of one NVLink domain reach each other, and there are several"
+                    )
+            runtime.health.queues.append(lambda: list(self._streams.values()))
+            self._closing = self._closing.pop_all()
 
     # -- memory
 

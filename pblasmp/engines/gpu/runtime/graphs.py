@@ -6,48 +6,35 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any
 
 from ....errors import ClosedError
-from .arena import Arena
+from .runtime import GpuRuntime
 from .streams import current
 
 __all__ = ["Recordings"]
-
-
-class _Session(Protocol):
-    @property
-    def recording(self) -> Any: ...
-
-    @property
-    def relaxed(self) -> Any: ...
-
-    @property
-    def capturing(self) -> bool: ...
-
-    def follow_stream(self) -> None: ...
 
 
 class Recordings:
     """The graphs of one product. Local.
 
     Args:
-        session: the session whose streams are used, and recorded on.
-        arena: counts the replacements of memory whose addresses graphs hold.
+        runtime: whose streams are used, and recorded on, and whose arena counts the replacements of memory whose
+            addresses graphs hold.
     """
 
-    def __init__(self, session: _Session, arena: Arena) -> None:
-        self._session, self._arena = session, arena
+    def __init__(self, runtime: GpuRuntime) -> None:
+        self._runtime, self._arena = runtime, runtime.arena
         self._recorded: weakref.WeakSet[_Recorded] = weakref.WeakSet()
 
     @property
     def capturing(self) -> bool:
         """Whether work that is queued now becomes part of a graph."""
-        return self._session.capturing
+        return self._runtime.capturing
 
     def follow_stream(self) -> None:
         """Queue from now on on CuPy's current stream. Local."""
-        self._session.follow_stream()
+        self._runtime.follow_stream()
 
     def record(self, queue: Callable[[], None], *, allocates: bool = False) -> _Recorded:
         """Record a product that has run once. Local.
@@ -56,8 +43,8 @@ class Recordings:
             queue: queues the product.
             allocates: ``queue`` makes arrays, whose memory must last as long as the graph.
         """
-        session, generation = self._session, self._arena.generation
-        stream, pool = session.recording, None
+        runtime, generation = self._runtime, self._arena.generation
+        stream, pool = runtime.recording, None
         with ExitStack() as stack:
             stack.enter_context(current(stream))
             if allocates:
@@ -65,12 +52,12 @@ class Recordings:
 
                 pool = cupy.cuda.MemoryPool()
                 stack.enter_context(cupy.cuda.using_allocator(pool.malloc))
-            stream.begin_capture(session.relaxed)
+            stream.begin_capture(runtime.relaxed)
             try:
                 queue()
             finally:
                 graph = stream.end_capture()
-        session.follow_stream()  # back from the stream of the recording
+        runtime.follow_stream()  # back from the stream of the recording
         recorded = _Recorded(self, graph, generation, pool)
         self._recorded.add(recorded)
         return recorded

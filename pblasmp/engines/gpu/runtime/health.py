@@ -18,10 +18,9 @@ from typing import Any
 
 from ....comm import Communicator, SideChannel
 from ....errors import StatusError
-from ..peers.windows import nccl_handle
 from .device import Device
 
-__all__ = ["Health"]
+__all__ = ["Health", "nccl_handle"]
 
 _POLLS = 64  # of a wait, between two checks for faults
 _NOT_READY = 600  # of CUDA's errors
@@ -41,25 +40,20 @@ class Health:
     Args:
         comm: the ranks of the context.
         device: this rank's GPU, the current one.
-        queues: returns the streams on which work is queued.
-        raise_flags: raises the flags that other ranks would raise here, and waits for that, on a given stream.
 
     Attributes:
+        queues: each returns streams on which work is queued.
+        raisers: each raises flags that other ranks would raise here, on a given stream.
         nccls: the NCCL communicators that this rank is in.
         own: those of them that were made for this context.
     """
 
-    def __init__(
-        self,
-        comm: Communicator,
-        device: Device,
-        queues: Callable[[], Sequence[Any]],
-        raise_flags: Callable[[Any], None],
-    ) -> None:
+    def __init__(self, comm: Communicator, device: Device) -> None:
         import cupy
 
         self._comm, self._device, self._cupy = comm, device, cupy
-        self._queues, self._raise_flags = queues, raise_flags
+        self.queues: list[Callable[[], Sequence[Any]]] = []
+        self.raisers: list[Callable[[Any], None]] = []
         self._aside = cupy.cuda.Stream(non_blocking=True)  # a stream on which nothing waits
         self._lost: StatusError | None = None
         self._aborting = threading.Lock()  # taken for good by the first thread that aborts
@@ -150,7 +144,9 @@ class Health:
             self._cupy.cuda.Device(self._device.index).use()
             deadline = time.monotonic() + _ABORT_SECONDS
             while not self._is_idle() and time.monotonic() < deadline:
-                self._raise_flags(self._aside)
+                for raise_flags in self.raisers:
+                    raise_flags(self._aside)
+                    self._aside.synchronize()
                 time.sleep(1e-4)
             if self._is_idle():
                 ended.set()
@@ -170,7 +166,7 @@ class Health:
                         bindings.comm_abort(nccl_handle(nccl))
 
     def _is_idle(self) -> bool:
-        return all(queue.done for queue in self._queues())
+        return all(queue.done for queues in self.queues for queue in queues())
 
 
 def _rescue(channel: weakref.ref[SideChannel], over: threading.Event) -> None:
@@ -182,6 +178,13 @@ def _rescue(channel: weakref.ref[SideChannel], over: threading.Event) -> None:
         found = channel()
         if found is None or found.rescue():
             return
+
+
+def nccl_handle(communicator: Any) -> Any:
+    """Return what nccl4py's bindings take for its communicator: an object, or before 0.6 an address. Local."""
+    from nccl.bindings import nccl
+
+    return getattr(nccl, "Comm", int)(communicator.ptr)
 
 
 def _nccl_error(nccl: Any) -> str:

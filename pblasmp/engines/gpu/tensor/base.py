@@ -21,7 +21,7 @@ from ..types import carried
 if TYPE_CHECKING:
     from ..kernels.lt import Op
     from ..runtime.gpu import Gpu
-    from ..runtime.session import Session
+    from ..session import Session
 
 __all__ = ["CopyProduct", "Views"]
 
@@ -94,7 +94,7 @@ class CopyProduct(TensorProduct[Views]):
         self.op_w: Op = "T" if p.outputs_first else "N"
         self.path = f"{self.name}: {_first_sentence(type(self))}"
         self.replays = not p.conjugated
-        self.first = partial(session.queueing, f"{p.form}: the first run")
+        self.first = partial(session.runtime.queueing, f"{p.form}: the first run")
         self._nbytes = 0
         with gpu.agreement(f"{self.form}: preparing {self.name}"):
             self._prepare()
@@ -155,7 +155,7 @@ class CopyProduct(TensorProduct[Views]):
         self._multiply(views)
         self._end()
         if scales is not None and scales.amax is not None and self._shares_amax:
-            self._session.share_largest(scales.amax)
+            self._session.nccl.take_largest(scales.amax)
 
     @property
     def _shares_amax(self) -> bool:

@@ -18,13 +18,13 @@ from ...tensor.base import TensorMethod
 from ...tensor.messages import MESSAGES
 from ...tensor.pieces import waves
 from ..kernels.lt import fuses
-from ..runtime.session import session_of
+from ..session import session_of
 from ..types import carried, compute_type
 from . import PRODUCTS
 from .base import CopyProduct
 
 if TYPE_CHECKING:
-    from ..runtime.session import Session
+    from ..session import Session
 
 __all__ = ["METHODS"]
 
@@ -101,8 +101,8 @@ def _why_not(
 ) -> str:
     """Return why an algorithm of local GEMMs and copies cannot be taken. Local."""
     session = session_of(engine)
-    if p.size != session.size:
-        return f"the operands are on {p.size} ranks; this algorithm needs all {session.size}"
+    if p.size != session.runtime.size:
+        return f"the operands are on {p.size} ranks; this algorithm needs all {session.runtime.size}"
     if options.comm_sms is not None:
         return "comm_sms is for cuBLASMp's algorithms"
     e = None if operands is None else operands.epilogue
@@ -163,7 +163,7 @@ def _cost(name: str, p: ParallelProblem, options: Options, session: Session) -> 
     if name == "nccl":
         return 0.6
     if name == "ring":
-        tiles = waves(p.tokens[0], p.outputs[0], session.multiprocessors)
+        tiles = waves(p.tokens[0], p.outputs[0], session.runtime.multiprocessors)
         hides = options.repeated or p.flops >= _HIDES_PIECES
         return 0.4 if hides and tiles >= _RING_WAVES else 0.7
     return 0.5 if name == _best(p, options, session) else 0.7
@@ -183,10 +183,10 @@ def _best(p: ParallelProblem, options: Options, session: Session) -> str:
     nbytes = p.tokens[0] * p.outputs[0] * p.out_dtype.itemsize
     single = "one_shot" if p.size == _PAIR or nbytes <= _ONE_SHOT_BYTES else "two_shot"
     if p.size > _PAIR:
-        if waves(p.tokens[0], p.outputs[0], session.multiprocessors) < _ONE_SHOT_WAVES:
+        if waves(p.tokens[0], p.outputs[0], session.runtime.multiprocessors) < _ONE_SHOT_WAVES:
             return single if graphs else "nccl"
         return "push" if flops >= _HIDES_SUMS * p.size else "nccl"
-    if waves(p.tokens[0], p.outputs[0], session.multiprocessors) < _ONE_SHOT_WAVES:
+    if waves(p.tokens[0], p.outputs[0], session.runtime.multiprocessors) < _ONE_SHOT_WAVES:
         return single
     return "push" if graphs or flops >= _HIDES_PIECES else single
 

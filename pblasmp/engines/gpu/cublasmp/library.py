@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cublasmp: cuBLASMp in a context: its handle, grids, workspaces, and symmetric memory for its operands."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....bindings import GridLayout, Library
+from ....errors import LibraryNotFoundError, PblasmpError
+from ....extras import install
+from ....layout import Grid
+from ....memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, nvshmem_core
+from ...arrays import overlap
+from ..runtime.nccl import Nccl, nccl_version
+from ..runtime.runtime import GpuRuntime
+from ..types import stored_dtype
+from . import faults
+
+__all__ = ["Cublasmp", "open_library", "symmetric_heap"]
+
+_WINDOWS_SINCE = 800
+
+
+def symmetric_heap(runtime: GpuRuntime, library: Library) -> SymmetricHeap:
+    """Return the memory that cuBLASMp of this version takes as symmetric. Collective."""
+    if library.version < _WINDOWS_SINCE:
+        comm = runtime.comm
+        return NvshmemHeap(comm.rank, comm.size, comm.bcast, runtime.device.index, runtime.agreement)
+    import nccl.core
+
+    return NcclWindows(
+        lambda nbytes: nccl.core.mem_alloc(nbytes, runtime.device.index),
+        library.cublasMpBufferRegister,
+        library.cublasMpBufferDeregister,
+    )
+
+
+class Cublasmp:
+    """cuBLASMp on one GPU of a context. Making and closing one is collective over the context.
+
+    Args:
+        runtime: this rank's GPU.
+        nccl: the communicators that grids are made of.
+        library: cuBLASMp, opened.
+        heap: where symmetric memory comes from; closed by the caller.
+
+    Attributes:
+        c: the functions of the library.
+        version: its version: 1000 is 0.10.0.
+        handle: cuBLASMp's handle, whose stream follows the runtime's.
+    """
+
+    def __init__(self, runtime: GpuRuntime, nccl: Nccl, library: Library, heap: SymmetricHeap) -> None:
+        self.runtime, self.c, self.version, self.heap = runtime, library, library.version, heap
+        self._nccl, self._cupy = nccl, runtime.cupy
+        self._grids: dict[Grid, int] = {}
+        self._workspaces: dict[Grid, SharedWorkspace] = {}
+        self._blocks: dict[int, tuple[int, int]] = {}  # symmetric memory, by the array that was handed out
+        self._recycled: list[tuple[int, int]] = []
+        handle = ctypes.c_void_p()
+        with ExitStack() as self._closing:
+            with runtime.agreement("Context: cuBLASMp"):
+                self._nowhere = runtime.cupy.empty(256, np.uint8)
+                library.cublasMpCreate(ctypes.byref(handle), runtime.stream.ptr)
+                self._closing.callback(library.cublasMpDestroy, handle.value)
+            if library.version < _WINDOWS_SINCE and runtime.size > 1:
+                # With NVSHMEM, later grids may hang if the first one has fewer ranks.
+                self.grid(Grid(runtime.size, 1))
+            self._closing = self._closing.pop_all()
+        assert handle.value is not None
+        self.handle = handle.value
+        runtime.followers.append(lambda stream: library.cublasMpSetStream(self.handle, stream.ptr))
+
+    def grid(self, grid: Grid) -> int:
+        """Return cuBLASMp's handle of a grid over the first ranks, 0 outside it. Collective the first time."""
+        if grid not in self._grids:
+            nccl = self.communicator(grid.size)
+            handle = ctypes.c_void_p()
+            with self.runtime.agreement("grid", blocks=True):
+                if self.runtime.rank < grid.size:
+                    layout = GridLayout.ROW_MAJOR if grid.order == "row" else GridLayout.COL_MAJOR
+                    self.c.cublasMpGridCreate(grid.nprow, grid.npcol, layout, nccl, ctypes.byref(handle))
+                    assert handle.value is not None
+                    self._closing.callback(self.c.cublasMpGridDestroy, handle.value)
+                    self._closing.callback(self.heap.withdraw, handle.value)
+            self._grids[grid] = handle.value or 0
+        return self._grids[grid]
+
+    def communicator(self, size: int) -> int:
+        """Return the NCCL communicator of the first ``size`` ranks. Collective the first time."""
+        return self._nccl.communicator(size)
+
+    def workspace(self, grid: Grid) -> SharedWorkspace:
+        """Return the workspace of the plans whose D is on ``grid``. Local; growing it is collective."""
+        if grid not in self._workspaces:
+            self._workspaces[grid] = workspace = SharedWorkspace(
+                partial(self._new_memory, grid=self.grid(grid)),
+                partial(self._together, self.heap.free),
+                partial(self._together, self._cupy.cuda.alloc_pinned_memory),
+                partial(self._together, self.runtime.synchronize),
+                self.runtime.arena.replaced,
+            )
+            self._closing.callback(workspace.close)
+        return self._workspaces[grid]
+
+    def largest(self, sizes: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+        """Return the largest of every rank's ``sizes()``, or raise what it raises on any rank. Collective."""
+        mine: tuple[int, int] = (0, 0)
+        with self.runtime.agreement("descriptors"):
+            mine = sizes()
+        everyone = self.runtime.comm.allgather(mine)
+        return max(device for device, _ in everyone), max(host for _, host in everyone)
+
+    # -- memory
+
+    def _new_memory(self, nbytes: int, grid: int | None = None) -> int:
+        """Return the address of new symmetric memory, or raise on every rank. Collective.
+
+        Args:
+            nbytes: how much.
+            grid: the handle of the grid that will use it, 0 on ranks outside it; None: no grid, so far.
+        """
+        self._check_room(nbytes)
+        address = 0
+        try:
+            with self.runtime.agreement("symmetric memory", blocks=True):
+                address = self.heap.allocate(nbytes)
+            if grid is not None:
+                with self.runtime.agreement("symmetric memory: registering", blocks=True):
+                    if grid:
+                        self.heap.offer(address, grid)
+        except Exception:
+            if address:
+                self.heap.free(address)
+            raise
+        return address
+
+    def _together(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of ``function``, or raise on every rank what it raises on any. Collective."""
+        with self.runtime.agreement("workspace"):
+            return function(*arguments)
+
+    def _check_room(self, nbytes: int) -> None:
+        """Raise MemoryError on every rank if one of them has no room for ``nbytes`` on its GPU. Collective."""
+        with self.runtime.agreement("symmetric memory") as facts:
+            facts["bytes"] = nbytes
+            free, _ = self._cupy.cuda.runtime.memGetInfo()
+            if free < nbytes:
+                self._cupy.get_default_memory_pool().free_all_blocks()
+                free, _ = self._cupy.cuda.runtime.memGetInfo()
+            if free < nbytes:
+                gpu = self.runtime.device.bus
+                raise MemoryError(f"{nbytes} bytes of symmetric memory are needed, GPU {gpu} has {free} free")
+
+    # -- arrays
+
+    def empty(
+        self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False
+    ) -> Any:
+        """Return an uninitialised local array with leading dimension ``ld``. Local; collective if ``symmetric``."""
+        rows, cols = shape
+        padded = (rows, ld) if order == "C" else (ld, cols)
+        block = self._symmetric(padded[0] * padded[1] * dtype.itemsize) if symmetric else None
+        memory = None
+        if block is not None:
+            unowned = self._cupy.cuda.UnownedMemory(*block, self, self.runtime.device.index)
+            memory = self._cupy.cuda.MemoryPointer(unowned, 0)
+        array = self._cupy.ndarray(padded, stored_dtype(dtype), memory, order=order)
+        array = array[:, :cols] if order == "C" else array[:rows]
+        if block is not None:
+            self._blocks[id(array)] = block
+        return array
+
+    def _symmetric(self, nbytes: int) -> tuple[int, int]:
+        """Return address and size of symmetric memory: recycled memory if it fits, or new. Collective."""
+        nbytes = max(self.runtime.comm.allgather(max(1, nbytes)))
+        fitting = [block for block in self._recycled if nbytes <= block[1] <= 2 * nbytes]
+        if fitting:
+            self._recycled.remove(fitting[0])
+            return fitting[0]
+        return self._new_memory(nbytes), nbytes
+
+    def recycle(self, array: Any) -> None:
+        """Let later symmetric arrays reuse the memory of this one; queued work must be done. Collective."""
+        self._recycled.append(self._blocks.pop(id(array)))
+
+    def share(self, array: Any, grid: Grid) -> bool:
+        """Make an array usable by a grid if it is symmetric memory on every rank; return whether it is. Collective."""
+        start = self.heap.holds(int(array.data.ptr)) if array.size else 0
+        inside = self.runtime.rank < grid.size
+        if not all(self.runtime.comm.allgather(start != 0 or not inside or array.size == 0)):
+            return False
+        with self.runtime.agreement("symmetric memory", blocks=True):
+            if inside and start:
+                self.heap.offer(start, self.grid(grid))
+        return True
+
+    def address(self, array: Any, operand: int = 0) -> int:
+        """Return the device address of a local array; for an empty one, a distinct address for each operand. Local."""
+        address: int = array.data.ptr if array.size else self._nowhere.data.ptr + 64 * operand
+        return address
+
+    @staticmethod
+    def overlap(a: Any, b: Any) -> bool:
+        """Return whether two local arrays have an element in common. Local."""
+        return bool(a.size and b.size) and overlap(_addresses(a), _addresses(b))
+
+    def close(self) -> None:
+        """Free workspaces, grids and the handle, last made first. Collective."""
+        self._closing.close()
+
+
+def _addresses(array: Any) -> NDArray[Any]:
+    """Return a NumPy array at the same addresses, only for comparing these: it must never be read."""
+
+    class Described:
+        __array_interface__ = {  # noqa: RUF012
+            "data": (array.data.ptr, True),
+            "shape": array.shape,
+            "strides": array.strides,
+            "typestr": f"|V{array.itemsize}",
+            "version": 3,
+        }
+
+    return np.asarray(Described())
+
+
+def open_library() -> Library | PblasmpError:
+    """Return cuBLASMp, opened, or why it cannot be used here. Local."""
+    try:
+        import nccl.core  # noqa: F401
+    except ImportError as error:
+        return LibraryNotFoundError(f"nccl4py is not installed ({error}): {install('cu13')}")
+    try:
+        library = Library()
+        if library.version < _WINDOWS_SINCE:
+            nvshmem_core()
+        faults.check_nccl(library.version, nccl_version())
+    except PblasmpError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - the other ranks have to hear of it, whatever it is
+        return LibraryNotFoundError(f"cuBLASMp or NCCL cannot be used: {type(error).__name__}: {error}")
+    return library

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nccl: the NCCL communicators of a context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from .health import nccl_handle
+from .runtime import GpuRuntime
+
+__all__ = ["Nccl", "nccl_version"]
+
+Array = Any
+
+
+def nccl_version() -> int:
+    """Return the version of the NCCL that is loaded, as NCCL numbers it: 22902 is 2.29.2. Local."""
+    from nccl.bindings import nccl
+
+    return int(nccl.get_version())
+
+
+class Nccl:
+    """NCCL's communicators over the ranks of a context, and over some of them. Making one is collective.
+
+    Args:
+        runtime: this rank's GPU.
+        given: a communicator over the same ranks: its address or nccl4py's object; never destroyed here.
+
+    Attributes:
+        all: nccl4py's communicator of all ranks.
+    """
+
+    def __init__(self, runtime: GpuRuntime, given: Any = None) -> None:
+        import nccl.core
+
+        self._runtime, self._core = runtime, nccl.core
+        with ExitStack() as self._closing:
+            self.all = self._made(given)
+            self._parts = {runtime.size: self.all}
+            runtime.health.nccls.append(self.all)
+            self._closing = self._closing.pop_all()
+
+    def _made(self, given: Any) -> Any:
+        """Return nccl4py's communicator of all ranks: over the caller's handle, or a new one."""
+        runtime, uid = self._runtime, None
+        with runtime.agreement("Context: NCCL"):
+            if given is not None:
+                return self._core.Communicator(given) if isinstance(given, int) else given
+            if runtime.rank == 0:
+                uid = self._core.get_unique_id()
+        uid = runtime.comm.bcast(uid)
+        with runtime.agreement("Context: NCCL", blocks=True):
+            made = self._core.Communicator.init(runtime.size, runtime.rank, uid)
+            self._closing.callback(made.destroy)
+            runtime.health.own.append(made)
+        return made
+
+    @property
+    def handle(self) -> Any:
+        """What nccl4py's bindings take for the communicator of all ranks."""
+        return nccl_handle(self.all)
+
+    def communicator(self, size: int) -> int:
+        """Return the NCCL communicator of the first ``size`` ranks. Collective the first time."""
+        if size not in self._parts:
+            self._parts[size] = self.split(0 if self._runtime.rank < size else None)
+        address: int = self._parts[size].ptr
+        return address
+
+    def split(self, color: int | None) -> Any:
+        """Return nccl4py's communicator of the ranks with this rank's color; None: it is in none. Collective."""
+        runtime = self._runtime
+        with runtime.agreement("NCCL communicator", blocks=True):
+            part = self.all.split(color, runtime.rank)
+            if color is not None:
+                self._closing.callback(part.destroy)
+                runtime.health.own.append(part)
+                runtime.health.nccls.append(part)
+        return part
+
+    # -- on CuPy's current stream
+
+    def add_up(self, array: Array) -> None:
+        """Queue replacing a contiguous array by its sum over all ranks. Collective to run."""
+        self.all.allreduce(array, array, self._core.SUM, stream=self._stream)
+
+    def take_largest(self, array: Array) -> None:
+        """Queue replacing a contiguous array by its maximum over all ranks. Collective to run."""
+        self.all.allreduce(array, array, self._core.MAX, stream=self._stream)
+
+    @property
+    def _stream(self) -> int:
+        return int(self._runtime.cupy.cuda.get_current_stream().ptr)
+
+    def exchange(
+        self, stream: int, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]
+    ) -> None:
+        """Queue messages as one group on a stream. Local to queue, collective over the ranks involved to run."""
+        self._core.group_start()
+        try:
+            for array, rank in sends:
+                self.all.send(_bytes(array), rank, stream=stream)
+            for array, rank in receives:
+                self.all.recv(_bytes(array), rank, stream=stream)
+        finally:
+            self._core.group_end()
+
+    def close(self) -> None:
+        """Destroy the communicators that were made here, last made first. Collective."""
+        self._closing.close()
+
+
+def _bytes(array: Array) -> Array:
+    """Return the bytes of a contiguous array: NCCL can send these whatever its type is."""
+    return array.reshape(-1).view(np.uint8)

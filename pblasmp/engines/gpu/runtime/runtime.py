@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GpuRuntime: a rank's GPU, the streams that its work is queued on, waits, and the agreement of the ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from ....comm import Agreement, Communicator, is_agreed, nodes_of
+from .arena import Arena
+from .device import Device
+from .health import Health
+
+__all__ = ["NO_MULTICAST", "GpuRuntime"]
+
+NO_MULTICAST = "CUBLASMP_DISABLE_MULTICAST"  # cuBLASMp obeys it, too
+
+
+class GpuRuntime:
+    """One GPU of a context. Making and closing one is collective over ``comm``.
+
+    Args:
+        comm: the ranks of the context.
+        device: this rank's GPU.
+
+    Attributes:
+        cupy: the module.
+        capability: the least compute capability of all ranks' GPUs: 90 for 9.0.
+        multiprocessors: the fewest of all ranks' GPUs, as pieces and flags follow from it.
+        shared_gpus: whether ranks share a GPU.
+        multicast: no rank's environment switches NVLink multicast off.
+        nodes: the ranks of each node.
+        arena: the memory that products share.
+        health: whether the GPU still works, and what aborts it.
+        followers: functions of a stream, called when work moves to it.
+    """
+
+    def __init__(self, comm: Communicator, device: Device) -> None:
+        import cupy
+
+        self.comm, self.rank, self.size, self.device, self.cupy = comm, comm.rank, comm.size, device, cupy
+        self.followers: list[Callable[[Any], None]] = []
+        self._recording: Any = None
+        with ExitStack() as self._closing:
+            with self.agreement("Context: GPU"):
+                before = cupy.cuda.runtime.getDevice()
+                self._closing.callback(cupy.cuda.Device(before).use)
+                cupy.cuda.Device(device.index).use()
+                capability = int(cupy.cuda.Device(device.index).compute_capability)
+                properties = cupy.cuda.runtime.getDeviceProperties(device.index)
+                found = capability, int(properties["multiProcessorCount"])
+                self.stream: Any = cupy.cuda.get_current_stream()
+                self.health = Health(comm, device)
+                self.health.queues.append(lambda: [self.stream])
+            multicast = os.environ.get(NO_MULTICAST, "0") in ("", "0")
+            said = comm.allgather((*found, multicast, device.ranks))  # all ranks choose by the same facts
+            capabilities, multiprocessors, allowed, sharing = zip(*said, strict=True)
+            self.capability, self.multiprocessors = min(capabilities), min(multiprocessors)
+            self.multicast, self.shared_gpus = all(allowed), max(sharing) > 1
+            self.nodes = nodes_of(comm)
+            self.arena = Arena(cupy, self.settle)
+            self._closing.callback(self.arena.close)
+            self._closing = self._closing.pop_all()
+
+    @property
+    def gpu_name(self) -> str:
+        """What CUDA calls the GPU. Local."""
+        name = self.cupy.cuda.runtime.getDeviceProperties(self.device.index)["name"]
+        return str(name.decode() if isinstance(name, bytes) else name)
+
+    @property
+    def available_bytes(self) -> int:
+        """Bytes of GPU memory that this rank can have: its share of what is free, and what CuPy keeps. Local."""
+        free, _ = self.cupy.cuda.runtime.memGetInfo()
+        kept: int = self.cupy.get_default_memory_pool().free_bytes()
+        return int(free) // self.device.ranks + kept
+
+    # -- agreement
+
+    def agreement(self, what: str, *, blocks: bool = False) -> Agreement:
+        """Return a ``with`` block in which an error on one rank is raised on every rank. Collective over the context.
+
+        Args:
+            what: what the ranks do in the block, for messages.
+            blocks: a library call inside waits for the other ranks: see ``Agreement``.
+        """
+        return Agreement(self.comm, what, blocks=blocks)
+
+    @contextmanager
+    def queueing(self, what: str) -> Iterator[None]:
+        """Return a ``with`` block like ``agreement``, for queueing work that waits for other ranks. Collective.
+
+        If only some ranks fail, the GPUs of the others wait for work that never comes: then the context is broken.
+        """
+        failed = True
+        try:
+            with Agreement(self.comm, what):
+                yield
+                failed = False
+        except Exception as error:
+            if is_agreed(error, self.comm) and not all(self.comm.allgather(failed)):
+                self.comm.channel.broken_by_agreement(f"{what} failed on some ranks only: {error}")
+            raise
+
+    # -- streams
+
+    @property
+    def capturing(self) -> bool:
+        """Whether CuPy's current stream records a CUDA graph. Local."""
+        return bool(self.cupy.cuda.get_current_stream().is_capturing())
+
+    @property
+    def recording(self) -> Any:
+        """The stream on which plans record their graphs. Local."""
+        if self._recording is None:
+            self._recording = self.cupy.cuda.Stream(non_blocking=True)
+        return self._recording
+
+    @property
+    def relaxed(self) -> Any:
+        """CUDA's mode of recording that allows other work meanwhile. Local."""
+        return self.cupy.cuda.runtime.streamCaptureModeRelaxed
+
+    def follow_stream(self) -> None:
+        """Use CuPy's current stream from now on, and keep it alive as long as libraries hold it. Local.
+
+        It waits for what was queued on another stream before, since all products share workspaces and buffers.
+        """
+        stream = self.cupy.cuda.get_current_stream()
+        if stream.ptr == self.stream.ptr:
+            return
+        self._wait_for_last(stream)
+        for follow in self.followers:
+            follow(stream)
+        self.stream = stream
+
+    def settle(self, stream: Any) -> None:
+        """Let later work on a stream wait for what products have queued: memory made on it is about to be freed. Local.
+
+        CuPy gives the memory of a freed array to the next array that is made on the same stream, whatever other
+        streams still do with it.
+        """
+        if stream.ptr != self.stream.ptr:
+            self._wait_for_last(stream)
+
+    def _wait_for_last(self, stream: Any) -> None:
+        """Let a stream wait for the one used last; while a graph is recorded, it cannot wait for work outside it."""
+        last = self.stream
+        if not stream.is_capturing() and not last.is_capturing():
+            event = self.cupy.cuda.Event(disable_timing=True)
+            event.record(last)
+            stream.wait_event(event)
+
+    # -- waiting, and the end
+
+    def wait(self, *queues: Any) -> None:
+        """Wait for CuPy's streams or events; raises as :meth:`Health.wait` does. Local."""
+        self.health.wait(*queues)
+
+    def synchronize(self) -> None:
+        """Wait until the GPU has done all its work; raises as ``wait`` does. Local."""
+        # The stream used last has waited for all others of ours.
+        self.wait(self.stream, self.cupy.cuda.get_current_stream())
+        self.cupy.cuda.runtime.deviceSynchronize()
+
+    def close(self) -> None:
+        """Free the arena, and make the GPU current that was so before. Local."""
+        self._closing.close()

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Session: the parts of a GPU engine that are made once: runtime, NCCL, local products and peers, cuBLASMp."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from importlib.util import find_spec
+from typing import Any, Protocol, cast
+
+from ...bindings import Library
+from ...comm import Communicator
+from ...extras import install
+from ..protocol import Engine
+from .cublasmp.library import Cublasmp, symmetric_heap
+from .runtime.device import Device
+from .runtime.gpu import Gpu
+from .runtime.graphs import Recordings
+from .runtime.nccl import Nccl
+from .runtime.runtime import GpuRuntime
+
+__all__ = ["Session", "session_of"]
+
+
+class _HasSession(Protocol):
+    session: Session
+
+
+def session_of(engine: Engine) -> Session:
+    """Return the session of a GPU engine. Local."""
+    return cast("_HasSession", engine).session
+
+
+class Session:
+    """What is made once on a GPU and used by all prepared products. Making and closing one is collective over ``comm``.
+
+    Args:
+        comm: the ranks of the context.
+        device: this rank's GPU.
+        library: cuBLASMp, opened.
+        nccl: an NCCL communicator over the same ranks: its address or nccl4py's object; never destroyed here.
+
+    Attributes:
+        runtime: the GPU, its streams and waits.
+        nccl: NCCL's communicators.
+        gpu: local products, kernels, and peers' memory if it can be reached; None: ``why_no_gpu`` says why.
+        cublasmp: cuBLASMp's handle, grids and workspaces.
+        held_with: objects that are kept alive with the session.
+    """
+
+    def __init__(self, comm: Communicator, device: Device, library: Library, nccl: Any = None) -> None:
+        self.gpu: Gpu | None = None
+        self.held_with: tuple[Any, ...] = ()
+        with ExitStack() as self._closing:  # frees what was made, last first, every step even if one fails
+            self.runtime = runtime = GpuRuntime(comm, device)
+            self._closing.callback(runtime.close)
+            heap = symmetric_heap(runtime, library)
+            self._closing.callback(heap.close)
+            self.nccl = Nccl(runtime, nccl)
+            self._closing.callback(self.nccl.close)
+            missing = (
+                "" if find_spec("nvmath") is not None else f"nvmath-python is missing: {install('cu13')}"
+            )
+            self.why_no_gpu = next((each for each in comm.allgather(missing) if each), "")
+            if not self.why_no_gpu:
+                self.gpu = Gpu(runtime, self.nccl)
+                self._closing.callback(self.gpu.close)
+            self.cublasmp = Cublasmp(runtime, self.nccl, library, heap)
+            self._closing.callback(self.cublasmp.close)
+            self._closing = self._closing.pop_all()
+        comm.channel.device = runtime.health
+        runtime.health.begin()
+
+    def recordings(self) -> Recordings:
+        """Return a store for the graphs of a product. Local."""
+        return Recordings(self.runtime)
+
+    def close(self) -> None:
+        """Free everything, last made first. Collective over the context.
+
+        If the context breaks meanwhile, or this GPU is lost, nothing is freed.
+        """
+        with ExitStack() as behind:
+            behind.callback(self._give_back)
+            self.runtime.synchronize()
+
+    def _give_back(self) -> None:
+        channel, health = self.runtime.comm.channel, self.runtime.health
+        if channel.cause or health.is_lost:
+            health.abort()
+            return
+        channel.device = None
+        health.end()
+        self._closing.close()
