@@ -115,7 +115,7 @@ class Trial:
             if self.played is not None:
                 self.played.nccl_error = REMOTE_ERROR
             else:
-                ctx.engine.session.nccl.get_async_error = lambda: REMOTE_ERROR  # type: ignore[attr-defined]
+                ctx.engine.session.nccl.all.get_async_error = lambda: REMOTE_ERROR  # type: ignore[attr-defined]
             ctx.engine.synchronize()  # where it is found
         return True
 

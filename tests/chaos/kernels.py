@@ -208,7 +208,9 @@ def main(argv: list[str] | None = None) -> int:
 
     cupy.cuda.set_allocator(None)  # one allocation for each array
     kernels, faults = Kernels(cupy), []
-    operations = CublasmpOperations(SimpleNamespace(gpu=None, follow_stream=lambda: None))  # type: ignore[arg-type]
+    operations = CublasmpOperations(
+        SimpleNamespace(gpu=None, runtime=SimpleNamespace(follow_stream=lambda: None))
+    )  # type: ignore[arg-type]
     for seed in range(arguments.seed, arguments.seed + arguments.count):
         rng = random.Random(seed)
         faults += [

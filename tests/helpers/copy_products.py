@@ -48,7 +48,8 @@ def problem(
 
 def product(gpu: Any, name: str, p: ParallelProblem, options: Options) -> Any:
     """Return a product on a GPU without a context."""
-    session = SimpleNamespace(gpu=gpu, queueing=lambda what: nullcontext(), share_largest=lambda amax: None)
+    runtime = SimpleNamespace(queueing=lambda what: nullcontext())
+    session = SimpleNamespace(gpu=gpu, runtime=runtime, nccl=SimpleNamespace(take_largest=lambda amax: None))
     return PRODUCTS[p.form][name](session, p, options)
 
 

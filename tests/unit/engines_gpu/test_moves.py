@@ -118,7 +118,7 @@ def test_by_our_own_exchange(ctx, lib, monkeypatch, where, name, way):
 
 
 def test_which_gpus_reach_each_other():
-    gpus = [SimpleNamespace(windows=windows) for windows in (object(), None)] + [None]
+    gpus = [SimpleNamespace(why_no_windows=why) for why in ("", "there are several domains")] + [None]
     assert [move.copies(SimpleNamespace(gpu=gpu)) for gpu in gpus] == [True, False, False]
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +13,7 @@ from pblasmp.engines.request import Options
 from pblasmp.layout import ParallelProblem
 
 HALF = DTYPES["bfloat16"]
-H200 = SimpleNamespace(multiprocessors=132)
+H200 = 132  # multiprocessors
 
 
 def taken(

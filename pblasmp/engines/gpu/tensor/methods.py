@@ -6,7 +6,7 @@ A plan's second run records a CUDA graph, and later ones replay it: then the hos
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....dtypes import DTYPES, accumulation_dtype, is_float8
 from ....errors import PblasmpError
@@ -22,9 +22,6 @@ from ..session import session_of
 from ..types import carried, compute_type
 from . import PRODUCTS
 from .base import CopyProduct
-
-if TYPE_CHECKING:
-    from ..session import Session
 
 __all__ = ["METHODS"]
 
@@ -59,7 +56,7 @@ class CopyMethod(TensorMethod):
         return _why_not(self._kind, engine, problem, options, operands)
 
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
-        return _cost(self.name, problem, options, session_of(engine))
+        return _cost(self.name, problem, options, session_of(engine).runtime.multiprocessors)
 
     def prepare(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
@@ -145,7 +142,7 @@ _ONE_KERNEL = {"matmul_reduce_scatter": 6e11, "matmul_allreduce": 2.5e11, "matmu
 _RING_WAVES = 3  # waves from which on two GPUs add in the product's epilogue, if they can
 
 
-def _cost(name: str, p: ParallelProblem, options: Options, session: Session) -> float:
+def _cost(name: str, p: ParallelProblem, options: Options, multiprocessors: int) -> float:
     """Return the cost of an algorithm by rule: 0.5 for the best one, 0.6 for NCCL's, more for the others.
 
     "ring" gets less than the best one if it is faster: it is not the best one, as it cannot compute every product.
@@ -163,13 +160,13 @@ def _cost(name: str, p: ParallelProblem, options: Options, session: Session) -> 
     if name == "nccl":
         return 0.6
     if name == "ring":
-        tiles = waves(p.tokens[0], p.outputs[0], session.runtime.multiprocessors)
+        tiles = waves(p.tokens[0], p.outputs[0], multiprocessors)
         hides = options.repeated or p.flops >= _HIDES_PIECES
         return 0.4 if hides and tiles >= _RING_WAVES else 0.7
-    return 0.5 if name == _best(p, options, session) else 0.7
+    return 0.5 if name == _best(p, options, multiprocessors) else 0.7
 
 
-def _best(p: ParallelProblem, options: Options, session: Session) -> str:
+def _best(p: ParallelProblem, options: Options, multiprocessors: int) -> str:
     flops, graphs = p.flops, options.repeated
     if not graphs and flops < _HIDES:
         return "nccl"
@@ -183,10 +180,10 @@ def _best(p: ParallelProblem, options: Options, session: Session) -> str:
     nbytes = p.tokens[0] * p.outputs[0] * p.out_dtype.itemsize
     single = "one_shot" if p.size == _PAIR or nbytes <= _ONE_SHOT_BYTES else "two_shot"
     if p.size > _PAIR:
-        if waves(p.tokens[0], p.outputs[0], session.runtime.multiprocessors) < _ONE_SHOT_WAVES:
+        if waves(p.tokens[0], p.outputs[0], multiprocessors) < _ONE_SHOT_WAVES:
             return single if graphs else "nccl"
         return "push" if flops >= _HIDES_SUMS * p.size else "nccl"
-    if waves(p.tokens[0], p.outputs[0], session.runtime.multiprocessors) < _ONE_SHOT_WAVES:
+    if waves(p.tokens[0], p.outputs[0], multiprocessors) < _ONE_SHOT_WAVES:
         return single
     return "push" if graphs or flops >= _HIDES_PIECES else single
 
