@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from .engines.direct import Held, Part, pattern_of
 from .engines.request import Operands
 from .layout import MatrixDescriptor, Trapezoid
 from .runtime import Runtime
@@ -25,65 +26,110 @@ class Place(NamedTuple):
     Attributes:
         whole: that matrix, which is no view.
         i, j: the row and the column in it where the view begins.
+        m, n: how many of its rows and columns the view has.
         transposed: whether the view's rows are its columns.
     """
 
     whole: Handle
     i: int
     j: int
+    m: int
+    n: int
     transposed: bool
-
-    def part(self, i: int, j: int) -> Place:
-        """Return the place of a sub-matrix that begins at row ``i`` and column ``j`` of this view. Local."""
-        down, right = (j, i) if self.transposed else (i, j)
-        return self._replace(i=self.i + down, j=self.j + right)
 
 
 class Handle:
     """A descriptor and this rank's local array. Users have ``DistributedMatrix``; modules below it take this. Local.
 
+    A view knows where it is in its matrix. Its descriptor and its local array are made when they are asked for: a
+    product of views may need neither.
+
     Attributes:
         context: the context that it belongs to.
-        descriptor: its layout.
     """
 
-    def __init__(
-        self, context: Runtime[Any], descriptor: MatrixDescriptor, local: Any, place: Place | None = None
-    ) -> None:
+    def __init__(self, context: Runtime[Any], descriptor: MatrixDescriptor, local: Any) -> None:
         self.context = context
-        self.descriptor = descriptor
-        self._local = local
-        self._view_at = place
+        self._descriptor: MatrixDescriptor | None = descriptor
+        self._array: Any = local
+        self._view_of: Handle | None = None
+        self._at = 0, 0, *descriptor.shape, False
+        self._held: Any = None
+
+    @property
+    def descriptor(self) -> MatrixDescriptor:
+        """Its layout."""
+        found = self._descriptor
+        if found is None:
+            assert self._view_of is not None
+            i, j, m, n, transposed = self._at
+            found = self._view_of.descriptor[i : i + m, j : j + n]
+            self._descriptor = found = found.T if transposed else found
+        return found
 
     @property
     def local(self) -> Any:
         """This rank's local array: NumPy (host) or CuPy (cublasmp); 0 × 0 on ranks outside the grid. Local."""
-        return self._local
+        found = self._array
+        if found is None:
+            whole = self._view_of
+            assert whole is not None
+            i, j, m, n, transposed = self._at
+            found, d = whole._array, whole.descriptor
+            coords = self.context.coords(d)
+            if coords is not None:
+                found = found[
+                    d.rows.local_window(coords[0], i, i + m), d.cols.local_window(coords[1], j, j + n)
+                ]
+            self._array = found = found.T if transposed else found
+        return found
 
     @property
     def shape(self) -> tuple[int, int]:
         """Global ``(rows, columns)``."""
-        return self.descriptor.shape
+        _, _, m, n, transposed = self._at
+        return (n, m) if transposed else (m, n)
 
     @property
     def dtype(self) -> np.dtype:
         """Element type."""
-        return self.descriptor.dtype
+        return self.whole.descriptor.dtype
+
+    @property
+    def whole(self) -> Handle:
+        """The matrix whose memory a view shows; itself if it is no view."""
+        return self if self._view_of is None else self._view_of
 
     @property
     def place(self) -> Place:
         """Where this matrix is in the one whose memory it shows: for most matrices, that is all of itself. Local."""
-        return self._view_at or Place(self, 0, 0, transposed=False)
+        return Place(self.whole, *self._at)
+
+    def part(self) -> Part | None:
+        """Return what direct calls take; None if they do not take this matrix. Local."""
+        whole = self if self._view_of is None else self._view_of
+        held = whole._held
+        if held is None:
+            pattern = pattern_of(whole.descriptor, self.context.rank)
+            held = whole._held = (pattern is not None and Held.of(pattern, whole.local)) or False
+        return (held, *self._at) if held else None
 
     # -- views: nothing moves
+
+    def _view(self, at: tuple[int, int, int, int, bool]) -> Self:
+        """Return the view at another place in the same matrix. Local."""
+        view = object.__new__(type(self))
+        view.context = self.context
+        view._descriptor = view._array = None
+        view._view_of = self if self._view_of is None else self._view_of
+        view._at = at
+        return view
 
     @property
     def T(self) -> Self:  # noqa: N802 - the name NumPy uses
         """The transpose as a view of the same memory. Local."""
-        place = self.place
-        return type(self)(
-            self.context, self.descriptor.T, self._local.T, place._replace(transposed=not place.transposed)
-        )
+        i, j, m, n, transposed = self._at
+        return self._view((i, j, m, n, not transposed))
 
     @property
     def H(self) -> Self:  # noqa: N802 - the usual name
@@ -93,7 +139,7 @@ class Handle:
         """
         if self.dtype.kind != "c":
             return self.T
-        return type(self)(self.context, replace(self.descriptor, ld=None), self._local.conj()).T
+        return type(self)(self.context, replace(self.descriptor, ld=None), self.local.conj()).T
 
     def part(self, index: object) -> Self:
         """Return a sub-matrix as a view of the same memory, even if it is one element. Local; 0-based.
@@ -101,20 +147,32 @@ class Handle:
         Raises:
             LayoutError: the index is none of a sub-matrix.
         """
-        d = self.descriptor
-        rows, cols = d.ranges(index)
-        coords = self.context.coords(d)
-        local = self._local
-        if coords is not None:
-            local = local[d.rows.local_window(coords[0], *rows), d.cols.local_window(coords[1], *cols)]
-        return type(self)(self.context, d[index], local, self.place.part(rows[0], cols[0]))
+        i, j, m, n, transposed = self._at
+        try:
+            rows, cols = index
+            i0, i1, down = rows.start, rows.stop, rows.step
+            j0, j1, right = cols.start, cols.stop, cols.step
+            legal = (
+                type(i0) is type(i1) is type(j0) is type(j1) is int
+                and down is right is None
+                and 0 <= i0 <= i1
+                and 0 <= j0 <= j1
+                and (i1 <= n and j1 <= m if transposed else i1 <= m and j1 <= n)
+            )
+        except (TypeError, ValueError, AttributeError):
+            legal = False
+        if not legal:
+            (i0, i1), (j0, j1) = self.descriptor.ranges(index)
+        if transposed:
+            return self._view((i + j0, j + i0, j1 - j0, i1 - i0, True))
+        return self._view((i + i0, j + j0, i1 - i0, j1 - j0, False))
 
     def move_to(self, out: Handle, part: Trapezoid | None = None) -> None:
         """Write this matrix, or ``part`` of it, into ``out``: same shape, any layout, no checks.
 
         Collective over the context.
         """
-        arrays = self._local, out._local
+        arrays = self.local, out.local
         move = self.context.engine.prepare_move(self.descriptor, out.descriptor, arrays, part)
         try:
             move.run(Operands(arrays[0], None, None, arrays[1]))
@@ -123,12 +181,12 @@ class Handle:
 
     def on_host(self) -> NDArray[Any]:
         """Return the local array as a NumPy array: itself, or a copy if it is on a GPU. Local."""
-        values = self.context.engine.to_host(self._local)
+        values = self.context.engine.to_host(self.local)
         return values if values.dtype == self.dtype else values.view(self.dtype)
 
     def like_on_host(self) -> NDArray[Any]:
         """Return an array to fill for ``engine.from_host``: the local array itself, or one like it. Local."""
-        values = self.context.engine.like_on_host(self._local)
+        values = self.context.engine.like_on_host(self.local)
         return values if values.dtype == self.dtype else values.view(self.dtype)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from .calls import compute_directly
+from .engines.direct import DIRECT
 from .engines.request import Options
 from .layout import Level3Problem, MatrixDescriptor
 from .layout.redistribution import with_c_like_d
@@ -498,7 +500,20 @@ def _run(
     **how: Any,
 ) -> Matrix:
     """Return what the level-3 routine of that name computes. Collective over the context."""
-    result: Matrix = run_once(routine, (a, b, c, out), {"routine": routine, **how}, _read)
+    voted = False
+    if (
+        routine in DIRECT
+        and how["algo"] == "auto"
+        and (b is not None or "b" not in ROUTINES[routine].operands)
+    ):
+        options = {name: value for name, value in how.items() if name != "algo"}
+        found = compute_directly(
+            routine, a, b, c, out, lambda: _result(routine, a, b, c, how.get("op_a", "N")), **options
+        )
+        if isinstance(found, DistributedMatrix):
+            return found
+        voted = found is False
+    result: Matrix = run_once(routine, (a, b, c, out), {"routine": routine, **how}, _read, voted=voted)
     return result
 
 

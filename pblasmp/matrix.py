@@ -60,7 +60,7 @@ class DistributedMatrix(Handle):
         return self.shape[0]
 
     def __repr__(self) -> str:
-        return f"DistributedMatrix({self.descriptor}; rank {self.context.rank} holds {self._local.shape})"
+        return f"DistributedMatrix({self.descriptor}; rank {self.context.rank} holds {self.local.shape})"
 
     def _repr_html_(self) -> str | None:
         draw = getattr(self.descriptor, "_repr_html_", None)
@@ -120,7 +120,7 @@ class DistributedMatrix(Handle):
         Raises:
             ArgumentError: the matrix is in C order or of a 16-bit type, or a number needs more than 32 bits.
         """
-        whole, i, j, transposed = self.place
+        whole, i, j, _, _, transposed = self.place
         if transposed:
             whole, i, j = whole.T, j, i
         d, rank = whole.descriptor, self.context.rank
@@ -147,7 +147,7 @@ class DistributedMatrix(Handle):
             here = everywhere or ctx.rank == root
             whole = np.empty(d.shape, d.dtype, order=d.order) if here else None
         target = Side(_whole(d.shape[0]), _whole(d.shape[1]), (Cell((0, 0), (root,)),), d.order)
-        ctx.engine.get(Side.of(d), ctx.cells(d, self._local), target, [whole], d.dtype)
+        ctx.engine.get(Side.of(d), ctx.cells(d, self.local), target, [whole], d.dtype)
         return whole
 
     def allgather(self) -> NDArray[Any]:

@@ -381,7 +381,14 @@ class MatrixPlan(Plan[Matrix]):
 Reading = tuple[Recipe, Matrices, Any, Any]  # the last two: an epilogue and scales, with the engine's arrays
 
 
-def run_once(call: str, given: Sequence[Any], how: Mapping[str, Any], read: Callable[..., Reading]) -> Any:
+def run_once(
+    call: str,
+    given: Sequence[Any],
+    how: Mapping[str, Any],
+    read: Callable[..., Reading],
+    *,
+    voted: bool = False,
+) -> Any:
     """Return what a routine computes, from the second such call on by a plan that the context keeps.
 
     Collective over the context. Only plans that hold no memory are kept: they run on any arrays.
@@ -391,6 +398,7 @@ def run_once(call: str, given: Sequence[Any], how: Mapping[str, Any], read: Call
         given: A, B, C and ``out``.
         how: its other arguments.
         read: ``read(ctx, facts, *given, **how)`` checks them, and returns the recipe and the matrices.
+        voted: whether this rank has tried a direct call, on which the ranks did not agree.
     """
     ctx = context_of(call, *given)
 
@@ -402,7 +410,7 @@ def run_once(call: str, given: Sequence[Any], how: Mapping[str, Any], read: Call
 
     key = _signature(ctx, call, given, how)
     number, (recipe, matrices, epilogue, scales) = ctx.calls.agree(
-        lambda: ctx.agreement(call), key, again, first
+        lambda: ctx.agreement(call), key, again, first, voted=voted
     )
     out = given[3] is not None
     if not number:

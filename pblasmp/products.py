@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from .calls import compute_directly
 from .dtypes import is_float8, result_dtype
 from .engines.request import Options
 from .epilogue import Epilogue
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from .layout.schemes import Scheme
 
 __all__ = ["as_read", "check", "matmul", "plan_matmul"]
+
+_NONE = (None,) * 5
 
 
 def matmul(
@@ -75,12 +78,22 @@ def matmul(
     """
     a, op_a = _untransposed(a, op_a)
     b, op_b = _untransposed(b, op_b)
+    voted = False
+    others = (epilogue, scales, compute, comm_dtype, comm_sms)
+    if algo == "auto" and scheme == "gemm" and others == _NONE:
+        found = compute_directly(
+            "matmul", a, b, c, out, lambda: _default_result(a.descriptor, b.descriptor, c, op_a, op_b, scheme),
+            alpha=alpha, beta=beta, op_a=op_a, op_b=op_b,
+        )  # fmt: skip
+        if isinstance(found, Handle):
+            return found  # type: ignore[return-value]
+        voted = found is False
     how = {
         "alpha": alpha, "beta": beta, "op_a": op_a, "op_b": op_b, "epilogue": epilogue, "scales": scales, "algo": algo,
         "scheme": scheme, "compute": compute, "comm_dtype": comm_dtype,
         "comm_sms": comm_sms,
     }  # fmt: skip
-    product: Matrix = run_once("matmul", (a, b, c, out), how, _read)
+    product: Matrix = run_once("matmul", (a, b, c, out), how, _read, voted=voted)
     return product
 
 

@@ -27,6 +27,7 @@ from .comm import (
     wrap,
 )
 from .engines.choice import EngineName, choose_engine
+from .engines.direct import Direct
 from .engines.protocol import Engine
 from .engines.request import LocalArray
 from .errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError
@@ -145,6 +146,12 @@ class Runtime(Generic[Matrix]):
     def size(self) -> int:
         """Number of ranks."""
         return self.comm.size
+
+    @property
+    def direct(self) -> Direct | None:
+        """What computes calls without a plan; None if plans do so: the engine has nothing else, or was measured."""
+        engine = self.engine
+        return None if self.comm.size > 1 and engine.measured.entries else engine.direct
 
     def __repr__(self) -> str:
         state = "" if self._open else ", closed"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .agreement import Agreement, Running, closing, is_agreed, leave
+from .agreement import Agreement, Running, break_off, closing, is_agreed, leave, vote_on
 from .board import make_boards
 from .communicator import (
     Communicator,
@@ -16,7 +16,7 @@ from .communicator import (
 )
 from .exchange import Cell, Exchange, Side
 from .failures import watch
-from .repeated import RepeatedCalls
+from .repeated import RepeatedCalls, agree_after
 from .shared import SharedMemory
 from .side_channel import SideChannel
 
@@ -30,6 +30,8 @@ __all__ = [
     "SharedMemory",
     "Side",
     "SideChannel",
+    "agree_after",
+    "break_off",
     "closing",
     "count_cores",
     "gather_numbers",
@@ -39,6 +41,7 @@ __all__ = [
     "make_boards",
     "nodes_of",
     "ranks_per_node",
+    "vote_on",
     "watch",
     "wrap",
 ]

@@ -23,7 +23,12 @@ from ..errors import ClosedError, PblasmpError, RankMismatchError
 from .communicator import FINALIZED, Communicator
 from .side_channel import SideChannel, text_of
 
-__all__ = ["CLOSING", "Agreement", "Running", "closing", "differs_in", "is_agreed", "leave"]
+__all__ = [
+    "CLOSING", "NUMBER", "Agreement", "Running", "break_off", "closing", "differs_in", "is_agreed", "leave", "vote_on",
+]  # fmt: skip
+
+NUMBER = "number of the call"
+"""The fact that differs if ranks make the same call in different ways, or with different arguments."""
 
 CLOSING = "closing the context"
 _LEAVING = "leaving the context"
@@ -167,7 +172,7 @@ class Running:
             channel.user_state = None
         try:
             if error is not None:
-                _break_off(self._comm, error, self._call)
+                break_off(self._comm, error, self._call)
             elif self._checks:
                 channel.check()  # data from a rank that has left may be wrong
                 channel.forget()
@@ -180,7 +185,7 @@ def _check_alive(comm: Communicator) -> None:
         raise ClosedError(FINALIZED)
 
 
-def _break_off(comm: Communicator, error: BaseException, call: str) -> None:
+def break_off(comm: Communicator, error: BaseException, call: str) -> None:
     """Break the context of ``comm`` on every rank, unless all ranks leave ``call`` with ``error``. Local.
 
     Raises:
@@ -302,13 +307,48 @@ def closing(comm: Communicator, *, here: bool) -> bool:
     return everywhere
 
 
+def vote_on(comm: Communicator, call: str, number: int) -> bool:
+    """Return whether all ranks make the same call with the same number; what they wrote before is then visible to all.
+
+    Collective over ``comm``. If not, every rank that votes here gets False, and those in an agreement with the fact
+    ``NUMBER`` a RankMismatchError in which it differs: then all agree on the details. Inside, break the context if it
+    raises what the ranks have not agreed on.
+
+    Args:
+        comm: the ranks.
+        call: what they call.
+        number: of 64 bits, the same on two ranks if, and only if, they give the same arguments.
+
+    Raises:
+        RankMismatchError: the ranks made different calls.
+        Exception: the fault that another rank has found in the call.
+    """
+    vote = _Vote(comm, {"call": call, NUMBER: f"direct {number}"}, None, number)
+    vote.wait()
+    error = vote.outcome()
+    if error is None:
+        return True
+    if isinstance(error, RankMismatchError) and differs_in(error, NUMBER):
+        return False
+    raise error
+
+
 class _Vote:
     """One reduction over the ranks' facts (texts) and faults, and its outcome."""
 
-    def __init__(self, comm: Communicator, facts: dict[str, str], error: BaseException | None) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        facts: dict[str, str],
+        error: BaseException | None,
+        number: int | None = None,
+    ) -> None:
         self._comm, self._error, self._facts = comm, error, facts
         self._place = comm.channel.next_agreement(facts["call"])
-        self._mine = _values(tuple(facts.items()), error is not None)
+        if number is None:
+            self._mine = _values(tuple(facts.items()), error is not None)
+        else:
+            self._mine = np.array([~number, number, 0], np.int64)
         self._all = np.empty_like(self._mine)
         self._request = (comm.board or comm).imax(self._mine, self._all)
 

@@ -8,12 +8,11 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 from ..errors import RankMismatchError
-from .agreement import Agreement, differs_in
+from .agreement import NUMBER, Agreement, differs_in
 
-__all__ = ["RepeatedCalls"]
+__all__ = ["RepeatedCalls", "agree_after"]
 
 _KEPT = 512
-_NUMBER = "number of the call"
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -35,6 +34,8 @@ class RepeatedCalls:
         key: Hashable,
         again: Callable[[Any], T],
         first: Callable[[dict[str, Any]], U],
+        *,
+        voted: bool = False,
     ) -> tuple[int, T | U]:
         """Return the call's number and the result of ``again``, or 0 and the result of ``first``. Collective.
 
@@ -45,17 +46,19 @@ class RepeatedCalls:
             key: what this rank was asked for; None for calls that are not remembered.
             again: is given what is remembered; an exception is a fault of the call.
             first: is given the facts of the agreement to fill; an exception is a fault of the call.
+            voted: whether ``vote_on`` has returned False for this call: now all ranks agree on the details.
         """
-        number, known = self._known.get(key, (0, None))
+        number, known = (0, None) if voted else self._known.get(key, (0, None))
+        if known is None:
+            return 0, agree_after(voted, agreement, first)
         try:
             with agreement() as facts:
-                facts[_NUMBER] = number
-                return number, first(facts) if known is None else again(known)
+                facts[NUMBER] = number
+                return number, again(known)
         except RankMismatchError as error:
-            if not differs_in(error, _NUMBER):
+            if not differs_in(error, NUMBER):
                 raise
-        with agreement() as facts:
-            return 0, first(facts)
+        return 0, agree_after(True, agreement, first)
 
     def remember(self, key: Hashable, value: Any) -> None:
         """Keep what the ranks have agreed on for a call. Local; every rank does so after the same calls."""
@@ -65,3 +68,23 @@ class RepeatedCalls:
             self._known[key] = self._count, value
             if len(self._known) > _KEPT:
                 self._known.popitem(last=False)
+
+
+def agree_after(voted: bool, agreement: Callable[[], Agreement], read: Callable[[dict[str, Any]], T]) -> T:
+    """Return the result of ``read`` in an agreement on a call that other ranks may vote on by ``vote_on``. Collective.
+
+    Args:
+        voted: whether this rank has voted so, and not all agreed.
+        agreement: makes an agreement on the call.
+        read: is given the facts of the agreement to fill, perhaps twice; an exception is a fault of the call.
+    """
+    if not voted:
+        try:
+            with agreement() as facts:
+                facts[NUMBER] = 0
+                return read(facts)
+        except RankMismatchError as error:
+            if not differs_in(error, NUMBER):
+                raise
+    with agreement() as facts:
+        return read(facts)

@@ -19,6 +19,7 @@ from ..comm import Communicator, Exchange, Side
 from ..comm.communicator import MpiCollectives
 from ..layout import MatrixDescriptor
 from ..layout.trapezoid import Trapezoid
+from .direct import Direct
 from .local_part import LocalPart
 from .product import Graphs, Product, Workspace
 from .request import LocalArray, Operands, Options, Problem
@@ -250,9 +251,11 @@ class Engine(Protocol):
         xp: numpy or cupy.
         device: this rank's GPU, with its ``index``; None on the host.
         measured: times of algorithms on this machine; None until the context has read them.
+        direct: computes calls that need no plan; None if it has none.
     """
 
     measured: Any
+    direct: Direct | None
     name: str
     why: str
     traits: Traits

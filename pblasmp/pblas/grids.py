@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..comm import Agreement, Communicator, wrap
@@ -29,12 +29,14 @@ class ProcessGrid:
         context: the ranks, in the order of the grid's.
         grid: how they are arranged.
         parent: the Context that gridinit was given, which closes this when it closes.
+        layouts: what direct calls know of descriptors.
     """
 
     number: int
     context: Context
     grid: Grid
     parent: Context | None
+    layouts: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def close(self) -> None:
         """Forget the number, and close the context if gridinit made it. Collective over the grid."""

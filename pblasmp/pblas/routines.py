@@ -8,19 +8,24 @@ import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import level3
-from ..dtypes import ELEMENT_TYPES, scalar
+from ..comm import agree_after
+from ..dtypes import ELEMENT_TYPES, element_type, scalar
+from ..engines.direct import DIRECT
 from ..errors import ArgumentError
 from ..layout.routines import ROUTINES as LEVEL3
 from ..layout.routines import Routine
 from ..matrix import DistributedMatrix
 from ..products import matmul
 from .arguments import Faults
+from .direct import directly
+from .grids import ProcessGrid
 from .operands import Operand, check_sharing, entries, grid_of, staged
 
 __all__ = ["DTYPE", "ROUTINES", "VECTORS", "PblasFunction", "PblasRoutine", "function_of", "variant"]
@@ -195,9 +200,23 @@ def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunct
         for each in routine.names
     ]
     signature = inspect.Signature(parameters, return_annotation=routine.returns)
+    names, engines_name, letter = routine.names, routine.python.__name__, element_type(dtype).blas
+    direct = engines_name in DIRECT or engines_name == "matmul"
+    shapes = {x: partial(routine.shape, x) for x in routine.shapes}
+    allowed = {
+        each: _allowed(routine, each, dtype) for each in names if each in _OPTIONS or each.startswith("trans")
+    }
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        return _run(routine, full, dtype, signature.bind(*args, **kwargs).arguments)
+        done = None
+        if direct and not kwargs and len(args) == len(names):
+            done = directly(
+                full, engines_name, names, shapes, routine.written, dtype, letter, allowed, routine.fixed,
+                routine.real, args,
+            )  # fmt: skip
+        if done:
+            return None
+        return _run(routine, full, dtype, signature.bind(*args, **kwargs).arguments, voted=done is False)
 
     function.__name__ = function.__qualname__ = full
     function.__module__ = __name__.rpartition(".")[0]
@@ -206,7 +225,14 @@ def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunct
     return function
 
 
-def _run(routine: PblasRoutine, full: str, dtype: np.dtype, given: Values) -> Any:
+def _allowed(routine: PblasRoutine, option: str, dtype: np.dtype) -> str:
+    """Return the letters that an option may have."""
+    if option == "trans":
+        return routine.trans[dtype.kind == "c"]
+    return _OPTIONS[option][0] if option in _OPTIONS else "NTC"
+
+
+def _run(routine: PblasRoutine, full: str, dtype: np.dtype, given: Values, *, voted: bool) -> Any:
     """Check the arguments, agree on them, compute. Collective over the grid."""
     faults = Faults(full, routine.names)
     grid = grid_of([given[f"desc{x}"] for x in routine.shapes])
@@ -216,27 +242,38 @@ def _run(routine: PblasRoutine, full: str, dtype: np.dtype, given: Values) -> An
             if desc:
                 faults.add(f"desc{x}", f"{desc[1]} is not a context of this process", 2)
         raise faults.error()
-    with grid.context.agreement(full) as facts:
-        values = _checked(routine, faults, given, dtype)
-        matrices = {}
-        for name in routine.shapes:
-            operand = values[name] = _operand(routine, faults, name, given, values)
-            if operand.desc and grid_of([operand.desc]) is not grid:
-                faults.add(f"desc{name}", f"{operand.desc[1]} is not the context of the other matrices", 2)
-                continue
-            operand.check(faults, grid)
-        if not faults:
-            for name in routine.shapes:
-                matrix = values[name].matrix(faults, grid, dtype, written=name == routine.written)
-                if matrix is not None:
-                    matrices[name] = matrix
-            check_sharing(faults, matrices, routine.written)
-        faults.check()
-        facts.update({name: _fact(value) for name, value in values.items() if name not in routine.numbers})
+    on: ProcessGrid = grid
+    values, matrices = agree_after(
+        voted, partial(on.context.agreement, full), partial(_read, routine, full, dtype, given, on)
+    )
     if routine.changes_nothing(values):
         return None
     with staged(matrices, routine.written) as used:
         return routine.compute(values, used)
+
+
+def _read(
+    routine: PblasRoutine, full: str, dtype: np.dtype, given: Values, grid: ProcessGrid, facts: dict[str, Any]
+) -> tuple[Values, dict[str, DistributedMatrix]]:
+    """Return the arguments in a standard form, and the matrices; add what must be equal to ``facts``. Local."""
+    faults = Faults(full, routine.names)
+    values = _checked(routine, faults, given, dtype)
+    matrices = {}
+    for name in routine.shapes:
+        operand = values[name] = _operand(routine, faults, name, given, values)
+        if operand.desc and grid_of([operand.desc]) is not grid:
+            faults.add(f"desc{name}", f"{operand.desc[1]} is not the context of the other matrices", 2)
+            continue
+        operand.check(faults, grid)
+    if not faults:
+        for name in routine.shapes:
+            matrix = values[name].matrix(faults, grid, dtype, written=name == routine.written)
+            if matrix is not None:
+                matrices[name] = matrix
+        check_sharing(faults, matrices, routine.written)
+    faults.check()
+    facts.update({name: _fact(value) for name, value in values.items() if name not in routine.numbers})
+    return values, matrices
 
 
 def _checked(routine: PblasRoutine, faults: Faults, given: Values, dtype: np.dtype) -> Values:
@@ -245,10 +282,7 @@ def _checked(routine: PblasRoutine, faults: Faults, given: Values, dtype: np.dty
     for name in routine.names:
         value = given[name]
         if name in _OPTIONS or name.startswith("trans"):
-            allowed = _OPTIONS[name][0] if name in _OPTIONS else "NTC"
-            if name == "trans":
-                allowed = routine.trans[dtype.kind == "c"]
-            values[name] = faults.letter(name, value, allowed)
+            values[name] = faults.letter(name, value, _allowed(routine, name, dtype))
         elif name in ("m", "n", "k"):
             values[name] = faults.integer(name, value, 0)
         elif name in routine.numbers:

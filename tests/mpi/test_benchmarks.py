@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import many_calls
 from benchmarks.results import runs
 from pblasmp import launch
 from pblasmp.launch import find_launcher
@@ -200,6 +201,13 @@ def test_level3_beside_scalapack(tmp_path, flavour):
     ).values()
     assert {row["case"]["routine"] for row in run.rows} == {"trsm", "herk", "syrkx"}
     assert all(bool(row["ratios"]) == (row["case"]["routine"] != "syrkx") for row in run.rows)
+
+
+def test_many_calls(tmp_path):
+    found = run_quick("many_calls.py", tmp_path, "--scalapack", "none", "--grids", "1x2")
+    rows = found["many_calls-1x2"].rows
+    assert {row["case"].get("algorithm") for row in rows} == {*many_calls.ALGORITHMS, None}
+    assert {row["case"].get("call") for row in rows} == {"matmul", "trsm", "syrk", "geadd", "view", None}
 
 
 @pytest.mark.parametrize("script", ["level3.py", "host_gemm.py"])

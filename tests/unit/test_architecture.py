@@ -48,6 +48,7 @@ LAYERS: dict[str, set[str]] = {
     "tuning": {"errors", "layout", "comm", "engines", "timing"},
     "runtime": BOTTOM | {"layout", "comm", "engines", "kept", "tuning"},
     "handle": {"layout", "engines", "runtime"},
+    "calls": BOTTOM | {"layout", "engines", "runtime", "handle"},
     "arithmetic": BOTTOM | {"layout", "engines", "handle"},
     "creation": BOTTOM
     | {"layout", "scalapack", "comm", "engines", "interop", "philox", "runtime", "handle", "arithmetic"},
@@ -55,7 +56,8 @@ LAYERS: dict[str, set[str]] = {
     "io": BOTTOM | {"layout", "comm", "runtime", "handle", "creation"},
     "reductions": BOTTOM | {"layout", "comm", "engines", "handle", "arithmetic", "creation"},
     "plans": BOTTOM | {"layout", "engines", "report", "tuning", "runtime", "handle"},
-    "products": BOTTOM | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "handle", "plans"},
+    "products": BOTTOM
+    | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "handle", "calls", "plans"},
     "matrix": BOTTOM
     | {
         "layout",
@@ -71,7 +73,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "context": BOTTOM | {"layout", "epilogue", "runtime", "creation", "io", "matrix"},
     "verification": {"dtypes", "layout", "runtime", "plans", "products", "matrix"},
-    "level3": BOTTOM | {"layout", "engines", "runtime", "plans", "matrix"},
+    "level3": BOTTOM | {"layout", "engines", "runtime", "calls", "plans", "matrix"},
     "factorisations": BOTTOM | {"layout", "engines", "runtime", "handle", "plans", "matrix"},
     "vectors": BOTTOM | {"layout", "engines", "runtime", "handle", "plans", "matrix"},
     "tensor_parallel": BOTTOM
@@ -79,7 +81,7 @@ LAYERS: dict[str, set[str]] = {
     "planning": {"errors", "layout", "engines", "tuning", "runtime", "plans", "products", "matrix", "context"}
     | {"level3", "tensor_parallel"},
     "pblas": BOTTOM
-    | {"layout", "scalapack", "comm", "engines", "products", "matrix", "context", "level3", "vectors"}
+    | {"layout", "scalapack", "comm", "engines", "calls", "products", "matrix", "context", "level3", "vectors"}
     | {"factorisations"},
     "preload": {"errors", "engines", "pblas"},
     "torch": {"errors", "extras", "layout", "scales", "comm", "context", "tensor_parallel"},

@@ -18,6 +18,7 @@ from ...dtypes import is_float8
 from ...errors import ArgumentError
 from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
+from ..direct import Direct
 from ..product import Product
 from ..protocol import Method, Traits
 from . import host_exchange
@@ -54,6 +55,7 @@ class CublasmpEngine:
     name = "cublasmp"
     traits = Traits(queues=True, records=True, overlaps_messages=True, fast_products=True)
     measured: Any = None
+    direct: Direct | None = None
     methods: Sequence[Method] = METHODS
 
     def __init__(

@@ -22,10 +22,12 @@ from ...errors import ArgumentTypeError
 from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
 from ..arrays import overlap
+from ..direct import Direct
 from ..moving.exchange_move import ExchangeMove
 from ..protocol import Method, Operations, Traits, Transport
 from . import blas
 from .buffers import Buffers
+from .direct import HostDirect
 from .methods import METHODS
 from .operations import HostOperations
 from .transport import HostTransport
@@ -68,6 +70,7 @@ class HostEngine:
             self._library, self._buffers, min(cores, self._node.size)
         )
         self.transport: Transport = HostTransport(comm, nodes, self._buffers, why_not_shared)
+        self.direct: Direct | None = HostDirect(self._library, self._buffers, self.operations, self.transport)
 
     @property
     def machine(self) -> str:

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Direct calls: products and level-3 routines that an engine computes at once, without a plan.
+
+A call is direct if a glance at its arguments shows that they are legal and that the engine can do without a plan. Every
+other one, each faulty one among them, takes the ordinary way, which also finds the words for faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from .engines.direct import Asked, Part
+from .handle import Handle
+from .layout import MatrixDescriptor
+from .layout.routines import ROUTINES
+from .logs import logger
+from .runtime import Runtime
+
+__all__ = ["compute_directly"]
+
+_LEGAL = {
+    "side": ("L", "R"),
+    "uplo": ("L", "U"),
+    "op_a": ("N", "T", "C"),
+    "op_b": ("N", "T", "C"),
+    "diag": ("N", "U"),
+}
+
+
+def compute_directly(
+    routine: str,
+    a: Any,
+    b: Any,
+    c: Any,
+    out: Any,
+    result: Callable[[], MatrixDescriptor],
+    *,
+    alpha: Any = 1,
+    beta: Any = 0,
+    **options: str,
+) -> Any:
+    """Compute ``routine``, and return D; None or False if that takes the ordinary way. Collective over the context.
+
+    Args:
+        routine: "matmul" or one of ``ROUTINES``.
+        a, b, c, out: the caller's matrices.
+        result: returns the layout of a new D.
+        alpha, beta: the caller's scalars.
+        options: those of "side", "uplo", "op_a", "op_b" and "diag" that the routine has.
+
+    Returns:
+        D. None if nothing has happened yet; False if the ranks have voted, and not all of them agreed.
+
+    Raises:
+        Exception: what the ranks agreed to raise.
+    """
+    if not isinstance(a, Handle) or not _legal(options):
+        return None
+    ctx = a.context
+    direct, parts = ctx.direct, _parts(ctx, (a, b, c, out))
+    if direct is None or parts is None:
+        return None
+    ctx.check_open()
+    of_a, of_b, of_c, of_d = parts
+    assert of_a is not None
+    letter = of_a[0].pattern.letter
+    row = ROUTINES.get(routine)
+    if b is None and (row is None or "b" in row.operands):
+        return None
+    real: tuple[str, ...] = () if row is None else row.real
+    factor, other = number(alpha, letter, "alpha" in real), number(beta, letter, "beta" in real)
+    shape = _shape(routine, a.shape, None if b is None else b.shape, options)
+    if not factor or other is None or (other != 0 and c is None) or shape is None or 0 in (*shape, *a.shape):
+        return None
+    d = out
+    if of_d is None:
+        d = _new(ctx, result, zeros=row is not None and row.triangle == "d" and c is None)
+        of_d = None if d is None else d.part()
+    if of_d is None or any(x is not None and x.shape != shape for x in (c, d)):
+        return None
+    if any(x is not None and x[0].pattern.letter != letter for x in (of_b, of_c, of_d)):
+        return None
+    asked = Asked(routine, routine, of_a, of_b, of_c, of_d, out is None, alpha=factor, beta=other, **options)
+    done = direct.run(ctx.control, asked)
+    if not done:
+        return done
+    logger.debug("%s: computed directly", routine)
+    return d
+
+
+def _legal(options: Mapping[str, Any]) -> bool:
+    """Return whether options have the words that routines know. Local."""
+    return all(type(value) is str and value in _LEGAL[name] for name, value in options.items())
+
+
+def _parts(ctx: Runtime[Any], matrices: tuple[Any, ...]) -> list[Part | None] | None:
+    """Return what direct calls take, None for what is absent; None if they do not take all matrices. Local."""
+    parts: list[Part | None] = []
+    for x in matrices:
+        part = None
+        if x is not None:
+            if not isinstance(x, Handle) or x.context is not ctx:
+                return None
+            part = x.part()
+            if part is None:
+                return None
+        parts.append(part)
+    return parts
+
+
+def _new(ctx: Runtime[Any], result: Callable[[], MatrixDescriptor], *, zeros: bool) -> Any:
+    """Return a new matrix; None if that fails, perhaps on this rank only: the ordinary way finds it again. Local."""
+    try:
+        d = ctx.allocate(result())
+        if zeros:
+            d.local[...] = 0
+    except Exception:  # noqa: BLE001
+        return None
+    return d
+
+
+def number(value: Any, letter: str, real: bool) -> complex | None:
+    """Return a scalar as a type has it, None if it takes a closer look. Local.
+
+    Args:
+        value: the caller's.
+        letter: BLAS's, of the type.
+        real: whether it must be real for every type.
+    """
+    kind = type(value)
+    if kind is not float:
+        if isinstance(value, np.number):
+            value = value.item()
+        elif kind is not int and kind is not complex:
+            return None
+        try:
+            value = complex(value)
+        except (OverflowError, TypeError):
+            return None
+        if letter in "sd" or real:
+            return value.real if value.imag == 0 else None
+        return value  # type: ignore[no-any-return]
+    return value if letter in "sd" or real else complex(value)
+
+
+Shape = tuple[int, int]
+
+
+def _shape(routine: str, a: Shape, b: Shape | None, options: dict[str, str]) -> Shape | None:
+    """Return the shape of D; None if the operands do not fit, or if C or ``out`` decides. Local."""
+    if routine != "matmul":
+        return _routine_shape(routine, a, b, options)
+    assert b is not None
+    m, k = a if options["op_a"] == "N" else a[::-1]
+    inner, n = b if options["op_b"] == "N" else b[::-1]
+    return (m, n) if k == inner else None
+
+
+def _routine_shape(routine: str, a: Shape, b: Shape | None, options: dict[str, str]) -> Shape | None:
+    kind = ROUTINES[routine].shape
+    if kind == "sided":
+        assert b is not None
+        order = b[0] if options["side"] == "L" else b[1]
+        return b if a == (order, order) else None
+    turned = a if options.get("op_a", "N") == "N" else a[::-1]
+    if kind == "added":
+        return turned
+    return (turned[0], turned[0]) if b is None or b == a else None

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Direct calls: many calls on ever new sub-matrices, which need neither a plan nor details to agree on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp import pblas
+from tests.helpers.cases import agreed_error, first, unlike
+from tests.helpers.mpi import run_mpi
+
+N, NB = 40, 6
+
+
+def _start(n):
+    i, j = np.indices((n, n))
+    return np.cos(i * 7.0 + j * 13) / n + np.eye(n) * 2
+
+
+def _far(found, expected):
+    """What is wrong unless all values are within a few roundings of the expected ones."""
+    error = abs(found - expected).max()
+    return None if error < 1e-12 else f"error {error}"
+
+
+def _planned(ctx):
+    """What plain calls left behind that were not direct."""
+    return len(ctx.calls._known) + len(ctx.kept._plans)
+
+
+def _steps(n, nb):
+    for k in range(0, n, nb):
+        w = min(nb, n - k)
+        yield slice(k, k + w), slice(k + w, n)
+
+
+def _factorise(matrix, diagonal, solve, update):
+    """Replace the lower triangle by that of the Cholesky factor; what the functions do is the caller's."""
+    for here, rest in _steps(N, NB):
+        block = matrix[here, here]
+        coords = matrix.context.coords(block.descriptor)
+        if coords is not None and block.local.size:
+            diagonal(block.local)
+        if rest.start < N:
+            solve(here, rest)
+            update(here, rest)
+
+
+def _cholesky_of(block):
+    block[...] = np.tril(np.linalg.cholesky(np.tril(block) + np.tril(block, -1).T)) + np.triu(block, 1)
+
+
+def cholesky(comm):
+    values = _start(N)
+    values = np.tril(values) + np.tril(values, -1).T
+    expected = np.linalg.cholesky(values)
+    rows = np.arange(N)
+    lower = rows[:, None] >= rows
+    for nprow in (p for p in range(1, comm.size + 1) if comm.size % p == 0):
+        for order in "CF":
+            with pb.Context(comm, engine="host") as ctx:
+                grid = (nprow, comm.size // nprow)
+                a = ctx.scatter(values, block=NB, grid=grid, order=order)
+
+                def solve(here, rest, a=a):
+                    pb.trsm(a[here, here], a[rest, here], side="R", op_a="T", out=a[rest, here])
+
+                def update(here, rest, a=a):
+                    pb.syrk(a[rest, here], a[rest, rest], alpha=-1, beta=1, out=a[rest, rest])
+
+                _factorise(a, _cholesky_of, solve, update)
+                wrong = first(
+                    _far(np.where(lower, a.allgather(), 0), expected),
+                    unlike(np.where(lower, 0, a.allgather()), np.where(lower, 0, values)),
+                )
+                planned = _planned(ctx)
+                yield f"pb {grid} {order}", first(wrong, planned and f"{planned} calls needed a plan")
+                if order == "C":
+                    continue
+                a = ctx.scatter(values, block=NB, grid=grid, order=order)
+                ictxt = pblas.gridinit(ctx, "Row", *grid)
+                local = a.local
+                desc = pblas.descinit(N, N, NB, NB, 0, 0, ictxt, max(1, local.shape[0]))
+
+                def solve(here, rest, x=local, desc=desc):
+                    k, i, w = here.start + 1, rest.start + 1, here.stop - here.start
+                    m = N - rest.start
+                    pblas.pdtrsm("R", "L", "T", "N", m, w, 1.0, x, k, k, desc, x, i, k, desc)
+
+                def update(here, rest, x=local, desc=desc):
+                    k, i, w = here.start + 1, rest.start + 1, here.stop - here.start
+                    m = N - rest.start
+                    pblas.pdsyrk("L", "N", m, w, -1.0, x, i, k, desc, 1.0, x, i, i, desc)
+
+                _factorise(a, _cholesky_of, solve, update)
+                wrong = _far(np.where(lower, a.allgather(), 0), expected)
+                planned = _planned(ctx)
+                yield f"pblas {grid}", first(wrong, planned and f"{planned} calls needed a plan")
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4, 6])
+def test_cholesky_needs_no_plans(nranks):
+    run_mpi(cholesky, nranks)
+
+
+def products(comm):
+    """Products and sums of growing sub-matrices at odd offsets: memory grows, and both sets of slabs are used."""
+    rng = np.random.default_rng(5)
+    with pb.Context(comm, engine="host") as ctx:
+        x, y, z = (rng.integers(-4, 5, (90, 90)).astype(float) for _ in range(3))
+        grid = pb.Grid.squarest(comm.size)
+        a, b = (ctx.scatter(v, block=8, grid=grid, order=order) for v, order in ((x, "C"), (y, "F")))
+        c = ctx.scatter(z, block=(5, 7), grid=grid)
+        for i in range(1, 90, 7):
+            rows, cols, k = slice(i // 2, i // 2 + i // 2 + 1), slice(i // 3, i), slice(0, i)
+            pb.matmul(a[rows, k], b[k, cols], c[rows, cols], beta=2, out=c[rows, cols])
+            z[rows, cols] = x[rows, k] @ y[k, cols] + 2 * z[rows, cols]
+            pb.geadd(a[cols, rows], c[rows, cols], op_a="T", alpha=3, out=c[rows, cols])
+            z[rows, cols] += 3 * x[cols, rows].T
+            new = pb.matmul(a[rows, k].T, b[rows, cols])
+            yield (
+                f"{i}",
+                first(unlike(c.allgather(), z), unlike(new.allgather(), x[rows, k].T @ y[rows, cols])),
+            )
+        yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
+
+
+@pytest.mark.parametrize("nranks", [1, 3, 4])
+def test_products_of_growing_sub_matrices(nranks):
+    run_mpi(products, nranks)
+
+
+def mixed(comm):
+    """Ranks that need a closer look at their arguments, and ranks that do not, make the same calls."""
+    last = comm.rank == comm.size - 1
+    rng = np.random.default_rng(6)
+    with pb.Context(comm, engine="host") as ctx:
+        x = rng.integers(-4, 5, (20, 20)).astype(float)
+        a, c = (ctx.scatter(v, block=4, grid=pb.Grid.squarest(comm.size)) for v in (x, np.zeros((20, 20))))
+        expected = 2 * x[:10] @ x
+        for count in range(3):
+            alpha = np.array(2.0) if last else 2
+            pb.matmul(a[:10, :], a, out=c[:10, :], alpha=alpha)
+            yield f"alpha as an array on one rank, {count}", unlike(c[:10, :].allgather(), expected)
+            pb.syrk(a[4:8, :], out=c[4:8, 4:8], alpha=alpha)
+            found = np.tril(c[4:8, 4:8].allgather())
+            yield f"syrk, {count}", unlike(found, np.tril(2 * x[4:8] @ x[4:8].T))
+        for name, call, words in (
+            (
+                "window",
+                lambda: pb.matmul(a[: 10 + last, :], a),
+                ["matmul: the ranks gave different", "\n  a:"],
+            ),
+            (
+                "alpha",
+                lambda: pb.matmul(a, a, alpha=-1 - last),
+                ["\n  alpha:", "-1.0 on rank", "-2.0 on rank"],
+            ),
+            ("uplo", lambda: pb.syrk(a, uplo="UL"[last]), ["syrk: the ranks gave different", "\n  uplo:"]),
+            ("call", lambda: pb.trmm(a, a) if last else pb.trsm(a, a), ["different calls", "trmm", "trsm"]),
+            ("other call", lambda: a.norm() if last else a @ a, ["different calls", "norm", "matmul"]),
+        ):
+            yield name, agreed_error(ctx, pb.RankMismatchError, words, call)
+        words, faulty = ["sizes", f"rank {comm.size - 1}"], a[:9, :] if last else a
+        yield "fault", agreed_error(ctx, pb.LayoutError, words, pb.matmul, a, faulty)
+        ictxt = pblas.gridinit(ctx, "Row", *pb.Grid.squarest(comm.size).shape)
+        f = ctx.scatter(x, block=4, grid=pb.Grid.squarest(comm.size), order="F")
+        g = ctx.zeros(f.descriptor)
+        desc = pblas.descinit(20, 20, 4, 4, 0, 0, ictxt, max(1, f.local.shape[0]))
+        m = np.int64(10) if last else 10
+
+        def product(ja=1):
+            pblas.pdgemm(
+                "N", "T", m, 20, 20, 1.0, f.local, 1, ja, desc, f.local, 1, 1, desc, 0.0, g.local, 1, 1, desc
+            )
+
+        product()
+        yield "pdgemm", unlike(g[:10, :].allgather(), x[:10] @ x.T)
+        yield "ja", agreed_error(ctx, pblas.ParameterError, ["argument 9 (ja)"], product, 1 + last)
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_ranks_that_look_closer_and_ranks_that_do_not(nranks):
+    run_mpi(mixed, nranks)
