@@ -78,7 +78,7 @@ def compute_directly(
     d = out
     if of_d is None:
         d = _new(ctx, result, zeros=row is not None and row.triangle == "d" and c is None)
-        of_d = None if d is None else d.part()
+        of_d = None if d is None else d.direct_part()
     if of_d is None or any(x is not None and x.shape != shape for x in (c, d)):
         return None
     if any(x is not None and x[0].pattern.letter != letter for x in (of_b, of_c, of_d)):
@@ -104,7 +104,7 @@ def _parts(ctx: Runtime[Any], matrices: tuple[Any, ...]) -> list[Part | None] | 
         if x is not None:
             if not isinstance(x, Handle) or x.context is not ctx:
                 return None
-            part = x.part()
+            part = x.direct_part()
             if part is None:
                 return None
         parts.append(part)

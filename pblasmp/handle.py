@@ -105,7 +105,7 @@ class Handle:
         """Where this matrix is in the one whose memory it shows: for most matrices, that is all of itself. Local."""
         return Place(self.whole, *self._at)
 
-    def part(self) -> Part | None:
+    def direct_part(self) -> Part | None:
         """Return what direct calls take; None if they do not take this matrix. Local."""
         whole = self if self._view_of is None else self._view_of
         held = whole._held
@@ -141,7 +141,7 @@ class Handle:
             return self.T
         return type(self)(self.context, replace(self.descriptor, ld=None), self.local.conj()).T
 
-    def part(self, index: object) -> Self:
+    def part(self, index: Any) -> Self:
         """Return a sub-matrix as a view of the same memory, even if it is one element. Local; 0-based.
 
         Raises:

@@ -85,7 +85,12 @@ class DistributedMatrix(Handle):
         Raises:
             ArgumentError: the index is none of these, is out of range, or has another step than 1.
         """
-        if isinstance(index, tuple) and len(index) == 2 and all(map(is_integer, index)):
+        if (
+            isinstance(index, tuple)
+            and len(index) == 2
+            and type(index[0]) is not slice  # nearly always
+            and all(map(is_integer, index))
+        ):
             with self.context.running("matrix[i, j]"):
                 return reductions.element(self, index)
         return self.part(index)

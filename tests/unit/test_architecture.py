@@ -81,7 +81,18 @@ LAYERS: dict[str, set[str]] = {
     "planning": {"errors", "layout", "engines", "tuning", "runtime", "plans", "products", "matrix", "context"}
     | {"level3", "tensor_parallel"},
     "pblas": BOTTOM
-    | {"layout", "scalapack", "comm", "engines", "calls", "products", "matrix", "context", "level3", "vectors"}
+    | {
+        "layout",
+        "scalapack",
+        "comm",
+        "engines",
+        "calls",
+        "products",
+        "matrix",
+        "context",
+        "level3",
+        "vectors",
+    }
     | {"factorisations"},
     "preload": {"errors", "engines", "pblas"},
     "torch": {"errors", "extras", "layout", "scales", "comm", "context", "tensor_parallel"},
