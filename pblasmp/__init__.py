@@ -32,8 +32,15 @@ if TYPE_CHECKING:
     from .errors import RankMismatchError as RankMismatchError
     from .errors import StatusError as StatusError
     from .errors import UnsupportedError as UnsupportedError
+    from .factorisations import QrFactors as QrFactors
     from .factorisations import cho_solve as cho_solve
     from .factorisations import cholesky as cholesky
+    from .factorisations import inv as inv
+    from .factorisations import lstsq as lstsq
+    from .factorisations import lu as lu
+    from .factorisations import lu_solve as lu_solve
+    from .factorisations import qr as qr
+    from .factorisations import slogdet as slogdet
     from .factorisations import solve as solve
     from .layout import Grid as Grid
     from .layout import Level3Problem as Level3Problem
@@ -108,6 +115,7 @@ _HOME = {
     "MatrixDescriptor": "layout",
     "PblasmpError": "errors",
     "Plan": "plans",
+    "QrFactors": "factorisations",
     "RankMismatchError": "errors",
     "Report": "report",
     "Scales": "scales",
@@ -138,7 +146,11 @@ _HOME = {
     "her2k": "level3",
     "herk": "level3",
     "herkx": "level3",
+    "inv": "factorisations",
     "load_problem": "problems.files",
+    "lstsq": "factorisations",
+    "lu": "factorisations",
+    "lu_solve": "factorisations",
     "matmul": "products",
     "matmul_allgather": "tensor_parallel",
     "matmul_allreduce": "tensor_parallel",
@@ -147,7 +159,9 @@ _HOME = {
     "numroc": "layout",
     "plan": "planning",
     "plan_matmul": "products",
+    "qr": "factorisations",
     "scal": "vectors",
+    "slogdet": "factorisations",
     "solve": "factorisations",
     "swap": "vectors",
     "symm": "level3",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import factorisations
 from ..errors import FactorisationError
@@ -86,21 +87,165 @@ def _potrs(call: FactorCall) -> None:
 
 
 def _posv(call: FactorCall) -> None:
-    factorisations.solve(call.a, call.b, "pos", uplo=call["uplo"], factor=call.a, out=call.b)
+    factorisations.solve_keeping(call.a, call.b, "pos", uplo=call["uplo"], factor=call.a, out=call.b)
 
+
+def _potri(call: FactorCall) -> None:
+    factorisations.inverse_of(call.a, None, "pos", uplo=call["uplo"], factored=True, out=call.a)
+
+
+def _getrf(call: FactorCall) -> None:
+    _, pivots, info = factorisations.lu_with_info(call.a, out=call.a)
+    _give_pivots(call, pivots)
+    if info:
+        raise FactorisationError.at(info - 1, "U has a zero on its diagonal")
+
+
+def _getrs(call: FactorCall) -> None:
+    factorisations.lu_solve(call.a, _take_pivots(call), call.b, call["trans"], out=call.b)
+
+
+def _gesv(call: FactorCall) -> None:
+    _getrf(call)
+    factorisations.lu_solve(call.a, _take_pivots(call), call.b, out=call.b)
+
+
+def _getri(call: FactorCall) -> None:
+    pivots = _take_pivots(call)
+    factorisations.inverse_of(call.a, pivots, factored=True, out=call.a)
+
+
+def _trtri(call: FactorCall) -> None:
+    factorisations.inv(call.a, "tri", uplo=call["uplo"], diag=call["diag"], out=call.a)
+
+
+def _trtrs(call: FactorCall) -> None:
+    factorisations.solve(
+        call.a, call.b, "tri", op_a=call["trans"], uplo=call["uplo"], diag=call["diag"], out=call.b
+    )
+
+
+def _geqrf(call: FactorCall) -> None:
+    found = factorisations.qr(call.a, out=call.a)
+    mine, places = _here(call, 1)
+    kept = mine < len(found.tau)
+    call["tau"].reshape(-1)[places[kept]] = found.tau[mine[kept]]
+
+
+def _reflectors(call: FactorCall) -> tuple[DistributedMatrix, NDArray[Any]]:
+    """Return the reflectors of sub(A), as many as count, and their factors. Collective."""
+    tau = _whole(call, call["tau"], 1)[: call["k"]]
+    return call.a[:, : call["k"]], tau
+
+
+def _orgqr(call: FactorCall) -> None:
+    reflectors, tau = _reflectors(call)
+    factorisations.form_q(reflectors, tau, call["n"], out=call.a)
+
+
+def _ormqr(call: FactorCall) -> None:
+    reflectors, tau = _reflectors(call)
+    c, op = call.matrices["c"], "N" if call["trans"] == "N" else "C"
+    factorisations.apply_q(reflectors, tau, c, op, call["side"], out=c)
+
+
+def _gels(call: FactorCall) -> None:
+    factorisations.lstsq_in_place(call.a, call.b, call["trans"])
+
+
+def _here(call: FactorCall, axis: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return this process's rows of sub(A), from row 0 of it, and their places among its rows of A; or columns."""
+    part, whole = call.a.descriptor, call.a.place.whole.descriptor
+    process = call.grid.grid.coords(call.grid.context.rank)[axis]
+    mine = (part.rows, part.cols)[axis].globals(process)
+    before = (whole.rows, whole.cols)[axis].local_window(process, 0, call["ij"[axis] + "a"] - 1).stop
+    return mine, before + np.arange(len(mine))
+
+
+def _whole(call: FactorCall, array: NDArray[Any], axis: int) -> NDArray[Any]:
+    """Return all of an array of which each process has the part of its rows, or columns, of sub(A). Collective."""
+    mine, places = _here(call, axis)
+    known = np.asarray(array).reshape(-1)[places]
+    whole = np.zeros(call.a.shape[axis], known.dtype)
+    for indices, values in call.grid.context.comm.allgather((mine, known)):
+        whole[indices] = values
+    return whole
+
+
+def _give_pivots(call: FactorCall, pivots: NDArray[np.int64]) -> None:
+    """Write the pivots of this process's rows to IPIV: rows of A, from 1."""
+    mine, places = _here(call)
+    kept = mine < len(pivots)
+    call["ipiv"].reshape(-1)[places[kept]] = pivots[mine[kept]] + call["ia"]
+
+
+def _take_pivots(call: FactorCall) -> NDArray[np.int64]:
+    """Return all pivots of sub(A), from 0, of which each process has those of its rows in IPIV. Collective."""
+    pivots: NDArray[np.int64] = _whole(call, call["ipiv"], 0).astype(np.int64) - call["ia"]
+    return pivots
+
+
+_SQUARE = {"a": "n n"}
+_BESIDE = {"a": "n n", "b": "n nrhs"}
 
 ROUTINES = {
     "potrf": ScalapackRoutine(
-        "uplo n A", {"a": "n n"}, "a", _potrf, "Replace a triangle of sub(A) by its Cholesky factor",
+        "uplo n A", _SQUARE, "a", _potrf, "Replace a triangle of sub(A) by its Cholesky factor",
     ),
     "potrs": ScalapackRoutine(
-        "uplo n nrhs A B", {"a": "n n", "b": "n nrhs"}, "b", _potrs,
+        "uplo n nrhs A B", _BESIDE, "b", _potrs,
         "Replace sub(B) by the solution of sub(A) X = sub(B), with sub(A) as potrf has left it",
     ),
     "posv": ScalapackRoutine(
-        "uplo n nrhs A B", {"a": "n n", "b": "n nrhs"}, "ab", _posv,
+        "uplo n nrhs A B", _BESIDE, "ab", _posv,
         "Replace a triangle of sub(A) by its Cholesky factor, and sub(B) by the solution of sub(A) X = sub(B)",
     ),
+    "potri": ScalapackRoutine(
+        "uplo n A", _SQUARE, "a", _potri, "Replace a triangle of sub(A), as potrf has left it, by that of the inverse",
+    ),
+    "getrf": ScalapackRoutine(
+        "m n A ipiv", {"a": "m n"}, "a", _getrf, "Replace sub(A) by its LU factors with partial pivoting",
+    ),
+    "getrs": ScalapackRoutine(
+        "trans n nrhs A ipiv B", _BESIDE, "b", _getrs,
+        "Replace sub(B) by the solution of op(sub(A)) X = sub(B), with sub(A) as getrf has left it",
+    ),
+    "gesv": ScalapackRoutine(
+        "n nrhs A ipiv B", _BESIDE, "ab", _gesv,
+        "Replace sub(A) by its LU factors, and sub(B) by the solution of sub(A) X = sub(B)",
+    ),
+    "getri": ScalapackRoutine(
+        "n A ipiv work lwork iwork liwork", _SQUARE, "a", _getri,
+        "Replace sub(A), as getrf has left it, by the inverse",
+    ),
+    "trtri": ScalapackRoutine(
+        "uplo diag n A", _SQUARE, "a", _trtri, "Replace the triangle of sub(A) by its inverse",
+    ),
+    "trtrs": ScalapackRoutine(
+        "uplo trans diag n nrhs A B", _BESIDE, "b", _trtrs,
+        "Replace sub(B) by the solution of op(sub(A)) X = sub(B) for a triangular sub(A)",
+    ),
+    "geqrf": ScalapackRoutine(
+        "m n A tau work lwork", {"a": "m n"}, "a", _geqrf, "Replace sub(A) by R and the reflectors of Q",
+    ),
+    "gels": ScalapackRoutine(
+        "trans m n nrhs A B work lwork", {"a": "m n", "b": "longer nrhs"}, "ab", _gels,
+        "Replace sub(B) by the solution of op(sub(A)) X = sub(B) in the sense of least squares, or the least solution",
+    ),
+    **{
+        name: ScalapackRoutine(
+            "m n k A tau work lwork", {"a": "m n"}, "a", _orgqr,
+            "Replace k reflectors in sub(A), as geqrf has left them, by the first n columns of Q", letters,
+        )
+        for name, letters in (("orgqr", "sd"), ("ungqr", "cz"))
+    },
+    **{
+        name: ScalapackRoutine(
+            "side trans m n k A tau C work lwork", {"a": "order k", "c": "m n"}, "c", _ormqr,
+            "Replace sub(C) by op(Q) sub(C) or sub(C) op(Q), with the k reflectors of Q in sub(A)", letters,
+        )
+        for name, letters in (("ormqr", "sd"), ("unmqr", "cz"))
+    },
 }  # fmt: skip
 """The routines by name, without p and the letter of the type."""
 
@@ -110,9 +255,24 @@ _MEANINGS = {
     "uplo": '"U" or "L": which triangle of sub(A) is used; the other is neither read nor written',
     "n": "a size, at least 0: see the matrices",
     "nrhs": "the number of right-hand sides, at least 0",
+    "m": "a size, at least 0: see the matrices",
+    "trans": '"N", "T" (transpose) or "C" (conjugate transpose)',
+    "side": '"L" or "R": Q is on the left or on the right',
+    "k": "the number of reflectors, at least 0",
+    "tau": "an array of the factors of the reflectors: one for each of this process's columns of A",
+    "diag": '"N", or "U": the diagonal is taken as ones and not read',
+    "ipiv": (
+        "an array of int32 for each of this process's rows of A and a block more: row i of A was exchanged with row "
+        "ipiv[l], counted from 1, l being i's place here, from 0"
+    ),
+    "work": "is written only if a size is asked for, to 1; None: it is not",
+    "lwork": "-1 asks for the size of ``work``; otherwise not read",
+    "iwork": "as ``work``",
+    "liwork": "as ``lwork``",
     "info": "an array of one integer to which INFO is written; None: it is only returned",
 }
-_LEFT_OUT = {"info"}
+_WORK = ("work", "lwork", "iwork", "liwork")
+_LEFT_OUT = {*_WORK, "info"}
 
 
 def factoriser(name: str, letter: str) -> Callable[..., int]:
@@ -134,7 +294,8 @@ def factoriser(name: str, letter: str) -> Callable[..., int]:
     def function(*args: Any, **kwargs: Any) -> int:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        info = _run(full, routine, dtype, bound.arguments)
+        given = bound.arguments
+        info = 0 if _asks_for_work(given) else _run(full, routine, dtype, given)
         if bound.arguments["info"] is not None:
             bound.arguments["info"][...] = info
         return info
@@ -144,6 +305,16 @@ def factoriser(name: str, letter: str) -> Callable[..., int]:
     function.__doc__ = _docstring(routine, full, dtype)
     function.__signature__ = signature  # type: ignore[attr-defined]
     return function
+
+
+def _asks_for_work(given: Values) -> bool:
+    """Return whether only the sizes of workspaces are asked for, and if so write them. Local."""
+    if -1 not in (given.get("lwork"), given.get("liwork")):
+        return False
+    for name in ("work", "iwork"):
+        if given.get(name) is not None:
+            given[name][:1] = 1
+    return True
 
 
 def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values) -> int:
@@ -157,11 +328,11 @@ def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values) -
                 faults.add(f"desc{x}", f"{desc[1]} is not a context of this process", 2)
         raise faults.error()
     with grid.context.agreement(full) as facts:
-        values = _options(routine, faults, given)
+        values = _options(routine, faults, given, dtype)
         matrices = _matrices(routine, faults, given, values, grid, dtype, facts)
         faults.check()
         facts.update(values)
-    if values["n"] == 0:
+    if 0 in (values["n"], values.get("m", 1)) or (values.get("k") == 0 and "side" in values):
         return 0
     try:
         routine.compute(FactorCall(grid, {**given, **values}, matrices))
@@ -170,15 +341,41 @@ def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values) -
     return 0
 
 
-def _options(routine: ScalapackRoutine, faults: Faults, given: Values) -> Values:
+def _options(routine: ScalapackRoutine, faults: Faults, given: Values, dtype: np.dtype) -> Values:
     """Return the options and sizes, each in a standard form; note what is wrong with them."""
     values: Values = {}
     for name in routine.names:
-        if name in _OPTIONS:
+        if name in ("ipiv", "tau"):
+            _check_array(faults, name, given[name], np.dtype("i4") if name == "ipiv" else dtype)
+        elif name == "trans" and "side" in routine.names:
+            values[name] = faults.letter(name, given[name], "NT" if "s" in routine.letters else "NC")
+        elif name in _OPTIONS:
             values[name] = faults.letter(name, given[name], _OPTIONS[name])
         elif name in _SIZES:
             values[name] = faults.integer(name, given[name], 0)
+    if "k" in values:
+        most = values["n"] if "side" not in values else values["m" if values["side"] == "L" else "n"]
+        if values["k"] > most:
+            faults.add("k", f"expected at most {most}, got {values['k']}")
+            values["k"] = most
     return values
+
+
+def _extent(values: Values, name: str) -> int:
+    """Return a size by name: "order" is Q's, "longer" that of the longer side of A."""
+    if name == "longer":
+        return max(int(values["m"]), int(values["n"]))
+    if name == "order":
+        name = "m" if values["side"] == "L" else "n"
+    return int(values[name])
+
+
+def _check_array(faults: Faults, name: str, array: Any, dtype: np.dtype) -> None:
+    """Note that IPIV or TAU is not an array of its type, or cannot be written."""
+    wrong = not isinstance(array, np.ndarray) or not array.flags.writeable
+    if wrong or (array.dtype.kind != "i" if dtype.kind == "i" else array.dtype != dtype):
+        what = "integers" if dtype.kind == "i" else dtype.name
+        faults.add(name, f"expected a writeable array of {what}, got {type(array).__name__}")
 
 
 def _matrices(
@@ -196,7 +393,7 @@ def _matrices(
     for name, shape in routine.shapes.items():
         i, j = (faults.integer(each, given[each], 1) for each in (f"i{name}", f"j{name}"))
         desc = entries(faults, f"desc{name}", given[f"desc{name}"])
-        rows, cols = (values[each] for each in shape.split())
+        rows, cols = (_extent(values, each) for each in shape.split())
         operands[name] = operand = Operand(name, given[name], i, j, desc, (rows, cols))
         facts[name] = i, j, desc[2:8]
         if desc and grid_of([desc]) is not grid:
@@ -211,6 +408,12 @@ def _matrices(
             matrices[name] = matrix
     for name in routine.written:
         check_sharing(faults, matrices, name)
+    if "ipiv" in routine.names and isinstance(given["ipiv"], np.ndarray):
+        rows = operands["a"].descriptor(grid.grid, dtype).local_shape(grid.context.rank)[0]
+        if given["ipiv"].size < rows:
+            faults.add(
+                "ipiv", f"expected at least {rows} integers, one for each row here, got {given['ipiv'].size}"
+            )
     return matrices
 
 

@@ -18,7 +18,7 @@ from pblasmp import pblas
 from pblasmp.pblas.routines import DTYPE
 from reference.scalapack import ScaLAPACK, locate
 from tests.helpers.cases import first, pick
-from tests.helpers.factor_cases import exact, panels_of, positive, random, relative, too_large
+from tests.helpers.factor_cases import exact, norm, panels_of, positive, random, relative, too_large
 from tests.helpers.mpi import run_mpi
 from tests.helpers.pblas_cases import Held
 
@@ -62,27 +62,46 @@ class Call:
         whole[held.window] = part
         return held
 
-    def run(self, name, head, *held):
-        """Run a routine by both, if ScaLAPACK takes the layout; return INFO and the matrices of each."""
+    def run(self, name, *given):
+        """Run a routine by both, if ScaLAPACK takes the layout; return INFO, the matrices and the arrays of each.
+
+        ``given`` are its arguments, with one ``Held`` for a matrix and its place.
+        """
         out = []
         for library, context in (("ours", self.ours), ("theirs", self.theirs)):
             if library == "theirs" and not self.aligned:
                 continue
-            arrays = [x.local(self.place) for x in held]
-            placed = [
-                each
-                for x, array in zip(held, arrays, strict=True)
-                for each in (array, *x.at, x.desc(context, self.place))
-            ]
+            locals_, arrays, arguments = [], [], []
+            for each in given:
+                if isinstance(each, Held):
+                    locals_.append((each, each.local(self.place)))
+                    arguments += [locals_[-1][1], *each.at, each.desc(context, self.place)]
+                elif isinstance(each, np.ndarray):
+                    arrays.append(each.copy())
+                    arguments.append(arrays[-1])
+                else:
+                    arguments.append(each)
             info = np.zeros(1, np.int32)
             full = f"p{self.letter}{name}"
             if library == "ours":
-                returned = getattr(pblas, full)(*head, *placed, info)
+                returned = getattr(pblas, full)(*arguments, info)
                 assert returned == info[0]
             else:
-                self.slk.call(f"{full}_", *head, *placed, info)
-            out.append((int(info[0]), [self._whole(x, array) for x, array in zip(held, arrays, strict=True)]))
+                self.slk.call(f"{full}_", *arguments, info)
+            out.append((int(info[0]), [self._whole(x, array) for x, array in locals_], arrays))
         return out
+
+    def space(self):
+        """A workspace, large enough for any routine here, and its size."""
+        return np.zeros(1 << 14, self.dtype), 1 << 14
+
+    def whole(self, x, tau, count):
+        """All of the ``count`` elements of an array of which each process has those of its columns of A."""
+        columns, whole = x.indices(self.place)[1] - (x.at[1] - 1), np.zeros(count, tau.dtype)
+        for indices, values in self.ctx.comm.allgather((columns, tau)):
+            kept = (indices >= 0) & (indices < count)
+            whole[indices[kept]] = values[: len(indices)][kept]
+        return exact(whole)
 
     def _whole(self, x, array):
         """Return sub(A), gathered from all processes."""
@@ -94,7 +113,32 @@ class Call:
         return whole[x.window]
 
 
+def square_pair(call, a, b):
+    """A and B held; in a layout that ScaLAPACK takes, sub(B) begins in the process row of sub(A)."""
+    x, y = call.held(a), call.held(b)
+    if call.aligned:
+        n, m = b.shape
+        y = Held(
+            x.grid, np.full((x.at[0] - 1 + n, m), np.nan, b.dtype), x.block, x.source, (x.at[0], 1), (n, m), 1
+        )
+        y.whole[y.window] = b
+    return x, y
+
+
+def like(x, part):
+    """``part`` held as ``x`` is."""
+    whole = x.whole.copy()
+    whole[x.window] = part
+    return Held(x.grid, whole, x.block, x.source, x.at, x.shape, x.gap)
+
+
+def pivots_of(call, x):
+    """An empty IPIV for the rows of A that this process has."""
+    return np.full(len(x.indices(call.place)[0]) + x.block[0], -99, np.int32)
+
+
 def potrf_case(call):
+    """Cholesky: the factor, that of matrices that are not positive definite, and the inverse."""
     rng, dtype = call.rng, call.dtype
     n, uplo = int(rng.integers(1, 25)), pick(rng, "UL")
     a = positive(rng, n, dtype)
@@ -103,54 +147,198 @@ def potrf_case(call):
         a[bad, bad] = -1
     kept = np.triu(np.ones((n, n), bool)) if uplo == "U" else np.tril(np.ones((n, n), bool))
     x = call.held(np.where(kept, a, 7).astype(dtype))
-    results = call.run("potrf", (uplo, n), x)
+    results = call.run("potrf", uplo, n, x)
     wrong = []
-    for info, (factor,) in results:
+    for info, (factor,), _ in results:
         wrong.append(None if info == (0 if bad is None else bad + 1) else f"INFO {info}, expected {bad}")
         wrong.append(None if (factor[~kept] == 7).all() else "the other triangle is written")
-        if bad is None:
-            lower = exact(np.where(kept, factor, 0))
-            lower = lower.conj().T if uplo == "U" else lower
-            wrong.append(too_large(potrf=relative(lower @ lower.conj().T - a, exact(a), n, dtype)))
-    if len(results) == 2 and bad is None:
-        ours, theirs = (np.where(kept, exact(factor), 0) for _, (factor,) in results)
-        wrong.append(too_large(beside=relative(ours - theirs, theirs, n, dtype)))
+    if bad is None:
+        factors = [np.where(kept, exact(factor), 0) for _, (factor,), _ in results]
+        lower = factors[0].conj().T if uplo == "U" else factors[0]
+        wrong.append(too_large(potrf=relative(lower @ lower.conj().T - a, exact(a), n, dtype)))
+        wrong.append(too_large(beside=relative(factors[0] - factors[-1], factors[-1], n, dtype)))
+        halves = [
+            np.where(kept, exact(half), 0)
+            for _, (half,), _ in call.run("potri", uplo, n, like(x, results[0][1][0]))
+        ]
+        expected = np.where(kept, np.linalg.inv(exact(a)), 0)
+        wrong += [too_large(potri=relative(half - expected, expected, 10 * n, dtype)) for half in halves]
     return f"potrf {uplo} {n} {bad} {x}", first(*wrong)
 
 
 def posv_case(call):
+    """Solves with a positive definite matrix."""
     rng, dtype = call.rng, call.dtype
     n, nrhs, uplo = int(rng.integers(1, 25)), int(rng.integers(1, 7)), pick(rng, "UL")
     a, b = positive(rng, n, dtype), random(rng, (n, nrhs), dtype)
-    x, y = call.held(a), call.held(b)
-    if call.aligned:  # ScaLAPACK wants sub(B) to begin in the process row of sub(A)
-        y = Held(
-            y.grid,
-            np.full((x.at[0] - 1 + n, nrhs), np.nan, dtype),
-            x.block,
-            x.source,
-            (x.at[0], 1),
-            (n, nrhs),
-            1,
-        )
-        y.whole[y.window] = b
+    x, y = square_pair(call, a, b)
     wrong = []
-    for info, (factor, solution) in call.run("posv", (uplo, n, nrhs), x, y):
+    for info, (factor, solution), _ in call.run("posv", uplo, n, nrhs, x, y):
         wrong.append(None if info == 0 else f"INFO {info}")
         wrong.append(too_large(posv=relative(exact(a) @ solution - b, exact(a), n, dtype)))
-        for _, (_, again) in call.run("potrs", (uplo, n, nrhs), _like(x, factor), y)[:1]:
+        for _, (_, again), _ in call.run("potrs", uplo, n, nrhs, like(x, factor), y)[:1]:
             wrong.append(too_large(potrs=relative(exact(a) @ again - b, exact(a), n, dtype)))
     return f"posv {uplo} {n} {nrhs} {x} {y}", first(*wrong)
 
 
-def _like(x, part):
-    """``part`` held as ``x`` is."""
-    whole = x.whole.copy()
-    whole[x.window] = part
-    return Held(x.grid, whole, x.block, x.source, x.at, x.shape, x.gap)
+def getrf_case(call):
+    """LU of matrices that are not square, and of singular ones: factors, IPIV and INFO."""
+    rng, dtype = call.rng, call.dtype
+    m, n = (int(i) for i in rng.integers(1, 25, 2))
+    a = random(rng, (m, n), dtype)
+    singular = int(rng.integers(min(m, n))) if rng.integers(5) == 0 else None
+    if singular is not None:
+        a[:, singular] = 0
+    x = call.held(a)
+    results = call.run("getrf", m, n, x, pivots_of(call, x))
+    wrong = []
+    for info, _, _ in results:
+        wrong.append(
+            None if info == (0 if singular is None else singular + 1) else f"INFO {info}, {singular}"
+        )
+    if len(results) == 2:
+        (_, (ours,), (mine,)), (_, (theirs,), (others,)) = results
+        wrong.append(too_large(getrf=relative(exact(ours) - theirs, exact(theirs), 10 * n, dtype)))
+        rows = x.indices(call.place)[0] - (x.at[0] - 1)
+        counts = np.flatnonzero((rows >= 0) & (rows < min(m, n)))
+        wrong.append(None if (mine[counts] == others[counts]).all() else f"IPIV {mine}, expected {others}")
+        rest = np.setdiff1d(np.arange(len(mine)), counts)
+        wrong.append(None if (mine[rest] == -99).all() else f"IPIV {mine} is written beyond {counts}")
+    return f"getrf {m} {n} {singular} {x}", first(*wrong)
 
 
-CASES = (potrf_case, posv_case)
+def gesv_case(call):
+    """Solves by LU, with the factors as each library leaves them, and inverses."""
+    rng, dtype = call.rng, call.dtype
+    n, nrhs, op = int(rng.integers(1, 25)), int(rng.integers(1, 7)), pick(rng, "NTC")
+    a, b = random(rng, (n, n), dtype) + 3 * np.eye(n, dtype=dtype), random(rng, (n, nrhs), dtype)
+    x, y = square_pair(call, a, b)
+    left = {"N": exact(a), "T": exact(a).T, "C": exact(a).conj().T}[op]
+    wrong = []
+    results = call.run("gesv", n, nrhs, x, pivots_of(call, x), y)
+    for info, (factors, solution), (
+        pivots,
+    ) in results:  # ScaLAPACK's factors and IPIV, too, are for our getrs
+        scale = max(1, norm(solution))
+        wrong.append(None if info == 0 else f"INFO {info}")
+        wrong.append(too_large(gesv=relative(exact(a) @ solution - b, exact(a), n * scale, dtype)))
+        for _, (_, again), _ in call.run("getrs", op, n, nrhs, like(x, factors), pivots, y):
+            wrong.append(too_large(getrs=relative(left @ again - b, left, n * max(1, norm(again)), dtype)))
+        sizes = np.zeros(1, dtype), -1, np.zeros(1, np.int32), -1
+        asked = call.run("getri", n, like(x, factors), pivots, *sizes)[-1][2]
+        work, iwork = (max(1, int(each[0].real)) for each in asked[1:])
+        spaces = np.zeros(work, dtype), work, np.zeros(iwork, np.int32), iwork
+        for _, (inverse,), _ in call.run("getri", n, like(x, factors), pivots, *spaces):
+            scale = n * max(1, norm(inverse))
+            wrong.append(too_large(getri=relative(exact(a) @ inverse - np.eye(n), exact(a), scale, dtype)))
+    return f"gesv {n} {nrhs} {op} {x} {y}", first(*wrong)
+
+
+def trtrs_case(call):
+    """Solves with a triangular matrix, perhaps a singular one, and its inverse."""
+    rng, dtype = call.rng, call.dtype
+    n, nrhs = int(rng.integers(1, 25)), int(rng.integers(1, 7))
+    uplo, op, diag = pick(rng, "UL"), pick(rng, "NTC"), pick(rng, "NU")
+    a = random(rng, (n, n), dtype) / n
+    np.fill_diagonal(a, 2)
+    zero = int(rng.integers(n)) if diag == "N" and rng.integers(4) == 0 else None
+    if zero is not None:
+        a[zero, zero] = 0
+    b = random(rng, (n, nrhs), dtype)
+    x, y = square_pair(call, a, b)
+    triangle = exact(np.triu(a) if uplo == "U" else np.tril(a))
+    if diag == "U":
+        np.fill_diagonal(triangle, 1)
+    left = {"N": triangle, "T": triangle.T, "C": triangle.conj().T}[op]
+    wrong = []
+    for i, (info, (_, solution), _) in enumerate(call.run("trtrs", uplo, op, diag, n, nrhs, x, y)):
+        if i == 0:  # ScaLAPACK's own overlooks some zeros on several processes
+            wrong.append(None if info == (0 if zero is None else zero + 1) else f"INFO {info}, {zero}")
+        if zero is None:
+            wrong.append(
+                too_large(trtrs=relative(left @ solution - b, left, n * max(1, norm(solution)), dtype))
+            )
+    kept = (
+        np.triu(np.ones((n, n), bool), diag == "U")
+        if uplo == "U"
+        else np.tril(np.ones((n, n), bool), -(diag == "U"))
+    )
+    for info, (found,), _ in call.run("trtri", uplo, diag, n, x) if zero is None else []:
+        expected = np.linalg.inv(triangle)
+        wrong.append(too_large(trtri=relative(np.where(kept, found - expected, 0), expected, 10 * n, dtype)))
+        wrong.append(
+            None if (found[~kept] == a[~kept]).all() and info == 0 else "more than the triangle is written"
+        )
+    return f"trtrs {uplo}{op}{diag} {n} {nrhs} {zero} {x} {y}", first(*wrong)
+
+
+def geqrf_case(call):
+    """QR: R, whose signs the algorithm fixes, TAU, Q formed and applied, and least squares."""
+    rng, dtype = call.rng, call.dtype
+    m, n = (int(i) for i in rng.integers(1, 25, 2))
+    a = random(rng, (m, n), dtype)
+    x = call.held(a)
+    tau = np.full(len(x.indices(call.place)[1]) + x.block[1], np.nan, dtype)
+    work, least = call.space(), min(m, n)
+    results = call.run("geqrf", m, n, x, tau, *work)
+    factors, found = results[0][1][0], results[0][2][0]
+    wrong = []
+    if len(results) == 2:
+        (_, (ours,), (mine, _)), (_, (theirs,), (others, _)) = results
+        wrong.append(too_large(geqrf=relative(exact(ours) - theirs, exact(theirs), 10 * max(m, n), dtype)))
+        columns = x.indices(call.place)[1] - (x.at[1] - 1)
+        counts = np.flatnonzero((columns >= 0) & (columns < least))
+        near = np.allclose(mine[counts], others[counts], atol=1e-3 if dtype.itemsize in (4, 8) else 1e-8)
+        wrong.append(None if near else f"TAU {mine}, expected {others}")
+    letters = "or" if dtype.kind == "f" else "un"
+    k = int(rng.integers(0, least + 1))
+    narrow = Held(x.grid, like(x, factors).whole, x.block, x.source, x.at, (m, least), x.gap)
+    for _, (q,), _ in call.run(f"{letters}gqr", m, least, least, narrow, found, *work):
+        error = relative(exact(q) @ np.triu(factors)[:least] - a, exact(a), 10 * max(m, n), dtype)
+        wrong.append(too_large(orgqr=error))
+        wrong.append(
+            too_large(orthogonal=relative(exact(q).conj().T @ q - np.eye(least), np.eye(least), m, dtype))
+        )
+    reflectors = np.eye(m, dtype=exact(a).dtype)
+    for i, factor in enumerate(call.whole(x, found, least)[:k]):
+        v = np.r_[np.zeros(i), 1, exact(factors)[i + 1 :, i]]
+        reflectors = reflectors @ (np.eye(m) - factor * np.outer(v, v.conj()))
+    side, trans = pick(rng, "LR"), pick(rng, "NT" if dtype.kind == "f" else "NC")
+    shape = (m, int(rng.integers(1, 9)))
+    c = random(rng, shape if side == "L" else shape[::-1], dtype)
+    q = reflectors if trans == "N" else reflectors.conj().T
+    expected = q @ c if side == "L" else c @ q
+    narrow = Held(x.grid, narrow.whole, x.block, x.source, x.at, (m, k), x.gap)
+    aligned, call.aligned = call.aligned, False  # its demands on sub(C) depend on the side
+    y = call.held(c)
+    for _, matrices, _ in call.run(f"{letters}mqr", side, trans, *c.shape, k, narrow, found, y, *work):
+        wrong.append(too_large(ormqr=relative(matrices[-1] - expected, expected, 10 * m, dtype)))
+    call.aligned = aligned
+    return f"geqrf {m} {n} {k} {side}{trans} {x} {y}", first(*wrong)
+
+
+def gels_case(call):
+    """Least squares and least solutions."""
+    rng, dtype = call.rng, call.dtype
+    m, n, nrhs = int(rng.integers(1, 25)), int(rng.integers(1, 25)), int(rng.integers(1, 5))
+    a = random(rng, (m, n), dtype)
+    least = min(m, n)
+    a[:least, :least] += 4 * np.eye(least, dtype=dtype)
+    trans = pick(rng, "NT" if dtype.kind == "f" else "NC")
+    left = exact(a) if trans == "N" else exact(a).conj().T
+    b = np.full((max(m, n), nrhs), 5, dtype)
+    b[: len(left)] = random(rng, (len(left), nrhs), dtype)
+    x, y = square_pair(call, a, b)
+    expected = np.linalg.lstsq(left, exact(b[: len(left)]), rcond=None)[0]
+    wrong = []
+    for info, (_, found), _ in call.run("gels", trans, m, n, nrhs, x, y, *call.space()):
+        error = found[: left.shape[1]] - expected
+        wrong.append(None if info == 0 else f"INFO {info}")
+        wrong.append(too_large(gels=relative(error, expected, 100 * max(m, n), dtype)))
+    return f"gels {trans} {m} {n} {nrhs} {x} {y}", first(*wrong)
+
+
+CASES = (potrf_case, posv_case, getrf_case, gesv_case, trtrs_case, geqrf_case, gels_case)
 
 
 def everything(comm, count, flavour):

@@ -210,9 +210,10 @@ PUBLIC = {
         "tune",
     ),
     *("trsm", "trmm", "symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx", "geadd", "tradd"),
-    *("cholesky", "cho_solve", "solve", "FactorisationError"),
     *("dot", "dotc", "nrm2", "asum", "amax", "axpy", "scal", "copy", "swap"),
     *("gemv", "symv", "hemv", "trmv", "trsv", "ger", "gerc", "syr", "her", "syr2", "her2"),
+    *("cholesky", "cho_solve", "lu", "lu_solve", "solve", "inv", "slogdet", "qr"),
+    *("lstsq", "QrFactors", "FactorisationError"),
     *("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"),
     *(
         "PblasmpError",

@@ -21,6 +21,8 @@ LETTERS = {  # of the types that PBLAS has a routine for
     "zasum": "d", "amax": "sdcz", "axpy": "sdcz", "scal": "sdcz", "sscal": "c", "dscal": "z", "copy": "sdcz",
     "swap": "sdcz", "gemv": "sdcz", "symv": "sd", "hemv": "cz", "trmv": "sdcz", "trsv": "sdcz", "ger": "sd",
     "geru": "cz", "gerc": "cz", "syr": "sd", "her": "cz", "syr2": "sd", "her2": "cz",
+    "potri": "sdcz", "getrf": "sdcz", "getrs": "sdcz", "gesv": "sdcz", "getri": "sdcz", "trtri": "sdcz",
+    "trtrs": "sdcz", "geqrf": "sdcz", "gels": "sdcz", "orgqr": "sd", "ungqr": "cz", "ormqr": "sd", "unmqr": "cz",
 }  # fmt: skip
 ERRORS = {"ArgumentError", "ParameterError"}
 TOOLS = {"gridinit", "gridinfo", "gridexit", "descinit", "numroc", "indxg2l", "indxl2g", "indxg2p", "infog2l"}

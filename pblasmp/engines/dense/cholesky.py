@@ -9,8 +9,18 @@ import numpy as np
 
 from ...layout import MatrixDescriptor
 from ..protocol import Engine, FactorOperations
-from .factor_panels import FactorPanels, Mover, Workbench, operations_of, shape_beside, shape_of
-from .sweeps import sweep
+from .factor_panels import (
+    FactorPanels,
+    Mover,
+    Workbench,
+    free_place,
+    identity,
+    operations_of,
+    shape_beside,
+    shape_of,
+    shape_of_inverse,
+)
+from .sweeps import columns_of, sweep
 
 __all__ = ["CholeskyJob"]
 
@@ -28,6 +38,7 @@ class CholeskyJob:
         out: the layout of the factor; None if it is not wanted, or A is factored already.
         b, x: the layouts of right-hand sides and solutions; None if there are none.
         factored: A is L.
+        inverse: the right-hand sides are the identity; X, the inverse, has a lower triangle, too.
         conjugate: the panels hold the conjugates of A and L.
     """
 
@@ -40,22 +51,28 @@ class CholeskyJob:
         x: MatrixDescriptor | None = None,
         *,
         factored: bool = False,
+        inverse: bool = False,
         conjugate: bool = False,
     ) -> None:
-        self._operations, self._factored = operations_of(engine), factored
+        self._operations, self._factored, self._inverse = operations_of(engine), factored, inverse
         shape = shape_of(engine, *a.shape)
-        shapes = [shape] if b is None else [shape, shape_beside(engine, shape, b.shape[1])]
+        shapes = [shape]
+        if inverse:
+            shapes.append(shape_of_inverse(engine, shape))
+        elif b is not None:
+            shapes.append(shape_beside(engine, shape, b.shape[1]))
         self._bench = bench = Workbench(engine, shapes, a.dtype)
         self._a = Mover(bench, 0, a, lower=True, conjugate=conjugate)
         self._out = None if out is None else Mover(bench, 0, out, lower=True, conjugate=conjugate)
         self._b = None if b is None else Mover(bench, 1, b)
-        self._x = None if x is None else Mover(bench, 1, x)
+        self._x = None if x is None else Mover(bench, 1, x, lower=inverse, conjugate=conjugate and inverse)
 
     def run(self, a: Array, out: Array = None, b: Array = None, x: Array = None) -> int:
         """Compute; return 0, or the order of the first leading minor that is not positive definite."""
         bench, operations = self._bench, self._operations
         place = out if self._out is not None else a if self._factored else None
-        places = (None if self._a.conjugate else place, x)
+        place = None if self._a.conjugate else free_place(place, a, b, x)
+        places = place, None if self._inverse else free_place(x, b, a, out)
         lower, *right = bench.panels(*places)
         self._a.into(a, lower)
         if self._b is not None:
@@ -68,10 +85,11 @@ class CholeskyJob:
             lower.settle()
             info = bench.fault(lower)
         if right and not info:
-            mine = right[0].mine
-            rows = right[0].own(mine[0]) if mine else None
-            sweep(operations, lower, rows, lower=True)
-            sweep(operations, lower, rows, lower=True, op="C")
+            if self._inverse:
+                identity(right[0])
+            columns = columns_of(right[0], begins=self._inverse)
+            sweep(operations, lower, columns, lower=True)
+            sweep(operations, lower, columns, lower=True, op="C")
             lower.settle()
             bench.fence()
         if self._out is not None:

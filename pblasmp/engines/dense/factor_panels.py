@@ -25,7 +25,7 @@ from ...comm.shared import aligned
 from ...errors import UnsupportedError
 from ...layout import Grid, MatrixDescriptor, Trapezoid
 from ...layout.axis import Axis
-from ..arrays import same_memory
+from ..arrays import overlap, same_memory
 from ..protocol import Engine, FactorOperations
 from ..request import LocalArray, Operands
 
@@ -142,14 +142,14 @@ class SentPanels(FactorPanels):
 
     def __init__(self, engine: Engine, array: Array, *about: Any) -> None:
         super().__init__(*about)
-        self._engine, self._array = engine, array
+        self._engine, self.array = engine, array
         self._sent: list[Any] = []
 
     def own(self, k: int) -> Array:
         shape = self.shape
         first, stop = shape.bounds(k)
         at = k // shape.workers * shape.width
-        return self._array[:, at : at + stop - first]
+        return self.array[:, at : at + stop - first]
 
     def _about(self, k: int) -> list[Array]:
         """Return what accompanies panel ``k``."""
@@ -174,7 +174,7 @@ class SentPanels(FactorPanels):
             return self.own(k)
         first, stop = self.shape.bounds(k)
         arrived = self._engine.operations.scratch(
-            "panel", (self.shape.rows, stop - first), self._array.dtype, "F"
+            "panel", (self.shape.rows, stop - first), self.array.dtype, "F"
         )
         receives = [(array, owner) for array in (arrived, *self._about(k)) if array.size]
         self._engine.transport.start([], receives).finish()
@@ -229,9 +229,13 @@ class Moved:
         d: its layout.
         rank: this rank.
         lower: only its lower triangle or trapezoid is moved.
+        strictly: nor is its diagonal moved out.
     """
 
-    def __init__(self, d: MatrixDescriptor, rank: int, *, lower: bool = False) -> None:
+    def __init__(
+        self, d: MatrixDescriptor, rank: int, *, lower: bool = False, strictly: bool = False
+    ) -> None:
+        self._strictly = int(strictly)
         self._in: list[_Piece] = []
         self._out: list[_Piece] = []
         if rank >= d.grid.size or not all(d.shape):
@@ -260,7 +264,8 @@ class Moved:
             )
             mask = None
             if cut:
-                inside = rows.globals(p)[i : i + m * mb, None] + top >= cols.globals(q)[j : j + n * nb] + left
+                apart = rows.globals(p)[i : i + m * mb, None] + top - cols.globals(q)[j : j + n * nb] - left
+                inside = apart >= self._strictly
                 if not inside.any():
                     continue
                 mask = None if inside.all() else inside.reshape(m, mb, n, nb)
@@ -387,6 +392,25 @@ class Workbench:
         found = panels.info[panels.info > 0]
         return int(found.min()) if found.size else 0
 
+    def diagonal(self, panels: FactorPanels) -> Array:
+        """Return the diagonal of a matrix in panels, a copy on every rank. After a fence; collective."""
+        if isinstance(panels, SharedPanels):
+            return panels.whole.diagonal().copy()
+        parts: dict[int, Array] = {}
+        for k in panels.mine:
+            parts[k] = panels.own(k)[panels.shape.bounds(k)[0] :].diagonal().copy()
+        everyone = self.engine.transport.comm.allgather(parts)
+        known = {k: part for each in everyone for k, part in each.items()}
+        return np.concatenate([np.empty(0, self._dtype), *(known[k] for k in sorted(known))])
+
+    def permute_columns(self, panels: FactorPanels, order: Array) -> None:
+        """Put column ``order[j]`` of shared panels in the place of column j. Local; fences come before and after."""
+        assert isinstance(panels, SharedPanels)
+        rows, workers = panels.shape.rows, panels.shape.workers
+        if self.rank < workers:
+            mine = panels.whole[rows * self.rank // workers : rows * (self.rank + 1) // workers]
+            mine[...] = mine[:, order]
+
     def described(self, i: int) -> MatrixDescriptor:
         """Return matrix ``i`` in panels that ranks have for themselves, as a layout. Local."""
         rows, cols, width, workers = self._shapes[i]
@@ -402,16 +426,24 @@ class Mover:
         i: which of its matrices.
         d: the layout.
         lower: only the lower triangle or trapezoid is moved.
+        strictly: nor is its diagonal moved out.
         conjugate: the panels hold the conjugate.
     """
 
     def __init__(
-        self, bench: Workbench, i: int, d: MatrixDescriptor, *, lower: bool = False, conjugate: bool = False
+        self,
+        bench: Workbench,
+        i: int,
+        d: MatrixDescriptor,
+        *,
+        lower: bool = False,
+        strictly: bool = False,
+        conjugate: bool = False,
     ) -> None:
         self._bench, self._d, self._i = bench, d, i
-        self._part = Trapezoid("L") if lower else None
+        self._part = Trapezoid("L", -int(strictly)) if lower else None
         self.conjugate = conjugate and d.dtype.kind == "c"
-        self._moved = Moved(d, bench.rank, lower=lower) if bench.shared else None
+        self._moved = Moved(d, bench.rank, lower=lower, strictly=strictly) if bench.shared else None
 
     def into(self, local: LocalArray, panels: FactorPanels) -> None:
         """Move the matrix into panels. Collective over the context; with shared panels a fence must follow."""
@@ -421,9 +453,10 @@ class Mover:
                 self._moved.into(local, panels.whole, conjugate=self.conjugate, exactly=panels.given)
             return
         assert isinstance(panels, SentPanels)
-        self._move(self._d, local, self._bench.described(self._i), panels._array)
+        rows = self._d.shape[0]
+        self._move(self._d, local, self._bench.described(self._i)[:rows, :], panels.array[:rows])
         if self.conjugate:
-            np.conjugate(panels._array, out=panels._array)
+            np.conjugate(panels.array, out=panels.array)
 
     def back(self, local: LocalArray, panels: FactorPanels) -> None:
         """Move the matrix out of panels. Collective over the context; with shared panels a fence comes before."""
@@ -434,8 +467,10 @@ class Mover:
             return
         assert isinstance(panels, SentPanels)
         if self.conjugate:
-            np.conjugate(panels._array, out=panels._array)
-        self._move(self._bench.described(self._i), panels._array, self._d, local, self._part)
+            np.conjugate(panels.array, out=panels.array)
+        rows = self._d.shape[0]
+        described = self._bench.described(self._i)[:rows, :]
+        self._move(described, panels.array[:rows], self._d, local, self._part)
 
     def _move(
         self,
@@ -451,6 +486,19 @@ class Mover:
             move.run(Operands(array, None, None, out))
         finally:
             move.close()
+
+
+def free_place(place: LocalArray, same: LocalArray, *apart: LocalArray) -> LocalArray:
+    """Return ``place``, or None if computing in it would spoil what other arrays of the call hold. Local.
+
+    Args:
+        place: an array that a single rank would compute in; may be None.
+        same: the array that is moved there, which may be this one.
+        apart: the call's other arrays, or None.
+    """
+    if place is None or not (same is None or same_memory(same, place) or not overlap(same, place)):
+        return None
+    return None if any(x is not None and overlap(x, place) for x in apart) else place
 
 
 def operations_of(engine: Engine) -> FactorOperations:
@@ -497,6 +545,26 @@ def shape_of(engine: Engine, rows: int, cols: int, width: int = 0) -> Shape:
     if workers == 1 and not width:
         return Shape(rows, cols, max(1, cols), 1)
     return Shape(rows, cols, width or operations.factor_width, workers)
+
+
+def shape_of_inverse(engine: Engine, factored: Shape) -> Shape:
+    """Return the panels of an inverse: dealt round like the matrix, since columns differ in their work. Local."""
+    n = factored.cols
+    if not is_shared(engine):
+        return factored
+    workers = min(engine.transport.size, operations_of(engine).workers) if factored.workers > 1 else 1
+    return Shape(
+        n, n, factored.width if workers > 1 else max(1, min(n, operations_of(engine).factor_width)), workers
+    )
+
+
+def identity(panels: FactorPanels) -> None:
+    """Write the identity into this rank's panels. Local."""
+    for k in panels.mine:
+        first, stop = panels.shape.bounds(k)
+        own = panels.own(k)
+        own[...] = 0
+        np.fill_diagonal(own[first:stop], 1)
 
 
 def shape_beside(engine: Engine, factored: Shape, cols: int) -> Shape:

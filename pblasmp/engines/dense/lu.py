@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LU factorisation of panels with partial pivoting: right-looking, one panel ahead of the update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...layout import MatrixDescriptor
+from ..protocol import Engine, FactorOperations
+from .factor_panels import (
+    FactorPanels,
+    Mover,
+    Workbench,
+    free_place,
+    identity,
+    operations_of,
+    shape_beside,
+    shape_of,
+    shape_of_inverse,
+)
+from .sweeps import columns_of, sweep
+
+__all__ = ["LuJob", "permutation"]
+
+Array = Any
+
+
+class LuJob:
+    """An LU factorisation, a solve with the factors, or both. Making and running one is collective.
+
+    Collective over the context.
+
+    Args:
+        engine: where.
+        a: the layout of A, or of its factors.
+        out: the layout of the factors; None if they are not wanted, or A is factored already.
+        b: the layout of right-hand sides; None without them.
+        x: the layout of solutions, or of the inverse; None without them.
+        factored: A is what ``lu`` returns.
+        inverse: the right-hand sides are the identity.
+        op: "N", "T" or "C": solve with A, its transpose, or its conjugate transpose.
+
+    Attributes:
+        pivots: of the last run: row i was exchanged with ``pivots[i]``, both from 0.
+        diagonal: of the last run, U's; None if it also solved.
+    """
+
+    pivots: NDArray[np.int64]
+    diagonal: Array
+
+    def __init__(
+        self,
+        engine: Engine,
+        a: MatrixDescriptor,
+        out: MatrixDescriptor | None = None,
+        b: MatrixDescriptor | None = None,
+        x: MatrixDescriptor | None = None,
+        *,
+        factored: bool = False,
+        inverse: bool = False,
+        op: str = "N",
+    ) -> None:
+        self._operations, self._factored, self._inverse, self._op = (
+            operations_of(engine),
+            factored,
+            inverse,
+            op,
+        )
+        shape = shape_of(engine, *a.shape)
+        shapes = [shape]
+        if inverse:
+            shapes.append(shape_of_inverse(engine, shape))
+        elif b is not None:
+            shapes.append(shape_beside(engine, shape, b.shape[1]))
+        self._bench = bench = Workbench(engine, shapes, a.dtype)
+        self._a = Mover(bench, 0, a)
+        self._out = None if out is None else Mover(bench, 0, out)
+        self._b = None if b is None else Mover(bench, 1, b)
+        self._x = None if x is None else Mover(bench, 1, x)
+        self._least = min(a.shape)
+
+    def run(
+        self,
+        a: Array,
+        out: Array = None,
+        b: Array = None,
+        x: Array = None,
+        pivots: NDArray[np.int64] | None = None,
+    ) -> int:
+        """Compute; return 0, or i if U's diagonal element i, counted from 1, is the first that is exactly zero."""
+        bench = self._bench
+        place = out if self._out is not None else a if self._factored else None
+        panels, *right = bench.panels(free_place(place, a, b, x), free_place(x, b, a, out))
+        self._a.into(a, panels)
+        if self._b is not None:
+            self._b.into(b, right[0])
+        if pivots is not None and (bench.rank == 0 or not bench.shared):
+            panels.pivots[: self._least] = pivots + 1
+        bench.fence()
+        info = 0
+        if not self._factored:
+            info = self._factor(panels)
+        self.pivots = panels.pivots[: self._least].astype(np.int64) - 1
+        self.diagonal = bench.diagonal(panels) if not right else None
+        if right and not info:
+            self._solve(panels, right[0])
+        if self._out is not None:
+            self._out.back(out, panels)
+        if self._x is not None and not info:
+            self._x.back(x, right[0])
+        return info
+
+    def _factor(self, panels: FactorPanels) -> int:
+        factor(self._operations, panels)
+        panels.settle()
+        self._bench.fence()  # a panel whose rows are exchanged is read no more
+        swap_left(self._operations, panels)
+        self._bench.fence()
+        return self._bench.fault(panels)
+
+    def _solve(self, panels: FactorPanels, right: FactorPanels) -> None:
+        """Replace the right-hand sides by the solutions."""
+        operations, bench, op, n = self._operations, self._bench, self._op, self._least
+        begins = self._inverse and bench.shared
+        if self._inverse:
+            identity(right)
+        columns = columns_of(right, begins=begins)
+        if op == "N":
+            for x, _ in [] if begins else columns:
+                operations.swap_rows(x, 0, n, panels.pivots)
+            sweep(operations, panels, columns, lower=True, unit=True)
+            sweep(operations, panels, [(x, 0) for x, _ in columns], lower=False)
+        else:
+            sweep(operations, panels, columns, lower=False, op=op)
+            sweep(operations, panels, columns, lower=True, unit=True, op=op)
+            for x, _ in columns:
+                operations.swap_rows(x, 0, n, panels.pivots, back=True)
+        panels.settle()
+        bench.fence()
+        if begins:  # A^-1 = (L U)^-1 P: its columns are permuted
+            bench.permute_columns(right, np.argsort(permutation(self.pivots, n)))
+            bench.fence()
+
+    def close(self) -> None:
+        """Nothing: its memory is the engine's. Collective over the context."""
+
+
+def permutation(pivots: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+    """Return P as a list of rows: row i of P A is row ``p[i]`` of A. Local."""
+    rows = list(range(n))
+    for i, other in enumerate(pivots.tolist()):
+        rows[i], rows[other] = rows[other], rows[i]
+    return np.array(rows, np.int64)
+
+
+def factor(operations: FactorOperations, panels: FactorPanels) -> None:
+    """Replace a matrix in panels by L and U, without the exchanges of rows in panels to the left. Collective.
+
+    Collective over the workers. ``panels.info`` of a panel is the index, from 1, of the first of its diagonal elements
+    of U that is exactly zero.
+    """
+    shape = panels.shape
+    if panels.rank >= shape.workers:
+        return
+    if 0 in panels.mine and shape.steps:
+        _finish(operations, panels, 0)
+    for k in range(shape.steps):
+        panel = panels.fetch(k)
+        first, stop = shape.bounds(k)
+        end = min(stop, shape.rows)
+        square, below = panel[first:end, : end - first], panel[end:, : end - first]
+        for j in panels.mine:
+            if j <= k:
+                continue
+            x = panels.own(j)
+            operations.swap_rows(x, first, end, panels.pivots)
+            operations.trsm(1, square, x[first:end], lower=True, unit=True)
+            operations.gemm(-1, below, x[first:end], 1, x[end:])
+            if j == k + 1 < shape.steps:
+                _finish(operations, panels, j)
+
+
+def _finish(operations: FactorOperations, panels: FactorPanels, k: int) -> None:
+    """Factor panel ``k``, which has been updated, and publish it."""
+    first, stop = panels.shape.bounds(k)
+    rows = panels.shape.rows - first
+    pivots = panels.pivots[first : first + min(stop - first, rows)]
+    info = operations.getrf(panels.own(k)[first:], pivots)
+    np.clip(pivots, 1, rows, out=pivots)  # a BLAS may find no largest element among NaN
+    pivots += first
+    if info:
+        panels.info[k] = first + info
+    panels.publish(k)
+
+
+def swap_left(operations: FactorOperations, panels: FactorPanels) -> None:
+    """Exchange rows of this rank's panels as the panels to the right of each have done. Local."""
+    least = min(panels.shape.rows, panels.shape.cols)
+    for j in panels.mine:
+        _, stop = panels.shape.bounds(j)
+        operations.swap_rows(panels.own(j), stop, least, panels.pivots)

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""QR factorisation of panels by Householder reflectors, Q formed or applied, and least squares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...layout import MatrixDescriptor
+from ..protocol import Engine, FactorOperations
+from .factor_panels import FactorPanels, Mover, Shape, Workbench, operations_of, shape_beside, shape_of
+from .sweeps import columns_of, sweep
+
+__all__ = ["LeastSquaresJob", "QrJob"]
+
+Array = Any
+
+
+class QrJob:
+    """A QR factorisation, or a product with the Q of one. Making and running one is collective.
+
+    Collective over the context.
+
+    Args:
+        engine: where.
+        a: the layout of A, or of its factors.
+        out: the layout of the factors; None if A is factored already.
+        x: the layouts of what Q is multiplied by, and of the product; None for the former: the identity.
+        adjoint: multiply by the adjoint of Q.
+        conjugate: what Q is multiplied by is conjugated first, and so is the product.
+
+    Attributes:
+        tau: of the last factorisation, the factors of its reflectors, on every rank.
+    """
+
+    tau: Array
+
+    def __init__(
+        self,
+        engine: Engine,
+        a: MatrixDescriptor,
+        out: MatrixDescriptor | None = None,
+        x: tuple[MatrixDescriptor | None, MatrixDescriptor] | None = None,
+        *,
+        adjoint: bool = False,
+        conjugate: bool = False,
+    ) -> None:
+        self._operations, self._adjoint = operations_of(engine), adjoint
+        shape = _shape(engine, *a.shape)
+        shapes = [shape] if x is None else [shape, shape_beside(engine, shape, x[1].shape[1])]
+        self._bench = bench = Workbench(engine, shapes, a.dtype, reflectors=True)
+        self._a = Mover(bench, 0, a)
+        self._out = None if out is None else Mover(bench, 0, out)
+        self._x = self._y = None
+        if x is not None:
+            self._x = None if x[0] is None else Mover(bench, 1, x[0], conjugate=conjugate)
+            self._y = Mover(bench, 1, x[1], conjugate=conjugate)
+
+    def factor(self, a: Array, out: Array) -> None:
+        """Write R and the reflectors to ``out``, and the factors to ``tau``."""
+        bench = self._bench
+        (panels,) = bench.panels()
+        self._a.into(a, panels)
+        bench.fence()
+        factor(self._operations, panels)
+        panels.settle()
+        bench.fence()
+        self.tau = factors_of(panels)
+        assert self._out is not None
+        self._out.back(out, panels)
+
+    def apply(self, a: Array, tau: Array, x: Array, y: Array) -> None:
+        """Write Q X, or Q^H X, to ``y``."""
+        bench = self._bench
+        panels, right = bench.panels()
+        self._a.into(a, panels)
+        if self._x is None:
+            _leading_identity(right)
+        else:
+            self._x.into(x, right)
+        bench.fence()
+        block_reflectors(self._operations, panels, tau)
+        bench.fence()
+        multiply(self._operations, panels, right, adjoint=self._adjoint)
+        panels.settle()
+        bench.fence()
+        assert self._y is not None
+        self._y.back(y, right)
+
+    def close(self) -> None:
+        """Nothing: its memory is the engine's. Collective over the context."""
+
+
+class LeastSquaresJob:
+    """The least-squares solution of A X = B for a tall A, or the least solution of A^H X = B. Collective.
+
+    Collective over the context.
+
+    Args:
+        engine: where.
+        a: the layout of A, with at least as many rows as columns.
+        b, x: the layouts of right-hand sides and solutions.
+        out: the layout of A's factors; None if they are not wanted.
+        least: solve A^H X = B, and return the X of the least norm.
+        conjugate: the panels hold the conjugate of A.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        a: MatrixDescriptor,
+        b: MatrixDescriptor,
+        x: MatrixDescriptor,
+        out: MatrixDescriptor | None = None,
+        *,
+        least: bool = False,
+        conjugate: bool = False,
+    ) -> None:
+        self._operations, self._least, self._cols = operations_of(engine), least, a.shape[1]
+        shape = _shape(engine, *a.shape)
+        beside = shape_beside(engine, shape, b.shape[1])
+        self._bench = bench = Workbench(engine, [shape, beside], a.dtype, reflectors=True)
+        self._a = Mover(bench, 0, a, conjugate=conjugate)
+        self._out = None if out is None else Mover(bench, 0, out, conjugate=conjugate)
+        self._b, self._x = Mover(bench, 1, b), Mover(bench, 1, x)
+
+    def run(self, a: Array, b: Array, x: Array, out: Array = None) -> int:
+        """Compute; return 0, or i if R's diagonal element i, counted from 1, is the first that is exactly zero."""
+        bench, operations, n = self._bench, self._operations, self._cols
+        panels, right = bench.panels()
+        self._a.into(a, panels)
+        self._b.into(b, right)
+        bench.fence()
+        factor(operations, panels)
+        panels.settle()
+        bench.fence()
+        zeros = np.flatnonzero(bench.diagonal(panels) == 0)
+        if self._out is not None:
+            self._out.back(out, panels)
+        if zeros.size:
+            return int(zeros[0]) + 1
+        if not self._least:
+            multiply(operations, panels, right, adjoint=True)
+            panels.settle()
+        columns = [(y[:n], 0) for y, _ in columns_of(right)]
+        sweep(operations, panels, columns, lower=False, op="C" if self._least else "N")
+        panels.settle()
+        if self._least:
+            for y, _ in columns_of(right):
+                y[n:] = 0
+            multiply(operations, panels, right)
+            panels.settle()
+        bench.fence()
+        self._x.back(x, right)
+        return 0
+
+    def close(self) -> None:
+        """Nothing: its memory is the engine's. Collective over the context."""
+
+
+def _shape(engine: Engine, rows: int, cols: int) -> Shape:
+    """Return the panels of a QR factorisation: narrow ones, since a reflector costs as much as its panel is wide."""
+    operations = operations_of(engine)
+    return shape_of(engine, rows, cols, width=max(1, operations.factor_width // 2))
+
+
+class _Reflector:
+    """I - V T V^H of one panel, as the products that apply it need it. Local."""
+
+    def __init__(self, panel: Array, t: Array, count: int, *, adjoint: bool) -> None:
+        top = np.tril(panel[:count, :count], -1)
+        np.fill_diagonal(top, 1)
+        t = np.triu(t[:count, :count])
+        self._count, self._top, self._rest = count, top, panel[count:, :count]
+        self._t = t.conj().T if adjoint else t
+        conjugate = panel.dtype.kind == "c"
+        self._top_h = top.conj().T if conjugate else top.T
+        self._rest_h = self._rest.conj().T if conjugate else self._rest.T
+
+    def apply(self, operations: FactorOperations, x: Array) -> None:
+        """Replace ``x`` by its product with it."""
+        count = self._count
+        w = np.empty((count, x.shape[1]), x.dtype, order="F")
+        operations.gemm(1, self._top_h, x[:count], 0, w)
+        operations.gemm(1, self._rest_h, x[count:], 1, w)
+        w2 = np.empty_like(w)
+        operations.gemm(1, self._t, w, 0, w2)
+        operations.gemm(-1, self._top, w2, 1, x[:count])
+        operations.gemm(-1, self._rest, w2, 1, x[count:])
+
+
+def _count(panels: FactorPanels, k: int) -> int:
+    """Return how many reflectors panel ``k`` has."""
+    first, stop = panels.shape.bounds(k)
+    return min(stop, panels.shape.rows) - first
+
+
+def _blocks(panels: FactorPanels) -> Array:
+    assert panels.blocks is not None
+    return panels.blocks
+
+
+def factor(operations: FactorOperations, panels: FactorPanels) -> None:
+    """Replace a matrix in panels by R and the reflectors, and write their Ts. Collective over the workers."""
+    shape = panels.shape
+    if panels.rank >= shape.workers:
+        return
+    if 0 in panels.mine and shape.steps:
+        _finish(operations, panels, 0)
+    for k in range(shape.steps):
+        panel, (first, _) = panels.fetch(k), shape.bounds(k)
+        later = [j for j in panels.mine if j > k]
+        if not later:
+            continue
+        reflector = _Reflector(panel[first:], _blocks(panels)[k], _count(panels, k), adjoint=True)
+        for j in later:
+            reflector.apply(operations, panels.own(j)[first:])
+            if j == k + 1 < shape.steps:
+                _finish(operations, panels, j)
+
+
+def _finish(operations: FactorOperations, panels: FactorPanels, k: int) -> None:
+    """Factor panel ``k``, which has been updated, and publish it."""
+    first, count = panels.shape.bounds(k)[0], _count(panels, k)
+    panel, t = panels.own(k)[first:], _blocks(panels)[k]
+    operations.geqrt(panel[:, :count], t[:count, :count])
+    if count < panel.shape[1]:
+        _Reflector(panel, t, count, adjoint=True).apply(operations, panel[:, count:])
+    panels.publish(k)
+
+
+def factors_of(panels: FactorPanels) -> Array:
+    """Return the factors of all reflectors: the diagonals of the Ts. After a fence; local."""
+    parts = [_blocks(panels)[k].diagonal()[: _count(panels, k)] for k in range(panels.shape.steps)]
+    return np.concatenate([np.empty(0, panels.dtype), *parts])
+
+
+def block_reflectors(operations: FactorOperations, panels: FactorPanels, tau: Array) -> None:
+    """Write the Ts of this rank's panels of reflectors. Local."""
+    for k in panels.mine:
+        if k >= panels.shape.steps:
+            break
+        first, count = panels.shape.bounds(k)[0], _count(panels, k)
+        factors = np.ascontiguousarray(tau[first : first + count])
+        operations.larft(panels.own(k)[first:, :count], factors, _blocks(panels)[k][:count, :count])
+
+
+def multiply(
+    operations: FactorOperations, panels: FactorPanels, right: FactorPanels, *, adjoint: bool = False
+) -> None:
+    """Replace this rank's columns of a matrix by their product with Q, or Q^H. Collective over the workers."""
+    columns = columns_of(right)
+    if not columns and not panels.sends:
+        return
+    steps = range(panels.shape.steps)
+    for k in steps if adjoint else reversed(steps):
+        panel, first = panels.again(k), panels.shape.bounds(k)[0]
+        reflector = _Reflector(panel[first:], _blocks(panels)[k], _count(panels, k), adjoint=adjoint)
+        for x, _ in columns:
+            reflector.apply(operations, x[first:])
+
+
+def _leading_identity(panels: FactorPanels) -> None:
+    """Write the first columns of an identity into this rank's panels. Local."""
+    for k in panels.mine:
+        own, first = panels.own(k), panels.shape.bounds(k)[0]
+        own[...] = 0
+        np.fill_diagonal(own[first:], 1)
