@@ -4,9 +4,30 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["install"]
+from .errors import LibraryNotFoundError
+
+__all__ = ["install", "required"]
+
+
+@contextmanager
+def required(what: str, extra: str) -> Iterator[None]:
+    """Make the error of an import in this block say which extra has the missing module. Local.
+
+    Args:
+        what: what needs the module, as the subject of a sentence in the plural.
+        extra: the extra that installs it.
+
+    Raises:
+        LibraryNotFoundError: the module is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise LibraryNotFoundError(f"{what} need {error.name}: {install(extra)}") from None
 
 
 def install(extra: str) -> str:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pytest plugin: the fixture ``run_mpi``, and an option to start new ranks for every call.
 
-pytest imports this module wherever pblasmp is installed, so it loads nothing else until a test asks for ranks.
+A project asks for it with ``pytest_plugins = ["pblasmp.pytest_plugin"]`` in its conftest.py. It loads nothing else
+until a test asks for ranks.
 """
 
 from __future__ import annotations

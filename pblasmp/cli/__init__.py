@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, LibraryNotFoundError
+from ..extras import required
 from .signals import INTERRUPTED, end_on_signals, let_signals_end, settle
 
 __all__ = ["main"]
@@ -17,7 +19,11 @@ def main() -> None:
     try:
         gc.disable()  # imports leave no garbage, and collecting takes a tenth of the startup time
         try:
-            from .commands import run_command_line
+            with required("the commands of pblasmp", "cli"):
+                from .commands import run_command_line
+        except LibraryNotFoundError as error:
+            sys.stderr.write(f"pblasmp: {error}\n")
+            raise SystemExit(1) from None
         finally:
             gc.enable()
         end_on_signals()

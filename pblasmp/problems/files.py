@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from ..errors import ArgumentError, ArgumentTypeError, LayoutError, LibraryNotFoundError, faults_text
+from ..extras import required
 from ..layout.descriptor import MatrixDescriptor
 from ..layout.grid import Grid, as_grid, short_repr
 from ..layout.level3 import Level3Problem
@@ -37,7 +38,8 @@ __all__ = [
     "root",
 ]
 
-tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+with required("descriptor files", "cli"):
+    tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 Source: TypeAlias = "str | PathLike[str] | IO[str] | IO[bytes]"
 

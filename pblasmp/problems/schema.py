@@ -14,15 +14,17 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 
-from pydantic import Field, Strict, TypeAdapter, ValidationError
-from typing_extensions import TypedDict, get_type_hints
-
 from ..dtypes import ELEMENT_TYPES
 from ..errors import LayoutError, faults_text
+from ..extras import required
 from ..layout.forms import FORMS
 from ..layout.grid import short_repr
 from ..layout.routines import ROUTINES
 from ..layout.schemes import SCHEMES
+
+with required("descriptor files", "cli"):
+    from pydantic import Field, Strict, TypeAdapter, ValidationError
+    from typing_extensions import TypedDict, get_type_hints
 
 __all__ = [
     "GridTable",

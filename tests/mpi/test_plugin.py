@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -55,12 +54,11 @@ def session(pytester, monkeypatch):
     """Run pytest on TESTS with these arguments, in a new process, and return the result."""
     pytester.makepyfile(test_layouts=TESTS)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    installed = any(each.value == "pblasmp.pytest_plugin" for each in entry_points(group="pytest11"))
-    plugin = () if installed else ("-p", "pblasmp.pytest_plugin")
+    pytester.makeconftest('pytest_plugins = ["pblasmp.pytest_plugin"]')
     monkeypatch.setenv("PBLASMP_TEST_SESSION", str(pytester.path))
 
     def run(*arguments):
-        result = pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", *arguments)
+        result = pytester.runpytest_subprocess("-p", "no:pblasmp", "-p", "no:cacheprovider", *arguments)
         assert not _left(str(pytester.path)), "ranks outlive the session"
         return result
 
@@ -100,9 +98,11 @@ def test_fresh_ranks(session):
     result.stdout.fnmatch_lines(["*same ranks: False*"])
 
 
-def test_the_entry_point_is_declared():
-    text = (ROOT / "pyproject.toml").read_text()
-    assert '[project.entry-points.pytest11]\npblasmp = "pblasmp.pytest_plugin"\n' in text
+def test_only_projects_that_ask_for_it_get_the_plugin(pytester):
+    """Nothing of it is in the test runs of others who have pblasmp installed."""
+    assert "pytest11" not in (ROOT / "pyproject.toml").read_text()
+    pytester.makepyfile("def test_it(run_mpi): pass")
+    pytester.runpytest_subprocess("-p", "no:pblasmp").stdout.fnmatch_lines(["*fixture 'run_mpi' not found*"])
 
 
 @pytest.mark.parametrize(

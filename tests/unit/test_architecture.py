@@ -33,7 +33,7 @@ LAYERS: dict[str, set[str]] = {
     "epilogue": {"errors", "dtypes", "layout"},
     "scales": {"errors", "dtypes", "layout"},
     "scalapack": {"errors", "dtypes", "layout"},
-    "problems": {"errors", "dtypes", "layout"},
+    "problems": {"errors", "extras", "dtypes", "layout"},
     "drawing": {"errors", "layout", "problems"},
     "comm": BOTTOM | {"layout"},
     "memory": BOTTOM | {"layout"},

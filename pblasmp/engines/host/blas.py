@@ -20,11 +20,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_info
 
 from ...dtypes import element_type
 from ...errors import LibraryNotFoundError
+from ...extras import required
 from ..arrays import blas_operand, scale
+
+with required("CPU ranks", "run"):
+    from threadpoolctl import threadpool_info
 
 __all__ = ["gemm", "library_name", "load", "trsm"]
 
@@ -52,7 +55,8 @@ def described(library: str) -> str:
     if library == "mkl":
         mine = [each for each in found if each.get("internal_api") == "mkl"]
     else:
-        import scipy
+        with required("CPU ranks", "run"):
+            import scipy
 
         folder = Path(scipy.__path__[0])
         beside = folder, folder.parent / "scipy.libs"  # where SciPy's wheels have it
@@ -89,7 +93,8 @@ def load(library: str, letter: str, routine: str = "gemm") -> Callable[..., None
 
 def _cython(library: str) -> ModuleType:
     """Import SciPy's cython_blas or cython_lapack without the rest of ``scipy.linalg``, which takes far longer."""
-    import scipy
+    with required("CPU ranks", "run"):
+        import scipy
 
     name = f"scipy.linalg.cython_{library}"
     spec = None if name in sys.modules else PathFinder.find_spec(name, [f"{scipy.__path__[0]}/linalg"])

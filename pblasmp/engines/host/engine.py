@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from ...comm import Agreement, Communicator, Exchange, Side, count_cores, nodes_of
 from ...dtypes import is_float8
@@ -65,6 +64,8 @@ class HostEngine:
         comm.patient = self._node.patient = cores < len(here)
         self.threads = max(1, cores // self._node.size)
         users = blas.threads_set_by_user()
+        from threadpoolctl import threadpool_limits
+
         self._limits = None if users else threadpool_limits(self.threads, "blas")
         self.operations: Operations = HostOperations(
             self._library, self._buffers, min(cores, self._node.size)
