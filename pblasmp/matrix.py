@@ -20,6 +20,7 @@ from .layout import MatrixDescriptor, Trapezoid
 from .layout.axis import Axis
 from .layout.descriptor import is_integer
 from .layout.grid import as_block, as_grid, one_of
+from .norms import norm_of_stored
 from .products import matmul
 from .scalapack import ScalapackMatrix, leading_dimension
 
@@ -464,7 +465,14 @@ class DistributedMatrix(Handle):
         """
         return arithmetic.cast(self, dtype)
 
-    def norm(self, ord: Literal["fro", "inf", "max"] | float = "fro") -> float:  # noqa: A002 - NumPy's name
+    def norm(
+        self,
+        ord: Literal["fro", "inf", "max"] | float = "fro",  # noqa: A002 - NumPy's name
+        *,
+        uplo: Uplo | None = None,
+        diag: Diag = "N",
+        kind: Literal["triangular", "symmetric", "hermitian"] = "triangular",
+    ) -> float:
         """Return a norm, bit for bit the same on every rank. Collective over the context.
 
         It is computed in double precision whatever the element type, and scaled like LAPACK's lange: it overflows only
@@ -473,12 +481,17 @@ class DistributedMatrix(Handle):
         Args:
             ord: "fro" (Frobenius), 1 (largest column sum of absolute values), "inf" or ``numpy.inf`` (largest row
                 sum) or "max" (largest absolute value, which is not a consistent norm).
+            uplo: "L" or "U": only this triangle is read. None: all of the matrix.
+            diag: "U": the diagonal of a triangular matrix is taken as ones and not read.
+            kind: what the triangle describes.
 
         Raises:
-            ArgumentError: there is no such norm.
+            ArgumentError: there is no such norm, or the matrix is not square although ``kind`` says so.
         """
         with self.context.running("norm"):
-            return reductions.norm(self, ord)
+            if uplo is None and diag == "N" and kind == "triangular":
+                return reductions.norm(self, ord)
+            return norm_of_stored(self, ord, uplo, diag, kind)
 
     def sum(self, axis: int | None = None, *, dtype: DTypeLike | None = None) -> Any:
         """Return the sum of all elements, or of each column or row, on every rank. Collective over the context.

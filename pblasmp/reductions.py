@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 
-__all__ = ["allclose", "diagonal", "element", "extreme", "mean", "norm", "total", "trace"]
+__all__ = ["allclose", "diagonal", "element", "extreme", "kind_of_norm", "mean", "norm", "total", "trace"]
 
 _SLAB = 1 << 18  # elements that are converted at a time
 _SLAB_GPU = 1 << 24
@@ -70,7 +70,7 @@ def _slabs(matrix: Handle, *, on_host: bool = False) -> Iterator[tuple[Any, slic
 
 def norm(matrix: Handle, which: object) -> float:
     """Return a norm. Collective over the context; see ``DistributedMatrix.norm``."""
-    kind = _kind(which)
+    kind = kind_of_norm(which)
     if kind == "fro":
         return _frobenius(matrix)
     if kind == "max":
@@ -81,7 +81,7 @@ def norm(matrix: Handle, which: object) -> float:
     return float(sums.max(initial=0))
 
 
-def _kind(which: object) -> str | None:
+def kind_of_norm(which: object) -> str | None:
     """Return the norm meant, None if there is no such norm."""
     if isinstance(which, str):
         return which if which in ("fro", "1", "inf", "max") else None
@@ -91,7 +91,7 @@ def _kind(which: object) -> str | None:
 
 
 def _check(which: object) -> None:
-    if _kind(which) is None:
+    if kind_of_norm(which) is None:
         raise ArgumentError(f"ord: expected 'fro', 1, 'inf' or 'max', got {which!r}")
 
 

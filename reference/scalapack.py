@@ -89,9 +89,11 @@ class ScaLAPACK:
         """Call a Fortran routine: str and int arguments go by reference, arrays by their address."""
         self._find(name)(*[_reference(argument) for argument in arguments])
 
-    def function(self, name: str, *arguments: Any) -> int:
-        """Return what a Fortran function of integers returns; arguments as in ``call``."""
-        return int(self._find(name)(*[_reference(argument) for argument in arguments]))
+    def function(self, name: str, *arguments: Any, result: Any = ctypes.c_int) -> Any:
+        """Return what a Fortran function returns, by default an integer; arguments as in ``call``."""
+        found = self._find(name)
+        found.restype = result
+        return found(*[_reference(argument) for argument in arguments])
 
     def gridinfo(self, context: int, out: np.ndarray) -> None:
         """Write the grid's rows and columns, and this process's, into four integers (int32)."""

@@ -27,24 +27,43 @@ from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError
 from .arguments import ParameterError
+from .auxiliary import FUNCTIONS as AUXILIARY
 from .factorisations import ROUTINES as FACTORISATIONS
 from .factorisations import factoriser
-from .grids import gridexit, gridinfo, gridinit
+from .grids import (
+    blacs_barrier,
+    blacs_gridmap,
+    blacs_pcoord,
+    blacs_pinfo,
+    blacs_pnum,
+    gridexit,
+    gridinfo,
+    gridinit,
+)
 from .moves import mover
 from .routines import ROUTINES, PblasFunction, variant
-from .tools import descinit, indxg2l, indxg2p, indxl2g, infog2l, numroc
+from .tools import descinit, descset, iceil, ilcm, indxg2l, indxg2p, indxl2g, infog1l, infog2l, numroc
 from .vectors import FUNCTIONS as VECTOR_FUNCTIONS
 
 __all__ = [
     "ArgumentError",
     "ParameterError",
+    "blacs_barrier",
+    "blacs_gridmap",
+    "blacs_pcoord",
+    "blacs_pinfo",
+    "blacs_pnum",
     "descinit",
+    "descset",
     "gridexit",
     "gridinfo",
     "gridinit",
+    "iceil",
+    "ilcm",
     "indxg2l",
     "indxg2p",
     "indxl2g",
+    "infog1l",
     "infog2l",
     "numroc",
 ]
@@ -62,6 +81,7 @@ _FUNCTIONS: dict[str, Callable[..., object]] = (
         for letter in routine.letters
     }
     | VECTOR_FUNCTIONS
+    | AUXILIARY
     | {f"p{letter}{name}": mover(name, letter) for name in ("gemr2d", "trmr2d") for letter in "sdcz"}
 )
 __all__ += [*sorted(_FUNCTIONS)]  # noqa: PLE0604

@@ -7,8 +7,13 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from ..comm import Agreement, Communicator, wrap
+from ..comm.communicator import mpi
 from ..context import Context
+from ..launchers import surroundings
 from ..layout import Grid
 from .arguments import Faults
 
@@ -17,7 +22,18 @@ if TYPE_CHECKING:
 
     from ..engines.choice import EngineName
 
-__all__ = ["ProcessGrid", "gridexit", "gridinfo", "gridinit", "of_number"]
+__all__ = [
+    "ProcessGrid",
+    "blacs_barrier",
+    "blacs_gridmap",
+    "blacs_pcoord",
+    "blacs_pinfo",
+    "blacs_pnum",
+    "gridexit",
+    "gridinfo",
+    "gridinit",
+    "of_number",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,3 +183,180 @@ def gridexit(ictxt: int) -> None:
         faults = Faults("gridexit", ["ictxt"])
         faults.add("ictxt", f"{ictxt!r} is not a context of this process")
         raise faults.error()
+
+
+def blacs_pinfo() -> tuple[int, int]:
+    """Return ``(mypnum, nprocs)``: this process's number in COMM_WORLD, and how many there are. Local.
+
+    Without an MPI launcher it is 0 of 1.
+
+    Source: BLACS, BLACS_PINFO.
+    """
+    if surroundings() is None:
+        return 0, 1
+    world = mpi().COMM_WORLD
+    return world.rank, world.size
+
+
+def blacs_pnum(ictxt: int, prow: int, pcol: int) -> int:
+    """Return the number, from 0, of a process in the communicator of a grid; -1 outside it. Local.
+
+    Args:
+        ictxt: the grid's context.
+        prow: its process row.
+        pcol: its process column.
+
+    Source: BLACS, BLACS_PNUM.
+    """
+    found = of_number(ictxt)
+    if found is None or not (0 <= prow < found.grid.nprow and 0 <= pcol < found.grid.npcol):
+        return -1
+    return found.grid.rank(prow, pcol)
+
+
+def blacs_pcoord(ictxt: int, pnum: int) -> tuple[int, int]:
+    """Return ``(prow, pcol)`` of the process that ``blacs_pnum`` gives this number; both -1 outside the grid. Local.
+
+    Args:
+        ictxt: the grid's context.
+        pnum: the number.
+
+    Source: BLACS, BLACS_PCOORD.
+    """
+    found = of_number(ictxt)
+    if found is None or not 0 <= pnum < found.grid.size:
+        return -1, -1
+    return found.grid.coords(pnum)
+
+
+def blacs_gridmap(
+    context: MPI.Comm | None,
+    usermap: ArrayLike,
+    ldumap: int | None = None,
+    nprow: int | None = None,
+    npcol: int | None = None,
+    *,
+    engine: EngineName = "auto",
+) -> int:
+    """Make a grid of chosen processes and return the number of its BLACS context. Collective over ``context``.
+
+    Processes that are not in the map get -1, as in ``gridinit``.
+
+    Args:
+        context: an mpi4py communicator, or None for COMM_WORLD.
+        usermap: the numbers in ``context`` of the processes, ``nprow`` × ``npcol``: two-dimensional, or flat, column
+            after column, as Fortran has it.
+        ldumap: of a flat map: distance between its columns.
+        nprow: process rows of the grid; by default the map's.
+        npcol: process columns; by default the map's.
+        engine: as in ``pblasmp.Context``.
+
+    Raises:
+        ParameterError: an argument is illegal.
+        RankMismatchError: the processes gave different maps.
+
+    Source: BLACS, BLACS_GRIDMAP.
+    """
+    world = mpi().COMM_WORLD if context is None else context
+    comm = wrap(world)
+    try:
+        with Agreement(comm, "blacs_gridmap") as facts:
+            faults = Faults("blacs_gridmap", ["context", "usermap", "ldumap", "nprow", "npcol"])
+            numbers = _map(faults, usermap, ldumap, nprow, npcol)
+            if not faults and (
+                len({*numbers.flat}) < numbers.size or not (0 <= numbers.min() <= numbers.max() < comm.size)
+            ):
+                faults.add(
+                    "usermap",
+                    f"expected different processes from 0 to {comm.size - 1}, got {numbers.tolist()}",
+                )
+            faults.check()
+            facts.update(usermap=numbers.tolist())
+        order = numbers.reshape(-1).tolist()
+        inside = comm.rank in order
+        part = world.Split(0 if inside else 1, order.index(comm.rank) if inside else comm.rank)
+    finally:
+        comm.free()
+    try:
+        return gridinit(part, "Row", *numbers.shape, engine=engine) if inside else -1
+    finally:
+        part.Free()
+
+
+def _map(
+    faults: Faults, usermap: ArrayLike, ldumap: int | None, nprow: int | None, npcol: int | None
+) -> NDArray[np.int64]:
+    """Return the numbers of a map by process row and column; note what is wrong with it. Local."""
+    none = np.zeros((1, 1), np.int64)
+    try:
+        given = np.asarray(usermap)
+        if given.dtype.kind not in "iu" or given.ndim not in (1, 2) or not given.size:
+            raise ValueError(f"{given.dtype} of {given.ndim} dimensions")
+    except ValueError as error:
+        faults.add("usermap", f"expected integers in one or two dimensions, got {error}")
+        return none
+    rows = given.shape[0] if given.ndim == 2 else None
+    wanted = faults.integer("nprow", rows if nprow is None else nprow, 1)
+    across = faults.integer(
+        "npcol",
+        given.shape[-1] // wanted
+        if npcol is None and rows is None
+        else given.shape[-1]
+        if npcol is None
+        else npcol,
+        1,
+    )
+    if faults:
+        return none
+    if given.ndim == 1:
+        apart = faults.integer("ldumap", wanted if ldumap is None else ldumap, wanted)
+        if apart * (across - 1) + wanted > given.size:
+            faults.add(
+                "usermap", f"holds {given.size} numbers, expected {across} columns of {wanted}, {apart} apart"
+            )
+            return none
+        columns = [given[j * apart : j * apart + wanted] for j in range(across)]
+        return np.stack(columns, axis=1).astype(np.int64)
+    if given.shape[0] < wanted or given.shape[1] < across:
+        faults.add(
+            "usermap", f"is {given.shape[0]} x {given.shape[1]}, expected at least {wanted} x {across}"
+        )
+        return none
+    return given[:wanted, :across].astype(np.int64)
+
+
+def blacs_barrier(ictxt: int, scope: str) -> None:
+    """Wait until every process of the scope has called it. Collective over the scope.
+
+    Args:
+        ictxt: the grid's context.
+        scope: "All", "Row" or "Column", the first letter counts: the grid, or this process's row or column of it.
+
+    Raises:
+        ParameterError: an argument is illegal.
+
+    Source: BLACS, BLACS_BARRIER.
+    """
+    faults = Faults("blacs_barrier", ["ictxt", "scope"])
+    found = of_number(ictxt)
+    if found is None:
+        faults.add("ictxt", f"{ictxt!r} is not a context of this process")
+    letter = faults.letter("scope", scope, "ARC")
+    faults.check()
+    assert found is not None
+    comm, grid = found.context.comm, found.grid
+    with found.context.running("blacs_barrier"):
+        if letter == "A":
+            comm.barrier()
+            return
+        row, col = grid.coords(comm.rank)
+        peers = [grid.rank(row, j) for j in range(grid.npcol)] if letter == "R" else [
+            grid.rank(i, col) for i in range(grid.nprow)
+        ]  # fmt: skip
+        others = [peer for peer in peers if peer != comm.rank]
+        token, heard = np.zeros(1), np.zeros((len(others), 1))
+        requests = []
+        for peer, place in zip(others, heard, strict=True):
+            requests += [*comm.irecv(place, peer), *comm.isend(token, peer)]
+        for request in requests:
+            comm.wait(request)

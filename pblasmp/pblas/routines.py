@@ -46,6 +46,7 @@ _OPTIONS = {
 VECTORS = ("x", "y")
 """The letters of vectors: rows or columns of matrices, which their increments tell apart."""
 
+_SCALARS = ("alpha", "beta", "cfrom", "cto")
 _PYTHON = {"trans": "op_a", "transa": "op_a", "transb": "op_b"}
 _KEPT = {*_OPTIONS, "transa", "transb", "alpha", "beta"}
 
@@ -115,6 +116,30 @@ class PblasRoutine:
         """The annotation of what it returns."""
         return "None"
 
+    @property
+    def source(self) -> str:
+        """The library that it is from, with a place for its name, and what it is called here."""
+        return f"PBLAS, {{}}; here ``pblasmp.{self.python.__name__}``"
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The arguments that are taken as they are and may differ from process to process."""
+        return ()
+
+    def letters_of(self, name: str, dtype: np.dtype) -> str:
+        """Return the letters that an option may have; empty if ``name`` is no option. Local."""
+        if name == "trans":
+            return self.trans[dtype.kind == "c"]
+        return _OPTIONS[name][0] if name in _OPTIONS else "NTC" if name.startswith("trans") else ""
+
+    @property
+    def meanings(self) -> dict[str, str]:
+        """What the arguments are that only this kind of routine has, in words."""
+        return {}
+
+    def check(self, faults: Faults, values: Values, grid: ProcessGrid) -> None:
+        """Note what else is wrong with the arguments. Local."""
+
     def changes_nothing(self, values: Values) -> bool:
         """Return whether it leaves everything as it is, even the imaginary parts of a Hermitian diagonal. Local."""
         adds_nothing = values.get("alpha") == 0 or values.get("k") == 0
@@ -128,7 +153,7 @@ class PblasRoutine:
             return (1, length) if values[f"is_row_{matrix}"] else (length, 1)
         if words == ["side"]:
             words = ["m", "m"] if values["side"] == "L" else ["n", "n"]
-        rows, cols = values[words[0]], values[words[1]]
+        rows, cols = (int(word) if word.isdigit() else values[word] for word in words[:2])
         return (cols, rows) if len(words) > 2 and values[words[2]] != "N" else (rows, cols)
 
 
@@ -204,7 +229,9 @@ def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunct
     direct = engines_name in DIRECT or engines_name == "matmul"
     shapes = {x: partial(routine.shape, x) for x in routine.shapes}
     allowed = {
-        each: _allowed(routine, each, dtype) for each in names if each in _OPTIONS or each.startswith("trans")
+        each: routine.letters_of(each, dtype)
+        for each in names
+        if each in _OPTIONS or each.startswith("trans")
     }
 
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -223,13 +250,6 @@ def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunct
     function.__doc__ = _docstring(routine, full, dtype)
     function.__signature__ = signature  # type: ignore[attr-defined]
     return function
-
-
-def _allowed(routine: PblasRoutine, option: str, dtype: np.dtype) -> str:
-    """Return the letters that an option may have."""
-    if option == "trans":
-        return routine.trans[dtype.kind == "c"]
-    return _OPTIONS[option][0] if option in _OPTIONS else "NTC"
 
 
 def _run(routine: PblasRoutine, full: str, dtype: np.dtype, given: Values, *, voted: bool) -> Any:
@@ -267,12 +287,14 @@ def _read(
         operand.check(faults, grid)
     if not faults:
         for name in routine.shapes:
-            matrix = values[name].matrix(faults, grid, dtype, written=name == routine.written)
+            matrix = values[name].matrix(faults, grid, dtype, written=name in routine.written)
             if matrix is not None:
                 matrices[name] = matrix
         check_sharing(faults, matrices, routine.written)
+    routine.check(faults, values, grid)
     faults.check()
-    facts.update({name: _fact(value) for name, value in values.items() if name not in routine.numbers})
+    apart = (*routine.numbers, *routine.unread)
+    facts.update({name: _fact(value) for name, value in values.items() if name not in apart})
     return values, matrices
 
 
@@ -281,13 +303,18 @@ def _checked(routine: PblasRoutine, faults: Faults, given: Values, dtype: np.dty
     values: Values = {}
     for name in routine.names:
         value = given[name]
-        if name in _OPTIONS or name.startswith("trans"):
-            values[name] = faults.letter(name, value, _allowed(routine, name, dtype))
+        if name in routine.unread:
+            values[name] = value
+        elif allowed := routine.letters_of(name, dtype):
+            everything = allowed == "ULA" and isinstance(value, str) and value[:1].upper() not in ("U", "L")
+            values[name] = "A" if everything else faults.letter(name, value, allowed)
         elif name in ("m", "n", "k"):
             values[name] = faults.integer(name, value, 0)
         elif name in routine.numbers:
             values[name] = _number(faults, name, value)
-        elif name in ("alpha", "beta"):
+        elif name in ("irprnt", "icprnt"):
+            values[name] = faults.integer(name, value, 0)
+        elif name in _SCALARS:
             kind = np.dtype("f8") if name in routine.real.split() else dtype
             try:
                 values[name] = scalar(value, kind, name)
@@ -322,14 +349,16 @@ def _fact(value: Any) -> Any:
 
 
 def _annotation(name: str, routine: PblasRoutine) -> str:
-    if name in _OPTIONS or name.startswith("trans"):
+    if name in routine.numbers:
+        return "NDArray[Any] | None"
+    if name in routine.unread:
+        return "Any"
+    if routine.letters_of(name, np.dtype("f8")):
         return "str"
-    if name in ("alpha", "beta"):
+    if name in _SCALARS:
         return "float" if name in routine.real.split() else "complex"
     if name.startswith("desc"):
         return "Sequence[int]"
-    if name in routine.numbers:
-        return "NDArray[Any] | None"
     return "Any" if name in routine.shapes else "int"
 
 
@@ -348,15 +377,15 @@ def _docstring(routine: PblasRoutine, full: str, dtype: np.dtype) -> str:
         "Args:",
         *(f"    {name}: {_meaning(routine, name, dtype)}" for name in routine.names),
     ]
-    if routine.numbers:
-        lines += ["", "Returns:", f"    {' and '.join(routine.numbers)}: see there."]
+    if routine.returns != "None":
+        lines += ["", "Returns:", f"    {' and '.join(routine.numbers) or 'the result'}."]
     lines += [
         "",
         "Raises:",
         "    ParameterError: an argument is illegal, on every process; its ``info`` says which.",
         "    RankMismatchError: the processes gave different arguments.",
         "",
-        f"Source: PBLAS, {full.upper()}; here ``pblasmp.{routine.python.__name__}``.",
+        f"Source: {routine.source.format(full.upper())}.",
     ]
     return "\n".join(
         part
@@ -368,6 +397,8 @@ def _docstring(routine: PblasRoutine, full: str, dtype: np.dtype) -> str:
 
 def _meaning(routine: PblasRoutine, name: str, dtype: np.dtype) -> str:
     x = name[-1].upper()
+    if name in routine.meanings:
+        return routine.meanings[name]
     if name == "trans":
         words = {"N": '"N"', "T": '"T" (transpose)', "C": '"C" (conjugate transpose)'}
         return " or ".join(words[letter] for letter in routine.trans[dtype.kind == "c"]) + "."

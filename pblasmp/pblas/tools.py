@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,18 @@ from ..layout import numroc as _numroc
 from .arguments import Faults
 from .grids import gridinfo
 
-__all__ = ["descinit", "indxg2l", "indxg2p", "indxl2g", "infog2l", "numroc"]
+__all__ = [
+    "descinit",
+    "descset",
+    "iceil",
+    "ilcm",
+    "indxg2l",
+    "indxg2p",
+    "indxl2g",
+    "infog1l",
+    "infog2l",
+    "numroc",
+]
 
 _INT32_MAX = 2**31 - 1
 
@@ -62,6 +74,62 @@ def descinit(
             faults.add(name, f"a descriptor holds 32-bit integers, got {value}")
     faults.check()
     return np.array([1, ictxt, m, n, mb, nb, irsrc, icsrc, lld], dtype=np.int32)
+
+
+def descset(
+    m: int, n: int, mb: int, nb: int, irsrc: int, icsrc: int, ictxt: int, lld: int
+) -> NDArray[np.int32]:
+    """Return the descriptor of an ``m`` × ``n`` matrix as ``descinit`` does, without checking anything. Local.
+
+    Args:
+        m: rows.
+        n: columns.
+        mb: rows of a block.
+        nb: columns of a block.
+        irsrc: process row that has the first row.
+        icsrc: process column that has the first column.
+        ictxt: the grid's context.
+        lld: leading dimension of the local array.
+
+    Source: ScaLAPACK TOOLS, DESCSET.
+    """
+    return np.array([1, ictxt, m, n, mb, nb, irsrc, icsrc, lld], dtype=np.int32)
+
+
+def iceil(inum: int, idenom: int) -> int:
+    """Return ``inum / idenom``, rounded up. Local.
+
+    Args:
+        inum: a number, at least 0.
+        idenom: a number, at least 1.
+
+    Raises:
+        ParameterError: an argument is illegal.
+
+    Source: ScaLAPACK TOOLS, ICEIL.
+    """
+    faults = Faults("iceil", ["inum", "idenom"])
+    inum, idenom = faults.integer("inum", inum, 0), faults.integer("idenom", idenom, 1)
+    faults.check()
+    return -(-inum // idenom)
+
+
+def ilcm(m: int, n: int) -> int:
+    """Return the least common multiple. Local.
+
+    Args:
+        m: a number, at least 1.
+        n: another one.
+
+    Raises:
+        ParameterError: an argument is illegal.
+
+    Source: ScaLAPACK TOOLS, ILCM.
+    """
+    faults = Faults("ilcm", ["m", "n"])
+    m, n = faults.integer("m", m, 1), faults.integer("n", n, 1)
+    faults.check()
+    return math.lcm(m, n)
 
 
 def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
@@ -161,6 +229,30 @@ def indxl2g(indxloc: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> in
     iproc, isrcproc, nprocs = _processes(faults, ["iproc", "isrcproc", "nprocs"], [iproc, isrcproc, nprocs])
     turn = (iproc - isrcproc) % nprocs
     return nprocs * nb * ((indxloc - 1) // nb) + (indxloc - 1) % nb + turn * nb + 1
+
+
+def infog1l(gindx: int, nb: int, nprocs: int, myroc: int, isrcproc: int) -> tuple[int, int]:
+    """Return ``(lindx, rocsrc)``: where the part of one dimension from ``gindx`` on begins. Local.
+
+    The first is the local index (from 1) at which this process's part of it begins, which may be one past the end; the
+    second the process that has index ``gindx``.
+
+    Args:
+        gindx: global index, from 1.
+        nb: block size.
+        nprocs: number of processes.
+        myroc: the process asked about.
+        isrcproc: the process that has the first block.
+
+    Raises:
+        ParameterError: an argument is illegal.
+
+    Source: ScaLAPACK TOOLS, INFOG1L.
+    """
+    faults = Faults("infog1l", ["gindx", "nb", "nprocs", "myroc", "isrcproc"])
+    gindx, nb = faults.integer("gindx", gindx, 1), faults.integer("nb", nb, 1)
+    myroc, isrcproc, nprocs = _processes(faults, ["myroc", "isrcproc", "nprocs"], [myroc, isrcproc, nprocs])
+    return _begin(gindx - 1, nb, isrcproc, nprocs, myroc)
 
 
 def infog2l(

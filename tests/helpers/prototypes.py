@@ -65,3 +65,16 @@ PROTOTYPES = {  # of the PBLAS, REDIST and ScaLAPACK sources
     "pcunmqr": f"SIDE TRANS M N K {A} TAU {C} WORK LWORK INFO",
     "pctrtrs": f"UPLO TRANS DIAG N NRHS {A} {B} INFO",
 }
+AUXILIARY = {  # of the ScaLAPACK sources
+    "pdlange": f"NORM M N {A} WORK",
+    "pslansy": f"NORM UPLO N {A} WORK",
+    "pzlanhe": f"NORM UPLO N {A} WORK",
+    "pclantr": f"NORM UPLO DIAG M N {A} WORK",
+    "pdlacpy": f"UPLO M N {A} {B}",
+    "pzlaset": f"UPLO M N ALPHA BETA {A}",
+    "pdlascl": f"TYPE CFROM CTO M N {A} INFO",
+    "pclatra": f"N {A}",
+    "pdelset": f"{A} ALPHA",
+    "pzelget": f"SCOPE TOP ALPHA {A}",
+    "pslaprnt": f"M N {A} IRPRNT ICPRNT CMATNM NOUT WORK",
+}

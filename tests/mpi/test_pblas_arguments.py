@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 
 import pblasmp as pb
@@ -127,6 +129,78 @@ def longer(comm, ictxt):
     yield "type 2", None if np.array_equal(*out) and written else f"{out}"
 
 
+def tools(comm, ictxt):
+    """Auxiliary routines that ScaLAPACK is no referee of: what they refuse, print and scale; grids of chosen ranks."""
+    nprow, npcol, myrow, mycol = pblas.gridinfo(ictxt)
+    whole = np.arange(1.0, 64).reshape(7, 9)
+    places = [
+        [pblas.indxl2g(i + 1, 2, at, 0, of) - 1 for i in range(pblas.numroc(n, 2, at, 0, of))]
+        for n, at, of in ((7, myrow, nprow), (9, mycol, npcol))
+    ]
+
+    def local(x):
+        return np.asfortranarray(x[np.ix_(*places)])
+
+    desc = pblas.descinit(7, 9, 2, 2, 0, 0, ictxt, max(1, len(places[0])))
+    same = pblas.descset(7, 9, 2, 2, 0, 0, ictxt, max(1, len(places[0])))
+    yield "descset", None if np.array_equal(desc, same) and desc.dtype == same.dtype else f"{desc} {same}"
+    a = local(whole)
+    for kind, part in (("G", whole == whole), ("U", np.triu(whole) != 0), ("L", np.tril(whole) != 0)):
+        found = local(whole)
+        info = pblas.pdlascl(kind, 4, 2, 7, 9, found, 1, 1, desc, None)
+        good = info == 0 and np.array_equal(found, local(np.where(part, whole / 2, whole)))
+        yield f"lascl {kind}", None if good else f"{found}"
+    tiny, huge = np.full_like(a, 1e-300), 1e300
+    pblas.pdlascl("G", 1e-300, huge, 7, 9, tiny, 1, 1, desc, None)
+    yield "lascl far", None if np.allclose(tiny, 1e300, rtol=1e-14) else f"{tiny}"
+    out = io.StringIO()
+    pblas.pdlaprnt(2, 1, a, 3, 4, desc, 1, 0, "A", out, None)
+    text = (
+        "A(     3,     4)=      2.200000000000000000E+01\nA(     4,     4)=      3.100000000000000000E+01\n"
+    )
+    expected = text if (myrow, mycol) == (1, 0) else ""
+    yield "laprnt", None if out.getvalue() == expected else out.getvalue()
+    for name, given, info in (
+        ("pdlange", ("x", 7, 9, a, 1, 1, desc, None), -1),
+        ("pdlange", ("M", 8, 9, a, 1, 1, desc, None), -5),
+        ("pdlantr", ("M", "U", "x", 7, 9, a, 1, 1, desc, None), -3),
+        ("pdlascl", ("G", 0, 1, 7, 9, a, 1, 1, desc, None), -2),
+        ("pdlascl", ("G", 1, 1, 7, 9, a, 1, 1, desc, 0), -10),
+        ("pdlaprnt", (7, 9, a, 1, 1, desc, 2, 0, "A", out, None), -7),
+        ("pdelset", (a, 8, 1, desc, 1.0), -2),
+        ("pdelget", ("x", " ", None, a, 1, 1, desc), -1),
+        ("pdlaset", ("A", 7, 9, 1j, 0, a, 1, 1, desc), -4),
+    ):
+        yield f"{name} {info}", raised(comm, name, dict(enumerate(given)), info)
+    me, size = pblas.blacs_pinfo()
+    place = pblas.blacs_pcoord(ictxt, pblas.blacs_pnum(ictxt, myrow, mycol))
+    outside = pblas.blacs_pnum(ictxt, 2, 0), *pblas.blacs_pcoord(ictxt, 99)
+    good = (me, size, place, outside) == (comm.rank, comm.size, (myrow, mycol), (-1, -1, -1))
+    yield "numbers", None if good else f"{me}, {size}, {place}, {outside}"
+    for usermap, more in (([[3, 0, 1]], ()), ([3, 9, 0, 9, 1, 9], (2, 1, 3))):
+        other = pblas.blacs_gridmap(None, usermap, *more, engine="host")
+        expected = {3: 0, 0: 1, 1: 2}.get(comm.rank)
+        seen = pblas.gridinfo(other)
+        good = seen == ((-1,) * 4 if expected is None else (1, 3, 0, expected))
+        if other != -1:
+            x = np.array([[float(expected)]], order="F")
+            d = pblas.descinit(1, 3, 1, 1, 0, 0, other, 1)
+            good &= pblas.pdasum(3, None, x, 1, 1, d, 1) == 3
+            pblas.gridexit(other)
+        yield f"gridmap {usermap}", None if good else f"{seen}"
+    for usermap, more in (([[0, 0]], ()), ([[0, 9]], ()), ("x", ()), ([0, 1], (1, 2, 2)), ([0, 1], ())):
+        given = dict(enumerate((None, usermap, *more)))
+        yield (
+            f"gridmap {usermap}",
+            raised(comm, "blacs_gridmap", given, -4 if more == () and usermap == [0, 1] else -2),
+        )
+    for scope in ("All", "Row", "c"):
+        pblas.blacs_barrier(ictxt, scope)
+    yield "barriers", raised(comm, "blacs_barrier", {0: ictxt, 1: "x"}, -2)
+    found = pblas.iceil(7, 3), pblas.ilcm(4, 6), pblas.infog1l(7, 2, 2, 1, 0), pblas.infog1l(7, 2, 2, 0, 1)
+    yield "integers", None if found == (3, 12, (3, 1), (3, 0)) else f"{found}"
+
+
 def refused(comm):
     with pb.Context(comm, engine="host") as ctx:
         ictxt = pblas.gridinit(ctx, "r", 2, 2)
@@ -169,6 +243,7 @@ def refused(comm):
             known["c" if "c" in known else "b"] = known["a"]
             yield f"{name} onto an operand", raised(comm, name, known, info, ["shares memory with that of A"])
         yield from longer(comm, ictxt)
+        yield from tools(comm, ictxt)
         known = legal("pzswap", ictxt)
         yield (
             "swapped with itself",

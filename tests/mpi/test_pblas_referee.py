@@ -6,7 +6,9 @@ What our routines must not read holds NaN, which ScaLAPACK itself is spared.
 
 from __future__ import annotations
 
+import ctypes
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from pblasmp.pblas.vectors import ROUTINES as VECTORS
 from reference.scalapack import ScaLAPACK, locate
 from tests.helpers.cases import first, grids, numbers, pick, scattered, unlike
 from tests.helpers.mpi import run_mpi
-from tests.helpers.pblas_cases import Held, arguments, differing, held, matrices, options, scalars
+from tests.helpers.pblas_cases import Held, arguments, differing, held, matrices, options, scalars, triangle
 
 SIZES = (1, 2, 4, 6)
 
@@ -129,6 +131,99 @@ def vectors(comm, count, flavour, seed=1):
                         for each, got in zip(routine.numbers, told, strict=True)
                     ]
                 yield f"{full} {shape} {values} {xs}", first(*wrong)
+        for _, ours, theirs in every:
+            pblas.gridexit(ours)
+            slk.gridexit(theirs)
+
+
+def dense_norm(norm, x):
+    """A norm by NumPy."""
+    sizes = abs(x.astype(complex))
+    if norm in "FE":
+        return np.sqrt((sizes**2).sum())
+    return sizes.max() if norm == "M" else sizes.sum(axis=int(norm == "I")).max()
+
+
+def passed(x, place, context):
+    """The four arguments of a matrix."""
+    return [x.local(place), *x.at, x.desc(context, place)]
+
+
+def auxiliary(comm, count, flavour, seed=1):
+    """Norms, copies, constants, scaling, traces and elements."""
+    slk = ScaLAPACK(flavour, comm)
+    rng = np.random.default_rng(seed)
+    with pb.Context(comm, engine="host") as ctx:
+        shapes = [(p, comm.size // p) for p in range(1, comm.size + 1) if comm.size % p == 0]
+        every = [(shape, *both_grids(ctx, slk, shape, order)) for shape in shapes for order in ("row", "col")]
+        for letter in "sdcz" * count:
+            dtype = DTYPE[letter]
+            real = dtype.type(0).real.dtype
+            single = ctypes.c_float if real.itemsize == 4 else ctypes.c_double
+            shape, ours, theirs = pick(rng, every)
+            place, work = pblas.gridinfo(ours)[2:], np.zeros(500)
+            n = int(rng.integers(1, 14))
+            square = held(rng, shape, (n, n), dtype)
+            x = replace(square, block=square.block[:1] * 2, at=square.at[:1] * 2)
+            if min(x.whole.shape) < x.at[0] - 1 + n:
+                x = replace(x, whole=numbers(rng, (x.at[0] + n, x.at[0] + n), dtype))
+            wide = held(rng, shape, tuple(int(i) for i in rng.integers(1, 14, 2)), dtype)
+            uplo, diag = pick(rng, "UL"), pick(rng, "NU")
+
+            for norm in "M1OIFE":
+                kept, inside = triangle(x.shape, uplo), triangle(x.shape, uplo, unit=diag == "U")
+                whole = x.whole[x.window]
+                half, ones = np.where(kept, whole, 0), np.eye(n) if diag == "U" else 0
+                other = np.where(np.eye(n), 0, half)
+                real_half = np.where(np.eye(n), half.real, half)
+                # ScaLAPACK's own errs inside blocks, and its pdlantr in row sums
+                aligned = (x.at[0] - 1) % x.block[0] == 0
+                cases = [
+                    (True, "lange", (norm, *wide.shape), wide, None, wide.whole[wide.window]),
+                    (aligned, "lansy", (norm, uplo, n), x, kept, half + other.T),
+                    (aligned and norm != "I", "lantr", (norm, uplo, diag, n, n), x, inside,
+                     np.where(inside, whole, 0) + ones),
+                ]  # fmt: skip
+                if dtype.kind == "c":
+                    cases.append((aligned, "lanhe", (norm, uplo, n), x, kept, real_half + other.conj().T))
+                for trusted, name, head, y, read, dense in cases:
+                    array = y.local(place, y.whole if read is None else y.unread(read))
+                    found = getattr(pblas, f"p{letter}{name}")(*head, array, *y.at, y.desc(ours, place), work)
+                    expected = [dense_norm(norm, dense)]
+                    if trusted:
+                        theirs_in = (y.local(place), *y.at, y.desc(theirs, place), work)
+                        expected.append(slk.function(f"p{letter}{name}_", *head, *theirs_in, result=single))
+                    far = [
+                        each for each in expected if abs(found - each) > 16 * np.finfo(dtype).eps * abs(each)
+                    ]
+                    wrong = None if not far and found.dtype == real else f"{found}, expected {expected}"
+                    yield f"{letter}{name}{head} {y}", wrong
+            part, factors = pick(rng, "ULA"), (np.array(3, dtype), np.array(-2, dtype))
+            one, info = np.ones(1, real), np.zeros(1, np.int32)
+            for name, head, tail in (
+                ("laset", [part, *wide.shape, *factors], []),
+                ("lascl", ["G", 4 * one, 2 * one, *wide.shape], [info]),
+            ):
+                found, expected = passed(wide, place, ours), passed(wide, place, theirs)
+                plain = [each.item() if isinstance(each, np.ndarray) else each for each in head]
+                getattr(pblas, f"p{letter}{name}")(*plain, *found, *tail)
+                slk.call(f"p{letter}{name}_", *head, *expected, *tail)
+                yield f"{name} {plain} {wide}", differing(found[0], expected[0], 0)
+            target = replace(wide, whole=numbers(rng, wide.whole.shape, dtype))
+            (a, c), (b, d) = ([passed(y, place, which) for which in (ours, theirs)] for y in (wide, target))
+            getattr(pblas, f"p{letter}lacpy")(part, *wide.shape, *a, *b)
+            slk.call(f"p{letter}lacpy_", part, *wide.shape, *c, *d)
+            yield f"lacpy {part} {wide}", differing(b[0], d[0], 0)
+            trace = getattr(pblas, f"p{letter}latra")(n, *passed(x, place, ours))
+            yield "latra", None if trace == x.whole[x.window].trace() else f"{x}: {trace}"
+            found, expected = passed(wide, place, ours), passed(wide, place, theirs)
+            getattr(pblas, f"p{letter}elset")(*found, 5)
+            slk.call(f"p{letter}elset_", *expected, np.array([5], dtype))
+            yield f"elset {wide}", differing(found[0], expected[0], 0)
+            scope, told, number = pick(rng, "ARC "), np.full(1, 77, dtype), np.full(1, 77, dtype)
+            returned = getattr(pblas, f"p{letter}elget")(scope, " ", told, *found)
+            slk.call(f"p{letter}elget_", scope, " ", number, *expected)
+            yield f"elget {scope}", differing(told, number, 0) or differing(told, np.array([returned]), 0)
         for _, ours, theirs in every:
             pblas.gridexit(ours)
             slk.gridexit(theirs)
@@ -256,6 +351,7 @@ def test_moves_tools_and_matrices(nranks, flavour):
 
 def others(comm, flavour):
     yield from vectors(comm, 2, flavour)
+    yield from auxiliary(comm, 2, flavour)
     yield from moves(comm, 7, flavour)
     yield from tools(comm, flavour)
     yield from interoperation(comm, flavour)

@@ -154,6 +154,10 @@ def mistakes(comm):
             (kinds, ["x: expected a DistributedMatrix, got ndarray"], pb.gemv, (a, np.ones((4, 1))), {}),
             (kinds, ["dot: expected distributed matrices"], pb.dot, (np.ones(3), np.ones(3)), {}),
             (arguments, ["out: shares memory with x"], pb.gemv, (square, x), {"out": x}),
+            (arguments, ["ord: expected 'fro'"], a.norm, ("nuc",), {"uplo": "L"}),
+            (arguments, ["uplo: expected 'L' or 'U', got None"], a.norm, (), {"diag": "U"}),
+            (arguments, ["kind: a symmetric matrix is square"], a.norm, (), {"uplo": "L", "kind": "symmetric"}),
+            (arguments, ["diag: 'U' is for"], square.norm, (), {"uplo": "L", "diag": "U", "kind": "hermitian"}),
             (arguments, ["y: shares memory with x"], pb.swap, (square[:1, :3], square[:1, 1:]), {}),
         ]  # fmt: skip
         for kind, words, call, given, how in cases:

@@ -55,6 +55,7 @@ LAYERS: dict[str, set[str]] = {
     "assignment": BOTTOM | {"layout", "comm", "handle", "arithmetic", "creation"},
     "io": BOTTOM | {"layout", "comm", "runtime", "handle", "creation"},
     "reductions": BOTTOM | {"layout", "comm", "engines", "handle", "arithmetic", "creation"},
+    "norms": {"errors", "layout", "engines", "handle", "reductions"},
     "plans": BOTTOM | {"layout", "engines", "report", "tuning", "runtime", "handle"},
     "products": BOTTOM
     | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "handle", "calls", "plans"},
@@ -68,6 +69,7 @@ LAYERS: dict[str, set[str]] = {
         "creation",
         "assignment",
         "io",
+        "norms",
         "reductions",
         "products",
     },

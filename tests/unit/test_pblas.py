@@ -11,7 +11,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
-from tests.helpers.prototypes import PROTOTYPES
+from tests.helpers.prototypes import AUXILIARY, PROTOTYPES
 
 LETTERS = {  # of the types that PBLAS has a routine for
     "gemm": "sdcz", "symm": "sdcz", "hemm": "cz", "syrk": "sdcz", "herk": "cz", "syr2k": "sdcz", "her2k": "cz",
@@ -20,12 +20,16 @@ LETTERS = {  # of the types that PBLAS has a routine for
     "dot": "sd", "dotu": "cz", "dotc": "cz", "nrm2": "sd", "cnrm2": "s", "znrm2": "d", "asum": "sd", "casum": "s",
     "zasum": "d", "amax": "sdcz", "axpy": "sdcz", "scal": "sdcz", "sscal": "c", "dscal": "z", "copy": "sdcz",
     "swap": "sdcz", "gemv": "sdcz", "symv": "sd", "hemv": "cz", "trmv": "sdcz", "trsv": "sdcz", "ger": "sd",
+    "lange": "sdcz", "lansy": "sdcz", "lanhe": "cz", "lantr": "sdcz", "lacpy": "sdcz", "laset": "sdcz",
+    "lascl": "sdcz", "latra": "sdcz", "elset": "sdcz", "elget": "sdcz", "laprnt": "sdcz",
     "geru": "cz", "gerc": "cz", "syr": "sd", "her": "cz", "syr2": "sd", "her2": "cz",
     "potri": "sdcz", "getrf": "sdcz", "getrs": "sdcz", "gesv": "sdcz", "getri": "sdcz", "trtri": "sdcz",
     "trtrs": "sdcz", "geqrf": "sdcz", "gels": "sdcz", "orgqr": "sd", "ungqr": "cz", "ormqr": "sd", "unmqr": "cz",
 }  # fmt: skip
 ERRORS = {"ArgumentError", "ParameterError"}
 TOOLS = {"gridinit", "gridinfo", "gridexit", "descinit", "numroc", "indxg2l", "indxl2g", "indxg2p", "infog2l"}
+TOOLS |= {"descset", "iceil", "ilcm", "infog1l", "blacs_pinfo", "blacs_pnum", "blacs_pcoord", "blacs_gridmap"}
+TOOLS |= {"blacs_barrier"}
 
 
 def test_every_name_is_there():
@@ -37,7 +41,7 @@ def test_every_name_is_there():
 
 @pytest.mark.parametrize("name", LETTERS)
 def test_signatures_are_those_of_pblas(name):
-    (prototype,) = (text for each, text in PROTOTYPES.items() if each[2:] == name)
+    (prototype,) = (text for each, text in (PROTOTYPES | AUXILIARY).items() if each[2:] == name)
     for letter in LETTERS[name]:
         function = getattr(pblas, f"p{letter}{name}")
         assert list(inspect.signature(function).parameters) == prototype.lower().split()
