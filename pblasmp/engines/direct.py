@@ -32,6 +32,7 @@ __all__ = [
     "aligned_spans",
     "pattern_of",
     "spread",
+    "whole_span",
 ]
 
 _LARGEST = 2**31 - 1  # BLAS's integers
@@ -61,7 +62,7 @@ class Pattern(NamedTuple):
         size: how many ranks have a part.
         by_columns: whether local arrays are in Fortran order.
         letter: of BLAS's routines for its type.
-        dtype: that type.
+        dtype, itemsize, is_complex: that type.
         digest: equal on two ranks if the layouts are.
     """
 
@@ -72,6 +73,8 @@ class Pattern(NamedTuple):
     by_columns: bool
     letter: str
     dtype: np.dtype
+    itemsize: int
+    is_complex: bool
     digest: bytes
 
 
@@ -127,7 +130,10 @@ def pattern_of(descriptor: MatrixDescriptor, rank: int) -> Pattern | None:
     )
     grid = (*d.grid.shape, "" if 1 in d.grid.shape else d.grid.order)
     digest = hashlib.blake2b(repr(d).encode(), digest_size=8).digest()
-    return Pattern(rows, cols, grid, d.grid.size, d.order == "F", letter, d.dtype, digest)
+    is_complex = d.dtype.kind == "c"
+    return Pattern(
+        rows, cols, grid, d.grid.size, d.order == "F", letter, d.dtype, d.dtype.itemsize, is_complex, digest
+    )
 
 
 class Span(NamedTuple):
@@ -147,7 +153,7 @@ class Span(NamedTuple):
         """Return the span of ``extent`` indices from ``start`` on. Local."""
         block, nprocs, source, lead, _ = axes
         if nprocs == 1:
-            return cls(extent, extent or 1, 0, 1, 0)
+            return whole_span(extent)
         blocks, lead = divmod(lead + start, block)
         source = (source + blocks) % nprocs
         if lead + extent <= block:
@@ -189,6 +195,12 @@ class Span(NamedTuple):
     def axis(self) -> Axis:
         """Return it as an axis. Local."""
         return cached_axis(self.extent, self.block, self.source, self.nprocs, self.lead)
+
+
+@lru_cache(4096)
+def whole_span(extent: int) -> Span:
+    """Return the span of indices that are not dealt out. Local."""
+    return Span(extent, extent or 1, 0, 1, 0)
 
 
 def aligned_spans(a: Span, b: Span) -> bool:

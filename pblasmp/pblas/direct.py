@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..calls import number
+from ..dtypes import element_type
 from ..engines.direct import Asked, Held, Part, Pattern, pattern_of
 from .arguments import Faults
 from .grids import ProcessGrid, of_number
 from .operands import Operand, entries
 
-__all__ = ["directly"]
+__all__ = ["DirectForm"]
 
 _REMEMBERED = 1024  # layouts of a grid
 
@@ -53,26 +54,30 @@ def _layout(grid: ProcessGrid, desc: Any, dtype: np.dtype) -> _Layout | None:
     return _Layout(pattern, values[2], values[3], rows, cols, values[8])
 
 
-def _part(grid: ProcessGrid, dtype: np.dtype, four: Sequence[Any], shape: tuple[int, int]) -> Part | None:
-    """Return sub(A) of a call for its four arguments, None if there is something to say about them. Local."""
-    array, i, j, desc = four
+def _part(
+    grid: ProcessGrid, dtype: np.dtype, array: Any, i: Any, j: Any, desc: Any, m: int, n: int
+) -> Part | None:
+    """Return the part of m x n that four arguments describe, None if there is something to say about them. Local."""
     if type(array) is not np.ndarray or array.dtype != dtype or type(i) is not int or type(j) is not int:
         return None
-    key = (desc.tobytes(), desc.dtype.char) if type(desc) is np.ndarray else tuple(desc)
-    found = grid.layouts.get((key, dtype.char))
+    key = (
+        (desc.tobytes(), desc.dtype.char, dtype.char)
+        if type(desc) is np.ndarray
+        else (tuple(desc), dtype.char)
+    )
+    found = grid.layouts.get(key)
     if found is None:
         if len(grid.layouts) >= _REMEMBERED:
             grid.layouts.clear()
-        found = grid.layouts[key, dtype.char] = _layout(grid, desc, dtype) or ()
+        found = grid.layouts[key] = _layout(grid, desc, dtype) or ()
     if not found:
         return None
     pattern, rows_of_all, cols_of_all, rows, cols, lld = found
-    m, n = shape
     if i < 1 or j < 1 or i - 1 + m > rows_of_all or j - 1 + n > cols_of_all:
         return None
-    item = dtype.itemsize
     end = 0
     if rows and cols:
+        item = pattern.itemsize
         if array.ndim == 1:
             if array.size < lld * cols or array.strides[0] != item:
                 return None
@@ -89,75 +94,101 @@ def _part(grid: ProcessGrid, dtype: np.dtype, four: Sequence[Any], shape: tuple[
     return Held(pattern, array, address, lld, address + end), i - 1, j - 1, m, n, False
 
 
-def directly(
-    full: str,
-    routine: str,
-    names: Sequence[str],
-    shapes: Mapping[str, Callable[[dict[str, Any]], tuple[int, int]]],
-    written: str,
-    dtype: np.dtype,
-    letter: str,
-    allowed: dict[str, str],
-    fixed: dict[str, str],
-    real: str,
-    args: Sequence[Any],
-) -> bool | None:
-    """Compute a call; return None if nothing has happened, False if the ranks have voted and did not agree.
-
-    Collective over the grid.
+class DirectForm:
+    """A routine of PBLAS for one type as a direct call. Local to make.
 
     Args:
-        full: the call's name.
+        full: its name.
         routine: what engines call it.
         names: of its arguments.
-        shapes: by matrix, the shape of its part.
+        shapes: by matrix, rows, columns and perhaps the option that exchanges them, or "side", as ``PblasRoutine``
+            has them.
         written: the matrix that is written.
-        dtype, letter: its type.
+        dtype: its type.
         allowed: by option, its legal letters.
         fixed: options that are the same in every call.
         real: scalars that are real for every type.
-        args: what it was given.
     """
-    values = dict(zip(names, args, strict=True))
-    try:
-        grid = of_number(values["desca"][1])
-    except (TypeError, IndexError, KeyError):
-        return None
-    if grid is None:
-        return None
-    ctx = grid.context
-    direct = ctx.direct
-    if direct is None:
-        return None
-    options = dict(fixed)
-    for name, letters in allowed.items():
-        value = values[name]
-        if type(value) is not str or len(value) != 1:
+
+    def __init__(
+        self,
+        full: str,
+        routine: str,
+        names: Sequence[str],
+        shapes: Mapping[str, str],
+        written: str,
+        dtype: np.dtype,
+        allowed: Mapping[str, str],
+        fixed: Mapping[str, str],
+        real: str,
+    ) -> None:
+        at = {name: i for i, name in enumerate(names)}
+        self._full, self._routine, self._written, self._dtype = full, routine, written, dtype
+        self._letter, self._fixed = element_type(dtype).blas, fixed
+        self._real = "alpha" in real, "beta" in real
+        self.count = len(names)
+        self._options = [(at[name], _OPTIONS.get(name, name), letters) for name, letters in allowed.items()]
+        self._sizes = [at[name] for name in "mnk" if name in at]
+        self._alpha, self._beta = at["alpha"], at.get("beta")
+        self._first = at["desca"]
+        self._matrices = []
+        for name, words in shapes.items():
+            rows, cols, option = (*words.split(), "")[:3] if words != "side" else ("m", "n", "side")
+            self._matrices.append((name, at[name], at[rows], at[cols], at.get(option, -1), option == "side"))
+
+    def run(self, args: Sequence[Any]) -> bool | None:
+        """Compute a call; return None if nothing has happened, False if the ranks have voted and did not agree.
+
+        Collective over the grid.
+        """
+        try:
+            grid = of_number(args[self._first][1])
+        except (TypeError, IndexError, KeyError):
             return None
-        value = value.upper()
-        if value not in letters:
+        if grid is None:
             return None
-        values[name] = options[_OPTIONS.get(name, name)] = value
-    for name in ("m", "n", "k"):
-        if name in values and (type(values[name]) is not int or values[name] < 1):
+        ctx = grid.context
+        direct = ctx.direct
+        if direct is None:
             return None
-    alpha = number(values["alpha"], letter, "alpha" in real)
-    beta = number(values.get("beta", 0), letter, "beta" in real)
-    if not alpha or beta is None:
-        return None
-    ctx.check_open()
-    parts: dict[str, Part] = {}
-    for name, shape in shapes.items():
-        at = names.index(name)
-        part = _part(grid, dtype, args[at : at + 4], shape(values))
-        if part is None:
+        options = dict(self._fixed)
+        for i, name, letters in self._options:
+            value = args[i]
+            if type(value) is not str or len(value) != 1 or value.upper() not in letters:
+                return None
+            options[name] = value.upper()
+        for i in self._sizes:
+            if type(args[i]) is not int or args[i] < 1:
+                return None
+        alpha = number(args[self._alpha], self._letter, self._real[0])
+        beta = 0.0 if self._beta is None else number(args[self._beta], self._letter, self._real[1])
+        if not alpha or beta is None:
             return None
-        parts[name] = part
-    of = parts.get
-    asked = Asked(
-        full, routine, parts["a"], of("b"), of("c"), parts[written], False, alpha=alpha, beta=beta, **options
-    )
-    return direct.run(ctx.control, asked)
+        ctx.check_open()
+        parts = self._parts(grid, args)
+        if parts is None:
+            return None
+        of = parts.get
+        asked = Asked(
+            self._full, self._routine, parts["a"], of("b"), of("c"), parts[self._written], False,
+            alpha=alpha, beta=beta, **options,
+        )  # fmt: skip
+        return direct.run(ctx.control, asked)
+
+    def _parts(self, grid: ProcessGrid, args: Sequence[Any]) -> dict[str, Part] | None:
+        """Return the sub-matrices by name, None if there is something to say about one. Local."""
+        parts: dict[str, Part] = {}
+        for name, i, rows, cols, option, sided in self._matrices:
+            m, n = args[rows], args[cols]
+            if sided:
+                m = n = m if args[option] in "Ll" else n
+            elif option >= 0 and args[option] not in "Nn":
+                m, n = n, m
+            part = _part(grid, self._dtype, args[i], args[i + 1], args[i + 2], args[i + 3], m, n)
+            if part is None:
+                return None
+            parts[name] = part
+        return parts
 
 
 _OPTIONS = {"trans": "op_a", "transa": "op_a", "transb": "op_b"}

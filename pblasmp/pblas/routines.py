@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from .. import level3
 from ..comm import agree_after
-from ..dtypes import ELEMENT_TYPES, element_type, scalar
+from ..dtypes import ELEMENT_TYPES, scalar
 from ..engines.direct import DIRECT
 from ..errors import ArgumentError
 from ..layout.routines import ROUTINES as LEVEL3
@@ -24,7 +24,7 @@ from ..layout.routines import Routine
 from ..matrix import DistributedMatrix
 from ..products import matmul
 from .arguments import Faults
-from .direct import directly
+from .direct import DirectForm
 from .grids import ProcessGrid
 from .operands import Operand, check_sharing, entries, grid_of, staged
 
@@ -225,24 +225,14 @@ def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunct
         for each in routine.names
     ]
     signature = inspect.Signature(parameters, return_annotation=routine.returns)
-    names, engines_name, letter = routine.names, routine.python.__name__, element_type(dtype).blas
-    direct = engines_name in DIRECT or engines_name == "matmul"
-    shapes = {x: partial(routine.shape, x) for x in routine.shapes}
-    allowed = {
-        each: routine.letters_of(each, dtype)
-        for each in names
-        if each in _OPTIONS or each.startswith("trans")
-    }
+    direct = _direct_form(routine, full, dtype)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         done = None
-        if direct and not kwargs and len(args) == len(names):
-            done = directly(
-                full, engines_name, names, shapes, routine.written, dtype, letter, allowed, routine.fixed,
-                routine.real, args,
-            )  # fmt: skip
-        if done:
-            return None
+        if direct is not None and not kwargs and len(args) == direct.count:
+            done = direct.run(args)
+            if done:
+                return None
         return _run(routine, full, dtype, signature.bind(*args, **kwargs).arguments, voted=done is False)
 
     function.__name__ = function.__qualname__ = full
@@ -250,6 +240,18 @@ def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunct
     function.__doc__ = _docstring(routine, full, dtype)
     function.__signature__ = signature  # type: ignore[attr-defined]
     return function
+
+
+def _direct_form(routine: PblasRoutine, full: str, dtype: np.dtype) -> DirectForm | None:
+    """Return the routine as a direct call, None if it is none."""
+    name, names = routine.python.__name__, routine.names
+    if name not in DIRECT and name != "matmul":
+        return None
+    options = (each for each in names if each in _OPTIONS or each.startswith("trans"))
+    allowed = {each: routine.letters_of(each, dtype) for each in options}
+    return DirectForm(
+        full, name, names, routine.shapes, routine.written, dtype, allowed, routine.fixed, routine.real
+    )
 
 
 def _run(routine: PblasRoutine, full: str, dtype: np.dtype, given: Values, *, voted: bool) -> Any:

@@ -171,14 +171,20 @@ def mixed(comm):
         desc = pblas.descinit(20, 20, 4, 4, 0, 0, ictxt, max(1, f.local.shape[0]))
         m = np.int64(10) if last else 10
 
-        def product(ja=1):
+        def product(ja=1, desc=desc, descb=desc):
             pblas.pdgemm(
-                "N", "T", m, 20, 20, 1.0, f.local, 1, ja, desc, f.local, 1, 1, desc, 0.0, g.local, 1, 1, desc
+                "N", "T", m, 20, 20, 1.0, f.local, 1, ja, desc, f.local, 1, 1, descb, 0.0, g.local, 1, 1, desc
             )
 
         product()
         yield "pdgemm", unlike(g[:10, :].allgather(), x[:10] @ x.T)
         yield "ja", agreed_error(ctx, pblas.ParameterError, ["argument 9 (ja)"], product, 1 + last)
+        for name, wrong in (("a number", 7), ("lists", [[1]] * 9), ("nothing", None), ("short", desc[:7])):
+            given = wrong if last else desc
+            yield f"descb: {name}", agreed_error(ctx, pblas.ParameterError, ["(descb)"], product, descb=given)
+        product(descb=list(map(int, desc)) if last else desc)
+        yield "descriptor as a list", unlike(g[:10, :].allgather(), x[:10] @ x.T)
+
 
 
 @pytest.mark.parametrize("nranks", [2, 4])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ...comm import Communicator, break_off, vote_on
 from ...layout.intersection import Piece, copy
 from ...layout.routines import ROUTINES
-from ..direct import Asked, Axes, Part, Span, aligned_spans, spread
+from ..direct import Asked, Axes, Part, Span, aligned_spans, spread, whole_span
 from ..protocol import Operations, Transport
 from . import blas
 from .buffers import Buffers
@@ -36,17 +36,18 @@ _ALIGNED = 64
 _MIRRORED = {"L": "U", "U": "L"}
 _OTHER = {"L": "R", "R": "L"}
 
-_integers: dict[int, bytes] = {}
+
+class _Integers(dict[int, bytes]):
+    """INTEGERs of Fortran, by their values."""
+
+    def __missing__(self, n: int) -> bytes:
+        if len(self) > 1 << 16:
+            self.clear()
+        found = self[n] = struct.pack("=i", n)
+        return found
 
 
-def _integer(n: int) -> bytes:
-    """Return an INTEGER of Fortran."""
-    found = _integers.get(n)
-    if found is None:
-        if len(_integers) > 1 << 16:
-            _integers.clear()
-        found = _integers[n] = struct.pack("=i", n)
-    return found
+_integer = _Integers()
 
 
 class _UnfitError(Exception):
@@ -87,18 +88,35 @@ class _Matrix:
     def __init__(self, part: Part, *, turned: bool = False, conjugated: bool = False) -> None:
         held, i, j, m, n, transposed = part
         pattern = held.pattern
+        if pattern.size == 1 and pattern.rows.mine == 0:  # all on this rank
+            self._init_here(part, turned, conjugated)
+            return
         down, rows, self.row = _place(pattern.rows, i, m)
         right, cols, self.col = _place(pattern.cols, j, n)
         self.held, self.part, self.ld = held, part, held.ld
         first = down[0] + right[0] * held.ld if pattern.by_columns else down[0] * held.ld + right[0]
-        self.at = held.address + first * held.array.itemsize
+        self.at = held.address + first * held.pattern.itemsize
         self.transposed = turned != transposed
         self.by_columns = pattern.by_columns != self.transposed
-        self.conjugated = conjugated and pattern.dtype.kind == "c"
+        self.conjugated = conjugated and pattern.is_complex
         self.rows, self.cols, self.m, self.n = rows, cols, down[1], right[1]
         if self.transposed:
             self.rows, self.cols, self.m, self.n = cols, rows, self.n, self.m
             self.row, self.col = self.col, self.row
+
+    def _init_here(self, part: Part, turned: bool, conjugated: bool) -> None:
+        """Make it if this rank has all of it: the same in fewer steps."""
+        held, i, j, m, n, transposed = part
+        pattern = held.pattern
+        self.held, self.part, self.ld, self.row, self.col = held, part, held.ld, 0, 0
+        first = i + j * held.ld if pattern.by_columns else i * held.ld + j
+        self.at = held.address + first * pattern.itemsize
+        self.transposed = turned != transposed
+        self.by_columns = pattern.by_columns != self.transposed
+        self.conjugated = conjugated and pattern.is_complex
+        if self.transposed:
+            m, n = n, m
+        self.m, self.n, self.rows, self.cols = m, n, whole_span(m), whole_span(n)
 
     @property
     def active(self) -> bool:
@@ -157,7 +175,7 @@ class _Slabs:
 
     def __init__(self, x: _Matrix, rows: Span, cols: Span, start: int, by_columns: bool) -> None:
         self.x, self.rows, self.cols, self.by_columns = x, rows, cols, by_columns
-        item = x.held.array.itemsize
+        item = x.held.pattern.itemsize
         down, across = (
             [span.count(p) for p in range(span.nprocs)] if span.nprocs > 1 else [span.extent]
             for span in (rows, cols)
@@ -383,8 +401,8 @@ def _gemm(
     of_x = b"N" if x.by_columns else b"C" if x.conjugated else b"T"
     of_y = b"N" if not y.by_columns else b"C" if y.conjugated else b"T"
     function(
-        of_x, of_y, _integer(m), _integer(n), _integer(k),
-        alpha, x.at, _integer(x.ld), y.at, _integer(y.ld), beta, d.at, _integer(d.ld),
+        of_x, of_y, _integer[m], _integer[n], _integer[k],
+        alpha, x.at, _integer[x.ld], y.at, _integer[y.ld], beta, d.at, _integer[d.ld],
     )  # fmt: skip
 
 
@@ -413,7 +431,7 @@ def _matmul(self: HostDirect, asked: Asked) -> Compute:
     left: _Slabs | None = None
     right: _Slabs | None = None
     if not self._single:
-        inner = Span(k, k, 0, 1, 0)
+        inner = whole_span(k)
         x_stays, y_stays = _stays(x, to, to.cols), _stays(y, to, to.rows, flipped=True)
         moved = (0 if x_stays else to.rows.extent * k) + (0 if y_stays else to.cols.extent * k)
         kept = min(to.rows.extent, to.cols.extent)
@@ -481,10 +499,10 @@ def _triangular(self: HostDirect, asked: Asked) -> Compute:
         if not (to.rows if asked.side == "L" else to.cols).whole:
             raise _UnfitError
         if not _same_rank(x, to):
-            everything = Span(x.rows.extent, x.rows.extent, 0, 1, 0)
+            everything = whole_span(x.rows.extent)
             slabs = self._stage(x, everything, everything)
     # BLAS sees both in Fortran order: a matrix in C order is the transpose of that.
-    letter, is_complex = d[0].pattern.letter, d[0].pattern.dtype.kind == "c"
+    letter, is_complex = d[0].pattern.letter, d[0].pattern.is_complex
     side = asked.side if to.by_columns else _OTHER[asked.side]
     uplo = asked.uplo if x.by_columns else _MIRRORED[asked.uplo]
     op = "T" if asked.op_a == "C" and not is_complex else asked.op_a
@@ -503,7 +521,7 @@ def _triangular(self: HostDirect, asked: Asked) -> Compute:
         factor = x if slabs is None else self._slab(slabs, 0)
         m, n = (to.m, to.n) if to.by_columns else (to.n, to.m)
         function(
-            *options, _integer(m), _integer(n), alpha, factor.at, _integer(factor.ld), to.at, _integer(to.ld)
+            *options, _integer[m], _integer[n], alpha, factor.at, _integer[factor.ld], to.at, _integer[to.ld]
         )
 
     return compute
@@ -526,7 +544,7 @@ def _sided(self: HostDirect, asked: Asked) -> Compute:
     if not self._single and not (_same_rank(x, to) and _same_rank(y, to)):
         raise _UnfitError
     letter = d[0].pattern.letter
-    hermitian = asked.routine == "hemm" and d[0].pattern.dtype.kind == "c"
+    hermitian = asked.routine == "hemm" and d[0].pattern.is_complex
     if y.by_columns != to.by_columns or (hermitian and x.by_columns != to.by_columns):
         raise _UnfitError
     old = self._with_old(asked, to)
@@ -542,8 +560,8 @@ def _sided(self: HostDirect, asked: Asked) -> Compute:
             old()
         m, n = (to.m, to.n) if to.by_columns else (to.n, to.m)
         function(
-            side.encode(), uplo.encode(), _integer(m), _integer(n),
-            alpha, x.at, _integer(x.ld), y.at, _integer(y.ld), beta, to.at, _integer(to.ld),
+            side.encode(), uplo.encode(), _integer[m], _integer[n],
+            alpha, x.at, _integer[x.ld], y.at, _integer[y.ld], beta, to.at, _integer[to.ld],
         )  # fmt: skip
 
     return compute
@@ -571,9 +589,9 @@ class _Update:
     def __call__(self, n: int, k: int, factors: list[Any], at: int, ld: int) -> None:
         given: list[Any] = []
         for x in factors:
-            given += [x.at, _integer(x.ld)]
+            given += [x.at, _integer[x.ld]]
         self._function(
-            *self._options, _integer(n), _integer(k), self._alpha, *given, self._beta, at, _integer(ld)
+            *self._options, _integer[n], _integer[k], self._alpha, *given, self._beta, at, _integer[ld]
         )
 
 
@@ -583,7 +601,7 @@ def _updated(self: HostDirect, asked: Asked) -> Compute:
     _check_overlap(asked, asked.c)
     to, k = _Matrix(d), a[3] if (asked.op_a == "N") == a[5] else a[4]
     seed = _seed(asked, to)
-    is_complex = d[0].pattern.dtype.kind == "c"
+    is_complex = d[0].pattern.is_complex
     hermitian = ROUTINES[asked.routine].hermitian and is_complex
     if is_complex and (asked.op_a == ("T" if hermitian else "C")):
         raise _UnfitError
@@ -606,7 +624,7 @@ def _updated(self: HostDirect, asked: Asked) -> Compute:
     ):  # a block of the diagonal would be on several ranks
         raise _UnfitError
     update = _update(self, asked, to, by_columns=to.by_columns, hermitian=False)
-    inner, alike = Span(k, k, 0, 1, 0), aligned_spans(rows, cols)
+    inner, alike = whole_span(k), aligned_spans(rows, cols)
     of_rows = [self._stage(each, rows, inner, by_columns=to.by_columns) for each in lefts]
     of_cols = (
         of_rows if alike else [self._stage(each, cols, inner, by_columns=to.by_columns) for each in lefts]
@@ -673,7 +691,7 @@ def _staircase(
         down, across: A, and B if there is one, in the rows and in the columns of this rank's part.
     """
     rows, cols, row, col, m, n = d.rows, d.cols, d.row, d.col, d.m, d.n
-    item = d.held.array.itemsize
+    item = d.held.pattern.itemsize
     right, below = (d.ld, 1) if d.by_columns else (1, d.ld)
     pairs = [(down[0], across[0])] if len(down) == 1 else [(down[0], across[1]), (down[1], across[0])]
 
