@@ -186,7 +186,6 @@ def mixed(comm):
         yield "descriptor as a list", unlike(g[:10, :].allgather(), x[:10] @ x.T)
 
 
-
 @pytest.mark.parametrize("nranks", [2, 4])
 def test_ranks_that_look_closer_and_ranks_that_do_not(nranks):
     run_mpi(mixed, nranks)
