@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .layout.problem import Op
 
 __all__ = [
+    "after_agreement",
     "amax",
     "asum",
     "axpy",
@@ -160,12 +161,8 @@ def scal(x: Matrix, *, alpha: complex, out: Matrix | None = None) -> Matrix:
     mine, target = _column(x), _column(out)
     if not (isinstance(mine, Handle) and isinstance(target, Handle) and _same(mine, target)):
         return _as_level3("scal", {"x": x}, out, alpha=alpha)
-    ctx = _agreed("scal", {"x": x}, {"alpha": alpha}, writes=True)
-    with ctx.running("scal"):
-        if alpha == 0:
-            mine.local[...] = 0
-        else:
-            mine.local[...] *= mine.dtype.type(alpha)
+    _agreed("scal", {"x": x}, {"alpha": alpha}, writes=True)
+    after_agreement("scal", {"x": x}, alpha=alpha)
     assert out is not None
     return out
 
@@ -179,16 +176,8 @@ def copy(x: Matrix, out: Matrix | None = None) -> Matrix:
 @_described
 def swap(x: Matrix, y: Matrix) -> None:
     """Exchange the elements of two vectors, in any layouts. Collective over the context."""
-    ctx = _agreed("swap", {"x": x, "y": y}, {}, writes=True)
-    left, right = _column(x), _column(y)
-    with ctx.running("swap"):
-        if _same(left, right):
-            return
-        with ctx.agreement("swap: making a copy"):
-            kept = ctx.allocate(replace(right.descriptor, ld=None))
-            kept.local[...] = right.local
-        left.move_to(right)
-        kept.move_to(left)
+    _agreed("swap", {"x": x, "y": y}, {}, writes=True)
+    after_agreement("swap", {"x": x, "y": y})
 
 
 # -- level 2
@@ -486,17 +475,47 @@ def _check_written(ctx: Runtime[Any], columns: Given) -> None:
 
 def _reduced(routine: str, given: Given) -> Any:
     """Return the number that a routine of level 1 computes, as a NumPy scalar. Collective over the context."""
-    ctx = _agreed(routine, given, {})
-    dtype = next(iter(given.values())).dtype
-    parts = [Vector(x.descriptor, x.local) for x in map(_column, given.values())]
+    _agreed(routine, given, {})
+    return after_agreement(routine, given)
+
+
+def after_agreement(routine: str, given: Given, alpha: complex = 1) -> Any:
+    """Compute what is no level-3 routine, on operands on which the ranks have just agreed. Collective over the context.
+
+    Args:
+        routine: "scal" and "swap", which write their operands, or one that returns a number.
+        given: its operands.
+        alpha: what "scal" multiplies by.
+    """
+    columns = [_column(x) for x in given.values()]
+    ctx, x = columns[0].context, columns[0]
     with ctx.running(routine), np.errstate(all="ignore"):
+        if routine == "scal":
+            x.local[...] = 0 if alpha == 0 else x.local * x.dtype.type(alpha)
+            return None
+        if routine == "swap":
+            _exchange(ctx, x, columns[1])
+            return None
         ctx.engine.synchronize()  # before values are read: that would wait forever if a rank is gone
+        parts = [Vector(each.descriptor, each.local) for each in columns]
         if routine in ("dot", "dotc"):
-            return _as(dtype, reductions.dot(ctx.engine, *parts, conjugate=routine == "dotc"))
+            return _as(x.dtype, reductions.dot(ctx.engine, *parts, conjugate=routine == "dotc"))
         if routine == "amax":
             value, index = reductions.amax(ctx.engine, *parts)
-            return _as(dtype, value), index
-        return dtype.type(getattr(reductions, routine)(ctx.engine, *parts)).real
+            return _as(x.dtype, value), index
+        return x.dtype.type(getattr(reductions, routine)(ctx.engine, *parts)).real
+
+
+def _exchange(ctx: Runtime[Any], x: Handle, y: Handle) -> None:
+    """Exchange the elements of two columns. Collective over the context."""
+    if _same(x, y):
+        return
+    d = y.descriptor
+    memory = ctx.engine.operations.scratch("swap", y.local.shape, d.dtype, d.order)
+    memory[...] = y.local
+    kept = type(y)(ctx, replace(d, ld=None), memory)
+    x.move_to(y)
+    kept.move_to(x)
 
 
 def _as(dtype: np.dtype, value: complex) -> Any:

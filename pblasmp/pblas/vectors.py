@@ -41,7 +41,7 @@ class VectorFunction(PblasRoutine):
         """Write the result, or return the numbers. Collective over the grid."""
         if not self.numbers:
             return self._write(values, matrices)
-        found: Any = self.python(*matrices.values())
+        found: Any = vectors.after_agreement(self.python.__name__, matrices)
         numbers: list[Any] = [*found] if isinstance(found, tuple) else [found]
         if "indx" in self.numbers:
             x: Operand = values["x"]
@@ -55,8 +55,8 @@ class VectorFunction(PblasRoutine):
         return numbers[0] if len(numbers) == 1 else tuple(numbers)
 
     def _write(self, values: Values, matrices: dict[str, DistributedMatrix]) -> None:
-        if len(self.written) > 1:
-            self.python(*matrices.values())
+        if self.name in ("scal", "swap"):
+            vectors.after_agreement(self.name, matrices, values.get("alpha", 1))
             return
         read = [x for name, x in matrices.items() if name != "y" or self.name != "copy"]
         self.python(*read, out=matrices[self.written], **self.options(values))

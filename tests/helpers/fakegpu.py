@@ -73,7 +73,7 @@ class OutOfMemoryError(MemoryError):
 
 
 _LIKE_NUMPY = (
-    "abs", "absolute", "add", "clip", "cos", "isclose", "ldexp", "log", "maximum", "minimum", "multiply",
+    "abs", "absolute", "add", "clip", "cos", "dot", "isclose", "ldexp", "vdot", "log", "maximum", "minimum", "multiply",
     "negative", "power", "rint", "sin", "sqrt", "subtract", "sum", "take", "tanh", "true_divide",
 )  # fmt: skip
 """Functions of CuPy that are NumPy's, here too."""

@@ -31,6 +31,7 @@ from ..request import Operands, Options, Problem
 __all__ = ["METHODS", "StationaryProduct"]
 
 _LARGER = 2  # worthwhile only if the alternative moves at least so many times as many elements
+_FEW = 1  # columns of B: a vector. On GPUs more than that is not measured
 _LEAST = 1 << 17  # elements that must otherwise be moved; with fewer, an extra meeting costs more
 
 Array = Any
@@ -248,10 +249,11 @@ class StationaryMethod(Method):
         return why or plain_refusal(operands)
 
     def cost(self, engine: Engine, problem: Sided, options: Options) -> float:
-        """Return less than the cost of slabs if these would move much more."""
+        """Return less than the cost of slabs if these would move much more; on GPUs, of a vector."""
         p = problem
-        if engine.traits.queues:  # not measured
-            return 9.0
+        if engine.traits.queues:
+            few = min(p.d.shape) <= _FEW < max(p.d.shape) and p.a.grid.size > 1
+            return 0.0 if few else 9.0
         terms = _see(engine, p).terms
         here = sum(math.prod(p.d.shape) * x.large.cols.nprocs for x in terms)
         here += sum(math.prod(x.small.matrix.shape) for x in terms if not x.small.in_place)

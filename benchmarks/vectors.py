@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time the routines of levels 1 and 2 next to Debian's ScaLAPACK: ``python benchmarks/vectors.py``.
+
+It starts its own CPU ranks. Both compute on the same local arrays, in turns, and their results are compared first. The
+functions of ``pblasmp.pblas`` are timed, with the arguments that ScaLAPACK is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import results
+from benchmarks.fetch_scalapack import fetch
+from benchmarks.ranks import (
+    SETTLE_SECONDS,
+    interleaved,
+    machine,
+    on_ranks,
+    paired,
+    print_facts,
+    run_ranks,
+    versions,
+)
+from reference.scalapack import ScaLAPACK
+
+NRANKS = 4
+CASES = (
+    ("pdgemv", {"trans": "N"}), ("pdgemv", {"trans": "T"}), ("pdsymv", {"uplo": "L"}),
+    ("pdtrmv", {"uplo": "L", "trans": "N", "diag": "N"}), ("pdtrsv", {"uplo": "L", "trans": "N", "diag": "N"}),
+    ("pdger", {}), ("pdsyr", {"uplo": "L"}), ("pdsyr2", {"uplo": "L"}), ("pddot", {}), ("pdnrm2", {}),
+    ("pdasum", {}), ("pdamax", {}), ("pdaxpy", {}), ("pdscal", {}), ("pdcopy", {}), ("pdswap", {}),
+)  # fmt: skip
+
+
+def arguments(
+    name: str, flags: dict[str, str], n: int, arrays: dict[str, Any], descs: dict[str, Any]
+) -> list[Any]:
+    """Return the arguments of a call in PBLAS's order; vectors are columns."""
+    import numpy as np
+
+    from pblasmp.pblas.vectors import ROUTINES
+
+    routine = ROUTINES[name]
+    scalars = {"alpha": np.array([1.0]), "beta": np.array([1.0])}
+    known: dict[str, Any] = {**flags, "m": n, "n": n, **scalars, "incx": 1, "incy": 1}
+    known |= {each: np.zeros(1, np.int32 if each == "indx" else np.float64) for each in routine.numbers}
+    for x in "axy":
+        known |= {x: arrays[x], f"i{x}": 1, f"j{x}": 1, f"desc{x}": descs[x]}
+    return [known[each] for each in routine.names]
+
+
+def time_case(
+    comm: Any, slk: ScaLAPACK, name: str, flags: dict[str, str], n: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Compare the results of one case, then time both. Collective over comm."""
+    import numpy as np
+
+    from pblasmp import pblas
+    from pblasmp.pblas.vectors import ROUTINES
+
+    grid = tuple(map(int, options.grid.split("x")))
+    ours, theirs = pblas.gridinit(None, "Row", *grid, engine="host"), slk.grid(*grid)
+    nprow, npcol, myrow, mycol = pblas.gridinfo(ours)
+    rng, block = np.random.default_rng(comm.rank), options.block
+    arrays, descs = {}, {}
+    for x, width in (("a", n), ("x", 1), ("y", 1)):
+        rows, cols = pblas.numroc(n, block, myrow, 0, nprow), pblas.numroc(width, block, mycol, 0, npcol)
+        arrays[x] = np.asfortranarray(rng.standard_normal((max(1, rows), cols)) / n)
+        descs[x] = [pblas.descinit(n, width, block, block, 0, 0, each, max(1, rows)) for each in (ours, ours)]
+        descs[x][1][1] = theirs
+    for i in range(0, n, block):  # so that systems can be solved
+        if (i // block) % nprow == myrow and (i // block) % npcol == mycol:
+            down, across = (i // block) // nprow * block, (i // block) // npcol * block
+            part = arrays["a"][down : down + block, across : across + block]
+            part[np.diag_indices(min(part.shape))] = 2
+    mine, other = ({x: array.copy(order="F") for x, array in arrays.items()} for _ in range(2))
+    given = arguments(name, flags, n, mine, {x: each[0] for x, each in descs.items()})
+    like = arguments(name, flags, n, other, {x: each[1] for x, each in descs.items()})
+    given = [
+        each.item() if isinstance(each, np.ndarray) and each.shape == (1,) and each[0] == 1 else each
+        for each in given
+    ]
+    contenders: dict[str, Callable[[], Any]] = {
+        "pblasmp": lambda: getattr(pblas, name)(*given),
+        "debian": lambda: slk.call(f"{name}_", *like),
+    }
+    for run in contenders.values():
+        run()
+    for x in ROUTINES[name].written:
+        if not np.allclose(mine[x], other[x], rtol=0, atol=1e-12):
+            raise SystemExit(f"{name}: the results differ on rank {comm.rank}")
+    numbers = zip(given, like, strict=True)
+    for found, expected in ((a, b) for a, b in numbers if isinstance(a, np.ndarray) and a.shape == (1,)):
+        if not np.allclose(found, expected, rtol=1e-12, atol=0):
+            raise SystemExit(f"{name}: {found} on rank {comm.rank}, ScaLAPACK has {expected}")
+    settle = 0 if options.quick else SETTLE_SECONDS
+    seconds = interleaved(comm, contenders, options.pairs, settle=settle, check=lambda *_: None)
+    pblas.gridexit(ours)
+    slk.gridexit(theirs)
+    about = {
+        "routine": name,
+        "options": "".join(flags.values()),
+        "n": n,
+        "grid": options.grid,
+        "block": block,
+    }
+    return {"case": about, "seconds": seconds, "ratios": {"debian": paired(seconds, "debian", "pblasmp")}}
+
+
+def rank_main(options: argparse.Namespace) -> None:
+    """Time every case; rank 0 prints a row for each. Collective over COMM_WORLD."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    slk, rows = ScaLAPACK("debian", comm), []
+    if comm.rank == 0:
+        print(
+            f"\n{options.grid}, blocks of {options.block}; Debian's time / pblasmp's, {options.pairs} pairs"
+        )
+        print("routine            n    pblasmp     debian   ratio")
+    for n in options.n:
+        for name, flags in CASES:
+            if options.only and name not in options.only:
+                continue
+            row = time_case(comm, slk, name, flags, n, options)
+            rows.append(row)
+            if comm.rank == 0:
+                taken = [1e6 * median(row["seconds"][each]) for each in ("pblasmp", "debian")]
+                words = f"{name:8} {''.join(flags.values()):4} {n:7d} {taken[0]:8.0f}us {taken[1]:8.0f}us"
+                print(f"{words} {row['ratios']['debian']:7.2f}", flush=True)
+    if comm.rank == 0:
+        found = [row["ratios"]["debian"] for row in rows]
+        ahead = sum(ratio >= 1 for ratio in found)
+        print(f"pblasmp is not slower in {ahead} of {len(found)}, median {median(found):.2f}")
+        options.rows.write_text(json.dumps(rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-n", type=int, nargs="+", default=[256, 1024, 4096], help="orders of the matrices")
+    parser.add_argument("--block", type=int, default=64)
+    parser.add_argument("--grid", default="2x2", help=f"grid of {NRANKS} ranks")
+    parser.add_argument("--pairs", type=int, default=15, help="measured rounds per case")
+    parser.add_argument("--only", nargs="+", help="routines to time")
+    parser.add_argument("--quick", action="store_true", help="small matrices: does it run?")
+    results.add_option(parser)
+    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # where the ranks leave their rows
+    options = parser.parse_args()
+    if options.quick:
+        options.n, options.block = [96], 16
+    if on_ranks():
+        if options.rows is None:
+            parser.error("it starts its ranks itself: leave mpirun out")
+        rank_main(options)
+        return
+    about = {"machine": machine(), "versions": versions()}
+    print_facts(*about.values())
+    directory = results.directory_of(options)
+    try:
+        fetch("debian")
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SystemExit(f"Debian's ScaLAPACK could not be fetched: {error}") from None
+    with tempfile.TemporaryDirectory() as scratch:
+        output = Path(scratch, "rows.json")
+        run_ranks("benchmarks.vectors", [*sys.argv[1:], "--rows", str(output)], NRANKS)
+        rows = json.loads(output.read_text())
+    if directory is not None:
+        run = results.Run(
+            benchmark="vectors", date=results.today(), commit=results.this_commit(), ranks=NRANKS, gpus=0,
+            **about, options=results.options_of(options), reference="pblasmp", sample="all", rows=rows,
+        )  # fmt: skip
+        print(f"\nall times: {results.save(run, directory)}")
+
+
+if __name__ == "__main__":
+    main()
