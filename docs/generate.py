@@ -204,6 +204,79 @@ def pblas() -> str:
     return "\n".join([f"| {' | '.join(kinds.values())} |", "| --- | --- | --- | --- |", *rows, ""])
 
 
+MISSING = {
+    "pagemv, pasymv, pahemv, patrmv": "products of absolute values: `abs(A)` first",
+    "blacs_get, blacs_set, blacs_setup, blacs_exit, blacs_abort": "nothing to set: `gridexit` ends a grid",
+    "gesd2d, gerv2d, trsd2d, trrv2d, gebs2d, gebr2d, gsum2d, gamx2d, gamn2d": "mpi4py's own calls",
+    "chk1mat, pchk1mat, pchk2mat, pxerbla": "every call here checks its arguments on all processes",
+    "laread, lawrite": "`ctx.load`, `A.save`",
+    "lassq, lacon, laqge, laqsy": "`A.norm()`; of the others ScaLAPACK's own",
+    "gesvd, syev, syevd, heev, sygvx, hegvx": "singular values and eigenvalues: ScaLAPACK's own, or ELPA's",
+}
+"""Names of ScaLAPACK that are not here, and what to use."""
+
+HERE = {
+    "gridinit": "`pb.Context()`, `pb.Grid(nprow, npcol)`",
+    "gridinfo": "`grid.coords(ctx.rank)`",
+    "gridexit": "the end of the `with` block",
+    "blacs_gridmap": "`pb.Context(comm)` with the ranks in another order",
+    "blacs_pinfo": "`ctx.rank`, `ctx.size`",
+    "blacs_pnum": "`grid.rank(i, j)`",
+    "blacs_pcoord": "`grid.coords(rank)`",
+    "blacs_barrier": "`ctx.comm.barrier()`",
+    "descinit": "`pb.MatrixDescriptor`",
+    "descset": "`pb.MatrixDescriptor`",
+    "numroc": "`descriptor.local_shape(rank)`, `pb.numroc`",
+    "indxg2p": "`descriptor.owner(i, j)`",
+    "indxg2l": "`descriptor.to_local(i, j)`",
+    "indxl2g": "`descriptor.to_global(rank, i, j)`",
+    "infog1l": "`descriptor.to_local(i, j)`",
+    "infog2l": "`descriptor.to_local(i, j)`",
+    "iceil": "`-(-m // n)`",
+    "ilcm": "`math.lcm(m, n)`",
+    "potrf": "`pb.cholesky`",
+    "potrs": "`pb.cho_solve`",
+    "posv": '`pb.solve(a, b, assume="pos")`',
+    "potri": '`pb.inv(a, assume="pos")`',
+    "getrf": "`pb.lu`",
+    "getrs": "`pb.lu_solve`",
+    "gesv": "`pb.solve`",
+    "getri": "`pb.inv`",
+    "geqrf": "`pb.qr`",
+    "orgqr": "`pb.qr(a).q()`",
+    "ungqr": "`pb.qr(a).q()`",
+    "ormqr": "`pb.qr(a).apply(b)`",
+    "unmqr": "`pb.qr(a).apply(b)`",
+    "gels": "`pb.lstsq`",
+    "trtri": '`pb.inv(a, assume="tri")`',
+    "trtrs": "`pb.trsm`",
+}
+"""What the tools of ``pblasmp.pblas`` are called with pblasmp's matrices."""
+
+
+def ported() -> str:
+    """Return the table of every name of ScaLAPACK that is here, beside its 0-based form, and of those that are not."""
+    groups: dict[str, list[str]] = {}
+    for name in names.__all__:
+        function = getattr(names, name)
+        if inspect.isclass(function):
+            continue
+        found = re.search(r"here ``(.+?)``", function.__doc__ or "")
+        form = HERE.get(name) or (f"`{found[1]}`" if found else "") or HERE.get(name[2:], "")
+        if not form:
+            raise ValueError(f"pblas.{name}: say in HERE what it is called with pblasmp's matrices")
+        groups.setdefault(re.sub(r"^`pblasmp\.", "`pb.", form), []).append(name)
+    rows = [
+        f"| {', '.join(f'`{name}`' for name in each)} | {form} |"
+        for form, each in sorted(groups.items(), key=lambda item: item[1][0])
+    ]
+    missing = [
+        f"| {', '.join(f'`{x}`' for x in each.split(', '))} | {why} |" for each, why in MISSING.items()
+    ]
+    head = ["| here | with pblasmp's matrices |", "| --- | --- |"]
+    return "\n".join([*head, *rows, "", "| not here | instead |", "| --- | --- |", *missing, ""])
+
+
 def flips() -> str:
     """Return the table of what flips where a matrix is in C order."""
     said = {
@@ -241,7 +314,7 @@ def gallery() -> str:
 def write_all(directory: Path) -> None:
     """Write everything that the pages include."""
     directory.mkdir(exist_ok=True)
-    for function in (collectives, errors, command_line, routines, vectors, pblas, flips, gallery):
+    for function in (collectives, errors, command_line, routines, vectors, pblas, ported, flips, gallery):
         (directory / f"{function.__name__}.md").write_text(function(), encoding="utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     if not measured.is_current(readme):

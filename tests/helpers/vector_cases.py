@@ -167,4 +167,15 @@ def vector(ctx, rng, dtype, n, values=None):
 
 
 WRITERS = [name for name, row in VECTOR_ROUTINES.items() if row.written and name != "swap"]
-__all__ = ["DTYPES", "WRITERS", "called", "legal_options", "vector"]
+__all__ = [
+    "DTYPES",
+    "VECTOR_ROUTINES",
+    "WRITERS",
+    "called",
+    "computed",
+    "drawn",
+    "legal_options",
+    "scalars",
+    "stored",
+    "vector",
+]
