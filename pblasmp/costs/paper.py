@@ -238,15 +238,6 @@ class PaperEngine(HostEngine):
         del symmetric
         return ghost(shape, dtype, order, ld)
 
-    def part(self, x: MatrixDescriptor | None) -> Any:
-        """Return this rank's part of a matrix, empty outside its grid; None if there is no matrix. Local."""
-        if x is None:
-            return None
-        rank = self.transport.rank
-        if rank >= x.grid.size:
-            return ghost((0, 0), x.dtype)
-        return self.empty(x.local_shape(rank), x.dtype, x.order, x.lld(rank))
-
     def prepare_move(
         self,
         source: MatrixDescriptor,

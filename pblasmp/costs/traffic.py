@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..comm import Side
 from ..comm.exchange import SLOTS
+from ..engines.host.engine import HostEngine
 from ..engines.method import prepare
 from ..engines.request import Operands, Options, Problem
 from ..errors import ArgumentError, LayoutError
@@ -22,7 +23,7 @@ from ..layout.redistribution import nearest_legal, with_c_like_d
 from .counts import Counts, Move, counts_of
 from .paper import LogEntry, PaperEngine, Ranks
 
-__all__ = ["LINKS", "Traffic", "move_traffic", "operands_of", "size_of", "traffic"]
+__all__ = ["LINKS", "Traffic", "asked_problem", "move_traffic", "operands_of", "size_of", "traffic"]
 
 LINKS = ("same_rank", "same_node", "other_node")
 
@@ -121,14 +122,10 @@ def traffic(
         ArgumentError: the problem is not legal, or an argument makes no sense.
         UnsupportedError: there is no such algorithm, or it cannot compute the problem.
     """
-    asked = _asked(problem, beta)
-    beta = int(getattr(problem, "c", None) is not None) if beta is None else beta
-    if isinstance(problem, ParallelProblem) and beta == 0 and problem.c_dtype is not None:
-        beta = 1
+    asked, nearest, beta = asked_problem(problem, beta)
     ranks = _ranks(asked, nranks, ranks_per_node, memory_bytes)
     dtype = asked.out_dtype if isinstance(asked, ParallelProblem) else asked.d.dtype
     options = Options.of(dtype, alpha=alpha, beta=beta, algo=algorithm)
-    nearest = None if isinstance(asked, ParallelProblem) else with_c_like_d(cast("MatmulProblem", asked))
     first = _run(ranks, 0, asked, options, nearest)
     counts = _exchanged(ranks, first.log)
     like = _classes(asked, ranks, first)
@@ -192,10 +189,10 @@ def size_of(problem: Problem) -> int:
     return max(x.grid.size for x in _matrices(problem).values())
 
 
-def operands_of(engine: PaperEngine, problem: Problem) -> Operands:
-    """Return a rank's arrays of a problem, without values. Local."""
+def operands_of(engine: HostEngine, problem: Problem) -> Operands:
+    """Return a rank's arrays of a problem. Local."""
     if not isinstance(problem, ParallelProblem):
-        return Operands(*(engine.part(getattr(problem, name)) for name in "abcd"))
+        return Operands(*(_part(engine, getattr(problem, name)) for name in "abcd"))
     p, rank = problem, engine.transport.rank
     tokens, inputs, outputs = p.tokens[rank], p.inputs[rank], p.outputs[rank]
     shape = (p.rows[rank], sum(p.outputs) if p.form == "matmul_allgather" else outputs)
@@ -214,6 +211,16 @@ def operands_of(engine: PaperEngine, problem: Problem) -> Operands:
     if p.return_gathered:
         gathered = engine.empty((sum(p.tokens), inputs), p.dtype, "C", inputs)
     return Operands(x, w, c, d, gathered=gathered)
+
+
+def _part(engine: HostEngine, x: MatrixDescriptor | None) -> Any:
+    """Return a rank's part of a matrix, empty outside its grid; None if there is no matrix."""
+    if x is None:
+        return None
+    rank = engine.transport.rank
+    if rank >= x.grid.size:
+        return engine.empty((0, 0), x.dtype, "C", 1)
+    return engine.empty(x.local_shape(rank), x.dtype, x.order, x.lld(rank))
 
 
 @dataclass(frozen=True)
@@ -254,20 +261,28 @@ def _run(ranks: Ranks, rank: int, problem: Problem, options: Options, nearest: A
     )
 
 
-def _asked(problem: Problem, beta: complex | None) -> Problem:
-    """Return a problem without a C that is not read, checked to be legal."""
+def asked_problem(problem: Problem, beta: complex | None) -> tuple[Problem, Any, complex]:
+    """Return a problem without a C that is not read, the nearest one that can be computed, and beta. Local.
+
+    Raises:
+        ArgumentError: the problem is not legal, or has no C for ``beta``.
+    """
     if isinstance(problem, ParallelProblem):
         faults = problem.faults()
         if faults:
             raise LayoutError("; ".join(faults))
-        return problem
+        given = 0 if problem.c_dtype is None else 1
+        return problem, None, given if beta is None else beta
     if isinstance(problem, MatmulProblem) and problem.scheme == "gemm":
         nearest_legal(problem).validate()
     else:
         problem.validate()
     if problem.c is None and beta:
         raise ArgumentError(f"beta: the problem has no C, expected 0, got {beta!r}")
-    return replace(problem, c=None) if beta == 0 and problem.c is not None else problem
+    if beta is None:
+        beta = 0 if problem.c is None else 1
+    asked = replace(problem, c=None) if beta == 0 and problem.c is not None else problem
+    return asked, with_c_like_d(cast("MatmulProblem", asked)), beta
 
 
 def _ranks(
