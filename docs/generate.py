@@ -19,6 +19,7 @@ import pblasmp as pb
 import pblasmp.pblas as names
 from pblasmp.bindings import FUNCTIONS, version_text
 from pblasmp.cli.commands import cli
+from pblasmp.costs.advise import scale, scaling_chart
 from pblasmp.engines.product import Workspace
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.layout.vector_routines import VECTOR_ROUTINES
@@ -321,10 +322,12 @@ def write_all(directory: Path) -> None:
         raise ValueError("README.md: the table of comparison is old: python docs/measured.py writes it")
     for table in (
         measured.comparison, measured.performance, measured.level3_gpu, measured.rounding_blocks,
-        measured.rounding_sums, measured.all_results, measured.gpu_runs,
+        measured.rounding_sums, measured.all_results, measured.gpu_runs, measured.predictions,
     ):  # fmt: skip
         (directory / f"{table.__name__}.md").write_text(table(), encoding="utf-8")
     measured.charts(directory)
+    nodes = (8, 16, 32, 64, 128)
+    scaling_chart(scale(200000, 200000, 200000, nodes, "dgx-h100-cluster")).save(directory / "scaling.svg")
     for file in (*DRAWN, *GALLERY):
         pb.draw(load_problem_file(ROOT / file if "/" in file else file)).save(
             directory / f"{Path(file).stem}.svg"

@@ -40,6 +40,7 @@ TITLES = {
     "tensor_parallel": "Tensor-parallel products: ",
     "one_kernel": "Products and collectives in one kernel, as CUDA graphs",
     "transformer": "Transformer blocks in training",
+    "predict": "Predictions beside measurements",
     "gpu_matmul-2d": "2D block-cyclic products",
     "gpu_matmul-layouts": "2D block-cyclic products by op and layout",
     "gpu_matmul-allgather_matmul": "AllGather + GEMM in the layout of the scheme",
@@ -138,6 +139,14 @@ def charts(directory: Path) -> None:
         if (case := row["case"]) and "debian" in row.get("ratios", {})
     ]
     draw([Bars("level-3 routines", cases)], "ScaLAPACK", directory / "performance-host.svg")
+    foreseen = [
+        Bars(
+            run.where, [(what[:44], {"measured": 1.0, "predicted": ratio}) for what, ratio in ratios.items()]
+        )
+        for run, ratios in predicted()
+    ]
+    if foreseen:
+        draw(foreseen, "measured", directory / "predictions.svg")
     for gpus, found in tensor_parallel(runs).items():
         bars = []
         for title, run in found:
@@ -272,6 +281,49 @@ def title_of(run: Run) -> str:
     key = max((key for key in TITLES if run.benchmark.startswith(key)), key=len)
     rest = run.benchmark.removeprefix(key).strip("-")
     return TITLES[key] + (FORMS.get(rest, rest) if TITLES[key].endswith(" ") else "")
+
+
+BAND = 0.8, 1.25
+"""Predictions over measurements that count as right."""
+
+
+def _foreseen(row: Mapping[str, Any]) -> float:
+    return (middle(row, "predicted") or 0) / (middle(row, "measured") or 1)
+
+
+def predicted() -> list[tuple[Run, dict[str, float]]]:
+    """Return each run of predictions with the ratio of predicted to measured time by case."""
+    runs = [run for name, run in sorted(results.runs().items()) if name.startswith("predict-")]
+    return [
+        (
+            run,
+            {
+                row["case"]["what"]: (middle(row, "predicted") or 0) / (middle(row, "measured") or 1)
+                for row in run.rows
+            },
+        )
+        for run in runs
+    ]
+
+
+def predictions() -> str:
+    """Return how far predictions are from measurements: a line for each run, and its misses."""
+    found = predicted()
+    if not found:
+        return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
+    lines, misses = [], []
+    for run, ratios in found:
+        wrong = {what: ratio for what, ratio in ratios.items() if not BAND[0] <= ratio <= BAND[1]}
+        share = f"{100 - 100 * len(wrong) / len(ratios):.0f} %"
+        lines.append([run.where, str(len(ratios)), share, spread(ratios.values())])
+        misses += [[run.where, what, f"{ratio:.2f}"] for what, ratio in wrong.items()]
+    parts = [
+        table(["on", "cases", "within 0.8 to 1.25", "predicted / measured: median (least to most)"], lines, 3)
+    ]
+    if misses:
+        parts.append("Misses:\n\n" + table(["on", "what", "predicted / measured"], misses, 1))
+    parts.append("![Predicted over measured](_generated/predictions.svg)\n")
+    return "\n".join(parts)
 
 
 def all_results() -> str:

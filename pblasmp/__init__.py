@@ -19,6 +19,8 @@ import importlib
 TYPE_CHECKING = False  # typing's own takes as long to import as all the rest of this module
 if TYPE_CHECKING:
     from .context import Context as Context
+    from .costs.advise import advise as advise
+    from .costs.predict import predict as predict
     from .drawing import draw as draw
     from .engines.method import Verdict as Verdict
     from .epilogue import Epilogue as Epilogue
@@ -123,6 +125,7 @@ _HOME = {
     "UnsupportedError": "errors",
     "Verdict": "engines.method",
     "Verification": "verification",
+    "advise": "costs.advise",
     "algorithms": "planning",
     "allclose": "reductions",
     "allgather_matmul": "tensor_parallel",
@@ -164,6 +167,7 @@ _HOME = {
     "slogdet": "factorisations",
     "solve": "factorisations",
     "swap": "vectors",
+    "predict": "costs.predict",
     "symm": "level3",
     "symv": "vectors",
     "syr": "vectors",

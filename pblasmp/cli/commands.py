@@ -419,6 +419,85 @@ def tune(ranks: int | None, as_json: bool, **given: Any) -> None:
 
 
 @cli.command(
+    epilog=examples(
+        "pblasmp plan 40000 40000 40000 --ranks 8 --machine dgx-h100",
+        "pblasmp plan 400000 400000 400000 --nodes 64..512 --machine dgx-h100-cluster -o scaling.svg",
+        "pblasmp plan problem.toml --machine dgx-h100        what it takes, and whether to move the matrices first",
+        "pblasmp plan --model llama-8b --tokens 4096 --machine dgx-h100",
+    )
+)
+@click.argument("what", nargs=-1, metavar="M N K | FILE")
+@click.option("--ranks", type=click.IntRange(1), help="Number of ranks.  [default: those of a node]")
+@click.option(
+    "--nodes", metavar="FIRST..LAST", help="Numbers of nodes: FIRST, the powers of two after it, and LAST."
+)
+@click.option(
+    "--machine", required=True, help="A machine that comes with pblasmp, or a file of pblasmp measure."
+)
+@click.option(
+    "--dtype", type=click.Choice(list(DTYPES)), help="Element type.  [default: float64; of models: bfloat16]"
+)
+@click.option("--model", metavar="NAME", help="The layers of a model: llama-8b or llama-70b. Needs --tokens.")
+@click.option("--tokens", type=click.IntRange(1), help="Number of tokens, for --model.")
+@click.option(
+    "-o", "--output", metavar="PICTURE", type=FILE, help="Draw the scaling over --nodes, an SVG file."
+)
+@as_json
+@common
+def plan(
+    what: tuple[str, ...], ranks: int | None, nodes: str | None, machine: str, dtype: str | None, model: str | None,
+    tokens: int | None, output: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Say which grid, blocks and algorithm are best on a machine, and what they take: without running anything."""
+    from . import paper
+
+    span = None if nodes is None else options.span(nodes)
+    if (model is None) != (tokens is None) or (model is not None and what):
+        raise click.UsageError("--model and --tokens go together, without sizes and files")
+    if ranks is not None and span is not None:
+        raise click.UsageError("--nodes determines the ranks: leave --ranks out")
+    if output is not None and span is None:
+        raise click.UsageError("-o draws the scaling over --nodes, which is missing")
+    if model is not None and tokens is not None:
+        found = paper.plan_model(model, tokens, machine, dtype or "bfloat16")
+    elif len(what) == 1:
+        found = paper.plan_file(what[0], machine)
+    elif len(what) == 3 and all(each.isdecimal() for each in what):
+        m, n, k = map(int, what)
+        found = paper.plan_product((m, n, k), ranks, span, machine, dtype or "float64")
+    else:
+        raise click.UsageError(
+            f"expected three sizes or one descriptor file, got {' '.join(what) or 'nothing'}"
+        )
+    print_json(paper.as_values(found)) if as_json else paper.print_plan(found, output)
+
+
+@cli.command(
+    epilog=examples(
+        "pblasmp measure -n 1 -n 2 -n 4 -o here.toml",
+        "mpirun -n 8 pblasmp measure --engine cublasmp -o node.toml   the ranks that mpirun starts, added to the file",
+    )
+)
+@click.option(
+    "-n", "--ranks", "counts", multiple=True, type=click.IntRange(1), help="Number of ranks; may be repeated."
+)
+@click.option(
+    "-o", "--output", metavar="FILE", type=FILE, required=True, help="The machine's file, which is added to."
+)
+@click.option("--title", help="What the machine is called.  [default: its processor]")
+@engine
+@common
+def measure(counts: tuple[int, ...], output: Path, title: str | None, engine: Any) -> None:
+    """Measure what the ranks of this machine compute, copy and send, for pblasmp plan and pb.predict."""
+    from . import paper
+
+    machine = paper.measure(counts, output, engine, title)
+    if leading():
+        measured = ", ".join(str(each.ranks) for each in machine.nodes)
+        click.echo(f"{plain(str(output))}: {plain(machine.title)}, measured with {measured} ranks")
+
+
+@cli.command(
     context_settings={"allow_interspersed_args": False},
     epilog=examples(
         "pblasmp preload -- mpirun -n 4 ./program",

@@ -31,6 +31,7 @@ __all__ = [
     "ranks",
     "shapes",
     "sizes",
+    "span",
     "tokens",
 ]
 
@@ -77,6 +78,14 @@ def block(ctx: click.Context, param: click.Parameter, text: str) -> int | tuple[
         raise click.BadParameter(message, ctx, param)
     found = tuple(map(int, text.split(",")))
     return found if len(found) > 1 else found[0]
+
+
+def span(text: str) -> tuple[int, int]:
+    """Return the numbers of "1..512", or of "8" twice."""
+    match = re.fullmatch(r"([1-9][0-9]{0,8})(?:\.\.([1-9][0-9]{0,8}))?", text)
+    if match is None or int(match[1]) > int(match[2] or match[1]):
+        raise click.UsageError(f"--nodes {text}: expected a number or first..last, for example 1..512")
+    return int(match[1]), int(match[2] or match[1])
 
 
 def number(ctx: click.Context, param: click.Parameter, text: str | None) -> complex | None:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
-from .traffic import Traffic, move_traffic, traffic
+from .advise import Advice
+from .predict import Prediction
+from .pretend import DryRun, dry_run
+from .traffic import Traffic, move_traffic
 
-__all__ = ["Traffic", "move_traffic", "traffic"]
+__all__ = ["Advice", "DryRun", "Prediction", "Traffic", "dry_run", "move_traffic"]

@@ -33,7 +33,7 @@ class Counts:
 
     Attributes:
         sent, received: bytes in messages.
-        sent_here: bytes in messages to ranks of the same node.
+        sent_here, received_here: bytes in messages to and from ranks of the same node.
         messages, received_messages: how many messages a rank sends and receives.
         copied: bytes that a rank copies itself.
         shared: of these, bytes from or to memory that the ranks of its node share.
@@ -42,6 +42,7 @@ class Counts:
     sent: Numbers
     received: Numbers
     sent_here: Numbers
+    received_here: Numbers
     messages: Numbers
     received_messages: Numbers
     copied: Numbers
@@ -83,7 +84,7 @@ def counts_of(
         found = Counts.none(size)
         for move in moves:
             found.add(by_pairs(*move, node, limit))
-    for name in ("sent", "received", "sent_here", "copied", "shared"):
+    for name in ("sent", "received", "sent_here", "received_here", "copied", "shared"):
         getattr(found, name)[...] *= itemsize
     return found
 
@@ -113,6 +114,7 @@ def by_pairs(src: Side, dst: Side, node: Numbers, limit: int) -> Counts:
             found.received_messages[writer] += count
             if node[owner] == node[writer]:
                 found.sent_here[owner] += elements
+                found.received_here[writer] += elements
     return found
 
 
@@ -155,11 +157,14 @@ def _by_periods(moves: Sequence[Move], node: Numbers, limit: int) -> Counts:
         np.add.at(found.copied, owners[i], here)
         np.add.at(found.shared, owners[i], np.where(counts[j] > 1, here, 0))
     if node.max() == 0:
-        found.sent_here[...] = found.sent
+        found.sent_here[...], found.received_here[...] = found.sent, found.received
     elif len(np.unique(node)) < len(node):
         for i, j in _joined(node[owners], node[writers[:, 0]]):
-            np.add.at(found.sent_here, owners[i], _each(elements, sources[i], targets[j]))
-        found.sent_here -= found.copied
+            here = _each(elements, sources[i], targets[j])
+            own = (writers[j] == owners[i][:, None]).any(axis=1)  # copied, not sent
+            here[own] = 0
+            np.add.at(found.sent_here, owners[i], here)
+            np.add.at(found.received_here, writers[j, owners[i] % counts[j]], here)
     return found
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -20,6 +20,9 @@ class Ghost:
         view: a view on a few bytes of memory that claims to be as large as the array. It is never read or written:
             NumPy only derives the shapes and addresses of other views from it.
     """
+
+    written: ClassVar[int] = 0
+    """Bytes that were written to ghosts so far, by copies and arithmetic."""
 
     def __init__(self, view: NDArray[Any]) -> None:
         self._view = view
@@ -53,7 +56,9 @@ class Ghost:
         return Ghost(self._view[index])
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        np.broadcast_shapes(np.shape(self[index]), np.shape(value))  # raises ValueError if they do not fit
+        part = self[index]
+        np.broadcast_shapes(np.shape(part), np.shape(value))  # raises ValueError if they do not fit
+        Ghost.written += part.nbytes
 
     def view(self, dtype: np.dtype) -> Ghost:
         """Return the same bytes as another type."""
@@ -105,6 +110,7 @@ class Ghost:
         if method != "__call__":
             raise NotImplementedError(f"{ufunc.__name__}.{method} of an array without values")
         if out is not None:
+            Ghost.written += out[0].nbytes
             return out[0]
         shape = np.broadcast_shapes(*map(np.shape, inputs))
         return ghost(shape, np.result_type(*(x.dtype for x in inputs if hasattr(x, "dtype"))))
@@ -113,6 +119,7 @@ class Ghost:
         if function is np.shape:
             return self.shape
         if function is np.copyto:
+            Ghost.written += args[0].nbytes
             return None
         if function is np.where:
             shape = np.broadcast_shapes(*map(np.shape, args))

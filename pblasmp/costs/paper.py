@@ -7,6 +7,7 @@ entry in a log.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -16,8 +17,10 @@ import numpy as np
 
 from ..comm import Exchange, Side
 from ..comm.communicator import Serial
+from ..dtypes import accumulation_dtype
 from ..engines.host.engine import HostEngine
 from ..engines.host.operations import HostOperations
+from ..engines.local_part import LocalPart
 from ..engines.moving.exchange_move import ExchangeMove
 from ..engines.moving.room import Room
 from ..layout import MatrixDescriptor
@@ -97,9 +100,9 @@ class _PaperTransport(Room):
 
     why_not_shared = ""
 
-    def __init__(self, ranks: Ranks, rank: int) -> None:
+    def __init__(self, ranks: Ranks, rank: int, *, gpus: bool) -> None:
         super().__init__(Serial())
-        self._ranks = ranks
+        self._ranks, self._gpus = ranks, gpus
         self.rank, self.size, self.nodes = rank, ranks.size, ranks.nodes
         self.log: list[LogEntry] = []
         self.collectives = self
@@ -161,8 +164,8 @@ class _PaperTransport(Room):
         return nbytes <= limit, limit
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:  # noqa: ARG002
-        """Return the type that products are summed in, as the host's transport. Local."""
-        return HostOperations.slab_dtype(self, dtype)  # type: ignore[arg-type]
+        """Return the type that partial sums travel in: on GPUs that of the result. Local."""
+        return dtype if self._gpus else accumulation_dtype(dtype)
 
 
 class _Buffers:
@@ -177,8 +180,9 @@ class _PaperOperations(HostOperations):
     """The host's operations, which count instead of computing.
 
     Attributes:
+        shapes: how often a product of a type, m, n and k was computed; a solve with n × n equations counts as a product
+            with half of its k.
         flops: floating-point operations of products and solves so far, four times as many of complex types.
-        calls: how many products and solves.
     """
 
     xp: Any = SimpleNamespace(
@@ -188,13 +192,26 @@ class _PaperOperations(HostOperations):
         empty_like=np.empty_like,
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, converts: bool) -> None:
         super().__init__("scipy", _Buffers())  # type: ignore[arg-type]
-        self.flops = self.calls = 0
+        self._converts = converts
+        self.flops = 0
+        self.shapes: Counter[tuple[str, int, int, int]] = Counter()
 
-    def _count(self, flops: int, like: Ghost) -> None:
+    def slab_dtype(self, dtype: np.dtype) -> np.dtype:
+        """Return the type in which operands are kept and multiplied: GPUs multiply short types as they are. Local."""
+        return super().slab_dtype(dtype) if self._converts else dtype
+
+    multiplies = slab_dtype
+
+    def writes(self, dtype: np.dtype) -> bool:
+        """Return whether products are written in the type. Local."""
+        return super().writes(dtype) or not self._converts
+
+    def _count(self, m: int, n: int, k: int, flops: int, like: Ghost) -> None:
         self.flops += flops * (4 if like.dtype.kind == "c" else 1)
-        self.calls += flops > 0
+        if flops:
+            self.shapes[like.dtype.name, m, n, k] += 1
 
     def gemm(
         self, alpha: complex, a: Any, b: Any, beta: complex, d: Any, compute: Any = None, c: Any = None
@@ -203,18 +220,25 @@ class _PaperOperations(HostOperations):
         del alpha, beta, compute, c
         if (a.shape[0], b.shape[1]) != d.shape or a.shape[1] != b.shape[0]:
             raise ValueError(f"cannot multiply {a.shape} by {b.shape} to {d.shape}")
-        self._count(2 * a.shape[0] * a.shape[1] * b.shape[1], d)
+        (m, k), n = a.shape, b.shape[1]
+        self._count(m, n, k, 2 * m * n * k, a)
 
     def trsm(self, alpha: complex, a: Any, x: Any, *, lower: bool, unit: bool) -> None:
         """Count a solve. Local."""
-        del alpha, lower, unit
-        self._count(a.shape[0] ** 2 * x.shape[1], x)
+        del alpha, a, lower, unit
+        m, n = x.shape
+        self._count(m, n, -(-m // 2), m * m * n, x)
 
-    def add(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing. Local."""
-
-    def store(self, d: Any, x: Any, dtype: np.dtype) -> None:
-        """Do nothing. Local."""
+    def add(
+        self, d: Any, alpha: complex, x: Any, beta: complex, c: Any, part: LocalPart | None, *, conjugate: bool
+    ) -> None:  # fmt: skip
+        """Count the bytes that are written. Local."""
+        del alpha, x, beta, c, conjugate
+        if part is None:
+            d[...] = d
+            return
+        for down, across, _ in part.tiles(self.tile):
+            d[down, across] = d[down, across]
 
 
 class PaperEngine(HostEngine):
@@ -223,12 +247,13 @@ class PaperEngine(HostEngine):
     Args:
         ranks: all of them.
         rank: which one this is.
+        gpus: operands of short types are multiplied as they are.
     """
 
-    def __init__(self, ranks: Ranks, rank: int) -> None:
+    def __init__(self, ranks: Ranks, rank: int, *, gpus: bool = False) -> None:
         self.why = "on paper"
-        self.operations: Any = _PaperOperations()
-        self.transport: Any = _PaperTransport(ranks, rank)
+        self.operations: Any = _PaperOperations(converts=not gpus)
+        self.transport: Any = _PaperTransport(ranks, rank, gpus=gpus)
         self.xp: Any = self.operations.xp
 
     def empty(

@@ -80,6 +80,9 @@ def dry_run(
     def run(rank: int) -> None:
         engine = _PretendedEngine(world, rank)
         operands = operands_of(engine, asked)
+        for array in (operands.a, operands.b, operands.c, operands.d):
+            if array is not None:
+                array[...] = 0
         if fill is not None:
             fill(rank, operands)
         product, verdicts = prepare(engine, asked, options, operands, nearest)
@@ -91,8 +94,8 @@ def dry_run(
     return DryRun(found[0][0], [found[rank][1] for rank in range(size)], world.sent, world.messages)
 
 
-class _Message:
-    """A request: a message that is sent, or awaited."""
+class _Half:
+    """One half of a message: it is sent, or it is awaited."""
 
     def __init__(self, data: Array, what: str) -> None:
         self.data, self.what, self.done, self.waits = data, what, False, 0
@@ -111,9 +114,9 @@ class _World:
         self.nodes = ranks.nodes
         self.sent, self.messages = (np.zeros(ranks.size, np.int64) for _ in range(2))
         self.memory: dict[tuple[int, str], Array] = {}
-        self._sends: dict[tuple[int, int], deque[_Message]] = defaultdict(deque)
-        self._receives: dict[tuple[int, int], deque[_Message]] = defaultdict(deque)
-        self._requests: list[_Message] = []
+        self._sends: dict[tuple[int, int], deque[_Half]] = defaultdict(deque)
+        self._receives: dict[tuple[int, int], deque[_Half]] = defaultdict(deque)
+        self._requests: list[_Half] = []
         self._meetings: dict[int, dict[int, tuple[str, Any]]] = defaultdict(dict)
         self._turns = [threading.Semaphore(0) for _ in range(ranks.size)]
         self._back = threading.Semaphore(0)
@@ -175,10 +178,10 @@ class _World:
                 raise PblasmpError("another rank has failed")
         self._waits_for.pop(rank, None)
 
-    def post(self, source: int, dest: int, data: Array, *, sends: bool) -> _Message:
+    def post(self, source: int, dest: int, data: Array, *, sends: bool) -> _Half:
         """Send or await a message: it is delivered once both have been done. Local."""
         verb = f"rank {source} sends to rank {dest}" if sends else f"rank {dest} awaits from rank {source}"
-        message = _Message(data, f"a message of {data.size} bytes that {verb}")
+        message = _Half(data, f"a message of {data.size} bytes that {verb}")
         self._requests.append(message)
         mine, others = (self._sends, self._receives) if sends else (self._receives, self._sends)
         if sends:
@@ -220,11 +223,11 @@ class _PretendedRanks(Serial):
         self._turn += 1
         return self._world.meet(self.rank, self._turn, kind, value)
 
-    def isend(self, array: Array, dest: int) -> list[_Message]:
+    def isend(self, array: Array, dest: int) -> list[_Half]:
         """Start sending. Local."""
         return [self._world.post(self.rank, dest, each, sends=True) for each in chunks(array)]
 
-    def irecv(self, array: Array, source: int) -> list[_Message]:
+    def irecv(self, array: Array, source: int) -> list[_Half]:
         """Start receiving. Local."""
         return [self._world.post(source, self.rank, each, sends=False) for each in chunks(array)]
 

@@ -21,6 +21,7 @@ from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelPro
 from ..layout.grid import coordinates, integer
 from ..layout.redistribution import nearest_legal, with_c_like_d
 from .counts import Counts, Move, counts_of
+from .ghosts import Ghost
 from .paper import LogEntry, PaperEngine, Ranks
 
 __all__ = ["LINKS", "Traffic", "asked_problem", "move_traffic", "operands_of", "size_of", "traffic"]
@@ -45,11 +46,15 @@ class Traffic:
         copied_bytes: bytes that each rank copies in its own memory or its node's.
         flops: floating-point operations of products and solves, four times as many of complex types.
         memory_bytes: operands, result and workspace.
-        products: local products and solves, each a call of the BLAS.
+        shapes: for each class of ranks that compute alike, how often a product of a type, m, n and k is computed.
+        like: the class of each rank.
+        touched_bytes: bytes that each rank writes in sums and copies of its own, besides ``copied_bytes``.
         links: bytes of all ranks by where they go: "same_rank", "same_node" or "other_node". Copies from or to memory
             that the ranks of a node share count as "same_node".
         node_bytes: of ``sent_bytes``, those to ranks of the same node.
+        node_received: of ``received_bytes``, those from ranks of the same node.
         shared_bytes: of ``copied_bytes``, those from or to memory that the ranks of the node share.
+        collective_copies: of ``copied_bytes``, those that ``touched_bytes`` has as well.
         collectives: sums over the ranks and MPI collectives in a run.
         meetings: times that all ranks wait for each other in a run, besides collectives.
     """
@@ -65,10 +70,14 @@ class Traffic:
     copied_bytes: Numbers
     flops: Numbers
     memory_bytes: Numbers
-    products: Numbers
+    shapes: list[dict[tuple[str, int, int, int], int]]
+    like: Numbers
+    touched_bytes: Numbers
     links: dict[str, int]
     node_bytes: Numbers
+    node_received: Numbers
     shared_bytes: Numbers
+    collective_copies: Numbers
     collectives: int
     meetings: int
 
@@ -115,8 +124,11 @@ def traffic(
     nranks: int | None = None,
     ranks_per_node: int | None = None,
     memory_bytes: int | None = None,
+    gpus: bool = False,
 ) -> Traffic:
     """Return what each CPU rank of a computation does, which ``problem.traffic`` documents. Local.
+
+    ``gpus`` counts algorithms by messages as they run on GPUs, where operands of short types stay as they are.
 
     Raises:
         ArgumentError: the problem is not legal, or an argument makes no sense.
@@ -126,10 +138,12 @@ def traffic(
     ranks = _ranks(asked, nranks, ranks_per_node, memory_bytes)
     dtype = asked.out_dtype if isinstance(asked, ParallelProblem) else asked.d.dtype
     options = Options.of(dtype, alpha=alpha, beta=beta, algo=algorithm)
-    first = _run(ranks, 0, asked, options, nearest)
+    first = _run(ranks, 0, asked, options, nearest, gpus=gpus)
     counts = _exchanged(ranks, first.log)
     like = _classes(asked, ranks, first)
-    runs = {0: first} | {rank: _run(ranks, rank, asked, options, nearest) for rank in sorted({*like} - {0})}
+    runs = {0: first} | {
+        rank: _run(ranks, rank, asked, options, nearest, gpus=gpus) for rank in sorted({*like} - {0})
+    }
     for rank, run in runs.items():
         _add_others(counts, ranks, rank, run)
 
@@ -146,7 +160,9 @@ def traffic(
         call=str(problem), algorithm=first.algorithm, path=first.path, nranks=ranks.size,
         ranks_per_node=ranks.per_node, sent_bytes=counts.sent, received_bytes=counts.received,
         messages=counts.messages, copied_bytes=counts.copied, flops=each(lambda x: x.flops),
-        memory_bytes=each(lambda x: x.memory_bytes), products=each(lambda x: x.products), links=links,
+        memory_bytes=each(lambda x: x.memory_bytes), like=np.searchsorted(sorted(runs), like),
+        shapes=[runs[rank].shapes for rank in sorted(runs)], touched_bytes=each(lambda x: x.touched_bytes), links=links,
+        node_received=counts.received_here, collective_copies=each(lambda x: x.copied_bytes),
         node_bytes=counts.sent_here, shared_bytes=counts.shared, meetings=kinds["fence"],
         collectives=kinds["sum"] + kinds["gather"] + kinds["scatter"],
     )  # fmt: skip
@@ -177,7 +193,9 @@ def move_traffic(
     return Traffic(
         call=f"move {source} to {target}", algorithm="exchange", path="by MPI", nranks=size,
         ranks_per_node=ranks.per_node, sent_bytes=counts.sent, received_bytes=counts.received,
-        messages=counts.messages, copied_bytes=counts.copied, flops=nothing, memory_bytes=memory, products=nothing,
+        messages=counts.messages, copied_bytes=counts.copied, flops=nothing, memory_bytes=memory, shapes=[{}],
+        like=nothing,
+        touched_bytes=nothing, node_received=counts.received_here, collective_copies=nothing,
         links=links, node_bytes=counts.sent_here, shared_bytes=counts.shared, collectives=0, meetings=0,
     )  # fmt: skip
 
@@ -231,17 +249,19 @@ class _Run:
     path: str
     log: list[LogEntry]
     flops: int
-    products: int
+    shapes: dict[tuple[str, int, int, int], int]
+    touched_bytes: int
     sent_bytes: int
     copied_bytes: int
     memory_bytes: int
 
 
-def _run(ranks: Ranks, rank: int, problem: Problem, options: Options, nearest: Any) -> _Run:
+def _run(ranks: Ranks, rank: int, problem: Problem, options: Options, nearest: Any, *, gpus: bool) -> _Run:
     """Prepare and run a problem on one rank, on paper."""
-    engine = PaperEngine(ranks, rank)
+    engine = PaperEngine(ranks, rank, gpus=gpus)
     operands = operands_of(engine, problem)
     product, verdicts = prepare(engine, problem, options, operands, nearest)
+    before = Ghost.written
     product.run(operands)
     arrays = (operands.a, operands.b, operands.c, operands.d, operands.gathered)
     if isinstance(problem, ParallelProblem):
@@ -254,7 +274,8 @@ def _run(ranks: Ranks, rank: int, problem: Problem, options: Options, nearest: A
         product.path,
         engine.transport.log,
         engine.operations.flops,
-        engine.operations.calls,
+        dict(engine.operations.shapes),
+        Ghost.written - before,
         product.sent_bytes,
         product.copied_bytes,
         held + workspace.host_bytes + workspace.device_bytes,
@@ -381,8 +402,11 @@ def _add_others(counts: Counts, ranks: Ranks, rank: int, run: _Run) -> None:
         rest -= sum(nbytes for nbytes, _ in sends)
         counts.sent_here[rank] += sum(nbytes for nbytes, to in sends if to in here)
         counts.received[rank] += sum(nbytes for nbytes, _ in receives)
+        counts.received_here[rank] += sum(nbytes for nbytes, of in receives if of in here)
     counts.received[rank] += rest
-    counts.sent_here[rank] += rest if len(here) == ranks.size else 0
+    if len(here) == ranks.size:
+        counts.sent_here[rank] += rest
+        counts.received_here[rank] += rest
 
 
 def _bytes(number: int) -> str:

@@ -102,12 +102,12 @@ def root() -> Path:
 
 
 def find(kind: str) -> list[Path]:
-    """Return the files that come with pblasmp, sorted: "problems", "grids" or "models". Local.
+    """Return the files that come with pblasmp, sorted: "problems", "grids", "models" or "machines". Local.
 
     Raises:
         LayoutError: there is no such kind.
     """
-    kinds = "problems", "grids", "models"
+    kinds = "problems", "grids", "models", "machines"
     if kind not in kinds:
         raise ArgumentError(f"descriptors: expected one of {', '.join(map(repr, kinds))}, got {kind!r}")
     return sorted((root() / kind).glob("*.toml"))

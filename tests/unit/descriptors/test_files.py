@@ -226,7 +226,9 @@ def test_grid_files(write):
 
 
 def test_kinds_of_shipped_files():
-    with pytest.raises(pb.ArgumentError, match="one of 'problems', 'grids', 'models', got 'golden'"):
+    with pytest.raises(
+        pb.ArgumentError, match="one of 'problems', 'grids', 'models', 'machines', got 'golden'"
+    ):
         files.find("golden")
 
 

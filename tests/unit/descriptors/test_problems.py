@@ -71,7 +71,9 @@ def test_golden_results_are_fresh():
 
 def test_every_file_is_known():
     """A file that no test reads is a mistake."""
-    kinds = dict.fromkeys(("problems", "invalid", "grids", "models", "sweeps"), ".toml") | {"golden": ".json"}
+    kinds = dict.fromkeys(("problems", "invalid", "grids", "models", "machines", "sweeps"), ".toml") | {
+        "golden": ".json"
+    }
     stray = [
         path
         for path in files.root().rglob("*")

@@ -24,7 +24,7 @@ def test_wheel_contains_and_finds_the_descriptors(tmp_path):
         archive.extractall(tmp_path / "site")
     there = {
         path.relative_to(files.root())
-        for kind in ("problems", "grids", "models")
+        for kind in ("problems", "grids", "models", "machines")
         for path in files.find(kind)
     }
     there |= {

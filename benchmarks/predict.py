@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hold predictions against measurements: ``mpirun -n 2 python -m benchmarks.predict --machine here.toml``.
+
+Products of all forms, level-3 routines and moves, timed as plans and predicted from the machine's file, which
+``pblasmp measure`` has written before. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import pblasmp as pb
+from benchmarks import results
+from pblasmp.dtypes import as_dtype
+from pblasmp.timing import samples
+
+SIZES = {"host": (256, 512, 1024, 1536), "gpu": (2048, 4096, 8192, 16384)}
+TYPES = {"host": ("float64", "float32"), "gpu": ("bfloat16", "float64")}
+FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
+
+
+def products(ctx: Any, kind: str) -> Iterator[tuple[str, Any, Callable[[], Any]]]:
+    """Yield each product in words, its problem, and a function that returns its plan. Collective over the context."""
+    grid, sizes = pb.Grid.squarest(ctx.size), SIZES[kind]
+    block = 64 if kind == "host" else 512
+    for dtype in TYPES[kind]:
+        for n in sizes:
+            for op in ("N", "T") if n == sizes[-1] else ("N",):
+                yield of(ctx, pb.MatmulProblem.gemm(n, n, n, grid, block, op_b=op, dtype=dtype))
+    n = sizes[-1]
+    line = pb.Grid(ctx.size, 1)
+    for problem in (
+        pb.MatmulProblem.gemm(n, n, n // 8, grid, block, dtype=TYPES[kind][0]),
+        pb.MatmulProblem.gemm(n, n // 8, n, grid, block, dtype=TYPES[kind][0]),
+        pb.MatmulProblem.gemm(n, n, n, line, block, dtype=TYPES[kind][0]),
+        pb.MatmulProblem.gemm(n, n, n, grid, 2 * block, dtype=TYPES[kind][0], order="F"),
+    ):
+        yield of(ctx, problem)
+    square = pb.MatrixDescriptor((n, n), (block, block), grid, dtype=TYPES["host"][0])
+    for name in ("trsm", "trmm", "symm", "syrk"):
+        matrices = {"a": square, "d": square} | ({} if name == "syrk" else {"b": square})
+        problem = pb.Level3Problem(name, **matrices)
+        given = [ctx.eye(square), *([] if name == "syrk" else [ctx.zeros(square)])]
+        yield (
+            str(problem),
+            problem,
+            lambda name=name, given=given: pb.plan(name, *given, out=ctx.zeros(square)),
+        )
+
+
+def of(ctx: Any, problem: pb.MatmulProblem) -> tuple[str, Any, Callable[[], Any]]:
+    """Return a product in words, itself, and a function that returns its plan. Local."""
+
+    def plan() -> Any:
+        a, b, d = (ctx.full(x, 1) for x in (problem.a, problem.b, problem.d))
+        return pb.plan_matmul(a, b, out=d, op_a=problem.op_a, op_b=problem.op_b)
+
+    return f"{problem}, blocks of {problem.d.block[0]}", problem, plan
+
+
+def forms(ctx: Any, kind: str) -> Iterator[tuple[str, Any, Callable[[], Any]]]:
+    """Yield the tensor-parallel products. Collective over the context."""
+    dtype = as_dtype("float32" if kind == "host" else "bfloat16")
+    for tokens, width in ((256, 512), (1024, 1024)) if kind == "host" else ((1024, 4096), (8192, 8192)):
+        for form in FORMS:
+            gathers, sums = form == "allgather_matmul", form in ("matmul_reduce_scatter", "matmul_allreduce")
+            t, k = tokens // ctx.size if gathers else tokens, width // ctx.size if sums else width
+            n = width if sums else width // ctx.size
+            x, w = (ctx.engine.empty((rows, k), dtype, "C", k) for rows in (t, n))
+            x[...], w[...] = 1, 1
+            plan = pb.plan(form, x, w, ctx)
+            yield (
+                f"{form} of {tokens} x {width} x {width}",
+                plan.problem,
+                lambda plan=plan, x=x: _Run(plan, x),
+            )
+
+
+class _Run:
+    """A plan of a tensor-parallel product and its X."""
+
+    def __init__(self, plan: Any, x: Any) -> None:
+        self.plan, self.x = plan, x
+
+    def __call__(self) -> Any:
+        return self.plan(self.x)
+
+    def close(self) -> None:
+        self.plan.close()
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--machine", required=True, help="a machine's name or file")
+    parser.add_argument("--engine", default="auto", choices=("auto", "host", "cublasmp"))
+    parser.add_argument("--samples", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="only check that the script runs")
+    results.add_option(parser)
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.quick:
+        SIZES.update(host=(64, 128), gpu=(512, 1024))
+    with pb.Context(engine=arguments.engine) as ctx:
+        kind = "host" if ctx.engine.device is None else "gpu"
+        say = print if ctx.rank == 0 else lambda *_: None
+        say(f"{ctx.size} ranks, {ctx.engine.machine}\n\n| | predicted, ms | measured, ms | ratio |")
+        say("| --- | ---: | ---: | ---: |")
+        rows, ratios = [], []
+        for words, problem, planned in (*products(ctx, kind), *forms(ctx, kind)):
+            run = planned()
+            run()
+            seconds = samples(ctx.engine, ctx.comm, run, 2 if arguments.quick else arguments.samples)
+            run.close()
+            foreseen = pb.predict(problem, arguments.machine, nranks=ctx.size)
+            ratio = foreseen.seconds / median(seconds)
+            ratios.append(ratio)
+            say(f"| {words} | {foreseen.seconds * 1e3:.3f} | {median(seconds) * 1e3:.3f} | {ratio:.2f} |")
+            rows.append(
+                {"case": {"what": words}, "seconds": {"predicted": [foreseen.seconds], "measured": seconds}}
+            )  # fmt: skip
+        within = np.mean([0.8 <= each <= 1.25 for each in ratios])
+        say(f"\n{100 * within:.0f} % of {len(ratios)} within 0.8 to 1.25")
+        directory = results.directory_of(arguments)
+        if ctx.rank == 0 and directory is not None:
+            made = results.Run(
+                benchmark="predict", date=results.today(), commit=results.this_commit(), ranks=ctx.size,
+                gpus=0 if kind == "host" else ctx.size, **results.facts(ctx), options=results.options_of(arguments),
+                reference="measured", sample="all", rows=rows,
+            )  # fmt: skip
+            say(f"\n{results.save(made, Path(directory))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pblasmp plan`` and ``pblasmp measure``: what a product takes on a machine, and measuring this one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..context import Context
+from ..costs.advise import Advice, advise, advise_layers, advise_move, perfect, scale, scaling_chart
+from ..costs.machines import Machine, load_machine, machine_from, machine_toml, with_ranks
+from ..costs.measure import measure_ranks
+from ..costs.predict import predict, time_text
+from ..engines.choice import EngineName
+from ..layout import Grid, MatmulProblem, MatrixDescriptor
+from ..problems.files import load_problem, read_toml
+from ..products import plan_matmul
+from .progress import Reporter
+from .ranks import on_ranks
+
+__all__ = ["as_values", "measure", "plan_file", "plan_model", "plan_product", "print_plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureOptions:
+    """What the user asks for.
+
+    Attributes:
+        engine: as in Context.
+    """
+
+    engine: EngineName
+
+
+def measure(ranks: Sequence[int], output: Path, engine: EngineName, title: str | None) -> Machine:
+    """Measure this machine on each number of ranks, and write its file. Collective over ranks.
+
+    Raises:
+        PblasmpError: the file that is there is no machine's.
+        FailureError: a rank that was started failed.
+    """
+    table: dict[str, Any] | None = None
+    if output.exists():
+        table, _ = read_toml(output)
+        machine_from(table, output.stem)
+    for count in ranks or (None,):
+        found = on_ranks(_measure, MeasureOptions(engine), count)
+        about = {
+            "title": title or found["machine"], "engine": found["engine"], "measured": True, "ranks_per_node": 1,
+            "memory_bytes": found["memory_bytes"],
+        }  # fmt: skip
+        table = with_ranks(table, found["entry"], **about)
+    assert table is not None
+    machine = machine_from(table, output.stem)
+    if found["leads"]:
+        output.write_text(machine_toml(table))
+    return machine
+
+
+def _measure(options: MeasureOptions, reporter: Reporter) -> dict[str, Any]:
+    """What every rank does. Collective over all ranks."""
+    with Context(engine=options.engine) as ctx, reporter.errors():
+        d = MatrixDescriptor((8, 8), (4, 4), Grid.squarest(ctx.size))
+        a, b, out = (ctx.zeros(d) for _ in range(3))
+        with plan_matmul(a, b, out=out) as small:
+            entry = measure_ranks(ctx.engine, ctx.comm, small, reporter.step)
+        gpus = ctx.engine.device is not None
+        return {
+            "entry": entry, "machine": ctx.engine.machine, "engine": "gpu" if gpus else "host",
+            "memory_bytes": _memory(ctx, gpus=gpus), "leads": ctx.rank == 0,
+        }  # fmt: skip
+
+
+def _memory(ctx: Any, *, gpus: bool) -> int:
+    """Return the memory of this rank's GPU, or the node's divided by its cores."""
+    if gpus:
+        import cupy
+
+        return int(cupy.cuda.runtime.memGetInfo()[1])
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(total // max(ctx.size, os.cpu_count() or 1))
+
+
+def plan_product(
+    sizes: tuple[int, int, int], ranks: int | None, nodes: tuple[int, int] | None, machine: str, dtype: str
+) -> dict[str, Any]:
+    """Return the advice for a product, for one number of ranks or for numbers of nodes. Local."""
+    where = load_machine(machine)
+    if nodes is None:
+        return {"advice": [(0, advise(*sizes, ranks or where.ranks_per_node, where, dtype=dtype))]}
+    counts = [n for n in (1 << i for i in range(nodes[1].bit_length())) if nodes[0] <= n <= nodes[1]]
+    return {"advice": scale(*sizes, sorted({nodes[0], *counts, nodes[1]}), where, dtype=dtype)}
+
+
+def plan_file(file: str, machine: str) -> dict[str, Any]:
+    """Return what the problem in a descriptor file takes and, of a product, whether moving it first pays. Local."""
+    problem = load_problem(file)
+    found: dict[str, Any] = {"prediction": predict(problem, machine)}
+    if isinstance(problem, MatmulProblem) and problem.scheme == "gemm":
+        found["move"] = advise_move(problem, machine)
+    return found
+
+
+def plan_model(model: str, tokens: int, machine: str, dtype: str) -> dict[str, Any]:
+    """Return what the layers of a model take over numbers of ranks. Local."""
+    return {"layers": advise_layers(model, tokens, machine, dtype=dtype)}
+
+
+def as_values(found: dict[str, Any]) -> dict[str, Any]:
+    """Return a plan as plain values, for JSON. Local."""
+    if "layers" in found:
+        return {
+            "layers": [
+                {
+                    "name": each.name, "product": each.product, "best": each.best,
+                    "seconds": {ranks: x.seconds for ranks, x in each.predictions.items()},
+                }
+                for each in found["layers"]
+            ]
+        }  # fmt: skip
+    if "advice" in found:
+        return {"plans": [{"nodes": nodes, **each.to_dict()} for nodes, each in found["advice"]]}
+    return {name: each.to_dict() for name, each in found.items()}
+
+
+def print_plan(found: dict[str, Any], chart: Path | None) -> None:
+    """Print a plan; with ``chart`` also draw it. Local."""
+    if "layers" in found:
+        for each in found["layers"]:
+            times = "  ".join(f"{n}: {time_text(x.seconds)}" for n, x in each.predictions.items())
+            click.echo(f"{each.name:<20} {each.product:<22} {times}   best on {each.best}")
+        remarks = {
+            remark for each in found["layers"] for x in each.predictions.values() for remark in x.extrapolated
+        }
+        for remark in sorted(remarks):
+            click.echo(f"extrapolated: {remark}")
+        return
+    if "advice" not in found:
+        click.echo("\n".join(str(each) for each in found.values()))
+        return
+    advice: list[tuple[int, Advice]] = found["advice"]
+    if len(advice) == 1:
+        click.echo(str(advice[0][1]))
+    else:
+        _print_scaling(advice)
+    if chart is not None:
+        scaling_chart(advice).save(chart)
+
+
+def _print_scaling(advice: list[tuple[int, Advice]]) -> None:
+    _, work = perfect(advice)
+    for nodes, each in advice:
+        x = each.best.prediction
+        relative = f"{100 * work / (nodes * x.seconds):4.0f} %" if x.fits else "does not fit"
+        memory = f"{x.memory_bytes / 2**30:7.1f} GiB"
+        click.echo(f"{nodes:>4} nodes  {time_text(x.seconds):>8}  {memory}  {relative}  {each.best.label}")
+    for remark in dict.fromkeys(remark for _, each in advice for remark in each.best.prediction.extrapolated):
+        click.echo(f"extrapolated: {remark}")

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which grid, blocks and algorithm to choose on a machine, and what each choice costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from ..drawing.charts import Bars, bar_chart
+from ..dtypes import as_dtype
+from ..errors import ArgumentError, LayoutError
+from ..layout import Grid, MatmulProblem, ParallelProblem
+from ..layout.axis import Axis
+from ..layout.forms import Form
+from ..layout.grid import integer
+from ..problems.models import load_model
+from .machines import Machine, load_machine
+from .predict import Prediction, predict, time_of_move, time_text
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from ..drawing import Drawing
+
+__all__ = [
+    "Advice",
+    "Choice",
+    "LayerAdvice",
+    "MoveAdvice",
+    "advise",
+    "advise_layers",
+    "advise_move",
+    "perfect",
+    "scale",
+    "scaling_chart",
+]
+
+_BLOCKS = (64, 128, 256, 512, 1024)
+_ENOUGH = 1.03  # an imbalance that a smaller block need not improve
+_HOST = ("shared", "gathered", "panels")
+_LARGEST = 1 << 20  # ranks that are tried
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A problem in some layout, and what it takes. Local."""
+
+    problem: MatmulProblem
+    prediction: Prediction
+
+    @property
+    def label(self) -> str:
+        """Grid, block and algorithm in words."""
+        d = self.problem.d
+        return f"{d.grid.label} grid, blocks of {d.block[0]}, {self.prediction.algorithm}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values. Local."""
+        d = self.problem.d
+        return {"grid": d.grid.label, "block": d.block[0], **self.prediction.to_dict()}
+
+
+@dataclass(frozen=True, eq=False)
+class Advice:
+    """Choices for one product, the best first. Local.
+
+    Attributes:
+        choices: all that were looked at: those that fit before those that do not, the fastest first.
+        least_ranks: the fewest ranks, of powers of two, whose memory is enough; 0 if there is no such number.
+    """
+
+    choices: tuple[Choice, ...]
+    least_ranks: int
+
+    @property
+    def best(self) -> Choice:
+        """The best choice."""
+        return self.choices[0]
+
+    @property
+    def why_not_second(self) -> str:
+        """Why the second best choice is worse; empty if there is none."""
+        if len(self.choices) < 2:
+            return ""
+        best, second = (each.prediction for each in self.choices[:2])
+        label = self.choices[1].label
+        if best.fits and not second.fits:
+            return f"{label}: does not fit into memory"
+        names = ("compute", "communication", "imbalance")
+        worse = {
+            name: getattr(second, f"{name}_seconds") - getattr(best, f"{name}_seconds") for name in names
+        }
+        most = max(worse, key=lambda name: worse[name])
+        slower = second.seconds / best.seconds - 1
+        if worse[most] <= 0:
+            return f"{label}: as fast"
+        return f"{label}: {100 * slower:.1f} % slower, {time_text(worse[most])} more {most}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values. Local."""
+        return {
+            "best": self.best.to_dict(), "why_not_second": self.why_not_second, "least_ranks": self.least_ranks,
+            "choices": [
+                {"choice": each.label, "seconds": each.prediction.seconds, "fits": each.prediction.fits}
+                for each in self.choices
+            ],
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        lines = [f"best: {self.best.label}", str(self.best.prediction)]
+        if self.why_not_second:
+            lines.append(f"  second     {self.why_not_second}")
+        if not self.best.prediction.fits:
+            lines.append(f"  memory     does not fit below {self.least_ranks} ranks" if self.least_ranks else
+                         "  memory     fits on no number of ranks that this machine has")  # fmt: skip
+        return "\n".join(lines)
+
+
+def advise(
+    m: int,
+    n: int,
+    k: int,
+    ranks: int,
+    machine: str | PathLike[str] | Machine,
+    *,
+    dtype: DTypeLike = "float64",
+    order: str = "C",
+) -> Advice:
+    """Return which grid, blocks and algorithm are best for a product. Local: needs no ranks, MPI or GPU.
+
+    Args:
+        m, n, k: sizes of op(A) (m × k) and op(B) (k × n).
+        ranks: number of ranks.
+        machine: a name in descriptors/machines, a file, or a ``Machine``.
+        dtype: type of A and B.
+        order: memory order of all.
+
+    Returns:
+        Choices, each with a ``problem`` that ``validate()`` accepts and its ``prediction``; the best comes first.
+
+    Raises:
+        ArgumentError: a size makes no sense, or the machine has too few ranks.
+    """
+    m, n, k = (integer(x, name, 1, ArgumentError) for x, name in zip((m, n, k), "mnk", strict=True))
+    ranks = integer(ranks, "ranks", 1, ArgumentError)
+    where = load_machine(machine)
+    choices = sorted(
+        _choices(m, n, k, ranks, where, dtype, order),
+        key=lambda each: (not each.prediction.fits, each.prediction.seconds),
+    )
+    least = ranks if choices[0].prediction.fits else _least_ranks(m, n, k, ranks, where, dtype, order)
+    return Advice(tuple(choices), least)
+
+
+def scale(
+    m: int, n: int, k: int, nodes: Sequence[int], machine: str | PathLike[str] | Machine, **how: Any
+) -> list[tuple[int, Advice]]:
+    """Return the advice for each number of nodes, all of whose ranks take part. Local.
+
+    Args:
+        m, n, k, machine: as of ``advise``.
+        nodes: numbers of nodes.
+        **how: ``dtype`` and ``order``.
+
+    Raises:
+        ArgumentError: as ``advise``.
+    """
+    where = load_machine(machine)
+    return [(count, advise(m, n, k, count * where.ranks_per_node, where, **how)) for count in nodes]
+
+
+def perfect(advice: Sequence[tuple[int, Advice]]) -> tuple[int, float]:
+    """Return the first number of nodes whose memory is enough, and its number of nodes times its seconds. Local."""
+    nodes, first = next((each for each in advice if each[1].best.prediction.fits), advice[0])
+    return nodes, nodes * first.best.prediction.seconds
+
+
+def scaling_chart(advice: Sequence[tuple[int, Advice]]) -> Drawing:
+    """Return a chart of what ``scale`` returns: the time relative to perfect scaling. Local."""
+    first, work = perfect(advice)
+    cases = [
+        (f"{nodes} nodes", {"perfect": work / nodes, "predicted": each.best.prediction.seconds})
+        for nodes, each in advice
+        if nodes >= first
+    ]
+    chart = bar_chart([Bars("time relative to perfect scaling", cases)], reference="perfect")
+    assert chart is not None
+    return chart
+
+
+def _choices(
+    m: int, n: int, k: int, ranks: int, machine: Machine, dtype: DTypeLike, order: str
+) -> Iterator[Choice]:
+    """Yield every grid with its best block, with each algorithm."""
+    algorithms = _HOST if machine.engine == "host" else ("gathered",)
+    for grid in _grids(ranks):
+        problem = MatmulProblem.gemm(m, n, k, grid, _block(m, n, k, grid), dtype=dtype, order=order)
+        for algorithm in algorithms:
+            yield Choice(problem, predict(problem, machine, algorithm))
+
+
+def _grids(ranks: int) -> Iterator[Grid]:
+    for nprow in range(1, ranks + 1):
+        if ranks % nprow == 0:
+            yield Grid(nprow, ranks // nprow)
+
+
+def _block(m: int, n: int, k: int, grid: Grid) -> int:
+    """Return the largest block that deals the matrices out evenly, or else the one that does so best."""
+
+    def uneven(block: int) -> float:
+        worst = 1.0
+        for extent, count in ((m, grid.nprow), (n, grid.npcol), (k, max(grid.shape))):
+            worst = max(worst, max(Axis(extent, block, 0, count).counts()) * count / extent)
+        return worst
+
+    sizes = [block for block in _BLOCKS if block <= max(1, min(m, n, k))] or [1]
+    even = [block for block in sizes if uneven(block) <= _ENOUGH]
+    return max(even) if even else min(sizes, key=uneven)
+
+
+def _least_ranks(m: int, n: int, k: int, ranks: int, machine: Machine, dtype: DTypeLike, order: str) -> int:
+    """Return the fewest ranks that hold everything, of powers of two; 0 if the machine has no such number."""
+    most = _LARGEST if machine.network is not None else machine.ranks_per_node
+    count = 1 << ranks.bit_length()
+    held = (m * k + k * n + m * n) * as_dtype(dtype).itemsize
+    while count <= most:
+        if held / count <= machine.memory_bytes:
+            grid = Grid.squarest(count)
+            problem = MatmulProblem.gemm(m, n, k, grid, _block(m, n, k, grid), dtype=dtype, order=order)
+            if predict(problem, machine, "panels").fits:
+                return count
+        count *= 2
+    return 0
+
+
+@dataclass(frozen=True, eq=False)
+class MoveAdvice:
+    """Whether to keep given layouts or to move the matrices first. Local.
+
+    Attributes:
+        keep: the product as it is laid out.
+        moved: the product in the best layouts on the same ranks.
+        move_seconds: the time to move A and B there, and D back.
+        break_even: with at least so many products it pays to move; 0 if it never does.
+    """
+
+    keep: Prediction
+    moved: Choice
+    move_seconds: float
+    break_even: int
+
+    def __str__(self) -> str:
+        there = f"{time_text(self.move_seconds)} to move, then {time_text(self.moved.prediction.seconds)} for each"
+        pays = f"pays from {self.break_even} products on" if self.break_even else "never pays"
+        return f"keep: {time_text(self.keep.seconds)}\nmove: {there} ({self.moved.label}): {pays}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values. Local."""
+        return {
+            "keep": self.keep.to_dict(), "moved": self.moved.to_dict(), "move_seconds": self.move_seconds,
+            "break_even": self.break_even,
+        }  # fmt: skip
+
+
+def advise_move(problem: MatmulProblem, machine: str | PathLike[str] | Machine) -> MoveAdvice:
+    """Return whether it pays to move the matrices of a product to the best layout on their ranks. Local.
+
+    Raises:
+        ArgumentError: the machine has too few ranks.
+        LayoutError: the problem is not legal.
+    """
+    where = load_machine(machine)
+    keep = predict(problem, where)
+    p = problem
+    best = advise(p.m, p.n, p.k, keep.traffic.nranks, where, dtype=p.a.dtype, order=p.d.order).best
+    q = best.problem
+    a, b = (x if op == "N" else replace(x.T, order=x.order) for x, op in ((p.a, p.op_a), (p.b, p.op_b)))
+    moves = ((a, q.a), (b, q.b), (q.d, p.d))
+    move = sum(time_of_move(x, y, where).seconds for x, y in moves if not x.same_places(y))
+    gain = keep.seconds - best.prediction.seconds
+    return MoveAdvice(keep, best, move, math.ceil(move / gain) if gain > 0 else 0)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerAdvice:
+    """A layer of a model over different numbers of ranks. Local.
+
+    Attributes:
+        name: the layer.
+        product: its tensor-parallel product.
+        predictions: by number of ranks.
+    """
+
+    name: str
+    product: Form
+    predictions: dict[int, Prediction]
+
+    @property
+    def best(self) -> int:
+        """The number of ranks that is the fastest."""
+        return min(self.predictions, key=lambda ranks: self.predictions[ranks].seconds)
+
+
+def advise_layers(
+    model: str, tokens: int, machine: str | PathLike[str] | Machine, *, dtype: DTypeLike = "bfloat16"
+) -> list[LayerAdvice]:
+    """Return for each layer of a model how long it takes over 1, 2, 4, … ranks of a node. Local.
+
+    Args:
+        model: a name in descriptors/models.
+        tokens: rows of X.
+        machine: a name in descriptors/machines, a file, or a ``Machine``.
+        dtype: type of all matrices.
+
+    Raises:
+        ArgumentError: there is no such model or machine.
+    """
+    where, kind = load_machine(machine), as_dtype(dtype)
+    found = []
+    for layer in load_model(model):
+        predictions = {}
+        for ranks in (1 << i for i in range(where.ranks_per_node.bit_length())):
+            try:
+                t, n, k = layer.shape(tokens, ranks)
+            except LayoutError:
+                continue
+            predictions[ranks] = predict(_parallel(layer.product, t, n, k, ranks, kind), where)
+        found.append(LayerAdvice(layer.name, layer.product, predictions))
+    return found
+
+
+def _parallel(form: Form, tokens: int, outputs: int, inputs: int, ranks: int, dtype: Any) -> ParallelProblem:
+    """Return a product of T tokens, N outputs per rank if they are split, and K inputs."""
+    even = tuple(Axis.even(tokens, ranks).counts())
+    whole = (tokens,) * ranks
+    k = (
+        tuple(Axis.even(inputs, ranks).counts())
+        if form in ("matmul_reduce_scatter", "matmul_allreduce")
+        else (inputs,) * ranks
+    )
+    first = even if form == "allgather_matmul" else whole
+    rows = even if form == "matmul_reduce_scatter" else whole
+    return ParallelProblem(form, first, k, (outputs,) * ranks, rows, dtype, dtype, dtype)

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a computation takes on a machine that nobody has to have: exact counts, times what a machine's file says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import accumulation_dtype, as_dtype
+from ..engines.request import Problem
+from ..errors import ArgumentError
+from ..layout import MatrixDescriptor
+from .machines import Machine, NodeOf, load_machine
+from .traffic import Traffic, move_traffic, size_of, traffic
+
+__all__ = ["Prediction", "predict", "time_of_move", "time_text"]
+
+_BAND = (0.8, 1.25)  # of the prediction, for what was measured: see the validation
+_WIDE = (0.5, 2.0)  # for what is extrapolated
+_BEYOND = 2  # products of matrices so many times as large as measured ones are extrapolated
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What a computation takes. Local.
+
+    Attributes:
+        machine: the machine.
+        traffic: the counts.
+        seconds: the time until all ranks are done; it should be from ``low`` to ``high``.
+        compute_seconds: of the average rank.
+        communication_seconds: messages, copies and waiting for each other, unless they overlap with products.
+        imbalance_seconds: what the slowest rank computes longer than the average.
+        call_seconds: the call itself.
+        memory_bytes: the most of any rank: operands, result and workspace.
+        extrapolated: what is outside the measurements; empty if nothing is.
+        fits: whether the memory of each rank is enough.
+    """
+
+    machine: Machine
+    traffic: Traffic
+    seconds: float
+    low: float
+    high: float
+    compute_seconds: float
+    communication_seconds: float
+    imbalance_seconds: float
+    call_seconds: float
+    memory_bytes: int
+    extrapolated: tuple[str, ...]
+    fits: bool
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm that was counted: what "auto" takes by rule, if that was asked for."""
+        return self.traffic.algorithm
+
+    @property
+    def efficiency(self) -> float:
+        """The part of the time that the average rank computes."""
+        return self.compute_seconds / self.seconds if self.seconds else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values. Local."""
+        names = (
+            "seconds", "low", "high", "compute_seconds", "communication_seconds", "imbalance_seconds",
+            "call_seconds", "memory_bytes", "efficiency", "fits",
+        )  # fmt: skip
+        return {
+            "machine": str(self.machine), **{name: getattr(self, name) for name in names},
+            "extrapolated": list(self.extrapolated), **self.traffic.to_dict(),
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        t = self.traffic
+        parts = ", ".join(
+            f"{time_text(getattr(self, f'{name}_seconds'))} {text}"
+            for name, text in (
+                ("compute", "compute"), ("communication", "exposed communication"), ("imbalance", "imbalance"),
+                ("call", "call"),
+            )
+        )  # fmt: skip
+        lines = [
+            f"{t.call}",
+            f"  machine    {self.machine}, {t.nranks} ranks, {t.ranks_per_node} per node",
+            f"  algorithm  {t.algorithm}",
+            f"  time       {time_text(self.seconds)}, from {time_text(self.low)} to {time_text(self.high)}",
+            f"  of that    {parts}",
+            f"  memory     {self.memory_bytes / 2**30:.2f} GiB per rank{'' if self.fits else ': does not fit'}",
+            *(f"  extrapolated  {each}" for each in self.extrapolated),
+        ]
+        return "\n".join(lines)
+
+
+def predict(
+    problem: Problem,
+    machine: str | PathLike[str] | Machine,
+    algorithm: str = "auto",
+    *,
+    alpha: complex = 1,
+    beta: complex | None = None,
+    nranks: int | None = None,
+) -> Prediction:
+    """Return how long a computation takes on a machine, and what it needs. Local: needs no ranks, MPI or GPU.
+
+    On GPUs the counts are those of slabs by messages, which the algorithms of GPUs move, too.
+
+    Args:
+        problem: a MatmulProblem, Level3Problem or ParallelProblem.
+        machine: a name in descriptors/machines, a file, or a ``Machine``.
+        algorithm: a name for ``algo``; "auto" takes the one that is the fastest by rule.
+        alpha, beta: scalars; beta is 1 by default if the problem has a C.
+        nranks: number of ranks; by default as many as the layouts need.
+
+    Raises:
+        ArgumentError: there is no such machine, it has too few ranks, or the problem is not legal.
+        UnsupportedError: there is no such algorithm, or it cannot compute the problem.
+    """
+    where = load_machine(machine)
+    size = nranks or size_of(problem)
+    per_node = min(size, where.ranks_per_node)
+    if size > per_node and where.network is None:
+        raise ArgumentError(
+            f"machine: {where.name} is one node of {where.ranks_per_node} ranks, the layouts need {size}"
+        )
+    if algorithm == "auto" and where.engine == "gpu":
+        algorithm = _by_messages(problem)
+    counts = traffic(
+        problem, algorithm, alpha=alpha, beta=beta, nranks=size, ranks_per_node=per_node,
+        memory_bytes=per_node * where.memory_bytes, gpus=where.engine == "gpu",
+    )  # fmt: skip
+    return _timed(where, counts)
+
+
+def time_of_move(source: MatrixDescriptor, target: MatrixDescriptor, machine: Machine) -> Prediction:
+    """Return how long it takes to move a matrix to another layout on a machine. Local."""
+    counts = move_traffic(source, target, ranks_per_node=machine.ranks_per_node)
+    return _timed(machine, counts)
+
+
+def _by_messages(problem: Problem) -> str:
+    """Return the algorithm whose messages are those of the GPUs' algorithms, "auto" if there is no such one."""
+    traits = getattr(problem, "traits", None)
+    if traits is not None:
+        return "auto" if traits.shape == "added" else "gathered"
+    if getattr(problem, "scheme", "gemm") == "gemm" and hasattr(problem, "d"):
+        return "gathered"
+    return "push"
+
+
+def _timed(machine: Machine, counts: Traffic) -> Prediction:
+    here, remark = machine.node_of(counts.ranks_per_node)
+    remarks = [remark] if remark else []
+    if not machine.measured:
+        remarks.append(f"{machine.name} was not measured")
+    several = counts.nranks > counts.ranks_per_node
+    if several and machine.measured:
+        remarks.append("the network was not measured")
+    classes = [_compute(here, shapes, remarks) for shapes in counts.shapes]
+    compute = np.array(classes)[counts.like]
+    link, network = here.link or here.copy, machine.network
+    moved = np.maximum(counts.node_bytes, counts.node_received) / link.bytes_per_second
+    latency = link.seconds
+    if several and network is not None:
+        out = counts.sent_bytes - counts.node_bytes
+        arriving = counts.received_bytes - counts.node_received
+        moved = moved + np.maximum(out, arriving) / network.bytes_per_second
+        latency = network.seconds
+    rounds = max(1, counts.nranks - 1).bit_length()
+    moved = moved + counts.messages * latency + counts.collectives * rounds * latency
+    copies = (
+        counts.copied_bytes - counts.collective_copies + counts.touched_bytes
+    ) / here.copy.bytes_per_second
+    waits = counts.meetings * here.meeting_seconds * (1 + (rounds if several else 0))
+    if machine.overlaps:
+        exposed = np.maximum(moved - compute, 0) + np.minimum(moved, compute) / 8 + copies + waits
+    else:
+        exposed = moved + copies + waits
+    total = compute + exposed
+    slowest = int(total.argmax())
+    seconds = float(total[slowest]) + here.call_seconds
+    band = _WIDE if remarks else _BAND
+    memory = int(counts.memory_bytes.max())
+    average = float(compute.mean())
+    return Prediction(
+        machine, counts, seconds, seconds * band[0], seconds * band[1], average, float(exposed[slowest]),
+        float(compute[slowest]) - average, here.call_seconds, memory, tuple(dict.fromkeys(remarks)),
+        memory <= machine.memory_bytes,
+    )  # fmt: skip
+
+
+def _compute(here: NodeOf, shapes: dict[tuple[str, int, int, int], int], remarks: list[str]) -> float:
+    """Return how long a rank's local products and solves take."""
+    total = 0.0
+    for (dtype, m, n, k), count in shapes.items():
+        if dtype not in here.gemm:
+            dtype = accumulation_dtype(as_dtype(dtype)).name  # the host multiplies in that
+        size = (m * n * k) ** (1 / 3)
+        flops = 2 * m * n * k * (4 if dtype.startswith("complex") else 1)
+        touched = (m * k + k * n + m * n) * as_dtype(dtype).itemsize
+        once = max(flops / here.rate(dtype, size), touched / here.copy.bytes_per_second)
+        total += count * (once + here.launch_seconds)
+        if not here.largest(dtype):
+            remarks.append(f"products of {dtype} were not measured")
+        elif size > _BEYOND * here.largest(dtype):
+            remarks.append(f"local products larger than n = {here.largest(dtype)}, the largest measured")
+    return total
+
+
+def time_text(seconds: float) -> str:
+    """Return a time for people. Local."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-6:.2g} µs"

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predictions, advice and machines: numbers that follow by hand from a made-up machine, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+
+import pytest
+
+import pblasmp as pb
+from pblasmp.costs.advise import advise_layers, advise_move, scale
+from pblasmp.costs.machines import load_machine, machine_from, machine_toml, with_ranks
+from pblasmp.layout.routines import ROUTINES
+from pblasmp.problems.files import find, read_toml
+
+tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+
+NODE = {
+    "ranks": 4, "copy": {"bytes_per_second": 1e9}, "link": {"bytes_per_second": 1e8, "seconds": 1e-3},
+    "gemm": {"float64": [[10, 1e9], [1000, 1e9]]}, "call_seconds": 0.5, "meeting_seconds": 0.25,
+}  # fmt: skip
+TABLE = {
+    "title": "Made up", "measured": True, "ranks_per_node": 4, "memory_bytes": 10**8, "ranks": [NODE],
+}  # fmt: skip
+
+
+def machine(**changes):
+    return machine_from({**TABLE, **changes}, "made-up")
+
+
+def test_one_rank():
+    """2 n^3 operations at 1 GFLOP/s, and the call; one rank was not measured."""
+    n = 200
+    p = pb.MatmulProblem.gemm(n, n, n, "1x1", 50)
+    found = pb.predict(p, machine())
+    assert found.seconds == pytest.approx(2 * n**3 / 1e9 + 0.5)
+    assert found.compute_seconds == pytest.approx(2 * n**3 / 1e9)
+    assert found.extrapolated == ("1 ranks on a node: measured with 4",)
+    assert (found.low, found.high) == (found.seconds * 0.5, found.seconds * 2)
+    assert "extrapolated" in str(found)
+    assert found.memory_bytes == 3 * 8 * n * n
+
+
+def test_messages_and_copies():
+    """Gathered on 1 x 4: each rank gets three quarters of A in three messages, and copies its own quarter."""
+    n = 400
+    p = pb.MatmulProblem.gemm(n, n, n, "1x4", 100)
+    found = pb.predict(p, machine(), "gathered")
+    moved = 0.75 * 8 * n * n
+    expected = moved / 1e8 + 3 * 1e-3 + moved / 3 / 1e9
+    assert found.communication_seconds == pytest.approx(expected)
+    assert found.seconds == pytest.approx(expected + 2 * n**3 / 4 / 1e9 + 0.5)
+    assert found.extrapolated == ()
+    assert (found.low, found.high) == (found.seconds * 0.8, found.seconds * 1.25)
+    overlapped = pb.predict(p, machine(overlaps=True), "gathered")
+    assert overlapped.seconds < found.seconds
+    shared = pb.predict(p, machine(), "shared")  # copies, and one meeting
+    assert shared.communication_seconds == pytest.approx(8 * n * n / 4 / 1e9 + 0.25)
+    assert found.traffic.imbalance == 1
+
+
+def test_nodes_and_imbalance():
+    p = pb.MatmulProblem.gemm(300, 300, 300, "1x8", 100)  # five ranks have nothing
+    with pytest.raises(pb.ArgumentError, match="made-up is one node of 4 ranks, the layouts need 8"):
+        pb.predict(p, machine())
+    wide = machine(network={"bytes_per_second": 1e7, "seconds": 0.0})
+    found = pb.predict(p, wide, "gathered")
+    assert found.extrapolated == ("the network was not measured",)
+    assert found.traffic.imbalance == pytest.approx(8 / 3)
+    assert found.imbalance_seconds == pytest.approx((2 * 300 * 300 * 100 - 2 * 300**3 / 8) / 1e9)
+
+
+def test_every_kind_of_problem():
+    square = pb.MatrixDescriptor((64, 64), (8, 8), pb.Grid(2, 2))
+    for name, has in ROUTINES.items():
+        p = pb.Level3Problem(name, **dict.fromkeys({*has.operands, "d"}, square))
+        found = pb.predict(p, machine())
+        assert found.seconds > 0.5
+        assert json.loads(json.dumps(found.to_dict()))["algorithm"] == found.algorithm
+    for each in advise_layers("llama-8b", 512, "dgx-h100"):
+        assert set(each.predictions) == {1, 2, 4, 8}
+        assert each.predictions[each.best].seconds == min(x.seconds for x in each.predictions.values())
+        assert "dgx-h100 was not measured" in each.predictions[8].extrapolated
+
+
+def test_advice():
+    """The best choice is legal and the fastest that fits; where nothing fits, it says how many ranks would."""
+    advice = pb.advise(1000, 1000, 1000, 4, machine())
+    advice.best.problem.validate()
+    assert advice.best.prediction.seconds == min(each.prediction.seconds for each in advice.choices)
+    assert {each.problem.d.grid.shape for each in advice.choices} == {(1, 4), (2, 2), (4, 1)}
+    assert "%" in advice.why_not_second or "as fast" in advice.why_not_second
+    cluster = machine(network={"bytes_per_second": 1e7})
+    large = pb.advise(8000, 8000, 8000, 4, cluster)
+    assert not large.best.prediction.fits
+    assert large.least_ranks > 4
+    assert f"does not fit below {large.least_ranks} ranks" in str(large)
+    assert pb.advise(8000, 8000, 8000, large.least_ranks, cluster).best.prediction.fits
+    (_, one), (_, two) = scale(2000, 2000, 2000, [1, 2], cluster)
+    assert two.best.prediction.traffic.nranks == 2 * one.best.prediction.traffic.nranks
+    with pytest.raises(pb.ArgumentError, match="m"):
+        pb.advise(0, 1, 1, 1, cluster)
+
+
+def test_many_nodes():
+    advice = pb.advise(200000, 200000, 200000, 1024, "dgx-h100-cluster")
+    assert len(advice.choices) == 11
+    assert advice.best.prediction.fits
+    assert advice.best.problem.d.grid.shape in ((32, 32), (16, 64), (64, 16))
+
+
+def test_moving_first():
+    """Blocks so large that one rank has everything: it pays to move. The best layout: it never does."""
+    bad = pb.MatmulProblem.gemm(800, 800, 800, "2x2", 800)
+    found = advise_move(bad, machine())
+    saved = found.keep.seconds - found.moved.prediction.seconds
+    assert saved > 0
+    assert (found.break_even - 1) * saved < found.move_seconds <= found.break_even * saved
+    assert advise_move(found.moved.problem, machine()).break_even == 0
+
+
+@pytest.mark.parametrize("path", find("machines"), ids=lambda path: path.stem)
+def test_machines_that_come_with_pblasmp(path):
+    found = load_machine(path.stem)
+    assert found.title
+    assert found.measured or "not measured" in str(found)
+    table, _ = read_toml(path)
+    assert machine_from(tomllib.loads(machine_toml(table)), path.stem) == found
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cores": 3}, "cores: unknown key"),
+        ({"ranks": []}, r"ranks: expected tables \[\[ranks\]\]"),
+        ({"ranks": [{"ranks": 1}]}, r"ranks\[0\].copy: missing; ranks\[0\].gemm: missing"),
+        ({"ranks_per_node": 0}, "expected a positive number, got 0"),
+        ({"engine": "tpu"}, "engine: expected 'host' or 'gpu', got 'tpu'"),
+        ({"ranks": [{**NODE, "copy": {}}]}, "bytes_per_second"),
+        ({"ranks": [{**NODE, "gemm": {"float64": [[10, -1]]}}]}, "expected a positive number, got -1"),
+    ],
+)
+def test_files_that_are_no_machine(changes, words):
+    with pytest.raises(pb.ArgumentError, match=words):
+        machine(**changes)
+
+
+def test_unknown_machines_and_measuring_again():
+    with pytest.raises(pb.ArgumentError, match="dgx-h100 or a file, got 'cray'"):
+        pb.predict(pb.MatmulProblem.gemm(8, 8, 8, "1x1", 2), "cray")
+    table = with_ranks(None, {**NODE, "ranks": 2}, title="x", measured=True)
+    table = with_ranks(table, NODE, title="y")
+    table = with_ranks(table, {**NODE, "ranks": 2, "call_seconds": 7.0})
+    assert (table["title"], table["ranks_per_node"]) == ("x", 4)
+    assert [each["ranks"] for each in table["ranks"]] == [2, 4]
+    found = machine_from(table, "twice")
+    assert found.node_of(2)[0].call_seconds == 7
+    assert found.node_of(3)[1] == "3 ranks on a node: measured with 4"
+    assert found.nodes[0].rate("float64", 100) == pytest.approx(1e9)
