@@ -472,6 +472,23 @@ def plan(
     print_json(paper.as_values(found)) if as_json else paper.print_plan(found, output)
 
 
+@cli.command(epilog=examples("pblasmp doctor -n 4", "mpirun -n 8 pblasmp doctor --machine node.toml"))
+@options.ranks()
+@click.option("--machine", metavar="NAME", help="A machine's name or file, to compare speeds with.")
+@engine
+@as_json
+@common
+def doctor(ranks: int | None, machine: str | None, engine: Any, as_json: bool) -> None:
+    """Check that ranks start, share memory and compute right here, and say what to do if not."""
+    from .doctor import diagnose, print_diagnosis
+
+    found = diagnose(ranks, engine, machine)
+    if leading():
+        print_json(found) if as_json else print_diagnosis(found)
+    if found["faults"]:
+        raise FailureError("something does not work here")
+
+
 @cli.command(
     epilog=examples(
         "pblasmp measure -n 1 -n 2 -n 4 -o here.toml",

@@ -17,7 +17,7 @@ from ..engines.request import Operands
 from ..layout import Grid, MatrixDescriptor
 from ..timing import samples
 
-__all__ = ["measure_ranks"]
+__all__ = ["measure_ranks", "measure_speed"]
 
 _SAMPLES = 5
 _LONG = 0.5  # seconds: no larger product than the first one that takes so long
@@ -69,6 +69,18 @@ def measure_ranks(
         step(f"products of {dtype}")
         table["gemm"][dtype] = list(_curve(engine, comm, dtype, _SIZES[kind], seconds))
     return table
+
+
+def measure_speed(engine: Engine, comm: Communicator) -> tuple[int, dict[str, float]]:
+    """Return n, and the bytes per second of copies and operations per second of n × n products. Collective."""
+    n = 4096 if engine.traits.queues else 1024
+
+    def rate(amount: float, run: Callable[[], Any]) -> float:
+        run()
+        return amount / min(samples(engine, comm, run, 3))
+
+    speed = {"copy": rate(_COPIED, _copy(engine)), "gemm": rate(2.0 * n**3, _product(engine, n, "float32"))}
+    return n, speed
 
 
 def _curve(

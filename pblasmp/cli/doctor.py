@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pblasmp doctor``: whether ranks start, reach each other and compute right here, and what to do if not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..context import Context
+from ..costs.machines import load_machine
+from ..costs.measure import measure_speed
+from ..engines.choice import EngineName
+from ..info import collect
+from ..layout import Grid, MatmulProblem
+from ..planning import algorithms
+from ..products import matmul
+from ..verification import verify
+from .progress import Reporter
+from .ranks import FailureError, on_ranks
+from .terminal import plain
+
+__all__ = ["diagnose", "print_diagnosis"]
+
+_ORDER = 384
+_SLOW = 0.5  # of the speed in the machine's file
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorOptions:
+    """What the user asks for.
+
+    Attributes:
+        engine: as in Context.
+    """
+
+    engine: EngineName
+
+
+def diagnose(ranks: int | None, engine: EngineName, machine: str | Path | None) -> dict[str, Any]:
+    """Return what was found: facts, checks of the ranks, and faults, each with a cure. Collective over ranks.
+
+    Raises:
+        ArgumentError: ``machine`` is no machine.
+    """
+    known = None if machine is None else load_machine(machine)
+    facts = collect()
+    found: dict[str, Any] = {"facts": facts, "faults": list(_of_facts(facts))}
+    try:
+        found |= on_ranks(_work, DoctorOptions(engine), ranks)
+    except FailureError as error:
+        found["faults"].append((f"the ranks failed: {error}", "pblasmp info shows what they depend on"))
+        return found
+    found["faults"] += [
+        (f"{name}: {why}", "report this with the output") for name, why in found["wrong"].items()
+    ]
+    found["faults"] += list(_of_ranks(found))
+    if known is not None:
+        here, remark = known.node_of(found["ranks"])
+        found["expected"] = {
+            "copy": here.copy.bytes_per_second,
+            "gemm": here.rate("float32", found["gemm_size"]),
+        }
+        found["remark"] = remark
+        for name, most in found["expected"].items():
+            if found["speed"][name] < _SLOW * most:
+                share = f"{100 * found['speed'][name] / most:.0f} % of what {known.name} has"
+                found["faults"].append(
+                    (f"{name}: {share}", "is the machine busy, or are the ranks bound to one core?")
+                )
+    return found
+
+
+def _of_facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield faults of what is installed, each with a cure."""
+    if "problem" in facts["MPI library"]:
+        yield f"MPI library: {facts['MPI library']['problem']}", "pip install mpi4py mpich"
+    if "problem" in facts["mpirun"]:
+        yield (
+            f"mpirun: {facts['mpirun']['problem']}",
+            "install one MPI only, or name its mpirun in PBLASMP_MPIRUN",
+        )
+
+
+def _of_ranks(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield faults of how the ranks are placed, each with a cure."""
+    if found["cores"] < found["ranks_of_node"]:
+        cure = "give the launcher more cores, or do not bind ranks (--bind-to none)"
+        yield f"{found['ranks_of_node']} ranks of a node share {found['cores']} cores", cure
+    if found["why_not_shared"]:
+        cure = "ranks in different containers cannot share memory: use one container per node"
+        yield f"the ranks of a node share no memory: {found['why_not_shared']}", cure
+
+
+def _values(step: int, i: Any, j: Any) -> Any:
+    """Return small integers, whose products are exact."""
+    return (i * step + j) % 7 - 3
+
+
+def _work(options: DoctorOptions, reporter: Reporter) -> dict[str, Any]:
+    """What every rank does. Collective over all ranks."""
+    with Context(engine=options.engine) as ctx, reporter.errors():
+        grid, gpus = Grid.squarest(ctx.size), ctx.engine.device is not None
+        problem = MatmulProblem.gemm(_ORDER, _ORDER, _ORDER, grid, 64, dtype="float32")
+        a, b = (ctx.from_function(partial(_values, step), x) for step, x in ((2, problem.a), (3, problem.b)))
+        wrong: dict[str, str] = {}
+        checked = []
+        for name, verdict in algorithms(problem, ctx).items():
+            if not verdict:
+                continue
+            reporter.step(f"a product by {name}")
+            d = matmul(a, b, algo=name)
+            checked.append(name)
+            if not verify(a, b, None, d):
+                wrong[name] = "the product is wrong"
+        reporter.step("copies and local products")
+        size, speed = measure_speed(ctx.engine, ctx.comm)
+        nodes = ctx.engine.transport.nodes
+        here = next(ranks for ranks in nodes if ctx.rank in ranks)
+        mine = [] if gpus else sorted(os.sched_getaffinity(0))
+        everyones = ctx.comm.allgather(mine)
+        return {
+            "ranks": ctx.size, "nodes": len(nodes), "ranks_of_node": 1 if gpus else len(here),
+            "cores": 1 if gpus else len({core for rank in here for core in everyones[rank]}),
+            "engine": ctx.engine.name, "why": ctx.engine.why, "machine": ctx.engine.machine,
+            "why_not_shared": "" if gpus else ctx.engine.transport.why_not_shared, "checked": checked, "wrong": wrong,
+            "speed": speed, "gemm_size": size,
+        }  # fmt: skip
+
+
+def print_diagnosis(found: dict[str, Any]) -> None:
+    """Print what was found, and the verdict last. Local."""
+    facts = found["facts"]
+    for name in ("mpirun", "MPI library", "BLAS", "cuBLASMp"):
+        if name in facts:
+            each = facts[name]
+            click.echo(f"{name:<12} {plain(str(each.get('version') or each.get('problem')))}")
+    for name, each in facts.items():
+        if name.startswith("GPU ") and "reaches" in each:
+            click.echo(f"{name:<12} {each['version']}, reaches {each['reaches'] or 'no other'}")
+    if "ranks" in found:
+        where = f"{found['ranks']} ranks on {found['nodes']} nodes"
+        click.echo(f"{'ranks':<12} {where}, engine {found['engine']} ({plain(found['why'])})")
+        click.echo(
+            f"{'products':<12} right by {', '.join(x for x in found['checked'] if x not in found['wrong'])}"
+        )
+        for name, unit in (("copy", "GB/s"), ("gemm", "GFLOP/s")):
+            beside = f", expected {found['expected'][name] / 1e9:.1f}" if "expected" in found else ""
+            click.echo(f"{name:<12} {found['speed'][name] / 1e9:.1f} {unit} per rank{beside}")
+    for fault, cure in found["faults"]:
+        click.echo(f"{click.style('fault', fg='red')}        {plain(fault)}\n  cure       {plain(cure)}")
+    click.echo("everything works" if not found["faults"] else f"{len(found['faults'])} faults")

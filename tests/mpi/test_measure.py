@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measuring machines on ranks, and what pblasmp plan and doctor print."""
+
+from __future__ import annotations
+
+import json
+from unittest import mock
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import pblasmp as pb
+from pblasmp.cli import doctor
+from pblasmp.cli.commands import cli
+from pblasmp.costs import measure
+from pblasmp.costs.machines import machine_from, machine_toml, with_ranks
+from pblasmp.problems.files import read_toml
+from tests.helpers.mpi import run_mpi
+
+SMALL = {"host": (8, 16)}
+
+
+def measured(comm):
+    with (
+        mock.patch.object(measure, "_SIZES", SMALL),
+        mock.patch.object(measure, "_COPIED", 1 << 16),
+        pb.Context(comm, engine="host") as ctx,
+    ):
+        a = ctx.zeros(pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, ctx.size)))
+        return measure.measure_ranks(ctx.engine, ctx.comm, lambda: a @ a, lambda _: None)
+
+
+def test_measure(tmp_path):
+    """On one and two ranks: a file that loads again, and predicts."""
+    table = None
+    for nranks in (1, 2):
+        entry = run_mpi(measured, nranks)[0]
+        assert ("link" in entry) == (nranks > 1)
+        assert [n for n, _ in entry["gemm"]["complex64"]] == [8, 16]
+        table = with_ranks(table, entry, title="here", measured=True, memory_bytes=1 << 30)
+    file = tmp_path / "here.toml"
+    file.write_text(machine_toml(table))
+    machine = machine_from(read_toml(file)[0], "here")
+    assert [each.ranks for each in machine.nodes] == [1, 2]
+    found = pb.predict(pb.MatmulProblem.gemm(16, 16, 16, "1x2", 4), file)
+    assert found.seconds > 0
+    assert found.extrapolated == ()
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["plan", *map(str, arguments)], catch_exceptions=False)
+
+
+def test_plan(tmp_path):
+    done = run(1000, 1000, 1000, "--ranks", 4, "--machine", "dgx-h100")
+    assert done.output.startswith("best: ")
+    assert "extrapolated  dgx-h100 was not measured" in done.output
+    picture = tmp_path / "scaling.svg"
+    how = ("--nodes", "1..3", "--machine", "dgx-h100-cluster")
+    done = run(9000, 9000, 9000, *how, "-o", picture)
+    assert [line.split()[0] for line in done.output.splitlines()[:3]] == ["1", "2", "3"]
+    assert "<svg" in picture.read_text()
+    plans = json.loads(run(9000, 9000, 9000, *how, "--json").output)["plans"]
+    assert [each["nodes"] for each in plans] == [1, 2, 3]
+    assert plans[0]["best"]["extrapolated"]
+    assert "move: " in run("grid-2x2", "--machine", "dgx-h100").output
+    done = run("--model", "llama-8b", "--tokens", 64, "--machine", "dgx-h100")
+    assert "extrapolated: dgx-h100 was not measured" in done.output
+    done = run("--model", "llama-8b", "--tokens", 64, "--machine", "dgx-h100", "--json")
+    assert len(json.loads(done.output)["layers"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("1 2", "expected three sizes or one descriptor file, got 1 2"),
+        ("8 8 8 --nodes 4..2", "--nodes 4..2: expected a number or first..last"),
+        ("8 8 8 --nodes 1 --ranks 2", "leave --ranks out"),
+        ("8 8 8 -o x.svg", "-o draws the scaling over --nodes"),
+        ("--model llama-8b", "--model and --tokens go together"),
+    ],
+)
+def test_what_plan_refuses(arguments, words):
+    with pytest.raises(click.UsageError, match=words.replace(".", r"\.")):
+        cli.main(["plan", *arguments.split(), "--machine", "dgx-h100"], standalone_mode=False)
+
+
+def test_faults_that_doctor_finds():
+    """Each with a cure: no MPI, a foreign mpirun, ranks without cores or memory of the node, wrong, slow."""
+    facts = {"MPI library": {"problem": "none"}, "mpirun": {"problem": "foreign"}}
+    assert [fault for fault, _ in doctor._of_facts(facts)] == ["MPI library: none", "mpirun: foreign"]
+    assert list(doctor._of_facts({"MPI library": {}, "mpirun": {}})) == []
+    ranks = {
+        "ranks": 4, "nodes": 1, "ranks_of_node": 4, "cores": 1, "why_not_shared": "sealed", "engine": "host", "why": "",
+        "checked": ["shared", "panels"], "wrong": {"panels": "the product is wrong"}, "gemm_size": 8,
+        "speed": {"copy": 1e9, "gemm": 1e12},
+    }  # fmt: skip
+    with (
+        mock.patch.object(doctor, "on_ranks", return_value=ranks),
+        mock.patch.object(doctor, "collect", return_value=facts),
+    ):
+        found = doctor.diagnose(4, "host", "dgx-h100")
+    faults = [fault for fault, cure in found["faults"] if cure]
+    assert faults[2:] == [
+        "panels: the product is wrong", "4 ranks of a node share 1 cores",
+        "the ranks of a node share no memory: sealed",
+        "copy: 0 % of what dgx-h100 has", "gemm: 10 % of what dgx-h100 has",
+    ]  # fmt: skip
