@@ -146,6 +146,7 @@ LAYERS: dict[str, set[str]] = {
         "info",
         "planning",
         "products",
+        "verification",
         "costs",
         "preload",
         "timing",
