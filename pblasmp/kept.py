@@ -3,15 +3,21 @@
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from .engines.protocol import Engine
+from .logs import logger
 
-__all__ = ["Closable", "KeptPlans"]
+__all__ = ["Closable", "KeptPlans", "held_bytes"]
 
-_MOST = 32
+_MOST_BYTES = 64 << 20  # of all kept plans, on the rank where they take the most
+_LEAST_BYTES = 1 << 17  # what a plan counts at least: not all that it holds is seen from Python
 
 
 class Closable(Protocol):
@@ -27,42 +33,86 @@ T = TypeVar("T", bound=Closable)
 class KeptPlans:
     """The most recently used plans, by key; after a new measurement, earlier plans are no longer found.
 
-    Keys are the same on every rank, and come in the same order.
+    Keys are the same on every rank, and come in the same order. Plans are kept as long as they take little memory
+    together: so many of a program that walks over a matrix, fewer of those with large tables.
 
     Args:
         engine: where the plans run.
+        most: bytes that all of them may take.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._plans: OrderedDict[Hashable, Any] = OrderedDict()
+    def __init__(self, engine: Engine, most: int = _MOST_BYTES) -> None:
+        self._engine, self._most = engine, most
+        self._plans: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self.nbytes = self.hits = self.evictions = 0
+
+    def __len__(self) -> int:
+        return len(self._plans)
 
     def find(self, key: Hashable) -> Any:
         """Return the plan for ``key``, None if there is none. Local; the same on every rank."""
         key = self._whole(key)
         found = self._plans.get(key)
-        if found is not None:
-            self._plans.move_to_end(key)
-        return found
+        if found is None:
+            return None
+        self._plans.move_to_end(key)
+        self.hits += 1
+        return found[0]
 
     def keep(self, key: Hashable, plan: Closable) -> None:
-        """Keep a plan. Collective over the context if another plan must make room."""
-        self._make_room()
-        self._plans[self._whole(key)] = plan
+        """Keep a plan, and close the least recently used ones if they take too much. Collective over the context."""
+        mine = max(_LEAST_BYTES, held_bytes(plan, self._engine))
+        nbytes = max(
+            self._engine.transport.comm.allgather(mine)
+        )  # what is closed must be the same on every rank
+        self._plans[self._whole(key)] = plan, nbytes
+        self.nbytes += nbytes
+        while self.nbytes > self._most and len(self._plans) > 1:
+            _, (oldest, freed) = self._plans.popitem(last=False)
+            self.nbytes -= freed
+            self.evictions += 1
+            oldest.close()
+            logger.info(
+                "kept plans: closed %r to make room; %d bytes in %d plans; so far %d hits, %d closed",
+                oldest, self.nbytes, len(self._plans), self.hits, self.evictions,
+            )  # fmt: skip
 
     def find_or_make(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the plan for ``key``, or make and keep it. Collective over the context, if it is made."""
         found: T | None = self.find(key)
         if found is None:
-            self._make_room()
             found = make()
             self.keep(key, found)
         return found
 
+    def log(self) -> None:
+        """Log how often plans were found, and closed to make room. Local."""
+        if self._plans or self.evictions:
+            logger.info(
+                "kept plans: %d, %d bytes; %d hits, %d closed to make room",
+                len(self._plans), self.nbytes, self.hits, self.evictions,
+            )  # fmt: skip
+
     def _whole(self, key: Hashable) -> Hashable:
         return key, self._engine.measured.added
 
-    def _make_room(self) -> None:
-        """Close the least recently used plans until there is room for another. Collective over the context."""
-        while len(self._plans) >= _MOST:
-            self._plans.popitem(last=False)[1].close()
+
+_SHARED = (ModuleType, type, FunctionType, BuiltinFunctionType, str, bytes, int, float, complex, np.dtype)
+
+
+def held_bytes(plan: object, engine: Engine) -> int:
+    """Return about how many bytes a plan holds, apart from what its engine and its context do. Local."""
+    comm = engine.transport.comm
+    context = getattr(plan, "_ctx", None)
+    seen = {
+        id(x) for x in (engine, engine.operations, engine.transport, comm, context, engine.device, gc.garbage)
+    }
+    total, left = 0, [plan]
+    while left:
+        x = left.pop()
+        if id(x) in seen or isinstance(x, _SHARED):
+            continue
+        seen.add(id(x))
+        total += int(x.nbytes) if isinstance(x, np.ndarray) and x.base is None else x.__sizeof__()
+        left += gc.get_referents(x)
+    return total

@@ -422,7 +422,9 @@ def run_once(
         if plan._product.holds_memory:
             return plan._once()
         plan._release()
-        ctx.kept.keep(number, plan)
+        result = plan._run_with(matrices)
+        ctx.kept.keep(number, plan)  # now that it has all its tables
+        return result
     return plan._run_with(matrices)
 
 

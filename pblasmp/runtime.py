@@ -193,6 +193,7 @@ class Runtime(Generic[Matrix]):
         self._open = False
         if not everyone:  # some rank dropped it without closing it, and is ending
             return
+        self.kept.log()
         with Running(self.control, "close"), ExitStack() as last_first:  # every step, even if one fails
             last_first.callback(self.control.free)
             last_first.callback(self.comm.free)

@@ -29,6 +29,7 @@ import pblasmp.comm.agreement
 import pblasmp.comm.board
 import pblasmp.comm.communicator
 import pblasmp.comm.exchange
+import pblasmp.engines.host.direct
 import pblasmp.engines.host.operations
 from tests.helpers.process import held
 
@@ -42,6 +43,9 @@ PLACES: dict[str, tuple[Any, str, int]] = {
     "allgather": (pblasmp.comm.communicator._Mpi, "allgather", 6),
     "vote": (pblasmp.comm.agreement._Vote, "outcome", 40),
     "gemm": (pblasmp.engines.host.operations.HostOperations, "gemm", 20),
+    "direct": (pblasmp.engines.host.direct, "_gemm", 10),
+    "slabs": (pblasmp.engines.host.direct._Slabs, "write", 10),
+    "slab copy": (pblasmp.engines.host.direct, "copy", 20),
     "mmap": (mmap, "mmap", 3),
 }
 KINDS = [

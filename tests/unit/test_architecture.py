@@ -42,7 +42,7 @@ LAYERS: dict[str, set[str]] = {
     "interop": {"errors", "dtypes", "engines"},
     "report": {"engines"},
     "philox": set(),
-    "kept": {"engines"},
+    "kept": {"logs", "engines"},
     "timing": {"comm", "engines"},
     "costs": BOTTOM | {"layout", "problems", "drawing", "comm", "engines", "timing"},
     "tuning": {"errors", "layout", "comm", "engines", "timing"},

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans that a context keeps: which ones are closed to make room, and what they are taken to hold."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+
+import pblasmp as pb
+from pblasmp.kept import KeptPlans, held_bytes
+
+
+class _Plan:
+    def __init__(self, name, nbytes=0):
+        self.name, self.table, self.closed = name, np.zeros(nbytes, np.uint8), False
+
+    def close(self):
+        self.closed = True
+
+
+def _engine(others=0):
+    """An engine of which another rank says that each plan takes so many bytes."""
+    comm = SimpleNamespace(allgather=lambda mine: [mine, others])
+    return SimpleNamespace(
+        transport=SimpleNamespace(comm=comm),
+        operations=object(),
+        device=None,
+        measured=SimpleNamespace(added=0),
+    )
+
+
+def test_the_least_recently_used_are_closed_when_the_memory_is_full():
+    kept = KeptPlans(_engine(), most=1_000_000)
+    plans = {name: _Plan(name, 300_000) for name in "abcd"}
+    for name in "abc":
+        assert kept.find_or_make(name, lambda name=name: plans[name]) is plans[name]
+    assert kept.find("a") is plans["a"]
+    kept.keep("d", plans["d"])
+    assert [name for name, plan in plans.items() if plan.closed] == ["b"]
+    assert kept.find("b") is None
+    assert (len(kept), kept.hits, kept.evictions) == (3, 1, 1)
+    assert 900_000 <= kept.nbytes <= 1_000_000
+
+
+def test_many_small_plans_are_kept():
+    kept = KeptPlans(_engine())
+    plans = [_Plan(str(i)) for i in range(512)]
+    for i, plan in enumerate(plans):
+        kept.keep(i, plan)
+    assert not any(plan.closed for plan in plans)
+
+
+def test_the_rank_with_the_largest_plan_counts():
+    kept = KeptPlans(_engine(others=600_000), most=1_000_000)
+    first, second = _Plan("first"), _Plan("second")
+    kept.keep("first", first)
+    kept.keep("second", second)
+    assert first.closed
+    assert not second.closed
+
+
+def test_one_plan_is_kept_however_large():
+    kept = KeptPlans(_engine(), most=1000)
+    plan = _Plan("large", 5000)
+    kept.keep("large", plan)
+    assert kept.find("large") is plan
+
+
+def test_a_plan_of_a_loop_counts_its_tables_but_not_the_context():
+    with pb.Context(engine="host") as ctx:
+        held = []
+        for n in (64, 512):
+            a = ctx.zeros((n, n), block=8)
+            for _ in range(3):
+                pb.tradd(a, a)
+            ((plan, nbytes),) = list(ctx.kept._plans.values())[-1:]
+            assert nbytes >= held_bytes(plan, ctx.engine) > 1000
+            held.append(held_bytes(plan, ctx.engine))
+        assert 2 * held[0] < held[1] < 1 << 20
+        assert ctx.kept.hits == 2
