@@ -55,7 +55,8 @@ def matmul(
 
     Args:
         a, b: matrices of one context and one type, in any layouts; 16-bit types are summed in float32.
-        c: laid out like the result; None means zeros. With ``beta == 0`` it is never read.
+        c: of the result's shape and type; None means zeros. Laid out otherwise it is moved first. With ``beta == 0``
+            it is never read.
         out: where to write the result, which may be ``c``; by default a new matrix: blocks of op(A)'s rows and op(B)'s
             columns, on A's grid, in A's memory order.
         alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.

@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from pblasmp.bindings.library import version_text
 from tests.helpers.docs import DOCS
 
 POWERS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -22,6 +23,11 @@ def times_ten_to(value):
     mantissa, exponent = f"{value:e}".split("e")
     power = f"10{str(int(exponent)).translate(POWERS)}"
     return power if float(mantissa) == 1 else f"{float(mantissa):g} · {power}"
+
+
+def since(version):
+    """Return 700 as "0.7", and 801 as "0.8.1"."""
+    return version_text(version).removesuffix(".0")
 
 
 def power_of_two(value):
@@ -49,6 +55,14 @@ NUMBERS = [
     ("host-engine", "engines.dense.stationary._LEAST", power_of_two, "and {} elements or more"),
     ("host-engine", "engines.host.operations.HostOperations.panel", str, "in panels of {} along k"),
     ("host-engine", "comm.exchange._MESSAGE_BYTES", mib, "Messages have at most {}"),
+    ("epilogues", "engines.gpu.cublasmp.epilogues._SINCE", since, "dgelu | since cuBLASMp {} |"),
+    ("epilogues", "engines.gpu.cublasmp.epilogues._DRELU_SINCE", since, "| drelu | since {} |"),
+    ("epilogues", "engines.gpu.cublasmp.epilogues._ALIGNMENT", str, "must begin at multiples of {} bytes"),
+    (
+        "tensor-parallel", "bindings.enums.MatmulAttribute.COMMUNICATION_TYPE.since", since,
+        "cuBLASMp has this choice since {}; before",
+    ),
+    ("tensor-parallel", "engines.tensor.messages._PANELS", {4: "a quarter"}.get, "*By panels*: {} of each rank's"),
     ("level3", "engines.dense.stationary_solve._LEAST", str, "takes it for {} or more equations"),
     ("level3", "engines.dense.stationary_solve._THIN", "1/{}".format, "at most {} as many right-hand sides"),
     ("level3", "engines.dense.stationary_solve._PANEL", str, "solves {} equations at a time"),
