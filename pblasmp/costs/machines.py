@@ -92,7 +92,7 @@ class Machine:
         name: of its file.
         title: what it is.
         engine: "host" (CPU ranks) or "gpu".
-        measured: its numbers were measured; otherwise they are a vendor's, or an estimate.
+        measured: its numbers are from ``pblasmp measure``; otherwise they are a vendor's, or estimates.
         ranks_per_node: ranks of a node.
         memory_bytes: memory for each rank.
         overlaps: messages travel while ranks compute.
@@ -119,7 +119,7 @@ class Machine:
         return found, f"{ranks} ranks on a node: measured with {found.ranks}"
 
     def __str__(self) -> str:
-        return self.title if self.measured else f"{self.title} (not measured: from a vendor's sheet)"
+        return self.title if self.measured else f"{self.title} (not measured by pblasmp)"
 
 
 def load_machine(machine: str | PathLike[str] | Machine) -> Machine:

@@ -20,7 +20,7 @@ from ..timing import samples
 __all__ = ["measure_ranks", "measure_speed"]
 
 _SAMPLES = 5
-_LONG = 0.5  # seconds: no larger product than the first one that takes so long
+_LONG = 1.5  # seconds: no product that would take longer
 _COPIED = 64 << 20  # bytes
 _TYPES = {
     "host": ("float32", "float64", "complex64", "complex128"),
@@ -97,7 +97,7 @@ def _curve(
 
         took = max(comm.allgather(seconds(several) / times))
         yield [n, 2.0 * n**3 * (4 if dtype.startswith("complex") else 1) / took]
-        if took > _LONG:
+        if 8 * took > _LONG:  # of twice the order
             return
 
 

@@ -65,8 +65,7 @@ class Operand:
     @cached_property
     def side(self) -> Side:
         """The operand as it is distributed, as outer × k."""
-        side = Side.of(self.matrix)
-        return side.T if self.flip else side
+        return Side.of(self.matrix.T if self.flip else self.matrix)  # whose cells are made once
 
     def local(self, array: Array) -> Array:
         """Return a local array as outer × k."""
