@@ -99,7 +99,7 @@ if TYPE_CHECKING:
     from .verification import Verification as Verification
     from .verification import verify as verify
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _HOME = {
     "ArgumentError": "errors",

@@ -291,3 +291,22 @@ class Context(Runtime[DistributedMatrix]):
         wanted = Layout(descriptor, how)
         with self.running("load"):
             return io.load(self, path, dataset, wanted, dtype, progress)
+
+    def open_file(self, path: str | os.PathLike[str]) -> io.OpenFile:
+        """Return an HDF5 file to save several matrices in. Collective over the context.
+
+        ``with ctx.open_file("R.h5") as file: A.save(file, dataset="A"); B.save(file, dataset="B")``. At the end of the
+        block, which is collective, the file gets its name. If a matrix cannot be saved, or an exception leaves the
+        block, the file is dropped, and an older one is as it was. Its other datasets are copied once, when it is
+        opened; each save in a file that is not open copies them.
+
+        Args:
+            path: the file, writable by every rank; it ends in ``.h5`` or ``.hdf5`` (extra ``hdf5``).
+
+        Raises:
+            OSError: the file cannot be written.
+            ArgumentError: ``path`` does not name an HDF5 file, or it holds something else.
+            LibraryNotFoundError: h5py is missing.
+        """
+        with self.running("open_file"):
+            return io.OpenFile(self, path)

@@ -273,7 +273,7 @@ class DistributedMatrix(Handle):
 
     def save(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | io.OpenFile,
         *,
         dataset: str | None = None,
         order: MemoryOrder | None = None,
@@ -287,7 +287,8 @@ class DistributedMatrix(Handle):
 
         Args:
             path: the file, writable by every rank: HDF5 if it ends in ``.h5`` or ``.hdf5`` (extra ``hdf5``), Zarr if it
-                ends in ``.zarr`` (extra ``zarr``), otherwise .npy. A symbolic link is followed.
+                ends in ``.zarr`` (extra ``zarr``), otherwise .npy. A symbolic link is followed. Or what
+                ``Context.open_file`` returns, for several matrices in one HDF5 file.
             dataset: the dataset in an HDF5 file (needed there), the array in a Zarr group (by default the path is an
                 array itself). Groups on the way to it are made.
             order: memory order in an .npy file, by default the matrix's.

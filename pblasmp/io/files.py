@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..comm import Side
 from ..dtypes import as_dtype
-from ..errors import ArgumentError, ArgumentTypeError
+from ..errors import ArgumentError, ArgumentTypeError, ClosedError
 from ..handle import Handle, Matrix
 from ..layout import Grid, MatrixDescriptor
 from ..runtime import Runtime
@@ -24,10 +25,12 @@ from .source import Progress, RawFile, Source, Target, as_values, element_type, 
 from .temporary import Replacement
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from ..creation import Layout
     from ..layout.descriptor import MemoryOrder
 
-__all__ = ["load", "open_source", "save"]
+__all__ = ["OpenFile", "load", "open_source", "save"]
 
 TILE_BYTES = 8 << 20
 """About how many bytes a rank reads or writes at a time."""
@@ -196,25 +199,115 @@ def load(
     return out
 
 
+class OpenFile:
+    """An HDF5 file in which several matrices are saved, see ``Context.open_file``. Collective over the context.
+
+    Args:
+        ctx: the context.
+        path: the file.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(self, ctx: Runtime[Any], path: str | os.PathLike[str]) -> None:
+        self._context = ctx
+        self._new: Replacement | None = None
+        self._state = "closed"
+        with ExitStack() as on_error:
+            with ctx.agreement("open_file") as facts:
+                self.path = Path(path)
+                facts["path"] = str(self.path)
+                if format_of(self.path) != "hdf5":
+                    raise ArgumentError(
+                        f"{self.path}: expected an HDF5 file, which ends in .h5 or .hdf5: only these hold several "
+                        "matrices"
+                    )
+                if ctx.rank == 0:
+                    with errors_naming(self.path):
+                        self._new = on_error.enter_context(Replacement(self.path))
+                        hdf5.begin(self._new.path, self._new.target)
+            on_error.pop_all()
+        self._state = "open"
+        ctx.adopt(self)
+
+    def check(self, ctx: Runtime[Any]) -> None:
+        """Raise an error unless a matrix of ``ctx`` can be saved here. Local."""
+        if ctx is not self._context:
+            raise ArgumentError(f"{self.path}: was opened by another context")
+        if self._state != "open":
+            raise ClosedError(f"{self.path}: {self._state}")
+
+    def add(self, dataset: str | None, descriptor: MatrixDescriptor) -> tuple[Replacement, int]:
+        """Create a dataset; return the file, and where the data begin. Local; on one rank."""
+        assert self._new is not None
+        hdf5.check_name(dataset)
+        with errors_naming(self.path):
+            return self._new, hdf5.add(self._new.path, str(dataset), descriptor)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Around a save: after one that fails the file would be incomplete, so it is dropped. Local."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, ArgumentError):
+                self.close("a matrix could not be saved, so the file was dropped")
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.close()
+            return
+        ctx = self._context
+        with ctx.running("open_file"), ctx.agreement("open_file: renaming") as facts:
+            facts["path"] = str(self.path)
+            self.check(ctx)
+            if self._new is not None:
+                with errors_naming(self.path):
+                    self._new.commit()
+        self.close()
+
+    def close(self, why: str = "the file is closed") -> None:
+        """Drop the file if it has not got its name. Local.
+
+        Args:
+            why: what later saves say.
+        """
+        if self._state == "open":
+            self._state = why
+            self._context.release(self)
+            if self._new is not None:
+                self._new.__exit__(None, None, None)
+
+
 def save(
     matrix: Handle,
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | OpenFile,
     dataset: str | None,
     order: MemoryOrder | None,
     progress: Progress | None,
 ) -> None:
     """Write a matrix to a file. Collective over the context; see ``DistributedMatrix.save``."""
     ctx, d = matrix.context, matrix.descriptor
+    file = path if isinstance(path, OpenFile) else None
     replacement = None
-    with ExitStack() as stack:
+    with nullcontext() if file is None else file.saving(), ExitStack() as stack:
         with ctx.agreement("save") as facts:
-            path = Path(path)
-            facts.update(matrix=d, path=str(path), dataset=dataset, order=order)
+            if file is not None:
+                file.check(ctx)
+            path = path.path if isinstance(path, OpenFile) else Path(path)
+            facts.update(matrix=d, path=str(path), dataset=dataset, order=order, open=file is not None)
             order = _file_order(path, dataset, order, d.order)
             where: tuple[Path, int] | None = None
             if ctx.rank == 0:
-                replacement, offset = _create(path, dataset, d, order, stack)
-                where = replacement.path, offset
+                made = _create(path, dataset, d, order, stack) if file is None else file.add(dataset, d)
+                replacement, where = made[0], (made[0].path, made[1])
         name, offset = ctx.comm.bcast(where)
         with ctx.agreement("save: opening"):
             part = _FilePart(ctx, d, matrix.local, order == "F")
@@ -241,6 +334,8 @@ def save(
                 count.add(local.nbytes)
         with ctx.agreement("save: on disk"), errors_naming(path):
             target.sync()
+        if file is not None:
+            return
         with ctx.agreement("save: renaming"):
             if replacement is not None:
                 with errors_naming(path):
@@ -271,7 +366,10 @@ def _create(
             new = stack.enter_context(Replacement(zarr.place(path, dataset), directory=True))
             zarr.create(new.path, d)
             return new, 0
+        if kind == "hdf5":
+            hdf5.check_name(dataset)
         new = stack.enter_context(Replacement(path))
         if kind == "hdf5":
-            return new, hdf5.create(new.path, new.target, dataset, d)
+            hdf5.begin(new.path, new.target)
+            return new, hdf5.add(new.path, str(dataset), d)
         return new, npy.create(new.path, replace(d, ld=None), order)

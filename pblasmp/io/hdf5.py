@@ -22,7 +22,7 @@ from ..layout.descriptor import MatrixDescriptor, MemoryOrder
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["Hdf5Dataset", "create", "marked_dtype"]
+__all__ = ["Hdf5Dataset", "add", "begin", "check_name", "marked_dtype"]
 
 _MARK = "pblasmp_dtype"
 
@@ -119,28 +119,42 @@ def _find(file: h5py.File, path: Path, name: str | None) -> h5py.Dataset:
     return found
 
 
-def create(path: Path, old: Path, name: str | None, descriptor: MatrixDescriptor) -> int:
-    """Create a dataset for a matrix in an empty file, and copy the rest of ``old``; return where the data begin. Local.
-
-    Raises:
-        OSError: it cannot be written, or the disk is full.
-        ArgumentError: there is no name, or ``old`` is not an HDF5 file or has a group of that name.
-    """
-    h5py = _h5py()
+def check_name(name: str | None) -> None:
+    """Raise ArgumentError unless a dataset can have this name. Local."""
     if name is None:
         raise ArgumentError("dataset: an HDF5 file holds several matrices: give a name, such as dataset='A'")
     if not name.strip("/"):
         raise ArgumentError(f"dataset: expected a name, got {name!r}")
+
+
+def begin(path: Path, old: Path) -> None:
+    """Make an empty file a copy of ``old``, or an HDF5 file without datasets if there is no ``old``. Local.
+
+    Raises:
+        OSError: it cannot be written, or the disk is full.
+        ArgumentError: ``old`` is not an HDF5 file.
+    """
+    h5py = _h5py()
     exists = old.exists()
     if exists:
         shutil.copyfile(old, path)
     try:
-        file = h5py.File(path, "r+" if exists else "w", locking=False)  # the caller holds a lock
+        h5py.File(path, "r+" if exists else "w", locking=False).close()  # the caller holds a lock
     except OSError as error:
         if not exists:
             raise
         raise ArgumentError(f"{old}: not a readable HDF5 file: {error}") from None
-    with file:
+
+
+def add(path: Path, name: str, descriptor: MatrixDescriptor) -> int:
+    """Create a dataset for a matrix in a file that ``begin`` made; return where its data begin. Local.
+
+    Raises:
+        OSError: it cannot be written, or the disk is full.
+        ArgumentError: the file has a group of that name.
+    """
+    h5py = _h5py()
+    with h5py.File(path, "r+", locking=False) as file:
         try:
             if isinstance(file.get(name), h5py.Dataset):
                 del file[name]

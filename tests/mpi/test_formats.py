@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import zarr
 
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
-from pblasmp.io import files
+from pblasmp.io import files, hdf5
 from tests.helpers.cases import TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
 from tests.helpers.mpi import run_mpi
 
@@ -168,8 +169,94 @@ def errors(comm, directory):
             yield "datasets differ", wrong
 
 
+def several(comm, directory):
+    """Matrices in one HDF5 file that is opened once."""
+    rng = np.random.default_rng(53)
+    path, copies = Path(directory) / "x.h5", []
+    copyfile = hdf5.shutil.copyfile
+    with pb.Context(comm, engine="host") as ctx, pb.Context(comm, engine="host") as other:
+        values = {}
+        hdf5.shutil.copyfile = lambda a, b: copies.append(copyfile(a, b))
+        for turn in range(2):
+            with ctx.open_file(path) as file:
+                for dtype in (*TYPES, *FLOAT8):
+                    shape = pick(rng, ((37, 41), (1, 9), (0, 4)))
+                    d = layout(rng, shape, comm.size, dtype=dtype)
+                    x = numbers(rng, shape, "float64").astype(d.dtype)
+                    for name in (f"g/{dtype}", f"{dtype} {turn}"):
+                        values[name] = x
+                        ctx.scatter(x if comm.rank == 0 else None, d).save(file, dataset=name)
+                a = ctx.full((20, 20), 7.0, block=3)
+                yield "no name", agreed_error(ctx, pb.ArgumentError, ["give a name"], a.save, file)
+                call = other.zeros((2, 2)).save, file
+                yield (
+                    "not its own",
+                    agreed_error(ctx, pb.ArgumentError, ["another context"], *call, dataset="a"),
+                )
+                comm.Barrier()
+                yield f"{turn}: not there before it is whole", None if turn == path.exists() else "there"
+                comm.Barrier()
+            for name, x in values.items():
+                yield f"{turn}: {name}", misplaced(ctx.load(path, dataset=name, block=3), x)
+        yield "copied once", None if len(copies) == (comm.rank == 0) else f"{len(copies)} copies"
+        yield "closed", agreed_error(ctx, pb.ClosedError, ["the file is closed"], a.save, file, dataset="a")
+    hdf5.shutil.copyfile = copyfile
+
+
+def unfinished(comm, directory):
+    """Files of several matrices that are never complete: an older one stays, and nothing is left."""
+    here, write, wrong = Path(directory), files.RawFile.write, []
+
+    def left():
+        comm.Barrier()
+        found = sorted(x.name for x in here.iterdir())
+        with h5py.File(here / "x.h5") as file:
+            names = sorted(file)
+        comm.Barrier()
+        return None if (found, names) == (["x.h5"], ["old"]) else f"left: {found}, {names}"
+
+    def leave_with_error():
+        with ctx.open_file(here / "x.h5") as file:
+            a.save(file, dataset="a")
+            raise ZeroDivisionError
+
+    def full(self, *given):
+        raise OSError(errno.ENOSPC, "no room")
+
+    def go_on_after_error():
+        with ctx.open_file(here / "x.h5") as file:
+            a.save(file, dataset="a")
+            if comm.rank == comm.size - 1:
+                files.RawFile.write = full
+            wrong.append(agreed_error(ctx, OSError, ["no room"], a.save, file, dataset="b"))
+            files.RawFile.write = write
+            wrong.append(agreed_error(ctx, pb.ClosedError, ["could not be saved"], a.save, file, dataset="c"))
+
+    with pb.Context(comm, engine="host") as ctx, pb.Context(comm, engine="host") as other:
+        a = ctx.full((20, 20), 7.0, block=3)
+        a.save(here / "x.h5", dataset="old")
+        yield "an exception", agreed_error(ctx, ZeroDivisionError, [], leave_with_error)
+        yield "an exception leaves nothing", left()
+        words = ["could not be saved"]
+        yield "no room, and going on", agreed_error(ctx, pb.ClosedError, words, go_on_after_error)
+        yield "no room leaves nothing", first(*wrong, left())
+        for name in ("y.npy", "y.zarr"):
+            words = ["expected an HDF5 file"]
+            yield name, agreed_error(ctx, pb.ArgumentError, words, ctx.open_file, here / name)
+        yield (
+            "no folder",
+            agreed_error(ctx, FileNotFoundError, ["gone"], ctx.open_file, here / "gone" / "y.h5"),
+        )
+        if comm.size > 1:
+            path = here / f"{min(comm.rank, 1)}.h5"
+            yield "two files", agreed_error(ctx, pb.RankMismatchError, ["open_file"], ctx.open_file, path)
+        yield "errors leave nothing", left()
+        other.open_file(here / "z.h5")
+    yield "a file that is open when its context closes", left()
+
+
 @pytest.mark.parametrize("nranks", [1, 2, 4])
-@pytest.mark.parametrize("cases", [there_and_back, peers, errors])
+@pytest.mark.parametrize("cases", [there_and_back, peers, errors, several, unfinished])
 def test_formats(cases, nranks, tmp_path):
     run_mpi(cases, nranks, directory=str(tmp_path))
 

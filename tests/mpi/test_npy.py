@@ -100,7 +100,8 @@ def choices(comm, directory):
         f = _file(comm, f"{directory}/f.npy", np.asfortranarray(values))
         squarest = pb.Grid.squarest(comm.size)
         for path, order in ((c, "C"), (f, "F")):
-            expected = pb.MatrixDescriptor((20, 30), (256, 256), squarest, dtype="float32", order=order)
+            block = tuple(-(-extent // max(squarest.shape)) for extent in (20, 30))
+            expected = pb.MatrixDescriptor((20, 30), block, squarest, dtype="float32", order=order)
             a = ctx.load(path)
             yield (
                 f"defaults, {order}",

@@ -185,3 +185,16 @@ def test_files_that_the_picture_of_the_call_path_names_exist():
     files = re.findall(r"pblasmp/[\w/]+\.py", (DOCS / "pictures" / "call-path.svg").read_text())
     assert len(files) >= 5
     assert [file for file in files if not (DOCS.parent / file).exists()] == []
+
+
+def test_the_citation_and_the_changelog_are_of_this_version():
+    import pblasmp
+
+    root = DOCS.parent
+    assert f"\nversion: {pblasmp.__version__}\n" in (root / "CITATION.cff").read_text()
+    released = re.search(
+        r"^## \[(.*)\] - (\d{4}-\d\d-\d\d)$", (root / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    assert released is not None
+    assert released[1] == pblasmp.__version__
+    assert f"\ndate-released: {released[2]}\n" in (root / "CITATION.cff").read_text()
