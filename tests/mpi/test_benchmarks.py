@@ -48,6 +48,14 @@ def test_host_gemm_memory(tmp_path):
     assert all(0.2 < row["ratios"]["peak"] < 100 for row in run.rows)
 
 
+def test_vectors_beside_scalapack(tmp_path):
+    if locate("debian") is None:
+        pytest.skip("ScaLAPACK (debian) is not here: python -m benchmarks.fetch_scalapack fetches it")
+    rows = run_quick("vectors.py", tmp_path, "--only", "pdgemv", "pdnrm2")["vectors"].rows
+    assert [row["case"]["routine"] for row in rows] == ["pdgemv", "pdgemv", "pdnrm2"]
+    assert all({"pblasmp", "debian"} == set(row["seconds"]) for row in rows)
+
+
 @pytest.mark.parametrize("flavour", ["mkl", "debian"])
 def test_host_gemm_beside_scalapack(tmp_path, flavour):
     if locate(flavour) is None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -162,7 +164,7 @@ def mistakes(comm):
         ]  # fmt: skip
         for kind, words, call, given, how in cases:
             for _ in range(2):
-                yield f"{call.__name__} {words}", agreed_error(ctx, kind, words, call, *given, **how)
+                yield f"{call.__name__} {words}", agreed_error(ctx, kind, words, partial(call, *given, **how))
         yield (
             "different alphas",
             agreed_error(ctx, pb.RankMismatchError, ["gemv", "alpha"], pb.gemv, a, x, alpha=comm.rank + 1.0),

@@ -376,6 +376,32 @@ def reduce(s: Session, of: int, how: str) -> None:
     )
 
 
+@call(3, of=Draw.slot, i=Draw.seed, j=Draw.seed, how=Draw.of("swap", "numbers", "gemv"))
+def vectors(s: Session, of: int, i: int, j: int, how: str) -> None:
+    """Rows and columns of a matrix as vectors."""
+    held = s.pick(of, lambda held: held.arithmetic and bool(ELEMENT_TYPES[held.whole.dtype.name].blas))
+    if 0 in held.whole.shape:
+        raise SkipStep
+    s.tame(held)
+    a, whole, dtype = held.matrix, exact(held.whole), held.whole.dtype
+    i, j, k = i % whole.shape[0], j % whole.shape[1], i % whole.shape[1]
+    if how == "swap":
+        pb.swap(a[:, j : j + 1], a[:, k : k + 1])
+        held.whole[:, [j, k]] = held.whole[:, [k, j]]
+        s.check(held)
+    elif how == "numbers":
+        found, expected = pb.nrm2(a[i : i + 1]), np.linalg.norm(whole[i])
+        scale = 2 * ELEMENT_TYPES[dtype.name].roundoff * float(expected)
+        expect(differs(np.full(1, float(found)), np.full(1, float(expected)), scale))
+    else:
+        x = whole[i]
+        most = float((np.abs(whole) @ np.abs(x)).max())
+        if most > ELEMENT_TYPES[dtype.name].largest:
+            raise SkipStep
+        found = pb.gemv(a, a[i : i + 1]).allgather().reshape(-1)
+        expect(differs(exact(found), whole @ x, len(x) * rounding(dtype, most)))
+
+
 # -- products
 
 
