@@ -37,8 +37,8 @@ def power_of_two(value):
 
 # page, module and constant, how the page writes it, and the words around the number
 NUMBERS = [
-    ("matmul", "kept._MOST", str, "keeps the last {} plans"),
-    ("tensor-parallel", "kept._MOST", str, "keeps the last {} until"),
+    ("matmul", "kept._MOST_BYTES", mib, "used ones that fit into {};"),
+    ("tensor-parallel", "kept._MOST_BYTES", mib, "used ones that fit into {} until"),
     ("solving", "engines.host.operations.HostOperations.factor_width", str, "block columns of {} columns"),
     ("solving", "engines.host.operations.HostOperations.factor_alone", str, "Up to an order of {} one rank"),
     ("matrices", "creation.DEFAULT_BLOCK", str, "| `block` | `64` or `(64, 32)` | {};"),
