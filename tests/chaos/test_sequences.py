@@ -245,7 +245,7 @@ def test_a_process_that_grows_has_a_status(more):
     program, done, lines = played(20, more=more)
     assert run(program, seconds=0, count=20, first=3, say=lines.append) == more
     assert done == list(range(3, 23))
-    assert ("GROWN descriptors 14, then 24" in "\n".join(lines)) == bool(more)
+    assert ("GROWN descriptors 16, then 24" in "\n".join(lines)) == bool(more)
 
 
 def test_growth_is_not_judged_while_it_warms_up():
