@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +38,8 @@ __all__ = [
     "real",
     "triangle",
 ]
+
+_MULTIPLIED = 100  # exponents of complex numbers below which NumPy multiplies
 
 _FUNCTIONS = {"+": "add", "-": "subtract", "*": "multiply", "/": "true_divide", "**": "power"}
 
@@ -146,13 +149,36 @@ def _compute(symbol: str, left: Any, right: Any, matrix: Handle, dtype: np.dtype
     x, y = (_operand(each, dtype, known) for each in (left, right))
     if in_place and isinstance(right, type(out)) and engine.overlap(out.local, right.local):
         y = y if same_memory(out.local, right.local) else y.copy()  # NumPy does so itself, CuPy does not
-    function = getattr(engine.xp if known else np, _FUNCTIONS[symbol])
+    xp = engine.xp if known else np
+    function = getattr(xp, _FUNCTIONS[symbol])
+    if symbol == "**" and dtype.kind == "c" and not hasattr(right, "descriptor") and _is_whole(y):
+        function = partial(_whole_power, xp)
     if not known:
         engine.from_host(out.local, function(x, y).astype(out.dtype, copy=False))
     elif out.dtype == dtype:
         function(x, y, out=out.local)
     else:
         out.local[...] = function(x, y)
+    return out
+
+
+def _is_whole(exponent: Any) -> bool:
+    """Return whether NumPy multiplies for this exponent of complex numbers. Local."""
+    return bool(exponent.imag == 0 and abs(exponent.real) < _MULTIPLIED and exponent.real % 1 == 0)
+
+
+def _whole_power(xp: Any, x: Any, exponent: Any, out: Any = None) -> Any:
+    """Return a power of complex numbers by products, as NumPy does: CuPy takes logarithms, which round. Local."""
+    n = int(exponent.real)
+    found, square = xp.ones_like(x), x
+    for bit in reversed(f"{abs(n):b}"):
+        if bit == "1":
+            found = found * square
+        square = square * square
+    found = 1 / found if n < 0 else found
+    if out is None:
+        return found
+    out[...] = found
     return out
 
 
