@@ -126,7 +126,7 @@ def gpu_machine(ctx: Any) -> dict[str, Any]:
     from benchmarks.ranks import machine
 
     facts = {"gpu": cupy.cuda.runtime.getDeviceProperties(ctx.engine.device.index)["name"].decode()}
-    return facts | machine() | {"hosts": len(ctx.engine.transport.nodes)}
+    return facts | machine() | {"hosts": len(ctx.engine.runtime.nodes)}
 
 
 def gpu_versions(ctx: Any) -> dict[str, str]:

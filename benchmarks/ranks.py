@@ -105,13 +105,21 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def cores_of_machine() -> int:
+    """How many cores all processes here may use: those of the first one, since launchers bind each rank to a few."""
+    try:
+        return len(os.sched_getaffinity(1))
+    except OSError:
+        return os.cpu_count() or 1
+
+
 def machine() -> dict[str, Any]:
     """Return the processor, its cores and memory, and the system."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
     return {
         "cpu": cpu or platform.machine(),
-        "cores": cores(),
+        "cores": cores_of_machine(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.release()}",
     }

@@ -107,21 +107,14 @@ class Library:
 
         return prepared
 
-    def has(self, name: str) -> bool:
-        """Return whether this library has the function ``name``. Local."""
-        symbol = FUNCTIONS[name].symbol(self.version)
-        return symbol is not None and hasattr(self._cdll, symbol)
-
     def _pointer(self, name: str) -> Any:
         """Return a new ctypes function with its own prototype; no other user of the library shares it."""
         row = FUNCTIONS[name]
         symbol = row.symbol(self.version)
         if symbol is None:
-            needed = f"{version_text(row.since)} or newer"
-            if row.until is not None:
-                needed += f" but older than {version_text(row.until)}"
+            needed = version_text(row.since)
             raise UnsupportedError(
-                f"{name} needs cuBLASMp {needed}, found {version_text(self.version)} at {self.path}"
+                f"{name} needs cuBLASMp {needed} or newer, found {version_text(self.version)} at {self.path}"
             )
         try:
             function = self._cdll[symbol]

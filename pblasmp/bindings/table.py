@@ -39,7 +39,6 @@ class Function:
         returns: The C type it returns.
         arguments: In the order of C.
         since: The first version that has it.
-        until: The first version that no longer has it; None if all later ones do.
         alias: What versions before ``renamed`` call it; None if it never had another name.
         renamed: The first version that calls it ``name``.
     """
@@ -48,13 +47,12 @@ class Function:
     returns: str
     arguments: tuple[Argument, ...]
     since: int = OLDEST
-    until: int | None = None
     alias: str | None = None
     renamed: int = OLDEST
 
     def symbol(self, version: int) -> str | None:
         """Return the name that ``version`` of the library exports, None if it does not have the function. Local."""
-        if version < self.since or (self.until is not None and version >= self.until):
+        if version < self.since:
             return None
         return self.alias if self.alias is not None and version < self.renamed else self.name
 
@@ -131,7 +129,7 @@ def _function(
     alias: str | None = None,
     renamed: int = OLDEST,
 ) -> Function:
-    return Function("cublasMp" + name, returns, _arguments(prototype), since, None, alias, renamed)
+    return Function("cublasMp" + name, returns, _arguments(prototype), since, alias, renamed)
 
 
 def _shared(token: str) -> str:

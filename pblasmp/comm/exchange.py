@@ -53,9 +53,9 @@ class Side:
     order: str
 
     @classmethod
-    def of(cls, descriptor: MatrixDescriptor, base: int = 0) -> Side:
-        """Return the side of a matrix whose grid's rank 0 is rank ``base`` of the communicator."""
-        return cls(descriptor.rows, descriptor.cols, _cells(descriptor.grid, base), descriptor.order)
+    def of(cls, descriptor: MatrixDescriptor) -> Side:
+        """Return the side of a matrix on the first ranks of the communicator."""
+        return cls(descriptor.rows, descriptor.cols, _cells(descriptor.grid), descriptor.order)
 
     @property
     def T(self) -> Side:  # noqa: N802
@@ -65,9 +65,9 @@ class Side:
 
 
 @lru_cache(256)
-def _cells(grid: Grid, base: int) -> tuple[Cell, ...]:
-    """Return one cell for each process of a grid whose rank 0 is rank ``base``."""
-    return tuple(Cell(coords, (base + rank,)) for rank, coords in enumerate(coordinates(grid)))
+def _cells(grid: Grid) -> tuple[Cell, ...]:
+    """Return one cell for each process of a grid."""
+    return tuple(Cell(coords, (rank,)) for rank, coords in enumerate(coordinates(grid)))
 
 
 @dataclass(frozen=True, slots=True)

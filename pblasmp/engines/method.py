@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ..layout.parallel import Form
 
 __all__ = [
-    "Verdict", "check_parallel", "choose", "known_for", "names", "plain_refusal", "prepare", "prepare_step", "survey",
-    "type_refusal",
+    "Verdict", "check_parallel", "choose", "known_for", "library_refusal", "names", "plain_refusal", "prepare",
+    "prepare_step", "survey", "travel_refusal", "type_refusal",
 ]  # fmt: skip
 
 Planned = Operands | None
@@ -44,12 +44,27 @@ def type_refusal(engine: Engine, problem: Any, options: Options, operands: Opera
     d = problem.d.dtype
     if isinstance(problem, Level3Problem) and d.itemsize < 4:
         return f"{problem.routine} is for float32, float64, complex64 and complex128, got {d.name}"
-    operations = engine.operations
-    if operands is not None and operands.scales is not None and operands.scales.mode != "tensor":
-        return f"scales of mode {operands.scales.mode!r} are for cuBLASMp on Blackwell GPUs"
+    if why := library_refusal(options, operands):
+        return why
     if operands is not None and operands.epilogue is not None and operands.epilogue.fused:
         return "its epilogue runs after the product, but fused=True asks for a fused one"
-    return operations.refusal(problem.a.dtype, options.compute)
+    return engine.operations.refusal(problem.a.dtype, options.compute)
+
+
+def library_refusal(options: Options, operands: Planned) -> str:
+    """Return which option only cuBLASMp's own algorithms obey, or an empty string. Local."""
+    if options.comm_sms is not None:
+        return "comm_sms is for cuBLASMp's algorithms"
+    if operands is not None and operands.scales is not None and operands.scales.mode != "tensor":
+        return f"scales of mode {operands.scales.mode!r} are for cuBLASMp on Blackwell GPUs"
+    return ""
+
+
+def travel_refusal(asked: np.dtype | None, travels: np.dtype) -> str:
+    """Return why partial sums cannot travel in the type that was asked for, or an empty string. Local."""
+    if asked in (None, travels):
+        return ""
+    return f"comm_dtype: partial sums travel in {travels.name} here, not in {asked}"
 
 
 @dataclass(frozen=True, slots=True)

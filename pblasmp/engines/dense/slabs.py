@@ -22,6 +22,7 @@ from ..arrays import same_memory
 from ..composite import QueuedProduct
 from ..local.epilogue import Finish, number
 from ..local.slab_terms import Slabs, matmul_slabs, routine_slabs
+from ..local.triangles import Gemm
 from ..method import type_refusal
 from ..moving.operand import Operand
 from ..moving.panels import FOLLOWS, Panels, memory_refusal
@@ -101,9 +102,8 @@ class SlabProduct(QueuedProduct):
         if first and self._coords is not None:
             xp = self._engine.xp
             nothing = [xp.empty((extent, 0), seen.dtype) for extent in seen.shape]
-            self._slabs.terms[0].multiply(
-                self._engine.operations, 0, nothing[0], nothing[1].T, self._options.beta, seen, 0, None, c
-            )
+            empty = Gemm(0, nothing[0], nothing[1].T, self._options.beta, seen, c=c)
+            self._slabs.terms[0].multiply(self._engine.operations, empty)
         if self._finish is not None:
             self._finish(target, operands)
         if target is not operands.d:
@@ -121,9 +121,8 @@ class SlabProduct(QueuedProduct):
             )
             beta = options.beta if first and i == 0 else 1
             old = c if i == 0 else None
-            term.multiply(
-                operations, unit * term.alpha, left, right.T, beta, target, start, options.compute, old
-            )
+            g = Gemm(unit * term.alpha, left, right.T, beta, target, start, options.compute, old)
+            term.multiply(operations, g)
 
     def _factor(self, which: int, slab: Any, process: int) -> Array:
         """Return a slab in a type that can be multiplied."""

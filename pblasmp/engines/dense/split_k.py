@@ -12,7 +12,7 @@ from ...comm import Cell, Exchange, Side
 from ...comm.exchange import SLOTS
 from ...layout import Level3Problem, MatrixDescriptor
 from ...layout.axis import Axis
-from ..local.triangles import ResultPart
+from ..local.triangles import Gemm, ResultPart
 from ..method import type_refusal
 from ..product import Product
 from ..protocol import Engine, Method
@@ -116,7 +116,7 @@ class SummedUpdate(Product):
         if y is not None and p.traits.swept_twice:
             pairs.append((complex(alpha).conjugate() if p.is_hermitian else alpha, y, x))
         for i, (factor, left, right) in enumerate(pairs):
-            self._multiply(operations, factor, left, adjoint(right), min(i, 1), partial, 0)
+            self._multiply(operations, Gemm(factor, left, adjoint(right), min(i, 1), partial))
 
 
 def _dealt(engine: Engine, side: Side, target: Side, matrix: MatrixDescriptor) -> _Dealt:

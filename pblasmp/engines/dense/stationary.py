@@ -21,7 +21,7 @@ from ...layout import Level3Problem, MatmulProblem, MatrixDescriptor, Trapezoid
 from ...layout.axis import Axis
 from ..composite import QueuedProduct
 from ..local.slab_terms import SidedPart, matmul_slabs, routine_slabs, sided_parts
-from ..local.triangles import Diagonal, Kernel, LeftPart, whole
+from ..local.triangles import Diagonal, Gemm, Kernel, LeftPart, whole
 from ..method import plain_refusal, type_refusal
 from ..moving.operand import Operand
 from ..moving.panels import Panels
@@ -177,7 +177,7 @@ class StationaryProduct(QueuedProduct):
             right = operations.operand(slab, term.small.dtype, "w")
             alpha = complex(options.alpha).conjugate() if term.conjugate else options.alpha
             left, mine = x.T if term.flip else x, of_term[self._rank]
-            kernel(operations, alpha, left, right, 0, mine, 0, options.compute)
+            kernel(operations, Gemm(alpha, left, right, 0, mine, compute=options.compute))
         return partials
 
     def _partials(self, i: int) -> dict[int, Array]:

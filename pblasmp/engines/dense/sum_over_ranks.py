@@ -8,7 +8,7 @@ from typing import Any
 from ...dtypes import accumulation_dtype
 from ...layout import MatmulProblem, ParallelProblem
 from ..local.epilogue import Finish, number
-from ..method import type_refusal
+from ..method import travel_refusal, type_refusal
 from ..product import Product
 from ..protocol import Engine, Method
 from ..request import Operands, Options, Problem
@@ -89,7 +89,9 @@ class SumMethod(Method):
     def refusal(
         self, engine: Engine, problem: MatmulProblem, options: Options, operands: Operands | None
     ) -> str:
-        return type_refusal(engine, problem, options, operands)
+        travels = accumulation_dtype(problem.d.dtype)
+        why = type_refusal(engine, problem, options, operands)
+        return why or travel_refusal(options.comm_dtype, travels)
 
     def cost(self, engine: Engine, problem: MatmulProblem, options: Options) -> float:
         return 3.0

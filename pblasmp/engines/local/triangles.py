@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from ..arrays import scale
 from ..local_part import LocalPart, Tile
 from ..protocol import Operations
 
-__all__ = ["Diagonal", "Kernel", "LeftPart", "ResultPart", "whole"]
+__all__ = ["Diagonal", "Gemm", "Kernel", "LeftPart", "ResultPart", "whole"]
 
 _TILES = 64  # most tiles of a diagonal: queueing more would take longer than computing them
 
@@ -28,47 +28,35 @@ Indices = NDArray[np.int64]
 Diagonal = Literal["stored", "ones", "real"]
 
 
-class Kernel(Protocol):
-    """``target = alpha left right + beta c``, where it applies."""
+class Gemm(NamedTuple):
+    """``target = alpha left right + beta c``, where it applies.
 
-    def __call__(
-        self,
-        operations: Operations,
-        alpha: complex,
-        left: Array,
-        right: Array,
-        beta: complex,
-        target: Array,
-        start: int,
-        compute: str | None = None,
-        c: Array | None = None,
-    ) -> None:
-        """Multiply.
+    Attributes:
+        alpha, beta: scalars.
+        left, right: slabs, rows × k and k × columns.
+        target: the array to write.
+        start: global index where k begins.
+        compute: the type in which products are summed.
+        c: like ``target``, which is the default.
+    """
 
-        Args:
-            operations: the engine's.
-            alpha, beta: scalars.
-            left, right: slabs, rows × k and k × columns.
-            target: the array to write.
-            start: global index where k begins.
-            compute: the type in which products are summed.
-            c: like ``target``, which is the default.
-        """
+    alpha: complex
+    left: Array
+    right: Array
+    beta: complex
+    target: Array
+    start: int = 0
+    compute: str | None = None
+    c: Array | None = None
 
 
-def whole(
-    operations: Operations,
-    alpha: complex,
-    left: Array,
-    right: Array,
-    beta: complex,
-    target: Array,
-    start: int,  # noqa: ARG001
-    compute: str | None = None,
-    c: Array | None = None,
-) -> None:
+Kernel = Callable[[Operations, Gemm], None]
+"""Computes what applies of a product of slabs, by an engine's operations."""
+
+
+def whole(operations: Operations, g: Gemm) -> None:
     """Multiply everything."""
-    operations.gemm(alpha, left, right, beta, target, compute, c)
+    operations.gemm(g.alpha, g.left, g.right, g.beta, g.target, g.compute, g.c)
 
 
 def _finest(operations: Operations, extent: int) -> int:
@@ -92,27 +80,23 @@ class LeftPart:
         self._part, self._rows, self._diagonal, self._ks = part, rows, diagonal, ks
         self._cuts: dict[tuple[int, int], tuple[list[_Cut], list[slice]]] = {}
 
-    def __call__(
-        self,
-        operations: Operations,
-        alpha: complex,
-        left: Array,
-        right: Array,
-        beta: complex,
-        target: Array,
-        start: int,
-        compute: str | None = None,
-        c: Array | None = None,
-    ) -> None:
+    def __call__(self, operations: Operations, g: Gemm) -> None:
         """Multiply the parts that count completely, and the tiles on the diagonal."""
-        cuts, rest = self._cut(operations, start, left.shape[1])
+        c, beta, target = g.c, g.beta, g.target
+        cuts, rest = self._cut(operations, g.start, g.left.shape[1])
         for cut in cuts:
-            factors = left[cut.across, cut.along]
+            factors = g.left[cut.across, cut.along]
             if cut.mask is not None:
                 factors = self._masked(operations, factors, cut.mask, cut.diagonal)
             old = c[cut.across] if c is not None and cut.first else None
             operations.gemm(
-                alpha, factors, right[cut.along], beta if cut.first else 1, target[cut.across], compute, old
+                g.alpha,
+                factors,
+                g.right[cut.along],
+                beta if cut.first else 1,
+                target[cut.across],
+                g.compute,
+                old,
             )
         for across in rest:
             if beta != 0 and c is not None:
@@ -184,29 +168,19 @@ class ResultPart:
     def __init__(self, part: Trapezoid, rows: Indices, cols: Indices, *, hermitian: bool) -> None:
         self._local = LocalPart(part, rows, cols, hermitian=hermitian)
 
-    def __call__(
-        self,
-        operations: Operations,
-        alpha: complex,
-        left: Array,
-        right: Array,
-        beta: complex,
-        target: Array,
-        start: int,
-        compute: str | None = None,
-        c: Array | None = None,
-    ) -> None:
+    def __call__(self, operations: Operations, g: Gemm) -> None:
         """Multiply: the parts without a mask in place, the tiles on the diagonal in temporaries."""
 
         def multiply(down: slice, across: slice, part: LocalPart | None) -> None:
-            view, old = target[down, across], None if c is None or beta == 0 else c[down, across]
+            view, old = g.target[down, across], None if g.c is None or g.beta == 0 else g.c[down, across]
+            left, right = g.left[down], g.right[:, across]
             if part is None:
-                operations.gemm(alpha, left[down], right[:, across], beta, view, compute, old)
+                operations.gemm(g.alpha, left, right, g.beta, view, g.compute, old)
                 return
             order = "F" if view.strides[0] < view.strides[1] else "C"
             product = operations.xp.empty(view.shape, view.dtype, order=order)
-            operations.gemm(alpha, left[down], right[:, across], 0, product, compute)
-            operations.add(view, 1, product, beta, view if old is None else old, part, conjugate=False)
+            operations.gemm(g.alpha, left, right, 0, product, g.compute)
+            operations.add(view, 1, product, g.beta, view if old is None else old, part, conjugate=False)
 
         operations.concurrently([partial(multiply, *tile) for tile in self._tiles(operations)])
 

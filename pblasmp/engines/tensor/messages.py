@@ -12,6 +12,7 @@ from typing import Any
 
 from ...dtypes import accumulation_dtype
 from ...layout import ParallelProblem
+from ..method import library_refusal, travel_refusal
 from ..protocol import Engine, Transfer
 from ..request import Operands, Options
 from .base import ArrayCall, Memory, ParallelProduct, TensorMethod
@@ -201,9 +202,11 @@ class MessageMethod(TensorMethod):
             return f"epilogue {e.name!r}: only a bias and an activation follow it"
         if e is not None and e.fused:
             return "its epilogue runs after the product, but fused=True asks for a fused one"
-        if operands is not None and operands.scales is not None and operands.scales.mode != "tensor":
-            return f"scales of mode {operands.scales.mode!r} are for cuBLASMp on Blackwell GPUs"
-        return engine.operations.refusal(problem.dtype, options.compute)
+        why = library_refusal(options, operands)
+        if not why and problem.sums:
+            travels = engine.transport.carries(problem.out_dtype, options.comm_dtype)
+            why = travel_refusal(options.comm_dtype, travels)
+        return why or engine.operations.refusal(problem.dtype, options.compute)
 
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
         """Return less than the cost of gathering if messages travel on their own while a queued product runs."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
+import pblasmp as pb
 from pblasmp.dtypes import DTYPES
 from pblasmp.engines.request import Options
 from pblasmp.errors import ArgumentError
@@ -64,3 +66,27 @@ def test_every_option_that_users_give_is_a_fact_that_ranks_agree_on():
 def test_wrong_options_are_refused(dtype, given, words):
     with pytest.raises(ArgumentError, match=words):
         Options.of(dtype, **given)
+
+
+def test_options_that_an_algorithm_cannot_obey_are_refused():
+    """And "auto" takes none that ignores them."""
+    x, w = (np.ones((rows, 8), bfloat16) for rows in (4, 6))
+    with pb.Context(engine="host") as ctx:
+        a = ctx.zeros((4, 4))
+        for call in (
+            lambda: pb.matmul(a, a, comm_sms=4),
+            lambda: pb.matmul(a, a, comm_sms=4, algo="panels"),
+            lambda: pb.matmul_allreduce(x, w, ctx, comm_sms=4),
+        ):
+            with pytest.raises(pb.UnsupportedError, match="comm_sms is for cuBLASMp's algorithms"):
+                call()
+        for function, names in (
+            (pb.matmul_allreduce, ("push", "one_shot", "two_shot", "ring", "mpi", "sum")),
+            (pb.matmul_reduce_scatter, ("push", "pull", "ring", "mpi")),
+        ):
+            for algo in names:
+                with pytest.raises(
+                    pb.UnsupportedError, match="travel in float32 here|do not communicate by MPI"
+                ):
+                    function(x, w, ctx, comm_dtype="bfloat16", algo=algo)
+            assert (function(x, w, ctx, comm_dtype="float32") == 8).all()

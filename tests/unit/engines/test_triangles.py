@@ -10,7 +10,7 @@ import pytest
 
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.engines.local import triangles
-from pblasmp.engines.local.triangles import ResultPart
+from pblasmp.engines.local.triangles import Gemm, ResultPart
 from pblasmp.engines.local_part import LocalPart
 from pblasmp.layout import Trapezoid
 
@@ -54,7 +54,7 @@ def test_a_long_diagonal_is_covered_by_a_few_tiles(uplo, n, tile):
     left, right = rng.integers(-3, 4, (n, k)).astype(float), rng.integers(-3, 4, (k, n)).astype(float)
     target = np.full((n, n), np.nan, order="F")
     part = ResultPart(Trapezoid(uplo), np.arange(n), np.arange(n), hermitian=False)
-    part(operations, 1, left, right, 0, target, 0)
+    part(operations, Gemm(1, left, right, 0, target))
     inside = np.tril(np.ones((n, n))) if uplo == "L" else np.triu(np.ones((n, n)))
     assert np.array_equal(np.where(inside, target, 0), np.where(inside, left @ right, 0))
     assert np.isnan(target[inside == 0]).all()

@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import pblasmp as pb
-from benchmarks.gpu_devices import c_call
+from benchmarks.gpu_devices import c_call, gpu_machine
+from tests.helpers.machine import machine
+from tests.helpers.mpi import run_mpi, starts_ranks
 
 D = pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, 1))
 
@@ -16,3 +21,21 @@ def test_the_benchmark_makes_the_same_call(ctx, lib):
         c_call(plan)()
         planned, *bare = (call.arguments for call in lib.of("Matmul"))
         assert bare == [planned, planned]
+
+
+def machine_of_two(comm: Any, path: str) -> Any:
+    """Two GPUs of one host are on one host, and a rank that is bound to a core is on a machine of more."""
+    everything = os.sched_getaffinity(0)
+    with machine(path, comm=comm), pb.Context(comm, engine="cublasmp") as ctx:
+        os.sched_setaffinity(0, {min(everything)})
+        try:
+            found = gpu_machine(ctx)
+        finally:
+            os.sched_setaffinity(0, everything)
+    yield "hosts", None if found["hosts"] == 1 else found["hosts"]
+    yield "cores", None if found["cores"] == len(os.sched_getaffinity(1)) else found["cores"]
+
+
+@starts_ranks
+def test_what_results_say_of_the_machine(stand_in):
+    run_mpi(machine_of_two, 2, path=stand_in(1000))

@@ -12,6 +12,7 @@ from typing import Any
 
 from ....layout import Grid, MatrixDescriptor
 from ....layout.axis import Axis
+from ....layout.trapezoid import Trapezoid
 from ...product import Bound, Graphs, Product, Workspace
 from ...request import Operands
 from ..runtime.graphs import Recordings
@@ -19,7 +20,7 @@ from ..types import DATA_TYPES
 from .library import Cublasmp
 from .log import Listening
 
-__all__ = ["PreparedCall", "columns"]
+__all__ = ["PreparedCall", "columns", "part_mask", "write_part"]
 
 Array = Any
 
@@ -311,3 +312,24 @@ def _nothing() -> None:
 def columns(array: Array, order: str) -> Array:
     """Return a local array as cuBLASMp sees it: the same memory in F order, transposed if it is in C order."""
     return array.T if order == "C" else array
+
+
+def part_mask(part: Trapezoid | None, x: MatrixDescriptor, rank: int) -> Array | None:
+    """Return which of this rank's elements are in ``part`` of a matrix, as an array on the GPU; None: all. Local."""
+    if part is None or rank >= x.grid.size:
+        return None
+    import cupy
+
+    rows, cols = x.global_indices(rank)
+    last, here = cupy.asarray(rows + part.diagonal)[:, None], cupy.asarray(cols)[None, :]
+    return here <= last if part.uplo == "L" else here >= last
+
+
+def write_part(to: Array, of: Any, mask: Array | None = None) -> None:
+    """Queue the copy of an array or a number to a local array where a mask says so, converting its type. Local."""
+    if to.size and mask is None:
+        to[...] = of
+    elif to.size:
+        import cupy
+
+        cupy.copyto(to, of, casting="unsafe", where=mask)

@@ -3,26 +3,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ....bindings import FUNCTIONS, DiagType, FillMode, Operation, SideMode
 from ....dtypes import accumulation_dtype
-from ....layout import Level3Problem, MatrixDescriptor
-from ...arrays import same_memory
+from ....layout import Level3Problem, MatmulProblem, MatrixDescriptor
+from ...arrays import same_memory, scale
+from ...local_part import LocalPart
+from ...product import Product
+from ...protocol import Engine
 from ...request import Operands, Options
 from ..types import compute_type
 from . import faults
-from .call import PreparedCall, columns
+from .call import PreparedCall, columns, part_mask, write_part
 from .contracts import symbol_of
 from .library import Cublasmp
-from .masked_copy import part_writer, write_all
-from .product import LocalProduct
 
-__all__ = ["CublasmpLevel3", "ScaledPart"]
+__all__ = ["CublasmpLevel3", "ScaledC"]
 
 Array = Any
 
@@ -54,7 +55,6 @@ class CublasmpLevel3(PreparedCall):
         super().__init__(library, routine, q.d.grid, operands, inside=inside)
         self.sent_bytes = _received_bytes(q, library.runtime.rank) if inside else 0
         self._views: dict[str, Array] = {}
-        self._write: Callable[[Array, Any], None] | None = None
         self._prepare()
 
     @property
@@ -103,7 +103,7 @@ class CublasmpLevel3(PreparedCall):
         out = whole = columns(d, p.d.order)
         if not self._fits(out, q.d):  # there must be room for the rows before the first one
             out = self._temporary("d", q.d)
-            self._after.append(lambda: write_all(whole, out))
+            self._after.append(lambda: write_part(whole, out))
         solves = p.traits.solves
         self._views = {"b" if solves else "c": out}
         self._matrices = dict.fromkeys(self._views, q.d)
@@ -111,8 +111,8 @@ class CublasmpLevel3(PreparedCall):
         if begins is not None and (out is not whole or not same_memory(begins, d)):
             self._start_from("B" if solves else "C", columns(begins, p.d.order), out)
         elif begins is None and faults.reads_c_with_beta_0(p):
-            write = self._writer()
-            self._before.append(lambda: write(out, 0))
+            mask = self._mask
+            self._before.append(lambda: write_part(out, 0, mask))
         like = p.a.order if p.traits.shape == "updated" else p.d.order
         factors = {"A": columns(a, p.a.order)}
         if b is not None and not solves:
@@ -141,44 +141,45 @@ class CublasmpLevel3(PreparedCall):
     def _start_from(self, name: str, begins: Array, out: Array) -> None:
         """Copy to D, before each run, the matrix that the routine updates."""
         self._copies(name, out.nbytes, "the result is computed in its place")
-        write = self._writer()
-        self._before.append(lambda: write(out, begins))
+        mask = self._mask
+        self._before.append(lambda: write_part(out, begins, mask))
 
-    def _writer(self) -> Callable[[Array, Any], None]:
-        """Return a function that queues the copy of an array or a number to the written part of D; made once."""
-        if self._write is None:
-            self._write = part_writer(self._f_ordered.written, self._f_ordered.d, self._library.runtime.rank)
-        return self._write
+    @cached_property
+    def _mask(self) -> Array | None:
+        """Which elements of D the routine writes."""
+        return part_mask(self._f_ordered.written, self._f_ordered.d, self._library.runtime.rank)
 
 
-class ScaledPart(LocalProduct):
-    """D = beta C in the part that the routine writes, because alpha is 0 or an operand is empty. Local."""
+class ScaledC(Product):
+    """D = beta C where it is written, because alpha is 0 or an extent is: there is nothing to multiply. Local.
 
-    def __init__(self, problem: Level3Problem, beta: complex, rank: int) -> None:
-        super().__init__(beta, "D = beta C: there is nothing to compute")
-        self._write = part_writer(problem.written, problem.d, rank)
-        self._real_diagonal = None
-        if problem.is_hermitian and problem.written is not None:
-            self._real_diagonal = _diagonal(problem.d, rank)
+    Args:
+        engine: the engine of the arrays.
+        problem: the product or the routine.
+        beta: scales C.
+    """
+
+    path = "D = beta C: there is nothing to compute"
+    queues = True
+
+    def __init__(self, engine: Engine, problem: MatmulProblem | Level3Problem, beta: complex) -> None:
+        self._operations, self._beta = engine.operations, beta
+        self._part: LocalPart | None = None
+        d, rank = problem.d, engine.transport.rank
+        if isinstance(problem, Level3Problem) and problem.written is not None and rank < d.grid.size:
+            self._part = LocalPart(problem.written, *d.global_indices(rank), hermitian=problem.is_hermitian)
 
     def _queue(self, operands: Operands) -> None:
-        c, d = operands.c, operands.d
-        if d.size == 0:
+        c, d, scales = operands.c, operands.d, operands.scales
+        if scales is not None and scales.amax is not None:
+            scales.amax[...] = 0  # of an 8-bit D, which is 0; for other types it is computed afterwards
+        beta = 0 if c is None else self._beta
+        if self._part is not None:
+            self._operations.add(d, 0, d, beta, d if c is None else c, self._part, conjugate=False)
             return
-        self._write(d, 0 if self._beta == 0 or c is None else c * self._beta)
-        if self._real_diagonal is not None:
-            rows, cols = self._real_diagonal
-            d[rows, cols] = d[rows, cols].real
-
-
-def _diagonal(x: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
-    """Return the local rows and columns of the diagonal's elements on this rank, as index arrays on the GPU."""
-    import cupy
-
-    none = np.zeros(0, np.int64)
-    of_rows, of_cols = x.global_indices(rank) if rank < x.grid.size else (none, none)
-    _, rows, cols = np.intersect1d(of_rows, of_cols, assume_unique=True, return_indices=True)
-    return cupy.asarray(rows), cupy.asarray(cols)
+        if beta != 0:
+            d[...] = c
+        scale(d, beta)
 
 
 def _received_bytes(q: Level3Problem, rank: int) -> int:

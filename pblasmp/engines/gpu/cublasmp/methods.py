@@ -19,9 +19,9 @@ from ..session import session_of
 from ..types import ALGO_TYPES, MULTICAST
 from . import epilogues, faults, scales
 from .contracts import nearest_level3, symbol_of
-from .level3 import CublasmpLevel3, ScaledPart
+from .level3 import CublasmpLevel3, ScaledC
 from .library import Cublasmp
-from .product import CublasmpProduct, LocalProduct, automatic
+from .product import CublasmpProduct, automatic
 
 __all__ = ["METHODS"]
 
@@ -124,7 +124,7 @@ def _prepared(engine: Engine, p: MatmulProblem, options: Options, operands: Oper
     """Return a product without known faults, of copies in other layouts if necessary."""
     library = session_of(engine).cublasmp
     if _is_empty(p, options):
-        return LocalProduct(options.beta, "D = beta C: there is nothing to multiply")
+        return ScaledC(engine, p, options.beta)
     nearest, reasons = _taken(p, library.version)
     if all(getattr(nearest, name) == getattr(p, name) for name in "abcd"):
         return CublasmpProduct(library, nearest, options, operands, name)
@@ -170,7 +170,7 @@ class Level3Method(Method):
     ) -> Product:
         library, p = session_of(engine).cublasmp, problem
         if 0 in (p.m, p.n, p.k) or options.alpha == 0:
-            return ScaledPart(p, options.beta, library.runtime.rank)
+            return ScaledC(engine, p, options.beta)
         nearest, reasons = nearest_level3(p, library.version)
         if not reasons:
             return CublasmpLevel3(library, nearest, options, operands)

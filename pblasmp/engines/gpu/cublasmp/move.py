@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +19,8 @@ from ...request import Operands
 from ..kernels.float8 import convert
 from ..session import Session
 from . import faults
-from .call import PreparedCall, columns
+from .call import PreparedCall, columns, part_mask, write_part
 from .library import Cublasmp
-from .masked_copy import part_writer, write_all
 
 __all__ = ["prepare_move"]
 
@@ -41,7 +39,7 @@ def prepare_move(
     float8 = is_float8(source.dtype) or is_float8(target.dtype)
     alike = source.dtype == target.dtype or not float8
     if 0 in source.shape or (alike and source.same_places(target)):
-        return _Copy(engine, part_writer(part, target, session.runtime.rank))
+        return _Copy(engine, part_mask(part, target, session.runtime.rank))
     if not alike:
         return _Converted(engine, session, source, target, arrays, part)
     if copies(session):
@@ -61,11 +59,11 @@ class _Copy(QueuedProduct):
 
     path = "by a local copy"
 
-    def __init__(self, engine: Engine, write: Callable[[Array, Array], None]) -> None:
-        self._engine, self._write = engine, write
+    def __init__(self, engine: Engine, mask: Array | None) -> None:
+        self._engine, self._mask = engine, mask
 
     def _queue(self, operands: Operands) -> None:
-        self._write(operands.d, operands.a)
+        write_part(operands.d, operands.a, self._mask)
 
 
 class _Converted(Composite):
@@ -85,7 +83,7 @@ class _Converted(Composite):
     ) -> None:
         self._session, self._source, self._target, self._part = session, source, target, part
         self._late = not is_float8(target.dtype)
-        self._write = part_writer(part, target, session.runtime.rank)
+        self._mask = part_mask(part, target, session.runtime.rank)
         super().__init__(engine, Operands(arrays[0], None, None, arrays[1]))
         self.path = f"{self._products[0].path}, converting 8-bit floats"
         self.copied_bytes += self._own["between"].nbytes
@@ -109,7 +107,7 @@ class _Converted(Composite):
     def _from_bytes(self, operands: Operands) -> None:
         if operands.d.size:
             values = convert(self._engine.xp, self._own["between"], self._source.dtype, self._target.dtype)
-            self._write(operands.d, values)
+            write_part(operands.d, values, self._mask)
 
     def _to_bytes(self, operands: Operands) -> None:
         if operands.a.size:
@@ -149,8 +147,8 @@ class _Gemr2D(PreparedCall):
         self._exchange = engine.transport.exchange(Side.of(source), Side.of(target), source.dtype)
         source = replace(source, order=target.order, dtype=target.dtype, ld=None)
         self._source, self._target = (source, target) if target.order == "F" else (source.T, target.T)
-        self._part = part.T if part is not None and target.order == "C" else part
-        self._write = part_writer(self._part, self._target, library.runtime.rank)
+        part = part.T if part is not None and target.order == "C" else part
+        self._in_part, self._mask = part is not None, part_mask(part, self._target, library.runtime.rank)
         self._ranks = max(source.grid.size, target.grid.size)
         for grid in (self._source.grid, self._target.grid):
             library.grid(grid)
@@ -182,10 +180,10 @@ class _Gemr2D(PreparedCall):
         a, b = columns(source, self._order), columns(target, self._order)
         if self._converted or not self._fits(a, self._source):
             of, a = a, self._temporary("source", self._source)
-            self._before.append(lambda: write_all(a, of))
-        if self._part is not None or not self._fits(b, self._target):
+            self._before.append(lambda: write_part(a, of))
+        if self._in_part or not self._fits(b, self._target):
             to, b = b, self._temporary("target", self._target)
-            self._after.append(lambda: self._write(to, b))
+            self._after.append(lambda: write_part(to, b, self._mask))
         self._arrays: tuple[Array, Array] = a, b
         self._point("a", a, self._source)
         self._point("b", b, self._target)

@@ -15,7 +15,6 @@ from ....dtypes import accumulation_dtype, is_float8
 from ....epilogue import bias_dtype
 from ....errors import UnsupportedError
 from ....layout import ColumnMajorProduct, MatmulProblem
-from ...product import Product
 from ...request import Operands, Options
 from ..kernels.lt import SCALE_ALIGNED
 from ..types import ALGO_TYPES, DATA_TYPES, compute_type
@@ -23,7 +22,7 @@ from . import epilogues, faults, scales
 from .call import PreparedCall, columns
 from .library import Cublasmp
 
-__all__ = ["CublasmpProduct", "LocalProduct", "automatic"]
+__all__ = ["CublasmpProduct", "automatic"]
 
 Array = Any
 
@@ -40,28 +39,6 @@ def automatic(problem: MatmulProblem, version: int) -> str:
         return "default"
     small = problem.flops < _SMALL_FLOPS * problem.d.grid.size
     return "no_overlap" if small or problem.scheme == "matmul_allreduce" else "default"
-
-
-class LocalProduct(Product):
-    """D = beta C: no product at all, for alpha = 0, an extent of 0, or a rank without a part. Local."""
-
-    @property
-    def queues(self) -> bool:
-        """Whether a run only queues work: always."""
-        return True
-
-    def __init__(self, beta: complex, path: str) -> None:
-        self._beta, self.path = beta, path
-
-    def _queue(self, operands: Operands) -> None:
-        c, d, scales = operands.c, operands.d, operands.scales
-        if scales is not None and scales.amax is not None:
-            scales.amax[...] = 0  # of an 8-bit D, which is 0; for other types it is computed afterwards
-        if self._beta == 0 or c is None:
-            d[...] = 0
-        else:
-            d[...] = c
-            d *= self._beta
 
 
 class CublasmpProduct(PreparedCall):

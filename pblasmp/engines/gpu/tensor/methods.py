@@ -11,6 +11,7 @@ from typing import Any
 from ....dtypes import DTYPES, accumulation_dtype, is_float8
 from ....errors import PblasmpError
 from ....layout import MatmulProblem, ParallelProblem
+from ...method import library_refusal
 from ...product import Product
 from ...protocol import Engine
 from ...request import Operands, Options, Problem
@@ -100,15 +101,13 @@ def _why_not(
     session = session_of(engine)
     if p.size != session.runtime.size:
         return f"the operands are on {p.size} ranks; this algorithm needs all {session.runtime.size}"
-    if options.comm_sms is not None:
-        return "comm_sms is for cuBLASMp's algorithms"
+    if why := library_refusal(options, operands):
+        return why
     e = None if operands is None else operands.epilogue
     if e is not None and (set(e.given) - {"bias"} or e.activation in ("drelu", "dgelu")):
         return f"epilogue {e.name!r}: only a bias and an activation follow it"
     if e is not None and e.fused and (p.sums or not fuses(p.dtype)):
         return "its epilogue runs after the product, but fused=True asks for a fused one"
-    if operands is not None and operands.scales is not None and operands.scales.mode != "tensor":
-        return f"scales of mode {operands.scales.mode!r} are for cuBLASMp on Blackwell GPUs"
     if is_float8(p.dtype):
         if faults := p.misaligned():
             return faults[0]
