@@ -86,7 +86,7 @@ def test_options_that_an_algorithm_cannot_obey_are_refused():
         ):
             for algo in names:
                 with pytest.raises(
-                    pb.UnsupportedError, match="travel in float32 here|do not communicate by MPI"
+                    pb.UnsupportedError, match=r"travel in float32 here|do not communicate by MPI"
                 ):
                     function(x, w, ctx, comm_dtype="bfloat16", algo=algo)
             assert (function(x, w, ctx, comm_dtype="float32") == 8).all()
