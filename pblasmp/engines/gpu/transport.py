@@ -89,7 +89,9 @@ class CublasmpTransport(Room):
     ) -> Transfer:
         """Queue an exchange: messages are packed and sent, and ``finish`` unpacks those received. Collective."""
         self._runtime.follow_stream()  # all exchanges share boxes and flags
-        return _Exchange(self, self._cupy, exchange, src, dst, conjugate)
+        under_way = _Exchange(self, self._cupy, exchange, src, dst, conjugate)
+        under_way.start()
+        return under_way
 
     def copy_piece(self, dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> None:
         """Queue the copy of a piece of one local array to where it belongs in another, converting the type. Local.
@@ -165,15 +167,19 @@ class _Exchange:
         dst: Sequence[Array | None],
         conjugate: bool,
     ) -> None:
-        self._transport, self._cupy, self._dst = transport, cupy, dst
+        self._transport, self._cupy, self._exchange = transport, cupy, exchange
+        self._src, self._dst = src, dst
         self._order, self._kind = exchange.order, stored_dtype(exchange.dtype)
-        self._conjugate, self._src = conjugate and self._kind.kind == "c", src
+        self._conjugate = conjugate and self._kind.kind == "c"
+        self._near = transport.near if transport.pushes(exchange) else frozenset()
         self._arriving: list[tuple[Any, Array]] = []
-        pushes = transport.pushes(exchange)
-        near: frozenset[int] = transport.near if pushes else frozenset()
-        self._pushed = {rank: parts for rank, parts in exchange.receives.items() if rank in near}
         self._end: Callable[[Mapping[int, Callable[[int], None]]], None] | None = None
-        if pushes:
+        self._messages: Transfer | None = None
+
+    def start(self) -> None:
+        """Queue what this rank sends and keeps. Collective."""
+        exchange, near, transport = self._exchange, self._near, self._transport
+        if near:
             assert transport.inbox is not None
             packs = {
                 rank: (self._nbytes(parts), partial(self._pack, parts))
@@ -183,33 +189,39 @@ class _Exchange:
             self._end = transport.inbox.start(packs, exchange.largest_bytes)
         sends, receives = [], []
         for rank in sorted({*exchange.sends, *exchange.receives} - near):
-            for part in exchange.sends.get(rank, ()):
-                source = _array(src, part.src)
-                message = None
-                if source.dtype == self._kind and not self._conjugate:
-                    message = part.piece.region(source, self._order, source=True)
-                if message is None:
-                    message = _empty(cupy, part.piece.shape, self._kind, self._order)
-                    transport.copy_piece(message, source, part.piece.packed(), conjugate=self._conjugate)
-                sends.append((_flat(message, self._order), rank))
-            for part in exchange.receives.get(rank, ()):
-                target = _array(dst, part.dst)
-                fits = target.dtype == self._kind
-                place = part.piece.region(target, self._order, source=False) if fits else None
-                if place is None:
-                    place = _empty(cupy, part.piece.shape, self._kind, self._order)
-                    self._arriving.append((part, place))
-                receives.append((_flat(place, self._order), rank))
-        self._messages = transport.start(sends, receives) if sends or receives else None
+            sends += [(self._message(part), rank) for part in exchange.sends.get(rank, ())]
+            receives += [(self._place(part), rank) for part in exchange.receives.get(rank, ())]
+        if sends or receives:
+            self._messages = transport.start(sends, receives)
         for part in exchange.copies:
-            transport.copy_piece(
-                _array(dst, part.dst), _array(src, part.src), part.piece, conjugate=conjugate
-            )
+            of, to = _array(self._src, part.src), _array(self._dst, part.dst)
+            transport.copy_piece(to, of, part.piece, conjugate=self._conjugate)
+
+    def _message(self, part: Any) -> Array:
+        """Return the contiguous entries of a message to NCCL: in the local array, or packed."""
+        source, message = _array(self._src, part.src), None
+        if source.dtype == self._kind and not self._conjugate:
+            message = part.piece.region(source, self._order, source=True)
+        if message is None:
+            message = _empty(self._cupy, part.piece.shape, self._kind, self._order)
+            self._transport.copy_piece(message, source, part.piece.packed(), conjugate=self._conjugate)
+        return _flat(message, self._order)
+
+    def _place(self, part: Any) -> Array:
+        """Return where a message from NCCL arrives: in the local array, or where it is unpacked from."""
+        target, place = _array(self._dst, part.dst), None
+        if target.dtype == self._kind:
+            place = part.piece.region(target, self._order, source=False)
+        if place is None:
+            place = _empty(self._cupy, part.piece.shape, self._kind, self._order)
+            self._arriving.append((part, place))
+        return _flat(place, self._order)
 
     def finish(self) -> None:
         """Let CuPy's current stream wait for the messages, and unpack them. Local."""
         if self._end is not None:
-            self._end({rank: partial(self._unpack, parts) for rank, parts in self._pushed.items()})
+            pushed = {rank: parts for rank, parts in self._exchange.receives.items() if rank in self._near}
+            self._end({rank: partial(self._unpack, parts) for rank, parts in pushed.items()})
             self._end = None
         if self._messages is not None:
             self._messages.finish()
