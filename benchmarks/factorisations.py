@@ -39,7 +39,7 @@ from reference.scalapack import Flavour, ScaLAPACK
 
 LAUNCHES = ("debian", "mkl")
 GRIDS = ("1x1", "1x2", "2x2", "4x1")
-ROUTINES = ("potrf", "posv")
+ROUTINES = ("potrf", "getrf", "geqrf", "posv", "gesv", "gels")
 
 
 class Case(NamedTuple):
@@ -91,13 +91,15 @@ class Matrices:
             if case.routine[:2] == "po":
                 self._a = np.asfortranarray(np.exp(-abs(i[:, None] - j) / 50))
             else:
-                self._a = np.asfortranarray(
-                    np.sin(i[:, None] * 1.7 + j * (i[:, None] + 3) % 11) + np.cos(i[:, None] * j)
-                )
+                mixed = np.sin(i[:, None] * 12.9898 + j * 78.233) * 43758.5453
+                self._a = np.asfortranarray(mixed - np.floor(mixed) - 0.5)  # as good as random
             i, j = right.global_indices(ctx.rank)
             self._b = np.asfortranarray(np.cos(i[:, None] + j).astype(float))
         self.pivots = np.zeros(max(1, len(self._a) + case.block), np.int32)
         self.info = np.zeros(1, np.int32)
+        self.tau = np.zeros(max(1, self._a.shape[1] + case.block))
+        size = case.block * (3 * case.block + sum(self._a.shape) + self._b.shape[1]) + 64
+        self.work = np.zeros(size), size
         self.restore()
 
     def restore(self) -> None:
@@ -114,8 +116,14 @@ class Matrices:
         routine, a, b = self.case.routine, self.a, self.b
         if routine == "potrf":
             pb.cholesky(a, out=a)
-        elif routine == "posv":
-            pb.solve(a, b, "pos", factor=a, out=b)
+        elif routine == "getrf":
+            self.found = pb.lu(a, out=a)[1]
+        elif routine == "geqrf":
+            self.found = pb.qr(a, out=a).tau
+        elif routine == "gels":
+            pb.lstsq(a, b, out=b)
+        else:
+            pb.solve(a, b, "pos" if routine == "posv" else "gen", out=b)
 
     def theirs(self, slk: ScaLAPACK, context: int) -> Callable[[], None]:
         """Return ScaLAPACK's call on the same arrays."""
@@ -132,30 +140,38 @@ class Matrices:
         a, b = placed
         if routine == "potrf":
             return lambda: slk.call("pdpotrf_", "L", n, *a, self.info)
+        if routine == "getrf":
+            return lambda: slk.call("pdgetrf_", n, n, *a, self.pivots, self.info)
+        if routine == "geqrf":
+            return lambda: slk.call("pdgeqrf_", n, n, *a, self.tau, *self.work, self.info)
         if routine == "posv":
             return lambda: slk.call("pdposv_", "L", n, nrhs, *a, *b, self.info)
-        raise ValueError(routine)
+        if routine == "gesv":
+            return lambda: slk.call("pdgesv_", n, nrhs, *a, self.pivots, *b, self.info)
+        return lambda: slk.call("pdgels_", "N", n, n, nrhs, *a, *b, *self.work, self.info)
 
     def residual(self) -> float:
         """Return the backward error of what is in the arrays, in units that should be below 30. Collective."""
         import numpy as np
 
-        import pblasmp as pb
-
-        n, found = self.case.n, self.a.allgather()
-        given = self.ctx.empty(self.a.descriptor)
-        given.local[...] = self._a if self._a.size else given.local
-        a = given.allgather()
-        eps = np.finfo(float).eps
-        if self.case.routine == "potrf":
-            lower = np.tril(found)
-            return float(abs(a - lower @ lower.T).sum(0).max() / (n * abs(a).sum(0).max() * eps))
-        x = self.b.allgather()
+        n, routine, found = self.case.n, self.case.routine, self.a.allgather()
+        solution = self.b.allgather()
         self.restore()
-        b = self.b.allgather()
-        del pb
-        scale = abs(a).sum(1).max() * abs(x).sum(0).max() * n * eps
-        return float(abs(a @ x - b).sum(0).max() / scale)
+        a, b = self.a.allgather(), self.b.allgather()
+        eps, size = np.finfo(float).eps, abs(a).sum(0).max()
+        if routine == "potrf":
+            lower = np.tril(found)
+            return float(abs(a - lower @ lower.T).sum(0).max() / (n * size * eps))
+        if routine == "getrf":
+            lower = np.tril(found, -1) + np.eye(n)
+            there, here = np.linalg.slogdet(a)[1], np.log(abs(found.diagonal())).sum()
+            rows = np.sort(abs(lower @ np.triu(found)).sum(1)) - np.sort(abs(a).sum(1))  # P is not looked at
+            return float(max(abs(rows).max() / (n * size * eps), abs(there - here) / (n * eps * abs(there))))
+        if routine == "geqrf":
+            r = np.triu(found)
+            return float(abs(a.T @ a - r.T @ r).sum(0).max() / (n * size**2 * eps))
+        scale = size * abs(solution).sum(0).max() * n * eps
+        return float(abs(a @ solution - b).sum(0).max() / scale)
 
 
 def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, options: argparse.Namespace) -> dict[str, Any]:
