@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .factorisations import QrFactors as QrFactors
     from .factorisations import cho_solve as cho_solve
     from .factorisations import cholesky as cholesky
+    from .factorisations import cond_estimate as cond_estimate
     from .factorisations import inv as inv
     from .factorisations import lstsq as lstsq
     from .factorisations import lu as lu
@@ -134,6 +135,7 @@ _HOME = {
     "axpy": "vectors",
     "cho_solve": "factorisations",
     "cholesky": "factorisations",
+    "cond_estimate": "factorisations",
     "copy": "vectors",
     "dot": "vectors",
     "dotc": "vectors",

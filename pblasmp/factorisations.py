@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from .dtypes import ELEMENT_TYPES
 from .engines.dense.cholesky import CholeskyJob
+from .engines.dense.condition import ConditionJob
 from .engines.dense.lu import LuJob
 from .engines.dense.qr import LeastSquaresJob, QrJob
 from .engines.dense.triangular import TriangularJob
@@ -36,12 +37,20 @@ if TYPE_CHECKING:
     from .layout.problem import Op
 
 __all__ = [
+    "QrFactors",
+    "apply_q",
     "cho_solve",
     "cholesky",
+    "cond_estimate",
+    "form_q",
     "inv",
     "inverse_of",
+    "lstsq",
+    "lstsq_in_place",
     "lu",
     "lu_solve",
+    "lu_with_info",
+    "qr",
     "slogdet",
     "solve",
     "solve_keeping",
@@ -395,7 +404,7 @@ def inverse_of(
 
 
 def slogdet(a: Matrix) -> tuple[Any, float]:
-    """Return the sign of the determinant and the logarithm of its absolute value, as NumPy does. Collective.
+    """Return the sign of the determinant and the logarithm of its absolute value, as NumPy does.
 
     Collective over the context; the same on every rank.
 
@@ -420,6 +429,33 @@ def slogdet(a: Matrix) -> tuple[Any, float]:
     sizes = np.abs(diagonal)
     sign = np.prod(diagonal / sizes) * (-1 if exchanged.sum() % 2 else 1)
     return a.dtype.type(sign), float(np.log(sizes.astype(np.float64)).sum())
+
+
+def cond_estimate(a: Matrix) -> float:
+    """Return an estimate of the condition number of a matrix in the 1-norm. Collective over the context.
+
+    It is the norm of A times a lower bound of the norm of its inverse, from an LU factorisation and a few solves. The
+    bound is nearly always within a factor of 3. The same on every rank.
+
+    Args:
+        a: n × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
+
+    Returns:
+        The estimate; infinite if A is exactly singular, 0 for an empty matrix.
+
+    Raises:
+        ArgumentError: shapes or types do not fit.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: the engine has no factorisations.
+
+    Source: LAPACK, ?GECON.
+    """
+    call = _Call("cond_estimate", {"a": a}, {})
+    with call:
+        call.agree(lambda: call.square("a"), lambda: None)
+        of = a.descriptor
+        job = call.job(lambda engine: ConditionJob(engine, of))
+        return job.run(a.local)
 
 
 class QrFactors:
@@ -541,7 +577,7 @@ def apply_q(
 
 
 def lstsq(a: Matrix, b: Matrix, op_a: Op = "N", out: Matrix | None = None) -> Matrix:
-    """Return the X that minimises the norms of the columns of op(A) X - B, for A of full rank. Collective.
+    """Return the X that minimises the norms of the columns of op(A) X - B, for A of full rank.
 
     Collective over the context. If op(A) has more columns than rows, X is the solution of the least norm.
 

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +14,7 @@ from .communicator import Communicator
 
 __all__ = ["Progress"]
 
+_BUSY_SECONDS = 1e-3  # that a wait only yields the core
 _NAP_SECONDS = 0.01  # longest sleep of a rank that nobody wakes: notes may have to be read
 
 
@@ -39,10 +43,11 @@ class Progress:
 
 
 class _Awaited:
-    """The wait for one thing, with the interface of the requests of mpi4py."""
+    """The wait for one thing, with the interface of the requests of mpi4py and of process groups."""
 
     def __init__(self, flags: NDArray[np.int64], i: int, address: int) -> None:
         self._flags, self._i, self._word = flags, i, address
+        self._since = time.monotonic()
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
         return bool(self._flags[self._i])
@@ -50,3 +55,10 @@ class _Awaited:
     def sleep(self) -> None:
         """Sleep until it is ready, but not for long."""
         futex.sleep_while(self._word, 0, _NAP_SECONDS)
+
+    def pause(self) -> None:
+        """Yield the core, and sleep if the wait is long."""
+        if time.monotonic() - self._since < _BUSY_SECONDS:
+            os.sched_yield()
+        else:
+            self.sleep()

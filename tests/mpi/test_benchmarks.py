@@ -66,6 +66,15 @@ def test_host_gemm_beside_scalapack(tmp_path, flavour):
     assert all("pdgemm" in row["ratios"] for row in run.rows)
 
 
+def test_factorisations_beside_scalapack(tmp_path):
+    if locate("debian") is None:
+        pytest.skip("ScaLAPACK (debian) is not here: python -m benchmarks.fetch_scalapack fetches it")
+    (run,) = run_quick("factorisations.py", tmp_path, "--scalapack", "debian").values()
+    assert (run.name, run.ranks, run.gpus) == ("factorisations-debian-4-ranks", 4, 0)
+    assert [row["case"]["routine"] for row in run.rows] == ["potrf", "getrf", "geqrf", "posv", "gesv", "gels"]
+    assert all({"pblasmp", "debian", "debian-256"} == set(row["seconds"]) for row in run.rows)
+
+
 def test_rounding(tmp_path):
     script = [
         *launch.interpreter(),

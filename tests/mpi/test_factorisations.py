@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp import pblas
 from pblasmp.factorisations import solve_keeping
+from pblasmp.layout import Axis
 from tests.helpers.cases import agreed_error, first, layout, pick, scattered, short_messages, unlike
 from tests.helpers.factor_cases import (
     TYPES,
@@ -98,6 +100,9 @@ def lu_case(ctx, rng, dtype):
             errors[name] = relative(left @ x - right, scale, n, dtype)
         inverse = exact(pb.inv(a, out=a if in_place else None).allgather())
         errors["inv"] = relative(exact(whole) @ inverse - np.eye(n), whole, n * max(1, norm(inverse)), dtype)
+        if n:
+            ratio = pb.cond_estimate(placed(ctx, rng, whole)) / np.linalg.cond(exact(whole), 1)
+            errors["cond_estimate"] = 0 if 0.1 < ratio < 1.1 else np.inf
         sign, size = pb.slogdet(placed(ctx, rng, whole))
         expected = np.linalg.slogdet(exact(whole))
         near = np.allclose(sign, expected[0], atol=1e-3) and np.isclose(
@@ -241,6 +246,7 @@ def faults(comm):
             wrong.append(agreed_error(ctx, pb.FactorisationError, words, pb.solve, a, b))
             wrong.append(agreed_error(ctx, pb.FactorisationError, words, pb.lu, a, out=b))
             sign, size = pb.slogdet(a)
+            wrong.append(None if pb.cond_estimate(a) == np.inf else "cond_estimate")
             wrong.append(None if (sign, size) == (0, -np.inf) else f"{sign} {size}")
             upper = np.triu(b.allgather())
             wrong.append(None if np.flatnonzero(upper.diagonal() == 0).tolist() == [index] else "U")
@@ -309,7 +315,46 @@ def faults(comm):
             yield "repeated", unlike(pb.cholesky(same).allgather(), 2 * np.eye(6))
 
 
+def names(comm):
+    """Illegal arguments under ScaLAPACK's names, each with its number; sizes of workspaces; nothing to do."""
+    with pb.Context(comm, engine="host") as ctx:
+        ictxt = pblas.gridinit(ctx, "Row", 1, comm.size)
+        columns = pblas.numroc(8, 2, comm.rank, 0, comm.size)
+        desc = pblas.descinit(8, 8, 2, 2, 0, 0, ictxt, 8)
+        a, b = (np.asfortranarray(np.eye(8)[:, :columns]) for _ in "ab")
+        ipiv, tau = np.zeros(10, np.int32), np.zeros(10)
+        at, rhs = (a, 1, 1, desc), (b, 1, 1, desc)
+        for info, name, given in (
+            (-1, "pdpotrf", ("X", 8, *at)),
+            (-2, "pdpotrf", ("L", -1, *at)),
+            (-2, "pdpotrf", ("L", 2.5, *at)),
+            (-4, "pdpotrf", ("L", 8, a, 2, 1, desc)),
+            (-3, "pspotrf", ("L", 8, *at)),
+            (-7, "pdgetrf", (8, 8, *at, np.zeros(7, np.int32))),
+            (-7, "pdgetrf", (8, 8, *at, np.zeros(10))),
+            (-7, "pdgetrf", (8, 8, *at, None)),
+            (-7, "pdgeqrf", (8, 8, *at, np.zeros(10, np.float32))),
+            (-3, "pdorgqr", (8, 8, 9, *at, tau)),
+            (-5, "pdormqr", ("L", "N", 8, 8, 9, *at, tau, *rhs)),
+            (-2, "pdormqr", ("L", "C", 8, 8, 8, *at, tau, *rhs)),
+            (-1, "pdgels", ("Q", 8, 8, 8, *at, *rhs)),
+            (-4, "pdposv", ("L", 8, 8, *at, *at)),
+            (-2, "pdtrtri", ("L", "X", 8, *at)),
+        ):
+            wrong = agreed_error(ctx, pblas.ParameterError, [f"INFO = {info}"], getattr(pblas, name), *given)
+            yield f"{name} {info}", wrong
+        work, iwork = np.zeros(1), np.zeros(1, np.int32)
+        asked = pblas.pdgetri(8, *at, ipiv, work, -1, iwork, -1)
+        yield "sizes", None if (asked, work[0], iwork[0]) == (0, 1, 1) else f"{asked} {work} {iwork}"
+        yield "nothing", None if pblas.pdgetrf(0, 8, *at, ipiv) == pblas.pdpotrf("L", 0, *at) == 0 else "INFO"
+        twice = np.asfortranarray(2 * np.eye(8)[:, Axis(8, 2, 0, comm.size).globals(comm.rank)])
+        yield "returned", None if pblas.pdpotrf("U", 8, twice, 1, 1, desc) == 0 else "INFO"
+        yield "in place", unlike(np.unique(twice), np.sqrt([0.0, 2.0]))
+        pblas.gridexit(ictxt)
+
+
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_large_and_faults(nranks):
+    run_mpi(names, nranks)
     run_mpi(large, nranks)
     run_mpi(faults, nranks)

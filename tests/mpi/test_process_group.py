@@ -15,6 +15,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.comm import board, wrap
+from tests.helpers.factor_cases import panels_of
 from tests.helpers.mpi import ROOT, RanksFailedError, run_torch, starts_ranks
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
@@ -104,6 +105,10 @@ def products(group: Any) -> Any:
                 yield f"{per_node} {algo}", None if np.array_equal(d.allgather(), x @ y) else "wrong product"
             turned = a.redistribute(pb.MatrixDescriptor(x.shape, (40, 2), pb.Grid(1, ctx.size), order="F"))
             yield f"{per_node} moved", None if np.array_equal(turned.allgather(), x) else "wrong matrix"
+            with panels_of(ctx, 4):
+                square = ctx.scatter(x[:29] + 20 * np.eye(29), pb.MatrixDescriptor((29, 29), (3, 4), grid))
+                solved = pb.matmul(square, pb.solve(square, b)).allgather()
+            yield f"{per_node} solved", None if np.allclose(solved, y) else "wrong solution"
             try:
                 ctx.zeros(pb.MatrixDescriptor((4, 4), (2, 2) if ctx.rank else (1, 2), grid))
                 error = "" if ctx.size == 1 else "nothing was raised"

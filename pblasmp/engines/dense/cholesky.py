@@ -12,6 +12,7 @@ from ..protocol import Engine, FactorOperations
 from .factor_panels import (
     FactorPanels,
     Mover,
+    PanelJob,
     Workbench,
     free_place,
     identity,
@@ -27,7 +28,7 @@ __all__ = ["CholeskyJob"]
 Array = Any
 
 
-class CholeskyJob:
+class CholeskyJob(PanelJob):
     """A Cholesky factorisation, a solve with its factor, or both. Making and running one is collective.
 
     Collective over the context.
@@ -97,9 +98,6 @@ class CholeskyJob:
         if self._x is not None and not info:
             self._x.back(x, right[0])
         return info
-
-    def close(self) -> None:
-        """Nothing: its memory is the engine's. Collective over the context."""
 
 
 def factor(operations: FactorOperations, panels: FactorPanels) -> None:

@@ -13,6 +13,7 @@ from ..protocol import Engine, FactorOperations
 from .factor_panels import (
     FactorPanels,
     Mover,
+    PanelJob,
     Workbench,
     free_place,
     identity,
@@ -28,7 +29,7 @@ __all__ = ["LuJob", "permutation"]
 Array = Any
 
 
-class LuJob:
+class LuJob(PanelJob):
     """An LU factorisation, a solve with the factors, or both. Making and running one is collective.
 
     Collective over the context.
@@ -143,9 +144,6 @@ class LuJob:
         if begins:  # A^-1 = (L U)^-1 P: its columns are permuted
             bench.permute_columns(right, np.argsort(permutation(self.pivots, n)))
             bench.fence()
-
-    def close(self) -> None:
-        """Nothing: its memory is the engine's. Collective over the context."""
 
 
 def permutation(pivots: NDArray[np.int64], n: int) -> NDArray[np.int64]:

@@ -9,7 +9,16 @@ import numpy as np
 
 from ...layout import MatrixDescriptor
 from ..protocol import Engine, FactorOperations
-from .factor_panels import FactorPanels, Mover, Shape, Workbench, operations_of, shape_beside, shape_of
+from .factor_panels import (
+    FactorPanels,
+    Mover,
+    PanelJob,
+    Shape,
+    Workbench,
+    operations_of,
+    shape_beside,
+    shape_of,
+)
 from .sweeps import columns_of, sweep
 
 __all__ = ["LeastSquaresJob", "QrJob"]
@@ -17,7 +26,7 @@ __all__ = ["LeastSquaresJob", "QrJob"]
 Array = Any
 
 
-class QrJob:
+class QrJob(PanelJob):
     """A QR factorisation, or a product with the Q of one. Making and running one is collective.
 
     Collective over the context.
@@ -88,11 +97,8 @@ class QrJob:
         assert self._y is not None
         self._y.back(y, right)
 
-    def close(self) -> None:
-        """Nothing: its memory is the engine's. Collective over the context."""
 
-
-class LeastSquaresJob:
+class LeastSquaresJob(PanelJob):
     """The least-squares solution of A X = B for a tall A, or the least solution of A^H X = B. Collective.
 
     Collective over the context.
@@ -154,9 +160,6 @@ class LeastSquaresJob:
         bench.fence()
         self._x.back(x, right)
         return 0
-
-    def close(self) -> None:
-        """Nothing: its memory is the engine's. Collective over the context."""
 
 
 def _shape(engine: Engine, rows: int, cols: int) -> Shape:

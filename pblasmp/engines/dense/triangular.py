@@ -11,6 +11,7 @@ from ...layout import MatrixDescriptor
 from ..protocol import Engine
 from .factor_panels import (
     Mover,
+    PanelJob,
     Workbench,
     free_place,
     identity,
@@ -26,7 +27,7 @@ __all__ = ["TriangularJob"]
 Array = Any
 
 
-class TriangularJob:
+class TriangularJob(PanelJob):
     """A solve with a lower triangular matrix. Making and running one is collective over the context.
 
     Args:
@@ -78,6 +79,3 @@ class TriangularJob:
         bench.fence()
         self._x.back(x, right)
         return 0
-
-    def close(self) -> None:
-        """Nothing: its memory is the engine's. Collective over the context."""

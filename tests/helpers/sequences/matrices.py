@@ -633,6 +633,40 @@ def _by_numpy(
     return np.where(level3.touched(name, "d", flags, before.shape), whole, before).astype(dtype)
 
 
+@call(
+    3, layout=Draw.layout, seed=Draw.seed, n=Draw.upto(40), how=Draw.of("gen", "pos", "tri", "lu", "cholesky", "lstsq"),
+    uplo=Draw.of("L", "U"), singular=Draw.upto(8),
+)  # fmt: skip
+def solve(s: Session, layout: Any, seed: int, n: int, how: str, uplo: str, singular: int) -> None:
+    """A system with a solution of small integers, or a matrix that has no factor: an error, and the next call works."""
+    dtype = descriptor(layout).dtype
+    row = ELEMENT_TYPES.get(dtype.name)
+    if s.ctx.engine.name != "host" or row is None or not row.blas or n == 0:
+        raise SkipStep
+    whole = integers((n, n), dtype, seed, 2).astype(exact(np.zeros(1, dtype)).dtype) / (8 * n) + 2 * np.eye(n)
+    if how in ("pos", "cholesky"):
+        whole = (whole + whole.conj().T) / 2
+    triangle = np.tril if uplo == "L" else np.triu
+    whole = triangle(whole) if how == "tri" else whole
+    if singular == 0 and how != "lstsq":
+        whole[n // 2, :] = whole[:, n // 2] = 0
+    a, b, x = (s.make(seed + i, shape, dtype) for i, shape in enumerate(((n, n), (n, 3), (n, 3))))
+    s.fill(a, whole.astype(dtype))
+    s.fill(b, (whole @ exact(x.whole)).astype(dtype))
+    calls = {
+        "lu": lambda: pb.lu_solve(*pb.lu(a.matrix), b.matrix),
+        "cholesky": lambda: pb.cho_solve(pb.cholesky(a.matrix, uplo), b.matrix, uplo),
+        "lstsq": lambda: pb.lstsq(a.matrix, b.matrix),
+    }
+    try:
+        found = calls.get(how, lambda: pb.solve(a.matrix, b.matrix, how, uplo=uplo, out=x.matrix))()
+    except pb.FactorisationError as error:
+        expect("" if singular == 0 and error.index == n // 2 else f"{error}")
+        return
+    expect("" if singular or how == "lstsq" else "no error for a singular matrix")
+    s.check(Held(found, x.whole), 500 * np.finfo(dtype).eps * max(1, abs(x.whole).max()))
+
+
 @call(2, of=Draw.slot, to=Draw.slot)
 def scalapack(s: Session, of: int, to: int) -> None:
     """To ScaLAPACK's form and back, without a copy."""

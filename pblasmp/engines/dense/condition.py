@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An estimate of a condition number from a few solves with LU factors.
+
+Source: N. J. Higham, FORTRAN codes for estimating the one-norm of a real or complex matrix, ACM TOMS 14 (1988); LAPACK,
+?LACN2.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ...layout import MatrixDescriptor
+from ..protocol import Engine
+from .factor_panels import FactorPanels, Mover, PanelJob, Workbench, operations_of, shape_beside, shape_of
+from .lu import factor, swap_left
+from .sweeps import columns_of, sweep
+
+__all__ = ["ConditionJob"]
+
+Array = Any
+
+_MOST = 5  # iterations: more hardly ever improve the estimate
+
+
+class ConditionJob(PanelJob):
+    """An estimate of the condition number in the 1-norm. Making and running one is collective over the context.
+
+    Args:
+        engine: where.
+        a: the layout of a square matrix.
+    """
+
+    def __init__(self, engine: Engine, a: MatrixDescriptor) -> None:
+        self._operations, self._engine = operations_of(engine), engine
+        shape = shape_of(engine, *a.shape)
+        self._bench = Workbench(engine, [shape, shape_beside(engine, shape, 1)], a.dtype)
+        self._a, self._n, self._dtype = Mover(self._bench, 0, a), a.shape[0], a.dtype
+
+    def run(self, a: Array) -> float:
+        """Return the estimate, which is a lower bound; infinite for an exactly singular matrix."""
+        bench, operations = self._bench, self._operations
+        panels, right = bench.panels()
+        self._a.into(a, panels)
+        bench.fence()
+        size = max(self._engine.transport.comm.allgather(_largest_column(panels)))
+        factor(operations, panels)
+        panels.settle()
+        bench.fence()
+        swap_left(operations, panels)
+        bench.fence()
+        if bench.fault(panels):
+            return math.inf
+        return float(size * self._norm_of_inverse(panels, right)) if self._n else 0.0
+
+    def _norm_of_inverse(self, panels: FactorPanels, right: FactorPanels) -> float:
+        n = self._n
+        x = np.full(n, 1 / n, self._dtype)
+        y = self._solved(panels, right, x, "N")
+        best, last = _norm(y), -1
+        for _ in range(_MOST):
+            z = np.abs(self._solved(panels, right, _signs(y), "C"))
+            largest = int(z.argmax())
+            if last >= 0 and z[largest] <= z[last]:
+                break
+            last = largest
+            x = np.zeros(n, self._dtype)
+            x[largest] = 1
+            y = self._solved(panels, right, x, "N")
+            found = _norm(y)
+            if not found > best:
+                break
+            best = found
+        alternating = np.array([(-1) ** i * (1 + i / max(1, n - 1)) for i in range(n)], self._dtype)
+        return max(best, 2 * _norm(self._solved(panels, right, alternating, "N")) / (3 * n))
+
+    def _solved(self, panels: FactorPanels, right: FactorPanels, x: Array, op: str) -> Array:
+        """Return the solution of ``op(A) y = x`` on every rank."""
+        operations, bench, n = self._operations, self._bench, self._n
+        columns = columns_of(right)
+        for own, _ in columns:
+            own[:, 0] = x
+            if op == "N":
+                operations.swap_rows(own, 0, n, panels.pivots)
+        for lower in (op == "N", op != "N"):
+            sweep(operations, panels, columns, lower=lower, unit=lower, op=op)
+        panels.settle()
+        y = None
+        for own, _ in columns:
+            if op != "N":
+                operations.swap_rows(own, 0, n, panels.pivots, back=True)
+            y = own[:, 0].copy()
+        bench.fence()
+        found: Array = self._engine.transport.comm.bcast(y, 0)
+        return found
+
+
+def _largest_column(panels: FactorPanels) -> float:
+    """Return the largest 1-norm of a column of this rank's panels."""
+    return max((float(np.abs(panels.own(k)).sum(0).max(initial=0)) for k in panels.mine), default=0.0)
+
+
+def _norm(x: Array) -> float:
+    return float(np.abs(x).sum())
+
+
+def _signs(x: Array) -> Array:
+    """Return each element divided by its absolute value, 1 for 0."""
+    size = np.abs(x)
+    return np.where(size == 0, 1, x / np.where(size == 0, 1, size)).astype(x.dtype)
