@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PBLAS, BLACS and ScaLAPACK's TOOLS under their own names, for programs that were written against them.
 
-Indices are 1-based, descriptors are nine integers, local arrays are in Fortran order and are written in place:
+Indices are 1-based, descriptors are nine integers (or eleven, of type 2), local arrays are in Fortran order and are
+written in place:
 
     from pblasmp import pblas
 
@@ -16,8 +17,8 @@ Indices are 1-based, descriptors are nine integers, local arrays are in Fortran 
 Options may be in lower case and longer than one letter. An illegal argument raises ``ParameterError``, an
 ``ArgumentError``, on every process. Its ``info`` is the number that PBLAS reports: -i for argument i, -(100 i + j) for
 an entry of descriptor i. For DTYPE_ to NB_, j is 1 to 6; for RSRC_, CSRC_ and LLD_ it is 9, 10 and 11, because PBLAS
-counts the entries of its longer descriptor. Redistribution and ``infog2l``, for which ScaLAPACK has no such numbers,
-use the same ones.
+counts the entries of its longer descriptor. In one of eleven integers, IMB_ to NB_ are 5 to 8. Redistribution and
+``infog2l``, for which ScaLAPACK has no such numbers, use the same ones.
 """
 
 from __future__ import annotations
