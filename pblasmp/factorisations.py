@@ -404,9 +404,9 @@ def inverse_of(
 
 
 def slogdet(a: Matrix) -> tuple[Any, float]:
-    """Return the sign of the determinant and the logarithm of its absolute value, as NumPy does.
+    """Return the sign of the determinant and the logarithm of its absolute value. Collective over the context.
 
-    Collective over the context; the same on every rank.
+    As NumPy does; the same on every rank.
 
     Args:
         a: n × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
@@ -577,9 +577,9 @@ def apply_q(
 
 
 def lstsq(a: Matrix, b: Matrix, op_a: Op = "N", out: Matrix | None = None) -> Matrix:
-    """Return the X that minimises the norms of the columns of op(A) X - B, for A of full rank.
+    """Return the X that minimises the norms of the columns of op(A) X - B. Collective over the context.
 
-    Collective over the context. If op(A) has more columns than rows, X is the solution of the least norm.
+    A is of full rank. If op(A) has more columns than rows, X is the solution of the least norm.
 
     Args:
         a: m × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
