@@ -261,6 +261,37 @@ def rounding_sums() -> str:
     return table(head, rows, 2) + f"\n{source(run)}\n"
 
 
+def one_kernel() -> str:
+    """Return the table of docs/one-kernel.md."""
+    run = results.runs()["one_kernel-2-gpus"]
+
+    def micro(seconds: float | None) -> str:
+        return "" if seconds is None else digits(seconds * 1e6)
+
+    rows = []
+    for row in run.rows:
+        case, ours = row["case"], middle(row, "one_kernel")
+        names = [name for name in row["seconds"] if name not in ("one_kernel", SEPARATE, "the GEMM alone")]
+        others = {name: middle(row, name) for name in names}
+        best = min(others, key=lambda name: others[name] or 0.0)
+        separate = middle(row, SEPARATE)
+        rows.append([
+            FORMS[case["form"]], f"{case['tokens']}, {case['outputs']}, {case['inputs']}",
+            micro(middle(row, "the GEMM alone")), micro(separate), f"{micro(others[best])} `{best}`", micro(ours),
+            "" if ours is None else f"{min(separate or 0.0, others[best] or 0.0) / ours:.2f}",
+        ])  # fmt: skip
+    head = [
+        "",
+        "tokens, outputs, inputs",
+        "GEMM",
+        SEPARATE,
+        "others",
+        "one kernel",
+        "times as fast as the best",
+    ]
+    return table(head, rows, 5) + f"\n{source(run)}\n"
+
+
 def gpu_runs() -> str:
     """Return the table of what ran on which GPUs: tests/gpu/runs.json."""
     found = json.loads((ROOT / "tests" / "gpu" / "runs.json").read_text(encoding="utf-8"))

@@ -244,7 +244,7 @@ class _Local(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: DTensor) -> Tensor:
         ctx.mesh, ctx.placements, ctx.shape = tensor.device_mesh, tensor.placements, tensor.shape
-        return tensor.to_local()
+        return tensor.to_local().detach()  # not the DTensor's own tensor, which would get a history
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:

@@ -136,8 +136,8 @@ _PULLS = 2.5e10  # operations per rank below which GEMM + ReduceScatter is one G
 _STORES = 7.5e10  # and below which, on more than two ranks, GEMMs store the parts where they are added
 _ONE_SHOT_BYTES = 512 << 10  # results that more than two ranks add one by one
 _ONE_SHOT_WAVES = 4
-_ONE_KERNEL = {"matmul_reduce_scatter": 6e11, "matmul_allreduce": 2.5e11, "matmul_allgather": 2.5e11}
-"""Operations of both ranks up to which one kernel is the fastest, on two H100."""
+_ONE_KERNEL = {"matmul_reduce_scatter": 6e11, "matmul_allreduce": 2.5e11, "matmul_allgather": 2.4e11}
+"""Operations of both ranks up to which one kernel is the fastest, on two H100 and on two H200."""
 _RING_WAVES = 3  # waves from which on two GPUs add in the product's epilogue, if they can
 
 
