@@ -61,7 +61,7 @@ def compute_directly(
         return None
     ctx = a.context
     direct, parts = ctx.direct, _parts(ctx, (a, b, c, out))
-    if direct is None or parts is None:
+    if direct is None or parts is None or ctx.control.gone():
         return None
     ctx.check_open()
     of_a, of_b, of_c, of_d = parts

@@ -61,8 +61,8 @@ def library_refusal(options: Options, operands: Planned) -> str:
 
 
 def travel_refusal(asked: np.dtype | None, travels: np.dtype) -> str:
-    """Return why partial sums cannot travel in the type that was asked for, or an empty string. Local."""
-    if asked in (None, travels):
+    """Return why partial sums cannot travel in the type asked for or a wider one, or an empty string. Local."""
+    if asked is None or asked == travels or asked.itemsize < travels.itemsize:
         return ""
     return f"comm_dtype: partial sums travel in {travels.name} here, not in {asked}"
 

@@ -149,7 +149,7 @@ class DirectForm:
             return None
         ctx = grid.context
         direct = ctx.direct
-        if direct is None:
+        if direct is None or ctx.control.gone():
             return None
         options = dict(self._fixed)
         for i, name, letters in self._options:

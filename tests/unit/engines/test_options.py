@@ -88,5 +88,6 @@ def test_options_that_an_algorithm_cannot_obey_are_refused():
                 with pytest.raises(
                     pb.UnsupportedError, match=r"travel in float32 here|do not communicate by MPI"
                 ):
-                    function(x, w, ctx, comm_dtype="bfloat16", algo=algo)
-            assert (function(x, w, ctx, comm_dtype="float32") == 8).all()
+                    function(x, w, ctx, comm_dtype="float64", algo=algo)
+            for enough in ("float32", "bfloat16"):
+                assert (function(x, w, ctx, comm_dtype=enough) == 8).all()
