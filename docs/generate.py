@@ -7,10 +7,11 @@ conf.py has everything written to docs/_generated before each build, so that not
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import measured
@@ -25,6 +26,7 @@ from pblasmp.layout.level3 import ROUTINES
 from pblasmp.layout.vector_routines import VECTOR_ROUTINES
 from pblasmp.plans import MatrixPlan
 from pblasmp.problems.files import load_problem_file
+from reference.testers import RESULTS
 
 ROOT = Path(__file__).parents[1]
 PUBLIC = {name: getattr(pb, name) for name in pb.__all__}
@@ -278,6 +280,21 @@ def ported() -> str:
     return "\n".join([*head, *rows, "", "| not here | instead |", "| --- | --- |", *missing, ""])
 
 
+def testers() -> str:
+    """Return the table of ScaLAPACK's testers: ``python -m reference.testers --save``."""
+    found = json.loads(RESULTS.read_text(encoding="utf-8"))
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for each in found["testers"]:
+        rows.setdefault(each["about"], []).append(each)
+    lines = [
+        [about, ", ".join(f"`{Path(each['program']).name}`" for each in group),
+         *(str(sum(each[key] for each in group)) for key in ("total", "passed", "by_pblasmp", "by_library"))]
+        for about, group in rows.items()
+    ]  # fmt: skip
+    head = ["what is tested", "testers", "tests", "passed", "calls by pblasmp", "left to ScaLAPACK"]
+    return measured.table(head, lines, 4) + f"\nOn {found['ranks']} ranks, {found['date']}.\n"
+
+
 def flips() -> str:
     """Return the table of what flips where a matrix is in C order."""
     said = {
@@ -315,7 +332,7 @@ def gallery() -> str:
 def write_all(directory: Path) -> None:
     """Write everything that the pages include."""
     directory.mkdir(exist_ok=True)
-    for function in (collectives, errors, command_line, routines, vectors, pblas, ported, flips, gallery):
+    for function in (collectives, errors, command_line, routines, vectors, pblas, ported, testers, flips, gallery):
         (directory / f"{function.__name__}.md").write_text(function(), encoding="utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     if not measured.is_current(readme):

@@ -24,9 +24,10 @@ from ..engines.choice import EngineName
 from ..errors import ArgumentError, LibraryNotFoundError, UnsupportedError
 from .source import source
 
-__all__ = ["Calls", "environment", "library", "run"]
+__all__ = ["COUNTS", "Calls", "environment", "library", "run"]
 
-_COUNTS = "PBLASMP_PRELOAD_COUNTS"  # the file into which process 0 writes the numbers of calls
+COUNTS = "PBLASMP_PRELOAD_COUNTS"
+"""The variable that names the file into which process 0 writes ``Calls``."""
 
 
 class Calls(NamedTuple):
@@ -57,7 +58,7 @@ def run(command: Sequence[str], least: int, engine: EngineName) -> tuple[int, Ca
     """
     with tempfile.TemporaryDirectory(prefix="pblasmp-preload-") as folder:
         counts = Path(folder, "counts")
-        variables = {**os.environ, **environment(least, engine), _COUNTS: str(counts)}
+        variables = {**os.environ, **environment(least, engine), COUNTS: str(counts)}
         try:
             process = subprocess.Popen(command, env=variables)
         except OSError as error:

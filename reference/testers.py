@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ScaLAPACK's own testers, as Debian has compiled them, with pblasmp preloaded: ``python -m reference.testers``.
+
+They check the PBLAS by itself, and ScaLAPACK's factorisations and solvers, which call it. Every product goes to pblasmp
+(``--min 0``); what it leaves to ScaLAPACK is counted. Needs Linux on x86-64, ``apt-get``, a C compiler, the wheel of
+MPICH, and Debian's ScaLAPACK: ``python -m benchmarks.fetch_scalapack --only debian``. ``--save`` writes the file from
+which the table in the docs is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pblasmp import preload
+from pblasmp.errors import LibraryNotFoundError
+from pblasmp.launch import find_launcher
+from reference.scalapack import cache, locate
+
+__all__ = ["RESULTS", "TESTERS", "Outcome", "Tester", "fetch", "run"]
+
+RESULTS = Path(__file__).with_suffix(".json")
+RANKS = 4
+_PACKAGES = ("scalapack-mpi-test", "scalapack-test-common")
+# MPICH's wheel has no Fortran, of which the testers use the clock.
+_CLOCK = "double MPI_Wtime(void);\ndouble mpi_wtime_(void) { return MPI_Wtime(); }\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Tester:
+    """A tester and its input.
+
+    Attributes:
+        program: its name in Debian's folder.
+        data: the name of its input file, as shipped.
+        about: what it tests.
+        estimates: whether it also tests condition estimates, in which ScaLAPACK itself may hang.
+    """
+
+    program: str
+    data: str
+    about: str
+    estimates: bool = True
+
+
+def _pblas(letter: str) -> Tester:
+    return Tester(f"PBLAS/{letter}pb3tst", f"PBLAS/P{letter.upper()}BLAS3TST.dat", "level-3 PBLAS")
+
+
+TESTERS = (
+    *map(_pblas, "sdcz"),
+    *(
+        Tester(f"x{letter}{name}", f"{name.upper()}.dat", about, estimates)
+        for name, about, estimates in (
+            ("llt", "Cholesky factorisation and solves", False),
+            ("lu", "LU factorisation and solves", False),
+            ("inv", "inverses", True),
+            ("ls", "least squares", True),
+            ("trd", "reduction to tridiagonal form", True),
+            ("hrd", "reduction to Hessenberg form", True),
+            ("brd", "reduction to bidiagonal form", True),
+        )
+        for letter in "sdcz"
+    ),
+)
+"""What is run by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a tester said, and who computed the products of its process 0.
+
+    Attributes:
+        program, about: of the tester.
+        passed, total: tests, without those that it skips.
+        by_pblasmp, by_library: calls.
+    """
+
+    program: str
+    about: str
+    passed: int
+    total: int
+    by_pblasmp: int
+    by_library: int
+
+
+def fetch() -> Path:
+    """Return the directory of Debian's testers, fetching and unpacking them if they are not in the cache.
+
+    Raises:
+        LibraryNotFoundError: there is no apt-get, or it does not have them.
+    """
+    place = cache() / "scalapack-testers"
+    if not place.exists():
+        cache().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache()) as scratch:
+            work, tree = Path(scratch), Path(scratch, "tree")
+            try:
+                subprocess.run(["apt-get", "-q", "download", *_PACKAGES], cwd=work, check=True, capture_output=True)
+                for package in work.glob("*.deb"):
+                    subprocess.run(["dpkg", "-x", package, tree], check=True)
+            except (OSError, subprocess.CalledProcessError) as error:
+                raise LibraryNotFoundError(f"cannot fetch {' and '.join(_PACKAGES)}: {error}") from None
+            (work / "clock.c").write_text(_CLOCK)
+            subprocess.run(["cc", "-shared", "-fPIC", "-o", tree / "libclock.so", work / "clock.c"], check=True)
+            tree.rename(place)
+    return place
+
+
+def run(tester: Tester, ranks: int = RANKS, limit: float = 600) -> Outcome:
+    """Run a tester with all products preloaded, and return what came out. Local; starts ranks.
+
+    Raises:
+        LibraryNotFoundError: a part that it needs is missing.
+        RuntimeError: it does not come to its end.
+    """
+    scalapack, mpi = locate("debian"), Path(sys.prefix, "lib", "libmpi.so.12")
+    if scalapack is None or not mpi.exists():
+        raise LibraryNotFoundError("the testers need Debian's ScaLAPACK and the wheel of MPICH")
+    place = fetch()
+    text = (place / "usr/share/scalapack" / tester.data).read_text()
+    text = re.sub(r"(?m)^T(\s+logical flag, T to test error)", r"F\1", text)  # errors are the library's own
+    if not tester.estimates:
+        text = re.sub(r"(?m)^T(\s+\(T or F\))", r"F\1", text)
+    launcher = find_launcher()
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, Path(tester.data).name).write_text(text)
+        variables = launcher.environment() | preload.environment(0, "host")
+        counts = variables[preload.COUNTS] = str(Path(folder, "counts"))
+        loaded = f"{variables.pop('LD_PRELOAD')}:{place / 'libclock.so'}:{mpi}"
+        variables |= {"LD_LIBRARY_PATH": str(scalapack), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        program = place / "usr/lib/x86_64-linux-gnu/scalapack/mpich-tests" / tester.program
+        done = subprocess.run(
+            launcher.command(ranks, ["env", f"LD_PRELOAD={loaded}", str(program)]),
+            cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True, errors="replace",
+            timeout=limit, check=False,
+        )  # fmt: skip
+        if done.returncode or not re.search(r"END OF TESTS", done.stdout, re.IGNORECASE):
+            raise RuntimeError(f"{tester.program}: status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+        calls = preload.Calls(*map(int, Path(counts).read_text().split()))
+    return Outcome(tester.program, tester.about, *_tests(done.stdout), *calls)
+
+
+def _tests(text: str) -> tuple[int, int]:
+    """Return how many tests passed, and how many were run."""
+    if rows := re.findall(r"^\s*\|\s+P\w+\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s*$", text, re.MULTILINE):
+        total, passed, _, skipped = (sum(int(row[i]) for row in rows) for i in range(4))
+        return passed, total - skipped
+    counted = {word: int(count) for count, word in re.findall(r"(\d+) tests completed and (passed|failed)", text)}
+    return counted.get("passed", 0), counted.get("passed", 0) + counted.get("failed", 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="testers whose name contains this")
+    parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
+    options = parser.parse_args()
+    outcomes, bad = [], 0
+    for tester in TESTERS:
+        if options.only not in tester.program:
+            continue
+        outcome = run(tester)
+        outcomes.append(outcome)
+        print(
+            f"{tester.program:16} passed {outcome.passed} of {outcome.total}; calls by pblasmp {outcome.by_pblasmp}, "
+            f"left to ScaLAPACK {outcome.by_library}",
+            flush=True,
+        )
+        bad += outcome.passed < outcome.total or not outcome.total
+    if options.save:
+        today = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
+        run_of = {"date": today, "ranks": RANKS, "testers": [asdict(each) for each in outcomes]}
+        RESULTS.write_text(json.dumps(run_of, indent=1) + "\n", encoding="utf-8")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
