@@ -281,7 +281,7 @@ def ported() -> str:
 
 
 def testers() -> str:
-    """Return the table of ScaLAPACK's testers: ``python -m reference.testers --save``."""
+    """Return the table of ScaLAPACK's testers: ``python -m benchmarks.testers --save``."""
     found = json.loads(RESULTS.read_text(encoding="utf-8"))
     rows: dict[str, list[dict[str, Any]]] = {}
     for each in found["testers"]:

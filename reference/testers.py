@@ -1,23 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ScaLAPACK's own testers, as Debian has compiled them, with pblasmp preloaded: ``python -m reference.testers``.
+"""ScaLAPACK's own testers, as Debian has compiled them, with pblasmp preloaded.
 
 They check the PBLAS by itself, and ScaLAPACK's factorisations and solvers, which call it. Every product goes to pblasmp
 (``--min 0``); what it leaves to ScaLAPACK is counted. Needs Linux on x86-64, ``apt-get``, a C compiler, the wheel of
-MPICH, and Debian's ScaLAPACK: ``python -m benchmarks.fetch_scalapack --only debian``. ``--save`` writes the file from
-which the table in the docs is made.
+MPICH, and Debian's ScaLAPACK: ``python -m benchmarks.fetch_scalapack --only debian``.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from pblasmp import preload
@@ -28,6 +24,7 @@ from reference.scalapack import cache, locate
 __all__ = ["RESULTS", "TESTERS", "Outcome", "Tester", "fetch", "run"]
 
 RESULTS = Path(__file__).with_suffix(".json")
+"""What ``python -m benchmarks.testers --save`` writes, and the docs show."""
 RANKS = 4
 _PACKAGES = ("scalapack-mpi-test", "scalapack-test-common")
 # MPICH's wheel has no Fortran, of which the testers use the clock.
@@ -51,24 +48,27 @@ class Tester:
     estimates: bool = True
 
 
-def _pblas(letter: str) -> Tester:
-    return Tester(f"PBLAS/{letter}pb3tst", f"PBLAS/P{letter.upper()}BLAS3TST.dat", "level-3 PBLAS")
-
-
 TESTERS = (
-    *map(_pblas, "sdcz"),
+    *(
+        Tester(
+            f"PBLAS/{letter}pb{level}tst",
+            f"PBLAS/P{letter.upper()}BLAS{level}TST.dat",
+            f"level-{level} PBLAS",
+        )
+        for level in (1, 2, 3)
+        for letter in "sdcz"
+    ),
     *(
         Tester(f"x{letter}{name}", f"{name.upper()}.dat", about, estimates)
-        for name, about, estimates in (
-            ("llt", "Cholesky factorisation and solves", False),
-            ("lu", "LU factorisation and solves", False),
-            ("inv", "inverses", True),
-            ("ls", "least squares", True),
-            ("trd", "reduction to tridiagonal form", True),
-            ("hrd", "reduction to Hessenberg form", True),
-            ("brd", "reduction to bidiagonal form", True),
+        for name, about, estimates, letters in (
+            ("llt", "Cholesky factorisation and solves", False, "sdcz"),
+            ("lu", "LU factorisation and solves", False, "sdcz"),
+            ("inv", "inverses", True, "dz"),
+            ("ls", "least squares", True, "dz"),
+            ("trd", "reduction to tridiagonal form", True, "dz"),
+            ("brd", "reduction to bidiagonal form", True, "dz"),
         )
-        for letter in "sdcz"
+        for letter in letters
     ),
 )
 """What is run by default."""
@@ -104,13 +104,17 @@ def fetch() -> Path:
         with tempfile.TemporaryDirectory(dir=cache()) as scratch:
             work, tree = Path(scratch), Path(scratch, "tree")
             try:
-                subprocess.run(["apt-get", "-q", "download", *_PACKAGES], cwd=work, check=True, capture_output=True)
+                subprocess.run(
+                    ["apt-get", "-q", "download", *_PACKAGES], cwd=work, check=True, capture_output=True
+                )
                 for package in work.glob("*.deb"):
                     subprocess.run(["dpkg", "-x", package, tree], check=True)
             except (OSError, subprocess.CalledProcessError) as error:
                 raise LibraryNotFoundError(f"cannot fetch {' and '.join(_PACKAGES)}: {error}") from None
             (work / "clock.c").write_text(_CLOCK)
-            subprocess.run(["cc", "-shared", "-fPIC", "-o", tree / "libclock.so", work / "clock.c"], check=True)
+            subprocess.run(
+                ["cc", "-shared", "-fPIC", "-o", tree / "libclock.so", work / "clock.c"], check=True
+            )
             tree.rename(place)
     return place
 
@@ -144,7 +148,9 @@ def run(tester: Tester, ranks: int = RANKS, limit: float = 600) -> Outcome:
             timeout=limit, check=False,
         )  # fmt: skip
         if done.returncode or not re.search(r"END OF TESTS", done.stdout, re.IGNORECASE):
-            raise RuntimeError(f"{tester.program}: status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+            raise RuntimeError(
+                f"{tester.program}: status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+            )
         calls = preload.Calls(*map(int, Path(counts).read_text().split()))
     return Outcome(tester.program, tester.about, *_tests(done.stdout), *calls)
 
@@ -154,33 +160,7 @@ def _tests(text: str) -> tuple[int, int]:
     if rows := re.findall(r"^\s*\|\s+P\w+\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s*$", text, re.MULTILINE):
         total, passed, _, skipped = (sum(int(row[i]) for row in rows) for i in range(4))
         return passed, total - skipped
-    counted = {word: int(count) for count, word in re.findall(r"(\d+) tests completed and (passed|failed)", text)}
+    counted = {
+        word: int(count) for count, word in re.findall(r"(\d+) tests completed and (passed|failed)", text)
+    }
     return counted.get("passed", 0), counted.get("passed", 0) + counted.get("failed", 0)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="testers whose name contains this")
-    parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
-    options = parser.parse_args()
-    outcomes, bad = [], 0
-    for tester in TESTERS:
-        if options.only not in tester.program:
-            continue
-        outcome = run(tester)
-        outcomes.append(outcome)
-        print(
-            f"{tester.program:16} passed {outcome.passed} of {outcome.total}; calls by pblasmp {outcome.by_pblasmp}, "
-            f"left to ScaLAPACK {outcome.by_library}",
-            flush=True,
-        )
-        bad += outcome.passed < outcome.total or not outcome.total
-    if options.save:
-        today = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
-        run_of = {"date": today, "ranks": RANKS, "testers": [asdict(each) for each in outcomes]}
-        RESULTS.write_text(json.dumps(run_of, indent=1) + "\n", encoding="utf-8")
-    return int(bad > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,12 +14,13 @@ import numpy as np
 from .. import pblas
 from ..engines.choice import EngineName
 from ..errors import PblasmpError, UnsupportedError
-from ..pblas.routines import DTYPE, ROUTINES
-from .source import NAMES
+from .source import ROWS
 
 __all__ = ["Server", "begin"]
 
 _BLACS_COMMUNICATOR = 10  # what BLACS_GET calls the communicator of a grid's processes
+_INTEGER = np.dtype(np.intc)
+_RESULTS = ("dot", "asum", "norm2", "amax", "indx", "info")  # one number each, which the routine writes
 _DESCRIPTOR_INTEGERS = {1: 9, 2: 11}  # by DTYPE_
 
 _kept: list[Any] = []  # what C calls: ctypes does not keep it
@@ -43,10 +44,11 @@ class Server:
         self.mpi, self.program = MPI, ctypes.CDLL(None)
         self.engine = cast("EngineName", os.environ["PBLASMP_PRELOAD_ENGINE"])
         self.grids: dict[int, int] = {}
+        self.names = list(ROWS)
 
     def serve(self, routine: int, arguments: Any) -> int:
         """Answer a call; return 0 if the program's library is to. Collective over the grid."""
-        name = NAMES[routine]
+        name = self.names[routine]
         try:
             getattr(pblas, name)(*self._values(name, arguments))
         except pblas.ParameterError:
@@ -68,25 +70,30 @@ class Server:
 
     def _values(self, name: str, arguments: Any) -> list[Any]:
         """Return the arguments as ``pblasmp.pblas`` takes them."""
-        routine, dtype = ROUTINES[name[2:]], DTYPE[name[1]]
-        addresses = {each: arguments[i] or 0 for i, each in enumerate(routine.names)}
+        row = ROWS[name]
+        real = np.empty(0, row.dtype).real.dtype
+        addresses = {each: arguments[i] or 0 for i, each in enumerate(row.arguments)}
         values: dict[str, Any] = {}
         for each, address in addresses.items():
             if each in ("side", "uplo", "diag") or each.startswith("trans"):
                 values[each] = ctypes.string_at(address, 1).decode("latin-1")
             elif each in ("alpha", "beta"):
-                kind = np.empty(0, dtype).real.dtype if each in routine.real.split() else dtype
-                values[each] = _memory(address, 1, kind)[0].item()
+                values[each] = _memory(address, 1, real if each in row.real else row.dtype)[0].item()
+            elif each in _RESULTS:
+                dtype = (
+                    real if each in ("asum", "norm2") else _INTEGER if each in ("indx", "info") else row.dtype
+                )
+                values[each] = _memory(address, 1, dtype)
             elif each.startswith("desc"):
                 kind_of = ctypes.c_int.from_address(address).value
                 integers = ctypes.c_int * _DESCRIPTOR_INTEGERS.get(kind_of, 9)
                 values[each] = list(integers.from_address(address))
                 values[each][1] = self._grid_of(values[each][1])
-            elif each not in routine.shapes:
+            elif each not in row.matrices:
                 values[each] = ctypes.c_int.from_address(address).value
-        for each in routine.shapes:
-            values[each] = _local(addresses[each], values[f"desc{each}"], dtype)
-        return [values[each] for each in routine.names]
+        for each in row.matrices:
+            values[each] = _local(addresses[each], values[f"desc{each}"], row.dtype)
+        return [values[each] for each in row.arguments]
 
     def _grid_of(self, context: int) -> int:
         """Return pblasmp's context for the program's, -1 without one. Collective over the grid, the first time."""

@@ -1,49 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C library that is loaded into ScaLAPACK programs, made from the table of the level-3 PBLAS."""
+"""The C library that is loaded into ScaLAPACK programs, made from the tables of routines."""
 
 from __future__ import annotations
 
-from ..pblas.routines import ROUTINES, PblasRoutine
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-__all__ = ["NAMES", "source"]
+import numpy as np
+
+from ..layout.vector_routines import VECTOR_ROUTINES
+from ..pblas.factorisations import ROUTINES as FACTORISATIONS
+from ..pblas.routines import DTYPE, ROUTINES
+from ..pblas.vectors import ROUTINES as VECTORS
+
+__all__ = ["ROWS", "Row", "source"]
 
 
-def _has_volume(routine: PblasRoutine) -> bool:
-    """Return whether a routine multiplies: sums and transposes are left to the program's library."""
-    return bool({"k", "side"} & set(routine.names))
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A routine of the library.
+
+    Attributes:
+        arguments: their names, in the order of the routine's.
+        matrices: those of the arguments that are local arrays of matrices or vectors.
+        real: scalars that are real for every type.
+        dtype: of the matrices.
+        volume: the number of multiplications in C, from the addresses a0, a1 and so on; 0 for a routine that moves as
+            much as it computes, which is left to the program's library unless everything is to be computed.
+    """
+
+    arguments: list[str]
+    matrices: tuple[str, ...]
+    real: tuple[str, ...]
+    dtype: np.dtype
+    volume: str
 
 
-NAMES = [
-    f"p{letter}{name}"
-    for name, routine in ROUTINES.items()
-    if _has_volume(routine)
-    for letter in routine.letters
-]
-"""The routines of the library, in the order of the numbers by which it calls Python."""
+_KNOWN = {"side", "uplo", "diag", "trans", "transa", "transb", "alpha", "beta", "m", "n", "k", "nrhs", "info"}
+
+
+def _rows() -> Iterator[tuple[str, Row]]:
+    for name, routine in ROUTINES.items():
+        names, volume = routine.names, _volume(routine.names)
+        for letter in routine.letters:
+            real = tuple(routine.real.split())
+            yield f"p{letter}{name}", Row(names, tuple(routine.shapes), real, DTYPE[letter], volume)
+    for name, row in FACTORISATIONS.items():
+        of_matrices = {f"{part}{x}" for x in row.shapes for part in ("", "i", "j", "desc")}
+        if set(row.names) <= _KNOWN | of_matrices:
+            for letter in row.letters:
+                yield (
+                    f"p{letter}{name}",
+                    Row(row.names, tuple(row.shapes), (), DTYPE[letter], _volume(row.names)),
+                )
+    for vectors in VECTOR_ROUTINES.values():
+        for name, letter in vectors.names.items():
+            routine = VECTORS[name]
+            real = tuple(routine.real.split())
+            yield name, Row(routine.names, tuple(routine.shapes), real, DTYPE[letter], "0")
+
+
+def _volume(arguments: list[str]) -> str:
+    at = {each: f"INTEGER(a{arguments.index(each)})" for each in ("m", "n", "k") if each in arguments}
+    if "k" in at:
+        return f"{at.get('m', at['n'])} * {at['n']} * {at['k']}"
+    if "side" in arguments:
+        side = f"(LETTER(a{arguments.index('side')}) == 'L' ? {at['m']} : {at['n']})"
+        return f"{at['m']} * {at['n']} * {side}"
+    if "info" in arguments:  # a factorisation
+        return f"{at.get('m', at['n'])} * {at['n']} * {at['n']}"
+    return "0"
+
+
+ROWS = dict(_rows())
+"""The routines of the library by name, in the order of the numbers by which it calls Python."""
 
 
 def source() -> str:
     """Return the library's text. Local."""
-    functions = [_function(number, name, ROUTINES[name[2:]]) for number, name in enumerate(NAMES)]
+    functions = [_function(number, name, row) for number, (name, row) in enumerate(ROWS.items())]
     return "\n".join([_HEAD.lstrip(), *functions, _TAIL])
 
 
-def _function(number: int, name: str, routine: PblasRoutine) -> str:
-    arguments = routine.names
-    at = {each: f"INTEGER(a{arguments.index(each)})" for each in ("m", "n", "k") if each in arguments}
-    if "side" in arguments:
-        side = f"(LETTER(a{arguments.index('side')}) == 'L' ? {at['m']} : {at['n']})"
-        volume = f"{at['m']} * {at['n']} * {side}"
-    else:
-        volume = f"{at.get('m', at['n'])} * {at['n']} * {at['k']}"
-    parameters = [f"a{i}" for i in range(len(arguments))]
+def _function(number: int, name: str, row: Row) -> str:
+    parameters = [f"a{i}" for i in range(len(row.arguments))]
     declared, passed = ", ".join(f"void *{each}" for each in parameters), ", ".join(parameters)
     types = ", ".join("void *" for _ in parameters)
     return f"""
 void {name}_({declared}) {{
     static void (*own)({types});
     void *arguments[] = {{{passed}}};
-    if (served({number}, {volume}, arguments)) return;
+    if (served({number}, {row.volume}, arguments)) return;
     if (!own) own = (void (*)({types}))next("{name}_");
     own({passed});
 }}"""

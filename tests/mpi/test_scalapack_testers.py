@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ScaLAPACK's own testers, as Debian has compiled them, with products by pblasmp: a few of ``python -m reference.testers``."""
+"""ScaLAPACK's own testers, as Debian has compiled them, with pblasmp preloaded: some of ``benchmarks.testers``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def test_all_pass(program):
         testers.fetch()
         outcome = testers.run(SHORT[program])
     except LibraryNotFoundError as missing:
-        assert os.environ.get("PBLASMP_SCALAPACK") != "required", missing
+        if os.environ.get("PBLASMP_SCALAPACK") == "required":
+            raise
         pytest.skip(str(missing))
     assert outcome.passed == outcome.total > 0
     assert outcome.by_pblasmp > 0

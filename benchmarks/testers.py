@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run ScaLAPACK's own testers with pblasmp in place of what they test: ``python -m benchmarks.testers``.
+
+``--save`` writes the file from which the table in the docs is made. It takes some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import results
+from reference.testers import RANKS, RESULTS, TESTERS, run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="testers whose name contains this")
+    parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
+    options = parser.parse_args()
+    outcomes, bad = [], 0
+    for tester in TESTERS:
+        if options.only not in tester.program:
+            continue
+        outcome = run(tester)
+        outcomes.append(outcome)
+        print(
+            f"{tester.program:16} passed {outcome.passed} of {outcome.total}; calls by pblasmp {outcome.by_pblasmp}, "
+            f"left to ScaLAPACK {outcome.by_library}",
+            flush=True,
+        )
+        bad += outcome.passed < outcome.total or not outcome.total
+    if options.save:
+        today = results.today()
+        run_of = {"date": today, "ranks": RANKS, "testers": [asdict(each) for each in outcomes]}
+        RESULTS.write_text(json.dumps(run_of, indent=1) + "\n", encoding="utf-8")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
