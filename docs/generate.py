@@ -332,7 +332,18 @@ def gallery() -> str:
 def write_all(directory: Path) -> None:
     """Write everything that the pages include."""
     directory.mkdir(exist_ok=True)
-    for function in (collectives, errors, command_line, routines, vectors, pblas, ported, testers, flips, gallery):
+    for function in (
+        collectives,
+        errors,
+        command_line,
+        routines,
+        vectors,
+        pblas,
+        ported,
+        testers,
+        flips,
+        gallery,
+    ):
         (directory / f"{function.__name__}.md").write_text(function(), encoding="utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     if not measured.is_current(readme):
