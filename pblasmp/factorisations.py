@@ -150,7 +150,7 @@ def lu(a: Matrix, out: Matrix | None = None) -> tuple[Matrix, Pivots]:
         out: where to write L, below the diagonal, and U; it may be ``a``. By default a new matrix in the layout of A.
 
     Returns:
-        The matrix of the factors, and min(m, n) pivots, counted from 0: the same array of int64 on every rank.
+        The matrix of the factors, and min(m, n) pivots, counted from 0; the same array of int64 on every rank.
 
     Raises:
         FactorisationError: A is exactly singular: the diagonal element of U at ``index`` is zero. The factors are

@@ -74,11 +74,11 @@ VECTOR_ROUTINES: dict[str, VectorRoutine] = {
         {f"p{prefix}nrm2": letter for prefix, letter in _NORMS.items()},
     ),
     "asum": VectorRoutine(
-        "the sum of |Re x_i| + |Im x_i|", {"x": "n"}, "", "n asum X",
+        "the sum of abs(Re x_i) + abs(Im x_i)", {"x": "n"}, "", "n asum X",
         {f"p{prefix}asum": letter for prefix, letter in _NORMS.items()},
     ),
     "amax": VectorRoutine(
-        "the element with the largest |Re x_i| + |Im x_i|, and its index", {"x": "n"}, "", "n amax indx X",
+        "the element with the largest abs(Re x_i) + abs(Im x_i), and its index", {"x": "n"}, "", "n amax indx X",
         _names("p?amax", _ALL),
     ),
     "axpy": VectorRoutine(

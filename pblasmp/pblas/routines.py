@@ -418,7 +418,7 @@ def _meaning(routine: PblasRoutine, name: str, dtype: np.dtype) -> str:
             "process row or column of a vector get 0."
         )
     if name[:3] == "inc":
-        return f"1: sub({x}) is a column; M_ of desc{x.lower()}: it is a row."
+        return f"1: sub({x}) is a column; ``M_`` of desc{x.lower()}: it is a row."
     if name in VECTORS:
         first, *rest = routine.shapes[name].split()
         other = f', {rest[0]} unless {rest[1]} is "N"' if rest else ""

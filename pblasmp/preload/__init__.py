@@ -24,10 +24,13 @@ from ..engines.choice import EngineName
 from ..errors import ArgumentError, LibraryNotFoundError, UnsupportedError
 from .source import source
 
-__all__ = ["COUNTS", "Calls", "environment", "library", "run"]
+__all__ = ["COUNTS", "VECTORS", "Calls", "environment", "library", "run"]
 
 COUNTS = "PBLASMP_PRELOAD_COUNTS"
 """The variable that names the file into which process 0 writes ``Calls``."""
+
+VECTORS = "PBLASMP_PRELOAD_VECTORS"
+"""The variable that is set if levels 1 and 2 are computed, too: for programs whose processes all make these calls."""
 
 
 class Calls(NamedTuple):

@@ -26,7 +26,7 @@ class Row:
         real: scalars that are real for every type.
         dtype: of the matrices.
         volume: the number of multiplications in C, from the addresses a0, a1 and so on; 0 for a routine that moves as
-            much as it computes, which is left to the program's library unless everything is to be computed.
+            much as it computes; -1 for levels 1 and 2, which ScaLAPACK itself calls on a part of the grid only.
     """
 
     arguments: list[str]
@@ -57,7 +57,7 @@ def _rows() -> Iterator[tuple[str, Row]]:
         for name, letter in vectors.names.items():
             routine = VECTORS[name]
             real = tuple(routine.real.split())
-            yield name, Row(routine.names, tuple(routine.shapes), real, DTYPE[letter], "0")
+            yield name, Row(routine.names, tuple(routine.shapes), real, DTYPE[letter], "-1")
 
 
 def _volume(arguments: list[str]) -> str:
@@ -114,7 +114,7 @@ _HEAD = r"""
 static int (*serve)(int routine, void **arguments);
 static void (*forget)(int context);
 static double least; /* operations from which a call is large */
-static int begun, process;
+static int begun, process, vectors; /* vectors: levels 1 and 2 are computed, too; every process of a grid calls them */
 static long by_pblasmp, by_library;
 
 static void give_up(const char *what) {
@@ -177,10 +177,11 @@ static int served(int routine, double volume, void **arguments) {
         int count;
         double n = atof(variable("PBLASMP_PRELOAD_MIN"));
         least = n * n * n;
+        vectors = getenv("PBLASMP_PRELOAD_VECTORS") != NULL;
         ((void (*)(int *, int *))next("Cblacs_pinfo"))(&process, &count);
         begun = 1;
     }
-    if (volume >= least) {
+    if (volume < 0 ? vectors : volume >= least) {
         if (!serve) start_python();
         if (serve(routine, arguments)) {
             by_pblasmp++;

@@ -59,7 +59,7 @@ def test_it_is_compiled_once(cache, monkeypatch):
         ("pdsyrk", "INTEGER(a2) * INTEGER(a2) * INTEGER(a3)"),
         ("pdtrsm", "INTEGER(a4) * INTEGER(a5) * (LETTER(a0) == 'L' ? INTEGER(a4) : INTEGER(a5))"),
         ("pdgeadd", "0"),
-        ("pdgemv", "0"),
+        ("pdgemv", "-1"),
         ("pdpotrf", "INTEGER(a1) * INTEGER(a1) * INTEGER(a1)"),
     ],
 )
@@ -153,6 +153,13 @@ def program(tmp_path):
 def test_small_calls_are_left_to_the_programs_library(program, compiled, capfd):
     assert preload.run([program], 5, "host") == (0, preload.Calls(0, 1))
     assert capfd.readouterr().out == "the program's own\nthe end\n"
+
+
+def test_levels_1_and_2_are_left_to_the_programs_library_unless_asked_for(program, compiled, monkeypatch):
+    """ScaLAPACK calls them on one process row or column only."""
+    text = source()
+    assert "volume < 0 ? vectors : volume >= least" in text
+    assert {row.volume for name, row in ROWS.items() if name in ("pddot", "pzgerc", "pdtrsv")} == {"-1"}
 
 
 def test_without_the_variables(program, compiled):
