@@ -96,7 +96,7 @@ LAYERS: dict[str, set[str]] = {
         "vectors",
     }
     | {"factorisations"},
-    "preload": {"errors", "engines", "pblas"},
+    "preload": {"errors", "layout", "engines", "pblas"},
     "torch": {"errors", "extras", "layout", "scales", "comm", "context", "tensor_parallel"},
     "": {
         "errors",

@@ -17,6 +17,8 @@ from pblasmp.layout.vector_routines import VECTOR_ROUTINES
 from pblasmp.pblas.routines import ROUTINES
 from pblasmp.preload.source import ROWS, source
 
+SOLVES = ("potrf", "potrs", "posv", "potri", "trtri", "trtrs")
+
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
 
@@ -44,9 +46,7 @@ def test_the_library_has_products_factorisations_and_vectors(cache):
         assert hasattr(loaded, f"{name}_") == (name in ROWS), name
     products = {f"p{letter}{name}" for name, routine in ROUTINES.items() for letter in routine.letters}
     vectors = {name for row in VECTOR_ROUTINES.values() for name in row.names}
-    assert set(ROWS) == products | vectors | {
-        f"p{x}{name}" for x in "sdcz" for name in ("potrf", "potrs", "posv")
-    }
+    assert set(ROWS) == products | vectors | {f"p{x}{name}" for x in "sdcz" for name in SOLVES}
     assert [path.suffix for path in cache.iterdir()] == [".so"]
 
 
