@@ -556,7 +556,7 @@ def preload(least: int, engine: Any, command: tuple[str, ...]) -> None:
         )
     else:
         total = calls.by_pblasmp + calls.by_library
-        click.echo(f"pblasmp: {calls.by_pblasmp} of {total} products computed by pblasmp", err=True)
+        click.echo(f"pblasmp: {calls.by_pblasmp} of {total} calls computed by pblasmp", err=True)
     sys.exit(status)
 
 
