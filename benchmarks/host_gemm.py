@@ -224,7 +224,7 @@ def measure_memory(comm: Any, arguments: argparse.Namespace) -> list[dict[str, A
         print("\npeak memory of all ranks of the node, beyond that before the matrices were made (MB)")
         print("    n width  ops  grid block      peak    A, B, D + one copy of A and B    ratio")
     for case in (None, *cases(arguments)):  # the first one is a small product that loads the libraries
-        n, width, ops, grid, block = case or (1024, 1024, "NN", (2, 2), 64)
+        n, width, ops, grid, block = case or (128, 128, "NN", (2, 2), 64)
         gc.collect()
         sleeping_barrier(comm)
         memory = PeakMemory(pids)

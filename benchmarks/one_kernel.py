@@ -2,9 +2,8 @@
 """Time tensor-parallel products as CUDA graphs, by every algorithm: ``mpirun -n 2 python3 benchmarks/one_kernel.py``.
 
 One rank per GPU. The ranks start together and replay a graph some times in a row; the slowest one's time per replay
-counts, on the device's clock. Beside pblasmp's
-algorithms: PyTorch's GEMM and NCCL's collective one after the other, and the GEMM alone. Every result is checked.
-NVLink multicast is never used.
+counts, on the device's clock. Beside pblasmp's algorithms: PyTorch's GEMM and NCCL's collective one after the other,
+and the GEMM alone. Every result is checked. NVLink multicast is never used.
 """
 
 from __future__ import annotations

@@ -97,8 +97,8 @@ void {name}_({declared}) {{
 
 
 _HEAD = r"""
-/* Made by pblasmp.preload.source. Level-3 PBLAS for LD_PRELOAD: large calls go to pblasmp, in a Python inside the
-   process, all others to the program's own library. To be loaded it needs neither Python nor MPI. */
+/* Made by pblasmp.preload.source. PBLAS and factorisations for LD_PRELOAD: large calls go to pblasmp, in a Python in
+   the process, all others to the program's own library. To be loaded it needs neither Python nor MPI. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <dlfcn.h>

@@ -45,7 +45,9 @@ def test_host_gemm_memory(tmp_path):
     assert [row["case"] for row in run.rows] == [
         {"n": 512, "ops": ops, "grid": "2x2", "block": 64} for ops in ("NN", "TN")
     ]
-    assert all(0 <= row["ratios"]["peak"] < 100 for row in run.rows)
+    first, second = (row["ratios"]["peak"] for row in run.rows)
+    assert 0.2 < first < 100
+    assert 0 <= second < 100  # it takes the slabs that the first one has left
 
 
 def test_vectors_beside_scalapack(tmp_path):

@@ -126,12 +126,12 @@ def test_the_commands_status_and_no_calls(compiled, command, status):
 
 
 PROGRAM = r"""
-void pdgemm_();
+void CALLED();
 #include <stdio.h>
 int main(void) {
     int n = 4;
     double x = 1;
-    pdgemm_("N", "N", &n, &n, &n, &x, &x, &n, &n, &n, &x, &n, &n, &n, &x, &x, &n, &n, &n);
+    CALLED("N", "N", &n, &n, &n, &x, &x, &n, &n, &n, &x, &n, &n, &n, &x, &x, &n, &n, &n);
     printf("the end\n");
     return 0;
 }
@@ -139,19 +139,31 @@ int main(void) {
 OWN = r"""
 #include <stdio.h>
 void Cblacs_pinfo(int *rank, int *ranks) { *rank = 0; *ranks = 1; }
-void pdgemm_(void) { puts("the program's own"); }
+void CALLED(void) { puts("the program's own"); }
 """
 
 
 @pytest.fixture
-def program(tmp_path):
-    """A program on one process with a p?gemm of its own."""
-    (tmp_path / "own.c").write_text(OWN)
-    (tmp_path / "main.c").write_text(PROGRAM)
-    own, path = tmp_path / "libown.so", tmp_path / "main"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", own, tmp_path / "own.c"], check=True)
-    subprocess.run(["cc", "-w", "-std=gnu89", "-rdynamic", "-o", path, tmp_path / "main.c", own], check=True)
-    return str(path)
+def compile_program(tmp_path):
+    """What returns a program on one process that calls a routine, which it has itself."""
+
+    def compiled_program(called):
+        (tmp_path / "own.c").write_text(OWN)
+        (tmp_path / "main.c").write_text(PROGRAM)
+        own, path, name = tmp_path / "libown.so", tmp_path / "main", f"-DCALLED={called}"
+        subprocess.run(["cc", name, "-shared", "-fPIC", "-o", own, tmp_path / "own.c"], check=True)
+        subprocess.run(
+            ["cc", name, "-w", "-std=gnu89", "-rdynamic", "-o", path, tmp_path / "main.c", own], check=True
+        )
+        return str(path)
+
+    return compiled_program
+
+
+@pytest.fixture
+def program(compile_program):
+    """A program with a product of 4 × 4 matrices."""
+    return compile_program("pdgemm_")
 
 
 def test_small_calls_are_left_to_the_programs_library(program, compiled, capfd):
@@ -159,11 +171,11 @@ def test_small_calls_are_left_to_the_programs_library(program, compiled, capfd):
     assert capfd.readouterr().out == "the program's own\nthe end\n"
 
 
-def test_levels_1_and_2_are_left_to_the_programs_library_unless_asked_for(program, compiled, monkeypatch):
-    """ScaLAPACK calls them on one process row or column only."""
-    text = source()
-    assert "volume < 0 ? vectors : volume >= least" in text
+def test_levels_1_and_2_are_left_to_the_programs_library(compile_program, compiled, capfd):
+    """However small the size is: ScaLAPACK calls them on one process row or column only."""
     assert {row.volume for name, row in ROWS.items() if name in ("pddot", "pzgerc", "pdtrsv")} == {"-1"}
+    assert preload.run([compile_program("pddot_")], 0, "host") == (0, preload.Calls(0, 1))
+    assert capfd.readouterr().out == "the program's own\nthe end\n"
 
 
 def test_without_the_variables(program, compiled):
