@@ -483,6 +483,7 @@ class FakeGpu:
             ndarray=array_type, empty=empty, asarray=asarray, from_dlpack=from_dlpack, asnumpy=asnumpy,
             lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided)), where=where,
             empty_like=lambda x: empty(x.shape, x.dtype, "F" if x.flags.f_contiguous else "C"),
+            ones_like=lambda x: np.ones_like(x, subok=False).view(array_type),
             copyto=copyto, conjugate=counted(np.conjugate), positive=counted(np.positive), cuda=self._cuda(),
             arange=np.arange, uint8=np.uint8, uint64=np.uint64, RawModule=lambda code, options: self._module(),
             ElementwiseKernel=lambda inputs, outputs, code, name: partial(_sum_kernel, name),
