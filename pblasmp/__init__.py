@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import importlib
 
+from . import hooks as _hooks
+
 TYPE_CHECKING = False  # typing's own takes as long to import as all the rest of this module
 if TYPE_CHECKING:
     from .context import Context as Context
@@ -193,7 +195,27 @@ _MODULES = {
     "testing",
 }  # for users; pblasmp.torch, too, which needs PyTorch
 
+_OF_VALUES = {
+    "draw": "drawing",
+    "made_from": "problems.tables",
+    "to_toml": "problems.schema",
+    "traffic": "costs.traffic",
+}  # methods of layouts, and the modules that compute them
+
 __all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604
+
+
+def _register(name: str, module: str) -> None:
+    """Let a method of layouts find its function, whose module is imported when it is first called. Local."""
+
+    def call(*args: object, **options: object) -> object:
+        return getattr(importlib.import_module(module), name)(*args, **options)
+
+    _hooks.register(name, call)
+
+
+for _name, _module in _OF_VALUES.items():
+    _register(_name, f"{__name__}.{_module}")
 
 
 def __getattr__(name: str) -> object:

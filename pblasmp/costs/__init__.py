@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+from ..layout.traffic import Traffic
 from .advise import Advice
 from .predict import Prediction
 from .pretend import DryRun, dry_run
-from .traffic import Traffic, move_traffic
+from .traffic import move_traffic
 
 __all__ = ["Advice", "DryRun", "Prediction", "Traffic", "dry_run", "move_traffic"]

@@ -13,8 +13,9 @@ from ..dtypes import accumulation_dtype, as_dtype
 from ..engines.request import Problem
 from ..errors import ArgumentError
 from ..layout import MatrixDescriptor
+from ..layout.traffic import Traffic
 from .machines import Machine, NodeOf, load_machine
-from .traffic import Traffic, move_traffic, size_of, traffic
+from .traffic import move_traffic, size_of, traffic
 
 __all__ = ["Prediction", "predict", "time_of_move", "time_text"]
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..dtypes import as_dtype
 from ..errors import LayoutError
+from ..hooks import hook
 from .axis import Axis, axis
 from .grid import Grid, as_block, as_grid, integer, one_of, pair, short_repr
 from .value import Value
@@ -264,9 +265,8 @@ class MatrixDescriptor(Value):
 
     def to_toml(self) -> str:
         """Return the descriptor as TOML: the text of a table that ``from_dict`` reads back. Local."""
-        from ..problems.schema import to_toml
-
-        return to_toml(self.to_dict())
+        text: str = hook("to_toml")(self.to_dict())
+        return text
 
     def __repr__(self) -> str:
         return _written(self)

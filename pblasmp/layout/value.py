@@ -3,23 +3,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LayoutError
+from ..hooks import hook
+from .traffic import Traffic
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from ..costs.traffic import Traffic
 
 __all__ = ["Value"]
 
 
 class Value:
-    """A value that descriptor files can hold, and notebooks draw.
-
-    Files and pictures are parts of the package above this one: they are imported when they are asked for.
-    """
+    """A value that descriptor files can hold, and notebooks draw."""
 
     __slots__ = ()
 
@@ -34,9 +31,7 @@ class Value:
         Raises:
             LayoutError: a key is unknown or missing, or a value makes no sense; the message names every fault.
         """
-        from ..problems.tables import made_from
-
-        made: Self = made_from(cls, data)
+        made: Self = hook("made_from")(cls, data)
         return made
 
     def to_dict(self) -> dict[str, Any]:
@@ -44,12 +39,11 @@ class Value:
         raise NotImplementedError
 
     def _repr_html_(self) -> str | None:
-        from ..drawing import draw
-
         try:
-            return draw(self).svg
+            picture: str = hook("draw")(self).svg
         except LayoutError:  # it has no picture
             return None
+        return picture
 
 
 class Problem(Value):
@@ -71,9 +65,8 @@ class Problem(Value):
         Args:
             title: of the file; by default ``str`` of the problem.
         """
-        from ..problems.schema import to_toml
-
-        return to_toml(self.to_dict(title))
+        text: str = hook("to_toml")(self.to_dict(title))
+        return text
 
     def traffic(
         self,
@@ -104,9 +97,8 @@ class Problem(Value):
             ArgumentError: the problem is not legal, or an argument makes no sense.
             UnsupportedError: there is no such algorithm, or it cannot compute the problem.
         """
-        from ..costs.traffic import traffic
-
-        return traffic(
-            cast("Any", self), algorithm, alpha=alpha, beta=beta, nranks=nranks, ranks_per_node=ranks_per_node,
+        found: Traffic = hook("traffic")(
+            self, algorithm, alpha=alpha, beta=beta, nranks=nranks, ranks_per_node=ranks_per_node,
             memory_bytes=memory_bytes,
         )  # fmt: skip
+        return found
