@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..dtypes import element_type
 from ..layout import MatrixDescriptor
@@ -83,14 +82,14 @@ class Held(NamedTuple):
 
     Attributes:
         pattern: its layout.
-        array: this rank's local array.
+        array: this rank's local array: NumPy's or CuPy's.
         address: of its first element.
         ld: elements from one column to the next, or from one row to the next in C order.
         end: the address after its last element.
     """
 
     pattern: Pattern
-    array: NDArray[Any]
+    array: Any
     address: int
     ld: int
     end: int
@@ -98,7 +97,11 @@ class Held(NamedTuple):
     @classmethod
     def of(cls, pattern: Pattern, array: Any) -> Held | None:
         """Return a matrix over a local array; None if direct calls do not take it. Local."""
-        if type(array) is not np.ndarray or array.dtype != pattern.dtype or array.ndim != 2:
+        if type(array) is np.ndarray:
+            address = array.__array_interface__["data"][0]
+        else:  # CuPy's
+            address = getattr(array.data, "ptr", None)
+        if address is None or array.dtype != pattern.dtype or array.ndim != 2:
             return None
         rows, cols = array.shape
         down, across = array.strides
@@ -109,8 +112,7 @@ class Held(NamedTuple):
         contiguous = down == item or rows <= 1 or not cols
         if not contiguous or ld < rows or ld > _LARGEST or (cols > 1 and rows and ld * item != across):
             return None
-        address = array.__array_interface__["data"][0]
-        return cls(pattern, array, address, ld, address + item * (ld * (cols - 1) + rows) * (cols > 0))
+        return cls(pattern, array, int(address), ld, address + item * (ld * (cols - 1) + rows) * (cols > 0))
 
 
 Part = tuple[Held, int, int, int, int, bool]

@@ -9,7 +9,6 @@ reads this one any more.
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -20,8 +19,9 @@ from numpy.typing import NDArray
 from ...comm import Communicator, break_off, vote_on
 from ...layout.intersection import Piece, copy
 from ...layout.routines import ROUTINES
-from ..direct import Asked, Axes, Part, Span, aligned_spans, spread, whole_span
+from ..direct import Asked, Span, aligned_spans, spread, whole_span
 from ..protocol import Operations, Transport
+from ..sub_matrix import SubMatrix, UnfitError, check_overlap, same_elements, same_rank, stays, vote_number
 from . import blas
 from .buffers import Buffers
 
@@ -50,10 +50,6 @@ class _Integers(dict[int, bytes]):
 _integer = _Integers()
 
 
-class _UnfitError(Exception):
-    """The call is not for direct calls."""
-
-
 class _Factor:
     """A local array as BLAS takes it. Local.
 
@@ -70,99 +66,6 @@ class _Factor:
         self.at, self.by_columns, self.ld, self.conjugated = at, by_columns, ld, conjugated
 
 
-class _Matrix:
-    """A sub-matrix, perhaps transposed: how it is dealt out, and what this rank has of it. Local.
-
-    Attributes:
-        rows, cols: how they are dealt out.
-        row, col: this rank's process along them; -1 outside the grid.
-        m, n: how many of them this rank has.
-        at, by_columns, ld: its local array; with ``conjugated`` its conjugate is meant.
-        transposed: whether it is, in its matrix.
-    """
-
-    __slots__ = (
-        "at", "by_columns", "col", "cols", "conjugated", "held", "ld", "m", "n", "part", "row", "rows", "transposed",
-    )  # fmt: skip
-
-    def __init__(self, part: Part, *, turned: bool = False, conjugated: bool = False) -> None:
-        held, i, j, m, n, transposed = part
-        pattern = held.pattern
-        if pattern.size == 1 and pattern.rows.mine == 0:  # all on this rank
-            self._init_here(part, turned, conjugated)
-            return
-        down, rows, self.row = _place(pattern.rows, i, m)
-        right, cols, self.col = _place(pattern.cols, j, n)
-        self.held, self.part, self.ld = held, part, held.ld
-        first = down[0] + right[0] * held.ld if pattern.by_columns else down[0] * held.ld + right[0]
-        self.at = held.address + first * held.pattern.itemsize
-        self.transposed = turned != transposed
-        self.by_columns = pattern.by_columns != self.transposed
-        self.conjugated = conjugated and pattern.is_complex
-        self.rows, self.cols, self.m, self.n = rows, cols, down[1], right[1]
-        if self.transposed:
-            self.rows, self.cols, self.m, self.n = cols, rows, self.n, self.m
-            self.row, self.col = self.col, self.row
-
-    def _init_here(self, part: Part, turned: bool, conjugated: bool) -> None:
-        """Make it if this rank has all of it: the same in fewer steps."""
-        held, i, j, m, n, transposed = part
-        pattern = held.pattern
-        self.held, self.part, self.ld, self.row, self.col = held, part, held.ld, 0, 0
-        first = i + j * held.ld if pattern.by_columns else i * held.ld + j
-        self.at = held.address + first * pattern.itemsize
-        self.transposed = turned != transposed
-        self.by_columns = pattern.by_columns != self.transposed
-        self.conjugated = conjugated and pattern.is_complex
-        if self.transposed:
-            m, n = n, m
-        self.m, self.n, self.rows, self.cols = m, n, whole_span(m), whole_span(n)
-
-    @property
-    def active(self) -> bool:
-        """Whether this rank has a part of it."""
-        return self.row >= 0 and self.m > 0 and self.n > 0
-
-    def local(self) -> Array:
-        """Return this rank's part as an array."""
-        held, i, j, m, n, _ = self.part
-        (down, rows), (right, cols) = (
-            _place(axes, start, extent)[0]
-            for axes, start, extent in ((held.pattern.rows, i, m), (held.pattern.cols, j, n))
-        )
-        found: Array = held.array[down : down + rows, right : right + cols]
-        return found.T if self.transposed else found
-
-    def rank(self, row: int, col: int) -> int:
-        """Return the rank of a process."""
-        nprow, npcol, order = self.held.pattern.grid
-        if self.transposed:
-            row, col = col, row
-        return col * nprow + row if order == "col" or npcol == 1 else row * npcol + col
-
-    def same_places(self, other: _Matrix) -> bool:
-        """Return whether each element is on the same rank at the same place in both."""
-        return (
-            self.rows == other.rows
-            and self.cols == other.cols
-            and self.held.pattern.grid == other.held.pattern.grid
-            and (self.transposed == other.transposed or self.held.pattern.size == 1)
-        )
-
-
-def _place(axes: Axes, start: int, extent: int) -> tuple[tuple[int, int], Span, int]:
-    """Return the first local index and the number of indices of a range, how it is dealt out, and this process."""
-    block, nprocs, source, lead, mine = axes
-    span = Span.of(axes, start, extent)
-    if nprocs == 1:
-        return (start if mine == 0 else 0, extent if mine == 0 else 0), span, mine
-    if mine < 0:
-        return (0, 0), span, mine
-    whole = Span(start + extent, block, source, nprocs, lead)
-    below = whole.below(start, mine)
-    return (below, whole.below(start + extent, mine) - below), span, mine
-
-
 class _Slabs:
     """Copies of an operand's parts, one for each process of the result that needs one, in shared memory. Local.
 
@@ -173,7 +76,7 @@ class _Slabs:
         by_columns: their memory order.
     """
 
-    def __init__(self, x: _Matrix, rows: Span, cols: Span, start: int, by_columns: bool) -> None:
+    def __init__(self, x: SubMatrix, rows: Span, cols: Span, start: int, by_columns: bool) -> None:
         self.x, self.rows, self.cols, self.by_columns = x, rows, cols, by_columns
         item = x.held.pattern.itemsize
         down, across = (
@@ -256,7 +159,7 @@ class HostDirect:
         self._staged.clear()
         try:
             compute = _COMPUTERS[asked.routine](self, asked)
-        except _UnfitError:
+        except UnfitError:
             return None
         if self._single:
             channel.take_turn(call)
@@ -272,7 +175,7 @@ class HostDirect:
             fits = nbytes <= self._capacity
             if fits:
                 self._write()
-            if not vote_on(control, call, _number(asked)):
+            if not vote_on(control, call, vote_number(asked)):
                 return False
             if not fits:
                 if not self._grow(nbytes):
@@ -316,12 +219,12 @@ class HostDirect:
             found = self._functions[letter, routine] = blas.load(self._library, letter, routine)
         return found
 
-    def _stage(self, x: _Matrix, rows: Span, cols: Span, *, by_columns: bool | None = None) -> _Slabs:
+    def _stage(self, x: SubMatrix, rows: Span, cols: Span, *, by_columns: bool | None = None) -> _Slabs:
         """Have an operand copied into slabs before the ranks vote."""
         start = self._staged[-1].end if self._staged else 0
         slabs = _Slabs(x, rows, cols, start, x.by_columns if by_columns is None else by_columns)
         if slabs.end > _MOST:
-            raise _UnfitError
+            raise UnfitError
         self._staged.append(slabs)
         return slabs
 
@@ -329,56 +232,15 @@ class HostDirect:
         """Return the slab of some rows as BLAS takes it."""
         return slabs.factor(self._memory[self._half][1], process if slabs.rows.nprocs > 1 else 0, 0)
 
-    def _with_old(self, asked: Asked, d: _Matrix) -> Compute | None:
+    def _with_old(self, asked: Asked, d: SubMatrix) -> Compute | None:
         """Return what copies C to D before it is updated, None if nothing is to be copied."""
         c = asked.c
-        if c is None or asked.beta == 0 or _same(c, asked.d):
+        if c is None or asked.beta == 0 or same_elements(c, asked.d):
             return None
-        old = _Matrix(c)
+        old = SubMatrix(c)
         if not old.same_places(d):
-            raise _UnfitError
+            raise UnfitError
         return lambda: np.copyto(d.local(), old.local()) if d.active else None
-
-
-def _same(x: Part, y: Part) -> bool:
-    """Return whether two parts are the same elements at the same addresses."""
-    return x[0].address == y[0].address and x[0].ld == y[0].ld and x[1:] == y[1:]
-
-
-def _check_overlap(asked: Asked, in_place: Part | None) -> None:
-    """Raise _UnfitError if D may share memory with an operand other than the one that may be D itself."""
-    d = asked.d
-    held, i, j, m, n, _ = d
-    if not held.array.flags.writeable:
-        raise _UnfitError
-    for x in (asked.a, asked.b, asked.c):
-        if x is None or (x is in_place and _same(x, d)):
-            continue
-        other = x[0]
-        if other.end <= held.address or held.end <= other.address:
-            continue
-        if (
-            other.address != held.address
-            or other.ld != held.ld
-            or other.pattern.digest != held.pattern.digest
-        ):
-            raise _UnfitError
-        _, p, q, rows, cols, _ = x
-        if p < i + m and i < p + rows and q < j + n and j < q + cols:
-            raise _UnfitError
-
-
-def _number(asked: Asked) -> int:
-    """Return the number that the ranks vote on: equal if, and only if, they ask for the same."""
-    alpha, beta = complex(asked.alpha), complex(asked.beta)
-    options = f"{asked.call} {asked.routine} {asked.side}{asked.uplo}{asked.op_a}{asked.op_b}{asked.diag} {asked.new} "
-    parts = [
-        part[0].pattern.digest + struct.pack("=4q?", *part[1:]) if part is not None else b"-"
-        for part in (asked.a, asked.b, asked.c, asked.d)
-    ]
-    scalars = struct.pack("=4d", alpha.real, alpha.imag, beta.real, beta.imag)
-    digest = hashlib.blake2b(b"".join((options.encode(), scalars, *parts)), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
 
 
 # -- the routines: each returns what this rank computes once the ranks have agreed
@@ -390,10 +252,10 @@ def _gemm(
     n: int,
     k: int,
     alpha: bytes,
-    x: _Factor | _Matrix,
-    y: _Factor | _Matrix,
+    x: _Factor | SubMatrix,
+    y: _Factor | SubMatrix,
     beta: bytes,
-    d: _Factor | _Matrix,
+    d: _Factor | SubMatrix,
 ) -> None:
     """Compute ``d = alpha x y^T + beta d``; x is m × k, y is n × k."""
     if not d.by_columns:  # compute its transpose
@@ -422,17 +284,17 @@ def _real(x: complex, letter: str) -> bytes:
 def _matmul(self: HostDirect, asked: Asked) -> Compute:
     a, b, d = asked.a, asked.b, asked.d
     assert b is not None
-    _check_overlap(asked, asked.c)
-    x = _Matrix(a, turned=asked.op_a != "N", conjugated=asked.op_a == "C")
-    y = _Matrix(b, turned=asked.op_b == "N", conjugated=asked.op_b == "C")  # op(B)^T
-    to = _Matrix(d)
+    check_overlap(asked, asked.c)
+    x = SubMatrix(a, turned=asked.op_a != "N", conjugated=asked.op_a == "C")
+    y = SubMatrix(b, turned=asked.op_b == "N", conjugated=asked.op_b == "C")  # op(B)^T
+    to = SubMatrix(d)
     old = self._with_old(asked, to)
     k, letter = x.cols.extent, d[0].pattern.letter
     left: _Slabs | None = None
     right: _Slabs | None = None
     if not self._single:
         inner = whole_span(k)
-        x_stays, y_stays = _stays(x, to, to.cols), _stays(y, to, to.rows, flipped=True)
+        x_stays, y_stays = stays(x, to, to.cols), stays(y, to, to.rows, flipped=True)
         moved = (0 if x_stays else to.rows.extent * k) + (0 if y_stays else to.cols.extent * k)
         kept = min(to.rows.extent, to.cols.extent)
         here = (
@@ -440,16 +302,16 @@ def _matmul(self: HostDirect, asked: Asked) -> Compute:
             + kept * k
         )
         if moved >= max(_LARGER * here, _LEAST):
-            raise _UnfitError  # moving results is better: "stationary"
+            raise UnfitError  # moving results is better: "stationary"
         if not x_stays:
             left = self._stage(x, to.rows, inner)
         if not y_stays:
             right = self._stage(y, to.cols, inner)
     # BLAS conjugates only what it transposes; slabs are conjugated when they are written.
     if left is None and x.conjugated and x.by_columns == to.by_columns:
-        raise _UnfitError
+        raise UnfitError
     if right is None and y.conjugated and y.by_columns != to.by_columns:
-        raise _UnfitError
+        raise UnfitError
     alpha, beta = _scalar(asked.alpha, letter), _scalar(asked.beta, letter)
     function = self._function(letter, "gemm")
 
@@ -465,40 +327,20 @@ def _matmul(self: HostDirect, asked: Asked) -> Compute:
     return compute
 
 
-def _stays(x: _Matrix, d: _Matrix, across: Span, *, flipped: bool = False) -> bool:
-    """Return whether each rank that multiplies a slab of ``x`` has it: all of k and the rows that it has of D.
-
-    Args:
-        x: the operand, as rows × k.
-        d: the result.
-        across: the dimension of D that x does not share.
-        flipped: x's rows are D's columns.
-    """
-    rows = d.cols if flipped else d.rows
-    if not x.cols.whole or not across.whole or x.rows != rows:
-        return False
-    column = across.source
-    pairs = (
-        (x.rank(p, x.cols.source), d.rank(column, p) if flipped else d.rank(p, column))
-        for p in range(rows.nprocs)
-    )
-    return all(one == other for one, other in pairs)
-
-
 def _triangular(self: HostDirect, asked: Asked) -> Compute:
     """Return trsm or trmm: a rank solves for, or multiplies, its columns of B (rows for "R") if it has all of each."""
     a, b, d = asked.a, asked.b, asked.d
     assert b is not None
-    _check_overlap(asked, b)
-    x, to = _Matrix(a), _Matrix(d)
-    source = None if _same(b, d) else _Matrix(b)
+    check_overlap(asked, b)
+    x, to = SubMatrix(a), SubMatrix(d)
+    source = None if same_elements(b, d) else SubMatrix(b)
     if source is not None and not source.same_places(to):
-        raise _UnfitError
+        raise UnfitError
     slabs: _Slabs | None = None
     if not self._single:
         if not (to.rows if asked.side == "L" else to.cols).whole:
-            raise _UnfitError
-        if not _same_rank(x, to):
+            raise UnfitError
+        if not same_rank(x, to):
             everything = whole_span(x.rows.extent)
             slabs = self._stage(x, everything, everything)
     # BLAS sees both in Fortran order: a matrix in C order is the transpose of that.
@@ -508,7 +350,7 @@ def _triangular(self: HostDirect, asked: Asked) -> Compute:
     op = "T" if asked.op_a == "C" and not is_complex else asked.op_a
     if to.by_columns != x.by_columns:
         if op == "C":
-            raise _UnfitError
+            raise UnfitError
         op = "T" if op == "N" else "N"
     alpha, function = _scalar(asked.alpha, letter), self._function(letter, asked.routine)
     options = side.encode(), uplo.encode(), op.encode(), asked.diag.encode()
@@ -527,26 +369,18 @@ def _triangular(self: HostDirect, asked: Asked) -> Compute:
     return compute
 
 
-def _same_rank(x: _Matrix, d: _Matrix) -> bool:
-    """Return whether one rank has all of both."""
-    spans = (x.rows, x.cols, d.rows, d.cols)
-    return all(span.whole for span in spans) and (
-        x.rank(x.rows.source, x.cols.source) == d.rank(d.rows.source, d.cols.source)
-    )
-
-
 def _sided(self: HostDirect, asked: Asked) -> Compute:
     """Return symm or hemm, if one rank has all operands."""
     b, d = asked.b, asked.d
     assert b is not None
-    _check_overlap(asked, asked.c)
-    x, y, to = _Matrix(asked.a), _Matrix(b), _Matrix(d)
-    if not self._single and not (_same_rank(x, to) and _same_rank(y, to)):
-        raise _UnfitError
+    check_overlap(asked, asked.c)
+    x, y, to = SubMatrix(asked.a), SubMatrix(b), SubMatrix(d)
+    if not self._single and not (same_rank(x, to) and same_rank(y, to)):
+        raise UnfitError
     letter = d[0].pattern.letter
     hermitian = asked.routine == "hemm" and d[0].pattern.is_complex
     if y.by_columns != to.by_columns or (hermitian and x.by_columns != to.by_columns):
-        raise _UnfitError
+        raise UnfitError
     old = self._with_old(asked, to)
     side = asked.side if to.by_columns else _OTHER[asked.side]
     uplo = asked.uplo if x.by_columns else _MIRRORED[asked.uplo]
@@ -598,18 +432,18 @@ class _Update:
 def _updated(self: HostDirect, asked: Asked) -> Compute:
     """Return syrk, herk, syr2k or her2k: BLAS's for triangles of D that a rank has, products for the rest."""
     a, b, d = asked.a, asked.b, asked.d
-    _check_overlap(asked, asked.c)
-    to, k = _Matrix(d), a[3] if (asked.op_a == "N") == a[5] else a[4]
+    check_overlap(asked, asked.c)
+    to, k = SubMatrix(d), a[3] if (asked.op_a == "N") == a[5] else a[4]
     seed = _seed(asked, to)
     is_complex = d[0].pattern.is_complex
     hermitian = ROUTINES[asked.routine].hermitian and is_complex
     if is_complex and (asked.op_a == ("T" if hermitian else "C")):
-        raise _UnfitError
-    lefts = [_Matrix(p, turned=asked.op_a != "N") for p in (a, b) if p is not None]
-    if self._single or all(_same_rank(each, to) for each in lefts):
+        raise UnfitError
+    lefts = [SubMatrix(p, turned=asked.op_a != "N") for p in (a, b) if p is not None]
+    if self._single or all(same_rank(each, to) for each in lefts):
         by_columns = lefts[0].by_columns
         if any(each.by_columns != by_columns for each in lefts):
-            raise _UnfitError
+            raise UnfitError
         update = _update(self, asked, to, by_columns=by_columns, hermitian=hermitian)
 
         def whole() -> None:
@@ -622,7 +456,7 @@ def _updated(self: HostDirect, asked: Asked) -> Compute:
     if is_complex or (
         not (rows.whole or cols.whole) and (rows.block, rows.lead) != (cols.block, cols.lead)
     ):  # a block of the diagonal would be on several ranks
-        raise _UnfitError
+        raise UnfitError
     update = _update(self, asked, to, by_columns=to.by_columns, hermitian=False)
     inner, alike = whole_span(k), aligned_spans(rows, cols)
     of_rows = [self._stage(each, rows, inner, by_columns=to.by_columns) for each in lefts]
@@ -643,14 +477,14 @@ def _updated(self: HostDirect, asked: Asked) -> Compute:
     return compute
 
 
-def _seed(asked: Asked, to: _Matrix) -> Compute:
+def _seed(asked: Asked, to: SubMatrix) -> Compute:
     """Return what makes D start as C, unless C is D or is not needed."""
     c = asked.c
-    if c is None or _same(c, asked.d) or (not asked.new and asked.beta == 0):
+    if c is None or same_elements(c, asked.d) or (not asked.new and asked.beta == 0):
         return _nothing
-    old = _Matrix(c)
+    old = SubMatrix(c)
     if not asked.new or not old.same_places(to):
-        raise _UnfitError  # outside the triangle, a D that was given keeps its values
+        raise UnfitError  # outside the triangle, a D that was given keeps its values
     return lambda: np.copyto(to.local(), old.local())
 
 
@@ -658,10 +492,10 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-def _update(self: HostDirect, asked: Asked, to: _Matrix, *, by_columns: bool, hermitian: bool) -> _Update:
+def _update(self: HostDirect, asked: Asked, to: SubMatrix, *, by_columns: bool, hermitian: bool) -> _Update:
     """Return BLAS's update of a triangle for factors in a memory order."""
     if hermitian and ((asked.op_a != "N") != to.by_columns) != by_columns:
-        raise _UnfitError  # BLAS conjugates only what it transposes
+        raise UnfitError  # BLAS conjugates only what it transposes
     letter, name = asked.d[0].pattern.letter, asked.routine
     if not hermitian:
         name = name.replace("her", "syr")
@@ -676,7 +510,7 @@ def _update(self: HostDirect, asked: Asked, to: _Matrix, *, by_columns: bool, he
 
 
 def _staircase(
-    gemm: Callable[..., None], scalars: list[bytes], update: _Update, k: int, d: _Matrix, uplo: str,
+    gemm: Callable[..., None], scalars: list[bytes], update: _Update, k: int, d: SubMatrix, uplo: str,
     down: list[_Factor], across: list[_Factor],
 ) -> None:  # fmt: skip
     """Update what this rank has of a triangle: tiles on the diagonal, and what is below or above each of them.
@@ -729,11 +563,11 @@ def _from(x: _Factor, i: int, item: int) -> _Factor:
 
 def _added(self: HostDirect, asked: Asked) -> Compute:
     """Return geadd: op(A) is read in place, or moved to where D is."""
-    _check_overlap(asked, asked.c)
-    x, to = _Matrix(asked.a, turned=asked.op_a != "N", conjugated=asked.op_a == "C"), _Matrix(asked.d)
-    old = to if asked.c is None or asked.beta == 0 or _same(asked.c, asked.d) else _Matrix(asked.c)
+    check_overlap(asked, asked.c)
+    x, to = SubMatrix(asked.a, turned=asked.op_a != "N", conjugated=asked.op_a == "C"), SubMatrix(asked.d)
+    old = to if asked.c is None or asked.beta == 0 or same_elements(asked.c, asked.d) else SubMatrix(asked.c)
     if old is not to and not old.same_places(to):
-        raise _UnfitError
+        raise UnfitError
     slabs = (
         None
         if self._single or x.same_places(to)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sub-matrices in direct calls: what a rank has of each, and what all ranks conclude from that alike."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import Any
+
+from .direct import Asked, Axes, Part, Span, whole_span
+
+__all__ = ["SubMatrix", "UnfitError", "check_overlap", "same_elements", "same_rank", "stays", "vote_number"]
+
+Array = Any
+
+
+class UnfitError(Exception):
+    """The call is not for direct calls."""
+
+
+class SubMatrix:
+    """A sub-matrix, perhaps transposed: how it is dealt out, and what this rank has of it. Local.
+
+    Attributes:
+        rows, cols: how they are dealt out.
+        row, col: this rank's process along them; -1 outside the grid.
+        m, n: how many of them this rank has.
+        at, by_columns, ld: its local array; with ``conjugated`` its conjugate is meant.
+        transposed: whether it is, in its matrix.
+    """
+
+    __slots__ = (
+        "at", "by_columns", "col", "cols", "conjugated", "held", "ld", "m", "n", "part", "row", "rows", "transposed",
+    )  # fmt: skip
+
+    def __init__(self, part: Part, *, turned: bool = False, conjugated: bool = False) -> None:
+        held, i, j, m, n, transposed = part
+        pattern = held.pattern
+        if pattern.size == 1 and pattern.rows.mine == 0:  # all on this rank
+            self._init_here(part, turned, conjugated)
+            return
+        down, rows, self.row = _place(pattern.rows, i, m)
+        right, cols, self.col = _place(pattern.cols, j, n)
+        self.held, self.part, self.ld = held, part, held.ld
+        first = down[0] + right[0] * held.ld if pattern.by_columns else down[0] * held.ld + right[0]
+        self.at = held.address + first * held.pattern.itemsize
+        self.transposed = turned != transposed
+        self.by_columns = pattern.by_columns != self.transposed
+        self.conjugated = conjugated and pattern.is_complex
+        self.rows, self.cols, self.m, self.n = rows, cols, down[1], right[1]
+        if self.transposed:
+            self.rows, self.cols, self.m, self.n = cols, rows, self.n, self.m
+            self.row, self.col = self.col, self.row
+
+    def _init_here(self, part: Part, turned: bool, conjugated: bool) -> None:
+        """Make it if this rank has all of it: the same in fewer steps."""
+        held, i, j, m, n, transposed = part
+        pattern = held.pattern
+        self.held, self.part, self.ld, self.row, self.col = held, part, held.ld, 0, 0
+        first = i + j * held.ld if pattern.by_columns else i * held.ld + j
+        self.at = held.address + first * pattern.itemsize
+        self.transposed = turned != transposed
+        self.by_columns = pattern.by_columns != self.transposed
+        self.conjugated = conjugated and pattern.is_complex
+        if self.transposed:
+            m, n = n, m
+        self.m, self.n, self.rows, self.cols = m, n, whole_span(m), whole_span(n)
+
+    @property
+    def active(self) -> bool:
+        """Whether this rank has a part of it."""
+        return self.row >= 0 and self.m > 0 and self.n > 0
+
+    def local(self) -> Array:
+        """Return this rank's part as an array."""
+        held, i, j, m, n, _ = self.part
+        (down, rows), (right, cols) = (
+            _place(axes, start, extent)[0]
+            for axes, start, extent in ((held.pattern.rows, i, m), (held.pattern.cols, j, n))
+        )
+        found: Array = held.array[down : down + rows, right : right + cols]
+        return found.T if self.transposed else found
+
+    def rank(self, row: int, col: int) -> int:
+        """Return the rank of a process."""
+        nprow, npcol, order = self.held.pattern.grid
+        if self.transposed:
+            row, col = col, row
+        return col * nprow + row if order == "col" or npcol == 1 else row * npcol + col
+
+    def same_places(self, other: SubMatrix) -> bool:
+        """Return whether each element is on the same rank at the same place in both."""
+        return (
+            self.rows == other.rows
+            and self.cols == other.cols
+            and self.held.pattern.grid == other.held.pattern.grid
+            and (self.transposed == other.transposed or self.held.pattern.size == 1)
+        )
+
+
+def _place(axes: Axes, start: int, extent: int) -> tuple[tuple[int, int], Span, int]:
+    """Return the first local index and the number of indices of a range, how it is dealt out, and this process."""
+    block, nprocs, source, lead, mine = axes
+    span = Span.of(axes, start, extent)
+    if nprocs == 1:
+        return (start if mine == 0 else 0, extent if mine == 0 else 0), span, mine
+    if mine < 0:
+        return (0, 0), span, mine
+    whole = Span(start + extent, block, source, nprocs, lead)
+    below = whole.below(start, mine)
+    return (below, whole.below(start + extent, mine) - below), span, mine
+
+
+def same_elements(x: Part, y: Part) -> bool:
+    """Return whether two parts are the same elements at the same addresses."""
+    return x[0].address == y[0].address and x[0].ld == y[0].ld and x[1:] == y[1:]
+
+
+def check_overlap(asked: Asked, in_place: Part | None) -> None:
+    """Raise UnfitError if D may share memory with an operand other than the one that may be D itself."""
+    d = asked.d
+    held, i, j, m, n, _ = d
+    if not getattr(held.array.flags, "writeable", True):
+        raise UnfitError
+    for x in (asked.a, asked.b, asked.c):
+        if x is None or (x is in_place and same_elements(x, d)):
+            continue
+        other = x[0]
+        if other.end <= held.address or held.end <= other.address:
+            continue
+        if (
+            other.address != held.address
+            or other.ld != held.ld
+            or other.pattern.digest != held.pattern.digest
+        ):
+            raise UnfitError
+        _, p, q, rows, cols, _ = x
+        if p < i + m and i < p + rows and q < j + n and j < q + cols:
+            raise UnfitError
+
+
+def vote_number(asked: Asked) -> int:
+    """Return the number that the ranks vote on: equal if, and only if, they ask for the same."""
+    alpha, beta = complex(asked.alpha), complex(asked.beta)
+    options = f"{asked.call} {asked.routine} {asked.side}{asked.uplo}{asked.op_a}{asked.op_b}{asked.diag} {asked.new} "
+    parts = [
+        part[0].pattern.digest + struct.pack("=4q?", *part[1:]) if part is not None else b"-"
+        for part in (asked.a, asked.b, asked.c, asked.d)
+    ]
+    scalars = struct.pack("=4d", alpha.real, alpha.imag, beta.real, beta.imag)
+    digest = hashlib.blake2b(b"".join((options.encode(), scalars, *parts)), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def stays(x: SubMatrix, d: SubMatrix, across: Span, *, flipped: bool = False) -> bool:
+    """Return whether each rank that multiplies a slab of ``x`` has it: all of k and the rows that it has of D.
+
+    Args:
+        x: the operand, as rows × k.
+        d: the result.
+        across: the dimension of D that x does not share.
+        flipped: x's rows are D's columns.
+    """
+    rows = d.cols if flipped else d.rows
+    if not x.cols.whole or not across.whole or x.rows != rows:
+        return False
+    column = across.source
+    pairs = (
+        (x.rank(p, x.cols.source), d.rank(column, p) if flipped else d.rank(p, column))
+        for p in range(rows.nprocs)
+    )
+    return all(one == other for one, other in pairs)
+
+
+def same_rank(x: SubMatrix, d: SubMatrix) -> bool:
+    """Return whether one rank has all of both."""
+    spans = (x.rows, x.cols, d.rows, d.cols)
+    return all(span.whole for span in spans) and (
+        x.rank(x.rows.source, x.cols.source) == d.rank(d.rows.source, d.cols.source)
+    )
