@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import level3, products, tensor_parallel
+from . import factorisations, level3, products, tensor_parallel
 from .context import Context
 from .engines.method import Verdict, survey
-from .engines.request import Options, Problem
-from .errors import ArgumentError, ArgumentTypeError, LayoutError
+from .engines.request import AnyProblem, Options, Problem
+from .errors import ArgumentError, ArgumentTypeError, LayoutError, UnsupportedError
+from .factorisations import CALLS
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
+from .layout.factor_problem import FactorProblem
 from .layout.level3 import ROUTINES
 from .layout.redistribution import with_c_like_d
 from .matrix import DistributedMatrix
@@ -38,7 +40,7 @@ def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[
     ``pb.plan(pb.syrk, a, c, uplo="U", beta=1, out=c)``, say, or ``pb.plan("matmul_allreduce", x, w, ctx)``.
 
     Args:
-        function: ``pb.matmul``, a level-3 routine or a tensor-parallel function, or its name.
+        function: ``pb.matmul``, a level-3 routine, a factorisation or a tensor-parallel function, or its name.
         *args, **kwargs: its arguments. The x of a tensor-parallel function may be a shape.
 
     Returns:
@@ -82,18 +84,21 @@ def tune(
     """
     kwargs["algo"] = "auto"
     with _plan("tune", function, args, kwargs) as planned:
-        ctx = planned._ctx
+        ctx, problem = planned._ctx, planned.problem
         with ctx.agreement("tune") as facts:
+            if isinstance(problem, FactorProblem):
+                raise UnsupportedError(
+                    "tune: the algorithms of factorisations are chosen by rule, not by times"
+                )
             facts["limit"] = limit
             number: object = limit
             if not isinstance(number, (int, float)) or not number > 0:
                 raise ArgumentError(f"limit: expected a positive number of seconds, got {limit!r}")
         assert planned._bound is not None
-        given = planned._asked, planned._bound.operands, planned.problem
+        assert not isinstance(planned._asked, FactorProblem)
+        given = planned._asked, planned._bound.operands, problem
         options = planned._options
-        if ctx.engine.measured.planned and isinstance(
-            planned.problem, ParallelProblem
-        ):  # no graph outside a plan
+        if ctx.engine.measured.planned and isinstance(problem, ParallelProblem):  # no graph outside a plan
             _measure(ctx, given, replace(options, repeated=False), limit, None)
         return _measure(ctx, given, replace(options, repeated=True), limit, progress)
 
@@ -127,6 +132,8 @@ def _plan(
     if name in _PARALLEL:
         planned: Plan[Any] = _PARALLEL[name](*args, **kwargs)
         return planned
+    if name in CALLS:
+        return CALLS[name](*args, **kwargs).plan()
     bound.apply_defaults()
     return level3.plan_routine(name, **bound.arguments)
 
@@ -138,7 +145,7 @@ def _bound(
     name = function if isinstance(function, str) else getattr(function, "__name__", "")
     found = _public(name)
     if found is None or not (isinstance(function, str) or function is found):
-        known = ", ".join(["matmul", *ROUTINES, *_PARALLEL])
+        known = ", ".join(["matmul", *ROUTINES, *_PARALLEL, *CALLS])
         given = f"{function.__module__}.{name}" if inspect.isfunction(function) else repr(function)
         raise ArgumentError(f"{call}: expected one of the functions {known}, or its name, got {given}")
     try:
@@ -165,11 +172,13 @@ def _public(name: str) -> Callable[..., Any] | None:
         found = getattr(level3, name)
     elif name in _PARALLEL:
         found = getattr(tensor_parallel, name)
+    elif name in CALLS:
+        found = getattr(factorisations, name)
     return found
 
 
 def algorithms(
-    problem: Problem,
+    problem: AnyProblem,
     ctx: Context,
     *,
     algo: str = "auto",
@@ -180,7 +189,7 @@ def algorithms(
     """Return by name whether each algorithm can compute a problem, without a plan. Collective over the context.
 
     Args:
-        problem: a product, a level-3 routine, or a tensor-parallel product as a value.
+        problem: a product, a level-3 routine, or a tensor-parallel product as a value, or the ``problem`` of a plan.
         ctx: the context in which it would be computed.
         algo: what would be asked for. "measure" has the verdicts of "auto"; if algorithms are yet to be timed,
             ``why`` says so.
@@ -196,18 +205,21 @@ def algorithms(
         UnsupportedError: there is no algorithm called ``algo`` for this problem.
     """
     with ctx.agreement("algorithms") as facts:
-        kinds: tuple[type, ...] = (MatmulProblem, Level3Problem, ParallelProblem)
+        kinds: tuple[type, ...] = (MatmulProblem, Level3Problem, ParallelProblem, FactorProblem)
         if not isinstance(problem, kinds):
             expected = "a MatmulProblem, Level3Problem or ParallelProblem"
             raise ArgumentTypeError(f"problem: expected {expected}, got {type(problem).__name__}")
         facts.update(problem.facts())
-        dtype = problem.out_dtype if isinstance(problem, ParallelProblem) else problem.d.dtype
+        dtype = problem.out_dtype if isinstance(problem, ParallelProblem) else problem.a.dtype
+        if isinstance(problem, (MatmulProblem, Level3Problem)):
+            dtype = problem.d.dtype
         options = Options.of(dtype, alpha=alpha, beta=beta, algo=algo, compute=compute)
         facts.update(options.facts())
-        check_c(problem, beta)
-        problem = _nearest(problem, options, ctx)
+        if not isinstance(problem, FactorProblem):
+            check_c(problem, beta)
+            problem = _nearest(problem, options, ctx)
     with ctx.agreement("algorithms: asking"):
-        if options.algo != "measure":
+        if options.algo != "measure" or isinstance(problem, FactorProblem):
             return survey(ctx.engine, problem, options)
         options = replace(options, algo="auto")
         found = survey(ctx.engine, problem, options)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from .engines.method import Verdict, prepare
 from .engines.product import Bound, Product, Workspace
-from .engines.request import CONSTANTS, Operands, Options, Problem
+from .engines.request import CONSTANTS, AnyProblem, Operands, Options, Problem
 from .errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError, PblasmpError, UnsupportedError
 from .handle import Handle, Matrix
 from .layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
+from .layout.factor_problem import FactorProblem
 from .logs import logger
 from .report import Report
 from .runtime import Runtime
@@ -84,7 +85,7 @@ class Plan(Generic[Result]):
         self,
         ctx: Runtime[Any],
         call: str,
-        problem: Problem,
+        problem: AnyProblem,
         options: Options,
         operands: Operands,
         nearest: MatmulProblem | Level3Problem | None = None,
@@ -95,7 +96,7 @@ class Plan(Generic[Result]):
         self._asked, self.problem, self._reasons = problem, nearest or problem, reasons
         self._open = True
         self._settle: Callable[[], None] = _nothing  # before what the plan holds is freed
-        if options.algo == "measure":
+        if options.algo == "measure" and not isinstance(problem, FactorProblem):
             self._options = options = replace(options, algo="auto")
             if not ctx.engine.measured.knows(self.problem, options):
                 measure(ctx.engine, ctx.comm, problem, options, operands, nearest)
@@ -104,7 +105,7 @@ class Plan(Generic[Result]):
         self._log()
 
     def _prepare(
-        self, problem: Problem, operands: Operands, nearest: MatmulProblem | Level3Problem | None = None
+        self, problem: AnyProblem, operands: Operands, nearest: MatmulProblem | Level3Problem | None = None
     ) -> tuple[Product, dict[str, Verdict]]:
         """Return the prepared product, and the verdict on every algorithm. Collective over the context.
 

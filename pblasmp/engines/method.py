@@ -16,10 +16,11 @@ import numpy as np
 
 from ..errors import UnsupportedError
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
+from ..layout.factor_problem import FactorProblem
 from .composite import MovedProduct
 from .product import Product
 from .protocol import Engine, Method
-from .request import Operands, Options, Problem
+from .request import AnyProblem, Operands, Options
 
 if TYPE_CHECKING:
     from ..layout.parallel import Form
@@ -93,7 +94,7 @@ class Verdict:
 
 
 def survey(
-    engine: Engine, problem: Problem, options: Options, operands: Planned = None
+    engine: Engine, problem: AnyProblem, options: Options, operands: Planned = None
 ) -> dict[str, Verdict]:
     """Return by name the verdict on every algorithm for ``problem``, which says which one is taken.
 
@@ -118,7 +119,7 @@ def survey(
 
 
 def choose(
-    engine: Engine, problem: Problem, options: Options, operands: Operands
+    engine: Engine, problem: AnyProblem, options: Options, operands: Operands
 ) -> tuple[Method, Any, dict[str, Verdict]]:
     """Return the algorithm to take, the problem as it sees it, and the verdict on every algorithm.
 
@@ -159,13 +160,15 @@ def choose(
 
 
 def known_for(
-    engine: Engine, problem: Problem, options: Options, argument: str = "algo"
+    engine: Engine, problem: AnyProblem, options: Options, argument: str = "algo"
 ) -> dict[str, Method]:
     """Return by name the algorithms for this kind of problem, which must include ``options.algo``. Local."""
     known: dict[str, Method] = {}
     for row in engine.methods:
         if row.serves(problem):
             known.setdefault(row.name, row)
+    if not known:
+        raise UnsupportedError(f"the {engine.name} engine has no algorithm for a {problem}")
     if options.algo != "auto" and options.algo not in known:
         names = ", ".join(map(repr, ("auto", *known)))
         raise UnsupportedError(f"{argument}: the {engine.name} engine has {names} here, got {options.algo!r}")
@@ -173,7 +176,7 @@ def known_for(
 
 
 def _judge(
-    engine: Engine, row: Method, problem: Problem, options: Options, operands: Planned
+    engine: Engine, row: Method, problem: AnyProblem, options: Options, operands: Planned
 ) -> tuple[Any, str]:
     """Return the problem as the algorithm sees it, and why the algorithm refuses it or an empty string."""
     viewed = row.view(problem)
@@ -182,9 +185,11 @@ def _judge(
     return viewed, row.refusal(engine, viewed, options, operands)
 
 
-def _measured(engine: Engine, problem: Problem, options: Options) -> dict[str, float]:
+def _measured(engine: Engine, problem: AnyProblem, options: Options) -> dict[str, float]:
     """Return by name the seconds that were measured for such a problem on this machine, if any."""
     known = engine.measured
+    if isinstance(problem, FactorProblem):  # these are not timed
+        return {}
     return {} if known is None or options.algo != "auto" else known.seconds(problem, options)
 
 
@@ -210,7 +215,7 @@ def _verdict(
     return Verdict(applies=True, why=f"slower than {best} by rule")
 
 
-def names(engine: Engine, problem: Problem, options: Options) -> list[str]:
+def names(engine: Engine, problem: AnyProblem, options: Options) -> list[str]:
     """Return the names of the algorithms for a kind of problem, the fastest by rule first. Local."""
     costs: dict[str, float] = {}
     for name, row in known_for(engine, problem, replace(options, algo="auto")).items():
@@ -233,7 +238,7 @@ def check_parallel(engine: Engine, form: Form, algo: str, argument: str) -> None
 
 def prepare(
     engine: Engine,
-    problem: Problem,
+    problem: AnyProblem,
     options: Options,
     operands: Operands,
     nearest: MatmulProblem | Level3Problem | None = None,
@@ -260,6 +265,6 @@ def prepare(
     return product, verdicts
 
 
-def prepare_step(engine: Engine, problem: Problem, options: Options, operands: Operands) -> Product:
+def prepare_step(engine: Engine, problem: AnyProblem, options: Options, operands: Operands) -> Product:
     """Return a product that is a step of another. Collective over the context."""
     return prepare(engine, problem, options, operands)[0]

@@ -22,7 +22,7 @@ from ..layout.trapezoid import Trapezoid
 from .direct import Direct
 from .local_part import LocalPart
 from .product import Graphs, Product, Workspace
-from .request import LocalArray, Operands, Options, Problem
+from .request import AnyProblem, LocalArray, Operands, Options
 
 __all__ = ["Engine", "FactorOperations", "Method", "Operations", "Traits", "Transfer", "Transport"]
 
@@ -389,11 +389,11 @@ class Method:
 
     name: str
 
-    def serves(self, problem: Problem) -> bool:
+    def serves(self, problem: AnyProblem) -> bool:
         """Return whether it is for this kind of problem at all; if not, reports do not list it. Local."""
         raise NotImplementedError
 
-    def view(self, problem: Problem) -> Any:
+    def view(self, problem: AnyProblem) -> Any:
         """Return the problem in the form that the rest takes, or as a text why it has no such form. Local."""
         return problem
 

@@ -12,19 +12,21 @@ from ..dtypes import as_dtype, scalar
 from ..epilogue import Epilogue
 from ..errors import ArgumentError, ArgumentTypeError
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
+from ..layout.factor_problem import FactorProblem
 from ..layout.grid import integer
 from ..scales import Scales
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-__all__ = ["CONSTANTS", "LocalArray", "Operands", "Options", "Problem"]
+__all__ = ["CONSTANTS", "AnyProblem", "LocalArray", "Operands", "Options", "Problem"]
 
 CONSTANTS = (int, float, complex, np.number, str, np.dtype, type, type(None))
 """Types of options that cannot change between two calls, as a tensor of one number could."""
 
 LocalArray = Any  # numpy.ndarray on the host engine, cupy.ndarray on cublasmp
 Problem = MatmulProblem | Level3Problem | ParallelProblem
+AnyProblem = Problem | FactorProblem
 
 
 @dataclass(frozen=True, slots=True)

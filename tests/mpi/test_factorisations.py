@@ -353,8 +353,89 @@ def names(comm):
         pblas.gridexit(ictxt)
 
 
+def local(found):
+    """What a function returned, as arrays."""
+    if isinstance(found, pb.QrFactors):
+        return [found.factors.allgather(), found.tau]
+    found = found if isinstance(found, tuple) else (found,)
+    return [x.allgather() if isinstance(x, pb.DistributedMatrix) else np.asarray(x) for x in found]
+
+
+def alike(found, expected):
+    """None, or how arrays differ."""
+    return first(*(unlike(x, y) for x, y in zip(local(found), expected, strict=True)))
+
+
+def algorithms(comm):
+    """``algo=`` of every factorisation, its plan, the plan's report, and what they refuse."""
+    rng = np.random.default_rng(77)
+    with pb.Context(comm, engine="host") as ctx:
+        a, b = (placed(ctx, rng, positive(rng, 9, "float64")) for _ in "ab")
+        lower, (factors, pivots) = pb.cholesky(a), pb.lu(a)
+        for function, args in (
+            (pb.cholesky, (a, "U")),
+            (pb.cho_solve, (lower, b)),
+            (pb.lu, (a,)),
+            (pb.lu_solve, (factors, pivots, b, "T")),
+            (pb.qr, (a,)),
+            (pb.solve, (a, b, "pos")),
+            (pb.lstsq, (a, b)),
+            (pb.inv, (a,)),
+            (pb.slogdet, (a,)),
+            (pb.cond_estimate, (a,)),
+        ):
+            name, expected = function.__name__, local(function(*args))
+            yield f"{name} by name", alike(function(*args, algo="panels"), expected)
+            with pb.plan(function, *args, algo="panels") as plan:
+                yield f"{name} plan", first(*(alike(plan(), expected) for _ in range(2)))
+                report, problem = plan.report(), plan.problem
+            said = (report.algorithm, report.asked, str(report.algorithms["panels"])) == (
+                "panels", "panels", "taken: asked for",
+            )  # fmt: skip
+            yield f"{name} report", None if said and "panels" in str(report) else str(report)
+            verdicts = pb.algorithms(problem, ctx)
+            yield f"{name} verdicts", None if verdicts["panels"].taken else f"{verdicts}"
+            for asked in ("cusolvermp", "measure"):
+                words = [f"algo: the host engine has 'auto', 'panels' here, got {asked!r}"]
+                yield (
+                    f"{name} {asked}",
+                    agreed_error(ctx, pb.UnsupportedError, words, function, *args, algo=asked),
+                )
+            words = [f"this {name}", "algo: expected a string, got 3"]
+            yield f"{name} algo", agreed_error(ctx, pb.ArgumentError, words, function, *args, algo=3)
+            if ctx.size > 1:
+                by_rank = "panels" if ctx.rank else "auto"
+                wrong = agreed_error(ctx, pb.RankMismatchError, ["algo"], function, *args, algo=by_rank)
+                yield f"{name} by rank", wrong
+        reflectors = pb.qr(a)
+        yield "q", alike(reflectors.q(algo="panels"), local(reflectors.q()))
+        yield "apply", alike(reflectors.apply(b, "C", algo="panels"), local(reflectors.apply(b, "C")))
+        words = ["tune: the algorithms of factorisations are chosen by rule"]
+        yield "tune", agreed_error(ctx, pb.UnsupportedError, words, pb.tune, pb.cholesky, a)
+        whole, second = (scattered(ctx, layout(rng, (9, 9), comm.size), np.eye(9)) for _ in "ab")
+        second.local[...] *= 4
+        with pb.plan("cholesky", whole) as plan:
+            like = scattered(ctx, whole.descriptor, 4 * np.eye(9))
+            yield "other matrix", unlike(plan(a=like).allgather(), 2 * np.eye(9))
+            yield "planned matrix", unlike(plan().allgather(), np.eye(9))
+            out = ctx.zeros(whole.descriptor)
+            for case, words, given in (
+                ("no such matrix", ["b: expected one of the planned matrices a"], {"b": like}),
+                ("no out", ["out: expected one of the planned matrices a"], {"out": out}),
+                ("other layout", ["a: its layout is", "the plan is for"], {"a": like[:4, :4]}),
+                ("no matrix", ["a: expected a DistributedMatrix, got int"], {"a": 3}),
+            ):
+                yield case, agreed_error(ctx, pb.ArgumentError, words, plan, **given)
+            singular = scattered(ctx, whole.descriptor, np.diag([1.0] * 8 + [-1.0]))
+            words = ["not positive definite", "up to index 8"]
+            yield "singular", agreed_error(ctx, pb.FactorisationError, words, plan, a=singular)
+            yield "no graph", None if not hasattr(plan, "graph") else "it has a graph"
+        yield "closed", agreed_error(ctx, pb.ClosedError, ["closed"], plan)
+
+
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_large_and_faults(nranks):
     run_mpi(names, nranks)
+    run_mpi(algorithms, nranks)
     run_mpi(large, nranks)
     run_mpi(faults, nranks)

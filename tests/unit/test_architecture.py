@@ -82,7 +82,7 @@ LAYERS: dict[str, set[str]] = {
     "tensor_parallel": BOTTOM
     | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "plans", "context"},
     "planning": {"errors", "layout", "engines", "tuning", "runtime", "plans", "products", "matrix", "context"}
-    | {"level3", "tensor_parallel"},
+    | {"factorisations", "level3", "tensor_parallel"},
     "pblas": BOTTOM
     | {
         "layout",

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products and level-3 routines that every engine can run, one algorithm a file. A new one is a file and a row here."""
+"""Products, level-3 routines and factorisations that every engine can run. A new one is a file and a row here."""
 
 from __future__ import annotations
 
 from ..protocol import Method
-from . import add, full, slabs, solve, split_k, stationary, stationary_solve, sum_over_ranks
+from . import add, factor_methods, full, slabs, solve, split_k, stationary, stationary_solve, sum_over_ranks
 
 __all__ = ["METHODS"]
 
@@ -17,4 +17,5 @@ METHODS: tuple[Method, ...] = (
     *sum_over_ranks.METHODS,
     *full.METHODS,
     *stationary_solve.METHODS,
+    *factor_methods.METHODS,
 )

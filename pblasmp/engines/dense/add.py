@@ -19,7 +19,7 @@ from ..composite import QueuedProduct
 from ..local_part import LocalPart
 from ..method import type_refusal
 from ..protocol import Engine, Method
-from ..request import Operands, Options, Problem
+from ..request import AnyProblem, Operands, Options
 
 __all__ = ["METHODS", "SumProduct"]
 
@@ -214,7 +214,7 @@ class AddMethod(Method):
 
     name = "moved"
 
-    def serves(self, problem: Problem) -> bool:
+    def serves(self, problem: AnyProblem) -> bool:
         return isinstance(problem, Level3Problem) and problem.traits.shape == "added"
 
     def refusal(

@@ -37,6 +37,7 @@ __all__ = [
     "operations_of",
     "shape_beside",
     "shape_of",
+    "why_no_lapack",
 ]
 
 Array = Any
@@ -398,16 +399,21 @@ def free_place(place: LocalArray, same: LocalArray, *apart: LocalArray) -> Local
     return None if any(x is not None and overlap(x, place) for x in apart) else place
 
 
+def why_no_lapack(engine: Engine) -> str:
+    """Return why an engine cannot compute on panels, or an empty string. Local."""
+    if hasattr(engine.operations, "potrf"):
+        return ""
+    return f"the {engine.name} engine factors no panels, expected the host engine"
+
+
 def operations_of(engine: Engine) -> FactorOperations:
     """Return the engine's operations, if it has a LAPACK. Local.
 
     Raises:
         UnsupportedError: it has none.
     """
-    if not hasattr(engine.operations, "potrf"):
-        raise UnsupportedError(
-            f"the {engine.name} engine has no factorisations yet, expected the host engine"
-        )
+    if why := why_no_lapack(engine):
+        raise UnsupportedError(why)
     return cast("FactorOperations", engine.operations)
 
 

@@ -16,7 +16,7 @@ from ...layout.product import Op
 from ..local_part import LocalPart
 from ..method import type_refusal
 from ..protocol import Engine, Method
-from ..request import Operands, Options, Problem
+from ..request import AnyProblem, Operands, Options
 from .steps import ALL, SteppedProduct, Window
 
 __all__ = ["METHODS", "FullProduct"]
@@ -109,7 +109,7 @@ class FullMethod(Method):
 
     name = "full"
 
-    def serves(self, problem: Problem) -> bool:
+    def serves(self, problem: AnyProblem) -> bool:
         if not isinstance(problem, Level3Problem):
             return False
         return problem.traits.shape == "updated" or (

@@ -27,7 +27,7 @@ from ..method import type_refusal
 from ..moving.operand import Operand
 from ..moving.panels import FOLLOWS, Panels, memory_refusal
 from ..protocol import Engine, Method
-from ..request import Operands, Options, Problem
+from ..request import AnyProblem, Operands, Options, Problem
 
 __all__ = ["METHODS", "SlabProduct"]
 
@@ -158,14 +158,16 @@ class SlabMethod(Method):
     def __init__(self, name: str, cost: float) -> None:
         self.name, self._cost = name, cost
 
-    def serves(self, problem: Problem) -> bool:
+    def serves(self, problem: AnyProblem) -> bool:
         if isinstance(problem, Level3Problem):
             return problem.traits.shape != "added" and not problem.traits.solves
         if isinstance(problem, MatmulProblem):
             return problem.scheme != "matmul_allreduce"  # in that scheme every rank gets all of the result
-        return problem.form in ("allgather_matmul", "matmul_reduce_scatter")
+        return isinstance(problem, ParallelProblem) and problem.form in (
+            "allgather_matmul", "matmul_reduce_scatter",
+        )  # fmt: skip
 
-    def view(self, problem: Problem) -> Problem | str:
+    def view(self, problem: AnyProblem) -> AnyProblem | str:
         return problem.as_gemm() if isinstance(problem, ParallelProblem) else problem
 
     def refusal(self, engine: Engine, problem: Any, options: Options, operands: Operands | None) -> str:

@@ -21,7 +21,7 @@ from ..method import type_refusal
 from ..moving.operand import Operand
 from ..moving.panels import Panels, domains, memory_refusal
 from ..protocol import Engine, Method
-from ..request import Operands, Options, Problem
+from ..request import AnyProblem, Operands, Options
 
 __all__ = ["METHODS", "SolveProduct"]
 
@@ -169,7 +169,7 @@ class SolveMethod(Method):
     def __init__(self, name: str, cost: float) -> None:
         self.name, self._cost = name, cost
 
-    def serves(self, problem: Problem) -> bool:
+    def serves(self, problem: AnyProblem) -> bool:
         return isinstance(problem, Level3Problem) and problem.traits.solves
 
     def refusal(

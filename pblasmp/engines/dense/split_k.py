@@ -16,7 +16,7 @@ from ..local.triangles import Gemm, ResultPart
 from ..method import type_refusal
 from ..product import Product
 from ..protocol import Engine, Method
-from ..request import Operands, Options, Problem
+from ..request import AnyProblem, Operands, Options
 
 __all__ = ["METHODS", "SummedUpdate"]
 
@@ -136,7 +136,7 @@ class SplitKMethod(Method):
 
     name = "summed"
 
-    def serves(self, problem: Problem) -> bool:
+    def serves(self, problem: AnyProblem) -> bool:
         return isinstance(problem, Level3Problem) and problem.traits.shape == "updated"
 
     def refusal(

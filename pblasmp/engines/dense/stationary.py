@@ -26,7 +26,7 @@ from ..method import plain_refusal, type_refusal
 from ..moving.operand import Operand
 from ..moving.panels import Panels
 from ..protocol import Engine, Method
-from ..request import Operands, Options, Problem
+from ..request import AnyProblem, Operands, Options
 
 __all__ = ["METHODS", "StationaryProduct"]
 
@@ -237,7 +237,7 @@ class StationaryMethod(Method):
 
     name = "stationary"
 
-    def serves(self, problem: Problem) -> bool:
+    def serves(self, problem: AnyProblem) -> bool:
         if isinstance(problem, Level3Problem):
             return problem.traits.shape == "sided" and not problem.traits.solves
         return isinstance(problem, MatmulProblem) and problem.scheme == "gemm"

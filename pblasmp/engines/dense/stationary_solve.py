@@ -15,7 +15,7 @@ from ..arrays import same_memory, scale
 from ..local.slab_terms import triangle_of
 from ..method import plain_refusal, type_refusal
 from ..protocol import Engine, Method
-from ..request import Operands, Options, Problem
+from ..request import AnyProblem, Operands, Options
 from .steps import SteppedProduct, Window
 
 __all__ = ["METHODS", "StationarySolve"]
@@ -90,7 +90,7 @@ class StationarySolveMethod(Method):
 
     name = "stationary"
 
-    def serves(self, problem: Problem) -> bool:
+    def serves(self, problem: AnyProblem) -> bool:
         return isinstance(problem, Level3Problem) and problem.traits.solves
 
     def refusal(

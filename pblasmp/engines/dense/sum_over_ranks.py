@@ -11,7 +11,7 @@ from ..local.epilogue import Finish, number
 from ..method import travel_refusal, type_refusal
 from ..product import Product
 from ..protocol import Engine, Method
-from ..request import Operands, Options, Problem
+from ..request import AnyProblem, Operands, Options
 
 __all__ = ["METHODS", "ReducedProduct"]
 
@@ -78,12 +78,12 @@ class SumMethod(Method):
 
     name = "sum"
 
-    def serves(self, problem: Problem) -> bool:
+    def serves(self, problem: AnyProblem) -> bool:
         if isinstance(problem, ParallelProblem):
             return problem.form == "matmul_allreduce"
         return isinstance(problem, MatmulProblem) and problem.scheme == "matmul_allreduce"
 
-    def view(self, problem: Problem) -> Problem | str:
+    def view(self, problem: AnyProblem) -> AnyProblem | str:
         return problem.as_allreduce() if isinstance(problem, ParallelProblem) else problem
 
     def refusal(

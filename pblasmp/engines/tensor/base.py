@@ -23,7 +23,7 @@ from ...scales import Scales
 from ..local.epilogue import activate, scale_and_clip
 from ..product import Product
 from ..protocol import Engine, Method, Operations
-from ..request import Operands, Options, Problem
+from ..request import AnyProblem, Operands, Options
 from .pieces import shares
 
 __all__ = [
@@ -410,12 +410,12 @@ class TensorMethod(Method):
 
     forms: tuple[str, ...] = tuple(FORMS)
 
-    def serves(self, problem: Problem) -> bool:
+    def serves(self, problem: AnyProblem) -> bool:
         """Return whether a problem is, or has, one of the forms. Local."""
         if isinstance(problem, MatmulProblem):
             return problem.scheme in self.forms
         return isinstance(problem, ParallelProblem) and problem.form in self.forms
 
-    def view(self, problem: Problem) -> Problem | str:
+    def view(self, problem: AnyProblem) -> AnyProblem | str:
         """Return a problem as a tensor-parallel product, or why it is not one. Local."""
         return ParallelProblem.of_matmul(problem) if isinstance(problem, MatmulProblem) else problem

@@ -13,7 +13,7 @@ from ....layout.redistribution import nearest_legal
 from ...composite import MovedProduct
 from ...product import Product
 from ...protocol import Engine, Method
-from ...request import Operands, Options, Problem
+from ...request import AnyProblem, Operands, Options
 from ..runtime.runtime import NO_MULTICAST
 from ..session import session_of
 from ..types import ALGO_TYPES, MULTICAST
@@ -39,12 +39,12 @@ class MatmulMethod(Method):
     def __init__(self, name: str) -> None:
         self.name, self._since = name, ALGO_TYPES[name].since
 
-    def serves(self, problem: Problem) -> bool:
+    def serves(self, problem: AnyProblem) -> bool:
         if isinstance(problem, ParallelProblem):
             return problem.form != "matmul_allgather"
         return isinstance(problem, MatmulProblem)
 
-    def view(self, problem: Problem) -> Problem | str:
+    def view(self, problem: AnyProblem) -> AnyProblem | str:
         return problem.as_scheme() if isinstance(problem, ParallelProblem) else problem
 
     def refusal(
@@ -142,7 +142,7 @@ class Level3Method(Method):
 
     name = "cublasmp"
 
-    def serves(self, problem: Problem) -> bool:
+    def serves(self, problem: AnyProblem) -> bool:
         return isinstance(problem, Level3Problem) and symbol_of(problem) in FUNCTIONS
 
     def refusal(

@@ -23,7 +23,7 @@ from ...local.epilogue import Finish, number
 from ...method import type_refusal
 from ...product import Graphs, Product, Workspace
 from ...protocol import Engine, Method
-from ...request import Operands, Options, Problem
+from ...request import AnyProblem, Operands, Options
 from ..kernels.lt import Batch, Op
 from ..kernels.views import View, contiguous, moves
 from ..peers.flags import PUSHED
@@ -509,7 +509,7 @@ class PushMethod(Method):
 
     name = "push"
 
-    def serves(self, problem: Problem) -> bool:
+    def serves(self, problem: AnyProblem) -> bool:
         return isinstance(problem, MatmulProblem) and problem.scheme == "gemm"
 
     def refusal(

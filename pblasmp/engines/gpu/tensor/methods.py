@@ -14,7 +14,7 @@ from ....layout import MatmulProblem, ParallelProblem
 from ...method import library_refusal
 from ...product import Product
 from ...protocol import Engine
-from ...request import Operands, Options, Problem
+from ...request import AnyProblem, Operands, Options
 from ...tensor.base import TensorMethod
 from ...tensor.messages import MESSAGES
 from ...tensor.pieces import waves
@@ -43,7 +43,7 @@ class CopyMethod(TensorMethod):
     def __init__(self, form: str, name: str) -> None:
         self.name, self.forms, self._kind = name, (form,), PRODUCTS[form][name]
 
-    def view(self, problem: Problem) -> Problem | str:
+    def view(self, problem: AnyProblem) -> AnyProblem | str:
         """Return a problem as a tensor-parallel product with row-major X, or why it is not one."""
         if isinstance(problem, MatmulProblem) and problem.scheme != "gemm":
             q = problem.T if problem.d.order == "F" else problem

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call of a factorisation: checked and agreed on once, computed by a plan that the context keeps."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from typing import Any, Generic, NoReturn, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dtypes import ELEMENT_TYPES
+from ..engines.factor import FactorOperands, FactorProduct, Found
+from ..engines.request import Options
+from ..errors import ArgumentError, FactorisationError, LayoutError, faults_text
+from ..handle import Handle
+from ..layout import MatrixDescriptor
+from ..layout.factor_problem import FactorProblem
+from ..layout.grid import one_of
+from ..matrix import DistributedMatrix
+from ..plans import Plan, check_operands, context_of
+from ..runtime import Runtime
+
+__all__ = [
+    "FactorPlan",
+    "FactorisationCall",
+    "Matrix",
+    "Pivots",
+    "T",
+    "digest",
+    "layout_of",
+    "local_of",
+    "turned",
+    "words",
+]
+
+Matrix = DistributedMatrix
+Pivots = NDArray[np.int64]
+T = TypeVar("T")
+
+_OPTIONAL = {"out", "factor"}
+_TYPES = tuple(name for name, row in ELEMENT_TYPES.items() if row.blas)
+
+
+class FactorisationCall(ABC, Generic[T]):
+    """One call: its arguments, what is wrong with them, and how it is computed. A function is a subclass.
+
+    Args:
+        given: its matrices by name; None for those that are left out.
+        how: its other arguments.
+        values: more that the ranks must agree on, but that does not decide how the call is computed.
+
+    Attributes:
+        name: of the function.
+        result: the matrix that the call writes, once the ranks have agreed; None if it writes none.
+    """
+
+    name: str
+    result: Matrix | None = None
+
+    def __init__(
+        self,
+        given: Mapping[str, Matrix | None],
+        how: Mapping[str, Any],
+        values: Mapping[str, str] | None = None,
+    ) -> None:
+        self.given, self.how, self.values = given, how, values or {}
+        self.faults: list[str] = []
+        self.context: Runtime[Any] = context_of(self.name, *given.values())
+
+    # -- what a subclass defines
+
+    @abstractmethod
+    def check(self) -> None:
+        """Note what is wrong with the arguments. Local."""
+
+    def new(self) -> Matrix | None:
+        """Return the matrix that the call writes: ``out``, or a new one. Local."""
+        return None
+
+    @abstractmethod
+    def problem(self) -> FactorProblem:
+        """Return what is computed. Local."""
+
+    @abstractmethod
+    def operands(self) -> FactorOperands:
+        """Return the local arrays, as the problem calls them. Local."""
+
+    def end(self, found: Found) -> T:
+        """Return what the function returns, the matrix it writes if not overridden. Collective over the context.
+
+        Raises:
+            FactorisationError: the matrix is singular.
+        """
+        if found.info:
+            self.singular(found.info)
+        return cast("T", self.written)
+
+    # -- what every call does
+
+    def run(self) -> T:
+        """Compute. Collective over the context."""
+        context = self.context
+        with context.running(self.name):
+            self._agree()
+            plan = context.kept.find_or_make(self._key(), lambda: FactorPlan(self, kept=True))
+            return self.end(plan.compute(self.operands()))
+
+    def plan(self) -> FactorPlan[T]:
+        """Return the call as a plan. Collective over the context."""
+        with self.context.running(self.name):
+            self._agree()
+            return FactorPlan(self)
+
+    def again(self, matrices: Mapping[str, Matrix]) -> FactorisationCall[T]:
+        """Return the same call on other matrices, in the same layouts, that writes the same result. Local."""
+        other = copy.copy(self)
+        other.given = {**self.given, **matrices}
+        return other
+
+    def _agree(self) -> None:
+        """Check the arguments, agree on them, and make the result. Collective over the context."""
+
+        def first(facts: dict[str, Any]) -> Matrix | None:
+            check_operands(self.context, tuple(self.given.keys() - _OPTIONAL), self.given)
+            self._writable()
+            self.check()
+            if not isinstance(self.how["algo"], str):
+                self.fault(f"algo: expected a string, got {self.how['algo']!r}")
+            if self.faults:
+                raise LayoutError(faults_text(f"this {self.name}", self.faults))
+            facts.update({name: getattr(x, "descriptor", None) for name, x in self.given.items()})
+            facts.update(self.how)
+            facts.update(self.values)
+            return self.new()
+
+        def again(_: bool) -> Matrix | None:
+            self._writable()
+            return self.new()
+
+        calls, key = self.context.calls, (self._key(), tuple(self.values.items()))
+        number, self.result = calls.agree(lambda: self.context.agreement(self.name), key, again, first)
+        if not number:
+            calls.remember(key, True)
+
+    def _writable(self) -> None:
+        for name in _OPTIONAL:
+            x = self.given.get(name)
+            if x is not None and not getattr(x.local.flags, "writeable", True):
+                raise ArgumentError(f"{name}: its local array is read-only")
+
+    def _key(self) -> Hashable:
+        """Return all that decides how the call is computed, the same on every rank if the arguments are legal."""
+        given: list[object] = list(self.given.values())
+        if not all(x is None or (isinstance(x, Handle) and x.context is self.context) for x in given):
+            return object()
+        described = tuple(None if x is None else x.descriptor for x in self.given.values())
+        return self.name, tuple(self.how.items()), described
+
+    # -- faults
+
+    def fault(self, text: str) -> None:
+        """Note a fault."""
+        self.faults.append(text)
+
+    def __getitem__(self, name: str) -> Matrix:
+        """Return a matrix that is given."""
+        x = self.given[name]
+        assert x is not None
+        return x
+
+    def check_matrix(self, name: str, *, square: bool = True) -> None:
+        """Note that the matrix is not square, or has no type that LAPACK has."""
+        x = self[name]
+        if x.dtype.name not in _TYPES:
+            self.fault(f"{name}: expected one of {', '.join(_TYPES)}, got {x.dtype.name}")
+        if square and x.shape[0] != x.shape[1]:
+            self.fault(f"{name}: expected a square matrix, got {x.shape[0]} x {x.shape[1]}")
+
+    def check_right(self, name: str, left: str) -> None:
+        """Note that the matrix does not fit on the right of another."""
+        x, a = self[name], self[left]
+        if x.dtype != a.dtype:
+            self.fault(f"{name}: expected {a.dtype.name} as {left}, got {x.dtype.name}")
+        if x.shape[0] != a.shape[1]:
+            self.fault(f"{name}: {x.shape[0]} rows, but {left} has {a.shape[1]} columns")
+
+    def check_like(self, name: str, other: str, shape: tuple[int, int] | None = None) -> None:
+        """Note that the matrix, if there is one, has not the shape and type of another."""
+        x, a = self.given[name], self[other]
+        shape = a.shape if shape is None else shape
+        if x is not None and (x.shape, x.dtype) != (shape, a.dtype):
+            self.fault(f"{name}: expected {words(shape, a.dtype)}, got {words(x.shape, x.dtype)}")
+
+    def check_letter(self, name: str, allowed: str | tuple[str, ...]) -> None:
+        """Note that an option has a value that it must not have."""
+        if not one_of(self.how[name], allowed):
+            self.fault(f"{name}: expected one of {', '.join(allowed)}, got {self.how[name]!r}")
+
+    # -- results
+
+    @property
+    def written(self) -> Matrix:
+        """The matrix that the call writes."""
+        assert self.result is not None
+        return self.result
+
+    def out_or_new(self, d: MatrixDescriptor, *, zeros: bool = False) -> Matrix:
+        """Return ``out``, or a new matrix in a layout without padding. Local."""
+        out = self.given["out"]
+        if out is not None:
+            return out
+        made: Matrix = self.context.allocate(replace(d, ld=None))
+        if zeros:
+            made.local[...] = 0
+        return made
+
+    def singular(self, info: int, *, complete: bool = False) -> NoReturn:
+        """Raise the error, as all ranks do."""
+        factors = "; the factors are complete" if complete else ""
+        with self.context.agreement(self.name):
+            raise FactorisationError.at(
+                info - 1,
+                f"{self.name}: the matrix is exactly singular: a zero on the diagonal at index {info - 1}{factors}",
+            )
+        raise AssertionError
+
+    def not_positive(self, info: int) -> NoReturn:
+        """Raise the error, as all ranks do."""
+        with self.context.agreement(self.name):
+            raise FactorisationError.at(
+                info - 1,
+                f"{self.name}: the matrix is not positive definite: its leading principal minor of order {info}, "
+                f"up to index {info - 1}, is not positive",
+            )
+        raise AssertionError
+
+
+class FactorPlan(Plan[T]):
+    """A plan of a factorisation, or of what is solved with one.
+
+    Args:
+        call: the call, on which the ranks have agreed.
+        kept: the context keeps the plan and gives ``compute`` the arrays; it holds no matrices.
+    """
+
+    _product: FactorProduct
+
+    def __init__(self, call: FactorisationCall[T], *, kept: bool = False) -> None:
+        self._planned = None if kept else call
+        options = Options(algo=call.how["algo"])
+        super().__init__(call.context, call.name, call.problem(), options, call.operands())
+
+    def compute(self, operands: FactorOperands) -> Found:
+        """Run on arrays on which the ranks have agreed. Collective over the context."""
+        return self._product.compute(operands)
+
+    def __call__(self, **matrices: Matrix) -> T:
+        """Run and return what the function returns, on the planned matrices or on others in the same layouts.
+
+        Collective over the context.
+
+        Args:
+            **matrices: by the names of the function's arguments; those left out are the planned ones.
+
+        Raises:
+            ArgumentError: a matrix has another layout than the planned one, or there was none of that name.
+            FactorisationError: as the function raises it.
+            ClosedError: the plan is closed.
+        """
+        planned = self._planned
+        assert planned is not None
+        with self._ctx.agreement("plan") as facts:
+            self._check_open()
+            for name, x in matrices.items():
+                if planned.given.get(name) is None:
+                    known = ", ".join(name for name, each in planned.given.items() if each is not None)
+                    raise ArgumentError(f"{name}: expected one of the planned matrices {known}")
+                check_operands(self._ctx, name, {name: x})
+                if x.descriptor != planned[name].descriptor:
+                    raise LayoutError(
+                        f"{name}: its layout is {x.descriptor}, the plan is for {planned[name].descriptor}"
+                    )
+            facts.update(plan=self._number, problem=str(self.problem), replaced=sorted(matrices))
+            call = planned.again(matrices)
+            if "out" in matrices:
+                call.result = matrices["out"]
+            call._writable()
+        with self._ctx.running(self._call):
+            return call.end(self.compute(call.operands()))
+
+
+def turned(x: Any, transposed: bool) -> Any:
+    """Return a descriptor or an array, or its transpose; None stays None. Local."""
+    return x.T if transposed and x is not None else x
+
+
+def words(shape: tuple[int, int], dtype: Any) -> str:
+    """Return a shape and a type as messages have them. Local."""
+    return f"{shape[0]} x {shape[1]} of {dtype.name}"
+
+
+def digest(array: NDArray[Any]) -> str:
+    """Return a text that differs if the values do. Local."""
+    return hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=8).hexdigest()
+
+
+def local_of(x: Matrix | None) -> Any:
+    """Return the local array; None if there is no matrix. Local."""
+    return None if x is None else x.local
+
+
+def layout_of(x: Matrix | None) -> MatrixDescriptor | None:
+    """Return the layout; None if there is no matrix. Local."""
+    return None if x is None else x.descriptor

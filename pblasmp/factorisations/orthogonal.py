@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""QR factorisations, products with Q, and least squares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from numpy.typing import NDArray
+
+from ..engines.factor import FactorOperands, Found
+from ..layout.factor_problem import FactorProblem
+from .call import FactorisationCall, Matrix, digest, turned, words
+
+if TYPE_CHECKING:
+    from ..layout.problem import Op
+
+__all__ = ["CALLS", "QrFactors", "apply_q", "form_q", "lstsq", "lstsq_in_place", "qr"]
+
+
+class QrFactors:
+    """A QR factorisation A = Q R, with Q as Householder reflectors. Made by ``pb.qr``. Local.
+
+    Attributes:
+        factors: m × n: R in the upper triangle or trapezoid, and below it the vectors of the reflectors.
+        tau: the factors of the min(m, n) reflectors, the same array on every rank.
+    """
+
+    def __init__(self, factors: Matrix, tau: NDArray[Any]) -> None:
+        self.factors, self.tau = factors, tau
+
+    def r(self) -> Matrix:
+        """Return R, min(m, n) × n, as a new matrix. Collective over the context."""
+        least = min(self.factors.shape)
+        top = self.factors[:least, :]
+        return top.redistribute(replace(top.descriptor, ld=None), uplo="U")
+
+    def q(self, *, algo: str = "auto") -> Matrix:
+        """Return the first min(m, n) columns of Q as a new matrix. Collective over the context.
+
+        Args:
+            algo: "auto", or the name of an algorithm.
+
+        Source: LAPACK, ?ORGQR and ?UNGQR.
+        """
+        least = min(self.factors.shape)
+        return form_q(self.factors[:, :least], self.tau, algo=algo)
+
+    def apply(
+        self, b: Matrix, op: Literal["N", "C"] = "N", out: Matrix | None = None, *, algo: str = "auto"
+    ) -> Matrix:
+        """Return Q B, or Q^H B with ``op="C"``; Q is m × m. Collective over the context.
+
+        Args:
+            b: m rows, in any layout.
+            op: "N" or "C".
+            out: where to write the product, which may be ``b``; by default a new matrix in the layout of B.
+            algo: "auto", or the name of an algorithm.
+
+        Raises:
+            ArgumentError: shapes, types or options do not fit; the message names every fault.
+            RankMismatchError: the ranks gave different arguments.
+
+        Source: LAPACK, ?ORMQR and ?UNMQR.
+        """
+        least = min(self.factors.shape)
+        return apply_q(self.factors[:, :least], self.tau, b, op, out=out, algo=algo)
+
+
+def qr(a: Matrix, out: Matrix | None = None, *, algo: str = "auto") -> QrFactors:
+    """Return the QR factorisation of a matrix, by Householder reflectors. Collective over the context.
+
+    Args:
+        a: m × n: float32, float64, complex64 or complex128, in any layout.
+        out: where to write R and the reflectors; it may be ``a``. By default a new matrix in the layout of A.
+        algo: "auto", or the name of an algorithm.
+
+    Raises:
+        ArgumentError: shapes or types do not fit; the message names every fault.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: the engine does not offer it.
+
+    Source: LAPACK, ?GEQRF.
+    """
+    return _Qr(a, out, algo=algo).run()
+
+
+class _Qr(FactorisationCall[QrFactors]):
+    """A call of ``qr``."""
+
+    name = "qr"
+
+    def __init__(self, a: Matrix, out: Matrix | None = None, *, algo: str = "auto") -> None:
+        super().__init__({"a": a, "out": out}, {"algo": algo})
+
+    def check(self) -> None:
+        self.check_matrix("a", square=False)
+        self.check_like("out", "a")
+
+    def new(self) -> Matrix:
+        return self.out_or_new(self["a"].descriptor)
+
+    def problem(self) -> FactorProblem:
+        return FactorProblem("qr", self["a"].descriptor, c=self.written.descriptor)
+
+    def operands(self) -> FactorOperands:
+        return FactorOperands(self["a"].local, None, self.written.local, None)
+
+    def end(self, found: Found) -> QrFactors:
+        assert found.tau is not None
+        return QrFactors(self.written, found.tau)
+
+
+def form_q(
+    a: Matrix,
+    tau: NDArray[Any],
+    cols: int | None = None,
+    out: Matrix | None = None,
+    *,
+    algo: str = "auto",
+) -> Matrix:
+    """Return the first columns of the Q of A's reflectors, as many as A has, or ``cols``. Collective."""
+    return _FormQ(a, tau, cols, out, algo=algo).run()
+
+
+class _FormQ(FactorisationCall[Matrix]):
+    """A call of ``form_q``."""
+
+    name = "form_q"
+
+    def __init__(
+        self, a: Matrix, tau: NDArray[Any], cols: int | None, out: Matrix | None, *, algo: str
+    ) -> None:
+        super().__init__({"a": a, "out": out}, {"cols": cols, "algo": algo}, {"tau": digest(tau)})
+        self._tau = tau
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        rows, count = self["a"].shape
+        cols = self.how["cols"]
+        return rows, count if cols is None else cols
+
+    def check(self) -> None:
+        self.check_matrix("a", square=False)
+        self.check_like("out", "a", self._shape)
+
+    def new(self) -> Matrix:
+        return self.out_or_new(replace(self["a"].descriptor, shape=self._shape, ld=None))
+
+    def problem(self) -> FactorProblem:
+        return FactorProblem(
+            "qr", self["a"].descriptor, d=self.written.descriptor, factored=True, inverse=True
+        )
+
+    def operands(self) -> FactorOperands:
+        return FactorOperands(self["a"].local, None, None, self.written.local, tau=self._tau)
+
+
+def apply_q(
+    a: Matrix,
+    tau: NDArray[Any],
+    b: Matrix,
+    op: str = "N",
+    side: str = "L",
+    out: Matrix | None = None,
+    *,
+    algo: str = "auto",
+) -> Matrix:
+    """Return op(Q) B, or B op(Q) with ``side="R"``, for the Q of A's reflectors. Collective over the context."""
+    return _ApplyQ(a, tau, b, op, side, out, algo=algo).run()
+
+
+class _ApplyQ(FactorisationCall[Matrix]):
+    """A call of ``apply_q``."""
+
+    name = "apply"
+
+    def __init__(
+        self,
+        a: Matrix,
+        tau: NDArray[Any],
+        b: Matrix,
+        op: str,
+        side: str,
+        out: Matrix | None,
+        *,
+        algo: str,
+    ) -> None:
+        how = {"op": op, "side": side, "algo": algo}
+        super().__init__({"a": a, "b": b, "out": out}, how, {"tau": digest(tau)})
+        self._tau, self._right = tau, side == "R"
+
+    def check(self) -> None:
+        a, b, right = self["a"], self["b"], self._right
+        self.check_matrix("a", square=False)
+        self.check_letter("op", "NC")
+        if b.dtype != a.dtype or b.shape[int(right)] != a.shape[0]:
+            axis = "columns" if right else "rows"
+            self.fault(f"b: expected {a.shape[0]} {axis} of {a.dtype.name}, got {words(b.shape, b.dtype)}")
+        self.check_like("out", "b")
+
+    def new(self) -> Matrix:
+        return self.out_or_new(self["b"].descriptor)
+
+    def problem(self) -> FactorProblem:
+        right = self._right
+        b, x = (turned(each.descriptor, right) for each in (self["b"], self.written))
+        op = "C" if (self.how["op"] == "C") != right else "N"
+        return FactorProblem("qr", self["a"].descriptor, b, None, x, op=op, factored=True, conjugate=right)
+
+    def operands(self) -> FactorOperands:
+        b, x = (turned(each.local, self._right) for each in (self["b"], self.written))
+        return FactorOperands(self["a"].local, b, None, x, tau=self._tau)
+
+
+def lstsq(a: Matrix, b: Matrix, op_a: Op = "N", out: Matrix | None = None, *, algo: str = "auto") -> Matrix:
+    """Return the X that minimises the norms of the columns of op(A) X - B. Collective over the context.
+
+    A is of full rank. If op(A) has more columns than rows, X is the solution of the least norm.
+
+    Args:
+        a: m × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
+        b: as many rows as op(A), in any layout.
+        op_a: "N", "T" (transpose) or "C" (conjugate transpose).
+        out: where to write X, with as many rows as op(A) has columns; by default a new matrix in B's blocks.
+        algo: "auto", or the name of an algorithm.
+
+    Raises:
+        FactorisationError: A has no full rank: the diagonal element of R at ``index`` is exactly zero.
+        ArgumentError: shapes, types or options do not fit; the message names every fault.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: the engine does not offer it.
+
+    Source: LAPACK, ?GELS.
+    """
+    return _LeastSquares(a, b, op_a, out, algo=algo).run()
+
+
+def lstsq_in_place(a: Matrix, b: Matrix, op_a: Op = "N", *, algo: str = "auto") -> None:
+    """Do as ``lstsq`` with B of max(m, n) rows, which gets X, and A, which gets factors, as in LAPACK. Collective."""
+    _LeastSquaresInPlace(a, b, op_a, algo=algo).run()
+
+
+class _LeastSquares(FactorisationCall[Matrix]):
+    """A call of ``lstsq``."""
+
+    name = "lstsq"
+    in_place = False
+
+    def __init__(
+        self, a: Matrix, b: Matrix, op_a: Op = "N", out: Matrix | None = None, *, algo: str = "auto"
+    ) -> None:
+        how = {"op_a": op_a, "in place": self.in_place, "algo": algo}
+        super().__init__({"a": a, "b": b, "out": out}, how)
+
+    @property
+    def _wide(self) -> bool:
+        rows, cols = self["a"].shape
+        return rows < cols
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        """The shape of op(A)."""
+        rows, cols = self["a"].shape
+        return (rows, cols) if self.how["op_a"] == "N" else (cols, rows)
+
+    def check(self) -> None:
+        a, b = self["a"], self["b"]
+        self.check_matrix("a", square=False)
+        self.check_letter("op_a", "NTC")
+        rows, cols = self._shape
+        if b.dtype != a.dtype or b.shape[0] != rows:
+            self.fault(f"b: expected {rows} rows of {a.dtype.name}, got {words(b.shape, b.dtype)}")
+        self.check_like("out", "b", (cols, b.shape[1]))
+
+    def new(self) -> Matrix:
+        b = self["b"]
+        return self.out_or_new(replace(b.descriptor, shape=(self._shape[1], b.shape[1]), ld=None))
+
+    @property
+    def _right(self) -> Matrix:
+        return self["b"]
+
+    def problem(self) -> FactorProblem:
+        wide, op = self._wide, self.how["op_a"]
+        tall = wide == (op != "N")  # op(A) is
+        conjugate = not tall if op == "T" else wide
+        a = turned(self["a"].descriptor, wide)
+        b, x, solved = self._right.descriptor, self.written.descriptor, "N" if tall else "C"
+        return FactorProblem("lstsq", a, b, a if self.in_place else None, x, op=solved, conjugate=conjugate)
+
+    def operands(self) -> FactorOperands:
+        a = turned(self["a"].local, self._wide)
+        return FactorOperands(a, self._right.local, a if self.in_place else None, self.written.local)
+
+
+class _LeastSquaresInPlace(_LeastSquares):
+    """A call of ``lstsq_in_place``."""
+
+    in_place = True
+
+    def check(self) -> None:
+        a, b = self["a"], self["b"]
+        self.check_matrix("a", square=False)
+        self.check_letter("op_a", "NTC")
+        if b.dtype != a.dtype or b.shape[0] != max(a.shape):
+            self.fault(f"b: expected {max(a.shape)} rows of {a.dtype.name}, got {words(b.shape, b.dtype)}")
+
+    def new(self) -> Matrix:
+        return self["b"]
+
+    @property
+    def _right(self) -> Matrix:
+        return self["b"][: self._shape[0], :]
+
+
+CALLS: dict[str, type[FactorisationCall[Any]]] = {"qr": _Qr, "lstsq": _LeastSquares}
+"""The calls that can be planned, by function."""

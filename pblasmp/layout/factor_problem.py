@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FactorProblem: a factorisation, or what is solved with one, as descriptors and options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .descriptor import MatrixDescriptor
+
+__all__ = ["FactorProblem", "FactorRoutine"]
+
+FactorRoutine = Literal["cholesky", "lu", "qr", "lstsq", "triangular", "condition", "eigh"]
+
+
+@dataclass(frozen=True, slots=True)
+class FactorProblem:
+    """A factorisation, or what is solved with one, in the form in which algorithms take it. Local.
+
+    An upper triangle comes as the lower one of the transposed matrix, a wide least-squares problem as a tall one.
+
+    Attributes:
+        routine: what is computed; "lstsq" has at least as many rows as columns.
+        a: the layout of A, or of its factors. Of "cholesky", "triangular" and "eigh" only the lower triangle counts.
+        b: the layout of right-hand sides, or of what Q is multiplied by; None without them.
+        c: the layout in which the factors are wanted; None if they are not.
+        d: the layout of solutions, of the inverse, of the product with Q, or of the eigenvectors; None without them.
+        op: "N", "T" or "C": solve with A or with its transposes, multiply by Q or by its adjoint. Of "lstsq" "C" asks
+            for the least solution of A^H X = B.
+        factored: A has its factors already.
+        inverse: the right-hand sides are the identity; of "qr" they are the first columns of it.
+        unit: of "triangular": the diagonal is taken as ones.
+        conjugate: the conjugates of A and of its factors are meant; of "qr" those of what Q is multiplied by.
+    """
+
+    routine: FactorRoutine
+    a: MatrixDescriptor
+    b: MatrixDescriptor | None = None
+    c: MatrixDescriptor | None = None
+    d: MatrixDescriptor | None = None
+    op: str = "N"
+    factored: bool = False
+    inverse: bool = False
+    unit: bool = False
+    conjugate: bool = False
+
+    @property
+    def right(self) -> int:
+        """Number of right-hand sides, or of columns that Q is multiplied by."""
+        return 0 if self.d is None else self.d.shape[1]
+
+    def facts(self) -> dict[str, object]:
+        """Return by name what must be the same on every rank. Local."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def __str__(self) -> str:
+        rows, cols = self.a.shape
+        with_right = "" if self.d is None or self.routine == "eigh" else f", {self.right} columns,"
+        return f"{self.a.dtype.name} {self.routine} of {rows} x {cols}{with_right} on {self.a.grid}"
+
+    def _repr_html_(self) -> str | None:
+        """Return None: it has no picture."""
+        return None
