@@ -79,6 +79,8 @@ def compute_directly(
     if of_d is None:
         d = _new(ctx, result, zeros=row is not None and row.triangle == "d" and c is None)
         of_d = None if d is None else d.direct_part()
+    elif not d.writeable:
+        return None
     if of_d is None or any(x is not None and x.shape != shape for x in (c, d)):
         return None
     if any(x is not None and x[0].pattern.letter != letter for x in (of_b, of_c, of_d)):

@@ -105,6 +105,12 @@ class Handle:
         """Where this matrix is in the one whose memory it shows: for most matrices, that is all of itself. Local."""
         return Place(self.whole, *self._at)
 
+    @property
+    def writeable(self) -> bool:
+        """Whether its local array may be written to. Local."""
+        flags = (self if self._view_of is None else self._view_of)._array.flags
+        return getattr(flags, "writeable", True)
+
     def direct_part(self) -> Part | None:
         """Return what direct calls take; None if they do not take this matrix. Local."""
         whole = self if self._view_of is None else self._view_of

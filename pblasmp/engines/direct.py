@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..dtypes import element_type
 from ..layout import MatrixDescriptor
@@ -77,22 +78,23 @@ class Pattern(NamedTuple):
     digest: bytes
 
 
-class Held(NamedTuple):
-    """A matrix that is no view, as this rank holds it.
+class Held:
+    """A matrix that is no view, as this rank holds it. It does not keep the memory of a host's matrix. Local.
 
     Attributes:
         pattern: its layout.
-        array: this rank's local array: NumPy's or CuPy's.
+        array: this rank's local array: CuPy's, or one over the same memory as NumPy's.
         address: of its first element.
         ld: elements from one column to the next, or from one row to the next in C order.
         end: the address after its last element.
     """
 
-    pattern: Pattern
-    array: Any
-    address: int
-    ld: int
-    end: int
+    __slots__ = ("_memory", "address", "array", "end", "ld", "pattern")
+
+    def __init__(self, pattern: Pattern, array: Any, address: int, ld: int, nbytes: int) -> None:
+        self.pattern, self.address, self.ld, self.end = pattern, address, ld, address + nbytes
+        self.array = _alias(array.__array_interface__) if type(array) is np.ndarray else array
+        self._memory: Any = None
 
     @classmethod
     def of(cls, pattern: Pattern, array: Any) -> Held | None:
@@ -112,7 +114,32 @@ class Held(NamedTuple):
         contiguous = down == item or rows <= 1 or not cols
         if not contiguous or ld < rows or ld > _LARGEST or (cols > 1 and rows and ld * item != across):
             return None
-        return cls(pattern, array, int(address), ld, address + item * (ld * (cols - 1) + rows) * (cols > 0))
+        return cls(pattern, array, int(address), ld, item * (ld * (cols - 1) + rows) * (cols > 0))
+
+    @property
+    def memory(self) -> NDArray[np.uint8]:
+        """The bytes from the first element to the last, on the host."""
+        found = self._memory
+        if found is None:
+            nbytes = self.end - self.address
+            found = self._memory = _alias(
+                {"data": (self.address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+            )
+        return found  # type: ignore[no-any-return]
+
+
+class _Interface:
+    """What NumPy makes an array of."""
+
+    __slots__ = ("__array_interface__",)
+
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__array_interface__ = interface
+
+
+def _alias(interface: dict[str, Any]) -> NDArray[Any]:
+    """Return an array over memory that it does not keep."""
+    return np.asarray(_Interface(interface))
 
 
 Part = tuple[Held, int, int, int, int, bool]
@@ -180,6 +207,12 @@ class Span(NamedTuple):
     def count(self, process: int) -> int:
         """Return how many indices a process has. Local."""
         return self.below(self.extent, process)
+
+    def counts(self) -> list[int]:
+        """Return how many indices each process has; just the extent if they are not dealt out. Local."""
+        if self.nprocs == 1:
+            return [self.extent]
+        return [self.below(self.extent, p) for p in range(self.nprocs)]
 
     def blocks(self, process: int) -> list[tuple[int, int, int]]:
         """Return the blocks of a process: the first index, the index after the last, and the first's place. Local."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from functools import lru_cache
 from typing import Any
 
 from .direct import Asked, Axes, Part, Span, whole_span
@@ -39,18 +40,20 @@ class SubMatrix:
         if pattern.size == 1 and pattern.rows.mine == 0:  # all on this rank
             self._init_here(part, turned, conjugated)
             return
-        down, rows, self.row = _place(pattern.rows, i, m)
-        right, cols, self.col = _place(pattern.cols, j, n)
+        down, rows_here, rows = _place(pattern.rows, i, m)
+        right, cols_here, cols = _place(pattern.cols, j, n)
         self.held, self.part, self.ld = held, part, held.ld
-        first = down[0] + right[0] * held.ld if pattern.by_columns else down[0] * held.ld + right[0]
-        self.at = held.address + first * held.pattern.itemsize
+        first = down + right * held.ld if pattern.by_columns else down * held.ld + right
+        self.at = held.address + first * pattern.itemsize
         self.transposed = turned != transposed
         self.by_columns = pattern.by_columns != self.transposed
         self.conjugated = conjugated and pattern.is_complex
-        self.rows, self.cols, self.m, self.n = rows, cols, down[1], right[1]
         if self.transposed:
-            self.rows, self.cols, self.m, self.n = cols, rows, self.n, self.m
-            self.row, self.col = self.col, self.row
+            self.rows, self.cols, self.m, self.n = cols, rows, cols_here, rows_here
+            self.row, self.col = pattern.cols.mine, pattern.rows.mine
+        else:
+            self.rows, self.cols, self.m, self.n = rows, cols, rows_here, cols_here
+            self.row, self.col = pattern.rows.mine, pattern.cols.mine
 
     def _init_here(self, part: Part, turned: bool, conjugated: bool) -> None:
         """Make it if this rank has all of it: the same in fewer steps."""
@@ -74,10 +77,7 @@ class SubMatrix:
     def local(self) -> Array:
         """Return this rank's part as an array."""
         held, i, j, m, n, _ = self.part
-        (down, rows), (right, cols) = (
-            _place(axes, start, extent)[0]
-            for axes, start, extent in ((held.pattern.rows, i, m), (held.pattern.cols, j, n))
-        )
+        (down, rows, _), (right, cols, _) = _place(held.pattern.rows, i, m), _place(held.pattern.cols, j, n)
         found: Array = held.array[down : down + rows, right : right + cols]
         return found.T if self.transposed else found
 
@@ -98,17 +98,18 @@ class SubMatrix:
         )
 
 
-def _place(axes: Axes, start: int, extent: int) -> tuple[tuple[int, int], Span, int]:
-    """Return the first local index and the number of indices of a range, how it is dealt out, and this process."""
+@lru_cache(1 << 14)
+def _place(axes: Axes, start: int, extent: int) -> tuple[int, int, Span]:
+    """Return the first local index and the number of indices of a range, and how it is dealt out."""
     block, nprocs, source, lead, mine = axes
     span = Span.of(axes, start, extent)
     if nprocs == 1:
-        return (start if mine == 0 else 0, extent if mine == 0 else 0), span, mine
+        return start if mine == 0 else 0, extent if mine == 0 else 0, span
     if mine < 0:
-        return (0, 0), span, mine
+        return 0, 0, span
     whole = Span(start + extent, block, source, nprocs, lead)
     below = whole.below(start, mine)
-    return (below, whole.below(start + extent, mine) - below), span, mine
+    return below, whole.below(start + extent, mine) - below, span
 
 
 def same_elements(x: Part, y: Part) -> bool:
@@ -120,8 +121,6 @@ def check_overlap(asked: Asked, in_place: Part | None) -> None:
     """Raise UnfitError if D may share memory with an operand other than the one that may be D itself."""
     d = asked.d
     held, i, j, m, n, _ = d
-    if not getattr(held.array.flags, "writeable", True):
-        raise UnfitError
     for x in (asked.a, asked.b, asked.c):
         if x is None or (x is in_place and same_elements(x, d)):
             continue

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..calls import number
 from ..dtypes import element_type
@@ -20,22 +21,48 @@ __all__ = ["DirectForm"]
 _REMEMBERED = 1024  # layouts of a grid
 
 
-class _Layout(NamedTuple):
-    """A legal descriptor: what is known of its layout, its size, and this process's part.
+class _Layout:
+    """A legal descriptor, and what is known of the local arrays that calls have used with it. Local.
 
-    Attributes:
+    Args:
         pattern: its layout.
         m, n: rows and columns.
         rows, cols: those of the local array.
         lld: its leading dimension.
     """
 
-    pattern: Pattern
-    m: int
-    n: int
-    rows: int
-    cols: int
-    lld: int
+    def __init__(self, pattern: Pattern, m: int, n: int, rows: int, cols: int, lld: int) -> None:
+        self.m, self.n = m, n
+        self._pattern, self._rows, self._cols, self._lld = pattern, rows, cols, lld
+        self._known: dict[tuple[Any, ...], Held | None] = {}
+
+    def held(self, array: NDArray[Any], *, written: bool) -> Held | None:
+        """Return a local array as direct calls take it; None if there is something to say about it."""
+        data = array.__array_interface__["data"]
+        if written and data[1]:  # it is read-only
+            return None
+        key = data[0], array.shape, array.strides
+        if key not in self._known:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[key] = self._held(array, data[0])
+        return self._known[key]
+
+    def _held(self, array: NDArray[Any], address: int) -> Held | None:
+        rows, cols, lld = self._rows, self._cols, self._lld
+        if not (rows and cols):
+            return Held(self._pattern, array, address, lld, 0) if array.ndim in (1, 2) else None
+        item = self._pattern.itemsize
+        if array.ndim == 1:
+            if array.size < lld * cols or array.strides[0] != item:
+                return None
+            array = array[: lld * cols].reshape((lld, cols), order="F")
+        elif array.ndim != 2 or array.shape[0] < rows or array.shape[1] < cols:
+            return None
+        down, across = array.strides
+        if (down != item and rows > 1) or (across != lld * item and cols > 1):
+            return None
+        return Held(self._pattern, array, address, lld, item * (lld * (cols - 1) + rows))
 
 
 def _layout(grid: ProcessGrid, desc: Any, dtype: np.dtype) -> _Layout | None:
@@ -55,9 +82,10 @@ def _layout(grid: ProcessGrid, desc: Any, dtype: np.dtype) -> _Layout | None:
 
 
 def _part(
-    grid: ProcessGrid, dtype: np.dtype, array: Any, i: Any, j: Any, desc: Any, m: int, n: int
+    grid: ProcessGrid, dtype: np.dtype, of: Sequence[Any], m: int, n: int, *, written: bool
 ) -> Part | None:
     """Return the part of m x n that four arguments describe, None if there is something to say about them. Local."""
+    array, i, j, desc = of
     if type(array) is not np.ndarray or array.dtype != dtype or type(i) is not int or type(j) is not int:
         return None
     key = (
@@ -65,33 +93,15 @@ def _part(
         if type(desc) is np.ndarray
         else (tuple(desc), dtype.char)
     )
-    found = grid.layouts.get(key)
-    if found is None:
+    layout: _Layout | None = grid.layouts.get(key)
+    if layout is None and key not in grid.layouts:
         if len(grid.layouts) >= _REMEMBERED:
             grid.layouts.clear()
-        found = grid.layouts[key] = _layout(grid, desc, dtype) or ()
-    if not found:
+        layout = grid.layouts[key] = _layout(grid, desc, dtype)
+    if layout is None or i < 1 or j < 1 or i - 1 + m > layout.m or j - 1 + n > layout.n:
         return None
-    pattern, rows_of_all, cols_of_all, rows, cols, lld = found
-    if i < 1 or j < 1 or i - 1 + m > rows_of_all or j - 1 + n > cols_of_all:
-        return None
-    end = 0
-    if rows and cols:
-        item = pattern.itemsize
-        if array.ndim == 1:
-            if array.size < lld * cols or array.strides[0] != item:
-                return None
-            array = array[: lld * cols].reshape((lld, cols), order="F")
-        elif array.ndim != 2 or array.shape[0] < rows or array.shape[1] < cols:
-            return None
-        down, across = array.strides
-        if (down != item and rows > 1) or (across != lld * item and cols > 1):
-            return None
-        end = item * (lld * (cols - 1) + rows)
-    elif array.ndim not in (1, 2):
-        return None
-    address = array.__array_interface__["data"][0]
-    return Held(pattern, array, address, lld, address + end), i - 1, j - 1, m, n, False
+    held = layout.held(array, written=written)
+    return None if held is None else (held, i - 1, j - 1, m, n, False)
 
 
 class DirectForm:
@@ -184,7 +194,7 @@ class DirectForm:
                 m = n = m if args[option] in "Ll" else n
             elif option >= 0 and args[option] not in "Nn":
                 m, n = n, m
-            part = _part(grid, self._dtype, args[i], args[i + 1], args[i + 2], args[i + 3], m, n)
+            part = _part(grid, self._dtype, args[i : i + 4], m, n, written=name == self._written)
             if part is None:
                 return None
             parts[name] = part

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -189,3 +191,92 @@ def mixed(comm):
 @pytest.mark.parametrize("nranks", [2, 4])
 def test_ranks_that_look_closer_and_ranks_that_do_not(nranks):
     run_mpi(mixed, nranks)
+
+
+def triangles(comm):
+    """Solves and products by triangles whose rows no process has all of, in place and into another matrix."""
+    rng = np.random.default_rng(8)
+    n = 29
+    square = np.eye(n) * 9 + rng.integers(-4, 5, (n, n)) / 8
+    grid = pb.Grid.squarest(comm.size)
+    for dtype in ("float64", "complex128"):
+        factor = 1 + (1j if dtype == "complex128" else 0)
+        with pb.Context(comm, engine="host") as ctx:
+            x, y, z = (
+                ctx.scatter((v * factor).astype(dtype), block=block, grid=grid, source=source, order=order)
+                for v, block, source, order in (
+                    (square, (3, 5), (0, 0), "F"),
+                    (rng.integers(-4, 5, (n, n)), (4, 3), (grid.nprow - 1, 0), "C"),
+                    (np.zeros((n, n)), (4, 3), (grid.nprow - 1, 0), "C"),
+                )
+            )
+            whole = x.allgather()
+            for count, (side, uplo, op, diag) in enumerate(
+                ("LLNN", "RLNN", "LUTN", "RUCU", "LLCU", "RUNN", "LLTU", "RLCN")
+            ):
+                i, k, other, j = 1 + count % 3, n - 4, 17 + count % 5, 2 + count
+                a = x[i : i + k, i : i + k]
+                m, w = (k, other) if side == "L" else (other, k)
+                rows, cols = slice(1, 1 + m), slice(j % 3, j % 3 + w)
+                triangle = np.tril(whole[i : i + k, i : i + k])
+                if uplo == "U":
+                    triangle = np.triu(whole[i : i + k, i : i + k])
+                if diag == "U":
+                    np.fill_diagonal(triangle, 1)
+                t = {"N": triangle, "T": triangle.T, "C": triangle.conj().T}[op]
+                how = {"side": side, "uplo": uplo, "op_a": op, "diag": diag}
+                for name in ("trmm", "trsm"):
+                    expected = y.allgather()
+                    b = expected[rows, cols] * -0.5
+                    if name == "trmm":
+                        b = t @ b if side == "L" else b @ t
+                    elif side == "L":
+                        b = np.linalg.solve(t, b)
+                    else:
+                        b = np.linalg.solve(t.T, b.T).T
+                    expected[rows, cols] = b
+                    out = y if count % 2 else z
+                    function = getattr(pb, name)
+                    function(a, y[rows, cols], alpha=-0.5, out=out[rows, cols], **how)
+                    found = z.allgather()[rows, cols] if out is z else y.allgather()
+                    wanted = b if out is z else expected
+                    yield (
+                        f"{dtype} {name} {side}{uplo}{op}{diag}",
+                        _far(found / abs(wanted).max(), wanted / abs(wanted).max()),
+                    )
+            yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_triangles_over_several_processes(nranks):
+    run_mpi(triangles, nranks)
+
+
+def again(comm):
+    """Programs that are kept know what changes between equal calls: values, alpha, memory, and what may be written."""
+    rng = np.random.default_rng(9)
+    with pb.Context(comm, engine="host") as ctx:
+        grid = pb.Grid.squarest(comm.size)
+        x = rng.integers(-4, 5, (24, 24)).astype(float)
+        a, c = ctx.scatter(x, block=4, grid=grid), ctx.zeros((24, 24), block=4, grid=grid)
+        for count in range(6):
+            alpha = 1 + count // 3
+            a.local[...] += 1
+            x += 1
+            pb.matmul(a[:9, :], a, out=c[:9, :], alpha=alpha)
+            yield f"run {count}", unlike(c[:9, :].allgather(), alpha * x[:9] @ x)
+        held = [weakref.ref(each.local) for each in (a, c)]
+        del a, c
+        yield "memory", any(each() is not None for each in held) and "a kept program keeps a matrix's memory"
+        for count in range(3):  # likely at the same addresses
+            b = ctx.scatter(x + count, block=4, grid=grid)
+            c = ctx.zeros((24, 24), block=4, grid=grid)
+            pb.matmul(b[:9, :], b, out=c[:9, :])
+            yield f"new matrix {count}", unlike(c[:9, :].allgather(), (x + count)[:9] @ (x + count))
+        c.local.flags.writeable = False
+        yield "read-only", agreed_error(ctx, pb.ArgumentError, ["read-only"], pb.matmul, b[:9, :], b, out=c[:9, :])
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_the_same_call_again(nranks):
+    run_mpi(again, nranks)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a direct call runs on CPU ranks: a program of steps, made once and kept for the same call.
+
+One meeting of the ranks per call: each rank first writes what others need of its operands into shared memory; then all
+vote on one number, which also says that everything has been written; then each rank computes its part of the result.
+If several ranks compute a part together, they meet once more before they take it. There are two sets of slabs. A rank
+that writes into one has voted since all ranks began to read the other, so nobody reads this one any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ....comm import Communicator, break_off, vote_on
+from ...direct import Asked
+from ...protocol import Operations, Transport
+from ...sub_matrix import UnfitError
+from .. import blas
+from ..buffers import Buffers
+from .products import added, matmul
+from .program import Preparation, Program
+from .slabs import Array, Steps
+from .triangles import sided, triangular
+from .updates import updated
+
+__all__ = ["HostDirect"]
+
+_KEPT_STEPS = 1 << 15  # of all kept programs: each is a call with its arguments, about 500 bytes
+
+
+class HostDirect:
+    """Direct calls of the host engine. Local to make.
+
+    Args:
+        library: the local BLAS.
+        buffers: where slabs are.
+        operations: sums of arrays.
+        transport: which ranks share memory.
+    """
+
+    def __init__(self, library: str, buffers: Buffers, operations: Operations, transport: Transport) -> None:
+        self._library, self._buffers = library, buffers
+        self._operations, self._transport = operations, transport
+        self._single = transport.size == 1
+        self._able = self._single or (len(transport.nodes) == 1 and not transport.why_not_shared)
+        self._capacity = 0
+        self._half = 0
+        self._memory: list[tuple[Array, int]] = []  # the two sets of slabs and their addresses
+        self._functions: dict[tuple[str, str], Callable[..., None]] = {}
+        # By set of slabs; None for a call that is not for direct calls.
+        self._programs: tuple[dict[Asked, Program | None], ...] = {}, {}
+        self._steps = 0
+
+    def run(self, control: Communicator, asked: Asked) -> bool | None:
+        """See ``Direct``. Collective over the context."""
+        if not self._able or (not self._single and control.board is None):
+            return None
+        channel = control.channel
+        channel.take_turn(asked.call)
+        try:
+            found: Any = self._programs[self._half].get(asked, False)
+            if found is False:
+                found = self._prepared(asked)
+            if found is None:
+                return None
+            if not self._single:
+                return self._run_together(control, asked, found)
+            channel.runs += 1
+            for function, arguments in found.compute:
+                function(*arguments)
+            return True
+        finally:
+            channel.end_turn()
+
+    def _run_together(self, control: Communicator, asked: Asked, found: Any) -> bool:
+        """Run a program, or a call for which there is no memory yet, if the ranks agree."""
+        try:
+            fits = type(found) is Program
+            if fits:
+                for function, arguments in found.before:
+                    function(*arguments)
+            if not vote_on(control, asked.call, found.number):
+                return False
+            if not fits:
+                if not self._grow(found.nbytes):
+                    return False
+                found = self._kept(asked, found)
+                for function, arguments in found.before:
+                    function(*arguments)
+                self._transport.fence()
+            control.channel.runs += 1
+            for function, arguments in found.compute:
+                function(*arguments)
+            if found.finish is not None:
+                self._transport.fence()
+                for function, arguments in found.finish:
+                    function(*arguments)
+            if found.staged:
+                self._half ^= 1
+        except BaseException as error:
+            break_off(control, error, asked.call)
+            raise
+        return True
+
+    def _function(self, letter: str, routine: str) -> Callable[..., None]:
+        found = self._functions.get((letter, routine))
+        if found is None:
+            found = self._functions[letter, routine] = blas.load(self._library, letter, routine)
+        return found
+
+    # -- programs
+
+    def _prepared(self, asked: Asked) -> Program | Preparation | None:
+        """Return the program of a call; the call itself if it needs more memory; None if it is not for direct calls."""
+        try:
+            call = Preparation(asked, self._function, self._operations, self._transport)
+            call.compute = _COMPUTERS[asked.routine](call)
+        except UnfitError:
+            self._programs[self._half][asked] = None
+            return None
+        return self._kept(asked, call) if call.nbytes <= self._capacity else call
+
+    def _kept(self, asked: Asked, call: Preparation) -> Program:
+        """Return a call's program in the set of slabs that comes next, and keep it."""
+        program = call.bind(self._memory[self._half] if call.nbytes else None)
+        if not asked.new:  # which has another result each time
+            self._steps += len(program.before) + len(program.compute) + 1
+            if self._steps > _KEPT_STEPS:
+                self._forget()
+            self._programs[self._half][asked] = program
+        return program
+
+    def _forget(self) -> None:
+        for programs in self._programs:
+            programs.clear()
+        self._steps = 0
+
+    def _grow(self, nbytes: int) -> bool:
+        """Make room for slabs; return whether that was possible. Collective over the context."""
+        nbytes = max(1 << 20, 1 << (nbytes - 1).bit_length())
+        self._forget()
+        try:
+            arrays = [self._buffers.get(f"direct{half}", nbytes, shared=True) for half in (0, 1)]
+        except MemoryError:  # on every rank
+            self._able = False
+            return False
+        self._memory = [(array, array.__array_interface__["data"][0]) for array in arrays]
+        self._capacity = nbytes
+        return True
+
+
+_COMPUTERS: dict[str, Callable[[Preparation], Callable[[], Steps]]] = {
+    "matmul": matmul,
+    "trsm": triangular,
+    "trmm": triangular,
+    "symm": sided,
+    "hemm": sided,
+    "syrk": updated,
+    "herk": updated,
+    "syr2k": updated,
+    "her2k": updated,
+    "geadd": added,
+}

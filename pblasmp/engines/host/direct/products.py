@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products and sums as direct calls: each function returns what this rank does once the ranks have agreed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...direct import Part, whole_span
+from ...sub_matrix import SubMatrix, UnfitError, check_overlap, same_elements, stays
+from .program import Preparation
+from .slabs import Factor, SharedSlabs, Step, Steps, integer, scalar
+
+__all__ = ["added", "gemm", "matmul", "old_values"]
+
+_LARGER, _LEAST = 2, 1 << 17  # see stationary.py: when it is better to move results than operands
+
+
+def gemm(
+    function: Callable[..., None],
+    m: int,
+    n: int,
+    k: int,
+    alpha: bytes,
+    x: Factor | SubMatrix,
+    y: Factor | SubMatrix,
+    beta: bytes,
+    d: Factor | SubMatrix,
+) -> Step:
+    """Return the step that computes ``d = alpha x y^T + beta d``; x is m × k, y is n × k."""
+    if not d.by_columns:  # compute its transpose
+        x, y, m, n = y, x, n, m
+    of_x = b"N" if x.by_columns else b"C" if x.conjugated else b"T"
+    of_y = b"N" if not y.by_columns else b"C" if y.conjugated else b"T"
+    arguments = (
+        of_x, of_y, integer[m], integer[n], integer[k],
+        alpha, x.at, integer[x.ld], y.at, integer[y.ld], beta, d.at, integer[d.ld],
+    )  # fmt: skip
+    return function, arguments
+
+
+def old_values(call: Preparation, c: Part | None, d: SubMatrix) -> Steps:
+    """Return the steps that copy C to D before it is updated: none if C is D or is not read."""
+    if c is None or call.asked.beta == 0 or same_elements(c, call.asked.d):
+        return []
+    old = SubMatrix(c)
+    if not old.same_places(d):
+        raise UnfitError
+    return [(np.copyto, (d.local(), old.local()))] if d.active else []
+
+
+def matmul(call: Preparation) -> Callable[[], Steps]:
+    """Prepare a product: what a rank lacks of its rows of op(A) and its columns of op(B) is in slabs."""
+    asked = call.asked
+    assert asked.b is not None
+    check_overlap(asked, asked.c)
+    x = SubMatrix(asked.a, turned=asked.op_a != "N", conjugated=asked.op_a == "C")
+    y = SubMatrix(asked.b, turned=asked.op_b == "N", conjugated=asked.op_b == "C")  # op(B)^T
+    to = SubMatrix(asked.d)
+    before = old_values(call, asked.c, to)
+    k = x.cols.extent
+    left: SharedSlabs | None = None
+    right: SharedSlabs | None = None
+    if not call.single:
+        inner = whole_span(k)
+        x_stays, y_stays = stays(x, to, to.cols), stays(y, to, to.rows, flipped=True)
+        m, n = to.rows.extent, to.cols.extent
+        moved = (0 if x_stays else m * k) + (0 if y_stays else n * k)
+        here = m * n * (x.cols if m >= n else y.cols).nprocs + min(m, n) * k
+        if moved >= max(_LARGER * here, _LEAST):
+            raise UnfitError  # moving results is better: "stationary"
+        if not x_stays:
+            left = call.stage(x, to.rows, inner)
+        if not y_stays:
+            right = call.stage(y, to.cols, inner)
+    # BLAS conjugates only what it transposes; slabs are conjugated when they are written.
+    if left is None and x.conjugated and x.by_columns == to.by_columns:
+        raise UnfitError
+    if right is None and y.conjugated and y.by_columns != to.by_columns:
+        raise UnfitError
+    alpha, beta = scalar(asked.alpha, call.letter), scalar(asked.beta, call.letter)
+    function = call.function("gemm")
+
+    def compute() -> Steps:
+        if not to.active:
+            return []
+        one = x if left is None else call.slab(left, to.row)
+        other = y if right is None else call.slab(right, to.col)
+        return [*before, gemm(function, to.m, to.n, k, alpha, one, other, beta, to)]
+
+    return compute
+
+
+def added(call: Preparation) -> Callable[[], Steps]:
+    """Prepare geadd: op(A) is read in place, or moved to where D is."""
+    asked = call.asked
+    check_overlap(asked, asked.c)
+    x = SubMatrix(asked.a, turned=asked.op_a != "N", conjugated=asked.op_a == "C")
+    to = SubMatrix(asked.d)
+    old = to if asked.c is None or asked.beta == 0 or same_elements(asked.c, asked.d) else SubMatrix(asked.c)
+    if old is not to and not old.same_places(to):
+        raise UnfitError
+    slabs = None
+    if not call.single and not x.same_places(to):
+        slabs = call.stage(x, to.rows, to.cols, by_columns=to.by_columns)
+
+    def compute() -> Steps:
+        if not to.active:
+            return []
+        d = to.local()
+        of = x.local() if slabs is None else call.slab_array(slabs, to.row, to.col)
+        c = d if old is to else old.local()
+        conjugate = x.conjugated and slabs is None
+        if asked.alpha == asked.beta == 1 and not conjugate and _alike(of, d):
+            return [(_quietly, (np.add, c, of, d))]
+        return [(_quietly, (_sum, call.operations, d, asked.alpha, of, asked.beta, c, conjugate))]
+
+    return compute
+
+
+def _alike(x: Any, y: Any) -> bool:
+    """Return whether two arrays have the same memory order."""
+    return bool((x.strides[0] <= x.strides[1]) == (y.strides[0] <= y.strides[1]))
+
+
+def _quietly(function: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function without warnings of overflows and NaNs."""
+    with np.errstate(all="ignore"):
+        function(*arguments)
+
+
+def _sum(operations: Any, d: Any, alpha: complex, x: Any, beta: complex, c: Any, conjugate: bool) -> None:
+    """Write ``alpha x + beta c`` into ``d``."""
+    operations.add(d, alpha, x, beta, c, None, conjugate=conjugate)

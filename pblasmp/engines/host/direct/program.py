@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs: what a rank does in a direct call, as steps, and a call for which one is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...direct import Asked, Span
+from ...protocol import Operations, Transport
+from ...sub_matrix import SubMatrix, UnfitError, vote_number
+from .slabs import Array, Factor, SharedSlabs, Steps
+
+__all__ = ["Preparation", "Program"]
+
+_MOST = 32 << 20  # bytes of slabs; a larger call is worth a plan
+
+
+class Program(NamedTuple):
+    """A call, ready to run again: each step is a function and its arguments.
+
+    Attributes:
+        number: the ranks vote on it.
+        before: writes what other ranks need, before the vote.
+        compute: after the vote.
+        finish: after one more meeting of the ranks; None if there is none.
+        staged: whether it uses slabs.
+    """
+
+    number: int
+    before: Steps
+    compute: Steps
+    finish: Steps | None
+    staged: bool
+
+
+class Preparation:
+    """A direct call that is being prepared. Local to make.
+
+    Args:
+        asked: what is asked for.
+        load: returns a routine of the BLAS, by letter and name.
+        operations: sums of arrays.
+        transport: the ranks.
+
+    Attributes:
+        asked, operations: as above.
+        letter: BLAS's letter of its type.
+        single: there is one rank.
+        ranks: how many there are; ``rank`` is this one.
+        nbytes: of all slabs.
+        number: the ranks vote on it.
+        compute: returns the steps after the vote.
+        finish: returns the steps after one more meeting of the ranks; None if there is none.
+    """
+
+    compute: Callable[[], Steps]
+
+    def __init__(
+        self,
+        asked: Asked,
+        load: Callable[[str, str], Callable[..., None]],
+        operations: Operations,
+        transport: Transport,
+    ) -> None:
+        self.asked, self.letter, self.operations = asked, asked.d[0].pattern.letter, operations
+        self.ranks, self.rank = transport.size, transport.rank
+        self.single = self.ranks == 1
+        self.number = 0 if self.single else vote_number(asked)
+        self.nbytes = 0
+        self.finish: Callable[[], Steps] | None = None
+        self._load = load
+        self._staged: list[SharedSlabs] = []
+        self._memory: tuple[Array, int] | None = None
+
+    def function(self, routine: str) -> Callable[..., None]:
+        """Return a routine of the BLAS for the call's type."""
+        return self._load(self.letter, routine)
+
+    def stage(self, x: SubMatrix, rows: Span, cols: Span, *, by_columns: bool | None = None) -> SharedSlabs:
+        """Have an operand copied into slabs before the ranks vote.
+
+        Args:
+            x: the operand.
+            rows, cols: how its rows and columns are dealt out to those who need them.
+            by_columns: the slabs' memory order, by default the operand's.
+        """
+        slabs = SharedSlabs(x, rows, cols, self.nbytes, x.by_columns if by_columns is None else by_columns)
+        self.nbytes = slabs.end
+        if self.nbytes > _MOST:
+            raise UnfitError
+        self._staged.append(slabs)
+        return slabs
+
+    def slab(self, slabs: SharedSlabs, row: int = 0, col: int = 0) -> Factor:
+        """Return a process's slab as BLAS takes it."""
+        assert self._memory is not None
+        p, q = row if slabs.rows.nprocs > 1 else 0, col if slabs.cols.nprocs > 1 else 0
+        return slabs.factor(self._memory[1], p, q)
+
+    def slab_array(self, slabs: SharedSlabs, row: int = 0, col: int = 0) -> Array:
+        """Return a process's slab as an array."""
+        assert self._memory is not None
+        p, q = row if slabs.rows.nprocs > 1 else 0, col if slabs.cols.nprocs > 1 else 0
+        return slabs.array(self._memory[0], p, q)
+
+    def taken_from(self, slabs: SharedSlabs, to: SubMatrix) -> Steps:
+        """Return the steps that write what slabs hold into this rank's part of a matrix."""
+        assert self._memory is not None
+        return slabs.read(to, self._memory[0])
+
+    def bind(self, memory: tuple[Array, int] | None) -> Program:
+        """Return the program whose slabs are in ``memory``, an array and its address."""
+        self._memory = memory
+        before: Steps = []
+        if memory is not None:
+            for slabs in self._staged:
+                before += slabs.write(memory[0])
+        finish = None if self.finish is None else self.finish()
+        return Program(self.number, before, self.compute(), finish, bool(self._staged))

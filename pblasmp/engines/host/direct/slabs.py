@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slabs: copies of an operand's parts, in memory that the ranks of a node share, and the steps of a program."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....layout.intersection import Piece, Stretch, copy
+from ...direct import Span, spread
+from ...sub_matrix import SubMatrix
+
+__all__ = ["Factor", "SharedSlabs", "Step", "Steps", "integer", "real", "scalar"]
+
+Array = NDArray[Any]
+Step = tuple[Callable[..., Any], tuple[Any, ...]]
+Steps = list[Step]
+
+_ALIGNED = 64
+
+
+class _Integers(dict[int, bytes]):
+    """INTEGERs of Fortran, by their values."""
+
+    def __missing__(self, n: int) -> bytes:
+        if len(self) > 1 << 16:
+            self.clear()
+        found = self[n] = struct.pack("=i", n)
+        return found
+
+
+integer = _Integers()
+
+
+def scalar(x: complex, letter: str) -> bytes:
+    """Return a number as BLAS takes it. Local."""
+    if letter == "d":
+        return struct.pack("=d", x)
+    if letter == "s":
+        return struct.pack("=f", x)
+    x = complex(x)
+    return struct.pack("=2d" if letter == "z" else "=2f", x.real, x.imag)
+
+
+def real(x: complex, letter: str) -> bytes:
+    """Return a number as BLAS takes it if it is real for complex types, too. Local."""
+    return struct.pack("=d" if letter in "dz" else "=f", complex(x).real)
+
+
+class Factor:
+    """A local array as BLAS takes it. Local.
+
+    Attributes:
+        at: its address.
+        by_columns: whether it is in Fortran order.
+        ld: its leading dimension.
+        conjugated: its conjugate is meant.
+    """
+
+    __slots__ = ("at", "by_columns", "conjugated", "ld")
+
+    def __init__(self, at: int, by_columns: bool, ld: int, conjugated: bool = False) -> None:
+        self.at, self.by_columns, self.ld, self.conjugated = at, by_columns, ld, conjugated
+
+    def below(self, i: int, item: int) -> Factor:
+        """Return its rows from ``i`` on; ``item`` is the size of an element."""
+        return Factor(self.at + i * item * (1 if self.by_columns else self.ld), self.by_columns, self.ld)
+
+
+class SharedSlabs:
+    """Copies of an operand's parts, one for each process of another distribution, in shared memory. Local.
+
+    Args:
+        x: the operand.
+        rows, cols: how its rows and columns are dealt out to those who need them.
+        start: the offset of the first slab.
+        by_columns: their memory order.
+    """
+
+    def __init__(self, x: SubMatrix, rows: Span, cols: Span, start: int, by_columns: bool) -> None:
+        self.x, self.rows, self.cols, self.by_columns = x, rows, cols, by_columns
+        item = x.held.pattern.itemsize
+        self._down = down = rows.counts()
+        self._across = across = cols.counts()
+        offsets: dict[tuple[int, int], int] = {}
+        at = start
+        for p, m in enumerate(down):
+            for q, n in enumerate(across):
+                offsets[p, q] = at
+                at += -(-m * n * item // _ALIGNED) * _ALIGNED
+        self.offsets, self.end = offsets, at
+
+    def shape(self, p: int, q: int) -> tuple[int, int]:
+        """Return a slab's rows and columns."""
+        return self._down[p], self._across[q]
+
+    def array(self, memory: Array, p: int, q: int) -> Array:
+        """Return a slab."""
+        order: Any = "F" if self.by_columns else "C"
+        dtype: Any = self.x.held.pattern.dtype
+        found: Array = np.ndarray(self.shape(p, q), dtype, memory, self.offsets[p, q], order=order)
+        return found
+
+    def factor(self, base: int, p: int, q: int) -> Factor:
+        """Return a slab as BLAS takes it; ``base`` is the memory's address."""
+        m, n = self.shape(p, q)
+        return Factor(base + self.offsets[p, q], self.by_columns, max(1, m if self.by_columns else n))
+
+    def write(self, memory: Array) -> Steps:
+        """Return the steps that write this rank's part of the operand into the slabs."""
+        steps: Steps = []
+        x = self.x
+        if x.active:
+            local = x.local()
+            function = partial(copy, conjugate=True) if x.conjugated else copy
+            for slab, rows, cols in self._shared_with(x, memory):
+                if rows.repeat == cols.repeat == 1 and not x.conjugated:
+                    to = slab[rows.dst : rows.dst + rows.length, cols.dst : cols.dst + cols.length]
+                    of = local[rows.src : rows.src + rows.length, cols.src : cols.src + cols.length]
+                    steps.append((np.copyto, (to, of)))
+                else:
+                    steps.append((function, (slab, local, Piece((rows,), (cols,)))))
+        return steps
+
+    def read(self, to: SubMatrix, memory: Array) -> Steps:
+        """Return the steps that write what the slabs hold into this rank's part of a matrix of their shape."""
+        steps: Steps = []
+        if to.active:
+            local = to.local()
+            for slab, rows, cols in self._shared_with(to, memory):
+                steps.append((copy, (local, slab, Piece((_back(rows),), (_back(cols),)))))
+        return steps
+
+    def _shared_with(self, x: SubMatrix, memory: Array) -> Iterator[tuple[Array, Stretch, Stretch]]:
+        """Yield what this rank's part of a matrix has in common with each slab, and where it is in both."""
+        slabs: dict[tuple[int, int], Array] = {}
+        across = spread(x.cols, x.col, self.cols)
+        for p, rows in spread(x.rows, x.row, self.rows):
+            for q, cols in across:
+                slab = slabs.get((p, q))
+                if slab is None:
+                    slab = slabs[p, q] = self.array(memory, p, q)
+                yield slab, rows, cols
+
+
+def _back(s: Stretch) -> Stretch:
+    """Return a stretch from its destination to its source."""
+    return Stretch(s.repeat, s.length, s.dst, s.dst_step, s.src, s.src_step)

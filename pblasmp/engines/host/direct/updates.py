@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rank-k and rank-2k updates as direct calls: what this rank does once the ranks have agreed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ....layout.routines import ROUTINES
+from ...direct import aligned_spans, whole_span
+from ...sub_matrix import SubMatrix, UnfitError, check_overlap, same_elements, same_rank
+from .products import gemm
+from .program import Preparation
+from .slabs import Factor, Step, Steps, integer, real, scalar
+from .triangles import MIRRORED
+
+__all__ = ["updated"]
+
+
+def updated(call: Preparation) -> Callable[[], Steps]:
+    """Prepare syrk, herk, syr2k or her2k: BLAS's for triangles of D that a rank has, products for the rest."""
+    asked = call.asked
+    a, b, d = asked.a, asked.b, asked.d
+    check_overlap(asked, asked.c)
+    to, k = SubMatrix(d), a[3] if (asked.op_a == "N") == a[5] else a[4]
+    seed = _seed(call, to)
+    is_complex = d[0].pattern.is_complex
+    hermitian = ROUTINES[asked.routine].hermitian and is_complex
+    if is_complex and (asked.op_a == ("T" if hermitian else "C")):
+        raise UnfitError
+    lefts = [SubMatrix(p, turned=asked.op_a != "N") for p in (a, b) if p is not None]
+    if call.single or all(same_rank(each, to) for each in lefts):
+        by_columns = lefts[0].by_columns
+        if any(each.by_columns != by_columns for each in lefts):
+            raise UnfitError
+        whole = _Update(call, to, k, by_columns=by_columns, hermitian=hermitian)
+        return lambda: [*seed, whole.step(to.m, lefts, to.at, to.ld)] if to.active else []
+    rows, cols = to.rows, to.cols
+    if is_complex or (
+        not (rows.whole or cols.whole) and (rows.block, rows.lead) != (cols.block, cols.lead)
+    ):  # a block of the diagonal would be on several ranks
+        raise UnfitError
+    update = _Update(call, to, k, by_columns=to.by_columns, hermitian=False)
+    inner, alike = whole_span(k), aligned_spans(rows, cols)
+    of_rows = [call.stage(each, rows, inner, by_columns=to.by_columns) for each in lefts]
+    of_cols = (
+        of_rows if alike else [call.stage(each, cols, inner, by_columns=to.by_columns) for each in lefts]
+    )
+
+    def compute() -> Steps:
+        if not to.active:
+            return []
+        col = (to.col - cols.source + rows.source) % rows.nprocs if alike else to.col
+        down = [call.slab(each, to.row) for each in of_rows]
+        across = [call.slab(each, col) for each in of_cols]
+        return [*seed, *_Staircase(call, update, k, to, down, across).steps()]
+
+    return compute
+
+
+def _seed(call: Preparation, to: SubMatrix) -> Steps:
+    """Return the steps that make D start as C, unless C is D or is not needed."""
+    asked = call.asked
+    c = asked.c
+    if c is None or same_elements(c, asked.d) or (not asked.new and asked.beta == 0):
+        return []
+    old = SubMatrix(c)
+    if not asked.new or not old.same_places(to):
+        raise UnfitError  # outside the triangle, a D that was given keeps its values
+    return [(np.copyto, (to.local(), old.local()))] if to.active else []
+
+
+class _Update:
+    """BLAS's rank-k and rank-2k updates of a triangle in Fortran order: ``d = alpha x x^T + beta d``, or x y^T + y x^T.
+
+    Args:
+        call: the call.
+        d: its result.
+        k: the extent of the summation.
+        by_columns: whether x and y are in Fortran order.
+        hermitian: conjugate what is transposed.
+    """
+
+    def __init__(self, call: Preparation, d: SubMatrix, k: int, *, by_columns: bool, hermitian: bool) -> None:
+        asked, letter, name = call.asked, call.letter, call.asked.routine
+        if hermitian and ((asked.op_a != "N") != d.by_columns) != by_columns:
+            raise UnfitError  # BLAS conjugates only what it transposes
+        if not hermitian:
+            name = name.replace("her", "syr")
+        alpha = complex(asked.alpha).conjugate() if hermitian and not d.by_columns else asked.alpha
+        self._function = call.function(name)
+        uplo = asked.uplo if d.by_columns else MIRRORED[asked.uplo]
+        trans = b"N" if by_columns else b"C" if hermitian else b"T"
+        self._options, self._k = (uplo.encode(), trans), integer[k]
+        self._alpha = (real if hermitian and asked.b is None else scalar)(alpha, letter)
+        self._beta = (real if hermitian else scalar)(asked.beta, letter)
+
+    def step(self, n: int, factors: list[Any], at: int, ld: int) -> Step:
+        """Return the step that updates n × n elements at an address."""
+        given: list[Any] = []
+        for x in factors:
+            given += [x.at, integer[x.ld]]
+        return self._function, (
+            *self._options, integer[n], self._k, self._alpha, *given, self._beta, at, integer[ld],
+        )  # fmt: skip
+
+
+class _Staircase:
+    """What this rank has of a triangle: tiles on the diagonal, and what is below or above each of them.
+
+    Args:
+        call: the call.
+        update: of a tile.
+        k: the extent of the summation.
+        d: the result.
+        down, across: A, and B if there is one, in the rows and in the columns of this rank's part.
+    """
+
+    def __init__(
+        self,
+        call: Preparation,
+        update: _Update,
+        k: int,
+        d: SubMatrix,
+        down: list[Factor],
+        across: list[Factor],
+    ) -> None:
+        self._update, self._k, self._d, self._down, self._lower = update, k, d, down, call.asked.uplo == "L"
+        self._gemm, self._item = call.function("gemm"), d.held.pattern.itemsize
+        self._scalars = [scalar(s, call.letter) for s in (call.asked.alpha, call.asked.beta, 1)]
+        self._pairs = [(down[0], across[0])]
+        if len(down) > 1:
+            self._pairs = [(down[0], across[1]), (down[1], across[0])]
+
+    def steps(self) -> Steps:
+        """Return the steps that update it."""
+        d = self._d
+        rows, cols, row, col = d.rows, d.cols, d.row, d.col
+        if rows == cols and row == col:
+            return [self._tile(0, 0, d.m)]
+        steps: Steps = []
+        if not cols.whole:
+            for start, stop, j in cols.blocks(col):
+                i, i1 = rows.below(start, row), rows.below(stop, row)
+                if i1 > i:
+                    steps.append(self._tile(i, j, stop - start))
+                steps += self._rest(*((i1, d.m) if self._lower else (0, i)), j, j + stop - start)
+        else:
+            for start, stop, i in rows.blocks(row):
+                j, j1 = cols.below(start, col), cols.below(stop, col)
+                if j1 > j:
+                    steps.append(self._tile(i, j, stop - start))
+                steps += self._rest(i, i + stop - start, *((0, j) if self._lower else (j1, d.n)))
+        return steps
+
+    def _at(self, i: int, j: int) -> int:
+        """Return the address of an element of D."""
+        d = self._d
+        return d.at + self._item * (i + j * d.ld if d.by_columns else i * d.ld + j)
+
+    def _tile(self, i: int, j: int, width: int) -> Step:
+        """Return the step that updates a tile on the diagonal."""
+        factors = [x.below(i, self._item) for x in self._down]
+        return self._update.step(width, factors, self._at(i, j), self._d.ld)
+
+    def _rest(self, i: int, i1: int, j: int, j1: int) -> Steps:
+        """Return the steps that update a rectangle."""
+        steps: Steps = []
+        if i1 > i and j1 > j:
+            alpha, beta, one = self._scalars
+            at = Factor(self._at(i, j), self._d.by_columns, self._d.ld)
+            for x, y in self._pairs:
+                of = x.below(i, self._item), y.below(j, self._item)
+                steps.append(gemm(self._gemm, i1 - i, j1 - j, self._k, alpha, *of, beta, at))
+                beta = one
+        return steps
