@@ -274,7 +274,10 @@ def again(comm):
             pb.matmul(b[:9, :], b, out=c[:9, :])
             yield f"new matrix {count}", unlike(c[:9, :].allgather(), (x + count)[:9] @ (x + count))
         c.local.flags.writeable = False
-        yield "read-only", agreed_error(ctx, pb.ArgumentError, ["read-only"], pb.matmul, b[:9, :], b, out=c[:9, :])
+        yield (
+            "read-only",
+            agreed_error(ctx, pb.ArgumentError, ["read-only"], pb.matmul, b[:9, :], b, out=c[:9, :]),
+        )
 
 
 @pytest.mark.parametrize("nranks", [1, 4])
