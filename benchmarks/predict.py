@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hold predictions against measurements: ``mpirun -n 2 python -m benchmarks.predict --machine here.toml``.
 
-Products of all forms, level-3 routines and moves, timed as plans and predicted from the machine's file, which
-``pblasmp measure`` has written before. Prints Markdown.
+Products of all forms and level-3 routines, timed as plans and predicted from the machine's file, which ``pblasmp
+measure`` has written before. Both are times of a call among many. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import numpy as np
 import pblasmp as pb
 from benchmarks import results
 from pblasmp.dtypes import as_dtype
-from pblasmp.timing import samples
+from pblasmp.timing import repeated
 
 SIZES = {"host": (256, 512, 1024, 1536), "gpu": (2048, 4096, 8192, 16384)}
 TYPES = {"host": ("float64", "float32"), "gpu": ("bfloat16", "float64")}
+_LEAST = 0.05  # seconds of a sample
 FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 
 
@@ -34,11 +35,11 @@ def products(ctx: Any, kind: str) -> Iterator[tuple[str, Any, Callable[[], Any]]
             for op in ("N", "T") if n == sizes[-1] else ("N",):
                 yield of(ctx, pb.MatmulProblem.gemm(n, n, n, grid, block, op_b=op, dtype=dtype))
     n = sizes[-1]
-    line = pb.Grid(ctx.size, 1)
+    lines = [pb.Grid(ctx.size, 1)] if ctx.size > 1 else []  # of one rank, the grid above
     for problem in (
         pb.MatmulProblem.gemm(n, n, n // 8, grid, block, dtype=TYPES[kind][0]),
         pb.MatmulProblem.gemm(n, n // 8, n, grid, block, dtype=TYPES[kind][0]),
-        pb.MatmulProblem.gemm(n, n, n, line, block, dtype=TYPES[kind][0]),
+        *(pb.MatmulProblem.gemm(n, n, n, line, block, dtype=TYPES[kind][0]) for line in lines),
         pb.MatmulProblem.gemm(n, n, n, grid, 2 * block, dtype=TYPES[kind][0], order="F"),
     ):
         yield of(ctx, problem)
@@ -117,8 +118,8 @@ def main() -> None:
         rows, ratios = [], []
         for words, problem, planned in (*products(ctx, kind), *forms(ctx, kind)):
             run = planned()
-            run()
-            seconds = samples(ctx.engine, ctx.comm, run, 2 if arguments.quick else arguments.samples)
+            count, least = (2, 0.0) if arguments.quick else (arguments.samples, _LEAST)
+            seconds = repeated(ctx.engine, ctx.comm, run, count, least)
             run.close()
             foreseen = pb.predict(problem, arguments.machine, nranks=ctx.size)
             ratio = foreseen.seconds / median(seconds)

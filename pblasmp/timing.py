@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 from .comm import Communicator
 from .engines.protocol import Engine
 
-__all__ = ["device_seconds", "host_seconds", "samples", "slowest"]
+__all__ = ["device_seconds", "host_seconds", "repeated", "samples", "slowest"]
+
+_MOST = 200  # runs in a sample
 
 
 def host_seconds(run: Callable[[], Any]) -> float:
@@ -63,6 +66,25 @@ def samples(
             mine.append((0.0, device_seconds(run)))
     everyone = comm.allgather(mine)
     return [max(_span(everyone, node, i) for node in engine.transport.nodes) for i in range(count)]
+
+
+def repeated(
+    engine: Engine, comm: Communicator, run: Callable[[], Any], count: int, least: float = 0.02
+) -> list[float]:
+    """Return the seconds of a run among many, from ``count`` samples. Collective over the ranks.
+
+    Each sample has as many runs, one after the other, as take about ``least`` seconds, and at least one. So threads and
+    caches are warm, and a GPU's queue is never empty: a run takes the longer of what it takes the host and the GPU.
+    """
+    run()
+    once = max(min(samples(engine, comm, run, 2)), 1e-9)
+    times = max(1, min(_MOST, math.ceil(least / once)))
+
+    def several() -> None:
+        for _ in range(times):
+            run()
+
+    return [seconds / times for seconds in samples(engine, comm, several, count)]
 
 
 def _span(ranks: Sequence[Sequence[tuple[float, float]]], node: Sequence[int], i: int) -> float:

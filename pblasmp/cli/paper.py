@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from ..context import Context
 from ..costs.advise import Advice, advise, advise_layers, advise_move, perfect, scale, scaling_chart
 from ..costs.machines import Machine, load_machine, machine_from, machine_toml, with_ranks
-from ..costs.measure import measure_ranks
+from ..costs.measure import measure_calls, measure_ranks
 from ..costs.predict import predict, time_text
 from ..engines.choice import EngineName
 from ..layout import Grid, MatmulProblem, MatrixDescriptor
+from ..planning import plan
 from ..problems.files import load_problem, read_toml
 from ..products import plan_matmul
 from .progress import Reporter
@@ -64,11 +67,21 @@ def measure(ranks: Sequence[int], output: Path, engine: EngineName, title: str |
 
 def _measure(options: MeasureOptions, reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
-    with Context(engine=options.engine) as ctx, reporter.errors():
+    with Context(engine=options.engine) as ctx, reporter.errors(), ExitStack() as open_plans:
         d = MatrixDescriptor((8, 8), (4, 4), Grid.squarest(ctx.size))
-        a, b, out = (ctx.zeros(d) for _ in range(3))
-        with plan_matmul(a, b, out=out) as small:
-            entry = measure_ranks(ctx.engine, ctx.comm, small, reporter.step)
+        a, b, out = ctx.eye(d), ctx.zeros(d), ctx.zeros(d)
+        x, w = (ctx.engine.empty((8, 8), np.dtype(np.float32), "C", 8) for _ in range(2))
+        x[...], w[...] = 0, 0
+        product = plan_matmul(a, b, out=out)
+        routine: Any = plan("trsm", a, b, out=out)
+        parallel: Any = plan("allgather_matmul", x, w, ctx)
+        for each in (product, routine, parallel):
+            open_plans.enter_context(each)
+        entry = measure_ranks(ctx.engine, ctx.comm, product, reporter.step)
+        entry["calls"] = measure_calls(
+            ctx.engine, ctx.comm, entry,
+            [(product.problem, product), (routine.problem, routine), (parallel.problem, lambda: parallel(x))],
+        )  # fmt: skip
         gpus = ctx.engine.device is not None
         return {
             "entry": entry, "machine": ctx.engine.machine, "engine": "gpu" if gpus else "host",

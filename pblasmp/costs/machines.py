@@ -22,7 +22,11 @@ __all__ = ["Link", "Machine", "NodeOf", "load_machine", "machine_from", "machine
 _TOP = {
     "title", "description", "engine", "measured", "ranks_per_node", "memory_bytes", "overlaps", "network", "ranks",
 }  # fmt: skip
-_ENTRY = {"ranks", "call_seconds", "launch_seconds", "meeting_seconds", "copy", "link", "gemm"}
+_CURVES = ("gemm", "trsm")
+_ENTRY = {"ranks", "call_seconds", "launch_seconds", "meeting_seconds", "calls", "copy", "link", *_CURVES}
+
+
+Curve = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +48,36 @@ class NodeOf:
     Attributes:
         ranks: how many ranks.
         gemm: by element type, the floating-point operations per second in products of n × n matrices, by n.
+        trsm: likewise in solves of n equations for n right-hand sides; empty if that was not measured.
         copy: copies in a rank's own memory.
         link: messages to other ranks of the node; None if there are none.
-        launch_seconds: what each local product takes besides.
+        launch_seconds: what it takes the host to start a local product.
         meeting_seconds: how long the ranks take to wait for each other.
-        call_seconds: what a call takes besides what it computes and moves.
+        call_seconds: what a call takes the host besides that.
+        calls: the same for some kinds of problems: "product", "routine", "parallel" or "factorisation".
     """
 
     ranks: int
-    gemm: Mapping[str, tuple[tuple[int, float], ...]]
+    gemm: Mapping[str, Curve]
     copy: Link
     link: Link | None = None
     launch_seconds: float = 0.0
     meeting_seconds: float = 0.0
     call_seconds: float = 0.0
+    calls: Mapping[str, float] = field(default_factory=dict)
+    trsm: Mapping[str, Curve] = field(default_factory=dict)
 
-    def rate(self, dtype: str, size: float) -> float:
-        """Return the operations per second in products of n × n matrices, interpolated between measured n. Local.
+    def curve(self, kernel: str, dtype: str) -> Curve:
+        """Return the rates that were measured for a kernel and a type or the real type of its precision. Local."""
+        curves: Mapping[str, Curve] = getattr(self, kernel)
+        return curves.get(dtype) or curves.get(_LIKE.get(dtype, ""), ())
 
-        A type that was not measured has the rate of the real type of its precision, or of float32.
+    def rate(self, dtype: str, size: float, kernel: str = "gemm") -> float:
+        """Return the operations per second of a kernel on n × n matrices, interpolated between measured n. Local.
+
+        What was not measured has the rate of products, and a type that was not measured that of float32.
         """
-        curve = self.gemm.get(dtype) or self.gemm.get(_LIKE.get(dtype, "")) or self.gemm.get("float32")
+        curve = self.curve(kernel, dtype) or self.curve("gemm", dtype) or self.curve("gemm", "float32")
         if not curve:
             curve = next(iter(self.gemm.values()))
         sizes = [n for n, _ in curve]
@@ -76,8 +89,8 @@ class NodeOf:
         return math.exp(math.log(below) * (1 - part) + math.log(above) * part)
 
     def largest(self, dtype: str) -> int:
-        """Return the largest n that was measured for a type, 0 if none was. Local."""
-        curve = self.gemm.get(dtype) or self.gemm.get(_LIKE.get(dtype, ""))
+        """Return the largest n of products that was measured for a type, 0 if none was. Local."""
+        curve = self.curve("gemm", dtype)
         return curve[-1][0] if curve else 0
 
 
@@ -167,13 +180,14 @@ def _machine(table: Mapping[str, Any], name: str) -> Machine:
     nodes = tuple(
         NodeOf(
             _positive(entry["ranks"]),
-            {
-                dtype: tuple(sorted((_positive(n), float(_positive(rate))) for n, rate in curve))
-                for dtype, curve in entry["gemm"].items()
-            },
-            _link(entry["copy"]),
-            _link(entry["link"]) if "link" in entry else None,
-            *(float(entry.get(f"{each}_seconds", 0)) for each in ("launch", "meeting", "call")),
+            copy=_link(entry["copy"]),
+            link=_link(entry["link"]) if "link" in entry else None,
+            calls={kind: float(seconds) for kind, seconds in entry.get("calls", {}).items()},
+            launch_seconds=float(entry.get("launch_seconds", 0)),
+            meeting_seconds=float(entry.get("meeting_seconds", 0)),
+            call_seconds=float(entry.get("call_seconds", 0)),
+            gemm=_curves(entry["gemm"]),
+            trsm=_curves(entry.get("trsm", {})),
         )
         for entry in table["ranks"]
     )
@@ -185,6 +199,13 @@ def _machine(table: Mapping[str, Any], name: str) -> Machine:
         _positive(table.get("memory_bytes", 1 << 40)), bool(table.get("overlaps", engine == "gpu")), nodes,
         _link(table["network"]) if "network" in table else None, table.get("description", ""),
     )  # fmt: skip
+
+
+def _curves(table: Mapping[str, Any]) -> dict[str, Curve]:
+    return {
+        dtype: tuple(sorted((_positive(n), float(_positive(rate))) for n, rate in curve))
+        for dtype, curve in table.items()
+    }
 
 
 def _positive(value: Any) -> Any:
@@ -229,7 +250,9 @@ def machine_toml(table: Mapping[str, Any]) -> str:
     lines = [f"{key} = {value(each)}" for key, each in table.items() if key != "ranks"]
     for entry in table["ranks"]:
         lines += ["", "[[ranks]]"]
-        lines += [f"{key} = {value(each)}" for key, each in entry.items() if key != "gemm"]
-        lines += ["", "[ranks.gemm]"]
-        lines += [f"{dtype} = {value(curve)}" for dtype, curve in entry["gemm"].items()]
+        lines += [f"{key} = {value(each)}" for key, each in entry.items() if key not in _CURVES]
+        for name in _CURVES:
+            if name in entry:
+                lines += ["", f"[ranks.{name}]"]
+                lines += [f"{dtype} = {value(curve)}" for dtype, curve in entry[name].items()]
     return "\n".join(lines) + "\n"

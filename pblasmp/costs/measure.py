@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measuring a machine: what its ranks compute, copy and send per second while all of them do the same."""
+"""Measuring a machine: what its ranks compute, copy and send per second while all of them do the same.
+
+Everything is timed as a run among many, as predictions mean it: threads and caches are warm, and a GPU's queue is full.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 from typing import Any
 
@@ -12,21 +15,27 @@ import numpy as np
 
 from ..comm import Communicator
 from ..dtypes import as_dtype
+from ..engines.moving.exchange_move import ExchangeMove
 from ..engines.protocol import Engine
-from ..engines.request import Operands
+from ..engines.request import Operands, Problem
 from ..layout import Grid, MatrixDescriptor
-from ..timing import samples
+from ..timing import repeated, samples
+from .machines import machine_from
+from .predict import kind_of, predict
 
-__all__ = ["measure_ranks", "measure_speed"]
+__all__ = ["measure_calls", "measure_ranks", "measure_speed"]
 
 _SAMPLES = 5
 _LONG = 1.5  # seconds: no product that would take longer
-_COPIED = 64 << 20  # bytes
+_COPIED = {"host": 64 << 20, "gpu": 512 << 20}  # bytes
+_SENT = {"host": 16 << 20, "gpu": 256 << 20}  # bytes of a rank
 _TYPES = {
     "host": ("float32", "float64", "complex64", "complex128"),
     "gpu": ("bfloat16", "float32", "float64"),
 }
-_SIZES = {"host": (32, 64, 128, 256, 512, 1024, 2048), "gpu": (128, 256, 512, 1024, 2048, 4096, 8192)}
+_SOLVES = ("float32", "float64")
+_SIZES = {"host": (32, 64, 128, 256, 512, 1024, 2048), "gpu": (256, 512, 1024, 2048, 4096, 8192)}
+_RECORDED = 16  # products in a CUDA graph: launching them one by one would take longer than small ones
 
 
 def measure_ranks(
@@ -40,35 +49,51 @@ def measure_ranks(
         call: a public call that hardly computes.
         step: called with what is measured next.
     """
-    kind = "gpu" if engine.traits.queues else "host"
+    kind = _kind(engine)
 
-    def seconds(run: Callable[[], Any], count: int = _SAMPLES) -> float:
-        run()
-        return median(samples(engine, comm, run, count))
-
-    def repeated(run: Callable[[], Any], times: int) -> float:
-        def several() -> None:
-            for _ in range(times):
-                run()
-
-        return seconds(several) / times
+    def seconds(run: Callable[[], Any]) -> float:
+        return median(repeated(engine, comm, run, _SAMPLES))
 
     step("calls")
-    table: dict[str, Any] = {"ranks": comm.size, "call_seconds": repeated(call, 20)}
+    table: dict[str, Any] = {"ranks": comm.size, "call_seconds": seconds(call)}
     step("small products")
-    small = _product(engine, 8, "float32")
-    table["launch_seconds"] = repeated(small, 50)
-    table["meeting_seconds"] = repeated(engine.transport.fence, 20) if comm.size > 1 else 0.0
+    table["launch_seconds"] = seconds(_product(engine, 8, "float32"))
+    table["meeting_seconds"] = seconds(engine.transport.fence) if comm.size > 1 else 0.0
     step("copies")
-    table["copy"] = {"bytes_per_second": _COPIED / seconds(_copy(engine))}
+    table["copy"] = {"bytes_per_second": _COPIED[kind] / seconds(_copy(engine))}
     if comm.size > 1:
         step("messages")
         table["link"] = _measure_link(engine, comm, seconds)
-    table["gemm"] = {}
+    table["gemm"], table["trsm"] = {}, {}
     for dtype in _TYPES[kind]:
         step(f"products of {dtype}")
-        table["gemm"][dtype] = list(_curve(engine, comm, dtype, _SIZES[kind], seconds))
+        table["gemm"][dtype] = list(_curve(comm, dtype, _SIZES[kind], seconds, _products(engine), 2))
+    for dtype in _SOLVES:
+        step(f"solves of {dtype}")
+        table["trsm"][dtype] = list(_curve(comm, dtype, _SIZES[kind], seconds, _solves(engine), 1))
     return table
+
+
+def measure_calls(
+    engine: Engine,
+    comm: Communicator,
+    table: dict[str, Any],
+    calls: Iterable[tuple[Problem, Callable[[], Any]]],
+) -> dict[str, float]:
+    """Return by kind of problem what a call takes besides what is predicted for it. Collective over the ranks.
+
+    Args:
+        engine, comm: as above.
+        table: the table so far.
+        calls: a small problem of each kind, and what computes it.
+    """
+    about = {"title": "", "measured": True, "engine": _kind(engine), "ranks_per_node": comm.size}
+    machine = machine_from({**about, "ranks": [{**table, "call_seconds": 0.0}]}, "here")
+    found = {}
+    for problem, run in calls:
+        took = median(comm.bcast(repeated(engine, comm, run, _SAMPLES)))
+        found[kind_of(problem)] = max(0.0, took - predict(problem, machine, nranks=comm.size).seconds)
+    return found
 
 
 def measure_speed(engine: Engine, comm: Communicator) -> tuple[int, dict[str, float]]:
@@ -79,26 +104,60 @@ def measure_speed(engine: Engine, comm: Communicator) -> tuple[int, dict[str, fl
         run()
         return amount / min(samples(engine, comm, run, 3))
 
-    speed = {"copy": rate(_COPIED, _copy(engine)), "gemm": rate(2.0 * n**3, _product(engine, n, "float32"))}
+    copied = _COPIED[_kind(engine)]
+    speed = {"copy": rate(copied, _copy(engine)), "gemm": rate(2.0 * n**3, _product(engine, n, "float32"))}
     return n, speed
 
 
+def _kind(engine: Engine) -> str:
+    return "gpu" if engine.traits.queues else "host"
+
+
 def _curve(
-    engine: Engine, comm: Communicator, dtype: str, sizes: tuple[int, ...], seconds: Callable[..., float]
+    comm: Communicator,
+    dtype: str,
+    sizes: tuple[int, ...],
+    seconds: Callable[[Callable[[], Any]], float],
+    make: Callable[[int, str], tuple[Callable[[], Any], int]],
+    factor: float,
 ) -> Iterator[list[Any]]:
-    """Yield each n and the operations per second of products of n × n matrices. Collective over the ranks."""
+    """Yield each n and the operations per second, ``factor`` n³ of them in what ``make`` returns. Collective."""
     for n in sizes:
-        run = _product(engine, n, dtype)
-        times = 1 if n >= 512 else 8
-
-        def several(run: Callable[[], Any] = run, times: int = times) -> None:
-            for _ in range(times):
-                run()
-
-        took = max(comm.allgather(seconds(several) / times))
-        yield [n, 2.0 * n**3 * (4 if dtype.startswith("complex") else 1) / took]
+        run, times = make(n, dtype)
+        took = max(comm.allgather(seconds(run))) / times
+        yield [n, factor * n**3 * (4 if dtype.startswith("complex") else 1) / took]
         if 8 * took > _LONG:  # of twice the order
             return
+
+
+def _products(engine: Engine) -> Callable[[int, str], tuple[Callable[[], Any], int]]:
+    return lambda n, dtype: _recorded(engine, _product(engine, n, dtype))
+
+
+def _solves(engine: Engine) -> Callable[[int, str], tuple[Callable[[], Any], int]]:
+    """Return what makes solves of n equations for n right-hand sides."""
+
+    def make(n: int, dtype: str) -> tuple[Callable[[], Any], int]:
+        kind = as_dtype(dtype)
+        a, x = (engine.empty((n, n), kind, "C", n) for _ in range(2))
+        a[...], x[...] = engine.xp.eye(n, dtype=kind), 0
+        return _recorded(engine, lambda: engine.operations.trsm(1, a, x, lower=True, unit=False))
+
+    return make
+
+
+def _recorded(engine: Engine, run: Callable[[], Any]) -> tuple[Callable[[], Any], int]:
+    """Return what repeats ``run`` without the host's time to launch it, and how often it does. Local."""
+    graphs = engine.graphs()
+    if graphs is None:
+        return run, 1
+    run()
+
+    def several() -> None:
+        for _ in range(_RECORDED):
+            run()
+
+    return graphs.record(several).launch, _RECORDED
 
 
 def _product(engine: Engine, n: int, dtype: str) -> Callable[[], None]:
@@ -109,7 +168,7 @@ def _product(engine: Engine, n: int, dtype: str) -> Callable[[], None]:
 
 
 def _copy(engine: Engine) -> Callable[[], None]:
-    n = math.isqrt(_COPIED // 8)
+    n = math.isqrt(_COPIED[_kind(engine)] // 8)
     a, b = (engine.empty((n, n), np.dtype(np.float64), "C", n) for _ in range(2))
     a[...] = 0
 
@@ -119,25 +178,41 @@ def _copy(engine: Engine) -> Callable[[], None]:
     return run
 
 
-def _measure_link(engine: Engine, comm: Communicator, seconds: Callable[..., float]) -> dict[str, float]:
-    """Return how fast messages are: from moves of a large and a small matrix from columns to rows of processes."""
+def _measure_link(
+    engine: Engine, comm: Communicator, seconds: Callable[[Callable[[], Any]], float]
+) -> dict[str, float]:
+    """Return how fast messages are, from large and small ones. Collective.
+
+    GPUs push what is contiguous, one to the next. Between CPU ranks a matrix is moved from columns to rows of
+    processes, so that messages are packed, as most are.
+    """
+    make = _to_next if engine.traits.queues else _moved
     found = []
-    for n in (8 * comm.size, math.isqrt((16 << 20) * comm.size // 8) // comm.size * comm.size):
-        down, across = Grid(comm.size, 1), Grid(1, comm.size)
-        source = MatrixDescriptor((n, n), (n, n // comm.size), across)
-        target = MatrixDescriptor((n, n), (n // comm.size, n), down)
-        a, d = (
-            engine.empty(
-                x.local_shape(comm.rank), x.dtype, x.order, x.lld(comm.rank), symmetric=engine.traits.queues
-            )
-            for x in (source, target)
-        )
-        move = engine.prepare_move(source, target, (a, d))
-        operands = Operands(a, None, None, d)
-        bound = move.bind(operands)
-        found.append((max(1, move.sent_bytes), seconds(bound.run)))
-        bound.release()
-        move.close()
-    (few, short), (many, long) = found
+    for nbytes in (64, _SENT[_kind(engine)]):
+        run, sent, messages = make(engine, comm, nbytes)
+        found.append((sent, seconds(run), messages))
+    (few, short, messages), (many, long, _) = found
     rate = (many - few) / max(long - short, 1e-9)
-    return {"bytes_per_second": rate, "seconds": max(0.0, short - few / rate) / (comm.size - 1)}
+    return {"bytes_per_second": rate, "seconds": max(0.0, short - few / rate) / messages}
+
+
+def _to_next(engine: Engine, comm: Communicator, nbytes: int) -> tuple[Callable[[], None], int, int]:
+    """Return what sends ``nbytes`` to the next rank and receives as many, these bytes, and the messages of a rank."""
+    kind = np.dtype(np.float64)
+    there, here = (engine.empty((1, nbytes // 8), kind, "C", nbytes // 8) for _ in range(2))
+    there[...] = 0
+    to, of = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    return lambda: engine.transport.start([(there, to)], [(here, of)]).finish(), nbytes, 1
+
+
+def _moved(engine: Engine, comm: Communicator, nbytes: int) -> tuple[Callable[[], None], int, int]:
+    """Return what moves ``nbytes`` of each rank from columns to rows, the bytes sent, and the messages of a rank."""
+    size = comm.size
+    n = math.isqrt(nbytes * size // 8) // size * size or size
+    source = MatrixDescriptor((n, n), (n, n // size), Grid(1, size))
+    target = MatrixDescriptor((n, n), (n // size, n), Grid(size, 1))
+    a, d = (
+        engine.empty(x.local_shape(comm.rank), x.dtype, x.order, x.lld(comm.rank)) for x in (source, target)
+    )
+    move = ExchangeMove(engine, source, target)
+    return move.bind(Operands(a, None, None, d)).run, move.sent_bytes, size - 1

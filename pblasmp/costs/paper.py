@@ -18,18 +18,31 @@ import numpy as np
 from ..comm import Exchange, Side
 from ..comm.communicator import Serial
 from ..dtypes import accumulation_dtype
+from ..engines import dense
+from ..engines.gpu.engine import CublasmpEngine
+from ..engines.gpu.operations import CublasmpOperations
 from ..engines.host.engine import HostEngine
 from ..engines.host.operations import HostOperations
 from ..engines.local_part import LocalPart
 from ..engines.moving.exchange_move import ExchangeMove
 from ..engines.moving.room import Room
+from ..engines.tensor import messages
 from ..layout import MatrixDescriptor
+from ..layout.traffic import Shapes
 from ..layout.trapezoid import Trapezoid
 from .ghosts import Ghost, ghost
 
 __all__ = ["LogEntry", "PaperEngine", "Ranks"]
 
 _PLENTY = 1 << 62
+_OF_GPUS = (
+    "tile",
+    "panel",
+    "lead",
+    "stripes",
+    "update_order",
+    "panel_flops",
+)  # what their operations differ in
 
 
 @dataclass(frozen=True)
@@ -98,11 +111,10 @@ class _Done:
 class _PaperTransport(Room):
     """See ``engines.protocol.Transport``; every request is written into ``log``."""
 
-    why_not_shared = ""
-
     def __init__(self, ranks: Ranks, rank: int, *, gpus: bool) -> None:
         super().__init__(Serial())
         self._ranks, self._gpus = ranks, gpus
+        self.why_not_shared = "GPUs share no memory" if gpus else ""
         self.rank, self.size, self.nodes = rank, ranks.size, ranks.nodes
         self.log: list[LogEntry] = []
         self.collectives = self
@@ -126,7 +138,7 @@ class _PaperTransport(Room):
     ) -> _Done:  # fmt: skip
         """Write an exchange down. Local."""
         del src, dst, conjugate
-        self.log.append(LogEntry("exchange", exchange, slots))
+        self.log.append(LogEntry("exchange", exchange, None if self._gpus else slots))  # GPUs cut no messages
         return _Done()
 
     def sum_ranks(self, array: Ghost) -> None:
@@ -180,8 +192,7 @@ class _PaperOperations(HostOperations):
     """The host's operations, which count instead of computing.
 
     Attributes:
-        shapes: how often a product of a type, m, n and k was computed; a solve with n × n equations counts as a product
-            with half of its k.
+        shapes: how often a kernel was run, by name, type, m, n and k: "gemm", or "trsm" with k = m equations.
         flops: floating-point operations of products and solves so far, four times as many of complex types.
     """
 
@@ -195,8 +206,11 @@ class _PaperOperations(HostOperations):
     def __init__(self, *, converts: bool) -> None:
         super().__init__("scipy", _Buffers())  # type: ignore[arg-type]
         self._converts = converts
+        if not converts:
+            for name in _OF_GPUS:
+                setattr(self, name, getattr(CublasmpOperations, name))
         self.flops = 0
-        self.shapes: Counter[tuple[str, int, int, int]] = Counter()
+        self.shapes: Shapes = Counter()
 
     def slab_dtype(self, dtype: np.dtype) -> np.dtype:
         """Return the type in which operands are kept and multiplied: GPUs multiply short types as they are. Local."""
@@ -208,10 +222,10 @@ class _PaperOperations(HostOperations):
         """Return whether products are written in the type. Local."""
         return super().writes(dtype) or not self._converts
 
-    def _count(self, m: int, n: int, k: int, flops: int, like: Ghost) -> None:
+    def _count(self, kernel: str, m: int, n: int, k: int, flops: int, like: Ghost) -> None:
         self.flops += flops * (4 if like.dtype.kind == "c" else 1)
         if flops:
-            self.shapes[like.dtype.name, m, n, k] += 1
+            self.shapes[kernel, like.dtype.name, m, n, k] += 1
 
     def gemm(
         self, alpha: complex, a: Any, b: Any, beta: complex, d: Any, compute: Any = None, c: Any = None
@@ -221,13 +235,13 @@ class _PaperOperations(HostOperations):
         if (a.shape[0], b.shape[1]) != d.shape or a.shape[1] != b.shape[0]:
             raise ValueError(f"cannot multiply {a.shape} by {b.shape} to {d.shape}")
         (m, k), n = a.shape, b.shape[1]
-        self._count(m, n, k, 2 * m * n * k, a)
+        self._count("gemm", m, n, k, 2 * m * n * k, a)
 
     def trsm(self, alpha: complex, a: Any, x: Any, *, lower: bool, unit: bool) -> None:
         """Count a solve. Local."""
         del alpha, a, lower, unit
         m, n = x.shape
-        self._count(m, n, -(-m // 2), m * m * n, x)
+        self._count("trsm", m, n, m, m * m * n, x)
 
     def add(
         self, d: Any, alpha: complex, x: Any, beta: complex, c: Any, part: LocalPart | None, *, conjugate: bool
@@ -242,16 +256,19 @@ class _PaperOperations(HostOperations):
 
 
 class PaperEngine(HostEngine):
-    """The host engine of one of many ranks that nobody has started. Making one is local.
+    """The engine of one of many ranks that nobody has started. Making one is local.
 
     Args:
         ranks: all of them.
         rank: which one this is.
-        gpus: operands of short types are multiplied as they are.
+        gpus: it has the GPU engine's traits and tiles, and of its algorithms those that every engine has; they move
+            what the others push or let cuBLASMp send.
     """
 
     def __init__(self, ranks: Ranks, rank: int, *, gpus: bool = False) -> None:
         self.why = "on paper"
+        if gpus:
+            self.traits, self.methods = CublasmpEngine.traits, (*dense.METHODS, *messages.METHODS)
         self.operations: Any = _PaperOperations(converts=not gpus)
         self.transport: Any = _PaperTransport(ranks, rank, gpus=gpus)
         self.xp: Any = self.operations.xp

@@ -12,15 +12,16 @@ import numpy as np
 from ..dtypes import accumulation_dtype, as_dtype
 from ..engines.request import Problem
 from ..errors import ArgumentError
-from ..layout import MatrixDescriptor
-from ..layout.traffic import Traffic
+from ..layout import Level3Problem, MatrixDescriptor, ParallelProblem
+from ..layout.traffic import Shapes, Traffic
 from .machines import Machine, NodeOf, load_machine
 from .traffic import move_traffic, size_of, traffic
 
-__all__ = ["Prediction", "predict", "time_of_move", "time_text"]
+__all__ = ["Prediction", "kind_of", "predict", "time_of_move", "time_text"]
 
 _BAND = (0.8, 1.25)  # of the prediction, for what was measured: see the validation
 _WIDE = (0.5, 2.0)  # for what is extrapolated
+_FLOPS = {"gemm": 2, "trsm": 1}  # operations by m n k
 _BEYOND = 2  # products of matrices so many times as large as measured ones are extrapolated
 
 
@@ -35,7 +36,7 @@ class Prediction:
         compute_seconds: of the average rank.
         communication_seconds: messages, copies and waiting for each other, unless they overlap with products.
         imbalance_seconds: what the slowest rank computes longer than the average.
-        call_seconds: the call itself.
+        call_seconds: the call itself; on GPUs only what the host takes longer than the GPU.
         memory_bytes: the most of any rank: operands, result and workspace.
         extrapolated: what is outside the measurements; empty if nothing is.
         fits: whether the memory of each rank is enough.
@@ -107,7 +108,8 @@ def predict(
 ) -> Prediction:
     """Return how long a computation takes on a machine, and what it needs. Local: needs no ranks, MPI or GPU.
 
-    On GPUs the counts are those of slabs by messages, which the algorithms of GPUs move, too.
+    It is the time of a call among many: threads and caches are warm, and the host queues the next call while a GPU
+    computes. On GPUs the counts are those of slabs by messages, which the algorithms of GPUs move, too.
 
     Args:
         problem: a MatmulProblem, Level3Problem or ParallelProblem.
@@ -127,32 +129,27 @@ def predict(
         raise ArgumentError(
             f"machine: {where.name} is one node of {where.ranks_per_node} ranks, the layouts need {size}"
         )
-    if algorithm == "auto" and where.engine == "gpu":
-        algorithm = _by_messages(problem)
     counts = traffic(
         problem, algorithm, alpha=alpha, beta=beta, nranks=size, ranks_per_node=per_node,
         memory_bytes=per_node * where.memory_bytes, gpus=where.engine == "gpu",
     )  # fmt: skip
-    return _timed(where, counts)
+    return _timed(where, counts, kind_of(problem))
+
+
+def kind_of(problem: Problem) -> str:
+    """Return which ``calls`` of a machine a problem is one of. Local."""
+    if isinstance(problem, ParallelProblem):
+        return "parallel"
+    return "routine" if isinstance(problem, Level3Problem) else "product"
 
 
 def time_of_move(source: MatrixDescriptor, target: MatrixDescriptor, machine: Machine) -> Prediction:
     """Return how long it takes to move a matrix to another layout on a machine. Local."""
     counts = move_traffic(source, target, ranks_per_node=machine.ranks_per_node)
-    return _timed(machine, counts)
+    return _timed(machine, counts, "move")
 
 
-def _by_messages(problem: Problem) -> str:
-    """Return the algorithm whose messages are those of the GPUs' algorithms, "auto" if there is no such one."""
-    traits = getattr(problem, "traits", None)
-    if traits is not None:
-        return "auto" if traits.shape == "added" else "gathered"
-    if getattr(problem, "scheme", "gemm") == "gemm" and hasattr(problem, "d"):
-        return "gathered"
-    return "push"
-
-
-def _timed(machine: Machine, counts: Traffic) -> Prediction:
+def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
     here, remark = machine.node_of(counts.ranks_per_node)
     remarks = [remark] if remark else []
     if not machine.measured:
@@ -161,6 +158,7 @@ def _timed(machine: Machine, counts: Traffic) -> Prediction:
     if several and machine.measured:
         remarks.append("the network was not measured")
     classes = [_compute(here, shapes, remarks) for shapes in counts.shapes]
+    launches = [sum(shapes.values()) * here.launch_seconds for shapes in counts.shapes]
     compute = np.array(classes)[counts.like]
     link, network = here.link or here.copy, machine.network
     moved = np.maximum(counts.node_bytes, counts.node_received) / link.bytes_per_second
@@ -180,34 +178,39 @@ def _timed(machine: Machine, counts: Traffic) -> Prediction:
         exposed = np.maximum(moved - compute, 0) + np.minimum(moved, compute) / 8 + copies + waits
     else:
         exposed = moved + copies + waits
-    total = compute + exposed
-    slowest = int(total.argmax())
-    seconds = float(total[slowest]) + here.call_seconds
+    total, call = compute + exposed, np.full(counts.nranks, here.calls.get(kind, here.call_seconds))
+    hosts = call + np.array(launches)[counts.like]
+    # A GPU's host queues the next call while this one runs.
+    call = np.maximum(hosts - total, 0) if machine.engine == "gpu" else hosts
+    slowest = int((total + call).argmax())
+    seconds = float((total + call)[slowest])
     band = _WIDE if remarks else _BAND
     memory = int(counts.memory_bytes.max())
     average = float(compute.mean())
     return Prediction(
         machine, counts, seconds, seconds * band[0], seconds * band[1], average, float(exposed[slowest]),
-        float(compute[slowest]) - average, here.call_seconds, memory, tuple(dict.fromkeys(remarks)),
+        float(compute[slowest]) - average, float(call[slowest]), memory, tuple(dict.fromkeys(remarks)),
         memory <= machine.memory_bytes,
     )  # fmt: skip
 
 
-def _compute(here: NodeOf, shapes: dict[tuple[str, int, int, int], int], remarks: list[str]) -> float:
+def _compute(here: NodeOf, shapes: Shapes, remarks: list[str]) -> float:
     """Return how long a rank's local products and solves take."""
     total = 0.0
-    for (dtype, m, n, k), count in shapes.items():
+    for (kernel, dtype, m, n, k), count in shapes.items():
         if dtype not in here.gemm:
             dtype = accumulation_dtype(as_dtype(dtype)).name  # the host multiplies in that
         size = (m * n * k) ** (1 / 3)
-        flops = 2 * m * n * k * (4 if dtype.startswith("complex") else 1)
+        flops = _FLOPS[kernel] * m * n * k * (4 if dtype.startswith("complex") else 1)
         touched = (m * k + k * n + m * n) * as_dtype(dtype).itemsize
-        once = max(flops / here.rate(dtype, size), touched / here.copy.bytes_per_second)
-        total += count * (once + here.launch_seconds)
+        # A copy reads and writes each byte.
+        total += count * max(flops / here.rate(dtype, size, kernel), touched / here.copy.bytes_per_second / 2)
         if not here.largest(dtype):
             remarks.append(f"products of {dtype} were not measured")
         elif size > _BEYOND * here.largest(dtype):
             remarks.append(f"local products larger than n = {here.largest(dtype)}, the largest measured")
+        if not here.curve(kernel, dtype):
+            remarks.append(f"{kernel} of {dtype} was not measured: taken to be as fast as products")
     return total
 
 

@@ -19,7 +19,7 @@ from ..errors import ArgumentError, LayoutError
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.grid import coordinates, integer
 from ..layout.redistribution import nearest_legal, with_c_like_d
-from ..layout.traffic import Numbers, Traffic
+from ..layout.traffic import Numbers, Shapes, Traffic
 from .counts import Counts, Move, counts_of
 from .ghosts import Ghost
 from .paper import LogEntry, PaperEngine, Ranks
@@ -105,7 +105,7 @@ def move_traffic(
     return Traffic(
         call=f"move {source} to {target}", algorithm="exchange", path="by MPI", nranks=size,
         ranks_per_node=ranks.per_node, sent_bytes=counts.sent, received_bytes=counts.received,
-        messages=counts.messages, copied_bytes=counts.copied, flops=nothing, memory_bytes=memory, shapes=[{}],
+        messages=counts.messages, copied_bytes=counts.copied, flops=nothing, memory_bytes=memory, shapes=[Shapes()],
         like=nothing,
         touched_bytes=nothing, node_received=counts.received_here, collective_copies=nothing,
         links=links, node_bytes=counts.sent_here, shared_bytes=counts.shared, collectives=0, meetings=0,
@@ -161,7 +161,7 @@ class _Run:
     path: str
     log: list[LogEntry]
     flops: int
-    shapes: dict[tuple[str, int, int, int], int]
+    shapes: Shapes
     touched_bytes: int
     sent_bytes: int
     copied_bytes: int
@@ -186,7 +186,7 @@ def _run(ranks: Ranks, rank: int, problem: Problem, options: Options, nearest: A
         product.path,
         engine.transport.log,
         engine.operations.flops,
-        dict(engine.operations.shapes),
+        engine.operations.shapes,
         Ghost.written - before,
         product.sent_bytes,
         product.copied_bytes,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LINKS", "Numbers", "Traffic"]
+__all__ = ["LINKS", "Numbers", "Shapes", "Traffic"]
 
 LINKS = ("same_rank", "same_node", "other_node")
 
 Numbers = NDArray[np.int64]
+Shapes = Counter[tuple[str, str, int, int, int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +34,8 @@ class Traffic:
         copied_bytes: bytes that each rank copies in its own memory or its node's.
         flops: floating-point operations of products and solves, four times as many of complex types.
         memory_bytes: operands, result and workspace.
-        shapes: for each class of ranks that compute alike, how often a product of a type, m, n and k is computed.
+        shapes: for each class of ranks that compute alike, how often a kernel is run, by its name ("gemm"; "trsm" with
+            k = m equations), type, m, n and k.
         like: the class of each rank.
         touched_bytes: bytes that each rank writes in sums and copies of its own, besides ``copied_bytes``.
         links: bytes of all ranks by where they go: "same_rank", "same_node" or "other_node". Copies from or to memory
@@ -56,7 +59,7 @@ class Traffic:
     copied_bytes: Numbers
     flops: Numbers
     memory_bytes: Numbers
-    shapes: list[dict[tuple[str, int, int, int], int]]
+    shapes: list[Shapes]
     like: Numbers
     touched_bytes: Numbers
     links: dict[str, int]

@@ -50,7 +50,7 @@ def device(ctx: pb.Context) -> torch.device:
 
 def integers(ctx: pb.Context, seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """The same small integers on every rank: products of them are exact."""
-    values = torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed))
+    values = torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed), device="cpu")
     return values.to(device(ctx), dtype)
 
 
