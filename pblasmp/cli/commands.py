@@ -113,9 +113,8 @@ def cli(ctx: click.Context) -> None:
     "--block",
     metavar="MB[,NB[,KB]]",
     callback=options.block,
-    default="256",
-    show_default=True,
-    help="Block sizes along m, n and k: one for all, or one each; KB is NB unless given.",
+    help="Block sizes along m, n and k: one for all, or one each; KB is NB unless given.  [default: 256, or less so "
+    "that every rank has a part]",
 )
 @click.option(
     "--trans",

@@ -69,8 +69,10 @@ def grid(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[
     return found
 
 
-def block(ctx: click.Context, param: click.Parameter, text: str) -> int | tuple[int, ...]:
+def block(ctx: click.Context, param: click.Parameter, text: str | None) -> int | tuple[int, ...] | None:
     """Return the block sizes of "64", "64,32" or "64,32,16" as ``MatmulProblem.gemm`` takes them."""
+    if text is None:
+        return None
     if not re.fullmatch("[1-9][0-9]{0,9}(,[1-9][0-9]{0,9}){0,2}", text.replace(" ", "")):
         message = (
             f"{text!r}: expected one block size, or two or three for m, n and k, for example 64 or 64,32"

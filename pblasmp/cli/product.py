@@ -17,6 +17,7 @@ import pblasmp as pb
 
 from ..comm import nodes_of
 from ..context import Context
+from ..creation import default_block
 from ..dtypes import DTYPES, as_dtype, scalar
 from ..engines.choice import EngineName
 from ..errors import ArgumentError
@@ -48,7 +49,7 @@ class ProductOptions:
         c: the file of C.
         output: the file of D.
         grid: rows and columns of the grid.
-        block: as for ``MatmulProblem.gemm``.
+        block: as for ``MatmulProblem.gemm``; None: the default of each matrix.
         op_a, op_b: "N", "T" or "C".
         alpha, beta: scalars of ``alpha op(A) op(B) + beta C``.
         dtype: element type of all matrices.
@@ -64,7 +65,7 @@ class ProductOptions:
     c: Path | None
     output: Path | None
     grid: tuple[int, int] | None
-    block: int | tuple[int, ...]
+    block: int | tuple[int, ...] | None
     op_a: Op
     op_b: Op
     alpha: complex
@@ -225,8 +226,9 @@ def _operands(
 ) -> tuple[DistributedMatrix, DistributedMatrix, DistributedMatrix | None]:
     """Read A, B and C, or make A and B. Collective over the context."""
     ctx, size = clock.context, options.size
+    block = options.block or default_block((size, size), grid)
     square = MatmulProblem.gemm(
-        size, size, size, grid, options.block, op_a=options.op_a, op_b=options.op_b, dtype=dtype
+        size, size, size, grid, block, op_a=options.op_a, op_b=options.op_b, dtype=dtype
     )
     made: list[DistributedMatrix] = []
     layouts = (square.a, square.b, square.d)
@@ -236,7 +238,8 @@ def _operands(
                 made.append(ctx.random(layout, seed=seed, distribution="normal"))
             else:
                 progress = clock.reporter.progress
-                made.append(ctx.load(path, grid=grid, block=layout.block, dtype=dtype, progress=progress))
+                given = layout.block if options.block else None
+                made.append(ctx.load(path, grid=grid, block=given, dtype=dtype, progress=progress))
     return made[0], made[1], made[2] if len(made) > 2 else None
 
 

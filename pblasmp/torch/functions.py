@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ __all__ = [
     "matmul_allreduce",
     "matmul_local",
     "matmul_reduce_scatter",
+    "multiply",
     "split_matmul_allreduce",
 ]
 
@@ -67,7 +69,7 @@ def allgather_matmul(
         UnsupportedError: there is no such algorithm, or it refuses the product; raised on every rank, for
             ``backward_algo`` perhaps only in the backward pass. This holds for the other functions, too.
     """
-    return _multiply("allgather_matmul", x, w, ctx, bias, scales, algo, backward_algo)
+    return multiply("allgather_matmul", x, w, ctx, bias, scales, algo, backward_algo)
 
 
 def matmul_reduce_scatter(
@@ -98,7 +100,7 @@ def matmul_reduce_scatter(
     Raises:
         ArgumentError: shapes or types do not fit; raised on every rank.
     """
-    return _multiply("matmul_reduce_scatter", x, w, ctx, bias, scales, algo, backward_algo)
+    return multiply("matmul_reduce_scatter", x, w, ctx, bias, scales, algo, backward_algo)
 
 
 def matmul_allreduce(
@@ -128,7 +130,7 @@ def matmul_allreduce(
     Raises:
         ArgumentError: shapes or types do not fit; raised on every rank.
     """
-    return _multiply("matmul_allreduce", x, w, ctx, bias, scales, algo, "auto")
+    return multiply("matmul_allreduce", x, w, ctx, bias, scales, algo, "auto")
 
 
 def matmul_allgather(
@@ -161,7 +163,7 @@ def matmul_allgather(
         ArgumentError: shapes or types do not fit, or w is not split as ``pblasmp.tensor_parallel.shard`` splits; raised
             on every rank.
     """
-    return _multiply("matmul_allgather", x, w, ctx, bias, scales, algo, backward_algo)
+    return multiply("matmul_allgather", x, w, ctx, bias, scales, algo, backward_algo)
 
 
 def matmul_local(
@@ -177,7 +179,7 @@ def matmul_local(
 
     Like ``matmul_allgather`` without the gathering: it communicates only in the backward pass.
     """
-    return _multiply("matmul_local", x, w, ctx, bias, scales, "auto", backward_algo)
+    return multiply("matmul_local", x, w, ctx, bias, scales, "auto", backward_algo)
 
 
 def split_matmul_allreduce(
@@ -194,10 +196,10 @@ def split_matmul_allreduce(
 
     Like ``matmul_allreduce`` of this rank's columns of x.
     """
-    return _multiply("split_matmul_allreduce", x, w, ctx, bias, scales, algo, backward_algo)
+    return multiply("split_matmul_allreduce", x, w, ctx, bias, scales, algo, backward_algo)
 
 
-def _multiply(
+def multiply(
     form: str,
     x: Tensor,
     w: Tensor,
@@ -206,8 +208,13 @@ def _multiply(
     scales: DelayedScaling | Scales | None,
     algo: str,
     backward_algo: str,
+    mains: Sequence[Tensor] = (),
 ) -> Tensor:
-    """Return a product of ``FORMS``. Collective over the context, unless it is local."""
+    """Return a product of ``FORMS``. Collective over the context, unless it is local.
+
+    If there are ``mains``, the gradient of this rank's part of w is added to them, each has its next rows, and w gets
+    none.
+    """
     kind = operators.FORMS[form]
     _check(form, x, w, ctx, bias, scales, algo, backward_algo)
     needs_x, needs_w = (torch.is_grad_enabled() and each.requires_grad for each in (x, w))
@@ -219,7 +226,7 @@ def _multiply(
             total = gathered.shape[0] * ctx.size
         by_rule = by_rule or needs_x or total is not None
     keep = needs_w and kind.gathers == "x"
-    operands = local(x), local(w), None if bias is None else local(bias)
+    operands = local(x), operators.adding_to(mains, local(w)), None if bias is None else local(bias)
     if scales is not None:
         y = scaled_product(form, *operands, ctx, scales, keep, by_rule, total, algo, backward_algo)
     else:

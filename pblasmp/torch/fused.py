@@ -98,7 +98,8 @@ class FusedColumnParallelLinear(torch.nn.Module):
                 raise ArgumentTypeError(f"x: expected a plain tensor, got {type(x).__name__}")
         weights = [local(layer.weight) for layer in layers]
         biases = None if first.bias is None else torch.cat([local(layer.bias) for layer in layers])
-        whole = first._forward(x, torch.cat(weights), None if first.skip_bias_add else biases)
+        mains = tuple(main for layer in layers for main in layer.main_grads())
+        whole = first._forward(x, torch.cat(weights), None if first.skip_bias_add else biases, mains)
         parts: tuple[Tensor, ...] = whole.split([weight.shape[0] for weight in weights], -1)
         if not first.skip_bias_add:
             return parts

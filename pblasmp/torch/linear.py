@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,6 +46,7 @@ class _ParallelLinear(ParallelModule):
         sequence_parallel: bool,
         sequence_dim: int,
         skip_bias_add: bool,
+        gradient_accumulation_fusion: bool,
         device: Any,
         dtype: Any,
         linear: torch.nn.Linear | None,
@@ -67,16 +69,19 @@ class _ParallelLinear(ParallelModule):
             integer(sequence_dim, "sequence_dim", 0, ArgumentError),
         )
         self.skip_bias_add = skip_bias_add
+        self.gradient_accumulation_fusion = gradient_accumulation_fusion
         self.scales = scales
         if isinstance(scales, DelayedScaling):
             self.scales = copy.deepcopy(scales).to(self.weight.device)
         self.shard = shard(shape[self._split], ctx.size, ctx.rank)
-        self.algo, self.backward_algo = algo, backward_algo
+        self._form, self.algo, self.backward_algo = form, algo, backward_algo
         with ctx.agreement(type(self).__name__):
             if not isinstance(scales, (DelayedScaling, Scales, type(None))):
                 raise ArgumentTypeError(
                     f"scales: expected a DelayedScaling or pblasmp.Scales, got {type(scales).__name__}"
                 )
+            if gradient_accumulation_fusion and scales is not None:
+                raise ArgumentError("gradient_accumulation_fusion: expected False with scales")
             fault = operators.fault_of_algorithms(form, ctx, algo, backward_algo)
             if fault is not None:
                 raise fault
@@ -175,12 +180,35 @@ class _ParallelLinear(ParallelModule):
                 rank has: those multiply without waiting for each other.
         """
         self._check_ties()
-        y = self._forward(x, self.weight, None if self.skip_bias_add else self.bias)
+        y = self._forward(x, self.weight, None if self.skip_bias_add else self.bias, self.main_grads())
         if not self.skip_bias_add:
             return y
         return y, self.bias if self.bias is None or isinstance(y, DTensor) else local(self.bias)
 
-    def _forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def main_grads(self) -> tuple[Tensor, ...]:
+        """Return what the weight's gradient is added to, if anything. Local; collective over the context if it fails.
+
+        Raises:
+            ArgumentError: the weight has no ``main_grad`` of its part's shape.
+        """
+        if not (self.gradient_accumulation_fusion and torch.is_grad_enabled() and self.weight.requires_grad):
+            return ()
+        main, shape = getattr(self.weight, "main_grad", None), local(self.weight.detach()).shape
+        main = main.to_local() if isinstance(main, DTensor) else main
+        if isinstance(main, Tensor) and main.shape == shape and main.is_floating_point():
+            return (main,)
+        given = (
+            type(main).__name__ if not isinstance(main, Tensor) else f"{tuple(main.shape)} of {main.dtype}"
+        )
+        alone = self._form == "matmul_local"
+        with nullcontext() if alone else self.ctx.agreement("pblasmp.torch"):
+            raise ArgumentError(
+                f"weight.main_grad: expected floating-point numbers of shape {tuple(shape)}, got {given}"
+            )
+
+    def _forward(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, mains: tuple[Tensor, ...] = ()
+    ) -> Tensor:
         """Return the layer's output for these parameters. Collective over the context."""
         dim = self.sequence_dim if self.sequence_parallel else 0
         if dim and isinstance(x, Tensor):
@@ -190,11 +218,14 @@ class _ParallelLinear(ParallelModule):
                         f"x: shape is {tuple(x.shape)}, expected a sequence along dimension {dim}"
                     )
             x = x.transpose(0, dim)
-        y = self._product(*self._cast(x, weight, bias))
+        x, weight, bias = self._cast(x, weight, bias)
+        y = self._product(x, weight, bias, mains)
         return y.transpose(0, dim) if dim else y
 
-    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        raise NotImplementedError
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None, mains: tuple[Tensor, ...]) -> Tensor:
+        return functions.multiply(
+            self._form, x, weight, self.ctx, bias, self.scales, self.algo, self.backward_algo, mains
+        )
 
     def extra_repr(self) -> str:
         """Return the layer's options as text, for printing."""
@@ -203,6 +234,7 @@ class _ParallelLinear(ParallelModule):
             f"ranks={self.ctx.size}, sequence_parallel={self.sequence_parallel}"
             f"{f', sequence_dim={self.sequence_dim}' if self.sequence_dim else ''}"
             f"{', skip_bias_add=True' if self.skip_bias_add else ''}"
+            f"{', gradient_accumulation_fusion=True' if self.gradient_accumulation_fusion else ''}"
             f"{f', scales={self.scales}' if isinstance(self.scales, Scales) else ''}"
             f"{f', algo={self.algo!r}' if self.algo != 'auto' else ''}"
             f"{f', backward_algo={self.backward_algo!r}' if self.backward_algo != 'auto' else ''}"
@@ -230,6 +262,9 @@ class ColumnParallelLinear(_ParallelLinear):
         sequence_parallel: the ranks hold parts of the input's first dimension, which is gathered.
         sequence_dim: with ``sequence_parallel`` the dimension that is split instead of the first one.
         skip_bias_add: return (y, bias), y without the bias, so that a later operation can add it.
+        gradient_accumulation_fusion: the gradient of this rank's part of the weight is added to ``weight.main_grad``, a
+            tensor of its shape in any floating-point type, which the caller makes; ``weight.grad`` stays None. Products
+            are summed in the type of ``main_grad``.
         device: by default this rank's GPU on cublasmp, the CPU on the host engine; "meta", also by
             ``with torch.device("meta")``, makes a layer without values.
         dtype: by default PyTorch's.
@@ -261,6 +296,7 @@ class ColumnParallelLinear(_ParallelLinear):
         sequence_parallel: bool = False,
         sequence_dim: int = 0,
         skip_bias_add: bool = False,
+        gradient_accumulation_fusion: bool = False,
         device: Any = None,
         dtype: Any = None,
         linear: torch.nn.Linear | None = None,
@@ -283,6 +319,7 @@ class ColumnParallelLinear(_ParallelLinear):
             sequence_parallel,
             sequence_dim,
             skip_bias_add,
+            gradient_accumulation_fusion,
             device,
             dtype,
             linear,
@@ -293,14 +330,6 @@ class ColumnParallelLinear(_ParallelLinear):
             backward_algo,
         )
         self.gather_output = gather_output
-
-    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        how: dict[str, Any] = {"scales": self.scales, "backward_algo": self.backward_algo}
-        if self.sequence_parallel:
-            return functions.allgather_matmul(x, weight, self.ctx, bias=bias, algo=self.algo, **how)
-        if self.gather_output:
-            return functions.matmul_allgather(x, weight, self.ctx, bias=bias, algo=self.algo, **how)
-        return functions.matmul_local(x, weight, self.ctx, bias=bias, **how)
 
 
 class RowParallelLinear(_ParallelLinear):
@@ -318,6 +347,9 @@ class RowParallelLinear(_ParallelLinear):
         sequence_parallel: the output is scattered: every rank gets its part of the first dimension.
         sequence_dim: with ``sequence_parallel`` the dimension that is split instead of the first one.
         skip_bias_add: return (y, bias), y without the bias, so that a later operation can add it.
+        gradient_accumulation_fusion: the gradient of this rank's part of the weight is added to ``weight.main_grad``, a
+            tensor of its shape in any floating-point type, which the caller makes; ``weight.grad`` stays None. Products
+            are summed in the type of ``main_grad``.
         device: by default this rank's GPU on cublasmp, the CPU on the host engine; "meta", also by
             ``with torch.device("meta")``, makes a layer without values.
         dtype: by default PyTorch's.
@@ -350,6 +382,7 @@ class RowParallelLinear(_ParallelLinear):
         sequence_parallel: bool = False,
         sequence_dim: int = 0,
         skip_bias_add: bool = False,
+        gradient_accumulation_fusion: bool = False,
         device: Any = None,
         dtype: Any = None,
         linear: torch.nn.Linear | None = None,
@@ -372,6 +405,7 @@ class RowParallelLinear(_ParallelLinear):
             sequence_parallel,
             sequence_dim,
             skip_bias_add,
+            gradient_accumulation_fusion,
             device,
             dtype,
             linear,
@@ -383,19 +417,13 @@ class RowParallelLinear(_ParallelLinear):
         )
         self.input_is_parallel = input_is_parallel
 
-    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        how: dict[str, Any] = {"scales": self.scales, "algo": self.algo}
-        if self.sequence_parallel:
-            return functions.matmul_reduce_scatter(
-                x, weight, self.ctx, bias=bias, backward_algo=self.backward_algo, **how
-            )
-        if self.input_is_parallel:
-            return functions.matmul_allreduce(x, weight, self.ctx, bias=bias, **how)
-        if isinstance(x, Tensor) and x.shape[-1:] != (self.in_features,):  # the others are at their product
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None, mains: tuple[Tensor, ...]) -> Tensor:
+        splits = (
+            self._form == "split_matmul_allreduce"
+        )  # by the sizes of the layer: the others are at their product
+        if splits and isinstance(x, Tensor) and x.shape[-1:] != (self.in_features,):
             with self.ctx.agreement("pblasmp.torch"):
                 raise ArgumentError(
                     f"x: shape is {tuple(x.shape)}, expected {self.in_features} as its last dimension"
                 )
-        return functions.split_matmul_allreduce(
-            x, weight, self.ctx, bias=bias, backward_algo=self.backward_algo, **how
-        )
+        return super()._product(x, weight, bias, mains)

@@ -24,7 +24,7 @@ Operators take the context by its name: torch.compile then sees a constant, whic
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
 from typing import Any, NamedTuple, TypeAlias
 
@@ -41,6 +41,7 @@ __all__ = [
     "FORMS",
     "Form",
     "Gradients",
+    "adding_to",
     "as_rows",
     "beside",
     "borrowed",
@@ -260,7 +261,7 @@ def _product_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
     kind, (needs_x, needs_w, *_) = FORMS[ctx.form], ctx.needs_input_grad
-    ctx.shape = x.shape
+    ctx.shape, ctx.mains = x.shape, getattr(w, _MAINS, ())
     kept = output[1] if kind.gathers == "x" else x
     ctx.save_for_backward(kept if needs_w else None, w if needs_x or kind.scatters else None)
 
@@ -351,8 +352,39 @@ def _of_parameters(node: Any, gy: Tensor, x: Tensor | None) -> tuple[Tensor | No
     if needs_w:
         assert x is not None
         assert rows is not None
-        gw = rows.t() @ as_rows(x)
+        if node.mains:
+            _add_to(node.mains, rows, as_rows(x))
+        else:
+            gw = rows.t() @ as_rows(x)
     return gw, rows.sum(0) if needs_bias and rows is not None else None
+
+
+_MAINS = "pblasmp_main_grads"
+
+
+def adding_to(mains: Sequence[Tensor], w: Tensor) -> Tensor:
+    """Return weights whose gradient is added to ``mains``, each of which has the next of their rows. Local."""
+    if not mains:
+        return w
+    if torch.compiler.is_compiling():
+        raise UnsupportedError("gradient_accumulation_fusion: not in code that torch.compile compiles")
+    view = w.view_as(w)
+    setattr(view, _MAINS, tuple(mains))
+    return view
+
+
+def _add_to(mains: Sequence[Tensor], gy: Tensor, x: Tensor) -> None:
+    """Add gyᵀ x to ``mains``, each of which has the next of its rows, summed in their type. Local."""
+    at = 0
+    for main in mains:
+        part = gy[:, at : at + main.shape[0]].t()
+        at += main.shape[0]
+        if main.dtype == x.dtype:
+            main.addmm_(part, x)
+        elif x.is_cuda and main.dtype == torch.float32 and hasattr(torch.ops.aten.mm, "dtype"):
+            main += torch.mm(part, x, out_dtype=torch.float32)  # without operands in float32
+        else:
+            main.addmm_(part.to(main.dtype), x.to(main.dtype))
 
 
 def as_rows(tensor: Tensor) -> Tensor:

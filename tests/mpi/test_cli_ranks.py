@@ -187,6 +187,11 @@ def test_ranks_that_have_started_look_for_garbage(monkeypatch):
     assert on_ranks(looks_for_garbage, None, 1) == {"enabled": True}
 
 
+def test_default_blocks_leave_no_rank_without_a_part(pblasmp):
+    done = pblasmp("matmul", "--size", 100, "-n", 4, "--check")
+    assert "layout    float64 in blocks of 50 × 50, rank 0 holds 50 × 50 of D" in done.stdout
+
+
 def test_blocks_along_m_n_and_k(pblasmp):
     done = pblasmp("matmul", "--size", 20, "-n", 4, "--block", "6,3,2", "--trans", "NT", "--check")
     assert (done.returncode, done.stderr) == (0, "")

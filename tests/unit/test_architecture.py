@@ -139,6 +139,7 @@ LAYERS: dict[str, set[str]] = {
         "io",
         "engines",
         "context",
+        "creation",
         "matrix",
         "interop",
         "tensor_parallel",

@@ -821,11 +821,64 @@ def fused(ctx: pb.Context, mesh: DeviceMesh) -> None:
         pt.FusedColumnParallelLinear.from_linears({"a": nn.Linear(6, 3), "b": nn.Linear(5, 3)}, ctx=ctx)
 
 
+def main_grads(ctx: pb.Context, mesh: DeviceMesh) -> None:
+    """Gradients of two micro-batches are summed in main_grad's type, by every form; without main_grad it is refused."""
+    tokens, how = (
+        2 * ctx.size + 1,
+        {"ctx": ctx, "gradient_accumulation_fusion": True, "dtype": torch.bfloat16},
+    )
+    sizes = {"q": 5, "v": 3}
+    for layer, whole_x in (
+        (pt.ColumnParallelLinear(6, 7, sequence_parallel=True, **how), (own(tokens, ctx), slice(None))),
+        (pt.ColumnParallelLinear(6, 7, gather_output=True, **how), (slice(None), slice(None))),
+        (pt.ColumnParallelLinear(6, 7, **how), (slice(None), slice(None))),
+        (pt.RowParallelLinear(6, 7, sequence_parallel=True, **how), (slice(None), own(6, ctx))),
+        (pt.RowParallelLinear(6, 7, input_is_parallel=False, **how), (slice(None), slice(None))),
+        (pt.RowParallelLinear(6, 7, bias=False, **how), (slice(None), own(6, ctx))),
+        (
+            pt.FusedColumnParallelLinear(6, sizes, sequence_parallel=True, **how),
+            (own(tokens, ctx), slice(None)),
+        ),
+    ):
+        fused = isinstance(layer, pt.FusedColumnParallelLinear)
+        for each in layer.children() if fused else [layer]:
+            with pytest.raises(
+                pb.ArgumentError, match=r"weight.main_grad: expected .* of shape \(.*\), got NoneType"
+            ):
+                layer(torch.ones(2, 6, dtype=torch.bfloat16)[:, whole_x[1]])
+            nn.init.ones_(each.weight)
+            each.weight.main_grad = torch.zeros(local(each.weight).shape, dtype=torch.float32)
+        expected = 0.0
+        for seed in (1, 2):
+            x = integers(ctx, seed, tokens, 6) * 129  # 258 * 129 has more bits than bfloat16
+            mine = x[whole_x].to(torch.bfloat16).requires_grad_()
+            y = layer(mine)
+            sum(each.sum() * 129 for each in (y if fused else [y])).backward()
+            expected = expected + x.float().to(torch.bfloat16).float().sum(0) * 129
+            assert mine.grad is not None
+        for each in layer.children() if fused else [layer]:
+            rows = expected.expand(each.out_features, -1)
+            part = (
+                (each.shard, slice(None))
+                if isinstance(each, pt.ColumnParallelLinear)
+                else (slice(None), each.shard)
+            )
+            assert torch.equal(each.weight.main_grad, rows[part]), layer
+            assert each.weight.grad is None
+            assert each.bias is None or each.bias.grad is not None
+    with pytest.raises(pb.ArgumentError, match="gradient_accumulation_fusion: expected False with scales"):
+        pt.RowParallelLinear(32, 32, scales=pt.DelayedScaling(), **how)
+    fast = torch.compile(pt.RowParallelLinear(6, 7, **how), backend="eager", fullgraph=True)
+    fast.weight.main_grad = torch.zeros(local(fast.weight).shape)
+    with pytest.raises(Exception, match=r"not in code that torch\.compile compiles"):
+        fast(torch.ones(2, 6, dtype=torch.bfloat16)[:, own(6, ctx)])
+
+
 CASES = (
     marks_last, frozen_stays_frozen, sequences, copies_of_sequence_modules, dtensors_through_sequence_modules,
     what_sequences_refuse, dropout, ties, ties_that_cannot_be_kept, modules_in_several_places, on_meta, initialisers,
     rank_0s_numbers, loss_options, subclasses, padding, batch_first, bias_apart, wrong_types, regions, fused,
-    values_at_rank_0_only, scattered,
+    values_at_rank_0_only, scattered, main_grads,
 )  # fmt: skip
 
 
