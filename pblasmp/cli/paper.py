@@ -72,7 +72,7 @@ def _measure(options: MeasureOptions, reporter: Reporter) -> dict[str, Any]:
         a, b, out = ctx.eye(d), ctx.zeros(d), ctx.zeros(d)
         x, w = (ctx.engine.empty((8, 8), np.dtype(np.float32), "C", 8) for _ in range(2))
         x[...], w[...] = 0, 0
-        product = plan_matmul(a, b, out=out)
+        product: Any = plan_matmul(a, b, out=out)
         routine: Any = plan("trsm", a, b, out=out)
         parallel: Any = plan("allgather_matmul", x, w, ctx)
         for each in (product, routine, parallel):

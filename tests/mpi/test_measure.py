@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from unittest import mock
 
 import click
@@ -18,17 +19,19 @@ from pblasmp.costs.machines import machine_from, machine_toml, with_ranks
 from pblasmp.problems.files import read_toml
 from tests.helpers.mpi import run_mpi
 
-SMALL = {"host": (8, 16)}
+SMALL = {"_SIZES": {"host": (8, 16)}, "_COPIED": {"host": 1 << 16}, "_SENT": {"host": 1 << 12}}
 
 
 def measured(comm):
-    with (
-        mock.patch.object(measure, "_SIZES", SMALL),
-        mock.patch.object(measure, "_COPIED", 1 << 16),
-        pb.Context(comm, engine="host") as ctx,
-    ):
+    with mock.patch.multiple(measure, **SMALL), pb.Context(comm, engine="host") as ctx:
         a = ctx.zeros(pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, ctx.size)))
-        return measure.measure_ranks(ctx.engine, ctx.comm, lambda: a @ a, lambda _: None)
+        entry = measure.measure_ranks(ctx.engine, ctx.comm, lambda: a @ a, lambda _: None)
+        product = pb.plan_matmul(a, a)
+        calls = [
+            (product.problem, lambda: time.sleep(0.03)),
+            (pb.Level3Problem("trmm", a=a.descriptor, b=a.descriptor, d=a.descriptor), product),
+        ]
+        return {**entry, "calls": measure.measure_calls(ctx.engine, ctx.comm, entry, calls)}
 
 
 def test_measure(tmp_path):
@@ -37,7 +40,10 @@ def test_measure(tmp_path):
     for nranks in (1, 2):
         entry = run_mpi(measured, nranks)[0]
         assert ("link" in entry) == (nranks > 1)
-        assert [n for n, _ in entry["gemm"]["complex64"]] == [8, 16]
+        assert (
+            [n for n, _ in entry["gemm"]["complex64"]] == [n for n, _ in entry["trsm"]["float32"]] == [8, 16]
+        )
+        assert entry["calls"]["product"] > 0.02 > entry["calls"]["routine"] >= 0
         table = with_ranks(table, entry, title="here", measured=True, memory_bytes=1 << 30)
     file = tmp_path / "here.toml"
     file.write_text(machine_toml(table))

@@ -287,6 +287,7 @@ def kept(comm):
         case.local_x, case.local_w = (x.copy() for x in (case.local_x, case.local_w))
         gc.collect()
         yield "arrays are let go", wrong or (None if not any(x() is not None for x in gone) else "kept")
+        yield "a model", _of_a_model(rng, comm, ctx, made)
         few, ctx.kept._most = 8, 8 << 17  # of plans that count 128 KiB each
         for n in range(1, 20):
             other = Case(rng, comm, "allgather_matmul", "float32", 4, n, 4)
@@ -301,6 +302,17 @@ def kept(comm):
             "one that was closed",
             unlike(case(ctx), case.expected()) or (None if made else "not planned anew"),
         )
+
+
+def _of_a_model(rng, comm, ctx, made):
+    """8 products for 20 sequence lengths, in every step of training: each is planned once."""
+    weights = [(form, n, k) for form in FORMS for n, k in ((4, 8), (8, 4))]
+    cases = [Case(rng, comm, form, "float32", t, n, k) for t in range(2, 42, 2) for form, n, k in weights]
+    made.clear()
+    for _ in range(2):
+        wrong = [each for each in cases if unlike(each(ctx), each.expected())]
+    told = f"{len(made)} plans, {ctx.kept.evictions} closed, of {len(cases)} products, {len(wrong)} wrong"
+    return None if (len(made), ctx.kept.evictions, wrong) == (len(cases), 0, []) else told
 
 
 def copies(comm):

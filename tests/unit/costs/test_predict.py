@@ -61,6 +61,36 @@ def test_messages_and_copies():
     assert found.traffic.imbalance == 1
 
 
+def test_kernels_calls_and_hosts():
+    """Solves at their own rate; calls by kind; a GPU's host queues calls while it computes, or takes longer itself."""
+    n, square = 100, pb.MatrixDescriptor((100, 100), (100, 100), pb.Grid(1, 1))
+    solve = pb.Level3Problem("trsm", a=square, b=square, d=square)
+    product = pb.MatmulProblem.gemm(n, n, n, "1x1", n)
+    node = {
+        **NODE,
+        "ranks": 1,
+        "trsm": {"float64": [[10, 1e8]]},
+        "calls": {"routine": 0.25},
+        "launch_seconds": 0.125,
+    }
+    found = pb.predict(solve, machine(ranks=[node]))
+    assert found.compute_seconds == pytest.approx(n**3 / 1e8)
+    assert found.call_seconds == 0.25 + 0.125
+    assert found.extrapolated == ()
+    assert pb.predict(product, machine(ranks=[node])).call_seconds == 0.5 + 0.125
+    unknown = pb.predict(solve, machine(ranks=[{**NODE, "ranks": 1}]))
+    assert unknown.compute_seconds == pytest.approx(n**3 / 1e9)
+    assert unknown.extrapolated == ("trsm of float64 was not measured: taken to be as fast as products",)
+    gpu = machine(ranks=[node], engine="gpu")
+    assert pb.predict(product, gpu).seconds == pytest.approx(0.5 + 0.125)  # the host's
+    slow = machine(ranks=[{**node, "gemm": {"float64": [[10, 1e6]]}}], engine="gpu")
+    assert pb.predict(product, slow).seconds == pytest.approx(2 * n**3 / 1e6)  # the GPU's
+    square = pb.MatrixDescriptor((4096, 4096), (256, 256), pb.Grid(1, 2))
+    symm = pb.Level3Problem("symm", a=square, b=square, d=square)
+    assert pb.predict(symm, "2-h200").algorithm == "full"  # as GPUs do
+    assert pb.predict(symm, machine(ranks_per_node=2)).algorithm == "shared"
+
+
 def test_nodes_and_imbalance():
     p = pb.MatmulProblem.gemm(300, 300, 300, "1x8", 100)  # five ranks have nothing
     with pytest.raises(pb.ArgumentError, match="made-up is one node of 4 ranks, the layouts need 8"):
