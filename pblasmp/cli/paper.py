@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..costs.measure import measure_calls, measure_ranks
 from ..costs.predict import predict, time_text
 from ..engines.choice import EngineName
 from ..layout import Grid, MatmulProblem, MatrixDescriptor
+from ..layout.forms import FORMS
 from ..planning import plan
 from ..problems.files import load_problem, read_toml
 from ..products import plan_matmul
@@ -74,14 +76,13 @@ def _measure(options: MeasureOptions, reporter: Reporter) -> dict[str, Any]:
         x[...], w[...] = 0, 0
         product: Any = plan_matmul(a, b, out=out)
         routine: Any = plan("trsm", a, b, out=out)
-        parallel: Any = plan("allgather_matmul", x, w, ctx)
-        for each in (product, routine, parallel):
+        forms: list[Any] = [plan(form, x, w, ctx) for form in FORMS]
+        for each in (product, routine, *forms):
             open_plans.enter_context(each)
         entry = measure_ranks(ctx.engine, ctx.comm, product, reporter.step)
-        entry["calls"] = measure_calls(
-            ctx.engine, ctx.comm, entry,
-            [(product.problem, product), (routine.problem, routine), (parallel.problem, lambda: parallel(x))],
-        )  # fmt: skip
+        calls = [(each.problem, each) for each in (product, routine)]
+        calls += [(each.problem, partial(each, x)) for each in forms]
+        entry["calls"] = measure_calls(ctx.engine, ctx.comm, entry, calls)
         gpus = ctx.engine.device is not None
         return {
             "entry": entry, "machine": ctx.engine.machine, "engine": "gpu" if gpus else "host",

@@ -54,7 +54,7 @@ class NodeOf:
         launch_seconds: what it takes the host to start a local product.
         meeting_seconds: how long the ranks take to wait for each other.
         call_seconds: what a call takes the host besides that.
-        calls: the same for some kinds of problems: "product", "routine", "parallel" or "factorisation".
+        calls: the same for some kinds of problems: "product", "routine", or a form of tensor-parallel products.
     """
 
     ranks: int

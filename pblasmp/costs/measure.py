@@ -26,7 +26,7 @@ from .predict import kind_of, predict
 __all__ = ["measure_calls", "measure_ranks", "measure_speed"]
 
 _SAMPLES = 5
-_LONG = 1.5  # seconds: no product that would take longer
+_LONG = 1.5  # seconds: nothing that would take longer
 _COPIED = {"host": 64 << 20, "gpu": 512 << 20}  # bytes
 _SENT = {"host": 16 << 20, "gpu": 256 << 20}  # bytes of a rank
 _TYPES = {
@@ -34,8 +34,11 @@ _TYPES = {
     "gpu": ("bfloat16", "float32", "float64"),
 }
 _SOLVES = ("float32", "float64")
-_SIZES = {"host": (32, 64, 128, 256, 512, 1024, 2048), "gpu": (256, 512, 1024, 2048, 4096, 8192)}
-_RECORDED = 16  # products in a CUDA graph: launching them one by one would take longer than small ones
+_SIZES = {"host": (32, 64, 128, 256, 512, 1024, 2048), "gpu": (256, 512, 1024, 2048, 4096, 8192, 16384)}
+_RECORDED = (
+    (1024, 16),
+    (2048, 4),
+)  # up to n so many in a CUDA graph: launching small ones one by one takes longer
 
 
 def measure_ranks(
@@ -131,7 +134,7 @@ def _curve(
 
 
 def _products(engine: Engine) -> Callable[[int, str], tuple[Callable[[], Any], int]]:
-    return lambda n, dtype: _recorded(engine, _product(engine, n, dtype))
+    return lambda n, dtype: _recorded(engine, n, _product(engine, n, dtype))
 
 
 def _solves(engine: Engine) -> Callable[[int, str], tuple[Callable[[], Any], int]]:
@@ -141,23 +144,24 @@ def _solves(engine: Engine) -> Callable[[int, str], tuple[Callable[[], Any], int
         kind = as_dtype(dtype)
         a, x = (engine.empty((n, n), kind, "C", n) for _ in range(2))
         a[...], x[...] = engine.xp.eye(n, dtype=kind), 0
-        return _recorded(engine, lambda: engine.operations.trsm(1, a, x, lower=True, unit=False))
+        return _recorded(engine, n, lambda: engine.operations.trsm(1, a, x, lower=True, unit=False))
 
     return make
 
 
-def _recorded(engine: Engine, run: Callable[[], Any]) -> tuple[Callable[[], Any], int]:
+def _recorded(engine: Engine, n: int, run: Callable[[], Any]) -> tuple[Callable[[], Any], int]:
     """Return what repeats ``run`` without the host's time to launch it, and how often it does. Local."""
     graphs = engine.graphs()
-    if graphs is None:
+    times = next((times for most, times in _RECORDED if n <= most), 1)
+    if graphs is None or times == 1:
         return run, 1
     run()
 
     def several() -> None:
-        for _ in range(_RECORDED):
+        for _ in range(times):
             run()
 
-    return graphs.record(several).launch, _RECORDED
+    return graphs.record(several).launch, times
 
 
 def _product(engine: Engine, n: int, dtype: str) -> Callable[[], None]:

@@ -139,7 +139,7 @@ def predict(
 def kind_of(problem: Problem) -> str:
     """Return which ``calls`` of a machine a problem is one of. Local."""
     if isinstance(problem, ParallelProblem):
-        return "parallel"
+        return problem.form
     return "routine" if isinstance(problem, Level3Problem) else "product"
 
 
