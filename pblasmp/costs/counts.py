@@ -188,8 +188,9 @@ def _merged(factors: Factors) -> Factors:
 def _message_factors(src: Side, dst: Side, rows: Numbers, cols: Numbers, limit: int) -> Factors:
     """Return the number of messages between processes as a sum of products of a matrix of rows and one of columns."""
     turned = dst.order == "F"  # messages are cut across columns
+    lines, to_lines = (src.cols, dst.cols) if turned else (src.rows, dst.rows)
     if turned:
-        src, dst, rows, cols = src.T, dst.T, cols, rows
+        rows, cols = cols, rows
     factors: Factors = []
     known: dict[tuple[object, ...], int] = {}
     small = np.zeros(cols.shape, bool)  # pairs of columns with which every message is whole
@@ -200,7 +201,7 @@ def _message_factors(src: Side, dst: Side, rows: Numbers, cols: Numbers, limit: 
         parts = (rows > 0).astype(np.float64)
         across = (Stretch(1, width, 0, 0, 0, 0),)
         for p, q in zip(*np.nonzero(rows * width > limit), strict=True):
-            stretches = intersect(src.rows, int(p), dst.rows, int(q))
+            stretches = intersect(lines, int(p), to_lines, int(q))
             lengths = (width, *((s.repeat, s.length) for s in stretches))
             if lengths not in known:
                 known[lengths] = len(Piece(stretches, across).split(limit, "C"))
