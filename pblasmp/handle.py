@@ -106,6 +106,11 @@ class Handle:
         return Place(self.whole, *self._at)
 
     @property
+    def transposed(self) -> bool:
+        """Whether its rows are columns in the memory that it shows. Local."""
+        return self._at[4]
+
+    @property
     def writeable(self) -> bool:
         """Whether its local array may be written to. Local."""
         flags = (self if self._view_of is None else self._view_of)._array.flags

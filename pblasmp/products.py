@@ -187,7 +187,7 @@ def _read(
 
 def _untransposed(x: Any, op: Op) -> tuple[Any, Op]:
     """Return ``A, "T"`` for ``A.T, "N"``, and so for views of A.T: the result is then laid out as for A itself."""
-    transposed = isinstance(x, Handle) and x.place.transposed and one_of(op, "NTC")
+    transposed = isinstance(x, Handle) and x.transposed and one_of(op, "NTC")
     if not transposed or (op == "C" and x.dtype.kind == "c"):
         return x, op
     return x.T, "T" if op == "N" else "N"

@@ -50,6 +50,7 @@ class Board:
         self._count = 0
         base, (half, line, _) = lines.ctypes.data, lines.strides
         self._words = [[base + i * half + rank * line for rank in range(lines.shape[1])] for i in (0, 1)]
+        self._numbers = lines.reshape(-1).data  # the same integers; faster for one at a time
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
         """Start writing the element-wise maximum over the ranks of at most 7 values into ``out``. Collective."""
@@ -59,52 +60,88 @@ class Board:
         """Start writing at most 7 values of each rank into the rows of ``out``. Collective."""
         return self._post(values, out)
 
+    def vote(self, number: int) -> _Posted:
+        """Start ``imax`` of ``~number``, ``number`` and 0. Collective."""
+        half = (self._count + 1) % 2
+        mine, numbers = (half * len(self._words[0]) + self._rank) * _LINE, self._numbers
+        numbers[mine + 1], numbers[mine + 2], numbers[mine + 3] = ~number, number, 0
+        return self._announce(None)
+
     def _post(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
-        self._count += 1
-        lines = self._lines[self._count % 2]
+        lines = self._lines[(self._count + 1) % 2]
         if values.size:
             lines[self._rank, 1 : 1 + values.size] = values
-        lines[self._rank, 0] = self._count  # last: a rank that sees the count also sees the values
-        words = self._words[self._count % 2]
+        return self._announce(out)
+
+    def _announce(self, out: NDArray[np.int64] | None) -> _Posted:
+        """Tell the other ranks that this one's values are there."""
+        self._count = count = self._count + 1
+        half = count % 2
+        words = self._words[half]
+        first = half * len(words) * _LINE
+        self._numbers[first + self._rank * _LINE] = count  # last: a rank that sees it also sees the values
         futex.wake(words[self._rank])
-        return _Posted(lines, self._count, out, self._processes, words)
+        return _Posted(self._lines[half], self._numbers, first, count, out, self._processes, words)
 
 
 class _Posted:
     """A reduction that has begun, with the interface of the requests of mpi4py and of process groups."""
 
+    __slots__ = (
+        "_at", "_count", "_done", "_end", "_lines", "_next_look", "_numbers", "_out", "_processes", "_since", "_words",
+    )  # fmt: skip
+
     def __init__(
         self,
         lines: NDArray[np.int64],
+        numbers: memoryview,
+        first: int,
         count: int,
-        out: NDArray[np.int64],
+        out: NDArray[np.int64] | None,
         processes: Sequence[Process],
         words: Sequence[int],
     ) -> None:
         self._words = words  # the addresses of the ranks' counts
-        self._lines, self._count, self._out, self._processes = lines, count, out, processes
-        self._here = 0  # how many ranks, counted from rank 0, have arrived
+        self._lines, self._numbers, self._count, self._out = lines, numbers, count, out
+        self._at = first  # where the count is of the first rank that has not arrived
+        self._end = first + len(words) * _LINE
+        self._processes = processes
         self._done = False
-        self._since = time.monotonic()
+        self._since = 0.0
         self._next_look = _LOOK_SECONDS
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
-        while self._here < len(self._lines) and self._lines[self._here, 0] == self._count:
-            self._here += 1
-        if not self._done and self._here == len(self._lines):
-            if self._out.ndim == 2:
-                self._out[...] = self._lines[:, 1 : 1 + self._out.shape[1]]
-            elif self._out.size:
-                np.maximum.reduce(self._lines[:, 1 : 1 + self._out.size], axis=0, out=self._out)
+        at, end, numbers, count = self._at, self._end, self._numbers, self._count
+        while at < end and numbers[at] == count:
+            at += _LINE
+        self._at = at
+        if at == end and not self._done:
+            if self._out is not None:
+                self.write(self._out)
             self._done = True
         return self._done
 
+    def write(self, out: NDArray[np.int64]) -> None:
+        """Write the result, once it is done."""
+        if out.ndim == 2:
+            out[...] = self._lines[:, 1 : 1 + out.shape[1]]
+        elif out.size:
+            np.maximum.reduce(self._lines[:, 1 : 1 + out.size], axis=0, out=out)
+
+    def unanimous(self, number: int) -> bool:
+        """Return whether every rank has voted for a number, once it is done."""
+        numbers = self._numbers
+        for at in range(self._end - len(self._words) * _LINE, self._end, _LINE):
+            if numbers[at + 2] != number or numbers[at + 3]:
+                return False
+        return True
+
     def sleep(self) -> None:
         """Sleep until another rank arrives, but not for long."""
-        if self._here < len(self._lines):
-            last = int(self._lines[self._here, 0])
+        if self._at < self._end:
+            last = self._numbers[self._at]
             if last != self._count:
-                futex.sleep_while(self._words[self._here], last, _NAP_SECONDS)
+                futex.sleep_while(self._words[(self._at - self._end) // _LINE], last, _NAP_SECONDS)
 
     def pause(self) -> None:
         """Yield the core, and sleep if the wait is long. Notice ranks that have ended, in case no launcher does.
@@ -112,7 +149,9 @@ class _Posted:
         Raises:
             ClosedError: a rank has ended before it arrived.
         """
-        waited = time.monotonic() - self._since
+        now = time.monotonic()
+        self._since = self._since or now
+        waited = now - self._since
         if waited < _BUSY_SECONDS:
             os.sched_yield()
         else:

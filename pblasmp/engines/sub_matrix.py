@@ -140,15 +140,25 @@ def check_overlap(asked: Asked, in_place: Part | None) -> None:
 
 def vote_number(asked: Asked) -> int:
     """Return the number that the ranks vote on: equal if, and only if, they ask for the same."""
-    alpha, beta = complex(asked.alpha), complex(asked.beta)
-    options = f"{asked.call} {asked.routine} {asked.side}{asked.uplo}{asked.op_a}{asked.op_b}{asked.diag} {asked.new} "
+    call, routine, a, b, c, d, *others = asked
     parts = [
-        part[0].pattern.digest + struct.pack("=4q?", *part[1:]) if part is not None else b"-"
-        for part in (asked.a, asked.b, asked.c, asked.d)
+        part[0].pattern.digest + _place_as_bytes(*part[1:]) if part is not None else b"-"
+        for part in (a, b, c, d)
     ]
-    scalars = struct.pack("=4d", alpha.real, alpha.imag, beta.real, beta.imag)
-    digest = hashlib.blake2b(b"".join((options.encode(), scalars, *parts)), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
+    digest = hashlib.blake2b(b"".join((_options_as_bytes(call, routine, *others), *parts)), digest_size=8)
+    return int.from_bytes(digest.digest(), "little", signed=True)
+
+
+_place_as_bytes = struct.Struct("=4q?").pack
+
+
+@lru_cache(1024)
+def _options_as_bytes(
+    call: str, routine: str, new: bool, side: str, uplo: str, op_a: str, op_b: str, diag: str, *scalars: complex
+) -> bytes:  # fmt: skip
+    alpha, beta = map(complex, scalars)
+    options = f"{call} {routine} {side}{uplo}{op_a}{op_b}{diag} {new} "
+    return options.encode() + struct.pack("=4d", alpha.real, alpha.imag, beta.real, beta.imag)
 
 
 def stays(x: SubMatrix, d: SubMatrix, across: Span, *, flipped: bool = False) -> bool:
@@ -163,17 +173,14 @@ def stays(x: SubMatrix, d: SubMatrix, across: Span, *, flipped: bool = False) ->
     rows = d.cols if flipped else d.rows
     if not x.cols.whole or not across.whole or x.rows != rows:
         return False
-    column = across.source
-    pairs = (
-        (x.rank(p, x.cols.source), d.rank(column, p) if flipped else d.rank(p, column))
-        for p in range(rows.nprocs)
-    )
-    return all(one == other for one, other in pairs)
+    column, k = across.source, x.cols.source
+    processes = range(rows.nprocs)
+    of_d = [d.rank(column, p) if flipped else d.rank(p, column) for p in processes]
+    return [x.rank(p, k) for p in processes] == of_d
 
 
 def same_rank(x: SubMatrix, d: SubMatrix) -> bool:
     """Return whether one rank has all of both."""
-    spans = (x.rows, x.cols, d.rows, d.cols)
-    return all(span.whole for span in spans) and (
-        x.rank(x.rows.source, x.cols.source) == d.rank(d.rows.source, d.cols.source)
-    )
+    if not (x.rows.whole and x.cols.whole and d.rows.whole and d.cols.whole):
+        return False
+    return x.rank(x.rows.source, x.cols.source) == d.rank(d.rows.source, d.cols.source)

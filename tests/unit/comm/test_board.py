@@ -66,6 +66,37 @@ def test_nobody_is_through_before_all_are_there():
     assert on_ranks(3, work) == [False] * 3
 
 
+def test_votes_are_reductions():
+    """A vote on a number is the reduction that an agreement makes of its facts and faults."""
+
+    def work(comm):
+        mine, out = one_board(comm), np.empty(3, np.int64)
+
+        def voted(number):
+            request = mine.vote(number)
+            while not request.Test():
+                time.sleep(0.001)
+            return request, number
+
+        found = []
+        for number in (7, -(2**63), 2**63 - 1):
+            request, mine_is = voted(number)
+            request.write(out)
+            found.append((request.unanimous(mine_is), out.tolist() == [~number, number, 0]))
+        for values in ([~7, 7, 0], [~8, 8, 0], [~7, 7, 1]):  # of rank 2: an agreement, other facts, a fault
+            if comm.rank == 2:
+                reduced(mine, values, np.empty(3, np.int64))
+                continue
+            request, mine_is = voted(7)
+            request.write(out)
+            found.append((request.unanimous(mine_is), out.tolist() == [max(~7, values[0]), *values[1:]]))
+        return found
+
+    everyones = on_ranks(3, work)
+    assert everyones[2] == [(True, True)] * 3
+    assert everyones[:2] == [[*[(True, True)] * 4, (False, True), (False, True)]] * 2
+
+
 @pytest.mark.parametrize("wait", ["sleep", "pause"])
 def test_who_sleeps_is_woken_by_the_last_that_comes(monkeypatch, wait):
     monkeypatch.setattr(board, "_NAP_SECONDS", 300.0)

@@ -27,6 +27,7 @@ from .updates import updated
 __all__ = ["HostDirect"]
 
 _KEPT_STEPS = 1 << 15  # of all kept programs: each is a call with its arguments, about 500 bytes
+_SEEN = 1 << 16  # calls that are remembered by a number each
 
 
 class HostDirect:
@@ -51,6 +52,7 @@ class HostDirect:
         # By set of slabs; None for a call that is not for direct calls.
         self._programs: tuple[dict[Asked, Program | None], ...] = {}, {}
         self._steps = 0
+        self._seen: set[int] = set()  # hashes of calls that have been made once
 
     def run(self, control: Communicator, asked: Asked) -> bool | None:
         """See ``Direct``. Collective over the context."""
@@ -122,13 +124,18 @@ class HostDirect:
         return self._kept(asked, call) if call.nbytes <= self._capacity else call
 
     def _kept(self, asked: Asked, call: Preparation) -> Program:
-        """Return a call's program in the set of slabs that comes next, and keep it."""
+        """Return a call's program in the set of slabs that comes next; keep it if the call has been made before."""
         program = call.bind(self._memory[self._half] if call.nbytes else None)
-        if not asked.new:  # which has another result each time
-            self._steps += len(program.before) + len(program.compute) + 1
-            if self._steps > _KEPT_STEPS:
-                self._forget()
-            self._programs[self._half][asked] = program
+        name = hash(asked)
+        if name not in self._seen:  # most calls on ever new sub-matrices are not made again
+            if len(self._seen) >= _SEEN:
+                self._seen.clear()
+            self._seen.add(name)
+            return program
+        self._steps += len(program.before) + len(program.compute) + 1
+        if self._steps > _KEPT_STEPS:
+            self._forget()
+        self._programs[self._half][asked] = program
         return program
 
     def _forget(self) -> None:
