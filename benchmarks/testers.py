@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run ScaLAPACK's own testers with pblasmp in place of what they test: ``python -m benchmarks.testers``.
 
-``--save`` writes the file from which the table in the docs is made. It takes some minutes.
+``--save`` writes the file from which the table in the docs is made; with ``--only`` it replaces those testers' results
+there. All of them take some minutes.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ def main() -> int:
         )
         bad += outcome.passed < outcome.total or not outcome.total
     if options.save:
-        today = results.today()
-        run_of = {"date": today, "ranks": RANKS, "testers": [asdict(each) for each in outcomes]}
+        known = json.loads(RESULTS.read_text(encoding="utf-8"))["testers"] if options.only else []
+        found = {each["program"]: each for each in (*known, *map(asdict, outcomes))}
+        kept = [found[tester.program] for tester in TESTERS if tester.program in found]
+        run_of = {"date": results.today(), "ranks": RANKS, "testers": kept}
         RESULTS.write_text(json.dumps(run_of, indent=1) + "\n", encoding="utf-8")
     return int(bad > 0)
 

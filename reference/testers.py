@@ -74,6 +74,9 @@ TESTERS = (
         for name, about in (
             ("llt", "Cholesky factorisation and solves"),
             ("lu", "LU factorisation and solves"),
+            ("qr", "QR and other orthogonal factorisations"),
+            ("ls", "least squares"),
+            ("inv", "inverses"),
         )
         for letter in "sdcz"
     ),

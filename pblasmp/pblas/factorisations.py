@@ -20,7 +20,7 @@ from .grids import ProcessGrid
 from .operands import Operand, check_sharing, entries, grid_of
 from .routines import DTYPE
 
-__all__ = ["ROUTINES", "factoriser"]
+__all__ = ["BESIDE", "ROUTINES", "SIZES", "ScalapackRoutine", "factoriser"]
 
 Values = dict[str, Any]
 Compute = Callable[["FactorCall"], None]
@@ -127,15 +127,13 @@ def _trtrs(call: FactorCall) -> None:
 
 def _geqrf(call: FactorCall) -> None:
     found = factorisations.qr(call.a, out=call.a)
-    mine, places = _here(call, 1)
-    kept = mine < len(found.tau)
-    call["tau"].reshape(-1)[places[kept]] = found.tau[mine[kept]]
+    mine, places = _here(call, 1, len(found.tau))
+    call["tau"].reshape(-1)[places] = found.tau[mine]
 
 
 def _reflectors(call: FactorCall) -> tuple[DistributedMatrix, NDArray[Any]]:
     """Return the reflectors of sub(A), as many as count, and their factors. Collective."""
-    tau = _whole(call, call["tau"], 1)[: call["k"]]
-    return call.a[:, : call["k"]], tau
+    return call.a[:, : call["k"]], _whole(call, call["tau"], 1, call["k"])
 
 
 def _orgqr(call: FactorCall) -> None:
@@ -153,20 +151,27 @@ def _gels(call: FactorCall) -> None:
     factorisations.lstsq_in_place(call.a, call.b, call["trans"])
 
 
-def _here(call: FactorCall, axis: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return this process's rows of sub(A), from row 0 of it, and their places among its rows of A; or columns."""
+def _here(call: FactorCall, axis: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return which of the first ``count`` rows of sub(A) this process has, and their places among its rows of A.
+
+    Or columns, with axis 1.
+    """
     part, whole = call.a.descriptor, call.a.place.whole.descriptor
     process = call.grid.grid.coords(call.grid.context.rank)[axis]
     mine = (part.rows, part.cols)[axis].globals(process)
     before = (whole.rows, whole.cols)[axis].local_window(process, 0, call["ij"[axis] + "a"] - 1).stop
+    mine = mine[mine < count]
     return mine, before + np.arange(len(mine))
 
 
-def _whole(call: FactorCall, array: NDArray[Any], axis: int) -> NDArray[Any]:
-    """Return all of an array of which each process has the part of its rows, or columns, of sub(A). Collective."""
-    mine, places = _here(call, axis)
-    known = np.asarray(array).reshape(-1)[places]
-    whole = np.zeros(call.a.shape[axis], known.dtype)
+def _whole(call: FactorCall, array: NDArray[Any], axis: int, count: int) -> NDArray[Any]:
+    """Return the first ``count`` elements of an array, of which each process has those of its rows of sub(A).
+
+    Or of its columns, with axis 1. Collective.
+    """
+    mine, places = _here(call, axis, count)
+    known = array.reshape(-1)[places]
+    whole = np.zeros(count, known.dtype)
     for indices, values in call.grid.context.comm.allgather((mine, known)):
         whole[indices] = values
     return whole
@@ -174,14 +179,13 @@ def _whole(call: FactorCall, array: NDArray[Any], axis: int) -> NDArray[Any]:
 
 def _give_pivots(call: FactorCall, pivots: NDArray[np.int64]) -> None:
     """Write the pivots of this process's rows to IPIV: rows of A, from 1."""
-    mine, places = _here(call)
-    kept = mine < len(pivots)
-    call["ipiv"].reshape(-1)[places[kept]] = pivots[mine[kept]] + call["ia"]
+    mine, places = _here(call, 0, len(pivots))
+    call["ipiv"].reshape(-1)[places] = pivots[mine] + call["ia"]
 
 
 def _take_pivots(call: FactorCall) -> NDArray[np.int64]:
     """Return all pivots of sub(A), from 0, of which each process has those of its rows in IPIV. Collective."""
-    pivots: NDArray[np.int64] = _whole(call, call["ipiv"], 0).astype(np.int64) - call["ia"]
+    pivots: NDArray[np.int64] = _whole(call, call["ipiv"], 0, call["n"]).astype(np.int64) - call["ia"]
     return pivots
 
 
@@ -271,8 +275,13 @@ _MEANINGS = {
     "liwork": "as ``lwork``",
     "info": "an array of one integer to which INFO is written; None: it is only returned",
 }
-_WORK = ("work", "lwork", "iwork", "liwork")
-_LEFT_OUT = {*_WORK, "info"}
+BESIDE = {"ipiv": 0, "tau": 1}
+"""The arrays of one element for each local row of A (0), or for each local column (1)."""
+
+SIZES = ("lwork", "liwork")
+"""The arguments that ask for the size of a workspace if they are -1."""
+
+_LEFT_OUT = {"work", "iwork", *SIZES, "info"}
 
 
 def factoriser(name: str, letter: str) -> Callable[..., int]:
@@ -309,7 +318,7 @@ def factoriser(name: str, letter: str) -> Callable[..., int]:
 
 def _asks_for_work(given: Values) -> bool:
     """Return whether only the sizes of workspaces are asked for, and if so write them. Local."""
-    if -1 not in (given.get("lwork"), given.get("liwork")):
+    if all(given.get(name) != -1 for name in SIZES):
         return False
     for name in ("work", "iwork"):
         if given.get(name) is not None:

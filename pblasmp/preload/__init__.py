@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Existing ScaLAPACK programs, with their large products computed by pblasmp: ``pblasmp preload``.
+"""Existing ScaLAPACK programs, with their large calls computed by pblasmp: ``pblasmp preload``.
 
-A small C library, made from the table of routines (``source``) and compiled when it is first needed, is loaded into the
-program before its ScaLAPACK (LD_PRELOAD). It has the names of the level-3 PBLAS. It passes large calls to a Python
-inside the program's process (``serve``), and leaves all others to the program's own library.
+A small C library, made from the tables of routines (``source``) and compiled when it is first needed, is loaded into
+the program before its ScaLAPACK (LD_PRELOAD). It has the names of the PBLAS and of factorisations. It passes large
+calls to a Python inside the program's process (``serve``), and leaves all others to the program's own library.
 """
 
 from __future__ import annotations

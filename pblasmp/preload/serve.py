@@ -21,6 +21,7 @@ __all__ = ["Server", "begin"]
 _BLACS_COMMUNICATOR = 10  # what BLACS_GET calls the communicator of a grid's processes
 _INTEGER = np.dtype(np.intc)
 _RESULTS = ("dot", "asum", "norm2", "amax", "indx", "info")  # one number each, which the routine writes
+_UNUSED = ("work", "iwork")
 _DESCRIPTOR_INTEGERS = {1: 9, 2: 11}  # by DTYPE_
 
 _kept: list[Any] = []  # what C calls: ctypes does not keep it
@@ -89,11 +90,14 @@ class Server:
                 integers = ctypes.c_int * _DESCRIPTOR_INTEGERS.get(kind_of, 9)
                 values[each] = list(integers.from_address(address))
                 values[each][1] = self._grid_of(values[each][1])
-            elif each not in row.matrices:
+            elif each not in (*row.matrices, *row.beside, *_UNUSED):
                 values[each] = ctypes.c_int.from_address(address).value
         for each in row.matrices:
             values[each] = _local(addresses[each], values[f"desc{each}"], row.dtype)
-        return [values[each] for each in row.arguments]
+        for each, axis in row.beside.items():
+            dtype = _INTEGER if each == "ipiv" else row.dtype
+            values[each] = _beside(addresses[each], values["desca"], axis, dtype)
+        return [values.get(each) for each in row.arguments]
 
     def _grid_of(self, context: int) -> int:
         """Return pblasmp's context for the program's, -1 without one. Collective over the grid, the first time."""
@@ -127,16 +131,28 @@ class Server:
 
 def _local(address: int, desc: list[int], dtype: np.dtype) -> np.ndarray:
     """Return the program's local array, column after column, over its memory."""
-    _, npcol, _, mycol = pblas.gridinfo(desc[1])
-    n, nb, csrc, lld = desc[3], desc[-4], desc[-2], desc[-1]
-    legal = n > 0 and nb > 0 and 0 <= csrc < npcol and lld > 0
-    count = lld * pblas.numroc(n, nb, mycol, csrc, npcol) if legal else 0
-    if not (count and address):
-        return np.empty(0, dtype)  # it has no column here; or the descriptor is illegal, which pblasmp finds
-    return _memory(address, count, dtype)
+    return _memory(address, max(0, desc[-1]) * _extent(desc, 1), dtype)
+
+
+def _beside(address: int, desc: list[int], axis: int, dtype: np.dtype) -> np.ndarray:
+    """Return the array of one element for each local row or column of A, over the program's memory.
+
+    TAU may be shorter than the columns: no more than its elements are read or written.
+    """
+    return _memory(address, _extent(desc, axis), dtype)
+
+
+def _extent(desc: list[int], axis: int) -> int:
+    """Return the local rows or columns; 0 if the descriptor is illegal, which pblasmp finds."""
+    shape, here = pblas.gridinfo(desc[1])[:2], pblas.gridinfo(desc[1])[2:]
+    n, block, first = desc[2 + axis], desc[-5 + axis], desc[-3 + axis]
+    legal = n > 0 and block > 0 and 0 <= first < shape[axis]
+    return pblas.numroc(n, block, here[axis], first, shape[axis]) if legal else 0
 
 
 def _memory(address: int, count: int, dtype: np.dtype) -> np.ndarray:
     """Return the program's memory as an array."""
+    if not (count and address):
+        return np.empty(0, dtype)
     memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
     return np.frombuffer(memory, dtype)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..layout.vector_routines import VECTOR_ROUTINES
+from ..pblas.factorisations import BESIDE, SIZES, ScalapackRoutine
 from ..pblas.factorisations import ROUTINES as FACTORISATIONS
 from ..pblas.routines import DTYPE, ROUTINES
 from ..pblas.vectors import ROUTINES as VECTORS
@@ -23,6 +24,8 @@ class Row:
     Attributes:
         arguments: their names, in the order of the routine's.
         matrices: those of the arguments that are local arrays of matrices or vectors.
+        beside: the arrays beside A, of one element for each of its local rows (0) or columns (1).
+        sizes: the arguments that ask for the size of a workspace if they are -1.
         real: scalars that are real for every type.
         dtype: of the matrices.
         volume: the number of multiplications in C, from the addresses a0, a1 and so on; 0 for a routine that moves as
@@ -31,12 +34,11 @@ class Row:
 
     arguments: list[str]
     matrices: tuple[str, ...]
+    beside: dict[str, int]
+    sizes: tuple[str, ...]
     real: tuple[str, ...]
     dtype: np.dtype
     volume: str
-
-
-_KNOWN = {"side", "uplo", "diag", "trans", "transa", "transb", "alpha", "beta", "m", "n", "k", "nrhs", "info"}
 
 
 def _rows() -> Iterator[tuple[str, Row]]:
@@ -44,32 +46,37 @@ def _rows() -> Iterator[tuple[str, Row]]:
         names, volume = routine.names, _volume(routine.names)
         for letter in routine.letters:
             real = tuple(routine.real.split())
-            yield f"p{letter}{name}", Row(names, tuple(routine.shapes), real, DTYPE[letter], volume)
+            yield f"p{letter}{name}", Row(names, tuple(routine.shapes), {}, (), real, DTYPE[letter], volume)
     for name, row in FACTORISATIONS.items():
-        of_matrices = {f"{part}{x}" for x in row.shapes for part in ("", "i", "j", "desc")}
-        if set(row.names) <= _KNOWN | of_matrices:
-            for letter in row.letters:
-                yield (
-                    f"p{letter}{name}",
-                    Row(row.names, tuple(row.shapes), (), DTYPE[letter], _volume(row.names)),
-                )
+        beside = {each: axis for each, axis in BESIDE.items() if each in row.names}
+        sizes = tuple(each for each in row.names if each in SIZES)
+        volume = _volume_of_factors(row)
+        for letter in row.letters:
+            dtype = DTYPE[letter]
+            yield f"p{letter}{name}", Row(row.names, tuple(row.shapes), beside, sizes, (), dtype, volume)
     for vectors in VECTOR_ROUTINES.values():
         for name, letter in vectors.names.items():
             routine = VECTORS[name]
             real = tuple(routine.real.split())
-            yield name, Row(routine.names, tuple(routine.shapes), real, DTYPE[letter], "-1")
+            yield name, Row(routine.names, tuple(routine.shapes), {}, (), real, DTYPE[letter], "-1")
 
 
 def _volume(arguments: list[str]) -> str:
+    """Return the text for the multiplications of a product."""
     at = {each: f"INTEGER(a{arguments.index(each)})" for each in ("m", "n", "k") if each in arguments}
     if "k" in at:
         return f"{at.get('m', at['n'])} * {at['n']} * {at['k']}"
     if "side" in arguments:
         side = f"(LETTER(a{arguments.index('side')}) == 'L' ? {at['m']} : {at['n']})"
         return f"{at['m']} * {at['n']} * {side}"
-    if "info" in arguments:  # a factorisation
-        return f"{at.get('m', at['n'])} * {at['n']} * {at['n']}"
     return "0"
+
+
+def _volume_of_factors(routine: ScalapackRoutine) -> str:
+    """Return the text for the multiplications of a factorisation, an inverse, or a solve with a known factor."""
+    at = {each: f"INTEGER(a{i})" for i, each in enumerate(routine.names)}
+    third = at["k"] if "k" in at else at["nrhs"] if routine.written == "b" else at["n"]
+    return f"{at.get('m', at['n'])} * {at['n']} * {third}"
 
 
 ROWS = dict(_rows())
@@ -86,11 +93,13 @@ def _function(number: int, name: str, row: Row) -> str:
     parameters = [f"a{i}" for i in range(len(row.arguments))]
     declared, passed = ", ".join(f"void *{each}" for each in parameters), ", ".join(parameters)
     types = ", ".join("void *" for _ in parameters)
+    asks = " || ".join(f"INTEGER(a{row.arguments.index(each)}) == -1" for each in row.sizes)
+    call = f"served({number}, {row.volume}, arguments)"
     return f"""
 void {name}_({declared}) {{
     static void (*own)({types});
     void *arguments[] = {{{passed}}};
-    if (served({number}, {row.volume}, arguments)) return;
+    if ({f"!({asks}) && " if asks else ""}{call}) return;
     if (!own) own = (void (*)({types}))next("{name}_");
     own({passed});
 }}"""

@@ -14,10 +14,9 @@ import pytest
 
 from pblasmp import ArgumentError, LibraryNotFoundError, UnsupportedError, pblas, preload
 from pblasmp.layout.vector_routines import VECTOR_ROUTINES
+from pblasmp.pblas.factorisations import ROUTINES as FACTORISATIONS
 from pblasmp.pblas.routines import ROUTINES
 from pblasmp.preload.source import ROWS, source
-
-SOLVES = ("potrf", "potrs", "posv", "potri", "trtri", "trtrs")
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
@@ -46,7 +45,8 @@ def test_the_library_has_products_factorisations_and_vectors(cache):
         assert hasattr(loaded, f"{name}_") == (name in ROWS), name
     products = {f"p{letter}{name}" for name, routine in ROUTINES.items() for letter in routine.letters}
     vectors = {name for row in VECTOR_ROUTINES.values() for name in row.names}
-    assert set(ROWS) == products | vectors | {f"p{x}{name}" for x in "sdcz" for name in SOLVES}
+    factors = {f"p{letter}{name}" for name, row in FACTORISATIONS.items() for letter in row.letters}
+    assert set(ROWS) == products | vectors | factors
     assert [path.suffix for path in cache.iterdir()] == [".so"]
 
 
@@ -65,6 +65,10 @@ def test_it_is_compiled_once(cache, monkeypatch):
         ("pdgeadd", "0"),
         ("pdgemv", "-1"),
         ("pdpotrf", "INTEGER(a1) * INTEGER(a1) * INTEGER(a1)"),
+        ("pdgetrf", "INTEGER(a0) * INTEGER(a1) * INTEGER(a1)"),
+        ("pdgesv", "INTEGER(a0) * INTEGER(a0) * INTEGER(a0)"),
+        ("pdgetrs", "INTEGER(a1) * INTEGER(a1) * INTEGER(a2)"),
+        ("pdormqr", "INTEGER(a2) * INTEGER(a3) * INTEGER(a4)"),
     ],
 )
 def test_operations(name, volume):
@@ -169,6 +173,32 @@ def program(compile_program):
 def test_small_calls_are_left_to_the_programs_library(program, compiled, capfd):
     assert preload.run([program], 5, "host") == (0, preload.Calls(0, 1))
     assert capfd.readouterr().out == "the program's own\nthe end\n"
+
+
+QUERY = r"""
+void CALLED();
+int main(void) {
+    int n = 9, size = -1;
+    double x = 1;
+    CALLED(&n, &x, &n, &n, &n, &n, &x, &SIZES);
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("sizes", ["n, &n, &size", "size, &n, &n"])
+def test_sizes_of_workspaces_are_asked_of_the_programs_library(sizes, tmp_path, compiled, capfd):
+    """Both of p?getri's: the answer is the program's own library's, and no call is counted."""
+    (tmp_path / "own.c").write_text(OWN)
+    (tmp_path / "main.c").write_text(QUERY)
+    own, path = tmp_path / "libown.so", tmp_path / "main"
+    flags = ["-DCALLED=pdgetri_", f"-DSIZES={sizes}"]
+    subprocess.run(["cc", *flags, "-shared", "-fPIC", "-o", own, tmp_path / "own.c"], check=True)
+    subprocess.run(
+        ["cc", *flags, "-w", "-std=gnu89", "-rdynamic", "-o", path, tmp_path / "main.c", own], check=True
+    )
+    assert preload.run([str(path)], 0, "host") == (0, None)
+    assert capfd.readouterr().out == "the program's own\n"
 
 
 def test_levels_1_and_2_are_left_to_the_programs_library(compile_program, compiled, capfd):
