@@ -1,14 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a prepared product costs on the host's clock, next to the bare C call, a CUDA graph and nvmath."""
+"""What calls cost on the host's clock: ``mpirun -n 2 python benchmarks/gpu_host.py``.
+
+Many small calls of the level-3 routines, queued in a row on GPUs: on ever new sub-matrices, and repeated. For
+``gpu_matmul.py`` also a prepared product, next to the bare C call, a CUDA graph and nvmath.
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import results
 from benchmarks.gpu_bench import WARM_UP, Bench, together
 from benchmarks.gpu_devices import c_call
 from benchmarks.gpu_report import C_CALL, CUBLASMP, summary
@@ -106,3 +117,115 @@ def host_times(bench: Bench, runs: dict[str, Callable[[], Any]]) -> dict[str, li
                 found.append((time.perf_counter() - start) * 1e6)
     bench.device.wait()
     return times
+
+
+# -- many small calls
+
+
+N, BLOCK = 8192, 64
+CALLS = {
+    "matmul": "256 x 256 x 64", "trsm": "64 x 256", "syrk": "256 x 64", "geadd": "256 x 64",
+}  # fmt: skip
+"""The calls, and their sizes."""
+
+
+def small_calls(ctx: Any, n: int = N) -> dict[str, Callable[[int], Any]]:
+    """Return functions that make a call on the i-th of many sub-matrices. Collective."""
+    import pblasmp as pb
+
+    nb = BLOCK
+    a, b, c, t = (ctx.zeros((n, n), block=nb, order="F") for _ in range(4))
+    t.local[...] = 1  # triangles of ones
+    count = n // nb - 4
+    at = [(nb * (i % count), nb * (i * 7 % count)) for i in range(4 * count)]
+    tall = [slice(i, i + 4 * nb) for i, _ in at]
+    thin = [slice(j, j + nb) for _, j in at]
+    wide = [slice(j, j + 4 * nb) for _, j in at]
+    x = [a[rows, cols] for rows, cols in zip(tall, thin, strict=True)]
+    y = [b[rows, cols] for rows, cols in zip(thin, wide, strict=True)]
+    z = [c[rows, cols] for rows, cols in zip(tall, wide, strict=True)]
+    corners = [t[cols, cols] for cols in thin]
+    squares = [c[rows, rows] for rows in tall]
+    panels = [c[rows, cols] for rows, cols in zip(tall, thin, strict=True)]
+    return {
+        "matmul": lambda i: pb.matmul(x[i], y[i], z[i], alpha=-1, beta=1, out=z[i]),
+        "trsm": lambda i: pb.trsm(corners[i], y[i], uplo="L", out=y[i]),
+        "syrk": lambda i: pb.syrk(x[i], squares[i], uplo="L", alpha=-1, beta=1, out=squares[i]),
+        "geadd": lambda i: pb.geadd(x[i], panels[i], alpha=2, beta=1, out=panels[i]),
+    }
+
+
+def time_small_calls(ctx: Any, calls: int, n: int = N) -> list[dict[str, Any]]:
+    """Return rows of host times, in seconds, of calls queued in a row on an idle GPU. Collective."""
+    rows: list[dict[str, Any]] = []
+    for name, call in small_calls(ctx, n).items():
+        for i in range(8):  # warm up
+            call(i)
+        seconds = {}
+        for kind in ("new", "repeated"):
+            for _ in range(4):
+                call(8)
+            ctx.engine.synchronize()
+            ctx.comm.barrier()
+            times = []
+            for i in range(9, 9 + calls):
+                start = time.perf_counter()
+                call(i if kind == "new" else 8)
+                times.append(time.perf_counter() - start)
+            ctx.engine.synchronize()
+            seconds[kind] = [max(ctx.comm.allgather(median(times)))]
+        rows.append({"case": {"call": name, "size": CALLS[name], "ranks": ctx.size}, "seconds": seconds})
+    whole = ctx.zeros((n, n), block=BLOCK, order="F")
+    start = time.perf_counter()
+    for i in range(calls):
+        whole[i : i + 64, 64:128]
+    view = (time.perf_counter() - start) / calls
+    rows.append(
+        {
+            "case": {"call": "view", "size": "64 x 64", "ranks": ctx.size},
+            "seconds": {"new": [max(ctx.comm.allgather(view))]},
+        }
+    )
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the rows as a table in Markdown. Local."""
+    lines = [
+        "| call, blocks of 64 | new sub-matrix, µs | repeated, µs |",
+        "| --- | ---: | ---: |",
+    ]
+    for row in rows:
+        new, repeated = (row["seconds"].get(kind) for kind in ("new", "repeated"))
+        again = f"{repeated[0] * 1e6:.0f}" if repeated else ""
+        lines.append(f"| {row['case']['call']} {row['case']['size']} | {new[0] * 1e6:.1f} | {again} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-n", type=int, default=N, help="order of the matrices")
+    parser.add_argument("--calls", type=int, default=200, help="measured calls of each kind")
+    results.add_option(parser)
+    options = parser.parse_args()
+
+    import pblasmp as pb
+
+    with pb.Context() as ctx:
+        rows = time_small_calls(ctx, options.calls, options.n)
+        if ctx.rank == 0:
+            print(f"host time of calls queued in a row, {ctx.size} ranks, {ctx.engine.machine}\n")
+            print(table(rows), flush=True)
+        directory = results.directory_of(options)
+        if ctx.rank == 0 and directory is not None:
+            gpus = 0 if ctx.engine.device is None else ctx.size
+            run = results.Run(
+                benchmark="gpu_host", date=results.today(), commit=results.this_commit(), ranks=ctx.size,
+                gpus=gpus, **results.facts(ctx), options=results.options_of(options), reference="",
+                sample=f"median of {options.calls} calls, of the slowest rank", rows=rows,
+            )  # fmt: skip
+            results.save(run, directory)
+
+
+if __name__ == "__main__":
+    main()
