@@ -204,6 +204,14 @@ class Span(NamedTuple):
         owned = rounds * self.block + (self.block if turn < extra else rest if turn == extra else 0)
         return owned if turn else owned - min(self.lead, owned)
 
+    def at_place(self, process: int, place: int) -> int:
+        """Return the index that is at a place among those of a process. Local."""
+        if self.nprocs == 1:
+            return place
+        turn = (process - self.source) % self.nprocs
+        blocks, rest = divmod(place + (0 if turn else self.lead), self.block)
+        return (blocks * self.nprocs + turn) * self.block + rest - self.lead
+
     def count(self, process: int) -> int:
         """Return how many indices a process has. Local."""
         return self.below(self.extent, process)

@@ -88,6 +88,14 @@ class SubMatrix:
             row, col = col, row
         return col * nprow + row if order == "col" or npcol == 1 else row * npcol + col
 
+    def process(self, rank: int) -> tuple[int, int]:
+        """Return the process of a rank; -1 twice outside the grid."""
+        nprow, npcol, order = self.held.pattern.grid
+        if rank >= nprow * npcol:
+            return -1, -1
+        row, col = (rank % nprow, rank // nprow) if order == "col" or npcol == 1 else divmod(rank, npcol)
+        return (col, row) if self.transposed else (row, col)
+
     def same_places(self, other: SubMatrix) -> bool:
         """Return whether each element is on the same rank at the same place in both."""
         return (

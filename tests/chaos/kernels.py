@@ -192,7 +192,7 @@ def barriers(cupy: Any, kernels: Kernels) -> str:
     for _ in range(3):
         for kind in range(kinds):
             for what in ("arrive", "await", "meet"):
-                kernels.signal(what, stream, [int(flags.data.ptr)], 0, kind, kinds)
+                kernels.signal(what, [int(flags.data.ptr)], 0, kind, kinds)(stream)
     raised = cupy.ones(40, np.uint32)
     kernels.await_flags(stream, [int(raised.data.ptr) + 4 * i for i in range(1, 40)])
     stream.synchronize()

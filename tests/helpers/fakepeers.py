@@ -12,12 +12,14 @@ that is raised before the last one was seen, a flag that nobody waits for, and a
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -238,6 +240,8 @@ class FakePeer:
         self._marks: dict[str, list[np.ndarray]] = {}
         self._met = 0
         self._calls = 0  # of one_kernel
+        self.arena = SimpleNamespace(generation=0)
+        self.products = SimpleNamespace(cublas=Cublas(self), solver=lambda stream: 1)
 
     # -- memory
 
@@ -247,6 +251,7 @@ class FakePeer:
     def reserve(self, name: str, nbytes: int) -> None:
         everyone = self.peers.meetings["reserve " + name, 0]
         if everyone.get(self.rank, (0, 0))[1] < nbytes:
+            self.arena.generation += 1
             everyone[self.rank] = self.peers.allocate(self.rank, nbytes), nbytes
 
     def symmetric(self, name: str, rank: int) -> int:
@@ -257,6 +262,7 @@ class FakePeer:
 
     def scratch(self, name: str, nbytes: int) -> int:
         if name not in self._scratch or self._scratch[name][1] < nbytes:
+            self.arena.generation += name in self._scratch
             self._scratch[name] = self.peers.allocate(self.rank, max(1, nbytes)), nbytes
         return self._scratch[name][0]
 
@@ -460,6 +466,52 @@ class FakePeer:
         reads = [*parts, *([c] if c else []), *([bias] if bias else [])]
         self._queue("add", stream, do, reads, [*outs, *raised])
 
+    # -- work that is queued any number of times
+
+    def launches_of_moves(self, moves: Iterable[Move]) -> list[Callable[[Any], None]]:
+        moves = list(moves)
+        return [lambda stream: self.move("main", moves)] if moves else []
+
+    def launch_of_meeting(self) -> Callable[[Any], None]:
+        return lambda stream: self.meet()
+
+    def launches_of_sum(
+        self, dtype: np.dtype, tiles: Sequence[Any], d: Any, x: Any, c: Any, alpha: complex, beta: complex, *,
+        conjugate: bool = False, uplo: str = "", real: bool = False, deals: Any = None,
+    ) -> list[Callable[[Any], None]]:  # fmt: skip
+        def stored(at: int, by_columns: bool, ld: int, rows: int, cols: int) -> tuple[View, bool]:
+            return View(at, *((cols, rows) if by_columns else (rows, cols)), ld, dtype), by_columns
+
+        def get(view: View, by_columns: bool) -> np.ndarray:
+            found = self.peers.of(view)
+            return found.T if by_columns else found
+
+        def launch(tile: Any) -> None:
+            to, of, old = (
+                stored(at, *how, tile.rows, tile.cols) for at, how in zip(tile[:3], (d, x, c), strict=True)
+            )
+
+            def do(_: np.ndarray) -> None:
+                kind = np.conj if conjugate else np.positive
+                added = alpha * kind(get(*of)) + (beta * get(*old) if beta else 0)
+                inside = np.ones(added.shape, bool)
+                if uplo:
+                    r, q = (
+                        (at // y.block * y.nprocs + y.turn) * y.block + at % y.block - y.lead
+                        for at, y in (
+                            (tile.i + np.arange(tile.rows) + deals[0].skipped, deals[0]),
+                            (tile.j + np.arange(tile.cols) + deals[1].skipped, deals[1]),
+                        )
+                    )
+                    r, q = r[:, None], q[None, :]
+                    inside = r >= q if uplo == "L" else r <= q
+                    added = np.where(r == q, added.real, added) if real else added
+                np.copyto(get(*to), added, where=inside)
+
+            self._queue("sum", "main", do, [of[0], *([old[0]] if beta else [])], [to[0]])
+
+        return [lambda stream: [launch(tile) for tile in tiles]]
+
     def use(self, *arrays: Array) -> None:
         """Queue what the caller does between products: it rewrites its arrays, or ends a graph's recording."""
         views = [View.of(array) for array in arrays]
@@ -530,6 +582,94 @@ class FakePeer:
             self.peers.of(all_of_it)[...] = np.concatenate(found)
 
         self._collective("all gather", of, [of], [all_of_it], do)
+
+
+class Cublas:
+    """nvmath.bindings.cublas, on the stream "main" of the model; matrices are in Fortran order."""
+
+    def __init__(self, gpu: FakePeer) -> None:
+        self.gpu = gpu
+        for letter, name in (("s", "f4"), ("d", "f8"), ("c", "c8"), ("z", "c16")):
+            kind = np.dtype(name)
+            for routine in ("gemm", "gemm_strided_batched", "trsm", "trmm", "symm", "hemm"):
+                setattr(self, letter + routine, partial(getattr(self, routine), kind))
+
+    def _scalar(self, kind: np.dtype, at: int) -> Any:
+        return np.frombuffer(ctypes.string_at(at, kind.itemsize), kind)[0]
+
+    def _get(self, view: View) -> np.ndarray:
+        return self.gpu.peers.of(view).T
+
+    def gemm(
+        self, kind: np.dtype, handle: int, op_a: int, op_b: int, m: int, n: int, k: int, alpha: int,
+        a: int, lda: int, b: int, ldb: int, beta: int, d: int, ldd: int,
+    ) -> None:  # fmt: skip
+        one, other = self._scalar(kind, alpha), self._scalar(kind, beta)
+        x = View(a, *((m, k) if op_a else (k, m)), lda, kind)
+        y = View(b, *((k, n) if op_b else (n, k)), ldb, kind)
+        to = View(d, n, m, ldd, kind)
+
+        def do(_: np.ndarray) -> None:
+            left, right = (
+                (each, each.T, each.conj().T)[op] for each, op in ((self._get(x), op_a), (self._get(y), op_b))
+            )
+            old = other * self._get(to) if other else 0
+            self._get(to)[...] = one * (left @ right) + old
+
+        self.gpu._queue("gemm", "main", do, [x, y, *([to] if other else [])], [to])
+
+    def gemm_strided_batched(self, kind: np.dtype, handle: int, op_a: int, op_b: int, m: int, n: int, k: int,
+                             alpha: int, a: int, lda: int, step_a: int, b: int, ldb: int, step_b: int, beta: int,
+                             d: int, ldd: int, step_d: int, count: int) -> None:  # fmt: skip
+        for i in range(count):
+            at_a, at_b, at_d = (
+                at + i * step * kind.itemsize for at, step in ((a, step_a), (b, step_b), (d, step_d))
+            )
+            self.gemm(kind, handle, op_a, op_b, m, n, k, alpha, at_a, lda, at_b, ldb, beta, at_d, ldd)
+
+    def trsm(self, kind: np.dtype, handle: int, *arguments: int) -> None:
+        self._triangular(kind, *arguments, *arguments[-2:], solves=True)
+
+    def trmm(self, kind: np.dtype, handle: int, *arguments: int) -> None:
+        self._triangular(kind, *arguments, solves=False)
+
+    def _triangular(self, kind: np.dtype, side: int, fill: int, op: int, diag: int, m: int, n: int, alpha: int,
+                    a: int, lda: int, b: int, ldb: int, d: int, ldd: int, *, solves: bool) -> None:  # fmt: skip
+        order, scale = n if side else m, self._scalar(kind, alpha)
+        x, y, to = View(a, order, order, lda, kind), View(b, n, m, ldb, kind), View(d, n, m, ldd, kind)
+
+        def do(_: np.ndarray) -> None:
+            triangle = (np.triu if fill else np.tril)(self._get(x))
+            if diag:
+                np.fill_diagonal(triangle, 1)
+            triangle = (triangle, triangle.T, triangle.conj().T)[op]
+            right = scale * self._get(y)
+            if solves:
+                found = np.linalg.solve(triangle.T, right.T).T if side else np.linalg.solve(triangle, right)
+            else:
+                found = right @ triangle if side else triangle @ right
+            self._get(to)[...] = found
+
+        self.gpu._queue("triangular", "main", do, [x, y], [to])
+
+    def symm(self, kind: np.dtype, handle: int, *arguments: int, conjugates: bool = False) -> None:
+        side, fill, m, n, alpha, a, lda, b, ldb, beta, d, ldd = arguments
+        order, one, other = n if side else m, self._scalar(kind, alpha), self._scalar(kind, beta)
+        x, y, to = View(a, order, order, lda, kind), View(b, n, m, ldb, kind), View(d, n, m, ldd, kind)
+
+        def do(_: np.ndarray) -> None:
+            half = (np.triu if fill else np.tril)(self._get(x))
+            rest = half - np.diag(np.diag(half))
+            whole = half + (rest.conj().T if conjugates else rest.T)
+            if conjugates:
+                np.fill_diagonal(whole, whole.diagonal().real)
+            found = self._get(y) @ whole if side else whole @ self._get(y)
+            self._get(to)[...] = one * found + (other * self._get(to) if other else 0)
+
+        self.gpu._queue("symm", "main", do, [x, y, *([to] if other else [])], [to])
+
+    def hemm(self, kind: np.dtype, handle: int, *arguments: int) -> None:
+        self.symm(kind, handle, *arguments, conjugates=True)
 
 
 def _row(address: int, cols: int, dtype: np.dtype) -> View | None:

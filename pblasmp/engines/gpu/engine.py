@@ -23,6 +23,7 @@ from ..product import Product
 from ..protocol import Method, Traits
 from . import host_exchange
 from .cublasmp.move import prepare_move
+from .direct import GpuDirect
 from .methods import METHODS
 from .operations import CublasmpOperations
 from .runtime import streams
@@ -55,7 +56,7 @@ class CublasmpEngine:
     name = "cublasmp"
     traits = Traits(queues=True, records=True, overlaps_messages=True, fast_products=True)
     measured: Any = None
-    direct: Direct | None = None
+    direct: Direct | None
     methods: Sequence[Method] = METHODS
 
     def __init__(
@@ -73,6 +74,8 @@ class CublasmpEngine:
                 self.operations = CublasmpOperations(self.session)
                 self.transport = CublasmpTransport(self.session, self.operations)
                 self._copies = HostCopies(cupy, self._ranks_here(), self.runtime.wait)
+                gpu, current = self.session.gpu, cupy.cuda.get_current_stream
+                self.direct = None if gpu is None else GpuDirect(gpu, current, self.runtime.follow_stream)
                 self.session.held_with = (self.operations, self.transport, self._copies)
             closing.pop_all()
 

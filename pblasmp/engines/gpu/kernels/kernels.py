@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,14 +17,16 @@ from ....dtypes import accumulation_dtype
 from ....errors import ArgumentError
 from .views import Move, View
 
-__all__ = ["Kernels", "common_run", "vector_width"]
+__all__ = ["Deal", "Kernels", "Launch", "Tile", "common_run", "vector_width"]
 
 _VECTOR_BYTES = 16
 _THREADS = 512
+_SUM_THREADS = 256
 _TILE = 32
 _LONG = 64  # words of a run that a warp copies together
 _MOVES = 32  # copies by one kernel, at most: parameters take up to 4 KB
 _WAITS = 32  # flags that one kernel waits for, at most: one thread of a warp each
+_TILES = 32  # of matrices that are added, by one kernel
 _U32 = 2**32
 
 _TYPES = {
@@ -262,6 +264,51 @@ extern "C" __global__ void __launch_bounds__(256) transpose(
 }
 """
 )
+# D = alpha X + beta C in some tiles, a row of blocks of threads each; of a triangle only what is in it.
+_SUM = (
+    _NUMBERS
+    + r"""
+struct Tile { T* d; const T* x; const T* c; u32 rows, cols, i, j; };
+struct Tiles { Tile t[TILES]; };
+struct Deal { u32 block, nprocs, turn, lead, skipped, unused; };
+__device__ __forceinline__ u64 index_of(Deal d, u32 place) {
+  u32 at = place + d.skipped, block = at / d.block;
+  return ((u64)block * d.nprocs + d.turn) * d.block + at % d.block - d.lead;
+}
+__device__ __forceinline__ float conjugate(float a) { return a; }
+__device__ __forceinline__ double conjugate(double a) { return a; }
+__device__ __forceinline__ c64 conjugate(c64 a) { return c64{a.x, -a.y}; }
+__device__ __forceinline__ c128 conjugate(c128 a) { return c128{a.x, -a.y}; }
+__device__ __forceinline__ float real(float a) { return a; }
+__device__ __forceinline__ double real(double a) { return a; }
+__device__ __forceinline__ c64 real(c64 a) { return c64{a.x, 0}; }
+__device__ __forceinline__ c128 real(c128 a) { return c128{a.x, 0}; }
+extern "C" __global__ void __launch_bounds__(256) sum(
+    const __grid_constant__ Tiles tiles, u64 ld, u64 x_down, u64 x_across, u64 c_down, u64 c_across,
+    T alpha, T beta, Deal down, Deal across) {
+  const Tile& t = tiles.t[blockIdx.y];
+  u64 total = (u64)t.rows * t.cols;
+  for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < total; at += (u64)gridDim.x * blockDim.x) {
+    u64 col = at / t.rows, row = at - col * t.rows;
+#if TRIANGLE
+    u64 r = index_of(down, t.i + (u32)row), c = index_of(across, t.j + (u32)col);
+    if (TRIANGLE == 1 ? r < c : r > c) continue;
+    bool diagonal = REAL && r == c;
+#else
+    const bool diagonal = false;
+#endif
+    T x = t.x[row * x_down + col * x_across];
+    if (CONJUGATE) x = conjugate(x);
+    T sum = times(alpha, diagonal ? real(x) : x);
+    if (KEEPS) {
+      T old = t.c[row * c_down + col * c_across];
+      sum = plus(sum, times(beta, diagonal ? real(old) : old));
+    }
+    t.d[row + col * ld] = diagonal ? real(sum) : sum;
+  }
+}
+"""
+)
 _WORDS = {16: "quad", 8: "u64", 4: "u32", 2: "u16", 1: "u8"}
 
 
@@ -292,6 +339,56 @@ def common_run(numbers: Sequence[int]) -> int:
     return min(_VECTOR_BYTES, together & -together) if together else _VECTOR_BYTES
 
 
+class Launch:
+    """A kernel with its arguments, to be queued any number of times. Local."""
+
+    __slots__ = ("_arguments", "_grid", "_kernel", "_threads")
+
+    def __init__(
+        self, kernel: Any, blocks: tuple[int, ...], threads: int, arguments: tuple[Any, ...]
+    ) -> None:
+        self._kernel, self._grid, self._threads, self._arguments = kernel, blocks, (threads,), arguments
+
+    def __call__(self, stream: Any) -> None:
+        """Queue it on a stream of CuPy. Local."""
+        self._kernel(self._grid, self._threads, self._arguments, stream=stream)
+
+
+class Tile(NamedTuple):
+    """A part of matrices that are added: the addresses of D, X and C, and how many rows and columns it has.
+
+    Of a triangle also ``i`` and ``j``, the places of its first row and column among those of this rank.
+    """
+
+    d: int
+    x: int
+    c: int
+    rows: int
+    cols: int
+    i: int = 0
+    j: int = 0
+
+
+class Deal(NamedTuple):
+    """How the indices of a process are dealt out: in blocks, of which every ``nprocs``-th is its own.
+
+    Attributes:
+        block, nprocs: as above.
+        turn: which block is its first.
+        lead: how many indices the first block of all lacks.
+        skipped: how many of these it would have.
+    """
+
+    block: int
+    nprocs: int
+    turn: int
+    lead: int
+    skipped: int
+
+
+Stored = tuple[bool, int]  # whether a matrix is in Fortran order, and its leading dimension
+
+
 class Kernels:
     """The kernels, compiled for the current GPU when they are needed. Local.
 
@@ -316,13 +413,12 @@ class Kernels:
     def _launch(self, kernel: Any, blocks: int, threads: int, stream: Any, *arguments: Any) -> None:
         kernel((blocks,), (threads,), arguments, stream=stream)
 
-    def signal(self, what: str, stream: Any, flags: Sequence[int], rank: int, kind: int, kinds: int) -> None:
-        """Queue half a barrier of all ranks, or a whole one. Local.
+    def signal(self, what: str, flags: Sequence[int], rank: int, kind: int, kinds: int) -> Launch:
+        """Return half a barrier of all ranks, or a whole one. Local.
 
         Args:
             what: "arrive": signal every rank; "await": wait until every rank has arrived once more than last time;
                 "meet": both.
-            stream: CuPy's.
             flags: addresses of every rank's words: ``kinds * (size + 2)`` of them, zero at first.
             rank: the index of this rank's.
             kind: which barrier; each has separate counts.
@@ -332,7 +428,7 @@ class Kernels:
         kernel = self._compiled(what, _SYNC, RANKS=size, WAITS=_WAITS)
         ints = (np.int32(size), np.int32(rank), np.int32(kind), np.int32(kinds))
         threads = -(-size // 32) * 32
-        self._launch(kernel, 1, threads, stream, _struct(flags), *ints)
+        return Launch(kernel, (1,), threads, (_struct(flags), *ints))
 
     def await_flags(self, stream: Any, flags: Sequence[int]) -> None:
         """Queue a wait until the words at these addresses are no longer zero, and set them to zero. Local."""
@@ -425,12 +521,16 @@ class Kernels:
         self.move(stream, [(to.address, (0, 0, to.ld * size), of.address, (0, 0, of.ld * size), whole)])
 
     def move(self, stream: Any, moves: Iterable[Move]) -> None:
-        """Queue copies in four dimensions, the last of them contiguous bytes, which do not overlap. Local.
+        """Queue what ``moves`` returns. Local."""
+        for launch in self.moves(moves):
+            launch(stream)
+
+    def moves(self, moves: Iterable[Move]) -> list[Launch]:
+        """Return copies in four dimensions, the last of them contiguous bytes, which do not overlap. Local.
 
         Blocks of a block-cyclic matrix are packed so: (blocks down, rows of one, blocks across, bytes of a row of one).
 
         Args:
-            stream: CuPy's.
             moves: of each where it is written, and the bytes from one to the next along the first three dimensions
                 there; the same where it is read; the extents of the four dimensions.
 
@@ -448,12 +548,14 @@ class Kernels:
                 word = _word(each)
                 many = 0 if extents[-1] // word < _LONG else 8 if word <= 4 else 4
                 alike.setdefault((word, many), []).append(each)
-        for (word, many), some in alike.items():
-            for first in range(0, len(some), _MOVES):
-                self._move(stream, word, many, some[first : first + _MOVES])
+        return [
+            self._move(word, many, some[first : first + _MOVES])
+            for (word, many), some in alike.items()
+            for first in range(0, len(some), _MOVES)
+        ]
 
-    def _move(self, stream: Any, word: int, each: int, moves: Sequence[Move]) -> None:
-        """Queue one kernel: ``word`` bytes at a time, ``each`` times by a thread of a warp, or 0."""
+    def _move(self, word: int, each: int, moves: Sequence[Move]) -> Launch:
+        """Return one kernel: ``word`` bytes at a time, ``each`` times by a thread of a warp, or 0."""
         # a piece is what so many threads copy at a time
         threads, piece = (32, 32 * each * word) if each else (1, word)
         totals = [math.prod(counts) * -(-run // piece) for *_, (*counts, run) in moves]
@@ -467,7 +569,64 @@ class Kernels:
         kernel = self._compiled(
             "move", _MOVE, T=_WORDS[word], EACH=each, INDEX=_index(max(totals)), MOVES=room
         )
-        self._launch(kernel, grid, _THREADS, stream, _struct(words), np.int32(len(moves)))
+        return Launch(kernel, (grid,), _THREADS, (_struct(words), np.int32(len(moves))))
+
+    def sum(
+        self,
+        dtype: np.dtype,
+        tiles: Sequence[Tile],
+        d: Stored,
+        x: Stored,
+        c: Stored,
+        alpha: complex,
+        beta: complex,
+        *,
+        conjugate: bool = False,
+        uplo: str = "",
+        real: bool = False,
+        deals: tuple[Deal, Deal] | None = None,
+    ) -> list[Launch]:
+        """Return kernels that compute ``D = alpha X + beta C``, in one triangle if ``uplo`` is given. Local.
+
+        Args:
+            dtype: the type of all matrices, of those that BLAS has.
+            tiles: the parts.
+            d, x, c: how the matrices are stored.
+            alpha, beta: scalars; C is not read if beta is 0.
+            conjugate: X's conjugate is added.
+            uplo: "L" or "U": only what is on the diagonal and below or above it is read and written.
+            real: the diagonal is real.
+            deals: how rows and columns are dealt out, for ``uplo``.
+        """
+        tiles = [tile for tile in tiles if tile.rows and tile.cols]
+        (by_columns, ld), deals = d, deals or (Deal(1, 1, 0, 0, 0), Deal(1, 1, 0, 0, 0))
+        if not by_columns:  # add the transposes
+            tiles = [tile._replace(rows=tile.cols, cols=tile.rows, i=tile.j, j=tile.i) for tile in tiles]
+            x, c, deals = (not x[0], x[1]), (not c[0], c[1]), deals[::-1]
+            uplo = {"L": "U", "U": "L", "": ""}[uplo]
+        u64, strides = np.uint64, [(1, lead) if columns else (lead, 1) for columns, lead in (x, c)]
+        macros = {
+            "T": _TYPES[dtype.name], "TRIANGLE": ("", "L", "U").index(uplo), "REAL": int(real),
+            "CONJUGATE": int(conjugate), "KEEPS": int(beta != 0), "TILES": _TILES,
+        }  # fmt: skip
+        kernel = self._compiled("sum", _SUM, **macros)
+        rest = (
+            u64(ld), *(u64(each) for pair in strides for each in pair), _scalar(alpha, dtype), _scalar(beta, dtype),
+            *(_struct([deal[0] | deal[1] << 32, deal[2] | deal[3] << 32, deal[4]]) for deal in deals),
+        )  # fmt: skip
+        launches = []
+        for first in range(0, len(tiles), _TILES):
+            some = tiles[first : first + _TILES]
+            words = [
+                word
+                for tile in some
+                for word in (*tile[:3], tile.rows | tile.cols << 32, tile.i | tile.j << 32)
+            ]
+            words += [0] * (5 * (_TILES - len(some)))
+            most = max(tile.rows * tile.cols for tile in some)
+            grid = max(1, min(8 * self.multiprocessors // len(some), -(-most // _SUM_THREADS)))
+            launches.append(Launch(kernel, (grid, len(some)), _SUM_THREADS, (_struct(words), *rest)))
+        return launches
 
     def transpose(
         self,

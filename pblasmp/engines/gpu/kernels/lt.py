@@ -119,6 +119,9 @@ class LocalProducts:
         binding: ``nvmath.bindings.cublasLt``, by default imported.
         cublas: ``nvmath.bindings.cublas``, by default imported; None with a given ``binding``: there is no ``trsm``.
 
+    Attributes:
+        cublas: as above.
+
     Raises:
         LibraryNotFoundError: nvmath-python is not installed.
     """
@@ -133,7 +136,7 @@ class LocalProducts:
                     f"nvmath-python is not installed ({error}): pip install 'pblasmp[cu13]'"
                 ) from None
             binding, cublas = nvmath.bindings.cublasLt, nvmath.bindings.cublas
-        self._cublas = cublas
+        self.cublas = cublas
         self._cupy, self._lt = cupy, binding
         self._prepared: OrderedDict[Any, _Prepared] = OrderedDict()  # the most recently used one is the last
         self._workspaces: dict[str, Any] = {}
@@ -143,8 +146,9 @@ class LocalProducts:
         self._handle = binding.create()
         self._closing.callback(binding.destroy, self._handle)
         if cublas is not None:
-            self._solver = cublas.create()
+            self._solver: int = cublas.create()
             self._closing.callback(cublas.destroy, self._solver)
+        self._solves_on = -1  # address of the stream that cuBLAS queues on
 
     def reserve(self) -> None:
         """Make the workspace of "main" now, since in a run other ranks may already be waiting. Local."""
@@ -224,10 +228,17 @@ class LocalProducts:
             letter: "s", "d", "c" or "z".
             arguments: what follows the handle in C; alpha is on the host.
         """
-        self._cublas.set_stream(self._solver, stream)
-        workspace = self._workspace("main"), WORKSPACE_BYTES  # the line above has reset the workspace
-        self._cublas.set_workspace(self._solver, *workspace)
-        getattr(self._cublas, f"{letter}trsm")(self._solver, *arguments)
+        getattr(self.cublas, f"{letter}trsm")(self.solver(stream), *arguments)
+
+    def solver(self, stream: int) -> int:
+        """Return cuBLAS's handle, which queues on a stream, in the lane "main". Local."""
+        if stream != self._solves_on:
+            self._solves_on = -1
+            self.cublas.set_stream(self._solver, stream)
+            workspace = self._workspace("main"), WORKSPACE_BYTES  # the line above has reset the workspace
+            self.cublas.set_workspace(self._solver, *workspace)
+            self._solves_on = stream
+        return self._solver
 
     def _with_aligned_scales(self, finish: Fused, stream: int, lane: str) -> Fused:
         """Queue copies of the scales whose addresses cuBLASLt does not take. Return ``finish`` with all addresses."""

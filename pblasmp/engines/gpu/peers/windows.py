@@ -18,7 +18,7 @@ import numpy as np
 
 from ....errors import StatusError, UnsupportedError
 from ....memory.workspace import roomy
-from ..kernels.kernels import Kernels
+from ..kernels.kernels import Kernels, Launch
 from ..runtime.nccl import Nccl
 from ..runtime.runtime import GpuRuntime
 from .flags import FLAGS, SLOTS
@@ -88,6 +88,11 @@ class Windows:
         words = len(KINDS) * (self.size + 2) + FLAGS * self.size
         self._flags = self.reserve("flags", 4 * words)
         self._first = 4 * len(KINDS) * (self.size + 2)
+        addresses = [self._flags.peers[rank] for rank in members]
+        self._signals = {
+            (what, kind): kernels.signal(what, addresses, self._index[self.rank], kind, len(KINDS))
+            for what, kind in (("arrive", 0), ("await", 0), ("meet", 1))
+        }
         try:
             with runtime.agreement("symmetric memory: barriers"):
                 free, copy = self._offset(SLOTS.first, self.members[0]), self._cuda.memcpyDefault
@@ -189,9 +194,13 @@ class Windows:
         """Queue a barrier within a product: after it, every rank sees what was stored before it. Local."""
         self._signal("meet", stream, 1)
 
+    @property
+    def meeting(self) -> Launch:
+        """The barrier that ``meet`` queues."""
+        return self._signals["meet", 1]
+
     def _signal(self, what: str, stream: Any, kind: int) -> None:
-        flags = [self._flags.peers[rank] for rank in self.members]
-        self._kernels.signal(what, stream, flags, self._index[self.rank], kind, len(KINDS))
+        self._signals[what, kind](stream)
 
     # -- flags: copies of 4 bytes
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import UnsupportedError
-from ..kernels.kernels import Kernels
+from ..kernels.kernels import Kernels, Launch
 from ..kernels.lt import PLAIN, Fused, LocalProducts, Op
 from ..kernels.one_kernel import Job, OneKernel
 from ..kernels.views import Blocks, Move, View, blocks
@@ -268,6 +268,21 @@ class Gpu:
     def add(self, stream: str, parts: Sequence[View], outs: Sequence[View], **how: Any) -> None:
         """Add matrices and finish them; see ``Kernels.add``. Local."""
         self.kernels.add(self.stream(stream), parts, outs, **how)
+
+    # -- work that is queued any number of times, on any stream
+
+    def launches_of_moves(self, moves: Iterable[Move]) -> list[Launch]:
+        """Return kernels that copy blocks; see ``Kernels.moves``. Local."""
+        return self.kernels.moves(moves)
+
+    def launch_of_meeting(self) -> Launch:
+        """Return what ``meet`` queues. Local."""
+        assert self.windows is not None
+        return self.windows.meeting
+
+    def launches_of_sum(self, *args: Any, **how: Any) -> list[Launch]:
+        """Return kernels that add matrices; see ``Kernels.sum``. Local."""
+        return self.kernels.sum(*args, **how)
 
     # -- NCCL's collectives, on contiguous matrices; the main stream
 

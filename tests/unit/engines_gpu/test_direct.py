@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Direct calls on pretended GPUs: results on every layout, and the order of what is queued."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.engines.direct import Asked, Held, pattern_of
+from pblasmp.engines.gpu import direct
+from pblasmp.engines.gpu.direct import GpuDirect
+from pblasmp.layout.routines import ROUTINES
+from tests.helpers.fakepeers import Fault, Peers
+
+STREAM = SimpleNamespace(ptr=1, is_capturing=lambda: False)
+OPS = {"N": lambda x: x, "T": np.transpose, "C": lambda x: x.conj().T}
+NO = object()
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """Small matrices have several strips, several portions of tiles, and grow their memory; every rank agrees."""
+    monkeypatch.setattr(direct, "_STRIP", 4)
+    monkeypatch.setattr(direct, "_SCRATCH", 600)
+    monkeypatch.setattr(direct, "_LEAST", 512)
+    monkeypatch.setattr(direct, "vote_on", lambda control, name, number: control.vote(number))
+
+
+class Control:
+    """What a rank votes on: whether all voted alike is seen at the end."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.channel = SimpleNamespace(take_turn=lambda call: None, end_turn=lambda: None, runs=0)
+
+    def vote(self, number: int) -> bool:
+        self.numbers.append(number)
+        return True
+
+
+class Ranks:
+    """Direct calls of all ranks of a machine, and whole matrices beside them."""
+
+    def __init__(self, size: int, **how: Any) -> None:
+        self.peers = Peers(size, **how)
+        self.direct = [GpuDirect(gpu, lambda: STREAM, lambda: None) for gpu in self.peers.gpus]
+        self.controls = [Control() for _ in range(size)]
+
+    def matrix(self, values: np.ndarray, d: pb.MatrixDescriptor, ld: int = 3) -> list[Held]:
+        found = []
+        for rank in range(self.peers.size):
+            local = np.zeros((0, 0), d.dtype)
+            if rank < d.grid.size:
+                rows, cols = d.global_indices(rank)
+                local = values[np.ix_(rows, cols)].astype(d.dtype)
+            lines = local if d.order == "C" else local.T
+            array = self.peers.array(rank, np.ascontiguousarray(lines), ld=lines.shape[1] + ld)
+            at = array.data.ptr
+            pattern = pattern_of(d, rank)
+            nbytes = len(lines) * (lines.shape[1] + ld) * d.dtype.itemsize
+            array.flags = SimpleNamespace()
+            found.append(Held(pattern, array, at, lines.shape[1] + ld, at + nbytes))
+        return found
+
+    def whole(self, helds: list[Held], d: pb.MatrixDescriptor) -> np.ndarray:
+        found = np.zeros(d.shape, d.dtype)
+        for rank in range(d.grid.size):
+            rows, cols = d.global_indices(rank)
+            values = helds[rank].array.values
+            found[np.ix_(rows, cols)] = values if d.order == "C" else values.T
+        return found
+
+    def run(self, parts: dict[str, Any], **how: Any) -> Any:
+        """Queue a call on every rank; return what they all returned."""
+        found = set()
+        for rank in range(self.peers.size):
+            mine = {name: None if x is None else (x[0][rank], *x[1:]) for name, x in parts.items()}
+            asked = Asked(
+                how["routine"], b=mine.get("b"), c=mine.get("c"), a=mine["a"], d=mine["d"], new=False, **how
+            )
+            found.add(self.direct[rank].run(self.controls[rank], asked))
+        assert len(found) == 1
+        return found.pop()
+
+    def finish(self, seed: int | None = None) -> None:
+        self.peers.run(seed)
+        assert len({tuple(control.numbers) for control in self.controls}) == 1
+
+
+def expected(routine: str, a: Any, b: Any, c: Any, how: dict[str, Any]) -> np.ndarray:
+    """What a routine computes, by NumPy; of a triangle also what is outside of it."""
+    alpha, beta = how.get("alpha", 1), how.get("beta", 0)
+    op = OPS[how.get("op_a", "N")]
+    lower = how.get("uplo", "L") == "L"
+    old = beta * c if c is not None and beta else 0
+    if routine == "matmul":
+        return alpha * op(a) @ OPS[how.get("op_b", "N")](b) + old
+    if routine == "geadd":
+        return alpha * op(a) + old
+    if ROUTINES[routine].shape == "sided":
+        half = np.tril(a) if lower else np.triu(a)
+        if routine in ("trsm", "trmm"):
+            if how.get("diag") == "U":
+                np.fill_diagonal(half, 1)
+            half = op(half)
+        else:
+            rest = half - np.diag(np.diag(half))
+            half = half + (rest.conj().T if routine == "hemm" else rest.T)
+            if routine == "hemm":
+                np.fill_diagonal(half, half.diagonal().real)
+        if routine == "trsm":
+            return alpha * (
+                np.linalg.solve(half, b) if how["side"] == "L" else np.linalg.solve(half.T, b.T).T
+            )
+        return alpha * (half @ b if how.get("side", "L") == "L" else b @ half) + old
+    turn = (lambda x: x.conj().T) if ROUTINES[routine].hermitian else np.transpose
+    x, y = op(a), op(a if b is None else b)
+    sums = alpha * x @ turn(y)
+    if b is not None:
+        sums = sums + (np.conj(alpha) if ROUTINES[routine].hermitian else alpha) * y @ turn(x)
+    sums = sums + old
+    if ROUTINES[routine].hermitian:
+        np.fill_diagonal(sums, sums.diagonal().real)
+    return sums
+
+
+def random_case(rng: np.random.Generator, size: int, routine: str, dtype: str) -> tuple[dict[str, Any], ...]:
+    """Return sizes of the operands and options."""
+    is_complex = np.dtype(dtype).kind == "c"
+    m, n, k = (int(x) for x in rng.integers(1, 12, 3))
+    how: dict[str, Any] = {"alpha": -2.0, "beta": float(rng.integers(0, 2))}
+    ops = "NTC" if is_complex else "NT"
+    if routine == "matmul":
+        how |= {"op_a": rng.choice(list(ops)), "op_b": rng.choice(list(ops))}
+        shapes = {
+            "a": (m, k) if how["op_a"] == "N" else (k, m),
+            "b": (k, n) if how["op_b"] == "N" else (n, k),
+        }
+        return {**shapes, "c": (m, n)}, how
+    if routine == "geadd":
+        how |= {"op_a": rng.choice(list(ops))}
+        return {"a": (m, n) if how["op_a"] == "N" else (n, m), "c": (m, n)}, how
+    if ROUTINES[routine].shape == "sided":
+        how |= {"side": rng.choice(["L", "R"]), "uplo": rng.choice(["L", "U"])}
+        order = m if how["side"] == "L" else n
+        if routine in ("trsm", "trmm"):
+            how |= {"op_a": rng.choice(list(ops)), "diag": rng.choice(["N", "U"]), "beta": 0}
+            return {"a": (order, order), "b": (m, n)}, how
+        return {"a": (order, order), "b": (m, n), "c": (m, n)}, how
+    other = "C" if ROUTINES[routine].hermitian and is_complex else "T"
+    how |= {"op_a": rng.choice(["N", other]), "uplo": rng.choice(["L", "U"])}
+    factor = (n, k) if how["op_a"] == "N" else (k, n)
+    shapes = {"a": factor, "b": factor} if "2k" in routine else {"a": factor}
+    return {**shapes, "c": (n, n)}, how
+
+
+def sub_matrices(
+    rng: np.random.Generator, ranks: Ranks, shapes: dict[str, Any], dtype: str, alike: bool
+) -> Any:
+    """Return matrices with room around the operands, their layouts, values, and where the operands are in them."""
+    found = {}
+    nprow = int(rng.choice([p for p in range(1, ranks.peers.size + 1) if ranks.peers.size % p == 0]))
+    grid, block, order = (
+        pb.Grid(nprow, ranks.peers.size // nprow),
+        int(rng.integers(1, 5)),
+        rng.choice(list("CF")),
+    )
+    whole_blocks = rng.integers(3) == 0
+    for name, (m, n) in shapes.items():
+        i, j = (int(x) for x in rng.integers(0, 6, 2))
+        if whole_blocks:
+            i, j = i // block * block, j // block * block
+        if not alike and rng.integers(2):
+            block, order = int(rng.integers(1, 5)), rng.choice(list("CF"))
+        source = tuple(int(rng.integers(p)) for p in grid.shape)
+        d = pb.MatrixDescriptor((i + m + 2, j + n + 1), block, grid, source, dtype, order)
+        values = rng.integers(-3, 4, d.shape).astype(dtype)
+        if np.dtype(dtype).kind == "c":
+            values = values + 1j * rng.integers(-3, 4, d.shape)
+        if name == "a" and shapes["a"][0] == shapes["a"][1]:
+            values[i : i + m, j : j + n] += 9 * np.eye(m)
+        found[name] = [ranks.matrix(values, d), d, values, (i, j, m, n)]
+    return found
+
+
+def window(values: np.ndarray, at: Any) -> np.ndarray:
+    i, j, m, n = at
+    return values[i : i + m, j : j + n]
+
+
+@pytest.mark.parametrize("routine", [*sorted(direct._COMPUTERS)])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_any_layout(routine, size):
+    """Each routine on sub-matrices anywhere: each call twice, so that it is bound and found again."""
+    done = 0
+    for seed in range(60):
+        rng = np.random.default_rng([seed, size])
+        dtype = "complex128" if seed % 3 == 2 else "float64"
+        ranks = Ranks(size)
+        shapes, how = random_case(rng, size, routine, dtype)
+        x = sub_matrices(rng, ranks, shapes, dtype, alike=seed % 4 > 0)
+        name = "b" if routine in ("trsm", "trmm") else "c"
+        parts = {key: (helds, *at, False) for key, (helds, _, _, at) in x.items()}
+        parts["d"] = parts[name]
+        helds, layout, before, at = x[name]
+        want = before.copy()
+        for _ in range(2):
+            values = {key: window(each[2], each[3]) for key, each in x.items()} | {name: window(want, at)}
+            result = expected(routine, values["a"], values.get("b"), values.get("c"), how)
+            if ROUTINES.get(routine) is not None and ROUTINES[routine].triangle == "d":
+                n = at[2]
+                inside = np.tri(n, dtype=bool) if how["uplo"] == "L" else np.tri(n, dtype=bool).T
+                result = np.where(inside, result, window(want, at))
+            window(want, at)[...] = result
+        answers = [ranks.run(parts, routine=routine, **how) for _ in range(2)]
+        assert answers[0] == answers[1]
+        if answers[0] is None:
+            continue
+        done += 1
+        ranks.finish(seed)
+        got = ranks.whole(helds, layout)
+        assert np.allclose(got, want, rtol=1e-9, atol=1e-9), f"{seed}: {how}"
+    assert done >= (8 if size > 1 else 40)
+
+
+def factor(ranks: Ranks, d: pb.MatrixDescriptor, values: np.ndarray) -> list[Held]:
+    """Queue what a Cholesky factorisation by blocks asks for, without its diagonal blocks."""
+    whole, (n, _), nb = ranks.matrix(values, d), d.shape, d.block[0]
+    for k in range(0, n - nb, nb):
+        rest = n - k - nb
+        corner, panel = (whole, k, k, nb, nb, False), (whole, k + nb, k, rest, nb, False)
+        trailing = (whole, k + nb, k + nb, rest, rest, False)
+        assert ranks.run(
+            {"a": corner, "b": panel, "d": panel}, routine="trsm", side="R", uplo="L", op_a="T", diag="U"
+        )
+        assert ranks.run(
+            {"a": panel, "c": trailing, "d": trailing}, routine="syrk", uplo="L", alpha=-1.0, beta=1.0
+        )
+    return whole
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 2), (2, 1), (2, 2), (1, 3)])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_sweep_in_any_order(grid, order):
+    """Many calls in a row, in orders that streams and barriers allow: LDL^T with a diagonal of ones."""
+    d = pb.MatrixDescriptor((22, 22), 3, pb.Grid(*grid), order=order)
+    rng = np.random.default_rng(4)
+    lower = np.tril(rng.integers(-1, 2, d.shape), -1).astype(float)
+    values = np.tril(rng.integers(-1, 2, d.shape).astype(float)) + 0
+    want = values.copy()
+    for k in range(0, 19, 3):
+        corner = np.tril(want[k : k + 3, k : k + 3], -1) + np.eye(3)
+        want[k + 3 :, k : k + 3] = np.linalg.solve(corner, want[k + 3 :, k : k + 3].T).T
+        update = want[k + 3 :, k : k + 3] @ want[k + 3 :, k : k + 3].T
+        want[k + 3 :, k + 3 :] -= np.tril(update)
+    assert lower.any()
+    for seed in (None, 1, 2, 3):
+        ranks = Ranks(grid[0] * grid[1])
+        whole = factor(ranks, d, values)
+        ranks.finish(seed)
+        assert np.allclose(ranks.whole(whole, d), want)
+
+
+def test_every_barrier_is_needed():
+    """Without one of them, some order of what is queued is a fault that the model finds."""
+    d = pb.MatrixDescriptor((12, 12), 3, pb.Grid(1, 2), order="F")
+    values = np.eye(12)
+    sound = Ranks(2)
+    factor(sound, d, values)
+    for rank, gpu in enumerate(sound.peers.gpus):
+        assert gpu.names
+        assert set(gpu.names) == {"meet"}
+        for number in range(gpu.synchronisations):
+            found = 0
+            for seed in range(30):
+                ranks = Ranks(2, skip=(rank, number))
+                factor(ranks, d, values)
+                try:
+                    ranks.finish(seed)
+                except (Fault, AssertionError):
+                    found += 1
+            assert found, f"rank {rank} does not need barrier {number}"
+
+
+def test_what_is_kept_holds_no_array_and_is_bounded(monkeypatch):
+    monkeypatch.setattr(direct, "_REMEMBERED", 5)
+    ranks = Ranks(1)
+    d = pb.MatrixDescriptor((8, 8), 2, pb.Grid(1, 1))
+    whole, other = ranks.matrix(np.eye(8), d), ranks.matrix(np.eye(8), d)
+    for i in range(8):
+        part, to = (whole, 0, i, 8, 1, False), (other, 0, i, 8, 1, False)
+        assert ranks.run({"a": part, "c": to, "d": to}, routine="geadd", beta=1)
+        assert len(ranks.direct[0]._calls) <= 5
+
+
+def test_calls_that_are_not_direct():
+    """While a graph is recorded; without memory that the ranks share; a large product; what overlaps."""
+    ranks = Ranks(2)
+    d = pb.MatrixDescriptor((8, 8), 2, pb.Grid(1, 2))
+    a, b, c = (ranks.matrix(np.eye(8), d) for _ in range(3))
+    parts = {name: (x, 0, 0, 8, 8, False) for name, x in (("a", a), ("b", b), ("d", c))}
+    recording = SimpleNamespace(ptr=1, is_capturing=lambda: True)
+    for each in ranks.direct:
+        each._current = lambda: recording
+    assert ranks.run(parts, routine="matmul") is None
+    for each in ranks.direct:
+        each._current = lambda: STREAM
+    overlapping = {"a": parts["a"], "b": parts["b"], "d": (b, 0, 0, 8, 8, False)}
+    assert ranks.run(overlapping, routine="matmul") is None
+    for each in ranks.direct:
+        each._shares = False
+    assert ranks.run(parts, routine="matmul") is None
+    assert not any(control.numbers for control in ranks.controls)
+
+
+def test_ranks_that_disagree_queue_nothing():
+    ranks = Ranks(2)
+    d = pb.MatrixDescriptor((8, 8), 2, pb.Grid(1, 2))
+    a, b, c = (ranks.matrix(np.eye(8), d) for _ in range(3))
+    parts = {name: (x, 0, 0, 8, 8, False) for name, x in (("a", a), ("b", b), ("d", c))}
+    for control in ranks.controls:
+        control.vote = lambda number: False
+    assert ranks.run(parts, routine="matmul") is False
+    assert not any(ranks.peers.program)
+
+
+def test_without_room_for_slabs_calls_take_the_ordinary_way():
+    ranks = Ranks(2)
+    d = pb.MatrixDescriptor((8, 8), 2, pb.Grid(1, 2))
+    a, b, c = (ranks.matrix(np.eye(8), d) for _ in range(3))
+    parts = {name: (x, 0, 0, 8, 8, False) for name, x in (("a", a), ("b", b), ("d", c))}
+
+    def reserve(name: str, nbytes: int) -> None:
+        raise MemoryError
+
+    for gpu in ranks.peers.gpus:
+        gpu.reserve = reserve
+    assert ranks.run(parts, routine="matmul") is False
+    assert ranks.run(parts, routine="matmul") is None
+    assert not any(ranks.peers.program)
