@@ -23,10 +23,10 @@ NO = object()
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    """Small matrices have several strips, several portions of tiles, and grow their memory; every rank agrees."""
+    """Small matrices have several strips, and several portions of tiles; every rank agrees."""
     monkeypatch.setattr(direct, "_STRIP", 4)
     monkeypatch.setattr(direct, "_SCRATCH", 600)
-    monkeypatch.setattr(direct, "_LEAST", 512)
+    monkeypatch.setattr(direct, "_LEAST", 1 << 13)
     monkeypatch.setattr(direct, "vote_on", lambda control, name, number: control.vote(number))
 
 
@@ -45,10 +45,14 @@ class Control:
 class Ranks:
     """Direct calls of all ranks of a machine, and whole matrices beside them."""
 
-    def __init__(self, size: int, **how: Any) -> None:
+    def __init__(self, size: int, *, reserves: bool = True, **how: Any) -> None:
         self.peers = Peers(size, **how)
         self.direct = [GpuDirect(gpu, lambda: STREAM, lambda: None) for gpu in self.peers.gpus]
         self.controls = [Control() for _ in range(size)]
+        if reserves:  # the model runs one rank after the other, so that none can wait for others to reserve
+            for gpu, each in zip(self.peers.gpus, self.direct, strict=True):
+                each._grow(1)
+                assert gpu.symmetric_bytes("direct slabs") == 2 * each._capacity
 
     def matrix(self, values: np.ndarray, d: pb.MatrixDescriptor, ld: int = 3) -> list[Held]:
         found = []
@@ -175,7 +179,7 @@ def sub_matrices(
         if whole_blocks:
             i, j = i // block * block, j // block * block
         if not alike and rng.integers(2):
-            block, order = int(rng.integers(1, 5)), rng.choice(list("CF"))
+            block, order = int(rng.integers(1, most)), rng.choice(list("CF"))
         source = tuple(int(rng.integers(p)) for p in grid.shape)
         d = pb.MatrixDescriptor((i + m + 2, j + n + 1), block, grid, source, dtype, order)
         values = rng.integers(-3, 4, d.shape).astype(dtype)
@@ -197,12 +201,13 @@ def window(values: np.ndarray, at: Any) -> np.ndarray:
 def test_any_layout(routine, size):
     """Each routine on sub-matrices anywhere: each call twice, so that it is bound and found again."""
     done = 0
-    for seed in range(60):
+    for seed in range(30):
         rng = np.random.default_rng([seed, size])
         dtype = "complex128" if seed % 3 == 2 else "float64"
         ranks = Ranks(size)
         shapes, how = random_case(rng, size, routine, dtype)
-        x = sub_matrices(rng, ranks, shapes, dtype, alike=seed % 4 > 0)
+        here = routine in ("symm", "hemm")  # these only if one rank has all operands
+        x = sub_matrices(rng, ranks, shapes, dtype, alike=seed % 4 > 0, most=40 if here else 5)
         name = "b" if routine in ("trsm", "trmm") else "c"
         parts = {key: (helds, *at, False) for key, (helds, _, _, at) in x.items()}
         parts["d"] = parts[name]
@@ -224,7 +229,7 @@ def test_any_layout(routine, size):
         ranks.finish(seed)
         got = ranks.whole(helds, layout)
         assert np.allclose(got, want, rtol=1e-9, atol=1e-9), f"{seed}: {how}"
-    assert done >= (8 if size > 1 else 40)
+    assert done >= (20 if size == 1 else 2)
 
 
 def factor(ranks: Ranks, d: pb.MatrixDescriptor, values: np.ndarray) -> list[Held]:
@@ -249,15 +254,13 @@ def test_a_sweep_in_any_order(grid, order):
     """Many calls in a row, in orders that streams and barriers allow: LDL^T with a diagonal of ones."""
     d = pb.MatrixDescriptor((22, 22), 3, pb.Grid(*grid), order=order)
     rng = np.random.default_rng(4)
-    lower = np.tril(rng.integers(-1, 2, d.shape), -1).astype(float)
-    values = np.tril(rng.integers(-1, 2, d.shape).astype(float)) + 0
+    values = rng.integers(-1, 2, d.shape) / 8
     want = values.copy()
     for k in range(0, 19, 3):
         corner = np.tril(want[k : k + 3, k : k + 3], -1) + np.eye(3)
         want[k + 3 :, k : k + 3] = np.linalg.solve(corner, want[k + 3 :, k : k + 3].T).T
         update = want[k + 3 :, k : k + 3] @ want[k + 3 :, k : k + 3].T
         want[k + 3 :, k + 3 :] -= np.tril(update)
-    assert lower.any()
     for seed in (None, 1, 2, 3):
         ranks = Ranks(grid[0] * grid[1])
         whole = factor(ranks, d, values)
@@ -329,7 +332,7 @@ def test_ranks_that_disagree_queue_nothing():
 
 
 def test_without_room_for_slabs_calls_take_the_ordinary_way():
-    ranks = Ranks(2)
+    ranks = Ranks(2, reserves=False)
     d = pb.MatrixDescriptor((8, 8), 2, pb.Grid(1, 2))
     a, b, c = (ranks.matrix(np.eye(8), d) for _ in range(3))
     parts = {name: (x, 0, 0, 8, 8, False) for name, x in (("a", a), ("b", b), ("d", c))}
