@@ -163,14 +163,14 @@ def random_case(rng: np.random.Generator, size: int, routine: str, dtype: str) -
 
 
 def sub_matrices(
-    rng: np.random.Generator, ranks: Ranks, shapes: dict[str, Any], dtype: str, alike: bool
+    rng: np.random.Generator, ranks: Ranks, shapes: dict[str, Any], dtype: str, *, alike: bool, most: int
 ) -> Any:
     """Return matrices with room around the operands, their layouts, values, and where the operands are in them."""
     found = {}
     nprow = int(rng.choice([p for p in range(1, ranks.peers.size + 1) if ranks.peers.size % p == 0]))
     grid, block, order = (
         pb.Grid(nprow, ranks.peers.size // nprow),
-        int(rng.integers(1, 5)),
+        int(rng.integers(1, most)),
         rng.choice(list("CF")),
     )
     whole_blocks = rng.integers(3) == 0
