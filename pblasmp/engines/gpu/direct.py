@@ -166,6 +166,10 @@ class _Call:
         self.bound: list[list[Queue] | None] = [None, None]
         self.generation = -1
 
+    def other_half(self, half: int) -> int:
+        """Return which set of slabs the next call uses."""
+        return 1 - half if self.nbytes else half
+
 
 class GpuDirect:
     """Direct calls of GPU ranks. Local to make.
@@ -209,8 +213,7 @@ class GpuDirect:
             channel.runs += 1
             for function, arguments in queue:
                 function(*arguments)
-            if call.nbytes:
-                self._half = 1 - half
+            self._half = call.other_half(half)
         except BaseException as error:
             break_off(control, error, name)
             raise
