@@ -79,11 +79,11 @@ class Pattern(NamedTuple):
 
 
 class Held:
-    """A matrix that is no view, as this rank holds it. It does not keep the memory of a host's matrix. Local.
+    """A matrix that is no view, as this rank holds it. It does not keep the matrix's memory. Local.
 
     Attributes:
         pattern: its layout.
-        array: this rank's local array: CuPy's, or one over the same memory as NumPy's.
+        array: on the host, an array over the memory of this rank's local array; None on a GPU.
         address: of its first element.
         ld: elements from one column to the next, or from one row to the next in C order.
         end: the address after its last element.
@@ -93,7 +93,7 @@ class Held:
 
     def __init__(self, pattern: Pattern, array: Any, address: int, ld: int, nbytes: int) -> None:
         self.pattern, self.address, self.ld, self.end = pattern, address, ld, address + nbytes
-        self.array = _alias(array.__array_interface__) if type(array) is np.ndarray else array
+        self.array: Any = _alias(array.__array_interface__) if type(array) is np.ndarray else None
         self._memory: Any = None
 
     @classmethod

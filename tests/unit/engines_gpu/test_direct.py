@@ -49,6 +49,7 @@ class Ranks:
         self.peers = Peers(size, **how)
         self.direct = [GpuDirect(gpu, lambda: STREAM, lambda: None) for gpu in self.peers.gpus]
         self.controls = [Control() for _ in range(size)]
+        self.values: dict[Held, np.ndarray] = {}
         if reserves:  # the model runs one rank after the other, so that none can wait for others to reserve
             for gpu, each in zip(self.peers.gpus, self.direct, strict=True):
                 each._grow(1)
@@ -66,15 +67,15 @@ class Ranks:
             at = array.data.ptr
             pattern = pattern_of(d, rank)
             nbytes = len(lines) * (lines.shape[1] + ld) * d.dtype.itemsize
-            array.flags = SimpleNamespace()
-            found.append(Held(pattern, array, at, lines.shape[1] + ld, at + nbytes))
+            found.append(Held(pattern, array, at, lines.shape[1] + ld, nbytes))
+            self.values[found[-1]] = array.values
         return found
 
     def whole(self, helds: list[Held], d: pb.MatrixDescriptor) -> np.ndarray:
         found = np.zeros(d.shape, d.dtype)
         for rank in range(d.grid.size):
             rows, cols = d.global_indices(rank)
-            values = helds[rank].array.values
+            values = self.values[helds[rank]]
             found[np.ix_(rows, cols)] = values if d.order == "C" else values.T
         return found
 
