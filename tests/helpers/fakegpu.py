@@ -31,6 +31,13 @@ from numpy.lib.stride_tricks import as_strided
 
 from tests.helpers.fakelt import FakeLt
 
+_QUEUED = (
+    "gemm",
+    "gemm_strided_batched",
+    "trmm",
+    "symm",
+    "hemm",
+)  # of direct calls, which compute nothing here
 _TAG = 4711  # of NCCL's messages, which MPI carries
 _COLLECTIVE = ("init", "split", "all_reduce", "register_window")  # a rank that fails in these has taken part
 _RELEASES = (
@@ -648,10 +655,16 @@ class FakeGpu:
 
             return call
 
+        def queued(handle: int, *arguments: int) -> None:
+            stream, nbytes = self.solvers[handle]
+            assert (stream, bool(nbytes)) == (self.stream, True)
+            self.events.append(("cuBLAS", stream))
+
         solves = {name: checked(call) for name, call in vars(self._cublas()).items() if "trsm" in name}
         return SimpleNamespace(
             create=create, destroy=lambda handle: self._release("cuBLAS", handle),
             set_stream=set_stream, set_workspace=set_workspace, **solves,
+            **{f"{letter}{name}": queued for letter in "sdcz" for name in _QUEUED},
         )  # fmt: skip
 
     def _cublas(self) -> SimpleNamespace:

@@ -52,7 +52,7 @@ def life(lib: Meeting, comm: Any) -> None:
         one = ctx.zeros(pb.MatrixDescriptor((6, 6), (6, 6), pb.Grid(1, 1), dtype="float32"))
         for algo in ("default", "gathered", "panels"):
             pb.matmul(a, b, algo=algo)
-        pb.matmul(one, one)  # another communicator
+        pb.matmul(one, one, algo="default")  # another communicator
         pb.syrk(a, c, beta=1, algo="summed")
         with pb.plan(pb.trsm, ctx.eye(a.descriptor), b, algo="gathered") as plan:
             plan()
