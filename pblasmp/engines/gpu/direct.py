@@ -12,7 +12,9 @@ queues. Nothing that is kept holds an array.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -79,33 +81,23 @@ class _Slab:
         rows, cols: how its rows and columns are dealt out to those who need them.
         receivers: by rank, whose of the rows and of the columns it needs.
         start: its offset in a set of slabs.
+        end: the offset after it.
     """
 
     def __init__(
-        self, x: SubMatrix, rows: Span, cols: Span, receivers: dict[int, tuple[int, int]], start: int
+        self,
+        x: SubMatrix,
+        rows: Span,
+        cols: Span,
+        receivers: dict[int, tuple[int, int]],
+        start: int,
+        end: int,
     ) -> None:
-        self.x, self.rows, self.cols, self.start = x, rows, cols, start
-        self.receivers = {rank: whose for rank, whose in receivers.items() if not self._has(rank, *whose)}
-        item = x.held.pattern.itemsize
-        most = max((self._extent(*whose) for whose in self.receivers.values()), default=0)
-        self.end = start + -(-most * item // _ALIGNED) * _ALIGNED
-
-    def _shape(self, p: int, q: int) -> tuple[int, int]:
-        return self.rows.count(p), self.cols.count(q)
-
-    def _extent(self, p: int, q: int) -> int:
-        m, n = self._shape(p, q)
-        return m * n
-
-    def _has(self, rank: int, p: int, q: int) -> bool:
-        """Return whether a rank has in its local array just what it needs."""
-        x = self.x
-        row, col = x.process(rank)
-        return _covers(x.rows, row, self.rows, p) and _covers(x.cols, col, self.cols, q)
+        self.x, self.rows, self.cols, self.start, self.end = x, rows, cols, start, end
+        self.receivers = receivers
 
     def ld(self, p: int, q: int) -> int:
-        m, n = self._shape(p, q)
-        return max(1, m if self.x.by_columns else n)
+        return max(1, self.rows.count(p) if self.x.by_columns else self.cols.count(q))
 
     def moves(self, bases: dict[int, int]) -> Iterator[Move]:
         """Yield the copies of what this rank has; ``bases`` has the addresses of the ranks' sets of slabs."""
@@ -131,6 +123,7 @@ class _Slab:
         return _Factor(x.at, x.by_columns, x.ld, conjugated)
 
 
+@lru_cache(4096)
 def _by_process(of: Span, process: int, to: Span) -> dict[int, Stretches]:
     """Return where the indices of a process go, by process."""
     found: dict[int, Stretches] = {}
@@ -186,6 +179,8 @@ class GpuDirect:
         self._half, self._capacity, self._most = 0, 0, _MOST
         self._calls: dict[Any, _Call | None] = {}
         self._scalars: dict[tuple[complex, str], Any] = {}
+        self._functions: dict[str, Any] = {}
+        self.patterns: dict[Any, tuple[dict[int, tuple[int, int]], int]] = {}
 
     # -- the call
 
@@ -233,6 +228,7 @@ class GpuDirect:
         if len(self._calls) >= _REMEMBERED:
             self._calls.clear()
             self._scalars.clear()
+            self.patterns.clear()
         try:
             self._calls[key] = _Maker(self, asked).call()
         except UnfitError:
@@ -267,6 +263,13 @@ class GpuDirect:
         """Whether ranks reach each other's memory."""
         return self._shares
 
+    def function(self, name: str) -> Any:
+        """Return a routine of cuBLAS."""
+        found = self._functions.get(name)
+        if found is None:
+            found = self._functions[name] = getattr(self.gpu.products.cublas, name)
+        return found
+
     def scalar(self, value: complex, letter: str) -> int:
         """Return the address of a scalar on the host."""
         found = self._scalars.get((value, letter))
@@ -300,7 +303,6 @@ class _Maker:
         pattern = asked.d[0].pattern
         self._letter, self._item, self._dtype = pattern.letter, pattern.itemsize, pattern.dtype
         self._slabs: list[_Slab] = []
-        self._keeps: list[Any] = []
 
     def call(self) -> _Call:
         """Return the call, or raise UnfitError."""
@@ -335,22 +337,45 @@ class _Maker:
             whose: which of D's processes its rows and perhaps its columns are dealt out to: "row", "col", "row col";
                 or "": everyone needs all of it.
         """
-        to = self._to
-        receivers = {}
-        for p in range(to.rows.nprocs):
-            for q in range(to.cols.nprocs):
-                if to.rows.count(p) and to.cols.count(q):
-                    needed = {"row": (p, 0), "col": (q, 0), "row col": (p, q), "": (0, 0)}[whose]
-                    receivers[to.rank(p, q)] = needed
-        slab = _Slab(x, rows, cols, receivers, self._slabs[-1].end if self._slabs else 0)
+        to, patterns = self._to, self._direct.patterns
+        key = (
+            x.rows, x.cols, x.held.pattern.grid, x.transposed, rows, cols,
+            to.rows, to.cols, to.held.pattern.grid, to.transposed, whose,
+        )  # fmt: skip
+        found = patterns.get(key)
+        if found is None:
+            found = patterns[key] = self._receivers(x, rows, cols, whose)
+        receivers, most = found
+        start = self._slabs[-1].end if self._slabs else 0
+        end = start + -(-most * self._item // _ALIGNED) * _ALIGNED
+        slab = _Slab(x, rows, cols, receivers, start, end)
         self._slabs.append(slab)
         return slab
+
+    def _receivers(
+        self, x: SubMatrix, rows: Span, cols: Span, whose: str
+    ) -> tuple[dict[int, tuple[int, int]], int]:
+        """Return who needs what of an operand and lacks it, and the most elements that one of them needs."""
+        to = self._to
+        receivers, most = {}, 0
+        down, across = to.rows.counts(), to.cols.counts()
+        heights, widths = rows.counts(), cols.counts()
+        for p, q in itertools.product(range(len(down)), range(len(across))):
+            if not (down[p] and across[q]):
+                continue
+            r, c = {"row": (p, 0), "col": (q, 0), "row col": (p, q), "": (0, 0)}[whose]
+            rank = to.rank(p, q)
+            row, col = x.process(rank)
+            if not (_covers(x.rows, row, rows, r) and _covers(x.cols, col, cols, c)):
+                receivers[rank] = r, c
+                most = max(most, heights[r] * widths[c])
+        return receivers, most
 
     def _scalar(self, value: complex) -> int:
         return self._direct.scalar(value, self._letter)
 
     def _function(self, name: str) -> Any:
-        return getattr(self._gpu.products.cublas, self._letter + name)
+        return self._direct.function(self._letter + name)
 
     def _handle(self, stream: Any) -> int:
         return self._gpu.products.solver(stream.ptr)
@@ -573,7 +598,7 @@ class _Maker:
             self._product(k, first, second, factors[i].by_columns, factors[j].by_columns) for _, i, j in pairs
         ]
         seed = self._copied(self._seed())
-        strips = list(_strips(to, asked.uplo)) if to.active else []
+        strips = _strips(to.rows, to.row, to.cols, to.col, to.m, to.n, asked.uplo) if to.active else ()
 
         def compute(stream: Any, base: int) -> list[Queue]:
             rank = self._gpu.rank
@@ -693,19 +718,20 @@ class _Strip(NamedTuple):
     rows: int
 
 
-def _strips(d: SubMatrix, uplo: str) -> Iterator[_Strip]:
-    """Yield a rank's columns of a triangle, cut where tiles on the diagonal get the same size."""
-    rows, cols = d.rows, d.cols
-    turn = (d.col - cols.source) % cols.nprocs
+@lru_cache(1024)
+def _strips(rows: Span, row: int, cols: Span, col: int, m: int, n: int, uplo: str) -> tuple[_Strip, ...]:
+    """Return a rank's columns of a triangle, cut so that tiles on the diagonal get the same size."""
+    turn = (col - cols.source) % cols.nprocs
     lead = cols.lead if turn == 0 else 0
-    width = -(-max(_STRIP, -(-d.n // _STRIPS)) // _STRIP) * _STRIP
-    j = 0
-    while j < d.n:
-        stop = min(d.n, (j + lead) // width * width + width - lead)
-        first, last = cols.at_place(d.col, j), cols.at_place(d.col, stop - 1)
-        i, end = rows.below(first, d.row), rows.below(last + 1, d.row)
-        yield _Strip(j, stop - j, *((end, d.m) if uplo == "L" else (0, i)), i, end - i)
+    width = -(-max(_STRIP, -(-n // _STRIPS)) // _STRIP) * _STRIP
+    strips, j = [], 0
+    while j < n:
+        stop = min(n, (j + lead) // width * width + width - lead)
+        first, last = cols.at_place(col, j), cols.at_place(col, stop - 1)
+        i, end = rows.below(first, row), rows.below(last + 1, row)
+        strips.append(_Strip(j, stop - j, *((end, m) if uplo == "L" else (0, i)), i, end - i))
         j = stop
+    return tuple(strips)
 
 
 def _portions(tiles: Sequence[_Strip], item: int) -> Iterator[list[_Strip]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -564,12 +565,12 @@ class Kernels:
         for (to, there, of, here, (_, b, c, run)), total, count in zip(moves, totals, needed, strict=True):
             words += [to, of, *there, *here, b, c, run // word, total, first]
             first = (first + count) % grid
-        room = 1 if len(moves) == 1 else _MOVES
-        words += [0] * (len(words) // len(moves) * (room - len(moves)))
+        room = _room(len(moves))
         kernel = self._compiled(
             "move", _MOVE, T=_WORDS[word], EACH=each, INDEX=_index(max(totals)), MOVES=room
         )
-        return Launch(kernel, (grid,), _THREADS, (_struct(words), np.int32(len(moves))))
+        words_of_all = len(words) // len(moves) * room
+        return Launch(kernel, (grid,), _THREADS, (_struct(words, words_of_all), np.int32(len(moves))))
 
     def sum(
         self,
@@ -607,9 +608,8 @@ class Kernels:
         u64, strides = np.uint64, [(1, lead) if columns else (lead, 1) for columns, lead in (x, c)]
         macros = {
             "T": _TYPES[dtype.name], "TRIANGLE": ("", "L", "U").index(uplo), "REAL": int(real),
-            "CONJUGATE": int(conjugate), "KEEPS": int(beta != 0), "TILES": _TILES,
+            "CONJUGATE": int(conjugate), "KEEPS": int(beta != 0),
         }  # fmt: skip
-        kernel = self._compiled("sum", _SUM, **macros)
         rest = (
             u64(ld), *(u64(each) for pair in strides for each in pair), _scalar(alpha, dtype), _scalar(beta, dtype),
             *(_struct([deal[0] | deal[1] << 32, deal[2] | deal[3] << 32, deal[4]]) for deal in deals),
@@ -622,10 +622,11 @@ class Kernels:
                 for tile in some
                 for word in (*tile[:3], tile.rows | tile.cols << 32, tile.i | tile.j << 32)
             ]
-            words += [0] * (5 * (_TILES - len(some)))
+            kernel = self._compiled("sum", _SUM, **macros, TILES=_room(len(some)))
             most = max(tile.rows * tile.cols for tile in some)
             grid = max(1, min(8 * self.multiprocessors // len(some), -(-most // _SUM_THREADS)))
-            launches.append(Launch(kernel, (grid, len(some)), _SUM_THREADS, (_struct(words), *rest)))
+            tiles_struct = _struct(words, 5 * _room(len(some)))
+            launches.append(Launch(kernel, (grid, len(some)), _SUM_THREADS, (tiles_struct, *rest)))
         return launches
 
     def transpose(
@@ -676,9 +677,21 @@ def _index(total: int) -> str:
     return "unsigned" if total < _U32 else "u64"
 
 
-def _struct(values: Sequence[int]) -> Any:
-    """Return a struct of addresses or strides, in the form that kernels take."""
-    return np.array(values, np.uint64).view(np.dtype([("p", np.uint64, len(values))]))[0]
+def _struct(values: Sequence[int], room: int = 0) -> Any:
+    """Return a struct of addresses or strides, in the form that kernels take; zeros up to ``room`` follow."""
+    words = np.zeros(max(room, len(values)), np.uint64)
+    words[: len(values)] = values
+    return words.view(_words(len(words)))[0]
+
+
+@lru_cache
+def _words(count: int) -> np.dtype:
+    return np.dtype([("p", np.uint64, count)])
+
+
+def _room(count: int) -> int:
+    """Return for how many parts a kernel is compiled that takes ``count`` of at most 32."""
+    return 1 if count == 1 else 4 if count <= 4 else 32
 
 
 def _scalar(value: complex, dtype: np.dtype) -> Any:
