@@ -47,6 +47,7 @@ TITLES = {
     "gpu_matmul-matmul_reduce_scatter": "GEMM + ReduceScatter in the layout of the scheme",
     "gpu_matmul-matmul_allreduce": "GEMM + AllReduce in the layout of the scheme",
     "gpu_matmul-host": "Host time per call",
+    "gpu_host": "Host time of many small calls",
     "gpu_matmul-nvmath": "Beside nvmath-python: ",
 }
 

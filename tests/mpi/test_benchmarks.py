@@ -124,11 +124,26 @@ def test_cholesky(tmp_path):
         check=False, cwd=ROOT, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    (line,) = done.stdout.splitlines()
-    assert line.startswith("n = 300, blocks of 32, 4 ranks, auto: ")
-    assert float(line.rpartition(" ")[2]) < 1e-14  # the residual
+    for line, name in zip(done.stdout.splitlines(), ("pblasmp", "pb.cholesky"), strict=True):
+        assert line.startswith(f"n = 300, blocks of 32, 4 ranks, {name}: ")
+        assert float(line.rpartition(" ")[2]) < 1e-14  # the residual
     (run,) = runs(tmp_path).values()
-    assert [len(times) for times in run.rows[0]["seconds"].values()] == [2]
+    assert [len(times) for times in run.rows[0]["seconds"].values()] == [2, 2]
+
+
+def test_host_times_of_calls(tmp_path):
+    """Every call has a time on new sub-matrices and one repeated; a view has one."""
+    done = subprocess.run(
+        [str(find_launcher().path), "-n", "2", *launch.interpreter(), "benchmarks/gpu_host.py", "-n=640", "--calls=3",
+         f"--results={tmp_path}"],
+        check=False, cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| syrk 256 x 64 |" in done.stdout
+    (run,) = runs(tmp_path).values()
+    kinds = {row["case"]["call"]: set(row["seconds"]) for row in run.rows}
+    both = {"new", "repeated"}
+    assert kinds == {"matmul": both, "trsm": both, "syrk": both, "geadd": both, "view": {"new"}}
 
 
 TINY = ("--layers=2", "--width=16", "--heads=4", "--tokens=12", "--batch=2", "--steps=2", "--rounds=3")
