@@ -269,7 +269,8 @@ extern "C" __global__ void __launch_bounds__(256) transpose(
 _SUM = (
     _NUMBERS
     + r"""
-struct Tile { T* d; const T* x; const T* c; u32 rows, cols, i, j; };
+typedef ELEMENT E;
+struct Tile { E* d; const E* x; const E* c; u32 rows, cols, i, j; };
 struct Tiles { Tile t[TILES]; };
 struct Deal { u32 block, nprocs, turn, lead, skipped, unused; };
 __device__ __forceinline__ u64 index_of(Deal d, u32 place) {
@@ -286,7 +287,7 @@ __device__ __forceinline__ c64 real(c64 a) { return c64{a.x, 0}; }
 __device__ __forceinline__ c128 real(c128 a) { return c128{a.x, 0}; }
 extern "C" __global__ void __launch_bounds__(256) sum(
     const __grid_constant__ Tiles tiles, u64 ld, u64 x_down, u64 x_across, u64 c_down, u64 c_across,
-    T alpha, T beta, Deal down, Deal across) {
+    E alpha, E beta, Deal down, Deal across) {
   const Tile& t = tiles.t[blockIdx.y];
   u64 total = (u64)t.rows * t.cols;
   for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < total; at += (u64)gridDim.x * blockDim.x) {
@@ -298,11 +299,11 @@ extern "C" __global__ void __launch_bounds__(256) sum(
 #else
     const bool diagonal = false;
 #endif
-    T x = t.x[row * x_down + col * x_across];
+    E x = t.x[row * x_down + col * x_across];
     if (CONJUGATE) x = conjugate(x);
-    T sum = times(alpha, diagonal ? real(x) : x);
+    E sum = times(alpha, diagonal ? real(x) : x);
     if (KEEPS) {
-      T old = t.c[row * c_down + col * c_across];
+      E old = t.c[row * c_down + col * c_across];
       sum = plus(sum, times(beta, diagonal ? real(old) : old));
     }
     t.d[row + col * ld] = diagonal ? real(sum) : sum;
@@ -607,7 +608,7 @@ class Kernels:
             uplo = {"L": "U", "U": "L", "": ""}[uplo]
         u64, strides = np.uint64, [(1, lead) if columns else (lead, 1) for columns, lead in (x, c)]
         macros = {
-            "T": _TYPES[dtype.name], "TRIANGLE": ("", "L", "U").index(uplo), "REAL": int(real),
+            "ELEMENT": _TYPES[dtype.name], "TRIANGLE": ("", "L", "U").index(uplo), "REAL": int(real),
             "CONJUGATE": int(conjugate), "KEEPS": int(beta != 0),
         }  # fmt: skip
         rest = (
