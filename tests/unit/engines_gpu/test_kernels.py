@@ -264,7 +264,7 @@ def test_one_warp_waits_for_up_to_32_flags(cupy, kernels):
 
 def test_barriers(cupy, kernels):
     for what in ("arrive", "await", "meet"):
-        kernels.signal(what, None, [1, 2, 3, 4], 2, 1, 2)
+        kernels.signal(what, [1, 2, 3, 4], 2, 1, 2)(None)
     for blocks, threads, arguments in cupy.launches:
         assert (blocks, threads) == (1, 32)
         assert [int(x) for x in arguments[1:]] == [4, 2, 1, 2]

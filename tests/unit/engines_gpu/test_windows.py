@@ -146,8 +146,8 @@ class Machine:
             close=lambda: self.log.append(("deregistered", nbytes)),
         )
 
-    def signal(self, what: str, stream: Any, flags: list[int], rank: int, kind: int, kinds: int) -> None:
-        self.signals.append(f"{what} {kind}")
+    def signal(self, what: str, flags: list[int], rank: int, kind: int, kinds: int) -> Any:
+        return lambda stream: self.signals.append(f"{what} {kind}")
 
     def await_flags(self, stream: Any, flags: list[int]) -> None:
         self.log.append(("kernel", stream.ptr, *flags))
@@ -322,7 +322,8 @@ def test_the_first_product_finds_that_everyone_arrived(machine):
     windows.await_all(stream)
     windows.meet(stream)
     windows.arrive(stream)
-    assert machine.signals[1:] == ["await 0", "meet 1", "arrive 0"]
+    windows.meeting(stream)
+    assert machine.signals[1:] == ["await 0", "meet 1", "arrive 0", "meet 1"]
 
 
 def test_flags_are_words_of_their_own(machine):
