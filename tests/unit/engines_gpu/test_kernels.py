@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pblasmp.dtypes import DTYPES, FLOAT8
-from pblasmp.engines.gpu.kernels.kernels import Kernels, common_run, vector_width
+from pblasmp.engines.gpu.kernels.kernels import Deal, Kernels, Tile, common_run, vector_width
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.errors import ArgumentError
 
@@ -269,3 +269,39 @@ def test_barriers(cupy, kernels):
         assert (blocks, threads) == (1, 32)
         assert [int(x) for x in arguments[1:]] == [4, 2, 1, 2]
         assert list(arguments[0]["p"]) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("count", [1, 3, 33])
+def test_sums_of_tiles(cupy, kernels, count):
+    """What the kernel is given: tiles in Fortran order, up to 32 by one kernel, none that is empty."""
+    tiles = [Tile(100 + i, 200 + i, 300 + i, 5, 7, i, 2 * i) for i in range(count)]
+    deals = Deal(4, 2, 1, 3, 0), Deal(5, 3, 2, 1, 6)
+    dtype, how = np.dtype(np.float64), {"uplo": "L", "deals": deals}
+    launches = kernels.sum(
+        dtype, [*tiles, Tile(1, 1, 1, 0, 7)], (False, 9), (False, 8), (True, 6), 2, 3, **how
+    )
+    for launch in launches:
+        launch(None)
+    assert len(cupy.launches) == len(launches) == -(-count // 32)
+    found = []
+    for (blocks, threads, arguments), macros in zip(cupy.launches, cupy.launched, strict=True):
+        assert (blocks, threads) == (1, 256)
+        assert macros["ELEMENT"] == "double"
+        assert (macros["TRIANGLE"], macros["KEEPS"], macros["CONJUGATE"], macros["REAL"]) == (
+            "2",
+            "1",
+            "0",
+            "0",
+        )
+        words, ld, *steps, alpha, beta, down, across = arguments
+        assert (int(ld), [int(x) for x in steps], float(alpha), float(beta)) == (9, [1, 8, 6, 1], 2, 3)
+        for deal, expected in ((down, deals[1]), (across, deals[0])):
+            assert deal["p"].view(np.uint32)[:5].tolist() == list(expected)
+        each = np.reshape(words["p"], (int(macros["TILES"]), 5))
+        found += [row for row in each.tolist() if row[0]]
+    assert found == [
+        [tile.d, tile.x, tile.c, tile.cols | tile.rows << 32, tile.j | tile.i << 32] for tile in tiles
+    ]
+    kernels.sum(dtype, tiles[:1], (True, 9), (True, 8), (True, 9), 1, 0, conjugate=True)
+    assert cupy.compiled[-1]["KEEPS"] == cupy.compiled[-1]["TRIANGLE"] == "0"
+    assert cupy.compiled[-1]["CONJUGATE"] == "1"
