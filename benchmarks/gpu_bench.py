@@ -173,8 +173,8 @@ class Bench:
         import pblasmp as pb
 
         self.device.poison(out.local)
-        plan = pb.plan_matmul(
-            a, b, out=out, op_a=problem.op_a, op_b=problem.op_b, scheme=problem.scheme, **options
+        plan = pb.plan(
+            pb.matmul, a, b, out=out, op_a=problem.op_a, op_b=problem.op_b, scheme=problem.scheme, **options
         )
         result = None if self.torch is None else lambda: self.torch.view(out.local)
         return Contender(plan, result, plan.close, lambda: plan.report().path)

@@ -60,7 +60,7 @@ def planned(a: Any, b: Any, d: Any, ops: str) -> Contender:
     """Return our plan of ``op(A) op(B)``. Collective."""
     import pblasmp as pb
 
-    plan = pb.plan_matmul(a, b, out=d, op_a=ops[0], op_b=ops[1])
+    plan = pb.plan(pb.matmul, a, b, out=d, op_a=ops[0], op_b=ops[1])
     return Contender(plan, None, plan.close, lambda: plan.report().path)
 
 

@@ -267,7 +267,7 @@ def time_on_gpus(comm: Any, options: argparse.Namespace) -> None:
                 for shape in ((m.n, k), (k, m.n))
             )
             with ExitStack() as stack:
-                plans = {"gemm": stack.enter_context(pb.plan_matmul(left, right, out=ctx.empty(d)))}
+                plans = {"gemm": stack.enter_context(pb.plan(pb.matmul, left, right, out=ctx.empty(d)))}
 
                 def planned(algo: str, case: Case = case, m: Matrices = m, stack: ExitStack = stack) -> Any:
                     routine = getattr(pb, case.routine)

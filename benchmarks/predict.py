@@ -60,7 +60,7 @@ def of(ctx: Any, problem: pb.MatmulProblem) -> tuple[str, Any, Callable[[], Any]
 
     def plan() -> Any:
         a, b, d = (ctx.full(x, 1) for x in (problem.a, problem.b, problem.d))
-        return pb.plan_matmul(a, b, out=d, op_a=problem.op_a, op_b=problem.op_b)
+        return pb.plan(pb.matmul, a, b, out=d, op_a=problem.op_a, op_b=problem.op_b)
 
     return f"{problem}, blocks of {problem.d.block[0]}", problem, plan
 

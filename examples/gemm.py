@@ -38,7 +38,7 @@ with pb.Context() as ctx:
         assert np.array_equal(d, 2 * product - on_one_rank(4, m, n))
         print("D is right")
 
-    with pb.plan_matmul(a, b, c, alpha=2, beta=-1, op_b="T") as plan:
+    with pb.plan(pb.matmul, a, b, c, alpha=2, beta=-1, op_b="T") as plan:
         if ctx.rank == 0:
             print(plan.report())
         plan()

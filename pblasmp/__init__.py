@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from .plans import Plan as Plan
     from .problems.files import load_problem as load_problem
     from .products import matmul as matmul
-    from .products import plan_matmul as plan_matmul
     from .reductions import allclose as allclose
     from .report import Report as Report
     from .scales import Scales as Scales
@@ -165,7 +164,6 @@ _HOME = {
     "nrm2": "vectors",
     "numroc": "layout",
     "plan": "planning",
-    "plan_matmul": "products",
     "qr": "factorisations",
     "scal": "vectors",
     "slogdet": "factorisations",

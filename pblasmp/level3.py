@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .calls import compute_directly
+from .calls import MatrixCall, compute_directly, run
 from .engines.direct import DIRECT
 from .engines.request import Options
 from .layout import Level3Problem, MatrixDescriptor
 from .layout.redistribution import with_c_like_d
 from .layout.routines import ROUTINES, Routine
 from .matrix import DistributedMatrix
-from .plans import MatrixPlan, Reading, Recipe, check_c, check_operands, context_of, run_once
+from .plans import Reading, Recipe, check_c, check_operands
 from .runtime import Runtime
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ __all__ = [
     "her2k",
     "herk",
     "herkx",
-    "plan_routine",
+    "routine_call",
     "symm",
     "syr2k",
     "syrk",
@@ -474,7 +474,7 @@ def tradd(
     )  # fmt: skip
 
 
-def plan_routine(
+def routine_call(
     routine: str,
     a: Matrix,
     b: Matrix | None = None,
@@ -482,12 +482,9 @@ def plan_routine(
     *,
     out: Matrix | None = None,
     **how: Any,
-) -> MatrixPlan[Matrix]:
-    """Prepare the level-3 routine of that name for these arguments. Collective over the context."""
-    ctx = context_of(routine, a, b, c, out)
-    with ctx.agreement(routine) as facts:
-        recipe, matrices, _, _ = _read(ctx, facts, a, b, c, out, routine=routine, **how)
-    return MatrixPlan(ctx, recipe, matrices, out=out is not None)
+) -> MatrixCall:
+    """Return a call of the level-3 routine of that name. Local."""
+    return MatrixCall(routine, (a, b, c, out), {"routine": routine, **how}, _read)
 
 
 def _run(
@@ -513,7 +510,7 @@ def _run(
         if isinstance(found, DistributedMatrix):
             return found
         voted = found is False
-    result: Matrix = run_once(routine, (a, b, c, out), {"routine": routine, **how}, _read, voted=voted)
+    result: Matrix = run(routine_call(routine, a, b, c, out=out, **how), voted=voted)
     return result
 
 

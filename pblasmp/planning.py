@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import factorisations, level3, products, tensor_parallel
+from .calls import prepare
 from .context import Context
 from .engines.method import Verdict, survey
 from .engines.request import AnyProblem, Options, Problem
@@ -16,6 +17,7 @@ from .errors import ArgumentError, ArgumentTypeError, LayoutError, UnsupportedEr
 from .factorisations import CALLS
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.factor_problem import FactorProblem
+from .layout.forms import FORMS
 from .layout.level3 import ROUTINES
 from .layout.redistribution import with_c_like_d
 from .matrix import DistributedMatrix
@@ -27,11 +29,6 @@ if TYPE_CHECKING:
     from .plans import Plan
 
 __all__ = ["algorithms", "plan", "tune"]
-
-_PARALLEL: dict[str, Callable[..., Any]] = {
-    name: getattr(tensor_parallel, f"plan_{name}")
-    for name in ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
-}
 
 
 def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[Any]:
@@ -127,15 +124,14 @@ def _plan(
             raise
         with ctx.agreement(call):
             raise error from None
-    if name == "matmul":
-        return products.plan_matmul(*args, **kwargs)
-    if name in _PARALLEL:
-        planned: Plan[Any] = _PARALLEL[name](*args, **kwargs)
-        return planned
     if name in CALLS:
         return CALLS[name](*args, **kwargs).plan()
     bound.apply_defaults()
-    return level3.plan_routine(name, **bound.arguments)
+    if name == "matmul":
+        return prepare(products.matmul_call(**bound.arguments))
+    if name in FORMS:
+        return prepare(tensor_parallel.parallel_call(name, **bound.arguments))
+    return prepare(level3.routine_call(name, **bound.arguments))
 
 
 def _bound(
@@ -145,7 +141,7 @@ def _bound(
     name = function if isinstance(function, str) else getattr(function, "__name__", "")
     found = _public(name)
     if found is None or not (isinstance(function, str) or function is found):
-        known = ", ".join(["matmul", *ROUTINES, *_PARALLEL, *CALLS])
+        known = ", ".join(["matmul", *ROUTINES, *FORMS, *CALLS])
         given = f"{function.__module__}.{name}" if inspect.isfunction(function) else repr(function)
         raise ArgumentError(f"{call}: expected one of the functions {known}, or its name, got {given}")
     try:
@@ -170,7 +166,7 @@ def _public(name: str) -> Callable[..., Any] | None:
     found: Callable[..., Any] | None = None
     if name in ROUTINES:
         found = getattr(level3, name)
-    elif name in _PARALLEL:
+    elif name in FORMS:
         found = getattr(tensor_parallel, name)
     elif name in CALLS:
         found = getattr(factorisations, name)

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from .engines.method import Verdict, prepare
 from .engines.product import Bound, Product, Workspace
-from .engines.request import CONSTANTS, AnyProblem, Operands, Options, Problem
+from .engines.request import AnyProblem, Operands, Options, Problem
 from .errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError, PblasmpError, UnsupportedError
 from .handle import Handle, Matrix
 from .layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
@@ -38,7 +38,6 @@ __all__ = [
     "check_operands",
     "check_overlap",
     "context_of",
-    "run_once",
 ]
 
 Matrices = dict[str, Handle | None]
@@ -153,6 +152,21 @@ class Plan(Generic[Result]):
             raise UnsupportedError(
                 f"a CUDA graph: the {name} engine has none, expected a GPU: call the plan itself"
             )
+
+    def __call__(self, *operands: Any, **named: Any) -> Result:
+        """Run and return the result, on the planned operands or on others like them. Collective over the context."""
+        raise NotImplementedError
+
+    def _once(self) -> Result:
+        """Run on the planned arrays, on which the ranks have just agreed, and close. Collective over the context."""
+        raise NotImplementedError
+
+    def _release(self) -> None:
+        """Drop all arrays: from now on this plan is run by ``_run_with``. Local."""
+
+    def _run_with(self, reading: Any) -> Result:
+        """Run on arrays on which the ranks have agreed, and keep none of them. Collective over the context."""
+        raise NotImplementedError
 
     def _queue(self, bound: Bound) -> None:
         """Run what only queues work, on which the ranks need not agree. Collective over the context."""
@@ -330,8 +344,9 @@ class MatrixPlan(Plan[Matrix]):
         self._matrices = {}
         self._bound.release()
 
-    def _run_with(self, matrices: Matrices) -> Matrix:
+    def _run_with(self, reading: Reading) -> Matrix:
         """Run on matrices on which the ranks have agreed, and keep none of them. Collective over the context."""
+        matrices = reading[1]
         self._run_on(Operands(**_locals_of(matrices)))
         return cast("Matrix", matrices["d"])
 
@@ -380,68 +395,6 @@ class MatrixPlan(Plan[Matrix]):
 
 
 Reading = tuple[Recipe, Matrices, Any, Any]  # the last two: an epilogue and scales, with the engine's arrays
-
-
-def run_once(
-    call: str,
-    given: Sequence[Any],
-    how: Mapping[str, Any],
-    read: Callable[..., Reading],
-    *,
-    voted: bool = False,
-) -> Any:
-    """Return what a routine computes, from the second such call on by a plan that the context keeps.
-
-    Collective over the context. Only plans that hold no memory are kept: they run on any arrays.
-
-    Args:
-        call: the function's name.
-        given: A, B, C and ``out``.
-        how: its other arguments.
-        read: ``read(ctx, facts, *given, **how)`` checks them, and returns the recipe and the matrices.
-        voted: whether this rank has tried a direct call, on which the ranks did not agree.
-    """
-    ctx = context_of(call, *given)
-
-    def again(recipe: Recipe) -> Reading:
-        return recipe, recipe.matrices(ctx, *given), None, None
-
-    def first(facts: dict[str, Any]) -> Reading:
-        return read(ctx, facts, *given, **how)
-
-    key = _signature(ctx, call, given, how)
-    number, (recipe, matrices, epilogue, scales) = ctx.calls.agree(
-        lambda: ctx.agreement(call), key, again, first, voted=voted
-    )
-    out = given[3] is not None
-    if not number:
-        ctx.calls.remember(key, recipe)
-        return MatrixPlan(ctx, recipe, matrices, out=out, epilogue=epilogue, scales=scales)._once()
-    plan: MatrixPlan[Any] | None = ctx.kept.find(number)
-    if plan is None:
-        plan = MatrixPlan(ctx, recipe, matrices, out=out)
-        if plan._product.holds_memory:
-            return plan._once()
-        plan._release()
-        result = plan._run_with(matrices)
-        ctx.kept.keep(number, plan)  # now that it has all its tables
-        return result
-    return plan._run_with(matrices)
-
-
-def _signature(ctx: Runtime[Any], call: str, given: Sequence[Any], how: Mapping[str, Any]) -> Hashable:
-    """Return all that decides how a call is computed, apart from its matrices' values. Local.
-
-    None if the product has an epilogue or scales; a value that equals no other if the arguments must be checked anew.
-    """
-    if how.get("epilogue") is not None or how.get("scales") is not None:
-        return None
-    if not all(x is None or (isinstance(x, Handle) and x.context is ctx) for x in given):
-        return object()
-    if not all(isinstance(value, CONSTANTS) for value in how.values()):
-        return object()
-    options = tuple((name, type(value), value) for name, value in how.items())  # 1, 1.0 and 1 + 0j are equal
-    return call, options, *(None if x is None else (x.descriptor, x.local.strides) for x in given)
 
 
 def _layout(x: Handle) -> str:

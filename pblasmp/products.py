@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .calls import compute_directly
+from .calls import MatrixCall, compute_directly, run
 from .dtypes import is_float8, result_dtype
 from .engines.request import Options
 from .epilogue import Epilogue
@@ -18,7 +18,7 @@ from .layout import MatmulProblem, MatrixDescriptor
 from .layout.grid import one_of
 from .layout.redistribution import nearest_legal, with_c_like_d
 from .layout.schemes import scheme_operands
-from .plans import Matrices, MatrixPlan, Reading, Recipe, check_c, check_operands, context_of, run_once
+from .plans import Matrices, Reading, Recipe, check_c, check_operands
 from .runtime import Runtime
 from .scales import Scales
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .layout.problem import Op
     from .layout.schemes import Scheme
 
-__all__ = ["as_read", "check", "matmul", "plan_matmul"]
+__all__ = ["as_read", "check", "matmul", "matmul_call"]
 
 _NONE = (None,) * 5
 
@@ -94,46 +94,24 @@ def matmul(
         "scheme": scheme, "compute": compute, "comm_dtype": comm_dtype,
         "comm_sms": comm_sms,
     }  # fmt: skip
-    product: Matrix = run_once("matmul", (a, b, c, out), how, _read, voted=voted)
+    product: Matrix = run(MatrixCall("matmul", (a, b, c, out), how, _read), voted=voted)
     return product
 
 
-def plan_matmul(
+def matmul_call(
     a: Matrix,
     b: Matrix,
     c: Matrix | None = None,
     *,
     out: Matrix | None = None,
-    alpha: complex = 1,
-    beta: complex = 0,
     op_a: Op = "N",
     op_b: Op = "N",
-    epilogue: Epilogue | None = None,
-    scales: Scales | None = None,
-    algo: str = "auto",
-    scheme: Scheme = "gemm",
-    compute: str | None = None,
-    comm_dtype: DTypeLike | None = None,
-    comm_sms: int | None = None,
-) -> MatrixPlan[Matrix]:
-    """Prepare ``matmul`` with the same arguments, to run it any number of times. Collective over the context.
-
-    Returns:
-        A plan: ``plan()`` multiplies the matrices' current values. Without ``out`` every run writes to the same matrix.
-
-    Raises:
-        As ``matmul``.
-    """
-    ctx = context_of("matmul", a, b, c, out)
+    **how: Any,
+) -> MatrixCall:
+    """Return a call of ``matmul`` with these arguments, all of which are given. Local."""
     a, op_a = _untransposed(a, op_a)
     b, op_b = _untransposed(b, op_b)
-    with ctx.agreement("matmul") as facts:
-        recipe, matrices, e, s = _read(
-            ctx, facts, a, b, c, out, alpha=alpha, beta=beta, op_a=op_a, op_b=op_b,
-            epilogue=epilogue, scales=scales, algo=algo, scheme=scheme, compute=compute, comm_dtype=comm_dtype,
-            comm_sms=comm_sms,
-        )  # fmt: skip
-    return MatrixPlan(ctx, recipe, matrices, out=out is not None, epilogue=e, scales=s)
+    return MatrixCall("matmul", (a, b, c, out), {"op_a": op_a, "op_b": op_b, **how}, _read)
 
 
 def _read(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from .calls import MatrixCall, run
 from .dtypes import element_type, scalar
 from .engines.dense import vectors as reductions
 from .engines.dense.vectors import Vector
@@ -25,7 +26,7 @@ from .layout.grid import one_of, short_repr
 from .layout.redistribution import with_c_like_d
 from .layout.vector_routines import VECTOR_ROUTINES, VectorRoutine
 from .matrix import DistributedMatrix
-from .plans import Reading, Recipe, check_operands, context_of, run_once
+from .plans import Reading, Recipe, check_operands, context_of
 from .runtime import Runtime
 
 if TYPE_CHECKING:
@@ -527,12 +528,8 @@ def _as_level3(routine: str, given: Given, out: Matrix | None, **how: Any) -> Ma
     row = VECTOR_ROUTINES[routine]
     columns, target = _as_columns(row, given, out)
     places = {theirs: columns[mine] for theirs, mine in row.passes.items()}
-    result: Matrix = run_once(
-        routine,
-        (places.get("a"), places.get("b"), places.get("c"), target),
-        {"routine": routine, **how},
-        _read,
-    )
+    operands = (places.get("a"), places.get("b"), places.get("c"), target)
+    result: Matrix = run(MatrixCall(routine, operands, {"routine": routine, **how}, _read))
     if out is not None:
         return out
     like = given.get(row.passes.get("c", "x"))

@@ -24,7 +24,7 @@ from ..layout import Grid, MatmulProblem, MatrixDescriptor
 from ..layout.forms import FORMS
 from ..planning import plan
 from ..problems.files import load_problem, read_toml
-from ..products import plan_matmul
+from ..products import matmul
 from .progress import Reporter
 from .ranks import on_ranks
 
@@ -74,7 +74,7 @@ def _measure(options: MeasureOptions, reporter: Reporter) -> dict[str, Any]:
         a, b, out = ctx.eye(d), ctx.zeros(d), ctx.zeros(d)
         x, w = (ctx.engine.empty((8, 8), np.dtype(np.float32), "C", 8) for _ in range(2))
         x[...], w[...] = 0, 0
-        product: Any = plan_matmul(a, b, out=out)
+        product: Any = plan(matmul, a, b, out=out)
         routine: Any = plan("trsm", a, b, out=out)
         forms: list[Any] = [plan(form, x, w, ctx) for form in FORMS]
         for each in (product, routine, *forms):

@@ -194,7 +194,7 @@ def _work(options: ProductOptions, reporter: Reporter) -> dict[str, Any]:
             "alpha": options.alpha, "beta": options.beta, "op_a": options.op_a, "op_b": options.op_b,
         }  # fmt: skip
         with clock.step("preparing"):
-            plan = pb.plan_matmul(a, b, c, algo=options.algo, **scalars)
+            plan = pb.plan(pb.matmul, a, b, c, algo=options.algo, **scalars)
         with clock.step("multiplying"):
             d = plan()
             ctx.engine.synchronize()

@@ -114,8 +114,8 @@ def _run_product(ctx: Context, found: ProblemFile, algo: str, reporter: Reporter
     a, b, d = (whole[name][found.windows[name]] for name in "abd")
     c = whole["c"][found.windows["c"]] if "c" in whole else None
     reporter.step("multiplying")
-    with pb.plan_matmul(
-        a, b, c, out=d, alpha=found.alpha, beta=found.beta,
+    with pb.plan(
+        pb.matmul, a, b, c, out=d, alpha=found.alpha, beta=found.beta,
         op_a=problem.op_a, op_b=problem.op_b, scheme=problem.scheme, algo=algo,
     ) as plan:  # fmt: skip
         plan()

@@ -13,15 +13,14 @@ docs/tensor-parallel.md derives the layouts.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..calls import run
 from ..errors import ArgumentError
 from ..layout.axis import Axis
 from ..layout.grid import integer
 from .operands import Arrays, Request
-from .plan import ParallelPlan, plan_product, run_once
+from .plan import ParallelCall, ParallelPlan
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -37,10 +36,7 @@ __all__ = [
     "matmul_allgather",
     "matmul_allreduce",
     "matmul_reduce_scatter",
-    "plan_allgather_matmul",
-    "plan_matmul_allgather",
-    "plan_matmul_allreduce",
-    "plan_matmul_reduce_scatter",
+    "parallel_call",
     "shard",
 ]
 
@@ -118,7 +114,7 @@ def allgather_matmul(
         "allgather_matmul", transposed, dtype, alpha, beta, activation, return_gathered,
         algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
     )  # fmt: skip
-    return run_once(ctx, asked, Arrays(x, w, c, out, bias, scales))
+    return run(ParallelCall(ctx, asked, Arrays(x, w, c, out, bias, scales)))
 
 
 def matmul_reduce_scatter(
@@ -168,7 +164,7 @@ def matmul_reduce_scatter(
         "matmul_reduce_scatter", transposed, dtype, alpha, beta, activation,
         comm_dtype=comm_dtype, algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
     )  # fmt: skip
-    return run_once(ctx, asked, Arrays(x, w, c, out, bias, scales))
+    return run(ParallelCall(ctx, asked, Arrays(x, w, c, out, bias, scales)))
 
 
 def matmul_allreduce(
@@ -217,7 +213,7 @@ def matmul_allreduce(
         "matmul_allreduce", transposed, dtype, alpha, beta, activation,
         comm_dtype=comm_dtype, algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
     )  # fmt: skip
-    return run_once(ctx, asked, Arrays(x, w, c, out, bias, scales))
+    return run(ParallelCall(ctx, asked, Arrays(x, w, c, out, bias, scales)))
 
 
 def matmul_allgather(
@@ -264,45 +260,24 @@ def matmul_allgather(
         "matmul_allgather", transposed, dtype, alpha, beta, activation,
         algo=algo, compute=compute, x_dtype=x_dtype, w_dtype=w_dtype,
     )  # fmt: skip
-    return run_once(ctx, asked, Arrays(x, w, c, out, bias, scales))
+    return run(ParallelCall(ctx, asked, Arrays(x, w, c, out, bias, scales)))
 
 
-def _planner(form: Form) -> Callable[..., ParallelPlan]:
-    def plan(
-        x: Any,
-        w: Any,
-        ctx: Context,
-        *,
-        bias: Any = None,
-        c: Any = None,
-        out: Any = None,
-        scales: Scales | None = None,
-        **options: Any,
-    ) -> ParallelPlan:
-        inspect.signature(_FUNCTIONS[form]).bind(x, w, ctx, **options)  # TypeError: there is no such argument
-        return plan_product(ctx, Request(form, **options), Arrays(x, w, c, out, bias, scales))
-
-    plan.__name__ = plan.__qualname__ = f"plan_{form}"
-    plan.__doc__ = f"""Prepare ``{form}``, as ``pb.plan(pb.{form}, ...)`` does. Collective over the context.
-
-    Args:
-        x: an array, or a shape: the plan then makes ``plan.input_buffer()``, in memory that other GPUs can reach.
-        w, ctx, bias, c, out, scales, **options: as for ``{form}``.
+def parallel_call(
+    form: Form,
+    x: Any,
+    w: Any,
+    ctx: Context,
+    *,
+    bias: Any = None,
+    c: Any = None,
+    out: Any = None,
+    scales: Scales | None = None,
+    **options: Any,
+) -> ParallelCall:
+    """Return a call of the function of that name, for a plan. Local.
 
     Raises:
-        ArgumentError, RankMismatchError, UnsupportedError, ClosedError: as ``{form}``.
+        ArgumentError: ``ctx`` is no context.
     """
-    return plan
-
-
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "allgather_matmul": allgather_matmul,
-    "matmul_reduce_scatter": matmul_reduce_scatter,
-    "matmul_allreduce": matmul_allreduce,
-    "matmul_allgather": matmul_allgather,
-}
-
-plan_allgather_matmul = _planner("allgather_matmul")
-plan_matmul_reduce_scatter = _planner("matmul_reduce_scatter")
-plan_matmul_allreduce = _planner("matmul_allreduce")
-plan_matmul_allgather = _planner("matmul_allgather")
+    return ParallelCall(ctx, Request(form, **options), Arrays(x, w, c, out, bias, scales), planned=True)

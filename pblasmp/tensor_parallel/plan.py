@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..calls import UserCall
 from ..context import Context
 from ..dtypes import is_float8
 from ..engines.method import check_parallel
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
     from ..layout.parallel import Form
     from ..scales import Scales
 
-__all__ = ["ParallelPlan", "check_algorithm", "check_context", "plan_product", "run_once"]
+__all__ = ["ParallelCall", "ParallelPlan", "check_algorithm", "check_context"]
+
+Reading = tuple[Any, RankArrays]  # the first: a Specification, None until the arrays of all ranks are known
 
 
 class ParallelPlan(Plan[Any]):
@@ -124,8 +128,9 @@ class ParallelPlan(Plan[Any]):
             self._bound.run()
         return arrays.results
 
-    def _run_with(self, arrays: RankArrays) -> Any:
+    def _run_with(self, reading: Reading) -> Any:
         """Multiply arrays on which the ranks have agreed, and keep none of them. Collective over the context."""
+        arrays = reading[1]
         with self._ctx.running(self._call):
             self._ctx.control.channel.runs += 1
             self._product.run(arrays.operands(self._spec))
@@ -239,24 +244,6 @@ def check_algorithm(ctx: Runtime[Any], form: Form, algo: str, argument: str) -> 
     check_parallel(ctx.engine, form, algo, argument)
 
 
-def _read(ctx: Runtime[Any], asked: Request, given: Arrays, facts: dict[str, Any]) -> RankArrays:
-    """Return this rank's arrays, and add what must be equal on every rank to ``facts``. Local."""
-    arrays = read_arrays(ctx, asked, given)
-    lead = arrays.lead[1:] if asked.splits_tokens else arrays.lead
-    equal = {"outputs": arrays.outputs}
-    if asked.form in ("allgather_matmul", "matmul_allgather"):
-        equal = {"inputs": arrays.inputs}
-    if asked.form == "matmul_reduce_scatter":
-        equal["tokens"] = arrays.lead[0]
-    facts.update(
-        dtype=arrays.dtype.name, w=arrays.w_dtype.name, c=arrays.c_dtype.name, out=arrays.out_dtype.name,
-        options=asked.options(arrays.out_dtype), activation=asked.activation,
-        scales=arrays.scales and arrays.scales.facts(), bias=arrays.bias is not None,
-        return_gathered=asked.return_gathered, **equal, **{"x's other dimensions": lead},
-    )  # fmt: skip
-    return arrays
-
-
 def _agree(ctx: Runtime[Any], asked: Request, arrays: RankArrays) -> Specification:
     """Check that the arrays of all ranks fit together, and return what they ask for. Collective over the context."""
     options = asked.options(arrays.out_dtype)
@@ -290,48 +277,88 @@ def _agree(ctx: Runtime[Any], asked: Request, arrays: RankArrays) -> Specificati
     return spec
 
 
-def plan_product(ctx: Runtime[Any], asked: Request, given: Arrays) -> ParallelPlan:
-    """Return a plan for the user. Collective over the context."""
-    check_context(ctx, asked.form)
-    with _stream(ctx, given):
-        with ctx.agreement(asked.form) as facts:
-            arrays = _read(ctx, asked, given, facts)
-        spec = _agree(ctx, asked, arrays)
+class ParallelCall(UserCall[Reading]):
+    """A call of a tensor-parallel function. Its plan is kept from the first call on, with the memory that it holds.
+
+    Args:
+        ctx: the context.
+        asked: what is asked for besides arrays.
+        given: this rank's arrays.
+        planned: it is for a plan, which may make x itself.
+
+    Raises:
+        ArgumentError: ``ctx`` is no context.
+    """
+
+    keeps_memory = True
+
+    def __init__(self, ctx: Runtime[Any], asked: Request, given: Arrays, *, planned: bool = False) -> None:
+        check_context(ctx, asked.form)
+        self.ctx, self.name, self._asked, self._given, self._planned = ctx, asked.form, asked, given, planned
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """Return the block in which the stream of the arrays is the current one. Local."""
+        return _stream(self.ctx, self._given)
+
+    def signature(self) -> Hashable:
+        """Return all that decides how the arrays are read; None if they must be read anew. Local."""
+        return signature(self._asked, self._given)
+
+    def read(self, facts: dict[str, Any]) -> Reading:
+        """Check this rank's arrays. Local."""
+        asked = self._asked
+        if isinstance(self._given.x, tuple) and not self._planned:
+            raise ArgumentError(f"x: expected an array, got {self._given.x}: only a plan takes a shape")
+        arrays = read_arrays(self.ctx, asked, self._given)
+        lead = arrays.lead[1:] if asked.splits_tokens else arrays.lead
+        equal = {"outputs": arrays.outputs}
+        if asked.form in ("allgather_matmul", "matmul_allgather"):
+            equal = {"inputs": arrays.inputs}
+        if asked.form == "matmul_reduce_scatter":
+            equal["tokens"] = arrays.lead[0]
+        facts.update(
+            dtype=arrays.dtype.name, w=arrays.w_dtype.name, c=arrays.c_dtype.name, out=arrays.out_dtype.name,
+            options=asked.options(arrays.out_dtype), activation=asked.activation,
+            scales=arrays.scales and arrays.scales.facts(), bias=arrays.bias is not None,
+            return_gathered=asked.return_gathered, **equal, **{"x's other dimensions": lead},
+        )  # fmt: skip
+        return None, arrays
+
+    def complete(self, reading: Reading) -> Reading:
+        """Check that the arrays of all ranks fit together. Collective over the context."""
+        arrays = reading[1]
+        return _agree(self.ctx, self._asked, arrays), arrays
+
+    def remembered(self, reading: Reading) -> Reading:
+        """Return the reading without arrays. Local."""
+        return reading[0], reading[1].without_arrays()
+
+    def again(self, remembered: Reading) -> Reading:
+        """Return the arrays, read like earlier ones, with new results. Local."""
+        spec, before = remembered
+        return spec, read_again(self.ctx, spec, self._asked, self._given, before)
+
+    def key(self, number: int, reading: Reading) -> Hashable:  # noqa: ARG002
+        """Return what all ranks know of the product. Local."""
+        spec: Specification = reading[0]
+        return spec
+
+    def plan(self, reading: Reading) -> ParallelPlan:
+        """Return a plan: for the user, of these arrays, and of a new one if a shape is given for x. Collective."""
+        ctx, (spec, arrays) = self.ctx, reading
+        if not self._planned:
+            return ParallelPlan(ctx, spec, arrays)
         spec = replace(spec, options=replace(spec.options, repeated=True))
         buffer = memory = None
         if arrays.x is None:
             buffer, memory = make_buffer(ctx, spec, arrays)
-            arrays.given = given._replace(x=buffer)
+            arrays.given = self._given._replace(x=buffer)
             arrays.x = fold(as_local(ctx.engine, buffer, "x"), "x")
         plan = ParallelPlan(ctx, spec, arrays)
         plan._hold(arrays)
         if buffer is not None:
             plan._use_buffer(buffer, memory)
         return plan
-
-
-def run_once(ctx: Runtime[Any], asked: Request, given: Arrays) -> Any:
-    """Return the product, computed by a plan that the context keeps for repeated calls. Collective over the context."""
-    check_context(ctx, asked.form)
-    with _stream(ctx, given):
-        key = signature(asked, given)
-
-        def again(before: tuple[Specification, RankArrays]) -> tuple[Specification, RankArrays]:
-            return before[0], read_again(ctx, before[0], asked, given, before[1])
-
-        def first(facts: dict[str, Any]) -> RankArrays:
-            if isinstance(given.x, tuple):
-                raise ArgumentError(f"x: expected an array, got {given.x}: only a plan takes a shape")
-            return _read(ctx, asked, given, facts)
-
-        _, found = ctx.calls.agree(lambda: ctx.agreement(asked.form), key, again, first)
-        if isinstance(found, RankArrays):
-            spec, arrays = _agree(ctx, asked, found), found
-            ctx.calls.remember(key, (spec, arrays.without_arrays()))
-        else:
-            spec, arrays = found
-        plan = ctx.kept.find_or_make(spec, lambda: ParallelPlan(ctx, spec, arrays))
-        return plan._run_with(arrays)
 
 
 def _stream(ctx: Runtime[Any], given: Arrays) -> AbstractContextManager[Any]:

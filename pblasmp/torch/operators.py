@@ -31,11 +31,12 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from .. import calls
 from ..context import Context
 from ..errors import ArgumentTypeError, LayoutError, PblasmpError, UnsupportedError
 from ..scales import Scales
 from ..tensor_parallel.operands import Arrays, Request
-from ..tensor_parallel.plan import check_algorithm, run_once
+from ..tensor_parallel.plan import ParallelCall, check_algorithm
 
 __all__ = [
     "FORMS",
@@ -221,7 +222,7 @@ def run(
     request = Request(kind.call, transposed=transposed, return_gathered=keep, by_rule=by_rule, **how)
     shown = None if bias is None else borrowed(bias)
     w = w if scales is not None else borrowed(w)
-    found = run_once(ctx, request, Arrays(in_rows(x), w, bias=shown, scales=scales))
+    found = calls.run(ParallelCall(ctx, request, Arrays(in_rows(x), w, bias=shown, scales=scales)))
     y, gathered = found if keep else (found, nothing)
     if total is not None and kind.gathers:
         axis, which, what = (0, "x", "rows") if kind.gathers == "x" else (-1, "w", "outputs")

@@ -80,7 +80,7 @@ class Trial:
             d = pb.MatrixDescriptor((self.n, self.n), (self.n // 4, self.n // 4), pb.Grid.squarest(ctx.size),
                                     dtype="float32")  # fmt: skip
             a = ctx.from_function(numbers, d)
-            plan = pb.plan_matmul(a, a, algo=algo)
+            plan = pb.plan(pb.matmul, a, a, algo=algo)
             out = plan()
             expected = (whole @ whole)[np.ix_(*d.global_indices(ctx.rank))]
             return plan, lambda: self.equal(out.on_host(), expected)

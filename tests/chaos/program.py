@@ -149,7 +149,7 @@ class Trial:
         self.check(algo, d.local, local(d.descriptor, product))
 
     def plan(self, a: pb.DistributedMatrix, out: pb.DistributedMatrix, expected: Any) -> None:
-        with pb.plan_matmul(a, a, out=out) as plan:
+        with pb.plan(pb.matmul, a, a, out=out) as plan:
             for _ in range(3):
                 self.check("plan", plan().local, expected)
 

@@ -122,6 +122,6 @@ def test_larger_ones(ctx):
         matrices.append(ctx.scatter(x.astype(np.float32) if ctx.rank == 0 else None, d))
     expected = values[0] @ values[1]
     for algo in PRODUCTS["gemm"]:
-        with pb.plan_matmul(*matrices, algo=algo) as plan:
+        with pb.plan(pb.matmul, *matrices, algo=algo) as plan:
             for _ in range(3):
                 assert np.array_equal(plan().allgather(), expected), algo

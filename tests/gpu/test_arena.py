@@ -41,7 +41,7 @@ def test_a_graph_of_a_routine_in_steps_notices_a_new_workspace(ctx):
     d = pb.MatrixDescriptor((512, 512), (64, 64), pb.Grid(1, ctx.size))
     a, b = ctx.random(d, seed=1), ctx.random(d, seed=2)
     ctx.engine.session.cublasmp.workspace(d.grid).grow(1 << 20, 0)  # there is one to be replaced
-    with pb.plan(pb.symm, a, b, algo="full") as plan, pb.plan_matmul(a, b, algo="default") as product:
+    with pb.plan(pb.symm, a, b, algo="full") as plan, pb.plan(pb.matmul, a, b, algo="default") as product:
         product()
         expected = plan().gather()
         graph = plan.graph()

@@ -78,7 +78,7 @@ def test_a_graph_of_an_epilogue_sees_new_biases(ctx):
     length = part("bias", np.zeros(p.n), p, ctx.rank).size
     bias, aux = gpu(ctx, np.zeros(length, np.float32)), ctx.empty_aux(p.d, "relu")
     epilogue = pb.Epilogue("relu", bias=bias, aux=aux)
-    with pb.plan_matmul(a, b, op_b="T", scheme=AG, epilogue=epilogue) as plan:
+    with pb.plan(pb.matmul, a, b, op_b="T", scheme=AG, epilogue=epilogue) as plan:
         graph = plan.graph()
         for _ in range(3):
             whole = rng.standard_normal(p.n).astype(np.float32)
@@ -94,7 +94,7 @@ def test_biases_of_pytorch_are_taken_without_a_copy(ctx):
     bias = torch.zeros(
         (p.d.local_shape(ctx.rank)[1],), dtype=torch.bfloat16, device=f"cuda:{ctx.engine.device.index}"
     )
-    with pb.plan_matmul(*ones, op_b="T", scheme=AG, epilogue=pb.Epilogue(bias=bias)) as plan:
+    with pb.plan(pb.matmul, *ones, op_b="T", scheme=AG, epilogue=pb.Epilogue(bias=bias)) as plan:
         for value in (p.k, -p.k / 2):  # bfloat16 stores the sums
             bias.fill_(value)
             torch.cuda.synchronize()

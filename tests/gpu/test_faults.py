@@ -108,7 +108,7 @@ def test_c_and_d_of_other_alignment(ctx):
     parent = poisoned(ctx, replace(d, shape=(64 * ctx.size + 1, 64)))  # an odd leading dimension on rank 0
     out = parent[: d.shape[0], :]
     a, b = place(ctx, factors[0], a), place(ctx, factors[1], b)
-    with pb.plan_matmul(a, b, c, out=out, beta=1, algo="default") as plan:
+    with pb.plan(pb.matmul, a, b, c, out=out, beta=1, algo="default") as plan:
         assert any("C is copied" in note for note in plan.report().notes) == (ctx.rank == 0)
         plan()
     p = pb.MatmulProblem(a.descriptor, b.descriptor, d, c=d)

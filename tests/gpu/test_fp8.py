@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import pblasmp as pb
-import pblasmp.tensor_parallel as tp
 from pblasmp.engines.gpu.tensor import PRODUCTS
 from tests.helpers import float8
 from tests.helpers.epilogues import difference, part_of_d, placed
@@ -98,7 +97,7 @@ def test_a_graph_reads_the_scales(ctx):
     p = float8.problem(AG, ctx.size, (float8.E4, float8.E4, "bfloat16"), "C", unit=64)
     a, b = (ctx.from_function(lambda i, j: np.ones((i.size, j.size)), x) for x in (p.a, p.b))
     unit = placed(ctx, np.ones(1, np.float32))
-    with pb.plan_matmul(a, b, op_b="T", scheme=AG, scales=pb.Scales(a=unit[0], b=0.5)) as plan:
+    with pb.plan(pb.matmul, a, b, op_b="T", scheme=AG, scales=pb.Scales(a=unit[0], b=0.5)) as plan:
         graph = plan.graph()
         for value in (1.0, 0.25, 4.0):
             ctx.engine.from_host(unit, np.full((1, 1), value, np.float32))
@@ -267,7 +266,7 @@ def test_tensor_parallel_graphs_on_a_stream_of_pytorch(ctx):
     for form in FORMS:
         total = 64 * p if form in (RS, AR) else 64
         tokens = x.repeat(p, 1) if form == RS else x
-        with getattr(tp, f"plan_{form}")(tokens, w, ctx) as plan:
+        with pb.plan(form, tokens, w, ctx) as plan:
             graph = plan.graph()
             with torch.cuda.stream(torch.cuda.Stream()):
                 for value in (1.0, 3.0):

@@ -86,7 +86,7 @@ def test_products_whose_operands_are_moved(ctx, way):
         ctx, whole, pb.MatrixDescriptor(whole.shape, b.block, b.grid, dtype="complex64", order="F")
     )
     a, b = place(ctx, values[0], a), parent[5:, 3:]
-    with pb.plan_matmul(a, b, algo="default") as plan:
+    with pb.plan(pb.matmul, a, b, algo="default") as plan:
         for _ in range(2):
             assert everywhere(ctx, wrong(ctx, plan(), values[0] @ values[1])) == ""
         (line,) = [line for line in plan.report().moved if line.startswith("b is moved to")]

@@ -37,7 +37,7 @@ def refill(ctx: pb.Context, x: pb.DistributedMatrix, seed: int) -> np.ndarray:
 def test_a_plan_sees_new_data_and_other_matrices(ctx):
     d = square(ctx)
     a, b = place(ctx, integers(d.shape, d.dtype, 1), d), place(ctx, integers(d.shape, d.dtype, 2), d)
-    with pb.plan_matmul(a, b, algo="default") as plan:
+    with pb.plan(pb.matmul, a, b, algo="default") as plan:
         assert plan.workspace.device_bytes > 0
         for seed in (3, 4):
             expected = refill(ctx, a, seed) @ refill(ctx, b, seed + 10)
@@ -59,7 +59,7 @@ def test_a_graph_sees_new_data_in_the_same_buffers(ctx):
             place(ctx, integers(a_d.shape, a_d.dtype, 1), a_d),
             place(ctx, integers(b_d.shape, b_d.dtype, 2), b_d),
         )
-        with pb.plan_matmul(a, b, op_a=ops[0], op_b=ops[1], scheme=scheme) as plan:
+        with pb.plan(pb.matmul, a, b, op_a=ops[0], op_b=ops[1], scheme=scheme) as plan:
             graph = plan.graph()
             for seed in (20, 21, 22):
                 values = refill(ctx, a, seed), refill(ctx, b, seed + 10)
@@ -72,7 +72,7 @@ def test_a_graph_that_is_kept_does_not_hold_up_its_context(ctx):
     d = square(ctx, 256)
     with pb.Context(engine="cublasmp") as own:
         a, b = (place(own, integers(d.shape, d.dtype, s), d) for s in (1, 2))
-        graph = pb.plan_matmul(a, b).graph()
+        graph = pb.plan(pb.matmul, a, b).graph()
         expected = integers(d.shape, d.dtype, 1) @ integers(d.shape, d.dtype, 2)
         assert everywhere(own, wrong(own, graph.replay(), expected)) == ""
     with pytest.raises(pb.ClosedError):
@@ -82,7 +82,7 @@ def test_a_graph_that_is_kept_does_not_hold_up_its_context(ctx):
 def test_work_follows_the_current_stream(ctx):
     d = square(ctx, 1024)
     a, b = (place(ctx, integers(d.shape, d.dtype, s), d) for s in (1, 2))
-    with pb.plan_matmul(a, b) as plan:
+    with pb.plan(pb.matmul, a, b) as plan:
         plan()
         stream = cupy.cuda.Stream(non_blocking=True)
         cupy.cuda.runtime.deviceSynchronize()
@@ -103,7 +103,7 @@ def test_products_on_several_streams_take_turns(ctx):
     factors = [integers(d.shape, d.dtype, seed) for seed in (1, 2, 3)]
     a, b, c = (place(ctx, values, d) for values in factors)
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
-    with pb.plan_matmul(a, b) as first, pb.plan_matmul(b, c, op_a="T") as second:
+    with pb.plan(pb.matmul, a, b) as first, pb.plan(pb.matmul, b, c, op_a="T") as second:
         graph = second.graph()
         cupy.cuda.runtime.deviceSynchronize()
         for _ in range(6):
@@ -124,7 +124,7 @@ def test_a_stream_that_was_chosen_by_use_stays_the_current_one(ctx):
     before, stream = cupy.cuda.get_current_stream(), cupy.cuda.Stream(non_blocking=True)
     stream.use()
     try:
-        with pb.plan_matmul(a, a) as plan:
+        with pb.plan(pb.matmul, a, a) as plan:
             plan.graph().replay()
             assert cupy.cuda.get_current_stream() == stream
         x = torch.ones(8, 8, device=f"cuda:{ctx.engine.device.index}")
@@ -155,10 +155,10 @@ def test_no_operand_is_copied(ctx):
             )
             values = {n: integers(getattr(p, n).shape, p.a.dtype, i) for i, n in enumerate("ab")}
             a, b, out = place(ctx, values["a"], p.a), place(ctx, values["b"], p.b), poisoned(ctx, p.d)
-            with pb.plan_matmul(a, b, out=out, op_a=ops[0], op_b=ops[1]) as plan:
+            with pb.plan(pb.matmul, a, b, out=out, op_a=ops[0], op_b=ops[1]) as plan:
                 plan()  # whose workspace the next plan finds
             out.local[...] = np.nan
-            with Allocations() as made, pb.plan_matmul(a, b, out=out, op_a=ops[0], op_b=ops[1]) as plan:
+            with Allocations() as made, pb.plan(pb.matmul, a, b, out=out, op_a=ops[0], op_b=ops[1]) as plan:
                 plan()
             assert made.bytes == 0, (orders, ops)
             assert everywhere(ctx, wrong_part(ctx, out, product_part(ctx, p, values, 1, 0))) == "", (
@@ -207,7 +207,7 @@ def test_symmetric_memory_is_used_and_said(ctx):
     a = place(ctx, values[0], p.a)
     for symmetric in (False, True):
         b = place(ctx, values[1], p.b, symmetric=symmetric)
-        with pb.plan_matmul(a, b, op_a="T", scheme="allgather_matmul", algo="split_p2p") as plan:
+        with pb.plan(pb.matmul, a, b, op_a="T", scheme="allgather_matmul", algo="split_p2p") as plan:
             assert everywhere(ctx, wrong(ctx, plan(), values[0].T @ values[1], 2.0**-6)) == ""
             report = plan.report()
             assert "SPLIT_P2P" in report.path, report

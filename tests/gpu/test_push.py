@@ -77,7 +77,7 @@ def test_large_products_in_several_chunks(ctx, shape, order):
     p = pb.MatmulProblem.gemm(3000, 5200, 700, grid, (96, 80, 24), dtype="float64", order=order)
     values = {name: integers(getattr(p, name).shape, p.a.dtype, i) for i, name in enumerate("ab")}
     a, b, d = place(ctx, values["a"], p.a), place(ctx, values["b"], p.b), poisoned(ctx, p.d)
-    with pb.plan_matmul(a, b, out=d, algo="push") as plan:
+    with pb.plan(pb.matmul, a, b, out=d, algo="push") as plan:
         for _ in range(3):
             plan()
     assert not everywhere(ctx, wrong_part(ctx, d, product_part(ctx, p, values, 1, 0)))
@@ -113,7 +113,7 @@ def test_streams_take_turns(ctx):
             name: integers(getattr(p, name).shape, p.a.dtype, seed * 2 + i) for i, name in enumerate("ab")
         }
         a, b, d = place(ctx, values["a"], p.a), place(ctx, values["b"], p.b), poisoned(ctx, p.d)
-        cases.append((pb.plan_matmul(a, b, out=d, algo="push"), d, values))
+        cases.append((pb.plan(pb.matmul, a, b, out=d, algo="push"), d, values))
     cupy.cuda.runtime.deviceSynchronize()
     for _ in range(20):
         for stream, (plan, _, _) in zip(streams, cases, strict=True):
@@ -141,5 +141,5 @@ def test_8_bit_floats_are_multiplied_as_such(ctx):
 def test_auto_takes_it(ctx):
     p = pb.MatmulProblem.gemm(64, 64, 64, pb.Grid(1, ctx.size), 16, dtype="float64", order="C")
     a, b = (place(ctx, integers(x.shape, x.dtype, 1), x) for x in (p.a, p.b))
-    with pb.plan_matmul(a, b) as plan:
+    with pb.plan(pb.matmul, a, b) as plan:
         assert plan.report().path == "push"

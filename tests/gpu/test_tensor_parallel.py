@@ -11,7 +11,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES
-from pblasmp.tensor_parallel import plan_allgather_matmul, shard
+from pblasmp.tensor_parallel import shard
 from tests.helpers.gpu.products import everywhere
 
 FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
@@ -143,7 +143,7 @@ def test_gathered_input(ctx):
 
 def test_plans_read_symmetric_memory_in_place(ctx):
     case = Case(ctx, "allgather_matmul", "bfloat16", 64 * ctx.size, 64 * ctx.size, 256)
-    with plan_allgather_matmul(case.local_x.shape, case.local_w, ctx, algo="default") as plan:
+    with pb.plan(pb.allgather_matmul, case.local_x.shape, case.local_w, ctx, algo="default") as plan:
         buffer = plan.input_buffer()
         buffer[...] = case.local_x
         for _ in range(3):

@@ -161,7 +161,7 @@ def followed(
         tolerance: of D, in units of its largest value; by default as a sum in float32, or float64, has it.
         reports: where the plan's report goes.
         fused: insist on it.
-        **how: of ``plan_matmul``.
+        **how: of ``matmul``.
     """
     tolerance = tolerance or TOLERANCES[p.a.dtype.name]
     a, left = matrix(ctx, rng.standard_normal(p.a.shape), p.a)
@@ -180,8 +180,8 @@ def followed(
     activation = kind.split()[0] if "lu" in kind else None
     given = {name: array if name == "aux" else array[0] for name, array in arrays.items()}
     epilogue = pb.Epilogue(activation, **given, fused=fused)  # type: ignore[arg-type]
-    with pb.plan_matmul(
-        a, b, c, out=ctx.allocate(p.d), alpha=alpha, beta=beta, op_a=p.op_a, op_b=p.op_b,
+    with pb.plan(
+        pb.matmul, a, b, c, out=ctx.allocate(p.d), alpha=alpha, beta=beta, op_a=p.op_a, op_b=p.op_b,
         scheme=p.scheme, epilogue=epilogue, **how,
     ) as plan:  # fmt: skip
         result = plan()

@@ -96,7 +96,7 @@ def one_while_others_close():
 def one_while_others_run_a_plan():
     with pb.Context(engine="host") as ctx:
         a = matrix(ctx)
-        plan = pb.plan_matmul(a, a)
+        plan = pb.plan(pb.matmul, a, a)
         for turn in range(100):
             plan()
             if RANK == 1 and turn == 50:
@@ -503,10 +503,10 @@ def finalised_before_the_end():
 def too_many_plans():
     with pb.Context(engine="host") as ctx:
         a = matrix(ctx)
-        plans = [pb.plan_matmul(a, a) for _ in range(999)]
+        plans = [pb.plan(pb.matmul, a, a) for _ in range(999)]
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
-            plans += [pb.plan_matmul(a, a) for _ in range(2)]
+            plans += [pb.plan(pb.matmul, a, a) for _ in range(2)]
         said = " ".join(str(each.message)[-56:].strip() for each in found)
         say(f"rank {RANK}: {len(found)} warning {said}")
 

@@ -87,7 +87,8 @@ def scaled(
     amax = epilogues.placed(ctx, np.full(1, np.nan, np.float32))
     scales = pb.Scales(a=0.5, b=epilogues.placed(ctx, np.full(1, 0.25, np.float32))[0], d=unit, amax=amax[0])
     out = ctx.allocate(p.d)
-    with pb.plan_matmul(
+    with pb.plan(
+        pb.matmul,
         a,
         b,
         c,

@@ -96,9 +96,8 @@ class Case:
 
     def plan(self, **how: Any) -> tp.ParallelPlan:
         """A plan of it."""
-        make = getattr(tp, f"plan_{self.form}")
-        plan: tp.ParallelPlan = make(
-            self.x, self.w, self.ctx, scales=self.scales, **self.arrays, **self.how, **how
+        plan: tp.ParallelPlan = pb.plan(
+            self.form, self.x, self.w, self.ctx, scales=self.scales, **self.arrays, **self.how, **how
         )
         return plan
 

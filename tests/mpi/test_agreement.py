@@ -225,7 +225,7 @@ def bad_operand_on_one_rank(comm):
             "matmul: no matrices",
             error(pb.ArgumentError, ["matmul: expected distributed matrices"], pb.matmul, *neither),
         )
-        plan = pb.plan_matmul(a, b)
+        plan = pb.plan(pb.matmul, a, b)
         yield (
             "plan: another layout",
             error(pb.ArgumentError, ["b: its layout is", on], plan, None, wrong(other, b)),
@@ -334,7 +334,7 @@ def other_arguments(comm, directory):
             differs("matmul", "beta", 0.0, 3.0, pb.matmul, a, b, c, beta=3 if bad else 0),
         )
         yield "matmul: matrices", blocks_differ("matmul", "a", pb.matmul, *((x, x) if bad else (a, b)))
-        plan, other = pb.plan_matmul(a, b), pb.plan_matmul(a, b, alpha=2)
+        plan, other = pb.plan(pb.matmul, a, b), pb.plan(pb.matmul, a, b, alpha=2)
         yield "plan: another", differs("plan", "plan", 1, 2, other if bad else plan)
         yield "plan: replaced", error(pb.RankMismatchError, ["replaced"], plan, b if bad else None)
         words = [f"{rank} on rank {rank}" for rank in range(comm.size)]
@@ -359,7 +359,7 @@ def other_calls(comm, directory):
         d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid.squarest(comm.size))
         values = np.arange(64.0).reshape(8, 8)
         a = scattered(ctx, d, values)
-        plan = pb.plan_matmul(a, a)
+        plan = pb.plan(pb.matmul, a, a)
         path = Path(directory) / "x.npy"
         a.save(path)
         calls = {
@@ -398,7 +398,7 @@ def other_calls(comm, directory):
         for name in ("matmul", "gather", "plan"):
             leaves_early = pb.Context(comm, engine="host")
             b = leaves_early.zeros(d)
-            its = {"matmul": lambda b=b: b @ b, "gather": b.gather, "plan": pb.plan_matmul(b, b)}
+            its = {"matmul": lambda b=b: b @ b, "gather": b.gather, "plan": pb.plan(pb.matmul, b, b)}
             words = [f"{name} on rank", f"closing the context on rank {last}"]
             call = leaves_early.close if comm.rank == last else its[name]
             yield f"{name} while a rank closes", error(pb.RankMismatchError, words, call)

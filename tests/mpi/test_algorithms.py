@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp import tensor_parallel as tp
 from pblasmp.engines.product import Product
 from pblasmp.engines.protocol import Method
 from pblasmp.layout import ParallelProblem
@@ -111,10 +110,9 @@ def every_plan(comm):
 
         a = ctx.zeros(pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1)))
         for wrong, got in (
-            *((name, repr(name)) for name in ("trsv", "", "plan", "plan_matmul", 3, None, np.matmul)),
+            *((name, repr(name)) for name in ("trsv", "", "plan", 3, None, np.matmul)),
             (matmul, f"{__name__}.matmul"),
             (pb.plan, "pblasmp.planning.plan"),
-            (pb.plan_matmul, "pblasmp.products.plan_matmul"),
         ):
             words = ["plan: expected one of the functions matmul, ", "trsm", "allgather_matmul", f"got {got}"]
             yield got, agreed_error(ctx, pb.ArgumentError, words, pb.plan, wrong, a, a)
@@ -266,7 +264,7 @@ def told(comm):
         elsewhere = replace(d, block=(5, 4))
         a, c = ctx.zeros(d), ctx.zeros(elsewhere)
         asked = pb.MatmulProblem(d, elsewhere, d)
-        with pb.plan_matmul(a, c) as plan:
+        with pb.plan(pb.matmul, a, c) as plan:
             reported = plan.report().algorithms
         found = pb.algorithms(asked, ctx)
         yield "other blocks", None if said_alike(found, reported) else f"{reported}"
@@ -501,17 +499,6 @@ def repeated_by_some(comm):
             yield f"a plan that holds memory, {i}", None if made == 1 else f"{made} new plans"
 
 
-def plans_as_before(comm):
-    """``plan_matmul`` and the like are short for ``pb.plan``."""
-    rng = np.random.default_rng(78)
-    with pb.Context(comm, engine="host") as ctx:
-        for name, function, args, how in parallel_calls(ctx, rng):
-            with getattr(tp, f"plan_{name}")(*args, **how) as plan, pb.plan(function, *args, **how) as same:
-                wrong = unlike(local(plan()), local(same()))
-                alike = str(plan.report()) == str(same.report()) and type(plan) is type(same)
-            yield name, wrong or (None if alike else f"{plan.report()}, {same.report()}")
-
-
 @pytest.mark.parametrize("nranks", [1, 2, 4])
 def test_repeated_calls(nranks):
     run_mpi(repeated, nranks)
@@ -550,10 +537,6 @@ def test_an_algorithm_is_one_row(nranks):
 @pytest.mark.parametrize("nranks", [1, 2])
 def test_plain_calls_hold_nothing(nranks):
     run_mpi(nothing_is_held, nranks)
-
-
-def test_planners_by_other_names():
-    run_mpi(plans_as_before, 2)
 
 
 def logs(comm):

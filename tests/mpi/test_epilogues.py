@@ -137,8 +137,8 @@ def training(comm):
             forward = pb.Epilogue(activation, bias=bias, aux=aux)
             backward = pb.Epilogue("d" + activation, aux=aux)
             with (
-                pb.plan_matmul(a, b, epilogue=forward) as there,
-                pb.plan_matmul(a, b, epilogue=backward) as back,
+                pb.plan(pb.matmul, a, b, epilogue=forward) as there,
+                pb.plan(pb.matmul, a, b, epilogue=backward) as back,
             ):
                 for _ in range(2):
                     whole = rng.standard_normal(length)
@@ -163,7 +163,7 @@ def sums_of_moved_operands(comm):
             axis = 0 if x is a else 1
             sums = np.empty(p.d.local_shape(ctx.rank)[axis])
             epilogue = pb.Epilogue(**{name: sums})
-            with pb.plan_matmul(a, b, out=ctx.empty(p.d), alpha=0, epilogue=epilogue) as plan:
+            with pb.plan(pb.matmul, a, b, out=ctx.empty(p.d), alpha=0, epilogue=epilogue) as plan:
                 for value in (1.0, 3.0):
                     x.local[...] = value
                     plan()

@@ -90,7 +90,7 @@ def plan_reads_scales(comm):
         a, b = ctx.from_function(lambda i, j: np.ones((i.size, j.size)), p.a), ctx.zeros(p.b)
         b.local[...] = 1
         unit = np.ones(1, np.float32)
-        with pb.plan_matmul(a, b, op_b="T", scales=pb.Scales(a=unit)) as plan:
+        with pb.plan(pb.matmul, a, b, op_b="T", scales=pb.Scales(a=unit)) as plan:
             for value in (1.0, 0.5, 4.0):
                 unit[0] = value
                 d = plan()
@@ -109,7 +109,9 @@ def tensors(comm):
         bias = torch.full(p.d.local_shape(ctx.rank)[1:], 3.0).to(torch.bfloat16)
         scales = pb.Scales(a=torch.full((1,), 0.5))
         out = ctx.empty(p.d)
-        with pb.plan_matmul(a, b, op_b="T", out=out, epilogue=pb.Epilogue(bias=bias), scales=scales) as plan:
+        with pb.plan(
+            pb.matmul, a, b, op_b="T", out=out, epilogue=pb.Epilogue(bias=bias), scales=scales
+        ) as plan:
             for value in (3.0, -1.0):
                 bias.fill_(value)
                 wrong = (plan().local.astype(float) != 0.5 * p.k + value).any()

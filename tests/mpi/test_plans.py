@@ -43,8 +43,8 @@ def runs(comm):
             x, y, z = (numbers(rng, d.shape, "float64") for _ in range(3))
             a, b, c = (scattered(ctx, d, v) for v in (x, y, z))
             with (
-                pb.plan_matmul(a, b, c, out=c, beta=2, algo=path) as adding,
-                pb.plan_matmul(a, b, op_b="T", algo=path) as fresh,
+                pb.plan(pb.matmul, a, b, c, out=c, beta=2, algo=path) as adding,
+                pb.plan(pb.matmul, a, b, op_b="T", algo=path) as fresh,
             ):
                 for turn in range(3):
                     z = product(x, y, z, beta=2)
@@ -70,7 +70,7 @@ def runs(comm):
             for path in PATHS:
                 d = _square(ctx, extent, 4)
                 x, y = numbers(rng, d.shape, "float64"), numbers(rng, d.shape, "float64")
-                plans.append(pb.plan_matmul(scattered(ctx, d, x), scattered(ctx, d, y), algo=path))
+                plans.append(pb.plan(pb.matmul, scattered(ctx, d, x), scattered(ctx, d, y), algo=path))
                 expected.append(x @ y)
         for i in rng.integers(len(plans), size=20).tolist():
             yield f"plan {i} among others", misplaced(plans[i](), expected[i])
@@ -84,7 +84,7 @@ def misuse(comm):
         a, b = scattered(ctx, d, x), scattered(ctx, d, x)
         coarse = scattered(ctx, _square(ctx, 12, 4), x)
         foreign = scattered(other, d, x)
-        plan = pb.plan_matmul(a, b)
+        plan = pb.plan(pb.matmul, a, b)
         for case, words, matrices in (
             ("another layout", ["a: its layout is", "4x4", "3x3"], (coarse,)),
             ("of another context", ["b: belongs to another context"], (None, foreign)),
@@ -112,7 +112,7 @@ def ends(comm):
     with pb.Context(comm, engine="host") as ctx:
         d = _square(ctx, 8, 2)
         a = ctx.zeros(d)
-        plans = [pb.plan_matmul(a, a) for _ in range(4)]
+        plans = [pb.plan(pb.matmul, a, a) for _ in range(4)]
         for i, plan in enumerate(plans):
             plan._product.close = lambda i=i: closed.append(i)
         plans[2].close()
@@ -165,7 +165,7 @@ def choices(comm):
             ("neither", 1 << 20, "no memfd here", "panels", ["no memfd here", "gathered operands would need"]),
         ):  # fmt: skip
             available[0], ctx.engine.transport.why_not_shared = nbytes, why_not
-            with pb.plan_matmul(a, b) as plan:
+            with pb.plan(pb.matmul, a, b) as plan:
                 wrong = misplaced(plan(), x @ y)
                 report = plan.report()
             paths = comm.allgather(report.path)
@@ -212,7 +212,7 @@ def numbers_of_a_report(comm, per_node):
             ("shared", sum(of_nodes), of_nodes[comm.rank // per_node]),
             ("gathered", comm.size * (slab_a + slab_b), slab_a + slab_b),
         ):
-            with pb.plan_matmul(a, b, algo=path) as plan:
+            with pb.plan(pb.matmul, a, b, algo=path) as plan:
                 plan()
                 tracemalloc.start()
                 result = plan()
@@ -253,7 +253,7 @@ def long_messages_hold_little(comm):
         x = numbers(np.random.default_rng(45), (768, 768), "float64")
         a = scattered(ctx, d, x)
         for path in ("shared", "gathered"):
-            with pb.plan_matmul(a, a, algo=path) as plan:
+            with pb.plan(pb.matmul, a, a, algo=path) as plan:
                 plan()
                 tracemalloc.start()
                 result = plan()
@@ -284,7 +284,7 @@ def moved_first(comm):
             expected = product(x, y, z, **options)
             if c is not None and not options.get("beta"):
                 c.move_to = None  # it is not to be called
-            with pb.plan_matmul(a, b, c, out=out, **options) as plan:
+            with pb.plan(pb.matmul, a, b, c, out=out, **options) as plan:
                 wrong = first(misplaced(plan(), expected), misplaced(plan(), expected))
                 report = plan.report()
             found = "".join(line[0] for line in report.moved)
@@ -308,13 +308,13 @@ def moved_first(comm):
         inside = big[3:21, 1:19]  # starts within blocks
         result = pb.matmul(inside, b)
         yield "a part that starts within a block", misplaced(result, whole[3:21, 1:19] @ y)
-        with pb.plan_matmul(a, b, inside, out=inside, beta=1) as plan:
+        with pb.plan(pb.matmul, a, b, inside, out=inside, beta=1) as plan:
             plan()
             whole[3:21, 1:19] += x @ y
             moved = plan.report().moved
         yield "as out", misplaced(big, whole) or (f"{moved}" if moved else None)
         if comm.size == 1:
-            with pb.plan_matmul(b, scattered(ctx, coarse, x)) as plan:
+            with pb.plan(pb.matmul, b, scattered(ctx, coarse, x)) as plan:
                 wrong = misplaced(plan(), y @ x)
                 text = str(plan.report())
             still = plan.report().copied_bytes == 0 and "all operands are multiplied in place" in text

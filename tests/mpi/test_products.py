@@ -202,7 +202,7 @@ def in_place(comm):
             a = scattered(ctx, da, OPS[op_a](x))
             b = scattered(ctx, db, OPS[op_b](y))
             out = ctx.empty(dd)
-            with pb.plan_matmul(a, b, out=out, op_a=op_a, op_b=op_b, algo=algo) as plan:
+            with pb.plan(pb.matmul, a, b, out=out, op_a=op_a, op_b=op_b, algo=algo) as plan:
                 plan()
                 report = plan.report()
                 moved = report.bytes_moved

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-import pblasmp.tensor_parallel as tp
 from tests.helpers.cases import agreed_error, first, unlike
 from tests.helpers.float8 import E4, E5
 from tests.helpers.mpi import run_mpi
@@ -102,7 +101,7 @@ def plans(comm):
                 yield f"{form} {t} graph", agreed_error(ctx, pb.UnsupportedError, words, plan.graph)
             yield f"{form} {t} closed", agreed_error(ctx, pb.ClosedError, ["this plan is closed"], plan.graph)
         x, w = (np.ones((16, 32), dtype) for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2))
-        with tp.plan_matmul_allgather((16, 32), w, ctx, x_dtype=E4) as plan:
+        with pb.plan(pb.matmul_allgather, (16, 32), w, ctx, x_dtype=E4) as plan:
             plan.input_buffer()[...] = x
             yield "from a shape", unlike(plan(), np.full((16, 16 * comm.size), 32, ml_dtypes.bfloat16))
         made, adopt = [], ctx.adopt
@@ -201,8 +200,7 @@ def tensors(comm):
                     f"{form} out {dtype}",
                     None if same and torch.equal(out.float(), y.float()) else f"{out}",
                 )
-            make = getattr(tp, f"plan_{form}")
-            with make(tuple(x.shape), w, ctx, x_dtype=E4, scales=scales) as plan:
+            with pb.plan(form, tuple(x.shape), w, ctx, x_dtype=E4, scales=scales) as plan:
                 buffer = plan.input_buffer()
                 buffer.copy_(x)
                 good = buffer.dtype == torch.float8_e4m3fn and bool((plan().float() == total / 2).all())

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-import pblasmp.tensor_parallel as tp
 from tests.helpers.cases import TYPES, agreed_error, first, pick, unlike
 from tests.helpers.mpi import run_mpi
 from tests.helpers.tensor_cases import FORMS, Case, gelu, other_split, sizes
@@ -150,16 +149,16 @@ def misuse(comm):
             words = ["x: a dimension of its shape"]
             yield (
                 f"{shape}",
-                agreed_error(ctx, pb.ArgumentError, words, tp.plan_allgather_matmul, shape, w, ctx),
+                agreed_error(ctx, pb.ArgumentError, words, pb.plan, pb.allgather_matmul, shape, w, ctx),
             )
         words = ["ctx: expected a pblasmp.Context, got NoneType"]
         yield "no context", agreed_error(ctx, pb.ArgumentError, words, pb.matmul_allreduce, x, w, None)
         for product, name in (
-            (tp.plan_allgather_matmul, "comm_dtype"),
-            (tp.plan_matmul_allreduce, "return_gathered"),
+            (pb.allgather_matmul, "comm_dtype"),
+            (pb.matmul_allreduce, "return_gathered"),
         ):
             words = [f"unexpected keyword argument {name!r}"]
-            yield name, agreed_error(ctx, TypeError, words, product, x, w, ctx, **{name: True})
+            yield name, agreed_error(ctx, TypeError, words, pb.plan, product, x, w, ctx, **{name: True})
         room = np.zeros(8 * p * p, np.float32)
         x2, out = room[: 4 * p].reshape(p, 4), room[p : p + 3 * p * p].reshape(p, 3 * p)
         words = ["out: shares memory with x"]
@@ -200,9 +199,8 @@ def plans(comm):
         for form, (t, n, k) in itertools.product(
             FORMS, ((2 * p, 3 * p, 4 * p), (2 * p + 1, 3 * p + 1, 4 * p + 1))
         ):
-            make = getattr(pb.tensor_parallel, f"plan_{form}")
             case, other = (Case(rng, comm, form, "float32", t, n, k) for _ in range(2))
-            with make(case.local_x, case.local_w, ctx) as plan:
+            with pb.plan(form, case.local_x, case.local_w, ctx) as plan:
                 y = plan()
                 yield f"{form}, {t}: first run", unlike(y, case.expected())
                 case.local_x += 1  # the planned array itself
@@ -248,26 +246,24 @@ def plans(comm):
                 )
             wide = np.zeros((*case.local_x.shape[:-1], k + 3), np.float32)
             wide[..., 1 : case.local_x.shape[-1] + 1] = case.local_x
-            with make(wide[..., 1 : case.local_x.shape[-1] + 1], case.local_w, ctx) as plan:
+            with pb.plan(form, wide[..., 1 : case.local_x.shape[-1] + 1], case.local_w, ctx) as plan:
                 yield f"{form}, {t}: rows of a wider x", unlike(plan(), case.expected())
                 plan.input_buffer()[...] = other.local_x
                 yield f"{form}, {t}: and its buffer", unlike(plan(w=other.local_w), other.expected())
             yield f"{form}, {t}: closed", agreed_error(ctx, pb.ClosedError, ["this plan is closed"], plan)
-            with make(
-                case.local_x.shape, case.local_w, ctx, bias=case.local_bias, beta=1, c=case.local_c
+            with pb.plan(
+                form, case.local_x.shape, case.local_w, ctx, bias=case.local_bias, beta=1, c=case.local_c
             ) as plan:
                 plan.input_buffer()[...] = case.local_x
                 yield f"{form}, {t}: from a shape", unlike(plan(), case.expected(1, 1, bias=True))
         for n in (p + 1, 2 * p - 1):  # one row of weights is in any order: those of the other ranks decide
             case = Case(rng, comm, "allgather_matmul", "float32", 2 * p, n, 4)
             weights = np.asfortranarray(case.local_w)
-            with pb.tensor_parallel.plan_allgather_matmul(case.local_x, weights, ctx) as plan:
+            with pb.plan(pb.allgather_matmul, case.local_x, weights, ctx) as plan:
                 y = plan(case.local_x, weights.copy(order="F"))
                 yield f"weights in Fortran order, {n}", unlike(y, case.expected())
         case = Case(rng, comm, "allgather_matmul", "float32", 2 * p + 1, 3 * p, 5)
-        with pb.tensor_parallel.plan_allgather_matmul(
-            case.local_x, case.local_w, ctx, return_gathered=True
-        ) as plan:
+        with pb.plan(pb.allgather_matmul, case.local_x, case.local_w, ctx, return_gathered=True) as plan:
             y, gathered = plan()
             yield "gathered by a plan", first(unlike(y, case.expected()), unlike(gathered, case.x))
 
@@ -362,9 +358,7 @@ def tensors(comm):
                 yield f"{form} {dtype} to PyTorch's float32", wrong
             same = case(ctx, out=out, **how) is out
             yield f"{form} {dtype} into out", None if same and torch.equal(out, y) else "not there"
-            plan = getattr(pb.tensor_parallel, f"plan_{form}")(
-                tuple(case.local_x.shape), case.local_w, ctx, **how
-            )
+            plan = pb.plan(form, tuple(case.local_x.shape), case.local_w, ctx, **how)
             with plan:
                 plan.input_buffer().copy_(case.local_x)
                 yield f"{form} {dtype} by a plan", None if torch.equal(plan(), y) else "wrong"

@@ -96,8 +96,8 @@ def run_files(comm, names, per_node):
             how = {"alpha": file.alpha, "beta": file.beta}
             algorithms = [each for each, verdict in pb.algorithms(p, ctx, **how).items() if verdict]
             for algo in algorithms:
-                with pb.plan_matmul(
-                    a, b, c, out=d, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, algo=algo, **how
+                with pb.plan(
+                    pb.matmul, a, b, c, out=d, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, algo=algo, **how
                 ) as plan:
                     yield f"{name} {algo}", differences(ctx, wire, plan, plan, p, algo, per_node, **how)
 

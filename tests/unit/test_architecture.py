@@ -49,7 +49,6 @@ LAYERS: dict[str, set[str]] = {
     "tuning": {"errors", "layout", "comm", "engines", "timing"},
     "runtime": BOTTOM | {"layout", "comm", "engines", "kept", "tuning"},
     "handle": {"layout", "engines", "runtime"},
-    "calls": BOTTOM | {"layout", "engines", "runtime", "handle"},
     "arithmetic": BOTTOM | {"layout", "engines", "handle"},
     "creation": BOTTOM
     | {"layout", "scalapack", "comm", "engines", "interop", "philox", "runtime", "handle", "arithmetic"},
@@ -58,6 +57,7 @@ LAYERS: dict[str, set[str]] = {
     "reductions": BOTTOM | {"layout", "comm", "engines", "handle", "arithmetic", "creation"},
     "norms": {"errors", "layout", "engines", "handle", "reductions"},
     "plans": BOTTOM | {"layout", "engines", "report", "tuning", "runtime", "handle"},
+    "calls": BOTTOM | {"layout", "engines", "runtime", "handle", "plans"},
     "products": BOTTOM
     | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "handle", "calls", "plans"},
     "matrix": BOTTOM
@@ -78,10 +78,21 @@ LAYERS: dict[str, set[str]] = {
     "verification": {"dtypes", "layout", "runtime", "plans", "products", "matrix"},
     "level3": BOTTOM | {"layout", "engines", "runtime", "calls", "plans", "matrix"},
     "factorisations": BOTTOM | {"layout", "engines", "runtime", "handle", "plans", "matrix"},
-    "vectors": BOTTOM | {"layout", "engines", "runtime", "handle", "plans", "matrix"},
+    "vectors": BOTTOM | {"layout", "engines", "runtime", "handle", "plans", "calls", "matrix"},
     "tensor_parallel": BOTTOM
-    | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "plans", "context"},
-    "planning": {"errors", "layout", "engines", "tuning", "runtime", "plans", "products", "matrix", "context"}
+    | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "plans", "calls", "context"},
+    "planning": {
+        "errors",
+        "layout",
+        "engines",
+        "tuning",
+        "runtime",
+        "plans",
+        "calls",
+        "products",
+        "matrix",
+        "context",
+    }
     | {"factorisations", "level3", "tensor_parallel"},
     "pblas": BOTTOM
     | {
@@ -98,7 +109,7 @@ LAYERS: dict[str, set[str]] = {
     }
     | {"factorisations"},
     "preload": {"errors", "layout", "engines", "pblas"},
-    "torch": {"errors", "extras", "layout", "scales", "comm", "context", "tensor_parallel"},
+    "torch": {"errors", "extras", "layout", "scales", "comm", "calls", "context", "tensor_parallel"},
     "": {
         "errors",
         "hooks",
@@ -199,7 +210,6 @@ PUBLIC = {
         "Epilogue",
         "Scales",
         "matmul",
-        "plan_matmul",
         "plan",
         "verify",
         "Verification",

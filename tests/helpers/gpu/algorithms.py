@@ -271,9 +271,9 @@ def one_scheme(ctx: pb.Context, scheme: str, algo: str, seed: int) -> str:
     if beta:
         expected = expected + beta * values["c"]
     fault = ""
-    with pb.plan_matmul(
-        matrices["a"], matrices["b"], matrices.get("c"), out=out, alpha=2, beta=beta, op_a=p.op_a, op_b=p.op_b,
-        scheme=scheme, algo=algo,
+    with pb.plan(
+        pb.matmul, matrices["a"], matrices["b"], matrices.get("c"), out=out, alpha=2, beta=beta, op_a=p.op_a,
+        op_b=p.op_b, scheme=scheme, algo=algo,
     ) as plan:  # fmt: skip
         for _ in range(2):
             plan()

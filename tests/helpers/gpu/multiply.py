@@ -47,7 +47,8 @@ def multiply(
     multiplies = ctx.rank < p.d.grid.size and alpha != 0 and 0 not in (p.m, p.n, p.k)
     if algo == "auto" and faults.avoided(p, ctx.engine.version)[1]:
         multiplies = False
-    with pb.plan_matmul(
+    with pb.plan(
+        pb.matmul,
         *(matrices.get(x) for x in "abc"),
         out=out,
         alpha=alpha,

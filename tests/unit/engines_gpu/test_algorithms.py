@@ -227,7 +227,7 @@ def test_arrays_are_let_go(stand_in, ranks):
 def test_products_of_several_calls_are_in_no_graph(ctx, lib, algo):
     x = ctx.eye(pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, 1)))
     with (
-        pb.plan_matmul(x, x, algo=algo) as plan,
+        pb.plan(pb.matmul, x, x, algo=algo) as plan,
         pytest.raises(pb.UnsupportedError, match=f"a CUDA graph: this plan cannot be recorded: {algo}"),
     ):
         plan.graph()

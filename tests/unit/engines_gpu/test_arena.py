@@ -123,7 +123,7 @@ def test_scales_in_every_form(ctx, form, kind):
 def test_a_product_of_cublas_in_place_of_cublaslt_is_reported(ctx, lib):
     a, b = ctx.eye(D), ctx.eye(D)
     lib.gpu.lt.found = 0
-    with pb.plan_matmul(a, b, algo="gathered") as plan:
+    with pb.plan(pb.matmul, a, b, algo="gathered") as plan:
         assert not any("cuBLASLt" in note for note in plan.report().notes)
         plan()
         assert lib.gpu.did("gemm")
@@ -174,7 +174,7 @@ def unlike(comm: Any, path: str) -> Any:
             yield "launches", None if mine == lib.gpu.multiprocessors else f"{mine}"
             x = ctx.engine.empty((8192, 64), np.dtype(np.float32), "C", 64)
             w = ctx.engine.empty((8192, 64), np.dtype(np.float32), "C", 64)
-            with pb.tensor_parallel.plan_matmul_allreduce(x, w, ctx, algo="push") as plan:
+            with pb.plan(pb.matmul_allreduce, x, w, ctx, algo="push") as plan:
                 starts = comm.allgather(plan._product.starts)
             yield "pieces", None if starts[0] == starts[1] else f"{starts}"
 

@@ -38,7 +38,7 @@ def attributes(
 ) -> dict[MatmulAttribute, int]:
     """The attributes set for a product, but for the ops."""
     p = problem(scheme, dtype)
-    with pb.plan_matmul(ctx.empty(p.a), ctx.empty(p.b), op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, **how):
+    with pb.plan(pb.matmul, ctx.empty(p.a), ctx.empty(p.b), op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, **how):
         stored = lib.attributes(lib.of("Matmul_bufferSize")[-1]["matmulDesc"])
     return {name: value for name, value in stored.items() if not name.name.startswith("TRANS")}
 
@@ -64,7 +64,7 @@ def test_partial_sums_travel_in_the_type_of_d(alone, stand_in, version):
             got.pop(MatmulAttribute.EPILOGUE, None)
             assert got == expected, (scheme, dtype)
         p = problem(RS, "float16")
-        with pb.plan_matmul(ctx.empty(p.a), ctx.empty(p.b), op_a="T", scheme=RS) as plan:
+        with pb.plan(pb.matmul, ctx.empty(p.a), ctx.empty(p.b), op_a="T", scheme=RS) as plan:
             told = any("partial sums travel in float32" in note for note in plan.report().notes)
             assert told == (version < 800)
 
@@ -118,7 +118,9 @@ def test_auto_never_takes_multicast(alone, stand_in, version):
     with machine(stand_in(version)) as lib, pb.Context(engine="cublasmp") as ctx:
         for scheme, dtype, extent in itertools.product(("gemm", *MAKERS), ("float16", "float64"), (4, 2048)):
             p = problem(scheme, dtype, extent)
-            with pb.plan_matmul(ctx.empty(p.a), ctx.empty(p.b), op_a=p.op_a, op_b=p.op_b, scheme=p.scheme):
+            with pb.plan(
+                pb.matmul, ctx.empty(p.a), ctx.empty(p.b), op_a=p.op_a, op_b=p.op_b, scheme=p.scheme
+            ):
                 stored = lib.attributes(lib.of("Matmul_bufferSize")[-1]["matmulDesc"])
             assert stored.get(MatmulAttribute.ALGO_TYPE, 0) in harmless
 

@@ -69,7 +69,7 @@ def asked(
     how = {"op_a": ops[0], "op_b": ops[1]}
     p = pb.MatmulProblem.gemm(24, 40, 16, pb.Grid(1, 1), 64, dtype="float16", order=order, **how)
     a, b, d = (ctx.empty(x) for x in (p.a, p.b, p.d))
-    with pb.plan_matmul(a, b, out=d, epilogue=epilogue(p), **how):
+    with pb.plan(pb.matmul, a, b, out=d, epilogue=epilogue(p), **how):
         stored = lib.attributes(lib.of("Matmul_bufferSize")[-1]["matmulDesc"])
     return {name: value for name, value in stored.items() if not name.name.startswith("TRANS")}
 
@@ -184,8 +184,8 @@ def test_without_a_product_the_epilogue_still_follows(ctx, lib, kind):
 def test_a_graph_does_not_hold_what_cupy_computes(ctx, lib):
     p = problem(AR, 1, "F", "float32", "TN")
     with (
-        pb.plan_matmul(
-            ctx.zeros(p.a), ctx.zeros(p.b), op_a="T", scheme=AR, epilogue=pb.Epilogue("relu")
+        pb.plan(
+            pb.matmul, ctx.zeros(p.a), ctx.zeros(p.b), op_a="T", scheme=AR, epilogue=pb.Epilogue("relu")
         ) as plan,
         pytest.raises(pb.UnsupportedError, match="a CUDA graph: relu is computed after the product"),
     ):
@@ -196,7 +196,7 @@ def test_a_mask_is_cleared_before_each_run(ctx, lib):
     """Products of parts of D may write some bits of a byte alone."""
     p = problem("gemm", 1, "C", "float32", "NN")
     mask = ctx.empty_aux(p.d, "relu")
-    with pb.plan_matmul(ctx.zeros(p.a), ctx.zeros(p.b), epilogue=pb.Epilogue("relu", aux=mask)) as plan:
+    with pb.plan(pb.matmul, ctx.zeros(p.a), ctx.zeros(p.b), epilogue=pb.Epilogue("relu", aux=mask)) as plan:
         for _ in range(2):
             mask.fill(255)
             plan()  # the library played here writes nothing

@@ -26,14 +26,14 @@ def life(lib: Witness, comm: Any = None) -> None:
             pb.MatmulProblem.matmul_reduce_scatter,
         )
         ar, ag, rs = (f(4, 4, 4, ctx.size, dtype="float16", order="F") for f in make)
-        first = pb.plan_matmul(ctx.empty(ar.a), ctx.empty(ar.b), op_a="T", scheme=AR, comm_sms=8)
+        first = pb.plan(pb.matmul, ctx.empty(ar.a), ctx.empty(ar.b), op_a="T", scheme=AR, comm_sms=8)
         first()
         gathered = ctx.empty(ag.b, symmetric=True)
-        pb.plan_matmul(ctx.empty(ag.a), gathered, op_a="T", scheme=AG, algo="split_p2p")
+        pb.plan(pb.matmul, ctx.empty(ag.a), gathered, op_a="T", scheme=AG, algo="split_p2p")
         lib.workspace = (8192, 1024)
         with sys.modules["cupy"].cuda.Stream():
             first()
-            pb.plan_matmul(ctx.empty(rs.a), ctx.empty(rs.b), op_a="T", scheme=RS)()
+            pb.plan(pb.matmul, ctx.empty(rs.a), ctx.empty(rs.b), op_a="T", scheme=RS)()
     finally:
         ctx.close()
 

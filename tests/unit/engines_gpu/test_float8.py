@@ -50,8 +50,8 @@ def planned(
 ) -> pb.DistributedMatrix:
     out = ctx.empty(p.d)
     a, b = ctx.empty(p.a), ctx.empty(p.b)
-    with pb.plan_matmul(
-        a, b, out=out, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, scales=scales, **how
+    with pb.plan(
+        pb.matmul, a, b, out=out, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, scales=scales, **how
     ) as plan:
         plan()
     return out
@@ -68,8 +68,8 @@ def test_every_attribute(ctx, lib, order):
     first, second = ("B", "A") if order == "C" else ("A", "B")
     scales = pb.Scales(a=scale, b=0.25, d=3.0, amax=amax)
     a, b, out = ctx.empty(p.a), ctx.empty(p.b), ctx.empty(p.d)
-    with pb.plan_matmul(
-        a, b, out=out, op_a=p.op_a, op_b=p.op_b, scales=scales
+    with pb.plan(
+        pb.matmul, a, b, out=out, op_a=p.op_a, op_b=p.op_b, scales=scales
     ) as plan:  # which holds the numbers
         plan()
         call = lib.of("Matmul")[-1]
@@ -91,7 +91,7 @@ def test_scales_at_addresses_that_the_library_refuses_are_copied_before_each_run
     parts = ctx.engine.empty((1, 8), np.dtype(np.float32), "C", 8)[0].reshape(-1)
     scales = pb.Scales(a=parts[1:2], b=parts[4:5], amax=parts[2:3])
     a, b, out = ctx.empty(p.a), ctx.empty(p.b), ctx.empty(p.d)
-    with pb.plan_matmul(a, b, out=out, op_a=p.op_a, op_b=p.op_b, scales=scales) as plan:
+    with pb.plan(pb.matmul, a, b, out=out, op_a=p.op_a, op_b=p.op_b, scales=scales) as plan:
         for value in (2.0, 3.0):
             scales.a.fill(value)
             plan()
@@ -115,7 +115,7 @@ def test_amax_of_a_wider_d_is_computed_after_the_product(ctx, lib):
     p = float8.problem("gemm", 1, (E4, E4, "float16"), "C")
     reports: list[Any] = []
     out, a, b = ctx.empty(p.d), ctx.zeros(p.a), ctx.zeros(p.b)
-    with pb.plan_matmul(a, b, out=out, op_b="T", scales=pb.Scales(amax=number(ctx))) as plan:
+    with pb.plan(pb.matmul, a, b, out=out, op_b="T", scales=pb.Scales(amax=number(ctx))) as plan:
         reports.append(plan.report())
     assert any("amax is computed after the product" in note for note in reports[0].notes)
     assert A.AMAX_D_POINTER not in lib.attributes(lib.of("Matmul_bufferSize")[-1]["matmulDesc"])

@@ -66,7 +66,7 @@ def life(lib: Meeting, comm: Any) -> None:
         )
         pb.matmul(ctx.zeros(ar.a), ctx.zeros(ar.b), op_a="T", scheme="matmul_allreduce", algo="sum")
         gathered = ctx.empty(ag.b, symmetric=True)
-        with pb.plan_matmul(ctx.zeros(ag.a), gathered, op_a="T", scheme="allgather_matmul") as plan:
+        with pb.plan(pb.matmul, ctx.zeros(ag.a), gathered, op_a="T", scheme="allgather_matmul") as plan:
             plan.graph().replay()
         lib.workspace = (8192, 1024)
         pb.matmul(a, b, algo="default")
@@ -95,7 +95,7 @@ def overlapped_life(lib: Meeting, comm: Any) -> None:
             ctx.zeros(pb.MatrixDescriptor((12, 12), (5, 5), pb.Grid(size, 1), dtype="complex64")),
         )
         for op in "NC":
-            with pb.plan_matmul(a, b, op_a=op, algo="push") as plan:
+            with pb.plan(pb.matmul, a, b, op_a=op, algo="push") as plan:
                 for _ in range(3):
                     plan()
                 plan.graph().replay()
@@ -210,7 +210,7 @@ def capabilities(comm: Any, path: str) -> Any:
             words = ["8-bit floats need GPUs of compute capability 8.9 or above, found 8.0"]
             refused = agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, op_b="T", algo="default")
             yield "refused", refused
-            with pb.plan_matmul(a, b, op_b="T") as plan:
+            with pb.plan(pb.matmul, a, b, op_b="T") as plan:
                 yield "auto", None if plan.report().algorithm == "gathered" else str(plan.report())
         lib.assert_clean()
         lib.gpu.assert_clean()

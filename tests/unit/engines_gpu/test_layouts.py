@@ -100,7 +100,7 @@ OTHER = replace(D, block=(3, 2))
 
 def test_the_report_says_why_cublasmp_is_not_taken_and_how_it_would_be(ctx, lib):
     a, b = ctx.zeros(D), ctx.zeros(OTHER)
-    with pb.plan_matmul(a, b) as plan:
+    with pb.plan(pb.matmul, a, b) as plan:
         verdicts = plan.report().algorithms
         assert (plan.report().algorithm, plan.report().moved) == ("gathered", ())
     found = pb.algorithms(pb.MatmulProblem(D, OTHER, D), ctx)
@@ -109,7 +109,7 @@ def test_the_report_says_why_cublasmp_is_not_taken_and_how_it_would_be(ctx, lib)
     )
     assert {name for name, verdict in found.items() if verdict.taken} == {"gathered"}
     assert {*verdicts} == {*found}
-    with pb.plan_matmul(a, b, algo="default") as plan:
+    with pb.plan(pb.matmul, a, b, algo="default") as plan:
         (line,) = plan.report().moved
         assert line.startswith("b is moved to 6x6 float32 in blocks of 2x2")
         assert "cuBLASMp does not take these layouts" in str(plan.report())
@@ -122,7 +122,7 @@ def test_a_result_that_cublasmp_moves_is_finished_afterwards(alone, stand_in):
         x.local[...] -= 2 * (np.arange(6) == 1)
         out = ctx.zeros(replace(D, shape=(7, 6)))[1:, :]
         how = {"out": out, "algo": "default"}
-        with pb.plan_matmul(ctx.eye(D), x, epilogue=pb.Epilogue("relu"), **how) as plan:
+        with pb.plan(pb.matmul, ctx.eye(D), x, epilogue=pb.Epilogue("relu"), **how) as plan:
             assert np.array_equal(plan().gather(), np.maximum(x.gather(), 0))
             assert "relu is computed after the product: D is moved after the product" in str(plan.report())
         fused = pb.Epilogue("relu", fused=True)
@@ -135,6 +135,6 @@ def test_a_result_that_cublasmp_moves_is_finished_afterwards(alone, stand_in):
 def test_a_c_that_is_not_read_is_not_moved(ctx, lib):
     a, c = ctx.zeros(D), ctx.zeros(OTHER)
     for beta, moved in ((0, 0), (1, 1)):
-        with pb.plan_matmul(a, a, c, out=ctx.zeros(D), beta=beta) as plan:
+        with pb.plan(pb.matmul, a, a, c, out=ctx.zeros(D), beta=beta) as plan:
             assert len(plan.report().moved) == moved
             assert plan.report().algorithm == "default"

@@ -111,7 +111,7 @@ def test_by_our_own_exchange(ctx, lib, monkeypatch, where, name, way):
     lib.clear()
     assert np.array_equal(x.redistribute(replace(D, block=(6, 8), order="C", dtype="float64")).local, values)
     assert not lib.calls
-    with pb.plan_matmul(x.T, ctx.empty(replace(D, block=(4, 3))), algo="default") as plan:
+    with pb.plan(pb.matmul, x.T, ctx.empty(replace(D, block=(4, 3))), algo="default") as plan:
         (line,) = plan.report().moved
         assert line.endswith(way)
     assert "asnumpy" not in lib.gpu.copies
@@ -128,7 +128,7 @@ def test_a_plan_s_moves_are_prepared_once(alone, stand_in):
         a.local[...], b.local[...] = np.arange(48.0).reshape(6, 8), 2
         other, padded = ctx.empty(b.descriptor), ctx.empty(replace(b.descriptor, ld=11))
         other.local[...] = 3
-        with pb.plan_matmul(a, b, algo="default") as plan:
+        with pb.plan(pb.matmul, a, b, algo="default") as plan:
             copy = 8 * 4 * 4  # of B, in the layout that it is moved to
             assert (plan.workspace.device_bytes, plan.workspace.host_bytes) == (4096 + copy, 512)
             (line,) = plan.report().moved
@@ -146,7 +146,7 @@ def test_a_plan_s_moves_are_prepared_once(alone, stand_in):
 
 def moving_plan(ctx: pb.Context, a: Any, b: Any) -> Any:
     """A plan of cuBLASMp's that moves B."""
-    return pb.plan_matmul(a, b, algo="default")
+    return pb.plan(pb.matmul, a, b, algo="default")
 
 
 def test_a_plan_that_moves_operands_is_a_graph(alone, stand_in, monkeypatch):
@@ -188,7 +188,7 @@ def life(_: Witness, comm: Any = None) -> None:
         d = replace(D, grid=pb.Grid(1, ctx.size), order="C")
         x, out = ctx.empty(d), ctx.empty(replace(d, shape=(7, 6)))
         x.redistribute(replace(D, block=(6, 8)))
-        with pb.plan_matmul(ctx.empty(D), x.T, out=out[1:, :], algo="default") as plan:
+        with pb.plan(pb.matmul, ctx.empty(D), x.T, out=out[1:, :], algo="default") as plan:
             plan()
     finally:
         ctx.close()

@@ -73,7 +73,7 @@ def test_products_on_several_streams_take_turns(ctx, lib, algo):
     """They share workspaces and buffers, also where all operands are multiplied in place."""
     a, b = ctx.zeros(D), ctx.zeros(D)
     streams = [sys.modules["cupy"].cuda.Stream(non_blocking=True) for _ in range(2)]
-    with pb.plan_matmul(a, b, algo=algo) as plan:
+    with pb.plan(pb.matmul, a, b, algo=algo) as plan:
         for stream in streams:
             with stream:
                 plan(a=a)
@@ -94,7 +94,7 @@ def test_products_on_several_streams_take_turns(ctx, lib, algo):
 def test_a_graph_is_recorded_and_replayed_behind_what_other_streams_have(ctx, lib, call, algo):
     a, b = ctx.eye(D), ctx.zeros(D)
     stream, other = (sys.modules["cupy"].cuda.Stream(non_blocking=True) for _ in range(2))
-    with pb.plan(call, a, b, algo=algo) as plan, pb.plan_matmul(b, a, algo="gathered") as between:
+    with pb.plan(call, a, b, algo=algo) as plan, pb.plan(pb.matmul, b, a, algo="gathered") as between:
         for run in range(4):  # the first as it is, the second records
             with other:
                 between(a=b)
@@ -112,7 +112,7 @@ def test_a_graph_is_recorded_and_replayed_behind_what_other_streams_have(ctx, li
 def test_a_plan_queues_nothing_in_a_broken_context(ctx, lib, monkeypatch, algo):
     """Also where its runs are not agreed on."""
     a, b = ctx.zeros(D), ctx.zeros(D)
-    with pb.plan_matmul(a, b, algo=algo) as plan:
+    with pb.plan(pb.matmul, a, b, algo=algo) as plan:
         plan()
         lib.gpu.events.clear()
         with monkeypatch.context() as broken:
@@ -200,7 +200,7 @@ def test_exchanges_on_several_streams_take_turns(ctx, lib):
 def test_a_graph_is_replayed_behind_what_other_streams_have(ctx, lib):
     a, b = ctx.zeros(D), ctx.zeros(D)
     stream, other = (sys.modules["cupy"].cuda.Stream(non_blocking=True) for _ in range(2))
-    with pb.plan_matmul(a, b, algo="push") as plan:
+    with pb.plan(pb.matmul, a, b, algo="push") as plan:
         with stream:
             graph = plan.graph()
             plan()

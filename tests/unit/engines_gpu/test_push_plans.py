@@ -50,7 +50,7 @@ def test_bias_and_relu_are_one_kernel_that_a_graph_records(ctx, lib, gpu, monkey
     epilogue = pb.Epilogue(activation, bias=bias)
     out = ctx.empty(p.d)
     monkeypatch.setattr(push, "Finish", _NoSteps)
-    with pb.plan_matmul(a, b, c, out=out, alpha=2, beta=-1, epilogue=epilogue, algo="push") as plan:
+    with pb.plan(pb.matmul, a, b, c, out=out, alpha=2, beta=-1, epilogue=epilogue, algo="push") as plan:
         along = wide(bias)[None, :] if order == "C" else wide(bias)[:, None]
         for value in (1, 3):
             a.local[...] = value
@@ -98,7 +98,7 @@ def test_a_graph_of_a_sum_in_place_runs_once(ctx, lib, gpu):
     """Making a graph runs the plan once, and not twice: D = A B + D."""
     _, a, b, c = made(ctx, "float64", "C")
     before = c.gather()
-    with pb.plan_matmul(a, b, c, out=c, beta=1, algo="push") as plan:
+    with pb.plan(pb.matmul, a, b, c, out=c, beta=1, algo="push") as plan:
         plan.graph()
     queued = 2  # the run, and what the graph records: the GPU played here computes it as well
     assert gpu.queued == queued
@@ -109,7 +109,7 @@ def test_what_is_in_no_graph_says_why(ctx, gpu):
     p, a, b, _ = made(ctx, "float32", "C")
     aux = ctx.empty_aux(p.d, "relu")
     with (
-        pb.plan_matmul(a, b, epilogue=pb.Epilogue("relu", aux=aux), algo="push") as plan,
+        pb.plan(pb.matmul, a, b, epilogue=pb.Epilogue("relu", aux=aux), algo="push") as plan,
         pytest.raises(
             pb.UnsupportedError, match=r"a CUDA graph: epilogue 'relu aux' is computed after the product in"
         ),
@@ -122,7 +122,7 @@ def test_copies_that_a_graph_holds_are_in_the_workspace(ctx, gpu):
     x = replace(p, op_b="T")
     sizes = []
     for each in (x, p):
-        with pb.plan_matmul(ctx.zeros(each.a), ctx.zeros(each.b), op_b=each.op_b, algo="push") as plan:
+        with pb.plan(pb.matmul, ctx.zeros(each.a), ctx.zeros(each.b), op_b=each.op_b, algo="push") as plan:
             plan()
             kept = sum(copy.base.nbytes for copy in plan._product._copies.values())
             sizes.append((plan.workspace.device_bytes, kept))
@@ -146,7 +146,7 @@ def test_what_is_not_aligned_is_copied_first_and_in_the_workspace(ctx, gpu, monk
         ctx.random(whole, seed=seed)[offset : offset + 13, offset : offset + 13] for seed in range(4)
     )
     before = d.gather()
-    with pb.plan_matmul(a, b, c, out=d, beta=2, algo="push") as plan:
+    with pb.plan(pb.matmul, a, b, c, out=d, beta=2, algo="push") as plan:
         assert (d.gather() == before).all()
         plan()
         np.testing.assert_allclose(d.gather(), a.gather() @ b.gather() + 2 * c.gather(), rtol=1e-5)
@@ -167,7 +167,7 @@ def test_what_takes_many_commands_is_copied_first_and_in_the_workspace(ctx, gpu,
             ctx.random(pb.MatrixDescriptor(shape, (4, 4), GRID, dtype="float32", order="C"))
             for shape in ((16, k), (k, 16))
         )
-        with pb.plan_matmul(a, b, algo="push") as plan:
+        with pb.plan(pb.matmul, a, b, algo="push") as plan:
             np.testing.assert_allclose(plan().gather(), a.gather() @ b.gather(), rtol=1e-5)
             assert sorted(plan._product._copies) == copied
             assert plan.workspace.device_bytes == nbytes
@@ -180,7 +180,7 @@ def test_copies_are_queued_on_the_stream_that_is_current(ctx, gpu, monkeypatch):
     monkeypatch.setattr(gpu, "copy", lambda *args: (events.append("copy"), copy(*args)))
     whole = pb.MatrixDescriptor((24, 24), (8, 8), GRID, dtype="float32")
     a, b, d = (ctx.random(whole, seed=seed)[1:14, 1:14] for seed in range(3))
-    with pb.plan_matmul(a, b, out=d, algo="push") as plan:
+    with pb.plan(pb.matmul, a, b, out=d, algo="push") as plan:
         plan()
     assert events == ["use", "copy", "copy", "copy"], "of A and B, and of D"
 
@@ -214,11 +214,11 @@ def test_scales_that_are_numbers_are_in_a_graph_and_arrays_are_not(ctx, lib, eig
         epilogues.placed(ctx, np.ones(1, np.float32))[0],
         epilogues.placed(ctx, np.ones(1, np.float32))[0],
     )
-    with pb.plan_matmul(a, b, out=out, op_b="T", algo="push", scales=pb.Scales(0.5, 2, 4, amax)) as plan:
+    with pb.plan(pb.matmul, a, b, out=out, op_b="T", algo="push", scales=pb.Scales(0.5, 2, 4, amax)) as plan:
         plan.graph().replay()
         assert amax[0] == 0
     with (
-        pb.plan_matmul(a, b, out=out, op_b="T", algo="push", scales=pb.Scales(one, 2, one)) as plan,
+        pb.plan(pb.matmul, a, b, out=out, op_b="T", algo="push", scales=pb.Scales(one, 2, one)) as plan,
         pytest.raises(pb.UnsupportedError, match="scales of A and B that are arrays are read by the host"),
     ):
         plan.graph()

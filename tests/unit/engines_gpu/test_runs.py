@@ -18,7 +18,7 @@ D = pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, 1))
 
 
 def test_a_run_is_one_call(ctx, lib):
-    with pb.plan_matmul(ctx.empty(D), ctx.empty(D)) as plan:
+    with pb.plan(pb.matmul, ctx.empty(D), ctx.empty(D)) as plan:
         plan()
         lib.clear()
         del lib.gpu.events[:]
@@ -30,7 +30,7 @@ def test_a_run_is_one_call(ctx, lib):
 def test_it_follows_the_current_stream(ctx, lib):
     make = sys.modules["cupy"].cuda.Stream
     default, first, second = make(0), make(), make()
-    with pb.plan_matmul(ctx.empty(D), ctx.empty(D)) as plan:
+    with pb.plan(pb.matmul, ctx.empty(D), ctx.empty(D)) as plan:
         plan()
         lib.clear()
         for stream in (default, first, first, second, default):
@@ -43,7 +43,7 @@ def test_it_follows_the_current_stream(ctx, lib):
 def test_products_on_several_streams_take_turns(ctx, lib):
     """They share a workspace. What a graph holds waits for nothing outside of it; its replay does."""
     first, second, third = (sys.modules["cupy"].cuda.Stream() for _ in range(3))
-    with pb.plan_matmul(ctx.empty(D), ctx.empty(D)) as plan:
+    with pb.plan(pb.matmul, ctx.empty(D), ctx.empty(D)) as plan:
         with first:
             plan()
         with second:
@@ -63,7 +63,7 @@ def test_a_stream_that_was_chosen_by_use_stays_the_current_one(ctx, lib):
     """CuPy's own ``with`` would forget it."""
     cuda = sys.modules["cupy"].cuda
     stream, outer = cuda.Stream(), cuda.Stream()
-    with outer, pb.plan_matmul(ctx.empty(D), ctx.empty(D)) as plan:
+    with outer, pb.plan(pb.matmul, ctx.empty(D), ctx.empty(D)) as plan:
         stream.use()
         plan.graph()
         assert cuda.get_current_stream().ptr == stream.ptr
@@ -82,7 +82,7 @@ def test_the_handle_is_made_on_the_current_stream(lib):
 
 def test_other_matrices_of_the_same_layout(ctx, lib):
     a, b, other = (ctx.empty(D) for _ in range(3))
-    with pb.plan_matmul(a, b) as plan:
+    with pb.plan(pb.matmul, a, b) as plan:
         plan()
         plan(other)
         plan(b=other)
@@ -117,7 +117,7 @@ def test_copies_are_those_of_the_report(ctx, lib, dtype):
         matrices, beta = [ctx.empty(p.a), ctx.empty(p.b), c], 0 if c is None else 1
         out = ctx.empty(p.d)
         del lib.gpu.copies[:], lib.gpu.allocations[:]
-        with pb.plan_matmul(*matrices, out=out, beta=beta, op_a=op_a, op_b=op_b) as plan:
+        with pb.plan(pb.matmul, *matrices, out=out, beta=beta, op_a=op_a, op_b=op_b) as plan:
             expected = copies_of(p, beta)
             for run in range(1, 3):
                 plan()
@@ -131,7 +131,7 @@ def test_copies_are_those_of_the_report(ctx, lib, dtype):
 
 def test_a_copied_c_is_named_as_the_caller_knows_it(ctx):
     a, c = ctx.empty(replace(D, dtype="complex64")), ctx.empty(replace(D, dtype="complex64", order="F"))
-    with pb.plan_matmul(a, c, c, beta=1, op_b="C", out=ctx.empty(a.descriptor)) as plan:
+    with pb.plan(pb.matmul, a, c, c, beta=1, op_b="C", out=ctx.empty(a.descriptor)) as plan:
         notes = [note for note in plan.report().notes if "copied" in note]
     assert [note.partition(" ")[0] for note in notes] == ["B", "C"]
 
@@ -148,7 +148,7 @@ def test_what_needs_no_product_calls_nothing(ctx, lib):
 
 def test_an_epilogue_free_product_may_write_into_c(ctx, lib):
     c = ctx.empty(D)
-    with pb.plan_matmul(ctx.empty(D), ctx.empty(D), c, out=c, beta=1) as plan:
+    with pb.plan(pb.matmul, ctx.empty(D), ctx.empty(D), c, out=c, beta=1) as plan:
         plan()
         call = lib.of("Matmul")[-1]
         assert call["c"] == call["d"] == c.local.data.ptr
@@ -210,7 +210,7 @@ def test_an_array_on_another_gpu_is_refused(ctx, lib):
 
 
 def test_a_graph_is_one_call_recorded_once(ctx, lib):
-    with pb.plan_matmul(ctx.empty(D), ctx.empty(D)) as plan:
+    with pb.plan(pb.matmul, ctx.empty(D), ctx.empty(D)) as plan:
         graph = plan.graph()
         events = lib.gpu.events
         begin, end = (
@@ -226,7 +226,7 @@ def test_a_graph_is_one_call_recorded_once(ctx, lib):
             graph.replay()
         assert events[before:] == [("graph launched",)] * 3
         lib.workspace = (8192, 512)
-        with pb.plan_matmul(ctx.empty(D), ctx.empty(D)) as larger:
+        with pb.plan(pb.matmul, ctx.empty(D), ctx.empty(D)) as larger:
             larger()
         with pytest.raises(pb.ClosedError, match="the workspace has been replaced"):
             graph.replay()
@@ -235,7 +235,7 @@ def test_a_graph_is_one_call_recorded_once(ctx, lib):
 def test_a_graph_ends_with_its_plan(lib):
     """NCCL waits for every graph that holds its work before it destroys a communicator."""
     with pb.Context(engine="cublasmp") as ctx:
-        plans = [pb.plan_matmul(ctx.empty(D), ctx.empty(D)) for _ in range(2)]
+        plans = [pb.plan(pb.matmul, ctx.empty(D), ctx.empty(D)) for _ in range(2)]
         graphs = [plan.graph() for plan in plans]
         events = lib.gpu.events
         events.clear()

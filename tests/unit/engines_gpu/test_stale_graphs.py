@@ -26,7 +26,7 @@ def lib(alone, stand_in):
 def replace_workspace(ctx, lib):
     """Run a product of cuBLASMp that needs a larger workspace than those before."""
     lib.workspace = tuple(2 * nbytes for nbytes in lib.workspace)
-    with pb.plan_matmul(ctx.zeros(D), ctx.zeros(D), algo="default") as plan:
+    with pb.plan(pb.matmul, ctx.zeros(D), ctx.zeros(D), algo="default") as plan:
         plan()
 
 
@@ -35,7 +35,7 @@ def test_a_routine_in_steps_holds_cublasmp_s_workspace(ctx, lib):
     with pb.plan(pb.symm, ctx.zeros(D), ctx.zeros(D), algo="full") as plan:
         graph = plan.graph()
         assert lib.of("Matmul"), "a product of another library stands for cuBLASMp's"
-        with pb.plan_matmul(ctx.zeros(OTHER), ctx.zeros(OTHER), algo="default") as elsewhere:
+        with pb.plan(pb.matmul, ctx.zeros(OTHER), ctx.zeros(OTHER), algo="default") as elsewhere:
             elsewhere()  # the first workspace of another grid replaces nothing
         graph.replay()
         replace_workspace(ctx, lib)
@@ -47,7 +47,7 @@ def test_a_routine_in_steps_holds_cublasmp_s_workspace(ctx, lib):
 def test_a_product_of_moved_operands_holds_cublasmp_s_workspace(ctx, lib, monkeypatch):
     monkeypatch.setattr(move._Gemr2D, "why_no_graph", lambda _: "")  # stands for a move that can be recorded
     a, b = ctx.zeros(OTHER), ctx.zeros(pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1)))
-    with pb.plan_matmul(a, b, out=ctx.zeros(D), algo="default") as plan:
+    with pb.plan(pb.matmul, a, b, out=ctx.zeros(D), algo="default") as plan:
         graph = plan.graph()
         assert plan.report().moved
         graph.replay()

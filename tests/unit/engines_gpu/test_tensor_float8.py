@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-import pblasmp.tensor_parallel as tp
 from pblasmp.bindings import DataType, MatmulAttribute
 from tests.helpers import epilogues
 from tests.helpers.cases import agreed_error, first
@@ -86,7 +85,7 @@ def refused(comm: Any, path: str) -> Any:
         yield "relu of a sum", refused or case.wrong(case(), tolerance=2.0**-8)
         case = WideCase(rng, comm, "matmul_allgather", "float32", 4, 6 * p, 8)
         on_gpu(case)
-        with tp.plan_matmul_allgather(case.local_x, case.local_w, ctx) as plan:
+        with pb.plan(pb.matmul_allgather, case.local_x, case.local_w, ctx) as plan:
             yield "wide", agreed_error(ctx, pb.UnsupportedError, pieces, plan.graph)
 
 
@@ -192,8 +191,7 @@ def test_what_multiplies_nothing_has_an_amax(scaling):
 @pytest.mark.parametrize("form", FORMS[:3])
 def test_a_graph_is_one_call_recorded_once(lib, ctx, form):
     case = on_gpu(WideCase(np.random.default_rng(86), ctx.comm, form, "float32", 4, 6, 8))
-    make = getattr(tp, f"plan_{form}")
-    with make(case.local_x, case.local_w, ctx) as plan:
+    with pb.plan(form, case.local_x, case.local_w, ctx) as plan:
         y = plan()
         graph = plan.graph()
         names = [event[0] for event in lib.gpu.events]
@@ -211,7 +209,7 @@ def test_a_graph_is_one_call_recorded_once(lib, ctx, form):
         assert (call["b"], call["d"]) == (other.ctypes.data, mine.ctypes.data)
         assert graph.replay() is mine
         lib.workspace = (8192, 512)
-        with make(case.local_x, case.local_w, ctx, alpha=2) as larger:
+        with pb.plan(form, case.local_x, case.local_w, ctx, alpha=2) as larger:
             larger()
         with pytest.raises(pb.ClosedError, match="the workspace has been replaced"):
             graph.replay()
@@ -231,7 +229,7 @@ def test_a_graph_reads_the_scales(scaling):
 def test_what_follows_a_product_is_in_no_graph(lib, ctx):
     case = on_gpu(WideCase(np.random.default_rng(88), ctx.comm, "matmul_allreduce", "float32", 4, 6, 8))
     with (
-        tp.plan_matmul_allreduce(case.local_x, case.local_w, ctx, activation="relu") as plan,
+        pb.plan(pb.matmul_allreduce, case.local_x, case.local_w, ctx, activation="relu") as plan,
         pytest.raises(pb.UnsupportedError, match="a CUDA graph: relu is computed after the product"),
     ):
         plan.graph()

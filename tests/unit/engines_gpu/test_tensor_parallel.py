@@ -12,7 +12,6 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.gpu.operations import CublasmpOperations
-from pblasmp.tensor_parallel import plan_allgather_matmul, plan_matmul_allgather, plan_matmul_reduce_scatter
 from tests.helpers.cases import TYPES, first, pick, unlike
 from tests.helpers.fused_machines import Following
 from tests.helpers.machine import machine
@@ -73,12 +72,12 @@ def in_order(comm: Any, path: str) -> Any:
             return [each[0] for each in gpu.events if each[0] in ("gemm", "send", "recv", "wait", "Matmul")]
 
         case = on_gpu(Case(rng, comm, "allgather_matmul", "float32", 2 * p, 3 * p, 4))
-        with plan_allgather_matmul(case.local_x, case.local_w, ctx) as plan:
+        with pb.plan(pb.allgather_matmul, case.local_x, case.local_w, ctx) as plan:
             gpu.events.clear()
             plan()
             yield "even: one call of the library", None if names() == ["Matmul"] else f"{names()}"
         case = on_gpu(Case(rng, comm, "allgather_matmul", "float32", 2 * p + 1, 3 * p, 4))
-        with plan_allgather_matmul(case.local_x, case.local_w, ctx) as plan:
+        with pb.plan(pb.allgather_matmul, case.local_x, case.local_w, ctx) as plan:
             gpu.events.clear()
             y = plan()
             report = str(plan.report())
@@ -94,7 +93,7 @@ def in_order(comm: Any, path: str) -> Any:
                 wrong = wrong or f"{names()}"
             yield "every message is under way before the first product", wrong
         case = on_gpu(Case(rng, comm, "matmul_reduce_scatter", "bfloat16", 2 * p, 3 * p, 4 * p + 1))
-        with plan_matmul_reduce_scatter(case.local_x, case.local_w, ctx) as plan:
+        with pb.plan(pb.matmul_reduce_scatter, case.local_x, case.local_w, ctx) as plan:
             gpu.events.clear()
             plan()
             sizes_sent = {each[3] for each in gpu.events if each[0] == "send"}
@@ -102,7 +101,7 @@ def in_order(comm: Any, path: str) -> Any:
                 "sums travel in the result's type",
                 None if sizes_sent == {2 * 3 * p * 2} else f"{sizes_sent}",
             )
-        with plan_matmul_reduce_scatter(case.local_x, case.local_w, ctx, comm_dtype="float32") as plan:
+        with pb.plan(pb.matmul_reduce_scatter, case.local_x, case.local_w, ctx, comm_dtype="float32") as plan:
             gpu.events.clear()
             y = plan()
             sizes_sent = {each[3] for each in gpu.events if each[0] == "send"}
@@ -112,10 +111,10 @@ def in_order(comm: Any, path: str) -> Any:
                 wrong or (None if sizes_sent == {2 * 3 * p * 4} else f"{sizes_sent}"),
             )
         case = on_gpu(Case(rng, comm, "matmul_allgather", "float32", 2, 512 * p, 3))
-        with plan_matmul_allgather(case.local_x, case.local_w, ctx) as plan:
+        with pb.plan(pb.matmul_allgather, case.local_x, case.local_w, ctx) as plan:
             yield "small products take one panel", None if plan.report().path.endswith(": 1") else "more"
         CublasmpOperations.panel_flops = 1.0  # this process ends with this function
-        with plan_matmul_allgather(case.local_x, case.local_w, ctx) as plan:
+        with pb.plan(pb.matmul_allgather, case.local_x, case.local_w, ctx) as plan:
             gpu.events.clear()
             plan()
             order = "".join({"gemm": "g", "send": "s"}.get(each[0], "") for each in gpu.events)
@@ -185,7 +184,7 @@ def test_arrays_are_not_kept(lib, ctx):
 def test_symmetric_input(alone, stand_in):
     with machine(stand_in(1000), Following) as lib, pb.Context(engine="cublasmp") as ctx:
         case = on_gpu(Case(np.random.default_rng(95), ctx.comm, "allgather_matmul", "float32", 4, 6, 8))
-        with plan_allgather_matmul((4, 8), case.local_w, ctx) as plan:
+        with pb.plan(pb.allgather_matmul, (4, 8), case.local_w, ctx) as plan:
             buffer = plan.input_buffer()
             assert len(lib.gpu.did("window")) == 1, "no symmetric memory"
             assert lib.of("BufferRegister"), "cuBLASMp does not know of it"
@@ -200,9 +199,9 @@ def test_symmetric_input(alone, stand_in):
         assert ("synchronize",) in lib.gpu.events  # work may still use the memory
         made = len(lib.gpu.did("window"))
         for rows in (4, 3):  # the memory of a plan that was closed is used again
-            with plan_allgather_matmul((rows, 8), case.local_w, ctx) as plan:
+            with pb.plan(pb.allgather_matmul, (rows, 8), case.local_w, ctx) as plan:
                 plan.input_buffer()[...] = case.local_x[:rows]
                 assert np.array_equal(np.asarray(plan()), expected[:rows])
         assert len(lib.gpu.did("window")) == made
-        with plan_allgather_matmul((9, 8), case.local_w, ctx):
+        with pb.plan(pb.allgather_matmul, (9, 8), case.local_w, ctx):
             assert len(lib.gpu.did("window")) == made + 1

@@ -92,7 +92,7 @@ def test_symmetric_arrays_in_nvshmem(alone, stand_in):
         with pb.Context(engine="cublasmp") as ctx:
             b = ctx.empty(p.b, symmetric=True)
             assert lib.gpu.did("symmetric") == [(b.local.data.ptr, 64)]
-            with pb.plan_matmul(ctx.empty(p.a), b, op_a="T", scheme="allgather_matmul") as plan:
+            with pb.plan(pb.matmul, ctx.empty(p.a), b, op_a="T", scheme="allgather_matmul") as plan:
                 assert "B, which is gathered, is in symmetric memory" in plan.report().notes
         lib.gpu.assert_clean()
 

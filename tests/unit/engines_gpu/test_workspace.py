@@ -17,7 +17,7 @@ D = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1))
 
 
 def planned(ctx: pb.Context, d: pb.MatrixDescriptor = D, **how: Any) -> Any:
-    return pb.plan_matmul(ctx.empty(d), ctx.empty(d), **how)
+    return pb.plan(pb.matmul, ctx.empty(d), ctx.empty(d), **how)
 
 
 def buffers(lib: Witness) -> list[tuple[int, int, int, int]]:
@@ -100,8 +100,8 @@ def test_temporaries_are_told(ctx, lib):
     d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1), dtype="complex64")
     turned = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1), dtype="complex64", order="F")
     for op, more in (("N", 0), ("C", 8 * 8 * 8)):
-        with pb.plan_matmul(
-            ctx.empty(turned), ctx.empty(d), out=ctx.empty(d), op_a=op, algo="default"
+        with pb.plan(
+            pb.matmul, ctx.empty(turned), ctx.empty(d), out=ctx.empty(d), op_a=op, algo="default"
         ) as plan:
             assert plan.workspace.device_bytes == 4096 + more
             plan()
@@ -126,11 +126,11 @@ def test_a_gathered_operand_is_registered_with_the_grid_of_d(ctx, lib):
     p = pb.MatmulProblem.allgather_matmul(4, 4, 4, 1, order="F", dtype="float32")
     for symmetric in (False, True):
         b = ctx.empty(p.b, symmetric=symmetric)
-        with pb.plan_matmul(ctx.empty(p.a), b, op_a="T", scheme="allgather_matmul") as plan:
+        with pb.plan(pb.matmul, ctx.empty(p.a), b, op_a="T", scheme="allgather_matmul") as plan:
             registered = [call["ptr"] for call in lib.of("BufferRegister")]
             assert registered == [b.local.data.ptr] * symmetric
             assert ("B, which is gathered, is in symmetric memory" in plan.report().notes) == symmetric
-    with pb.plan_matmul(ctx.empty(p.a), b, op_a="T", scheme="allgather_matmul"):
+    with pb.plan(pb.matmul, ctx.empty(p.a), b, op_a="T", scheme="allgather_matmul"):
         assert len(lib.of("BufferRegister")) == 1  # once
 
 
