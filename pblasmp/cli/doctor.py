@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from ..comm import Communicator
 from ..context import Context
 from ..costs.machines import load_machine
 from ..costs.measure import measure_speed
@@ -120,17 +121,25 @@ def _work(options: DoctorOptions, reporter: Reporter) -> dict[str, Any]:
                 wrong[name] = "the product is wrong"
         reporter.step("copies and local products")
         size, speed = measure_speed(ctx.engine, ctx.comm)
-        nodes = ctx.engine.transport.nodes
-        here = next(ranks for ranks in nodes if ctx.rank in ranks)
-        mine = [] if gpus else sorted(os.sched_getaffinity(0))
-        everyones = ctx.comm.allgather(mine)
         return {
-            "ranks": ctx.size, "nodes": len(nodes), "ranks_of_node": 1 if gpus else len(here),
-            "cores": 1 if gpus else len({core for rank in here for core in everyones[rank]}),
-            "engine": ctx.engine.name, "why": ctx.engine.why, "machine": ctx.engine.machine,
+            **places(ctx.comm, gpus=gpus), "engine": ctx.engine.name, "why": ctx.engine.why, "machine": ctx.engine.machine,
             "why_not_shared": "" if gpus else ctx.engine.transport.why_not_shared, "checked": checked, "wrong": wrong,
             "speed": speed, "gemm_size": size,
         }  # fmt: skip
+
+
+def places(comm: Communicator, *, gpus: bool) -> dict[str, int]:
+    """Return how many ranks and nodes there are, and what ranks of this one compute with. Collective over ``comm``.
+
+    Nodes are machines, whatever PBLASMP_RANKS_PER_NODE says. GPUs leave the cores to others: one each is enough.
+    """
+    nodes = comm.nodes()
+    here = next(ranks for ranks in nodes if comm.rank in ranks)
+    cores = comm.allgather([] if gpus else sorted(os.sched_getaffinity(0)))
+    return {
+        "ranks": comm.size, "nodes": len(nodes), "ranks_of_node": 1 if gpus else len(here),
+        "cores": 1 if gpus else len({core for rank in here for core in cores[rank]}),
+    }  # fmt: skip
 
 
 def print_diagnosis(found: dict[str, Any]) -> None:
@@ -144,7 +153,11 @@ def print_diagnosis(found: dict[str, Any]) -> None:
         if name.startswith("GPU ") and "reaches" in each:
             click.echo(f"{name:<12} {each['version']}, reaches {each['reaches'] or 'no other'}")
     if "ranks" in found:
-        where = f"{found['ranks']} ranks on {found['nodes']} nodes"
+        ranks, nodes = (
+            f"one {what}" if found[f"{what}s"] == 1 else f"{found[f'{what}s']} {what}s"
+            for what in ("rank", "node")
+        )
+        where = f"{ranks} on {nodes}"
         click.echo(f"{'ranks':<12} {where}, engine {found['engine']} ({plain(found['why'])})")
         click.echo(
             f"{'products':<12} right by {', '.join(x for x in found['checked'] if x not in found['wrong'])}"

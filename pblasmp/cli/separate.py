@@ -19,7 +19,7 @@ class Separate:
     """Arrays of random numbers, and their product by cuBLAS and NCCL, or by BLAS and MPI. Making one is local.
 
     Args:
-        ctx: the context.
+        ctx: the context, on CPUs one of MPI's ranks.
         name: "allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce" or "matmul_allgather".
         shape: T, N, K; N is per rank for the gathers, K is over all ranks for the sums.
         dtype: of x, w and the result.
@@ -106,12 +106,14 @@ class Separate:
             return
         from mpi4py import MPI
 
+        given = self._ctx.made_of
+        comm: Any = MPI.COMM_WORLD if given is None else given
         if name == "gather":
-            MPI.COMM_WORLD.Allgather(source.view(np.uint8), target.view(np.uint8))
+            comm.Allgather(source.view(np.uint8), target.view(np.uint8))
         elif name == "scatter":
-            MPI.COMM_WORLD.Reduce_scatter_block(source, target)
+            comm.Reduce_scatter_block(source, target)
         else:
-            MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, target)
+            comm.Allreduce(MPI.IN_PLACE, target)
 
     def error(self, y: Array) -> float:
         """Return how far ``y`` is from what ``run()`` returns, relative in the Frobenius norm. Collective."""

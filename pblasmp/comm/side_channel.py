@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import sys
 import threading
 import time
 import weakref
@@ -226,7 +227,7 @@ class SideChannel:
             if for_runs:
                 self._check_runs()
             if place is not None and time.monotonic() > stalls:
-                if len(_threads) > 1:  # another thread may take part while this one waits
+                if _several_threads():  # another one may take part while this one waits
                     continue
                 if not stalled:
                     stalled = True
@@ -466,3 +467,10 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _several_threads() -> bool:
+    """Return whether more than one thread that has used a context is still running. Local."""
+    if len(_threads) > 1:
+        _threads.intersection_update(sys._current_frames())
+    return len(_threads) > 1

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from ..dtypes import is_float8
 from .axis import Axis
+from .caches import sized_cache
 
 __all__ = [
     "Piece",
@@ -53,7 +53,12 @@ Stretches = tuple[Stretch, ...]
 Array = NDArray[Any]
 
 
-@lru_cache(4096)
+def _stretch_bytes(found: Sequence[object]) -> int:
+    """Return about how many bytes stretches take, of six numbers each. Local."""
+    return 300 * len(found)
+
+
+@sized_cache(_stretch_bytes)
 def intersect(src: Axis, p: int, dst: Axis, q: int) -> Stretches:
     """Return the indices that both ``p`` of ``src`` and ``q`` of ``dst`` own, as local positions.
 
@@ -96,7 +101,7 @@ def intersect(src: Axis, p: int, dst: Axis, q: int) -> Stretches:
     return tuple(found)
 
 
-@lru_cache(4096)
+@sized_cache(lambda found: found.nbytes)
 def common_counts(src: Axis, dst: Axis) -> NDArray[np.int64]:
     """Return how many indices each process of ``src`` (rows) and each process of ``dst`` (columns) both own.
 

@@ -8,12 +8,14 @@ import time
 from unittest import mock
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import pblasmp as pb
 from pblasmp.cli import doctor
 from pblasmp.cli.commands import cli
+from pblasmp.cli.separate import Separate
 from pblasmp.costs import measure
 from pblasmp.costs.machines import machine_from, machine_toml, with_ranks
 from pblasmp.problems.files import read_toml
@@ -113,3 +115,33 @@ def test_faults_that_doctor_finds():
         "the ranks of a node share no memory: sealed",
         "copy: 0 % of what dgx-h100 has", "gemm: 10 % of what dgx-h100 has",
     ]  # fmt: skip
+
+
+def placed(comm):
+    """A node is a machine, for GPUs and CPUs, however its ranks are split for communication."""
+    for gpus in (False, True):
+        found = doctor.places(comm, gpus=gpus)
+        ranks = 1 if gpus else comm.size
+        expected = {"ranks": comm.size, "nodes": 1, "ranks_of_node": ranks, "cores": found["cores"]}
+        yield f"gpus {gpus}", None if found == expected and found["cores"] else f"{found}"
+
+
+def test_where_doctor_finds_the_ranks(monkeypatch):
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", "1")
+    run_mpi(placed, 2, launch=True)
+
+
+def separate_products(comm):
+    """A GEMM and a collective of the context's ranks, which are not all ranks."""
+    half = comm.Split(comm.rank % 2)
+    with pb.Context(half, engine="host") as ctx:
+        for name in ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"):
+            both = Separate(ctx, name, (4, 6, 8), np.dtype("float64"))
+            y = getattr(pb, name)(both.x, both.w, ctx)
+            error = both.error(y)
+            yield f"{name} on {ctx.size}", None if error < 1e-14 else f"off by {error}"
+    half.Free()
+
+
+def test_what_bench_compares_with_is_of_the_contexts_ranks():
+    run_mpi(separate_products, 3)

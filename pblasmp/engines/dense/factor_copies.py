@@ -6,13 +6,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from ...layout import MatrixDescriptor
 from ...layout.axis import Axis
+from ...layout.caches import sized_cache
 
 __all__ = ["CopiedParts"]
 
@@ -31,7 +31,7 @@ class _Piece:
     mask: Array | None = None
 
 
-@lru_cache(4096)
+@sized_cache(lambda runs: 300 * len(runs))
 def _runs(axis: Axis, process: int) -> tuple[tuple[int, int, int, int, int], ...]:
     """Return runs of equal blocks of one process: the first index here, there, how many, how long, how far apart."""
     if axis.nprocs == 1:

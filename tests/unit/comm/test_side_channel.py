@@ -363,14 +363,47 @@ def test_a_rank_that_waits_where_this_one_has_been_is_only_late(channels, place)
     assert not a.cause
 
 
-def test_another_thread_may_come_where_a_rank_waits(channels, monkeypatch):
+def using(channel, end):
+    """A thread that has used a context, and runs until ``end`` is set."""
+    used = threading.Event()
+
+    def work():
+        channel.take_turn("gather")
+        channel.end_turn()
+        used.set()
+        end.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert used.wait(10)
+    return thread
+
+
+def test_another_thread_may_come_where_a_rank_waits(channels):
     a, b = channels
-    side_channel._threads.update({1, 2})
+    end = threading.Event()
+    thread = using(b, end)
+    try:
+        a.take_turn("matmul")
+        a._transport.coming.append((0, "waits", 1, elsewhere(1)))
+        done = later()
+        a.until(done, place=a.next_agreement("matmul"))
+        assert done()
+        assert notes(b, "waits") == []
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_a_thread_that_has_ended_does_not_come(channels):
+    a, b = channels
+    end = threading.Event()
+    end.set()
+    using(b, end).join()
+    a.take_turn("matmul")
     a._transport.coming.append((0, "waits", 1, elsewhere(1)))
-    done = later()
-    a.until(done, place=a.next_agreement("matmul"))
-    assert done()
-    assert notes(b, "waits") == []
+    error = raised(lambda: a.until(later(5), place=a.next_agreement("matmul")))
+    assert "the ranks use their contexts in different orders" in str(error)
 
 
 def test_the_context_that_a_conflict_is_about_breaks_too(channels):

@@ -69,12 +69,16 @@ class Gpu:
             self.why_no_windows = found if isinstance(found, str) else ""
             if self.windows is not None:
                 self._closing.callback(self.windows.close)
-                runtime.health.raisers.append(self.windows.raise_own)
+                raisers, raise_own = runtime.health.raisers, self.windows.raise_own
+                raisers.append(raise_own)
+                self._closing.callback(raisers.remove, raise_own)
                 if self.windows.size < self.size:
                     self.why_no_windows = (
                         "only GPUs of one NVLink domain reach each other, and there are several"
                     )
-            runtime.health.queues.append(lambda: list(self._streams.values()))
+            queues, mine = runtime.health.queues, lambda: list(self._streams.values())
+            queues.append(mine)
+            self._closing.callback(queues.remove, mine)
             self._closing = self._closing.pop_all()
 
     # -- memory

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cache of results whose memory is bounded, whatever their size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import ParamSpec, TypeVar
+
+__all__ = ["sized_cache"]
+
+_ENTRIES = 4096
+_BYTES = 16 << 20
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def sized_cache(size: Callable[[R], int], most: int = _BYTES) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator like ``functools.lru_cache``, whose cache is emptied when its results take too much memory.
+
+    Local.
+
+    Args:
+        size: returns the bytes of a result.
+        most: bytes that all results may take together, apart from the newest one.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        held = 0
+
+        @wraps(function)
+        def compute(*args: P.args, **kwargs: P.kwargs) -> R:
+            nonlocal held
+            result = function(*args, **kwargs)
+            held += size(result)
+            if held > most:
+                cached.cache_clear()
+                held = size(result)
+            return result
+
+        cached = lru_cache(_ENTRIES)(compute)
+        return cached
+
+    return decorate
