@@ -122,7 +122,8 @@ def _work(options: DoctorOptions, reporter: Reporter) -> dict[str, Any]:
         reporter.step("copies and local products")
         size, speed = measure_speed(ctx.engine, ctx.comm)
         return {
-            **places(ctx.comm, gpus=gpus), "engine": ctx.engine.name, "why": ctx.engine.why, "machine": ctx.engine.machine,
+            **places(ctx.comm, gpus=gpus),
+            "engine": ctx.engine.name, "why": ctx.engine.why, "machine": ctx.engine.machine,
             "why_not_shared": "" if gpus else ctx.engine.transport.why_not_shared, "checked": checked, "wrong": wrong,
             "speed": speed, "gemm_size": size,
         }  # fmt: skip

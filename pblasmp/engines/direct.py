@@ -18,6 +18,7 @@ from ..dtypes import element_type
 from ..layout import MatrixDescriptor
 from ..layout.axis import Axis
 from ..layout.axis import axis as cached_axis
+from ..layout.caches import sized_cache
 from ..layout.intersection import Stretch, intersect
 
 __all__ = [
@@ -251,7 +252,7 @@ def aligned_spans(a: Span, b: Span) -> bool:
     return a.extent == b.extent and a.block == b.block and a.nprocs == b.nprocs and a.lead == b.lead
 
 
-@lru_cache(4096)
+@sized_cache(lambda found: 350 * len(found))
 def spread(of: Span, process: int, to: Span) -> list[tuple[int, Stretch]]:
     """Return where the indices of a process go in another distribution: processes, with what each of them gets. Local.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 __all__ = ["sized_cache"]
 
@@ -16,7 +16,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def sized_cache(size: Callable[[R], int], most: int = _BYTES) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def sized_cache(size: Callable[[Any], int], most: int = _BYTES) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator like ``functools.lru_cache``, whose cache is emptied when its results take too much memory.
 
     Local.
@@ -40,6 +40,6 @@ def sized_cache(size: Callable[[R], int], most: int = _BYTES) -> Callable[[Calla
             return result
 
         cached = lru_cache(_ENTRIES)(compute)
-        return cached
+        return cast("Callable[P, R]", cached)
 
     return decorate

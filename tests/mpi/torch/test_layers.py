@@ -331,7 +331,7 @@ def fake_streams(log: list[str]) -> Iterator[None]:
         patch.setattr(operators, "_streams", lambda _: streams)
         patch.setattr(torch.cuda, "stream", stream)
         patch.setattr(Tensor, "record_stream", lambda *_: log.append("recorded"))
-        logged(operators, "run_once", "collective")
+        logged(operators.calls, "run", "collective")
         logged(operators, "_of_parameters", "weights")
         logged(scaled, "scaled_weight", "weights")
         yield
