@@ -6,10 +6,12 @@ Each routine returns a new matrix or writes into ``out=``; ``pb.plan(routine, ..
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .calls import MatrixCall, compute_directly, run
+from .docstrings import complete
 from .engines.direct import DIRECT
 from .engines.request import Options
 from .layout import Level3Problem, MatrixDescriptor
@@ -40,8 +42,81 @@ __all__ = [
 ]
 
 Matrix = DistributedMatrix
+F = TypeVar("F", bound=Callable[..., Any])
+
+_WORDS = {
+    "side": '"L": A is to the left of B; "R": to the right.',
+    "diag": '"U": A has ones on its diagonal, which is not read.',
+    "algo": '"auto", or the name of an algorithm: ``pb.algorithms`` lists them.',
+}
 
 
+_RAISES = (
+    "ArgumentError: sizes, types or options do not fit; the message names every fault.",
+    "RankMismatchError: the ranks gave different arguments.",
+    "UnsupportedError: the engine does not offer it.",
+)
+
+
+def _described(function: F) -> F:
+    """Complete a routine's docstring by what the table says of it and of its arguments. Local."""
+    row = ROUTINES[function.__name__]
+    has_c = "c" in row.operands
+    complete(function, lambda name: _meaning(row, name, has_c), _RAISES, *_notes(row))
+    return function
+
+
+def _notes(row: Routine) -> list[str]:
+    """Return what else there is to say of a result, in paragraphs of a docstring. Local."""
+    notes = []
+    if row.triangle == "d":
+        zeros = "" if row.shape == "added" else ", or zeros if there is no C"
+        notes.append(
+            "Only the triangle ``uplo`` of C is read, and only that of the result is written: outside it\n"
+            f"    ``out`` keeps its values, and a new matrix has those of C{zeros}."
+        )
+    if row.hermitian:
+        what = "A's diagonal are taken as 0 and not read"
+        if row.triangle == "d":
+            what = "C's diagonal are not read; those of the result are 0"
+        notes.append(f"The imaginary parts of {what}.")
+    return notes
+
+
+def _meaning(row: Routine, name: str, has_c: bool) -> str:
+    """Return what an argument is, in words. Local."""
+    updated, added = row.shape == "updated", row.shape == "added"
+    if name == "a" and row.shape == "sided":
+        kind = "triangular" if row.triangular else "Hermitian" if row.hermitian else "symmetric"
+        return f"square {kind} matrix, of which only the triangle ``uplo`` is read."
+    if name in "ab":
+        sizes = ("m × n", "n × m") if added else ("n × k", "k × n")
+        return "m × n." if row.shape == "sided" else f'{sizes[0]}, or {sizes[1]} if ``op_a`` is not "N".'
+    if name == "c":
+        like = "n × n" if updated else "m × n"
+        return f"{like}{'' if added else ', in any layout; None means zeros'}. With ``beta == 0`` it is not read."
+    if name == "uplo":
+        return (
+            f'"L" or "U": the triangle {"of A that is read" if row.triangle == "a" else "that is computed"}.'
+        )
+    if name == "op_a":
+        if not updated:
+            return '"N", "T" or "C" (conjugate transpose).'
+        mine, other = "CT" if row.hermitian else "TC"
+        return f'"N" or "{mine}"; for real types "{other}" is "{mine}".'
+    if name in ("alpha", "beta"):
+        kind = "a real number" if name in row.real else "a number"
+        what = "C is not" if name == "beta" else "neither A nor B is" if "b" in row.operands else "A is not"
+        return f"{kind}; with 0 {what} read."
+    if name == "out":
+        like = "of C" if added else "of B" if not has_c else "of C, else of B"
+        if updated:
+            like = "of C, else in A's blocks on A's grid"
+        return f"where to write the result, which may be ``{row.in_place}``; by default a new one in the layout {like}."
+    return _WORDS[name]
+
+
+@_described
 def trsm(
     a: Matrix,
     b: Matrix,
@@ -54,30 +129,14 @@ def trsm(
     out: Matrix | None = None,
     algo: str = "auto",
 ) -> Matrix:
-    """Return X with ``op(A) X = alpha B``, or ``X op(A) = alpha B``. Collective over the context.
-
-    Args:
-        a: square triangular matrix, of which only the triangle ``uplo`` is read.
-        b: m × n.
-        side: "L": A is to the left of B; "R": to the right.
-        uplo: "L" or "U": which triangle A has.
-        op_a: "N", "T" or "C" (conjugate transpose).
-        diag: "U": A has ones on its diagonal, which is not read.
-        alpha: a number; with 0 neither A nor B is read, and the result is 0.
-        out: where to write the result, which may be ``b``; by default a new matrix in the layout of B.
-        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
-
-    Raises:
-        ArgumentError: sizes, types or options do not fit; the message names every fault.
-        RankMismatchError: the ranks gave different arguments.
-        UnsupportedError: the engine does not offer it.
-    """
+    """Return X with ``op(A) X = alpha B``, or ``X op(A) = alpha B``. Collective over the context."""
     return _run(
         "trsm", a, b, side=side, uplo=uplo, op_a=op_a, diag=diag, alpha=alpha, out=out,
         algo=algo,
     )  # fmt: skip
 
 
+@_described
 def trmm(
     a: Matrix,
     b: Matrix,
@@ -90,30 +149,14 @@ def trmm(
     out: Matrix | None = None,
     algo: str = "auto",
 ) -> Matrix:
-    """Return ``alpha op(A) B`` or ``alpha B op(A)`` for a triangular A. Collective over the context.
-
-    Args:
-        a: square triangular matrix, of which only the triangle ``uplo`` is read.
-        b: m × n.
-        side: "L": A is to the left of B; "R": to the right.
-        uplo: "L" or "U": which triangle A has.
-        op_a: "N", "T" or "C" (conjugate transpose).
-        diag: "U": A has ones on its diagonal, which is not read.
-        alpha: a number; with 0 neither A nor B is read, and the result is 0.
-        out: where to write the result, which may be ``b``; by default a new matrix in the layout of B.
-        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
-
-    Raises:
-        ArgumentError: sizes, types or options do not fit; the message names every fault.
-        RankMismatchError: the ranks gave different arguments.
-        UnsupportedError: the engine does not offer it.
-    """
+    """Return ``alpha op(A) B`` or ``alpha B op(A)`` for a triangular A. Collective over the context."""
     return _run(
         "trmm", a, b, side=side, uplo=uplo, op_a=op_a, diag=diag, alpha=alpha, out=out,
         algo=algo,
     )  # fmt: skip
 
 
+@_described
 def symm(
     a: Matrix,
     b: Matrix,
@@ -126,28 +169,13 @@ def symm(
     out: Matrix | None = None,
     algo: str = "auto",
 ) -> Matrix:
-    """Return ``alpha A B + beta C`` or ``alpha B A + beta C`` for a symmetric A. Collective over the context.
-
-    Args:
-        a: square symmetric matrix, of which only the triangle ``uplo`` is read.
-        b: m × n.
-        c: like the result, in any layout; None means zeros. With ``beta == 0`` it is not read.
-        side: "L" for A B, "R" for B A.
-        uplo: "L" or "U": which triangle of A is stored.
-        alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
-        out: where to write the result, which may be ``c``; by default a new one in the layout of C, else of B.
-        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
-
-    Raises:
-        ArgumentError: sizes, types or options do not fit; the message names every fault.
-        RankMismatchError: the ranks gave different arguments.
-        UnsupportedError: the engine does not offer it.
-    """
+    """Return ``alpha A B + beta C`` or ``alpha B A + beta C`` for a symmetric A. Collective over the context."""
     return _run(
         "symm", a, b, c, side=side, uplo=uplo, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip
 
 
+@_described
 def hemm(
     a: Matrix,
     b: Matrix,
@@ -160,29 +188,13 @@ def hemm(
     out: Matrix | None = None,
     algo: str = "auto",
 ) -> Matrix:
-    """Return ``alpha A B + beta C`` or ``alpha B A + beta C`` for a Hermitian A. Collective over the context.
-
-    Args:
-        a: square Hermitian matrix, of which only the triangle ``uplo`` is read.
-        b: m × n.
-        c: like the result, in any layout; None means zeros. With ``beta == 0`` it is not read.
-        side: "L" for A B, "R" for B A.
-        uplo: "L" or "U": which triangle of A is stored.
-        alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
-            The imaginary parts of A's diagonal are taken as 0 and not read.
-        out: where to write the result, which may be ``c``; by default a new one in the layout of C, else of B.
-        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
-
-    Raises:
-        ArgumentError: sizes, types or options do not fit; the message names every fault.
-        RankMismatchError: the ranks gave different arguments.
-        UnsupportedError: the engine does not offer it.
-    """
+    """Return ``alpha A B + beta C`` or ``alpha B A + beta C`` for a Hermitian A. Collective over the context."""
     return _run(
         "hemm", a, b, c, side=side, uplo=uplo, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip
 
 
+@_described
 def syrk(
     a: Matrix,
     c: Matrix | None = None,
@@ -194,31 +206,13 @@ def syrk(
     out: Matrix | None = None,
     algo: str = "auto",
 ) -> Matrix:
-    """Return a triangle of ``alpha op(A) op(A)^T + beta C``. Collective over the context.
-
-    Only the triangle ``uplo`` of C is read, and only that of the result is written: outside it ``out`` keeps its
-    values, and a new matrix has those of C, or zeros if there is no C.
-
-    Args:
-        a: n × k, or k × n if ``op_a`` is not "N".
-        c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
-        uplo: "L" or "U": which triangle is computed.
-        op_a: "N" or "T"; for real types "C" is "T".
-        alpha, beta: numbers; with ``alpha == 0`` A is not read.
-        out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
-            A's blocks on A's grid.
-        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
-
-    Raises:
-        ArgumentError: sizes, types or options do not fit; the message names every fault.
-        RankMismatchError: the ranks gave different arguments.
-        UnsupportedError: the engine does not offer it.
-    """
+    """Return a triangle of ``alpha op(A) op(A)^T + beta C``. Collective over the context."""
     return _run(
         "syrk", a, c=c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip
 
 
+@_described
 def herk(
     a: Matrix,
     c: Matrix | None = None,
@@ -230,33 +224,13 @@ def herk(
     out: Matrix | None = None,
     algo: str = "auto",
 ) -> Matrix:
-    """Return a triangle of ``alpha op(A) op(A)^H + beta C``. Collective over the context.
-
-    Only the triangle ``uplo`` of C is read, and only that of the result is written: outside it ``out`` keeps its
-    values, and a new matrix has those of C, or zeros if there is no C.
-
-    The imaginary parts of the diagonal of C are not read; those of the result are 0.
-
-    Args:
-        a: n × k, or k × n if ``op_a`` is not "N".
-        c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
-        uplo: "L" or "U": which triangle is computed.
-        op_a: "N" or "C"; for real types "T" is "C".
-        alpha, beta: real numbers; with ``alpha == 0`` A is not read.
-        out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
-            A's blocks on A's grid.
-        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
-
-    Raises:
-        ArgumentError: sizes, types or options do not fit; the message names every fault.
-        RankMismatchError: the ranks gave different arguments.
-        UnsupportedError: the engine does not offer it.
-    """
+    """Return a triangle of ``alpha op(A) op(A)^H + beta C``. Collective over the context."""
     return _run(
         "herk", a, c=c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip
 
 
+@_described
 def syr2k(
     a: Matrix,
     b: Matrix,
@@ -269,31 +243,13 @@ def syr2k(
     out: Matrix | None = None,
     algo: str = "auto",
 ) -> Matrix:
-    """Return a triangle of ``alpha (op(A) op(B)^T + op(B) op(A)^T) + beta C``. Collective over the context.
-
-    Only the triangle ``uplo`` of C is read, and only that of the result is written: outside it ``out`` keeps its
-    values, and a new matrix has those of C, or zeros if there is no C.
-
-    Args:
-        a, b: n × k each, or k × n if ``op_a`` is not "N".
-        c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
-        uplo: "L" or "U": which triangle is computed.
-        op_a: "N" or "T"; for real types "C" is "T".
-        alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
-        out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
-            A's blocks on A's grid.
-        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
-
-    Raises:
-        ArgumentError: sizes, types or options do not fit; the message names every fault.
-        RankMismatchError: the ranks gave different arguments.
-        UnsupportedError: the engine does not offer it.
-    """
+    """Return a triangle of ``alpha (op(A) op(B)^T + op(B) op(A)^T) + beta C``. Collective over the context."""
     return _run(
         "syr2k", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip
 
 
+@_described
 def her2k(
     a: Matrix,
     b: Matrix,
@@ -306,33 +262,16 @@ def her2k(
     out: Matrix | None = None,
     algo: str = "auto",
 ) -> Matrix:
-    """Return a triangle of ``alpha op(A) op(B)^H + conj(alpha) op(B) op(A)^H + beta C``. Collective over the context.
+    """Return a triangle of ``alpha op(A) op(B)^H + conj(alpha) op(B) op(A)^H + beta C``.
 
-    Only the triangle ``uplo`` of C is read, and only that of the result is written: outside it ``out`` keeps its
-    values, and a new matrix has those of C, or zeros if there is no C.
-
-    The imaginary parts of the diagonal of C are not read; those of the result are 0.
-
-    Args:
-        a, b: n × k each, or k × n if ``op_a`` is not "N".
-        c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
-        uplo: "L" or "U": which triangle is computed.
-        op_a: "N" or "C"; for real types "T" is "C".
-        alpha, beta: numbers, of which beta is real; with ``alpha == 0`` neither A nor B is read.
-        out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
-            A's blocks on A's grid.
-        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
-
-    Raises:
-        ArgumentError: sizes, types or options do not fit; the message names every fault.
-        RankMismatchError: the ranks gave different arguments.
-        UnsupportedError: the engine does not offer it.
+    Collective over the context.
     """
     return _run(
         "her2k", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip
 
 
+@_described
 def syrkx(
     a: Matrix,
     b: Matrix,
@@ -345,31 +284,13 @@ def syrkx(
     out: Matrix | None = None,
     algo: str = "auto",
 ) -> Matrix:
-    """Return a triangle of ``alpha op(A) op(B)^T + beta C``, taken to be symmetric. Collective over the context.
-
-    Only the triangle ``uplo`` of C is read, and only that of the result is written: outside it ``out`` keeps its
-    values, and a new matrix has those of C, or zeros if there is no C.
-
-    Args:
-        a, b: n × k each, or k × n if ``op_a`` is not "N".
-        c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
-        uplo: "L" or "U": which triangle is computed.
-        op_a: "N" or "T"; for real types "C" is "T".
-        alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
-        out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
-            A's blocks on A's grid.
-        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
-
-    Raises:
-        ArgumentError: sizes, types or options do not fit; the message names every fault.
-        RankMismatchError: the ranks gave different arguments.
-        UnsupportedError: the engine does not offer it.
-    """
+    """Return a triangle of ``alpha op(A) op(B)^T + beta C``, taken to be symmetric. Collective over the context."""
     return _run(
         "syrkx", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip
 
 
+@_described
 def herkx(
     a: Matrix,
     b: Matrix,
@@ -382,33 +303,13 @@ def herkx(
     out: Matrix | None = None,
     algo: str = "auto",
 ) -> Matrix:
-    """Return a triangle of ``alpha op(A) op(B)^H + beta C``, taken to be Hermitian. Collective over the context.
-
-    Only the triangle ``uplo`` of C is read, and only that of the result is written: outside it ``out`` keeps its
-    values, and a new matrix has those of C, or zeros if there is no C.
-
-    The imaginary parts of the diagonal of C are not read; those of the result are 0.
-
-    Args:
-        a, b: n × k each, or k × n if ``op_a`` is not "N".
-        c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
-        uplo: "L" or "U": which triangle is computed.
-        op_a: "N" or "C"; for real types "T" is "C".
-        alpha, beta: numbers, of which beta is real; with ``alpha == 0`` neither A nor B is read.
-        out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
-            A's blocks on A's grid.
-        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
-
-    Raises:
-        ArgumentError: sizes, types or options do not fit; the message names every fault.
-        RankMismatchError: the ranks gave different arguments.
-        UnsupportedError: the engine does not offer it.
-    """
+    """Return a triangle of ``alpha op(A) op(B)^H + beta C``, taken to be Hermitian. Collective over the context."""
     return _run(
         "herkx", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip
 
 
+@_described
 def geadd(
     a: Matrix,
     c: Matrix,
@@ -419,26 +320,13 @@ def geadd(
     out: Matrix | None = None,
     algo: str = "auto",
 ) -> Matrix:
-    """Return ``alpha op(A) + beta C``. Collective over the context.
-
-    Args:
-        a: m × n, or n × m if ``op_a`` is not "N".
-        c: m × n; with ``beta == 0`` it is not read.
-        op_a: "N", "T" or "C" (conjugate transpose).
-        alpha, beta: numbers; with ``alpha == 0`` A is not read.
-        out: where to write the result, which may be ``c``; by default a new matrix in the layout of C.
-        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
-
-    Raises:
-        ArgumentError: sizes, types or options do not fit; the message names every fault.
-        RankMismatchError: the ranks gave different arguments.
-        UnsupportedError: the engine does not offer it.
-    """
+    """Return ``alpha op(A) + beta C``. Collective over the context."""
     return _run(
         "geadd", a, c=c, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip
 
 
+@_described
 def tradd(
     a: Matrix,
     c: Matrix,
@@ -450,25 +338,7 @@ def tradd(
     out: Matrix | None = None,
     algo: str = "auto",
 ) -> Matrix:
-    """Return the triangle or trapezoid ``uplo`` of ``alpha op(A) + beta C``. Collective over the context.
-
-    Only the triangle ``uplo`` of C is read, and only that of the result is written: outside it ``out`` keeps its
-    values, and a new matrix has those of C.
-
-    Args:
-        a: m × n, or n × m if ``op_a`` is not "N".
-        c: m × n; with ``beta == 0`` it is not read.
-        uplo: "L" or "U": which side of the main diagonal of op(A) and C.
-        op_a: "N", "T" or "C" (conjugate transpose).
-        alpha, beta: numbers; with ``alpha == 0`` A is not read.
-        out: where to write the result, which may be ``c``; by default a new matrix in the layout of C.
-        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
-
-    Raises:
-        ArgumentError: sizes, types or options do not fit; the message names every fault.
-        RankMismatchError: the ranks gave different arguments.
-        UnsupportedError: the engine does not offer it.
-    """
+    """Return the triangle or trapezoid ``uplo`` of ``alpha op(A) + beta C``. Collective over the context."""
     return _run(
         "tradd", a, c=c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip

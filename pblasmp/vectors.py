@@ -7,14 +7,15 @@ level 1 that write a vector, are level-3 routines of one column; ``layout.vector
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from .calls import MatrixCall, run
+from .docstrings import complete
 from .dtypes import element_type, scalar
 from .engines.dense import vectors as reductions
 from .engines.dense.vectors import Vector
@@ -71,21 +72,17 @@ _WORDS = {
 }
 
 
+_RAISES = (
+    "ArgumentError: shapes, types or options do not fit; the message names every fault.",
+    "RankMismatchError: the ranks gave different arguments.",
+)
+
+
 def _described(function: F) -> F:
     """Complete a routine's docstring by what the table says of its arguments. Local."""
     row = VECTOR_ROUTINES[function.__name__]
-    lines = [function.__doc__ or "", "", "    Args:"]
-    lines += [f"        {name}: {_meaning(row, name)}" for name in inspect.signature(function).parameters]
-    lines += [
-        "",
-        "    Raises:",
-        "        ArgumentError: shapes, types or options do not fit; the message names every fault.",
-        "        RankMismatchError: the ranks gave different arguments.",
-        "",
-        f"    Source: PBLAS, {', '.join(name.upper() for name in row.names)}.",
-        "",
-    ]
-    function.__doc__ = "\n".join(lines)
+    source = f"Source: PBLAS, {', '.join(name.upper() for name in row.names)}."
+    complete(function, partial(_meaning, row), _RAISES, source)
     return function
 
 

@@ -43,6 +43,7 @@ LAYERS: dict[str, set[str]] = {
     "interop": {"errors", "dtypes", "engines"},
     "report": {"engines"},
     "philox": set(),
+    "docstrings": set(),
     "kept": {"logs", "engines"},
     "timing": {"comm", "engines"},
     "costs": BOTTOM | {"layout", "problems", "drawing", "comm", "engines", "timing"},
@@ -76,9 +77,9 @@ LAYERS: dict[str, set[str]] = {
     },
     "context": BOTTOM | {"layout", "epilogue", "runtime", "creation", "io", "matrix"},
     "verification": {"dtypes", "layout", "runtime", "plans", "products", "matrix"},
-    "level3": BOTTOM | {"layout", "engines", "runtime", "calls", "plans", "matrix"},
+    "level3": BOTTOM | {"layout", "engines", "docstrings", "runtime", "calls", "plans", "matrix"},
     "factorisations": BOTTOM | {"layout", "engines", "runtime", "handle", "plans", "matrix"},
-    "vectors": BOTTOM | {"layout", "engines", "runtime", "handle", "plans", "calls", "matrix"},
+    "vectors": BOTTOM | {"layout", "engines", "docstrings", "runtime", "handle", "plans", "calls", "matrix"},
     "tensor_parallel": BOTTOM
     | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "plans", "calls", "context"},
     "planning": {
