@@ -471,39 +471,22 @@ class Kernels:
         """
         first, out = parts[0], outs[0]
         c = c if beta != 0 else None
-        read = c or (out if out.dtype.itemsize > 1 else first)  # an operand needs a type even if not read
-        like = [view for view in (*parts, *outs, c) if view is not None]
-        if any((view.rows, view.cols) != (first.rows, first.cols) for view in like):
-            raise ArgumentError(f"matrices of other shapes than {first.rows} x {first.cols} are to be added")
-        if any((view.dtype, view.ld) != (first.dtype, first.ld) for view in parts) or any(
-            view.dtype != out.dtype or view.ld != outs[-1].ld for view in outs[1:]
-        ):
-            raise ArgumentError(
-                "parts, and results after the first, must have one type and leading dimension"
-            )
-        if bias is not None and bias.cols != first.cols:
-            raise ArgumentError(f"bias has {bias.cols} entries for {first.cols} columns")
+        _check_added(parts, outs, c, bias)
         if not first.rows * first.cols:
             return
-        width = vector_width(first.dtype, first.cols, like)
+        width = vector_width(first.dtype, first.cols, [*parts, *outs, *([c] if c else [])])
         lines = first.cols // width
         exact = accumulation_dtype(first.dtype)
+        read = c or (out if out.dtype.itemsize > 1 else first)  # an operand needs a type even if not read
+        types = {"PART": first, "OUT": out, "CTYPE": read, "BIAS": bias or first}
         macros = {
-            "PART": _TYPES[first.dtype.name],
-            "OUT": _TYPES[out.dtype.name],
-            "CTYPE": _TYPES[read.dtype.name],
-            "BIAS": _TYPES[(bias or first).dtype.name],
-            "SUM": _TYPES[exact.name],
-            "P": len(parts),
-            "OUTS": len(outs),
-            "V": width,
-            "INDEX": _index(first.rows * lines),
-        }
+            **{name: _TYPES[view.dtype.name] for name, view in types.items()}, "SUM": _TYPES[exact.name],
+            "P": len(parts), "OUTS": len(outs), "V": width, "INDEX": _index(first.rows * lines),
+        }  # fmt: skip
         if out.dtype.itemsize == 1:
             macros["FLOAT8"] = 1
         kernel = self._compiled("add", _NUMBERS + _ADD, **macros)
-        most = blocks or 2 * self.multiprocessors
-        grid = min(most, -(-first.rows * lines // _THREADS))
+        grid = min(blocks or 2 * self.multiprocessors, -(-first.rows * lines // _THREADS))
         u64 = np.uint64
         self._launch(
             kernel, grid, _THREADS, stream,
@@ -664,6 +647,20 @@ class Kernels:
             u64(to), _struct(there), u64(of), _struct(here),
             u32(row_runs * rows), u32(rows), u32(col_runs * cols), u32(cols),
         )  # fmt: skip
+
+
+def _check_added(parts: Sequence[View], outs: Sequence[View], c: View | None, bias: View | None) -> None:
+    """Raise ArgumentError if matrices cannot be added to these results. Local."""
+    first, out = parts[0], outs[0]
+    like = [view for view in (*parts, *outs, c) if view is not None]
+    if any((view.rows, view.cols) != (first.rows, first.cols) for view in like):
+        raise ArgumentError(f"matrices of other shapes than {first.rows} x {first.cols} are to be added")
+    if any((view.dtype, view.ld) != (first.dtype, first.ld) for view in parts) or any(
+        view.dtype != out.dtype or view.ld != outs[-1].ld for view in outs[1:]
+    ):
+        raise ArgumentError("parts, and results after the first, must have one type and leading dimension")
+    if bias is not None and bias.cols != first.cols:
+        raise ArgumentError(f"bias has {bias.cols} entries for {first.cols} columns")
 
 
 def _word(move: Move) -> int:

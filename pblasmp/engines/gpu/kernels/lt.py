@@ -194,19 +194,10 @@ class LocalProducts:
             ArgumentError: the shapes do not fit together.
             UnsupportedError: cuBLASLt has no such product.
         """
-        m, k = (x.rows, x.cols) if op_x == "N" else (x.cols, x.rows)
-        inner, n = (w.rows, w.cols) if op_w == "N" else (w.cols, w.rows)
         c = d if c is None else c
-        if (k, m, n) != (inner, d.rows, d.cols) or (c.rows, c.cols) != (d.rows, d.cols):
-            raise ArgumentError(
-                f"op(X) is {m} x {k}, op(W) {inner} x {n}, C {c.rows} x {c.cols}, D {d.rows} x {d.cols}: "
-                "expected m x k, k x n, and m x n for C and D"
-            )
-        if not (m and n and k):
-            raise ArgumentError(f"a product of {m} x {n} x {k}: there is nothing to multiply")
         if (finish.scale_x | finish.scale_w | finish.scale_d) % SCALE_ALIGNED:
             finish = self._with_aligned_scales(finish, stream, lane)
-        product = self._product((m, n, k), (x, w, c, d), (op_x, op_w), beta, finish, compute, batch)
+        product = self._product(_Asked(x, w, c, d, op_x, op_w, beta == 0, finish, compute, batch))
         product.point(self._lt, finish.pointers)
         kind = accumulation_dtype(x.dtype)
         scalars = self._scalars_of(alpha, beta, kind)
@@ -263,101 +254,83 @@ class LocalProducts:
             self._scalars[key] = found = np.array(values, dtype=kind)
         return found
 
-    def _product(
-        self,
-        extents: tuple[int, int, int],
-        views: tuple[View, View, View, View],
-        ops: tuple[Op, Op],
-        beta: complex,
-        finish: Fused,
-        compute: str | None,
-        batch: Batch | None,
-    ) -> _Prepared:
+    def _product(self, asked: _Asked) -> _Prepared:
         """Return descriptors and algorithm, from the cache if they were made before."""
-        key = (
-            extents, ops, beta == 0, compute, batch,
-            tuple((view.dtype, view.ld, _alignment(view, step)) for view, step in _stepped(views, batch)),
-            finish.epilogue, finish.bias_dtype, tuple(finish.pointers),
-        )  # fmt: skip
+        key = asked.key()
         found = self._prepared.get(key)
         if found is not None:
             self._prepared.move_to_end(key)
             return found
-        self._prepared[key] = found = self._prepare(extents, views, ops, beta, finish, compute, batch)
+        asked.check()
+        self._prepared[key] = found = self._prepare(asked)
         if len(self._prepared) > _REMEMBERED:  # work that was queued with them no longer needs them
             self._prepared.popitem(last=False)[1].made.close()
         return found
 
-    def _prepare(
-        self,
-        extents: tuple[int, int, int],
-        views: tuple[View, View, View, View],
-        ops: tuple[Op, Op],
-        beta: complex,
-        finish: Fused,
-        compute: str | None,
-        batch: Batch | None,
-    ) -> _Prepared:
-        lt = self._lt
-        x, w, c, d = views
-        float8 = is_float8(x.dtype)
-        if float8 and (why := why_not_float8(x, w, d, *ops)):
-            raise UnsupportedError(why)
-        kind = accumulation_dtype(x.dtype)
-        # If there is no C, D's layout stands for it; an 8-bit D has a 16-bit C.
-        c_dtype = DTYPES["bfloat16"] if beta == 0 and is_float8(d.dtype) else c.dtype if beta else d.dtype
-        made = ExitStack()
-        with made:
-            description = lt.matmul_desc_create(int(compute_type(x.dtype, compute)), int(_data_type(kind)))
-            made.callback(lt.matmul_desc_destroy, description)
-            attributes = {
-                "TRANSA": int(Operation[ops[1]]),
-                "TRANSB": int(Operation[ops[0]]),
-                "EPILOGUE": int(lt.Epilogue[finish.epilogue]),
-            }
-            if finish.bias:
-                default = DTYPES["bfloat16"] if float8 and d.dtype != np.float16 else d.dtype
-                attributes["BIAS_DATA_TYPE"] = int(_data_type(finish.bias_dtype or default))
-            for name, value in attributes.items():
-                _set(lt, "matmul_desc", description, name, value)
-            product = _Prepared(description, without_c=float8 and beta == 0 and is_float8(d.dtype))
-            product.point(lt, finish.pointers)
-            (_, x_step), (_, w_step), (_, c_step), (_, d_step) = _stepped(views, batch)
-            c, c_step = (c, c_step) if beta else (d, d_step)
-            operands = {
-                "A": (w, w.dtype, w_step),
-                "B": (x, x.dtype, x_step),
-                "C": (c, c_dtype, c_step),
-                "D": (d, d.dtype, d_step),
-            }
-            for view, dtype, step in operands.values():
-                layout = lt.matrix_layout_create(int(_data_type(dtype)), view.cols, view.rows, view.ld)
-                made.callback(lt.matrix_layout_destroy, layout)
-                if batch is not None:
-                    _set(lt, "matrix_layout", layout, "BATCH_COUNT", batch.size)
-                    _set(lt, "matrix_layout", layout, "STRIDED_BATCH_OFFSET", step)
-                product.layouts.append(layout)
-            preference = lt.matmul_preference_create()
-            made.callback(lt.matmul_preference_destroy, preference)
-            wanted = {"MAX_WORKSPACE_BYTES": WORKSPACE_BYTES}
-            for letter, (view, _, step) in operands.items():
-                wanted[f"MIN_ALIGNMENT_{letter}_BYTES"] = _alignment(view, step)
-            for name, value in wanted.items():
-                _set(lt, "matmul_preference", preference, name, value)
-            result = np.zeros(1, lt.matmul_heuristic_result_dtype)
-            count = np.zeros(1, np.int32)
-            try:
-                lt.matmul_algo_get_heuristic(
-                    self._handle, description, *product.layouts, preference,
-                    1, result.ctypes.data, count.ctypes.data,
-                )  # fmt: skip
-            except lt.cuBLASLtError as error:
-                raise UnsupportedError(f"{_words(extents, views, ops, finish)}: {error}") from None
-            if not count[0]:
-                raise UnsupportedError(f"{_words(extents, views, ops, finish)}: cuBLASLt found no algorithm")
-            product.result, product.algo = result, result.ctypes.data  # its first field is the algorithm
+    def _prepare(self, asked: _Asked) -> _Prepared:
+        with ExitStack() as made:
+            product = _Prepared(self._description(asked, made), without_c=asked.without_c)
+            product.point(self._lt, asked.finish.pointers)
+            operands = asked.operands()
+            product.layouts += [self._layout(each, asked.batch, made) for each in operands.values()]
+            product.result = self._heuristic(asked, product, operands, made)
+            product.algo = product.result.ctypes.data  # its first field is the algorithm
             product.made = made.pop_all()
         return product
+
+    def _description(self, asked: _Asked, made: ExitStack) -> int:
+        """Return a new matmul descriptor, which ``made`` destroys."""
+        lt, x, d, finish = self._lt, asked.x, asked.d, asked.finish
+        description: int = lt.matmul_desc_create(
+            int(compute_type(x.dtype, asked.compute)), int(_data_type(accumulation_dtype(x.dtype)))
+        )
+        made.callback(lt.matmul_desc_destroy, description)
+        attributes = {
+            "TRANSA": int(Operation[asked.op_w]),
+            "TRANSB": int(Operation[asked.op_x]),
+            "EPILOGUE": int(lt.Epilogue[finish.epilogue]),
+        }
+        if finish.bias:
+            default = DTYPES["bfloat16"] if is_float8(x.dtype) and d.dtype != np.float16 else d.dtype
+            attributes["BIAS_DATA_TYPE"] = int(_data_type(finish.bias_dtype or default))
+        for name, value in attributes.items():
+            _set(lt, "matmul_desc", description, name, value)
+        return description
+
+    def _layout(self, operand: _LtOperand, batch: Batch | None, made: ExitStack) -> int:
+        """Return a new matrix layout, which ``made`` destroys."""
+        lt, view = self._lt, operand.view
+        layout: int = lt.matrix_layout_create(int(_data_type(operand.dtype)), view.cols, view.rows, view.ld)
+        made.callback(lt.matrix_layout_destroy, layout)
+        if batch is not None:
+            _set(lt, "matrix_layout", layout, "BATCH_COUNT", batch.size)
+            _set(lt, "matrix_layout", layout, "STRIDED_BATCH_OFFSET", operand.step)
+        return layout
+
+    def _heuristic(
+        self, asked: _Asked, product: _Prepared, operands: dict[str, _LtOperand], made: ExitStack
+    ) -> np.ndarray:
+        """Return the algorithm that cuBLASLt takes, or raise UnsupportedError."""
+        lt = self._lt
+        preference = lt.matmul_preference_create()
+        made.callback(lt.matmul_preference_destroy, preference)
+        wanted = {"MAX_WORKSPACE_BYTES": WORKSPACE_BYTES}
+        for letter, operand in operands.items():
+            wanted[f"MIN_ALIGNMENT_{letter}_BYTES"] = _alignment(operand.view, operand.step)
+        for name, value in wanted.items():
+            _set(lt, "matmul_preference", preference, name, value)
+        result = np.zeros(1, lt.matmul_heuristic_result_dtype)
+        count = np.zeros(1, np.int32)
+        try:
+            lt.matmul_algo_get_heuristic(
+                self._handle, product.description, *product.layouts, preference,
+                1, result.ctypes.data, count.ctypes.data,
+            )  # fmt: skip
+        except lt.cuBLASLtError as error:
+            raise UnsupportedError(f"{asked}: {error}") from None
+        if not count[0]:
+            raise UnsupportedError(f"{asked}: cuBLASLt found no algorithm")
+        return result
 
     def close(self) -> None:
         """Free descriptors, handle and workspaces. Local; no work may be in flight."""
@@ -367,6 +340,88 @@ class LocalProducts:
             self._prepared.clear()
         self._workspaces.clear()
         self._scales.clear()
+
+
+class _LtOperand(NamedTuple):
+    """A matrix as cuBLASLt is told of it: its type, and the entries from one of a batch to the next."""
+
+    view: View
+    dtype: np.dtype
+    step: int
+
+
+class _Asked(NamedTuple):
+    """A product, as ``LocalProducts.multiply`` is asked for it: what decides descriptors and algorithm."""
+
+    x: View
+    w: View
+    c: View
+    d: View
+    op_x: Op
+    op_w: Op
+    no_c: bool  # beta is 0
+    finish: Fused
+    compute: str | None
+    batch: Batch | None
+
+    @property
+    def extents(self) -> tuple[int, int, int]:
+        """Return m, n and k."""
+        m, k = (self.x.rows, self.x.cols) if self.op_x == "N" else (self.x.cols, self.x.rows)
+        return m, self.w.cols if self.op_w == "N" else self.w.rows, k
+
+    @property
+    def without_c(self) -> bool:
+        """Whether cuBLASLt is given no address for C."""
+        return self.no_c and is_float8(self.x.dtype) and is_float8(self.d.dtype)
+
+    def key(self) -> tuple[Any, ...]:
+        """Return what the descriptors and the algorithm depend on. Local."""
+        steps = (
+            (0, 0, 0, 0) if self.batch is None else (self.batch.x, self.batch.w, self.batch.c, self.batch.d)
+        )
+        finish = self.finish
+        return (
+            self.op_x, self.op_w, self.no_c, self.compute, self.batch, finish.epilogue, finish.bias_dtype,
+            tuple(finish.pointers),
+            *(
+                (view.rows, view.cols, view.dtype, view.ld, _alignment(view, step))
+                for view, step in zip(self[:4], steps, strict=True)
+            ),
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Raise ArgumentError if the shapes do not fit, UnsupportedError if cuBLASLt lacks the product. Local."""
+        (m, n, k), c, d = self.extents, self.c, self.d
+        inner = self.w.rows if self.op_w == "N" else self.w.cols
+        if (k, m, n) != (inner, d.rows, d.cols) or (c.rows, c.cols) != (d.rows, d.cols):
+            raise ArgumentError(
+                f"op(X) is {m} x {k}, op(W) {inner} x {n}, C {c.rows} x {c.cols}, D {d.rows} x {d.cols}: "
+                "expected m x k, k x n, and m x n for C and D"
+            )
+        if not (m and n and k):
+            raise ArgumentError(f"a product of {m} x {n} x {k}: there is nothing to multiply")
+        if is_float8(self.x.dtype) and (why := why_not_float8(self.x, self.w, d, self.op_x, self.op_w)):
+            raise UnsupportedError(why)
+
+    def operands(self) -> dict[str, _LtOperand]:
+        """Return cuBLASLt's matrices by its letters: W is its A. D's layout stands for a C that is not read. Local."""
+        x, w, c, d, batch = self.x, self.w, self.c, self.d, self.batch
+        steps = Batch(1, 0, 0, 0, 0) if batch is None else batch
+        c_dtype = c.dtype
+        if self.no_c:  # an 8-bit D has a 16-bit C
+            c, c_dtype = d, DTYPES["bfloat16"] if is_float8(d.dtype) else d.dtype
+        return {
+            "A": _LtOperand(w, w.dtype, steps.w),
+            "B": _LtOperand(x, x.dtype, steps.x),
+            "C": _LtOperand(c, c_dtype, steps.d if self.no_c else steps.c),
+            "D": _LtOperand(d, d.dtype, steps.d),
+        }
+
+    def __str__(self) -> str:
+        m, n, k = self.extents
+        types = f"{self.x.dtype.name} {self.op_x} by {self.w.dtype.name} {self.op_w} to {self.d.dtype.name}"
+        return f"a product of {m} x {n} x {k}, {types}, epilogue {self.finish.epilogue}"
 
 
 class _Prepared:
@@ -408,22 +463,9 @@ def _data_type(dtype: np.dtype) -> int:
     return DATA_TYPES[dtype.name]
 
 
-def _stepped(views: tuple[View, ...], batch: Batch | None) -> tuple[tuple[View, int], ...]:
-    """Return X, W, C and D, each with the entries from one of a batch to the next."""
-    return tuple(
-        zip(views, (0, 0, 0, 0) if batch is None else (batch.x, batch.w, batch.c, batch.d), strict=True)
-    )
-
-
 def _alignment(view: View, step: int = 0) -> int:
     """Return the largest power of two, up to 256, that every row's address is a multiple of."""
     together = view.address | step * view.dtype.itemsize
     if view.rows > 1:
         together |= view.ld * view.dtype.itemsize
     return min(_ALIGNED, together & -together)
-
-
-def _words(extents: tuple[int, int, int], views: tuple[View, ...], ops: tuple[Op, Op], finish: Fused) -> str:
-    m, n, k = extents
-    x, w, _, d = (view.dtype.name for view in views)
-    return f"a product of {m} x {n} x {k}, {x} {ops[0]} by {w} {ops[1]} to {d}, epilogue {finish.epilogue}"
