@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,17 +21,11 @@ from typing import Any, NamedTuple
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import results
-from benchmarks.fetch_scalapack import fetch
+from benchmarks.launches import Launches, add_options, is_rank, variants
 from benchmarks.ranks import (
     SETTLE_SECONDS,
-    machine,
-    on_ranks,
     paired,
-    print_facts,
-    run_ranks,
     sleeping_barrier,
-    versions,
 )
 from reference.scalapack import Flavour, ScaLAPACK
 
@@ -179,7 +171,7 @@ def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, options: argparse
     m = Matrices(ctx, case)
     context = slk.grid(*case.grid)
     call = m.theirs(slk, context)
-    contenders = {"pblasmp": m.ours} | _variants(slk, call)
+    contenders = {"pblasmp": m.ours} | variants(slk, call)
     if case.n <= options.check:
         for name, run in contenders.items():
             m.restore()
@@ -211,18 +203,6 @@ def _timed(
             if turn:
                 seconds[name].append(time.perf_counter() - start)
     return comm.bcast(seconds)
-
-
-def _variants(slk: ScaLAPACK, call: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
-    """Return what a call of ScaLAPACK contends as: Debian's as shipped, and with PBLAS's logical block raised."""
-    if slk.flavour == "mkl":
-        return {"mkl": call}
-
-    def with_block(block: int) -> Any:
-        slk.logical_block = block
-        return call()
-
-    return {"debian": lambda: with_block(32), "debian-256": lambda: with_block(256)}
 
 
 def time_all(comm: Any, flavour: Flavour, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -270,49 +250,23 @@ def main() -> None:
     parser.add_argument("--block", type=int, nargs="+", default=[16, 64, 128])
     parser.add_argument("--grid", nargs="+", default=list(GRIDS), help="grids, such as 2x2")
     parser.add_argument("--nrhs", type=int, default=64, help="right-hand sides of solves")
-    parser.add_argument("--pairs", type=int, default=7, help="measured rounds per case")
+    add_options(parser, pairs=7)
     parser.add_argument("--check", type=int, default=1024, help="largest order whose residuals are checked")
     parser.add_argument("--only", nargs="+", choices=ROUTINES, help="routines to time")
     parser.add_argument(
         "--scalapack", choices=LAUNCHES, nargs="+", default=list(LAUNCHES), help="launches to do"
     )
-    parser.add_argument("--quick", action="store_true", help="small matrices: does it run?")
-    results.add_option(parser)
-    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # where a launch leaves its rows
-    parser.add_argument("--rank-of", choices=LAUNCHES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
         options.n, options.block, options.grid, options.nrhs = [200], [32], ["2x2"], 5
-    if on_ranks():
-        if not options.rank_of:
-            parser.error("it starts its ranks itself: leave mpirun out")
+    if is_rank(parser, options):
         rank_main(options)
         return
-    about = {"machine": machine(), "versions": versions()}
-    print_facts(*about.values())
-    directory = results.directory_of(options)
+    launches = Launches("benchmarks.factorisations", options)
     sizes = sorted({p * q for p, q in (map(int, grid.split("x")) for grid in options.grid)})
     for launch in options.scalapack:
-        environ = {}
-        try:
-            libraries = fetch(launch)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise SystemExit(f"{launch}: its ScaLAPACK could not be fetched: {error}") from None
-        if launch == "mkl":
-            environ = {"PBLASMP_BLAS": "mkl", "LD_LIBRARY_PATH": str(libraries)}
         for ranks in sizes:
-            with tempfile.TemporaryDirectory() as scratch:
-                output = Path(scratch, "rows.json")
-                given = [*sys.argv[1:], "--rows", str(output), "--rank-of", launch]
-                run_ranks("benchmarks.factorisations", given, ranks, environ)
-                rows = json.loads(output.read_text())
-            if directory is not None:
-                run = results.Run(
-                    benchmark=f"factorisations-{launch}", date=results.today(), commit=results.this_commit(),
-                    ranks=ranks, gpus=0, **about, options=results.options_of(options), reference="pblasmp",
-                    sample="all", rows=rows,
-                )  # fmt: skip
-                print(f"\nall times: {results.save(run, directory)}")
+            launches.run(launch, ranks, f"factorisations-{launch}")
 
 
 def rank_main(options: argparse.Namespace) -> None:

@@ -13,9 +13,7 @@ import gc
 import itertools
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,19 +23,13 @@ from typing import Any, NamedTuple
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import results
-from benchmarks.fetch_scalapack import fetch
+from benchmarks.launches import Launches, NotFetchedError, add_options, is_rank
 from benchmarks.ranks import (
     SETTLE_SECONDS,
     cores,
     interleaved,
-    machine,
-    on_ranks,
     paired,
-    print_facts,
-    run_ranks,
     sleeping_barrier,
-    versions,
 )
 from reference.scalapack import Flavour, ScaLAPACK
 
@@ -261,47 +253,24 @@ def main() -> None:
     parser.add_argument("--block", type=int, nargs="+", default=[64, 128, 256])
     parser.add_argument("--grid", nargs="+", default=["2x2", "4x1", "1x4"], help=f"grids of {NRANKS} ranks")
     parser.add_argument("--ops", nargs="+", default=["NN", "TN"])
-    parser.add_argument("--pairs", type=int, default=9, help="measured rounds per case")
+    add_options(parser, pairs=9)
     parser.add_argument("--only", choices=LAUNCHES, nargs="+", default=list(LAUNCHES), help="launches to do")
-    parser.add_argument("--quick", action="store_true", help="one small case: does it run?")
-    results.add_option(parser)
-    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # where a launch leaves its rows
-    parser.add_argument("--rank-of", choices=LAUNCHES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.n, arguments.block, arguments.grid, arguments.ops = [512], [64], ["2x2"], ["NN", "TN"]
-    if on_ranks():
-        if not arguments.rank_of:
-            parser.error("it starts its ranks itself: leave mpirun out")
+    if is_rank(parser, arguments):
         rank_main(arguments)
         return
-    about = {"machine": machine(), "versions": versions()}
-    print_facts(*about.values())
-    directory, left_out = results.directory_of(arguments), []
+    launches, left_out = Launches("benchmarks.host_gemm", arguments), []
     for launch in arguments.only:
-        environ = {}
+        how = {}
+        if launch == "memory":
+            how = {"reference": "A, B, D and one copy of A and B", "sample": "peak"}
         try:
-            if launch != "memory":
-                libraries = fetch(launch)
-                if launch == "mkl":
-                    environ = {"PBLASMP_BLAS": "mkl", "LD_LIBRARY_PATH": str(libraries)}
-        except (OSError, subprocess.CalledProcessError) as error:
-            print(f"\n{launch}: left out, its ScaLAPACK could not be fetched: {error}")
+            launches.run(launch, NRANKS, f"host_gemm-{launch}" + ("-thin" if arguments.width else ""), **how)
+        except NotFetchedError as error:
+            print(f"\nleft out: {error}")
             left_out.append(launch)
-            continue
-        with tempfile.TemporaryDirectory() as scratch:
-            output = Path(scratch, "rows.json")
-            options = [*sys.argv[1:], "--rows", str(output), "--rank-of", launch]
-            run_ranks("benchmarks.host_gemm", options, NRANKS, environ)
-            rows = json.loads(output.read_text())
-        if directory is not None:
-            run = results.Run(
-                benchmark=f"host_gemm-{launch}" + ("-thin" if arguments.width else ""), date=results.today(),
-                commit=results.this_commit(), ranks=NRANKS, gpus=0, **about, options=results.options_of(arguments),
-                reference="A, B, D and one copy of A and B" if launch == "memory" else "pblasmp",
-                sample="peak" if launch == "memory" else "all", rows=rows,
-            )  # fmt: skip
-            print(f"\nall times: {results.save(run, directory)}")
     if left_out:
         raise SystemExit(f"left out: {', '.join(left_out)}")
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -23,16 +21,12 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import results
-from benchmarks.fetch_scalapack import fetch
+from benchmarks.launches import Launches, add_options, is_rank, variants
 from benchmarks.ranks import (
     SETTLE_SECONDS,
     interleaved,
-    machine,
     on_ranks,
     paired,
-    print_facts,
-    run_ranks,
-    versions,
 )
 from pblasmp.dtypes import ELEMENT_TYPES
 from reference.scalapack import Flavour, ScaLAPACK
@@ -188,7 +182,7 @@ def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, options: argparse
     context = slk.grid(*grid)
     contenders = {"pblasmp": m.run}
     if (call := scalapack_call(slk, context, m)) is not None:
-        contenders |= _variants(slk, call)
+        contenders |= variants(slk, call)
         rows, cols = m.out.descriptor.global_indices(comm.rank)
         everything = case.routine in ("trsm", "trmm", "symm", "hemm", "geadd")
         counts = np.ones((len(rows), len(cols)), bool) if everything else rows[:, None] >= cols
@@ -200,18 +194,6 @@ def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, options: argparse
     slk.gridexit(context)
     ratios = {name: paired(seconds, name, "pblasmp") for name in contenders if name != "pblasmp"}
     return {"case": case.plain(n, options), "flops": m.flops(), "seconds": seconds, "ratios": ratios}
-
-
-def _variants(slk: ScaLAPACK, call: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
-    """Return what a call of ScaLAPACK contends as: Debian's as shipped, and with PBLAS's logical block raised."""
-    if slk.flavour == "mkl":
-        return {"mkl": call}
-
-    def with_block(block: int) -> Any:
-        slk.logical_block = block
-        return call()
-
-    return {"debian": lambda: with_block(32), "debian-256": lambda: with_block(256)}
 
 
 def time_all(comm: Any, flavour: Flavour, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -323,50 +305,24 @@ def main() -> None:
     )
     parser.add_argument("--block", type=int, default=128)
     parser.add_argument("--grid", default="2x2", help=f"grid of {NRANKS} ranks")
-    parser.add_argument("--pairs", type=int, default=9, help="measured rounds per case")
+    add_options(parser, pairs=9)
     parser.add_argument("--only", nargs="+", help="routines to time")
     parser.add_argument(
         "--scalapack", choices=LAUNCHES, nargs="+", default=list(LAUNCHES), help="launches to do"
     )
-    parser.add_argument("--quick", action="store_true", help="small matrices: does it run?")
     parser.add_argument(
         "--gpu", action="store_true", help="on GPUs, next to cuBLASMp's, on ranks already running"
     )
     parser.add_argument("--algo", nargs="*", help="on GPUs: algorithms besides auto (default: all)")
-    results.add_option(parser)
-    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # where a launch leaves its rows
-    parser.add_argument("--rank-of", choices=LAUNCHES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
         options.n, options.block = 256, 32
-    if on_ranks():
-        if not (options.gpu or options.rank_of):
-            parser.error("on CPUs it starts its ranks itself: leave mpirun out, or add --gpu")
+    if (options.gpu and on_ranks()) or is_rank(parser, options):
         rank_main(options)
         return
-    about = {"machine": machine(), "versions": versions()}
-    print_facts(*about.values())
-    directory = results.directory_of(options)
+    launches = Launches("benchmarks.level3", options)
     for launch in options.scalapack:
-        environ = {}
-        try:
-            libraries = fetch(launch)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise SystemExit(f"{launch}: its ScaLAPACK could not be fetched: {error}") from None
-        if launch == "mkl":
-            environ = {"PBLASMP_BLAS": "mkl", "LD_LIBRARY_PATH": str(libraries)}
-        with tempfile.TemporaryDirectory() as scratch:
-            output = Path(scratch, "rows.json")
-            given = [*sys.argv[1:], "--rows", str(output), "--rank-of", launch]
-            run_ranks("benchmarks.level3", given, NRANKS, environ)
-            rows = json.loads(output.read_text())
-        if directory is not None:
-            run = results.Run(
-                benchmark=f"level3-{launch}" + ("-thin" if options.width else ""), date=results.today(),
-                commit=results.this_commit(), ranks=NRANKS, gpus=0, **about, options=results.options_of(options),
-                reference="pblasmp", sample="all", rows=rows,
-            )  # fmt: skip
-            print(f"\nall times: {results.save(run, directory)}")
+        launches.run(launch, NRANKS, f"level3-{launch}" + ("-thin" if options.width else ""))
 
 
 def rank_main(options: argparse.Namespace) -> None:

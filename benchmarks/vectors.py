@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -20,17 +18,11 @@ from typing import Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import results
-from benchmarks.fetch_scalapack import fetch
+from benchmarks.launches import Launches, add_options, is_rank
 from benchmarks.ranks import (
     SETTLE_SECONDS,
     interleaved,
-    machine,
-    on_ranks,
     paired,
-    print_facts,
-    run_ranks,
-    versions,
 )
 from reference.scalapack import ScaLAPACK
 
@@ -151,36 +143,15 @@ def main() -> None:
     parser.add_argument("-n", type=int, nargs="+", default=[256, 1024, 4096], help="orders of the matrices")
     parser.add_argument("--block", type=int, default=64)
     parser.add_argument("--grid", default="2x2", help=f"grid of {NRANKS} ranks")
-    parser.add_argument("--pairs", type=int, default=15, help="measured rounds per case")
+    add_options(parser, pairs=15)
     parser.add_argument("--only", nargs="+", help="routines to time")
-    parser.add_argument("--quick", action="store_true", help="small matrices: does it run?")
-    results.add_option(parser)
-    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # where the ranks leave their rows
     options = parser.parse_args()
     if options.quick:
         options.n, options.block = [96], 16
-    if on_ranks():
-        if options.rows is None:
-            parser.error("it starts its ranks itself: leave mpirun out")
+    if is_rank(parser, options):
         rank_main(options)
-        return
-    about = {"machine": machine(), "versions": versions()}
-    print_facts(*about.values())
-    directory = results.directory_of(options)
-    try:
-        fetch("debian")
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise SystemExit(f"Debian's ScaLAPACK could not be fetched: {error}") from None
-    with tempfile.TemporaryDirectory() as scratch:
-        output = Path(scratch, "rows.json")
-        run_ranks("benchmarks.vectors", [*sys.argv[1:], "--rows", str(output)], NRANKS)
-        rows = json.loads(output.read_text())
-    if directory is not None:
-        run = results.Run(
-            benchmark="vectors", date=results.today(), commit=results.this_commit(), ranks=NRANKS, gpus=0,
-            **about, options=results.options_of(options), reference="pblasmp", sample="all", rows=rows,
-        )  # fmt: skip
-        print(f"\nall times: {results.save(run, directory)}")
+    else:
+        Launches("benchmarks.vectors", options).run("debian", NRANKS, "vectors")
 
 
 if __name__ == "__main__":
