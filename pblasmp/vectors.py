@@ -7,35 +7,21 @@ level 1 that write a vector, are level-3 routines of one column; ``layout.vector
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from .calls import MatrixCall, run
 from .docstrings import complete
-from .dtypes import element_type, scalar
-from .engines.dense import vectors as reductions
-from .engines.dense.vectors import Vector
-from .engines.request import CONSTANTS, Options
-from .errors import ArgumentError, LayoutError, faults_text
 from .handle import Handle
-from .layout import Level3Problem, MatmulProblem, MatrixDescriptor
-from .layout.grid import one_of, short_repr
-from .layout.redistribution import with_c_like_d
 from .layout.vector_routines import VECTOR_ROUTINES, VectorRoutine
 from .matrix import DistributedMatrix
-from .plans import Reading, Recipe, check_operands, context_of
-from .runtime import Runtime
+from .vector_calls import after_agreement, agreed, as_level3, column, reduced, same
 
 if TYPE_CHECKING:
     from .layout.level3 import Diag, Uplo
     from .layout.problem import Op
 
 __all__ = [
-    "after_agreement",
     "amax",
     "asum",
     "axpy",
@@ -59,7 +45,6 @@ __all__ = [
 ]
 
 Matrix = DistributedMatrix
-Given = Mapping[str, Any]  # operands by name; None if absent
 F = TypeVar("F", bound=Callable[..., Any])
 
 _WORDS = {
@@ -109,13 +94,13 @@ def _meaning(row: VectorRoutine, name: str) -> str:
 @_described
 def dot(x: Matrix, y: Matrix) -> Any:
     """Return the sum of x_i y_i, a NumPy scalar, on every rank. Collective over the context."""
-    return _reduced("dot", {"x": x, "y": y})
+    return reduced("dot", {"x": x, "y": y})
 
 
 @_described
 def dotc(x: Matrix, y: Matrix) -> Any:
     """Return the sum of conj(x_i) y_i, a NumPy scalar, on every rank. Collective over the context."""
-    return _reduced("dotc", {"x": x, "y": y})
+    return reduced("dotc", {"x": x, "y": y})
 
 
 @_described
@@ -124,7 +109,7 @@ def nrm2(x: Matrix) -> Any:
 
     It is scaled like LAPACK's nrm2: it overflows or underflows only if the norm itself does.
     """
-    return _reduced("nrm2", {"x": x})
+    return reduced("nrm2", {"x": x})
 
 
 @_described
@@ -133,7 +118,7 @@ def asum(x: Matrix) -> Any:
 
     Of a complex number those of its real and imaginary part are added, as BLAS does.
     """
-    return _reduced("asum", {"x": x})
+    return reduced("asum", {"x": x})
 
 
 @_described
@@ -143,23 +128,23 @@ def amax(x: Matrix) -> tuple[Any, int]:
     The index is 0-based in x, the first of equals. Of a complex number the absolute values of its real and imaginary
     part are added, as BLAS does. NaN counts as the largest. An empty vector has (0, -1).
     """
-    value, index = _reduced("amax", {"x": x})
+    value, index = reduced("amax", {"x": x})
     return value, index
 
 
 @_described
 def axpy(x: Matrix, y: Matrix, *, alpha: complex = 1, out: Matrix | None = None) -> Matrix:
     """Return ``alpha x + y``, laid out like y. Collective over the context."""
-    return _as_level3("axpy", {"x": x, "y": y}, out, alpha=alpha)
+    return as_level3("axpy", {"x": x, "y": y}, out, alpha=alpha)
 
 
 @_described
 def scal(x: Matrix, *, alpha: complex, out: Matrix | None = None) -> Matrix:
     """Return ``alpha x``, laid out like x. Collective over the context."""
-    mine, target = _column(x), _column(out)
-    if not (isinstance(mine, Handle) and isinstance(target, Handle) and _same(mine, target)):
-        return _as_level3("scal", {"x": x}, out, alpha=alpha)
-    _agreed("scal", {"x": x}, {"alpha": alpha}, writes=True)
+    mine, target = column(x), column(out)
+    if not (isinstance(mine, Handle) and isinstance(target, Handle) and same(mine, target)):
+        return as_level3("scal", {"x": x}, out, alpha=alpha)
+    agreed("scal", {"x": x}, {"alpha": alpha}, writes=True)
     after_agreement("scal", {"x": x}, alpha=alpha)
     assert out is not None
     return out
@@ -168,13 +153,13 @@ def scal(x: Matrix, *, alpha: complex, out: Matrix | None = None) -> Matrix:
 @_described
 def copy(x: Matrix, out: Matrix | None = None) -> Matrix:
     """Return a copy of x, laid out like x or written into ``out``. Collective over the context."""
-    return _as_level3("copy", {"x": x}, out)
+    return as_level3("copy", {"x": x}, out)
 
 
 @_described
 def swap(x: Matrix, y: Matrix) -> None:
     """Exchange the elements of two vectors, in any layouts. Collective over the context."""
-    _agreed("swap", {"x": x, "y": y}, {}, writes=True)
+    agreed("swap", {"x": x, "y": y}, {}, writes=True)
     after_agreement("swap", {"x": x, "y": y})
 
 
@@ -197,7 +182,7 @@ def gemv(
 
     A new result is laid out like y, or else along A, as a row if x is one. A stays where it is.
     """
-    return _as_level3("gemv", {"a": a, "x": x, "y": y}, out, op_a=op_a, alpha=alpha, beta=beta, algo=algo)
+    return as_level3("gemv", {"a": a, "x": x, "y": y}, out, op_a=op_a, alpha=alpha, beta=beta, algo=algo)
 
 
 @_described
@@ -216,7 +201,7 @@ def symv(
 
     A new result is laid out like y, or else like x. A stays where it is.
     """
-    return _as_level3("symv", {"a": a, "x": x, "y": y}, out, uplo=uplo, alpha=alpha, beta=beta, algo=algo)
+    return as_level3("symv", {"a": a, "x": x, "y": y}, out, uplo=uplo, alpha=alpha, beta=beta, algo=algo)
 
 
 @_described
@@ -236,7 +221,7 @@ def hemv(
     The imaginary parts of A's diagonal are taken as 0 and not read. A new result is laid out like y, or else like x. A
     stays where it is.
     """
-    return _as_level3("hemv", {"a": a, "x": x, "y": y}, out, uplo=uplo, alpha=alpha, beta=beta, algo=algo)
+    return as_level3("hemv", {"a": a, "x": x, "y": y}, out, uplo=uplo, alpha=alpha, beta=beta, algo=algo)
 
 
 @_described
@@ -251,7 +236,7 @@ def trmv(
     algo: str = "auto",
 ) -> Matrix:
     """Return ``op(A) x`` for a triangular A, laid out like x. Collective over the context."""
-    return _as_level3("trmv", {"a": a, "x": x}, out, uplo=uplo, op_a=op_a, diag=diag, algo=algo)
+    return as_level3("trmv", {"a": a, "x": x}, out, uplo=uplo, op_a=op_a, diag=diag, algo=algo)
 
 
 @_described
@@ -266,7 +251,7 @@ def trsv(
     algo: str = "auto",
 ) -> Matrix:
     """Return y with ``op(A) y = x`` for a triangular A, laid out like x. Collective over the context."""
-    return _as_level3("trsv", {"a": a, "x": x}, out, uplo=uplo, op_a=op_a, diag=diag, algo=algo)
+    return as_level3("trsv", {"a": a, "x": x}, out, uplo=uplo, op_a=op_a, diag=diag, algo=algo)
 
 
 @_described
@@ -277,7 +262,7 @@ def ger(
 
     A new result is laid out like A, or else in x's blocks of rows and y's of columns, on x's grid.
     """
-    return _as_level3("ger", {"x": x, "y": y, "a": a}, out, alpha=alpha)
+    return as_level3("ger", {"x": x, "y": y, "a": a}, out, alpha=alpha)
 
 
 @_described
@@ -288,7 +273,7 @@ def gerc(
 
     A new result is laid out like A, or else in x's blocks of rows and y's of columns, on x's grid.
     """
-    return _as_level3("gerc", {"x": x, "y": y, "a": a}, out, alpha=alpha)
+    return as_level3("gerc", {"x": x, "y": y, "a": a}, out, alpha=alpha)
 
 
 @_described
@@ -299,7 +284,7 @@ def syr(
 
     Outside the triangle ``out`` keeps its values; a new matrix has those of A, or zeros.
     """
-    return _as_level3("syr", {"x": x, "a": a}, out, uplo=uplo, alpha=alpha)
+    return as_level3("syr", {"x": x, "a": a}, out, uplo=uplo, alpha=alpha)
 
 
 @_described
@@ -311,7 +296,7 @@ def her(
     Outside the triangle ``out`` keeps its values; a new matrix has those of A, or zeros. The imaginary parts of A's
     diagonal are not read; those of the result are 0.
     """
-    return _as_level3("her", {"x": x, "a": a}, out, uplo=uplo, alpha=alpha)
+    return as_level3("her", {"x": x, "a": a}, out, uplo=uplo, alpha=alpha)
 
 
 @_described
@@ -328,7 +313,7 @@ def syr2(
 
     Outside the triangle ``out`` keeps its values; a new matrix has those of A, or zeros.
     """
-    return _as_level3("syr2", {"x": x, "y": y, "a": a}, out, uplo=uplo, alpha=alpha)
+    return as_level3("syr2", {"x": x, "y": y, "a": a}, out, uplo=uplo, alpha=alpha)
 
 
 @_described
@@ -346,254 +331,4 @@ def her2(
     Outside the triangle ``out`` keeps its values; a new matrix has those of A, or zeros. The imaginary parts of A's
     diagonal are not read; those of the result are 0.
     """
-    return _as_level3("her2", {"x": x, "y": y, "a": a}, out, uplo=uplo, alpha=alpha)
-
-
-# -- what they share
-
-
-def _column(x: Any) -> Any:
-    """Return a vector as a matrix of one column; what is no vector as it is. Local."""
-    return x.T if isinstance(x, Handle) and x.shape[0] == 1 != x.shape[1] else x
-
-
-def _same(x: Handle, y: Handle) -> bool:
-    """Return whether two columns of one length are the same elements. Local."""
-    here, there = x.place, y.place
-    return here == there or (x.shape == (1, 1) == y.shape and here[:3] == there[:3])
-
-
-def _as_columns(row: VectorRoutine, given: Given, out: Any) -> tuple[dict[str, Any], Any]:
-    """Return the operands and ``out`` with every vector as a column. Local."""
-    columns = {name: x if name == "a" else _column(x) for name, x in given.items()}
-    return columns, out if "a" in row.written else _column(out)
-
-
-def _check(ctx: Runtime[Any], row: VectorRoutine, routine: str, given: Given, op_a: object = "N") -> None:
-    """Raise an error that names every operand that does not fit. Local.
-
-    Args:
-        ctx: the context.
-        row: the routine's row of the table.
-        routine: its name, in messages.
-        given: the operands, vectors as columns, and perhaps "out"; None for those that are absent.
-        op_a: what A is to be taken as.
-    """
-    check_operands(ctx, "".join(given.keys() - {row.optional, "out"}), given)
-    present = {name: x for name, x in given.items() if x is not None}
-    faults = [*_size_faults(row, present, op_a), *_type_faults(present)]
-    if faults:
-        raise LayoutError(faults_text(f"this {routine}", faults))
-
-
-def _size_faults(row: VectorRoutine, present: Given, op_a: object) -> Iterator[str]:
-    known: dict[str, tuple[int, str]] = {}  # m and n, and the operand that they are from
-    for name in sorted(present, key=lambda name: (name != "a", name == "out")):
-        sizes = row.sizes[row.written[-1] if name == "out" else name].split()
-        shape: tuple[int, ...] = present[name].shape
-        if name == "a" or (name == "out" and row.written == "a"):
-            expected, shown = sizes, f"{shape[0]}x{shape[1]}"
-        else:
-            if shape[1] != 1:
-                yield f"{name}: shape is {shape[0]}x{shape[1]}, expected a vector, 1 x n or n x 1"
-                continue
-            expected, shown = [sizes[-1] if op_a != "N" else sizes[0]], f"{shape[0]} elements"
-        for letter, extent in zip(expected, shape, strict=False):
-            wanted, source = known.setdefault(letter, (extent, name))
-            if extent != wanted:
-                square = name == source
-                why = "a square matrix" if square else f"{letter} = {wanted} like {source}"
-                yield f"{name}: has {shown}, expected {why}"
-
-
-def _type_faults(present: Given) -> Iterator[str]:
-    (first, x), *others = present.items()
-    if not element_type(x.dtype).blas:
-        yield f"{first}: dtype is {x.dtype.name}, expected float32, float64, complex64 or complex128"
-    for name, other in others:
-        if other.dtype != x.dtype:
-            yield f"{name}: dtype is {other.dtype.name}, expected {x.dtype.name} like {first}"
-
-
-def _agreed(routine: str, given: Given, options: Mapping[str, Any], *, writes: bool = False) -> Runtime[Any]:
-    """Check the arguments and agree on them: of repeated calls with one vote. Collective over the context.
-
-    Args:
-        routine: its name.
-        given: its operands.
-        options: its other arguments: numbers.
-        writes: all operands are written.
-    """
-    ctx = context_of(routine, *given.values())
-    row = VECTOR_ROUTINES[routine]
-    columns, _ = _as_columns(row, given, None)
-
-    def check_memory() -> None:
-        if writes:
-            _check_written(ctx, columns)
-
-    def first(facts: dict[str, Any]) -> bool:
-        _check(ctx, row, routine, columns)
-        dtype = columns["x"].dtype
-        facts.update({name: scalar(value, dtype, name) for name, value in options.items()})
-        facts.update({name: x.descriptor for name, x in columns.items()})
-        check_memory()
-        return True
-
-    def again(known: bool) -> bool:
-        check_memory()
-        return known
-
-    number, _ = ctx.calls.agree(
-        lambda: ctx.agreement(routine), _signature(ctx, routine, columns, options), again, first
-    )
-    if not number:
-        ctx.calls.remember(_signature(ctx, routine, columns, options), True)
-    return ctx
-
-
-def _signature(ctx: Runtime[Any], routine: str, columns: Given, options: Mapping[str, Any]) -> Any:
-    """Return what the ranks agree on in a call; a value that equals no other if it must be checked anew. Local."""
-    fit = all(isinstance(x, Handle) and x.context is ctx for x in columns.values())
-    if not (fit and all(isinstance(value, CONSTANTS) for value in options.values())):
-        return object()
-    values = tuple((name, type(value), value) for name, value in options.items())
-    return routine, values, *(x.descriptor for x in columns.values())
-
-
-def _check_written(ctx: Runtime[Any], columns: Given) -> None:
-    for name, x in columns.items():
-        if not getattr(x.local.flags, "writeable", True):
-            raise ArgumentError(f"{name}: its local array is read-only")
-    if len(columns) == 2:
-        x, y = columns["x"], columns["y"]
-        if not _same(x, y) and ctx.engine.overlap(x.local, y.local):
-            raise ArgumentError("y: shares memory with x; expected x itself or a separate vector")
-
-
-def _reduced(routine: str, given: Given) -> Any:
-    """Return the number that a routine of level 1 computes, as a NumPy scalar. Collective over the context."""
-    _agreed(routine, given, {})
-    return after_agreement(routine, given)
-
-
-def after_agreement(routine: str, given: Given, alpha: complex = 1) -> Any:
-    """Compute what is no level-3 routine, on operands on which the ranks have just agreed. Collective over the context.
-
-    Args:
-        routine: "scal" and "swap", which write their operands, or one that returns a number.
-        given: its operands.
-        alpha: what "scal" multiplies by.
-    """
-    columns = [_column(x) for x in given.values()]
-    ctx, x = columns[0].context, columns[0]
-    with ctx.running(routine), np.errstate(all="ignore"):
-        if routine == "scal":
-            x.local[...] = 0 if alpha == 0 else x.local * x.dtype.type(alpha)
-            return None
-        if routine == "swap":
-            _exchange(ctx, x, columns[1])
-            return None
-        ctx.engine.synchronize()  # before values are read: that would wait forever if a rank is gone
-        parts = [Vector(each.descriptor, each.local) for each in columns]
-        if routine in ("dot", "dotc"):
-            return _as(x.dtype, reductions.dot(ctx.engine, *parts, conjugate=routine == "dotc"))
-        if routine == "amax":
-            value, index = reductions.amax(ctx.engine, *parts)
-            return _as(x.dtype, value), index
-        return x.dtype.type(getattr(reductions, routine)(ctx.engine, *parts)).real
-
-
-def _exchange(ctx: Runtime[Any], x: Handle, y: Handle) -> None:
-    """Exchange the elements of two columns. Collective over the context."""
-    if _same(x, y):
-        return
-    d = y.descriptor
-    memory = ctx.engine.operations.scratch("swap", y.local.shape, d.dtype, d.order)
-    memory[...] = y.local
-    kept = type(y)(ctx, replace(d, ld=None), memory)
-    x.move_to(y)
-    kept.move_to(x)
-
-
-def _as(dtype: np.dtype, value: complex) -> Any:
-    return dtype.type(value if dtype.kind == "c" else value.real)
-
-
-def _as_level3(routine: str, given: Given, out: Matrix | None, **how: Any) -> Matrix:
-    """Return what the level-3 routine of one column computes. Collective over the context."""
-    row = VECTOR_ROUTINES[routine]
-    columns, target = _as_columns(row, given, out)
-    places = {theirs: columns[mine] for theirs, mine in row.passes.items()}
-    operands = (places.get("a"), places.get("b"), places.get("c"), target)
-    result: Matrix = run(MatrixCall(routine, operands, {"routine": routine, **how}, _read))
-    if out is not None:
-        return out
-    like = given.get(row.passes.get("c", "x"))
-    like = given["x"] if like is None else like
-    if "a" not in row.written and _column(like) is not like:
-        return result.T
-    return result
-
-
-def _read(
-    ctx: Runtime[Any],
-    facts: dict[str, Any],
-    a: Handle,
-    b: Handle | None,
-    c: Handle | None,
-    out: Handle | None,
-    *,
-    routine: str,
-    beta: complex = 0,
-    algo: str = "auto",
-    alpha: complex = 1,
-    **options: Any,
-) -> Reading:
-    """Check the arguments of a routine, and add what must be equal on every rank to ``facts``. Local."""
-    row = VECTOR_ROUTINES[routine]
-    taken = {"a": a, "b": b, "c": c}
-    given = {mine: taken[theirs] for theirs, mine in row.passes.items()}
-    op_a = options.get("op_a", "N")
-    if not one_of(op_a, ("N", "T", "C")):
-        raise ArgumentError(f"op_a: expected 'N', 'T' or 'C', got {short_repr(op_a)}")
-    _check(ctx, row, routine, given | {"out": out}, op_a)
-    if row.adds and c is not None:
-        beta = 1
-    of = {name: None if x is None else x.descriptor for name, x in taken.items()}
-    assert of["a"] is not None
-    like = of["c"] if of["c"] is not None else _result(row, given, op_a)
-    settled = replace(like, ld=None) if out is None else out.descriptor
-    if algo == "auto" and row.twin in ("gemm", "symm", "hemm", "trmm") and row.level == 2 and not row.adds:
-        algo = "stationary"
-    chosen = Options.of(settled.dtype, alpha=alpha, beta=beta, real=" ".join(row.real), algo=algo)
-    if chosen.beta != 0 and c is None:
-        raise ArgumentError(f"{row.optional}: beta is {beta}, expected a vector to scale by it")
-    asked: MatmulProblem | Level3Problem
-    if row.twin == "gemm":
-        assert of["b"] is not None
-        asked = MatmulProblem(of["a"], of["b"], settled, c=of["c"], **{**options, **row.fixed})
-    else:
-        asked = Level3Problem(row.twin, of["a"], settled, of["b"], of["c"], **options)
-    facts.update(asked.facts() | chosen.facts(), out="given" if out is not None else "new")
-    problem = asked if chosen.beta != 0 else replace(asked, c=None)
-    nearest: MatmulProblem | Level3Problem = with_c_like_d(problem)  # type: ignore[type-var]
-    reasons = () if nearest == problem else (f"{row.optional} is moved to the layout of the result",)
-    in_place = next((each for each in ("c", "b") if row.passes.get(each) in (*row.written,)), "")
-    partial = isinstance(asked, Level3Problem) and asked.written is not None
-    recipe = Recipe(routine, problem, chosen, nearest, reasons, settled, in_place, partial, row.passes)
-    return recipe, recipe.matrices(ctx, a, b, c, out), None, None
-
-
-def _result(row: VectorRoutine, given: Given, op_a: str) -> MatrixDescriptor:
-    """Return the layout of a new result that is like no operand: along A, or of an outer product."""
-    x: MatrixDescriptor = given["x"].descriptor
-    if row.written == "a":
-        y: MatrixDescriptor = given["y"].descriptor if "y" in given else x
-        shape, block = (x.shape[0], y.shape[0]), (x.block[0], y.block[0])
-        return MatrixDescriptor(shape, block, x.grid, dtype=x.dtype, order=x.order)
-    if row.twin != "gemm":
-        return x
-    a: MatrixDescriptor = given["a"].descriptor if op_a == "N" else given["a"].descriptor.T
-    lead = (a.lead[0], 0)
-    return MatrixDescriptor((a.shape[0], 1), (a.block[0], 1), a.grid, a.source, a.dtype, a.order, lead)
+    return as_level3("her2", {"x": x, "y": y, "a": a}, out, uplo=uplo, alpha=alpha)

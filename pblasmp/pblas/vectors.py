@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .. import vectors
+from .. import vector_calls, vectors
 from ..layout.vector_routines import VECTOR_ROUTINES, VectorRoutine
 from ..matrix import DistributedMatrix
 from .operands import Operand
@@ -41,7 +41,7 @@ class VectorFunction(PblasRoutine):
         """Write the result, or return the numbers. Collective over the grid."""
         if not self.numbers:
             return self._write(values, matrices)
-        found: Any = vectors.after_agreement(self.python.__name__, matrices)
+        found: Any = vector_calls.after_agreement(self.python.__name__, matrices)
         numbers: list[Any] = [*found] if isinstance(found, tuple) else [found]
         if "indx" in self.numbers:
             x: Operand = values["x"]
@@ -56,7 +56,7 @@ class VectorFunction(PblasRoutine):
 
     def _write(self, values: Values, matrices: dict[str, DistributedMatrix]) -> None:
         if self.name in ("scal", "swap"):
-            vectors.after_agreement(self.name, matrices, values.get("alpha", 1))
+            vector_calls.after_agreement(self.name, matrices, values.get("alpha", 1))
             return
         read = [x for name, x in matrices.items() if name != "y" or self.name != "copy"]
         self.python(*read, out=matrices[self.written], **self.options(values))

@@ -79,7 +79,8 @@ LAYERS: dict[str, set[str]] = {
     "verification": {"dtypes", "layout", "runtime", "plans", "products", "matrix"},
     "level3": BOTTOM | {"layout", "engines", "docstrings", "runtime", "calls", "plans", "matrix"},
     "factorisations": BOTTOM | {"layout", "engines", "runtime", "handle", "plans", "matrix"},
-    "vectors": BOTTOM | {"layout", "engines", "docstrings", "runtime", "handle", "plans", "calls", "matrix"},
+    "vector_calls": BOTTOM | {"layout", "engines", "runtime", "handle", "plans", "calls", "matrix"},
+    "vectors": BOTTOM | {"layout", "docstrings", "handle", "vector_calls", "matrix"},
     "tensor_parallel": BOTTOM
     | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "plans", "calls", "context"},
     "planning": {
@@ -106,6 +107,7 @@ LAYERS: dict[str, set[str]] = {
         "matrix",
         "context",
         "level3",
+        "vector_calls",
         "vectors",
     }
     | {"factorisations"},
