@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -173,6 +174,39 @@ class Plan(Generic[Result]):
         with self._ctx.running(self._call, checks=False):
             self._ctx.control.channel.runs += 1
             bound.run()
+
+    def _stream(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Return a function whose blocks make the stream of the planned arrays the current one. Local."""
+        return nullcontext
+
+    def _recorded(self) -> Result:
+        """Return what a graph of the planned arrays writes; raise ArgumentError if there can be none. Local."""
+        raise NotImplementedError
+
+    def graph(self) -> Graph[Result]:
+        """Return the plan as a CUDA graph, to be replayed at the cost of one launch. Collective over the context.
+
+        A replay reads the current values of the planned arrays, of a tensor-parallel product those of its last run, and
+        writes the same result. A plan that has never run is run once first, which writes its result.
+
+        Raises:
+            UnsupportedError: the engine has no graphs, or the algorithm cannot be recorded.
+            ClosedError: the plan is closed.
+        """
+        with self._ctx.agreement("plan.graph") as facts:
+            self._check_open()
+            self._check_graphs()
+            facts["plan"] = self._number
+        stream, bound = self._stream(), self._bound
+        assert bound is not None
+        with stream(), self._ctx.agreement("plan.graph: capturing"):
+            result, launch = self._recorded(), bound.capture()
+
+        def replay() -> None:
+            with stream():
+                launch()
+
+        return Graph(replay, result)
 
     def report(self) -> Report:
         """Return what the plan does on this rank. Local."""
@@ -374,24 +408,10 @@ class MatrixPlan(Plan[Matrix]):
                 operands.d[...] = operands.c
             run()
 
-    def graph(self) -> Graph[Matrix]:
-        """Return the plan as a CUDA graph, to be replayed at the cost of one launch.
-
-        Collective over the context. A replay reads the planned matrices' current values. A plan that has never run is
-        run once first, which writes its result.
-
-        Raises:
-            UnsupportedError: the engine has no graphs, or the algorithm cannot be recorded.
-            ClosedError: the plan is closed.
-        """
-        with self._ctx.agreement("plan.graph"):
-            self._check_open()
-            self._check_graphs()
-        with self._ctx.agreement("plan.graph: capturing"):
-            if self._seeded:
-                raise ArgumentError("a CUDA graph: the result of this plan starts as a copy of C: give out=")
-            replay = self._bound.capture()
-        return Graph(replay, self._result)
+    def _recorded(self) -> Matrix:
+        if self._seeded:
+            raise ArgumentError("a CUDA graph: the result of this plan starts as a copy of C: give out=")
+        return self._result
 
 
 Reading = tuple[Recipe, Matrices, Any, Any]  # the last two: an epilogue and scales, with the engine's arrays

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..dtypes import is_float8
 from ..engines.method import check_parallel
 from ..errors import ArgumentError, ArgumentTypeError
 from ..interop import as_local, fold, on_stream_of, view_like
-from ..plans import Graph, Plan
+from ..plans import Plan
 from ..runtime import Runtime
 from .operands import (
     Arrays,
@@ -72,10 +73,10 @@ class ParallelPlan(Plan[Any]):
         last = self._last
         again = x is None and w is None and c is None and out is None and bias is None and scales is None
         if last is not None and again and self._open and self._product.queues:
-            with self._stream(last.given):
+            with _stream(self._ctx, last.given):
                 return self._run(last)
         new = Arrays(x, w, c, out, bias, scales)
-        with self._stream(new if last is None else last.given):
+        with _stream(self._ctx, new if last is None else last.given):
             with self._ctx.agreement("plan") as facts:
                 self._check_open()
                 assert last is not None
@@ -86,8 +87,9 @@ class ParallelPlan(Plan[Any]):
             self._hold(last)
             return self._run(last)
 
-    def _stream(self, given: Arrays) -> AbstractContextManager[Any]:
-        return _stream(self._ctx, given)
+    def _stream(self) -> Callable[[], AbstractContextManager[Any]]:
+        assert self._last is not None
+        return partial(_stream, self._ctx, self._last.given)
 
     def _fitting(self, new: Arrays, last: RankArrays) -> RankArrays:
         """Return arrays like those of the last run, or raise ArgumentError. Local."""
@@ -163,31 +165,9 @@ class ParallelPlan(Plan[Any]):
         """Take ``buffer`` for the plan's own x, in symmetric ``memory`` if there is any. Local."""
         self._buffer, self._memory = buffer, memory
 
-    def graph(self) -> Graph[Any]:
-        """Return the plan as a CUDA graph, to be replayed at the cost of one launch. Collective over the context.
-
-        A replay reads the current values of the arrays of the last run, or of the planned ones, and writes the same
-        result. The plan is run once first.
-
-        Raises:
-            UnsupportedError: the engine has no graphs, or the algorithm cannot be recorded.
-            ClosedError: the plan is closed.
-        """
-        last, bound = self._last, self._bound
-        with self._ctx.agreement("plan.graph") as facts:
-            self._check_open()
-            self._check_graphs()
-            facts["plan"] = self._number
-        assert last is not None
-        assert bound is not None
-        with self._stream(last.given), self._ctx.agreement("plan.graph: capturing"):
-            launch = bound.capture()
-
-        def replay() -> None:
-            with self._stream(last.given):
-                launch()
-
-        return Graph(replay, last.result)
+    def _recorded(self) -> Any:
+        assert self._last is not None
+        return self._last.result
 
     def _title(self) -> str:
         spec, rank = self._spec, self._ctx.rank
