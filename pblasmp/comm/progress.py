@@ -19,7 +19,7 @@ _NAP_SECONDS = 0.01  # longest sleep of a rank that nobody wakes: notes may have
 
 
 class Progress:
-    """Numbered things, each of which one rank makes and all ranks may wait for. Local to make.
+    """Numbered things, each of which one rank makes and all ranks may wait for. Making one is local.
 
     Args:
         comm: the ranks, which are on one node.

@@ -37,7 +37,7 @@ class Traffic:
         shapes: for each class of ranks that compute alike, how often a kernel is run, by its name ("gemm"; "trsm" with
             k = m equations), type, m, n and k.
         like: the class of each rank.
-        touched_bytes: bytes that each rank writes in sums and copies of its own, besides ``copied_bytes``.
+        touched_bytes: bytes that each rank writes in local sums and copies, besides ``copied_bytes``.
         links: bytes of all ranks by where they go: "same_rank", "same_node" or "other_node". Copies from or to memory
             that the ranks of a node share count as "same_node".
         node_bytes: of ``sent_bytes``, those to ranks of the same node.

@@ -105,7 +105,7 @@ def _part(
 
 
 class DirectForm:
-    """A routine of PBLAS for one type as a direct call. Local to make.
+    """A routine of PBLAS for one type as a direct call. Making one is local.
 
     Args:
         full: its name.

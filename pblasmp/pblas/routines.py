@@ -184,7 +184,7 @@ def _formula(row: Routine) -> str:
 
 
 def _transposed(name: str, letters: str, op: str) -> PblasRoutine:
-    """Return geadd for one transposition, which PBLAS has as a routine of its own."""
+    """Return geadd for one transposition, which in PBLAS is a separate routine."""
     geadd = ROUTINES["geadd"]
     return replace(
         geadd, name=name, letters=letters, arguments=geadd.arguments.removeprefix("trans "),

@@ -108,7 +108,7 @@ def _kind(module: torch.nn.Module, *kinds: type[torch.nn.Module], style: str) ->
         if isinstance(module, kind):
             if type(module).forward is not kind.forward or "forward" in vars(module):
                 raise ArgumentTypeError(
-                    f"{style}: expected a {names}, got {type(module).__name__}, which has a forward of its own"
+                    f"{style}: expected a {names}, got {type(module).__name__}, which overrides forward"
                 )
             return kind
     raise ArgumentTypeError(f"{style}: expected a {names}, got {type(module).__name__}")
@@ -143,7 +143,7 @@ class ColwiseParallel(_Style):
 
     Raises:
         ArgumentError: a layout is none of these, or both gather. On application: the module is not a torch.nn.Linear,
-            or has a forward of its own; or its weight is that of another module, which is split in another way.
+            or a subclass that overrides forward; or its weight is that of another module, which is split in another way.
     """
 
     def __init__(

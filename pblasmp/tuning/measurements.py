@@ -219,7 +219,7 @@ def save(file: Path | None, new: list[Entry]) -> str:
     """Add measurements to a file, all or none of them, after waiting for other processes. Local.
 
     Returns:
-        Why they could not be saved, or an empty string. A file that is not ours is never overwritten.
+        Why they could not be saved, or an empty string. A file that pblasmp has not written is never overwritten.
     """
     if file is None:
         return "there is no home directory: set PBLASMP_TUNING to a file"

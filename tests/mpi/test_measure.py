@@ -119,11 +119,12 @@ def test_faults_that_doctor_finds():
 
 def placed(comm):
     """A node is a machine, for GPUs and CPUs, however its ranks are split for communication."""
-    for gpus in (False, True):
-        found = doctor.places(comm, gpus=gpus)
-        ranks = 1 if gpus else comm.size
-        expected = {"ranks": comm.size, "nodes": 1, "ranks_of_node": ranks, "cores": found["cores"]}
-        yield f"gpus {gpus}", None if found == expected and found["cores"] else f"{found}"
+    with pb.Context(comm, engine="host") as ctx:
+        for gpus in (False, True):
+            found = doctor.places(ctx.comm, gpus=gpus)
+            ranks = 1 if gpus else ctx.size
+            expected = {"ranks": ctx.size, "nodes": 1, "ranks_of_node": ranks, "cores": found["cores"]}
+            yield f"gpus {gpus}", None if found == expected and found["cores"] else f"{found}"
 
 
 def test_where_doctor_finds_the_ranks(monkeypatch):

@@ -52,7 +52,7 @@ def _runs(axis: Axis, process: int) -> tuple[tuple[int, int, int, int, int], ...
 
 
 class CopiedParts:
-    """How a matrix gets from its layout into shared panels and back: planned once. Local to make.
+    """How a matrix gets from its layout into shared panels and back: planned once. Making one is local.
 
     Args:
         d: its layout.

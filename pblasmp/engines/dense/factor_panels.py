@@ -67,7 +67,7 @@ class Shape(NamedTuple):
 
 
 class FactorPanels:
-    """The panels of one matrix during a run. Local to make.
+    """The panels of one matrix during a run. Making one is local.
 
     Attributes:
         shape: their number and sizes.
@@ -110,7 +110,7 @@ class FactorPanels:
 
 
 class SharedPanels(FactorPanels):
-    """All panels as one array of the node's memory, or the only rank's own array if ``given``. Local to make."""
+    """All panels as one array of the node's memory, or the only rank's own array if ``given``. Making one is local."""
 
     sends = False
 
@@ -135,7 +135,7 @@ class SharedPanels(FactorPanels):
 
 
 class SentPanels(FactorPanels):
-    """This rank's panels in an array of its own; the others' come by messages. Local to make."""
+    """This rank's panels in an array of its own; the others' come by messages. Making one is local."""
 
     sends = True
 

@@ -33,7 +33,7 @@ _DEFAULT_ALGO = -1  # CUBLAS_GEMM_DEFAULT
 
 
 class CublasmpOperations:
-    """See ``engines.protocol.Operations``. Local to make.
+    """See ``engines.protocol.Operations``. Making one is local.
 
     Args:
         session: whose streams, memory and local products are used.

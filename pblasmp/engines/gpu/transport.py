@@ -28,7 +28,7 @@ _REMEMBERED = 64  # exchange plans: repeated products are not planned anew
 
 
 class CublasmpTransport(Room):
-    """See ``engines.protocol.Transport``. Local to make.
+    """See ``engines.protocol.Transport``. Making one is local.
 
     Args:
         session: whose communicators, streams and peers are used.

@@ -25,7 +25,7 @@ _CHUNK = 1 << 16  # elements added at a time: they stay in the caches
 
 
 class HostOperations:
-    """See ``engines.protocol.Operations``. Local to make.
+    """See ``engines.protocol.Operations``. Making one is local.
 
     Args:
         library: the BLAS, "scipy" or "mkl".

@@ -27,7 +27,7 @@ _REMEMBERED = 64  # exchange plans: repeated products are not planned anew
 
 
 class HostTransport(Room):
-    """See ``engines.protocol.Transport``. Local to make.
+    """See ``engines.protocol.Transport``. Making one is local.
 
     Args:
         comm: all the ranks.

@@ -112,7 +112,7 @@ def _slabs(
 
 
 class Destination:
-    """The slabs of an operand on all ranks, the same for every panel of k. Local to make.
+    """The slabs of an operand on all ranks, the same for every panel of k. Making one is local.
 
     Args:
         engine: where they are.
@@ -135,7 +135,7 @@ class Destination:
 
 
 class Staging:
-    """The moves that bring indices ``start`` to ``stop`` of k of an operand into slabs. Local to make."""
+    """The moves that bring indices ``start`` to ``stop`` of k of an operand into slabs. Making one is local."""
 
     def __init__(
         self, engine: Engine, operand: Operand, destination: Destination, start: int, stop: int

@@ -224,7 +224,7 @@ class ArrayCall(Call):
 
 
 class ParallelProduct(TensorProduct[ArrayCall]):
-    """A tensor-parallel product by an engine's operations and transport. Local to make.
+    """A tensor-parallel product by an engine's operations and transport. Making one is local.
 
     Args:
         engine: where it runs.

@@ -31,7 +31,7 @@ Queue = Callable[[int], None]
 
 
 class Inbox:
-    """The boxes of this rank. Local to make. Ranks start and finish the same exchanges in the same order.
+    """The boxes of this rank. Making one is local. Ranks start and finish the same exchanges in the same order.
 
     Args:
         gpu: this rank's GPU, which must have windows.

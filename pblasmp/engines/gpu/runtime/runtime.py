@@ -161,7 +161,7 @@ class GpuRuntime:
 
     def synchronize(self) -> None:
         """Wait until the GPU has done all its work; raises as ``wait`` does. Local."""
-        # The stream used last has waited for all others of ours.
+        # The stream used last has waited for all other streams of this runtime.
         self.wait(self.stream, self.cupy.cuda.get_current_stream())
         self.cupy.cuda.runtime.deviceSynchronize()
 

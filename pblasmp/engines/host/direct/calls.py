@@ -31,7 +31,7 @@ _SEEN = 1 << 16  # calls that are remembered by a number each
 
 
 class HostDirect:
-    """Direct calls of the host engine. Local to make.
+    """Direct calls of the host engine. Making one is local.
 
     Args:
         library: the local BLAS.

@@ -35,7 +35,7 @@ class Program(NamedTuple):
 
 
 class Preparation:
-    """A direct call that is being prepared. Local to make.
+    """A direct call that is being prepared. Making one is local.
 
     Args:
         asked: what is asked for.
