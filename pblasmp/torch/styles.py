@@ -143,7 +143,7 @@ class ColwiseParallel(_Style):
 
     Raises:
         ArgumentError: a layout is none of these, or both gather. On application: the module is not a torch.nn.Linear,
-            or a subclass that overrides forward; or its weight is that of another module, which is split in another way.
+            or overrides forward; or its weight is that of another module, which is split in another way.
     """
 
     def __init__(
