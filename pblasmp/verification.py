@@ -12,17 +12,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .dtypes import accumulation_dtype, element_type, scalar
-from .layout import MatmulProblem
+from .engines.local.epilogue import activate
+from .epilogue import Epilogue, along
+from .errors import UnsupportedError
+from .interop import as_local
+from .layout import MatmulProblem, MatrixDescriptor
 from .matrix import DistributedMatrix
 from .plans import check_c, check_operands, context_of
 from .products import check
 from .runtime import Runtime
+from .scales import Scales
 
 if TYPE_CHECKING:
     from .layout.problem import Op
@@ -76,6 +82,8 @@ def verify(
     beta: complex = 0,
     op_a: Op = "N",
     op_b: Op = "N",
+    epilogue: Epilogue | None = None,
+    scales: Scales | None = None,
     scheme: Scheme = "gemm",
     exact: bool = False,
 ) -> Verification:
@@ -91,13 +99,19 @@ def verify(
         a, b: the operands, as they were when D was computed.
         c: the C that was added, or None. If D was written over it, pass a copy of what it was.
         d: the result, in any layout.
-        alpha, beta, op_a, op_b, scheme: as for ``pb.matmul``. Epilogues and scales are not part of the check.
+        alpha, beta, op_a, op_b, scheme: as for ``pb.matmul``.
+        epilogue: a bias, "relu" or "gelu", as for ``pb.matmul``; ``aux`` is not checked. With an activation, which is
+            not linear, 32 rows and as many columns, chosen at random, are computed again: a wrong element that is in
+            none of them passes.
+        scales: one for each matrix, as for ``pb.matmul``; ``amax`` is not checked. Numbers that are beyond the range of
+            an 8-bit D differ.
         exact: compare every element with NumPy's product on rank 0, in double precision, for equality: for integers,
             whose product is exact. Rank 0 needs memory for the whole matrices.
 
     Raises:
         LayoutError: sizes or types do not fit together.
         ArgumentError: another argument is wrong, or matrices are of different contexts.
+        UnsupportedError: the epilogue has gradients, the scales are of blocks, or the scheme has an epilogue.
         RankMismatchError: the ranks gave different arguments.
     """
     ctx = context_of("verify", a, b, c, d)
@@ -109,20 +123,97 @@ def verify(
         facts.update(problem.facts(), alpha=alpha, beta=beta, exact=bool(exact))
         check(problem)
         check_c(problem, beta)
+        facts.update(epilogue=epilogue and epilogue.facts(), scales=scales and scales.facts())
+        after = _after(ctx, problem, epilogue, scales)
     with ctx.running("verify"), np.errstate(all="ignore"):  # NaN and overflow are expected here
         c = c if beta else None
+        after = after.gathered(problem.d, ctx)
+        alpha = alpha * after.of_operands
         if exact:
-            return _exactly(ctx, problem, _Freivalds(a, b, c, d, alpha, beta, op_a, op_b))
+            return _exactly(ctx, problem, _Freivalds(a, b, c, d, alpha, beta, op_a, op_b, after))
         copies = [d] if scheme != "matmul_allreduce" else _copies(problem, d)
         cs = [c] * len(copies) if c is None or scheme != "matmul_allreduce" else _copies(problem, c)
         found = [
-            _Freivalds(a, b, its_c, its_d, alpha, beta, op_a, op_b).verification()
+            _Freivalds(a, b, its_c, its_d, alpha, beta, op_a, op_b, after).verification()
             for its_c, its_d in zip(cs, copies, strict=True)
         ]
     return Verification(
         max((each.error for each in found), key=_or_nan), found[0].bound, *(
             sum(getattr(each, name) for each in found) for name in ("nans", "infinities", "wrong")
         ),
+    )  # fmt: skip
+
+
+class _After(NamedTuple):
+    """What follows the product: a bias for every entry along an axis of D, an activation, scales.
+
+    Attributes:
+        bias: first this rank's part, then all of it; None for none.
+        axis: of D, along which the bias has an entry for every index.
+        activation: "relu", "gelu" or None.
+        of_operands: what the product is multiplied by.
+        of_d: what D is multiplied by before it is stored.
+    """
+
+    bias: Array | None = None
+    axis: int = 1
+    activation: str | None = None
+    of_operands: float = 1.0
+    of_d: float = 1.0
+
+    def gathered(self, d: MatrixDescriptor, ctx: Runtime[Any]) -> _After:
+        """Return it with all of the bias, on every rank. Collective over the context."""
+        if self.bias is None:
+            return self
+        found = np.zeros((2, d.shape[self.axis]))  # the sum of all ranks' copies, and their number
+        if ctx.rank < d.grid.size:
+            at = d.global_indices(ctx.rank)[self.axis]
+            found[0, at], found[1, at] = self.bias.astype(np.float64), 1
+        ctx.comm.sum_into(found)
+        return self._replace(bias=found[0] / np.maximum(found[1], 1))
+
+    def entries(self, lines: NDArray[np.int64], axis: int) -> Array | float:
+        """Return what is added to some rows (axis 0) or columns of D, which are columns here. Local."""
+        if self.bias is None:
+            return 0.0
+        return self.bias[lines][None, :] if axis == self.axis else self.bias[:, None]
+
+    def activated(self, x: Array) -> Array:
+        """Return the activation of D's elements. Local."""
+        if self.activation is not None:
+            x = x.copy()
+            activate(np, Epilogue(self.activation), x, None)  # type: ignore[arg-type]
+        return x
+
+
+def _after(
+    ctx: Runtime[Any], problem: MatmulProblem, epilogue: Epilogue | None, scales: Scales | None
+) -> _After:
+    """Return what follows a product, or raise what is wrong with it. Local."""
+    adopt = partial(as_local, ctx.engine)
+    bias = activation = None
+    if epilogue is not None and epilogue.name:
+        if (
+            problem.scheme != "gemm"
+            or {*epilogue.given} - {"bias", "aux"}
+            or epilogue.activation in ("drelu", "dgelu")
+        ):
+            raise UnsupportedError("verify: epilogue: expected a bias or an activation, of scheme 'gemm'")
+        bound = epilogue.bind(partial(adopt, name="epilogue"), problem, ctx.rank)
+        bias, activation = bound.bias, bound.activation
+    numbers = {"a": 1.0, "b": 1.0, "d": 1.0}
+    if scales is not None:
+        if scales.mode != "tensor":
+            raise UnsupportedError(f"verify: scales: mode is {scales.mode!r}, expected 'tensor'")
+        scales = scales.bind(partial(adopt, name="scales"), problem, ctx.rank)
+        for name in numbers:
+            value = getattr(scales, name)
+            if value is not None:
+                host = value if isinstance(value, float) else ctx.engine.to_host(value).reshape(-1)[0]
+                numbers[name] = float(host)
+    return _After(
+        None if bias is None else ctx.engine.to_host(bias), along(problem.d), activation,
+        numbers["a"] * numbers["b"], numbers["d"],
     )  # fmt: skip
 
 
@@ -148,12 +239,16 @@ def _exactly(ctx: Runtime[Any], problem: MatmulProblem, asked: _Freivalds) -> Ve
             assert a is not None
             assert b is not None
             assert d is not None
-            expected = asked.alpha * (_op(a, asked.op_a) @ _op(b, asked.op_b))
+            expected: Array = asked.alpha * (_op(a, asked.op_a) @ _op(b, asked.op_b))
             if problem.scheme == "matmul_allreduce":
                 copies = problem.d.grid.size
                 expected = np.tile(expected, (1, copies) if problem.d.order == "F" else (copies, 1))
             if c is not None:
                 expected = expected + asked.beta * c
+            after = asked.after
+            if after.bias is not None:
+                expected = expected + (after.bias if after.axis else after.bias[:, None])
+            expected = after.of_d * after.activated(expected)
             expected = expected.astype(asked.d.dtype).astype(d.dtype)
             differ = ~((d == expected) | (np.isnan(d) & np.isnan(expected)))
             finite = np.isfinite(expected) & np.isfinite(d)
@@ -188,6 +283,7 @@ class _Freivalds(NamedTuple):
     beta: complex
     op_a: str
     op_b: str
+    after: _After = _After()
 
     def verification(self) -> Verification:
         """Check D on random vectors. Collective."""
@@ -195,7 +291,11 @@ class _Freivalds(NamedTuple):
         rounding = element_type(accumulation_dtype(self.d.dtype)).roundoff
         bound = 8 * math.sqrt(max(k, 1)) * rounding + 4 * element_type(self.d.dtype).roundoff
         spoiled, counts = self.spoiled()
-        error, wrong = self.error_of_sums(spoiled), 0
+        error, wrong = 0.0, 0
+        if self.after.activation is None:
+            error = self.error_of_sums(spoiled)
+        else:  # sums say nothing: some lines do
+            spoiled = np.ones(self.d.shape[0], bool), np.ones(self.d.shape[1], bool)
         for axis in (0, 1):
             for lines in _some(np.flatnonzero(spoiled[axis])):
                 one, others = self.error_of_lines(lines, axis, bound)
@@ -234,12 +334,18 @@ class _Freivalds(NamedTuple):
         bx, bx_size = _apply(self.b, self.op_b, x, ones)
         abx, abx_size = _apply(self.a, self.op_a, bx, bx_size)
         dx, _ = _apply(self.d, "N", x, ones)
-        difference, size = dx - self.alpha * abx, abs(self.alpha) * abx_size
+        of_d, bias = self.after.of_d, self.after.bias
+        difference, size = dx / of_d - self.alpha * abx, abs(self.alpha) * abx_size
+        if bias is not None and self.after.axis:
+            difference, size = difference - bias @ x, size + np.abs(bias) @ ones
+        elif bias is not None:
+            difference, size = difference - np.outer(bias, x.sum(axis=0)), size + np.abs(bias) * ones.sum()
         if self.c is not None:
             cx, cx_size = _apply(self.c, "N", x, ones)
             difference, size = difference - self.beta * cx, size + abs(self.beta) * cx_size
         # below this, results are rounded to multiples of the smallest number
-        size += element_type(self.d.dtype).smallest / element_type(self.d.dtype).roundoff * (max(n, 1) * step)
+        smallest = element_type(self.d.dtype).smallest / element_type(self.d.dtype).roundoff / abs(of_d)
+        size = size + smallest * (max(n, 1) * step)
         # Where sums overflow on the way, rounding explains any difference.
         comparable = ~rows & np.isfinite(size)
         return float(np.max((np.abs(difference) / size[:, None])[comparable], initial=0.0))
@@ -250,11 +356,12 @@ class _Freivalds(NamedTuple):
         Returns:
             The largest relative difference of finite elements, and how many elements are of a different kind.
         """
-        got = _lines(self.d, "N", lines, axis)
+        got = _lines(self.d, "N", lines, axis) / self.after.of_d
         first, last = (
             ((self.b, self.op_b), (self.a, self.op_a)) if axis else ((self.a, self.op_a), (self.b, self.op_b))
         )
-        expected, size = np.zeros_like(got), np.zeros(got.shape)
+        expected: Array = np.zeros_like(got)
+        size = np.zeros(got.shape)
         row_taint, col_taint = self._tainted()
         tainted = (row_taint[:, None] | col_taint[lines]) if axis else (col_taint[:, None] | row_taint[lines])
         if self.alpha:
@@ -268,10 +375,14 @@ class _Freivalds(NamedTuple):
             c = _lines(self.c, "N", lines, axis)
             expected, size = expected + self.beta * c, size + abs(self.beta) * np.abs(c)
             tainted = tainted | ~np.isfinite(c)
-        size = size + element_type(self.d.dtype).smallest / element_type(self.d.dtype).roundoff
+        expected = expected + self.after.entries(lines, axis)
+        size = size + np.abs(self.after.entries(lines, axis))
+        expected = self.after.activated(expected)
+        smallest = element_type(self.d.dtype).smallest / element_type(self.d.dtype).roundoff
+        size = size + smallest / abs(self.after.of_d)
         finite = np.isfinite(got)
         error = np.abs(got - expected) / size
-        may_overflow = ~(size * (1 + bound) < element_type(self.d.dtype).largest)
+        may_overflow = ~(size * (1 + bound) * abs(self.after.of_d) < element_type(self.d.dtype).largest)
         close = finite & (error <= bound)
         plain = ~tainted & finite & np.isfinite(error)
         wrong = np.where(tainted, ~_same_kind(got, expected), ~finite & ~may_overflow)

@@ -204,3 +204,60 @@ def test_a_verification_says_what_it_found():
     assert not pb.Verification(1e-14, 1e-15)
     assert not pb.Verification(float("nan"), 1e-15)
     assert not pb.Verification(0.0, 1e-15, wrong=1)
+
+
+def followed(comm):
+    """A bias, activations and scales: what is right passes, and the same D does not pass as another product."""
+    rng = np.random.default_rng(12)
+    grid = pb.Grid.squarest(comm.size)
+    with pb.Context(comm, engine="host") as ctx:
+
+        def matrix(m, n, order="C", dtype="float32"):
+            d = pb.MatrixDescriptor((m, n), (3, 5), grid, dtype=dtype, order=order)
+            return ctx.scatter(rng.standard_normal((m, n)).astype(d.dtype), d)
+
+        for order, activation, exact in itertools.product("CF", (None, "relu", "gelu"), (False, True)):
+            if exact and activation == "gelu":  # whose values are not exact
+                continue
+            a, b, c = matrix(23, 31, order), matrix(31, 19, order), matrix(23, 19, order)
+            for x in (a, b, c):
+                x.local[...] = np.rint(4 * x.local)  # so that products are exact
+            d = ctx.empty(c.descriptor)
+            rows, cols = d.descriptor.global_indices(ctx.rank)
+            values = np.arange(max(23, 19), dtype=np.float32) - 9
+            bias = values[cols if order == "C" else rows]
+            how = {"alpha": 2, "beta": -1, "epilogue": pb.Epilogue(activation, bias=bias)}
+            pb.matmul(a, b, c, out=d, **how)
+            name = f"{order} {activation} {'exactly' if exact else ''}"
+            good = pb.verify(a, b, c, d, exact=exact, **how)
+            yield name, None if good else f"{good} though D is right"
+            for other in (None, pb.Epilogue(activation, bias=bias + 1), pb.Epilogue(bias=-bias)):
+                bad = pb.verify(a, b, c, d, exact=exact, **(how | {"epilogue": other}))
+                yield f"{name}: {other}", f"{bad} though D is wrong" if bad else None
+        a, b = (matrix(24, 32, dtype="float8_e4m3fn") for _ in "ab")
+        d = ctx.empty(pb.MatrixDescriptor((24, 24), (3, 3), grid, dtype="float8_e4m3fn"))
+        scales = pb.Scales(0.5, np.array([2], np.float32), 0.25)
+        pb.matmul(a, b, op_b="T", out=d, scales=scales)
+        good = pb.verify(a, b, None, d, op_b="T", scales=scales)
+        yield "scales", None if good else f"{good} though D is right"
+        for other in (None, pb.Scales(0.5, 4.0, 0.25), pb.Scales(0.5, 2.0, 0.5)):
+            bad = pb.verify(a, b, None, d, op_b="T", scales=other)
+            yield f"scales {other}", f"{bad} though D is wrong" if bad else None
+        a = matrix(9, 9)
+        for how in (
+            {
+                "epilogue": pb.Epilogue(
+                    bias_grad_a=np.zeros(a.descriptor.local_shape(ctx.rank)[0], np.float32)
+                )
+            },
+            {"scales": pb.Scales(a=np.zeros(1, np.uint8), b=np.zeros(1, np.uint8), mode="block")},
+        ):
+            yield (
+                f"{how}",
+                agreed_error(ctx, pb.UnsupportedError, ["verify: "], pb.verify, a, a, None, a, **how),
+            )
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_epilogues_and_scales(nranks):
+    run_mpi(followed, nranks)

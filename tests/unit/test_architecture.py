@@ -76,7 +76,8 @@ LAYERS: dict[str, set[str]] = {
         "products",
     },
     "context": BOTTOM | {"layout", "epilogue", "runtime", "creation", "io", "matrix"},
-    "verification": {"dtypes", "layout", "runtime", "plans", "products", "matrix"},
+    "verification": {"errors", "dtypes", "layout", "epilogue", "scales", "engines", "interop"}
+    | {"runtime", "plans", "products", "matrix"},
     "level3": BOTTOM | {"layout", "engines", "docstrings", "runtime", "calls", "plans", "matrix"},
     "factorisations": BOTTOM | {"layout", "engines", "runtime", "handle", "plans", "matrix"},
     "vector_calls": BOTTOM | {"layout", "engines", "runtime", "handle", "plans", "calls", "matrix"},
