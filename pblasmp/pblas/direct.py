@@ -14,7 +14,7 @@ from ..dtypes import element_type
 from ..engines.direct import Asked, Held, Part, Pattern, pattern_of
 from .arguments import Faults
 from .grids import ProcessGrid, of_number
-from .operands import Operand, entries
+from .operands import PblasOperand, entries
 
 __all__ = ["DirectForm"]
 
@@ -73,7 +73,7 @@ def _layout(grid: ProcessGrid, desc: Any, dtype: np.dtype) -> _Layout | None:
         return None
     if not (0 <= values[6] < grid.grid.nprow and 0 <= values[7] < grid.grid.npcol):
         return None
-    descriptor = Operand("a", None, 1, 1, values, (0, 0)).descriptor(grid.grid, dtype)
+    descriptor = PblasOperand("a", None, 1, 1, values, (0, 0)).descriptor(grid.grid, dtype)
     rank = grid.context.rank
     pattern, (rows, cols) = pattern_of(descriptor, rank), descriptor.local_shape(rank)
     if pattern is None or values[8] < rows:

@@ -17,7 +17,7 @@ from ..errors import FactorisationError
 from ..matrix import DistributedMatrix
 from .arguments import Faults
 from .grids import ProcessGrid
-from .operands import Operand, check_sharing, entries, grid_of
+from .operands import PblasOperand, check_sharing, entries, grid_of
 from .routines import DTYPE
 
 __all__ = ["BESIDE", "ROUTINES", "SIZES", "ScalapackRoutine", "factoriser"]
@@ -398,12 +398,12 @@ def _matrices(
 ) -> dict[str, DistributedMatrix]:
     """Return the matrices by letter; note what is wrong with them, and the facts that must be equal on all ranks."""
     matrices: dict[str, DistributedMatrix] = {}
-    operands: dict[str, Operand] = {}
+    operands: dict[str, PblasOperand] = {}
     for name, shape in routine.shapes.items():
         i, j = (faults.integer(each, given[each], 1) for each in (f"i{name}", f"j{name}"))
         desc = entries(faults, f"desc{name}", given[f"desc{name}"])
         rows, cols = (_extent(values, each) for each in shape.split())
-        operands[name] = operand = Operand(name, given[name], i, j, desc, (rows, cols))
+        operands[name] = operand = PblasOperand(name, given[name], i, j, desc, (rows, cols))
         facts[name] = i, j, desc[2:8]
         if desc and grid_of([desc]) is not grid:
             faults.add(f"desc{name}", f"{desc[1]} is not the context of the other matrices", 2)

@@ -17,7 +17,7 @@ from ..layout.trapezoid import copy_part
 from ..matrix import DistributedMatrix
 from .arguments import Faults
 from .grids import of_number
-from .operands import Operand, check_sharing, entries, staged
+from .operands import PblasOperand, check_sharing, entries, staged
 from .routines import DTYPE, PblasFunction
 
 __all__ = ["mover"]
@@ -146,7 +146,7 @@ def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any]) -
             _write(b, arrived, part)
 
 
-def _operand(faults: Faults, name: str, given: dict[str, Any], shape: tuple[int, int]) -> Operand | None:
+def _operand(faults: Faults, name: str, given: dict[str, Any], shape: tuple[int, int]) -> PblasOperand | None:
     """Return A or B as this process describes it; None if the process has no part of it."""
     desc = given[f"desc{name}"]
     try:
@@ -159,7 +159,7 @@ def _operand(faults: Faults, name: str, given: dict[str, Any], shape: tuple[int,
     if values and of_number(values[1]) is None:
         faults.add(f"desc{name}", f"{values[1]} is not a context of this process, nor -1", 2)
     i, j = (faults.integer(each, given[each], 1) for each in (f"i{name}", f"j{name}"))
-    return Operand(name, given[name], i, j, values, shape)
+    return PblasOperand(name, given[name], i, j, values, shape)
 
 
 def _side(

@@ -20,11 +20,11 @@ from ..scalapack import column_major_view
 from .arguments import Faults
 from .grids import ProcessGrid, of_number
 
-__all__ = ["Operand", "check_sharing", "entries", "grid_of", "staged"]
+__all__ = ["PblasOperand", "check_sharing", "entries", "grid_of", "staged"]
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class PblasOperand:
     """The four arguments of one matrix: sub(A) begins at row ``i`` and column ``j`` (from 1) of A.
 
     Attributes:

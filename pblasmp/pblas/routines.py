@@ -26,7 +26,7 @@ from ..products import matmul
 from .arguments import Faults
 from .direct import DirectForm
 from .grids import ProcessGrid
-from .operands import Operand, check_sharing, entries, grid_of, staged
+from .operands import PblasOperand, check_sharing, entries, grid_of, staged
 
 __all__ = ["DTYPE", "ROUTINES", "VECTORS", "PblasFunction", "PblasRoutine", "function_of", "variant"]
 
@@ -325,7 +325,7 @@ def _checked(routine: PblasRoutine, faults: Faults, given: Values, dtype: np.dty
     return values
 
 
-def _operand(routine: PblasRoutine, faults: Faults, name: str, given: Values, values: Values) -> Operand:
+def _operand(routine: PblasRoutine, faults: Faults, name: str, given: Values, values: Values) -> PblasOperand:
     i, j = (faults.integer(each, given[each], 1) for each in (f"i{name}", f"j{name}"))
     desc = entries(faults, f"desc{name}", given[f"desc{name}"])
     if name in VECTORS:
@@ -334,7 +334,7 @@ def _operand(routine: PblasRoutine, faults: Faults, name: str, given: Values, va
         values[f"is_row_{name}"] = increment == rows
         if increment not in (1, rows):
             faults.add(f"inc{name}", f"expected 1 (a column), or M_ (a row), here {rows}, got {increment}")
-    return Operand(name, given[name], i, j, desc, routine.shape(name, values))
+    return PblasOperand(name, given[name], i, j, desc, routine.shape(name, values))
 
 
 def _number(faults: Faults, name: str, value: Any) -> NDArray[Any] | None:
@@ -347,7 +347,7 @@ def _number(faults: Faults, name: str, value: Any) -> NDArray[Any] | None:
 
 def _fact(value: Any) -> Any:
     """Return what must be equal on every process: for a matrix, all but its context's number and its local array."""
-    return (value.i, value.j, value.desc[2:8]) if isinstance(value, Operand) else value
+    return (value.i, value.j, value.desc[2:8]) if isinstance(value, PblasOperand) else value
 
 
 def _annotation(name: str, routine: PblasRoutine) -> str:

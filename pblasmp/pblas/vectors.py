@@ -11,7 +11,7 @@ from typing import Any
 from .. import vector_calls, vectors
 from ..layout.vector_routines import VECTOR_ROUTINES, VectorRoutine
 from ..matrix import DistributedMatrix
-from .operands import Operand
+from .operands import PblasOperand
 from .routines import DTYPE, VECTORS, PblasFunction, PblasRoutine, Values, function_of
 
 __all__ = ["FUNCTIONS", "ROUTINES", "VectorFunction"]
@@ -44,7 +44,7 @@ class VectorFunction(PblasRoutine):
         found: Any = vector_calls.after_agreement(self.python.__name__, matrices)
         numbers: list[Any] = [*found] if isinstance(found, tuple) else [found]
         if "indx" in self.numbers:
-            x: Operand = values["x"]
+            x: PblasOperand = values["x"]
             numbers[1] += x.j if values["is_row_x"] else x.i
         everywhere = (_in_scope(values[name], x, values) for name, x in matrices.items())
         if values["n"] == 0 or not any(everywhere):
@@ -62,7 +62,7 @@ class VectorFunction(PblasRoutine):
         self.python(*read, out=matrices[self.written], **self.options(values))
 
 
-def _in_scope(operand: Operand, x: DistributedMatrix, values: Values) -> bool:
+def _in_scope(operand: PblasOperand, x: DistributedMatrix, values: Values) -> bool:
     """Return whether this process is in the process row, or column, that has a vector. Local.
 
     Of a single element of a matrix of one row PBLAS cannot tell which it is: only the process that has it counts.

@@ -17,7 +17,7 @@ from ....errors import StatusError
 from ..peers.windows import check_driver
 from .views import View
 
-__all__ = ["FORMS", "TILE_ROWS", "Job", "OneKernel", "Tiling", "tiling"]
+__all__ = ["FORMS", "TILE_ROWS", "KernelJob", "OneKernel", "Tiling", "tiling"]
 
 FORMS = ("matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 """What the kernel does, by the number that ``FORM`` has in it."""
@@ -110,7 +110,7 @@ def _stages(width: int, slots: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class KernelJob:
     """The arguments of a launch: matrices and addresses, as this rank sees them. See ``one_kernel.cu``.
 
     Attributes:
@@ -170,7 +170,7 @@ class OneKernel:
             else kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
         )
 
-    def launch(self, job: Job, blocks: int, stream: int) -> None:
+    def launch(self, job: KernelJob, blocks: int, stream: int) -> None:
         """Queue the kernel; all its blocks must be able to run at once. Local to queue, collective to run."""
         packed = self._packed(job)
         buffer = ctypes.create_string_buffer(len(packed) + _MAP_ALIGN_BYTES)
@@ -184,7 +184,7 @@ class OneKernel:
             )
         )
 
-    def _packed(self, job: Job) -> bytes:
+    def _packed(self, job: KernelJob) -> bytes:
         """Return ``struct Job`` of the kernel."""
         ranks, tiles = self.ranks, self.tiles
         nowhere = View(0, 0, 0, 0, job.d.dtype)

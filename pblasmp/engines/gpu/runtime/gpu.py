@@ -16,7 +16,7 @@ import numpy as np
 from ....errors import UnsupportedError
 from ..kernels.kernels import Kernels, Launch
 from ..kernels.lt import PLAIN, Fused, LocalProducts, Op
-from ..kernels.one_kernel import Job, OneKernel
+from ..kernels.one_kernel import KernelJob, OneKernel
 from ..kernels.views import Blocks, Move, View, blocks
 from ..peers.windows import Windows, check_driver, open_windows
 from .nccl import Nccl
@@ -224,7 +224,7 @@ class Gpu:
             op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute, lane=stream,
         )  # fmt: skip
 
-    def one_kernel(self, kernel: OneKernel, job: Job) -> None:
+    def one_kernel(self, kernel: OneKernel, job: KernelJob) -> None:
         """Launch a kernel that multiplies and communicates, on the main stream. Local to queue, collective to run."""
         kernel.launch(job, self.multiprocessors, self.stream("main").ptr)
 

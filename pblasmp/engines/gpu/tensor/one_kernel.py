@@ -21,7 +21,7 @@ from ....dtypes import is_float8
 from ....layout import ParallelProblem
 from ...request import Options
 from ...tensor.pieces import offsets, shares
-from ..kernels.one_kernel import TILE_ROWS, Job, OneKernel, Tiling, tiling
+from ..kernels.one_kernel import TILE_ROWS, KernelJob, OneKernel, Tiling, tiling
 from ..kernels.views import View
 from ..peers.windows import ONE_KERNEL_FLAGS
 from ..runtime.gpu import Gpu
@@ -124,15 +124,15 @@ class _OneKernel(CopyProduct):
             self.gpu.copy("main", own, matrix)
         return own
 
-    def _job(self, call: Views, x: View, w: View, out: View) -> Job:
+    def _job(self, call: Views, x: View, w: View, out: View) -> KernelJob:
         """Return the arguments of a launch. Local."""
         raise NotImplementedError
 
-    def _with_boxes(self, call: Views, w: View, **how: Any) -> Job:
+    def _with_boxes(self, call: Views, w: View, **how: Any) -> KernelJob:
         gpu, flags = self.gpu, ONE_KERNEL_FLAGS
         half = gpu.symmetric_bytes("one_kernel") // 2 // TILE_ROWS * TILE_ROWS
         words = (gpu.symmetric_bytes(flags) - _CONTROL_BYTES) // np.dtype(np.uint32).itemsize
-        return Job(
+        return KernelJob(
             w=w, rank=self.rank, starts=self.starts, capacity=words // (2 * _KINDS * self.size),
             control=gpu.symmetric(flags, self.rank),
             flags=[gpu.symmetric(flags, rank) + _CONTROL_BYTES for rank in range(self.size)],
@@ -150,7 +150,7 @@ class OneKernelReduceScatter(_OneKernel):
     def _cut(self) -> None:
         self.starts = offsets(self.p.rows)
 
-    def _job(self, call: Views, x: View, w: View, out: View) -> Job:
+    def _job(self, call: Views, x: View, w: View, out: View) -> KernelJob:
         return self._with_boxes(call, w, x=x, d=out)
 
 
@@ -168,7 +168,7 @@ class OneKernelAllReduce(_OneKernel):
         few = "there are fewer tokens than ranks" if p.tokens[0] < gpu.size else ""
         return super().why_not(gpu, p, options) or few
 
-    def _job(self, call: Views, x: View, w: View, out: View) -> Job:
+    def _job(self, call: Views, x: View, w: View, out: View) -> KernelJob:
         parts = [out.lines(start, stop) for start, stop in pairwise(self.starts)]
         return self._with_boxes(
             call, w, x=x, d=parts[self.rank],
@@ -196,7 +196,7 @@ class OneKernelGatheredOutput(_OneKernel):
     def _share(self) -> tuple[int, int, int]:
         return self.p.tokens[0], max(self.p.outputs), 1
 
-    def _job(self, call: Views, x: View, w: View, out: View) -> Job:
+    def _job(self, call: Views, x: View, w: View, out: View) -> KernelJob:
         ends = offsets(self.p.outputs)
         parts = [out.columns(start, stop) for start, stop in pairwise(ends)]
         return self._with_boxes(
