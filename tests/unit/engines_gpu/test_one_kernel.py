@@ -13,7 +13,7 @@ import pytest
 
 from pblasmp.dtypes import DTYPES
 from pblasmp.engines.gpu.kernels import one_kernel as kernels
-from pblasmp.engines.gpu.kernels.one_kernel import FORMS, TILE_ROWS, Job, OneKernel, tiling
+from pblasmp.engines.gpu.kernels.one_kernel import FORMS, TILE_ROWS, KernelJob, OneKernel, tiling
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.gpu.tensor import PRODUCTS
 from pblasmp.engines.gpu.tensor import one_kernel as algorithms
@@ -113,14 +113,14 @@ def test_call_after_call_without_a_barrier(small, form, seed):
 
 def test_one_set_of_boxes_would_be_a_race(small, monkeypatch):
     """The model is not blind: with one set for all calls, a fast rank overwrites what a slow one still reads."""
-    real = algorithms.Job
+    real = algorithms.KernelJob
 
     def run() -> None:
         for seed in range(20):
             Product(Peers(3), "matmul_reduce_scatter", (9, 40, 6)).run(times=4, seed=seed)
 
     monkeypatch.setattr(
-        algorithms, "Job", lambda **how: real(**(how | {"boxes": [how["boxes"][0], how["boxes"][0]]}))
+        algorithms, "KernelJob", lambda **how: real(**(how | {"boxes": [how["boxes"][0], how["boxes"][0]]}))
     )
     with pytest.raises(Fault, match="being"):
         run()
@@ -237,7 +237,7 @@ def test_packed_arguments():
     kernel._map = lambda matrix, box: f"{matrix.address} {box}".encode().ljust(128)  # type: ignore[method-assign]
     x, w, d = View(1, 120, 100, 104, HALF), View(2, 72, 100, 104, HALF), View(3, 40, 72, 80, HALF)
     copies = [View(10, 40, 72, 80, HALF), None, View(12, 39, 72, 80, HALF)]
-    job = Job(x, w, d, [0, 40, 80, 119], 20, [21, 22, 23], [[30, 31, 32], [40, 41, 42]], 7, 1, copies,
+    job = KernelJob(x, w, d, [0, 40, 80, 119], 20, [21, 22, 23], [[30, 31, 32], [40, 41, 42]], 7, 1, copies,
               View(50, 1, 72, 72, np.dtype(np.float32)), "gelu", 0.5)  # fmt: skip
     packed = kernel._packed(job)
     assert len(packed) == kernels.job_bytes(3) == -(-ctypes.sizeof(_Packed) // 64) * 64
