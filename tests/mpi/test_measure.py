@@ -28,7 +28,7 @@ def measured(comm):
     with mock.patch.multiple(measure, **SMALL), pb.Context(comm, engine="host") as ctx:
         a = ctx.zeros(pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, ctx.size)))
         entry = measure.measure_ranks(ctx.engine, ctx.comm, lambda: a @ a, lambda _: None)
-        product = pb.plan_matmul(a, a)
+        product = pb.plan(pb.matmul, a, a)
         calls = [
             (product.problem, lambda: time.sleep(0.03)),
             (pb.Level3Problem("trmm", a=a.descriptor, b=a.descriptor, d=a.descriptor), product),
