@@ -212,9 +212,11 @@ def followed(comm):
     grid = pb.Grid.squarest(comm.size)
     with pb.Context(comm, engine="host") as ctx:
 
-        def matrix(m, n, order="C", dtype="float32"):
-            d = pb.MatrixDescriptor((m, n), (3, 5), grid, dtype=dtype, order=order)
-            return ctx.scatter(rng.standard_normal((m, n)).astype(d.dtype), d)
+        def matrix(m, n, order="C", dtype="float32", block=(3, 5)):
+            d = pb.MatrixDescriptor((m, n), block, grid, dtype=dtype, order=order)
+            values = rng.standard_normal((m, n))
+            positive = dtype.startswith("float8")  # or sums would be small next to their rounding
+            return ctx.scatter((np.abs(values) if positive else values).astype(d.dtype), d)
 
         for order, activation, exact in itertools.product("CF", (None, "relu", "gelu"), (False, True)):
             if exact and activation == "gelu":  # whose values are not exact
@@ -234,8 +236,8 @@ def followed(comm):
             for other in (None, pb.Epilogue(activation, bias=bias + 1), pb.Epilogue(bias=-bias)):
                 bad = pb.verify(a, b, c, d, exact=exact, **(how | {"epilogue": other}))
                 yield f"{name}: {other}", f"{bad} though D is wrong" if bad else None
-        a, b = (matrix(24, 32, dtype="float8_e4m3fn") for _ in "ab")
-        d = ctx.empty(pb.MatrixDescriptor((24, 24), (3, 3), grid, dtype="float8_e4m3fn"))
+        a, b = (matrix(48, 64, dtype="float8_e4m3fn", block=16) for _ in "ab")
+        d = ctx.empty(pb.MatrixDescriptor((48, 48), 16, grid, dtype="float8_e4m3fn"))
         scales = pb.Scales(0.5, np.array([2], np.float32), 0.25)
         pb.matmul(a, b, op_b="T", out=d, scales=scales)
         good = pb.verify(a, b, None, d, op_b="T", scales=scales)
