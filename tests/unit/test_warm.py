@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pblasmp import launch
 from tests.helpers.mpi import ROOT
 from tests.helpers.warm import Interpreter
 
@@ -33,6 +34,7 @@ SCRIPTS = {
     "thread": ["-c", "import threading, time; threading.Thread(target=lambda: print(time.sleep(0.1))).start()"],
     "streams": ["-c", "import sys; s = sys.stdout; s.reconfigure(errors='replace'); print(s.encoding, s.name, s.mode)"],
     "line": ["-c", "import os, sys; print('out'); print('err', file=sys.stderr); os._exit(0)"],
+    "C streams": ["-c", "import ctypes; ctypes.CDLL(None).printf(b'%s', b'no end of line')"],
     "deleted": ["-c", "class A:\n def __del__(self): print('deleted')\na = A()"],
     "site": ["-c", "import sitecustomize; print(sitecustomize.__file__)"],
     "path": ["-c", "import of_this_test; print(of_this_test.X)"],
@@ -43,9 +45,8 @@ SCRIPTS = {
 
 @pytest.fixture(scope="module")
 def warm():
-    interpreter = Interpreter(os.environ)
-    yield interpreter()
-    interpreter.close()
+    """The command of this session's interpreter."""
+    return launch.interpreter()
 
 
 @pytest.fixture
