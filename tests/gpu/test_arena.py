@@ -58,6 +58,22 @@ def test_a_graph_of_a_routine_in_steps_notices_a_new_workspace(ctx):
             np.testing.assert_array_equal(found, expected)
 
 
+def test_a_graph_outlives_buffers_that_grow_on_one_rank(ctx):
+    """Replaying is no business of several ranks: if one of them refused, the others would wait for it."""
+    import cupy
+
+    arena = ctx.engine.session.runtime.arena
+    x, w = (cupy.random.default_rng(seed).standard_normal((64, 64), dtype=np.float32) for seed in (1, 2))
+    with pb.plan(pb.matmul_allreduce, x, w, ctx) as plan:
+        expected = plan().copy()
+        graph = plan.graph()
+        for owner, name in list(arena._buffers) if ctx.rank == 0 else []:
+            arena.buffer(owner, name, 2 * arena._buffers[owner, name][0].size)
+        found = graph.replay().copy()
+        assert bool((found == expected).all())
+        assert bool((plan() == expected).all())
+
+
 def test_scales_that_are_numbers_of_numpy(ctx):
     import cupy
 

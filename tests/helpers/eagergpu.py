@@ -39,6 +39,7 @@ class EagerGpu:
 
     def __init__(self) -> None:
         self.buffers: dict[str, np.ndarray] = {}
+        self.outgrown: list[np.ndarray] = []
         self.queued, self.moves, self.transposes = 0, 0, 0
         self.windows = SimpleNamespace(buffer=lambda name: SimpleNamespace(nbytes=0))
         self.arena: Any = SimpleNamespace(replaced=lambda: None)
@@ -48,6 +49,8 @@ class EagerGpu:
         return nullcontext()
 
     def reserve(self, name: str, nbytes: int) -> None:
+        if name in self.buffers and self.buffers[name].nbytes < nbytes:
+            self.arena.replaced()
         self.scratch(name, nbytes)
 
     def symmetric(self, name: str, rank: int) -> int:
@@ -57,7 +60,7 @@ class EagerGpu:
     def scratch(self, name: str, nbytes: int) -> int:
         if name not in self.buffers or self.buffers[name].nbytes < nbytes:
             if name in self.buffers:
-                self.arena.replaced()
+                self.outgrown.append(self.buffers[name])  # graphs may hold its address
             self.buffers[name] = np.full(max(1, nbytes), 0xFF, np.uint8)
         return self.buffers[name].ctypes.data
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any
 
 import numpy as np
@@ -45,14 +46,30 @@ def test_owners_have_buffers_of_their_own(arena):
     assert (arena.held("mine"), arena.held("theirs"), arena.held("nobody")) == (100, 50, 0)
 
 
-def test_a_graph_notices_that_any_buffer_is_replaced(arena):
+class RecordedGraph:
+    """A recorded graph, until its product is closed."""
+
+    graph: str | None = "a graph"
+
+
+def test_a_buffer_that_grows_ends_no_graph_and_lasts_as_long_as_those_recorded_before(arena):
+    """It may grow on one rank alone, and all ranks replay a graph or none does."""
     generation = arena.generation
-    arena.buffer("mine", "x", 100)
-    arena.buffer("mine", "y", 100)
-    arena.buffer("mine", "x", 60)
+    outgrown = []
+    recorded, closed, later = RecordedGraph(), RecordedGraph(), RecordedGraph()
+    for nbytes, graphs in ((100, [recorded, closed]), (200, []), (300, [])):
+        outgrown.append(weakref.ref(arena.buffer("mine", "x", nbytes)))
+        for graph in graphs:
+            arena.keep_for(graph)
     assert arena.generation == generation
-    arena.buffer("mine", "x", 101)
-    assert arena.generation == generation + 1
+    assert outgrown[0]() is not None
+    assert outgrown[1]() is not None  # recorded before, the graph may hold it
+    arena.keep_for(later)
+    closed.graph = None
+    del recorded, graph, graphs
+    arena.buffer("mine", "x", 400)
+    assert [buffer() is None for buffer in outgrown] == [True, True, False]
+    assert arena.held("mine") == 400
 
 
 def test_a_buffer_that_another_stream_reads_is_not_the_next_array_of_its_first_stream(ctx, lib):

@@ -58,14 +58,12 @@ def test_streams_are_forked_from_the_main_one_and_joined_to_it(ctx, lib):
         assert lib.gpu.did("wait") == [(forked[1], forked[0]), *((stream.ptr, each) for each in forked)]
 
 
-def test_graphs_notice_that_a_buffer_is_replaced_and_the_host_waits_for_nothing(ctx, lib):
+def test_a_buffer_is_replaced_and_the_host_waits_for_nothing(ctx, lib):
     gpu = ctx.engine.session.gpu
-    generation = gpu.arena.generation
     first = gpu.scratch("partial", 100)
     assert gpu.scratch("partial", 50) == first
     gpu.scratch("partial", 200)
     assert not lib.gpu.did("synchronize")
-    assert gpu.arena.generation == generation + 1  # graphs hold the old address
 
 
 @pytest.mark.parametrize("algo", ["gathered", "panels", "push", "default"])

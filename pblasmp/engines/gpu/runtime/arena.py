@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,8 @@ class Arena:
     """Buffers with an owner and a name, which grow, and numbers in GPU memory. Local.
 
     Products use them one after another, on whatever streams. An owner is the code that uses a buffer: two owners may
-    take the same name.
+    take the same name. A buffer grows on one rank, perhaps, and not on another, so it must not end a graph, which all
+    ranks replay or none does: an outgrown buffer lasts as long as the graphs that were recorded before.
 
     Args:
         cupy: the module.
@@ -30,8 +32,8 @@ class Arena:
             memory of a freed array to the next array that is made on the same stream.
 
     Attributes:
-        generation: counts the replacements of memory whose address a CUDA graph may hold: buffers here, symmetric ones,
-            and workspaces. A graph made before one must not run again.
+        generation: counts the replacements of symmetric memory and of workspaces, which all ranks replace together. A
+            CUDA graph made before one may hold its address, and must not run again.
     """
 
     def __init__(self, cupy: Any, settle: Callable[[Any], None]) -> None:
@@ -43,11 +45,19 @@ class Arena:
             OrderedDict()
         )  # the most recently used one is the last
         self._recorded: list[Array] = []  # numbers whose addresses CUDA graphs hold
+        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._outgrown: list[
+            tuple[list[weakref.ref[Any]], Array, Any]
+        ] = []  # each with the graphs that may hold its address, and its stream
         self.generation = 0
 
     def replaced(self) -> None:
-        """Count the replacement of memory whose address a CUDA graph may hold."""
+        """Count the replacement of memory whose address a CUDA graph may hold, by all ranks."""
         self.generation += 1
+
+    def keep_for(self, recorded: Any) -> None:
+        """Keep the memory of today's buffers as long as this recorded graph, whose ``graph`` is None at its end."""
+        self._graphs.add(recorded)
 
     def buffer(self, owner: str, name: str, nbytes: int) -> Array:
         """Return at least ``nbytes`` of an owner's buffer, as an uninitialised array of bytes.
@@ -59,14 +69,24 @@ class Arena:
         if found is not None and found[0].size >= nbytes:
             return found[0]
         if found is not None:
-            self.replaced()
-            self._settle(found[1])
-            del self._buffers[key], found  # before more is allocated
+            self._outgrown.append(([weakref.ref(graph) for graph in self._graphs], *found))
+            del self._buffers[key], found
+        self._free_outgrown()  # before more is allocated
         stream = self._cupy.cuda.get_current_stream()
         buffer = self._cupy.empty(max(1, nbytes), np.uint8)
         self._buffers[key] = buffer, stream
         logger.debug("GPU buffer %s of %s: %d bytes", name, owner, nbytes)
         return buffer
+
+    def _free_outgrown(self) -> None:
+        """Free the outgrown buffers that no graph holds any more."""
+        kept = []
+        for graphs, buffer, stream in self._outgrown:
+            if any(getattr(graph(), "graph", None) is not None for graph in graphs):
+                kept.append((graphs, buffer, stream))
+            else:
+                self._settle(stream)
+        self._outgrown = kept
 
     def held(self, owner: str) -> int:
         """Return the bytes of an owner's buffers."""
@@ -91,5 +111,6 @@ class Arena:
     def close(self) -> None:
         """Free everything; no work may be in flight."""
         self._buffers.clear()
+        self._outgrown.clear()
         self._numbers.clear()
         self._recorded.clear()

@@ -60,6 +60,7 @@ class Recordings:
         runtime.follow_stream()  # back from the stream of the recording
         recorded = _Recorded(self, graph, generation, pool)
         self._recorded.add(recorded)
+        self._arena.keep_for(recorded)
         return recorded
 
     def close(self) -> None:
