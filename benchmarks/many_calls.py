@@ -2,9 +2,11 @@
 """Time many calls on ever new sub-matrices, as ScaLAPACK-style codes make them: ``python benchmarks/many_calls.py``.
 
 Blocked algorithms, whose every step is a call of the PBLAS on the next sub-matrix: through ``pblasmp.pblas``, through
-``pblasmp``'s functions on views, and through ScaLAPACK's PBLAS, the same calls in the same process in turns. What
-happens within a block of the diagonal is LAPACK's for all of them. Then what a call costs above its call of the BLAS:
-on a new sub-matrix, repeated, and what a view costs. It starts the ranks itself.
+``pblasmp``'s functions on views, and through ScaLAPACK's PBLAS, the same calls in the same process in turns: Debian's
+as shipped and with a larger logical block, and MKL's in processes of their own, since both define the same symbols.
+What happens within a block of the diagonal is LAPACK's for all of them. The rounds repeat the same calls; the first
+time, when no call is known yet, is printed too. Then what a call costs above its call of the BLAS: on a new sub-matrix,
+repeated, and what a view costs. It starts the ranks itself.
 """
 
 from __future__ import annotations
@@ -88,6 +90,9 @@ def gram_schmidt(n: int, nb: int) -> Iterator[Step]:
         yield "trsm", ("R", "U", "N", "N"), 1.0, r, block
 
 
+_SHIPPED_BLOCK, _LARGER_BLOCK = 32, 256  # in which Debian's PBLAS works
+_NAMES = {"debian": ("debian", "debian-256"), "mkl": ("mkl",)}
+
 ALGORITHMS = {"cholesky": cholesky, "lu": lu, "inverse": inverse, "gram-schmidt": gram_schmidt}
 
 
@@ -140,12 +145,15 @@ class Work:
         if slk is not None:
             self.context = slk.grid(*grid)
             self.their_desc = slk.descriptor(self.context, (n, n), (nb, nb), (0, 0), lld)
-            self.doors[slk.flavour] = (self.theirs, list(map(self._scalapack, self.steps)))
+            calls = list(map(self._scalapack, self.steps))
+            self.doors |= dict.fromkeys(_NAMES[slk.flavour], (self.theirs, calls))
 
     def run(self, door: str) -> Any:
         """Run the algorithm; return this rank's part of the matrix."""
         array, calls = self.doors[door]
         array[...] = self.start
+        if self.slk is not None and self.slk.flavour == "debian":
+            self.slk.logical_block = _LARGER_BLOCK if door == "debian-256" else _SHIPPED_BLOCK
         for call in calls:
             call()
         return array
@@ -274,20 +282,30 @@ def _lapack(name: str) -> Any:
 def time_case(
     comm: Any, ctx: Any, slk: ScaLAPACK | None, case: dict[str, Any], grid: tuple[int, int], rounds: int
 ) -> dict[str, Any]:
-    """Compare the doors' results, then time them in turns. Collective over comm."""
+    """Time each door once, compare their results, then time them in turns. Collective over comm."""
     import numpy as np
 
     work = Work(comm, ctx, slk, case["algorithm"], case["n"], case["block"], grid)
-    expected = work.run("pb").copy()
+    expected = None
+    first = {}
     for door in work.doors:
-        if not np.allclose(work.run(door), expected, rtol=1e-9, atol=1e-9):
+        comm.Barrier()
+        start = time.perf_counter()
+        found = work.run(door)
+        comm.Barrier()
+        first[door] = time.perf_counter() - start
+        expected = found.copy() if expected is None else expected
+        if not np.allclose(found, expected, rtol=1e-9, atol=1e-9):
             raise SystemExit(f"{case}: {door} has another result on rank {comm.rank}")
     runs = {door: (lambda door=door: work.run(door)) for door in work.doors}
     seconds = interleaved(comm, runs, rounds, settle=0, check=lambda *_: None)
     work.close()
     row: dict[str, Any] = {"case": case, "seconds": seconds}
     if slk is not None:
-        row["ratios"] = {name: paired(seconds, name, slk.flavour) for name in ("pblas", "pb")}
+        row["ratios"] = {
+            name: paired(seconds, name, slk.flavour) for name in work.doors if name != slk.flavour
+        }
+        row["ratios"] |= {f"{name}, first time": first[name] / first[slk.flavour] for name in ("pblas", "pb")}
     return row
 
 
@@ -350,10 +368,12 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, nargs="+", default=list(BLOCKS))
     parser.add_argument("--grids", nargs="+", default=list(GRIDS))
     parser.add_argument("--only", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS))
-    parser.add_argument("--scalapack", choices=["debian", "mkl", "none"], default="debian")
+    parser.add_argument(
+        "--scalapack", nargs="+", choices=["debian", "mkl", "none"], default=["debian", "mkl"]
+    )
     parser.add_argument("--pairs", type=int, default=7, help="measured rounds per case")
     parser.add_argument("--quick", action="store_true", help="small matrices: does it run?")
-    parser.add_argument("--rank-of", help=argparse.SUPPRESS)
+    parser.add_argument("--rank-of", nargs=2, help=argparse.SUPPRESS)
     results.add_option(parser)
     options = parser.parse_args()
     if options.quick:
@@ -362,11 +382,12 @@ def main() -> None:
         measure(options)
         return
     print_facts(machine(), versions())
-    if options.scalapack != "none":
-        fetch(options.scalapack)
-    for grid in options.grids:
-        rows, cols = map(int, grid.split("x"))
-        run_ranks("benchmarks.many_calls", [*sys.argv[1:], "--rank-of", grid], rows * cols)
+    for flavour in options.scalapack:
+        if flavour != "none":
+            fetch(flavour)
+        for grid in options.grids:
+            rows, cols = map(int, grid.split("x"))
+            run_ranks("benchmarks.many_calls", [*sys.argv[1:], "--rank-of", grid, flavour], rows * cols)
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -376,17 +397,18 @@ def measure(options: argparse.Namespace) -> None:
     import pblasmp as pb
 
     comm = MPI.COMM_WORLD
-    rows, cols = map(int, options.rank_of.split("x"))
-    flavour: Flavour | None = None if options.scalapack == "none" else options.scalapack
+    grid, asked = options.rank_of
+    rows, cols = map(int, grid.split("x"))
+    flavour: Flavour | None = None if asked == "none" else asked
     slk = None if flavour is None else ScaLAPACK(flavour, comm)
     found = []
     with pb.Context(comm, engine="host") as ctx:
         cases = [
-            {"algorithm": name, "n": n, "block": nb, "grid": options.rank_of}
+            {"algorithm": name, "n": n, "block": nb, "grid": grid}
             for name in options.only for n in options.n for nb in options.blocks if 2 * nb <= n
         ]  # fmt: skip
         if comm.rank == 0:
-            print(f"\n{options.rank_of}: medians of {options.pairs} rounds, ms, and times over {flavour}'s")
+            print(f"\n{grid}: medians of {options.pairs} rounds, ms, and times over {flavour}'s")
         for case in cases:
             row = time_case(comm, ctx, slk, case, (rows, cols), options.pairs)
             found.append(row)
@@ -404,7 +426,7 @@ def measure(options: argparse.Namespace) -> None:
             directory = results.directory_of(options)
             if directory is not None:
                 run = results.Run(
-                    benchmark=f"many_calls-{options.rank_of}", date=results.today(), commit=results.this_commit(),
+                    benchmark=f"many_calls-{asked}-{grid}", date=results.today(), commit=results.this_commit(),
                     ranks=comm.size, gpus=0, **results.facts(ctx), options=results.options_of(options),
                     reference=flavour or "", sample="all", rows=found,
                 )  # fmt: skip

@@ -29,7 +29,8 @@ import pblasmp.comm.agreement
 import pblasmp.comm.board
 import pblasmp.comm.communicator
 import pblasmp.comm.exchange
-import pblasmp.engines.host.direct
+import pblasmp.engines.host.direct.products
+import pblasmp.engines.host.direct.slabs
 import pblasmp.engines.host.operations
 from tests.helpers.process import held
 
@@ -43,9 +44,11 @@ PLACES: dict[str, tuple[Any, str, int]] = {
     "allgather": (pblasmp.comm.communicator._Mpi, "allgather", 6),
     "vote": (pblasmp.comm.agreement._Vote, "outcome", 40),
     "gemm": (pblasmp.engines.host.operations.HostOperations, "gemm", 20),
-    "direct": (pblasmp.engines.host.direct, "_gemm", 10),
-    "slabs": (pblasmp.engines.host.direct._Slabs, "write", 10),
-    "slab copy": (pblasmp.engines.host.direct, "copy", 20),
+    "direct vote": (pblasmp.comm.board.Board, "vote", 20),
+    "direct": (pblasmp.engines.host.direct.products, "gemm", 10),
+    "slabs": (pblasmp.engines.host.direct.slabs.SharedSlabs, "write", 10),
+    "slab copy": (pblasmp.engines.host.direct.slabs, "copy", 20),
+    "sum": (pblasmp.engines.host.direct.products, "_quietly", 5),
     "mmap": (mmap, "mmap", 3),
 }
 KINDS = [
@@ -124,7 +127,18 @@ class Trial:
         for _ in range(self.orders["calls"]):
             d = self.descriptor()
             call = self.choose.choice(
-                ["move", "gather", "allgather", "scatter", "product", "plan", "file", "zeros"]
+                [
+                    "move",
+                    "gather",
+                    "allgather",
+                    "scatter",
+                    "product",
+                    "sum",
+                    "triangle",
+                    "plan",
+                    "file",
+                    "zeros",
+                ]
             )
             algo = self.choose.choice(["auto", "panels", "shared", "stationary"])
             if call == "move":
@@ -137,6 +151,10 @@ class Trial:
                 yield lambda d=d: self.check("scatter", ctx.scatter(whole, d).local, local(d, whole))
             elif call == "product":
                 yield lambda algo=algo: self.product(a, algo, local, product)
+            elif call in ("sum", "triangle"):
+                i, j, k = (self.choose.randint(0, self.n // 2) for _ in range(3))
+                run = self.sum if call == "sum" else self.triangle
+                yield lambda run=run, d=d, at=(i, j, k + 1): run(ctx, a, d, at, local, whole)
             elif call == "plan":
                 yield lambda d=d: self.plan(a, ctx.zeros(d), local(d, product))
             elif call == "file":
@@ -147,6 +165,34 @@ class Trial:
     def product(self, a: pb.DistributedMatrix, algo: str, local: Callable[..., Any], product: Any) -> None:
         d = pb.matmul(a, a, algo=algo)
         self.check(algo, d.local, local(d.descriptor, product))
+
+    def sum(
+        self, ctx: pb.Context, a: pb.DistributedMatrix, d: pb.MatrixDescriptor, at: tuple[int, int, int],
+        local: Callable[..., Any], whole: Any,
+    ) -> None:  # fmt: skip
+        i, j, k = at
+        here = slice(i, i + k), slice(j, j + k)
+        out = ctx.zeros(d)
+        for _ in range(3):
+            pb.geadd(a[here], out[here], beta=1, out=out[here])
+        expected = np.zeros_like(whole)
+        expected[here] = 3 * whole[here]
+        self.check("sum", out.local, local(d, expected))
+
+    def triangle(
+        self, ctx: pb.Context, a: pb.DistributedMatrix, d: pb.MatrixDescriptor, at: tuple[int, int, int],
+        local: Callable[..., Any], whole: Any,
+    ) -> None:  # fmt: skip
+        i, j, k = at
+        square, here = (slice(j, j + k), slice(j, j + k)), (slice(i, i + k), slice(j, None))
+        out = ctx.from_function(numbers, d)
+        expected = whole.copy()
+        for _ in range(2):
+            expected[here] = np.tril(whole[square]) @ expected[here] % 17
+            pb.trmm(a[square], out[here], out=out[here])
+            out.local[...] %= 17
+        expected[here] %= 17
+        self.check("triangle", out.local, local(d, expected % 17))
 
     def plan(self, a: pb.DistributedMatrix, out: pb.DistributedMatrix, expected: Any) -> None:
         with pb.plan(pb.matmul, a, a, out=out) as plan:

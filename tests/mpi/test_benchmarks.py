@@ -239,7 +239,7 @@ def test_level3_beside_scalapack(tmp_path, flavour):
 
 def test_many_calls(tmp_path):
     found = run_quick("many_calls.py", tmp_path, "--scalapack", "none", "--grids", "1x2")
-    rows = found["many_calls-1x2"].rows
+    rows = found["many_calls-none-1x2"].rows
     assert {row["case"].get("algorithm") for row in rows} == {*many_calls.ALGORITHMS, None}
     assert {row["case"].get("call") for row in rows} == {"matmul", "trsm", "syrk", "geadd", "view", None}
 

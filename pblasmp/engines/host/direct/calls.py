@@ -61,43 +61,39 @@ class HostDirect:
         channel = control.channel
         channel.take_turn(asked.call)
         try:
-            found: Any = self._programs[self._half].get(asked, False)
-            if found is False:
-                found = self._prepared(asked)
-            if found is None:
-                return None
             if not self._single:
-                return self._run_together(control, asked, found)
+                return self._run_together(control, asked)
+            program = self._found(asked)
+            if program is None:
+                return None
             channel.runs += 1
-            for function, arguments in found.compute:
-                function(*arguments)
+            _do(program.compute)
             return True
         finally:
             channel.end_turn()
 
-    def _run_together(self, control: Communicator, asked: Asked, found: Any) -> bool:
-        """Run a program, or a call for which there is no memory yet, if the ranks agree."""
+    def _run_together(self, control: Communicator, asked: Asked) -> bool | None:
+        """Run a call if it is for direct calls, and if the ranks agree."""
         try:
+            found = self._found(asked)
+            if found is None:
+                return None
             fits = type(found) is Program
             if fits:
-                for function, arguments in found.before:
-                    function(*arguments)
+                _do(found.before)
             if not vote_on(control, asked.call, found.number):
                 return False
             if not fits:
                 if not self._grow(found.nbytes):
                     return False
                 found = self._kept(asked, found)
-                for function, arguments in found.before:
-                    function(*arguments)
+                _do(found.before)
                 self._transport.fence()
             control.channel.runs += 1
-            for function, arguments in found.compute:
-                function(*arguments)
+            _do(found.compute)
             if found.finish is not None:
                 self._transport.fence()
-                for function, arguments in found.finish:
-                    function(*arguments)
+                _do(found.finish)
             if found.staged:
                 self._half ^= 1
         except BaseException as error:
@@ -113,13 +109,16 @@ class HostDirect:
 
     # -- programs
 
-    def _prepared(self, asked: Asked) -> Program | Preparation | None:
+    def _found(self, asked: Asked) -> Any:
         """Return the program of a call; the call itself if it needs more memory; None if it is not for direct calls."""
+        programs = self._programs[self._half]
+        if asked in programs:
+            return programs[asked]
         try:
             call = Preparation(asked, self._function, self._operations, self._transport)
             call.compute = _COMPUTERS[asked.routine](call)
         except UnfitError:
-            self._programs[self._half][asked] = None
+            programs[asked] = None
             return None
         return self._kept(asked, call) if call.nbytes <= self._capacity else call
 
@@ -155,6 +154,11 @@ class HostDirect:
         self._memory = [(array, array.__array_interface__["data"][0]) for array in arrays]
         self._capacity = nbytes
         return True
+
+
+def _do(steps: Steps) -> None:
+    for function, arguments in steps:
+        function(*arguments)
 
 
 _COMPUTERS: dict[str, Callable[[Preparation], Callable[[], Steps]]] = {
