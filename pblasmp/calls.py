@@ -182,11 +182,9 @@ class MatrixCall(UserCall[Reading]):
 
 
 _LEGAL = {
-    "side": ("L", "R"),
-    "uplo": ("L", "U"),
-    "op_a": ("N", "T", "C"),
-    "op_b": ("N", "T", "C"),
-    "diag": ("N", "U"),
+    (name, word)
+    for name, words in {"side": "LR", "uplo": "LU", "op_a": "NTC", "op_b": "NTC", "diag": "NU"}.items()
+    for word in words
 }
 
 
@@ -255,7 +253,10 @@ def compute_directly(
 
 def _legal(options: Mapping[str, Any]) -> bool:
     """Return whether options have the words that routines know. Local."""
-    return all(type(value) is str and value in _LEGAL[name] for name, value in options.items())
+    try:
+        return options.items() <= _LEGAL
+    except TypeError:  # one is not even hashable
+        return False
 
 
 def _parts(ctx: Runtime[Any], matrices: tuple[Any, ...]) -> list[Part | None] | None:
