@@ -16,7 +16,6 @@ import ctypes
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -431,17 +430,7 @@ def measure(options: argparse.Namespace) -> None:
                     ranks=comm.size, gpus=0, **results.facts(ctx), options={"pairs": options.pairs},
                     reference=flavour or "", sample="all", rows=found,
                 )  # fmt: skip
-                print(f"all times: {results.save(_with_earlier(run, directory), directory)}")
-
-
-def _with_earlier(run: results.Run, directory: Path) -> results.Run:
-    """Return a run with the rows of an earlier one of the same commit: it may come in portions."""
-    path = directory / f"{run.name}.json"
-    earlier = results.load(path) if path.exists() else None
-    if earlier is None or (earlier.commit, earlier.options) != (run.commit, run.options):
-        return run
-    cases = [row["case"] for row in run.rows]
-    return replace(run, rows=[*(row for row in earlier.rows if row["case"] not in cases), *run.rows])
+                print(f"all times: {results.save(results.with_earlier(run, directory), directory)}")
 
 
 if __name__ == "__main__":

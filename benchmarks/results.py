@@ -11,7 +11,7 @@ import json
 import math
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import date, datetime, timezone
 from pathlib import Path
 from statistics import median
@@ -138,6 +138,16 @@ def save(run: Run, directory: Path) -> Path:
     rows = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in run.rows)
     path.write_text(f'{head},\n "rows": [\n{rows}\n ]\n}}\n', encoding="utf-8")
     return path
+
+
+def with_earlier(run: Run, directory: Path) -> Run:
+    """Return a run with the other cases of the one that is stored there, if commit and options are the same."""
+    path = directory / f"{run.name}.json"
+    earlier = load(path) if path.exists() else None
+    if earlier is None or (earlier.commit, earlier.options) != (run.commit, run.options):
+        return run
+    cases = [row["case"] for row in run.rows]
+    return replace(run, rows=[*(row for row in earlier.rows if row["case"] not in cases), *run.rows])
 
 
 def load(path: Path) -> Run:

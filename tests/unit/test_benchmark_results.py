@@ -32,6 +32,23 @@ def test_a_run_is_written_and_read_back(tmp_path):
     assert [run.date for run in results.runs(tmp_path / "new").values()] == ["2026-11-26"]
 
 
+def test_portions_of_one_commit_are_put_together(tmp_path):
+    def portion(n, seconds, **changes):
+        return replace(RUN, rows=[{"case": {"n": n}, "seconds": {"x": [seconds]}}], **changes)
+
+    def stored(run):
+        results.save(results.with_earlier(run, tmp_path), tmp_path)
+        return {
+            row["case"]["n"]: row["seconds"]["x"][0] for row in results.runs(tmp_path)["gemm-2-gpus"].rows
+        }
+
+    assert stored(portion(8, 1.0)) == {8: 1.0}
+    assert stored(portion(16, 2.0)) == {8: 1.0, 16: 2.0}
+    assert stored(portion(8, 3.0)) == {16: 2.0, 8: 3.0}
+    assert stored(portion(8, 4.0, options={"pairs": 3})) == {8: 4.0}
+    assert stored(portion(16, 5.0, options={"pairs": 3}, commit="def")) == {16: 5.0}
+
+
 def test_a_run_says_where_it_ran():
     assert RUN.where == "2 × H"
     few = replace(RUN, gpus=0, machine={"cpu": "C", "cores": 2})
