@@ -152,7 +152,7 @@ class Trial:
             elif call == "product":
                 yield lambda algo=algo: self.product(a, algo, local, product)
             elif call in ("sum", "triangle"):
-                i, j, k = (self.choose.randint(0, self.n // 2) for _ in range(3))
+                i, j, k = (self.choose.randint(0, self.n // 2 - 1) for _ in range(3))
                 run = self.sum if call == "sum" else self.triangle
                 yield lambda run=run, d=d, at=(i, j, k + 1): run(ctx, a, d, at, local, whole)
             elif call == "plan":
