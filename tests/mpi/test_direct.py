@@ -10,6 +10,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
+from pblasmp.engines.host.direct import calls
 from tests.helpers.cases import agreed_error, first, unlike
 from tests.helpers.mpi import run_mpi
 
@@ -278,6 +279,44 @@ def again(comm):
             "read-only",
             agreed_error(ctx, pb.ArgumentError, ["read-only"], pb.matmul, b[:9, :], b, out=c[:9, :]),
         )
+
+
+def bounded(comm):
+    """Ever new calls are not kept, and repeated ones only as long as there is room, fit for direct calls or not."""
+    with pb.Context(comm, engine="host") as ctx:
+        layout = {"block": (4, 3), "grid": pb.Grid.squarest(comm.size)}
+        a, c = (ctx.zeros((20, 20), **layout) for _ in range(2))
+        y, z = (ctx.zeros((20, 20), **layout, dtype="complex64") for _ in range(2))
+        direct = ctx.direct
+
+        def kept():
+            return sum(map(len, direct._programs)), direct._steps
+
+        windows = [(slice(0, i), slice(0, j)) for i in range(1, 9) for j in range(1, 9)]
+        for repeat in range(3):
+            for here in windows:
+                pb.geadd(a[here], c[here], beta=1, out=c[here])
+                pb.matmul(
+                    z[here].T, z[here[1], here[1]], op_a="C", out=y[here]
+                )  # one rank cannot do that directly
+            if not repeat:
+                yield "once", kept() != (0, 0) and f"{kept()} programs and steps are kept"
+        yield "often", not kept()[0] and "nothing is kept"
+        direct._forget()
+        calls._KEPT_STEPS, before = 40, calls._KEPT_STEPS
+        try:
+            for here in windows * 3:
+                pb.geadd(a[here], c[here], beta=1, out=c[here])
+                pb.matmul(z[here].T, z[here[1], here[1]], op_a="C", out=y[here])
+                count, steps = kept()
+                yield f"{here}", (count > 40 or steps > 50) and f"{count} programs of {steps} steps are kept"
+        finally:
+            calls._KEPT_STEPS = before
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_programs_take_little_memory(nranks):
+    run_mpi(bounded, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, 4])

@@ -118,24 +118,28 @@ class HostDirect:
             call = Preparation(asked, self._function, self._operations, self._transport)
             call.compute = _COMPUTERS[asked.routine](call)
         except UnfitError:
-            programs[asked] = None
+            self._keep(asked, None)
             return None
         return self._kept(asked, call) if call.nbytes <= self._capacity else call
 
     def _kept(self, asked: Asked, call: Preparation) -> Program:
-        """Return a call's program in the set of slabs that comes next; keep it if the call has been made before."""
+        """Return a call's program in the set of slabs that comes next."""
         program = call.bind(self._memory[self._half] if call.nbytes else None)
+        self._keep(asked, program)
+        return program
+
+    def _keep(self, asked: Asked, program: Program | None) -> None:
+        """Keep a program if the call has been made before: most calls on ever new sub-matrices are not made again."""
         name = hash(asked)
-        if name not in self._seen:  # most calls on ever new sub-matrices are not made again
+        if name not in self._seen:
             if len(self._seen) >= _SEEN:
                 self._seen.clear()
             self._seen.add(name)
-            return program
-        self._steps += len(program.before) + len(program.compute) + 1
+            return
+        self._steps += 1 if program is None else 1 + len(program.before) + len(program.compute)
         if self._steps > _KEPT_STEPS:
             self._forget()
         self._programs[self._half][asked] = program
-        return program
 
     def _forget(self) -> None:
         for programs in self._programs:
