@@ -349,7 +349,7 @@ def write_all(directory: Path) -> None:
     if not measured.is_current(readme):
         raise ValueError("README.md: the table of comparison is old: python docs/measured.py writes it")
     for table in (
-        measured.comparison, measured.performance, measured.level3_gpu, measured.rounding_blocks,
+        measured.comparison, measured.performance, measured.level3_gpu, measured.many_calls, measured.rounding_blocks,
         measured.rounding_sums, measured.one_kernel, measured.all_results, measured.gpu_runs, measured.predictions,
     ):  # fmt: skip
         (directory / f"{table.__name__}.md").write_text(table(), encoding="utf-8")

@@ -34,6 +34,8 @@ TITLES = {
     "level3-debian-thin": "Level-3 routines with few columns, beside Debian's ScaLAPACK",
     "level3-mkl": "Level-3 routines beside MKL's ScaLAPACK",
     "level3-gpu": "Level-3 routines on GPUs",
+    "many_calls-debian": "Many calls on sub-matrices, beside Debian's PBLAS: ",
+    "many_calls-mkl": "Many calls on sub-matrices, beside MKL's PBLAS: ",
     "redistribution": "Moving a matrix",
     "rounding": "Errors by where sums are rounded",
     "cholesky": "Cholesky factorisation",
@@ -198,6 +200,48 @@ def source(run: Run) -> str:
         if name in ("cuBLASMp", "NCCL", "PyTorch")
     )
     return f"{run.where}, {run.date}, commit {run.commit}, {run.sample}{f', {versions}' if versions else ''}"
+
+
+def many_calls() -> str:
+    """Return the tables of blocked algorithms, times over those of Debian's PBLAS, and of what a call costs."""
+    found = {name: run for name, run in results.runs().items() if name.startswith("many_calls-debian-")}
+    if not found:
+        return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
+    rows = []
+    for run in found.values():
+        for large in (True, False):
+            chosen = [
+                row for row in run.rows if "algorithm" in row["case"] and _is_large(row["case"]) == large
+            ]
+            if not chosen:
+                continue
+            ratios = [
+                spread(row["ratios"][name] for row in chosen)
+                for name in ("pblas", "pb", "pb, first time", "debian-256")
+            ]
+            grid, what = run.benchmark.rpartition("-")[2], "larger" if large else "smaller"
+            rows.append([grid.replace("x", "×"), what, str(len(chosen)), *ratios])
+    contenders = ["`pblasmp.pblas`", "views", "views, first time", "Debian's, blocks of 256"]
+    head = ["ranks", "matrices", "cases", *contenders]
+    parts = [table(head, rows, 5), *(f"{source(run)}\n" for run in list(found.values())[:1])]
+    calls: dict[str, list[str]] = {}
+    for run in found.values():
+        if run.ranks <= 2:
+            for row in run.rows:
+                if "call" in row["case"]:
+                    times = (digits(1e6 * (middle(row, kind) or 0)) for kind in ("new", "repeated"))
+                    calls.setdefault(row["case"]["call"], []).extend(times)
+    lines = ([f"`{name}`", *("" if cell == "0" else cell for cell in cells)] for name, cells in calls.items())
+    head = ["call", "new, 1 rank", "repeated, 1 rank", "new, 2 ranks", "repeated, 2 ranks"]
+    parts.append(
+        "Time of a call on small sub-matrices (blocks of 16), BLAS included, in µs:\n\n"
+        + table(head, lines, 4)
+    )
+    return "\n".join(parts)
+
+
+def _is_large(case: Mapping[str, Any]) -> bool:
+    return bool(case["n"] >= 1024 and case["block"] >= 64)
 
 
 def level3_gpu() -> str:
