@@ -66,7 +66,8 @@ class Run:
         """Return the machine in words, such as "2 × NVIDIA H200"."""
         if self.gpus:
             return f"{self.gpus} × {self.machine['gpu']}"
-        return f"{self.ranks} ranks on {self.machine['cores']} cores ({self.machine['cpu']})"
+        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
+        return f"{ranks} on {self.machine['cores']} cores ({self.machine['cpu']})"
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
