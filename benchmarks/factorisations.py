@@ -4,7 +4,7 @@
 It starts its ranks itself, one launch for each ScaLAPACK and number of ranks: Debian's with OpenBLAS, as shipped and
 with PBLAS's logical block raised, and MKL's with MKL as pblasmp's local BLAS, too. All compute in place on the same
 local arrays, in turns; what restores the matrices between two runs is not timed. Residuals are checked once for each
-case.
+case. On GPUs, beside cuSOLVERMp: ``mpirun -n 2 python benchmarks/factorisations.py --gpu``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import gpu_factorisations
 from benchmarks.launches import Launches, add_options, is_rank, variants
 from benchmarks.ranks import (
     SETTLE_SECONDS,
@@ -32,6 +33,18 @@ from reference.scalapack import Flavour, ScaLAPACK
 LAUNCHES = ("debian", "mkl")
 GRIDS = ("1x1", "1x2", "2x2", "4x1")
 ROUTINES = ("potrf", "getrf", "geqrf", "posv", "gesv", "gels")
+DEFAULTS = {
+    "n": [256, 512, 1024, 2048, 4096],
+    "block": [16, 64, 128],
+    "grid": list(GRIDS),
+    "check": 1024,
+}
+GPU_DEFAULTS = {
+    "n": [16384, 32768],
+    "block": [128, 256, 512, 1024],
+    "grid": ["1x2", "2x1"],
+    "check": 32768,
+}
 
 
 class Case(NamedTuple):
@@ -246,19 +259,29 @@ def time_all(comm: Any, flavour: Flavour, options: argparse.Namespace) -> list[d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-n", type=int, nargs="+", default=[256, 512, 1024, 2048, 4096], help="orders")
-    parser.add_argument("--block", type=int, nargs="+", default=[16, 64, 128])
-    parser.add_argument("--grid", nargs="+", default=list(GRIDS), help="grids, such as 2x2")
+    parser.add_argument("--gpu", action="store_true", help="on GPUs, on ranks that mpirun started")
+    parser.add_argument("-n", type=int, nargs="+", help="orders")
+    parser.add_argument("--block", type=int, nargs="+")
+    parser.add_argument("--grid", nargs="+", help="grids, such as 2x2")
+    parser.add_argument("--rhs", type=int, nargs="+", default=[1, 64, 4096], help="right-hand sides on GPUs")
     parser.add_argument("--nrhs", type=int, default=64, help="right-hand sides of solves")
     add_options(parser, pairs=7)
-    parser.add_argument("--check", type=int, default=1024, help="largest order whose residuals are checked")
-    parser.add_argument("--only", nargs="+", choices=ROUTINES, help="routines to time")
+    parser.add_argument("--check", type=int, help="largest order whose residuals are checked")
+    routines = dict.fromkeys((*ROUTINES, *gpu_factorisations.ROUTINES))
+    parser.add_argument("--only", nargs="+", choices=routines, help="routines to time")
     parser.add_argument(
         "--scalapack", choices=LAUNCHES, nargs="+", default=list(LAUNCHES), help="launches to do"
     )
     options = parser.parse_args()
+    for name, given in (GPU_DEFAULTS if options.gpu else DEFAULTS).items():
+        if getattr(options, name) is None:
+            setattr(options, name, given)
     if options.quick:
-        options.n, options.block, options.grid, options.nrhs = [200], [32], ["2x2"], 5
+        options.n, options.block, options.nrhs, options.rhs = [200], [32], 5, [5]
+        options.grid = ["1x1", "1x2"] if options.gpu else ["2x2"]
+    if options.gpu:
+        gpu_factorisations.run(options)
+        return
     if is_rank(parser, options):
         rank_main(options)
         return

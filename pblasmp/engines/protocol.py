@@ -130,27 +130,38 @@ class FactorOperations(Operations, Protocol):
 
     Attributes:
         workers: ranks of a node that may compute at the same time: no more than it has cores.
-        factor_width: columns of a panel of a factorisation.
         factor_alone: order up to which one rank of a node factors a matrix alone.
+        own_panels: makes the panels of a rank whose arrays no other rank reads; None: MPI carries them.
     """
 
     workers: int
-    factor_width: int
     factor_alone: int
+    own_panels: Any
 
-    def potrf(self, a: LocalArray, *, lower: bool = True) -> int:
-        """Replace a triangle of a square ``a`` by its Cholesky factor; return INFO as LAPACK does."""
+    def panel_width(self, order: int) -> int:
+        """Return how many columns a panel of a matrix of that order has."""
 
-    def getrf(self, a: LocalArray, pivots: NDArray[np.int32]) -> int:
-        """Replace ``a``,, by its LU factors; write the pivots, from 1, and return INFO."""
+    def potrf(self, a: LocalArray, info: LocalArray, first: int) -> None:
+        """Replace the lower triangle of the square on top of ``a`` by its Cholesky factor L, and the rest by X L^-H.
+
+        ``info``, one number, becomes 0 or, if the square is not positive definite, ``first`` more than LAPACK's INFO;
+        then the rest is undefined. If there is NaN, ``a`` becomes NaN and ``info`` 0.
+        """
+
+    def getrf(self, a: LocalArray, pivots: LocalArray, info: LocalArray, first: int) -> None:
+        """Replace ``a`` by its LU factors, and write its pivots.
+
+        The pivots count from 1, and ``first`` rows above ``a``. ``info``, one number that is 0, becomes ``first`` more
+        than LAPACK's INFO if ``a`` is singular.
+        """
 
     def swap_rows(
-        self, a: LocalArray, first: int, last: int, pivots: NDArray[np.int32], *, back: bool = False
+        self, a: LocalArray, first: int, last: int, pivots: LocalArray, *, back: bool = False
     ) -> None:
-        """Exchange rows ``first`` to ``last`` (half-open) of ``a``,, with those in ``pivots`` (from 1)."""
+        """Exchange rows ``first`` to ``last`` (half-open) of ``a`` with those in ``pivots`` (from 1)."""
 
     def geqrt(self, a: LocalArray, t: LocalArray) -> None:
-        """Replace ``a``, and no wider than high, by R and Householder vectors, and write their T."""
+        """Replace ``a``, no wider than high, by R and Householder vectors, and write their T."""
 
     def larft(self, v: LocalArray, tau: LocalArray, t: LocalArray) -> None:
         """Write the T of Householder vectors below the diagonal of ``v``, whose factors are ``tau``."""

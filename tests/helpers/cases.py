@@ -61,7 +61,7 @@ def exact(values):
 def scattered(ctx, d, values):
     """``values``, which every rank has, as a matrix in the layout ``d``. Each rank writes its part: no message."""
     matrix = ctx.allocate(d)
-    matrix.local[...] = part(values, d, ctx.rank)
+    ctx.engine.from_host(matrix.local, part(values, d, ctx.rank))
     return matrix
 
 

@@ -10,8 +10,10 @@ import contextlib
 
 import numpy as np
 
+import pblasmp as pb
 from pblasmp.engines.host.operations import HostOperations
-from tests.helpers.cases import layout, scattered
+from pblasmp.factorisations import solve_keeping
+from tests.helpers.cases import agreed_error, first, layout, pick, scattered
 
 TYPES = ("float32", "float64", "complex64", "complex128")
 MOST = 30  # how large an error may be, in the units of ``relative``
@@ -20,6 +22,13 @@ MOST = 30  # how large an error may be, in the units of ``relative``
 @contextlib.contextmanager
 def panels_of(ctx, width):
     """Within, factorisations have panels of ``width`` columns, and every rank works on them."""
+    if ctx.engine.name != "host":
+        ctx.engine.operations.factor_width, saved = width, ctx.engine.operations.factor_width
+        try:
+            yield
+        finally:
+            ctx.engine.operations.factor_width = saved
+        return
     saved = HostOperations.factor_width, HostOperations.factor_alone, ctx.engine.operations.workers
     HostOperations.factor_width, HostOperations.factor_alone = width, 3
     ctx.engine.operations.workers = ctx.size
@@ -84,3 +93,202 @@ def too_large(**errors):
     """What is wrong with errors by name, or None."""
     wrong = {name: error for name, error in errors.items() if not error < MOST}
     return f"errors {wrong}" if wrong else None
+
+
+def sizes(rng):
+    """An order, and a number of right-hand sides."""
+    return int(rng.integers(0, 30)), pick(rng, (0, 1, 1, 5, 9))
+
+
+def cholesky_case(ctx, rng, dtype):
+    n, m = sizes(rng)
+    uplo, in_place = pick(rng, "LU"), bool(rng.integers(2))
+    whole = positive(rng, n, dtype)
+    a = placed(ctx, rng, only(uplo, whole))
+    b = placed(ctx, rng, random(rng, (n, m), dtype))
+    out = a if in_place else pick(rng, (None, placed(ctx, rng, only(uplo, np.zeros_like(whole)))))
+    right, kept = b.allgather(), a.allgather()
+    solution = pb.solve(a, b, "pos", uplo=uplo).allgather()
+    untouched = None if np.array_equal(a.allgather(), kept, equal_nan=True) else "A has changed"
+    found = pb.cholesky(a, uplo, out=out)
+    factor = found.allgather()
+    outside = factor[np.triu_indices(n, 1) if uplo == "L" else np.tril_indices(n, -1)]
+    beyond = (
+        None
+        if (outside == 0).all() or (out is not None and np.isnan(outside).all())
+        else "the other triangle"
+    )
+    again = pb.cho_solve(found, b, uplo, out=b).allgather()
+    a = placed(ctx, rng, only(uplo, whole))
+    half = pb.inv(a, "pos", uplo=uplo, out=pick(rng, (None, a))).allgather()
+    half = exact(np.tril(half) if uplo == "L" else np.triu(half).conj().T)
+    inverse = half + np.tril(half, -1).conj().T
+    lower = exact(np.tril(factor) if uplo == "L" else np.triu(factor).conj().T)
+    left = exact(whole)
+    errors = too_large(
+        factor=relative(lower @ lower.conj().T - left, left, n, dtype),
+        solve=relative(left @ solution - right, left, n, dtype),
+        cho_solve=relative(left @ again - right, left, n, dtype),
+        inv=relative(left @ inverse - np.eye(n), left, n * max(1, norm(inverse)), dtype),
+    )
+    return f"cholesky {dtype} {n} {m} {uplo} in place: {in_place} {a.descriptor} {b.descriptor}", first(
+        errors, untouched, beyond
+    )
+
+
+def lu_case(ctx, rng, dtype):
+    n, m = sizes(rng)
+    rows = pick(rng, (n, n, int(rng.integers(0, 30))))
+    in_place, op, diag = bool(rng.integers(2)), pick(rng, "NTC"), pick(rng, "NU")
+    whole = random(rng, (rows, n), dtype)
+    a = placed(ctx, rng, whole)
+    found, pivots = pb.lu(a, out=a if in_place else None)
+    factors, least = found.allgather(), min(rows, n)
+    lower, upper = exact(np.tril(factors, -1))[:, :least], exact(np.triu(factors))[:least]
+    np.fill_diagonal(lower, 1)
+    rebuilt = lower @ upper
+    for i, other in reversed(list(enumerate(pivots.tolist()))):
+        rebuilt[[i, other]] = rebuilt[[other, i]]
+    errors = {
+        "lu": relative(rebuilt - whole, exact(whole), n, dtype),
+        "growth": np.abs(lower).max(initial=0) * 20,
+    }
+    if rows == n:
+        b = placed(ctx, rng, random(rng, (n, m), dtype))
+        right = b.allgather()
+        left = {"N": exact(whole), "T": exact(whole).T, "C": exact(whole).conj().T}[op]
+        a = placed(ctx, rng, whole)
+        solutions = {"solve": pb.solve(a, b, op_a=op), "lu_solve": pb.lu_solve(found, pivots, b, op, out=b)}
+        for name, x in solutions.items():
+            x = exact(x.allgather())
+            scale = (
+                np.outer(np.ones(n), [norm(left) * norm(column[:, None]) for column in x.T])
+                if m and n
+                else left
+            )
+            errors[name] = relative(left @ x - right, scale, n, dtype)
+        inverse = exact(pb.inv(a, out=a if in_place else None).allgather())
+        errors["inv"] = relative(exact(whole) @ inverse - np.eye(n), whole, n * max(1, norm(inverse)), dtype)
+        if n:
+            ratio = pb.cond_estimate(placed(ctx, rng, whole)) / np.linalg.cond(exact(whole), 1)
+            errors["cond_estimate"] = 0 if 0.1 < ratio < 1.1 else np.inf
+        sign, size = pb.slogdet(placed(ctx, rng, whole))
+        expected = np.linalg.slogdet(exact(whole))
+        near = np.allclose(sign, expected[0], atol=1e-3) and np.isclose(
+            size, expected[1], rtol=1e-3, atol=1e-3
+        )
+        errors["slogdet"] = 0 if near and type(sign) is np.dtype(dtype).type else np.inf
+    return f"lu {dtype} {rows} {n} {m} {op} {diag} in place: {in_place} {a.descriptor}", too_large(**errors)
+
+
+def triangular_case(ctx, rng, dtype):
+    n, m = sizes(rng)
+    uplo, op, diag = pick(rng, "LU"), pick(rng, "NTC"), pick(rng, "NU")
+    whole = random(rng, (n, n), dtype) / max(1, n)
+    np.fill_diagonal(whole, 1.5)
+    read = only(uplo, whole)
+    if diag == "U":
+        np.fill_diagonal(read, np.nan)
+        np.fill_diagonal(whole, 1)
+    triangle = exact(np.tril(whole) if uplo == "L" else np.triu(whole))
+    a, b = placed(ctx, rng, read), placed(ctx, rng, random(rng, (n, m), dtype))
+    right = b.allgather()
+    x = exact(pb.solve(a, b, "tri", op_a=op, uplo=uplo, diag=diag).allgather())
+    left = {"N": triangle, "T": triangle.T, "C": triangle.conj().T}[op]
+    out = pick(rng, (None, a))
+    found = pb.inv(a, "tri", uplo=uplo, diag=diag, out=out).allgather()
+    kept = np.isnan(read) if out is a else np.isnan(read) & (found != 0)
+    written = np.isnan(found) if out is a else np.isnan(read) & (found != 0)
+    inverse = exact(np.where(np.isnan(read), 0, found))
+    if diag == "U":
+        np.fill_diagonal(inverse, 1)
+    errors = too_large(
+        solve=relative(left @ x - right, left, n * max(1, norm(x)), dtype),
+        inv=relative(triangle @ inverse - np.eye(n), triangle, n * max(1, norm(inverse)), dtype),
+    )
+    beyond = None if np.array_equal(kept, written) else "more than the triangle is written"
+    return f"triangular {dtype} {n} {m} {uplo}{op}{diag} {a.descriptor} {b.descriptor}", first(errors, beyond)
+
+
+def qr_case(ctx, rng, dtype):
+    m, n = (int(i) for i in rng.integers(0, 30, 2))
+    nrhs, op, in_place = pick(rng, (0, 1, 5)), pick(rng, "NTC"), bool(rng.integers(2))
+    whole = random(rng, (m, n), dtype)
+    a, least = placed(ctx, rng, whole), min(m, n)
+    found = pb.qr(a, out=a if in_place else None)
+    q, r = exact(found.q().allgather()), exact(found.r().allgather())
+    c = random(rng, (m, nrhs), dtype)
+    product = exact(found.apply(placed(ctx, rng, c), "C").allgather())
+    back = exact(found.apply(found.apply(placed(ctx, rng, c)), "C").allgather())
+    errors = {
+        "qr": relative(q @ r - whole, exact(whole), max(m, n), dtype),
+        "orthogonal": relative(q.conj().T @ q - np.eye(least), np.eye(least), max(m, n), dtype),
+        "apply": relative(product[:least] - q.conj().T @ c, exact(c), max(m, n), dtype),
+        "back": relative(back - c, exact(c), max(m, n), dtype),
+        "triangle": np.abs(np.tril(r, -1)).max(initial=0),
+    }
+    if m and n:
+        left = {"N": exact(whole), "T": exact(whole).T, "C": exact(whole).conj().T}[op]
+        right = random(rng, (left.shape[0], nrhs), dtype)
+        solved = pb.lstsq(placed(ctx, rng, whole), placed(ctx, rng, right), op)
+        x, expected = exact(solved.allgather()), np.linalg.lstsq(left, exact(right), rcond=None)[0]
+        values = np.linalg.svd(left, compute_uv=False)
+        condition = (values[0] / values[-1]) ** 2 * max(1, norm(expected))
+        errors["lstsq"] = relative(
+            x - expected, np.eye(1), max(m, n) * condition * max(1, norm(right)), dtype
+        )
+    return f"qr {dtype} {m} {n} {nrhs} {op} in place: {in_place} {a.descriptor}", too_large(**errors)
+
+
+CASES = (cholesky_case, lu_case, triangular_case, qr_case)
+
+
+def failures(ctx, rng):
+    """What is not positive definite, what is singular, NaN: what is wrong with each outcome. In panels of 4 columns."""
+    for index in (0, 5, 16):
+        whole = positive(rng, 17, "float64")
+        whole[index, index] = -1
+        for call in (
+            lambda a: pb.cholesky(a, out=a),
+            lambda a: solve_keeping(a, ctx.zeros(a.descriptor), "pos", factor=a),
+        ):
+            a = scattered(ctx, layout(rng, (17, 17), ctx.size), whole)
+            words = ["not positive definite", f"index {index}", f"order {index + 1}"]
+            wrong = agreed_error(ctx, pb.FactorisationError, words, call, a)
+            done = index // 4 * 4
+            expected = np.linalg.cholesky(whole[:done, :done]) if done else whole[:0, :0]
+            near = np.allclose(np.tril(a.allgather()[:done, :done]), expected)
+            yield f"not positive definite at {index}", first(wrong, None if near else "L before it")
+    try:
+        pb.cholesky(scattered(ctx, layout(rng, (3, 3), ctx.size), -np.eye(3)))
+    except pb.FactorisationError as error:
+        yield "index", None if error.index == 0 else f"{error.index}"
+    for at in ((0, 0), (9, 2), (9, 9)):
+        whole = positive(rng, 17, "complex64")
+        whole[at] = np.nan
+        found = pb.cholesky(scattered(ctx, layout(rng, (17, 17), ctx.size, dtype="complex64"), whole))
+        yield f"NaN at {at}", None if np.isnan(found.allgather()[16, 16]) else "no NaN"
+    for index in (0, 6, 16):
+        whole = random(rng, (17, 17), "float64")
+        whole[:, index] = 0
+        words = ["exactly singular", f"index {index}"]
+        a, b = (scattered(ctx, layout(rng, (17, 17), ctx.size), whole) for _ in "ab")
+        wrong = [agreed_error(ctx, pb.FactorisationError, words, f, a) for f in (pb.inv, pb.lu)]
+        wrong.append(agreed_error(ctx, pb.FactorisationError, words, pb.solve, a, b))
+        wrong.append(agreed_error(ctx, pb.FactorisationError, words, pb.lu, a, out=b))
+        sign, size = pb.slogdet(a)
+        wrong.append(None if pb.cond_estimate(a) == np.inf else "cond_estimate")
+        wrong.append(None if (sign, size) == (0, -np.inf) else f"{sign} {size}")
+        upper = np.triu(b.allgather())
+        wrong.append(None if np.flatnonzero(upper.diagonal() == 0).tolist() == [index] else "U")
+        triangle = scattered(ctx, layout(rng, (17, 17), ctx.size), np.diag(np.arange(17.0) - index))
+        for uplo in "LU":
+            wrong.append(
+                agreed_error(ctx, pb.FactorisationError, words, pb.solve, triangle, b, "tri", uplo=uplo)
+            )
+            wrong.append(agreed_error(ctx, pb.FactorisationError, words, pb.inv, triangle, "tri", uplo=uplo))
+        yield f"singular at {index}", first(*wrong)
+        whole = random(rng, (17, 17), "float32")
+        whole[3, index] = np.nan
+        a = scattered(ctx, layout(rng, (17, 17), ctx.size, dtype="float32"), whole)
+        yield f"NaN in LU at {index}", None if np.isnan(pb.lu(a)[0].allgather()).any() else "no NaN"

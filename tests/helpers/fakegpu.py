@@ -29,6 +29,7 @@ import pytest
 from ml_dtypes import bfloat16
 from numpy.lib.stride_tricks import as_strided
 
+from tests.helpers import fakelapack
 from tests.helpers.fakelt import FakeLt
 
 _QUEUED = (
@@ -354,11 +355,14 @@ class FakeGpu:
         nccl = SimpleNamespace(
             get_version=lambda: self.nccl_version,
             comm_abort=self._abort,
+            broadcast=self._broadcast,
+            group_start=lambda: None,
+            group_end=lambda: None,
             **(self._queued_nccl() if self.lt else {}),
         )
         modules = {
             "cupy": self._cupy(),
-            "cupy_backends.cuda.libs": SimpleNamespace(cublas=self._cublas()),
+            "cupy_backends.cuda.libs": SimpleNamespace(cublas=self._cublas(), cusolver=fakelapack.cusolver()),
             "nccl.core": self._nccl(),
             "nvshmem.core": self._nvshmem(),
             "nccl.bindings": SimpleNamespace(nccl=nccl),
@@ -396,8 +400,17 @@ class FakeGpu:
     @staticmethod
     def _queued_nccl() -> dict[str, Any]:
         """NCCL's collectives, which a GPU would wait in, and no host."""
-        names = ("reduce_scatter", "reduce", "all_gather", "broadcast", "group_start", "group_end")
+        names = ("reduce_scatter", "reduce", "all_gather", "group_start", "group_end")
         return {name: lambda *_: None for name in names} | {"all_reduce": lambda *_: None}
+
+    def _broadcast(self, of: int, to: int, nbytes: int, kind: int, root: int, comm: Any, stream: int) -> None:
+        """NCCL's broadcast in place, by MPI."""
+        self.events.append(("broadcast", stream, root, nbytes))
+        if self.comm is None or self.lt is not None:
+            return
+        assert (of, kind) == (to, 1)
+        memory = (ctypes.c_char * nbytes).from_address(of)
+        self.under_way.setdefault(stream, []).append(self.comm.Ibcast(memory, root))
 
     def _window(self, nbytes: int) -> Any:
         """Memory that all ranks register together: who does so alone waits for ever."""
@@ -461,6 +474,9 @@ class FakeGpu:
         def where(mask: Any, yes: Any, no: Any) -> Any:
             return np.where(mask, yes, no).view(array_type)
 
+        def triangle(function: Any) -> Any:
+            return lambda x, k=0: function(x, k).view(array_type)
+
         def asarray(values: Any) -> Any:
             interface = getattr(values, "__cuda_array_interface__", None)
             if interface is not None:  # shared
@@ -492,7 +508,8 @@ class FakeGpu:
             empty_like=lambda x: empty(x.shape, x.dtype, "F" if x.flags.f_contiguous else "C"),
             ones_like=lambda x: np.ones_like(x, subok=False).view(array_type),
             copyto=copyto, conjugate=counted(np.conjugate), positive=counted(np.positive), cuda=self._cuda(),
-            arange=np.arange, uint8=np.uint8, uint64=np.uint64, RawModule=lambda code, options: self._module(),
+            tril=triangle(np.tril), triu=triangle(np.triu), arange=np.arange, uint8=np.uint8, uint64=np.uint64,
+            RawModule=fakelapack.kernels,
             ElementwiseKernel=lambda inputs, outputs, code, name: partial(_sum_kernel, name),
             full=lambda n, value, dtype=float: np.full(n, value, dtype).view(array_type),
             zeros=lambda shape, dtype=float, order="C": np.zeros(shape, dtype, order).view(array_type),
@@ -502,10 +519,6 @@ class FakeGpu:
                 used_bytes=lambda: 0,
             ),
         )  # fmt: skip
-
-    @staticmethod
-    def _module() -> Any:
-        return SimpleNamespace(get_function=lambda name: lambda *arguments, stream: None)
 
     def _cuda(self) -> SimpleNamespace:
         gpu = self
@@ -553,12 +566,13 @@ class FakeGpu:
             memcpyHostToDevice=1,
             memcpyDeviceToHost=2,
             memcpy2DAsync=copy_lines,
+            deviceGetAttribute=lambda which, device: 3000 + 16384,
             streamQuery=lambda _: self.lost or (600 if self.stuck else 0),
         )
         return SimpleNamespace(
             runtime=runtime, Device=Device, Stream=stream, Event=event, alloc_pinned_memory=pinned,
             get_current_stream=lambda: stream(self.stream),
-            device=SimpleNamespace(get_cublas_handle=lambda: 77),
+            device=SimpleNamespace(get_cublas_handle=lambda: 77, get_cusolver_handle=lambda: 78),
             UnownedMemory=lambda ptr, size, owner, device_id=-1: SimpleNamespace(ptr=ptr, size=size, owner=owner),
             MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, mem=memory),
             MemoryPool=lambda: SimpleNamespace(malloc=None), using_allocator=lambda _: nullcontext(),

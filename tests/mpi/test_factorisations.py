@@ -8,170 +8,20 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
-from pblasmp.factorisations import solve_keeping
 from pblasmp.layout import Axis
 from tests.helpers.cases import agreed_error, first, layout, pick, scattered, short_messages, unlike
 from tests.helpers.factor_cases import (
+    CASES,
     TYPES,
-    exact,
-    norm,
+    failures,
     only,
     panels_of,
     placed,
     positive,
-    random,
     relative,
     too_large,
 )
 from tests.helpers.mpi import run_mpi
-
-
-def sizes(rng):
-    """An order, and a number of right-hand sides."""
-    return int(rng.integers(0, 30)), pick(rng, (0, 1, 1, 5, 9))
-
-
-def cholesky_case(ctx, rng, dtype):
-    n, m = sizes(rng)
-    uplo, in_place = pick(rng, "LU"), bool(rng.integers(2))
-    whole = positive(rng, n, dtype)
-    a = placed(ctx, rng, only(uplo, whole))
-    b = placed(ctx, rng, random(rng, (n, m), dtype))
-    out = a if in_place else pick(rng, (None, placed(ctx, rng, only(uplo, np.zeros_like(whole)))))
-    right, kept = b.allgather(), a.allgather()
-    solution = pb.solve(a, b, "pos", uplo=uplo).allgather()
-    untouched = None if np.array_equal(a.allgather(), kept, equal_nan=True) else "A has changed"
-    found = pb.cholesky(a, uplo, out=out)
-    factor = found.allgather()
-    outside = factor[np.triu_indices(n, 1) if uplo == "L" else np.tril_indices(n, -1)]
-    beyond = (
-        None
-        if (outside == 0).all() or (out is not None and np.isnan(outside).all())
-        else "the other triangle"
-    )
-    again = pb.cho_solve(found, b, uplo, out=b).allgather()
-    a = placed(ctx, rng, only(uplo, whole))
-    half = pb.inv(a, "pos", uplo=uplo, out=pick(rng, (None, a))).allgather()
-    half = exact(np.tril(half) if uplo == "L" else np.triu(half).conj().T)
-    inverse = half + np.tril(half, -1).conj().T
-    lower = exact(np.tril(factor) if uplo == "L" else np.triu(factor).conj().T)
-    left = exact(whole)
-    errors = too_large(
-        factor=relative(lower @ lower.conj().T - left, left, n, dtype),
-        solve=relative(left @ solution - right, left, n, dtype),
-        cho_solve=relative(left @ again - right, left, n, dtype),
-        inv=relative(left @ inverse - np.eye(n), left, n * max(1, norm(inverse)), dtype),
-    )
-    return f"cholesky {dtype} {n} {m} {uplo} in place: {in_place} {a.descriptor} {b.descriptor}", first(
-        errors, untouched, beyond
-    )
-
-
-def lu_case(ctx, rng, dtype):
-    n, m = sizes(rng)
-    rows = pick(rng, (n, n, int(rng.integers(0, 30))))
-    in_place, op, diag = bool(rng.integers(2)), pick(rng, "NTC"), pick(rng, "NU")
-    whole = random(rng, (rows, n), dtype)
-    a = placed(ctx, rng, whole)
-    found, pivots = pb.lu(a, out=a if in_place else None)
-    factors, least = found.allgather(), min(rows, n)
-    lower, upper = exact(np.tril(factors, -1))[:, :least], exact(np.triu(factors))[:least]
-    np.fill_diagonal(lower, 1)
-    rebuilt = lower @ upper
-    for i, other in reversed(list(enumerate(pivots.tolist()))):
-        rebuilt[[i, other]] = rebuilt[[other, i]]
-    errors = {
-        "lu": relative(rebuilt - whole, exact(whole), n, dtype),
-        "growth": np.abs(lower).max(initial=0) * 20,
-    }
-    if rows == n:
-        b = placed(ctx, rng, random(rng, (n, m), dtype))
-        right = b.allgather()
-        left = {"N": exact(whole), "T": exact(whole).T, "C": exact(whole).conj().T}[op]
-        a = placed(ctx, rng, whole)
-        solutions = {"solve": pb.solve(a, b, op_a=op), "lu_solve": pb.lu_solve(found, pivots, b, op, out=b)}
-        for name, x in solutions.items():
-            x = exact(x.allgather())
-            scale = (
-                np.outer(np.ones(n), [norm(left) * norm(column[:, None]) for column in x.T])
-                if m and n
-                else left
-            )
-            errors[name] = relative(left @ x - right, scale, n, dtype)
-        inverse = exact(pb.inv(a, out=a if in_place else None).allgather())
-        errors["inv"] = relative(exact(whole) @ inverse - np.eye(n), whole, n * max(1, norm(inverse)), dtype)
-        if n:
-            ratio = pb.cond_estimate(placed(ctx, rng, whole)) / np.linalg.cond(exact(whole), 1)
-            errors["cond_estimate"] = 0 if 0.1 < ratio < 1.1 else np.inf
-        sign, size = pb.slogdet(placed(ctx, rng, whole))
-        expected = np.linalg.slogdet(exact(whole))
-        near = np.allclose(sign, expected[0], atol=1e-3) and np.isclose(
-            size, expected[1], rtol=1e-3, atol=1e-3
-        )
-        errors["slogdet"] = 0 if near and type(sign) is np.dtype(dtype).type else np.inf
-    return f"lu {dtype} {rows} {n} {m} {op} {diag} in place: {in_place} {a.descriptor}", too_large(**errors)
-
-
-def triangular_case(ctx, rng, dtype):
-    n, m = sizes(rng)
-    uplo, op, diag = pick(rng, "LU"), pick(rng, "NTC"), pick(rng, "NU")
-    whole = random(rng, (n, n), dtype) / max(1, n)
-    np.fill_diagonal(whole, 1.5)
-    read = only(uplo, whole)
-    if diag == "U":
-        np.fill_diagonal(read, np.nan)
-        np.fill_diagonal(whole, 1)
-    triangle = exact(np.tril(whole) if uplo == "L" else np.triu(whole))
-    a, b = placed(ctx, rng, read), placed(ctx, rng, random(rng, (n, m), dtype))
-    right = b.allgather()
-    x = exact(pb.solve(a, b, "tri", op_a=op, uplo=uplo, diag=diag).allgather())
-    left = {"N": triangle, "T": triangle.T, "C": triangle.conj().T}[op]
-    out = pick(rng, (None, a))
-    found = pb.inv(a, "tri", uplo=uplo, diag=diag, out=out).allgather()
-    kept = np.isnan(read) if out is a else np.isnan(read) & (found != 0)
-    written = np.isnan(found) if out is a else np.isnan(read) & (found != 0)
-    inverse = exact(np.where(np.isnan(read), 0, found))
-    if diag == "U":
-        np.fill_diagonal(inverse, 1)
-    errors = too_large(
-        solve=relative(left @ x - right, left, n * max(1, norm(x)), dtype),
-        inv=relative(triangle @ inverse - np.eye(n), triangle, n * max(1, norm(inverse)), dtype),
-    )
-    beyond = None if np.array_equal(kept, written) else "more than the triangle is written"
-    return f"triangular {dtype} {n} {m} {uplo}{op}{diag} {a.descriptor} {b.descriptor}", first(errors, beyond)
-
-
-def qr_case(ctx, rng, dtype):
-    m, n = (int(i) for i in rng.integers(0, 30, 2))
-    nrhs, op, in_place = pick(rng, (0, 1, 5)), pick(rng, "NTC"), bool(rng.integers(2))
-    whole = random(rng, (m, n), dtype)
-    a, least = placed(ctx, rng, whole), min(m, n)
-    found = pb.qr(a, out=a if in_place else None)
-    q, r = exact(found.q().allgather()), exact(found.r().allgather())
-    c = random(rng, (m, nrhs), dtype)
-    product = exact(found.apply(placed(ctx, rng, c), "C").allgather())
-    back = exact(found.apply(found.apply(placed(ctx, rng, c)), "C").allgather())
-    errors = {
-        "qr": relative(q @ r - whole, exact(whole), max(m, n), dtype),
-        "orthogonal": relative(q.conj().T @ q - np.eye(least), np.eye(least), max(m, n), dtype),
-        "apply": relative(product[:least] - q.conj().T @ c, exact(c), max(m, n), dtype),
-        "back": relative(back - c, exact(c), max(m, n), dtype),
-        "triangle": np.abs(np.tril(r, -1)).max(initial=0),
-    }
-    if m and n:
-        left = {"N": exact(whole), "T": exact(whole).T, "C": exact(whole).conj().T}[op]
-        right = random(rng, (left.shape[0], nrhs), dtype)
-        solved = pb.lstsq(placed(ctx, rng, whole), placed(ctx, rng, right), op)
-        x, expected = exact(solved.allgather()), np.linalg.lstsq(left, exact(right), rcond=None)[0]
-        values = np.linalg.svd(left, compute_uv=False)
-        condition = (values[0] / values[-1]) ** 2 * max(1, norm(expected))
-        errors["lstsq"] = relative(
-            x - expected, np.eye(1), max(m, n) * condition * max(1, norm(right)), dtype
-        )
-    return f"qr {dtype} {m} {n} {nrhs} {op} in place: {in_place} {a.descriptor}", too_large(**errors)
-
-
-CASES = (cholesky_case, lu_case, triangular_case, qr_case)
 
 
 def everything(comm, count):
@@ -214,55 +64,7 @@ def faults(comm):
     """What is not positive definite, NaN, and arguments that do not fit."""
     rng = np.random.default_rng(63)
     with pb.Context(comm, engine="host") as ctx, panels_of(ctx, 4):
-        for index in (0, 5, 16):
-            whole = positive(rng, 17, "float64")
-            whole[index, index] = -1
-            for call in (
-                lambda a: pb.cholesky(a, out=a),
-                lambda a: solve_keeping(a, ctx.zeros(a.descriptor), "pos", factor=a),
-            ):
-                a = scattered(ctx, layout(rng, (17, 17), comm.size), whole)
-                words = ["not positive definite", f"index {index}", f"order {index + 1}"]
-                wrong = agreed_error(ctx, pb.FactorisationError, words, call, a)
-                done = index // 4 * 4
-                expected = np.linalg.cholesky(whole[:done, :done]) if done else whole[:0, :0]
-                near = np.allclose(np.tril(a.allgather()[:done, :done]), expected)
-                yield f"not positive definite at {index}", first(wrong, None if near else "L before it")
-        try:
-            pb.cholesky(scattered(ctx, layout(rng, (3, 3), comm.size), -np.eye(3)))
-        except pb.FactorisationError as error:
-            yield "index", None if error.index == 0 else f"{error.index}"
-        for at in ((0, 0), (9, 2), (9, 9)):
-            whole = positive(rng, 17, "complex64")
-            whole[at] = np.nan
-            found = pb.cholesky(scattered(ctx, layout(rng, (17, 17), comm.size, dtype="complex64"), whole))
-            yield f"NaN at {at}", None if np.isnan(found.allgather()[16, 16]) else "no NaN"
-        for index in (0, 6, 16):
-            whole = random(rng, (17, 17), "float64")
-            whole[:, index] = 0
-            words = ["exactly singular", f"index {index}"]
-            a, b = (scattered(ctx, layout(rng, (17, 17), comm.size), whole) for _ in "ab")
-            wrong = [agreed_error(ctx, pb.FactorisationError, words, f, a) for f in (pb.inv, pb.lu)]
-            wrong.append(agreed_error(ctx, pb.FactorisationError, words, pb.solve, a, b))
-            wrong.append(agreed_error(ctx, pb.FactorisationError, words, pb.lu, a, out=b))
-            sign, size = pb.slogdet(a)
-            wrong.append(None if pb.cond_estimate(a) == np.inf else "cond_estimate")
-            wrong.append(None if (sign, size) == (0, -np.inf) else f"{sign} {size}")
-            upper = np.triu(b.allgather())
-            wrong.append(None if np.flatnonzero(upper.diagonal() == 0).tolist() == [index] else "U")
-            triangle = scattered(ctx, layout(rng, (17, 17), comm.size), np.diag(np.arange(17.0) - index))
-            for uplo in "LU":
-                wrong.append(
-                    agreed_error(ctx, pb.FactorisationError, words, pb.solve, triangle, b, "tri", uplo=uplo)
-                )
-                wrong.append(
-                    agreed_error(ctx, pb.FactorisationError, words, pb.inv, triangle, "tri", uplo=uplo)
-                )
-            yield f"singular at {index}", first(*wrong)
-            whole = random(rng, (17, 17), "float32")
-            whole[3, index] = np.nan
-            a = scattered(ctx, layout(rng, (17, 17), comm.size, dtype="float32"), whole)
-            yield f"NaN in LU at {index}", None if np.isnan(pb.lu(a)[0].allgather()).any() else "no NaN"
+        yield from failures(ctx, rng)
         square, wide = (ctx.zeros(layout(rng, shape, comm.size)) for shape in ((6, 6), (6, 7)))
         single = ctx.zeros(layout(rng, (6, 6), comm.size, dtype="float32"))
         half = ctx.zeros(layout(rng, (6, 6), comm.size, dtype="float16"))

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from ...layout import MatrixDescriptor
 from ..protocol import Engine, FactorOperations
@@ -14,14 +13,14 @@ from .factor_panels import (
     Mover,
     PanelJob,
     Workbench,
-    free_place,
     identity,
     operations_of,
     shape_beside,
     shape_of,
     shape_of_inverse,
 )
-from .sweeps import columns_of, sweep
+from .right_looking import right_looking
+from .sweeps import sides_of
 
 __all__ = ["CholeskyJob"]
 
@@ -56,25 +55,31 @@ class CholeskyJob(PanelJob):
         conjugate: bool = False,
     ) -> None:
         self._operations, self._factored, self._inverse = operations_of(engine), factored, inverse
-        shape = shape_of(engine, *a.shape)
+        shape = shape_of(engine, a)
         shapes = [shape]
         if inverse:
             shapes.append(shape_of_inverse(engine, shape))
         elif b is not None:
-            shapes.append(shape_beside(engine, shape, b.shape[1]))
+            shapes.append(shape_beside(engine, shape, b.shape[1], spreads=True))
         self._bench = bench = Workbench(engine, shapes, a.dtype)
         self._a = Mover(bench, 0, a, lower=True, conjugate=conjugate)
         self._out = None if out is None else Mover(bench, 0, out, lower=True, conjugate=conjugate)
         self._b = None if b is None else Mover(bench, 1, b)
         self._x = None if x is None else Mover(bench, 1, x, lower=inverse, conjugate=conjugate and inverse)
 
+    def _places(self, a: Array, out: Array, b: Array, x: Array) -> tuple[Array, Array]:
+        """Return the arrays that may be computed in, None for those that must not."""
+        place = None
+        if self._out is not None:
+            place = self._out.place(out, a, b, x)
+        elif self._factored:
+            place = self._a.place(a, a, b, x)
+        return place, None if self._x is None or self._inverse else self._x.place(x, b, a, out)
+
     def run(self, a: Array, out: Array = None, b: Array = None, x: Array = None) -> int:
         """Compute; return 0, or the order of the first leading minor that is not positive definite."""
         bench, operations = self._bench, self._operations
-        place = out if self._out is not None else a if self._factored else None
-        place = None if self._a.conjugate else free_place(place, a, b, x)
-        places = place, None if self._inverse else free_place(x, b, a, out)
-        lower, *right = bench.panels(*places)
+        lower, *right = bench.panels(*self._places(a, out, b, x))
         self._a.into(a, lower)
         if self._b is not None:
             self._b.into(b, right[0])
@@ -87,11 +92,11 @@ class CholeskyJob(PanelJob):
             info = bench.fault(lower)
         if right and not info:
             if self._inverse:
-                identity(right[0])
-            columns = columns_of(right[0], begins=self._inverse)
-            sweep(operations, lower, columns, lower=True)
-            sweep(operations, lower, columns, lower=True, op="C")
-            lower.settle()
+                identity(operations.xp, right[0])
+            sides = sides_of(bench, lower, right[0], begins=self._inverse)
+            sides.sweep(lower=True)
+            sides.sweep(lower=True, op="C")
+            sides.finish()
             bench.fence()
         if self._out is not None:
             self._out.back(out, lower)
@@ -107,40 +112,20 @@ def factor(operations: FactorOperations, panels: FactorPanels) -> None:
     that is not positive, and the work ends there.
     """
     shape = panels.shape
-    if panels.rank >= shape.workers:
-        return
-    if 0 in panels.mine:
-        _finish(operations, panels, 0)
-    for k in range(shape.panels):
-        panel = panels.fetch(k)
-        if panels.info[k]:
-            break
-        right = _adjoint(panel[k * shape.width :])
-        for j in panels.mine:
-            if j <= k:
-                continue
-            (first, stop), top = shape.bounds(j), k * shape.width
-            operations.gemm(-1, panel[first:], right[:, first - top : stop - top], 1, panels.own(j)[first:])
-            if j == k + 1:
-                _finish(operations, panels, j)
+
+    def finish(k: int) -> None:
+        first = shape.bounds(k)[0]
+        operations.potrf(panels.own(k)[first:], panels.info[k : k + 1], first)
+
+    def update(k: int, panel: Array, group: Sequence[int]) -> None:
+        top = k * shape.width
+        for j in group:
+            first, stop = shape.bounds(j)
+            right = _adjoint(panel[first - top : stop - top])
+            operations.gemm(-1, panel[first - top :], right, 1, panels.own(j)[first:])
+
+    right_looking(panels, shape.panels, finish, update)
 
 
 def _adjoint(x: Array) -> Array:
     return x.T.conj() if x.dtype.kind == "c" else x.T
-
-
-def _finish(operations: FactorOperations, panels: FactorPanels, k: int) -> None:
-    """Factor panel ``k``, which has been updated, and publish it."""
-    first, stop = panels.shape.bounds(k)
-    panel = panels.own(k)
-    square, below = panel[first:stop], panel[stop:]
-    info = operations.potrf(square)
-    if info and np.isnan(square[info - 1, info - 1]):  # LAPACK's libraries differ in this
-        panel[first:] = np.nan
-        info = 0
-    if info:
-        panels.info[k] = first + info
-    elif below.size:
-        left = square.conj() if square.dtype.kind == "c" else square
-        operations.trsm(1, left, below.T, lower=True, unit=False)
-    panels.publish(k)

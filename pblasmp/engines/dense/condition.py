@@ -35,7 +35,7 @@ class ConditionJob(PanelJob):
 
     def __init__(self, engine: Engine, a: MatrixDescriptor) -> None:
         self._operations, self._engine = operations_of(engine), engine
-        shape = shape_of(engine, *a.shape)
+        shape = shape_of(engine, a)
         self._bench = Workbench(engine, [shape, shape_beside(engine, shape, 1)], a.dtype)
         self._a, self._n, self._dtype = Mover(self._bench, 0, a), a.shape[0], a.dtype
 
@@ -45,7 +45,7 @@ class ConditionJob(PanelJob):
         panels, right = bench.panels()
         self._a.into(a, panels)
         bench.fence()
-        size = max(self._engine.transport.comm.allgather(_largest_column(panels)))
+        size = max(self._engine.transport.comm.allgather(_largest_column(operations.xp, panels)))
         factor(operations, panels)
         panels.settle()
         bench.fence()
@@ -81,7 +81,7 @@ class ConditionJob(PanelJob):
         operations, bench, n = self._operations, self._bench, self._n
         columns = columns_of(right)
         for own, _ in columns:
-            own[:, 0] = x
+            own[:, 0] = operations.xp.asarray(x)
             if op == "N":
                 operations.swap_rows(own, 0, n, panels.pivots)
         for lower in (op == "N", op != "N"):
@@ -91,15 +91,16 @@ class ConditionJob(PanelJob):
         for own, _ in columns:
             if op != "N":
                 operations.swap_rows(own, 0, n, panels.pivots, back=True)
-            y = own[:, 0].copy()
+            y = bench.on_host(own[:, 0].copy())
         bench.fence()
         found: Array = self._engine.transport.comm.bcast(y, 0)
         return found
 
 
-def _largest_column(panels: FactorPanels) -> float:
+def _largest_column(xp: Any, panels: FactorPanels) -> float:
     """Return the largest 1-norm of a column of this rank's panels."""
-    return max((float(np.abs(panels.own(k)).sum(0).max(initial=0)) for k in panels.mine), default=0.0)
+    own = [panels.own(k) for k in panels.mine]
+    return max((float(xp.abs(panel).sum(0).max()) for panel in own if panel.size), default=0.0)
 
 
 def _norm(x: Array) -> float:

@@ -6,23 +6,26 @@ program serves every layout, blocks of 16 are as fast as blocks of 128, and a pa
 factored by the local LAPACK without any communication.
 
 On one node all panels are one array in the memory that the ranks share. A rank copies its blocks there; then as many
-ranks work as there are cores, and "sending" a panel is raising a flag. Between nodes each rank has its own panels, and
-gets the others' by messages.
+ranks work as there are cores, and "sending" a panel is raising a flag. Between nodes, and on GPUs, each rank has its
+own panels, and gets the others' by messages.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...comm.progress import Progress
 from ...comm.shared import aligned
 from ...errors import UnsupportedError
 from ...layout import Grid, MatrixDescriptor, Trapezoid
-from ..arrays import overlap, same_memory
+from ..arrays import same_memory
 from ..protocol import Engine, FactorOperations
 from ..request import LocalArray, Operands
 from .factor_copies import CopiedParts
@@ -30,17 +33,24 @@ from .factor_copies import CopiedParts
 __all__ = [
     "FactorPanels",
     "Mover",
+    "OwnPanels",
     "PanelJob",
     "Shape",
     "Workbench",
+    "identity",
     "is_shared",
     "operations_of",
+    "set_diagonal",
     "shape_beside",
     "shape_of",
+    "shape_of_inverse",
     "why_no_lapack",
 ]
 
 Array = Any
+
+_WIDE = 512  # columns: updates with such panels are nearly as fast as with wider ones
+_FEW = 4  # right-hand sides are few up to this part of a panel's width
 
 
 class Shape(NamedTuple):
@@ -93,13 +103,43 @@ class FactorPanels:
         """Return panel ``k``, one of this rank's, from its first row. Local."""
         raise NotImplementedError
 
+    def run(self, numbers: Sequence[int]) -> Array:
+        """Return adjacent panels of this rank as one array: those of a group that ``later`` yields. Local."""
+        return self.own(numbers[0])
+
     def publish(self, k: int) -> None:
         """Let the other workers have panel ``k``, which is this rank's, as it is. Local."""
         raise NotImplementedError
 
     def fetch(self, k: int) -> Array:
-        """Return panel ``k``, to read, when it has been published. Collective over the workers."""
+        """Return panel ``k``, to read, from the row of its first diagonal element on, when it has been published.
+
+        Collective over the workers.
+        """
         raise NotImplementedError
+
+    def begin(self) -> None:
+        """Begin a factorisation or a solve with these panels. Local."""
+
+    def ahead(self) -> AbstractContextManager[None]:
+        """Return a context for work that the other ranks wait for. Local."""
+        return contextlib.nullcontext()
+
+    def later(self, k: int) -> Iterator[Sequence[int]]:
+        """Yield groups of this rank's panels that panel ``k`` updates; panel ``k + 1`` comes first, alone. Local."""
+        for j in self.mine:
+            if j > k:
+                yield (j,)
+
+    def exchanged(self) -> Iterator[tuple[Array, int, int]]:
+        """Yield this rank's panels with the pivots, from and to, of later panels: those exchange their rows. Local."""
+        least = min(self.shape.rows, self.shape.cols)
+        for j in self.mine:
+            yield self.own(j), self.shape.bounds(j)[1], least
+
+    def failed(self, k: int) -> bool:
+        """Return whether panel ``k`` is known to have a fault that makes the rest of the work useless. Local."""
+        return bool(self.info[k])
 
     def settle(self) -> None:
         """Wait until this rank's panels may be overwritten. Local."""
@@ -131,26 +171,30 @@ class SharedPanels(FactorPanels):
     def fetch(self, k: int) -> Array:
         if self._progress is not None:
             self._progress.wait(k)
-        return self.own(k)
+        return self.own(k)[self.shape.bounds(k)[0] :]
 
 
-class SentPanels(FactorPanels):
-    """This rank's panels in an array of its own; the others' come by messages. Making one is local."""
+class OwnPanels(FactorPanels):
+    """This rank's panels in an array of its own, in F order; the others' come by messages. Making one is local."""
 
     sends = True
 
-    def __init__(self, engine: Engine, array: Array, *about: Any) -> None:
+    def __init__(self, engine: Engine, array: Array, *about: Any, given: bool = False) -> None:
         super().__init__(*about)
-        self._engine, self.array = engine, array
-        self._sent: list[Any] = []
+        self.engine, self.array, self.given = engine, array, given
 
     def own(self, k: int) -> Array:
-        shape = self.shape
-        first, stop = shape.bounds(k)
-        at = k // shape.workers * shape.width
-        return self.array[:, at : at + stop - first]
+        """Return panel ``k``, one of this rank's. Local."""
+        return self.run((k,))
 
-    def _about(self, k: int) -> list[Array]:
+    def run(self, numbers: Sequence[int]) -> Array:
+        """Return adjacent panels of this rank as one array. Local."""
+        shape = self.shape
+        last, stop = shape.bounds(numbers[-1])
+        at, end = (k // shape.workers * shape.width for k in (numbers[0], numbers[-1]))
+        return self.array[:, at : end + stop - last]
+
+    def about(self, k: int) -> list[Array]:
         """Return what accompanies panel ``k``."""
         first, stop = self.shape.bounds(k)
         about = [self.info[k : k + 1], self.pivots[first:stop]]
@@ -158,9 +202,18 @@ class SentPanels(FactorPanels):
             about.append(self.blocks[k])
         return [each for each in about if each.size]
 
+
+class SentPanels(OwnPanels):
+    """A CPU rank's own panels: MPI's messages. Making one is local."""
+
+    def __init__(self, engine: Engine, *about: Any, given: bool = False) -> None:
+        super().__init__(engine, *about, given=given)
+        self._engine = engine
+        self._sent: list[Any] = []
+
     def publish(self, k: int) -> None:
         rank, workers = self._engine.transport.rank, self.shape.workers
-        arrays = [self.own(k), *self._about(k)]
+        arrays = [self.own(k), *self.about(k)]
         sends = [
             (array, other) for other in range(workers) if other != rank for array in arrays if array.size
         ]
@@ -168,6 +221,9 @@ class SentPanels(FactorPanels):
             self._sent.append(self._engine.transport.start(sends, []))
 
     def fetch(self, k: int) -> Array:
+        return self._fetched(k)[self.shape.bounds(k)[0] :]
+
+    def _fetched(self, k: int) -> Array:
         owner = k % self.shape.workers
         if owner == self._engine.transport.rank:
             return self.own(k)
@@ -175,7 +231,7 @@ class SentPanels(FactorPanels):
         arrived = self._engine.operations.scratch(
             "panel", (self.shape.rows, stop - first), self.array.dtype, "F"
         )
-        receives = [(array, owner) for array in (arrived, *self._about(k)) if array.size]
+        receives = [(array, owner) for array in (arrived, *self.about(k)) if array.size]
         self._engine.transport.start([], receives).finish()
         return arrived
 
@@ -187,7 +243,13 @@ class SentPanels(FactorPanels):
     def again(self, k: int) -> Array:
         if k in self.mine:
             self.publish(k)
-        return self.fetch(k)
+        return self._fetched(k)
+
+
+def _described(shape: Shape, dtype: np.dtype) -> MatrixDescriptor:
+    rows, cols, width, workers = shape
+    block = max(1, rows), width
+    return MatrixDescriptor((rows, cols), block, Grid(1, workers), dtype=dtype, order="F")
 
 
 class PanelJob:
@@ -217,6 +279,7 @@ class Workbench:
         self, engine: Engine, shapes: Sequence[Shape], dtype: np.dtype, *, reflectors: bool = False
     ) -> None:
         self.engine, self._shapes, self._dtype, self._reflectors = engine, shapes, dtype, reflectors
+        self.operations = operations_of(engine)
         self.rank = engine.transport.rank
         self.shared = is_shared(engine)
         item = dtype.itemsize
@@ -227,6 +290,7 @@ class Workbench:
         sizes += [ld * shape.cols * item for ld, shape in zip(self._ld, shapes, strict=True)]
         self._at = list(itertools.accumulate((aligned(size, 64) for size in sizes), initial=0))
         self.nbytes = self._at[-1]
+        self._own = self.operations.own_panels or SentPanels
         if self.shared and not engine.transport.fits(self.nbytes)[0]:
             raise MemoryError(
                 f"a factorisation needs {self.nbytes} bytes that the ranks of a node share, which are not available"
@@ -236,7 +300,7 @@ class Workbench:
         """Return the panels for a run, uninitialised. Collective over the context.
 
         Args:
-            places: for each matrix an array that a single rank may compute in, if it is in F order.
+            places: for each matrix an array that may be computed in, as ``Mover.place`` returns it, or None.
         """
         transport = self.engine.transport
         first, item = self._shapes[0], self._dtype.itemsize
@@ -261,23 +325,21 @@ class Workbench:
         out: list[FactorPanels] = []
         for i, (shape, ld) in enumerate(zip(self._shapes, self._ld, strict=True)):
             about = (shape, self._dtype, self.rank, info, pivots, reflectors)
+            place = places[i] if i < len(places) else None
             if self.shared:
                 at = self._at[4 + i]
-                place = places[i] if transport.size == 1 and i < len(places) else None
-                if (
-                    place is not None
-                    and (place.strides[0] == item or len(place) <= 1)
-                    and not self._reflectors
-                ):
+                if place is not None:
                     out.append(SharedPanels(place, None, *about, given=True))
                     continue
                 whole = np.ndarray((shape.rows, shape.cols), self._dtype, memory, at, (item, ld * item))
                 alone = i or shape.workers == 1
                 out.append(SharedPanels(whole, None if alone else Progress(transport.comm, flags), *about))
-            else:
-                own = self.described(i).local_shape(self.rank)
+                continue
+            own = self.described(i).local_shape(self.rank) if self.rank < shape.workers else (0, 0)
+            array = place
+            if array is None:
                 array = self.engine.operations.scratch(f"panels {i}", own, self._dtype, "F")
-                out.append(SentPanels(self.engine, array, *about))
+            out.append(self._own(self.engine, array, *about, given=place is not None))
         return out
 
     def fence(self) -> None:
@@ -287,16 +349,27 @@ class Workbench:
 
     def fault(self, panels: FactorPanels) -> int:
         """Return the least index, from 1, that LAPACK found fault with, or 0. After a fence; local."""
-        found = panels.info[panels.info > 0]
+        info = self.on_host(panels.info)
+        found = info[info > 0]
         return int(found.min()) if found.size else 0
+
+    def on_host(self, vector: Array) -> NDArray[Any]:
+        """Return the values of a vector, waiting for what computes them. Local."""
+        if self.engine.xp is np or not vector.size:
+            return np.asarray(vector) if self.engine.xp is np else np.empty(0, vector.dtype)
+        return self.engine.to_host(vector.reshape(1, -1)).reshape(-1)
 
     def diagonal(self, panels: FactorPanels) -> Array:
         """Return the diagonal of a matrix in panels, a copy on every rank. After a fence; collective."""
         if isinstance(panels, SharedPanels):
             return panels.whole.diagonal().copy()
-        parts: dict[int, Array] = {}
-        for k in panels.mine:
-            parts[k] = panels.own(k)[panels.shape.bounds(k)[0] :].diagonal().copy()
+        own = [panels.own(k)[panels.shape.bounds(k)[0] :].diagonal() for k in panels.mine]
+        ends = list(itertools.accumulate((len(part) for part in own), initial=0))
+        together = self.engine.xp.empty(ends[-1], self._dtype)
+        for part, start, stop in zip(own, ends, ends[1:], strict=False):
+            together[start:stop] = part
+        values = self.on_host(together)
+        parts = {k: values[start:stop] for k, start, stop in zip(panels.mine, ends, ends[1:], strict=False)}
         everyone = self.engine.transport.comm.allgather(parts)
         known = {k: part for each in everyone for k, part in each.items()}
         return np.concatenate([np.empty(0, self._dtype), *(known[k] for k in sorted(known))])
@@ -309,11 +382,22 @@ class Workbench:
             mine = panels.whole[rows * self.rank // workers : rows * (self.rank + 1) // workers]
             mine[...] = mine[:, order]
 
+    def may_compute_in(self, i: int, d: MatrixDescriptor, local: LocalArray) -> bool:
+        """Return whether a local array in the layout ``d`` can be this rank's panels of matrix ``i``. Local.
+
+        If matrices are moved between ranks, it is the same on every rank.
+        """
+        if self._own is SentPanels and self.engine.transport.size > 1:
+            return False
+        if not self.shared:
+            alone = self.engine.transport.size == 1
+            if d.order != "F" or not (alone or d.same_places(self.described(i))):
+                return False
+        return bool(local.strides[0] == local.itemsize or len(local) <= 1)
+
     def described(self, i: int) -> MatrixDescriptor:
         """Return matrix ``i`` in panels that ranks have for themselves, as a layout. Local."""
-        rows, cols, width, workers = self._shapes[i]
-        block = max(1, rows), width
-        return MatrixDescriptor((rows, cols), block, Grid(1, workers), dtype=self._dtype, order="F")
+        return _described(self._shapes[i], self._dtype)
 
 
 class Mover:
@@ -343,6 +427,21 @@ class Mover:
         self.conjugate = conjugate and d.dtype.kind == "c"
         self._moved = CopiedParts(d, bench.rank, lower=lower, strictly=strictly) if bench.shared else None
 
+    def place(self, local: LocalArray, same: LocalArray, *apart: LocalArray) -> LocalArray:
+        """Return ``local`` if panels may be computed in it, or None. Local.
+
+        Args:
+            local: the matrix's local array, which the call overwrites or leaves as it is.
+            same: the array that is moved there, which may be this one.
+            apart: the call's other arrays, or None: computing must not spoil what they hold.
+        """
+        bench, overlap = self._bench, self._bench.engine.overlap
+        if local is None or self.conjugate or not bench.may_compute_in(self._i, self._d, local):
+            return None
+        if not (same is None or same_memory(same, local) or not overlap(same, local)):
+            return None
+        return None if any(x is not None and overlap(x, local) for x in apart) else local
+
     def into(self, local: LocalArray, panels: FactorPanels) -> None:
         """Move the matrix into panels. Collective over the context; with shared panels a fence must follow."""
         if self._moved is not None:
@@ -350,11 +449,14 @@ class Mover:
             if not (panels.given and same_memory(local, panels.whole)):
                 self._moved.into(local, panels.whole, conjugate=self.conjugate, exactly=panels.given)
             return
-        assert isinstance(panels, SentPanels)
-        rows = self._d.shape[0]
-        self._move(self._d, local, self._bench.described(self._i)[:rows, :], panels.array[:rows])
+        assert isinstance(panels, OwnPanels)
+        if panels.given and same_memory(local, panels.array):
+            return
+        rows, xp = self._d.shape[0], self._bench.engine.xp
+        part = self._part if panels.given else None
+        self._move(self._d, local, self._bench.described(self._i)[:rows, :], panels.array[:rows], part)
         if self.conjugate:
-            np.conjugate(panels.array, out=panels.array)
+            xp.conjugate(panels.array, out=panels.array)
 
     def back(self, local: LocalArray, panels: FactorPanels) -> None:
         """Move the matrix out of panels. Collective over the context; with shared panels a fence comes before."""
@@ -363,9 +465,11 @@ class Mover:
             if not (panels.given and same_memory(local, panels.whole)):
                 self._moved.back(local, panels.whole, conjugate=self.conjugate)
             return
-        assert isinstance(panels, SentPanels)
+        assert isinstance(panels, OwnPanels)
+        if panels.given and same_memory(local, panels.array):
+            return
         if self.conjugate:
-            np.conjugate(panels.array, out=panels.array)
+            self._bench.engine.xp.conjugate(panels.array, out=panels.array)
         rows = self._d.shape[0]
         described = self._bench.described(self._i)[:rows, :]
         self._move(described, panels.array[:rows], self._d, local, self._part)
@@ -386,24 +490,11 @@ class Mover:
             move.close()
 
 
-def free_place(place: LocalArray, same: LocalArray, *apart: LocalArray) -> LocalArray:
-    """Return ``place``, or None if computing in it would spoil what other arrays of the call hold. Local.
-
-    Args:
-        place: an array that a single rank would compute in; may be None.
-        same: the array that is moved there, which may be this one.
-        apart: the call's other arrays, or None.
-    """
-    if place is None or not (same is None or same_memory(same, place) or not overlap(same, place)):
-        return None
-    return None if any(x is not None and overlap(x, place) for x in apart) else place
-
-
 def why_no_lapack(engine: Engine) -> str:
     """Return why an engine cannot compute on panels, or an empty string. Local."""
     if hasattr(engine.operations, "potrf"):
         return ""
-    return f"the {engine.name} engine factors no panels, expected the host engine"
+    return f"the {engine.name} engine factors no panels"
 
 
 def operations_of(engine: Engine) -> FactorOperations:
@@ -420,6 +511,8 @@ def operations_of(engine: Engine) -> FactorOperations:
 def is_shared(engine: Engine) -> bool:
     """Return whether all ranks are on one node and share memory, in which writes are seen in their order. Local."""
     comm = engine.transport.comm
+    if operations_of(engine).own_panels is not None:
+        return False
     return comm.size == 1 or (
         comm.board is not None and len(engine.transport.nodes) == 1 and not engine.transport.why_not_shared
     )
@@ -431,23 +524,30 @@ def _leading(rows: int, item: int) -> int:
     return ld + 64 // item if ld * item % 1024 == 0 else ld
 
 
-def shape_of(engine: Engine, rows: int, cols: int, width: int = 0) -> Shape:
+def shape_of(engine: Engine, d: MatrixDescriptor, *, narrow: bool = False) -> Shape:
     """Return the panels of a matrix that is factored. Local.
 
     Args:
         engine: where.
-        rows, cols: the matrix's.
-        width: columns of a panel; by default the engine's choice.
+        d: its layout.
+        narrow: for reflectors, which cost as much as their panel is wide.
     """
     operations, size = operations_of(engine), engine.transport.size
+    rows, cols = d.shape
+    usual = operations.panel_width(min(rows, cols))
+    width = max(1, usual // 2) if narrow else 0
     if not is_shared(engine):
-        return Shape(rows, cols, width or operations.factor_width, size)
+        if operations.own_panels is not None and min(usual, _WIDE) <= d.block[1] <= 2 * usual:
+            kept = Shape(rows, cols, d.block[1], size)
+            if d.same_places(_described(kept, d.dtype)):
+                return kept
+        return Shape(rows, cols, width or usual, size)
     workers = min(size, operations.workers)
     if min(rows, cols) <= operations.factor_alone:
         workers = 1
     if workers == 1 and not width:
         return Shape(rows, cols, max(1, cols), 1)
-    return Shape(rows, cols, width or operations.factor_width, workers)
+    return Shape(rows, cols, width or usual, workers)
 
 
 def shape_of_inverse(engine: Engine, factored: Shape) -> Shape:
@@ -456,23 +556,37 @@ def shape_of_inverse(engine: Engine, factored: Shape) -> Shape:
     if not is_shared(engine):
         return factored
     workers = min(engine.transport.size, operations_of(engine).workers) if factored.workers > 1 else 1
-    return Shape(
-        n, n, factored.width if workers > 1 else max(1, min(n, operations_of(engine).factor_width)), workers
-    )
+    usual = operations_of(engine).panel_width(n)
+    return Shape(n, n, factored.width if workers > 1 else max(1, min(n, usual)), workers)
 
 
-def identity(panels: FactorPanels) -> None:
-    """Write the identity into this rank's panels. Local."""
+def identity(xp: Any, panels: FactorPanels) -> None:
+    """Write the identity, or its first columns, into this rank's panels. Local."""
     for k in panels.mine:
-        first, stop = panels.shape.bounds(k)
         own = panels.own(k)
         own[...] = 0
-        np.fill_diagonal(own[first:stop], 1)
+        set_diagonal(xp, own[panels.shape.bounds(k)[0] :], 1)
 
 
-def shape_beside(engine: Engine, factored: Shape, cols: int) -> Shape:
-    """Return the panels of right-hand sides: one for each rank that solves. Local."""
+def set_diagonal(xp: Any, a: Array, value: Any) -> None:
+    """Write a number, or a vector, to the diagonal of an array of ``xp``. Local."""
+    n = min(a.shape)
+    if n:
+        xp.lib.stride_tricks.as_strided(a, (n,), (sum(a.strides),))[...] = value
+
+
+def shape_beside(engine: Engine, factored: Shape, cols: int, *, spreads: bool = False) -> Shape:
+    """Return the panels of right-hand sides: one for each rank that solves. Local.
+
+    Args:
+        engine: where.
+        factored: the panels of the matrix.
+        cols: how many right-hand sides there are.
+        spreads: if they are few, the first rank may have all: see ``sweeps.Spread``.
+    """
     workers = factored.workers
     if is_shared(engine):
         workers = min(engine.transport.size, operations_of(engine).workers, max(1, cols // 8))
+    elif spreads and cols <= factored.width // _FEW:
+        workers = 1
     return Shape(factored.rows, cols, max(1, -(-cols // workers)), workers)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,14 @@ from .factor_panels import (
     Mover,
     PanelJob,
     Workbench,
-    free_place,
     identity,
     operations_of,
     shape_beside,
     shape_of,
     shape_of_inverse,
 )
-from .sweeps import columns_of, sweep
+from .right_looking import right_looking
+from .sweeps import sides_of
 
 __all__ = ["LuJob", "permutation"]
 
@@ -70,12 +71,12 @@ class LuJob(PanelJob):
             inverse,
             op,
         )
-        shape = shape_of(engine, *a.shape)
+        shape = shape_of(engine, a)
         shapes = [shape]
         if inverse:
             shapes.append(shape_of_inverse(engine, shape))
         elif b is not None:
-            shapes.append(shape_beside(engine, shape, b.shape[1]))
+            shapes.append(shape_beside(engine, shape, b.shape[1], spreads=True))
         self._bench = bench = Workbench(engine, shapes, a.dtype)
         self._a = Mover(bench, 0, a)
         self._out = None if out is None else Mover(bench, 0, out)
@@ -93,18 +94,23 @@ class LuJob(PanelJob):
     ) -> int:
         """Compute; return 0, or i if U's diagonal element i, counted from 1, is the first that is exactly zero."""
         bench = self._bench
-        place = out if self._out is not None else a if self._factored else None
-        panels, *right = bench.panels(free_place(place, a, b, x), free_place(x, b, a, out))
+        place = None
+        if self._out is not None:
+            place = self._out.place(out, a, b, x)
+        elif self._factored:
+            place = self._a.place(a, a, b, x)
+        beside = None if self._x is None else self._x.place(x, b, a, out)
+        panels, *right = bench.panels(place, beside)
         self._a.into(a, panels)
         if self._b is not None:
             self._b.into(b, right[0])
         if pivots is not None and (bench.rank == 0 or not bench.shared):
-            panels.pivots[: self._least] = pivots + 1
+            panels.pivots[: self._least] = bench.engine.xp.asarray((pivots + 1).astype(np.int32))
         bench.fence()
         info = 0
         if not self._factored:
             info = self._factor(panels)
-        self.pivots = panels.pivots[: self._least].astype(np.int64) - 1
+        self.pivots = bench.on_host(panels.pivots[: self._least]).astype(np.int64) - 1
         self.diagonal = bench.diagonal(panels) if not right else None
         if right and not info:
             self._solve(panels, right[0])
@@ -127,19 +133,20 @@ class LuJob(PanelJob):
         operations, bench, op, n = self._operations, self._bench, self._op, self._least
         begins = self._inverse and bench.shared
         if self._inverse:
-            identity(right)
-        columns = columns_of(right, begins=begins)
+            identity(operations.xp, right)
+        sides = sides_of(bench, panels, right, begins=begins)
         if op == "N":
-            for x, _ in [] if begins else columns:
+            for x in [] if begins else sides.arrays:
                 operations.swap_rows(x, 0, n, panels.pivots)
-            sweep(operations, panels, columns, lower=True, unit=True)
-            sweep(operations, panels, [(x, 0) for x, _ in columns], lower=False)
+            sides.sweep(lower=True, unit=True)
+            sides.count_all()
+            sides.sweep(lower=False)
         else:
-            sweep(operations, panels, columns, lower=False, op=op)
-            sweep(operations, panels, columns, lower=True, unit=True, op=op)
-            for x, _ in columns:
+            sides.sweep(lower=False, op=op)
+            sides.sweep(lower=True, unit=True, op=op)
+            for x in sides.arrays:
                 operations.swap_rows(x, 0, n, panels.pivots, back=True)
-        panels.settle()
+        sides.finish()
         bench.fence()
         if begins:  # A^-1 = (L U)^-1 P: its columns are permuted
             bench.permute_columns(right, np.argsort(permutation(self.pivots, n)))
@@ -161,42 +168,25 @@ def factor(operations: FactorOperations, panels: FactorPanels) -> None:
     of U that is exactly zero.
     """
     shape = panels.shape
-    if panels.rank >= shape.workers:
-        return
-    if 0 in panels.mine and shape.steps:
-        _finish(operations, panels, 0)
-    for k in range(shape.steps):
-        panel = panels.fetch(k)
+
+    def finish(k: int) -> None:
+        first, stop = shape.bounds(k)
+        pivots = panels.pivots[first : min(stop, shape.rows)]
+        operations.getrf(panels.own(k)[first:], pivots, panels.info[k : k + 1], first)
+
+    def update(k: int, panel: Array, group: Sequence[int]) -> None:
         first, stop = shape.bounds(k)
         end = min(stop, shape.rows)
-        square, below = panel[first:end, : end - first], panel[end:, : end - first]
-        for j in panels.mine:
-            if j <= k:
-                continue
-            x = panels.own(j)
-            operations.swap_rows(x, first, end, panels.pivots)
-            operations.trsm(1, square, x[first:end], lower=True, unit=True)
-            operations.gemm(-1, below, x[first:end], 1, x[end:])
-            if j == k + 1 < shape.steps:
-                _finish(operations, panels, j)
+        square, below = panel[: end - first, : end - first], panel[end - first :, : end - first]
+        x = panels.run(group)
+        operations.swap_rows(x, first, end, panels.pivots)
+        operations.trsm(1, square, x[first:end], lower=True, unit=True)
+        operations.gemm(-1, below, x[first:end], 1, x[end:])
 
-
-def _finish(operations: FactorOperations, panels: FactorPanels, k: int) -> None:
-    """Factor panel ``k``, which has been updated, and publish it."""
-    first, stop = panels.shape.bounds(k)
-    rows = panels.shape.rows - first
-    pivots = panels.pivots[first : first + min(stop - first, rows)]
-    info = operations.getrf(panels.own(k)[first:], pivots)
-    np.clip(pivots, 1, rows, out=pivots)  # a BLAS may find no largest element among NaN
-    pivots += first
-    if info:
-        panels.info[k] = first + info
-    panels.publish(k)
+    right_looking(panels, shape.steps, finish, update)
 
 
 def swap_left(operations: FactorOperations, panels: FactorPanels) -> None:
     """Exchange rows of this rank's panels as the panels to the right of each have done. Local."""
-    least = min(panels.shape.rows, panels.shape.cols)
-    for j in panels.mine:
-        _, stop = panels.shape.bounds(j)
-        operations.swap_rows(panels.own(j), stop, least, panels.pivots)
+    for own, first, last in panels.exchanged():
+        operations.swap_rows(own, first, last, panels.pivots)

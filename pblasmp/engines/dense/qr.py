@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ from .factor_panels import (
     FactorPanels,
     Mover,
     PanelJob,
-    Shape,
     Workbench,
+    identity,
     operations_of,
+    set_diagonal,
     shape_beside,
     shape_of,
 )
+from .right_looking import right_looking
 from .sweeps import columns_of, sweep
 
 __all__ = ["LeastSquaresJob", "QrJob"]
@@ -56,7 +59,7 @@ class QrJob(PanelJob):
         conjugate: bool = False,
     ) -> None:
         self._operations, self._adjoint = operations_of(engine), adjoint
-        shape = _shape(engine, *a.shape)
+        shape = shape_of(engine, a, narrow=True)
         shapes = [shape] if x is None else [shape, shape_beside(engine, shape, x[1].shape[1])]
         self._bench = bench = Workbench(engine, shapes, a.dtype, reflectors=True)
         self._a = Mover(bench, 0, a)
@@ -69,14 +72,14 @@ class QrJob(PanelJob):
     def factor(self, a: Array, out: Array) -> None:
         """Write R and the reflectors to ``out``, and the factors to ``tau``."""
         bench = self._bench
-        (panels,) = bench.panels()
+        assert self._out is not None
+        (panels,) = bench.panels(self._out.place(out, a))
         self._a.into(a, panels)
         bench.fence()
         factor(self._operations, panels)
         panels.settle()
         bench.fence()
-        self.tau = factors_of(panels)
-        assert self._out is not None
+        self.tau = factors_of(bench, panels)
         self._out.back(out, panels)
 
     def apply(self, a: Array, tau: Array, x: Array, y: Array) -> None:
@@ -85,7 +88,7 @@ class QrJob(PanelJob):
         panels, right = bench.panels()
         self._a.into(a, panels)
         if self._x is None:
-            _leading_identity(right)
+            identity(self._operations.xp, right)
         else:
             self._x.into(x, right)
         bench.fence()
@@ -124,7 +127,7 @@ class LeastSquaresJob(PanelJob):
         conjugate: bool = False,
     ) -> None:
         self._operations, self._least, self._cols = operations_of(engine), least, a.shape[1]
-        shape = _shape(engine, *a.shape)
+        shape = shape_of(engine, a, narrow=True)
         beside = shape_beside(engine, shape, b.shape[1])
         self._bench = bench = Workbench(engine, [shape, beside], a.dtype, reflectors=True)
         self._a = Mover(bench, 0, a, conjugate=conjugate)
@@ -162,19 +165,13 @@ class LeastSquaresJob(PanelJob):
         return 0
 
 
-def _shape(engine: Engine, rows: int, cols: int) -> Shape:
-    """Return the panels of a QR factorisation: narrow ones, since a reflector costs as much as its panel is wide."""
-    operations = operations_of(engine)
-    return shape_of(engine, rows, cols, width=max(1, operations.factor_width // 2))
-
-
 class _Reflector:
     """I - V T V^H of one panel, as the products that apply it need it. Local."""
 
-    def __init__(self, panel: Array, t: Array, count: int, *, adjoint: bool) -> None:
-        top = np.tril(panel[:count, :count], -1)
-        np.fill_diagonal(top, 1)
-        t = np.triu(t[:count, :count])
+    def __init__(self, xp: Any, panel: Array, t: Array, count: int, *, adjoint: bool) -> None:
+        top = xp.tril(panel[:count, :count], -1)
+        set_diagonal(xp, top, 1)
+        t = xp.triu(t[:count, :count])
         self._count, self._top, self._rest = count, top, panel[count:, :count]
         self._t = t.conj().T if adjoint else t
         conjugate = panel.dtype.kind == "c"
@@ -184,10 +181,10 @@ class _Reflector:
     def apply(self, operations: FactorOperations, x: Array) -> None:
         """Replace ``x`` by its product with it."""
         count = self._count
-        w = np.empty((count, x.shape[1]), x.dtype, order="F")
+        w = operations.xp.empty((count, x.shape[1]), x.dtype, order="F")
         operations.gemm(1, self._top_h, x[:count], 0, w)
         operations.gemm(1, self._rest_h, x[count:], 1, w)
-        w2 = np.empty_like(w)
+        w2 = operations.xp.empty_like(w)
         operations.gemm(1, self._t, w, 0, w2)
         operations.gemm(-1, self._top, w2, 1, x[:count])
         operations.gemm(-1, self._rest, w2, 1, x[count:])
@@ -207,36 +204,26 @@ def _blocks(panels: FactorPanels) -> Array:
 def factor(operations: FactorOperations, panels: FactorPanels) -> None:
     """Replace a matrix in panels by R and the reflectors, and write their Ts. Collective over the workers."""
     shape = panels.shape
-    if panels.rank >= shape.workers:
-        return
-    if 0 in panels.mine and shape.steps:
-        _finish(operations, panels, 0)
-    for k in range(shape.steps):
-        panel, (first, _) = panels.fetch(k), shape.bounds(k)
-        later = [j for j in panels.mine if j > k]
-        if not later:
-            continue
-        reflector = _Reflector(panel[first:], _blocks(panels)[k], _count(panels, k), adjoint=True)
-        for j in later:
-            reflector.apply(operations, panels.own(j)[first:])
-            if j == k + 1 < shape.steps:
-                _finish(operations, panels, j)
+
+    def finish(k: int) -> None:
+        first, count = shape.bounds(k)[0], _count(panels, k)
+        panel, t = panels.own(k)[first:], _blocks(panels)[k]
+        operations.geqrt(panel[:, :count], t[:count, :count])
+        if count < panel.shape[1]:
+            _Reflector(operations.xp, panel, t, count, adjoint=True).apply(operations, panel[:, count:])
+
+    def update(k: int, panel: Array, group: Sequence[int]) -> None:
+        reflector = _Reflector(operations.xp, panel, _blocks(panels)[k], _count(panels, k), adjoint=True)
+        reflector.apply(operations, panels.run(group)[shape.bounds(k)[0] :])
+
+    right_looking(panels, shape.steps, finish, update)
 
 
-def _finish(operations: FactorOperations, panels: FactorPanels, k: int) -> None:
-    """Factor panel ``k``, which has been updated, and publish it."""
-    first, count = panels.shape.bounds(k)[0], _count(panels, k)
-    panel, t = panels.own(k)[first:], _blocks(panels)[k]
-    operations.geqrt(panel[:, :count], t[:count, :count])
-    if count < panel.shape[1]:
-        _Reflector(panel, t, count, adjoint=True).apply(operations, panel[:, count:])
-    panels.publish(k)
-
-
-def factors_of(panels: FactorPanels) -> Array:
+def factors_of(bench: Workbench, panels: FactorPanels) -> Array:
     """Return the factors of all reflectors: the diagonals of the Ts. After a fence; local."""
-    parts = [_blocks(panels)[k].diagonal()[: _count(panels, k)] for k in range(panels.shape.steps)]
-    return np.concatenate([np.empty(0, panels.dtype), *parts])
+    shape = panels.shape
+    diagonals = _blocks(panels)[: shape.steps].diagonal(axis1=1, axis2=2).reshape(-1)
+    return bench.on_host(diagonals)[: min(shape.rows, shape.cols)].copy()
 
 
 def block_reflectors(operations: FactorOperations, panels: FactorPanels, tau: Array) -> None:
@@ -245,7 +232,7 @@ def block_reflectors(operations: FactorOperations, panels: FactorPanels, tau: Ar
         if k >= panels.shape.steps:
             break
         first, count = panels.shape.bounds(k)[0], _count(panels, k)
-        factors = np.ascontiguousarray(tau[first : first + count])
+        factors = operations.xp.asarray(np.ascontiguousarray(tau[first : first + count]))
         operations.larft(panels.own(k)[first:, :count], factors, _blocks(panels)[k][:count, :count])
 
 
@@ -256,17 +243,12 @@ def multiply(
     columns = columns_of(right)
     if not columns and not panels.sends:
         return
+    panels.begin()
     steps = range(panels.shape.steps)
     for k in steps if adjoint else reversed(steps):
         panel, first = panels.again(k), panels.shape.bounds(k)[0]
-        reflector = _Reflector(panel[first:], _blocks(panels)[k], _count(panels, k), adjoint=adjoint)
+        reflector = _Reflector(
+            operations.xp, panel[first:], _blocks(panels)[k], _count(panels, k), adjoint=adjoint
+        )
         for x, _ in columns:
             reflector.apply(operations, x[first:])
-
-
-def _leading_identity(panels: FactorPanels) -> None:
-    """Write the first columns of an identity into this rank's panels. Local."""
-    for k in panels.mine:
-        own, first = panels.own(k), panels.shape.bounds(k)[0]
-        own[...] = 0
-        np.fill_diagonal(own[first:], 1)

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triangular solves with a matrix in panels: each worker solves for the right-hand sides that it has."""
+"""Triangular solves with a matrix in panels.
+
+Each worker solves for the right-hand sides that it has, and gets all panels. For few right-hand sides panels stay where
+they are: then the right-hand sides are spread over the workers, each of which has the rows of its panels.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from ..protocol import Operations
-from .factor_panels import FactorPanels
+from ..protocol import Operations, Transport
+from .factor_panels import FactorPanels, Workbench
 
-__all__ = ["Columns", "columns_of", "sweep"]
+__all__ = ["Columns", "Dealt", "Spread", "columns_of", "sides_of", "sweep"]
 
 Array = Any
 Columns = Sequence[tuple[Array, int]]
@@ -44,6 +48,7 @@ def sweep(
     """
     if not columns and not panels.sends:
         return
+    panels.begin()
     n, plain = panels.shape.cols, op == "N"
     conjugate = op == "C" and panels.dtype.kind == "c"
     for k in range(panels.shape.panels) if lower == plain else reversed(range(panels.shape.panels)):
@@ -62,3 +67,114 @@ def sweep(
             else:
                 operations.gemm(-1, beside.T, x[rest], 1, x[first:stop])
                 operations.trsm(1, square.T, x[first:stop], lower=not lower, unit=unit)
+
+
+class Dealt:
+    """Right-hand sides of which each worker has some columns. Making one is local.
+
+    Args:
+        bench: where it is computed.
+        panels: the matrix, which is final.
+        right: the right-hand sides.
+        begins: as for ``columns_of``.
+
+    Attributes:
+        arrays: those of this rank, to exchange their rows.
+    """
+
+    def __init__(
+        self, bench: Workbench, panels: FactorPanels, right: FactorPanels, *, begins: bool = False
+    ) -> None:
+        self._operations, self._panels = bench.operations, panels
+        self._columns = columns_of(right, begins=begins)
+        self.arrays = [x for x, _ in self._columns]
+
+    def count_all(self) -> None:
+        """Let all rows count from now on. Local."""
+        self._columns = [(x, 0) for x in self.arrays]
+
+    def sweep(self, *, lower: bool, unit: bool = False, op: str = "N") -> None:
+        """Solve with a triangle of the matrix; see ``sweep``. Collective over the workers."""
+        sweep(self._operations, self._panels, self._columns, lower=lower, unit=unit, op=op)
+
+    def finish(self) -> None:
+        """Wait until the panels may be overwritten. Local."""
+        self._panels.settle()
+
+
+class Spread:
+    """Few right-hand sides: their sum over all ranks counts, and panels stay where they are. Making one is local.
+
+    Args and attributes as for ``Dealt``; the first rank has ``right``.
+    """
+
+    def __init__(self, bench: Workbench, panels: FactorPanels, right: FactorPanels) -> None:
+        self._operations, self._panels, self._transport = bench.operations, panels, bench.engine.transport
+        self._right = right
+        shape = right.shape.rows, right.shape.cols
+        self._whole = self._operations.scratch("spread", shape, right.dtype, "F")
+        self._whole[...] = right.own(0) if right.mine else 0
+        self.arrays = [self._whole]
+
+    def count_all(self) -> None:
+        """Do nothing: all rows count. Local."""
+
+    def sweep(self, *, lower: bool, unit: bool = False, op: str = "N") -> None:
+        """Solve with a triangle of the matrix. Collective over the workers."""
+        _sweep_spread(
+            self._transport, self._operations, self._panels, self._whole, lower=lower, unit=unit, op=op
+        )
+
+    def finish(self) -> None:
+        """Give the first rank the sum. Collective over the workers."""
+        self._transport.sum_ranks(self._whole.T)
+        if self._right.mine:
+            self._right.own(0)[...] = self._whole
+
+
+def sides_of(
+    bench: Workbench, panels: FactorPanels, right: FactorPanels, *, begins: bool = False
+) -> Dealt | Spread:
+    """Return right-hand sides in the form that their shape says. Local."""
+    if panels.sends and right.shape.workers < panels.shape.workers:
+        return Spread(bench, panels, right)
+    return Dealt(bench, panels, right, begins=begins)
+
+
+def _sweep_spread(
+    transport: Transport,
+    operations: Operations,
+    panels: FactorPanels,
+    x: Array,
+    *,
+    lower: bool,
+    unit: bool,
+    op: str,
+) -> None:
+    """Replace the sum of all ranks' ``x`` by the solution: afterwards a rank has the rows of its panels, and zeros."""
+    n, plain = panels.shape.cols, op == "N"
+    conjugate = op == "C" and panels.dtype.kind == "c"
+    known = x if plain else operations.scratch("known", x.shape, x.dtype, "F")
+    for k in range(panels.shape.panels) if lower == plain else reversed(range(panels.shape.panels)):
+        first, stop = panels.shape.bounds(k)
+        rest = slice(stop, n) if lower else slice(0, first)
+        block = operations.scratch("spread block", (stop - first, x.shape[1]), x.dtype, "F")
+        block[...] = x[first:stop]
+        transport.sum_ranks(block.T)
+        if k not in panels.mine:
+            block[...] = 0
+        else:
+            panel = panels.own(k)
+            square, beside = panel[first:stop], panel[rest]
+            if conjugate:
+                square, beside = square.conj(), beside.conj()
+            if plain:
+                operations.trsm(1, square, block, lower=lower, unit=unit)
+                operations.gemm(-1, beside, block, 1, x[rest])
+            else:
+                operations.gemm(-1, beside.T, known[rest], 1, block)
+                operations.trsm(1, square.T, block, lower=not lower, unit=unit)
+        x[first:stop] = block
+        if not plain:
+            transport.sum_ranks(block.T)
+            known[first:stop] = block

@@ -13,7 +13,6 @@ from .factor_panels import (
     Mover,
     PanelJob,
     Workbench,
-    free_place,
     identity,
     operations_of,
     shape_beside,
@@ -52,7 +51,7 @@ class TriangularJob(PanelJob):
         conjugate: bool = False,
     ) -> None:
         self._operations, self._unit, self._op = operations_of(engine), unit, op
-        shape = shape_of(engine, *a.shape)
+        shape = shape_of(engine, a)
         beside = shape_of_inverse(engine, shape) if b is None else shape_beside(engine, shape, b.shape[1])
         self._bench = bench = Workbench(engine, [shape, beside], a.dtype)
         self._a = Mover(bench, 0, a, lower=True, conjugate=conjugate)
@@ -62,12 +61,12 @@ class TriangularJob(PanelJob):
     def run(self, a: Array, b: Array, x: Array) -> int:
         """Compute; return 0, or the index from 1 of the first diagonal element that is exactly zero."""
         bench = self._bench
-        panels, right = bench.panels(None, None if self._b is None else free_place(x, b, a))
+        panels, right = bench.panels(None, None if self._b is None else self._x.place(x, b, a))
         self._a.into(a, panels)
         if self._b is not None:
             self._b.into(b, right)
         else:
-            identity(right)
+            identity(self._operations.xp, right)
         bench.fence()
         if not self._unit:
             zeros = np.flatnonzero(bench.diagonal(panels) == 0)

@@ -24,8 +24,8 @@ from ..protocol import Method, Traits
 from . import host_exchange
 from .cublasmp.move import prepare_move
 from .direct import GpuDirect
+from .factor_operations import GpuFactorOperations
 from .methods import METHODS
-from .operations import CublasmpOperations
 from .runtime import streams
 from .runtime.device import Device
 from .runtime.graphs import Recordings
@@ -71,7 +71,7 @@ class CublasmpEngine:
         with ExitStack() as closing:
             closing.callback(self.session.close)
             with self.runtime.agreement("Context: streams"):
-                self.operations = CublasmpOperations(self.session)
+                self.operations = GpuFactorOperations(self.session)
                 self.transport = CublasmpTransport(self.session, self.operations)
                 self._copies = HostCopies(cupy, self._ranks_here(), self.runtime.wait)
                 gpu, current = self.session.gpu, cupy.cuda.get_current_stream

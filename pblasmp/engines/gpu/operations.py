@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -247,6 +248,17 @@ class CublasmpOperations:
             finally:
                 self._lane = _LANES[0]
 
+    @contextmanager
+    def beside(self, lane: str) -> Iterator[None]:
+        """Queue the work of a block on the engine's stream of that name, which the caller orders. Local."""
+        assert self._session.gpu is not None
+        before, self._lane = self._lane, lane
+        try:
+            with current(self._session.gpu.stream(lane)):
+                yield
+        finally:
+            self._lane = before
+
     def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
         """Queue the solution of ``a y = alpha x`` in the place of ``x``. Local."""
         (trans_x, ldx), (trans_a, lda) = blas_operand(x), blas_operand(a)
@@ -267,8 +279,9 @@ class CublasmpOperations:
         if self._products is None:
             getattr(self._cublas, f"{letter}trsm")(self._handle, *arguments)
         else:
-            self._runtime.follow_stream()  # it shares a workspace with products
-            self._products.trsm(self.xp.cuda.get_current_stream().ptr, letter, *arguments)
+            if self._lane == _LANES[0]:
+                self._runtime.follow_stream()  # it shares a workspace with products
+            self._products.trsm(self.xp.cuda.get_current_stream().ptr, letter, *arguments, lane=self._lane)
 
     @staticmethod
     def _check(what: str, *numbers: int) -> None:

@@ -43,6 +43,7 @@ class HostOperations:
 
     factor_width = 128
     factor_alone = 512  # one core's LAPACK is then as fast as two ranks that wait for each other
+    own_panels: Any = None
 
     def __init__(self, library: str, buffers: Buffers, workers: int = 1) -> None:
         self._library, self._buffers, self.workers = library, buffers, workers
@@ -116,13 +117,30 @@ class HostOperations:
         """Replace ``x`` by the solution of ``a y = alpha x``. Local."""
         blas.trsm(self._library, alpha, a, x, lower=lower, unit=unit)
 
-    def potrf(self, a: Array, *, lower: bool = True) -> int:
-        """Replace a triangle of ``a`` by its Cholesky factor; return INFO. Local."""
-        return lapack.potrf(self._library, a, lower=lower)
+    def panel_width(self, order: int) -> int:
+        """Return how many columns a panel has, whatever the order. Local."""
+        return self.factor_width
 
-    def getrf(self, a: Array, pivots: Array) -> int:
-        """Replace ``a`` by its LU factors; write the pivots, from 1, and return INFO. Local."""
-        return lapack.getrf(self._library, a, pivots)
+    def potrf(self, a: Array, info: Array, first: int) -> None:
+        """Factor a panel of a positive definite matrix. Local."""
+        n = a.shape[1]
+        square, below = a[:n], a[n:]
+        found = lapack.potrf(self._library, square, lower=True)
+        if found and np.isnan(square[found - 1, found - 1]):  # LAPACK's libraries differ in this
+            a[...] = np.nan
+            found = 0
+        info[0] = first + found if found else 0
+        if not found and below.size:
+            left = square.conj() if square.dtype.kind == "c" else square
+            self.trsm(1, left, below.T, lower=True, unit=False)
+
+    def getrf(self, a: Array, pivots: Array, info: Array, first: int) -> None:
+        """Factor a panel of any matrix. Local."""
+        found = lapack.getrf(self._library, a, pivots)
+        np.clip(pivots, 1, len(a), out=pivots)  # a BLAS may find no largest element among NaN
+        pivots += first
+        if found:
+            info[0] = first + found
 
     def swap_rows(self, a: Array, first: int, last: int, pivots: Array, *, back: bool = False) -> None:
         """Exchange rows of ``a`` with those that ``pivots`` names. Local."""

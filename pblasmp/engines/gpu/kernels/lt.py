@@ -148,7 +148,7 @@ class LocalProducts:
         if cublas is not None:
             self._solver: int = cublas.create()
             self._closing.callback(cublas.destroy, self._solver)
-        self._solves_on = -1  # address of the stream that cuBLAS queues on
+        self._solves_on = -1, ""  # address of the stream that cuBLAS queues on, and the lane of its workspace
 
     def reserve(self) -> None:
         """Make the workspace of "main" now, since in a run other ranks may already be waiting. Local."""
@@ -211,24 +211,25 @@ class LocalProducts:
             product.algo, self._workspace(lane), WORKSPACE_BYTES, stream,
         )  # fmt: skip
 
-    def trsm(self, stream: int, letter: str, *arguments: int) -> None:
-        """Queue cuBLAS's trsm, in the lane "main". Local.
+    def trsm(self, stream: int, letter: str, *arguments: int, lane: str = "main") -> None:
+        """Queue cuBLAS's trsm. Local.
 
         Args:
             stream: address of the CUDA stream.
             letter: "s", "d", "c" or "z".
             arguments: what follows the handle in C; alpha is on the host.
+            lane: as in ``multiply``.
         """
-        getattr(self.cublas, f"{letter}trsm")(self.solver(stream), *arguments)
+        getattr(self.cublas, f"{letter}trsm")(self.solver(stream, lane), *arguments)
 
-    def solver(self, stream: int) -> int:
-        """Return cuBLAS's handle, which queues on a stream, in the lane "main". Local."""
-        if stream != self._solves_on:
-            self._solves_on = -1
+    def solver(self, stream: int, lane: str = "main") -> int:
+        """Return cuBLAS's handle, which queues on a stream, with a lane's workspace. Local."""
+        if (stream, lane) != self._solves_on:
+            self._solves_on = -1, ""
             self.cublas.set_stream(self._solver, stream)
-            workspace = self._workspace("main"), WORKSPACE_BYTES  # the line above has reset the workspace
+            workspace = self._workspace(lane), WORKSPACE_BYTES  # the line above has reset the workspace
             self.cublas.set_workspace(self._solver, *workspace)
-            self._solves_on = stream
+            self._solves_on = stream, lane
         return self._solver
 
     def _with_aligned_scales(self, finish: Fused, stream: int, lane: str) -> Fused:

@@ -29,7 +29,7 @@ _NCCL_TYPES = {
     "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9, "complex64": 7, "complex128": 8,
 }  # fmt: skip
 _SUM = 0
-_URGENT = -5  # priority of the stream of sums: the highest
+_URGENT = -5  # priority of the streams of sums, and of panels that other ranks wait for: the highest
 
 
 class Gpu:
@@ -186,7 +186,7 @@ class Gpu:
         """Return CuPy's stream of that name, made the first time. Local."""
         stream = self._streams.get(name)
         if stream is None:
-            priority = _URGENT if name.startswith("sum") else 0
+            priority = _URGENT if name.startswith(("sum", "ahead")) else 0
             stream = self._cupy.cuda.Stream(non_blocking=True, priority=priority)
             self._streams[name] = stream
         return stream

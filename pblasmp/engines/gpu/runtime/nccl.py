@@ -16,6 +16,8 @@ __all__ = ["Nccl", "nccl_version"]
 
 Array = Any
 
+_BYTE = 1  # ncclUint8
+
 
 def nccl_version() -> int:
     """Return the version of the NCCL that is loaded, as NCCL numbers it: 22902 is 2.29.2. Local."""
@@ -109,6 +111,18 @@ class Nccl:
                 self.all.recv(_bytes(array), rank, stream=stream)
         finally:
             self._core.group_end()
+
+    def broadcast(self, stream: int, arrays: Sequence[Array], root: int) -> None:
+        """Queue sending arrays, each contiguous in some order, from one rank to all. Collective to run."""
+        from nccl.bindings import nccl as bindings
+
+        bindings.group_start()
+        try:
+            for array in arrays:
+                at = int(array.data.ptr)
+                bindings.broadcast(at, at, array.nbytes, _BYTE, root, self.handle, stream)
+        finally:
+            bindings.group_end()
 
     def close(self) -> None:
         """Destroy the communicators that were made here, last made first. Collective."""

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time factorisations and solves on GPUs beside cuSOLVERMp's; ``factorisations.py --gpu`` calls it.
+
+Both compute in place on the same local arrays, in turns, on matrices of float64 in F order. What restores the matrices
+is not timed. Before they are timed, what each computes is checked by the residual of a product or a system.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import pblasmp as pb
+from benchmarks import results
+from benchmarks.ranks import paired
+
+__all__ = ["ROUTINES", "run"]
+
+ROUTINES = ("potrf", "getrf", "geqrf", "potrs", "getrs")
+_SOLVES = ("potrs", "getrs")
+_MOST = 30  # how large a residual may be, in units of n, the norms and the rounding
+_COLUMNS = 3  # right-hand sides that a factorisation is checked with
+_CONTENDERS = {"pblasmp": "panels", "cusolvermp": "cusolvermp"}
+
+
+class Case(NamedTuple):
+    """One call: a routine, the order of its matrix, its layout, and how many right-hand sides a solve has."""
+
+    routine: str
+    n: int
+    block: int
+    grid: tuple[int, int]
+    nrhs: int = 0
+
+    def plain(self) -> dict[str, Any]:
+        """Return the case as results have it."""
+        width = {"nrhs": self.nrhs} if self.nrhs else {}
+        grid = "{}x{}".format(*self.grid)
+        return {"routine": self.routine, "n": self.n, "block": self.block, "grid": grid, **width}
+
+    def flops(self) -> float:
+        """Floating-point operations, as LAPACK counts them."""
+        if self.nrhs:
+            return 2.0 * self.n**2 * self.nrhs
+        return {"potrf": 1 / 3, "getrf": 2 / 3, "geqrf": 4 / 3}[self.routine] * self.n**3
+
+
+class Matrices:
+    """The matrices of a case. Collective to make."""
+
+    def __init__(self, ctx: pb.Context, case: Case) -> None:
+        import cupy
+
+        self.case, self.ctx, self._cupy = case, ctx, cupy
+        d = self._layout(case.n)
+        self.a, self.b = ctx.empty(d), ctx.empty(self._layout(case.nrhs or _COLUMNS))
+        self._kernels = {
+            "po": cupy.ElementwiseKernel(
+                "int64 i, int64 j", "float64 x", "x = exp(-fabs((double)(i - j)) / 50) + (i == j);", "near"
+            ),
+            "ge": cupy.ElementwiseKernel(
+                "int64 i, int64 j",
+                "float64 x",
+                "double y = sin(i * 12.9898 + j * 78.233) * 43758.5453; x = y - floor(y) - 0.5;",
+                "mixed",
+            ),
+        }
+        self.found: Any = None  # pivots, or what qr returns
+
+    def _layout(self, cols: int) -> pb.MatrixDescriptor:
+        case = self.case
+        return pb.MatrixDescriptor((case.n, cols), (case.block, case.block), pb.Grid(*case.grid), order="F")
+
+    def fill(self, x: pb.DistributedMatrix, kind: str) -> None:
+        """Write a matrix of a kind. Local."""
+        if x.local.size:
+            rows, cols = (self._cupy.asarray(each) for each in x.descriptor.global_indices(self.ctx.rank))
+            self._kernels[kind](cols[:, None], rows[None, :], x.local.T)
+
+    def restore(self) -> None:
+        """Write what the call reads and overwrites: A, or the right-hand sides of a solve. Local."""
+        if self.case.routine in _SOLVES:
+            self.fill(self.b, "ge")
+        else:
+            self.fill(self.a, self.case.routine[:2])
+
+    def factor(self, algo: str) -> None:
+        """Factor A in place. Collective."""
+        kind = self.case.routine[:5]
+        if kind in ("potrf", "potrs"):
+            pb.cholesky(self.a, out=self.a, algo=algo)
+        elif kind in ("getrf", "getrs"):
+            self.found = pb.lu(self.a, out=self.a, algo=algo)[1]
+        else:
+            self.found = pb.qr(self.a, out=self.a, algo=algo)
+
+    def solve(self, algo: str) -> None:
+        """Solve in place with the factors. Collective."""
+        if self.case.routine[:2] == "po":
+            pb.cho_solve(self.a, self.b, out=self.b, algo=algo)
+        else:
+            pb.lu_solve(self.a, self.found, self.b, out=self.b, algo=algo)
+
+    def call(self, algo: str) -> Callable[[], None]:
+        """Return what is timed. Collective to run."""
+        return (lambda: self.solve(algo)) if self.case.routine in _SOLVES else (lambda: self.factor(algo))
+
+    def residual(self, algo: str) -> float:
+        """Return the error of a factorisation, or of a solve, in units of rounding. Collective."""
+        case = self.case
+        self.fill(self.a, case.routine[:2])
+        size = float(self.a.norm(1))
+        self.factor(algo)
+        self.fill(self.b, "ge")
+        if case.routine == "geqrf":  # A^T A x and R^T R x
+            squared = pb.trmm(self.a, pb.trmm(self.a, self.b, uplo="U"), uplo="U", op_a="T")
+            self.fill(self.a, "ge")
+            wanted = pb.matmul(self.a, pb.matmul(self.a, self.b), op_a="T")
+            scale = size**2 * float(self.b.norm(1))
+            return float((squared - wanted).norm(1)) / (scale * case.n * np.finfo(float).eps)
+        self.solve(algo)
+        x = self.b.copy()
+        self.fill(self.b, "ge")
+        self.fill(self.a, case.routine[:2])
+        scale = size * float(x.norm(1)) * case.n * np.finfo(float).eps
+        return float((pb.matmul(self.a, x) - self.b).norm(1)) / scale
+
+
+def cases(options: argparse.Namespace, ranks: int) -> list[Case]:
+    """Return the cases of a run on so many GPUs."""
+    grids = [tuple(map(int, grid.split("x"))) for grid in options.grid]
+    return [
+        Case(routine, n, block, (rows, cols), nrhs)
+        for rows, cols in grids
+        if rows * cols == ranks
+        for routine in options.only or ROUTINES
+        for n in options.n
+        for block in options.block
+        for nrhs in (options.rhs if routine in _SOLVES else [0])
+    ]
+
+
+def time_case(
+    ctx: pb.Context, case: Case, names: Sequence[str], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Check and time the contenders on one case, in turns. Collective."""
+    m = Matrices(ctx, case)
+    errors = {}
+    if case.n <= options.check:
+        for name in names:
+            errors[name] = m.residual(_CONTENDERS[name])
+            if not errors[name] < _MOST:
+                raise SystemExit(f"{case}: the residual of {name} is {errors[name]}")
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(options.pairs + 1):
+        for i in range(len(names)):
+            name = names[(turn + i) % len(names)]
+            if case.routine in _SOLVES:
+                m.fill(m.a, case.routine[:2])
+                m.factor("panels")
+            m.restore()
+            run = m.call(_CONTENDERS[name])
+            ctx.engine.synchronize()
+            ctx.comm.barrier()
+            start = time.perf_counter()
+            run()
+            ctx.engine.synchronize()
+            ctx.comm.barrier()
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    ratios = {name: paired(seconds, name, "pblasmp") for name in names if name != "pblasmp"}
+    return {
+        "case": case.plain(),
+        "flops": case.flops(),
+        "seconds": seconds,
+        "ratios": ratios,
+        "errors": errors,
+    }
+
+
+def run(options: argparse.Namespace) -> None:
+    """Time every case on the ranks that a launcher has started; rank 0 prints a row for each. Collective."""
+    with pb.Context() as ctx:
+        if ctx.engine.device is None:
+            raise SystemExit("--gpu: this machine has no GPU that pblasmp can use")
+        time_cases(ctx, cases(options, ctx.size), options)
+
+
+def time_cases(ctx: pb.Context, chosen: Sequence[Case], options: argparse.Namespace) -> None:
+    """Time some cases, and write the times where the options say. Collective."""
+    names, rows = _present(ctx), []
+    for case in chosen:
+        rows.append(time_case(ctx, case, names, options))
+        if ctx.rank == 0:
+            print(_line(rows[-1]), flush=True)
+    directory = results.directory_of(options)
+    if ctx.rank == 0 and directory is not None:
+        kept = results.Run(
+            benchmark="factorisations-gpu", date=results.today(), commit=results.this_commit(), ranks=ctx.size,
+            gpus=ctx.size, **results.facts(ctx), options=results.options_of(options), reference="pblasmp",
+            sample="all", rows=rows,
+        )  # fmt: skip
+        print(f"all times: {results.save(kept, directory)}")
+
+
+def _present(ctx: pb.Context) -> list[str]:
+    """Return the contenders that there are: cuSOLVERMp where it is installed. Collective."""
+    d = pb.MatrixDescriptor((8, 8), (8, 8), pb.Grid(1, ctx.size))
+    a = ctx.from_function(lambda i, j: 1.0 * (i == j), d)
+    try:
+        pb.cholesky(a, algo="cusolvermp")
+    except pb.PblasmpError as error:
+        if ctx.rank == 0:
+            print(f"cusolvermp: {error}")
+        return ["pblasmp"]
+    return list(_CONTENDERS)
+
+
+def _line(row: dict[str, Any]) -> str:
+    times = {name: min(each) for name, each in row["seconds"].items()}
+    case = row["case"]
+    words = f"{case['routine']:6}{case['n']:7d}{case['block']:6d} {case['grid']:>4}{case.get('nrhs', ''):>6}"
+    for name, taken in times.items():
+        words += f"   {name} {taken * 1e3:9.2f} ms {row['flops'] / taken / 1e12:7.2f} TFLOP/s"
+    return words + "".join(f"   {name} / pblasmp {ratio:5.2f}" for name, ratio in row["ratios"].items())

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of a factorisation of panels: right-looking, one panel ahead of the update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .factor_panels import FactorPanels
+
+__all__ = ["right_looking"]
+
+Array = Any
+
+
+def right_looking(
+    panels: FactorPanels,
+    steps: int,
+    finish: Callable[[int], None],
+    update: Callable[[int, Array, Sequence[int]], None],
+) -> None:
+    """Factor panels, one after another, and update the later ones with each. Collective over the workers.
+
+    The next panel is updated and factored first, so that the other ranks have it before they need it.
+
+    Args:
+        panels: the matrix.
+        steps: how many panels are factored.
+        finish: ``finish(k)`` factors panel k, one of this rank's, which has been updated.
+        update: ``update(k, panel, group)`` updates adjacent panels of this rank with panel k, from its diagonal on.
+    """
+    if panels.rank >= panels.shape.workers:
+        return
+    panels.begin()
+    if steps and 0 in panels.mine:
+        with panels.ahead():
+            finish(0)
+            panels.publish(0)
+    for k in range(steps):
+        panel = panels.fetch(k)
+        if panels.failed(k):
+            break
+        for group in panels.later(k):
+            if group[0] > k + 1:
+                update(k, panel, group)
+                continue
+            with panels.ahead():
+                update(k, panel, group)
+                if k + 1 < steps:
+                    finish(k + 1)
+                    panels.publish(k + 1)

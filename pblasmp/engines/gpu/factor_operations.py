@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What factorisations need of a GPU: panels by cuSOLVER and by kernels of the engine, exchanges of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...bindings import FillMode
+from ...dtypes import element_type
+from ..dense.factor_panels import set_diagonal
+from .factor_panels import QueuedPanels
+from .kernels.factor import FactorKernels
+from .kernels.views import View
+from .operations import CublasmpOperations
+from .session import Session
+
+__all__ = ["GpuFactorOperations"]
+
+Array = Any
+
+_WIDTHS = ((40_000, 1024), (4_000, 512), (0, 256))  # order from which on panels are so wide
+
+
+class GpuFactorOperations(CublasmpOperations):
+    """See ``engines.protocol.FactorOperations``. Everything is queued on CuPy's current stream. Making one is local.
+
+    Args:
+        session: whose streams, memory and local products are used.
+
+    Attributes:
+        factor_width: columns of a panel; 0: by the order of the matrix.
+    """
+
+    workers = 1 << 30
+    factor_alone = 0
+    own_panels: Any = QueuedPanels
+    factor_width = 0
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._lapack: Any = None
+        self._kernels = FactorKernels(self.xp)
+
+    def panel_width(self, order: int) -> int:
+        """Return how many columns a panel has: wide ones multiply faster, narrow ones let ranks wait less. Local."""
+        return self.factor_width or next(width for least, width in _WIDTHS if order >= least)
+
+    def copy_panel(self, to: Array, of: Array) -> None:
+        """Queue the copy of an array in F order. Local."""
+        if self._session.gpu is None or not to.size:
+            self.copy_where(to, of, None)
+        else:
+            stream = self.xp.cuda.get_current_stream()
+            self._session.gpu.kernels.copy(stream, View.of(to.T), View.of(of.T))
+
+    def potrf(self, a: Array, info: Array, first: int) -> None:
+        """Queue the factorisation of a panel of a positive definite matrix. Local."""
+        n = a.shape[1]
+        square, below = a[:n], a[n:]
+        if not n:
+            return
+        found = self._kernels.look(self._current(), square)
+        ld = _leading(a)
+        self._solver("potrf", a, (int(FillMode.LOWER), n), (int(a.data.ptr), ld), (), found)
+        self._kernels.judge(self._current(), a, found, info, first)
+        if below.size:
+            left = square.conj() if square.dtype.kind == "c" else square
+            self.trsm(1, left, below.T, lower=True, unit=False)
+
+    def _solver(
+        self,
+        name: str,
+        a: Array,
+        extents: tuple[int, ...],
+        place: tuple[int, int],
+        more: tuple[int, ...],
+        info: Array,
+    ) -> None:
+        """Queue one of cuSOLVER's factorisations; its arguments in C are in this order, then workspace and info."""
+        if self._lapack is None:
+            from cupy_backends.cuda.libs import cusolver
+
+            self._lapack = cusolver, self.xp.cuda.device.get_cusolver_handle()
+        library, handle = self._lapack
+        letter = element_type(a.dtype).blas
+        size = getattr(library, f"{letter}{name}_bufferSize")(handle, *extents, *place)
+        work = self.xp.empty(max(1, size), a.dtype)
+        function = getattr(library, f"{letter}{name}")
+        function(handle, *extents, *place, *more, int(work.data.ptr), size, int(info.data.ptr))
+
+    def _current(self) -> Any:
+        return self.xp.cuda.get_current_stream()
+
+    # -- LU
+
+    def getrf(self, a: Array, pivots: Array, info: Array, first: int) -> None:
+        """Queue the factorisation of a panel of any matrix. Local."""
+        least = min(a.shape)
+        if not least:
+            return
+        self._halves(a, pivots, info, first, 0, least)
+        if least < a.shape[1]:
+            rest = a[:, least:]
+            self._kernels.swap(self._current(), rest, pivots, first)
+            self.trsm(1, a[:, :least], rest, lower=True, unit=True)
+
+    def _halves(self, a: Array, pivots: Array, info: Array, first: int, start: int, stop: int) -> None:
+        """Factor the columns from ``start`` to ``stop``, from row ``start`` on: first one half, then the other."""
+        base = self._kernels.width("lu", len(a) - start, np.dtype(a.dtype))
+        stream, width = self._current(), stop - start
+        if width <= base:
+            own = a[start:, start:stop]
+            self._kernels.lu(stream, own, pivots[start:stop], info, first + start)
+            return
+        blocks = -(-width // base)
+        middle = start + blocks // 2 * base if blocks > 1 else start + width // 2
+        self._halves(a, pivots, info, first, start, middle)
+        top, right = a[start:middle, start:middle], a[start:, middle:stop]
+        self._kernels.swap(stream, right, pivots[start:middle], first + start)
+        upper = a[start:middle, middle:stop]
+        self.trsm(1, top, upper, lower=True, unit=True)
+        if middle < len(a):
+            self.gemm(-1, a[middle:, start:middle], upper, 1, a[middle:, middle:stop])
+        self._halves(a, pivots, info, first, middle, stop)
+        self._kernels.swap(stream, a[middle:, start:middle], pivots[middle:stop], first + middle)
+
+    def swap_rows(self, a: Array, first: int, last: int, pivots: Array, *, back: bool = False) -> None:
+        """Queue exchanges of rows. Local."""
+        if a.size and first < last:
+            if self._lane == "main":
+                self._runtime.follow_stream()
+            self._kernels.swap(self._current(), a[first:], pivots[first:last], first, back=back)
+
+    # -- QR
+
+    def geqrt(self, a: Array, t: Array) -> None:
+        """Queue the QR factorisation of a panel. Local."""
+        rows, cols = a.shape
+        if not cols:
+            return
+        xp, stream = self.xp, self._current()
+        base = min(cols, self._kernels.width("qr", rows, np.dtype(a.dtype)))
+        v = xp.empty((rows, cols), a.dtype, order="F")
+        v[:cols] = 0
+        tau, small = xp.empty(cols, a.dtype), xp.empty(base * base, a.dtype)
+        for start in range(0, cols, base):
+            stop = min(start + base, cols)
+            n = stop - start
+            own, factor = v[start:, start:stop], small[: n * n].reshape(n, n).T
+            self._kernels.qr(stream, a[start:, start:stop], own, factor, tau[start:stop])
+            if stop < cols:
+                self._reflect(own, factor, a[start:, stop:])
+        self._block_factor(v, tau, t)
+
+    def _reflect(self, v: Array, t: Array, x: Array) -> None:
+        """Queue the product of ``x`` with the adjoint of I - V T V^H, in its place."""
+        shape = v.shape[1], x.shape[1]
+        inner, factor = (self.xp.empty(shape, x.dtype, order="F") for _ in range(2))
+        self.gemm(1, _adjoint(v), x, 0, inner)
+        self.gemm(1, _adjoint(t), inner, 0, factor)
+        self.gemm(-1, v, factor, 1, x)
+
+    def larft(self, v: Array, tau: Array, t: Array) -> None:
+        """Queue the making of T from vectors whose ones and zeros are not stored. Local."""
+        xp, n = self.xp, v.shape[1]
+        if n:
+            whole = xp.empty(v.shape, v.dtype, order="F")
+            whole[n:] = v[n:]
+            whole[:n] = xp.tril(v[:n], -1)
+            set_diagonal(xp, whole, 1)
+            self._block_factor(whole, tau, t)
+
+    def _block_factor(self, v: Array, tau: Array, t: Array) -> None:
+        """Queue the making of T: its inverse is the upper triangle of V^H V, with 1/tau on the diagonal."""
+        xp, n = self.xp, v.shape[1]
+        inner = xp.empty((n, n), v.dtype, order="F")
+        self.gemm(1, _adjoint(v), v, 0, inner)
+        none = tau == 0  # such a reflector is the identity: its row and column of T are zero
+        inner[...] = xp.where(none[:, None], tau.dtype.type(0), inner)
+        set_diagonal(xp, inner, 1 / xp.where(none, tau.dtype.type(1), tau))
+        t[...] = 0
+        set_diagonal(xp, t, xp.where(none, tau.dtype.type(0), tau.dtype.type(1)))
+        self.trsm(1, inner, t, lower=False, unit=False)
+        set_diagonal(xp, t, tau)
+
+
+def _adjoint(x: Array) -> Array:
+    return x.conj().T if x.dtype.kind == "c" else x.T
+
+
+def _leading(a: Array) -> int:
+    """Return the leading dimension of an array in F order."""
+    return max(1, len(a), a.strides[1] // a.itemsize if a.shape[1] > 1 else 1)

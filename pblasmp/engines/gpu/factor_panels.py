@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Panels on GPUs: broadcast on a stream of their own, ahead of the update, without waits of the host."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ..dense.factor_panels import OwnPanels
+from ..protocol import Engine
+from .session import session_of
+
+__all__ = ["QueuedPanels"]
+
+Array = Any
+
+_LANE = "ahead"
+_BUFFERS = 3  # one is read by the update, one by the panel ahead, one arrives
+
+
+class QueuedPanels(OwnPanels):
+    """A GPU's own panels; NCCL broadcasts them. Nothing waits on the host. Making one is local.
+
+    Two streams work at the same time. On "ahead", of the highest priority, a panel is updated, factored and broadcast;
+    on the caller's stream the rest is updated with the panel before. Events order them.
+    """
+
+    def __init__(self, engine: Engine, array: Array, *about: Any, given: bool = False) -> None:
+        super().__init__(engine, array, *about, given=given)
+        session = session_of(engine)
+        self._cuda, self._nccl, self._gpu = session.runtime.cupy.cuda, session.nccl, session.gpu
+        self._operations: Any = engine.operations  # GpuFactorOperations, which makes these
+        self._rank, self._workers = engine.transport.rank, self.shape.workers
+        self._main: Any = None
+        self._updated: Any = None  # an event: the panel after the next may be worked on
+        self._ready: dict[int, Any] = {}  # events by buffer: the panel has arrived
+        self._free: dict[int, Any] = {}  # events by buffer: the panel in it has been used
+        self._reads: int | None = None  # the buffer that the caller's stream reads
+        self._buffers: list[Array] = []
+
+    def _stream(self) -> Any:
+        return self._main if self._gpu is None else self._gpu.stream(_LANE)
+
+    def _event(self, stream: Any) -> Any:
+        event = self._cuda.Event(disable_timing=True)
+        event.record(stream)
+        return event
+
+    def begin(self) -> None:
+        """Begin on CuPy's current stream: work ahead waits for what it has so far. Local."""
+        shape, operations = self.shape, self._operations
+        if self._workers > 1 and not self._buffers:
+            size = max(1, shape.rows), max(1, shape.width)
+            self._buffers = [operations.scratch(f"panel {i}", size, self.dtype, "F") for i in range(_BUFFERS)]
+        self._main = self._cuda.get_current_stream()
+        self._ready, self._free, self._reads, self._updated = {}, {}, None, None
+        if self._gpu is not None:
+            self._stream().wait_event(self._event(self._main))
+
+    def ahead(self) -> AbstractContextManager[None]:
+        """Return a context for work on the panel after the next, on the stream "ahead". Local."""
+        if self._gpu is None:
+            return contextlib.nullcontext()
+        if self._updated is not None:
+            self._stream().wait_event(self._updated)
+        return self._beside()
+
+    def later(self, k: int) -> Iterator[Sequence[int]]:
+        """Yield panel ``k + 1`` if it is this rank's, then ``k + 2``, then all others together. Local."""
+        rest = [j for j in self.mine if j > k]
+        for j in (k + 1, k + 2):
+            if rest and rest[0] == j:
+                yield (rest.pop(0),)
+            if j == k + 2 and self._gpu is not None:
+                self._updated = self._event(self._main)
+        if rest:
+            yield rest
+
+    def exchanged(self) -> Iterator[tuple[Array, int, int]]:
+        """Yield all panels before each later one, together, with its pivots: few kernels exchange rows. Local."""
+        shape = self.shape
+        for k in range(1, shape.steps):
+            left = [j for j in self.mine if j < k]
+            if left:
+                first, stop = shape.bounds(k)
+                yield self.run(left), first, min(stop, shape.rows)
+
+    def failed(self, k: int) -> bool:
+        """Return False: what was found is on the GPU, and is read at the end. Local."""
+        return False
+
+    def publish(self, k: int) -> None:
+        """Queue the broadcast of panel ``k``, from its diagonal on, after what CuPy's current stream has. Local."""
+        self._send(k, self.own(k)[self.shape.bounds(k)[0] :])
+
+    def _send(self, k: int, panel: Array) -> None:
+        if self._workers > 1:
+            self._broadcast(k, panel)
+        self._ready[k % _BUFFERS] = self._event(self._cuda.get_current_stream())
+
+    def _broadcast(self, k: int, panel: Array) -> None:
+        """Queue a broadcast on CuPy's current stream; ``panel`` is the owner's, or only has the shape."""
+        slot, owner, stream = k % _BUFFERS, k % self._workers, self._cuda.get_current_stream()
+        if slot in self._free:
+            stream.wait_event(self._free.pop(slot))
+        buffer = self._buffer(k, len(panel))
+        if owner == self._rank:
+            self._operations.copy_panel(buffer, panel)
+        self._nccl.broadcast(int(stream.ptr), [each for each in (buffer, *self.about(k)) if each.size], owner)
+
+    def _buffer(self, k: int, rows: int) -> Array:
+        first, stop = self.shape.bounds(k)
+        flat = self._buffers[k % _BUFFERS].T.reshape(-1)
+        return flat[: rows * (stop - first)].reshape(stop - first, rows).T
+
+    def fetch(self, k: int) -> Array:
+        """Return panel ``k`` from its diagonal on: the caller's stream waits until it is there. Local to queue."""
+        return self._fetched(k, self.shape.bounds(k)[0])
+
+    def _fetched(self, k: int, first: int) -> Array:
+        slot, rows = k % _BUFFERS, self.shape.rows - first
+        if self._reads is not None:
+            self._free[self._reads] = self._event(self._main)
+        if k % self._workers != self._rank:
+            start, stop = self.shape.bounds(k)
+            shape = self._buffers[slot][:rows, : stop - start]
+            with self._beside():
+                self._send(k, shape)
+        self._main.wait_event(self._ready[slot])
+        self._reads = slot
+        return self.own(k)[first:] if self._workers == 1 else self._buffer(k, rows)
+
+    def _beside(self) -> AbstractContextManager[None]:
+        if self._gpu is None:
+            return contextlib.nullcontext()
+        context: AbstractContextManager[None] = self._operations.beside(_LANE)
+        return context
+
+    def again(self, k: int) -> Array:
+        """Return panel ``k``, whole. Local to queue, collective to run."""
+        if k % self._workers == self._rank:
+            with self._beside():
+                self._send(k, self.own(k))
+        return self._fetched(k, 0)
+
+    def settle(self) -> None:
+        """Let CuPy's current stream wait for the work ahead. Local."""
+        if self._gpu is not None and self._main is not None:
+            self._main.wait_event(self._event(self._stream()))

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Factorisations and solves on GPUs: every type and option in layouts at random, large matrices, failures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from tests.helpers.cases import layout, pick
+from tests.helpers.factor_cases import (
+    CASES,
+    TYPES,
+    exact,
+    failures,
+    norm,
+    only,
+    panels_of,
+    positive,
+    random,
+    relative,
+    too_large,
+)
+
+
+def faults_of(outcomes):
+    """The texts of what is wrong, of all cases."""
+    return [f"{case}: {error}" for case, error in outcomes if error]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_layout(ctx, case, dtype):
+    rng = np.random.default_rng(91)
+    found = []
+    for _ in range(12):
+        with panels_of(ctx, int(rng.integers(1, 9))):
+            found += faults_of([case(ctx, rng, dtype)])
+    assert not found, "\n".join(found)
+
+
+def test_failures(ctx):
+    with panels_of(ctx, 4):
+        found = faults_of(failures(ctx, np.random.default_rng(92)))
+    assert not found, "\n".join(found)
+
+
+def matrix(ctx, rng, values):
+    """``values`` in blocks of 64 to 300 on a grid at random."""
+    block = tuple(int(x) for x in rng.integers(64, 300, 2))
+    return ctx.scatter(values, layout(rng, values.shape, ctx.size, block=block, dtype=values.dtype.name))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("n", [1025, 2300])
+def test_large_cholesky(ctx, dtype, n):
+    """In panels of the engine's own choice."""
+    rng = np.random.default_rng(93)
+    whole, right = positive(rng, n, dtype), random(rng, (n, 70), dtype)
+    for uplo in "LU":
+        a, b = matrix(ctx, rng, only(uplo, whole)), matrix(ctx, rng, right)
+        x = exact(pb.solve(a, b, "pos", uplo=uplo).allgather())
+        factor = pb.cholesky(a, uplo, out=pick(rng, (None, a))).allgather()
+        lower = exact(np.tril(factor) if uplo == "L" else np.triu(factor).conj().T)
+        wrong = too_large(
+            factor=relative(lower @ lower.conj().T - whole, exact(whole), n, dtype),
+            solve=relative(exact(whole) @ x - right, exact(whole), n * norm(x), dtype),
+        )
+        assert not wrong, f"{uplo} {wrong}"
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(1025, 1025), (2300, 2300), (3000, 700), (700, 1500), (20_000, 40)])
+def test_large_lu(ctx, dtype, shape):
+    rng = np.random.default_rng(94)
+    (m, n), least = shape, min(shape)
+    whole = random(rng, shape, dtype)
+    a = matrix(ctx, rng, whole)
+    found, pivots = pb.lu(a)
+    factors = found.allgather()
+    lower, upper = exact(np.tril(factors, -1))[:, :least], exact(np.triu(factors))[:least]
+    np.fill_diagonal(lower, 1)
+    rebuilt = lower @ upper
+    for i, other in reversed(list(enumerate(pivots.tolist()))):
+        rebuilt[[i, other]] = rebuilt[[other, i]]
+    errors = {
+        "lu": relative(rebuilt - whole, exact(whole), max(shape), dtype),
+        "growth": np.abs(lower).max() * 15,
+    }
+    if m == n:
+        right = random(rng, (n, 70), dtype)
+        b = matrix(ctx, rng, right)
+        for op in "NTC":
+            left = {"N": exact(whole), "T": exact(whole).T, "C": exact(whole).conj().T}[op]
+            x = exact(pb.lu_solve(found, pivots, b, op).allgather())
+            errors[op] = relative(left @ x - right, left, n * norm(x), dtype)
+    assert not too_large(**errors), errors
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(1025, 1025), (3000, 700), (700, 1500), (20_000, 40)])
+def test_large_qr(ctx, dtype, shape):
+    rng = np.random.default_rng(95)
+    (m, n), least = shape, min(shape)
+    whole = random(rng, shape, dtype)
+    found = pb.qr(matrix(ctx, rng, whole))
+    q, r = exact(found.q().allgather()), exact(found.r().allgather())
+    errors = {
+        "qr": relative(q @ r - whole, exact(whole), max(shape), dtype),
+        "orthogonal": relative(q.conj().T @ q - np.eye(least), np.eye(least), max(shape), dtype),
+    }
+    if m > n:
+        right = random(rng, (m, 70), dtype)
+        x = exact(pb.lstsq(matrix(ctx, rng, whole), matrix(ctx, rng, right)).allgather())
+        normal = exact(whole).conj().T @ (exact(whole) @ x - right)
+        errors["lstsq"] = relative(normal, exact(whole), m * norm(exact(right)) * norm(exact(whole)), dtype)
+    assert not too_large(**errors), errors
+
+
+def test_panels_in_place(ctx):
+    """A matrix that lies in panels already is factored where it is: the result is the same."""
+    rng = np.random.default_rng(96)
+    n, dtype = 2000, "float64"
+    whole = positive(rng, n, dtype)
+    for block in (256, 300):
+        d = pb.MatrixDescriptor((n, n), (n, block), pb.Grid(1, ctx.size), dtype=dtype, order="F")
+        a = ctx.scatter(only("L", whole), d)
+        lower = np.tril(pb.cholesky(a, out=a).allgather())
+        assert not too_large(factor=relative(lower @ lower.T - whole, whole, n, dtype))
+        b = ctx.scatter(whole, d)
+        found, pivots = pb.lu(b, out=b)
+        right = matrix(ctx, rng, random(rng, (n, 3), dtype))
+        x = pb.lu_solve(found, pivots, right).allgather()
+        assert not too_large(solve=relative(whole @ x - right.allgather(), whole, n * norm(x), dtype))
+
+
+def test_results_follow_the_callers_stream(ctx):
+    """What is queued before a call on the caller's stream is read by it, and what comes after reads its result."""
+    import cupy
+
+    rng = np.random.default_rng(97)
+    whole = positive(rng, 1500, "float64")
+    d = pb.MatrixDescriptor((1500, 1500), (128, 128), pb.Grid.squarest(ctx.size))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    before = cupy.cuda.get_current_stream()
+    a = ctx.scatter(whole, d)
+    ctx.engine.synchronize()
+    stream.use()
+    try:
+        a.local[...] *= 4
+        factor = pb.cholesky(a, out=a)
+        factor.local[...] *= 0.5
+        values = factor.allgather()
+    finally:
+        before.use()
+    lower = np.tril(values)
+    assert not too_large(factor=relative(lower @ lower.T - whole, whole, 1500, "float64"))

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cuSOLVER and the engine's kernels of factorisations, played by SciPy's LAPACK on the memory at real addresses."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from scipy.linalg import lapack
+
+_TYPES = {"s": "f4", "d": "f8", "c": "c8", "z": "c16"}
+_KINDS = {"float": "f4", "double": "f8", "c64": "c8", "c128": "c16"}
+
+
+def matrix(at: int, rows: int, cols: int, ld: int, kind: Any) -> np.ndarray:
+    """The matrix in F order at an address."""
+    kind = np.dtype(kind)
+    assert ld >= max(1, rows)
+    nbytes = ((cols - 1) * ld + rows) * kind.itemsize if rows and cols else 0
+    memory = (ctypes.c_char * nbytes).from_address(int(at))
+    return np.ndarray((rows, cols), kind, memory, strides=(kind.itemsize, ld * kind.itemsize))
+
+
+def vector(at: int, count: int, kind: Any) -> np.ndarray:
+    """The numbers at an address."""
+    return matrix(at, count, 1, max(1, count), kind)[:, 0]
+
+
+def cusolver() -> SimpleNamespace:
+    """cupy_backends.cuda.libs.cusolver, as far as the engine calls it."""
+    functions: dict[str, Any] = {}
+    for letter, kind in _TYPES.items():
+        functions[f"{letter}potrf_bufferSize"] = lambda handle, fill, n, a, ld: n + 1
+        functions[f"{letter}potrf"] = _potrf(letter, kind)
+    return SimpleNamespace(**functions)
+
+
+def _potrf(letter: str, kind: str) -> Callable[..., None]:
+    def call(handle: int, fill: int, n: int, a: int, ld: int, work: int, size: int, info: int) -> None:
+        assert (fill, size) == (0, n + 1)
+        x = matrix(a, n, n, ld, kind)
+        factor, found = getattr(lapack, f"{letter}potrf")(x, lower=1, clean=0)
+        x[...] = factor
+        if found > 0:
+            x[found - 1, found - 1] = np.nan  # cuSOLVER's square root of a negative number
+        vector(info, 1, "i4")[0] = found
+
+    return call
+
+
+def kernels(code: str, options: tuple[str, ...]) -> Any:
+    """cupy.RawModule: the kernels of factorisations compute, all others do nothing."""
+    macros = dict(each.removeprefix("-D").split("=") for each in options if each.startswith("-D"))
+    kind = np.dtype(_KINDS.get(macros.get("KIND", ""), "u1"))
+    return SimpleNamespace(get_function=lambda name: _Kernel(_PLAYED.get(name), kind))
+
+
+class _Kernel:
+    """A kernel; what it is launched with is checked by those that are played."""
+
+    def __init__(self, played: Any, kind: np.dtype) -> None:
+        self._played, self._kind, self.max_dynamic_shared_size_bytes = played, kind, 0
+
+    def __call__(self, grid: Any, block: Any, arguments: Any, *, stream: Any, shared_mem: int = 0) -> None:
+        assert 0 < block[0] <= 1024
+        assert grid[0] > 0
+        assert shared_mem <= max(48 << 10, self.max_dynamic_shared_size_bytes)
+        if self._played is not None:
+            self._played(self._kind, *(each.item() if hasattr(each, "item") else each for each in arguments))
+
+
+def _look(kind: Any, a: int, ld: int, n: int, found: int) -> None:
+    rows = np.flatnonzero(np.isnan(np.tril(matrix(a, n, n, ld, kind))).any(1))
+    about = vector(found, 2, "i4")
+    assert not about.any()
+    about[1] = n - rows[0] if len(rows) else 0
+
+
+def _judge(kind: Any, a: int, ld: int, rows: int, cols: int, found: int, info: int, first: int) -> None:
+    about = vector(found, 2, "i4")
+    at, nan = int(about[0]), about[1] and about[0] > cols - about[1]
+    if at > 0 and nan:
+        matrix(a, rows, cols, ld, kind)[...] = np.nan
+    vector(info, 1, "i4")[0] = first + at if at > 0 and not nan else 0
+    about[...] = 0
+
+
+def _lu(
+    kind: Any, a: int, ld: int, m: int, w: int, rows: int, pivots: int, first: int, info: int, *slots: int
+) -> None:
+    x, letter = matrix(a, m, w, ld, kind), {np.dtype(k): letter for letter, k in _TYPES.items()}[kind]
+    factors, found, bad = getattr(lapack, f"{letter}getrf")(x)
+    x[...] = factors
+    vector(pivots, min(m, w), "i4")[...] = found + 1 + first
+    about = vector(info, 1, "i4")
+    if bad > 0 and not about[0]:
+        about[0] = first + bad
+
+
+def _qr(
+    kind: Any, a: int, ld: int, m: int, w: int, rows: int, v: int, ldv: int, t: int, tau: int, *slots: int
+) -> None:
+    x, letter = matrix(a, m, w, ld, kind), {np.dtype(k): letter for letter, k in _TYPES.items()}[kind]
+    factors, scalars, _, _ = getattr(lapack, f"{letter}geqrf")(x)
+    x[...] = factors
+    vector(tau, w, kind)[...] = scalars
+    vectors = matrix(v, m, w, ldv, kind)
+    vectors[...] = np.tril(factors, -1) + np.eye(m, w)
+    block = np.zeros((w, w), kind)
+    for j in range(w):
+        block[:j, j] = -scalars[j] * (block[:j, :j] @ (vectors[:, :j].conj().T @ vectors[:, j]))
+        block[j, j] = scalars[j]
+    matrix(t, w, w, w, kind)[...] = block
+
+
+def _moves(pivots: int, count: int, first: int, back: int) -> list[tuple[int, int]]:
+    others = vector(pivots, count, "i4") - 1 - first
+    now = {row: row for row in sorted({*range(count), *others.tolist()})}
+    for i, other in enumerate(others.tolist()):
+        now[i], now[other] = now[other], now[i]
+    return [(of, to) if back else (to, of) for to, of in now.items()]
+
+
+def _pairs(kind: Any, pivots: int, count: int, first: int, back: int, pairs: int) -> None:
+    out = vector(pairs, 4 * count, "i4")
+    out[...] = 0
+    for i, move in enumerate(_moves(pivots, count, first, back)):
+        out[2 * i : 2 * i + 2] = move
+
+
+def _exchange(kind: Any, a: int, ld: int, cols: int, pivots: int, count: int, first: int, back: int) -> None:
+    _carry(kind, a, ld, cols, np.array(_moves(pivots, count, first, back)))
+
+
+def _swap(kind: Any, a: int, ld: int, cols: int, pairs: int, count: int) -> None:
+    _carry(kind, a, ld, cols, vector(pairs, 2 * count, "i4").reshape(-1, 2))
+
+
+def _carry(kind: Any, a: int, ld: int, cols: int, pairs: np.ndarray) -> None:
+    to, of = pairs[pairs[:, 0] != pairs[:, 1]].T
+    assert len(set(to.tolist())) == len(to)
+    if len(to):
+        x = matrix(a, int(max(to.max(), of.max())) + 1, cols, ld, kind)
+        x[to] = x[of]
+
+
+_PLAYED = {
+    "look": _look,
+    "judge": _judge,
+    "lu": _lu,
+    "qr": _qr,
+    "pairs": _pairs,
+    "swap": _swap,
+    "exchange": _exchange,
+}
