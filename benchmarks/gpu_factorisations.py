@@ -60,12 +60,15 @@ class Matrices:
         self.a, self.b = ctx.empty(d), ctx.empty(self._layout(case.nrhs or _COLUMNS))
         self._kernels = {
             "po": cupy.ElementwiseKernel(
-                "int64 i, int64 j", "float64 x", "x = exp(-fabs((double)(i - j)) / 50) + (i == j);", "near"
+                "int64 row, int64 col",
+                "float64 x",
+                "x = exp(-fabs((double)(row - col)) / 50) + (row == col);",
+                "near",
             ),
             "ge": cupy.ElementwiseKernel(
-                "int64 i, int64 j",
+                "int64 row, int64 col",
                 "float64 x",
-                "double y = sin(i * 12.9898 + j * 78.233) * 43758.5453; x = y - floor(y) - 0.5;",
+                "double y = sin(row * 12.9898 + col * 78.233) * 43758.5453; x = y - floor(y) - 0.5;",
                 "mixed",
             ),
         }
