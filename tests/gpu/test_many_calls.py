@@ -130,7 +130,7 @@ def test_growing_slabs_and_other_algorithms_in_between(ctx):
     want = np.zeros((n, n))
     for k in (64, 128, 512, 1024, 2048):
         pb.matmul(a[:, :k], b[:k, :], c, beta=1, out=c)
-        plan = pb.plan_matmul(a[:, :k], b[:k, :], c, alpha=2, beta=1, out=c)
+        plan = pb.plan(pb.matmul, a[:, :k], b[:k, :], c, alpha=2, beta=1, out=c)
         plan()
         plan.close()
         pb.syrk(a[:, :k], c, uplo="L", beta=1, out=c)
