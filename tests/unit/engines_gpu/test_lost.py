@@ -382,12 +382,16 @@ def test_own_flags_are_raised_until_the_queue_is_empty(ctx, lib, monkeypatch):
 
 
 def test_nothing_is_aborted_where_all_ends_well(stand_in, alone):
-    with machine(stand_in(1000)) as lib:
+    with machine(stand_in(1000), lt=FakeLt()) as lib:
         with pb.Context(engine="cublasmp") as ctx:
             ctx.engine.session.cublasmp.workspace(Grid(1, 1))
             channel = ctx.control.channel
-            assert channel.device is ctx.engine.session.runtime.health
+            health, streams = ctx.engine.session.runtime.health, ctx.engine.session.gpu._streams
+            assert channel.device is health
+            assert [len(queue()) for queue in health.queues] == [1, len(streams)]
+            assert len(health.raisers) == (ctx.engine.session.gpu.windows is not None)
         assert channel.device is None
+        assert (len(health.queues), health.raisers) == (1, [])  # nothing of the closed Gpu
         assert not lib.gpu.aborted
         lib.gpu.assert_clean()
 
