@@ -38,7 +38,7 @@ Queue = tuple[Callable[..., Any], tuple[Any, ...]]
 
 _REMEMBERED = 1024  # calls that are kept bound, a few kB each
 _LEAST = 1 << 24  # bytes of a set of slabs
-_MOST = 256 << 20  # bytes of a set of slabs: a panel of 512 columns and 65536 rows
+_MOST = 512 << 20  # bytes of a set of slabs: a panel of 512 columns and 65536 rows, and its half
 _MOST_OF_PRODUCT = 64 << 20  # bytes: a larger product is better overlapped with what it needs
 _LONGEST = 1e11  # operations of a product on each rank, 2 ms: then the time of the host no longer matters
 _LARGER, _MOVED = 2, 1 << 22  # see stationary.py: when it is better to move results than operands
