@@ -28,6 +28,7 @@ def test_counts_and_blocks_are_those_of_the_axis():
             assert span.count(p) == len(mine)
             stop = int(rng.integers(0, extent + 1))
             assert span.below(stop, p) == np.count_nonzero(mine < stop)
+            assert [span.at_place(p, i) for i in range(len(mine))] == mine.tolist()
             blocks = span.blocks(p) if span.count(p) else []
             assert np.array_equal(
                 np.concatenate([np.arange(0), *(np.arange(i, j) for i, j, _ in blocks)]), mine

@@ -14,14 +14,17 @@ from pblasmp.engines.direct import Asked, Held, pattern_of
 from pblasmp.engines.gpu import direct
 from pblasmp.engines.gpu.direct import GpuDirect
 from pblasmp.layout.routines import ROUTINES
+from tests.helpers.cases import agreed_error, first
+from tests.helpers.fakelt import FakeLt
 from tests.helpers.fakepeers import Fault, Peers
+from tests.helpers.machine import Multiplying, machine
+from tests.helpers.mpi import run_mpi, starts_ranks
 
 STREAM = SimpleNamespace(ptr=1, is_capturing=lambda: False)
 OPS = {"N": lambda x: x, "T": np.transpose, "C": lambda x: x.conj().T}
-NO = object()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _small(monkeypatch):
     """Small matrices have several strips, and several portions of tiles; every rank agrees."""
     monkeypatch.setattr(direct, "_STRIP", 4)
@@ -197,6 +200,7 @@ def window(values: np.ndarray, at: Any) -> np.ndarray:
     return values[i : i + m, j : j + n]
 
 
+@pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("routine", [*sorted(direct._COMPUTERS)])
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_any_layout(routine, size):
@@ -249,6 +253,7 @@ def factor(ranks: Ranks, d: pb.MatrixDescriptor, values: np.ndarray) -> list[Hel
     return whole
 
 
+@pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("grid", [(1, 1), (1, 2), (2, 1), (2, 2), (1, 3)])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_a_sweep_in_any_order(grid, order):
@@ -278,6 +283,7 @@ def products(ranks: Ranks) -> None:
         assert ranks.run(parts, routine="matmul")
 
 
+@pytest.mark.usefixtures("_small")
 def test_every_barrier_is_needed():
     """Without one of them, some order of what is queued is a fault that the model finds."""
     sound = Ranks(2)
@@ -296,6 +302,7 @@ def test_every_barrier_is_needed():
                 pytest.fail(f"rank {rank} does not need barrier {number}")
 
 
+@pytest.mark.usefixtures("_small")
 def test_two_sets_of_slabs_are_needed(monkeypatch):
     """With one set, a rank may write into what a peer still reads."""
     monkeypatch.setattr(direct._Call, "other_half", lambda call, half: half)
@@ -309,6 +316,7 @@ def test_two_sets_of_slabs_are_needed(monkeypatch):
     pytest.fail("one set of slabs is enough")
 
 
+@pytest.mark.usefixtures("_small")
 def test_what_is_kept_holds_no_array_and_is_bounded(monkeypatch):
     monkeypatch.setattr(direct, "_REMEMBERED", 5)
     ranks = Ranks(1)
@@ -320,6 +328,7 @@ def test_what_is_kept_holds_no_array_and_is_bounded(monkeypatch):
         assert len(ranks.direct[0]._calls) <= 5
 
 
+@pytest.mark.usefixtures("_small")
 def test_calls_that_are_not_direct():
     """While a graph is recorded; without memory that the ranks share; a large product; what overlaps."""
     ranks = Ranks(2)
@@ -340,6 +349,7 @@ def test_calls_that_are_not_direct():
     assert not any(control.numbers for control in ranks.controls)
 
 
+@pytest.mark.usefixtures("_small")
 def test_ranks_that_disagree_queue_nothing():
     ranks = Ranks(2)
     d = pb.MatrixDescriptor((8, 8), 2, pb.Grid(1, 2))
@@ -351,6 +361,7 @@ def test_ranks_that_disagree_queue_nothing():
     assert not any(ranks.peers.program)
 
 
+@pytest.mark.usefixtures("_small")
 def test_without_room_for_slabs_calls_take_the_ordinary_way():
     ranks = Ranks(2, reserves=False)
     d = pb.MatrixDescriptor((8, 8), 2, pb.Grid(1, 2))
@@ -365,3 +376,56 @@ def test_without_room_for_slabs_calls_take_the_ordinary_way():
     assert ranks.run(parts, routine="matmul") is False
     assert ranks.run(parts, routine="matmul") is None
     assert not any(ranks.peers.program)
+
+
+def promises(comm: Any, path: str) -> Any:
+    """Contexts on GPUs: what ranks do not agree on is raised on all, and nothing has been queued."""
+    with (
+        machine(path, Multiplying, comm=comm, lt=FakeLt()) as lib,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        ctx = pb.Context(comm, engine="cublasmp")
+        a, b, c = (ctx.zeros((12, 12), block=2, grid=(1, 2), order="F") for _ in range(3))
+
+        def queued() -> int:
+            return len(lib.gpu.did("cuBLAS"))
+
+        pb.matmul(a, b, out=c)
+        pb.syrk(a[2:, :2], c[2:, 2:], uplo="L", beta=1, out=c[2:, 2:])
+        yield "direct", None if queued() >= 2 and not ctx.calls._known else "they were planned"
+        before = queued()
+        for name, words, call, how in (
+            ("alpha", ["alpha", "1", "2"], pb.matmul, {"alpha": 1 + comm.rank}),
+            ("op", ["op_b"], pb.matmul, {"op_b": "NT"[comm.rank]}),
+            ("calls", ["different calls"], (pb.matmul, pb.trsm)[comm.rank], {}),
+        ):
+            wrong = agreed_error(ctx, pb.RankMismatchError, words, call, a, b, out=c, **how)
+            yield name, first(wrong, queued() - before and "something was queued")
+        wrong = agreed_error(ctx, pb.ArgumentError, ["shares memory"], pb.matmul, a, c[:, :], out=c)
+        yield "overlap", first(wrong, queued() - before and "something was queued")
+        pb.matmul(a, b, out=c)
+        yield "afterwards", None if queued() == before + 1 else "the next call was not direct"
+
+        def fails(*arguments: int) -> None:
+            raise RuntimeError("no launch")
+
+        try:
+            if comm.rank:
+                patch.setitem(ctx.engine.direct._functions, "dgemm", fails)
+            pb.matmul(a, b[:, 2:], out=c[:, 2:])
+            found = "" if comm.rank == 0 else "nothing was raised"
+        except RuntimeError as error:
+            found = "" if "no launch" in str(error) else str(error)
+        yield "a rank that cannot queue", found or None
+        try:
+            pb.matmul(a, b, out=c)
+            found = "no ClosedError"
+        except pb.ClosedError as error:
+            found = "" if "rank 1 left matmul with RuntimeError: no launch" in str(error) else str(error)
+        yield "the context is broken", found or None
+        ctx.close()
+
+
+@starts_ranks
+def test_promises_of_errors(stand_in):
+    run_mpi(promises, 2, timeout=60, path=stand_in(1000))
