@@ -89,6 +89,7 @@ class Peers:
 
     def __init__(self, size: int, skip: tuple[int, int] | None = None, multiprocessors: int = 2) -> None:
         self.size, self.skip = size, skip
+        self.freed: list[tuple[int, int]] = []
         self.memory = [np.full(ROOM, 0xFF, np.uint8) for _ in range(size)]  # NaN in every type
         self.used = [64] * size
         self.queues: dict[tuple[int, str], list[Op]] = defaultdict(list)
@@ -262,7 +263,10 @@ class FakePeer:
 
     def scratch(self, name: str, nbytes: int) -> int:
         if name not in self._scratch or self._scratch[name][1] < nbytes:
-            self.arena.generation += name in self._scratch
+            if name in self._scratch:  # whoever has the old address must ask again
+                self.arena.generation += 1
+                at, nbytes_before = self._scratch[name]
+                self.peers.freed.append((at, at + nbytes_before))
             self._scratch[name] = self.peers.allocate(self.rank, max(1, nbytes)), nbytes
         return self._scratch[name][0]
 
@@ -274,6 +278,9 @@ class FakePeer:
     def _queue(self, name: str, stream: str, do: Any, reads: Any = (), writes: Any = (), **how: Any) -> None:
         ready = how.pop("ready", lambda: True)
         reads, writes = ([v for v in views if v.rows * v.cols] for views in (reads, writes))
+        for view in (*reads, *writes):
+            if any(first <= view.address < last for first, last in self.peers.freed):
+                raise Fault(f"{name}: {view} is in memory that was given back")
         self.peers.queue(Op(name, (self.rank, stream), ready, do, reads, writes), **how)
 
     def use_current_stream(self) -> None: ...

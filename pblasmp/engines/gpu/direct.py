@@ -653,8 +653,10 @@ class _Maker:
         right, below = (to.ld, 1) if to.by_columns else (1, to.ld)
         queue: list[Queue] = []
         handle, one, zero = self._handle(stream), self._scalar(1), self._scalar(0)
-        for some in _portions(tiles, item):
-            scratch = gpu.scratch(_TRIANGLE, max(1, sum(tile.rows * tile.width for tile in some) * item))
+        portions = list(_portions(tiles, item))
+        sizes = [sum(tile.rows * tile.width for tile in some) * item for some in portions]
+        scratch = gpu.scratch(_TRIANGLE, max(sizes)) if sizes else 0  # at once: it may not move in between
+        for some in portions:
             at, written = scratch, []
             for run in _runs(some):
                 first = run[0]

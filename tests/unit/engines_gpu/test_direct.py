@@ -28,7 +28,7 @@ OPS = {"N": lambda x: x, "T": np.transpose, "C": lambda x: x.conj().T}
 def _small(monkeypatch):
     """Small matrices have several strips, and several portions of tiles; every rank agrees."""
     monkeypatch.setattr(direct, "_STRIP", 4)
-    monkeypatch.setattr(direct, "_SCRATCH", 600)
+    monkeypatch.setattr(direct, "_SCRATCH", 150)
     monkeypatch.setattr(direct, "_LEAST", 1 << 13)
     monkeypatch.setattr(direct, "vote_on", lambda control, name, number: control.vote(number))
 
