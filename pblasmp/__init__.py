@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .factorisations import cho_solve as cho_solve
     from .factorisations import cholesky as cholesky
     from .factorisations import cond_estimate as cond_estimate
+    from .factorisations import eigh as eigh
     from .factorisations import inv as inv
     from .factorisations import lstsq as lstsq
     from .factorisations import lu as lu
@@ -137,6 +138,7 @@ _HOME = {
     "cho_solve": "factorisations",
     "cholesky": "factorisations",
     "cond_estimate": "factorisations",
+    "eigh": "factorisations",
     "copy": "vectors",
     "dot": "vectors",
     "dotc": "vectors",

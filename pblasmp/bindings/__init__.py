@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cuBLASMp 0.5 to 0.10 from Python: a table of its C functions, its enumerations, how its library is found.
+"""cuBLASMp 0.5 to 0.10 and cuSOLVERMp 0.8 to 0.9 from Python: tables of C functions, enumerations, how they are found.
 
-Nothing is loaded before ``Library()`` is made.
+Nothing is loaded before ``Library()`` or ``SolverLibrary()`` is made.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from .enums import (
     EmulationStrategy,
     FillMode,
     GridLayout,
+    GridMapping,
     MantissaControl,
     MatmulAlgoType,
     MatmulAttribute,
@@ -21,14 +22,17 @@ from .enums import (
     Operation,
     ResultScheme,
     SideMode,
+    SolverStatus,
     SpecialValuesSupport,
     Status,
 )
-from .library import Library, version_text
+from .library import Library, SolverLibrary, version_text
+from .solver_table import SOLVER_FUNCTIONS
 from .table import FUNCTIONS, Argument, Function, LoggerCallback, ctype
 
 __all__ = [
     "FUNCTIONS",
+    "SOLVER_FUNCTIONS",
     "Argument",
     "ComputeType",
     "DataType",
@@ -37,6 +41,7 @@ __all__ = [
     "FillMode",
     "Function",
     "GridLayout",
+    "GridMapping",
     "Library",
     "LoggerCallback",
     "MantissaControl",
@@ -47,6 +52,8 @@ __all__ = [
     "Operation",
     "ResultScheme",
     "SideMode",
+    "SolverLibrary",
+    "SolverStatus",
     "SpecialValuesSupport",
     "Status",
     "ctype",

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The enumerations of cuBLASMp and those of cuBLAS and CUDA that its functions take.
+"""The enumerations of cuBLASMp and cuSOLVERMp, and those of cuBLAS and CUDA that their functions take.
 
 A member is the C constant without its prefix. Where an enumeration grew, a member's ``since`` is the first
 cuBLASMp version that has it.
 
-Source: cublasmp.h 0.5.0 to 0.10.0; cublas_api.h and library_types.h of CUDA 13.0.
+Source: cublasmp.h 0.5.0 to 0.10.0; cusolverMp.h 0.8.0 to 0.9.1; cusolver_common.h, cublas_api.h and library_types.h of
+CUDA 13.0.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = [
     "EmulationStrategy",
     "FillMode",
     "GridLayout",
+    "GridMapping",
     "MantissaControl",
     "MatmulAlgoType",
     "MatmulAttribute",
@@ -31,6 +33,7 @@ __all__ = [
     "Operation",
     "ResultScheme",
     "SideMode",
+    "SolverStatus",
     "SpecialValuesSupport",
     "Status",
 ]
@@ -60,6 +63,30 @@ class Status(IntEnum):
     EXECUTION_FAILED = 5
     INTERNAL_ERROR = 6
     NOT_SUPPORTED = 7
+
+
+class SolverStatus(IntEnum):
+    """cusolverStatus_t: what a function of cuSOLVERMp returns."""
+
+    SUCCESS = 0
+    NOT_INITIALIZED = 1
+    ALLOC_FAILED = 2
+    INVALID_VALUE = 3
+    ARCH_MISMATCH = 4
+    MAPPING_ERROR = 5
+    EXECUTION_FAILED = 6
+    INTERNAL_ERROR = 7
+    MATRIX_TYPE_NOT_SUPPORTED = 8
+    NOT_SUPPORTED = 9
+    ZERO_PIVOT = 10
+    INVALID_LICENSE = 11
+
+
+class GridMapping(IntEnum):
+    """cusolverMpGridMapping_t: how ranks fill a process grid."""
+
+    COL_MAJOR = 0
+    ROW_MAJOR = 1
 
 
 class GridLayout(IntEnum):
@@ -284,6 +311,8 @@ class SpecialValuesSupport(IntEnum):
 
 C_ENUMS: dict[str, tuple[type[IntEnum], str]] = {
     "cublasMpStatus_t": (Status, "CUBLASMP_STATUS_"),
+    "cusolverStatus_t": (SolverStatus, "CUSOLVER_STATUS_"),
+    "cusolverMpGridMapping_t": (GridMapping, "CUSOLVERMP_GRID_MAPPING_"),
     "cublasMpGridLayout_t": (GridLayout, "CUBLASMP_GRID_LAYOUT_"),
     "cublasMpMatmulDescriptorAttribute_t": (MatmulAttribute, "CUBLASMP_MATMUL_DESCRIPTOR_ATTRIBUTE_"),
     "cublasMpMatmulAlgoType_t": (MatmulAlgoType, "CUBLASMP_MATMUL_ALGO_TYPE_"),

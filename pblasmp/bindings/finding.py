@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding and opening libcublasmp.so.0 and the libraries it needs.
+"""Finding and opening libcublasmp.so.0 and libcusolverMp.so.0, and the libraries they need.
 
-If the environment variable ``PBLASMP_CUBLASMP`` is set, only that path is tried. Otherwise the first of
-these that opens is used: what ``cuda.pathfinder`` finds, the file of an installed nvidia-cublasmp wheel, what
-the system's loader finds. What cuBLASMp needs is found by the loader (the wheels point at one another),
-or else through ``cuda.pathfinder``, by its own name.
+If the environment variable ``PBLASMP_CUBLASMP`` (``PBLASMP_CUSOLVERMP``) is set, only that path is tried. Otherwise the
+first of these that opens is used: what ``cuda.pathfinder`` finds, the file of an installed wheel, what the system's
+loader finds. What the library needs is found by the loader (the wheels point at one another), or else through
+``cuda.pathfinder``, by its own name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ..errors import LibraryNotFoundError, PblasmpError, UnsupportedError
 from ..extras import install
 
-__all__ = ["ENVIRONMENT", "TOO_OLD", "open_library", "path_of"]
+__all__ = ["CUBLASMP", "CUSOLVERMP", "ENVIRONMENT", "TOO_OLD", "Place", "open_library", "path_of"]
 
 ENVIRONMENT = "PBLASMP_CUBLASMP"
 TOO_OLD = (
@@ -28,13 +28,54 @@ TOO_OLD = (
     f" Install a newer one: {install('cu13')}"
 )
 
-_FILE = "libcublasmp.so.0"
 _PATHFINDER_NAMES = {
     "libcublas": "cublas",
     "libcublasLt": "cublasLt",
+    "libcublasmp": "cublasmp",
+    "libcudart": "cudart",
+    "libcusolver": "cusolver",
+    "libcusparse": "cusparse",
     "libnccl": "nccl",
     "libnvshmem_host": "nvshmem_host",
 }
+
+
+class Place(NamedTuple):
+    """Where one library is looked for.
+
+    Attributes:
+        title: what people call the library.
+        file: its name.
+        environment: the variable that names its path.
+        pathfinder: its name to ``cuda.pathfinder``.
+        wheel: the distribution that has it, and its folder there, for a CUDA version.
+        extras: the extras that install it for CUDA 13 and 12.
+    """
+
+    title: str
+    file: str
+    environment: str
+    pathfinder: str
+    wheel: tuple[str, str]
+    extras: dict[str, str]
+
+
+CUBLASMP = Place(
+    "cuBLASMp",
+    "libcublasmp.so.0",
+    ENVIRONMENT,
+    "cublasmp",
+    ("nvidia-cublasmp-{cuda}", "nvidia/cublasmp/{cuda}/lib"),
+    {"cu13": "cu13", "cu12": "cu12"},
+)
+CUSOLVERMP = Place(
+    "cuSOLVERMp",
+    "libcusolverMp.so.0",
+    "PBLASMP_CUSOLVERMP",
+    "cusolverMp",
+    ("nvidia-cusolvermp-{cuda}", "nvidia/{cuda}/lib"),
+    {"cu13": "solver", "cu12": "solver-cu12"},
+)
 
 
 class _Failure(NamedTuple):
@@ -44,10 +85,11 @@ class _Failure(NamedTuple):
     error: Exception
 
 
-def open_library(path: str | None = None) -> ctypes.CDLL:
-    """Return cuBLASMp, opened with all it needs. Local.
+def open_library(place: Place, path: str | None = None) -> ctypes.CDLL:
+    """Return a library, opened with all it needs. Local.
 
     Args:
+        place: which one.
         path: The library's file, or the folder that holds it; None searches as this module says.
 
     Raises:
@@ -55,13 +97,14 @@ def open_library(path: str | None = None) -> ctypes.CDLL:
         UnsupportedError: What was found is cuBLASMp 0.4 or older.
     """
     failures = []
-    for opener in _openers(path):
+    for opener in _openers(place, path):
         result = _open(opener)
         if isinstance(result, ctypes.CDLL):
             return result
         failures.append(result)
     # The failure of a library that was found says more than that of one that was not.
-    raise _explanation(next((failure for failure in failures if failure.missing != _FILE), failures[-1]))
+    said = (failure for failure in failures if failure.missing != place.file)
+    raise _explanation(place, next(said, failures[-1]))
 
 
 def path_of(function: object) -> str:
@@ -81,29 +124,30 @@ def path_of(function: object) -> str:
     return os.fsdecode(info.file)
 
 
-def _openers(path: str | None) -> Iterator[Callable[[], ctypes.CDLL]]:
-    """Yield functions that try to open cuBLASMp, in order; each raises OSError or RuntimeError if it cannot."""
-    chosen = path or os.environ.get(ENVIRONMENT)
+def _openers(place: Place, path: str | None) -> Iterator[Callable[[], ctypes.CDLL]]:
+    """Yield functions that try to open the library, in order; each raises OSError or RuntimeError if it cannot."""
+    chosen = path or os.environ.get(place.environment)
     if chosen:
         file = Path(chosen).absolute()
         if file.is_dir():
-            file /= _FILE
+            file /= place.file
         if not file.exists():
             raise LibraryNotFoundError(
-                f"no cuBLASMp at {file}" + ("" if path else f", which {ENVIRONMENT} names")
+                f"no {place.title} at {file}" + ("" if path else f", which {place.environment} names")
             )
         yield partial(ctypes.CDLL, str(file))
         return
-    yield partial(_pathfinder, "cublasmp")
+    yield partial(_pathfinder, place.pathfinder)
     import importlib.metadata
 
     for cuda in ("cu13", "cu12"):
         try:
-            wheel = importlib.metadata.distribution(f"nvidia-cublasmp-{cuda}")
+            wheel = importlib.metadata.distribution(place.wheel[0].format(cuda=cuda))
         except importlib.metadata.PackageNotFoundError:
             continue
-        yield partial(ctypes.CDLL, str(wheel.locate_file(f"nvidia/cublasmp/{cuda}/lib/{_FILE}")))
-    yield partial(ctypes.CDLL, _FILE)
+        folder = wheel.locate_file(place.wheel[1].format(cuda=cuda))
+        yield partial(ctypes.CDLL, f"{folder}/{place.file}")
+    yield partial(ctypes.CDLL, place.file)
 
 
 def _pathfinder(name: str) -> ctypes.CDLL:
@@ -140,20 +184,20 @@ def _attempt(opener: Callable[[], ctypes.CDLL]) -> ctypes.CDLL | Exception:
         return error
 
 
-def _explanation(failure: _Failure) -> PblasmpError:
-    missing, error = failure
-    cuda = "cu12" if missing.endswith(".12") else "cu13"
-    if missing.startswith("libcal.so"):
+def _explanation(place: Place, failure: _Failure) -> PblasmpError:
+    (missing, error), title = failure, place.title
+    extra = place.extras["cu12" if missing.endswith(".12") else "cu13"]
+    if missing.startswith("libcal.so") and place is CUBLASMP:
         return UnsupportedError(TOO_OLD)
-    if missing == _FILE:
+    if missing == place.file:
         advice = (
-            f"cuBLASMp ({_FILE}) was not found. Install it: {install('cu13')}"
-            f" (cu12 for CUDA 12), or set {ENVIRONMENT} to its path"
+            f"{title} ({missing}) was not found. Install it: {install(place.extras['cu13'])}"
+            f" ({place.extras['cu12']} for CUDA 12), or set {place.environment} to its path"
         )
     elif missing.startswith("libcuda.so"):
-        advice = f"cuBLASMp needs an NVIDIA GPU with its driver; {missing} of the driver was not found"
+        advice = f"{title} needs an NVIDIA GPU with its driver; {missing} of the driver was not found"
     elif missing:
-        advice = f"cuBLASMp needs {missing}, which was not found. Install it: {install(cuda)}"
+        advice = f"{title} needs {missing}, which was not found. Install it: {install(extra)}"
     else:
-        advice = "cuBLASMp was found but cannot be opened"
+        advice = f"{title} was found but cannot be opened"
     return LibraryNotFoundError(f"{advice} ({error})")

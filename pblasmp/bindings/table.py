@@ -16,7 +16,7 @@ from typing import Any
 from ..layout.routines import ROUTINES
 from .enums import C_ENUMS
 
-__all__ = ["FUNCTIONS", "OLDEST", "Argument", "Function", "LoggerCallback", "ctype"]
+__all__ = ["FUNCTIONS", "OLDEST", "Argument", "Function", "LoggerCallback", "ctype", "parameters"]
 
 OLDEST = 500
 """The oldest supported version; earlier ones take a CAL communicator instead of NCCL's."""
@@ -72,6 +72,9 @@ _HANDLES = {
     "cublasMpMatmulDescriptor_t",
     "cublasMpMatrixDescriptor_t",
     "cudaStream_t",
+    "cusolverMpGrid_t",
+    "cusolverMpHandle_t",
+    "cusolverMpMatrixDescriptor_t",
     "ncclComm_t",
 }
 
@@ -114,8 +117,8 @@ _BUFFERS = (
 )
 
 
-def _arguments(prototype: str) -> tuple[Argument, ...]:
-    """Return the arguments written in C: ``type name, type name``."""
+def parameters(prototype: str) -> tuple[Argument, ...]:
+    """Return the arguments written in C: ``type name, type name``. Local."""
     pairs = (text.strip().rpartition(" ") for text in prototype.split(",") if text.strip())
     return tuple(Argument(type_, name) for type_, _, name in pairs)
 
@@ -129,7 +132,7 @@ def _function(
     alias: str | None = None,
     renamed: int = OLDEST,
 ) -> Function:
-    return Function("cublasMp" + name, returns, _arguments(prototype), since, alias, renamed)
+    return Function("cublasMp" + name, returns, parameters(prototype), since, alias, renamed)
 
 
 def _shared(token: str) -> str:

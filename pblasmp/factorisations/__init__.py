@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import general, orthogonal, positive, systems
+from . import eigen, general, orthogonal, positive, systems
 from .call import FactorisationCall
+from .eigen import eigh
 from .general import cond_estimate, lu, lu_solve, lu_with_info, slogdet
 from .orthogonal import QrFactors, apply_q, form_q, lstsq, lstsq_in_place, qr
 from .positive import cho_solve, cholesky
@@ -23,6 +24,7 @@ __all__ = [
     "cho_solve",
     "cholesky",
     "cond_estimate",
+    "eigh",
     "form_q",
     "inv",
     "inverse_of",
@@ -42,5 +44,6 @@ CALLS: dict[str, type[FactorisationCall[Any]]] = {
     **general.CALLS,
     **orthogonal.CALLS,
     **systems.CALLS,
+    **eigen.CALLS,
 }
 """The calls that can be planned, by function."""

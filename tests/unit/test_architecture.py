@@ -230,7 +230,7 @@ PUBLIC = {
     *("dot", "dotc", "nrm2", "asum", "amax", "axpy", "scal", "copy", "swap"),
     *("gemv", "symv", "hemv", "trmv", "trsv", "ger", "gerc", "syr", "her", "syr2", "her2"),
     *("cholesky", "cho_solve", "lu", "lu_solve", "solve", "inv", "slogdet", "qr"),
-    *("lstsq", "cond_estimate", "QrFactors", "FactorisationError"),
+    *("lstsq", "eigh", "cond_estimate", "QrFactors", "FactorisationError"),
     *("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"),
     *(
         "PblasmpError",

@@ -7,6 +7,7 @@ from .. import dense
 from ..protocol import Method
 from ..tensor import messages
 from .cublasmp import methods as cublasmp
+from .cusolvermp import methods as cusolvermp
 from .push import product as push
 from .tensor import methods as tensor
 
@@ -18,4 +19,5 @@ METHODS: tuple[Method, ...] = (
     *push.METHODS,
     *dense.METHODS,
     *messages.METHODS,
+    *cusolvermp.METHODS,
 )

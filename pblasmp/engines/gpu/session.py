@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import Any, Protocol, cast
@@ -44,11 +45,13 @@ class Session:
         nccl: NCCL's communicators.
         gpu: local products, kernels, and peers' memory if it can be reached; None: ``why_no_gpu`` says why.
         cublasmp: cuBLASMp's handle, grids and workspaces.
+        solver: cuSOLVERMp, or why it cannot be used; None until ``solver_of`` has been asked.
         held_with: objects that are kept alive with the session.
     """
 
     def __init__(self, comm: Communicator, device: Device, library: Library, nccl: Any = None) -> None:
         self.gpu: Gpu | None = None
+        self.solver: Any = None
         self.held_with: tuple[Any, ...] = ()
         with ExitStack() as self._closing:  # frees what was made, last first, every step even if one fails
             self.runtime = runtime = GpuRuntime(comm, device)
@@ -73,6 +76,10 @@ class Session:
     def recordings(self) -> Recordings:
         """Return a store for the graphs of a product. Local."""
         return Recordings(self.runtime)
+
+    def close_first(self, close: Callable[[], None]) -> None:
+        """Have ``close`` called before what was made earlier is closed. Local."""
+        self._closing.callback(close)
 
     def close(self) -> None:
         """Free everything, last made first. Collective over the context.

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Factorisations by cuSOLVERMp, on matrices in layouts that it takes: moved there and back if they are not."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....bindings import FillMode, Operation, SideMode
+from ....layout import Grid, MatrixDescriptor, Trapezoid
+from ....layout.factor_problem import FactorProblem
+from ...arrays import new_part, same_memory
+from ...factor import FactorOperands, FactorProduct, Found
+from ...protocol import Engine
+from ...request import Operands
+from ..cublasmp.call import part_mask, write_part
+from .library import Cusolvermp
+
+__all__ = ["CusolvermpProduct", "layouts", "taken"]
+
+Array = Any
+
+_BLOCK = 512  # of matrices that are moved: the fastest of 256, 512 and 1024 where all ranks still have work
+_LOWER = Trapezoid("L")
+
+
+def taken(x: MatrixDescriptor, size: int) -> bool:
+    """Return whether cuSOLVERMp takes a layout on ``size`` ranks as it is. Local.
+
+    It takes F order and square blocks. Blocks of one element have hung, and so have solves on some of the ranks.
+    """
+    return (
+        x.order == "F"
+        and x.block[0] == x.block[1] > 1
+        and x.grid.size == size
+        and x.source == x.lead == (0, 0)
+    )
+
+
+def layouts(p: FactorProblem, size: int) -> tuple[MatrixDescriptor, MatrixDescriptor | None]:
+    """Return the layouts in which a problem is computed: that of A and its factors, that of right-hand sides. Local.
+
+    The result's layout, or A's, if cuSOLVERMp takes it. LU is on one row of processes, since on several its pivots are
+    not those of partial pivoting; what applies reflectors is on one column, since on several its blocks may not be
+    wider than the right-hand sides.
+    """
+    x = p.c if p.c is not None else p.a
+    grid = x.grid if x.grid.size == size else Grid.squarest(size)
+    if p.routine == "lu":
+        grid = Grid(1, size)
+    elif p.routine == "lstsq" or (p.routine == "qr" and p.factored):
+        grid = Grid(size, 1)
+    if taken(x, size) and (x.grid == grid or (x.grid.nprow, x.grid.npcol) == (grid.nprow, grid.npcol)):
+        a = replace(x, ld=None)
+    else:
+        most = max(2, -(-max(x.shape) // (4 * max(grid.nprow, grid.npcol))))
+        block = min(_BLOCK, most)
+        a = MatrixDescriptor(x.shape, (block, block), grid, dtype=x.dtype, order="F")
+    beside = None
+    if p.d is not None:
+        rows, cols = p.a.shape[0], p.right
+        beside = MatrixDescriptor((rows, cols), a.block, a.grid, dtype=x.dtype, order="F")
+    return a, beside
+
+
+class CusolvermpProduct(FactorProduct):
+    """A factorisation by cuSOLVERMp. Making and running one is collective over the context.
+
+    Args:
+        engine: where.
+        library: cuSOLVERMp.
+        problem: what is computed.
+    """
+
+    def __init__(self, engine: Engine, library: Cusolvermp, problem: FactorProblem) -> None:
+        self._engine, self._library, self._problem = engine, library, problem
+        self._size = engine.transport.size
+        self._a, self._beside = layouts(problem, self._size)
+        library.grid(self._a.grid)
+        given = {"a": (problem.a, self._a), "b": (problem.b, self._beside), "d": (problem.d, self._beside)}
+        self.moved = tuple(
+            f"{name} to {work}"
+            for name, (x, work) in given.items()
+            if x is not None and work is not None and not _is_in(x, work[: x.shape[0], :])
+        )
+        self.path = "cuSOLVERMp" + (", on moved matrices" if self.moved else "")
+
+    def compute(self, operands: FactorOperands) -> Found:
+        """Compute, and return what was found. Collective over the context."""
+        with ExitStack() as closing:
+            return _RUNS[self._problem.routine](self, operands, closing)
+
+    # -- moving
+
+    def _move(
+        self,
+        source: MatrixDescriptor,
+        array: Array,
+        target: MatrixDescriptor,
+        out: Array,
+        part: Trapezoid | None = None,
+    ) -> None:
+        move = self._engine.prepare_move(source, target, (array, out), part)
+        try:
+            move.run(Operands(array, None, None, out))
+        finally:
+            move.close()
+
+    def _read(
+        self, x: MatrixDescriptor, array: Array, *, part: Trapezoid | None = None, conjugate: bool = False
+    ) -> Array:
+        """Return A's factors, which are only read, in the layout that is computed in. Collective."""
+        if _is_in(x, self._a) and not conjugate:
+            return array
+        return self._copied(x, array, self._a, part=part, conjugate=conjugate)
+
+    def _copied(
+        self,
+        x: MatrixDescriptor,
+        array: Array,
+        work: MatrixDescriptor,
+        out: tuple[MatrixDescriptor | None, Array] = (None, None),
+        *others: Array,
+        part: Trapezoid | None = None,
+        conjugate: bool = False,
+    ) -> Array:
+        """Return a copy of a matrix in the layout ``work``, whose rows beyond the matrix's are not set. Collective.
+
+        Args:
+            x, array: the matrix.
+            work: the layout.
+            out: the layout and array of a result: the copy is there if its layout is ``work``.
+            others: arrays that are still read when the copy is overwritten; None for those that are absent.
+            part: only this part is needed; the rest is 0, or what the result has.
+            conjugate: copy the conjugate, not to the result.
+        """
+        layout, place = out
+        fits, same = layout is not None and _is_in(layout, work) and not conjugate, False
+        if fits:
+            overlap = self._engine.overlap
+            mine = place.size == 0 or same_memory(array, place)
+            free = (mine or not overlap(array, place)) and not any(
+                x is not None and overlap(x, place) for x in others
+            )
+            everywhere = self._engine.transport.comm.allgather((mine, free))
+            same, fits = all(each for each, _ in everywhere), all(each for _, each in everywhere)
+        if not fits:
+            place = new_part(self._engine, work)
+            if part is not None:
+                place[...] = 0
+        elif same and x.same_places(work):
+            return place
+        self._move(x, array, work[: x.shape[0], :], place[: self._rows(work, x.shape[0])], part)
+        if conjugate:
+            self._conjugated(place)
+        return place
+
+    def _rows(self, work: MatrixDescriptor, count: int) -> int:
+        """Return how many of this rank's rows are among the first ``count`` rows. Local."""
+        rows, _ = work.global_indices(self._engine.transport.rank)
+        return int(np.searchsorted(rows, count))
+
+    def _back(
+        self,
+        work: MatrixDescriptor,
+        array: Array,
+        x: MatrixDescriptor,
+        out: Array,
+        part: Trapezoid | None = None,
+    ) -> None:
+        """Move as many rows as a matrix has to it, if they are not there. Collective."""
+        if array is not out:
+            count = x.shape[0]
+            self._move(work[:count, :], array[: self._rows(work, count)], x, out, part)
+
+    @property
+    def _conjugate(self) -> bool:
+        p = self._problem
+        return p.conjugate and p.a.dtype.kind == "c" and p.routine != "qr"  # there it is of B
+
+    def _conjugated(self, array: Array) -> None:
+        """Replace an array by its conjugate. Local."""
+        if array.size:
+            self._engine.xp.conjugate(array, out=array)
+
+    # -- calling
+
+    def _operand(
+        self, work: MatrixDescriptor, array: Array, closing: ExitStack, number: int = 0
+    ) -> tuple[Any, ...]:
+        """Return C's four arguments for a work matrix. Local."""
+        descriptor = self._library.descriptor(work, array, closing)
+        return self._library.address(array, number), 1, 1, descriptor
+
+    def _by_columns(self, values: Array, work: MatrixDescriptor) -> NDArray[Any]:
+        """Return on every rank what each rank has for its columns, as one array on the host. Collective."""
+        rank, cupy = self._engine.transport.rank, self._library.runtime.cupy
+        _, cols = work.global_indices(rank)
+        mine = cols, cupy.asnumpy(values)[: len(cols)]
+        whole = np.zeros(work.shape[1], values.dtype)
+        for at, part in self._engine.transport.comm.allgather(mine):
+            whole[at] = part
+        return whole
+
+    def _of_columns(self, whole: NDArray[Any], work: MatrixDescriptor) -> Array:
+        """Return this rank's part of such an array, on its GPU. Local."""
+        _, cols = work.global_indices(self._engine.transport.rank)
+        padded = np.zeros(work.shape[1], whole.dtype)
+        padded[: len(whole)] = whole
+        mine = np.zeros(len(cols) + work.block[1], whole.dtype)
+        mine[: len(cols)] = padded[cols]
+        return self._library.runtime.cupy.asarray(mine)
+
+    def _diagonal(self, work: MatrixDescriptor, array: Array) -> NDArray[Any]:
+        """Return a matrix's diagonal on every rank. Collective."""
+        rows, cols = work.global_indices(self._engine.transport.rank)
+        both, i, j = np.intersect1d(rows, cols, return_indices=True)
+        runtime = self._library.runtime
+        mine = np.empty(0, work.dtype)
+        if both.size:
+            offsets = runtime.cupy.asarray(i), runtime.cupy.asarray(j)
+            mine = runtime.cupy.asnumpy(array[offsets])
+        whole = np.zeros(min(work.shape), work.dtype)
+        for at, part in self._engine.transport.comm.allgather((both, mine)):
+            whole[at] = part
+        return whole
+
+    # -- routines
+
+    def _cholesky(self, given: FactorOperands, closing: ExitStack) -> Found:
+        p, library, work = self._problem, self._library, self._a
+        n, dtype, lower = work.shape[0], work.dtype, FillMode.LOWER
+        if p.factored:
+            a = self._read(p.a, given.a, part=_LOWER, conjugate=self._conjugate)
+        else:
+            out = p.c, given.c
+            a = self._copied(
+                p.a, given.a, work, out, given.b, given.d, part=_LOWER, conjugate=self._conjugate
+            )
+        of_a = self._operand(work, a, closing)
+        if not p.factored:
+            info = library.call("Potrf", dtype, (lower, n, *of_a))
+            if info and np.isnan(self._diagonal(work, a)[info - 1]):
+                info = 0
+                write_part(a, np.nan, part_mask(_LOWER, work, self._engine.transport.rank))
+            if info:
+                self._give_factor(given, a, _LOWER)
+                return Found(info)
+        if p.d is not None:
+            self._solved(
+                given, closing,
+                lambda b, beside: library.call("Potrs", dtype, (lower, n, beside.shape[1], *of_a, *b)),
+            )  # fmt: skip
+        if not p.factored:
+            self._give_factor(given, a, _LOWER)
+        return Found()
+
+    def _give_factor(self, given: FactorOperands, a: Array, part: Trapezoid | None = None) -> None:
+        """Write the factors where they are wanted. Collective."""
+        p = self._problem
+        if p.c is None:
+            return
+        if self._conjugate:
+            self._conjugated(a)
+        self._back(self._a, a, p.c, given.c, part)
+
+    def _solved(
+        self,
+        given: FactorOperands,
+        closing: ExitStack,
+        solve: Callable[[tuple[Any, ...], MatrixDescriptor], int],
+    ) -> int:
+        """Solve in place on the right-hand sides, and write the solutions. Collective."""
+        p, beside = self._problem, self._beside
+        assert p.b is not None
+        assert p.d is not None
+        assert beside is not None
+        b = self._copied(p.b, given.b, beside, (p.d, given.d), given.a, given.c)
+        info = solve(self._operand(beside, b, closing, 1), beside) if beside.shape[1] else 0
+        self._back(beside, b, p.d, given.d)
+        return info
+
+    def _lu(self, given: FactorOperands, closing: ExitStack) -> Found:
+        p, library, work = self._problem, self._library, self._a
+        (m, n), dtype = work.shape, work.dtype
+        diagonal = None
+        if p.factored:
+            a = self._read(p.a, given.a)
+            assert given.pivots is not None
+            pivots = given.pivots
+            ipiv = self._of_columns(pivots + 1, work)
+        else:
+            a = self._copied(p.a, given.a, work, (p.c, given.c), given.b, given.d)
+            ipiv = self._of_columns(np.arange(1, min(m, n) + 1), work)
+        of_a = self._operand(work, a, closing)
+        at = ipiv.data.ptr
+        info = 0
+        if not p.factored:
+            library.call("Getrf", dtype, (m, n, *of_a, at))
+            pivots = self._by_columns(ipiv, work)[: min(m, n)] - 1
+            diagonal = self._diagonal(work, a)
+            zeros = np.flatnonzero(diagonal == 0)
+            info = int(zeros[0]) + 1 if zeros.size else 0
+            self._give_factor(given, a)
+        if p.d is not None and not info:
+            self._solved(
+                given, closing,
+                lambda b, beside: library.call(
+                    "Getrs", dtype, (Operation.N, n, beside.shape[1], *of_a, at, *b)
+                ),
+            )  # fmt: skip
+        return Found(info, pivots, diagonal)
+
+    def _qr(self, given: FactorOperands, closing: ExitStack) -> Found:
+        p, library, work = self._problem, self._library, self._a
+        (m, n), dtype = work.shape, work.dtype
+        if not p.factored:
+            a = self._copied(p.a, given.a, work, (p.c, given.c))
+            tau = self._of_columns(np.zeros(min(m, n), dtype), work)
+            of_a = self._operand(work, a, closing)
+            library.call("Geqrf", dtype, (m, n, *of_a), (tau.data.ptr,))
+            self._give_factor(given, a)
+            return Found(tau=self._by_columns(tau, work)[: min(m, n)])
+        beside, xp = self._beside, self._engine.xp
+        assert beside is not None
+        assert p.d is not None
+        a, conjugate = self._read(p.a, given.a), p.conjugate and dtype.kind == "c"
+        if p.b is not None:
+            x = self._copied(p.b, given.b, beside, (p.d, given.d), given.a)
+        else:
+            x = new_part(self._engine, beside)
+            rows, cols = beside.global_indices(self._engine.transport.rank)
+            if x.size:
+                x[...] = xp.asarray(rows)[:, None] == xp.asarray(cols)[None, :]
+        if conjugate:
+            self._conjugated(x)
+        tau = self._of_columns(np.asarray(given.tau, dtype), work)
+        operation = Operation.N if p.op == "N" else Operation.C if dtype.kind == "c" else Operation.T
+        of_a, of_x = self._operand(work, a, closing), self._operand(beside, x, closing, 1)
+        shared = SideMode.LEFT, operation, m, beside.shape[1], n, *of_a, tau.data.ptr, *of_x
+        library.call("Ormqr", dtype, shared)
+        if conjugate:
+            self._conjugated(x)
+        self._back(beside, x, p.d, given.d)
+        return Found()
+
+    def _lstsq(self, given: FactorOperands, closing: ExitStack) -> Found:
+        p, library, work, beside = self._problem, self._library, self._a, self._beside
+        (m, n), dtype = work.shape, work.dtype
+        assert beside is not None
+        assert p.b is not None
+        assert p.d is not None
+        b = self._copied(p.b, given.b, beside)
+        a = self._copied(p.a, given.a, work, (p.c, given.c), conjugate=self._conjugate)
+        of_a, of_b = self._operand(work, a, closing), self._operand(beside, b, closing, 1)
+        library.call("Gels", dtype, (Operation.N, m, n, beside.shape[1], *of_a, *of_b))
+        zeros = np.flatnonzero(self._diagonal(work, a)[:n] == 0)
+        self._give_factor(given, a)
+        if zeros.size:
+            return Found(int(zeros[0]) + 1)
+        self._back(beside, b, p.d, given.d)
+        return Found()
+
+    def _eigh(self, given: FactorOperands, closing: ExitStack) -> Found:
+        p, library, work, beside = self._problem, self._library, self._a, self._beside
+        n, dtype = work.shape[0], work.dtype
+        assert beside is not None
+        assert p.d is not None
+        real = np.dtype(dtype.char.lower())
+        if n == 0:
+            return Found(values=np.empty(0, real))
+        a = self._copied(p.a, given.a, work, part=_LOWER, conjugate=self._conjugate)
+        vectors = given.d if _is_in(p.d, beside) else new_part(self._engine, beside)
+        values = library.runtime.cupy.zeros(n, real)
+        job = ctypes.create_string_buffer(b"V")
+        of_a, of_v = self._operand(work, a, closing), self._operand(beside, vectors, closing, 1)
+        shared = ctypes.addressof(job), FillMode.LOWER, n, *of_a, values.data.ptr, *of_v
+        library.call("Syevd", dtype, shared)
+        self._back(beside, vectors, p.d, given.d)
+        return Found(values=library.runtime.cupy.asnumpy(values))
+
+
+def _is_in(x: MatrixDescriptor, work: MatrixDescriptor) -> bool:
+    """Return whether a matrix's local arrays are what the layout ``work`` has. Local."""
+    return x.order == "F" and x.same_places(work)
+
+
+_RUNS: dict[str, Callable[[CusolvermpProduct, FactorOperands, ExitStack], Found]] = {
+    "cholesky": CusolvermpProduct._cholesky,
+    "lu": CusolvermpProduct._lu,
+    "qr": CusolvermpProduct._qr,
+    "lstsq": CusolvermpProduct._lstsq,
+    "eigh": CusolvermpProduct._eigh,
+}

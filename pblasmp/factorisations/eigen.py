@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Eigenvalues of symmetric and Hermitian matrices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from ..engines.factor import FactorOperands, Found
+from ..errors import UnsupportedError
+from ..layout.factor_problem import FactorProblem
+from .call import FactorisationCall, Matrix, turned
+
+if TYPE_CHECKING:
+    from ..layout.level3 import Uplo
+
+__all__ = ["CALLS", "eigh"]
+
+
+def eigh(a: Matrix, uplo: Uplo = "L", *, algo: str = "auto") -> tuple[NDArray[Any], Matrix]:
+    """Return the eigenvalues and eigenvectors of a symmetric or Hermitian matrix. Collective over the context.
+
+    A V = V diag(w). It needs GPUs and cuSOLVERMp. On CPU ranks ScaLAPACK (p?syevd, p?heevd) and ELPA compute it, on
+    the same block-cyclic arrays; CPU ranks raise UnsupportedError here.
+
+    Args:
+        a: n × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
+        uplo: "L" or "U": which triangle of A is read.
+        algo: "auto", or the name of an algorithm.
+
+    Returns:
+        The n eigenvalues in ascending order, the same real array on every rank, and V, whose columns are the
+        eigenvectors, of norm 1: a new matrix in the layout of A.
+
+    Raises:
+        ArgumentError: shapes, types or options do not fit; the message names every fault.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: the engine does not offer it.
+
+    Source: LAPACK, ?SYEVD and ?HEEVD; cuSOLVERMp, cusolverMpSyevd.
+    """
+    return _Eigh(a, uplo, algo=algo).run()
+
+
+class _Eigh(FactorisationCall[tuple[NDArray[Any], Matrix]]):
+    """A call of ``eigh``."""
+
+    name = "eigh"
+
+    def __init__(self, a: Matrix, uplo: Uplo = "L", *, algo: str = "auto") -> None:
+        super().__init__({"a": a, "out": None}, {"uplo": uplo, "algo": algo})
+        self._upper = uplo == "U"
+
+    def check(self) -> None:
+        self.check_matrix("a")
+        self.check_letter("uplo", "LU")
+        engine = self.context.engine
+        if not self.faults and not any(
+            row.serves(FactorProblem("eigh", self["a"].descriptor)) for row in engine.methods
+        ):
+            raise UnsupportedError(
+                f"eigh: the {engine.name} engine computes no eigenvalues: on CPU ranks ScaLAPACK (p?syevd, p?heevd) "
+                "and ELPA do, here only GPUs with cuSOLVERMp"
+            )
+
+    def new(self) -> Matrix:
+        return self.out_or_new(self["a"].descriptor)
+
+    def problem(self) -> FactorProblem:
+        a = turned(self["a"].descriptor, self._upper)
+        return FactorProblem("eigh", a, d=self.written.descriptor, conjugate=self._upper)
+
+    def operands(self) -> FactorOperands:
+        return FactorOperands(turned(self["a"].local, self._upper), None, None, self.written.local)
+
+    def end(self, found: Found) -> tuple[NDArray[Any], Matrix]:
+        assert found.values is not None
+        return found.values, self.written
+
+
+CALLS: dict[str, type[FactorisationCall[Any]]] = {"eigh": _Eigh}
+"""The calls that can be planned, by function."""

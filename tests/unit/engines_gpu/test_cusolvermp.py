@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``algo="cusolvermp"`` on simulated GPUs: every routine in layouts at random, refusals, and GPUs without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.engines.gpu.cusolvermp import library
+from pblasmp.errors import LibraryNotFoundError
+from tests.helpers.cases import agreed_error, scattered
+from tests.helpers.fakesolver import FakeSolver
+from tests.helpers.machine import Multiplying, Witness, machine
+from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.solver_cases import CASES, TYPES
+
+
+def opened(lib: Witness, patch: pytest.MonkeyPatch, version: int = 901) -> FakeSolver:
+    """Have contexts find a simulated cuSOLVERMp."""
+    solver = FakeSolver(lib.gpu, version)
+    patch.setattr(library, "SolverLibrary", lambda: solver)
+    return solver
+
+
+def everything(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
+    rng = np.random.default_rng(83)
+    with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
+        solver = opened(lib, patch)
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            for dtype in TYPES:
+                for case in CASES:
+                    yield case(ctx, rng, dtype)
+            yield from refusals(ctx, rng)
+        solver.assert_clean()
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+        yield "called", None if {"Potrs", "Getrs", "Ormqr", "Gels", "Syevd"} <= {*solver.calls} else "not all"
+
+
+def refusals(ctx: pb.Context, rng: np.random.Generator) -> Iterator[tuple[str, Any]]:
+    d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid.squarest(ctx.size))
+    a = scattered(ctx, d, np.eye(8) * 3)
+    singular, indefinite = np.eye(8), np.eye(8)
+    singular[5], indefinite[5, 5] = 0, -1
+    solver = {"algo": "cusolvermp"}
+    for case, words, function, args, how in (
+        ("inverse", "cuSOLVERMp has no inverse", pb.inv, (a,), solver),
+        ("transposed", "solves with A, not with its transposes, got op_a='T'", pb.solve, (a, a),
+         {"op_a": "T", **solver}),
+        ("least norm", "gels is for op(A) with as many rows", pb.lstsq, (a[:4, :], a[:4, :]), solver),
+        ("wide", "QR is for as many rows as columns or more", pb.qr, (a[:4, :],), solver),
+        ("nothing", "there is nothing to compute for cuSOLVERMp", pb.cholesky, (a[:0, :0],), solver),
+    ):  # fmt: skip
+        yield (
+            case,
+            agreed_error(
+                ctx,
+                pb.UnsupportedError,
+                [f"algo 'cusolvermp': {words}" if case in ("inverse", "nothing") else words],
+                function,
+                *args,
+                **how,
+            ),
+        )
+    where = scattered(ctx, d, singular)
+    words = ["exactly singular: a zero on the diagonal at index 5"]
+    yield "singular", agreed_error(ctx, pb.FactorisationError, words, pb.lu, where, **solver)
+    yield "no rank", agreed_error(ctx, pb.FactorisationError, words, pb.lstsq, where, a, **solver)
+    where = scattered(ctx, d, indefinite)
+    words = ["not positive definite", "order 6, up to index 5"]
+    yield "indefinite", agreed_error(ctx, pb.FactorisationError, words, pb.cholesky, where, **solver)
+    indefinite[5, 5] = np.nan
+    out = pb.cholesky(scattered(ctx, d, indefinite), **solver).allgather()
+    yield "NaN", None if np.isnan(out[5:, 5]).all() and not np.triu(out, 1).any() else str(out)
+    words = ["eigh: a", "expected a square matrix"]
+    yield "eigh", agreed_error(ctx, pb.ArgumentError, ["expected a square matrix"], pb.eigh, a[:4, :])
+    with pb.plan(pb.eigh, a) as plan:
+        report = plan.report()
+        values, _ = plan()
+    said = report.algorithm == "cusolvermp" and "cuSOLVERMp" in report.path
+    yield "plan", None if said and np.allclose(values, 3) else str(report)
+    yield "moved", None if len(plan.report().moved) == 2 * (d.order == "C") else str(report)
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+@starts_ranks
+def test_everything(nranks: int, stand_in: Callable[..., str]) -> None:
+    run_mpi(everything, nranks, path=stand_in(1000))
+
+
+def without(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """A rank lacks the library, or it is too old: every rank says why, once."""
+    with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
+        asked = []
+
+        def lacking() -> Any:
+            asked.append(1)
+            if comm.rank == comm.size - 1:
+                raise LibraryNotFoundError("cuSOLVERMp (libcusolverMp.so.0) was not found")
+            return FakeSolver(lib.gpu)
+
+        patch.setattr(library, "SolverLibrary", lacking)
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            a = ctx.eye(6)
+            for _ in range(2):
+                words = [
+                    "no algorithm of the cublasmp engine",
+                    "cuSOLVERMp (libcusolverMp.so.0) was not found",
+                ]
+                yield "none", agreed_error(ctx, pb.UnsupportedError, words, pb.eigh, a)
+            words = ["algo 'cusolvermp': cuSOLVERMp (libcusolverMp.so.0) was not found"]
+            yield "asked", agreed_error(ctx, pb.UnsupportedError, words, pb.qr, a, algo="cusolvermp")
+            yield "once", None if asked == [1] else f"opened {len(asked)} times"
+        old = opened(lib, patch, version=702)
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            words = ["needs cuSOLVERMp 0.8.0 or newer, found 0.7.2 at a simulated"]
+            yield "old", agreed_error(ctx, pb.UnsupportedError, words, pb.eigh, ctx.eye(6))
+        old.assert_clean()
+        lib.gpu.assert_clean()
+
+
+@starts_ranks
+def test_without_the_library(stand_in: Callable[..., str]) -> None:
+    run_mpi(without, 2, path=stand_in(1000))
