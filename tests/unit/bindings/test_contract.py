@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from pblasmp.bindings import FUNCTIONS
+from pblasmp.bindings import FUNCTIONS, SOLVER_FUNCTIONS, GridMapping, SolverStatus
 from pblasmp.bindings.enums import C_ENUMS
 from tests.helpers.header import Header, differences, enum_differences, parse
 
@@ -33,6 +33,7 @@ BUILDS = {
 WHEELS = {
     (cuda, v): f"nvidia-cublasmp-{cuda}=={build}" for cuda in ("cu12", "cu13") for v, build in BUILDS.items()
 }
+SOLVERS = {800: "nvidia-cusolvermp-cu13==0.8.0.3126", 901: "nvidia-cusolvermp-cu13==0.9.1.9318.post1"}
 CUDA_RUNTIME = "nvidia-cuda-runtime==13.0.96"
 SYMBOLS = "symbols.txt"
 
@@ -63,7 +64,7 @@ def fetch(folders: Mapping[str, Path], file: str) -> None:
 def keep(wheel: Path, file: str, into: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        for name in (name for name in names if name.endswith("/libcublasmp.so.0")):
+        for name in (name for name in names if name.endswith(("/libcublasmp.so.0", "/libcusolverMp.so.0"))):
             (into / SYMBOLS).write_text("\n".join(exported_names(archive.extract(name, wheel.parent))))
         (header,) = (name for name in names if name.endswith(f"include/{file}"))
         (into / file).write_bytes(archive.read(header))  # last: its presence says that all is there
@@ -80,9 +81,14 @@ def folder(request: pytest.FixtureRequest) -> Callable[[str], Path]:
     """Returns the folder with what was kept of a wheel; all are fetched at once, both of a version by one pip."""
     cache = request.config.cache
     assert cache is not None
-    folders = {name: cache.mkdir(f"pblasmp-{name}") for name in (*WHEELS.values(), CUDA_RUNTIME)}
+    folders = {
+        name: cache.mkdir(f"pblasmp-{name}") for name in (*WHEELS.values(), *SOLVERS.values(), CUDA_RUNTIME)
+    }
     with ThreadPoolExecutor(4) as pool:
         jobs = {CUDA_RUNTIME: pool.submit(fetch, {CUDA_RUNTIME: folders[CUDA_RUNTIME]}, "library_types.h")}
+        solvers = pool.submit(fetch, {SOLVERS[901]: folders[SOLVERS[901]]}, "cusolverMp.h")
+        older = pool.submit(fetch, {SOLVERS[800]: folders[SOLVERS[800]]}, "cusolverMp.h")
+        jobs |= {SOLVERS[901]: solvers, SOLVERS[800]: older}
         for version in BUILDS:
             pair = [WHEELS[cuda, version] for cuda in ("cu12", "cu13")]
             job = pool.submit(fetch, {name: folders[name] for name in pair}, "cublasmp.h")
@@ -159,3 +165,41 @@ def test_every_function_is_compared(name: str, newest: str) -> None:
     header: Header = parse(newest)
     del header.functions[name]
     assert differences(header) == [f"{name}: not in the header"]
+
+
+def c_type(text: str) -> str:
+    """A C type, whether it is constant or not: a query and its routine differ in that."""
+    name = text.replace("const ", "")
+    return "cudaDataType_t" if name == "cudaDataType" else name
+
+
+def solver_differences(header: Header, symbols: set[str]) -> list[str]:
+    """Every way in which the rows of cuSOLVERMp differ from a header; parameters have other names in older ones."""
+    found = []
+    for name, row in SOLVER_FUNCTIONS.items():
+        returns, parameters = header.functions.get(name, ("", []))
+        types = [c_type(type_) for type_, _ in parameters]
+        if returns.removesuffix("CUSOLVERAPI").strip() != row.returns:
+            found.append(f"{name}: returns {returns}")
+        if types != [c_type(argument.type) for argument in row.arguments]:
+            found.append(f"{name}: takes {types}")
+        if name not in symbols:
+            found.append(f"{name}: is not exported")
+    return found
+
+
+@pytest.mark.parametrize("version", SOLVERS)
+def test_rows_of_cusolvermp(version: int, folder: Callable[[str], Path]) -> None:
+    where = folder(SOLVERS[version])
+    header, symbols = parse((where / "cusolverMp.h").read_text()), {*(where / SYMBOLS).read_text().split()}
+    assert not solver_differences(header, symbols)
+    mapping = {f"CUSOLVERMP_GRID_MAPPING_{each.name}": each.value for each in GridMapping}
+    assert header.enums["cusolverMpGridMapping_t"] == mapping
+    name = "cusolverMpPotrs"
+    returns, parameters = header.functions[name]
+    header.functions[name] = returns, parameters[::-1]
+    del header.functions["cusolverMpGels"]
+    assert [text.split(":")[0] for text in solver_differences(header, symbols - {"cusolverMpCreate"})] == [
+        "cusolverMpCreate", name, "cusolverMpGels", "cusolverMpGels",
+    ]  # fmt: skip
+    assert SolverStatus.INTERNAL_ERROR == 7

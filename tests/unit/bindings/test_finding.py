@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from pblasmp.bindings import Library
+from pblasmp.bindings import Library, SolverLibrary
 from pblasmp.bindings.finding import ENVIRONMENT
-from pblasmp.errors import LibraryNotFoundError, UnsupportedError
+from pblasmp.errors import LibraryNotFoundError, StatusError, UnsupportedError
 from pblasmp.extras import install
 from tests.helpers.recorder import build
 
@@ -216,3 +216,52 @@ def test_other_library() -> None:
     )
     with pytest.raises(LibraryNotFoundError, match="is not cuBLASMp: it has no cublasMpGetVersion"):
         Library(libc)
+
+
+def solver_wheel(site: Path, version: int) -> str:
+    """Install a cuSOLVERMp that knows its version, and whose other functions fail."""
+    folder = site / "nvidia" / "cu13" / "lib"
+    folder.mkdir(parents=True)
+    info = site / "nvidia_cusolvermp_cu13-0.9.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-cusolvermp-cu13\nVersion: 0.9.1\n")
+    path = folder / "libcusolverMp.so.0"
+    source = f"""
+int cusolverMpGetVersion(void* handle, int* version) {{ *version = {version}; return handle ? 0 : 3; }}
+int cusolverMpSetStream(void* handle, void* stream) {{ return 7; }}
+"""
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)]
+    subprocess.run(command, input=source, text=True, check=True)
+    return str(path)
+
+
+def test_cusolvermp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Callable[..., str]) -> None:
+    monkeypatch.delenv("PBLASMP_CUSOLVERMP", raising=False)
+    with pytest.raises(LibraryNotFoundError) as caught:
+        SolverLibrary()
+    for part in ("cuSOLVERMp (libcusolverMp.so.0) was not found", install("solver"), "PBLASMP_CUSOLVERMP"):
+        assert part in str(caught.value)
+    path = solver_wheel(tmp_path, 901)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    library = SolverLibrary()
+    assert library.path == path
+    library.check_version(1)
+    assert (library.version, repr(library)) == (901, f"<cuSOLVERMp 0.9.1 at {path}>")
+    with pytest.raises(StatusError, match=r"CUSOLVER_STATUS_INVALID_VALUE \(3\).*CUSOLVERMP_LOG_LEVEL=5"):
+        library.check_version(0)
+    with pytest.raises(
+        StatusError, match=r"cusolverMpSetStream returned CUSOLVER_STATUS_INTERNAL_ERROR \(7\)"
+    ):
+        library.cusolverMpSetStream(1, 0)
+    with pytest.raises(
+        UnsupportedError, match=r"cusolverMpGels is in cuSOLVERMp since 0.8.0, but .* does not"
+    ):
+        library.cusolverMpGels()
+    with pytest.raises(AttributeError, match="cuSOLVERMp has no function"):
+        library.cusolverMpGesvd()
+    old = solver_wheel(tmp_path / "old", 702)
+    with pytest.raises(UnsupportedError, match=r"it needs cuSOLVERMp 0.8.0 or newer, found 0.7.2 at"):
+        SolverLibrary(old).check_version(1)
+    monkeypatch.setenv("PBLASMP_CUSOLVERMP", stand_in(1000))
+    with pytest.raises(LibraryNotFoundError, match="is not cuSOLVERMp: it has no cusolverMpGetVersion"):
+        SolverLibrary()
