@@ -22,6 +22,7 @@ Facts = dict[str, Any]
 
 _GPU_PACKAGES = (
     *("cupy-cuda12x", "cupy-cuda13x", "nvidia-cublasmp-cu12", "nvidia-cublasmp-cu13", "nccl4py"),
+    *("nvidia-cusolvermp-cu12", "nvidia-cusolvermp-cu13"),
     *("nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvshmem4py-cu12", "nvshmem4py-cu13", "cuda-pathfinder"),
 )
 

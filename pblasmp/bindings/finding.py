@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ..errors import LibraryNotFoundError, PblasmpError, UnsupportedError
 from ..extras import install
 
-__all__ = ["CUBLASMP", "CUSOLVERMP", "ENVIRONMENT", "TOO_OLD", "Place", "open_library", "path_of"]
+__all__ = ["CUBLASMP", "CUSOLVERMP", "ENVIRONMENT", "TOO_OLD", "LibraryPlace", "open_library", "path_of"]
 
 ENVIRONMENT = "PBLASMP_CUBLASMP"
 TOO_OLD = (
@@ -40,7 +40,7 @@ _PATHFINDER_NAMES = {
 }
 
 
-class Place(NamedTuple):
+class LibraryPlace(NamedTuple):
     """Where one library is looked for.
 
     Attributes:
@@ -60,7 +60,7 @@ class Place(NamedTuple):
     extras: dict[str, str]
 
 
-CUBLASMP = Place(
+CUBLASMP = LibraryPlace(
     "cuBLASMp",
     "libcublasmp.so.0",
     ENVIRONMENT,
@@ -68,7 +68,7 @@ CUBLASMP = Place(
     ("nvidia-cublasmp-{cuda}", "nvidia/cublasmp/{cuda}/lib"),
     {"cu13": "cu13", "cu12": "cu12"},
 )
-CUSOLVERMP = Place(
+CUSOLVERMP = LibraryPlace(
     "cuSOLVERMp",
     "libcusolverMp.so.0",
     "PBLASMP_CUSOLVERMP",
@@ -85,7 +85,7 @@ class _Failure(NamedTuple):
     error: Exception
 
 
-def open_library(place: Place, path: str | None = None) -> ctypes.CDLL:
+def open_library(place: LibraryPlace, path: str | None = None) -> ctypes.CDLL:
     """Return a library, opened with all it needs. Local.
 
     Args:
@@ -124,7 +124,7 @@ def path_of(function: object) -> str:
     return os.fsdecode(info.file)
 
 
-def _openers(place: Place, path: str | None) -> Iterator[Callable[[], ctypes.CDLL]]:
+def _openers(place: LibraryPlace, path: str | None) -> Iterator[Callable[[], ctypes.CDLL]]:
     """Yield functions that try to open the library, in order; each raises OSError or RuntimeError if it cannot."""
     chosen = path or os.environ.get(place.environment)
     if chosen:
@@ -184,7 +184,7 @@ def _attempt(opener: Callable[[], ctypes.CDLL]) -> ctypes.CDLL | Exception:
         return error
 
 
-def _explanation(place: Place, failure: _Failure) -> PblasmpError:
+def _explanation(place: LibraryPlace, failure: _Failure) -> PblasmpError:
     (missing, error), title = failure, place.title
     extra = place.extras["cu12" if missing.endswith(".12") else "cu13"]
     if missing.startswith("libcal.so") and place is CUBLASMP:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import LibraryNotFoundError, StatusError, UnsupportedError
 from .enums import SolverStatus, Status
-from .finding import CUBLASMP, CUSOLVERMP, TOO_OLD, Place, open_library, path_of
+from .finding import CUBLASMP, CUSOLVERMP, TOO_OLD, LibraryPlace, open_library, path_of
 from .solver_table import OLDEST_SOLVER, SOLVER_FUNCTIONS
 from .table import FUNCTIONS, OLDEST, Function, ctype
 
@@ -43,7 +43,7 @@ class CLibrary(ABC):
         StatusError: From a call, C returned another status than success.
     """
 
-    place: Place
+    place: LibraryPlace
     functions: Mapping[str, Function]
     version: int
     path: str

@@ -200,13 +200,8 @@ class CusolvermpProduct(FactorProduct):
 
     def _by_columns(self, values: Array, work: MatrixDescriptor) -> NDArray[Any]:
         """Return on every rank what each rank has for its columns, as one array on the host. Collective."""
-        rank, cupy = self._engine.transport.rank, self._library.runtime.cupy
-        _, cols = work.global_indices(rank)
-        mine = cols, cupy.asnumpy(values)[: len(cols)]
-        whole = np.zeros(work.shape[1], values.dtype)
-        for at, part in self._engine.transport.comm.allgather(mine):
-            whole[at] = part
-        return whole
+        _, cols = work.global_indices(self._engine.transport.rank)
+        return self._everyones((cols, values[: len(cols)]), work.shape[1])
 
     def _of_columns(self, whole: NDArray[Any], work: MatrixDescriptor) -> Array:
         """Return this rank's part of such an array, on its GPU. Local."""
@@ -217,19 +212,38 @@ class CusolvermpProduct(FactorProduct):
         mine[: len(cols)] = padded[cols]
         return self._library.runtime.cupy.asarray(mine)
 
-    def _diagonal(self, work: MatrixDescriptor, array: Array) -> NDArray[Any]:
-        """Return a matrix's diagonal on every rank. Collective."""
+    def _own_diagonal(self, work: MatrixDescriptor, array: Array) -> tuple[NDArray[np.int64], Array]:
+        """Return which diagonal elements this rank has, and a copy of them on its GPU. Local."""
         rows, cols = work.global_indices(self._engine.transport.rank)
         both, i, j = np.intersect1d(rows, cols, return_indices=True)
-        runtime = self._library.runtime
-        mine = np.empty(0, work.dtype)
-        if both.size:
-            offsets = runtime.cupy.asarray(i), runtime.cupy.asarray(j)
-            mine = runtime.cupy.asnumpy(array[offsets])
-        whole = np.zeros(min(work.shape), work.dtype)
-        for at, part in self._engine.transport.comm.allgather((both, mine)):
+        cupy = self._library.runtime.cupy
+        if not both.size:
+            return both, cupy.empty(0, work.dtype)
+        return both, array[cupy.asarray(i), cupy.asarray(j)]
+
+    def _everyones(self, own: tuple[NDArray[np.int64], Array], count: int) -> NDArray[Any]:
+        """Return on every rank what the ranks have of an array of ``count`` elements. Collective."""
+        indices, values = own
+        whole = np.zeros(count, values.dtype)
+        mine = indices, self._library.runtime.cupy.asnumpy(values)
+        for at, part in self._engine.transport.comm.allgather(mine):
             whole[at] = part
         return whole
+
+    def _diagonal(self, work: MatrixDescriptor, array: Array) -> NDArray[Any]:
+        """Return a matrix's diagonal on every rank. Collective."""
+        return self._everyones(self._own_diagonal(work, array), min(work.shape))
+
+    def _is_nan(self, array: Array, before: tuple[NDArray[np.int64], Array], k: int) -> bool:
+        """Return whether a Cholesky factorisation has ended at row ``k`` because of NaN. Collective.
+
+        The library has overwritten the pivot. It was NaN if A's diagonal element was, or an element of L left of it is.
+        """
+        rows, cols = self._a.global_indices(self._engine.transport.rank)
+        row, left = np.flatnonzero(rows == k), int(np.searchsorted(cols, k))
+        here = bool(row.size and left and self._engine.xp.isnan(array[int(row[0]), :left]).any())
+        diagonal = self._everyones(before, self._a.shape[0])
+        return bool(np.isnan(diagonal[k])) or any(self._engine.transport.comm.allgather(here))
 
     # -- routines
 
@@ -245,8 +259,9 @@ class CusolvermpProduct(FactorProduct):
             )
         of_a = self._operand(work, a, closing)
         if not p.factored:
+            before = self._own_diagonal(work, a)
             info = library.call("Potrf", dtype, (lower, n, *of_a))
-            if info and np.isnan(self._diagonal(work, a)[info - 1]):
+            if info and self._is_nan(a, before, info - 1):
                 info = 0
                 write_part(a, np.nan, part_mask(_LOWER, work, self._engine.transport.rank))
             if info:
