@@ -212,6 +212,9 @@ def algorithms(comm):
         reflectors = pb.qr(a)
         yield "q", alike(reflectors.q(algo="panels"), local(reflectors.q()))
         yield "apply", alike(reflectors.apply(b, "C", algo="panels"), local(reflectors.apply(b, "C")))
+        words = ["eigh: the host engine computes no eigenvalues", "ScaLAPACK", "ELPA", "GPUs with cuSOLVERMp"]
+        yield "eigh", agreed_error(ctx, pb.UnsupportedError, words, pb.eigh, a)
+        yield "eigh plan", agreed_error(ctx, pb.UnsupportedError, words, pb.plan, pb.eigh, a)
         words = ["tune: the algorithms of factorisations are chosen by rule"]
         yield "tune", agreed_error(ctx, pb.UnsupportedError, words, pb.tune, pb.cholesky, a)
         whole, second = (scattered(ctx, layout(rng, (9, 9), comm.size), np.eye(9)) for _ in "ab")
