@@ -241,7 +241,9 @@ class CusolvermpProduct(FactorProduct):
         """
         rows, cols = self._a.global_indices(self._engine.transport.rank)
         row, left = np.flatnonzero(rows == k), int(np.searchsorted(cols, k))
-        here = bool(row.size and left and self._engine.xp.isnan(array[int(row[0]), :left]).any())
+        here = False
+        if row.size and left:
+            here = bool(np.isnan(self._library.runtime.cupy.asnumpy(array[int(row[0]), :left])).any())
         diagonal = self._everyones(before, self._a.shape[0])
         return bool(np.isnan(diagonal[k])) or any(self._engine.transport.comm.allgather(here))
 
