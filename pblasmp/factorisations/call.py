@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..dtypes import ELEMENT_TYPES
 from ..engines.factor import FactorOperands, FactorProduct, Found
 from ..engines.request import Options
-from ..errors import ArgumentError, FactorisationError, LayoutError, faults_text
+from ..errors import ArgumentError, FactorisationError, LayoutError, UnsupportedError, faults_text
 from ..handle import Handle
 from ..layout import MatrixDescriptor
 from ..layout.factor_problem import FactorProblem
@@ -254,6 +254,10 @@ class FactorPlan(Plan[T]):
         self._planned = None if kept else call
         options = Options(algo=call.how["algo"])
         super().__init__(call.context, call.name, call.problem(), options, call.operands())
+
+    def _check_graphs(self) -> None:
+        super()._check_graphs()
+        raise UnsupportedError("a CUDA graph: a factorisation cannot be recorded: its host looks at values")
 
     def compute(self, operands: FactorOperands) -> Found:
         """Run on arrays on which the ranks have agreed. Collective over the context."""

@@ -234,7 +234,8 @@ def algorithms(comm):
             singular = scattered(ctx, whole.descriptor, np.diag([1.0] * 8 + [-1.0]))
             words = ["not positive definite", "up to index 8"]
             yield "singular", agreed_error(ctx, pb.FactorisationError, words, plan, a=singular)
-            yield "no graph", None if not hasattr(plan, "graph") else "it has a graph"
+            words = ["a CUDA graph: the host engine has none"]
+            yield "graph", agreed_error(ctx, pb.UnsupportedError, words, plan.graph)
         yield "closed", agreed_error(ctx, pb.ClosedError, ["closed"], plan)
 
 
