@@ -82,7 +82,8 @@ class Matrices:
         """Write a matrix of a kind. Local."""
         if x.local.size:
             rows, cols = (self._cupy.asarray(each) for each in x.descriptor.global_indices(self.ctx.rank))
-            self._kernels[kind](cols[:, None], rows[None, :], x.local.T)
+            shift = 0 if x is self.a else self.case.n  # right-hand sides are none of A's columns
+            self._kernels[kind](cols[:, None] + shift, rows[None, :], x.local.T)
 
     def restore(self) -> None:
         """Write what the call reads and overwrites: A, or the right-hand sides of a solve. Local."""
