@@ -400,7 +400,7 @@ class FakeGpu:
     @staticmethod
     def _queued_nccl() -> dict[str, Any]:
         """NCCL's collectives, which a GPU would wait in, and no host."""
-        names = ("reduce_scatter", "reduce", "all_gather", "group_start", "group_end")
+        names = ("reduce_scatter", "reduce", "all_gather")
         return {name: lambda *_: None for name in names} | {"all_reduce": lambda *_: None}
 
     def _broadcast(self, of: int, to: int, nbytes: int, kind: int, root: int, comm: Any, stream: int) -> None:

@@ -149,15 +149,15 @@ class _Call:
         nbytes: of a set of slabs.
         bind: returns what is queued, for a stream and the addresses of the ranks' sets of slabs.
         bound: what is queued, by set of slabs.
-        generation: of the memory that ``bound`` is bound to.
+        replacements: of memory, when ``bound`` was bound to it.
     """
 
-    __slots__ = ("bind", "bound", "generation", "nbytes", "number")
+    __slots__ = ("bind", "bound", "nbytes", "number", "replacements")
 
     def __init__(self, number: int, nbytes: int, bind: Callable[[Any, dict[int, int]], list[Queue]]) -> None:
         self.number, self.nbytes, self.bind = number, nbytes, bind
         self.bound: list[list[Queue] | None] = [None, None]
-        self.generation = -1
+        self.replacements = -1
 
     def other_half(self, half: int) -> int:
         """Return which set of slabs the next call uses."""
@@ -202,7 +202,7 @@ class GpuDirect:
             self._follow()
             half = self._half
             queue = call.bound[half]
-            if queue is None or call.generation != self.gpu.arena.generation:
+            if queue is None or call.replacements != self.gpu.arena.replacements:
                 queue = self._bound(call, stream, half)
             self.gpu.products.solver(stream.ptr)
             channel.runs += 1
@@ -241,10 +241,10 @@ class GpuDirect:
         bases: dict[int, int] = {}
         if call.nbytes:
             bases = {rank: gpu.symmetric(_SLABS, rank) + half * self._capacity for rank in range(gpu.size)}
-        if call.generation != gpu.arena.generation:
+        if call.replacements != gpu.arena.replacements:
             call.bound = [None, None]
         queue = call.bound[half] = call.bind(stream, bases)
-        call.generation = gpu.arena.generation  # now that it has its scratch memory
+        call.replacements = gpu.arena.replacements  # now that it has its scratch memory
         return queue
 
     def _grow(self, nbytes: int) -> bool:

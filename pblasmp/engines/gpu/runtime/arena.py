@@ -34,6 +34,8 @@ class Arena:
     Attributes:
         generation: counts the replacements of symmetric memory and of workspaces, which all ranks replace together. A
             CUDA graph made before one may hold its address, and must not run again.
+        replacements: counts those, and the buffers that have grown on this rank: who holds addresses without a graph
+            looks them up again.
     """
 
     def __init__(self, cupy: Any, settle: Callable[[Any], None]) -> None:
@@ -49,11 +51,12 @@ class Arena:
         self._outgrown: list[
             tuple[list[weakref.ref[Any]], Array, Any]
         ] = []  # each with the graphs that may hold its address, and its stream
-        self.generation = 0
+        self.generation, self.replacements = 0, 0
 
     def replaced(self) -> None:
         """Count the replacement of memory whose address a CUDA graph may hold, by all ranks."""
         self.generation += 1
+        self.replacements += 1
 
     def keep_for(self, recorded: Any) -> None:
         """Keep the memory of today's buffers as long as this recorded graph, whose ``graph`` is None at its end."""
@@ -71,6 +74,7 @@ class Arena:
         if found is not None:
             self._outgrown.append(([weakref.ref(graph) for graph in self._graphs], *found))
             del self._buffers[key], found
+            self.replacements += 1
         self._free_outgrown()  # before more is allocated
         stream = self._cupy.cuda.get_current_stream()
         buffer = self._cupy.empty(max(1, nbytes), np.uint8)
