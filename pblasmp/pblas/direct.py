@@ -104,6 +104,18 @@ def _part(
     return None if held is None else (held, i - 1, j - 1, m, n, False)
 
 
+def _vector(
+    grid: ProcessGrid, dtype: np.dtype, of: Sequence[Any], n: int, increment: Any, *, written: bool
+) -> Part | None:
+    """Return the part of n elements that five arguments describe, as a column; None as ``_part`` does. Local."""
+    if type(increment) is not int:
+        return None
+    if increment == of[3][2]:  # M_: a row
+        part = _part(grid, dtype, of, 1, n, written=written)
+        return None if part is None else (*part[:5], True)
+    return _part(grid, dtype, of, n, 1, written=written) if increment == 1 else None
+
+
 class DirectForm:
     """A routine of PBLAS for one type as a direct call. Making one is local.
 
@@ -112,12 +124,13 @@ class DirectForm:
         routine: what engines call it.
         names: of its arguments.
         shapes: by matrix, rows, columns and perhaps the option that exchanges them, or "side", as ``PblasRoutine``
-            has them.
-        written: the matrix that is written.
+            has them; by vector, its length, and perhaps its length otherwise and that option.
+        passes: the engine's operands, "d" among them, each with the matrix or vector that takes its place.
         dtype: its type.
         allowed: by option, its legal letters.
         fixed: options that are the same in every call.
         real: scalars that are real for every type.
+        beta: what it is if that is no argument.
     """
 
     def __init__(
@@ -126,25 +139,31 @@ class DirectForm:
         routine: str,
         names: Sequence[str],
         shapes: Mapping[str, str],
-        written: str,
+        passes: Mapping[str, str],
         dtype: np.dtype,
         allowed: Mapping[str, str],
         fixed: Mapping[str, str],
         real: str,
+        beta: float = 0.0,
     ) -> None:
         at = {name: i for i, name in enumerate(names)}
-        self._full, self._routine, self._written, self._dtype = full, routine, written, dtype
+        self._full, self._routine, self._dtype = full, routine, dtype
         self._letter, self._fixed = element_type(dtype).blas, fixed
         self._real = "alpha" in real, "beta" in real
         self.count = len(names)
         self._options = [(at[name], _OPTIONS.get(name, name), letters) for name, letters in allowed.items()]
         self._sizes = [at[name] for name in "mnk" if name in at]
-        self._alpha, self._beta = at["alpha"], at.get("beta")
-        self._first = at["desca"]
+        self._alpha, self._beta, self._no_beta = at.get("alpha"), at.get("beta"), beta
+        self._first = next(at[name] for name in names if name.startswith("desc"))
+        self._passes = passes
         self._matrices = []
         for name, words in shapes.items():
-            rows, cols, option = (*words.split(), "")[:3] if words != "side" else ("m", "n", "side")
-            self._matrices.append((name, at[name], at[rows], at[cols], at.get(option, -1), option == "side"))
+            first, *rest = words.split() if words != "side" else ("m", "n", "side")
+            other, option = (*rest, "")[:2] if rest else (first, "")
+            inc = at.get(f"inc{name}", -1)
+            written = name == passes["d"]
+            which = at[first], at[other], at.get(option, -1)
+            self._matrices.append((name, at[name], which, option == "side", inc, written))
 
     def run(self, args: Sequence[Any]) -> bool | None:
         """Compute a call; return None if nothing has happened, False if the ranks have voted and did not agree.
@@ -170,17 +189,17 @@ class DirectForm:
         for i in self._sizes:
             if type(args[i]) is not int or args[i] < 1:
                 return None
-        alpha = number(args[self._alpha], self._letter, self._real[0])
-        beta = 0.0 if self._beta is None else number(args[self._beta], self._letter, self._real[1])
+        alpha = 1.0 if self._alpha is None else number(args[self._alpha], self._letter, self._real[0])
+        beta = self._no_beta if self._beta is None else number(args[self._beta], self._letter, self._real[1])
         if not alpha or beta is None:
             return None
         ctx.check_open()
         parts = self._parts(grid, args)
         if parts is None:
             return None
-        of = parts.get
+        of = {theirs: parts[name] for theirs, name in self._passes.items()}
         asked = Asked(
-            self._full, self._routine, parts["a"], of("b"), of("c"), parts[self._written], False,
+            self._full, self._routine, of["a"], of.get("b"), of.get("c"), of["d"], False,
             alpha=alpha, beta=beta, **options,
         )  # fmt: skip
         return direct.run(ctx.control, asked)
@@ -188,13 +207,18 @@ class DirectForm:
     def _parts(self, grid: ProcessGrid, args: Sequence[Any]) -> dict[str, Part] | None:
         """Return the sub-matrices by name, None if there is something to say about one. Local."""
         parts: dict[str, Part] = {}
-        for name, i, rows, cols, option, sided in self._matrices:
-            m, n = args[rows], args[cols]
+        for name, i, (first, other, option), sided, inc, written in self._matrices:
+            m, n = args[first], args[other]
             if sided:
                 m = n = m if args[option] in "Ll" else n
             elif option >= 0 and args[option] not in "Nn":
                 m, n = n, m
-            part = _part(grid, self._dtype, args[i : i + 4], m, n, written=name == self._written)
+            of = args[i : i + 4]
+            part = (
+                _part(grid, self._dtype, of, m, n, written=written)
+                if inc < 0
+                else _vector(grid, self._dtype, of, m, args[inc], written=written)
+            )
             if part is None:
                 return None
             parts[name] = part

@@ -107,6 +107,11 @@ class PblasRoutine:
         self.python(*matrices.values(), out=matrices[self.written], **self.options(values))
 
     @property
+    def direct(self) -> tuple[str, dict[str, str], Values]:
+        """What engines call it; by their operands, "d" among them, its matrices; and options that never change."""
+        return self.python.__name__, {**{x: x for x in self.shapes}, "d": self.written}, self.fixed
+
+    @property
     def numbers(self) -> tuple[str, ...]:
         """The arguments to which numbers are written."""
         return ()
@@ -244,13 +249,14 @@ def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunct
 
 def _direct_form(routine: PblasRoutine, full: str, dtype: np.dtype) -> DirectForm | None:
     """Return the routine as a direct call, None if it is none."""
-    name, names = routine.python.__name__, routine.names
+    name, passes, fixed = routine.direct
     if name not in DIRECT and name != "matmul":
         return None
-    options = (each for each in names if each in _OPTIONS or each.startswith("trans"))
+    options = (each for each in routine.names if each in _OPTIONS or each.startswith("trans"))
     allowed = {each: routine.letters_of(each, dtype) for each in options}
+    beta = 0.0 if routine.beta is None else routine.beta.real
     return DirectForm(
-        full, name, names, routine.shapes, routine.written, dtype, allowed, routine.fixed, routine.real
+        full, name, routine.names, routine.shapes, passes, dtype, allowed, fixed, routine.real, beta
     )
 
 

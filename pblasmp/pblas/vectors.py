@@ -24,6 +24,14 @@ class VectorFunction(PblasRoutine):
     """A routine of level 1 or 2 as PBLAS has it."""
 
     @property
+    def direct(self) -> tuple[str, dict[str, str], Values]:
+        """What engines call it; by their operands, "d" among them, its operands; and options that never change."""
+        row = VECTOR_ROUTINES[self.python.__name__]
+        if self.name == "scal":  # it is in place, which sums are not
+            return "", {}, {}
+        return "matmul" if row.twin == "gemm" else row.twin, {**row.passes, "d": self.written}, {**row.fixed}
+
+    @property
     def numbers(self) -> tuple[str, ...]:
         """The arguments to which numbers are written."""
         return tuple(word for word in self.arguments.split() if word in _NUMBERS)

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp import pblas
+from pblasmp.engines.host.direct import HostDirect
+from pblasmp.pblas import routines as pblas_routines
 from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
 from tests.helpers.mpi import run_mpi
 from tests.helpers.vector_cases import DTYPES, WRITERS, called, legal_options, vector
@@ -126,6 +129,91 @@ def what_moves(comm):
         yield "sent", str(wrong) if wrong else None
 
 
+def by_one_vote(comm):
+    """PBLAS's routines that write: one vote; products share vectors and partial sums alone."""
+    n, block = 256, 16
+    ictxt, needed, looked = pblas.gridinit(None, "Row", 2, 2, engine="host"), [], []
+    closer, grow = pblas_routines._run, HostDirect._grow
+    rng = np.random.default_rng(65)
+    _, _, row, col = pblas.gridinfo(ictxt)
+    rows = pblas.numroc(n, block, row, 0, 2)
+    desc, column = (pblas.descinit(n, k, block, block, 0, 0, ictxt, rows) for k in (n, 1))
+    whole, x, y = (numbers(rng, shape, "float64") for shape in ((n, n), (n, 1), (n, 1)))
+    at = [(np.arange(n) // block) % 2 == p for p in (row, col)]
+    a = np.asfortranarray(whole[at[0]][:, at[1]])
+    of_x, of_y = (np.asfortranarray(z[at[0]][:, : 1 - col]) for z in (x, y))
+    calls = {
+        "pdgemv N": lambda: (
+            "N",
+            n,
+            n,
+            2.0,
+            a,
+            1,
+            1,
+            desc,
+            of_x,
+            1,
+            1,
+            column,
+            1,
+            -1.0,
+            of_y,
+            1,
+            1,
+            column,
+            1,
+        ),
+        "pdgemv T": lambda: (
+            "T",
+            n,
+            n,
+            2.0,
+            a,
+            1,
+            1,
+            desc,
+            of_x,
+            1,
+            1,
+            column,
+            1,
+            0.0,
+            of_y,
+            1,
+            1,
+            column,
+            1,
+        ),
+        "pdaxpy": lambda: (n, 3.0, of_x, 1, 1, column, 1, of_y, 1, 1, column, 1),
+        "pdcopy": lambda: (n, of_x, 1, 1, column, 1, of_y, 1, 1, column, 1),
+        "pdger": lambda: (n, n, 2.0, of_x, 1, 1, column, 1, of_y, 1, 1, column, 1, a, 1, 1, desc),
+        "pdsyr": lambda: ("L", n, 1.0, of_x, 1, 1, column, 1, a, 1, 1, desc),
+    }
+    expected = {
+        "pdgemv N": lambda: 2 * whole @ x - y, "pdgemv T": lambda: 2 * whole.T @ x, "pdaxpy": lambda: 3 * x + y,
+        "pdcopy": lambda: x, "pdger": lambda: whole + 2 * x @ y.T, "pdsyr": lambda: whole + np.tril(x @ x.T),
+    }  # fmt: skip
+    pblas_routines._run = lambda *given, **how: looked.append(given[1]) or closer(*given, **how)
+    HostDirect._grow = lambda self, nbytes: needed.append(nbytes) or grow(self, nbytes)
+    try:
+        for name, given in calls.items():
+            getattr(pblas, name.split()[0])(*given())
+            if name in ("pdger", "pdsyr"):
+                whole = expected[name]()
+                same_here = (a == whole[at[0]][:, at[1]]).all()
+            else:
+                y = expected[name]()
+                same_here = (of_y == y[at[0]][:, : 1 - col]).all()
+            yield name, None if same_here else "another result"
+    finally:
+        pblas_routines._run, HostDirect._grow = closer, grow
+    pblas.gridexit(ictxt)
+    yield "looked closer", str(looked) if looked else None
+    most = 8 * n * (1 + 2) + 64 * 8  # x, and two partial sums of each element
+    yield "shared memory", None if needed and max(needed) <= most else f"{needed}, at most {most}"
+
+
 def mistakes(comm):
     rng = np.random.default_rng(64)
     with pb.Context(comm, engine="host") as ctx, pb.Context(comm, engine="host") as other:
@@ -198,3 +286,4 @@ def test_mistakes_and_what_moves():
 def others(comm):
     yield from mistakes(comm)
     yield from what_moves(comm)
+    yield from by_one_vote(comm)

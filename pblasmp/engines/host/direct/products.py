@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
-from ...direct import Part, whole_span
+from ...direct import Part, Span, spread, whole_span
 from ...sub_matrix import SubMatrix, UnfitError, check_overlap, same_elements, stays
 from .program import Preparation
 from .slabs import Factor, SharedSlabs, Step, Steps, integer, scalar
@@ -52,7 +53,10 @@ def old_values(call: Preparation, c: Part | None, d: SubMatrix) -> Steps:
 
 
 def matmul(call: Preparation) -> Callable[[], Steps]:
-    """Prepare a product: what a rank lacks of its rows of op(A) and its columns of op(B) is in slabs."""
+    """Prepare a product: what a rank lacks of its rows of op(A) and its columns of op(B) is in slabs.
+
+    If the result is a vector, the matrix stays where it is.
+    """
     asked = call.asked
     assert asked.b is not None
     check_overlap(asked, asked.c)
@@ -69,6 +73,10 @@ def matmul(call: Preparation) -> Callable[[], Steps]:
         m, n = to.rows.extent, to.cols.extent
         moved = (0 if x_stays else m * k) + (0 if y_stays else n * k)
         here = m * n * (x.cols if m >= n else y.cols).nprocs + min(m, n) * k
+        if min(m, n) == 1 and moved > here:
+            if n == 1:
+                return _in_place(call, x, y, to, before)
+            return _in_place(call, y, x, SubMatrix(asked.d, turned=True), before)
         if moved >= max(_LARGER * here, _LEAST):
             raise UnfitError  # moving results is better: "stationary"
         if not x_stays:
@@ -91,6 +99,65 @@ def matmul(call: Preparation) -> Callable[[], Steps]:
         return [*before, gemm(function, to.m, to.n, k, alpha, one, other, beta, to)]
 
     return compute
+
+
+def _in_place(
+    call: Preparation, x: SubMatrix, y: SubMatrix, to: SubMatrix, before: Steps
+) -> Callable[[], Steps]:
+    """Prepare ``x y^T`` for an ``x`` that stays where it is: only y and partial sums are moved.
+
+    Each rank multiplies what it has of x. After one more meeting the ranks that have D add the partial sums up, in the
+    order of x's columns of processes.
+    """
+    asked = call.asked
+    whole, parts = whole_span(y.rows.extent), x.cols.nprocs
+    slabs = call.stage(y, whole, x.cols)
+    side_by_side = Span(whole.extent * parts, whole.extent, 0, parts, 0) if parts > 1 else whole
+    # BLAS conjugates only what it transposes.
+    sums = call.room(x, x.rows, side_by_side, by_columns=not x.by_columns)
+    alpha, zero = scalar(asked.alpha, call.letter), scalar(0, call.letter)
+    function = call.function("gemm")
+
+    def compute() -> Steps:
+        if not x.active:
+            return []
+        right, mine = call.slab(slabs, 0, x.col), call.slab(sums, x.row, x.col)
+        return [gemm(function, x.m, whole.extent, x.n, alpha, x, right, zero, mine)]
+
+    def finish() -> Steps:
+        if not to.active:
+            return []
+        steps, d = [*before], to.local()
+        counted = [q for q, count in enumerate(x.cols.counts()) if count]
+        for cols in (each for _, each in spread(to.cols, to.col, whole)):
+            for p, rows in spread(to.rows, to.row, x.rows):
+                of = [call.slab_array(sums, p, q) for q in counted]
+                found = [_runs(each, rows.repeat, rows.length, rows.dst, rows.dst_step) for each in of]
+                into = _runs(d, rows.repeat, rows.length, rows.src, rows.src_step)
+                there = [each[..., cols.dst : cols.dst + cols.length] for each in found]
+                mine = into[..., cols.src : cols.src + cols.length]
+                steps.append((_quietly, (_add_up, mine, asked.beta, there)))
+        return steps
+
+    call.finish = finish
+    return compute
+
+
+def _runs(array: Any, repeat: int, length: int, start: int, step: int) -> Any:
+    """Return runs of rows, ``step`` rows from one to the next, as an array of three dimensions."""
+    rows, (down, across) = array[start:], array.strides
+    return as_strided(rows, (repeat, length, array.shape[1]), (step * down, down, across))
+
+
+def _add_up(d: Any, beta: complex, parts: list[Any]) -> None:
+    """Write ``beta d`` and the sum of all parts into ``d``; with a beta of 0 it is not read."""
+    if beta == 0:
+        np.copyto(d, parts[0])
+        parts = parts[1:]
+    elif beta != 1:
+        d *= beta
+    for part in parts:
+        d += part
 
 
 def added(call: Preparation) -> Callable[[], Steps]:

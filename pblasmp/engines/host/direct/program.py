@@ -85,11 +85,16 @@ class Preparation:
             rows, cols: how its rows and columns are dealt out to those who need them.
             by_columns: the slabs' memory order, by default the operand's.
         """
-        slabs = SharedSlabs(x, rows, cols, self.nbytes, x.by_columns if by_columns is None else by_columns)
+        slabs = self.room(x, rows, cols, by_columns=x.by_columns if by_columns is None else by_columns)
+        self._staged.append(slabs)
+        return slabs
+
+    def room(self, x: SubMatrix, rows: Span, cols: Span, *, by_columns: bool) -> SharedSlabs:
+        """Return slabs of x's type into which nothing is copied."""
+        slabs = SharedSlabs(x, rows, cols, self.nbytes, by_columns)
         self.nbytes = slabs.end
         if self.nbytes > _MOST:
             raise UnfitError
-        self._staged.append(slabs)
         return slabs
 
     def slab(self, slabs: SharedSlabs, row: int = 0, col: int = 0) -> Factor:

@@ -38,6 +38,8 @@ def triangular(call: Preparation) -> Callable[[], Steps]:
     if asked.op_a == "C" and not call.single:
         by_columns = to.by_columns  # BLAS conjugates only what it transposes
     if not call.single and (by_columns != x.by_columns or not same_rank(x, to)):
+        if 1 in (to.rows.extent, to.cols.extent) and asked.routine == "trmm":
+            raise UnfitError  # moving a vector and partial sums is better: "stationary"
         everything = whole_span(x.rows.extent)
         slabs = call.stage(x, everything, everything, by_columns=by_columns)
     run = _Triangular(call, by_columns, to.by_columns)
