@@ -129,8 +129,14 @@ def fetch() -> Path:
     return place
 
 
-def run(tester: Tester, ranks: int = RANKS, limit: float = 600) -> Outcome:
-    """Run a tester with all products preloaded, and return what came out. Local; starts ranks.
+def run(tester: Tester, ranks: int = RANKS, limit: float = 600, grids: int | None = None) -> Outcome:
+    """Run a tester with all calls preloaded, and return what came out. Local; starts ranks.
+
+    Args:
+        tester: which one.
+        ranks: how many.
+        limit: seconds.
+        grids: how many of its process grids are tested, the first ones; by default all.
 
     Raises:
         LibraryNotFoundError: a part that it needs is missing.
@@ -144,6 +150,8 @@ def run(tester: Tester, ranks: int = RANKS, limit: float = 600) -> Outcome:
     text = re.sub(r"(?m)^T(\s+logical flag, T to test error)", r"F\1", text)  # errors are the library's own
     if not tester.estimates:
         text = re.sub(r"(?m)^T(\s+\(T or F\))", r"F\1", text)
+    if grids is not None:
+        text = re.sub(r"(?m)^\s*\d+(\s+number of process grids)", rf"{grids}\1", text)
     launcher = find_launcher()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, Path(tester.data).name).write_text(text)

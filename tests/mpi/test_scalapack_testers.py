@@ -21,7 +21,7 @@ CALL_LEVEL_1 = ("xdqr",)
 def test_all_pass(tester):
     try:
         testers.fetch()
-        outcome = testers.run(tester)
+        outcome = testers.run(tester, grids=2)
     except LibraryNotFoundError as missing:
         if os.environ.get("PBLASMP_SCALAPACK") == "required":
             raise
