@@ -178,8 +178,8 @@ class DirectForm:
             return None
         ctx = grid.context
         direct = ctx.direct
-        if direct is None or ctx.control.gone():
-            return None
+        if direct is None or ctx.engine.xp is not np or ctx.control.gone():
+            return None  # on GPUs local arrays may have to be copied there first
         options = dict(self._fixed)
         for i, name, letters in self._options:
             value = args[i]
