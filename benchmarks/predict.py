@@ -55,6 +55,15 @@ def products(ctx: Any, kind: str) -> Iterator[tuple[str, Any, Callable[[], Any]]
         )
 
 
+def factorisations(ctx: Any, kind: str) -> Iterator[tuple[str, Any, Callable[[], Any]]]:
+    """Yield factorisations of two orders. Collective over the context."""
+    for n in SIZES[kind][-2:]:
+        square = pb.MatrixDescriptor((n, n), (64 if kind == "host" else 512,) * 2, pb.Grid.squarest(ctx.size))
+        for name in ("cholesky", "lu", "qr"):
+            plan = pb.plan(name, ctx.eye(square))
+            yield str(plan.problem), plan.problem, lambda plan=plan: plan
+
+
 def of(ctx: Any, problem: pb.MatmulProblem) -> tuple[str, Any, Callable[[], Any]]:
     """Return a product in words, itself, and a function that returns its plan. Local."""
 
@@ -116,7 +125,7 @@ def main() -> None:
         say(f"{ctx.size} ranks, {ctx.engine.machine}\n\n| | predicted, ms | measured, ms | ratio |")
         say("| --- | ---: | ---: | ---: |")
         rows, ratios = [], []
-        for words, problem, planned in (*products(ctx, kind), *forms(ctx, kind)):
+        for words, problem, planned in (*products(ctx, kind), *forms(ctx, kind), *factorisations(ctx, kind)):
             run = planned()
             count, least = (2, 0.0) if arguments.quick else (arguments.samples, _LEAST)
             seconds = repeated(ctx.engine, ctx.comm, run, count, least)

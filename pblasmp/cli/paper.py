@@ -57,7 +57,7 @@ def measure(ranks: Sequence[int], output: Path, engine: EngineName, title: str |
         found = on_ranks(_measure, MeasureOptions(engine), count)
         about = {
             "title": title or found["machine"], "engine": found["engine"], "measured": True, "ranks_per_node": 1,
-            "memory_bytes": found["memory_bytes"],
+            "memory_bytes": found["memory_bytes"], **({} if found["engine"] == "gpu" else {"cores": os.cpu_count()}),
         }  # fmt: skip
         table = with_ranks(table, found["entry"], **about)
     assert table is not None
@@ -77,10 +77,11 @@ def _measure(options: MeasureOptions, reporter: Reporter) -> dict[str, Any]:
         product: Any = plan(matmul, a, b, out=out)
         routine: Any = plan("trsm", a, b, out=out)
         forms: list[Any] = [plan(form, x, w, ctx) for form in FORMS]
-        for each in (product, routine, *forms):
+        factorisations: list[Any] = [plan(name, a) for name in ("cholesky", "lu", "qr")]
+        for each in (product, routine, *forms, *factorisations):
             open_plans.enter_context(each)
         entry = measure_ranks(ctx.engine, ctx.comm, product, reporter.step)
-        calls = [(each.problem, each) for each in (product, routine)]
+        calls = [(each.problem, each) for each in (product, routine, *factorisations)]
         calls += [(each.problem, partial(each, x)) for each in forms]
         entry["calls"] = measure_calls(ctx.engine, ctx.comm, entry, calls)
         gpus = ctx.engine.device is not None

@@ -24,6 +24,9 @@ class Ghost:
     written: ClassVar[int] = 0
     """Bytes that were written to ghosts so far, by copies and arithmetic."""
 
+    copied: ClassVar[int] = 0
+    """Of these, those that ``np.copyto`` wrote."""
+
     def __init__(self, view: NDArray[Any]) -> None:
         self._view = view
 
@@ -63,6 +66,14 @@ class Ghost:
     def view(self, dtype: np.dtype) -> Ghost:
         """Return the same bytes as another type."""
         return Ghost(self._view.view(dtype))
+
+    def strided(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> Ghost:
+        """Return a view of the same memory, from the first element on, in another shape."""
+        return Ghost(as_strided(self._view, shape, strides))
+
+    def diagonal(self) -> Ghost:
+        """Return the diagonal."""
+        return Ghost(self._view.diagonal())
 
     def reshape(self, *shape: Any, order: Any = "C") -> Ghost:
         """Return the same elements in another shape: a view of a contiguous array, a new one of others."""
@@ -119,8 +130,15 @@ class Ghost:
         if function is np.shape:
             return self.shape
         if function is np.copyto:
-            Ghost.written += args[0].nbytes
+            where = kwargs.get("where", True)
+            nbytes = args[0].nbytes if where is True else int(where.sum()) * args[0].itemsize
+            Ghost.written += nbytes
+            Ghost.copied += nbytes
             return None
+        if function in (np.tril, np.triu):
+            return args[0].copy()
+        if function is np.concatenate:
+            return ghost((sum(len(x) for x in args[0]),), args[0][0].dtype)
         if function is np.where:
             shape = np.broadcast_shapes(*map(np.shape, args))
             return ghost(shape, np.result_type(*(x.dtype for x in args[1:] if hasattr(x, "dtype"))))

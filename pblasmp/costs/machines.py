@@ -20,9 +20,10 @@ from ..problems.files import find, read_toml
 __all__ = ["Link", "Machine", "NodeOf", "load_machine", "machine_from", "machine_toml", "with_ranks"]
 
 _TOP = {
-    "title", "description", "engine", "measured", "ranks_per_node", "memory_bytes", "overlaps", "network", "ranks",
+    "title", "description", "engine", "measured", "ranks_per_node", "memory_bytes", "cores", "overlaps", "network",
+    "ranks",
 }  # fmt: skip
-_CURVES = ("gemm", "trsm")
+_CURVES = ("gemm", "trsm", "potrf", "getrf", "getrf_panel", "geqrt_panel")
 _ENTRY = {"ranks", "call_seconds", "launch_seconds", "meeting_seconds", "calls", "copy", "link", *_CURVES}
 
 
@@ -48,13 +49,16 @@ class NodeOf:
     Attributes:
         ranks: how many ranks.
         gemm: by element type, the floating-point operations per second in products of n × n matrices, by n.
-        trsm: likewise in solves of n equations for n right-hand sides; empty if that was not measured.
+        trsm, potrf, getrf: likewise in solves of n equations for n right-hand sides and in factorisations of n × n
+            matrices; empty if that was not measured.
+        getrf_panel, geqrt_panel: likewise in factorisations of n rows as wide as the engine's panels.
         copy: copies in a rank's own memory.
         link: messages to other ranks of the node; None if there are none.
         launch_seconds: what it takes the host to start a local product.
         meeting_seconds: how long the ranks take to wait for each other.
         call_seconds: what a call takes the host besides that.
-        calls: the same for some kinds of problems: "product", "routine", or a form of tensor-parallel products.
+        calls: the same for some kinds of problems: "product", "routine", a form of tensor-parallel products, or a
+            factorisation.
     """
 
     ranks: int
@@ -66,6 +70,10 @@ class NodeOf:
     call_seconds: float = 0.0
     calls: Mapping[str, float] = field(default_factory=dict)
     trsm: Mapping[str, Curve] = field(default_factory=dict)
+    potrf: Mapping[str, Curve] = field(default_factory=dict)
+    getrf: Mapping[str, Curve] = field(default_factory=dict)
+    getrf_panel: Mapping[str, Curve] = field(default_factory=dict)
+    geqrt_panel: Mapping[str, Curve] = field(default_factory=dict)
 
     def curve(self, kernel: str, dtype: str) -> Curve:
         """Return the rates that were measured for a kernel and a type or the real type of its precision. Local."""
@@ -108,6 +116,7 @@ class Machine:
         measured: its numbers are from ``pblasmp measure``; otherwise they are a vendor's, or estimates.
         ranks_per_node: ranks of a node.
         memory_bytes: memory for each rank.
+        cores: of a node, which is how many of its CPU ranks factor matrices; 0: all.
         overlaps: messages travel while ranks compute.
         nodes: what ranks do, by how many of a node's work at once.
         network: messages between nodes, for each rank; None: there is one node.
@@ -123,6 +132,7 @@ class Machine:
     nodes: tuple[NodeOf, ...]
     network: Link | None = None
     description: str = field(default="", compare=False)
+    cores: int = 0
 
     def node_of(self, ranks: int) -> tuple[NodeOf, str]:
         """Return what so many ranks of a node do, and a remark if that was not measured. Local."""
@@ -188,6 +198,10 @@ def _machine(table: Mapping[str, Any], name: str) -> Machine:
             call_seconds=float(entry.get("call_seconds", 0)),
             gemm=_curves(entry["gemm"]),
             trsm=_curves(entry.get("trsm", {})),
+            potrf=_curves(entry.get("potrf", {})),
+            getrf=_curves(entry.get("getrf", {})),
+            getrf_panel=_curves(entry.get("getrf_panel", {})),
+            geqrt_panel=_curves(entry.get("geqrt_panel", {})),
         )
         for entry in table["ranks"]
     )
@@ -198,6 +212,7 @@ def _machine(table: Mapping[str, Any], name: str) -> Machine:
         name, table["title"], engine, bool(table["measured"]), _positive(table["ranks_per_node"]),
         _positive(table.get("memory_bytes", 1 << 40)), bool(table.get("overlaps", engine == "gpu")), nodes,
         _link(table["network"]) if "network" in table else None, table.get("description", ""),
+        int(table.get("cores", 0)),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -15,13 +16,17 @@ import numpy as np
 
 from ..comm import Communicator
 from ..dtypes import as_dtype
+from ..engines.dense.factor_panels import operations_of, why_no_lapack
 from ..engines.moving.exchange_move import ExchangeMove
 from ..engines.protocol import Engine
-from ..engines.request import Operands, Problem
+from ..engines.request import AnyProblem, Operands
 from ..layout import Grid, MatrixDescriptor
 from ..timing import repeated, samples
 from .machines import machine_from
-from .predict import kind_of, predict
+from .predict import FLOPS, kind_of, predict
+
+Made = tuple[Callable[[], Any], int, float]
+"""What runs a kernel, how often it does, and the operations of the kernel."""
 
 __all__ = ["measure_calls", "measure_ranks", "measure_speed"]
 
@@ -34,6 +39,10 @@ _TYPES = {
     "gpu": ("bfloat16", "float32", "float64"),
 }
 _SOLVES = ("float32", "float64")
+_SQUARES = {
+    "host": (64, 128, 256, 512, 1024, 2048),
+    "gpu": (256, 512, 1024),
+}  # GPUs factor nothing else at once
 _SIZES = {"host": (32, 64, 128, 256, 512, 1024, 2048), "gpu": (256, 512, 1024, 2048, 4096, 8192, 16384)}
 _RECORDED = (
     (1024, 16),
@@ -70,10 +79,17 @@ def measure_ranks(
     table["gemm"], table["trsm"] = {}, {}
     for dtype in _TYPES[kind]:
         step(f"products of {dtype}")
-        table["gemm"][dtype] = list(_curve(comm, dtype, _SIZES[kind], seconds, _products(engine), 2))
+        table["gemm"][dtype] = list(_curve(comm, dtype, _SIZES[kind], seconds, _products(engine)))
     for dtype in _SOLVES:
         step(f"solves of {dtype}")
-        table["trsm"][dtype] = list(_curve(comm, dtype, _SIZES[kind], seconds, _solves(engine), 1))
+        table["trsm"][dtype] = list(_curve(comm, dtype, _SIZES[kind], seconds, _solves(engine)))
+    if not why_no_lapack(engine):
+        for name, make in _FACTORISATIONS.items():
+            step(f"factorisations: {name}")
+            sizes = (_SIZES if name.endswith("panel") else _SQUARES)[kind]
+            table[name] = {
+                dtype: list(_curve(comm, dtype, sizes, seconds, partial(make, engine))) for dtype in _SOLVES
+            }
     return table
 
 
@@ -81,7 +97,7 @@ def measure_calls(
     engine: Engine,
     comm: Communicator,
     table: dict[str, Any],
-    calls: Iterable[tuple[Problem, Callable[[], Any]]],
+    calls: Iterable[tuple[AnyProblem, Callable[[], Any]]],
 ) -> dict[str, float]:
     """Return by kind of problem what a call takes besides what is predicted for it. Collective over the ranks.
 
@@ -121,32 +137,68 @@ def _curve(
     dtype: str,
     sizes: tuple[int, ...],
     seconds: Callable[[Callable[[], Any]], float],
-    make: Callable[[int, str], tuple[Callable[[], Any], int]],
-    factor: float,
+    make: Callable[[int, str], Made],
 ) -> Iterator[list[Any]]:
-    """Yield each n and the operations per second, ``factor`` n³ of them in what ``make`` returns. Collective."""
+    """Yield each n and the operations per second of what ``make`` returns. Collective over the ranks."""
     for n in sizes:
-        run, times = make(n, dtype)
+        run, times, flops = make(n, dtype)
         took = max(comm.allgather(seconds(run))) / times
-        yield [n, factor * n**3 * (4 if dtype.startswith("complex") else 1) / took]
+        yield [n, flops * (4 if dtype.startswith("complex") else 1) / took]
         if 8 * took > _LONG:  # of twice the order
             return
 
 
-def _products(engine: Engine) -> Callable[[int, str], tuple[Callable[[], Any], int]]:
-    return lambda n, dtype: _recorded(engine, n, _product(engine, n, dtype))
+def _products(engine: Engine) -> Callable[[int, str], Made]:
+    return lambda n, dtype: (*_recorded(engine, n, _product(engine, n, dtype)), FLOPS["gemm"](n, n, n))
 
 
-def _solves(engine: Engine) -> Callable[[int, str], tuple[Callable[[], Any], int]]:
+def _solves(engine: Engine) -> Callable[[int, str], Made]:
     """Return what makes solves of n equations for n right-hand sides."""
 
-    def make(n: int, dtype: str) -> tuple[Callable[[], Any], int]:
+    def make(n: int, dtype: str) -> Made:
         kind = as_dtype(dtype)
         a, x = (engine.empty((n, n), kind, "C", n) for _ in range(2))
         a[...], x[...] = engine.xp.eye(n, dtype=kind), 0
-        return _recorded(engine, n, lambda: engine.operations.trsm(1, a, x, lower=True, unit=False))
+        run, times = _recorded(engine, n, lambda: engine.operations.trsm(1, a, x, lower=True, unit=False))
+        return run, times, FLOPS["trsm"](n, n, n)
 
     return make
+
+
+def _potrf(engine: Engine, n: int, dtype: str) -> Made:
+    a, info, _ = _panel(engine, n, n, dtype)
+    return lambda: operations_of(engine).potrf(a, info, 0), 1, FLOPS["potrf"](n, n, n)
+
+
+def _getrf(engine: Engine, n: int, dtype: str, width: int = 0) -> Made:
+    m, n = n, width or n
+    a, info, pivots = _panel(engine, m, n, dtype)
+    return lambda: operations_of(engine).getrf(a, pivots, info, 0), 1, FLOPS["getrf"](m, n, min(m, n))
+
+
+def _getrf_panel(engine: Engine, m: int, dtype: str) -> Made:
+    return _getrf(engine, m, dtype, min(m, operations_of(engine).panel_width(m)))
+
+
+def _geqrt_panel(engine: Engine, m: int, dtype: str) -> Made:
+    n = max(1, min(m, operations_of(engine).panel_width(m) // 2))
+    a, _, _ = _panel(engine, m, n, dtype)
+    t = engine.xp.zeros((n, n), a.dtype, order="F")
+    return lambda: operations_of(engine).geqrt(a, t), 1, FLOPS["geqrt"](m, n, n)
+
+
+def _panel(engine: Engine, m: int, n: int, dtype: str) -> tuple[Any, Any, Any]:
+    """Return a matrix near the identity, so that it can be factored again and again, and room for INFO and pivots."""
+    xp = engine.xp
+    a = engine.empty((m, n), as_dtype(dtype), "F", m)
+    values = np.random.default_rng(0).standard_normal((m, n)) / (100 * m) + np.eye(m, n)
+    a[...] = xp.asarray(values.astype(a.dtype))
+    return a, xp.zeros(1, np.int32), xp.zeros(n, np.int32)
+
+
+_FACTORISATIONS = {
+    "potrf": _potrf, "getrf": _getrf, "getrf_panel": _getrf_panel, "geqrt_panel": _geqrt_panel,
+}  # fmt: skip
 
 
 def _recorded(engine: Engine, n: int, run: Callable[[], Any]) -> tuple[Callable[[], Any], int]:

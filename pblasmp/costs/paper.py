@@ -7,11 +7,13 @@ entry in a log.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +21,11 @@ from ..comm import Exchange, Side
 from ..comm.communicator import Serial
 from ..dtypes import accumulation_dtype
 from ..engines import dense
+from ..engines.arrays import strided
+from ..engines.dense.factor_panels import OwnPanels
 from ..engines.gpu.engine import CublasmpEngine
-from ..engines.gpu.operations import CublasmpOperations
+from ..engines.gpu.factor_operations import GpuFactorOperations
+from ..engines.gpu.factor_panels import QueuedPanels
 from ..engines.host.engine import HostEngine
 from ..engines.host.operations import HostOperations
 from ..engines.local_part import LocalPart
@@ -32,7 +37,7 @@ from ..layout.traffic import Shapes
 from ..layout.trapezoid import Trapezoid
 from .ghosts import Ghost, ghost
 
-__all__ = ["LogEntry", "PaperEngine", "Ranks"]
+__all__ = ["Event", "LogEntry", "PaperEngine", "Ranks"]
 
 _PLENTY = 1 << 62
 _OF_GPUS = (
@@ -53,11 +58,13 @@ class Ranks:
         size: how many.
         per_node: how many of them a node has; the last node may have fewer.
         memory_bytes: memory of a node that buffers may take; None: enough.
+        cores: of a node; None: one for each rank.
     """
 
     size: int
     per_node: int
     memory_bytes: int | None = None
+    cores: int | None = None
 
     @property
     def nodes(self) -> tuple[tuple[int, ...], ...]:
@@ -87,6 +94,23 @@ class LogEntry:
     counts: tuple[int, ...] = ()
 
 
+class Event(NamedTuple):
+    """What a rank does in a factorisation, in order.
+
+    Attributes:
+        kind: "kernel"; "publish" and "fetch" of a panel; "passed": it is passed on; "updated": the panel after the next
+            has been; "messages"; or "fence".
+        what: the kernel, as in ``Traffic.shapes``; which panel; or what is sent and received, as in ``LogEntry``.
+        nbytes: of the panel, if it is sent.
+        ahead: on GPUs, it is on the stream for work that other ranks wait for.
+    """
+
+    kind: str
+    what: Any = None
+    nbytes: int = 0
+    ahead: bool = False
+
+
 class PlannedExchange:
     """An exchange of which only the two sides are known: what every rank moves is counted when it is asked for."""
 
@@ -101,6 +125,27 @@ class PlannedExchange:
     copied_bytes = sent_bytes
 
 
+class _OneOfMany(Serial):
+    """The communicator of a rank that is never asked for more than its own."""
+
+    board: Any = True  # its node shares memory, and sees writes in their order
+
+
+class _Progress:
+    """Flags of shared panels."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self._events = events
+
+    def done(self, i: int) -> None:
+        """Write down that a panel is ready. Local."""
+        self._events.append(Event("publish", i))
+
+    def wait(self, i: int) -> None:
+        """Write down that a panel is awaited. Local."""
+        self._events.append(Event("fetch", i))
+
+
 class _Done:
     """A transfer without data."""
 
@@ -111,8 +156,9 @@ class _Done:
 class _PaperTransport(Room):
     """See ``engines.protocol.Transport``; every request is written into ``log``."""
 
-    def __init__(self, ranks: Ranks, rank: int, *, gpus: bool) -> None:
-        super().__init__(Serial())
+    def __init__(self, ranks: Ranks, rank: int, events: list[Event], *, gpus: bool) -> None:
+        super().__init__(_OneOfMany())
+        self._events = events
         self._ranks, self._gpus = ranks, gpus
         self.why_not_shared = "GPUs share no memory" if gpus else ""
         self.rank, self.size, self.nodes = rank, ranks.size, ranks.nodes
@@ -130,8 +176,14 @@ class _PaperTransport(Room):
     def start(self, sends: Sequence[tuple[Ghost, int]], receives: Sequence[tuple[Ghost, int]]) -> _Done:
         """Write messages down. Local."""
         made = (tuple((array.nbytes, rank) for array, rank in each) for each in (sends, receives))
-        self.log.append(LogEntry("messages", sends=next(made), receives=next(made)))
+        entry = LogEntry("messages", sends=next(made), receives=next(made))
+        self.log.append(entry)
+        self._events.append(Event("messages", (entry.sends, entry.receives)))
         return _Done()
+
+    def progress(self, flags: Any) -> _Progress:  # noqa: ARG002
+        """Return flags of shared panels. Local."""
+        return _Progress(self._events)
 
     def start_exchange(
         self, exchange: PlannedExchange, src: Any, dst: Any, *, conjugate: bool = False, slots: int | None = None
@@ -162,9 +214,12 @@ class _PaperTransport(Room):
     def fence(self) -> None:
         """Write a meeting of all ranks down. Local."""
         self.log.append(LogEntry("fence"))
+        self._events.append(Event("fence"))
 
-    def buffer(self, name: str, nbytes: int, *, shared: bool) -> Ghost:  # noqa: ARG002
-        """Return bytes without memory. Local."""
+    def buffer(self, name: str, nbytes: int, *, shared: bool) -> Any:  # noqa: ARG002
+        """Return bytes without memory; with it what panels are accompanied by: no fault, no pivot. Local."""
+        if name == "panel facts":
+            return np.zeros(max(1, nbytes), np.uint8)
         return ghost((max(1, nbytes),), np.uint8)
 
     def _memory(self) -> tuple[int, int, int]:
@@ -197,20 +252,41 @@ class _PaperOperations(HostOperations):
     """
 
     xp: Any = SimpleNamespace(
-        **{name: getattr(np, name) for name in ("asarray", "where", "multiply", "add", "abs", "maximum")},
+        **{
+            name: getattr(np, name)
+            for name in (
+                "asarray",
+                "where",
+                "multiply",
+                "add",
+                "abs",
+                "maximum",
+                "tril",
+                "triu",
+                "conjugate",
+                "eye",
+            )
+        },
+        lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=strided)),
         empty=lambda shape, dtype, order="C": ghost(shape, dtype, order),
         zeros=lambda shape, dtype, order="C": ghost(shape, dtype, order),
         empty_like=np.empty_like,
     )
 
-    def __init__(self, *, converts: bool) -> None:
-        super().__init__("scipy", _Buffers())  # type: ignore[arg-type]
-        self._converts = converts
-        if not converts:
+    def __init__(self, events: list[Event], cores: int, *, gpus: bool) -> None:
+        super().__init__("scipy", _Buffers(), cores)  # type: ignore[arg-type]
+        self._converts, self._events, self._gpus = not gpus, events, gpus
+        self.ahead = False
+        if gpus:
             for name in _OF_GPUS:
-                setattr(self, name, getattr(CublasmpOperations, name))
+                setattr(self, name, getattr(GpuFactorOperations, name))
+            self.own_panels = _QueuedPanels
         self.flops = 0
         self.shapes: Shapes = Counter()
+
+    def panel_width(self, order: int) -> int:
+        """Return how many columns a panel has. Local."""
+        return (GpuFactorOperations if self._gpus else HostOperations).panel_width(self, order)  # type: ignore[arg-type]
 
     def slab_dtype(self, dtype: np.dtype) -> np.dtype:
         """Return the type in which operands are kept and multiplied: GPUs multiply short types as they are. Local."""
@@ -226,6 +302,7 @@ class _PaperOperations(HostOperations):
         self.flops += flops * (4 if like.dtype.kind == "c" else 1)
         if flops:
             self.shapes[kernel, like.dtype.name, m, n, k] += 1
+            self._events.append(Event("kernel", (kernel, like.dtype.name, m, n, k), ahead=self.ahead))
 
     def gemm(
         self, alpha: complex, a: Any, b: Any, beta: complex, d: Any, compute: Any = None, c: Any = None
@@ -243,6 +320,37 @@ class _PaperOperations(HostOperations):
         m, n = x.shape
         self._count("trsm", m, n, m, m * m * n, x)
 
+    def potrf(self, a: Any, info: Any, first: int) -> None:
+        """Count the factorisation of a panel. Local."""
+        del info, first
+        n = a.shape[1]
+        self._count("potrf", n, n, n, n**3 // 3, a)
+        if len(a) > n:
+            self.trsm(1, a[:n], a[n:].T, lower=True, unit=False)
+
+    def getrf(self, a: Any, pivots: Any, info: Any, first: int) -> None:
+        """Count the factorisation of a panel. Local."""
+        del pivots, info, first
+        (m, n), k = a.shape, min(a.shape)
+        self._count("getrf", m, n, k, 2 * m * n * k - (m + n) * k**2 + 2 * k**3 // 3, a)
+
+    def swap_rows(self, a: Any, first: int, last: int, pivots: Any, *, back: bool = False) -> None:
+        """Count the bytes that are written. Local."""
+        del pivots, back
+        Ghost.written += 2 * (last - first) * a.shape[1] * a.itemsize
+
+    def geqrt(self, a: Any, t: Any) -> None:
+        """Count the factorisation of a panel. Local."""
+        del t
+        m, n = a.shape
+        self._count("geqrt", m, n, n, 2 * m * n * n - 2 * n**3 // 3, a)
+
+    def larft(self, v: Any, tau: Any, t: Any) -> None:
+        """Count the product that it is. Local."""
+        del tau, t
+        m, n = v.shape
+        self._count("gemm", n, n, m, m * n * n, v)
+
     def add(
         self, d: Any, alpha: complex, x: Any, beta: complex, c: Any, part: LocalPart | None, *, conjugate: bool
     ) -> None:  # fmt: skip
@@ -253,6 +361,72 @@ class _PaperOperations(HostOperations):
             return
         for down, across, _ in part.tiles(self.tile):
             d[down, across] = d[down, across]
+
+
+class _QueuedPanels(QueuedPanels):
+    """A GPU's own panels: each rank passes a panel on to the next one."""
+
+    def __init__(self, engine: PaperEngine, array: Any, *about: Any, given: bool = False) -> None:
+        OwnPanels.__init__(self, engine, array, *about, given=given)
+        self._gpu = None
+        self._paper, self._sweep = engine, 0
+
+    def begin(self) -> None:
+        """Panels that follow are others than those before. Local."""
+        self._sweep += 1
+
+    def ahead(self) -> AbstractContextManager[None]:
+        """Return a context for work that other ranks wait for. Local."""
+        return self._paper.ahead()
+
+    def later(self, k: int) -> Iterator[Sequence[int]]:
+        """Yield the groups of panels, and write down when the one after the next has been updated. Local."""
+        for group in super().later(k):
+            yield group
+            if group[0] <= k + 2:
+                self._paper.events.append(Event("updated"))
+
+    def publish(self, k: int) -> None:
+        """Write down that a panel is sent from its diagonal on. Local."""
+        self._pass(k, self.own(k)[self.shape.bounds(k)[0] :])
+
+    def fetch(self, k: int) -> Any:
+        """Return a panel from its diagonal on. Local."""
+        return self._fetched(k, self.shape.bounds(k)[0])
+
+    def again(self, k: int) -> Any:
+        """Return a whole panel. Local."""
+        if k in self.mine:
+            with self.ahead():
+                self._pass(k, self.own(k))
+        return self._fetched(k, 0)
+
+    def settle(self) -> None:
+        """Do nothing. Local."""
+
+    def _fetched(self, k: int, first: int) -> Any:
+        start, stop = self.shape.bounds(k)
+        panel = ghost((self.shape.rows - first, stop - start), self.dtype, "F")
+        if k not in self.mine:
+            self._pass(k, panel)
+        self._paper.events.append(Event("fetch", (self._sweep, k)))
+        return panel
+
+    def _pass(self, k: int, panel: Any) -> None:
+        rank, workers, owner = self.rank, self.shape.workers, k % self.shape.workers
+        sent = sum(each.nbytes for each in (panel, *self.about(k)))
+        to, of = (rank + 1) % workers, (rank - 1) % workers
+        if workers > 1:
+            sends = () if to == owner else ((sent, to),)
+            receives = () if rank == owner else ((sent, of),)
+            self._paper.transport.log.append(LogEntry("messages", sends=sends, receives=receives))
+            if sends:
+                self._paper.events.append(Event("passed", None, sent))
+        if rank == owner:
+            event = Event(
+                "publish", (self._sweep, k), sent if workers > 1 else 0, self._paper.operations.ahead
+            )
+            self._paper.events.append(event)
 
 
 class PaperEngine(HostEngine):
@@ -269,9 +443,27 @@ class PaperEngine(HostEngine):
         self.why = "on paper"
         if gpus:
             self.traits, self.methods = CublasmpEngine.traits, (*dense.METHODS, *messages.METHODS)
-        self.operations: Any = _PaperOperations(converts=not gpus)
-        self.transport: Any = _PaperTransport(ranks, rank, gpus=gpus)
+        self.events: list[Event] = []
+        self.operations: Any = _PaperOperations(self.events, ranks.cores or ranks.per_node, gpus=gpus)
+        self.transport: Any = _PaperTransport(ranks, rank, self.events, gpus=gpus)
         self.xp: Any = self.operations.xp
+
+    @contextlib.contextmanager
+    def ahead(self) -> Iterator[None]:
+        """A context for work on the stream for what other ranks wait for. Local."""
+        before, self.operations.ahead = self.operations.ahead, True
+        try:
+            yield
+        finally:
+            self.operations.ahead = before
+
+    def to_host(self, array: Any, out: Any = None) -> Any:  # noqa: ARG002
+        """Return the array. Local."""
+        return array
+
+    def overlap(self, a: Any, b: Any) -> bool:  # noqa: ARG002
+        """Return False: every array has memory of its own, or none at all. Local."""
+        return False
 
     def empty(
         self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False

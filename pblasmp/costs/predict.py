@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -10,18 +11,27 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import accumulation_dtype, as_dtype
-from ..engines.request import Problem
+from ..engines.request import AnyProblem
 from ..errors import ArgumentError
 from ..layout import Level3Problem, MatrixDescriptor, ParallelProblem
-from ..layout.traffic import Shapes, Traffic
+from ..layout.factor_problem import FactorProblem
+from ..layout.traffic import Kernel, Shapes, Traffic
 from .machines import Machine, NodeOf, load_machine
+from .replay import replay
 from .traffic import move_traffic, size_of, traffic
 
-__all__ = ["Prediction", "kind_of", "predict", "time_of_move", "time_text"]
+__all__ = ["FLOPS", "Prediction", "kernel_seconds", "kind_of", "predict", "time_of_move", "time_text"]
 
 _BAND = (0.8, 1.25)  # of the prediction, for what was measured: see the validation
 _WIDE = (0.5, 2.0)  # for what is extrapolated
-_FLOPS = {"gemm": 2, "trsm": 1}  # operations by m n k
+FLOPS: dict[str, Callable[[int, int, int], float]] = {
+    "gemm": lambda m, n, k: 2 * m * n * k,
+    "trsm": lambda m, n, k: m * n * k,
+    "potrf": lambda m, n, k: m * n * k / 3,
+    "getrf": lambda m, n, k: 2 * m * n * k - (m + n) * k**2 + 2 * k**3 / 3,
+    "geqrt": lambda m, n, k: 2 * k * n * (m - n / 3),
+}
+"""Operations of a kernel. Source: LAPACK Working Note 41."""
 _BEYOND = 2  # products of matrices so many times as large as measured ones are extrapolated
 
 
@@ -98,7 +108,7 @@ class Prediction:
 
 
 def predict(
-    problem: Problem,
+    problem: AnyProblem,
     machine: str | PathLike[str] | Machine,
     algorithm: str = "auto",
     *,
@@ -112,7 +122,7 @@ def predict(
     computes. On GPUs the counts are those of slabs by messages, which the algorithms of GPUs move, too.
 
     Args:
-        problem: a MatmulProblem, Level3Problem or ParallelProblem.
+        problem: a MatmulProblem, Level3Problem, ParallelProblem or FactorProblem.
         machine: a name in descriptors/machines, a file, or a ``Machine``.
         algorithm: a name for ``algo``; "auto" takes the one that is the fastest by rule.
         alpha, beta: scalars; beta is 1 by default if the problem has a C.
@@ -131,15 +141,17 @@ def predict(
         )
     counts = traffic(
         problem, algorithm, alpha=alpha, beta=beta, nranks=size, ranks_per_node=per_node,
-        memory_bytes=per_node * where.memory_bytes, gpus=where.engine == "gpu",
+        memory_bytes=per_node * where.memory_bytes, cores=where.cores or None, gpus=where.engine == "gpu",
     )  # fmt: skip
     return _timed(where, counts, kind_of(problem))
 
 
-def kind_of(problem: Problem) -> str:
+def kind_of(problem: AnyProblem) -> str:
     """Return which ``calls`` of a machine a problem is one of. Local."""
     if isinstance(problem, ParallelProblem):
         return problem.form
+    if isinstance(problem, FactorProblem):
+        return problem.routine
     return "routine" if isinstance(problem, Level3Problem) else "product"
 
 
@@ -158,7 +170,11 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
     if several and machine.measured:
         remarks.append("the network was not measured")
     classes = [_compute(here, shapes, remarks) for shapes in counts.shapes]
+    gpus = machine.engine == "gpu"
     launches = [sum(shapes.values()) * here.launch_seconds for shapes in counts.shapes]
+    launch = 0.0
+    if counts.events and not gpus:  # they delay those who wait
+        launch, launches = here.launch_seconds, [0.0] * len(launches)
     compute = np.array(classes)[counts.like]
     link, network = here.link or here.copy, machine.network
     moved = np.maximum(counts.node_bytes, counts.node_received) / link.bytes_per_second
@@ -174,14 +190,20 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
         counts.copied_bytes - counts.collective_copies + counts.touched_bytes
     ) / here.copy.bytes_per_second
     waits = counts.meetings * here.meeting_seconds * (1 + (rounds if several else 0))
-    if machine.overlaps:
+    if counts.events:
+        way = network if several and network is not None else link
+        finished, passed = replay(
+            counts.events, lambda kernel: kernel_seconds(here, kernel, remarks) + launch, way, gpus=gpus
+        )
+        exposed = finished - compute + np.maximum(moved - passed, 0) + copies + waits
+    elif machine.overlaps:
         exposed = np.maximum(moved - compute, 0) + np.minimum(moved, compute) / 8 + copies + waits
     else:
         exposed = moved + copies + waits
     total, call = compute + exposed, np.full(counts.nranks, here.calls.get(kind, here.call_seconds))
     hosts = call + np.array(launches)[counts.like]
     # A GPU's host queues the next call while this one runs.
-    call = np.maximum(hosts - total, 0) if machine.engine == "gpu" else hosts
+    call = np.maximum(hosts - total, 0) if gpus else hosts
     slowest = int((total + call).argmax())
     seconds = float((total + call)[slowest])
     band = _WIDE if remarks else _BAND
@@ -195,23 +217,30 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
 
 
 def _compute(here: NodeOf, shapes: Shapes, remarks: list[str]) -> float:
-    """Return how long a rank's local products and solves take."""
-    total = 0.0
-    for (kernel, dtype, m, n, k), count in shapes.items():
-        if dtype not in here.gemm:
-            dtype = accumulation_dtype(as_dtype(dtype)).name  # the host multiplies in that
-        size = (m * n * k) ** (1 / 3)
-        flops = _FLOPS[kernel] * m * n * k * (4 if dtype.startswith("complex") else 1)
-        touched = (m * k + k * n + m * n) * as_dtype(dtype).itemsize
-        # A copy reads and writes each byte.
-        total += count * max(flops / here.rate(dtype, size, kernel), touched / here.copy.bytes_per_second / 2)
-        if not here.largest(dtype):
-            remarks.append(f"products of {dtype} were not measured")
-        elif size > _BEYOND * here.largest(dtype):
-            remarks.append(f"local products larger than n = {here.largest(dtype)}, the largest measured")
-        if not here.curve(kernel, dtype):
-            remarks.append(f"{kernel} of {dtype} was not measured: taken to be as fast as products")
-    return total
+    """Return how long a rank's local products, solves and factorisations take."""
+    return sum(count * kernel_seconds(here, kernel, remarks) for kernel, count in shapes.items())
+
+
+def kernel_seconds(here: NodeOf, kernel: Kernel, remarks: list[str]) -> float:
+    """Return how long a kernel takes, and add a remark if that was not measured. Local."""
+    name, dtype, m, n, k = kernel
+    if dtype not in here.gemm:
+        dtype = accumulation_dtype(as_dtype(dtype)).name  # the host multiplies in that
+    size = (m * n * k) ** (1 / 3)
+    flops = FLOPS[name](m, n, k) * (4 if dtype.startswith("complex") else 1)
+    if name in ("getrf", "geqrt") and m >= 2 * n:
+        name, size = f"{name}_panel", m
+    elif name == "geqrt":
+        name, size = "geqrt_panel", m
+    touched = (m * k + k * n + m * n) * as_dtype(dtype).itemsize
+    if not here.largest(dtype):
+        remarks.append(f"products of {dtype} were not measured")
+    elif size > _BEYOND * here.largest(dtype):
+        remarks.append(f"local products larger than n = {here.largest(dtype)}, the largest measured")
+    if not here.curve(name, dtype):
+        remarks.append(f"{name} of {dtype} was not measured: taken to be as fast as products")
+    # A copy reads and writes each byte.
+    return max(flops / here.rate(dtype, size, name), touched / here.copy.bytes_per_second / 2)
 
 
 def time_text(seconds: float) -> str:

@@ -21,11 +21,10 @@ from ..engines.host.engine import HostEngine
 from ..engines.host.operations import HostOperations
 from ..engines.host.transport import HostTransport
 from ..engines.method import prepare
-from ..engines.request import Operands, Options, Problem
+from ..engines.request import AnyProblem, Operands, Options
 from ..errors import PblasmpError
-from ..layout import ParallelProblem
 from .paper import Ranks
-from .traffic import asked_problem, operands_of, size_of
+from .traffic import asked_problem, dtype_of, operands_of, size_of
 
 __all__ = ["DryRun", "dry_run"]
 
@@ -49,7 +48,7 @@ class DryRun:
 
 
 def dry_run(
-    problem: Problem,
+    problem: AnyProblem,
     algorithm: str = "auto",
     *,
     alpha: complex = 1,
@@ -72,8 +71,7 @@ def dry_run(
     asked, nearest, beta = asked_problem(problem, beta)
     size = max(size_of(asked), nranks or 1)
     ranks = Ranks(size, min(size, ranks_per_node or size))
-    dtype = asked.out_dtype if isinstance(asked, ParallelProblem) else asked.d.dtype
-    options = Options.of(dtype, alpha=alpha, beta=beta, algo=algorithm)
+    options = Options.of(dtype_of(asked), alpha=alpha, beta=beta, algo=algorithm)
     world = _World(ranks)
     found: dict[int, tuple[str, Operands]] = {}
 

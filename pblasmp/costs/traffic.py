@@ -12,23 +12,25 @@ import numpy as np
 
 from ..comm import Side
 from ..comm.exchange import SLOTS
+from ..engines.factor import FactorOperands
 from ..engines.host.engine import HostEngine
 from ..engines.method import prepare
-from ..engines.request import Operands, Options, Problem
-from ..errors import ArgumentError, LayoutError
+from ..engines.request import AnyProblem, Operands, Options
+from ..errors import ArgumentError, LayoutError, UnsupportedError
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
+from ..layout.factor_problem import FactorProblem
 from ..layout.grid import coordinates, integer
 from ..layout.redistribution import nearest_legal, with_c_like_d
 from ..layout.traffic import Numbers, Shapes, Traffic
 from .counts import Counts, Move, counts_of
 from .ghosts import Ghost
-from .paper import LogEntry, PaperEngine, Ranks
+from .paper import Event, LogEntry, PaperEngine, Ranks
 
-__all__ = ["asked_problem", "move_traffic", "operands_of", "size_of", "traffic"]
+__all__ = ["asked_problem", "dtype_of", "move_traffic", "operands_of", "size_of", "traffic"]
 
 
 def traffic(
-    problem: Problem,
+    problem: AnyProblem,
     algorithm: str = "auto",
     *,
     alpha: complex = 1,
@@ -36,9 +38,12 @@ def traffic(
     nranks: int | None = None,
     ranks_per_node: int | None = None,
     memory_bytes: int | None = None,
+    cores: int | None = None,
     gpus: bool = False,
 ) -> Traffic:
     """Return what each CPU rank of a computation does, which ``problem.traffic`` documents. Local.
+
+    ``cores`` is how many a node has, which is how many of its ranks work on a factorisation; by default all.
 
     ``gpus`` counts algorithms by messages as they run on GPUs, where operands of short types stay as they are.
 
@@ -47,9 +52,8 @@ def traffic(
         UnsupportedError: there is no such algorithm, or it cannot compute the problem.
     """
     asked, nearest, beta = asked_problem(problem, beta)
-    ranks = _ranks(asked, nranks, ranks_per_node, memory_bytes)
-    dtype = asked.out_dtype if isinstance(asked, ParallelProblem) else asked.d.dtype
-    options = Options.of(dtype, alpha=alpha, beta=beta, algo=algorithm)
+    ranks = replace(_ranks(asked, nranks, ranks_per_node, memory_bytes), cores=cores)
+    options = Options.of(dtype_of(asked), alpha=alpha, beta=beta, algo=algorithm)
     first = _run(ranks, 0, asked, options, nearest, gpus=gpus)
     counts = _exchanged(ranks, first.log)
     like = _classes(asked, ranks, first)
@@ -77,7 +81,15 @@ def traffic(
         node_received=counts.received_here, collective_copies=each(lambda x: x.copied_bytes),
         node_bytes=counts.sent_here, shared_bytes=counts.shared, meetings=kinds["fence"],
         collectives=kinds["sum"] + kinds["gather"] + kinds["scatter"],
+        events=[runs[rank].events for rank in range(ranks.size)] if isinstance(asked, FactorProblem) else [],
     )  # fmt: skip
+
+
+def dtype_of(problem: AnyProblem) -> np.dtype:
+    """Return the type of the result. Local."""
+    if isinstance(problem, ParallelProblem):
+        return problem.out_dtype
+    return problem.a.dtype if isinstance(problem, FactorProblem) else problem.d.dtype
 
 
 def move_traffic(
@@ -112,15 +124,21 @@ def move_traffic(
     )  # fmt: skip
 
 
-def size_of(problem: Problem) -> int:
+def size_of(problem: AnyProblem) -> int:
     """Return how many ranks the layouts of a problem need. Local."""
     if isinstance(problem, ParallelProblem):
         return problem.size
     return max(x.grid.size for x in _matrices(problem).values())
 
 
-def operands_of(engine: HostEngine, problem: Problem) -> Operands:
+def operands_of(engine: HostEngine, problem: AnyProblem) -> Operands:
     """Return a rank's arrays of a problem. Local."""
+    if isinstance(problem, FactorProblem):
+        least = min(problem.a.shape)
+        return FactorOperands(
+            **{name: _part(engine, getattr(problem, name)) for name in "abcd"},
+            pivots=np.zeros(least, np.int64), tau=np.zeros(least, problem.a.dtype),
+        )  # fmt: skip
     if not isinstance(problem, ParallelProblem):
         return Operands(*(_part(engine, getattr(problem, name)) for name in "abcd"))
     p, rank = problem, engine.transport.rank
@@ -166,14 +184,15 @@ class _Run:
     sent_bytes: int
     copied_bytes: int
     memory_bytes: int
+    events: list[Event]
 
 
-def _run(ranks: Ranks, rank: int, problem: Problem, options: Options, nearest: Any, *, gpus: bool) -> _Run:
+def _run(ranks: Ranks, rank: int, problem: AnyProblem, options: Options, nearest: Any, *, gpus: bool) -> _Run:
     """Prepare and run a problem on one rank, on paper."""
     engine = PaperEngine(ranks, rank, gpus=gpus)
     operands = operands_of(engine, problem)
     product, verdicts = prepare(engine, problem, options, operands, nearest)
-    before = Ghost.written
+    before, copied = Ghost.written, Ghost.copied
     product.run(operands)
     arrays = (operands.a, operands.b, operands.c, operands.d, operands.gathered)
     if isinstance(problem, ParallelProblem):
@@ -181,6 +200,11 @@ def _run(ranks: Ranks, rank: int, problem: Problem, options: Options, nearest: A
     else:
         held = sum(_held(x, rank) for x in _matrices(problem).values())
     workspace = product.workspace
+    sent, copied = product.sent_bytes, Ghost.copied - copied
+    if isinstance(problem, FactorProblem):  # whose products do not say
+        sent = sum(nbytes for entry in engine.transport.log for nbytes, _ in entry.sends)
+    else:
+        copied = product.copied_bytes
     return _Run(
         next(name for name, verdict in verdicts.items() if verdict.taken),
         product.path,
@@ -188,17 +212,19 @@ def _run(ranks: Ranks, rank: int, problem: Problem, options: Options, nearest: A
         engine.operations.flops,
         engine.operations.shapes,
         Ghost.written - before,
-        product.sent_bytes,
-        product.copied_bytes,
+        sent,
+        copied,
         held + workspace.host_bytes + workspace.device_bytes,
+        engine.events,
     )
 
 
-def asked_problem(problem: Problem, beta: complex | None) -> tuple[Problem, Any, complex]:
+def asked_problem(problem: AnyProblem, beta: complex | None) -> tuple[AnyProblem, Any, complex]:
     """Return a problem without a C that is not read, the nearest one that can be computed, and beta. Local.
 
     Raises:
         ArgumentError: the problem is not legal, or has no C for ``beta``.
+        UnsupportedError: it cannot be counted.
     """
     if isinstance(problem, ParallelProblem):
         faults = problem.faults()
@@ -206,6 +232,10 @@ def asked_problem(problem: Problem, beta: complex | None) -> tuple[Problem, Any,
             raise LayoutError("; ".join(faults))
         given = 0 if problem.c_dtype is None else 1
         return problem, None, given if beta is None else beta
+    if isinstance(problem, FactorProblem):
+        if problem.routine in ("condition", "eigh"):
+            raise UnsupportedError(f"{problem.routine}: what it does depends on the values of the matrix")
+        return problem, None, 0
     if isinstance(problem, MatmulProblem) and problem.scheme == "gemm":
         nearest_legal(problem).validate()
     else:
@@ -219,7 +249,7 @@ def asked_problem(problem: Problem, beta: complex | None) -> tuple[Problem, Any,
 
 
 def _ranks(
-    problem: Problem, nranks: int | None, ranks_per_node: int | None, memory_bytes: int | None
+    problem: AnyProblem, nranks: int | None, ranks_per_node: int | None, memory_bytes: int | None
 ) -> Ranks:
     needed = size_of(problem)
     size = needed if nranks is None else integer(nranks, "nranks", 1, ArgumentError)
@@ -233,7 +263,7 @@ def _per_node(size: int, ranks_per_node: int | None) -> int:
     return min(size, given)
 
 
-def _matrices(problem: MatmulProblem | Level3Problem) -> dict[str, MatrixDescriptor]:
+def _matrices(problem: MatmulProblem | Level3Problem | FactorProblem) -> dict[str, MatrixDescriptor]:
     return {name: x for name in "abcd" if (x := getattr(problem, name)) is not None}
 
 
@@ -245,7 +275,7 @@ def _held(x: MatrixDescriptor, rank: int) -> int:
     return x.lld(rank) * (rows if x.order == "C" else cols) * x.dtype.itemsize
 
 
-def _classes(problem: Problem, ranks: Ranks, first: _Run) -> list[int]:
+def _classes(problem: AnyProblem, ranks: Ranks, first: _Run) -> list[int]:
     """Return for each rank one that does as many operations and needs as much memory.
 
     Of a product that moves only slabs, those are ranks whose parts of the matrices have the same shapes.

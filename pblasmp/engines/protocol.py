@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..comm import Communicator, Exchange, Side
 from ..comm.communicator import MpiCollectives
+from ..comm.progress import Progress
 from ..layout import MatrixDescriptor
 from ..layout.trapezoid import Trapezoid
 from .direct import Direct
@@ -24,7 +25,16 @@ from .local_part import LocalPart
 from .product import Graphs, Product, Workspace
 from .request import AnyProblem, LocalArray, Operands, Options
 
-__all__ = ["Engine", "FactorOperations", "Method", "Operations", "Traits", "Transfer", "Transport"]
+__all__ = [
+    "Engine",
+    "FactorOperations",
+    "Method",
+    "Operations",
+    "SharingTransport",
+    "Traits",
+    "Transfer",
+    "Transport",
+]
 
 Message = tuple[LocalArray, int]  # a contiguous array and the other rank
 
@@ -233,6 +243,13 @@ class Transport(Protocol):
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
         """Return the type in which partial sums of a result of ``dtype`` travel. Local."""
+
+
+class SharingTransport(Transport, Protocol):
+    """The transport of ranks that share memory."""
+
+    def progress(self, flags: NDArray[np.int64]) -> Progress:
+        """Return flags in shared memory, by which ranks tell each other what is ready. Local."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,19 +4,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LINKS", "Numbers", "Shapes", "Traffic"]
+__all__ = ["LINKS", "Kernel", "Numbers", "Shapes", "Traffic"]
 
 LINKS = ("same_rank", "same_node", "other_node")
 
 Numbers = NDArray[np.int64]
-Shapes = Counter[tuple[str, str, int, int, int]]
+Kernel = tuple[str, str, int, int, int]
+Shapes = Counter[Kernel]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +36,7 @@ class Traffic:
         flops: floating-point operations of products and solves, four times as many of complex types.
         memory_bytes: operands, result and workspace.
         shapes: for each class of ranks that compute alike, how often a kernel is run, by its name ("gemm"; "trsm" with
-            k = m equations), type, m, n and k.
+            k = m equations; "potrf", "getrf", "geqrt"), type, m, n and k.
         like: the class of each rank.
         touched_bytes: bytes that each rank writes in local sums and copies, besides ``copied_bytes``.
         links: bytes of all ranks by where they go: "same_rank", "same_node" or "other_node". Copies from or to memory
@@ -46,6 +47,7 @@ class Traffic:
         collective_copies: of ``copied_bytes``, those that ``touched_bytes`` has as well.
         collectives: sums over the ranks and MPI collectives in a run.
         meetings: times that all ranks wait for each other in a run, besides collectives.
+        events: of a factorisation, for each rank what it does, in order.
     """
 
     call: str
@@ -69,6 +71,7 @@ class Traffic:
     collective_copies: Numbers
     collectives: int
     meetings: int
+    events: Sequence[Sequence[Any]] = ()
 
     @property
     def imbalance(self) -> float:

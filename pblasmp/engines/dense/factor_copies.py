@@ -13,6 +13,7 @@ import numpy as np
 from ...layout import MatrixDescriptor
 from ...layout.axis import Axis
 from ...layout.caches import sized_cache
+from ..arrays import strided
 
 __all__ = ["CopiedParts"]
 
@@ -124,5 +125,5 @@ def _both(local: Array, whole: Array, piece: _Piece) -> tuple[Array, Array]:
     i, j = piece.at
     down, across = whole.strides
     strides = piece.step[0] * down, down, piece.step[1] * across, across
-    there = np.lib.stride_tricks.as_strided(whole[i:, j:], piece.shape, strides)
+    there = strided(whole[i:, j:], piece.shape, strides)
     return here, there

@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...comm.progress import Progress
-from ...comm.shared import aligned
+from ...comm.shared import aligned, carve
 from ...errors import UnsupportedError
 from ...layout import Grid, MatrixDescriptor, Trapezoid
 from ..arrays import same_memory
-from ..protocol import Engine, FactorOperations
+from ..protocol import Engine, FactorOperations, SharingTransport, Transport
 from ..request import LocalArray, Operands
 from .factor_copies import CopiedParts
 
@@ -304,11 +304,11 @@ class Workbench:
         """
         transport = self.engine.transport
         first, item = self._shapes[0], self._dtype.itemsize
+        facts = transport.buffer("panel facts", self._at[4], shared=self.shared and transport.size > 1)
+        memory = None
         if self.shared:
-            memory = transport.buffer("panels", self.nbytes, shared=transport.size > 1)
-        else:
-            memory = transport.buffer("panels", self._at[4], shared=False)
-        flags, info, pivots, blocks = (memory[a:b] for a, b in itertools.pairwise(self._at[:5]))
+            memory = transport.buffer("panels", self.nbytes - self._at[4], shared=transport.size > 1)
+        flags, info, pivots, blocks = (facts[a:b] for a, b in itertools.pairwise(self._at[:5]))
         flags, info, pivots = (
             flags[: 8 * first.panels].view(np.int64),
             info[: 4 * first.panels].view(np.int32),
@@ -327,13 +327,14 @@ class Workbench:
             about = (shape, self._dtype, self.rank, info, pivots, reflectors)
             place = places[i] if i < len(places) else None
             if self.shared:
-                at = self._at[4 + i]
+                at = self._at[4 + i] - self._at[4]
                 if place is not None:
                     out.append(SharedPanels(place, None, *about, given=True))
                     continue
-                whole = np.ndarray((shape.rows, shape.cols), self._dtype, memory, at, (item, ld * item))
+                assert memory is not None
+                whole = carve(memory, at, (ld, shape.cols), self._dtype, "F")[: shape.rows]
                 alone = i or shape.workers == 1
-                out.append(SharedPanels(whole, None if alone else Progress(transport.comm, flags), *about))
+                out.append(SharedPanels(whole, None if alone else sharing(transport).progress(flags), *about))
                 continue
             own = self.described(i).local_shape(self.rank) if self.rank < shape.workers else (0, 0)
             array = place
@@ -510,12 +511,17 @@ def operations_of(engine: Engine) -> FactorOperations:
 
 def is_shared(engine: Engine) -> bool:
     """Return whether all ranks are on one node and share memory, in which writes are seen in their order. Local."""
-    comm = engine.transport.comm
+    transport = engine.transport
     if operations_of(engine).own_panels is not None:
         return False
-    return comm.size == 1 or (
-        comm.board is not None and len(engine.transport.nodes) == 1 and not engine.transport.why_not_shared
+    return transport.size == 1 or (
+        transport.comm.board is not None and len(transport.nodes) == 1 and not transport.why_not_shared
     )
+
+
+def sharing(transport: Transport) -> SharingTransport:
+    """Return the transport of ranks that share panels. Local."""
+    return cast("SharingTransport", transport)
 
 
 def _leading(rows: int, item: int) -> int:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...comm import Communicator, Exchange, Side
 from ...comm.communicator import MpiCollectives
+from ...comm.progress import Progress
 from ...comm.shared import available_bytes
 from ...dtypes import accumulation_dtype
 from ..moving.room import Room
@@ -86,6 +87,10 @@ class HostTransport(Room):
     def buffer(self, name: str, nbytes: int, *, shared: bool) -> NDArray[np.uint8]:
         """Return at least ``nbytes`` of the buffer ``name``. Collective over the node if ``shared``."""
         return self._buffers.get(f"transport {name}", nbytes, shared=shared)
+
+    def progress(self, flags: NDArray[np.int64]) -> Progress:
+        """Return flags in shared memory. Local."""
+        return Progress(self._comm, flags)
 
     def _memory(self) -> tuple[int, int, int]:
         return available_bytes(), *self._buffers.held("transport ")
