@@ -71,9 +71,13 @@ class Ghost:
         """Return a view of the same memory, from the first element on, in another shape."""
         return Ghost(as_strided(self._view, shape, strides))
 
-    def diagonal(self) -> Ghost:
+    def diagonal(self, **axes: int) -> Ghost:
         """Return the diagonal."""
-        return Ghost(self._view.diagonal())
+        return Ghost(self._view.diagonal(**axes))
+
+    def transpose(self, *axes: int) -> Ghost:
+        """Return a view with axes in another order."""
+        return Ghost(self._view.transpose(*axes))
 
     def reshape(self, *shape: Any, order: Any = "C") -> Ghost:
         """Return the same elements in another shape: a view of a contiguous array, a new one of others."""

@@ -40,14 +40,10 @@ from .ghosts import Ghost, ghost
 __all__ = ["Event", "LogEntry", "PaperEngine", "Ranks"]
 
 _PLENTY = 1 << 62
+# what operations of GPUs differ in
 _OF_GPUS = (
-    "tile",
-    "panel",
-    "lead",
-    "stripes",
-    "update_order",
-    "panel_flops",
-)  # what their operations differ in
+    "tile", "panel", "lead", "stripes", "update_order", "panel_flops", "factor_alone", "factor_width",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -128,7 +124,7 @@ class PlannedExchange:
 class _OneOfMany(Serial):
     """The communicator of a rank that is never asked for more than its own."""
 
-    board: Any = True  # its node shares memory, and sees writes in their order
+    board: Any = Serial()  # its node shares memory, and sees writes in their order
 
 
 class _Progress:

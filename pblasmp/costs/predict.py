@@ -173,8 +173,8 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
     gpus = machine.engine == "gpu"
     launches = [sum(shapes.values()) * here.launch_seconds for shapes in counts.shapes]
     launch = 0.0
-    if counts.events and not gpus:  # they delay those who wait
-        launch, launches = here.launch_seconds, [0.0] * len(launches)
+    if counts.events:  # on CPU ranks they delay those who wait, GPUs have them queued
+        launch, launches = 0.0 if gpus else here.launch_seconds, [0.0] * len(launches)
     compute = np.array(classes)[counts.like]
     link, network = here.link or here.copy, machine.network
     moved = np.maximum(counts.node_bytes, counts.node_received) / link.bytes_per_second
@@ -202,8 +202,8 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
         exposed = moved + copies + waits
     total, call = compute + exposed, np.full(counts.nranks, here.calls.get(kind, here.call_seconds))
     hosts = call + np.array(launches)[counts.like]
-    # A GPU's host queues the next call while this one runs.
-    call = np.maximum(hosts - total, 0) if gpus else hosts
+    # A GPU's host queues the next call while this one runs, but for factorisations, which wait for what they find.
+    call = np.maximum(hosts - total, 0) if gpus and not counts.events else hosts
     slowest = int((total + call).argmax())
     seconds = float((total + call)[slowest])
     band = _WIDE if remarks else _BAND

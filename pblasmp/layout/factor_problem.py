@@ -6,7 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ..hooks import hook
 from .descriptor import MatrixDescriptor
+from .traffic import Traffic
 
 __all__ = ["FactorProblem", "FactorRoutine"]
 
@@ -52,6 +54,38 @@ class FactorProblem:
     def facts(self) -> dict[str, object]:
         """Return by name what must be the same on every rank. Local."""
         return {name: getattr(self, name) for name in self.__slots__}
+
+    def traffic(
+        self,
+        algorithm: str = "auto",
+        *,
+        nranks: int | None = None,
+        ranks_per_node: int | None = None,
+        memory_bytes: int | None = None,
+        cores: int | None = None,
+    ) -> Traffic:
+        """Return what every CPU rank sends, receives, computes and needs, without ranks. Local.
+
+        The counts come from the code that runs, on arrays without values. A and its factors have separate arrays.
+
+        Args:
+            algorithm: a name for ``algo``.
+            nranks, ranks_per_node, memory_bytes: as for products.
+            cores: cores of a node: so many of its ranks factor; by default all.
+
+        Raises:
+            ArgumentError: an argument makes no sense.
+            UnsupportedError: there is no such algorithm, or what it does depends on the values of the matrix.
+        """
+        found: Traffic = hook("traffic")(
+            self,
+            algorithm,
+            nranks=nranks,
+            ranks_per_node=ranks_per_node,
+            memory_bytes=memory_bytes,
+            cores=cores,
+        )
+        return found
 
     def __str__(self) -> str:
         rows, cols = self.a.shape

@@ -194,3 +194,42 @@ def test_routines_and_forms(run, nranks, per_node, monkeypatch):
 
 def test_moves():
     run_mpi(run_moves, 6)
+
+
+# -- factorisations
+
+
+def run_factorisations(comm, per_node):
+    rng = np.random.default_rng(64)
+    with pb.Context(comm, engine="host") as ctx, short_messages(64):
+        wire, operations = Wire(ctx), ctx.engine.operations
+        operations.factor_width, operations.factor_alone = 8, 4
+        for dtype, order in (("float64", "C"), ("complex64", "F")):
+            square, tall, thin, wide = (
+                layout(rng, shape, ctx.size, dtype=dtype, order=order)
+                for shape in ((29, 29), (29, 5), (29, 19), (19, 5))
+            )
+            a, b, x = ctx.eye(square), ctx.full(tall, 1), ctx.zeros(wide)
+            thin = ctx.from_function(lambda i, j: 1.0 * (i == j), thin)
+            factors, pivots = pb.lu(a)
+            for plan in (
+                pb.plan(pb.cholesky, a), pb.plan(pb.cholesky, a, uplo="U"), pb.plan(pb.cho_solve, a, b),
+                pb.plan(pb.lu, a), pb.plan(pb.lu_solve, factors, pivots, b, op_a="T"), pb.plan(pb.solve, a, b),
+                pb.plan(pb.qr, thin), pb.plan(pb.lstsq, thin, b, out=x), pb.plan(pb.solve, a, b, "tri"),
+            ):  # fmt: skip
+                wire.take()
+                plan()
+                real, p = ctx.comm.allgather(wire.take()), plan.problem
+                counts = p.traffic(nranks=ctx.size, ranks_per_node=per_node, cores=operations.workers)
+                paper = list(zip(counts.sent_bytes.tolist(), counts.messages.tolist(), strict=True))
+                wrong = None if paper == real else f"on paper {paper}, in fact {real}"
+                yield f"{p}", wrong or unbalanced(counts)
+
+
+@pytest.mark.parametrize("nranks", SIZES)
+@pytest.mark.parametrize("shared", [True, False])
+def test_factorisations(nranks, shared, monkeypatch):
+    """Within a node all copies go to and from the panels that its ranks share; between nodes panels are sent."""
+    per_node = nranks if shared else max(1, nranks // 2)
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
+    run_mpi(run_factorisations, nranks, per_node=per_node)

@@ -304,11 +304,12 @@ class Workbench:
         """
         transport = self.engine.transport
         first, item = self._shapes[0], self._dtype.itemsize
-        facts = transport.buffer("panel facts", self._at[4], shared=self.shared and transport.size > 1)
+        together = self.shared and transport.size > 1
+        facts = transport.buffer("panel facts", self._at[3], shared=together)
         memory = None
         if self.shared:
-            memory = transport.buffer("panels", self.nbytes - self._at[4], shared=transport.size > 1)
-        flags, info, pivots, blocks = (facts[a:b] for a, b in itertools.pairwise(self._at[:5]))
+            memory = transport.buffer("panels", self.nbytes - self._at[4], shared=together)
+        flags, info, pivots = (facts[a:b] for a, b in itertools.pairwise(self._at[:4]))
         flags, info, pivots = (
             flags[: 8 * first.panels].view(np.int64),
             info[: 4 * first.panels].view(np.int32),
@@ -317,6 +318,7 @@ class Workbench:
         reflectors = None
         if self._reflectors:
             size = first.width
+            blocks = transport.buffer("reflectors", self._at[4] - self._at[3], shared=together)
             reflectors = blocks[: first.panels * size**2 * item].view(self._dtype)
             reflectors = reflectors.reshape(first.panels, size, size).transpose(0, 2, 1)
         if not self.shared or self.rank == 0:
