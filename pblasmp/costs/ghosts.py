@@ -158,7 +158,7 @@ class _Data:
         self.ptr = ptr
 
 
-def ghost(shape: tuple[int, ...], dtype: Any, order: str = "C", ld: int | None = None) -> Ghost:
+def ghost(shape: int | tuple[int, ...], dtype: Any, order: str = "C", ld: int | None = None) -> Ghost:
     """Return an array without memory. Local.
 
     Args:
@@ -167,7 +167,7 @@ def ghost(shape: tuple[int, ...], dtype: Any, order: str = "C", ld: int | None =
         order: "C" or "F".
         ld: leading dimension of a matrix, in elements; None: its rows (in F order: columns) touch.
     """
-    dtype = np.dtype(dtype)
+    dtype, shape = np.dtype(dtype), (shape,) if isinstance(shape, int) else shape
     lengths = list(shape if order == "C" else shape[::-1])
     if ld is not None:
         lengths[-1] = ld

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
 import pblasmp as pb
 from pblasmp.costs import move_traffic
+from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout import ParallelProblem
 from pblasmp.layout.routines import ROUTINES
 from pblasmp.problems.files import find, load_problem_file
@@ -201,9 +204,12 @@ def test_moves():
 
 def run_factorisations(comm, per_node):
     rng = np.random.default_rng(64)
-    with pb.Context(comm, engine="host") as ctx, short_messages(64):
+    with (
+        pb.Context(comm, engine="host") as ctx,
+        short_messages(64),
+        mock.patch.multiple(HostOperations, factor_width=8, factor_alone=4),
+    ):
         wire, operations = Wire(ctx), ctx.engine.operations
-        operations.factor_width, operations.factor_alone = 8, 4
         for dtype, order in (("float64", "C"), ("complex64", "F")):
             square, tall, thin, wide = (
                 layout(rng, shape, ctx.size, dtype=dtype, order=order)
