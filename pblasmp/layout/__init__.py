@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from .axis import Axis, numroc
 from .descriptor import MatrixDescriptor
+from .factor_problem import FactorProblem
 from .grid import Grid, as_block, as_grid
 from .level3 import ColumnMajorLevel3, Level3Problem
 from .parallel import ParallelProblem
@@ -15,6 +16,7 @@ __all__ = [
     "Axis",
     "ColumnMajorLevel3",
     "ColumnMajorProduct",
+    "FactorProblem",
     "Grid",
     "Level3Problem",
     "MatmulProblem",

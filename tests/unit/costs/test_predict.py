@@ -6,12 +6,16 @@ from __future__ import annotations
 import json
 import sys
 from importlib import import_module
+from unittest import mock
 
 import pytest
 
 import pblasmp as pb
 from pblasmp.costs.advise import advise_layers, advise_move, scale
-from pblasmp.costs.machines import load_machine, machine_from, machine_toml, with_ranks
+from pblasmp.costs.machines import Link, load_machine, machine_from, machine_toml, with_ranks
+from pblasmp.costs.paper import Event
+from pblasmp.costs.replay import replay
+from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout.routines import ROUTINES
 from pblasmp.problems.files import find, read_toml
 
@@ -88,7 +92,64 @@ def test_kernels_calls_and_hosts():
     square = pb.MatrixDescriptor((4096, 4096), (256, 256), pb.Grid(1, 2))
     symm = pb.Level3Problem("symm", a=square, b=square, d=square)
     assert pb.predict(symm, "2-h200").algorithm == "full"  # as GPUs do
-    assert pb.predict(symm, machine(ranks_per_node=2)).algorithm == "shared"
+    assert pb.predict(symm, machine(ranks_per_node=2, memory_bytes=1 << 34)).algorithm == "shared"
+
+
+def test_factorisations():
+    """One rank: the sum of its kernels. Two: each panel is awaited, so less than half of the time is not enough."""
+    n, node = 512, {**NODE, "calls": {"lu": 0.0}, "copy": {"bytes_per_second": 1e15}, "meeting_seconds": 0.0}
+    node["link"] = {"bytes_per_second": 1e15}
+    for name in ("cholesky", "lu", "qr"):
+        took = {}
+        for ranks in (1, 2):
+            d = pb.MatrixDescriptor((n, n), (64, 64), pb.Grid(1, ranks))
+            p = pb.layout.FactorProblem(name, a=d, c=d)
+            where = machine(ranks=[{**node, "ranks": ranks, "call_seconds": 0.0}], ranks_per_node=ranks)
+            with mock.patch.multiple(HostOperations, factor_width=64, factor_alone=8):
+                found = pb.predict(p, where)
+            took[ranks], flops = found.seconds, found.traffic.flops.sum()
+            assert found.compute_seconds * ranks == pytest.approx(flops / 1e9, rel=0.02)
+
+            assert any("was not measured" in each for each in found.extrapolated)
+            assert ranks > 1 or took[1] == pytest.approx(flops / 1e9, rel=1e-6)
+        assert took[1] / 2 < took[2] < took[1]
+    cores = pb.predict(p, machine(ranks=[{**node, "ranks": 2}], ranks_per_node=2, cores=1))
+    assert sorted(cores.traffic.flops > 0) == [False, True]
+    with pytest.raises(
+        pb.UnsupportedError, match="condition: what it does depends on the values of the matrix"
+    ):
+        pb.layout.FactorProblem("condition", a=d).traffic()
+
+
+def kernel(seconds, ahead=False):
+    return Event("kernel", ("gemm", "float64", seconds, 1, 1), ahead=ahead)
+
+
+def test_replays():
+    """Ranks wait for panels, messages and each other; on GPUs work ahead runs beside the rest."""
+    link, seconds = Link(10.0, 1.0), lambda of: float(of[2])
+
+    def replayed(*events, gpus=False):
+        finished, passed = replay(events, seconds, link, gpus=gpus)
+        return finished.tolist(), passed.tolist()
+
+    first = [kernel(3), Event("publish", 0), kernel(4)]
+    assert replayed(first, [kernel(1), Event("fetch", 0), kernel(5)]) == ([7, 8], [0, 0])
+    sends = Event("messages", (((20, 1),), ()))
+    assert replayed([kernel(1), sends], [Event("messages", ((), ((20, 0),)))]) == ([4, 4], [3, 0])
+    fence = Event("fence")
+    assert replayed([kernel(2), fence, kernel(1)], [kernel(5), fence]) == ([6, 5], [0, 0])
+    ahead = [
+        kernel(2),
+        Event("updated"),
+        kernel(6),
+        kernel(3, ahead=True),
+        Event("publish", 1, 20, ahead=True),
+    ]
+    assert replayed(ahead, [Event("fetch", 1)], gpus=True) == ([8, 8], [0, 0])
+    assert replayed(ahead, [Event("fetch", 1)]) == ([11, 14], [0, 0])
+    with pytest.raises(AssertionError, match="the ranks wait for each other"):
+        replayed([Event("fetch", 5)], [fence])
 
 
 def test_nodes_and_imbalance():
