@@ -31,8 +31,8 @@ def replay(
         link: what panels travel over.
         gpus: two streams work at the same time, and panels travel beside both.
     """
-    world = _World(len(events), seconds, link, gpus=gpus)
-    ranks = [_Rank(world, number, each) for number, each in enumerate(events)]
+    world = _Replay(len(events), seconds, link, gpus=gpus)
+    ranks = [_ReplayedRank(world, number, each) for number, each in enumerate(events)]
     while not all(rank.done for rank in ranks):
         before = _progress(world, ranks)
         for rank in ranks:
@@ -42,11 +42,11 @@ def replay(
     return np.array(finished), np.array([rank.passed for rank in ranks])
 
 
-def _progress(world: _World, ranks: Sequence[_Rank]) -> tuple[int, int]:
+def _progress(world: _Replay, ranks: Sequence[_ReplayedRank]) -> tuple[int, int]:
     return sum(rank.at for rank in ranks), sum(map(len, world.fences.values()))
 
 
-class _World:
+class _Replay:
     """What the ranks share.
 
     Attributes:
@@ -63,7 +63,7 @@ class _World:
         self.fences: dict[int, dict[int, float]] = defaultdict(dict)
 
 
-class _Rank:
+class _ReplayedRank:
     """A rank's place in its events, and its clocks. Each kind of event has a method, which returns False to wait.
 
     Attributes:
@@ -72,7 +72,7 @@ class _Rank:
         passed: how long it sends panels.
     """
 
-    def __init__(self, world: _World, number: int, events: Sequence[Event]) -> None:
+    def __init__(self, world: _Replay, number: int, events: Sequence[Event]) -> None:
         self._world, self._number, self._events, self.at = world, number, events, 0
         self._count = 0  # of fences
         self.main = self.ahead = self.updated = self.passed = 0.0
