@@ -224,7 +224,7 @@ def test_machines_that_come_with_pblasmp(path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"cores": 3}, "cores: unknown key"),
+        ({"colour": 3}, "colour: unknown key"),
         ({"ranks": []}, r"ranks: expected tables \[\[ranks\]\]"),
         ({"ranks": [{"ranks": 1}]}, r"ranks\[0\].copy: missing; ranks\[0\].gemm: missing"),
         ({"ranks_per_node": 0}, "expected a positive number, got 0"),
