@@ -239,7 +239,7 @@ def test_files_that_are_no_machine(changes, words):
 
 
 def test_unknown_machines_and_measuring_again():
-    with pytest.raises(pb.ArgumentError, match=r"dgx-h100, .*or a file, got 'cray'"):
+    with pytest.raises(pb.ArgumentError, match=r"expected one of .*dgx-h100.* or a file, got 'cray'"):
         pb.predict(pb.MatmulProblem.gemm(8, 8, 8, "1x1", 2), "cray")
     table = with_ranks(None, {**NODE, "ranks": 2}, title="x", measured=True)
     table = with_ranks(table, NODE, title="y")
