@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp import launch, plans
+from pblasmp import calls, launch
 from pblasmp.engines.gpu.runtime import host_copies
 from pblasmp.launch import Job as Ranks
 from tests.chaos import sequences
@@ -128,12 +128,16 @@ def stale_operands(patch):
 
 def calls_that_differ(patch):
     """Plain calls with another alpha run the plan of the one before."""
-    signature = plans._signature
-    patch.setattr(
-        plans,
-        "_signature",
-        lambda ctx, call, given, how: signature(ctx, call, given, {**how, "alpha": 1}),
-    )
+    signature = calls.MatrixCall.signature
+
+    def without_alpha(call):
+        how, call._how = call._how, {**call._how, "alpha": 1}
+        try:
+            return signature(call)
+        finally:
+            call._how = how
+
+    patch.setattr(calls.MatrixCall, "signature", without_alpha)
 
 
 def no_agreement(patch):

@@ -344,7 +344,7 @@ def caught_from_close():
 
 
 def caught_in_a_vote():
-    caught_in(lambda _, a: a @ a, pblasmp.comm.agreement._Vote, "outcome")
+    caught_in(lambda _, a: a @ a, pblasmp.comm.board._Posted, "unanimous")
 
 
 def caught_alarm():

@@ -124,7 +124,7 @@ def factor(operations: FactorOperations, panels: FactorPanels) -> None:
             right = _adjoint(panel[first - top : stop - top])
             operations.gemm(-1, panel[first - top :], right, 1, panels.own(j)[first:])
 
-    right_looking(panels, shape.panels, finish, update)
+    right_looking(panels, shape.panels, finish, update, ends_at_fault=True)
 
 
 def _adjoint(x: Array) -> Array:

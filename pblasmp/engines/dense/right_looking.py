@@ -18,6 +18,8 @@ def right_looking(
     steps: int,
     finish: Callable[[int], None],
     update: Callable[[int, Array, Sequence[int]], None],
+    *,
+    ends_at_fault: bool = False,
 ) -> None:
     """Factor panels, one after another, and update the later ones with each. Collective over the workers.
 
@@ -28,6 +30,8 @@ def right_looking(
         steps: how many panels are factored.
         finish: ``finish(k)`` factors panel k, one of this rank's, which has been updated.
         update: ``update(k, panel, group)`` updates adjacent panels of this rank with panel k, from its diagonal on.
+        ends_at_fault: what comes after a panel with a fault is useless. If not, as in LU, where U's diagonal may have a
+            zero, all panels are factored.
     """
     if panels.rank >= panels.shape.workers:
         return
@@ -38,7 +42,7 @@ def right_looking(
             panels.publish(0)
     for k in range(steps):
         panel = panels.fetch(k)
-        if panels.failed(k):
+        if ends_at_fault and panels.failed(k):
             break
         for group in panels.later(k):
             if group[0] > k + 1:
