@@ -89,12 +89,12 @@ class Windows:
         self._flags = self.reserve("flags", 4 * words)
         self._first = 4 * len(KINDS) * (self.size + 2)
         addresses = [self._flags.peers[rank] for rank in members]
-        self._signals = {
-            (what, kind): kernels.signal(what, addresses, self._index[self.rank], kind, len(KINDS))
-            for what, kind in (("arrive", 0), ("await", 0), ("meet", 1))
-        }
         try:
             with runtime.agreement("symmetric memory: barriers"):
+                self._signals = {
+                    (what, kind): kernels.signal(what, addresses, self._index[self.rank], kind, len(KINDS))
+                    for what, kind in (("arrive", 0), ("await", 0), ("meet", 1))
+                }
                 free, copy = self._offset(SLOTS.first, self.members[0]), self._cuda.memcpyDefault
                 at, ups = self._flags.peers[self.rank], int(self._up.data.ptr)
                 self._cuda.memcpyAsync(at + free, ups, 4 * SLOTS.count * self.size, copy, stream.ptr)
