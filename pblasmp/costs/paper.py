@@ -458,7 +458,7 @@ class PaperEngine(HostEngine):
         return array
 
     def overlap(self, a: Any, b: Any) -> bool:  # noqa: ARG002
-        """Return False: every array has memory of its own, or none at all. Local."""
+        """Return False: no two arrays on paper share memory. Local."""
         return False
 
     def empty(

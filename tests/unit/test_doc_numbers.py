@@ -41,7 +41,7 @@ NUMBERS = [
     ("tensor-parallel", "kept._MOST_BYTES", mib, "used ones that fit into {} until"),
     ("solving", "engines.host.operations.HostOperations.factor_width", str, "have panels of {} columns"),
     ("solving", "engines.host.operations.HostOperations.factor_alone", str, "Up to an order of {} one rank"),
-    ("solving", "engines.dense.factor_panels._WIDE", str, "from {} columns on"),
+    ("solving", "engines.dense.factor_panels._WIDE", str, "at least {} columns"),
     ("matrices", "creation.DEFAULT_BLOCK", str, "| `block` | `64` or `(64, 32)` | {};"),
     ("matrices", "io.files.TILE_BYTES", mib, "contiguous tiles of about {}"),
     ("testing", "testing.pool._LIMIT", str, "At most {} ranks are kept"),

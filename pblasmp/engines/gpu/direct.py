@@ -189,12 +189,12 @@ class GpuDirect:
         stream = self._current()
         if stream.is_capturing():  # a replay would not take turns with the sets of slabs
             return None
-        call = self._found(stream, asked)
-        if call is None or call.nbytes > self._most:
-            return None
         channel, name = control.channel, asked.call
         channel.take_turn(name)
         try:
+            call = self._found(stream, asked)
+            if call is None or call.nbytes > self._most:
+                return None
             if not self._single and not vote_on(control, name, call.number):
                 return False
             if call.nbytes > self._capacity and not self._grow(call.nbytes):
@@ -393,6 +393,11 @@ class _Maker:
         item = self._item
         return [(to.at, (0, 0, to.ld * item), source.at, (0, 0, source.ld * item), (1, 1, lines, run * item))]
 
+    def _old(self) -> SubMatrix | None:
+        """Return C if it is read, and is not where D is."""
+        c, asked = self._asked.c, self._asked
+        return None if c is None or asked.beta == 0 or same_elements(c, asked.d) else SubMatrix(c)
+
     def _queued(self, stream: Any, copies: list[Move]) -> list[Queue]:
         return [(launch, (stream,)) for launch in self._gpu.launches_of_moves(copies)] if copies else []
 
@@ -414,12 +419,7 @@ class _Maker:
             here = m * n * (x.cols if m >= n else y.cols).nprocs + min(m, n) * k
             if moved >= max(_LARGER * here, _MOVED) or right.end > _MOST_OF_PRODUCT:
                 raise UnfitError
-        old = (
-            None
-            if asked.c is None or asked.beta == 0 or same_elements(asked.c, asked.d)
-            else SubMatrix(asked.c)
-        )
-        copies = self._copied(old)
+        copies = self._copied(self._old())
         product = self._product(k, x.conjugated, y.conjugated, x.by_columns, y.by_columns)
         alpha, beta = self._scalar(asked.alpha), self._scalar(asked.beta)
 
@@ -524,12 +524,7 @@ class _Maker:
         hermitian = asked.routine == "hemm" and self._dtype.kind == "c"
         if y.by_columns != to.by_columns or (hermitian and x.by_columns != to.by_columns):
             raise UnfitError
-        old = (
-            None
-            if asked.c is None or asked.beta == 0 or same_elements(asked.c, asked.d)
-            else SubMatrix(asked.c)
-        )
-        copies = self._copied(old)
+        copies = self._copied(self._old())
         side = asked.side if to.by_columns else _OTHER[asked.side]
         uplo = asked.uplo if x.by_columns else _MIRRORED[asked.uplo]
         function = self._function("hemm" if hermitian else "symm")
@@ -549,11 +544,7 @@ class _Maker:
         """Return geadd: op(A) is read in place, or moved to where D is."""
         asked, to = self._asked, self._to
         x = SubMatrix(asked.a, turned=asked.op_a != "N", conjugated=asked.op_a == "C")
-        old = (
-            to
-            if asked.c is None or asked.beta == 0 or same_elements(asked.c, asked.d)
-            else SubMatrix(asked.c)
-        )
+        old = self._old() or to
         if old is not to and not old.same_places(to):
             raise UnfitError
         slab = self._stage(x, to.rows, to.cols, "row col")

@@ -442,6 +442,21 @@ def promises(comm: Any, path: str) -> Any:
         yield "the context is broken", found or None
         ctx.close()
 
+        def breaks(maker: Any) -> None:
+            raise RuntimeError("no call")
+
+        ctx = pb.Context(comm, engine="cublasmp")
+        a = ctx.zeros((12, 12), block=2, grid=(1, 2), order="F")
+        if comm.rank:
+            patch.setitem(direct._COMPUTERS, "matmul", breaks)
+        try:
+            pb.matmul(a, a)
+            found = "nothing was raised"
+        except (RuntimeError, pb.ClosedError) as error:
+            found = "" if "no call" in str(error) else str(error)
+        yield "a rank that cannot prepare", found or None
+        ctx.close()
+
 
 @starts_ranks
 def test_promises_of_errors(stand_in):
