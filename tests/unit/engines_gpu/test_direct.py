@@ -11,8 +11,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.direct import Asked, Held, pattern_of
-from pblasmp.engines.gpu import direct
-from pblasmp.engines.gpu.direct import GpuDirect
+from pblasmp.engines.gpu.direct import GpuDirect, builder, calls, strips
 from pblasmp.layout.routines import ROUTINES
 from tests.helpers.cases import agreed_error, first
 from tests.helpers.fakelt import FakeLt
@@ -27,10 +26,10 @@ OPS = {"N": lambda x: x, "T": np.transpose, "C": lambda x: x.conj().T}
 @pytest.fixture
 def _small(monkeypatch):
     """Small matrices have several strips, and several portions of tiles; every rank agrees."""
-    monkeypatch.setattr(direct, "_STRIP", 4)
-    monkeypatch.setattr(direct, "_SCRATCH", 150)
-    monkeypatch.setattr(direct, "_LEAST", 1 << 13)
-    monkeypatch.setattr(direct, "vote_on", lambda control, name, number: control.vote(number))
+    monkeypatch.setattr(strips, "_STRIP", 4)
+    monkeypatch.setattr(strips, "_SCRATCH", 150)
+    monkeypatch.setattr(calls, "_LEAST", 1 << 13)
+    monkeypatch.setattr(calls, "vote_on", lambda control, name, number: control.vote(number))
 
 
 class Control:
@@ -201,7 +200,7 @@ def window(values: np.ndarray, at: Any) -> np.ndarray:
 
 
 @pytest.mark.usefixtures("_small")
-@pytest.mark.parametrize("routine", [*sorted(direct._COMPUTERS)])
+@pytest.mark.parametrize("routine", [*sorted(calls._COMPUTERS)])
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_any_layout(routine, size):
     """Each routine on sub-matrices anywhere: each call twice, so that it is bound and found again."""
@@ -305,7 +304,7 @@ def test_every_barrier_is_needed():
 @pytest.mark.usefixtures("_small")
 def test_two_sets_of_slabs_are_needed(monkeypatch):
     """With one set, a rank may write into what a peer still reads."""
-    monkeypatch.setattr(direct._Call, "other_half", lambda call, half: half)
+    monkeypatch.setattr(builder.QueuedCall, "other_half", lambda call, half: half)
     for seed in range(40):
         ranks = Ranks(2)
         products(ranks)
@@ -318,7 +317,7 @@ def test_two_sets_of_slabs_are_needed(monkeypatch):
 
 @pytest.mark.usefixtures("_small")
 def test_what_is_kept_holds_no_array_and_is_bounded(monkeypatch):
-    monkeypatch.setattr(direct, "_REMEMBERED", 5)
+    monkeypatch.setattr(calls, "_REMEMBERED", 5)
     ranks = Ranks(1)
     d = pb.MatrixDescriptor((8, 8), 2, pb.Grid(1, 1))
     whole, other = ranks.matrix(np.eye(8), d), ranks.matrix(np.eye(8), d)
@@ -361,7 +360,7 @@ def test_calls_that_are_not_direct():
     overlapping = {"a": parts["a"], "b": parts["b"], "d": (b, 0, 0, 8, 8, False)}
     assert ranks.run(overlapping, routine="matmul") is None
     for each in ranks.direct:
-        each._shares = False
+        each.gpu.why_no_windows = "they are too far from each other"
     assert ranks.run(parts, routine="matmul") is None
     assert not any(control.numbers for control in ranks.controls)
 
@@ -428,7 +427,7 @@ def promises(comm: Any, path: str) -> Any:
 
         try:
             if comm.rank:
-                patch.setitem(ctx.engine.direct._functions, "dgemm", fails)
+                patch.setitem(ctx.engine.direct._cublas.functions, "dgemm", fails)
             pb.matmul(a, b[:, 2:], out=c[:, 2:])
             found = "" if comm.rank == 0 else "nothing was raised"
         except RuntimeError as error:
@@ -448,7 +447,7 @@ def promises(comm: Any, path: str) -> Any:
         ctx = pb.Context(comm, engine="cublasmp")
         a = ctx.zeros((12, 12), block=2, grid=(1, 2), order="F")
         if comm.rank:
-            patch.setitem(direct._COMPUTERS, "matmul", breaks)
+            patch.setitem(calls._COMPUTERS, "matmul", breaks)
         try:
             pb.matmul(a, a)
             found = "nothing was raised"

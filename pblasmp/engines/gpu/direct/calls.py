@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a direct call runs on GPUs: what is queued is bound to addresses once, and kept for the same call.
+
+After one vote of the ranks on a number, a call queues at most four things: a kernel that writes what others need of
+this rank's operands into their memory, a barrier on the stream, products, and for a triangle of the result one kernel
+that writes the tiles on its diagonal. There are two sets of slabs. A rank that writes into one has queued that behind
+the barrier of the call before, which its peers reached after they had read this set for the last time.
+
+Everything that is queued is bound to addresses when a call is first made, and kept: a repeated call only votes and
+queues. Nothing that is kept holds an array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ....comm import Communicator, break_off, vote_on
+from ...direct import Asked, Part
+from ...sub_matrix import UnfitError
+from .builder import CallBuilder, Computer, Cublas, Patterns, Queue, QueuedCall
+from .products import added, matmul, sided, triangular
+from .updates import updated
+
+if TYPE_CHECKING:
+    from ..runtime.gpu import Gpu
+
+__all__ = ["GpuDirect"]
+
+_REMEMBERED = 1024  # calls that are kept bound, a few kB each
+_LEAST = 1 << 24  # bytes of a set of slabs
+_MOST = 512 << 20  # bytes of a set of slabs: a panel of 512 columns and 65536 rows, and its half
+_SLABS = "direct slabs"
+
+
+class GpuDirect:
+    """Direct calls of GPU ranks. Local to make.
+
+    Args:
+        gpu: this rank's GPU.
+        current: returns CuPy's current stream.
+        follow: lets work move to CuPy's current stream.
+    """
+
+    def __init__(self, gpu: Gpu, current: Callable[[], Any], follow: Callable[[], None]) -> None:
+        self.gpu, self._current, self._follow = gpu, current, follow
+        self._single = gpu.size == 1
+        self._half, self._capacity, self._most = 0, 0, _MOST
+        self._calls: dict[Any, QueuedCall | None] = {}
+        self._cublas = Cublas(gpu)
+        self._patterns: Patterns = {}
+
+    # -- the call
+
+    def run(self, control: Communicator, asked: Asked) -> bool | None:
+        """See ``Direct``. Collective over the context."""
+        stream = self._current()
+        if stream.is_capturing():  # a replay would not take turns with the sets of slabs
+            return None
+        channel, name = control.channel, asked.call
+        channel.take_turn(name)
+        try:
+            call = self._found(stream, asked)
+            if call is None or call.nbytes > self._most:
+                return None
+            if not self._single and not vote_on(control, name, call.number):
+                return False
+            if call.nbytes > self._capacity and not self._grow(call.nbytes):
+                return False
+            self._follow()
+            half = self._half
+            queue = call.bound[half]
+            if queue is None or call.replacements != self.gpu.arena.replacements:
+                queue = self._bound(call, stream, half)
+            self.gpu.products.solver(stream.ptr)
+            channel.runs += 1
+            for function, arguments in queue:
+                function(*arguments)
+            self._half = call.other_half(half)
+        except BaseException as error:
+            break_off(control, error, name)
+            raise
+        finally:
+            channel.end_turn()
+        return True
+
+    def _found(self, stream: Any, asked: Asked) -> QueuedCall | None:
+        """Return a call, kept or new; None if it is not for direct calls."""
+        key = (
+            stream.ptr, *asked[:2], *map(_key, asked[2:6]), *asked[6:],
+        )  # fmt: skip
+        try:
+            return self._calls[key]
+        except KeyError:
+            pass
+        if len(self._calls) >= _REMEMBERED:
+            self._calls.clear()
+            self._cublas.scalars.clear()
+            self._patterns.clear()
+        try:
+            prepared = CallBuilder(self.gpu, self._cublas, self._patterns, asked)
+            self._calls[key] = prepared.call(_COMPUTERS[asked.routine])
+        except UnfitError:
+            self._calls[key] = None
+        return self._calls[key]
+
+    def _bound(self, call: QueuedCall, stream: Any, half: int) -> list[Queue]:
+        """Bind a call to the memory that there is now."""
+        gpu = self.gpu
+        bases: dict[int, int] = {}
+        if call.nbytes:
+            bases = {rank: gpu.symmetric(_SLABS, rank) + half * self._capacity for rank in range(gpu.size)}
+        if call.replacements != gpu.arena.replacements:
+            call.bound = [None, None]
+        queue = call.bound[half] = call.bind(stream, bases)
+        call.replacements = gpu.arena.replacements  # now that it has its scratch memory
+        return queue
+
+    def _grow(self, nbytes: int) -> bool:
+        """Make room for slabs; return whether that was possible. Collective over the context."""
+        nbytes = max(_LEAST, 1 << (nbytes - 1).bit_length())
+        try:
+            self.gpu.reserve(_SLABS, 2 * nbytes)
+        except MemoryError:  # on every rank
+            self._most = self._capacity
+            return False
+        self._capacity = nbytes
+        return True
+
+
+def _key(part: Part | None) -> Any:
+    """Return what decides where a sub-matrix is and how it is dealt out."""
+    if part is None:
+        return None
+    held = part[0]
+    return held.address, held.ld, held.pattern.digest, *part[1:]
+
+
+_COMPUTERS: dict[str, Computer] = {
+    "matmul": matmul,
+    "trsm": triangular,
+    "trmm": triangular,
+    "symm": sided,
+    "hemm": sided,
+    "syrk": updated,
+    "herk": updated,
+    "syr2k": updated,
+    "her2k": updated,
+    "geadd": added,
+}

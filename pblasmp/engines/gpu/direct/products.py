@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products, triangular routines and sums of matrices as direct calls on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ....bindings import DiagType, FillMode, Operation, SideMode
+from ...direct import whole_span
+from ...sub_matrix import SubMatrix, UnfitError, same_elements, same_rank
+from ..kernels.kernels import Tile
+from .builder import CallBuilder, Compute, Queue
+
+__all__ = ["added", "matmul", "product_of", "sided", "triangular"]
+
+_MOST_OF_PRODUCT = 64 << 20  # bytes: a larger product is better overlapped with what it needs
+_LONGEST = 1e11  # operations of a product on each rank, 2 ms: then the time of the host no longer matters
+_LARGER, _MOVED = 2, 1 << 22  # see stationary.py: when it is better to move results than operands
+_TURNED = 1 << 20  # elements that the sum of matrices may read across the grain
+_MIRRORED = {"L": "U", "U": "L"}
+_OTHER = {"L": "R", "R": "L"}
+_SIDES = {"L": int(SideMode.LEFT), "R": int(SideMode.RIGHT)}
+_FILLS = {"L": int(FillMode.LOWER), "U": int(FillMode.UPPER)}
+_OPS = {"N": int(Operation.N), "T": int(Operation.T), "C": int(Operation.C)}
+_DIAGONALS = {"N": int(DiagType.NON_UNIT), "U": int(DiagType.UNIT)}
+
+
+def matmul(call: CallBuilder) -> Compute:
+    """Prepare a product."""
+    asked, to = call.asked, call.to
+    assert asked.b is not None
+    x = SubMatrix(asked.a, turned=asked.op_a != "N", conjugated=asked.op_a == "C")
+    y = SubMatrix(asked.b, turned=asked.op_b == "N", conjugated=asked.op_b == "C")  # op(B)^T
+    m, n, k = to.rows.extent, to.cols.extent, x.cols.extent
+    if 2.0 * m * n * k > _LONGEST * to.rows.nprocs * to.cols.nprocs:
+        raise UnfitError
+    inner = whole_span(k)
+    left = call.stage(x, to.rows, inner, "row")
+    right = call.stage(y, to.cols, inner, "col")
+    if left.receivers or right.receivers:
+        moved = (m * k if left.receivers else 0) + (n * k if right.receivers else 0)
+        here = m * n * (x.cols if m >= n else y.cols).nprocs + min(m, n) * k
+        if moved >= max(_LARGER * here, _MOVED) or right.end > _MOST_OF_PRODUCT:
+            raise UnfitError
+    copies = call.copied(call.old())
+    product = product_of(call, k, x.conjugated, y.conjugated, x.by_columns, y.by_columns)
+    alpha, beta = call.scalar(asked.alpha), call.scalar(asked.beta)
+
+    def compute(stream: Any, base: int) -> list[Queue]:
+        rank = call.gpu.rank
+        of_x = left.factor(rank, (to.row, 0), base)
+        of_y = right.factor(rank, (to.col, 0), base)
+        one = product(
+            call.handle(stream), to.m, to.n, alpha, of_x.at, of_x.ld, of_y.at, of_y.ld, beta, to.at, to.ld
+        )  # fmt: skip
+        return [*call.queued(stream, copies), one]
+
+    return compute
+
+
+def product_of(
+    call: CallBuilder, k: int, x_conjugated: bool, y_conjugated: bool, x_by_columns: bool, y_by_columns: bool
+) -> Callable[..., Queue]:
+    """Return what makes one product ``d = alpha x y^T + beta d``; x is m × k, y is n × k.
+
+    It has the arguments: handle, m, n, alpha, x and its leading dimension, y and its, beta, d and its.
+
+    Raises:
+        UnfitError: cuBLAS conjugates only what it transposes.
+    """
+    function, by_columns = call.function("gemm"), call.to.by_columns
+    if not by_columns:  # compute its transpose
+        x_conjugated, y_conjugated = y_conjugated, x_conjugated
+        x_by_columns, y_by_columns = y_by_columns, x_by_columns
+    if (x_conjugated and x_by_columns) or (y_conjugated and not y_by_columns):
+        raise UnfitError
+    op_x = _OPS["N" if x_by_columns else "C" if x_conjugated else "T"]
+    op_y = _OPS["N" if not y_by_columns else "C" if y_conjugated else "T"]
+
+    def queue(
+        handle: int,
+        m: int,
+        n: int,
+        alpha: int,
+        x: int,
+        ldx: int,
+        y: int,
+        ldy: int,
+        beta: int,
+        d: int,
+        ldd: int,
+    ) -> Queue:
+        if not by_columns:
+            m, n, x, ldx, y, ldy = n, m, y, ldy, x, ldx
+        return function, (handle, op_x, op_y, m, n, k, alpha, x, ldx, y, ldy, beta, d, ldd)
+
+    return queue
+
+
+def triangular(call: CallBuilder) -> Compute:
+    """Prepare trsm or trmm, if each column of B (each row for "R") is on one rank."""
+    asked, to = call.asked, call.to
+    assert asked.b is not None
+    x = SubMatrix(asked.a)
+    source = None if same_elements(asked.b, asked.d) else SubMatrix(asked.b)
+    copies = call.copied(source)
+    if not (to.rows if asked.side == "L" else to.cols).whole:
+        raise UnfitError
+    everything = whole_span(x.rows.extent)
+    slab = call.stage(x, everything, everything, "")
+    # cuBLAS sees both in Fortran order: a matrix in C order is the transpose of that.
+    is_complex = call.dtype.kind == "c"
+    side = asked.side if to.by_columns else _OTHER[asked.side]
+    uplo = asked.uplo if x.by_columns else _MIRRORED[asked.uplo]
+    op = "T" if asked.op_a == "C" and not is_complex else asked.op_a
+    if to.by_columns != x.by_columns:
+        if op == "C":
+            raise UnfitError
+        op = "T" if op == "N" else "N"
+    alpha, function = call.scalar(asked.alpha), call.function(asked.routine)
+    options = _SIDES[side], _FILLS[uplo], _OPS[op], _DIAGONALS[asked.diag]
+    m, n = (to.m, to.n) if to.by_columns else (to.n, to.m)
+    after = () if asked.routine == "trsm" else (to.at, to.ld)
+
+    def compute(stream: Any, base: int) -> list[Queue]:
+        a = slab.factor(call.gpu.rank, (0, 0), base)
+        one = function, (call.handle(stream), *options, m, n, alpha, a.at, a.ld, to.at, to.ld, *after)
+        return [*call.queued(stream, copies), one]
+
+    return compute
+
+
+def sided(call: CallBuilder) -> Compute:
+    """Prepare symm or hemm, if one rank has all operands."""
+    asked, to = call.asked, call.to
+    assert asked.b is not None
+    x, y = SubMatrix(asked.a), SubMatrix(asked.b)
+    if call.gpu.size > 1 and not (same_rank(x, to) and same_rank(y, to)):
+        raise UnfitError
+    hermitian = asked.routine == "hemm" and call.dtype.kind == "c"
+    if y.by_columns != to.by_columns or (hermitian and x.by_columns != to.by_columns):
+        raise UnfitError
+    copies = call.copied(call.old())
+    side = asked.side if to.by_columns else _OTHER[asked.side]
+    uplo = asked.uplo if x.by_columns else _MIRRORED[asked.uplo]
+    function = call.function("hemm" if hermitian else "symm")
+    alpha, beta = call.scalar(asked.alpha), call.scalar(asked.beta)
+    m, n = (to.m, to.n) if to.by_columns else (to.n, to.m)
+
+    def compute(stream: Any, _: int) -> list[Queue]:
+        one = function, (
+            call.handle(stream), _SIDES[side], _FILLS[uplo], m, n,
+            alpha, x.at, x.ld, y.at, y.ld, beta, to.at, to.ld,
+        )  # fmt: skip
+        return [*call.queued(stream, copies), one]
+
+    return compute
+
+
+def added(call: CallBuilder) -> Compute:
+    """Prepare geadd: op(A) is read in place, or moved to where D is."""
+    asked, to = call.asked, call.to
+    x = SubMatrix(asked.a, turned=asked.op_a != "N", conjugated=asked.op_a == "C")
+    old = call.old() or to
+    if old is not to and not old.same_places(to):
+        raise UnfitError
+    slab = call.stage(x, to.rows, to.cols, "row col")
+    across = x.by_columns != to.by_columns or old.by_columns != to.by_columns
+    if across and to.rows.extent * to.cols.extent > _TURNED:
+        raise UnfitError
+
+    def compute(stream: Any, base: int) -> list[Queue]:
+        of = slab.factor(call.gpu.rank, (to.row, to.col), base)
+        tile = Tile(to.at, of.at, old.at, to.m, to.n)
+        launches = call.gpu.launches_of_sum(
+            call.dtype, [tile], (to.by_columns, to.ld), (of.by_columns, of.ld), (old.by_columns, old.ld),
+            asked.alpha, asked.beta, conjugate=x.conjugated,
+        )  # fmt: skip
+        return [(launch, (stream,)) for launch in launches]
+
+    return compute

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rank-k and rank-2k updates as direct calls on GPUs: products of strips of columns, and tiles on the diagonal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ....layout.routines import ROUTINES
+from ...direct import whole_span
+from ...sub_matrix import SubMatrix, UnfitError, same_elements
+from ..kernels.kernels import Tile
+from .builder import CallBuilder, Compute, Queue
+from .products import product_of
+from .slabs import CublasMatrix
+from .strips import Strip, deal, portions, runs, strips_of
+
+__all__ = ["updated"]
+
+_TILES = 32  # that one kernel writes
+_TRIANGLE = "direct triangle"
+
+
+def updated(call: CallBuilder) -> Compute:
+    """Prepare syrk, herk, syr2k or her2k."""
+    asked, to = call.asked, call.to
+    is_complex = call.dtype.kind == "c"
+    hermitian = ROUTINES[asked.routine].hermitian and is_complex
+    if is_complex and asked.op_a == ("T" if hermitian else "C"):
+        raise UnfitError
+    turned, k = asked.op_a != "N", asked.a[3] if (asked.op_a == "N") == asked.a[5] else asked.a[4]
+    factors = [SubMatrix(part, turned=turned) for part in (asked.a, asked.b) if part is not None]
+    inner = whole_span(k)
+    down = [call.stage(each, to.rows, inner, "row") for each in factors]
+    across, column = down, to.row
+    if not (to.rows.whole and to.cols.whole):  # otherwise one rank has all of D
+        across, column = [call.stage(each, to.cols, inner, "col") for each in factors], to.col
+    pairs = [(asked.alpha, 0, 0)]
+    if asked.b is not None:
+        other = complex(asked.alpha).conjugate() if hermitian else asked.alpha
+        pairs = [(asked.alpha, 0, 1), (other, 1, 0)]
+    first, second = hermitian and turned, hermitian and not turned  # which is conjugated
+    products = [
+        product_of(call, k, first, second, factors[i].by_columns, factors[j].by_columns) for _, i, j in pairs
+    ]
+    seed = call.copied(_seed(call))
+    strips = strips_of(to.rows, to.row, to.cols, to.col, to.m, to.n, asked.uplo) if to.active else ()
+
+    def compute(stream: Any, base: int) -> list[Queue]:
+        rank = call.gpu.rank
+        lefts = [slab.factor(rank, (to.row, 0), base) for slab in down]
+        rights = [slab.factor(rank, (column, 0), base) for slab in across]
+        terms = [
+            (product, call.scalar(alpha), lefts[i], rights[j])
+            for product, (alpha, i, j) in zip(products, pairs, strict=True)
+        ]
+        queue = call.queued(stream, seed)
+        queue += _whole_parts(call, stream, strips, terms)
+        queue += _diagonal(call, stream, strips, terms, hermitian)
+        return queue
+
+    return compute
+
+
+def _seed(call: CallBuilder) -> SubMatrix | None:
+    """Return what D starts as, None if it is C already or what it is does not matter."""
+    asked = call.asked
+    if asked.c is None or same_elements(asked.c, asked.d) or (not asked.new and asked.beta == 0):
+        return None
+    if not asked.new:
+        raise UnfitError  # outside the triangle, a D that was given keeps its values
+    return SubMatrix(asked.c)
+
+
+def _whole_parts(
+    call: CallBuilder, stream: Any, strips: Sequence[Strip], terms: Sequence[Any]
+) -> list[Queue]:
+    """Return the products of what is entirely in the triangle, one for each strip of columns."""
+    to, item, handle = call.to, call.item, call.handle(stream)
+    queue: list[Queue] = []
+    right, below = (to.ld, 1) if to.by_columns else (1, to.ld)
+    beta, one = call.scalar(call.asked.beta), call.scalar(1)
+    for strip in strips:
+        m, i = strip.stop - strip.start, strip.start
+        if not m:
+            continue
+        at = to.at + item * (i * below + strip.j * right)
+        for number, (product, alpha, x, y) in enumerate(terms):
+            queue.append(
+                product(
+                    handle, m, strip.width, alpha, x.below(i, item), x.ld, y.below(strip.j, item), y.ld,
+                    one if number else beta, at, to.ld,
+                )
+            )  # fmt: skip
+    return queue
+
+
+def _diagonal(
+    call: CallBuilder, stream: Any, strips: Sequence[Strip], terms: Sequence[Any], hermitian: bool
+) -> list[Queue]:
+    """Return the products of tiles on the diagonal, and the kernels that write their triangles."""
+    to, item, gpu, asked = call.to, call.item, call.gpu, call.asked
+    tiles = [strip for strip in strips if strip.rows]
+    right, below = (to.ld, 1) if to.by_columns else (1, to.ld)
+    queue: list[Queue] = []
+    handle, one, zero = call.handle(stream), call.scalar(1), call.scalar(0)
+    shares = list(portions(tiles, item))
+    sizes = [sum(tile.rows * tile.width for tile in some) * item for some in shares]
+    scratch = gpu.scratch(_TRIANGLE, max(sizes)) if sizes else 0  # at once: it may not move in between
+    for some in shares:
+        at, written = scratch, []
+        for run in runs(some):
+            first = run[0]
+            size = first.rows * first.width
+            ld = first.rows if to.by_columns else first.width
+            steps = (run[1].i - first.i, run[1].j - first.j) if len(run) > 1 else (0, 0)
+            for number, (product, alpha, x, y) in enumerate(terms):
+                one_of_them = product(
+                    handle, first.rows, first.width, alpha, x.below(first.i, item), x.ld,
+                    y.below(first.j, item), y.ld, one if number else zero, at, ld,
+                )  # fmt: skip
+                queue.append(_batched(call, one_of_them, x, y, steps, size, len(run)))
+            for count, tile in enumerate(run):
+                d = to.at + item * (tile.i * below + tile.j * right)
+                written.append(
+                    (ld, Tile(d, at + count * size * item, d, tile.rows, tile.width, tile.i, tile.j))
+                )
+            at += len(run) * size * item
+        for ld in sorted({ld for ld, _ in written}):
+            alike = [tile for of, tile in written if of == ld]
+            for start in range(0, len(alike), _TILES):
+                launches = gpu.launches_of_sum(
+                    call.dtype, alike[start : start + _TILES], (to.by_columns, to.ld), (to.by_columns, ld),
+                    (to.by_columns, to.ld), 1, asked.beta, uplo=asked.uplo, real=hermitian,
+                    deals=(deal(to.rows, to.row), deal(to.cols, to.col)),
+                )  # fmt: skip
+                queue += [(launch, (stream,)) for launch in launches]
+    return queue
+
+
+def _batched(
+    call: CallBuilder,
+    one: Queue,
+    x: CublasMatrix,
+    y: CublasMatrix,
+    steps: tuple[int, int],
+    size: int,
+    count: int,
+) -> Queue:
+    """Return ``count`` products like one: what x, y and d begin with is so many rows, or elements, later."""
+    if count == 1:
+        return one
+    _, (handle, op_x, op_y, m, n, k, alpha, a, lda, b, ldb, beta, d, ldd) = one
+    step_x, step_y = (
+        step * (1 if each.by_columns else each.ld) for step, each in zip(steps, (x, y), strict=True)
+    )
+    if not call.to.by_columns:
+        step_x, step_y = step_y, step_x
+    return call.function("gemm_strided_batched"), (
+        handle, op_x, op_y, m, n, k, alpha, a, lda, step_x, b, ldb, step_y, beta, d, ldd, size, count,
+    )  # fmt: skip
