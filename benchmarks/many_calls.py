@@ -75,9 +75,17 @@ def inverse(n: int, nb: int) -> Iterator[Step]:
         yield "trtri", k, w
 
 
+def half_of(n: int, nb: int) -> int:
+    """Return the columns of a half of the blocks."""
+    return n // (2 * nb) * nb
+
+
 def gram_schmidt(n: int, nb: int) -> Iterator[Step]:
-    """Yield the orthonormal columns of the left half of A, block by block; R is in the upper half of the right one."""
-    half = n // 2
+    """Yield the orthonormal columns of the left half of A, block by block; R is in the upper half of the right one.
+
+    The half is that of the whole blocks: the blocks of R's diagonal are then each on one process.
+    """
+    half = half_of(n, nb)
     for k in range(0, half, nb):
         w = min(nb, half - k)
         block, r = (0, k, n, w), (k, half + k, w, w)
@@ -169,7 +177,7 @@ class Work:
     def _lapack(self, step: Step, array: Any) -> Callable[[], Any]:
         """Return LAPACK's call on a block of the diagonal."""
         name, k, w = step
-        column = k + (self.d.shape[1] // 2 if name == "potrf_u" else 0)
+        column = k + (half_of(self.d.shape[1], self.d.block[1]) if name == "potrf_u" else 0)
         rank, i, j = self.d.to_local(k, column)
         if rank != self.rank:
             return lambda: None
@@ -377,7 +385,7 @@ def main() -> None:
     results.add_option(parser)
     options = parser.parse_args()
     if options.quick:
-        options.n, options.blocks, options.pairs = [64], [16], 1
+        options.n, options.blocks, options.pairs = [72], [16], 1
     if on_ranks():
         measure(options)
         return

@@ -63,12 +63,23 @@ class ScaLAPACK:
             names = ["core", "sequential", "intel_lp64", f"{blacs}_lp64", "scalapack_lp64"]
             libraries = [_load(directory, f"libmkl_{name}.so*") for name in names]
         else:
+            _same_kernels()
             names = ["libmpich", "libquadmath", "libgfortran", "libopenblas", "libblas", "liblapack"]
             libraries = [_load(directory, f"{name}.so*") for name in [*names, "libscalapack-mpich"]]
         self._libraries = libraries[::-1]
         handle = self._find("Csys2blacs_handle")
         handle.argtypes = [ctypes.c_void_p if openmpi else ctypes.c_int]
         self._system = handle(MPI._handleof(comm))
+
+    @property
+    def kernels(self) -> str:
+        """The processor for which its OpenBLAS has chosen kernels; empty with another BLAS."""
+        if self.flavour != "debian":
+            return ""
+        name = self._find("openblas_get_corename")
+        name.restype = ctypes.c_char_p
+        found: bytes = name()
+        return found.decode()
 
     def _find(self, name: str) -> Any:
         return next(getattr(library, name) for library in self._libraries if hasattr(library, name))
@@ -140,6 +151,18 @@ class ScaLAPACK:
             f"p{_LETTER[c.dtype]}gemm_", op_a, op_b, m, n, k,
             x, a, *at[0], desc_a, b, *at[1], desc_b, y, c, *at[2], desc_c,
         )  # fmt: skip
+
+
+def _same_kernels() -> None:
+    """Have an OpenBLAS that is loaded from now on use the kernels of NumPy's, unless OPENBLAS_CORETYPE says which.
+
+    Debian's is older. On a processor that it does not know it uses kernels that are several times slower.
+    """
+    from threadpoolctl import threadpool_info
+
+    cores = [each.get("architecture") for each in threadpool_info() if each["internal_api"] == "openblas"]
+    if cores and cores[0]:
+        os.environ.setdefault("OPENBLAS_CORETYPE", cores[0])
 
 
 def _mapped(name: str) -> str:

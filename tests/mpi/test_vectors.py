@@ -198,6 +198,8 @@ def by_one_vote(comm):
     HostDirect._grow = lambda self, nbytes: needed.append(nbytes) or grow(self, nbytes)
     try:
         for name, given in calls.items():
+            if name == "pdgemv T":
+                of_y[...] = np.nan  # with a beta of 0 it is not read
             getattr(pblas, name.split()[0])(*given())
             if name in ("pdger", "pdsyr"):
                 whole = expected[name]()

@@ -20,7 +20,7 @@ _LARGER, _LEAST = 2, 1 << 17  # see stationary.py: when it is better to move res
 
 
 def gemm(
-    function: Callable[..., None],
+    call: Preparation,
     m: int,
     n: int,
     k: int,
@@ -33,13 +33,40 @@ def gemm(
     """Return the step that computes ``d = alpha x y^T + beta d``; x is m × k, y is n × k."""
     if not d.by_columns:  # compute its transpose
         x, y, m, n = y, x, n, m
+    if k and n == 1 and not y.conjugated:
+        return _gemv(call, m, k, alpha, x, y, beta, d.at, 1)
+    if k and m == 1 and not (x.conjugated or y.conjugated):
+        return _gemv(call, n, k, alpha, y, x, beta, d.at, d.ld)
     of_x = b"N" if x.by_columns else b"C" if x.conjugated else b"T"
     of_y = b"N" if not y.by_columns else b"C" if y.conjugated else b"T"
     arguments = (
         of_x, of_y, integer[m], integer[n], integer[k],
         alpha, x.at, integer[x.ld], y.at, integer[y.ld], beta, d.at, integer[d.ld],
     )  # fmt: skip
-    return function, arguments
+    return call.function("gemm"), arguments
+
+
+def _gemv(
+    call: Preparation,
+    m: int,
+    k: int,
+    alpha: bytes,
+    x: Factor | SubMatrix,
+    y: Factor | SubMatrix,
+    beta: bytes,
+    at: int,
+    step: int,
+) -> Step:
+    """Return the step that computes ``d = alpha x y^T + beta d`` for a y of one row: BLAS's gemm is slow there.
+
+    ``at`` is the address of d's first element, ``step`` elements before the next one.
+    """
+    of_x, rows, cols = (b"N", m, k) if x.by_columns else (b"C" if x.conjugated else b"T", k, m)
+    of_y = integer[y.ld if y.by_columns else 1]
+    arguments = (
+        of_x, integer[rows], integer[cols], alpha, x.at, integer[x.ld], y.at, of_y, beta, at, integer[step],
+    )  # fmt: skip
+    return call.function("gemv"), arguments
 
 
 def old_values(call: Preparation, c: Part | None, d: SubMatrix) -> Steps:
@@ -89,14 +116,13 @@ def matmul(call: Preparation) -> Callable[[], Steps]:
     if right is None and y.conjugated and y.by_columns != to.by_columns:
         raise UnfitError
     alpha, beta = scalar(asked.alpha, call.letter), scalar(asked.beta, call.letter)
-    function = call.function("gemm")
 
     def compute() -> Steps:
         if not to.active:
             return []
         one = x if left is None else call.slab(left, to.row)
         other = y if right is None else call.slab(right, to.col)
-        return [*before, gemm(function, to.m, to.n, k, alpha, one, other, beta, to)]
+        return [*before, gemm(call, to.m, to.n, k, alpha, one, other, beta, to)]
 
     return compute
 
@@ -116,13 +142,12 @@ def _in_place(
     # BLAS conjugates only what it transposes.
     sums = call.room(x, x.rows, side_by_side, by_columns=not x.by_columns)
     alpha, zero = scalar(asked.alpha, call.letter), scalar(0, call.letter)
-    function = call.function("gemm")
 
     def compute() -> Steps:
         if not x.active:
             return []
         right, mine = call.slab(slabs, 0, x.col), call.slab(sums, x.row, x.col)
-        return [gemm(function, x.m, whole.extent, x.n, alpha, x, right, zero, mine)]
+        return [gemm(call, x.m, whole.extent, x.n, alpha, x, right, zero, mine)]
 
     def finish() -> Steps:
         if not to.active:

@@ -128,7 +128,7 @@ class _Staircase:
         across: list[Factor],
     ) -> None:
         self._update, self._k, self._d, self._down, self._lower = update, k, d, down, call.asked.uplo == "L"
-        self._gemm, self._item = call.function("gemm"), d.held.pattern.itemsize
+        self._call, self._item = call, d.held.pattern.itemsize
         self._scalars = [scalar(s, call.letter) for s in (call.asked.alpha, call.asked.beta, 1)]
         self._pairs = [(down[0], across[0])]
         if len(down) > 1:
@@ -173,6 +173,6 @@ class _Staircase:
             at = Factor(self._at(i, j), self._d.by_columns, self._d.ld)
             for x, y in self._pairs:
                 of = x.below(i, self._item), y.below(j, self._item)
-                steps.append(gemm(self._gemm, i1 - i, j1 - j, self._k, alpha, *of, beta, at))
+                steps.append(gemm(self._call, i1 - i, j1 - j, self._k, alpha, *of, beta, at))
                 beta = one
         return steps
