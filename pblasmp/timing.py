@@ -77,8 +77,10 @@ def repeated(
     caches are warm, and a GPU's queue is never empty: a run takes the longer of what it takes the host and the GPU.
     """
     run()
-    once = max(min(samples(engine, comm, run, 2)), 1e-9)
-    times = max(1, min(_MOST, math.ceil(least / once)))
+    first = samples(engine, comm, run, min(count, 2))
+    times = max(1, min(_MOST, math.ceil(least / max(min(first), 1e-9))))
+    if times == 1:
+        return first + samples(engine, comm, run, count - len(first))
 
     def several() -> None:
         for _ in range(times):

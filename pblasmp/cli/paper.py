@@ -129,15 +129,7 @@ def plan_model(model: str, tokens: int, machine: str, dtype: str) -> dict[str, A
 def as_values(found: dict[str, Any]) -> dict[str, Any]:
     """Return a plan as plain values, for JSON. Local."""
     if "layers" in found:
-        return {
-            "layers": [
-                {
-                    "name": each.name, "product": each.product, "best": each.best,
-                    "seconds": {ranks: x.seconds for ranks, x in each.predictions.items()},
-                }
-                for each in found["layers"]
-            ]
-        }  # fmt: skip
+        return {"layers": [each.to_dict() for each in found["layers"]]}
     if "advice" in found:
         return {"plans": [{"nodes": nodes, **each.to_dict()} for nodes, each in found["advice"]]}
     return {name: each.to_dict() for name, each in found.items()}
@@ -149,10 +141,7 @@ def print_plan(found: dict[str, Any], chart: Path | None) -> None:
         for each in found["layers"]:
             times = "  ".join(f"{n}: {time_text(x.seconds)}" for n, x in each.predictions.items())
             click.echo(f"{each.name:<20} {each.product:<22} {times}   best on {each.best}")
-        remarks = {
-            remark for each in found["layers"] for x in each.predictions.values() for remark in x.extrapolated
-        }
-        for remark in sorted(remarks):
+        for remark in dict.fromkeys(remark for each in found["layers"] for remark in each.extrapolated):
             click.echo(f"extrapolated: {remark}")
         return
     if "advice" not in found:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -103,6 +103,7 @@ class Advice:
         """Return it as plain values. Local."""
         return {
             "best": self.best.to_dict(), "why_not_second": self.why_not_second, "least_ranks": self.least_ranks,
+            "extrapolated": list(_remarks(each.prediction for each in self.choices)),
             "choices": [
                 {"choice": each.label, "seconds": each.prediction.seconds, "fits": each.prediction.fits}
                 for each in self.choices
@@ -186,7 +187,9 @@ def scaling_chart(advice: Sequence[tuple[int, Advice]]) -> Drawing:
         for nodes, each in advice
         if nodes >= first
     ]
-    chart = bar_chart([Bars("time relative to perfect scaling", cases)], reference="perfect")
+    remarks = _remarks(each.best.prediction for _, each in advice)
+    title = "; ".join(["time relative to perfect scaling", *(f"extrapolated: {each}" for each in remarks)])
+    chart = bar_chart([Bars(title, cases)], reference="perfect")
     assert chart is not None
     return chart
 
@@ -246,23 +249,30 @@ class MoveAdvice:
         moved: the product in the best layouts on the same ranks.
         move_seconds: the time to move A and B there, and D back.
         break_even: with at least so many products it pays to move; 0 if it never does.
+        extrapolated: what of all this is outside the measurements; empty if nothing is.
     """
 
     keep: Prediction
     moved: Choice
     move_seconds: float
     break_even: int
+    extrapolated: tuple[str, ...]
 
     def __str__(self) -> str:
         there = f"{time_text(self.move_seconds)} to move, then {time_text(self.moved.prediction.seconds)} for each"
         pays = f"pays from {self.break_even} products on" if self.break_even else "never pays"
-        return f"keep: {time_text(self.keep.seconds)}\nmove: {there} ({self.moved.label}): {pays}"
+        lines = [
+            f"keep: {time_text(self.keep.seconds)}",
+            f"move: {there} ({self.moved.label}): {pays}",
+            *(f"  extrapolated  {each}" for each in self.extrapolated),
+        ]
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values. Local."""
         return {
             "keep": self.keep.to_dict(), "moved": self.moved.to_dict(), "move_seconds": self.move_seconds,
-            "break_even": self.break_even,
+            "break_even": self.break_even, "extrapolated": list(self.extrapolated),
         }  # fmt: skip
 
 
@@ -280,9 +290,18 @@ def advise_move(problem: MatmulProblem, machine: str | PathLike[str] | Machine) 
     q = best.problem
     a, b = (x if op == "N" else replace(x.T, order=x.order) for x, op in ((p.a, p.op_a), (p.b, p.op_b)))
     moves = ((a, q.a), (b, q.b), (q.d, p.d))
-    move = sum(time_of_move(x, y, where).seconds for x, y in moves if not x.same_places(y))
+    predicted = [time_of_move(x, y, where) for x, y in moves if not x.same_places(y)]
+    move = sum(each.seconds for each in predicted)
     gain = keep.seconds - best.prediction.seconds
-    return MoveAdvice(keep, best, move, math.ceil(move / gain) if gain > 0 else 0)
+    return MoveAdvice(
+        keep, best, move, math.ceil(move / gain) if gain > 0 else 0,
+        _remarks([keep, best.prediction, *predicted]),
+    )  # fmt: skip
+
+
+def _remarks(predictions: Iterable[Prediction]) -> tuple[str, ...]:
+    """Return what is extrapolated in any of some predictions, each once. Local."""
+    return tuple(dict.fromkeys(remark for each in predictions for remark in each.extrapolated))
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,6 +322,19 @@ class LayerAdvice:
     def best(self) -> int:
         """The number of ranks that is the fastest."""
         return min(self.predictions, key=lambda ranks: self.predictions[ranks].seconds)
+
+    @property
+    def extrapolated(self) -> tuple[str, ...]:
+        """What is outside the measurements for any number of ranks; empty if nothing is."""
+        return _remarks(self.predictions.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values. Local."""
+        return {
+            "name": self.name, "product": self.product, "best": self.best,
+            "seconds": {ranks: each.seconds for ranks, each in self.predictions.items()},
+            "extrapolated": list(self.extrapolated),
+        }  # fmt: skip
 
 
 def advise_layers(

@@ -20,7 +20,7 @@ from ..layout.intersection import Piece, Stretch, common_counts, intersect
 
 __all__ = ["Counts", "Move", "by_pairs", "counts_of"]
 
-_PAIRS = 1 << 20  # pairs of cells looked at together
+_PAIRS = 1 << 16  # pairs of cells looked at together
 
 Numbers = NDArray[np.int64]
 Move = tuple[Side, Side]
@@ -223,7 +223,7 @@ def _summed(factors: Factors, cells: NDArray[np.float64], coords: Numbers) -> Nu
     """Return for each process what it shares with all ``cells`` together. The numbers are below 2^53, so exact."""
     total = np.zeros(len(coords))
     for down, across in factors:
-        total += (down @ cells @ across.T)[coords[:, 0], coords[:, 1]]
+        total += np.linalg.multi_dot((down, cells, across.T))[coords[:, 0], coords[:, 1]]
     return total.astype(np.int64)
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -62,7 +63,7 @@ class Ranks:
     memory_bytes: int | None = None
     cores: int | None = None
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each node."""
         firsts = range(0, self.size, self.per_node)

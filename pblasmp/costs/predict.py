@@ -169,12 +169,16 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
     several = counts.nranks > counts.ranks_per_node
     if several and machine.measured:
         remarks.append("the network was not measured")
-    classes = [_compute(here, shapes, remarks) for shapes in counts.shapes]
     gpus = machine.engine == "gpu"
+    working = here
+    if counts.events and 0 < machine.cores < counts.ranks_per_node:  # the others leave the cores to them
+        working, remark = machine.node_of(machine.cores)
+        remarks += [remark] if remark else []
+    classes = [_compute(working, shapes, remarks) for shapes in counts.shapes]
     launches = [sum(shapes.values()) * here.launch_seconds for shapes in counts.shapes]
     launch = 0.0
     if counts.events:  # on CPU ranks they delay those who wait, GPUs have them queued
-        launch, launches = 0.0 if gpus else here.launch_seconds, [0.0] * len(launches)
+        launch, launches = 0.0 if gpus else working.launch_seconds, [0.0] * len(launches)
     compute = np.array(classes)[counts.like]
     link, network = here.link or here.copy, machine.network
     moved = np.maximum(counts.node_bytes, counts.node_received) / link.bytes_per_second
@@ -193,7 +197,7 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
     if counts.events:
         way = network if several and network is not None else link
         finished, passed = replay(
-            counts.events, lambda kernel: kernel_seconds(here, kernel, remarks) + launch, way, gpus=gpus
+            counts.events, lambda kernel: kernel_seconds(working, kernel, remarks) + launch, way, gpus=gpus
         )
         exposed = finished - compute + np.maximum(moved - passed, 0) + copies + waits
     elif machine.overlaps:

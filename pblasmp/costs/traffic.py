@@ -55,6 +55,7 @@ def traffic(
     ranks = replace(_ranks(asked, nranks, ranks_per_node, memory_bytes), cores=cores)
     options = Options.of(dtype_of(asked), alpha=alpha, beta=beta, algo=algorithm)
     first = _run(ranks, 0, asked, options, nearest, gpus=gpus)
+    options = replace(options, algo=first.algorithm)  # the ranks agree: one choice is enough
     counts = _exchanged(ranks, first.log)
     like = _classes(asked, ranks, first)
     runs = {0: first} | {

@@ -56,6 +56,24 @@ def test_measure(tmp_path):
     assert found.extrapolated == ()
 
 
+def test_the_fastest_round_counts():
+    """Of rates the largest, of times the least, number by number; a curve may end early in a slow round."""
+    slow = {
+        "ranks": 2,
+        "call_seconds": 3.0,
+        "copy": {"bytes_per_second": 5.0},
+        "gemm": {"float64": [[8, 2.0]]},
+    }
+    fast = {**slow, "call_seconds": 1.0, "gemm": {"float64": [[8, 1.0], [16, 4.0]]}}
+    link = [{"link": {"bytes_per_second": x, "seconds": y}} for x, y in ((4.0, 0.5), (6.0, 0.75))]
+    rounds = [slow | link[0], fast | link[1], slow | link[0]]
+    with mock.patch.object(measure, "_round", side_effect=rounds):
+        assert measure.measure_ranks(None, None, None) == {
+            "ranks": 2, "call_seconds": 1.0, "copy": {"bytes_per_second": 5.0},
+            "gemm": {"float64": [[8, 2.0], [16, 4.0]]}, "link": {"bytes_per_second": 6.0, "seconds": 0.5},
+        }  # fmt: skip
+
+
 def run(*arguments):
     return CliRunner().invoke(cli, ["plan", *map(str, arguments)], catch_exceptions=False)
 
@@ -69,14 +87,20 @@ def test_plan(tmp_path):
     done = run(9000, 9000, 9000, *how, "-o", picture)
     assert [line.split()[0] for line in done.output.splitlines()[:3]] == ["1", "2", "3"]
     assert "<svg" in picture.read_text()
+    assert "extrapolated: dgx-h100-cluster was not measured" in picture.read_text()
     plans = json.loads(run(9000, 9000, 9000, *how, "--json").output)["plans"]
     assert [each["nodes"] for each in plans] == [1, 2, 3]
     assert plans[0]["best"]["extrapolated"]
-    assert "move: " in run("grid-2x2", "--machine", "dgx-h100").output
+    output = run("grid-2x2", "--machine", "dgx-h100").output
+    assert "extrapolated  dgx-h100 was not measured" in output[output.index("move: ") :]
+    found = json.loads(run("grid-2x2", "--machine", "dgx-h100", "--json").output)
+    assert found["move"]["extrapolated"] [-1:] == ["dgx-h100 was not measured"]
     done = run("--model", "llama-8b", "--tokens", 64, "--machine", "dgx-h100")
     assert "extrapolated: dgx-h100 was not measured" in done.output
     done = run("--model", "llama-8b", "--tokens", 64, "--machine", "dgx-h100", "--json")
-    assert len(json.loads(done.output)["layers"]) == 6
+    layers = json.loads(done.output)["layers"]
+    assert len(layers) == 6
+    assert all("dgx-h100 was not measured" in each["extrapolated"] for each in layers)
 
 
 @pytest.mark.parametrize(

@@ -76,14 +76,15 @@ class Operand:
         """Whether every rank already holds the slab that it multiplies, ready for BLAS."""
         side = self.side
         holders = [process for process, count in enumerate(side.cols.counts()) if count] or [0]
+        if (
+            len(holders) > 1
+            or (side.rows != self.outer and not side.rows.nprocs == self.outer.nprocs == 1)
+            or self.dtype != self.matrix.dtype
+            or self.conjugate
+        ):
+            return False
         held = {cell.ranks[0]: cell.coords[0] for cell in side.cells if cell.coords[1] == holders[0]}
-        return (
-            len(holders) == 1
-            and (side.rows == self.outer or side.rows.nprocs == self.outer.nprocs == 1)
-            and self.dtype == self.matrix.dtype
-            and not self.conjugate
-            and all(held.get(rank) == need for rank, needs in enumerate(self.needs) for need in needs)
-        )
+        return all(held.get(rank) == need for rank, needs in enumerate(self.needs) for need in needs)
 
     def slab_bytes(self, process: int, width: int) -> int:
         """Return the bytes of a slab ``width`` indices of k wide."""

@@ -115,6 +115,15 @@ def test_factorisations():
         assert took[1] / 2 < took[2] < took[1]
     cores = pb.predict(p, machine(ranks=[{**node, "ranks": 2}], ranks_per_node=2, cores=1))
     assert sorted(cores.traffic.flops > 0) == [False, True]
+    fast = {
+        **node,
+        "ranks": 1,
+        "gemm": {"float64": [[10, 1e10], [1000, 1e10]]},
+    }  # one rank alone has the core
+    alone = pb.predict(p, machine(ranks=[fast, {**node, "ranks": 2}], ranks_per_node=2, cores=1))
+    assert alone.compute_seconds == pytest.approx(cores.compute_seconds / 10)
+    assert not any("ranks on a node" in each for each in alone.extrapolated)
+    assert "1 ranks on a node: measured with 2" in cores.extrapolated
     with pytest.raises(
         pb.UnsupportedError, match="condition: what it does depends on the values of the matrix"
     ):
