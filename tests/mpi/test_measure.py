@@ -94,7 +94,7 @@ def test_plan(tmp_path):
     output = run("grid-2x2", "--machine", "dgx-h100").output
     assert "extrapolated  dgx-h100 was not measured" in output[output.index("move: ") :]
     found = json.loads(run("grid-2x2", "--machine", "dgx-h100", "--json").output)
-    assert found["move"]["extrapolated"] [-1:] == ["dgx-h100 was not measured"]
+    assert found["move"]["extrapolated"][-1:] == ["dgx-h100 was not measured"]
     done = run("--model", "llama-8b", "--tokens", 64, "--machine", "dgx-h100")
     assert "extrapolated: dgx-h100 was not measured" in done.output
     done = run("--model", "llama-8b", "--tokens", 64, "--machine", "dgx-h100", "--json")

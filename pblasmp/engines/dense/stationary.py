@@ -218,18 +218,17 @@ def _see(engine: Engine, p: Sided) -> _Seen:
     terms = []
     for x in parts:
         large = Side.of(stays).T if x.flip else Side.of(stays)
-        needs = tuple(_needs(large, rank) for rank in range(size))
+        needs = _needs(large, size)
         small = Operand(comes, flip, conjugate != x.conjugate, needs, large.cols, dtype, source)
         terms.append(_Term(large, x.flip, x.conjugate, small, x.part, x.diagonal))
     return _Seen(turned, "b" if b_stays else "a", result.T if turned else result, tuple(terms))
 
 
-def _needs(large: Side, rank: int) -> tuple[int, ...]:
-    """Return which part of k a rank multiplies: none if it has no part of the large operand."""
-    if rank >= len(large.cells):
-        return ()
-    row, part = large.cells[rank].coords
-    return (part,) if large.rows.count(row) else ()
+def _needs(large: Side, size: int) -> tuple[tuple[int, ...], ...]:
+    """Return which part of k each rank multiplies: none if it has no part of the large operand."""
+    counts = large.rows.counts()
+    parts = ((part,) if counts[row] else () for row, part in (cell.coords for cell in large.cells))
+    return (*parts, *[()] * (size - len(large.cells)))
 
 
 class StationaryMethod(Method):

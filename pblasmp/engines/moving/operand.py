@@ -67,6 +67,10 @@ class Operand:
         """The operand as it is distributed, as outer × k."""
         return Side.of(self.matrix.T if self.flip else self.matrix)  # whose cells are made once
 
+    @cached_property
+    def _counts(self) -> list[int]:
+        return self.outer.counts()
+
     def local(self, array: Array) -> Array:
         """Return a local array as outer × k."""
         return array.T if self.flip else array
@@ -88,7 +92,7 @@ class Operand:
 
     def slab_bytes(self, process: int, width: int) -> int:
         """Return the bytes of a slab ``width`` indices of k wide."""
-        return aligned(self.outer.count(process) * width * self.dtype.itemsize)
+        return aligned(self._counts[process] * width * self.dtype.itemsize)
 
     def memory_bytes(self, ranks: Sequence[int], width: int) -> int:
         """Return the bytes that the slabs of ``ranks`` take if these ranks share them."""
