@@ -42,7 +42,8 @@ def test_cholesky(ctx, grid, order, dtype):
     values = start(N, dtype)
     a = ctx.scatter(values, block=NB, grid=grid, order=order)
     uplo, turn = "L", "C" if np.dtype(dtype).kind == "c" else "T"
-    before, k = direct_calls(ctx), 0
+    ctx.engine.direct._calls.clear()
+    k = 0
     for width in [64] * 4 + [20, 44] + [64] * 20:
         here, rest = slice(k, min(k + width, N)), slice(min(k + width, N), N)
         block = a[here, here]
@@ -58,7 +59,7 @@ def test_cholesky(ctx, grid, order, dtype):
     found = a.allgather()
     assert not far(np.tril(found), np.linalg.cholesky(values))
     assert np.array_equal(np.triu(found, 1), np.triu(values, 1)), "the other triangle was written"
-    assert direct_calls(ctx) > before
+    assert direct_calls(ctx)
 
 
 @pytest.mark.parametrize("seed", range(12))

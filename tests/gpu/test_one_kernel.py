@@ -97,6 +97,15 @@ def test_sizes(ctx, form, dtype, sizes):
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_blocks_that_add_several_tiles(ctx, form):
+    """Blocks use the same shared memory for one tile after the other, whose parts come from every other rank."""
+    tokens = 2048 if form == "matmul_reduce_scatter" else 2048 * ctx.size
+    product = Product(ctx, form, (tokens, 3584, 24))
+    for _ in range(3):
+        product.check(product())
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("activation", [None, "relu", "gelu"])
 def test_epilogues(ctx, form, activation):
     product = Product(ctx, form, (300, 520, 1000))

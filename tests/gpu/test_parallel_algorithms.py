@@ -30,7 +30,7 @@ class Case:
         import cupy
 
         self.ctx, self.form, self.kind = ctx, form, DTYPES[dtype]
-        t, n, k = (4096, 2048, 1024) if large else (96, 80, 112)
+        t, n, k = (4096, 2048, 1024) if large else (96, 128, 112)
         rng = np.random.default_rng(5)
         self.x, self.w, self.bias = (self._numbers(rng, shape) for shape in ((t, k), (n, k), (n,)))
         tokens, outputs, inputs = (self._part(total, uneven) for total in (t, n, k))

@@ -32,6 +32,7 @@ REFUSED: dict[str, Callable[[ParallelProblem, Options], bool]] = {
         or {p.out_dtype, carried(p.out_dtype, options.comm_dtype)} != {p.dtype}
         or options.beta != 0
         or not p.outputs_first
+        or (p.form == "matmul_allgather" and any(n % 8 for n in p.outputs[:-1]))
     ),
 }
 """What an algorithm cannot compute, of the products below."""

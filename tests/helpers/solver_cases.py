@@ -105,8 +105,9 @@ def qr(ctx: pb.Context, rng: np.random.Generator, dtype: str, n: int = 0) -> Cas
 def lstsq(ctx: pb.Context, rng: np.random.Generator, dtype: str, n: int = 0) -> Case:
     """A least-squares solution of a tall A, or of the adjoint of a wide one."""
     n = n or int(rng.integers(1, 15))
-    rows = n + int(rng.integers(0, 10))
-    whole, wide = random(rng, (rows, n), dtype), bool(rng.integers(2))
+    wide = bool(rng.integers(2))  # a square A has no adjoint here
+    rows = n + int(rng.integers(wide, 10))
+    whole = random(rng, (rows, n), dtype)
     op = ("C" if np.dtype(dtype).kind == "c" else pick(rng, "TC")) if wide else "N"
     a = placed(ctx, rng, whole.conj().T.copy() if wide else whole)
     b = placed(ctx, rng, random(rng, (rows, 3), dtype))

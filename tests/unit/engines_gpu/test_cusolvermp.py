@@ -51,7 +51,7 @@ def refusals(ctx: pb.Context, rng: np.random.Generator) -> Iterator[tuple[str, A
         ("inverse", "cuSOLVERMp has no inverse", pb.inv, (a,), solver),
         ("transposed", "solves with A, not with its transposes, got op_a='T'", pb.solve, (a, a),
          {"op_a": "T", **solver}),
-        ("least norm", "gels is for op(A) with as many rows", pb.lstsq, (a[:4, :], a[:4, :]), solver),
+        ("least norm", "gels is for op(A) with more rows than columns", pb.lstsq, (a[:4, :], a[:4, :]), solver),
         ("wide", "QR is for as many rows as columns or more", pb.qr, (a[:4, :],), solver),
         ("nothing", "there is nothing to compute for cuSOLVERMp", pb.cholesky, (a[:0, :0],), solver),
     ):  # fmt: skip

@@ -31,7 +31,7 @@ class CusolvermpMethod(Method):
         if p.routine == "lu" and p.op != "N" and p.d is not None:
             return f"cuSOLVERMp solves with A, not with its transposes, got op_a={p.op!r}"
         if p.routine == "lstsq" and p.op != "N":
-            return "cuSOLVERMp's gels is for op(A) with as many rows as columns or more"
+            return "cuSOLVERMp's gels is for op(A) with more rows than columns, or a square A itself"
         if p.routine == "qr" and p.a.shape[0] < p.a.shape[1]:
             return "cuSOLVERMp's QR is for as many rows as columns or more"
         if p.routine != "eigh" and (0 in p.a.shape or (p.d is not None and p.right == 0)):
