@@ -105,7 +105,15 @@ def test_gemm_and_allreduce(size, sizes, in_plan, with_c, in_call):
 
 @pytest.mark.parametrize(
     ("size", "inputs", "in_plan"),
-    [(2, 256, "nccl"), (2, 512, "push"), (2, 8192, "push"), (4, 256, "cuBLASMp's"), (4, 8192, "cuBLASMp's")],
+    [
+        (2, 256, "nccl"),
+        (2, 512, "push"),
+        (2, 8192, "push"),
+        (4, 256, "nccl"),
+        (4, 512, "push"),
+        (4, 8192, "push"),
+        (8, 8192, "cuBLASMp's"),
+    ],
 )
 def test_allgather_and_gemm(size, inputs, in_plan):
     sizes = 4096, 4096, inputs  # 0.9e10 operations with 256 inputs
@@ -126,6 +134,9 @@ def test_many_inputs_of_a_small_product_hide_nothing():
     ("matmul_allreduce", 2, (8192, 3584, 8192), True, False),
     ("matmul_allgather", 2, (1024, 1024, 1024), True, True),
     ("matmul_allgather", 2, (8192, 3584, 8192), True, False),
+    ("matmul_allgather", 4, (4096, 3584, 8192), True, True),  # 9.6e11 operations with four times the outputs
+    ("matmul_allgather", 4, (8192, 14336, 8192), True, False),
+    ("matmul_allgather", 8, (1024, 1024, 1024), True, False),
 ])  # fmt: skip
 def test_one_kernel_is_taken_where_it_was_the_fastest(form, size, sizes, plan, fastest):
     tokens, outputs, inputs = sizes

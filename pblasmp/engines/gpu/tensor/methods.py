@@ -136,8 +136,12 @@ _PULLS = 2.5e10  # operations per rank below which GEMM + ReduceScatter is one G
 _STORES = 7.5e10  # and below which, on more than two ranks, GEMMs store the parts where they are added
 _ONE_SHOT_BYTES = 512 << 10  # results that more than two ranks add one by one
 _ONE_SHOT_WAVES = 4
-_ONE_KERNEL = {"matmul_reduce_scatter": 6e11, "matmul_allreduce": 2.5e11, "matmul_allgather": 2.4e11}
-"""Operations of both ranks up to which one kernel is the fastest, on two H100 and on two H200."""
+_ONE_KERNEL = {
+    2: {"matmul_reduce_scatter": 6e11, "matmul_allreduce": 2.5e11, "matmul_allgather": 2.4e11},
+    4: {"matmul_allgather": 1.2e12},
+}
+"""Operations of all ranks up to which one kernel is the fastest, on two H100 and on two and four H200."""
+_MEASURED = 4  # ranks: of more, there are no measurements of copies that follow one another in graphs
 _RING_WAVES = 3  # waves from which on two GPUs add in the product's epilogue, if they can
 
 
@@ -147,13 +151,17 @@ def _cost(name: str, p: ParallelProblem, options: Options, multiprocessors: int)
     "ring" gets less than the best one if it is faster: it is not the best one, as it cannot compute every product.
     """
     if name == "one_kernel":  # as a graph; elsewhere only measurements choose it
-        fastest = options.repeated and p.size == _PAIR and p.flops < _ONE_KERNEL[p.form]
+        fastest = options.repeated and p.flops < _ONE_KERNEL.get(p.size, {}).get(p.form, 0)
         return 0.3 if fastest else 0.8
     if p.return_gathered:  # cuBLASMp's algorithms do not return the gathered X
         pushes = options.repeated or p.flops >= _HIDES
         return 0.5 if (name == "push") == pushes else 0.6
-    if p.gathers:  # cuBLASMp's, if they apply, are faster except for graphs on two GPUs
-        if options.repeated and p.size == _PAIR and name == ("push" if p.flops >= _HIDES_COPIES else "nccl"):
+    if p.gathers:  # cuBLASMp's, if they apply, are faster except for graphs
+        if (
+            options.repeated
+            and p.size <= _MEASURED
+            and name == ("push" if p.flops >= _HIDES_COPIES else "nccl")
+        ):
             return 0.5
         return 1.5 if name == "nccl" else 1.4
     if name == "nccl":
