@@ -277,7 +277,7 @@ def main() -> None:
         if getattr(options, name) is None:
             setattr(options, name, given)
     if options.quick:
-        options.n, options.block, options.nrhs, options.rhs = [200], [32], 5, [5]
+        options.n, options.block, options.nrhs, options.rhs = [80], [16], 5, [5]
         options.grid = ["1x1", "1x2"] if options.gpu else ["2x2"]
     if options.gpu:
         gpu_factorisations.run(options)

@@ -19,6 +19,7 @@ from pblasmp.pblas.routines import DTYPE
 from reference.scalapack import ScaLAPACK, locate
 from tests.helpers.cases import first, pick
 from tests.helpers.factor_cases import exact, norm, panels_of, positive, random, relative, too_large
+from tests.helpers.lengths import draws
 from tests.helpers.mpi import run_mpi
 from tests.helpers.pblas_cases import Held
 
@@ -357,4 +358,5 @@ def everything(comm, count, flavour):
 
 @pytest.mark.parametrize("nranks", [1, 2, 4, 6])
 def test_beside_scalapack(nranks, flavour):
-    run_mpi(everything, nranks, count=13, flavour=flavour, timeout=120, launch=True)
+    count = draws({1: 13, 2: 6, 4: 4, 6: 3}[nranks], long=13)  # of each type and routine
+    run_mpi(everything, nranks, count=count, flavour=flavour, timeout=120, launch=True)

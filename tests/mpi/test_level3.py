@@ -13,6 +13,7 @@ from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.testing.level3 import legal_flags
 from tests.helpers.cases import pick, short_messages
+from tests.helpers.lengths import draws
 from tests.helpers.level3_cases import DTYPES, called
 from tests.helpers.mpi import run_mpi
 
@@ -38,7 +39,7 @@ def everything(comm, routines, part, parts):
         for flags in legal_flags(routine, dtype)
         for algo in paths_of(routine)
     ]
-    chosen = rng.permutation(len(cases))[part::parts]
+    chosen = rng.permutation(len(cases))[part % parts :: parts]
     with pb.Context(comm, engine="host") as ctx:
         for i in chosen.tolist():
             routine, flags, dtype, algo = cases[i]
@@ -81,9 +82,10 @@ OTHERS = [routine for routine in ROUTINES if routine not in SIDED]
 
 
 @pytest.mark.parametrize("routines", [SIDED, OTHERS], ids=["sided", "others"])
-@pytest.mark.parametrize(("nranks", "parts"), [(1, 1), (2, 2), (4, 1), (6, 3)])
-def test_every_option_of_every_routine(nranks, parts, routines):
-    run_mpi(everything, nranks, routines=routines, part=nranks % parts, parts=parts)
+@pytest.mark.parametrize(("nranks", "part", "parts"), [(1, 0, 1), (2, 0, 2), (4, 1, 2), (6, 2, 4)])
+def test_every_option_of_every_routine(nranks, part, parts, routines):
+    """All on one rank, half of them on two ranks and the other half on four, a quarter on six."""
+    run_mpi(everything, nranks, routines=routines, part=part, parts=draws(parts, long=1))
 
 
 @pytest.mark.parametrize("nranks", [1, 4])
@@ -99,4 +101,4 @@ def test_large_matrices(nranks):
 @pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), (6, 4), (3, 1)])
 def test_several_nodes(nranks, per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    run_mpi(everything, nranks, routines=list(ROUTINES), part=nranks, parts=9)
+    run_mpi(everything, nranks, routines=list(ROUTINES), part=nranks, parts=draws(18, long=9))

@@ -21,7 +21,12 @@ from pblasmp.costs.machines import machine_from, machine_toml, with_ranks
 from pblasmp.problems.files import read_toml
 from tests.helpers.mpi import run_mpi
 
-SMALL = {"_SIZES": {"host": (8, 16)}, "_COPIED": {"host": 1 << 16}, "_SENT": {"host": 1 << 12}}
+SMALL = {
+    **{name: {"host": (8, 16)} for name in ("_SIZES", "_SQUARES")},
+    "_COPIED": {"host": 1 << 16},
+    "_SENT": {"host": 1 << 12},
+    "_SAMPLES": 2,
+}
 
 
 def measured(comm):

@@ -22,6 +22,7 @@ from pblasmp.engines.product import Product
 from pblasmp.engines.protocol import Method
 from pblasmp.engines.request import Options
 from pblasmp.engines.tensor import collective
+from tests.helpers.lengths import in_turn
 from tests.helpers.mpi import run_mpi
 
 NAMES = [
@@ -67,8 +68,8 @@ class Case:
 def results(comm):
     with pb.Context(comm, engine="host") as ctx:
         cases = functools.cache(functools.partial(Case, ctx))
-        for (form, name), dtype, sizes in itertools.product(
-            NAMES, (np.float32, np.float64, np.complex64, bfloat16), SIZES
+        for (form, name), sizes, dtype in in_turn(
+            NAMES, SIZES, (np.float32, np.float64, np.complex64, bfloat16), keep=2, first=ctx.size
         ):
             if ctx.size == 1 and name in ("one_shot", "two_shot", "ring", "pull"):
                 name = "auto"

@@ -21,6 +21,7 @@ from pblasmp.pblas.routines import DTYPE, ROUTINES
 from pblasmp.pblas.vectors import ROUTINES as VECTORS
 from reference.scalapack import ScaLAPACK, locate
 from tests.helpers.cases import first, grids, numbers, pick, scattered, unlike
+from tests.helpers.lengths import draws
 from tests.helpers.mpi import run_mpi
 from tests.helpers.pblas_cases import Held, arguments, differing, held, matrices, options, scalars, triangle
 
@@ -345,7 +346,8 @@ def interoperation(comm, flavour):
 
 @pytest.mark.parametrize("nranks", SIZES)
 def test_routines(nranks, flavour):
-    run_mpi(routines, nranks, names=list(ROUTINES), count=5, flavour=flavour, timeout=120, launch=True)
+    count = draws(2 if nranks > 4 else 4, long=5)
+    run_mpi(routines, nranks, names=list(ROUTINES), count=count, flavour=flavour, timeout=120, launch=True)
 
 
 @pytest.mark.parametrize("nranks", SIZES)

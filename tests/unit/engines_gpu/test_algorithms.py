@@ -36,6 +36,7 @@ from tests.helpers.gpu.algorithms import (
     small_panels,
 )
 from tests.helpers.gpu.moves import one_move
+from tests.helpers.lengths import draws
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -141,13 +142,13 @@ def moves(comm: Any, path: str, count: int, kernels: bool) -> Any:
 @starts_ranks
 @pytest.mark.parametrize("ranks", RANKS)
 def test_products(stand_in, ranks):
-    run_mpi(products, ranks, path=stand_in(1000), count=40)
+    run_mpi(products, ranks, path=stand_in(1000), count=draws(14, long=40))
 
 
 @starts_ranks
 @pytest.mark.parametrize("ranks", RANKS)
 def test_schemes(stand_in, ranks):
-    run_mpi(schemes, ranks, path=stand_in(1000), count=8)
+    run_mpi(schemes, ranks, path=stand_in(1000), count=draws(4, long=8))
 
 
 @starts_ranks
@@ -165,20 +166,20 @@ def test_float8(stand_in, ranks):
 @starts_ranks
 @pytest.mark.parametrize("ranks", RANKS)
 def test_routines(stand_in, ranks):
-    run_mpi(routines, ranks, path=stand_in(1000), count=6)
+    run_mpi(routines, ranks, path=stand_in(1000), count=draws(3, long=6))
 
 
 @starts_ranks
 @pytest.mark.parametrize("ranks", RANKS)
 def test_tensor_parallel(stand_in, ranks):
-    run_mpi(tensor_parallel, ranks, path=stand_in(1000), count=8)
+    run_mpi(tensor_parallel, ranks, path=stand_in(1000), count=draws(4, long=8))
 
 
 @starts_ranks
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("ranks", RANKS)
 def test_moves_by_messages(stand_in, ranks, kernels):
-    run_mpi(moves, ranks, path=stand_in(1000), count=60, kernels=kernels)
+    run_mpi(moves, ranks, path=stand_in(1000), count=draws(30, long=60), kernels=kernels)
 
 
 def let_go(comm: Any, path: str) -> Any:

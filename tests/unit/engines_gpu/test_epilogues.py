@@ -13,6 +13,7 @@ import pblasmp as pb
 from pblasmp.bindings import DataType, MatmulAttribute, MatmulEpilogue, ResultScheme
 from tests.helpers import epilogues
 from tests.helpers.fused_machines import Following
+from tests.helpers.lengths import in_turn
 from tests.helpers.machine import Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.schemes import AG, AR, MAKERS, RS
@@ -31,11 +32,12 @@ def problem(scheme: str, size: int, order: str, dtype: str, ops: str) -> pb.Matm
 
 
 def follow_all(comm: Any, path: str) -> Any:
+    """Types take turns: 1, 2 and 4 ranks have each of them once or twice."""
     rng = np.random.default_rng(81)
     with machine(path, Following, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
-            for scheme, kind, order, dtype in itertools.product(
-                ("gemm", *MAKERS), KINDS, "CF", ("float64", "float32", "bfloat16")
+            for scheme, kind, order, dtype in in_turn(
+                ("gemm", *MAKERS), KINDS, "CF", ("float64", "float32", "bfloat16"), keep=3, first=ctx.size
             ):
                 ops = ("NN", "TN", "NT", "TT")[int(rng.integers(4))]
                 p = problem(scheme, ctx.size, order, dtype, ops)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from pblasmp.engines.gpu.cublasmp import faults, move
 from tests.helpers.failing_calls import left_behind, lives, names
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.gpu.moves import one_move
+from tests.helpers.lengths import draws, in_turn
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -40,7 +40,7 @@ def random_moves(comm: Any, path: str, seeds: int) -> Any:
 @starts_ranks
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_random_moves(stand_in, ranks):
-    run_mpi(random_moves, ranks, path=stand_in(1000), seeds=150)
+    run_mpi(random_moves, ranks, path=stand_in(1000), seeds=draws(50, long=150))
 
 
 def test_what_is_told(ctx, lib):
@@ -195,12 +195,13 @@ def life(_: Witness, comm: Any = None) -> None:
 
 
 def test_every_call_failing(alone, stand_in):
+    """With the statuses in turn: how one is told does not depend on the call."""
     with machine(stand_in(1000)) as lib:
         life(lib)
         calls = lib.names
     assert calls.count("cublasMpGemr2D") == 3
     wrongs = []
-    for (at, call), status in itertools.product(enumerate(calls), list(Status)[1:]):
+    for (at, call), status in in_turn(list(enumerate(calls)), list(Status)[1:], keep=len(Status) - 1):
         with machine(stand_in(1000)) as lib:
             lib.fail(status, at)
             error = lives(life, lib)

@@ -14,6 +14,7 @@ import pblasmp as pb
 from pblasmp.engines.gpu.operations import CublasmpOperations
 from tests.helpers.cases import TYPES, first, pick, unlike
 from tests.helpers.fused_machines import Following
+from tests.helpers.lengths import in_turn
 from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.tensor_cases import FORMS, Case, gelu, on_gpu, other_split, sizes
@@ -26,8 +27,10 @@ def every_product(comm: Any, path: str) -> Any:
     )
     with machine(path, Following, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
-            for form, dtype, transposed in itertools.product(FORMS, TYPES, (False, True)):
-                for t, n, k in sizes(comm):
+            for form, dtype in itertools.product(FORMS, TYPES):
+                for (t, n, k), transposed in in_turn(
+                    list(sizes(comm)), (False, True), keep=2, first=comm.size // 2
+                ):
                     split = pick(rng, (None, None, other_split))
                     how = {} if split is None else {"split": split}
                     case = on_gpu(Case(rng, comm, form, dtype, t, n, k, transposed=transposed, **how))

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Short tests leave out what others try, and nothing where PBLASMP_TESTS is "long"."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.helpers.lengths import draws, in_turn
+
+FACTORS = "abcd", "CFK", (1, 2, 3)
+
+
+@pytest.mark.parametrize("keep", [2, 3])
+def test_parts_are_disjoint_and_whole(keep, monkeypatch):
+    monkeypatch.delenv("PBLASMP_TESTS", raising=False)
+    parts = [list(in_turn(*FACTORS, keep=keep, first=first)) for first in range(keep)]
+    assert sorted(itertools.chain(*parts)) == sorted(itertools.product(*FACTORS))
+
+
+def test_every_combination_of_the_others_comes_with_one_value(monkeypatch):
+    monkeypatch.delenv("PBLASMP_TESTS", raising=False)
+    found = list(in_turn(*FACTORS, keep=3))
+    assert sorted(each[:2] for each in found) == sorted(itertools.product(*FACTORS[:2]))
+    for i, j in itertools.combinations(range(3), 2):  # and every two values come together
+        pairs = {(each[i], each[j]) for each in found}
+        assert pairs == set(itertools.product(FACTORS[i], FACTORS[j]))
+
+
+def test_long(monkeypatch):
+    monkeypatch.setenv("PBLASMP_TESTS", "long")
+    assert list(in_turn(*FACTORS, keep=3)) == list(itertools.product(*FACTORS))
+    assert draws(2, long=9) == 9
+    monkeypatch.setenv("PBLASMP_TESTS", "")
+    assert draws(2, long=9) == 2
