@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
@@ -393,7 +393,7 @@ class _QueuedPanels(QueuedPanels):
 
     def again(self, k: int) -> Any:
         """Return a whole panel. Local."""
-        if k in self.mine:
+        if self.has(k):
             with self.ahead():
                 self._pass(k, self.own(k))
         return self._fetched(k, 0)
@@ -401,16 +401,20 @@ class _QueuedPanels(QueuedPanels):
     def settle(self) -> None:
         """Do nothing. Local."""
 
+    def above_kept(self) -> AbstractContextManager[None]:
+        """Keep nothing. Local."""
+        return nullcontext()
+
     def _fetched(self, k: int, first: int) -> Any:
         start, stop = self.shape.bounds(k)
         panel = ghost((self.shape.rows - first, stop - start), self.dtype, "F")
-        if k not in self.mine:
+        if not self.has(k):
             self._pass(k, panel)
         self._paper.events.append(Event("fetch", (self._sweep, k)))
         return panel
 
     def _pass(self, k: int, panel: Any) -> None:
-        rank, workers, owner = self.rank, self.shape.workers, k % self.shape.workers
+        rank, workers, owner = self.rank, self.shape.workers, self.shape.owner(k)
         sent = sum(each.nbytes for each in (panel, *self.about(k)))
         to, of = (rank + 1) % workers, (rank - 1) % workers
         if workers > 1:

@@ -91,6 +91,18 @@ class Axis:
         owned = rounds * self.block + (self.block if turn < extra else rest if turn == extra else 0)
         return owned - min(self.lead, owned) if turn == 0 else owned
 
+    def same_places(self, other: Axis) -> bool:
+        """Return whether every index is on the same process, at the same local index, on both axes."""
+        if self == other:
+            return True
+        if (self.extent, self.nprocs) != (other.extent, other.nprocs):
+            return False
+        if self.nprocs == 1 or self.extent == 0:
+            return True
+        first, same = (min(each.block - each.lead, each.extent) for each in (self, other))
+        in_second = self.extent - first <= min(self.block, other.block)
+        return self.source == other.source and first == same and (in_second or self.block == other.block)
+
     def counts(self) -> list[int]:
         """Return how many indices each process owns."""
         return [self.count(process) for process in range(self.nprocs)]

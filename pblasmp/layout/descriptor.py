@@ -199,7 +199,7 @@ class MatrixDescriptor(Value):
         """Return whether every element is on the same rank at the same local index in both. Local."""
         return (
             self.shape == other.shape and self.grid.same_ranks(other.grid)
-            and self.rows == other.rows and self.cols == other.cols
+            and self.rows.same_places(other.rows) and self.cols.same_places(other.cols)
         )  # fmt: skip
 
     def to_scalapack(self, rank: int, *, context: int = 0) -> NDArray[np.int32]:

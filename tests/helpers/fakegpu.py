@@ -509,7 +509,7 @@ class FakeGpu:
             ones_like=lambda x: np.ones_like(x, subok=False).view(array_type),
             copyto=copyto, conjugate=counted(np.conjugate), positive=counted(np.positive), cuda=self._cuda(),
             tril=triangle(np.tril), triu=triangle(np.triu), arange=np.arange, uint8=np.uint8, uint64=np.uint64,
-            RawModule=fakelapack.kernels,
+            tri=lambda n, **how: np.tri(n, **how).view(array_type), RawModule=fakelapack.kernels,
             ElementwiseKernel=lambda inputs, outputs, code, name: partial(_sum_kernel, name),
             full=lambda n, value, dtype=float: np.full(n, value, dtype).view(array_type),
             zeros=lambda shape, dtype=float, order="C": np.zeros(shape, dtype, order).view(array_type),

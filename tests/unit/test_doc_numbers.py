@@ -42,6 +42,8 @@ NUMBERS = [
     ("solving", "engines.host.operations.HostOperations.factor_width", str, "have panels of {} columns"),
     ("solving", "engines.host.operations.HostOperations.factor_alone", str, "Up to an order of {} one rank"),
     ("solving", "engines.dense.factor_panels._WIDE", str, "at least {} columns"),
+    ("solving", "engines.dense.factor_panels._ROUNDS", str, "each rank has {} such blocks"),
+    ("solving", "engines.gpu.cusolvermp.methods._FEW", str, "with up to {} right-hand sides"),
     ("matrices", "creation.DEFAULT_BLOCK", str, "| `block` | `64` or `(64, 32)` | {};"),
     ("matrices", "io.files.TILE_BYTES", mib, "contiguous tiles of about {}"),
     ("testing", "testing.pool._LIMIT", str, "At most {} ranks are kept"),

@@ -86,9 +86,10 @@ class CholeskyJob(PanelJob):
         bench.fence()
         info = 0
         if not self._factored:
-            factor(operations, lower)
-            bench.fence()
-            lower.settle()
+            with lower.above_kept():  # updates are of whole squares
+                factor(operations, lower)
+                bench.fence()
+                lower.settle()
             info = bench.fault(lower)
         if right and not info:
             if self._inverse:

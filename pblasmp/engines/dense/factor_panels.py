@@ -50,16 +50,23 @@ __all__ = [
 Array = Any
 
 _WIDE = 512  # columns: updates with such panels are nearly as fast as with wider ones
+_ROUNDS = (
+    8  # so many groups of panels a rank has at least: otherwise some ranks have much more work than others
+)
 _FEW = 4  # right-hand sides are few up to this part of a panel's width
 
 
 class Shape(NamedTuple):
-    """The panels of one matrix: rows, columns, the columns of a panel, and the ranks that work on it."""
+    """The panels of one matrix: rows, columns, the columns of a panel, and the ranks that work on it.
+
+    Panels are dealt round the ranks in groups of ``group`` adjacent ones.
+    """
 
     rows: int
     cols: int
     width: int
     workers: int
+    group: int = 1
 
     @property
     def panels(self) -> int:
@@ -70,6 +77,10 @@ class Shape(NamedTuple):
     def steps(self) -> int:
         """Number of panels with an element on the main diagonal."""
         return -(-min(self.rows, self.cols) // self.width)
+
+    def owner(self, k: int) -> int:
+        """Return the rank that has panel ``k``."""
+        return k // self.group % self.workers
 
     def bounds(self, k: int) -> tuple[int, int]:
         """Return the columns of panel ``k``: the first, and the one after the last."""
@@ -97,7 +108,13 @@ class FactorPanels:
     ) -> None:
         self.shape, self.dtype, self.rank = shape, dtype, rank
         self.info, self.pivots, self.blocks = info, pivots, blocks
-        self.mine = range(rank, shape.panels, shape.workers) if rank < shape.workers else range(0)
+        groups = range(rank, -(-shape.panels // shape.group), shape.workers) if rank < shape.workers else ()
+        runs = [range(i * shape.group, min((i + 1) * shape.group, shape.panels)) for i in groups]
+        self.mine = [k for run in runs for k in run]
+
+    def has(self, k: int) -> bool:
+        """Return whether panel ``k`` is this rank's. Local."""
+        return self.shape.owner(k) == self.rank
 
     def own(self, k: int) -> Array:
         """Return panel ``k``, one of this rank's, from its first row. Local."""
@@ -143,6 +160,10 @@ class FactorPanels:
 
     def settle(self) -> None:
         """Wait until this rank's panels may be overwritten. Local."""
+
+    def above_kept(self) -> AbstractContextManager[None]:
+        """Return a context at whose end what was above the diagonal of a square matrix is there again. Local."""
+        return contextlib.nullcontext()
 
     def again(self, k: int) -> Array:
         """Return panel ``k``, to read, after all panels are final. Collective over the workers, in one order."""
@@ -191,7 +212,8 @@ class OwnPanels(FactorPanels):
         """Return adjacent panels of this rank as one array. Local."""
         shape = self.shape
         last, stop = shape.bounds(numbers[-1])
-        at, end = (k // shape.workers * shape.width for k in (numbers[0], numbers[-1]))
+        rounds = ((k // shape.group // shape.workers, k % shape.group) for k in (numbers[0], numbers[-1]))
+        at, end = ((before * shape.group + within) * shape.width for before, within in rounds)
         return self.array[:, at : end + stop - last]
 
     def about(self, k: int) -> list[Array]:
@@ -224,9 +246,9 @@ class SentPanels(OwnPanels):
         return self._fetched(k)[self.shape.bounds(k)[0] :]
 
     def _fetched(self, k: int) -> Array:
-        owner = k % self.shape.workers
-        if owner == self._engine.transport.rank:
+        if self.has(k):
             return self.own(k)
+        owner = self.shape.owner(k)
         first, stop = self.shape.bounds(k)
         arrived = self._engine.operations.scratch(
             "panel", (self.shape.rows, stop - first), self.array.dtype, "F"
@@ -241,15 +263,14 @@ class SentPanels(OwnPanels):
         self._sent = []
 
     def again(self, k: int) -> Array:
-        if k in self.mine:
+        if self.has(k):
             self.publish(k)
         return self._fetched(k)
 
 
 def _described(shape: Shape, dtype: np.dtype) -> MatrixDescriptor:
-    rows, cols, width, workers = shape
-    block = max(1, rows), width
-    return MatrixDescriptor((rows, cols), block, Grid(1, workers), dtype=dtype, order="F")
+    block = max(1, shape.rows), shape.width * shape.group
+    return MatrixDescriptor((shape.rows, shape.cols), block, Grid(1, shape.workers), dtype=dtype, order="F")
 
 
 class PanelJob:
@@ -543,19 +564,30 @@ def shape_of(engine: Engine, d: MatrixDescriptor, *, narrow: bool = False) -> Sh
     operations, size = operations_of(engine), engine.transport.size
     rows, cols = d.shape
     usual = operations.panel_width(min(rows, cols))
-    width = max(1, usual // 2) if narrow else 0
+    width = max(1, usual // 2) if narrow else usual
     if not is_shared(engine):
-        if operations.own_panels is not None and min(usual, _WIDE) <= d.block[1] <= 2 * usual:
-            kept = Shape(rows, cols, d.block[1], size)
-            if d.same_places(_described(kept, d.dtype)):
-                return kept
-        return Shape(rows, cols, width or usual, size)
+        kept = operations.own_panels is not None and size > 1
+        return (_shape_in_place(d, width, size) if kept else None) or Shape(rows, cols, width, size)
     workers = min(size, operations.workers)
     if min(rows, cols) <= operations.factor_alone:
         workers = 1
-    if workers == 1 and not width:
+    if workers == 1 and not narrow:
         return Shape(rows, cols, max(1, cols), 1)
-    return Shape(rows, cols, width or usual, workers)
+    return Shape(rows, cols, width, workers)
+
+
+def _shape_in_place(d: MatrixDescriptor, width: int, size: int) -> Shape | None:
+    """Return the panels that the ranks have as the matrix is, about as wide as asked for, or None. Local.
+
+    A wider block is a group of panels, if that leaves the ranks equal work.
+    """
+    group = -(-d.block[1] // width)
+    if d.block[1] < min(width, _WIDE) or d.block[1] % group:
+        return None
+    if group > 1 and min(d.shape) < _ROUNDS * size * d.block[1]:
+        return None
+    kept = Shape(*d.shape, d.block[1] // group, size, group)
+    return kept if d.same_places(_described(kept, d.dtype)) else None
 
 
 def shape_of_inverse(engine: Engine, factored: Shape) -> Shape:

@@ -36,7 +36,7 @@ def right_looking(
     if panels.rank >= panels.shape.workers:
         return
     panels.begin()
-    if steps and 0 in panels.mine:
+    if steps and panels.has(0):
         with panels.ahead():
             finish(0)
             panels.publish(0)

@@ -161,7 +161,7 @@ def _sweep_spread(
         block = operations.scratch("spread block", (stop - first, x.shape[1]), x.dtype, "F")
         block[...] = x[first:stop]
         transport.sum_ranks(block.T)
-        if k not in panels.mine:
+        if not panels.has(k):
             block[...] = 0
         else:
             panel = panels.own(k)

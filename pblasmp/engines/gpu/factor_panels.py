@@ -32,7 +32,7 @@ class QueuedPanels(OwnPanels):
         session = session_of(engine)
         self._cuda, self._nccl, self._gpu = session.runtime.cupy.cuda, session.nccl, session.gpu
         self._operations: Any = engine.operations  # GpuFactorOperations, which makes these
-        self._rank, self._workers = engine.transport.rank, self.shape.workers
+        self._workers = self.shape.workers
         self._main: Any = None
         self._updated: Any = None  # an event: the panel after the next may be worked on
         self._ready: dict[int, Any] = {}  # events by buffer: the panel has arrived
@@ -102,11 +102,11 @@ class QueuedPanels(OwnPanels):
 
     def _broadcast(self, k: int, panel: Array) -> None:
         """Queue a broadcast on CuPy's current stream; ``panel`` is the owner's, or only has the shape."""
-        slot, owner, stream = k % _BUFFERS, k % self._workers, self._cuda.get_current_stream()
+        slot, owner, stream = k % _BUFFERS, self.shape.owner(k), self._cuda.get_current_stream()
         if slot in self._free:
             stream.wait_event(self._free.pop(slot))
         buffer = self._buffer(k, len(panel))
-        if owner == self._rank:
+        if owner == self.rank:
             self._operations.copy_panel(buffer, panel)
         self._nccl.broadcast(int(stream.ptr), [each for each in (buffer, *self.about(k)) if each.size], owner)
 
@@ -123,7 +123,7 @@ class QueuedPanels(OwnPanels):
         slot, rows = k % _BUFFERS, self.shape.rows - first
         if self._reads is not None:
             self._free[self._reads] = self._event(self._main)
-        if k % self._workers != self._rank:
+        if not self.has(k):
             start, stop = self.shape.bounds(k)
             shape = self._buffers[slot][:rows, : stop - start]
             with self._beside():
@@ -140,10 +140,24 @@ class QueuedPanels(OwnPanels):
 
     def again(self, k: int) -> Array:
         """Return panel ``k``, whole. Local to queue, collective to run."""
-        if k % self._workers == self._rank:
+        if self.has(k):
             with self._beside():
                 self._send(k, self.own(k))
         return self._fetched(k, 0)
+
+    @contextlib.contextmanager
+    def above_kept(self) -> Iterator[None]:
+        """Keep what is above the diagonal in the caller's own array; it is put back at the end. Local."""
+        operations, width = self._operations, self.shape.width
+        squares = [self.own(k)[slice(*self.shape.bounds(k))] for k in self.mine] if self.given else []
+        room = operations.scratch("above", (width, width * len(squares)), self.dtype, "F")
+        kept = [room[: len(square), i * width :][:, : len(square)] for i, square in enumerate(squares)]
+        for square, copy in zip(squares, kept, strict=True):
+            operations.copy_panel(copy, square)
+        yield
+        above = operations.xp.tri(width, k=-1, dtype=bool).T
+        for square, copy in zip(squares, kept, strict=True):
+            operations.copy_where(square, copy, above[: len(square), : len(square)])
 
     def settle(self) -> None:
         """Let CuPy's current stream wait for the work ahead. Local."""

@@ -35,6 +35,7 @@ def everything(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
                 for case in CASES:
                     yield case(ctx, rng, dtype)
             yield from refusals(ctx, rng)
+            yield from chosen(ctx)
         solver.assert_clean()
         lib.assert_clean()
         lib.gpu.assert_clean()
@@ -86,6 +87,23 @@ def refusals(ctx: pb.Context, rng: np.random.Generator) -> Iterator[tuple[str, A
     said = report.algorithm == "cusolvermp" and "cuSOLVERMp" in report.path
     yield "plan", None if said and np.allclose(values, 3) else str(report)
     yield "moved", None if len(plan.report().moved) == 2 * (d.order == "C") else str(report)
+
+
+def chosen(ctx: pb.Context) -> Iterator[tuple[str, Any]]:
+    """On several GPUs "auto" solves for few right-hand sides with cuSOLVERMp, for more and all else on panels."""
+    a = ctx.eye(40, block=4)
+    lower, (factors, pivots) = pb.cholesky(a), pb.lu(a)
+    for width, alone in ((1, "cusolvermp"), (32, "cusolvermp"), (33, "panels")):
+        b = ctx.zeros((40, width), block=4)
+        for function, given, expected in (
+            (pb.cho_solve, (lower, b), alone), (pb.lu_solve, (factors, pivots, b), alone),
+            (pb.solve, (a, b), "panels"), (pb.cholesky, (a,), "panels"), (pb.lu, (a,), "panels"),
+        ):  # fmt: skip
+            with pb.plan(function, *given) as plan:
+                found = plan.report().algorithm
+            expected = expected if ctx.size > 1 else "panels"
+            case = f"auto {function.__name__} {width}"
+            yield case, None if found == expected else f"{found}, expected {expected}"
 
 
 @pytest.mark.parametrize("nranks", [1, 2, 4])

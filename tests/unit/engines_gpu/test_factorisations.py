@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 import pblasmp as pb
+from pblasmp.engines.dense import factor_panels
+from tests.helpers import factor_cases
 from tests.helpers.factor_cases import CASES, TYPES, failures, panels_of
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -31,6 +35,50 @@ def everything(comm: Any, path: str) -> Any:
 @starts_ranks
 def test_every_layout(stand_in: Any) -> None:
     run_mpi(everything, 3, path=stand_in(1000))
+
+
+def where_they_are(comm: Any, path: str) -> Any:
+    """Matrices whose columns the ranks have whole: no element moves, whatever part of a block a panel is."""
+    rng = np.random.default_rng(17)
+    with machine(path, Multiplying, comm=comm) as lib:
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            for block, width in ((3, 3), (4, 2), (9, 3)):
+
+                def layout(_: Any, shape: Any, size: int, block: int = block, **how: Any) -> Any:
+                    dtype = how.get("dtype", "float64")
+                    return pb.MatrixDescriptor(
+                        shape, (block, block), pb.Grid(1, size), dtype=dtype, order="F"
+                    )
+
+                with (
+                    mock.patch.object(factor_cases, "layout", layout),
+                    mock.patch.object(factor_panels, "_ROUNDS", 0),
+                    panels_of(ctx, width),
+                ):
+                    for case, dtype in itertools.product(CASES, TYPES):
+                        yield case(ctx, rng, dtype)
+                    moves = moved(ctx, layout(None, (40, 40), ctx.size))
+                    yield f"blocks of {block}", f"{moves} moves" if moves else None
+            with panels_of(ctx, 2):  # so few wide blocks leave some ranks much more work than others
+                moves = moved(ctx, layout(None, (44, 44), ctx.size, 4))
+                yield "too few blocks", None if moves else "nothing moves"
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+def moved(ctx: pb.Context, d: pb.MatrixDescriptor) -> int:
+    """How often factorisations in place, and solves with their factors, move the matrix."""
+    a, b = ctx.from_function(lambda i, j: 4.0 * (i == j), d), ctx.zeros(d[:, :1])
+    with mock.patch.object(ctx.engine, "prepare_move", wraps=ctx.engine.prepare_move) as prepare:
+        pb.cho_solve(pb.cholesky(a, out=a), b, out=b)
+        pb.lu_solve(*pb.lu(a, out=a), b, out=b)
+        pb.qr(a, out=a)
+    return sum(call.args[0].shape == d.shape for call in prepare.call_args_list)
+
+
+@starts_ranks
+def test_what_is_in_panels_stays_where_it_is(stand_in: Any) -> None:
+    run_mpi(where_they_are, 3, path=stand_in(1000))
 
 
 def test_nothing_waits_for_a_panel(lib: Any, ctx: Any) -> None:

@@ -37,12 +37,19 @@ def random_moves(comm: Any, path: str, seeds: int) -> Any:
     yield "ways", f"never {missing}" if missing else None
 
 
+@pytest.fixture
+def travels(monkeypatch):
+    """On one process every element stays on its rank: in tests that ask for this, it travels nevertheless."""
+    monkeypatch.setattr(move, "stays", lambda *_: False)
+
+
 @starts_ranks
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_random_moves(stand_in, ranks):
     run_mpi(random_moves, ranks, path=stand_in(1000), seeds=draws(50, long=150))
 
 
+@pytest.mark.usefixtures("travels")
 def test_what_is_told(ctx, lib):
     """Of a window that begins inside a block: the whole blocks that contain it, and where in them it begins."""
     parent = ctx.empty(replace(D, shape=(9, 12), ld=11))
@@ -64,6 +71,7 @@ def test_what_is_told(ctx, lib):
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("travels")
 def test_c_order_is_the_transpose(ctx, lib):
     d = replace(D, order="C")
     x = ctx.empty(d)
@@ -78,6 +86,7 @@ def test_c_order_is_the_transpose(ctx, lib):
 @pytest.mark.parametrize(
     "change", [{"order": "C"}, {"dtype": "float64"}, {"order": "C", "dtype": "complex64"}]
 )
+@pytest.mark.usefixtures("travels")
 def test_another_order_or_type_is_a_temporary_s(alone, stand_in, change):
     with machine(stand_in(1000), Multiplying) as lib, pb.Context(engine="cublasmp") as ctx:
         x, target = ctx.empty(D), replace(D, block=(6, 8), **change)
@@ -90,7 +99,10 @@ def test_another_order_or_type_is_a_temporary_s(alone, stand_in, change):
     lib.assert_clean()
 
 
-@pytest.mark.parametrize("change", [{}, {"order": "C"}, {"ld": 9}, {"dtype": "float64"}])
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"order": "C"}, {"ld": 9}, {"dtype": "float64"}, {"block": (6, 8)}, {"block": (1, 5), "order": "C"}],
+)
 def test_what_stays_on_its_rank_is_copied_there(ctx, lib, change):
     x = ctx.empty(D)
     x.local[...] = values = np.arange(48.0).reshape(6, 8)
@@ -103,6 +115,7 @@ def test_what_stays_on_its_rank_is_copied_there(ctx, lib, change):
     ("where", "name", "way"),
     [(faults, "moves_unseen", "by NCCL"), (move, "copies", "by copy engines")],
 )
+@pytest.mark.usefixtures("travels")
 def test_by_our_own_exchange(ctx, lib, monkeypatch, where, name, way):
     """Where cuBLASMp has not been seen to move, and where GPUs reach each other; the report says so, too."""
     monkeypatch.setattr(where, name, lambda *_: True)
@@ -122,6 +135,7 @@ def test_which_gpus_reach_each_other():
     assert [move.copies(SimpleNamespace(gpu=gpu)) for gpu in gpus] == [True, False, False]
 
 
+@pytest.mark.usefixtures("travels")
 def test_a_plan_s_moves_are_prepared_once(alone, stand_in):
     with machine(stand_in(1000), Multiplying) as lib, pb.Context(engine="cublasmp") as ctx:
         a, b = ctx.empty(D), ctx.empty(replace(D, shape=(8, 4), block=(2, 2)))
@@ -149,6 +163,7 @@ def moving_plan(ctx: pb.Context, a: Any, b: Any) -> Any:
     return pb.plan(pb.matmul, a, b, algo="default")
 
 
+@pytest.mark.usefixtures("travels")
 def test_a_plan_that_moves_operands_is_a_graph(alone, stand_in, monkeypatch):
     """Which holds the moves, too; its product and its moves are bound to their arrays once."""
     monkeypatch.setattr(move._Gemr2D, "why_no_graph", lambda _: "")  # stands for a move that can be recorded
@@ -170,6 +185,7 @@ def test_a_plan_that_moves_operands_is_a_graph(alone, stand_in, monkeypatch):
     lib.gpu.assert_clean()
 
 
+@pytest.mark.usefixtures("travels")
 def test_a_plan_that_moves_operands_by_cublasmp_is_no_graph(alone, stand_in):
     """On real GPUs cublasMpGemr2D invalidates the recording."""
     with machine(stand_in(1000), Multiplying, lt=FakeLt()) as lib, pb.Context(engine="cublasmp") as ctx:
@@ -194,6 +210,7 @@ def life(_: Witness, comm: Any = None) -> None:
         ctx.close()
 
 
+@pytest.mark.usefixtures("travels")
 def test_every_call_failing(alone, stand_in):
     """With the statuses in turn: how one is told does not depend on the call."""
     with machine(stand_in(1000)) as lib:

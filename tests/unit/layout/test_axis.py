@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from dataclasses import FrozenInstanceError
 
@@ -43,6 +44,23 @@ def test_blocks_are_the_runs_between_block_boundaries(axis):
             assert a == 0 or (a + axis.lead) % axis.block == 0
             assert b == axis.extent or (b + axis.lead) % axis.block == 0
             assert 0 < b - a <= axis.block
+
+
+@pytest.mark.parametrize("nprocs", [1, 2, 3])
+def test_the_same_places(nprocs):
+    """Every pair of small axes: the answer is what a comparison of all indices says."""
+    for extent in range(6):
+        dealt = [
+            (axis, deal(axis))
+            for block in range(1, 6)
+            for lead in range(block)
+            for source in range(nprocs)
+            for axis in [Axis(extent, block, source, nprocs, lead)]
+        ]
+        for (one, here), (other, there) in itertools.product(dealt, dealt):
+            assert one.same_places(other) == (here == there), (one, other)
+    assert not Axis(4, 2, 0, nprocs).same_places(Axis(5, 2, 0, nprocs))
+    assert not Axis(1, 2, 0, nprocs).same_places(Axis(1, 2, 0, nprocs + 1))
 
 
 @given(st.integers(0, 50), st.integers(1, 60), st.integers(1, 6), st.data())

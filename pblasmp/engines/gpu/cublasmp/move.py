@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ....comm import Side
 from ....dtypes import is_float8
 from ....layout import MatrixDescriptor
+from ....layout.intersection import Piece, Stretch
 from ....layout.trapezoid import Trapezoid
 from ...arrays import new_part
 from ...composite import Composite, QueuedProduct
@@ -21,6 +22,9 @@ from ..session import Session
 from . import faults
 from .call import PreparedCall, columns, part_mask, write_part
 from .library import Cublasmp
+
+if TYPE_CHECKING:
+    from ..transport import CublasmpTransport
 
 __all__ = ["prepare_move"]
 
@@ -38,7 +42,7 @@ def prepare_move(
     """Prepare a move of ``a`` to ``d``, of everything or of ``part``. Collective over the context."""
     float8 = is_float8(source.dtype) or is_float8(target.dtype)
     alike = source.dtype == target.dtype or not float8
-    if 0 in source.shape or (alike and source.same_places(target)):
+    if 0 in source.shape or (alike and stays(source, target)):
         return _Copy(engine, part_mask(part, target, session.runtime.rank))
     if not alike:
         return _Converted(engine, session, source, target, arrays, part)
@@ -47,6 +51,11 @@ def prepare_move(
     if faults.moves_unseen(session.cublasmp.version, source.dtype):
         return ExchangeMove(engine, source, target, part, "by NCCL")
     return _Gemr2D(engine, session.cublasmp, source, target, arrays, part)
+
+
+def stays(source: MatrixDescriptor, target: MatrixDescriptor) -> bool:
+    """Return whether every element is on its rank already, as on one process whatever the blocks are. Local."""
+    return source.same_places(target)
 
 
 def copies(session: Session) -> bool:
@@ -63,7 +72,13 @@ class _Copy(QueuedProduct):
         self._engine, self._mask = engine, mask
 
     def _queue(self, operands: Operands) -> None:
-        write_part(operands.d, operands.a, self._mask)
+        to, of = operands.d, operands.a
+        if self._mask is None and to.size:
+            rows, cols = (Stretch(1, extent, 0, 0, 0, 0) for extent in to.shape)
+            transport = cast("CublasmpTransport", self._engine.transport)
+            transport.copy_piece(to, of, Piece((rows,), (cols,)))
+        else:
+            write_part(to, of, self._mask)
 
 
 class _Converted(Composite):

@@ -13,6 +13,10 @@ from .product import CusolvermpProduct
 
 __all__ = ["METHODS"]
 
+_FEW = (
+    32  # right-hand sides: for so many, solves with factors were faster than on panels; for 64 they were not
+)
+
 
 class CusolvermpMethod(Method):
     """cuSOLVERMp's potrf, getrf, geqrf and gels, what is solved with their factors, and syevd."""
@@ -40,7 +44,9 @@ class CusolvermpMethod(Method):
         return solver if isinstance(solver, str) else ""
 
     def cost(self, engine: Engine, problem: FactorProblem, options: Options) -> float:
-        return 2.0
+        solves = problem.routine in ("cholesky", "lu") and problem.factored
+        faster = solves and problem.right <= _FEW and engine.transport.size > 1
+        return 0.5 if faster else 2.0  # on panels: 1
 
     def prepare(
         self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands
