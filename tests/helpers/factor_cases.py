@@ -21,13 +21,18 @@ MOST = 30  # how large an error may be, in the units of ``relative``
 
 @contextlib.contextmanager
 def panels_of(ctx, width):
-    """Within, factorisations have panels of ``width`` columns, and every rank works on them."""
+    """Within, factorisations have panels of ``width`` columns, and every rank works on them.
+
+    GPUs solve with a third of a panel at a time.
+    """
     if ctx.engine.name != "host":
-        ctx.engine.operations.factor_width, saved = width, ctx.engine.operations.factor_width
+        operations = ctx.engine.operations
+        saved = operations.factor_width, operations.leaf
+        operations.factor_width, operations.leaf = width, max(1, width // 3)
         try:
             yield
         finally:
-            ctx.engine.operations.factor_width = saved
+            operations.factor_width, operations.leaf = saved
         return
     saved = HostOperations.factor_width, HostOperations.factor_alone, ctx.engine.operations.workers
     HostOperations.factor_width, HostOperations.factor_alone = width, 3
