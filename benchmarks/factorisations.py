@@ -264,6 +264,9 @@ def main() -> None:
     parser.add_argument("--block", type=int, nargs="+")
     parser.add_argument("--grid", nargs="+", help="grids, such as 2x2")
     parser.add_argument("--rhs", type=int, nargs="+", default=[1, 64, 4096], help="right-hand sides on GPUs")
+    parser.add_argument(
+        "--timeline", action="store_true", help="on GPUs: print what each stream does, instead"
+    )
     parser.add_argument("--nrhs", type=int, default=64, help="right-hand sides of solves")
     add_options(parser, pairs=7)
     parser.add_argument("--check", type=int, help="largest order whose residuals are checked")

@@ -10,13 +10,16 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 
 import pblasmp as pb
 from benchmarks import results
 from benchmarks.ranks import paired
+from pblasmp.engines.gpu.session import session_of
 
 __all__ = ["ROUTINES", "run"]
 
@@ -186,12 +189,113 @@ def time_case(
     }
 
 
+class Timeline:
+    """What a rank's streams do during a factorisation or solve on panels: CUDA events around what is queued. Local.
+
+    Args:
+        ctx: where it runs.
+    """
+
+    def __init__(self, ctx: pb.Context) -> None:
+        import cupy
+
+        self._cuda, operations, session = cupy.cuda, ctx.engine.operations, session_of(ctx.engine)
+        self._spans: list[tuple[str, str, Any, Any]] = []
+        self._within: list[str] = []
+        self._patches = [
+            mock.patch.object(where, name, self._timed(operations, label, getattr(where, name)))
+            for where, names in ((operations, _STEPS), (session.nccl, {"broadcast": "broadcast"}))
+            for name, label in names.items()
+        ]
+
+    def _timed(self, operations: Any, label: str, function: Any) -> Any:
+        def call(*arguments: Any, **how: Any) -> Any:
+            stream = self._cuda.get_current_stream()
+            start, stop = self._cuda.Event(), self._cuda.Event()
+            self._within.append(label)
+            start.record(stream)
+            try:
+                return function(*arguments, **how)
+            finally:
+                stop.record(stream)
+                self._spans.append((operations._lane, " > ".join(self._within), start, stop))
+                self._within.pop()
+
+        return call
+
+    def of(self, call: Callable[[], None]) -> list[dict[str, Any]]:
+        """Run a call; return by stream and step how often it ran and the milliseconds that it took. Collective."""
+        first, last = self._cuda.Event(), self._cuda.Event()
+        with ExitStack() as patched:
+            for each in self._patches:
+                patched.enter_context(each)
+            first.record()
+            call()
+            last.record()
+        last.synchronize()
+        elapsed = self._cuda.get_elapsed_time
+        rows: dict[tuple[str, str], dict[str, Any]] = {}
+        for lane, label, start, stop in self._spans:
+            row = rows.setdefault((lane, label), {"stream": lane, "step": label, "calls": 0, "ms": 0.0})
+            row["calls"] += 1
+            row["ms"] += elapsed(start, stop)
+        for lane in sorted({lane for lane, *_ in self._spans}):
+            spans = sorted(
+                (elapsed(first, start), elapsed(first, stop))
+                for on, _, start, stop in self._spans
+                if on == lane
+            )
+            busy, end = 0.0, 0.0
+            for start, stop in spans:
+                busy += max(0.0, stop - max(start, end))
+                end = max(end, stop)
+            rows[lane, "idle"] = {
+                "stream": lane, "step": "between these", "calls": 0, "ms": elapsed(first, last) - busy,
+            }  # fmt: skip
+        self._spans.clear()
+        return sorted(rows.values(), key=lambda row: (row["stream"], -row["ms"]))
+
+
+_STEPS = {
+    "potrf": "potrf", "_solver": "square", "getrf": "getrf", "geqrt": "geqrt", "trsm": "trsm", "gemm": "gemm",
+    "copy_panel": "copy", "swap_rows": "exchange of rows",
+}  # fmt: skip
+"""The methods of a GPU's operations that are timed, and what they are called in the table."""
+
+
+def print_timeline(ctx: pb.Context, case: Case) -> None:
+    """Print what every rank's streams did in a second call of a case. Collective."""
+    m = Matrices(ctx, case)
+    for turn in range(2):
+        if case.routine in _SOLVES:
+            m.fill(m.a, case.routine[:2])
+            m.factor("panels")
+        m.restore()
+        ctx.engine.synchronize()
+        ctx.comm.barrier()
+        found = Timeline(ctx).of(m.call("panels")) if turn else m.call("panels")()
+    for rank, rows in enumerate(ctx.comm.allgather(found)):
+        if ctx.rank == 0:
+            print(
+                f"{case.routine} {case.n}, blocks of {case.block}, {case.nrhs} right-hand sides, rank {rank}"
+            )
+            for row in rows:
+                print(
+                    f"  {row['stream']:6} {row['step']:28} {row['calls']:6} {row['ms']:10.2f} ms", flush=True
+                )
+
+
 def run(options: argparse.Namespace) -> None:
     """Time every case on the ranks that a launcher has started; rank 0 prints a row for each. Collective."""
     with pb.Context() as ctx:
         if ctx.engine.device is None:
             raise SystemExit("--gpu: this machine has no GPU that pblasmp can use")
-        time_cases(ctx, cases(options, ctx.size), options)
+        chosen = cases(options, ctx.size)
+        if options.timeline:
+            for case in chosen:
+                print_timeline(ctx, case)
+        else:
+            time_cases(ctx, chosen, options)
 
 
 def time_cases(ctx: pb.Context, chosen: Sequence[Case], options: argparse.Namespace) -> None:

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pblasmp as pb
+from benchmarks import gpu_factorisations
 from benchmarks.gpu_devices import c_call, gpu_machine
+from tests.helpers.factor_cases import panels_of
 from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -21,6 +24,41 @@ def test_the_benchmark_makes_the_same_call(ctx, lib):
         c_call(plan)()
         planned, *bare = (call.arguments for call in lib.of("Matmul"))
         assert bare == [planned, planned]
+
+
+class Clock:
+    """A CUDA event: it is a millisecond from one to the next."""
+
+    now = 0
+
+    def record(self, stream: Any = None) -> None:
+        Clock.now += 1
+        self.at = Clock.now
+
+    def synchronize(self) -> None:
+        pass
+
+
+def test_the_time_line_of_a_factorisation(ctx, lib):
+    """Every step that is queued, by what contains it, and the time between."""
+    d = pb.MatrixDescriptor((12, 12), (12, 12), pb.Grid(1, 1), order="F")
+    a = ctx.from_function(lambda i, j: 4.0 * (i == j), d)
+    timeline = gpu_factorisations.Timeline(ctx)
+    timeline._cuda = SimpleNamespace(
+        Event=Clock, get_current_stream=lambda: None, get_elapsed_time=lambda first, last: last.at - first.at
+    )
+    with panels_of(ctx, 4):
+        rows = timeline.of(lambda: pb.cholesky(a, out=a))
+    calls = {row["step"]: row["calls"] for row in rows}
+    assert {step: calls[step] for step in ("potrf", "potrf > square", "gemm")} == {
+        "potrf": 3, "potrf > square": 3, "gemm": 3,
+    }  # fmt: skip
+    assert calls["potrf > trsm"] == 2 * 4  # leaves of one column
+    steps = {row["step"]: row["ms"] for row in rows}
+    assert steps["potrf"] > steps["potrf > square"] == 3
+    outer = sum(steps[step] for step in ("potrf", "gemm", "copy"))
+    assert steps["between these"] == Clock.now - 1 - outer
+    assert not [name for name in ("gemm", "potrf") if name in vars(ctx.engine.operations)]  # as they were
 
 
 def machine_of_two(comm: Any, path: str) -> Any:
