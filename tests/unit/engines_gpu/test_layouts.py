@@ -136,7 +136,7 @@ def test_a_result_that_cublasmp_moves_is_finished_afterwards(alone, stand_in):
 def read_or_not(comm: Any, path: str) -> Any:
     d = replace(D, grid=pb.Grid(1, comm.size))
     with machine(path, Multiplying, comm=comm), pb.Context(comm, engine="cublasmp") as ctx:
-        a, c = ctx.zeros(d), ctx.zeros(replace(d, block=(3, 2)))
+        a, c = ctx.zeros(d), ctx.zeros(replace(d, block=(2, 3)))
         for beta, moved in ((0, 0), (1, 1)):
             with pb.plan(pb.matmul, a, a, c, out=ctx.zeros(d), beta=beta) as plan:
                 found = len(plan.report().moved), plan.report().algorithm
