@@ -145,11 +145,14 @@ class QueuedPanels(OwnPanels):
                 self._send(k, self.own(k))
         return self._fetched(k, 0)
 
+    def above_kept(self) -> AbstractContextManager[None]:
+        """Return a context at whose end what was above the diagonal is there again, in the caller's array. Local."""
+        return self._with_squares() if self.given else contextlib.nullcontext()
+
     @contextlib.contextmanager
-    def above_kept(self) -> Iterator[None]:
-        """Keep what is above the diagonal in the caller's own array; it is put back at the end. Local."""
+    def _with_squares(self) -> Iterator[None]:
         operations, width = self._operations, self.shape.width
-        squares = [self.own(k)[slice(*self.shape.bounds(k))] for k in self.mine] if self.given else []
+        squares = [self.own(k)[slice(*self.shape.bounds(k))] for k in self.mine]
         room = operations.scratch("above", (width, width * len(squares)), self.dtype, "F")
         kept = [room[: len(square), i * width :][:, : len(square)] for i, square in enumerate(squares)]
         for square, copy in zip(squares, kept, strict=True):
