@@ -42,6 +42,7 @@ NUMBERS = [
     ("solving", "engines.host.operations.HostOperations.factor_width", str, "have panels of {} columns"),
     ("solving", "engines.host.operations.HostOperations.factor_alone", str, "Up to an order of {} one rank"),
     ("solving", "engines.dense.factor_panels._WIDE", str, "at least {} columns"),
+    ("solving", "engines.gpu.factor_operations._LEAF", str, "solves below them with {} columns at a time"),
     ("solving", "engines.dense.factor_panels._ROUNDS", str, "each rank has {} such blocks"),
     ("solving", "engines.gpu.cusolvermp.methods._FEW", str, "with up to {} right-hand sides"),
     ("matrices", "creation.DEFAULT_BLOCK", str, "| `block` | `64` or `(64, 32)` | {};"),
