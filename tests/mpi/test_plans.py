@@ -275,6 +275,7 @@ def moved_first(comm):
         fitting = _square(ctx, 18, 4)
         coarse, line = _square(ctx, 18, 5), _square(ctx, 18, 4, grid=pb.Grid(1, comm.size))
         x, y, z = (numbers(rng, (18, 18), "float64") for _ in range(3))
+        moved_c = "c" if comm.size > 1 else ""  # one process has every element in its place
 
         def planned(case, da, db, dc, dd, names, view=False, **options):
             a, b, c, out = (
@@ -296,9 +297,9 @@ def moved_first(comm):
         yield planned("nothing to do", fitting, fitting, None, None, "")
         yield planned("b", fitting, coarse, None, fitting, "")
         yield planned("a and b", coarse, coarse, None, fitting, "")
-        yield planned("c", fitting, fitting, coarse, fitting, "c", beta=2)
+        yield planned("c", fitting, fitting, coarse, fitting, moved_c, beta=2)
         yield planned("c that is not read", fitting, fitting, coarse, fitting, "")
-        yield planned("everything but out", coarse, coarse, coarse, fitting, "c", beta=1, alpha=-1)
+        yield planned("everything but out", coarse, coarse, coarse, fitting, moved_c, beta=1, alpha=-1)
         yield planned("ops", fitting, coarse, None, fitting, "", op_a="T", op_b="C")
         if comm.size > 3:
             yield planned("another grid", line, fitting, None, fitting, "")

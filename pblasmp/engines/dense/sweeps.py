@@ -110,7 +110,7 @@ class Spread:
 
     def __init__(self, bench: Workbench, panels: FactorPanels, right: FactorPanels) -> None:
         self._operations, self._panels, self._transport = bench.operations, panels, bench.engine.transport
-        self._right = right
+        self._right, self._placed = right, False
         shape = right.shape.rows, right.shape.cols
         self._whole = self._operations.scratch("spread", shape, right.dtype, "F")
         self._whole[...] = right.own(0) if right.mine else 0
@@ -122,8 +122,10 @@ class Spread:
     def sweep(self, *, lower: bool, unit: bool = False, op: str = "N") -> None:
         """Solve with a triangle of the matrix. Collective over the workers."""
         _sweep_spread(
-            self._transport, self._operations, self._panels, self._whole, lower=lower, unit=unit, op=op
-        )
+            self._transport, self._operations, self._panels, self._whole,
+            placed=self._placed, lower=lower, unit=unit, op=op,
+        )  # fmt: skip
+        self._placed = True
 
     def finish(self) -> None:
         """Give the first rank the sum. Collective over the workers."""
@@ -147,34 +149,48 @@ def _sweep_spread(
     panels: FactorPanels,
     x: Array,
     *,
+    placed: bool,
     lower: bool,
     unit: bool,
     op: str,
 ) -> None:
-    """Replace the sum of all ranks' ``x`` by the solution: afterwards a rank has the rows of its panels, and zeros."""
+    """Replace the sum of all ranks' ``x`` by the solution: afterwards a rank has the rows of its panels, and zeros.
+
+    With ``placed`` that is so before, too.
+    """
     n, plain = panels.shape.cols, op == "N"
     conjugate = op == "C" and panels.dtype.kind == "c"
     known = x if plain else operations.scratch("known", x.shape, x.dtype, "F")
     for k in range(panels.shape.panels) if lower == plain else reversed(range(panels.shape.panels)):
         first, stop = panels.shape.bounds(k)
         rest = slice(stop, n) if lower else slice(0, first)
-        block = operations.scratch("spread block", (stop - first, x.shape[1]), x.dtype, "F")
-        block[...] = x[first:stop]
-        transport.sum_ranks(block.T)
-        if not panels.has(k):
-            block[...] = 0
-        else:
+        rows, mine = x[first:stop], panels.has(k)
+        if plain or not placed:
+            _add_up(transport, operations, rows)
+            if not mine:
+                rows[...] = 0
+        if mine:
             panel = panels.own(k)
             square, beside = panel[first:stop], panel[rest]
             if conjugate:
                 square, beside = square.conj(), beside.conj()
             if plain:
-                operations.trsm(1, square, block, lower=lower, unit=unit)
-                operations.gemm(-1, beside, block, 1, x[rest])
+                operations.trsm(1, square, rows, lower=lower, unit=unit)
+                operations.gemm(-1, beside, rows, 1, x[rest])
             else:
-                operations.gemm(-1, beside.T, known[rest], 1, block)
-                operations.trsm(1, square.T, block, lower=not lower, unit=unit)
-        x[first:stop] = block
+                operations.gemm(-1, beside.T, known[rest], 1, rows)
+                operations.trsm(1, square.T, rows, lower=not lower, unit=unit)
         if not plain:
-            transport.sum_ranks(block.T)
-            known[first:stop] = block
+            known[first:stop] = rows
+            _add_up(transport, operations, known[first:stop])
+
+
+def _add_up(transport: Transport, operations: Operations, rows: Array) -> None:
+    """Replace rows of an array in F order by their sum over all ranks. Collective."""
+    if rows.shape[1] == 1:
+        transport.sum_ranks(rows.T)
+        return
+    together = operations.scratch("spread rows", rows.shape, rows.dtype, "F")
+    together[...] = rows
+    transport.sum_ranks(together.T)
+    rows[...] = together

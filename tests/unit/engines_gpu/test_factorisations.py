@@ -62,6 +62,14 @@ def where_they_are(comm: Any, path: str) -> Any:
             with panels_of(ctx, 2):  # so few wide blocks leave some ranks much more work than others
                 moves = moved(ctx, layout(None, (44, 44), ctx.size, 4))
                 yield "too few blocks", None if moves else "nothing moves"
+            with panels_of(ctx, 8):
+                d = pb.MatrixDescriptor((40, 40), (8, 8), pb.Grid(1, ctx.size), order="F")
+                lower, b = pb.cholesky(ctx.eye(d)), ctx.zeros(d[:, :1])
+                transport = ctx.engine.transport
+                with mock.patch.object(transport, "sum_ranks", wraps=transport.sum_ranks) as sums:
+                    pb.cho_solve(lower, b)
+                count = sums.call_count  # a panel's rows once in each sweep, and all rows at the end
+                yield "sums", None if count == 2 * 5 + 1 else f"{count}"
         lib.assert_clean()
         lib.gpu.assert_clean()
 
