@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import click
 import measured
+from click.testing import CliRunner
 
 import pblasmp as pb
 import pblasmp.pblas as names
 from pblasmp.bindings import FUNCTIONS, version_text
 from pblasmp.cli.commands import cli
-from pblasmp.costs.advise import scale, scaling_chart
 from pblasmp.engines.product import Workspace
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.layout.vector_routines import VECTOR_ROUTINES
@@ -329,6 +329,19 @@ def gallery() -> str:
     )
 
 
+def planned(page: Path, directory: Path) -> Iterator[str]:
+    """Yield what each ``pblasmp plan`` of a page prints. Files that they need and draw are in ``directory``."""
+    text = page.read_text(encoding="utf-8")
+    for name, content in re.findall(r"`([\w.-]+\.toml)`:\n\n```toml\n(.*?)```", text, re.DOTALL):
+        (directory / name).write_text(content, encoding="utf-8")
+    for line in re.findall(r"^pblasmp (plan .*)$", text, re.MULTILINE):
+        arguments = [str(directory / x) if x.endswith((".toml", ".svg")) else x for x in line.split()]
+        done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+        if done.exit_code:
+            raise ValueError(f"{page.name}: pblasmp {line}: {done.output}")
+        yield done.output
+
+
 def write_all(directory: Path) -> None:
     """Write everything that the pages include."""
     directory.mkdir(exist_ok=True)
@@ -354,8 +367,8 @@ def write_all(directory: Path) -> None:
     ):  # fmt: skip
         (directory / f"{table.__name__}.md").write_text(table(), encoding="utf-8")
     measured.charts(directory)
-    nodes = (8, 16, 32, 64, 128)
-    scaling_chart(scale(200000, 200000, 200000, nodes, "dgx-h100-cluster")).save(directory / "scaling.svg")
+    for i, output in enumerate(planned(ROOT / "docs/planning.md", directory)):
+        (directory / f"plan-{i}.md").write_text(f"```text\n{output}```\n", encoding="utf-8")
     for file in (*DRAWN, *GALLERY):
         pb.draw(load_problem_file(ROOT / file if "/" in file else file)).save(
             directory / f"{Path(file).stem}.svg"

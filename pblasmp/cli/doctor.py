@@ -30,6 +30,7 @@ __all__ = ["diagnose", "print_diagnosis"]
 
 _ORDER = 384
 _SLOW = 0.5  # of the speed in the machine's file
+_MORE = {"path": ("mpirun", "MPI library"), "blas": ("numpy", "scipy")}  # what else is printed, of which
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ def diagnose(ranks: int | None, engine: EngineName, machine: str | Path | None) 
     """
     known = None if machine is None else load_machine(machine)
     facts = collect()
-    found: dict[str, Any] = {"facts": facts, "faults": list(_of_facts(facts))}
+    faults = [] if ranks == 1 else list(_of_facts(facts))  # one rank needs no MPI
+    found: dict[str, Any] = {"facts": facts, "faults": faults}
     try:
         found |= on_ranks(_work, DoctorOptions(engine), ranks)
     except FailureError as error:
@@ -146,10 +148,13 @@ def places(comm: Communicator, *, gpus: bool) -> dict[str, int]:
 def print_diagnosis(found: dict[str, Any]) -> None:
     """Print what was found, and the verdict last. Local."""
     facts = found["facts"]
-    for name in ("mpirun", "MPI library", "BLAS", "cuBLASMp"):
+    for name in ("mpirun", "MPI library", "numpy", "scipy", "cuBLASMp"):
         if name in facts:
             each = facts[name]
-            click.echo(f"{name:<12} {plain(str(each.get('version') or each.get('problem')))}")
+            more = [str(each[key]) for key in ("path", "blas") if key in each and name in _MORE[key]]
+            click.echo(
+                f"{name:<12} {plain(', '.join([str(each.get('version') or each.get('problem')), *more]))}"
+            )
     for name, each in facts.items():
         if name.startswith("GPU ") and "reaches" in each:
             click.echo(f"{name:<12} {each['version']}, reaches {each['reaches'] or 'no other'}")
@@ -160,6 +165,8 @@ def print_diagnosis(found: dict[str, Any]) -> None:
         )
         where = f"{ranks} on {nodes}"
         click.echo(f"{'ranks':<12} {where}, engine {found['engine']} ({plain(found['why'])})")
+        if found["engine"] == "host":
+            click.echo(f"{'binding':<12} the ranks of a node may run on {found['cores']} cores")
         click.echo(
             f"{'products':<12} right by {', '.join(x for x in found['checked'] if x not in found['wrong'])}"
         )
@@ -168,4 +175,5 @@ def print_diagnosis(found: dict[str, Any]) -> None:
             click.echo(f"{name:<12} {found['speed'][name] / 1e9:.1f} {unit} per rank{beside}")
     for fault, cure in found["faults"]:
         click.echo(f"{click.style('fault', fg='red')}        {plain(fault)}\n  cure       {plain(cure)}")
-    click.echo("everything works" if not found["faults"] else f"{len(found['faults'])} faults")
+    count = len(found["faults"])
+    click.echo("everything works" if not count else "one fault" if count == 1 else f"{count} faults")

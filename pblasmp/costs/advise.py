@@ -260,7 +260,9 @@ class MoveAdvice:
 
     def __str__(self) -> str:
         there = f"{time_text(self.move_seconds)} to move, then {time_text(self.moved.prediction.seconds)} for each"
-        pays = f"pays from {self.break_even} products on" if self.break_even else "never pays"
+        pays = {0: "never pays", 1: "pays at once"}.get(
+            self.break_even, f"pays from {self.break_even} products on"
+        )
         lines = [
             f"keep: {time_text(self.keep.seconds)}",
             f"move: {there} ({self.moved.label}): {pays}",

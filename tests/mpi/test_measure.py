@@ -146,6 +146,31 @@ def test_faults_that_doctor_finds():
     ]  # fmt: skip
 
 
+def test_what_doctor_prints(capsys):
+    """MPI, libraries with their paths, binding, and a verdict: one rank needs no MPI."""
+    facts = {
+        "MPI library": {"problem": "none"}, "mpirun": {"version": "5.0", "path": "/usr/bin/mpirun"},
+        "numpy": {"version": "2.0", "path": "/numpy", "blas": "openblas 0.3"},
+    }  # fmt: skip
+    ranks = {
+        "ranks": 1, "nodes": 1, "ranks_of_node": 1, "cores": 2, "why_not_shared": "", "engine": "host",
+        "why": "asked for", "checked": ["gathered"], "wrong": {}, "gemm_size": 8, "speed": {"copy": 1e9, "gemm": 1e12},
+    }  # fmt: skip
+    for count, verdict in ((1, "everything works"), (2, "one fault")):
+        with (
+            mock.patch.object(doctor, "on_ranks", return_value=ranks),
+            mock.patch.object(doctor, "collect", return_value=facts),
+        ):
+            doctor.print_diagnosis(doctor.diagnose(count, "host", None))
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[-1] == verdict
+        assert lines[:4] == [
+            "mpirun       5.0, /usr/bin/mpirun", "MPI library  none", "numpy        2.0, openblas 0.3",
+            "ranks        one rank on one node, engine host (asked for)",
+        ]  # fmt: skip
+        assert "binding      the ranks of a node may run on 2 cores" in lines
+
+
 def placed(comm):
     """A node is a machine, for GPUs and CPUs, however its ranks are split for communication."""
     with pb.Context(comm, engine="host") as ctx:

@@ -159,6 +159,22 @@ def test_ratios_are_times_over_those_of_pblasmp(modules):
     assert measured.spread([3.0, 1.0, 2.0]) == "2.00 (1.00 to 3.00)"
 
 
+def test_what_planning_shows_is_what_the_commands_print(modules, tmp_path):
+    """A scaling, a layout that it pays to move, a model's layers; a command that fails, fails the build."""
+    generate, _ = modules
+    product, nodes, layout, model = generate.planned(DOCS / "planning.md", tmp_path)
+    assert product.startswith("best: ")
+    assert [line.split()[0] for line in nodes.splitlines()[:5]] == ["8", "16", "32", "64", "128"]
+    assert "does not fit" in nodes
+    assert "pays at once" in layout
+    assert len(re.findall("best on", model)) == 6
+    assert "<svg" in (tmp_path / "scaling.svg").read_text()
+    page = tmp_path / "page.md"
+    page.write_text("pblasmp plan 8 8 --machine dgx-h100\n")
+    with pytest.raises(ValueError, match=r"page\.md: pblasmp plan 8 8 --machine dgx-h100: .*"):
+        list(generate.planned(page, tmp_path))
+
+
 def test_a_chart_without_times_fails_the_build(modules, tmp_path):
     _, measured = modules
     with pytest.raises(ValueError, match=r"chart\.svg: there is no time to draw"):
