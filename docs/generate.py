@@ -363,7 +363,8 @@ def write_all(directory: Path) -> None:
         raise ValueError("README.md: the table of comparison is old: python docs/measured.py writes it")
     for table in (
         measured.comparison, measured.performance, measured.level3_gpu, measured.many_calls, measured.rounding_blocks,
-        measured.rounding_sums, measured.one_kernel, measured.all_results, measured.gpu_runs, measured.predictions,
+        measured.rounding_sums, measured.one_kernel, measured.gathered_rates, measured.all_results, measured.gpu_runs,
+        measured.predictions,
     ):  # fmt: skip
         (directory / f"{table.__name__}.md").write_text(table(), encoding="utf-8")
     measured.charts(directory)

@@ -308,9 +308,13 @@ def rounding_sums() -> str:
 
 
 def one_kernel() -> str:
-    """Return the table of docs/one-kernel.md."""
-    run = results.runs()["one_kernel-2-gpus"]
+    """Return the tables of docs/one-kernel.md, by number of GPUs."""
+    runs = results.runs()
+    found = [runs[name] for name in ("one_kernel-2-gpus", "one_kernel-4-gpus")]
+    return "\n".join(f"{run.gpus} GPUs:\n\n{_one_kernel(run)}" for run in found)
 
+
+def _one_kernel(run: Run) -> str:
     def micro(seconds: float | None) -> str:
         return "" if seconds is None else digits(seconds * 1e6)
 
@@ -336,6 +340,27 @@ def one_kernel() -> str:
         "times as fast as the best",
     ]
     return table(head, rows, 5) + f"\n{source(run)}\n"
+
+
+def gathered_rates() -> str:
+    """Return what AllGather + GEMM of 1024 x 1024 x 1024 reaches by each way, for docs/one-kernel.md."""
+    run = results.runs()["tensor_parallel-allgather_matmul-4-gpus"]
+    row = next(row for row in run.rows if set(row["case"].values()) == {1024})
+    ways = {
+        SEPARATE: "NCCL gathers, then one GEMM, in PyTorch",
+        "nccl": "the same as a CUDA graph",
+        "push": "copy engines gather; a GEMM for the tokens of each rank",
+        "no_overlap": "cuBLASMp without overlap",
+        "split_p2p": "cuBLASMp with overlap",
+        "PyTorch async TP": "PyTorch's symmetric memory",
+    }
+    flops = 2 * 1024**3 * run.ranks  # N is that of each rank
+    rows = []
+    for name, what in ways.items():
+        if taken := middle(row, name):
+            rate = flops / taken / 1e12
+            rows.append([name, what, digits(rate), digits(rate / run.gpus * 8)])
+    return table(["", "", f"TFLOP/s over {run.gpus} GPUs", "for 8 GPUs"], rows, 2) + f"\n{source(run)}\n"
 
 
 def gpu_runs() -> str:

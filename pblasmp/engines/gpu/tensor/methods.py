@@ -138,7 +138,7 @@ _ONE_SHOT_BYTES = 512 << 10  # results that more than two ranks add one by one
 _ONE_SHOT_WAVES = 4
 _ONE_KERNEL = {
     2: {"matmul_reduce_scatter": 6e11, "matmul_allreduce": 2.5e11, "matmul_allgather": 2.4e11},
-    4: {"matmul_allgather": 1.2e12},
+    4: {"matmul_reduce_scatter": 3e11, "matmul_allreduce": 4e12, "matmul_allgather": 1.2e12},
 }
 """Operations of all ranks up to which one kernel is the fastest, on two H100 and on two and four H200."""
 _MEASURED = 4  # ranks: of more, there are no measurements of copies that follow one another in graphs
