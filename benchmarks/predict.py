@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -112,6 +114,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--engine", default="auto", choices=("auto", "host", "cublasmp"))
     parser.add_argument("--samples", type=int, default=3, help="of each case in each round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--stored", type=Path, metavar="FILE",
+        help="a run whose times are predicted again instead of measured, to judge a change of the model",
+    )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="only check that the script runs")
     results.add_option(parser)
     return parser.parse_args(argv)
@@ -126,29 +132,37 @@ def main() -> None:
         say = print if ctx.rank == 0 else lambda *_: None
         say(f"{ctx.size} ranks, {ctx.engine.machine}\n\n| | predicted, ms | measured, ms | ratio |")
         say("| --- | ---: | ---: | ---: |")
-        count, least = (1, 0.0) if arguments.quick else (arguments.samples, _LEAST)
+        stored = results.load(arguments.stored) if arguments.stored else None
         times, problems = defaultdict(list), {}
-        for _ in range(1 if arguments.quick else arguments.rounds):
+        for row in stored.rows if stored else ():
+            times[row["case"]["what"]] = list(row["seconds"]["measured"])
+        count, least = (1, 0.0) if arguments.quick else (arguments.samples, _LEAST)
+        for _ in range(1 if arguments.quick or stored else arguments.rounds):
             for words, problem, planned in (
                 *products(ctx, kind),
                 *forms(ctx, kind),
                 *factorisations(ctx, kind),
             ):
-                run, problems[words] = planned(), problem
-                times[words] += repeated(ctx.engine, ctx.comm, run, count, least)
-                run.close()
+                problems[words] = problem
+                if stored is None:
+                    run = planned()
+                    times[words] += repeated(ctx.engine, ctx.comm, run, count, least)
+                    run.close()
         rows, ratios = [], []
         for words, problem in problems.items():
             foreseen = pb.predict(problem, arguments.machine, nranks=ctx.size).seconds
-            took = min(times[words])
+            took = median(times[words]) if stored else min(times[words])
             ratios.append(foreseen / took)
             say(f"| {words} | {foreseen * 1e3:.3f} | {took * 1e3:.3f} | {ratios[-1]:.2f} |")
-            seconds = {"predicted": [foreseen], "measured": [took]}
+            seconds = {"predicted": [foreseen], "measured": times[words] if stored else [took]}
             rows.append({"case": {"what": words}, "seconds": seconds})
         within = np.mean([0.8 <= each <= 1.25 for each in ratios])
         say(f"\n{100 * within:.0f} % of {len(ratios)} within 0.8 to 1.25")
         directory = results.directory_of(arguments)
-        if ctx.rank == 0 and directory is not None:
+        if ctx.rank == 0 and directory is not None and stored is not None:
+            options = {**stored.options, "predicted_with": results.this_commit()}
+            say(f"\n{results.save(replace(stored, options=options, rows=rows), Path(directory))}")
+        elif ctx.rank == 0 and directory is not None:
             made = results.Run(
                 benchmark="predict", date=results.today(), commit=results.this_commit(), ranks=ctx.size,
                 gpus=0 if kind == "host" else ctx.size, **results.facts(ctx), options=results.options_of(arguments),
