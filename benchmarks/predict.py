@@ -160,7 +160,7 @@ def main() -> None:
         say(f"\n{100 * within:.0f} % of {len(ratios)} within 0.8 to 1.25")
         directory = results.directory_of(arguments)
         if ctx.rank == 0 and directory is not None and stored is not None:
-            options = {**stored.options, "predicted_with": results.this_commit()}
+            options = {**stored.options, "predicted_again": results.today()}
             say(f"\n{results.save(replace(stored, options=options, rows=rows), Path(directory))}")
         elif ctx.rank == 0 and directory is not None:
             made = results.Run(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import many_calls
-from benchmarks.results import runs
+from benchmarks.results import load, runs
 from pblasmp import launch
 from pblasmp.launch import find_launcher
 from pblasmp.layout.forms import FORMS
@@ -38,6 +38,28 @@ def test_redistribution(tmp_path):
     assert {"np.copyto", "scatter", "gather", "save", "load"} < {row["case"]["operation"] for row in rows}
     assert all(len(row["seconds"]["time"]) == 2 for row in rows)
     assert list(tmp_path.iterdir()) == [tmp_path / "results"]
+
+
+def test_predictions(tmp_path):
+    """All kinds of problems beside measurements; of a stored run only the predictions change."""
+    command = [*launch.interpreter(), "-m", "benchmarks.predict", "--quick", "--engine", "host"]
+    found = []
+    for machine, stored in (("xeon-2-cores", False), ("dgx-h100", True)):
+        file = tmp_path / "predict-1-ranks.json"
+        more = ["--machine", machine, "--results", tmp_path, *(["--stored", file] if stored else [])]
+        done = subprocess.run(
+            [*command, *more], check=False, cwd=ROOT, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        found.append(load(file))
+    first, again = ({row["case"]["what"]: row["seconds"] for row in run.rows} for run in found)
+    assert first.keys() == again.keys()
+    assert {"cholesky", "trsm", "matmul_allreduce", "product"} <= {
+        word for what in first for word in what.split()
+    }
+    assert all(first[what]["measured"] == again[what]["measured"] for what in first)
+    assert all(first[what]["predicted"] != again[what]["predicted"] for what in first)
+    assert "predicted_again" in found[1].options
 
 
 def test_host_gemm_memory(tmp_path):
