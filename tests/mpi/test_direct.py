@@ -11,6 +11,7 @@ import pytest
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.engines.host.direct import calls
+from pblasmp.engines.host.direct import products as products_module
 from tests.helpers.cases import agreed_error, first, unlike
 from tests.helpers.mpi import run_mpi
 
@@ -128,6 +129,41 @@ def products(comm):
                 first(unlike(c.allgather(), z), unlike(new.allgather(), x[rows, k].T @ y[rows, cols])),
             )
         yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
+
+
+def long_sums(comm):
+    """Products whose inner dimension is so long that their larger operand stays where it is, and partial sums move."""
+    rng = np.random.default_rng(7)
+    least, products_module._LEAST = products_module._LEAST, 0
+    grid = pb.Grid.squarest(comm.size)
+    try:
+        with pb.Context(comm, engine="host") as ctx:
+            for count, (op_a, op_b) in enumerate(("NN", "TN", "NT", "TT", "CN", "NC", "CT", "TC")):
+                dtype = "complex128" if "C" in op_a + op_b else "float64"
+                x, y = (rng.integers(-4, 5, shape).astype(dtype) for shape in ((70, 70), (70, 70)))
+                if dtype == "complex128":
+                    x, y = x + 1j * y, y - 2j * x
+                order = "FC"[count % 2] if "C" not in op_a + op_b else "F"
+                a = ctx.scatter(x, block=(4, 5), grid=grid, order=order)
+                b = ctx.scatter(y, block=(5, 3), grid=grid, order="F", source=(grid.nprow - 1, 0))
+                c = ctx.full((40, 40), 2, block=(3, 4), grid=grid, dtype=dtype, order="F")
+                for m, n in ((9, 4), (4, 9), (6, 6), (1, 5)):
+                    i, k = slice(3, 3 + m), slice(1 + count, 61 + count)
+                    j = slice(5, 5 + n)
+                    of_a, of_b = (i, k) if op_a == "N" else (k, i), (k, j) if op_b == "N" else (j, k)
+                    into = c[i, j]
+                    op = {"N": lambda v: v, "T": lambda v: v.T, "C": lambda v: v.T.conj()}
+                    expected = op[op_a](x[of_a]) @ op[op_b](y[of_b]) - into.allgather()
+                    pb.matmul(a[of_a], b[of_b], into, op_a=op_a, op_b=op_b, beta=-1, out=into)
+                    yield f"{op_a}{op_b} {m} {n}", unlike(into.allgather(), expected)
+            yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
+    finally:
+        products_module._LEAST = least
+
+
+@pytest.mark.parametrize("nranks", [4, 6])
+def test_products_with_long_sums(nranks):
+    run_mpi(long_sums, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, 3, 4])

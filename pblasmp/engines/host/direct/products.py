@@ -82,7 +82,7 @@ def old_values(call: Preparation, c: Part | None, d: SubMatrix) -> Steps:
 def matmul(call: Preparation) -> Callable[[], Steps]:
     """Prepare a product: what a rank lacks of its rows of op(A) and its columns of op(B) is in slabs.
 
-    If the result is a vector, the matrix stays where it is.
+    If that moves less, the larger operand stays where it is.
     """
     asked = call.asked
     assert asked.b is not None
@@ -100,12 +100,10 @@ def matmul(call: Preparation) -> Callable[[], Steps]:
         m, n = to.rows.extent, to.cols.extent
         moved = (0 if x_stays else m * k) + (0 if y_stays else n * k)
         here = m * n * (x.cols if m >= n else y.cols).nprocs + min(m, n) * k
-        if min(m, n) == 1 and moved > here:
-            if n == 1:
+        if moved > here if min(m, n) == 1 else moved >= max(_LARGER * here, _LEAST):
+            if n <= m:
                 return _in_place(call, x, y, to, before)
             return _in_place(call, y, x, SubMatrix(asked.d, turned=True), before)
-        if moved >= max(_LARGER * here, _LEAST):
-            raise UnfitError  # moving results is better: "stationary"
         if not x_stays:
             left = call.stage(x, to.rows, inner)
         if not y_stays:
