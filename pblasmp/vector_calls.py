@@ -13,6 +13,7 @@ from .calls import MatrixCall, run
 from .dtypes import element_type, scalar
 from .engines.dense import vectors as reductions
 from .engines.dense.vectors import Vector
+from .engines.direct import Asked
 from .engines.request import CONSTANTS, Options
 from .errors import ArgumentError, LayoutError, faults_text
 from .handle import Handle
@@ -27,7 +28,7 @@ from .runtime import Runtime
 if TYPE_CHECKING:
     pass
 
-__all__ = ["after_agreement", "agreed", "as_level3", "column", "reduced", "same"]
+__all__ = ["after_agreement", "agreed", "as_level3", "column", "reduced", "same", "typed"]
 
 Matrix = DistributedMatrix
 Given = Mapping[str, Any]  # operands by name; None if absent
@@ -96,7 +97,9 @@ def _type_faults(present: Given) -> Iterator[str]:
             yield f"{name}: dtype is {other.dtype.name}, expected {x.dtype.name} like {first}"
 
 
-def agreed(routine: str, given: Given, options: Mapping[str, Any], *, writes: bool = False) -> Runtime[Any]:
+def agreed(
+    routine: str, given: Given, options: Mapping[str, Any], *, writes: bool = False, voted: bool = False
+) -> Runtime[Any]:
     """Check the arguments and agree on them: of repeated calls with one vote. Collective over the context.
 
     Args:
@@ -104,6 +107,7 @@ def agreed(routine: str, given: Given, options: Mapping[str, Any], *, writes: bo
         given: its operands.
         options: its other arguments: numbers.
         writes: all operands are written.
+        voted: whether this rank has tried a direct call, on which the ranks did not agree.
     """
     ctx = context_of(routine, *given.values())
     row = VECTOR_ROUTINES[routine]
@@ -126,7 +130,7 @@ def agreed(routine: str, given: Given, options: Mapping[str, Any], *, writes: bo
         return known
 
     number, _ = ctx.calls.agree(
-        lambda: ctx.agreement(routine), _signature(ctx, routine, columns, options), again, first
+        lambda: ctx.agreement(routine), _signature(ctx, routine, columns, options), again, first, voted=voted
     )
     if not number:
         ctx.calls.remember(_signature(ctx, routine, columns, options), True)
@@ -154,8 +158,31 @@ def _check_written(ctx: Runtime[Any], columns: Given) -> None:
 
 def reduced(routine: str, given: Given) -> Any:
     """Return the number that a routine of level 1 computes, as a NumPy scalar. Collective over the context."""
-    agreed(routine, given, {})
+    found = _reduced_directly(routine, [column(x) for x in given.values()])
+    if found is not None and found is not False:
+        return typed(given["x"].dtype, routine, found)
+    agreed(routine, given, {}, voted=found is False)
     return after_agreement(routine, given)
+
+
+def _reduced_directly(routine: str, columns: list[Any]) -> Any:
+    """Return the number, None or False if it takes the ordinary way. Collective over the context."""
+    x = columns[0]
+    if not all(isinstance(each, Handle) and each.shape == (x.shape[0], 1) for each in columns):
+        return None
+    ctx: Runtime[Any] = x.context
+    if any(each.context is not ctx or each.dtype != x.dtype for each in columns):
+        return None
+    direct = ctx.direct
+    if direct is None or ctx.engine.xp is not np or ctx.control.gone():
+        return None
+    ctx.check_open()
+    parts = [each.direct_part() for each in columns]
+    if not x.shape[0] or None in parts:
+        return None
+    of_x, of_y = parts[0], parts[1] if len(parts) > 1 else None
+    assert of_x is not None
+    return direct.reduce(ctx.control, Asked(routine, routine, of_x, of_y, None, of_x, False))
 
 
 def after_agreement(routine: str, given: Given, alpha: complex = 1) -> Any:
@@ -177,12 +204,16 @@ def after_agreement(routine: str, given: Given, alpha: complex = 1) -> Any:
             return None
         ctx.engine.synchronize()  # before values are read: that would wait forever if a rank is gone
         parts = [Vector(each.descriptor, each.local) for each in columns]
-        if routine in ("dot", "dotc"):
-            return _as(x.dtype, reductions.dot(ctx.engine, *parts, conjugate=routine == "dotc"))
+        return typed(x.dtype, routine, reductions.reduced(ctx.engine, routine, parts))
+
+
+def typed(dtype: np.dtype, routine: str, found: Any) -> Any:
+    """Return the result of a reduction as NumPy scalars of a vector's type, and amax's index. Local."""
+    with np.errstate(all="ignore"):
         if routine == "amax":
-            value, index = reductions.amax(ctx.engine, *parts)
-            return _as(x.dtype, value), index
-        return x.dtype.type(getattr(reductions, routine)(ctx.engine, *parts)).real
+            value, index = found
+            return _as(dtype, value), index
+        return _as(dtype, found) if routine in ("dot", "dotc") else dtype.type(found).real
 
 
 def _exchange(ctx: Runtime[Any], x: Handle, y: Handle) -> None:

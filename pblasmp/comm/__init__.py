@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .agreement import Agreement, Running, break_off, closing, is_agreed, leave, vote_on
+from .agreement import Agreement, Running, break_off, closing, gather_on, is_agreed, leave, vote_on
 from .board import make_boards
 from .communicator import (
     Communicator,
@@ -35,6 +35,7 @@ __all__ = [
     "closing",
     "count_cores",
     "gather_numbers",
+    "gather_on",
     "is_agreed",
     "leave",
     "machine",

@@ -13,6 +13,7 @@ import pickle
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -24,7 +25,8 @@ from .communicator import FINALIZED, Communicator
 from .side_channel import SideChannel, text_of
 
 __all__ = [
-    "CLOSING", "NUMBER", "Agreement", "Running", "break_off", "closing", "differs_in", "is_agreed", "leave", "vote_on",
+    "CLOSING", "NUMBER", "Agreement", "Running", "break_off", "closing", "differs_in", "gather_on", "is_agreed",
+    "leave", "vote_on",
 ]  # fmt: skip
 
 NUMBER = "number of the call"
@@ -323,21 +325,37 @@ def vote_on(comm: Communicator, call: str, number: int) -> bool:
         RankMismatchError: the ranks made different calls.
         Exception: the fault that another rank has found in the call.
     """
+    return _cast(comm, call, number, ())[0]
+
+
+def gather_on(
+    comm: Communicator, call: str, number: int, values: Sequence[float]
+) -> list[list[float]] | None:
+    """Return every rank's values if all ranks make the same call with the same number, else None: see ``vote_on``.
+
+    Collective over ``comm``, which has a board; at most 4 values, as many on each rank.
+    """
+    agreed, posted = _cast(comm, call, number, values)
+    return posted.told(len(values)) if agreed else None
+
+
+def _cast(comm: Communicator, call: str, number: int, values: Sequence[float]) -> tuple[bool, Any]:
+    """Return whether all ranks have voted for the same number, and their votes on the board. Collective."""
     if comm.board is not None:
-        place, posted = comm.channel.next_agreement(call), comm.board.vote(number)
+        place, posted = comm.channel.next_agreement(call), comm.board.vote(number, values)
         if not posted.Test():
             comm.wait(posted, place)
         if posted.unanimous(number):
-            return True
+            return True, posted
     else:
         posted = None
     vote = _Vote(comm, {"call": call, NUMBER: f"direct {number}"}, None, number, posted)
     vote.wait()
     error = vote.outcome()
     if error is None:
-        return True
+        return True, posted
     if isinstance(error, RankMismatchError) and differs_in(error, NUMBER):
-        return False
+        return False, posted
     raise error
 
 

@@ -14,6 +14,7 @@ import platform
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from .shared import SharedMemory
 __all__ = ["Board", "make_boards"]
 
 _LINE = 8  # integers: a cache line for each rank
+_TOLD = 4  # where in a line the values begin that a vote tells
 _ORDERED = ("x86_64", "AMD64")  # on other processors, ranks might see the count before the values
 _BUSY_SECONDS = 1e-3  # that a wait only yields the core
 _NAP_SECONDS = 0.01  # longest sleep of a rank that nobody wakes: notes may have to be read
@@ -51,6 +53,7 @@ class Board:
         base, (half, line, _) = lines.ctypes.data, lines.strides
         self._words = [[base + i * half + rank * line for rank in range(lines.shape[1])] for i in (0, 1)]
         self._numbers = lines.reshape(-1).data  # the same integers; faster for one at a time
+        self._reals: Any = lines.view(np.float64).reshape(-1).data  # the same bytes
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
         """Start writing the element-wise maximum over the ranks of at most 7 values into ``out``. Collective."""
@@ -60,11 +63,13 @@ class Board:
         """Start writing at most 7 values of each rank into the rows of ``out``. Collective."""
         return self._post(values, out)
 
-    def vote(self, number: int) -> _Posted:
-        """Start ``imax`` of ``~number``, ``number`` and 0. Collective."""
+    def vote(self, number: int, values: Sequence[float] = ()) -> _Posted:
+        """Start ``imax`` of ``~number``, ``number`` and 0; at most 4 values of each rank are told, too. Collective."""
         half = (self._count + 1) % 2
         mine, numbers = (half * len(self._words[0]) + self._rank) * _LINE, self._numbers
         numbers[mine + 1], numbers[mine + 2], numbers[mine + 3] = ~number, number, 0
+        for i, value in enumerate(values, mine + _TOLD):
+            self._reals[i] = value
         return self._announce(None)
 
     def _post(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
@@ -127,6 +132,11 @@ class _Posted:
             out[...] = self._lines[:, 1 : 1 + out.shape[1]]
         elif out.size:
             np.maximum.reduce(self._lines[:, 1 : 1 + out.size], axis=0, out=out)
+
+    def told(self, count: int) -> list[list[float]]:
+        """Return the values that the ranks have told with their votes, once it is done: a list for each rank."""
+        reals = self._lines.view(np.float64)
+        return reals[:, _TOLD : _TOLD + count].tolist()  # type: ignore[no-any-return]
 
     def unanimous(self, number: int) -> bool:
         """Return whether every rank has voted for a number, once it is done."""

@@ -64,8 +64,11 @@ class Votes(Protocol):
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request | None:
         """Start writing the element-wise maximum over the ranks to ``out``; None if it is done already. Collective."""
 
-    def vote(self, number: int) -> Any:
-        """Start a reduction that finds out whether all ranks have this number. Collective."""
+    def vote(self, number: int, values: Sequence[float] = ()) -> Any:
+        """Start a reduction that finds out whether all ranks have this number. Collective.
+
+        At most 4 values of each rank are told with it, see ``Board``.
+        """
 
     def gather(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request:
         """Start writing at most 7 integers of each rank into the rows of ``out``. Collective."""

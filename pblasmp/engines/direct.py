@@ -291,7 +291,12 @@ def _regular(span: Span, process: int) -> list[Stretch]:
     return found
 
 
-DIRECT = frozenset(("trsm", "trmm", "symm", "hemm", "syrk", "herk", "syr2k", "her2k", "geadd"))
+DIRECT = frozenset(
+    (
+        "trsm", "trmm", "symm", "hemm", "syrk", "herk", "syr2k", "her2k", "geadd",
+        "scal", "swap", "dot", "dotc", "nrm2", "asum", "amax",
+    )
+)  # fmt: skip
 """The routines that may be direct calls, besides products."""
 
 
@@ -300,8 +305,9 @@ class Asked(NamedTuple):
 
     Attributes:
         call: its name in messages.
-        routine: "matmul" or one of ``ROUTINES``.
-        a, b, c, d: sub-matrices; None for those that are absent. With ``beta == 0`` C is not read.
+        routine: "matmul", one of ``ROUTINES``, or one of level 1: "scal" of D, "swap" of A and D, or one of
+            ``REDUCTIONS`` of A, and of B if it takes two vectors.
+        a, b, c, d: sub-matrices, vectors as columns; None for those that are absent. With ``beta == 0`` C is not read.
         new: D is a new matrix: where it is not computed, it gets the values of C.
         side, uplo, op_a, op_b, diag: as in PBLAS.
         alpha, beta: as the type of D has them. Alpha is not 0: some BLAS then read A and B nevertheless.
@@ -332,6 +338,13 @@ class Direct(Protocol):
         Returns:
             True: it is done. None: it is not for direct calls, as far as this rank knows; nothing has happened. False:
             the ranks have voted, and not all of them agree; nothing has been written.
+
+        Raises:
+            Exception: what the ranks agreed to raise.
+        """
+
+    def reduce(self, control: Any, asked: Asked) -> Any:
+        """Return the result of one of ``REDUCTIONS``; None or False as ``run`` does. Collective over the context.
 
         Raises:
             Exception: what the ranks agreed to raise.

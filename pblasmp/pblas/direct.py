@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import vector_calls
 from ..calls import number
 from ..dtypes import element_type
 from ..engines.direct import Asked, Held, Part, Pattern, pattern_of
+from ..engines.sub_matrix import SubMatrix
 from .arguments import Faults
 from .grids import ProcessGrid, of_number
 from .operands import PblasOperand, entries
@@ -108,12 +110,19 @@ def _vector(
     grid: ProcessGrid, dtype: np.dtype, of: Sequence[Any], n: int, increment: Any, *, written: bool
 ) -> Part | None:
     """Return the part of n elements that five arguments describe, as a column; None as ``_part`` does. Local."""
-    if type(increment) is not int:
+    if (
+        type(increment) is not int or n == of[3][2] == 1
+    ):  # PBLAS cannot tell a row of one element from a column
         return None
     if increment == of[3][2]:  # M_: a row
         part = _part(grid, dtype, of, 1, n, written=written)
         return None if part is None else (*part[:5], True)
     return _part(grid, dtype, of, n, 1, written=written) if increment == 1 else None
+
+
+def _holds_a_number(given: Any) -> bool:
+    """Return whether a number can be written to an argument. Local."""
+    return type(given) is np.ndarray and given.size == 1 and given.flags.writeable
 
 
 class DirectForm:
@@ -126,6 +135,8 @@ class DirectForm:
         shapes: by matrix, rows, columns and perhaps the option that exchanges them, or "side", as ``PblasRoutine``
             has them; by vector, its length, and perhaps its length otherwise and that option.
         passes: the engine's operands, "d" among them, each with the matrix or vector that takes its place.
+        written: the matrices and vectors that are written.
+        numbers: the arguments to which numbers are written.
         dtype: its type.
         allowed: by option, its legal letters.
         fixed: options that are the same in every call.
@@ -140,6 +151,8 @@ class DirectForm:
         names: Sequence[str],
         shapes: Mapping[str, str],
         passes: Mapping[str, str],
+        written: str,
+        numbers: Sequence[str],
         dtype: np.dtype,
         allowed: Mapping[str, str],
         fixed: Mapping[str, str],
@@ -161,14 +174,14 @@ class DirectForm:
             first, *rest = words.split() if words != "side" else ("m", "n", "side")
             other, option = (*rest, "")[:2] if rest else (first, "")
             inc = at.get(f"inc{name}", -1)
-            written = name == passes["d"]
             which = at[first], at[other], at.get(option, -1)
-            self._matrices.append((name, at[name], which, option == "side", inc, written))
+            self._matrices.append((name, at[name], which, option == "side", inc, name in written))
+        self._numbers = [at[name] for name in numbers]
 
-    def run(self, args: Sequence[Any]) -> bool | None:
-        """Compute a call; return None if nothing has happened, False if the ranks have voted and did not agree.
+    def run(self, args: Sequence[Any]) -> Any:
+        """Compute a call; return True, or the numbers that it makes.
 
-        Collective over the grid.
+        None if nothing has happened, False if the ranks have voted and did not agree. Collective over the grid.
         """
         try:
             grid = of_number(args[self._first][1])
@@ -202,7 +215,31 @@ class DirectForm:
             self._full, self._routine, of["a"], of.get("b"), of.get("c"), of["d"], False,
             alpha=alpha, beta=beta, **options,
         )  # fmt: skip
-        return direct.run(ctx.control, asked)
+        if not self._numbers:
+            return direct.run(ctx.control, asked)
+        if not all(args[i] is None or _holds_a_number(args[i]) for i in self._numbers):
+            return None
+        return self._told(args, asked, direct.reduce(ctx.control, asked))
+
+    def _told(self, args: Sequence[Any], asked: Asked, found: Any) -> Any:
+        """Return the numbers as the caller gets them, and write them. Local.
+
+        Processes that have no part of the process row or column of a vector get 0.
+        """
+        if found is None or found is False:
+            return found
+        typed = vector_calls.typed(self._dtype, self._routine, found)
+        numbers: list[Any] = [*typed] if isinstance(typed, tuple) else [typed]
+        vectors = [SubMatrix(part) for part in (asked.a, asked.b) if part is not None]
+        if len(numbers) > 1:
+            _, i, j, _, _, is_row = asked.a
+            numbers[1] += (j if is_row else i) + 1
+        if not any(x.col == x.cols.source for x in vectors):
+            numbers = [type(each)(0) for each in numbers]
+        for at, each in zip(self._numbers, numbers, strict=True):
+            if args[at] is not None:
+                args[at][...] = each
+        return numbers[0] if len(numbers) == 1 else tuple(numbers)
 
     def _parts(self, grid: ProcessGrid, args: Sequence[Any]) -> dict[str, Part] | None:
         """Return the sub-matrices by name, None if there is something to say about one. Local."""
@@ -214,11 +251,14 @@ class DirectForm:
             elif option >= 0 and args[option] not in "Nn":
                 m, n = n, m
             of = args[i : i + 4]
-            part = (
-                _part(grid, self._dtype, of, m, n, written=written)
-                if inc < 0
-                else _vector(grid, self._dtype, of, m, args[inc], written=written)
-            )
+            try:
+                part = (
+                    _part(grid, self._dtype, of, m, n, written=written)
+                    if inc < 0
+                    else _vector(grid, self._dtype, of, m, args[inc], written=written)
+                )
+            except (TypeError, IndexError):  # what should be a descriptor is none
+                return None
             if part is None:
                 return None
             parts[name] = part

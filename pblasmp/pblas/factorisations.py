@@ -344,7 +344,10 @@ def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values) -
     if 0 in (values["n"], values.get("m", 1)) or (values.get("k") == 0 and "side" in values):
         return 0
     try:
-        routine.compute(FactorCall(grid, {**given, **values}, matrices))
+        with grid.context.running(
+            full
+        ):  # IPIV and TAU are gathered before the first vote of what is computed
+            routine.compute(FactorCall(grid, {**given, **values}, matrices))
     except FactorisationError as error:
         return error.index + 1
     return 0
@@ -417,13 +420,21 @@ def _matrices(
             matrices[name] = matrix
     for name in routine.written:
         check_sharing(faults, matrices, name)
-    if "ipiv" in routine.names and isinstance(given["ipiv"], np.ndarray):
-        rows = operands["a"].descriptor(grid.grid, dtype).local_shape(grid.context.rank)[0]
-        if given["ipiv"].size < rows:
-            faults.add(
-                "ipiv", f"expected at least {rows} integers, one for each row here, got {given['ipiv'].size}"
-            )
+    of_a, rank = operands["a"].descriptor(grid.grid, dtype), grid.context.rank
+    if "ipiv" in routine.names:
+        _check_length(faults, "ipiv", given["ipiv"], of_a.local_shape(rank)[0], "integers, one for each row")
+    if "tau" in routine.names:
+        count = values["k"] if "k" in values else min(values["m"], values["n"])
+        end = min(operands["a"].j - 1 + count, of_a.shape[1])
+        here = of_a.cols.local_window(grid.grid.coords(rank)[1], 0, end).stop
+        _check_length(faults, "tau", given["tau"], here, "numbers, one for each column that has a reflector,")
     return matrices
+
+
+def _check_length(faults: Faults, name: str, array: Any, least: int, what: str) -> None:
+    """Note that IPIV or TAU is too short on this process."""
+    if isinstance(array, np.ndarray) and array.size < least:
+        faults.add(name, f"expected at least {least} {what} here, got {array.size}")
 
 
 def _annotation(name: str, routine: ScalapackRoutine) -> str:

@@ -236,8 +236,8 @@ def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunct
         done = None
         if direct is not None and not kwargs and len(args) == direct.count:
             done = direct.run(args)
-            if done:
-                return None
+            if done is not None and done is not False:
+                return done if routine.numbers else None
         return _run(routine, full, dtype, signature.bind(*args, **kwargs).arguments, voted=done is False)
 
     function.__name__ = function.__qualname__ = full
@@ -256,8 +256,9 @@ def _direct_form(routine: PblasRoutine, full: str, dtype: np.dtype) -> DirectFor
     allowed = {each: routine.letters_of(each, dtype) for each in options}
     beta = 0.0 if routine.beta is None else routine.beta.real
     return DirectForm(
-        full, name, routine.names, routine.shapes, passes, dtype, allowed, fixed, routine.real, beta
-    )
+        full, name, routine.names, routine.shapes, passes, routine.written, routine.numbers, dtype, allowed, fixed,
+        routine.real, beta,
+    )  # fmt: skip
 
 
 def _run(routine: PblasRoutine, full: str, dtype: np.dtype, given: Values, *, voted: bool) -> Any:

@@ -28,7 +28,11 @@ class VectorFunction(PblasRoutine):
         """What engines call it; by their operands, "d" among them, its operands; and options that never change."""
         row = VECTOR_ROUTINES[self.python.__name__]
         if self.name == "scal":  # it is in place, which sums are not
-            return "", {}, {}
+            return "scal", {"a": "x", "d": "x"}, {}
+        if self.name == "swap":
+            return "swap", {"a": "x", "d": "y"}, {}
+        if not row.twin:
+            return self.name, {"a": "x", "d": "x"} | ({"b": "y"} if "y" in self.shapes else {}), {}
         return "matmul" if row.twin == "gemm" else row.twin, {**row.passes, "d": self.written}, {**row.fixed}
 
     @property

@@ -146,7 +146,7 @@ def long_sums(comm):
                 order = "FC"[count % 2] if "C" not in op_a + op_b else "F"
                 a = ctx.scatter(x, block=(4, 5), grid=grid, order=order)
                 b = ctx.scatter(y, block=(5, 3), grid=grid, order="F", source=(grid.nprow - 1, 0))
-                c = ctx.full((40, 40), 2, block=(3, 4), grid=grid, dtype=dtype, order="F")
+                c = ctx.full((40, 40), 2, block=(2, 1), grid=grid, dtype=dtype, order="F")
                 for m, n in ((9, 4), (4, 9), (6, 6), (1, 5)):
                     i, k = slice(3, 3 + m), slice(1 + count, 61 + count)
                     j = slice(5, 5 + n)
@@ -210,7 +210,7 @@ def mixed(comm):
         desc = pblas.descinit(20, 20, 4, 4, 0, 0, ictxt, max(1, f.local.shape[0]))
         m = np.int64(10) if last else 10
 
-        def product(ja=1, desc=desc, descb=desc):
+        def product(ja=1, desc=desc, descb=desc, m=m):
             pblas.pdgemm(
                 "N", "T", m, 20, 20, 1.0, f.local, 1, ja, desc, f.local, 1, 1, descb, 0.0, g.local, 1, 1, desc
             )
@@ -220,7 +220,10 @@ def mixed(comm):
         yield "ja", agreed_error(ctx, pblas.ParameterError, ["argument 9 (ja)"], product, 1 + last)
         for name, wrong in (("a number", 7), ("lists", [[1]] * 9), ("nothing", None), ("short", desc[:7])):
             given = wrong if last else desc
-            yield f"descb: {name}", agreed_error(ctx, pblas.ParameterError, ["(descb)"], product, descb=given)
+            yield (
+                f"descb: {name}",
+                agreed_error(ctx, pblas.ParameterError, ["(descb)"], product, descb=given, m=10),
+            )
         product(descb=list(map(int, desc)) if last else desc)
         yield "descriptor as a list", unlike(g[:10, :].allgather(), x[:10] @ x.T)
 

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.layout import Axis
+from pblasmp.pblas import factorisations as pblas_factorisations
 from tests.helpers.cases import agreed_error, first, layout, pick, scattered, short_messages, unlike
 from tests.helpers.factor_cases import (
     CASES,
@@ -153,7 +156,47 @@ def names(comm):
         twice = np.asfortranarray(2 * np.eye(8)[:, Axis(8, 2, 0, comm.size).globals(comm.rank)])
         yield "returned", None if pblas.pdpotrf("U", 8, twice, 1, 1, desc) == 0 else "INFO"
         yield "in place", unlike(np.unique(twice), np.sqrt([0.0, 2.0]))
+        last = comm.rank == comm.size - 1
+        short, words = (np.zeros(0) if last else tau), ["INFO = -7", "tau", f"rank {comm.size - 1}"]
+        words = words[: 3 if comm.size > 1 else 2]
+        for name, given in (("pdgeqrf", (8, 8, *at, short)), ("pdorgqr", (8, 8, 8, *at, short))):
+            places = [words[0] if name == "pdgeqrf" else "INFO = -8", *words[1:]]
+            yield (
+                f"{name}, short TAU",
+                agreed_error(ctx, pblas.ParameterError, places, getattr(pblas, name), *given),
+            )
         pblas.gridexit(ictxt)
+
+
+def gathered(comm):
+    """A rank that fails before it tells its part of IPIV breaks the context: nobody waits for ever."""
+    for name, tail in (("pdgetrs", "ipiv"), ("pdgetri", "ipiv"), ("pdormqr", "tau")):
+        with contextlib.suppress(pb.ClosedError), pb.Context(comm, engine="host") as ctx:
+            ictxt = pblas.gridinit(ctx, "Row", 1, comm.size)
+            columns = pblas.numroc(8, 2, comm.rank, 0, comm.size)
+            desc = pblas.descinit(8, 8, 2, 2, 0, 0, ictxt, 8)
+            a, b = (np.asfortranarray(np.eye(8)[:, :columns]) for _ in "ab")
+            beside = np.ones(10, np.int32) if tail == "ipiv" else np.zeros(10)
+            given = {
+                "pdgetrs": ("N", 8, 8, a, 1, 1, desc, beside, b, 1, 1, desc),
+                "pdgetri": (8, a, 1, 1, desc, beside),
+                "pdormqr": ("L", "N", 8, 8, 8, a, 1, 1, desc, beside, b, 1, 1, desc),
+            }[name]
+            here, message = pblas_factorisations._here, "no answer"
+            if comm.rank == comm.size - 1:
+                pblas_factorisations._here = _out_of_memory
+            try:
+                getattr(pblas, name)(*given)
+            except (MemoryError, pb.ClosedError) as error:
+                message = str(error)
+            finally:
+                pblas_factorisations._here = here
+            good = "injected" in message if comm.rank == comm.size - 1 else f"left {name}" in message
+            yield name, None if good else message
+
+
+def _out_of_memory(*_):
+    raise MemoryError("injected")
 
 
 def local(found):
@@ -243,6 +286,7 @@ def algorithms(comm):
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_large_and_faults(nranks):
     run_mpi(names, nranks)
+    run_mpi(gathered, nranks)
     run_mpi(algorithms, nranks)
     run_mpi(large, nranks)
     run_mpi(faults, nranks)

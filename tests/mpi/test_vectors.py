@@ -208,12 +208,85 @@ def by_one_vote(comm):
                 y = expected[name]()
                 same_here = (of_y == y[at[0]][:, : 1 - col]).all()
             yield name, None if same_here else "another result"
+        yield from _small_calls(n, (of_x, column), (of_y, column), (x, y), at[0], col)
+        yield from _triangle_calls(n, (a, desc), (of_x, column), (of_y, column), whole, at)
+        taken = len(looked)
+        last = np.int64(n) if row * 2 + col == 3 else n
+        found = pblas.pdasum(last, None, of_x, 1, 1, column, 1)
+        expected_sum = abs(of_x).sum() if col == 0 else 0
+        near = bool(found) == (col == 0) and found >= expected_sum
+        yield "one rank looks closer", None if near and len(looked) == taken + 1 else f"{found}, {looked}"
+        del looked[taken:]
     finally:
         pblas_routines._run, HostDirect._grow = closer, grow
     pblas.gridexit(ictxt)
     yield "looked closer", str(looked) if looked else None
     most = 8 * n * (1 + 2) + 64 * 8  # x, and two partial sums of each element
     yield "shared memory", None if needed and max(needed) <= most else f"{needed}, at most {most}"
+
+
+def _small_calls(n, of_x, of_y, values, at, col):
+    """Reductions, scal and swap on vectors of one layout and, for swap, of two."""
+    (x, desc_x), (y, desc_y) = of_x, of_y
+    one, other = (z[:, 0] for z in values)
+    one, other = one.copy(), np.zeros(n)
+    y[...] = 0
+    as_x, as_y = (x, 1, 1, desc_x, 1), (y, 1, 1, desc_y, 1)
+    number, index = np.full(1, 7.0), np.full(1, 7, np.int32)
+    for name, expected in (
+        ("pdnrm2", np.sqrt((one * one).sum())), ("pdasum", abs(one).sum()), ("pddot", 0.0),
+    ):  # fmt: skip
+        found = getattr(pblas, name)(n, number, *as_x, *(as_y if name == "pddot" else ()))
+        expected = expected if col == 0 else 0.0
+        near = abs(number[0] - expected) <= 1e-14 * abs(expected) and found == number[0]
+        yield name, None if near else f"{found}, {number}, expected {expected}"
+    pblas.pdamax(n - 7, number, index, x, 8, 1, desc_x, 1)
+    best = 7 + abs(one[7:]).argmax()
+    expected = (one[best], best + 1) if col == 0 else (0, 0)
+    yield "pdamax", None if (number[0], index[0]) == expected else f"{number}, {index}, expected {expected}"
+    pblas.pdscal(n, 3.0, *as_x)
+    pblas.pdswap(n, *as_x, *as_y)
+    same_here = (x == other[at][:, None][:, : 1 - col]).all() and (
+        y == 3 * one[at][:, None][:, : 1 - col]
+    ).all()
+    yield "pdscal, pdswap", None if same_here else "another result"
+    pblas.pdswap(n - 20, x, 1, 1, desc_x, 1, y, 21, 1, desc_y, 1)  # between ranks
+    other[:-20], one[20:] = 3 * one[20:], one[20:] * 0
+    same_here = (x == other[at][:, None][:, : 1 - col]).all() and (
+        y == 3 * one[at][:, None][:, : 1 - col]
+    ).all()
+    yield "pdswap at another offset", None if same_here else "another result"
+    if col == 0:
+        x[...] = np.arange(n)[at][:, None] % 7 - 3
+        y[...] = np.arange(n)[at][:, None] % 5 - 2
+
+
+def _triangle_calls(n, of_a, of_x, of_y, whole, at):
+    """Products of a symmetric or triangular matrix with a vector: its triangles stay where they are."""
+    (a, desc), (x, desc_x), (y, desc_y) = of_a, of_x, of_y
+    col = 0 if x.shape[1] else 1
+    given = np.arange(n) % 7 - 3.0, np.arange(n) % 5 - 2.0
+    as_x, as_y = (x, 1, 1, desc_x, 1), (y, 1, 1, desc_y, 1)
+    for uplo in "LU":
+        part = np.tril(whole) if uplo == "L" else np.triu(whole)
+        unread = np.where((np.tril if uplo == "L" else np.triu)(np.ones((n, n))) > 0, whole, np.nan)
+        a[...] = unread[at[0]][:, at[1]]
+        full = part + part.T - np.diag(part.diagonal())
+        if x.size:
+            y[...] = np.nan
+        pblas.pdsymv(uplo, n, 2.0, a, 1, 1, desc, *as_x, 0.0, *as_y)
+        expected = 2 * full @ given[0]
+        same_here = (y == expected[at[0]][:, None][:, : 1 - col]).all()
+        yield f"pdsymv {uplo}", None if same_here else "another result"
+        for trans in "NT":
+            for diag in "NU":
+                if x.size:
+                    y[...] = given[1][at[0]][:, None]
+                pblas.pdtrmv(uplo, trans, diag, n, a, 1, 1, desc, *as_y)
+                t = part - np.diag(part.diagonal()) + np.eye(n) if diag == "U" else part
+                expected = (t if trans == "N" else t.T) @ given[1]
+                same_here = (y == expected[at[0]][:, None][:, : 1 - col]).all()
+                yield f"pdtrmv {uplo}{trans}{diag}", None if same_here else "another result"
 
 
 def mistakes(comm):

@@ -34,8 +34,8 @@ __all__ = ["gemm", "library_name", "load", "trsm"]
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 _INT_MAX = 2**31 - 1
 _POINTERS = {
-    "gemm": 13, "gemv": 11, "trsm": 11, "trmm": 11, "symm": 12, "hemm": 12, "syrk": 10, "herk": 10, "syr2k": 12,
-    "her2k": 12,
+    "gemv": 11, "symv": 10, "hemv": 10, "trmv": 8, "trsv": 8,
+    "gemm": 13, "trsm": 11, "trmm": 11, "symm": 12, "hemm": 12, "syrk": 10, "herk": 10, "syr2k": 12, "her2k": 12,
     "potrf": 5, "getrf": 6, "laswp": 7, "geqrt3": 7, "larft": 9,
 }  # fmt: skip
 _LAPACK = {"potrf", "getrf", "laswp", "geqrt3", "larft"}

@@ -84,6 +84,10 @@ class GpuDirect:
             channel.end_turn()
         return True
 
+    def reduce(self, control: Communicator, asked: Asked) -> Any:
+        """See ``Direct``: reductions take the ordinary way here. Local."""
+        return None
+
     def _found(self, stream: Any, asked: Asked) -> QueuedCall | None:
         """Return a call, kept or new; None if it is not for direct calls."""
         key = (

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ....comm import Communicator, break_off, vote_on
+from ....comm import Communicator, break_off, gather_on, vote_on
 from ...direct import Asked
+from ...local.reductions import REDUCTIONS
 from ...protocol import Operations, Transport
-from ...sub_matrix import UnfitError
+from ...sub_matrix import UnfitError, vote_number
 from .. import blas
 from ..buffers import Buffers
 from .products import added, matmul
@@ -23,6 +24,7 @@ from .program import Preparation, Program
 from .slabs import Array, Steps
 from .triangles import sided, triangular
 from .updates import updated
+from .vectors import exchanged, part_of, scaled
 
 __all__ = ["HostDirect"]
 
@@ -101,6 +103,25 @@ class HostDirect:
             raise
         return True
 
+    def reduce(self, control: Communicator, asked: Asked) -> Any:
+        """See ``Direct``. Collective over the context."""
+        if not self._able or (not self._single and control.board is None):
+            return None
+        channel = control.channel
+        channel.take_turn(asked.call)
+        try:
+            mine = part_of(asked, single=self._single)
+            rows = [list(mine)] if self._single else gather_on(control, asked.call, vote_number(asked), mine)
+            channel.runs += 1
+            return False if rows is None else REDUCTIONS[asked.routine].total(rows)
+        except UnfitError:
+            return None
+        except BaseException as error:
+            break_off(control, error, asked.call)
+            raise
+        finally:
+            channel.end_turn()
+
     def _function(self, letter: str, routine: str) -> Callable[..., None]:
         found = self._functions.get((letter, routine))
         if found is None:
@@ -176,4 +197,6 @@ _COMPUTERS: dict[str, Callable[[Preparation], Callable[[], Steps]]] = {
     "syr2k": updated,
     "her2k": updated,
     "geadd": added,
+    "scal": scaled,
+    "swap": exchanged,
 }

@@ -14,7 +14,7 @@ from ...sub_matrix import SubMatrix, UnfitError, check_overlap, same_elements, s
 from .program import Preparation
 from .slabs import Factor, SharedSlabs, Step, Steps, integer, scalar
 
-__all__ = ["added", "gemm", "matmul", "old_values"]
+__all__ = ["added", "collected", "gemm", "matmul", "old_values", "quietly", "side_by_side"]
 
 _LARGER, _LEAST = 2, 1 << 17  # see stationary.py: when it is better to move results than operands
 
@@ -134,11 +134,10 @@ def _in_place(
     order of x's columns of processes.
     """
     asked = call.asked
-    whole, parts = whole_span(y.rows.extent), x.cols.nprocs
+    whole = whole_span(y.rows.extent)
     slabs = call.stage(y, whole, x.cols)
-    side_by_side = Span(whole.extent * parts, whole.extent, 0, parts, 0) if parts > 1 else whole
     # BLAS conjugates only what it transposes.
-    sums = call.room(x, x.rows, side_by_side, by_columns=not x.by_columns)
+    sums = call.room(x, x.rows, side_by_side(whole.extent, x.cols.nprocs), by_columns=not x.by_columns)
     alpha, zero = scalar(asked.alpha, call.letter), scalar(0, call.letter)
 
     def compute() -> Steps:
@@ -148,22 +147,43 @@ def _in_place(
         return [gemm(call, x.m, whole.extent, x.n, alpha, x, right, zero, mine)]
 
     def finish() -> Steps:
-        if not to.active:
-            return []
-        steps, d = [*before], to.local()
-        counted = [q for q, count in enumerate(x.cols.counts()) if count]
-        for cols in (each for _, each in spread(to.cols, to.col, whole)):
-            for p, rows in spread(to.rows, to.row, x.rows):
-                of = [call.slab_array(sums, p, q) for q in counted]
-                found = [_runs(each, rows.repeat, rows.length, rows.dst, rows.dst_step) for each in of]
-                into = _runs(d, rows.repeat, rows.length, rows.src, rows.src_step)
-                there = [each[..., cols.dst : cols.dst + cols.length] for each in found]
-                mine = into[..., cols.src : cols.src + cols.length]
-                steps.append((_quietly, (_add_up, mine, asked.beta, there)))
-        return steps
+        return [*before, *collected(call, to, sums, x.cols, asked.beta)] if to.active else []
 
     call.finish = finish
     return compute
+
+
+def side_by_side(width: int, parts: int) -> Span:
+    """Return the columns of partial sums of ``width`` columns each, one after the other."""
+    return Span(width * parts, width, 0, parts, 0) if parts > 1 else whole_span(width)
+
+
+def collected(call: Preparation, to: SubMatrix, sums: SharedSlabs, parts: Span, beta: complex) -> Steps:
+    """Return the steps that write ``beta d`` and the partial sums of this rank's rows of D into it.
+
+    Args:
+        call: the call.
+        to: D, of which this rank has a part.
+        sums: the partial sums, along D's rows as the operand has them.
+        parts: how what is summed is dealt out: a process that has none of it has no sums.
+        beta: what D is scaled by.
+    """
+    steps: Steps = []
+    d, whole = to.local(), whole_span(to.cols.extent)
+    counted = [q for q, count in enumerate(parts.counts()) if count]
+    runs = [
+        (slice(at, at + s.length), slice(there, there + s.length))
+        for _, s in spread(to.cols, to.col, whole)
+        for at, there in ((s.src + r * s.src_step, s.dst + r * s.dst_step) for r in range(s.repeat))
+    ]
+    for cols, of_sums in runs:
+        for p, rows in spread(to.rows, to.row, sums.rows):
+            of = [call.slab_array(sums, p, q) for q in counted]
+            found = [_runs(each, rows.repeat, rows.length, rows.dst, rows.dst_step) for each in of]
+            into = _runs(d, rows.repeat, rows.length, rows.src, rows.src_step)
+            there = [each[..., of_sums] for each in found]
+            steps.append((quietly, (_add_up, into[..., cols], beta, there)))
+    return steps
 
 
 def _runs(array: Any, repeat: int, length: int, start: int, step: int) -> Any:
@@ -204,8 +224,8 @@ def added(call: Preparation) -> Callable[[], Steps]:
         c = d if old is to else old.local()
         conjugate = x.conjugated and slabs is None
         if asked.alpha == asked.beta == 1 and not conjugate and _alike(of, d):
-            return [(_quietly, (np.add, c, of, d))]
-        return [(_quietly, (_sum, call.operations, d, asked.alpha, of, asked.beta, c, conjugate))]
+            return [(quietly, (np.add, c, of, d))]
+        return [(quietly, (_sum, call.operations, d, asked.alpha, of, asked.beta, c, conjugate))]
 
     return compute
 
@@ -215,7 +235,7 @@ def _alike(x: Any, y: Any) -> bool:
     return bool((x.strides[0] <= x.strides[1]) == (y.strides[0] <= y.strides[1]))
 
 
-def _quietly(function: Callable[..., Any], *arguments: Any) -> None:
+def quietly(function: Callable[..., Any], *arguments: Any) -> None:
     """Call a function without warnings of overflows and NaNs."""
     with np.errstate(all="ignore"):
         function(*arguments)

@@ -11,10 +11,11 @@ import numpy as np
 from ....layout.routines import ROUTINES
 from ...direct import aligned_spans, whole_span
 from ...sub_matrix import SubMatrix, UnfitError, check_overlap, same_elements, same_rank
+from .local_triangle import MIRRORED
 from .products import gemm
 from .program import Preparation
 from .slabs import Factor, Step, Steps, integer, real, scalar
-from .triangles import MIRRORED
+from .staircase import check_tiles, staircase
 
 __all__ = ["updated"]
 
@@ -38,10 +39,9 @@ def updated(call: Preparation) -> Callable[[], Steps]:
         whole = _Update(call, to, k, by_columns=by_columns, hermitian=hermitian)
         return lambda: [*seed, whole.step(to.m, lefts, to.at, to.ld)] if to.active else []
     rows, cols = to.rows, to.cols
-    if is_complex or (
-        not (rows.whole or cols.whole) and (rows.block, rows.lead) != (cols.block, cols.lead)
-    ):  # a block of the diagonal would be on several ranks
+    if is_complex:
         raise UnfitError
+    check_tiles(to)
     update = _Update(call, to, k, by_columns=to.by_columns, hermitian=False)
     inner, alike = whole_span(k), aligned_spans(rows, cols)
     of_rows = [call.stage(each, rows, inner, by_columns=to.by_columns) for each in lefts]
@@ -108,7 +108,7 @@ class _Update:
 
 
 class _Staircase:
-    """What this rank has of a triangle: tiles on the diagonal, and what is below or above each of them.
+    """The update of what this rank has of a triangle.
 
     Args:
         call: the call.
@@ -136,23 +136,13 @@ class _Staircase:
 
     def steps(self) -> Steps:
         """Return the steps that update it."""
-        d = self._d
-        rows, cols, row, col = d.rows, d.cols, d.row, d.col
-        if rows == cols and row == col:
-            return [self._tile(0, 0, d.m)]
         steps: Steps = []
-        if not cols.whole:
-            for start, stop, j in cols.blocks(col):
-                i, i1 = rows.below(start, row), rows.below(stop, row)
-                if i1 > i:
-                    steps.append(self._tile(i, j, stop - start))
-                steps += self._rest(*((i1, d.m) if self._lower else (0, i)), j, j + stop - start)
-        else:
-            for start, stop, i in rows.blocks(row):
-                j, j1 = cols.below(start, col), cols.below(stop, col)
-                if j1 > j:
-                    steps.append(self._tile(i, j, stop - start))
-                steps += self._rest(i, i + stop - start, *((0, j) if self._lower else (j1, d.n)))
+        for piece in staircase(self._d, lower=self._lower):
+            i, i1, j, j1, tile = piece
+            if tile:
+                steps.append(self._tile(i, j, i1 - i))
+            else:
+                steps += self._rest(i, i1, j, j1)
         return steps
 
     def _at(self, i: int, j: int) -> int:
@@ -167,12 +157,11 @@ class _Staircase:
 
     def _rest(self, i: int, i1: int, j: int, j1: int) -> Steps:
         """Return the steps that update a rectangle."""
+        alpha, beta, one = self._scalars
         steps: Steps = []
-        if i1 > i and j1 > j:
-            alpha, beta, one = self._scalars
-            at = Factor(self._at(i, j), self._d.by_columns, self._d.ld)
-            for x, y in self._pairs:
-                of = x.below(i, self._item), y.below(j, self._item)
-                steps.append(gemm(self._call, i1 - i, j1 - j, self._k, alpha, *of, beta, at))
-                beta = one
+        at = Factor(self._at(i, j), self._d.by_columns, self._d.ld)
+        for x, y in self._pairs:
+            of = x.below(i, self._item), y.below(j, self._item)
+            steps.append(gemm(self._call, i1 - i, j1 - j, self._k, alpha, *of, beta, at))
+            beta = one
         return steps

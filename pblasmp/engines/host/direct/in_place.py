@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Symmetric and triangular matrices times few columns: the matrix stays where it is, columns and partial sums move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from ...direct import Span, whole_span
+from ...sub_matrix import SubMatrix, UnfitError
+from .local_triangle import MIRRORED, Triangular
+from .products import collected, gemm, old_values, side_by_side
+from .program import Preparation
+from .slabs import Factor, SharedSlabs, Step, Steps, integer, scalar
+from .staircase import Piece, check_tiles, staircase
+
+__all__ = ["multiplied_in_place"]
+
+
+class _Term(NamedTuple):
+    """One of the products with what is stored of A: with A itself, or with its transpose.
+
+    Attributes:
+        turned: it is the transpose.
+        right: the columns, as rows, along A's columns; along its rows for the transpose.
+        sums: partial sums along A's rows, or along its columns.
+        parts: how what is summed is dealt out.
+    """
+
+    turned: bool
+    right: SharedSlabs
+    sums: SharedSlabs
+    parts: Span
+
+
+def multiplied_in_place(call: Preparation, x: SubMatrix, to: SubMatrix) -> Callable[[], Steps]:
+    """Prepare symm, hemm or trmm from the left: each rank multiplies what it has of the triangle.
+
+    After one more meeting the ranks that have D add the partial sums up.
+    """
+    asked = call.asked
+    assert asked.b is not None
+    check_tiles(x)
+    is_complex = asked.d[0].pattern.is_complex
+    symmetric = asked.routine in ("symm", "hemm")
+    conjugated = is_complex and (asked.routine == "hemm" or asked.op_a == "C")
+    if asked.side != "L" or (conjugated and not x.by_columns):
+        raise UnfitError  # BLAS conjugates only what it transposes
+    columns = SubMatrix(asked.b, turned=True)
+    width = columns.rows.extent
+    before = old_values(call, asked.c, to) if symmetric else []
+    terms = []
+    for turned in (False, True):
+        if symmetric or turned == (asked.op_a != "N"):
+            along, across = (x.rows, x.cols) if turned else (x.cols, x.rows)
+            right = call.stage(columns, whole_span(width), along, by_columns=False)
+            sums = call.room(x, across, side_by_side(width, along.nprocs), by_columns=True)
+            terms.append(_Term(turned, right, sums, along))
+    products = _Products(call, x, width, conjugated=conjugated)
+
+    def compute() -> Steps:
+        return products.steps(terms, symmetric=symmetric) if x.active else []
+
+    def finish() -> Steps:
+        if not to.active:
+            return []
+        steps, beta = [*before], asked.beta
+        for term in terms:
+            steps += collected(call, to, term.sums, term.parts, beta)
+            beta = 1
+        return steps
+
+    call.finish = finish
+    return compute
+
+
+class _Products:
+    """What a rank computes of the products.
+
+    Args:
+        call: the call.
+        x: A.
+        width: how many columns there are.
+        conjugated: its transpose is conjugated.
+    """
+
+    def __init__(self, call: Preparation, x: SubMatrix, width: int, *, conjugated: bool) -> None:
+        self._call, self._x, self._width, self._conjugated = call, x, width, conjugated
+        self._item = x.held.pattern.itemsize
+        self._alpha, self._one = scalar(call.asked.alpha, call.letter), scalar(1, call.letter)
+        self._tile = (
+            None
+            if call.asked.routine in ("symm", "hemm")
+            else Triangular(call, x.by_columns, by_columns=True)
+        )
+
+    def steps(self, terms: list[_Term], *, symmetric: bool) -> Steps:
+        """Return the steps of all products: first the triangles, then what is beside them."""
+        call, x = self._call, self._x
+        pieces = sorted(staircase(x, lower=call.asked.uplo == "L"), key=lambda piece: not piece.tile)
+        steps: Steps = []
+        for term in terms:
+            place = (x.col, x.row) if term.turned else (x.row, x.col)
+            steps.append((call.slab_array(term.sums, *place).fill, (0,)))
+        for term in terms:
+            place = (x.col, x.row) if term.turned else (x.row, x.col)
+            sums, right = call.slab(term.sums, *place), call.slab(term.right, 0, place[1])
+            for piece in pieces:
+                if not piece.tile:
+                    steps.append(self._rectangle(piece, sums, right, turned=term.turned))
+                elif not symmetric:
+                    arrays = call.slab_array(term.sums, *place), call.slab_array(term.right, 0, place[1])
+                    steps += self._triangle(piece, *arrays, sums, turned=term.turned)
+                elif not term.turned:
+                    steps.append(self._symmetric(piece, sums, right))
+        return steps
+
+    def _at(self, piece: Piece) -> int:
+        """Return the address of a piece's first element."""
+        x = self._x
+        first = piece.i + piece.j * x.ld if x.by_columns else piece.i * x.ld + piece.j
+        return x.at + first * self._item
+
+    def _along(self, right: Factor, at: int) -> Factor:
+        """Return the columns from an index on."""
+        return Factor(right.at + at * self._item, False, right.ld)
+
+    def _rectangle(self, piece: Piece, sums: Factor, right: Factor, *, turned: bool) -> Step:
+        x, (i, i1, j, j1, _) = self._x, piece
+        of = Factor(self._at(piece), x.by_columns != turned, x.ld, turned and self._conjugated)
+        if turned:
+            i, i1, j, j1 = j, j1, i, i1
+        return gemm(
+            self._call, i1 - i, self._width, j1 - j,
+            self._alpha, of, self._along(right, j), self._one, sums.below(i, self._item),
+        )  # fmt: skip
+
+    def _triangle(
+        self, piece: Piece, sums: np.ndarray, right: np.ndarray, at: Factor, *, turned: bool
+    ) -> Steps:
+        """Return the steps of a triangular tile, whose sums nothing has been added to."""
+        x, (i, i1, j, j1, _) = self._x, piece
+        if turned:
+            i, i1, j, j1 = j, j1, i, i1
+        assert self._tile is not None
+        copied: Step = (np.copyto, (sums[i:i1], right[:, j:j1].T))
+        of = Factor(self._at(piece), x.by_columns, x.ld)
+        return [copied, *self._tile.steps(of, i1 - i, self._width, at.below(i, self._item))]
+
+    def _symmetric(self, piece: Piece, sums: Factor, right: Factor) -> Step:
+        """Return the step of a symmetric or Hermitian tile."""
+        x, call, (i, i1, j, _, _) = self._x, self._call, piece
+        hermitian = self._conjugated
+        uplo = call.asked.uplo if x.by_columns else MIRRORED[call.asked.uplo]
+        of, columns, into = (self._at(piece), integer[x.ld]), self._along(right, j), sums.below(i, self._item)
+        if self._width == 1 and (hermitian or call.letter in "sd"):
+            one = integer[1]
+            return call.function("hemv" if hermitian else "symv"), (
+                uplo.encode(), integer[i1 - i], self._alpha, *of, columns.at, one, self._one, into.at, one,
+            )  # fmt: skip
+        return call.function("hemm" if hermitian else "symm"), (
+            b"L", uplo.encode(), integer[i1 - i], integer[self._width], self._alpha, *of,
+            columns.at, integer[columns.ld], self._one, into.at, integer[into.ld],
+        )  # fmt: skip

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Level-1 reductions: what each rank finds in its part of a vector, and what all of these make, rank after rank.
+
+Sums are made in double precision, in the order of the ranks: every rank gets the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .sums import joined, root, squares
+
+__all__ = ["REDUCTIONS", "Reduction"]
+
+Array = Any
+Place = Callable[[int], int]
+Rows = list[list[float]]
+_FIRST = 2.0**53  # larger than any index: NaN comes before infinity
+
+
+class Reduction(NamedTuple):
+    """A routine that makes a number of one vector or two.
+
+    Attributes:
+        part: ``part(xp, vectors, index)`` returns at most 4 numbers of this rank's elements, which have one dimension;
+            ``index`` returns the global index of one of them. Local.
+        total: makes the result of every rank's numbers. Local.
+    """
+
+    part: Callable[[Any, Sequence[Array], Place], Sequence[float]]
+    total: Callable[[Rows], Any]
+
+
+def _wide(values: Array) -> Array:
+    """Return the elements in double precision, in one dimension."""
+    return values.reshape(-1).astype(np.complex128 if values.dtype.kind == "c" else np.float64, copy=False)
+
+
+def _product(xp: Any, vectors: Sequence[Array], *, conjugate: bool) -> Sequence[float]:
+    left, right = map(_wide, vectors)
+    found = complex((xp.vdot if conjugate else xp.dot)(left, right)) if left.size else 0j
+    return found.real, found.imag
+
+
+def _complex_sum(rows: Rows) -> complex:
+    return complex(_sum(row[0] for row in rows), _sum(row[1] for row in rows))
+
+
+def _sum(values: Any) -> float:
+    """Return a sum in this order; infinities and NaN as in IEEE arithmetic."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
+def _squares(xp: Any, vectors: Sequence[Array], _: Place) -> Sequence[float]:
+    (x,) = vectors
+    return squares(xp, _wide(x)) if x.size else (0, 0.0)
+
+
+def _norm(rows: Rows) -> float:
+    return root(joined([(int(exponent), total) for exponent, total in rows]))
+
+
+def _sizes(xp: Any, vectors: Sequence[Array], _: Place) -> Sequence[float]:
+    (x,) = vectors
+    return (float(_size(xp, _wide(x)).sum()) if x.size else 0.0,)
+
+
+def _size(xp: Any, values: Array) -> Array:
+    """Return |Re| + |Im| of each element."""
+    return xp.abs(values.real) + xp.abs(values.imag) if values.dtype.kind == "c" else xp.abs(values)
+
+
+def _largest(xp: Any, vectors: Sequence[Array], index: Place) -> Sequence[float]:
+    """Return the size of the element to choose, its index and its value; an index of -1 without elements."""
+    (x,) = vectors
+    if not x.size:
+        return -1.0, -1.0, 0.0, 0.0
+    values = _wide(x)
+    sizes = _size(xp, values)
+    at = int(sizes.argmax())
+    value = complex(values[at])
+    return float(sizes[at]), float(index(at)), value.real, value.imag
+
+
+def _chosen(rows: Rows) -> tuple[complex, int]:
+    """Return the element with the largest |Re| + |Im|, NaN being the largest, and its index; -1 without elements."""
+    found = [row for row in rows if row[1] >= 0]
+    if not found:
+        return 0j, -1
+    _, index, real, imaginary = max(found, key=_order)
+    return complex(real, imaginary), int(index)
+
+
+def _order(found: list[float]) -> tuple[float, float]:
+    """Return a key that is larger for the element to choose: NaN, then large ones, then the first of equals."""
+    size, index = found[:2]
+    return (math.inf, _FIRST - index) if math.isnan(size) else (size, -index)
+
+
+REDUCTIONS = {
+    "dot": Reduction(lambda xp, vectors, _: _product(xp, vectors, conjugate=False), _complex_sum),
+    "dotc": Reduction(lambda xp, vectors, _: _product(xp, vectors, conjugate=True), _complex_sum),
+    "nrm2": Reduction(_squares, _norm),
+    "asum": Reduction(_sizes, lambda rows: _sum(row[0] for row in rows)),
+    "amax": Reduction(_largest, _chosen),
+}
+"""By routine. nrm2 is scaled like LAPACK's."""
