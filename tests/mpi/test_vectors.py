@@ -244,6 +244,9 @@ def _small_calls(n, of_x, of_y, values, at, col):
     best = 7 + abs(one[7:]).argmax()
     expected = (one[best], best + 1) if col == 0 else (0, 0)
     yield "pdamax", None if (number[0], index[0]) == expected else f"{number}, {index}, expected {expected}"
+    flat = x.reshape(-1, order="F")  # of one dimension, and empty where there is no part
+    found = pblas.pdasum(n, None, flat, 1, 1, desc_x, 1)
+    yield "one dimension", None if bool(found) == (col == 0) else f"{found}"
     pblas.pdscal(n, 3.0, *as_x)
     pblas.pdswap(n, *as_x, *as_y)
     same_here = (x == other[at][:, None][:, : 1 - col]).all() and (

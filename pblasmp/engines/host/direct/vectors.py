@@ -58,6 +58,6 @@ def part_of(asked: Asked, *, single: bool) -> Sequence[float]:
     x = vectors[0]
     if not (single or all(x.same_places(y) for y in vectors[1:])):
         raise UnfitError
-    arrays = [y.local() if y.row >= 0 else y.held.array[:0] for y in vectors]
+    arrays = [y.local() if y.active else y.held.array.reshape(-1)[:0] for y in vectors]
     with np.errstate(all="ignore"):
         return REDUCTIONS[asked.routine].part(np, arrays, lambda at: x.rows.at_place(x.row, at))
