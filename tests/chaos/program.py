@@ -48,7 +48,7 @@ PLACES: dict[str, tuple[Any, str, int]] = {
     "direct": (pblasmp.engines.host.direct.products, "gemm", 10),
     "slabs": (pblasmp.engines.host.direct.slabs.SharedSlabs, "write", 10),
     "slab copy": (pblasmp.engines.host.direct.slabs, "copy", 20),
-    "sum": (pblasmp.engines.host.direct.products, "_quietly", 5),
+    "sum": (pblasmp.engines.host.direct.products, "quietly", 5),
     "mmap": (mmap, "mmap", 3),
 }
 KINDS = [
