@@ -14,12 +14,12 @@ from .local_triangle import MIRRORED, Triangular
 from .products import collected, gemm, old_values, side_by_side
 from .program import Preparation
 from .slabs import Factor, SharedSlabs, Step, Steps, integer, scalar
-from .staircase import Piece, check_tiles, staircase
+from .staircase import TrianglePiece, check_tiles, staircase
 
 __all__ = ["multiplied_in_place"]
 
 
-class _Term(NamedTuple):
+class _StoredProduct(NamedTuple):
     """One of the products with what is stored of A: with A itself, or with its transpose.
 
     Attributes:
@@ -57,8 +57,8 @@ def multiplied_in_place(call: Preparation, x: SubMatrix, to: SubMatrix) -> Calla
             along, across = (x.rows, x.cols) if turned else (x.cols, x.rows)
             right = call.stage(columns, whole_span(width), along, by_columns=False)
             sums = call.room(x, across, side_by_side(width, along.nprocs), by_columns=True)
-            terms.append(_Term(turned, right, sums, along))
-    products = _Products(call, x, width, conjugated=conjugated)
+            terms.append(_StoredProduct(turned, right, sums, along))
+    products = _StoredProducts(call, x, width, conjugated=conjugated)
 
     def compute() -> Steps:
         return products.steps(terms, symmetric=symmetric) if x.active else []
@@ -76,7 +76,7 @@ def multiplied_in_place(call: Preparation, x: SubMatrix, to: SubMatrix) -> Calla
     return compute
 
 
-class _Products:
+class _StoredProducts:
     """What a rank computes of the products.
 
     Args:
@@ -96,7 +96,7 @@ class _Products:
             else Triangular(call, x.by_columns, by_columns=True)
         )
 
-    def steps(self, terms: list[_Term], *, symmetric: bool) -> Steps:
+    def steps(self, terms: list[_StoredProduct], *, symmetric: bool) -> Steps:
         """Return the steps of all products: first the triangles, then what is beside them."""
         call, x = self._call, self._x
         pieces = sorted(staircase(x, lower=call.asked.uplo == "L"), key=lambda piece: not piece.tile)
@@ -117,7 +117,7 @@ class _Products:
                     steps.append(self._symmetric(piece, sums, right))
         return steps
 
-    def _at(self, piece: Piece) -> int:
+    def _at(self, piece: TrianglePiece) -> int:
         """Return the address of a piece's first element."""
         x = self._x
         first = piece.i + piece.j * x.ld if x.by_columns else piece.i * x.ld + piece.j
@@ -127,7 +127,7 @@ class _Products:
         """Return the columns from an index on."""
         return Factor(right.at + at * self._item, False, right.ld)
 
-    def _rectangle(self, piece: Piece, sums: Factor, right: Factor, *, turned: bool) -> Step:
+    def _rectangle(self, piece: TrianglePiece, sums: Factor, right: Factor, *, turned: bool) -> Step:
         x, (i, i1, j, j1, _) = self._x, piece
         of = Factor(self._at(piece), x.by_columns != turned, x.ld, turned and self._conjugated)
         if turned:
@@ -138,7 +138,7 @@ class _Products:
         )  # fmt: skip
 
     def _triangle(
-        self, piece: Piece, sums: np.ndarray, right: np.ndarray, at: Factor, *, turned: bool
+        self, piece: TrianglePiece, sums: np.ndarray, right: np.ndarray, at: Factor, *, turned: bool
     ) -> Steps:
         """Return the steps of a triangular tile, whose sums nothing has been added to."""
         x, (i, i1, j, j1, _) = self._x, piece
@@ -149,7 +149,7 @@ class _Products:
         of = Factor(self._at(piece), x.by_columns, x.ld)
         return [copied, *self._tile.steps(of, i1 - i, self._width, at.below(i, self._item))]
 
-    def _symmetric(self, piece: Piece, sums: Factor, right: Factor) -> Step:
+    def _symmetric(self, piece: TrianglePiece, sums: Factor, right: Factor) -> Step:
         """Return the step of a symmetric or Hermitian tile."""
         x, call, (i, i1, j, _, _) = self._x, self._call, piece
         hermitian = self._conjugated

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from ...sub_matrix import SubMatrix, UnfitError
 
-__all__ = ["Piece", "check_tiles", "staircase"]
+__all__ = ["TrianglePiece", "check_tiles", "staircase"]
 
 
-class Piece(NamedTuple):
+class TrianglePiece(NamedTuple):
     """Rows i to i1 and columns j to j1 of this rank's part; with ``tile`` a triangle of them, else all."""
 
     i: int
@@ -28,25 +28,25 @@ def check_tiles(x: SubMatrix) -> None:
         raise UnfitError
 
 
-def staircase(x: SubMatrix, *, lower: bool) -> Iterator[Piece]:
+def staircase(x: SubMatrix, *, lower: bool) -> Iterator[TrianglePiece]:
     """Yield the pieces of this rank's part of a triangle. Local."""
     rows, cols, row, col = x.rows, x.cols, x.row, x.col
     if rows == cols and row == col:
-        yield Piece(0, x.m, 0, x.n, True)
+        yield TrianglePiece(0, x.m, 0, x.n, True)
         return
     if not cols.whole:
         for start, stop, j in cols.blocks(col):
             i, i1, j1 = rows.below(start, row), rows.below(stop, row), j + stop - start
             if i1 > i:
-                yield Piece(i, i1, j, j1, True)
+                yield TrianglePiece(i, i1, j, j1, True)
             above, below = (i1, x.m) if lower else (0, i)
             if below > above:
-                yield Piece(above, below, j, j1, False)
+                yield TrianglePiece(above, below, j, j1, False)
     else:
         for start, stop, i in rows.blocks(row):
             j, j1, i1 = cols.below(start, col), cols.below(stop, col), i + stop - start
             if j1 > j:
-                yield Piece(i, i1, j, j1, True)
+                yield TrianglePiece(i, i1, j, j1, True)
             left, right = (0, j) if lower else (j1, x.n)
             if right > left:
-                yield Piece(i, i1, left, right, False)
+                yield TrianglePiece(i, i1, left, right, False)
