@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from pblasmp.dtypes import DTYPES, FLOAT8
-from pblasmp.engines.gpu.kernels.kernels import Deal, Kernels, Tile, common_run, vector_width
+from pblasmp.engines.gpu.kernels.kernels import Deal, Kernels, Launch, Tile, common_run, vector_width
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.errors import ArgumentError
 
@@ -103,6 +105,32 @@ def test_sums_of_other_types(cupy, kernels):
     assert blocks == 1
     assert [int(x) for x in arguments[3:5]] == [64, 80]
     assert [x.item() for x in arguments[7:]] == [0x1000, 64, 2.0, 0x1000, 2, 64, 128]
+
+
+def test_a_launch_that_is_repeated_gives_the_driver_its_arguments(monkeypatch):
+    """The first time CuPy takes them; from then on the driver reads copies of them at the addresses that it gets."""
+    words = np.arange(1, 4, dtype=np.uint64).view([("p", np.uint64, 3)])[0]
+    arguments = words, np.int32(-7), np.float64(2.5), np.complex128(1 - 2j), np.float32(0.5)
+    seen: list[Any] = []
+
+    def kernel(*given: Any, stream: Any) -> None:
+        seen.append((*given, stream))
+
+    def queue(*given: Any) -> None:
+        *shape, stream, places, extra = given
+        addresses = np.ctypeslib.as_array((ctypes.c_uint64 * 5).from_address(places))
+        read = [ctypes.string_at(int(at), each.nbytes) for at, each in zip(addresses, arguments, strict=True)]
+        seen.append((shape, stream, extra, read))
+
+    kernel.kernel = SimpleNamespace(ptr=0x77)
+    driver = SimpleNamespace(driver=SimpleNamespace(launchKernel=queue))
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.api", driver)
+    launch, streams = Launch(kernel, (5, 2), 128, arguments), [SimpleNamespace(ptr=at) for at in (1, 2, 3)]
+    for stream in streams:
+        launch(stream)
+    assert seen[0] == ((5, 2), (128,), arguments, streams[0])
+    read = [each.tobytes() for each in arguments]
+    assert seen[1:] == [([0x77, 5, 2, 1, 128, 1, 1, 0], at, 0, read) for at in (2, 3)]
 
 
 def test_c_is_not_read_without_beta(cupy, kernels):

@@ -342,18 +342,40 @@ def common_run(numbers: Sequence[int]) -> int:
 
 
 class Launch:
-    """A kernel with its arguments, to be queued any number of times. Local."""
+    """A kernel with its arguments, to be queued any number of times. Local.
 
-    __slots__ = ("_arguments", "_grid", "_kernel", "_threads")
+    The first time CuPy compiles the kernel and reads the arguments. From the second time on the driver gets the
+    addresses of copies of them, which costs the host much less.
+    """
+
+    __slots__ = ("_arguments", "_copies", "_grid", "_kernel", "_place", "_queue", "_shape", "_threads")
 
     def __init__(
         self, kernel: Any, blocks: tuple[int, ...], threads: int, arguments: tuple[Any, ...]
     ) -> None:
-        self._kernel, self._grid, self._threads, self._arguments = kernel, blocks, (threads,), arguments
+        self._kernel, self._grid, self._threads, self._arguments = kernel, blocks, threads, arguments
+        self._shape: tuple[int, ...] | None = None
 
     def __call__(self, stream: Any) -> None:
         """Queue it on a stream of CuPy. Local."""
-        self._kernel(self._grid, self._threads, self._arguments, stream=stream)
+        if self._shape is None:
+            self._kernel(self._grid, (self._threads,), self._arguments, stream=stream)
+            self._shape = ()
+            return
+        if not self._shape:
+            self._copy()
+        self._queue(*self._shape, stream.ptr, self._place, 0)
+
+    def _copy(self) -> None:
+        """Copy the arguments to where the driver reads them."""
+        from cupy_backends.cuda.api import driver
+
+        copies = [np.array(each) for each in self._arguments]
+        addresses = np.array([each.ctypes.data for each in copies], np.uintp)
+        self._copies, self._place = (addresses, *copies), addresses.ctypes.data  # they must last
+        grid = (*self._grid, 1, 1)[:3]
+        self._queue = driver.launchKernel
+        self._shape = (int(self._kernel.kernel.ptr), *grid, self._threads, 1, 1, 0)
 
 
 class Tile(NamedTuple):
