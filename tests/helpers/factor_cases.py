@@ -21,18 +21,13 @@ MOST = 30  # how large an error may be, in the units of ``relative``
 
 @contextlib.contextmanager
 def panels_of(ctx, width):
-    """Within, factorisations have panels of ``width`` columns, and every rank works on them.
-
-    GPUs solve with a third of a panel at a time.
-    """
+    """Within, factorisations have panels of ``width`` columns, and every rank works on them."""
     if ctx.engine.name != "host":
-        operations = ctx.engine.operations
-        saved = operations.factor_width, operations.leaf
-        operations.factor_width, operations.leaf = width, max(1, width // 3)
+        ctx.engine.operations.factor_width, saved = width, ctx.engine.operations.factor_width
         try:
             yield
         finally:
-            operations.factor_width, operations.leaf = saved
+            ctx.engine.operations.factor_width = saved
         return
     saved = HostOperations.factor_width, HostOperations.factor_alone, ctx.engine.operations.workers
     HostOperations.factor_width, HostOperations.factor_alone = width, 3

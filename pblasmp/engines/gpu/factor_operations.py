@@ -20,7 +20,6 @@ __all__ = ["GpuFactorOperations"]
 
 Array = Any
 
-_LEAF = 256  # columns: cuBLAS multiplies far faster than it solves with a wide triangle
 _WIDTHS = ((40_000, 1024), (4_000, 512), (0, 256))  # order from which on panels are so wide
 
 
@@ -32,14 +31,12 @@ class GpuFactorOperations(CublasmpOperations):
 
     Attributes:
         factor_width: columns of a panel; 0: by the order of the matrix.
-        leaf: columns of triangles that cuBLAS solves with in panels of Cholesky; wider ones are halved.
     """
 
     workers = 1 << 30
     factor_alone = 0
     own_panels: Any = QueuedPanels
     factor_width = 0
-    leaf = _LEAF
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -69,18 +66,8 @@ class GpuFactorOperations(CublasmpOperations):
         self._solver("potrf", a, (int(FillMode.LOWER), n), (int(a.data.ptr), ld), (), found)
         self._kernels.judge(self._current(), a, found, info, first)
         if below.size:
-            self._solve_rows(square.conj() if square.dtype.kind == "c" else square, below)
-
-    def _solve_rows(self, lower: Array, x: Array) -> None:
-        """Queue the solution of ``y lower^T = x`` in the place of ``x``: one half of the columns, then the other."""
-        n = len(lower)
-        if n <= self.leaf:
-            self.trsm(1, lower, x.T, lower=True, unit=False)
-            return
-        half = -(-n // 2 // self.leaf) * self.leaf
-        self._solve_rows(lower[:half, :half], x[:, :half])
-        self.gemm(-1, x[:, :half], lower[half:, :half].T, 1, x[:, half:])
-        self._solve_rows(lower[half:, half:], x[:, half:])
+            left = square.conj() if square.dtype.kind == "c" else square
+            self.trsm(1, left, below.T, lower=True, unit=False)
 
     def _solver(
         self,

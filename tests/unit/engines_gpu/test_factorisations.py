@@ -89,17 +89,6 @@ def test_what_is_in_panels_stays_where_it_is(stand_in: Any) -> None:
     run_mpi(where_they_are, 3, path=stand_in(1000))
 
 
-def test_cublas_solves_with_narrow_triangles(lib: Any, ctx: Any) -> None:
-    """What is below a panel's square: the rest is products."""
-    d = pb.MatrixDescriptor((40, 40), (40, 40), pb.Grid(1, 1), order="F")
-    a = ctx.from_function(lambda i, j: 1.0 * (i == j) + 1 / (1 + i + j), d)
-    operations = ctx.engine.operations
-    with panels_of(ctx, 13), mock.patch.object(operations, "trsm", wraps=operations.trsm) as trsm:
-        lower = pb.cholesky(a).gather()
-    assert np.allclose(lower @ lower.T, a.gather())
-    assert {len(call.args[1]) for call in trsm.call_args_list} == {1, 4}
-
-
 def test_nothing_waits_for_a_panel(lib: Any, ctx: Any) -> None:
     """The host waits for the GPU as often for ten panels as for two."""
     waits = []

@@ -13,10 +13,6 @@ from .product import CusolvermpProduct
 
 __all__ = ["METHODS"]
 
-_FEW = (
-    32  # right-hand sides: for so many, solves with factors were faster than on panels; for 64 they were not
-)
-
 
 class CusolvermpMethod(Method):
     """cuSOLVERMp's potrf, getrf, geqrf and gels, what is solved with their factors, and syevd."""
@@ -45,7 +41,7 @@ class CusolvermpMethod(Method):
 
     def cost(self, engine: Engine, problem: FactorProblem, options: Options) -> float:
         solves = problem.routine in ("cholesky", "lu") and problem.factored
-        faster = solves and problem.right <= _FEW and engine.transport.size > 1
+        faster = solves and problem.right == 1 and engine.transport.size > 1  # measured with 1, 32 and 64
         return 0.5 if faster else 2.0  # on panels: 1
 
     def prepare(
