@@ -8,7 +8,7 @@ import os
 from collections.abc import Collection, Iterator
 from typing import Any
 
-__all__ = ["draws", "in_turn"]
+__all__ = ["draws", "in_turn", "only_long"]
 
 
 def _is_long() -> bool:
@@ -18,6 +18,11 @@ def _is_long() -> bool:
 def draws(count: int, *, long: int) -> int:
     """Return how many random cases to draw: the first ``count`` of ``long``. Local."""
     return long if _is_long() else count
+
+
+def only_long(*values: Any) -> tuple[Any, ...]:
+    """Return the values if all is tried, else none: of a parameter, those whose cases others run, too. Local."""
+    return values if _is_long() else ()
 
 
 def in_turn(*factors: Collection[Any], keep: int, first: int = 0) -> Iterator[tuple[Any, ...]]:

@@ -82,9 +82,9 @@ OTHERS = [routine for routine in ROUTINES if routine not in SIDED]
 
 
 @pytest.mark.parametrize("routines", [SIDED, OTHERS], ids=["sided", "others"])
-@pytest.mark.parametrize(("nranks", "part", "parts"), [(1, 0, 1), (2, 0, 2), (4, 1, 2), (6, 2, 4)])
+@pytest.mark.parametrize(("nranks", "part", "parts"), [(1, 0, 1), (2, 0, 2), (4, 1, 2), (6, 2, 8)])
 def test_every_option_of_every_routine(nranks, part, parts, routines):
-    """All on one rank, half of them on two ranks and the other half on four, a quarter on six."""
+    """All on one rank, half of them on two ranks and the other half on four, an eighth on six."""
     run_mpi(everything, nranks, routines=routines, part=part, parts=draws(parts, long=1))
 
 

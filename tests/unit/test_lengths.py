@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from tests.helpers.lengths import draws, in_turn
+from tests.helpers.lengths import draws, in_turn, only_long
 
 FACTORS = "abcd", "CFK", (1, 2, 3)
 
@@ -32,5 +32,7 @@ def test_long(monkeypatch):
     monkeypatch.setenv("PBLASMP_TESTS", "long")
     assert list(in_turn(*FACTORS, keep=3)) == list(itertools.product(*FACTORS))
     assert draws(2, long=9) == 9
+    assert [2, *only_long(3, 4)] == [2, 3, 4]
     monkeypatch.setenv("PBLASMP_TESTS", "")
     assert draws(2, long=9) == 2
+    assert [2, *only_long(3, 4)] == [2]

@@ -45,8 +45,6 @@ def test_tests_import_helpers_only(path):
         may.append("tests.chaos.")
     if label(path) == "tests/gpu/test_torch.py":  # the same cases on GPUs
         may.append("tests.mpi.torch.")
-    if path.parent.name == "mutation":
-        may.append("tests.mutation.")
     wrong = [name for name in imports_of(path) if not name.startswith(tuple(may))]
     assert not wrong
 

@@ -22,6 +22,7 @@ import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.tensor_parallel import ParallelPlan
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
+from tests.helpers.lengths import only_long
 from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
 from tests.helpers.torch_ranks import Case, Split, compare, failure, host, integers, local, one_function, own
 
@@ -435,7 +436,7 @@ def compiled_unknown(ctx: pb.Context, backend: str) -> None:
 # -- the tests
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
+@pytest.mark.parametrize("nranks", [*only_long(2), 4])  # torchrun starts two
 def test_with_mpirun(nranks):
     run_mpi(everything, nranks, timeout=300)
 

@@ -30,6 +30,7 @@ import pblasmp.torch as pt
 from pblasmp.torch import scaled
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
 from tests.helpers.docs import DOCS, blocks
+from tests.helpers.lengths import only_long
 from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
 from tests.helpers.torch_ranks import UNEVEN, Case, Split, compare, device, failure, host, local, own, world
 
@@ -808,7 +809,7 @@ CASES = (
 # -- the tests
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 4])
+@pytest.mark.parametrize("nranks", [1, *only_long(2), 4])  # torchrun starts two
 def test_with_mpirun(nranks):
     run_mpi(everything, nranks, timeout=300)
 

@@ -20,6 +20,7 @@ import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.torch import meshes, operators, scaled
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
+from tests.helpers.lengths import only_long
 from tests.helpers.mpi import ROOT, run_mpi, run_torch, starts_ranks
 from tests.helpers.torch_ranks import (
     TOLERANCE,
@@ -534,7 +535,7 @@ def test_with_mpirun(nranks):
 
 
 @starts_ranks
-@pytest.mark.parametrize("nranks", [2, 4])
+@pytest.mark.parametrize("nranks", [2, *only_long(4)])
 def test_with_torchrun(nranks):
     run_torch(everything, nranks, timeout=300)
 

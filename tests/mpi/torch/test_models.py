@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.torch import draws
+from tests.helpers.lengths import only_long
 from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
 from tests.helpers.torch_ranks import Case, compare, failure, full, host, integers, local, own, world
 
@@ -1007,7 +1008,7 @@ def compiled(comm: Any) -> Iterator[Case]:
 # -- the tests
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("nranks", [1, *only_long(2), 3, 4])  # torchrun starts two
 def test_with_mpirun(nranks):
     run_mpi(everything, nranks, timeout=300)
 
