@@ -24,7 +24,6 @@ from pblasmp.cli.commands import cli
 from pblasmp.engines.product import Workspace
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.layout.vector_routines import VECTOR_ROUTINES
-from pblasmp.plans import MatrixPlan
 from pblasmp.problems.files import load_problem_file
 from reference.testers import RESULTS
 
@@ -34,7 +33,7 @@ PUBLIC = {name: getattr(pb, name) for name in pb.__all__}
 INHERITED = {"Context": ("close",)}
 """Collective methods of users that a class has from an internal one."""
 
-RETURNED = {"MatrixPlan": MatrixPlan, "Workspace": Workspace}
+RETURNED = {"Workspace": Workspace}
 """Classes that public calls return, without a public name."""
 
 OPERATORS = {
@@ -51,7 +50,7 @@ OPERATORS = {
     "__abs__": "abs({})",
     "__call__": "{}()",
 }
-VARIABLES = {"Context": "ctx", "DistributedMatrix": "A", "Plan": "plan", "MatrixPlan": "plan"}
+VARIABLES = {"Context": "ctx", "DistributedMatrix": "A", "Plan": "plan"}
 """Names of instances in the tables."""
 
 DRAWN = (

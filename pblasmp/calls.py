@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The path of a call: at once by the engine, by a plan that the context keeps, or by a new plan.
 
-Products, routines of levels 1 to 3 and tensor-parallel products take it: ``run`` computes a ``UserCall``, ``prepare``
-returns a plan of it.
+Products, routines of levels 1 to 3, factorisations and tensor-parallel products take it: ``run`` computes a
+``UserCall``, ``prepare`` returns a plan of it.
 
 Before that, ``compute_directly`` tries a product or level-3 routine without a plan. A call is direct if a glance at its
 arguments shows that they are legal and that the engine can do without a plan. Every other one, each faulty one among
@@ -11,82 +11,26 @@ them, takes the ordinary way, which also finds the words for faults.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from .engines.direct import Asked, Part
-from .engines.request import CONSTANTS
 from .handle import Handle
 from .layout import MatrixDescriptor
 from .layout.routines import ROUTINES
 from .logs import logger
-from .plans import MatrixPlan, Plan, Reading, context_of
+from .plans import Plan, UserCall
 from .runtime import Runtime
 
-__all__ = ["MatrixCall", "UserCall", "compute_directly", "prepare", "run"]
+__all__ = ["compute_directly", "prepare", "run"]
 
-R = TypeVar("R")
-_NO_STREAM = nullcontext()
-
-
-class UserCall(ABC, Generic[R]):
-    """A call of a public function, as one rank makes it; ``R`` is what is read of its arguments.
-
-    Attributes:
-        ctx: the context.
-        name: the function's name.
-        keeps_memory: whether plans are kept that hold memory of their own.
-    """
-
-    ctx: Runtime[Any]
-    name: str
-    keeps_memory = False
-
-    def stream(self) -> AbstractContextManager[Any]:
-        """Return the block in which the stream of the call's arrays is the current one. Local."""
-        return _NO_STREAM
-
-    @abstractmethod
-    def signature(self) -> Hashable:
-        """Return all that decides how the call is computed, apart from its arrays' values. Local.
-
-        None if a call like this one is not remembered; a value that equals no other if its arguments must be checked
-        anew.
-        """
-
-    @abstractmethod
-    def read(self, facts: dict[str, Any]) -> R:
-        """Check the arguments, and add what must be equal on every rank to ``facts``. Local."""
-
-    def complete(self, reading: R) -> R:
-        """Return the reading with what depends on the other ranks' arrays. Collective over the context."""
-        return reading
-
-    @abstractmethod
-    def remembered(self, reading: R) -> Any:
-        """Return what ``again`` needs of a reading: no arrays. Local."""
-
-    @abstractmethod
-    def again(self, remembered: Any) -> R:
-        """Read the arguments, which are like those of an earlier call. Local."""
-
-    @abstractmethod
-    def key(self, number: int, reading: R) -> Hashable:
-        """Return the key of the kept plan, None if none is to be kept; ``number`` is 0 unless all repeat a call. Local.
-
-        Equal on every rank.
-        """
-
-    @abstractmethod
-    def plan(self, reading: R) -> Plan[Any]:
-        """Return a plan that has not run yet. Collective over the context."""
+Result = TypeVar("Result")
 
 
-def run(call: UserCall[Any], *, voted: bool = False) -> Any:
+def run(call: UserCall[Result], *, voted: bool = False) -> Result:
     """Return what a call computes, by a kept plan if there is one. Collective over the context.
 
     Args:
@@ -96,89 +40,31 @@ def run(call: UserCall[Any], *, voted: bool = False) -> Any:
     ctx = call.ctx
     with call.stream():
         signature = call.signature()
-        number, reading = ctx.calls.agree(
+        number, _ = ctx.calls.agree(
             lambda: ctx.agreement(call.name), signature, call.again, call.read, voted=voted
         )
         if not number:
-            reading = call.complete(reading)
-            ctx.calls.remember(signature, call.remembered(reading))
-        key = call.key(number, reading)
-        plan: Plan[Any] | None = None if key is None else ctx.kept.find(key)
+            call.complete()
+            ctx.calls.remember(signature, call.remembered())
+        key = call.key(number)
+        plan: Plan[Result] | None = None if key is None else ctx.kept.find(key)
         if plan is not None:
-            return plan._run_with(reading)
-        plan = call.plan(reading)
+            return plan._run_with(call)
+        plan = Plan(call, kept=True)
         if key is None or (plan._product.holds_memory and not call.keeps_memory):
-            return plan._once()
-        plan._release()
-        result = plan._run_with(reading)
-        ctx.kept.keep(key, plan)  # now that it has all its tables
-        return result
+            with plan:
+                return plan._run_with(call)
+        return plan._run_with(call, partial(ctx.kept.keep, key, plan))
 
 
-def prepare(call: UserCall[Any]) -> Plan[Any]:
+def prepare(call: UserCall[Result]) -> Plan[Result]:
     """Return a plan for the user of the call, who closes it. Collective over the context."""
     with call.stream():
         with call.ctx.agreement(call.name) as facts:
-            reading = call.read(facts)
-        return call.plan(call.complete(reading))
-
-
-class MatrixCall(UserCall[Reading]):
-    """A call of a routine on distributed matrices.
-
-    A plan is kept from the second such call on.
-
-    Args:
-        name: the function's name.
-        given: A, B, C and ``out``.
-        how: its other arguments.
-        reader: ``reader(ctx, facts, *given, **how)`` checks them, and returns the recipe and the matrices.
-
-    Raises:
-        ArgumentError: no argument is a matrix.
-    """
-
-    def __init__(
-        self, name: str, given: Sequence[Any], how: Mapping[str, Any], reader: Callable[..., Reading]
-    ) -> None:
-        self.ctx, self.name = context_of(name, *given), name
-        self._given, self._how, self._reader = given, how, reader
-
-    def signature(self) -> Hashable:
-        """Return all that decides how the call is computed; None if it has an epilogue or scales. Local."""
-        given, how = self._given, self._how
-        if how.get("epilogue") is not None or how.get("scales") is not None:
-            return None
-        if not all(x is None or (isinstance(x, Handle) and x.context is self.ctx) for x in given):
-            return object()
-        if not all(isinstance(value, CONSTANTS) for value in how.values()):
-            return object()
-        options = tuple(
-            (name, type(value), value) for name, value in how.items()
-        )  # 1, 1.0 and 1 + 0j are equal
-        return self.name, options, *(None if x is None else (x.descriptor, x.local.strides) for x in given)
-
-    def read(self, facts: dict[str, Any]) -> Reading:
-        """Check the arguments. Local."""
-        return self._reader(self.ctx, facts, *self._given, **self._how)
-
-    def remembered(self, reading: Reading) -> Any:
-        """Return the recipe. Local."""
-        return reading[0]
-
-    def again(self, remembered: Any) -> Reading:
-        """Return the recipe, and the matrices with a new result. Local."""
-        return remembered, remembered.matrices(self.ctx, *self._given), None, None
-
-    def key(self, number: int, reading: Reading) -> Hashable:  # noqa: ARG002
-        """Return the number of the call. Local."""
-        return number or None
-
-    def plan(self, reading: Reading) -> MatrixPlan[Any]:
-        """Return a plan. Collective over the context."""
-        recipe, matrices, epilogue, scales = reading
-        out = self._given[3] is not None
-        return MatrixPlan(self.ctx, recipe, matrices, out=out, epilogue=epilogue, scales=scales)
+            call.read(facts)
+        call.complete()
+        call.planned()
+        return Plan(call)
 
 
 _LEGAL = {

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .calls import MatrixCall, compute_directly, run
+from .calls import compute_directly, run
 from .docstrings import complete
 from .engines.direct import DIRECT
 from .engines.request import Options
@@ -18,7 +18,8 @@ from .layout import Level3Problem, MatrixDescriptor
 from .layout.redistribution import with_c_like_d
 from .layout.routines import ROUTINES, Routine
 from .matrix import DistributedMatrix
-from .plans import Reading, Recipe, check_c, check_operands
+from .matrix_calls import MatrixCall, Reading, Recipe, check_c, check_operands
+from .plans import Task
 from .runtime import Runtime
 
 if TYPE_CHECKING:
@@ -415,7 +416,7 @@ def _read(
     nearest = with_c_like_d(problem)
     reasons = () if nearest == problem else ("c is moved to the layout of the result",)
     partial = asked.written is not None
-    recipe = Recipe(routine, problem, options, nearest, reasons, d, traits.in_place, partial)
+    recipe = Recipe(Task(problem, options, nearest, reasons), d, traits.in_place, partial)
     return recipe, recipe.matrices(ctx, a, b, c, out), None, None
 
 

@@ -21,7 +21,7 @@ from .layout.forms import FORMS
 from .layout.level3 import ROUTINES
 from .layout.redistribution import with_c_like_d
 from .matrix import DistributedMatrix
-from .plans import check_c
+from .matrix_calls import check_c
 from .runtime import Runtime
 from .tuning.measure import LIMIT, Tuned, measure
 
@@ -125,7 +125,7 @@ def _plan(
         with ctx.agreement(call):
             raise error from None
     if name in CALLS:
-        return CALLS[name](*args, **kwargs).plan()
+        return prepare(CALLS[name](*args, **kwargs))
     bound.apply_defaults()
     if name == "matmul":
         return prepare(products.matmul_call(**bound.arguments))

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan: a computation that is checked, agreed on and prepared once, to run any number of times."""
+"""Plan: a call that is checked, agreed on and prepared once, to run any number of times."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from .engines.method import Verdict, prepare
 from .engines.product import Bound, Product, Workspace
-from .engines.request import AnyProblem, Operands, Options, Problem
-from .errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError, PblasmpError, UnsupportedError
-from .handle import Handle, Matrix
-from .layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
+from .engines.request import AnyProblem, Operands, Options
+from .errors import ArgumentTypeError, ClosedError, PblasmpError, UnsupportedError
+from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.factor_problem import FactorProblem
 from .logs import logger
 from .report import Report
@@ -28,21 +28,145 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-__all__ = [
-    "Graph",
-    "Matrices",
-    "MatrixPlan",
-    "Plan",
-    "Reading",
-    "Recipe",
-    "check_c",
-    "check_operands",
-    "check_overlap",
-    "context_of",
-]
+__all__ = ["Graph", "Plan", "Task", "UserCall"]
 
-Matrices = dict[str, Handle | None]
 Result = TypeVar("Result")
+_NO_STREAM = nullcontext()
+
+
+class Task(NamedTuple):
+    """What a call asks of the engine, apart from arrays: what the ranks have agreed on.
+
+    Attributes:
+        problem: what is computed.
+        options: how.
+        nearest: the problem in the layouts that operands are moved to first; None: they stay where they are.
+        reasons: why operands are moved, for the report.
+    """
+
+    problem: AnyProblem
+    options: Options
+    nearest: MatmulProblem | Level3Problem | None = None
+    reasons: tuple[str, ...] = ()
+
+
+class UserCall(ABC, Generic[Result]):
+    """A call of a public function, as one rank makes it: its arguments, and once they are read what follows from them.
+
+    Attributes:
+        ctx: the context.
+        name: the function's name.
+        names: what the function calls the arrays that a plan of the call takes.
+        keeps_memory: whether plans are kept that hold memory of their own.
+        keeps_last: whether the arrays of a plan's run are those of the next.
+    """
+
+    ctx: Runtime[Any]
+    name: str
+    names: Sequence[str] = ("a", "b", "c")
+    keeps_memory = False
+    keeps_last = False
+
+    # -- reading the arguments
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """Return the block in which the stream of the call's arrays is the current one. Local."""
+        return _NO_STREAM
+
+    @abstractmethod
+    def signature(self) -> Hashable:
+        """Return all that decides how the call is computed, apart from its arrays' values. Local.
+
+        None if a call like this one is not remembered; a value that equals no other if its arguments must be checked
+        anew.
+        """
+
+    @abstractmethod
+    def read(self, facts: dict[str, Any]) -> None:
+        """Check the arguments, and add what must be equal on every rank to ``facts``. Local."""
+
+    def complete(self) -> None:
+        """Read what depends on the other ranks' arrays. Collective over the context."""
+
+    @abstractmethod
+    def remembered(self) -> Any:
+        """Return what ``again`` needs of what was read: no arrays. Local."""
+
+    @abstractmethod
+    def again(self, remembered: Any) -> None:
+        """Read the arguments, which are like those of an earlier call. Local."""
+
+    # -- computing, once they are read
+
+    @abstractmethod
+    def key(self, number: int) -> Hashable:
+        """Return the key of the kept plan, None if none is to be kept; ``number`` is 0 unless all repeat a call. Local.
+
+        Equal on every rank.
+        """
+
+    @abstractmethod
+    def task(self) -> Task:
+        """Return what is computed, and how. Local."""
+
+    @abstractmethod
+    def operands(self) -> Operands:
+        """Return the local arrays. Local."""
+
+    @property
+    def starts(self) -> bool:
+        """Whether ``start`` does anything."""
+        return False
+
+    def start(self) -> None:
+        """Write what the result starts as. Local."""
+
+    @abstractmethod
+    def result(self, found: Any) -> Result:
+        """Return what the function returns. Collective over the context.
+
+        Args:
+            found: what the engine found besides the arrays that it wrote.
+        """
+
+    # -- the same call as a plan
+
+    def planned(self) -> None:
+        """Get ready for a plan that a user runs again and again. Collective over the context."""
+
+    @abstractmethod
+    def replaced(self, given: Mapping[str, Any], product: Product) -> UserCall[Result]:
+        """Return the call on other arrays like the planned ones, by name, that has been read. Local.
+
+        Args:
+            given: the arrays.
+            product: what runs on them.
+
+        Raises:
+            ArgumentError: an array does not fit what was planned.
+        """
+
+    def facts(self) -> dict[str, Any]:
+        """Return what must be equal on every rank in a run, apart from the plan and the names of new arrays. Local."""
+        return {}
+
+    def recorded(self) -> Result:
+        """Return what a graph of the call writes; raise ArgumentError if there can be none. Local."""
+        return self.result(None)
+
+    def with_own_x(self) -> tuple[Any, UserCall[Result]]:
+        """Return the plan's own array for x, and the call on it. Collective over the context.
+
+        Raises:
+            UnsupportedError: only plans of tensor-parallel products have one.
+        """
+        with self.ctx.agreement("plan.input_buffer"):
+            raise UnsupportedError(
+                f"input_buffer: only for tensor-parallel products, the plan is of {self.name}"
+            )
+
+    def close(self) -> None:
+        """Give back memory that the call has made for its plan. Local."""
 
 
 class Graph(Generic[Result]):
@@ -69,61 +193,62 @@ class Plan(Generic[Result]):
     """A prepared computation; a context manager. Made by ``pb.plan``, not directly. Local.
 
     Args:
-        ctx: the context.
-        call: the function's name.
-        problem: what is computed.
-        options: how.
-        operands: the planned local arrays.
-        nearest: the problem in the layouts that operands are moved to first; None: they stay where they are.
-        reasons: why operands are moved, for the report.
+        call: the call, on which the ranks have agreed.
+        kept: the context keeps the plan: it holds no arrays, and is run by ``_run_with``.
 
     Attributes:
         problem: what the engine computes: the caller's problem, or the one in other layouts.
     """
 
-    def __init__(
-        self,
-        ctx: Runtime[Any],
-        call: str,
-        problem: AnyProblem,
-        options: Options,
-        operands: Operands,
-        nearest: MatmulProblem | Level3Problem | None = None,
-        reasons: tuple[str, ...] = (),
-    ) -> None:
-        self._ctx, self._call, self._options = ctx, call, options
-        self._bound: Bound | None = None
-        self._asked, self.problem, self._reasons = problem, nearest or problem, reasons
+    def __init__(self, call: UserCall[Result], *, kept: bool = False) -> None:
+        ctx, task, operands = call.ctx, call.task(), call.operands()
+        self._ctx, self._name = ctx, call.name
+        self._asked, self._options, nearest, self._reasons = task
+        self.problem: AnyProblem = nearest or task.problem
         self._open = True
         self._settle: Callable[[], None] = _nothing  # before what the plan holds is freed
-        if options.algo == "measure" and not isinstance(problem, FactorProblem):
-            self._options = options = replace(options, algo="auto")
+        if self._options.algo == "measure" and not isinstance(task.problem, FactorProblem):
+            self._options = options = replace(self._options, algo="auto")
             if not ctx.engine.measured.knows(self.problem, options):
-                measure(ctx.engine, ctx.comm, problem, options, operands, nearest)
-        self._product, self._verdicts = self._prepare(problem, operands, nearest)
+                measure(ctx.engine, ctx.comm, task.problem, options, operands, nearest)
+        self._prepare(operands, nearest)
+        self._call: UserCall[Result] | None = None
+        self._bound: Bound | None = None
+        self._only_queues = False
+        if not kept:
+            self._hold(call)
         self._number = ctx.adopt(self)
         self._log()
 
-    def _prepare(
-        self, problem: AnyProblem, operands: Operands, nearest: MatmulProblem | Level3Problem | None = None
-    ) -> tuple[Product, dict[str, Verdict]]:
-        """Return the prepared product, and the verdict on every algorithm. Collective over the context.
+    def _prepare(self, operands: Operands, nearest: MatmulProblem | Level3Problem | None = None) -> None:
+        """Prepare the product, and keep the verdict on every algorithm. Collective over the context.
 
         The ranks have agreed on the problem. Where nothing else can differ between them, on the host, they agree again
         only to raise an error.
         """
-        ctx, what = self._ctx, f"{self._call}: preparing"
+        ctx, what = self._ctx, f"{self._name}: preparing"
+        made: tuple[Product, dict[str, Verdict]]
         if ctx.engine.traits.queues:
             with ctx.agreement(what):
                 self._settle = ctx.engine.lifetime()
             with ctx.agreement(what):
-                return prepare(ctx.engine, problem, self._options, operands, nearest)
-        with ctx.running(what):
-            try:
-                return prepare(ctx.engine, problem, self._options, operands, nearest)
-            except PblasmpError as error:  # the same on every rank
-                with ctx.agreement(what):
-                    raise error from None
+                made = prepare(ctx.engine, self._asked, self._options, operands, nearest)
+        else:
+            with ctx.running(what):
+                try:
+                    made = prepare(ctx.engine, self._asked, self._options, operands, nearest)
+                except PblasmpError as error:  # the same on every rank
+                    with ctx.agreement(what):
+                        raise error from None
+        self._product, self._verdicts = made
+
+    def _hold(self, call: UserCall[Result]) -> None:
+        """Let a run without arguments use the arrays of a call. Local."""
+        if call is not self._call:
+            if self._bound is not None:
+                self._bound.release()
+            self._call, self._bound = call, self._product.bind(call.operands())
+            self._only_queues = self._product.queues and not call.starts
 
     def _log(self) -> None:
         """Log what was prepared: the algorithm at INFO, why no other one was taken at DEBUG."""
@@ -142,46 +267,103 @@ class Plan(Generic[Result]):
         """Memory that the plan needs on this rank besides its operands, in bytes; shared with other plans. Local."""
         return self._product.workspace
 
-    def _check_open(self) -> None:
-        if not self._open:
-            raise ClosedError("this plan is closed")
+    @cached_property
+    def _words(self) -> str:
+        """What it computes, for messages: made once, since CPU ranks agree on it in every run."""
+        return repr(self._asked)
 
-    def _check_graphs(self) -> None:
-        """Raise UnsupportedError if there are no CUDA graphs. Local."""
-        if not self._ctx.engine.traits.records:
-            name = self._ctx.engine.name
-            raise UnsupportedError(
-                f"a CUDA graph: the {name} engine has none, expected a GPU: call the plan itself"
-            )
+    def _opened(self) -> UserCall[Result]:
+        """Return the call that is planned. Local."""
+        if self._call is None:
+            raise ClosedError("this plan is closed")
+        return self._call
 
     def __call__(self, *operands: Any, **named: Any) -> Result:
-        """Run and return the result, on the planned operands or on others like them. Collective over the context."""
-        raise NotImplementedError
+        """Run and return the result, on the planned operands or on others like them. Collective over the context.
 
-    def _once(self) -> Result:
-        """Run on the planned arrays, on which the ranks have just agreed, and close. Collective over the context."""
-        raise NotImplementedError
+        A run without arguments that only queues work on GPUs is not checked.
 
-    def _release(self) -> None:
-        """Drop all arrays: from now on this plan is run by ``_run_with``. Local."""
+        Args:
+            *operands, **named: by the names that the planned function has for its arrays: ``plan(a, b)``, say, or
+                ``plan(c=other)``. Those that are left out, or None, are the planned ones; of a tensor-parallel product
+                those of the previous run, which also wrote to the result that the next run overwrites.
 
-    def _run_with(self, reading: Any) -> Result:
-        """Run on arrays on which the ranks have agreed, and keep none of them. Collective over the context."""
-        raise NotImplementedError
+        Raises:
+            ArgumentError: an operand does not fit what was planned, or there was none of that name.
+            FactorisationError: as the function raises it.
+            ClosedError: the plan is closed.
+        """
+        if self._only_queues and not operands and not named:
+            return self._queued()
+        ctx, call = self._ctx, self._call
+        with _NO_STREAM if call is None else call.stream():
+            with ctx.agreement("plan") as facts:
+                call = planned = self._opened()
+                given = _by_name(planned.names, operands, named)
+                if given:
+                    call = planned.replaced(given, self._product)
+                facts.update(plan=self._number, product=self._words, replaced=sorted(given))
+                facts.update(call.facts())
+            if call is not planned and not call.keeps_last:
+                return self._run_with(call)
+            self._hold(call)
+            assert self._bound is not None
+            return self._run(call, self._bound.run, self._bound.operands)
 
-    def _queue(self, bound: Bound) -> None:
+    def _queued(self) -> Result:
         """Run what only queues work, on which the ranks need not agree. Collective over the context."""
-        with self._ctx.running(self._call, checks=False):
+        call, bound = self._call, self._bound
+        assert call is not None
+        assert bound is not None
+        with call.stream(), self._ctx.running(self._name, checks=False):
             self._ctx.control.channel.runs += 1
             bound.run()
+            return call.result(None)
 
-    def _stream(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Return a function whose blocks make the stream of the planned arrays the current one. Local."""
-        return nullcontext
+    def _run_with(self, call: UserCall[Result], keep: Callable[[], None] = _nothing) -> Result:
+        """Run on a call's arrays, on which the ranks have agreed, and hold none of them. Collective over the context.
 
-    def _recorded(self) -> Result:
-        """Return what a graph of the planned arrays writes; raise ArgumentError if there can be none. Local."""
-        raise NotImplementedError
+        Args:
+            call: a call like the planned one.
+            keep: what is done once the plan has all its tables.
+        """
+        operands = call.operands()
+        return self._run(call, partial(self._product.run, operands), operands, keep)
+
+    def _run(
+        self,
+        call: UserCall[Result],
+        run: Callable[[], Any],
+        operands: Operands,  # noqa: ARG002 - tests change them
+        keep: Callable[[], None] = _nothing,
+    ) -> Result:
+        with self._ctx.running(self._name):
+            self._ctx.control.channel.runs += 1
+            if call.starts:
+                call.start()
+            found = run()
+            keep()
+            return call.result(found)
+
+    def input_buffer(self) -> Any:
+        """Return the plan's own array for x, which it reads from then on: fill it, and call ``plan()``. Collective.
+
+        Collective over the context. Only plans of tensor-parallel products have one. For AllGather + GEMM it is in
+        memory that other GPUs can reach (cublasmp), and is gathered from there without a copy. It is yours until the
+        plan is closed. It is an array of the library of the planned ``x``, or of ``w`` if a shape was given for x.
+
+        Raises:
+            UnsupportedError: the plan is of another function.
+            ClosedError: the plan is closed.
+        """
+        with self._ctx.agreement("plan.input_buffer"):
+            planned = self._opened()
+        buffer, call = planned.with_own_x()
+        if call is not planned:
+            self._product.close()
+            self._prepare(call.operands())
+            self._hold(call)
+        return buffer
 
     def graph(self) -> Graph[Result]:
         """Return the plan as a CUDA graph, to be replayed at the cost of one launch. Collective over the context.
@@ -194,16 +376,19 @@ class Plan(Generic[Result]):
             ClosedError: the plan is closed.
         """
         with self._ctx.agreement("plan.graph") as facts:
-            self._check_open()
-            self._check_graphs()
+            call, engine = self._opened(), self._ctx.engine
+            if not engine.traits.records:
+                raise UnsupportedError(
+                    f"a CUDA graph: the {engine.name} engine has none, expected a GPU: call the plan itself"
+                )
             facts["plan"] = self._number
-        stream, bound = self._stream(), self._bound
+        bound = self._bound
         assert bound is not None
-        with stream(), self._ctx.agreement("plan.graph: capturing"):
-            result, launch = self._recorded(), bound.capture()
+        with call.stream(), self._ctx.agreement("plan.graph: capturing"):
+            result, launch = call.recorded(), bound.capture()
 
         def replay() -> None:
-            with stream():
+            with call.stream():
                 launch()
 
         return Graph(replay, result)
@@ -225,6 +410,8 @@ class Plan(Generic[Result]):
         )
 
     def _title(self) -> str:
+        if isinstance(self._asked, ParallelProblem):
+            return self._asked.on_rank(self._ctx.rank)
         return str(self._asked)
 
     def __repr__(self) -> str:
@@ -234,8 +421,11 @@ class Plan(Generic[Result]):
     def close(self) -> None:
         """Free what only this plan holds. Collective over the context; idempotent."""
         if self._open:
-            self._open = False
+            self._open = self._only_queues = False
             self._ctx.release(self)
+            if self._call is not None:
+                self._call.close()
+                self._call = self._bound = None
             try:
                 self._settle()
             finally:
@@ -250,239 +440,16 @@ class Plan(Generic[Result]):
         self.close()
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A routine on distributed matrices, but not the matrices: what the ranks have agreed on.
-
-    Attributes:
-        call, problem, options, nearest, reasons: see ``Plan``.
-        result: D's layout.
-        in_place: the operand that may also be the result.
-        partial: only a part of the result is written.
-        names: what the caller calls operands that have other names than "a", "b" and "c".
-    """
-
-    call: str
-    problem: MatmulProblem | Level3Problem
-    options: Options
-    nearest: MatmulProblem | Level3Problem
-    reasons: tuple[str, ...]
-    result: MatrixDescriptor
-    in_place: str = "c"
-    partial: bool = False
-    names: Mapping[str, str] = field(default_factory=dict)
-
-    def matrices(
-        self,
-        ctx: Runtime[Any],
-        a: Handle | None,
-        b: Handle | None,
-        c: Handle | None,
-        out: Handle | None,
-    ) -> Matrices:
-        """Return the operands, and ``out`` or a new matrix for the result. Local.
-
-        Raises:
-            ArgumentError: ``out`` shares memory with an operand that it must not overwrite.
-        """
-        result = ctx.allocate(self.result) if out is None else out
-        matrices: Matrices = {"a": a, "b": b, "c": c, "d": result}
-        check_overlap(ctx, matrices, self.in_place, self.names)
-        if self.partial and out is None and c is None:
-            result.local[...] = 0
-        return matrices
-
-
-class MatrixPlan(Plan[Matrix]):
-    """A plan of a routine on distributed matrices.
-
-    Args:
-        ctx: the context.
-        recipe: what is computed, and how.
-        matrices: the caller's "a", "b", "c" and the result "d"; None for those that are absent.
-        out: whether the caller gave the result. A new one starts as a copy of C if only a part of it is written.
-        epilogue, scales: what follows the product, with the engine's arrays.
-    """
-
-    _bound: Bound
-
-    def __init__(
-        self,
-        ctx: Runtime[Any],
-        recipe: Recipe,
-        matrices: Matrices,
-        *,
-        out: bool,
-        epilogue: Any = None,
-        scales: Any = None,
-    ) -> None:
-        self._matrices, self._in_place = matrices, recipe.in_place
-        self._seeded = recipe.partial and not out and matrices["c"] is not None
-        operands = Operands(**_locals_of(matrices), epilogue=epilogue, scales=scales)
-        super().__init__(
-            ctx, recipe.call, recipe.problem, recipe.options, operands, recipe.nearest, recipe.reasons
-        )
-        self._bound = self._product.bind(operands)
-        self._only_queues = self._product.queues and not self._seeded
-
-    @cached_property
-    def _words(self) -> str:
-        """What it computes, for messages: made once, since CPU ranks agree on it in every run."""
-        return repr(self._asked)
-
-    @property
-    def _result(self) -> Matrix:
-        return cast("Matrix", self._matrices["d"])
-
-    def __call__(
-        self,
-        a: Matrix | None = None,
-        b: Matrix | None = None,
-        c: Matrix | None = None,
-    ) -> Matrix:
-        """Run and return the result, on the planned matrices or on others with the same layouts.
-
-        Collective over the context.
-
-        Raises:
-            ArgumentError: a matrix has another layout than the planned one.
-            ClosedError: the plan is closed.
-        """
-        if self._only_queues and self._open and a is None and b is None and c is None:
-            self._queue(self._bound)
-            return self._result
-        given = {"a": a, "b": b, "c": c}
-        with self._ctx.agreement("plan") as facts:
-            self._check_open()
-            matrices = {name: self._replaced(name, x) for name, x in given.items()} | {"d": self._result}
-            replaced = [x is not None for x in given.values()]
-            facts.update(plan=self._number, product=self._words, replaced=replaced)
-            if any(replaced):
-                check_overlap(self._ctx, matrices, self._in_place)
-        if any(replaced):
-            self._run_on(replace(self._bound.operands, **_locals_of(matrices)))
-        else:
-            self._run(self._bound.run, self._bound.operands)
-        return self._result
-
-    def _once(self) -> Matrix:
-        """Run on the planned matrices, on which the ranks have just agreed, and close. Collective over the context."""
-        try:
-            self._run(self._bound.run, self._bound.operands)
-            return self._result
-        finally:
-            self.close()
-
-    def _release(self) -> None:
-        """Drop all arrays: from now on this plan is run by ``_run_with``. Local."""
-        self._matrices = {}
-        self._bound.release()
-
-    def _run_with(self, reading: Reading) -> Matrix:
-        """Run on matrices on which the ranks have agreed, and keep none of them. Collective over the context."""
-        matrices = reading[1]
-        self._run_on(Operands(**_locals_of(matrices)))
-        return cast("Matrix", matrices["d"])
-
-    def _replaced(self, name: str, x: Handle | None) -> Handle | None:
-        planned = self._matrices[name]
-        if x is None:
-            return planned
-        check_operands(self._ctx, name, {name: x})
-        if planned is None or x.descriptor != planned.descriptor:
-            expected = "no matrix" if planned is None else _layout(planned)
-            raise LayoutError(f"{name}: its layout is {_layout(x)}, the plan is for {expected}")
-        misfit = self._product.misfit(name, x.local)
-        if misfit:
-            raise ArgumentError(f"{name}: {misfit}")
-        return x
-
-    def _run_on(self, operands: Operands) -> None:
-        """Run on these arrays, once."""
-        self._run(partial(self._product.run, operands), operands)
-
-    def _run(self, run: Callable[[], None], operands: Operands) -> None:
-        with self._ctx.running(self._call):
-            self._ctx.control.channel.runs += 1
-            if self._seeded and operands.c is not None and operands.d.size:
-                operands.d[...] = operands.c
-            run()
-
-    def _recorded(self) -> Matrix:
-        if self._seeded:
-            raise ArgumentError("a CUDA graph: the result of this plan starts as a copy of C: give out=")
-        return self._result
-
-
-Reading = tuple[Recipe, Matrices, Any, Any]  # the last two: an epilogue and scales, with the engine's arrays
-
-
-def _layout(x: Handle) -> str:
-    ld = x.descriptor.ld
-    return str(x.descriptor) if ld is None else f"{x.descriptor}, leading dimension {ld}"
-
-
-def _locals_of(matrices: Matrices) -> dict[str, Any]:
-    return {name: None if x is None else x.local for name, x in matrices.items()}
-
-
-def context_of(call: str, *matrices: object) -> Runtime[Any]:
-    """Return the context of the first distributed matrix. Local.
-
-    Raises:
-        ArgumentError: there is none.
-    """
-    for x in matrices:
-        if isinstance(x, Handle):
-            return x.context
-    raise ArgumentTypeError(
-        f"{call}: expected distributed matrices; ctx.scatter, ctx.load and ctx.from_local make them"
-    )
-
-
-def check_c(problem: Problem, beta: complex) -> None:
-    """Raise ArgumentError if beta is nonzero and there is no C. Local."""
-    if beta == 0:
-        return
-    if isinstance(problem, ParallelProblem):
-        if problem.c_dtype is None:
-            raise ArgumentError(f"c: beta is {beta}, expected an array to scale by it")
-    elif isinstance(problem, Level3Problem) and "c" not in problem.traits.operands:
-        raise ArgumentError(f"beta: {problem.routine} has no C to scale, expected 0, got {beta}")
-    elif problem.c is None:
-        raise ArgumentError(f"c: beta is {beta}, expected a matrix to scale by it")
-
-
-def check_operands(ctx: Runtime[Any], required: Container[str], matrices: Mapping[str, object]) -> None:
-    """Raise ArgumentError unless all ``required`` operands, and all that are given, are matrices of ``ctx``. Local."""
-    for name, x in matrices.items():
-        if x is None and name not in required:
-            continue
-        if not isinstance(x, Handle):
-            raise ArgumentTypeError(f"{name}: expected a DistributedMatrix, got {type(x).__name__}")
-        if x.context is not ctx:
-            raise ArgumentError(f"{name}: belongs to another context")
-
-
-def check_overlap(
-    ctx: Runtime[Any], matrices: Matrices, in_place: str, names: Mapping[str, str] | None = None
-) -> None:
-    """Raise ArgumentError if D shares memory with an operand, unless it is the operand ``in_place`` itself. Local.
-
-    ``names`` has what messages call the operands, if not "a", "b" and "c".
-    """
-    out = matrices["d"]
-    assert out is not None
-    if not getattr(out.local.flags, "writeable", True):
-        raise ArgumentError("out: its local array is read-only")
-    for name in "abc":
-        x = matrices[name]
-        if x is None:
-            continue
-        first = x.local[:1, :1], out.local[:1, :1]
-        if name == in_place and x.descriptor == out.descriptor and ctx.engine.overlap(*first):
-            continue  # the same memory
-        if ctx.engine.overlap(x.local, out.local):
-            said = (names or {}).get(name, name)
-            expected = f"{said} itself or a separate matrix" if name == in_place else "a separate matrix"
-            raise ArgumentError(f"out: shares memory with {said}; expected {expected}")
+def _by_name(names: Sequence[str], operands: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return by name the operands that are given, or raise an error as Python does. Local."""
+    known = ", ".join(names)
+    if len(operands) > len(names):
+        raise ArgumentTypeError(f"plan: expected at most {len(names)} operands, {known}, got {len(operands)}")
+    given = dict(zip(names, operands, strict=False))
+    for name, x in named.items():
+        if name not in names:
+            raise ArgumentTypeError(f"{name}: expected one of the planned operands {known}")
+        if name in given:
+            raise ArgumentTypeError(f"{name}: is given twice")
+        given[name] = x
+    return {name: x for name, x in given.items() if x is not None}

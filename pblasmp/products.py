@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .calls import MatrixCall, compute_directly, run
+from .calls import compute_directly, run
 from .dtypes import is_float8, result_dtype
 from .engines.request import Options
 from .epilogue import Epilogue
@@ -18,7 +18,8 @@ from .layout import MatmulProblem, MatrixDescriptor
 from .layout.grid import one_of
 from .layout.redistribution import nearest_legal, with_c_like_d
 from .layout.schemes import scheme_operands
-from .plans import Matrices, Reading, Recipe, check_c, check_operands
+from .matrix_calls import Matrices, MatrixCall, Reading, Recipe, check_c, check_operands
+from .plans import Task
 from .runtime import Runtime
 from .scales import Scales
 
@@ -155,7 +156,7 @@ def _read(
     nearest = with_c_like_d(with_c)
     problem = with_c if options.beta != 0 else nearest  # a C that is not read may have any layout
     reasons = () if problem == nearest else ("c is moved to the layout of the result",)
-    recipe = Recipe("matmul", problem, options, nearest, reasons, d)
+    recipe = Recipe(Task(problem, options, nearest, reasons), d)
     matrices = recipe.matrices(ctx, a, b, c, out)
     e = _epilogue(ctx, epilogue, problem, matrices)
     if scales is not None:

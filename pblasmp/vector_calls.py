@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .calls import MatrixCall, run
+from .calls import run
 from .dtypes import element_type, scalar
 from .engines.dense import vectors as reductions
 from .engines.dense.vectors import Vector
@@ -22,7 +22,8 @@ from .layout.grid import one_of, short_repr
 from .layout.redistribution import with_c_like_d
 from .layout.vector_routines import VECTOR_ROUTINES, VectorRoutine
 from .matrix import DistributedMatrix
-from .plans import Reading, Recipe, check_operands, context_of
+from .matrix_calls import MatrixCall, Reading, Recipe, check_operands, context_of
+from .plans import Task
 from .runtime import Runtime
 
 if TYPE_CHECKING:
@@ -293,7 +294,8 @@ def _read(
     reasons = () if nearest == problem else (f"{row.optional} is moved to the layout of the result",)
     in_place = next((each for each in ("c", "b") if row.passes.get(each) in (*row.written,)), "")
     partial = isinstance(asked, Level3Problem) and asked.written is not None
-    recipe = Recipe(routine, problem, chosen, nearest, reasons, settled, in_place, partial, row.passes)
+    task = Task(problem, chosen, nearest, reasons)
+    recipe = Recipe(task, settled, in_place, partial, row.passes)
     return recipe, recipe.matrices(ctx, a, b, c, out), None, None
 
 

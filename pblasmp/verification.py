@@ -25,7 +25,7 @@ from .errors import UnsupportedError
 from .interop import as_local
 from .layout import MatmulProblem, MatrixDescriptor
 from .matrix import DistributedMatrix
-from .plans import check_c, check_operands, context_of
+from .matrix_calls import check_c, check_operands, context_of
 from .products import check
 from .runtime import Runtime
 from .scales import Scales

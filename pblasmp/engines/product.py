@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..errors import UnsupportedError
 from .request import LocalArray, Operands
@@ -108,16 +108,16 @@ class Product:
         """Return what runs it on these arrays. Local."""
         return Bound(self, operands)
 
-    def run(self, operands: Operands) -> None:
-        """Compute D from the local arrays, once. Collective over the context."""
+    def run(self, operands: Operands) -> Any:
+        """Compute D from the local arrays, once; return what was found besides. Collective over the context."""
         bound = self.bind(operands)
         try:
-            bound.run()
+            return bound.run()
         finally:
             bound.release()
 
-    def _queue(self, operands: Operands) -> None:
-        """Compute D from the local arrays, or queue that. Collective over the context."""
+    def _queue(self, operands: Operands) -> Any:
+        """Compute D from the local arrays, or queue that; return what was found besides. Collective."""
         raise NotImplementedError
 
     def misfit(self, name: str, array: LocalArray) -> str:
@@ -144,34 +144,37 @@ class Bound:
         self._ran = False
         self._graph: RecordedGraph | None = None
 
-    def run(self) -> None:
-        """Compute D; from the second run on by replaying a graph, if the product can. Collective over the context."""
+    def run(self) -> Any:
+        """Compute D; from the second run on by replaying a graph, if the product can. Collective over the context.
+
+        Returns:
+            What was found besides: of a factorisation ``Found``, else None.
+        """
         first = self._product.first
         if first is None:
-            self._run()
-            return
+            return self._run()
         with first():
-            self._run()
+            found = self._run()
         self._product.first = None
+        return found
 
-    def _run(self) -> None:
+    def _run(self) -> Any:
         product = self._product
         graphs = product.graphs
         if graphs is None:
-            self._queue()
-            return
+            return self._queue()
         graphs.follow_stream()
         if graphs.capturing or not product.replays or not self._ran:
             self._ran = self._ran or not graphs.capturing
-            self._queue()
-            return
+            return self._queue()
         if self._graph is None or not self._graph.current:
             self._graph = graphs.record(self._queue, allocates=product.allocates)
         self._graph.launch()
+        return None
 
-    def _queue(self) -> None:
+    def _queue(self) -> Any:
         """Compute or queue it without a graph. Collective over the context."""
-        self._product._queue(self.operands)
+        return self._product._queue(self.operands)
 
     def capture(self) -> Callable[[], None]:
         """Record it as a CUDA graph, and return what replays that on CuPy's current stream. Collective.

@@ -1,32 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call of a factorisation: checked and agreed on once, computed by a plan that the context keeps."""
+"""A call of a factorisation: what all of them check and return."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from typing import Any, Generic, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..calls import run
 from ..dtypes import ELEMENT_TYPES
-from ..engines.factor import FactorOperands, FactorProduct, Found
+from ..engines.factor import FactorOperands, Found
+from ..engines.product import Product
 from ..engines.request import Options
-from ..errors import ArgumentError, FactorisationError, LayoutError, UnsupportedError, faults_text
+from ..errors import ArgumentError, FactorisationError, LayoutError, faults_text
 from ..handle import Handle
 from ..layout import MatrixDescriptor
 from ..layout.factor_problem import FactorProblem
 from ..layout.grid import one_of
 from ..matrix import DistributedMatrix
-from ..plans import Plan, check_operands, context_of
-from ..runtime import Runtime
+from ..matrix_calls import check_operands, context_of
+from ..plans import Task, UserCall
 
 __all__ = [
-    "FactorPlan",
     "FactorisationCall",
     "Matrix",
     "Pivots",
@@ -46,7 +47,7 @@ _OPTIONAL = {"out", "factor"}
 _TYPES = tuple(name for name, row in ELEMENT_TYPES.items() if row.blas)
 
 
-class FactorisationCall(ABC, Generic[T]):
+class FactorisationCall(UserCall[T]):
     """One call: its arguments, what is wrong with them, and how it is computed. A function is a subclass.
 
     Args:
@@ -56,11 +57,11 @@ class FactorisationCall(ABC, Generic[T]):
 
     Attributes:
         name: of the function.
-        result: the matrix that the call writes, once the ranks have agreed; None if it writes none.
+        made: the matrix that the call writes, once the ranks have agreed; None if it writes none.
     """
 
-    name: str
-    result: Matrix | None = None
+    keeps_memory = True
+    made: Matrix | None = None
 
     def __init__(
         self,
@@ -70,7 +71,8 @@ class FactorisationCall(ABC, Generic[T]):
     ) -> None:
         self.given, self.how, self.values = given, how, values or {}
         self.faults: list[str] = []
-        self.context: Runtime[Any] = context_of(self.name, *given.values())
+        self.ctx = context_of(self.name, *given.values())
+        self.names = tuple(name for name, x in given.items() if x is not None)
 
     # -- what a subclass defines
 
@@ -104,48 +106,64 @@ class FactorisationCall(ABC, Generic[T]):
 
     def run(self) -> T:
         """Compute. Collective over the context."""
-        context = self.context
-        with context.running(self.name):
-            self._agree()
-            plan = context.kept.find_or_make(self._key(), lambda: FactorPlan(self, kept=True))
-            return self.end(plan.compute(self.operands()))
+        return run(self)
 
-    def plan(self) -> FactorPlan[T]:
-        """Return the call as a plan. Collective over the context."""
-        with self.context.running(self.name):
-            self._agree()
-            return FactorPlan(self)
+    def signature(self) -> Hashable:
+        """Return all that decides how the call is computed. Local."""
+        return self._key(), tuple(self.values.items())
 
-    def again(self, matrices: Mapping[str, Matrix]) -> FactorisationCall[T]:
-        """Return the same call on other matrices, in the same layouts, that writes the same result. Local."""
+    def read(self, facts: dict[str, Any]) -> None:
+        """Check the arguments, and make the result. Local."""
+        check_operands(self.ctx, tuple(self.given.keys() - _OPTIONAL), self.given)
+        self._writable()
+        self.check()
+        if not isinstance(self.how["algo"], str):
+            self.fault(f"algo: expected a string, got {self.how['algo']!r}")
+        if self.faults:
+            raise LayoutError(faults_text(f"this {self.name}", self.faults))
+        facts.update({name: getattr(x, "descriptor", None) for name, x in self.given.items()})
+        facts.update(self.how)
+        facts.update(self.values)
+        self.made = self.new()
+
+    def remembered(self) -> bool:
+        """Return that there was such a call. Local."""
+        return True
+
+    def again(self, remembered: bool) -> None:  # noqa: ARG002
+        """Make the result. Local."""
+        self._writable()
+        self.made = self.new()
+
+    def key(self, number: int) -> Hashable:  # noqa: ARG002
+        """Return all that decides how the call is computed: a plan is kept from the first call on. Local."""
+        return self._key()
+
+    def task(self) -> Task:
+        """Return what is computed, and how. Local."""
+        return Task(self.problem(), Options(algo=self.how["algo"]))
+
+    def result(self, found: Any) -> T:
+        """Return what the function returns. Collective over the context."""
+        return self.end(found)
+
+    def replaced(self, given: Mapping[str, Any], product: Product) -> FactorisationCall[T]:  # noqa: ARG002
+        """Return the call on other matrices in the same layouts. Local.
+
+        Raises:
+            ArgumentError: a matrix has another layout than the planned one.
+        """
+        for name, x in given.items():
+            check_operands(self.ctx, name, {name: x})
+            if x.descriptor != self[name].descriptor:
+                raise LayoutError(
+                    f"{name}: its layout is {x.descriptor}, the plan is for {self[name].descriptor}"
+                )
         other = copy.copy(self)
-        other.given = {**self.given, **matrices}
+        other.given = {**self.given, **given}
+        other.made = given.get("out", self.made)
+        other._writable()
         return other
-
-    def _agree(self) -> None:
-        """Check the arguments, agree on them, and make the result. Collective over the context."""
-
-        def first(facts: dict[str, Any]) -> Matrix | None:
-            check_operands(self.context, tuple(self.given.keys() - _OPTIONAL), self.given)
-            self._writable()
-            self.check()
-            if not isinstance(self.how["algo"], str):
-                self.fault(f"algo: expected a string, got {self.how['algo']!r}")
-            if self.faults:
-                raise LayoutError(faults_text(f"this {self.name}", self.faults))
-            facts.update({name: getattr(x, "descriptor", None) for name, x in self.given.items()})
-            facts.update(self.how)
-            facts.update(self.values)
-            return self.new()
-
-        def again(_: bool) -> Matrix | None:
-            self._writable()
-            return self.new()
-
-        calls, key = self.context.calls, (self._key(), tuple(self.values.items()))
-        number, self.result = calls.agree(lambda: self.context.agreement(self.name), key, again, first)
-        if not number:
-            calls.remember(key, True)
 
     def _writable(self) -> None:
         for name in _OPTIONAL:
@@ -156,7 +174,7 @@ class FactorisationCall(ABC, Generic[T]):
     def _key(self) -> Hashable:
         """Return all that decides how the call is computed, the same on every rank if the arguments are legal."""
         given: list[object] = list(self.given.values())
-        if not all(x is None or (isinstance(x, Handle) and x.context is self.context) for x in given):
+        if not all(x is None or (isinstance(x, Handle) and x.context is self.ctx) for x in given):
             return object()
         described = tuple(None if x is None else x.descriptor for x in self.given.values())
         return self.name, tuple(self.how.items()), described
@@ -206,15 +224,15 @@ class FactorisationCall(ABC, Generic[T]):
     @property
     def written(self) -> Matrix:
         """The matrix that the call writes."""
-        assert self.result is not None
-        return self.result
+        assert self.made is not None
+        return self.made
 
     def out_or_new(self, d: MatrixDescriptor, *, zeros: bool = False) -> Matrix:
         """Return ``out``, or a new matrix in a layout without padding. Local."""
         out = self.given["out"]
         if out is not None:
             return out
-        made: Matrix = self.context.allocate(replace(d, ld=None))
+        made: Matrix = self.ctx.allocate(replace(d, ld=None))
         if zeros:
             made.local[...] = 0
         return made
@@ -222,7 +240,7 @@ class FactorisationCall(ABC, Generic[T]):
     def singular(self, info: int, *, complete: bool = False) -> NoReturn:
         """Raise the error, as all ranks do."""
         factors = "; the factors are complete" if complete else ""
-        with self.context.agreement(self.name):
+        with self.ctx.agreement(self.name):
             raise FactorisationError.at(
                 info - 1,
                 f"{self.name}: the matrix is exactly singular: a zero on the diagonal at index {info - 1}{factors}",
@@ -231,71 +249,13 @@ class FactorisationCall(ABC, Generic[T]):
 
     def not_positive(self, info: int) -> NoReturn:
         """Raise the error, as all ranks do."""
-        with self.context.agreement(self.name):
+        with self.ctx.agreement(self.name):
             raise FactorisationError.at(
                 info - 1,
                 f"{self.name}: the matrix is not positive definite: its leading principal minor of order {info}, "
                 f"up to index {info - 1}, is not positive",
             )
         raise AssertionError
-
-
-class FactorPlan(Plan[T]):
-    """A plan of a factorisation, or of what is solved with one.
-
-    Args:
-        call: the call, on which the ranks have agreed.
-        kept: the context keeps the plan and gives ``compute`` the arrays; it holds no matrices.
-    """
-
-    _product: FactorProduct
-
-    def __init__(self, call: FactorisationCall[T], *, kept: bool = False) -> None:
-        self._planned = None if kept else call
-        options = Options(algo=call.how["algo"])
-        super().__init__(call.context, call.name, call.problem(), options, call.operands())
-
-    def _check_graphs(self) -> None:
-        super()._check_graphs()
-        raise UnsupportedError("a CUDA graph: a factorisation cannot be recorded: its host looks at values")
-
-    def compute(self, operands: FactorOperands) -> Found:
-        """Run on arrays on which the ranks have agreed. Collective over the context."""
-        return self._product.compute(operands)
-
-    def __call__(self, **matrices: Matrix) -> T:
-        """Run and return what the function returns, on the planned matrices or on others in the same layouts.
-
-        Collective over the context.
-
-        Args:
-            **matrices: by the names of the function's arguments; those left out are the planned ones.
-
-        Raises:
-            ArgumentError: a matrix has another layout than the planned one, or there was none of that name.
-            FactorisationError: as the function raises it.
-            ClosedError: the plan is closed.
-        """
-        planned = self._planned
-        assert planned is not None
-        with self._ctx.agreement("plan") as facts:
-            self._check_open()
-            for name, x in matrices.items():
-                if planned.given.get(name) is None:
-                    known = ", ".join(name for name, each in planned.given.items() if each is not None)
-                    raise ArgumentError(f"{name}: expected one of the planned matrices {known}")
-                check_operands(self._ctx, name, {name: x})
-                if x.descriptor != planned[name].descriptor:
-                    raise LayoutError(
-                        f"{name}: its layout is {x.descriptor}, the plan is for {planned[name].descriptor}"
-                    )
-            facts.update(plan=self._number, problem=str(self.problem), replaced=sorted(matrices))
-            call = planned.again(matrices)
-            if "out" in matrices:
-                call.result = matrices["out"]
-            call._writable()
-        with self._ctx.running(self._call):
-            return call.end(self.compute(call.operands()))
 
 
 def turned(x: Any, transposed: bool) -> Any:

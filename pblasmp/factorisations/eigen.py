@@ -55,7 +55,7 @@ class _Eigh(FactorisationCall[tuple[NDArray[Any], Matrix]]):
     def check(self) -> None:
         self.check_matrix("a")
         self.check_letter("uplo", "LU")
-        engine = self.context.engine
+        engine = self.ctx.engine
         if not self.faults and not any(
             row.serves(FactorProblem("eigh", self["a"].descriptor)) for row in engine.methods
         ):

@@ -115,12 +115,22 @@ class ParallelProblem(Problem):
         stops = list(accumulate(counts))
         return [slice(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
 
-    def __str__(self) -> str:
-        types = self.dtype.name
+    @property
+    def _types(self) -> str:
         if is_float8(self.dtype):
-            types = f"{types} by {self.w_dtype.name} to {self.out_dtype.name}"
+            return f"{self.dtype.name} by {self.w_dtype.name} to {self.out_dtype.name}"
+        return str(self.dtype.name)
+
+    def __str__(self) -> str:
         tokens, outputs, inputs = self.sizes
-        return f"{types} {self.form} of {tokens} x {outputs} x {inputs} on {self.size} ranks"
+        return f"{self._types} {self.form} of {tokens} x {outputs} x {inputs} on {self.size} ranks"
+
+    def on_rank(self, rank: int) -> str:
+        """Return the product as it looks on a rank, in words. Local."""
+        inputs, outputs = self.inputs[rank], self.outputs[rank]
+        w = f"{outputs} x {inputs}" if self.outputs_first else f"{inputs} x {outputs}"
+        sizes = f"x {self.tokens[rank]} x {inputs}, w {w} in C order on this one"
+        return f"{self._types} {self.form} on {self.size} ranks: {sizes}"
 
     # -- from and to tables
 

@@ -19,8 +19,8 @@ from ..calls import run
 from ..errors import ArgumentError
 from ..layout.axis import Axis
 from ..layout.grid import integer
+from .call import ParallelCall
 from .operands import Arrays, Request
-from .plan import ParallelCall, ParallelPlan
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ..scales import Scales
 
 __all__ = [
-    "ParallelPlan",
-    "Plan",
     "allgather_matmul",
     "matmul_allgather",
     "matmul_allreduce",
@@ -39,8 +37,6 @@ __all__ = [
     "parallel_call",
     "shard",
 ]
-
-Plan = ParallelPlan
 
 
 def shard(n: int, ranks: int, rank: int) -> slice:

@@ -14,7 +14,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from ..errors import ArgumentError, ArgumentTypeError, LayoutError, PblasmpError
 from ..scales import Scales
-from ..tensor_parallel.plan import check_context
+from ..tensor_parallel.call import check_context
 from . import operators
 from .meshes import local, on_mesh
 from .scaled import fault_of_scales, scaled_product

@@ -35,8 +35,8 @@ from .. import calls
 from ..context import Context
 from ..errors import ArgumentTypeError, LayoutError, PblasmpError, UnsupportedError
 from ..scales import Scales
+from ..tensor_parallel.call import ParallelCall, check_algorithm
 from ..tensor_parallel.operands import Arrays, Request
-from ..tensor_parallel.plan import ParallelCall, check_algorithm
 
 __all__ = [
     "FORMS",

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ..errors import ArgumentError, ArgumentTypeError
 from ..tensor_parallel import shard
-from ..tensor_parallel.plan import check_context
+from ..tensor_parallel.call import check_context
 from .draws import draw_whole_on, fill_part
 from .meshes import device_type, local, mesh_of, on_mesh
 from .ties import other_holders

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..context import Context
 from ..errors import ArgumentError, ArgumentTypeError
-from ..tensor_parallel.plan import check_context
+from ..tensor_parallel.call import check_context
 from .meshes import all_gather, reduce, reduce_scatter
 from .operators import Gradients, count, once, operator, own, refuse_transforms
 

@@ -17,7 +17,7 @@ from ..context import Context
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ..layout.grid import integer
 from ..scales import Scales
-from ..tensor_parallel.plan import check_context
+from ..tensor_parallel.call import check_context
 from .linear import ColumnParallelLinear, RowParallelLinear
 from .meshes import context_of
 from .parameters import ParallelModule

@@ -16,7 +16,7 @@ from ..context import Context
 from ..errors import ArgumentError, ArgumentTypeError
 from ..layout.grid import integer, one_of
 from ..tensor_parallel import shard
-from ..tensor_parallel.plan import check_context
+from ..tensor_parallel.call import check_context
 from .meshes import all_gather, local, reduce, reduce_scatter
 from .operators import Gradients, count, once, operator, own, refuse_transforms
 from .parameters import ParallelModule, root_has_values

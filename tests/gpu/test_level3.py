@@ -82,7 +82,7 @@ def test_a_plan_is_run_again_on_another_stream_and_as_a_graph(ctx, algo):
     out = poisoned(ctx, d)
     zeros = place(ctx, np.zeros((n, n)), d)
     with pb.plan(pb.syrk, zeros, uplo="U", out=out, algo=algo) as plan:
-        a = plan._matrices["a"]
+        a = plan._call._matrices["a"]
         assert a is not None
         graph = plan.graph()
         for turn, run in enumerate((plan, plan, graph.replay, plan, plan)):

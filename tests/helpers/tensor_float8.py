@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 import pblasmp as pb
-import pblasmp.tensor_parallel as tp
 from pblasmp.dtypes import as_dtype, is_float8
 from tests.helpers import epilogues
 from tests.helpers.float8 import E4, E5, LARGEST, ROUNDING
@@ -94,9 +93,9 @@ class Case:
         product = getattr(pb, self.form)
         return product(self.x, self.w, self.ctx, scales=self.scales, **self.arrays, **self.how, **how)
 
-    def plan(self, **how: Any) -> tp.ParallelPlan:
+    def plan(self, **how: Any) -> pb.Plan[Any]:
         """A plan of it."""
-        plan: tp.ParallelPlan = pb.plan(
+        plan: pb.Plan[Any] = pb.plan(
             self.form, self.x, self.w, self.ctx, scales=self.scales, **self.arrays, **self.how, **how
         )
         return plan

@@ -364,12 +364,13 @@ def test_algo(pblasmp):
 
 WRONG = """
 import pblasmp.plans as m
-right = m.MatrixPlan._run
-def wrong(self, run, operands):
-    right(self, run, operands)
+right = m.Plan._run
+def wrong(self, call, run, operands, *more):
+    result = right(self, call, run, operands, *more)
     if self._ctx.rank == 1:
         operands.d[0, 0] += 1
-m.MatrixPlan._run = wrong
+    return result
+m.Plan._run = wrong
 """
 
 
@@ -391,7 +392,7 @@ def call(self, *rest):
     if self._ctx.rank == 1:
         {fault}
     self._ctx.comm.barrier()
-m.MatrixPlan._run = call
+m.Plan._run = call
 """
 
 
@@ -450,7 +451,7 @@ m.{name} = slow
 @pytest.mark.parametrize(
     ("module", "name", "number", "status", "said"),
     [
-        ("pblasmp.plans", "MatrixPlan._run", signal.SIGINT, 130, "pblasmp: interrupted\n"),
+        ("pblasmp.plans", "Plan._run", signal.SIGINT, 130, "pblasmp: interrupted\n"),
         ("pblasmp.io.source", "RawFile.write", signal.SIGINT, 130, "pblasmp: interrupted\n"),
         ("pblasmp.io.source", "RawFile.write", signal.SIGTERM, 143, ""),
         ("pblasmp.io.source", "RawFile.write", signal.SIGHUP, 129, ""),
@@ -474,7 +475,7 @@ def test_signals_leave_nothing_behind(start, patched, tmp_path, module, name, nu
 
 
 def test_ranks_end_when_the_command_is_killed(start, patched, tmp_path):
-    patched(SLOW.format(module="pblasmp.plans", name="MatrixPlan._run", here=str(tmp_path)))
+    patched(SLOW.format(module="pblasmp.plans", name="Plan._run", here=str(tmp_path)))
     process = start("matmul", "--size", 64)
     wait_for((tmp_path / "slow").exists)
     assert len(processes(tmp_path)) > 4

@@ -57,10 +57,12 @@ LAYERS: dict[str, set[str]] = {
     "io": BOTTOM | {"layout", "comm", "runtime", "handle", "creation"},
     "reductions": BOTTOM | {"layout", "comm", "engines", "handle", "arithmetic", "creation"},
     "norms": {"errors", "layout", "engines", "handle", "reductions"},
-    "plans": BOTTOM | {"layout", "engines", "report", "tuning", "runtime", "handle"},
+    "plans": BOTTOM | {"layout", "engines", "report", "tuning", "runtime"},
     "calls": BOTTOM | {"layout", "engines", "runtime", "handle", "plans"},
+    "matrix_calls": BOTTOM | {"layout", "engines", "runtime", "handle", "plans"},
     "products": BOTTOM
-    | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "handle", "calls", "plans"},
+    | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "handle", "calls", "plans"}
+    | {"matrix_calls"},
     "matrix": BOTTOM
     | {
         "layout",
@@ -77,10 +79,13 @@ LAYERS: dict[str, set[str]] = {
     },
     "context": BOTTOM | {"layout", "epilogue", "runtime", "creation", "io", "matrix"},
     "verification": {"errors", "dtypes", "layout", "epilogue", "scales", "engines", "interop"}
-    | {"runtime", "plans", "products", "matrix"},
-    "level3": BOTTOM | {"layout", "engines", "docstrings", "runtime", "calls", "plans", "matrix"},
-    "factorisations": BOTTOM | {"layout", "engines", "runtime", "handle", "plans", "matrix"},
-    "vector_calls": BOTTOM | {"layout", "engines", "runtime", "handle", "plans", "calls", "matrix"},
+    | {"runtime", "matrix_calls", "products", "matrix"},
+    "level3": BOTTOM
+    | {"layout", "engines", "docstrings", "runtime", "calls", "plans", "matrix_calls", "matrix"},
+    "factorisations": BOTTOM
+    | {"layout", "engines", "runtime", "handle", "calls", "plans", "matrix_calls", "matrix"},
+    "vector_calls": BOTTOM
+    | {"layout", "engines", "runtime", "handle", "plans", "calls", "matrix_calls", "matrix"},
     "vectors": BOTTOM | {"layout", "docstrings", "handle", "vector_calls", "matrix"},
     "tensor_parallel": BOTTOM
     | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "plans", "calls", "context"},
@@ -92,6 +97,7 @@ LAYERS: dict[str, set[str]] = {
         "runtime",
         "plans",
         "calls",
+        "matrix_calls",
         "products",
         "matrix",
         "context",

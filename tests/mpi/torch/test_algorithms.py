@@ -20,7 +20,8 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import pblasmp as pb
 import pblasmp.torch as pt
-from pblasmp.tensor_parallel import ParallelPlan
+from pblasmp.calls import UserCall
+from pblasmp.plans import Plan
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
 from tests.helpers.lengths import only_long
 from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
@@ -58,14 +59,14 @@ def everything(comm: Any) -> Iterator[Case]:
 def spied() -> Iterator[Ran]:
     """Yield the products that run, each with the algorithm that it takes."""
     ran: Ran = []
-    run = ParallelPlan._run_with
+    run = Plan._run_with
 
-    def run_with(plan: ParallelPlan, arrays: Any) -> Any:
-        ran.append((plan._call, plan.report().algorithm))
-        return run(plan, arrays)
+    def run_with(plan: Plan[Any], call: UserCall[Any], *more: Any) -> Any:
+        ran.append((call.name, plan.report().algorithm))
+        return run(plan, call, *more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ParallelPlan, "_run_with", run_with)
+        patch.setattr(Plan, "_run_with", run_with)
         yield ran
 
 

@@ -17,7 +17,6 @@ import pblasmp as pb
 from pblasmp import plans
 from pblasmp.engines.gpu.cublasmp import faults
 from pblasmp.layout.level3 import ROUTINES
-from pblasmp.tensor_parallel import plan as parallel_plans
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.gpu.algorithms import (
     EPILOGUES,
@@ -53,8 +52,8 @@ def played(
     """
     with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
         if queued:
-            for kind in (plans.MatrixPlan, parallel_plans.ParallelPlan):
-                patch.setattr(kind, "_run", on_the_gpu(lib, kind._run))
+            for name in ("_run", "_queued"):
+                patch.setattr(plans.Plan, name, on_the_gpu(lib, getattr(plans.Plan, name)))
         with pb.Context(comm, engine="cublasmp") as ctx, small_panels(ctx, width):
             yield ctx, lib
         lib.assert_clean()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ import pblasmp as pb
 from pblasmp.comm import side_channel
 from pblasmp.engines.gpu.runtime import health as module
 from pblasmp.layout import Grid
-from pblasmp.plans import MatrixPlan
+from pblasmp.plans import Plan
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Meeting, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -60,9 +61,10 @@ def check(ctx: pb.Context, x: Any) -> None:
 
 def run(ctx: pb.Context, x: Any) -> None:
     """A plan that waits in a run on which the ranks do not agree."""
-    plan = object.__new__(MatrixPlan)
-    plan._ctx, plan._call, plan._bound = ctx, "matmul", SimpleNamespace(run=ctx.engine.synchronize)
-    plan._only_queues = plan._open = True
+    plan = object.__new__(Plan)
+    plan._call = SimpleNamespace(stream=nullcontext, result=lambda found: found)
+    plan._ctx, plan._name, plan._bound = ctx, "matmul", SimpleNamespace(run=ctx.engine.synchronize)
+    plan._only_queues = True
     plan()
 
 
