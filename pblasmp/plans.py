@@ -346,7 +346,7 @@ class Plan(Generic[Result]):
             return call.result(found)
 
     def input_buffer(self) -> Any:
-        """Return the plan's own array for x, which it reads from then on: fill it, and call ``plan()``. Collective.
+        """Return the plan's own array for x, which it reads from then on: fill it, and call ``plan()``.
 
         Collective over the context. Only plans of tensor-parallel products have one. For AllGather + GEMM it is in
         memory that other GPUs can reach (cublasmp), and is gathered from there without a copy. It is yours until the

@@ -269,8 +269,8 @@ def algorithms(comm):
             yield "planned matrix", unlike(plan().allgather(), np.eye(9))
             out = ctx.zeros(whole.descriptor)
             for case, words, given in (
-                ("no such matrix", ["b: expected one of the planned matrices a"], {"b": like}),
-                ("no out", ["out: expected one of the planned matrices a"], {"out": out}),
+                ("no such matrix", ["b: expected one of the planned operands a"], {"b": like}),
+                ("no out", ["out: expected one of the planned operands a"], {"out": out}),
                 ("other layout", ["a: its layout is", "the plan is for"], {"a": like[:4, :4]}),
                 ("no matrix", ["a: expected a DistributedMatrix, got int"], {"a": 3}),
             ):

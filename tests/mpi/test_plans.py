@@ -93,9 +93,18 @@ def misuse(comm):
             ("the result", ["out: shares memory with a"], (plan(),)),
         ):
             yield case, agreed_error(ctx, pb.ArgumentError, words, plan, *matrices)
-        yield "and it still runs", misplaced(plan(), x @ x)
+        for case, words, how in (
+            ("too many", ["plan: expected at most 3 operands, a, b, c, got 4"], ((a, a, a, a), {})),
+            ("another name", ["x: expected one of the planned operands a, b, c"], ((), {"x": a})),
+            ("a twice", ["a: is given twice"], ((a,), {"a": b})),
+        ):
+            yield case, agreed_error(ctx, TypeError, words, plan, *how[0], **how[1])
+        words = ["input_buffer: only for tensor-parallel products, the plan is of matmul"]
+        yield "no buffer", agreed_error(ctx, pb.UnsupportedError, words, plan.input_buffer)
+        yield "and it still runs", misplaced(plan(b=b), x @ x)
         plan.close()
         plan.close()
+        yield "closed, no buffer", agreed_error(ctx, pb.ClosedError, ["is closed"], plan.input_buffer)
         yield "closed", agreed_error(ctx, pb.ClosedError, ["this plan is closed"], plan)
         mine = a if comm.rank else b
         words = ["belongs to another context"]

@@ -189,7 +189,7 @@ def routine_job(ctx: pb.Context, case: Case, seed: int, algo: str = "auto", *, p
         call["beta"] = case.beta
     function = getattr(pb, case.routine)
     plan = pb.plan(function, **call) if planned else None
-    result = plan._result.descriptor if case.new and plan else out.descriptor
+    result = plan._call.result(None).descriptor if case.new and plan else out.descriptor
     return Job(
         f"{algo} seed {seed} {case}", plan or functools.partial(function, **call), loads,
         lambda turn: part_of(ctx, expected_of(case, values[turn]), result),
