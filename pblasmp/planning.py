@@ -124,9 +124,9 @@ def _plan(
             raise
         with ctx.agreement(call):
             raise error from None
-    if name in CALLS:
-        return prepare(CALLS[name](*args, **kwargs))
     bound.apply_defaults()
+    if name in CALLS:
+        return prepare(CALLS[name](**bound.arguments))
     if name == "matmul":
         return prepare(products.matmul_call(**bound.arguments))
     if name in FORMS:

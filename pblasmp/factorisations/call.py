@@ -8,6 +8,7 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
@@ -51,25 +52,28 @@ class FactorisationCall(UserCall[T]):
     """One call: its arguments, what is wrong with them, and how it is computed. A function is a subclass.
 
     Args:
-        given: its matrices by name; None for those that are left out.
-        how: its other arguments.
-        values: more that the ranks must agree on, but that does not decide how the call is computed.
+        **arguments: the function's, by name.
 
     Attributes:
         name: of the function.
+        matrices: which of its arguments are matrices.
+        like: the one in whose layout a new result is.
+        given: the matrices by name; None for those that are left out.
+        how: its other arguments.
+        values: more that the ranks must agree on, but that does not decide how the call is computed.
         made: the matrix that the call writes, once the ranks have agreed; None if it writes none.
     """
 
     keeps_memory = True
+    matrices: tuple[str, ...] = ("a", "out")
+    like = "a"
+    values: Mapping[str, str] = MappingProxyType({})
     made: Matrix | None = None
 
-    def __init__(
-        self,
-        given: Mapping[str, Matrix | None],
-        how: Mapping[str, Any],
-        values: Mapping[str, str] | None = None,
-    ) -> None:
-        self.given, self.how, self.values = given, how, values or {}
+    def __init__(self, **arguments: Any) -> None:
+        given: dict[str, Matrix | None] = {name: arguments.pop(name, None) for name in self.matrices}
+        self.given: Mapping[str, Matrix | None] = given
+        self.how: Mapping[str, Any] = arguments
         self.faults: list[str] = []
         self.ctx = context_of(self.name, *given.values())
         self.names = tuple(name for name, x in given.items() if x is not None)
@@ -81,8 +85,8 @@ class FactorisationCall(UserCall[T]):
         """Note what is wrong with the arguments. Local."""
 
     def new(self) -> Matrix | None:
-        """Return the matrix that the call writes: ``out``, or a new one. Local."""
-        return None
+        """Return the matrix that the call writes: ``out``, or a new one; None if it writes none. Local."""
+        return self.out_or_new(self[self.like].descriptor)
 
     @abstractmethod
     def problem(self) -> FactorProblem:
@@ -220,6 +224,11 @@ class FactorisationCall(UserCall[T]):
             self.fault(f"{name}: expected one of {', '.join(allowed)}, got {self.how[name]!r}")
 
     # -- results
+
+    @property
+    def upper(self) -> bool:
+        """Whether A is known by its upper triangle: then its transpose is computed with."""
+        return bool(self.how["uplo"] == "U" and self.how.get("assume") != "gen")
 
     @property
     def written(self) -> Matrix:

@@ -40,17 +40,13 @@ def eigh(a: Matrix, uplo: Uplo = "L", *, algo: str = "auto") -> tuple[NDArray[An
 
     Source: LAPACK, ?SYEVD and ?HEEVD; cuSOLVERMp, cusolverMpSyevd.
     """
-    return _Eigh(a, uplo, algo=algo).run()
+    return _Eigh(a=a, uplo=uplo, algo=algo).run()
 
 
 class _Eigh(FactorisationCall[tuple[NDArray[Any], Matrix]]):
     """A call of ``eigh``."""
 
     name = "eigh"
-
-    def __init__(self, a: Matrix, uplo: Uplo = "L", *, algo: str = "auto") -> None:
-        super().__init__({"a": a, "out": None}, {"uplo": uplo, "algo": algo})
-        self._upper = uplo == "U"
 
     def check(self) -> None:
         self.check_matrix("a")
@@ -64,15 +60,12 @@ class _Eigh(FactorisationCall[tuple[NDArray[Any], Matrix]]):
                 "and ELPA do, here only GPUs with cuSOLVERMp"
             )
 
-    def new(self) -> Matrix:
-        return self.out_or_new(self["a"].descriptor)
-
     def problem(self) -> FactorProblem:
-        a = turned(self["a"].descriptor, self._upper)
-        return FactorProblem("eigh", a, d=self.written.descriptor, conjugate=self._upper)
+        a = turned(self["a"].descriptor, self.upper)
+        return FactorProblem("eigh", a, d=self.written.descriptor, conjugate=self.upper)
 
     def operands(self) -> FactorOperands:
-        return FactorOperands(turned(self["a"].local, self._upper), None, None, self.written.local)
+        return FactorOperands(turned(self["a"].local, self.upper), None, None, self.written.local)
 
     def end(self, found: Found) -> tuple[NDArray[Any], Matrix]:
         assert found.values is not None

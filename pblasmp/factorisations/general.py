@@ -41,12 +41,12 @@ def lu(a: Matrix, out: Matrix | None = None, *, algo: str = "auto") -> tuple[Mat
 
     Source: LAPACK, ?GETRF.
     """
-    return _Lu(a, out, algo=algo).run()
+    return _Lu(a=a, out=out, algo=algo).run()
 
 
 def lu_with_info(a: Matrix, out: Matrix | None = None, *, algo: str = "auto") -> tuple[Matrix, Pivots, int]:
     """Do as ``lu``, but return INFO as LAPACK does, also if A is singular. Collective over the context."""
-    return _LuWithInfo(a, out, algo=algo).run()
+    return _LuWithInfo(a=a, out=out, algo=algo).run()
 
 
 class _Factors(FactorisationCall[T]):
@@ -54,15 +54,9 @@ class _Factors(FactorisationCall[T]):
 
     square = False
 
-    def __init__(self, a: Matrix, out: Matrix | None = None, *, algo: str = "auto") -> None:
-        super().__init__({"a": a, "out": out}, {"algo": algo})
-
     def check(self) -> None:
         self.check_matrix("a", square=self.square)
         self.check_like("out", "a")
-
-    def new(self) -> Matrix:
-        return self.out_or_new(self["a"].descriptor)
 
     def problem(self) -> FactorProblem:
         return FactorProblem("lu", self["a"].descriptor, c=self.written.descriptor)
@@ -119,31 +113,22 @@ def lu_solve(
 
     Source: LAPACK, ?GETRS.
     """
-    return _LuSolve(factors, pivots, b, op_a, out, algo=algo).run()
+    return _LuSolve(factors=factors, pivots=pivots, b=b, op_a=op_a, out=out, algo=algo).run()
 
 
 class _LuSolve(FactorisationCall[Matrix]):
     """A call of ``lu_solve``."""
 
     name = "lu_solve"
+    matrices = ("factors", "b", "out")
+    like = "b"
 
-    def __init__(
-        self,
-        factors: Matrix,
-        pivots: Pivots,
-        b: Matrix,
-        op_a: Op = "N",
-        out: Matrix | None = None,
-        *,
-        algo: str = "auto",
-    ) -> None:
-        given = np.asarray(pivots)
-        legal = given.ndim == 1 and given.dtype.kind in "iu"
-        text = digest(given.astype(np.int64)) if legal else ""
-        super().__init__(
-            {"factors": factors, "b": b, "out": out}, {"op_a": op_a, "algo": algo}, {"pivots": text}
-        )
-        self._given, self._pivots = pivots, given.astype(np.int64) if legal else None
+    def __init__(self, *, pivots: Pivots, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        array = np.asarray(pivots)
+        legal = array.ndim == 1 and array.dtype.kind in "iu"
+        self._given, self._pivots = pivots, array.astype(np.int64) if legal else None
+        self.values = {"pivots": "" if self._pivots is None else digest(self._pivots)}
 
     def check(self) -> None:
         self.check_matrix("factors")
@@ -153,9 +138,6 @@ class _LuSolve(FactorisationCall[Matrix]):
         n, p = self["factors"].shape[0], self._pivots
         if p is None or len(p) != n or not ((p >= 0) & (p < n)).all():
             self.fault(f"pivots: expected {n} integers from 0 to {n - 1}, got {short_repr(self._given)}")
-
-    def new(self) -> Matrix:
-        return self.out_or_new(self["b"].descriptor)
 
     def problem(self) -> FactorProblem:
         factors, b, x = self["factors"].descriptor, self["b"].descriptor, self.written.descriptor
@@ -186,7 +168,7 @@ def slogdet(a: Matrix, *, algo: str = "auto") -> tuple[Any, float]:
 
     Source: NumPy, numpy.linalg.slogdet.
     """
-    return _SignAndLogarithm(a, algo=algo).run()
+    return _SignAndLogarithm(a=a, algo=algo).run()
 
 
 class _SignAndLogarithm(_Factors[tuple[Any, float]]):
@@ -227,19 +209,20 @@ def cond_estimate(a: Matrix, *, algo: str = "auto") -> float:
 
     Source: LAPACK, ?GECON.
     """
-    return _Condition(a, algo=algo).run()
+    return _Condition(a=a, algo=algo).run()
 
 
 class _Condition(FactorisationCall[float]):
     """A call of ``cond_estimate``."""
 
     name = "cond_estimate"
-
-    def __init__(self, a: Matrix, *, algo: str = "auto") -> None:
-        super().__init__({"a": a}, {"algo": algo})
+    matrices = ("a",)
 
     def check(self) -> None:
         self.check_matrix("a")
+
+    def new(self) -> None:
+        return None
 
     def problem(self) -> FactorProblem:
         return FactorProblem("condition", self["a"].descriptor)

@@ -82,7 +82,7 @@ def qr(a: Matrix, out: Matrix | None = None, *, algo: str = "auto") -> QrFactors
 
     Source: LAPACK, ?GEQRF.
     """
-    return _Qr(a, out, algo=algo).run()
+    return _Qr(a=a, out=out, algo=algo).run()
 
 
 class _Qr(FactorisationCall[QrFactors]):
@@ -90,15 +90,9 @@ class _Qr(FactorisationCall[QrFactors]):
 
     name = "qr"
 
-    def __init__(self, a: Matrix, out: Matrix | None = None, *, algo: str = "auto") -> None:
-        super().__init__({"a": a, "out": out}, {"algo": algo})
-
     def check(self) -> None:
         self.check_matrix("a", square=False)
         self.check_like("out", "a")
-
-    def new(self) -> Matrix:
-        return self.out_or_new(self["a"].descriptor)
 
     def problem(self) -> FactorProblem:
         return FactorProblem("qr", self["a"].descriptor, c=self.written.descriptor)
@@ -120,19 +114,21 @@ def form_q(
     algo: str = "auto",
 ) -> Matrix:
     """Return the first columns of the Q of A's reflectors, as many as A has, or ``cols``. Collective."""
-    return _FormQ(a, tau, cols, out, algo=algo).run()
+    return _FormQ(a=a, tau=tau, cols=cols, out=out, algo=algo).run()
 
 
-class _FormQ(FactorisationCall[Matrix]):
+class _OfReflectors(FactorisationCall[Matrix]):
+    """A call that is given the factors of reflectors."""
+
+    def __init__(self, *, tau: NDArray[Any], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._tau, self.values = tau, {"tau": digest(tau)}
+
+
+class _FormQ(_OfReflectors):
     """A call of ``form_q``."""
 
     name = "form_q"
-
-    def __init__(
-        self, a: Matrix, tau: NDArray[Any], cols: int | None, out: Matrix | None, *, algo: str
-    ) -> None:
-        super().__init__({"a": a, "out": out}, {"cols": cols, "algo": algo}, {"tau": digest(tau)})
-        self._tau = tau
 
     @property
     def _shape(self) -> tuple[int, int]:
@@ -167,28 +163,19 @@ def apply_q(
     algo: str = "auto",
 ) -> Matrix:
     """Return op(Q) B, or B op(Q) with ``side="R"``, for the Q of A's reflectors. Collective over the context."""
-    return _ApplyQ(a, tau, b, op, side, out, algo=algo).run()
+    return _ApplyQ(a=a, tau=tau, b=b, op=op, side=side, out=out, algo=algo).run()
 
 
-class _ApplyQ(FactorisationCall[Matrix]):
+class _ApplyQ(_OfReflectors):
     """A call of ``apply_q``."""
 
     name = "apply"
+    matrices = ("a", "b", "out")
+    like = "b"
 
-    def __init__(
-        self,
-        a: Matrix,
-        tau: NDArray[Any],
-        b: Matrix,
-        op: str,
-        side: str,
-        out: Matrix | None,
-        *,
-        algo: str,
-    ) -> None:
-        how = {"op": op, "side": side, "algo": algo}
-        super().__init__({"a": a, "b": b, "out": out}, how, {"tau": digest(tau)})
-        self._tau, self._right = tau, side == "R"
+    @property
+    def _right(self) -> bool:
+        return bool(self.how["side"] == "R")
 
     def check(self) -> None:
         a, b, right = self["a"], self["b"], self._right
@@ -198,9 +185,6 @@ class _ApplyQ(FactorisationCall[Matrix]):
             axis = "columns" if right else "rows"
             self.fault(f"b: expected {a.shape[0]} {axis} of {a.dtype.name}, got {words(b.shape, b.dtype)}")
         self.check_like("out", "b")
-
-    def new(self) -> Matrix:
-        return self.out_or_new(self["b"].descriptor)
 
     def problem(self) -> FactorProblem:
         right = self._right
@@ -233,25 +217,23 @@ def lstsq(a: Matrix, b: Matrix, op_a: Op = "N", out: Matrix | None = None, *, al
 
     Source: LAPACK, ?GELS.
     """
-    return _LeastSquares(a, b, op_a, out, algo=algo).run()
+    return _LeastSquares(a=a, b=b, op_a=op_a, out=out, algo=algo).run()
 
 
 def lstsq_in_place(a: Matrix, b: Matrix, op_a: Op = "N", *, algo: str = "auto") -> None:
     """Do as ``lstsq`` with B of max(m, n) rows, which gets X, and A, which gets factors, as in LAPACK. Collective."""
-    _LeastSquaresInPlace(a, b, op_a, algo=algo).run()
+    _LeastSquaresInPlace(a=a, b=b, op_a=op_a, algo=algo).run()
 
 
 class _LeastSquares(FactorisationCall[Matrix]):
     """A call of ``lstsq``."""
 
     name = "lstsq"
+    matrices = ("a", "b", "out")
     in_place = False
 
-    def __init__(
-        self, a: Matrix, b: Matrix, op_a: Op = "N", out: Matrix | None = None, *, algo: str = "auto"
-    ) -> None:
-        how = {"op_a": op_a, "in place": self.in_place, "algo": algo}
-        super().__init__({"a": a, "b": b, "out": out}, how)
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments, **{"in place": self.in_place})
 
     @property
     def _wide(self) -> bool:

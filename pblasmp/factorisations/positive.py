@@ -36,17 +36,13 @@ def cholesky(a: Matrix, uplo: Uplo = "L", out: Matrix | None = None, *, algo: st
 
     Source: LAPACK, ?POTRF.
     """
-    return _Cholesky(a, uplo, out, algo=algo).run()
+    return _Cholesky(a=a, uplo=uplo, out=out, algo=algo).run()
 
 
 class _Cholesky(FactorisationCall[Matrix]):
     """A call of ``cholesky``."""
 
     name = "cholesky"
-
-    def __init__(self, a: Matrix, uplo: Uplo = "L", out: Matrix | None = None, *, algo: str = "auto") -> None:
-        super().__init__({"a": a, "out": out}, {"uplo": uplo, "algo": algo})
-        self._upper = uplo == "U"
 
     def check(self) -> None:
         self.check_matrix("a")
@@ -57,11 +53,11 @@ class _Cholesky(FactorisationCall[Matrix]):
         return self.out_or_new(self["a"].descriptor, zeros=True)
 
     def problem(self) -> FactorProblem:
-        a, out = (turned(x.descriptor, self._upper) for x in (self["a"], self.written))
-        return FactorProblem("cholesky", a, c=out, conjugate=self._upper)
+        a, out = (turned(x.descriptor, self.upper) for x in (self["a"], self.written))
+        return FactorProblem("cholesky", a, c=out, conjugate=self.upper)
 
     def operands(self) -> FactorOperands:
-        a, out = (turned(x.local, self._upper) for x in (self["a"], self.written))
+        a, out = (turned(x.local, self.upper) for x in (self["a"], self.written))
         return FactorOperands(a, None, out, None)
 
     def end(self, found: Found) -> Matrix:
@@ -87,19 +83,15 @@ def cho_solve(
 
     Source: LAPACK, ?POTRS.
     """
-    return _CholeskySolve(factor, b, uplo, out, algo=algo).run()
+    return _CholeskySolve(factor=factor, b=b, uplo=uplo, out=out, algo=algo).run()
 
 
 class _CholeskySolve(FactorisationCall[Matrix]):
     """A call of ``cho_solve``."""
 
     name = "cho_solve"
-
-    def __init__(
-        self, factor: Matrix, b: Matrix, uplo: Uplo = "L", out: Matrix | None = None, *, algo: str = "auto"
-    ) -> None:
-        super().__init__({"factor": factor, "b": b, "out": out}, {"uplo": uplo, "algo": algo})
-        self._upper = uplo == "U"
+    matrices = ("factor", "b", "out")
+    like = "b"
 
     def check(self) -> None:
         self.check_matrix("factor")
@@ -107,16 +99,13 @@ class _CholeskySolve(FactorisationCall[Matrix]):
         self.check_right("b", "factor")
         self.check_like("out", "b")
 
-    def new(self) -> Matrix:
-        return self.out_or_new(self["b"].descriptor)
-
     def problem(self) -> FactorProblem:
-        factor = turned(self["factor"].descriptor, self._upper)
+        factor = turned(self["factor"].descriptor, self.upper)
         b, x = self["b"].descriptor, self.written.descriptor
-        return FactorProblem("cholesky", factor, b, None, x, factored=True, conjugate=self._upper)
+        return FactorProblem("cholesky", factor, b, None, x, factored=True, conjugate=self.upper)
 
     def operands(self) -> FactorOperands:
-        factor = turned(self["factor"].local, self._upper)
+        factor = turned(self["factor"].local, self.upper)
         return FactorOperands(factor, self["b"].local, None, self.written.local)
 
 

@@ -55,7 +55,7 @@ def solve(
 
     Source: LAPACK, ?GESV, ?POSV, ?TRTRS.
     """
-    return _Solve(a, b, assume, op_a=op_a, uplo=uplo, diag=diag, out=out, algo=algo).run()
+    return _Solve(a=a, b=b, assume=assume, op_a=op_a, uplo=uplo, diag=diag, out=out, algo=algo).run()
 
 
 def solve_keeping(
@@ -71,31 +71,17 @@ def solve_keeping(
     algo: str = "auto",
 ) -> tuple[Matrix, Pivots]:
     """Do as ``solve``, write A's factor to ``factor`` if there is one, and return the pivots, too. Collective."""
-    call = _SolveKeeping(a, b, assume, op_a=op_a, uplo=uplo, diag=diag, factor=factor, out=out, algo=algo)
-    return call.run()
+    return _SolveKeeping(
+        a=a, b=b, assume=assume, op_a=op_a, uplo=uplo, diag=diag, factor=factor, out=out, algo=algo
+    ).run()
 
 
 class _Solves(FactorisationCall[T]):
     """A call that solves a system."""
 
     name = "solve"
-
-    def __init__(
-        self,
-        a: Matrix,
-        b: Matrix,
-        assume: Assume = "gen",
-        *,
-        op_a: Op = "N",
-        uplo: Uplo = "L",
-        diag: Diag = "N",
-        factor: Matrix | None = None,
-        out: Matrix | None = None,
-        algo: str = "auto",
-    ) -> None:
-        given = {"a": a, "b": b, "factor": factor, "out": out}
-        super().__init__(given, {"assume": assume, "op_a": op_a, "uplo": uplo, "diag": diag, "algo": algo})
-        self._upper = uplo == "U" and assume != "gen"
+    matrices = ("a", "b", "factor", "out")
+    like = "b"
 
     def check(self) -> None:
         self.check_matrix("a")
@@ -107,11 +93,8 @@ class _Solves(FactorisationCall[T]):
         self.check_like("factor", "a")
         self.check_like("out", "b")
 
-    def new(self) -> Matrix:
-        return self.out_or_new(self["b"].descriptor)
-
     def problem(self) -> FactorProblem:
-        assume, op, upper = self.how["assume"], self.how["op_a"], self._upper
+        assume, op, upper = self.how["assume"], self.how["op_a"], self.upper
         a, factor = (turned(layout_of(self.given[name]), upper) for name in ("a", "factor"))
         b, x = self["b"].descriptor, self.written.descriptor
         if assume == "gen":
@@ -124,7 +107,7 @@ class _Solves(FactorisationCall[T]):
         return FactorProblem("triangular", a, b, None, x, op=solved, unit=unit, conjugate=conjugate)
 
     def operands(self) -> FactorOperands:
-        a, factor = (turned(local_of(self.given[name]), self._upper) for name in ("a", "factor"))
+        a, factor = (turned(local_of(self.given[name]), self.upper) for name in ("a", "factor"))
         return FactorOperands(a, self["b"].local, factor, self.written.local)
 
     def _check_found(self, found: Found) -> None:
@@ -198,8 +181,9 @@ def inverse_of(
     algo: str = "auto",
 ) -> Matrix:
     """Do as ``inv``, or if ``factored`` from a factor and ``pivots`` that are legal and equal on every rank."""
-    call = _Inverse(a, assume, pivots=pivots, uplo=uplo, diag=diag, factored=factored, out=out, algo=algo)
-    return call.run()
+    return _Inverse(
+        a=a, assume=assume, pivots=pivots, uplo=uplo, diag=diag, factored=factored, out=out, algo=algo
+    ).run()
 
 
 class _Inverse(FactorisationCall[Matrix]):
@@ -207,21 +191,9 @@ class _Inverse(FactorisationCall[Matrix]):
 
     name = "inv"
 
-    def __init__(
-        self,
-        a: Matrix,
-        assume: Assume = "gen",
-        *,
-        pivots: Pivots | None = None,
-        uplo: Uplo = "L",
-        diag: Diag = "N",
-        factored: bool = False,
-        out: Matrix | None = None,
-        algo: str = "auto",
-    ) -> None:
-        how = {"assume": assume, "uplo": uplo, "diag": diag, "factored": factored, "algo": algo}
-        super().__init__({"a": a, "out": out}, how)
-        self._pivots, self._upper = pivots, uplo == "U" and assume != "gen"
+    def __init__(self, *, pivots: Pivots | None = None, factored: bool = False, **arguments: Any) -> None:
+        super().__init__(factored=factored, **arguments)
+        self._pivots = pivots
 
     def check(self) -> None:
         self.check_matrix("a")
@@ -234,15 +206,15 @@ class _Inverse(FactorisationCall[Matrix]):
         return self.out_or_new(self["a"].descriptor, zeros=self.how["assume"] != "gen")
 
     def problem(self) -> FactorProblem:
-        a, x = (turned(each.descriptor, self._upper) for each in (self["a"], self.written))
+        a, x = (turned(each.descriptor, self.upper) for each in (self["a"], self.written))
         assume, factored = self.how["assume"], self.how["factored"]
         if assume == "tri":
             return FactorProblem("triangular", a, d=x, inverse=True, unit=self.how["diag"] == "U")
         routine: Literal["lu", "cholesky"] = "lu" if assume == "gen" else "cholesky"
-        return FactorProblem(routine, a, d=x, factored=factored, inverse=True, conjugate=self._upper)
+        return FactorProblem(routine, a, d=x, factored=factored, inverse=True, conjugate=self.upper)
 
     def operands(self) -> FactorOperands:
-        a, x = (turned(each.local, self._upper) for each in (self["a"], self.written))
+        a, x = (turned(each.local, self.upper) for each in (self["a"], self.written))
         return FactorOperands(a, None, None, x, pivots=self._pivots)
 
     def end(self, found: Found) -> Matrix:
