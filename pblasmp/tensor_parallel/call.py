@@ -21,25 +21,22 @@ from ..interop import as_local, fold, on_stream_of, view_like
 from ..plans import Task, UserCall
 from ..runtime import Runtime
 from .operands import (
+    SIZES,
     Arrays,
-    Local,
     RankArrays,
     Request,
     Specification,
+    check_rule,
     read_again,
     read_arrays,
     signature,
+    specify,
 )
 
 if TYPE_CHECKING:
     from ..layout.parallel import Form
 
 __all__ = ["ParallelCall", "check_algorithm", "check_context"]
-
-
-_SIZES = ("x: the first dimension", "x: the last dimension", "w: the number of outputs",
-          *(f"{name}: the leading dimension" for name in ("x", "w", "c", "out")),
-          "w: which dimension comes first in memory")  # fmt: skip
 
 
 def check_context(ctx: object, call: str) -> None:
@@ -58,33 +55,23 @@ def check_algorithm(ctx: Runtime[Any], form: Form, algo: str, argument: str) -> 
 
 def _agree(ctx: Runtime[Any], asked: Request, arrays: RankArrays) -> Specification:
     """Check that the arrays of all ranks fit together, and return what they ask for. Collective over the context."""
-    options = asked.options(arrays.out_dtype)
-    mine = np.zeros((ctx.size, len(Local._fields)), np.int64)
-    mine[ctx.rank] = arrays.local
+    mine = np.zeros((ctx.size, len(SIZES)), np.int64)
+    mine[ctx.rank] = arrays.sizes
     every = np.empty_like(mine)
     request = ctx.comm.imax(mine, every)
     if request is not None:
         ctx.comm.wait(request)
-    eight = is_float8(arrays.dtype)
-    resolved = replace(
-        asked, dtype=arrays.out_dtype, alpha=options.alpha, beta=options.beta, comm_dtype=options.comm_dtype,
-        x_dtype=arrays.dtype if eight else None, w_dtype=arrays.w_dtype if eight else None, by_rule=False,
-    )  # fmt: skip
-    ranks = tuple(Local(*row) for row in every.tolist())
-    memory = [rank.w_memory for rank in ranks if rank.w_memory]
-    outputs_first = memory[0] == 1 if memory else arrays.outputs_first or eight
-    spec = Specification(
-        resolved, options, arrays.dtype, arrays.w_dtype, arrays.c_dtype, arrays.out_dtype, outputs_first,
-        arrays.lead[1:], arrays.bias is not None, () if arrays.scales is None else arrays.scales.given, ranks,
-    )  # fmt: skip
+    spec, firsts = specify(asked, arrays, every.tolist()), every[:, 0].tolist()
+    problem = spec.problem
     with ctx.agreement(asked.form) as facts:
-        if eight and not outputs_first:
+        if is_float8(arrays.dtype) and not problem.outputs_first:
             raise ArgumentError(
                 "w: inputs are not contiguous in memory: 8-bit weights are outputs x inputs, as torch.nn has them"
             )
         if asked.by_rule:
-            spec.check_rule()
-        arrays.complete(ctx, spec)
+            check_rule(asked.form, firsts, problem.outputs)
+        arrays.fit(problem, ctx.rank, firsts)
+        arrays.complete(ctx, problem.outputs_first)
         facts["w's outputs come first in memory"] = arrays.outputs_first
     return spec
 
@@ -153,7 +140,7 @@ class ParallelCall(UserCall[Any]):
     def again(self, remembered: tuple[Specification, RankArrays]) -> None:
         """Read the arrays like earlier ones, with new results. Local."""
         self._spec, before = remembered
-        self._arrays = read_again(self.ctx, self._spec, self._asked, self._given, before)
+        self._arrays = read_again(self.ctx, self._asked, self._given, before)
 
     def key(self, number: int) -> Hashable:  # noqa: ARG002
         """Return what all ranks know of the product. Local."""
@@ -165,7 +152,7 @@ class ParallelCall(UserCall[Any]):
 
     def operands(self) -> Operands:
         """Return the local arrays. Local."""
-        return self._arrays.operands(self._spec)
+        return self._arrays.operands(self._spec.activation)
 
     def result(self, found: Any) -> Any:  # noqa: ARG002
         """Return the result, and the gathered x if it was asked for. Local."""
@@ -198,7 +185,7 @@ class ParallelCall(UserCall[Any]):
         faults = [
             f"{name} is {found}, the plan is for {expected}"
             for name, found, expected in (
-                *zip(_SIZES, arrays.local, last.local, strict=True),
+                *zip(SIZES, arrays.sizes, last.sizes, strict=True),
                 ("x: shape but for the last dimension", arrays.lead, last.lead),
                 ("x: dtype", arrays.dtype.name, last.dtype.name),
                 ("w: dtype", arrays.w_dtype.name, last.w_dtype.name),
@@ -210,7 +197,8 @@ class ParallelCall(UserCall[Any]):
         ]
         if faults:
             raise ArgumentError("; ".join(faults))
-        arrays.complete(self.ctx, self._spec)
+        arrays.shape, arrays.gathered_shape = last.shape, last.gathered_shape
+        arrays.complete(self.ctx, self._spec.problem.outputs_first)
         return other
 
     def facts(self) -> dict[str, Any]:
@@ -232,11 +220,11 @@ class ParallelCall(UserCall[Any]):
 
     def _make_buffer(self) -> None:
         """Make an array for x, in symmetric memory if it is gathered. Collective over the context."""
-        ctx, spec, arrays = self.ctx, self._spec, self._arrays
-        rows, width = spec.tokens[ctx.rank], arrays.inputs
+        ctx, arrays = self.ctx, self._arrays
+        rows, width = self._spec.problem.tokens[ctx.rank], arrays.inputs
         # The planned x's leading dimension, so that arrays like that x may replace the buffer later.
-        ld = max(1, width, spec.ranks[ctx.rank].ld_x)
-        if spec.asked.form == "allgather_matmul":
+        ld = max(1, width, arrays.sizes[3])
+        if self._spec.problem.gathers:
             local = self._memory = ctx.engine.empty((rows, width), arrays.dtype, "C", ld, symmetric=True)
         else:
             with ctx.agreement("input buffer"):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
@@ -29,14 +29,16 @@ if TYPE_CHECKING:
     from ..engines.protocol import Engine
 
 __all__ = [
+    "SIZES",
     "Arrays",
-    "Local",
     "RankArrays",
     "Request",
     "Specification",
+    "check_rule",
     "read_again",
     "read_arrays",
     "signature",
+    "specify",
 ]
 
 _ACTIVATIONS = ("relu", "gelu")
@@ -98,17 +100,11 @@ class Request:
         return self.form in ("allgather_matmul", "matmul_reduce_scatter")
 
 
-class Local(NamedTuple):
-    """One rank's sizes, which the other ranks must know; the leading dimension of a missing array is 0."""
-
-    first: int  # x's first dimension, 1 if x has only one
-    inputs: int
-    outputs: int
-    ld_x: int
-    ld_w: int
-    ld_c: int
-    ld_out: int
-    w_memory: int  # which dimension of w comes first: 0 either, 1 outputs, 2 inputs
+SIZES = (
+    "x: the first dimension", "x: the last dimension", "w: the number of outputs",
+    *(f"{name}: the leading dimension" for name in ("x", "w", "c", "out")), "w: which dimension comes first in memory",
+)  # fmt: skip
+"""The numbers that the other ranks must know of a rank's arrays, in words."""
 
 
 @dataclass
@@ -127,6 +123,7 @@ class RankArrays:
         scales: with local arrays.
         shapes: of c and out before they were folded.
         shape: of the result.
+        gathered_shape: of X gathered; None if it is not wanted.
         result: what the user gets.
         gathered, gathered_result: where X is gathered to, and what the user gets for it.
     """
@@ -151,6 +148,7 @@ class RankArrays:
     scales: Scales | None = None
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     shape: tuple[int, ...] = ()
+    gathered_shape: tuple[int, ...] | None = None
     result: Any = None
     gathered: Any = None
     gathered_result: Any = None
@@ -161,33 +159,58 @@ class RankArrays:
         return self.result if self.gathered is None else (self.result, self.gathered_result)
 
     @property
-    def local(self) -> Local:
-        """The sizes that other ranks must know."""
+    def sizes(self) -> tuple[int, ...]:
+        """The numbers that other ranks must know, as ``SIZES`` says them.
+
+        The first dimension is 1 if x has only one, the leading dimension of a missing array 0; of w's dimensions 1 is
+        outputs, 2 inputs, and 0 either.
+        """
         first = self.lead[0] if self.lead else 1
         memory = 0 if self.any_order else 1 if self.outputs_first else 2
         ld_x, ld_c, ld_out = map(_ld, (self.x, self.c, self.out))
-        return Local(first, self.inputs, self.outputs, ld_x, self.ld_w, ld_c, ld_out, memory)
+        return first, self.inputs, self.outputs, ld_x, self.ld_w, ld_c, ld_out, memory
 
-    def operands(self, spec: Specification) -> Operands:
+    def operands(self, activation: Literal["relu", "gelu"] | None) -> Operands:
         """Return the operands of a run. Local."""
         epilogue = None
-        if self.bias is not None or spec.asked.activation is not None:
-            epilogue = Epilogue(spec.asked.activation, bias=self.bias)
+        if self.bias is not None or activation is not None:
+            epilogue = Epilogue(activation, bias=self.bias)
         return Operands(self.x, self.w, self.c, self.out, epilogue, self.scales, self.gathered)
 
-    def complete(self, ctx: Runtime[Any], spec: Specification) -> None:
-        """Check what depends on other ranks' sizes, and make the result if none is given. Local.
+    def fit(self, problem: ParallelProblem, rank: int, firsts: Sequence[int]) -> None:
+        """Work out the shapes of the results, which depend on other ranks' sizes. Local.
+
+        Args:
+            problem: the product of all ranks.
+            rank: this one.
+            firsts: x's first dimension on each rank.
+        """
+        form, outputs, rest = problem.form, problem.outputs, self.lead[1:]
+        whole = (sum(firsts), *rest)
+        if form == "allgather_matmul":
+            self.shape = (*whole, outputs[rank])
+        elif form == "matmul_reduce_scatter":
+            self.shape = (Axis.even(firsts[0], len(firsts)).counts()[rank], *rest, outputs[rank])
+        else:
+            self.shape = (*self.lead, sum(outputs) if form == "matmul_allgather" else outputs[rank])
+        self.gathered_shape = (*whole, problem.inputs[0]) if problem.return_gathered else None
+
+    def complete(self, ctx: Runtime[Any], outputs_first: bool) -> None:
+        """Check the shapes of c and out, and make the result if none is given. Local.
+
+        Args:
+            ctx: the context.
+            outputs_first: how w lies in memory on every rank.
 
         Raises:
             ArgumentError: c or out does not have the result's shape, or overlaps an array that it must not.
         """
-        if self.any_order and self.outputs_first != spec.outputs_first:
-            self.w, self.outputs_first, self.w_turned = self.w.T, spec.outputs_first, not self.w_turned
-        self.shape = shape = spec.result_shape(ctx.rank, self.lead)
+        if self.any_order and self.outputs_first != outputs_first:
+            self.w, self.outputs_first, self.w_turned = self.w.T, outputs_first, not self.w_turned
         for name, found in self.shapes.items():
-            if found != shape:
-                raise ArgumentError(f"{name}: shape is {found}, expected {shape}")
-        self.make_results(ctx, spec)
+            if found != self.shape:
+                raise ArgumentError(f"{name}: shape is {found}, expected {self.shape}")
+        self.make_results(ctx)
         self.check_overlaps(ctx)
 
     def check_overlaps(self, ctx: Runtime[Any]) -> None:
@@ -202,14 +225,14 @@ class RankArrays:
         elif self.c is not None and ctx.engine.overlap(self.c, self.out):
             raise ArgumentError("out: shares memory with c; expected c itself or a separate array")
 
-    def make_results(self, ctx: Runtime[Any], spec: Specification) -> None:
+    def make_results(self, ctx: Runtime[Any]) -> None:
         """Make the result, if none is given, and the array for what is gathered. Local."""
         like = self.given.w if isinstance(self.given.x, tuple) else self.given.x
         self.result = self.given.out
         if self.out is None:
             self.result, self.out = _new(ctx, like, self.shape, self.out_dtype)
-        if spec.asked.return_gathered:
-            self.gathered_result, self.gathered = _new(ctx, like, spec.gathered_shape(), self.dtype)
+        if self.gathered_shape is not None:
+            self.gathered_result, self.gathered = _new(ctx, like, self.gathered_shape, self.dtype)
 
     def without_arrays(self) -> RankArrays:
         """Return a copy that has the facts about the arrays, but not the arrays. Local."""
@@ -221,94 +244,78 @@ class RankArrays:
 
 @dataclass(frozen=True)
 class Specification:
-    """All that decides how a product is computed, the same on every rank."""
+    """All that decides how a product is computed, the same on every rank.
 
-    asked: Request
+    Attributes:
+        problem, options: what is computed, and how.
+        activation: what follows the product.
+        has_bias: whether a bias is added before it.
+        scales: names of those that are given.
+    """
+
+    problem: ParallelProblem
     options: Options
-    dtype: np.dtype
-    w_dtype: np.dtype
-    c_dtype: np.dtype
-    out_dtype: np.dtype
-    outputs_first: bool
-    rest: tuple[int, ...]  # dimensions of x between the first and the last
+    activation: Literal["relu", "gelu"] | None
     has_bias: bool
-    scales: tuple[str, ...]  # names of those that are given
-    ranks: tuple[Local, ...]
+    scales: tuple[str, ...]
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.asked, self.rest, self.ranks))
+        return hash((self.problem, self.options, self.activation))
 
-    @property
-    def inner(self) -> int:
-        """Tokens in each index of x's first dimension."""
-        return math.prod(self.rest)
 
-    @property
-    def tokens(self) -> list[int]:
-        """Rows of X on each rank."""
-        return [rank.first * self.inner for rank in self.ranks]
+def specify(asked: Request, arrays: RankArrays, every: Sequence[Sequence[int]]) -> Specification:
+    """Return the product of all ranks. Local; the same on every rank.
 
-    @property
-    def inputs(self) -> list[int]:
-        """Columns of X on each rank."""
-        return [rank.inputs for rank in self.ranks]
+    Args:
+        asked: what is asked for besides arrays.
+        arrays: this rank's.
+        every: the sizes of each rank's.
+    """
+    options, types = (
+        asked.options(arrays.out_dtype),
+        (arrays.dtype, arrays.w_dtype, arrays.c_dtype, arrays.out_dtype),
+    )
+    firsts, inputs, outputs, *lds, memories = (tuple(column) for column in zip(*every, strict=True))
+    inner = math.prod(arrays.lead[1:])
+    tokens = tuple(first * inner for first in firsts)
+    rows = tokens
+    if asked.form == "allgather_matmul":
+        rows = (sum(tokens),) * len(tokens)
+    elif asked.form == "matmul_reduce_scatter":
+        rows = tuple(n * inner for n in Axis.even(firsts[0], len(firsts)).counts())
+    ordered = [memory for memory in memories if memory]
+    outputs_first = ordered[0] == 1 if ordered else arrays.outputs_first or is_float8(arrays.dtype)
+    problem = ParallelProblem(
+        asked.form, tokens, inputs, outputs, rows, arrays.dtype, arrays.w_dtype, arrays.out_dtype,
+        arrays.c_dtype if options.beta != 0 else None, outputs_first, inner, asked.return_gathered,
+        tuple(
+            (name, tuple(ld * dtype.itemsize for ld in of))
+            for name, of, dtype in zip(("x", "w", "c", "out"), lds, types, strict=True)
+        ),
+    )  # fmt: skip
+    scales = () if arrays.scales is None else arrays.scales.given
+    return Specification(problem, options, asked.activation, arrays.bias is not None, scales)
 
-    @property
-    def outputs(self) -> list[int]:
-        """Outputs of each rank's weights."""
-        return [rank.outputs for rank in self.ranks]
 
-    @property
-    def scattered(self) -> list[int]:
-        """Rows of Y on each rank if each sums a part of Y."""
-        return [n * self.inner for n in Axis.even(self.ranks[0].first, len(self.ranks)).counts()]
+def check_rule(form: Form, firsts: Sequence[int], outputs: Sequence[int]) -> None:
+    """Raise LayoutError unless what the ranks hold is split by ``shard``'s rule. Local.
 
-    @property
-    def problem(self) -> ParallelProblem:
-        """The product as a value."""
-        types = {"x": self.dtype, "w": self.w_dtype, "c": self.c_dtype, "out": self.out_dtype}
-        form, tokens = self.asked.form, self.tokens
-        everywhere = [sum(tokens)] * len(tokens) if form == "allgather_matmul" else tokens
-        return ParallelProblem(
-            form, tuple(tokens), tuple(self.inputs), tuple(self.outputs),
-            tuple(self.scattered if form == "matmul_reduce_scatter" else everywhere),
-            self.dtype, self.w_dtype, self.out_dtype,
-            self.c_dtype if self.options.beta != 0 else None,
-            self.outputs_first, self.inner, self.asked.return_gathered,
-            tuple(
-                (name, tuple(getattr(rank, f"ld_{name}") * dtype.itemsize for rank in self.ranks))
-                for name, dtype in types.items()
-            ),
-        )  # fmt: skip
-
-    def check_rule(self) -> None:
-        """Raise LayoutError unless what the ranks hold is split by ``shard``'s rule. Local."""
-        name, held = "w", self.outputs
-        if self.asked.form == "allgather_matmul":
-            name, held = "x", [rank.first for rank in self.ranks]
-        expected = Axis.even(sum(held), len(held)).counts()
-        if held != expected:
-            raise LayoutError(
-                f"{name}: the ranks hold {held} of {sum(held)}, expected {expected}, as "
-                "pblasmp.tensor_parallel.shard splits them"
-            )
-
-    def result_shape(self, rank: int, lead: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of a rank's result. Local."""
-        form, outputs = self.asked.form, self.outputs
-        if form == "allgather_matmul":
-            return (sum(each.first for each in self.ranks), *self.rest, outputs[rank])
-        if form == "matmul_reduce_scatter":
-            return (Axis.even(self.ranks[0].first, len(self.ranks)).counts()[rank], *self.rest, outputs[rank])
-        return (*lead, sum(outputs) if form == "matmul_allgather" else outputs[rank])
-
-    def gathered_shape(self) -> tuple[int, ...]:
-        """Return the shape of X gathered. Local."""
-        return (sum(each.first for each in self.ranks), *self.rest, self.inputs[0])
+    Args:
+        form: which product.
+        firsts: x's first dimension on each rank.
+        outputs: of each rank's weights.
+    """
+    name, held = ("x", [*firsts]) if form == "allgather_matmul" else ("w", [*outputs])
+    expected = Axis.even(sum(held), len(held)).counts()
+    if held != expected:
+        raise LayoutError(
+            f"{name}: the ranks hold {held} of {sum(held)}, expected {expected}, as "
+            "pblasmp.tensor_parallel.shard splits them"
+        )
 
 
 def read_arrays(ctx: Runtime[Any], asked: Request, given: Arrays) -> RankArrays:
@@ -392,9 +399,7 @@ def _kind(array: Any) -> Hashable:
     return type(array), array.shape, array.strides, array.dtype, getattr(device, "id", None), writeable
 
 
-def read_again(
-    ctx: Runtime[Any], spec: Specification, asked: Request, given: Arrays, before: RankArrays
-) -> RankArrays:
+def read_again(ctx: Runtime[Any], asked: Request, given: Arrays, before: RankArrays) -> RankArrays:
     """Return a rank's arrays, read like earlier ones with the same signature, with new results. Local.
 
     Raises:
@@ -413,7 +418,7 @@ def read_again(
     if given.scales is not None and given.scales.given:
         types, _ = _types(before.dtype, before.w_dtype, before.out_dtype, None)
         arrays.scales = given.scales.bind(partial(as_local, engine, name="scales"), types, ctx.rank)
-    arrays.make_results(ctx, spec)
+    arrays.make_results(ctx)
     arrays.check_overlaps(ctx)
     return arrays
 
