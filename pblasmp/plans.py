@@ -302,7 +302,7 @@ class Plan(Generic[Result]):
                 given = _by_name(planned.names, operands, named)
                 if given:
                     call = planned.replaced(given, self._product)
-                facts.update(plan=self._number, product=self._words, replaced=sorted(given))
+                facts.update(plan=self._number, product=self._words, replaced=", ".join(sorted(given)))
                 facts.update(call.facts())
             if call is not planned and not call.keeps_last:
                 return self._run_with(call)

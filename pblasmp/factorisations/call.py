@@ -114,7 +114,8 @@ class FactorisationCall(UserCall[T]):
 
     def signature(self) -> Hashable:
         """Return all that decides how the call is computed. Local."""
-        return self._key(), tuple(self.values.items())
+        self._known = self._key()
+        return self._known, tuple(self.values.items())
 
     def read(self, facts: dict[str, Any]) -> None:
         """Check the arguments, and make the result. Local."""
@@ -141,7 +142,7 @@ class FactorisationCall(UserCall[T]):
 
     def key(self, number: int) -> Hashable:  # noqa: ARG002
         """Return all that decides how the call is computed: a plan is kept from the first call on. Local."""
-        return self._key()
+        return self._known
 
     def task(self) -> Task:
         """Return what is computed, and how. Local."""
