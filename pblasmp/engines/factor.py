@@ -57,10 +57,6 @@ class FactorProduct(Product):
         """Compute, and return what was found. Collective over the context."""
         raise NotImplementedError
 
-    def why_no_graph(self) -> str:
-        """Return why it cannot be recorded. Local."""
-        return "a factorisation cannot be recorded: its host looks at values"
-
     def _queue(self, operands: Operands) -> Found:
         assert isinstance(operands, FactorOperands)
         return self.compute(operands)

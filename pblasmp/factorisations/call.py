@@ -19,7 +19,7 @@ from ..dtypes import ELEMENT_TYPES
 from ..engines.factor import FactorOperands, Found
 from ..engines.product import Product
 from ..engines.request import Options
-from ..errors import ArgumentError, FactorisationError, LayoutError, faults_text
+from ..errors import ArgumentError, FactorisationError, LayoutError, UnsupportedError, faults_text
 from ..handle import Handle
 from ..layout import MatrixDescriptor
 from ..layout.factor_problem import FactorProblem
@@ -183,6 +183,10 @@ class FactorisationCall(UserCall[T]):
             return object()
         described = tuple(None if x is None else x.descriptor for x in self.given.values())
         return self.name, tuple(self.how.items()), described
+
+    def recorded(self) -> NoReturn:
+        """Raise UnsupportedError. Local."""
+        raise UnsupportedError("a CUDA graph: a factorisation cannot be recorded: its host looks at values")
 
     # -- faults
 

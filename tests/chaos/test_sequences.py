@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp import calls, launch
+from pblasmp import launch, matrix_calls
 from pblasmp.engines.gpu.runtime import host_copies
 from pblasmp.launch import Job as Ranks
 from tests.chaos import sequences
@@ -130,7 +130,7 @@ def stale_operands(patch):
 
 def calls_that_differ(patch):
     """Plain calls with another alpha run the plan of the one before."""
-    signature = calls.MatrixCall.signature
+    signature = matrix_calls.MatrixCall.signature
 
     def without_alpha(call):
         how, call._how = call._how, {**call._how, "alpha": 1}
@@ -139,7 +139,7 @@ def calls_that_differ(patch):
         finally:
             call._how = how
 
-    patch.setattr(calls.MatrixCall, "signature", without_alpha)
+    patch.setattr(matrix_calls.MatrixCall, "signature", without_alpha)
 
 
 def no_agreement(patch):
