@@ -128,6 +128,9 @@ def predict(
         alpha, beta: scalars; beta is 1 by default if the problem has a C.
         nranks: number of ranks; by default as many as the layouts need.
 
+    Returns:
+        A ``Prediction``: times in seconds, memory and messages in bytes, and what of it is extrapolated.
+
     Raises:
         ArgumentError: there is no such machine, it has too few ranks, or the problem is not legal.
         UnsupportedError: there is no such algorithm, or it cannot compute the problem.
