@@ -16,7 +16,7 @@ def _is_long() -> bool:
 
 
 def draws(count: int, *, long: int) -> int:
-    """Return how many random cases to draw: the first ``count`` of ``long``. Local."""
+    """Return how many random cases a test draws: ``count``, or ``long`` of them. Local."""
     return long if _is_long() else count
 
 
