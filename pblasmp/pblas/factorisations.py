@@ -343,13 +343,11 @@ def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values) -
         facts.update(values)
     if 0 in (values["n"], values.get("m", 1)) or (values.get("k") == 0 and "side" in values):
         return 0
-    try:
-        with grid.context.running(
-            full
-        ):  # IPIV and TAU are gathered before the first vote of what is computed
+    with grid.context.running(full):  # IPIV and TAU are gathered before the first vote of what is computed
+        try:
             routine.compute(FactorCall(grid, {**given, **values}, matrices))
-    except FactorisationError as error:
-        return error.index + 1
+        except FactorisationError as error:  # every rank's: it ends the call, it does not break the context
+            return error.index + 1
     return 0
 
 

@@ -363,6 +363,9 @@ class FakeGpu:
         modules = {
             "cupy": self._cupy(),
             "cupy_backends.cuda.libs": SimpleNamespace(cublas=self._cublas(), cusolver=fakelapack.cusolver()),
+            "cupy_backends.cuda.api": SimpleNamespace(
+                driver=SimpleNamespace(launchKernel=fakelapack.launch_kernel)
+            ),
             "nccl.core": self._nccl(),
             "nvshmem.core": self._nvshmem(),
             "nccl.bindings": SimpleNamespace(nccl=nccl),

@@ -63,13 +63,35 @@ class _Kernel:
 
     def __init__(self, played: Any, kind: np.dtype) -> None:
         self._played, self._kind, self.max_dynamic_shared_size_bytes = played, kind, 0
+        self._types: list[np.dtype] = []  # of its arguments
+        _KERNELS.append(self)
+        self.kernel = SimpleNamespace(ptr=len(_KERNELS) - 1)
 
     def __call__(self, grid: Any, block: Any, arguments: Any, *, stream: Any, shared_mem: int = 0) -> None:
         assert 0 < block[0] <= 1024
         assert grid[0] > 0
         assert shared_mem <= max(48 << 10, self.max_dynamic_shared_size_bytes)
+        self._types = [np.array(each).dtype for each in arguments]
         if self._played is not None:
             self._played(self._kind, *(each.item() if hasattr(each, "item") else each for each in arguments))
+
+    def again(self, grid: Any, block: Any, places: int, *, stream: int, shared_mem: int) -> None:
+        """Do what a call does, with arguments of its types at the addresses that are at ``places``."""
+        arguments = [
+            np.ndarray((), kind, (ctypes.c_byte * kind.itemsize).from_address(int(at)))[()]
+            for kind, at in zip(self._types, vector(places, len(self._types), "u8"), strict=True)
+        ]
+        self(grid, block, arguments, stream=stream, shared_mem=shared_mem)
+
+
+_KERNELS: list[_Kernel] = []
+
+
+def launch_kernel(kernel: int, *shape: int) -> None:
+    """cupy_backends.cuda.api.driver.launchKernel, of a kernel that has been called before."""
+    *shape, shared, stream, places, extra = shape
+    assert extra == 0
+    _KERNELS[kernel].again(tuple(shape[:3]), tuple(shape[3:]), places, stream=stream, shared_mem=shared)
 
 
 def _look(kind: Any, a: int, ld: int, n: int, found: int) -> None:
