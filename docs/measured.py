@@ -37,6 +37,7 @@ TITLES = {
     "many_calls-debian": "Many calls on sub-matrices, beside Debian's PBLAS: ",
     "many_calls-mkl": "Many calls on sub-matrices, beside MKL's PBLAS: ",
     "redistribution": "Moving a matrix",
+    "vectors": "Routines of levels 1 and 2",
     "rounding": "Errors by where sums are rounded",
     "cholesky": "Cholesky factorisation by level-3 routines",
     "factorisations-gpu": "Factorisations and solves on GPUs",
