@@ -200,7 +200,7 @@ class RankArrays:
 
         Args:
             ctx: the context.
-            outputs_first: how w lies in memory on every rank.
+            outputs_first: whether w is outputs × inputs in memory, as the ranks have agreed.
 
         Raises:
             ArgumentError: c or out does not have the result's shape, or overlaps an array that it must not.

@@ -50,9 +50,7 @@ __all__ = [
 Array = Any
 
 _WIDE = 512  # columns: updates with such panels are nearly as fast as with wider ones
-_ROUNDS = (
-    8  # so many groups of panels a rank has at least: otherwise some ranks have much more work than others
-)
+_ROUNDS = 8  # groups of panels that a rank has at least: with fewer, some ranks have much more work
 _FEW = 4  # right-hand sides are few up to this part of a panel's width
 
 
