@@ -14,8 +14,10 @@ import numpy as np
 
 from ...layout import MatrixDescriptor
 from ..protocol import Engine
-from .factor_panels import FactorPanels, Mover, PanelJob, Workbench, operations_of, shape_beside, shape_of
+from .factor_panels import FactorPanels, Mover, PanelJob, Workbench
+from .lapack import operations_of
 from .lu import factor, swap_left
+from .panel_shape import shape_beside, shape_of
 from .sweeps import columns_of, sweep
 
 __all__ = ["ConditionJob"]

@@ -13,7 +13,7 @@ from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 from .cholesky import CholeskyJob
 from .condition import ConditionJob
-from .factor_panels import why_no_lapack
+from .lapack import why_no_lapack
 from .lu import LuJob
 from .qr import LeastSquaresJob, QrJob
 from .triangular import TriangularJob

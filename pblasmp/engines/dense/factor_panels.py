@@ -16,73 +16,32 @@ import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...comm.progress import Progress
 from ...comm.shared import aligned, carve
-from ...errors import UnsupportedError
-from ...layout import Grid, MatrixDescriptor, Trapezoid
+from ...layout import MatrixDescriptor, Trapezoid
 from ..arrays import same_memory
-from ..protocol import Engine, FactorOperations, SharingTransport, Transport
+from ..protocol import Engine
 from ..request import LocalArray, Operands
 from .factor_copies import CopiedParts
+from .lapack import is_shared, operations_of, sharing
+from .panel_shape import PanelShape
 
 __all__ = [
     "FactorPanels",
     "Mover",
     "OwnPanels",
     "PanelJob",
-    "Shape",
     "Workbench",
     "identity",
-    "is_shared",
-    "operations_of",
     "set_diagonal",
-    "shape_beside",
-    "shape_of",
-    "shape_of_inverse",
-    "why_no_lapack",
 ]
 
 Array = Any
-
-_WIDE = 512  # columns: updates with such panels are nearly as fast as with wider ones
-_ROUNDS = 8  # groups of panels that a rank has at least: with fewer, some ranks have much more work
-_FEW = 4  # right-hand sides are few up to this part of a panel's width
-
-
-class Shape(NamedTuple):
-    """The panels of one matrix: rows, columns, the columns of a panel, and the ranks that work on it.
-
-    Panels are dealt round the ranks in groups of ``group`` adjacent ones.
-    """
-
-    rows: int
-    cols: int
-    width: int
-    workers: int
-    group: int = 1
-
-    @property
-    def panels(self) -> int:
-        """Number of panels."""
-        return -(-self.cols // self.width)
-
-    @property
-    def steps(self) -> int:
-        """Number of panels with an element on the main diagonal."""
-        return -(-min(self.rows, self.cols) // self.width)
-
-    def owner(self, k: int) -> int:
-        """Return the rank that has panel ``k``."""
-        return k // self.group % self.workers
-
-    def bounds(self, k: int) -> tuple[int, int]:
-        """Return the columns of panel ``k``: the first, and the one after the last."""
-        return k * self.width, min((k + 1) * self.width, self.cols)
 
 
 class FactorPanels:
@@ -102,7 +61,7 @@ class FactorPanels:
     sends: bool
 
     def __init__(
-        self, shape: Shape, dtype: np.dtype, rank: int, info: Array, pivots: Array, blocks: Array | None
+        self, shape: PanelShape, dtype: np.dtype, rank: int, info: Array, pivots: Array, blocks: Array | None
     ) -> None:
         self.shape, self.dtype, self.rank = shape, dtype, rank
         self.info, self.pivots, self.blocks = info, pivots, blocks
@@ -266,11 +225,6 @@ class SentPanels(OwnPanels):
         return self._fetched(k)
 
 
-def _described(shape: Shape, dtype: np.dtype) -> MatrixDescriptor:
-    block = max(1, shape.rows), shape.width * shape.group
-    return MatrixDescriptor((shape.rows, shape.cols), block, Grid(1, shape.workers), dtype=dtype, order="F")
-
-
 class PanelJob:
     """A call that is prepared once, to run on any arrays of the same layouts. Local."""
 
@@ -295,7 +249,7 @@ class Workbench:
     """
 
     def __init__(
-        self, engine: Engine, shapes: Sequence[Shape], dtype: np.dtype, *, reflectors: bool = False
+        self, engine: Engine, shapes: Sequence[PanelShape], dtype: np.dtype, *, reflectors: bool = False
     ) -> None:
         self.engine, self._shapes, self._dtype, self._reflectors = engine, shapes, dtype, reflectors
         self.operations = operations_of(engine)
@@ -419,7 +373,7 @@ class Workbench:
 
     def described(self, i: int) -> MatrixDescriptor:
         """Return matrix ``i`` in panels that ranks have for themselves, as a layout. Local."""
-        return _described(self._shapes[i], self._dtype)
+        return self._shapes[i].described(self._dtype)
 
 
 class Mover:
@@ -512,90 +466,10 @@ class Mover:
             move.close()
 
 
-def why_no_lapack(engine: Engine) -> str:
-    """Return why an engine cannot compute on panels, or an empty string. Local."""
-    if hasattr(engine.operations, "potrf"):
-        return ""
-    return f"the {engine.name} engine factors no panels"
-
-
-def operations_of(engine: Engine) -> FactorOperations:
-    """Return the engine's operations, if it has a LAPACK. Local.
-
-    Raises:
-        UnsupportedError: it has none.
-    """
-    if why := why_no_lapack(engine):
-        raise UnsupportedError(why)
-    return cast("FactorOperations", engine.operations)
-
-
-def is_shared(engine: Engine) -> bool:
-    """Return whether all ranks are on one node and share memory, in which writes are seen in their order. Local."""
-    transport = engine.transport
-    if operations_of(engine).own_panels is not None:
-        return False
-    return transport.size == 1 or (
-        transport.comm.board is not None and len(transport.nodes) == 1 and not transport.why_not_shared
-    )
-
-
-def sharing(transport: Transport) -> SharingTransport:
-    """Return the transport of ranks that share panels. Local."""
-    return cast("SharingTransport", transport)
-
-
 def _leading(rows: int, item: int) -> int:
     """Return a leading dimension that keeps columns out of each other's way in the caches."""
     ld = -(-max(1, rows) * item // 64) * 64 // item
     return ld + 64 // item if ld * item % 1024 == 0 else ld
-
-
-def shape_of(engine: Engine, d: MatrixDescriptor, *, narrow: bool = False) -> Shape:
-    """Return the panels of a matrix that is factored. Local.
-
-    Args:
-        engine: where.
-        d: its layout.
-        narrow: for reflectors, which cost as much as their panel is wide.
-    """
-    operations, size = operations_of(engine), engine.transport.size
-    rows, cols = d.shape
-    usual = operations.panel_width(min(rows, cols))
-    width = max(1, usual // 2) if narrow else usual
-    if not is_shared(engine):
-        kept = operations.own_panels is not None and size > 1
-        return (_shape_in_place(d, width, size) if kept else None) or Shape(rows, cols, width, size)
-    workers = min(size, operations.workers)
-    if min(rows, cols) <= operations.factor_alone:
-        workers = 1
-    if workers == 1 and not narrow:
-        return Shape(rows, cols, max(1, cols), 1)
-    return Shape(rows, cols, width, workers)
-
-
-def _shape_in_place(d: MatrixDescriptor, width: int, size: int) -> Shape | None:
-    """Return the panels that the ranks have as the matrix is, about as wide as asked for, or None. Local.
-
-    A wider block is a group of panels, if that leaves the ranks equal work.
-    """
-    group = -(-d.block[1] // width)
-    if d.block[1] < min(width, _WIDE) or d.block[1] % group:
-        return None
-    if group > 1 and min(d.shape) < _ROUNDS * size * d.block[1]:
-        return None
-    kept = Shape(*d.shape, d.block[1] // group, size, group)
-    return kept if d.same_places(_described(kept, d.dtype)) else None
-
-
-def shape_of_inverse(engine: Engine, factored: Shape) -> Shape:
-    """Return the panels of an inverse: dealt round like the matrix, since columns differ in their work. Local."""
-    n = factored.cols
-    if not is_shared(engine):
-        return factored
-    workers = min(engine.transport.size, operations_of(engine).workers) if factored.workers > 1 else 1
-    usual = operations_of(engine).panel_width(n)
-    return Shape(n, n, factored.width if workers > 1 else max(1, min(n, usual)), workers)
 
 
 def identity(xp: Any, panels: FactorPanels) -> None:
@@ -611,20 +485,3 @@ def set_diagonal(xp: Any, a: Array, value: Any) -> None:
     n = min(a.shape)
     if n:
         xp.lib.stride_tricks.as_strided(a, (n,), (sum(a.strides),))[...] = value
-
-
-def shape_beside(engine: Engine, factored: Shape, cols: int, *, spreads: bool = False) -> Shape:
-    """Return the panels of right-hand sides: one for each rank that solves. Local.
-
-    Args:
-        engine: where.
-        factored: the panels of the matrix.
-        cols: how many right-hand sides there are.
-        spreads: if they are few, the first rank may have all: see ``sweeps.Spread``.
-    """
-    workers = factored.workers
-    if is_shared(engine):
-        workers = min(engine.transport.size, operations_of(engine).workers, max(1, cols // 8))
-    elif spreads and cols <= factored.width // _FEW:
-        workers = 1
-    return Shape(factored.rows, cols, max(1, -(-cols // workers)), workers)

@@ -11,17 +11,9 @@ from numpy.typing import NDArray
 
 from ...layout import MatrixDescriptor
 from ..protocol import Engine, FactorOperations
-from .factor_panels import (
-    FactorPanels,
-    Mover,
-    PanelJob,
-    Workbench,
-    identity,
-    operations_of,
-    shape_beside,
-    shape_of,
-    shape_of_inverse,
-)
+from .factor_panels import FactorPanels, Mover, PanelJob, Workbench, identity
+from .lapack import operations_of
+from .panel_shape import shape_beside, shape_of, shape_of_inverse
 from .right_looking import right_looking
 from .sweeps import sides_of
 

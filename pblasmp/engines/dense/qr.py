@@ -10,17 +10,9 @@ import numpy as np
 
 from ...layout import MatrixDescriptor
 from ..protocol import Engine, FactorOperations
-from .factor_panels import (
-    FactorPanels,
-    Mover,
-    PanelJob,
-    Workbench,
-    identity,
-    operations_of,
-    set_diagonal,
-    shape_beside,
-    shape_of,
-)
+from .factor_panels import FactorPanels, Mover, PanelJob, Workbench, identity, set_diagonal
+from .lapack import operations_of
+from .panel_shape import shape_beside, shape_of
 from .right_looking import right_looking
 from .sweeps import columns_of, sweep
 

@@ -9,16 +9,9 @@ import numpy as np
 
 from ...layout import MatrixDescriptor
 from ..protocol import Engine
-from .factor_panels import (
-    Mover,
-    PanelJob,
-    Workbench,
-    identity,
-    operations_of,
-    shape_beside,
-    shape_of,
-    shape_of_inverse,
-)
+from .factor_panels import Mover, PanelJob, Workbench, identity
+from .lapack import operations_of
+from .panel_shape import shape_beside, shape_of, shape_of_inverse
 from .sweeps import columns_of, sweep
 
 __all__ = ["TriangularJob"]

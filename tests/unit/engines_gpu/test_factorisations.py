@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.engines.dense import factor_panels
+from pblasmp.engines.dense import panel_shape
 from tests.helpers import factor_cases
 from tests.helpers.factor_cases import CASES, TYPES, failures, panels_of
 from tests.helpers.machine import Multiplying, machine
@@ -52,7 +52,7 @@ def where_they_are(comm: Any, path: str) -> Any:
 
                 with (
                     mock.patch.object(factor_cases, "layout", layout),
-                    mock.patch.object(factor_panels, "_ROUNDS", 0),
+                    mock.patch.object(panel_shape, "_ROUNDS", 0),
                     panels_of(ctx, width),
                 ):
                     for case, dtype in itertools.product(CASES, TYPES):

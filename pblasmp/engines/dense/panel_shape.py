@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a matrix is cut into panels: their width, and the ranks that work on them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...layout import Grid, MatrixDescriptor
+from ..protocol import Engine
+from .lapack import is_shared, operations_of
+
+__all__ = ["PanelShape", "shape_beside", "shape_of", "shape_of_inverse"]
+
+_WIDE = 512  # columns: updates with such panels are nearly as fast as with wider ones
+_ROUNDS = 8  # groups of panels that a rank has at least: with fewer, some ranks have much more work
+_FEW = 4  # right-hand sides are few up to this part of a panel's width
+
+
+class PanelShape(NamedTuple):
+    """The panels of one matrix: rows, columns, the columns of a panel, and the ranks that work on it.
+
+    Panels are dealt round the ranks in groups of ``group`` adjacent ones.
+    """
+
+    rows: int
+    cols: int
+    width: int
+    workers: int
+    group: int = 1
+
+    @property
+    def panels(self) -> int:
+        """Number of panels."""
+        return -(-self.cols // self.width)
+
+    @property
+    def steps(self) -> int:
+        """Number of panels with an element on the main diagonal."""
+        return -(-min(self.rows, self.cols) // self.width)
+
+    def owner(self, k: int) -> int:
+        """Return the rank that has panel ``k``."""
+        return k // self.group % self.workers
+
+    def bounds(self, k: int) -> tuple[int, int]:
+        """Return the columns of panel ``k``: the first, and the one after the last."""
+        return k * self.width, min((k + 1) * self.width, self.cols)
+
+    def described(self, dtype: np.dtype) -> MatrixDescriptor:
+        """Return the matrix in panels that ranks have for themselves, as a layout."""
+        block = max(1, self.rows), self.width * self.group
+        return MatrixDescriptor((self.rows, self.cols), block, Grid(1, self.workers), dtype=dtype, order="F")
+
+
+def shape_of(engine: Engine, d: MatrixDescriptor, *, narrow: bool = False) -> PanelShape:
+    """Return the panels of a matrix that is factored. Local.
+
+    Args:
+        engine: where.
+        d: its layout.
+        narrow: for reflectors, which cost as much as their panel is wide.
+    """
+    operations, size = operations_of(engine), engine.transport.size
+    rows, cols = d.shape
+    usual = operations.panel_width(min(rows, cols))
+    width = max(1, usual // 2) if narrow else usual
+    if not is_shared(engine):
+        kept = operations.own_panels is not None and size > 1
+        return (_shape_in_place(d, width, size) if kept else None) or PanelShape(rows, cols, width, size)
+    workers = min(size, operations.workers)
+    if min(rows, cols) <= operations.factor_alone:
+        workers = 1
+    if workers == 1 and not narrow:
+        return PanelShape(rows, cols, max(1, cols), 1)
+    return PanelShape(rows, cols, width, workers)
+
+
+def _shape_in_place(d: MatrixDescriptor, width: int, size: int) -> PanelShape | None:
+    """Return the panels that the ranks have as the matrix is, about as wide as asked for, or None. Local.
+
+    A wider block is a group of panels, if that leaves the ranks equal work.
+    """
+    group = -(-d.block[1] // width)
+    if d.block[1] < min(width, _WIDE) or d.block[1] % group:
+        return None
+    if group > 1 and min(d.shape) < _ROUNDS * size * d.block[1]:
+        return None
+    kept = PanelShape(*d.shape, d.block[1] // group, size, group)
+    return kept if d.same_places(kept.described(d.dtype)) else None
+
+
+def shape_of_inverse(engine: Engine, factored: PanelShape) -> PanelShape:
+    """Return the panels of an inverse: dealt round like the matrix, since columns differ in their work. Local."""
+    n = factored.cols
+    if not is_shared(engine):
+        return factored
+    workers = min(engine.transport.size, operations_of(engine).workers) if factored.workers > 1 else 1
+    usual = operations_of(engine).panel_width(n)
+    return PanelShape(n, n, factored.width if workers > 1 else max(1, min(n, usual)), workers)
+
+
+def shape_beside(engine: Engine, factored: PanelShape, cols: int, *, spreads: bool = False) -> PanelShape:
+    """Return the panels of right-hand sides: one for each rank that solves. Local.
+
+    Args:
+        engine: where.
+        factored: the panels of the matrix.
+        cols: how many right-hand sides there are.
+        spreads: if they are few, the first rank may have all: see ``sweeps.Spread``.
+    """
+    workers = factored.workers
+    if is_shared(engine):
+        workers = min(engine.transport.size, operations_of(engine).workers, max(1, cols // 8))
+    elif spreads and cols <= factored.width // _FEW:
+        workers = 1
+    return PanelShape(factored.rows, cols, max(1, -(-cols // workers)), workers)
