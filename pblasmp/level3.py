@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .calls import compute_directly, run
 from .docstrings import complete
-from .engines.direct import DIRECT
+from .engines.direct import FAMILIES
 from .engines.request import Options
 from .layout import Level3Problem, MatrixDescriptor
 from .layout.redistribution import with_c_like_d
@@ -370,7 +370,7 @@ def _run(
     """Return what the level-3 routine of that name computes. Collective over the context."""
     voted = False
     if (
-        routine in DIRECT
+        routine in FAMILIES
         and how["algo"] == "auto"
         and (b is not None or "b" not in ROUTINES[routine].operands)
     ):

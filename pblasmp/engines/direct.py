@@ -22,7 +22,7 @@ from ..layout.caches import sized_cache
 from ..layout.intersection import Stretch, intersect
 
 __all__ = [
-    "DIRECT",
+    "FAMILIES",
     "Asked",
     "Axes",
     "Direct",
@@ -291,13 +291,17 @@ def _regular(span: Span, process: int) -> list[Stretch]:
     return found
 
 
-DIRECT = frozenset(
-    (
-        "trsm", "trmm", "symm", "hemm", "syrk", "herk", "syr2k", "her2k", "geadd",
-        "scal", "swap", "dot", "dotc", "nrm2", "asum", "amax",
-    )
-)  # fmt: skip
-"""The routines that may be direct calls, besides products."""
+FAMILIES = {
+    "matmul": "product",
+    **dict.fromkeys(("trsm", "trmm"), "triangular"),
+    **dict.fromkeys(("symm", "hemm"), "sided"),
+    **dict.fromkeys(("syrk", "herk", "syr2k", "her2k"), "updated"),
+    "geadd": "added",
+    "scal": "scaled",
+    "swap": "exchanged",
+    **dict.fromkeys(("dot", "dotc", "nrm2", "asum", "amax"), "reduced"),
+}
+"""The routines that may be direct calls: those of one family are computed by one function of an engine."""
 
 
 class Asked(NamedTuple):

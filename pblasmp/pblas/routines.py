@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from .. import level3
 from ..comm import agree_after
 from ..dtypes import ELEMENT_TYPES, scalar
-from ..engines.direct import DIRECT
+from ..engines.direct import FAMILIES
 from ..errors import ArgumentError
 from ..layout.routines import ROUTINES as LEVEL3
 from ..layout.routines import Routine
@@ -250,7 +250,7 @@ def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunct
 def _direct_form(routine: PblasRoutine, full: str, dtype: np.dtype) -> DirectForm | None:
     """Return the routine as a direct call, None if it is none."""
     name, passes, fixed = routine.direct
-    if name not in DIRECT and name != "matmul":
+    if name not in FAMILIES:
         return None
     options = (each for each in routine.names if each in _OPTIONS or each.startswith("trans"))
     allowed = {each: routine.letters_of(each, dtype) for each in options}

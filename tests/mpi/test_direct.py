@@ -10,6 +10,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
+from pblasmp.engines.host.buffers import Buffers
 from pblasmp.engines.host.direct import calls
 from pblasmp.engines.host.direct import products as products_module
 from tests.helpers.cases import agreed_error, first, unlike
@@ -351,6 +352,44 @@ def bounded(comm):
                 yield f"{here}", (count > 40 or steps > 50) and f"{count} programs of {steps} steps are kept"
         finally:
             calls._KEPT_STEPS = before
+
+
+def crowded(comm):
+    """A node that has no more shared memory: calls that need more are planned, those that fit go on as before."""
+    rng = np.random.default_rng(77)
+    with pb.Context(comm, engine="host") as ctx:
+        x = rng.integers(-4, 5, (800, 400)).astype(float)
+        a = ctx.scatter(x, block=16, grid=pb.Grid.squarest(comm.size))
+        few, get = slice(0, 64), Buffers.get
+        yield "before", unlike(pb.matmul(a[few, :], a[few, :].T).allgather(), x[few] @ x[few].T)
+        programs = sum(map(len, ctx.direct._programs))
+
+        def refuses(buffers, name, nbytes, *, shared):
+            if name == "direct1":  # after the first of two has been replaced
+                raise MemoryError
+            return get(buffers, name, nbytes, shared=shared)
+
+        Buffers.get = refuses
+        try:
+            found = pb.matmul(a, a.T)
+        finally:
+            Buffers.get = get
+        yield (
+            "refused",
+            first(unlike(found.allgather(), x @ x.T), _planned(ctx) == 0 and "it was not planned"),
+        )
+        planned = _planned(ctx)
+        for count in range(
+            3
+        ):  # at first as the program from before, which is bound to the memory from before
+            yield f"fits {count}", unlike(pb.matmul(a[few, :], a[few, :].T).allgather(), x[few] @ x[few].T)
+        yield "still direct", _planned(ctx) != planned and "small calls are planned"
+        yield "kept", sum(map(len, ctx.direct._programs)) < programs and "programs are gone"
+        yield "large again", unlike(pb.matmul(a, a.T).allgather(), x @ x.T)
+
+
+def test_without_more_shared_memory_calls_that_fit_stay_direct():
+    run_mpi(crowded, 4)
 
 
 @pytest.mark.parametrize("nranks", [1, 4])

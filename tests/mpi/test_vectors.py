@@ -10,7 +10,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
-from pblasmp.engines.host.direct import HostDirect
+from pblasmp.engines.slab_sets import SlabSets
 from pblasmp.pblas import routines as pblas_routines
 from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
 from tests.helpers.mpi import run_mpi
@@ -133,7 +133,7 @@ def by_one_vote(comm):
     """PBLAS's routines that write: one vote; products share vectors and partial sums alone."""
     n, block = 256, 16
     ictxt, needed, looked = pblas.gridinit(None, "Row", 2, 2, engine="host"), [], []
-    closer, grow = pblas_routines._run, HostDirect._grow
+    closer, fit = pblas_routines._run, SlabSets.fit
     rng = np.random.default_rng(65)
     _, _, row, col = pblas.gridinfo(ictxt)
     rows = pblas.numroc(n, block, row, 0, 2)
@@ -195,7 +195,7 @@ def by_one_vote(comm):
         "pdcopy": lambda: x, "pdger": lambda: whole + 2 * x @ y.T, "pdsyr": lambda: whole + np.tril(x @ x.T),
     }  # fmt: skip
     pblas_routines._run = lambda *given, **how: looked.append(given[1]) or closer(*given, **how)
-    HostDirect._grow = lambda self, nbytes: needed.append(nbytes) or grow(self, nbytes)
+    SlabSets.fit = lambda self, nbytes: needed.append(nbytes) or fit(self, nbytes)
     try:
         for name, given in calls.items():
             if name == "pdgemv T":
@@ -218,7 +218,7 @@ def by_one_vote(comm):
         yield "one rank looks closer", None if near and len(looked) == taken + 1 else f"{found}, {looked}"
         del looked[taken:]
     finally:
-        pblas_routines._run, HostDirect._grow = closer, grow
+        pblas_routines._run, SlabSets.fit = closer, fit
     pblas.gridexit(ictxt)
     yield "looked closer", str(looked) if looked else None
     most = 8 * n * (1 + 2) + 64 * 8  # x, and two partial sums of each element

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.direct import Asked, Held, pattern_of
-from pblasmp.engines.gpu.direct import GpuDirect, builder, calls, strips
+from pblasmp.engines.direct import FAMILIES, Asked, Held, pattern_of
+from pblasmp.engines.gpu.direct import GpuDirect, calls, strips
+from pblasmp.engines.slab_sets import SlabSets
 from pblasmp.layout.routines import ROUTINES
 from tests.helpers.cases import agreed_error, first
 from tests.helpers.fakelt import FakeLt
@@ -54,8 +55,8 @@ class Ranks:
         self.values: dict[Held, np.ndarray] = {}
         if reserves:  # the model runs one rank after the other, so that none can wait for others to reserve
             for gpu, each in zip(self.peers.gpus, self.direct, strict=True):
-                each._grow(1)
-                assert gpu.symmetric_bytes("direct slabs") == 2 * each._capacity
+                each.sets.fit(1)
+                assert gpu.symmetric_bytes("direct slabs") == 2 * each.sets.capacity
 
     def matrix(self, values: np.ndarray, d: pb.MatrixDescriptor, ld: int = 3) -> list[Held]:
         found = []
@@ -200,7 +201,7 @@ def window(values: np.ndarray, at: Any) -> np.ndarray:
 
 
 @pytest.mark.usefixtures("_small")
-@pytest.mark.parametrize("routine", [*sorted(calls._COMPUTERS)])
+@pytest.mark.parametrize("routine", [name for name, family in FAMILIES.items() if family in calls._COMPUTERS])
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_any_layout(routine, size):
     """Each routine on sub-matrices anywhere: each call twice, so that it is bound and found again."""
@@ -304,7 +305,7 @@ def test_every_barrier_is_needed():
 @pytest.mark.usefixtures("_small")
 def test_two_sets_of_slabs_are_needed(monkeypatch):
     """With one set, a rank may write into what a peer still reads."""
-    monkeypatch.setattr(builder.QueuedCall, "other_half", lambda call, half: half)
+    monkeypatch.setattr(SlabSets, "turn", lambda sets: None)
     for seed in range(40):
         ranks = Ranks(2)
         products(ranks)
@@ -447,7 +448,7 @@ def promises(comm: Any, path: str) -> Any:
         ctx = pb.Context(comm, engine="cublasmp")
         a = ctx.zeros((12, 12), block=2, grid=(1, 2), order="F")
         if comm.rank:
-            patch.setitem(calls._COMPUTERS, "matmul", breaks)
+            patch.setitem(calls._COMPUTERS, "product", breaks)
         try:
             pb.matmul(a, a)
             found = "nothing was raised"

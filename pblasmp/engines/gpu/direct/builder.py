@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ...direct import Asked, Span
-from ...sub_matrix import SubMatrix, UnfitError, check_overlap, same_elements, vote_number
+from ...sub_matrix import SubMatrix, UnfitError, check_overlap, vote_number
 from ..kernels.views import Move
 from .slabs import StagedOperand, covers
 
@@ -51,10 +51,6 @@ class QueuedCall:
         self.number, self.nbytes, self.bind = number, nbytes, bind
         self.bound: list[list[Queue] | None] = [None, None]
         self.replacements = -1
-
-    def other_half(self, half: int) -> int:
-        """Return which set of slabs the next call uses."""
-        return 1 - half if self.nbytes else half
 
 
 class Cublas:
@@ -186,22 +182,17 @@ class CallBuilder:
         return self.gpu.products.solver(stream.ptr)
 
     def copied(self, source: SubMatrix | None) -> list[Move]:
-        """Return the copies that make D start as another matrix in the same places."""
+        """Return the copies that make D start as another matrix, which is in the same places."""
         to = self.to
         if source is None:
             return []
-        if not source.same_places(to) or source.by_columns != to.by_columns:
+        if source.by_columns != to.by_columns:
             raise UnfitError
         if not to.active:
             return []
         lines, run = (to.n, to.m) if to.by_columns else (to.m, to.n)
         item = self.item
         return [(to.at, (0, 0, to.ld * item), source.at, (0, 0, source.ld * item), (1, 1, lines, run * item))]
-
-    def old(self) -> SubMatrix | None:
-        """Return C if it is read, and is not where D is."""
-        c, asked = self.asked.c, self.asked
-        return None if c is None or asked.beta == 0 or same_elements(c, asked.d) else SubMatrix(c)
 
     def queued(self, stream: Any, copies: list[Move]) -> list[Queue]:
         """Return what queues copies."""

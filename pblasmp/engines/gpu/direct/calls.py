@@ -16,7 +16,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ....comm import Communicator, break_off, vote_on
-from ...direct import Asked, Part
+from ...direct import FAMILIES, Asked, Part
+from ...slab_sets import SlabSets
 from ...sub_matrix import UnfitError
 from .builder import CallBuilder, Computer, Cublas, Patterns, Queue, QueuedCall
 from .products import added, matmul, sided, triangular
@@ -40,12 +41,15 @@ class GpuDirect:
         gpu: this rank's GPU.
         current: returns CuPy's current stream.
         follow: lets work move to CuPy's current stream.
+
+    Attributes:
+        sets: the sets of slabs.
     """
 
     def __init__(self, gpu: Gpu, current: Callable[[], Any], follow: Callable[[], None]) -> None:
         self.gpu, self._current, self._follow = gpu, current, follow
         self._single = gpu.size == 1
-        self._half, self._capacity, self._most = 0, 0, _MOST
+        self.sets = SlabSets(lambda nbytes: gpu.reserve(_SLABS, 2 * nbytes), _LEAST, _MOST)
         self._calls: dict[Any, QueuedCall | None] = {}
         self._cublas = Cublas(gpu)
         self._patterns: Patterns = {}
@@ -61,14 +65,14 @@ class GpuDirect:
         channel.take_turn(name)
         try:
             call = self._found(stream, asked)
-            if call is None or call.nbytes > self._most:
+            if call is None or call.nbytes > self.sets.most:
                 return None
             if not self._single and not vote_on(control, name, call.number):
                 return False
-            if call.nbytes > self._capacity and not self._grow(call.nbytes):
+            if not self.sets.fit(call.nbytes):
                 return False
             self._follow()
-            half = self._half
+            half = self.sets.half
             queue = call.bound[half]
             if queue is None or call.replacements != self.gpu.arena.replacements:
                 queue = self._bound(call, stream, half)
@@ -76,7 +80,8 @@ class GpuDirect:
             channel.runs += 1
             for function, arguments in queue:
                 function(*arguments)
-            self._half = call.other_half(half)
+            if call.nbytes:
+                self.sets.turn()
         except BaseException as error:
             break_off(control, error, name)
             raise
@@ -103,7 +108,7 @@ class GpuDirect:
             self._patterns.clear()
         try:
             prepared = CallBuilder(self.gpu, self._cublas, self._patterns, asked)
-            self._calls[key] = prepared.call(_COMPUTERS[asked.routine])
+            self._calls[key] = prepared.call(_COMPUTERS[FAMILIES[asked.routine]])
         except UnfitError:
             self._calls[key] = None
         return self._calls[key]
@@ -113,23 +118,14 @@ class GpuDirect:
         gpu = self.gpu
         bases: dict[int, int] = {}
         if call.nbytes:
-            bases = {rank: gpu.symmetric(_SLABS, rank) + half * self._capacity for rank in range(gpu.size)}
+            bases = {
+                rank: gpu.symmetric(_SLABS, rank) + half * self.sets.capacity for rank in range(gpu.size)
+            }
         if call.replacements != gpu.arena.replacements:
             call.bound = [None, None]
         queue = call.bound[half] = call.bind(stream, bases)
         call.replacements = gpu.arena.replacements  # now that it has its scratch memory
         return queue
-
-    def _grow(self, nbytes: int) -> bool:
-        """Make room for slabs; return whether that was possible. Collective over the context."""
-        nbytes = max(_LEAST, 1 << (nbytes - 1).bit_length())
-        try:
-            self.gpu.reserve(_SLABS, 2 * nbytes)
-        except MemoryError:  # on every rank
-            self._most = self._capacity
-            return False
-        self._capacity = nbytes
-        return True
 
 
 def _key(part: Part | None) -> Any:
@@ -141,14 +137,9 @@ def _key(part: Part | None) -> Any:
 
 
 _COMPUTERS: dict[str, Computer] = {
-    "matmul": matmul,
-    "trsm": triangular,
-    "trmm": triangular,
-    "symm": sided,
-    "hemm": sided,
-    "syrk": updated,
-    "herk": updated,
-    "syr2k": updated,
-    "her2k": updated,
-    "geadd": added,
+    "product": matmul,
+    "triangular": triangular,
+    "sided": sided,
+    "updated": updated,
+    "added": added,
 }

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ....bindings import DiagType, FillMode, Operation, SideMode
+from ...blas_form import old_values, sided_words, triangular_words
 from ...direct import whole_span
 from ...sub_matrix import SubMatrix, UnfitError, same_elements, same_rank
 from ..kernels.kernels import Tile
@@ -18,8 +19,6 @@ _MOST_OF_PRODUCT = 64 << 20  # bytes: a larger product is better overlapped with
 _LONGEST = 1e11  # operations of a product on each rank, 2 ms: then the time of the host no longer matters
 _LARGER, _MOVED = 2, 1 << 22  # see stationary.py: when it is better to move results than operands
 _TURNED = 1 << 20  # elements that the sum of matrices may read across the grain
-_MIRRORED = {"L": "U", "U": "L"}
-_OTHER = {"L": "R", "R": "L"}
 _SIDES = {"L": int(SideMode.LEFT), "R": int(SideMode.RIGHT)}
 _FILLS = {"L": int(FillMode.LOWER), "U": int(FillMode.UPPER)}
 _OPS = {"N": int(Operation.N), "T": int(Operation.T), "C": int(Operation.C)}
@@ -43,7 +42,7 @@ def matmul(call: CallBuilder) -> Compute:
         here = m * n * (x.cols if m >= n else y.cols).nprocs + min(m, n) * k
         if moved >= max(_LARGER * here, _MOVED) or right.end > _MOST_OF_PRODUCT:
             raise UnfitError
-    copies = call.copied(call.old())
+    copies = call.copied(old_values(asked, to))
     product = product_of(call, k, x.conjugated, y.conjugated, x.by_columns, y.by_columns)
     alpha, beta = call.scalar(asked.alpha), call.scalar(asked.beta)
 
@@ -104,20 +103,14 @@ def triangular(call: CallBuilder) -> Compute:
     assert asked.b is not None
     x = SubMatrix(asked.a)
     source = None if same_elements(asked.b, asked.d) else SubMatrix(asked.b)
+    if source is not None and not source.same_places(to):
+        raise UnfitError
     copies = call.copied(source)
     if not (to.rows if asked.side == "L" else to.cols).whole:
         raise UnfitError
     everything = whole_span(x.rows.extent)
     slab = call.stage(x, everything, everything, "")
-    # cuBLAS sees both in Fortran order: a matrix in C order is the transpose of that.
-    is_complex = call.dtype.kind == "c"
-    side = asked.side if to.by_columns else _OTHER[asked.side]
-    uplo = asked.uplo if x.by_columns else _MIRRORED[asked.uplo]
-    op = "T" if asked.op_a == "C" and not is_complex else asked.op_a
-    if to.by_columns != x.by_columns:
-        if op == "C":
-            raise UnfitError
-        op = "T" if op == "N" else "N"
+    side, uplo, op = triangular_words(asked, x.by_columns, to.by_columns)
     alpha, function = call.scalar(asked.alpha), call.function(asked.routine)
     options = _SIDES[side], _FILLS[uplo], _OPS[op], _DIAGONALS[asked.diag]
     m, n = (to.m, to.n) if to.by_columns else (to.n, to.m)
@@ -138,15 +131,10 @@ def sided(call: CallBuilder) -> Compute:
     x, y = SubMatrix(asked.a), SubMatrix(asked.b)
     if call.gpu.size > 1 and not (same_rank(x, to) and same_rank(y, to)):
         raise UnfitError
-    hermitian = asked.routine == "hemm" and call.dtype.kind == "c"
-    if y.by_columns != to.by_columns or (hermitian and x.by_columns != to.by_columns):
-        raise UnfitError
-    copies = call.copied(call.old())
-    side = asked.side if to.by_columns else _OTHER[asked.side]
-    uplo = asked.uplo if x.by_columns else _MIRRORED[asked.uplo]
-    function = call.function("hemm" if hermitian else "symm")
+    name, side, uplo, m, n = sided_words(asked, x, y, to)
+    copies = call.copied(old_values(asked, to))
+    function = call.function(name)
     alpha, beta = call.scalar(asked.alpha), call.scalar(asked.beta)
-    m, n = (to.m, to.n) if to.by_columns else (to.n, to.m)
 
     def compute(stream: Any, _: int) -> list[Queue]:
         one = function, (
@@ -162,9 +150,7 @@ def added(call: CallBuilder) -> Compute:
     """Prepare geadd: op(A) is read in place, or moved to where D is."""
     asked, to = call.asked, call.to
     x = SubMatrix(asked.a, turned=asked.op_a != "N", conjugated=asked.op_a == "C")
-    old = call.old() or to
-    if old is not to and not old.same_places(to):
-        raise UnfitError
+    old = old_values(asked, to) or to
     slab = call.stage(x, to.rows, to.cols, "row col")
     across = x.by_columns != to.by_columns or old.by_columns != to.by_columns
     if across and to.rows.extent * to.cols.extent > _TURNED:

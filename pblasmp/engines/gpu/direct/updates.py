@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ....layout.routines import ROUTINES
+from ...blas_form import factors_of_update, start_of_update
 from ...direct import whole_span
-from ...sub_matrix import SubMatrix, UnfitError, same_elements
 from ..kernels.kernels import Tile
 from .builder import CallBuilder, Compute, Queue
 from .products import product_of
@@ -24,12 +23,7 @@ _TRIANGLE = "direct triangle"
 def updated(call: CallBuilder) -> Compute:
     """Prepare syrk, herk, syr2k or her2k."""
     asked, to = call.asked, call.to
-    is_complex = call.dtype.kind == "c"
-    hermitian = ROUTINES[asked.routine].hermitian and is_complex
-    if is_complex and asked.op_a == ("T" if hermitian else "C"):
-        raise UnfitError
-    turned, k = asked.op_a != "N", asked.a[3] if (asked.op_a == "N") == asked.a[5] else asked.a[4]
-    factors = [SubMatrix(part, turned=turned) for part in (asked.a, asked.b) if part is not None]
+    factors, k, hermitian = factors_of_update(asked)
     inner = whole_span(k)
     down = [call.stage(each, to.rows, inner, "row") for each in factors]
     across, column = down, to.row
@@ -39,11 +33,12 @@ def updated(call: CallBuilder) -> Compute:
     if asked.b is not None:
         other = complex(asked.alpha).conjugate() if hermitian else asked.alpha
         pairs = [(asked.alpha, 0, 1), (other, 1, 0)]
+    turned = asked.op_a != "N"
     first, second = hermitian and turned, hermitian and not turned  # which is conjugated
     products = [
         product_of(call, k, first, second, factors[i].by_columns, factors[j].by_columns) for _, i, j in pairs
     ]
-    seed = call.copied(_seed(call))
+    start = call.copied(start_of_update(asked, to))
     strips = strips_of(to.rows, to.row, to.cols, to.col, to.m, to.n, asked.uplo) if to.active else ()
 
     def compute(stream: Any, base: int) -> list[Queue]:
@@ -54,22 +49,12 @@ def updated(call: CallBuilder) -> Compute:
             (product, call.scalar(alpha), lefts[i], rights[j])
             for product, (alpha, i, j) in zip(products, pairs, strict=True)
         ]
-        queue = call.queued(stream, seed)
+        queue = call.queued(stream, start)
         queue += _whole_parts(call, stream, strips, terms)
         queue += _diagonal(call, stream, strips, terms, hermitian)
         return queue
 
     return compute
-
-
-def _seed(call: CallBuilder) -> SubMatrix | None:
-    """Return what D starts as, None if it is C already or what it is does not matter."""
-    asked = call.asked
-    if asked.c is None or same_elements(asked.c, asked.d) or (not asked.new and asked.beta == 0):
-        return None
-    if not asked.new:
-        raise UnfitError  # outside the triangle, a D that was given keeps its values
-    return SubMatrix(asked.c)
 
 
 def _whole_parts(

@@ -13,14 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 from ....comm import Communicator, break_off, gather_on, vote_on
-from ...direct import Asked
+from ...direct import FAMILIES, Asked
 from ...local.reductions import REDUCTIONS
 from ...protocol import Operations, Transport
+from ...slab_sets import SlabSets
 from ...sub_matrix import UnfitError, vote_number
 from .. import blas
 from ..buffers import Buffers
 from .products import added, matmul
-from .program import Preparation, Program
+from .program import MOST, Preparation, Program
 from .slabs import Array, Steps
 from .triangles import sided, triangular
 from .updates import updated
@@ -30,6 +31,7 @@ __all__ = ["HostDirect"]
 
 _KEPT_STEPS = 1 << 15  # of all kept programs: each is a call with its arguments, about 500 bytes
 _SEEN = 1 << 16  # calls that are remembered by a number each
+_LEAST = 1 << 20  # bytes of a set of slabs
 
 
 class HostDirect:
@@ -40,6 +42,9 @@ class HostDirect:
         buffers: where slabs are.
         operations: sums of arrays.
         transport: which ranks share memory.
+
+    Attributes:
+        sets: the sets of slabs.
     """
 
     def __init__(self, library: str, buffers: Buffers, operations: Operations, transport: Transport) -> None:
@@ -47,8 +52,7 @@ class HostDirect:
         self._operations, self._transport = operations, transport
         self._single = transport.size == 1
         self._able = self._single or (len(transport.nodes) == 1 and not transport.why_not_shared)
-        self._capacity = 0
-        self._half = 0
+        self.sets = SlabSets(self._reserve, _LEAST, MOST)
         self._memory: list[tuple[Array, int]] = []  # the two sets of slabs and their addresses
         self._functions: dict[tuple[str, str], Callable[..., None]] = {}
         # By set of slabs; None for a call that is not for direct calls.
@@ -86,7 +90,7 @@ class HostDirect:
             if not vote_on(control, asked.call, found.number):
                 return False
             if not fits:
-                if not self._grow(found.nbytes):
+                if not self.sets.fit(found.nbytes):
                     return False
                 found = self._kept(asked, found)
                 _do(found.before)
@@ -97,7 +101,7 @@ class HostDirect:
                 self._transport.fence()
                 _do(found.finish)
             if found.staged:
-                self._half ^= 1
+                self.sets.turn()
         except BaseException as error:
             break_off(control, error, asked.call)
             raise
@@ -132,20 +136,22 @@ class HostDirect:
 
     def _found(self, asked: Asked) -> Any:
         """Return the program of a call; the call itself if it needs more memory; None if it is not for direct calls."""
-        programs = self._programs[self._half]
+        programs = self._programs[self.sets.half]
         if asked in programs:
             return programs[asked]
         try:
             call = Preparation(asked, self._function, self._operations, self._transport)
-            call.compute = _COMPUTERS[asked.routine](call)
+            call.compute = _COMPUTERS[FAMILIES[asked.routine]](call)
+            if call.nbytes > self.sets.most:
+                raise UnfitError
         except UnfitError:
             self._keep(asked, None)
             return None
-        return self._kept(asked, call) if call.nbytes <= self._capacity else call
+        return self._kept(asked, call) if call.nbytes <= self.sets.capacity else call
 
     def _kept(self, asked: Asked, call: Preparation) -> Program:
         """Return a call's program in the set of slabs that comes next."""
-        program = call.bind(self._memory[self._half] if call.nbytes else None)
+        program = call.bind(self._memory[self.sets.half] if call.nbytes else None)
         self._keep(asked, program)
         return program
 
@@ -160,25 +166,18 @@ class HostDirect:
         self._steps += 1 if program is None else 1 + len(program.before) + len(program.compute)
         if self._steps > _KEPT_STEPS:
             self._forget()
-        self._programs[self._half][asked] = program
+        self._programs[self.sets.half][asked] = program
 
     def _forget(self) -> None:
         for programs in self._programs:
             programs.clear()
         self._steps = 0
 
-    def _grow(self, nbytes: int) -> bool:
-        """Make room for slabs; return whether that was possible. Collective over the context."""
-        nbytes = max(1 << 20, 1 << (nbytes - 1).bit_length())
+    def _reserve(self, nbytes: int) -> None:
+        """Replace both sets of slabs; programs are bound to them. Collective over the context."""
+        arrays = [self._buffers.get(f"direct{half}", nbytes, shared=True) for half in (0, 1)]
         self._forget()
-        try:
-            arrays = [self._buffers.get(f"direct{half}", nbytes, shared=True) for half in (0, 1)]
-        except MemoryError:  # on every rank
-            self._able = False
-            return False
         self._memory = [(array, array.__array_interface__["data"][0]) for array in arrays]
-        self._capacity = nbytes
-        return True
 
 
 def _do(steps: Steps) -> None:
@@ -187,16 +186,11 @@ def _do(steps: Steps) -> None:
 
 
 _COMPUTERS: dict[str, Callable[[Preparation], Callable[[], Steps]]] = {
-    "matmul": matmul,
-    "trsm": triangular,
-    "trmm": triangular,
-    "symm": sided,
-    "hemm": sided,
-    "syrk": updated,
-    "herk": updated,
-    "syr2k": updated,
-    "her2k": updated,
-    "geadd": added,
-    "scal": scaled,
-    "swap": exchanged,
+    "product": matmul,
+    "triangular": triangular,
+    "sided": sided,
+    "updated": updated,
+    "added": added,
+    "scaled": scaled,
+    "exchanged": exchanged,
 }

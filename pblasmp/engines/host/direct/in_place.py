@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...blas_form import MIRRORED, old_values
 from ...direct import Span, whole_span
 from ...sub_matrix import SubMatrix, UnfitError
-from .local_triangle import MIRRORED, Triangular
-from .products import collected, gemm, old_values, side_by_side
+from .local_triangle import Triangular
+from .products import collected, copied, gemm, side_by_side
 from .program import Preparation
 from .slabs import Factor, SharedSlabs, Step, Steps, integer, scalar
 from .staircase import TrianglePiece, check_tiles, staircase
@@ -50,7 +51,7 @@ def multiplied_in_place(call: Preparation, x: SubMatrix, to: SubMatrix) -> Calla
         raise UnfitError  # BLAS conjugates only what it transposes
     columns = SubMatrix(asked.b, turned=True)
     width = columns.rows.extent
-    before = old_values(call, asked.c, to) if symmetric else []
+    before = copied(old_values(asked, to), to) if symmetric else []
     terms = []
     for turned in (False, True):
         if symmetric or turned == (asked.op_a != "N"):

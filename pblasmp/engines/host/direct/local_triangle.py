@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-from ...sub_matrix import SubMatrix, UnfitError
+from ...blas_form import triangular_words
+from ...sub_matrix import SubMatrix
 from .program import Preparation
 from .slabs import Factor, Steps, integer, scalar
 
-__all__ = ["MIRRORED", "OTHER_SIDE", "Triangular"]
-
-MIRRORED = {"L": "U", "U": "L"}
-OTHER_SIDE = {"L": "R", "R": "L"}
+__all__ = ["Triangular"]
 
 
 class Triangular:
-    """BLAS's trsm or trmm: it sees both matrices in Fortran order, and one in C order is the transpose of that.
+    """BLAS's trsm or trmm.
 
     Args:
         call: the call.
@@ -23,13 +21,7 @@ class Triangular:
 
     def __init__(self, call: Preparation, of_columns: bool, by_columns: bool) -> None:
         asked = call.asked
-        op = "T" if asked.op_a == "C" and not asked.d[0].pattern.is_complex else asked.op_a
-        if of_columns != by_columns:
-            if op == "C":
-                raise UnfitError
-            op = "T" if op == "N" else "N"
-        side = asked.side if by_columns else OTHER_SIDE[asked.side]
-        uplo = asked.uplo if of_columns else MIRRORED[asked.uplo]
+        side, uplo, op = triangular_words(asked, of_columns, by_columns)
         self._options = side.encode(), uplo.encode(), op.encode(), asked.diag.encode()
         self._function, self._alpha = call.function(asked.routine), scalar(asked.alpha, call.letter)
         self._by_columns = by_columns

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ...direct import Part, Span, spread, whole_span
-from ...sub_matrix import SubMatrix, UnfitError, check_overlap, same_elements, stays
+from ...blas_form import old_values
+from ...direct import Span, spread, whole_span
+from ...sub_matrix import SubMatrix, UnfitError, check_overlap, stays
 from .program import Preparation
 from .slabs import Factor, SharedSlabs, Step, Steps, integer, scalar
 
-__all__ = ["added", "collected", "gemm", "matmul", "old_values", "quietly", "side_by_side"]
+__all__ = ["added", "collected", "copied", "gemm", "matmul", "quietly", "side_by_side"]
 
 _LARGER, _LEAST = 2, 1 << 17  # see stationary.py: when it is better to move results than operands
 
@@ -69,14 +70,9 @@ def _gemv(
     return call.function("gemv"), arguments
 
 
-def old_values(call: Preparation, c: Part | None, d: SubMatrix) -> Steps:
-    """Return the steps that copy C to D before it is updated: none if C is D or is not read."""
-    if c is None or call.asked.beta == 0 or same_elements(c, call.asked.d):
-        return []
-    old = SubMatrix(c)
-    if not old.same_places(d):
-        raise UnfitError
-    return [(np.copyto, (d.local(), old.local()))] if d.active else []
+def copied(source: SubMatrix | None, to: SubMatrix) -> Steps:
+    """Return the steps that make D start as another matrix, which is in the same places."""
+    return [] if source is None or not to.active else [(np.copyto, (to.local(), source.local()))]
 
 
 def matmul(call: Preparation) -> Callable[[], Steps]:
@@ -90,7 +86,7 @@ def matmul(call: Preparation) -> Callable[[], Steps]:
     x = SubMatrix(asked.a, turned=asked.op_a != "N", conjugated=asked.op_a == "C")
     y = SubMatrix(asked.b, turned=asked.op_b == "N", conjugated=asked.op_b == "C")  # op(B)^T
     to = SubMatrix(asked.d)
-    before = old_values(call, asked.c, to)
+    before = copied(old_values(asked, to), to)
     k = x.cols.extent
     left: SharedSlabs | None = None
     right: SharedSlabs | None = None
@@ -209,9 +205,7 @@ def added(call: Preparation) -> Callable[[], Steps]:
     check_overlap(asked, asked.c)
     x = SubMatrix(asked.a, turned=asked.op_a != "N", conjugated=asked.op_a == "C")
     to = SubMatrix(asked.d)
-    old = to if asked.c is None or asked.beta == 0 or same_elements(asked.c, asked.d) else SubMatrix(asked.c)
-    if old is not to and not old.same_places(to):
-        raise UnfitError
+    old = old_values(asked, to) or to
     slabs = None
     if not call.single and not x.same_places(to):
         slabs = call.stage(x, to.rows, to.cols, by_columns=to.by_columns)

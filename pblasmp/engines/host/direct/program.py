@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from ...direct import Asked, Span
 from ...protocol import Operations, Transport
-from ...sub_matrix import SubMatrix, UnfitError, vote_number
+from ...sub_matrix import SubMatrix, vote_number
 from .slabs import Array, Factor, SharedSlabs, Steps
 
-__all__ = ["Preparation", "Program"]
+__all__ = ["MOST", "Preparation", "Program"]
 
-_MOST = 32 << 20  # bytes of slabs; a larger call is worth a plan
+MOST = 32 << 20  # bytes of a set of slabs; a larger call is worth a plan
 
 
 class Program(NamedTuple):
@@ -93,8 +93,6 @@ class Preparation:
         """Return slabs of x's type into which nothing is copied."""
         slabs = SharedSlabs(x, rows, cols, self.nbytes, by_columns)
         self.nbytes = slabs.end
-        if self.nbytes > _MOST:
-            raise UnfitError
         return slabs
 
     def slab(self, slabs: SharedSlabs, row: int = 0, col: int = 0) -> Factor:

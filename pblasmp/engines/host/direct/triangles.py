@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
+from ...blas_form import old_values, sided_words
 from ...direct import Span, whole_span
 from ...sub_matrix import SubMatrix, UnfitError, check_overlap, same_elements, same_rank
 from .in_place import multiplied_in_place
-from .local_triangle import MIRRORED, OTHER_SIDE, Triangular
-from .products import old_values
+from .local_triangle import Triangular
+from .products import copied
 from .program import Preparation
 from .slabs import SharedSlabs, Steps, integer, scalar
 
@@ -34,8 +33,8 @@ def triangular(call: Preparation) -> Callable[[], Steps]:
         return multiplied_in_place(call, x, to)
     if not (call.single or (to.rows if asked.side == "L" else to.cols).whole):
         return _dealt_out(call, x, to)
-    source = to if same_elements(asked.b, asked.d) else SubMatrix(asked.b)
-    if source is not to and not source.same_places(to):
+    source = None if same_elements(asked.b, asked.d) else SubMatrix(asked.b)
+    if source is not None and not source.same_places(to):
         raise UnfitError
     slabs: SharedSlabs | None = None
     by_columns = x.by_columns
@@ -49,8 +48,7 @@ def triangular(call: Preparation) -> Callable[[], Steps]:
     def compute() -> Steps:
         if not to.active:
             return []
-        steps: Steps = [] if source is to else [(np.copyto, (to.local(), source.local()))]
-        return steps + run.steps(x if slabs is None else call.slab(slabs), to.m, to.n, to)
+        return copied(source, to) + run.steps(x if slabs is None else call.slab(slabs), to.m, to.n, to)
 
     return compute
 
@@ -86,14 +84,9 @@ def sided(call: Preparation) -> Callable[[], Steps]:
         if _FEW * to.cols.extent > to.rows.extent:
             raise UnfitError
         return multiplied_in_place(call, x, to)
-    hermitian = asked.routine == "hemm" and asked.d[0].pattern.is_complex
-    if y.by_columns != to.by_columns or (hermitian and x.by_columns != to.by_columns):
-        raise UnfitError
-    before = old_values(call, asked.c, to)
-    side = asked.side if to.by_columns else OTHER_SIDE[asked.side]
-    uplo = asked.uplo if x.by_columns else MIRRORED[asked.uplo]
-    m, n = (to.m, to.n) if to.by_columns else (to.n, to.m)
-    function = call.function("hemm" if hermitian else "symm")
+    name, side, uplo, m, n = sided_words(asked, x, y, to)
+    before = copied(old_values(asked, to), to)
+    function = call.function(name)
     arguments = (
         side.encode(), uplo.encode(), integer[m], integer[n], scalar(asked.alpha, call.letter), x.at, integer[x.ld],
         y.at, integer[y.ld], scalar(asked.beta, call.letter), to.at, integer[to.ld],

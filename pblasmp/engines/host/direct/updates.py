@@ -6,13 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from ....layout.routines import ROUTINES
+from ...blas_form import MIRRORED, factors_of_update, start_of_update
 from ...direct import aligned_spans, whole_span
-from ...sub_matrix import SubMatrix, UnfitError, check_overlap, same_elements, same_rank
-from .local_triangle import MIRRORED
-from .products import gemm
+from ...sub_matrix import SubMatrix, UnfitError, check_overlap, same_rank
+from .products import copied, gemm
 from .program import Preparation
 from .slabs import Factor, Step, Steps, integer, real, scalar
 from .staircase import check_tiles, staircase
@@ -23,23 +20,18 @@ __all__ = ["updated"]
 def updated(call: Preparation) -> Callable[[], Steps]:
     """Prepare syrk, herk, syr2k or her2k: BLAS's for triangles of D that a rank has, products for the rest."""
     asked = call.asked
-    a, b, d = asked.a, asked.b, asked.d
     check_overlap(asked, asked.c)
-    to, k = SubMatrix(d), a[3] if (asked.op_a == "N") == a[5] else a[4]
-    seed = _seed(call, to)
-    is_complex = d[0].pattern.is_complex
-    hermitian = ROUTINES[asked.routine].hermitian and is_complex
-    if is_complex and (asked.op_a == ("T" if hermitian else "C")):
-        raise UnfitError
-    lefts = [SubMatrix(p, turned=asked.op_a != "N") for p in (a, b) if p is not None]
+    to = SubMatrix(asked.d)
+    start = copied(start_of_update(asked, to), to)
+    lefts, k, hermitian = factors_of_update(asked)
     if call.single or all(same_rank(each, to) for each in lefts):
         by_columns = lefts[0].by_columns
         if any(each.by_columns != by_columns for each in lefts):
             raise UnfitError
         whole = _Update(call, to, k, by_columns=by_columns, hermitian=hermitian)
-        return lambda: [*seed, whole.step(to.m, lefts, to.at, to.ld)] if to.active else []
+        return lambda: [*start, whole.step(to.m, lefts, to.at, to.ld)] if to.active else []
     rows, cols = to.rows, to.cols
-    if is_complex:
+    if asked.d[0].pattern.is_complex:
         raise UnfitError
     check_tiles(to)
     update = _Update(call, to, k, by_columns=to.by_columns, hermitian=False)
@@ -55,21 +47,9 @@ def updated(call: Preparation) -> Callable[[], Steps]:
         col = (to.col - cols.source + rows.source) % rows.nprocs if alike else to.col
         down = [call.slab(each, to.row) for each in of_rows]
         across = [call.slab(each, col) for each in of_cols]
-        return [*seed, *_Staircase(call, update, k, to, down, across).steps()]
+        return [*start, *_Staircase(call, update, k, to, down, across).steps()]
 
     return compute
-
-
-def _seed(call: Preparation, to: SubMatrix) -> Steps:
-    """Return the steps that make D start as C, unless C is D or is not needed."""
-    asked = call.asked
-    c = asked.c
-    if c is None or same_elements(c, asked.d) or (not asked.new and asked.beta == 0):
-        return []
-    old = SubMatrix(c)
-    if not asked.new or not old.same_places(to):
-        raise UnfitError  # outside the triangle, a D that was given keeps its values
-    return [(np.copyto, (to.local(), old.local()))] if to.active else []
 
 
 class _Update:
