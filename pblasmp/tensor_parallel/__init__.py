@@ -20,7 +20,6 @@ from ..errors import ArgumentError
 from ..layout.axis import Axis
 from ..layout.grid import integer
 from .call import ParallelCall
-from .operands import Arrays, Request
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -106,11 +105,13 @@ def allgather_matmul(
         UnsupportedError: the engine does not offer it.
         ClosedError: the context is closed.
     """
-    asked = Request(
-        "allgather_matmul", transposed, dtype, alpha, beta, activation, return_gathered,
-        algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
+    call = ParallelCall(
+        "allgather_matmul", ctx, x, w, c, out, bias, scales,
+        transposed=transposed, dtype=dtype, alpha=alpha, beta=beta, activation=activation,
+        return_gathered=return_gathered, algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype,
+        w_dtype=w_dtype,
     )  # fmt: skip
-    return run(ParallelCall(ctx, asked, Arrays(x, w, c, out, bias, scales)))
+    return run(call)
 
 
 def matmul_reduce_scatter(
@@ -156,11 +157,12 @@ def matmul_reduce_scatter(
     Raises:
         ArgumentError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
     """
-    asked = Request(
-        "matmul_reduce_scatter", transposed, dtype, alpha, beta, activation,
+    call = ParallelCall(
+        "matmul_reduce_scatter", ctx, x, w, c, out, bias, scales,
+        transposed=transposed, dtype=dtype, alpha=alpha, beta=beta, activation=activation,
         comm_dtype=comm_dtype, algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
     )  # fmt: skip
-    return run(ParallelCall(ctx, asked, Arrays(x, w, c, out, bias, scales)))
+    return run(call)
 
 
 def matmul_allreduce(
@@ -205,11 +207,12 @@ def matmul_allreduce(
     Raises:
         ArgumentError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
     """
-    asked = Request(
-        "matmul_allreduce", transposed, dtype, alpha, beta, activation,
+    call = ParallelCall(
+        "matmul_allreduce", ctx, x, w, c, out, bias, scales,
+        transposed=transposed, dtype=dtype, alpha=alpha, beta=beta, activation=activation,
         comm_dtype=comm_dtype, algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
     )  # fmt: skip
-    return run(ParallelCall(ctx, asked, Arrays(x, w, c, out, bias, scales)))
+    return run(call)
 
 
 def matmul_allgather(
@@ -252,11 +255,12 @@ def matmul_allgather(
     Raises:
         ArgumentError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
     """
-    asked = Request(
-        "matmul_allgather", transposed, dtype, alpha, beta, activation,
-        algo=algo, compute=compute, x_dtype=x_dtype, w_dtype=w_dtype,
+    call = ParallelCall(
+        "matmul_allgather", ctx, x, w, c, out, bias, scales,
+        transposed=transposed, dtype=dtype, alpha=alpha, beta=beta, activation=activation, algo=algo,
+        compute=compute, x_dtype=x_dtype, w_dtype=w_dtype,
     )  # fmt: skip
-    return run(ParallelCall(ctx, asked, Arrays(x, w, c, out, bias, scales)))
+    return run(call)
 
 
 def parallel_call(
@@ -276,4 +280,4 @@ def parallel_call(
     Raises:
         ArgumentError: ``ctx`` is no context.
     """
-    return ParallelCall(ctx, Request(form, **options), Arrays(x, w, c, out, bias, scales), planned=True)
+    return ParallelCall(form, ctx, x, w, c, out, bias, scales, **options, for_plan=True)

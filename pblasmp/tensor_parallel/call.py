@@ -6,37 +6,34 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from operator import attrgetter
+from typing import Any, Literal
 
 import numpy as np
 
 from ..context import Context
-from ..dtypes import is_float8
+from ..dtypes import as_dtype, is_float8, result_dtype
+from ..engines.arrays import same_memory
 from ..engines.method import check_parallel
 from ..engines.product import Product
-from ..engines.request import Operands
-from ..errors import ArgumentError, ArgumentTypeError
-from ..interop import as_local, fold, on_stream_of, view_like
+from ..engines.request import CONSTANTS, Operands, Options
+from ..epilogue import Epilogue, bias_dtype
+from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from ..interop import as_local, as_typed, fold, in_c_order, is_torch, new_like, on_stream_of, view_like
+from ..layout import MatmulProblem
+from ..layout.grid import integer, one_of
+from ..layout.parallel import Form
 from ..plans import Task, UserCall
 from ..runtime import Runtime
-from .operands import (
-    SIZES,
-    Arrays,
-    RankArrays,
-    Request,
-    Specification,
-    check_rule,
-    read_again,
-    read_arrays,
-    signature,
-    specify,
-)
-
-if TYPE_CHECKING:
-    from ..layout.parallel import Form
+from ..scales import Scales
+from .array_facts import SIZES, ArrayFacts, Specification, check_rule, leading, typed_operand, types_of
 
 __all__ = ["ParallelCall", "check_algorithm", "check_context"]
+
+_ACTIVATIONS = ("relu", "gelu")
+_ARRAYS = ("x", "w", "c", "out", "bias", "scales")
 
 
 def check_context(ctx: object, call: str) -> None:
@@ -53,94 +50,329 @@ def check_algorithm(ctx: Runtime[Any], form: Form, algo: str, argument: str) -> 
     check_parallel(ctx.engine, form, algo, argument)
 
 
-def _agree(ctx: Runtime[Any], asked: Request, arrays: RankArrays) -> Specification:
-    """Check that the arrays of all ranks fit together, and return what they ask for. Collective over the context."""
-    mine = np.zeros((ctx.size, len(SIZES)), np.int64)
-    mine[ctx.rank] = arrays.sizes
-    every = np.empty_like(mine)
-    request = ctx.comm.imax(mine, every)
-    if request is not None:
-        ctx.comm.wait(request)
-    spec, firsts = specify(asked, arrays, every.tolist()), every[:, 0].tolist()
-    problem = spec.problem
-    with ctx.agreement(asked.form) as facts:
-        if is_float8(arrays.dtype) and not problem.outputs_first:
-            raise ArgumentError(
-                "w: inputs are not contiguous in memory: 8-bit weights are outputs x inputs, as torch.nn has them"
-            )
-        if asked.by_rule:
-            check_rule(asked.form, firsts, problem.outputs)
-        arrays.fit(problem, ctx.rank, firsts)
-        arrays.complete(ctx, problem.outputs_first)
-        facts["w's outputs come first in memory"] = arrays.outputs_first
-    return spec
-
-
+@dataclass(eq=False, repr=False)
 class ParallelCall(UserCall[Any]):
     """A call of a tensor-parallel function. Its plan is kept from the first call on, with the memory that it holds.
 
-    Args:
+    Attributes:
+        form: the function's name.
         ctx: the context.
-        asked: what is asked for besides arrays.
-        given: this rank's arrays.
-        planned: it is for a plan, which may make x itself.
+        x, w, c, out, bias, scales: this rank's arrays, as the user passes them. In a call for a plan x may be a shape:
+            then the plan makes the array.
+        transposed, dtype, alpha, beta, activation, return_gathered, comm_dtype, algo, compute, comm_sms, x_dtype,
+            w_dtype: the function's other arguments, the same on every rank.
+        by_rule: gathered x, or the weights of gathered outputs, must be split as ``shard`` does.
+        for_plan: it is for a plan.
 
     Raises:
         ArgumentError: ``ctx`` is no context.
     """
 
-    names = Arrays._fields
+    names = _ARRAYS
     keeps_memory = keeps_last = True
-    _spec: Specification  # once the arrays of all ranks are known
-    _arrays: RankArrays
-    _buffer: Any = None  # a plan's own x
-    _memory: Any = None  # of the buffer, if it is symmetric
 
-    def __init__(self, ctx: Runtime[Any], asked: Request, given: Arrays, *, planned: bool = False) -> None:
-        check_context(ctx, asked.form)
-        self.ctx, self.name, self._asked, self._given, self._planned = ctx, asked.form, asked, given, planned
+    form: Form
+    ctx: Runtime[Any]
+    x: Any
+    w: Any
+    c: Any = None
+    out: Any = None
+    bias: Any = None
+    scales: Scales | None = None
+    transposed: bool = False
+    dtype: Any = None
+    alpha: Any = 1
+    beta: Any = 0
+    activation: Literal["relu", "gelu"] | None = None
+    return_gathered: bool = False
+    comm_dtype: Any = None
+    algo: str = "auto"
+    compute: str | None = None
+    comm_sms: int | None = None
+    x_dtype: Any = None
+    w_dtype: Any = None
+    by_rule: bool = False
+    for_plan: bool = False
+
+    # once the arrays are read
+    _known: ArrayFacts = field(init=False)
+    _local: Operands = field(init=False)
+    _result: Any = field(init=False)
+    _gathered: Any = field(init=False, default=None)
+    _spec: Specification = field(init=False)  # once those of all ranks are known
+    # of a plan
+    _buffer: Any = field(init=False, default=None)  # its own x
+    _memory: Any = field(init=False, default=None)  # of the buffer, if it is symmetric
+
+    def __post_init__(self) -> None:
+        check_context(self.ctx, self.form)
+        self.name = self.form
 
     def stream(self) -> AbstractContextManager[Any]:
         """Return the block in which the stream of the arrays is the current one. Local."""
-        x, w = self._given[:2]
-        return on_stream_of(self.ctx.engine, w if x is None or isinstance(x, tuple) else x)
+        return on_stream_of(self.ctx.engine, self.w if isinstance(self.x, (tuple, type(None))) else self.x)
 
     def signature(self) -> Hashable:
         """Return all that decides how the arrays are read; None if they must be read anew. Local."""
-        return signature(self._asked, self._given)
+        try:
+            scales = None if self.scales is None else tuple(self.scales.facts())
+            if not (isinstance(self.alpha, CONSTANTS) and isinstance(self.beta, CONSTANTS)):
+                return None
+            numbers = type(self.alpha), type(self.beta)  # 1, 1.0 and 1 + 0j are equal
+            arrays = self.x, self.w, self.c, self.out, self.bias
+            key = _how(self), numbers, scales, *map(_kind, arrays)
+            hash(key)
+        except Exception:  # noqa: BLE001 - read says what is wrong
+            return None
+        return key
 
     def read(self, facts: dict[str, Any]) -> None:
         """Check this rank's arrays. Local."""
-        asked = self._asked
-        if isinstance(self._given.x, tuple) and not self._planned:
-            raise ArgumentError(f"x: expected an array, got {self._given.x}: only a plan takes a shape")
-        arrays = read_arrays(self.ctx, asked, self._given)
-        lead = arrays.lead[1:] if asked.splits_tokens else arrays.lead
-        equal = {"outputs": arrays.outputs}
-        if asked.form in ("allgather_matmul", "matmul_allgather"):
-            equal = {"inputs": arrays.inputs}
-        if asked.form == "matmul_reduce_scatter":
-            equal["tokens"] = arrays.lead[0]
+        if isinstance(self.x, tuple) and not self.for_plan:
+            raise ArgumentError(f"x: expected an array, got {self.x}: only a plan takes a shape")
+        self._known, self._local = known, local = self._read()
+        lead = known.lead[1:] if self._splits_tokens else known.lead
+        equal = {"outputs": known.outputs}
+        if self.form in ("allgather_matmul", "matmul_allgather"):
+            equal = {"inputs": known.inputs}
+        if self.form == "matmul_reduce_scatter":
+            equal["tokens"] = known.lead[0]
         facts.update(
-            dtype=arrays.dtype.name, w=arrays.w_dtype.name, c=arrays.c_dtype.name, out=arrays.out_dtype.name,
-            options=asked.options(arrays.out_dtype), activation=asked.activation,
-            scales=arrays.scales and arrays.scales.facts(), bias=arrays.bias is not None,
-            return_gathered=asked.return_gathered, **equal, **{"x's other dimensions": lead},
+            dtype=known.dtype.name, w=known.w_dtype.name, c=known.c_dtype.name, out=known.out_dtype.name,
+            options=self._options(known.out_dtype), activation=self.activation,
+            scales=local.scales and local.scales.facts(), bias=known.has_bias,
+            return_gathered=self.return_gathered, **equal, **{"x's other dimensions": lead},
         )  # fmt: skip
-        self._arrays = arrays
+
+    @property
+    def _splits_tokens(self) -> bool:
+        """Whether X or Y is split along its first dimension."""
+        return self.form in ("allgather_matmul", "matmul_reduce_scatter")
+
+    def _options(self, out_dtype: np.dtype) -> Options:
+        """Return the engine's options. Local.
+
+        Raises:
+            ArgumentError, UnsupportedError: an option is wrong, or does not fit the type.
+        """
+        if self.activation is not None and not one_of(self.activation, _ACTIVATIONS):
+            raise ArgumentError(f"activation: expected None, 'relu' or 'gelu', got {self.activation!r}")
+        if self.activation and out_dtype.kind == "c":
+            raise UnsupportedError(f"activation: only for real types, the result is {out_dtype.name}")
+        return Options.of(
+            out_dtype,
+            alpha=self.alpha,
+            beta=self.beta,
+            algo=self.algo,
+            compute=self.compute,
+            comm_dtype=self.comm_dtype,
+            comm_sms=self.comm_sms,
+        )
+
+    # -- reading this rank's arrays
+
+    def _read(self) -> tuple[ArrayFacts, Operands]:
+        """Return the arrays, folded to 2D, and what is known of them without the other ranks. Local.
+
+        Raises:
+            ArgumentError: an array is not usable in place, or does not fit the others.
+        """
+        engine, scales = self.ctx.engine, self.scales
+        if not isinstance(scales, (Scales, type(None))):
+            raise ArgumentTypeError(f"scales: expected Scales, got {type(scales).__name__}")
+        w, w_dtype = typed_operand(engine, self.w, "w", self.w_dtype, scales)
+        if w.ndim != 2:
+            raise ArgumentError(f"w: shape is {tuple(w.shape)}, expected 2 dimensions")
+        inputs, outputs = w.shape if self.transposed else w.shape[::-1]
+        any_order = in_c_order(w) and in_c_order(w.T)
+        turned = not in_c_order(w) and in_c_order(w.T)
+        w = fold(w.T if turned else w, "w")
+        x, shape = None, self.x
+        if isinstance(shape, tuple):
+            shape = tuple(
+                integer(extent, "x: a dimension of its shape", 0, ArgumentError) for extent in shape
+            )
+            dtype = w_dtype if self.x_dtype is None else as_dtype(self.x_dtype)
+        else:
+            x, dtype = typed_operand(engine, self.x, "x", self.x_dtype, scales)
+            shape = tuple(x.shape)
+        if len(shape) < 1 + self._splits_tokens:
+            expected = "(tokens, ..., inputs)" if self._splits_tokens else "(..., inputs)"
+            raise ArgumentError(f"x: shape is {shape}, expected {expected}")
+        if shape[-1] != inputs:
+            raise ArgumentError(f"x: the last dimension is {shape[-1]}, expected w's {inputs} inputs")
+        types, arrays = self._read_results(dtype, w_dtype)
+        scales = self._bound_scales(types)
+        bias = arrays.pop("bias", None)
+        if bias is not None and (tuple(bias.shape) != (outputs,) or not in_c_order(bias)):
+            raise ArgumentError(
+                f"bias: shape {tuple(bias.shape)} with strides of {tuple(bias.strides)} bytes, expected contiguous "
+                f"({outputs},): one for each of w's outputs"
+            )
+        x = None if x is None else fold(x, "x")
+        c, out = (None if name not in arrays else fold(arrays[name], name) for name in ("c", "out"))
+        known = ArrayFacts(
+            tuple(shape[:-1]), inputs, outputs,
+            dtype, w_dtype, types.d.dtype if types.c is None else types.c.dtype, types.d.dtype,
+            bool(self.transposed) == turned, any_order, turned,
+            (leading(x), leading(w), leading(c), leading(out)),
+            {name: tuple(array.shape) for name, array in arrays.items()},
+            bias is not None, () if scales is None else scales.given,
+        )  # fmt: skip
+        return known, Operands(x, w, c, out, self._epilogue(bias), scales)
+
+    def _read_results(self, dtype: np.dtype, w_dtype: np.dtype) -> tuple[MatmulProblem, dict[str, Any]]:
+        """Return a product of these types, and those of c, out and bias that are given and used. Local.
+
+        Raises:
+            ArgumentError: the types cannot be combined, or an array is not usable in place.
+        """
+        engine = self.ctx.engine
+        out_dtype = result_dtype(dtype) if self.dtype is None else as_dtype(self.dtype)
+        if self.dtype is None and self.out is not None:
+            out_dtype = as_typed(engine, self.out, "out")[1]
+        adds = self._options(out_dtype).beta != 0
+        if adds and self.c is None:
+            raise ArgumentError(f"c: beta is {self.beta}, expected an array to scale by it")
+        c_dtype = None
+        if adds:
+            c_dtype = as_typed(engine, self.c, "c")[1] if is_float8(out_dtype) else out_dtype
+        types, faults = types_of(dtype, w_dtype, out_dtype, c_dtype)
+        if faults:
+            raise ArgumentError("; ".join(faults))
+        expected = {"c": c_dtype, "out": out_dtype, "bias": bias_dtype(types)}
+        arrays = {}
+        for name, kind in expected.items():
+            if kind is None or getattr(self, name) is None:
+                continue
+            arrays[name] = array = as_local(engine, getattr(self, name), name, kind)
+            if array.dtype != engine.operations.stored(kind):
+                raise ArgumentError(f"{name}: dtype is {array.dtype}, expected {kind.name}")
+        if "out" in arrays and not getattr(arrays["out"].flags, "writeable", True):
+            raise ArgumentError("out: is read-only")
+        return types, arrays
+
+    def _bound_scales(self, types: MatmulProblem) -> Scales | None:
+        """Return the scales with local arrays, None if none is given. Local."""
+        scales = self.scales
+        if scales is None:
+            return None
+        if scales.mode != "tensor":
+            raise UnsupportedError(
+                f"scales: mode is {scales.mode!r}, expected 'tensor': "
+                "the tensor-parallel functions take one scale for each array"
+            )
+        scales = scales.bind(partial(as_local, self.ctx.engine, name="scales"), types, self.ctx.rank)
+        return scales if scales.given else None
+
+    def _epilogue(self, bias: Any) -> Epilogue | None:
+        """Return what follows the product, if anything does. Local."""
+        return Epilogue(self.activation, bias=bias) if bias is not None or self.activation else None
+
+    def remembered(self) -> tuple[Specification, ArrayFacts]:
+        """Return what was read, without arrays. Local."""
+        return self._spec, self._known
+
+    def again(self, remembered: tuple[Specification, ArrayFacts]) -> None:
+        """Read the arrays like earlier ones, with new results. Local.
+
+        Raises:
+            ArgumentError: c or out overlaps an array that it must not.
+        """
+        self._spec, self._known = _, known = remembered
+        engine, scales = self.ctx.engine, None
+        w = typed_operand(engine, self.w, "w", self.w_dtype, self.scales)[0]
+        x = fold(typed_operand(engine, self.x, "x", self.x_dtype, self.scales)[0], "x")
+        c, out = (
+            # an array that is given, and used
+            fold(as_local(engine, getattr(self, name), name, dtype), name) if name in known.shapes else None
+            for name, dtype in (("c", known.c_dtype), ("out", known.out_dtype))
+        )
+        bias = as_local(engine, self.bias, "bias") if known.has_bias else None
+        if known.scales:
+            scales = self._bound_scales(types_of(known.dtype, known.w_dtype, known.out_dtype, None)[0])
+        self._local = Operands(x, w.T if known.w_turned else w, c, out, self._epilogue(bias), scales)
+        self._make_results()
+
+    # -- with the other ranks
 
     def complete(self) -> None:
         """Check that the arrays of all ranks fit together. Collective over the context."""
-        self._spec = _agree(self.ctx, self._asked, self._arrays)
+        ctx, known = self.ctx, self._known
+        mine = np.zeros((ctx.size, len(SIZES)), np.int64)
+        mine[ctx.rank] = known.sizes
+        every = np.empty_like(mine)
+        request = ctx.comm.imax(mine, every)
+        if request is not None:
+            ctx.comm.wait(request)
+        options, firsts = self._options(known.out_dtype), every[:, 0].tolist()
+        problem = known.problem(
+            self.form, every.tolist(), adds=options.beta != 0, return_gathered=self.return_gathered
+        )
+        with ctx.agreement(self.form) as facts:
+            if is_float8(known.dtype) and not problem.outputs_first:
+                raise ArgumentError(
+                    "w: inputs are not contiguous in memory: 8-bit weights are outputs x inputs, as torch.nn has them"
+                )
+            if self.by_rule:
+                check_rule(self.form, firsts, problem.outputs)
+            self._known = known.fitted(problem, ctx.rank, firsts)
+            self._finish(problem.outputs_first)
+            facts["w's outputs come first in memory"] = self._known.outputs_first
+        self._spec = Specification(problem, options, self.activation, known.has_bias, known.scales)
 
-    def remembered(self) -> tuple[Specification, RankArrays]:
-        """Return what was read, without arrays. Local."""
-        return self._spec, self._arrays.without_arrays()
+    def _finish(self, outputs_first: bool) -> None:
+        """Check the shapes of c and out, and make the result if none is given. Local.
 
-    def again(self, remembered: tuple[Specification, RankArrays]) -> None:
-        """Read the arrays like earlier ones, with new results. Local."""
-        self._spec, before = remembered
-        self._arrays = read_again(self.ctx, self._asked, self._given, before)
+        Args:
+            outputs_first: whether w is outputs × inputs in memory, as the ranks have agreed.
+
+        Raises:
+            ArgumentError: c or out does not have the result's shape, or overlaps an array that it must not.
+        """
+        local = self._local
+        if self._known.any_order and self._known.outputs_first != outputs_first:
+            assert local.b is not None
+            self._known, local.b = self._known.turned(), local.b.T
+        for name, found in self._known.shapes.items():
+            if found != self._known.shape:
+                raise ArgumentError(f"{name}: shape is {found}, expected {self._known.shape}")
+        self._make_results()
+
+    def _make_results(self) -> None:
+        """Make the result, if none is given, and the array for what is gathered. Local.
+
+        Raises:
+            ArgumentError: a given result overlaps an array that it must not.
+        """
+        known, local = self._known, self._local
+        like = self.w if isinstance(self.x, tuple) else self.x
+        if local.d is None:
+            self._result, local.d = self._new(like, known.shape, known.out_dtype)
+        else:
+            self._result = self.out
+            self._check_overlaps()
+        if known.gathered_shape is not None:
+            self._gathered, local.gathered = self._new(like, known.gathered_shape, known.dtype)
+
+    def _new(self, like: Any, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Any, Any]:
+        """Return a new array of the library of ``like``, and the local array over it."""
+        array = new_like(like, self.ctx.engine, shape, dtype)
+        return array, fold(as_local(self.ctx.engine, array, "out"), "out")
+
+    def _check_overlaps(self) -> None:
+        """Raise ArgumentError if the given result overlaps an array that it must not. Local."""
+        local, overlap = self._local, self.ctx.engine.overlap
+        bias = None if local.epilogue is None else local.epilogue.bias
+        for name, array in (("x", local.a), ("w", local.b), ("bias", bias)):
+            if array is not None and overlap(array, local.d):
+                raise ArgumentError(f"out: shares memory with {name}; expected a separate array")
+        if local.c is not None and same_memory(local.c, local.d):
+            local.c = local.d
+        elif local.c is not None and overlap(local.c, local.d):
+            raise ArgumentError("out: shares memory with c; expected c itself or a separate array")
+
+    # -- computing
 
     def key(self, number: int) -> Hashable:  # noqa: ARG002
         """Return what all ranks know of the product. Local."""
@@ -152,21 +384,21 @@ class ParallelCall(UserCall[Any]):
 
     def operands(self) -> Operands:
         """Return the local arrays. Local."""
-        return self._arrays.operands(self._spec.activation)
+        return self._local
 
     def result(self, found: Any) -> Any:  # noqa: ARG002
         """Return the result, and the gathered x if it was asked for. Local."""
-        return self._arrays.results
+        return self._result if self._gathered is None else (self._result, self._gathered)
 
     # -- as a plan
 
     def planned(self) -> None:
         """Make x, if only its shape was given. Collective over the context."""
         self._spec = replace(self._spec, options=replace(self._spec.options, repeated=True))
-        if self._arrays.x is None:
+        if self._local.a is None:
             self._make_buffer()
-            self._given = self._arrays.given = self._given._replace(x=self._buffer)
-            self._arrays.x = fold(as_local(self.ctx.engine, self._buffer, "x"), "x")
+            self.x = self._buffer
+            self._local.a = fold(as_local(self.ctx.engine, self._buffer, "x"), "x")
 
     def replaced(self, given: Mapping[str, Any], product: Product) -> ParallelCall:  # noqa: ARG002
         """Return the call on other arrays like those of the last run. Local.
@@ -177,63 +409,84 @@ class ParallelCall(UserCall[Any]):
         return self._with(given)
 
     def _with(self, given: Mapping[str, Any]) -> ParallelCall:
-        other, last = copy.copy(self), self._arrays
-        other._given = self._given._replace(**given)
-        if other._given.out is None:
-            other._given = other._given._replace(out=last.result)
-        other._arrays = arrays = read_arrays(self.ctx, self._asked, other._given)
+        other, last = copy.copy(self), self._known
+        for name, array in {"out": self._result, **given}.items():
+            setattr(other, name, array)
+        known, local = other._read()
         faults = [
             f"{name} is {found}, the plan is for {expected}"
             for name, found, expected in (
-                *zip(SIZES, arrays.sizes, last.sizes, strict=True),
-                ("x: shape but for the last dimension", arrays.lead, last.lead),
-                ("x: dtype", arrays.dtype.name, last.dtype.name),
-                ("w: dtype", arrays.w_dtype.name, last.w_dtype.name),
-                ("c: dtype", arrays.c_dtype.name, last.c_dtype.name),
-                ("bias: its presence", arrays.bias is not None, last.bias is not None),
-                ("scales", arrays.scales, last.scales),
+                *zip(SIZES, known.sizes, self._sizes(), strict=True),
+                ("x: shape but for the last dimension", known.lead, last.lead),
+                ("x: dtype", known.dtype.name, last.dtype.name),
+                ("w: dtype", known.w_dtype.name, last.w_dtype.name),
+                ("c: dtype", known.c_dtype.name, last.c_dtype.name),
+                ("bias: its presence", known.has_bias, last.has_bias),
+                ("scales", local.scales, self._local.scales),
             )
             if repr(found) != repr(expected)
         ]
         if faults:
             raise ArgumentError("; ".join(faults))
-        arrays.shape, arrays.gathered_shape = last.shape, last.gathered_shape
-        arrays.complete(self.ctx, self._spec.problem.outputs_first)
+        other._known = replace(known, shape=last.shape, gathered_shape=last.gathered_shape)
+        other._local = local
+        other._finish(self._spec.problem.outputs_first)
         return other
+
+    def _sizes(self) -> tuple[int, ...]:
+        """Return the sizes with the leading dimensions of what was made for the plan. Local."""
+        known, local = self._known, self._local
+        lds = leading(local.a), known.lds[1], known.lds[2], leading(local.d)
+        return replace(known, lds=lds).sizes
 
     def facts(self) -> dict[str, Any]:
         """Return which scales there are. Local."""
-        scales = self._arrays.scales
+        scales = self._local.scales
         return {"scales": scales and scales.facts()}
 
     def recorded(self) -> Any:
         """Return the result. Local."""
-        return self._arrays.result
+        return self._result
 
     def with_own_x(self) -> tuple[Any, ParallelCall]:
         """Return the plan's own array for x, and the call on it. Collective over the context."""
         if self._buffer is None:
             self._make_buffer()
-        if self._given.x is self._buffer:
+        if self.x is self._buffer:
             return self._buffer, self
         return self._buffer, self._with({"x": self._buffer})
 
     def _make_buffer(self) -> None:
         """Make an array for x, in symmetric memory if it is gathered. Collective over the context."""
-        ctx, arrays = self.ctx, self._arrays
-        rows, width = self._spec.problem.tokens[ctx.rank], arrays.inputs
+        ctx, known = self.ctx, self._known
+        rows, width = self._spec.problem.tokens[ctx.rank], known.inputs
         # The planned x's leading dimension, so that arrays like that x may replace the buffer later.
-        ld = max(1, width, arrays.sizes[3])
+        ld = max(1, width, leading(self._local.a))
         if self._spec.problem.gathers:
-            local = self._memory = ctx.engine.empty((rows, width), arrays.dtype, "C", ld, symmetric=True)
+            local = self._memory = ctx.engine.empty((rows, width), known.dtype, "C", ld, symmetric=True)
         else:
             with ctx.agreement("input buffer"):
-                local = ctx.engine.empty((rows, width), arrays.dtype, "C", ld)
-        like = arrays.given.w if isinstance(arrays.given.x, tuple) else arrays.given.x
-        self._buffer = view_like(like, local.reshape(*arrays.lead, width), arrays.dtype)
+                local = ctx.engine.empty((rows, width), known.dtype, "C", ld)
+        like = self.w if isinstance(self.x, tuple) else self.x
+        self._buffer = view_like(like, local.reshape(*known.lead, width), known.dtype)
 
     def close(self) -> None:
         """Give back the memory of the plan's own x. Local."""
         if self._memory is not None:
             self.ctx.engine.recycle(self._memory)
         self._buffer = self._memory = None
+
+
+_how = attrgetter(
+    *(each.name for each in fields(ParallelCall) if each.init and each.name not in (*_ARRAYS, "ctx"))
+)
+
+
+def _kind(array: Any) -> Hashable:
+    if array is None:
+        return None
+    if is_torch(array):
+        lazy = array.is_conj(), array.is_neg()
+        return type(array), array.shape, array.stride(), array.dtype, array.device, lazy
+    device, writeable = getattr(array, "device", None), getattr(array.flags, "writeable", True)
+    return type(array), array.shape, array.strides, array.dtype, getattr(device, "id", None), writeable

@@ -36,7 +36,6 @@ from ..context import Context
 from ..errors import ArgumentTypeError, LayoutError, PblasmpError, UnsupportedError
 from ..scales import Scales
 from ..tensor_parallel.call import ParallelCall, check_algorithm
-from ..tensor_parallel.operands import Arrays, Request
 
 __all__ = [
     "FORMS",
@@ -209,7 +208,7 @@ def run(
         by_rule: what is gathered must be split as ``shard`` does.
         total: how many rows or outputs are gathered, if that has to be known.
         scales: of 8-bit operands.
-        **how: more of a ``Request``.
+        **how: more of a ``ParallelCall``.
 
     Raises:
         ArgumentError: what is gathered is not split so; LayoutError: it is another number. Raised on every rank.
@@ -219,10 +218,13 @@ def run(
         return torch.nn.functional.linear(x, w.t() if transposed else w, bias), nothing
     if kind.part_of_x and scales is None:
         x = x[..., own(x.shape[-1], ctx)]
-    request = Request(kind.call, transposed=transposed, return_gathered=keep, by_rule=by_rule, **how)
     shown = None if bias is None else borrowed(bias)
     w = w if scales is not None else borrowed(w)
-    found = calls.run(ParallelCall(ctx, request, Arrays(in_rows(x), w, bias=shown, scales=scales)))
+    call = ParallelCall(
+        kind.call, ctx, in_rows(x), w, bias=shown, scales=scales,
+        transposed=transposed, return_gathered=keep, by_rule=by_rule, **how,
+    )  # fmt: skip
+    found = calls.run(call)
     y, gathered = found if keep else (found, nothing)
     if total is not None and kind.gathers:
         axis, which, what = (0, "x", "rows") if kind.gathers == "x" else (-1, "w", "outputs")
