@@ -303,22 +303,8 @@ def list_problems(as_json: bool) -> None:
     )
 )
 @options.ranks()
-@click.option(
-    "-p",
-    "--product",
-    "products",
-    multiple=True,
-    type=click.Choice(list(FORMS)),
-    help="The product, by its name in Python.  [default: each of them]",
-)
-@click.option(
-    "--shape",
-    "shapes",
-    metavar="T,N,K",
-    multiple=True,
-    callback=options.shapes,
-    help="Tokens, outputs (of each rank for the two that gather), inputs (summed over ranks for the others).",
-)
+@options.products("each of them")
+@options.of_shapes(" (of each rank for the two that gather), inputs (summed over ranks for the others).")
 @click.option(
     "--sizes",
     metavar="FROM-TO",
@@ -370,22 +356,8 @@ def bench(ranks: int | None, products: tuple[Form, ...], rate: bool, as_json: bo
     )
 )
 @options.ranks()
-@click.option(
-    "-p",
-    "--product",
-    "products",
-    multiple=True,
-    type=click.Choice(list(FORMS)),
-    help="The product, by its name in Python.  [default: the model's, or each of them]",
-)
-@click.option(
-    "--shape",
-    "shapes",
-    metavar="T,N,K",
-    multiple=True,
-    callback=options.shapes,
-    help="Tokens, outputs, inputs, as for bench.",
-)
+@options.products("the model's, or each of them")
+@options.of_shapes(", inputs, as for bench.")
 @click.option("--model", metavar="NAME", help="The layers of a model: llama-8b or llama-70b. Needs --tokens.")
 @click.option("--tokens", metavar="T,...", callback=options.tokens, help="Numbers of tokens, for --model.")
 @click.option(

@@ -13,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ..engines.choice import NAMES
+from ..layout.forms import FORMS
 from .terminal import use_colour
 
 __all__ = [
@@ -27,7 +28,9 @@ __all__ = [
     "examples",
     "grid",
     "number",
+    "of_shapes",
     "ops",
+    "products",
     "ranks",
     "shapes",
     "sizes",
@@ -160,6 +163,25 @@ def ranks(default: str = "one per core, at most 4") -> Callable[[Command], Comma
         "--ranks",
         type=click.IntRange(1),
         help=f"MPI ranks to start; 1 needs no MPI. Under mpirun or srun, all of its ranks.  [default: {default}]",
+    )
+
+
+def products(default: str) -> Callable[[Command], Command]:
+    """Return the option -p of tensor-parallel products, with its default in the help."""
+    return click.option(
+        "-p",
+        "--product",
+        "products",
+        multiple=True,
+        type=click.Choice(list(FORMS)),
+        help=f"The product, by its name in Python.  [default: {default}]",
+    )
+
+
+def of_shapes(rest: str) -> Callable[[Command], Command]:
+    """Return the option --shape; ``rest`` is of its help, after "Tokens, outputs"."""
+    return click.option(
+        "--shape", "shapes", metavar="T,N,K", multiple=True, callback=shapes, help=f"Tokens, outputs{rest}"
     )
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from ..engines.factor import FactorOperands, Found
 from ..layout.factor_problem import FactorProblem
-from .call import FactorisationCall, Matrix, Pivots, T, layout_of, local_of, turned
+from .call import FactorisationCall, Matrix, Pivots, layout_of, local_of, turned
 
 if TYPE_CHECKING:
     from ..layout.level3 import Diag, Uplo
@@ -20,7 +18,6 @@ __all__ = ["CALLS", "inv", "inverse_of", "solve", "solve_keeping"]
 Assume = Literal["gen", "pos", "tri"]
 
 _ASSUMED = ("gen", "pos", "tri")
-_NO_PIVOTS = np.empty(0, np.int64)
 
 
 def solve(
@@ -59,25 +56,25 @@ def solve(
 
 
 def solve_keeping(
-    a: Matrix,
-    b: Matrix,
-    assume: Assume = "gen",
-    *,
-    op_a: Op = "N",
-    uplo: Uplo = "L",
-    diag: Diag = "N",
-    factor: Matrix | None = None,
-    out: Matrix | None = None,
-    algo: str = "auto",
-) -> tuple[Matrix, Pivots]:
-    """Do as ``solve``, write A's factor to ``factor`` if there is one, and return the pivots, too. Collective."""
-    return _SolveKeeping(
-        a=a, b=b, assume=assume, op_a=op_a, uplo=uplo, diag=diag, factor=factor, out=out, algo=algo
+    a: Matrix, b: Matrix, factor: Matrix, *, uplo: Uplo = "L", out: Matrix | None = None
+) -> Matrix:
+    """Do as ``solve`` with a positive definite A, and write its Cholesky factor to ``factor``. Collective."""
+    return _Solve(
+        a=a, b=b, assume="pos", op_a="N", uplo=uplo, diag="N", factor=factor, out=out, algo="auto"
     ).run()
 
 
-class _Solves(FactorisationCall[T]):
-    """A call that solves a system."""
+class _Assuming(FactorisationCall[Matrix]):
+    """A call that is told what kind of matrix A is."""
+
+    def end(self, found: Found) -> Matrix:
+        if found.info and self.how["assume"] == "pos":
+            self.not_positive(found.info)
+        return super().end(found)
+
+
+class _Solve(_Assuming):
+    """A call of ``solve``, or of ``solve_keeping``."""
 
     name = "solve"
     matrices = ("a", "b", "factor", "out")
@@ -109,31 +106,6 @@ class _Solves(FactorisationCall[T]):
     def operands(self) -> FactorOperands:
         a, factor = (turned(local_of(self.given[name]), self.upper) for name in ("a", "factor"))
         return FactorOperands(a, self["b"].local, factor, self.written.local)
-
-    def _check_found(self, found: Found) -> None:
-        """Raise if A is singular or not positive definite. Collective over the context."""
-        if found.info and self.how["assume"] == "pos":
-            self.not_positive(found.info)
-        if found.info:
-            self.singular(
-                found.info, complete=self.how["assume"] == "gen" and self.given["factor"] is not None
-            )
-
-
-class _Solve(_Solves[Matrix]):
-    """A call of ``solve``."""
-
-    def end(self, found: Found) -> Matrix:
-        self._check_found(found)
-        return self.written
-
-
-class _SolveKeeping(_Solves[tuple[Matrix, Pivots]]):
-    """A call of ``solve_keeping``."""
-
-    def end(self, found: Found) -> tuple[Matrix, Pivots]:
-        self._check_found(found)
-        return self.written, _NO_PIVOTS if found.pivots is None else found.pivots
 
 
 def inv(
@@ -186,7 +158,7 @@ def inverse_of(
     ).run()
 
 
-class _Inverse(FactorisationCall[Matrix]):
+class _Inverse(_Assuming):
     """A call of ``inv`` or ``inverse_of``."""
 
     name = "inv"
@@ -216,11 +188,6 @@ class _Inverse(FactorisationCall[Matrix]):
     def operands(self) -> FactorOperands:
         a, x = (turned(each.local, self.upper) for each in (self["a"], self.written))
         return FactorOperands(a, None, None, x, pivots=self._pivots)
-
-    def end(self, found: Found) -> Matrix:
-        if found.info and self.how["assume"] == "pos":
-            self.not_positive(found.info)
-        return super().end(found)
 
 
 CALLS: dict[str, type[FactorisationCall[Any]]] = {"solve": _Solve, "inv": _Inverse}

@@ -17,7 +17,7 @@ from ..errors import FactorisationError
 from ..matrix import DistributedMatrix
 from .arguments import Faults
 from .grids import ProcessGrid
-from .operands import PblasOperand, check_sharing, entries, grid_of
+from .operands import PblasOperand, check_sharing, entries, grid_of, one_grid_of
 from .routines import DTYPE
 
 __all__ = ["BESIDE", "ROUTINES", "SIZES", "ScalapackRoutine", "factoriser"]
@@ -87,7 +87,7 @@ def _potrs(call: FactorCall) -> None:
 
 
 def _posv(call: FactorCall) -> None:
-    factorisations.solve_keeping(call.a, call.b, "pos", uplo=call["uplo"], factor=call.a, out=call.b)
+    factorisations.solve_keeping(call.a, call.b, call.a, uplo=call["uplo"], out=call.b)
 
 
 def _potri(call: FactorCall) -> None:
@@ -329,13 +329,7 @@ def _asks_for_work(given: Values) -> bool:
 def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values) -> int:
     """Check the arguments, agree on them, compute, and return INFO. Collective over the grid."""
     faults = Faults(full, routine.names)
-    grid = grid_of([given[f"desc{x}"] for x in routine.shapes])
-    if grid is None:
-        for x in routine.shapes:
-            desc = entries(faults, f"desc{x}", given[f"desc{x}"])
-            if desc:
-                faults.add(f"desc{x}", f"{desc[1]} is not a context of this process", 2)
-        raise faults.error()
+    grid = one_grid_of(faults, routine.shapes, given)
     with grid.context.agreement(full) as facts:
         values = _options(routine, faults, given, dtype)
         matrices = _matrices(routine, faults, given, values, grid, dtype, facts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,7 @@ from ..scalapack import column_major_view
 from .arguments import Faults
 from .grids import ProcessGrid, of_number
 
-__all__ = ["PblasOperand", "check_sharing", "entries", "grid_of", "staged"]
+__all__ = ["PblasOperand", "check_sharing", "entries", "grid_of", "one_grid_of", "staged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +193,24 @@ def grid_of(descs: Sequence[Any]) -> ProcessGrid | None:
         if found is not None:
             return found
     return None
+
+
+def one_grid_of(faults: Faults, names: Iterable[str], given: Mapping[str, Any]) -> ProcessGrid:
+    """Return the grid of a call's descriptors; raise ParameterError if none of them has one. Local.
+
+    Args:
+        faults: of the call.
+        names: of its matrices.
+        given: its arguments.
+    """
+    found = grid_of([given[f"desc{x}"] for x in names])
+    if found is None:
+        for x in names:
+            desc = entries(faults, f"desc{x}", given[f"desc{x}"])
+            if desc:
+                faults.add(f"desc{x}", f"{desc[1]} is not a context of this process", 2)
+        raise faults.error()
+    return found
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from ..products import matmul
 from .arguments import Faults
 from .direct import DirectForm
 from .grids import ProcessGrid
-from .operands import PblasOperand, check_sharing, entries, grid_of, staged
+from .operands import PblasOperand, check_sharing, entries, grid_of, one_grid_of, staged
 
 __all__ = ["DTYPE", "ROUTINES", "VECTORS", "PblasFunction", "PblasRoutine", "function_of", "variant"]
 
@@ -264,16 +264,9 @@ def _direct_form(routine: PblasRoutine, full: str, dtype: np.dtype) -> DirectFor
 def _run(routine: PblasRoutine, full: str, dtype: np.dtype, given: Values, *, voted: bool) -> Any:
     """Check the arguments, agree on them, compute. Collective over the grid."""
     faults = Faults(full, routine.names)
-    grid = grid_of([given[f"desc{x}"] for x in routine.shapes])
-    if grid is None:
-        for x in routine.shapes:
-            desc = entries(faults, f"desc{x}", given[f"desc{x}"])
-            if desc:
-                faults.add(f"desc{x}", f"{desc[1]} is not a context of this process", 2)
-        raise faults.error()
-    on: ProcessGrid = grid
+    grid = one_grid_of(faults, routine.shapes, given)
     values, matrices = agree_after(
-        voted, partial(on.context.agreement, full), partial(_read, routine, full, dtype, given, on)
+        voted, partial(grid.context.agreement, full), partial(_read, routine, full, dtype, given, grid)
     )
     if routine.changes_nothing(values):
         return None
