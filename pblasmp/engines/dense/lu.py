@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from ...layout import MatrixDescriptor
 from ..protocol import Engine, FactorOperations
-from .factor_panels import FactorPanels, Mover, PanelJob, Workbench, identity
-from .lapack import operations_of
-from .panel_shape import shape_beside, shape_of, shape_of_inverse
+from .factor_panels import FactorPanels, identity
+from .factor_solve import FactorSolveJob
 from .right_looking import right_looking
 from .sweeps import sides_of
 
@@ -22,19 +21,13 @@ __all__ = ["LuJob", "permutation"]
 Array = Any
 
 
-class LuJob(PanelJob):
+class LuJob(FactorSolveJob):
     """An LU factorisation, a solve with the factors, or both. Making and running one is collective.
 
     Collective over the context.
 
     Args:
-        engine: where.
-        a: the layout of A, or of its factors.
-        out: the layout of the factors; None if they are not wanted, or A is factored already.
-        b: the layout of right-hand sides; None without them.
-        x: the layout of solutions, or of the inverse; None without them.
-        factored: A is what ``lu`` returns.
-        inverse: the right-hand sides are the identity.
+        engine, a, out, b, x, factored, inverse: as for ``FactorSolveJob``.
         op: "N", "T" or "C": solve with A, its transpose, or its conjugate transpose.
 
     Attributes:
@@ -57,24 +50,8 @@ class LuJob(PanelJob):
         inverse: bool = False,
         op: str = "N",
     ) -> None:
-        self._operations, self._factored, self._inverse, self._op = (
-            operations_of(engine),
-            factored,
-            inverse,
-            op,
-        )
-        shape = shape_of(engine, a)
-        shapes = [shape]
-        if inverse:
-            shapes.append(shape_of_inverse(engine, shape))
-        elif b is not None:
-            shapes.append(shape_beside(engine, shape, b.shape[1], spreads=True))
-        self._bench = bench = Workbench(engine, shapes, a.dtype)
-        self._a = Mover(bench, 0, a)
-        self._out = None if out is None else Mover(bench, 0, out)
-        self._b = None if b is None else Mover(bench, 1, b)
-        self._x = None if x is None else Mover(bench, 1, x)
-        self._least = min(a.shape)
+        super().__init__(engine, a, out, b, x, factored=factored, inverse=inverse)
+        self._op, self._least = op, min(a.shape)
 
     def run(
         self,
@@ -86,16 +63,7 @@ class LuJob(PanelJob):
     ) -> int:
         """Compute; return 0, or i if U's diagonal element i, counted from 1, is the first that is exactly zero."""
         bench = self._bench
-        place = None
-        if self._out is not None:
-            place = self._out.place(out, a, b, x)
-        elif self._factored:
-            place = self._a.place(a, a, b, x)
-        beside = None if self._x is None else self._x.place(x, b, a, out)
-        panels, *right = bench.panels(place, beside)
-        self._a.into(a, panels)
-        if self._b is not None:
-            self._b.into(b, right[0])
+        panels, *right = both = self._moved_in(a, out, b, x)
         if pivots is not None and (bench.rank == 0 or not bench.shared):
             panels.pivots[: self._least] = bench.engine.xp.asarray((pivots + 1).astype(np.int32))
         bench.fence()
@@ -106,10 +74,7 @@ class LuJob(PanelJob):
         self.diagonal = bench.diagonal(panels) if not right else None
         if right and not info:
             self._solve(panels, right[0])
-        if self._out is not None:
-            self._out.back(out, panels)
-        if self._x is not None and not info:
-            self._x.back(x, right[0])
+        self._move_out(both, out, x, solved=not info)
         return info
 
     def _factor(self, panels: FactorPanels) -> int:
