@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Direct calls in the words of a BLAS, which sees every matrix in Fortran order: one in C order is the transpose."""
+"""What direct calls ask of a BLAS, which sees every matrix in Fortran order: one in C order is the transpose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from .sub_matrix import SubMatrix, UnfitError, same_elements
 
 __all__ = [
     "MIRRORED",
+    "factors_of_product",
     "factors_of_update",
+    "moved_in_place",
     "old_values",
     "sided_words",
     "start_of_update",
@@ -18,6 +20,19 @@ __all__ = [
 
 MIRRORED = {"L": "U", "U": "L"}
 _OTHER = {"L": "R", "R": "L"}
+
+
+def factors_of_product(asked: Asked) -> tuple[SubMatrix, SubMatrix]:
+    """Return op(A) and the transpose of op(B). Local."""
+    assert asked.b is not None
+    x = SubMatrix(asked.a, turned=asked.op_a != "N", conjugated=asked.op_a == "C")
+    return x, SubMatrix(asked.b, turned=asked.op_b == "N", conjugated=asked.op_b == "C")
+
+
+def moved_in_place(x: SubMatrix, y: SubMatrix, to: SubMatrix) -> int:
+    """Return how many elements move if the larger factor of ``x y^T`` stays: the other one, and partial sums. Local."""
+    m, n = to.rows.extent, to.cols.extent
+    return m * n * (x.cols if m >= n else y.cols).nprocs + min(m, n) * x.cols.extent
 
 
 def triangular_words(asked: Asked, of_columns: bool, by_columns: bool) -> tuple[str, str, str]:

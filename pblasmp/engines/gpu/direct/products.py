@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ....bindings import DiagType, FillMode, Operation, SideMode
-from ...blas_form import old_values, sided_words, triangular_words
+from ...blas_form import factors_of_product, moved_in_place, old_values, sided_words, triangular_words
 from ...direct import whole_span
 from ...sub_matrix import SubMatrix, UnfitError, same_elements, same_rank
 from ..kernels.kernels import Tile
@@ -28,9 +28,7 @@ _DIAGONALS = {"N": int(DiagType.NON_UNIT), "U": int(DiagType.UNIT)}
 def matmul(call: CallBuilder) -> Compute:
     """Prepare a product."""
     asked, to = call.asked, call.to
-    assert asked.b is not None
-    x = SubMatrix(asked.a, turned=asked.op_a != "N", conjugated=asked.op_a == "C")
-    y = SubMatrix(asked.b, turned=asked.op_b == "N", conjugated=asked.op_b == "C")  # op(B)^T
+    x, y = factors_of_product(asked)
     m, n, k = to.rows.extent, to.cols.extent, x.cols.extent
     if 2.0 * m * n * k > _LONGEST * to.rows.nprocs * to.cols.nprocs:
         raise UnfitError
@@ -39,8 +37,7 @@ def matmul(call: CallBuilder) -> Compute:
     right = call.stage(y, to.cols, inner, "col")
     if left.receivers or right.receivers:
         moved = (m * k if left.receivers else 0) + (n * k if right.receivers else 0)
-        here = m * n * (x.cols if m >= n else y.cols).nprocs + min(m, n) * k
-        if moved >= max(_LARGER * here, _MOVED) or right.end > _MOST_OF_PRODUCT:
+        if moved >= max(_LARGER * moved_in_place(x, y, to), _MOVED) or right.end > _MOST_OF_PRODUCT:
             raise UnfitError
     copies = call.copied(old_values(asked, to))
     product = product_of(call, k, x.conjugated, y.conjugated, x.by_columns, y.by_columns)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ...blas_form import old_values
+from ...blas_form import factors_of_product, moved_in_place, old_values
 from ...direct import Span, spread, whole_span
 from ...sub_matrix import SubMatrix, UnfitError, check_overlap, stays
 from .program import Preparation
@@ -81,10 +81,8 @@ def matmul(call: Preparation) -> Callable[[], Steps]:
     If that moves less, the larger operand stays where it is.
     """
     asked = call.asked
-    assert asked.b is not None
     check_overlap(asked, asked.c)
-    x = SubMatrix(asked.a, turned=asked.op_a != "N", conjugated=asked.op_a == "C")
-    y = SubMatrix(asked.b, turned=asked.op_b == "N", conjugated=asked.op_b == "C")  # op(B)^T
+    x, y = factors_of_product(asked)
     to = SubMatrix(asked.d)
     before = copied(old_values(asked, to), to)
     k = x.cols.extent
@@ -95,7 +93,7 @@ def matmul(call: Preparation) -> Callable[[], Steps]:
         x_stays, y_stays = stays(x, to, to.cols), stays(y, to, to.rows, flipped=True)
         m, n = to.rows.extent, to.cols.extent
         moved = (0 if x_stays else m * k) + (0 if y_stays else n * k)
-        here = m * n * (x.cols if m >= n else y.cols).nprocs + min(m, n) * k
+        here = moved_in_place(x, y, to)
         if moved > here if min(m, n) == 1 else moved >= max(_LARGER * here, _LEAST):
             if n <= m:
                 return _in_place(call, x, y, to, before)
