@@ -2,7 +2,8 @@
 """Time the routines of levels 1 and 2 next to Debian's ScaLAPACK: ``python benchmarks/vectors.py``.
 
 It starts its own CPU ranks. Both compute on the same local arrays, in turns, and their results are compared first. The
-functions of ``pblasmp.pblas`` are timed, with the arguments that ScaLAPACK is given.
+functions of ``pblasmp.pblas`` are timed, with the arguments that ScaLAPACK is given: a number of calls in a row between
+two barriers, as iterative methods make them. A call alone takes less time than the barriers do.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +22,6 @@ if __package__ in (None, ""):
 
 from benchmarks.launches import Launches, add_options, is_rank
 from benchmarks.ranks import (
-    SETTLE_SECONDS,
     interleaved,
     paired,
 )
@@ -83,12 +84,12 @@ def time_case(
         each.item() if isinstance(each, np.ndarray) and each.shape == (1,) and each[0] == 1 else each
         for each in given
     ]
-    contenders: dict[str, Callable[[], Any]] = {
-        "pblasmp": lambda: getattr(pblas, name)(*given),
-        "debian": lambda: slk.call(f"{name}_", *like),
+    calls: dict[str, Callable[[], Any]] = {
+        "pblasmp": partial(getattr(pblas, name), *given),
+        "debian": partial(slk.call, f"{name}_", *like),
     }
-    for run in contenders.values():
-        run()
+    for call in calls.values():
+        call()
     for x in ROUTINES[name].written:
         if not np.allclose(mine[x], other[x], rtol=0, atol=1e-12):
             raise SystemExit(f"{name}: the results differ on rank {comm.rank}")
@@ -96,8 +97,19 @@ def time_case(
     for found, expected in ((a, b) for a, b in numbers if isinstance(a, np.ndarray) and a.shape == (1,)):
         if not np.allclose(found, expected, rtol=1e-12, atol=0):
             raise SystemExit(f"{name}: {found} on rank {comm.rank}, ScaLAPACK has {expected}")
-    settle = 0 if options.quick else SETTLE_SECONDS
-    seconds = interleaved(comm, contenders, options.pairs, settle=settle, check=lambda *_: None)
+    starts = {"pblasmp": (mine, arrays), "debian": (other, arrays)}
+
+    def run(contender: str) -> None:
+        changed, start = starts[contender]
+        for x in "xy":  # else they would grow or vanish
+            changed[x][...] = start[x]
+        call = calls[contender]
+        for _ in range(options.calls):
+            call()
+
+    contenders = {each: partial(run, each) for each in calls}
+    seconds = interleaved(comm, contenders, options.pairs, settle=0, check=lambda *_: None)
+    seconds = {each: [taken / options.calls for taken in found] for each, found in seconds.items()}
     pblas.gridexit(ours)
     slk.gridexit(theirs)
     about = {
@@ -115,10 +127,12 @@ def rank_main(options: argparse.Namespace) -> None:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
+    import os
+    if os.environ.get("PIN"): os.sched_setaffinity(0, {comm.rank % 2})
     slk, rows = ScaLAPACK("debian", comm), []
     if comm.rank == 0:
         print(
-            f"\n{options.grid}, blocks of {options.block}; Debian's time / pblasmp's, {options.pairs} pairs"
+            f"\n{options.grid}, blocks of {options.block}; Debian's time / pblasmp's, {options.pairs} pairs of {options.calls} calls"
         )
         print("routine            n    pblasmp     debian   ratio")
     for n in options.n:
@@ -143,11 +157,12 @@ def main() -> None:
     parser.add_argument("-n", type=int, nargs="+", default=[256, 1024, 4096], help="orders of the matrices")
     parser.add_argument("--block", type=int, default=64)
     parser.add_argument("--grid", default="2x2", help=f"grid of {NRANKS} ranks")
+    parser.add_argument("--calls", type=int, default=20, help="calls in a row")
     add_options(parser, pairs=15)
     parser.add_argument("--only", nargs="+", help="routines to time")
     options = parser.parse_args()
     if options.quick:
-        options.n, options.block = [96], 16
+        options.n, options.block, options.calls = [96], 16, 2
     if is_rank(parser, options):
         rank_main(options)
     else:

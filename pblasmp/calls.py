@@ -82,6 +82,7 @@ def compute_directly(
     out: Any,
     result: Callable[[], MatrixDescriptor],
     *,
+    call: str = "",
     alpha: Any = 1,
     beta: Any = 0,
     **options: str,
@@ -92,6 +93,7 @@ def compute_directly(
         routine: "matmul" or one of ``ROUTINES``.
         a, b, c, out: the caller's matrices.
         result: returns the layout of a new D.
+        call: its name in messages, by default that of the routine.
         alpha, beta: the caller's scalars.
         options: those of "side", "uplo", "op_a", "op_b" and "diag" that the routine has.
 
@@ -129,11 +131,13 @@ def compute_directly(
         return None
     if any(x is not None and x[0].pattern.letter != letter for x in (of_b, of_c, of_d)):
         return None
-    asked = Asked(routine, routine, of_a, of_b, of_c, of_d, out is None, alpha=factor, beta=other, **options)
+    asked = Asked(
+        call or routine, routine, of_a, of_b, of_c, of_d, out is None, alpha=factor, beta=other, **options
+    )
     done = direct.run(ctx.control, asked)
     if not done:
         return done
-    logger.debug("%s: computed directly", routine)
+    logger.debug("%s: computed directly", asked.call)
     return d
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .calls import run
+from .calls import compute_directly, number, run
 from .dtypes import element_type, scalar
 from .engines.dense import vectors as reductions
 from .engines.dense.vectors import Vector
@@ -29,7 +29,7 @@ from .runtime import Runtime
 if TYPE_CHECKING:
     pass
 
-__all__ = ["after_agreement", "agreed", "as_level3", "column", "reduced", "same", "typed"]
+__all__ = ["after_agreement", "as_level3", "column", "overwritten", "reduced", "same", "typed"]
 
 Matrix = DistributedMatrix
 Given = Mapping[str, Any]  # operands by name; None if absent
@@ -98,7 +98,7 @@ def _type_faults(present: Given) -> Iterator[str]:
             yield f"{name}: dtype is {other.dtype.name}, expected {x.dtype.name} like {first}"
 
 
-def agreed(
+def _agree(
     routine: str, given: Given, options: Mapping[str, Any], *, writes: bool = False, voted: bool = False
 ) -> Runtime[Any]:
     """Check the arguments and agree on them: of repeated calls with one vote. Collective over the context.
@@ -126,14 +126,14 @@ def agreed(
         check_memory()
         return True
 
-    def again(known: bool) -> bool:
+    def again(legal: bool) -> bool:
         check_memory()
-        return known
+        return legal
 
-    number, _ = ctx.calls.agree(
+    known, _ = ctx.calls.agree(
         lambda: ctx.agreement(routine), _signature(ctx, routine, columns, options), again, first, voted=voted
     )
-    if not number:
+    if not known:
         ctx.calls.remember(_signature(ctx, routine, columns, options), True)
     return ctx
 
@@ -145,6 +145,26 @@ def _signature(ctx: Runtime[Any], routine: str, columns: Given, options: Mapping
         return object()
     values = tuple((name, type(value), value) for name, value in options.items())
     return routine, values, *(x.descriptor for x in columns.values())
+
+
+def overwritten(routine: str, given: Given, alpha: complex = 1) -> None:
+    """Compute "scal" or "swap", which write their operands. Collective over the context."""
+    columns = [column(x) for x in given.values()]
+    done = None
+    if _fit_for_direct(columns):
+        x, y = columns[0], columns[-1]
+        factor, parts = (
+            number(alpha, element_type(x.dtype).blas, real=False),
+            [x.direct_part(), y.direct_part()],
+        )
+        if factor and None not in parts and all(each.writeable for each in columns):
+            of_x, of_y = parts
+            asked = Asked(routine, routine, of_x, None, None, of_y, False, alpha=factor)
+            done = x.context.direct.run(x.context.control, asked)
+    if not done:
+        options = {"alpha": alpha} if routine == "scal" else {}
+        _agree(routine, given, options, writes=True, voted=done is False)
+        after_agreement(routine, given, alpha)
 
 
 def _check_written(ctx: Runtime[Any], columns: Given) -> None:
@@ -162,28 +182,48 @@ def reduced(routine: str, given: Given) -> Any:
     found = _reduced_directly(routine, [column(x) for x in given.values()])
     if found is not None and found is not False:
         return typed(given["x"].dtype, routine, found)
-    agreed(routine, given, {}, voted=found is False)
+    _agree(routine, given, {}, voted=found is False)
     return after_agreement(routine, given)
 
 
 def _reduced_directly(routine: str, columns: list[Any]) -> Any:
     """Return the number, None or False if it takes the ordinary way. Collective over the context."""
-    x = columns[0]
-    if not all(isinstance(each, Handle) and each.shape == (x.shape[0], 1) for each in columns):
+    if not _fit_for_direct(columns):
         return None
-    ctx: Runtime[Any] = x.context
-    if any(each.context is not ctx or each.dtype != x.dtype for each in columns):
-        return None
-    direct = ctx.direct
-    if direct is None or ctx.engine.xp is not np or ctx.control.gone():
-        return None
-    ctx.check_open()
     parts = [each.direct_part() for each in columns]
-    if not x.shape[0] or None in parts:
+    if None in parts:
         return None
     of_x, of_y = parts[0], parts[1] if len(parts) > 1 else None
-    assert of_x is not None
-    return direct.reduce(ctx.control, Asked(routine, routine, of_x, of_y, None, of_x, False))
+    ctx = columns[0].context
+    return ctx.direct.reduce(ctx.control, Asked(routine, routine, of_x, of_y, None, of_x, False))
+
+
+def _fit_for_direct(columns: list[Any]) -> bool:
+    """Return whether these are columns of one length and type in an open context whose engine is for them. Local.
+
+    Raises:
+        ClosedError: the context is closed.
+    """
+    x = columns[0]
+    if not all(isinstance(each, Handle) and each.shape == (x.shape[0], 1) for each in columns):
+        return False
+    return (
+        bool(x.shape[0])
+        and all(each.context is x.context and each.dtype == x.dtype for each in columns)
+        and _runs_directly(x.context)
+    )
+
+
+def _runs_directly(ctx: Runtime[Any]) -> bool:
+    """Return whether direct calls of levels 1 and 2 are possible: on GPUs plans do not move a matrix either. Local.
+
+    Raises:
+        ClosedError: the context is closed.
+    """
+    if ctx.direct is None or ctx.engine.xp is not np or ctx.control.gone():
+        return False
+    ctx.check_open()
+    return True
 
 
 def after_agreement(routine: str, given: Given, alpha: complex = 1) -> Any:
@@ -239,7 +279,11 @@ def as_level3(routine: str, given: Given, out: Matrix | None, **how: Any) -> Mat
     columns, target = _as_columns(row, given, out)
     places = {theirs: columns[mine] for theirs, mine in row.passes.items()}
     operands = (places.get("a"), places.get("b"), places.get("c"), target)
-    result: Matrix = run(MatrixCall(routine, operands, {"routine": routine, **how}, _read))
+    done = _level3_directly(routine, columns, operands, **how)
+    result: Matrix = done
+    if done is None or done is False:
+        call = MatrixCall(routine, operands, {"routine": routine, **how}, _read)
+        result = run(call, voted=done is False)
     if out is not None:
         return out
     like = given.get(row.passes.get("c", "x"))
@@ -247,6 +291,40 @@ def as_level3(routine: str, given: Given, out: Matrix | None, **how: Any) -> Mat
     if "a" not in row.written and column(like) is not like:
         return result.T
     return result
+
+
+def _level3_directly(
+    routine: str, columns: Given, operands: Any, *, algo: str = "auto", beta: Any = 0, **how: Any
+) -> Any:
+    """Return the result, None or False if it takes the ordinary way. Collective over the context.
+
+    Args:
+        routine: its name.
+        columns: its operands, vectors as columns.
+        operands: those of the level-3 routine.
+        algo, beta, how: its other arguments.
+    """
+    row, (a, b, c, out) = VECTOR_ROUTINES[routine], operands
+    vectors = [x for name, x in columns.items() if name != "a"] + ([] if row.written == "a" else [out])
+    present = [x for x in (*columns.values(), out) if x is not None]
+    if algo != "auto" or not all(isinstance(x, Handle) for x in present) or not _runs_directly(a.context):
+        return None
+    if any(x is not None and x.shape[1] != 1 for x in vectors):
+        return None
+    how = {**row.fixed, **how}
+    if row.twin == "gemm":
+        how = {"op_a": "N", "op_b": "N", **how}
+    elif row.twin in ("symm", "hemm", "trmm", "trsm"):
+        how["side"] = "L"
+    if row.adds:
+        beta = 0 if c is None else 1
+
+    def layout() -> MatrixDescriptor:
+        like = c.descriptor if c is not None else _result(row, columns, how.get("op_a", "N"))
+        return replace(like, ld=None)
+
+    twin = "matmul" if row.twin == "gemm" else row.twin
+    return compute_directly(twin, a, b, c, out, layout, call=routine, beta=beta, **how)
 
 
 def _read(

@@ -15,7 +15,7 @@ from .docstrings import complete
 from .handle import Handle
 from .layout.vector_routines import VECTOR_ROUTINES, VectorRoutine
 from .matrix import DistributedMatrix
-from .vector_calls import after_agreement, agreed, as_level3, column, reduced, same
+from .vector_calls import as_level3, column, overwritten, reduced, same
 
 if TYPE_CHECKING:
     from .layout.level3 import Diag, Uplo
@@ -144,8 +144,7 @@ def scal(x: Matrix, *, alpha: complex, out: Matrix | None = None) -> Matrix:
     mine, target = column(x), column(out)
     if not (isinstance(mine, Handle) and isinstance(target, Handle) and same(mine, target)):
         return as_level3("scal", {"x": x}, out, alpha=alpha)
-    agreed("scal", {"x": x}, {"alpha": alpha}, writes=True)
-    after_agreement("scal", {"x": x}, alpha=alpha)
+    overwritten("scal", {"x": x}, alpha)
     assert out is not None
     return out
 
@@ -159,8 +158,7 @@ def copy(x: Matrix, out: Matrix | None = None) -> Matrix:
 @_described
 def swap(x: Matrix, y: Matrix) -> None:
     """Exchange the elements of two vectors, in any layouts. Collective over the context."""
-    agreed("swap", {"x": x, "y": y}, {}, writes=True)
-    after_agreement("swap", {"x": x, "y": y})
+    overwritten("swap", {"x": x, "y": y})
 
 
 # -- level 2

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp import pblas
+from pblasmp import pblas, vector_calls
 from pblasmp.engines.slab_sets import SlabSets
 from pblasmp.pblas import routines as pblas_routines
 from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
@@ -113,11 +114,12 @@ def what_moves(comm):
             x = ctx.from_function(lambda i, j: 1 + i + j, pb.MatrixDescriptor(shape, block, d.grid))
             for routine in (pb.gemv, pb.symv, pb.trmv):
                 ctx.comm.isend = counted
+                ctx.engine.direct, direct = None, ctx.engine.direct
                 ctx.engine.transport.why_not_shared, saved = "tested", ctx.engine.transport.why_not_shared
                 try:
                     routine(a, x)
                 finally:
-                    ctx.comm.isend = run
+                    ctx.comm.isend, ctx.engine.direct = run, direct
                     ctx.engine.transport.why_not_shared = saved
                 everyones = sum(comm.allgather(sum(moved)))
                 moved.clear()
@@ -292,6 +294,50 @@ def _triangle_calls(n, of_a, of_x, of_y, whole, at):
                 yield f"pdtrmv {uplo}{trans}{diag}", None if same_here else "another result"
 
 
+def without_plans(comm):
+    """The 0-based routines, called for the first time on columns of one grid: one vote, and no plan."""
+    n, d = 40, pb.MatrixDescriptor((40, 40), (8, 8), pb.Grid(2, 2))
+    rng, looked, closer = np.random.default_rng(66), [], vector_calls.run
+    with pb.Context(comm, engine="host") as ctx:
+        whole = np.tril(numbers(rng, (n, n), "float64")) + 9 * np.eye(n)
+        given = [numbers(rng, (n, 1), "float64") for _ in range(2)]
+        a, (x, y) = scattered(ctx, d, whole), (scattered(ctx, replace(d[:, :1], ld=None), z) for z in given)
+        u, v = given
+        full = whole + np.tril(whole, -1).T
+        z = ctx.zeros((n, 1), block=8, grid=(2, 2))
+        row = ctx.zeros((1, n), block=8, grid=(2, 2))
+        calls = {
+            "gemv": (partial(pb.gemv, a, x), whole @ u),
+            "gemv of a row": (partial(pb.gemv, a, x, op_a="T", alpha=2, out=row), 2 * whole.T @ u),
+            "symv": (partial(pb.symv, a, x, y, beta=1.0, out=z), full @ u + v),
+            "trmv": (partial(pb.trmv, a, x, op_a="T"), whole.T @ u),
+            "trsv": (partial(pb.trsv, a, x), np.linalg.solve(whole, u)),
+            "ger": (partial(pb.ger, x, y, a, alpha=2), 2 * u @ v.T + whole),
+            "syr": (partial(pb.syr, x), np.tril(u @ u.T)),
+            "syr2": (partial(pb.syr2, x, y, a), np.tril(u @ v.T + v @ u.T) + whole),
+            "axpy": (partial(pb.axpy, x, y, alpha=3), 3 * u + v),
+            "copy": (partial(pb.copy, x), u),
+            "scal": (partial(pb.scal, x, alpha=2, out=x), 2 * u),
+            "swap": (partial(pb.swap, x, y), None),
+        }
+        vector_calls.run = lambda *given, **how: looked.append(given[0].name) or closer(*given, **how)
+        try:
+            for name, (call, expected) in calls.items():
+                before = ctx.control.channel._agreements
+                found = call()
+                votes = ctx.control.channel._agreements - before
+                there = [comm.bcast(z.gather()) for z in ((x, y) if found is None else (found,))]
+                right = np.hstack([v, 2 * u]) if expected is None else expected
+                near = np.allclose(np.hstack(there).reshape(right.shape), right, rtol=1e-13, atol=1e-13)
+                yield (
+                    f"{name} without a plan",
+                    None if near and votes == 1 else f"{votes} votes, right: {near}",
+                )
+        finally:
+            vector_calls.run = closer
+        yield "planned", str(looked) if looked else None
+
+
 def mistakes(comm):
     rng = np.random.default_rng(64)
     with pb.Context(comm, engine="host") as ctx, pb.Context(comm, engine="host") as other:
@@ -365,3 +411,4 @@ def others(comm):
     yield from mistakes(comm)
     yield from what_moves(comm)
     yield from by_one_vote(comm)
+    yield from without_plans(comm)
