@@ -10,7 +10,9 @@ from typing import Any
 
 from .direct import Asked, Axes, Part, Span, whole_span
 
-__all__ = ["SubMatrix", "UnfitError", "check_overlap", "same_elements", "same_rank", "stays", "vote_number"]
+__all__ = [
+    "SubMatrix", "UnfitError", "check_overlap", "in_first_column", "same_elements", "same_rank", "stays", "vote_number",
+]  # fmt: skip
 
 Array = Any
 
@@ -104,6 +106,13 @@ class SubMatrix:
             and self.held.pattern.grid == other.held.pattern.grid
             and (self.transposed == other.transposed or self.held.pattern.size == 1)
         )
+
+
+def in_first_column(part: Part) -> bool:
+    """Return whether this rank is in the process column of a sub-matrix's first column. Local."""
+    held, i, j, m, n, transposed = part
+    axes, at, extent = (held.pattern.rows, i, m) if transposed else (held.pattern.cols, j, n)
+    return axes.mine == _place(axes, at, extent)[2].source
 
 
 @lru_cache(1 << 14)

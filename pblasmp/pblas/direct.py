@@ -13,7 +13,7 @@ from .. import vector_calls
 from ..calls import number
 from ..dtypes import element_type
 from ..engines.direct import Asked, Held, Part, Pattern, pattern_of
-from ..engines.sub_matrix import SubMatrix
+from ..engines.sub_matrix import in_first_column
 from .arguments import Faults
 from .grids import ProcessGrid, of_number
 from .operands import PblasOperand, entries
@@ -38,16 +38,14 @@ class _Layout:
         self._pattern, self._rows, self._cols, self._lld = pattern, rows, cols, lld
         self._known: dict[tuple[Any, ...], Held | None] = {}
 
-    def held(self, array: NDArray[Any], *, written: bool) -> Held | None:
+    def held(self, array: NDArray[Any]) -> Held | None:
         """Return a local array as direct calls take it; None if there is something to say about it."""
-        data = array.__array_interface__["data"]
-        if written and data[1]:  # it is read-only
-            return None
-        key = data[0], array.shape, array.strides
+        address = array.__array_interface__["data"][0]
+        key = address, array.shape, array.strides
         if key not in self._known:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            self._known[key] = self._held(array, data[0])
+            self._known[key] = self._held(array, address)
         return self._known[key]
 
     def _held(self, array: NDArray[Any], address: int) -> Held | None:
@@ -83,41 +81,62 @@ def _layout(grid: ProcessGrid, desc: Any, dtype: np.dtype) -> _Layout | None:
     return _Layout(pattern, values[2], values[3], rows, cols, values[8])
 
 
-def _part(
-    grid: ProcessGrid, dtype: np.dtype, of: Sequence[Any], m: int, n: int, *, written: bool
-) -> Part | None:
-    """Return the part of m x n that four arguments describe, None if there is something to say about them. Local."""
-    array, i, j, desc = of
-    if type(array) is not np.ndarray or array.dtype != dtype or type(i) is not int or type(j) is not int:
-        return None
-    key = (
-        (desc.tobytes(), desc.dtype.char, dtype.char)
-        if type(desc) is np.ndarray
-        else (tuple(desc), dtype.char)
-    )
-    layout: _Layout | None = grid.layouts.get(key)
-    if layout is None and key not in grid.layouts:
-        if len(grid.layouts) >= _REMEMBERED:
-            grid.layouts.clear()
-        layout = grid.layouts[key] = _layout(grid, desc, dtype)
-    if layout is None or i < 1 or j < 1 or i - 1 + m > layout.m or j - 1 + n > layout.n:
-        return None
-    held = layout.held(array, written=written)
-    return None if held is None else (held, i - 1, j - 1, m, n, False)
+class _Arguments:
+    """The matrices and vectors of one call. Local.
 
+    A call on parts of one matrix is the common case: an array and a descriptor that come again are known already.
 
-def _vector(
-    grid: ProcessGrid, dtype: np.dtype, of: Sequence[Any], n: int, increment: Any, *, written: bool
-) -> Part | None:
-    """Return the part of n elements that five arguments describe, as a column; None as ``_part`` does. Local."""
-    if (
-        type(increment) is not int or n == of[3][2] == 1
-    ):  # PBLAS cannot tell a row of one element from a column
-        return None
-    if increment == of[3][2]:  # M_: a row
-        part = _part(grid, dtype, of, 1, n, written=written)
-        return None if part is None else (*part[:5], True)
-    return _part(grid, dtype, of, n, 1, written=written) if increment == 1 else None
+    Args:
+        grid: the process grid.
+        dtype: the call's type.
+    """
+
+    def __init__(self, grid: ProcessGrid, dtype: np.dtype) -> None:
+        self._grid, self._dtype = grid, dtype
+        self._last: tuple[Any, Any, _Layout, Held] | None = None
+
+    def part(self, of: Sequence[Any], m: int, n: int, *, written: bool) -> Part | None:
+        """Return the part of m x n that four arguments describe, None if there is something to say about them."""
+        array, i, j, desc = of
+        last = self._last
+        if last is None or last[0] is not array or last[1] is not desc:
+            last = self._last = self._looked_up(array, desc)
+            if last is None:
+                return None
+        _, _, layout, held = last
+        if type(i) is not int or type(j) is not int or (written and not array.flags.writeable):
+            return None
+        if i < 1 or j < 1 or i - 1 + m > layout.m or j - 1 + n > layout.n:
+            return None
+        return held, i - 1, j - 1, m, n, False
+
+    def vector(self, of: Sequence[Any], n: int, increment: Any, *, written: bool) -> Part | None:
+        """Return the part of n elements that five arguments describe, as a column; None as ``part`` does."""
+        rows = of[3][2]
+        if type(increment) is not int or n == rows == 1:  # a row of one element looks like a column to PBLAS
+            return None
+        if increment == rows:  # M_: a row
+            part = self.part(of, 1, n, written=written)
+            return None if part is None else (*part[:5], True)
+        return self.part(of, n, 1, written=written) if increment == 1 else None
+
+    def _looked_up(self, array: Any, desc: Any) -> tuple[Any, Any, _Layout, Held] | None:
+        """Return an array and its descriptor with what is known of them."""
+        grid, dtype = self._grid, self._dtype
+        if type(array) is not np.ndarray or array.dtype != dtype:
+            return None
+        key = (
+            (desc.tobytes(), desc.dtype.char, dtype.char)
+            if type(desc) is np.ndarray
+            else (tuple(desc), dtype.char)
+        )
+        layout: _Layout | None = grid.layouts.get(key)
+        if layout is None and key not in grid.layouts:
+            if len(grid.layouts) >= _REMEMBERED:
+                grid.layouts.clear()
+            layout = grid.layouts[key] = _layout(grid, desc, dtype)
+        held = None if layout is None else layout.held(array)
+        return None if layout is None or held is None else (array, desc, layout, held)
 
 
 def _holds_a_number(given: Any) -> bool:
@@ -230,11 +249,10 @@ class DirectForm:
             return found
         typed = vector_calls.typed(self._dtype, self._routine, found)
         numbers: list[Any] = [*typed] if isinstance(typed, tuple) else [typed]
-        vectors = [SubMatrix(part) for part in (asked.a, asked.b) if part is not None]
         if len(numbers) > 1:
             _, i, j, _, _, is_row = asked.a
             numbers[1] += (j if is_row else i) + 1
-        if not any(x.col == x.cols.source for x in vectors):
+        if not (in_first_column(asked.a) or (asked.b is not None and in_first_column(asked.b))):
             numbers = [type(each)(0) for each in numbers]
         for at, each in zip(self._numbers, numbers, strict=True):
             if args[at] is not None:
@@ -244,6 +262,7 @@ class DirectForm:
     def _parts(self, grid: ProcessGrid, args: Sequence[Any]) -> dict[str, Part] | None:
         """Return the sub-matrices by name, None if there is something to say about one. Local."""
         parts: dict[str, Part] = {}
+        arguments = _Arguments(grid, self._dtype)
         for name, i, (first, other, option), sided, inc, written in self._matrices:
             m, n = args[first], args[other]
             if sided:
@@ -253,9 +272,9 @@ class DirectForm:
             of = args[i : i + 4]
             try:
                 part = (
-                    _part(grid, self._dtype, of, m, n, written=written)
+                    arguments.part(of, m, n, written=written)
                     if inc < 0
-                    else _vector(grid, self._dtype, of, m, args[inc], written=written)
+                    else arguments.vector(of, m, args[inc], written=written)
                 )
             except (TypeError, IndexError):  # what should be a descriptor is none
                 return None

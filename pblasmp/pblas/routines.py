@@ -230,14 +230,14 @@ def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunct
         for each in routine.names
     ]
     signature = inspect.Signature(parameters, return_annotation=routine.returns)
-    direct = _direct_form(routine, full, dtype)
+    direct, tells = _direct_form(routine, full, dtype), bool(routine.numbers)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         done = None
         if direct is not None and not kwargs and len(args) == direct.count:
             done = direct.run(args)
             if done is not None and done is not False:
-                return done if routine.numbers else None
+                return done if tells else None
         return _run(routine, full, dtype, signature.bind(*args, **kwargs).arguments, voted=done is False)
 
     function.__name__ = function.__qualname__ = full

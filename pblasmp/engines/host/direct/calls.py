@@ -14,10 +14,9 @@ from typing import Any
 
 from ....comm import Communicator, break_off, gather_on, vote_on
 from ...direct import FAMILIES, Asked
-from ...local.reductions import REDUCTIONS
 from ...protocol import Operations, Transport
 from ...slab_sets import SlabSets
-from ...sub_matrix import UnfitError, vote_number
+from ...sub_matrix import UnfitError
 from .. import blas
 from ..buffers import Buffers
 from .products import added, matmul
@@ -25,10 +24,11 @@ from .program import MOST, Preparation, Program
 from .slabs import Array, Steps
 from .triangles import sided, triangular
 from .updates import updated
-from .vectors import exchanged, part_of, scaled
+from .vectors import Reducer, exchanged, scaled
 
 __all__ = ["HostDirect"]
 
+_UNKNOWN: Any = object()
 _KEPT_STEPS = 1 << 15  # of all kept programs: each is a call with its arguments, about 500 bytes
 _SEEN = 1 << 16  # calls that are remembered by a number each
 _LEAST = 1 << 20  # bytes of a set of slabs
@@ -57,6 +57,7 @@ class HostDirect:
         self._functions: dict[tuple[str, str], Callable[..., None]] = {}
         # By set of slabs; None for a call that is not for direct calls.
         self._programs: tuple[dict[Asked, Program | None], ...] = {}, {}
+        self._reducers: dict[Asked, Reducer] = {}
         self._steps = 0
         self._seen: set[int] = set()  # hashes of calls that have been made once
 
@@ -114,10 +115,11 @@ class HostDirect:
         channel = control.channel
         channel.take_turn(asked.call)
         try:
-            mine = part_of(asked, single=self._single)
-            rows = [list(mine)] if self._single else gather_on(control, asked.call, vote_number(asked), mine)
+            reducer = self._reducers.get(asked) or self._new_reducer(asked)
+            mine = reducer.part()
+            rows = [list(mine)] if self._single else gather_on(control, asked.call, reducer.number, mine)
             channel.runs += 1
-            return False if rows is None else REDUCTIONS[asked.routine].total(rows)
+            return False if rows is None else reducer.total(rows)
         except UnfitError:
             return None
         except BaseException as error:
@@ -136,9 +138,9 @@ class HostDirect:
 
     def _found(self, asked: Asked) -> Any:
         """Return the program of a call; the call itself if it needs more memory; None if it is not for direct calls."""
-        programs = self._programs[self.sets.half]
-        if asked in programs:
-            return programs[asked]
+        found = self._programs[self.sets.half].get(asked, _UNKNOWN)
+        if found is not _UNKNOWN:
+            return found
         try:
             call = Preparation(asked, self._function, self._operations, self._transport)
             call.compute = _COMPUTERS[FAMILIES[asked.routine]](call)
@@ -155,22 +157,36 @@ class HostDirect:
         self._keep(asked, program)
         return program
 
+    def _new_reducer(self, asked: Asked) -> Reducer:
+        reducer = Reducer(asked, single=self._single)
+        if self._comes_again(asked, 1):
+            self._reducers[asked] = reducer
+        return reducer
+
     def _keep(self, asked: Asked, program: Program | None) -> None:
-        """Keep a program if the call has been made before: most calls on ever new sub-matrices are not made again."""
+        if self._comes_again(asked, 1 if program is None else 1 + len(program.before) + len(program.compute)):
+            self._programs[self.sets.half][asked] = program
+
+    def _comes_again(self, asked: Asked, steps: int) -> bool:
+        """Return whether a call has been made before, and make room for its steps.
+
+        Most calls on ever new sub-matrices are not made again.
+        """
         name = hash(asked)
         if name not in self._seen:
             if len(self._seen) >= _SEEN:
                 self._seen.clear()
             self._seen.add(name)
-            return
-        self._steps += 1 if program is None else 1 + len(program.before) + len(program.compute)
+            return False
+        self._steps += steps
         if self._steps > _KEPT_STEPS:
             self._forget()
-        self._programs[self.sets.half][asked] = program
+        return True
 
     def _forget(self) -> None:
         for programs in self._programs:
             programs.clear()
+        self._reducers.clear()
         self._steps = 0
 
     def _reserve(self, nbytes: int) -> None:

@@ -9,12 +9,12 @@ import numpy as np
 
 from ...direct import Asked
 from ...local.reductions import REDUCTIONS
-from ...sub_matrix import SubMatrix, UnfitError, check_overlap
+from ...sub_matrix import SubMatrix, UnfitError, check_overlap, vote_number
 from .products import quietly
 from .program import Preparation
 from .slabs import Steps
 
-__all__ = ["exchanged", "part_of", "scaled"]
+__all__ = ["Reducer", "exchanged", "scaled"]
 
 
 def scaled(call: Preparation) -> Callable[[], Steps]:
@@ -48,16 +48,36 @@ def _swap(x: np.ndarray, y: np.ndarray) -> None:
     x[...] = kept
 
 
-def part_of(asked: Asked, *, single: bool) -> Sequence[float]:
-    """Return what this rank finds in its part of the vectors of a reduction. Local.
+class Reducer:
+    """A reduction, ready to run again. Making one is local.
+
+    Args:
+        asked: one of ``REDUCTIONS``.
+        single: there is one rank.
+
+    Attributes:
+        number: the ranks vote on it.
 
     Raises:
         UnfitError: the vectors are not on the same ranks.
     """
-    vectors = [SubMatrix(part) for part in (asked.a, asked.b) if part is not None]
-    x = vectors[0]
-    if not (single or all(x.same_places(y) for y in vectors[1:])):
-        raise UnfitError
-    arrays = [y.local() if y.active else y.held.array.reshape(-1)[:0] for y in vectors]
-    with np.errstate(all="ignore"):
-        return REDUCTIONS[asked.routine].part(np, arrays, lambda at: x.rows.at_place(x.row, at))
+
+    def __init__(self, asked: Asked, *, single: bool) -> None:
+        vectors = [SubMatrix(part) for part in (asked.a, asked.b) if part is not None]
+        x = vectors[0]
+        if not (single or all(x.same_places(y) for y in vectors[1:])):
+            raise UnfitError
+        self.number = 0 if single else vote_number(asked)
+        self._part, self.total = REDUCTIONS[asked.routine]
+        nothing = np.empty(0, x.held.pattern.dtype)
+        self._arrays = [y.local()[:, 0] if y.active else nothing for y in vectors]
+        self._rows, self._row = x.rows, x.row
+
+    def part(self) -> Sequence[float]:
+        """Return what this rank finds in its part of the vectors. Local."""
+        with np.errstate(all="ignore"):
+            return self._part(np, self._arrays, self._index)
+
+    def _index(self, at: int) -> int:
+        """Return the global index of an element of this rank."""
+        return self._rows.at_place(self._row, at)
