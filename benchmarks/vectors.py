@@ -24,6 +24,7 @@ from benchmarks.launches import Launches, add_options, is_rank
 from benchmarks.ranks import (
     interleaved,
     paired,
+    share_cores,
 )
 from reference.scalapack import ScaLAPACK
 
@@ -127,12 +128,12 @@ def rank_main(options: argparse.Namespace) -> None:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    import os
-    if os.environ.get("PIN"): os.sched_setaffinity(0, {comm.rank % 2})
+    share_cores(comm)
     slk, rows = ScaLAPACK("debian", comm), []
     if comm.rank == 0:
         print(
-            f"\n{options.grid}, blocks of {options.block}; Debian's time / pblasmp's, {options.pairs} pairs of {options.calls} calls"
+            f"\n{options.grid}, blocks of {options.block}; Debian's time / pblasmp's, {options.pairs} pairs of "
+            f"{options.calls} calls"
         )
         print("routine            n    pblasmp     debian   ratio")
     for n in options.n:
