@@ -9,15 +9,17 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from .dtypes import as_dtype, element_type, is_float8
+from .engines.arrays import address
 from .errors import ArgumentError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from .engines.protocol import Engine
 
 __all__ = [
+    "address_of",
     "as_local",
     "as_typed",
     "fold",
@@ -63,16 +65,51 @@ def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = Non
         kind = str(tensor.dtype).removeprefix("torch.")
         if dtype is not None and kind.startswith("float8") and kind != dtype.name:
             raise ArgumentError(f"dtype is {kind}, expected {dtype.name}")
-        on_host = tensor.device.type == "cpu"
         own = None if kind == "uint8" else as_dtype(kind)  # bytes may be 8-bit floats
         if own is None or not element_type(own).storage:
-            return engine.adopt(tensor.numpy() if on_host else tensor, dtype)
+            return engine.adopt(_shared(tensor), dtype)
         import torch  # NumPy and DLPack's readers do not have the type
 
         raw = tensor.view(getattr(torch, element_type(own).storage))
-        return engine.adopt(raw.numpy() if on_host else raw).view(engine.operations.stored(own))
+        return engine.adopt(_shared(raw)).view(engine.operations.stored(own))
     except ArgumentError as error:
         raise type(error)(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
+
+
+class _Memory:
+    """A tensor on the host as NumPy reads it."""
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: Any, dtype: np.dtype) -> None:
+        self.tensor = tensor  # whose memory lasts as long as the array
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * dtype.itemsize for stride in tensor.stride()),
+            "typestr": dtype.str,
+            "version": 3,
+        }
+
+
+def _shared(tensor: Any) -> Any:
+    """Return a tensor on the host as a NumPy array, another one as it is. Local.
+
+    PyTorch's own way to NumPy fixes the size of a tensor's storage, which FSDP must be able to free between uses.
+    """
+    if tensor.device.type != "cpu":
+        return tensor
+    dtype = _numpy_type(str(tensor.dtype))
+    return tensor.numpy() if dtype is None or not tensor.numel() else np.asarray(_Memory(tensor, dtype))
+
+
+@lru_cache
+def _numpy_type(name: str) -> np.dtype | None:
+    """Return NumPy's type of the same name as one of PyTorch's; None if it has none. Local."""
+    try:
+        return np.dtype(name.removeprefix("torch."))
+    except TypeError:
+        return None
 
 
 def as_typed(
@@ -91,6 +128,11 @@ def as_typed(
         return local, as_dtype(kind)
     except ArgumentError as error:
         raise type(error)(f"{name}: {error}") from None
+
+
+def address_of(array: Any) -> int:
+    """Return where the first element of a NumPy, CuPy or PyTorch array is. Local."""
+    return int(array.data_ptr()) if is_torch(array) else address(array)
 
 
 def new_like(array: Any, engine: Engine, shape: tuple[int, ...], dtype: np.dtype) -> Any:

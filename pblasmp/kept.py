@@ -59,6 +59,10 @@ class KeptPlans:
         self.hits += 1
         return found[0]
 
+    def peek(self, key: Hashable) -> Any:
+        """Return what ``find`` does, without using it: to ask before the ranks have agreed. Local."""
+        return self._plans.get(self._whole(key), (None,))[0]
+
     def keep(self, key: Hashable, plan: Closable) -> None:
         """Keep a plan, and close the least recently used ones if they take too much. Collective over the context."""
         mine = max(_LEAST_BYTES, held_bytes(plan, self._engine))

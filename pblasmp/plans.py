@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from .comm import gather_on, vote_on
 from .engines.method import Verdict, prepare
 from .engines.product import Bound, Product, Workspace
 from .engines.request import AnyProblem, Operands, Options
@@ -32,6 +34,8 @@ __all__ = ["Graph", "Plan", "Task", "UserCall"]
 
 Result = TypeVar("Result")
 _NO_STREAM = nullcontext()
+_RUNS_BEFORE_GRAPHS = 2  # at the same addresses: later runs replay a graph
+_MOST_BOUND = 256  # sets of addresses that a kept plan is bound to
 
 
 class Task(NamedTuple):
@@ -95,6 +99,18 @@ class UserCall(ABC, Generic[Result]):
     @abstractmethod
     def again(self, remembered: Any) -> None:
         """Read the arguments, which are like those of an earlier call. Local."""
+
+    def place(self, remembered: Any) -> tuple[int, ...] | None:  # noqa: ARG002
+        """Get ready for a run of a kept plan on arrays at known addresses, without reading them. Local.
+
+        Returns:
+            the addresses of all arrays, with which the call is the earlier one again; None if they must be read.
+        """
+        return None
+
+    def placed(self) -> Operands:
+        """Return the local arrays of a call that has its place. Local."""
+        raise NotImplementedError
 
     # -- computing, once they are read
 
@@ -215,6 +231,7 @@ class Plan(Generic[Result]):
         self._call: UserCall[Result] | None = None
         self._bound: Bound | None = None
         self._only_queues = False
+        self._bounds: OrderedDict[tuple[int, ...], Bound] = OrderedDict()  # by the addresses of arrays
         if not kept:
             self._hold(call)
         self._number = ctx.adopt(self)
@@ -345,6 +362,45 @@ class Plan(Generic[Result]):
             keep()
             return call.result(found)
 
+    def repeat(
+        self, call: UserCall[Result], number: int, addresses: tuple[int, ...], used: Callable[[], object]
+    ) -> tuple[Result] | None:
+        """Run on arrays at these addresses, if all ranks repeat the call; None otherwise. Collective over the context.
+
+        The ranks take one vote. What was run at the same addresses before is bound to them, and on GPUs replays a
+        graph from the third run on, if all ranks have one: nothing is read, wrapped or looked up again.
+
+        Args:
+            call: the call, which has its place.
+            number: the call's, the same on every rank that repeats it.
+            addresses: of its arrays.
+            used: called if all ranks repeat it.
+        """
+        ctx, product, bound = self._ctx, self._product, self._bounds.get(addresses)
+        with ctx.running(self._name, checks=not product.queues):
+            ready = bound is not None and bound.runs >= _RUNS_BEFORE_GRAPHS
+            if ctx.size > 1:
+                control = ctx.control
+                if product.replays and control.board is not None:
+                    told = gather_on(control, self._name, number, [ready])
+                    if told is None:
+                        return None
+                    ready = all(each[0] for each in told)
+                elif not vote_on(control, self._name, number):
+                    return None
+                else:
+                    ready = False
+            used()
+            ctx.control.channel.runs += 1
+            if bound is None:
+                bound = product.bind(call.placed().mapped(ctx.engine.unowned))
+                self._bounds[addresses] = bound
+                if len(self._bounds) > _MOST_BOUND:
+                    self._bounds.popitem(last=False)[1].release()
+            else:
+                self._bounds.move_to_end(addresses)
+            return (call.result(bound.run(replay=ready)),)
+
     def input_buffer(self) -> Any:
         """Return the plan's own array for x, which it reads from then on: fill it, and call ``plan()``.
 
@@ -426,6 +482,7 @@ class Plan(Generic[Result]):
             if self._call is not None:
                 self._call.close()
                 self._call = self._bound = None
+            self._bounds.clear()
             try:
                 self._settle()
             finally:

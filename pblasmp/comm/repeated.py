@@ -48,7 +48,7 @@ class RepeatedCalls:
             first: is given the facts of the agreement to fill; an exception is a fault of the call.
             voted: whether ``vote_on`` has returned False for this call: now all ranks agree on the details.
         """
-        number, known = (0, None) if voted else self._known.get(key, (0, None))
+        number, known = (0, None) if voted else self.known(key)
         if known is None:
             return 0, agree_after(voted, agreement, first)
         try:
@@ -59,6 +59,10 @@ class RepeatedCalls:
             if not differs_in(error, NUMBER):
                 raise
         return 0, agree_after(True, agreement, first)
+
+    def known(self, key: Hashable) -> tuple[int, Any]:
+        """Return the number of a call and what is remembered of it; 0 and None if it is new. Local."""
+        return self._known.get(key, (0, None))
 
     def remember(self, key: Hashable, value: Any) -> None:
         """Keep what the ranks have agreed on for a call. Local; every rank does so after the same calls."""

@@ -14,7 +14,7 @@ from ..layout import MatrixDescriptor
 from .protocol import Engine
 from .request import LocalArray
 
-__all__ = ["blas_operand", "new_part", "overlap", "same_memory", "scale", "strided"]
+__all__ = ["address", "blas_operand", "new_part", "overlap", "same_memory", "scale", "strided"]
 
 
 def overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:
@@ -36,10 +36,11 @@ def same_memory(a: LocalArray, b: LocalArray) -> bool:
     """Return whether two local arrays have the same elements at the same addresses. Local."""
     if a.shape != b.shape or a.strides != b.strides or a.dtype != b.dtype:
         return False
-    return a is b or bool(a.size > 0 and _address(a) == _address(b))
+    return a is b or bool(a.size > 0 and address(a) == address(b))
 
 
-def _address(array: LocalArray) -> int:
+def address(array: LocalArray) -> int:
+    """Return where a local array's first element is. Local."""
     at = array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
     return int(at)
 

@@ -30,6 +30,7 @@ __all__ = [
     "Part",
     "Pattern",
     "Span",
+    "alias",
     "aligned_spans",
     "pattern_of",
     "spread",
@@ -94,7 +95,7 @@ class Held:
 
     def __init__(self, pattern: Pattern, array: Any, address: int, ld: int, nbytes: int) -> None:
         self.pattern, self.address, self.ld, self.end = pattern, address, ld, address + nbytes
-        self.array: Any = _alias(array.__array_interface__) if type(array) is np.ndarray else None
+        self.array: Any = alias(array.__array_interface__) if type(array) is np.ndarray else None
         self._memory: Any = None
 
     @classmethod
@@ -123,7 +124,7 @@ class Held:
         found = self._memory
         if found is None:
             nbytes = self.end - self.address
-            found = self._memory = _alias(
+            found = self._memory = alias(
                 {"data": (self.address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
             )
         return found  # type: ignore[no-any-return]
@@ -138,7 +139,7 @@ class _Interface:
         self.__array_interface__ = interface
 
 
-def _alias(interface: dict[str, Any]) -> NDArray[Any]:
+def alias(interface: dict[str, Any]) -> NDArray[Any]:
     """Return an array over memory that it does not keep."""
     return np.asarray(_Interface(interface))
 

@@ -137,35 +137,43 @@ class Bound:
     Args:
         product: the product.
         operands: the arrays.
+
+    Attributes:
+        runs: how often it has run.
     """
 
     def __init__(self, product: Product, operands: Operands) -> None:
         self._product, self.operands = product, operands
-        self._ran = False
+        self.runs = 0
         self._graph: RecordedGraph | None = None
 
-    def run(self) -> Any:
+    def run(self, *, replay: bool = True) -> Any:
         """Compute D; from the second run on by replaying a graph, if the product can. Collective over the context.
+
+        Args:
+            replay: the same on every rank; False: this run does not.
 
         Returns:
             What was found besides: of a factorisation ``Found``, else None.
         """
         first = self._product.first
         if first is None:
-            return self._run()
+            return self._run(replay)
         with first():
-            found = self._run()
+            found = self._run(replay)
         self._product.first = None
         return found
 
-    def _run(self) -> Any:
+    def _run(self, replay: bool) -> Any:
         product = self._product
         graphs = product.graphs
         if graphs is None:
             return self._queue()
         graphs.follow_stream()
-        if graphs.capturing or not product.replays or not self._ran:
-            self._ran = self._ran or not graphs.capturing
+        if graphs.capturing:
+            return self._queue()
+        self.runs += 1
+        if not (replay and product.replays and self.runs > 1):
             return self._queue()
         if self._graph is None or not self._graph.current:
             self._graph = graphs.record(self._queue, allocates=product.allocates)

@@ -339,6 +339,9 @@ class Engine(Protocol):
             ArgumentError: it is not an array that this engine can use in place.
         """
 
+    def unowned(self, array: LocalArray) -> LocalArray:
+        """Return an array over the same memory, which it does not keep."""
+
     def put(
         self,
         src: Side,

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -123,3 +124,15 @@ class Operands:
     epilogue: Epilogue | None = None
     scales: Scales | None = None
     gathered: LocalArray | None = None
+
+    def mapped(self, f: Callable[[LocalArray], LocalArray]) -> Operands:
+        """Return them with ``f`` of each array, without scales; of an epilogue, only a bias may be an array. Local."""
+
+        def each(array: LocalArray | None) -> LocalArray | None:
+            return None if array is None else f(array)
+
+        epilogue = self.epilogue
+        if epilogue is not None:
+            epilogue = replace(epilogue, bias=each(epilogue.bias))
+        a, b, c, d, gathered = map(each, (self.a, self.b, self.c, self.d, self.gathered))
+        return Operands(a, b, c, d, epilogue, gathered=gathered)

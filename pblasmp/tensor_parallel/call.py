@@ -21,7 +21,17 @@ from ..engines.product import Product
 from ..engines.request import CONSTANTS, Operands, Options
 from ..epilogue import Epilogue, bias_dtype
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from ..interop import as_local, as_typed, fold, in_c_order, is_torch, new_like, on_stream_of, view_like
+from ..interop import (
+    address_of,
+    as_local,
+    as_typed,
+    fold,
+    in_c_order,
+    is_torch,
+    new_like,
+    on_stream_of,
+    view_like,
+)
 from ..layout import MatmulProblem
 from ..layout.grid import integer, one_of
 from ..layout.parallel import Form
@@ -279,8 +289,33 @@ class ParallelCall(UserCall[Any]):
         Raises:
             ArgumentError: c or out overlaps an array that it must not.
         """
+        self._spec, self._known = remembered
+        self._read_again()
+        self._make_results()
+
+    def place(self, remembered: tuple[Specification, ArrayFacts]) -> tuple[int, ...] | None:
+        """Make the results; return where the arrays are, None if they must be read. Local."""
+        if not (self.c is None and self.out is None and self.scales is None):
+            return None
         self._spec, self._known = _, known = remembered
-        engine, scales = self.ctx.engine, None
+        self._result = new_like(self.x, self.ctx.engine, known.shape, known.out_dtype)
+        if known.gathered_shape is not None:
+            self._gathered = new_like(self.x, self.ctx.engine, known.gathered_shape, known.dtype)
+        arrays = self.x, self.w, self.bias, self._result, self._gathered
+        return tuple(0 if each is None else address_of(each) for each in arrays)
+
+    def placed(self) -> Operands:
+        """Return the local arrays of a call that has its place. Local."""
+        self._read_again()
+        engine, local = self.ctx.engine, self._local
+        local.d = fold(as_local(engine, self._result, "out"), "out")
+        if self._gathered is not None:
+            local.gathered = fold(as_local(engine, self._gathered, "gathered"), "gathered")
+        return local
+
+    def _read_again(self) -> None:
+        """Read the arrays like earlier ones, apart from new results. Local."""
+        engine, known, scales = self.ctx.engine, self._known, None
         w = typed_operand(engine, self.w, "w", self.w_dtype, self.scales)[0]
         x = fold(typed_operand(engine, self.x, "x", self.x_dtype, self.scales)[0], "x")
         c, out = (
@@ -292,7 +327,6 @@ class ParallelCall(UserCall[Any]):
         if known.scales:
             scales = self._bound_scales(types_of(known.dtype, known.w_dtype, known.out_dtype, None)[0])
         self._local = Operands(x, w.T if known.w_turned else w, c, out, self._epilogue(bias), scales)
-        self._make_results()
 
     # -- with the other ranks
 

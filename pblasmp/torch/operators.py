@@ -23,31 +23,34 @@ Operators take the context by its name: torch.compile then sees a constant, whic
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from .. import calls
 from ..context import Context
 from ..errors import ArgumentTypeError, LayoutError, PblasmpError, UnsupportedError
 from ..scales import Scales
 from ..tensor_parallel.call import ParallelCall, check_algorithm
+from .meshes import on_mesh
 
 __all__ = [
     "FORMS",
+    "EagerProduct",
     "Form",
     "Gradients",
+    "Multiplication",
     "adding_to",
     "as_rows",
     "beside",
-    "borrowed",
     "count",
     "fault_of_algorithms",
     "in_rows",
+    "is_eager",
     "once",
     "operator",
     "own",
@@ -173,20 +176,6 @@ def once(back: Callable[..., Gradients]) -> Callable[..., Gradients]:
     return checked
 
 
-def borrowed(parameter: Tensor) -> Tensor:
-    """Return a tensor over the same memory with a separate storage, valid as long as the parameter's. Local.
-
-    Sharing a CPU tensor with NumPy fixes the size of its storage, which FSDP must be able to free between uses.
-    """
-    if parameter.device.type != "cpu" or not parameter.numel():
-        return parameter
-    strides = parameter.stride()
-    last = sum((extent - 1) * stride for extent, stride in zip(parameter.shape, strides, strict=True))
-    memory = (ctypes.c_byte * ((last + 1) * parameter.itemsize)).from_address(parameter.data_ptr())
-    memory.of = parameter  # keeps a temporary parameter alive as long as its memory is used
-    return torch.frombuffer(memory, dtype=parameter.dtype).as_strided(parameter.shape, strides)
-
-
 # -- the operator
 
 
@@ -218,10 +207,8 @@ def run(
         return torch.nn.functional.linear(x, w.t() if transposed else w, bias), nothing
     if kind.part_of_x and scales is None:
         x = x[..., own(x.shape[-1], ctx)]
-    shown = None if bias is None else borrowed(bias)
-    w = w if scales is not None else borrowed(w)
     call = ParallelCall(
-        kind.call, ctx, in_rows(x), w, bias=shown, scales=scales,
+        kind.call, ctx, in_rows(x), w, bias=bias, scales=scales,
         transposed=transposed, return_gathered=keep, by_rule=by_rule, **how,
     )  # fmt: skip
     found = calls.run(call)
@@ -271,9 +258,16 @@ def _product_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 @once
 def _product_back(node: Any, gy: Tensor | None, _: None) -> Gradients:
-    nothing = (None,) * 8
+    return *_gradients(node, gy, product), *(None,) * 8
+
+
+def _gradients(node: Any, gy: Tensor | None, multiply: Callable[..., tuple[Tensor, Tensor]]) -> Gradients:
+    """Return the gradients of x, w and bias, by ``multiply``, which has the arguments of ``product``. Collective.
+
+    Collective over the context, unless the product back is local.
+    """
     if gy is None:  # y was not used
-        return None, None, None, *nothing
+        return None, None, None
     x, w = node.saved_tensors
     kind, ctx = FORMS[node.form], Context.named(node.context_name)
     if kind.gathers == "y":
@@ -285,20 +279,19 @@ def _product_back(node: Any, gy: Tensor | None, _: None) -> Gradients:
     def of_x(keep: bool = False) -> tuple[Tensor, Tensor]:
         back = FORMS[kind.back]
         total = node.shape[0] if kind.scatters else node.shape[-1] if kind.part_of_x else None
-        made: tuple[Tensor, Tensor] = product(
+        return multiply(
             gy, w, None, kind.back, node.context_name, True, keep, bool(back.gathers), total, node.backward_algo,
             "auto",
         )  # fmt: skip
-        return made
 
     if kind.scatters:
         gx, gathered = of_x(any(needs))
-        return gx, *_of_parameters(node, gathered, x), *nothing
+        return gx, *_of_parameters(node, gathered, x)
     if not needs_x:
-        return None, *_of_parameters(node, gy, x), *nothing
+        return None, *_of_parameters(node, gy, x)
     if FORMS[kind.back].call is None:
-        return of_x()[0], *_of_parameters(node, gy, x), *nothing
-    return (*beside(gy, lambda: of_x()[0], lambda: _of_parameters(node, gy, x)), *nothing)
+        return of_x()[0], *_of_parameters(node, gy, x)
+    return beside(gy, lambda: of_x()[0], lambda: _of_parameters(node, gy, x))
 
 
 product = operator(
@@ -309,6 +302,68 @@ product = operator(
     _product_fake,
 )
 product.register_autograd(_product_back, setup_context=_product_saves)
+
+
+class Multiplication(NamedTuple):
+    """A product's arguments besides its operands, as ``product`` has them; and where weights' gradients are added."""
+
+    form: str
+    context_name: str
+    keep: bool
+    by_rule: bool
+    total: int | None
+    algo: str
+    backward_algo: str
+    mains: Sequence[Tensor] = ()
+
+
+def is_eager(*operands: Tensor | None) -> bool:
+    """Return whether nothing but PyTorch's autograd looks at what is done with these tensors. Local.
+
+    Otherwise a product must be an operator: for a compiler, or for a mode that counts, records or fakes operators.
+    """
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return False
+    return all(each is None or type(each) in _PLAIN for each in operands)
+
+
+_PLAIN = (Tensor, torch.nn.Parameter, DTensor)
+
+
+class EagerProduct(torch.autograd.Function):
+    """``product`` without the detour over PyTorch's operators, which takes longer than a small product.
+
+    Takes x, w, bias and a ``Multiplication``; w and bias may be DTensors, and so are their gradients then.
+    """
+
+    @staticmethod
+    def forward(node: Any, x: Tensor, w: Tensor, bias: Tensor | None, asked: Multiplication) -> Tensor:
+        """Return the product. Collective over the context, unless it is local."""
+        form, name, keep, by_rule, total, algo, node.backward_algo, node.mains = asked
+        node.form, node.context_name, node.shape = form, name, x.shape
+        node.set_materialize_grads(False)
+        node.meshes = tuple(
+            (each.device_mesh, each.placements[0], each.shape) if isinstance(each, DTensor) else None
+            for each in (w, bias)
+        )
+        w, bias = (each.to_local() if isinstance(each, DTensor) else each for each in (w, bias))
+        y, gathered = run(form, x, w, bias, Context.named(name), False, keep, by_rule, total, algo=algo)
+        kind, (needs_x, needs_w, *_) = FORMS[form], node.needs_input_grad
+        kept = gathered if kind.gathers == "x" else x
+        node.save_for_backward(kept if needs_w else None, w if needs_x or kind.scatters else None)
+        return y
+
+    @staticmethod
+    @once
+    def backward(node: Any, *gradients: Tensor | None) -> Gradients:
+        """Return the gradients. Collective over the context, unless they are local."""
+        gx, *others = _gradients(node, gradients[0], _product)
+        return gx, *map(_on_mesh_of, others, node.meshes), None
+
+
+def _on_mesh_of(gradient: Tensor | None, mesh: tuple[Any, Any, Any] | None) -> Tensor | None:
+    """Return a parameter's gradient as a DTensor, if the parameter is one. Local."""
+    return gradient if gradient is None or mesh is None else on_mesh(gradient, *mesh)
 
 
 # -- gradients of parameters

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from ..errors import ArgumentError
 from ..tensor_parallel import shard
 from .meshes import on_mesh
+from .operators import once
 from .ties import tied
 
 __all__ = ["Sequence", "work_on_part"]
@@ -119,8 +120,29 @@ def _new(kind: Any) -> torch.nn.Module:
 
 def _plain(parameter: DTensor) -> Any:
     """Return a parameter as a plain tensor, whose gradient is summed over the ranks. Local."""
+    if not torch.compiler.is_compiling():
+        return _Summed.apply(parameter)
     same = parameter.redistribute(placements=parameter.placements)  # which reduces the gradient
     return same.to_local(grad_placements=[Partial()])
+
+
+class _Summed(torch.autograd.Function):
+    """What a compiler takes from two functions of PyTorch, in one: they take longer than a norm."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: DTensor) -> Tensor:
+        """Return the parameter. Local."""
+        ctx.mesh, ctx.shape = parameter.device_mesh, parameter.shape
+        return parameter.to_local().detach()  # not the DTensor's own tensor, which would get a history
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        """Return the gradient, summed. Collective over the mesh."""
+        assert gradients[0] is not None
+        total = gradients[0].clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.mesh.get_group())
+        return on_mesh(total, ctx.mesh, Replicate(), ctx.shape)
 
 
 def _check_dim(module: torch.nn.Module, x: Tensor, dim: int) -> None:

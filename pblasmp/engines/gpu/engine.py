@@ -140,6 +140,15 @@ class CublasmpEngine:
             )
         return array
 
+    def unowned(self, array: Any) -> Any:
+        """Return an array over the same memory, which it does not keep. Local."""
+        if not array.size:
+            return array
+        cuda, item = self.xp.cuda, array.itemsize
+        nbytes = item + sum((n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True))
+        memory = cuda.UnownedMemory(array.data.ptr, nbytes, None, self.device.index)
+        return self.xp.ndarray(array.shape, array.dtype, cuda.MemoryPointer(memory, 0), array.strides)
+
     def put(
         self,
         src: Side,

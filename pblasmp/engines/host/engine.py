@@ -21,7 +21,7 @@ from ...errors import ArgumentTypeError
 from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
 from ..arrays import overlap
-from ..direct import Direct
+from ..direct import Direct, alias
 from ..moving.exchange_move import ExchangeMove
 from ..protocol import Method, Operations, Traits, Transport
 from . import blas
@@ -114,6 +114,10 @@ class HostEngine:
         if dtype is not None and is_float8(dtype) and adopted.dtype == np.uint8:
             return adopted.view(dtype)
         return adopted
+
+    def unowned(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return an array over the same memory, which it does not keep. Local."""
+        return alias(array.__array_interface__).view(array.dtype)
 
     @staticmethod
     def _shared(array: Any) -> NDArray[Any]:

@@ -289,7 +289,7 @@ class _BoundCall(Bound):
 
     _product: PreparedCall
 
-    def run(self) -> None:
+    def run(self, *, replay: bool = True) -> None:
         self._product.make(self)
 
     _queue = run
