@@ -404,7 +404,7 @@ def repeated(comm):
                 for name, case, more in (("even", even, {}), ("uneven", uneven, {}), ("bias", even, how)):
                     y, count = counted(case, **more)
                     wrong = unlike(y, case.expected(bias=bool(more)))
-                    if (count == 1) != (turn > 0):
+                    if (count <= 1) != (turn > 0):
                         wrong = wrong or f"{count} votes"
                     yield f"{form} {name}, turn {turn}", wrong
                     case.x += 1  # the arrays are read each time

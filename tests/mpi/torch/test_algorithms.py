@@ -65,8 +65,17 @@ def spied() -> Iterator[Ran]:
         ran.append((call.name, plan.report().algorithm))
         return run(plan, call, *more)
 
+    again = Plan.repeat
+
+    def repeat(plan: Plan[Any], call: UserCall[Any], *more: Any) -> Any:
+        found = again(plan, call, *more)
+        if found is not None:
+            ran.append((call.name, plan.report().algorithm))
+        return found
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Plan, "_run_with", run_with)
+        patch.setattr(Plan, "repeat", repeat)
         yield ran
 
 

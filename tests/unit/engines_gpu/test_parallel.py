@@ -12,6 +12,7 @@ from ml_dtypes import bfloat16
 
 import pblasmp as pb
 from pblasmp.engines.gpu.tensor import PRODUCTS
+from pblasmp.tensor_parallel import call, operands
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 
@@ -131,6 +132,42 @@ def test_a_single_call_keeps_no_array(ctx, gpu, numbers):
     del x
     gc.collect()
     assert gone() is None
+
+
+def test_repeated_calls_replay_a_graph_where_the_addresses_are_the_same(ctx, lib, gpu, numbers, monkeypatch):
+    x, w, y, read = numbers((6, 4)), numbers((5, 4)), numbers((6, 5)), []
+    monkeypatch.setattr(operands, "new_like", lambda *_: y)  # as an allocator does that gives memory again
+    monkeypatch.setattr(call, "read_again", lambda *given: (read.append(1), operands.read_again(*given)))
+
+    def multiply(x):
+        y[...] = np.nan
+        assert pb.matmul_reduce_scatter(x, w, ctx, algo="pull") is y
+        if not lib.gpu.did("graph launched"):  # which computes nothing here
+            np.testing.assert_array_equal(y, x @ w.T)
+
+    multiply(x)
+    multiply(x)
+    assert len(read) == 1  # bound to these addresses
+    multiply(x)
+    assert not lib.gpu.did("graph launched")
+    queued = gpu.queued
+    for _ in range(3):
+        multiply(x)
+    assert gpu.queued == queued + 1  # to be recorded
+    assert len(lib.gpu.did("graph launched")) == 3
+    assert len(read) == 1
+    multiply(x.copy())
+    assert gpu.queued == queued + 2  # other memory: not the graph's
+    assert len(read) == 2
+    gone = weakref.ref(x)
+    del x
+    gc.collect()
+    assert gone() is None
+    ctx.kept._most = 0
+    for _ in range(2):  # the last one is kept
+        pb.matmul_allreduce(numbers((6, 4)), w, ctx, algo="one_shot")
+    gc.collect()
+    assert lib.gpu.did("graph destroyed")
 
 
 @pytest.mark.parametrize(
