@@ -12,7 +12,7 @@ from ml_dtypes import bfloat16
 
 import pblasmp as pb
 from pblasmp.engines.gpu.tensor import PRODUCTS
-from pblasmp.tensor_parallel import call, operands
+from pblasmp.tensor_parallel import call
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 
@@ -136,8 +136,9 @@ def test_a_single_call_keeps_no_array(ctx, gpu, numbers):
 
 def test_repeated_calls_replay_a_graph_where_the_addresses_are_the_same(ctx, lib, gpu, numbers, monkeypatch):
     x, w, y, read = numbers((6, 4)), numbers((5, 4)), numbers((6, 5)), []
-    monkeypatch.setattr(operands, "new_like", lambda *_: y)  # as an allocator does that gives memory again
-    monkeypatch.setattr(call, "read_again", lambda *given: (read.append(1), operands.read_again(*given)))
+    monkeypatch.setattr(call, "new_like", lambda *_: y)  # as an allocator does that gives memory again
+    again = call.ParallelCall._read_again
+    monkeypatch.setattr(call.ParallelCall, "_read_again", lambda self: (read.append(1), again(self)))
 
     def multiply(x):
         y[...] = np.nan
