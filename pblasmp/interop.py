@@ -76,7 +76,7 @@ def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = Non
         raise type(error)(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
 
 
-class _Memory:
+class _HostTensor:
     """A tensor on the host as NumPy reads it."""
 
     __slots__ = ("__array_interface__", "tensor")
@@ -100,7 +100,7 @@ def _shared(tensor: Any) -> Any:
     if tensor.device.type != "cpu":
         return tensor
     dtype = _numpy_type(str(tensor.dtype))
-    return tensor.numpy() if dtype is None or not tensor.numel() else np.asarray(_Memory(tensor, dtype))
+    return tensor.numpy() if dtype is None or not tensor.numel() else np.asarray(_HostTensor(tensor, dtype))
 
 
 @lru_cache

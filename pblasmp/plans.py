@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from .comm import gather_on, vote_on
 from .engines.method import Verdict, prepare
 from .engines.product import Bound, Product, Workspace
 from .engines.request import AnyProblem, Operands, Options
@@ -379,17 +378,9 @@ class Plan(Generic[Result]):
         ctx, product, bound = self._ctx, self._product, self._bounds.get(addresses)
         with ctx.running(self._name, checks=not product.queues):
             ready = bound is not None and bound.runs >= _RUNS_BEFORE_GRAPHS
-            if ctx.size > 1:
-                control = ctx.control
-                if product.replays and control.board is not None:
-                    told = gather_on(control, self._name, number, [ready])
-                    if told is None:
-                        return None
-                    ready = all(each[0] for each in told)
-                elif not vote_on(control, self._name, number):
-                    return None
-                else:
-                    ready = False
+            replay = ctx.all_repeat(self._name, number, ready)
+            if replay is None:
+                return None
             used()
             ctx.control.channel.runs += 1
             if bound is None:
@@ -399,7 +390,7 @@ class Plan(Generic[Result]):
                     self._bounds.popitem(last=False)[1].release()
             else:
                 self._bounds.move_to_end(addresses)
-            return (call.result(bound.run(replay=ready)),)
+            return (call.result(bound.run(replay=replay)),)
 
     def input_buffer(self) -> Any:
         """Return the plan's own array for x, which it reads from then on: fill it, and call ``plan()``.

@@ -20,9 +20,11 @@ from .comm import (
     RepeatedCalls,
     Running,
     closing,
+    gather_on,
     is_agreed,
     leave,
     make_boards,
+    vote_on,
     watch,
     wrap,
 )
@@ -248,6 +250,29 @@ class Runtime(Generic[Matrix]):
         """
         self.check_open()
         return Running(self.control, call, checks=checks)
+
+    def all_repeat(self, call: str, number: int, ready: bool) -> bool | None:
+        """Return whether all ranks are ready to repeat the call of that number in the same way. Collective.
+
+        Collective over the context, inside ``running``.
+
+        Args:
+            call: its name.
+            number: of the call, from ``calls``.
+            ready: whether this rank is.
+
+        Returns:
+            None if they do not all repeat that call. False if they cannot tell.
+
+        Raises:
+            Exception: what the ranks agreed to raise.
+        """
+        if self.size == 1:
+            return ready
+        if self.control.board is None:
+            return False if vote_on(self.control, call, number) else None
+        told = gather_on(self.control, call, number, [ready])
+        return None if told is None else all(each[0] for each in told)
 
     def check_open(self) -> None:
         """Raise ClosedError if the context is closed. Local."""
