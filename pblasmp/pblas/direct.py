@@ -13,7 +13,7 @@ from .. import vector_calls
 from ..calls import number
 from ..dtypes import element_type
 from ..engines.direct import Asked, Held, Part, Pattern, pattern_of
-from ..engines.sub_matrix import in_first_column
+from ..engines.direct.sub_matrix import in_first_column
 from .arguments import Faults
 from .grids import ProcessGrid, of_number
 from .operands import PblasOperand, entries

@@ -11,7 +11,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import pblas, vector_calls
-from pblasmp.engines.slab_sets import SlabSets
+from pblasmp.engines.direct.slab_sets import SlabSets
 from pblasmp.pblas import routines as pblas_routines
 from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
 from tests.helpers.mpi import run_mpi

@@ -181,13 +181,14 @@ LAYERS: dict[str, set[str]] = {
 # The layers inside engines/, from the bottom up: folders, and of the files beside them those that are named here; all
 # others are the protocol. An engine imports nothing of another engine.
 ENGINE_LAYERS: dict[str, set[str]] = {
-    "protocol": set(),
+    "direct": set(),
+    "protocol": {"direct"},
     "moving": {"protocol"},
     "local": {"protocol", "moving"},
     "dense": {"protocol", "moving", "local"},
     "tensor": {"protocol", "moving", "local"},
-    "host": {"protocol", "moving", "local", "dense", "tensor"},
-    "gpu": {"protocol", "moving", "local", "dense", "tensor"},
+    "host": {"direct", "protocol", "moving", "local", "dense", "tensor"},
+    "gpu": {"direct", "protocol", "moving", "local", "dense", "tensor"},
     "registry": {"protocol", "moving", "local", "dense", "tensor", "host", "gpu"},
 }
 REGISTRY = {"choice"}

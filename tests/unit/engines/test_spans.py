@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pblasmp.engines.direct import Axes, Span, spread
+from pblasmp.engines.direct.spans import Axes, Span, spread
 from pblasmp.layout.axis import Axis
 
 

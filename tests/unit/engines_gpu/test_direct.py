@@ -11,8 +11,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.direct import FAMILIES, Asked, Held, pattern_of
+from pblasmp.engines.direct.slab_sets import SlabSets
 from pblasmp.engines.gpu.direct import GpuDirect, calls, strips
-from pblasmp.engines.slab_sets import SlabSets
 from pblasmp.layout.routines import ROUTINES
 from tests.helpers.cases import agreed_error, first
 from tests.helpers.fakelt import FakeLt

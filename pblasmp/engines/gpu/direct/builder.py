@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ...direct import Asked, Span
-from ...sub_matrix import SubMatrix, UnfitError, check_overlap, vote_number
+from ...direct import Asked
+from ...direct.spans import Span
+from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, vote_number
 from ..kernels.views import Move
 from .slabs import StagedOperand, covers
 

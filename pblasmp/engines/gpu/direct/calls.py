@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from ....comm import Communicator, break_off, vote_on
 from ...direct import FAMILIES, Asked, Part
-from ...slab_sets import SlabSets
-from ...sub_matrix import UnfitError
+from ...direct.slab_sets import SlabSets
+from ...direct.sub_matrix import UnfitError
 from .builder import CallBuilder, Computer, Cublas, Patterns, Queue, QueuedCall
 from .products import added, matmul, sided, triangular
 from .updates import updated

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ....bindings import DiagType, FillMode, Operation, SideMode
-from ...blas_form import factors_of_product, moved_in_place, old_values, sided_words, triangular_words
-from ...direct import whole_span
-from ...sub_matrix import SubMatrix, UnfitError, same_elements, same_rank
+from ...direct.blas_form import factors_of_product, moved_in_place, old_values, sided_words, triangular_words
+from ...direct.spans import whole_span
+from ...direct.sub_matrix import SubMatrix, UnfitError, same_elements, same_rank
 from ..kernels.kernels import Tile
 from .builder import CallBuilder, Compute, Queue
 

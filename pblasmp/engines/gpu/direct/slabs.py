@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ....layout.intersection import Stretches
-from ...direct import Span, spread
-from ...sub_matrix import SubMatrix
+from ...direct.spans import Span, spread
+from ...direct.sub_matrix import SubMatrix
 from ..kernels.views import Move, View, moves
 
 __all__ = ["CublasMatrix", "StagedOperand", "covers"]

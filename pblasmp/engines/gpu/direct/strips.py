@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ...direct import Span
+from ...direct.spans import Span
 from ..kernels.kernels import Deal
 
 __all__ = ["Strip", "deal", "portions", "runs", "strips_of"]

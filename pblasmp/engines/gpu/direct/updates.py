@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...blas_form import factors_of_update, start_of_update
-from ...direct import whole_span
+from ...direct.blas_form import factors_of_update, start_of_update
+from ...direct.spans import whole_span
 from ..kernels.kernels import Tile
 from .builder import CallBuilder, Compute, Queue
 from .products import product_of

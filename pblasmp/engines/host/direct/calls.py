@@ -14,9 +14,9 @@ from typing import Any
 
 from ....comm import Communicator, break_off, gather_on, vote_on
 from ...direct import FAMILIES, Asked
+from ...direct.slab_sets import SlabSets
+from ...direct.sub_matrix import UnfitError
 from ...protocol import Operations, Transport
-from ...slab_sets import SlabSets
-from ...sub_matrix import UnfitError
 from .. import blas
 from ..buffers import Buffers
 from .products import added, matmul

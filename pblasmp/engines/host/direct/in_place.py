@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...blas_form import MIRRORED, old_values
-from ...direct import Span, whole_span
-from ...sub_matrix import SubMatrix, UnfitError
+from ...direct.blas_form import MIRRORED, old_values
+from ...direct.spans import Span, whole_span
+from ...direct.sub_matrix import SubMatrix, UnfitError
 from .local_triangle import Triangular
 from .products import collected, copied, gemm, side_by_side
 from .program import Preparation

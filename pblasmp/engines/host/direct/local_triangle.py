@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from ...blas_form import triangular_words
-from ...sub_matrix import SubMatrix
+from ...direct.blas_form import triangular_words
+from ...direct.sub_matrix import SubMatrix
 from .program import Preparation
 from .slabs import Factor, Steps, integer, scalar
 

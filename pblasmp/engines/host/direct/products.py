@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ...blas_form import factors_of_product, moved_in_place, old_values
-from ...direct import Span, spread, whole_span
-from ...sub_matrix import SubMatrix, UnfitError, check_overlap, stays
+from ...direct.blas_form import factors_of_product, moved_in_place, old_values
+from ...direct.spans import Span, spread, whole_span
+from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, stays
 from .program import Preparation
 from .slabs import Factor, SharedSlabs, Step, Steps, integer, scalar
 

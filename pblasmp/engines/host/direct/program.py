@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ...direct import Asked, Span
+from ...direct import Asked
+from ...direct.spans import Span
+from ...direct.sub_matrix import SubMatrix, vote_number
 from ...protocol import Operations, Transport
-from ...sub_matrix import SubMatrix, vote_number
 from .slabs import Array, Factor, SharedSlabs, Steps
 
 __all__ = ["MOST", "Preparation", "Program"]

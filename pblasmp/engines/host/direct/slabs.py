@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....layout.intersection import Piece, Stretch, copy
-from ...direct import Span, spread
-from ...sub_matrix import SubMatrix
+from ...direct.spans import Span, spread
+from ...direct.sub_matrix import SubMatrix
 
 __all__ = ["Factor", "SharedSlabs", "Step", "Steps", "integer", "real", "scalar"]
 

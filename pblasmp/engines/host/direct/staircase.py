@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ...sub_matrix import SubMatrix, UnfitError
+from ...direct.sub_matrix import SubMatrix, UnfitError
 
 __all__ = ["TrianglePiece", "check_tiles", "staircase"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...blas_form import old_values, sided_words
-from ...direct import Span, whole_span
-from ...sub_matrix import SubMatrix, UnfitError, check_overlap, same_elements, same_rank
+from ...direct.blas_form import old_values, sided_words
+from ...direct.spans import Span, whole_span
+from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, same_elements, same_rank
 from .in_place import multiplied_in_place
 from .local_triangle import Triangular
 from .products import copied

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...blas_form import MIRRORED, factors_of_update, start_of_update
-from ...direct import aligned_spans, whole_span
-from ...sub_matrix import SubMatrix, UnfitError, check_overlap, same_rank
+from ...direct.blas_form import MIRRORED, factors_of_update, start_of_update
+from ...direct.spans import aligned_spans, whole_span
+from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, same_rank
 from .products import copied, gemm
 from .program import Preparation
 from .slabs import Factor, Step, Steps, integer, real, scalar

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...direct import Asked
+from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, vote_number
 from ...local.reductions import REDUCTIONS
-from ...sub_matrix import SubMatrix, UnfitError, check_overlap, vote_number
 from .products import quietly
 from .program import Preparation
 from .slabs import Steps

@@ -8,7 +8,8 @@ import struct
 from functools import lru_cache
 from typing import Any
 
-from .direct import Asked, Axes, Part, Span, whole_span
+from .asked import Asked, Part
+from .spans import Axes, Span, whole_span
 
 __all__ = [
     "SubMatrix", "UnfitError", "check_overlap", "in_first_column", "same_elements", "same_rank", "stays", "vote_number",

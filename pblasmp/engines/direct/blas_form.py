@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from ..layout.routines import ROUTINES
-from .direct import Asked
+from ...layout.routines import ROUTINES
+from .asked import Asked
 from .sub_matrix import SubMatrix, UnfitError, same_elements
 
 __all__ = [

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What direct calls of all engines have in common.
+
+A *direct call* is computed at once, without a problem, a choice of algorithms and a plan. In a block-cyclic layout
+everything that it needs to know about a sub-matrix is a few integers, so that a call on a new one costs little.
+"""
+
+from .asked import FAMILIES, Asked, Direct, Held, Part, Pattern, alias, pattern_of
+
+__all__ = ["FAMILIES", "Asked", "Direct", "Held", "Part", "Pattern", "alias", "pattern_of"]
