@@ -31,10 +31,10 @@ def _cholesky(engine: Engine, p: FactorProblem) -> Compute:
 
 
 def _lu(engine: Engine, p: FactorProblem) -> Compute:
-    job = LuJob(engine, p.a, p.c, p.b, p.d, factored=p.factored, inverse=p.inverse, op=p.op)
+    job = LuJob(engine, p.a, p.c, p.b, p.d, factored=p.factored, inverse=p.inverse)
 
     def compute(given: FactorOperands) -> Found:
-        info = job.run(given.a, given.c, given.b, given.d, given.pivots)
+        info = job.run(given.a, given.c, given.b, given.d, given.pivots, op=p.op)
         return Found(info, job.pivots, job.diagonal)
 
     return compute

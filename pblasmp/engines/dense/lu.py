@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...layout import MatrixDescriptor
-from ..protocol import Engine, FactorOperations
+from ..protocol import FactorOperations
 from .factor_panels import FactorPanels, identity
 from .factor_solve import FactorSolveJob
 from .right_looking import right_looking
@@ -24,12 +23,6 @@ Array = Any
 class LuJob(FactorSolveJob):
     """An LU factorisation, a solve with the factors, or both. Making and running one is collective.
 
-    Collective over the context.
-
-    Args:
-        engine, a, out, b, x, factored, inverse: as for ``FactorSolveJob``.
-        op: "N", "T" or "C": solve with A, its transpose, or its conjugate transpose.
-
     Attributes:
         pivots: of the last run: row i was exchanged with ``pivots[i]``, both from 0.
         diagonal: of the last run, U's; None if it also solved.
@@ -38,21 +31,6 @@ class LuJob(FactorSolveJob):
     pivots: NDArray[np.int64]
     diagonal: Array
 
-    def __init__(
-        self,
-        engine: Engine,
-        a: MatrixDescriptor,
-        out: MatrixDescriptor | None = None,
-        b: MatrixDescriptor | None = None,
-        x: MatrixDescriptor | None = None,
-        *,
-        factored: bool = False,
-        inverse: bool = False,
-        op: str = "N",
-    ) -> None:
-        super().__init__(engine, a, out, b, x, factored=factored, inverse=inverse)
-        self._op, self._least = op, min(a.shape)
-
     def run(
         self,
         a: Array,
@@ -60,20 +38,29 @@ class LuJob(FactorSolveJob):
         b: Array = None,
         x: Array = None,
         pivots: NDArray[np.int64] | None = None,
+        *,
+        op: str = "N",
     ) -> int:
-        """Compute; return 0, or i if U's diagonal element i, counted from 1, is the first that is exactly zero."""
+        """Compute; return 0, or i if U's diagonal element i, counted from 1, is the first that is exactly zero.
+
+        Args:
+            a, out, b, x: the local arrays.
+            pivots: of an A that is factored already.
+            op: "N", "T" or "C": solve with A, its transpose, or its conjugate transpose.
+        """
         bench = self._bench
         panels, *right = both = self._moved_in(a, out, b, x)
+        least = min(panels.shape.rows, panels.shape.cols)
         if pivots is not None and (bench.rank == 0 or not bench.shared):
-            panels.pivots[: self._least] = bench.engine.xp.asarray((pivots + 1).astype(np.int32))
+            panels.pivots[:least] = bench.engine.xp.asarray((pivots + 1).astype(np.int32))
         bench.fence()
         info = 0
         if not self._factored:
             info = self._factor(panels)
-        self.pivots = bench.on_host(panels.pivots[: self._least]).astype(np.int64) - 1
+        self.pivots = bench.on_host(panels.pivots[:least]).astype(np.int64) - 1
         self.diagonal = bench.diagonal(panels) if not right else None
         if right and not info:
-            self._solve(panels, right[0])
+            self._solve(panels, right[0], op)
         self._move_out(both, out, x, solved=not info)
         return info
 
@@ -85,9 +72,9 @@ class LuJob(FactorSolveJob):
         self._bench.fence()
         return self._bench.fault(panels)
 
-    def _solve(self, panels: FactorPanels, right: FactorPanels) -> None:
+    def _solve(self, panels: FactorPanels, right: FactorPanels, op: str) -> None:
         """Replace the right-hand sides by the solutions."""
-        operations, bench, op, n = self._operations, self._bench, self._op, self._least
+        operations, bench, n = self._operations, self._bench, panels.shape.cols
         begins = self._inverse and bench.shared
         if self._inverse:
             identity(operations.xp, right)
