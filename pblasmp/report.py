@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from .engines.method import Verdict
 from .engines.product import Workspace
+from .layout.traffic import bytes_text
 
 __all__ = ["Report"]
 
@@ -56,19 +57,10 @@ class Report:
             self.call,
             f"  engine     {self.engine}",
             f"  path       {self.path} (asked for: {self.asked})",
-            f"  each run   {_bytes(self.sent_bytes)} sent, {_bytes(self.copied_bytes)} copied by this rank",
-            f"  workspace  {_bytes(device)} on the device, {_bytes(host)} on the host",
+            f"  each run   {bytes_text(self.sent_bytes)} sent, {bytes_text(self.copied_bytes)} copied by this rank",
+            f"  workspace  {bytes_text(device)} on the device, {bytes_text(host)} on the host",
             *(f"  first      {move}" for move in self.moved),
             *(f"  algorithm  {name}: {verdict}" for name, verdict in self.algorithms.items()),
             *(f"  note       {note}" for note in self.notes),
         ]
         return "\n".join(lines)
-
-
-def _bytes(number: int) -> str:
-    value = float(number)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LINKS", "Kernel", "Numbers", "Shapes", "Traffic"]
+__all__ = ["LINKS", "Kernel", "Numbers", "Shapes", "Traffic", "bytes_text"]
 
 LINKS = ("same_rank", "same_node", "other_node")
 
@@ -92,22 +92,23 @@ class Traffic:
 
     def __str__(self) -> str:
         rows: list[tuple[str, Numbers, Callable[[int], str]]] = [
-            ("sent", self.sent_bytes, _bytes), ("received", self.received_bytes, _bytes),
-            ("messages", self.messages, str), ("copied", self.copied_bytes, _bytes), ("flops", self.flops, _count),
-            ("memory", self.memory_bytes, _bytes),
+            ("sent", self.sent_bytes, bytes_text), ("received", self.received_bytes, bytes_text),
+            ("messages", self.messages, str), ("copied", self.copied_bytes, bytes_text), ("flops", self.flops, _count),
+            ("memory", self.memory_bytes, bytes_text),
         ]  # fmt: skip
         lines = [
             self.call,
             f"  algorithm  {self.algorithm}: {self.path}",
             f"  ranks      {self.nranks}, {self.ranks_per_node} per node",
             *(f"  {n:<10} {form(int(x.max()))} at most, {form(int(x.sum()))} in all" for n, x, form in rows),
-            *(f"  {link.replace('_', ' '):<10} {_bytes(self.links[link])}" for link in LINKS),
+            *(f"  {link.replace('_', ' '):<10} {bytes_text(self.links[link])}" for link in LINKS),
             f"  imbalance  {self.imbalance:.2f}",
         ]
         return "\n".join(lines)
 
 
-def _bytes(number: int) -> str:
+def bytes_text(number: int) -> str:
+    """Return a number of bytes in words. Local."""
     value = float(number)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":

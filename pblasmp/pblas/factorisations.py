@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import inspect
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from ..matrix import DistributedMatrix
 from .arguments import Faults
 from .grids import ProcessGrid
 from .operands import PblasOperand, check_sharing, entries, grid_of, one_grid_of
-from .routines import DTYPE
+from .routines import DTYPE, docstring
 
 __all__ = ["BESIDE", "ROUTINES", "SIZES", "ScalapackRoutine", "factoriser"]
 
@@ -439,31 +438,14 @@ def _annotation(name: str, routine: ScalapackRoutine) -> str:
 
 def _docstring(routine: ScalapackRoutine, full: str, dtype: np.dtype) -> str:
     """Return the text that help() shows."""
-    lines = [
-        f"{routine.text}, in {dtype.name}.",
-        "",
-        (
-            "Collective over the grid. Indices are 1-based. Local arrays are in Fortran order, or have one dimension, "
-            "column after column; they are written in place."
-        ),
-        "",
-        "Args:",
-        *(f"    {name}: {_meaning(routine, name)}." for name in routine.names),
-        "",
-        "Returns:",
-        "    INFO: 0, or i > 0 if the factor's diagonal element i (from 1) shows that there is no solution.",
-        "",
-        "Raises:",
-        "    ParameterError: an argument is illegal, on every process; its ``info`` says which.",
-        "    RankMismatchError: the processes gave different arguments.",
-        "",
-        f"Source: ScaLAPACK, {full.upper()}.",
-    ]
-    return "\n".join(
-        part
-        for line in lines
-        for part in textwrap.wrap(line, 100, subsequent_indent=" " * (8 if line.startswith("    ") else 0))
-        or [""]
+    note = (
+        "Collective over the grid. Indices are 1-based. Local arrays are in Fortran order, or have one dimension, "
+        "column after column; they are written in place."
+    )
+    meanings = {name: f"{_meaning(routine, name)}." for name in routine.names}
+    returns = "INFO: 0, or i > 0 if the factor's diagonal element i (from 1) shows that there is no solution."
+    return docstring(
+        f"{routine.text}, in {dtype.name}.", note, meanings, returns, f"ScaLAPACK, {full.upper()}"
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -28,7 +28,16 @@ from .direct import DirectForm
 from .grids import ProcessGrid
 from .operands import PblasOperand, check_sharing, entries, grid_of, one_grid_of, staged
 
-__all__ = ["DTYPE", "ROUTINES", "VECTORS", "PblasFunction", "PblasRoutine", "function_of", "variant"]
+__all__ = [
+    "DTYPE",
+    "ROUTINES",
+    "VECTORS",
+    "PblasFunction",
+    "PblasRoutine",
+    "docstring",
+    "function_of",
+    "variant",
+]
 
 PblasFunction = Callable[..., Any]
 Values = dict[str, Any]
@@ -368,26 +377,36 @@ def _docstring(routine: PblasRoutine, full: str, dtype: np.dtype) -> str:
     """Return the text that help() shows."""
     written = " and ".join(f"sub({x.upper()})" for x in routine.written)
     tail = f" {written} {'are' if len(routine.written) > 1 else 'is'} written in place." if written else ""
-    lines = [
-        f"Compute {routine.formula}, in {dtype.name}.",
-        "",
-        (
-            f"Collective over the grid. {routine.note}Indices are 1-based. Local arrays are in Fortran order, or have "
-            f"one dimension, column after column.{tail}"
-        ),
-        "",
-        "Args:",
-        *(f"    {name}: {_meaning(routine, name, dtype)}" for name in routine.names),
-    ]
-    if routine.returns != "None":
-        lines += ["", "Returns:", f"    {' and '.join(routine.numbers) or 'the result'}."]
+    note = (
+        f"Collective over the grid. {routine.note}Indices are 1-based. Local arrays are in Fortran order, or have "
+        f"one dimension, column after column.{tail}"
+    )
+    meanings = {name: _meaning(routine, name, dtype) for name in routine.names}
+    returns = f"{' and '.join(routine.numbers) or 'the result'}." if routine.returns != "None" else ""
+    source = routine.source.format(full.upper())
+    return docstring(f"Compute {routine.formula}, in {dtype.name}.", note, meanings, returns, source)
+
+
+def docstring(summary: str, note: str, meanings: Mapping[str, str], returns: str, source: str) -> str:
+    """Return the text that help() shows of a routine. Local.
+
+    Args:
+        summary: the first line.
+        note: a paragraph.
+        meanings: of the arguments, by name.
+        returns: what it returns; "" for nothing.
+        source: where the routine is documented.
+    """
+    lines = [summary, "", note, "", "Args:", *(f"    {name}: {text}" for name, text in meanings.items())]
+    if returns:
+        lines += ["", "Returns:", f"    {returns}"]
     lines += [
         "",
         "Raises:",
         "    ParameterError: an argument is illegal, on every process; its ``info`` says which.",
         "    RankMismatchError: the processes gave different arguments.",
         "",
-        f"Source: {routine.source.format(full.upper())}.",
+        f"Source: {source}.",
     ]
     return "\n".join(
         part
