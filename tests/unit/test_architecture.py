@@ -41,7 +41,7 @@ LAYERS: dict[str, set[str]] = {
     "bindings": BOTTOM | {"layout"},
     "engines": BOTTOM | {"layout", "epilogue", "scales", "comm", "memory", "bindings"},
     "interop": {"errors", "dtypes", "engines"},
-    "report": {"engines"},
+    "report": {"layout", "engines"},
     "philox": set(),
     "docstrings": set(),
     "kept": {"logs", "engines"},
