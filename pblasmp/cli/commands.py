@@ -395,6 +395,7 @@ def tune(ranks: int | None, as_json: bool, **given: Any) -> None:
         "pblasmp plan 400000 400000 400000 --nodes 64..512 --machine dgx-h100-cluster -o scaling.svg",
         "pblasmp plan problem.toml --machine dgx-h100        what it takes, and whether to move the matrices first",
         "pblasmp plan --model llama-8b --tokens 4096 --machine dgx-h100",
+        "pblasmp plan 330 300 280 --ranks 1024 --machine dgx-h100-cluster --dry-run",
     )
 )
 @click.argument("what", nargs=-1, metavar="M N K | FILE")
@@ -413,11 +414,16 @@ def tune(ranks: int | None, as_json: bool, **given: Any) -> None:
 @click.option(
     "-o", "--output", metavar="PICTURE", type=FILE, help="Draw the scaling over --nodes, an SVG file."
 )
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Also run every rank in this process, on zeros: is each message awaited, and can nothing deadlock?",
+)
 @as_json
 @common
 def plan(
     what: tuple[str, ...], ranks: int | None, nodes: str | None, machine: str, dtype: str | None, model: str | None,
-    tokens: int | None, output: Path | None, as_json: bool,
+    tokens: int | None, output: Path | None, dry_run: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Say which grid, blocks and algorithm are best on a machine, and what they take: without running anything."""
     from . import paper
@@ -429,13 +435,15 @@ def plan(
         raise click.UsageError("--nodes determines the ranks: leave --ranks out")
     if output is not None and span is None:
         raise click.UsageError("-o draws the scaling over --nodes, which is missing")
+    if dry_run and (model is not None or span is not None):
+        raise click.UsageError("--dry-run is for one product: leave --model and --nodes out")
     if model is not None and tokens is not None:
         found = paper.plan_model(model, tokens, machine, dtype or "bfloat16")
     elif len(what) == 1:
-        found = paper.plan_file(what[0], machine)
+        found = paper.plan_file(what[0], machine, dry=dry_run)
     elif len(what) == 3 and all(each.isdecimal() for each in what):
         m, n, k = map(int, what)
-        found = paper.plan_product((m, n, k), ranks, span, machine, dtype or "float64")
+        found = paper.plan_product((m, n, k), ranks, span, machine, dtype or "float64", dry=dry_run)
     else:
         raise click.UsageError(
             f"expected three sizes or one descriptor file, got {' '.join(what) or 'nothing'}"

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from ..context import Context
 from ..costs.advise import Advice, advise, advise_layers, advise_move, perfect, scale, scaling_chart
 from ..costs.machines import Machine, load_machine, machine_from, machine_toml, with_ranks
 from ..costs.measure import measure_calls, measure_ranks
-from ..costs.predict import predict, time_text
+from ..costs.predict import Prediction, predict, time_text
+from ..costs.pretend import dry_run
 from ..engines.choice import EngineName
 from ..layout import Grid, MatmulProblem, MatrixDescriptor
 from ..layout.forms import FORMS
@@ -102,23 +104,71 @@ def _memory(ctx: Any, *, gpus: bool) -> int:
 
 
 def plan_product(
-    sizes: tuple[int, int, int], ranks: int | None, nodes: tuple[int, int] | None, machine: str, dtype: str
+    sizes: tuple[int, int, int],
+    ranks: int | None,
+    nodes: tuple[int, int] | None,
+    machine: str,
+    dtype: str,
+    *,
+    dry: bool = False,
 ) -> dict[str, Any]:
-    """Return the advice for a product, for one number of ranks or for numbers of nodes. Local."""
+    """Return the advice for a product, for one number of ranks or for numbers of nodes. Local.
+
+    With ``dry`` the best choice is run on pretended ranks.
+    """
     where = load_machine(machine)
     if nodes is None:
-        return {"advice": [(0, advise(*sizes, ranks or where.ranks_per_node, where, dtype=dtype))]}
+        found = advise(*sizes, ranks or where.ranks_per_node, where, dtype=dtype)
+        return {
+            "advice": [(0, found)],
+            **(_dry(found.best.problem, found.best.prediction, where) if dry else {}),
+        }
     counts = [n for n in (1 << i for i in range(nodes[1].bit_length())) if nodes[0] <= n <= nodes[1]]
     return {"advice": scale(*sizes, sorted({nodes[0], *counts, nodes[1]}), where, dtype=dtype)}
 
 
-def plan_file(file: str, machine: str) -> dict[str, Any]:
-    """Return what the problem in a descriptor file takes and, of a product, whether moving it first pays. Local."""
+def plan_file(file: str, machine: str, *, dry: bool = False) -> dict[str, Any]:
+    """Return what the problem in a descriptor file takes and, of a product, whether moving it first pays. Local.
+
+    With ``dry`` it is run on pretended ranks.
+    """
     problem = load_problem(file)
     found: dict[str, Any] = {"prediction": predict(problem, machine)}
     if isinstance(problem, MatmulProblem) and problem.scheme == "gemm":
         found["move"] = advise_move(problem, machine)
-    return found
+    return {**found, **(_dry(problem, found["prediction"], load_machine(machine)) if dry else {})}
+
+
+@dataclass(frozen=True, slots=True)
+class DryTimes:
+    """What a dry run found, and how long it took."""
+
+    ranks: int
+    algorithm: str
+    messages: int
+    sent_bytes: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values. Local."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        sent = f"{self.messages} messages, {self.sent_bytes / 2**20:.1f} MiB in all"
+        return (
+            f"dry run: {self.ranks} CPU ranks, {self.algorithm}: {sent}; each is awaited once, and nothing deadlocks"
+            f" ({time_text(self.seconds)})"
+        )
+
+
+def _dry(problem: Any, found: Prediction, machine: Machine) -> dict[str, DryTimes]:
+    """Run a problem on pretended CPU ranks; return what that found. Local."""
+    start = time.perf_counter()
+    algorithm, ranks = found.algorithm, found.traffic.nranks
+    run = dry_run(problem, algorithm, nranks=ranks, ranks_per_node=min(ranks, machine.ranks_per_node))
+    seconds = time.perf_counter() - start
+    messages, sent = int(run.messages.sum()), int(run.sent_bytes.sum())
+    return {"dry_run": DryTimes(ranks, run.algorithm, messages, sent, seconds)}
 
 
 def plan_model(model: str, tokens: int, machine: str, dtype: str) -> dict[str, Any]:
@@ -131,7 +181,8 @@ def as_values(found: dict[str, Any]) -> dict[str, Any]:
     if "layers" in found:
         return {"layers": [each.to_dict() for each in found["layers"]]}
     if "advice" in found:
-        return {"plans": [{"nodes": nodes, **each.to_dict()} for nodes, each in found["advice"]]}
+        dry = {"dry_run": found["dry_run"].to_dict()} if "dry_run" in found else {}
+        return {"plans": [{"nodes": nodes, **each.to_dict()} for nodes, each in found["advice"]], **dry}
     return {name: each.to_dict() for name, each in found.items()}
 
 
@@ -152,6 +203,8 @@ def print_plan(found: dict[str, Any], chart: Path | None) -> None:
         click.echo(str(advice[0][1]))
     else:
         _print_scaling(advice)
+    if "dry_run" in found:
+        click.echo(str(found["dry_run"]))
     if chart is not None:
         scaling_chart(advice).save(chart)
 

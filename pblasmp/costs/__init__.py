@@ -3,10 +3,30 @@
 
 from __future__ import annotations
 
-from ..layout.traffic import Traffic
-from .advise import Advice
-from .predict import Prediction
-from .pretend import DryRun, dry_run
-from .traffic import move_traffic
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..layout.traffic import Traffic as Traffic
+    from .advise import Advice as Advice
+    from .predict import Prediction as Prediction
+    from .pretend import DryRun as DryRun
+    from .pretend import dry_run as dry_run
+    from .traffic import move_traffic as move_traffic
+
+_HOME = {
+    "Advice": ".advise", "DryRun": ".pretend", "Prediction": ".predict", "Traffic": "..layout.traffic",
+    "dry_run": ".pretend", "move_traffic": ".traffic",
+}  # fmt: skip
+"""The modules of the public names, which are imported when they are first used: counts take less than that."""
 
 __all__ = ["Advice", "DryRun", "Prediction", "Traffic", "dry_run", "move_traffic"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name], __name__), name)
+    try:
+        return importlib.import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None

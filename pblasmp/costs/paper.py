@@ -7,10 +7,8 @@ entry in a log.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
@@ -21,30 +19,28 @@ import numpy as np
 from ..comm import Exchange, Side
 from ..comm.communicator import Serial
 from ..dtypes import accumulation_dtype
-from ..engines import dense
 from ..engines.arrays import strided
-from ..engines.dense.factor_panels import OwnPanels
-from ..engines.gpu.engine import CublasmpEngine
-from ..engines.gpu.factor_operations import GpuFactorOperations
-from ..engines.gpu.factor_panels import QueuedPanels
 from ..engines.host.engine import HostEngine
 from ..engines.host.operations import HostOperations
 from ..engines.local_part import LocalPart
 from ..engines.moving.exchange_move import ExchangeMove
 from ..engines.moving.room import Room
-from ..engines.tensor import messages
 from ..layout import MatrixDescriptor
 from ..layout.traffic import Shapes
 from ..layout.trapezoid import Trapezoid
 from .ghosts import Ghost, ghost
 
-__all__ = ["Event", "LogEntry", "PaperEngine", "Ranks"]
+__all__ = [
+    "Event",
+    "LogEntry",
+    "PaperEngine",
+    "PaperOperations",
+    "PaperTransport",
+    "PlannedExchange",
+    "Ranks",
+]
 
 _PLENTY = 1 << 62
-# what operations of GPUs differ in
-_OF_GPUS = (
-    "tile", "panel", "lead", "stripes", "update_order", "panel_flops", "factor_alone", "factor_width",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -150,14 +146,14 @@ class _Done:
         """Do nothing. Local."""
 
 
-class _PaperTransport(Room):
+class PaperTransport(Room):
     """See ``engines.protocol.Transport``; every request is written into ``log``."""
 
-    def __init__(self, ranks: Ranks, rank: int, events: list[Event], *, gpus: bool) -> None:
+    why_not_shared = ""
+
+    def __init__(self, ranks: Ranks, rank: int, events: list[Event]) -> None:
         super().__init__(_OneOfMany())
-        self._events = events
-        self._ranks, self._gpus = ranks, gpus
-        self.why_not_shared = "GPUs share no memory" if gpus else ""
+        self._ranks, self._events = ranks, events
         self.rank, self.size, self.nodes = rank, ranks.size, ranks.nodes
         self.log: list[LogEntry] = []
         self.collectives = self
@@ -187,7 +183,7 @@ class _PaperTransport(Room):
     ) -> _Done:  # fmt: skip
         """Write an exchange down. Local."""
         del src, dst, conjugate
-        self.log.append(LogEntry("exchange", exchange, None if self._gpus else slots))  # GPUs cut no messages
+        self.log.append(LogEntry("exchange", exchange, slots))
         return _Done()
 
     def sum_ranks(self, array: Ghost) -> None:
@@ -228,8 +224,8 @@ class _PaperTransport(Room):
         return nbytes <= limit, limit
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:  # noqa: ARG002
-        """Return the type that partial sums travel in: on GPUs that of the result. Local."""
-        return dtype if self._gpus else accumulation_dtype(dtype)
+        """Return the type that partial sums travel in. Local."""
+        return accumulation_dtype(dtype)
 
 
 class _Buffers:
@@ -240,7 +236,7 @@ class _Buffers:
         return ghost((max(1, nbytes),), np.uint8)
 
 
-class _PaperOperations(HostOperations):
+class PaperOperations(HostOperations):
     """The host's operations, which count instead of computing.
 
     Attributes:
@@ -270,30 +266,12 @@ class _PaperOperations(HostOperations):
         empty_like=np.empty_like,
     )
 
-    def __init__(self, events: list[Event], cores: int, *, gpus: bool) -> None:
+    def __init__(self, events: list[Event], cores: int) -> None:
         super().__init__("scipy", _Buffers(), cores)  # type: ignore[arg-type]
-        self._converts, self._events, self._gpus = not gpus, events, gpus
+        self._events = events
         self.ahead = False
-        if gpus:
-            for name in _OF_GPUS:
-                setattr(self, name, getattr(GpuFactorOperations, name))
-            self.own_panels = _QueuedPanels
         self.flops = 0
         self.shapes: Shapes = Counter()
-
-    def panel_width(self, order: int) -> int:
-        """Return how many columns a panel has. Local."""
-        return (GpuFactorOperations if self._gpus else HostOperations).panel_width(self, order)  # type: ignore[arg-type]
-
-    def slab_dtype(self, dtype: np.dtype) -> np.dtype:
-        """Return the type in which operands are kept and multiplied: GPUs multiply short types as they are. Local."""
-        return super().slab_dtype(dtype) if self._converts else dtype
-
-    multiplies = slab_dtype
-
-    def writes(self, dtype: np.dtype) -> bool:
-        """Return whether products are written in the type. Local."""
-        return super().writes(dtype) or not self._converts
 
     def _count(self, kernel: str, m: int, n: int, k: int, flops: int, like: Ghost) -> None:
         self.flops += flops * (4 if like.dtype.kind == "c" else 1)
@@ -360,103 +338,24 @@ class _PaperOperations(HostOperations):
             d[down, across] = d[down, across]
 
 
-class _QueuedPanels(QueuedPanels):
-    """A GPU's own panels: each rank passes a panel on to the next one."""
-
-    def __init__(self, engine: PaperEngine, array: Any, *about: Any, given: bool = False) -> None:
-        OwnPanels.__init__(self, engine, array, *about, given=given)
-        self._gpu = None
-        self._paper, self._sweep = engine, 0
-
-    def begin(self) -> None:
-        """Panels that follow are others than those before. Local."""
-        self._sweep += 1
-
-    def ahead(self) -> AbstractContextManager[None]:
-        """Return a context for work that other ranks wait for. Local."""
-        return self._paper.ahead()
-
-    def later(self, k: int) -> Iterator[Sequence[int]]:
-        """Yield the groups of panels, and write down when the one after the next has been updated. Local."""
-        for group in super().later(k):
-            yield group
-            if group[0] <= k + 2:
-                self._paper.events.append(Event("updated"))
-
-    def publish(self, k: int) -> None:
-        """Write down that a panel is sent from its diagonal on. Local."""
-        self._pass(k, self.own(k)[self.shape.bounds(k)[0] :])
-
-    def fetch(self, k: int) -> Any:
-        """Return a panel from its diagonal on. Local."""
-        return self._fetched(k, self.shape.bounds(k)[0])
-
-    def again(self, k: int) -> Any:
-        """Return a whole panel. Local."""
-        if self.has(k):
-            with self.ahead():
-                self._pass(k, self.own(k))
-        return self._fetched(k, 0)
-
-    def settle(self) -> None:
-        """Do nothing. Local."""
-
-    def above_kept(self) -> AbstractContextManager[None]:
-        """Keep nothing. Local."""
-        return nullcontext()
-
-    def _fetched(self, k: int, first: int) -> Any:
-        start, stop = self.shape.bounds(k)
-        panel = ghost((self.shape.rows - first, stop - start), self.dtype, "F")
-        if not self.has(k):
-            self._pass(k, panel)
-        self._paper.events.append(Event("fetch", (self._sweep, k)))
-        return panel
-
-    def _pass(self, k: int, panel: Any) -> None:
-        rank, workers, owner = self.rank, self.shape.workers, self.shape.owner(k)
-        sent = sum(each.nbytes for each in (panel, *self.about(k)))
-        to, of = (rank + 1) % workers, (rank - 1) % workers
-        if workers > 1:
-            sends = () if to == owner else ((sent, to),)
-            receives = () if rank == owner else ((sent, of),)
-            self._paper.transport.log.append(LogEntry("messages", sends=sends, receives=receives))
-            if sends:
-                self._paper.events.append(Event("passed", None, sent))
-        if rank == owner:
-            event = Event(
-                "publish", (self._sweep, k), sent if workers > 1 else 0, self._paper.operations.ahead
-            )
-            self._paper.events.append(event)
-
-
 class PaperEngine(HostEngine):
-    """The engine of one of many ranks that nobody has started. Making one is local.
+    """The engine of one of many CPU ranks that nobody has started. Making one is local.
 
     Args:
         ranks: all of them.
         rank: which one this is.
-        gpus: it has the GPU engine's traits and tiles, and of its algorithms those that every engine has; they move
-            what the others push or let cuBLASMp send.
     """
 
-    def __init__(self, ranks: Ranks, rank: int, *, gpus: bool = False) -> None:
+    def __init__(self, ranks: Ranks, rank: int) -> None:
         self.why = "on paper"
-        if gpus:
-            self.traits, self.methods = CublasmpEngine.traits, (*dense.METHODS, *messages.METHODS)
         self.events: list[Event] = []
-        self.operations: Any = _PaperOperations(self.events, ranks.cores or ranks.per_node, gpus=gpus)
-        self.transport: Any = _PaperTransport(ranks, rank, self.events, gpus=gpus)
+        self._begin(ranks, rank)
         self.xp: Any = self.operations.xp
 
-    @contextlib.contextmanager
-    def ahead(self) -> Iterator[None]:
-        """A context for work on the stream for what other ranks wait for. Local."""
-        before, self.operations.ahead = self.operations.ahead, True
-        try:
-            yield
-        finally:
-            self.operations.ahead = before
+    def _begin(self, ranks: Ranks, rank: int) -> None:
+        """Make operations and a transport. Local."""
+        self.operations: Any = PaperOperations(self.events, ranks.cores or ranks.per_node)
+        self.transport: Any = PaperTransport(ranks, rank, self.events)
 
     def to_host(self, array: Any, out: Any = None) -> Any:  # noqa: ARG002
         """Return the array. Local."""

@@ -64,8 +64,10 @@ def traffic(
     for rank, run in runs.items():
         _add_others(counts, ranks, rank, run)
 
+    classes = np.searchsorted(sorted(runs), like)
+
     def each(of: Any) -> Numbers:
-        return np.array([of(runs[like[rank]]) for rank in range(ranks.size)], np.int64)
+        return np.array([of(runs[rank]) for rank in sorted(runs)], np.int64)[classes]
 
     kinds = Counter(entry.kind for entry in first.log)
     links = {
@@ -77,7 +79,7 @@ def traffic(
         call=str(problem), algorithm=first.algorithm, path=first.path, nranks=ranks.size,
         ranks_per_node=ranks.per_node, sent_bytes=counts.sent, received_bytes=counts.received,
         messages=counts.messages, copied_bytes=counts.copied, flops=each(lambda x: x.flops),
-        memory_bytes=each(lambda x: x.memory_bytes), like=np.searchsorted(sorted(runs), like),
+        memory_bytes=each(lambda x: x.memory_bytes), like=classes,
         shapes=[runs[rank].shapes for rank in sorted(runs)], touched_bytes=each(lambda x: x.touched_bytes), links=links,
         node_received=counts.received_here, collective_copies=each(lambda x: x.copied_bytes),
         node_bytes=counts.sent_here, shared_bytes=counts.shared, meetings=kinds["fence"],
@@ -190,7 +192,7 @@ class _Run:
 
 def _run(ranks: Ranks, rank: int, problem: AnyProblem, options: Options, nearest: Any, *, gpus: bool) -> _Run:
     """Prepare and run a problem on one rank, on paper."""
-    engine = PaperEngine(ranks, rank, gpus=gpus)
+    engine = _engine(ranks, rank, gpus=gpus)
     operands = operands_of(engine, problem)
     product, verdicts = prepare(engine, problem, options, operands, nearest)
     before, copied = Ghost.written, Ghost.copied
@@ -218,6 +220,14 @@ def _run(ranks: Ranks, rank: int, problem: AnyProblem, options: Options, nearest
         held + workspace.host_bytes + workspace.device_bytes,
         engine.events,
     )
+
+
+def _engine(ranks: Ranks, rank: int, *, gpus: bool) -> PaperEngine:
+    if not gpus:
+        return PaperEngine(ranks, rank)
+    from .paper_gpus import PaperGpuEngine  # which takes as long to import as the rest together
+
+    return PaperGpuEngine(ranks, rank)
 
 
 def asked_problem(problem: AnyProblem, beta: complex | None) -> tuple[AnyProblem, Any, complex]:

@@ -35,7 +35,8 @@ def needs(d: MatrixDescriptor, size: int, axis: int) -> Needs:
 
 @lru_cache(64)
 def _needs(grid: Grid, size: int, axis: int) -> Needs:
-    return (*((coords[axis],) for coords in coordinates(grid)), *[()] * (size - grid.size))
+    of_process = [(process,) for process in range(grid.shape[axis])]
+    return (*(of_process[coords[axis]] for coords in coordinates(grid)), *[()] * (size - grid.size))
 
 
 @dataclass(frozen=True)

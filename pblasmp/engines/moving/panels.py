@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ..protocol import Engine
@@ -21,7 +22,12 @@ def domains(engine: Engine, way: str) -> tuple[tuple[int, ...], ...]:
     """Return the groups of ranks that share slabs. Local."""
     if way == "shared":
         return engine.transport.nodes
-    return tuple((rank,) for rank in range(engine.transport.size))
+    return _alone(engine.transport.size)
+
+
+@lru_cache(8)
+def _alone(size: int) -> tuple[tuple[int, ...], ...]:
+    return tuple((rank,) for rank in range(size))
 
 
 def cut(k: int, width: int, lead: int = 0, *, backwards: bool = False) -> list[tuple[int, int]]:

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU engine on paper: its planning code and its algorithms, on arrays without values."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from ..engines import dense
+from ..engines.dense.factor_panels import OwnPanels
+from ..engines.gpu.engine import CublasmpEngine
+from ..engines.gpu.factor_operations import GpuFactorOperations
+from ..engines.gpu.factor_panels import QueuedPanels
+from ..engines.tensor import messages
+from .ghosts import ghost
+from .paper import Event, LogEntry, PaperEngine, PaperOperations, PaperTransport, PlannedExchange, Ranks
+
+__all__ = ["PaperGpuEngine"]
+
+
+class _GpuTransport(PaperTransport):
+    """The transport of a GPU: no memory is shared, and no message is cut."""
+
+    why_not_shared = "GPUs share no memory"
+
+    def start_exchange(
+        self, exchange: PlannedExchange, src: Any, dst: Any, *, conjugate: bool = False, slots: int | None = None
+    ) -> Any:  # fmt: skip
+        """Write an exchange down. Local."""
+        del slots
+        return super().start_exchange(exchange, src, dst, conjugate=conjugate)
+
+    def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:  # noqa: ARG002
+        """Return the type that partial sums travel in: that of the result. Local."""
+        return dtype
+
+
+class _GpuOperations(PaperOperations):
+    """The operations of a GPU, which count instead of computing."""
+
+    tile, panel, lead = GpuFactorOperations.tile, GpuFactorOperations.panel, GpuFactorOperations.lead
+    stripes, update_order = GpuFactorOperations.stripes, GpuFactorOperations.update_order
+    panel_flops, factor_alone = GpuFactorOperations.panel_flops, GpuFactorOperations.factor_alone
+    factor_width = GpuFactorOperations.factor_width
+    panel_width: Any = GpuFactorOperations.panel_width
+
+    def __init__(self, events: list[Event], cores: int) -> None:
+        super().__init__(events, cores)
+        self.own_panels = _QueuedPanels
+
+    def slab_dtype(self, dtype: np.dtype) -> np.dtype:
+        """Return the type in which operands are kept and multiplied: short types stay as they are. Local."""
+        return dtype
+
+    multiplies = slab_dtype
+
+    def writes(self, dtype: np.dtype) -> bool:  # noqa: ARG002
+        """Return True: products are written in every type. Local."""
+        return True
+
+
+class _QueuedPanels(QueuedPanels):
+    """A GPU's own panels: each rank passes a panel on to the next one."""
+
+    def __init__(self, engine: PaperGpuEngine, array: Any, *about: Any, given: bool = False) -> None:
+        OwnPanels.__init__(self, engine, array, *about, given=given)
+        self._gpu = None
+        self._paper, self._sweep = engine, 0
+
+    def begin(self) -> None:
+        """Panels that follow are others than those before. Local."""
+        self._sweep += 1
+
+    def ahead(self) -> AbstractContextManager[None]:
+        """Return a context for work that other ranks wait for. Local."""
+        return self._paper.ahead()
+
+    def later(self, k: int) -> Iterator[Sequence[int]]:
+        """Yield the groups of panels, and write down when the one after the next has been updated. Local."""
+        for group in super().later(k):
+            yield group
+            if group[0] <= k + 2:
+                self._paper.events.append(Event("updated"))
+
+    def publish(self, k: int) -> None:
+        """Write down that a panel is sent from its diagonal on. Local."""
+        self._pass(k, self.own(k)[self.shape.bounds(k)[0] :])
+
+    def fetch(self, k: int) -> Any:
+        """Return a panel from its diagonal on. Local."""
+        return self._fetched(k, self.shape.bounds(k)[0])
+
+    def again(self, k: int) -> Any:
+        """Return a whole panel. Local."""
+        if self.has(k):
+            with self.ahead():
+                self._pass(k, self.own(k))
+        return self._fetched(k, 0)
+
+    def settle(self) -> None:
+        """Do nothing. Local."""
+
+    def above_kept(self) -> AbstractContextManager[None]:
+        """Keep nothing. Local."""
+        return nullcontext()
+
+    def _fetched(self, k: int, first: int) -> Any:
+        start, stop = self.shape.bounds(k)
+        panel = ghost((self.shape.rows - first, stop - start), self.dtype, "F")
+        if not self.has(k):
+            self._pass(k, panel)
+        self._paper.events.append(Event("fetch", (self._sweep, k)))
+        return panel
+
+    def _pass(self, k: int, panel: Any) -> None:
+        rank, workers, owner = self.rank, self.shape.workers, self.shape.owner(k)
+        sent = sum(each.nbytes for each in (panel, *self.about(k)))
+        to, of = (rank + 1) % workers, (rank - 1) % workers
+        if workers > 1:
+            sends = () if to == owner else ((sent, to),)
+            receives = () if rank == owner else ((sent, of),)
+            self._paper.transport.log.append(LogEntry("messages", sends=sends, receives=receives))
+            if sends:
+                self._paper.events.append(Event("passed", None, sent))
+        if rank == owner:
+            event = Event(
+                "publish", (self._sweep, k), sent if workers > 1 else 0, self._paper.operations.ahead
+            )
+            self._paper.events.append(event)
+
+
+class PaperGpuEngine(PaperEngine):
+    """The engine of one of many GPU ranks that nobody has started. Making one is local.
+
+    It has the GPU engine's traits and tiles, and of its algorithms those that every engine has; they move what the
+    others push or let cuBLASMp send.
+
+    Args:
+        ranks: all of them.
+        rank: which one this is.
+    """
+
+    traits = CublasmpEngine.traits
+    methods = (*dense.METHODS, *messages.METHODS)
+
+    def _begin(self, ranks: Ranks, rank: int) -> None:
+        self.operations: Any = _GpuOperations(self.events, ranks.cores or ranks.per_node)
+        self.transport: Any = _GpuTransport(ranks, rank, self.events)
+
+    @contextlib.contextmanager
+    def ahead(self) -> Iterator[None]:
+        """A context for work on the stream for what other ranks wait for. Local."""
+        before, self.operations.ahead = self.operations.ahead, True
+        try:
+            yield
+        finally:
+            self.operations.ahead = before
