@@ -23,11 +23,17 @@ _TOP = {
     "title", "description", "engine", "measured", "ranks_per_node", "memory_bytes", "cores", "overlaps", "network",
     "ranks",
 }  # fmt: skip
-_CURVES = ("gemm", "trsm", "potrf", "getrf", "getrf_panel", "geqrt_panel")
-_ENTRY = {"ranks", "call_seconds", "launch_seconds", "meeting_seconds", "calls", "copy", "link", *_CURVES}
+_CURVES = ("gemm", "trsm", "potrf", "getrf")
+_PANELS = ("getrf_panel", "geqrt_panel", "trsm_panel", "update")
+_ENTRY = {
+    "ranks", "call_seconds", "launch_seconds", "meeting_seconds", "calls", "copy", "link", "turn", "swap", "beside",
+    "queue", *_CURVES, *_PANELS,
+}  # fmt: skip
 
 
 Curve = tuple[tuple[int, float], ...]
+Panels = Mapping[int, Curve]
+"""By width, how many seconds a column of a panel takes, by the number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +57,16 @@ class NodeOf:
         gemm: by element type, the floating-point operations per second in products of n × n matrices, by n.
         trsm, potrf, getrf: likewise in solves of n equations for n right-hand sides and in factorisations of n × n
             matrices; empty if that was not measured.
-        getrf_panel, geqrt_panel: likewise in factorisations of n rows as wide as the engine's panels.
+        getrf_panel, geqrt_panel: by element type, how long factorisations of panels take.
+        trsm_panel: likewise solves with few equations, the columns, for many right-hand sides, the rows.
+        update: by element type and k, the operations per second in products of n × k and k × n matrices that are added,
+            by n.
         copy: copies in a rank's own memory.
+        turn: copies from one memory order to the other; like ``copy`` if that was not measured.
+        swap: exchanges of rows; likewise.
+        beside: on GPUs, what work ahead takes longer while products run, in seconds by kernel: for each column of a
+            panel, or for a product; and "product": how many times as long the others take.
+        queue: what it takes the host to queue that, in seconds by kernel, likewise.
         link: messages to other ranks of the node; None if there are none.
         launch_seconds: what it takes the host to start a local product.
         meeting_seconds: how long the ranks take to wait for each other.
@@ -72,8 +86,14 @@ class NodeOf:
     trsm: Mapping[str, Curve] = field(default_factory=dict)
     potrf: Mapping[str, Curve] = field(default_factory=dict)
     getrf: Mapping[str, Curve] = field(default_factory=dict)
-    getrf_panel: Mapping[str, Curve] = field(default_factory=dict)
-    geqrt_panel: Mapping[str, Curve] = field(default_factory=dict)
+    getrf_panel: Mapping[str, Panels] = field(default_factory=dict)
+    geqrt_panel: Mapping[str, Panels] = field(default_factory=dict)
+    trsm_panel: Mapping[str, Panels] = field(default_factory=dict)
+    update: Mapping[str, Panels] = field(default_factory=dict)
+    turn: Link | None = None
+    swap: Link | None = None
+    beside: Mapping[str, float] = field(default_factory=dict)
+    queue: Mapping[str, float] = field(default_factory=dict)
 
     def curve(self, kernel: str, dtype: str) -> Curve:
         """Return the rates that were measured for a kernel and a type or the real type of its precision. Local."""
@@ -88,18 +108,45 @@ class NodeOf:
         curve = self.curve(kernel, dtype) or self.curve("gemm", dtype) or self.curve("gemm", "float32")
         if not curve:
             curve = next(iter(self.gemm.values()))
-        sizes = [n for n, _ in curve]
-        i = bisect_left(sizes, size)
-        if i in (0, len(curve)):
-            return curve[min(i, len(curve) - 1)][1]
-        (low, below), (high, above) = curve[i - 1], curve[i]
-        part = math.log(size / low) / math.log(high / low)
-        return math.exp(math.log(below) * (1 - part) + math.log(above) * part)
+        return _between(curve, size)
+
+    def update_rate(self, dtype: str, size: float, k: int) -> float | None:
+        """Return the operations per second of products with a small k; None if k is not small, or none was measured.
+
+        Local.
+        """
+        of = self.update.get(dtype) or self.update.get(_LIKE.get(dtype, ""))
+        if not of or k > max(of) or 2 * k > size:
+            return None
+        return _between(tuple((width, _between(curve, size)) for width, curve in of.items()), k)
+
+    def panel_seconds(self, kernel: str, dtype: str, rows: int, cols: int) -> float | None:
+        """Return how long a kernel takes on a panel, interpolated between measured ones; None if none was. Local.
+
+        A column takes about as long in panels of any width. What is wider than measured is a panel only if it is a
+        factorisation of something tall.
+        """
+        panels: Mapping[str, Panels] = getattr(self, f"{kernel}_panel")
+        of = panels.get(dtype) or panels.get(_LIKE.get(dtype, ""))
+        if not of or (cols > max(of) and (kernel == "trsm" or rows < 2 * cols)):
+            return None
+        return cols * _between(tuple((width, _between(curve, rows)) for width, curve in of.items()), cols)
 
     def largest(self, dtype: str) -> int:
         """Return the largest n of products that was measured for a type, 0 if none was. Local."""
         curve = self.curve("gemm", dtype)
         return curve[-1][0] if curve else 0
+
+
+def _between(curve: Curve, size: float) -> float:
+    """Return the value at ``size``, interpolated in logarithms; outside of the curve that of its end."""
+    sizes = [n for n, _ in curve]
+    i = bisect_left(sizes, size)
+    if i in (0, len(curve)):
+        return curve[min(i, len(curve) - 1)][1]
+    (low, below), (high, above) = curve[i - 1], curve[i]
+    part = math.log(size / low) / math.log(high / low)
+    return math.exp(math.log(below) * (1 - part) + math.log(above) * part)
 
 
 _LIKE = {"complex64": "float32", "complex128": "float64", "float16": "bfloat16", "bfloat16": "float16"}
@@ -200,8 +247,14 @@ def _machine(table: Mapping[str, Any], name: str) -> Machine:
             trsm=_curves(entry.get("trsm", {})),
             potrf=_curves(entry.get("potrf", {})),
             getrf=_curves(entry.get("getrf", {})),
-            getrf_panel=_curves(entry.get("getrf_panel", {})),
-            geqrt_panel=_curves(entry.get("geqrt_panel", {})),
+            getrf_panel=_panels(entry.get("getrf_panel", {})),
+            geqrt_panel=_panels(entry.get("geqrt_panel", {})),
+            trsm_panel=_panels(entry.get("trsm_panel", {})),
+            update=_panels(entry.get("update", {}), each=False),
+            turn=_link(entry["turn"]) if "turn" in entry else None,
+            swap=_link(entry["swap"]) if "swap" in entry else None,
+            beside={name: float(seconds) for name, seconds in entry.get("beside", {}).items()},
+            queue={name: float(seconds) for name, seconds in entry.get("queue", {}).items()},
         )
         for entry in table["ranks"]
     )
@@ -220,6 +273,19 @@ def _curves(table: Mapping[str, Any]) -> dict[str, Curve]:
     return {
         dtype: tuple(sorted((_positive(n), float(_positive(rate))) for n, rate in curve))
         for dtype, curve in table.items()
+    }
+
+
+def _panels(table: Mapping[str, Any], *, each: bool = True) -> dict[str, Panels]:
+    """Return by element type and columns what ``[rows, columns, value]`` say; ``each``: the value of a column."""
+    found: dict[str, dict[int, list[tuple[int, float]]]] = {}
+    for dtype, points in table.items():
+        for rows, cols, value in points:
+            of = found.setdefault(dtype, {}).setdefault(_positive(cols), [])
+            of.append((_positive(rows), _positive(value) / (cols if each else 1)))
+    return {
+        dtype: {width: tuple(sorted(points)) for width, points in sorted(of.items())}
+        for dtype, of in found.items()
     }
 
 
@@ -265,8 +331,8 @@ def machine_toml(table: Mapping[str, Any]) -> str:
     lines = [f"{key} = {value(each)}" for key, each in table.items() if key != "ranks"]
     for entry in table["ranks"]:
         lines += ["", "[[ranks]]"]
-        lines += [f"{key} = {value(each)}" for key, each in entry.items() if key not in _CURVES]
-        for name in _CURVES:
+        lines += [f"{key} = {value(each)}" for key, each in entry.items() if key not in (*_CURVES, *_PANELS)]
+        for name in (*_CURVES, *_PANELS):
             if name in entry:
                 lines += ["", f"[ranks.{name}]"]
                 lines += [f"{dtype} = {value(curve)}" for dtype, curve in entry[name].items()]

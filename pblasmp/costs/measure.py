@@ -7,7 +7,9 @@ Everything is timed as a run among many, as predictions mean it: threads and cac
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 
 from ..comm import Communicator
 from ..dtypes import as_dtype
+from ..engines.dense.factor_panels import set_diagonal
 from ..engines.dense.lapack import operations_of, why_no_lapack
 from ..engines.moving.exchange_move import ExchangeMove
 from ..engines.protocol import Engine
@@ -30,6 +33,7 @@ Made = tuple[Callable[[], Any], int, float]
 __all__ = ["measure_calls", "measure_ranks", "measure_speed"]
 
 _ROUNDS, _SAMPLES = 3, 2  # what others do on a machine slows stretches of seconds: rounds lie apart
+_QUEUED = 8  # runs
 _LONG = 1.0  # seconds: nothing that would take longer
 _COPIED = {"host": 64 << 20, "gpu": 512 << 20}  # bytes
 _SENT = {"host": 16 << 20, "gpu": 256 << 20}  # bytes of a rank
@@ -43,6 +47,15 @@ _SQUARES = {
     "gpu": (256, 512, 1024),
 }  # GPUs factor nothing else at once
 _SIZES = {"host": (32, 64, 128, 256, 512, 1024, 2048), "gpu": (256, 512, 1024, 2048, 4096, 8192, 16384)}
+_WIDTHS: dict[str, dict[str, tuple[int, ...]]] = {
+    "host": {"getrf": (64, 128), "geqrt": (32, 64), "trsm": ()},
+    "gpu": {"getrf": (256, 512, 1024), "geqrt": (128, 256, 512), "trsm": (256, 512, 1024)},
+}  # of panels
+_HEIGHTS = {"host": (64, 128, 256, 512, 1024, 2048), "gpu": (512, 8192, 32768)}
+_UPDATED = {"host": (256, 512, 1024, 2048), "gpu": (1024, 4096, 16384)}
+_SWAPPED = {"host": (1024, 512, 64), "gpu": (16384, 8192, 512)}  # rows, columns, exchanges
+_TURNED = {"host": 1024, "gpu": 8192}
+_BESIDE = 8192, 512, "float64"  # the order of products, the columns of panels beside them
 _RECORDED = (
     (1024, 16),
     (2048, 4),
@@ -69,13 +82,15 @@ def measure_ranks(
 def _fastest(name: str, found: list[Any]) -> Any:
     """Return the largest rates and the least seconds of several rounds. Local."""
     if isinstance(found[0], dict):
-        return {key: _fastest(key, [each[key] for each in found]) for key in found[0]}
+        least = name.endswith("_panel") or name in ("beside", "queue")
+        return {key: _fastest("seconds" if least else key, [each[key] for each in found]) for key in found[0]}
+    best = min if name.endswith("seconds") else max
     if isinstance(found[0], list):  # a curve, which may end earlier in one round than in another
-        curve: dict[int, float] = {}
-        for n, rate in (point for each in found for point in each):
-            curve[n] = max(rate, curve.get(n, 0.0))
-        return [[n, rate] for n, rate in sorted(curve.items())]
-    return min(found) if name.endswith("seconds") else max(found)
+        curve: dict[tuple[int, ...], float] = {}
+        for *at, value in (point for each in found for point in each):
+            curve[tuple(at)] = best(value, curve.get(tuple(at), value))
+        return [[*at, value] for at, value in sorted(curve.items())]
+    return best(found)
 
 
 def _round(
@@ -94,6 +109,8 @@ def _round(
     table["meeting_seconds"] = seconds(engine.transport.fence) if comm.size > 1 else 0.0
     step("copies")
     table["copy"] = {"bytes_per_second": _COPIED[kind] / seconds(_copy(engine))}
+    turned, nbytes = _turn(engine)
+    table["turn"] = {"bytes_per_second": nbytes / seconds(turned)}
     if comm.size > 1:
         step("messages")
         table["link"] = _measure_link(engine, comm, seconds)
@@ -104,14 +121,58 @@ def _round(
     for dtype in _SOLVES:
         step(f"solves of {dtype}")
         table["trsm"][dtype] = list(_curve(comm, dtype, _SIZES[kind], seconds, _solves(engine)))
-    if not why_no_lapack(engine):
-        for name, make in _FACTORISATIONS.items():
-            step(f"factorisations: {name}")
-            sizes = (_SIZES if name.endswith("panel") else _SQUARES)[kind]
-            table[name] = {
-                dtype: list(_curve(comm, dtype, sizes, seconds, partial(make, engine))) for dtype in _SOLVES
-            }
+    if why_no_lapack(engine):
+        return table
+    for name, make in _FACTORISATIONS.items():
+        step(f"factorisations: {name}")
+        table[name] = {
+            dtype: list(_curve(comm, dtype, _SQUARES[kind], seconds, partial(make, engine)))
+            for dtype in _SOLVES
+        }
+    for name, panel in _PANELS.items():
+        step(f"panels: {name}")
+        table[f"{name}_panel"] = {
+            dtype: list(_panel_points(comm, kind, name, seconds, partial(panel, engine, dtype)))
+            for dtype in _SOLVES
+        }
+    step("updates")
+    table["update"] = {
+        dtype: list(_update_points(comm, kind, seconds, partial(_update, engine, dtype))) for dtype in _SOLVES
+    }
+    step("exchanges of rows")
+    swap, nbytes = _swap(engine)
+    table["swap"] = {"bytes_per_second": nbytes / seconds(swap)}
+    if kind == "gpu":
+        step("work ahead")
+        table["beside"] = _measure_beside(engine, comm)
+        table["queue"] = _measure_queue(engine, comm)
     return table
+
+
+def _panel_points(
+    comm: Communicator,
+    kind: str,
+    name: str,
+    seconds: Callable[[Callable[[], Any]], float],
+    make: Callable[[int, int], Callable[[], Any]],
+) -> Iterator[list[Any]]:
+    """Yield rows, columns and seconds of what ``make`` returns. Collective over the ranks."""
+    for cols in _WIDTHS[kind][name]:
+        for rows in _HEIGHTS[kind]:
+            if rows >= cols:
+                yield [rows, cols, max(comm.allgather(seconds(make(rows, cols))))]
+
+
+def _update_points(
+    comm: Communicator,
+    kind: str,
+    seconds: Callable[[Callable[[], Any]], float],
+    make: Callable[[int, int], Callable[[], Any]],
+) -> Iterator[list[Any]]:
+    """Yield n, k and the operations per second of what ``make`` returns. Collective over the ranks."""
+    for k in _WIDTHS[kind]["getrf"]:
+        for n in _UPDATED[kind]:
+            yield [n, k, 2.0 * n * n * k / max(comm.allgather(seconds(make(n, k))))]
 
 
 def measure_calls(
@@ -125,15 +186,37 @@ def measure_calls(
     Args:
         engine, comm: as above.
         table: the table so far.
-        calls: a small problem of each kind, and what computes it.
+        calls: a problem of each kind that takes a GPU less than its host, and what computes it. The host's time counts,
+            but for factorisations.
     """
     about = {"title": "", "measured": True, "engine": _kind(engine), "ranks_per_node": comm.size}
     machine = machine_from({**about, "ranks": [{**table, "call_seconds": 0.0}]}, "here")
-    found = {}
-    for problem, run in calls:
-        took = min(comm.bcast(repeated(engine, comm, run, _ROUNDS * _SAMPLES)))
-        found[kind_of(problem)] = max(0.0, took - predict(problem, machine, nranks=comm.size).seconds)
+    found: dict[str, float] = {}
+    for _ in range(_ROUNDS):
+        for problem, run in calls:
+            foreseen = predict(problem, machine, nranks=comm.size)
+            if engine.traits.queues and not foreseen.traffic.events:
+                launches = max(sum(shapes.values()) for shapes in foreseen.traffic.shapes)
+                took = max(comm.allgather(_queueing(engine, run)))
+                rest = took - launches * float(table["launch_seconds"])
+            else:
+                rest = min(comm.bcast(repeated(engine, comm, run, _SAMPLES))) - foreseen.seconds
+            kind = kind_of(problem)
+            found[kind] = min(max(0.0, rest), found.get(kind, math.inf))
     return found
+
+
+def _queueing(engine: Engine, run: Callable[[], Any]) -> float:
+    """Return how long the host takes to queue a run among many. Collective over the ranks."""
+    for _ in range(_QUEUED):
+        run()
+    engine.synchronize()
+    start = time.perf_counter()
+    for _ in range(_QUEUED):
+        run()
+    took = time.perf_counter() - start
+    engine.synchronize()
+    return took / _QUEUED
 
 
 def measure_speed(engine: Engine, comm: Communicator) -> tuple[int, dict[str, float]]:
@@ -191,35 +274,121 @@ def _potrf(engine: Engine, n: int, dtype: str) -> Made:
     return lambda: operations_of(engine).potrf(a, info, 0), 1, FLOPS["potrf"](n, n, n)
 
 
-def _getrf(engine: Engine, n: int, dtype: str, width: int = 0) -> Made:
-    m, n = n, width or n
+def _getrf(engine: Engine, n: int, dtype: str) -> Made:
+    return _getrf_panel(engine, dtype, n, n), 1, FLOPS["getrf"](n, n, n)
+
+
+def _getrf_panel(engine: Engine, dtype: str, m: int, n: int) -> Callable[[], Any]:
     a, info, pivots = _panel(engine, m, n, dtype)
-    return lambda: operations_of(engine).getrf(a, pivots, info, 0), 1, FLOPS["getrf"](m, n, min(m, n))
+    return lambda: operations_of(engine).getrf(a, pivots, info, 0)
 
 
-def _getrf_panel(engine: Engine, m: int, dtype: str) -> Made:
-    return _getrf(engine, m, dtype, min(m, operations_of(engine).panel_width(m)))
-
-
-def _geqrt_panel(engine: Engine, m: int, dtype: str) -> Made:
-    n = max(1, min(m, operations_of(engine).panel_width(m) // 2))
+def _geqrt_panel(engine: Engine, dtype: str, m: int, n: int) -> Callable[[], Any]:
     a, _, _ = _panel(engine, m, n, dtype)
     t = engine.xp.zeros((n, n), a.dtype, order="F")
-    return lambda: operations_of(engine).geqrt(a, t), 1, FLOPS["geqrt"](m, n, n)
+    return lambda: operations_of(engine).geqrt(a, t)
+
+
+def _update(engine: Engine, dtype: str, n: int, k: int) -> Callable[[], Any]:
+    """Return what multiplies a panel and a row of blocks, and subtracts the product, as factorisations do."""
+    kind = as_dtype(dtype)
+    a, b, d = (engine.empty((rows, cols), kind, "F", rows) for rows, cols in ((n, k), (k, n), (n, n)))
+    a[...], b[...], d[...] = 0, 0, 0
+    return lambda: engine.operations.gemm(-1, a, b, 1, d)
+
+
+def _trsm_panel(engine: Engine, dtype: str, m: int, n: int) -> Callable[[], Any]:
+    """Return what solves ``n`` equations for ``m`` right-hand sides, as below a panel's square."""
+    (a, _, _), (x, _, _) = _panel(engine, n, n, dtype), _panel(engine, m, n, dtype)
+    return lambda: engine.operations.trsm(1, a, x.T, lower=True, unit=False)
 
 
 def _panel(engine: Engine, m: int, n: int, dtype: str) -> tuple[Any, Any, Any]:
     """Return a matrix near the identity, so that it can be factored again and again, and room for INFO and pivots."""
     xp = engine.xp
     a = engine.empty((m, n), as_dtype(dtype), "F", m)
-    values = np.random.default_rng(0).standard_normal((m, n)) / (100 * m) + np.eye(m, n)
-    a[...] = xp.asarray(values.astype(a.dtype))
+    small = (31 * xp.arange(m)[:, None] + 17 * xp.arange(n)) % 101 - 50
+    a[...] = small / (5000.0 * m)
+    set_diagonal(xp, a, 1)
     return a, xp.zeros(1, np.int32), xp.zeros(n, np.int32)
 
 
-_FACTORISATIONS = {
-    "potrf": _potrf, "getrf": _getrf, "getrf_panel": _getrf_panel, "geqrt_panel": _geqrt_panel,
-}  # fmt: skip
+_FACTORISATIONS = {"potrf": _potrf, "getrf": _getrf}
+_PANELS = {"getrf": _getrf_panel, "geqrt": _geqrt_panel, "trsm": _trsm_panel}
+
+
+def _gemm_panel(engine: Engine, dtype: str, m: int, n: int) -> Callable[[], Any]:
+    a, b, d = (_panel(engine, *shape, dtype)[0] for shape in ((m, n), (n, n), (m, n)))
+    return lambda: engine.operations.gemm(-1, a, b, 1, d)
+
+
+_AHEAD = {**_PANELS, "gemm": _gemm_panel}
+
+
+def _measure_queue(engine: Engine, comm: Communicator) -> dict[str, float]:
+    """Return how long the host takes to queue a column of panels by kernel, and a product. Collective."""
+    n, width, dtype = _BESIDE
+    took = {name: _queueing(engine, make(engine, dtype, n, width)) for name, make in _AHEAD.items()}
+    every = comm.allgather({name: each / (1 if name == "gemm" else width) for name, each in took.items()})
+    return {name: max(each[name] for each in every) for name in every[0]}
+
+
+def _swap(engine: Engine) -> tuple[Callable[[], Any], int]:
+    """Return what exchanges as many rows as a panel has columns with others far below, and the bytes it writes."""
+    rows, cols, count = _SWAPPED[_kind(engine)]
+    a = engine.empty((rows, cols), np.dtype(np.float64), "F", rows)
+    a[...] = 0
+    others = np.random.default_rng(0).integers(count, rows, count, dtype=np.int32) + 1
+    pivots = engine.xp.asarray(others.astype(np.int32))
+    return lambda: operations_of(engine).swap_rows(a, 0, count, pivots), 2 * count * cols * a.itemsize
+
+
+def _measure_beside(engine: Any, comm: Communicator) -> dict[str, float]:
+    """Return how many more seconds a column of a panel takes while products run, and how many times as long these do.
+
+    On GPUs; collective over the ranks.
+    """
+    cuda, operations = engine.xp.cuda, engine.operations
+    n, width, dtype = _BESIDE
+    a, b, d = (
+        engine.empty(shape, as_dtype(dtype), "C", shape[1]) for shape in ((n, width), (width, n), (n, n))
+    )
+    a[...], b[...], d[...] = 0, 0, 0
+
+    def timed(*runs: Callable[[], Any] | None) -> list[float]:
+        """Return the seconds of work on the two streams, which are given it one after the other."""
+        begins, ends = [cuda.Event() for _ in runs], [cuda.Event() for _ in runs]
+        engine.synchronize()
+        for i, (run, where) in enumerate(zip(runs, (nullcontext(), operations.beside("ahead")), strict=True)):
+            with where:
+                stream = cuda.get_current_stream()
+                begins[i].record(stream)
+                if run is not None:
+                    run()
+                ends[i].record(stream)
+        engine.synchronize()
+        times = (cuda.get_elapsed_time(*pair) for pair in zip(begins, ends, strict=True))
+        return [float(each) * 1e-3 for each in times]
+
+    def best(*runs: Callable[[], Any] | None) -> list[float]:
+        return [min(each) for each in zip(*(timed(*runs) for _ in range(_SAMPLES + 1)), strict=True)]
+
+    one = best(lambda: operations.gemm(-1, a, b, 1, d), None)[0]
+    found, factors = {}, []
+    for name, make in _AHEAD.items():
+        ahead = make(engine, dtype, n, width)
+        alone = best(None, ahead)[1]
+        count = 2 + int(4 * alone / one)
+
+        def products(count: int = count) -> None:
+            for _ in range(count):
+                operations.gemm(-1, a, b, 1, d)
+
+        both, whole = best(products, ahead), best(products, None)[0]
+        found[name] = max(0.0, both[1] - alone) / (1 if name == "gemm" else width)
+        factors.append(1 + max(0.0, both[0] - whole) / min(both))
+    every = comm.allgather({**found, "product": max(factors)})
+    return {name: max(each[name] for each in every) for name in every[0]}
 
 
 def _recorded(engine: Engine, n: int, run: Callable[[], Any]) -> tuple[Callable[[], Any], int]:
@@ -253,6 +422,18 @@ def _copy(engine: Engine) -> Callable[[], None]:
         b[...] = a
 
     return run
+
+
+def _turn(engine: Engine) -> tuple[Callable[[], None], int]:
+    """Return what copies a square from one memory order to the other, and the bytes it writes."""
+    n = _TURNED[_kind(engine)]
+    a, b = (engine.empty((n, n), np.dtype(np.float64), order, n) for order in "CF")
+    a[...] = 0
+
+    def run() -> None:
+        b[...] = a
+
+    return run, 8 * n * n
 
 
 def _measure_link(

@@ -240,7 +240,7 @@ class PaperOperations(HostOperations):
     """The host's operations, which count instead of computing.
 
     Attributes:
-        shapes: how often a kernel was run, by name, type, m, n and k: "gemm", or "trsm" with k = m equations.
+        shapes: how often a kernel was run, by name, type, m, n and k, as of ``Traffic``.
         flops: floating-point operations of products and solves so far, four times as many of complex types.
     """
 
@@ -310,9 +310,13 @@ class PaperOperations(HostOperations):
         self._count("getrf", m, n, k, 2 * m * n * k - (m + n) * k**2 + 2 * k**3 // 3, a)
 
     def swap_rows(self, a: Any, first: int, last: int, pivots: Any, *, back: bool = False) -> None:
-        """Count the bytes that are written. Local."""
+        """Count exchanges of rows. Local."""
         del pivots, back
-        Ghost.written += 2 * (last - first) * a.shape[1] * a.itemsize
+        rows, cols = max(0, last - first), a.shape[1]
+        if rows and cols:
+            kernel = "swap", a.dtype.name, rows, cols, 0
+            self.shapes[kernel] += 1
+            self._events.append(Event("kernel", kernel, ahead=self.ahead))
 
     def geqrt(self, a: Any, t: Any) -> None:
         """Count the factorisation of a panel. Local."""

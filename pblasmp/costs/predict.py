@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..layout.factor_problem import FactorProblem
 from ..layout.traffic import Kernel, Shapes, Traffic
 from .machines import Machine, NodeOf, load_machine
 from .replay import replay
+from .streams import replay_streams
 from .traffic import move_traffic, size_of, traffic
 
 __all__ = ["FLOPS", "Prediction", "kernel_seconds", "kind_of", "predict", "time_of_move", "time_text"]
@@ -196,12 +198,23 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
     copies = (
         counts.copied_bytes - counts.collective_copies + counts.touched_bytes
     ) / here.copy.bytes_per_second
+    if here.turn is not None:
+        copies = copies + counts.turned_bytes * (
+            1 / here.turn.bytes_per_second - 1 / here.copy.bytes_per_second
+        )
     waits = counts.meetings * here.meeting_seconds * (1 + (rounds if several else 0))
     if counts.events:
         way = network if several and network is not None else link
-        finished, passed = replay(
-            counts.events, lambda kernel: kernel_seconds(working, kernel, remarks) + launch, way, gpus=gpus
-        )
+
+        def seconds_of(kernel: Kernel) -> float:
+            return kernel_seconds(working, kernel, remarks) + launch
+
+        if gpus:
+            finished, passed = replay_streams(
+                counts.events, seconds_of, partial(_in_streams, here), way, here.beside.get("product", 1.0)
+            )
+        else:
+            finished, passed = replay(counts.events, seconds_of, way)
         exposed = finished - compute + np.maximum(moved - passed, 0) + copies + waits
     elif machine.overlaps:
         exposed = np.maximum(moved - compute, 0) + np.minimum(moved, compute) / 8 + copies + waits
@@ -223,6 +236,15 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
     )  # fmt: skip
 
 
+def _in_streams(here: NodeOf, kernel: Kernel) -> tuple[float, float]:
+    """Return what a kernel ahead takes longer while products run, and what the host takes to queue it."""
+    name, _, m, n, _ = kernel
+    count = {"gemm": 1, "trsm": m}.get(name, n)
+    if name in ("potrf", "swap"):
+        return here.beside.get("gemm", 0.0), here.queue.get("gemm", 0.0)
+    return here.beside.get(name, 0.0) * count, here.queue.get(name, 0.0) * count
+
+
 def _compute(here: NodeOf, shapes: Shapes, remarks: list[str]) -> float:
     """Return how long a rank's local products, solves and factorisations take."""
     return sum(count * kernel_seconds(here, kernel, remarks) for kernel, count in shapes.items())
@@ -231,23 +253,30 @@ def _compute(here: NodeOf, shapes: Shapes, remarks: list[str]) -> float:
 def kernel_seconds(here: NodeOf, kernel: Kernel, remarks: list[str]) -> float:
     """Return how long a kernel takes, and add a remark if that was not measured. Local."""
     name, dtype, m, n, k = kernel
+    if name == "swap":
+        return 2 * m * n * as_dtype(dtype).itemsize / (here.swap or here.copy).bytes_per_second
     if dtype not in here.gemm:
         dtype = accumulation_dtype(as_dtype(dtype)).name  # the host multiplies in that
     size = (m * n * k) ** (1 / 3)
-    flops = FLOPS[name](m, n, k) * (4 if dtype.startswith("complex") else 1)
-    if name in ("getrf", "geqrt") and m >= 2 * n:
-        name, size = f"{name}_panel", m
-    elif name == "geqrt":
-        name, size = "geqrt_panel", m
+    factor = 4 if dtype.startswith("complex") else 1
+    flops = FLOPS[name](m, n, k) * factor
+    rows, cols = (n, m) if name == "trsm" else (m, n)
+    if rows >= cols and name in ("getrf", "geqrt", "trsm"):
+        took = here.panel_seconds(name, dtype, rows, cols)
+        if took is not None:
+            return took * factor
     touched = (m * k + k * n + m * n) * as_dtype(dtype).itemsize
     if not here.largest(dtype):
         remarks.append(f"products of {dtype} were not measured")
     elif size > _BEYOND * here.largest(dtype):
         remarks.append(f"local products larger than n = {here.largest(dtype)}, the largest measured")
-    if not here.curve(name, dtype):
+    if name == "geqrt" or not here.curve(name, dtype):
         remarks.append(f"{name} of {dtype} was not measured: taken to be as fast as products")
     # A copy reads and writes each byte.
-    return max(flops / here.rate(dtype, size, name), touched / here.copy.bytes_per_second / 2)
+    rate = here.rate(dtype, size, "gemm" if name == "geqrt" else name)
+    if name == "gemm":
+        rate = here.update_rate(dtype, (m * n) ** 0.5, k) or rate
+    return max(flops / rate, touched / here.copy.bytes_per_second / 2)
 
 
 def time_text(seconds: float) -> str:

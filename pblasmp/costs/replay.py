@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the ranks of a factorisation are done: what each does, in order, and what it waits for of the others."""
+"""When the CPU ranks of a factorisation are done: what each does, in order, and what it waits for of the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Times = NDArray[np.float64]
 
 
 def replay(
-    events: Sequence[Sequence[Event]], seconds: Callable[[Kernel], float], link: Link, *, gpus: bool
+    events: Sequence[Sequence[Event]], seconds: Callable[[Kernel], float], link: Link
 ) -> tuple[Times, Times]:
     """Return when each rank is done, and how long each sends panels, whether it waits for that or not. Local.
 
@@ -29,17 +29,15 @@ def replay(
         events: of each rank.
         seconds: of a kernel.
         link: what panels travel over.
-        gpus: two streams work at the same time, and panels travel beside both.
     """
-    world = _Replay(len(events), seconds, link, gpus=gpus)
+    world = _Replay(len(events), seconds, link)
     ranks = [_ReplayedRank(world, number, each) for number, each in enumerate(events)]
     while not all(rank.done for rank in ranks):
         before = _progress(world, ranks)
         for rank in ranks:
             rank.run()
         assert before != _progress(world, ranks), "the ranks wait for each other"
-    finished = [max(rank.main, rank.ahead) for rank in ranks]
-    return np.array(finished), np.array([rank.passed for rank in ranks])
+    return np.array([rank.main for rank in ranks]), np.array([rank.passed for rank in ranks])
 
 
 def _progress(world: _Replay, ranks: Sequence[_ReplayedRank]) -> tuple[int, int]:
@@ -55,8 +53,8 @@ class _Replay:
         fences: for each fence, when ranks came to it.
     """
 
-    def __init__(self, size: int, seconds: Callable[[Kernel], float], link: Link, *, gpus: bool) -> None:
-        self.size, self.seconds, self.link, self.gpus = size, lru_cache(None)(seconds), link, gpus
+    def __init__(self, size: int, seconds: Callable[[Kernel], float], link: Link) -> None:
+        self.size, self.seconds, self.link = size, lru_cache(None)(seconds), link
         self.hops = max(1, size - 1).bit_length()
         self.ready: dict[Any, float] = {}
         self.mail: dict[tuple[int, int], deque[float]] = defaultdict(deque)
@@ -64,18 +62,17 @@ class _Replay:
 
 
 class _ReplayedRank:
-    """A rank's place in its events, and its clocks. Each kind of event has a method, which returns False to wait.
+    """A rank's place in its events, and its clock. Each kind of event has a method, which returns False to wait.
 
     Attributes:
-        main, ahead: what it has done; on GPUs the latter is the stream for work that others wait for.
-        updated: since when the panel after the next may be worked on.
+        main: when it has done what it has.
         passed: how long it sends panels.
     """
 
     def __init__(self, world: _Replay, number: int, events: Sequence[Event]) -> None:
         self._world, self._number, self._events, self.at = world, number, events, 0
         self._count = 0  # of fences
-        self.main = self.ahead = self.updated = self.passed = 0.0
+        self.main = self.passed = 0.0
 
     @property
     def done(self) -> bool:
@@ -91,26 +88,18 @@ class _ReplayedRank:
             self.at += 1
 
     def _kernel(self, event: Event) -> None:
-        took = self._world.seconds(event.what)
-        if event.ahead and self._world.gpus:
-            self.ahead = max(self.ahead, self.updated) + took
-        else:
-            self.main += took
+        self.main += self._world.seconds(event.what)
 
     def _publish(self, event: Event) -> None:
-        done = self.ahead if event.ahead and self._world.gpus else self.main
         way = self._world.link.time(event.nbytes, self._world.hops) if event.nbytes else 0.0
-        self._world.ready[event.what] = done + way
+        self._world.ready[event.what] = self.main + way
 
     def _fetch(self, event: Event) -> bool:
         since = self._world.ready.get(event.what)
         if since is None:
             return False
-        self.main, self.ahead = max(self.main, since), max(self.ahead, since)
+        self.main = max(self.main, since)
         return True
-
-    def _updated(self, _: Event) -> None:
-        self.updated = self.main
 
     def _passed(self, event: Event) -> None:
         self.passed += self._world.link.time(event.nbytes, 1)
@@ -129,7 +118,7 @@ class _ReplayedRank:
 
     def _fence(self, _: Event) -> bool:
         met = self._world.fences[self._count]
-        met.setdefault(self._number, max(self.main, self.ahead))
+        met.setdefault(self._number, self.main)
         if len(met) < self._world.size:
             return False
         self.main, self._count = max(met.values()), self._count + 1

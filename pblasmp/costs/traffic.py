@@ -79,7 +79,7 @@ def traffic(
         call=str(problem), algorithm=first.algorithm, path=first.path, nranks=ranks.size,
         ranks_per_node=ranks.per_node, sent_bytes=counts.sent, received_bytes=counts.received,
         messages=counts.messages, copied_bytes=counts.copied, flops=each(lambda x: x.flops),
-        memory_bytes=each(lambda x: x.memory_bytes), like=classes,
+        memory_bytes=each(lambda x: x.memory_bytes), like=classes, turned_bytes=each(lambda x: x.turned_bytes),
         shapes=[runs[rank].shapes for rank in sorted(runs)], touched_bytes=each(lambda x: x.touched_bytes), links=links,
         node_received=counts.received_here, collective_copies=each(lambda x: x.copied_bytes),
         node_bytes=counts.sent_here, shared_bytes=counts.shared, meetings=kinds["fence"],
@@ -122,7 +122,7 @@ def move_traffic(
         ranks_per_node=ranks.per_node, sent_bytes=counts.sent, received_bytes=counts.received,
         messages=counts.messages, copied_bytes=counts.copied, flops=nothing, memory_bytes=memory, shapes=[Shapes()],
         like=nothing,
-        touched_bytes=nothing, node_received=counts.received_here, collective_copies=nothing,
+        touched_bytes=nothing, turned_bytes=nothing, node_received=counts.received_here, collective_copies=nothing,
         links=links, node_bytes=counts.sent_here, shared_bytes=counts.shared, collectives=0, meetings=0,
     )  # fmt: skip
 
@@ -184,6 +184,7 @@ class _Run:
     flops: int
     shapes: Shapes
     touched_bytes: int
+    turned_bytes: int
     sent_bytes: int
     copied_bytes: int
     memory_bytes: int
@@ -195,7 +196,7 @@ def _run(ranks: Ranks, rank: int, problem: AnyProblem, options: Options, nearest
     engine = _engine(ranks, rank, gpus=gpus)
     operands = operands_of(engine, problem)
     product, verdicts = prepare(engine, problem, options, operands, nearest)
-    before, copied = Ghost.written, Ghost.copied
+    before, copied, turned = Ghost.written, Ghost.copied, Ghost.turned
     product.run(operands)
     arrays = (operands.a, operands.b, operands.c, operands.d, operands.gathered)
     if isinstance(problem, ParallelProblem):
@@ -215,6 +216,7 @@ def _run(ranks: Ranks, rank: int, problem: AnyProblem, options: Options, nearest
         engine.operations.flops,
         engine.operations.shapes,
         Ghost.written - before,
+        Ghost.turned - turned,
         sent,
         copied,
         held + workspace.host_bytes + workspace.device_bytes,

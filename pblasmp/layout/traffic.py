@@ -36,9 +36,10 @@ class Traffic:
         flops: floating-point operations of products and solves, four times as many of complex types.
         memory_bytes: operands, result and workspace.
         shapes: for each class of ranks that compute alike, how often a kernel is run, by its name ("gemm"; "trsm" with
-            k = m equations; "potrf", "getrf", "geqrt"), type, m, n and k.
+            k = m equations; "potrf", "getrf", "geqrt"; "swap": exchanges of m rows of n columns), type, m, n and k.
         like: the class of each rank.
         touched_bytes: bytes that each rank writes in local sums and copies, besides ``copied_bytes``.
+        turned_bytes: of these, those copied from one memory order to the other.
         links: bytes of all ranks by where they go: "same_rank", "same_node" or "other_node". Copies from or to memory
             that the ranks of a node share count as "same_node".
         node_bytes: of ``sent_bytes``, those to ranks of the same node.
@@ -64,6 +65,7 @@ class Traffic:
     shapes: list[Shapes]
     like: Numbers
     touched_bytes: Numbers
+    turned_bytes: Numbers
     links: dict[str, int]
     node_bytes: Numbers
     node_received: Numbers
