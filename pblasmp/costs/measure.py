@@ -144,8 +144,9 @@ def _round(
     table["swap"] = {"bytes_per_second": nbytes / seconds(swap)}
     if kind == "gpu":
         step("work ahead")
-        table["beside"] = _measure_beside(engine, comm)
         table["queue"] = _measure_queue(engine, comm)
+        if engine.graphs() is not None:  # there are two streams
+            table["beside"] = _measure_beside(engine, comm)
     return table
 
 
@@ -262,7 +263,8 @@ def _solves(engine: Engine) -> Callable[[int, str], Made]:
     def make(n: int, dtype: str) -> Made:
         kind = as_dtype(dtype)
         a, x = (engine.empty((n, n), kind, "C", n) for _ in range(2))
-        a[...], x[...] = engine.xp.eye(n, dtype=kind), 0
+        a[...], x[...] = 0, 0
+        set_diagonal(engine.xp, a, 1)
         run, times = _recorded(engine, n, lambda: engine.operations.trsm(1, a, x, lower=True, unit=False))
         return run, times, FLOPS["trsm"](n, n, n)
 
@@ -317,6 +319,23 @@ _FACTORISATIONS = {"potrf": _potrf, "getrf": _getrf}
 _PANELS = {"getrf": _getrf_panel, "geqrt": _geqrt_panel, "trsm": _trsm_panel}
 
 
+def _on_streams(engine: Any, *runs: Callable[[], Any] | None) -> list[float]:
+    """Return the seconds of work on the caller's stream and on "ahead", which are given it one after the other."""
+    cuda, operations = engine.xp.cuda, engine.operations
+    begins, ends = [cuda.Event() for _ in runs], [cuda.Event() for _ in runs]
+    engine.synchronize()
+    for i, (run, where) in enumerate(zip(runs, (nullcontext(), operations.beside("ahead")), strict=True)):
+        with where:
+            stream = cuda.get_current_stream()
+            begins[i].record(stream)
+            if run is not None:
+                run()
+            ends[i].record(stream)
+    engine.synchronize()
+    times = (cuda.get_elapsed_time(*pair) for pair in zip(begins, ends, strict=True))
+    return [float(each) * 1e-3 for each in times]
+
+
 def _gemm_panel(engine: Engine, dtype: str, m: int, n: int) -> Callable[[], Any]:
     a, b, d = (_panel(engine, *shape, dtype)[0] for shape in ((m, n), (n, n), (m, n)))
     return lambda: engine.operations.gemm(-1, a, b, 1, d)
@@ -348,30 +367,17 @@ def _measure_beside(engine: Any, comm: Communicator) -> dict[str, float]:
 
     On GPUs; collective over the ranks.
     """
-    cuda, operations = engine.xp.cuda, engine.operations
+    operations = engine.operations
     n, width, dtype = _BESIDE
     a, b, d = (
         engine.empty(shape, as_dtype(dtype), "C", shape[1]) for shape in ((n, width), (width, n), (n, n))
     )
     a[...], b[...], d[...] = 0, 0, 0
 
-    def timed(*runs: Callable[[], Any] | None) -> list[float]:
-        """Return the seconds of work on the two streams, which are given it one after the other."""
-        begins, ends = [cuda.Event() for _ in runs], [cuda.Event() for _ in runs]
-        engine.synchronize()
-        for i, (run, where) in enumerate(zip(runs, (nullcontext(), operations.beside("ahead")), strict=True)):
-            with where:
-                stream = cuda.get_current_stream()
-                begins[i].record(stream)
-                if run is not None:
-                    run()
-                ends[i].record(stream)
-        engine.synchronize()
-        times = (cuda.get_elapsed_time(*pair) for pair in zip(begins, ends, strict=True))
-        return [float(each) * 1e-3 for each in times]
-
     def best(*runs: Callable[[], Any] | None) -> list[float]:
-        return [min(each) for each in zip(*(timed(*runs) for _ in range(_SAMPLES + 1)), strict=True)]
+        return [
+            min(each) for each in zip(*(_on_streams(engine, *runs) for _ in range(_SAMPLES + 1)), strict=True)
+        ]
 
     one = best(lambda: operations.gemm(-1, a, b, 1, d), None)[0]
     found, factors = {}, []

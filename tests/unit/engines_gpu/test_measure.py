@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measuring simulated GPUs: every number that predictions of factorisations read is there, and they read it."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import pblasmp as pb
+from pblasmp import timing
+from pblasmp.costs import measure
+from pblasmp.costs.machines import machine_from
+from pblasmp.layout.factor_problem import FactorProblem
+from tests.helpers.machine import Multiplying, machine
+from tests.helpers.mpi import run_mpi, starts_ranks
+
+SMALL = {
+    "_SIZES": {"gpu": (8, 16)}, "_SQUARES": {"gpu": (8, 16)}, "_COPIED": {"gpu": 1 << 12}, "_SENT": {"gpu": 1 << 10},
+    "_WIDTHS": {"gpu": {"getrf": (4, 8), "geqrt": (2, 4), "trsm": (4, 8)}}, "_HEIGHTS": {"gpu": (8, 16)},
+    "_UPDATED": {"gpu": (16, 32)}, "_SWAPPED": {"gpu": (16, 8, 4)}, "_TURNED": {"gpu": 8},
+    "_BESIDE": (16, 8, "float64"), "_ROUNDS": 1, "_QUEUED": 1,
+}  # fmt: skip
+
+
+def seconds(run: Any, _: Any = None) -> float:
+    run()
+    return 1e-3
+
+
+def measured(comm: Any, path: str) -> Any:
+    with (
+        machine(path, Multiplying, comm=comm),
+        mock.patch.multiple(measure, **SMALL),
+        mock.patch.object(timing, "device_seconds", seconds),
+        pb.Context(comm, engine="cublasmp") as ctx,
+    ):
+        square = pb.MatrixDescriptor((32, 32), (8, 8), pb.Grid(1, ctx.size))
+        a = ctx.eye(square)
+        product = pb.plan(pb.matmul, a, a)
+        entry = measure.measure_ranks(ctx.engine, ctx.comm, product, lambda _: None)
+        calls = [(each.problem, each) for each in (product, pb.plan("lu", a))]
+        entry["calls"] = measure.measure_calls(ctx.engine, ctx.comm, entry, calls)
+        about = {"title": "two", "engine": "gpu", "measured": True, "ranks_per_node": ctx.size}
+        here = machine_from({**about, "ranks": [entry]}, "here")
+        wanted = {"getrf", "geqrt", "trsm", "gemm"}
+        yield "queue", None if {*entry["queue"]} == wanted else entry["queue"]
+        points = entry["getrf_panel"]["float64"]
+        yield "panels", None if [x[:2] for x in points] == [[8, 4], [8, 8], [16, 4], [16, 8]] else points
+        yield "calls", None if {*entry["calls"]} == {"product", "lu"} else entry["calls"]
+        lu = FactorProblem("lu", a=square, c=square)
+        found = pb.predict(lu, here)
+        yield "prediction", None if np.isfinite(found.seconds) and not found.extrapolated else str(found)
+        slow = machine_from({**about, "ranks": [{**entry, "queue": dict.fromkeys(wanted, 1.0)}]}, "slow")
+        yield "host", None if pb.predict(lu, slow).seconds > 8 else "the host's time does not count"
+
+
+@starts_ranks
+def test_measure(stand_in: Any) -> None:
+    run_mpi(measured, 2, path=stand_in(1000))
