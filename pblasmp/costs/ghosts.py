@@ -92,8 +92,8 @@ class Ghost:
             shape = tuple(self.size // max(1, known) if n == -1 else n for n in shape)
         if self.size != math.prod(shape):
             raise ValueError(f"cannot reshape {self.shape} to {shape}")
-        flat = self._view.flags.c_contiguous if order == "C" else self._view.flags.f_contiguous
-        return Ghost(self._view.reshape(shape, order=order)) if flat else ghost(shape, self.dtype, order)
+        view = _view_as(self._view, shape, order)
+        return ghost(shape, self.dtype, order) if view is None else Ghost(view)
 
     def astype(self, dtype: Any, copy: bool = True) -> Ghost:
         """Return a copy of another type; itself if it has that and no copy is asked for."""
@@ -166,6 +166,17 @@ class Ghost:
         if function in (np.empty_like, np.zeros_like):
             return ghost(args[0].shape, kwargs.get("dtype") or args[0].dtype, args[0]._order)
         raise NotImplementedError(f"numpy.{function.__name__} of an array without values")
+
+
+def _view_as(array: NDArray[Any], shape: tuple[int, ...], order: Any) -> NDArray[Any] | None:
+    """Return a view in another shape, or None if there is none."""
+    if np.lib.NumpyVersion(np.__version__) < "2.1.0":
+        flat = array.flags.c_contiguous if order == "C" else array.flags.f_contiguous
+        return array.reshape(shape, order=order) if flat else None
+    try:
+        return np.reshape(array, shape, order=order, copy=False)
+    except ValueError:
+        return None
 
 
 class _Data:

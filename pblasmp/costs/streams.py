@@ -67,8 +67,8 @@ def replay_streams(
         link: what panels travel over.
         factor: how many times as long products take beside kernels ahead.
     """
-    world = _World(len(events), lru_cache(None)(seconds), lru_cache(None)(streams), link, factor)
-    ranks = [_Rank(world, number, each) for number, each in enumerate(events)]
+    world = _StreamingRanks(len(events), lru_cache(None)(seconds), lru_cache(None)(streams), link, factor)
+    ranks = [_StreamingRank(world, number, each) for number, each in enumerate(events)]
     for rank in ranks:
         rank.go(0.0)
     time = 0.0
@@ -84,7 +84,7 @@ def replay_streams(
     return np.array([rank.now for rank in ranks]), np.array([rank.passed for rank in ranks])
 
 
-class _World:
+class _StreamingRanks:
     """What the ranks share: tokens that were given, who waits for others, and when steps end."""
 
     def __init__(
@@ -110,10 +110,10 @@ class _World:
             self.give(("all", token[1]))
 
 
-class _Rank:
+class _StreamingRank:
     """A GPU: two queues of steps, the first ones of which run at the same time."""
 
-    def __init__(self, world: _World, number: int, events: Sequence[Event]) -> None:
+    def __init__(self, world: _StreamingRanks, number: int, events: Sequence[Event]) -> None:
         self._world, self._number = world, number
         self.queues: tuple[deque[_Step], deque[_Step]] = deque(), deque()
         self.now = self.passed = self._host = 0.0
@@ -173,7 +173,7 @@ class _Rank:
         self._fences += 1
         here = "ahead", self._number, self._fences
         self.queues[_AHEAD].append(_Step(done=here))
-        self.queues[_MAIN] += [_Step(here, done=("fence", self._fences)), _Step(("all", self._fences))]
+        self.queues[_MAIN].extend([_Step(here, done=("fence", self._fences)), _Step(("all", self._fences))])
 
     # -- work
 

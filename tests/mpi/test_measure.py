@@ -24,6 +24,11 @@ from tests.helpers.mpi import run_mpi
 SMALL = {
     **{name: {"host": (8, 16)} for name in ("_SIZES", "_SQUARES")},
     "_COPIED": {"host": 1 << 16},
+    "_WIDTHS": {"host": {"getrf": (8, 16), "geqrt": (4,), "trsm": ()}},
+    "_HEIGHTS": {"host": (8, 16)},
+    "_UPDATED": {"host": (16,)},
+    "_SWAPPED": {"host": (32, 8, 4)},
+    "_TURNED": {"host": 16},
     "_SENT": {"host": 1 << 12},
     "_SAMPLES": 2,
 }
@@ -50,6 +55,8 @@ def test_measure(tmp_path):
         assert (
             [n for n, _ in entry["gemm"]["complex64"]] == [n for n, _ in entry["trsm"]["float32"]] == [8, 16]
         )
+        panels = [point[:2] for point in entry["getrf_panel"]["float64"]]
+        assert panels == [[8, 8], [16, 8], [16, 16]]
         assert entry["calls"]["product"] > 0.02 > entry["calls"]["routine"] >= 0
         table = with_ranks(table, entry, title="here", measured=True, memory_bytes=1 << 30)
     file = tmp_path / "here.toml"
@@ -100,6 +107,12 @@ def test_plan(tmp_path):
     assert "extrapolated  dgx-h100 was not measured" in output[output.index("move: ") :]
     found = json.loads(run("grid-2x2", "--machine", "dgx-h100", "--json").output)
     assert found["move"]["extrapolated"][-1:] == ["dgx-h100 was not measured"]
+    done = run(70, 60, 50, "--ranks", 8, "--machine", "dgx-h100", "--dry-run")
+    assert "dry run: 8 CPU ranks, gathered: " in done.output
+    assert "each is awaited once, and nothing deadlocks" in done.output
+    dry = json.loads(run("grid-2x2", "--machine", "dgx-h100", "--dry-run", "--json").output)["dry_run"]
+    assert (dry["ranks"], dry["algorithm"]) == (4, "gathered")
+    assert dry["messages"] > 0 < dry["sent_bytes"]
     done = run("--model", "llama-8b", "--tokens", 64, "--machine", "dgx-h100")
     assert "extrapolated: dgx-h100 was not measured" in done.output
     done = run("--model", "llama-8b", "--tokens", 64, "--machine", "dgx-h100", "--json")
@@ -115,6 +128,7 @@ def test_plan(tmp_path):
         ("8 8 8 --nodes 4..2", "--nodes 4..2: expected a number or first..last"),
         ("8 8 8 --nodes 1 --ranks 2", "leave --ranks out"),
         ("8 8 8 -o x.svg", "-o draws the scaling over --nodes"),
+        ("8 8 8 --nodes 1..2 --dry-run", "--dry-run is for one product"),
         ("--model llama-8b", "--model and --tokens go together"),
     ],
 )

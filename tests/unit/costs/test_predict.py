@@ -14,7 +14,9 @@ import pblasmp as pb
 from pblasmp.costs.advise import advise_layers, advise_move, scale
 from pblasmp.costs.machines import Link, load_machine, machine_from, machine_toml, with_ranks
 from pblasmp.costs.paper import Event
+from pblasmp.costs.predict import kernel_seconds
 from pblasmp.costs.replay import replay
+from pblasmp.costs.streams import replay_streams
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout.routines import ROUTINES
 from pblasmp.problems.files import find, read_toml
@@ -130,16 +132,16 @@ def test_factorisations():
         pb.layout.FactorProblem("condition", a=d).traffic()
 
 
-def kernel(seconds, ahead=False):
-    return Event("kernel", ("gemm", "float64", seconds, 1, 1), ahead=ahead)
+def kernel(seconds, ahead=False, name="gemm"):
+    return Event("kernel", (name, "float64", seconds, 1, 1), ahead=ahead)
 
 
 def test_replays():
-    """Ranks wait for panels, messages and each other; on GPUs work ahead runs beside the rest."""
+    """CPU ranks wait for panels, messages and each other."""
     link, seconds = Link(10.0, 1.0), lambda of: float(of[2])
 
-    def replayed(*events, gpus=False):
-        finished, passed = replay(events, seconds, link, gpus=gpus)
+    def replayed(*events):
+        finished, passed = replay(events, seconds, link)
         return finished.tolist(), passed.tolist()
 
     first = [kernel(3), Event("publish", 0), kernel(4)]
@@ -148,17 +150,73 @@ def test_replays():
     assert replayed([kernel(1), sends], [Event("messages", ((), ((20, 0),)))]) == ([4, 4], [3, 0])
     fence = Event("fence")
     assert replayed([kernel(2), fence, kernel(1)], [kernel(5), fence]) == ([6, 5], [0, 0])
-    ahead = [
-        kernel(2),
-        Event("updated"),
-        kernel(6),
-        kernel(3, ahead=True),
-        Event("publish", 1, 20, ahead=True),
-    ]
-    assert replayed(ahead, [Event("fetch", 1)], gpus=True) == ([8, 8], [0, 0])
+    ahead = [kernel(2), kernel(6), kernel(3, ahead=True), Event("publish", 1, 20, ahead=True)]
     assert replayed(ahead, [Event("fetch", 1)]) == ([11, 14], [0, 0])
     with pytest.raises(AssertionError, match="the ranks wait for each other"):
         replayed([Event("fetch", 5)], [fence])
+
+
+def test_streams():
+    """Two streams of a GPU: who waits for what, what they take longer beside each other, and the host's time."""
+    link = Link(10.0, 1.0)
+
+    def replayed(*events, more=0.0, queueing=0.0, factor=1.0):
+        finished, passed = replay_streams(
+            events, lambda of: float(of[2]), lambda _: (more, queueing), link, factor
+        )
+        return [round(each, 9) for each in finished.tolist()], passed.tolist()
+
+    fetch, fence, updated = Event("fetch", 1), Event("fence"), Event("updated")
+    ahead = [kernel(2), updated, kernel(6), kernel(3, ahead=True), Event("publish", 1, 20, ahead=True)]
+    assert replayed(ahead, [fetch]) == ([8, 8], [0, 0])  # it begins at 2 and arrives at 2 + 3 + 3
+    assert replayed(ahead, [fetch, kernel(4)]) == ([8, 12], [0, 0])
+    assert replayed(ahead, [fetch, kernel(4, ahead=True)]) == ([8, 12], [0, 0])  # it came on that stream
+    # beside the product work ahead takes 3 + 3 seconds, and the product twice as long
+    assert replayed([*ahead[:2], kernel(2), *ahead[3:4]], more=3.0, factor=2.0) == ([7], [0])
+    assert replayed([kernel(4), kernel(3, ahead=True)], more=3.0, factor=2.0) == ([7], [0])
+    # an exchange of rows leaves most of the GPU to the other stream
+    assert replayed([kernel(9, name="swap"), kernel(3, ahead=True)], more=3.0, factor=2.0) == ([10.5], [0])
+    assert replayed([kernel(1), kernel(1), kernel(1)], queueing=2.0) == ([7], [0])
+    sends, awaits = Event("messages", (((20, 1),), ())), Event("messages", ((), ((20, 0),)))
+    assert replayed([kernel(1), sends], [awaits, kernel(1)]) == ([4, 5], [3, 0])
+    assert replayed([kernel(2), fence, kernel(1)], [kernel(5, ahead=True), fence]) == ([6, 5], [0, 0])
+    with pytest.raises(AssertionError, match="the ranks wait for each other"):
+        replayed([Event("fetch", 5)], [fence])
+
+
+def test_panels_and_updates():
+    """Panels by rows and columns, in seconds; products with a small k; exchanges of rows; copies that turn."""
+    panel = {"float64": [[100, 10, 1.0], [1000, 10, 2.0], [100, 20, 4.0]]}
+    node = {
+        **NODE, "getrf_panel": panel, "trsm_panel": panel, "update": {"float64": [[10, 5, 1e6], [1000, 5, 1e8]]},
+        "swap": {"bytes_per_second": 1e3}, "turn": {"bytes_per_second": 1e4},
+    }  # fmt: skip
+    here, remarks = machine(ranks=[node]).nodes[0], []
+
+    def seconds(*kernel):
+        return kernel_seconds(here, kernel, remarks)
+
+    assert seconds("getrf", "float64", 100, 10, 10) == pytest.approx(1)
+    assert seconds("getrf", "float64", 100, 20, 20) == pytest.approx(4)
+    assert seconds("getrf", "complex128", 1000, 10, 10) == pytest.approx(8)
+    assert seconds("getrf", "float64", 10**5, 10, 10) == pytest.approx(2)  # as tall as measured
+    assert 1 < seconds("getrf", "float64", 300, 10, 10) < 2
+    assert 1.5 < seconds("getrf", "float64", 100, 14, 14) < 4 < 8 == seconds("getrf", "float64", 100, 40, 40)
+    assert seconds("trsm", "float64", 10, 1000, 10) == pytest.approx(2)
+    assert seconds("trsm", "float64", 50, 1000, 50) == pytest.approx(
+        50 * 1000 * 50 / 1e9
+    )  # too many equations
+    assert seconds("gemm", "float64", 1000, 1000, 5) == pytest.approx(2 * 1000 * 1000 * 5 / 1e8)
+    assert seconds("gemm", "float64", 1000, 1000, 6) == pytest.approx(2 * 1000 * 1000 * 6 / 1e9)
+    assert seconds("swap", "float64", 4, 50, 0) == pytest.approx(2 * 4 * 50 * 8 / 1e3)
+    assert not [each for each in remarks if "panel" in each]
+    d = {order: pb.MatrixDescriptor((64, 64), (16, 16), pb.Grid(1, 1), order=order) for order in "CF"}
+    slow, fast = (
+        pb.predict(pb.layout.FactorProblem("lu", a=x, c=x), machine(ranks=[{**node, "ranks": 1}]))
+        for x in d.values()
+    )
+    assert slow.traffic.turned_bytes.tolist() == [2 * 64 * 64 * 8]
+    assert fast.traffic.turned_bytes.tolist() == [0]
 
 
 def test_nodes_and_imbalance():
