@@ -26,8 +26,8 @@ _TOP = {
 _CURVES = ("gemm", "trsm", "potrf", "getrf")
 _PANELS = ("getrf_panel", "geqrt_panel", "trsm_panel", "update")
 _ENTRY = {
-    "ranks", "call_seconds", "launch_seconds", "meeting_seconds", "calls", "copy", "link", "turn", "swap", "beside",
-    "queue", *_CURVES, *_PANELS,
+    "ranks", "call_seconds", "launch_seconds", "meeting_seconds", "calls", "copy", "link", "turn", "swap",
+    "beside", "slows", "queue", *_CURVES, *_PANELS,
 }  # fmt: skip
 
 
@@ -65,7 +65,8 @@ class NodeOf:
         turn: copies from one memory order to the other; like ``copy`` if that was not measured.
         swap: exchanges of rows; likewise.
         beside: on GPUs, what work ahead takes longer while products run, in seconds by kernel: for each column of a
-            panel, or for a product; and "product": how many times as long the others take.
+            panel, or for a product.
+        slows: how many times as long those products take.
         queue: what it takes the host to queue that, in seconds by kernel, likewise.
         link: messages to other ranks of the node; None if there are none.
         launch_seconds: what it takes the host to start a local product.
@@ -93,6 +94,7 @@ class NodeOf:
     turn: Link | None = None
     swap: Link | None = None
     beside: Mapping[str, float] = field(default_factory=dict)
+    slows: Mapping[str, float] = field(default_factory=dict)
     queue: Mapping[str, float] = field(default_factory=dict)
 
     def curve(self, kernel: str, dtype: str) -> Curve:
@@ -254,6 +256,7 @@ def _machine(table: Mapping[str, Any], name: str) -> Machine:
             turn=_link(entry["turn"]) if "turn" in entry else None,
             swap=_link(entry["swap"]) if "swap" in entry else None,
             beside={name: float(seconds) for name, seconds in entry.get("beside", {}).items()},
+            slows={name: float(times) for name, times in entry.get("slows", {}).items()},
             queue={name: float(seconds) for name, seconds in entry.get("queue", {}).items()},
         )
         for entry in table["ranks"]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -81,8 +82,10 @@ def measure_ranks(
 
 def _fastest(name: str, found: list[Any]) -> Any:
     """Return the largest rates and the least seconds of several rounds. Local."""
+    if name in ("beside", "slows"):  # differences of times: the least would be by chance
+        return {key: median(each[key] for each in found) for key in found[0]}
     if isinstance(found[0], dict):
-        least = name.endswith("_panel") or name in ("beside", "queue")
+        least = name.endswith("_panel") or name == "queue"
         return {key: _fastest("seconds" if least else key, [each[key] for each in found]) for key in found[0]}
     best = min if name.endswith("seconds") else max
     if isinstance(found[0], list):  # a curve, which may end earlier in one round than in another
@@ -146,7 +149,7 @@ def _round(
         step("work ahead")
         table["queue"] = _measure_queue(engine, comm)
         if engine.graphs() is not None:  # there are two streams
-            table["beside"] = _measure_beside(engine, comm)
+            table["beside"], table["slows"] = _measure_beside(engine, comm)
     return table
 
 
@@ -362,7 +365,7 @@ def _swap(engine: Engine) -> tuple[Callable[[], Any], int]:
     return lambda: operations_of(engine).swap_rows(a, 0, count, pivots), 2 * count * cols * a.itemsize
 
 
-def _measure_beside(engine: Any, comm: Communicator) -> dict[str, float]:
+def _measure_beside(engine: Any, comm: Communicator) -> tuple[dict[str, float], ...]:
     """Return how many more seconds a column of a panel takes while products run, and how many times as long these do.
 
     On GPUs; collective over the ranks.
@@ -374,27 +377,27 @@ def _measure_beside(engine: Any, comm: Communicator) -> dict[str, float]:
     )
     a[...], b[...], d[...] = 0, 0, 0
 
-    def best(*runs: Callable[[], Any] | None) -> list[float]:
-        return [
-            min(each) for each in zip(*(_on_streams(engine, *runs) for _ in range(_SAMPLES + 1)), strict=True)
-        ]
+    def usual(*runs: Callable[[], Any] | None) -> list[float]:
+        found = [_on_streams(engine, *runs) for _ in range(2 * _SAMPLES + 1)]
+        return [median(each) for each in zip(*found, strict=True)]
 
-    one = best(lambda: operations.gemm(-1, a, b, 1, d), None)[0]
-    found, factors = {}, []
+    one = usual(lambda: operations.gemm(-1, a, b, 1, d), None)[0]
+    beside, slows = {}, {}
     for name, make in _AHEAD.items():
         ahead = make(engine, dtype, n, width)
-        alone = best(None, ahead)[1]
+        alone = usual(None, ahead)[1]
         count = 2 + int(4 * alone / one)
 
         def products(count: int = count) -> None:
             for _ in range(count):
                 operations.gemm(-1, a, b, 1, d)
 
-        both, whole = best(products, ahead), best(products, None)[0]
-        found[name] = max(0.0, both[1] - alone) / (1 if name == "gemm" else width)
-        factors.append(1 + max(0.0, both[0] - whole) / min(both))
-    every = comm.allgather({**found, "product": max(factors)})
-    return {name: max(each[name] for each in every) for name in every[0]}
+        whole, (longer, took) = usual(products, None)[0], usual(products, ahead)
+        beside[name] = max(0.0, took - alone) / (1 if name == "gemm" else width)
+        left = max(took - (longer - whole), took / 2)  # of the time beside it, what is as fast as alone
+        slows[name] = max(1.0, took / left)
+    every = comm.allgather((beside, slows))
+    return tuple({name: max(each[i][name] for each in every) for name in _AHEAD} for i in range(2))
 
 
 def _recorded(engine: Engine, n: int, run: Callable[[], Any]) -> tuple[Callable[[], Any], int]:

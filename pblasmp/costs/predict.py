@@ -210,9 +210,7 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
             return kernel_seconds(working, kernel, remarks) + launch
 
         if gpus:
-            finished, passed = replay_streams(
-                counts.events, seconds_of, partial(_in_streams, here), way, here.beside.get("product", 1.0)
-            )
+            finished, passed = replay_streams(counts.events, seconds_of, partial(_in_streams, here), way)
         else:
             finished, passed = replay(counts.events, seconds_of, way)
         exposed = finished - compute + np.maximum(moved - passed, 0) + copies + waits
@@ -236,13 +234,13 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
     )  # fmt: skip
 
 
-def _in_streams(here: NodeOf, kernel: Kernel) -> tuple[float, float]:
-    """Return what a kernel ahead takes longer while products run, and what the host takes to queue it."""
+def _in_streams(here: NodeOf, kernel: Kernel) -> tuple[float, float, float]:
+    """Return what a kernel takes longer beside products, how it slows these down, and how long it takes to queue it."""
     name, _, m, n, _ = kernel
     count = {"gemm": 1, "trsm": m}.get(name, n)
     if name in ("potrf", "swap"):
-        return here.beside.get("gemm", 0.0), here.queue.get("gemm", 0.0)
-    return here.beside.get(name, 0.0) * count, here.queue.get(name, 0.0) * count
+        name, count = "gemm", 1  # a kernel or a few
+    return here.beside.get(name, 0.0) * count, here.slows.get(name, 1.0), here.queue.get(name, 0.0) * count
 
 
 def _compute(here: NodeOf, shapes: Shapes, remarks: list[str]) -> float:

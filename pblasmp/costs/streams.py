@@ -32,7 +32,7 @@ class _Step:
 
     Attributes:
         alone, more: seconds of the work, and how many more it takes beside work of the other stream.
-        factor: how many times as long it takes then.
+        slows: how many times as long the other stream takes beside it.
         fills: it leaves little of the GPU to the other stream.
         left: the part of the work that is left.
     """
@@ -41,33 +41,32 @@ class _Step:
     since: float = 0.0
     alone: float = 0.0
     more: float = 0.0
-    factor: float = 1.0
+    slows: float = 1.0
     done: Hashable = None
     fills: bool = False
     left: float = 1.0
 
     def seconds(self, other: _Step | None) -> float:
         """Return how long all of the work takes beside other work, if there is some. Local."""
-        return self.alone * self.factor + self.more if other is not None and other.fills else self.alone
+        return self.alone if other is None or not other.fills else self.alone * other.slows + self.more
 
 
 def replay_streams(
     events: Sequence[Sequence[Event]],
     seconds: Callable[[Kernel], float],
-    streams: Callable[[Kernel], tuple[float, float]],
+    streams: Callable[[Kernel], tuple[float, float, float]],
     link: Link,
-    factor: float,
 ) -> tuple[Times, Times]:
     """Return when each rank is done, and how long each sends panels, whether it waits for that or not. Local.
 
     Args:
         events: of each rank.
         seconds: of a kernel.
-        streams: how many more seconds a kernel ahead takes beside others, and how many the host takes to queue it.
+        streams: how many more seconds a kernel ahead takes beside products, how many times as long these take then, and
+            how many seconds the host takes to queue it.
         link: what panels travel over.
-        factor: how many times as long products take beside kernels ahead.
     """
-    world = _StreamingRanks(len(events), lru_cache(None)(seconds), lru_cache(None)(streams), link, factor)
+    world = _StreamingRanks(len(events), lru_cache(None)(seconds), lru_cache(None)(streams), link)
     ranks = [_StreamingRank(world, number, each) for number, each in enumerate(events)]
     for rank in ranks:
         rank.go(0.0)
@@ -91,11 +90,10 @@ class _StreamingRanks:
         self,
         size: int,
         seconds: Callable[[Kernel], float],
-        streams: Callable[[Kernel], tuple[float, float]],
+        streams: Callable[[Kernel], tuple[float, float, float]],
         link: Link,
-        factor: float,
     ) -> None:
-        self.size, self.seconds, self.streams, self.link, self.factor = size, seconds, streams, link, factor
+        self.size, self.seconds, self.streams, self.link = size, seconds, streams, link
         self.hops = max(1, size - 1).bit_length()
         self.given: Counter[Hashable] = Counter()
         self.waiting: dict[Hashable, set[int]] = defaultdict(set)
@@ -128,15 +126,14 @@ class _StreamingRank:
     # -- steps of an event
 
     def _kernel(self, event: Event) -> None:
-        alone, (more, queueing) = self._world.seconds(event.what), self._world.streams(event.what)
+        alone, (more, slows, queueing) = self._world.seconds(event.what), self._world.streams(event.what)
         self._host += queueing
         if event.ahead:
             token = ("updated", self._number, self._updates) if self._updates else None
-            self.queues[_AHEAD].append(_Step(token, self._host, alone, more, fills=True))
+            self.queues[_AHEAD].append(_Step(token, self._host, alone, more, slows, fills=True))
         else:
             fills = event.what[0] == "gemm"
-            step = _Step(None, self._host, alone, factor=self._world.factor, fills=fills)
-            self.queues[_MAIN].append(step)
+            self.queues[_MAIN].append(_Step(None, self._host, alone, fills=fills))
 
     def _publish(self, event: Event) -> None:
         way = self._world.link.time(event.nbytes, self._world.hops) if event.nbytes else 0.0

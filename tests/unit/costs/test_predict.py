@@ -162,7 +162,7 @@ def test_streams():
 
     def replayed(*events, more=0.0, queueing=0.0, factor=1.0):
         finished, passed = replay_streams(
-            events, lambda of: float(of[2]), lambda _: (more, queueing), link, factor
+            events, lambda of: float(of[2]), lambda _: (more, factor, queueing), link
         )
         return [round(each, 9) for each in finished.tolist()], passed.tolist()
 

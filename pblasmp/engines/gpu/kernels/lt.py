@@ -28,7 +28,7 @@ from .views import View
 __all__ = ["PLAIN", "SCALE_ALIGNED", "Batch", "Fused", "LocalProducts", "fuses", "why_not_float8"]
 
 WORKSPACE_BYTES = 32 << 20  # cuBLAS's own default on Hopper
-_REMEMBERED = 512  # products, with descriptors and heuristics: a few kB each, 20 µs to find again
+_REMEMBERED = 4096  # products, with descriptors and heuristics: a few kB each; a QR of order 16,384 has 2,000
 _ALIGNED = 256  # bytes; better alignment makes no difference
 _FLOAT8_ALIGNED = 16
 SCALE_ALIGNED = 16  # bytes; with other addresses of scales, cuBLASLt finds an algorithm that refuses to run
