@@ -2,15 +2,16 @@
 """Hold predictions against measurements: ``mpirun -n 2 python -m benchmarks.predict --machine here.toml``.
 
 Products of all forms, level-3 routines and factorisations, timed as plans and predicted from the machine's file, which
-``pblasmp measure`` has written before. Both are times of a call among many, in rounds that lie apart, of which the
-fastest counts. Prints Markdown.
+``pblasmp measure`` has written before. Both are times of a call among many, in rounds that lie apart. ``--stored``
+predicts a stored run again, so that a change of the model can be judged; that needs neither ranks nor GPUs. Prints
+Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -20,7 +21,9 @@ import numpy as np
 
 import pblasmp as pb
 from benchmarks import results
+from pblasmp.costs.machines import load_machine
 from pblasmp.dtypes import as_dtype
+from pblasmp.layout.factor_problem import FactorProblem
 from pblasmp.timing import repeated
 
 SIZES = {"host": (256, 512, 1024, 1536), "gpu": (2048, 4096, 8192, 16384)}
@@ -29,70 +32,76 @@ _LEAST = 0.05  # seconds of a sample
 FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 
 
-def products(ctx: Any, kind: str) -> Iterator[tuple[str, Any, Callable[[], Any]]]:
-    """Yield each product in words, its problem, and a function that returns its plan. Collective over the context."""
-    grid, sizes = pb.Grid.squarest(ctx.size), SIZES[kind]
-    block = 64 if kind == "host" else 512
-    for dtype in TYPES[kind]:
-        for n in sizes:
-            for op in ("N", "T") if n == sizes[-1] else ("N",):
-                yield of(ctx, pb.MatmulProblem.gemm(n, n, n, grid, block, op_b=op, dtype=dtype))
-    n = sizes[-1]
-    lines = [pb.Grid(ctx.size, 1)] if ctx.size > 1 else []  # of one rank, the grid above
-    for problem in (
-        pb.MatmulProblem.gemm(n, n, n // 8, grid, block, dtype=TYPES[kind][0]),
-        pb.MatmulProblem.gemm(n, n // 8, n, grid, block, dtype=TYPES[kind][0]),
-        *(pb.MatmulProblem.gemm(n, n, n, line, block, dtype=TYPES[kind][0]) for line in lines),
-        pb.MatmulProblem.gemm(n, n, n, grid, 2 * block, dtype=TYPES[kind][0], order="F"),
-    ):
-        yield of(ctx, problem)
+def problems(kind: str, size: int) -> Iterator[tuple[str, Any]]:
+    """Yield each problem in words, and the problem. Local.
+
+    Args:
+        kind: "host" or "gpu".
+        size: number of ranks.
+    """
+    grid, sizes, types = pb.Grid.squarest(size), SIZES[kind], TYPES[kind]
+    block, n = 64 if kind == "host" else 512, SIZES[kind][-1]
+    gemm = pb.MatmulProblem.gemm
+    for dtype in types:
+        for m in sizes:
+            for op in ("N", "T") if m == n else ("N",):
+                yield _with_block(gemm(m, m, m, grid, block, op_b=op, dtype=dtype))
+    yield _with_block(gemm(n, n, n // 8, grid, block, dtype=types[0]))
+    yield _with_block(gemm(n, n // 8, n, grid, block, dtype=types[0]))
+    if size > 1:  # of one rank, the grid above
+        yield _with_block(gemm(n, n, n, pb.Grid(size, 1), block, dtype=types[0]))
+    yield _with_block(gemm(n, n, n, grid, 2 * block, dtype=types[0], order="F"))
     square = pb.MatrixDescriptor((n, n), (block, block), grid, dtype=TYPES["host"][0])
     for name in ("trsm", "trmm", "symm", "syrk"):
         matrices = {"a": square, "d": square} | ({} if name == "syrk" else {"b": square})
-        problem = pb.Level3Problem(name, **matrices)
-        given = [ctx.eye(square), *([] if name == "syrk" else [ctx.zeros(square)])]
-        yield (
-            str(problem),
-            problem,
-            lambda name=name, given=given: pb.plan(name, *given, out=ctx.zeros(square)),
-        )
-
-
-def factorisations(ctx: Any, kind: str) -> Iterator[tuple[str, Any, Callable[[], Any]]]:
-    """Yield factorisations of two orders. Collective over the context."""
-    for n in SIZES[kind][-2:]:
-        square = pb.MatrixDescriptor((n, n), (64 if kind == "host" else 512,) * 2, pb.Grid.squarest(ctx.size))
-        for name in ("cholesky", "lu", "qr"):
-            plan = pb.plan(name, ctx.eye(square))
-            yield str(plan.problem), plan.problem, lambda plan=plan: plan
-
-
-def of(ctx: Any, problem: pb.MatmulProblem) -> tuple[str, Any, Callable[[], Any]]:
-    """Return a product in words, itself, and a function that returns its plan. Local."""
-
-    def plan() -> Any:
-        a, b, d = (ctx.full(x, 1) for x in (problem.a, problem.b, problem.d))
-        return pb.plan(pb.matmul, a, b, out=d, op_a=problem.op_a, op_b=problem.op_b)
-
-    return f"{problem}, blocks of {problem.d.block[0]}", problem, plan
-
-
-def forms(ctx: Any, kind: str) -> Iterator[tuple[str, Any, Callable[[], Any]]]:
-    """Yield the tensor-parallel products. Collective over the context."""
+        routine = pb.Level3Problem(name, **matrices)
+        yield str(routine), routine
     dtype = as_dtype("float32" if kind == "host" else "bfloat16")
     for tokens, width in ((256, 512), (1024, 1024)) if kind == "host" else ((1024, 4096), (8192, 8192)):
         for form in FORMS:
-            gathers, sums = form == "allgather_matmul", form in ("matmul_reduce_scatter", "matmul_allreduce")
-            t, k = tokens // ctx.size if gathers else tokens, width // ctx.size if sums else width
-            n = width if sums else width // ctx.size
-            x, w = (ctx.engine.empty((rows, k), dtype, "C", k) for rows in (t, n))
-            x[...], w[...] = 1, 1
-            plan = pb.plan(form, x, w, ctx)
-            yield (
-                f"{form} of {tokens} x {width} x {width}",
-                plan.problem,
-                lambda plan=plan, x=x: _Run(plan, x),
-            )
+            yield f"{form} of {tokens} x {width} x {width}", _of_layer(form, tokens, width, size, dtype)
+    for m in sizes[-2:]:
+        square = pb.MatrixDescriptor((m, m), (block, block), grid)
+        for name in ("cholesky", "lu", "qr"):
+            factored = FactorProblem(name, a=square, c=square)
+            yield str(factored), factored
+
+
+def _with_block(problem: pb.MatmulProblem) -> tuple[str, pb.MatmulProblem]:
+    return f"{problem}, blocks of {problem.d.block[0]}", problem
+
+
+def _of_layer(form: str, tokens: int, width: int, size: int, dtype: Any) -> pb.ParallelProblem:
+    """Return a tensor-parallel product of so many tokens with a square of weights, split over the ranks. Local."""
+    gathers, sums = form == "allgather_matmul", form in ("matmul_reduce_scatter", "matmul_allreduce")
+    rows = tokens // size if form == "matmul_reduce_scatter" else tokens
+    parts = (
+        tokens // size if gathers else tokens,
+        width // size if sums else width,
+        width if sums else width // size,
+        rows,
+    )
+    return pb.ParallelProblem(form, *((each,) * size for each in parts), dtype, dtype, dtype)
+
+
+def planned(ctx: Any, problem: Any) -> Any:
+    """Return the plan of a problem: what runs it, and is closed. Collective over the context."""
+    if isinstance(problem, pb.ParallelProblem):
+        rank, kind = ctx.rank, problem.dtype
+        k = problem.inputs[rank]
+        x, w = (
+            ctx.engine.empty((rows, k), kind, "C", k)
+            for rows in (problem.tokens[rank], problem.outputs[rank])
+        )
+        x[...], w[...] = 1, 1
+        return _Run(pb.plan(problem.form, x, w, ctx), x)
+    if isinstance(problem, FactorProblem):
+        return pb.plan(problem.routine, ctx.eye(problem.a))
+    if isinstance(problem, pb.Level3Problem):
+        given = [ctx.eye(problem.a), *([] if problem.b is None else [ctx.zeros(problem.b)])]
+        return pb.plan(problem.routine, *given, out=ctx.zeros(problem.d))
+    a, b, d = (ctx.full(x, 1) for x in (problem.a, problem.b, problem.d))
+    return pb.plan(pb.matmul, a, b, out=d, op_a=problem.op_a, op_b=problem.op_b)
 
 
 class _Run:
@@ -116,7 +125,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--stored", type=Path, metavar="FILE",
-        help="a run whose times are predicted again instead of measured, to judge a change of the model",
+        help="a run of this benchmark, or of factorisations on GPUs, that is predicted again instead of measured",
     )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="only check that the script runs")
     results.add_option(parser)
@@ -127,48 +136,98 @@ def main() -> None:
     arguments = parse()
     if arguments.quick:
         SIZES.update(host=(64, 128), gpu=(512, 1024))
+    if arguments.stored is not None:
+        again(arguments)
+        return
     with pb.Context(engine=arguments.engine) as ctx:
         kind = "host" if ctx.engine.device is None else "gpu"
-        say = print if ctx.rank == 0 else lambda *_: None
-        say(f"{ctx.size} ranks, {ctx.engine.machine}\n\n| | predicted, ms | measured, ms | ratio |")
-        say("| --- | ---: | ---: | ---: |")
-        stored = results.load(arguments.stored) if arguments.stored else None
-        times, problems = defaultdict(list), {}
-        for row in stored.rows if stored else ():
-            times[row["case"]["what"]] = list(row["seconds"]["measured"])
+        times, cases = defaultdict(list), dict(problems(kind, ctx.size))
         count, least = (1, 0.0) if arguments.quick else (arguments.samples, _LEAST)
-        for _ in range(1 if arguments.quick or stored else arguments.rounds):
-            for words, problem, planned in (
-                *products(ctx, kind),
-                *forms(ctx, kind),
-                *factorisations(ctx, kind),
-            ):
-                problems[words] = problem
-                if stored is None:
-                    run = planned()
-                    times[words] += repeated(ctx.engine, ctx.comm, run, count, least)
-                    run.close()
-        rows, ratios = [], []
-        for words, problem in problems.items():
-            foreseen = pb.predict(problem, arguments.machine, nranks=ctx.size).seconds
-            took = median(times[words]) if stored else min(times[words])
-            ratios.append(foreseen / took)
-            say(f"| {words} | {foreseen * 1e3:.3f} | {took * 1e3:.3f} | {ratios[-1]:.2f} |")
-            seconds = {"predicted": [foreseen], "measured": times[words] if stored else [took]}
-            rows.append({"case": {"what": words}, "seconds": seconds})
-        within = np.mean([0.8 <= each <= 1.25 for each in ratios])
-        say(f"\n{100 * within:.0f} % of {len(ratios)} within 0.8 to 1.25")
+        for _ in range(1 if arguments.quick else arguments.rounds):
+            for words, problem in cases.items():
+                run = planned(ctx, problem)
+                times[words].append(min(repeated(ctx.engine, ctx.comm, run, count, least)))
+                run.close()
+        if ctx.rank:
+            return
+        print(f"{ctx.size} ranks, {ctx.engine.machine}\n")
+        foreseen = table(
+            ((words, problem, times[words]) for words, problem in cases.items()), arguments, ctx.size
+        )
         directory = results.directory_of(arguments)
-        if ctx.rank == 0 and directory is not None and stored is not None:
-            options = {**stored.options, "predicted_again": results.today()}
-            say(f"\n{results.save(replace(stored, options=options, rows=rows), Path(directory))}")
-        elif ctx.rank == 0 and directory is not None:
+        if directory is not None:
+            rows = [
+                {
+                    "case": {"what": words},
+                    "seconds": {"predicted": [foreseen[words]], "measured": times[words]},
+                }
+                for words in cases
+            ]
             made = results.Run(
                 benchmark="predict", date=results.today(), commit=results.this_commit(), ranks=ctx.size,
                 gpus=0 if kind == "host" else ctx.size, **results.facts(ctx), options=results.options_of(arguments),
-                reference="measured", sample=f"least of {arguments.rounds * arguments.samples}", rows=rows,
+                reference="measured", sample=f"least of {arguments.samples} in each round", rows=rows,
             )  # fmt: skip
-            say(f"\n{results.save(made, Path(directory))}")
+            print(f"\n{results.save(made, Path(directory))}")
+
+
+def again(arguments: argparse.Namespace) -> None:
+    """Predict a stored run again: of this benchmark, or of factorisations on GPUs. Local."""
+    stored = results.load(arguments.stored)
+    kind = "gpu" if stored.gpus else "host"
+    if stored.benchmark == "factorisations-gpu":
+        table(
+            (each for each in map(_factorisation, stored.rows) if each is not None), arguments, stored.ranks
+        )
+        return
+    known = dict(problems(kind, stored.ranks))
+    measured = {row["case"]["what"]: row["seconds"]["measured"] for row in stored.rows}
+    foreseen = table(
+        ((what, known[what], times) for what, times in measured.items()), arguments, stored.ranks
+    )
+    directory = results.directory_of(arguments)
+    if directory is not None:
+        rows = [
+            {"case": {"what": what}, "seconds": {"predicted": [foreseen[what]], "measured": times}}
+            for what, times in measured.items()
+        ]
+        options = {**stored.options, "predicted_again": results.today()}
+        print(f"\n{results.save(replace(stored, options=options, rows=rows), Path(directory))}")
+
+
+def _factorisation(row: dict[str, Any]) -> tuple[str, FactorProblem, list[float]] | None:
+    """Return a factorisation of ``gpu_factorisations`` in words, as a problem, and its times; None of solves."""
+    case, names = row["case"], {"potrf": "cholesky", "getrf": "lu", "geqrf": "qr"}
+    if case["routine"] not in names:
+        return None
+    n, block, (nprow, npcol) = case["n"], case["block"], map(int, case["grid"].split("x"))
+    square = pb.MatrixDescriptor((n, n), (block, block), pb.Grid(nprow, npcol), order="F")
+    problem = FactorProblem(names[case["routine"]], a=square, c=square)
+    return f"{problem}, blocks of {block}", problem, row["seconds"]["pblasmp"]
+
+
+def table(
+    cases: Iterable[tuple[str, Any, Sequence[float]]], arguments: argparse.Namespace, ranks: int
+) -> dict[str, float]:
+    """Print the table of cases in words, as problems, and with their times; return what is predicted. Local.
+
+    The median of the times counts. The spread is that of the slowest to the fastest.
+    """
+    machine = load_machine(arguments.machine)
+    machine = replace(machine, ranks_per_node=max(ranks, machine.ranks_per_node))
+    print("| | predicted, ms | measured, ms | spread | ratio |\n| --- | ---: | ---: | ---: | ---: |")
+    foreseen, ratios = {}, []
+    for words, problem, times in cases:
+        foreseen[words] = pb.predict(problem, machine, nranks=ranks).seconds
+        took = median(times)
+        ratios.append(foreseen[words] / took)
+        spread = max(times) / min(times)
+        print(
+            f"| {words} | {foreseen[words] * 1e3:.3f} | {took * 1e3:.3f} | {spread:.2f} | {ratios[-1]:.2f} |"
+        )
+    within = np.mean([0.8 <= each <= 1.25 for each in ratios])
+    print(f"\n{100 * within:.0f} % of {len(ratios)} within 0.8 to 1.25")
+    return foreseen
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ class NodeOf:
         of = panels.get(dtype) or panels.get(_LIKE.get(dtype, ""))
         if not of or (cols > max(of) and (kernel == "trsm" or rows < 2 * cols)):
             return None
-        return cols * _between(tuple((width, _between(curve, rows)) for width, curve in of.items()), cols)
+        return cols * _between(tuple((width, _taller(curve, rows)) for width, curve in of.items()), cols)
 
     def largest(self, dtype: str) -> int:
         """Return the largest n of products that was measured for a type, 0 if none was. Local."""
@@ -149,6 +149,14 @@ def _between(curve: Curve, size: float) -> float:
     (low, below), (high, above) = curve[i - 1], curve[i]
     part = math.log(size / low) / math.log(high / low)
     return math.exp(math.log(below) * (1 - part) + math.log(above) * part)
+
+
+def _taller(curve: Curve, rows: float) -> float:
+    """Return the value at ``rows``; beyond the curve it goes on as steeply as it ends."""
+    if len(curve) < 2 or rows <= curve[-1][0]:
+        return _between(curve, rows)
+    (low, below), (high, above) = curve[-2:]
+    return float(above * (rows / high) ** (math.log(above / below) / math.log(high / low)))
 
 
 _LIKE = {"complex64": "float32", "complex128": "float64", "float16": "bfloat16", "bfloat16": "float16"}

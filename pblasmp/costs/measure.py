@@ -344,7 +344,11 @@ def _gemm_panel(engine: Engine, dtype: str, m: int, n: int) -> Callable[[], Any]
     return lambda: engine.operations.gemm(-1, a, b, 1, d)
 
 
-_AHEAD = {**_PANELS, "gemm": _gemm_panel}
+def _potrf_square(engine: Engine, dtype: str, _: int, n: int) -> Callable[[], Any]:
+    return _potrf(engine, n, dtype)[0]
+
+
+_AHEAD = {**_PANELS, "gemm": _gemm_panel, "potrf": _potrf_square}
 
 
 def _measure_queue(engine: Engine, comm: Communicator) -> dict[str, float]:

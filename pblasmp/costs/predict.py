@@ -238,8 +238,8 @@ def _in_streams(here: NodeOf, kernel: Kernel) -> tuple[float, float, float]:
     """Return what a kernel takes longer beside products, how it slows these down, and how long it takes to queue it."""
     name, _, m, n, _ = kernel
     count = {"gemm": 1, "trsm": m}.get(name, n)
-    if name in ("potrf", "swap"):
-        name, count = "gemm", 1  # a kernel or a few
+    if name == "swap":
+        name, count = "gemm", 1  # a kernel or two
     return here.beside.get(name, 0.0) * count, here.slows.get(name, 1.0), here.queue.get(name, 0.0) * count
 
 

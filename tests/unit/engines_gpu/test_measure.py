@@ -44,7 +44,7 @@ def measured(comm: Any, path: str) -> Any:
         entry["calls"] = measure.measure_calls(ctx.engine, ctx.comm, entry, calls)
         about = {"title": "two", "engine": "gpu", "measured": True, "ranks_per_node": ctx.size}
         here = machine_from({**about, "ranks": [entry]}, "here")
-        wanted = {"getrf", "geqrt", "trsm", "gemm"}
+        wanted = {"getrf", "geqrt", "trsm", "gemm", "potrf"}
         yield "queue", None if {*entry["queue"]} == wanted else entry["queue"]
         points = entry["getrf_panel"]["float64"]
         yield "panels", None if [x[:2] for x in points] == [[8, 4], [8, 8], [16, 4], [16, 8]] else points
