@@ -23,6 +23,7 @@ import pblasmp as pb
 from benchmarks import results
 from pblasmp.costs.machines import load_machine
 from pblasmp.dtypes import as_dtype
+from pblasmp.layout import ParallelProblem
 from pblasmp.layout.factor_problem import FactorProblem
 from pblasmp.timing import repeated
 
@@ -71,7 +72,7 @@ def _with_block(problem: pb.MatmulProblem) -> tuple[str, pb.MatmulProblem]:
     return f"{problem}, blocks of {problem.d.block[0]}", problem
 
 
-def _of_layer(form: str, tokens: int, width: int, size: int, dtype: Any) -> pb.ParallelProblem:
+def _of_layer(form: str, tokens: int, width: int, size: int, dtype: Any) -> ParallelProblem:
     """Return a tensor-parallel product of so many tokens with a square of weights, split over the ranks. Local."""
     gathers, sums = form == "allgather_matmul", form in ("matmul_reduce_scatter", "matmul_allreduce")
     rows = tokens // size if form == "matmul_reduce_scatter" else tokens
@@ -81,12 +82,12 @@ def _of_layer(form: str, tokens: int, width: int, size: int, dtype: Any) -> pb.P
         width if sums else width // size,
         rows,
     )
-    return pb.ParallelProblem(form, *((each,) * size for each in parts), dtype, dtype, dtype)
+    return ParallelProblem(form, *((each,) * size for each in parts), dtype, dtype, dtype)
 
 
 def planned(ctx: Any, problem: Any) -> Any:
     """Return the plan of a problem: what runs it, and is closed. Collective over the context."""
-    if isinstance(problem, pb.ParallelProblem):
+    if isinstance(problem, ParallelProblem):
         rank, kind = ctx.rank, problem.dtype
         k = problem.inputs[rank]
         x, w = (
