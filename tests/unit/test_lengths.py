@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short tests leave out what others try, and nothing where PBLASMP_TESTS is "long"."""
+"""Short tests leave out what others try, and nothing where PBLASMP_TESTS says so."""
 
 from __future__ import annotations
 
@@ -36,3 +36,20 @@ def test_long(monkeypatch):
     monkeypatch.setenv("PBLASMP_TESTS", "")
     assert draws(2, long=9) == 2
     assert [2, *only_long(3, 4)] == [2]
+
+
+def test_parts_of_the_files_try_all_in_turn(monkeypatch):
+    tried = []
+    for part in range(5):
+        monkeypatch.setenv("PBLASMP_TESTS", f"{part}/5")
+        tried.append((draws(2, long=9), len(only_long(3, 4)), len(list(in_turn(*FACTORS, keep=3)))))
+    assert sorted(tried) == [(2, 0, 12)] * 4 + [(9, 2, 36)]
+    monkeypatch.setenv("PBLASMP_TESTS", "0/1")
+    assert draws(2, long=9) == 9
+
+
+@pytest.mark.parametrize("asked", ["short", "5/5", "-1/5", "1", "1/x"])
+def test_what_names_no_part_is_an_error(asked, monkeypatch):
+    monkeypatch.setenv("PBLASMP_TESTS", asked)
+    with pytest.raises(ValueError, match='PBLASMP_TESTS: expected "long" or PART/PARTS'):
+        draws(2, long=9)
