@@ -11,6 +11,7 @@ import sys
 
 from pblasmp.cli import signals
 from tests.chaos.signals import campaign
+from tests.helpers.lengths import draws
 from tests.helpers.mpi import ROOT, starts_ranks
 
 pytestmark = starts_ranks
@@ -18,7 +19,7 @@ pytestmark = starts_ranks
 
 def test_random_signals():
     seed = random.randrange(1 << 30)
-    _, faults = campaign(12, seed)
+    _, faults = campaign(draws(6, long=24), seed)
     assert not faults, f"seed {seed}"
 
 

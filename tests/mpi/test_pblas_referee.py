@@ -352,12 +352,13 @@ def test_routines(nranks, flavour):
 
 @pytest.mark.parametrize("nranks", SIZES)
 def test_moves_tools_and_matrices(nranks, flavour):
-    run_mpi(others, nranks, flavour=flavour, launch=True)
+    few = draws(2 if nranks < 4 else 1, long=2)
+    run_mpi(others, nranks, count=few, moved=draws(3, long=7), flavour=flavour, launch=True)
 
 
-def others(comm, flavour):
-    yield from vectors(comm, 2, flavour)
-    yield from auxiliary(comm, 2, flavour)
-    yield from moves(comm, 7, flavour)
+def others(comm, count, moved, flavour):
+    yield from vectors(comm, count, flavour)
+    yield from auxiliary(comm, count, flavour)
+    yield from moves(comm, moved, flavour)
     yield from tools(comm, flavour)
     yield from interoperation(comm, flavour)

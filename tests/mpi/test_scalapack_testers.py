@@ -9,6 +9,7 @@ import pytest
 
 from pblasmp.errors import LibraryNotFoundError
 from reference import testers
+from tests.helpers.lengths import draws
 
 SHORT = [
     tester for tester in testers.TESTERS if tester.program in ("PBLAS/dpb3tst", "xcllt", "xdqr", "xdinv")
@@ -21,7 +22,7 @@ CALL_LEVEL_1 = ("xdqr",)
 def test_all_pass(tester):
     try:
         testers.fetch()
-        outcome = testers.run(tester, grids=2)
+        outcome = testers.run(tester, grids=draws(1, long=2))
     except LibraryNotFoundError as missing:
         if os.environ.get("PBLASMP_SCALAPACK") == "required":
             raise

@@ -16,6 +16,7 @@ from pblasmp.layout.routines import ROUTINES
 from pblasmp.problems.files import find, load_problem_file
 from pblasmp.testing.level3 import legal_flags, shapes
 from tests.helpers.cases import SIZES, grids, layout, pick, short_messages
+from tests.helpers.lengths import draws
 from tests.helpers.mpi import run_mpi
 from tests.helpers.tensor_cases import FORMS
 
@@ -87,10 +88,16 @@ def held(problem, rank, beta):
     return total
 
 
+def in_part(number, names, keep=3):
+    """Some of the names of algorithms, one at least: cases take them in turn."""
+    keep = min(draws(keep, long=1), len(names))
+    return names[number % keep :: keep]
+
+
 def run_files(comm, names, per_node):
     with pb.Context(comm, engine="host") as ctx, short_messages(64):
         wire = Wire(ctx)
-        for name in names:
+        for number, name in enumerate(names):
             file = load_problem_file(name)
             p = file.problem
             parents = {x: ctx.zeros(d) for x, d in file.parents.items()}
@@ -98,7 +105,7 @@ def run_files(comm, names, per_node):
             c = parents["c"][file.windows["c"]] if "c" in parents else None
             how = {"alpha": file.alpha, "beta": file.beta}
             algorithms = [each for each, verdict in pb.algorithms(p, ctx, **how).items() if verdict]
-            for algo in algorithms:
+            for algo in in_part(number, algorithms):
                 with pb.plan(
                     pb.matmul, a, b, c, out=d, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, algo=algo, **how
                 ) as plan:
@@ -127,7 +134,7 @@ def run_routines(comm, per_node):
     with pb.Context(comm, engine="host") as ctx, short_messages(64):
         wire = Wire(ctx)
         for name, has in ROUTINES.items():
-            for flags in legal_flags(name, "complex64")[::5]:
+            for number, flags in enumerate(legal_flags(name, "complex64")[::5]):
                 grid = pick(rng, grids(ctx.size))
                 of = {
                     each: layout(rng, shape, ctx.size, grid=grid, dtype="complex64")
@@ -139,7 +146,8 @@ def run_routines(comm, per_node):
                 if "a" in x and has.solves:
                     x["a"] = ctx.eye(of["a"])
                 how = {"beta": 1} if "c" in of else {"beta": 0} if "c" in has.operands else {}
-                for algo in [each for each, verdict in pb.algorithms(p, ctx, **how).items() if verdict]:
+                algorithms = [each for each, verdict in pb.algorithms(p, ctx, **how).items() if verdict]
+                for algo in in_part(number, algorithms):
                     args = {each: x[each] for each in has.operands if each in x}
                     with pb.plan(name, **args, out=x["d"], algo=algo, **flags, **how) as plan:
                         yield (
@@ -152,7 +160,7 @@ def run_forms(comm, per_node):
     with pb.Context(comm, engine="host") as ctx, short_messages(64):
         wire, size = Wire(ctx), ctx.size
         for form in FORMS:
-            for t, n, k in ((4 * size, 6 * size, 5 * size), (7, 1030, 9)):
+            for number, (t, n, k) in enumerate(((4 * size, 6 * size, 5 * size), (7, 1030, 9))):
                 tokens = len(range(t)[pb.tensor_parallel.shard(t, size, ctx.rank)])
                 outputs = len(range(n)[pb.tensor_parallel.shard(n, size, ctx.rank)])
                 inputs = len(range(k)[pb.tensor_parallel.shard(k, size, ctx.rank)])
@@ -161,7 +169,8 @@ def run_forms(comm, per_node):
                 x, w = np.zeros((rows, depth)), np.zeros((cols, depth))
                 with pb.plan(form, x, w, ctx) as plan:
                     p = plan.problem
-                for algo in [each for each, verdict in pb.algorithms(p, ctx).items() if verdict]:
+                algorithms = [each for each, verdict in pb.algorithms(p, ctx).items() if verdict]
+                for algo in in_part(number, algorithms, 2):
                     with pb.plan(form, x, w, ctx, algo=algo) as plan:
                         wrong = differences(
                             ctx, wire, lambda plan=plan, x=x: plan(x), plan, p, algo, per_node

@@ -14,6 +14,7 @@ from pblasmp import pblas, vector_calls
 from pblasmp.engines.direct.slab_sets import SlabSets
 from pblasmp.pblas import routines as pblas_routines
 from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
+from tests.helpers.lengths import draws
 from tests.helpers.mpi import run_mpi
 from tests.helpers.vector_cases import DTYPES, WRITERS, called, legal_options, vector
 
@@ -390,7 +391,7 @@ def mistakes(comm):
 
 @pytest.mark.parametrize("nranks", [1, 4, 6])
 def test_every_option(nranks):
-    run_mpi(everything, nranks, count=2 if nranks == 4 else 1)
+    run_mpi(everything, nranks, count=draws(1, long=2))
 
 
 @pytest.mark.parametrize("nranks", [1, 4])

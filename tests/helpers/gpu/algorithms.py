@@ -8,7 +8,6 @@ numbers. Numbers are small integers, outputs are NaN before.
 from __future__ import annotations
 
 import functools
-import itertools
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from pblasmp.engines.dense import add
 from pblasmp.engines.tensor import messages
 from pblasmp.layout.level3 import ROUTINES
 from tests.helpers import epilogues, float8
+from tests.helpers.lengths import in_turn
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 from tests.helpers.tensor_cases import FORMS, Case
 
@@ -300,13 +300,11 @@ def scheme_of(
 
 
 def every_epilogue(
-    ctx: pb.Context, algo: str, dtype: str, rng: np.random.Generator
+    ctx: pb.Context, algo: str, dtype: str, rng: np.random.Generator, keep: int = 1
 ) -> Iterator[tuple[str, str]]:
-    """Yield (case, fault) of every epilogue that can follow ``algo``, for every scheme that it has."""
-    for scheme, order in itertools.product(PRODUCTS, "CF"):
-        if algo not in PRODUCTS[scheme]:
-            continue
-        for kind in EPILOGUES[algo]:
+    """Yield (case, fault) of every epilogue that can follow ``algo``, for every scheme that it has; one in ``keep``."""
+    for scheme, order, kind in in_turn(PRODUCTS, "CF", EPILOGUES[algo], keep=keep):
+        if algo in PRODUCTS[scheme]:
             p = scheme_of(ctx, rng, scheme, dtype, order)
             tolerance = max(epilogues.TOLERANCES[dtype], 2e-3 if "gelu" in kind and dtype != "float64" else 0)
             say(ctx, f"{algo} {scheme} {order} {dtype} {kind}")
@@ -314,9 +312,11 @@ def every_epilogue(
             yield f"{algo} {scheme} {order} {dtype} {kind}", fault or ""
 
 
-def every_float8(ctx: pb.Context, algo: str, rng: np.random.Generator) -> Iterator[tuple[str, str]]:
-    """Yield (case, fault) of products of 8-bit floats, of every type."""
-    for scheme, types, order in itertools.product(PRODUCTS, FLOAT8_TYPES, "CF"):
+def every_float8(
+    ctx: pb.Context, algo: str, rng: np.random.Generator, keep: int = 1
+) -> Iterator[tuple[str, str]]:
+    """Yield (case, fault) of products of 8-bit floats, of every type; one in ``keep``."""
+    for scheme, types, order in in_turn(PRODUCTS, FLOAT8_TYPES, "CF", keep=keep):
         if algo in PRODUCTS[scheme]:
             p = float8.problem(scheme, ctx.size, types, order)
             say(ctx, f"{algo} {p}")

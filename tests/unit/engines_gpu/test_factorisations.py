@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -14,6 +13,7 @@ import pblasmp as pb
 from pblasmp.engines.dense import panel_shape
 from tests.helpers import factor_cases
 from tests.helpers.factor_cases import CASES, TYPES, failures, panels_of
+from tests.helpers.lengths import in_turn
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -55,7 +55,7 @@ def where_they_are(comm: Any, path: str) -> Any:
                     mock.patch.object(panel_shape, "_ROUNDS", 0),
                     panels_of(ctx, width),
                 ):
-                    for case, dtype in itertools.product(CASES, TYPES):
+                    for case, dtype in in_turn(CASES, TYPES, keep=len(TYPES), first=block):
                         yield case(ctx, rng, dtype)
                     moves = moved(ctx, layout(None, (40, 40), ctx.size))
                     yield f"blocks of {block}", f"{moves} moves" if moves else None

@@ -26,6 +26,7 @@ from tests.helpers import float8
 from tests.helpers.cases import agreed_error
 from tests.helpers.failing_calls import left_behind, lives
 from tests.helpers.fakelt import FakeLt
+from tests.helpers.lengths import draws
 from tests.helpers.machine import Meeting, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -121,14 +122,15 @@ def tells(broken_off: Path) -> Iterator[None]:
         SideChannel.break_ = break_
 
 
-def failures(comm: Any, path: str, directory: str, reach: bool = False) -> Any:
-    """Every place fails on every rank in turn.
+def failures(comm: Any, path: str, directory: str, reach: bool = False, whole: int = 1) -> Any:
+    """Every place fails on every rank, in the short form on one rank: they take turns.
 
     Args:
         comm: the ranks.
         path: the library.
         directory: where a rank says that it has broken off.
         reach: the GPUs reach each other.
+        whole: whether every place fails on every rank.
     """
     health._FLAGS_SECONDS = 0.02  # what flags can end, ends at once on these GPUs
     begins = overlapped_life if reach else life
@@ -141,7 +143,8 @@ def failures(comm: Any, path: str, directory: str, reach: bool = False) -> Any:
         lib.gpu.assert_clean()
     yield "places", None if len(mine) >= 40 else f"{len(mine)}"
     for failing in range(comm.size):
-        for place in comm.bcast(mine if comm.rank == failing else None, failing):
+        places = comm.bcast(mine if comm.rank == failing else None, failing)
+        for place in places if whole else places[failing :: comm.size]:
             with machine(path, Meeting, comm=comm.Dup(), **how()) as lib:
                 broken_off = Path(directory, f"{failing} {' '.join(place)}")
                 lib.gpu.patience, lib.gpu.hopeless = PATIENCE, broken_off.exists
@@ -175,12 +178,14 @@ def wrong(lib: Meeting, error: Exception | None, name: str, *, here: bool) -> li
 @pytest.mark.parametrize(("nranks", "version"), [(1, 1000), (2, 1000), (2, 700)])
 def test_every_call_failing_on_each_rank(stand_in, tmp_path, nranks, version):
     """With 0.7 symmetric memory is NVSHMEM's."""
-    run_mpi(failures, nranks, timeout=240, path=stand_in(version), directory=str(tmp_path))
+    how = {"path": stand_in(version), "directory": str(tmp_path), "whole": draws(0, long=1)}
+    run_mpi(failures, nranks, timeout=240, **how)
 
 
 @starts_ranks
 def test_every_call_of_our_own_algorithms_failing_on_each_rank(stand_in, tmp_path):
-    run_mpi(failures, 2, timeout=240, path=stand_in(1000), directory=str(tmp_path), reach=True)
+    how = {"path": stand_in(1000), "directory": str(tmp_path), "whole": draws(0, long=1)}
+    run_mpi(failures, 2, timeout=240, reach=True, **how)
 
 
 def test_memory_that_cannot_be_registered_is_freed_at_once(ctx, lib, monkeypatch):
