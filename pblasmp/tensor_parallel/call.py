@@ -290,31 +290,25 @@ class ParallelCall(UserCall[Any]):
             ArgumentError: c or out overlaps an array that it must not.
         """
         self._spec, self._known = remembered
-        self._read_again()
         self._make_results()
+        self._read_again()
 
     def place(self, remembered: tuple[Specification, ArrayFacts]) -> tuple[int, ...] | None:
         """Make the results; return where the arrays are, None if they must be read. Local."""
         if not (self.c is None and self.out is None and self.scales is None):
             return None
-        self._spec, self._known = _, known = remembered
-        self._result = new_like(self.x, self.ctx.engine, known.shape, known.out_dtype)
-        if known.gathered_shape is not None:
-            self._gathered = new_like(self.x, self.ctx.engine, known.gathered_shape, known.dtype)
+        self._spec, self._known = remembered
+        self._make_results()
         arrays = self.x, self.w, self.bias, self._result, self._gathered
         return tuple(0 if each is None else address_of(each) for each in arrays)
 
     def placed(self) -> Operands:
         """Return the local arrays of a call that has its place. Local."""
         self._read_again()
-        engine, local = self.ctx.engine, self._local
-        local.d = fold(as_local(engine, self._result, "out"), "out")
-        if self._gathered is not None:
-            local.gathered = fold(as_local(engine, self._gathered, "gathered"), "gathered")
-        return local
+        return self._local
 
     def _read_again(self) -> None:
-        """Read the arrays like earlier ones, apart from new results. Local."""
+        """Read the arrays like earlier ones. Local."""
         engine, known, scales = self.ctx.engine, self._known, None
         w = typed_operand(engine, self.w, "w", self.w_dtype, self.scales)[0]
         x = fold(typed_operand(engine, self.x, "x", self.x_dtype, self.scales)[0], "x")
@@ -327,6 +321,7 @@ class ParallelCall(UserCall[Any]):
         if known.scales:
             scales = self._bound_scales(types_of(known.dtype, known.w_dtype, known.out_dtype, None)[0])
         self._local = Operands(x, w.T if known.w_turned else w, c, out, self._epilogue(bias), scales)
+        self._read_made()
 
     # -- with the other ranks
 
@@ -372,27 +367,30 @@ class ParallelCall(UserCall[Any]):
             if found != self._known.shape:
                 raise ArgumentError(f"{name}: shape is {found}, expected {self._known.shape}")
         self._make_results()
+        self._read_made()
 
     def _make_results(self) -> None:
-        """Make the result, if none is given, and the array for what is gathered. Local.
+        """Make the result, if none is given, and the array for what is gathered. Local."""
+        known, engine = self._known, self.ctx.engine
+        like, self._result = self.w if isinstance(self.x, tuple) else self.x, self.out
+        if self._result is None:
+            self._result = new_like(like, engine, known.shape, known.out_dtype)
+        if known.gathered_shape is not None:
+            self._gathered = new_like(like, engine, known.gathered_shape, known.dtype)
+
+    def _read_made(self) -> None:
+        """Read what ``_make_results`` has made. Local.
 
         Raises:
             ArgumentError: a given result overlaps an array that it must not.
         """
-        known, local = self._known, self._local
-        like = self.w if isinstance(self.x, tuple) else self.x
+        engine, local = self.ctx.engine, self._local
         if local.d is None:
-            self._result, local.d = self._new(like, known.shape, known.out_dtype)
+            local.d = fold(as_local(engine, self._result, "out"), "out")
         else:
-            self._result = self.out
             self._check_overlaps()
-        if known.gathered_shape is not None:
-            self._gathered, local.gathered = self._new(like, known.gathered_shape, known.dtype)
-
-    def _new(self, like: Any, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Any, Any]:
-        """Return a new array of the library of ``like``, and the local array over it."""
-        array = new_like(like, self.ctx.engine, shape, dtype)
-        return array, fold(as_local(self.ctx.engine, array, "out"), "out")
+        if self._known.gathered_shape is not None:
+            local.gathered = fold(as_local(engine, self._gathered, "gathered"), "gathered")
 
     def _check_overlaps(self) -> None:
         """Raise ArgumentError if the given result overlaps an array that it must not. Local."""
