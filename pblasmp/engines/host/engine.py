@@ -117,7 +117,11 @@ class HostEngine:
 
     def unowned(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return an array over the same memory, which it does not keep. Local."""
-        return alias(array.__array_interface__).view(array.dtype)
+        raw = {
+            "descr": None,
+            "typestr": f"|V{array.itemsize}",
+        }  # NumPy does not know the names of short types
+        return alias({**array.__array_interface__, **raw}).view(array.dtype)
 
     @staticmethod
     def _shared(array: Any) -> NDArray[Any]:
