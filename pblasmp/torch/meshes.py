@@ -8,7 +8,7 @@ If MPI started the ranks and there is no group, one is made here, which lasts as
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -32,6 +32,7 @@ __all__ = [
     "context_of",
     "device_type",
     "init_process_group",
+    "like",
     "local",
     "mesh_of",
     "on_mesh",
@@ -214,6 +215,16 @@ def on_mesh(tensor: Tensor, mesh: DeviceMesh | None, placement: Placement, shape
         tensor, mesh, [placement], run_check=False, shape=torch.Size(shape), stride=_contiguous_strides(shape)
     )
     return whole
+
+
+def like(tensor: DTensor) -> Callable[[Tensor], Tensor]:
+    """Return what makes a DTensor, split as this one is, of another part. Local.
+
+    For gradients: it keeps no memory of ``tensor``, and what it makes has no history. ``DTensor.from_local`` takes ten
+    times as long.
+    """
+    spec = tensor._spec
+    return lambda part: DTensor(part, spec, requires_grad=False)
 
 
 def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

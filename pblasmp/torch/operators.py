@@ -36,7 +36,7 @@ from ..context import Context
 from ..errors import ArgumentTypeError, LayoutError, PblasmpError, UnsupportedError
 from ..scales import Scales
 from ..tensor_parallel.call import ParallelCall, check_algorithm
-from .meshes import on_mesh
+from .meshes import like
 
 __all__ = [
     "FORMS",
@@ -342,10 +342,7 @@ class EagerProduct(torch.autograd.Function):
         form, name, keep, by_rule, total, algo, node.backward_algo, node.mains = asked
         node.form, node.context_name, node.shape = form, name, x.shape
         node.set_materialize_grads(False)
-        node.meshes = tuple(
-            (each.device_mesh, each.placements[0], each.shape) if isinstance(each, DTensor) else None
-            for each in (w, bias)
-        )
+        node.split = tuple(like(each) if isinstance(each, DTensor) else None for each in (w, bias))
         w, bias = (each.to_local() if isinstance(each, DTensor) else each for each in (w, bias))
         y, gathered = run(form, x, w, bias, Context.named(name), False, keep, by_rule, total, algo=algo)
         kind, (needs_x, needs_w, *_) = FORMS[form], node.needs_input_grad
@@ -358,12 +355,8 @@ class EagerProduct(torch.autograd.Function):
     def backward(node: Any, *gradients: Tensor | None) -> Gradients:
         """Return the gradients. Collective over the context, unless they are local."""
         gx, *others = _gradients(node, gradients[0], _product)
-        return gx, *map(_on_mesh_of, others, node.meshes), None
-
-
-def _on_mesh_of(gradient: Tensor | None, mesh: tuple[Any, Any, Any] | None) -> Tensor | None:
-    """Return a parameter's gradient as a DTensor, if the parameter is one. Local."""
-    return gradient if gradient is None or mesh is None else on_mesh(gradient, *mesh)
+        parts = zip(others, node.split, strict=True)
+        return gx, *(part if part is None or split is None else split(part) for part, split in parts), None
 
 
 # -- gradients of parameters

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from ..errors import ArgumentError
 from ..tensor_parallel import shard
-from .meshes import on_mesh
+from .meshes import like, on_mesh
 from .operators import once
 from .ties import tied
 
@@ -132,7 +132,7 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameter: DTensor) -> Tensor:
         """Return the parameter. Local."""
-        ctx.mesh, ctx.shape = parameter.device_mesh, parameter.shape
+        ctx.mesh, ctx.split = parameter.device_mesh, like(parameter)
         return parameter.to_local().detach()  # not the DTensor's own tensor, which would get a history
 
     @staticmethod
@@ -142,7 +142,7 @@ class _Summed(torch.autograd.Function):
         assert gradients[0] is not None
         total = gradients[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=ctx.mesh.get_group())
-        return on_mesh(total, ctx.mesh, Replicate(), ctx.shape)
+        return ctx.split(total)
 
 
 def _check_dim(module: torch.nn.Module, x: Tensor, dim: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import lru_cache, partial
 from typing import Any
 
@@ -204,6 +204,8 @@ class CublasmpEngine:
 
     def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:
         """Return a context in which another library's stream is CuPy's current one. Local."""
+        if self.xp.cuda.get_current_stream().ptr == handle:
+            return nullcontext()
         return streams.current(streams.external(handle, device))
 
     def graphs(self) -> Recordings | None:
