@@ -45,6 +45,7 @@ from pblasmp.tensor_parallel import shard
 from pblasmp.timing import slowest
 
 STUCK_SECONDS = 300
+WARM_UP = 4  # steps before each timed round: the other ways have used the allocators' memory meanwhile
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
 PBLASMP, PYTORCH, ASYNC = "pblasmp", "PyTorch", "PyTorch async TP, compiled"
 
@@ -93,14 +94,45 @@ class Training:
 
     def steps(self, count: int) -> list[Tensor]:
         """Train, and return these tokens' part of the loss before each step. Collective."""
-        losses = []
-        for _ in range(count):
+        return [self.step() for _ in range(count)]
+
+    def step(self) -> Tensor:
+        """Train one step, and return the loss before it. Collective."""
+        self.optimizer.zero_grad()
+        loss = (self.forward(self.x) - self.target).float().square().sum() / self.elements
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+class Captured(Training):
+    """Training whose whole step is a CUDA graph, after two steps that are not."""
+
+    replay: Any = None
+
+    def __init__(self, work: Work, model: nn.Module, mine: slice, forward: Any = None) -> None:
+        super().__init__(work, model, mine, forward)
+        self.eager_steps, self.stream = 2, torch.cuda.Stream()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        for group in self.optimizer.param_groups:
+            group["capturable"] = True
+
+    def step(self) -> Tensor:
+        """Train one step, and return the loss before it. Collective."""
+        if self.replay is None and self.eager_steps:
+            self.eager_steps -= 1
+            with torch.cuda.stream(self.stream):
+                loss = super().step()
+            torch.cuda.current_stream().wait_stream(self.stream)
+            return loss
+        if self.replay is None:
+            graph = torch.cuda.CUDAGraph()
             self.optimizer.zero_grad()
-            loss = (self.forward(self.x) - self.target).float().square().sum() / self.elements
-            loss.backward()
-            self.optimizer.step()
-            losses.append(loss.detach())
-        return losses
+            with torch.cuda.graph(graph, stream=self.stream):
+                self.loss = super().step()
+            self.replay = graph.replay
+        self.replay()
+        return self.loss.clone()
 
 
 # -- the ways
@@ -112,10 +144,12 @@ class Way(NamedTuple):
     Attributes:
         make: returns a split model, and the form of it that is called.
         ready: prepares this rank. Local.
+        training: how the model is trained.
     """
 
     make: Callable[[Work], tuple[nn.Module, Any]]
     ready: Callable[[Work], Any] = lambda work: None  # noqa: ARG005
+    training: type[Training] = Training
 
 
 def eager(styles: Any, work: Work) -> tuple[nn.Module, Any]:
@@ -169,6 +203,9 @@ def ways(arguments: argparse.Namespace) -> dict[str, Way]:
     if arguments.compile:
         found[f"{PBLASMP}, compiled"] = Way(partial(compiled, pt))
         found[f"{PYTORCH}, compiled"] = Way(partial(compiled, parallel))
+    if arguments.graph:
+        found[f"{PBLASMP}, a step as a CUDA graph"] = Way(partial(eager, pt), training=Captured)
+        found[f"{PYTORCH}, a step as a CUDA graph"] = Way(partial(eager, parallel), training=Captured)
     return found | {ASYNC: Way(async_tp, ready_for_async_tp)}
 
 
@@ -182,7 +219,7 @@ def prepared(work: Work, expected: Sequence[float], way: Way) -> Training:
         WrongLossError: they differ from those of one process, on every rank.
     """
     model, forward = way.make(work)
-    training = Training(work, model, work.mine, forward)
+    training = way.training(work, model, work.mine, forward)
     mine = [float(each) for each in training.steps(len(expected))]
     losses = [sum(step) for step in zip(*work.ctx.comm.allgather(mine), strict=True)]
     tolerance = TOLERANCES[work.arguments.dtype]
@@ -204,6 +241,7 @@ def measured(work: Work, trainings: Mapping[str, Training]) -> dict[str, list[fl
         alive()
         first = turn % max(1, len(names))
         for name in names[first:] + names[:first]:
+            trainings[name].steps(WARM_UP)
             work.synchronize()
             work.ctx.comm.barrier()
             start = time.perf_counter()
@@ -282,9 +320,9 @@ def run_of(ctx: pb.Context, results: Mapping[str, Any], arguments: argparse.Name
     }
     if results["faults"]:
         row["failed"] = results["faults"]
-    facts = runs.facts(ctx)
+    facts, name = runs.facts(ctx), f"transformer-{launcher}-{arguments.width}-{arguments.tokens}"
     return runs.Run(
-        benchmark=f"transformer-{launcher}-{arguments.tokens}", date=runs.today(), commit=runs.this_commit(),
+        benchmark=name, date=runs.today(), commit=runs.this_commit(),
         ranks=ctx.size, gpus=ctx.size if arguments.device == "cuda" else 0, machine=facts["machine"],
         versions=facts["versions"] | {"PyTorch": torch.__version__}, options=runs.options_of(arguments),
         reference="", sample="all", rows=[row],
@@ -306,6 +344,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--compile", action="store_true", help="torch.compile pblasmp and PyTorch's plain way, too"
     )
+    parser.add_argument("--graph", action="store_true", help="a whole step as a CUDA graph, too")
     parser.add_argument("--steps", type=int, default=5, help="that are checked, and in a round (default: 5)")
     parser.add_argument("--rounds", type=int, default=9, help="timed rounds of every way (default: 9)")
     runs.add_option(parser)

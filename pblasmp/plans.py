@@ -377,7 +377,7 @@ class Plan(Generic[Result]):
         """
         ctx, product, bound = self._ctx, self._product, self._bounds.get(addresses)
         with ctx.running(self._name, checks=not product.queues):
-            ready = bound is not None and bound.runs >= _RUNS_BEFORE_GRAPHS
+            ready = bound is not None and bound.runs >= _RUNS_BEFORE_GRAPHS and not product.registers
             replay = ctx.all_repeat(self._name, number, ready)
             if replay is None:
                 return None

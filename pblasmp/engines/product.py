@@ -73,6 +73,7 @@ class Product:
         copied_bytes: bytes that this rank copies, in its own memory or the node's, in one run.
         holds_memory: it keeps arrays as large as the operands until it is closed.
         replays: from the second run on the same arrays on, a recorded CUDA graph is replayed.
+        registers: a library may register the memory of arrays with a graph, which must not outlive them then.
         allocates: ``_queue`` makes arrays, whose memory must last as long as a graph of it.
         first: returns the ``with`` block of the first run, if the ranks agree on that; None after it.
     """
@@ -85,6 +86,7 @@ class Product:
     copied_bytes: int = 0
     holds_memory: bool = False
     replays: bool = False
+    registers: bool = False
     allocates: bool = False
     first: Callable[[], AbstractContextManager[object]] | None = None
 

@@ -118,3 +118,80 @@ def test_everything_is_queued_on_pytorchs_stream(ctx):
         cases.compare_gradients("up", split_up, up)
 
     check(ctx, [("late", ranks.failure(late, ctx))])
+
+
+def model_of(ctx: pb.Context) -> torch.nn.Module:
+    torch.manual_seed(4)
+    how = {"ctx": ctx, "sequence_parallel": True}
+    layers = pt.ColumnParallelLinear(64, 256, **how), torch.nn.GELU(), pt.RowParallelLinear(256, 64, **how)
+    return torch.nn.Sequential(*layers)
+
+
+def step_of(ctx: pb.Context, model: torch.nn.Module, x: torch.Tensor, **how):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True, **how)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(x) - x).square().sum() / (128 * 64)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return optimizer, step
+
+
+def batches(ctx: pb.Context, count: int) -> list[torch.Tensor]:
+    torch.manual_seed(5)
+    return [torch.randn(128, 64)[ranks.own(128, ctx)].to("cuda") for _ in range(count)]
+
+
+def test_repeated_calls_at_the_same_addresses(ctx):
+    """From the fourth call on graphs are replayed, unless one rank's arrays are elsewhere."""
+
+    def repeated(ctx: pb.Context) -> None:
+        x, w = torch.empty(16, 8, device="cuda"), torch.empty(24, 8, device="cuda")
+        for turn in range(12):
+            x.copy_(ranks.integers(ctx, turn, 16, 8))
+            w.copy_(ranks.integers(ctx, 50 + turn, 24, 8))
+            given = x.clone() if turn > 6 and (turn + ctx.rank) % 2 else x
+            whole = x @ w.T
+            y = pb.matmul_allreduce(given, w, ctx, algo="one_shot")
+            ranks.compare(f"matmul_allreduce, turn {turn}", y, ctx.size * whole)
+            y = pb.matmul_reduce_scatter(given, w, ctx, algo="pull")
+            ranks.compare(f"matmul_reduce_scatter, turn {turn}", y, ctx.size * whole[ranks.own(16, ctx)])
+            y = pb.allgather_matmul(given, w, ctx, algo="push")
+            ranks.compare(f"allgather_matmul, turn {turn}", y, whole.repeat(ctx.size, 1))
+        plans = [plan for plan, _ in ctx.kept._plans.values()]
+        replayed = [bound for plan in plans for bound in plan._bounds.values() if bound._graph is not None]
+        assert replayed, "no graph"
+
+    check(ctx, [("repeated", ranks.failure(repeated, ctx))])
+
+
+def test_a_whole_step_is_a_cuda_graph(ctx):
+    def captured(ctx: pb.Context) -> None:
+        given = batches(ctx, 8)
+        x = given[0].clone()
+        _, step = step_of(ctx, model_of(ctx), x)
+        expected = []
+        for batch in given:
+            x.copy_(batch)
+            expected.append(float(step()))
+        optimizer, step = step_of(ctx, model_of(ctx), x, capturable=True)
+        stream, graph, losses = torch.cuda.Stream(), torch.cuda.CUDAGraph(), []
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for batch in given[:2]:
+                x.copy_(batch)
+                losses.append(float(step()))
+        optimizer.zero_grad()
+        with torch.cuda.graph(graph, stream=stream):
+            loss = step()
+        for batch in given[2:]:
+            x.copy_(batch)
+            graph.replay()
+            losses.append(float(loss))
+        torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-5, atol=0)
+        graph.reset()
+
+    check(ctx, [("captured", ranks.failure(captured, ctx))])

@@ -219,7 +219,7 @@ def test_transformer(tmp_path):
     assert all(0 < least <= middle <= most for middle, least, most in rates.values())
     assert "PyTorch async TP, compiled: NotImplementedError: it needs GPUs" in done.stdout
     (run,) = runs(tmp_path).values()
-    assert run.name == "transformer-mpirun-12-2-ranks"
+    assert run.name == "transformer-mpirun-16-12-2-ranks"
     assert {name: len(each) for name, each in run.rows[0]["rates"].items()} == {"pblasmp": 3, "PyTorch": 3}
 
 

@@ -16,6 +16,7 @@ class NcclGather(CollectiveGather[Views], CopyProduct):
     """NCCL's AllGather (its Broadcasts if the ranks' tokens differ), then one product."""
 
     name = "nccl"
+    registers = True
     needs_windows = False
 
 

@@ -34,6 +34,7 @@ class NcclAllReduce(CollectiveSum[Views], CopyProduct):
 
     form = "matmul_allreduce"
     name = "nccl"
+    registers = True
     needs_windows = False
 
 

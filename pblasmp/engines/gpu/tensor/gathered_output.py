@@ -18,6 +18,7 @@ class NcclGatheredOutput(CollectiveOutput[Views], CopyProduct):
     """One product, then NCCL's AllGather (or its Broadcasts, of unlike parts), and copies to the ranks' columns."""
 
     name = "nccl"
+    registers = True
     needs_windows = False
 
 

@@ -21,6 +21,7 @@ class NcclReduceScatter(CollectiveSum[Views], CopyProduct):
 
     form = "matmul_reduce_scatter"
     name = "nccl"
+    registers = True
     needs_windows = False
 
 
