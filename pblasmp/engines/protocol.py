@@ -106,10 +106,12 @@ class Operations(Protocol):
         ``compute`` is what products are summed in, as in ``Options``.
         """
 
-    def concurrently(self, tasks: Sequence[Callable[[], None]]) -> None:
+    def concurrently(self, tasks: Sequence[Callable[[], None]], *, follows: bool = False) -> None:
         """Run tasks that call ``gemm`` and the array library; none needs or overwrites the results of another.
 
-        If they are only queued, small ones run at the same time.
+        If they are only queued, small ones run at the same time. With ``follows``, as many tasks are run in this way
+        next, each of which needs the results of the one with its number alone. Until then, what is queued waits for the
+        tasks before these, but perhaps not for these.
         """
 
     def trsm(self, alpha: complex, a: LocalArray, x: LocalArray, *, lower: bool, unit: bool) -> None:
@@ -147,6 +149,9 @@ class FactorOperations(Operations, Protocol):
     workers: int
     factor_alone: int
     own_panels: Any
+
+    def factoring(self) -> AbstractContextManager[None]:
+        """Return a context for a factorisation or a solve, whose products all have sizes of their own."""
 
     def panel_width(self, order: int) -> int:
         """Return how many columns a panel of a matrix of that order has."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,7 +56,10 @@ def kernels(code: str, options: tuple[str, ...]) -> Any:
     """cupy.RawModule: the kernels of factorisations compute, all others do nothing."""
     macros = dict(each.removeprefix("-D").split("=") for each in options if each.startswith("-D"))
     kind = np.dtype(_KINDS.get(macros.get("KIND", ""), "u1"))
-    return SimpleNamespace(get_function=lambda name: _Kernel(_PLAYED.get(name), kind))
+    played = dict(_PLAYED)
+    if "WIDTH" in macros:
+        played["invert"] = partial(_invert, int(macros["WIDTH"]))
+    return SimpleNamespace(get_function=lambda name: _Kernel(played.get(name), kind))
 
 
 class _Kernel:
@@ -167,6 +171,28 @@ def _carry(kind: Any, a: int, ld: int, cols: int, pairs: np.ndarray) -> None:
     if len(to):
         x = matrix(a, int(max(to.max(), of.max())) + 1, cols, ld, kind)
         x[to] = x[of]
+
+
+def _invert(
+    width: int, kind: Any, a: int, down: int, across: int, n: int, unit: int, copies: int, inverses: int
+) -> None:
+    both = [matrix(at, width, n, width, kind) for at in (copies, inverses)]
+    for each in both:
+        each[...] = 0
+    for start in range(0, n, width):
+        size = min(width, n - start)
+        at = a + start * (down + across) * kind.itemsize
+        block = np.zeros((size, size), kind)
+        for i in range(size):
+            for j in range(i + 1):
+                block[i, j] = vector(at + (i * down + j * across) * kind.itemsize, 1, kind)[0]
+        if unit:
+            np.fill_diagonal(block, 1)
+        both[0][:size, start : start + size] = block
+        with np.errstate(all="ignore"):
+            both[1][:size, start : start + size] = (
+                np.full_like(block, np.nan) if not np.all(block.diagonal()) else np.tril(np.linalg.inv(block))
+            )
 
 
 _PLAYED = {

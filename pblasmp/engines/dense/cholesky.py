@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from ..protocol import FactorOperations
@@ -60,10 +61,11 @@ def factor(operations: FactorOperations, panels: FactorPanels) -> None:
 
     def update(k: int, panel: Array, group: Sequence[int]) -> None:
         top = k * shape.width
-        for j in group:
-            first, stop = shape.bounds(j)
+        for _, block in groupby(group, lambda j: j // shape.group):  # adjacent panels
+            numbers = list(block)
+            first, stop = shape.bounds(numbers[0])[0], shape.bounds(numbers[-1])[1]
             right = _adjoint(panel[first - top : stop - top])
-            operations.gemm(-1, panel[first - top :], right, 1, panels.own(j)[first:])
+            operations.gemm(-1, panel[first - top :], right, 1, panels.run(numbers)[first:])
 
     right_looking(panels, shape.panels, finish, update, ends_at_fault=True)
 

@@ -13,7 +13,7 @@ from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 from .cholesky import CholeskyJob
 from .condition import ConditionJob
-from .lapack import why_no_lapack
+from .lapack import operations_of, why_no_lapack
 from .lu import LuJob
 from .qr import LeastSquaresJob, QrJob
 from .triangular import TriangularJob
@@ -115,6 +115,7 @@ class _PanelsProduct(FactorProduct):
     path = "panels"
 
     def __init__(self, engine: Engine, problem: FactorProblem) -> None:
+        self._operations = operations_of(engine)
         try:
             self._compute = _JOBS[problem.routine](engine, problem)
         except MemoryError as error:  # the same on every rank
@@ -122,7 +123,8 @@ class _PanelsProduct(FactorProduct):
                 raise error from None
 
     def compute(self, operands: FactorOperands) -> Found:
-        return self._compute(operands)
+        with self._operations.factoring():
+            return self._compute(operands)
 
 
 METHODS: tuple[Method, ...] = (PanelsMethod(),)

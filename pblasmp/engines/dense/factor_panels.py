@@ -43,6 +43,9 @@ __all__ = [
 
 Array = Any
 
+_SLAB = 8192  # columns of a triangle that are moved at a time, at least
+_SLABS = 8  # block columns of a triangle that are moved, at most
+
 
 class FactorPanels:
     """The panels of one matrix during a run. Making one is local.
@@ -371,6 +374,10 @@ class Workbench:
                 return False
         return bool(local.strides[0] == local.itemsize or len(local) <= 1)
 
+    def shape(self, i: int) -> PanelShape:
+        """Return the panels of matrix ``i``. Local."""
+        return self._shapes[i]
+
     def described(self, i: int) -> MatrixDescriptor:
         """Return matrix ``i`` in panels that ranks have for themselves, as a layout. Local."""
         return self._shapes[i].described(self._dtype)
@@ -458,12 +465,40 @@ class Mover:
         out: Array,
         part: Trapezoid | None = None,
     ) -> None:
+        """Move a matrix; of a lower triangle, in block columns from the diagonal on, little more than itself."""
+        rows, cols = d.shape
+        width = max(1, cols)
+        if self._part is not None and not d.same_places(to):
+            shape = self._bench.shape(self._i)
+            unit = shape.width * shape.group * shape.workers
+            width = -(-max(_SLAB, cols // _SLABS) // unit) * unit
+        for first in range(0, cols, width):
+            top = 0 if width >= cols else min(first, rows)
+            window = slice(top, rows), slice(first, min(first + width, cols))
+            self._move_part(d, array, to, out, window, part)
+
+    def _move_part(
+        self,
+        d: MatrixDescriptor,
+        array: Array,
+        to: MatrixDescriptor,
+        out: Array,
+        window: tuple[slice, slice],
+        part: Trapezoid | None,
+    ) -> None:
         engine = self._bench.engine
+        d, to, array, out = d[window], to[window], self._local(d, array, window), self._local(to, out, window)
         move = engine.prepare_move(d, to, (array, out), part)
         try:
             move.run(Operands(array, None, None, out))
         finally:
             move.close()
+
+    def _local(self, d: MatrixDescriptor, array: Array, window: tuple[slice, slice]) -> Array:
+        if self._bench.rank >= d.grid.size:
+            return array
+        (rows, cols), (p, q) = d.ranges(window), d.grid.coords(self._bench.rank)
+        return array[d.rows.local_window(p, *rows), d.cols.local_window(q, *cols)]
 
 
 def _leading(rows: int, item: int) -> int:

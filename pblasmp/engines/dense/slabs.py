@@ -73,6 +73,8 @@ class SlabProduct(QueuedProduct):
             self.notes += ("all operands are multiplied in place",)
         if len(self._panels.panels) > 1:
             self.notes += (f"k is taken in {len(self._panels.panels)} panels",)
+        # Slabs that are converted are so in one buffer, which the last product must no longer read.
+        self._as_they_are = all(operations.multiplies(x.dtype) == x.dtype for x in slabs.operands)
         # The sum is made in a temporary if its type differs, or if D is B, which is read to the end.
         exact = accumulation_dtype(d.dtype)
         several = len(self._panels.panels) * len(slabs.terms) > 1
@@ -91,13 +93,13 @@ class SlabProduct(QueuedProduct):
         c = None if self._options.beta == 0 or operands.c is target else operands.c
         if c is not None and self._slabs.turned:
             c = c.T
-        first = True
+        first, last = True, self._panels.panels[-1][0] if self._panels.panels else 0
         unit = 1.0
         if self._finish is not None and operands.scales is not None:
             unit = number(operands.scales.a) * number(operands.scales.b)
         for start, _, slabs in self._panels.arrive({"a": operands.a, "b": operands.b}):
             if self._coords is not None:
-                self._multiply(slabs, unit, first, seen, start, c if first else None)
+                self._multiply(slabs, unit, first, start == last, seen, start, c if first else None)
             first = False
         if first and self._coords is not None:
             xp = self._engine.xp
@@ -110,7 +112,14 @@ class SlabProduct(QueuedProduct):
             self._engine.operations.store(operands.d, target, self._slabs.d.dtype)
 
     def _multiply(
-        self, slabs: Sequence[Any], unit: float, first: bool, target: Array, start: int, c: Array | None
+        self,
+        slabs: Sequence[Any],
+        unit: float,
+        first: bool,
+        last: bool,
+        target: Array,
+        start: int,
+        c: Array | None,
     ) -> None:
         assert self._coords is not None
         operations, options = self._engine.operations, self._options
@@ -121,7 +130,8 @@ class SlabProduct(QueuedProduct):
             )
             beta = options.beta if first and i == 0 else 1
             old = c if i == 0 else None
-            g = Gemm(unit * term.alpha, left, right.T, beta, target, start, options.compute, old)
+            follows = self._as_they_are and not (last and i + 1 == len(self._slabs.terms))
+            g = Gemm(unit * term.alpha, left, right.T, beta, target, start, options.compute, old, follows)
             term.multiply(operations, g)
 
     def _factor(self, which: int, slab: Any, process: int) -> Array:

@@ -19,7 +19,7 @@ from ..composite import QueuedProduct
 from ..local.slab_terms import triangle_of
 from ..method import type_refusal
 from ..moving.operand import Operand
-from ..moving.panels import Panels, domains, memory_refusal
+from ..moving.panels import FOLLOWS, Panels, domains, memory_refusal
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 
@@ -65,7 +65,9 @@ class SolveProduct(QueuedProduct):
         self._in = exchange(source, slabs, p.d.dtype)
         self._out = None if self._in_d else exchange(slabs, target, p.d.dtype)
         k = order if options.alpha != 0 else 0
-        self._panels = Panels(engine, way, [self._a], k, backwards=not self._lower)
+        self._panels = Panels(
+            engine, way, [self._a], k, backwards=not self._lower, lead=engine.operations.lead
+        )
         nbytes = 0
         if self._panels.panels:
             moves: list[Exchange | Panels] = [self._panels]
@@ -100,12 +102,15 @@ class SolveProduct(QueuedProduct):
             for x, size in zip((b, d), self._sizes, strict=True)
         )
         slabs: list[Array | None] = wanted if self._in_d else self._carved()
+        arriving = self._panels.arrive({"a": operands.a}) if self._engine.traits.queues else None
         if not self._stays(b, d):
             transport.start_exchange(self._in, given, slabs, slots=SLOTS).finish()
         mine = slabs[rank] if rank < len(slabs) else None
         if self._shared and not self._panels.fenced:
             transport.fence()  # wait until the right-hand sides of the node have been written
-        for i, (start, stop, (panel,)) in enumerate(self._panels.arrive({"a": operands.a})):
+        if arriving is None:  # ranks that share memory first agree that they have read the last call's panels
+            arriving = self._panels.arrive({"a": operands.a})
+        for i, (start, stop, (panel,)) in enumerate(arriving):
             if mine is not None and mine.size:
                 self._solve(panel[0] if isinstance(panel, dict) else panel, mine, start, stop, first=i == 0)
         if self._out is not None:
@@ -183,7 +188,9 @@ class SolveMethod(Method):
         return memory_refusal(engine, self.name, needs, options, extra)
 
     def cost(self, engine: Engine, problem: Level3Problem, options: Options) -> float:
-        return self._cost
+        """Return less than gathering costs if most of A arrives while the first equations are solved."""
+        arrives = self.name == "panels" and engine.traits.queues
+        return 2.9 if arrives and 0 < FOLLOWS * engine.operations.lead <= problem.k else self._cost
 
     def prepare(
         self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands

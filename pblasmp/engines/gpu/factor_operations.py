@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -31,17 +34,28 @@ class GpuFactorOperations(CublasmpOperations):
 
     Attributes:
         factor_width: columns of a panel; 0: by the order of the matrix.
+        inverts: equations and right-hand sides from which on ``trsm`` takes inverses of blocks.
     """
 
     workers = 1 << 30
     factor_alone = 0
     own_panels: Any = QueuedPanels
     factor_width = 0
+    inverts = 256, 2048
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._lapack: Any = None
         self._kernels = FactorKernels(self.xp)
+
+    @contextmanager
+    def factoring(self) -> Iterator[None]:
+        """Return a context in which cuBLAS multiplies, not cuBLASLt, which prepares what is repeated. Local."""
+        before, self._factors = self._factors, True
+        try:
+            yield
+        finally:
+            self._factors = before
 
     def panel_width(self, order: int) -> int:
         """Return how many columns a panel has: wide ones multiply faster, narrow ones let ranks wait less. Local."""
@@ -68,6 +82,48 @@ class GpuFactorOperations(CublasmpOperations):
         if below.size:
             left = square.conj() if square.dtype.kind == "c" else square
             self.trsm(1, left, below.T, lower=True, unit=False)
+
+    def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
+        """Queue the solution of ``a y = alpha x`` in the place of ``x``. Local.
+
+        If it is large, by products with the inverses of the blocks on the diagonal of ``a``, each followed by a step of
+        iterative refinement: cuBLAS, which solves with small blocks, leaves most multiprocessors idle. Without the step
+        the residual would grow with the condition of a block.
+        """
+        order, columns = self.inverts
+        if len(a) < order or x.shape[1] < columns:
+            super().trsm(alpha, a, x, lower=lower, unit=unit)
+            return
+        dtype = np.dtype(x.dtype)
+        n, width = len(a), self._kernels.leaf(dtype)
+        of, lane = (a if lower else a.T), self._lane
+        copies, inverses = (
+            self._room(f"{name} {lane}", (width, n), dtype, "F") for name in ("blocks", "inverses")
+        )
+        by_rows = x.strides[0] > x.strides[1]
+        room = self._room(f"solved {lane}", (width, x.shape[1]), dtype, "C" if by_rows else "F")
+        self._kernels.invert(self._current(), of, copies, inverses, unit=unit)
+        starts = range(0, n, width)
+        for start in starts if lower else reversed(starts):
+            stop = min(start + width, n)
+            block, inverse = (each[: stop - start, start:stop] for each in (copies, inverses))
+            if not lower:
+                block, inverse = block.T, inverse.T
+            before = slice(0, start) if lower else slice(stop, n)
+            own, found = x[start:stop], room[: stop - start]
+            self.gemm(-1, a[start:stop, before], x[before], alpha, own)
+            self.gemm(1, inverse, own, 0, found)
+            self.gemm(-1, block, found, 1, own)
+            self.gemm(1, inverse, own, 1, found)
+            self.copy_panel(own.T if by_rows else own, found.T if by_rows else found)
+
+    def _room(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str) -> Array:
+        """Return an array in a buffer that only the current lane uses. Local."""
+        if self._lane == "main":
+            return self.scratch(name, shape, dtype, order)
+        flat = self._runtime.arena.buffer("operations", name, math.prod(shape) * dtype.itemsize)
+        flat = flat[: math.prod(shape) * dtype.itemsize].view(dtype)
+        return flat.reshape(shape) if order == "C" else flat.reshape(shape[::-1]).T
 
     def _solver(
         self,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import groupby
 from typing import Any
 
 from ..dense.factor_panels import OwnPanels
@@ -151,8 +152,10 @@ class QueuedPanels(OwnPanels):
 
     @contextlib.contextmanager
     def _with_squares(self) -> Iterator[None]:
-        operations, width = self._operations, self.shape.width
-        squares = [self.own(k)[slice(*self.shape.bounds(k))] for k in self.mine]
+        operations, shape = self._operations, self.shape
+        width = shape.width * shape.group  # of adjacent panels, which are updated together
+        runs = [list(run) for _, run in groupby(self.mine, lambda k: k // shape.group)]
+        squares = [self.run(run)[shape.bounds(run[0])[0] : shape.bounds(run[-1])[1]] for run in runs]
         room = operations.scratch("above", (width, width * len(squares)), self.dtype, "F")
         kept = [room[: len(square), i * width :][:, : len(square)] for i, square in enumerate(squares)]
         for square, copy in zip(squares, kept, strict=True):

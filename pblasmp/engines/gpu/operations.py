@@ -30,6 +30,8 @@ Array = Any
 
 _INT_MAX = 2**31 - 1
 _LANES = ("main", "beside0", "beside1", "beside2")  # streams of products that run at the same time
+_BESIDE = (*_LANES[1:], "beside3")  # likewise, while the caller's stream goes on
+_BLAS_TYPES = tuple(np.dtype(name) for name in ("f4", "f8", "c8", "c16"))
 _DEFAULT_ALGO = -1  # CUBLAS_GEMM_DEFAULT
 
 
@@ -59,6 +61,8 @@ class CublasmpOperations:
         self._products = None if session.gpu is None else session.gpu.products
         self._handle = cupy.cuda.device.get_cublas_handle()
         self._lane = _LANES[0]
+        self._factors = False
+        self._turn, self._lags = 0, False  # whether the caller's stream has yet to wait for the last tasks
         self._sums: dict[
             tuple[bool, bool, bool, str | None, bool], Any
         ] = {}  # kernels, by what they add and where
@@ -156,8 +160,24 @@ class CublasmpOperations:
         (x, op_x), (w, op_w) = _row_major(a), _row_major(b)
         rows, cols = d.shape
         target = View(int(d.data.ptr), rows, cols, ldd, np.dtype(d.dtype))
+        if self._factors and c is None and compute is None and self._is_plain(a, b, d):
+            assert self._products is not None
+            letter, stream = element_type(d.dtype).blas, self.xp.cuda.get_current_stream().ptr
+            self._products.gemm(
+                stream, letter, x, w, target, op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, lane=self._lane
+            )
+            return
         old = None if c is None else View.of(c)
         self.multiply(x, w, target, old, op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, compute=compute)
+
+    def _is_plain(self, a: Array, b: Array, d: Array) -> bool:
+        """Return whether cuBLAS has a product: of its own types, with small integers. Local."""
+        if self._products is None or self._products.cublas is None:
+            return False
+        small = (
+            max(*a.shape, *b.shape, *d.shape, *(max(x.strides) // x.itemsize for x in (a, b, d))) <= _INT_MAX
+        )
+        return small and a.dtype == b.dtype == d.dtype and d.dtype in _BLAS_TYPES
 
     def multiply(
         self,
@@ -229,24 +249,41 @@ class CublasmpOperations:
             int(compute_type(x.dtype, compute)), _DEFAULT_ALGO,
         )  # fmt: skip
 
-    def concurrently(self, tasks: Sequence[Callable[[], None]]) -> None:
+    def concurrently(self, tasks: Sequence[Callable[[], None]], *, follows: bool = False) -> None:
         """Queue tasks on a few streams: products too small for all multiprocessors run at the same time. Local."""
-        gpu = self._session.gpu
-        lanes = _LANES[: len(tasks)] if gpu is not None else ()
+        gpu, lags = self._session.gpu, follows or self._lags
+        lanes = (_BESIDE if lags else _LANES)[: len(tasks)] if gpu is not None else ()
         if len(lanes) < 2:
             for task in tasks:
                 task()
             return
         assert gpu is not None
         self._runtime.follow_stream()
-        with gpu.forked(*lanes[1:]):
-            try:
-                for i, task in enumerate(tasks):
-                    self._lane = lanes[i % len(lanes)]
-                    with current(gpu.stream(self._lane)):
-                        task()
-            finally:
-                self._lane = _LANES[0]
+        gpu.use_current_stream()
+        others = [lane for lane in lanes if lane != _LANES[0]]
+        for lane in others:
+            gpu.follow(lane, "main")
+        try:
+            for i, task in enumerate(tasks):
+                self._lane = lanes[i % len(lanes)]
+                with current(gpu.stream(self._lane)):
+                    task()
+        except BaseException:
+            follows = False
+            raise
+        finally:
+            self._lane = _LANES[0]
+            self._join(gpu, others, follows)
+
+    def _join(self, gpu: Any, lanes: Sequence[str], follows: bool) -> None:
+        """Let the caller's stream wait for what lanes have queued, or if more follows, for what they had before."""
+        self._turn = 1 - self._turn
+        for lane in lanes:
+            gpu.mark(f"{lane} {self._turn}", lane)
+        if not follows or self._lags:
+            for lane in lanes:
+                gpu.await_mark("main", f"{lane} {1 - self._turn if follows else self._turn}")
+        self._lags = follows
 
     @contextmanager
     def beside(self, lane: str) -> Iterator[None]:

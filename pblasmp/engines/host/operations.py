@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,7 @@ class HostOperations:
         blas.gemm(self._library, alpha, a, b, beta, target)
         d[...] = target
 
-    def concurrently(self, tasks: Sequence[Callable[[], None]]) -> None:
+    def concurrently(self, tasks: Sequence[Callable[[], None]], *, follows: bool = False) -> None:
         """Run tasks one after the other, each with all threads. Local."""
         for task in tasks:
             task()
@@ -116,6 +117,10 @@ class HostOperations:
     def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
         """Replace ``x`` by the solution of ``a y = alpha x``. Local."""
         blas.trsm(self._library, alpha, a, x, lower=lower, unit=unit)
+
+    def factoring(self) -> AbstractContextManager[None]:
+        """Return a context for a factorisation, in which nothing is different. Local."""
+        return nullcontext()
 
     def panel_width(self, order: int) -> int:
         """Return how many columns a panel has, whatever the order. Local."""

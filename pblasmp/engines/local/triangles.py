@@ -38,6 +38,7 @@ class Gemm(NamedTuple):
         start: global index where k begins.
         compute: the type in which products are summed.
         c: like ``target``, which is the default.
+        follows: another product of the same parts is added to the same target next.
     """
 
     alpha: complex
@@ -48,6 +49,7 @@ class Gemm(NamedTuple):
     start: int = 0
     compute: str | None = None
     c: Array | None = None
+    follows: bool = False
 
 
 Kernel = Callable[[Operations, Gemm], None]
@@ -182,7 +184,8 @@ class ResultPart:
             operations.gemm(g.alpha, left, right, 0, product, g.compute)
             operations.add(view, 1, product, g.beta, view if old is None else old, part, conjugate=False)
 
-        operations.concurrently([partial(multiply, *tile) for tile in self._tiles(operations)])
+        tasks = [partial(multiply, *tile) for tile in self._tiles(operations)]
+        operations.concurrently(tasks, follows=g.follows)
 
     def _tiles(self, operations: Operations) -> list[Tile]:
         self._local.indices(operations.xp)  # made now, since tasks on several streams read them

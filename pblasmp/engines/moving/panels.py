@@ -34,9 +34,15 @@ def cut(k: int, width: int, lead: int = 0, *, backwards: bool = False) -> list[t
     """Return the panels of k of at most ``width`` indices, in order from either end. Local.
 
     Nothing is multiplied while the first one arrives: it has ``lead`` indices, if that is given and many more follow.
+    Each later one has up to twice as many as the one that is multiplied while it arrives.
     """
-    begun = [(0, lead)] if 0 < FOLLOWS * lead <= k else []
-    panels = begun + [(at, min(at + width, k)) for at in range(lead if begun else 0, k, width)]
+    panels, at, wide = [], 0, lead if 0 < FOLLOWS * lead <= k else width
+    while at < k:
+        stop = min(at + wide, k)
+        if 2 * (k - stop) < wide and k - at <= width:
+            stop = k  # rather than another short one
+        panels.append((at, stop))
+        at, wide = stop, min(2 * wide, width)
     return [(k - stop, k - start) for start, stop in panels] if backwards else panels
 
 
@@ -81,7 +87,7 @@ def memory_refusal(
 
 
 class Panels:
-    """Operands that arrive in slabs, panel by panel, with two panels in memory if there are several. Collective.
+    """Operands that arrive in slabs, panel by panel, with two or three panels in memory. Collective.
 
     Args:
         engine: where it runs.
@@ -126,12 +132,14 @@ class Panels:
         # Whether the ranks wait for each other after writing slabs: the same on every rank, even an idle one.
         self.fenced = self._shared and not all(in_place)
         widths = [stop - start for start, stop in self.panels]
-        self._bytes = [  # of the two halves
+        # While a panel is multiplied the next one arrives; on GPUs the one before may still be multiplied, too.
+        self._parts = 3 if engine.traits.queues else 2
+        self._bytes = [
             [
-                0 if still else x.memory_bytes(domain, max(widths[half::2], default=0))
+                0 if still else x.memory_bytes(domain, max(widths[part :: self._parts], default=0))
                 for x, still in zip(operands, in_place, strict=True)
             ]
-            for half in range(2)
+            for part in range(self._parts)
         ]
         self.nbytes = sum(map(sum, self._bytes)) if made else 0
         self.nbytes += sum(  # of the two panels that are under way at once
@@ -139,23 +147,29 @@ class Panels:
             for stagings in self._stagings
         )
         if engine.traits.queues:  # the ranks agree now, but not in a run
-            for i in range(min(2, len(self.panels))):
+            for i in range(min(self._parts, len(self.panels))):
                 for which, stagings in enumerate(self._stagings):
                     if stagings[i] is not None:
                         self._buffer(which, i)
 
     def _buffer(self, which: int, i: int) -> Array:
         """Return the memory of an operand's slabs of panel ``i``."""
-        name = f"{'abcd'[which]}{i % 2}"
-        return self._engine.transport.buffer(name, self._bytes[i % 2][which], shared=self._shared)
+        part = i % self._parts
+        name = f"{'abcd'[which]}{part}"
+        return self._engine.transport.buffer(name, self._bytes[part][which], shared=self._shared)
 
     def arrive(self, arrays: dict[str, Array]) -> Iterator[tuple[int, int, list[Array | dict[int, Array]]]]:
-        """Yield (start, stop, operands) of each panel when it is there. Collective over the ranks.
+        """Start moving the first panel; return (start, stop, operands) of each in turn. Collective over the ranks.
 
         An operand is its slabs by process, each as outer × k, or this rank's own array if it stays in place. The ranks
         have agreed since the last run, so that no rank still multiplies what is overwritten here.
         """
-        coming = self._start(0, arrays) if self.panels else []
+        return self._arriving(self._start(0, arrays) if self.panels else [], arrays)
+
+    def _arriving(
+        self, coming: list[Any], arrays: dict[str, Array]
+    ) -> Iterator[tuple[int, int, list[Array | dict[int, Array]]]]:
+        """Yield each panel when it is there, after the next one has been started."""
         for i, (start, stop) in enumerate(self.panels):
             following = self._start(i + 1, arrays) if i + 1 < len(self.panels) else []
             slabs = [self._arrived(part) for part in coming]
@@ -172,7 +186,7 @@ class Panels:
             )
 
     def _start(self, i: int, arrays: dict[str, Array]) -> list[Any]:
-        """Start moving panel ``i``; panels alternate between two halves of the buffers."""
+        """Start moving panel ``i``; panels take turns in parts of the buffers."""
         parts: list[Any] = []
         for which, (x, stagings) in enumerate(zip(self._operands, self._stagings, strict=True)):
             staging = stagings[i]

@@ -39,7 +39,7 @@ class Counting:
         np.copyto(d, alpha * x + (beta * c if beta else 0), where=part.mask)
         self.cut += 1
 
-    def concurrently(self, tasks):
+    def concurrently(self, tasks, *, follows=False):
         self.forked = True
         for task in tasks:
             task()

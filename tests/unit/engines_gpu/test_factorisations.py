@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 
 import pblasmp as pb
-from pblasmp.engines.dense import panel_shape
+from pblasmp.engines.dense import factor_panels, panel_shape
+from pblasmp.engines.gpu.kernels import factor
+from pblasmp.engines.gpu.kernels.factor import FactorKernels
 from tests.helpers import factor_cases
 from tests.helpers.factor_cases import CASES, TYPES, failures, panels_of
 from tests.helpers.lengths import in_turn
@@ -20,21 +26,58 @@ from tests.helpers.mpi import run_mpi, starts_ranks
 
 def everything(comm: Any, path: str) -> Any:
     rng = np.random.default_rng(91)
-    with machine(path, Multiplying, comm=comm) as lib:
+    with (
+        machine(path, Multiplying, comm=comm) as lib,
+        mock.patch.object(FactorKernels, "invert", autospec=True, side_effect=FactorKernels.invert) as invert,
+    ):
         with pb.Context(comm, engine="cublasmp") as ctx:
             for case in CASES:
                 for dtype in TYPES:
-                    with panels_of(ctx, int(rng.integers(1, 9))):
+                    with panels_of(ctx, int(rng.integers(1, 9))), by_inverses(ctx, int(rng.integers(1, 5))):
                         yield case(ctx, rng, dtype)
             with panels_of(ctx, 4):
                 yield from failures(ctx, rng)
+        yield "inverses", None if invert.call_count else "none"
         lib.assert_clean()
         lib.gpu.assert_clean()
+
+
+@contextmanager
+def by_inverses(ctx: pb.Context, width: int) -> Iterator[None]:
+    """Solve triangles with more than ``width`` rows by inverses of such blocks; move triangles in narrow columns."""
+    with (
+        mock.patch.object(factor, "_LEAF", 2 * width),
+        mock.patch.object(ctx.engine.operations, "inverts", (width + 1, 1)),
+        mock.patch.object(factor_panels, "_SLAB", 2 * width),
+    ):
+        yield
 
 
 @starts_ranks
 def test_every_layout(stand_in: Any) -> None:
     run_mpi(everything, 3, path=stand_in(1000))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_solve_by_inverses_is_as_accurate_as_lapack(lib: Any, ctx: Any, dtype: str) -> None:
+    rng, operations, eps = np.random.default_rng(5), ctx.engine.operations, np.finfo(dtype).eps
+    with by_inverses(ctx, 4):
+        for lower, unit, order, across in itertools.product((True, False), (True, False), "CF", "CF"):
+            a = factor_cases.random(rng, (19, 19), dtype) + 3 * np.eye(19)
+            whole = np.array(a, dtype, order=order)
+            triangle = (np.tril if lower else np.triu)(whole)
+            if unit:
+                np.fill_diagonal(triangle, 1)
+            whole[np.triu(np.ones((19, 19), bool), 1) if lower else np.tril(np.ones((19, 19), bool), -1)] = (
+                np.nan
+            )
+            b = factor_cases.random(rng, (19, 5), dtype).astype(dtype)
+            x = ctx.engine.xp.asarray(np.array(b, order=across))
+            operations.trsm(2, ctx.engine.xp.asarray(whole), x, lower=lower, unit=unit)
+            found = np.asarray(x)
+            error = abs(triangle @ found - 2 * b) / (abs(triangle) @ abs(found))
+            assert error.max() < 10 * eps, (lower, unit, order, across)
+    assert not lib.gpu.faults
 
 
 def where_they_are(comm: Any, path: str) -> Any:

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -216,3 +221,61 @@ def test_symmetric_memory_is_used_again_when_all_work_is_done(ctx, lib):
     ctx.engine.recycle(x.local)
     assert lib.gpu.events[0][0] == "synchronize"
     assert ctx.empty(D, symmetric=True).local.data.ptr == address
+
+
+class Lanes:
+    """Streams of a GPU: what each has done or waits for, of the tasks queued so far."""
+
+    def __init__(self, cupy: Any) -> None:
+        self._stream = cupy.cuda.get_current_stream()
+        self.known: dict[str, set[Any]] = defaultdict(set)
+        self._marks: dict[str, set[Any]] = {}
+
+    def stream(self, name: str) -> Any:
+        return self._stream
+
+    def use_current_stream(self) -> None: ...
+
+    def follow(self, later: str, earlier: str) -> None:
+        self.known[later] |= self.known[earlier]
+
+    def mark(self, name: str, stream: str) -> None:
+        self._marks[name] = set(self.known[stream])
+
+    def await_mark(self, stream: str, name: str) -> None:
+        self.known[stream] |= self._marks[name]
+
+
+def test_work_between_tasks_that_follow_each_other_waits_for_those_before_the_last(
+    lib: Any, ctx: Any
+) -> None:
+    operations, lanes = ctx.engine.operations, Lanes(ctx.engine.xp)
+
+    def task(panel: int, number: int) -> None:
+        known = lanes.known[operations._lane]
+        assert panel == 0 or (panel - 1, number) in known
+        assert ("arrived", panel) in known
+        known.add((panel, number))
+
+    with mock.patch.object(operations, "_session", SimpleNamespace(gpu=lanes)):
+        for _ in range(2):
+            for panel in range(4):
+                lanes.known["main"].add(("arrived", panel))
+                operations.concurrently([partial(task, panel, i) for i in range(6)], follows=panel < 3)
+                before = {(i, number) for i in range(panel) for number in range(6)}
+                own = {(panel, number) for number in range(6)}
+                assert before <= lanes.known["main"]
+                assert (own <= lanes.known["main"]) == (panel == 3)
+            lanes.known.clear()
+
+
+def test_a_factorisation_has_its_products_from_cublas(lib: Any, ctx: Any) -> None:
+    """On the stream and with the workspace of its lane, which the simulator checks; level 3 takes cuBLASLt's."""
+    a = ctx.eye(replace(D, dtype="float64"))
+    with mock.patch.object(ctx.engine.operations, "factor_width", 2):
+        lib.gpu.events.clear()
+        pb.cholesky(a)
+    assert len(lib.gpu.did("cuBLAS")) >= 3
+    assert not lib.gpu.lt.calls
+    pb.matmul(a, a, algo="gathered")
+    assert lib.gpu.lt.calls

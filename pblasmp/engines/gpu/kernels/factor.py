@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .compiled import CompiledKernels
-from .factor_source import JUDGE, LOOK, LU, PAIRS, QR, SWAP
+from .factor_source import INVERT, JUDGE, LOOK, LU, PAIRS, QR, SWAP
 
 __all__ = ["FactorKernels"]
 
@@ -23,6 +23,7 @@ _WIDEST = {"lu": 64, "qr": 32}  # columns of 8 bytes, or fewer, of a panel that 
 _ROWS = 384  # of a panel, that a block has if there are few
 _RESERVED = 16384  # bytes of shared memory that a panel does not get
 _BLOCKS = 1024  # for which there are slots, at most
+_LEAF = 128  # rows of a block of 8 bytes an element that is inverted in shared memory
 _LIMIT = 97  # cudaDevAttrMaxSharedMemoryPerBlockOptin
 
 _TYPES = {"float32": ("float", "float"), "float64": ("double", "double"), "complex64": ("c64", "float")}
@@ -65,6 +66,24 @@ class FactorKernels(CompiledKernels):
         kernel = self._of("judge", JUDGE, np.dtype(a.dtype))
         arguments = _at(a), _ld(a), np.int32(rows), np.int32(cols), _at(found), _at(info), np.int32(first)
         kernel((1,), (_THREADS,), arguments, stream=stream)
+
+    def leaf(self, dtype: np.dtype) -> int:
+        """Return how many rows and columns the blocks have that ``invert`` inverts. Local."""
+        return _LEAF if dtype.itemsize < 16 else _LEAF // 2
+
+    def invert(self, stream: Any, a: Array, copies: Array, inverses: Array, *, unit: bool) -> None:
+        """Queue the inversion of the blocks on the diagonal of a lower triangle, which is in any order. Local.
+
+        ``inverses``, in F order, becomes the inverses side by side, ``copies`` the blocks, both with zeros above their
+        diagonals.
+        """
+        n, dtype = len(a), np.dtype(a.dtype)
+        width = self.leaf(dtype)
+        memory = width * (width + 5) * dtype.itemsize
+        kernel = self._of("invert", INVERT, dtype, room=memory, WIDTH=width)
+        down, across = (np.int64(stride // a.itemsize) for stride in a.strides)
+        arguments = _at(a), down, across, np.int32(n), np.int32(unit), _at(copies), _at(inverses)
+        kernel((-(-n // width),), (4 * width,), arguments, stream=stream, shared_mem=memory)
 
     def swap(self, stream: Any, a: Array, pivots: Array, first: int, *, back: bool = False) -> None:
         """Queue the exchange of row i of ``a`` with row ``pivots[i] - 1 - first``, for every i in turn. Local.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-__all__ = ["JUDGE", "LOOK", "LU", "PAIRS", "QR", "SWAP"]
+__all__ = ["INVERT", "JUDGE", "LOOK", "LU", "PAIRS", "QR", "SWAP"]
 
 _COMMON = r"""
 typedef unsigned int u32; typedef unsigned long long u64; typedef long long i64;
@@ -76,6 +76,55 @@ extern "C" __global__ void __launch_bounds__(512) judge(
     *info = at > 0 && !nan ? first + at : 0;
     found[0] = found[1] = 0;
   }
+}
+"""
+)
+
+# A block of threads for each block of the diagonal of a lower triangle, n x n: its copy, with zeros above the diagonal,
+# and its inverse. Both go side by side into matrices with WIDTH rows. a[i * down + j * across] is in row i, column j.
+INVERT = (
+    _COMMON
+    + r"""
+__device__ __forceinline__ float plus(float a, float b) { return a + b; }
+__device__ __forceinline__ double plus(double a, double b) { return a + b; }
+__device__ __forceinline__ c64 plus(c64 a, c64 b) { a.x += b.x; a.y += b.y; return a; }
+__device__ __forceinline__ c128 plus(c128 a, c128 b) { a.x += b.x; a.y += b.y; return a; }
+__device__ __forceinline__ void one(float& a) { a = 1; }
+__device__ __forceinline__ void one(double& a) { a = 1; }
+__device__ __forceinline__ void one(c64& a) { a.x = 1; a.y = 0; }
+__device__ __forceinline__ void one(c128& a) { a.x = 1; a.y = 0; }
+extern "C" __global__ void __launch_bounds__(4 * WIDTH) invert(
+    const T* a, i64 down, i64 across, int n, int unit, T* copy, T* inverse) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  T *x = (T*)memory, *pivots = x + WIDTH * WIDTH, *parts = pivots + WIDTH;  // x(i, j) is x[j * WIDTH + i]
+  int t = threadIdx.x, start = blockIdx.x * WIDTH, size = min(WIDTH, n - start), i = t % WIDTH, part = t / WIDTH;
+  i64 base = (i64)start * WIDTH;
+  for (int at = t; at < WIDTH * size; at += 4 * WIDTH) {
+    int r = at % WIDTH, c = at / WIDTH;
+    T value = {};
+    if (r < size && r > c) value = a[(start + r) * down + (start + c) * across];
+    if (r == c) {
+      if (unit) one(value);
+      else value = a[(start + r) * down + (start + c) * across];
+      pivots[c] = value;
+    }
+    x[at] = copy[base + at] = value;
+  }
+  __syncthreads();
+  for (int j = size - 1; j >= 0; --j) {  // columns from j + 1 on are inverted
+    T sum = {};
+    if (i > j && i < size)
+      for (int k = j + 1 + part; k <= i; k += 4) take(sum, x[k * WIDTH + i], x[j * WIDTH + k]);
+    parts[part * WIDTH + i] = sum;
+    __syncthreads();
+    if (part == 0) {
+      sum = plus(plus(parts[i], parts[WIDTH + i]), plus(parts[2 * WIDTH + i], parts[3 * WIDTH + i]));
+      if (i == j) one(sum);
+      if (i >= j && i < size) x[j * WIDTH + i] = over(sum, pivots[j]);
+    }
+    __syncthreads();
+  }
+  for (int at = t; at < WIDTH * size; at += 4 * WIDTH) inverse[base + at] = x[at];
 }
 """
 )
