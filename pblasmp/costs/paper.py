@@ -71,7 +71,8 @@ class LogEntry:
     """What a rank does with others, as its transport is asked to.
 
     Attributes:
-        kind: "exchange", "messages", "gather", "sum", "scatter" or "fence".
+        kind: "exchange", "messages", "pushes" (which the receiver does not write down), "gather", "sum", "scatter" or
+            "fence".
         exchange, slots: of an exchange.
         sends, receives: of messages, (bytes, other rank) of each.
         nbytes: of a collective, what this rank puts in.
@@ -273,11 +274,11 @@ class PaperOperations(HostOperations):
         self.flops = 0
         self.shapes: Shapes = Counter()
 
-    def _count(self, kernel: str, m: int, n: int, k: int, flops: int, like: Ghost) -> None:
-        self.flops += flops * (4 if like.dtype.kind == "c" else 1)
+    def _count(self, kernel: str, m: int, n: int, k: int, flops: int, dtype: np.dtype) -> None:
+        self.flops += flops * (4 if dtype.kind == "c" else 1)
         if flops:
-            self.shapes[kernel, like.dtype.name, m, n, k] += 1
-            self._events.append(Event("kernel", (kernel, like.dtype.name, m, n, k), ahead=self.ahead))
+            self.shapes[kernel, dtype.name, m, n, k] += 1
+            self._events.append(Event("kernel", (kernel, dtype.name, m, n, k), ahead=self.ahead))
 
     def gemm(
         self, alpha: complex, a: Any, b: Any, beta: complex, d: Any, compute: Any = None, c: Any = None
@@ -287,19 +288,19 @@ class PaperOperations(HostOperations):
         if (a.shape[0], b.shape[1]) != d.shape or a.shape[1] != b.shape[0]:
             raise ValueError(f"cannot multiply {a.shape} by {b.shape} to {d.shape}")
         (m, k), n = a.shape, b.shape[1]
-        self._count("gemm", m, n, k, 2 * m * n * k, a)
+        self._count("gemm", m, n, k, 2 * m * n * k, a.dtype)
 
     def trsm(self, alpha: complex, a: Any, x: Any, *, lower: bool, unit: bool) -> None:
         """Count a solve. Local."""
         del alpha, a, lower, unit
         m, n = x.shape
-        self._count("trsm", m, n, m, m * m * n, x)
+        self._count("trsm", m, n, m, m * m * n, x.dtype)
 
     def potrf(self, a: Any, info: Any, first: int) -> None:
         """Count the factorisation of a panel. Local."""
         del info, first
         n = a.shape[1]
-        self._count("potrf", n, n, n, n**3 // 3, a)
+        self._count("potrf", n, n, n, n**3 // 3, a.dtype)
         if len(a) > n:
             self.trsm(1, a[:n], a[n:].T, lower=True, unit=False)
 
@@ -307,7 +308,7 @@ class PaperOperations(HostOperations):
         """Count the factorisation of a panel. Local."""
         del pivots, info, first
         (m, n), k = a.shape, min(a.shape)
-        self._count("getrf", m, n, k, 2 * m * n * k - (m + n) * k**2 + 2 * k**3 // 3, a)
+        self._count("getrf", m, n, k, 2 * m * n * k - (m + n) * k**2 + 2 * k**3 // 3, a.dtype)
 
     def swap_rows(self, a: Any, first: int, last: int, pivots: Any, *, back: bool = False) -> None:
         """Count exchanges of rows. Local."""
@@ -322,13 +323,13 @@ class PaperOperations(HostOperations):
         """Count the factorisation of a panel. Local."""
         del t
         m, n = a.shape
-        self._count("geqrt", m, n, n, 2 * m * n * n - 2 * n**3 // 3, a)
+        self._count("geqrt", m, n, n, 2 * m * n * n - 2 * n**3 // 3, a.dtype)
 
     def larft(self, v: Any, tau: Any, t: Any) -> None:
         """Count the product that it is. Local."""
         del tau, t
         m, n = v.shape
-        self._count("gemm", n, n, m, m * n * n, v)
+        self._count("gemm", n, n, m, m * n * n, v.dtype)
 
     def add(
         self, d: Any, alpha: complex, x: Any, beta: complex, c: Any, part: LocalPart | None, *, conjugate: bool

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,16 @@ from ..engines.dense.factor_panels import OwnPanels
 from ..engines.gpu.engine import CublasmpEngine
 from ..engines.gpu.factor_operations import GpuFactorOperations
 from ..engines.gpu.factor_panels import QueuedPanels
+from ..engines.gpu.kernels.lt import Batch
+from ..engines.gpu.kernels.views import View
+from ..engines.gpu.push import product as push
 from ..engines.tensor import messages
-from .ghosts import ghost
+from .ghosts import Ghost, ghost
 from .paper import Event, LogEntry, PaperEngine, PaperOperations, PaperTransport, PlannedExchange, Ranks
 
 __all__ = ["PaperGpuEngine"]
+
+_WHOSE = 48  # bits of an address below those that tell whose it is
 
 
 class _GpuTransport(PaperTransport):
@@ -47,6 +53,15 @@ class _GpuOperations(PaperOperations):
     panel_flops, factor_alone = GpuFactorOperations.panel_flops, GpuFactorOperations.factor_alone
     factor_width = GpuFactorOperations.factor_width
     panel_width: Any = GpuFactorOperations.panel_width
+
+    def multiply(
+        self, x: View, w: View, d: View, c: View | None = None, *, op_x: str, batch: Batch | None = None, **_: Any
+    ) -> None:  # fmt: skip
+        """Count a product, or the products of a batch. Local."""
+        del w, c
+        k = x.cols if op_x == "N" else x.rows
+        for _each in range(1 if batch is None else batch.size):
+            self._count("gemm", d.rows, d.cols, k, 2 * d.rows * d.cols * k, x.dtype)
 
     def __init__(self, events: list[Event], cores: int) -> None:
         super().__init__(events, cores)
@@ -133,11 +148,56 @@ class _QueuedPanels(QueuedPanels):
             self._paper.events.append(event)
 
 
+class _PaperGpu:
+    """What products that push queue on a GPU: what goes to whom is written down. See ``engines.gpu.runtime.gpu.Gpu``.
+
+    An address tells whose memory it is in.
+    """
+
+    windows = None
+
+    def __init__(self, engine: PaperGpuEngine) -> None:
+        transport = engine.transport
+        self._log: list[LogEntry] = transport.log
+        self.rank, self.size = int(transport.rank), int(transport.size)
+        self.why_no_windows = "" if len(transport.nodes) == 1 else "GPUs of other nodes are out of reach"
+        self._pushed = 0  # bytes since the last flag
+
+    def symmetric(self, name: str, rank: int) -> int:  # noqa: ARG002
+        """Return the address of a rank's buffer. Local."""
+        return (rank + 1) << _WHOSE
+
+    def scratch(self, name: str, nbytes: int) -> int:  # noqa: ARG002
+        """Return the address of this GPU's own buffer. Local."""
+        return (self.rank + 1) << _WHOSE
+
+    def push(self, stream: str, to: View, of: View, count: int = 1, steps: tuple[int, int] = (0, 0)) -> None:
+        """Count a copy to a peer. Local."""
+        del stream, to, steps
+        self._pushed += of.nbytes * count
+
+    def raise_flag(self, stream: str, rank: int, number: int) -> None:
+        """Write down what was pushed since the last flag. Local."""
+        del stream, number
+        self._log.append(LogEntry("pushes", sends=((self._pushed, rank),)))
+        self._pushed = 0
+
+    def copy(self, stream: str, to: View, of: View) -> None:
+        """Count a copy by a kernel. Local."""
+        del stream, of
+        Ghost.written += to.nbytes
+
+    def _nothing(self, *_: Any) -> None:
+        """Do nothing: it moves nothing, or ``copied_bytes`` has it."""
+
+    reserve = begin = end = follow = use_current_stream = await_flags = move = _nothing
+
+
 class PaperGpuEngine(PaperEngine):
     """The engine of one of many GPU ranks that nobody has started. Making one is local.
 
-    It has the GPU engine's traits and tiles, and of its algorithms those that every engine has; they move what the
-    others push or let cuBLASMp send.
+    It has the GPU engine's traits and tiles, and of its algorithms "push" and those that every engine has. cuBLASMp's
+    move what these do, and tensor-parallel products send as much by any algorithm.
 
     Args:
         ranks: all of them.
@@ -145,11 +205,13 @@ class PaperGpuEngine(PaperEngine):
     """
 
     traits = CublasmpEngine.traits
-    methods = (*dense.METHODS, *messages.METHODS)
+    methods = (*push.METHODS, *dense.METHODS, *messages.METHODS)
 
     def _begin(self, ranks: Ranks, rank: int) -> None:
         self.operations: Any = _GpuOperations(self.events, ranks.cores or ranks.per_node)
         self.transport: Any = _GpuTransport(ranks, rank, self.events)
+        runtime = SimpleNamespace(size=ranks.size, queueing=nullcontext)
+        self.session = SimpleNamespace(gpu=_PaperGpu(self), runtime=runtime, recordings=lambda: None)
 
     @contextlib.contextmanager
     def ahead(self) -> Iterator[None]:

@@ -121,7 +121,8 @@ def predict(
     """Return how long a computation takes on a machine, and what it needs. Local: needs no ranks, MPI or GPU.
 
     It is the time of a call among many: threads and caches are warm, and the host queues the next call while a GPU
-    computes. On GPUs the counts are those of slabs by messages, which the algorithms of GPUs move, too.
+    computes. Products of the GPUs of a node are counted as they push operands; other counts of GPUs are those of slabs
+    by messages, which their algorithms move, too.
 
     Args:
         problem: a MatmulProblem, Level3Problem, ParallelProblem or FactorProblem.

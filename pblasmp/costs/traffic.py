@@ -62,7 +62,7 @@ def traffic(
         rank: _run(ranks, rank, asked, options, nearest, gpus=gpus) for rank in sorted({*like} - {0})
     }
     for rank, run in runs.items():
-        _add_others(counts, ranks, rank, run)
+        _add_others(counts, ranks, rank, run, shares=not gpus)
 
     classes = np.searchsorted(sorted(runs), like)
 
@@ -81,7 +81,7 @@ def traffic(
         messages=counts.messages, copied_bytes=counts.copied, flops=each(lambda x: x.flops),
         memory_bytes=each(lambda x: x.memory_bytes), like=classes, turned_bytes=each(lambda x: x.turned_bytes),
         shapes=[runs[rank].shapes for rank in sorted(runs)], touched_bytes=each(lambda x: x.touched_bytes), links=links,
-        node_received=counts.received_here, collective_copies=each(lambda x: x.copied_bytes),
+        node_received=counts.received_here, collective_copies=each(lambda x: min(x.copied_bytes, x.touched_bytes)),
         node_bytes=counts.sent_here, shared_bytes=counts.shared, meetings=kinds["fence"],
         collectives=kinds["sum"] + kinds["gather"] + kinds["scatter"],
         events=[runs[rank].events for rank in range(ranks.size)] if isinstance(asked, FactorProblem) else [],
@@ -293,7 +293,7 @@ def _classes(problem: AnyProblem, ranks: Ranks, first: _Run) -> list[int]:
 
     Of a product that moves only slabs, those are ranks whose parts of the matrices have the same shapes.
     """
-    messages = any(entry.kind == "messages" for entry in first.log)
+    messages = any(entry.kind in ("messages", "pushes") for entry in first.log)
     if not isinstance(problem, MatmulProblem) or messages or problem.scheme != "gemm":
         return list(range(ranks.size))
     known: dict[tuple[object, ...], int] = {}
@@ -333,22 +333,27 @@ def _exchanged(ranks: Ranks, log: list[LogEntry]) -> Counts:
     return counts
 
 
-def _add_others(counts: Counts, ranks: Ranks, rank: int, run: _Run) -> None:
-    """Add what a rank sends and copies outside exchanges; the copies are from or to memory of its node.
+def _add_others(counts: Counts, ranks: Ranks, rank: int, run: _Run, *, shares: bool) -> None:
+    """Add what a rank sends and copies outside exchanges; if ranks share memory, from or to that of its node.
 
     Collectives move as much as their algorithm reports: parts and sums travel once.
     """
     here = set(ranks.nodes[rank // ranks.per_node])
     others = [each for each in range(ranks.size) if each != rank]
     counts.copied[rank] += run.copied_bytes
-    counts.shared[rank] += run.copied_bytes
+    counts.shared[rank] += run.copied_bytes if shares else 0
     counts.sent[rank] += run.sent_bytes
     rest = run.sent_bytes  # of sums over all ranks
     for entry in run.log:
         sends, receives = entry.sends, entry.receives
         counts.messages[rank] += len(sends)
         counts.received_messages[rank] += len(receives)
-        if entry.kind == "gather":
+        if entry.kind == "pushes":
+            for nbytes, to in sends:
+                counts.received[to] += nbytes
+                counts.received_here[to] += nbytes if to in here else 0
+                counts.received_messages[to] += 1
+        elif entry.kind == "gather":
             sends = tuple((entry.nbytes, each) for each in others)
             receives = tuple((entry.counts[each], each) for each in others)
         elif entry.kind == "scatter":

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.costs.traffic import traffic
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.gpu.push import plan as sections
 from pblasmp.engines.gpu.push.plan import PushPlan
@@ -104,6 +105,35 @@ def test_any_layout(monkeypatch, size, seed, dtype):
     rng = np.random.default_rng([seed, size])
     p, _ = random_product(rng, size, 24, dtype=dtype)
     run_all([Case(Peers(size), p, beta=seed % 3 - 1, seed=seed)], seed)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 6])
+def test_counts_on_paper(size):
+    """What a rank pushes, copies and receives, by the code that plans it; one node only."""
+    rng = np.random.default_rng(size)
+    for _ in range(8):
+        p, _ = random_product(rng, size, 24, dtype="float32")
+        counts = traffic(p, "push", nranks=size, gpus=True)
+        case = Case(Peers(size), p)
+        assert counts.algorithm == "push"
+        assert counts.sent_bytes.tolist() == [each.sent_bytes for each in case.pushed]
+        copied = [each.copied_bytes for each in case.pushed]
+        assert counts.copied_bytes.tolist() == copied
+        received = [
+            sum(
+                part.shape[0] * part.shape[1] * 4
+                for slab in case.plan.slabs
+                for part in slab.parts(rank)
+                if part.source != rank
+            )
+            for rank in range(size)
+        ]
+        assert counts.received_bytes.tolist() == received
+        assert counts.links == {"same_rank": sum(copied), "same_node": sum(received), "other_node": 0}
+        assert counts.messages.tolist() == [sum(map(len, each._steps)) for each in case.pushed]
+        assert counts.flops.sum() == p.flops
+    with pytest.raises(pb.UnsupportedError, match="GPUs of other nodes are out of reach"):
+        traffic(p, "push", nranks=size, ranks_per_node=1, gpus=True)
 
 
 PLAIN = pb.MatmulProblem.gemm(18, 20, 24, pb.Grid(2, 2), 4, dtype="float32", order="C")
