@@ -175,7 +175,10 @@ class DryTimes:
 def _dry(problem: Any, found: Prediction, machine: Machine) -> dict[str, DryTimes]:
     """Run a problem on pretended CPU ranks; return what that found. Local."""
     start = time.perf_counter()
-    algorithm, ranks = found.algorithm, found.traffic.nranks
+    ranks = found.traffic.nranks
+    algorithm = found.algorithm
+    if isinstance(problem, MatmulProblem) and algorithm == "push":  # of GPUs, which move the same slabs
+        algorithm = "gathered"
     run = dry_run(problem, algorithm, nranks=ranks, ranks_per_node=min(ranks, machine.ranks_per_node))
     seconds = time.perf_counter() - start
     messages, sent = int(run.messages.sum()), int(run.sent_bytes.sum())
