@@ -12,14 +12,16 @@ from numpy.typing import NDArray
 from .. import vector_calls
 from ..calls import number
 from ..dtypes import element_type
-from ..engines.direct import Asked, Held, Part, Pattern, pattern_of
+from ..engines.direct import Asked, Held, Part, Pattern, pattern_at
+from ..engines.direct.spans import Span
 from ..engines.direct.sub_matrix import in_first_column
 from .arguments import Faults
 from .grids import ProcessGrid, of_number
-from .operands import PblasOperand, entries
+from .operands import entries
 
 __all__ = ["DirectForm"]
 
+_INTEGER = {int}
 _REMEMBERED = 1024  # layouts of a grid
 
 
@@ -67,18 +69,25 @@ class _Layout:
 
 def _layout(grid: ProcessGrid, desc: Any, dtype: np.dtype) -> _Layout | None:
     """Return a descriptor's layout, None if there is something to say about it. Local."""
-    faults = Faults("", ["desc"])
-    values = entries(faults, "desc", desc)
-    if faults or of_number(values[1]) is not grid or min(values[2:6]) < 1 or values[8] < 1:
+    values = tuple(desc.tolist() if type(desc) is np.ndarray else desc)
+    if len(values) != 9 or values[0] != 1 or not {*map(type, values)} <= _INTEGER:
+        faults = Faults("", ["desc"])
+        values = entries(faults, "desc", desc)
+        if faults:
+            return None
+    _, context, m, n, mb, nb, rsrc, csrc, lld = values
+    if of_number(context) is not grid or min(m, n, mb, nb, lld) < 1:
         return None
-    if not (0 <= values[6] < grid.grid.nprow and 0 <= values[7] < grid.grid.npcol):
+    if not (0 <= rsrc < grid.grid.nprow and 0 <= csrc < grid.grid.npcol):
         return None
-    descriptor = PblasOperand("a", None, 1, 1, values, (0, 0)).descriptor(grid.grid, dtype)
-    rank = grid.context.rank
-    pattern, (rows, cols) = pattern_of(descriptor, rank), descriptor.local_shape(rank)
-    if pattern is None or values[8] < rows:
+    pattern = pattern_at((m, n), (mb, nb), grid.grid, (rsrc, csrc), dtype, "F", grid.context.rank)
+    if pattern is None:
         return None
-    return _Layout(pattern, values[2], values[3], rows, cols, values[8])
+    rows, cols = (
+        Span.of(axes, 0, extent).count(axes.mine) if axes.mine >= 0 else 0
+        for axes, extent in ((pattern.rows, m), (pattern.cols, n))
+    )
+    return None if lld < rows else _Layout(pattern, m, n, rows, cols, lld)
 
 
 class _Arguments:

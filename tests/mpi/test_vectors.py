@@ -142,6 +142,8 @@ def by_one_vote(comm):
     rows = pblas.numroc(n, block, row, 0, 2)
     desc, column = (pblas.descinit(n, k, block, block, 0, 0, ictxt, rows) for k in (n, 1))
     whole, x, y = (numbers(rng, shape, "float64") for shape in ((n, n), (n, 1), (n, 1)))
+    ranks = pblas.grids.of_number(ictxt).context.comm
+    wait, waits = ranks.wait, []
     at = [(np.arange(n) // block) % 2 == p for p in (row, col)]
     a = np.asfortranarray(whole[at[0]][:, at[1]])
     of_x, of_y = (np.asfortranarray(z[at[0]][:, : 1 - col]) for z in (x, y))
@@ -211,6 +213,11 @@ def by_one_vote(comm):
                 y = expected[name]()
                 same_here = (of_y == y[at[0]][:, : 1 - col]).all()
             yield name, None if same_here else "another result"
+        ranks.wait = lambda *given: waits.append(given) or wait(*given)
+        pblas.pdgemv(*calls["pdgemv T"]())
+        ranks.wait = wait
+        waited = len(waits) == (col == 0) and (of_y == expected["pdgemv T"]()[at[0]][:, : 1 - col]).all()
+        yield "who gets no part of y does not wait for the others'", None if waited else f"{len(waits)} waits"
         yield from _small_calls(n, (of_x, column), (of_y, column), (x, y), at[0], col)
         yield from _triangle_calls(n, (a, desc), (of_x, column), (of_y, column), whole, at)
         taken = len(looked)

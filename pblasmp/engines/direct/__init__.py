@@ -5,6 +5,6 @@ A *direct call* is computed at once, without a problem, a choice of algorithms a
 everything that it needs to know about a sub-matrix is a few integers, so that a call on a new one costs little.
 """
 
-from .asked import FAMILIES, Asked, Direct, Held, Part, Pattern, alias, pattern_of
+from .asked import FAMILIES, Asked, Direct, Held, Part, Pattern, alias, pattern_at, pattern_of
 
-__all__ = ["FAMILIES", "Asked", "Direct", "Held", "Part", "Pattern", "alias", "pattern_of"]
+__all__ = ["FAMILIES", "Asked", "Direct", "Held", "Part", "Pattern", "alias", "pattern_at", "pattern_of"]

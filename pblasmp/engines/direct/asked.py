@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -11,12 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dtypes import element_type
-from ...layout import MatrixDescriptor
+from ...layout import Grid, MatrixDescriptor
 from .spans import Axes
 
-__all__ = ["FAMILIES", "Asked", "Direct", "Held", "Part", "Pattern", "alias", "pattern_of"]
+__all__ = ["FAMILIES", "Asked", "Direct", "Held", "Part", "Pattern", "alias", "pattern_at", "pattern_of"]
 
 _LARGEST = 2**31 - 1  # BLAS's integers
+_ENTRIES = struct.Struct("=11q")  # of a descriptor
+
+Pair = tuple[int, int]
 
 
 class Pattern(NamedTuple):
@@ -116,19 +120,26 @@ Part = tuple[Held, int, int, int, int, bool]
 def pattern_of(descriptor: MatrixDescriptor, rank: int) -> Pattern | None:
     """Return what is known of a layout on this rank; None if BLAS lacks the type or an integer is too large. Local."""
     d = descriptor
-    letter = element_type(d.dtype).blas
-    if not letter or max(*d.shape, *d.block) > _LARGEST:
+    return pattern_at(d.shape, d.block, d.grid, d.source, d.dtype, d.order, rank, d.lead, d.ld)
+
+
+def pattern_at(
+    shape: Pair, block: Pair, grid: Grid, source: Pair, dtype: np.dtype, order: str, rank: int,
+    lead: Pair = (0, 0), ld: int | None = None,
+) -> Pattern | None:  # fmt: skip
+    """Return what ``pattern_of`` does, for the legal entries of a descriptor. Local."""
+    letter = element_type(dtype).blas
+    if not letter or max(*shape, *block) > _LARGEST:
         return None
-    coords = d.grid.coords(rank) if rank < d.grid.size else (-1, -1)
-    rows, cols = (
-        Axes(x.block, x.nprocs, x.source, x.lead, p) for x, p in zip((d.rows, d.cols), coords, strict=True)
-    )
-    grid = (*d.grid.shape, "" if 1 in d.grid.shape else d.grid.order)
-    digest = hashlib.blake2b(repr(d).encode(), digest_size=8).digest()
-    is_complex = d.dtype.kind == "c"
+    nprow, npcol = grid.shape
+    row, col = grid.coords(rank) if rank < grid.size else (-1, -1)
+    numbering = "" if 1 in grid.shape else grid.order
+    entries = _ENTRIES.pack(*shape, *block, nprow, npcol, *source, *lead, ld or 0)
+    digest = hashlib.blake2b(entries + f"{letter}{order}{numbering}".encode(), digest_size=8).digest()
     return Pattern(
-        rows, cols, grid, d.grid.size, d.order == "F", letter, d.dtype, d.dtype.itemsize, is_complex, digest
-    )
+        Axes(block[0], nprow, source[0], lead[0], row), Axes(block[1], npcol, source[1], lead[1], col),
+        (nprow, npcol, numbering), grid.size, order == "F", letter, dtype, dtype.itemsize, dtype.kind == "c", digest,
+    )  # fmt: skip
 
 
 FAMILIES = {

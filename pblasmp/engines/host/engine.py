@@ -70,8 +70,9 @@ class HostEngine:
         self.operations: Operations = HostOperations(
             self._library, self._buffers, min(cores, self._node.size)
         )
-        self.transport: Transport = HostTransport(comm, nodes, self._buffers, why_not_shared)
-        self.direct: Direct | None = HostDirect(self._library, self._buffers, self.operations, self.transport)
+        transport = HostTransport(comm, nodes, self._buffers, why_not_shared)
+        self.transport: Transport = transport
+        self.direct: Direct | None = HostDirect(self._library, self._buffers, self.operations, transport)
 
     @property
     def machine(self) -> str:

@@ -84,6 +84,14 @@ class HostTransport(Room):
         else:
             self._comm.wait(self._comm.board.imax(_NOTHING, _NOTHING))
 
+    def arrive(self) -> None:
+        """Take part in a ``fence`` of the other ranks without waiting for them, if this one reads nothing. Local.
+
+        The ranks vote by a board, and do so before any of them meets again.
+        """
+        assert self._comm.board is not None
+        self._comm.board.imax(_NOTHING, _NOTHING)
+
     def buffer(self, name: str, nbytes: int, *, shared: bool) -> NDArray[np.uint8]:
         """Return at least ``nbytes`` of the buffer ``name``. Collective over the node if ``shared``."""
         return self._buffers.get(f"transport {name}", nbytes, shared=shared)

@@ -3,8 +3,9 @@
 
 One meeting of the ranks per call: each rank first writes what others need of its operands into shared memory; then all
 vote on one number, which also says that everything has been written; then each rank computes its part of the result.
-If several ranks compute a part together, they meet once more before they take it. There are two sets of slabs. A rank
-that writes into one has voted since all ranks began to read the other, so nobody reads this one any more.
+If several ranks compute a part together, they meet once more before they take it; who takes nothing does not wait.
+There are two sets of slabs. A rank that writes into one has voted since all ranks began to read the other, so nobody
+reads this one any more.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from ....comm import Communicator, break_off, gather_on, vote_on
 from ...direct import FAMILIES, Asked
 from ...direct.slab_sets import SlabSets
 from ...direct.sub_matrix import UnfitError
-from ...protocol import Operations, Transport
+from ...protocol import Operations
 from .. import blas
 from ..buffers import Buffers
+from ..transport import HostTransport
 from .products import added, matmul
 from .program import MOST, Preparation, Program
 from .slabs import Array, Steps
@@ -47,7 +49,9 @@ class HostDirect:
         sets: the sets of slabs.
     """
 
-    def __init__(self, library: str, buffers: Buffers, operations: Operations, transport: Transport) -> None:
+    def __init__(
+        self, library: str, buffers: Buffers, operations: Operations, transport: HostTransport
+    ) -> None:
         self._library, self._buffers = library, buffers
         self._operations, self._transport = operations, transport
         self._single = transport.size == 1
@@ -98,9 +102,11 @@ class HostDirect:
                 self._transport.fence()
             control.channel.runs += 1
             _do(found.compute)
-            if found.finish is not None:
+            if found.finish:
                 self._transport.fence()
                 _do(found.finish)
+            elif found.finish is not None:
+                self._transport.arrive()
             if found.staged:
                 self.sets.turn()
         except BaseException as error:
