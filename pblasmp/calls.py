@@ -153,9 +153,13 @@ def compute_directly(
         of_d = None if d is None else d.direct_part()
     elif not d.writeable:
         return None
-    if of_d is None or any(x is not None and x.shape != shape for x in (c, d)):
+    if of_d is None or d.shape != shape or (c is not None and c.shape != shape):
         return None
-    if any(x is not None and x[0].pattern.letter != letter for x in (of_b, of_c, of_d)):
+    if (
+        of_d[0].pattern.letter != letter
+        or (of_b is not None and of_b[0].pattern.letter != letter)
+        or (of_c is not None and of_c[0].pattern.letter != letter)
+    ):
         return None
     asked = Asked(
         call or routine, routine, of_a, of_b, of_c, of_d, out is None, alpha=factor, beta=other, **options
