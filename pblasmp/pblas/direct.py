@@ -189,21 +189,32 @@ class DirectForm:
     ) -> None:
         at = {name: i for i, name in enumerate(names)}
         self._full, self._routine, self._dtype = full, routine, dtype
-        self._letter, self._fixed = element_type(dtype).blas, fixed
+        self._letter = element_type(dtype).blas
         self._real = "alpha" in real, "beta" in real
         self.count = len(names)
-        self._options = [(at[name], _OPTIONS.get(name, name), letters) for name, letters in allowed.items()]
+        defaults = {name: Asked._field_defaults[name] for name in _WORDS} | {**fixed}
+        self._words = [defaults[name] for name in _WORDS]
+        self._options = [
+            (
+                at[name],
+                _WORDS.index(_OPTIONS.get(name, name)),
+                {each: letter for letter in letters for each in (letter, letter.lower())},
+            )
+            for name, letters in allowed.items()
+        ]
         self._sizes = [at[name] for name in "mnk" if name in at]
         self._alpha, self._beta, self._no_beta = at.get("alpha"), at.get("beta"), beta
         self._first = next(at[name] for name in names if name.startswith("desc"))
-        self._passes = passes
         self._matrices = []
         for name, words in shapes.items():
             first, *rest = words.split() if words != "side" else ("m", "n", "side")
             other, option = (*rest, "")[:2] if rest else (first, "")
             inc = at.get(f"inc{name}", -1)
             which = at[first], at[other], at.get(option, -1)
-            self._matrices.append((name, at[name], which, option == "side", inc, name in written))
+            self._matrices.append((at[name], which, option == "side", inc, name in written))
+        order = [*shapes]
+        a, b, c, d = (order.index(passes[x]) if x in passes else -1 for x in "abcd")
+        self._passes = a, b, c, d  # -1: None
         self._numbers = [at[name] for name in numbers]
 
     def run(self, args: Sequence[Any]) -> Any:
@@ -221,12 +232,13 @@ class DirectForm:
         direct = ctx.direct
         if direct is None or ctx.engine.xp is not np or ctx.control.gone():
             return None  # on GPUs local arrays may have to be copied there first
-        options = dict(self._fixed)
-        for i, name, letters in self._options:
+        words = self._words.copy()
+        for i, place, letters in self._options:
             value = args[i]
-            if type(value) is not str or len(value) != 1 or value.upper() not in letters:
+            word = letters.get(value) if type(value) is str else None
+            if word is None:
                 return None
-            options[name] = value.upper()
+            words[place] = word
         for i in self._sizes:
             if type(args[i]) is not int or args[i] < 1:
                 return None
@@ -238,10 +250,13 @@ class DirectForm:
         parts = self._parts(grid, args)
         if parts is None:
             return None
-        of = {theirs: parts[name] for theirs, name in self._passes.items()}
+        a, b, c, d = self._passes
+        of_a, of_d = parts[a], parts[d]
+        assert of_a is not None
+        assert of_d is not None
+        side, uplo, op_a, op_b, diag = words
         asked = Asked(
-            self._full, self._routine, of["a"], of.get("b"), of.get("c"), of["d"], False,
-            alpha=alpha, beta=beta, **options,
+            self._full, self._routine, of_a, parts[b], parts[c], of_d, False, side, uplo, op_a, op_b, diag, alpha, beta
         )  # fmt: skip
         if not self._numbers:
             return direct.run(ctx.control, asked)
@@ -268,11 +283,11 @@ class DirectForm:
                 args[at][...] = each
         return numbers[0] if len(numbers) == 1 else tuple(numbers)
 
-    def _parts(self, grid: ProcessGrid, args: Sequence[Any]) -> dict[str, Part] | None:
-        """Return the sub-matrices by name, None if there is something to say about one. Local."""
-        parts: dict[str, Part] = {}
+    def _parts(self, grid: ProcessGrid, args: Sequence[Any]) -> list[Part | None] | None:
+        """Return the sub-matrices, and None as the last; None if there is something to say about one. Local."""
+        parts: list[Part | None] = []
         arguments = _Arguments(grid, self._dtype)
-        for name, i, (first, other, option), sided, inc, written in self._matrices:
+        for i, (first, other, option), sided, inc, written in self._matrices:
             m, n = args[first], args[other]
             if sided:
                 m = n = m if args[option] in "Ll" else n
@@ -289,8 +304,10 @@ class DirectForm:
                 return None
             if part is None:
                 return None
-            parts[name] = part
+            parts.append(part)
+        parts.append(None)
         return parts
 
 
+_WORDS = ("side", "uplo", "op_a", "op_b", "diag")  # in the order of ``Asked``
 _OPTIONS = {"trans": "op_a", "transa": "op_a", "transb": "op_b"}
