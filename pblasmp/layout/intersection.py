@@ -9,7 +9,7 @@ moves a stretch of rows × a stretch of columns, however many blocks it spans. 0
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ __all__ = [
     "copy_all",
     "intersect",
     "packed",
+    "parts_to_copy",
     "regular",
     "unpacked",
 ]
@@ -275,12 +276,24 @@ def copy(dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> No
         conjugate: write the complex conjugates; no effect on real types.
     """
     conjugate = conjugate and src.dtype.kind == "c"
+    for to, of in _both_views(dst, src, piece):
+        _copy(to, of, conjugate)
+
+
+def parts_to_copy(dst: Array, src: Array, piece: Piece) -> Iterator[tuple[Array, Array]]:
+    """Yield what ``copy`` copies, as views: of the place to write to, and of what is read. Local."""
+    for to, of in _both_views(dst, src, piece):
+        for tile in _tiles(to, of):
+            yield to[tile], of[tile]
+
+
+def _both_views(dst: Array, src: Array, piece: Piece) -> Iterator[tuple[Array, Array]]:
     for rows in piece.rows:
         for cols in piece.cols:
             shape = (rows.repeat, rows.length, cols.repeat, cols.length)
             to = _view(dst, shape, (rows.dst, rows.dst_step), (cols.dst, cols.dst_step))
             of = _view(src, shape, (rows.src, rows.src_step), (cols.src, cols.src_step))
-            _copy(to, of, conjugate)
+            yield to, of
 
 
 def copy_all(dst: Array, src: Array, *, conjugate: bool = False) -> None:

@@ -29,6 +29,7 @@ import pblasmp.comm.agreement
 import pblasmp.comm.board
 import pblasmp.comm.communicator
 import pblasmp.comm.exchange
+import pblasmp.engines.host.direct.calls
 import pblasmp.engines.host.direct.products
 import pblasmp.engines.host.direct.slabs
 import pblasmp.engines.host.operations
@@ -47,7 +48,7 @@ PLACES: dict[str, tuple[Any, str, int]] = {
     "direct vote": (pblasmp.comm.board.Board, "vote", 20),
     "direct": (pblasmp.engines.host.direct.products, "gemm", 10),
     "slabs": (pblasmp.engines.host.direct.slabs.SharedSlabs, "write", 10),
-    "slab copy": (pblasmp.engines.host.direct.slabs, "copy", 20),
+    "steps": (pblasmp.engines.host.direct.calls, "_do", 20),
     "sum": (pblasmp.engines.host.direct.products, "quietly", 5),
     "mmap": (mmap, "mmap", 3),
 }

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....layout.intersection import Piece, Stretch, copy
+from ....layout.intersection import Piece, Stretch, parts_to_copy
 from ...direct.spans import Span, spread
 from ...direct.sub_matrix import SubMatrix
 
@@ -117,14 +116,9 @@ class SharedSlabs:
         x = self.x
         if x.active:
             local = x.local()
-            function = partial(copy, conjugate=True) if x.conjugated else copy
             for slab, rows, cols in self._shared_with(x, memory):
-                if rows.repeat == cols.repeat == 1 and not x.conjugated:
-                    to = slab[rows.dst : rows.dst + rows.length, cols.dst : cols.dst + cols.length]
-                    of = local[rows.src : rows.src + rows.length, cols.src : cols.src + cols.length]
-                    steps.append((np.copyto, (to, of)))
-                else:
-                    steps.append((function, (slab, local, Piece((rows,), (cols,)))))
+                for to, of in parts_to_copy(slab, local, Piece((rows,), (cols,))):
+                    steps.append((np.conjugate, (of, to)) if x.conjugated else (np.copyto, (to, of)))
         return steps
 
     def read(self, to: SubMatrix, memory: Array) -> Steps:
@@ -133,7 +127,8 @@ class SharedSlabs:
         if to.active:
             local = to.local()
             for slab, rows, cols in self._shared_with(to, memory):
-                steps.append((copy, (local, slab, Piece((_back(rows),), (_back(cols),)))))
+                piece = Piece((_back(rows),), (_back(cols),))
+                steps += [(np.copyto, part) for part in parts_to_copy(local, slab, piece)]
         return steps
 
     def _shared_with(self, x: SubMatrix, memory: Array) -> Iterator[tuple[Array, Stretch, Stretch]]:
