@@ -330,7 +330,10 @@ def bounded(comm):
         direct = ctx.direct
 
         def kept():
-            return sum(map(len, direct._programs)), direct._steps
+            return sum(map(len, (*direct._programs, direct._reducers))), direct._steps
+
+        def added_up(rows, cols):
+            return pb.asum(a[cols.stop : cols.stop + rows.stop, :1])
 
         windows = [(slice(0, i), slice(0, j)) for i in range(1, 9) for j in range(1, 9)]
         for repeat in range(3):
@@ -339,15 +342,18 @@ def bounded(comm):
                 pb.matmul(
                     z[here].T, z[here[1], here[1]], op_a="C", out=y[here]
                 )  # one rank cannot do that directly
+                added_up(*here)
             if not repeat:
                 yield "once", kept() != (0, 0) and f"{kept()} programs and steps are kept"
         yield "often", not kept()[0] and "nothing is kept"
+        yield "reductions", len(direct._reducers) != len(windows) and f"{len(direct._reducers)} are kept"
         direct._forget()
         calls._KEPT_STEPS, before = 40, calls._KEPT_STEPS
         try:
             for here in windows * 3:
                 pb.geadd(a[here], c[here], beta=1, out=c[here])
                 pb.matmul(z[here].T, z[here[1], here[1]], op_a="C", out=y[here])
+                added_up(*here)
                 count, steps = kept()
                 yield f"{here}", (count > 40 or steps > 50) and f"{count} programs of {steps} steps are kept"
         finally:
