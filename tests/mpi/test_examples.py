@@ -46,7 +46,7 @@ def run(path, directory, more=0):
     header = header_of(path)
     python = [sys.executable] if header["pytest"] else launch.interpreter()
     command = [*python, "-W", "error", *(header["pytest"] or "").split(), str(path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     if header["ranks"] is None:
         done = subprocess.run(
             command, cwd=directory, env=environment, timeout=60, check=False,

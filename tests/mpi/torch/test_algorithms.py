@@ -23,7 +23,7 @@ import pblasmp.torch as pt
 from pblasmp.calls import UserCall
 from pblasmp.plans import Plan
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
-from tests.helpers.lengths import only_long
+from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
 from tests.helpers.torch_ranks import Case, Split, compare, failure, host, integers, local, one_function, own
 
@@ -405,10 +405,9 @@ def compiled(comm: Any, backend: str) -> Iterator[Case]:
         warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's own
         importlib.import_module("torch._inductor.compile_fx")
     with host(comm) as ctx:
-        for kind in kinds(ctx):
-            for scales in (None, pt.DelayedScaling(amax_history_len=1)):
-                case = partial(one_compiled, kind=kind, scales=scales, backend=backend)
-                yield f"{kind.how} {scales}", failure(case, ctx)
+        for kind, scales in in_turn(list(kinds(ctx)), (None, pt.DelayedScaling(amax_history_len=1)), keep=2):
+            case = partial(one_compiled, kind=kind, scales=scales, backend=backend)
+            yield f"{kind.how} {scales}", failure(case, ctx)
         yield "unknown", failure(partial(compiled_unknown, backend=backend), ctx)
 
 

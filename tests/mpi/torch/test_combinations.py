@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import pblasmp as pb
 import pblasmp.torch as pt
+from tests.helpers.lengths import only_long
 from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
 from tests.helpers.torch_ranks import Case, Mlp, compare, failure, full, host, integers, own, world
 
@@ -368,7 +369,7 @@ def halves(comm: Any) -> None:
     part.Free()
 
 
-def compiled(comm: Any, backend: str, tokens: list[int]) -> Iterator[Case]:
+def compiled(comm: Any, backend: str, sequence_parallel: list[bool], tokens: list[int]) -> Iterator[Case]:
     """torch.compile without a graph break or a warning, losses and gradients as without it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's own
@@ -376,9 +377,9 @@ def compiled(comm: Any, backend: str, tokens: list[int]) -> Iterator[Case]:
     with world(comm) as size:
         mesh = init_device_mesh("cpu", (size,))
         with pb.Context(mesh, engine="host") as ctx:
-            for sequence_parallel in (False, True):
-                case = partial(one_compiled, mesh=mesh, s=sequence_parallel, backend=backend, tokens=tokens)
-                yield f"{backend} {sequence_parallel}", failure(case, ctx)
+            for s in sequence_parallel:
+                case = partial(one_compiled, mesh=mesh, s=s, backend=backend, tokens=tokens)
+                yield f"{backend} {s}", failure(case, ctx)
             yield "uneven", failure(partial(compiled_uneven, backend=backend), ctx)
 
 
@@ -417,18 +418,23 @@ def compiled_uneven(ctx: pb.Context, backend: str) -> None:
 # -- the tests
 
 
-@pytest.mark.parametrize(("launcher", "nranks"), [("mpirun", 2), ("mpirun", 4), ("torchrun", 4)])
+@pytest.mark.parametrize(("launcher", "nranks"), [("mpirun", 2), *only_long(("mpirun", 4)), ("torchrun", 4)])
 def test_together_with_what_pytorch_has(launcher, nranks):
     RUN[launcher](everything, nranks, timeout=300)
 
 
 @pytest.mark.parametrize(
-    ("launcher", "backend", "tokens"), [("mpirun", "aot_eager", [8, 4]), ("torchrun", "inductor", [8])]
+    ("launcher", "backend", "sequence_parallel", "tokens"),
+    [
+        ("mpirun", "aot_eager", [False, True], [8, 4]),
+        ("torchrun", "inductor", [*only_long(False), True], [8]),
+    ],
 )
-def test_compiled(launcher, backend, tokens):
+def test_compiled(launcher, backend, sequence_parallel, tokens):
     if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("inductor needs a C++ compiler")
-    RUN[launcher](compiled, 2, timeout=500, backend=backend, tokens=tokens)
+    how = {"backend": backend, "sequence_parallel": sequence_parallel, "tokens": tokens}
+    RUN[launcher](compiled, 2, timeout=500, **how)
 
 
 def test_groups_of_mpi_without_a_process_group():

@@ -1008,7 +1008,7 @@ def compiled(comm: Any) -> Iterator[Case]:
 # -- the tests
 
 
-@pytest.mark.parametrize("nranks", [1, *only_long(2), 3, 4])  # torchrun starts two
+@pytest.mark.parametrize("nranks", [1, *only_long(2, 4), 3])  # torchrun starts two
 def test_with_mpirun(nranks):
     run_mpi(everything, nranks, timeout=300)
 
