@@ -45,6 +45,7 @@ TITLES = {
     "one_kernel": "Products and collectives in one kernel, as CUDA graphs",
     "transformer": "Transformer blocks in training",
     "predict": "Predictions beside measurements",
+    "predict-h200": "Predictions beside measurements: H200",
     "gpu_matmul-2d": "2D block-cyclic products",
     "gpu_matmul-layouts": "2D block-cyclic products by op and layout",
     "gpu_matmul-allgather_matmul": "AllGather + GEMM in the layout of the scheme",
