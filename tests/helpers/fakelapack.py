@@ -13,6 +13,10 @@ import numpy as np
 from scipy.linalg import lapack
 
 _TYPES = {"s": "f4", "d": "f8", "c": "c8", "z": "c16"}
+_REAL = {
+    np.dtype(kind): np.dtype(f"f{np.dtype(kind).itemsize // (1 + (kind[0] == 'c'))}")
+    for kind in _TYPES.values()
+}
 _KINDS = {"float": "f4", "double": "f8", "c64": "c8", "c128": "c16"}
 
 
@@ -59,6 +63,7 @@ def kernels(code: str, options: tuple[str, ...]) -> Any:
     played = dict(_PLAYED)
     if "WIDTH" in macros:
         played["invert"] = partial(_invert, int(macros["WIDTH"]))
+        played["refine"] = partial(_refine, int(macros["WIDTH"]), float(macros.get("LIMIT", 0)))
     return SimpleNamespace(get_function=lambda name: _Kernel(played.get(name), kind))
 
 
@@ -174,7 +179,16 @@ def _carry(kind: Any, a: int, ld: int, cols: int, pairs: np.ndarray) -> None:
 
 
 def _invert(
-    width: int, kind: Any, a: int, down: int, across: int, n: int, unit: int, copies: int, inverses: int
+    width: int,
+    kind: Any,
+    a: int,
+    down: int,
+    across: int,
+    n: int,
+    unit: int,
+    copies: int,
+    inverses: int,
+    conditions: int,
 ) -> None:
     both = [matrix(at, width, n, width, kind) for at in (copies, inverses)]
     for each in both:
@@ -190,9 +204,32 @@ def _invert(
             np.fill_diagonal(block, 1)
         both[0][:size, start : start + size] = block
         with np.errstate(all="ignore"):
-            both[1][:size, start : start + size] = (
-                np.full_like(block, np.nan) if not np.all(block.diagonal()) else np.tril(np.linalg.inv(block))
-            )
+            inverse = np.full_like(block, np.nan)
+            if np.all(block.diagonal()):
+                inverse = np.tril(np.linalg.inv(block))
+            both[1][:size, start : start + size] = inverse
+            sizes = [abs(each).sum(1).max() for each in (block, inverse)]
+        vector(conditions, -(-n // width), _REAL[kind])[start // width] = sizes[0] * sizes[1]
+
+
+def _refine(
+    width: int, limit: float, kind: Any, x: int, down: int, across: int, found: int, found_down: int,
+    found_across: int, block: int, inverse: int, condition: int, turned: int, size: int, columns: int,
+) -> None:  # fmt: skip
+    def strided(at: int, steps: tuple[int, int]) -> np.ndarray:
+        nbytes = (1 + (size - 1) * steps[0] + (columns - 1) * steps[1]) * kind.itemsize
+        memory = (ctypes.c_char * nbytes).from_address(at)
+        return np.ndarray(
+            (size, columns), kind, memory, strides=tuple(step * kind.itemsize for step in steps)
+        )
+
+    right, known = strided(x, (down, across)), strided(found, (found_down, found_across)).copy()
+    factor, solve = (matrix(at, size, size, width, kind) for at in (block, inverse))
+    if turned:
+        factor, solve = factor.T, solve.T
+    if not vector(condition, 1, _REAL[kind])[0] <= limit:
+        known += solve @ (right - factor @ known)
+    right[...] = known
 
 
 _PLAYED = {

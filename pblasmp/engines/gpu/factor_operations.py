@@ -86,44 +86,41 @@ class GpuFactorOperations(CublasmpOperations):
     def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
         """Queue the solution of ``a y = alpha x`` in the place of ``x``. Local.
 
-        If it is large, by products with the inverses of the blocks on the diagonal of ``a``, each followed by a step of
-        iterative refinement: cuBLAS, which solves with small blocks, leaves most multiprocessors idle. Without the step
-        the residual would grow with the condition of a block.
+        If it is large, by products with the inverses of the blocks on the diagonal of ``a``: cuBLAS, which solves with
+        small blocks, leaves most multiprocessors idle. A step of iterative refinement follows for blocks with a large
+        condition, as those with ones on the diagonal often have: these are left to cuBLAS.
         """
         order, columns = self.inverts
-        if len(a) < order or x.shape[1] < columns:
+        if unit or len(a) < order or x.shape[1] < columns:
             super().trsm(alpha, a, x, lower=lower, unit=unit)
             return
-        dtype = np.dtype(x.dtype)
-        n, width = len(a), self._kernels.leaf(dtype)
-        of, lane = (a if lower else a.T), self._lane
-        copies, inverses = (
-            self._room(f"{name} {lane}", (width, n), dtype, "F") for name in ("blocks", "inverses")
-        )
+        n, dtype = len(a), np.dtype(x.dtype)
+        width, lane, stream = self._kernels.leaf(dtype), self._lane, self._current()
         by_rows = x.strides[0] > x.strides[1]
-        room = self._room(f"solved {lane}", (width, x.shape[1]), dtype, "C" if by_rows else "F")
-        self._kernels.invert(self._current(), of, copies, inverses, unit=unit)
+        blocks, inverses = (
+            self._room(f"{name} {lane}", (width, n), dtype) for name in ("blocks", "inverses")
+        )
+        conditions = self._room(f"conditions {lane}", (-(-n // width), 1), np.dtype(dtype.char.lower()))
+        room = self._room(f"found {lane}", (x.shape[1], width) if by_rows else (width, x.shape[1]), dtype)
+        self._kernels.invert(stream, a if lower else a.T, blocks, inverses, conditions, unit=unit)
         starts = range(0, n, width)
         for start in starts if lower else reversed(starts):
             stop = min(start + width, n)
-            block, inverse = (each[: stop - start, start:stop] for each in (copies, inverses))
-            if not lower:
-                block, inverse = block.T, inverse.T
             before = slice(0, start) if lower else slice(stop, n)
-            own, found = x[start:stop], room[: stop - start]
+            own, found = x[start:stop], (room.T if by_rows else room)[: stop - start]
+            inverse = inverses[: stop - start, start:stop]
             self.gemm(-1, a[start:stop, before], x[before], alpha, own)
-            self.gemm(1, inverse, own, 0, found)
-            self.gemm(-1, block, found, 1, own)
-            self.gemm(1, inverse, own, 1, found)
-            self.copy_panel(own.T if by_rows else own, found.T if by_rows else found)
+            self.gemm(1, inverse if lower else inverse.T, own, 0, found)
+            known = blocks[:, start:], inverses[:, start:], conditions[start // width :]
+            self._kernels.refine(stream, own, found, *known, turned=not lower)
 
-    def _room(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str) -> Array:
-        """Return an array in a buffer that only the current lane uses. Local."""
+    def _room(self, name: str, shape: tuple[int, int], dtype: np.dtype) -> Array:
+        """Return an array in F order in a buffer that only the current lane uses. Local."""
         if self._lane == "main":
-            return self.scratch(name, shape, dtype, order)
-        flat = self._runtime.arena.buffer("operations", name, math.prod(shape) * dtype.itemsize)
-        flat = flat[: math.prod(shape) * dtype.itemsize].view(dtype)
-        return flat.reshape(shape) if order == "C" else flat.reshape(shape[::-1]).T
+            return self.scratch(name, shape, dtype, "F")
+        nbytes = math.prod(shape) * dtype.itemsize
+        flat: Array = self._runtime.arena.buffer("operations", name, nbytes)[:nbytes].view(dtype)
+        return flat.reshape(shape[::-1]).T
 
     def _solver(
         self,

@@ -59,24 +59,25 @@ def test_every_layout(stand_in: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_solve_by_inverses_is_as_accurate_as_lapack(lib: Any, ctx: Any, dtype: str) -> None:
+@pytest.mark.parametrize("shift", [3, 0.01])  # of the diagonal: small ones make blocks ill-conditioned
+def test_a_solve_by_inverses_is_as_accurate_as_lapack(lib: Any, ctx: Any, dtype: str, shift: float) -> None:
     rng, operations, eps = np.random.default_rng(5), ctx.engine.operations, np.finfo(dtype).eps
+    above = np.triu(np.ones((19, 19), bool), 1)
     with by_inverses(ctx, 4):
         for lower, unit, order, across in itertools.product((True, False), (True, False), "CF", "CF"):
-            a = factor_cases.random(rng, (19, 19), dtype) + 3 * np.eye(19)
-            whole = np.array(a, dtype, order=order)
+            whole = np.array(
+                factor_cases.random(rng, (19, 19), dtype) / 4 + shift * np.eye(19), dtype, order=order
+            )
             triangle = (np.tril if lower else np.triu)(whole)
             if unit:
                 np.fill_diagonal(triangle, 1)
-            whole[np.triu(np.ones((19, 19), bool), 1) if lower else np.tril(np.ones((19, 19), bool), -1)] = (
-                np.nan
-            )
+            whole[above if lower else above.T] = np.nan  # is not read
             b = factor_cases.random(rng, (19, 5), dtype).astype(dtype)
             x = ctx.engine.xp.asarray(np.array(b, order=across))
             operations.trsm(2, ctx.engine.xp.asarray(whole), x, lower=lower, unit=unit)
             found = np.asarray(x)
             error = abs(triangle @ found - 2 * b) / (abs(triangle) @ abs(found))
-            assert error.max() < 10 * eps, (lower, unit, order, across)
+            assert error.max() < 20 * eps, (lower, unit, order, across)
     assert not lib.gpu.faults
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .compiled import CompiledKernels
-from .factor_source import INVERT, JUDGE, LOOK, LU, PAIRS, QR, SWAP
+from .factor_source import INVERT, JUDGE, LOOK, LU, PAIRS, QR, REFINE, SWAP
 
 __all__ = ["FactorKernels"]
 
@@ -24,6 +24,8 @@ _ROWS = 384  # of a panel, that a block has if there are few
 _RESERVED = 16384  # bytes of shared memory that a panel does not get
 _BLOCKS = 1024  # for which there are slots, at most
 _LEAF = 128  # rows of a block of 8 bytes an element that is inverted in shared memory
+_TILE = 32  # right-hand sides that a block of threads refines
+_WELL = 100  # condition up to which a solution by an inverse needs no refinement
 _LIMIT = 97  # cudaDevAttrMaxSharedMemoryPerBlockOptin
 
 _TYPES = {"float32": ("float", "float"), "float64": ("double", "double"), "complex64": ("c64", "float")}
@@ -71,19 +73,49 @@ class FactorKernels(CompiledKernels):
         """Return how many rows and columns the blocks have that ``invert`` inverts. Local."""
         return _LEAF if dtype.itemsize < 16 else _LEAF // 2
 
-    def invert(self, stream: Any, a: Array, copies: Array, inverses: Array, *, unit: bool) -> None:
+    def invert(
+        self, stream: Any, a: Array, copies: Array, inverses: Array, conditions: Array, *, unit: bool
+    ) -> None:
         """Queue the inversion of the blocks on the diagonal of a lower triangle, which is in any order. Local.
 
         ``inverses``, in F order, becomes the inverses side by side, ``copies`` the blocks, both with zeros above their
-        diagonals.
+        diagonals; ``conditions`` becomes the condition of each block in the maximum norm.
         """
         n, dtype = len(a), np.dtype(a.dtype)
         width = self.leaf(dtype)
         memory = width * (width + 5) * dtype.itemsize
         kernel = self._of("invert", INVERT, dtype, room=memory, WIDTH=width)
-        down, across = (np.int64(stride // a.itemsize) for stride in a.strides)
-        arguments = _at(a), down, across, np.int32(n), np.int32(unit), _at(copies), _at(inverses)
-        kernel((-(-n // width),), (4 * width,), arguments, stream=stream, shared_mem=memory)
+        places = _at(copies), _at(inverses), _at(conditions)
+        kernel(
+            (-(-n // width),), (4 * width,), (_at(a), *_steps(a), np.int32(n), np.int32(unit), *places),
+            stream=stream, shared_mem=memory,
+        )  # fmt: skip
+
+    def refine(
+        self,
+        stream: Any,
+        x: Array,
+        found: Array,
+        block: Array,
+        inverse: Array,
+        condition: Array,
+        *,
+        turned: bool,
+    ) -> None:
+        """Queue writing ``found``, the solution by an inverse, to ``x``, which has the right-hand sides. Local.
+
+        If the condition of the block is large, after a step of iterative refinement. The other arguments
+        begin with what ``invert`` wrote of the block; if it was ``turned``, it is solved for with the transpose.
+        """
+        (size, columns), dtype = x.shape, np.dtype(x.dtype)
+        width = self.leaf(dtype)
+        memory = 2 * width * _TILE * dtype.itemsize
+        macros = {"WIDTH": width, "TILE": _TILE, "LIMIT": _WELL}
+        kernel = self._of("refine", REFINE, dtype, room=memory, **macros)
+        matrices = _at(x), *_steps(x), _at(found), *_steps(found)
+        more = _at(block), _at(inverse), _at(condition), np.int32(turned), np.int32(size), np.int64(columns)
+        blocks = -(-columns // _TILE)
+        kernel((blocks,), (4 * width,), (*matrices, *more), stream=stream, shared_mem=memory)
 
     def swap(self, stream: Any, a: Array, pivots: Array, first: int, *, back: bool = False) -> None:
         """Queue the exchange of row i of ``a`` with row ``pivots[i] - 1 - first``, for every i in turn. Local.
@@ -180,6 +212,12 @@ def _widest(name: str, dtype: np.dtype) -> int:
 
 def _at(array: Array) -> Any:
     return np.uint64(array.data.ptr)
+
+
+def _steps(a: Array) -> tuple[Any, Any]:
+    """Return how many elements apart rows and columns are."""
+    down, across = a.strides
+    return np.int64(down // a.itemsize), np.int64(across // a.itemsize)
 
 
 def _ld(a: Array) -> Any:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-__all__ = ["INVERT", "JUDGE", "LOOK", "LU", "PAIRS", "QR", "SWAP"]
+__all__ = ["INVERT", "JUDGE", "LOOK", "LU", "PAIRS", "QR", "REFINE", "SWAP"]
 
 _COMMON = r"""
 typedef unsigned int u32; typedef unsigned long long u64; typedef long long i64;
@@ -80,11 +80,7 @@ extern "C" __global__ void __launch_bounds__(512) judge(
 """
 )
 
-# A block of threads for each block of the diagonal of a lower triangle, n x n: its copy, with zeros above the diagonal,
-# and its inverse. Both go side by side into matrices with WIDTH rows. a[i * down + j * across] is in row i, column j.
-INVERT = (
-    _COMMON
-    + r"""
+_SUMS = r"""
 __device__ __forceinline__ float plus(float a, float b) { return a + b; }
 __device__ __forceinline__ double plus(double a, double b) { return a + b; }
 __device__ __forceinline__ c64 plus(c64 a, c64 b) { a.x += b.x; a.y += b.y; return a; }
@@ -93,10 +89,29 @@ __device__ __forceinline__ void one(float& a) { a = 1; }
 __device__ __forceinline__ void one(double& a) { a = 1; }
 __device__ __forceinline__ void one(c64& a) { a.x = 1; a.y = 0; }
 __device__ __forceinline__ void one(c128& a) { a.x = 1; a.y = 0; }
+__device__ __forceinline__ float negative(float a) { return -a; }
+__device__ __forceinline__ double negative(double a) { return -a; }
+__device__ __forceinline__ c64 negative(c64 a) { a.x = -a.x; a.y = -a.y; return a; }
+__device__ __forceinline__ c128 negative(c128 a) { a.x = -a.x; a.y = -a.y; return a; }
+__device__ REAL row(const T* x, int i, int size) {  // the sum of sizes in a row of a lower triangle
+  REAL sum = 0;
+  for (int k = 0; k <= i && k < size; ++k) sum += size_of(x[k * WIDTH + i]);
+  return sum;
+}
+"""
+
+# A block of threads for each block of the diagonal of a lower triangle, n x n: its copy, with zeros above the diagonal,
+# and its inverse. Both go side by side into matrices with WIDTH rows. a[i * down + j * across] is in row i, column j.
+# conditions[b] becomes the product of the largest sums of sizes in a row of both.
+INVERT = (
+    _COMMON
+    + _SUMS
+    + r"""
 extern "C" __global__ void __launch_bounds__(4 * WIDTH) invert(
-    const T* a, i64 down, i64 across, int n, int unit, T* copy, T* inverse) {
+    const T* a, i64 down, i64 across, int n, int unit, T* copy, T* inverse, REAL* conditions) {
   extern __shared__ __align__(16) unsigned char memory[];
   T *x = (T*)memory, *pivots = x + WIDTH * WIDTH, *parts = pivots + WIDTH;  // x(i, j) is x[j * WIDTH + i]
+  __shared__ REAL sums[2][WIDTH];
   int t = threadIdx.x, start = blockIdx.x * WIDTH, size = min(WIDTH, n - start), i = t % WIDTH, part = t / WIDTH;
   i64 base = (i64)start * WIDTH;
   for (int at = t; at < WIDTH * size; at += 4 * WIDTH) {
@@ -110,6 +125,8 @@ extern "C" __global__ void __launch_bounds__(4 * WIDTH) invert(
     }
     x[at] = copy[base + at] = value;
   }
+  __syncthreads();
+  if (t < WIDTH) sums[0][i] = row(x, i, size);
   __syncthreads();
   for (int j = size - 1; j >= 0; --j) {  // columns from j + 1 on are inverted
     T sum = {};
@@ -125,6 +142,68 @@ extern "C" __global__ void __launch_bounds__(4 * WIDTH) invert(
     __syncthreads();
   }
   for (int at = t; at < WIDTH * size; at += 4 * WIDTH) inverse[base + at] = x[at];
+  if (t < WIDTH) sums[1][i] = row(x, i, size);
+  __syncthreads();
+  if (t == 0) {
+    REAL most[2] = {0, 0};
+    for (int k = 0; k < 2; ++k)
+      for (int r = 0; r < size; ++r) if (most[k] == most[k] && !(sums[k][r] <= most[k])) most[k] = sums[k][r];
+    conditions[blockIdx.x] = most[0] * most[1];
+  }
+}
+"""
+)
+
+# The unknowns of one block on the diagonal, size x columns, have been found by its inverse; right are the right-hand
+# sides less the contributions of other unknowns. x becomes what was found, after a step of iterative refinement if the
+# block's condition asks for it. Block and inverse are those of INVERT, or turned their transposes. Each block of
+# threads has TILE columns.
+REFINE = (
+    _COMMON
+    + _SUMS
+    + r"""
+extern "C" __global__ void __launch_bounds__(4 * WIDTH) refine(
+    T* x, i64 down, i64 across, const T* found, i64 found_down, i64 found_across, const T* block, const T* inverse,
+    const REAL* condition, int turned, int size, i64 columns) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  T *right = (T*)memory, *known = right + WIDTH * TILE;  // row i, column c is [i * TILE + c]
+  int t = threadIdx.x, threads = 4 * WIDTH, i = t % WIDTH, from = t / WIDTH * (TILE / 4);
+  i64 first = (i64)blockIdx.x * TILE;
+  int wide = (int)min((i64)TILE, columns - first);
+  bool refines = !(*condition <= LIMIT);
+  for (int at = t; at < WIDTH * TILE; at += threads) {
+    int r = across == 1 ? at / TILE : at % WIDTH, c = across == 1 ? at % TILE : at / WIDTH;
+    T old = {}, now = {};
+    if (r < size && c < wide) {
+      now = found[r * found_down + (first + c) * found_across];
+      if (refines) old = x[r * down + (first + c) * across];
+    }
+    right[r * TILE + c] = old;
+    known[r * TILE + c] = now;
+  }
+  __syncthreads();
+  if (refines) {
+    T sums[TILE / 4];
+    for (int pass = 0; pass < 2; ++pass) {
+      T *of = pass ? right : known, *to = pass ? known : right;
+      const T* by = pass ? inverse : block;
+      #pragma unroll
+      for (int c = 0; c < TILE / 4; ++c) { sums[c] = to[i * TILE + from + c]; if (pass) sums[c] = negative(sums[c]); }
+      for (int k = 0; k < size; ++k) {
+        T factor = by[turned ? i * WIDTH + k : k * WIDTH + i];
+        #pragma unroll
+        for (int c = 0; c < TILE / 4; ++c) take(sums[c], factor, of[k * TILE + from + c]);
+      }
+      __syncthreads();
+      #pragma unroll
+      for (int c = 0; c < TILE / 4; ++c) to[i * TILE + from + c] = pass ? negative(sums[c]) : sums[c];
+      __syncthreads();
+    }
+  }
+  for (int at = t; at < WIDTH * TILE; at += threads) {
+    int r = across == 1 ? at / TILE : at % WIDTH, c = across == 1 ? at % TILE : at / WIDTH;
+    if (r < size && c < wide) x[r * down + (first + c) * across] = known[r * TILE + c];
+  }
 }
 """
 )
