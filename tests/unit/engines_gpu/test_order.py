@@ -155,7 +155,9 @@ def test_whatever_is_queued_on_three_streams_takes_turns(alone, stand_in, monkey
         ExitStack() as closing,
     ):
         cupy = sys.modules["cupy"]
-        monkeypatch.setattr(CublasmpOperations, "tile", 2)  # a triangle of several products, at the same time
+        # products at the same time, of several panels
+        for name, size in (("tile", 2), ("lead", 1), ("panel", 2)):
+            monkeypatch.setattr(CublasmpOperations, name, size)
         order = StreamOrder(lib.gpu, cupy, monkeypatch)
         streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
         a, b, c, d = (ctx.eye(replace(D, order=memory)) for memory in "CFCF")
