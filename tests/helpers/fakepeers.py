@@ -701,9 +701,9 @@ class Call:
         arrivals = gpu.peers.arrivals
         self.done = [arrivals.setdefault((rank, f"one_kernel {epoch}"), []) for rank in range(gpu.size)]
 
-    def box(self, owner: int, kind: int, source: int, like: View) -> View:
+    def box(self, rank: int, source: int, like: View) -> View:
         tiles = self.kernel.tiles
-        at = self.boxes[owner] + (kind * self.gpu.size + source) * tiles.count * tiles.image_bytes
+        at = self.boxes[rank] + source * tiles.count * tiles.image_bytes
         return View(at, like.rows, like.cols, like.cols, like.dtype)
 
     def product(self, rows: slice) -> np.ndarray:
@@ -739,7 +739,10 @@ class Call:
     def queue(self) -> None:
         """Queue all steps."""
         job, me = self.job, self.gpu.rank
-        outs = [job.d, *(self.box(rank, 1, me, job.d) for rank in self.others if job.copies)]
+        if self.kernel.sums and job.copies and self.gpu.size == 2:
+            self._queue_exchange()
+            return
+        outs = [job.d, *([self.box(me, me, job.d)] if job.copies else [])]
         if self.kernel.sums:
             self._queue_sums(outs)
         else:
@@ -751,13 +754,29 @@ class Call:
                 outs,
             )
         if job.copies:
-            pairs = [(job.copies[rank], self.box(me, 1, rank, job.copies[rank])) for rank in self.others]
+            pairs = [(job.copies[rank], self.box(rank, rank, job.copies[rank])) for rank in self.others]
             self.step(
                 "copies",
                 lambda: [self.put([to], self.at(of).astype(float)) for to, of in pairs],
                 [of for _, of in pairs],
                 [to for to, _ in pairs],
             )
+
+    def _queue_exchange(self) -> None:
+        job, me, other = self.job, self.gpu.rank, 1 - self.gpu.rank
+        to = [job.d if rank == me else job.copies[rank] for rank in range(2)]
+        share = [slice(*job.starts[rank : rank + 2]) for rank in range(2)]
+        mine, theirs = ([self.box(rank, owner, to[owner]) for owner in range(2)] for rank in (me, other))
+
+        def add() -> None:
+            for view, a, b in zip(to, mine, theirs, strict=True):
+                self.put([view], self.finished(self.at(a).astype(float) + self.at(b).astype(float)))
+
+        store = lambda: [  # noqa: E731
+            self.put([view], self.product(rows)) for view, rows in zip(mine, share, strict=True)
+        ]
+        self.step("stores", store, [job.x, job.w], mine)
+        self.step("sums", add, [*mine, *theirs], to)
 
     def _queue_sums(self, outs: list[View]) -> None:
         job, me = self.job, self.gpu.rank
@@ -766,14 +785,18 @@ class Call:
             rank: View(0, share[rank].stop - share[rank].start, job.d.cols, 0, job.d.dtype)
             for rank in self.others
         }
-        parts = {rank: self.box(rank, 0, me, like[rank]) for rank in self.others}
+        pulls = self.kernel.tiles.pulls  # parts are in the boxes of the rank that has computed them
+        parts = {
+            rank: self.box(me, rank, like[rank]) if pulls else self.box(rank, me, like[rank])
+            for rank in self.others
+        }
         self.step(
             "sends",
             lambda: [self.put([view], self.product(share[rank])) for rank, view in parts.items()],
             [job.x, job.w],
             list(parts.values()),
         )
-        mine = [self.box(me, 0, rank, job.d) for rank in self.others]
+        mine = [self.box(rank, me, job.d) if pulls else self.box(me, rank, job.d) for rank in self.others]
         self.step(
             "sums",
             lambda: self.put(

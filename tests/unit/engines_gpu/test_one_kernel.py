@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import os
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,20 +109,28 @@ def test_an_epilogue(small, form):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("seed", [1, 2, 3, None])
-def test_call_after_call_without_a_barrier(small, form, seed):
+def test_call_after_call_without_a_barrier(small, monkeypatch, form, seed):
     """In any order that the flags allow: no rank's box is overwritten before it was read."""
     outputs = {"outputs": (16, 16, 8)} if form == "matmul_allgather" else {}
     Product(Peers(3), form, (9, 40, 6), **outputs).run(times=4, seed=seed)
+    outputs = {"outputs": (24, 16)} if outputs else {}
+    for hides in (0, 1000):  # two ranks fetch parts, or are sent them
+        monkeypatch.setattr(kernels, "_HIDES_PULLS", hides)
+        Product(Peers(2), form, (9, 40, 6), **outputs).run(times=4, seed=seed)
 
 
-def test_one_set_of_boxes_would_be_a_race(small, monkeypatch):
+@pytest.mark.parametrize(
+    ("size", "form"), [(3, "matmul_reduce_scatter"), (2, "matmul_reduce_scatter"), (2, "matmul_allreduce")]
+)
+def test_one_set_of_boxes_would_be_a_race(small, monkeypatch, size, form):
     """The model is not blind: with one set for all calls, a fast rank overwrites what a slow one still reads."""
     real = algorithms.KernelJob
 
     def run() -> None:
         for seed in range(20):
-            Product(Peers(3), "matmul_reduce_scatter", (9, 40, 6)).run(times=4, seed=seed)
+            Product(Peers(size), form, (9, 40, 6)).run(times=4, seed=seed)
 
+    monkeypatch.setattr(kernels, "_HIDES_PULLS", 0)
     monkeypatch.setattr(
         algorithms, "KernelJob", lambda **how: real(**(how | {"boxes": [how["boxes"][0], how["boxes"][0]]}))
     )
@@ -176,17 +188,91 @@ def test_which_gpus_are_refused():
 )
 @pytest.mark.parametrize("blocks", [1, 114, 132])
 def test_tiles_cover_all_and_fit(form, rows, cols, blocks):
-    tiles = tiling(form, rows, cols, 2, blocks)
-    assert tiles.row_blocks * TILE_ROWS >= rows > (tiles.row_blocks - 1) * TILE_ROWS
-    assert tiles.col_blocks * tiles.width >= cols > (tiles.col_blocks - 1) * tiles.width
+    tiles = tiling(form, 2, rows, cols, 1024, blocks)
+    down, across = tiles.cluster
+    assert tiles.row_blocks * TILE_ROWS >= rows > (tiles.row_blocks - down) * TILE_ROWS
+    assert tiles.col_blocks * tiles.width >= cols > (tiles.col_blocks - across) * tiles.width
+    assert (tiles.row_blocks % down, tiles.col_blocks % across) == (0, 0)
+    assert down * across <= blocks
     assert tiles.stages >= 3
     assert tiles.shared_bytes <= SHARED_BYTES
 
 
 def test_tiles_fill_the_multiprocessors():
-    assert tiling("matmul_reduce_scatter", 512, 1024, 2, 132).width == 64  # 128 tiles, one round
-    assert tiling("matmul_reduce_scatter", 2048, 1792, 2, 132).width == 224  # 256 tiles, two rounds
-    assert tiling("matmul_allreduce", 2048, 1792, 2, 132).width == 128  # sums travel, too: smaller last tiles
+    width = lambda form, *sizes: tiling(form, 2, *sizes, 132).width  # noqa: E731
+    assert width("matmul_reduce_scatter", 512, 1024, 512) == 64  # 128 tiles, one round
+    assert width("matmul_reduce_scatter", 2048, 1792, 2048) == 224  # 256 tiles, two rounds
+    assert width("matmul_allreduce", 2048, 1792, 2048) == 128  # more travels: smaller last tiles
+
+
+def test_parts_are_fetched_where_that_is_hidden():
+    """By the owner of two, if a tile takes as long as its transfer; more ranks are sent what they add."""
+    pulls = lambda form, ranks, inputs: tiling(form, ranks, 2048, 1792, inputs, 132).pulls  # noqa: E731
+    assert [pulls("matmul_reduce_scatter", 2, inputs) for inputs in (1024, 2048)] == [False, True]
+    assert not pulls("matmul_reduce_scatter", 4, 2048)
+    assert not any(pulls(form, 2, 2048) for form in ("matmul_allreduce", "matmul_allgather"))
+
+
+ORDER = """
+#define __device__
+#define __forceinline__
+static int min(int a, int b) { return a < b ? a : b; }
+static int max(int a, int b) { return a > b ? a : b; }
+static struct { int x; } gridDim;
+struct Job { int row_blocks, col_blocks, tiles, rank; };
+%s
+extern "C" void tiles(int rows, int cols, int rank, int blocks, int* out) {
+  Job job = {rows, cols, rows * cols, rank};
+  gridDim.x = blocks;
+  for (int s = 0; s < RANKS * job.tiles; s++) {
+    Tile t = tile_at(job, s);
+    *out++ = t.owner; *out++ = t.row_block; *out++ = t.col_block;
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(("ranks", "down", "across", "exchanges"), [
+    (2, 1, 1, 0), (2, 2, 1, 0), (3, 1, 2, 0), (4, 2, 2, 0), (2, 2, 1, 1),
+])  # fmt: skip
+def test_the_order_of_the_tiles(tmp_path, ranks, down, across, exchanges):
+    """Each tile once, those of a cluster side by side, and none waits for another rank's tile of a later position.
+
+    Ranks that exchange parts multiply them in one order.
+
+    The kernel's own lines, compiled for the CPU.
+    """
+    text = (Path(kernels.__file__).with_suffix(".cu")).read_text()
+    cluster = down * across
+    library = tmp_path / "order.so"
+    macros = {
+        "RANKS": ranks, "DOWN": down, "ACROSS": across, "CLUSTER": cluster, "SUMS": 1, "EXCHANGES": exchanges,
+    }  # fmt: skip
+    flags = [f"-D{name}={value}" for name, value in macros.items()]
+    lines = ORDER % text[text.index("struct Tile {") : text.index("__device__ __forceinline__ float bias_of")]
+    command = [os.environ.get("CXX", "c++"), "-shared", "-fPIC", *flags, "-x", "c++", "-", "-o", str(library)]
+    subprocess.run(command, input=lines, text=True, check=True)
+    tiles = ctypes.CDLL(str(library)).tiles
+    for rows, cols, most in itertools.product((1, 3, 8, 9), (1, 2, 7), (1, 5, 66)):
+        share, blocks = (rows * down, cols * across), most * cluster
+        count = ranks * share[0] * share[1]
+        orders = []
+        for rank in range(ranks):
+            found = np.zeros((count, 3), np.int32)
+            tiles(*share, rank, blocks, found.ctypes.data_as(ctypes.c_void_p))
+            assert np.unique(found, axis=0).tolist() == list(map(list, np.ndindex(ranks, *share)))
+            corner, within = found[::cluster], np.arange(cluster)
+            for step, each in enumerate(within):
+                shift = (0, each % down, each // down)
+                np.testing.assert_array_equal(found[step::cluster], corner + shift)
+            orders.append({tuple(tile): s // cluster for s, tile in enumerate(found.tolist())})
+        if exchanges:
+            assert orders[0] == orders[1]
+            continue
+        for rank, order in enumerate(orders):
+            for tile, position in order.items():
+                if tile[0] == rank:
+                    assert all(each[tile] < position for each in orders if each is not order)
 
 
 def test_a_kernel_is_loaded_once_on_each_gpu(monkeypatch):
@@ -207,7 +293,7 @@ def test_a_kernel_is_loaded_once_on_each_gpu(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(kernels, "compiled", lambda *which: which)
     kernels._loaded.cache_clear()
-    narrow, wide = (tiling(FORMS[0], rows, 1792, 2, 132) for rows in (512, 2048))
+    narrow, wide = (tiling(FORMS[0], 2, rows, 1792, 2048, 132) for rows in (512, 2048))
     asked = [(0, FORMS[0], narrow), (0, FORMS[0], wide), (0, FORMS[1], wide), (1, FORMS[0], narrow)]
     functions = []
     for here.device, form, tiles in asked * 3:
@@ -221,11 +307,10 @@ class _Packed(ctypes.Structure):
     """``struct Job`` of the kernel, for three ranks."""
 
     _fields_ = (
-        ("maps", ctypes.c_char * 128 * 3), ("control", ctypes.c_uint64), ("flags", ctypes.c_uint64 * 3),
-        ("boxes", ctypes.c_uint64 * 3 * 2), ("copy_to", ctypes.c_uint64 * 3), ("bias", ctypes.c_uint64),
-        ("copy_rows", ctypes.c_int * 3), ("copy_cols", ctypes.c_int * 3), ("starts", ctypes.c_int * 4),
+        ("maps", ctypes.c_char * 128 * 5), ("control", ctypes.c_uint64), ("flags", ctypes.c_uint64 * 3),
+        ("boxes", ctypes.c_uint64 * 3 * 2), ("bias", ctypes.c_uint64), ("starts", ctypes.c_int * 4),
         ("row_blocks", ctypes.c_int), ("col_blocks", ctypes.c_int), ("steps", ctypes.c_int), ("rank", ctypes.c_int),
-        ("cols", ctypes.c_int), ("copy_ld", ctypes.c_int), ("capacity", ctypes.c_int), ("tiles", ctypes.c_int),
+        ("cols", ctypes.c_int), ("capacity", ctypes.c_int), ("tiles", ctypes.c_int),
         ("activation", ctypes.c_int), ("bias_is_float", ctypes.c_int), ("alpha", ctypes.c_float),
     )  # fmt: skip
 
@@ -233,7 +318,7 @@ class _Packed(ctypes.Structure):
 def test_packed_arguments():
     """Against a declaration of the kernel's structure; the kernel itself asserts its size."""
     kernel = object.__new__(OneKernel)
-    kernel.ranks, kernel.tiles = 3, tiling("matmul_allreduce", 40, 72, 3, 132)
+    kernel.ranks, kernel.tiles = 3, tiling("matmul_allreduce", 3, 40, 72, 100, 132)
     kernel._map = lambda matrix, box: f"{matrix.address} {box}".encode().ljust(128)  # type: ignore[method-assign]
     x, w, d = View(1, 120, 100, 104, HALF), View(2, 72, 100, 104, HALF), View(3, 40, 72, 80, HALF)
     copies = [View(10, 40, 72, 80, HALF), None, View(12, 39, 72, 80, HALF)]
@@ -242,22 +327,25 @@ def test_packed_arguments():
     packed = kernel._packed(job)
     assert len(packed) == kernels.job_bytes(3) == -(-ctypes.sizeof(_Packed) // 64) * 64
     got = _Packed.from_buffer_copy(packed)
-    width, chunk = kernel.tiles.width, kernel.tiles.chunk
+    width, chunk, (down, across) = kernel.tiles.width, kernel.tiles.chunk, kernel.tiles.cluster
     assert [bytes(each).decode().strip() for each in got.maps] == [
-        "1 (128, 64)", f"2 ({width}, 64)", f"3 (128, {chunk})",
+        f"1 ({128 // across}, 64)", f"2 ({width // down}, 64)",
+        *(f"{address} (128, {chunk})" for address in (10, 3, 12)),
     ]  # fmt: skip
     assert (got.control, list(got.flags), [list(b) for b in got.boxes]) == (20, [21, 22, 23], job.boxes)
-    assert (list(got.copy_to), got.bias, got.bias_is_float) == ([10, 0, 12], 50, 1)
-    assert (list(got.copy_rows), list(got.copy_cols), got.copy_ld) == ([40, 0, 39], [72, 0, 72], 80)
+    assert (got.bias, got.bias_is_float) == (50, 1)
     assert (list(got.starts), got.steps, got.rank, got.cols) == ([0, 40, 80, 119], 2, 1, 72)
     assert (got.capacity, got.tiles, got.activation, got.alpha) == (7, kernel.tiles.count, 2, 0.5)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_source_has_its_macros(form):
-    text = kernels.source(form, "float16", 4, 128, 2, 5)
+    text = kernels.source(form, "float16", 4, 128, (2, 1), 2, 5, True)
     head, body = text.split("// SPDX", 1)
     assert f"#define FORM {FORMS.index(form)}\n" in head
     assert "m64n128k16.f32.f16.f16" in head
     assert head.count('"+f"') == 64
-    assert all(f"#define {name} " not in body for name in ("FORM", "RANKS", "BN", "STAGES", "SLOTS"))
+    assert all(
+        f"#define {name} " not in body
+        for name in ("FORM", "RANKS", "BN", "DOWN", "ACROSS", "STAGES", "SLOTS", "PULLS")
+    )

@@ -2,39 +2,44 @@
 // A product and its communication in one persistent kernel, for Hopper (sm_90a).
 //
 // D = f(alpha X W^T + bias) in tiles of 128 x BN; X and W row-major, 16-bit floats, sums in float32. Each block has three
-// warpgroups. Two multiply, 64 rows each, by WGMMA. In the third, every warp has a task of its own:
+// warpgroups. Two multiply, 64 rows each, by WGMMA. In the third, one thread of each warp has a task of its own:
 //   warp 0 loads tiles of X and W by TMA, several steps of k ahead;
-//   warp 1 loads what other ranks have computed of this rank's tiles;
-//   warp 2 stores results: to D, or to other ranks, and raises a flag there for each tile;
-//   warp 3 copies other ranks' results to D, and is joined by the multiplying warps when these have no tile left.
+//   warp 1 fetches what other ranks have computed of this rank's tiles;
+//   warp 2 stores results, to D or to this rank's boxes, and raises a flag for each tile where it is needed;
+//   warp 3 fetches other ranks' results from their boxes, and stores them to D.
 // A finished tile is handed to warp 2 through shared memory ("the staging"), so the next tile is multiplied meanwhile.
 //
-// Macros: RANKS, BN (columns of a tile), STAGES (steps of k in flight), SLOTS (stagings), HALF (1: float16, 0: bfloat16),
-// WGMMA(d, a, b, adds), and FORM:
+// Blocks of a cluster multiply neighbouring tiles. Those of a row need the same X and those of a column the same W: each
+// loads a part of it, for all of them.
+//
+// Macros: RANKS, BN (columns of a tile), DOWN and ACROSS (tiles of a cluster), STAGES (steps of k in flight), SLOTS
+// (stagings), PULLS (1: parts wait in the boxes of the rank that has computed them; 0: they are sent to their owner's), HALF
+// (1: float16, 0: bfloat16), WGMMA(d, a, b, adds), and FORM:
 //   0 reduce-scatter   1 all-reduce   2 gathered output
 #define BM 128
+#define CLUSTER (DOWN * ACROSS)  // blocks
 #define BK 64
 #define CHUNK (BN % 64 == 0 ? 64 : 32)  // columns of a part of the staging, one box of TMA
 #define SUMS (FORM < 2)    // other ranks have parts of this rank's tiles
 #define COPIES (FORM > 0)  // other ranks' tiles are results of this rank, too
-#define PIECE 8192  // bytes in flight to other ranks: with more, loads of X and W wait behind them
-#define STRIP 16  // rows that a warp copies at once
+#define PIECE 8192  // bytes that a task fetches at once, two pieces at a time
+#define PART (BM * CHUNK * 2)  // bytes of a part of the staging
+#define EXCHANGES (FORM == 1 && RANKS == 2)  // both ranks add what both have computed of every tile
+#define MATES (DOWN + ACROSS - 1)  // blocks that load what a block multiplies, itself among them
 
 typedef unsigned char u8; typedef unsigned int u32; typedef unsigned long long u64;
 
 struct alignas(64) Map { u64 words[16]; };  // a CUtensorMap
 
-// Tiles are numbered by row blocks; other ranks' parts and results are in boxes, as images of the staging.
+// Tiles are numbered by row blocks. Boxes hold images of the staging.
 struct alignas(64) Job {
-  Map x, w, d;                // d: this rank's tiles of D
+  Map x, w, d[RANKS];         // d: where this rank's tiles belong, and other ranks' results
   u32* control;               // this rank's: the number of calls before this one; blocks that have ended
   u32* flags[RANKS];          // every rank's, at its address here: [parity][kind][source][tile]
-  u8* boxes[2][RANKS];        // by parity, likewise: [kind][source][tile]
-  u8* copy_to[RANKS];         // where warp 3 writes a rank's results
+  u8* boxes[2][RANKS];        // by parity, likewise: [source][tile]
   const void* bias;           // one entry for each column
-  int copy_rows[RANKS], copy_cols[RANKS];
   int starts[RANKS + 1];      // of the shares of the rows
-  int row_blocks, col_blocks, steps, rank, cols, copy_ld, capacity, tiles, activation, bias_is_float;
+  int row_blocks, col_blocks, steps, rank, cols, capacity, tiles, activation, bias_is_float;
   float alpha;
 };
 
@@ -47,6 +52,22 @@ __device__ __forceinline__ void init(u32 barrier, int count)
 { asm volatile("mbarrier.init.shared::cta.b64 [%0],%1;" :: "r"(barrier), "r"(count)); }
 __device__ __forceinline__ void arrive(u32 barrier)
 { asm volatile("mbarrier.arrive.shared::cta.b64 _,[%0];" :: "r"(barrier) : "memory"); }
+__device__ __forceinline__ void arrive_at(u32 barrier, int block) {  // of another block of the cluster, or this one
+#if CLUSTER > 1
+  u32 there;
+  asm volatile("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(there) : "r"(barrier), "r"(block));
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _,[%0];" :: "r"(there) : "memory");
+#else
+  arrive(barrier);
+#endif
+}
+__device__ __forceinline__ void meet() {  // all threads of the cluster
+#if CLUSTER > 1
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
 __device__ __forceinline__ void expect(u32 barrier, u32 bytes)
 { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" :: "r"(barrier), "r"(bytes) : "memory"); }
 __device__ __forceinline__ void wait(u32 barrier, u32 parity) {
@@ -57,10 +78,15 @@ __device__ __forceinline__ void load(u32 to, const Map* of, int col, int row, u3
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1,{%2,%3}],[%4];"
                :: "r"(to), "l"(of), "r"(col), "r"(row), "r"(barrier) : "memory");
 }
+__device__ __forceinline__ void load(u32 to, const Map* of, int col, int row, u32 barrier, u32 blocks) {  // of the cluster
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0],[%1,{%2,%3}],[%4],%5;"
+               :: "r"(to), "l"(of), "r"(col), "r"(row), "r"(barrier), "h"((unsigned short)blocks) : "memory");
+}
 __device__ __forceinline__ void load(u32 to, const u8* of, u32 bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];"
                :: "r"(to), "l"(of), "r"(bytes), "r"(barrier) : "memory");
 }
+__device__ __forceinline__ void prefetch(const Map* map) { asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory"); }
 __device__ __forceinline__ void store(const Map* to, u32 of, int col, int row) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0,{%1,%2}],[%3];"
                :: "l"(to), "r"(col), "r"(row), "r"(of) : "memory");
@@ -71,6 +97,10 @@ __device__ __forceinline__ void commit() { asm volatile("cp.async.bulk.commit_gr
 template <int N> __device__ __forceinline__ void stored()  // all but the last N groups have arrived
 { asm volatile("cp.async.bulk.wait_group %0;" :: "n"(N) : "memory"); }
 __device__ __forceinline__ void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void read(u32 at, u32 (&v)[4])
+{ asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at) : "memory"); }
+__device__ __forceinline__ void write(u32 at, const u32 (&v)[4])
+{ asm volatile("st.shared.v4.u32 [%0],{%1,%2,%3,%4};" :: "r"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory"); }
 __device__ __forceinline__ void fence_proxies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 __device__ __forceinline__ void await_flag(const u32* flag, u32 value) {
   u32 v;
@@ -105,110 +135,173 @@ __device__ __forceinline__ float activate(float v, int which) {
 
 struct Tile { int owner, row_block, col_block; };
 
-__device__ __forceinline__ Tile tile(const Job& job, int owner, int u) {  // 8 row blocks at a time, column by column
-  int group = 8 * job.col_blocks, g = u / group, high = min(job.row_blocks - 8 * g, 8), v = u % group;
-  return {owner, 8 * g + v % high, v / high};
+// Clusters of tiles are numbered 8 row blocks at a time, column by column; tiles of a cluster likewise.
+__device__ __forceinline__ Tile tile(const Job& job, int owner, int u) {
+  const int cluster = u / CLUSTER, within = u % CLUSTER, most = 8 / DOWN, cols = job.col_blocks / ACROSS;
+  const int first = cluster / (most * cols) * most, high = min(job.row_blocks / DOWN - first, most), v = cluster % (most * cols);
+  return {owner, (first + v % high) * DOWN + within % DOWN, v / high * ACROSS + within / DOWN};
 }
 
-// The tile at a position. Every block goes through its positions in order. A tile that waits for another rank's has a
-// later position than that one, on all ranks: so, as all blocks run at once, one of them can always go on.
-__device__ __forceinline__ Tile tile_at(const Job& job, int s) {
-#if FORM == 0 && RANKS == 2
-  // A first round for the other rank, then both in turn: less is on its way at the same time.
-  int lead = min((int)gridDim.x, job.tiles), q = s - lead, mixed = 2 * (job.tiles - lead);
-  bool own = q >= 0 && (q >= mixed || q % 2 == 0);
-  int u = q < 0 ? s : q < mixed ? q / 2 + (own ? 0 : lead) : q - (job.tiles - lead);
-  return tile(job, own ? job.rank : 1 - job.rank, u);
+// The tile at a position: a first round for the other ranks; then, in turn, one of this rank's and one for each of them.
+// Every block goes through its positions in order. A tile that waits for another rank's has a later position than that
+// one, on all ranks: so, as all blocks run at once, one of them can always go on. Positions of a cluster follow one
+// another.
+__device__ __forceinline__ Tile tile_at(const Job& job, int position) {
+#if EXCHANGES
+  return tile(job, position / job.tiles, position % job.tiles);
 #elif SUMS
-  // Other ranks' tiles, one of each in turn, then this rank's.
-  int others = (RANKS - 1) * job.tiles;
-  if (s < others) return tile(job, (job.rank + 1 + s % (RANKS - 1)) % RANKS, s / (RANKS - 1));
-  return tile(job, job.rank, s - others);
+  const int others = RANKS - 1, tiles = job.tiles / CLUSTER, lead = min(max((int)gridDim.x / CLUSTER / others, 1), tiles);
+  const int s = position / CLUSTER, q = s - lead * others, turn = q / RANKS, which = q % RANKS;
+  const bool mixed = q >= 0 && turn < tiles - lead, own = q >= 0 && !(mixed && which);
+  const int u = q < 0 ? s : !own ? (lead + turn) * others + which - 1 : mixed ? turn : q - (tiles - lead) * others;
+  return tile(job, own ? job.rank : (job.rank + 1 + u % others) % RANKS, (own ? u : u / others) * CLUSTER + position % CLUSTER);
 #else
-  return tile(job, job.rank, s);
+  return tile(job, job.rank, position);
 #endif
 }
 
+__device__ __forceinline__ float bias_of(const Job& job, int col) {
+  if (!job.bias || col >= job.cols) return 0.0f;
+  return job.bias_is_float ? ((const float*)job.bias)[col] : low(((const unsigned short*)job.bias)[col]);
+}
+
 // The address, from that of the staging, of 8 columns of a row. Swizzled as TMA does: no two rows of 8 share a bank.
+__device__ __forceinline__ int key_of(int row) { return CHUNK == 64 ? row & 7 : (row >> 1) & 3; }
+__device__ __forceinline__ int column(int row, int unit) { return (unit ^ key_of(row)) * 8; }  // of a part, at a place in it
 __device__ __forceinline__ u32 place(int row, int col8) {
-  int part = col8 / (CHUNK / 8), u = col8 % (CHUNK / 8), key = CHUNK == 64 ? row & 7 : (row >> 1) & 3;
-  return part * (BM * CHUNK * 2) + row * (CHUNK * 2) + ((u ^ key) << 4);
+  int part = col8 / (CHUNK / 8), u = col8 % (CHUNK / 8), key = key_of(row);
+  return part * PART + row * (CHUNK * 2) + ((u ^ key) << 4);
 }
 
 #define IMAGE (BM * BN * 2)
 __device__ __forceinline__ u32* flag_at(const Job& job, int rank, u32 parity, int kind, int source, int number)
 { return job.flags[rank] + (u64)((parity * 2 + kind) * RANKS + source) * job.capacity + number; }
-__device__ __forceinline__ u8* box_at(const Job& job, int rank, u32 parity, int kind, int source, int number)
-{ return job.boxes[parity][rank] + ((u64)(kind * RANKS + source) * job.tiles + number) * IMAGE; }
+__device__ __forceinline__ u8* box_at(const Job& job, int rank, u32 parity, int source, int number)
+{ return job.boxes[parity][rank] + ((u64)source * job.tiles + number) * IMAGE; }
 
 // -- the tasks
 
-__device__ void copy_results(const Job& job, u32* next, u32 epoch, int lane) {
-  for (;;) {
-    int item = 0;
-    if (lane == 0) item = atomicAdd(next, 1);
-    item = __shfl_sync(0xffffffffu, item, 0);
-    int s = blockIdx.x + item / (BM / STRIP) * gridDim.x;
-    if (s >= (RANKS - 1) * job.tiles) return;
-    Tile t = tile(job, (job.rank + 1 + s % (RANKS - 1)) % RANKS, s / (RANKS - 1));
-    int number = t.row_block * job.col_blocks + t.col_block, strip = item % (BM / STRIP) * STRIP;
-    int row = t.row_block * BM + strip, col = t.col_block * BN;
+__device__ __forceinline__ bool is_own(const Job& job, const Tile& t) { return !SUMS || (!EXCHANGES && t.owner == job.rank); }
+
+struct Pieces {  // fetched from another rank, two at a time: with more, loads of X and W wait behind them
+  u32 barriers, count;
+  __device__ __forceinline__ void wait_for(u32 i) { wait(barriers + 8 * (i & 1), (i / 2) & 1); }
+  __device__ __forceinline__ void load_next(u32 to, const u8* of, u32 bytes) {
+    expect(barriers + 8 * (count & 1), bytes);
+    load(to, of, bytes, barriers + 8 * (count & 1));
+    count++;
+  }
+};
+
+__device__ void fetch_results(const Job& job, u32 buffers, Pieces pieces, u32 epoch) {
+  for (int s = blockIdx.x; s < (RANKS - 1) * job.tiles; s += gridDim.x) {
+    const Tile t = tile(job, (job.rank + 1 + s % (RANKS - 1)) % RANKS, s / (RANKS - 1));
+    const int number = t.row_block * job.col_blocks + t.col_block;
     await_flag(flag_at(job, job.rank, epoch & 1, 1, t.owner, number), epoch);
-    const u8* of = box_at(job, job.rank, epoch & 1, 1, t.owner, number);
-    u8* to = job.copy_to[t.owner];
-    int cols = min(job.copy_cols[t.owner] - col, BN), units = (cols + 7) / 8;
-    int count = min(job.copy_rows[t.owner] - row, STRIP) * units;
-    for (int i = lane; i < count; i += 32 * 4) {
-      uint4 v[4];
-#pragma unroll
-      for (int j = 0; j < 4; j++) {
-        int x = i + 32 * j;
-        if (x < count) v[j] = __ldcg((const uint4*)(of + place(strip + x / units, x % units)));
+    fence_proxies();
+    const u8* of = box_at(job, t.owner, epoch & 1, t.owner, number);
+    for (int c = 0; c <= BN / CHUNK; c++) {
+      if (c < BN / CHUNK) {
+        stores_read();
+        pieces.load_next(buffers + (pieces.count & 1) * PART, of + c * PART, PART);
       }
+      if (c == 0) continue;
+      const u32 i = pieces.count - (c < BN / CHUNK ? 2 : 1);
+      pieces.wait_for(i);
+      fence_proxies();
+      store(&job.d[t.owner], buffers + (i & 1) * PART, t.col_block * BN + (c - 1) * CHUNK, t.row_block * BM);
+      commit();
+    }
+  }
+  stored<0>();
+}
+
+#if EXCHANGES
+__device__ __forceinline__ u32 finished(const Job& job, u32 a, u32 b, int col) {  // two sums
+  float v[2] = {low(a) + low(b), high(a) + high(b)};
+  if (job.bias || job.activation) {
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
-        int x = i + 32 * j, c = x % units * 8;
-        if (x >= count) continue;
-        u8* at = to + ((u64)(row + x / units) * job.copy_ld + col + c) * 2;
-        if (c + 8 <= cols) *(uint4*)at = v[j];
-        else for (int k = 0; k < cols - c; k++) ((unsigned short*)at)[k] = ((const unsigned short*)&v[j])[k];
+    for (int q = 0; q < 2; q++) v[q] = activate(v[q] + bias_of(job, col + q), job.activation);
+  }
+  return pack(v[0], v[1]);
+}
+
+// A part of a tile at a time: this rank's and the other's are loaded, added by a warp, and stored to D.
+__device__ void add_parts(const Job& job, u32 buffers, u32 barriers, u32 epoch, int lane) {
+  u32 count = 0;  // parts loaded
+  for (int s = blockIdx.x; s < RANKS * job.tiles; s += gridDim.x) {
+    const Tile t = tile_at(job, s);
+    const int number = t.row_block * job.col_blocks + t.col_block;
+    if (lane == 0) {
+      for (int kind = 0; kind < 2; kind++) await_flag(flag_at(job, job.rank, epoch & 1, kind, t.owner, number), epoch);
+      fence_proxies();
+    }
+    for (int c = 0; c <= BN / CHUNK; c++) {
+      if (c < BN / CHUNK) {
+        const u32 barrier = barriers + 8 * (count & 1), to = buffers + (count & 1) * (2 * PART);
+        if (lane == 0) {
+          stores_read();
+          expect(barrier, 2 * PART);
+          for (int i = 0; i < 2; i++)
+            load(to + i * PART, box_at(job, i ? 1 - job.rank : job.rank, epoch & 1, t.owner, number) + c * PART, PART, barrier);
+        }
+        count++;
+      }
+      if (c == 0) continue;
+      const u32 i = count - (c < BN / CHUNK ? 2 : 1), at = buffers + (i & 1) * (2 * PART);
+      const int first = t.col_block * BN + (c - 1) * CHUNK;
+      wait(barriers + 8 * (i & 1), (i / 2) & 1);
+#pragma unroll 2
+      for (u32 k = lane; k < PART / 16; k += 32) {
+        u32 a[4], b[4];
+        read(at + 16 * k, a);
+        read(at + PART + 16 * k, b);
+        const int col = first + column(k / (CHUNK / 8), k % (CHUNK / 8));
+#pragma unroll
+        for (int j = 0; j < 4; j++) a[j] = finished(job, a[j], b[j], col + 2 * j);
+        write(at + 16 * k, a);
+      }
+      fence_proxies();
+      __syncwarp();
+      if (lane == 0) {
+        store(&job.d[t.owner], at, first, t.row_block * BM);
+        commit();
       }
     }
   }
+  if (lane == 0) stored<0>();
 }
+#endif
 
-__device__ __forceinline__ void send(u8* to, u32 of) {
-  for (u32 i = 0; i < IMAGE; i += PIECE) {
-    store(to + i, of + i, min((u32)PIECE, IMAGE - i));
-    commit();
-    stored<0>();
-  }
-}
-
-extern "C" __global__ void __launch_bounds__(384, 1) one_kernel(const __grid_constant__ Job job) {
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1) one_kernel(const __grid_constant__ Job job) {
   extern __shared__ u8 memory[];
-  __shared__ u32 epoch_, next;
   const u32 X_BYTES = BM * BK * 2, STAGE = X_BYTES + BN * BK * 2;
-  const u32 base = (shared(memory) + 1023) & ~1023u, stagings = base + STAGES * STAGE, barriers = stagings + SLOTS * IMAGE;
-  const u32 full = barriers, empty = full + 8 * STAGES;                      // a step's operands are there; are read
-  const u32 came = empty + 8 * STAGES, taken = came + 8 * SLOTS;             // another rank's part is in a slot; is added
-  const u32 ready = taken + 8 * SLOTS, vacant = ready + 8 * SLOTS;           // a result is in a slot; has left it
+  const u32 base = (shared(memory) + 1023) & ~1023u, stagings = base + STAGES * STAGE, buffers = stagings + SLOTS * IMAGE;
+  const u32 barriers = buffers + (EXCHANGES ? 4 * PART : COPIES ? 2 * PART : 0);
+  const u32 full = barriers, empty = full + 8 * STAGES;           // a step's operands are there; are read
+  const u32 came = empty + 8 * STAGES, taken = came + 8 * SLOTS;  // another rank's part is in a slot; is added
+  const u32 ready = taken + 8 * SLOTS, vacant = ready + 8 * SLOTS;  // a result is in a slot; has left it
+  const u32 fetched = vacant + 8 * SLOTS;                         // a piece is there: two of warp 1's, two of warp 3's
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const u32 epoch = *(volatile u32*)job.control + 1, parity = epoch & 1;  // arrives while the barriers are made
   if (threadIdx.x == 0) {
-    epoch_ = *(volatile u32*)job.control + 1;
-    next = 0;
-    for (int i = 0; i < STAGES; i++) { init(full + 8 * i, 1); init(empty + 8 * i, 2); }
+    prefetch(&job.x);
+    prefetch(&job.w);
+    for (int i = 0; i < STAGES; i++) { init(full + 8 * i, 1); init(empty + 8 * i, 2 * MATES); }
+    for (int i = 0; i < 4; i++) init(fetched + 8 * i, 1);
     for (int i = 0; i < SLOTS; i++) { init(came + 8 * i, 1); init(taken + 8 * i, 2); init(ready + 8 * i, 2); init(vacant + 8 * i, 1); }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     fence_proxies();
   }
-  __syncthreads();
-  const u32 epoch = epoch_, parity = epoch & 1;
+  meet();
   const int positions = (SUMS ? RANKS : 1) * job.tiles;
 
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     if (warp == 0 && lane == 0) {  // operands
+      const int down = blockIdx.x % DOWN, across = blockIdx.x % CLUSTER / DOWN, x_part = across * (BM / ACROSS), w_part = down * (BN / DOWN);
+      u32 of_row = 0, of_col = ((1 << DOWN) - 1) << across * DOWN;  // blocks
+      for (int i = 0; i < ACROSS; i++) of_row |= 1 << (i * DOWN + down);
       int stage = 0;
       u32 phase = 1;
       for (int s = blockIdx.x; s < positions; s += gridDim.x) {
@@ -217,16 +310,20 @@ extern "C" __global__ void __launch_bounds__(384, 1) one_kernel(const __grid_con
         for (int k = 0; k < job.steps; k++) {
           wait(empty + 8 * stage, phase);
           expect(full + 8 * stage, STAGE);
-          load(base + stage * STAGE, &job.x, k * BK, row, full + 8 * stage);
-          load(base + stage * STAGE + X_BYTES, &job.w, k * BK, col, full + 8 * stage);
+          const u32 x = base + stage * STAGE + x_part * (BK * 2), w = base + stage * STAGE + X_BYTES + w_part * (BK * 2);
+          if (ACROSS == 1) load(x, &job.x, k * BK, row, full + 8 * stage);
+          else load(x, &job.x, k * BK, row + x_part, full + 8 * stage, of_row);
+          if (DOWN == 1) load(w, &job.w, k * BK, col, full + 8 * stage);
+          else load(w, &job.w, k * BK, col + w_part, full + 8 * stage, of_col);
           if (++stage == STAGES) { stage = 0; phase ^= 1; }
         }
       }
     }
-#if SUMS
+#if SUMS && !EXCHANGES
     if (warp == 1 && lane == 0) {  // other ranks' parts
       int n = 0;
       u32 phases = 0;
+      Pieces pieces = {fetched, 0};
       for (int s = blockIdx.x; s < positions; s += gridDim.x, n++) {
         const int slot = n % SLOTS;
         if (n >= SLOTS) wait(vacant + 8 * slot, (n / SLOTS - 1) & 1);  // each in turn: a parity cannot tell every other one
@@ -237,8 +334,19 @@ extern "C" __global__ void __launch_bounds__(384, 1) one_kernel(const __grid_con
           const int source = (job.rank + i) % RANKS;
           await_flag(flag_at(job, job.rank, parity, 0, source, number), epoch);
           fence_proxies();
-          expect(came + 8 * slot, IMAGE);
-          load(stagings + slot * IMAGE, box_at(job, job.rank, parity, 0, source, number), IMAGE, came + 8 * slot);
+          const u8* of = box_at(job, PULLS ? source : job.rank, parity, PULLS ? job.rank : source, number);
+          const u32 to = stagings + slot * IMAGE;
+          if (PULLS) {
+            const u32 first = pieces.count, all = (IMAGE + PIECE - 1) / PIECE;
+            for (u32 k = 0; k < all + 2; k++) {
+              if (k > 1) pieces.wait_for(first + k - 2);
+              if (k < all) pieces.load_next(to + k * PIECE, of + k * PIECE, min((u32)PIECE, IMAGE - k * PIECE));
+            }
+            arrive(came + 8 * slot);
+          } else {
+            expect(came + 8 * slot, IMAGE);
+            load(to, of, IMAGE, came + 8 * slot);
+          }
           if (i + 1 == RANKS) break;  // nobody says that the last part is added: "vacant" does
           wait(taken + 8 * slot, (phases >> slot) & 1);
           phases ^= 1 << slot;
@@ -253,38 +361,56 @@ extern "C" __global__ void __launch_bounds__(384, 1) one_kernel(const __grid_con
         const u32 staging = stagings + slot * IMAGE;
         const Tile t = tile_at(job, s);
         const int number = t.row_block * job.col_blocks + t.col_block;
-        const bool own = !SUMS || t.owner == job.rank;
+        const bool own = is_own(job, t);
         wait(ready + 8 * slot, (n / SLOTS) & 1);
-        if (own) {
-          for (int c = 0; c < BN / CHUNK; c++)
-            store(&job.d, staging + c * (BM * CHUNK * 2), t.col_block * BN + c * CHUNK, t.row_block * BM);
+        if (!own && !PULLS && !EXCHANGES) {
+          u8* to = box_at(job, t.owner, parity, job.rank, number);
+          for (u32 i = 0; i < IMAGE; i += PIECE) {  // one at a time: loads of X and W wait behind them, too
+            store(to + i, staging + i, min((u32)PIECE, IMAGE - i));
+            commit();
+            stored<0>();
+          }
+        } else if (!own || COPIES) {
+          store(box_at(job, job.rank, parity, t.owner, number), staging, IMAGE);
           commit();
         }
-        if (SUMS && !own) send(box_at(job, t.owner, parity, 0, job.rank, number), staging);
-        if (COPIES && own)
-          for (int i = 1; i < RANKS; i++) send(box_at(job, (job.rank + i) % RANKS, parity, 1, job.rank, number), staging);
+        if (own) {
+          for (int c = 0; c < BN / CHUNK; c++)
+            store(&job.d[job.rank], staging + c * PART, t.col_block * BN + c * CHUNK, t.row_block * BM);
+          commit();
+        }
         stores_read();
         arrive(vacant + 8 * slot);
-        if (FORM == 0 && own) continue;
-        stored<0>();
+        if (own && !COPIES) continue;
+        if (own) stored<1>(); else stored<0>();
         fence_proxies();
         release();
-        if (SUMS && !own) raise_flag(flag_at(job, t.owner, parity, 0, job.rank, number), epoch);
+        if (EXCHANGES)
+          for (int i = 0; i < RANKS; i++) raise_flag(flag_at(job, i, parity, i == job.rank, t.owner, number), epoch);
+        else if (!own) raise_flag(flag_at(job, t.owner, parity, 0, job.rank, number), epoch);
         else for (int i = 1; i < RANKS; i++) raise_flag(flag_at(job, (job.rank + i) % RANKS, parity, 1, job.rank, number), epoch);
       }
       stored<0>();
     }
-    if (COPIES && warp == 3) copy_results(job, &next, epoch, lane);
+#if EXCHANGES
+    if (warp == 3) add_parts(job, buffers, fetched, epoch, lane);
+#else
+    if (COPIES && warp == 3 && lane == 0) fetch_results(job, buffers, {fetched + 16, 0}, epoch);
+#endif
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     const int half = threadIdx.x / 128 - 1, row = half * 64 + (warp & 3) * 16 + ((lane >> 3) & 1) * 8 + (lane & 7), col8 = lane >> 4;
     const bool speaks = threadIdx.x % 128 == 0;
+    // The block that this thread tells what was read: those of this row, then the others of this column.
+    const int down = blockIdx.x % DOWN, across = blockIdx.x % CLUSTER / DOWN, mate = warp & 3;
+    const int hears = lane != 0 || mate >= MATES ? -1 : mate < ACROSS ? mate * DOWN + down
+                      : across * DOWN + (down + 1 + mate - ACROSS) % DOWN;
     int stage = 0, n = 0;
     u32 phase = 0, phases = 0;
     float sum[BN / 2];
     for (int s = blockIdx.x; s < positions; s += gridDim.x, n++) {
       const Tile t = tile_at(job, s);
-      const bool own = !SUMS || t.owner == job.rank;
+      const bool own = is_own(job, t);
       const int slot = n % SLOTS;
       const u32 staging = stagings + slot * IMAGE;
       int previous = -1;
@@ -297,7 +423,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) one_kernel(const __grid_con
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         if (previous >= 0) {
           asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-          if (speaks) arrive(empty + 8 * previous);
+          if (hears >= 0) arrive_at(empty + 8 * previous, hears);
         }
         previous = stage;
         if (++stage == STAGES) { stage = 0; phase ^= 1; }
@@ -305,7 +431,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) one_kernel(const __grid_con
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
       for (int i = 0; i < BN / 2; i++) asm volatile("" : "+f"(sum[i]) :: "memory");
-      if (speaks) arrive(empty + 8 * previous);
+      if (hears >= 0) arrive_at(empty + 8 * previous, hears);
       if (job.alpha != 1.0f) {
 #pragma unroll
         for (int i = 0; i < BN / 2; i++) sum[i] *= job.alpha;
@@ -336,9 +462,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) one_kernel(const __grid_con
 #pragma unroll
           for (int q = 0; q < 2; q++) {
             const int col = t.col_block * BN + 8 * j + 2 * (lane & 3) + q;
-            float b = 0.0f;
-            if (job.bias && col < job.cols)
-              b = job.bias_is_float ? ((const float*)job.bias)[col] : low(((const unsigned short*)job.bias)[col]);
+            const float b = bias_of(job, col);
             sum[4 * j + q] = activate(sum[4 * j + q] + b, job.activation);
             sum[4 * j + q + 2] = activate(sum[4 * j + q + 2] + b, job.activation);
           }
@@ -355,10 +479,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) one_kernel(const __grid_con
       asm volatile("bar.sync %0,128;" :: "r"(half + 1) : "memory");
       if (speaks) arrive(ready + 8 * slot);
     }
-    if (COPIES) copy_results(job, &next, epoch, lane);
   }
 
-  __syncthreads();
+  meet();  // no block ends while another may write to its memory
   if (threadIdx.x == 0) {
     __threadfence();
     if (atomicAdd(job.control + 1, 1) == gridDim.x - 1) {  // the last block

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ FORMS = ("matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 TILE_ROWS = 128
 _STEP = 64  # inputs of a step of k
 _WIDTHS = 64, 128, 192, 224, 256
+_CLUSTERS = (1, 1), (2, 1)
+_FEWEST_STAGES, _ENOUGH_STAGES = 3, 4
+_PAIR = 2
+_HIDES_PULLS = 1536  # inputs with which a tile of parts is multiplied as slowly as one is fetched
 _THREADS = 384
 _SHARED_BYTES = 227 << 10  # that a block may use on Hopper
 _BARRIER_BYTES = 512  # more than all barriers take, and what the kernel declares itself
@@ -33,14 +38,9 @@ _MAP_BYTES = 128
 _MAP_ALIGN_BYTES = 64
 
 # The time of a tile is that of multiplying its columns and so many more; after the last tiles come, once, the transfers
-# of as many columns. Measured on two H100.
-_TILE_COST, _NARROW_COST = 48, 72
-_LAST_TILES = {
-    "matmul_reduce_scatter": 1,
-    "allgather_matmul": 1,
-    "matmul_allreduce": 2,
-    "matmul_allgather": 2,
-}
+# of as many columns. Measured on two H200.
+_TILE_COST, _NARROW_COST = 48, 64
+_LAST_TILES = {"matmul_reduce_scatter": 1.5, "matmul_allreduce": 3, "matmul_allgather": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,21 @@ class Tiling:
     Attributes:
         width: columns of a tile.
         row_blocks, col_blocks: tiles of a rank's share, down and across.
+        cluster: tiles, down and across, of blocks that load their X and W together. The numbers of tiles are multiples.
         slots: finished tiles that a block may keep while it multiplies the next.
         stages: steps of k whose operands are loaded ahead.
+        buffers: parts of tiles that a block can hold of other ranks' results.
+        pulls: whether ranks fetch what others have computed of their tiles; else it is sent to them.
     """
 
     width: int
     row_blocks: int
     col_blocks: int
+    cluster: tuple[int, int]
     slots: int
     stages: int
+    buffers: int
+    pulls: bool
 
     @property
     def count(self) -> int:
@@ -68,7 +74,7 @@ class Tiling:
     @property
     def chunk(self) -> int:
         """Columns of a tile that TMA stores at once."""
-        return 64 if self.width % 64 == 0 else 32
+        return _chunk(self.width)
 
     @property
     def image_bytes(self) -> int:
@@ -78,35 +84,63 @@ class Tiling:
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory that a block needs."""
-        steps = self.stages * (TILE_ROWS + self.width) * _STEP * 2
-        return steps + self.slots * self.image_bytes + _BARRIER_BYTES + _ALIGN_BYTES
+        return self.stages * _step_bytes(self.width) + _other_bytes(self.width, self.slots, self.buffers)
 
 
-def tiling(form: str, rows: int, cols: int, shares: int, blocks: int) -> Tiling:
+def tiling(form: str, ranks: int, rows: int, cols: int, inputs: int, blocks: int) -> Tiling:
     """Return how to cut a product into tiles. The same on every rank. Local.
 
     Args:
         form: one of ``FORMS``.
+        ranks: their number.
         rows, cols: of the largest share of a rank.
-        shares: how many shares each rank multiplies.
+        inputs: that a rank multiplies.
         blocks: that run at once, one on a multiprocessor.
     """
+    scatters, pair = form == "matmul_reduce_scatter", ranks == _PAIR
+    buffers = 0 if scatters else 4 if form == "matmul_allreduce" and pair else 2
+    pulls = scatters and pair and inputs >= _HIDES_PULLS
+    shares = 1 if form == "matmul_allgather" else ranks
 
-    def cost(width: int) -> float:
-        tiles = shares * -(-rows // TILE_ROWS) * -(-cols // width)
-        rounds = -(-tiles // blocks)
+    def share(width: int, cluster: tuple[int, int]) -> tuple[int, int]:
+        down, across = cluster
+        return -(-rows // (TILE_ROWS * down)) * down, -(-cols // (width * across)) * across
+
+    def cost(width: int, cluster: tuple[int, int]) -> float:
+        together = prod(cluster)
+        rounds = -(-shares * prod(share(width, cluster)) // (blocks // together * together))
         return (rounds + _LAST_TILES[form]) * width + rounds * (
             _NARROW_COST if width == _WIDTHS[0] else _TILE_COST
         )
 
-    width = min(_WIDTHS, key=lambda width: (cost(width), -width))
-    slots = 2 if _stages(width, 2) >= 4 else 1
-    return Tiling(width, -(-rows // TILE_ROWS), -(-cols // width), slots, _stages(width, slots))
+    ways = [
+        (width, cluster)
+        for width in _WIDTHS
+        for cluster in _CLUSTERS
+        if blocks >= prod(cluster) and _stages(width, 1, buffers) >= _FEWEST_STAGES
+    ]
+    width, cluster = min(ways, key=lambda way: (cost(*way), -way[0], share(*way), -prod(way[1])))
+    slots = 2 if _stages(width, 2, buffers) >= _ENOUGH_STAGES else 1
+    return Tiling(
+        width, *share(width, cluster), cluster, slots, _stages(width, slots, buffers), buffers, pulls
+    )
 
 
-def _stages(width: int, slots: int) -> int:
-    room = _SHARED_BYTES - _BARRIER_BYTES - _ALIGN_BYTES - slots * TILE_ROWS * width * 2
-    return min(7, room // ((TILE_ROWS + width) * _STEP * 2))
+def _stages(width: int, slots: int, buffers: int) -> int:
+    return min(7, (_SHARED_BYTES - _other_bytes(width, slots, buffers)) // _step_bytes(width))
+
+
+def _step_bytes(width: int) -> int:
+    return (TILE_ROWS + width) * _STEP * 2
+
+
+def _other_bytes(width: int, slots: int, buffers: int) -> int:
+    parts = buffers * TILE_ROWS * _chunk(width) * 2
+    return slots * TILE_ROWS * width * 2 + parts + _BARRIER_BYTES + _ALIGN_BYTES
+
+
+def _chunk(width: int) -> int:
+    return 64 if width % 64 == 0 else 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +206,8 @@ class OneKernel:
 
     def launch(self, job: KernelJob, blocks: int, stream: int) -> None:
         """Queue the kernel; all its blocks must be able to run at once. Local to queue, collective to run."""
+        together = prod(self.tiles.cluster)
+        clusters = min(blocks // together, _resident(self._function, self.tiles, blocks))
         packed = self._packed(job)
         buffer = ctypes.create_string_buffer(len(packed) + _MAP_ALIGN_BYTES)
         at = -(-ctypes.addressof(buffer) // _MAP_ALIGN_BYTES) * _MAP_ALIGN_BYTES
@@ -180,28 +216,27 @@ class OneKernel:
         shared, addresses = self.tiles.shared_bytes, ctypes.addressof(arguments)
         check_driver(
             self._driver.cuLaunchKernel(
-                self._function, blocks, 1, 1, _THREADS, 1, 1, shared, stream, addresses, 0
+                self._function, clusters * together, 1, 1, _THREADS, 1, 1, shared, stream, addresses, 0
             )
         )
 
     def _packed(self, job: KernelJob) -> bytes:
         """Return ``struct Job`` of the kernel."""
-        ranks, tiles = self.ranks, self.tiles
-        nowhere = View(0, 0, 0, 0, job.d.dtype)
-        copies = [view or nowhere for view in job.copies] or [nowhere] * ranks
+        ranks, tiles, (down, across) = self.ranks, self.tiles, self.tiles.cluster
+        results = [*job.copies] or [None] * ranks
+        results[job.rank] = job.d
         starts = [*job.starts, *[job.starts[-1]] * (ranks + 1 - len(job.starts))]
+        box = (TILE_ROWS, tiles.chunk)
         maps = [
-            self._map(job.x, (TILE_ROWS, _STEP)), self._map(job.w, (tiles.width, _STEP)),
-            self._map(job.d, (TILE_ROWS, tiles.chunk)),
+            self._map(job.x, (TILE_ROWS // across, _STEP)), self._map(job.w, (tiles.width // down, _STEP)),
+            *(self._map(view, box) if view else bytes(_MAP_BYTES) for view in results),
         ]  # fmt: skip
         addresses = [
-            job.control, *job.flags, *job.boxes[0], *job.boxes[1], *(view.address for view in copies),
-            job.bias.address if job.bias else 0,
+            job.control, *job.flags, *job.boxes[0], *job.boxes[1], job.bias.address if job.bias else 0,
         ]  # fmt: skip
         numbers = [
-            *(view.rows for view in copies), *(view.cols for view in copies), *starts,
-            tiles.row_blocks, tiles.col_blocks, -(-job.w.cols // _STEP), job.rank, job.d.cols,
-            max(view.ld for view in copies), job.capacity, tiles.count, _ACTIVATIONS[job.activation],
+            *starts, tiles.row_blocks, tiles.col_blocks, -(-job.w.cols // _STEP), job.rank, job.d.cols,
+            job.capacity, tiles.count, _ACTIVATIONS[job.activation],
             int(job.bias is not None and job.bias.dtype == np.float32),
         ]  # fmt: skip
         data = b"".join(maps) + struct.pack(
@@ -233,7 +268,7 @@ def _loaded(device: int, form: str, dtype: str, ranks: int, tiles: Tiling) -> An
     from cuda.bindings import driver
 
     status, module = driver.cuModuleLoadData(
-        compiled(form, dtype, ranks, tiles.width, tiles.slots, tiles.stages)
+        compiled(form, dtype, ranks, tiles.width, tiles.cluster, tiles.slots, tiles.stages, tiles.pulls)
     )
     check_driver((status,))
     status, function = driver.cuModuleGetFunction(module, b"one_kernel")
@@ -244,7 +279,33 @@ def _loaded(device: int, form: str, dtype: str, ranks: int, tiles: Tiling) -> An
 
 
 @cache
-def compiled(form: str, dtype: str, ranks: int, width: int, slots: int, stages: int) -> bytes:
+def _resident(function: Any, tiles: Tiling, blocks: int) -> int:
+    """Return how many clusters of the kernel's blocks the current GPU runs at once. Local."""
+    from cuda.bindings import driver
+
+    shape, config = driver.CUlaunchAttribute(), driver.CUlaunchConfig()
+    shape.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    of = shape.value.clusterDim
+    of.x, of.y, of.z = prod(tiles.cluster), 1, 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = blocks // of.x * of.x, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = _THREADS, 1, 1
+    config.sharedMemBytes, config.attrs, config.numAttrs = tiles.shared_bytes, [shape], 1
+    status, clusters = driver.cuOccupancyMaxActiveClusters(function, config)
+    check_driver((status,))
+    return int(clusters)
+
+
+@cache
+def compiled(
+    form: str,
+    dtype: str,
+    ranks: int,
+    width: int,
+    cluster: tuple[int, int],
+    slots: int,
+    stages: int,
+    pulls: bool,
+) -> bytes:
     """Return the machine code of the kernel for sm_90a. Local; takes seconds the first time.
 
     Raises:
@@ -253,7 +314,7 @@ def compiled(form: str, dtype: str, ranks: int, width: int, slots: int, stages: 
     from cuda.bindings import nvrtc
 
     status, program = nvrtc.nvrtcCreateProgram(
-        source(form, dtype, ranks, width, slots, stages).encode(), b"one_kernel.cu", 0, [], []
+        source(form, dtype, ranks, width, cluster, slots, stages, pulls).encode(), b"one_kernel.cu", 0, [], []
     )
     _check_nvrtc(status)
     options = [b"--gpu-architecture=sm_90a", b"-std=c++17"]
@@ -271,11 +332,21 @@ def compiled(form: str, dtype: str, ranks: int, width: int, slots: int, stages: 
     return bytes(cubin)
 
 
-def source(form: str, dtype: str, ranks: int, width: int, slots: int, stages: int) -> str:
+def source(
+    form: str,
+    dtype: str,
+    ranks: int,
+    width: int,
+    cluster: tuple[int, int],
+    slots: int,
+    stages: int,
+    pulls: bool,
+) -> str:
     """Return the kernel's source, with its macros. Local."""
     macros = {
         "FORM": FORMS.index(form), "HALF": int(dtype == "float16"), "RANKS": ranks, "BN": width,
-        "SLOTS": slots, "STAGES": stages, "JOB_BYTES": job_bytes(ranks), "WGMMA(d, a, b, adds)": _wgmma(dtype, width),
+        "DOWN": cluster[0], "ACROSS": cluster[1], "SLOTS": slots, "STAGES": stages, "PULLS": int(pulls),
+        "JOB_BYTES": job_bytes(ranks), "WGMMA(d, a, b, adds)": _wgmma(dtype, width),
     }  # fmt: skip
     lines = [f"#define {name} {value}" for name, value in macros.items()]
     return "\n".join([*lines, Path(__file__).with_suffix(".cu").read_text()])
@@ -283,8 +354,8 @@ def source(form: str, dtype: str, ranks: int, width: int, slots: int, stages: in
 
 def job_bytes(ranks: int) -> int:
     """Return the size of the kernel's ``struct Job``. Local."""
-    addresses, numbers = 2 + 4 * ranks, 3 * ranks + 12
-    used = 3 * _MAP_BYTES + 8 * addresses + 4 * numbers
+    addresses, numbers = 2 + 3 * ranks, ranks + 11
+    used = (2 + ranks) * _MAP_BYTES + 8 * addresses + 4 * numbers
     return -(-used // _MAP_ALIGN_BYTES) * _MAP_ALIGN_BYTES
 
 

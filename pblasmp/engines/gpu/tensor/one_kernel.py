@@ -31,7 +31,7 @@ from .base import CopyProduct, Views
 __all__ = ["OneKernelAllReduce", "OneKernelGatheredOutput", "OneKernelReduceScatter"]
 
 _CONTROL_BYTES = 256  # at the start of the flags: this rank's count of calls
-_KINDS = 2  # of boxes and flags: parts of sums, results
+_KINDS = 2  # of flags: parts of sums, results
 _MOST_RANKS = 16
 _ALIGN = 16  # bytes
 _HOPPER = 90
@@ -76,24 +76,25 @@ class _OneKernel(CopyProduct):
 
     def _prepare(self) -> None:
         self._cut()
-        rows, cols, multiplied = self._share()
-        self.tiles: Tiling = tiling(self.form, rows, cols, multiplied, self.gpu.multiprocessors)
+        rows, cols = self._share()
+        inputs = sum(self.p.inputs) // len(self.p.inputs)
+        self.tiles: Tiling = tiling(self.form, self.size, rows, cols, inputs, self.gpu.multiprocessors)
         self.kernel = OneKernel(self.form, self.p.dtype, self.size, self.tiles)
 
     def _cut(self) -> None:
         """Set ``starts``, of the ranks' shares of the rows. Local."""
         raise NotImplementedError
 
-    def _share(self) -> tuple[int, int, int]:
-        """Return rows and columns of the largest share, and how many shares each rank multiplies. Local."""
+    def _share(self) -> tuple[int, int]:
+        """Return rows and columns of the largest share. Local."""
         high = max(stop - start for start, stop in pairwise(self.starts))
-        return high, self.p.outputs[0], self.size
+        return high, self.p.outputs[0]
 
     def _buffers(self) -> dict[str, int]:
-        images = _KINDS * self.size * self.tiles.count
+        boxes = 2 * self.size * self.tiles.count
         return {
-            "one_kernel": 2 * images * self.tiles.image_bytes,
-            ONE_KERNEL_FLAGS: _CONTROL_BYTES + 2 * images * np.dtype(np.uint32).itemsize,
+            "one_kernel": boxes * self.tiles.image_bytes,
+            ONE_KERNEL_FLAGS: _CONTROL_BYTES + _KINDS * boxes * np.dtype(np.uint32).itemsize,
         }
 
     def _start(self) -> None:
@@ -193,8 +194,8 @@ class OneKernelGatheredOutput(_OneKernel):
     def _cut(self) -> None:
         self.starts = [0, self.p.tokens[0]]
 
-    def _share(self) -> tuple[int, int, int]:
-        return self.p.tokens[0], max(self.p.outputs), 1
+    def _share(self) -> tuple[int, int]:
+        return self.p.tokens[0], max(self.p.outputs)
 
     def _job(self, call: Views, x: View, w: View, out: View) -> KernelJob:
         ends = offsets(self.p.outputs)
