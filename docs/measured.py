@@ -330,7 +330,7 @@ def _one_kernel(run: Run) -> str:
         rows.append([
             FORMS[case["form"]], f"{case['tokens']}, {case['outputs']}, {case['inputs']}",
             micro(middle(row, "the GEMM alone")), micro(separate), f"{micro(others[best])} `{best}`", micro(ours),
-            "" if ours is None else f"{min(separate or 0.0, others[best] or 0.0) / ours:.2f}",
+            "" if ours is None else f"{min(filter(None, (separate, others[best]))) / ours:.2f}",
         ])  # fmt: skip
     head = [
         "",

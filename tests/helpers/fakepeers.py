@@ -739,9 +739,6 @@ class Call:
     def queue(self) -> None:
         """Queue all steps."""
         job, me = self.job, self.gpu.rank
-        if self.kernel.sums and job.copies and self.gpu.size == 2:
-            self._queue_exchange()
-            return
         outs = [job.d, *([self.box(me, me, job.d)] if job.copies else [])]
         if self.kernel.sums:
             self._queue_sums(outs)
@@ -761,22 +758,6 @@ class Call:
                 [of for _, of in pairs],
                 [to for to, _ in pairs],
             )
-
-    def _queue_exchange(self) -> None:
-        job, me, other = self.job, self.gpu.rank, 1 - self.gpu.rank
-        to = [job.d if rank == me else job.copies[rank] for rank in range(2)]
-        share = [slice(*job.starts[rank : rank + 2]) for rank in range(2)]
-        mine, theirs = ([self.box(rank, owner, to[owner]) for owner in range(2)] for rank in (me, other))
-
-        def add() -> None:
-            for view, a, b in zip(to, mine, theirs, strict=True):
-                self.put([view], self.finished(self.at(a).astype(float) + self.at(b).astype(float)))
-
-        store = lambda: [  # noqa: E731
-            self.put([view], self.product(rows)) for view, rows in zip(mine, share, strict=True)
-        ]
-        self.step("stores", store, [job.x, job.w], mine)
-        self.step("sums", add, [*mine, *theirs], to)
 
     def _queue_sums(self, outs: list[View]) -> None:
         job, me = self.job, self.gpu.rank

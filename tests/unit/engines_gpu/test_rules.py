@@ -127,16 +127,20 @@ def test_many_inputs_of_a_small_product_hide_nothing():
 
 @pytest.mark.parametrize(("form", "size", "sizes", "plan", "fastest"), [
     ("matmul_reduce_scatter", 2, (8192, 3584, 8192), True, True),
-    ("matmul_reduce_scatter", 2, (4096, 6656, 16384), True, False),  # 8.9e11 operations
+    ("matmul_reduce_scatter", 2, (4096, 6656, 16384), True, True),  # 8.9e11 operations
+    ("matmul_reduce_scatter", 2, (8192, 6656, 16384), True, False),
     ("matmul_reduce_scatter", 2, (4096, 1792, 4096), False, False),  # not as a graph
     ("matmul_reduce_scatter", 4, (4096, 3584, 8192), True, True),
-    ("matmul_reduce_scatter", 4, (8192, 3584, 8192), True, False),
+    ("matmul_reduce_scatter", 4, (16384, 6656, 16384), True, True),  # the largest that was measured
+    ("matmul_reduce_scatter", 4, (32768, 6656, 16384), True, False),
     ("matmul_reduce_scatter", 8, (4096, 1792, 4096), True, False),
     ("matmul_allreduce", 2, (8192, 1792, 4096), True, True),
-    ("matmul_allreduce", 2, (8192, 3584, 8192), True, False),
+    ("matmul_allreduce", 2, (8192, 3584, 8192), True, True),
+    ("matmul_allreduce", 2, (4096, 6656, 16384), True, False),
     ("matmul_allreduce", 4, (16384, 6656, 16384), True, True),  # the largest that was measured
     ("matmul_allgather", 2, (1024, 1024, 1024), True, True),
-    ("matmul_allgather", 2, (8192, 3584, 8192), True, False),
+    ("matmul_allgather", 2, (8192, 3584, 8192), True, True),
+    ("matmul_allgather", 2, (4096, 6656, 16384), True, False),
     ("matmul_allgather", 4, (4096, 3584, 8192), True, True),  # 9.6e11 operations with four times the outputs
     ("matmul_allgather", 4, (8192, 14336, 8192), True, False),
     ("matmul_allgather", 8, (1024, 1024, 1024), True, False),

@@ -2,30 +2,26 @@
 // A product and its communication in one persistent kernel, for Hopper (sm_90a).
 //
 // D = f(alpha X W^T + bias) in tiles of 128 x BN; X and W row-major, 16-bit floats, sums in float32. Each block has three
-// warpgroups. Two multiply, 64 rows each, by WGMMA. In the third, one thread of each warp has a task of its own:
+// warpgroups. Two multiply, 64 rows each, by WGMMA. In the third, every warp has a task of its own:
 //   warp 0 loads tiles of X and W by TMA, several steps of k ahead;
 //   warp 1 fetches what other ranks have computed of this rank's tiles;
 //   warp 2 stores results, to D or to this rank's boxes, and raises a flag for each tile where it is needed;
 //   warp 3 fetches other ranks' results from their boxes, and stores them to D.
 // A finished tile is handed to warp 2 through shared memory ("the staging"), so the next tile is multiplied meanwhile.
 //
-// Blocks of a cluster multiply neighbouring tiles. Those of a row need the same X and those of a column the same W: each
-// loads a part of it, for all of them.
+// Blocks of a cluster multiply tiles one below the other, which need the same W: each loads a part of it, for all.
 //
-// Macros: RANKS, BN (columns of a tile), DOWN and ACROSS (tiles of a cluster), STAGES (steps of k in flight), SLOTS
-// (stagings), PULLS (1: parts wait in the boxes of the rank that has computed them; 0: they are sent to their owner's), HALF
-// (1: float16, 0: bfloat16), WGMMA(d, a, b, adds), and FORM:
+// Macros: RANKS, BN (columns of a tile), CLUSTER (blocks of a cluster), STAGES (steps of k in flight), SLOTS (stagings),
+// PULLS (1: parts wait in the boxes of the rank that has computed them; 0: they are sent to their owner's), HALF (1:
+// float16, 0: bfloat16), WGMMA(d, a, b, adds), and FORM:
 //   0 reduce-scatter   1 all-reduce   2 gathered output
 #define BM 128
-#define CLUSTER (DOWN * ACROSS)  // blocks
 #define BK 64
 #define CHUNK (BN % 64 == 0 ? 64 : 32)  // columns of a part of the staging, one box of TMA
 #define SUMS (FORM < 2)    // other ranks have parts of this rank's tiles
 #define COPIES (FORM > 0)  // other ranks' tiles are results of this rank, too
-#define PIECE 8192  // bytes that a task fetches at once, two pieces at a time
+#define PIECE 8192  // bytes of another rank's part that are fetched at once, two pieces at a time
 #define PART (BM * CHUNK * 2)  // bytes of a part of the staging
-#define EXCHANGES (FORM == 1 && RANKS == 2)  // both ranks add what both have computed of every tile
-#define MATES (DOWN + ACROSS - 1)  // blocks that load what a block multiplies, itself among them
 
 typedef unsigned char u8; typedef unsigned int u32; typedef unsigned long long u64;
 
@@ -97,10 +93,6 @@ __device__ __forceinline__ void commit() { asm volatile("cp.async.bulk.commit_gr
 template <int N> __device__ __forceinline__ void stored()  // all but the last N groups have arrived
 { asm volatile("cp.async.bulk.wait_group %0;" :: "n"(N) : "memory"); }
 __device__ __forceinline__ void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-__device__ __forceinline__ void read(u32 at, u32 (&v)[4])
-{ asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at) : "memory"); }
-__device__ __forceinline__ void write(u32 at, const u32 (&v)[4])
-{ asm volatile("st.shared.v4.u32 [%0],{%1,%2,%3,%4};" :: "r"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory"); }
 __device__ __forceinline__ void fence_proxies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 __device__ __forceinline__ void await_flag(const u32* flag, u32 value) {
   u32 v;
@@ -135,11 +127,10 @@ __device__ __forceinline__ float activate(float v, int which) {
 
 struct Tile { int owner, row_block, col_block; };
 
-// Clusters of tiles are numbered 8 row blocks at a time, column by column; tiles of a cluster likewise.
+// 8 row blocks at a time, column by column. The number of row blocks is a multiple of CLUSTER.
 __device__ __forceinline__ Tile tile(const Job& job, int owner, int u) {
-  const int cluster = u / CLUSTER, within = u % CLUSTER, most = 8 / DOWN, cols = job.col_blocks / ACROSS;
-  const int first = cluster / (most * cols) * most, high = min(job.row_blocks / DOWN - first, most), v = cluster % (most * cols);
-  return {owner, (first + v % high) * DOWN + within % DOWN, v / high * ACROSS + within / DOWN};
+  const int group = 8 * job.col_blocks, first = u / group * 8, high = min(job.row_blocks - first, 8), v = u % group;
+  return {owner, first + v % high, v / high};
 }
 
 // The tile at a position: a first round for the other ranks; then, in turn, one of this rank's and one for each of them.
@@ -147,9 +138,7 @@ __device__ __forceinline__ Tile tile(const Job& job, int owner, int u) {
 // one, on all ranks: so, as all blocks run at once, one of them can always go on. Positions of a cluster follow one
 // another.
 __device__ __forceinline__ Tile tile_at(const Job& job, int position) {
-#if EXCHANGES
-  return tile(job, position / job.tiles, position % job.tiles);
-#elif SUMS
+#if SUMS
   const int others = RANKS - 1, tiles = job.tiles / CLUSTER, lead = min(max((int)gridDim.x / CLUSTER / others, 1), tiles);
   const int s = position / CLUSTER, q = s - lead * others, turn = q / RANKS, which = q % RANKS;
   const bool mixed = q >= 0 && turn < tiles - lead, own = q >= 0 && !(mixed && which);
@@ -166,10 +155,8 @@ __device__ __forceinline__ float bias_of(const Job& job, int col) {
 }
 
 // The address, from that of the staging, of 8 columns of a row. Swizzled as TMA does: no two rows of 8 share a bank.
-__device__ __forceinline__ int key_of(int row) { return CHUNK == 64 ? row & 7 : (row >> 1) & 3; }
-__device__ __forceinline__ int column(int row, int unit) { return (unit ^ key_of(row)) * 8; }  // of a part, at a place in it
 __device__ __forceinline__ u32 place(int row, int col8) {
-  int part = col8 / (CHUNK / 8), u = col8 % (CHUNK / 8), key = key_of(row);
+  int part = col8 / (CHUNK / 8), u = col8 % (CHUNK / 8), key = CHUNK == 64 ? row & 7 : (row >> 1) & 3;
   return part * PART + row * (CHUNK * 2) + ((u ^ key) << 4);
 }
 
@@ -180,8 +167,6 @@ __device__ __forceinline__ u8* box_at(const Job& job, int rank, u32 parity, int 
 { return job.boxes[parity][rank] + ((u64)source * job.tiles + number) * IMAGE; }
 
 // -- the tasks
-
-__device__ __forceinline__ bool is_own(const Job& job, const Tile& t) { return !SUMS || (!EXCHANGES && t.owner == job.rank); }
 
 struct Pieces {  // fetched from another rank, two at a time: with more, loads of X and W wait behind them
   u32 barriers, count;
@@ -216,68 +201,11 @@ __device__ void fetch_results(const Job& job, u32 buffers, Pieces pieces, u32 ep
   stored<0>();
 }
 
-#if EXCHANGES
-__device__ __forceinline__ u32 finished(const Job& job, u32 a, u32 b, int col) {  // two sums
-  float v[2] = {low(a) + low(b), high(a) + high(b)};
-  if (job.bias || job.activation) {
-#pragma unroll
-    for (int q = 0; q < 2; q++) v[q] = activate(v[q] + bias_of(job, col + q), job.activation);
-  }
-  return pack(v[0], v[1]);
-}
-
-// A part of a tile at a time: this rank's and the other's are loaded, added by a warp, and stored to D.
-__device__ void add_parts(const Job& job, u32 buffers, u32 barriers, u32 epoch, int lane) {
-  u32 count = 0;  // parts loaded
-  for (int s = blockIdx.x; s < RANKS * job.tiles; s += gridDim.x) {
-    const Tile t = tile_at(job, s);
-    const int number = t.row_block * job.col_blocks + t.col_block;
-    if (lane == 0) {
-      for (int kind = 0; kind < 2; kind++) await_flag(flag_at(job, job.rank, epoch & 1, kind, t.owner, number), epoch);
-      fence_proxies();
-    }
-    for (int c = 0; c <= BN / CHUNK; c++) {
-      if (c < BN / CHUNK) {
-        const u32 barrier = barriers + 8 * (count & 1), to = buffers + (count & 1) * (2 * PART);
-        if (lane == 0) {
-          stores_read();
-          expect(barrier, 2 * PART);
-          for (int i = 0; i < 2; i++)
-            load(to + i * PART, box_at(job, i ? 1 - job.rank : job.rank, epoch & 1, t.owner, number) + c * PART, PART, barrier);
-        }
-        count++;
-      }
-      if (c == 0) continue;
-      const u32 i = count - (c < BN / CHUNK ? 2 : 1), at = buffers + (i & 1) * (2 * PART);
-      const int first = t.col_block * BN + (c - 1) * CHUNK;
-      wait(barriers + 8 * (i & 1), (i / 2) & 1);
-#pragma unroll 2
-      for (u32 k = lane; k < PART / 16; k += 32) {
-        u32 a[4], b[4];
-        read(at + 16 * k, a);
-        read(at + PART + 16 * k, b);
-        const int col = first + column(k / (CHUNK / 8), k % (CHUNK / 8));
-#pragma unroll
-        for (int j = 0; j < 4; j++) a[j] = finished(job, a[j], b[j], col + 2 * j);
-        write(at + 16 * k, a);
-      }
-      fence_proxies();
-      __syncwarp();
-      if (lane == 0) {
-        store(&job.d[t.owner], at, first, t.row_block * BM);
-        commit();
-      }
-    }
-  }
-  if (lane == 0) stored<0>();
-}
-#endif
-
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1) one_kernel(const __grid_constant__ Job job) {
   extern __shared__ u8 memory[];
   const u32 X_BYTES = BM * BK * 2, STAGE = X_BYTES + BN * BK * 2;
   const u32 base = (shared(memory) + 1023) & ~1023u, stagings = base + STAGES * STAGE, buffers = stagings + SLOTS * IMAGE;
-  const u32 barriers = buffers + (EXCHANGES ? 4 * PART : COPIES ? 2 * PART : 0);
+  const u32 barriers = buffers + (COPIES ? 2 * PART : 0);
   const u32 full = barriers, empty = full + 8 * STAGES;           // a step's operands are there; are read
   const u32 came = empty + 8 * STAGES, taken = came + 8 * SLOTS;  // another rank's part is in a slot; is added
   const u32 ready = taken + 8 * SLOTS, vacant = ready + 8 * SLOTS;  // a result is in a slot; has left it
@@ -287,7 +215,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
   if (threadIdx.x == 0) {
     prefetch(&job.x);
     prefetch(&job.w);
-    for (int i = 0; i < STAGES; i++) { init(full + 8 * i, 1); init(empty + 8 * i, 2 * MATES); }
+    for (int i = 0; i < STAGES; i++) { init(full + 8 * i, 1); init(empty + 8 * i, 2 * CLUSTER); }
     for (int i = 0; i < 4; i++) init(fetched + 8 * i, 1);
     for (int i = 0; i < SLOTS; i++) { init(came + 8 * i, 1); init(taken + 8 * i, 2); init(ready + 8 * i, 2); init(vacant + 8 * i, 1); }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -299,9 +227,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     if (warp == 0 && lane == 0) {  // operands
-      const int down = blockIdx.x % DOWN, across = blockIdx.x % CLUSTER / DOWN, x_part = across * (BM / ACROSS), w_part = down * (BN / DOWN);
-      u32 of_row = 0, of_col = ((1 << DOWN) - 1) << across * DOWN;  // blocks
-      for (int i = 0; i < ACROSS; i++) of_row |= 1 << (i * DOWN + down);
+      const int part = blockIdx.x % CLUSTER * (BN / CLUSTER);
       int stage = 0;
       u32 phase = 1;
       for (int s = blockIdx.x; s < positions; s += gridDim.x) {
@@ -310,16 +236,15 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         for (int k = 0; k < job.steps; k++) {
           wait(empty + 8 * stage, phase);
           expect(full + 8 * stage, STAGE);
-          const u32 x = base + stage * STAGE + x_part * (BK * 2), w = base + stage * STAGE + X_BYTES + w_part * (BK * 2);
-          if (ACROSS == 1) load(x, &job.x, k * BK, row, full + 8 * stage);
-          else load(x, &job.x, k * BK, row + x_part, full + 8 * stage, of_row);
-          if (DOWN == 1) load(w, &job.w, k * BK, col, full + 8 * stage);
-          else load(w, &job.w, k * BK, col + w_part, full + 8 * stage, of_col);
+          const u32 x = base + stage * STAGE, w = x + X_BYTES + part * (BK * 2);
+          load(x, &job.x, k * BK, row, full + 8 * stage);
+          if (CLUSTER == 1) load(w, &job.w, k * BK, col, full + 8 * stage);
+          else load(w, &job.w, k * BK, col + part, full + 8 * stage, (1 << CLUSTER) - 1);
           if (++stage == STAGES) { stage = 0; phase ^= 1; }
         }
       }
     }
-#if SUMS && !EXCHANGES
+#if SUMS
     if (warp == 1 && lane == 0) {  // other ranks' parts
       int n = 0;
       u32 phases = 0;
@@ -361,9 +286,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         const u32 staging = stagings + slot * IMAGE;
         const Tile t = tile_at(job, s);
         const int number = t.row_block * job.col_blocks + t.col_block;
-        const bool own = is_own(job, t);
+        const bool own = !SUMS || t.owner == job.rank;
         wait(ready + 8 * slot, (n / SLOTS) & 1);
-        if (!own && !PULLS && !EXCHANGES) {
+        if (!own && !PULLS) {
           u8* to = box_at(job, t.owner, parity, job.rank, number);
           for (u32 i = 0; i < IMAGE; i += PIECE) {  // one at a time: loads of X and W wait behind them, too
             store(to + i, staging + i, min((u32)PIECE, IMAGE - i));
@@ -385,32 +310,23 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         if (own) stored<1>(); else stored<0>();
         fence_proxies();
         release();
-        if (EXCHANGES)
-          for (int i = 0; i < RANKS; i++) raise_flag(flag_at(job, i, parity, i == job.rank, t.owner, number), epoch);
-        else if (!own) raise_flag(flag_at(job, t.owner, parity, 0, job.rank, number), epoch);
+        if (!own) raise_flag(flag_at(job, t.owner, parity, 0, job.rank, number), epoch);
         else for (int i = 1; i < RANKS; i++) raise_flag(flag_at(job, (job.rank + i) % RANKS, parity, 1, job.rank, number), epoch);
       }
       stored<0>();
     }
-#if EXCHANGES
-    if (warp == 3) add_parts(job, buffers, fetched, epoch, lane);
-#else
     if (COPIES && warp == 3 && lane == 0) fetch_results(job, buffers, {fetched + 16, 0}, epoch);
-#endif
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     const int half = threadIdx.x / 128 - 1, row = half * 64 + (warp & 3) * 16 + ((lane >> 3) & 1) * 8 + (lane & 7), col8 = lane >> 4;
     const bool speaks = threadIdx.x % 128 == 0;
-    // The block that this thread tells what was read: those of this row, then the others of this column.
-    const int down = blockIdx.x % DOWN, across = blockIdx.x % CLUSTER / DOWN, mate = warp & 3;
-    const int hears = lane != 0 || mate >= MATES ? -1 : mate < ACROSS ? mate * DOWN + down
-                      : across * DOWN + (down + 1 + mate - ACROSS) % DOWN;
+    const int hears = lane == 0 && (warp & 3) < CLUSTER ? warp & 3 : -1;  // the block that this thread tells what was read
     int stage = 0, n = 0;
     u32 phase = 0, phases = 0;
     float sum[BN / 2];
     for (int s = blockIdx.x; s < positions; s += gridDim.x, n++) {
       const Tile t = tile_at(job, s);
-      const bool own = is_own(job, t);
+      const bool own = !SUMS || t.owner == job.rank;
       const int slot = n % SLOTS;
       const u32 staging = stagings + slot * IMAGE;
       int previous = -1;

@@ -26,10 +26,11 @@ FORMS = ("matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 TILE_ROWS = 128
 _STEP = 64  # inputs of a step of k
 _WIDTHS = 64, 128, 192, 224, 256
-_CLUSTERS = (1, 1), (2, 1)
+_CLUSTERS = 1, 2
 _FEWEST_STAGES, _ENOUGH_STAGES = 3, 4
 _PAIR = 2
-_HIDES_PULLS = 1536  # inputs with which a tile of parts is multiplied as slowly as one is fetched
+_HIDES_PULLS = {"matmul_reduce_scatter": 1536, "matmul_allreduce": 1024}
+"""Inputs of a rank with which it takes as long to multiply a tile as to fetch one."""
 _THREADS = 384
 _SHARED_BYTES = 227 << 10  # that a block may use on Hopper
 _BARRIER_BYTES = 512  # more than all barriers take, and what the kernel declares itself
@@ -50,7 +51,7 @@ class Tiling:
     Attributes:
         width: columns of a tile.
         row_blocks, col_blocks: tiles of a rank's share, down and across.
-        cluster: tiles, down and across, of blocks that load their X and W together. The numbers of tiles are multiples.
+        cluster: blocks whose tiles lie one below the other, and which load their W together; it divides ``row_blocks``.
         slots: finished tiles that a block may keep while it multiplies the next.
         stages: steps of k whose operands are loaded ahead.
         buffers: parts of tiles that a block can hold of other ranks' results.
@@ -60,7 +61,7 @@ class Tiling:
     width: int
     row_blocks: int
     col_blocks: int
-    cluster: tuple[int, int]
+    cluster: int
     slots: int
     stages: int
     buffers: int
@@ -97,18 +98,15 @@ def tiling(form: str, ranks: int, rows: int, cols: int, inputs: int, blocks: int
         inputs: that a rank multiplies.
         blocks: that run at once, one on a multiprocessor.
     """
-    scatters, pair = form == "matmul_reduce_scatter", ranks == _PAIR
-    buffers = 0 if scatters else 4 if form == "matmul_allreduce" and pair else 2
-    pulls = scatters and pair and inputs >= _HIDES_PULLS
+    buffers = 0 if form == "matmul_reduce_scatter" else 2
+    pulls = ranks == _PAIR and inputs >= _HIDES_PULLS.get(form, inputs + 1)
     shares = 1 if form == "matmul_allgather" else ranks
 
-    def share(width: int, cluster: tuple[int, int]) -> tuple[int, int]:
-        down, across = cluster
-        return -(-rows // (TILE_ROWS * down)) * down, -(-cols // (width * across)) * across
+    def share(width: int, cluster: int) -> tuple[int, int]:
+        return -(-rows // (TILE_ROWS * cluster)) * cluster, -(-cols // width)
 
-    def cost(width: int, cluster: tuple[int, int]) -> float:
-        together = prod(cluster)
-        rounds = -(-shares * prod(share(width, cluster)) // (blocks // together * together))
+    def cost(width: int, cluster: int) -> float:
+        rounds = -(-shares * prod(share(width, cluster)) // (blocks // cluster * cluster))
         return (rounds + _LAST_TILES[form]) * width + rounds * (
             _NARROW_COST if width == _WIDTHS[0] else _TILE_COST
         )
@@ -117,9 +115,9 @@ def tiling(form: str, ranks: int, rows: int, cols: int, inputs: int, blocks: int
         (width, cluster)
         for width in _WIDTHS
         for cluster in _CLUSTERS
-        if blocks >= prod(cluster) and _stages(width, 1, buffers) >= _FEWEST_STAGES
+        if blocks >= cluster and _stages(width, 1, buffers) >= _FEWEST_STAGES
     ]
-    width, cluster = min(ways, key=lambda way: (cost(*way), -way[0], share(*way), -prod(way[1])))
+    width, cluster = min(ways, key=lambda way: (cost(*way), -way[0], share(*way), -way[1]))
     slots = 2 if _stages(width, 2, buffers) >= _ENOUGH_STAGES else 1
     return Tiling(
         width, *share(width, cluster), cluster, slots, _stages(width, slots, buffers), buffers, pulls
@@ -155,7 +153,7 @@ class KernelJob:
         flags, boxes: of every rank; the boxes of even and of odd calls.
         capacity: how many flags there are for each source.
         rank: this one.
-        copies: where each rank's results are copied; None for this rank's.
+        copies: where each rank's results belong; None for this rank's.
         bias: one row, or None.
         activation: None, "relu" or "gelu".
         alpha: the factor of the product.
@@ -206,7 +204,7 @@ class OneKernel:
 
     def launch(self, job: KernelJob, blocks: int, stream: int) -> None:
         """Queue the kernel; all its blocks must be able to run at once. Local to queue, collective to run."""
-        together = prod(self.tiles.cluster)
+        together = self.tiles.cluster
         clusters = min(blocks // together, _resident(self._function, self.tiles, blocks))
         packed = self._packed(job)
         buffer = ctypes.create_string_buffer(len(packed) + _MAP_ALIGN_BYTES)
@@ -222,13 +220,13 @@ class OneKernel:
 
     def _packed(self, job: KernelJob) -> bytes:
         """Return ``struct Job`` of the kernel."""
-        ranks, tiles, (down, across) = self.ranks, self.tiles, self.tiles.cluster
+        ranks, tiles = self.ranks, self.tiles
         results = [*job.copies] or [None] * ranks
         results[job.rank] = job.d
         starts = [*job.starts, *[job.starts[-1]] * (ranks + 1 - len(job.starts))]
         box = (TILE_ROWS, tiles.chunk)
         maps = [
-            self._map(job.x, (TILE_ROWS // across, _STEP)), self._map(job.w, (tiles.width // down, _STEP)),
+            self._map(job.x, (TILE_ROWS, _STEP)), self._map(job.w, (tiles.width // tiles.cluster, _STEP)),
             *(self._map(view, box) if view else bytes(_MAP_BYTES) for view in results),
         ]  # fmt: skip
         addresses = [
@@ -286,7 +284,7 @@ def _resident(function: Any, tiles: Tiling, blocks: int) -> int:
     shape, config = driver.CUlaunchAttribute(), driver.CUlaunchConfig()
     shape.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
     of = shape.value.clusterDim
-    of.x, of.y, of.z = prod(tiles.cluster), 1, 1
+    of.x, of.y, of.z = tiles.cluster, 1, 1
     config.gridDimX, config.gridDimY, config.gridDimZ = blocks // of.x * of.x, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = _THREADS, 1, 1
     config.sharedMemBytes, config.attrs, config.numAttrs = tiles.shared_bytes, [shape], 1
@@ -301,7 +299,7 @@ def compiled(
     dtype: str,
     ranks: int,
     width: int,
-    cluster: tuple[int, int],
+    cluster: int,
     slots: int,
     stages: int,
     pulls: bool,
@@ -337,7 +335,7 @@ def source(
     dtype: str,
     ranks: int,
     width: int,
-    cluster: tuple[int, int],
+    cluster: int,
     slots: int,
     stages: int,
     pulls: bool,
@@ -345,7 +343,7 @@ def source(
     """Return the kernel's source, with its macros. Local."""
     macros = {
         "FORM": FORMS.index(form), "HALF": int(dtype == "float16"), "RANKS": ranks, "BN": width,
-        "DOWN": cluster[0], "ACROSS": cluster[1], "SLOTS": slots, "STAGES": stages, "PULLS": int(pulls),
+        "CLUSTER": cluster, "SLOTS": slots, "STAGES": stages, "PULLS": int(pulls),
         "JOB_BYTES": job_bytes(ranks), "WGMMA(d, a, b, adds)": _wgmma(dtype, width),
     }  # fmt: skip
     lines = [f"#define {name} {value}" for name, value in macros.items()]

@@ -137,10 +137,10 @@ _STORES = 7.5e10  # and below which, on more than two ranks, GEMMs store the par
 _ONE_SHOT_BYTES = 512 << 10  # results that more than two ranks add one by one
 _ONE_SHOT_WAVES = 4
 _ONE_KERNEL = {
-    2: {"matmul_reduce_scatter": 6e11, "matmul_allreduce": 2.5e11, "matmul_allgather": 2.4e11},
-    4: {"matmul_reduce_scatter": 3e11, "matmul_allreduce": 4e12, "matmul_allgather": 1.2e12},
+    2: {"matmul_reduce_scatter": 1e12, "matmul_allreduce": 5e11, "matmul_allgather": 5e11},
+    4: {"matmul_reduce_scatter": 4e12, "matmul_allreduce": 4e12, "matmul_allgather": 1.2e12},
 }
-"""Operations of all ranks up to which one kernel is the fastest, on two H100 and on two and four H200."""
+"""Operations of all ranks up to which one kernel is the fastest, on two H200 and four H100."""
 _MEASURED = 4  # ranks: of more, there are no measurements of copies that follow one another in graphs
 _RING_WAVES = 3  # waves from which on two GPUs add in the product's epilogue, if they can
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Algorithm "one_kernel": tensor-parallel products that one persistent kernel multiplies and communicates.
 
-Partial sums and results go to boxes in the owners' symmetric memory, tile by tile, followed by a flag for each. There
-are two sets of boxes and flags, for odd and for even calls. A call ends on a rank when all its peers' tiles have come,
-so no rank is two calls ahead of another, and no barrier is needed. Flags hold the number of the call and are never
-lowered.
+Partial sums and results go to boxes in symmetric memory, tile by tile, followed by a flag for each on the rank that
+needs it. There are two sets of boxes and flags, for odd and for even calls. A call ends on a rank when it has all tiles
+that it needs of its peers, so no rank is two calls ahead of another, and no barrier is needed. Flags hold the number of
+the call and are never lowered.
 
 There is none for AllGather + GEMM: copy engines and a GEMM for each shard are as fast (docs/one-kernel.md).
 """
@@ -144,7 +144,7 @@ class _OneKernel(CopyProduct):
 
 
 class OneKernelReduceScatter(_OneKernel):
-    """One kernel: peers' tiles first, sent as they are ready; then its own, to which it adds the peers' parts."""
+    """One kernel: peers' tiles first, which they fetch or are sent; its own, to which it adds the peers' parts."""
 
     form = "matmul_reduce_scatter"
 
@@ -156,7 +156,7 @@ class OneKernelReduceScatter(_OneKernel):
 
 
 class OneKernelAllReduce(_OneKernel):
-    """One kernel: as for GEMM + ReduceScatter, and every rank sends its sums to all peers, which copy them to D."""
+    """One kernel: as for GEMM + ReduceScatter, and peers fetch the sums."""
 
     form = "matmul_allreduce"
 
@@ -178,7 +178,7 @@ class OneKernelAllReduce(_OneKernel):
 
 
 class OneKernelGatheredOutput(_OneKernel):
-    """One kernel: every tile goes to D and to all peers, which copy it to their D."""
+    """One kernel: every tile goes to D and to a box, from which all peers fetch it to their D."""
 
     form = "matmul_allgather"
 
