@@ -11,13 +11,17 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from .engines.product import Bound
 from .engines.protocol import Engine
 from .logs import logger
 
-__all__ = ["Closable", "KeptPlans", "held_bytes"]
+__all__ = ["Addresses", "Closable", "KeptPlans", "held_bytes"]
+
+Addresses = tuple[int, ...]
 
 _MOST_BYTES = 64 << 20  # of all kept plans, on the rank where they take the most
 _LEAST_BYTES = 1 << 17  # what a plan counts at least: not all that it holds is seen from Python
+_MOST_BOUND = 1024  # sets of arrays that kept plans are bound to: the products of a model of 128 layers
 
 
 class Closable(Protocol):
@@ -39,11 +43,13 @@ class KeptPlans:
     Args:
         engine: where the plans run.
         most: bytes that all of them may take.
+        most_bound: sets of arrays that all of them may be bound to.
     """
 
-    def __init__(self, engine: Engine, most: int = _MOST_BYTES) -> None:
-        self._engine, self._most = engine, most
+    def __init__(self, engine: Engine, most: int = _MOST_BYTES, most_bound: int = _MOST_BOUND) -> None:
+        self._engine, self._most, self._most_bound = engine, most, most_bound
         self._plans: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._bound: OrderedDict[tuple[int, Addresses], Bound] = OrderedDict()
         self.nbytes = self.hits = self.evictions = 0
 
     def __len__(self) -> int:
@@ -88,6 +94,32 @@ class KeptPlans:
             found = make()
             self.keep(key, found)
         return found
+
+    def bound(self, number: int, addresses: Addresses) -> Bound | None:
+        """Return what runs a plan on the arrays at these addresses, if it has run on them. Local.
+
+        Args:
+            number: the plan's.
+            addresses: of its arrays.
+        """
+        found = self._bound.get((number, addresses))
+        if found is not None:
+            self._bound.move_to_end((number, addresses))
+        return found
+
+    def bind(self, number: int, addresses: Addresses, bound: Bound) -> None:
+        """Keep what runs a plan on arrays, and drop the least recently used of all plans if there are many. Local.
+
+        Ranks may keep different ones.
+        """
+        self._bound[number, addresses] = bound
+        if len(self._bound) > self._most_bound:
+            self._bound.popitem(last=False)[1].release()
+
+    def release(self, number: int) -> None:
+        """Drop what a plan was bound to. Local."""
+        for key in [key for key in self._bound if key[0] == number]:
+            self._bound.pop(key).release()
 
     def log(self) -> None:
         """Log how often plans were found, and closed to make room. Local."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -16,6 +15,7 @@ from .engines.method import Verdict, prepare
 from .engines.product import Bound, Product, Workspace
 from .engines.request import AnyProblem, Operands, Options
 from .errors import ArgumentTypeError, ClosedError, PblasmpError, UnsupportedError
+from .kept import Addresses
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.factor_problem import FactorProblem
 from .logs import logger
@@ -34,7 +34,6 @@ __all__ = ["Graph", "Plan", "Task", "UserCall"]
 Result = TypeVar("Result")
 _NO_STREAM = nullcontext()
 _RUNS_BEFORE_GRAPHS = 2  # at the same addresses: later runs replay a graph
-_MOST_BOUND = 256  # sets of addresses that a kept plan is bound to
 
 
 class Task(NamedTuple):
@@ -230,7 +229,6 @@ class Plan(Generic[Result]):
         self._call: UserCall[Result] | None = None
         self._bound: Bound | None = None
         self._only_queues = False
-        self._bounds: OrderedDict[tuple[int, ...], Bound] = OrderedDict()  # by the addresses of arrays
         if not kept:
             self._hold(call)
         self._number = ctx.adopt(self)
@@ -362,7 +360,7 @@ class Plan(Generic[Result]):
             return call.result(found)
 
     def repeat(
-        self, call: UserCall[Result], number: int, addresses: tuple[int, ...], used: Callable[[], object]
+        self, call: UserCall[Result], number: int, addresses: Addresses, used: Callable[[], object]
     ) -> tuple[Result] | None:
         """Run on arrays at these addresses, if all ranks repeat the call; None otherwise. Collective over the context.
 
@@ -375,7 +373,8 @@ class Plan(Generic[Result]):
             addresses: of its arrays.
             used: called if all ranks repeat it.
         """
-        ctx, product, bound = self._ctx, self._product, self._bounds.get(addresses)
+        ctx, product = self._ctx, self._product
+        bound = ctx.kept.bound(self._number, addresses)
         with ctx.running(self._name, checks=not product.queues):
             ready = bound is not None and bound.runs >= _RUNS_BEFORE_GRAPHS and not product.registers
             replay = ctx.all_repeat(self._name, number, ready)
@@ -385,11 +384,7 @@ class Plan(Generic[Result]):
             ctx.control.channel.runs += 1
             if bound is None:
                 bound = product.bind(call.placed().mapped(ctx.engine.unowned))
-                self._bounds[addresses] = bound
-                if len(self._bounds) > _MOST_BOUND:
-                    self._bounds.popitem(last=False)[1].release()
-            else:
-                self._bounds.move_to_end(addresses)
+                ctx.kept.bind(self._number, addresses, bound)
             return (call.result(bound.run(replay=replay)),)
 
     def input_buffer(self) -> Any:
@@ -473,7 +468,7 @@ class Plan(Generic[Result]):
             if self._call is not None:
                 self._call.close()
                 self._call = self._bound = None
-            self._bounds.clear()
+            self._ctx.kept.release(self._number)
             try:
                 self._settle()
             finally:

@@ -60,6 +60,21 @@ def test_the_rank_with_the_largest_plan_counts():
     assert not second.closed
 
 
+def test_what_plans_are_bound_to_is_limited_over_all_plans():
+    kept = KeptPlans(_engine(), most_bound=3)
+    released = []
+    for number, address in ((1, 10), (1, 20), (2, 10)):
+        key = number, address
+        kept.bind(number, (address,), SimpleNamespace(release=lambda key=key: released.append(key), key=key))
+    assert kept.bound(1, (10,)).key == (1, 10)
+    kept.bind(2, (20,), SimpleNamespace(release=lambda: released.append((2, 20)), key=(2, 20)))
+    assert released == [(1, 20)]
+    assert kept.bound(1, (20,)) is None
+    kept.release(2)
+    assert released == [(1, 20), (2, 10), (2, 20)]
+    assert kept.bound(1, (10,)).key == (1, 10)
+
+
 def test_one_plan_is_kept_however_large():
     kept = KeptPlans(_engine(), most=1000)
     plan = _Plan("large", 5000)
