@@ -15,9 +15,7 @@ from .engines.product import Bound
 from .engines.protocol import Engine
 from .logs import logger
 
-__all__ = ["Addresses", "Closable", "KeptPlans", "held_bytes"]
-
-Addresses = tuple[int, ...]
+__all__ = ["Closable", "KeptPlans", "held_bytes"]
 
 _MOST_BYTES = 64 << 20  # of all kept plans, on the rank where they take the most
 _LEAST_BYTES = 1 << 17  # what a plan counts at least: not all that it holds is seen from Python
@@ -49,7 +47,7 @@ class KeptPlans:
     def __init__(self, engine: Engine, most: int = _MOST_BYTES, most_bound: int = _MOST_BOUND) -> None:
         self._engine, self._most, self._most_bound = engine, most, most_bound
         self._plans: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
-        self._bound: OrderedDict[tuple[int, Addresses], Bound] = OrderedDict()
+        self._bound: OrderedDict[tuple[int, tuple[int, ...]], Bound] = OrderedDict()
         self.nbytes = self.hits = self.evictions = 0
 
     def __len__(self) -> int:
@@ -95,7 +93,7 @@ class KeptPlans:
             self.keep(key, found)
         return found
 
-    def bound(self, number: int, addresses: Addresses) -> Bound | None:
+    def bound(self, number: int, addresses: tuple[int, ...]) -> Bound | None:
         """Return what runs a plan on the arrays at these addresses, if it has run on them. Local.
 
         Args:
@@ -107,7 +105,7 @@ class KeptPlans:
             self._bound.move_to_end((number, addresses))
         return found
 
-    def bind(self, number: int, addresses: Addresses, bound: Bound) -> None:
+    def bind(self, number: int, addresses: tuple[int, ...], bound: Bound) -> None:
         """Keep what runs a plan on arrays, and drop the least recently used of all plans if there are many. Local.
 
         Ranks may keep different ones.

@@ -15,7 +15,6 @@ from .engines.method import Verdict, prepare
 from .engines.product import Bound, Product, Workspace
 from .engines.request import AnyProblem, Operands, Options
 from .errors import ArgumentTypeError, ClosedError, PblasmpError, UnsupportedError
-from .kept import Addresses
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.factor_problem import FactorProblem
 from .logs import logger
@@ -360,7 +359,7 @@ class Plan(Generic[Result]):
             return call.result(found)
 
     def repeat(
-        self, call: UserCall[Result], number: int, addresses: Addresses, used: Callable[[], object]
+        self, call: UserCall[Result], number: int, addresses: tuple[int, ...], used: Callable[[], object]
     ) -> tuple[Result] | None:
         """Run on arrays at these addresses, if all ranks repeat the call; None otherwise. Collective over the context.
 
