@@ -66,12 +66,13 @@ def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = Non
         if dtype is not None and kind.startswith("float8") and kind != dtype.name:
             raise ArgumentError(f"dtype is {kind}, expected {dtype.name}")
         own = None if kind == "uint8" else as_dtype(kind)  # bytes may be 8-bit floats
+        on_host = tensor.device.type == "cpu"
         if own is None or not element_type(own).storage:
-            return engine.adopt(_shared(tensor), dtype)
+            return engine.adopt(_as_numpy(tensor) if on_host else tensor, dtype)
         import torch  # NumPy and DLPack's readers do not have the type
 
         raw = tensor.view(getattr(torch, element_type(own).storage))
-        return engine.adopt(_shared(raw)).view(engine.operations.stored(own))
+        return engine.adopt(_as_numpy(raw) if on_host else raw).view(engine.operations.stored(own))
     except ArgumentError as error:
         raise type(error)(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
 
@@ -92,13 +93,11 @@ class _HostTensor:
         }
 
 
-def _shared(tensor: Any) -> Any:
-    """Return a tensor on the host as a NumPy array, another one as it is. Local.
+def _as_numpy(tensor: Any) -> Any:
+    """Return a tensor on the host as a NumPy array over its memory. Local.
 
     PyTorch's own way to NumPy fixes the size of a tensor's storage, which FSDP must be able to free between uses.
     """
-    if tensor.device.type != "cpu":
-        return tensor
     dtype = _numpy_type(str(tensor.dtype))
     return tensor.numpy() if dtype is None or not tensor.numel() else np.asarray(_HostTensor(tensor, dtype))
 
