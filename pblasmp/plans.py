@@ -218,7 +218,7 @@ class Plan(Generic[Result]):
         self._ctx, self._name = ctx, call.name
         self._asked, self._options, nearest, self._reasons = task
         self.problem: AnyProblem = nearest or task.problem
-        self._open = True
+        self._open, self._number = True, 0
         self._settle: Callable[[], None] = _nothing  # before what the plan holds is freed
         if self._options.algo == "measure" and not isinstance(task.problem, FactorProblem):
             self._options = options = replace(self._options, algo="auto")
