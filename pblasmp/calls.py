@@ -11,7 +11,7 @@ them, takes the ordinary way, which also finds the words for faults.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -41,11 +41,10 @@ def run(call: UserCall[Result], *, voted: bool = False) -> Result:
     with call.stream():
         signature = call.signature()
         if not voted:
-            number, remembered = ctx.calls.known(signature)
-            again = _again(call, number, remembered) if number else False
-            if again is not None and again:
+            again = _again(call, signature)
+            if again:
                 return again[0]
-            voted = again is None
+            voted = again is False
         number, _ = ctx.calls.agree(
             lambda: ctx.agreement(call.name), signature, call.again, call.read, voted=voted
         )
@@ -63,23 +62,26 @@ def run(call: UserCall[Result], *, voted: bool = False) -> Result:
         return plan._run_with(call, partial(ctx.kept.keep, key, plan))
 
 
-def _again(call: UserCall[Result], number: int, remembered: Any) -> tuple[Result] | Literal[False] | None:
+def _again(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Literal[False] | None:
     """Return what a call computes that was made before, by its kept plan. Collective over the context.
 
     Returns:
-        the result. False if nothing has happened yet; None if the ranks have voted, and not all of them repeat it.
+        The result. None if nothing has happened yet; False if the ranks have voted, and not all of them repeat it.
     """
     ctx = call.ctx
+    number, remembered = ctx.calls.known(signature)
+    if not number:
+        return None
     try:
         addresses = call.place(remembered)
     except Exception:  # noqa: BLE001 - found again where the ranks agree
-        return False
+        return None
     if addresses is None:
-        return False
+        return None
     key = call.key(number)
     plan: Plan[Result] | None = ctx.kept.peek(key)
     if plan is None:
-        return False
+        return None
     return plan.repeat(call, number, addresses, partial(ctx.kept.find, key))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from .engines.method import Verdict, prepare
 from .engines.product import Bound, Product, Workspace
@@ -360,8 +360,8 @@ class Plan(Generic[Result]):
 
     def repeat(
         self, call: UserCall[Result], number: int, addresses: tuple[int, ...], used: Callable[[], object]
-    ) -> tuple[Result] | None:
-        """Run on arrays at these addresses, if all ranks repeat the call; None otherwise. Collective over the context.
+    ) -> tuple[Result] | Literal[False]:
+        """Run on arrays at these addresses, if all ranks repeat the call; else False. Collective over the context.
 
         The ranks take one vote. What was run at the same addresses before is bound to them, and on GPUs replays a
         graph from the third run on, if all ranks have one: nothing is read, wrapped or looked up again.
@@ -378,7 +378,7 @@ class Plan(Generic[Result]):
             ready = bound is not None and bound.runs >= _RUNS_BEFORE_GRAPHS and not product.registers
             replay = ctx.all_repeat(self._name, number, ready)
             if replay is None:
-                return None
+                return False
             used()
             ctx.control.channel.runs += 1
             if bound is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from .matrix import DistributedMatrix
 from .matrix_calls import MatrixCall, Reading, Recipe, check_operands, context_of
 from .plans import Task
 from .runtime import Runtime
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["after_agreement", "as_level3", "column", "overwritten", "reduced", "same", "typed"]
 
@@ -153,12 +150,9 @@ def overwritten(routine: str, given: Given, alpha: complex = 1) -> None:
     done = None
     if _fit_for_direct(columns):
         x, y = columns[0], columns[-1]
-        factor, parts = (
-            number(alpha, element_type(x.dtype).blas, real=False),
-            [x.direct_part(), y.direct_part()],
-        )
-        if factor and None not in parts and all(each.writeable for each in columns):
-            of_x, of_y = parts
+        factor = number(alpha, element_type(x.dtype).blas, real=False)
+        of_x, of_y = x.direct_part(), y.direct_part()
+        if factor and of_x is not None and of_y is not None and all(each.writeable for each in columns):
             asked = Asked(routine, routine, of_x, None, None, of_y, False, alpha=factor)
             done = x.context.direct.run(x.context.control, asked)
     if not done:

@@ -30,9 +30,7 @@ from ..products import matmul
 from .progress import Reporter
 from .ranks import on_ranks
 
-_LARGE = (
-    2048  # an H200 multiplies matrices of this order in a fifth of the time that its host takes to queue it
-)
+_LARGE = 2048  # an H200 multiplies matrices of this order five times as fast as its host queues the product
 
 __all__ = ["as_values", "measure", "plan_file", "plan_model", "plan_product", "print_plan"]
 

@@ -152,7 +152,7 @@ def _between(curve: Curve, size: float) -> float:
 
 
 def _taller(curve: Curve, rows: float) -> float:
-    """Return the value at ``rows``; beyond the curve it goes on as steeply as it ends."""
+    """Return the value at ``rows``, interpolated; beyond the curve, extrapolated from its last two points."""
     if len(curve) < 2 or rows <= curve[-1][0]:
         return _between(curve, rows)
     (low, below), (high, above) = curve[-2:]

@@ -398,7 +398,7 @@ def _measure_beside(engine: Any, comm: Communicator) -> tuple[dict[str, float], 
 
         whole, (longer, took) = usual(products, None)[0], usual(products, ahead)
         beside[name] = max(0.0, took - alone) / (1 if name == "gemm" else width)
-        left = max(took - (longer - whole), took / 2)  # of the time beside it, what is as fast as alone
+        left = max(took - (longer - whole), took / 2)  # what the products done meanwhile take alone
         slows[name] = max(1.0, took / left)
     every = comm.allgather((beside, slows))
     return tuple({name: max(each[i][name] for each in every) for name in _AHEAD} for i in range(2))

@@ -32,7 +32,7 @@ class _Step:
 
     Attributes:
         alone, more: seconds of the work, and how many more it takes beside work of the other stream.
-        slows: how many times as long the other stream takes beside it.
+        slows: the factor by which it slows down work on the other stream.
         fills: it leaves little of the GPU to the other stream.
         left: the part of the work that is left.
     """

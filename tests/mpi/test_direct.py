@@ -385,9 +385,7 @@ def crowded(comm):
             first(unlike(found.allgather(), x @ x.T), _planned(ctx) == 0 and "it was not planned"),
         )
         planned = _planned(ctx)
-        for count in range(
-            3
-        ):  # at first as the program from before, which is bound to the memory from before
+        for count in range(3):  # the first is the program from before, bound to the memory from before
             yield f"fits {count}", unlike(pb.matmul(a[few, :], a[few, :].T).allgather(), x[few] @ x[few].T)
         yield "still direct", _planned(ctx) != planned and "small calls are planned"
         yield "kept", sum(map(len, ctx.direct._programs)) < programs and "programs are gone"

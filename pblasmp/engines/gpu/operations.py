@@ -30,7 +30,7 @@ Array = Any
 
 _INT_MAX = 2**31 - 1
 _LANES = ("main", "beside0", "beside1", "beside2")  # streams of products that run at the same time
-_BESIDE = (*_LANES[1:], "beside3")  # likewise, while the caller's stream goes on
+_BESIDE = (*_LANES[1:], "beside3")  # likewise, but none of them is the caller's stream
 _BLAS_TYPES = tuple(np.dtype(name) for name in ("f4", "f8", "c8", "c16"))
 _DEFAULT_ALGO = -1  # CUBLAS_GEMM_DEFAULT
 
@@ -171,7 +171,7 @@ class CublasmpOperations:
         self.multiply(x, w, target, old, op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, compute=compute)
 
     def _is_plain(self, a: Array, b: Array, d: Array) -> bool:
-        """Return whether cuBLAS has a product: of its own types, with small integers. Local."""
+        """Return whether cuBLAS can compute a product: it has the type, and all sizes fit into 32 bits. Local."""
         if self._products is None or self._products.cublas is None:
             return False
         small = (

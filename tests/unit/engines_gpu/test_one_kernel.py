@@ -280,7 +280,7 @@ def test_a_kernel_is_loaded_once_on_each_gpu(monkeypatch):
     )
     for name, module in (("cuda", SimpleNamespace()), ("cuda.bindings", SimpleNamespace(driver=driver))):
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(kernels, "compiled", lambda *which: which)
+    monkeypatch.setattr(kernels, "_compiled", lambda text: text)
     kernels._loaded.cache_clear()
     narrow, wide = (tiling(FORMS[0], 2, rows, 1792, 2048, 132) for rows in (512, 2048))
     asked = [(0, FORMS[0], narrow), (0, FORMS[0], wide), (0, FORMS[1], wide), (1, FORMS[0], narrow)]

@@ -265,9 +265,8 @@ def _loaded(device: int, form: str, dtype: str, ranks: int, tiles: Tiling) -> An
     """Return the kernel's function on a GPU, the current one; it stays there for the process's other plans. Local."""
     from cuda.bindings import driver
 
-    status, module = driver.cuModuleLoadData(
-        compiled(form, dtype, ranks, tiles.width, tiles.cluster, tiles.slots, tiles.stages, tiles.pulls)
-    )
+    text = source(form, dtype, ranks, tiles.width, tiles.cluster, tiles.slots, tiles.stages, tiles.pulls)
+    status, module = driver.cuModuleLoadData(_compiled(text))
     check_driver((status,))
     status, function = driver.cuModuleGetFunction(module, b"one_kernel")
     check_driver((status,))
@@ -294,26 +293,15 @@ def _resident(function: Any, tiles: Tiling, blocks: int) -> int:
 
 
 @cache
-def compiled(
-    form: str,
-    dtype: str,
-    ranks: int,
-    width: int,
-    cluster: int,
-    slots: int,
-    stages: int,
-    pulls: bool,
-) -> bytes:
-    """Return the machine code of the kernel for sm_90a. Local; takes seconds the first time.
+def _compiled(text: str) -> bytes:
+    """Return the machine code of a source for sm_90a. Local; takes seconds the first time.
 
     Raises:
         StatusError: NVRTC refuses it; the error has its log.
     """
     from cuda.bindings import nvrtc
 
-    status, program = nvrtc.nvrtcCreateProgram(
-        source(form, dtype, ranks, width, cluster, slots, stages, pulls).encode(), b"one_kernel.cu", 0, [], []
-    )
+    status, program = nvrtc.nvrtcCreateProgram(text.encode(), b"one_kernel.cu", 0, [], [])
     _check_nvrtc(status)
     options = [b"--gpu-architecture=sm_90a", b"-std=c++17"]
     (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
