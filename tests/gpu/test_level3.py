@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The level-3 routines on GPUs against float64 NumPy, cuBLASMp's and those that "auto" takes.
 
-PBLASMP_TRACE=1 says which call is under way.
+PBLASMP_TRACE=1 says which call is under way; PBLASMP_TESTS=long tries all options with all types and memory orders.
 """
 
 from __future__ import annotations
 
-import os
+import itertools
 from dataclasses import replace
 
 import cupy
@@ -18,45 +18,38 @@ from pblasmp.layout.level3 import ROUTINES
 from tests.helpers.gpu.level3 import Case, cases, every_case, expected_of, one_case, values_of
 from tests.helpers.gpu.moves import say
 from tests.helpers.gpu.products import everywhere, integers, part_of, place, poisoned, wrong
+from tests.helpers.lengths import draws
 
-COUNT = int(
-    os.environ.get("PBLASMP_RANDOM_ROUTINES", "25")
-)  # of each routine, in layouts that fit and in any
+COUNT = draws(3, long=25)  # of each routine, in layouts that fit and in any
+
+
+def checked(ctx, calls, algo):
+    """Make calls, each with a seed; fail with the first that are wrong. Collective."""
+    faults = [fault for seed, case in calls if (fault := everywhere(ctx, one_case(ctx, case, seed, algo)))]
+    assert not faults, f"{len(faults)} wrong:\n" + "\n".join(faults[:5])
 
 
 @pytest.mark.parametrize("algo", ["auto", "cublasmp"])
 @pytest.mark.parametrize("routine", ROUTINES)
 def test_every_option(ctx, routine, algo):
-    faults = [
-        fault
-        for seed, case in enumerate(every_case(routine, ctx.size, 37, 8))
-        if (fault := everywhere(ctx, one_case(ctx, case, seed, algo)))
-    ]
-    assert not faults, f"{len(faults)} wrong:\n" + "\n".join(faults[:5])
+    checked(ctx, enumerate(every_case(routine, ctx.size, 37, 8)), algo)
 
 
 @pytest.mark.parametrize("algo", ["auto", "cublasmp"])
 @pytest.mark.parametrize("mode", ["fits", "sources", "any"])
 @pytest.mark.parametrize("routine", ROUTINES)
 def test_random_calls(ctx, routine, mode, algo):
-    chosen = cases(routine, ctx.size, COUNT, 1000 * ctx.size, mode)
-    faults = [fault for seed, case in chosen if (fault := everywhere(ctx, one_case(ctx, case, seed, algo)))]
-    assert not faults, f"{len(faults)} wrong:\n" + "\n".join(faults[:5])
+    checked(ctx, cases(routine, ctx.size, COUNT, 1000 * ctx.size, mode), algo)
 
 
 @pytest.mark.parametrize("algo", ["auto", "cublasmp"])
 @pytest.mark.parametrize("routine", ROUTINES)
 def test_larger_ones(ctx, routine, algo):
     """Many blocks to a process, and several processes to a row."""
-    chosen = [
-        case for case in every_case(routine, ctx.size, 700, 64) if case.dtype in ("float64", "complex64")
-    ][::9]
-    faults = [
-        fault
-        for seed, case in enumerate(chosen)
-        if (fault := everywhere(ctx, one_case(ctx, case, seed, algo)))
-    ]
-    assert not faults, f"{len(faults)} wrong:\n" + "\n".join(faults[:5])
+    chosen = (
+        case for case in every_case(routine, ctx.size, 300, 24) if case.dtype in ("float64", "complex64")
+    )
+    checked(ctx, enumerate(itertools.islice(chosen, 0, None, draws(6, long=9))), algo)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

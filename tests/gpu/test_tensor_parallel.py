@@ -13,9 +13,12 @@ import pblasmp as pb
 from pblasmp.dtypes import DTYPES
 from pblasmp.tensor_parallel import shard
 from tests.helpers.gpu.products import everywhere
+from tests.helpers.lengths import in_turn
 
 FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 TYPES = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128")
+SCALARS = ((1, 0, ""), (2, 0, ""), (1, 1, ""), (-1, 2, ""), (0, 1, ""), (1, 1, "in place"))
+"""Alpha, beta, and whether C becomes the result."""
 # Tokens, outputs (of one rank for the all-gathers), inputs: those of PyTorch's published all-gather benchmarks.
 SHAPES = (
     *((4096, 1792, 4096), (8192, 1792, 4096), (16384, 1792, 4096)),
@@ -100,19 +103,18 @@ def sizes(p: int) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("form", FORMS)
 def test_products_are_right(ctx, form, dtype):
     faults = []
-    for (t, n, k), transposed in itertools.product(sizes(ctx.size), (False, True)):
+    for (t, n, k), transposed, (alpha, beta, place) in in_turn(
+        sizes(ctx.size), (False, True), SCALARS, keep=len(SCALARS), first=TYPES.index(dtype)
+    ):
         case = Case(ctx, form, dtype, t, n, k, transposed=transposed)
-        for alpha, beta in ((1, 0), (2, 0), (1, 1), (-1, 2), (0, 1)):
-            how: dict[str, Any] = {"alpha": alpha, "beta": beta}
-            if beta:
-                how["c"] = case.local_c.copy()
-            fault = case.wrong(case.call(**how), case.expected(alpha, beta))
-            if fault:
-                faults.append(f"{t}x{n}x{k} {transposed=} {alpha=} {beta=}: {fault}")
-        c = case.local_c.copy()
-        fault = case.wrong(case.call(beta=1, c=c, out=c), case.expected(1, 1))
+        how: dict[str, Any] = {"alpha": alpha, "beta": beta}
+        if beta:
+            how["c"] = case.local_c.copy()
+        if place:
+            how["out"] = how["c"]
+        fault = case.wrong(case.call(**how), case.expected(alpha, beta))
         if fault:
-            faults.append(f"{t}x{n}x{k} {transposed=} in place: {fault}")
+            faults.append(f"{t}x{n}x{k} {transposed=} {alpha=} {beta=} {place}: {fault}")
     assert not faults, "\n".join(faults)
 
 
@@ -120,16 +122,18 @@ def test_products_are_right(ctx, form, dtype):
 @pytest.mark.parametrize("form", FORMS)
 def test_what_follows(ctx, form, dtype):
     faults = []
-    for t, n, k in sizes(ctx.size):
+    for (t, n, k), activation in in_turn(
+        sizes(ctx.size), (None, "relu"), keep=2, first=FORMS.index(form) + (dtype == "float32")
+    ):
         case = Case(ctx, form, dtype, t, n, k)
         for turn in range(2):  # a kept plan is given another bias
             case.bias = case.bias + turn
             case.local_bias = case.local_bias + case.kind.type(turn)
             y = case.expected(bias=True)
-            for activation, expected in ((None, y), ("relu", np.maximum(y, 0))):
-                fault = case.wrong(case.call(bias=case.local_bias, activation=activation), expected)
-                if fault:
-                    faults.append(f"{t}x{n}x{k} {activation} {turn=}: {fault}")
+            expected = y if activation is None else np.maximum(y, 0)
+            fault = case.wrong(case.call(bias=case.local_bias, activation=activation), expected)
+            if fault:
+                faults.append(f"{t}x{n}x{k} {activation} {turn=}: {fault}")
     assert not faults, "\n".join(faults)
 
 

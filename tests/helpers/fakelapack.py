@@ -185,7 +185,6 @@ def _invert(
     down: int,
     across: int,
     n: int,
-    unit: int,
     copies: int,
     inverses: int,
     conditions: int,
@@ -200,8 +199,6 @@ def _invert(
         for i in range(size):
             for j in range(i + 1):
                 block[i, j] = vector(at + (i * down + j * across) * kind.itemsize, 1, kind)[0]
-        if unit:
-            np.fill_diagonal(block, 1)
         both[0][:size, start : start + size] = block
         with np.errstate(all="ignore"):
             inverse = np.full_like(block, np.nan)

@@ -102,7 +102,7 @@ class GpuFactorOperations(CublasmpOperations):
         )
         conditions = self._room(f"conditions {lane}", (-(-n // width), 1), np.dtype(dtype.char.lower()))
         room = self._room(f"found {lane}", (x.shape[1], width) if by_rows else (width, x.shape[1]), dtype)
-        self._kernels.invert(stream, a if lower else a.T, blocks, inverses, conditions, unit=unit)
+        self._kernels.invert(stream, a if lower else a.T, blocks, inverses, conditions)
         starts = range(0, n, width)
         for start in starts if lower else reversed(starts):
             stop = min(start + width, n)

@@ -15,6 +15,7 @@ import numpy as np
 import pblasmp as pb
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.testing import level3 as reference
+from tests.helpers.lengths import in_turn
 
 from .jobs import TURNS, Job
 from .moves import AROUND, End, around, grids, random_end, say
@@ -94,18 +95,24 @@ def random_case(rng: random.Random, ranks: int, routine: str, mode: str) -> Case
 
 
 def every_case(routine: str, ranks: int, size: int, block: int) -> Iterator[Case]:
-    """Yield a call for each choice of options, type and memory order, in layouts that fit, on all grids in turn."""
+    """Yield a call for each choice of options, in layouts that fit, on all grids in turn.
+
+    Every choice comes with a real or a complex type, and both memory orders come with every option; all types and
+    orders come with each choice if all is tried.
+    """
     lines = itertools.cycle([grid for grid in grids(ranks) if grid.size == ranks])
     starts = itertools.cycle(["", "", "c" if "c" in ROUTINES[routine].operands else "b"])
-    for dtype, order in itertools.product(TYPES, "CF"):
-        for flags in reference.legal_flags(routine, dtype):
-            grid = next(lines)
-            ends = {
-                name: End(pb.MatrixDescriptor(shape, (block, block), grid, dtype=dtype, order=order), WHOLE)
-                for name, shape in reference.shapes(routine, flags, size, size - 3, size + 5).items()
-                if name in (*ROUTINES[routine].operands, "d")
-            }
-            yield Case(routine, flags, dtype, 2, -1, ends, next(starts), False, True)
+    flags_of = {dtype: reference.legal_flags(routine, dtype) for dtype in TYPES}
+    for dtype, order, number in in_turn(TYPES, "CF", range(max(map(len, flags_of.values()))), keep=3):
+        if number >= len(flags_of[dtype]):
+            continue
+        flags, grid = flags_of[dtype][number], next(lines)
+        ends = {
+            name: End(pb.MatrixDescriptor(shape, (block, block), grid, dtype=dtype, order=order), WHOLE)
+            for name, shape in reference.shapes(routine, flags, size, size - 3, size + 5).items()
+            if name in (*ROUTINES[routine].operands, "d")
+        }
+        yield Case(routine, flags, dtype, 2, -1, ends, next(starts), False, True)
 
 
 def _fitting(

@@ -73,9 +73,7 @@ class FactorKernels(CompiledKernels):
         """Return how many rows and columns the blocks have that ``invert`` inverts. Local."""
         return _LEAF if dtype.itemsize < 16 else _LEAF // 2
 
-    def invert(
-        self, stream: Any, a: Array, copies: Array, inverses: Array, conditions: Array, *, unit: bool
-    ) -> None:
+    def invert(self, stream: Any, a: Array, copies: Array, inverses: Array, conditions: Array) -> None:
         """Queue the inversion of the blocks on the diagonal of a lower triangle, which is in any order. Local.
 
         ``inverses``, in F order, becomes the inverses side by side, ``copies`` the blocks, both with zeros above their
@@ -87,7 +85,7 @@ class FactorKernels(CompiledKernels):
         kernel = self._of("invert", INVERT, dtype, room=memory, WIDTH=width)
         places = _at(copies), _at(inverses), _at(conditions)
         kernel(
-            (-(-n // width),), (4 * width,), (_at(a), *_steps(a), np.int32(n), np.int32(unit), *places),
+            (-(-n // width),), (4 * width,), (_at(a), *_steps(a), np.int32(n), *places),
             stream=stream, shared_mem=memory,
         )  # fmt: skip
 

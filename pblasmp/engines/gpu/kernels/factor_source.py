@@ -108,7 +108,7 @@ INVERT = (
     + _SUMS
     + r"""
 extern "C" __global__ void __launch_bounds__(4 * WIDTH) invert(
-    const T* a, i64 down, i64 across, int n, int unit, T* copy, T* inverse, REAL* conditions) {
+    const T* a, i64 down, i64 across, int n, T* copy, T* inverse, REAL* conditions) {
   extern __shared__ __align__(16) unsigned char memory[];
   T *x = (T*)memory, *pivots = x + WIDTH * WIDTH, *parts = pivots + WIDTH;  // x(i, j) is x[j * WIDTH + i]
   __shared__ REAL sums[2][WIDTH];
@@ -117,12 +117,8 @@ extern "C" __global__ void __launch_bounds__(4 * WIDTH) invert(
   for (int at = t; at < WIDTH * size; at += 4 * WIDTH) {
     int r = at % WIDTH, c = at / WIDTH;
     T value = {};
-    if (r < size && r > c) value = a[(start + r) * down + (start + c) * across];
-    if (r == c) {
-      if (unit) one(value);
-      else value = a[(start + r) * down + (start + c) * across];
-      pivots[c] = value;
-    }
+    if (r < size && r >= c) value = a[(start + r) * down + (start + c) * across];
+    if (r == c) pivots[c] = value;
     x[at] = copy[base + at] = value;
   }
   __syncthreads();
