@@ -4,7 +4,8 @@
 It starts its ranks itself, one launch for each ScaLAPACK and number of ranks: Debian's with OpenBLAS, as shipped and
 with PBLAS's logical block raised, and MKL's with MKL as pblasmp's local BLAS, too. All compute in place on the same
 local arrays, in turns; what restores the matrices between two runs is not timed. Residuals are checked once for each
-case. On GPUs, beside cuSOLVERMp: ``mpirun -n 2 python benchmarks/factorisations.py --gpu``.
+case. Short cases have more rounds than long ones, and portions (``--only``, ``-n``, ``--grid``) of one commit are put
+together. On GPUs, beside cuSOLVERMp: ``mpirun -n 2 python benchmarks/factorisations.py --gpu``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -23,16 +24,13 @@ if __package__ in (None, ""):
 
 from benchmarks import gpu_factorisations
 from benchmarks.launches import Launches, add_options, is_rank, variants
-from benchmarks.ranks import (
-    SETTLE_SECONDS,
-    paired,
-    sleeping_barrier,
-)
+from benchmarks.ranks import interleaved, paired, share_cores
 from reference.scalapack import Flavour, ScaLAPACK
 
 LAUNCHES = ("debian", "mkl")
 GRIDS = ("1x1", "1x2", "2x2", "4x1")
 ROUTINES = ("potrf", "getrf", "geqrf", "posv", "gesv", "gels")
+_MOST_ROUNDS = 50
 DEFAULTS = {
     "n": [256, 512, 1024, 2048, 4096],
     "block": [16, 64, 128],
@@ -143,17 +141,15 @@ class Matrices:
         ]
         n, nrhs, routine = self.case.n, self.case.nrhs, self.case.routine
         a, b = placed
-        if routine == "potrf":
-            return lambda: slk.call("pdpotrf_", "L", n, *a, self.info)
-        if routine == "getrf":
-            return lambda: slk.call("pdgetrf_", n, n, *a, self.pivots, self.info)
-        if routine == "geqrf":
-            return lambda: slk.call("pdgeqrf_", n, n, *a, self.tau, *self.work, self.info)
-        if routine == "posv":
-            return lambda: slk.call("pdposv_", "L", n, nrhs, *a, *b, self.info)
-        if routine == "gesv":
-            return lambda: slk.call("pdgesv_", n, nrhs, *a, self.pivots, *b, self.info)
-        return lambda: slk.call("pdgels_", "N", n, n, nrhs, *a, *b, *self.work, self.info)
+        arguments: dict[str, tuple[Any, ...]] = {
+            "potrf": ("L", n, *a),
+            "getrf": (n, n, *a, self.pivots),
+            "geqrf": (n, n, *a, self.tau, *self.work),
+            "posv": ("L", n, nrhs, *a, *b),
+            "gesv": (n, nrhs, *a, self.pivots, *b),
+            "gels": ("N", n, n, nrhs, *a, *b, *self.work),
+        }
+        return slk.prepare(f"pd{routine}_", *arguments[routine], self.info)
 
     def residual(self) -> float:
         """Return the backward error of what is in the arrays, in units that should be below 30. Collective."""
@@ -191,31 +187,19 @@ def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, options: argparse
             run()
             if not (error := m.residual()) < 30:
                 raise SystemExit(f"{case}: the residual of {name} is {error}")
-    settle = 0 if options.quick else SETTLE_SECONDS
-    seconds = _timed(comm, m, contenders, options.pairs, settle)
+
+    def restore(*_: Any) -> None:
+        m.restore()
+
+    restore()
+    start = time.perf_counter()
+    interleaved(comm, contenders, 0, settle=0, check=restore)
+    rounds = int(options.seconds / (time.perf_counter() - start))
+    rounds = comm.bcast(options.pairs if options.quick else min(max(rounds, options.pairs), _MOST_ROUNDS))
+    seconds = interleaved(comm, contenders, rounds, settle=0, check=restore)
     slk.gridexit(context)
     ratios = {name: paired(seconds, name, "pblasmp") for name in contenders if name != "pblasmp"}
     return {"case": case.plain(), "flops": case.flops(), "seconds": seconds, "ratios": ratios}
-
-
-def _timed(
-    comm: Any, m: Matrices, contenders: Mapping[str, Callable[[], Any]], pairs: int, settle: float
-) -> dict[str, list[float]]:
-    """Time every contender once per round in rotating order, each on restored matrices. Collective over comm."""
-    names = list(contenders)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(pairs + 1):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            m.restore()
-            sleeping_barrier(comm)
-            time.sleep(settle)
-            comm.Barrier()
-            start = time.perf_counter()
-            contenders[name]()
-            comm.Barrier()
-            if turn:
-                seconds[name].append(time.perf_counter() - start)
-    return comm.bcast(seconds)
 
 
 def time_all(comm: Any, flavour: Flavour, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -223,11 +207,12 @@ def time_all(comm: Any, flavour: Flavour, options: argparse.Namespace) -> list[d
     import pblasmp as pb
 
     rows: list[dict[str, Any]] = []
+    share_cores(comm)
     slk = ScaLAPACK(flavour, comm)
     names = ["mkl"] if flavour == "mkl" else ["debian", "debian-256"]
     grids = [tuple(map(int, grid.split("x"))) for grid in options.grid]
     if comm.rank == 0:
-        print(f"\n{comm.size} ranks; time / pblasmp's, median of {options.pairs} pairs; least times")
+        print(f"\n{comm.size} ranks; pblasmp's median; time / pblasmp's, and the ratio of the least times")
         print("routine   grid block     n   pblasmp  GFLOP/s" + "".join(f"{name:>12}" for name in names))
     with pb.Context(comm, engine="host") as ctx:
         for routine in options.only or ROUTINES:
@@ -239,9 +224,10 @@ def time_all(comm: Any, flavour: Flavour, options: argparse.Namespace) -> list[d
                         case = Case(routine, n, block, (grid[0], grid[1]), options.nrhs)
                         row = time_case(comm, ctx, slk, case, options)
                         if comm.rank == 0:
-                            taken = min(row["seconds"]["pblasmp"])
+                            own = row["seconds"]["pblasmp"]
+                            taken = median(own)
                             ratios = "".join(
-                                f" {ratio:5.2f} {min(row['seconds'][name]) / taken:5.2f}"
+                                f" {ratio:5.2f} {min(row['seconds'][name]) / min(own):5.2f}"
                                 for name, ratio in row["ratios"].items()
                             )
                             print(
@@ -269,6 +255,7 @@ def main() -> None:
     )
     parser.add_argument("--nrhs", type=int, default=64, help="right-hand sides of solves")
     add_options(parser, pairs=7)
+    parser.add_argument("--seconds", type=float, default=0.4, help="more rounds, if they take less than this")
     parser.add_argument("--check", type=int, help="largest order whose residuals are checked")
     routines = dict.fromkeys((*ROUTINES, *gpu_factorisations.ROUTINES))
     parser.add_argument("--only", nargs="+", choices=routines, help="routines to time")
@@ -292,7 +279,8 @@ def main() -> None:
     sizes = sorted({p * q for p, q in (map(int, grid.split("x")) for grid in options.grid)})
     for launch in options.scalapack:
         for ranks in sizes:
-            launches.run(launch, ranks, f"factorisations-{launch}")
+            how = {"pairs": options.pairs, "seconds": options.seconds, "nrhs": options.nrhs}
+            launches.run(launch, ranks, f"factorisations-{launch}", options=how)
 
 
 def rank_main(options: argparse.Namespace) -> None:

@@ -55,13 +55,13 @@ class Launches:
         self._directory = results.directory_of(options)
 
     def run(self, launch: str, nranks: int, benchmark: str, **how: Any) -> None:
-        """Run one launch, and save its rows.
+        """Run one launch, and save its rows with the other cases of an earlier run that was like it.
 
         Args:
             launch: "debian", "mkl", or another name, which needs no ScaLAPACK.
             nranks: number of ranks.
             benchmark: name of the file of results.
-            how: ``reference`` and ``sample`` of ``results.Run``.
+            how: ``reference``, ``sample`` and ``options`` of ``results.Run``.
 
         Raises:
             NotFetchedError: the ScaLAPACK could not be fetched.
@@ -75,9 +75,10 @@ class Launches:
         if self._directory is not None:
             run = results.Run(
                 benchmark=benchmark, date=results.today(), commit=results.this_commit(), ranks=nranks, gpus=0,
-                **self._about, options=results.options_of(self._options), rows=rows,
-                **{"reference": "pblasmp", "sample": "all", **how},
+                **self._about, rows=rows,
+                **{"reference": "pblasmp", "sample": "all", "options": results.options_of(self._options), **how},
             )  # fmt: skip
+            run = results.with_earlier(run, self._directory)
             print(f"\nall times: {results.save(run, self._directory)}")
 
 

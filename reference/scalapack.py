@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,7 +99,16 @@ class ScaLAPACK:
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a Fortran routine: str and int arguments go by reference, arrays by their address."""
-        self._find(name)(*[_reference(argument) for argument in arguments])
+        self.prepare(name, *arguments)()
+
+    def prepare(self, name: str, *arguments: Any) -> Callable[[], None]:
+        """Return ``call`` with these arguments, made beforehand."""
+        function, references = self._find(name), [_reference(argument) for argument in arguments]
+
+        def call() -> None:
+            function(*references)
+
+        return call
 
     def function(self, name: str, *arguments: Any, result: Any = ctypes.c_int) -> Any:
         """Return what a Fortran function returns, by default an integer; arguments as in ``call``."""
@@ -189,5 +199,5 @@ def _reference(argument: Any) -> Any:
     if isinstance(argument, str):
         return ctypes.c_char_p(argument.encode())
     if isinstance(argument, np.ndarray):
-        return ctypes.c_void_p(argument.ctypes.data)
+        return argument.ctypes.data_as(ctypes.c_void_p)  # which keeps the array
     return ctypes.byref(ctypes.c_int(argument))
