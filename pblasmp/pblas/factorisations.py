@@ -17,7 +17,7 @@ from ..matrix import DistributedMatrix
 from .arguments import Faults
 from .grids import ProcessGrid
 from .operands import PblasOperand, check_sharing, entries, grid_of, one_grid_of
-from .routines import DTYPE, docstring
+from .routines import DTYPE, docstring, size_text
 
 __all__ = ["BESIDE", "ROUTINES", "SIZES", "ScalapackRoutine", "factoriser"]
 
@@ -35,6 +35,7 @@ class ScalapackRoutine:
         written: the matrices that are written.
         compute: what it does.
         text: what it does, in words.
+        fault: what INFO > 0 means, in words; "" if it is always 0.
         letters: the types that have it.
     """
 
@@ -43,6 +44,7 @@ class ScalapackRoutine:
     written: str
     compute: Compute
     text: str
+    fault: str = ""
     letters: str = "sdcz"
 
     @property
@@ -188,12 +190,15 @@ def _take_pivots(call: FactorCall) -> NDArray[np.int64]:
     return pivots
 
 
+_MINOR = "the leading minor of order i of sub(A) is not positive"
+_ZERO = "the diagonal element i, from 1, of the triangular factor is exactly zero"
 _SQUARE = {"a": "n n"}
 _BESIDE = {"a": "n n", "b": "n nrhs"}
 
 ROUTINES = {
     "potrf": ScalapackRoutine(
         "uplo n A", _SQUARE, "a", _potrf, "Replace a triangle of sub(A) by its Cholesky factor",
+        _MINOR,
     ),
     "potrs": ScalapackRoutine(
         "uplo n nrhs A B", _BESIDE, "b", _potrs,
@@ -202,12 +207,15 @@ ROUTINES = {
     "posv": ScalapackRoutine(
         "uplo n nrhs A B", _BESIDE, "ab", _posv,
         "Replace a triangle of sub(A) by its Cholesky factor, and sub(B) by the solution of sub(A) X = sub(B)",
+        _MINOR,
     ),
     "potri": ScalapackRoutine(
         "uplo n A", _SQUARE, "a", _potri, "Replace a triangle of sub(A), as potrf has left it, by that of the inverse",
+        _ZERO,
     ),
     "getrf": ScalapackRoutine(
         "m n A ipiv", {"a": "m n"}, "a", _getrf, "Replace sub(A) by its LU factors with partial pivoting",
+        _ZERO,
     ),
     "getrs": ScalapackRoutine(
         "trans n nrhs A ipiv B", _BESIDE, "b", _getrs,
@@ -216,17 +224,21 @@ ROUTINES = {
     "gesv": ScalapackRoutine(
         "n nrhs A ipiv B", _BESIDE, "ab", _gesv,
         "Replace sub(A) by its LU factors, and sub(B) by the solution of sub(A) X = sub(B)",
+        _ZERO,
     ),
     "getri": ScalapackRoutine(
         "n A ipiv work lwork iwork liwork", _SQUARE, "a", _getri,
         "Replace sub(A), as getrf has left it, by the inverse",
+        _ZERO,
     ),
     "trtri": ScalapackRoutine(
         "uplo diag n A", _SQUARE, "a", _trtri, "Replace the triangle of sub(A) by its inverse",
+        _ZERO,
     ),
     "trtrs": ScalapackRoutine(
         "uplo trans diag n nrhs A B", _BESIDE, "b", _trtrs,
         "Replace sub(B) by the solution of op(sub(A)) X = sub(B) for a triangular sub(A)",
+        _ZERO,
     ),
     "geqrf": ScalapackRoutine(
         "m n A tau work lwork", {"a": "m n"}, "a", _geqrf, "Replace sub(A) by R and the reflectors of Q",
@@ -234,18 +246,19 @@ ROUTINES = {
     "gels": ScalapackRoutine(
         "trans m n nrhs A B work lwork", {"a": "m n", "b": "longer nrhs"}, "ab", _gels,
         "Replace sub(B) by the solution of op(sub(A)) X = sub(B) in the sense of least squares, or the least solution",
+        _ZERO,
     ),
     **{
         name: ScalapackRoutine(
             "m n k A tau work lwork", {"a": "m n"}, "a", _orgqr,
-            "Replace k reflectors in sub(A), as geqrf has left them, by the first n columns of Q", letters,
+            "Replace k reflectors in sub(A), as geqrf has left them, by the first n columns of Q", letters=letters,
         )
         for name, letters in (("orgqr", "sd"), ("ungqr", "cz"))
     },
     **{
         name: ScalapackRoutine(
             "side trans m n k A tau C work lwork", {"a": "order k", "c": "m n"}, "c", _ormqr,
-            "Replace sub(C) by op(Q) sub(C) or sub(C) op(Q), with the k reflectors of Q in sub(A)", letters,
+            "Replace sub(C) by op(Q) sub(C) or sub(C) op(Q), with the k reflectors of Q in sub(A)", letters=letters,
         )
         for name, letters in (("ormqr", "sd"), ("unmqr", "cz"))
     },
@@ -256,9 +269,7 @@ _OPTIONS = {"uplo": "UL", "diag": "NU", "trans": "NTC", "side": "LR"}
 _SIZES = ("m", "n", "k", "nrhs")
 _MEANINGS = {
     "uplo": '"U" or "L": which triangle of sub(A) is used; the other is neither read nor written',
-    "n": "a size, at least 0: see the matrices",
     "nrhs": "the number of right-hand sides, at least 0",
-    "m": "a size, at least 0: see the matrices",
     "trans": '"N", "T" (transpose) or "C" (conjugate transpose)',
     "side": '"L" or "R": Q is on the left or on the right',
     "k": "the number of reflectors, at least 0",
@@ -274,6 +285,8 @@ _MEANINGS = {
     "liwork": "as ``lwork``",
     "info": "an array of one integer to which INFO is written; None: it is only returned",
 }
+_EXTENTS = {"longer": "max(m, n)", "order": '(m if side is "L", n if it is "R")'}
+
 BESIDE = {"ipiv": 0, "tau": 1}
 """The arrays of one element for each local row of A (0), or for each local column (1)."""
 
@@ -433,7 +446,7 @@ def _annotation(name: str, routine: ScalapackRoutine) -> str:
         return "str"
     if name.startswith("desc"):
         return "Sequence[int]"
-    return "Any" if name in routine.shapes or name in _LEFT_OUT else "int"
+    return "Any" if name in routine.shapes or name in _LEFT_OUT or name in BESIDE else "int"
 
 
 def _docstring(routine: ScalapackRoutine, full: str, dtype: np.dtype) -> str:
@@ -443,7 +456,7 @@ def _docstring(routine: ScalapackRoutine, full: str, dtype: np.dtype) -> str:
         "column after column; they are written in place."
     )
     meanings = {name: f"{_meaning(routine, name)}." for name in routine.names}
-    returns = "INFO: 0, or i > 0 if the factor's diagonal element i (from 1) shows that there is no solution."
+    returns = f"INFO: 0{routine.fault and f', or i > 0: {routine.fault}'}."
     return docstring(
         f"{routine.text}, in {dtype.name}.", note, meanings, returns, f"ScaLAPACK, {full.upper()}"
     )
@@ -454,7 +467,10 @@ def _meaning(routine: ScalapackRoutine, name: str) -> str:
         return _MEANINGS[name]
     x = name[-1].upper()
     if name.startswith("desc"):
-        return f"nine integers that describe {x}, see ``descinit``"
+        return f"nine integers that describe {x}, see ``descinit``; eleven for DTYPE_ 2"
+    if name in _SIZES:
+        return f"{size_text(name, routine.shapes, routine.written)}, at least 0"
     if name in routine.shapes:
-        return f"local array of {x}; sub({x}) is {' x '.join(routine.shapes[name].split())}"
+        rows, cols = routine.shapes[name].split()
+        return f"local array of {x}; sub({x}) is {_EXTENTS.get(rows, rows)} x {cols}"
     return f"{'row' if name[0] == 'i' else 'column'} of {x}, from 1, where sub({x}) begins"

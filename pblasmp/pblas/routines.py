@@ -234,7 +234,7 @@ def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunct
     """Return a routine for one type under its full name, as a function with PBLAS's signature."""
     parameters = [
         inspect.Parameter(
-            each, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=_annotation(each, routine)
+            each, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=_annotation(each, routine, dtype)
         )
         for each in routine.names
     ]
@@ -359,15 +359,15 @@ def _fact(value: Any) -> Any:
     return (value.i, value.j, value.desc[2:8]) if isinstance(value, PblasOperand) else value
 
 
-def _annotation(name: str, routine: PblasRoutine) -> str:
+def _annotation(name: str, routine: PblasRoutine, dtype: np.dtype) -> str:
     if name in routine.numbers:
         return "NDArray[Any] | None"
     if name in routine.unread:
         return "Any"
-    if routine.letters_of(name, np.dtype("f8")):
+    if routine.letters_of(name, dtype):
         return "str"
     if name in _SCALARS:
-        return "float" if name in routine.real.split() else "complex"
+        return "complex" if dtype.kind == "c" and name not in routine.real.split() else "float"
     if name.startswith("desc"):
         return "Sequence[int]"
     return "Any" if name in routine.shapes else "int"
@@ -426,15 +426,15 @@ def _meaning(routine: PblasRoutine, name: str, dtype: np.dtype) -> str:
     if name in _OPTIONS or name.startswith("trans"):
         return f"{_OPTIONS.get(name, _OPTIONS['trans'])[1]}."
     if name in ("m", "n", "k"):
-        return "a size, at least 0: see the matrices."
+        return f"{size_text(name, routine.shapes, routine.written)}, at least 0."
     if name in ("alpha", "beta"):
-        return "a real number." if name in routine.real.split() else "a number."
+        return f"a{' real' * (dtype.kind != 'c' or name in routine.real.split())} number."
     if name.startswith("desc"):
-        return f"nine integers that describe {x}, see ``descinit``."
+        return f"nine integers that describe {x}, see ``descinit``; eleven for DTYPE_ 2."
     if name in routine.numbers:
         return (
-            "an array of one element to which the result is written, or None. Processes that have no part of the "
-            "process row or column of a vector get 0."
+            f"{_number_text(name, dtype)}, or None. Processes that have no part of the process row or column of a "
+            "vector get 0."
         )
     if name[:3] == "inc":
         return f"1: sub({x}) is a column; ``M_`` of desc{x.lower()}: it is a row."
@@ -445,6 +445,40 @@ def _meaning(routine: PblasRoutine, name: str, dtype: np.dtype) -> str:
     if name in routine.shapes:
         return f"local array of {x}; sub({x}) is {_shape_text(routine.shapes[name].split())}."
     return f"{'row' if name[0] == 'i' else 'column'} of {x}, from 1, where sub({x}) begins."
+
+
+def size_text(name: str, shapes: Mapping[str, str], written: str) -> str:
+    """Return what a size is, such as "rows of sub(C)". Local.
+
+    Args:
+        name: the size's.
+        shapes: as routines have them.
+        written: the matrices that are written, which are named rather than others.
+    """
+    words = {x: shape.split() for x, shape in shapes.items()}
+
+    def key(x: str) -> tuple[bool, ...]:
+        return x in VECTORS, len(words[x]) > 2, words[x][:2] != [name, name], x not in written
+
+    for x in sorted(words, key=key):
+        if name in words[x][:2]:
+            part = f"op(sub({x.upper()}))" if len(words[x]) > 2 and x not in VECTORS else f"sub({x.upper()})"
+            if x in VECTORS:
+                return f"elements of {part}"
+            square = words[x][:2] == [name, name]
+            return f"{'rows and columns' if square else ('rows', 'columns')[words[x].index(name)]} of {part}"
+    raise AssertionError(f"{name} is not in {shapes}")
+
+
+def _number_text(name: str, dtype: np.dtype) -> str:
+    """Return what the array is to which a number is written."""
+    if name == "indx":
+        return (
+            "an array of one integer, to which the index in all of X is written, from 1: of a row, or of a column if "
+            "sub(X) is a row"
+        )
+    kind = np.empty(0, dtype).real.dtype if name in ("norm2", "asum") else dtype
+    return f"an array of one element, in {kind.name}, to which the result is written"
 
 
 def _shape_text(words: list[str]) -> str:

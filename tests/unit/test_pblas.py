@@ -64,6 +64,41 @@ def test_docstrings_say_what_they_must():
         assert name in ("gridinfo", "gridexit") or not missing, (name, missing)
 
 
+@pytest.mark.parametrize(
+    ("name", "parameter", "annotation", "text"),
+    [
+        ("pdgemm", "m", "int", "rows of sub(C), at least 0."),
+        ("pdgemm", "k", "int", "columns of op(sub(A)), at least 0."),
+        ("pzherk", "n", "int", "rows and columns of sub(C), at least 0."),
+        ("pdgemv", "n", "int", "columns of sub(A), at least 0."),
+        ("pdgemv", "alpha", "float", "a real number."),
+        ("pzdscal", "alpha", "float", "a real number."),
+        ("pzscal", "alpha", "complex", "a number."),
+        ("pscnrm2", "norm2", "NDArray[Any] | None", "an array of one element, in float32,"),
+        ("pzdotc", "dot", "NDArray[Any] | None", "an array of one element, in complex128,"),
+        ("pdamax", "indx", "NDArray[Any] | None", "an array of one integer, to which the index in all of X"),
+        ("pdgels", "b", "Any", "local array of B; sub(B) is max(m, n) x nrhs."),
+        ("pdgetrf", "n", "int", "columns of sub(A), at least 0."),
+        ("pdgetrf", "ipiv", "Any", "an array of int32"),
+        ("pdormqr", "tau", "Any", "an array of the factors of the reflectors"),
+    ],
+)
+def test_arguments_are_described(name, parameter, annotation, text):
+    function = getattr(pblas, name)
+    assert inspect.signature(function).parameters[parameter].annotation == annotation
+    words = " ".join(function.__doc__.split())
+    assert f" {parameter}: {text}" in words
+
+
+def test_docstrings_say_what_info_means():
+    for name, text in {
+        "pdpotrf": "INFO: 0, or i > 0: the leading minor of order i of sub(A) is not positive.",
+        "pzgesv": "INFO: 0, or i > 0: the diagonal element i, from 1, of the triangular factor is exactly zero.",
+        "psgeqrf": "INFO: 0.",
+    }.items():
+        assert text in " ".join(getattr(pblas, name).__doc__.split()), name
+
+
 def test_too_few_arguments():
     with pytest.raises(TypeError, match="missing a required argument: 'transb'"):
         pblas.pdgemm("N")
