@@ -4,6 +4,9 @@
 They check the PBLAS by itself, and ScaLAPACK's factorisations and solvers, which call it. Every product goes to pblasmp
 (``--min 0``); what it leaves to ScaLAPACK is counted. Needs Linux on x86-64, ``apt-get``, a C compiler, the wheel of
 MPICH, and Debian's ScaLAPACK: ``python -m benchmarks.fetch_scalapack --only debian``.
+
+Debian compiles no drivers of the redistribution. Those are compiled here, from the directory of a ScaLAPACK source tree
+that ``PBLASMP_SCALAPACK_SOURCE`` names.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ from pblasmp.errors import LibraryNotFoundError
 from pblasmp.launch import find_launcher
 from reference.scalapack import cache, locate
 
-__all__ = ["RESULTS", "TESTERS", "Outcome", "Tester", "fetch", "run"]
+__all__ = ["RESULTS", "SOURCE", "TESTERS", "Outcome", "Tester", "fetch", "run"]
 
 RESULTS = Path(__file__).with_suffix(".json")
 """What ``python -m benchmarks.testers --save`` writes, and the docs show."""
 RANKS = 4
+SOURCE = "PBLASMP_SCALAPACK_SOURCE"
+"""The variable that names a ScaLAPACK source tree."""
 _PACKAGES = ("scalapack-mpi-test", "scalapack-test-common")
 # MPICH's wheel has no Fortran, of which the testers use the clock.
 _CLOCK = "double MPI_Wtime(void);\ndouble mpi_wtime_(void) { return MPI_Wtime(); }\n"
@@ -58,6 +63,11 @@ class Tester:
         """Whether it tests levels 1 and 2, which ScaLAPACK's own routines call on a part of the grid."""
         return self.about in ("level-1 PBLAS", "level-2 PBLAS")
 
+    @property
+    def driver(self) -> bool:
+        """Whether it is a driver of the redistribution, which is compiled from its source."""
+        return self.data.endswith("MR2D.dat")
+
 
 TESTERS = (
     *(
@@ -78,6 +88,14 @@ TESTERS = (
             ("ls", "least squares"),
             ("inv", "inverses"),
         )
+        for letter in "sdcz"
+    ),
+    Tester("xdtrd", "TRD.dat", "reduction to tridiagonal form"),
+    *(Tester(program, "SEP.dat", "eigenvalues of symmetric matrices") for program in ("xdsep", "xdgsep")),
+    Tester("xdsyevr", "SEPR.dat", "eigenvalues of symmetric matrices"),
+    *(
+        Tester(f"x{letter}{name}mr", f"{name.upper()}MR2D.dat", "moves from one grid to another")
+        for name in ("ge", "tr")
         for letter in "sdcz"
     ),
 )
@@ -146,12 +164,16 @@ def run(tester: Tester, ranks: int = RANKS, limit: float = 600, grids: int | Non
     if scalapack is None or not mpi.exists():
         raise LibraryNotFoundError("the testers need Debian's ScaLAPACK and the wheel of MPICH")
     place = fetch()
-    text = (place / "usr/share/scalapack" / tester.data).read_text()
+    source = os.environ.get(SOURCE)
+    if tester.driver and not source:
+        raise LibraryNotFoundError(f"{tester.program}: {SOURCE} names no ScaLAPACK source tree")
+    drivers = Path(source or "", "REDIST", "TESTING")
+    text = ((drivers if tester.driver else place / "usr/share/scalapack") / tester.data).read_text()
     text = re.sub(r"(?m)^T(\s+logical flag, T to test error)", r"F\1", text)  # errors are the library's own
     if not tester.estimates:
         text = re.sub(r"(?m)^T(\s+\(T or F\))", r"F\1", text)
     if grids is not None:
-        text = re.sub(r"(?m)^\s*\d+(\s+number of process grids)", rf"{grids}\1", text)
+        text = re.sub(r"(?m)^\s*\d+(\s+[nN]umber of process(or)? grids)", rf"{grids}\1", text)
     launcher = find_launcher()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, Path(tester.data).name).write_text(text)
@@ -163,12 +185,15 @@ def run(tester: Tester, ranks: int = RANKS, limit: float = 600, grids: int | Non
         variables |= {"LD_LIBRARY_PATH": str(scalapack), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         variables |= _PATIENT
         program = place / "usr/lib/x86_64-linux-gnu/scalapack/mpich-tests" / tester.program
+        if tester.driver:
+            program = _compiled(drivers / f"p{tester.program[1:]}drv.c", Path(folder), scalapack)
         done = subprocess.run(
             launcher.command(ranks, ["env", f"LD_PRELOAD={loaded}", str(program)]),
             cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True, errors="replace",
             timeout=limit, check=False,
         )  # fmt: skip
-        if done.returncode or not re.search(r"END OF TESTS", done.stdout, re.IGNORECASE):
+        ended = re.search(r"END OF TESTS", done.stdout, re.IGNORECASE) or tester.driver
+        if done.returncode or not ended:
             raise RuntimeError(
                 f"{tester.program}: status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
             )
@@ -176,8 +201,18 @@ def run(tester: Tester, ranks: int = RANKS, limit: float = 600, grids: int | Non
     return Outcome(tester.program, tester.about, *_tests(done.stdout), *calls)
 
 
+def _compiled(source: Path, folder: Path, scalapack: Path) -> Path:
+    """Return the program that a driver's source makes."""
+    program, library = folder / source.stem, next(scalapack.glob("libscalapack-mpich.so*"))
+    options = ["-std=gnu89", "-w", "-DAdd_", "-Wl,--unresolved-symbols=ignore-all"]
+    subprocess.run(["cc", *options, "-o", program, source, library, "-lm"], check=True)
+    return program
+
+
 def _tests(text: str) -> tuple[int, int]:
     """Return how many tests passed, and how many were run."""
+    if planned := re.search(r"/+ (\d+) tests", text):
+        return text.count("TEST PASSED OK"), int(planned[1])
     if rows := re.findall(r"^\s*\|\s+P\w+\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s*$", text, re.MULTILINE):
         total, passed, _, skipped = (sum(int(row[i]) for row in rows) for i in range(4))
         return passed, total - skipped

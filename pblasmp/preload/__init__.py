@@ -34,7 +34,7 @@ VECTORS = "PBLASMP_PRELOAD_VECTORS"
 
 
 class Calls(NamedTuple):
-    """How a program's process 0 had its products computed.
+    """How a program's process 0 had its calls computed, of those that pblasmp could see.
 
     Attributes:
         by_pblasmp: the number of calls that pblasmp answered.
@@ -50,14 +50,17 @@ def run(command: Sequence[str], least: int, engine: EngineName) -> tuple[int, Ca
 
     Args:
         command: such as ``["mpirun", "-n", "4", "./program"]``.
-        least, engine: as for ``environment``.
+        least: n, as for ``environment``.
+        engine: as in ``pblasmp.Context``.
 
     Returns:
-        Its exit status, 128 + the number of the signal that ended it; and its calls, None if process 0 made none that
-        could be seen, or did not come to its end.
+        Its exit status, or 128 + the number of the signal that ended it; and its calls, None if process 0 made none
+        that could be seen, or did not come to its end.
 
     Raises:
-        As ``environment``; LibraryNotFoundError also if the command is not there.
+        ArgumentError: ``least`` is negative.
+        LibraryNotFoundError: the command is not there, or there is no C compiler, or this Python has no shared library.
+        UnsupportedError: the compiler fails, or this is not Linux.
     """
     with tempfile.TemporaryDirectory(prefix="pblasmp-preload-") as folder:
         counts = Path(folder, "counts")
@@ -82,8 +85,12 @@ def environment(least: int, engine: EngineName) -> dict[str, str]:
     Compiles the library if that has not been done before.
 
     Args:
-        least: n; products with at least as many operations as that of two n × n matrices are computed by pblasmp.
+        least: n; calls with at least n³ multiplications, as many as the product of two n × n matrices has, are computed
+            by pblasmp. With 0 all are, also those that mostly move, such as p?geadd and p?gemr2d.
         engine: as in ``pblasmp.Context``.
+
+    Returns:
+        Their values by name; ``LD_PRELOAD`` has what it had before, too.
 
     Raises:
         ArgumentError: ``least`` is negative.

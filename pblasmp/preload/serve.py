@@ -48,7 +48,12 @@ class Server:
         self.names = list(ROWS)
 
     def serve(self, routine: int, arguments: Any) -> int:
-        """Answer a call; return 0 if the program's library is to. Collective over the grid."""
+        """Answer a call; return 0 if the program's library is to. Collective over the grid.
+
+        Args:
+            routine: its number, counted from 0 in the order of ``ROWS``.
+            arguments: their addresses, as Fortran passes them.
+        """
         name = self.names[routine]
         try:
             getattr(pblas, name)(*self._values(name, arguments))
@@ -61,7 +66,11 @@ class Server:
         return 1
 
     def forget(self, context: int) -> None:
-        """Close what pblasmp has on a grid, or on all of them (-1). Collective over the grids."""
+        """Close what pblasmp has on a grid. Collective over the grid.
+
+        Args:
+            context: the program's, -1 for all of its grids.
+        """
         try:
             for each in list(self.grids) if context < 0 else [context]:
                 if (number := self.grids.pop(each, -1)) != -1:
@@ -87,11 +96,16 @@ class Server:
                 values[each] = _memory(address, 1, dtype)
             elif each.startswith("desc"):
                 kind_of = ctypes.c_int.from_address(address).value
-                integers = ctypes.c_int * _DESCRIPTOR_INTEGERS.get(kind_of, 9)
+                integers = ctypes.c_int * (9 if row.of_c else _DESCRIPTOR_INTEGERS.get(kind_of, 9))
                 values[each] = list(integers.from_address(address))
                 values[each][1] = self._grid_of(values[each][1])
+                if (
+                    row.of_c
+                ):  # ScaLAPACK does not read DTYPE_ here, and takes 0 for LLD_ where there is no element
+                    values[each][0], values[each][-1] = 1, max(1, values[each][-1])
             elif each not in (*row.matrices, *row.beside, *_UNUSED):
-                values[each] = ctypes.c_int.from_address(address).value
+                number = ctypes.c_int.from_address(address).value
+                values[each] = self._grid_of(number) if each == "ictxt" else number
         for each in row.matrices:
             values[each] = _local(addresses[each], values[f"desc{each}"], row.dtype)
         for each, axis in row.beside.items():

@@ -11,6 +11,7 @@ import numpy as np
 from ..layout.vector_routines import VECTOR_ROUTINES
 from ..pblas.factorisations import BESIDE, SIZES, ScalapackRoutine
 from ..pblas.factorisations import ROUTINES as FACTORISATIONS
+from ..pblas.moves import ARGUMENTS as MOVES
 from ..pblas.routines import DTYPE, ROUTINES
 from ..pblas.vectors import ROUTINES as VECTORS
 
@@ -28,8 +29,9 @@ class Row:
         sizes: the arguments that ask for the size of a workspace if they are -1.
         real: scalars that are real for every type.
         dtype: of the matrices.
-        volume: the number of multiplications in C, from the addresses a0, a1 and so on; 0 for a routine that moves as
-            much as it computes; -1 for levels 1 and 2, which ScaLAPACK itself calls on a part of the grid only.
+        volume: the number of multiplications in C, from the addresses a0, a1 and so on; 0 for a routine that moves at
+            least as much as it computes; -1 for levels 1 and 2, which ScaLAPACK itself calls on a part of the grid.
+        of_c: whether the library has the name that C calls, by which integers are passed as values. Fortran's calls it.
     """
 
     arguments: list[str]
@@ -39,6 +41,7 @@ class Row:
     real: tuple[str, ...]
     dtype: np.dtype
     volume: str
+    of_c: bool = False
 
 
 def _rows() -> Iterator[tuple[str, Row]]:
@@ -59,6 +62,9 @@ def _rows() -> Iterator[tuple[str, Row]]:
             routine = VECTORS[name]
             real = tuple(routine.real.split())
             yield name, Row(routine.names, tuple(routine.shapes), {}, (), real, DTYPE[letter], "-1")
+    for name, names in MOVES.items():
+        for letter in "sdcz":
+            yield f"p{letter}{name}", Row(names, ("a", "b"), {}, (), (), DTYPE[letter], "0", of_c=True)
 
 
 def _volume(arguments: list[str]) -> str:
@@ -90,24 +96,33 @@ def source() -> str:
 
 
 def _function(number: int, name: str, row: Row) -> str:
-    parameters = [f"a{i}" for i in range(len(row.arguments))]
-    declared, passed = ", ".join(f"void *{each}" for each in parameters), ", ".join(parameters)
-    types = ", ".join("void *" for _ in parameters)
+    names = [f"a{i}" for i in range(len(row.arguments))]
+    values = [row.of_c and _is_value(each, row) for each in row.arguments]
+    kinds = ["int " if value else "void *" for value in values]
+    declared = ", ".join(f"{kind}{each}" for kind, each in zip(kinds, names, strict=True))
+    types, passed = ", ".join(kind.strip() for kind in kinds), ", ".join(names)
+    addresses = ", ".join(f"&{each}" if value else each for value, each in zip(values, names, strict=True))
     asks = " || ".join(f"INTEGER(a{row.arguments.index(each)}) == -1" for each in row.sizes)
     call = f"served({number}, {row.volume}, arguments)"
+    symbol = f"C{name}" if row.of_c else f"{name}_"
     return f"""
-void {name}_({declared}) {{
+void {symbol}({declared}) {{
     static void (*own)({types});
-    void *arguments[] = {{{passed}}};
+    void *arguments[] = {{{addresses}}};
     if ({f"!({asks}) && " if asks else ""}{call}) return;
-    if (!own) own = (void (*)({types}))next("{name}_");
+    if (!own) own = (void (*)({types}))next("{symbol}");
     own({passed});
 }}"""
 
 
+def _is_value(name: str, row: Row) -> bool:
+    """Return whether C passes an argument as a value: all but arrays, descriptors and letters."""
+    return not (name in (*row.matrices, "uplo", "diag") or name.startswith("desc"))
+
+
 _HEAD = r"""
-/* Made by pblasmp.preload.source. PBLAS and factorisations for LD_PRELOAD: large calls go to pblasmp, in a Python in
-   the process, all others to the program's own library. To be loaded it needs neither Python nor MPI. */
+/* Made by pblasmp.preload.source. PBLAS, factorisations and moves for LD_PRELOAD: large calls go to pblasmp, in a
+   Python in the process, all others to the program's own library. To be loaded it needs neither Python nor MPI. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <dlfcn.h>
