@@ -342,9 +342,10 @@ def gather_on(
 def _cast(comm: Communicator, call: str, number: int, values: Sequence[float]) -> tuple[bool, Any]:
     """Return whether all ranks have voted for the same number, and their votes on the board. Collective."""
     if comm.board is not None:
-        place, posted = comm.channel.next_agreement(call), comm.board.vote(number, values)
-        if not posted.Test():
-            comm.wait(posted, place)
+        comm.channel.begin_agreement()
+        posted = comm.board.vote(number, values)
+        if not posted.soon(patient=comm.patient):
+            comm.wait(posted, comm.channel.place(call))
         if posted.unanimous(number):
             return True, posted
     else:

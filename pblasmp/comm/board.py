@@ -28,6 +28,7 @@ __all__ = ["Board", "make_boards"]
 
 _LINE = 8  # integers: a cache line for each rank
 _TOLD = 4  # where in a line the values begin that a vote tells
+_SOON = 60  # polls before a wait goes on as other waits do, which look for notes
 _ORDERED = ("x86_64", "AMD64")  # on other processors, ranks might see the count before the values
 _BUSY_SECONDS = 1e-3  # that a wait only yields the core
 _NAP_SECONDS = 0.01  # longest sleep of a rank that nobody wakes: notes may have to be read
@@ -42,16 +43,18 @@ class Board:
     A rank begins a reduction when its previous one is done; a rank that gives up a reduction breaks the context.
 
     Args:
-        lines: what the ranks share, of shape (2, ranks, 8) and zero at first.
+        lines: what the ranks share, of shape (2, ranks + 1, 8) and zero at first. The last line of a set is not a
+            rank's: it says in which reduction ranks sleep.
         rank: this rank's number.
         processes: those of all ranks.
     """
 
     def __init__(self, lines: NDArray[np.int64], rank: int, processes: Sequence[Process]) -> None:
         self._lines, self._rank, self._processes = lines, rank, processes
+        self._size = lines.shape[1] - 1
         self._count = 0
         base, (half, line, _) = lines.ctypes.data, lines.strides
-        self._words = [[base + i * half + rank * line for rank in range(lines.shape[1])] for i in (0, 1)]
+        self._words = [[base + i * half + rank * line for rank in range(self._size)] for i in (0, 1)]
         self._numbers = lines.reshape(-1).data  # the same integers; faster for one at a time
         self._reals: Any = lines.view(np.float64).reshape(-1).data  # the same bytes
 
@@ -63,10 +66,14 @@ class Board:
         """Start writing at most 7 values of each rank into the rows of ``out``. Collective."""
         return self._post(values, out)
 
+    def meet(self) -> _Posted:
+        """Start a reduction of nothing: it is done once every rank has come. Collective."""
+        return self._announce(None)
+
     def vote(self, number: int, values: Sequence[float] = ()) -> _Posted:
         """Start ``imax`` of ``~number``, ``number`` and 0; at most 4 values of each rank are told, too. Collective."""
-        half = (self._count + 1) % 2
-        mine, numbers = (half * len(self._words[0]) + self._rank) * _LINE, self._numbers
+        mine = ((self._count + 1) % 2 * (self._size + 1) + self._rank) * _LINE
+        numbers = self._numbers
         numbers[mine + 1], numbers[mine + 2], numbers[mine + 3] = ~number, number, 0
         for i, value in enumerate(values, mine + _TOLD):
             self._reals[i] = value
@@ -81,42 +88,30 @@ class Board:
     def _announce(self, out: NDArray[np.int64] | None) -> _Posted:
         """Tell the other ranks that this one's values are there."""
         self._count = count = self._count + 1
-        half = count % 2
-        words = self._words[half]
-        first = half * len(words) * _LINE
-        self._numbers[first + self._rank * _LINE] = count  # last: a rank that sees it also sees the values
-        futex.wake(words[self._rank])
-        return _Posted(self._lines[half], self._numbers, first, count, out, self._processes, words)
+        half, size, numbers = count % 2, self._size, self._numbers
+        first = half * (size + 1) * _LINE
+        numbers[first + self._rank * _LINE] = count  # last: a rank that sees it also sees the values
+        # A rank that falls asleep at this moment may be missed: it wakes up after a nap.
+        if numbers[first + size * _LINE] == count:
+            futex.wake(self._words[half][self._rank])
+        return _Posted(self, first, count, out)
 
 
 class _Posted:
     """A reduction that has begun, with the interface of the requests of mpi4py and of process groups."""
 
-    __slots__ = (
-        "_at", "_count", "_done", "_end", "_lines", "_next_look", "_numbers", "_out", "_processes", "_since", "_words",
-    )  # fmt: skip
+    __slots__ = ("_at", "_board", "_count", "_done", "_end", "_first", "_next_look", "_out", "_since")
 
-    def __init__(
-        self,
-        lines: NDArray[np.int64],
-        numbers: memoryview,
-        first: int,
-        count: int,
-        out: NDArray[np.int64] | None,
-        processes: Sequence[Process],
-        words: Sequence[int],
-    ) -> None:
-        self._words = words  # the addresses of the ranks' counts
-        self._lines, self._numbers, self._count, self._out = lines, numbers, count, out
+    def __init__(self, board: Board, first: int, count: int, out: NDArray[np.int64] | None) -> None:
+        self._board, self._first, self._count, self._out = board, first, count, out
         self._at = first  # where the count is of the first rank that has not arrived
-        self._end = first + len(words) * _LINE
-        self._processes = processes
+        self._end = first + board._size * _LINE
         self._done = False
         self._since = 0.0
         self._next_look = _LOOK_SECONDS
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
-        at, end, numbers, count = self._at, self._end, self._numbers, self._count
+        at, end, numbers, count = self._at, self._end, self._board._numbers, self._count
         while at < end and numbers[at] == count:
             at += _LINE
         self._at = at
@@ -126,32 +121,46 @@ class _Posted:
             self._done = True
         return self._done
 
+    def soon(self, *, patient: bool) -> bool:
+        """Return whether it is done, perhaps after a moment; ``patient`` leaves the core to other ranks meanwhile."""
+        at, end, numbers, count = self._at, self._end, self._board._numbers, self._count
+        for _ in range(_SOON):
+            while numbers[at] == count:
+                at += _LINE
+                if at == end:
+                    return self.Test()
+            if patient:
+                os.sched_yield()
+        return self.Test()
+
     def write(self, out: NDArray[np.int64]) -> None:
         """Write the result, once it is done."""
+        lines = self._board._lines[self._count % 2, :-1]
         if out.ndim == 2:
-            out[...] = self._lines[:, 1 : 1 + out.shape[1]]
+            out[...] = lines[:, 1 : 1 + out.shape[1]]
         elif out.size:
-            np.maximum.reduce(self._lines[:, 1 : 1 + out.size], axis=0, out=out)
+            np.maximum.reduce(lines[:, 1 : 1 + out.size], axis=0, out=out)
 
     def told(self, count: int) -> list[list[float]]:
         """Return the values that the ranks have told with their votes, once it is done: a list for each rank."""
-        reals = self._lines.view(np.float64)
-        return reals[:, _TOLD : _TOLD + count].tolist()  # type: ignore[no-any-return]
+        reals = self._board._reals
+        return [reals[at : at + count].tolist() for at in range(self._first + _TOLD, self._end, _LINE)]
 
     def unanimous(self, number: int) -> bool:
         """Return whether every rank has voted for a number, once it is done."""
-        numbers = self._numbers
-        for at in range(self._end - len(self._words) * _LINE, self._end, _LINE):
-            if numbers[at + 2] != number or numbers[at + 3]:
-                return False
-        return True
+        numbers = self._board._numbers
+        votes = numbers[self._first + 2 : self._end : _LINE].tolist()
+        return votes.count(number) == len(votes) and not any(numbers[self._first + 3 : self._end : _LINE])
 
     def sleep(self) -> None:
         """Sleep until another rank arrives, but not for long."""
         if self._at < self._end:
-            last = self._numbers[self._at]
+            board = self._board
+            board._numbers[self._end] = self._count
+            last = board._numbers[self._at]
             if last != self._count:
-                futex.sleep_while(self._words[(self._at - self._end) // _LINE], last, _NAP_SECONDS)
+                word = board._words[self._count % 2][(self._at - self._first) // _LINE]
+                futex.sleep_while(word, last, _NAP_SECONDS)
 
     def pause(self) -> None:
         """Yield the core, and sleep if the wait is long. Notice ranks that have ended, in case no launcher does.
@@ -169,8 +178,10 @@ class _Posted:
         if waited < self._next_look:
             return
         self._next_look = waited + _LOOK_SECONDS
-        for rank, (number, began) in enumerate(self._processes):
-            if _began(number) != began and self._lines[rank, 0] != self._count:  # it may arrive and then end
+        board = self._board
+        for rank, (number, began) in enumerate(board._processes):
+            arrived = board._numbers[self._first + rank * _LINE] == self._count
+            if _began(number) != began and not arrived:  # it may arrive and then end
                 raise ClosedError(f"rank {rank} has ended")
 
     def __bool__(self) -> bool:
@@ -186,7 +197,7 @@ def make_boards(comm: Communicator, number: int) -> list[Board] | list[None]:
     everyones: list[tuple[bool, Process]] = comm.allgather((able, me))
     if not all(able for able, _ in everyones):
         return [None] * number
-    shape = number, 2, comm.size, _LINE
+    shape = number, 2, comm.size + 1, _LINE
     nbytes = 8 * math.prod(shape)
     memory = SharedMemory(comm, nbytes)
     if memory.why_not:

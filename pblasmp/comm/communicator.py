@@ -73,6 +73,9 @@ class Votes(Protocol):
     def gather(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request:
         """Start writing at most 7 integers of each rank into the rows of ``out``. Collective."""
 
+    def meet(self) -> Any:
+        """Start a reduction of nothing: it is done once every rank has come. Collective."""
+
 
 @runtime_checkable
 class Communicator(Protocol):

@@ -181,7 +181,15 @@ class SideChannel:
 
     def next_agreement(self, call: str) -> Meeting:
         """Return the place at which a rank waits in the agreement that it begins now."""
+        self.begin_agreement()
+        return self.place(call)
+
+    def begin_agreement(self) -> None:
+        """Begin an agreement; ``place`` is where this rank waits in it."""
         self._agreements += 1
+
+    def place(self, call: str) -> Meeting:
+        """Return the place at which a rank waits in the agreement that it has begun last."""
         return Meeting(self._members, self._index, self._agreements, f"{call} ({self.name})")
 
     def until(

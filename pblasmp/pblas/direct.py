@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from .. import vector_calls
 from ..calls import number
 from ..dtypes import element_type
-from ..engines.direct import Asked, Held, Part, Pattern, pattern_at
+from ..engines.direct import Asked, Held, Part, Pattern, host_address, pattern_at
 from ..engines.direct.spans import Span
 from ..engines.direct.sub_matrix import in_first_column
 from .arguments import Faults
@@ -22,7 +23,7 @@ from .operands import entries
 __all__ = ["DirectForm"]
 
 _INTEGER = {int}
-_REMEMBERED = 1024  # layouts of a grid
+_REMEMBERED = 1024  # layouts of a grid, and calls
 
 
 class _Layout:
@@ -42,7 +43,7 @@ class _Layout:
 
     def held(self, array: NDArray[Any]) -> Held | None:
         """Return a local array as direct calls take it; None if there is something to say about it."""
-        address = array.__array_interface__["data"][0]
+        address = host_address(array)
         key = address, array.shape, array.strides
         if key not in self._known:
             if len(self._known) >= _REMEMBERED:
@@ -148,6 +149,20 @@ class _Arguments:
         return None if layout is None or held is None else (array, desc, layout, held)
 
 
+class _Known(NamedTuple):
+    """A call that has been legal, and was made.
+
+    Attributes:
+        grid: its process grid.
+        asked: what the engine was asked for.
+        in_column: whether this rank is in the process column of a vector.
+    """
+
+    grid: ProcessGrid
+    asked: Asked
+    in_column: bool
+
+
 def _holds_a_number(given: Any) -> bool:
     """Return whether a number can be written to an argument. Local."""
     return type(given) is np.ndarray and given.size == 1 and given.flags.writeable
@@ -216,6 +231,9 @@ class DirectForm:
         a, b, c, d = (order.index(passes[x]) if x in passes else -1 for x in "abcd")
         self._passes = a, b, c, d  # -1: None
         self._numbers = [at[name] for name in numbers]
+        apart = {at[name] for x in shapes for name in (x, f"desc{x}")} | {*self._numbers}
+        self._plain = itemgetter(*(i for i in range(len(names)) if i not in apart))
+        self._places = [(i, i + 3, written) for i, _, _, _, written in self._matrices]
 
     def run(self, args: Sequence[Any]) -> Any:
         """Compute a call; return True, or the numbers that it makes.
@@ -232,6 +250,55 @@ class DirectForm:
         direct = ctx.direct
         if direct is None or ctx.engine.xp is not np or ctx.control.gone():
             return None  # on GPUs local arrays may have to be copied there first
+        key = self._key(args)
+        known: _Known | None = None if key is None else grid.calls.get(key)
+        if known is None:
+            asked = self._asked(grid, args)
+            if asked is None:
+                return None
+            of_b = asked.b
+            known = _Known(
+                grid, asked, in_first_column(asked.a) or (of_b is not None and in_first_column(of_b))
+            )
+        else:
+            asked = known.asked
+        if self._numbers and not all(args[i] is None or _holds_a_number(args[i]) for i in self._numbers):
+            return None
+        ctx.check_open()
+        done = direct.reduce(ctx.control, asked) if self._numbers else direct.run(ctx.control, asked)
+        if done is None or done is False:
+            return done
+        if key is not None:
+            if len(grid.calls) >= _REMEMBERED:
+                grid.calls.clear()
+            grid.calls[key] = known
+        return self._told(args, known, done) if self._numbers else True
+
+    def _key(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
+        """Return what all of the call depends on but values in arrays, and where numbers go; None if that is more.
+
+        Calls of one key are equally legal.
+        """
+        plain = self._plain(args)
+        key = [self, plain, *map(type, plain)]
+        dtype = self._dtype
+        try:
+            for at, desc_at, written in self._places:
+                array, desc = args[at], args[desc_at]
+                if type(array) is not np.ndarray or array.dtype is not dtype:
+                    return None
+                if written and not array.flags.writeable:
+                    return None
+                of = desc.tobytes() if type(desc) is np.ndarray else tuple(desc)
+                key += host_address(array), array.shape, array.strides, of
+            found = tuple(key)
+            hash(found)
+        except TypeError:  # what should be a descriptor or a number is none
+            return None
+        return found
+
+    def _asked(self, grid: ProcessGrid, args: Sequence[Any]) -> Asked | None:
+        """Return what the engine is asked for; None if there is something to say about the arguments. Local."""
         words = self._words.copy()
         for i, place, letters in self._options:
             value = args[i]
@@ -246,7 +313,6 @@ class DirectForm:
         beta = self._no_beta if self._beta is None else number(args[self._beta], self._letter, self._real[1])
         if not alpha or beta is None:
             return None
-        ctx.check_open()
         parts = self._parts(grid, args)
         if parts is None:
             return None
@@ -255,28 +321,21 @@ class DirectForm:
         assert of_a is not None
         assert of_d is not None
         side, uplo, op_a, op_b, diag = words
-        asked = Asked(
+        return Asked(
             self._full, self._routine, of_a, parts[b], parts[c], of_d, False, side, uplo, op_a, op_b, diag, alpha, beta
         )  # fmt: skip
-        if not self._numbers:
-            return direct.run(ctx.control, asked)
-        if not all(args[i] is None or _holds_a_number(args[i]) for i in self._numbers):
-            return None
-        return self._told(args, asked, direct.reduce(ctx.control, asked))
 
-    def _told(self, args: Sequence[Any], asked: Asked, found: Any) -> Any:
+    def _told(self, args: Sequence[Any], known: _Known, found: Any) -> Any:
         """Return the numbers as the caller gets them, and write them. Local.
 
         Processes that have no part of the process row or column of a vector get 0.
         """
-        if found is None or found is False:
-            return found
         typed = vector_calls.typed(self._dtype, self._routine, found)
         numbers: list[Any] = [*typed] if isinstance(typed, tuple) else [typed]
         if len(numbers) > 1:
-            _, i, j, _, _, is_row = asked.a
+            _, i, j, _, _, is_row = known.asked.a
             numbers[1] += (j if is_row else i) + 1
-        if not (in_first_column(asked.a) or (asked.b is not None and in_first_column(asked.b))):
+        if not known.in_column:
             numbers = [type(each)(0) for each in numbers]
         for at, each in zip(self._numbers, numbers, strict=True):
             if args[at] is not None:

@@ -46,6 +46,7 @@ class ProcessGrid:
         grid: how they are arranged.
         parent: the Context that gridinit was given, which closes this when it closes.
         layouts: what direct calls know of descriptors.
+        calls: what they know of calls made before.
     """
 
     number: int
@@ -53,6 +54,7 @@ class ProcessGrid:
     grid: Grid
     parent: Context | None
     layouts: dict[Any, Any] = field(default_factory=dict, repr=False)
+    calls: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def close(self) -> None:
         """Forget the number, and close the context if gridinit made it. Collective over the grid."""

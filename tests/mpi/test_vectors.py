@@ -142,8 +142,8 @@ def by_one_vote(comm):
     rows = pblas.numroc(n, block, row, 0, 2)
     desc, column = (pblas.descinit(n, k, block, block, 0, 0, ictxt, rows) for k in (n, 1))
     whole, x, y = (numbers(rng, shape, "float64") for shape in ((n, n), (n, 1), (n, 1)))
-    ranks = pblas.grids.of_number(ictxt).context.comm
-    wait, waits = ranks.wait, []
+    ranks = pblas.grids.of_number(ictxt).context.engine.transport
+    fence, waits = ranks.fence, []
     at = [(np.arange(n) // block) % 2 == p for p in (row, col)]
     a = np.asfortranarray(whole[at[0]][:, at[1]])
     of_x, of_y = (np.asfortranarray(z[at[0]][:, : 1 - col]) for z in (x, y))
@@ -213,9 +213,9 @@ def by_one_vote(comm):
                 y = expected[name]()
                 same_here = (of_y == y[at[0]][:, : 1 - col]).all()
             yield name, None if same_here else "another result"
-        ranks.wait = lambda *given: waits.append(given) or wait(*given)
+        ranks.fence = lambda: waits.append(1) or fence()
         pblas.pdgemv(*calls["pdgemv T"]())
-        ranks.wait = wait
+        ranks.fence = fence
         waited = len(waits) == (col == 0) and (of_y == expected["pdgemv T"]()[at[0]][:, : 1 - col]).all()
         yield "who gets no part of y does not wait for the others'", None if waited else f"{len(waits)} waits"
         yield from _small_calls(n, (of_x, column), (of_y, column), (x, y), at[0], col)
@@ -233,6 +233,66 @@ def by_one_vote(comm):
     yield "looked closer", str(looked) if looked else None
     most = 8 * n * (1 + 2) + 64 * 8  # x, and two partial sums of each element
     yield "shared memory", None if needed and max(needed) <= most else f"{needed}, at most {most}"
+
+
+def known_calls(comm):
+    """What has changed since the same call is noticed, on whichever rank."""
+    n, block = 64, 8
+    ictxt = pblas.gridinit(None, "Row", 2, 2, engine="host")
+    ctx = pblas.grids.of_number(ictxt).context
+    _, _, row, col = pblas.gridinfo(ictxt)
+    rows = pblas.numroc(n, block, row, 0, 2)
+    desc = pblas.descinit(n, 1, block, block, 0, 0, ictxt, rows)
+    x, y = (np.full((rows, 1 - col), value, order="F") for value in (3.0, 2.0))
+    spare = np.full((rows, 1 - col), 5.0, order="F")
+    here, last = col == 0, comm.rank == 3
+
+    def dot(n=n, x=x, desc=desc):
+        return pblas.pddot(n, None, x, 1, 1, desc, 1, y, 1, 1, desc, 1)
+
+    def scaled(x=x, alpha=2.0):
+        pblas.pdscal(n, alpha, x, 1, 1, desc, 1)
+
+    for _ in range(3):
+        found = dot()
+        yield "again", None if found == 6.0 * n * here else f"{found}"
+    x[...] = 4
+    yield "other values", None if dot() == 8.0 * n * here else "the old ones"
+    yield "another array", None if dot(x=spare) == 10.0 * n * here else "the old one"
+    for what, given in (
+        ("a float for n", {"n": 64.0}), ("True for n", {"n": True}), ("too many", {"n": n + 1}),
+        ("another type", {"x": np.asfortranarray(x, np.float32)}), ("short", {"x": x[: rows - 1]}),
+        ("a descriptor of floats", {"desc": [*desc[:8], rows + 0.5]}),
+    ):  # fmt: skip
+        if what == "short" and not here:
+            given = {}
+        yield what, agreed_error(ctx, pblas.ParameterError, [], partial(dot, **given))
+    yield "one n", agreed_error(ctx, pb.RankMismatchError, ["n:"], partial(dot, n=n - last))
+    for _ in range(3):
+        scaled()
+    x.flags.writeable = not last
+    yield "read-only", agreed_error(ctx, pblas.ParameterError, ["read-only"], scaled)
+    x.flags.writeable = True
+    yield "one alpha", agreed_error(ctx, pb.RankMismatchError, ["alpha"], partial(scaled, alpha=2.0 + last))
+    yield "written once a call", None if (x == 32).all() else f"{x}"
+    desc[2] -= 1
+    yield "the descriptor changes in place", agreed_error(ctx, pblas.ParameterError, [], dot)
+    desc[2] += 1
+    before = x.ctypes.data
+    x.resize((64 * rows, 1 - col), refcheck=False)
+    x[...] = 1
+    moved = x.ctypes.data != before
+    yield "the array moves", None if dot() == 2.0 * n * here else f"the old place is read, {moved}"
+    pblas.gridexit(ictxt)
+    yield "the grid is gone", None if _raises(pblas.ParameterError, dot) else "no error"
+
+
+def _raises(kind, call):
+    try:
+        call()
+    except kind:
+        return True
+    return False
 
 
 def _small_calls(n, of_x, of_y, values, at, col):
@@ -419,4 +479,5 @@ def others(comm):
     yield from mistakes(comm)
     yield from what_moves(comm)
     yield from by_one_vote(comm)
+    yield from known_calls(comm)
     yield from without_plans(comm)

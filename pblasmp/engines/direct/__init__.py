@@ -5,6 +5,9 @@ A *direct call* is computed at once, without a problem, a choice of algorithms a
 everything that it needs to know about a sub-matrix is a few integers, so that a call on a new one costs little.
 """
 
+from .addresses import host_address
 from .asked import FAMILIES, Asked, Direct, Held, Part, Pattern, alias, pattern_at, pattern_of
 
-__all__ = ["FAMILIES", "Asked", "Direct", "Held", "Part", "Pattern", "alias", "pattern_at", "pattern_of"]
+__all__ = [
+    "FAMILIES", "Asked", "Direct", "Held", "Part", "Pattern", "alias", "host_address", "pattern_at", "pattern_of",
+]  # fmt: skip

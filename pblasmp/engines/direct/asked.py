@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ...dtypes import element_type
 from ...layout import Grid, MatrixDescriptor
+from .addresses import host_address
 from .spans import Axes
 
 __all__ = ["FAMILIES", "Asked", "Direct", "Held", "Part", "Pattern", "alias", "pattern_at", "pattern_of"]
@@ -69,10 +70,8 @@ class Held:
     @classmethod
     def of(cls, pattern: Pattern, array: Any) -> Held | None:
         """Return a matrix over a local array; None if direct calls do not take it. Local."""
-        if type(array) is np.ndarray:
-            address = array.__array_interface__["data"][0]
-        else:  # CuPy's
-            address = getattr(array.data, "ptr", None)
+        is_numpys = type(array) is np.ndarray  # else CuPy's
+        address = host_address(array) if is_numpys else getattr(array.data, "ptr", None)
         if address is None or array.dtype != pattern.dtype or array.ndim != 2:
             return None
         rows, cols = array.shape

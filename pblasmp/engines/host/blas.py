@@ -34,10 +34,13 @@ __all__ = ["gemm", "library_name", "load", "trsm"]
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 _INT_MAX = 2**31 - 1
 _POINTERS = {
+    "dot": 5, "sdot": 5, "asum": 3, "scal": 4, "copy": 5, "swap": 5, "axpy": 6,
+    "ger": 9, "geru": 9, "gerc": 9, "syr": 7, "her": 7, "syr2": 9, "her2": 9,
     "gemv": 11, "symv": 10, "hemv": 10, "trmv": 8, "trsv": 8,
     "gemm": 13, "trsm": 11, "trmm": 11, "symm": 12, "hemm": 12, "syrk": 10, "herk": 10, "syr2k": 12, "her2k": 12,
     "potrf": 5, "getrf": 6, "laswp": 7, "geqrt3": 7, "larft": 9,
 }  # fmt: skip
+_NUMBERS = {"dot", "sdot", "asum"}  # those that return a number, here in double precision: ddot, dsdot, dasum
 _LAPACK = {"potrf", "getrf", "laswp", "geqrt3", "larft"}
 
 
@@ -75,13 +78,14 @@ def threads_set_by_user() -> set[str]:
 
 
 @functools.cache
-def load(library: str, letter: str, routine: str = "gemm") -> Callable[..., None]:
+def load(library: str, letter: str, routine: str = "gemm") -> Callable[..., Any]:
     """Return a Fortran routine of a local BLAS or of its LAPACK as a C function of pointers. Local.
 
     Raises:
         LibraryNotFoundError: MKL was asked for and is not installed.
     """
-    prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * _POINTERS[routine])
+    result = ctypes.c_double if routine in _NUMBERS else None
+    prototype = ctypes.CFUNCTYPE(result, *[ctypes.c_void_p] * _POINTERS[routine])
     if library == "mkl":
         return prototype((f"{letter}{routine}_", _mkl()))
     capsule = _cython("lapack" if routine in _LAPACK else "blas").__pyx_capi__[f"{letter}{routine}"]

@@ -23,7 +23,6 @@ __all__ = ["HostTransport"]
 
 Array = NDArray[Any]
 
-_NOTHING = np.empty(0, np.int64)
 _REMEMBERED = 64  # exchange plans: repeated products are not planned anew
 
 
@@ -79,10 +78,13 @@ class HostTransport(Room):
 
     def fence(self) -> None:
         """Wait until every rank has written what its node shares. Collective."""
-        if self._comm.board is None:
-            self._comm.barrier()
-        else:
-            self._comm.wait(self._comm.board.imax(_NOTHING, _NOTHING))
+        comm = self._comm
+        if comm.board is None:
+            comm.barrier()
+            return
+        posted = comm.board.meet()
+        if not posted.soon(patient=comm.patient):
+            comm.wait(posted)
 
     def arrive(self) -> None:
         """Take part in a ``fence`` of the other ranks without waiting for them, if this one reads nothing. Local.
@@ -90,7 +92,7 @@ class HostTransport(Room):
         The ranks vote by a board, and do so before any of them meets again.
         """
         assert self._comm.board is not None
-        self._comm.board.imax(_NOTHING, _NOTHING)
+        self._comm.board.meet()
 
     def buffer(self, name: str, nbytes: int, *, shared: bool) -> NDArray[np.uint8]:
         """Return at least ``nbytes`` of the buffer ``name``. Collective over the node if ``shared``."""

@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["joined", "root", "squares"]
+__all__ = ["PLAIN", "joined", "root", "squares"]
 
 _SAFE = 2.0**-400, 2.0**400  # squares in between, and sums of them, neither underflow nor overflow
-_PLAIN = 2.0**-800, 2.0**1000  # sums of squares in between have lost nothing
+PLAIN = 2.0**-800, 2.0**1000
+"""Sums of squares in between have lost nothing."""
 
 Scaled = tuple[int, float]
 """``(e, s)``: s times 4 to the e."""
@@ -24,7 +25,7 @@ def squares(xp: Any, values: Any) -> Scaled:
     """
     parts = (values.real, values.imag) if values.dtype.kind == "c" else (values,)
     total = math.fsum(_plain(xp, part) for part in parts)
-    if _PLAIN[0] < total < _PLAIN[1]:
+    if PLAIN[0] < total < PLAIN[1]:
         return 0, total
     largest = max((float(xp.abs(part).max()) for part in parts), key=lambda x: (math.isnan(x), x))
     if not math.isfinite(largest):
@@ -43,6 +44,8 @@ def _plain(xp: Any, part: Any) -> float:
 
 def joined(sums: list[Scaled]) -> Scaled:
     """Return the sum of some ``(e, s)``, as one. Local."""
+    if not any(e for e, _ in sums):
+        return 0, math.fsum(s for _, s in sums)
     exponent = max((e for e, s in sums if s), default=0)
     return exponent, math.fsum(math.ldexp(s, 2 * (e - exponent)) for e, s in sums)
 

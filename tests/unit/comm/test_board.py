@@ -195,20 +195,20 @@ def test_lines_are_a_cache_line_each(size):
     def work(comm):
         [mine] = make_boards(comm, 1)
         assert mine._lines.ctypes.data % 64 == 0
-        assert mine._lines.strides == (size * 64, 64, 8)
+        assert mine._lines.strides == ((size + 1) * 64, 64, 8)
         return reduced(mine, [comm.rank] * 7, np.empty(7, np.int64))
 
     assert on_ranks(size, work) == [[size - 1] * 7] * size
 
 
 def test_more_values_than_a_line_holds_are_refused():
-    mine = Board(np.zeros((2, 1, 8), np.int64), 0, [])
+    mine = Board(np.zeros((2, 2, 8), np.int64), 0, [])
     with pytest.raises(ValueError, match="could not broadcast"):
         mine.imax(np.zeros(8, np.int64), np.empty(8, np.int64))
 
 
 def test_counts_beyond_32_bits():
-    mine = Board(np.zeros((2, 1, 8), np.int64), 0, [])
+    mine = Board(np.zeros((2, 2, 8), np.int64), 0, [])
     mine._count = 2**32 - 2
     assert [reduced(mine, [turn], np.empty(1, np.int64)) for turn in range(4)] == [[0], [1], [2], [3]]
 
@@ -249,7 +249,7 @@ def pauses(request):
 @pytest.mark.parametrize("reaped", [False, True])
 def test_a_rank_that_has_ended_is_noticed(reaped):
     """Rank 1 is a child that posts one reduction of two; it is noticed as soon as it has ended."""
-    lines = np.frombuffer(mmap.mmap(-1, 2 * 2 * 64), np.int64).reshape(2, 2, 8)
+    lines = np.frombuffer(mmap.mmap(-1, 2 * 3 * 64), np.int64).reshape(2, 3, 8)
     nothing = np.empty(0, np.int64)
     hold, let_go = os.pipe()
     child = os.fork()

@@ -58,7 +58,7 @@ class HostDirect:
         self._able = self._single or (len(transport.nodes) == 1 and not transport.why_not_shared)
         self.sets = SlabSets(self._reserve, _LEAST, MOST)
         self._memory: list[tuple[Array, int]] = []  # the two sets of slabs and their addresses
-        self._functions: dict[tuple[str, str], Callable[..., None]] = {}
+        self._functions: dict[tuple[str, str], Callable[..., Any]] = {}
         # By set of slabs; None for a call that is not for direct calls.
         self._programs: tuple[dict[Asked, Program | None], ...] = {}, {}
         self._reducers: dict[Asked, Reducer] = {}
@@ -134,7 +134,7 @@ class HostDirect:
         finally:
             channel.end_turn()
 
-    def _function(self, letter: str, routine: str) -> Callable[..., None]:
+    def _function(self, letter: str, routine: str) -> Callable[..., Any]:
         found = self._functions.get((letter, routine))
         if found is None:
             found = self._functions[letter, routine] = blas.load(self._library, letter, routine)
@@ -164,7 +164,7 @@ class HostDirect:
         return program
 
     def _new_reducer(self, asked: Asked) -> Reducer:
-        reducer = Reducer(asked, single=self._single)
+        reducer = Reducer(asked, self._function, single=self._single)
         if self._comes_again(asked, 1):
             self._reducers[asked] = reducer
         return reducer

@@ -13,7 +13,7 @@ from ...direct.blas_form import factors_of_product, moved_in_place, old_values
 from ...direct.spans import Span, spread, whole_span
 from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, stays
 from .program import Preparation
-from .slabs import Factor, SharedSlabs, Step, Steps, integer, scalar
+from .slabs import Factor, SharedSlabs, Step, Steps, along, integer, scalar
 
 __all__ = ["added", "collected", "copied", "gemm", "matmul", "quietly", "side_by_side"]
 
@@ -38,13 +38,16 @@ def gemm(
         return _gemv(call, m, k, alpha, x, y, beta, d.at, 1)
     if k and m == 1 and not (x.conjugated or y.conjugated):
         return _gemv(call, n, k, alpha, y, x, beta, d.at, d.ld)
+    if k == 1 and not x.conjugated and beta == scalar(1, call.letter):
+        name = "ger" if call.letter in "sd" else "gerc" if y.conjugated else "geru"
+        arguments = integer[m], integer[n], alpha, *along(x), *along(y), d.at, integer[d.ld]
+        return call.function(name), arguments
     of_x = b"N" if x.by_columns else b"C" if x.conjugated else b"T"
     of_y = b"N" if not y.by_columns else b"C" if y.conjugated else b"T"
-    arguments = (
+    return call.function("gemm"), (
         of_x, of_y, integer[m], integer[n], integer[k],
         alpha, x.at, integer[x.ld], y.at, integer[y.ld], beta, d.at, integer[d.ld],
     )  # fmt: skip
-    return call.function("gemm"), arguments
 
 
 def _gemv(
@@ -211,6 +214,10 @@ def added(call: Preparation) -> Callable[[], Steps]:
     def compute() -> Steps:
         if not to.active:
             return []
+        if to.cols.extent == 1 and old is to and not (x.conjugated and slabs is None):
+            steps = _added_column(call, x if slabs is None else call.slab(slabs, to.row, to.col), to)
+            if steps:
+                return steps
         d = to.local()
         of = x.local() if slabs is None else call.slab_array(slabs, to.row, to.col)
         c = d if old is to else old.local()
@@ -220,6 +227,18 @@ def added(call: Preparation) -> Callable[[], Steps]:
         return [(quietly, (_sum, call.operations, d, asked.alpha, of, asked.beta, c, conjugate))]
 
     return compute
+
+
+def _added_column(call: Preparation, x: Factor | SubMatrix, to: SubMatrix) -> Steps:
+    """Return the steps of the BLAS that write ``alpha x``, or add it to D; none if D is to be scaled, too."""
+    asked, m = call.asked, integer[to.m]
+    alpha, of_d = scalar(asked.alpha, call.letter), along(to)
+    if asked.beta == 1:
+        return [(call.function("axpy"), (m, alpha, *along(x), *of_d))]
+    if asked.beta != 0:
+        return []
+    scaled: Steps = [] if asked.alpha == 1 else [(call.function("scal"), (m, alpha, *of_d))]
+    return [(call.function("copy"), (m, *along(x), *of_d)), *scaled]
 
 
 def _alike(x: Any, y: Any) -> bool:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...direct import Asked
 from ...direct.spans import Span
@@ -60,7 +60,7 @@ class Preparation:
     def __init__(
         self,
         asked: Asked,
-        load: Callable[[str, str], Callable[..., None]],
+        load: Callable[[str, str], Callable[..., Any]],
         operations: Operations,
         transport: Transport,
     ) -> None:
@@ -74,7 +74,7 @@ class Preparation:
         self._staged: list[SharedSlabs] = []
         self._memory: tuple[Array, int] | None = None
 
-    def function(self, routine: str) -> Callable[..., None]:
+    def function(self, routine: str) -> Callable[..., Any]:
         """Return a routine of the BLAS for the call's type."""
         return self._load(self.letter, routine)
 

@@ -14,7 +14,7 @@ from ....layout.intersection import Piece, Stretch, parts_to_copy
 from ...direct.spans import Span, spread
 from ...direct.sub_matrix import SubMatrix
 
-__all__ = ["Factor", "SharedSlabs", "Step", "Steps", "integer", "real", "scalar"]
+__all__ = ["Factor", "SharedSlabs", "Step", "Steps", "along", "integer", "real", "scalar"]
 
 Array = NDArray[Any]
 Step = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -69,6 +69,11 @@ class Factor:
     def below(self, i: int, item: int) -> Factor:
         """Return its rows from ``i`` on; ``item`` is the size of an element."""
         return Factor(self.at + i * item * (1 if self.by_columns else self.ld), self.by_columns, self.ld)
+
+
+def along(x: Factor | SubMatrix) -> tuple[int, bytes]:
+    """Return where a column begins and how far apart its elements are, as BLAS takes it. Local."""
+    return x.at, integer[1 if x.by_columns else x.ld]
 
 
 class SharedSlabs:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...direct.blas_form import old_values, sided_words
+from ...direct.blas_form import MIRRORED, old_values, sided_words
 from ...direct.spans import Span, whole_span
 from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, same_elements, same_rank
 from .in_place import multiplied_in_place
 from .local_triangle import Triangular
 from .products import copied
 from .program import Preparation
-from .slabs import SharedSlabs, Steps, integer, scalar
+from .slabs import SharedSlabs, Step, Steps, along, integer, scalar
 
 __all__ = ["sided", "triangular"]
 
@@ -84,8 +84,17 @@ def sided(call: Preparation) -> Callable[[], Steps]:
         if _FEW * to.cols.extent > to.rows.extent:
             raise UnfitError
         return multiplied_in_place(call, x, to)
-    name, side, uplo, m, n = sided_words(asked, x, y, to)
     before = copied(old_values(asked, to), to)
+    hermitian = asked.routine == "hemm" and x.held.pattern.is_complex
+    of_vector = call.letter in "sd" or (hermitian and x.by_columns and y.by_columns and to.by_columns)
+    if asked.side == "L" and to.cols.extent == 1 and of_vector:  # for one column the others are slow
+        uplo = asked.uplo if x.by_columns else MIRRORED[asked.uplo]
+        step: Step = call.function("hemv" if hermitian else "symv"), (
+            uplo.encode(), integer[to.m], scalar(asked.alpha, call.letter), x.at, integer[x.ld],
+            *along(y), scalar(asked.beta, call.letter), *along(to),
+        )  # fmt: skip
+        return lambda: [*before, step] if to.active else []
+    name, side, uplo, m, n = sided_words(asked, x, y, to)
     function = call.function(name)
     arguments = (
         side.encode(), uplo.encode(), integer[m], integer[n], scalar(asked.alpha, call.letter), x.at, integer[x.ld],

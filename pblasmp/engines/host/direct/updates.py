@@ -11,7 +11,7 @@ from ...direct.spans import aligned_spans, whole_span
 from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, same_rank
 from .products import copied, gemm
 from .program import Preparation
-from .slabs import Factor, Step, Steps, integer, real, scalar
+from .slabs import Factor, Step, Steps, along, integer, real, scalar
 from .staircase import check_tiles, staircase
 
 __all__ = ["updated"]
@@ -70,6 +70,11 @@ class _Update:
         if not hermitian:
             name = name.replace("her", "syr")
         alpha = complex(asked.alpha).conjugate() if hermitian and not d.by_columns else asked.alpha
+        # BLAS's level 2 has no symmetric updates of complex matrices, and conjugates nothing of a Hermitian one's.
+        fit = letter in "sd" or (hermitian and d.by_columns and by_columns)
+        self._vectors = k == 1 and asked.beta == 1 and fit
+        if self._vectors:
+            name = name.replace("rk", "r").replace("r2k", "r2")
         self._function = call.function(name)
         uplo = asked.uplo if d.by_columns else MIRRORED[asked.uplo]
         trans = b"N" if by_columns else b"C" if hermitian else b"T"
@@ -79,6 +84,9 @@ class _Update:
 
     def step(self, n: int, factors: list[Any], at: int, ld: int) -> Step:
         """Return the step that updates n × n elements at an address."""
+        if self._vectors:
+            vectors = (each for x in factors for each in along(x))
+            return self._function, (self._options[0], integer[n], self._alpha, *vectors, at, integer[ld])
         given: list[Any] = []
         for x in factors:
             given += [x.at, integer[x.ld]]

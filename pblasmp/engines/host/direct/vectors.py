@@ -4,31 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ...direct import Asked
 from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, vote_number
 from ...local.reductions import REDUCTIONS
-from .products import quietly
+from ...local.sums import PLAIN
 from .program import Preparation
-from .slabs import Steps
+from .slabs import Steps, along, integer, scalar
 
 __all__ = ["Reducer", "exchanged", "scaled"]
 
 
 def scaled(call: Preparation) -> Callable[[], Steps]:
     """Prepare scal: each rank scales what it has."""
-    to = SubMatrix(call.asked.d)
-    factor = to.held.pattern.dtype.type(call.asked.alpha)
-
-    def compute() -> Steps:
-        if not to.active:
-            return []
-        x = to.local()
-        return [(quietly, (np.multiply, x, factor, x))]
-
-    return compute
+    to, alpha = SubMatrix(call.asked.d), scalar(call.asked.alpha, call.letter)
+    function = call.function("scal")
+    return lambda: [(function, (integer[to.m], alpha, *along(to)))] if to.active else []
 
 
 def exchanged(call: Preparation) -> Callable[[], Steps]:
@@ -37,15 +31,10 @@ def exchanged(call: Preparation) -> Callable[[], Steps]:
     check_overlap(asked, None)
     x, y = SubMatrix(asked.a), SubMatrix(asked.d)
     if call.single or x.same_places(y):
-        return lambda: [(_swap, (x.local(), y.local()))] if x.active else []
+        function = call.function("swap")
+        return lambda: [(function, (integer[x.m], *along(x), *along(y)))] if x.active else []
     of_x, of_y = call.stage(x, y.rows, y.cols), call.stage(y, x.rows, x.cols)
     return lambda: [*call.taken_from(of_x, y), *call.taken_from(of_y, x)]
-
-
-def _swap(x: np.ndarray, y: np.ndarray) -> None:
-    kept = y.copy()
-    y[...] = x
-    x[...] = kept
 
 
 class Reducer:
@@ -53,31 +42,59 @@ class Reducer:
 
     Args:
         asked: one of ``REDUCTIONS``.
+        load: returns a routine of the BLAS, by letter and name.
         single: there is one rank.
 
     Attributes:
         number: the ranks vote on it.
+        part: returns what this rank finds in its part of the vectors.
+        total: makes the result of every rank's numbers.
 
     Raises:
         UnfitError: the vectors are not on the same ranks.
     """
 
-    def __init__(self, asked: Asked, *, single: bool) -> None:
+    part: Callable[[], Sequence[float]]
+
+    def __init__(self, asked: Asked, load: Callable[[str, str], Callable[..., Any]], *, single: bool) -> None:
         vectors = [SubMatrix(part) for part in (asked.a, asked.b) if part is not None]
         x = vectors[0]
         if not (single or all(x.same_places(y) for y in vectors[1:])):
             raise UnfitError
         self.number = 0 if single else vote_number(asked)
-        self._part, self.total = REDUCTIONS[asked.routine]
+        self._rows, self._row = x.rows, x.row
+        self._in_numpy, self.total = REDUCTIONS[asked.routine]
         nothing = np.empty(0, x.held.pattern.dtype)
         self._arrays = [y.local()[:, 0] if y.active else nothing for y in vectors]
-        self._rows, self._row = x.rows, x.row
+        letter, routine = x.held.pattern.letter, asked.routine
+        if letter in "sd" and routine in ("dot", "dotc"):
+            self.total = REDUCTIONS["asum"].total  # it adds real numbers up, too
+        name = _BLAS.get((letter, routine))
+        self.part = self._by_numpy
+        if name and x.active:
+            both = vectors if len(vectors) == 2 or name == "asum" else [x, x]
+            self._arguments = integer[x.m], *(argument for y in both for argument in along(y))
+            self._function = load("d", name)
+            self.part = self._squares if routine == "nrm2" else self._number
 
-    def part(self) -> Sequence[float]:
-        """Return what this rank finds in its part of the vectors. Local."""
+    def _number(self) -> Sequence[float]:
+        return self._function(*self._arguments), 0.0
+
+    def _squares(self) -> Sequence[float]:
+        total = self._function(*self._arguments)
+        return (0, total) if PLAIN[0] < total < PLAIN[1] else self._by_numpy()
+
+    def _by_numpy(self) -> Sequence[float]:
         with np.errstate(all="ignore"):
-            return self._part(np, self._arrays, self._index)
+            return self._in_numpy(np, self._arrays, self._index)
 
     def _index(self, at: int) -> int:
         """Return the global index of an element of this rank."""
         return self._rows.at_place(self._row, at)
+
+
+# The routines of the BLAS that make a number in double precision, by letter and reduction.
+_BLAS = {
+    ("d", "dot"): "dot", ("d", "dotc"): "dot", ("d", "nrm2"): "dot", ("d", "asum"): "asum",
+    ("s", "dot"): "sdot", ("s", "dotc"): "sdot", ("s", "nrm2"): "sdot",
+}  # fmt: skip
