@@ -149,7 +149,7 @@ class _Arguments:
         return None if layout is None or held is None else (array, desc, layout, held)
 
 
-class _Known(NamedTuple):
+class _LegalCall(NamedTuple):
     """A call that has been legal, and was made.
 
     Attributes:
@@ -251,13 +251,13 @@ class DirectForm:
         if direct is None or ctx.engine.xp is not np or ctx.control.gone():
             return None  # on GPUs local arrays may have to be copied there first
         key = self._key(args)
-        known: _Known | None = None if key is None else grid.calls.get(key)
+        known: _LegalCall | None = None if key is None else grid.calls.get(key)
         if known is None:
             asked = self._asked(grid, args)
             if asked is None:
                 return None
             of_b = asked.b
-            known = _Known(
+            known = _LegalCall(
                 grid, asked, in_first_column(asked.a) or (of_b is not None and in_first_column(of_b))
             )
         else:
@@ -325,7 +325,7 @@ class DirectForm:
             self._full, self._routine, of_a, parts[b], parts[c], of_d, False, side, uplo, op_a, op_b, diag, alpha, beta
         )  # fmt: skip
 
-    def _told(self, args: Sequence[Any], known: _Known, found: Any) -> Any:
+    def _told(self, args: Sequence[Any], known: _LegalCall, found: Any) -> Any:
         """Return the numbers as the caller gets them, and write them. Local.
 
         Processes that have no part of the process row or column of a vector get 0.
