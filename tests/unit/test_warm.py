@@ -35,6 +35,8 @@ SCRIPTS = {
     "streams": ["-c", "import sys; s = sys.stdout; s.reconfigure(errors='replace'); print(s.encoding, s.name, s.mode)"],
     "line": ["-c", "import os, sys; print('out'); print('err', file=sys.stderr); os._exit(0)"],
     "C streams": ["-c", "import ctypes; ctypes.CDLL(None).printf(b'%s', b'no end of line')"],
+    "C exit": ["-c", "import ctypes; c = ctypes.CDLL(None); c.printf(b'%s', b'no end of line'); c.exit(3)"],
+    "C at exit": ["-c", "import ctypes; c = ctypes.CDLL(None); c.__cxa_atexit(c.putchar, 65, None)"],
     "deleted": ["-c", "class A:\n def __del__(self): print('deleted')\na = A()"],
     "site": ["-c", "import sitecustomize; print(sitecustomize.__file__)"],
     "path": ["-c", "import of_this_test; print(of_this_test.X)"],

@@ -21,6 +21,7 @@ import sys
 import threading
 import types
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -173,6 +174,9 @@ def _take(order: _Order, received: list[int]) -> None:
     os.chdir(order.directory)
     os.environb.clear()
     os.environb.update(order.environ)
+    # At its end, what was registered since runs, then these two and nothing more: PyTorch's destructors take 0.3 s.
+    _libc.on_exit(_libc._exit, None)
+    _libc.__cxa_atexit(_libc.fflush, None, None)
     start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47:49])
     job = order.environ.get(b"PBLASMP_JOB", b"").ljust(len(JOB), b"0")
     ctypes.memmove(start + ctypes.string_at(start, end - start).index(JOB.encode()), job, len(job))
@@ -262,10 +266,6 @@ def run_and_exit(argv: list[str], path: list[str]) -> None:
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
-    if mpi is None and "torch" in sys.modules:
-        # PyTorch's destructors take 0.3 s and leave nothing that anybody sees. MPICH needs its own.
-        _libc.fflush(None)
-        os._exit(status)
     ctypes.PyDLL(None).exit(status)  # with what libraries do at the end, MPICH for one, and with the GIL
 
 
@@ -285,6 +285,8 @@ def main(listener: int, address: str) -> None:
     if importlib.util.find_spec("torch"):
         importlib.import_module("pblasmp.torch")
     _load_mpi()
+    for finalizer in list(weakref.finalize._registry):  # PyTorch's take 0.1 s at the end of each fork
+        finalizer.atexit = False
     gc.collect()
     gc.freeze()
     launch.interpreter = lambda: command(sys.executable, address)  # of the ranks that a fork starts
