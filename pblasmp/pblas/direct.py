@@ -27,7 +27,7 @@ _REMEMBERED = 1024  # layouts of a grid, and calls
 
 
 class _Layout:
-    """A legal descriptor, and what is known of the local arrays that calls have used with it. Local.
+    """A legal descriptor. Local.
 
     Args:
         pattern: its layout.
@@ -39,19 +39,9 @@ class _Layout:
     def __init__(self, pattern: Pattern, m: int, n: int, rows: int, cols: int, lld: int) -> None:
         self.m, self.n = m, n
         self._pattern, self._rows, self._cols, self._lld = pattern, rows, cols, lld
-        self._known: dict[tuple[Any, ...], Held | None] = {}
 
-    def held(self, array: NDArray[Any]) -> Held | None:
+    def held(self, array: NDArray[Any], address: int) -> Held | None:
         """Return a local array as direct calls take it; None if there is something to say about it."""
-        address = host_address(array)
-        key = address, array.shape, array.strides
-        if key not in self._known:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[key] = self._held(array, address)
-        return self._known[key]
-
-    def _held(self, array: NDArray[Any], address: int) -> Held | None:
         rows, cols, lld = self._rows, self._cols, self._lld
         if not (rows and cols):
             return Held(self._pattern, array, address, lld, 0) if array.ndim in (1, 2) else None
@@ -91,76 +81,67 @@ def _layout(grid: ProcessGrid, desc: Any, dtype: np.dtype) -> _Layout | None:
     return None if lld < rows else _Layout(pattern, m, n, rows, cols, lld)
 
 
-class _Arguments:
-    """The matrices and vectors of one call. Local.
+Place = tuple[int, tuple[int, ...], tuple[int, ...], Any]
+"""Where a local array is, its shape and strides, and its descriptor's integers: equally legal if they are equal."""
 
-    A call on parts of one matrix is the common case: an array and a descriptor that come again are known already.
+
+def _looked_up(grid: ProcessGrid, place: Place, array: Any, desc: Any, dtype: np.dtype) -> _Placed | None:
+    """Return what is known of an array with its descriptor; None if there is something to say about them. Local."""
+    known = grid.layouts
+    if len(known) >= _REMEMBERED:
+        known.clear()
+    address, _, _, of = place
+    layout: _Layout | None = known.get((dtype.char, of))
+    if layout is None:
+        layout = known[dtype.char, of] = _layout(grid, desc, dtype)
+    held = None if layout is None else layout.held(array, address)
+    found = known[dtype.char, place] = None if layout is None or held is None else (layout.m, layout.n, held)
+    return found
+
+
+_Placed = tuple[int, int, Held]
+"""A descriptor's rows and columns, and the local array."""
+
+
+def _part(placed: _Placed, i: Any, j: Any, m: int, n: int, increment: Any) -> Part | None:
+    """Return the part of a matrix or vector that starts at (i, j), counted from 1; None if it is none. Local.
 
     Args:
-        grid: the process grid.
-        dtype: the call's type.
+        placed: the matrix that it is in.
+        i, j: where.
+        m, n: its rows and columns; those of a vector as a column.
+        increment: 1, or M_ for a row; None if this is a matrix.
     """
-
-    def __init__(self, grid: ProcessGrid, dtype: np.dtype) -> None:
-        self._grid, self._dtype = grid, dtype
-        self._last: tuple[Any, Any, _Layout, Held] | None = None
-
-    def part(self, of: Sequence[Any], m: int, n: int, *, written: bool) -> Part | None:
-        """Return the part of m x n that four arguments describe, None if there is something to say about them."""
-        array, i, j, desc = of
-        last = self._last
-        if last is None or last[0] is not array or last[1] is not desc:
-            last = self._last = self._looked_up(array, desc)
-            if last is None:
-                return None
-        _, _, layout, held = last
-        if type(i) is not int or type(j) is not int or (written and not array.flags.writeable):
+    rows, cols, held = placed
+    is_row = False
+    if increment is not None:
+        if type(increment) is not int or m == rows == 1:  # a row of one element looks like a column to PBLAS
             return None
-        if i < 1 or j < 1 or i - 1 + m > layout.m or j - 1 + n > layout.n:
+        is_row = increment == rows
+        if is_row:
+            m, n = n, m
+        elif increment != 1:
             return None
-        return held, i - 1, j - 1, m, n, False
-
-    def vector(self, of: Sequence[Any], n: int, increment: Any, *, written: bool) -> Part | None:
-        """Return the part of n elements that five arguments describe, as a column; None as ``part`` does."""
-        rows = of[3][2]
-        if type(increment) is not int or n == rows == 1:  # a row of one element looks like a column to PBLAS
-            return None
-        if increment == rows:  # M_: a row
-            part = self.part(of, 1, n, written=written)
-            return None if part is None else (*part[:5], True)
-        return self.part(of, n, 1, written=written) if increment == 1 else None
-
-    def _looked_up(self, array: Any, desc: Any) -> tuple[Any, Any, _Layout, Held] | None:
-        """Return an array and its descriptor with what is known of them."""
-        grid, dtype = self._grid, self._dtype
-        if type(array) is not np.ndarray or array.dtype != dtype:
-            return None
-        key = (
-            (desc.tobytes(), desc.dtype.char, dtype.char)
-            if type(desc) is np.ndarray
-            else (tuple(desc), dtype.char)
-        )
-        layout: _Layout | None = grid.layouts.get(key)
-        if layout is None and key not in grid.layouts:
-            if len(grid.layouts) >= _REMEMBERED:
-                grid.layouts.clear()
-            layout = grid.layouts[key] = _layout(grid, desc, dtype)
-        held = None if layout is None else layout.held(array)
-        return None if layout is None or held is None else (array, desc, layout, held)
+    if type(i) is not int or type(j) is not int or i < 1 or j < 1 or i - 1 + m > rows or j - 1 + n > cols:
+        return None
+    return held, i - 1, j - 1, m, n, is_row
 
 
 class _LegalCall(NamedTuple):
     """A call that has been legal, and was made.
 
     Attributes:
-        grid: its process grid.
         asked: what the engine was asked for.
-        in_column: whether this rank is in the process column of a vector.
+        in_column: whether this rank is in the process column of a vector, if numbers are made of these.
     """
 
-    grid: ProcessGrid
     asked: Asked
     in_column: bool
+
+
+def _in_column(asked: Asked) -> bool:
+    """Return whether this rank is in the process column of a vector. Local."""
+    return in_first_column(asked.a) or (asked.b is not None and in_first_column(asked.b))
 
 
 def _holds_a_number(given: Any) -> bool:
@@ -251,15 +232,14 @@ class DirectForm:
         if direct is None or ctx.engine.xp is not np or ctx.control.gone():
             return None  # on GPUs local arrays may have to be copied there first
         key = self._key(args)
-        known: _LegalCall | None = None if key is None else grid.calls.get(key)
+        if key is None:
+            return None
+        known: _LegalCall | None = grid.calls.get(key)
         if known is None:
-            asked = self._asked(grid, args)
+            asked = self._asked(grid, args, key)
             if asked is None:
                 return None
-            of_b = asked.b
-            known = _LegalCall(
-                grid, asked, in_first_column(asked.a) or (of_b is not None and in_first_column(of_b))
-            )
+            known = _LegalCall(asked, bool(self._numbers) and _in_column(asked))
         else:
             asked = known.asked
         if self._numbers and not all(args[i] is None or _holds_a_number(args[i]) for i in self._numbers):
@@ -268,16 +248,15 @@ class DirectForm:
         done = direct.reduce(ctx.control, asked) if self._numbers else direct.run(ctx.control, asked)
         if done is None or done is False:
             return done
-        if key is not None:
-            if len(grid.calls) >= _REMEMBERED:
-                grid.calls.clear()
-            grid.calls[key] = known
+        if len(grid.calls) >= _REMEMBERED:
+            grid.calls.clear()
+        grid.calls[key] = known
         return self._told(args, known, done) if self._numbers else True
 
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
-        """Return what all of the call depends on but values in arrays, and where numbers go; None if that is more.
+        """Return what all of a call depends on but values in arrays, and where numbers go: places come last. Local.
 
-        Calls of one key are equally legal.
+        Calls of one key are equally legal. None if there is something to say about the arguments.
         """
         plain = self._plain(args)
         key = [self, plain, *map(type, plain)]
@@ -289,15 +268,15 @@ class DirectForm:
                     return None
                 if written and not array.flags.writeable:
                     return None
-                of = desc.tobytes() if type(desc) is np.ndarray else tuple(desc)
-                key += host_address(array), array.shape, array.strides, of
+                of = (desc.tobytes(), desc.dtype.char) if type(desc) is np.ndarray else tuple(desc)
+                key.append((host_address(array), array.shape, array.strides, of))
             found = tuple(key)
             hash(found)
         except TypeError:  # what should be a descriptor or a number is none
             return None
         return found
 
-    def _asked(self, grid: ProcessGrid, args: Sequence[Any]) -> Asked | None:
+    def _asked(self, grid: ProcessGrid, args: Sequence[Any], key: tuple[Any, ...]) -> Asked | None:
         """Return what the engine is asked for; None if there is something to say about the arguments. Local."""
         words = self._words.copy()
         for i, place, letters in self._options:
@@ -313,7 +292,7 @@ class DirectForm:
         beta = self._no_beta if self._beta is None else number(args[self._beta], self._letter, self._real[1])
         if not alpha or beta is None:
             return None
-        parts = self._parts(grid, args)
+        parts = self._parts(grid, args, key[-len(self._matrices) :])
         if parts is None:
             return None
         a, b, c, d = self._passes
@@ -342,25 +321,23 @@ class DirectForm:
                 args[at][...] = each
         return numbers[0] if len(numbers) == 1 else tuple(numbers)
 
-    def _parts(self, grid: ProcessGrid, args: Sequence[Any]) -> list[Part | None] | None:
+    def _parts(
+        self, grid: ProcessGrid, args: Sequence[Any], places: Sequence[Place]
+    ) -> list[Part | None] | None:
         """Return the sub-matrices, and None as the last; None if there is something to say about one. Local."""
         parts: list[Part | None] = []
-        arguments = _Arguments(grid, self._dtype)
-        for i, (first, other, option), sided, inc, written in self._matrices:
+        char, known = self._dtype.char, grid.layouts
+        for (i, (first, other, option), sided, inc, _), place in zip(self._matrices, places, strict=True):
             m, n = args[first], args[other]
             if sided:
                 m = n = m if args[option] in "Ll" else n
             elif option >= 0 and args[option] not in "Nn":
                 m, n = n, m
-            of = args[i : i + 4]
-            try:
-                part = (
-                    arguments.part(of, m, n, written=written)
-                    if inc < 0
-                    else arguments.vector(of, m, args[inc], written=written)
-                )
-            except (TypeError, IndexError):  # what should be a descriptor is none
+            placed = known.get((char, place)) or _looked_up(grid, place, args[i], args[i + 3], self._dtype)
+            if placed is None:
                 return None
+            increment = None if inc < 0 else args[inc]
+            part = _part(placed, args[i + 1], args[i + 2], m, n if inc < 0 else 1, increment)
             if part is None:
                 return None
             parts.append(part)

@@ -54,17 +54,17 @@ class Held:
 
     Attributes:
         pattern: its layout.
-        array: on the host, an array over the memory of this rank's local array; None on a GPU.
         address: of its first element.
         ld: elements from one column to the next, or from one row to the next in C order.
         end: the address after its last element.
     """
 
-    __slots__ = ("_memory", "address", "array", "end", "ld", "pattern")
+    __slots__ = ("_array", "_memory", "_on_host", "_shape", "_strides", "address", "end", "ld", "pattern")
 
     def __init__(self, pattern: Pattern, array: Any, address: int, ld: int, nbytes: int) -> None:
         self.pattern, self.address, self.ld, self.end = pattern, address, ld, address + nbytes
-        self.array: Any = alias(array.__array_interface__) if type(array) is np.ndarray else None
+        self._shape, self._strides, self._on_host = array.shape, array.strides, type(array) is np.ndarray
+        self._array: Any = None
         self._memory: Any = None
 
     @classmethod
@@ -84,6 +84,14 @@ class Held:
         if not contiguous or ld < rows or ld > _LARGEST or (cols > 1 and rows and ld * item != across):
             return None
         return cls(pattern, array, int(address), ld, item * (ld * (cols - 1) + rows) * (cols > 0))
+
+    @property
+    def array(self) -> Any:
+        """On the host, an array over the memory of this rank's local array; None on a GPU."""
+        if self._array is None and self._on_host:
+            interface = {"data": (self.address, False), "shape": self._shape, "strides": self._strides}
+            self._array = alias({**interface, "typestr": self.pattern.dtype.str, "version": 3})
+        return self._array
 
     @property
     def memory(self) -> NDArray[np.uint8]:
