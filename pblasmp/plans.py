@@ -101,7 +101,8 @@ class UserCall(ABC, Generic[Result]):
         """Get ready for a run of a kept plan on arrays at known addresses, without reading them. Local.
 
         Returns:
-            the addresses of all arrays, with which the call is the earlier one again; None if they must be read.
+            the addresses of all arrays, with which the call is the earlier one again; none of them if the plan is not
+            to be bound to arrays; None if they must be read.
         """
         return None
 
@@ -373,7 +374,7 @@ class Plan(Generic[Result]):
             used: called if all ranks repeat it.
         """
         ctx, product = self._ctx, self._product
-        bound = ctx.kept.bound(self._number, addresses)
+        bound = ctx.kept.bound(self._number, addresses) if addresses else None
         with ctx.running(self._name, checks=not product.queues):
             ready = bound is not None and bound.runs >= _RUNS_BEFORE_GRAPHS and not product.registers
             replay = ctx.all_repeat(self._name, number, ready)
@@ -381,6 +382,8 @@ class Plan(Generic[Result]):
                 return False
             used()
             ctx.control.channel.runs += 1
+            if not addresses:
+                return (call.result(product.run(call.placed())),)
             if bound is None:
                 bound = product.bind(call.placed().mapped(ctx.engine.unowned))
                 ctx.kept.bind(self._number, addresses, bound)

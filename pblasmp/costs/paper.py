@@ -210,6 +210,8 @@ class PaperTransport(Room):
         self.log.append(LogEntry("fence"))
         self._events.append(Event("fence"))
 
+    arrive = fence
+
     def buffer(self, name: str, nbytes: int, *, shared: bool) -> Any:  # noqa: ARG002
         """Return bytes without memory; with it what panels are accompanied by: no fault, no pivot. Local."""
         if name == "panel facts":
@@ -245,6 +247,7 @@ class PaperOperations(HostOperations):
         flops: floating-point operations of products and solves so far, four times as many of complex types.
     """
 
+    gemqrt: Any = None  # reflectors count as the products that they are
     xp: Any = SimpleNamespace(
         **{
             name: getattr(np, name)

@@ -144,11 +144,15 @@ class FactorOperations(Operations, Protocol):
         workers: ranks of a node that may compute at the same time: no more than it has cores.
         factor_alone: order up to which one rank of a node factors a matrix alone.
         own_panels: makes the panels of a rank whose arrays no other rank reads; None: MPI carries them.
+        gemqrt: ``gemqrt(v, t, x, adjoint=...)`` replaces x by Q x, or by the adjoint's product with x, for the
+            reflectors that ``geqrt`` leaves in v and t; both then take matrices of any shape, and a t of fewer rows
+            than columns, which has the Ts of as many columns each, side by side. None: products are used.
     """
 
     workers: int
     factor_alone: int
     own_panels: Any
+    gemqrt: Any
 
     def factoring(self) -> AbstractContextManager[None]:
         """Return a context for a factorisation or a solve, whose products all have sizes of their own."""
@@ -255,6 +259,9 @@ class SharingTransport(Transport, Protocol):
 
     def progress(self, flags: NDArray[np.int64]) -> Progress:
         """Return flags in shared memory, by which ranks tell each other what is ready. Local."""
+
+    def arrive(self) -> None:
+        """Take part in a ``fence`` of the other ranks without waiting for them. Local."""
 
 
 @dataclass(frozen=True, slots=True)

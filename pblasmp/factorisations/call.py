@@ -140,6 +140,15 @@ class FactorisationCall(UserCall[T]):
         self._writable()
         self.made = self.new()
 
+    def place(self, remembered: bool) -> tuple[int, ...]:
+        """Make the result; plans of factorisations are bound to no arrays. Local."""
+        self.again(remembered)
+        return ()
+
+    def placed(self) -> FactorOperands:
+        """Return the local arrays. Local."""
+        return self.operands()
+
     def key(self, number: int) -> Hashable:  # noqa: ARG002
         """Return all that decides how the call is computed: a plan is kept from the first call on. Local."""
         return self._known

@@ -7,6 +7,7 @@ import contextlib
 
 import numpy as np
 import pytest
+import scipy.linalg
 
 import pblasmp as pb
 from pblasmp import pblas
@@ -283,8 +284,33 @@ def algorithms(comm):
         yield "closed", agreed_error(ctx, pb.ClosedError, ["closed"], plan)
 
 
+def repeated(comm):
+    """One vote, and what one rank computes alone the others wait for once; results are those of the new values."""
+    rng = np.random.default_rng(78)
+    with pb.Context(comm, engine="host") as ctx:
+        a = ctx.empty((40, 40), block=8, order="F")
+        kind, waits = type(ctx.comm), []
+        wait = kind.wait
+        kind.wait = lambda self, *args: (waits.append(args), wait(self, *args))
+        for function, part, expected in (
+            (pb.cholesky, np.tril, np.linalg.cholesky),
+            (pb.lu, np.asarray, lambda x: scipy.linalg.lu_factor(x)[0]),
+            (pb.qr, lambda x: abs(np.triu(x)), lambda x: abs(np.linalg.qr(x)[1])),
+        ):
+            for turn in range(3):
+                whole = positive(rng, 40, "float64")
+                a[:, :] = whole
+                waits.clear()
+                function(a, out=a)
+                most = 3 if ctx.rank == 0 else 2
+                many = f"{len(waits)} waits" if turn and comm.size > 1 and len(waits) > most else None
+                right = np.allclose(part(a.allgather()), expected(whole))
+                yield f"{function.__name__} {turn}", many or (None if right else "wrong")
+
+
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_large_and_faults(nranks):
+    run_mpi(repeated, nranks)
     run_mpi(names, nranks)
     run_mpi(gathered, nranks)
     run_mpi(algorithms, nranks)

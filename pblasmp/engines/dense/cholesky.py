@@ -27,7 +27,7 @@ class CholeskyJob(FactorSolveJob):
         """Compute; return 0, or the order of the first leading minor that is not positive definite."""
         bench, operations = self._bench, self._operations
         lower, *right = panels = self._moved_in(a, out, b, x)
-        bench.fence()
+        bench.handed_in(panels)
         info = 0
         if not self._factored:
             with lower.above_kept():  # updates are of whole squares

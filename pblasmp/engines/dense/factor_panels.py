@@ -326,6 +326,17 @@ class Workbench:
         if self.shared and self.engine.transport.size > 1:
             self.engine.transport.fence()
 
+    def handed_in(self, panels: Sequence[FactorPanels]) -> None:
+        """Wait as ``fence`` does, but only if this rank works on one of these panels. Collective over the context.
+
+        The other ranks must not read or write shared panels before the next fence.
+        """
+        if self.shared and self.engine.transport.size > 1:
+            if any(self.rank < each.shape.workers for each in panels):
+                self.engine.transport.fence()
+            else:
+                sharing(self.engine.transport).arrive()
+
     def fault(self, panels: FactorPanels) -> int:
         """Return the least index, from 1, that LAPACK found fault with, or 0. After a fence; local."""
         info = self.on_host(panels.info)

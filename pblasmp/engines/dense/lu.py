@@ -53,7 +53,10 @@ class LuJob(FactorSolveJob):
         least = min(panels.shape.rows, panels.shape.cols)
         if pivots is not None and (bench.rank == 0 or not bench.shared):
             panels.pivots[:least] = bench.engine.xp.asarray((pivots + 1).astype(np.int32))
-        bench.fence()
+        if self._factored:
+            bench.fence()  # all ranks read the pivots
+        else:
+            bench.handed_in(both)
         info = 0
         if not self._factored:
             info = self._factor(panels)
@@ -67,8 +70,9 @@ class LuJob(FactorSolveJob):
     def _factor(self, panels: FactorPanels) -> int:
         factor(self._operations, panels)
         panels.settle()
-        self._bench.fence()  # a panel whose rows are exchanged is read no more
-        swap_left(self._operations, panels)
+        if panels.shape.panels > 1:
+            self._bench.fence()  # a panel whose rows are exchanged is read no more
+            swap_left(self._operations, panels)
         self._bench.fence()
         return self._bench.fault(panels)
 

@@ -10,7 +10,15 @@ import numpy as np
 
 from ...layout import MatrixDescriptor
 from ..protocol import Engine, FactorOperations
-from .factor_panels import FactorPanels, Mover, PanelJob, Workbench, identity, set_diagonal
+from .factor_panels import (
+    FactorPanels,
+    Mover,
+    PanelJob,
+    SharedPanels,
+    Workbench,
+    identity,
+    set_diagonal,
+)
 from .lapack import operations_of
 from .panel_shape import shape_beside, shape_of
 from .right_looking import right_looking
@@ -67,7 +75,7 @@ class QrJob(PanelJob):
         assert self._out is not None
         (panels,) = bench.panels(self._out.place(out, a))
         self._a.into(a, panels)
-        bench.fence()
+        bench.handed_in((panels,))
         factor(self._operations, panels)
         panels.settle()
         bench.fence()
@@ -158,21 +166,31 @@ class LeastSquaresJob(PanelJob):
 
 
 class _Reflector:
-    """I - V T V^H of one panel, as the products that apply it need it. Local."""
+    """I - V T V^H of one panel, as what applies it needs it. Local."""
 
-    def __init__(self, xp: Any, panel: Array, t: Array, count: int, *, adjoint: bool) -> None:
-        top = xp.tril(panel[:count, :count], -1)
-        set_diagonal(xp, top, 1)
-        t = xp.triu(t[:count, :count])
-        self._count, self._top, self._rest = count, top, panel[count:, :count]
+    def __init__(
+        self, operations: FactorOperations, panel: Array, t: Array, count: int, *, adjoint: bool
+    ) -> None:
+        self._operations, self._adjoint, self._count = operations, adjoint, count
+        self._v, self._t = panel[:, :count], t[:count, :count]
+        if operations.gemqrt is not None:
+            return
+        xp = operations.xp
+        self._top = xp.tril(self._v[:count], -1)
+        set_diagonal(xp, self._top, 1)
+        t = xp.triu(self._t)
         self._t = t.conj().T if adjoint else t
         conjugate = panel.dtype.kind == "c"
-        self._top_h = top.conj().T if conjugate else top.T
+        self._rest = self._v[count:]
+        self._top_h = self._top.conj().T if conjugate else self._top.T
         self._rest_h = self._rest.conj().T if conjugate else self._rest.T
 
-    def apply(self, operations: FactorOperations, x: Array) -> None:
+    def apply(self, x: Array) -> None:
         """Replace ``x`` by its product with it."""
-        count = self._count
+        operations, count = self._operations, self._count
+        if operations.gemqrt is not None:
+            operations.gemqrt(self._v, self._t, x, adjoint=self._adjoint)
+            return
         w = operations.xp.empty((count, x.shape[1]), x.dtype, order="F")
         operations.gemm(1, self._top_h, x[:count], 0, w)
         operations.gemm(1, self._rest_h, x[count:], 1, w)
@@ -193,20 +211,34 @@ def _blocks(panels: FactorPanels) -> Array:
     return panels.blocks
 
 
+def _together(operations: FactorOperations, panels: FactorPanels) -> tuple[Array, Array] | None:
+    """Return all panels as one array and their Ts side by side, if LAPACK takes them so here; else None. Local."""
+    if operations.gemqrt is None or not isinstance(panels, SharedPanels):
+        return None
+    width, least = panels.shape.width, min(panels.shape.rows, panels.shape.cols)
+    ts = _blocks(panels).transpose(0, 2, 1).reshape(-1, width).T
+    return panels.whole, ts[:, :least]
+
+
 def factor(operations: FactorOperations, panels: FactorPanels) -> None:
     """Replace a matrix in panels by R and the reflectors, and write their Ts. Collective over the workers."""
     shape = panels.shape
+    alone = _together(operations, panels) if shape.workers == 1 else None
+    if alone is not None:
+        if panels.rank == 0:
+            operations.geqrt(*alone)
+        return
 
     def finish(k: int) -> None:
         first, count = shape.bounds(k)[0], _count(panels, k)
         panel, t = panels.own(k)[first:], _blocks(panels)[k]
         operations.geqrt(panel[:, :count], t[:count, :count])
         if count < panel.shape[1]:
-            _Reflector(operations.xp, panel, t, count, adjoint=True).apply(operations, panel[:, count:])
+            _Reflector(operations, panel, t, count, adjoint=True).apply(panel[:, count:])
 
     def update(k: int, panel: Array, group: Sequence[int]) -> None:
-        reflector = _Reflector(operations.xp, panel, _blocks(panels)[k], _count(panels, k), adjoint=True)
-        reflector.apply(operations, panels.run(group)[shape.bounds(k)[0] :])
+        reflector = _Reflector(operations, panel, _blocks(panels)[k], _count(panels, k), adjoint=True)
+        reflector.apply(panels.run(group)[shape.bounds(k)[0] :])
 
     right_looking(panels, shape.steps, finish, update)
 
@@ -235,12 +267,17 @@ def multiply(
     columns = columns_of(right)
     if not columns and not panels.sends:
         return
+    if (together := _together(operations, panels)) is not None:
+        whole, ts = together
+        for x, _ in columns:
+            operations.gemqrt(whole[:, : ts.shape[1]], ts, x, adjoint=adjoint)
+        return
     panels.begin()
     steps = range(panels.shape.steps)
     for k in steps if adjoint else reversed(steps):
         panel, first = panels.again(k), panels.shape.bounds(k)[0]
         reflector = _Reflector(
-            operations.xp, panel[first:], _blocks(panels)[k], _count(panels, k), adjoint=adjoint
+            operations, panel[first:], _blocks(panels)[k], _count(panels, k), adjoint=adjoint
         )
         for x, _ in columns:
-            reflector.apply(operations, x[first:])
+            reflector.apply(x[first:])

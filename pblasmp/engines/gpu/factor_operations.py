@@ -40,6 +40,7 @@ class GpuFactorOperations(CublasmpOperations):
     workers = 1 << 30
     factor_alone = 0
     own_panels: Any = QueuedPanels
+    gemqrt: Any = None
     factor_width = 0
     inverts = 256, 2048
 

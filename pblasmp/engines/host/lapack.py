@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...dtypes import element_type
 from . import blas
 
-__all__ = ["geqrt", "getrf", "larft", "laswp", "potrf"]
+__all__ = ["gemqrt", "geqrt", "getrf", "larft", "laswp", "potrf"]
 
 Array = NDArray[Any]
 
@@ -96,21 +96,56 @@ def laswp(
 
 
 def geqrt(library: str, a: Array, t: Array) -> None:
-    """Replace ``a`` by R and the Householder vectors, and write the T of their block reflector to ``t``. Local.
+    """Replace ``a`` by R and the Householder vectors, and write the Ts of their block reflectors to ``t``. Local.
 
     Args:
         library: "scipy" or "mkl".
-        a: m × n with m >= n.
-        t: n × n; the factors of the reflectors are its diagonal.
+        a: m × n.
+        t: w × min(m, n): the Ts of w columns each, side by side; the factors of the reflectors are their diagonals.
 
-    Source: LAPACK, ?GEQRT3.
+    Source: LAPACK, ?GEQRT; ?GEQRT3 for a single T.
     """
     if not a.size:
         return
     info = ctypes.c_int(0)
     (address, ld), (at, ldt) = _place(a), _place(t)
-    rows, cols = a.shape
-    _routine(library, "geqrt3", a)(_integer(rows), _integer(cols), address, ld, at, ldt, ctypes.byref(info))
+    (rows, cols), width = a.shape, len(t)
+    if width == cols <= rows:
+        _routine(library, "geqrt3", a)(
+            _integer(rows), _integer(cols), address, ld, at, ldt, ctypes.byref(info)
+        )
+        return
+    work = np.empty(width * cols, a.dtype)
+    _routine(library, "geqrt", a)(
+        _integer(rows), _integer(cols), _integer(min(width, *a.shape)), address, ld, at, ldt, work.ctypes.data,
+        ctypes.byref(info),
+    )  # fmt: skip
+
+
+def gemqrt(library: str, v: Array, t: Array, x: Array, work: Array, *, adjoint: bool) -> None:
+    """Replace ``x`` by Q x, or by the product with the adjoint of Q. Local.
+
+    Args:
+        library: "scipy" or "mkl".
+        v: m × k with the Householder vectors below its diagonal; the rest is not read.
+        t: w × k, as ``geqrt`` has written it.
+        x: m × n.
+        work: as many elements as n × w, which are overwritten.
+        adjoint: multiply by the adjoint.
+
+    Source: LAPACK, ?GEMQRT.
+    """
+    if not (x.size and v.size):
+        return
+    info = ctypes.c_int(0)
+    (at_v, ldv), (at_t, ldt), (at_x, ldx) = map(_place, (v, t, x))
+    (rows, cols), count = x.shape, v.shape[1]
+    block = min(count, len(t))
+    trans = b"N" if not adjoint else b"C" if x.dtype.kind == "c" else b"T"
+    _routine(library, "gemqrt", x)(
+        b"L", trans, _integer(rows), _integer(cols), _integer(count), _integer(block), at_v, ldv, at_t, ldt, at_x, ldx,
+        work.ctypes.data, ctypes.byref(info),
+    )  # fmt: skip
 
 
 def larft(library: str, v: Array, tau: Array, t: Array) -> None:

@@ -155,6 +155,11 @@ class HostOperations:
         """Replace ``a`` by R and Householder vectors, and write their T. Local."""
         lapack.geqrt(self._library, a, t)
 
+    def gemqrt(self, v: Array, t: Array, x: Array, *, adjoint: bool) -> None:
+        """Replace ``x`` by its product with the reflectors of a panel. Local."""
+        work = self.scratch("reflected", (x.shape[1], len(t)), x.dtype, "F")
+        lapack.gemqrt(self._library, v, t, x, work, adjoint=adjoint)
+
     def larft(self, v: Array, tau: Array, t: Array) -> None:
         """Write the T of Householder vectors. Local."""
         lapack.larft(self._library, v, tau, t)
