@@ -48,7 +48,8 @@ class _GpuTransport(PaperTransport):
 class _GpuOperations(PaperOperations):
     """The operations of a GPU, which count instead of computing."""
 
-    tile, panel, lead = GpuFactorOperations.tile, GpuFactorOperations.panel, GpuFactorOperations.lead
+    tile, band = GpuFactorOperations.tile, GpuFactorOperations.band
+    panel, lead = GpuFactorOperations.panel, GpuFactorOperations.lead
     stripes, update_order = GpuFactorOperations.stripes, GpuFactorOperations.update_order
     panel_flops, factor_alone = GpuFactorOperations.panel_flops, GpuFactorOperations.factor_alone
     factor_width = GpuFactorOperations.factor_width

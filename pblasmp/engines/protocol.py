@@ -45,6 +45,7 @@ class Operations(Protocol):
     Attributes:
         xp: the module of the arrays: numpy or cupy.
         tile: columns of the tiles that cover the diagonal of a triangle.
+        band: rows of a triangle that are multiplied together, while other bands are; 0: all are.
         panel: indices of k in a panel of the algorithm "panels".
         lead: indices of k in the first of these panels; 0: as many as in the others.
         panel_flops: floating-point operations that take as long as starting a panel's messages.
@@ -54,6 +55,7 @@ class Operations(Protocol):
 
     xp: Any
     tile: int
+    band: int
     panel: int
     lead: int
     panel_flops: float

@@ -70,7 +70,7 @@ def extents(comm):
 
 def large(comm):
     """Larger than the parts that triangles are cut into."""
-    HostOperations.tile = 16
+    HostOperations.tile, HostOperations.band = 16, 0 if comm.size == 1 else 40
     rng = np.random.default_rng(53)
     with pb.Context(comm, engine="host") as ctx:
         for routine, dtype in itertools.product(ROUTINES, ("float64", "complex128")):

@@ -68,7 +68,7 @@ def shape_of(engine: Engine, d: MatrixDescriptor, *, narrow: bool = False) -> Pa
     width = max(1, usual // 2) if narrow else usual
     if not is_shared(engine):
         kept = operations.own_panels is not None and size > 1
-        return (_shape_in_place(d, width, size) if kept else None) or PanelShape(rows, cols, width, size)
+        return (_shape_of_blocks(d, width, size) if kept else None) or PanelShape(rows, cols, width, size)
     workers = min(size, operations.workers)
     if min(rows, cols) <= operations.factor_alone:
         workers = 1
@@ -77,18 +77,19 @@ def shape_of(engine: Engine, d: MatrixDescriptor, *, narrow: bool = False) -> Pa
     return PanelShape(rows, cols, width, workers)
 
 
-def _shape_in_place(d: MatrixDescriptor, width: int, size: int) -> PanelShape | None:
-    """Return the panels that the ranks have as the matrix is, about as wide as asked for, or None. Local.
+def _shape_of_blocks(d: MatrixDescriptor, width: int, size: int) -> PanelShape | None:
+    """Return the panels that are parts of the matrix's blocks, about as wide as asked for, or None. Local.
 
-    A wider block is a group of panels, if that leaves the ranks equal work.
+    The ranks have them as the matrix is, or move less: a block of columns becomes panels of a single rank, which is, on
+    most grids, one of those that have it. A block that is wider is a group of panels, if that leaves ranks equal work.
     """
     group = -(-d.block[1] // width)
     if d.block[1] < min(width, _WIDE) or d.block[1] % group:
         return None
     if group > 1 and min(d.shape) < _ROUNDS * size * d.block[1]:
         return None
-    kept = PanelShape(*d.shape, d.block[1] // group, size, group)
-    return kept if d.same_places(kept.described(d.dtype)) else None
+    made = PanelShape(*d.shape, d.block[1] // group, size, group)
+    return made if made.width == width or d.same_places(made.described(d.dtype)) else None
 
 
 def shape_of_inverse(engine: Engine, factored: PanelShape) -> PanelShape:

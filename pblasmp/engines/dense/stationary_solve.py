@@ -24,6 +24,7 @@ _PANEL = (
     1024  # equations solved at a time: with more, more of A is copied; with fewer, the ranks meet more often
 )
 _LEAST = 4096  # equations; with fewer, the meetings take as long as copying A
+_LEAST_OF_GPUS = 8192  # and a single right-hand side; more are not measured
 _THIN = 32  # needs so many times as many equations as right-hand sides
 
 
@@ -99,11 +100,12 @@ class StationarySolveMethod(Method):
         return type_refusal(engine, problem, options, operands) or plain_refusal(operands)
 
     def cost(self, engine: Engine, problem: Level3Problem, options: Options) -> float:
-        """Return less than the cost of shared slabs if there are few right-hand sides."""
+        """Return less than the cost of slabs if there are few right-hand sides."""
         order = problem.a.shape[0]
         columns = problem.d.shape[1 if problem.side == "L" else 0]
-        few = order >= max(_LEAST, _THIN * columns) and problem.a.grid.size > 1
-        return 1.5 if few and not engine.traits.queues else 9.0  # queued: not measured
+        least, thin = (_LEAST_OF_GPUS, order) if engine.traits.queues else (_LEAST, _THIN)
+        few = order >= max(least, thin * columns) and problem.a.grid.size > 1
+        return 1.5 if few else 9.0
 
     def prepare(
         self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Panels on GPUs: broadcast on a stream of their own, ahead of the update, without waits of the host."""
+"""Panels on GPUs: delivered on a stream of their own, ahead of the update, without waits of the host."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from ..dense.factor_panels import OwnPanels
 from ..protocol import Engine
+from .peers.deliveries import Deliveries
 from .session import session_of
 
 __all__ = ["QueuedPanels"]
@@ -18,11 +19,14 @@ __all__ = ["QueuedPanels"]
 Array = Any
 
 _LANE = "ahead"
-_BUFFERS = 3  # one is read by the update, one by the panel ahead, one arrives
+_BUFFERS = Deliveries.count  # one is read by the update, one by the panel ahead, one arrives
+_LARGE = 4 << 20  # bytes of a panel that copy engines deliver, at least
 
 
 class QueuedPanels(OwnPanels):
-    """A GPU's own panels; NCCL broadcasts them. Nothing waits on the host. Making one is local.
+    """A GPU's own panels, which all others get. Nothing waits on the host. Making one is local.
+
+    Copy engines deliver large ones where all GPUs reach each other; NCCL broadcasts the others.
 
     Two streams work at the same time. On "ahead", of the highest priority, a panel is updated, factored and broadcast;
     on the caller's stream the rest is updated with the panel before. Events order them.
@@ -39,7 +43,10 @@ class QueuedPanels(OwnPanels):
         self._ready: dict[int, Any] = {}  # events by buffer: the panel has arrived
         self._free: dict[int, Any] = {}  # events by buffer: the panel in it has been used
         self._reads: int | None = None  # the buffer that the caller's stream reads
-        self._buffers: list[Array] = []
+        self._buffers: list[Array] = []  # flat
+        self._deliveries = None
+        if self._gpu is not None and not self._gpu.why_no_windows and 1 < self._workers == self._gpu.size:
+            self._deliveries = Deliveries(self._gpu, "panel")
 
     def _stream(self) -> Any:
         return self._main if self._gpu is None else self._gpu.stream(_LANE)
@@ -50,15 +57,25 @@ class QueuedPanels(OwnPanels):
         return event
 
     def begin(self) -> None:
-        """Begin on CuPy's current stream: work ahead waits for what it has so far. Local."""
-        shape, operations = self.shape, self._operations
+        """Begin on CuPy's current stream: work ahead waits for what it has so far. Collective the first time."""
         if self._workers > 1 and not self._buffers:
-            size = max(1, shape.rows), max(1, shape.width)
-            self._buffers = [operations.scratch(f"panel {i}", size, self.dtype, "F") for i in range(_BUFFERS)]
+            self._buffers = self._made()
         self._main = self._cuda.get_current_stream()
         self._ready, self._free, self._reads, self._updated = {}, {}, None, None
         if self._gpu is not None:
             self._stream().wait_event(self._event(self._main))
+
+    def _made(self) -> list[Array]:
+        """Return the buffers of panels that are sent, as they are in memory."""
+        rows, width = max(1, self.shape.rows), max(1, self.shape.width)
+        count, deliveries = rows * width, self._deliveries
+        if deliveries is None:
+            scratch = self._operations.scratch
+            return [scratch(f"panel {i}", (1, count), self.dtype)[0] for i in range(_BUFFERS)]
+        xp, nbytes = self._operations.xp, count * self.dtype.itemsize
+        deliveries.reserve(deliveries.size(nbytes, [each.nbytes for each in self.about(0)]))
+        memory = [xp.cuda.UnownedMemory(deliveries.address(i), nbytes, deliveries) for i in range(_BUFFERS)]
+        return [xp.ndarray(count, self.dtype, xp.cuda.MemoryPointer(each, 0)) for each in memory]
 
     def ahead(self) -> AbstractContextManager[None]:
         """Return a context for work on the panel after the next, on the stream "ahead". Local."""
@@ -106,15 +123,18 @@ class QueuedPanels(OwnPanels):
         slot, owner, stream = k % _BUFFERS, self.shape.owner(k), self._cuda.get_current_stream()
         if slot in self._free:
             stream.wait_event(self._free.pop(slot))
-        buffer = self._buffer(k, len(panel))
+        buffer, about = self._buffer(k, len(panel)), self.about(k)
         if owner == self.rank:
             self._operations.copy_panel(buffer, panel)
-        self._nccl.broadcast(int(stream.ptr), [each for each in (buffer, *self.about(k)) if each.size], owner)
+        if self._deliveries is not None and buffer.nbytes >= _LARGE:
+            beside = [(int(each.data.ptr), each.nbytes) for each in about]
+            self._deliveries.deliver(_LANE, slot, owner, buffer.nbytes, beside)
+        else:
+            self._nccl.broadcast(int(stream.ptr), [each for each in (buffer, *about) if each.size], owner)
 
     def _buffer(self, k: int, rows: int) -> Array:
         first, stop = self.shape.bounds(k)
-        flat = self._buffers[k % _BUFFERS].T.reshape(-1)
-        return flat[: rows * (stop - first)].reshape(stop - first, rows).T
+        return self._buffers[k % _BUFFERS][: rows * (stop - first)].reshape(stop - first, rows).T
 
     def fetch(self, k: int) -> Array:
         """Return panel ``k`` from its diagonal on: the caller's stream waits until it is there. Local to queue."""
@@ -125,10 +145,8 @@ class QueuedPanels(OwnPanels):
         if self._reads is not None:
             self._free[self._reads] = self._event(self._main)
         if not self.has(k):
-            start, stop = self.shape.bounds(k)
-            shape = self._buffers[slot][:rows, : stop - start]
             with self._beside():
-                self._send(k, shape)
+                self._send(k, self._buffer(k, rows))
         self._main.wait_event(self._ready[slot])
         self._reads = slot
         return self.own(k)[first:] if self._workers == 1 else self._buffer(k, rows)

@@ -46,6 +46,7 @@ class CublasmpOperations:
     """
 
     tile = 256  # smaller tiles waste less work but slow cuBLAS down
+    band = 1024
     panel = 8192
     lead = 1024  # while this much is multiplied, the rest arrives
     stripes = 4

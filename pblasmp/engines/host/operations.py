@@ -36,6 +36,7 @@ class HostOperations:
 
     xp: Any = np
     tile = 64  # smaller tiles waste less work but slow BLAS down
+    band = 0
     panel = 1024  # a panel below 256 costs BLAS its speed
     lead = 0
     panel_flops = 1.0

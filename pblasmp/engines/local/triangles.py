@@ -7,7 +7,7 @@ effect, even if they are NaN; elements that may not be written keep their values
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -80,50 +80,57 @@ class LeftPart:
         self, part: Trapezoid, rows: Indices, diagonal: Diagonal = "stored", ks: Indices | None = None
     ) -> None:
         self._part, self._rows, self._diagonal, self._ks = part, rows, diagonal, ks
-        self._cuts: dict[tuple[int, int], tuple[list[_Cut], list[slice]]] = {}
+        self._bands: dict[tuple[int, int], tuple[list[list[_Cut]], list[slice]]] = {}
 
     def __call__(self, operations: Operations, g: Gemm) -> None:
-        """Multiply the parts that count completely, and the tiles on the diagonal."""
-        c, beta, target = g.c, g.beta, g.target
-        cuts, rest = self._cut(operations, g.start, g.left.shape[1])
-        for cut in cuts:
+        """Multiply the parts that count completely, and the tiles on the diagonal, in bands of rows."""
+        bands, rest = self._cut(operations, g.start, g.left.shape[1])
+        for across in rest:
+            if g.beta != 0 and g.c is not None:
+                operations.copy_where(g.target[across], g.c[across], None)
+            if g.beta != 1:
+                scale(g.target[across], g.beta)
+        operations.concurrently([partial(self._multiply, operations, g, band) for band in bands])
+
+    def _multiply(self, operations: Operations, g: Gemm, band: Iterable[_Cut]) -> None:
+        for cut in band:
             factors = g.left[cut.across, cut.along]
             if cut.mask is not None:
                 factors = self._masked(operations, factors, cut.mask, cut.diagonal)
-            old = c[cut.across] if c is not None and cut.first else None
-            operations.gemm(
-                g.alpha,
-                factors,
-                g.right[cut.along],
-                beta if cut.first else 1,
-                target[cut.across],
-                g.compute,
-                old,
-            )
-        for across in rest:
-            if beta != 0 and c is not None:
-                operations.copy_where(target[across], c[across], None)
-            if beta != 1:
-                scale(target[across], beta)
+            old = g.c[cut.across] if g.c is not None and cut.first else None
+            beta = g.beta if cut.first else 1
+            operations.gemm(g.alpha, factors, g.right[cut.along], beta, g.target[cut.across], g.compute, old)
 
-    def _cut(self, operations: Operations, start: int, width: int) -> tuple[list[_Cut], list[slice]]:
-        """Return the parts for some indices of k, and the rows without any; both are made once."""
-        if (start, width) not in self._cuts:
+    def _cut(self, operations: Operations, start: int, width: int) -> tuple[list[list[_Cut]], list[slice]]:
+        """Return the parts for some indices of k by bands, and the rows without any; both are made once."""
+        if (start, width) not in self._bands:
             ks = np.arange(start, start + width) if self._ks is None else self._ks
-            xp = operations.xp
-            cuts: list[_Cut] = []
-            begun = bytearray(len(self._rows))  # whether a row has had a part: all rows of a part, or none
-            places = xp.asarray(self._rows), xp.asarray(ks)
-            for along, across, cut in self._part.T.parts(ks, self._rows, _finest(operations, width)):
-                mask = on_diagonal = None
-                if cut:
-                    rows, cols = places[0][across], places[1][along]
-                    mask = self._part.T.mask(cols, rows).T  # in C order
-                    on_diagonal = None if self._diagonal == "stored" else rows[:, None] == cols
-                cuts.append(_Cut(along, across, mask, on_diagonal, first=not begun[across.start]))
-                begun[across] = b"\1" * (across.stop - across.start)
-            self._cuts[start, width] = cuts, _gaps((cut.across for cut in cuts if cut.first), len(begun))
-        return self._cuts[start, width]
+            places = operations.xp.asarray(self._rows), operations.xp.asarray(ks)
+            count = len(self._rows)
+            step = operations.band or max(1, count)
+            bands = [
+                list(self._band(operations, at, min(at + step, count), ks, places))
+                for at in range(0, count, step)
+            ]
+            first = (cut.across for band in bands for cut in band if cut.first)
+            self._bands[start, width] = [band for band in bands if band], _gaps(first, count)
+        return self._bands[start, width]
+
+    def _band(
+        self, operations: Operations, top: int, bottom: int, ks: Indices, places: tuple[Array, Array]
+    ) -> Iterator[_Cut]:
+        """Yield the parts of some rows. ``places`` are the indices of rows and k on the device."""
+        begun = bytearray(bottom - top)  # whether a row has had a part: all rows of a part, or none
+        finest = _finest(operations, len(ks))
+        for along, rows, cut in self._part.T.parts(ks, self._rows[top:bottom], finest):
+            across = slice(top + rows.start, top + rows.stop)
+            mask = on_diagonal = None
+            if cut:
+                down, over = places[0][across], places[1][along]
+                mask = self._part.T.mask(over, down).T  # in C order
+                on_diagonal = None if self._diagonal == "stored" else down[:, None] == over
+            yield _Cut(along, across, mask, on_diagonal, first=not begun[rows.start])
+            begun[rows] = b"\1" * (rows.stop - rows.start)
 
     def _masked(self, operations: Operations, factors: Array, mask: Array, on_diagonal: Array) -> Array:
         xp = operations.xp

@@ -15,10 +15,13 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.dense import factor_panels, panel_shape
+from pblasmp.engines.gpu import factor_panels as factor_panels_of_gpus
 from pblasmp.engines.gpu.kernels import factor
 from pblasmp.engines.gpu.kernels.factor import FactorKernels
+from pblasmp.engines.gpu.peers.deliveries import Deliveries
 from tests.helpers import factor_cases
 from tests.helpers.factor_cases import CASES, TYPES, failures, panels_of
+from tests.helpers.fakelt import FakeLt
 from tests.helpers.lengths import in_turn
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -148,3 +151,32 @@ def test_nothing_waits_for_a_panel(lib: Any, ctx: Any) -> None:
                 waits.append(len(lib.gpu.did("synchronize")) + lib.gpu.copies.count("asnumpy"))
     assert waits[:4] == waits[4:]
     assert all(waits)
+
+
+def deliveries(comm: Any, path: str) -> Any:
+    """Which panels copy engines deliver: the same on every rank, in the order of the panels; NCCL sends the others."""
+    sent: list[Any] = []
+
+    def deliver(_: Any, stream: str, i: int, root: int, nbytes: int, beside: Any = ()) -> None:
+        sent.append((stream, i, root, nbytes, [size for _, size in beside]))
+
+    with (
+        machine(path, Multiplying, comm=comm, lt=FakeLt()) as lib,
+        mock.patch.object(Deliveries, "deliver", deliver),
+        pb.Context(comm, engine="cublasmp") as ctx,
+        panels_of(ctx, 4),
+    ):
+        a = ctx.eye(pb.MatrixDescriptor((24, 24), (4, 4), pb.Grid(1, comm.size), order="F"))
+        for least, count in ((0, 6), (8 * 4 * 10, 4), (1 << 30, 0)):
+            sent.clear()
+            lib.gpu.events.clear()
+            with mock.patch.object(factor_panels_of_gpus, "_LARGE", least):
+                pb.cholesky(a, out=a)
+            wanted = [("ahead", k % 3, k % comm.size, 8 * 4 * (24 - 4 * k), [4, 16]) for k in range(count)]
+            by_nccl = len(lib.gpu.did("broadcast"))
+            yield f"{least}", None if (sent, by_nccl) == (wanted, 3 * (6 - count)) else f"{sent} {by_nccl}"
+
+
+@starts_ranks
+def test_large_panels_are_delivered(stand_in: Any) -> None:
+    run_mpi(deliveries, 2, path=stand_in(1000))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FLAGS", "MESSAGES", "PIECES", "PUSHED", "RANGES", "SLOTS", "FlagRange"]
+__all__ = ["CHUNKS", "FLAGS", "MESSAGES", "PIECES", "PUSHED", "RANGES", "ROOMS", "SLOTS", "FlagRange"]
 
-FLAGS = 64
+FLAGS = 80
 """How many flags every rank has from every other one."""
 
 
@@ -44,7 +44,9 @@ PUSHED = FlagRange("chunk of A", 0, 8), FlagRange("chunk of B", 8, 8)
 PIECES = FlagRange("piece of a tensor-parallel product", 16, 16)
 MESSAGES = FlagRange("message in box", 32, 16)
 SLOTS = FlagRange("free slot of box", 48, 16)
-RANGES = (*PUSHED, PIECES, MESSAGES, SLOTS)
+CHUNKS = FlagRange("chunk of a delivery", 64, 12)
+ROOMS = FlagRange("free buffer of deliveries", 76, 3)
+RANGES = (*PUSHED, PIECES, MESSAGES, SLOTS, CHUNKS, ROOMS)
 
 _ENDS = [flags.first + flags.count for flags in RANGES]
 if any(
