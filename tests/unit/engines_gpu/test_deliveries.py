@@ -79,7 +79,7 @@ def test_a_rank_passes_chunks_on_before_it_has_them_all():
 def test_no_signal_can_be_left_out():
     with mock.patch.object(deliveries, "_ALIGNED", 16):  # several chunks of little memory
         peers = Peers(3)
-        Delivered(peers, 5)
+        Delivered(peers, 5, 4)
         names = peers.gpus[1].names
         peers.run(0)
         missed = []
@@ -87,7 +87,7 @@ def test_no_signal_can_be_left_out():
             for seed in range(12):
                 peers = Peers(3, skip=(1, number))
                 try:
-                    Delivered(peers, 5).run(seed)
+                    Delivered(peers, 5, 4).run(seed)
                 except (Fault, AssertionError):
                     break
             else:
