@@ -26,6 +26,7 @@ from tests.helpers.factor_cases import (
     relative,
     too_large,
 )
+from tests.helpers.lengths import draws, only_long
 
 
 def faults_of(outcomes):
@@ -38,7 +39,7 @@ def faults_of(outcomes):
 def test_every_layout(ctx, case, dtype):
     rng = np.random.default_rng(91)
     found = []
-    for turn in range(12):
+    for turn in range(draws(4, long=12)):
         least = 0 if turn % 2 else queued._LARGE  # copy engines deliver small panels, too
         with panels_of(ctx, int(rng.integers(1, 9))), mock.patch.object(queued, "_LARGE", least):
             found += faults_of([case(ctx, rng, dtype)])
@@ -57,9 +58,19 @@ def matrix(ctx, rng, values):
     return ctx.scatter(values, layout(rng, values.shape, ctx.size, block=block, dtype=values.dtype.name))
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("n", [1025, 2300])
-def test_large_cholesky(ctx, dtype, n):
+def sizes(small, large):
+    """Sizes with types: all of the small ones; of the large ones a real and a complex type, or all."""
+    few = [dtype for dtype in TYPES if dtype in ("float64", "complex64")]
+    others = [(each, dtype) for each in large for dtype in TYPES if dtype not in few]
+    return [
+        *((each, dtype) for each in small for dtype in TYPES),
+        *((each, dtype) for each in large for dtype in few),
+        *only_long(*others),
+    ]
+
+
+@pytest.mark.parametrize(("n", "dtype"), sizes([1025], [2300]))
+def test_large_cholesky(ctx, n, dtype):
     """In panels of the engine's own choice."""
     rng = np.random.default_rng(93)
     whole, right = positive(rng, n, dtype), random(rng, (n, 70), dtype)
@@ -79,9 +90,10 @@ def test_large_cholesky(ctx, dtype, n):
         assert not wrong, f"{uplo} {wrong}"
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shape", [(1025, 1025), (2300, 2300), (3000, 700), (700, 1500), (20_000, 40)])
-def test_large_lu(ctx, dtype, shape):
+@pytest.mark.parametrize(
+    ("shape", "dtype"), sizes([(1025, 1025), (700, 1500), (20_000, 40)], [(2300, 2300), (3000, 700)])
+)
+def test_large_lu(ctx, shape, dtype):
     rng = np.random.default_rng(94)
     (m, n), least = shape, min(shape)
     whole = random(rng, shape, dtype)
@@ -107,9 +119,8 @@ def test_large_lu(ctx, dtype, shape):
     assert not too_large(**errors), errors
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shape", [(1025, 1025), (3000, 700), (700, 1500), (20_000, 40)])
-def test_large_qr(ctx, dtype, shape):
+@pytest.mark.parametrize(("shape", "dtype"), sizes([(1025, 1025), (700, 1500), (20_000, 40)], [(3000, 700)]))
+def test_large_qr(ctx, shape, dtype):
     rng = np.random.default_rng(95)
     (m, n), least = shape, min(shape)
     whole = random(rng, shape, dtype)
