@@ -24,8 +24,8 @@ _PANEL = (
     1024  # equations solved at a time: with more, more of A is copied; with fewer, the ranks meet more often
 )
 _LEAST = 4096  # equations; with fewer, the meetings take as long as copying A
-_LEAST_OF_GPUS = 8192  # and a single right-hand side; more are not measured
 _THIN = 32  # needs so many times as many equations as right-hand sides
+_LEAST_OF_GPUS, _THIN_OF_GPUS = 8192, 1024  # likewise on GPUs
 
 
 class StationarySolve(SteppedProduct):
@@ -103,7 +103,7 @@ class StationarySolveMethod(Method):
         """Return less than the cost of slabs if there are few right-hand sides."""
         order = problem.a.shape[0]
         columns = problem.d.shape[1 if problem.side == "L" else 0]
-        least, thin = (_LEAST_OF_GPUS, order) if engine.traits.queues else (_LEAST, _THIN)
+        least, thin = (_LEAST_OF_GPUS, _THIN_OF_GPUS) if engine.traits.queues else (_LEAST, _THIN)
         few = order >= max(least, thin * columns) and problem.a.grid.size > 1
         return 1.5 if few else 9.0
 

@@ -135,8 +135,8 @@ def test_a_much_larger_operand_stays(problem, stays):
     assert choose(on, problem, Options(), None)[0].name != "stationary"  # GPUs: not measured
 
 
-@pytest.mark.parametrize(("columns", "order", "stays"), [(1, 8192, True), (2, 8192, False), (1, 8191, False)])
-def test_on_gpus_a_large_triangle_stays_for_a_single_right_hand_side(columns, order, stays):
+@pytest.mark.parametrize(("columns", "order", "stays"), [(8, 8192, True), (9, 8192, False), (1, 8191, False)])
+def test_on_gpus_a_large_triangle_stays_for_few_right_hand_sides(columns, order, stays):
     on = engine((tuple(range(GRID.size)),), Memory(1 << 40), queues=True)
     for side in "LR":
         problem = triangle_and_columns("trsm", columns, order=order, side=side)
