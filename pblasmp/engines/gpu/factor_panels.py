@@ -20,7 +20,7 @@ Array = Any
 
 _LANE = "ahead"
 _BUFFERS = Deliveries.count  # one is read by the update, one by the panel ahead, one arrives
-_LARGE = 4 << 20  # bytes of a panel that copy engines deliver, at least
+_LARGE = 64 << 20  # bytes of a panel that copy engines deliver, at least: they begin later than NCCL
 
 
 class QueuedPanels(OwnPanels):
