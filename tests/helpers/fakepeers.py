@@ -691,19 +691,19 @@ def _number(address: int) -> list[View]:
 class Call:
     """What ``one_kernel.cu`` does, in two or three steps, each of which waits for all ranks' one before.
 
-    A box holds a rank's tiles as one matrix.
+    A box holds a rank's tiles as one matrix. So does an inbox, which is empty again once it was read.
     """
 
     def __init__(self, gpu: FakePeer, kernel: Any, job: Any, epoch: int) -> None:
         self.gpu, self.kernel, self.job = gpu, kernel, job
-        self.boxes, self.at = job.boxes[epoch & 1], gpu.peers.of
+        self.boxes, self.inboxes, self.at = job.boxes[epoch & 1], job.inboxes[epoch & 1], gpu.peers.of
         self.others = [rank for rank in range(gpu.size) if rank != gpu.rank]
         arrivals = gpu.peers.arrivals
         self.done = [arrivals.setdefault((rank, f"one_kernel {epoch}"), []) for rank in range(gpu.size)]
 
-    def box(self, rank: int, source: int, like: View) -> View:
+    def box(self, rank: int, source: int, like: View, boxes: Sequence[int] = ()) -> View:
         tiles = self.kernel.tiles
-        at = self.boxes[rank] + source * tiles.count * tiles.image_bytes
+        at = (boxes or self.boxes)[rank] + source * tiles.count * tiles.image_bytes
         return View(at, like.rows, like.cols, like.cols, like.dtype)
 
     def product(self, rows: slice) -> np.ndarray:
@@ -740,7 +740,9 @@ class Call:
         """Queue all steps."""
         job, me = self.job, self.gpu.rank
         outs = [job.d, *([self.box(me, me, job.d)] if job.copies else [])]
-        if self.kernel.sums:
+        if self.kernel.tiles.parts == "exchanged":
+            self._queue_exchange()
+        elif self.kernel.sums:
             self._queue_sums(outs)
         else:
             everything = slice(None)
@@ -766,24 +768,54 @@ class Call:
             rank: View(0, share[rank].stop - share[rank].start, job.d.cols, 0, job.d.dtype)
             for rank in self.others
         }
-        pulls = self.kernel.tiles.pulls  # parts are in the boxes of the rank that has computed them
-        parts = {
-            rank: self.box(me, rank, like[rank]) if pulls else self.box(rank, me, like[rank])
-            for rank in self.others
-        }
+        way = self.kernel.tiles.parts
+        boxes = self.inboxes if way == "stored" else self.boxes
+        # fetched parts are in the boxes of the rank that has computed them
+        box = lambda to, of, like: self.box(*((of, to) if way == "fetched" else (to, of)), like, boxes)  # noqa: E731
+        parts = {rank: box(rank, me, like[rank]) for rank in self.others}
         self.step(
             "sends",
-            lambda: [self.put([view], self.product(share[rank])) for rank, view in parts.items()],
+            lambda: [self.send(view, self.product(share[rank])) for rank, view in parts.items()],
             [job.x, job.w],
             list(parts.values()),
         )
-        mine = [self.box(rank, me, job.d) if pulls else self.box(me, rank, job.d) for rank in self.others]
+        mine = [box(me, rank, job.d) for rank in self.others]
+        take = self.take if way == "stored" else lambda view: self.at(view).astype(float)
         self.step(
             "sums",
-            lambda: self.put(
-                outs,
-                self.finished(self.product(share[me]) + sum(self.at(view).astype(float) for view in mine)),
-            ),
+            lambda: self.put(outs, self.finished(self.product(share[me]) + sum(map(take, mine)))),
             [job.x, job.w, *mine],
-            outs,
+            [*outs, *(mine if way == "stored" else [])],
         )
+
+    def _queue_exchange(self) -> None:
+        """Every rank stores its part of everything into the inboxes of all others, and adds all."""
+        job, me, everything = self.job, self.gpu.rank, slice(None)
+        inbox = lambda to, of: self.box(to, of, job.d, self.inboxes)  # noqa: E731
+        theirs, mine = ([inbox(*pair) for pair in pairs] for pairs in (
+            [(rank, me) for rank in self.others], [(me, rank) for rank in self.others],
+        ))  # fmt: skip
+        self.step(
+            "sends",
+            lambda: [self.send(view, self.product(everything)) for view in theirs],
+            [job.x, job.w],
+            theirs,
+        )
+        self.step(
+            "sums",
+            lambda: self.put([job.d], self.finished(self.product(everything) + sum(map(self.take, mine)))),
+            [job.x, job.w, *mine],
+            [job.d, *mine],
+        )
+
+    def send(self, view: View, part: np.ndarray) -> None:
+        """Store a part; into an inbox only if it is empty."""
+        if self.kernel.tiles.parts in ("stored", "exchanged") and self.at(view).astype(float).any():
+            raise Fault(f"rank {self.gpu.rank} stores a part into an inbox that was not emptied")
+        self.put([view], part)
+
+    def take(self, view: View) -> np.ndarray:
+        """Return a part from this rank's inbox, and empty it."""
+        part = self.at(view).astype(float)
+        self.put([view], np.zeros_like(part))
+        return part

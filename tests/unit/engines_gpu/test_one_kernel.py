@@ -204,11 +204,11 @@ def test_tiles_fill_the_multiprocessors():
 
 def test_parts_are_fetched_where_that_is_hidden():
     """By the owner of two, if a tile takes as long as its transfer; more ranks are sent what they add."""
-    pulls = lambda form, ranks, inputs: tiling(form, ranks, 2048, 1792, inputs, 132).pulls  # noqa: E731
-    assert [pulls("matmul_reduce_scatter", 2, inputs) for inputs in (1024, 2048)] == [False, True]
-    assert not pulls("matmul_reduce_scatter", 4, 2048)
-    assert pulls("matmul_allreduce", 2, 1024)
-    assert not pulls("matmul_allgather", 2, 2048)
+    fetches = lambda form, ranks, inputs: tiling(form, ranks, 2048, 1792, inputs, 132).parts == "fetched"  # noqa: E731
+    assert [fetches("matmul_reduce_scatter", 2, inputs) for inputs in (1024, 2048)] == [False, True]
+    assert not fetches("matmul_reduce_scatter", 4, 2048)
+    assert fetches("matmul_allreduce", 2, 1024)
+    assert not fetches("matmul_allgather", 2, 2048)
 
 
 ORDER = """
@@ -297,7 +297,8 @@ class _Packed(ctypes.Structure):
 
     _fields_ = (
         ("maps", ctypes.c_char * 128 * 5), ("control", ctypes.c_uint64), ("flags", ctypes.c_uint64 * 3),
-        ("boxes", ctypes.c_uint64 * 3 * 2), ("bias", ctypes.c_uint64), ("starts", ctypes.c_int * 4),
+        ("boxes", ctypes.c_uint64 * 3 * 2),
+        ("inboxes", ctypes.c_uint64 * 3 * 2), ("bias", ctypes.c_uint64), ("starts", ctypes.c_int * 4),
         ("row_blocks", ctypes.c_int), ("col_blocks", ctypes.c_int), ("steps", ctypes.c_int), ("rank", ctypes.c_int),
         ("cols", ctypes.c_int), ("capacity", ctypes.c_int), ("tiles", ctypes.c_int),
         ("activation", ctypes.c_int), ("bias_is_float", ctypes.c_int), ("alpha", ctypes.c_float),
@@ -311,7 +312,8 @@ def test_packed_arguments():
     kernel._map = lambda matrix, box: f"{matrix.address} {box}".encode().ljust(128)  # type: ignore[method-assign]
     x, w, d = View(1, 120, 100, 104, HALF), View(2, 72, 100, 104, HALF), View(3, 40, 72, 80, HALF)
     copies = [View(10, 40, 72, 80, HALF), None, View(12, 39, 72, 80, HALF)]
-    job = KernelJob(x, w, d, [0, 40, 80, 119], 20, [21, 22, 23], [[30, 31, 32], [40, 41, 42]], 7, 1, copies,
+    job = KernelJob(x, w, d, [0, 40, 80, 119], 20, [21, 22, 23], [[30, 31, 32], [40, 41, 42]],
+              [[60, 61, 62], [70, 71, 72]], 7, 1, copies,
               View(50, 1, 72, 72, np.dtype(np.float32)), "gelu", 0.5)  # fmt: skip
     packed = kernel._packed(job)
     assert len(packed) == kernels.job_bytes(3) == -(-ctypes.sizeof(_Packed) // 64) * 64
@@ -322,6 +324,7 @@ def test_packed_arguments():
         *(f"{address} (128, {chunk})" for address in (10, 3, 12)),
     ]  # fmt: skip
     assert (got.control, list(got.flags), [list(b) for b in got.boxes]) == (20, [21, 22, 23], job.boxes)
+    assert [list(b) for b in got.inboxes] == job.inboxes
     assert (got.bias, got.bias_is_float) == (50, 1)
     assert (list(got.starts), got.steps, got.rank, got.cols) == ([0, 40, 80, 119], 2, 1, 72)
     assert (got.capacity, got.tiles, got.activation, got.alpha) == (7, kernel.tiles.count, 2, 0.5)
@@ -329,12 +332,12 @@ def test_packed_arguments():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_source_has_its_macros(form):
-    text = kernels.source(form, "float16", 4, 128, 2, 2, 5, True)
+    text = kernels.source(form, "float16", 4, 128, 2, 2, 5, "stored")
     head, body = text.split("// SPDX", 1)
     assert f"#define FORM {FORMS.index(form)}\n" in head
     assert "m64n128k16.f32.f16.f16" in head
     assert head.count('"+f"') == 64
     assert all(
         f"#define {name} " not in body
-        for name in ("FORM", "RANKS", "BN", "CLUSTER", "STAGES", "SLOTS", "PULLS")
+        for name in ("FORM", "RANKS", "BN", "CLUSTER", "STAGES", "SLOTS", "PARTS")
     )

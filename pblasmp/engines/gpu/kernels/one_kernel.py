@@ -18,10 +18,13 @@ from ....errors import StatusError
 from ..peers.windows import check_driver
 from .views import View
 
-__all__ = ["FORMS", "TILE_ROWS", "KernelJob", "OneKernel", "Tiling", "tiling"]
+__all__ = ["FORMS", "PARTS", "TILE_ROWS", "KernelJob", "OneKernel", "Tiling", "tiling"]
 
 FORMS = ("matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 """What the kernel does, by the number that ``FORM`` has in it."""
+
+PARTS = ("sent", "fetched", "stored", "exchanged")
+"""How parts of sums get to the ranks that add them, by the number that ``PARTS`` has in the kernel."""
 
 TILE_ROWS = 128
 _STEP = 64  # inputs of a step of k
@@ -29,6 +32,7 @@ _WIDTHS = 64, 128, 192, 224, 256
 _CLUSTERS = 1, 2
 _FEWEST_STAGES, _ENOUGH_STAGES = 3, 4
 _PAIR = 2
+_WIDEST_EXCHANGE = 128  # whose parts have room in registers beside the next tile's sums
 _HIDES_PULLS = {"matmul_reduce_scatter": 1536, "matmul_allreduce": 1024}
 """Inputs of a rank with which it takes as long to multiply a tile as to fetch one."""
 _THREADS = 384
@@ -55,7 +59,7 @@ class Tiling:
         slots: finished tiles that a block may keep while it multiplies the next.
         stages: steps of k whose operands are loaded ahead.
         buffers: parts of tiles that a block can hold of other ranks' results.
-        pulls: whether ranks fetch what others have computed of their tiles; else it is sent to them.
+        parts: one of ``PARTS``: how ranks get what others have computed of their tiles; "exchanged" if all ranks add all.
     """
 
     width: int
@@ -65,7 +69,7 @@ class Tiling:
     slots: int
     stages: int
     buffers: int
-    pulls: bool
+    parts: str
 
     @property
     def count(self) -> int:
@@ -88,7 +92,9 @@ class Tiling:
         return self.stages * _step_bytes(self.width) + _other_bytes(self.width, self.slots, self.buffers)
 
 
-def tiling(form: str, ranks: int, rows: int, cols: int, inputs: int, blocks: int) -> Tiling:
+def tiling(
+    form: str, ranks: int, rows: int, cols: int, inputs: int, blocks: int, *, exchanges: bool = False
+) -> Tiling:
     """Return how to cut a product into tiles. The same on every rank. Local.
 
     Args:
@@ -97,10 +103,12 @@ def tiling(form: str, ranks: int, rows: int, cols: int, inputs: int, blocks: int
         rows, cols: of the largest share of a rank.
         inputs: that a rank multiplies.
         blocks: that run at once, one on a multiprocessor.
+        exchanges: whether all ranks add all rows, which are then ``rows``.
     """
-    buffers = 0 if form == "matmul_reduce_scatter" else 2
-    pulls = ranks == _PAIR and inputs >= _HIDES_PULLS.get(form, inputs + 1)
-    shares = 1 if form == "matmul_allgather" else ranks
+    buffers = 0 if form == "matmul_reduce_scatter" or exchanges else 2
+    fetches = ranks == _PAIR and inputs >= _HIDES_PULLS.get(form, inputs + 1)
+    parts = "exchanged" if exchanges else "fetched" if fetches else "sent"
+    shares = 1 if form == "matmul_allgather" or exchanges else ranks
 
     def share(width: int, cluster: int) -> tuple[int, int]:
         return -(-rows // (TILE_ROWS * cluster)) * cluster, -(-cols // width)
@@ -115,12 +123,14 @@ def tiling(form: str, ranks: int, rows: int, cols: int, inputs: int, blocks: int
         (width, cluster)
         for width in _WIDTHS
         for cluster in _CLUSTERS
-        if blocks >= cluster and _stages(width, 1, buffers) >= _FEWEST_STAGES
+        if blocks >= cluster
+        and _stages(width, 1, buffers) >= _FEWEST_STAGES
+        and not (exchanges and width > _WIDEST_EXCHANGE)
     ]
     width, cluster = min(ways, key=lambda way: (cost(*way), -way[0], share(*way), -way[1]))
     slots = 2 if _stages(width, 2, buffers) >= _ENOUGH_STAGES else 1
     return Tiling(
-        width, *share(width, cluster), cluster, slots, _stages(width, slots, buffers), buffers, pulls
+        width, *share(width, cluster), cluster, slots, _stages(width, slots, buffers), buffers, parts
     )
 
 
@@ -149,8 +159,8 @@ class KernelJob:
         x, w: the operands; W is outputs × inputs.
         d: this rank's tiles of D.
         starts: where each rank's share of the rows of X begins, and where the last ends.
-        control: two words: how many calls there were before this one, and how many blocks have ended.
-        flags, boxes: of every rank; the boxes of even and of odd calls.
+        control: one word of 64 bits: how many calls there were before this one, and how many blocks have ended.
+        flags, boxes, inboxes: of every rank; boxes and inboxes of even and of odd calls.
         capacity: how many flags there are for each source.
         rank: this one.
         copies: where each rank's results belong; None for this rank's.
@@ -166,6 +176,7 @@ class KernelJob:
     control: int
     flags: Sequence[int]
     boxes: Sequence[Sequence[int]]
+    inboxes: Sequence[Sequence[int]]
     capacity: int
     rank: int
     copies: Sequence[View | None] = ()
@@ -230,7 +241,8 @@ class OneKernel:
             *(self._map(view, box) if view else bytes(_MAP_BYTES) for view in results),
         ]  # fmt: skip
         addresses = [
-            job.control, *job.flags, *job.boxes[0], *job.boxes[1], job.bias.address if job.bias else 0,
+            job.control, *job.flags, *job.boxes[0], *job.boxes[1], *job.inboxes[0], *job.inboxes[1],
+            job.bias.address if job.bias else 0,
         ]  # fmt: skip
         numbers = [
             *starts, tiles.row_blocks, tiles.col_blocks, -(-job.w.cols // _STEP), job.rank, job.d.cols,
@@ -265,7 +277,7 @@ def _loaded(device: int, form: str, dtype: str, ranks: int, tiles: Tiling) -> An
     """Return the kernel's function on a GPU, the current one; it stays there for the process's other plans. Local."""
     from cuda.bindings import driver
 
-    text = source(form, dtype, ranks, tiles.width, tiles.cluster, tiles.slots, tiles.stages, tiles.pulls)
+    text = source(form, dtype, ranks, tiles.width, tiles.cluster, tiles.slots, tiles.stages, tiles.parts)
     status, module = driver.cuModuleLoadData(_compiled(text))
     check_driver((status,))
     status, function = driver.cuModuleGetFunction(module, b"one_kernel")
@@ -326,12 +338,12 @@ def source(
     cluster: int,
     slots: int,
     stages: int,
-    pulls: bool,
+    parts: str,
 ) -> str:
     """Return the kernel's source, with its macros. Local."""
     macros = {
         "FORM": FORMS.index(form), "HALF": int(dtype == "float16"), "RANKS": ranks, "BN": width,
-        "CLUSTER": cluster, "SLOTS": slots, "STAGES": stages, "PULLS": int(pulls),
+        "CLUSTER": cluster, "SLOTS": slots, "STAGES": stages, "PARTS": PARTS.index(parts),
         "JOB_BYTES": job_bytes(ranks), "WGMMA(d, a, b, adds)": _wgmma(dtype, width),
     }  # fmt: skip
     lines = [f"#define {name} {value}" for name, value in macros.items()]
@@ -340,7 +352,7 @@ def source(
 
 def job_bytes(ranks: int) -> int:
     """Return the size of the kernel's ``struct Job``. Local."""
-    addresses, numbers = 2 + 3 * ranks, ranks + 11
+    addresses, numbers = 2 + 5 * ranks, ranks + 11
     used = (2 + ranks) * _MAP_BYTES + 8 * addresses + 4 * numbers
     return -(-used // _MAP_ALIGN_BYTES) * _MAP_ALIGN_BYTES
 

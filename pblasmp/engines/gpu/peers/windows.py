@@ -23,10 +23,13 @@ from ..runtime.nccl import Nccl
 from ..runtime.runtime import GpuRuntime
 from .flags import FLAGS, SLOTS
 
-__all__ = ["ONE_KERNEL_FLAGS", "Buffer", "Windows", "check_driver", "open_windows"]
+__all__ = ["ONE_KERNEL_FLAGS", "ONE_KERNEL_INBOXES", "Buffer", "Windows", "check_driver", "open_windows"]
 
 ONE_KERNEL_FLAGS = "one_kernel flags"
 """The symmetric buffer of the flags of ``one_kernel.cu``."""
+
+ONE_KERNEL_INBOXES = "one_kernel inboxes"
+"""That of its inboxes, whose words are 0 until they have come."""
 
 KINDS = "end", "between"
 """Barriers: of one product and the next; within a product."""
@@ -245,9 +248,10 @@ class Windows:
         self._cuda.memsetAsync(at, _FAR, 4 * len(KINDS) * self.size, stream.ptr)
         ups = int(self._up.data.ptr)
         self._cuda.memcpyAsync(at + self._first, ups, 4 * FLAGS * self.size, copy, stream.ptr)
-        counts = self.buffer(ONE_KERNEL_FLAGS)
-        if counts.nbytes:
-            self._cuda.memsetAsync(counts.peers[self.rank], _FAR, counts.nbytes, stream.ptr)
+        for name in (ONE_KERNEL_FLAGS, ONE_KERNEL_INBOXES):
+            awaited = self.buffer(name)
+            if awaited.nbytes:
+                self._cuda.memsetAsync(awaited.peers[self.rank], _FAR, awaited.nbytes, stream.ptr)
 
     def _offset(self, number: int, source: int) -> int:
         if not 0 <= number < FLAGS:

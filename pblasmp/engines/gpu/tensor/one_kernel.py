@@ -23,7 +23,7 @@ from ...request import Options
 from ...tensor.pieces import offsets, shares
 from ..kernels.one_kernel import TILE_ROWS, KernelJob, OneKernel, Tiling, tiling
 from ..kernels.views import View
-from ..peers.windows import ONE_KERNEL_FLAGS
+from ..peers.windows import ONE_KERNEL_FLAGS, ONE_KERNEL_INBOXES
 from ..runtime.gpu import Gpu
 from ..types import carried
 from .base import CopyProduct, Views
@@ -43,6 +43,7 @@ class _OneKernel(CopyProduct):
 
     name = "one_kernel"
     starts: Sequence[int]  # of the ranks' shares of the rows
+    exchanges = False  # whether all ranks add all rows
 
     @classmethod
     def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:
@@ -78,7 +79,9 @@ class _OneKernel(CopyProduct):
         self._cut()
         rows, cols = self._share()
         inputs = sum(self.p.inputs) // len(self.p.inputs)
-        self.tiles: Tiling = tiling(self.form, self.size, rows, cols, inputs, self.gpu.multiprocessors)
+        self.tiles: Tiling = tiling(
+            self.form, self.size, rows, cols, inputs, self.gpu.multiprocessors, exchanges=self.exchanges
+        )
         self.kernel = OneKernel(self.form, self.p.dtype, self.size, self.tiles)
 
     def _cut(self) -> None:
@@ -91,11 +94,15 @@ class _OneKernel(CopyProduct):
         return high, self.p.outputs[0]
 
     def _buffers(self) -> dict[str, int]:
-        boxes = 2 * self.size * self.tiles.count
-        return {
-            "one_kernel": boxes * self.tiles.image_bytes,
-            ONE_KERNEL_FLAGS: _CONTROL_BYTES + _KINDS * boxes * np.dtype(np.uint32).itemsize,
-        }
+        boxes, parts = 2 * self.size * self.tiles.count, self.tiles.parts
+        flags = _CONTROL_BYTES + _KINDS * boxes * np.dtype(np.uint32).itemsize
+        stores = parts in ("stored", "exchanged")
+        copies = not self.exchanges and self.form != "matmul_reduce_scatter"
+        names = [
+            *([] if stores and not copies else ["one_kernel"]),
+            *([ONE_KERNEL_INBOXES] if stores else []),
+        ]
+        return dict.fromkeys(names, boxes * self.tiles.image_bytes) | {ONE_KERNEL_FLAGS: flags}
 
     def _start(self) -> None:
         self.gpu.use_current_stream()
@@ -131,16 +138,22 @@ class _OneKernel(CopyProduct):
 
     def _with_boxes(self, call: Views, w: View, **how: Any) -> KernelJob:
         gpu, flags = self.gpu, ONE_KERNEL_FLAGS
-        half = gpu.symmetric_bytes("one_kernel") // 2 // TILE_ROWS * TILE_ROWS
         words = (gpu.symmetric_bytes(flags) - _CONTROL_BYTES) // np.dtype(np.uint32).itemsize
         return KernelJob(
             w=w, rank=self.rank, starts=self.starts, capacity=words // (2 * _KINDS * self.size),
             control=gpu.symmetric(flags, self.rank),
             flags=[gpu.symmetric(flags, rank) + _CONTROL_BYTES for rank in range(self.size)],
-            boxes=[[gpu.symmetric("one_kernel", rank) + odd * half for rank in range(self.size)] for odd in (0, 1)],
+            boxes=self._halves("one_kernel"), inboxes=self._halves(ONE_KERNEL_INBOXES),
             bias=call.bias, activation=call.activation, alpha=float(complex(self.options.alpha).real),
             **how,
         )  # fmt: skip
+
+    def _halves(self, name: str) -> list[list[int]]:
+        """Return the address of every rank's buffer, for even and for odd calls; 0 if it is not needed. Local."""
+        if name not in self._buffers():
+            return [[0] * self.size] * 2
+        half = self.gpu.symmetric_bytes(name) // 2 // TILE_ROWS * TILE_ROWS
+        return [[self.gpu.symmetric(name, rank) + odd * half for rank in range(self.size)] for odd in (0, 1)]
 
 
 class OneKernelReduceScatter(_OneKernel):
@@ -161,7 +174,13 @@ class OneKernelAllReduce(_OneKernel):
     form = "matmul_allreduce"
 
     def _cut(self) -> None:
-        self.starts = offsets(shares(self.p.tokens[0], self.size))
+        self.exchanges = self._exchanges()
+        self.starts = (
+            [0, self.p.tokens[0]] if self.exchanges else offsets(shares(self.p.tokens[0], self.size))
+        )
+
+    def _exchanges(self) -> bool:
+        return False
 
     @classmethod
     def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:
@@ -170,6 +189,8 @@ class OneKernelAllReduce(_OneKernel):
         return super().why_not(gpu, p, options) or few
 
     def _job(self, call: Views, x: View, w: View, out: View) -> KernelJob:
+        if self.exchanges:
+            return self._with_boxes(call, w, x=x, d=out)
         parts = [out.lines(start, stop) for start, stop in pairwise(self.starts)]
         return self._with_boxes(
             call, w, x=x, d=parts[self.rank],
