@@ -17,7 +17,15 @@ import pytest
 
 from pblasmp.dtypes import DTYPES
 from pblasmp.engines.gpu.kernels import one_kernel as kernels
-from pblasmp.engines.gpu.kernels.one_kernel import FORMS, TILE_ROWS, KernelJob, OneKernel, tiling
+from pblasmp.engines.gpu.kernels.one_kernel import (
+    FORMS,
+    PARTS,
+    TILE_ROWS,
+    KernelJob,
+    OneKernel,
+    tiling,
+    way_of_parts,
+)
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.gpu.tensor import PRODUCTS
 from pblasmp.engines.gpu.tensor import one_kernel as algorithms
@@ -28,6 +36,16 @@ from tests.helpers.fakepeers import Fault, Peers
 
 HALF, BFLOAT = DTYPES["float16"], DTYPES["bfloat16"]
 SHARED_BYTES = 232448  # of a block on Hopper
+WAYS = [
+    *(("matmul_reduce_scatter", way) for way in PARTS if way != "exchanged"),
+    *(("matmul_allreduce", way) for way in PARTS), ("matmul_allgather", "sent"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def take(monkeypatch):
+    """Sets how parts travel."""
+    return lambda way: monkeypatch.setattr(algorithms, "way_of_parts", lambda *_: way)
 
 
 @pytest.fixture
@@ -91,48 +109,51 @@ class Product:
             np.testing.assert_array_equal(out.astype(float), expected.astype(float))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "way"), WAYS)
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("sizes", [(13, 40, 12), (30, 72, 9)])
-def test_products(small, form, size, sizes):
+def test_products(small, take, form, way, size, sizes):
     t, n, k = sizes
+    take(way)
     outputs = {"outputs": (*[8] * (size - 1), n - 8 * (size - 1))} if form == "matmul_allgather" else {}
     Product(Peers(size), form, (t, n, k), **outputs).run()
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_an_epilogue(small, form):
+@pytest.mark.parametrize(("form", "way"), WAYS)
+def test_an_epilogue(small, take, form, way):
+    take(way)
     outputs = {"outputs": (16, 24)} if form == "matmul_allgather" else {}
     bias = np.arange(-20, 20)
     Product(Peers(2), form, (13, 40, 12), bias=bias, activation="relu", alpha=2, **outputs).run()
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("seed", [1, 2, 3, None])
-def test_call_after_call_without_a_barrier(small, monkeypatch, form, seed):
+@pytest.mark.parametrize(("form", "way"), WAYS)
+@pytest.mark.parametrize("seed", [1, 2, None])
+def test_call_after_call_without_a_barrier(small, take, form, way, seed):
     """In any order that the flags allow: no rank's box is overwritten before it was read."""
+    take(way)
     outputs = {"outputs": (16, 16, 8)} if form == "matmul_allgather" else {}
     Product(Peers(3), form, (9, 40, 6), **outputs).run(times=4, seed=seed)
     outputs = {"outputs": (24, 16)} if outputs else {}
-    for hides in (0, 1000):  # two ranks fetch parts, or are sent them
-        monkeypatch.setattr(kernels, "_HIDES_PULLS", dict.fromkeys(FORMS, hides))
-        Product(Peers(2), form, (9, 40, 6), **outputs).run(times=4, seed=seed)
+    Product(Peers(2), form, (9, 40, 6), **outputs).run(times=4, seed=seed)
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_one_set_of_boxes_would_be_a_race(small, monkeypatch, size):
+@pytest.mark.parametrize(("form", "way"), [
+    ("matmul_reduce_scatter", "fetched"), ("matmul_reduce_scatter", "stored"), ("matmul_allreduce", "exchanged"),
+])  # fmt: skip
+def test_one_set_of_boxes_would_be_a_race(small, monkeypatch, take, form, way, size):
     """The model is not blind: with one set for all calls, a fast rank overwrites what a slow one still reads."""
     real = algorithms.KernelJob
 
     def run() -> None:
         for seed in range(20):
-            Product(Peers(size), "matmul_reduce_scatter", (9, 40, 6)).run(times=4, seed=seed)
+            Product(Peers(size), form, (9, 40, 6)).run(times=4, seed=seed)
 
-    monkeypatch.setattr(kernels, "_HIDES_PULLS", dict.fromkeys(FORMS, 0))
-    monkeypatch.setattr(
-        algorithms, "KernelJob", lambda **how: real(**(how | {"boxes": [how["boxes"][0], how["boxes"][0]]}))
-    )
-    with pytest.raises(Fault, match="being"):
+    take(way)
+    one = lambda how: {name: [how[name][0]] * 2 for name in ("boxes", "inboxes")}  # noqa: E731
+    monkeypatch.setattr(algorithms, "KernelJob", lambda **how: real(**(how | one(how))))
+    with pytest.raises(Fault, match="being|not emptied"):
         run()
 
 
@@ -180,13 +201,15 @@ def test_which_gpus_are_refused():
     assert "multiple of 8 outputs" in kind.why_not(Peers(2).gpus[0], odd, Options())
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "way"), WAYS)
 @pytest.mark.parametrize(
     ("rows", "cols"), [(1, 1), (128, 64), (129, 65), (2048, 1792), (4096, 3584), (8192, 6656)]
 )
 @pytest.mark.parametrize("blocks", [1, 114, 132])
-def test_tiles_cover_all_and_fit(form, rows, cols, blocks):
-    tiles = tiling(form, 2, rows, cols, 1024, blocks)
+def test_tiles_cover_all_and_fit(form, way, rows, cols, blocks):
+    tiles = tiling(form, 2, rows, cols, way, blocks)
+    assert tiles.parts == way
+    assert way != "exchanged" or tiles.width <= 128  # parts of more columns have no room in registers
     assert tiles.row_blocks * TILE_ROWS >= rows > (tiles.row_blocks - tiles.cluster) * TILE_ROWS
     assert tiles.col_blocks * tiles.width >= cols > (tiles.col_blocks - 1) * tiles.width
     assert tiles.row_blocks % tiles.cluster == 0
@@ -196,15 +219,15 @@ def test_tiles_cover_all_and_fit(form, rows, cols, blocks):
 
 
 def test_tiles_fill_the_multiprocessors():
-    width = lambda form, *sizes: tiling(form, 2, *sizes, 132).width  # noqa: E731
-    assert width("matmul_reduce_scatter", 512, 1024, 512) == 64  # 128 tiles, one round
-    assert width("matmul_reduce_scatter", 2048, 1792, 2048) == 224  # 256 tiles, two rounds
-    assert width("matmul_allreduce", 2048, 1792, 2048) == 128  # more travels: smaller last tiles
+    width = lambda form, *sizes, way="fetched": tiling(form, 2, *sizes, way, 132).width  # noqa: E731
+    assert width("matmul_reduce_scatter", 512, 1024) == 64  # 128 tiles, one round
+    assert width("matmul_reduce_scatter", 2048, 1792) == 224  # 256 tiles, two rounds
+    assert width("matmul_allreduce", 2048, 1792) == 128  # more travels: smaller last tiles
 
 
 def test_parts_are_fetched_where_that_is_hidden():
     """By the owner of two, if a tile takes as long as its transfer; more ranks are sent what they add."""
-    fetches = lambda form, ranks, inputs: tiling(form, ranks, 2048, 1792, inputs, 132).parts == "fetched"  # noqa: E731
+    fetches = lambda form, ranks, inputs: way_of_parts(form, ranks, 4096, 1792, inputs) == "fetched"  # noqa: E731
     assert [fetches("matmul_reduce_scatter", 2, inputs) for inputs in (1024, 2048)] == [False, True]
     assert not fetches("matmul_reduce_scatter", 4, 2048)
     assert fetches("matmul_allreduce", 2, 1024)
@@ -282,7 +305,7 @@ def test_a_kernel_is_loaded_once_on_each_gpu(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(kernels, "_compiled", lambda text: text)
     kernels._loaded.cache_clear()
-    narrow, wide = (tiling(FORMS[0], 2, rows, 1792, 2048, 132) for rows in (512, 2048))
+    narrow, wide = (tiling(FORMS[0], 2, rows, 1792, "fetched", 132) for rows in (512, 2048))
     asked = [(0, FORMS[0], narrow), (0, FORMS[0], wide), (0, FORMS[1], wide), (1, FORMS[0], narrow)]
     functions = []
     for here.device, form, tiles in asked * 3:
@@ -308,7 +331,7 @@ class _Packed(ctypes.Structure):
 def test_packed_arguments():
     """Against a declaration of the kernel's structure; the kernel itself asserts its size."""
     kernel = object.__new__(OneKernel)
-    kernel.ranks, kernel.tiles = 3, tiling("matmul_allreduce", 3, 40, 72, 100, 132)
+    kernel.ranks, kernel.tiles = 3, tiling("matmul_allreduce", 3, 40, 72, "sent", 132)
     kernel._map = lambda matrix, box: f"{matrix.address} {box}".encode().ljust(128)  # type: ignore[method-assign]
     x, w, d = View(1, 120, 100, 104, HALF), View(2, 72, 100, 104, HALF), View(3, 40, 72, 80, HALF)
     copies = [View(10, 40, 72, 80, HALF), None, View(12, 39, 72, 80, HALF)]

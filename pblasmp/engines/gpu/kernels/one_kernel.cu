@@ -259,7 +259,7 @@ __device__ void fetch_results(const Job& job, u32 buffers, Pieces pieces, u32 ep
 }
 
 // Finishes COUNT vectors of sums, and puts them into the staging.
-template <int COUNT> __device__ __forceinline__ void stage(const Job& job, float* sum, bool finishes, int first_col, u32 staging, int row, int vector, int lane) {
+template <int COUNT> __device__ __forceinline__ void finish(const Job& job, float* sum, bool finishes, int first_col, u32 staging, int row, int vector, int lane) {
   if (finishes && (job.bias || job.activation)) {
 #pragma unroll
     for (int j = 0; j < 2 * COUNT; j++) {
@@ -423,7 +423,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         add<VECTORS>(total, v);
       }
       if (m >= SLOTS) wait(vacant + 8 * slot, (m / SLOTS - 1) & 1);
-      stage<VECTORS>(job, total, true, t.col_block * BN, staging, row, 0, lane);
+      finish<VECTORS>(job, total, true, t.col_block * BN, staging, row, 0, lane);
       fence_proxies();
       asm volatile("bar.sync %0,128;" :: "r"(half + 1) : "memory");
       if (speaks) arrive(ready + 8 * slot);
@@ -505,7 +505,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         wait(vacant + 8 * slot, (n / SLOTS - 1) & 1);
       }
 #endif
-      stage<VECTORS>(job, sum, own, t.col_block * BN, staging, row, 0, lane);
+      finish<VECTORS>(job, sum, own, t.col_block * BN, staging, row, 0, lane);
       fence_proxies();
       asm volatile("bar.sync %0,128;" :: "r"(half + 1) : "memory");
       if (speaks) arrive(ready + 8 * slot);

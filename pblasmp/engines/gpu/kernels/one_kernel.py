@@ -18,7 +18,7 @@ from ....errors import StatusError
 from ..peers.windows import check_driver
 from .views import View
 
-__all__ = ["FORMS", "PARTS", "TILE_ROWS", "KernelJob", "OneKernel", "Tiling", "tiling"]
+__all__ = ["FORMS", "PARTS", "TILE_ROWS", "KernelJob", "OneKernel", "Tiling", "tiling", "way_of_parts"]
 
 FORMS = ("matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 """What the kernel does, by the number that ``FORM`` has in it."""
@@ -59,7 +59,7 @@ class Tiling:
         slots: finished tiles that a block may keep while it multiplies the next.
         stages: steps of k whose operands are loaded ahead.
         buffers: parts of tiles that a block can hold of other ranks' results.
-        parts: one of ``PARTS``: how ranks get what others have computed of their tiles; "exchanged" if all ranks add all.
+        parts: one of ``PARTS``: how ranks get what others have computed of their tiles.
     """
 
     width: int
@@ -92,22 +92,31 @@ class Tiling:
         return self.stages * _step_bytes(self.width) + _other_bytes(self.width, self.slots, self.buffers)
 
 
-def tiling(
-    form: str, ranks: int, rows: int, cols: int, inputs: int, blocks: int, *, exchanges: bool = False
-) -> Tiling:
+def way_of_parts(form: str, ranks: int, rows: int, cols: int, inputs: int) -> str:
+    """Return how parts of sums travel, one of ``PARTS``. The same on every rank. Local.
+
+    Args:
+        form: one of ``FORMS``.
+        ranks: their number.
+        rows, cols: of the sums of all ranks.
+        inputs: that a rank multiplies.
+    """
+    fetches = ranks == _PAIR and inputs >= _HIDES_PULLS.get(form, inputs + 1)
+    return "fetched" if fetches else "sent"
+
+
+def tiling(form: str, ranks: int, rows: int, cols: int, parts: str, blocks: int) -> Tiling:
     """Return how to cut a product into tiles. The same on every rank. Local.
 
     Args:
         form: one of ``FORMS``.
         ranks: their number.
-        rows, cols: of the largest share of a rank.
-        inputs: that a rank multiplies.
+        rows, cols: of the largest share of a rank; if parts are exchanged, of everything.
+        parts: how they travel.
         blocks: that run at once, one on a multiprocessor.
-        exchanges: whether all ranks add all rows, which are then ``rows``.
     """
+    exchanges = parts == "exchanged"
     buffers = 0 if form == "matmul_reduce_scatter" or exchanges else 2
-    fetches = ranks == _PAIR and inputs >= _HIDES_PULLS.get(form, inputs + 1)
-    parts = "exchanged" if exchanges else "fetched" if fetches else "sent"
     shares = 1 if form == "matmul_allgather" or exchanges else ranks
 
     def share(width: int, cluster: int) -> tuple[int, int]:

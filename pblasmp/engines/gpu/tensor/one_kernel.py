@@ -21,7 +21,7 @@ from ....dtypes import is_float8
 from ....layout import ParallelProblem
 from ...request import Options
 from ...tensor.pieces import offsets, shares
-from ..kernels.one_kernel import TILE_ROWS, KernelJob, OneKernel, Tiling, tiling
+from ..kernels.one_kernel import TILE_ROWS, KernelJob, OneKernel, Tiling, tiling, way_of_parts
 from ..kernels.views import View
 from ..peers.windows import ONE_KERNEL_FLAGS, ONE_KERNEL_INBOXES
 from ..runtime.gpu import Gpu
@@ -43,7 +43,7 @@ class _OneKernel(CopyProduct):
 
     name = "one_kernel"
     starts: Sequence[int]  # of the ranks' shares of the rows
-    exchanges = False  # whether all ranks add all rows
+    copies = True  # whether a rank's results are fetched by the others
 
     @classmethod
     def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:
@@ -76,12 +76,11 @@ class _OneKernel(CopyProduct):
         return ""
 
     def _prepare(self) -> None:
+        p, form, size = self.p, self.form, self.size
+        inputs = sum(p.inputs) // len(p.inputs)
+        self.parts = way_of_parts(form, size, sum(p.tokens), sum(p.outputs), inputs)
         self._cut()
-        rows, cols = self._share()
-        inputs = sum(self.p.inputs) // len(self.p.inputs)
-        self.tiles: Tiling = tiling(
-            self.form, self.size, rows, cols, inputs, self.gpu.multiprocessors, exchanges=self.exchanges
-        )
+        self.tiles: Tiling = tiling(form, size, *self._share(), self.parts, self.gpu.multiprocessors)
         self.kernel = OneKernel(self.form, self.p.dtype, self.size, self.tiles)
 
     def _cut(self) -> None:
@@ -94,15 +93,13 @@ class _OneKernel(CopyProduct):
         return high, self.p.outputs[0]
 
     def _buffers(self) -> dict[str, int]:
-        boxes, parts = 2 * self.size * self.tiles.count, self.tiles.parts
-        flags = _CONTROL_BYTES + _KINDS * boxes * np.dtype(np.uint32).itemsize
-        stores = parts in ("stored", "exchanged")
-        copies = not self.exchanges and self.form != "matmul_reduce_scatter"
-        names = [
-            *([] if stores and not copies else ["one_kernel"]),
-            *([ONE_KERNEL_INBOXES] if stores else []),
-        ]
-        return dict.fromkeys(names, boxes * self.tiles.image_bytes) | {ONE_KERNEL_FLAGS: flags}
+        boxes, stores = 2 * self.size * self.tiles.count, self.parts in ("stored", "exchanged")
+        nbytes, flags = boxes * self.tiles.image_bytes, _KINDS * boxes * np.dtype(np.uint32).itemsize
+        return {
+            "one_kernel": 0 if stores and not self.copies else nbytes,
+            ONE_KERNEL_INBOXES: nbytes if stores else 0,
+            ONE_KERNEL_FLAGS: _CONTROL_BYTES + flags,
+        }
 
     def _start(self) -> None:
         self.gpu.use_current_stream()
@@ -150,7 +147,7 @@ class _OneKernel(CopyProduct):
 
     def _halves(self, name: str) -> list[list[int]]:
         """Return the address of every rank's buffer, for even and for odd calls; 0 if it is not needed. Local."""
-        if name not in self._buffers():
+        if not self._buffers()[name]:
             return [[0] * self.size] * 2
         half = self.gpu.symmetric_bytes(name) // 2 // TILE_ROWS * TILE_ROWS
         return [[self.gpu.symmetric(name, rank) + odd * half for rank in range(self.size)] for odd in (0, 1)]
@@ -160,6 +157,7 @@ class OneKernelReduceScatter(_OneKernel):
     """One kernel: peers' tiles first, which they fetch or are sent; its own, to which it adds the peers' parts."""
 
     form = "matmul_reduce_scatter"
+    copies = False
 
     def _cut(self) -> None:
         self.starts = offsets(self.p.rows)
@@ -174,13 +172,9 @@ class OneKernelAllReduce(_OneKernel):
     form = "matmul_allreduce"
 
     def _cut(self) -> None:
-        self.exchanges = self._exchanges()
-        self.starts = (
-            [0, self.p.tokens[0]] if self.exchanges else offsets(shares(self.p.tokens[0], self.size))
-        )
-
-    def _exchanges(self) -> bool:
-        return False
+        tokens = self.p.tokens[0]
+        self.copies = self.parts != "exchanged"
+        self.starts = offsets(shares(tokens, self.size)) if self.copies else [0, tokens]
 
     @classmethod
     def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:
@@ -189,7 +183,7 @@ class OneKernelAllReduce(_OneKernel):
         return super().why_not(gpu, p, options) or few
 
     def _job(self, call: Views, x: View, w: View, out: View) -> KernelJob:
-        if self.exchanges:
+        if not self.copies:
             return self._with_boxes(call, w, x=x, d=out)
         parts = [out.lines(start, stop) for start, stop in pairwise(self.starts)]
         return self._with_boxes(
