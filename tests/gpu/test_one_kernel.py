@@ -10,7 +10,9 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES
+from pblasmp.engines.gpu.kernels.one_kernel import PARTS
 from pblasmp.engines.gpu.tensor import PRODUCTS
+from pblasmp.engines.gpu.tensor import one_kernel as algorithms
 
 FORMS = [form for form, kinds in PRODUCTS.items() if "one_kernel" in kinds]
 SIZES = [
@@ -103,6 +105,23 @@ def test_blocks_that_add_several_tiles(ctx, form):
     product = Product(ctx, form, (tokens, 3584, 24))
     for _ in range(3):
         product.check(product())
+
+
+@pytest.mark.parametrize(
+    ("form", "way"),
+    [
+        (form, way) for form in ("matmul_reduce_scatter", "matmul_allreduce") for way in PARTS
+        if form == "matmul_allreduce" or way != "exchanged"
+    ],
+)  # fmt: skip
+def test_every_way_of_parts(ctx, monkeypatch, form, way):
+    """Also those that the rule takes for other sizes and numbers of ranks; one call follows another."""
+    monkeypatch.setattr(algorithms, "way_of_parts", lambda *_: way)
+    products = [Product(ctx, form, sizes) for sizes in ((131, 85, 70), (1024, 640, 264), (2048, 1800, 24))]
+    for _ in range(3):
+        for product in products:
+            y = product(bias=product.local_bias, activation="relu")
+            product.check(y, np.maximum(product.expected + product.bias_here, 0))
 
 
 @pytest.mark.parametrize("form", FORMS)

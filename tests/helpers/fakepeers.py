@@ -29,6 +29,7 @@ from pblasmp.dtypes import accumulation_dtype
 from pblasmp.engines.gpu.kernels.lt import PLAIN, Batch
 from pblasmp.engines.gpu.kernels.views import Blocks, Move, View, blocks
 from pblasmp.engines.gpu.peers.flags import SLOTS
+from pblasmp.engines.gpu.peers.windows import ONE_KERNEL_INBOXES
 
 ROOM = 1 << 16  # bytes of each rank
 _OPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -254,7 +255,9 @@ class FakePeer:
         if everyone.get(self.rank, (0, 0))[1] < nbytes:
             self.arena.generation += 1
             self.arena.replacements += 1
-            everyone[self.rank] = self.peers.allocate(self.rank, nbytes), nbytes
+            everyone[self.rank] = at, _ = self.peers.allocate(self.rank, nbytes), nbytes
+            if name == ONE_KERNEL_INBOXES:  # all new memory is zero, but nothing else needs it
+                self.peers.memory[self.rank][at & 0xFFFFFFFF :][:nbytes] = 0
 
     def symmetric(self, name: str, rank: int) -> int:
         return self.peers.meetings["reserve " + name, 0][rank][0]

@@ -153,7 +153,7 @@ def test_one_set_of_boxes_would_be_a_race(small, monkeypatch, take, form, way, s
     take(way)
     one = lambda how: {name: [how[name][0]] * 2 for name in ("boxes", "inboxes")}  # noqa: E731
     monkeypatch.setattr(algorithms, "KernelJob", lambda **how: real(**(how | one(how))))
-    with pytest.raises(Fault, match="being|not emptied"):
+    with pytest.raises(Fault, match=r"being|not emptied"):
         run()
 
 

@@ -18,7 +18,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.gpu.cublasmp import faults
 from pblasmp.engines.gpu.peers.flags import FLAGS
-from pblasmp.engines.gpu.peers.windows import Windows, open_windows
+from pblasmp.engines.gpu.peers.windows import ONE_KERNEL_FLAGS, ONE_KERNEL_INBOXES, Windows, open_windows
 from pblasmp.errors import StatusError, UnsupportedError
 from tests.helpers.fakegpu import stream_operations
 from tests.helpers.fakelt import FakeLt
@@ -177,6 +177,18 @@ def test_own_flags_are_raised_as_if_the_peers_had(machine):
         ("set", flags, 0x3F, 4 * counts, 9),
         ("copy", flags + windows._offset(0, 0), 4 * FLAGS * 2, 9),
     ]
+
+
+def test_words_that_one_kernel_waits_for_are_raised_too(machine):
+    """Its flags, and its inboxes: a word of those is awaited until it is not 0."""
+    windows = opened(machine)
+    buffers = [
+        windows.reserve(name, nbytes)
+        for name, nbytes in ((ONE_KERNEL_FLAGS, 512), (ONE_KERNEL_INBOXES, 1000))
+    ]
+    machine.log.clear()
+    windows.raise_own(SimpleNamespace(ptr=9))
+    assert machine.log[2:] == [("set", buffer.peers[0], 0x3F, buffer.nbytes, 9) for buffer in buffers]
 
 
 def test_buffers_grow_and_are_shared(machine):
