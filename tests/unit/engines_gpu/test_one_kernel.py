@@ -223,11 +223,23 @@ def test_tiles_fill_the_multiprocessors():
     assert width("matmul_reduce_scatter", 512, 1024) == 64  # 128 tiles, one round
     assert width("matmul_reduce_scatter", 2048, 1792) == 224  # 256 tiles, two rounds
     assert width("matmul_allreduce", 2048, 1792) == 128  # more travels: smaller last tiles
+    assert width("matmul_reduce_scatter", 512, 1792, way="stored") == 128  # 112 tiles: one round
+    assert width("matmul_allreduce", 1024, 1024, way="exchanged") == 64
+    assert width("matmul_allreduce", 2048, 2048, way="exchanged") == 128
+    assert {tiling(FORMS[0], 2, 1024, 1792, way, 132).cluster for way in ("stored", "fetched")} == {1, 2}
+
+
+def test_parts_of_two_ranks_are_stored_or_exchanged_where_nothing_is_hidden():
+    way = lambda form, ranks, rows: way_of_parts(form, ranks, rows, 2048, 1024, 132)  # noqa: E731
+    assert way("matmul_reduce_scatter", 2, 2048) == "stored"  # 256 tiles
+    assert way("matmul_allreduce", 2, 2048) == "exchanged"
+    assert not {way(form, 2, 2176) for form in FORMS} & {"stored", "exchanged"}
+    assert {way(form, 4, 1024) for form in FORMS} == {"sent"}
 
 
 def test_parts_are_fetched_where_that_is_hidden():
     """By the owner of two, if a tile takes as long as its transfer; more ranks are sent what they add."""
-    fetches = lambda form, ranks, inputs: way_of_parts(form, ranks, 4096, 1792, inputs) == "fetched"  # noqa: E731
+    fetches = lambda form, ranks, inputs: way_of_parts(form, ranks, 4096, 1792, inputs, 132) == "fetched"  # noqa: E731
     assert [fetches("matmul_reduce_scatter", 2, inputs) for inputs in (1024, 2048)] == [False, True]
     assert not fetches("matmul_reduce_scatter", 4, 2048)
     assert fetches("matmul_allreduce", 2, 1024)

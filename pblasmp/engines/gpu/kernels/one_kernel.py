@@ -33,6 +33,8 @@ _CLUSTERS = 1, 2
 _FEWEST_STAGES, _ENOUGH_STAGES = 3, 4
 _PAIR = 2
 _WIDEST_EXCHANGE = 128  # whose parts have room in registers beside the next tile's sums
+_AT_ONCE = {"matmul_reduce_scatter": "stored", "matmul_allreduce": "exchanged"}
+_FEW = 2 * 128 * 128  # sums for a block, up to which little is multiplied while parts travel
 _HIDES_PULLS = {"matmul_reduce_scatter": 1536, "matmul_allreduce": 1024}
 """Inputs of a rank with which it takes as long to multiply a tile as to fetch one."""
 _THREADS = 384
@@ -45,7 +47,9 @@ _MAP_ALIGN_BYTES = 64
 # The time of a tile is that of multiplying its columns and so many more; after the last tiles come, once, the transfers
 # of as many columns. Measured on two H200.
 _TILE_COST, _NARROW_COST = 48, 64
-_LAST_TILES = {"matmul_reduce_scatter": 1.5, "matmul_allreduce": 3, "matmul_allgather": 1}
+_LAST_TILES = {
+    "matmul_reduce_scatter": 1.5, "matmul_allreduce": 3, "matmul_allgather": 1, "stored": 1, "exchanged": 1.5,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ class Tiling:
         return self.stages * _step_bytes(self.width) + _other_bytes(self.width, self.slots, self.buffers)
 
 
-def way_of_parts(form: str, ranks: int, rows: int, cols: int, inputs: int) -> str:
+def way_of_parts(form: str, ranks: int, rows: int, cols: int, inputs: int, blocks: int) -> str:
     """Return how parts of sums travel, one of ``PARTS``. The same on every rank. Local.
 
     Args:
@@ -100,7 +104,10 @@ def way_of_parts(form: str, ranks: int, rows: int, cols: int, inputs: int) -> st
         ranks: their number.
         rows, cols: of the sums of all ranks.
         inputs: that a rank multiplies.
+        blocks: that run at once.
     """
+    if ranks == _PAIR and form in _AT_ONCE and rows * cols <= _FEW * blocks:
+        return _AT_ONCE[form]
     fetches = ranks == _PAIR and inputs >= _HIDES_PULLS.get(form, inputs + 1)
     return "fetched" if fetches else "sent"
 
@@ -115,7 +122,7 @@ def tiling(form: str, ranks: int, rows: int, cols: int, parts: str, blocks: int)
         parts: how they travel.
         blocks: that run at once, one on a multiprocessor.
     """
-    exchanges = parts == "exchanged"
+    exchanges, at_once = parts == "exchanged", parts in _AT_ONCE.values()
     buffers = 0 if form == "matmul_reduce_scatter" or exchanges else 2
     shares = 1 if form == "matmul_allgather" or exchanges else ranks
 
@@ -124,14 +131,14 @@ def tiling(form: str, ranks: int, rows: int, cols: int, parts: str, blocks: int)
 
     def cost(width: int, cluster: int) -> float:
         rounds = -(-shares * prod(share(width, cluster)) // (blocks // cluster * cluster))
-        return (rounds + _LAST_TILES[form]) * width + rounds * (
+        return (rounds + _LAST_TILES.get(parts, _LAST_TILES[form])) * width + rounds * (
             _NARROW_COST if width == _WIDTHS[0] else _TILE_COST
         )
 
     ways = [
         (width, cluster)
         for width in _WIDTHS
-        for cluster in _CLUSTERS
+        for cluster in (_CLUSTERS[:1] if at_once else _CLUSTERS)
         if blocks >= cluster
         and _stages(width, 1, buffers) >= _FEWEST_STAGES
         and not (exchanges and width > _WIDEST_EXCHANGE)

@@ -78,9 +78,10 @@ class _OneKernel(CopyProduct):
     def _prepare(self) -> None:
         p, form, size = self.p, self.form, self.size
         inputs = sum(p.inputs) // len(p.inputs)
-        self.parts = way_of_parts(form, size, sum(p.tokens), sum(p.outputs), inputs)
+        blocks = self.gpu.multiprocessors
+        self.parts = way_of_parts(form, size, sum(p.tokens), sum(p.outputs), inputs, blocks)
         self._cut()
-        self.tiles: Tiling = tiling(form, size, *self._share(), self.parts, self.gpu.multiprocessors)
+        self.tiles: Tiling = tiling(form, size, *self._share(), self.parts, blocks)
         self.kernel = OneKernel(self.form, self.p.dtype, self.size, self.tiles)
 
     def _cut(self) -> None:
