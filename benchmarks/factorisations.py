@@ -5,7 +5,8 @@ It starts its ranks itself, one launch for each ScaLAPACK and number of ranks: D
 with PBLAS's logical block raised, and MKL's with MKL as pblasmp's local BLAS, too. All compute in place on the same
 local arrays, in turns; what restores the matrices between two runs is not timed. Residuals are checked once for each
 case. Short cases have more rounds than long ones, and portions (``--only``, ``-n``, ``--grid``) of one commit are put
-together. On GPUs, beside cuSOLVERMp: ``mpirun -n 2 python benchmarks/factorisations.py --gpu``.
+together. Where ranks outnumber cores, MPICH is told to leave the core while it waits.
+On GPUs, beside cuSOLVERMp: ``mpirun -n 2 python benchmarks/factorisations.py --gpu``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -24,8 +24,8 @@ if __package__ in (None, ""):
 
 from benchmarks import gpu_factorisations
 from benchmarks.launches import Launches, add_options, is_rank, variants
-from benchmarks.ranks import interleaved, paired, share_cores
-from reference.scalapack import Flavour, ScaLAPACK
+from benchmarks.ranks import cores, interleaved, paired, share_cores
+from reference.scalapack import PATIENT, Flavour, ScaLAPACK
 
 LAUNCHES = ("debian", "mkl")
 GRIDS = ("1x1", "1x2", "2x2", "4x1")
@@ -188,15 +188,19 @@ def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, options: argparse
             if not (error := m.residual()) < 30:
                 raise SystemExit(f"{case}: the residual of {name} is {error}")
 
-    def restore(*_: Any) -> None:
-        m.restore()
+    def timed(rounds: int, first: int = 0) -> dict[str, list[float]]:
+        return interleaved(comm, contenders, rounds, settle=0, check=lambda *_: m.restore(), first=first)
 
-    restore()
-    start = time.perf_counter()
-    interleaved(comm, contenders, 0, settle=0, check=restore)
-    rounds = int(options.seconds / (time.perf_counter() - start))
-    rounds = comm.bcast(options.pairs if options.quick else min(max(rounds, options.pairs), _MOST_ROUNDS))
-    seconds = interleaved(comm, contenders, rounds, settle=0, check=restore)
+    m.restore()
+    seconds = timed(1)
+    length = sum(each[0] for each in seconds.values())
+    rounds = (
+        options.pairs
+        if options.quick
+        else min(max(int(options.seconds / length), options.pairs), _MOST_ROUNDS)
+    )
+    more = timed(rounds, first=2)
+    seconds = {name: seconds[name] + more[name] for name in seconds}
     slk.gridexit(context)
     ratios = {name: paired(seconds, name, "pblasmp") for name in contenders if name != "pblasmp"}
     return {"case": case.plain(), "flops": case.flops(), "seconds": seconds, "ratios": ratios}
@@ -280,7 +284,8 @@ def main() -> None:
     for launch in options.scalapack:
         for ranks in sizes:
             how = {"pairs": options.pairs, "seconds": options.seconds, "nrhs": options.nrhs}
-            launches.run(launch, ranks, f"factorisations-{launch}", options=how)
+            environ = PATIENT if ranks > cores() else {}
+            launches.run(launch, ranks, f"factorisations-{launch}", environ, options=how)
 
 
 def rank_main(options: argparse.Namespace) -> None:

@@ -54,23 +54,26 @@ class Launches:
         print_facts(*self._about.values())
         self._directory = results.directory_of(options)
 
-    def run(self, launch: str, nranks: int, benchmark: str, **how: Any) -> None:
+    def run(
+        self, launch: str, nranks: int, benchmark: str, environ: Mapping[str, str] | None = None, **how: Any
+    ) -> None:
         """Run one launch, and save its rows with the other cases of an earlier run that was like it.
 
         Args:
             launch: "debian", "mkl", or another name, which needs no ScaLAPACK.
             nranks: number of ranks.
             benchmark: name of the file of results.
+            environ: more variables for the ranks.
             how: ``reference``, ``sample`` and ``options`` of ``results.Run``.
 
         Raises:
             NotFetchedError: the ScaLAPACK could not be fetched.
         """
-        environ = _environment(launch)
+        variables = {**_environment(launch), **(environ or {})}
         with tempfile.TemporaryDirectory() as scratch:
             output = Path(scratch, "rows.json")
             given = [*sys.argv[1:], "--rows", str(output), "--rank-of", launch]
-            run_ranks(self._module, given, nranks, environ)
+            run_ranks(self._module, given, nranks, variables)
             rows = json.loads(output.read_text())
         if self._directory is not None:
             run = results.Run(

@@ -62,16 +62,17 @@ def interleaved(
     alone: Sequence[str] = (),
     settle: float = SETTLE_SECONDS,
     check: Callable[[str, Any], None],
+    first: int = 0,
 ) -> dict[str, list[float]]:
-    """Time every contender once per round, in rotating order, after one round that warms up.
+    """Time every contender once per round, in rotating order, after round 0, which warms up.
 
     Collective over comm. Seconds from when all ranks may start to when all are done; the contenders named in
     ``alone`` run on rank 0 while the other ranks sleep. Before each run the ranks sleep for ``settle`` seconds.
-    ``check`` sees every result, outside the time.
+    ``check`` sees every result, outside the time. Rounds before ``first`` are left out: they were made before.
     """
     names = list(contenders)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(pairs + 1):
+    for turn in range(first, pairs + 1):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             sleeping_barrier(comm)
             time.sleep(settle)

@@ -40,6 +40,8 @@ TITLES = {
     "vectors": "Routines of levels 1 and 2",
     "rounding": "Errors by where sums are rounded",
     "cholesky": "Cholesky factorisation by level-3 routines",
+    "factorisations-debian": "Factorisations and solves beside Debian's ScaLAPACK",
+    "factorisations-mkl": "Factorisations and solves beside MKL's ScaLAPACK",
     "factorisations-gpu": "Factorisations and solves on GPUs",
     "tensor_parallel": "Tensor-parallel products: ",
     "one_kernel": "Products and collectives in one kernel, as CUDA graphs",
@@ -241,6 +243,31 @@ def many_calls() -> str:
         + table(head, lines, 4)
     )
     return "\n".join(parts)
+
+
+def factorisations() -> str:
+    """Return the table of factorisations on CPU ranks: ScaLAPACK's times over pblasmp's, Debian's by its better one."""
+    rows = []
+    for name, run in results.runs().items():
+        library = next(
+            (each for each in ("debian", "mkl") if name.startswith(f"factorisations-{each}-")), None
+        )
+        if library is None:
+            continue
+        found: dict[tuple[str, str], list[float]] = {}
+        for case, ratio in compare(run, ("debian", "debian-256", "mkl")):
+            found.setdefault((case["grid"], case["routine"]), []).append(ratio)
+        for (grid, routine), ratios in found.items():
+            ahead = sum(ratio >= 1 for ratio in ratios)
+            beside = {"debian": "Debian's", "mkl": "MKL's"}[library]
+            rows.append(
+                [beside, grid.replace("x", "×"), f"`{routine}`", f"{ahead} of {len(ratios)}", spread(ratios)]
+            )
+    if not rows:
+        return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
+    runs = [run for name, run in results.runs().items() if name.startswith("factorisations-debian-")]
+    head = ["beside", "ranks", "routine", "not slower", "times as fast"]
+    return table(head, rows, 2) + "".join(f"\n{source(run)}\n" for run in runs[:1])
 
 
 def _is_large(case: Mapping[str, Any]) -> bool:

@@ -25,6 +25,13 @@ _NEEDED = {"mkl": "libmkl_scalapack_lp64.so*", "debian": "libscalapack-mpich.so*
 _LETTER = dict(zip(map(np.dtype, ("float32", "float64", "complex64", "complex128")), "sdcz", strict=True))
 
 
+PATIENT = {
+    "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "1",
+    "MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT": "64",
+}
+"""Variables with which MPICH leaves the core while it waits: polling, it would take those of ranks that compute."""
+
+
 def cache() -> Path:
     """Return the directory for what is downloaded: $PBLASMP_CACHE, else ~/.cache/pblasmp."""
     return Path(os.environ.get("PBLASMP_CACHE") or Path.home() / ".cache" / "pblasmp")

@@ -22,7 +22,7 @@ from pathlib import Path
 from pblasmp import preload
 from pblasmp.errors import LibraryNotFoundError
 from pblasmp.launch import find_launcher
-from reference.scalapack import cache, locate
+from reference.scalapack import PATIENT, cache, locate
 
 __all__ = ["RESULTS", "SOURCE", "TESTERS", "Outcome", "Tester", "fetch", "run"]
 
@@ -34,12 +34,6 @@ SOURCE = "PBLASMP_SCALAPACK_SOURCE"
 _PACKAGES = ("scalapack-mpi-test", "scalapack-test-common")
 # MPICH's wheel has no Fortran, of which the testers use the clock.
 _CLOCK = "double MPI_Wtime(void);\ndouble mpi_wtime_(void) { return MPI_Wtime(); }\n"
-
-# Some grids leave processes out. These wait in MPI for the next one: polling, they would take the others' cores.
-_PATIENT = {
-    "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "1",
-    "MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT": "64",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +177,7 @@ def run(tester: Tester, ranks: int = RANKS, limit: float = 600, grids: int | Non
         counts = variables[preload.COUNTS] = str(Path(folder, "counts"))
         loaded = f"{variables.pop('LD_PRELOAD')}:{place / 'libclock.so'}:{mpi}"
         variables |= {"LD_LIBRARY_PATH": str(scalapack), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        variables |= _PATIENT
+        variables |= PATIENT  # some grids leave processes out, which wait in MPI for the next one
         program = place / "usr/lib/x86_64-linux-gnu/scalapack/mpich-tests" / tester.program
         if tester.driver:
             program = _compiled(drivers / f"p{tester.program[1:]}drv.c", Path(folder), scalapack)
