@@ -119,6 +119,10 @@ def scaled(
     return None if worst <= 1 else f"D is off by {worst} times what rounding allows"
 
 
+FACTORS = (("gemm", *MAKERS), TYPES, "CF")
+"""Schemes, types and orders."""
+
+
 def cases() -> Any:
-    """Schemes, types and orders."""
-    return itertools.product(("gemm", *MAKERS), TYPES, "CF")
+    """Every combination of them."""
+    return itertools.product(*FACTORS)

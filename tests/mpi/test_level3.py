@@ -85,7 +85,7 @@ OTHERS = [routine for routine in ROUTINES if routine not in SIDED]
 
 
 @pytest.mark.parametrize("routines", [SIDED, OTHERS], ids=["sided", "others"])
-@pytest.mark.parametrize(("nranks", "part", "parts"), [(1, 0, 1), (2, 0, 4), (4, 1, 6), (6, 2, 16)])
+@pytest.mark.parametrize(("nranks", "part", "parts"), [(1, 0, 1), (2, 0, 6), (4, 1, 9), (6, 2, 24)])
 def test_every_option_of_every_routine(nranks, part, parts, routines):
     """All on one rank, a quarter of them on two ranks, a sixth on four, a sixteenth on six."""
     run_mpi(everything, nranks, routines=routines, part=part, parts=draws(parts, long=1))
@@ -104,4 +104,4 @@ def test_large_matrices(nranks):
 @pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), (6, 4), (3, 1)])
 def test_several_nodes(nranks, per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    run_mpi(everything, nranks, routines=list(ROUTINES), part=nranks, parts=draws(27, long=9))
+    run_mpi(everything, nranks, routines=list(ROUTINES), part=nranks, parts=draws(36, long=9))

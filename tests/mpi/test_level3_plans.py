@@ -15,6 +15,7 @@ from pblasmp.engines.host import transport as host_transport
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout import Trapezoid
 from tests.helpers.cases import agreed_error, first, layout, misplaced, numbers, pick, scattered
+from tests.helpers.lengths import in_turn
 from tests.helpers.mpi import run_mpi
 
 
@@ -122,8 +123,8 @@ def sums(comm, nodes):
     operations._CHUNK = 1000  # elements added at a time: fewer than a rank has
     rng = np.random.default_rng(66)
     with pb.Context(comm, engine="host") as ctx:
-        for order, dtype, uplo, op_a, alpha, beta in itertools.product(
-            "CF", ("float32", "complex128"), (None, "L", "U"), "NTC", (1, -2), (0, 1, 3)
+        for order, dtype, uplo, op_a, alpha, beta in in_turn(
+            "CF", ("float32", "complex128"), (None, "L", "U"), "NTC", (1, -2), (0, 1, 3), keep=3, first=nodes
         ):
             d = square(ctx, 80, 30, dtype, order=order, source=(0, 1) if ctx.size > 1 else (0, 0))
             x, z = numbers(rng, d.shape, dtype), numbers(rng, d.shape, dtype)

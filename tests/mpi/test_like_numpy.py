@@ -564,4 +564,4 @@ def test_shifts_and_transposes_in_place(nranks):
 
 @pytest.mark.parametrize("nranks", [1, 2, 3, 4, 5, 6])
 def test_statements_mean_what_they_mean_in_numpy(nranks):
-    run_mpi(programs, nranks, count=draws(PROGRAMS // 2, long=PROGRAMS))
+    run_mpi(programs, nranks, count=draws(PROGRAMS // 4, long=PROGRAMS))

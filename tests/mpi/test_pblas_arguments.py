@@ -10,6 +10,7 @@ import numpy as np
 import pblasmp as pb
 from pblasmp import pblas
 from tests.helpers.cases import agreed_error
+from tests.helpers.lengths import in_turn
 from tests.helpers.mpi import run_mpi
 from tests.helpers.prototypes import PROTOTYPES
 
@@ -204,8 +205,9 @@ def tools(comm, ictxt):
 def refused(comm):
     with pb.Context(comm, engine="host") as ctx:
         ictxt = pblas.gridinit(ctx, "r", 2, 2)
-        for name in [name for name, words in PROTOTYPES.items() if "INFO" not in words]:
-            for case, known, info, words in variations(name, ictxt):
+        for number, name in enumerate(name for name, words in PROTOTYPES.items() if "INFO" not in words):
+            found = list(variations(name, ictxt))
+            for ((case, known, info, words),) in in_turn(found, keep=3, first=number):
                 yield f"{name} {case}", raised(comm, name, known, info, words)
         known = legal("pdgemm", ictxt)
         known |= {"descc": np.full(9, -5), "ib": -1, "m": -2}

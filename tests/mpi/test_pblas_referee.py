@@ -346,14 +346,14 @@ def interoperation(comm, flavour):
 
 @pytest.mark.parametrize("nranks", SIZES)
 def test_routines(nranks, flavour):
-    count = draws(2 if nranks > 4 else 4, long=5)
+    count = draws({1: 3, 2: 2, 4: 2, 6: 1}[nranks], long=5)
     run_mpi(routines, nranks, names=list(ROUTINES), count=count, flavour=flavour, timeout=120, launch=True)
 
 
 @pytest.mark.parametrize("nranks", SIZES)
 def test_moves_tools_and_matrices(nranks, flavour):
-    few = draws(2 if nranks < 4 else 1, long=2)
-    run_mpi(others, nranks, count=few, moved=draws(3, long=7), flavour=flavour, launch=True)
+    few = draws(2 if nranks == 1 else 1, long=2)
+    run_mpi(others, nranks, count=few, moved=draws(2, long=7), flavour=flavour, launch=True)
 
 
 def others(comm, count, moved, flavour):

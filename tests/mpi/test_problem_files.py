@@ -18,7 +18,10 @@ from pblasmp.layout.routines import ROUTINES
 from pblasmp.problems.files import find, load_any_file, load_problem_file
 from pblasmp.testing.level3 import legal_flags, shapes
 from tests.helpers.cases import SIZES, first, grids, layout, misplaced, numbers, pick, product, scattered
+from tests.helpers.lengths import in_turn
 from tests.helpers.mpi import run_mpi
+
+DTYPES = ("float64", "float32", "complex64")
 
 
 def run_files(comm, names):
@@ -72,12 +75,17 @@ def test_no_file_needs_more_ranks():
 
 
 def run_routines(comm, dtype, spoiled=None):
-    """Every routine with every option, from files; ``spoiled`` is an operand whose values change afterwards."""
+    """Every routine from files; the types take turns with its options.
+
+    ``spoiled`` is an operand whose values change afterwards.
+    """
     rng = np.random.default_rng(62)
     with pb.Context(comm, engine="host") as ctx:
         scatter = ctx.scatter
         for name, has in ROUTINES.items():
-            for flags in legal_flags(name, dtype):
+            for (flags,) in in_turn(
+                legal_flags(name, dtype), keep=3, first=DTYPES.index(dtype) + ctx.size // 2
+            ):
                 grid = pick(rng, grids(ctx.size))
                 of = {
                     each: layout(rng, shape, ctx.size, grid=grid, dtype=dtype)
@@ -99,7 +107,7 @@ def run_routines(comm, dtype, spoiled=None):
 
 
 @pytest.mark.parametrize("nranks", [1, 4])
-@pytest.mark.parametrize("dtype", ["float64", "float32", "complex64"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_every_routine_as_a_file(nranks, dtype):
     run_mpi(run_routines, nranks, dtype=dtype)
 

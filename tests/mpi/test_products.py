@@ -26,6 +26,7 @@ from tests.helpers.cases import (
     scattered,
     short_messages,
 )
+from tests.helpers.lengths import draws
 from tests.helpers.mpi import run_mpi
 
 PATHS = ("shared", "gathered", "panels", "stationary")
@@ -217,8 +218,10 @@ def in_place(comm):
             yield f"{op_a}{op_b} {algo}", first(wrong, misplaced(out, x @ y))
 
 
-@pytest.mark.parametrize(("nranks", "parts"), [(1, 2), (2, 3), (3, 3), (4, 1), (6, 5)])
+@pytest.mark.parametrize(("nranks", "parts"), [(1, 2), (2, 3), (3, 3), (4, 3), (6, 5)])
 def test_every_op_in_every_mix_of_orders_on_every_path(nranks, parts):
+    """On 2, 3 and 4 ranks together all of them."""
+    parts = draws(parts, long=1)
     run_mpi(ops_and_orders, nranks, part=nranks % parts, parts=parts)
 
 
@@ -239,4 +242,4 @@ def test_operands_that_need_not_move(nranks):
 @pytest.mark.parametrize(("nranks", "per_node"), [(2, 1), (3, 2), (4, 2), (6, 4), (6, 1)])
 def test_several_nodes(nranks, per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    run_mpi(ops_and_orders, nranks, part=nranks + per_node, parts=4)
+    run_mpi(ops_and_orders, nranks, part=nranks + per_node, parts=draws(8, long=4))

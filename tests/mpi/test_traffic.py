@@ -16,7 +16,7 @@ from pblasmp.layout.routines import ROUTINES
 from pblasmp.problems.files import find, load_problem_file
 from pblasmp.testing.level3 import legal_flags, shapes
 from tests.helpers.cases import SIZES, grids, layout, pick, short_messages
-from tests.helpers.lengths import draws
+from tests.helpers.lengths import draws, in_turn
 from tests.helpers.mpi import run_mpi
 from tests.helpers.tensor_cases import FORMS
 
@@ -134,7 +134,7 @@ def run_routines(comm, per_node):
     with pb.Context(comm, engine="host") as ctx, short_messages(64):
         wire = Wire(ctx)
         for name, has in ROUTINES.items():
-            for number, flags in enumerate(legal_flags(name, "complex64")[::5]):
+            for number, flags in enumerate(legal_flags(name, "complex64")[:: draws(7, long=5)]):
                 grid = pick(rng, grids(ctx.size))
                 of = {
                     each: layout(rng, shape, ctx.size, grid=grid, dtype="complex64")
@@ -219,7 +219,8 @@ def run_factorisations(comm, per_node):
         mock.patch.multiple(HostOperations, factor_width=8, factor_alone=4),
     ):
         wire, operations = Wire(ctx), ctx.engine.operations
-        for dtype, order in (("float64", "C"), ("complex64", "F")):
+        kinds = (("float64", "C"), ("complex64", "F"))
+        for ((dtype, order),) in in_turn(kinds, keep=2, first=ctx.size + (per_node == ctx.size)):
             square, tall, thin, wide = (
                 layout(rng, shape, ctx.size, dtype=dtype, order=order)
                 for shape in ((29, 29), (29, 5), (29, 19), (19, 5))

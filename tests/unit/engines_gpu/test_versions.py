@@ -108,8 +108,8 @@ def guarded_products(comm: Any, paths: dict[str, str]) -> Any:
                     ((2, 2, 2), (2, 3, 4)),
                     ("NN", "NT", "NC", "TN", "TT", "CT"),
                     ("CCC", "FFF", "CFF", "CFC"),
-                    keep=2,
-                    first=turn,  # both versions together have all
+                    keep=4,
+                    first=2 * turn,
                 ):
                     for source in distinct(sources, grid):
                         lib.clear()
