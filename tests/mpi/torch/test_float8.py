@@ -30,7 +30,7 @@ import pblasmp.torch as pt
 from pblasmp.torch import scaled
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
 from tests.helpers.docs import DOCS, blocks
-from tests.helpers.lengths import only_long
+from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
 from tests.helpers.torch_ranks import UNEVEN, Case, Split, compare, device, failure, host, local, own, world
 
@@ -138,13 +138,15 @@ def splits(ctx: pb.Context, sizes: tuple[int, int, int]) -> tuple[Split, ...]:
 
 def products(ctx: pb.Context, all_sizes: tuple[tuple[int, int, int], ...]) -> Iterator[Case]:
     """Every function for three steps, whose values grow and shrink: results, gradients and histories."""
+    turn = 0
     for number, sizes in enumerate(all_sizes):
         for split in splits(ctx, sizes):
             for dtype in TOLERANCE if number == 0 else (torch.float32,):
                 for recipe in (
                     RECIPES if dtype == torch.float32 and number == 0 else RECIPES[number % 3 :][:1]
                 ):
-                    for lead, has_bias in (((3,), True), ((), False)):
+                    turn += 1
+                    for ((lead, has_bias),) in in_turn((((3,), True), ((), False)), keep=2, first=turn + number):
                         case = partial(
                             three_steps, split=split, sizes=sizes, lead=lead, has_bias=has_bias, dtype=dtype,
                             recipe=recipe,
@@ -684,15 +686,15 @@ def state_dicts(ctx: pb.Context) -> None:
 # -- torch.compile
 
 
-def compiled(comm: Any, backend: str) -> Iterator[Case]:
+def compiled(comm: Any, backend: str, sequence_parallel: list[bool]) -> Iterator[Case]:
     """torch.compile without a graph break: losses, gradients and histories as without it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's own
         importlib.import_module("torch._inductor.compile_fx")
     with host(comm) as ctx:
-        for sequence_parallel in (False, True):
-            case = partial(one_compiled, sequence_parallel=sequence_parallel, backend=backend)
-            yield f"{backend} {sequence_parallel}", failure(case, ctx)
+        for each in sequence_parallel:
+            case = partial(one_compiled, sequence_parallel=each, backend=backend)
+            yield f"{backend} {each}", failure(case, ctx)
 
 
 def one_compiled(ctx: pb.Context, sequence_parallel: bool, backend: str) -> None:
@@ -838,8 +840,12 @@ def test_with_fsdp():
 
 
 @starts_ranks
-@pytest.mark.parametrize(("run", "backend"), [(run_mpi, "aot_eager"), (run_torch, "inductor")])
-def test_compiled(run, backend):
+@pytest.mark.parametrize(
+    ("run", "backend", "sequence_parallel"),
+    [(run_mpi, "aot_eager", [False, *only_long(True)]), (run_torch, "inductor", [*only_long(False), True])],
+)
+def test_compiled(run, backend, sequence_parallel):
     if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("inductor needs a C++ compiler")
-    run(compiled, 2, timeout=500, launch=True, backend=backend)  # PyTorch keeps meshes of before
+    how = {"backend": backend, "sequence_parallel": sequence_parallel}
+    run(compiled, 2, timeout=500, launch=True, **how)  # PyTorch keeps meshes of before

@@ -529,7 +529,7 @@ def ten_steps(
 # -- the tests
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 4])
+@pytest.mark.parametrize("nranks", [1, *only_long(2), 4])  # torchrun starts two
 def test_with_mpirun(nranks):
     run_mpi(everything, nranks, timeout=300)
 
