@@ -58,7 +58,7 @@ def some(comm, engine, seed, count, length):
 @starts_ranks
 @pytest.mark.parametrize("nranks", [1, 2, 3, 4, 5, 6])
 def test_sequences_on_cpu_ranks(nranks):
-    count = draws(2 if nranks < 5 else 1, long=3)
+    count = draws(1, long=3)
     lines, counts = run_mpi(some, nranks, engine="host", seed=nranks, count=count, length=60)[0]
     assert not lines, "\n".join(lines)
     assert counts["end"] == count

@@ -339,7 +339,7 @@ def test_run_compares_routines_with_numpy(pblasmp, tmp_path):
 
 def test_run_reads_standard_input(environment, tmp_path):
     text = (ROOT / "descriptors" / "problems" / "grid-1x2.toml").read_text()
-    command = [sys.executable, "-m", "pblasmp", "run", "-"]
+    command = [*launch.interpreter(), "-m", "pblasmp", "run", "-"]
     for prefix in ([], find_launcher().command(2, [])):
         done = subprocess.run(
             [*prefix, *command], cwd=tmp_path, env=environment, input=text, capture_output=True, text=True,
@@ -505,7 +505,7 @@ def test_progress_on_a_terminal(environment, tmp_path):
     """Every step is shown; the result follows."""
     main_end, terminal = pty.openpty()
     command = [
-        sys.executable,
+        *launch.interpreter(),
         "-m",
         "pblasmp",
         "matmul",

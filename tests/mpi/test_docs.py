@@ -8,12 +8,12 @@ import io
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pblasmp import launch
 from tests.helpers.docs import DOCS, PAGES, blocks, occurs
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -65,7 +65,7 @@ def test_commands(page, directory):
     for block in blocks(page, "console"):
         for command, shown in re.findall(r"^\$ pblasmp (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
             done = subprocess.run(
-                [sys.executable, "-m", "pblasmp", *command.split()], cwd=directory, env=environment, timeout=60,
+                [*launch.interpreter(), "-m", "pblasmp", *command.split()], cwd=directory, env=environment, timeout=60,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
             )  # fmt: skip
             assert occurs(shown, done.stdout), f"pblasmp {command} printed\n{done.stdout}"

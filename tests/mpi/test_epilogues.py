@@ -76,7 +76,7 @@ def schemes(comm):
         AR: ("TN",),
     }
     with pb.Context(comm, engine="host") as ctx:
-        for scheme, kind, dtype, order in in_turn(MAKERS, KINDS, TOLERANCES, "CF", keep=min(ctx.size, 2)):
+        for scheme, kind, dtype, order in in_turn(MAKERS, KINDS, TOLERANCES, "CF", keep=min(2 * ctx.size, 4)):
             op_a, op_b = pick(rng, ops[scheme])
             if order == "C" and scheme == AR:
                 op_a, op_b = "N", "T"

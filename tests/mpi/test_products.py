@@ -221,7 +221,7 @@ def in_place(comm):
 @pytest.mark.parametrize(("nranks", "parts"), [(1, 2), (2, 3), (3, 3), (4, 3), (6, 5)])
 def test_every_op_in_every_mix_of_orders_on_every_path(nranks, parts):
     """On 2, 3 and 4 ranks together all of them."""
-    parts = draws(parts, long=1)
+    parts = draws(parts, long=1 if nranks == 4 else parts)
     run_mpi(ops_and_orders, nranks, part=nranks % parts, parts=parts)
 
 

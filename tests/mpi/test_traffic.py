@@ -88,7 +88,7 @@ def held(problem, rank, beta):
     return total
 
 
-def in_part(number, names, keep=3):
+def in_part(number, names, keep=5):
     """Some of the names of algorithms, one at least: cases take them in turn."""
     keep = min(draws(keep, long=1), len(names))
     return names[number % keep :: keep]
@@ -170,7 +170,7 @@ def run_forms(comm, per_node):
                 with pb.plan(form, x, w, ctx) as plan:
                     p = plan.problem
                 algorithms = [each for each, verdict in pb.algorithms(p, ctx).items() if verdict]
-                for algo in in_part(number, algorithms, 2):
+                for algo in in_part(number, algorithms, 3):
                     with pb.plan(form, x, w, ctx, algo=algo) as plan:
                         wrong = differences(
                             ctx, wire, lambda plan=plan, x=x: plan(x), plan, p, algo, per_node

@@ -146,7 +146,9 @@ def products(ctx: pb.Context, all_sizes: tuple[tuple[int, int, int], ...]) -> It
                     RECIPES if dtype == torch.float32 and number == 0 else RECIPES[number % 3 :][:1]
                 ):
                     turn += 1
-                    for ((lead, has_bias),) in in_turn((((3,), True), ((), False)), keep=2, first=turn + number):
+                    for ((lead, has_bias),) in in_turn(
+                        (((3,), True), ((), False)), keep=2, first=turn + number
+                    ):
                         case = partial(
                             three_steps, split=split, sizes=sizes, lead=lead, has_bias=has_bias, dtype=dtype,
                             recipe=recipe,

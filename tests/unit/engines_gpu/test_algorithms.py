@@ -141,7 +141,7 @@ def moves(comm: Any, path: str, count: int, kernels: bool) -> Any:
 @starts_ranks
 @pytest.mark.parametrize("ranks", RANKS)
 def test_products(stand_in, ranks):
-    run_mpi(products, ranks, path=stand_in(1000), count=draws(6, long=40))
+    run_mpi(products, ranks, path=stand_in(1000), count=draws(4, long=40))
 
 
 @starts_ranks
@@ -171,14 +171,14 @@ def test_routines(stand_in, ranks):
 @starts_ranks
 @pytest.mark.parametrize("ranks", RANKS)
 def test_tensor_parallel(stand_in, ranks):
-    run_mpi(tensor_parallel, ranks, path=stand_in(1000), count=draws(4, long=8))
+    run_mpi(tensor_parallel, ranks, path=stand_in(1000), count=draws(3, long=8))
 
 
 @starts_ranks
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("ranks", RANKS)
 def test_moves_by_messages(stand_in, ranks, kernels):
-    run_mpi(moves, ranks, path=stand_in(1000), count=draws(20, long=60), kernels=kernels)
+    run_mpi(moves, ranks, path=stand_in(1000), count=draws(12, long=60), kernels=kernels)
 
 
 def let_go(comm: Any, path: str) -> Any:

@@ -14,6 +14,7 @@ from pblasmp.engines.gpu.cusolvermp import library
 from pblasmp.errors import LibraryNotFoundError
 from tests.helpers.cases import agreed_error, scattered
 from tests.helpers.fakesolver import FakeSolver
+from tests.helpers.lengths import in_turn
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.solver_cases import CASES, TYPES
@@ -31,9 +32,8 @@ def everything(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
     with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
         solver = opened(lib, patch)
         with pb.Context(comm, engine="cublasmp") as ctx:
-            for dtype in TYPES:
-                for case in CASES:
-                    yield case(ctx, rng, dtype)
+            for dtype, case in in_turn(TYPES, CASES, keep=2, first=ctx.size // 2):
+                yield case(ctx, rng, dtype)
             yield from refusals(ctx, rng)
             yield from chosen(ctx)
         solver.assert_clean()

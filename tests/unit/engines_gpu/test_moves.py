@@ -46,7 +46,7 @@ def travels(monkeypatch):
 @starts_ranks
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_random_moves(stand_in, ranks):
-    run_mpi(random_moves, ranks, path=stand_in(1000), seeds=draws(50, long=150))
+    run_mpi(random_moves, ranks, path=stand_in(1000), seeds=draws(30, long=150))
 
 
 @pytest.mark.usefixtures("travels")

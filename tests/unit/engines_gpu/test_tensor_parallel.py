@@ -27,7 +27,7 @@ def every_product(comm: Any, path: str) -> Any:
     )
     with machine(path, Following, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
-            for form, dtype in itertools.product(FORMS, TYPES):
+            for form, dtype in in_turn(FORMS, TYPES, keep=2, first=comm.size // 2):
                 for (t, n, k), transposed in in_turn(
                     list(sizes(comm)), (False, True), keep=2, first=comm.size // 2
                 ):
