@@ -213,7 +213,15 @@ MISSING = {
     "chk1mat, pchk1mat, pchk2mat, pxerbla": "every call here checks its arguments on all processes",
     "laread, lawrite": "`ctx.load`, `A.save`",
     "lassq, lacon, laqge, laqsy": "`A.norm()`; of the others ScaLAPACK's own",
-    "gesvd, syev, syevd, heev, sygvx, hegvx": "singular values and eigenvalues: ScaLAPACK's own, or ELPA's",
+    "gecon, pocon, trcon": "`pb.cond_estimate(a)`",
+    "gesvx, posvx, gerfs, porfs, geequ, poequ": "`pb.solve`, with refinement as in the example; ScaLAPACK's own",
+    "gelqf, geqlf, gerqf, geqpf, tzrzf, ggqrf, ggrqf": "`pb.qr(a)` or `pb.qr(a.T)`; others ScaLAPACK's own",
+    "lapiv, laswp": "`pb.lu_solve(lu, pivots, b)` exchanges rows itself",
+    "gbsv, dbsv, pbsv, dtsv, ptsv": "band matrices: ScaLAPACK's own",
+    "gebrd, gehrd, sytrd, hetrd, sygst, hegst, hseqr": "reductions: ScaLAPACK's own",
+    "gesvd, syev, syevd, syevx, syevr, heev, heevd, heevx, heevr, sygvx, hegvx": (
+        "singular values and eigenvalues: ScaLAPACK's own, or ELPA's; `pb.eigh` on GPUs with cuSOLVERMp"
+    ),
 }
 """Names of ScaLAPACK that are not here, and what to use."""
 
@@ -251,7 +259,7 @@ HERE = {
     "unmqr": "`pb.qr(a).apply(b)`",
     "gels": "`pb.lstsq`",
     "trtri": '`pb.inv(a, assume="tri")`',
-    "trtrs": "`pb.trsm`",
+    "trtrs": '`pb.solve(a, b, assume="tri")`',
 }
 """What the tools of ``pblasmp.pblas`` are called with pblasmp's matrices."""
 
