@@ -31,7 +31,9 @@ Array = Any
 _INT_MAX = 2**31 - 1
 _LANES = ("main", "beside0", "beside1", "beside2")  # streams of products that run at the same time
 _BESIDE = (*_LANES[1:], "beside3")  # likewise, but none of them is the caller's stream
-_BLAS_TYPES = tuple(np.dtype(name) for name in ("f4", "f8", "c8", "c16"))
+_LETTERS = {np.dtype(name): element_type(np.dtype(name)).blas for name in ("f4", "f8", "c8", "c16")}
+_AS_IT_IS: dict[str, Op] = {"N": "N", "T": "T"}
+_TURNED: dict[str, Op] = {"N": "T", "T": "N"}
 _DEFAULT_ALGO = -1  # CUBLAS_GEMM_DEFAULT
 
 
@@ -143,6 +145,8 @@ class CublasmpOperations:
         """Queue ``d = alpha a b + beta c``. Local."""
         if d.size == 0:
             return
+        if self._factors and c is None and compute is None and self._queued_by_cublas(alpha, a, b, beta, d):
+            return
         flag, ldd = blas_operand(d)
         turned = flag == "N"  # d is in F order: compute its transpose
         c = None if beta == 0 else c
@@ -161,24 +165,28 @@ class CublasmpOperations:
         (x, op_x), (w, op_w) = _row_major(a), _row_major(b)
         rows, cols = d.shape
         target = View(int(d.data.ptr), rows, cols, ldd, np.dtype(d.dtype))
-        if self._factors and c is None and compute is None and self._is_plain(a, b, d):
-            assert self._products is not None
-            letter, stream = element_type(d.dtype).blas, self.xp.cuda.get_current_stream().ptr
-            self._products.gemm(
-                stream, letter, x, w, target, op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, lane=self._lane
-            )
-            return
         old = None if c is None else View.of(c)
         self.multiply(x, w, target, old, op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, compute=compute)
 
-    def _is_plain(self, a: Array, b: Array, d: Array) -> bool:
-        """Return whether cuBLAS can compute a product: it has the type, and all sizes fit into 32 bits. Local."""
-        if self._products is None or self._products.cublas is None:
+    def _queued_by_cublas(self, alpha: complex, a: Array, b: Array, beta: complex, d: Array) -> bool:
+        """Queue a product by cuBLAS if it has the type, and all sizes fit into 32 bits; return whether. Local."""
+        products, dtype, k = self._products, d.dtype, a.shape[1]
+        if products is None or products.cublas is None or not (a.dtype == b.dtype == dtype) or k == 0:
             return False
-        small = (
-            max(*a.shape, *b.shape, *d.shape, *(max(x.strides) // x.itemsize for x in (a, b, d))) <= _INT_MAX
-        )
-        return small and a.dtype == b.dtype == d.dtype and d.dtype in _BLAS_TYPES
+        letter = _LETTERS.get(dtype)
+        (of_a, lda), (of_b, ldb), (of_d, ldd) = blas_operand(a), blas_operand(b), blas_operand(d)
+        (m, n), left, right, ops = d.shape, a, b, (_AS_IT_IS[of_a], _AS_IT_IS[of_b])
+        if of_d == "T":  # cuBLAS writes columns: compute the transpose
+            m, n, left, right, ops = n, m, b, a, (_TURNED[of_b], _TURNED[of_a])
+            lda, ldb = ldb, lda
+        if letter is None or max(m, n, k, lda, ldb, ldd) > _INT_MAX:
+            return False
+        if self._lane == _LANES[0]:
+            self._runtime.follow_stream()  # products share a workspace
+        matrices = left.data.ptr, lda, right.data.ptr, ldb, d.data.ptr, ldd
+        stream = self.xp.cuda.get_current_stream().ptr
+        products.gemm(stream, letter, ops, (m, n, k), alpha, beta, matrices, kind=dtype, lane=self._lane)
+        return True
 
     def multiply(
         self,

@@ -7,6 +7,7 @@ seen in test_algorithms.py. Here is what these are made of: events of CUDA, and 
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 from collections import defaultdict
@@ -18,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
 import pblasmp as pb
@@ -25,6 +27,7 @@ from pblasmp.comm import Side
 from pblasmp.engines.gpu.operations import CublasmpOperations
 from pblasmp.engines.moving.exchange_move import ExchangeMove
 from pblasmp.engines.request import Operands
+from tests.helpers.fakelapack import matrix, vector
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.stream_order import StreamOrder
@@ -281,3 +284,35 @@ def test_a_factorisation_has_its_products_from_cublas(lib: Any, ctx: Any) -> Non
     assert not lib.gpu.lt.calls
     pb.matmul(a, a, algo="gathered")
     assert lib.gpu.lt.calls
+
+
+def test_products_of_factorisations_take_every_memory_order(lib: Any, ctx: Any) -> None:
+    """What cuBLAS is given, computed on the host's memory."""
+    operations, xp, rng = ctx.engine.operations, ctx.engine.xp, np.random.default_rng(3)
+
+    def gemm(_: int, op_a: int, op_b: int, m: int, n: int, k: int, alpha: int, a: int, lda: int, b: int, ldb: int,
+             beta: int, d: int, ldd: int) -> None:  # fmt: skip
+        left = matrix(a, *((k, m) if op_a else (m, k)), lda, "f8")
+        right = matrix(b, *((n, k) if op_b else (k, n)), ldb, "f8")
+        scale, keep = (vector(at, 1, "f8")[0] for at in (alpha, beta))
+        out = matrix(d, m, n, ldd, "f8")
+        out[...] = scale * (left.T if op_a else left) @ (right.T if op_b else right) + keep * out
+
+    with (
+        mock.patch.object(operations._products, "cublas", SimpleNamespace(dgemm=gemm)),
+        mock.patch.object(operations._products, "solver", return_value=1),
+        operations.factoring(),
+    ):
+        for orders, sizes in itertools.product(
+            itertools.product("CF", repeat=3), ((5, 7, 3), (1, 7, 3), (5, 1, 3), (5, 7, 1))
+        ):
+            m, n, k = sizes
+            wholes = (
+                np.array(rng.random((rows + 2, cols + 3)), order=order)
+                for order, (rows, cols) in zip(orders, ((m, k), (k, n), (m, n)), strict=True)
+            )
+            a, b, d = (xp.asarray(whole)[1:-1, 2:-1] for whole in wholes)
+            wanted = 2 * np.asarray(a) @ np.asarray(b) - np.asarray(d)
+            operations.gemm(2, a, b, -1, d)
+            assert np.allclose(np.asarray(d), wanted), (orders, sizes)
+    assert not lib.gpu.lt.calls

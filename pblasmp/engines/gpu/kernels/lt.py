@@ -216,31 +216,42 @@ class LocalProducts:
         self,
         stream: int,
         letter: str,
-        x: View,
-        w: View,
-        d: View,
-        *,
-        op_x: Op,
-        op_w: Op,
+        ops: tuple[Op, Op],
+        sizes: tuple[int, int, int],
         alpha: complex,
         beta: complex,
+        matrices: tuple[int, int, int, int, int, int],
+        *,
+        kind: np.dtype,
         lane: str = "main",
     ) -> None:
-        """Queue ``D = alpha op(X) op(W) + beta D`` by cuBLAS. Local.
+        """Queue ``D = alpha op(A) op(B) + beta D`` by cuBLAS, on matrices in F order. Local.
 
         cuBLASLt takes 20 to 300 µs of the host to find how it computes a product of new sizes, cuBLAS takes 5.
 
         Args:
             stream: address of the CUDA stream.
             letter: "s", "d", "c" or "z", of all three matrices.
-            x, w, d, op_x, op_w, alpha, beta, lane: as in ``multiply``.
+            ops: "N", "T" or "C" of A and of B.
+            sizes: rows and columns of D, and the extent that is summed over.
+            alpha, beta: scalars.
+            matrices: address and leading dimension of A, B and D.
+            kind: the element type of ``letter``.
+            lane: as in ``multiply``.
         """
-        scalars = self._scalars_of(alpha, beta, d.dtype)
-        at, k = scalars.ctypes.data, x.cols if op_x == "N" else x.rows
+        at = self._scalars_of(alpha, beta, kind).ctypes.data
+        *factors, d, ldd = matrices
         getattr(self.cublas, f"{letter}gemm")(
-            self.solver(stream, lane), _OPS[op_w], _OPS[op_x], d.cols, d.rows, k,
-            at, w.address, w.ld, x.address, x.ld, at + d.dtype.itemsize, d.address, d.ld,
-        )  # fmt: skip
+            self.solver(stream, lane),
+            _OPS[ops[0]],
+            _OPS[ops[1]],
+            *sizes,
+            at,
+            *factors,
+            at + kind.itemsize,
+            d,
+            ldd,
+        )
 
     def trsm(self, stream: int, letter: str, *arguments: int, lane: str = "main") -> None:
         """Queue cuBLAS's trsm. Local.
