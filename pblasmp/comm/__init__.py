@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from .agreement import Agreement, Running, break_off, closing, gather_on, is_agreed, leave, vote_on
 from .board import make_boards
+from .cells import Cell, Cells
 from .communicator import (
     Communicator,
     count_cores,
@@ -14,7 +15,7 @@ from .communicator import (
     ranks_per_node,
     wrap,
 )
-from .exchange import Cell, Exchange, Side
+from .exchange import Exchange, Side
 from .failures import watch
 from .repeated import RepeatedCalls, agree_after
 from .shared import SharedMemory
@@ -23,6 +24,7 @@ from .side_channel import SideChannel
 __all__ = [
     "Agreement",
     "Cell",
+    "Cells",
     "Communicator",
     "Exchange",
     "RepeatedCalls",

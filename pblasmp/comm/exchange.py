@@ -11,32 +11,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..layout.axis import Axis
 from ..layout.descriptor import MatrixDescriptor
-from ..layout.grid import Grid, coordinates
 from ..layout.intersection import Piece, common_counts, copy, intersect
+from .cells import Cell, Cells
 from .communicator import Communicator, Request
 
-__all__ = ["SLOTS", "Cell", "Exchange", "Side", "ends", "message_elements", "piece_of"]
+__all__ = ["SLOTS", "Exchange", "Side", "ends", "message_elements", "piece_of"]
 
 _MESSAGE_BYTES = 2 << 20
 SLOTS = 4  # messages that a rank has in flight at once
 
 Array = NDArray[Any]
 Coords = tuple[int, int]
-
-
-class Cell(NamedTuple):
-    """One local array of a layout: its process coordinates, and the ranks that can access it (first its owner)."""
-
-    coords: Coords
-    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +41,18 @@ class Side:
 
     rows: Axis
     cols: Axis
-    cells: tuple[Cell, ...]
+    cells: Sequence[Cell]
     order: str
 
     @classmethod
     def of(cls, descriptor: MatrixDescriptor) -> Side:
         """Return the side of a matrix on the first ranks of the communicator."""
-        return cls(descriptor.rows, descriptor.cols, _cells(descriptor.grid), descriptor.order)
+        return cls(descriptor.rows, descriptor.cols, Cells.of_grid(descriptor.grid), descriptor.order)
 
     @property
     def T(self) -> Side:  # noqa: N802
         """The same arrays seen transposed."""
-        cells = tuple(Cell((cell.coords[1], cell.coords[0]), cell.ranks) for cell in self.cells)
-        return Side(self.cols, self.rows, cells, "C" if self.order == "F" else "F")
-
-
-@lru_cache(256)
-def _cells(grid: Grid) -> tuple[Cell, ...]:
-    """Return one cell for each process of a grid."""
-    return tuple(Cell(coords, (rank,)) for rank, coords in enumerate(coordinates(grid)))
+        return Side(self.cols, self.rows, Cells.of(self.cells).T, "C" if self.order == "F" else "F")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +112,12 @@ class Exchange:
         if not (src.cells and dst.cells):
             return 0
         sizes = _sizes(src, dst)
-        sources, targets = (_table([cell.ranks for cell in side.cells]) for side in (src, dst))
+        cells = [Cells.of(side.cells) for side in (src, dst)]
+        # Shorter rows are filled up with their owner.
+        sources, targets = (np.where(each.ranks < 0, each.ranks[:, :1], each.ranks) for each in cells)
         crosses = ~(sources[:, None, :, None] == targets[None, :, None, :]).any(axis=(2, 3))
         owners = sources[:, 0]
-        counts = np.array([len(cell.ranks) for cell in dst.cells])
+        counts = cells[1].counts
         writers = targets[np.arange(len(counts)), owners[:, None] % counts]
         between = np.zeros((sources.max() + 1, targets.max() + 1), np.int64)
         np.add.at(
@@ -219,18 +207,12 @@ def _within(side: Side, rows: Sequence[int], cols: Sequence[int]) -> list[int]:
 
 def _sizes(src: Side, dst: Side) -> NDArray[np.int64]:
     """Return how many elements each cell of ``src`` and each cell of ``dst`` share."""
-    sources, targets = (np.array([cell.coords for cell in side.cells]) for side in (src, dst))
+    sources, targets = (Cells.of(side.cells).coords for side in (src, dst))
     rows, cols = common_counts(src.rows, dst.rows), common_counts(src.cols, dst.cols)
     sizes: NDArray[np.int64] = (
         rows[sources[:, None, 0], targets[:, 0]] * cols[sources[:, None, 1], targets[:, 1]]
     )
     return sizes
-
-
-def _table(lists: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """Return rows of equal length: each is filled up with its first number."""
-    longest = max(map(len, lists))
-    return np.array([[*each, *[each[0]] * (longest - len(each))] for each in lists])
 
 
 def ends(source: tuple[int, ...], target: tuple[int, ...]) -> Coords:

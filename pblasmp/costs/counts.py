@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comm import Side
+from ..comm import Cells, Side
 from ..comm.exchange import ends, message_elements, piece_of
 from ..layout.intersection import Piece, Stretch, common_counts, intersect
 
@@ -78,7 +78,7 @@ def counts_of(
     src, dst = moves[0]
     if not (src.cells and dst.cells):
         return Counts.none(size)
-    if all(len(cell.ranks) == 1 for cell in src.cells):
+    if Cells.of(src.cells).ranks.shape[1] == 1:
         found = _by_periods(moves, node, limit)
     else:
         found = Counts.none(size)
@@ -131,10 +131,9 @@ def _by_periods(moves: Sequence[Move], node: Numbers, limit: int) -> Counts:
     elements, messages = _merged(elements), _merged(messages)
     shape = elements[0][0].shape, elements[0][1].shape
     weights = ((elements, found.sent, found.received), (messages, found.messages, found.received_messages))
-    owners = np.array([cell.ranks[0] for cell in src.cells])
-    sources = np.array([cell.coords for cell in src.cells])
-    targets = np.array([cell.coords for cell in dst.cells])
-    counts, writers = _table(dst)
+    source_cells, target_cells = Cells.of(src.cells), Cells.of(dst.cells)
+    owners, sources = source_cells.ranks[:, 0], source_cells.coords
+    targets, counts, writers = target_cells.coords, target_cells.counts, target_cells.ranks
     everywhere = _histogram(targets, (shape[0][1], shape[1][1]))
     for factors, sent, received in weights:
         np.add.at(sent, owners, _summed(factors, everywhere, sources))
@@ -233,15 +232,6 @@ def _each(factors: Factors, of: Numbers, to: Numbers) -> Numbers:
     for down, across in factors:
         total += down[of[:, 0], to[:, 0]] * across[of[:, 1], to[:, 1]]
     return total.astype(np.int64)
-
-
-def _table(side: Side) -> tuple[Numbers, Numbers]:
-    """Return how many ranks each cell has, and these ranks as rows of equal length, filled up with -1."""
-    counts = np.array([len(cell.ranks) for cell in side.cells])
-    longest = counts.max()
-    if counts.min() == longest:
-        return counts, np.array([cell.ranks for cell in side.cells])
-    return counts, np.array([(*cell.ranks, *[-1] * (longest - len(cell.ranks))) for cell in side.cells])
 
 
 def _joined(left: Numbers, right: Numbers) -> Iterator[tuple[Numbers, Numbers]]:

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 
-from ..comm import Side
+from ..comm import Cells, Side
 from ..comm.exchange import SLOTS
 from ..engines.factor import FactorOperands
 from ..engines.host.engine import HostEngine
@@ -59,7 +59,7 @@ def traffic(
     counts = _exchanged(ranks, first.log)
     like = _classes(asked, ranks, first)
     runs = {0: first} | {
-        rank: _run(ranks, rank, asked, options, nearest, gpus=gpus) for rank in sorted({*like} - {0})
+        rank: _run(ranks, rank, asked, options, nearest, gpus=gpus) for rank in sorted({*like.tolist()} - {0})
     }
     for rank, run in runs.items():
         _add_others(counts, ranks, rank, run, shares=not gpus)
@@ -288,25 +288,39 @@ def _held(x: MatrixDescriptor, rank: int) -> int:
     return x.lld(rank) * (rows if x.order == "C" else cols) * x.dtype.itemsize
 
 
-def _classes(problem: AnyProblem, ranks: Ranks, first: _Run) -> list[int]:
-    """Return for each rank one that does as many operations and needs as much memory.
+def _classes(problem: AnyProblem, ranks: Ranks, first: _Run) -> Numbers:
+    """Return for each rank the first one that does as many operations and needs as much memory.
 
     Of a product that moves only slabs, those are ranks whose parts of the matrices have the same shapes.
     """
+    everyone = np.arange(ranks.size)
     messages = any(entry.kind in ("messages", "pushes") for entry in first.log)
     if not isinstance(problem, MatmulProblem) or messages or problem.scheme != "gemm":
-        return list(range(ranks.size))
-    known: dict[tuple[object, ...], int] = {}
-    tables: list[list[Any]] = [[len(node) for node in ranks.nodes for _ in node]]
+        return everyone
+    node_of = everyone // ranks.per_node
+    kinds = [_numbered([len(node) for node in ranks.nodes])[node_of]]
     shares = any(e.kind == "fence" for e in first.log)
     for x in _matrices(problem).values():
-        rows, cols, idle = x.rows.counts(), x.cols.counts(), ranks.size - x.grid.size
-        coords = coordinates(x.grid)
-        tables.append([(rows[p], cols[q]) for p, q in coords] + [None] * idle)
+        rows, cols, grid = x.rows.counts(), x.cols.counts(), x.grid
+        down, across = Cells.of_grid(grid).coords.T
+        of_rows, of_cols = _numbered(rows), _numbered(cols)
+        shapes = np.zeros(ranks.size, np.int64)  # of ranks without a part
+        shapes[: grid.size] = 1 + of_rows[down] * (1 + of_cols.max()) + of_cols[across]
+        kinds.append(shapes)
         if shares:  # memory of a node depends on all its ranks
-            of_nodes = (_extents(coords[node[0] : node[-1] + 1], rows, cols) for node in ranks.nodes)
-            tables.append([each for each, node in zip(of_nodes, ranks.nodes, strict=True) for _ in node])
-    return [known.setdefault(key, rank) for rank, key in enumerate(zip(*tables, strict=True))]
+            coords = coordinates(grid)
+            of_nodes = [_extents(coords[node[0] : node[-1] + 1], rows, cols) for node in ranks.nodes]
+            kinds.append(_numbered(of_nodes)[node_of])
+    like = np.zeros(ranks.size, np.int64)
+    for kind in kinds:
+        _, firsts, like = np.unique(like * (1 + kind.max()) + kind, return_index=True, return_inverse=True)
+    return firsts[like]
+
+
+def _numbered(values: Sequence[Hashable]) -> Numbers:
+    """Return a number for each value, the same for equal ones."""
+    known: dict[Hashable, int] = {}
+    return np.array([known.setdefault(each, len(known)) for each in values], np.int64)
 
 
 def _extents(

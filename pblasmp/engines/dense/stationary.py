@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...comm import Cell, Exchange, Side
+from ...comm import Cell, Cells, Exchange, Side
 from ...comm.exchange import SLOTS
 from ...comm.shared import aligned, carve
 from ...dtypes import accumulation_dtype, is_float8
@@ -226,9 +226,10 @@ def _see(engine: Engine, p: Sided) -> _Seen:
 
 def _needs(large: Side, size: int) -> tuple[tuple[int, ...], ...]:
     """Return which part of k each rank multiplies: none if it has no part of the large operand."""
-    counts = large.rows.counts()
-    parts = ((part,) if counts[row] else () for row, part in (cell.coords for cell in large.cells))
-    return (*parts, *[()] * (size - len(large.cells)))
+    counts, parts = large.rows.counts(), [(part,) for part in range(large.cols.nprocs)]
+    coords = Cells.of(large.cells).coords.tolist()
+    held = (parts[part] if counts[row] else () for row, part in coords)
+    return (*held, *[()] * (size - len(coords)))
 
 
 class StationaryMethod(Method):

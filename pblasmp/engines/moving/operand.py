@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ...comm import Cell, Side
+from ...comm import Cells, Side
+from ...comm.cells import filled_up
 from ...comm.exchange import SLOTS
 from ...comm.shared import aligned, carve
 from ...layout import Grid, MatrixDescriptor
@@ -47,7 +50,7 @@ class Operand:
         matrix: its descriptor.
         flip: whether its local arrays are transposed to be outer × k.
         conjugate: whether its values are conjugated on the way.
-        needs: for every rank, which slabs (processes of ``outer``) it multiplies; empty for ranks without a part of D.
+        needs: for every rank, which slabs (processes of ``outer``) it multiplies, ascending; none without a part of D.
         outer: the dimension that it shares with D, distributed as in D.
         dtype: the type of its slabs.
         source: "a" or "b": the operand whose local arrays these are.
@@ -67,6 +70,11 @@ class Operand:
     def side(self) -> Side:
         """The operand as it is distributed, as outer × k."""
         return Side.of(self.matrix.T if self.flip else self.matrix)  # whose cells are made once
+
+    @property
+    def cells(self) -> Cells:
+        """The cells of that."""
+        return Cells.of(self.side.cells)
 
     @cached_property
     def _counts(self) -> list[int]:
@@ -88,7 +96,9 @@ class Operand:
             or self.conjugate
         ):
             return False
-        held = {cell.ranks[0]: cell.coords[0] for cell in side.cells if cell.coords[1] == holders[0]}
+        coords, ranks = self.cells.coords, self.cells.ranks
+        here = coords[:, 1] == holders[0]
+        held = dict(zip(ranks[here, 0].tolist(), coords[here, 0].tolist(), strict=True))
         return all(held.get(rank) == need for rank, needs in enumerate(self.needs) for need in needs)
 
     def slab_bytes(self, process: int, width: int) -> int:
@@ -109,12 +119,14 @@ def _needed(needs: Needs, ranks: Sequence[int]) -> list[int]:
 
 
 @lru_cache(16)  # every panel has the same slabs
-def _slabs(
-    needs: Needs, domains: tuple[tuple[int, ...], ...]
-) -> tuple[list[tuple[int, int]], tuple[Cell, ...]]:
-    """Return each slab as ``(domain, process)``, and its cell in an exchange."""
-    slabs = [(i, process) for i, ranks in enumerate(domains) for process in _needed(needs, ranks)]
-    return slabs, tuple(Cell((process, 0), domains[i]) for i, process in slabs)
+def _slabs(needs: Needs, domains: tuple[tuple[int, ...], ...]) -> tuple[NDArray[np.int64], Cells]:
+    """Return the domain of each slab, and the cells of the slabs in an exchange."""
+    alone = domains == tuple(zip(range(len(needs))))
+    slabs = needs if alone else [_needed(needs, ranks) for ranks in domains]
+    of_domain = np.arange(len(slabs)).repeat(np.fromiter(map(len, slabs), np.int64, len(slabs)))
+    coords = np.zeros((len(of_domain), 2), np.int64)
+    coords[:, 0] = np.fromiter(chain.from_iterable(slabs), np.int64, len(coords))
+    return of_domain, Cells(coords, filled_up(domains)[of_domain])
 
 
 class Destination:
@@ -134,10 +146,10 @@ class Destination:
     def __init__(self, engine: Engine, operand: Operand, domains: Sequence[tuple[int, ...]]) -> None:
         rank = engine.transport.rank
         here = next(i for i, ranks in enumerate(domains) if rank in ranks)
-        slabs, self.cells = _slabs(operand.needs, tuple(domains))
-        self.mine = [(i, process) for i, (domain, process) in enumerate(slabs) if domain == here]
-        cells = operand.side.cells
-        self.holder = next((i for i, cell in enumerate(cells) if cell.ranks[0] == rank), None)
+        of_domain, self.cells = _slabs(operand.needs, tuple(domains))
+        mine = np.flatnonzero(of_domain == here)
+        self.mine = list(zip(mine.tolist(), self.cells.coords[mine, 0].tolist(), strict=True))
+        self.holder = operand.cells.owned_by(rank)
 
 
 class Staging:
@@ -152,7 +164,7 @@ class Staging:
         src = Side(side.rows, side.cols.window(start, stop), side.cells, side.order)
         dst = Side(operand.outer, Axis(self._width, max(1, self._width)), cells, operand.order or side.order)
         self._exchange = engine.transport.exchange(src, dst, operand.matrix.dtype)
-        pcol = side.cells[me].coords[1] if me is not None else 0
+        pcol = int(operand.cells.coords[me, 1]) if me is not None else 0
         self._window = side.cols.local_window(pcol, start, stop)
         self.sent_bytes = self._exchange.sent_bytes
         self.copied_bytes = self._exchange.copied_bytes

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.comm import Cell, Exchange, Side, communicator
+from pblasmp.comm import Cell, Cells, Exchange, Side, communicator
 from pblasmp.comm import exchange as exchange_module
 from pblasmp.comm.communicator import Serial
 from pblasmp.comm.exchange import _in_turn, ends
@@ -156,6 +156,21 @@ def test_a_side_transposed_is_the_side_of_the_transpose():
     turned, expected = Side.of(d).T, Side.of(d.T)
     assert (turned.rows, turned.cols, turned.order) == (expected.rows, expected.cols, expected.order)
     assert set(turned.cells) == set(expected.cells)
+
+
+@pytest.mark.parametrize("order", ["row", "col"])
+def test_cells_as_arrays_are_those_of_a_grid(order):
+    grid = pb.Grid(2, 3, order)
+    cells, expected = Cells.of_grid(grid), [Cell(grid.coords(rank), (rank,)) for rank in range(6)]
+    assert cells == expected
+    assert cells == Cells.of(expected)
+    assert cells != expected[1:]
+    assert [cells.owned_by(rank) for rank in (0, 5, 6)] == [0, 5, None]
+    mixed = [Cell((0, 1), (4, 2, 3)), Cell((1, 0), (1,))]
+    assert list(Cells.of(mixed)) == mixed
+    assert Cells.of(mixed).counts.tolist() == [3, 1]
+    assert list(Cells.of(mixed).T) == [Cell((1, 0), (4, 2, 3)), Cell((0, 1), (1,))]
+    assert not Cells.of(())
 
 
 def test_messages_take_turns_and_begin_after_this_rank():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.comm import Cell, Side
+from pblasmp.comm import Cell, Cells, Side
 from pblasmp.costs.counts import by_pairs, counts_of
 from pblasmp.engines.dense.stationary import StationaryMethod
 from tests.helpers.cases import layout
@@ -46,6 +46,14 @@ def test_by_periods_like_pair_by_pair(limit, monkeypatch):
             getattr(expected, each.name)[...] *= 3
         assert same(found, expected), (src, dst, nodes)
     assert shared
+
+
+@pytest.mark.parametrize("algorithm", ["gathered", "shared", "panels", "auto"])
+def test_cells_stay_arrays(algorithm, monkeypatch):
+    """Nothing makes a Python object for each of 1,024 cells: on 65,536 ranks that took longer than the rest."""
+    monkeypatch.setattr(Cells, "_made", property(lambda _: pytest.fail("cells were made one by one")))
+    p = pb.MatmulProblem.gemm(5000, 5000, 5000, "32x32", 64)
+    p.traffic(algorithm, ranks_per_node=8)
 
 
 def test_a_million_rows():
