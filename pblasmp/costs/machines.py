@@ -6,9 +6,10 @@ descriptors/README.md explains the files.
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -24,7 +25,7 @@ _TOP = {
     "ranks",
 }  # fmt: skip
 _CURVES = ("gemm", "trsm", "potrf", "getrf")
-_PANELS = ("getrf_panel", "geqrt_panel", "trsm_panel", "update")
+_PANELS = ("getrf_panel", "geqrt_panel", "trsm_panel", "update", "products")
 _ENTRY = {
     "ranks", "call_seconds", "launch_seconds", "meeting_seconds", "calls", "copy", "link", "turn", "swap",
     "beside", "slows", "queue", *_CURVES, *_PANELS,
@@ -34,6 +35,8 @@ _ENTRY = {
 Curve = tuple[tuple[int, float], ...]
 Panels = Mapping[int, Curve]
 """By width, how many seconds a column of a panel takes, by the number of rows."""
+Products = Mapping[tuple[int, int, int], float]
+"""By m, n and k, which each have the same extents, the operations per second of products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class NodeOf:
         trsm_panel: likewise solves with few equations, the columns, for many right-hand sides, the rows.
         update: by element type and k, the operations per second in products of n × k and k × n matrices that are added,
             by n.
+        products: by element type, the operations per second of m × k by k × n products that are added, by m,
+            n and k, in column-major order.
         copy: copies in a rank's own memory.
         turn: copies from one memory order to the other; like ``copy`` if that was not measured.
         swap: exchanges of rows; likewise.
@@ -91,6 +96,7 @@ class NodeOf:
     geqrt_panel: Mapping[str, Panels] = field(default_factory=dict)
     trsm_panel: Mapping[str, Panels] = field(default_factory=dict)
     update: Mapping[str, Panels] = field(default_factory=dict)
+    products: Mapping[str, Products] = field(default_factory=dict)
     turn: Link | None = None
     swap: Link | None = None
     beside: Mapping[str, float] = field(default_factory=dict)
@@ -111,6 +117,17 @@ class NodeOf:
         if not curve:
             curve = next(iter(self.gemm.values()))
         return _between(curve, size)
+
+    def product_rate(self, dtype: str, m: int, n: int, k: int) -> float:
+        """Return the operations per second of a product of m × k and k × n matrices. Local.
+
+        If products of all shapes were measured, interpolated between these, but for what is larger in every dimension;
+        if not, as fast as square ones of as many operations, or as those with a small k.
+        """
+        of = self.products.get(dtype)
+        if of and min(m, n, k) < max(of)[0]:
+            return _between_shapes(of, (m, n, k))
+        return self.update_rate(dtype, (m * n) ** 0.5, k) or self.rate(dtype, (m * n * k) ** (1 / 3))
 
     def update_rate(self, dtype: str, size: float, k: int) -> float | None:
         """Return the operations per second of products with a small k; None if k is not small, or none was measured.
@@ -149,6 +166,24 @@ def _between(curve: Curve, size: float) -> float:
     (low, below), (high, above) = curve[i - 1], curve[i]
     part = math.log(size / low) / math.log(high / low)
     return math.exp(math.log(below) * (1 - part) + math.log(above) * part)
+
+
+def _between_shapes(products: Products, shape: tuple[int, int, int]) -> float:
+    """Return the value at a shape, interpolated in logarithms; outside of what was measured that of its end."""
+    extents = sorted({m for m, _, _ in products})
+    near = []
+    for x in shape:
+        i = min(max(bisect_left(extents, x), 1), len(extents) - 1)
+        low, high = extents[i - 1], extents[i]
+        part = math.log(x / low) / math.log(high / low)
+        part = min(max(part, 0.0), 1.0)
+        near.append(((low, 1 - part), (high, part)))
+    total = 0.0
+    for corner in itertools.product(*near):
+        weight = math.prod(part for _, part in corner)
+        m, n, k = (at for at, _ in corner)
+        total += weight * math.log(products[m, n, k])
+    return math.exp(total)
 
 
 def _taller(curve: Curve, rows: float) -> float:
@@ -261,6 +296,7 @@ def _machine(table: Mapping[str, Any], name: str) -> Machine:
             geqrt_panel=_panels(entry.get("geqrt_panel", {})),
             trsm_panel=_panels(entry.get("trsm_panel", {})),
             update=_panels(entry.get("update", {}), each=False),
+            products={dtype: _products(points) for dtype, points in entry.get("products", {}).items()},
             turn=_link(entry["turn"]) if "turn" in entry else None,
             swap=_link(entry["swap"]) if "swap" in entry else None,
             beside={name: float(seconds) for name, seconds in entry.get("beside", {}).items()},
@@ -298,6 +334,14 @@ def _panels(table: Mapping[str, Any], *, each: bool = True) -> dict[str, Panels]
         dtype: {width: tuple(sorted(points)) for width, points in sorted(of.items())}
         for dtype, of in found.items()
     }
+
+
+def _products(points: Iterable[Any]) -> Products:
+    found = {(_positive(m), _positive(n), _positive(k)): float(_positive(rate)) for m, n, k, rate in points}
+    extents = {m for m, _, _ in found}
+    if len(extents) < 2 or set(found) != set(itertools.product(extents, repeat=3)):
+        raise ValueError("products: expected all m, n and k of at least two extents")
+    return found
 
 
 def _positive(value: Any) -> Any:

@@ -6,6 +6,7 @@ Everything is timed as a run among many, as predictions mean it: threads and cac
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -33,7 +34,7 @@ Made = tuple[Callable[[], Any], int, float]
 
 __all__ = ["measure_calls", "measure_ranks", "measure_speed"]
 
-_ROUNDS, _SAMPLES = 3, 2  # what others do on a machine slows stretches of seconds: rounds lie apart
+_ROUNDS = 5  # the speed of a machine changes within seconds: rounds lie apart
 _QUEUED = 8  # runs
 _LONG = 1.0  # seconds: nothing that would take longer
 _COPIED = {"host": 64 << 20, "gpu": 512 << 20}  # bytes
@@ -53,7 +54,8 @@ _WIDTHS: dict[str, dict[str, tuple[int, ...]]] = {
     "gpu": {"getrf": (256, 512, 1024), "geqrt": (128, 256, 512), "trsm": (256, 512, 1024)},
 }  # of panels
 _HEIGHTS = {"host": (64, 128, 256, 512, 1024, 2048), "gpu": (512, 8192, 32768)}
-_UPDATED = {"host": (256, 512, 1024, 2048), "gpu": (1024, 4096, 16384)}
+_UPDATED = (1024, 4096, 16384)
+_EXTENTS = (16, 64, 256, 1024)  # of products of all shapes
 _SWAPPED = {"host": (1024, 512, 64), "gpu": (16384, 8192, 512)}  # rows, columns, exchanges
 _TURNED = {"host": 1024, "gpu": 8192}
 _BESIDE = 8192, 512, "float64"  # the order of products, the columns of panels beside them
@@ -68,7 +70,7 @@ def measure_ranks(
 ) -> dict[str, Any]:
     """Return a table ``[[ranks]]`` of a machine's file for the ranks of one node. Collective over the ranks.
 
-    Everything is measured in rounds, and the fastest counts: others on the machine can only slow it down.
+    Everything is measured in rounds, and the median counts, as in the validation of predictions.
 
     Args:
         engine: the engine of the ranks.
@@ -77,23 +79,19 @@ def measure_ranks(
         step: called with what is measured next.
     """
     rounds = [_round(engine, comm, call, step) for _ in range(_ROUNDS)]
-    return {name: _fastest(name, [each[name] for each in rounds]) for name in rounds[0]}
+    return {name: _usual([each[name] for each in rounds]) for name in rounds[0]}
 
 
-def _fastest(name: str, found: list[Any]) -> Any:
-    """Return the largest rates and the least seconds of several rounds. Local."""
-    if name in ("beside", "slows"):  # differences of times: the least would be by chance
-        return {key: median(each[key] for each in found) for key in found[0]}
+def _usual(found: list[Any]) -> Any:
+    """Return the median of each number of several rounds. Local."""
     if isinstance(found[0], dict):
-        least = name.endswith("_panel") or name == "queue"
-        return {key: _fastest("seconds" if least else key, [each[key] for each in found]) for key in found[0]}
-    best = min if name.endswith("seconds") else max
+        return {key: _usual([each[key] for each in found]) for key in found[0]}
     if isinstance(found[0], list):  # a curve, which may end earlier in one round than in another
-        curve: dict[tuple[int, ...], float] = {}
+        curve: dict[tuple[int, ...], list[float]] = {}
         for *at, value in (point for each in found for point in each):
-            curve[tuple(at)] = best(value, curve.get(tuple(at), value))
-        return [[*at, value] for at, value in sorted(curve.items())]
-    return best(found)
+            curve.setdefault(tuple(at), []).append(value)
+        return [[*at, median(values)] for at, values in sorted(curve.items())]
+    return median(found)
 
 
 def _round(
@@ -103,7 +101,7 @@ def _round(
     kind = _kind(engine)
 
     def seconds(run: Callable[[], Any]) -> float:
-        return min(repeated(engine, comm, run, _SAMPLES))
+        return repeated(engine, comm, run, 1)[0]
 
     step("calls")
     table: dict[str, Any] = {"ranks": comm.size, "call_seconds": seconds(call)}
@@ -138,10 +136,9 @@ def _round(
             dtype: list(_panel_points(comm, kind, name, seconds, partial(panel, engine, dtype)))
             for dtype in _SOLVES
         }
-    step("updates")
-    table["update"] = {
-        dtype: list(_update_points(comm, kind, seconds, partial(_update, engine, dtype))) for dtype in _SOLVES
-    }
+    step("products of other shapes")
+    shapes = "update" if kind == "gpu" else "products"
+    table[shapes] = {dtype: list(_SHAPES[shapes](engine, comm, dtype, seconds)) for dtype in _SOLVES}
     step("exchanges of rows")
     swap, nbytes = _swap(engine)
     table["swap"] = {"bytes_per_second": nbytes / seconds(swap)}
@@ -168,15 +165,25 @@ def _panel_points(
 
 
 def _update_points(
-    comm: Communicator,
-    kind: str,
-    seconds: Callable[[Callable[[], Any]], float],
-    make: Callable[[int, int], Callable[[], Any]],
+    engine: Engine, comm: Communicator, dtype: str, seconds: Callable[[Callable[[], Any]], float]
 ) -> Iterator[list[Any]]:
-    """Yield n, k and the operations per second of what ``make`` returns. Collective over the ranks."""
-    for k in _WIDTHS[kind]["getrf"]:
-        for n in _UPDATED[kind]:
-            yield [n, k, 2.0 * n * n * k / max(comm.allgather(seconds(make(n, k))))]
+    """Yield n, k and the operations per second of n × k times k × n. Collective over the ranks."""
+    for k in _WIDTHS["gpu"]["getrf"]:
+        for n in _UPDATED:
+            took = max(comm.allgather(seconds(_update(engine, dtype, n, n, k))))
+            yield [n, k, FLOPS["gemm"](n, n, k) / took]
+
+
+def _product_points(
+    engine: Engine, comm: Communicator, dtype: str, seconds: Callable[[Callable[[], Any]], float]
+) -> Iterator[list[Any]]:
+    """Yield m, n, k and the operations per second of m × k times k × n. Collective over the ranks."""
+    for shape in itertools.product(_EXTENTS, repeat=3):
+        took = max(comm.allgather(seconds(_update(engine, dtype, *shape))))
+        yield [*shape, FLOPS["gemm"](*shape) / took]
+
+
+_SHAPES = {"update": _update_points, "products": _product_points}
 
 
 def measure_calls(
@@ -195,7 +202,7 @@ def measure_calls(
     """
     about = {"title": "", "measured": True, "engine": _kind(engine), "ranks_per_node": comm.size}
     machine = machine_from({**about, "ranks": [{**table, "call_seconds": 0.0}]}, "here")
-    found: dict[str, float] = {}
+    found: dict[str, list[float]] = {}
     for _ in range(_ROUNDS):
         for problem, run in calls:
             foreseen = predict(problem, machine, nranks=comm.size)
@@ -204,10 +211,9 @@ def measure_calls(
                 took = max(comm.allgather(_queueing(engine, run)))
                 rest = took - launches * float(table["launch_seconds"])
             else:
-                rest = min(comm.bcast(repeated(engine, comm, run, _SAMPLES))) - foreseen.seconds
-            kind = kind_of(problem)
-            found[kind] = min(max(0.0, rest), found.get(kind, math.inf))
-    return found
+                rest = comm.bcast(repeated(engine, comm, run, 1))[0] - foreseen.seconds
+            found.setdefault(kind_of(problem), []).append(rest)
+    return {kind: max(0.0, median(each)) for kind, each in found.items()}
 
 
 def _queueing(engine: Engine, run: Callable[[], Any]) -> float:
@@ -294,10 +300,10 @@ def _geqrt_panel(engine: Engine, dtype: str, m: int, n: int) -> Callable[[], Any
     return lambda: operations_of(engine).geqrt(a, t)
 
 
-def _update(engine: Engine, dtype: str, n: int, k: int) -> Callable[[], Any]:
-    """Return what multiplies a panel and a row of blocks, and subtracts the product, as factorisations do."""
+def _update(engine: Engine, dtype: str, m: int, n: int, k: int) -> Callable[[], Any]:
+    """Return what multiplies two matrices and subtracts the product, as factorisations do."""
     kind = as_dtype(dtype)
-    a, b, d = (engine.empty((rows, cols), kind, "F", rows) for rows, cols in ((n, k), (k, n), (n, n)))
+    a, b, d = (engine.empty((rows, cols), kind, "F", rows) for rows, cols in ((m, k), (k, n), (m, n)))
     a[...], b[...], d[...] = 0, 0, 0
     return lambda: engine.operations.gemm(-1, a, b, 1, d)
 
@@ -382,7 +388,7 @@ def _measure_beside(engine: Any, comm: Communicator) -> tuple[dict[str, float], 
     a[...], b[...], d[...] = 0, 0, 0
 
     def usual(*runs: Callable[[], Any] | None) -> list[float]:
-        found = [_on_streams(engine, *runs) for _ in range(2 * _SAMPLES + 1)]
+        found = [_on_streams(engine, *runs) for _ in range(5)]
         return [median(each) for each in zip(*found, strict=True)]
 
     one = usual(lambda: operations.gemm(-1, a, b, 1, d), None)[0]

@@ -19,7 +19,7 @@ import numpy as np
 from ..comm import Exchange, Side
 from ..comm.communicator import Serial
 from ..dtypes import accumulation_dtype
-from ..engines.arrays import strided
+from ..engines.arrays import blas_operand, strided
 from ..engines.host.engine import HostEngine
 from ..engines.host.operations import HostOperations
 from ..engines.local_part import LocalPart
@@ -290,7 +290,9 @@ class PaperOperations(HostOperations):
         del alpha, beta, compute, c
         if (a.shape[0], b.shape[1]) != d.shape or a.shape[1] != b.shape[0]:
             raise ValueError(f"cannot multiply {a.shape} by {b.shape} to {d.shape}")
-        (m, k), n = a.shape, b.shape[1]
+        (m, n), k = d.shape, a.shape[1]
+        if blas_operand(d)[0] == "T":  # BLAS computes its transpose
+            m, n = n, m
         self._count("gemm", m, n, k, 2 * m * n * k, a.dtype)
 
     def trsm(self, alpha: complex, a: Any, x: Any, *, lower: bool, unit: bool) -> None:

@@ -16,7 +16,7 @@ from ..engines.request import AnyProblem
 from ..errors import ArgumentError
 from ..layout import Level3Problem, MatrixDescriptor, ParallelProblem
 from ..layout.factor_problem import FactorProblem
-from ..layout.traffic import Kernel, Shapes, Traffic
+from ..layout.traffic import Kernel, Traffic
 from .machines import Machine, NodeOf, load_machine
 from .replay import replay
 from .streams import replay_streams
@@ -180,11 +180,20 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
     if counts.events and 0 < machine.cores < counts.ranks_per_node:  # the others leave the cores to them
         working, remark = machine.node_of(machine.cores)
         remarks += [remark] if remark else []
-    classes = [_compute(working, shapes, remarks) for shapes in counts.shapes]
-    launches = [sum(shapes.values()) * here.launch_seconds for shapes in counts.shapes]
-    launch = 0.0
-    if counts.events:  # on CPU ranks they delay those who wait, GPUs have them queued
-        launch, launches = 0.0 if gpus else working.launch_seconds, [0.0] * len(launches)
+    # On CPU ranks each kernel's time has that to start it; a GPU's host starts them while it computes.
+    least = 0.0 if gpus else working.launch_seconds
+
+    def seconds_of(kernel: Kernel) -> float:
+        return max(least, kernel_seconds(working, kernel, remarks))
+
+    classes = [
+        sum(count * seconds_of(kernel) for kernel, count in shapes.items()) for shapes in counts.shapes
+    ]
+    hosts = np.zeros(counts.nranks)
+    if gpus and not counts.events:
+        hosts += (
+            here.launch_seconds * np.array([sum(shapes.values()) for shapes in counts.shapes])[counts.like]
+        )
     compute = np.array(classes)[counts.like]
     link, network = here.link or here.copy, machine.network
     moved = np.maximum(counts.node_bytes, counts.node_received) / link.bytes_per_second
@@ -206,10 +215,6 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
     waits = counts.meetings * here.meeting_seconds * (1 + (rounds if several else 0))
     if counts.events:
         way = network if several and network is not None else link
-
-        def seconds_of(kernel: Kernel) -> float:
-            return kernel_seconds(working, kernel, remarks) + launch
-
         if gpus:
             finished, passed = replay_streams(counts.events, seconds_of, partial(_in_streams, here), way)
         else:
@@ -219,8 +224,8 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
         exposed = np.maximum(moved - compute, 0) + np.minimum(moved, compute) / 8 + copies + waits
     else:
         exposed = moved + copies + waits
-    total, call = compute + exposed, np.full(counts.nranks, here.calls.get(kind, here.call_seconds))
-    hosts = call + np.array(launches)[counts.like]
+    total = compute + exposed
+    hosts += here.calls.get(kind, here.call_seconds)
     # A GPU's host queues the next call while this one runs, but for factorisations, which wait for what they find.
     call = np.maximum(hosts - total, 0) if gpus and not counts.events else hosts
     slowest = int((total + call).argmax())
@@ -242,11 +247,6 @@ def _in_streams(here: NodeOf, kernel: Kernel) -> tuple[float, float, float]:
     if name == "swap":
         name, count = "gemm", 1  # a kernel or two
     return here.beside.get(name, 0.0) * count, here.slows.get(name, 1.0), here.queue.get(name, 0.0) * count
-
-
-def _compute(here: NodeOf, shapes: Shapes, remarks: list[str]) -> float:
-    """Return how long a rank's local products, solves and factorisations take."""
-    return sum(count * kernel_seconds(here, kernel, remarks) for kernel, count in shapes.items())
 
 
 def kernel_seconds(here: NodeOf, kernel: Kernel, remarks: list[str]) -> float:
@@ -272,9 +272,10 @@ def kernel_seconds(here: NodeOf, kernel: Kernel, remarks: list[str]) -> float:
     if name == "geqrt" or not here.curve(name, dtype):
         remarks.append(f"{name} of {dtype} was not measured: taken to be as fast as products")
     # A copy reads and writes each byte.
-    rate = here.rate(dtype, size, "gemm" if name == "geqrt" else name)
     if name == "gemm":
-        rate = here.update_rate(dtype, (m * n) ** 0.5, k) or rate
+        rate = here.product_rate(dtype, m, n, k)
+    else:
+        rate = here.rate(dtype, size, "gemm" if name == "geqrt" else name)
     return max(flops / rate, touched / here.copy.bytes_per_second / 2)
 
 

@@ -26,11 +26,11 @@ SMALL = {
     "_COPIED": {"host": 1 << 16},
     "_WIDTHS": {"host": {"getrf": (8, 16), "geqrt": (4,), "trsm": ()}},
     "_HEIGHTS": {"host": (8, 16)},
-    "_UPDATED": {"host": (16,)},
+    "_EXTENTS": (4, 8),
     "_SWAPPED": {"host": (32, 8, 4)},
     "_TURNED": {"host": 16},
     "_SENT": {"host": 1 << 12},
-    "_SAMPLES": 2,
+    "_ROUNDS": 3,
 }
 
 
@@ -57,6 +57,7 @@ def test_measure(tmp_path):
         )
         panels = [point[:2] for point in entry["getrf_panel"]["float64"]]
         assert panels == [[8, 8], [16, 8], [16, 16]]
+        assert len(entry["products"]["float32"]) == 8
         assert entry["calls"]["product"] > 0.02 > entry["calls"]["routine"] >= 0
         table = with_ranks(table, entry, title="here", measured=True, memory_bytes=1 << 30)
     file = tmp_path / "here.toml"
@@ -68,21 +69,23 @@ def test_measure(tmp_path):
     assert found.extrapolated == ()
 
 
-def test_the_fastest_round_counts():
-    """Of rates the largest, of times the least, number by number; a curve may end early in a slow round."""
+def test_the_median_round_counts():
+    """Number by number, as in the validation of predictions; a curve may end early in a slow round."""
     slow = {
         "ranks": 2,
         "call_seconds": 3.0,
         "copy": {"bytes_per_second": 5.0},
         "gemm": {"float64": [[8, 2.0]]},
     }
-    fast = {**slow, "call_seconds": 1.0, "gemm": {"float64": [[8, 1.0], [16, 4.0]]}}
-    link = [{"link": {"bytes_per_second": x, "seconds": y}} for x, y in ((4.0, 0.5), (6.0, 0.75))]
-    rounds = [slow | link[0], fast | link[1], slow | link[0]]
-    with mock.patch.object(measure, "_round", side_effect=rounds):
+    fast = {**slow, "call_seconds": 1.0, "gemm": {"float64": [[8, 3.0], [16, 4.0]]}}
+    links = [
+        {"link": {"bytes_per_second": x, "seconds": y}} for x, y in ((4.0, 0.5), (6.0, 0.75), (3.0, 0.25))
+    ]
+    rounds = [slow | links[0], fast | links[1], slow | links[2]]
+    with mock.patch.object(measure, "_round", side_effect=rounds), mock.patch.object(measure, "_ROUNDS", 3):
         assert measure.measure_ranks(None, None, None) == {
-            "ranks": 2, "call_seconds": 1.0, "copy": {"bytes_per_second": 5.0},
-            "gemm": {"float64": [[8, 2.0], [16, 4.0]]}, "link": {"bytes_per_second": 6.0, "seconds": 0.5},
+            "ranks": 2, "call_seconds": 3.0, "copy": {"bytes_per_second": 5.0},
+            "gemm": {"float64": [[8, 2.0], [16, 4.0]]}, "link": {"bytes_per_second": 4.0, "seconds": 0.5},
         }  # fmt: skip
 
 

@@ -80,10 +80,12 @@ def test_kernels_calls_and_hosts():
         "launch_seconds": 0.125,
     }
     found = pb.predict(solve, machine(ranks=[node]))
-    assert found.compute_seconds == pytest.approx(n**3 / 1e8)
-    assert found.call_seconds == 0.25 + 0.125
+    assert found.compute_seconds == 0.125  # no kernel takes less than it takes to start one
+    assert found.call_seconds == 0.25
     assert found.extrapolated == ()
-    assert pb.predict(product, machine(ranks=[node])).call_seconds == 0.5 + 0.125
+    assert pb.predict(product, machine(ranks=[node])).call_seconds == 0.5
+    found = pb.predict(solve, machine(ranks=[{**node, "launch_seconds": 1e-6}]))
+    assert found.compute_seconds == pytest.approx(n**3 / 1e8)
     unknown = pb.predict(solve, machine(ranks=[{**NODE, "ranks": 1}]))
     assert unknown.compute_seconds == pytest.approx(n**3 / 1e9)
     assert unknown.extrapolated == ("trsm of float64 was not measured: taken to be as fast as products",)
@@ -219,6 +221,34 @@ def test_panels_and_updates():
     )
     assert slow.traffic.turned_bytes.tolist() == [2 * 64 * 64 * 8]
     assert fast.traffic.turned_bytes.tolist() == [0]
+
+
+def test_products_of_all_shapes():
+    """Interpolated by m, n and k; other types and what is larger in every dimension are as fast as square products."""
+    thin = [[m, n, k, 1e6 * m * n**2 * k**3] for m in (1, 10) for n in (1, 10) for k in (1, 10)]
+    node = {**NODE, "copy": {"bytes_per_second": 1e15}, "products": {"float64": thin}}
+    here = machine(ranks=[node]).nodes[0]
+
+    def rate(m, n, k, dtype="float64"):
+        return 2 * m * n * k / kernel_seconds(here, ("gemm", dtype, m, n, k), [])
+
+    assert rate(1, 10, 10) == pytest.approx(1e11)
+    assert rate(10, 1, 10) == pytest.approx(1e10)
+    assert rate(2, 3, 5) == pytest.approx(1e6 * 2 * 9 * 125)
+    assert rate(1, 10, 1000) == pytest.approx(rate(1, 10, 10))
+    assert rate(10, 10, 10) == pytest.approx(1e9)
+    assert rate(10, 20, 30) == pytest.approx(1e9)
+    assert rate(1, 10, 10, "float32") == pytest.approx(1e9)
+    d = {order: pb.MatrixDescriptor((6, 8), (6, 8), pb.Grid(1, 1), order=order) for order in "CF"}
+    a, b = (pb.MatrixDescriptor(shape, shape, pb.Grid(1, 1)) for shape in ((6, 7), (7, 8)))
+    shapes = {order: pb.MatmulProblem(a, b, d=x).traffic().shapes for order, x in d.items()}
+    assert shapes["F"] == [{("gemm", "float64", 6, 8, 7): 1}]
+    assert shapes["C"] == [{("gemm", "float64", 8, 6, 7): 1}]  # BLAS computes the transpose
+    for faulty in (thin[1:], thin[:1]):
+        with pytest.raises(
+            pb.ArgumentError, match="products: expected all m, n and k of at least two extents"
+        ):
+            machine(ranks=[{**node, "products": {"float64": faulty}}])
 
 
 def test_nodes_and_imbalance():

@@ -19,7 +19,7 @@ from tests.helpers.mpi import run_mpi, starts_ranks
 SMALL = {
     "_SIZES": {"gpu": (8, 16)}, "_SQUARES": {"gpu": (8, 16)}, "_COPIED": {"gpu": 1 << 12}, "_SENT": {"gpu": 1 << 10},
     "_WIDTHS": {"gpu": {"getrf": (4, 8), "geqrt": (2, 4), "trsm": (4, 8)}}, "_HEIGHTS": {"gpu": (8, 16)},
-    "_UPDATED": {"gpu": (16, 32)}, "_SWAPPED": {"gpu": (16, 8, 4)}, "_TURNED": {"gpu": 8},
+    "_UPDATED": (16, 32), "_SWAPPED": {"gpu": (16, 8, 4)}, "_TURNED": {"gpu": 8},
     "_BESIDE": (16, 8, "float64"), "_ROUNDS": 1, "_QUEUED": 1,
 }  # fmt: skip
 
