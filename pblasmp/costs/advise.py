@@ -197,12 +197,20 @@ def scaling_chart(advice: Sequence[tuple[int, Advice]]) -> Drawing:
 def _choices(
     m: int, n: int, k: int, ranks: int, machine: Machine, dtype: DTypeLike, order: str
 ) -> Iterator[Choice]:
-    """Yield every grid with its best block, with each algorithm."""
-    algorithms = _HOST if machine.engine == "host" else ("gathered",)
+    """Yield every grid with its best block, with each algorithm.
+
+    GPUs push operands within a node and gather them between nodes; panels, which need less memory, are tried if it must
+    be.
+    """
     for grid in _grids(ranks):
         problem = MatmulProblem.gemm(m, n, k, grid, _block(m, n, k, grid), dtype=dtype, order=order)
-        for algorithm in algorithms:
-            yield Choice(problem, predict(problem, machine, algorithm))
+        if machine.engine == "host":
+            yield from (Choice(problem, predict(problem, machine, algorithm)) for algorithm in _HOST)
+            continue
+        usual = Choice(problem, predict(problem, machine))
+        yield usual
+        if not usual.prediction.fits and usual.prediction.algorithm != "panels":
+            yield Choice(problem, predict(problem, machine, "panels"))
 
 
 def _grids(ranks: int) -> Iterator[Grid]:

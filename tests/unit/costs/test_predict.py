@@ -282,6 +282,12 @@ def test_advice():
     assert advice.best.prediction.seconds == min(each.prediction.seconds for each in advice.choices)
     assert {each.problem.d.grid.shape for each in advice.choices} == {(1, 4), (2, 2), (4, 1)}
     assert "%" in advice.why_not_second or "as fast" in advice.why_not_second
+    gpus = {n: pb.advise(n, n, n, 8, "dgx-h100") for n in (4096, 100_000)}
+    assert [each.best.prediction.algorithm for each in gpus.values()] == ["push", "panels"]
+    assert all(each.best.prediction.fits for each in gpus.values())
+    assert (
+        pb.advise(4096, 4096, 4096, 64, "dgx-h100").best.prediction.algorithm == "gathered"
+    )  # eight of them
     cluster = machine(network={"bytes_per_second": 1e7})
     large = pb.advise(8000, 8000, 8000, 4, cluster)
     assert not large.best.prediction.fits
