@@ -145,13 +145,21 @@ def places(comm: Communicator, *, gpus: bool) -> dict[str, int]:
     }  # fmt: skip
 
 
+def _words(fact: str | list[dict[str, Any]]) -> str:
+    """Return a path, or the BLAS libraries that a package has loaded, in words. Local."""
+    if isinstance(fact, str):
+        return fact
+    names = "internal_api", "version", "architecture", "filepath"
+    return ", ".join(" ".join(str(each[name]) for name in names if each.get(name)) for each in fact)
+
+
 def print_diagnosis(found: dict[str, Any]) -> None:
     """Print what was found, and the verdict last. Local."""
     facts = found["facts"]
     for name in ("mpirun", "MPI library", "numpy", "scipy", "cuBLASMp"):
         if name in facts:
             each = facts[name]
-            more = [str(each[key]) for key in ("path", "blas") if key in each and name in _MORE[key]]
+            more = [_words(each[key]) for key in ("path", "blas") if key in each and name in _MORE[key]]
             click.echo(
                 f"{name:<12} {plain(', '.join([str(each.get('version') or each.get('problem')), *more]))}"
             )

@@ -79,7 +79,7 @@ def measure_ranks(
         step: called with what is measured next.
     """
     rounds = [_round(engine, comm, call, step) for _ in range(_ROUNDS)]
-    return {name: _usual([each[name] for each in rounds]) for name in rounds[0]}
+    return {"ranks": comm.size, **{name: _usual([each[name] for each in rounds]) for name in rounds[0]}}
 
 
 def _usual(found: list[Any]) -> Any:
@@ -104,7 +104,7 @@ def _round(
         return repeated(engine, comm, run, 1)[0]
 
     step("calls")
-    table: dict[str, Any] = {"ranks": comm.size, "call_seconds": seconds(call)}
+    table: dict[str, Any] = {"call_seconds": seconds(call)}
     step("small products")
     table["launch_seconds"] = seconds(_product(engine, 8, "float32"))
     table["meeting_seconds"] = seconds(engine.transport.fence) if comm.size > 1 else 0.0
@@ -114,7 +114,7 @@ def _round(
     table["turn"] = {"bytes_per_second": nbytes / seconds(turned)}
     if comm.size > 1:
         step("messages")
-        table["link"] = _measure_link(engine, comm, seconds)
+        table["link"] = _measure_link(engine, comm, seconds, table["call_seconds"])
     table["gemm"], table["trsm"] = {}, {}
     for dtype in _TYPES[kind]:
         step(f"products of {dtype}")
@@ -456,21 +456,21 @@ def _turn(engine: Engine) -> tuple[Callable[[], None], int]:
 
 
 def _measure_link(
-    engine: Engine, comm: Communicator, seconds: Callable[[Callable[[], Any]], float]
+    engine: Engine, comm: Communicator, seconds: Callable[[Callable[[], Any]], float], call_seconds: float
 ) -> dict[str, float]:
     """Return how fast messages are, from large and small ones. Collective.
 
-    GPUs push what is contiguous, one to the next. Between CPU ranks a matrix is moved from columns to rows of
-    processes, so that messages are packed, as most are.
+    GPUs push what is contiguous, one to the next; a call that hardly computes takes them as long as its message.
+    Between CPU ranks a matrix is moved from columns to rows of processes, so that messages are packed, as most are.
     """
-    make = _to_next if engine.traits.queues else _moved
-    found = []
+    gpus, found = engine.traits.queues, []
     for nbytes in (64, _SENT[_kind(engine)]):
-        run, sent, messages = make(engine, comm, nbytes)
+        run, sent, messages = (_to_next if gpus else _moved)(engine, comm, nbytes)
         found.append((sent, seconds(run), messages))
     (few, short, messages), (many, long, _) = found
     rate = (many - few) / max(long - short, 1e-9)
-    return {"bytes_per_second": rate, "seconds": max(0.0, short - few / rate) / messages}
+    latency = call_seconds if gpus else max(0.0, short - few / rate) / messages
+    return {"bytes_per_second": rate, "seconds": latency}
 
 
 def _to_next(engine: Engine, comm: Communicator, nbytes: int) -> tuple[Callable[[], None], int, int]:

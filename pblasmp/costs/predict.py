@@ -16,7 +16,7 @@ from ..engines.request import AnyProblem
 from ..errors import ArgumentError
 from ..layout import Level3Problem, MatrixDescriptor, ParallelProblem
 from ..layout.factor_problem import FactorProblem
-from ..layout.traffic import Kernel, Traffic
+from ..layout.traffic import Kernel, Traffic, bytes_text
 from .machines import Machine, NodeOf, load_machine
 from .replay import replay
 from .streams import replay_streams
@@ -103,7 +103,7 @@ class Prediction:
             f"  algorithm  {t.algorithm}",
             f"  time       {time_text(self.seconds)}, from {time_text(self.low)} to {time_text(self.high)}",
             f"  of that    {parts}",
-            f"  memory     {self.memory_bytes / 2**30:.2f} GiB per rank{'' if self.fits else ': does not fit'}",
+            f"  memory     {bytes_text(self.memory_bytes)} per rank{'' if self.fits else ': does not fit'}",
             *(f"  extrapolated  {each}" for each in self.extrapolated),
         ]
         return "\n".join(lines)
@@ -220,8 +220,11 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
         else:
             finished, passed = replay(counts.events, seconds_of, way)
         exposed = finished - compute + np.maximum(moved - passed, 0) + copies + waits
-    elif machine.overlaps:
-        exposed = np.maximum(moved - compute, 0) + np.minimum(moved, compute) / 8 + copies + waits
+    elif (
+        machine.overlaps
+    ):  # the first piece is waited for, the others arrive while those before are multiplied
+        first = moved / counts.pieces
+        exposed = first + (1 - 1 / counts.pieces) * np.maximum(moved - compute, 0) + copies + waits
     else:
         exposed = moved + copies + waits
     total = compute + exposed

@@ -29,6 +29,9 @@ from .paper import Event, LogEntry, PaperEngine, Ranks
 __all__ = ["asked_problem", "dtype_of", "move_traffic", "operands_of", "size_of", "traffic"]
 
 
+_PARTS = 8  # in which GPUs take the tokens of tensor-parallel products
+
+
 def traffic(
     problem: AnyProblem,
     algorithm: str = "auto",
@@ -83,7 +86,7 @@ def traffic(
         shapes=[runs[rank].shapes for rank in sorted(runs)], touched_bytes=each(lambda x: x.touched_bytes), links=links,
         node_received=counts.received_here, collective_copies=each(lambda x: min(x.copied_bytes, x.touched_bytes)),
         node_bytes=counts.sent_here, shared_bytes=counts.shared, meetings=kinds["fence"],
-        collectives=kinds["sum"] + kinds["gather"] + kinds["scatter"],
+        collectives=kinds["sum"] + kinds["gather"] + kinds["scatter"], pieces=_pieces(asked, first.log),
         events=[runs[rank].events for rank in range(ranks.size)] if isinstance(asked, FactorProblem) else [],
     )  # fmt: skip
 
@@ -333,16 +336,29 @@ def _extents(
     )
 
 
-def _exchanged(ranks: Ranks, log: list[LogEntry]) -> Counts:
-    """Return what all ranks move in the exchanges that one rank takes part in: every rank does in the same ones."""
-    counts = Counts.none(ranks.size)
+def _operands(log: list[LogEntry]) -> dict[tuple[int, int, str, int, int | None], list[Move]]:
+    """Return the exchanges of each operand."""
     groups: dict[tuple[int, int, str, int, int | None], list[Move]] = {}
     for entry in log:
         x = entry.exchange
         if x is not None:
             key = id(x.src.cells), id(x.dst.cells), x.order, x.dtype.itemsize, entry.slots
             groups.setdefault(key, []).append((x.src, x.dst))
-    for (_, _, _, itemsize, slots), moves in groups.items():
+    return groups
+
+
+def _pieces(problem: AnyProblem, log: list[LogEntry]) -> int:
+    """Return the most exchanges of an operand, or messages from this rank to another one."""
+    if isinstance(problem, ParallelProblem):
+        return _PARTS
+    to = Counter(rank for entry in log for _, rank in entry.sends)
+    return max((1, *map(len, _operands(log).values()), *to.values()))
+
+
+def _exchanged(ranks: Ranks, log: list[LogEntry]) -> Counts:
+    """Return what all ranks move in the exchanges that one rank takes part in: every rank does in the same ones."""
+    counts = Counts.none(ranks.size)
+    for (_, _, _, itemsize, slots), moves in _operands(log).items():
         counts.add(counts_of(moves, itemsize, ranks.size, ranks.nodes, slots))
     return counts
 

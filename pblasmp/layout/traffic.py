@@ -49,6 +49,7 @@ class Traffic:
         collective_copies: of ``copied_bytes``, those that ``touched_bytes`` has as well.
         collectives: sums over the ranks and MPI collectives in a run.
         meetings: times that all ranks wait for each other in a run, besides collectives.
+        pieces: in how many pieces, one after another, what is sent arrives: products begin with the first.
         events: of a factorisation, for each rank what it does, in order.
     """
 
@@ -74,6 +75,7 @@ class Traffic:
     collective_copies: Numbers
     collectives: int
     meetings: int
+    pieces: int = 1
     events: Sequence[Sequence[Any]] = ()
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from types import SimpleNamespace
 from unittest import mock
 
 import click
@@ -72,7 +73,6 @@ def test_measure(tmp_path):
 def test_the_median_round_counts():
     """Number by number, as in the validation of predictions; a curve may end early in a slow round."""
     slow = {
-        "ranks": 2,
         "call_seconds": 3.0,
         "copy": {"bytes_per_second": 5.0},
         "gemm": {"float64": [[8, 2.0]]},
@@ -83,7 +83,7 @@ def test_the_median_round_counts():
     ]
     rounds = [slow | links[0], fast | links[1], slow | links[2]]
     with mock.patch.object(measure, "_round", side_effect=rounds), mock.patch.object(measure, "_ROUNDS", 3):
-        assert measure.measure_ranks(None, None, None) == {
+        assert measure.measure_ranks(None, SimpleNamespace(size=2), None) == {
             "ranks": 2, "call_seconds": 3.0, "copy": {"bytes_per_second": 5.0},
             "gemm": {"float64": [[8, 2.0], [16, 4.0]]}, "link": {"bytes_per_second": 4.0, "seconds": 0.5},
         }  # fmt: skip
@@ -163,11 +163,17 @@ def test_faults_that_doctor_finds():
     ]  # fmt: skip
 
 
+BLAS = {
+    "internal_api": "openblas", "version": "0.3", "filepath": "/openblas.so", "num_threads": 2,
+    "architecture": "Haswell",
+}  # fmt: skip
+
+
 def test_what_doctor_prints(capsys):
     """MPI, libraries with their paths, binding, and a verdict: one rank needs no MPI."""
     facts = {
         "MPI library": {"problem": "none"}, "mpirun": {"version": "5.0", "path": "/usr/bin/mpirun"},
-        "numpy": {"version": "2.0", "path": "/numpy", "blas": "openblas 0.3"},
+        "numpy": {"version": "2.0", "path": "/numpy", "blas": [BLAS]},
     }  # fmt: skip
     ranks = {
         "ranks": 1, "nodes": 1, "ranks_of_node": 1, "cores": 2, "why_not_shared": "", "engine": "host",
@@ -182,7 +188,8 @@ def test_what_doctor_prints(capsys):
         lines = capsys.readouterr().out.splitlines()
         assert lines[-1] == verdict
         assert lines[:4] == [
-            "mpirun       5.0, /usr/bin/mpirun", "MPI library  none", "numpy        2.0, openblas 0.3",
+            "mpirun       5.0, /usr/bin/mpirun", "MPI library  none",
+            "numpy        2.0, openblas 0.3 Haswell /openblas.so",
             "ranks        one rank on one node, engine host (asked for)",
         ]  # fmt: skip
         assert "binding      the ranks of a node may run on 2 cores" in lines

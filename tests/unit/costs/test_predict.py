@@ -60,8 +60,17 @@ def test_messages_and_copies():
     assert found.seconds == pytest.approx(expected + 2 * n**3 / 4 / 1e9 + 0.5)
     assert found.extrapolated == ()
     assert (found.low, found.high) == (found.seconds * 0.8, found.seconds * 1.25)
-    overlapped = pb.predict(p, machine(overlaps=True), "gathered")
-    assert overlapped.seconds < found.seconds
+    overlaps = machine(overlaps=True)
+    assert (
+        pb.predict(p, overlaps, "gathered").seconds == found.seconds
+    )  # nothing is multiplied before all is there
+    with mock.patch.object(
+        HostOperations, "panel", 100
+    ):  # the first of four panels is waited for, as are the others' rests
+        cut = [pb.predict(p, where, "panels") for where in (machine(), overlaps)]
+    assert [each.traffic.pieces for each in cut] == [4, 4]
+    waits = cut[0].communication_seconds - cut[1].communication_seconds
+    assert waits == pytest.approx(0.75 * min(cut[0].compute_seconds, moved / 1e8 + 3 * 1e-3))
     shared = pb.predict(p, machine(), "shared")  # copies, and one meeting
     assert shared.communication_seconds == pytest.approx(8 * n * n / 4 / 1e9 + 0.25)
     assert found.traffic.imbalance == 1
