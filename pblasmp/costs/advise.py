@@ -199,8 +199,8 @@ def _choices(
 ) -> Iterator[Choice]:
     """Yield every grid with its best block, with each algorithm.
 
-    GPUs push operands within a node and gather them between nodes; panels, which need less memory, are tried if it must
-    be.
+    GPUs push operands within a node. Between nodes they gather them or take them in panels, which need less memory and
+    arrive while those before are multiplied; they are tried within a node if memory asks for that.
     """
     for grid in _grids(ranks):
         problem = MatmulProblem.gemm(m, n, k, grid, _block(m, n, k, grid), dtype=dtype, order=order)
@@ -209,7 +209,8 @@ def _choices(
             continue
         usual = Choice(problem, predict(problem, machine))
         yield usual
-        if not usual.prediction.fits and usual.prediction.algorithm != "panels":
+        enough = usual.prediction.fits and ranks <= machine.ranks_per_node
+        if not enough and usual.prediction.algorithm != "panels":
             yield Choice(problem, predict(problem, machine, "panels"))
 
 

@@ -294,9 +294,8 @@ def test_advice():
     gpus = {n: pb.advise(n, n, n, 8, "dgx-h100") for n in (4096, 100_000)}
     assert [each.best.prediction.algorithm for each in gpus.values()] == ["push", "panels"]
     assert all(each.best.prediction.fits for each in gpus.values())
-    assert (
-        pb.advise(4096, 4096, 4096, 64, "dgx-h100").best.prediction.algorithm == "gathered"
-    )  # eight of them
+    several = pb.advise(40_000, 40_000, 40_000, 64, "dgx-h100")  # eight of them
+    assert {each.prediction.algorithm for each in several.choices} == {"gathered", "panels"}
     cluster = machine(network={"bytes_per_second": 1e7})
     large = pb.advise(8000, 8000, 8000, 4, cluster)
     assert not large.best.prediction.fits
@@ -311,7 +310,7 @@ def test_advice():
 
 def test_many_nodes():
     advice = pb.advise(200000, 200000, 200000, 1024, "dgx-h100-cluster")
-    assert len(advice.choices) == 11
+    assert len({each.problem.d.grid for each in advice.choices}) == 11
     assert advice.best.prediction.fits
     assert advice.best.problem.d.grid.shape in ((32, 32), (16, 64), (64, 16))
 
