@@ -25,7 +25,7 @@ _TOP = {
     "ranks",
 }  # fmt: skip
 _CURVES = ("gemm", "trsm", "potrf", "getrf")
-_PANELS = ("getrf_panel", "geqrt_panel", "trsm_panel", "update", "products")
+_PANELS = ("getrf_panel", "geqrt_panel", "trsm_panel", "gemqrt", "update", "products")
 _ENTRY = {
     "ranks", "call_seconds", "launch_seconds", "meeting_seconds", "calls", "copy", "link", "turn", "swap",
     "beside", "slows", "queue", *_CURVES, *_PANELS,
@@ -62,6 +62,8 @@ class NodeOf:
             matrices; empty if that was not measured.
         getrf_panel, geqrt_panel: by element type, how long factorisations of panels take.
         trsm_panel: likewise solves with few equations, the columns, for many right-hand sides, the rows.
+        gemqrt: by element type and n, the operations per second in products of a panel's reflectors with m × n
+            matrices, by m.
         update: by element type and k, the operations per second in products of n × k and k × n matrices that are added,
             by n.
         products: by element type, the operations per second of m × k by k × n products that are added, by m,
@@ -95,6 +97,7 @@ class NodeOf:
     getrf_panel: Mapping[str, Panels] = field(default_factory=dict)
     geqrt_panel: Mapping[str, Panels] = field(default_factory=dict)
     trsm_panel: Mapping[str, Panels] = field(default_factory=dict)
+    gemqrt: Mapping[str, Panels] = field(default_factory=dict)
     update: Mapping[str, Panels] = field(default_factory=dict)
     products: Mapping[str, Products] = field(default_factory=dict)
     turn: Link | None = None
@@ -138,6 +141,16 @@ class NodeOf:
         if not of or k > max(of) or 2 * k > size:
             return None
         return _between(tuple((width, _between(curve, size)) for width, curve in of.items()), k)
+
+    def reflection_rate(self, dtype: str, m: int, n: int) -> float | None:
+        """Return the operations per second in products of a panel's reflectors with an m × n matrix, None if unknown.
+
+        Local.
+        """
+        of = self.gemqrt.get(dtype) or self.gemqrt.get(_LIKE.get(dtype, ""))
+        if not of:
+            return None
+        return _between(tuple((cols, _between(curve, m)) for cols, curve in of.items()), n)
 
     def panel_seconds(self, kernel: str, dtype: str, rows: int, cols: int) -> float | None:
         """Return how long a kernel takes on a panel, interpolated between measured ones; None if none was. Local.
@@ -295,6 +308,7 @@ def _machine(table: Mapping[str, Any], name: str) -> Machine:
             getrf_panel=_panels(entry.get("getrf_panel", {})),
             geqrt_panel=_panels(entry.get("geqrt_panel", {})),
             trsm_panel=_panels(entry.get("trsm_panel", {})),
+            gemqrt=_panels(entry.get("gemqrt", {}), each=False),
             update=_panels(entry.get("update", {}), each=False),
             products={dtype: _products(points) for dtype, points in entry.get("products", {}).items()},
             turn=_link(entry["turn"]) if "turn" in entry else None,

@@ -55,6 +55,7 @@ _WIDTHS: dict[str, dict[str, tuple[int, ...]]] = {
 }  # of panels
 _HEIGHTS = {"host": (64, 128, 256, 512, 1024, 2048), "gpu": (512, 8192, 32768)}
 _UPDATED = (1024, 4096, 16384)
+_REFLECTED = (64, 1024)  # columns
 _EXTENTS = (16, 64, 256, 1024)  # of products of all shapes
 _SWAPPED = {"host": (1024, 512, 64), "gpu": (16384, 8192, 512)}  # rows, columns, exchanges
 _TURNED = {"host": 1024, "gpu": 8192}
@@ -136,6 +137,9 @@ def _round(
             dtype: list(_panel_points(comm, kind, name, seconds, partial(panel, engine, dtype)))
             for dtype in _SOLVES
         }
+    if operations_of(engine).gemqrt is not None:
+        step("products with reflectors")
+        table["gemqrt"] = {dtype: list(_reflections(engine, comm, dtype, seconds)) for dtype in _SOLVES}
     step("products of other shapes")
     shapes = "update" if kind == "gpu" else "products"
     table[shapes] = {dtype: list(_SHAPES[shapes](engine, comm, dtype, seconds)) for dtype in _SOLVES}
@@ -162,6 +166,21 @@ def _panel_points(
         for rows in _HEIGHTS[kind]:
             if rows >= cols:
                 yield [rows, cols, max(comm.allgather(seconds(make(rows, cols))))]
+
+
+def _reflections(
+    engine: Engine, comm: Communicator, dtype: str, seconds: Callable[[Callable[[], Any]], float]
+) -> Iterator[list[Any]]:
+    """Yield m, n and the operations per second of a panel's reflectors times m × n. Collective over the ranks."""
+    operations, k = operations_of(engine), _WIDTHS[_kind(engine)]["geqrt"][-1]
+    for m in _HEIGHTS[_kind(engine)]:
+        v, _, _ = _panel(engine, m, k, dtype)
+        t = engine.xp.zeros((k, k), v.dtype, order="F")
+        operations.geqrt(v, t)
+        for n in _REFLECTED:
+            x, _, _ = _panel(engine, m, n, dtype)
+            took = max(comm.allgather(seconds(partial(operations.gemqrt, v, t, x, adjoint=True))))
+            yield [m, n, FLOPS["gemqrt"](m, n, k) / took]
 
 
 def _update_points(

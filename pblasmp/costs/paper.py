@@ -247,7 +247,6 @@ class PaperOperations(HostOperations):
         flops: floating-point operations of products and solves so far, four times as many of complex types.
     """
 
-    gemqrt: Any = None  # reflectors count as the products that they are
     xp: Any = SimpleNamespace(
         **{
             name: getattr(np, name)
@@ -325,10 +324,23 @@ class PaperOperations(HostOperations):
             self._events.append(Event("kernel", kernel, ahead=self.ahead))
 
     def geqrt(self, a: Any, t: Any) -> None:
-        """Count the factorisation of a panel. Local."""
-        del t
-        m, n = a.shape
-        self._count("geqrt", m, n, n, 2 * m * n * n - 2 * n**3 // 3, a.dtype)
+        """Count the factorisation of a panel, or of each panel of a matrix and what it does to the rest. Local."""
+        (m, n), width = a.shape, len(t)
+        for first in range(0, min(m, n), width):
+            rows, cols = m - first, min(width, m - first, n - first)
+            flops = 2 * rows * cols * cols - 2 * cols**3 // 3
+            self._count("geqrt", rows, cols, cols, flops, a.dtype)
+            self.gemqrt(
+                a[first:, first : first + cols], t[:cols, :cols], a[first:, first + cols :], adjoint=True
+            )
+
+    def gemqrt(self, v: Any, t: Any, x: Any, *, adjoint: bool) -> None:
+        """Count products with the reflectors of a panel, or of each panel of a matrix. Local."""
+        del adjoint
+        (m, n), count, width = x.shape, v.shape[1], len(t)
+        for first in range(0, count, width):
+            rows, k = m - first, min(width, count - first)
+            self._count("gemqrt", rows, n, k, 4 * rows * n * k - n * k * k, x.dtype)
 
     def larft(self, v: Any, tau: Any, t: Any) -> None:
         """Count the product that it is. Local."""

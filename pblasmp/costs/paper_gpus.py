@@ -48,6 +48,7 @@ class _GpuTransport(PaperTransport):
 class _GpuOperations(PaperOperations):
     """The operations of a GPU, which count instead of computing."""
 
+    gemqrt: Any = None  # reflectors are applied by products
     tile, band = GpuFactorOperations.tile, GpuFactorOperations.band
     panel, lead = GpuFactorOperations.panel, GpuFactorOperations.lead
     stripes, update_order = GpuFactorOperations.stripes, GpuFactorOperations.update_order

@@ -32,6 +32,7 @@ FLOPS: dict[str, Callable[[int, int, int], float]] = {
     "potrf": lambda m, n, k: m * n * k / 3,
     "getrf": lambda m, n, k: 2 * m * n * k - (m + n) * k**2 + 2 * k**3 / 3,
     "geqrt": lambda m, n, k: 2 * k * n * (m - n / 3),
+    "gemqrt": lambda m, n, k: (4 * m - k) * n * k,
 }
 """Operations of a kernel. Source: LAPACK Working Note 41."""
 _BEYOND = 2  # products of matrices so many times as large as measured ones are extrapolated
@@ -272,13 +273,17 @@ def kernel_seconds(here: NodeOf, kernel: Kernel, remarks: list[str]) -> float:
         remarks.append(f"products of {dtype} were not measured")
     elif size > _BEYOND * here.largest(dtype):
         remarks.append(f"local products larger than n = {here.largest(dtype)}, the largest measured")
-    if name == "geqrt" or not here.curve(name, dtype):
-        remarks.append(f"{name} of {dtype} was not measured: taken to be as fast as products")
-    # A copy reads and writes each byte.
+    rate: float | None = None
     if name == "gemm":
         rate = here.product_rate(dtype, m, n, k)
-    else:
-        rate = here.rate(dtype, size, "gemm" if name == "geqrt" else name)
+    elif name == "gemqrt":
+        rate = here.reflection_rate(dtype, m, n)
+    if rate is None:
+        like = "gemm" if name in ("geqrt", "gemqrt") else name
+        rate = here.rate(dtype, size, like)
+        if like != name or not here.curve(name, dtype):
+            remarks.append(f"{name} of {dtype} was not measured: taken to be as fast as products")
+    # A copy reads and writes each byte.
     return max(flops / rate, touched / here.copy.bytes_per_second / 2)
 
 

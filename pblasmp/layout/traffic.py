@@ -35,9 +35,9 @@ class Traffic:
         copied_bytes: bytes that each rank copies in its own memory or its node's.
         flops: floating-point operations of products and solves, four times as many of complex types.
         memory_bytes: operands, result and workspace.
-        shapes: for each class of ranks that compute alike, how often a kernel is run, by its name ("gemm", with m and n
-            exchanged if CPU ranks write in row-major order; "trsm" with k = m equations; "potrf", "getrf", "geqrt";
-            "swap": exchanges of m rows of n columns), type, m, n and k.
+        shapes: for each class of ranks that compute alike, how often a kernel is run, by its name, type, m, n and k:
+            "gemm", with m and n exchanged if CPU ranks write in row-major order; "trsm" with k = m equations; "potrf",
+            "getrf", "geqrt"; "gemqrt" with k reflectors; "swap": exchanges of m rows of n columns.
         like: the class of each rank.
         touched_bytes: bytes that each rank writes in local sums and copies, besides ``copied_bytes``.
         turned_bytes: of these, those copied from one memory order to the other.

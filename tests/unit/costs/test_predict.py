@@ -200,6 +200,7 @@ def test_panels_and_updates():
     panel = {"float64": [[100, 10, 1.0], [1000, 10, 2.0], [100, 20, 4.0]]}
     node = {
         **NODE, "getrf_panel": panel, "trsm_panel": panel, "update": {"float64": [[10, 5, 1e6], [1000, 5, 1e8]]},
+        "gemqrt": {"float64": [[10, 5, 1e5], [1000, 5, 1e7], [10, 50, 1e6]]},
         "swap": {"bytes_per_second": 1e3}, "turn": {"bytes_per_second": 1e4},
     }  # fmt: skip
     here, remarks = machine(ranks=[node]).nodes[0], []
@@ -221,6 +222,8 @@ def test_panels_and_updates():
     )  # too many equations
     assert seconds("gemm", "float64", 1000, 1000, 5) == pytest.approx(2 * 1000 * 1000 * 5 / 1e8)
     assert seconds("gemm", "float64", 1000, 1000, 6) == pytest.approx(2 * 1000 * 1000 * 6 / 1e9)
+    assert seconds("gemqrt", "float64", 100, 5, 2) == pytest.approx((4 * 100 - 2) * 5 * 2 / 1e6)
+    assert seconds("gemqrt", "float64", 10, 60, 2) == pytest.approx((4 * 10 - 2) * 60 * 2 / 1e6)
     assert seconds("swap", "float64", 4, 50, 0) == pytest.approx(2 * 4 * 50 * 8 / 1e3)
     assert not [each for each in remarks if "panel" in each]
     d = {order: pb.MatrixDescriptor((64, 64), (16, 16), pb.Grid(1, 1), order=order) for order in "CF"}
