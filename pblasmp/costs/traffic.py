@@ -249,6 +249,8 @@ def asked_problem(problem: AnyProblem, beta: complex | None) -> tuple[AnyProblem
         given = 0 if problem.c_dtype is None else 1
         return problem, None, given if beta is None else beta
     if isinstance(problem, FactorProblem):
+        if faults := problem.faults():
+            raise ArgumentError("; ".join(faults))
         if problem.routine in ("condition", "eigh"):
             raise UnsupportedError(f"{problem.routine}: what it does depends on the values of the matrix")
         return problem, None, 0

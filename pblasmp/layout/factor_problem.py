@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from ..hooks import hook
 from .descriptor import MatrixDescriptor
@@ -51,6 +51,21 @@ class FactorProblem:
         """Number of right-hand sides, or of columns that Q is multiplied by."""
         return 0 if self.d is None else self.d.shape[1]
 
+    def faults(self) -> list[str]:
+        """Return what makes no sense, in words. Local."""
+        found, (rows, cols) = [], self.a.shape
+        if self.routine not in get_args(FactorRoutine):
+            found.append(
+                f"routine: expected one of {', '.join(get_args(FactorRoutine))}, got {self.routine!r}"
+            )
+        if self.routine in ("cholesky", "triangular", "condition", "eigh") and rows != cols:
+            found.append(f"a: expected a square matrix, got {rows} x {cols}")
+        if self.routine == "lstsq" and (rows < cols or self.b is None or self.d is None):
+            found.append(f"lstsq: expected at least as many rows as columns, b and d, got {rows} x {cols}")
+        if self.c is not None and self.c.shape != self.a.shape:
+            found.append(f"c: expected the shape of a, {self.a.shape}, got {self.c.shape}")
+        return found
+
     def facts(self) -> dict[str, object]:
         """Return by name what must be the same on every rank. Local."""
         return {name: getattr(self, name) for name in self.__slots__}
@@ -74,7 +89,7 @@ class FactorProblem:
             cores: cores of a node: so many of its ranks factor; by default all.
 
         Raises:
-            ArgumentError: an argument makes no sense.
+            ArgumentError: the problem or an argument makes no sense.
             UnsupportedError: there is no such algorithm, or what it does depends on the values of the matrix.
         """
         found: Traffic = hook("traffic")(

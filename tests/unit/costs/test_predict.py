@@ -141,6 +141,15 @@ def test_factorisations():
         pb.UnsupportedError, match="condition: what it does depends on the values of the matrix"
     ):
         pb.layout.FactorProblem("condition", a=d).traffic()
+    tall = pb.MatrixDescriptor((8, 6), (2, 2), pb.Grid(1, 1))
+    for words, faulty in {
+        "routine: expected one of cholesky, lu, .*, got 'svd'": pb.layout.FactorProblem("svd", a=tall),
+        "a: expected a square matrix, got 8 x 6": pb.layout.FactorProblem("cholesky", a=tall, c=tall),
+        "lstsq: .*, b and d, got 8 x 6": pb.layout.FactorProblem("lstsq", a=tall, c=tall),
+        r"c: expected the shape of a, \(8, 6\), got \(512, 512\)": pb.layout.FactorProblem("lu", a=tall, c=d),
+    }.items():
+        with pytest.raises(pb.ArgumentError, match=words):
+            faulty.traffic()
 
 
 def kernel(seconds, ahead=False, name="gemm"):
