@@ -39,7 +39,9 @@ def power_of_two(value):
 NUMBERS = [
     ("matmul", "kept._MOST_BYTES", mib, "used ones that fit into {};"),
     ("tensor-parallel", "kept._MOST_BYTES", mib, "used ones that fit into {} until"),
-    ("solving", "engines.host.operations.HostOperations.factor_width", str, "have panels of {} columns"),
+    ("solving", "engines.host.operations._WIDTH", str, "have panels of {} columns"),
+    ("solving", "engines.host.operations._LARGE", str, "columns, from an order of {} on"),
+    ("solving", "engines.host.operations._LARGE_WIDTH", str, "on of {}. On one node"),
     ("solving", "engines.host.operations.HostOperations.factor_alone", str, "Up to an order of {} one rank"),
     ("solving", "engines.dense.panel_shape._WIDE", str, "at least {} columns"),
     ("solving", "engines.dense.panel_shape._ROUNDS", str, "each rank has {} such blocks"),

@@ -22,6 +22,9 @@ __all__ = ["HostOperations"]
 
 Array = NDArray[Any]
 
+_WIDTH = 96  # columns of a panel
+_LARGE_WIDTH = 128  # of a matrix of a large order
+_LARGE = 2048
 _CHUNK = 1 << 16  # elements added at a time: they stay in the caches
 
 
@@ -32,6 +35,9 @@ class HostOperations:
         library: the BLAS, "scipy" or "mkl".
         buffers: memory that all products use, one at a time.
         workers: ranks of the node that may compute at the same time.
+
+    Attributes:
+        factor_width: columns of a panel; 0: by the order of the matrix.
     """
 
     xp: Any = np
@@ -43,8 +49,8 @@ class HostOperations:
     stripes = 1  # messages are short anyway
     update_order = "C"  # k contiguous: BLAS then computes parts of a triangle a tenth faster
 
-    factor_width = 128
-    factor_alone = 512  # one core's LAPACK is then as fast as two ranks that wait for each other
+    factor_width = 0
+    factor_alone = 384  # one core's LAPACK is then as fast as two ranks that wait for each other
     own_panels: Any = None
 
     def __init__(self, library: str, buffers: Buffers, workers: int = 1) -> None:
@@ -124,8 +130,8 @@ class HostOperations:
         return nullcontext()
 
     def panel_width(self, order: int) -> int:
-        """Return how many columns a panel has, whatever the order. Local."""
-        return self.factor_width
+        """Return how many columns a panel has: wide ones multiply faster, narrow ones let ranks wait less. Local."""
+        return self.factor_width or (_WIDTH if order < _LARGE else _LARGE_WIDTH)
 
     def potrf(self, a: Array, info: Array, first: int) -> None:
         """Factor a panel of a positive definite matrix. Local."""
