@@ -237,6 +237,17 @@ def test_parts_of_two_ranks_are_stored_or_exchanged_where_nothing_is_hidden():
     assert {way(form, 4, 1024) for form in FORMS} == {"sent"}
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_the_rule_is_asked_about_the_whole_result(small, monkeypatch, form):
+    """Not about the ranks' sizes added up, which are those of the whole on every rank if nothing is split."""
+    asked = []
+    monkeypatch.setattr(algorithms, "way_of_parts", lambda *sizes: asked.append(sizes) or "sent")
+    outputs = {"outputs": (16, 24)} if form == "matmul_allgather" else {}
+    Product(Peers(2), form, (13, 40, 12), **outputs).run()
+    inputs = 12 if form == "matmul_allgather" else 6
+    assert asked == [(form, 2, 13, 40, inputs, Peers(2).gpus[0].multiprocessors)] * 2
+
+
 def test_parts_are_fetched_where_that_is_hidden():
     """By the owner of two, if a tile takes as long as its transfer; more ranks are sent what they add."""
     fetches = lambda form, ranks, inputs: way_of_parts(form, ranks, 4096, 1792, inputs, 132) == "fetched"  # noqa: E731

@@ -20,9 +20,9 @@
 #define BM 128
 #define BK 64
 #define CHUNK (BN % 64 == 0 ? 64 : 32)  // columns of a part of the staging, one box of TMA
-#define STORES (FORM < 2 && PARTS > 1)
-#define ALL_ADD (FORM == 1 && PARTS == 3)
 #define PULLS (PARTS == 1)
+#define STORES (FORM < 2 && PARTS > 1)  // parts go to inboxes
+#define ALL_ADD (FORM == 1 && PARTS == 3)
 #define SUMS (FORM < 2 && !ALL_ADD)    // other ranks have parts of this rank's tiles
 #define COPIES (FORM > 0 && !ALL_ADD)  // other ranks' tiles are results of this rank, too
 #define CALL 65536  // more than there are blocks
@@ -179,23 +179,34 @@ __device__ __forceinline__ u32* flag_at(const Job& job, int rank, u32 parity, in
 __device__ __forceinline__ u8* box_at(const Job& job, int rank, u32 parity, int source, int number)
 { return job.boxes[parity][rank] + ((u64)source * job.tiles + number) * IMAGE; }
 
-// -- parts that go from registers to the registers of the same thread of another rank
+// -- parts that go from registers to those of the same thread of another rank
 //
-// They need no flag and no fence: a word of an inbox is 0 until it has come, and its reader makes it 0 again. It is the
-// reader's turn until the call after the next, as for boxes.
+// They need no flag and no fence: a word of an inbox is 0 until it has come, and its reader makes it 0 again. The next to
+// write there is the call after the next, as in boxes.
 
 #define VECTORS (BN / 16)  // of a thread's part of a tile: 4 words, 8 entries
 #define INBOX(at, j) ((at) + (j) * 4096 + (threadIdx.x - 128) * 16)
 
-__device__ __forceinline__ u32 filled(u32 v) { return v ? v : 0x80000000u; }  // two zeros: the second one negative
-
 __device__ __forceinline__ u8* inbox_at(const Job& job, int rank, u32 parity, int source, int number)
 { return job.inboxes[parity][rank] + ((u64)source * job.tiles + number) * IMAGE; }
 
-// Takes COUNT vectors, from the one of number FIRST on.
+__device__ __forceinline__ void to_words(const float* sum, u32* words) {
+#pragma unroll
+  for (int j = 0; j < 4 * VECTORS; j++) {
+    words[j] = pack(sum[2 * j], sum[2 * j + 1]);
+    if (!words[j]) words[j] = 0x80000000u;  // of two zeros, one is negative
+  }
+}
+
+__device__ __forceinline__ void put(u8* inbox, const u32* words) {
+#pragma unroll
+  for (int j = 0; j < VECTORS; j++) store(INBOX(inbox, j), words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3]);
+}
+
+// Takes COUNT vectors out, from that of number FIRST on.
 template <int FIRST, int COUNT> __device__ __forceinline__ void take(u8* inbox, u32* v) {
-  const int last = COUNT - 1;
-  do load(INBOX(inbox, FIRST + last), v + 4 * last);  // which was stored last
+  constexpr int last = COUNT - 1;
+  do load(INBOX(inbox, FIRST + last), v + 4 * last);  // probably comes last
   while (!(v[4 * last] && v[4 * last + 1] && v[4 * last + 2] && v[4 * last + 3]));
   bool all;
   do {
@@ -215,8 +226,8 @@ template <int COUNT> __device__ __forceinline__ void add(float* sum, const u32* 
   for (int j = 0; j < 4 * COUNT; j++) { sum[2 * j] += low(v[j]); sum[2 * j + 1] += high(v[j]); }
 }
 
-template <int FIRST> __device__ __forceinline__ void add_part(u8* inbox, float* sum) {  // 8 vectors at a time
-  constexpr int count = VECTORS - FIRST < 8 ? VECTORS - FIRST : 8;
+template <int FIRST> __device__ __forceinline__ void add_part(u8* inbox, float* sum) {
+  constexpr int most = ALL_ADD && RANKS > 2 ? 4 : 8, count = VECTORS - FIRST < most ? VECTORS - FIRST : most;
   u32 v[4 * count];
   take<FIRST, count>(inbox, v);
   add<count>(sum + 8 * FIRST, v);
@@ -258,25 +269,25 @@ __device__ void fetch_results(const Job& job, u32 buffers, Pieces pieces, u32 ep
   stored<0>();
 }
 
-// Finishes COUNT vectors of sums, and puts them into the staging.
-template <int COUNT> __device__ __forceinline__ void finish(const Job& job, float* sum, bool finishes, int first_col, u32 staging, int row, int vector, int lane) {
+// Finishes a thread's sums of a tile, and puts them into the staging.
+__device__ __forceinline__ void finish(const Job& job, float* sum, bool finishes, int first_col, u32 staging, int row, int lane) {
   if (finishes && (job.bias || job.activation)) {
 #pragma unroll
-    for (int j = 0; j < 2 * COUNT; j++) {
+    for (int j = 0; j < BN / 8; j++) {
 #pragma unroll
       for (int q = 0; q < 2; q++) {
-        const float b = bias_of(job, first_col + 16 * vector + 8 * j + 2 * (lane & 3) + q);
+        const float b = bias_of(job, first_col + 8 * j + 2 * (lane & 3) + q);
         sum[4 * j + q] = activate(sum[4 * j + q] + b, job.activation);
         sum[4 * j + q + 2] = activate(sum[4 * j + q + 2] + b, job.activation);
       }
     }
   }
 #pragma unroll
-  for (int j = 0; j < COUNT; j++) {
+  for (int j = 0; j < VECTORS; j++) {
     u32 r[4];
 #pragma unroll
     for (int q = 0; q < 4; q++) r[q] = pack(sum[8 * j + 2 * q], sum[8 * j + 2 * q + 1]);
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0],{%1,%2,%3,%4};" :: "r"(staging + place(row, 2 * (vector + j) + (lane >> 4))), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0],{%1,%2,%3,%4};" :: "r"(staging + place(row, 2 * j + (lane >> 4))), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
   }
 }
 
@@ -402,38 +413,37 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     const int half = threadIdx.x / 128 - 1, row = half * 64 + (warp & 3) * 16 + ((lane >> 3) & 1) * 8 + (lane & 7);
     const bool speaks = threadIdx.x % 128 == 0;
     const int hears = lane == 0 && (warp & 3) < CLUSTER ? warp & 3 : -1;  // the block that this thread tells what was read
-    int stage = 0, n = 0;
-    u32 phase = 0, phases = 0;
+    int stage = 0, staged = 0;  // staged: tiles that were handed to warp 2
+    u32 phase = 0;
     float sum[BN / 2];
-#if ALL_ADD
-    // A tile is added when the next one has been multiplied, in the order of the ranks; this one's part was rounded, too.
-    int m = -1;  // tiles that were sent, less one
-    u32 kept[4 * VECTORS];
-    Tile before;
-    auto add_all = [&](const Tile& t) {
-      const int number = t.row_block * job.col_blocks + t.col_block, slot = m % SLOTS;
-      const u32 staging = stagings + slot * IMAGE;
-      float total[8 * VECTORS];
-#pragma unroll
-      for (int j = 0; j < 8 * VECTORS; j++) total[j] = 0.0f;
-      for (int source = 0; source < RANKS; source++) {
-        if (source == job.rank) { add<VECTORS>(total, kept); continue; }
-        u32 v[4 * VECTORS];
-        take<0, VECTORS>(inbox_at(job, job.rank, parity, source, number), v);
-        add<VECTORS>(total, v);
-      }
-      if (m >= SLOTS) wait(vacant + 8 * slot, (m / SLOTS - 1) & 1);
-      finish<VECTORS>(job, total, true, t.col_block * BN, staging, row, 0, lane);
+    auto await_slot = [&] { if (staged >= SLOTS) wait(vacant + 8 * (staged % SLOTS), (staged / SLOTS - 1) & 1); };
+    auto hand_over = [&](const Tile& t, float* sum, bool finishes) {
+      const int slot = staged++ % SLOTS;
+      finish(job, sum, finishes, t.col_block * BN, stagings + slot * IMAGE, row, lane);
       fence_proxies();
       asm volatile("bar.sync %0,128;" :: "r"(half + 1) : "memory");
       if (speaks) arrive(ready + 8 * slot);
     };
-#elif STORES
-    int m = 0;  // tiles that were staged
+#if SUMS && !STORES
+    u32 phases = 0;  // of "came", for each slot
 #endif
-    for (int s = blockIdx.x; s < positions; s += gridDim.x, n++) {
+#if ALL_ADD
+    Tile before;  // it is added when the next one has been multiplied
+    u32 kept[4 * VECTORS];  // this rank's part of it, rounded as the others are
+    auto add_all = [&] {
+      float total[BN / 2];
+#pragma unroll
+      for (int j = 0; j < BN / 2; j++) total[j] = 0.0f;
+      for (int source = 0; source < RANKS; source++) {  // the same order on all ranks
+        if (source == job.rank) add<VECTORS>(total, kept);
+        else add_part<0>(inbox_at(job, job.rank, parity, source, before.row_block * job.col_blocks + before.col_block), total);
+      }
+      await_slot();
+      hand_over(before, total, true);
+    };
+#endif
+    for (int s = blockIdx.x; s < positions; s += gridDim.x) {
       const Tile t = tile_at(job, s);
-      const bool own = !SUMS || t.owner == job.rank;
       int previous = -1;
       for (int k = 0; k < job.steps; k++) {
         wait(full + 8 * stage, phase);
@@ -459,40 +469,38 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
       }
 #if STORES
       const int number = t.row_block * job.col_blocks + t.col_block;
-      if (ALL_ADD || !own) {
-        u32 words[4 * VECTORS];
-#pragma unroll
-        for (int j = 0; j < 4 * VECTORS; j++) words[j] = filled(pack(sum[2 * j], sum[2 * j + 1]));
-        for (int i = 1; i < (ALL_ADD ? RANKS : 2); i++) {
-          u8* to = inbox_at(job, ALL_ADD ? (job.rank + i) % RANKS : t.owner, parity, job.rank, number);
-#pragma unroll
-          for (int j = 0; j < VECTORS; j++) store(INBOX(to, j), words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3]);
-        }
-#if ALL_ADD
-        if (m >= 0) add_all(before);
-#pragma unroll
-        for (int j = 0; j < 4 * VECTORS; j++) kept[j] = words[j];
-        before = t;
-        m++;
 #endif
+#if ALL_ADD
+      u32 words[4 * VECTORS];
+      to_words(sum, words);
+      for (int i = 1; i < RANKS; i++) put(inbox_at(job, (job.rank + i) % RANKS, parity, job.rank, number), words);
+      if (s >= gridDim.x) add_all();
+#pragma unroll
+      for (int j = 0; j < 4 * VECTORS; j++) kept[j] = words[j];
+      before = t;
+    }
+    if (blockIdx.x < positions) add_all();
+#else
+      const bool own = !SUMS || t.owner == job.rank;
+#if STORES
+      if (!own) {
+        u32 words[4 * VECTORS];
+        to_words(sum, words);
+        put(inbox_at(job, t.owner, parity, job.rank, number), words);
         continue;
       }
-      for (int i = 1; i < RANKS; i++)
-        add_part<0>(inbox_at(job, job.rank, parity, (job.rank + i) % RANKS, number), sum);
-      if (m >= SLOTS) wait(vacant + 8 * (m % SLOTS), (m / SLOTS - 1) & 1);
-      const int slot = m++ % SLOTS;
-      const u32 staging = stagings + slot * IMAGE;
-#else
-      const int slot = n % SLOTS;
-      const u32 staging = stagings + slot * IMAGE;
-      if (SUMS && own) {
+      for (int i = 1; i < RANKS; i++) add_part<0>(inbox_at(job, job.rank, parity, (job.rank + i) % RANKS, number), sum);
+      await_slot();
+#elif SUMS
+      if (own) {
+        const int slot = staged % SLOTS;
         for (int i = 1; i < RANKS; i++) {
           wait(came + 8 * slot, (phases >> slot) & 1);
           phases ^= 1 << slot;
 #pragma unroll
           for (int j = 0; j < VECTORS; j++) {
             u32 r[4];
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(staging + place(row, 2 * j + (lane >> 4))) : "memory");
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(stagings + slot * IMAGE + place(row, 2 * j + (lane >> 4))) : "memory");
             add<1>(sum + 8 * j, r);
           }
           if (i + 1 < RANKS) {
@@ -501,17 +509,14 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
             if (speaks) arrive(taken + 8 * slot);
           }
         }
-      } else if (n >= SLOTS) {
-        wait(vacant + 8 * slot, (n / SLOTS - 1) & 1);
+      } else {
+        await_slot();
       }
+#else
+      await_slot();
 #endif
-      finish<VECTORS>(job, sum, own, t.col_block * BN, staging, row, 0, lane);
-      fence_proxies();
-      asm volatile("bar.sync %0,128;" :: "r"(half + 1) : "memory");
-      if (speaks) arrive(ready + 8 * slot);
+      hand_over(t, sum, own);
     }
-#if ALL_ADD
-    if (m >= 0) add_all(before);
 #endif
   }
 

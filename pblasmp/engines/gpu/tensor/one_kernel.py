@@ -79,7 +79,8 @@ class _OneKernel(CopyProduct):
         p, form, size = self.p, self.form, self.size
         inputs = sum(p.inputs) // len(p.inputs)
         blocks = self.gpu.multiprocessors
-        self.parts = way_of_parts(form, size, sum(p.tokens), sum(p.outputs), inputs, blocks)
+        tokens, outputs, _ = p.sizes
+        self.parts = way_of_parts(form, size, tokens, outputs, inputs, blocks)
         self._cut()
         self.tiles: Tiling = tiling(form, size, *self._share(), self.parts, blocks)
         self.kernel = OneKernel(self.form, self.p.dtype, self.size, self.tiles)
