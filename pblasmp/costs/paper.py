@@ -330,9 +330,10 @@ class PaperOperations(HostOperations):
             rows, cols = m - first, min(width, m - first, n - first)
             flops = 2 * rows * cols * cols - 2 * cols**3 // 3
             self._count("geqrt", rows, cols, cols, flops, a.dtype)
-            self.gemqrt(
-                a[first:, first : first + cols], t[:cols, :cols], a[first:, first + cols :], adjoint=True
-            )
+            if n > first + cols:
+                self.gemqrt(
+                    a[first:, first : first + cols], t[:cols], a[first:, first + cols :], adjoint=True
+                )
 
     def gemqrt(self, v: Any, t: Any, x: Any, *, adjoint: bool) -> None:
         """Count products with the reflectors of a panel, or of each panel of a matrix. Local."""

@@ -126,6 +126,7 @@ def test_factorisations():
             assert any("was not measured" in each for each in found.extrapolated)
             assert ranks > 1 or took[1] == pytest.approx(flops / 1e9, rel=1e-6)
         assert took[1] / 2 < took[2] < took[1]
+        assert not pb.predict(p, "2-h200").extrapolated  # GPUs apply reflectors by products
     cores = pb.predict(p, machine(ranks=[{**node, "ranks": 2}], ranks_per_node=2, cores=1))
     assert sorted(cores.traffic.flops > 0) == [False, True]
     fast = {
