@@ -3,7 +3,8 @@
 
 It starts its own CPU ranks. Both compute on the same local arrays, in turns, and their results are compared first. The
 functions of ``pblasmp.pblas`` are timed, with the arguments that ScaLAPACK is given: a number of calls in a row between
-two barriers, as iterative methods make them. A call alone takes less time than the barriers do.
+two barriers, as iterative methods make them. A call alone takes less time than the barriers do. The floor is the least
+that a call takes: pdscal of one element, with its way through Python and its vote.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from benchmarks.ranks import (
 )
 from reference.scalapack import ScaLAPACK
 
-NRANKS = 4
+GRIDS = ("1x1", "1x2", "2x2")
+FLOOR = "floor"  # pdscal of one element
 CASES = (
     ("pdgemv", {"trans": "N"}), ("pdgemv", {"trans": "T"}), ("pdsymv", {"uplo": "L"}),
     ("pdtrmv", {"uplo": "L", "trans": "N", "diag": "N"}), ("pdtrsv", {"uplo": "L", "trans": "N", "diag": "N"}),
@@ -54,6 +56,17 @@ def arguments(
     return [known[each] for each in routine.names]
 
 
+def grid_of(nranks: int, options: argparse.Namespace) -> str:
+    """Return the grid of so many ranks."""
+    return next(each for each in options.grids if ranks_of(each) == nranks)
+
+
+def ranks_of(grid: str) -> int:
+    """Return how many ranks a grid has."""
+    nprow, npcol = map(int, grid.split("x"))
+    return nprow * npcol
+
+
 def time_case(
     comm: Any, slk: ScaLAPACK, name: str, flags: dict[str, str], n: int, options: argparse.Namespace
 ) -> dict[str, Any]:
@@ -63,7 +76,7 @@ def time_case(
     from pblasmp import pblas
     from pblasmp.pblas.vectors import ROUTINES
 
-    grid = tuple(map(int, options.grid.split("x")))
+    grid = tuple(map(int, grid_of(comm.size, options).split("x")))
     ours, theirs = pblas.gridinit(None, "Row", *grid, engine="host"), slk.grid(*grid)
     nprow, npcol, myrow, mycol = pblas.gridinfo(ours)
     rng, block = np.random.default_rng(comm.rank), options.block
@@ -79,8 +92,10 @@ def time_case(
             part = arrays["a"][down : down + block, across : across + block]
             part[np.diag_indices(min(part.shape))] = 2
     mine, other = ({x: array.copy(order="F") for x, array in arrays.items()} for _ in range(2))
-    given = arguments(name, flags, n, mine, {x: each[0] for x, each in descs.items()})
-    like = arguments(name, flags, n, other, {x: each[1] for x, each in descs.items()})
+    size = 1 if name == FLOOR else n
+    name = "pdscal" if name == FLOOR else name
+    given = arguments(name, flags, size, mine, {x: each[0] for x, each in descs.items()})
+    like = arguments(name, flags, size, other, {x: each[1] for x, each in descs.items()})
     given = [
         each.item() if isinstance(each, np.ndarray) and each.shape == (1,) and each[0] == 1 else each
         for each in given
@@ -114,10 +129,10 @@ def time_case(
     pblas.gridexit(ours)
     slk.gridexit(theirs)
     about = {
-        "routine": name,
+        "routine": name if size == n else FLOOR,
         "options": "".join(flags.values()),
-        "n": n,
-        "grid": options.grid,
+        "n": size,
+        "grid": grid_of(comm.size, options),
         "block": block,
     }
     return {"case": about, "seconds": seconds, "ratios": {"debian": paired(seconds, "debian", "pblasmp")}}
@@ -132,13 +147,16 @@ def rank_main(options: argparse.Namespace) -> None:
     slk, rows = ScaLAPACK("debian", comm), []
     if comm.rank == 0:
         print(
-            f"\n{options.grid}, blocks of {options.block}; Debian's time / pblasmp's, {options.pairs} pairs of "
-            f"{options.calls} calls"
+            f"\n{grid_of(comm.size, options)}, blocks of {options.block}; Debian's time / pblasmp's, {options.pairs} "
+            f"pairs of {options.calls} calls"
         )
         print("routine            n    pblasmp     debian   ratio")
     for n in options.n:
-        for name, flags in CASES:
-            if options.only and name not in options.only:
+        for name, flags in (*CASES, (FLOOR, {})):
+            if name == FLOOR:
+                if n != options.n[-1]:
+                    continue
+            elif options.only and name not in options.only:
                 continue
             row = time_case(comm, slk, name, flags, n, options)
             rows.append(row)
@@ -147,17 +165,28 @@ def rank_main(options: argparse.Namespace) -> None:
                 words = f"{name:8} {''.join(flags.values()):4} {n:7d} {taken[0]:8.0f}us {taken[1]:8.0f}us"
                 print(f"{words} {row['ratios']['debian']:7.2f}", flush=True)
     if comm.rank == 0:
-        found = [row["ratios"]["debian"] for row in rows]
-        ahead = sum(ratio >= 1 for ratio in found)
-        print(f"pblasmp is not slower in {ahead} of {len(found)}, median {median(found):.2f}")
+        print(summary(rows))
         options.rows.write_text(json.dumps(rows))
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """Return in how many rows pblasmp is not slower, and in how many even a call of one element would be."""
+    *timed, floor = rows
+    found = [row["ratios"]["debian"] for row in timed]
+    ahead = sum(ratio >= 1 for ratio in found)
+    least = median(floor["seconds"]["pblasmp"])
+    below = sum(median(row["seconds"]["debian"]) < least for row in timed)
+    return (
+        f"pblasmp is not slower in {ahead} of {len(found)}, median {median(found):.2f}; a call of one element takes "
+        f"{1e6 * least:.0f} us, Debian's whole call less than that in {below} rows"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-n", type=int, nargs="+", default=[256, 1024, 4096], help="orders of the matrices")
     parser.add_argument("--block", type=int, default=64)
-    parser.add_argument("--grid", default="2x2", help=f"grid of {NRANKS} ranks")
+    parser.add_argument("--grids", nargs="+", choices=GRIDS, default=list(GRIDS))
     parser.add_argument("--calls", type=int, default=20, help="calls in a row")
     add_options(parser, pairs=15)
     parser.add_argument("--only", nargs="+", help="routines to time")
@@ -167,7 +196,9 @@ def main() -> None:
     if is_rank(parser, options):
         rank_main(options)
     else:
-        Launches("benchmarks.vectors", options).run("debian", NRANKS, "vectors")
+        launches = Launches("benchmarks.vectors", options)
+        for grid in options.grids:
+            launches.run("debian", ranks_of(grid), "vectors")
 
 
 if __name__ == "__main__":

@@ -369,7 +369,8 @@ def write_all(directory: Path) -> None:
     if not measured.is_current(readme):
         raise ValueError("README.md: the table of comparison is old: python docs/measured.py writes it")
     for table in (
-        measured.comparison, measured.performance, measured.level3_gpu, measured.many_calls, measured.factorisations,
+        measured.comparison, measured.performance, measured.level3_gpu, measured.many_calls, measured.vector_times,
+        measured.factorisations,
         measured.rounding_blocks,
         measured.rounding_sums, measured.one_kernel, measured.gathered_rates, measured.all_results, measured.gpu_runs,
         measured.predictions,

@@ -270,6 +270,32 @@ def factorisations() -> str:
     return table(head, rows, 2) + "".join(f"\n{source(run)}\n" for run in runs[:1])
 
 
+def vector_times() -> str:
+    """Return how often routines of levels 1 and 2 are not slower than Debian's, and what any call takes at least."""
+    found = [run for name, run in results.runs().items() if name.startswith("vectors-")]
+    if not all(any(row["case"]["routine"] == "floor" for row in run.rows) for run in found) or not found:
+        return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
+    ahead, floors, below, total = [], [], 0, 0
+    for run in found:
+        grid = run.rows[0]["case"]["grid"].replace("x", "×")
+        timed = [row for row in run.rows if row["case"]["routine"] != "floor"]
+        floor = next(middle(row, "pblasmp") or 0.0 for row in run.rows if row["case"]["routine"] == "floor")
+        faster = sum(row["ratios"]["debian"] >= 1 for row in timed)
+        ahead.append(f"in {faster} of {len(timed)} cases on {grid} ranks")
+        floors.append(f"{digits(1e6 * floor)} µs on {grid}")
+        below += sum((middle(row, "debian") or 0.0) < floor for row in timed)
+        total += len(timed)
+    return (
+        f"Beside Debian's ScaLAPACK on two cores, n from {min(found[0].options['n'])} to {max(found[0].options['n'])}, "
+        f"these routines are not slower {_listed(ahead)}. A call of one element takes {_listed(floors)}, with its way "
+        f"through Python and its vote; in {below} of the {total} cases Debian's whole call takes less than that.\n"
+    )
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
 def _is_large(case: Mapping[str, Any]) -> bool:
     return bool(case["n"] >= 1024 and case["block"] >= 64)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from .communicator import Communicator
 __all__ = ["Progress"]
 
 _BUSY_SECONDS = 1e-3  # that a wait only yields the core
+_SOON = 60  # polls before a wait goes on as other waits do, which look for notes
 _NAP_SECONDS = 0.01  # longest sleep of a rank that nobody wakes: notes may have to be read
 
 
@@ -23,37 +25,50 @@ class Progress:
 
     Args:
         comm: the ranks, which are on one node.
-        flags: one int64 for each thing, in shared memory and 0 at first. A processor must show other processes what
-            it wrote before a flag no later than the flag; where ``comm.board`` is not None it does.
+        flags: one int64 for each thing, in shared memory and 0 at first; its lower half becomes 1. A processor must
+            show other processes what it wrote before a flag no later than the flag; where ``comm.board`` is not None it
+            does.
     """
 
     def __init__(self, comm: Communicator, flags: NDArray[np.int64]) -> None:
-        self._comm, self._flags = comm, flags
+        self._comm = comm
+        self._words: Any = flags.view(np.int32).data  # of each thing: it is ready, a rank sleeps
         self._address = flags.ctypes.data
 
     def done(self, i: int) -> None:
         """Say that thing ``i`` is ready. Local."""
-        self._flags[i] = 1
-        futex.wake(self._address + 8 * i)
+        words, at = self._words, 2 * i
+        words[at] = 1
+        if words[at + 1]:  # a rank that falls asleep at this moment may be missed: it wakes up after a nap
+            futex.wake(self._address + 8 * i)
 
     def wait(self, i: int) -> None:
         """Wait until thing ``i`` is ready. Local."""
-        if not self._flags[i]:
-            self._comm.wait(_Awaited(self._flags, i, self._address + 8 * i))
+        words, at = self._words, 2 * i
+        if words[at]:
+            return
+        patient = self._comm.patient
+        for _ in range(_SOON):
+            if patient:
+                os.sched_yield()
+            if words[at]:
+                return
+        self._comm.wait(_Awaited(words, at, self._address + 8 * i))
 
 
 class _Awaited:
     """The wait for one thing, with the interface of the requests of mpi4py and of process groups."""
 
-    def __init__(self, flags: NDArray[np.int64], i: int, address: int) -> None:
-        self._flags, self._i, self._word = flags, i, address
+    def __init__(self, words: Any, at: int, address: int) -> None:
+        self._words, self._at, self._word = words, at, address
         self._since = time.monotonic()
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
-        return bool(self._flags[self._i])
+        return bool(self._words[self._at])
 
     def sleep(self) -> None:
         """Sleep until it is ready, but not for long."""
+        self._words[self._at + 1] = 1
         futex.sleep_while(self._word, 0, _NAP_SECONDS)
 
     def pause(self) -> None:

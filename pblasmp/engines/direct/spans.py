@@ -76,6 +76,10 @@ class Span(NamedTuple):
         blocks, rest = divmod(place + (0 if turn else self.lead), self.block)
         return (blocks * self.nprocs + turn) * self.block + rest - self.lead
 
+    def process(self, index: int) -> int:
+        """Return which process has an index. Local."""
+        return 0 if self.nprocs == 1 else (self.source + (self.lead + index) // self.block) % self.nprocs
+
     def count(self, process: int) -> int:
         """Return how many indices a process has. Local."""
         return self.below(self.extent, process)

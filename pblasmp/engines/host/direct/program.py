@@ -6,11 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from ....comm.progress import Progress
 from ...direct import Asked
 from ...direct.spans import Span
 from ...direct.sub_matrix import SubMatrix, vote_number
-from ...protocol import Operations, Transport
-from .slabs import Array, Factor, SharedSlabs, Steps
+from ...protocol import Operations, SharingTransport
+from .slabs import ALIGNED, Array, Factor, SharedSlabs, Steps
 
 __all__ = ["MOST", "Preparation", "Program"]
 
@@ -62,10 +65,10 @@ class Preparation:
         asked: Asked,
         load: Callable[[str, str], Callable[..., Any]],
         operations: Operations,
-        transport: Transport,
+        transport: SharingTransport,
     ) -> None:
         self.asked, self.letter, self.operations = asked, asked.d[0].pattern.letter, operations
-        self.ranks, self.rank = transport.size, transport.rank
+        self.ranks, self.rank, self._transport = transport.size, transport.rank, transport
         self.single = self.ranks == 1
         self.number = 0 if self.single else vote_number(asked)
         self.nbytes = 0
@@ -73,6 +76,8 @@ class Preparation:
         self._load = load
         self._staged: list[SharedSlabs] = []
         self._memory: tuple[Array, int] | None = None
+        self._flags: tuple[int, int, list[int]] | None = None
+        self._progress: Progress | None = None
 
     def function(self, routine: str) -> Callable[..., Any]:
         """Return a routine of the BLAS for the call's type."""
@@ -95,6 +100,21 @@ class Preparation:
         slabs = SharedSlabs(x, rows, cols, self.nbytes, by_columns)
         self.nbytes = slabs.end
         return slabs
+
+    def raise_flags(self, count: int, mine: list[int]) -> None:
+        """Have flags among the slabs, which are down when the ranks have voted: see ``progress``.
+
+        Args:
+            count: how many.
+            mine: those that this rank raises.
+        """
+        self._flags = self.nbytes, count, mine
+        self.nbytes += -(-8 * count // ALIGNED) * ALIGNED
+
+    def progress(self) -> Progress:
+        """Return the flags."""
+        assert self._progress is not None
+        return self._progress
 
     def slab(self, slabs: SharedSlabs, row: int = 0, col: int = 0) -> Factor:
         """Return a process's slab as BLAS takes it."""
@@ -120,5 +140,10 @@ class Preparation:
         if memory is not None:
             for slabs in self._staged:
                 before += slabs.write(memory[0])
+            if self._flags is not None:
+                at, count, mine = self._flags
+                flags = memory[0][at : at + 8 * count].view(np.int64)
+                self._progress = self._transport.progress(flags)
+                before.append((flags.__setitem__, (np.array(mine, np.intp), 0)))
         finish = None if self.finish is None else self.finish()
         return Program(self.number, before, self.compute(), finish, bool(self._staged))

@@ -14,13 +14,13 @@ from ....layout.intersection import Piece, Stretch, parts_to_copy
 from ...direct.spans import Span, spread
 from ...direct.sub_matrix import SubMatrix
 
-__all__ = ["Factor", "SharedSlabs", "Step", "Steps", "along", "integer", "real", "scalar"]
+__all__ = ["ALIGNED", "Factor", "SharedSlabs", "Step", "Steps", "along", "integer", "real", "scalar"]
 
 Array = NDArray[Any]
 Step = tuple[Callable[..., Any], tuple[Any, ...]]
 Steps = list[Step]
 
-_ALIGNED = 64
+ALIGNED = 64
 
 
 class _Integers(dict[int, bytes]):
@@ -96,7 +96,7 @@ class SharedSlabs:
         for p, m in enumerate(down):
             for q, n in enumerate(across):
                 offsets[p, q] = at
-                at += -(-m * n * item // _ALIGNED) * _ALIGNED
+                at += -(-m * n * item // ALIGNED) * ALIGNED
         self.offsets, self.end = offsets, at
 
     def shape(self, p: int, q: int) -> tuple[int, int]:

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from ...direct.blas_form import MIRRORED, old_values, sided_words
 from ...direct.spans import Span, whole_span
 from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, same_elements, same_rank
+from .chain import solved_in_place
 from .in_place import multiplied_in_place
 from .local_triangle import Triangular
 from .products import copied
@@ -31,6 +33,10 @@ def triangular(call: Preparation) -> Callable[[], Steps]:
     vector = 1 in (to.rows.extent, to.cols.extent)
     if not call.single and vector and asked.routine == "trmm" and not same_rank(x, to):
         return multiplied_in_place(call, x, to)
+    column = to.cols.extent == 1 and asked.side == "L"
+    if not call.single and column and asked.routine == "trsm" and not same_rank(x, to):
+        with suppress(UnfitError):
+            return solved_in_place(call, to)
     if not (call.single or (to.rows if asked.side == "L" else to.cols).whole):
         return _dealt_out(call, x, to)
     source = None if same_elements(asked.b, asked.d) else SubMatrix(asked.b)
