@@ -102,6 +102,9 @@ _LEGAL = {
 }
 
 
+_WORDS = [(name, Asked._field_defaults[name]) for name in ("side", "uplo", "op_a", "op_b", "diag")]
+
+
 def compute_directly(
     routine: str,
     a: Any,
@@ -163,8 +166,9 @@ def compute_directly(
         or (of_c is not None and of_c[0].pattern.letter != letter)
     ):
         return None
-    asked = Asked(
-        call or routine, routine, of_a, of_b, of_c, of_d, out is None, alpha=factor, beta=other, **options
+    given = (options.get(name, default) for name, default in _WORDS)
+    asked = Asked._make(
+        (call or routine, routine, of_a, of_b, of_c, of_d, out is None, *given, factor, other)
     )
     done = direct.run(ctx.control, asked)
     if not done:

@@ -330,10 +330,10 @@ def vote_on(comm: Communicator, call: str, number: int) -> bool:
 
 def gather_on(
     comm: Communicator, call: str, number: int, values: Sequence[float]
-) -> list[list[float]] | None:
+) -> list[Sequence[float]] | None:
     """Return every rank's values if all ranks make the same call with the same number, else None: see ``vote_on``.
 
-    Collective over ``comm``, which has a board; at most 4 values, as many on each rank.
+    Collective over ``comm``, which has a board; 1 to 4 values, as many on each rank.
     """
     agreed, posted = _cast(comm, call, number, values)
     return posted.told(len(values)) if agreed else None

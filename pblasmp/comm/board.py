@@ -141,10 +141,12 @@ class _Posted:
         elif out.size:
             np.maximum.reduce(lines[:, 1 : 1 + out.size], axis=0, out=out)
 
-    def told(self, count: int) -> list[list[float]]:
-        """Return the values that the ranks have told with their votes, once it is done: a list for each rank."""
-        reals = self._board._reals
-        return [reals[at : at + count].tolist() for at in range(self._first + _TOLD, self._end, _LINE)]
+    def told(self, count: int) -> list[Sequence[float]]:
+        """Return the values, at least one, that the ranks have told with their votes, once it is done: by rank."""
+        reals, first = self._board._reals, self._first + _TOLD
+        return list(
+            zip(*(reals[at : self._end : _LINE].tolist() for at in range(first, first + count)), strict=True)
+        )
 
     def unanimous(self, number: int) -> bool:
         """Return whether every rank has voted for a number, once it is done."""

@@ -5,24 +5,30 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import sys
 import traceback
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 
 from .. import pblas
 from ..engines.choice import EngineName
 from ..errors import PblasmpError, UnsupportedError
-from .source import ROWS
+from .source import ROWS, Row
 
 __all__ = ["Server", "begin"]
 
 _BLACS_COMMUNICATOR = 10  # what BLACS_GET calls the communicator of a grid's processes
 _INTEGER = np.dtype(np.intc)
 _RESULTS = ("dot", "asum", "norm2", "amax", "indx", "info")  # one number each, which the routine writes
+_REAL = ("asum", "norm2")
 _UNUSED = ("work", "iwork")
 _DESCRIPTOR_INTEGERS = {1: 9, 2: 11}  # by DTYPE_
+_KNOWN = 4096  # descriptors
+
+_memory: Any = (ctypes.c_char * sys.maxsize).from_address(0)  # the process's, by addresses
+_read_integer = struct.Struct("=i").unpack_from
 
 _kept: list[Any] = []  # what C calls: ctypes does not keep it
 
@@ -36,6 +42,57 @@ def begin() -> None:
     server.program.pblasmp_preload_begin(serve, forget)
 
 
+class _Form(NamedTuple):
+    """How the arguments of a routine are read: places among them.
+
+    Attributes:
+        function: ``pblasmp.pblas``'s.
+        letters, integers: of options and of integers.
+        scalars: of alpha and beta, with what reads them.
+        results: of numbers that the routine writes, with their types.
+        descriptors: of all.
+        arrays: of local arrays, with the places of their descriptors.
+        beside: of arrays beside A, with its descriptor's place, the axis that they follow, and their types.
+        dtype: of the matrices.
+    """
+
+    function: Any
+    letters: list[int]
+    integers: list[int]
+    scalars: list[tuple[int, struct.Struct]]
+    results: list[tuple[int, np.dtype]]
+    descriptors: list[int]
+    arrays: list[tuple[int, int]]
+    beside: list[tuple[int, int, int, np.dtype]]
+    dtype: np.dtype
+
+    @classmethod
+    def of(cls, name: str, row: Row) -> _Form:
+        """Return the form of a routine. Local."""
+        form = cls(getattr(pblas, name), [], [], [], [], [], [], [], row.dtype)
+        real = np.empty(0, row.dtype).real.dtype
+        at = {each: i for i, each in enumerate(row.arguments)}
+        for each, i in at.items():
+            if each in ("side", "uplo", "diag") or each.startswith("trans"):
+                form.letters.append(i)
+            elif each in ("alpha", "beta"):
+                parts = 1 if each in row.real or row.dtype.kind != "c" else 2
+                form.scalars.append((i, struct.Struct("=" + parts * real.char)))
+            elif each in _RESULTS:
+                integral = each in ("indx", "info")
+                form.results.append((i, _INTEGER if integral else real if each in _REAL else row.dtype))
+            elif each.startswith("desc"):
+                form.descriptors.append(i)
+            elif each in row.matrices:
+                form.arrays.append((i, at[f"desc{each}"]))
+            elif each in row.beside:
+                dtype = _INTEGER if each == "ipiv" else row.dtype
+                form.beside.append((i, at["desca"], row.beside[each], dtype))
+            elif each not in _UNUSED:
+                form.integers.append(i)
+        return form
+
+
 class Server:
     """What answers the calls of a process: pblasmp's grids, by the program's contexts."""
 
@@ -46,6 +103,8 @@ class Server:
         self.engine = cast("EngineName", os.environ["PBLASMP_PRELOAD_ENGINE"])
         self.grids: dict[int, int] = {}
         self.names = list(ROWS)
+        self._forms: dict[int, _Form] = {}
+        self._known: dict[bytes, tuple[list[int], int]] = {}  # by a descriptor: pblasmp's, and local elements
 
     def serve(self, routine: int, arguments: Any) -> int:
         """Answer a call; return 0 if the program's library is to. Collective over the grid.
@@ -54,9 +113,12 @@ class Server:
             routine: its number, counted from 0 in the order of ``ROWS``.
             arguments: their addresses, as Fortran passes them.
         """
+        form = self._forms.get(routine)
         name = self.names[routine]
         try:
-            getattr(pblas, name)(*self._values(name, arguments))
+            if form is None:
+                form = self._forms[routine] = _Form.of(name, ROWS[name])
+            form.function(*self._values(form, arguments[: len(ROWS[name].arguments)]))
         except pblas.ParameterError:
             return 0  # on every process, and nothing was written: the program's library takes it, or ends the job
         except PblasmpError as error:
@@ -78,40 +140,43 @@ class Server:
         except BaseException:  # noqa: BLE001 - nothing may pass into C
             self._end(traceback.format_exc())
 
-    def _values(self, name: str, arguments: Any) -> list[Any]:
+    def _values(self, form: _Form, addresses: list[Any]) -> list[Any]:
         """Return the arguments as ``pblasmp.pblas`` takes them."""
-        row = ROWS[name]
-        real = np.empty(0, row.dtype).real.dtype
-        addresses = {each: arguments[i] or 0 for i, each in enumerate(row.arguments)}
-        values: dict[str, Any] = {}
-        for each, address in addresses.items():
-            if each in ("side", "uplo", "diag") or each.startswith("trans"):
-                values[each] = ctypes.string_at(address, 1).decode("latin-1")
-            elif each in ("alpha", "beta"):
-                values[each] = _memory(address, 1, real if each in row.real else row.dtype)[0].item()
-            elif each in _RESULTS:
-                dtype = (
-                    real if each in ("asum", "norm2") else _INTEGER if each in ("indx", "info") else row.dtype
-                )
-                values[each] = _memory(address, 1, dtype)
-            elif each.startswith("desc"):
-                kind_of = ctypes.c_int.from_address(address).value
-                integers = ctypes.c_int * (9 if row.of_c else _DESCRIPTOR_INTEGERS.get(kind_of, 9))
-                values[each] = list(integers.from_address(address))
-                values[each][1] = self._grid_of(values[each][1])
-                if (
-                    row.of_c
-                ):  # ScaLAPACK does not read DTYPE_ here, and takes 0 for LLD_ where there is no element
-                    values[each][0], values[each][-1] = 1, max(1, values[each][-1])
-            elif each not in (*row.matrices, *row.beside, *_UNUSED):
-                number = ctypes.c_int.from_address(address).value
-                values[each] = self._grid_of(number) if each == "ictxt" else number
-        for each in row.matrices:
-            values[each] = _local(addresses[each], values[f"desc{each}"], row.dtype)
-        for each, axis in row.beside.items():
-            dtype = _INTEGER if each == "ipiv" else row.dtype
-            values[each] = _beside(addresses[each], values["desca"], axis, dtype)
-        return [values.get(each) for each in row.arguments]
+        values: list[Any] = [None] * len(addresses)
+        for i in form.letters:
+            values[i] = _memory[addresses[i]].decode("latin-1")
+        for i in form.integers:
+            values[i] = _read_integer(_memory, addresses[i])[0]
+        for i, numbers in form.scalars:
+            found = numbers.unpack_from(_memory, addresses[i])
+            values[i] = complex(*found) if len(found) == 2 else found[0]
+        for i, dtype in form.results:
+            values[i] = _array(addresses[i], 1, dtype)
+        counts = {}
+        for i in form.descriptors:
+            values[i], counts[i] = self._descriptor(addresses[i])
+        for i, of in form.arrays:
+            values[i] = _array(addresses[i], counts[of], form.dtype)
+        for i, of, axis, dtype in form.beside:
+            values[i] = _array(addresses[i], _extent(values[of], axis), dtype)
+        return values
+
+    def _descriptor(self, address: int) -> tuple[list[int], int]:
+        """Return a descriptor with pblasmp's context, and how many elements its local array has.
+
+        Collective over the grid, the first time.
+        """
+        integers = _DESCRIPTOR_INTEGERS.get(_read_integer(_memory, address)[0], 9)
+        key = _memory[address : address + 4 * integers]
+        found = self._known.get(key)
+        if found is None:
+            desc = list(struct.unpack(f"={integers}i", key))
+            desc[1] = self._grid_of(desc[1])
+            found = desc, max(0, desc[-1]) * _extent(desc, 1)
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            self._known[key] = found
+        return found
 
     def _grid_of(self, context: int) -> int:
         """Return pblasmp's context for the program's, -1 without one. Collective over the grid, the first time."""
@@ -143,19 +208,6 @@ class Server:
         os._exit(1)
 
 
-def _local(address: int, desc: list[int], dtype: np.dtype) -> np.ndarray:
-    """Return the program's local array, column after column, over its memory."""
-    return _memory(address, max(0, desc[-1]) * _extent(desc, 1), dtype)
-
-
-def _beside(address: int, desc: list[int], axis: int, dtype: np.dtype) -> np.ndarray:
-    """Return the array of one element for each local row or column of A, over the program's memory.
-
-    TAU may be shorter than the columns: no more than its elements are read or written.
-    """
-    return _memory(address, _extent(desc, axis), dtype)
-
-
 def _extent(desc: list[int], axis: int) -> int:
     """Return the local rows or columns; 0 if the descriptor is illegal, which pblasmp finds."""
     shape, here = pblas.gridinfo(desc[1])[:2], pblas.gridinfo(desc[1])[2:]
@@ -164,9 +216,9 @@ def _extent(desc: list[int], axis: int) -> int:
     return pblas.numroc(n, block, here[axis], first, shape[axis]) if legal else 0
 
 
-def _memory(address: int, count: int, dtype: np.dtype) -> np.ndarray:
-    """Return the program's memory as an array."""
-    if not (count and address):
-        return np.empty(0, dtype)
-    memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
-    return np.frombuffer(memory, dtype)
+def _array(address: int | None, count: int, dtype: np.dtype) -> np.ndarray:
+    """Return the program's memory as an array.
+
+    TAU may be shorter than the columns of its matrix: no more than its elements are read or written.
+    """
+    return np.ndarray(count, dtype, _memory, address) if count and address else np.empty(0, dtype)

@@ -18,7 +18,7 @@ __all__ = ["REDUCTIONS", "Reduction"]
 
 Array = Any
 Place = Callable[[int], int]
-Rows = list[list[float]]
+Rows = Sequence[Sequence[float]]
 _FIRST = 2.0**53  # larger than any index: NaN comes before infinity
 
 
@@ -98,7 +98,7 @@ def _chosen(rows: Rows) -> tuple[complex, int]:
     return complex(real, imaginary), int(index)
 
 
-def _order(found: list[float]) -> tuple[float, float]:
+def _order(found: Sequence[float]) -> tuple[float, float]:
     """Return a key that is larger for the element to choose: NaN, then large ones, then the first of equals."""
     size, index = found[:2]
     return (math.inf, _FIRST - index) if math.isnan(size) else (size, -index)

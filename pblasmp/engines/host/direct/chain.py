@@ -54,7 +54,7 @@ def solved_in_place(call: Preparation, to: SubMatrix) -> Callable[[], Steps]:
     if (asked.uplo == "L") == turned:
         blocks.reverse()
     whole, tile = whole_span(n), Triangular(call, a.by_columns != turned, by_columns=True)
-    right = call.stage(SubMatrix(asked.b), whole, whole, by_columns=True)
+    right = call.stage(SubMatrix(asked.b), whole, whole_span(1), by_columns=True)
     sums = call.room(a, a.rows, side_by_side(1, a.cols.nprocs), by_columns=True)
     chain = _Chain(call, a, blocks, right, sums, tile)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -122,7 +122,7 @@ class SharedSlabs:
         if x.active:
             local = x.local()
             for slab, rows, cols in self._shared_with(x, memory):
-                for to, of in parts_to_copy(slab, local, Piece((rows,), (cols,))):
+                for to, of in self._parts(slab, local, rows, cols, x):
                     steps.append((np.conjugate, (of, to)) if x.conjugated else (np.copyto, (to, of)))
         return steps
 
@@ -132,9 +132,20 @@ class SharedSlabs:
         if to.active:
             local = to.local()
             for slab, rows, cols in self._shared_with(to, memory):
-                piece = Piece((_back(rows),), (_back(cols),))
-                steps += [(np.copyto, part) for part in parts_to_copy(local, slab, piece)]
+                steps += [
+                    (np.copyto, part) for part in self._parts(local, slab, _back(rows), _back(cols), to)
+                ]
         return steps
+
+    def _parts(
+        self, to: Array, of: Array, rows: Stretch, cols: Stretch, x: SubMatrix
+    ) -> Iterable[tuple[Array, Array]]:
+        """Return what is copied from a slab to this rank's part of a matrix, or back: to where, and what."""
+        if rows.repeat == cols.repeat == 1 and self.by_columns == x.by_columns:
+            _, m, i, _, p, _ = rows
+            _, n, j, _, q, _ = cols
+            return [(to[p : p + m, q : q + n], of[i : i + m, j : j + n])]
+        return parts_to_copy(to, of, Piece((rows,), (cols,)))
 
     def _shared_with(self, x: SubMatrix, memory: Array) -> Iterator[tuple[Array, Stretch, Stretch]]:
         """Yield what this rank's part of a matrix has in common with each slab, and where it is in both."""
