@@ -244,8 +244,8 @@ def after_agreement(routine: str, given: Given, alpha: complex = 1) -> Any:
 
 def typed(dtype: np.dtype, routine: str, found: Any) -> Any:
     """Return the result of a reduction as NumPy scalars of a vector's type, and amax's index. Local."""
-    if dtype.char == "d" and routine != "amax":
-        return np.float64(found.real)
+    if dtype.char == "d":
+        return (np.float64(found[0].real), found[1]) if routine == "amax" else np.float64(found.real)
     with np.errstate(all="ignore"):
         if routine == "amax":
             value, index = found

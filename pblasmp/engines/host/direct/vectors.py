@@ -76,6 +76,9 @@ class Reducer:
             self._arguments = integer[x.m], *(argument for y in both for argument in along(y))
             self._function = load("d", name)
             self.part = self._squares if routine == "nrm2" else self._number
+        elif routine == "amax" and letter in "sd" and x.active:
+            self._sizes = np.empty(x.m, x.held.pattern.dtype)
+            self.part = self._largest
 
     def _number(self) -> Sequence[float]:
         return self._function(*self._arguments), 0.0
@@ -83,6 +86,12 @@ class Reducer:
     def _squares(self) -> Sequence[float]:
         total = self._function(*self._arguments)
         return (0, total) if PLAIN[0] < total < PLAIN[1] else self._by_numpy()
+
+    def _largest(self) -> Sequence[float]:
+        """See ``REDUCTIONS``: what is left of it for real numbers."""
+        (x,), sizes = self._arrays, self._sizes
+        at = int(np.abs(x, out=sizes).argmax())
+        return float(sizes[at]), float(self._index(at)), float(x[at]), 0.0
 
     def _by_numpy(self) -> Sequence[float]:
         with np.errstate(all="ignore"):
