@@ -47,29 +47,32 @@ class _Form(NamedTuple):
 
     Attributes:
         function: ``pblasmp.pblas``'s.
-        letters, integers: of options and of integers.
+        letters, integers, contexts: of options, of integers, and of those that are contexts.
         scalars: of alpha and beta, with what reads them.
         results: of numbers that the routine writes, with their types.
         descriptors: of all.
         arrays: of local arrays, with the places of their descriptors.
         beside: of arrays beside A, with its descriptor's place, the axis that they follow, and their types.
         dtype: of the matrices.
+        of_c: see ``Row``.
     """
 
     function: Any
     letters: list[int]
     integers: list[int]
+    contexts: list[int]
     scalars: list[tuple[int, struct.Struct]]
     results: list[tuple[int, np.dtype]]
     descriptors: list[int]
     arrays: list[tuple[int, int]]
     beside: list[tuple[int, int, int, np.dtype]]
     dtype: np.dtype
+    of_c: bool
 
     @classmethod
     def of(cls, name: str, row: Row) -> _Form:
         """Return the form of a routine. Local."""
-        form = cls(getattr(pblas, name), [], [], [], [], [], [], [], row.dtype)
+        form = cls(getattr(pblas, name), [], [], [], [], [], [], [], [], row.dtype, row.of_c)
         real = np.empty(0, row.dtype).real.dtype
         at = {each: i for i, each in enumerate(row.arguments)}
         for each, i in at.items():
@@ -88,6 +91,8 @@ class _Form(NamedTuple):
             elif each in row.beside:
                 dtype = _INTEGER if each == "ipiv" else row.dtype
                 form.beside.append((i, at["desca"], row.beside[each], dtype))
+            elif each == "ictxt":
+                form.contexts.append(i)
             elif each not in _UNUSED:
                 form.integers.append(i)
         return form
@@ -104,7 +109,9 @@ class Server:
         self.grids: dict[int, int] = {}
         self.names = list(ROWS)
         self._forms: dict[int, _Form] = {}
-        self._known: dict[bytes, tuple[list[int], int]] = {}  # by a descriptor: pblasmp's, and local elements
+        self._known: dict[
+            tuple[bool, bytes], tuple[list[int], int]
+        ] = {}  # pblasmp's descriptor, local elements
 
     def serve(self, routine: int, arguments: Any) -> int:
         """Answer a call; return 0 if the program's library is to. Collective over the grid.
@@ -147,6 +154,8 @@ class Server:
             values[i] = _memory[addresses[i]].decode("latin-1")
         for i in form.integers:
             values[i] = _read_integer(_memory, addresses[i])[0]
+        for i in form.contexts:
+            values[i] = self._grid_of(_read_integer(_memory, addresses[i])[0])
         for i, numbers in form.scalars:
             found = numbers.unpack_from(_memory, addresses[i])
             values[i] = complex(*found) if len(found) == 2 else found[0]
@@ -154,28 +163,31 @@ class Server:
             values[i] = _array(addresses[i], 1, dtype)
         counts = {}
         for i in form.descriptors:
-            values[i], counts[i] = self._descriptor(addresses[i])
+            values[i], counts[i] = self._descriptor(addresses[i], of_c=form.of_c)
         for i, of in form.arrays:
             values[i] = _array(addresses[i], counts[of], form.dtype)
         for i, of, axis, dtype in form.beside:
             values[i] = _array(addresses[i], _extent(values[of], axis), dtype)
         return values
 
-    def _descriptor(self, address: int) -> tuple[list[int], int]:
+    def _descriptor(self, address: int, *, of_c: bool) -> tuple[list[int], int]:
         """Return a descriptor with pblasmp's context, and how many elements its local array has.
 
         Collective over the grid, the first time.
         """
-        integers = _DESCRIPTOR_INTEGERS.get(_read_integer(_memory, address)[0], 9)
-        key = _memory[address : address + 4 * integers]
+        integers = 9 if of_c else _DESCRIPTOR_INTEGERS.get(_read_integer(_memory, address)[0], 9)
+        key = of_c, _memory[address : address + 4 * integers]
         found = self._known.get(key)
         if found is None:
-            desc = list(struct.unpack(f"={integers}i", key))
+            desc = list(struct.unpack(f"={integers}i", key[1]))
             desc[1] = self._grid_of(desc[1])
+            if of_c:  # ScaLAPACK does not read DTYPE_ here, and takes 0 for LLD_ where there is no element
+                desc[0], desc[-1] = 1, max(1, desc[-1])
             found = desc, max(0, desc[-1]) * _extent(desc, 1)
-            if len(self._known) >= _KNOWN:
-                self._known.clear()
-            self._known[key] = found
+            if desc[1] != -1:  # else there may be a grid later
+                if len(self._known) >= _KNOWN:
+                    self._known.clear()
+                self._known[key] = found
         return found
 
     def _grid_of(self, context: int) -> int:
