@@ -27,7 +27,8 @@ _UNUSED = ("work", "iwork")
 _DESCRIPTOR_INTEGERS = {1: 9, 2: 11}  # by DTYPE_
 _KNOWN = 4096  # descriptors
 
-_memory: Any = (ctypes.c_char * sys.maxsize).from_address(0)  # the process's, by addresses
+_FIRST = 4096  # no address of memory is less
+_memory: Any = (ctypes.c_char * (sys.maxsize - _FIRST)).from_address(_FIRST)  # the process's
 _read_integer = struct.Struct("=i").unpack_from
 
 _kept: list[Any] = []  # what C calls: ctypes does not keep it
@@ -151,13 +152,13 @@ class Server:
         """Return the arguments as ``pblasmp.pblas`` takes them."""
         values: list[Any] = [None] * len(addresses)
         for i in form.letters:
-            values[i] = _memory[addresses[i]].decode("latin-1")
+            values[i] = _memory[addresses[i] - _FIRST].decode("latin-1")
         for i in form.integers:
-            values[i] = _read_integer(_memory, addresses[i])[0]
+            values[i] = _read_integer(_memory, addresses[i] - _FIRST)[0]
         for i in form.contexts:
-            values[i] = self._grid_of(_read_integer(_memory, addresses[i])[0])
+            values[i] = self._grid_of(_read_integer(_memory, addresses[i] - _FIRST)[0])
         for i, numbers in form.scalars:
-            found = numbers.unpack_from(_memory, addresses[i])
+            found = numbers.unpack_from(_memory, addresses[i] - _FIRST)
             values[i] = complex(*found) if len(found) == 2 else found[0]
         for i, dtype in form.results:
             values[i] = _array(addresses[i], 1, dtype)
@@ -175,8 +176,8 @@ class Server:
 
         Collective over the grid, the first time.
         """
-        integers = 9 if of_c else _DESCRIPTOR_INTEGERS.get(_read_integer(_memory, address)[0], 9)
-        key = of_c, _memory[address : address + 4 * integers]
+        integers = 9 if of_c else _DESCRIPTOR_INTEGERS.get(_read_integer(_memory, address - _FIRST)[0], 9)
+        key = of_c, _memory[address - _FIRST : address - _FIRST + 4 * integers]
         found = self._known.get(key)
         if found is None:
             desc = list(struct.unpack(f"={integers}i", key[1]))
@@ -233,4 +234,4 @@ def _array(address: int | None, count: int, dtype: np.dtype) -> np.ndarray:
 
     TAU may be shorter than the columns of its matrix: no more than its elements are read or written.
     """
-    return np.ndarray(count, dtype, _memory, address) if count and address else np.empty(0, dtype)
+    return np.ndarray(count, dtype, _memory, address - _FIRST) if count and address else np.empty(0, dtype)

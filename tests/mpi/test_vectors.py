@@ -352,8 +352,7 @@ def _triangle_calls(n, of_a, of_x, of_y, whole, at):
         same_here = (y == expected[at[0]][:, None][:, : 1 - col]).all()
         yield f"pdsymv {uplo}", None if same_here else "another result"
         for trans in "NT":
-            pblas.pdlaset("G", n, n, 0.0, 1.0, a, 1, 1, desc)
-            a[...] += unread[at[0]][:, at[1]] / 1024
+            a[...] = (unread / 1024 + np.eye(n))[at[0]][:, at[1]]
             if x.size:
                 y[...] = given[1][at[0]][:, None]
             pblas.pdtrsv(uplo, trans, "N", n, a, 1, 1, desc, *as_y)

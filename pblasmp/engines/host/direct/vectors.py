@@ -71,14 +71,20 @@ class Reducer:
             self.total = REDUCTIONS["asum"].total  # it adds real numbers up, too
         name = _BLAS.get((letter, routine))
         self.part = self._by_numpy
-        if name and x.active:
+        if not x.active:
+            self._found = self._by_numpy()
+            self.part = self._nothing
+        elif name:
             both = vectors if len(vectors) == 2 or name == "asum" else [x, x]
             self._arguments = integer[x.m], *(argument for y in both for argument in along(y))
             self._function = load("d", name)
             self.part = self._squares if routine == "nrm2" else self._number
-        elif routine == "amax" and letter in "sd" and x.active:
+        elif routine == "amax" and letter in "sd":
             self._sizes = np.empty(x.m, x.held.pattern.dtype)
             self.part = self._largest
+
+    def _nothing(self) -> Sequence[float]:
+        return self._found
 
     def _number(self) -> Sequence[float]:
         return self._function(*self._arguments), 0.0
