@@ -110,9 +110,7 @@ class Server:
         self.grids: dict[int, int] = {}
         self.names = list(ROWS)
         self._forms: dict[int, _Form] = {}
-        self._known: dict[
-            tuple[bool, bytes], tuple[list[int], int]
-        ] = {}  # pblasmp's descriptor, local elements
+        self._known: dict[Any, tuple[list[int], int]] = {}  # pblasmp's descriptor, and its local elements
 
     def serve(self, routine: int, arguments: Any) -> int:
         """Answer a call; return 0 if the program's library is to. Collective over the grid.
@@ -141,6 +139,7 @@ class Server:
         Args:
             context: the program's, -1 for all of its grids.
         """
+        self._known.clear()  # another grid may get the number
         try:
             for each in list(self.grids) if context < 0 else [context]:
                 if (number := self.grids.pop(each, -1)) != -1:

@@ -37,7 +37,7 @@ class _StoredProduct(NamedTuple):
 
 
 def multiplied_in_place(call: Preparation, x: SubMatrix, to: SubMatrix) -> Callable[[], Steps]:
-    """Prepare symm, hemm or trmm from the left: each rank multiplies what it has of the triangle.
+    """Prepare symm, hemm or trmm: each rank multiplies what it has of the triangle.
 
     After one more meeting the ranks that have D add the partial sums up.
     """
@@ -47,9 +47,12 @@ def multiplied_in_place(call: Preparation, x: SubMatrix, to: SubMatrix) -> Calla
     is_complex = asked.d[0].pattern.is_complex
     symmetric = asked.routine in ("symm", "hemm")
     conjugated = is_complex and (asked.routine == "hemm" or asked.op_a == "C")
-    if asked.side != "L" or (conjugated and not x.by_columns):
+    from_right = asked.side == "R"  # A is symmetric, and D's transpose is A times B's
+    if (from_right and (conjugated or not symmetric)) or (conjugated and not x.by_columns):
         raise UnfitError  # BLAS conjugates only what it transposes
-    columns = SubMatrix(asked.b, turned=True)
+    if from_right:
+        to = SubMatrix(asked.d, turned=True)
+    columns = SubMatrix(asked.b, turned=not from_right)
     width = columns.rows.extent
     before = copied(old_values(asked, to), to) if symmetric else []
     terms = []

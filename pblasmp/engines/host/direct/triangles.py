@@ -19,6 +19,9 @@ from .slabs import SharedSlabs, Step, Steps, along, integer, scalar
 __all__ = ["sided", "triangular"]
 
 _FEW = 4  # columns of B, for so many times as many rows
+_SMALL = (
+    1 << 14
+)  # elements of a result that takes less time in place than a plan does, however many columns it has
 
 
 def triangular(call: Preparation) -> Callable[[], Steps]:
@@ -87,7 +90,8 @@ def sided(call: Preparation) -> Callable[[], Steps]:
     check_overlap(asked, asked.c)
     x, y, to = SubMatrix(asked.a), SubMatrix(asked.b), SubMatrix(asked.d)
     if not call.single and not (same_rank(x, to) and same_rank(y, to)):
-        if _FEW * to.cols.extent > to.rows.extent:
+        long, short = (to.rows, to.cols) if asked.side == "L" else (to.cols, to.rows)
+        if _FEW * short.extent > long.extent and to.rows.extent * to.cols.extent > _SMALL:
             raise UnfitError
         return multiplied_in_place(call, x, to)
     before = copied(old_values(asked, to), to)
