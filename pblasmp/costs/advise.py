@@ -41,6 +41,7 @@ __all__ = [
 _BLOCKS = (64, 128, 256, 512, 1024)
 _ENOUGH = 1.03  # an imbalance that a smaller block need not improve
 _HOST = ("shared", "gathered", "panels")
+_IN_PANELS = 4  # grids
 _LARGEST = 1 << 20  # ranks that are tried
 
 
@@ -200,18 +201,20 @@ def _choices(
     """Yield every grid with its best block, with each algorithm.
 
     GPUs push operands within a node. Between nodes they gather them or take them in panels, which need less memory and
-    arrive while those before are multiplied; they are tried within a node if memory asks for that.
+    arrive while those before are multiplied: panels are tried on the best grids, within a node if memory asks for it.
     """
+    algorithms = _HOST if machine.engine == "host" else ("auto",)
+    found: list[Choice] = []
     for grid in _grids(ranks):
         problem = MatmulProblem.gemm(m, n, k, grid, _block(m, n, k, grid), dtype=dtype, order=order)
-        if machine.engine == "host":
-            yield from (Choice(problem, predict(problem, machine, algorithm)) for algorithm in _HOST)
-            continue
-        usual = Choice(problem, predict(problem, machine))
-        yield usual
-        enough = usual.prediction.fits and ranks <= machine.ranks_per_node
-        if not enough and usual.prediction.algorithm != "panels":
-            yield Choice(problem, predict(problem, machine, "panels"))
+        found += [Choice(problem, predict(problem, machine, algorithm)) for algorithm in algorithms]
+    yield from found
+    if machine.engine == "host":
+        return
+    enough = ranks <= machine.ranks_per_node and any(each.prediction.fits for each in found)
+    whole = [] if enough else [each for each in found if each.prediction.algorithm != "panels"]
+    for each in sorted(whole, key=lambda each: each.prediction.seconds)[:_IN_PANELS]:
+        yield Choice(each.problem, predict(each.problem, machine, "panels"))
 
 
 def _grids(ranks: int) -> Iterator[Grid]:
