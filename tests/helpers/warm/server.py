@@ -284,6 +284,7 @@ def main(listener: int, address: str) -> None:
         importlib.import_module(name)
     if importlib.util.find_spec("torch"):
         importlib.import_module("pblasmp.torch")
+        importlib.import_module("torch._dynamo")  # 1.3 s, as soon as an optimiser takes a step
     _load_mpi()
     for finalizer in list(weakref.finalize._registry):  # PyTorch's take 0.1 s at the end of each fork
         finalizer.atexit = False

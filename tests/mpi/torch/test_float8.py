@@ -234,7 +234,8 @@ class Mlp(nn.Module):
 
 def loss_goes_down(ctx: pb.Context) -> None:
     """Training in 8 bits follows training in the type of the weights."""
-    for dtype, sequence_parallel in ((torch.bfloat16, True), (torch.float32, False)):
+    kinds = ((torch.bfloat16, True), (torch.float32, False))
+    for ((dtype, sequence_parallel),) in in_turn(kinds, keep=2, first=ctx.size // 2):
         x = drawn(ctx, 1, 64, 32, dtype=dtype)
         target = (x.float() @ drawn(ctx, 2, 32, 32).t() / 6).tanh()
         tokens = own(64, ctx) if sequence_parallel else slice(None)
