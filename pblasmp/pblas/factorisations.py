@@ -467,7 +467,7 @@ def _meaning(routine: ScalapackRoutine, name: str) -> str:
         return _MEANINGS[name]
     x = name[-1].upper()
     if name.startswith("desc"):
-        return f"nine integers that describe {x}, see ``descinit``; eleven for DTYPE_ 2"
+        return f"nine integers that describe {x}, see ``descinit``; eleven if ``DTYPE_`` is 2"
     if name in _SIZES:
         return f"{size_text(name, routine.shapes, routine.written)}, at least 0"
     if name in routine.shapes:

@@ -20,10 +20,10 @@ from .grids import of_number
 from .operands import PblasOperand, check_sharing, entries, staged
 from .routines import DTYPE, PblasFunction
 
-__all__ = ["ARGUMENTS", "mover"]
+__all__ = ["mover"]
 
 _GENERAL = ["m", "n", "a", "ia", "ja", "desca", "b", "ib", "jb", "descb", "ictxt"]
-ARGUMENTS = {"gemr2d": _GENERAL, "trmr2d": ["uplo", "diag", *_GENERAL]}
+_ARGUMENTS = {"gemr2d": _GENERAL, "trmr2d": ["uplo", "diag", *_GENERAL]}
 """The arguments' names, in ScaLAPACK's order."""
 _TEXT = """Copy {what} of sub(A) to sub(B), which may be on another grid, in {dtype}.
 
@@ -60,7 +60,7 @@ Described = tuple[Grid, tuple[int, ...], int, int]  # a grid, M_ to CSRC_, the f
 
 def mover(name: str, letter: str) -> PblasFunction:
     """Return "gemr2d" or "trmr2d" for one type, as a function with ScaLAPACK's signature."""
-    full, names = f"p{letter}{name}", ARGUMENTS[name]
+    full, names = f"p{letter}{name}", _ARGUMENTS[name]
     kinds = {
         "uplo": "str",
         "diag": "str",

@@ -430,7 +430,7 @@ def _meaning(routine: PblasRoutine, name: str, dtype: np.dtype) -> str:
     if name in ("alpha", "beta"):
         return f"a{' real' * (dtype.kind != 'c' or name in routine.real.split())} number."
     if name.startswith("desc"):
-        return f"nine integers that describe {x}, see ``descinit``; eleven for DTYPE_ 2."
+        return f"nine integers that describe {x}, see ``descinit``; eleven if ``DTYPE_`` is 2."
     if name in routine.numbers:
         return (
             f"{_number_text(name, dtype)}, or None. Processes that have no part of the process row or column of a "

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import signature
 
 import numpy as np
 
+from .. import pblas
 from ..layout.vector_routines import VECTOR_ROUTINES
 from ..pblas.factorisations import BESIDE, SIZES, ScalapackRoutine
 from ..pblas.factorisations import ROUTINES as FACTORISATIONS
-from ..pblas.moves import ARGUMENTS as MOVES
 from ..pblas.routines import DTYPE, ROUTINES
 from ..pblas.vectors import ROUTINES as VECTORS
 
@@ -62,9 +63,11 @@ def _rows() -> Iterator[tuple[str, Row]]:
             routine = VECTORS[name]
             real = tuple(routine.real.split())
             yield name, Row(routine.names, tuple(routine.shapes), {}, (), real, DTYPE[letter], "-1")
-    for name, names in MOVES.items():
+    for move in ("gemr2d", "trmr2d"):
         for letter in "sdcz":
-            yield f"p{letter}{name}", Row(names, ("a", "b"), {}, (), (), DTYPE[letter], "0", of_c=True)
+            name = f"p{letter}{move}"
+            names = list(signature(getattr(pblas, name)).parameters)
+            yield name, Row(names, ("a", "b"), {}, (), (), DTYPE[letter], "0", of_c=True)
 
 
 def _volume(arguments: list[str]) -> str:

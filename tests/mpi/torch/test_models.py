@@ -948,7 +948,7 @@ def peak_bytes(make: Callable[[], object], kept: list[object]) -> int:
 
 def large(comm: Any) -> None:
     """Making a layer takes a shard and some buffers of memory, not a whole weight, on ranks that have none."""
-    n, k = 4096, 4096  # 64 MiB in float32, shards of 16
+    n, k = 8192, 4096  # 128 MiB in float32, shards of 32
     whole, kept = 4 * n * k, []
     with host(comm) as ctx:
         pt.ColumnParallelLinear(64, 64, ctx=ctx)  # what is loaded and opened once
