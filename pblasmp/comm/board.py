@@ -22,16 +22,14 @@ from numpy.typing import NDArray
 from ..errors import ClosedError
 from . import futex
 from .communicator import Communicator, nodes_of
+from .futex import BUSY_SECONDS, NAP_SECONDS, POLLS
 from .shared import SharedMemory
 
 __all__ = ["Board", "make_boards"]
 
 _LINE = 8  # integers: a cache line for each rank
 _TOLD = 4  # where in a line the values begin that a vote tells
-_SOON = 60  # polls before a wait goes on as other waits do, which look for notes
 _ORDERED = ("x86_64", "AMD64")  # on other processors, ranks might see the count before the values
-_BUSY_SECONDS = 1e-3  # that a wait only yields the core
-_NAP_SECONDS = 0.01  # longest sleep of a rank that nobody wakes: notes may have to be read
 _LOOK_SECONDS = 0.05  # between two checks that the other processes still run
 
 Process = tuple[int, str]  # its number, and when it began: numbers are reused
@@ -124,7 +122,7 @@ class _Posted:
     def soon(self, *, patient: bool) -> bool:
         """Return whether it is done, perhaps after a moment; ``patient`` leaves the core to other ranks meanwhile."""
         at, end, numbers, count = self._at, self._end, self._board._numbers, self._count
-        for _ in range(_SOON):
+        for _ in range(POLLS):
             while numbers[at] == count:
                 at += _LINE
                 if at == end:
@@ -162,7 +160,7 @@ class _Posted:
             last = board._numbers[self._at]
             if last != self._count:
                 word = board._words[self._count % 2][(self._at - self._first) // _LINE]
-                futex.sleep_while(word, last, _NAP_SECONDS)
+                futex.sleep_while(word, last, NAP_SECONDS)
 
     def pause(self) -> None:
         """Yield the core, and sleep if the wait is long. Notice ranks that have ended, in case no launcher does.
@@ -173,7 +171,7 @@ class _Posted:
         now = time.monotonic()
         self._since = self._since or now
         waited = now - self._since
-        if waited < _BUSY_SECONDS:
+        if waited < BUSY_SECONDS:
             os.sched_yield()
         else:
             self.sleep()

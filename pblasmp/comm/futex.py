@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sleeping until another process changes a word of shared memory: Linux's futex, as x86-64 has it.
+"""Waiting until another process changes a word of shared memory: Linux's futex, as x86-64 has it.
+
+A rank polls, then yields its core, then sleeps.
 
 Source: futex(2) in the Linux manual.
 """
@@ -10,7 +12,11 @@ import ctypes
 import functools
 from collections.abc import Callable
 
-__all__ = ["sleep_while", "wake"]
+__all__ = ["BUSY_SECONDS", "NAP_SECONDS", "POLLS", "sleep_while", "wake"]
+
+POLLS = 60  # before a wait also looks for notes of other ranks
+BUSY_SECONDS = 1e-3  # that a wait only yields the core
+NAP_SECONDS = 0.01  # longest sleep of a rank that nobody wakes: notes may have to be read
 
 _NUMBER = 202  # of the system call
 _WAIT, _WAKE = 0, 1

@@ -12,12 +12,9 @@ from numpy.typing import NDArray
 
 from . import futex
 from .communicator import Communicator
+from .futex import BUSY_SECONDS, NAP_SECONDS, POLLS
 
 __all__ = ["Progress"]
-
-_BUSY_SECONDS = 1e-3  # that a wait only yields the core
-_SOON = 60  # polls before a wait goes on as other waits do, which look for notes
-_NAP_SECONDS = 0.01  # longest sleep of a rank that nobody wakes: notes may have to be read
 
 
 class Progress:
@@ -48,7 +45,7 @@ class Progress:
         if words[at]:
             return
         patient = self._comm.patient
-        for _ in range(_SOON):
+        for _ in range(POLLS):
             if patient:
                 os.sched_yield()
             if words[at]:
@@ -69,11 +66,11 @@ class _Awaited:
     def sleep(self) -> None:
         """Sleep until it is ready, but not for long."""
         self._words[self._at + 1] = 1
-        futex.sleep_while(self._word, 0, _NAP_SECONDS)
+        futex.sleep_while(self._word, 0, NAP_SECONDS)
 
     def pause(self) -> None:
         """Yield the core, and sleep if the wait is long."""
-        if time.monotonic() - self._since < _BUSY_SECONDS:
+        if time.monotonic() - self._since < BUSY_SECONDS:
             os.sched_yield()
         else:
             self.sleep()

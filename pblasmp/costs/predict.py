@@ -221,9 +221,7 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
         else:
             finished, passed = replay(counts.events, seconds_of, way)
         exposed = finished - compute + np.maximum(moved - passed, 0) + copies + waits
-    elif (
-        machine.overlaps
-    ):  # the first piece is waited for, the others arrive while those before are multiplied
+    elif machine.overlaps:  # pieces arrive while those before are multiplied; the first is waited for
         first = moved / counts.pieces
         exposed = first + (1 - 1 / counts.pieces) * np.maximum(moved - compute, 0) + copies + waits
     else:

@@ -234,23 +234,27 @@ class DirectForm:
         key = self._key(args)
         if key is None:
             return None
-        known: _LegalCall | None = grid.calls.get(key)
+        try:
+            known: _LegalCall | None = grid.calls.get(key)
+        except TypeError:  # what should be a number is none
+            return None
+        made_before = known is not None
         if known is None:
             asked = self._asked(grid, args, key)
             if asked is None:
                 return None
             known = _LegalCall(asked, bool(self._numbers) and _in_column(asked))
-        else:
-            asked = known.asked
         if self._numbers and not all(args[i] is None or _holds_a_number(args[i]) for i in self._numbers):
             return None
         ctx.check_open()
-        done = direct.reduce(ctx.control, asked) if self._numbers else direct.run(ctx.control, asked)
+        make = direct.reduce if self._numbers else direct.run
+        done = make(ctx.control, known.asked)
         if done is None or done is False:
             return done
-        if len(grid.calls) >= _REMEMBERED:
-            grid.calls.clear()
-        grid.calls[key] = known
+        if not made_before:
+            if len(grid.calls) >= _REMEMBERED:
+                grid.calls.clear()
+            grid.calls[key] = known
         return self._told(args, known, done) if self._numbers else True
 
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -270,11 +274,9 @@ class DirectForm:
                     return None
                 of = (desc.tobytes(), desc.dtype.char) if type(desc) is np.ndarray else tuple(desc)
                 key.append((host_address(array), array.shape, array.strides, of))
-            found = tuple(key)
-            hash(found)
-        except TypeError:  # what should be a descriptor or a number is none
+        except TypeError:  # what should be a descriptor is none
             return None
-        return found
+        return tuple(key)
 
     def _asked(self, grid: ProcessGrid, args: Sequence[Any], key: tuple[Any, ...]) -> Asked | None:
         """Return what the engine is asked for; None if there is something to say about the arguments. Local."""

@@ -45,7 +45,7 @@ class ProcessGrid:
         context: the ranks, in the order of the grid's.
         grid: how they are arranged.
         parent: the Context that gridinit was given, which closes this when it closes.
-        layouts: what direct calls know of descriptors.
+        layouts: what direct calls know of descriptors, and of arrays with them.
         calls: what they know of calls made before.
     """
 

@@ -99,7 +99,7 @@ def test_votes_are_reductions():
 
 @pytest.mark.parametrize("wait", ["sleep", "pause"])
 def test_who_sleeps_is_woken_by_the_last_that_comes(monkeypatch, wait):
-    monkeypatch.setattr(board, "_NAP_SECONDS", 300.0)
+    monkeypatch.setattr(board, "NAP_SECONDS", 300.0)
 
     def work(comm):
         mine, out = one_board(comm), np.empty(1, np.int64)
@@ -116,7 +116,7 @@ def test_who_sleeps_is_woken_by_the_last_that_comes(monkeypatch, wait):
 
 def test_who_sleeps_wakes_up_without_the_last_one(monkeypatch):
     """Notes that nobody comes may arrive meanwhile."""
-    monkeypatch.setattr(board, "_NAP_SECONDS", 0.01)
+    monkeypatch.setattr(board, "NAP_SECONDS", 0.01)
 
     def work(comm):
         mine, nothing = one_board(comm), np.empty(0, np.int64)

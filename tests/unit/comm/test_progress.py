@@ -29,7 +29,7 @@ class Waits:
 
 @pytest.mark.parametrize("how", ["sleep", "pause"])
 def test_a_wait_ends_when_another_thread_raises_the_flag(monkeypatch, how):
-    monkeypatch.setattr(progress_module, "_SOON", 0)
+    monkeypatch.setattr(progress_module, "POLLS", 0)
     comm, flags = Waits(10_000_000, how), np.zeros(3, np.int64)
     progress = Progress(comm, flags)
     other = threading.Timer(0.05, progress.done, (1,))

@@ -2,8 +2,8 @@
 """Triangular systems with one right-hand side: the matrix stays where it is; the solution and partial sums move.
 
 Block after block of the diagonal, the rank that has it subtracts what the ranks of its process row have summed up, and
-solves. The ranks of its process column then multiply what they have beside the block, first what the next blocks need.
-Each says by a flag in shared memory when others can go on.
+solves. The ranks of its process column then multiply their parts of these columns, and begin with the rows of the next
+blocks. Each says by a flag in shared memory when others can go on.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from .staircase import check_tiles
 __all__ = ["solved_in_place"]
 
 _FEW = 16  # blocks
-_HANDOFF = (
-    1 << 14
-)  # elements of the matrix that are copied in the time that one block takes in which nobody computes
+_HANDOFF = 1 << 14
+"""Elements of the matrix that are copied while a block's solution is handed on, when nobody computes."""
 
 
 class _Block(NamedTuple):
@@ -143,7 +142,7 @@ class _Chain:
         i, width = a.rows.below(block.start, a.row), block.stop - block.start
         x = call.slab(self._right).below(block.start, self._item)
         steps: Steps = []
-        for col in sorted(begun, key=lambda col: col != a.col):
+        for col in sorted(begun, key=lambda col: (col != a.col, col)):
             if col != a.col:
                 steps.append((self._call.progress().wait, (self._summed(k, col),)))
             found = call.slab(self._sums, a.row, col).below(i, self._item)

@@ -19,9 +19,8 @@ from .slabs import SharedSlabs, Step, Steps, along, integer, scalar
 __all__ = ["sided", "triangular"]
 
 _FEW = 4  # columns of B, for so many times as many rows
-_SMALL = (
-    1 << 14
-)  # elements of a result that takes less time in place than a plan does, however many columns it has
+_SMALL = 1 << 14
+"""Elements of a result, up to which computing in place takes less time than making a plan."""
 
 
 def triangular(call: Preparation) -> Callable[[], Steps]:
