@@ -578,7 +578,7 @@ class FakeGpu:
             device=SimpleNamespace(get_cublas_handle=lambda: 77, get_cusolver_handle=lambda: 78),
             UnownedMemory=lambda ptr, size, owner, device_id=-1: SimpleNamespace(ptr=ptr, size=size, owner=owner),
             MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, mem=memory),
-            MemoryPool=lambda: SimpleNamespace(malloc=None), using_allocator=lambda _: nullcontext(),
+            MemoryPool=lambda _: SimpleNamespace(malloc=None), using_allocator=lambda _: nullcontext(),
         )  # fmt: skip
 
     def _streams(self) -> tuple[Any, Any]:  # noqa: C901 (a table of functions)

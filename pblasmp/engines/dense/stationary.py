@@ -136,13 +136,14 @@ class StationaryProduct(QueuedProduct):
 
     def _queue(self, operands: Operands) -> None:
         """Compute D, which may be C, or B of trmm, from the local arrays. Collective over the ranks."""
-        total = self._sum(operands)
+        operations, total = self._engine.operations, self._sum(operands)
         if self._rank >= self._p.d.grid.size:
             return
         total = total.T if self._seen.turned else total
         if self._options.beta != 0 and operands.c is not None:
-            total += self._options.beta * operands.c.astype(self._dtype)
-        self._engine.operations.store(operands.d, total, self._p.d.dtype)
+            c = operands.c.astype(self._dtype, copy=False)
+            operations.add(total, 1, total, self._options.beta, c, None, conjugate=False)
+        operations.store(operands.d, total, self._p.d.dtype)
 
     def _sum(self, operands: Operands) -> Array:
         """Return this rank's part of the product, transposed if ``turned``. Collective over the ranks."""

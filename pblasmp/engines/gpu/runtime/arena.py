@@ -6,17 +6,67 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ....logs import logger
 
-__all__ = ["Arena"]
+__all__ = ["Arena", "GraphMemory"]
 
 Array = Any
 
 _NUMBERS = 64  # numbers in GPU memory that are remembered for later products
+
+
+class GraphMemory:
+    """Memory of the arrays that products make while graphs are recorded; it lasts as long as a graph keeps it. Local.
+
+    Graphs run one after another, as products do, so the arrays of one may lie where those of another one lay. A pool of
+    CuPy's gives memory that no array has back to CUDA when there is little left; since graphs still hold its address,
+    the pool gets all memory from here.
+
+    Args:
+        cupy: the module.
+
+    Attributes:
+        malloc: what allocates, for CuPy.
+    """
+
+    def __init__(self, cupy: Any) -> None:
+        self._blocks: list[Any] = []
+        self.malloc = cupy.cuda.MemoryPool(partial(_allocated, cupy, self._blocks)).malloc
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return sum(block.size for block in self._blocks)
+
+
+def _allocated(cupy: Any, blocks: list[Any], nbytes: int) -> Any:
+    """Return new memory, which is added to ``blocks``; if there is none, CuPy first gives up what it keeps unused."""
+    cuda, pool = cupy.cuda, cupy.get_default_memory_pool()
+    try:
+        memory = cuda.Memory(nbytes)
+    except cuda.runtime.CUDARuntimeError:
+        pool.free_all_blocks()
+        try:
+            memory = cuda.Memory(nbytes)
+        except cuda.runtime.CUDARuntimeError as error:
+            held = sum(block.size for block in blocks)
+            raise MemoryError(
+                f"{nbytes} bytes for a graph of a plan, next to {held} of graphs: {_left(cupy)}"
+            ) from error
+    blocks.append(memory)
+    return cuda.MemoryPointer(memory, 0)
+
+
+def _left(cupy: Any) -> str:
+    """Return how much memory there is, for messages."""
+    free, total = cupy.cuda.runtime.memGetInfo()
+    used = cupy.get_default_memory_pool().used_bytes()
+    return f"the GPU has {free} of {total} bytes free, and CuPy's arrays take {used}"
 
 
 class Arena:
@@ -51,7 +101,16 @@ class Arena:
         self._outgrown: list[
             tuple[list[weakref.ref[Any]], Array, Any]
         ] = []  # each with the graphs that may hold its address, and its stream
+        self._of_graphs: weakref.ref[GraphMemory] | None = None
         self.generation, self.replacements = 0, 0
+
+    def graph_memory(self) -> GraphMemory:
+        """Return the memory of all graphs that are not destroyed yet, for one that is about to be recorded."""
+        found = None if self._of_graphs is None else self._of_graphs()
+        if found is None:
+            found = GraphMemory(self._cupy)
+            self._of_graphs = weakref.ref(found)
+        return found
 
     def replaced(self) -> None:
         """Count the replacement of memory whose address a CUDA graph may hold, by all ranks."""
@@ -77,7 +136,12 @@ class Arena:
             self.replacements += 1
         self._free_outgrown()  # before more is allocated
         stream = self._cupy.cuda.get_current_stream()
-        buffer = self._cupy.empty(max(1, nbytes), np.uint8)
+        try:
+            buffer = self._cupy.empty(max(1, nbytes), np.uint8)
+        except MemoryError as error:
+            raise MemoryError(
+                f"{nbytes} bytes for buffer {name!r} of {owner}: {_left(self._cupy)}"
+            ) from error
         self._buffers[key] = buffer, stream
         logger.debug("GPU buffer %s of %s: %d bytes", name, owner, nbytes)
         return buffer

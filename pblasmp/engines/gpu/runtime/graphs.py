@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from ....errors import ClosedError
+from .arena import GraphMemory
 from .runtime import GpuRuntime
 from .streams import current
 
@@ -44,21 +45,21 @@ class Recordings:
             allocates: ``queue`` makes arrays, whose memory must last as long as the graph.
         """
         runtime, generation = self._runtime, self._arena.generation
-        stream, pool = runtime.recording, None
+        stream, memory = runtime.recording, None
         with ExitStack() as stack:
             stack.enter_context(current(stream))
             if allocates:
                 import cupy
 
-                pool = cupy.cuda.MemoryPool()
-                stack.enter_context(cupy.cuda.using_allocator(pool.malloc))
+                memory = self._arena.graph_memory()
+                stack.enter_context(cupy.cuda.using_allocator(memory.malloc))
             stream.begin_capture(runtime.relaxed)
             try:
                 queue()
             finally:
                 graph = stream.end_capture()
         runtime.follow_stream()  # back from the stream of the recording
-        recorded = _Recorded(self, graph, generation, pool)
+        recorded = _Recorded(self, graph, generation, memory)
         self._recorded.add(recorded)
         self._arena.keep_for(recorded)
         return recorded
@@ -66,14 +67,14 @@ class Recordings:
     def close(self) -> None:
         """Destroy the graphs: NCCL destroys no communicator while a graph holds work on it."""
         for recorded in self._recorded:
-            recorded.graph = recorded.pool = None
+            recorded.graph = recorded.memory = None
 
 
 class _Recorded:
-    """A CUDA graph, until its product is closed, and the memory that was made for it."""
+    """A CUDA graph, until its product is closed, and the memory that it shares with others."""
 
-    def __init__(self, store: Recordings, graph: Any, generation: object, pool: Any) -> None:
-        self._store, self.graph, self.generation, self.pool = store, graph, generation, pool
+    def __init__(self, store: Recordings, graph: Any, generation: object, memory: GraphMemory | None) -> None:
+        self._store, self.graph, self.generation, self.memory = store, graph, generation, memory
 
     @property
     def current(self) -> bool:
