@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from .comm import is_agreed
 from .engines.direct import Asked, Part
 from .handle import Handle
 from .layout import MatrixDescriptor
@@ -55,11 +56,23 @@ def run(call: UserCall[Result], *, voted: bool = False) -> Result:
         plan: Plan[Result] | None = None if key is None else ctx.kept.find(key)
         if plan is not None:
             return plan._run_with(call)
-        plan = Plan(call, kept=True)
+        plan = _new_plan(call)
         if key is None or (plan._product.holds_memory and not call.keeps_memory):
             with plan:
                 return plan._run_with(call)
         return plan._run_with(call, partial(ctx.kept.keep, key, plan))
+
+
+def _new_plan(call: UserCall[Result]) -> Plan[Result]:
+    """Return a new plan of a call; if there is no memory for it, close all kept plans and try once more. Collective."""
+    ctx = call.ctx
+    try:
+        return Plan(call, kept=True)
+    except MemoryError as error:
+        if not (len(ctx.kept) and is_agreed(error, ctx.control)):
+            raise
+    ctx.kept.close_all()
+    return Plan(call, kept=True)
 
 
 def _again(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Literal[False] | None:

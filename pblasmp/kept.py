@@ -85,6 +85,15 @@ class KeptPlans:
                 oldest, self.nbytes, len(self._plans), self.hits, self.evictions,
             )  # fmt: skip
 
+    def close_all(self) -> None:
+        """Close all plans: there is no memory left for others. Collective over the context."""
+        logger.info("kept plans: closed all %d, since memory is short", len(self._plans))
+        while self._plans:
+            _, (oldest, freed) = self._plans.popitem(last=False)
+            self.nbytes -= freed
+            self.evictions += 1
+            oldest.close()
+
     def find_or_make(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the plan for ``key``, or make and keep it. Collective over the context, if it is made."""
         found: T | None = self.find(key)

@@ -75,6 +75,16 @@ def test_what_plans_are_bound_to_is_limited_over_all_plans():
     assert kept.bound(1, (10,)).key == (1, 10)
 
 
+def test_all_are_closed_when_memory_is_short():
+    kept = KeptPlans(_engine())
+    plans = [_Plan(str(i)) for i in range(3)]
+    for i, plan in enumerate(plans):
+        kept.keep(i, plan)
+    kept.close_all()
+    assert all(plan.closed for plan in plans)
+    assert (len(kept), kept.nbytes, kept.find(1), kept.evictions) == (0, 0, None, 3)
+
+
 def test_one_plan_is_kept_however_large():
     kept = KeptPlans(_engine(), most=1000)
     plan = _Plan("large", 5000)

@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import sys
 import weakref
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp import plans
+from pblasmp.engines.gpu.runtime.arena import Arena
+from pblasmp.engines.gpu.runtime.graphs import Recordings
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -200,3 +205,111 @@ def unlike(comm: Any, path: str) -> Any:
 @pytest.mark.parametrize("case", [budgets, unlike])
 def test_ranks_that_differ(case, stand_in):
     run_mpi(case, 2, timeout=60, path=stand_in(1000))
+
+
+class SmallGpu:
+    """CuPy on a GPU with little memory, some of which CuPy keeps unused; a pool gets all that it gives from outside."""
+
+    def __init__(self, free, kept):
+        self.free, self.kept, self.given = free, kept, weakref.WeakSet()
+        gpu = self
+
+        class CUDARuntimeError(Exception):
+            pass
+
+        class Memory:
+            def __init__(self, size):
+                if size > gpu.free:
+                    raise CUDARuntimeError
+                gpu.free -= size
+                self.size, self.freed = size, weakref.finalize(self, gpu.free_again, size)
+                gpu.given.add(self)
+
+        stream = SimpleNamespace(
+            ptr=1,
+            use=lambda: None,
+            begin_capture=lambda mode: None,
+            end_capture=lambda: "graph",
+            is_capturing=lambda: False,
+        )
+        self.allocators = []
+        self.cuda = SimpleNamespace(
+            Memory=Memory, MemoryPointer=lambda memory, offset: memory, get_current_stream=lambda: stream,
+            MemoryPool=lambda allocator: SimpleNamespace(malloc=allocator), using_allocator=self._using,
+            runtime=SimpleNamespace(CUDARuntimeError=CUDARuntimeError, memGetInfo=lambda: (self.free, 1000)),
+        )  # fmt: skip
+        pool = SimpleNamespace(free_all_blocks=self._free_kept, used_bytes=lambda: 77)
+        self.get_default_memory_pool = lambda: pool
+        self.arena = Arena(self, lambda stream: None)
+        self.runtime = SimpleNamespace(
+            arena=self.arena, recording=stream, relaxed="relaxed", follow_stream=lambda: None, capturing=False
+        )
+
+    def free_again(self, nbytes):
+        self.free += nbytes
+
+    def _free_kept(self):
+        self.free, self.kept = self.free + self.kept, 0
+
+    @contextmanager
+    def _using(self, allocator):
+        self.allocators.append(allocator)
+        yield
+
+    def record(self, store, nbytes):
+        """Record a graph for which ``nbytes`` are allocated."""
+        return store.record(lambda: self.allocators[-1](nbytes), allocates=True)
+
+
+def test_graphs_share_the_memory_of_their_arrays_as_long_as_one_is_left(monkeypatch):
+    """They run one after another. CuPy's pool gives it to the next recording; here each takes new memory."""
+    gpu = SmallGpu(1000, 0)
+    monkeypatch.setitem(sys.modules, "cupy", gpu)
+    stores = [Recordings(gpu.runtime) for _ in range(2)]
+    graphs = [gpu.record(store, nbytes) for store, nbytes in zip(stores, (100, 200), strict=True)]
+    assert gpu.allocators[0] == gpu.allocators[1]
+    gpu.allocators.clear()
+    assert gpu.arena.graph_memory().nbytes == 300 == 1000 - gpu.free
+    stores[1].close()
+    assert gpu.free == 700  # the other graph may hold addresses of all of it
+    stores[0].close()
+    assert gpu.free == 1000
+    assert [graph.graph for graph in graphs] == [None, None]
+    graphs.append(gpu.record(stores[0], 50))
+    assert gpu.arena.graph_memory().nbytes == 50
+
+
+def test_a_graph_gets_what_cupy_keeps_unused_and_else_says_what_there_is(monkeypatch):
+    """CuPy's own pool would give back what the graphs before still use."""
+    gpu = SmallGpu(100, 500)
+    monkeypatch.setitem(sys.modules, "cupy", gpu)
+    store = Recordings(gpu.runtime)
+    held = [gpu.record(store, 80), gpu.record(store, 300)]
+    assert (gpu.kept, gpu.free) == (0, 220)
+    words = "300 bytes for a graph of a plan, next to 380 of graphs: the GPU has 220 of 1000 bytes free, and .* take 77"
+    with pytest.raises(MemoryError, match=words) as found:
+        gpu.record(store, 300)
+    assert type(found.value) is MemoryError  # else CuPy's pool would free what it has
+    assert len(gpu.given) == len(held) == 2
+
+
+def test_kept_plans_give_way_to_a_call_that_finds_no_memory(ctx, monkeypatch):
+    """Only then, and only once."""
+    a, b = (ctx.full(D, value) for value in (1, 2))
+    prepare, tries = plans.prepare, []
+
+    def short(*given):
+        tries.append(len(ctx.kept))
+        if len(ctx.kept) or len(tries) > 2:
+            raise MemoryError("no room")
+        return prepare(*given)
+
+    for _ in range(2):
+        pb.matmul(a, b, algo="gathered")
+    assert len(ctx.kept) == 1
+    monkeypatch.setattr(plans, "prepare", short)
+    pb.matmul(a, b, alpha=2, algo="gathered")
+    assert tries == [1, 0]
+    with pytest.raises(MemoryError, match="no room"):
+        pb.matmul(a, b, alpha=3, algo="gathered")
+    assert tries == [1, 0, 0]  # nothing is kept after the first run of a call
