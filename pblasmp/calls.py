@@ -17,7 +17,6 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from .comm import is_agreed
 from .engines.direct import Asked, Part
 from .handle import Handle
 from .layout import MatrixDescriptor
@@ -69,7 +68,7 @@ def _new_plan(call: UserCall[Result]) -> Plan[Result]:
     try:
         return Plan(call, kept=True)
     except MemoryError as error:
-        if not (len(ctx.kept) and is_agreed(error, ctx.control)):
+        if not ctx.can_make_room(error):
             raise
     ctx.kept.close_all()
     return Plan(call, kept=True)
