@@ -7,7 +7,9 @@ import gc
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from functools import lru_cache
+from operator import is_
+from types import ModuleType
 from typing import Any
 
 __all__ = ["State"]
@@ -29,7 +31,7 @@ class State:
         self._path = list(sys.path)
         self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         self._hooks = sys.excepthook, sys.unraisablehook
-        self._attributes = [(owner, dict(vars(owner))) for owner in _owners()]
+        self._attributes = [(owner, vars(owner).copy()) for owner in _owners(_modules())]
         self._unraisable: list[str] = []
         sys.unraisablehook = self._note
         gc.freeze()  # objects that exist now stay: restore() need not search them
@@ -55,19 +57,33 @@ class State:
         self._unraisable.append(f"{unraisable.err_msg or 'ignored'}: {unraisable.exc_value!r}")
 
 
-def _owners() -> Iterator[Any]:
-    """Yield the loaded modules of pblasmp and the classes that they define."""
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "pblasmp" and not name.startswith(__package__):
-            yield module
-            for value in list(vars(module).values()):
-                if isinstance(value, type) and value.__module__ == name:
-                    yield value
+def _modules() -> tuple[ModuleType, ...]:
+    """Return the loaded modules of pblasmp."""
+    return tuple(
+        module
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] == "pblasmp" and not name.startswith(__package__)
+    )
+
+
+@lru_cache(maxsize=1)
+def _owners(modules: tuple[ModuleType, ...]) -> list[Any]:
+    """Return these modules and the classes that they define."""
+    classes = [
+        value
+        for module in modules
+        for value in list(vars(module).values())
+        if isinstance(value, type) and value.__module__ == module.__name__
+    ]
+    return [*modules, *classes]
 
 
 def _restore(owner: Any, attributes: dict[str, Any]) -> None:
     """Give ``owner`` its earlier attributes back; attributes that it has gained since stay."""
     now = vars(owner)
+    alike = all(map(is_, now, attributes)) and all(map(is_, now.values(), attributes.values()))
+    if alike and len(now) >= len(attributes):  # as good as always, and quickly seen
+        return
     for name, value in attributes.items():
         if not name.startswith("__") and now.get(name, _MISSING) is not value:
             setattr(owner, name, value)

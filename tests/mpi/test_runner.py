@@ -335,7 +335,7 @@ def test_the_longest_unused_ranks_make_room(monkeypatch):
 
 
 def disturb(comm, directory):
-    from pblasmp.comm import exchange
+    from pblasmp.comm import exchange, side_channel
     from pblasmp.comm.exchange import Exchange
 
     os.chdir(directory)
@@ -347,10 +347,11 @@ def disturb(comm, directory):
     sys.excepthook = print
     exchange._MESSAGE_BYTES = -1
     Exchange.run = None
+    delattr(side_channel, [*vars(side_channel)][-1])
 
 
 def undisturbed(comm):
-    from pblasmp.comm import exchange
+    from pblasmp.comm import exchange, side_channel
     from pblasmp.comm.exchange import Exchange
 
     with pytest.raises(UserWarning):
@@ -358,7 +359,7 @@ def undisturbed(comm):
     return [
         *(str(Path.cwd()), os.environ.get("PBLASMP_DISTURBED"), os.environ["HOME"], sys.path),
         *(len(os.sched_getaffinity(0)), sys.excepthook is sys.__excepthook__),
-        *(exchange._MESSAGE_BYTES, callable(Exchange.run), os.getpid()),
+        *(exchange._MESSAGE_BYTES, callable(Exchange.run), [*vars(side_channel)], os.getpid()),
     ]
 
 
