@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pblasmp import launch
 from pblasmp.launch import Job
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,7 +26,7 @@ def run_ranks(
     """Run ``python -m module`` on nranks ranks of one BLAS thread each; what they print appears at once."""
     environment = {**os.environ, **dict.fromkeys(_THREADS, "1"), **(environ or {})}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    argv = [sys.executable, "-u", "-m", "mpi4py", "-m", module, *arguments]
+    argv = [*launch.interpreter(), "-u", "-m", "mpi4py", "-m", module, *arguments]
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch, "output")
         with Job(argv, nranks, output, environ=environment) as job, output.open() as reader:

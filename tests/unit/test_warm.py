@@ -33,6 +33,8 @@ SCRIPTS = {
     "at exit": ["-c", "import atexit; atexit.register(print, 'exit')"],
     "thread": ["-c", "import threading, time; threading.Thread(target=lambda: print(time.sleep(0.1))).start()"],
     "streams": ["-c", "import sys; s = sys.stdout; s.reconfigure(errors='replace'); print(s.encoding, s.name, s.mode)"],
+    "unbuffered": ["-u", "-c", "import os; print('out'); os._exit(0)"],
+    "module in a module": ["-u", "-m", "mpi4py", "-m", "json.tool", "--help"],
     "line": ["-c", "import os, sys; print('out'); print('err', file=sys.stderr); os._exit(0)"],
     "C streams": ["-c", "import ctypes; ctypes.CDLL(None).printf(b'%s', b'no end of line')"],
     "C exit": ["-c", "import ctypes; c = ctypes.CDLL(None); c.printf(b'%s', b'no end of line'); c.exit(3)"],
@@ -41,7 +43,7 @@ SCRIPTS = {
     "site": ["-c", "import sitecustomize; print(sitecustomize.__file__)"],
     "path": ["-c", "import of_this_test; print(of_this_test.X)"],
     "option": ["-X", "utf8", "-c", "import sys; print(sys.flags.utf8_mode)"],
-    "blas threads": ["-c", "import numpy, threadpoolctl as t; print({x['num_threads'] for x in t.threadpool_info()})"],
+    "BLAS threads": ["-c", "import numpy, threadpoolctl as t; print({x['num_threads'] for x in t.threadpool_info()})"],
 }  # fmt: skip
 
 
@@ -84,13 +86,22 @@ def test_it_does_what_a_new_python_does(warm, tmp_path, environ, name):
     assert found == expected
 
 
+def test_openblas_has_as_many_threads_as_asked(warm, tmp_path, environ):
+    environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "2"}
+    found, expected = (
+        outcome([*python, *SCRIPTS["BLAS threads"]], tmp_path, environ) for python in (warm, [sys.executable])
+    )
+    assert found == expected
+    assert found[1] == "{1}\n"
+
+
 def test_it_has_imported_already(warm, tmp_path):
     seen = [sys.executable, "-c", "import sys; print('pblasmp.context' in sys.modules)"]
     assert outcome([*warm, *seen[1:]], tmp_path, None)[1] == "True\n"
     assert outcome(seen, tmp_path, None)[1] == "False\n"
 
 
-@pytest.mark.parametrize("name", ["PYTHONOPTIMIZE", "PBLASMP_LOG", "MPI4PY_LIBMPI", "OPENBLAS_NUM_THREADS"])
+@pytest.mark.parametrize("name", ["PYTHONOPTIMIZE", "PBLASMP_LOG", "MPI4PY_LIBMPI", "OPENBLAS_VERBOSE"])
 def test_a_new_one_runs_where_a_variable_matters_at_the_start(warm, tmp_path, name):
     command = [*warm, "-c", "import sys; print('pblasmp.context' in sys.modules)"]
     assert outcome(command, tmp_path, {**os.environ, name: "1"})[1] == "False\n"

@@ -43,7 +43,7 @@ _MODULES = (
 )  # fmt: skip
 # Variables that Python or a library reads as it starts. Where one differs, a fork is not what a new Python would be.
 _READ_AT_START = re.compile(
-    "PYTHON(?!PATH$)|PBLASMP_LOG|MPI4PY_|LD_|LC_|LANG|OPENBLAS|OMP_(?!NUM_THREADS$)|MKL_|NPY_|UCX_|MALLOC_|GLIBC"
+    "PYTHON(?!PATH$)|PBLASMP_LOG|MPI4PY_|LD_|LC_|LANG|(OPENBLAS|OMP|MKL)_(?!NUM_THREADS$)|NPY_|UCX_|MALLOC_|GLIBC"
 )
 _HIGH = 512  # above every descriptor here
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -66,16 +66,19 @@ class _Command(NamedTuple):
     what: str  # the text, the module or the file
     argv: list[str]
     strict: bool  # -W error
+    unbuffered: bool  # -u
 
 
 def _parse(argv: list[str]) -> _Command | None:
     """Return the command in the arguments of ``python``; None if they ask for something else."""
     strict = argv[:2] == ["-W", "error"]
-    match argv[2 if strict else 0 :]:
+    argv = argv[2 if strict else 0 :]
+    unbuffered = argv[:1] == ["-u"]
+    match argv[1 if unbuffered else 0 :]:
         case [("-c" | "-m") as kind, what, *rest]:
-            return _Command(kind, what, rest, strict)
+            return _Command(kind, what, rest, strict, unbuffered)
         case [what, *rest] if what.endswith(".py") and not what.startswith("-"):
-            return _Command("file", what, rest, strict)
+            return _Command("file", what, rest, strict, unbuffered)
     return None
 
 
@@ -200,8 +203,8 @@ def _stream(fd: int) -> Any:
 
 
 def _limit_threads() -> None:
-    """Have the libraries that are loaded obey OMP_NUM_THREADS, which torchrun sets."""
-    threads = os.environ.get("OMP_NUM_THREADS", "")
+    """Have the libraries that are loaded obey the number of threads, which torchrun and benchmarks set."""
+    threads = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdecimal():
         threadpoolctl.threadpool_limits(int(threads))
         if "torch" in sys.modules:
@@ -216,6 +219,9 @@ def run(argv: list[str], path: list[str]) -> None:
     if asked.strict:
         sys.warnoptions.append("error")
         warnings.simplefilter("error")
+    if asked.unbuffered:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.reconfigure(write_through=True)
     added = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     is_file = asked.kind == "file"
     first = {"-c": "", "-m": str(Path.cwd()), "file": str(Path(asked.what).resolve().parent)}[asked.kind]
