@@ -27,6 +27,7 @@ import numpy as np
 
 from pblasmp.dtypes import accumulation_dtype
 from pblasmp.engines.gpu.kernels.lt import PLAIN, Batch
+from pblasmp.engines.gpu.kernels.stand_ins import placed
 from pblasmp.engines.gpu.kernels.views import Blocks, Move, View, blocks
 from pblasmp.engines.gpu.peers.flags import SLOTS
 from pblasmp.engines.gpu.peers.windows import ONE_KERNEL_INBOXES
@@ -218,6 +219,23 @@ def is_legal(b: Blocks) -> bool:
         b.depth == 1
         or all(s % p == 0 and s >= p * b.height for s, p in zip(b.slices, b.pitches, strict=True))
     )
+
+
+class Launch:
+    """Parts of matrices that a kernel works on, some of whose entries are addresses."""
+
+    def __init__(self, queue: Callable[[list[Any]], Any], parts: list[Any], addresses: Sequence[int]) -> None:
+        self._queue, self._parts, self._addresses = queue, parts, addresses
+
+    def __call__(self, stream: Any) -> None:
+        self._queue(self._parts)
+
+    def placed(self, bases: dict[int, int]) -> Launch:
+        parts = []
+        for part in self._parts:
+            entries = [placed(x, bases) if i in self._addresses else x for i, x in enumerate(part)]
+            parts.append(part._make(entries) if hasattr(part, "_make") else tuple(entries))
+        return Launch(self._queue, parts, self._addresses)
 
 
 @dataclass
@@ -479,9 +497,9 @@ class FakePeer:
 
     # -- work that is queued any number of times
 
-    def launches_of_moves(self, moves: Iterable[Move]) -> list[Callable[[Any], None]]:
+    def launches_of_moves(self, moves: Iterable[Move]) -> list[Launch]:
         moves = list(moves)
-        return [lambda stream: self.move("main", moves)] if moves else []
+        return [Launch(partial(self.move, "main"), moves, (0, 2))] if moves else []
 
     def launch_of_meeting(self) -> Callable[[Any], None]:
         return lambda stream: self.meet()
@@ -489,7 +507,7 @@ class FakePeer:
     def launches_of_sum(
         self, dtype: np.dtype, tiles: Sequence[Any], d: Any, x: Any, c: Any, alpha: complex, beta: complex, *,
         conjugate: bool = False, uplo: str = "", real: bool = False, deals: Any = None,
-    ) -> list[Callable[[Any], None]]:  # fmt: skip
+    ) -> list[Launch]:  # fmt: skip
         def stored(at: int, by_columns: bool, ld: int, rows: int, cols: int) -> tuple[View, bool]:
             return View(at, *((cols, rows) if by_columns else (rows, cols)), ld, dtype), by_columns
 
@@ -521,7 +539,7 @@ class FakePeer:
 
             self._queue("sum", "main", do, [of[0], *([old[0]] if beta else [])], [to[0]])
 
-        return [lambda stream: [launch(tile) for tile in tiles]]
+        return [Launch(lambda tiles: [launch(tile) for tile in tiles], list(tiles), (0, 1, 2))]
 
     def use(self, *arrays: Array) -> None:
         """Queue what the caller does between products: it rewrites its arrays, or ends a graph's recording."""

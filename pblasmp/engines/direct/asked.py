@@ -85,6 +85,15 @@ class Held:
             return None
         return cls(pattern, array, int(address), ld, item * (ld * (cols - 1) + rows) * (cols > 0))
 
+    def moved(self, address: int) -> Held:
+        """Return what it were at another address; nothing is read or written there. Local."""
+        found: Held = object.__new__(Held)
+        found.pattern, found.ld, found.address = self.pattern, self.ld, address
+        found.end = address + self.end - self.address
+        found._shape, found._strides, found._on_host = self._shape, self._strides, False
+        found._array = found._memory = None
+        return found
+
     @property
     def array(self) -> Any:
         """On the host, an array over the memory of this rank's local array; None on a GPU."""

@@ -12,7 +12,8 @@ from .asked import Asked, Part
 from .spans import Axes, Span, whole_span
 
 __all__ = [
-    "SubMatrix", "UnfitError", "check_overlap", "in_first_column", "same_elements", "same_rank", "stays", "vote_number",
+    "SubMatrix", "UnfitError", "check_overlap", "in_first_column", "place_of", "same_elements", "same_rank", "stays",
+    "vote_number",
 ]  # fmt: skip
 
 Array = Any
@@ -128,6 +129,19 @@ def _place(axes: Axes, start: int, extent: int) -> tuple[int, int, Span]:
     whole = Span(start + extent, block, source, nprocs, lead)
     below = whole.below(start, mine)
     return below, whole.below(start + extent, mine) - below, span
+
+
+def place_of(part: Part) -> tuple[int, Span, Span]:
+    """Return where this rank's part of a sub-matrix begins in its local array, in bytes, and how that is dealt out.
+
+    Local. Rows and columns are those of the matrix, also of a transposed part.
+    """
+    held, i, j, m, n, _ = part
+    pattern = held.pattern
+    down, _, rows = _place(pattern.rows, i, m)
+    right, _, cols = _place(pattern.cols, j, n)
+    first = down + right * held.ld if pattern.by_columns else down * held.ld + right
+    return first * pattern.itemsize, rows, cols
 
 
 def same_elements(x: Part, y: Part) -> bool:

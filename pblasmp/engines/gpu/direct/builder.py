@@ -4,21 +4,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ...direct import Asked
 from ...direct.spans import Span
-from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, vote_number
+from ...direct.sub_matrix import SubMatrix, UnfitError
+from ..kernels.stand_ins import is_stand_in, placed, stand_in
 from ..kernels.views import Move
 from .slabs import StagedOperand, covers
 
 if TYPE_CHECKING:
     from ..runtime.gpu import Gpu
 
-__all__ = ["CallBuilder", "Compute", "Computer", "Cublas", "Patterns", "Queue", "QueuedCall"]
+__all__ = [
+    "SCRATCH", "SLABS_OF", "CallBuilder", "Compute", "Computer", "Cublas", "Patterns", "Queue", "QueuedCall",
+    "Template",
+]  # fmt: skip
 
 Queue: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function that queues work, and its arguments."""
@@ -33,6 +37,49 @@ Patterns: TypeAlias = dict[Any, tuple[dict[int, tuple[int, int]], int]]
 """Who needs what of an operand and lacks it, and the most elements that one of them needs."""
 
 _ALIGNED = 256
+SCRATCH, SLABS_OF = 15, 16
+"""The numbers of memory: 1 to 4 are that of operands, the last is the first rank's set of slabs."""
+
+
+class Template:
+    """What all calls of one pattern queue: their operands are dealt out alike, and only lie elsewhere. Local to make.
+
+    Args:
+        queue: what is queued, with stand-ins for addresses.
+        nbytes: of a set of slabs.
+        scratch: bytes of scratch memory.
+
+    Attributes:
+        nbytes, scratch: as above.
+    """
+
+    __slots__ = ("_queue", "nbytes", "scratch")
+
+    def __init__(self, queue: list[Queue], nbytes: int, scratch: int) -> None:
+        self.nbytes, self.scratch = nbytes, scratch
+        self._queue = [
+            (
+                function,
+                getattr(function, "placed", None),
+                arguments,
+                [i for i, x in enumerate(arguments) if type(x) is int and is_stand_in(x)],
+            )
+            for function, arguments in queue
+        ]
+
+    def placed(self, bases: Mapping[int, int]) -> list[Queue]:
+        """Return what is queued, given the base of each memory by its number. Local."""
+        queue: list[Queue] = []
+        for function, moved, arguments, addresses in self._queue:
+            if moved is not None:
+                function = moved(bases)
+            elif addresses:
+                given = list(arguments)
+                for i in addresses:
+                    given[i] = placed(given[i], bases)
+                arguments = tuple(given)
+            queue.append((function, arguments))
+        return queue
 
 
 class QueuedCall:
@@ -40,16 +87,16 @@ class QueuedCall:
 
     Attributes:
         number: that the ranks vote on.
-        nbytes: of a set of slabs.
-        bind: returns what is queued, for a stream and the addresses of the ranks' sets of slabs.
+        template: what calls like it queue.
+        bases: of the operands' memory, by number.
         bound: what is queued, by set of slabs.
         replacements: of memory, when ``bound`` was bound to it.
     """
 
-    __slots__ = ("bind", "bound", "nbytes", "number", "replacements")
+    __slots__ = ("bases", "bound", "number", "replacements", "template")
 
-    def __init__(self, number: int, nbytes: int, bind: Callable[[Any, dict[int, int]], list[Queue]]) -> None:
-        self.number, self.nbytes, self.bind = number, nbytes, bind
+    def __init__(self, number: int, template: Template, bases: dict[int, int]) -> None:
+        self.number, self.template, self.bases = number, template, bases
         self.bound: list[list[Queue] | None] = [None, None]
         self.replacements = -1
 
@@ -85,13 +132,13 @@ class Cublas:
 
 
 class CallBuilder:
-    """A call that is being prepared: reads its operands, and stages those that must move. Local.
+    """A template that is being prepared: reads a call's operands, and stages those that must move. Local.
 
     Args:
         gpu: this rank's GPU.
         cublas: routines and scalars.
         patterns: those that are known.
-        asked: the call.
+        asked: a call of the pattern, whose operands have stand-ins for addresses.
 
     Attributes:
         to: the result.
@@ -104,28 +151,29 @@ class CallBuilder:
         pattern = asked.d[0].pattern
         self._letter, self.item, self.dtype = pattern.letter, pattern.itemsize, pattern.dtype
         self._slabs: list[StagedOperand] = []
+        self._scratch = 0
 
-    def call(self, computer: Computer) -> QueuedCall:
-        """Return the call that a routine's function prepares, or raise UnfitError."""
-        asked, gpu = self.asked, self.gpu
-        check_overlap(asked, asked.b if asked.routine in ("trsm", "trmm") else asked.c)
-        compute = computer(self)
+    def template(self, computer: Computer, stream: Any) -> Template:
+        """Return what a routine's function prepares for a stream, or raise UnfitError."""
+        gpu, compute = self.gpu, computer(self)
         slabs = [slab for slab in self._slabs if slab.receivers]
-        if slabs and gpu.why_no_windows:
-            raise UnfitError
-        nbytes = slabs[-1].end if slabs else 0
+        queue: list[Queue] = []
+        bases: dict[int, int] = {}
+        if slabs:
+            if gpu.why_no_windows:
+                raise UnfitError
+            bases = {rank: stand_in(SLABS_OF + rank) for rank in range(gpu.size)}
+            copies = [move for slab in slabs for move in slab.moves(bases)]
+            queue += [(launch, (stream,)) for launch in gpu.launches_of_moves(copies)]
+            queue.append((gpu.launch_of_meeting(), (stream,)))
+        if self.to.active:
+            queue += compute(stream, bases.get(gpu.rank, 0))
+        return Template(queue, slabs[-1].end if slabs else 0, self._scratch)
 
-        def bind(stream: Any, bases: dict[int, int]) -> list[Queue]:
-            queue: list[Queue] = []
-            if slabs:
-                copies = [move for slab in slabs for move in slab.moves(bases)]
-                queue += [(launch, (stream,)) for launch in gpu.launches_of_moves(copies)]
-                queue.append((gpu.launch_of_meeting(), (stream,)))
-            if self.to.active:
-                queue += compute(stream, bases.get(gpu.rank, 0))
-            return queue
-
-        return QueuedCall(vote_number(asked), nbytes, bind)
+    def scratch(self, nbytes: int) -> int:
+        """Return what stands in for the address of scratch memory, which is in use while the call runs."""
+        self._scratch = max(self._scratch, nbytes)
+        return stand_in(SCRATCH)
 
     def stage(self, x: SubMatrix, rows: Span, cols: Span, whose: str) -> StagedOperand:
         """Have an operand copied to those who need it.

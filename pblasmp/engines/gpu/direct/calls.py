@@ -6,8 +6,9 @@ this rank's operands into their memory, a barrier on the stream, products, and f
 that writes the tiles on its diagonal. There are two sets of slabs. A rank that writes into one has queued that behind
 the barrier of the call before, which its peers reached after they had read this set for the last time.
 
-Everything that is queued is bound to addresses when a call is first made, and kept: a repeated call only votes and
-queues. Nothing that is kept holds an array.
+What a call queues depends on how its operands are dealt out, and on addresses. The former is the same for many calls of
+a program that walks over a matrix: these have one template, whose addresses are stand-ins. A new call is placed at its
+addresses, and kept: a repeated call only votes and queues. Nothing that is kept holds an array.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from ....comm import Communicator, break_off, vote_on
 from ...direct import FAMILIES, Asked, Part
 from ...direct.slab_sets import SlabSets
-from ...direct.sub_matrix import UnfitError
-from .builder import CallBuilder, Computer, Cublas, Patterns, Queue, QueuedCall
+from ...direct.sub_matrix import UnfitError, check_overlap, place_of, same_elements, vote_number
+from ..kernels.stand_ins import beginning, stand_in
+from .builder import SCRATCH, SLABS_OF, CallBuilder, Computer, Cublas, Patterns, Queue, QueuedCall, Template
 from .products import added, matmul, sided, triangular
 from .updates import updated
 
@@ -31,7 +33,8 @@ __all__ = ["GpuDirect"]
 _REMEMBERED = 1024  # calls that are kept bound, a few kB each
 _LEAST = 1 << 24  # bytes of a set of slabs
 _MOST = 512 << 20  # bytes of a set of slabs: a panel of 512 columns and 65536 rows, and its half
-_SLABS = "direct slabs"
+_SLABS, _TRIANGLE = "direct slabs", "direct triangle"
+_OF_D = 4  # the number of D's memory
 
 
 class GpuDirect:
@@ -51,6 +54,7 @@ class GpuDirect:
         self._single = gpu.size == 1
         self.sets = SlabSets(lambda nbytes: gpu.reserve(_SLABS, 2 * nbytes), _LEAST, _MOST)
         self._calls: dict[Any, QueuedCall | None] = {}
+        self._templates: dict[Any, Template | None] = {}
         self._cublas = Cublas(gpu)
         self._patterns: Patterns = {}
 
@@ -65,11 +69,11 @@ class GpuDirect:
         channel.take_turn(name)
         try:
             call = self._found(stream, asked)
-            if call is None or call.nbytes > self.sets.most:
+            if call is None or call.template.nbytes > self.sets.most:
                 return None
             if not self._single and not vote_on(control, name, call.number):
                 return False
-            if not self.sets.fit(call.nbytes):
+            if not self.sets.fit(call.template.nbytes):
                 return False
             self._follow()
             half = self.sets.half
@@ -80,7 +84,7 @@ class GpuDirect:
             channel.runs += 1
             for function, arguments in queue:
                 function(*arguments)
-            if call.nbytes:
+            if call.template.nbytes:
                 self.sets.turn()
         except BaseException as error:
             break_off(control, error, name)
@@ -102,28 +106,80 @@ class GpuDirect:
             return self._calls[key]
         except KeyError:
             pass
-        if len(self._calls) >= _REMEMBERED:
+        if max(len(self._calls), len(self._templates)) >= _REMEMBERED:
             self._calls.clear()
+            self._templates.clear()
             self._cublas.scalars.clear()
             self._patterns.clear()
         try:
-            prepared = CallBuilder(self.gpu, self._cublas, self._patterns, asked)
-            self._calls[key] = prepared.call(_COMPUTERS[FAMILIES[asked.routine]])
+            found = self._made(stream, asked)
         except UnfitError:
-            self._calls[key] = None
-        return self._calls[key]
+            found = None
+        self._calls[key] = found
+        return found
+
+    def _made(self, stream: Any, asked: Asked) -> QueuedCall:
+        """Return a new call by the template of its pattern, or raise UnfitError."""
+        check_overlap(asked, asked.b if asked.routine in ("trsm", "trmm") else asked.c)
+        pattern: list[Any] = [stream.ptr, asked.routine, *asked[6:]]
+        bases: dict[int, int] = {}
+        offsets: list[int | None] = []
+        for number, part in enumerate(asked[2:6], 1):
+            if part is None or (number < _OF_D and same_elements(part, asked.d)):
+                pattern.append(part is None)
+                offsets.append(None)
+                continue
+            held, offset, rows, cols = part[0], *place_of(part)
+            at = held.address + offset
+            base = bases[number] = beginning(at)
+            pattern += (held.pattern.digest, held.ld, rows, cols, part[5], at - base)
+            offsets.append(offset)
+        key = tuple(pattern)
+        try:
+            template = self._templates[key]
+        except KeyError:
+            template = self._templates[key] = self._template(stream, asked, offsets)
+        if template is None:
+            raise UnfitError
+        return QueuedCall(vote_number(asked), template, bases)
+
+    def _template(self, stream: Any, asked: Asked, offsets: list[int | None]) -> Template | None:
+        """Return the template of a call's pattern, None if it is not for direct calls.
+
+        Args:
+            stream: CuPy's.
+            asked: the call.
+            offsets: of A, B, C and D in their matrices, in bytes; None for what is absent, or is D.
+        """
+        parts: list[Part | None] = []
+        for number, (part, offset) in enumerate(zip(asked[2:6], offsets, strict=True), 1):
+            if part is not None and offset is not None:
+                address = stand_in(number, part[0].address + offset) - offset
+                part = (part[0].moved(address), *part[1:])
+            parts.append(part)
+        a, b, c, d = (
+            parts[-1] if part is not None and offset is None else part
+            for part, offset in zip(parts, offsets, strict=True)
+        )
+        asked = asked._replace(a=a, b=b, c=c, d=d)
+        try:
+            builder = CallBuilder(self.gpu, self._cublas, self._patterns, asked)
+            return builder.template(_COMPUTERS[FAMILIES[asked.routine]], stream)
+        except UnfitError:
+            return None
 
     def _bound(self, call: QueuedCall, stream: Any, half: int) -> list[Queue]:
         """Bind a call to the memory that there is now."""
-        gpu = self.gpu
-        bases: dict[int, int] = {}
-        if call.nbytes:
-            bases = {
-                rank: gpu.symmetric(_SLABS, rank) + half * self.sets.capacity for rank in range(gpu.size)
-            }
+        gpu, template = self.gpu, call.template
+        bases = dict(call.bases)
+        if template.nbytes:
+            for rank in range(gpu.size):
+                bases[SLABS_OF + rank] = gpu.symmetric(_SLABS, rank) + half * self.sets.capacity
+        if template.scratch:
+            bases[SCRATCH] = gpu.scratch(_TRIANGLE, template.scratch)
         if call.replacements != gpu.arena.replacements:
             call.bound = [None, None]
-        queue = call.bound[half] = call.bind(stream, bases)
+        queue = call.bound[half] = template.placed(bases)
         call.replacements = gpu.arena.replacements  # now that it has its scratch memory
         return queue
 

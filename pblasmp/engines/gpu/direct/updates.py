@@ -17,7 +17,6 @@ from .strips import Strip, deal, portions, runs, strips_of
 __all__ = ["updated"]
 
 _TILES = 32  # that one kernel writes
-_TRIANGLE = "direct triangle"
 
 
 def updated(call: CallBuilder) -> Compute:
@@ -91,7 +90,7 @@ def _diagonal(
     handle, one, zero = call.handle(stream), call.scalar(1), call.scalar(0)
     shares = list(portions(tiles, item))
     sizes = [sum(tile.rows * tile.width for tile in some) * item for some in shares]
-    scratch = gpu.scratch(_TRIANGLE, max(sizes)) if sizes else 0  # at once: it may not move in between
+    scratch = call.scratch(max(sizes)) if sizes else 0
     for some in shares:
         at, written = scratch, []
         for run in runs(some):

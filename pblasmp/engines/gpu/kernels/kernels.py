@@ -8,7 +8,7 @@ include no headers, since CuPy does not find CUDA's everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,8 +16,10 @@ import numpy as np
 
 from ....dtypes import accumulation_dtype
 from ....errors import ArgumentError
+from ...direct.addresses import host_address
 from .compiled import CompiledKernels
 from .source import ADD, MOVE, NUMBERS, SUM, SYNC, TRANSPOSE
+from .stand_ins import placed
 from .views import Move, View
 
 __all__ = ["Deal", "Kernels", "Launch", "Tile", "common_run", "vector_width"]
@@ -31,6 +33,7 @@ _MOVES = 32  # copies by one kernel, at most: parameters take up to 4 KB
 _WAITS = 32  # flags that one kernel waits for, at most: one thread of a warp each
 _TILES = 32  # of matrices that are added, by one kernel
 _U32 = 2**32
+_ARGUMENT = 8  # bytes: each argument that the driver reads begins at a multiple
 
 _TYPES = {
     "float64": "double",
@@ -79,15 +82,31 @@ class Launch:
 
     The first time CuPy compiles the kernel and reads the arguments. From the second time on the driver gets the
     addresses of copies of them, which costs the host much less.
+
+    Args:
+        kernel: CuPy's.
+        blocks, threads: how many.
+        arguments: of the kernel.
+        addresses: which words of the first argument are addresses, which may be stand-ins.
     """
 
-    __slots__ = ("_arguments", "_copies", "_grid", "_kernel", "_place", "_queue", "_shape", "_threads")
+    __slots__ = (
+        "_addresses", "_arguments", "_grid", "_kernel", "_memory", "_place", "_queue", "_shape", "_starts", "_threads",
+        "_words",
+    )  # fmt: skip
 
     def __init__(
-        self, kernel: Any, blocks: tuple[int, ...], threads: int, arguments: tuple[Any, ...]
+        self,
+        kernel: Any,
+        blocks: tuple[int, ...],
+        threads: int,
+        arguments: tuple[Any, ...],
+        addresses: Sequence[int] = (),
     ) -> None:
         self._kernel, self._grid, self._threads, self._arguments = kernel, blocks, threads, arguments
+        self._addresses = addresses
         self._shape: tuple[int, ...] | None = None
+        self._words: Any = None
 
     def __call__(self, stream: Any) -> None:
         """Queue it on a stream of CuPy. Local."""
@@ -95,20 +114,46 @@ class Launch:
             self._kernel(self._grid, (self._threads,), self._arguments, stream=stream)
             self._shape = ()
             return
-        if not self._shape:
-            self._copy()
+        if self._words is None:
+            self._pack()
         self._queue(*self._shape, stream.ptr, self._place, 0)
 
-    def _copy(self) -> None:
+    def placed(self, bases: Mapping[int, int]) -> Launch:
+        """Return the same launch with real addresses, which CuPy never takes. Local.
+
+        Args:
+            bases: of each memory that a stand-in is in.
+        """
+        if self._words is None:
+            self._pack()
+        found: Launch = object.__new__(Launch)
+        found._shape, found._queue, found._starts = self._shape, self._queue, self._starts
+        words = self._words.copy()
+        for at in self._addresses:
+            words[at] = placed(int(words[at]), bases)
+        found._point(words)
+        return found
+
+    def _pack(self) -> None:
         """Copy the arguments to where the driver reads them."""
         from cupy_backends.cuda.api import driver
 
-        copies = [np.array(each) for each in self._arguments]
-        addresses = np.array([each.ctypes.data for each in copies], np.uintp)
-        self._copies, self._place = (addresses, *copies), addresses.ctypes.data  # they must last
-        grid = (*self._grid, 1, 1)[:3]
+        packed, starts = b"", []
+        for each in self._arguments:
+            starts.append(len(packed))
+            packed += np.array(each).tobytes()
+            packed += bytes(-len(packed) % _ARGUMENT)
+        self._starts = np.array(starts, np.uint64)
         self._queue = driver.launchKernel
+        grid = (*self._grid, 1, 1)[:3]
         self._shape = (int(self._kernel.kernel.ptr), *grid, self._threads, 1, 1, 0)
+        self._point(np.frombuffer(bytearray(packed), np.uint64))
+
+    def _point(self, words: Any) -> None:
+        """Take these words as the arguments."""
+        self._words = words
+        self._memory = self._starts + host_address(words)  # must last
+        self._place = host_address(self._memory)
 
 
 class Tile(NamedTuple):
@@ -295,8 +340,10 @@ class Kernels(CompiledKernels):
         kernel = self._compiled(
             "move", MOVE, T=_WORDS[word], EACH=each, INDEX=_index(max(totals)), MOVES=room
         )
-        words_of_all = len(words) // len(moves) * room
-        return Launch(kernel, (grid,), _THREADS, (_struct(words, words_of_all), np.int32(len(moves))))
+        each = len(words) // len(moves)
+        addresses = [each * i + at for i in range(len(moves)) for at in (0, 1)]
+        arguments = _struct(words, each * room), np.int32(len(moves))
+        return Launch(kernel, (grid,), _THREADS, arguments, addresses)
 
     def sum(
         self,
@@ -352,7 +399,8 @@ class Kernels(CompiledKernels):
             most = max(tile.rows * tile.cols for tile in some)
             grid = max(1, min(8 * self.multiprocessors // len(some), -(-most // _SUM_THREADS)))
             tiles_struct = _struct(words, 5 * _room(len(some)))
-            launches.append(Launch(kernel, (grid, len(some)), _SUM_THREADS, (tiles_struct, *rest)))
+            addresses = [5 * i + at for i in range(len(some)) for at in range(3)]
+            launches.append(Launch(kernel, (grid, len(some)), _SUM_THREADS, (tiles_struct, *rest), addresses))
         return launches
 
     def transpose(
