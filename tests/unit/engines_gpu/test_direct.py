@@ -276,6 +276,36 @@ def test_a_sweep_in_any_order(grid, order):
         assert np.allclose(ranks.whole(whole, d), want)
 
 
+@pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_sub_matrices_that_are_dealt_out_alike_share_a_template(order):
+    """As do calls on other matrices of the layout; C that is D, and C that is not, have different ones."""
+    d, ld = pb.MatrixDescriptor((24, 24), 2, pb.Grid(1, 2), order=order), 8
+    rng = np.random.default_rng(7)
+    ranks = Ranks(2)
+    values = [rng.integers(-3, 4, d.shape).astype("float64") for _ in range(3)]
+    x, y, z = (ranks.matrix(each, d, ld) for each in values)
+    wants = values[2].copy()
+    for step, (i, j) in enumerate((i, j) for i in range(0, 18, 4) for j in range(0, 18, 6)):
+        rows, cols, inner = slice(i, i + 4), slice(j, j + 6), slice(i, i + 2)
+        a, b = (x, i, i, 4, 2, False), (y, i, j, 2, 6, False)
+        if step % 2:
+            a, b = (y, i, i, 4, 2, False), (x, i, j, 2, 6, False)
+        c = (z, i, j, 4, 6, False)
+        old = (x, i, j, 4, 6, False) if step > 12 else c
+        assert ranks.run({"a": a, "b": b, "c": old, "d": c}, routine="matmul", alpha=2.0, beta=1.0)
+        left, right = (values[1], values[0]) if step % 2 else values[:2]
+        before = values[0] if step > 12 else wants
+        wants[rows, cols] = 2 * left[rows, inner] @ right[inner, cols] + before[rows, cols]
+    assert step == 14
+    for direct in ranks.direct:
+        assert len(direct._calls) == 15
+        templates = [each for each in direct._templates.values() if each is not None]
+        assert len(templates) == len(direct._templates) <= 6, direct._templates
+    ranks.finish(1)
+    assert np.array_equal(ranks.whole(z, d), wants)
+
+
 def products(ranks: Ranks) -> None:
     """Queue products for which each rank needs a part of the other's, of one result after the other."""
     d = pb.MatrixDescriptor((6, 6), 2, pb.Grid(1, 2), order="F")

@@ -14,6 +14,7 @@ import pytest
 
 from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.engines.gpu.kernels.kernels import Deal, Kernels, Launch, Tile, common_run, vector_width
+from pblasmp.engines.gpu.kernels.stand_ins import stand_in
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.errors import ArgumentError
 
@@ -131,6 +132,31 @@ def test_a_launch_that_is_repeated_gives_the_driver_its_arguments(monkeypatch):
     assert seen[0] == ((5, 2), (128,), arguments, streams[0])
     read = [each.tobytes() for each in arguments]
     assert seen[1:] == [([0x77, 5, 2, 1, 128, 1, 1, 0], at, 0, read) for at in (2, 3)]
+
+
+def test_a_launch_is_placed_at_real_addresses_and_never_given_to_cupy(monkeypatch):
+    """Only what is said to be addresses: the scalar's first byte would be taken for the number of some memory."""
+    words = np.array([stand_in(3, 0x70008), 7, stand_in(16) + 0x120, 0x5000], np.uint64)
+    arguments = words.view([("p", np.uint64, 4)])[0], np.int32(2), np.float64(-1.5)
+    seen: list[Any] = []
+
+    def queue(kernel: int, *given: Any) -> None:
+        *shape, stream, places, extra = given
+        addresses = np.ctypeslib.as_array((ctypes.c_uint64 * 3).from_address(places))
+        read = [ctypes.string_at(int(at), each.nbytes) for at, each in zip(addresses, arguments, strict=True)]
+        seen.append((kernel, shape, stream, extra, np.frombuffer(read[0], np.uint64).tolist(), read[1:]))
+
+    driver = SimpleNamespace(driver=SimpleNamespace(launchKernel=queue))
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.api", driver)
+    kernel = SimpleNamespace(kernel=SimpleNamespace(ptr=0x77))
+    template = Launch(kernel, (5,), 128, arguments, addresses=(0, 2, 3))
+    first, second = template.placed({3: 0x8000, 16: 1 << 40}), template.placed({3: 0x9000, 16: 1 << 41})
+    for launch, at in ((first, 1), (second, 2), (first, 3)):
+        launch(SimpleNamespace(ptr=at))
+    rest = [each.tobytes() for each in arguments[1:]]
+    where = {1: [0x8008, 7, (1 << 40) + 0x120, 0x5000], 2: [0x9008, 7, (1 << 41) + 0x120, 0x5000]}
+    shape = [5, 1, 1, 128, 1, 1, 0]
+    assert seen == [(0x77, shape, at, 0, where[which], rest) for at, which in ((1, 1), (2, 2), (3, 1))]
 
 
 def test_c_is_not_read_without_beta(cupy, kernels):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..runtime.gpu import Gpu
 
 __all__ = [
-    "SCRATCH", "SLABS_OF", "CallBuilder", "Compute", "Computer", "Cublas", "Patterns", "Queue", "QueuedCall",
+    "SCRATCH", "SLABS_OF", "CallBuilder", "Compute", "Computer", "Cublas", "Queue", "QueuedCall",
     "Template",
 ]  # fmt: skip
 
@@ -32,9 +32,6 @@ Compute: TypeAlias = Callable[[Any, int], list[Queue]]
 
 Computer: TypeAlias = "Callable[[CallBuilder], Compute]"
 """Prepares a routine: stages its operands, and raises UnfitError if it is not for direct calls."""
-
-Patterns: TypeAlias = dict[Any, tuple[dict[int, tuple[int, int]], int]]
-"""Who needs what of an operand and lacks it, and the most elements that one of them needs."""
 
 _ALIGNED = 256
 SCRATCH, SLABS_OF = 15, 16
@@ -137,7 +134,6 @@ class CallBuilder:
     Args:
         gpu: this rank's GPU.
         cublas: routines and scalars.
-        patterns: those that are known.
         asked: a call of the pattern, whose operands have stand-ins for addresses.
 
     Attributes:
@@ -145,8 +141,8 @@ class CallBuilder:
         item, dtype: its elements.
     """
 
-    def __init__(self, gpu: Gpu, cublas: Cublas, patterns: Patterns, asked: Asked) -> None:
-        self.gpu, self._cublas, self._patterns, self.asked = gpu, cublas, patterns, asked
+    def __init__(self, gpu: Gpu, cublas: Cublas, asked: Asked) -> None:
+        self.gpu, self._cublas, self.asked = gpu, cublas, asked
         self.to = SubMatrix(asked.d)
         pattern = asked.d[0].pattern
         self._letter, self.item, self.dtype = pattern.letter, pattern.itemsize, pattern.dtype
@@ -184,15 +180,7 @@ class CallBuilder:
             whose: which of D's processes its rows and perhaps its columns are dealt out to: "row", "col", "row col";
                 or "": everyone needs all of it.
         """
-        to, patterns = self.to, self._patterns
-        key = (
-            x.rows, x.cols, x.held.pattern.grid, x.transposed, rows, cols,
-            to.rows, to.cols, to.held.pattern.grid, to.transposed, whose,
-        )  # fmt: skip
-        found = patterns.get(key)
-        if found is None:
-            found = patterns[key] = self._receivers(x, rows, cols, whose)
-        receivers, most = found
+        receivers, most = self._receivers(x, rows, cols, whose)
         start = self._slabs[-1].end if self._slabs else 0
         end = start + -(-most * self.item // _ALIGNED) * _ALIGNED
         slab = StagedOperand(x, rows, cols, receivers, start, end)

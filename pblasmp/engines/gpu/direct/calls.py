@@ -21,7 +21,7 @@ from ...direct import FAMILIES, Asked, Part
 from ...direct.slab_sets import SlabSets
 from ...direct.sub_matrix import UnfitError, check_overlap, place_of, same_elements, vote_number
 from ..kernels.stand_ins import beginning, stand_in
-from .builder import SCRATCH, SLABS_OF, CallBuilder, Computer, Cublas, Patterns, Queue, QueuedCall, Template
+from .builder import SCRATCH, SLABS_OF, CallBuilder, Computer, Cublas, Queue, QueuedCall, Template
 from .products import added, matmul, sided, triangular
 from .updates import updated
 
@@ -56,7 +56,6 @@ class GpuDirect:
         self._calls: dict[Any, QueuedCall | None] = {}
         self._templates: dict[Any, Template | None] = {}
         self._cublas = Cublas(gpu)
-        self._patterns: Patterns = {}
 
     # -- the call
 
@@ -110,7 +109,6 @@ class GpuDirect:
             self._calls.clear()
             self._templates.clear()
             self._cublas.scalars.clear()
-            self._patterns.clear()
         try:
             found = self._made(stream, asked)
         except UnfitError:
@@ -151,19 +149,19 @@ class GpuDirect:
             asked: the call.
             offsets: of A, B, C and D in their matrices, in bytes; None for what is absent, or is D.
         """
-        parts: list[Part | None] = []
+        parts: list[Any] = []
         for number, (part, offset) in enumerate(zip(asked[2:6], offsets, strict=True), 1):
             if part is not None and offset is not None:
                 address = stand_in(number, part[0].address + offset) - offset
                 part = (part[0].moved(address), *part[1:])
             parts.append(part)
-        a, b, c, d = (
-            parts[-1] if part is not None and offset is None else part
-            for part, offset in zip(parts, offsets, strict=True)
-        )
+        for i, offset in enumerate(offsets):
+            if parts[i] is not None and offset is None:
+                parts[i] = parts[-1]
+        a, b, c, d = parts
         asked = asked._replace(a=a, b=b, c=c, d=d)
         try:
-            builder = CallBuilder(self.gpu, self._cublas, self._patterns, asked)
+            builder = CallBuilder(self.gpu, self._cublas, asked)
             return builder.template(_COMPUTERS[FAMILIES[asked.routine]], stream)
         except UnfitError:
             return None
