@@ -322,6 +322,8 @@ def _view(array: Array, shape: tuple[int, ...], row: tuple[int, int], col: tuple
 
 def _tiles(to: Array, of: Array) -> Sequence[tuple[slice, ...]]:
     """Return the index of each part to copy on its own: everything at once unless one side is transposed."""
+    if not to.size:
+        return []
     down = to.strides[1] < to.strides[3]
     if down == (of.strides[1] < of.strides[3]):
         return [()]

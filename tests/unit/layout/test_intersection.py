@@ -13,6 +13,7 @@ from pblasmp.layout.intersection import (
     Stretch,
     common_counts,
     copy,
+    copy_all,
     extent,
     intersect,
     packed,
@@ -263,3 +264,11 @@ def test_counts_of_an_extent_beyond_memory():
     counts = common_counts(src, dst)
     assert counts.sum(axis=1).tolist() == src.counts()
     assert counts.sum(axis=0).tolist() == dst.counts()
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
+@pytest.mark.parametrize("conjugate", [False, True])
+def test_copy_all_of_nothing_into_the_other_memory_order(shape, conjugate):
+    whole, other = np.zeros((7, 9), "c16"), np.ones((7, 9), "c16", order="F")
+    copy_all(other[: shape[0], : shape[1]], whole[: shape[0], : shape[1]], conjugate=conjugate)
+    assert (other == 1).all()
