@@ -114,6 +114,7 @@ class CublasmpEngine:
 
     def lifetime(self) -> Callable[[], None]:
         """Return a function to be called before arrays that are made from now on are freed. Local."""
+        self.runtime.arena.begin()
         return partial(self.runtime.settle, self.xp.cuda.get_current_stream())
 
     def recycle(self, array: Any) -> None:

@@ -211,7 +211,7 @@ class SmallGpu:
     """CuPy on a GPU with little memory, some of which CuPy keeps unused; a pool gets all that it gives from outside."""
 
     def __init__(self, free, kept):
-        self.free, self.kept, self.given = free, kept, weakref.WeakSet()
+        self.free, self.kept, self.given, self.capturing = free, kept, weakref.WeakSet(), False
         gpu = self
 
         class CUDARuntimeError(Exception):
@@ -230,7 +230,7 @@ class SmallGpu:
             use=lambda: None,
             begin_capture=lambda mode: None,
             end_capture=lambda: "graph",
-            is_capturing=lambda: False,
+            is_capturing=lambda: self.capturing,
         )
         self.allocators = []
         self.cuda = SimpleNamespace(
@@ -238,12 +238,23 @@ class SmallGpu:
             MemoryPool=lambda allocator: SimpleNamespace(malloc=allocator), using_allocator=self._using,
             runtime=SimpleNamespace(CUDARuntimeError=CUDARuntimeError, memGetInfo=lambda: (self.free, 1000)),
         )  # fmt: skip
-        pool = SimpleNamespace(free_all_blocks=self._free_kept, used_bytes=lambda: 77)
+        pool = SimpleNamespace(
+            free_all_blocks=self._free_kept, used_bytes=lambda: 77, free_bytes=lambda: self.kept
+        )
         self.get_default_memory_pool = lambda: pool
         self.arena = Arena(self, lambda stream: None)
         self.runtime = SimpleNamespace(
             arena=self.arena, recording=stream, relaxed="relaxed", follow_stream=lambda: None, capturing=False
         )
+
+    def empty(self, nbytes, dtype):
+        """Return an array; CuPy's pool gives up what it keeps unused by itself."""
+        if nbytes > self.free:
+            self._free_kept()
+        try:
+            return self.cuda.Memory(nbytes)
+        except self.cuda.runtime.CUDARuntimeError:
+            raise MemoryError(f"Out of memory allocating {nbytes} bytes") from None
 
     def free_again(self, nbytes):
         self.free += nbytes
@@ -291,6 +302,59 @@ def test_a_graph_gets_what_cupy_keeps_unused_and_else_says_what_there_is(monkeyp
         gpu.record(store, 300)
     assert type(found.value) is MemoryError  # else CuPy's pool would free what it has
     assert len(gpu.given) == len(held) == 2
+
+
+def test_an_outgrown_buffer_lasts_as_long_as_the_graphs_that_use_it(monkeypatch):
+    """Those that are known by their addresses as long as any graph."""
+    gpu = SmallGpu(1000, 0)
+    monkeypatch.setitem(sys.modules, "cupy", gpu)
+    arena, stores = gpu.arena, [Recordings(gpu.runtime) for _ in range(2)]
+    for owner, name in (("mine", "x"), ("mine", "y"), ("gpu", "z")):
+        arena.buffer(owner, name, 100)
+    held = [
+        store.record(lambda name=name: arena.buffer("mine", name, 50))
+        for store, name in zip(stores, "xy", strict=True)
+    ]
+    for owner, name in (("mine", "x"), ("mine", "y"), ("gpu", "z")):
+        arena.buffer(owner, name, 110)
+    assert 1000 - gpu.free == 300 + 330
+    left = []
+    for store in stores:
+        store.close()
+        arena.buffer("mine", "new", len(left) + 1)
+        left.append(1000 - gpu.free - 330 - len(left) - 1)
+    assert left == [200, 0]  # "y" and "z" are of the other graph
+    assert len(held) == 2
+
+
+def test_buffers_that_nothing_uses_are_given_up_when_memory_is_short(monkeypatch):
+    gpu = SmallGpu(1000, 0)
+    monkeypatch.setitem(sys.modules, "cupy", gpu)
+    arena, store = gpu.arena, Recordings(gpu.runtime)
+    for owner, name in (("mine", "idle"), ("mine", "recorded"), ("gpu", "address"), ("mine", "foreign")):
+        arena.buffer(owner, name, 200)
+    graph = store.record(lambda: arena.buffer("mine", "recorded", 200))
+    gpu.capturing = True
+    arena.buffer("mine", "foreign", 200)  # while someone else's graph is recorded
+    gpu.capturing = False
+    arena.begin()
+    arena.buffer("mine", "now", 150)
+    assert gpu.free == 50
+    replacements = arena.replacements
+    arena.buffer("mine", "more", 240)
+    assert {name for _, name in arena._buffers} == {"recorded", "address", "foreign", "now", "more"}
+    assert (gpu.free, arena.replacements) == (10, replacements + 1)
+    with pytest.raises(
+        MemoryError, match=r"^100 bytes for buffer 'idle' of mine: the GPU has 10 of 1000 bytes free"
+    ):
+        arena.buffer("mine", "idle", 100)
+    store.close()
+    arena.begin()
+    assert (
+        arena.with_room(lambda: gpu.empty(500, None)).size == 500
+    )  # of a matrix: "recorded", "now" and "more" go
+    assert {name for _, name in arena._buffers} == {"address", "foreign"}
+    assert graph.graph is None
 
 
 def test_kept_plans_give_way_to_a_call_that_finds_no_memory(ctx, monkeypatch):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -267,7 +268,7 @@ class Cupy:
 def test_the_second_run_on_the_same_arrays_replays_a_graph_until_memory_is_replaced(monkeypatch):
     cupy = Cupy()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    arena = SimpleNamespace(generation=1, keep_for=lambda recorded: None)
+    arena = SimpleNamespace(generation=1, keep_for=lambda *recorded: None, noting=nullcontext)
     runtime = SimpleNamespace(
         recording=cupy.cuda.get_current_stream(),
         relaxed="relaxed",

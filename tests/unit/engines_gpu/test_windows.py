@@ -49,7 +49,9 @@ class Machine:
             rank=0, size=size, device=SimpleNamespace(index=0), cupy=(cupy := self.cupy()), nodes=list(nodes),
             comm=SimpleNamespace(nodes=lambda: everyone), agreement=self.agreement,
             synchronize=cupy.cuda.runtime.deviceSynchronize, wait=lambda *streams: None,
-            arena=SimpleNamespace(replaced=lambda: self.replaced.append(1)),
+            arena=SimpleNamespace(
+                replaced=lambda: self.replaced.append(1), give_up=lambda: self.log.append(("give up",))
+            ),
         )  # fmt: skip
 
     def open(self, *nodes: tuple[int, ...], by_hand: bool = False) -> Windows | str:
@@ -218,6 +220,7 @@ def test_no_room_on_any_rank_is_no_room_on_all(machine, here):
         windows.reserve("parts", 2000)
     assert windows.buffer("parts").peers == old  # it can continue with what it has
     assert (("freed", 2000) in machine.log) != here
+    assert (("give up",) in machine.log) == here
 
 
 def test_a_failure_for_another_reason_is_no_lack_of_memory(machine):

@@ -153,7 +153,7 @@ class Cublasmp:
             facts["bytes"] = nbytes
             free, _ = self._cupy.cuda.runtime.memGetInfo()
             if free < nbytes:
-                self._cupy.get_default_memory_pool().free_all_blocks()
+                self.runtime.arena.give_up()
                 free, _ = self._cupy.cuda.runtime.memGetInfo()
             if free < nbytes:
                 gpu = self.runtime.device.bus
@@ -172,7 +172,8 @@ class Cublasmp:
         if block is not None:
             unowned = self._cupy.cuda.UnownedMemory(*block, self, self.runtime.device.index)
             memory = self._cupy.cuda.MemoryPointer(unowned, 0)
-        array = self._cupy.ndarray(padded, stored_dtype(dtype), memory, order=order)
+        kind = stored_dtype(dtype)
+        array = self.runtime.arena.with_room(lambda: self._cupy.ndarray(padded, kind, memory, order=order))
         array = array[:, :cols] if order == "C" else array[:rows]
         if block is not None:
             self._blocks[id(array)] = block

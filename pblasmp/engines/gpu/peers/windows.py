@@ -160,10 +160,13 @@ class Windows:
         return buffer
 
     def _allocated(self, nbytes: int, what: str) -> Any:
-        """Return new memory; if little is free, memory that CuPy keeps for later arrays is freed first."""
+        """Return new memory; if little is free, what others can do without is freed first."""
         free, _ = self._cuda.memGetInfo()
         if free < 2 * nbytes:
             self._runtime.cupy.get_default_memory_pool().free_all_blocks()
+            free, _ = self._cuda.memGetInfo()
+        if free < nbytes + _ROUNDED:
+            self._runtime.arena.give_up()
         try:
             return self._core.mem_alloc(nbytes, self._runtime.device.index)
         except Exception as error:

@@ -5,17 +5,23 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ....logs import logger
 
-__all__ = ["Arena", "GraphMemory"]
+__all__ = ["BY_ADDRESS", "Arena", "GraphMemory"]
 
 Array = Any
+Memory = TypeVar("Memory")
+_Key = tuple[str, str]
+
+BY_ADDRESS = "gpu"
+"""The owner of buffers that are known by their addresses, not as arrays."""
 
 _NUMBERS = 64  # numbers in GPU memory that are remembered for later products
 
@@ -29,14 +35,15 @@ class GraphMemory:
 
     Args:
         cupy: the module.
+        give_up: frees what others can do without.
 
     Attributes:
         malloc: what allocates, for CuPy.
     """
 
-    def __init__(self, cupy: Any) -> None:
+    def __init__(self, cupy: Any, give_up: Callable[[], bool]) -> None:
         self._blocks: list[Any] = []
-        self.malloc = cupy.cuda.MemoryPool(partial(_allocated, cupy, self._blocks)).malloc
+        self.malloc = cupy.cuda.MemoryPool(partial(_allocated, cupy, give_up, self._blocks)).malloc
 
     @property
     def nbytes(self) -> int:
@@ -44,13 +51,13 @@ class GraphMemory:
         return sum(block.size for block in self._blocks)
 
 
-def _allocated(cupy: Any, blocks: list[Any], nbytes: int) -> Any:
-    """Return new memory, which is added to ``blocks``; if there is none, CuPy first gives up what it keeps unused."""
-    cuda, pool = cupy.cuda, cupy.get_default_memory_pool()
+def _allocated(cupy: Any, give_up: Callable[[], bool], blocks: list[Any], nbytes: int) -> Any:
+    """Return new memory, which is added to ``blocks``; if there is none, others first give up what they can."""
+    cuda = cupy.cuda
     try:
         memory = cuda.Memory(nbytes)
     except cuda.runtime.CUDARuntimeError:
-        pool.free_all_blocks()
+        give_up()
         try:
             memory = cuda.Memory(nbytes)
         except cuda.runtime.CUDARuntimeError as error:
@@ -60,6 +67,11 @@ def _allocated(cupy: Any, blocks: list[Any], nbytes: int) -> Any:
             ) from error
     blocks.append(memory)
     return cuda.MemoryPointer(memory, 0)
+
+
+def _lives(graph: weakref.ref[Any]) -> bool:
+    """Return whether a recorded graph is not destroyed yet."""
+    return getattr(graph(), "graph", None) is not None
 
 
 def _left(cupy: Any) -> str:
@@ -74,7 +86,8 @@ class Arena:
 
     Products use them one after another, on whatever streams. An owner is the code that uses a buffer: two owners may
     take the same name. A buffer grows on one rank, perhaps, and not on another, so it must not end a graph, which all
-    ranks replay or none does: an outgrown buffer lasts as long as the graphs that were recorded before.
+    ranks replay or none does: an outgrown buffer lasts as long as the graphs that use it. When memory is short, buffers
+    are given up that no graph uses, nor what is prepared or runs now: the next product that needs them makes them anew.
 
     Args:
         cupy: the module.
@@ -90,14 +103,16 @@ class Arena:
 
     def __init__(self, cupy: Any, settle: Callable[[Any], None]) -> None:
         self._cupy, self._settle = cupy, settle
-        self._buffers: dict[
-            tuple[str, str], tuple[Array, Any]
-        ] = {}  # each with the stream that it was made on
+        self._buffers: dict[_Key, tuple[Array, Any]] = {}  # each with the stream that it was made on
         self._numbers: OrderedDict[float, tuple[Array, Any]] = (
             OrderedDict()
         )  # the most recently used one is the last
-        self._recorded: list[Array] = []  # numbers whose addresses CUDA graphs hold
-        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._recorded: list[Array] = []  # memory whose addresses CUDA graphs hold until the end
+        self._graphs: weakref.WeakKeyDictionary[Any, set[_Key] | None] = weakref.WeakKeyDictionary()
+        self._noted: set[_Key] | None = None  # buffers of the graph that is being recorded
+        self._pinned: set[_Key] = set()  # buffers that graphs of others hold
+        self._used: dict[_Key, int] = {}  # when each buffer was asked for last
+        self._clock = self._begun = 0
         self._outgrown: list[
             tuple[list[weakref.ref[Any]], Array, Any]
         ] = []  # each with the graphs that may hold its address, and its stream
@@ -108,7 +123,7 @@ class Arena:
         """Return the memory of all graphs that are not destroyed yet, for one that is about to be recorded."""
         found = None if self._of_graphs is None else self._of_graphs()
         if found is None:
-            found = GraphMemory(self._cupy)
+            found = GraphMemory(self._cupy, self.give_up)
             self._of_graphs = weakref.ref(found)
         return found
 
@@ -117,27 +132,54 @@ class Arena:
         self.generation += 1
         self.replacements += 1
 
-    def keep_for(self, recorded: Any) -> None:
-        """Keep the memory of today's buffers as long as this recorded graph, whose ``graph`` is None at its end."""
-        self._graphs.add(recorded)
+    @contextmanager
+    def noting(self) -> Iterator[set[_Key]]:
+        """Return a ``with`` block in which a graph is recorded: the buffers that it uses."""
+        noted: set[_Key] = set()
+        self._noted = noted
+        try:
+            yield noted
+        finally:
+            self._noted = None
+
+    def keep_for(self, recorded: Any, used: set[_Key] | None = None) -> None:
+        """Keep the memory of today's buffers as long as a recorded graph, whose ``graph`` is None at its end.
+
+        Args:
+            recorded: the graph.
+            used: the buffers that it uses, by default all; those that are known by their addresses count anyway.
+        """
+        self._graphs[recorded] = used
+
+    def begin(self) -> None:
+        """Note that something is about to be prepared: what it asks for is not given up before the next begins."""
+        self._begun = self._clock + 1
 
     def buffer(self, owner: str, name: str, nbytes: int) -> Array:
         """Return at least ``nbytes`` of an owner's buffer, as an uninitialised array of bytes.
 
         Products get theirs when they are prepared, too: a buffer must not grow while a graph records.
+
+        Raises:
+            MemoryError: there is no room.
         """
         key = owner, name
+        stream = self._cupy.cuda.get_current_stream()
+        self._clock += 1
+        self._used[key] = self._clock
+        if self._noted is not None:
+            self._noted.add(key)
+        elif stream.is_capturing():
+            self._pinned.add(key)
         found = self._buffers.get(key)
         if found is not None and found[0].size >= nbytes:
             return found[0]
         if found is not None:
-            self._outgrown.append(([weakref.ref(graph) for graph in self._graphs], *found))
-            del self._buffers[key], found
-            self.replacements += 1
+            del found
+            self._outgrow(key)
         self._free_outgrown()  # before more is allocated
-        stream = self._cupy.cuda.get_current_stream()
         try:
-            buffer = self._cupy.empty(max(1, nbytes), np.uint8)
+            buffer = self.with_room(lambda: self._cupy.empty(max(1, nbytes), np.uint8))
         except MemoryError as error:
             raise MemoryError(
                 f"{nbytes} bytes for buffer {name!r} of {owner}: {_left(self._cupy)}"
@@ -146,11 +188,50 @@ class Arena:
         logger.debug("GPU buffer %s of %s: %d bytes", name, owner, nbytes)
         return buffer
 
+    def with_room(self, allocate: Callable[[], Memory]) -> Memory:
+        """Return what ``allocate`` does; if it raises MemoryError, give up what can be, and try once more."""
+        try:
+            return allocate()
+        except MemoryError:
+            if not self.give_up():
+                raise
+        return allocate()
+
+    def give_up(self) -> bool:
+        """Free the buffers that no graph uses, nor what is prepared or runs now; return whether there are any."""
+        before = len(self._buffers), len(self._outgrown)
+        for key in [key for key in self._buffers if key[0] != BY_ADDRESS and self._used[key] < self._begun]:
+            if key not in self._pinned and not any(map(_lives, self._users(key))):
+                self._outgrow(key)
+        self._free_outgrown()
+        pool = self._cupy.get_default_memory_pool()
+        found = (len(self._buffers), len(self._outgrown)) != before or pool.free_bytes() > 0
+        pool.free_all_blocks()
+        return found
+
+    def _users(self, key: _Key) -> list[weakref.ref[Any]]:
+        """Return the graphs that may hold the address of a buffer."""
+        return [
+            weakref.ref(graph)
+            for graph, used in self._graphs.items()
+            if used is None or key in used or key[0] == BY_ADDRESS
+        ]
+
+    def _outgrow(self, key: _Key) -> None:
+        """Keep a buffer only as long as graphs do."""
+        buffer, stream = self._buffers.pop(key)
+        self.replacements += 1
+        if key in self._pinned:
+            self._pinned.remove(key)
+            self._recorded.append(buffer)
+        else:
+            self._outgrown.append((self._users(key), buffer, stream))
+
     def _free_outgrown(self) -> None:
         """Free the outgrown buffers that no graph holds any more."""
         kept = []
         for graphs, buffer, stream in self._outgrown:
-            if any(getattr(graph(), "graph", None) is not None for graph in graphs):
+            if any(map(_lives, graphs)):
                 kept.append((graphs, buffer, stream))
             else:
                 self._settle(stream)

@@ -19,6 +19,7 @@ from ..kernels.lt import PLAIN, Fused, LocalProducts, Op
 from ..kernels.one_kernel import KernelJob, OneKernel
 from ..kernels.views import Blocks, Move, View, blocks
 from ..peers.windows import Windows, check_driver, open_windows
+from .arena import BY_ADDRESS
 from .nccl import Nccl
 from .runtime import GpuRuntime
 
@@ -103,7 +104,7 @@ class Gpu:
 
         Products reserve theirs when they are prepared: a buffer must not grow while a graph records.
         """
-        return int(self.arena.buffer("gpu", name, nbytes).data.ptr)
+        return int(self.arena.buffer(BY_ADDRESS, name, nbytes).data.ptr)
 
     def scalar(self, value: Any) -> int:
         """Return the device address of a float32, given as an array or a number; 0 for None. Local."""

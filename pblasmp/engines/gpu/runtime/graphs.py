@@ -48,6 +48,7 @@ class Recordings:
         stream, memory = runtime.recording, None
         with ExitStack() as stack:
             stack.enter_context(current(stream))
+            used = stack.enter_context(self._arena.noting())
             if allocates:
                 import cupy
 
@@ -61,7 +62,7 @@ class Recordings:
         runtime.follow_stream()  # back from the stream of the recording
         recorded = _Recorded(self, graph, generation, memory)
         self._recorded.add(recorded)
-        self._arena.keep_for(recorded)
+        self._arena.keep_for(recorded, used)
         return recorded
 
     def close(self) -> None:
