@@ -16,7 +16,7 @@ from ..errors import FactorisationError
 from ..matrix import DistributedMatrix
 from .arguments import Faults
 from .grids import ProcessGrid
-from .operands import PblasOperand, check_sharing, entries, grid_of, one_grid_of
+from .operands import PblasOperand, check_grid, check_sharing, entries, one_grid_of
 from .routines import DTYPE, docstring, size_text
 
 __all__ = ["BESIDE", "ROUTINES", "SIZES", "ScalapackRoutine", "factoriser"]
@@ -412,9 +412,7 @@ def _matrices(
         rows, cols = (_extent(values, each) for each in shape.split())
         operands[name] = operand = PblasOperand(name, given[name], i, j, desc, (rows, cols))
         facts[name] = i, j, desc[2:8]
-        if desc and grid_of([desc]) is not grid:
-            faults.add(f"desc{name}", f"{desc[1]} is not the context of the other matrices", 2)
-        else:
+        if not desc or check_grid(faults, name, desc, grid):
             operand.check(faults, grid)
     if faults:
         return {}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ __all__ = [
     "gridexit",
     "gridinfo",
     "gridinit",
+    "meant",
     "of_number",
 ]
 
@@ -151,6 +153,15 @@ def of_number(number: Any) -> ProcessGrid | None:
         return _known.get(int(number))
     except (TypeError, ValueError):
         return None
+
+
+def meant(numbers: Iterable[Any]) -> ProcessGrid | None:
+    """Return the grid whose processes can agree that a call's contexts are wrong, None if that is unknown. Local.
+
+    It is the only grid that this process is in. With -1, the context of processes outside a grid, there is none.
+    """
+    outside = any(isinstance(number, (int, np.integer)) and number == -1 for number in numbers)
+    return next(iter(_known.values())) if len(_known) == 1 and not outside else None
 
 
 def gridinfo(ictxt: int) -> tuple[int, int, int, int]:

@@ -16,7 +16,7 @@ from ..layout import Grid, MatrixDescriptor, Trapezoid
 from ..layout.trapezoid import copy_part
 from ..matrix import DistributedMatrix
 from .arguments import Faults
-from .grids import of_number
+from .grids import meant, of_number
 from .operands import PblasOperand, check_sharing, entries, staged
 from .routines import DTYPE, PblasFunction
 
@@ -99,7 +99,9 @@ def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any]) -
     everybody = of_number(given["ictxt"])
     if everybody is None:
         faults.add("ictxt", f"{given['ictxt']!r} is not a context of this process")
-        raise faults.error()
+        everybody = meant([given["ictxt"]])
+        if everybody is None:
+            raise faults.error()
     ctx = everybody.context
     with ctx.running(full):
         mine: dict[str, DistributedMatrix] = {}
@@ -123,11 +125,12 @@ def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any]) -
                     described[name] = (grid.grid, operand.desc[2:8], operand.i, operand.j)
             check_sharing(faults, mine, "b")
             faults.check()
-            facts.update(m=m, n=n, trapezoid=trapezoid)
+            on_one_grid = len(mine) == 2 and all(x.context is ctx for x in mine.values())
+            facts.update(m=m, n=n, trapezoid=trapezoid, matrices=described if on_one_grid else None)
         if 0 in (m, n):
             return
         part = Trapezoid.of_shape((m, n), *trapezoid) if trapezoid else None
-        if len(mine) == 2 and all(x.context is ctx for x in mine.values()):  # so it is on every process
+        if on_one_grid:
             with staged(mine, "b") as used:
                 used["a"].move_to(used["b"], part)
             return

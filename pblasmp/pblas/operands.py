@@ -18,9 +18,9 @@ from ..layout import Grid, MatrixDescriptor
 from ..matrix import DistributedMatrix
 from ..scalapack import column_major_view
 from .arguments import Faults
-from .grids import ProcessGrid, of_number
+from .grids import ProcessGrid, meant, of_number
 
-__all__ = ["PblasOperand", "check_sharing", "entries", "grid_of", "one_grid_of", "staged"]
+__all__ = ["PblasOperand", "check_grid", "check_sharing", "entries", "one_grid_of", "staged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,34 +183,44 @@ def check_sharing(faults: Faults, matrices: dict[str, DistributedMatrix], writte
                 faults.add(target, f"its local array shares memory with that of {name.upper()}")
 
 
-def grid_of(descs: Sequence[Any]) -> ProcessGrid | None:
-    """Return the grid of the first descriptor that has one. Local."""
-    for desc in descs:
-        try:
-            found = of_number(desc[1])
-        except (TypeError, IndexError, KeyError):
-            continue
-        if found is not None:
-            return found
-    return None
-
-
 def one_grid_of(faults: Faults, names: Iterable[str], given: Mapping[str, Any]) -> ProcessGrid:
-    """Return the grid of a call's descriptors; raise ParameterError if none of them has one. Local.
+    """Return the grid whose processes agree on a call's arguments: that of its descriptors. Local.
 
     Args:
         faults: of the call.
         names: of its matrices.
         given: its arguments.
+
+    Raises:
+        ParameterError: no descriptor has a context of this process, and it is not in one grid only.
     """
-    found = grid_of([given[f"desc{x}"] for x in names])
+    descs = {x: given[f"desc{x}"] for x in names}
+    contexts = [_context_of(desc) for desc in descs.values()]
+    found = next(filter(None, map(of_number, contexts)), None) or meant(contexts)
     if found is None:
-        for x in names:
-            desc = entries(faults, f"desc{x}", given[f"desc{x}"])
-            if desc:
-                faults.add(f"desc{x}", f"{desc[1]} is not a context of this process", 2)
+        for x, desc in descs.items():
+            values = entries(faults, f"desc{x}", desc)
+            if values:
+                check_grid(faults, x, values, None)
         raise faults.error()
     return found
+
+
+def _context_of(desc: Any) -> Any:
+    try:
+        return desc[1]
+    except (TypeError, IndexError, KeyError):
+        return None
+
+
+def check_grid(faults: Faults, name: str, desc: Sequence[int], grid: ProcessGrid | None) -> bool:
+    """Return whether a matrix's descriptor has the context of ``grid``; note it if not. Local."""
+    found = of_number(desc[1])
+    if found is None:
+        faults.add(f"desc{name}", f"{desc[1]} is not a context of this process", 2)
+    elif found is not grid:
+        faults.add(f"desc{name}", f"{desc[1]} is not the context of the other matrices", 2)
+    return found is not None and found is grid
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from ..products import matmul
 from .arguments import Faults
 from .direct import DirectForm
 from .grids import ProcessGrid
-from .operands import PblasOperand, check_sharing, entries, grid_of, one_grid_of, staged
+from .operands import PblasOperand, check_grid, check_sharing, entries, one_grid_of, staged
 
 __all__ = [
     "DTYPE",
@@ -292,10 +292,8 @@ def _read(
     matrices = {}
     for name in routine.shapes:
         operand = values[name] = _operand(routine, faults, name, given, values)
-        if operand.desc and grid_of([operand.desc]) is not grid:
-            faults.add(f"desc{name}", f"{operand.desc[1]} is not the context of the other matrices", 2)
-            continue
-        operand.check(faults, grid)
+        if not operand.desc or check_grid(faults, name, operand.desc, grid):
+            operand.check(faults, grid)
     if not faults:
         for name in routine.shapes:
             matrix = values[name].matrix(faults, grid, dtype, written=name in routine.written)

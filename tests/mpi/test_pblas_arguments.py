@@ -17,6 +17,7 @@ from tests.helpers.prototypes import PROTOTYPES
 TYPES = {"s": "float32", "d": "float64", "c": "complex64", "z": "complex128"}
 LEGAL = {"side": "L", "uplo": "u", "diag": "Non-unit", "m": 8, "n": 8, "k": 8, "alpha": 2.0, "beta": 1}
 LEGAL |= dict.fromkeys(("trans", "transa", "transb"), "no transpose")
+LEGAL["info"] = None
 ENTRIES = {1: 2, 2: 12345, 3: -1, 4: -1, 5: 0, 6: 0, 7: 2, 8: -1, 9: 0}
 REPORTED = {7: 9, 8: 10, 9: 11}  # what PBLAS prints of RSRC_, CSRC_ and LLD_: it counts IMB_ and INB_ too
 BAD = {**dict.fromkeys("mnk", -1), "alpha": "2", "beta": None, "ictxt": 12345}
@@ -255,6 +256,11 @@ def refused(comm):
         known["y"] = known["x"]
         pblas.pzswap(*known.values())  # two rows of one array share no element
         yield "rows of one array", None
+        yield from contexts_of_one_rank(comm, ictxt)
+        for each, other in (("ia", 1), ("jb", 1), ("desca", [1, -1, *legal("pdgemr2d", ictxt)["desca"][2:]])):
+            known = legal("pdgemr2d", ictxt) | ({each: other} if comm.rank == 1 else {})
+            differ = agreed_error(ctx, pb.RankMismatchError, ["matrices"], pblas.pdgemr2d, *known.values())
+            yield f"pdgemr2d, {each} of one rank", differ
         other = pblas.gridinit(ctx, "c", 1, 4)
         known = legal("pdgemm", ictxt)
         known["descb"][1] = other
@@ -275,6 +281,20 @@ def refused(comm):
             yield "after gridexit", "no error"
         except pblas.ParameterError as error:
             yield "after gridexit", None if error.info == -1002 and text in str(error) else str(error)
+
+
+def contexts_of_one_rank(comm, ictxt):
+    """One process has no context in its descriptors: it can be in one grid only, whose processes all hear of it."""
+    for name, info in (("pdgemm", -1002), ("pdnrm2", -602), ("pdpotrf", -602), ("pdgemv", -802)):
+        for wrong in (12345, None):
+            known = legal(name, ictxt)
+            for each in [each for each in known if each.startswith("desc")] if comm.rank == 2 else []:
+                known[each] = None if wrong is None else [1, wrong, *known[each][2:]]
+            number = info if wrong else -(-info // 100)
+            yield f"{name}, {wrong} on one rank", raised(comm, name, known, number)
+    known = legal("pdgemr2d", ictxt)
+    known["ictxt"] += 100 * (comm.rank == 2)
+    yield "pdgemr2d, a context of one rank", raised(comm, "pdgemr2d", known, -11, ["not a context"])
 
 
 def legal_closed(known, ictxt):
