@@ -303,7 +303,9 @@ def _level3_directly(
     row, (a, b, c, out) = VECTOR_ROUTINES[routine], operands
     vectors = [x for name, x in columns.items() if name != "a"] + ([] if row.written == "a" else [out])
     present = [x for x in (*columns.values(), out) if x is not None]
-    if algo != "auto" or not all(isinstance(x, Handle) for x in present) or not _runs_directly(a.context):
+    if algo != "auto" or a is None or not all(isinstance(x, Handle) for x in present):
+        return None
+    if not _runs_directly(a.context):
         return None
     if any(x is not None and x.shape[1] != 1 for x in vectors):
         return None

@@ -443,6 +443,8 @@ def mistakes(comm):
             (kinds, ["alpha: expected a number"], pb.scal, (x,), {"alpha": "2", "out": x}),
             (arguments, ["x: belongs to another context"], pb.gemv, (a, matrix((4, 1), ctx=other)), {}),
             (kinds, ["x: expected a DistributedMatrix, got ndarray"], pb.gemv, (a, np.ones((4, 1))), {}),
+            *((kinds, ["expected a DistributedMatrix, got NoneType"], call, (None, x), {})
+              for call in (pb.gemv, pb.symv, pb.axpy, pb.ger)),
             (kinds, ["dot: expected distributed matrices"], pb.dot, (np.ones(3), np.ones(3)), {}),
             (arguments, ["out: shares memory with x"], pb.gemv, (square, x), {"out": x}),
             (arguments, ["ord: expected 'fro'"], a.norm, ("nuc",), {"uplo": "L"}),
