@@ -371,6 +371,7 @@ def _run(
     voted = False
     if (
         routine in FAMILIES
+        and type(how["algo"]) is str
         and how["algo"] == "auto"
         and (b is not None or "b" not in ROUTINES[routine].operands)
     ):

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from .layout.problem import Op
     from .layout.schemes import Scheme
 
-__all__ = ["as_read", "check", "matmul", "matmul_call"]
-
-_NONE = (None,) * 5
+__all__ = ["as_read", "check", "check_extras", "matmul", "matmul_call"]
 
 
 def matmul(
@@ -81,8 +79,10 @@ def matmul(
     a, op_a = _untransposed(a, op_a)
     b, op_b = _untransposed(b, op_b)
     voted = False
-    others = (epilogue, scales, compute, comm_dtype, comm_sms)
-    if algo == "auto" and scheme == "gemm" and others == _NONE:
+    plain = (
+        epilogue is None and scales is None and compute is None and comm_dtype is None and comm_sms is None
+    )
+    if plain and one_of(algo, ("auto",)) and one_of(scheme, ("gemm",)):
         found = compute_directly(
             "matmul", a, b, c, out, lambda: _default_result(a.descriptor, b.descriptor, c, op_a, op_b, scheme),
             alpha=alpha, beta=beta, op_a=op_a, op_b=op_b,
@@ -144,10 +144,7 @@ def _read(
     )
     options = Options.of(d.dtype, alpha=alpha, beta=beta, **how)
     facts.update(asked.facts() | options.facts(), out="given" if out is not None else "new")
-    if not isinstance(epilogue, (Epilogue, type(None))):
-        raise ArgumentTypeError(f"epilogue: expected an Epilogue, got {type(epilogue).__name__}")
-    if not isinstance(scales, (Scales, type(None))):
-        raise ArgumentTypeError(f"scales: expected Scales, got {type(scales).__name__}")
+    check_extras(epilogue, scales)
     facts.update(epilogue=epilogue and epilogue.facts(), scales=scales and scales.facts())
     named = "out" if out is not None else "c" if c is not None else "the result"
     check(asked, named)
@@ -202,6 +199,14 @@ def check(problem: MatmulProblem, result: str = "d") -> None:
         result: what messages call D.
     """
     (nearest_legal(problem) if problem.scheme == "gemm" else problem).validate(result)
+
+
+def check_extras(epilogue: object, scales: object) -> None:
+    """Raise ArgumentTypeError if what a product is given is no epilogue, or no scales. Local."""
+    if not isinstance(epilogue, (Epilogue, type(None))):
+        raise ArgumentTypeError(f"epilogue: expected an Epilogue, got {type(epilogue).__name__}")
+    if not isinstance(scales, (Scales, type(None))):
+        raise ArgumentTypeError(f"scales: expected Scales, got {type(scales).__name__}")
 
 
 def as_read(problem: MatmulProblem, beta: complex) -> MatmulProblem:

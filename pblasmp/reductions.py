@@ -24,6 +24,8 @@ from .engines.local.sums import joined, root, squares
 from .errors import ArgumentError, ArgumentTypeError
 from .handle import Handle
 from .layout.axis import Axis
+from .layout.descriptor import is_integer
+from .layout.grid import short_repr
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -157,7 +159,7 @@ def _total(matrix: Handle, call: str, axis: int | None, dtype: DTypeLike | None)
             raise ArgumentError(f"dtype: {matrix.dtype.name} does not convert to {kind.name}")
 
     facts = {"matrix": matrix.descriptor, "axis": axis, "dtype": dtype}
-    turned = matrix.T if axis in (1, -1) else matrix
+    turned = matrix.T if _of_rows(axis) else matrix
     sums = _columns(turned, call, facts, check, _SUMS)
     with np.errstate(all="ignore"):
         out = np.asarray(sums if axis is not None else sums.sum())
@@ -178,14 +180,20 @@ def extreme(matrix: Handle, which: str, axis: int | None) -> Any:
             raise ArgumentError(f"{which}: expected at least one element, the matrix is {matrix.shape}")
 
     facts = {"matrix": matrix.descriptor, "axis": axis}
-    found = _columns(matrix.T if axis in (1, -1) else matrix, which, facts, check, reduction)
+    found = _columns(matrix.T if _of_rows(axis) else matrix, which, facts, check, reduction)
     out = np.asarray(found if axis is not None else reduction.join.reduce(found))
     return out.astype(matrix.dtype)[()]
 
 
+def _of_rows(axis: object) -> bool:
+    """Return whether rows are summed, not columns. Local."""
+    return is_integer(axis) and axis in (1, -1)
+
+
 def _check_axis(axis: object) -> None:
-    if axis is not None and (isinstance(axis, bool) or axis not in (0, 1, -1, -2)):
-        raise ArgumentError(f"axis: expected None, 0 or 1, got {axis!r}")
+    legal = axis is None or (is_integer(axis) and axis in (0, 1, -1, -2))
+    if not legal:
+        raise ArgumentError(f"axis: expected None, 0 or 1, got {short_repr(axis)}")
 
 
 def _columns(

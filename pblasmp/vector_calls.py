@@ -303,7 +303,12 @@ def _level3_directly(
     row, (a, b, c, out) = VECTOR_ROUTINES[routine], operands
     vectors = [x for name, x in columns.items() if name != "a"] + ([] if row.written == "a" else [out])
     present = [x for x in (*columns.values(), out) if x is not None]
-    if algo != "auto" or a is None or not all(isinstance(x, Handle) for x in present):
+    if (
+        type(algo) is not str
+        or algo != "auto"
+        or a is None
+        or not all(isinstance(x, Handle) for x in present)
+    ):
         return None
     if not _runs_directly(a.context):
         return None
@@ -353,7 +358,12 @@ def _read(
     assert of["a"] is not None
     like = of["c"] if of["c"] is not None else _result(row, given, op_a)
     settled = replace(like, ld=None) if out is None else out.descriptor
-    if algo == "auto" and row.twin in ("gemm", "symm", "hemm", "trmm") and row.level == 2 and not row.adds:
+    if (
+        one_of(algo, ("auto",))
+        and row.twin in ("gemm", "symm", "hemm", "trmm")
+        and row.level == 2
+        and not row.adds
+    ):
         algo = "stationary"
     chosen = Options.of(settled.dtype, alpha=alpha, beta=beta, real=" ".join(row.real), algo=algo)
     if chosen.beta != 0 and c is None:

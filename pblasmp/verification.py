@@ -26,7 +26,7 @@ from .interop import as_local
 from .layout import MatmulProblem, MatrixDescriptor
 from .matrix import DistributedMatrix
 from .matrix_calls import check_c, check_operands, context_of
-from .products import check
+from .products import check, check_extras
 from .runtime import Runtime
 from .scales import Scales
 
@@ -117,6 +117,7 @@ def verify(
     ctx = context_of("verify", a, b, c, d)
     with ctx.agreement("verify") as facts:
         check_operands(ctx, "abd", {"a": a, "b": b, "c": c, "d": d})
+        check_extras(epilogue, scales)
         of_c = None if c is None else c.descriptor
         problem = MatmulProblem(a.descriptor, b.descriptor, d.descriptor, op_a, op_b, of_c, scheme)
         alpha, beta = scalar(alpha, d.dtype, "alpha"), scalar(beta, d.dtype, "beta")

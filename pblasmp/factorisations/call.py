@@ -18,12 +18,12 @@ from ..calls import run
 from ..dtypes import ELEMENT_TYPES
 from ..engines.factor import FactorOperands, Found
 from ..engines.product import Product
-from ..engines.request import Options
+from ..engines.request import CONSTANTS, Options
 from ..errors import ArgumentError, FactorisationError, LayoutError, UnsupportedError, faults_text
 from ..handle import Handle
 from ..layout import MatrixDescriptor
 from ..layout.factor_problem import FactorProblem
-from ..layout.grid import one_of
+from ..layout.grid import one_of, short_repr
 from ..matrix import DistributedMatrix
 from ..matrix_calls import check_operands, context_of
 from ..plans import Task, UserCall
@@ -44,7 +44,6 @@ Matrix = DistributedMatrix
 Pivots = NDArray[np.int64]
 T = TypeVar("T")
 
-_OPTIONAL = {"out", "factor"}
 _TYPES = tuple(name for name, row in ELEMENT_TYPES.items() if row.blas)
 
 
@@ -57,6 +56,7 @@ class FactorisationCall(UserCall[T]):
     Attributes:
         name: of the function.
         matrices: which of its arguments are matrices.
+        optional: which of these may be left out: they are written.
         like: the one in whose layout a new result is.
         given: the matrices by name; None for those that are left out.
         how: its other arguments.
@@ -66,6 +66,7 @@ class FactorisationCall(UserCall[T]):
 
     keeps_memory = True
     matrices: tuple[str, ...] = ("a", "out")
+    optional: tuple[str, ...] = ("out",)
     like = "a"
     values: Mapping[str, str] = MappingProxyType({})
     made: Matrix | None = None
@@ -119,11 +120,11 @@ class FactorisationCall(UserCall[T]):
 
     def read(self, facts: dict[str, Any]) -> None:
         """Check the arguments, and make the result. Local."""
-        check_operands(self.ctx, tuple(self.given.keys() - _OPTIONAL), self.given)
+        check_operands(self.ctx, [name for name in self.matrices if name not in self.optional], self.given)
         self._writable()
         self.check()
         if not isinstance(self.how["algo"], str):
-            self.fault(f"algo: expected a string, got {self.how['algo']!r}")
+            self.fault(f"algo: expected a string, got {short_repr(self.how['algo'])}")
         if self.faults:
             raise LayoutError(faults_text(f"this {self.name}", self.faults))
         facts.update({name: getattr(x, "descriptor", None) for name, x in self.given.items()})
@@ -180,7 +181,7 @@ class FactorisationCall(UserCall[T]):
         return other
 
     def _writable(self) -> None:
-        for name in _OPTIONAL:
+        for name in self.optional:
             x = self.given.get(name)
             if x is not None and not getattr(x.local.flags, "writeable", True):
                 raise ArgumentError(f"{name}: its local array is read-only")
@@ -189,6 +190,8 @@ class FactorisationCall(UserCall[T]):
         """Return all that decides how the call is computed, the same on every rank if the arguments are legal."""
         given: list[object] = list(self.given.values())
         if not all(x is None or (isinstance(x, Handle) and x.context is self.ctx) for x in given):
+            return object()
+        if not all(isinstance(value, CONSTANTS) for value in self.how.values()):
             return object()
         described = tuple(None if x is None else x.descriptor for x in self.given.values())
         return self.name, tuple(self.how.items()), described
@@ -235,7 +238,7 @@ class FactorisationCall(UserCall[T]):
     def check_letter(self, name: str, allowed: str | tuple[str, ...]) -> None:
         """Note that an option has a value that it must not have."""
         if not one_of(self.how[name], allowed):
-            self.fault(f"{name}: expected one of {', '.join(allowed)}, got {self.how[name]!r}")
+            self.fault(f"{name}: expected one of {', '.join(allowed)}, got {short_repr(self.how[name])}")
 
     # -- results
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..engines.factor import FactorOperands, Found
 from ..layout.factor_problem import FactorProblem
+from ..layout.grid import one_of
 from .call import FactorisationCall, Matrix, digest, turned, words
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ class _LeastSquares(FactorisationCall[Matrix]):
     def _shape(self) -> tuple[int, int]:
         """The shape of op(A)."""
         rows, cols = self["a"].shape
-        return (rows, cols) if self.how["op_a"] == "N" else (cols, rows)
+        return (rows, cols) if one_of(self.how["op_a"], "N") else (cols, rows)
 
     def check(self) -> None:
         a, b = self["a"], self["b"]

@@ -78,6 +78,7 @@ class _Solve(_Assuming):
 
     name = "solve"
     matrices = ("a", "b", "factor", "out")
+    optional = ("factor", "out")
     like = "b"
 
     def check(self) -> None:

@@ -94,6 +94,13 @@ def faults(comm):
             (pb.LayoutError, ["b: expected float64"], lambda: pb.solve(square, single, "pos")),
             (pb.LayoutError, ["b: 7 rows"], lambda: pb.solve(square, wide.T, "pos")),
             (pb.ArgumentTypeError, ["b: expected a DistributedMatrix"], lambda: pb.solve(square, 1, "pos")),
+            (pb.LayoutError, ["uplo: expected one of L, U, got ['L']"], lambda: pb.cholesky(square, ["L"])),
+            (
+                pb.LayoutError,
+                ["op_a: expected one of"],
+                lambda: pb.lstsq(square, square, np.array(["N", "T"])),
+            ),
+            (pb.ArgumentTypeError, ["factor: expected a Distri"], lambda: pb.cho_solve(None, square)),
             (pb.ArgumentTypeError, ["expected distributed matrices"], lambda: pb.cholesky(1)),
         ):
             if "expected distributed" in words[0]:  # no context to agree in
@@ -117,6 +124,8 @@ def faults(comm):
                 "read-only",
                 agreed_error(ctx, pb.ArgumentError, words, lambda: pb.cholesky(square + frozen, out=frozen)),
             )
+        solved = pb.cho_solve(frozen, square + 1).allgather()
+        yield "a factor is only read", unlike(solved, np.ones((6, 6)))
         same = scattered(ctx, layout(rng, (6, 6), comm.size), 4 * np.eye(6))
         for _ in range(3):
             yield "repeated", unlike(pb.cholesky(same).allgather(), 2 * np.eye(6))

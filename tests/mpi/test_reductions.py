@@ -127,7 +127,7 @@ def errors(comm):
         for which in (2, -1, -np.inf, "nuc", None, [1], "one", np.nan, True):
             words = ["ord", "'fro', 1, 'inf' or 'max'"]
             yield f"norm {which!r}", agreed_error(ctx, pb.ArgumentError, words, a.norm, which)
-        for axis in (2, -3, "0", (0, 1), True):
+        for axis in (2, -3, "0", (0, 1), True, np.zeros(2)):
             yield f"axis {axis!r}", agreed_error(ctx, pb.ArgumentError, ["axis", "None, 0 or 1"], a.sum, axis)
         c = ctx.zeros((6, 8), dtype="complex64")
         words = ["complex64 does not convert to float32"]

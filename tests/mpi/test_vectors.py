@@ -441,6 +441,11 @@ def mistakes(comm):
             (arguments, ["alpha", "must be real"], pb.her, (matrix((4, 1), "complex64"),), {"alpha": 1j}),
             (arguments, ["alpha", "complex"], pb.scal, (x,), {"alpha": 1j, "out": x}),
             (kinds, ["alpha: expected a number"], pb.scal, (x,), {"alpha": "2", "out": x}),
+            (kinds, ["algo"], pb.gemv, (a, x), {"algo": np.zeros(2)}),
+            (kinds, ["algo"], pb.syrk, (a,), {"algo": np.zeros(2)}),
+            (kinds, ["algo"], pb.matmul, (a, square), {"algo": np.zeros(2)}),
+            (kinds, ["epilogue: expected an Epilogue"], pb.matmul, (a, square), {"epilogue": np.zeros(2)}),
+            (kinds, ["epilogue: expected an Epilogue"], pb.verify, (square,) * 4, {"epilogue": "relu"}),
             (arguments, ["x: belongs to another context"], pb.gemv, (a, matrix((4, 1), ctx=other)), {}),
             (kinds, ["x: expected a DistributedMatrix, got ndarray"], pb.gemv, (a, np.ones((4, 1))), {}),
             *((kinds, ["expected a DistributedMatrix, got NoneType"], call, (None, x), {})
