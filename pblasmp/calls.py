@@ -107,6 +107,7 @@ def prepare(call: UserCall[Result]) -> Plan[Result]:
         return Plan(call)
 
 
+_REMEMBERED = 1024  # direct calls
 _LEGAL = {
     (name, word)
     for name, words in {"side": "LR", "uplo": "LU", "op_a": "NTC", "op_b": "NTC", "diag": "NU"}.items()
@@ -146,47 +147,100 @@ def compute_directly(
     Raises:
         Exception: what the ranks agreed to raise.
     """
-    if not isinstance(a, Handle) or not _legal(options):
+    if not isinstance(a, Handle):
         return None
     ctx = a.context
-    direct, parts = ctx.direct, _parts(ctx, (a, b, c, out))
-    if direct is None or parts is None or ctx.control.gone():
+    direct, known = ctx.direct, ctx.direct_calls
+    if direct is None or ctx.control.gone():
         return None
     ctx.check_open()
+    try:
+        key = _key(call, routine, (a, b, c, out), alpha, beta, options)
+        asked = known.get(key)
+    except (AttributeError, TypeError):  # one is no matrix, or what should be a number or a letter is none
+        return None
+    d = out
+    if asked is not None:
+        if not out.writeable:
+            return None
+        done = direct.run(ctx.control, asked)
+    else:
+        asked, d = _asked(routine, a, b, c, out, result, call or routine, alpha, beta, options)
+        done = None if asked is None else direct.run(ctx.control, asked)
+        if done and out is not None:
+            if len(known) >= _REMEMBERED:
+                known.clear()
+            known[_key(call, routine, (a, b, c, out), alpha, beta, options)] = asked
+    if not done or asked is None:
+        return done
+    logger.debug("%s: computed directly", asked.call)
+    return d
+
+
+def _key(
+    call: str, routine: str, matrices: tuple[Any, ...], alpha: Any, beta: Any, options: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Return what all of a call depends on but whether D may be written. Local.
+
+    Calls of one key are equally legal. It does not keep the matrices' memory.
+    """
+    key = [call, routine, alpha, type(alpha), beta, type(beta), *options.items()]
+    for x in matrices:
+        if x is None:
+            key.append(None)
+        else:
+            whole = x if x._view_of is None else x._view_of
+            key += whole._held, x._at
+    return tuple(key)
+
+
+def _asked(
+    routine: str,
+    a: Any,
+    b: Any,
+    c: Any,
+    out: Any,
+    result: Callable[[], MatrixDescriptor],
+    call: str,
+    alpha: Any,
+    beta: Any,
+    options: dict[str, Any],
+) -> tuple[Asked | None, Any]:
+    """Return what the engine is asked for, and D; None if a call takes the ordinary way. Local."""
+    nothing = None, None
+    if not _legal(options):
+        return nothing
+    ctx = a.context
+    parts = _parts(ctx, (a, b, c, out))
+    if parts is None:
+        return nothing
     of_a, of_b, of_c, of_d = parts
     assert of_a is not None
     letter = of_a[0].pattern.letter
     row = ROUTINES.get(routine)
     if b is None and (row is None or "b" in row.operands):
-        return None
+        return nothing
     real: tuple[str, ...] = () if row is None else row.real
     factor, other = number(alpha, letter, "alpha" in real), number(beta, letter, "beta" in real)
     shape = _shape(routine, a.shape, None if b is None else b.shape, options)
     if not factor or other is None or (other != 0 and c is None) or shape is None or 0 in (*shape, *a.shape):
-        return None
+        return nothing
     d = out
     if of_d is None:
         d = _new(ctx, result, zeros=row is not None and row.triangle == "d" and c is None)
         of_d = None if d is None else d.direct_part()
     elif not d.writeable:
-        return None
+        return nothing
     if of_d is None or d.shape != shape or (c is not None and c.shape != shape):
-        return None
+        return nothing
     if (
         of_d[0].pattern.letter != letter
         or (of_b is not None and of_b[0].pattern.letter != letter)
         or (of_c is not None and of_c[0].pattern.letter != letter)
     ):
-        return None
-    given = (options.get(name, default) for name, default in _WORDS)
-    asked = Asked._make(
-        (call or routine, routine, of_a, of_b, of_c, of_d, out is None, *given, factor, other)
-    )
-    done = direct.run(ctx.control, asked)
-    if not done:
-        return done
-    logger.debug("%s: computed directly", asked.call)
-    return d
+        return nothing
+    words = (options.get(name, default) for name, default in _WORDS)
+    return Asked._make((call, routine, of_a, of_b, of_c, of_d, out is None, *words, factor, other)), d
 
 
 def _legal(options: Mapping[str, Any]) -> bool:

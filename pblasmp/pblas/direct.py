@@ -20,7 +20,7 @@ from .arguments import Faults
 from .grids import ProcessGrid, of_number
 from .operands import entries
 
-__all__ = ["DirectForm"]
+__all__ = ["DirectForm", "here"]
 
 _INTEGER = {int}
 _REMEMBERED = 1024  # layouts of a grid, and calls
@@ -67,7 +67,7 @@ def _layout(grid: ProcessGrid, desc: Any, dtype: np.dtype) -> _Layout | None:
         if faults:
             return None
     _, context, m, n, mb, nb, rsrc, csrc, lld = values
-    if of_number(context) is not grid or min(m, n, mb, nb, lld) < 1:
+    if of_number(context) is not grid or min(m, n) < 0 or min(mb, nb, lld) < 1:
         return None
     if not (0 <= rsrc < grid.grid.nprow and 0 <= csrc < grid.grid.npcol):
         return None
@@ -83,6 +83,12 @@ def _layout(grid: ProcessGrid, desc: Any, dtype: np.dtype) -> _Layout | None:
 
 Place = tuple[int, tuple[int, ...], tuple[int, ...], Any]
 """Where a local array is, its shape and strides, and its descriptor's integers: equally legal if they are equal."""
+
+
+def _place(array: NDArray[Any], desc: Any) -> Place:
+    """Return where a local array is, with its descriptor. Local; raises TypeError if that cannot be one."""
+    of = (desc.tobytes(), desc.dtype.char) if type(desc) is np.ndarray else tuple(desc)
+    return host_address(array), array.shape, array.strides, of
 
 
 def _looked_up(grid: ProcessGrid, place: Place, array: Any, desc: Any, dtype: np.dtype) -> _Placed | None:
@@ -125,6 +131,35 @@ def _part(placed: _Placed, i: Any, j: Any, m: int, n: int, increment: Any) -> Pa
     if type(i) is not int or type(j) is not int or i < 1 or j < 1 or i - 1 + m > rows or j - 1 + n > cols:
         return None
     return held, i - 1, j - 1, m, n, is_row
+
+
+def here(
+    array: Any, i: Any, j: Any, desc: Any, shape: tuple[int, int], dtype: np.dtype, *, written: bool
+) -> NDArray[Any] | None:
+    """Return a sub-matrix on a grid of this process alone as an array; None if it is none, or not legal. Local.
+
+    Args:
+        array, i, j, desc: the arguments of its matrix.
+        shape: its rows and columns.
+        dtype: its type.
+        written: it is to be written.
+    """
+    try:
+        grid = of_number(desc[1])
+        if grid is None or grid.grid.size > 1 or type(array) is not np.ndarray or array.dtype != dtype:
+            return None
+        place = _place(array, desc)
+        placed = grid.layouts.get((dtype.char, place)) or _looked_up(grid, place, array, desc, dtype)
+    except (TypeError, IndexError, KeyError):
+        return None
+    if placed is None or (written and not array.flags.writeable):
+        return None
+    part = _part(placed, i, j, *shape, None)
+    if part is None:
+        return None
+    held, row, col, m, n, _ = part
+    found: NDArray[Any] = held.array[row : row + m, col : col + n]
+    return found
 
 
 class _LegalCall(NamedTuple):
@@ -268,12 +303,11 @@ class DirectForm:
         try:
             for at, desc_at, written in self._places:
                 array, desc = args[at], args[desc_at]
-                if type(array) is not np.ndarray or array.dtype is not dtype:
+                if type(array) is not np.ndarray or (array.dtype is not dtype and array.dtype != dtype):
                     return None
                 if written and not array.flags.writeable:
                     return None
-                of = (desc.tobytes(), desc.dtype.char) if type(desc) is np.ndarray else tuple(desc)
-                key.append((host_address(array), array.shape, array.strides, of))
+                key.append(_place(array, desc))
         except TypeError:  # what should be a descriptor is none
             return None
         return tuple(key)
@@ -288,7 +322,7 @@ class DirectForm:
                 return None
             words[place] = word
         for i in self._sizes:
-            if type(args[i]) is not int or args[i] < 1:
+            if type(args[i]) is not int or args[i] < 0:
                 return None
         alpha = 1.0 if self._alpha is None else number(args[self._alpha], self._letter, self._real[0])
         beta = self._no_beta if self._beta is None else number(args[self._beta], self._letter, self._real[1])
@@ -301,6 +335,8 @@ class DirectForm:
         of_a, of_d = parts[a], parts[d]
         assert of_a is not None
         assert of_d is not None
+        if not all(args[i] for i in self._sizes) and (self._numbers or (of_d[3] and of_d[4])):
+            return None  # numbers, or a product, of nothing: D may be scaled
         side, uplo, op_a, op_b, diag = words
         return Asked(
             self._full, self._routine, of_a, parts[b], parts[c], of_d, False, side, uplo, op_a, op_b, diag, alpha, beta

@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..comm import Cell, Exchange, Side
+from ..engines.arrays import overlap
 from ..errors import RankMismatchError
 from ..layout import Grid, MatrixDescriptor, Trapezoid
 from ..layout.trapezoid import copy_part
 from ..matrix import DistributedMatrix
 from .arguments import Faults
+from .direct import here
 from .grids import meant, of_number
 from .operands import PblasOperand, check_sharing, entries, staged
 from .routines import DTYPE, PblasFunction
@@ -78,7 +80,9 @@ def mover(name: str, letter: str) -> PblasFunction:
     )
 
     def function(*args: Any, **kwargs: Any) -> None:
-        _move(full, names, DTYPE[letter], signature.bind(*args, **kwargs).arguments)
+        given = signature.bind(*args, **kwargs).arguments
+        if not _move_here(full, DTYPE[letter], given):
+            _move(full, names, DTYPE[letter], given)
 
     triangular = name == "trmr2d"
     function.__name__ = function.__qualname__ = full
@@ -91,6 +95,35 @@ def mover(name: str, letter: str) -> PblasFunction:
     )
     function.__signature__ = signature  # type: ignore[attr-defined]
     return function
+
+
+def _move_here(full: str, dtype: np.dtype, given: dict[str, Any]) -> bool:
+    """Move between grids of this process alone, if a glance at the arguments shows that they are legal. Local.
+
+    Returns:
+        Whether it is done; if not, nothing has happened.
+    """
+    everybody, m, n = of_number(given["ictxt"]), given["m"], given["n"]
+    if everybody is None or everybody.grid.size > 1:
+        return False
+    if type(m) is not int or type(n) is not int or min(m, n) < 1:
+        return False
+    uplo, diag = given.get("uplo", "L"), given.get("diag", "N")
+    if uplo not in ("U", "u", "L", "l") or diag not in ("N", "n", "U", "u"):
+        return False
+    a, b = (
+        here(given[x], given[f"i{x}"], given[f"j{x}"], given[f"desc{x}"], (m, n), dtype, written=x == "b")
+        for x in "ab"
+    )
+    if a is None or b is None or overlap(a, b):
+        return False
+    with everybody.context.running(full):
+        if "uplo" in given:
+            part = Trapezoid.of_shape((m, n), uplo.upper(), diag.upper())
+            copy_part(b, a, part, np.arange(m), np.arange(n))
+        else:
+            np.copyto(b, a)
+    return True
 
 
 def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any]) -> None:

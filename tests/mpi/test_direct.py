@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp import calls as module
 from pblasmp import pblas
 from pblasmp.engines.host.buffers import Buffers
-from pblasmp.engines.host.direct import calls
+from pblasmp.engines.host.direct import calls, tiny
 from pblasmp.engines.host.direct import products as products_module
+from pblasmp.pblas import moves
 from tests.helpers.cases import agreed_error, first, unlike
 from tests.helpers.mpi import run_mpi
 
@@ -234,8 +236,19 @@ def test_ranks_that_look_closer_and_ranks_that_do_not(nranks):
     run_mpi(mixed, nranks)
 
 
-def triangles(comm):
-    """Solves and products by triangles whose rows no process has all of, in place and into another matrix."""
+def triangles(comm, most):
+    """Solves and products by triangles whose rows no process has all of, in place and into another matrix.
+
+    Calls of up to ``most`` multiplications are tiny.
+    """
+    before, tiny._MOST = tiny._MOST, most
+    try:
+        yield from _triangles(comm)
+    finally:
+        tiny._MOST = before
+
+
+def _triangles(comm):
     rng = np.random.default_rng(8)
     n = 29
     square = np.eye(n) * 9 + rng.integers(-4, 5, (n, n)) / 8
@@ -290,7 +303,45 @@ def triangles(comm):
 
 @pytest.mark.parametrize("nranks", [2, 4])
 def test_triangles_over_several_processes(nranks):
-    run_mpi(triangles, nranks)
+    for most in (0, tiny._MOST):
+        run_mpi(triangles, nranks, most=most)
+
+
+def tiny_meetings(comm):
+    """Tiny calls take one meeting, which is the vote: triangles, symmetric products, products of vectors."""
+    rng = np.random.default_rng(12)
+    n, waits = 13, []
+    with pb.Context(comm, engine="host") as ctx:
+        transport = ctx.engine.transport
+        fence, arrive = transport.fence, transport.arrive
+        square = np.eye(n) * 9 + rng.integers(-4, 5, (n, n)) / 8
+        layout = {"block": 2, "grid": pb.Grid.squarest(comm.size), "order": "F"}
+        a, b, d = ctx.scatter(square, **layout), ctx.scatter(square.T, **layout), ctx.zeros((n, n), **layout)
+        pb.matmul(a, b, out=d)  # makes the slabs
+        transport.fence = lambda: waits.append("fence") or fence()
+        transport.arrive = lambda: waits.append("arrive") or arrive()
+        lower = np.tril(square)
+        symmetric = lower + np.tril(square, -1).T
+        for name, call, expected in (
+            ("trsm", lambda cols: pb.trsm(a, b[:, cols], out=d[:, cols]), np.linalg.solve(lower, square.T)),
+            ("trmm", lambda cols: pb.trmm(a, b[:, cols], out=d[:, cols]), lower @ square.T),
+            ("symm", lambda cols: pb.symm(a, b[:, cols], out=d[:, cols]), symmetric @ square.T),
+            ("matmul", lambda cols: pb.matmul(a, b[:, cols], out=d[:, cols]), square @ square.T),
+        ):
+            for cols in (slice(0, 1), slice(2, 11)):
+                call(cols)
+                yield (
+                    f"{name} {cols}",
+                    (waits and f"{waits}") or _far(d[:, cols].allgather(), expected[:, cols]),
+                )
+                waits.clear()
+        transport.fence, transport.arrive = fence, arrive
+        yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_tiny_calls_take_one_meeting(nranks):
+    run_mpi(tiny_meetings, nranks)
 
 
 def again(comm):
@@ -321,6 +372,129 @@ def again(comm):
         )
 
 
+def known_again(comm):
+    """Calls on equal views are looked up by a key, one for each kind of number, and only on the same matrices."""
+    with pb.Context(comm, engine="host") as ctx:
+        a, b, c, d = (ctx.full((12, 12), 1.0, block=3, grid=pb.Grid.squarest(comm.size)) for _ in range(4))
+        known = ctx.direct_calls
+
+        def update(alpha=2.0, b=b, out=c):
+            pb.matmul(a[:6, 3:9], b[3:9, 6:], out[:6, 6:], alpha=alpha, beta=1.0, out=out[:6, 6:])
+            return len(known)
+
+        yield "first", update() != 1 and f"{len(known)} are known"
+        yield "again", update() != 1 and f"{len(known)} are known"
+        yield "values", unlike(c.allgather()[:6, 6:], np.full((6, 6), 25.0))
+        yield "an integer", update(alpha=2) != 2 and f"{len(known)} are known"
+        yield "another B", update(b=d) != 3 and f"{len(known)} are known"
+        yield "another D", update(out=d) != 4 and f"{len(known)} are known"
+        yield "another window", (pb.geadd(a[:5, :5], c[:5, :5], out=c[:5, :5]), len(known) != 5)[1]
+        before, module._REMEMBERED = module._REMEMBERED, 5
+        try:
+            yield "bounded", update(alpha=3.0) != 1 and f"{len(known)} are known"
+        finally:
+            module._REMEMBERED = before
+
+
+def nothing(comm):
+    """Calls of PBLAS on nothing are direct calls that the ranks agree on; a sum of nothing scales C."""
+    ctx = pb.Context(comm, engine="host")
+    with ctx:
+        last = comm.rank == comm.size - 1
+        grid = pb.Grid.squarest(comm.size)
+        ictxt = pblas.gridinit(ctx, "Row", *grid.shape)
+        x = np.arange(400.0).reshape(20, 20)
+        a, c = (ctx.scatter(x, block=4, grid=grid, order="F") for _ in range(2))
+        lld = max(1, a.local.shape[0])
+        desc = pblas.descinit(20, 20, 4, 4, 0, 0, ictxt, lld)
+        of_a, of_c = (a.local, 1, 1, desc), (c.local, 3, 2, desc)
+        calls_on_nothing = {
+            "gemm": lambda m=0, n=5: pblas.pdgemm("N", "T", m, n, 7, 2.0, *of_a, *of_a, 0.0, *of_c),
+            "trsm": lambda: pblas.pdtrsm("R", "L", "C", "N", 0, 9, 1.0, *of_a, *of_c),
+            "trmm": lambda: pblas.pdtrmm("L", "U", "N", "U", 9, 0, 1.0, *of_a, *of_c),
+            "symm": lambda: pblas.pdsymm("L", "L", 5, 0, 0.5, *of_a, *of_a, 3.0, *of_c),
+            "syr2k": lambda: pblas.pdsyr2k("L", "N", 0, 3, 1.0, *of_a, *of_a, 1.0, *of_c),
+            "geadd": lambda: pblas.pdgeadd("T", 0, 3, 1.0, *of_a, 1.0, *of_c),
+            "gemv": lambda: pblas.pdgemv("N", 0, 3, 1.0, *of_a, *of_a, 1, 2.0, *of_c, 1),
+            "behind the end": lambda: pblas.pdtrsm(
+                "L", "L", "N", "N", 4, 0, 1.0, *of_a, c.local, 1, 21, desc
+            ),
+        }
+        for name, call in calls_on_nothing.items():
+            runs = ctx.control.channel.runs
+            call(), call()
+            yield name, ctx.control.channel.runs != runs + 2 and "it was no direct call"
+        yield "nothing is written", unlike(c.allgather(), x)
+        gemm = calls_on_nothing["gemm"]
+        if comm.size > 1:
+            yield "m", agreed_error(ctx, pb.RankMismatchError, ["\n  m:"], gemm, 0 if last else 3)
+            yield "another order", agreed_error(ctx, pb.RankMismatchError, ["\n  n:"], gemm, 0, 5 + last)
+        short = [*desc[:8], 0 if last else lld]
+        yield (
+            "illegal on one rank",
+            agreed_error(
+                ctx, pblas.ParameterError, ["expected at least 1"],
+                pblas.pdtrsm, "L", "L", "N", "N", 4, 0, 1.0, *of_a, c.local, 1, 1, short,
+            ),
+        )  # fmt: skip
+        pblas.pdgemm("N", "T", 20, 20, 0, 2.0, *of_a, *of_a, 0.5, c.local, 1, 1, desc)
+        yield "scaled", unlike(c.allgather(), x / 2)
+        zero = np.full(1, 7.0)
+        yield "dot", pblas.pddot(0, zero, *of_a, 1, *of_a, 1) != 0 and "a sum of nothing is not 0"
+
+
+def moved_alone(comm):
+    """p?gemr2d and p?trmr2d between grids of one process copy at once; what is illegal is found as ever."""
+    with pb.Context(comm, engine="host") as ctx:
+        first_grid, other = (pblas.gridinit(ctx, "Row", 1, 1) for _ in range(2))
+        desc = [1, first_grid, 9, 8, 2, 3, 0, 0, 10]
+        x = np.asfortranarray(np.arange(80.0).reshape(10, 8))
+        planned, moves._move = moves._move, None
+        try:
+            for name, options in (("gemr2d", ()), *(("trmr2d", (u, d)) for u in "Lu" for d in "nU")):
+                for m, n in ((6, 4), (3, 5), (1, 1)):
+                    y = np.zeros((12, 9), order="F")
+                    to = [1, other, 12, 9, 4, 4, 0, 0, 12]
+                    getattr(pblas, f"pd{name}")(*options, m, n, x, 3, 2, desc, y, 2, 4, to, other)
+                    expected, part = np.zeros((12, 9)), x[2 : 2 + m, 1 : 1 + n]
+                    i, j = np.indices((m, n))
+                    where = np.ones((m, n), bool)
+                    if options:
+                        strict = options[1] == "U"
+                        upper = options[0] == "u"
+                        apart = j - i - (min(n - m, 0) if upper else max(n - m, 0))
+                        where = apart >= strict if upper else apart <= -strict
+                    expected[1 : 1 + m, 3 : 3 + n][where] = part[where]
+                    yield f"{name} {options} {m} x {n}", unlike(y, expected)
+        finally:
+            moves._move = planned
+        y = np.zeros(108)
+        for words, change in (
+            (["argument 7 (b)", "read-only"], {6: np.broadcast_to(0.0, (12, 9))}),
+            (["argument 7 (b)", "shares memory"], {6: x, 9: desc}),
+            (["argument 5 (ja)", "end at 10"], {4: 6}),
+            (["argument 1 (m)"], {0: -1}),
+            (["argument 3 (a)", "float64"], {2: x.astype("f4")}),
+            (["argument 6 (desca)", "LLD_"], {5: [*desc[:8], 4]}),
+            (["argument 11 (ictxt)"], {10: 12345}),
+        ):
+            given = [2, 5, x, 1, 1, desc, y, 1, 1, [1, other, 12, 9, 4, 4, 0, 0, 12], other]
+            for at, value in change.items():
+                given[at] = value
+            with pytest.raises(pblas.ParameterError) as caught:
+                pblas.pdgemr2d(*given)
+            yield (
+                f"{words}",
+                first(
+                    *(word not in str(caught.value) and str(caught.value) for word in words),
+                    y.any() and "written",
+                ),
+            )
+    with pytest.raises(pblas.ParameterError):
+        pblas.pdgemr2d(2, 5, x, 1, 1, desc, y, 1, 1, desc, other)
+    yield "closed", None
+
+
 def bounded(comm):
     """Ever new calls are not kept, and repeated ones only as long as there is room, fit for direct calls or not."""
     with pb.Context(comm, engine="host") as ctx:
@@ -330,7 +504,8 @@ def bounded(comm):
         direct = ctx.direct
 
         def kept():
-            return sum(map(len, (*direct._programs, direct._reducers))), direct._steps
+            first, second = direct._programs
+            return len({*first, *second}) + len(direct._reducers), direct._steps
 
         def added_up(rows, cols):
             return pb.asum(a[cols.stop : cols.stop + rows.stop, :1])
@@ -347,6 +522,17 @@ def bounded(comm):
                 yield "once", kept() != (0, 0) and f"{kept()} programs and steps are kept"
         yield "often", not kept()[0] and "nothing is kept"
         yield "reductions", len(direct._reducers) != len(windows) and f"{len(direct._reducers)} are kept"
+        direct._forget()
+        for repeat in range(5):  # an odd number of calls with slabs, each after one without
+            for i in range(1, 4):
+                pb.geadd(a[:i, :i], c[:i, :i], beta=1, out=c[:i, :i])
+                pb.geadd(a[4 : 4 + i, 8:9], c[:i, 2:3], beta=1, out=c[:i, 2:3])
+            if repeat == 1:
+                steps = kept()[1]
+        yield (
+            "in either set",
+            kept()[1] != steps and f"{kept()[1]} steps are kept for calls that took {steps}",
+        )
         direct._forget()
         calls._KEPT_STEPS, before = 40, calls._KEPT_STEPS
         try:
@@ -404,3 +590,13 @@ def test_programs_take_little_memory(nranks):
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_the_same_call_again(nranks):
     run_mpi(again, nranks)
+    run_mpi(known_again, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_calls_on_nothing(nranks):
+    run_mpi(nothing, nranks)
+
+
+def test_moves_of_one_process():
+    run_mpi(moved_alone, 1)

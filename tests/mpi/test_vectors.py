@@ -12,6 +12,7 @@ import pytest
 import pblasmp as pb
 from pblasmp import pblas, vector_calls
 from pblasmp.engines.direct.slab_sets import SlabSets
+from pblasmp.engines.host.direct import tiny
 from pblasmp.pblas import routines as pblas_routines
 from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
 from tests.helpers.lengths import draws
@@ -20,12 +21,16 @@ from tests.helpers.vector_cases import DTYPES, WRITERS, called, legal_options, v
 
 
 def everything(comm, count):
-    rng = np.random.default_rng(61)
+    """One in two as if it was not tiny."""
+    rng, coin = np.random.default_rng(61), np.random.default_rng(66)
+    before = tiny._MOST
     with pb.Context(comm, engine="host") as ctx:
         for routine in WRITERS:
             for options in legal_options(routine):
                 for dtype in DTYPES * count:
+                    tiny._MOST = before * int(coin.integers(2))
                     yield f"{routine} {options} {dtype}", called(ctx, rng, routine, options, dtype)
+    tiny._MOST = before
 
 
 def same(found, expected, dtype):

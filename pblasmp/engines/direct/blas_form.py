@@ -9,6 +9,7 @@ from .sub_matrix import SubMatrix, UnfitError, same_elements
 
 __all__ = [
     "MIRRORED",
+    "OTHER_SIDE",
     "factors_of_product",
     "factors_of_update",
     "moved_in_place",
@@ -19,7 +20,7 @@ __all__ = [
 ]
 
 MIRRORED = {"L": "U", "U": "L"}
-_OTHER = {"L": "R", "R": "L"}
+OTHER_SIDE = {"L": "R", "R": "L"}
 
 
 def factors_of_product(asked: Asked) -> tuple[SubMatrix, SubMatrix]:
@@ -50,7 +51,7 @@ def triangular_words(asked: Asked, of_columns: bool, by_columns: bool) -> tuple[
         if op == "C":
             raise UnfitError
         op = "T" if op == "N" else "N"
-    side = asked.side if by_columns else _OTHER[asked.side]
+    side = asked.side if by_columns else OTHER_SIDE[asked.side]
     return side, asked.uplo if of_columns else MIRRORED[asked.uplo], op
 
 
@@ -67,7 +68,7 @@ def sided_words(asked: Asked, x: SubMatrix, y: SubMatrix, to: SubMatrix) -> tupl
     hermitian = asked.routine == "hemm" and asked.d[0].pattern.is_complex
     if y.by_columns != to.by_columns or (hermitian and x.by_columns != to.by_columns):
         raise UnfitError
-    side = asked.side if to.by_columns else _OTHER[asked.side]
+    side = asked.side if to.by_columns else OTHER_SIDE[asked.side]
     uplo = asked.uplo if x.by_columns else MIRRORED[asked.uplo]
     m, n = (to.m, to.n) if to.by_columns else (to.n, to.m)
     return "hemm" if hermitian else "symm", side, uplo, m, n

@@ -30,3 +30,13 @@ def test_calls_take_turns():
         halves.append(sets.half)
         sets.turn()
     assert halves == [0, 1, 0]
+
+
+def test_calls_in_the_same_order_find_the_same_sets():
+    """Whatever came before: after a call without slabs the next one has the first set."""
+    sets = SlabSets(lambda nbytes: None, least=1, most=1)
+    found = []
+    for with_slabs in (True, False, True, True, False, True, False, False, True):
+        found.append(sets.half)
+        sets.turn() if with_slabs else sets.start_over()
+    assert found == [0, 1, 0, 1, 0, 0, 1, 0, 0]

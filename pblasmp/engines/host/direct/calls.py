@@ -5,7 +5,7 @@ One meeting of the ranks per call: each rank first writes what others need of it
 vote on one number, which also says that everything has been written; then each rank computes its part of the result.
 If several ranks compute a part together, they meet once more before they take it; who takes nothing does not wait.
 There are two sets of slabs. A rank that writes into one has voted since all ranks began to read the other, so nobody
-reads this one any more.
+reads this one any more. After a call without slabs both are free, and the next call takes the first.
 """
 
 from __future__ import annotations
@@ -107,8 +107,7 @@ class HostDirect:
                 _do(found.finish)
             elif found.finish is not None:
                 self._transport.arrive()
-            if found.staged:
-                self.sets.turn()
+            self.sets.turn() if found.staged else self.sets.start_over()
         except BaseException as error:
             break_off(control, error, asked.call)
             raise
@@ -149,18 +148,19 @@ class HostDirect:
             return found
         try:
             call = Preparation(asked, self._function, self._operations, self._transport)
-            call.compute = _COMPUTERS[FAMILIES[asked.routine]](call)
+            _, _, _, m, n, _ = asked.d
+            call.compute = _COMPUTERS[FAMILIES[asked.routine]](call) if m and n else list
             if call.nbytes > self.sets.most:
                 raise UnfitError
         except UnfitError:
-            self._keep(asked, None)
+            self._keep(asked, None, in_both=True)
             return None
         return self._kept(asked, call) if call.nbytes <= self.sets.capacity else call
 
     def _kept(self, asked: Asked, call: Preparation) -> Program:
         """Return a call's program in the set of slabs that comes next."""
         program = call.bind(self._memory[self.sets.half] if call.nbytes else None)
-        self._keep(asked, program)
+        self._keep(asked, program, in_both=not call.nbytes)
         return program
 
     def _new_reducer(self, asked: Asked) -> Reducer:
@@ -169,9 +169,12 @@ class HostDirect:
             self._reducers[asked] = reducer
         return reducer
 
-    def _keep(self, asked: Asked, program: Program | None) -> None:
+    def _keep(self, asked: Asked, program: Program | None, *, in_both: bool) -> None:
+        """Keep a program if the call comes again: for both sets of slabs if it uses none."""
         if self._comes_again(asked, 1 if program is None else 1 + len(program.before) + len(program.compute)):
-            self._programs[self.sets.half][asked] = program
+            half = self.sets.half
+            for programs in self._programs if in_both else self._programs[half : half + 1]:
+                programs[asked] = program
 
     def _comes_again(self, asked: Asked, steps: int) -> bool:
         """Return whether a call has been made before, and make room for its steps.

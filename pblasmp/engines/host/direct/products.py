@@ -14,6 +14,7 @@ from ...direct.spans import Span, spread, whole_span
 from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, stays
 from .program import Preparation
 from .slabs import Factor, SharedSlabs, Step, Steps, along, integer, scalar
+from .tiny import is_tiny
 
 __all__ = ["added", "collected", "copied", "gemm", "matmul", "quietly", "side_by_side"]
 
@@ -97,7 +98,8 @@ def matmul(call: Preparation) -> Callable[[], Steps]:
         m, n = to.rows.extent, to.cols.extent
         moved = (0 if x_stays else m * k) + (0 if y_stays else n * k)
         here = moved_in_place(x, y, to)
-        if moved > here if min(m, n) == 1 else moved >= max(_LARGER * here, _LEAST):
+        vector = min(m, n) == 1 and not is_tiny(call, m, n, k)
+        if moved > here if vector else moved >= max(_LARGER * here, _LEAST):
             if n <= m:
                 return _in_place(call, x, y, to, before)
             return _in_place(call, y, x, SubMatrix(asked.d, turned=True), before)

@@ -15,6 +15,7 @@ from .local_triangle import Triangular
 from .products import copied
 from .program import Preparation
 from .slabs import SharedSlabs, Step, Steps, along, integer, scalar
+from .tiny import is_tiny, sided_everywhere, triangular_everywhere
 
 __all__ = ["sided", "triangular"]
 
@@ -26,21 +27,21 @@ _SMALL = 1 << 14
 def triangular(call: Preparation) -> Callable[[], Steps]:
     """Prepare trsm or trmm: a rank solves for, or multiplies, its columns of B (rows for "R") if it has all of each.
 
-    If no rank has all of a column, the columns are dealt out anew, in slabs.
+    If no rank has all of a column, the columns are dealt out anew, in slabs, or all are computed by each rank.
     """
     asked = call.asked
     assert asked.b is not None
     check_overlap(asked, asked.b)
     x, to = SubMatrix(asked.a), SubMatrix(asked.d)
-    vector = 1 in (to.rows.extent, to.cols.extent)
-    if not call.single and vector and asked.routine == "trmm" and not same_rank(x, to):
-        return multiplied_in_place(call, x, to)
-    column = to.cols.extent == 1 and asked.side == "L"
-    if not call.single and column and asked.routine == "trsm" and not same_rank(x, to):
-        with suppress(UnfitError):
-            return solved_in_place(call, to)
+    tiny = is_tiny(call, x.rows.extent, to.rows.extent, to.cols.extent)
+    if not (call.single or tiny or same_rank(x, to)):
+        if asked.routine == "trmm" and 1 in (to.rows.extent, to.cols.extent):
+            return multiplied_in_place(call, x, to)
+        if asked.routine == "trsm" and to.cols.extent == 1 and asked.side == "L":
+            with suppress(UnfitError):
+                return solved_in_place(call, to)
     if not (call.single or (to.rows if asked.side == "L" else to.cols).whole):
-        return _dealt_out(call, x, to)
+        return (triangular_everywhere if tiny else _dealt_out)(call, x, to)
     source = None if same_elements(asked.b, asked.d) else SubMatrix(asked.b)
     if source is not None and not source.same_places(to):
         raise UnfitError
@@ -89,6 +90,8 @@ def sided(call: Preparation) -> Callable[[], Steps]:
     check_overlap(asked, asked.c)
     x, y, to = SubMatrix(asked.a), SubMatrix(asked.b), SubMatrix(asked.d)
     if not call.single and not (same_rank(x, to) and same_rank(y, to)):
+        if is_tiny(call, x.rows.extent, to.rows.extent, to.cols.extent):
+            return sided_everywhere(call, x, y, to)
         long, short = (to.rows, to.cols) if asked.side == "L" else (to.cols, to.rows)
         if _FEW * short.extent > long.extent and to.rows.extent * to.cols.extent > _SMALL:
             raise UnfitError

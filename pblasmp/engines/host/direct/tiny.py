@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny calls on several ranks: each rank that has a part of the result computes all of it.
+
+That takes one meeting of the ranks. To divide the work takes a second one, or hands results from rank to rank, and
+each of these takes longer than a tiny call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ...direct import host_address
+from ...direct.blas_form import MIRRORED, OTHER_SIDE, old_values
+from ...direct.spans import Span, whole_span
+from ...direct.sub_matrix import SubMatrix
+from .local_triangle import Triangular
+from .program import Preparation
+from .slabs import Array, Factor, SharedSlabs, Steps, integer, scalar
+
+__all__ = ["is_tiny", "sided_everywhere", "triangular_everywhere"]
+
+_MOST, _LARGEST = 1 << 15, 1 << 13  # multiplications, and elements of all matrices
+
+
+def is_tiny(call: Preparation, m: int, n: int, k: int) -> bool:
+    """Return whether several ranks multiply m × k by k × n elements, so few that each rank may do all of it. Local."""
+    return not call.single and m * n * k <= _MOST and m * n + n * k + m * k <= _LARGEST
+
+
+class _Result:
+    """All of a result, in this rank's own memory. Making one is local.
+
+    Args:
+        to: where this rank's part of it goes.
+    """
+
+    def __init__(self, to: SubMatrix) -> None:
+        self._to, self._rows, self._cols = to, whole_span(to.rows.extent), whole_span(to.cols.extent)
+        slabs = self._slabs(to)
+        self._memory = np.zeros(slabs.end, np.uint8)
+        self.array: Array = slabs.array(self._memory, 0, 0)
+        self.factor: Factor = slabs.factor(host_address(self._memory), 0, 0)
+
+    def _slabs(self, x: SubMatrix) -> SharedSlabs:
+        return SharedSlabs(x, self._rows, self._cols, 0, self._to.by_columns)
+
+    def start_as(self, old: SubMatrix) -> Steps:
+        """Return the steps that write this rank's part of a matrix into it."""
+        return self._slabs(old).write(self._memory)
+
+    def hand_out(self) -> Steps:
+        """Return the steps that write this rank's part of it where it goes."""
+        return self._slabs(self._to).read(self._to, self._memory)
+
+
+def _all_of(x: SubMatrix) -> tuple[Span, Span]:
+    return whole_span(x.rows.extent), whole_span(x.cols.extent)
+
+
+def triangular_everywhere(call: Preparation, x: SubMatrix, to: SubMatrix) -> Callable[[], Steps]:
+    """Prepare trsm or trmm by ``x``."""
+    assert call.asked.b is not None
+    factor = call.stage(x, *_all_of(x), by_columns=to.by_columns)
+    right = call.stage(SubMatrix(call.asked.b), *_all_of(to), by_columns=to.by_columns)
+    run = Triangular(call, to.by_columns, to.by_columns)
+
+    def compute() -> Steps:
+        if not to.active:
+            return []
+        result = _Result(to)
+        return [
+            (np.copyto, (result.array, call.slab_array(right))),
+            *run.steps(call.slab(factor), to.rows.extent, to.cols.extent, result.factor),
+            *result.hand_out(),
+        ]
+
+    return compute
+
+
+def sided_everywhere(call: Preparation, x: SubMatrix, y: SubMatrix, to: SubMatrix) -> Callable[[], Steps]:
+    """Prepare symm or hemm of ``x``, which is symmetric, and ``y``."""
+    asked = call.asked
+    old = old_values(asked, to) or to
+    factor, other = (call.stage(each, *_all_of(each), by_columns=to.by_columns) for each in (x, y))
+    hermitian = asked.routine == "hemm" and x.held.pattern.is_complex
+    side, uplo, m, n = asked.side, asked.uplo, to.rows.extent, to.cols.extent
+    if not to.by_columns:
+        side, uplo, m, n = OTHER_SIDE[side], MIRRORED[uplo], n, m
+    function = call.function("hemm" if hermitian else "symm")
+
+    def compute() -> Steps:
+        if not to.active:
+            return []
+        result = _Result(to)
+        a, b, d = call.slab(factor), call.slab(other), result.factor
+        step = function, (
+            side.encode(), uplo.encode(), integer[m], integer[n], scalar(asked.alpha, call.letter), a.at, integer[a.ld],
+            b.at, integer[b.ld], scalar(asked.beta, call.letter), d.at, integer[d.ld],
+        )  # fmt: skip
+        return [*(result.start_as(old) if asked.beta != 0 else []), step, *result.hand_out()]
+
+    return compute
