@@ -24,6 +24,7 @@ from ..transport import HostTransport
 from .products import added, matmul
 from .program import MOST, Preparation, Program
 from .slabs import Array, Steps
+from .tiny import scratch
 from .triangles import sided, triangular
 from .updates import updated
 from .vectors import Reducer, exchanged, scaled
@@ -57,6 +58,7 @@ class HostDirect:
         self._single = transport.size == 1
         self._able = self._single or (len(transport.nodes) == 1 and not transport.why_not_shared)
         self.sets = SlabSets(self._reserve, _LEAST, MOST)
+        self._scratch = scratch()
         self._memory: list[tuple[Array, int]] = []  # the two sets of slabs and their addresses
         self._functions: dict[tuple[str, str], Callable[..., Any]] = {}
         # By set of slabs; None for a call that is not for direct calls.
@@ -147,7 +149,7 @@ class HostDirect:
         if found is not _UNKNOWN:
             return found
         try:
-            call = Preparation(asked, self._function, self._operations, self._transport)
+            call = Preparation(asked, self._function, self._operations, self._transport, self._scratch)
             _, _, _, m, n, _ = asked.d
             call.compute = _COMPUTERS[FAMILIES[asked.routine]](call) if m and n else list
             if call.nbytes > self.sets.most:

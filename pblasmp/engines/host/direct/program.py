@@ -46,9 +46,10 @@ class Preparation:
         load: returns a routine of the BLAS, by letter and name.
         operations: sums of arrays.
         transport: the ranks.
+        scratch: memory of this rank alone, for ``tiny``: calls use it one at a time.
 
     Attributes:
-        asked, operations: as above.
+        asked, operations, scratch: as above.
         letter: BLAS's letter of its type.
         single: there is one rank.
         ranks: how many there are; ``rank`` is this one.
@@ -66,8 +67,10 @@ class Preparation:
         load: Callable[[str, str], Callable[..., Any]],
         operations: Operations,
         transport: SharingTransport,
+        scratch: Array,
     ) -> None:
         self.asked, self.letter, self.operations = asked, asked.d[0].pattern.letter, operations
+        self.scratch = scratch
         self.ranks, self.rank, self._transport = transport.size, transport.rank, transport
         self.single = self.ranks == 1
         self.number = 0 if self.single else vote_number(asked)

@@ -19,9 +19,15 @@ from .local_triangle import Triangular
 from .program import Preparation
 from .slabs import Array, Factor, SharedSlabs, Steps, integer, scalar
 
-__all__ = ["is_tiny", "sided_everywhere", "triangular_everywhere"]
+__all__ = ["is_tiny", "scratch", "sided_everywhere", "triangular_everywhere"]
 
 _MOST, _LARGEST = 1 << 15, 1 << 13  # multiplications, and elements of all matrices
+_ITEM = 16  # bytes of the largest element
+
+
+def scratch() -> Array:
+    """Return memory for any tiny result. Local."""
+    return np.empty(_ITEM * _LARGEST, np.uint8)
 
 
 def is_tiny(call: Preparation, m: int, n: int, k: int) -> bool:
@@ -30,16 +36,16 @@ def is_tiny(call: Preparation, m: int, n: int, k: int) -> bool:
 
 
 class _Result:
-    """All of a result, in this rank's own memory. Making one is local.
+    """All of a result, in this rank's own memory, until the call ends. Making one is local.
 
     Args:
+        call: the call.
         to: where this rank's part of it goes.
     """
 
-    def __init__(self, to: SubMatrix) -> None:
+    def __init__(self, call: Preparation, to: SubMatrix) -> None:
         self._to, self._rows, self._cols = to, whole_span(to.rows.extent), whole_span(to.cols.extent)
-        slabs = self._slabs(to)
-        self._memory = np.zeros(slabs.end, np.uint8)
+        slabs, self._memory = self._slabs(to), call.scratch
         self.array: Array = slabs.array(self._memory, 0, 0)
         self.factor: Factor = slabs.factor(host_address(self._memory), 0, 0)
 
@@ -69,7 +75,7 @@ def triangular_everywhere(call: Preparation, x: SubMatrix, to: SubMatrix) -> Cal
     def compute() -> Steps:
         if not to.active:
             return []
-        result = _Result(to)
+        result = _Result(call, to)
         return [
             (np.copyto, (result.array, call.slab_array(right))),
             *run.steps(call.slab(factor), to.rows.extent, to.cols.extent, result.factor),
@@ -93,7 +99,7 @@ def sided_everywhere(call: Preparation, x: SubMatrix, y: SubMatrix, to: SubMatri
     def compute() -> Steps:
         if not to.active:
             return []
-        result = _Result(to)
+        result = _Result(call, to)
         a, b, d = call.slab(factor), call.slab(other), result.factor
         step = function, (
             side.encode(), uplo.encode(), integer[m], integer[n], scalar(asked.alpha, call.letter), a.at, integer[a.ld],
