@@ -29,8 +29,8 @@ __all__ = [
     "copy_all",
     "intersect",
     "packed",
-    "parts_to_copy",
     "regular",
+    "tiled",
     "unpacked",
 ]
 
@@ -280,11 +280,10 @@ def copy(dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> No
         _copy(to, of, conjugate)
 
 
-def parts_to_copy(dst: Array, src: Array, piece: Piece) -> Iterator[tuple[Array, Array]]:
-    """Yield what ``copy`` copies, as views: of the place to write to, and of what is read. Local."""
-    for to, of in _both_views(dst, src, piece):
-        for tile in _tiles(to, of):
-            yield to[tile], of[tile]
+def tiled(to: Array, of: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield the parts of two arrays, runs of rows × runs of columns, that are copied one after the other. Local."""
+    for tile in _tiles(to, of):
+        yield to[tile], of[tile]
 
 
 def _both_views(dst: Array, src: Array, piece: Piece) -> Iterator[tuple[Array, Array]]:

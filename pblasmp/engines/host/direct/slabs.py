@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....layout.intersection import Piece, Stretch, parts_to_copy
+from ....layout.intersection import Stretch, tiled
 from ...direct.spans import Span, spread
 from ...direct.sub_matrix import SubMatrix
 
@@ -117,46 +117,84 @@ class SharedSlabs:
 
     def write(self, memory: Array) -> Steps:
         """Return the steps that write this rank's part of the operand into the slabs."""
-        steps: Steps = []
         x = self.x
-        if x.active:
-            local = x.local()
-            for slab, rows, cols in self._shared_with(x, memory):
-                for to, of in self._parts(slab, local, rows, cols, x):
-                    steps.append((np.conjugate, (of, to)) if x.conjugated else (np.copyto, (to, of)))
-        return steps
+        if not x.active:
+            return []
+        local, function = _Strided.of_part(x), np.conjugate if x.conjugated else np.copyto
+        return [
+            (function, (of, to) if x.conjugated else (to, of))
+            for slab, rows, cols in self._shared_with(x, memory)
+            for to, of in slab.copied_from(local, rows, cols)
+        ]
 
     def read(self, to: SubMatrix, memory: Array) -> Steps:
         """Return the steps that write what the slabs hold into this rank's part of a matrix of their shape."""
-        steps: Steps = []
-        if to.active:
-            local = to.local()
-            for slab, rows, cols in self._shared_with(to, memory):
-                steps += [
-                    (np.copyto, part) for part in self._parts(local, slab, _back(rows), _back(cols), to)
-                ]
-        return steps
+        if not to.active:
+            return []
+        local = _Strided.of_part(to)
+        return [
+            (np.copyto, pair)
+            for slab, rows, cols in self._shared_with(to, memory)
+            for pair in local.copied_from(slab, _back(rows), _back(cols))
+        ]
 
-    def _parts(
-        self, to: Array, of: Array, rows: Stretch, cols: Stretch, x: SubMatrix
-    ) -> Iterable[tuple[Array, Array]]:
-        """Return what is copied from a slab to this rank's part of a matrix, or back: to where, and what."""
-        if rows.repeat == cols.repeat == 1 and self.by_columns == x.by_columns:
-            _, m, i, _, p, _ = rows
-            _, n, j, _, q, _ = cols
-            return [(to[p : p + m, q : q + n], of[i : i + m, j : j + n])]
-        return parts_to_copy(to, of, Piece((rows,), (cols,)))
-
-    def _shared_with(self, x: SubMatrix, memory: Array) -> Iterator[tuple[Array, Stretch, Stretch]]:
+    def _shared_with(self, x: SubMatrix, memory: Array) -> Iterator[tuple[_Strided, Stretch, Stretch]]:
         """Yield what this rank's part of a matrix has in common with each slab, and where it is in both."""
-        slabs: dict[tuple[int, int], Array] = {}
-        across = spread(x.cols, x.col, self.cols)
+        across, dtype = spread(x.cols, x.col, self.cols), self.x.held.pattern.dtype
         for p, rows in spread(x.rows, x.row, self.rows):
             for q, cols in across:
-                slab = slabs.get((p, q))
-                if slab is None:
-                    slab = slabs[p, q] = self.array(memory, p, q)
-                yield slab, rows, cols
+                m, n = self.shape(p, q)
+                ld = m if self.by_columns else n
+                yield _Strided.of(memory, self.offsets[p, q], dtype, self.by_columns, ld), rows, cols
+
+
+class _Strided(NamedTuple):
+    """A matrix in memory, of which arrays are made: in a tenth of the time that NumPy's ``as_strided`` takes.
+
+    Attributes:
+        memory: the bytes that it is in.
+        start: the offset of its first element.
+        down, across: bytes from an element to the one below, and to the one beside it.
+        dtype: its type.
+    """
+
+    memory: Array
+    start: int
+    down: int
+    across: int
+    dtype: np.dtype
+
+    @classmethod
+    def of(cls, memory: Array, start: int, dtype: np.dtype, by_columns: bool, ld: int) -> _Strided:
+        """Return the matrix that has a leading dimension. Local."""
+        item = dtype.itemsize
+        return cls(memory, start, *((item, ld * item) if by_columns else (ld * item, item)), dtype)
+
+    @classmethod
+    def of_part(cls, x: SubMatrix) -> _Strided:
+        """Return what this rank has of a sub-matrix. Local."""
+        held = x.held
+        return cls.of(held.memory, x.at - held.address, held.pattern.dtype, x.by_columns, x.ld)
+
+    def copied_from(self, source: _Strided, rows: Stretch, cols: Stretch) -> Iterable[tuple[Array, Array]]:
+        """Return what is copied to this matrix from another: to where, and what. Local."""
+        (repeat, m, i, down, p, to_down), (columns, n, j, right, q, to_right) = rows, cols
+        if repeat == columns == 1 and (self.down < self.across) == (source.down < source.across):
+            return [(self._block(m, n, p, q), source._block(m, n, i, j))]
+        shape = repeat, m, columns, n
+        return tiled(self._runs(shape, p, q, to_down, to_right), source._runs(shape, i, j, down, right))
+
+    def _block(self, m: int, n: int, i: int, j: int) -> Array:
+        memory, start, down, across, dtype = self
+        found: Array = np.ndarray((m, n), dtype, memory, start + i * down + j * across, (down, across))
+        return found
+
+    def _runs(self, shape: tuple[int, ...], i: int, j: int, step: int, step_across: int) -> Array:
+        """Return runs of rows × runs of columns, which are ``step`` and ``step_across`` apart, in 4 dimensions."""
+        memory, start, down, across, dtype = self
+        strides = step * down, down, step_across * across, across
+        found: Array = np.ndarray(shape, dtype, memory, start + i * down + j * across, strides)
+        return found
 
 
 def _back(s: Stretch) -> Stretch:
