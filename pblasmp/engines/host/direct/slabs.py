@@ -91,8 +91,7 @@ class SharedSlabs:
         item = x.held.pattern.itemsize
         self._down = down = rows.counts()
         self._across = across = cols.counts()
-        offsets: dict[tuple[int, int], int] = {}
-        at = start
+        offsets, at = {}, start
         for p, m in enumerate(down):
             for q, n in enumerate(across):
                 offsets[p, q] = at
@@ -168,7 +167,9 @@ class _Strided(NamedTuple):
     def of(cls, memory: Array, start: int, dtype: np.dtype, by_columns: bool, ld: int) -> _Strided:
         """Return the matrix that has a leading dimension. Local."""
         item = dtype.itemsize
-        return cls(memory, start, *((item, ld * item) if by_columns else (ld * item, item)), dtype)
+        if by_columns:
+            return cls(memory, start, item, ld * item, dtype)
+        return cls(memory, start, ld * item, item, dtype)
 
     @classmethod
     def of_part(cls, x: SubMatrix) -> _Strided:

@@ -44,21 +44,18 @@ class _Result:
     """
 
     def __init__(self, call: Preparation, to: SubMatrix) -> None:
-        self._to, self._rows, self._cols = to, whole_span(to.rows.extent), whole_span(to.cols.extent)
-        slabs, self._memory = self._slabs(to), call.scratch
-        self.array: Array = slabs.array(self._memory, 0, 0)
-        self.factor: Factor = slabs.factor(host_address(self._memory), 0, 0)
-
-    def _slabs(self, x: SubMatrix) -> SharedSlabs:
-        return SharedSlabs(x, self._rows, self._cols, 0, self._to.by_columns)
+        self._to, self._memory = to, call.scratch
+        self._whole = SharedSlabs(to, *_all_of(to), 0, to.by_columns)
+        self.array: Array = self._whole.array(self._memory, 0, 0)
+        self.factor: Factor = self._whole.factor(host_address(self._memory), 0, 0)
 
     def start_as(self, old: SubMatrix) -> Steps:
         """Return the steps that write this rank's part of a matrix into it."""
-        return self._slabs(old).write(self._memory)
+        return SharedSlabs(old, *_all_of(old), 0, self._to.by_columns).write(self._memory)
 
     def hand_out(self) -> Steps:
         """Return the steps that write this rank's part of it where it goes."""
-        return self._slabs(self._to).read(self._to, self._memory)
+        return self._whole.read(self._to, self._memory)
 
 
 def _all_of(x: SubMatrix) -> tuple[Span, Span]:
