@@ -18,7 +18,9 @@ Options may be in lower case and longer than one letter. An illegal argument rai
 ``ArgumentError``, on every process. Its ``info`` is the number that PBLAS reports: -i for argument i, -(100 i + j) for
 an entry of descriptor i. For DTYPE_ to NB_, j is 1 to 6; for RSRC_, CSRC_ and LLD_ it is 9, 10 and 11, because PBLAS
 counts the entries of its longer descriptor. In one of eleven integers, IMB_ to NB_ are 5 to 8. Redistribution and
-``infog2l``, for which ScaLAPACK has no such numbers, use the same ones.
+``infog2l``, for which ScaLAPACK has no such numbers, use the same ones. Factorisations and solves have ScaLAPACK's: 7,
+8 and 9 for RSRC_, CSRC_ and LLD_, and a sub-matrix that is larger than the rest of its matrix is a fault of M, N, K or
+NRHS, not of IA or JA.
 """
 
 from __future__ import annotations

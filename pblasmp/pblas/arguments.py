@@ -30,8 +30,8 @@ class ParameterError(ArgumentError):
 
     Attributes:
         info: as ScaLAPACK's INFO: ``-i`` if argument i is illegal, ``-(100 * i + j)`` if entry j of descriptor i is,
-            both counted from 1. PBLAS's numbers of ``RSRC_``, ``CSRC_`` and ``LLD_`` are 9, 10 and 11. If several
-            arguments are illegal, the number of the first.
+            both counted from 1. PBLAS's numbers of ``RSRC_``, ``CSRC_`` and ``LLD_`` are 9, 10 and 11, those of
+            ScaLAPACK's factorisations and solves 7, 8 and 9. If several arguments are illegal, the number of the first.
     """
 
     info: int = 0
@@ -50,10 +50,11 @@ class Faults:
     Args:
         call: the routine.
         names: its arguments, in their order.
+        of_pblas: the entries of its descriptors are counted as in PBLAS, not as in ScaLAPACK.
     """
 
-    def __init__(self, call: str, names: Sequence[str]) -> None:
-        self._call, self._names = call, list(names)
+    def __init__(self, call: str, names: Sequence[str], *, of_pblas: bool = True) -> None:
+        self._call, self._names, self._of_pblas = call, list(names), of_pblas
         self._found: list[tuple[int, str]] = []
 
     def __bool__(self) -> bool:
@@ -71,6 +72,7 @@ class Faults:
             which = f"entry {reported} ({entry}) of {which}"
         elif entry:
             label, reported = list(DESCRIPTOR.items())[entry - 1]
+            reported = reported if self._of_pblas else entry
             which = f"entry {entry} ({label}) of {which}"
         self._found.append((100 * number + reported, f"{which}: {text}"))
 

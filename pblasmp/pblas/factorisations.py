@@ -340,7 +340,7 @@ def _asks_for_work(given: Values) -> bool:
 
 def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values) -> int:
     """Check the arguments, agree on them, compute, and return INFO. Collective over the grid."""
-    faults = Faults(full, routine.names)
+    faults = Faults(full, routine.names, of_pblas=False)
     grid = one_grid_of(faults, routine.shapes, given)
     with grid.context.agreement(full) as facts:
         values = _options(routine, faults, given, dtype)
@@ -377,13 +377,13 @@ def _options(routine: ScalapackRoutine, faults: Faults, given: Values, dtype: np
     return values
 
 
-def _extent(values: Values, name: str) -> int:
-    """Return a size by name: "order" is Q's, "longer" that of the longer side of A."""
+def _size(values: Values, name: str) -> str:
+    """Return the argument that is a size: "order" is Q's, "longer" that of the longer side of A."""
     if name == "longer":
-        return max(int(values["m"]), int(values["n"]))
+        return "m" if values["m"] >= values["n"] else "n"
     if name == "order":
-        name = "m" if values["side"] == "L" else "n"
-    return int(values[name])
+        return "m" if values["side"] == "L" else "n"
+    return name
 
 
 def _check_array(faults: Faults, name: str, array: Any, dtype: np.dtype) -> None:
@@ -409,8 +409,9 @@ def _matrices(
     for name, shape in routine.shapes.items():
         i, j = (faults.integer(each, given[each], 1) for each in (f"i{name}", f"j{name}"))
         desc = entries(faults, f"desc{name}", given[f"desc{name}"])
-        rows, cols = (_extent(values, each) for each in shape.split())
-        operands[name] = operand = PblasOperand(name, given[name], i, j, desc, (rows, cols))
+        down, across = (_size(values, each) for each in shape.split())
+        extents = values[down], values[across]
+        operands[name] = operand = PblasOperand(name, given[name], i, j, desc, extents, (down, across))
         facts[name] = i, j, desc[2:8]
         if not desc or check_grid(faults, name, desc, grid):
             operand.check(faults, grid)

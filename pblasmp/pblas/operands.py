@@ -32,6 +32,8 @@ class PblasOperand:
         local: this process's local array of A.
         desc: its nine integers, as far as they are integers.
         shape: rows and columns of sub(A).
+        beyond: the arguments under which it is reported that sub(A) has more rows, or columns, than A: in PBLAS ia and
+            ja, in ScaLAPACK those of its sizes.
     """
 
     name: str
@@ -40,11 +42,12 @@ class PblasOperand:
     j: int
     desc: tuple[int, ...]
     shape: tuple[int, int]
+    beyond: tuple[str, str] | None = None
 
     def check(self, faults: Faults, on: ProcessGrid) -> None:
         """Note what is wrong with A's descriptor and with the place of sub(A) in A. Local.
 
-        Source: PBLAS, PB_Cchkmat.
+        Source: PBLAS, PB_Cchkmat; ScaLAPACK, CHK1MAT.
         """
         what = f"desc{self.name}"
         if len(self.desc) != 9:
@@ -72,13 +75,14 @@ class PblasOperand:
             faults.add(what, f"expected at least {rows}, the rows of this process, got {lld}", 9)
         if empty or min(m, n) < least:
             return
-        for index, start, extent, whole, axis in (
-            (f"i{self.name}", self.i, self.shape[0], m, "rows"),
-            (f"j{self.name}", self.j, self.shape[1], n, "columns"),
+        beyond = self.beyond or (f"i{self.name}", f"j{self.name}")
+        for argument, start, extent, whole, axis in (
+            (beyond[0], self.i, self.shape[0], m, "rows"),
+            (beyond[1], self.j, self.shape[1], n, "columns"),
         ):
             if start + extent - 1 > whole:
                 faults.add(
-                    index,
+                    argument,
                     f"{extent} {axis} from {start} on end at {start + extent - 1}, "
                     f"but {self.name.upper()} has {whole}",
                 )

@@ -144,7 +144,11 @@ def names(comm):
             (-1, "pdpotrf", ("X", 8, *at)),
             (-2, "pdpotrf", ("L", -1, *at)),
             (-2, "pdpotrf", ("L", 2.5, *at)),
-            (-4, "pdpotrf", ("L", 8, a, 2, 1, desc)),
+            (-2, "pdpotrf", ("L", 8, a, 2, 1, desc)),  # as in ScaLAPACK; PBLAS would report IA
+            (-3, "pdpotrs", ("L", 8, 8, *at, b, 1, 2, desc)),
+            (-3, "pdgels", ("N", 7, 8, 8, *at, b, 2, 1, desc)),
+            (-607, "pdpotrf", ("L", 8, a, 1, 1, [*desc[:6], 1, *desc[7:]])),
+            (-1209, "pdgels", ("N", 8, 8, 8, *at, b, 1, 1, [*desc[:8], 7])),
             (-3, "pspotrf", ("L", 8, *at)),
             (-7, "pdgetrf", (8, 8, *at, np.zeros(7, np.int32))),
             (-7, "pdgetrf", (8, 8, *at, np.zeros(10))),
