@@ -96,8 +96,9 @@ class EagerGpu:
     def push(self, stream: str, to: View, of: View) -> None:
         at(to)[...] = at(of)
 
-    def move(self, stream: Any, moves: Iterable[Move]) -> None:
+    def move(self, stream: Any, moves: Iterable[Move], *, conjugate: int = 0) -> None:
         self.moves += 1
+        kind = np.dtype(f"c{conjugate}") if conjugate else None
         for to, there, of, here, (*counts, run) in moves:
             assert min(*there, *here, *counts, run) >= 0
             if 0 in (*counts, run):
@@ -108,7 +109,12 @@ class EagerGpu:
                 )
                 for base, strides in ((to, there), (of, here))
             )
-            target[...] = source
+            if kind is None:
+                target[...] = source
+                continue
+            for at in np.ndindex(*counts):
+                of = np.frombuffer(source[at].tobytes(), kind)
+                target[at] = np.conj(of).tobytes()
 
     def transpose(
         self,

@@ -96,11 +96,11 @@ class CublasmpTransport(Room):
     def copy_piece(self, dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> None:
         """Queue the copy of a piece of one local array to where it belongs in another, converting the type. Local.
 
-        Kernels copy at the speed of memory; CuPy copies what is converted, or conjugated in the same memory order.
+        Kernels copy at the speed of memory; CuPy copies what is converted.
         """
         conjugate = conjugate and src.dtype.kind == "c"
         gpu, minor = self._session.gpu, _contiguous(dst, src)
-        if gpu is None or dst.dtype != src.dtype or (minor is not None and conjugate):
+        if gpu is None or dst.dtype != src.dtype or (conjugate and not _aligned(dst, src)):
             _copy_values(self._cupy, dst, src, piece, conjugate)
             return
         stream = self._cupy.cuda.get_current_stream()
@@ -116,7 +116,7 @@ class CublasmpTransport(Room):
         by_rows = minor == 1
         to, of = (View.of(array if by_rows else array.T) for array in (dst, src))
         lines, runs = (piece.rows, piece.cols) if by_rows else (piece.cols, piece.rows)
-        gpu.kernels.move(stream, moves(to, of, lines, runs))
+        gpu.kernels.move(stream, moves(to, of, lines, runs), conjugate=dst.itemsize if conjugate else 0)
 
     def sum_ranks(self, array: Array) -> None:
         """Queue the sum of a contiguous array over all ranks, in its place. Collective."""
@@ -265,9 +265,13 @@ def _contiguous(dst: Array, src: Array) -> int | None:
 
 def _turns(dst: Array, src: Array) -> bool:
     """Return whether rows of one array and columns of the other are contiguous, and all entries are aligned."""
-    size = dst.itemsize
+    return dst.strides[0] == dst.itemsize == src.strides[1] and _aligned(dst, src)
+
+
+def _aligned(dst: Array, src: Array) -> bool:
+    """Return whether all entries are at multiples of their size."""
     places = (int(dst.data.ptr), int(src.data.ptr), *dst.strides, *src.strides)
-    return dst.strides[0] == size == src.strides[1] and not any(place % size for place in places)
+    return not any(place % dst.itemsize for place in places)
 
 
 def _copy_values(cupy: Any, dst: Array, src: Array, piece: Piece, conjugate: bool) -> None:

@@ -298,6 +298,20 @@ def test_transposing_copies_move_each_entry_once(cupy, kernels, size, extents):
     assert len(cupy.launches) == 1
 
 
+@pytest.mark.parametrize("size", [8, 16])
+def test_copies_that_conjugate_take_a_complex_number_at_a_time(cupy, kernels, size):
+    """However well all of it is aligned."""
+    there, here = (0, 0x400, 0), (0, 0x300, 0)
+    for run in (32, 0x200):
+        kernels.move(None, [(0x1000, there, 0x9000, here, (1, 3, 1, run))], conjugate=size)
+    kernels.move(None, [(0x1000, there, 0x9000, here, (1, 3, 1, 32))])
+    found = [(_BYTES[macros["T"]], macros["FLIP"]) for macros in cupy.launched]
+    assert found == [(size, "flipped"), (size, "flipped"), (16, "")]
+    assert [int(struct["p"][10]) for _, _, (struct, _) in cupy.launches] == [32 // size, 0x200 // size, 2]
+    with pytest.raises(ArgumentError, match=f"complex numbers of {size} bytes at multiples of 4"):
+        kernels.move(None, [(0x1004, there, 0x9000, here, (1, 3, 1, 32))], conjugate=size)
+
+
 def test_copies_of_negative_things(kernels):
     with pytest.raises(ArgumentError, match="none may be < 0"):
         kernels.move(None, [(0, (0, 0, -4), 0, (0, 0, 4), (1, 1, 2, 4))])

@@ -83,7 +83,6 @@ def test_messages_are_packed_and_unpacked(ctx, gpu, orders):
     [
         (("float64", "float64"), "CF", False),
         (("bfloat16", "bfloat16"), "FC", False),
-        (("complex64", "complex64"), "CC", True),
         (("complex128", "complex128"), "CF", True),
         (("float32", "float64"), "CC", False),
         (("float64", "complex64"), "FF", False),
@@ -94,6 +93,13 @@ def test_one_that_transposes_conjugates_or_converts_goes_by_cupy(ctx, gpu, dtype
     kinds = [bfloat16 if dtype == "bfloat16" else dtype for dtype in dtypes]
     copied(ctx, PIECE, SHAPES, kinds, orders, conjugate=conjugate)
     assert gpu.moves == 0
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("orders", ["CC", "FF"])
+def test_the_kernel_conjugates_complex_numbers(ctx, gpu, orders, dtype):
+    copied(ctx, PIECE, SHAPES, [dtype, dtype], orders, conjugate=True)
+    assert gpu.moves == 1
 
 
 def test_real_numbers_are_their_conjugates(ctx, gpu):

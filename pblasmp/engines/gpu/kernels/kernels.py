@@ -292,12 +292,12 @@ class Kernels(CompiledKernels):
         whole = (1, 1, of.rows, of.cols * size)
         self.move(stream, [(to.address, (0, 0, to.ld * size), of.address, (0, 0, of.ld * size), whole)])
 
-    def move(self, stream: Any, moves: Iterable[Move]) -> None:
+    def move(self, stream: Any, moves: Iterable[Move], *, conjugate: int = 0) -> None:
         """Queue what ``moves`` returns. Local."""
-        for launch in self.moves(moves):
+        for launch in self.moves(moves, conjugate=conjugate):
             launch(stream)
 
-    def moves(self, moves: Iterable[Move]) -> list[Launch]:
+    def moves(self, moves: Iterable[Move], *, conjugate: int = 0) -> list[Launch]:
         """Return copies in four dimensions, the last of them contiguous bytes, which do not overlap. Local.
 
         Blocks of a block-cyclic matrix are packed so: (blocks down, rows of one, blocks across, bytes of a row of one).
@@ -305,9 +305,10 @@ class Kernels(CompiledKernels):
         Args:
             moves: of each where it is written, and the bytes from one to the next along the first three dimensions
                 there; the same where it is read; the extents of the four dimensions.
+            conjugate: the bytes of complex numbers, 8 or 16, whose conjugates are written; 0: bytes are copied.
 
         Raises:
-            ArgumentError: an extent or a stride is negative.
+            ArgumentError: an extent or a stride is negative, or no multiple of the bytes of complex numbers.
         """
         alike: dict[tuple[int, int], list[Move]] = {}
         for each in moves:
@@ -318,15 +319,19 @@ class Kernels(CompiledKernels):
                 )
             if 0 not in extents:
                 word = _word(each)
+                if conjugate:
+                    if word < conjugate:
+                        raise ArgumentError(f"complex numbers of {conjugate} bytes at multiples of {word}")
+                    word = conjugate
                 many = 0 if extents[-1] // word < _LONG else 8 if word <= 4 else 4
                 alike.setdefault((word, many), []).append(each)
         return [
-            self._move(word, many, some[first : first + _MOVES])
+            self._move(word, many, some[first : first + _MOVES], "flipped" if conjugate else "")
             for (word, many), some in alike.items()
             for first in range(0, len(some), _MOVES)
         ]
 
-    def _move(self, word: int, each: int, moves: Sequence[Move]) -> Launch:
+    def _move(self, word: int, each: int, moves: Sequence[Move], flip: str) -> Launch:
         """Return one kernel: ``word`` bytes at a time, ``each`` times by a thread of a warp, or 0."""
         # a piece is what so many threads copy at a time
         threads, piece = (32, 32 * each * word) if each else (1, word)
@@ -338,7 +343,7 @@ class Kernels(CompiledKernels):
             first = (first + count) % grid
         room = _room(len(moves))
         kernel = self._compiled(
-            "move", MOVE, T=_WORDS[word], EACH=each, INDEX=_index(max(totals)), MOVES=room
+            "move", MOVE, T=_WORDS[word], EACH=each, INDEX=_index(max(totals)), MOVES=room, FLIP=flip
         )
         each = len(words) // len(moves)
         addresses = [each * i + at for i in range(len(moves)) for at in (0, 1)]

@@ -9,6 +9,13 @@ _COMMON = r"""
 typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32; typedef unsigned long long u64;
 """
 
+# A complex number in a word, and its conjugate: the upper half with the other sign.
+_WORDS = r"""
+struct alignas(16) quad { u32 v[4]; };
+__device__ __forceinline__ u64 flipped(u64 x) { return x ^ 0x8000000000000000ull; }
+__device__ __forceinline__ quad flipped(quad x) { x.v[3] ^= 0x80000000u; return x; }
+"""
+
 SYNC = (
     _COMMON
     + r"""
@@ -165,12 +172,12 @@ extern "C" __global__ void __launch_bounds__(512) add(
 # Copies in four dimensions, the last a run of bytes, one after another: the blocks of threads that begin the next one
 # follow those that end the one before. T is as wide as every address and stride allows. Of short runs (EACH is 0) a
 # thread copies a word; of long ones a warp copies EACH words per thread, so that narrow words also reach the speed of
-# memory.
+# memory. With FLIP every word is a complex number, whose conjugate is written.
 MOVE = (
     _COMMON
+    + _WORDS
     + r"""
 struct Strides { u64 a, b, c; };
-struct alignas(16) quad { u32 v[4]; };
 struct Move { char* to; const char* from; Strides there, here; u64 nb, nc, run, total, first; };
 struct Moves { Move m[MOVES]; };
 extern "C" __global__ void __launch_bounds__(512) move(const __grid_constant__ Moves moves, int count) {
@@ -191,9 +198,9 @@ extern "C" __global__ void __launch_bounds__(512) move(const __grid_constant__ M
 #pragma unroll
       for (int j = 0; j < EACH; ++j) if (32 * j < left) word[j] = from[32 * j];
 #pragma unroll
-      for (int j = 0; j < EACH; ++j) if (32 * j < left) to[32 * j] = word[j];
+      for (int j = 0; j < EACH; ++j) if (32 * j < left) to[32 * j] = FLIP(word[j]);
 #else
-      *to = *from;
+      *to = FLIP(*from);
 #endif
     }
   }
@@ -204,13 +211,11 @@ extern "C" __global__ void __launch_bounds__(512) move(const __grid_constant__ M
 # equal distances. Every entry is one word; FLIP changes the sign of its upper half.
 TRANSPOSE = (
     _COMMON
+    + _WORDS
     + r"""
 struct Steps { u64 row_run, row, col_run, col; };
-struct alignas(16) quad { u32 v[4]; };
 __device__ __forceinline__ u64 at(Steps s, u32 r, u32 c, u32 rows_run, u32 cols_run)
 { return r / rows_run * s.row_run + r % rows_run * s.row + c / cols_run * s.col_run + c % cols_run * s.col; }
-__device__ __forceinline__ u64 flipped(u64 x) { return x ^ 0x8000000000000000ull; }
-__device__ __forceinline__ quad flipped(quad x) { x.v[3] ^= 0x80000000u; return x; }
 extern "C" __global__ void __launch_bounds__(256) transpose(
     char* to, Steps there, const char* from, Steps here, u32 rows, u32 rows_run, u32 cols, u32 cols_run) {
   __shared__ T tile[32][33];
