@@ -89,10 +89,11 @@ def one_sum(cupy: Any, kernels: Kernels, rng: random.Random, seed: int) -> str:
 
 
 def one_move(cupy: Any, kernels: Kernels, rng: random.Random, seed: int) -> str:
-    """Make some copies of bytes in four dimensions; return what is wrong."""
+    """Make some copies of bytes in four dimensions, or of conjugates; return what is wrong."""
     moves, places, ends = [], [], [0, 0]
+    conjugate = rng.choice([0, 0, 8, 16])
     for _ in range(rng.choice([1, 3, 40])):
-        unit = rng.choice([1, 2, 4, 8, 16])
+        unit = max(conjugate, rng.choice([1, 2, 4, 8, 16]))
         run = rng.choice([rng.randint(1, 9), rng.randint(60, 600)])
         extents = [rng.randint(1, 5), rng.randint(1, 6), rng.randint(1, 5), unit * run]
         strides, at = [], []
@@ -118,12 +119,15 @@ def one_move(cupy: Any, kernels: Kernels, rng: random.Random, seed: int) -> str:
     kernels.move(
         cupy.cuda.get_current_stream(),
         [(to + at, there, of + start, here, extents) for (at, there), (start, here), extents in moves],
-        rng.choice([0, 1, 2]),
+        conjugate=conjugate,
     )
     expected = np.zeros(target.size, np.uint8)
     for there, here in places:
         expected[there] = values[here]
-    return "" if np.array_equal(target.get(), expected) else f"copies are wrong: {moves}"
+        if conjugate:  # the last byte has the sign of the imaginary part
+            expected[there[conjugate - 1 :: conjugate]] ^= 0x80
+    wrong = f"copies are wrong, conjugates of {conjugate} bytes: {moves}"
+    return "" if np.array_equal(target.get(), expected) else wrong
 
 
 def one_transpose(cupy: Any, kernels: Kernels, rng: random.Random, seed: int) -> str:
