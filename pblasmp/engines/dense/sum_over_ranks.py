@@ -53,7 +53,8 @@ class ReducedProduct(Product):
             partial[...] = 0
         engine.transport.sum_ranks(partial)
         if self._inside and options.beta != 0 and operands.c is not None:
-            partial += options.beta * operands.c.astype(self._dtype)
+            c = operands.c.astype(self._dtype, copy=False)
+            operations.add(partial, 1, partial, options.beta, c, None, conjugate=False)
         if self._finish is not None:
             self._finish(partial, operands)
         if self._inside and partial is not operands.d:
