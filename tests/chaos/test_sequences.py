@@ -25,7 +25,7 @@ from pblasmp.launch import Job as Ranks
 from tests.chaos import sequences
 from tests.chaos.sequences import GROWTH, WARM_UP, Sequences, Watch, grown, read, run
 from tests.helpers.gpu.jobs import Job
-from tests.helpers.lengths import draws
+from tests.helpers.lengths import draws, only_long
 from tests.helpers.machine import machine
 from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
 from tests.helpers.recorder import build
@@ -56,7 +56,7 @@ def some(comm, engine, seed, count, length):
 
 
 @starts_ranks
-@pytest.mark.parametrize("nranks", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("nranks", [1, 2, 3, *only_long(4, 5), 6])
 def test_sequences_on_cpu_ranks(nranks):
     count = draws(1, long=3)
     lines, counts = run_mpi(some, nranks, engine="host", seed=nranks, count=count, length=60)[0]
@@ -172,7 +172,7 @@ SPOILED = {
 
 def found_in(comm, what):
     spoil, _, engine, only, _ = SPOILED[what]
-    with pytest.MonkeyPatch.context() as patch, program(comm, engine, seed=5, length=60, only=only) as found:
+    with pytest.MonkeyPatch.context() as patch, program(comm, engine, seed=5, length=40, only=only) as found:
         spoil(patch)
         for number in range(20):
             found.run(number)

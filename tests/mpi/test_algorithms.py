@@ -15,6 +15,7 @@ from pblasmp.engines.product import Product
 from pblasmp.engines.protocol import Method
 from pblasmp.layout import ParallelProblem
 from tests.helpers.cases import agreed_error, first, misplaced, numbers, scattered, unlike
+from tests.helpers.lengths import only_long
 from tests.helpers.mpi import run_mpi
 from tests.helpers.tensor_cases import FORMS, Case
 
@@ -499,7 +500,7 @@ def repeated_by_some(comm):
             yield f"a plan that holds memory, {i}", None if made == 1 else f"{made} new plans"
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 4])
+@pytest.mark.parametrize("nranks", [1, 2, *only_long(4)])
 def test_repeated_calls(nranks):
     run_mpi(repeated, nranks)
 

@@ -23,6 +23,7 @@ from tests.helpers.cases import (
     scattered,
     unlike,
 )
+from tests.helpers.lengths import in_turn
 from tests.helpers.mpi import run_mpi
 
 RANKS = (1, 2, 4, 6)
@@ -290,8 +291,7 @@ def test_np_save_leaves_no_file(tmp_path):
     assert not (tmp_path / "x.npy").exists()
 
 
-@pytest.mark.parametrize("nranks", RANKS)
-@pytest.mark.parametrize("cases", [operators, in_place, views])
+@pytest.mark.parametrize(("cases", "nranks"), list(in_turn((operators, in_place, views), RANKS, keep=2)))
 def test_operators(cases, nranks):
     run_mpi(cases, nranks)
 

@@ -16,6 +16,7 @@ from pblasmp.engines.host.direct import calls, tiny
 from pblasmp.engines.host.direct import products as products_module
 from pblasmp.pblas import moves
 from tests.helpers.cases import agreed_error, first, unlike
+from tests.helpers.lengths import only_long
 from tests.helpers.mpi import run_mpi
 
 N, NB = 40, 6
@@ -107,7 +108,7 @@ def cholesky(comm):
                 yield f"pblas {grid}", first(wrong, planned and f"{planned} calls needed a plan")
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 4, 6])
+@pytest.mark.parametrize("nranks", [1, 2, 4, *only_long(6)])
 def test_cholesky_needs_no_plans(nranks):
     run_mpi(cholesky, nranks)
 

@@ -40,7 +40,7 @@ def everything(comm, count):
 
 @pytest.mark.parametrize("nranks", [1, 2, 4, 6])
 def test_every_layout(nranks):
-    run_mpi(everything, nranks, count=draws(2 if nranks < 6 else 1, long=8))
+    run_mpi(everything, nranks, count=draws(2 if nranks < 4 else 1, long=8))
 
 
 @pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), (3, 1)])

@@ -8,6 +8,7 @@ rest have any layout, and are compared with NumPy.
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import numpy as np
@@ -346,7 +347,7 @@ def everything(comm, count, flavour):
     with pb.Context(comm, engine="host") as ctx:
         shapes = [(p, comm.size // p) for p in range(1, comm.size + 1) if comm.size % p == 0]
         every = [(s, pblas.gridinit(ctx, o, *s), slk.grid(*s, o)) for s in shapes for o in ("row", "col")]
-        for letter in "sdcz" * count:
+        for letter in itertools.islice(itertools.cycle("szdc"), count):
             for case in CASES:
                 with panels_of(ctx, int(rng.integers(1, 9))):
                     name, wrong = case(Call(ctx, slk, letter, every, rng))
@@ -358,5 +359,5 @@ def everything(comm, count, flavour):
 
 @pytest.mark.parametrize("nranks", [1, 2, 4, 6])
 def test_beside_scalapack(nranks, flavour):
-    count = draws({1: 3, 2: 2, 4: 1, 6: 1}[nranks], long=13)  # of each type and routine
+    count = draws({1: 12, 2: 8, 4: 4, 6: 2}[nranks], long=52)  # of each routine; the types take turns
     run_mpi(everything, nranks, count=count, flavour=flavour, timeout=120, launch=True)

@@ -305,10 +305,10 @@ def test_contexts_in_different_orders_are_found_out(name, waits, tmp_path):
 
 
 @starts_ranks
-def test_a_thousand_open_plans_warn(tmp_path):
+def test_many_open_plans_warn(tmp_path):
     status, printed, _ = ends("too_many_plans", tmp_path, 2)
     assert status == 0, printed
-    words = "1 warning has 1000 open plans: close those that are no longer used"
+    words = "1 warning has 50 open plans: close those that are no longer used"
     assert [on_rank(printed, rank) for rank in range(2)] == [[words]] * 2, printed
 
 

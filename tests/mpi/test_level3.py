@@ -58,7 +58,7 @@ def extents(comm):
     with pb.Context(comm, engine="host") as ctx:
         for routine in ROUTINES:
             paths = paths_of(routine)
-            keep = min(draws(3, long=1), len(paths))
+            keep = min(draws(5, long=1), len(paths))
             turns = itertools.cycle([paths[i::keep] for i in range(keep)])
             for sizes in itertools.product((0, 7), repeat=3):
                 for algo in next(turns):
@@ -85,9 +85,9 @@ OTHERS = [routine for routine in ROUTINES if routine not in SIDED]
 
 
 @pytest.mark.parametrize("routines", [SIDED, OTHERS], ids=["sided", "others"])
-@pytest.mark.parametrize(("nranks", "part", "parts"), [(1, 0, 1), (2, 0, 6), (4, 1, 9), (6, 2, 24)])
+@pytest.mark.parametrize(("nranks", "part", "parts"), [(1, 0, 2), (2, 0, 7), (4, 1, 13), (6, 2, 35)])
 def test_every_option_of_every_routine(nranks, part, parts, routines):
-    """All on one rank, a quarter of them on two ranks, a sixth on four, a sixteenth on six."""
+    """Half of them on one rank, fewer on more ranks."""
     run_mpi(everything, nranks, routines=routines, part=part, parts=draws(parts, long=1))
 
 
@@ -104,4 +104,4 @@ def test_large_matrices(nranks):
 @pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), (6, 4), (3, 1)])
 def test_several_nodes(nranks, per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    run_mpi(everything, nranks, routines=list(ROUTINES), part=nranks, parts=draws(36, long=9))
+    run_mpi(everything, nranks, routines=list(ROUTINES), part=nranks, parts=draws(50, long=9))

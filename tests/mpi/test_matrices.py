@@ -24,6 +24,7 @@ from tests.helpers.cases import (
     short_messages,
     unlike,
 )
+from tests.helpers.lengths import only_long
 from tests.helpers.mpi import run_mpi
 
 SHAPES = ((0, 0), (0, 5), (5, 0), (1, 1), (1, 17), (13, 9), (20, 20))
@@ -232,7 +233,7 @@ def test_types_are_converted(nranks):
     run_mpi(conversions, nranks)
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
+@pytest.mark.parametrize("nranks", [2, *only_long(4)])
 def test_messages_of_many_mebibytes(nranks):
     run_mpi(large, nranks)
 

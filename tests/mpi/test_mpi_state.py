@@ -12,6 +12,7 @@ import sys
 
 import pytest
 
+from pblasmp import launch
 from pblasmp.launch import Job
 from tests.helpers.mpi import ROOT, starts_ranks
 
@@ -144,21 +145,21 @@ def job(arguments, nranks, folder):
 @starts_ranks
 @pytest.mark.parametrize("nranks", [1, 3])
 def test_after_finalize_every_call_says_so(nranks, tmp_path):
-    printed = job([sys.executable, "-W", "error", "-c", ENTRIES + FINALIZED], nranks, tmp_path)
+    printed = job([*launch.interpreter(), "-W", "error", "-c", ENTRIES + FINALIZED], nranks, tmp_path)
     assert printed.count("end") == nranks
 
 
 @starts_ranks
 @pytest.mark.parametrize("script", [NOT_INITIALIZED, FINALIZED], ids=["not initialized", "finalized"])
 def test_without_a_launcher(script):
-    command = [sys.executable, "-W", "error", "-c", ENTRIES + script]
+    command = [*launch.interpreter(), "-W", "error", "-c", ENTRIES + script]
     child = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=ROOT)
     assert (child.returncode, child.stdout) == (0, "end\n"), child
 
 
 @starts_ranks
 def test_before_init_every_way_to_a_context_says_so(tmp_path):
-    printed = job([sys.executable, "-W", "error", "-c", ENTRIES + NOT_INITIALIZED], 2, tmp_path)
+    printed = job([*launch.interpreter(), "-W", "error", "-c", ENTRIES + NOT_INITIALIZED], 2, tmp_path)
     assert printed.count("end") == 2
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pblasmp import launch
 from tests.helpers.mpi import ROOT, starts_ranks
 
 pytestmark = starts_ranks
@@ -58,7 +59,15 @@ def session(pytester, monkeypatch):
     monkeypatch.setenv("PBLASMP_TEST_SESSION", str(pytester.path))
 
     def run(*arguments):
-        result = pytester.runpytest_subprocess("-p", "no:pblasmp", "-p", "no:cacheprovider", *arguments)
+        options = [
+            "--basetemp",
+            str(pytester.path / "temporary"),
+            "-p",
+            "no:pblasmp",
+            "-p",
+            "no:cacheprovider",
+        ]
+        result = pytester.run(*launch.interpreter(), "-m", "pytest", *options, *arguments)
         assert not _left(str(pytester.path)), "ranks outlive the session"
         return result
 

@@ -83,9 +83,7 @@ def run_routines(comm, dtype, spoiled=None):
     with pb.Context(comm, engine="host") as ctx:
         scatter = ctx.scatter
         for name, has in ROUTINES.items():
-            for (flags,) in in_turn(
-                legal_flags(name, dtype), keep=3, first=DTYPES.index(dtype) + ctx.size // 2
-            ):
+            for (flags,) in in_turn(legal_flags(name, dtype), keep=5, first=DTYPES.index(dtype) + ctx.size):
                 grid = pick(rng, grids(ctx.size))
                 of = {
                     each: layout(rng, shape, ctx.size, grid=grid, dtype=dtype)

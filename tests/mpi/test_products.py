@@ -218,7 +218,7 @@ def in_place(comm):
             yield f"{op_a}{op_b} {algo}", first(wrong, misplaced(out, x @ y))
 
 
-@pytest.mark.parametrize(("nranks", "parts"), [(1, 2), (2, 3), (3, 3), (4, 3), (6, 5)])
+@pytest.mark.parametrize(("nranks", "parts"), [(1, 2), (2, 3), (3, 3), (4, 3), (6, 9)])
 def test_every_op_in_every_mix_of_orders_on_every_path(nranks, parts):
     """On 2, 3 and 4 ranks together all of them."""
     parts = draws(parts, long=1 if nranks == 4 else parts)
@@ -242,4 +242,4 @@ def test_operands_that_need_not_move(nranks):
 @pytest.mark.parametrize(("nranks", "per_node"), [(2, 1), (3, 2), (4, 2), (6, 4), (6, 1)])
 def test_several_nodes(nranks, per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    run_mpi(ops_and_orders, nranks, part=nranks + per_node, parts=draws(8, long=4))
+    run_mpi(ops_and_orders, nranks, part=nranks + per_node, parts=draws(12, long=4))

@@ -40,7 +40,7 @@ def same(found, expected):
 def against_numpy(comm, seed):
     rng = np.random.default_rng(seed)
     with pb.Context(comm, engine="host") as ctx:
-        for count in range(draws(14, long=24)):
+        for count in range(draws(8, long=24)):
             shape = pick(rng, ((17, 13), (1, 9), (30, 2), (0, 5), (5, 0), (0, 0), (12, 12)))
             d = layout(rng, shape, comm.size, dtype=pick(rng, (*TYPES, *FLOAT8)))
             whole = numbers(rng, shape, d.dtype if d.dtype.kind == "c" else "float64").astype(d.dtype)

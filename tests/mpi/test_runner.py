@@ -18,6 +18,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.testing import pool as pools
 from pblasmp.testing import runner
+from tests.helpers.lengths import only_long
 from tests.helpers.mpi import ROOT, RanksFailedError, run_mpi, starts_ranks
 
 HERE = "tests.mpi.test_runner"
@@ -147,11 +148,12 @@ def _marked():
 
 
 @pytest.fixture
-def new_python(monkeypatch):
-    """Ranks are what users get: new Pythons, not forks of one that has imported already."""
+def new_python(monkeypatch, request):
+    """Ranks are what users get: new Pythons, not forks of one that has imported already; in the short form, once."""
     own = pools.Pool()
     monkeypatch.setattr(runner, "pool", own)
-    monkeypatch.setattr("pblasmp.launch.interpreter", lambda: [sys.executable])
+    if "kept" not in request.node.name or only_long(True):
+        monkeypatch.setattr("pblasmp.launch.interpreter", lambda: [sys.executable])
     monkeypatch.setenv("PBLASMP_TEST_OF", f"{os.getpid()}, new")
     yield
     own.close()

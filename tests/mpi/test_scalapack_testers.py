@@ -9,10 +9,12 @@ import pytest
 
 from pblasmp.errors import LibraryNotFoundError
 from reference import testers
-from tests.helpers.lengths import draws
+from tests.helpers.lengths import draws, only_long
 
 SHORT = [
-    tester for tester in testers.TESTERS if tester.program in ("PBLAS/dpb3tst", "xcllt", "xdqr", "xdinv")
+    tester
+    for tester in testers.TESTERS
+    if tester.program in ("PBLAS/dpb3tst", "xcllt", "xdqr", *only_long("xdinv"))
 ]
 CALL_LEVEL_1 = ("xdqr",)
 """Those that also test routines that are not here: what these call of levels 1 and 2 is left to ScaLAPACK."""

@@ -88,7 +88,7 @@ def held(problem, rank, beta):
     return total
 
 
-def in_part(number, names, keep=5):
+def in_part(number, names, keep=8):
     """Some of the names of algorithms, one at least: cases take them in turn."""
     keep = min(draws(keep, long=1), len(names))
     return names[number % keep :: keep]
@@ -134,7 +134,7 @@ def run_routines(comm, per_node):
     with pb.Context(comm, engine="host") as ctx, short_messages(64):
         wire = Wire(ctx)
         for name, has in ROUTINES.items():
-            for number, flags in enumerate(legal_flags(name, "complex64")[:: draws(7, long=5)]):
+            for number, flags in enumerate(legal_flags(name, "complex64")[:: draws(11, long=5)]):
                 grid = pick(rng, grids(ctx.size))
                 of = {
                     each: layout(rng, shape, ctx.size, grid=grid, dtype="complex64")
@@ -170,7 +170,7 @@ def run_forms(comm, per_node):
                 with pb.plan(form, x, w, ctx) as plan:
                     p = plan.problem
                 algorithms = [each for each, verdict in pb.algorithms(p, ctx).items() if verdict]
-                for algo in in_part(number, algorithms, 3):
+                for algo in in_part(number, algorithms, 5):
                     with pb.plan(form, x, w, ctx, algo=algo) as plan:
                         wrong = differences(
                             ctx, wire, lambda plan=plan, x=x: plan(x), plan, p, algo, per_node
@@ -182,7 +182,7 @@ def run_moves(comm):
     rng = np.random.default_rng(7)
     with pb.Context(comm, engine="host") as ctx, short_messages(64):
         wire = Wire(ctx)
-        for turn in range(40):
+        for turn in range(draws(20, long=40)):
             shape = tuple(int(x) for x in rng.integers(1, 60, 2))
             source, target = (layout(rng, shape, ctx.size) for _ in range(2))
             a = ctx.zeros(source)

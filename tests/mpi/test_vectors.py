@@ -15,7 +15,7 @@ from pblasmp.engines.direct.slab_sets import SlabSets
 from pblasmp.engines.host.direct import tiny
 from pblasmp.pblas import routines as pblas_routines
 from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
-from tests.helpers.lengths import draws
+from tests.helpers.lengths import draws, only_long
 from tests.helpers.mpi import run_mpi
 from tests.helpers.vector_cases import DTYPES, WRITERS, called, legal_options, vector
 
@@ -477,7 +477,7 @@ def mistakes(comm):
             yield call.__name__, agreed_error(ctx, pb.ArgumentError, words, call, frozen, **how)
 
 
-@pytest.mark.parametrize("nranks", [1, 4, 6])
+@pytest.mark.parametrize("nranks", [1, *only_long(4), 6])
 def test_every_option(nranks):
     run_mpi(everything, nranks, count=draws(1, long=2))
 

@@ -42,9 +42,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def fetch(folders: Mapping[str, Path], file: str) -> None:
+def header_of(requirement: str) -> str:
+    """The header that is kept of a wheel."""
+    if requirement == CUDA_RUNTIME:
+        return "library_types.h"
+    return "cusolverMp.h" if requirement in SOLVERS.values() else "cublasmp.h"
+
+
+def fetch(folders: Mapping[str, Path]) -> None:
     """Keep one header of each wheel and, where it has a library, the names that the library exports."""
-    missing = [requirement for requirement, into in folders.items() if not (into / file).exists()]
+    missing = [name for name, into in folders.items() if not (into / header_of(name)).exists()]
     if not missing:
         return
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
@@ -58,7 +65,7 @@ def fetch(folders: Mapping[str, Path], file: str) -> None:
         for requirement in missing:
             distribution = requirement.partition("==")[0].replace("-", "_")
             (wheel,) = Path(scratch).glob(f"{distribution}-*.whl")
-            keep(wheel, file, folders[requirement])
+            keep(wheel, header_of(requirement), folders[requirement])
 
 
 def keep(wheel: Path, file: str, into: Path) -> None:
@@ -78,21 +85,18 @@ def exported_names(library: str) -> list[str]:
 
 @pytest.fixture(scope="session")
 def folder(request: pytest.FixtureRequest) -> Callable[[str], Path]:
-    """Returns the folder with what was kept of a wheel; all are fetched at once, both of a version by one pip."""
+    """Returns the folder with what was kept of a wheel; all are fetched at once, by one pip for each version."""
     cache = request.config.cache
     assert cache is not None
     folders = {
         name: cache.mkdir(f"pblasmp-{name}") for name in (*WHEELS.values(), *SOLVERS.values(), CUDA_RUNTIME)
     }
+    more = {501: [CUDA_RUNTIME], 801: [SOLVERS[800]], 901: [SOLVERS[901]]}
+    jobs = {}
     with ThreadPoolExecutor(4) as pool:
-        jobs = {CUDA_RUNTIME: pool.submit(fetch, {CUDA_RUNTIME: folders[CUDA_RUNTIME]}, "library_types.h")}
-        solvers = pool.submit(fetch, {SOLVERS[901]: folders[SOLVERS[901]]}, "cusolverMp.h")
-        older = pool.submit(fetch, {SOLVERS[800]: folders[SOLVERS[800]]}, "cusolverMp.h")
-        jobs |= {SOLVERS[901]: solvers, SOLVERS[800]: older}
         for version in BUILDS:
-            pair = [WHEELS[cuda, version] for cuda in ("cu12", "cu13")]
-            job = pool.submit(fetch, {name: folders[name] for name in pair}, "cublasmp.h")
-            jobs |= dict.fromkeys(pair, job)
+            names = [WHEELS[cuda, version] for cuda in ("cu12", "cu13")] + more.get(version, [])
+            jobs |= dict.fromkeys(names, pool.submit(fetch, {name: folders[name] for name in names}))
 
     def get(name: str) -> Path:
         jobs[name].result()

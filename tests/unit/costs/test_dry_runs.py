@@ -12,7 +12,7 @@ from pblasmp.costs.pretend import _PretendedRanks, _World, dry_run
 from pblasmp.layout import ParallelProblem
 from tests.helpers.cases import numbers
 from tests.helpers.layouts import random_product
-from tests.helpers.lengths import in_turn
+from tests.helpers.lengths import in_turn, only_long
 
 SLABS = ("shared", "gathered", "panels", "stationary")
 
@@ -80,7 +80,7 @@ def test_routines_and_forms(nranks):
         ("matmul_allgather", (whole, some, some, whole)),
     ):
         p = ParallelProblem(form, *sizes, real, real, real)
-        for algo in ("push", "mpi"):
+        for algo in ("push", *(only_long("mpi") if nranks > 16 else ["mpi"])):
             run = dry_run(p, algo, ranks_per_node=8)
             if algo == "push":
                 counts = p.traffic(algo, ranks_per_node=8)

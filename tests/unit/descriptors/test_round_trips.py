@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -22,6 +22,7 @@ from pblasmp.layout.level3 import ROUTINES
 from pblasmp.layout.schemes import SCHEMES
 from pblasmp.problems import files
 from pblasmp.problems.schema import to_toml
+from tests.helpers.lengths import draws
 from tests.helpers.oracle import descriptors
 
 if sys.version_info >= (3, 11):
@@ -61,6 +62,7 @@ def test_shipped_problems(name):
     assert pb.load_problem(name) == PROBLEMS[name]
 
 
+@settings(max_examples=draws(50, long=100))
 @given(
     descriptors(), descriptors(), descriptors(), st.none() | descriptors(),
     st.sampled_from("NTC"), st.sampled_from("NTC"), st.sampled_from(list(SCHEMES)),
@@ -69,6 +71,7 @@ def test_any_product_legal_or_not(a, b, d, c, op_a, op_b, scheme):
     there_and_back(pb.MatmulProblem(a, b, d, op_a, op_b, c, scheme), "problem")
 
 
+@settings(max_examples=draws(50, long=100))
 @given(
     st.sampled_from([*ROUTINES]), descriptors(), descriptors(), descriptors(), descriptors(),
     st.sampled_from("LR"), st.sampled_from("LU"), st.sampled_from("NTC"), st.sampled_from("NU"), st.booleans(),
@@ -342,6 +345,7 @@ def test_hostile_files(tmp_path, text):
     assert files.check(path) != []
 
 
+@settings(max_examples=draws(50, long=100))
 @given(st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),

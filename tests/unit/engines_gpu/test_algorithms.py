@@ -35,11 +35,12 @@ from tests.helpers.gpu.algorithms import (
     small_panels,
 )
 from tests.helpers.gpu.moves import one_move
-from tests.helpers.lengths import draws
+from tests.helpers.lengths import draws, only_long
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
 RANKS = [1, 2, 4]
+KEEP = {1: 3, 2: 3, 4: 5}  # of how many combinations one is tried
 
 
 @contextmanager
@@ -141,37 +142,37 @@ def moves(comm: Any, path: str, count: int, kernels: bool) -> Any:
 @starts_ranks
 @pytest.mark.parametrize("ranks", RANKS)
 def test_products(stand_in, ranks):
-    run_mpi(products, ranks, path=stand_in(1000), count=draws(4, long=40))
+    run_mpi(products, ranks, path=stand_in(1000), count=draws(3, long=40))
 
 
 @starts_ranks
 @pytest.mark.parametrize("ranks", RANKS)
 def test_schemes(stand_in, ranks):
-    run_mpi(schemes, ranks, path=stand_in(1000), count=draws(2, long=8))
+    run_mpi(schemes, ranks, path=stand_in(1000), count=draws(1, long=8))
 
 
 @starts_ranks
 @pytest.mark.parametrize(("ranks", "dtypes"), [(1, ["float64"]), (2, ["bfloat16"]), (4, ["float32"])])
 def test_epilogues(stand_in, ranks, dtypes):
-    run_mpi(what_follows, ranks, path=stand_in(1000), dtypes=dtypes, keep=draws(ranks, long=1))
+    run_mpi(what_follows, ranks, path=stand_in(1000), dtypes=dtypes, keep=draws(KEEP[ranks], long=1))
 
 
 @starts_ranks
 @pytest.mark.parametrize("ranks", RANKS)
 def test_float8(stand_in, ranks):
-    run_mpi(eight_bits, ranks, path=stand_in(1000), keep=draws(ranks, long=1))
+    run_mpi(eight_bits, ranks, path=stand_in(1000), keep=draws(KEEP[ranks], long=1))
 
 
 @starts_ranks
 @pytest.mark.parametrize("ranks", RANKS)
 def test_routines(stand_in, ranks):
-    run_mpi(routines, ranks, path=stand_in(1000), count=draws(1 if ranks == 4 else 2, long=6))
+    run_mpi(routines, ranks, path=stand_in(1000), count=draws(1, long=6))
 
 
 @starts_ranks
 @pytest.mark.parametrize("ranks", RANKS)
 def test_tensor_parallel(stand_in, ranks):
-    run_mpi(tensor_parallel, ranks, path=stand_in(1000), count=draws(3, long=8))
+    run_mpi(tensor_parallel, ranks, path=stand_in(1000), count=draws(2, long=8))
 
 
 @starts_ranks
@@ -212,7 +213,7 @@ def repeated(comm: Any, path: str) -> Any:
 
 
 @starts_ranks
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", [1, 2, *only_long(4)])
 def test_repeated_calls(stand_in, ranks):
     run_mpi(repeated, ranks, path=stand_in(1000))
 

@@ -32,12 +32,12 @@ def problem(scheme: str, size: int, order: str, dtype: str, ops: str) -> pb.Matm
 
 
 def follow_all(comm: Any, path: str) -> Any:
-    """Types take turns: 1, 2 and 4 ranks have each of them once or twice."""
+    """Types take turns on 1, 2 and 4 ranks."""
     rng = np.random.default_rng(81)
     with machine(path, Following, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
             for scheme, kind, order, dtype in in_turn(
-                ("gemm", *MAKERS), KINDS, "CF", ("float64", "float32", "bfloat16"), keep=3, first=ctx.size
+                ("gemm", *MAKERS), KINDS, "CF", ("float64", "float32", "bfloat16"), keep=5, first=ctx.size
             ):
                 ops = ("NN", "TN", "NT", "TT")[int(rng.integers(4))]
                 p = problem(scheme, ctx.size, order, dtype, ops)

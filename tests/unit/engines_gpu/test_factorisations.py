@@ -35,10 +35,9 @@ def everything(comm: Any, path: str) -> Any:
         mock.patch.object(panel_shape, "_ROUNDS", 0),  # small blocks are groups of panels, too
     ):
         with pb.Context(comm, engine="cublasmp") as ctx:
-            for case in CASES:
-                for dtype in TYPES:
-                    with panels_of(ctx, int(rng.integers(1, 9))), by_inverses(ctx, int(rng.integers(1, 5))):
-                        yield case(ctx, rng, dtype)
+            for case, dtype in in_turn(CASES, TYPES, keep=2):
+                with panels_of(ctx, int(rng.integers(1, 9))), by_inverses(ctx, int(rng.integers(1, 5))):
+                    yield case(ctx, rng, dtype)
             with panels_of(ctx, 4):
                 yield from failures(ctx, rng)
         yield "inverses", None if invert.call_count else "none"

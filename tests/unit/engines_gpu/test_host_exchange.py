@@ -20,7 +20,7 @@ def trips(comm: Any, path: str, directory: str, panel: int) -> Any:
     with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
         patch.setattr(host_exchange, "_PANEL_BYTES", panel)
         with pb.Context(comm, engine="cublasmp") as ctx:
-            for seed in range(draws(20, long=60)):
+            for seed in range(draws(10, long=60)):
                 yield f"seed {seed}", one_trip(ctx, seed, directory) or None
         lib.assert_clean()
         lib.gpu.assert_clean()

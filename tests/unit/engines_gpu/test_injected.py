@@ -122,15 +122,15 @@ def tells(broken_off: Path) -> Iterator[None]:
         SideChannel.break_ = break_
 
 
-def failures(comm: Any, path: str, directory: str, reach: bool = False, whole: int = 1) -> Any:
-    """Every place fails on every rank, in the short form on one rank: they take turns.
+def failures(comm: Any, path: str, directory: str, reach: bool = False, keep: int = 1) -> Any:
+    """Every place fails on every rank, in the short form one in ``keep``, other ones on each rank.
 
     Args:
         comm: the ranks.
         path: the library.
         directory: where a rank says that it has broken off.
         reach: the GPUs reach each other.
-        whole: whether every place fails on every rank.
+        keep: of how many places one fails on a rank.
     """
     health._FLAGS_SECONDS = 0.02  # what flags can end, ends at once on these GPUs
     begins = overlapped_life if reach else life
@@ -144,7 +144,7 @@ def failures(comm: Any, path: str, directory: str, reach: bool = False, whole: i
     yield "places", None if len(mine) >= 40 else f"{len(mine)}"
     for failing in range(comm.size):
         places = comm.bcast(mine if comm.rank == failing else None, failing)
-        for place in places if whole else places[failing :: comm.size]:
+        for place in places[failing::keep]:
             with machine(path, Meeting, comm=comm.Dup(), **how()) as lib:
                 broken_off = Path(directory, f"{failing} {' '.join(place)}")
                 lib.gpu.patience, lib.gpu.hopeless = PATIENCE, broken_off.exists
@@ -175,16 +175,16 @@ def wrong(lib: Meeting, error: Exception | None, name: str, *, here: bool) -> li
 
 
 @starts_ranks
-@pytest.mark.parametrize(("nranks", "version"), [(1, 1000), (2, 1000), (2, 700)])
-def test_every_call_failing_on_each_rank(stand_in, tmp_path, nranks, version):
+@pytest.mark.parametrize(("nranks", "version", "keep"), [(1, 1000, 2), (2, 1000, 2), (2, 700, 4)])
+def test_every_call_failing_on_each_rank(stand_in, tmp_path, nranks, version, keep):
     """With 0.7 symmetric memory is NVSHMEM's."""
-    how = {"path": stand_in(version), "directory": str(tmp_path), "whole": draws(0, long=1)}
+    how = {"path": stand_in(version), "directory": str(tmp_path), "keep": draws(keep, long=1)}
     run_mpi(failures, nranks, timeout=240, **how)
 
 
 @starts_ranks
 def test_every_call_of_our_own_algorithms_failing_on_each_rank(stand_in, tmp_path):
-    how = {"path": stand_in(1000), "directory": str(tmp_path), "whole": draws(0, long=1)}
+    how = {"path": stand_in(1000), "directory": str(tmp_path), "keep": draws(3, long=1)}
     run_mpi(failures, 2, timeout=240, reach=True, **how)
 
 

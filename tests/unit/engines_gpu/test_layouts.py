@@ -79,19 +79,19 @@ def pblas_names(comm: Any, path: str, count: int) -> Any:
 @starts_ranks
 @pytest.mark.parametrize("ranks", RANKS)
 def test_products(stand_in, ranks):
-    run_mpi(products, ranks, path=stand_in(1000), count=draws(12, long=30))
+    run_mpi(products, ranks, path=stand_in(1000), count=draws(8, long=30))
 
 
 @starts_ranks
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_routines(stand_in, ranks):
-    run_mpi(routines, ranks, path=stand_in(1000), count=draws(4, long=8))
+    run_mpi(routines, ranks, path=stand_in(1000), count=draws(2, long=8))
 
 
 @starts_ranks
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_pblas_names(stand_in, ranks):
-    run_mpi(pblas_names, ranks, path=stand_in(1000), count=draws(4, long=8))
+    run_mpi(pblas_names, ranks, path=stand_in(1000), count=draws(2, long=8))
 
 
 GRID = pb.Grid(1, 1)

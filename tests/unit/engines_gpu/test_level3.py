@@ -24,7 +24,7 @@ from pblasmp.layout.level3 import ROUTINES
 from pblasmp.testing import level3 as reference
 from tests.helpers.failing_calls import left_behind, lives, names
 from tests.helpers.gpu.level3 import cases, one_case
-from tests.helpers.lengths import draws
+from tests.helpers.lengths import draws, only_long
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -59,7 +59,7 @@ def random_calls(comm: Any, path: str, version: int, routines: list[str], count:
 
 
 @starts_ranks
-@pytest.mark.parametrize(("version", "ranks"), [(1000, 4), (1000, 2), (900, 2)])
+@pytest.mark.parametrize(("version", "ranks"), [(1000, 4), *only_long((1000, 2)), (900, 2)])
 def test_random_calls(stand_in, version, ranks):
     how = {"routines": OF_CUBLASMP, "count": draws(1, long=3)}
     run_mpi(random_calls, ranks, path=stand_in(version), version=version, **how)
