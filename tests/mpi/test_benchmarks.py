@@ -169,7 +169,7 @@ def test_host_times_of_calls(tmp_path):
     assert kinds == {"matmul": both, "trsm": both, "syrk": both, "geadd": both, "view": {"new"}}
 
 
-TINY = ("--width=16", "--heads=4", "--tokens=12", "--batch=2", "--steps=2", "--rounds=3")
+TINY = ("--layers=2", "--width=16", "--heads=4", "--tokens=12", "--batch=2", "--steps=2", "--rounds=3")
 
 WRONG = """
 import sys
@@ -196,12 +196,12 @@ transformer.main(sys.argv[1:])
 """
 
 
-def run_transformer(tmp_path, *command, layers=2):
+def run_transformer(tmp_path, *command):
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [str(find_launcher().path), "-n", "2", *launch.interpreter(), *command, *TINY,
-         f"--layers={layers}", f"--results={tmp_path}"],
+         f"--results={tmp_path}"],
         check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 
@@ -244,9 +244,7 @@ def test_transformer_refuses_what_cannot_be_split(options):
 
 
 def test_transformer_with_fused_products(tmp_path):
-    done = run_transformer(
-        tmp_path, "-m", "benchmarks.transformer", "--rehearse", layers=1
-    )  # which it compiles
+    done = run_transformer(tmp_path, "-m", "benchmarks.transformer", "--rehearse")
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(rates_of(done.stdout)) == ["pblasmp", "PyTorch", "PyTorch async TP, compiled"]
 
