@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from ...direct.blas_form import factors_of_product, moved_in_place, old_values
 from ...direct.spans import Span, spread, whole_span
 from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, stays
 from .program import Preparation
-from .slabs import Factor, SharedSlabs, Step, Steps, along, integer, scalar
+from .slabs import Factor, SharedSlabs, Step, Steps, Strided, along, integer, scalar
 from .tiny import is_tiny
 
 __all__ = ["added", "collected", "copied", "gemm", "matmul", "quietly", "side_by_side"]
@@ -168,27 +167,21 @@ def collected(call: Preparation, to: SubMatrix, sums: SharedSlabs, parts: Span, 
         beta: what D is scaled by.
     """
     steps: Steps = []
-    d, whole = to.local(), whole_span(to.cols.extent)
+    d, whole = Strided.of_part(to), whole_span(to.cols.extent)
     counted = [q for q, count in enumerate(parts.counts()) if count]
     runs = [
-        (slice(at, at + s.length), slice(there, there + s.length))
+        (s.length, s.src + r * s.src_step, s.dst + r * s.dst_step)
         for _, s in spread(to.cols, to.col, whole)
-        for at, there in ((s.src + r * s.src_step, s.dst + r * s.dst_step) for r in range(s.repeat))
+        for r in range(s.repeat)
     ]
-    for cols, of_sums in runs:
-        for p, rows in spread(to.rows, to.row, sums.rows):
-            of = [call.slab_array(sums, p, q) for q in counted]
-            found = [_runs(each, rows.repeat, rows.length, rows.dst, rows.dst_step) for each in of]
-            into = _runs(d, rows.repeat, rows.length, rows.src, rows.src_step)
-            there = [each[..., of_sums] for each in found]
-            steps.append((quietly, (_add_up, into[..., cols], beta, there)))
+    for n, j, of_sums in runs:
+        for p, (repeat, m, i, down, there, down_there) in spread(to.rows, to.row, sums.rows):
+            shape = repeat, m, 1, n
+            found = [
+                call.slab_strided(sums, p, q).runs(shape, there, of_sums, down_there, 0) for q in counted
+            ]
+            steps.append((quietly, (_add_up, d.runs(shape, i, j, down, 0), beta, found)))
     return steps
-
-
-def _runs(array: Any, repeat: int, length: int, start: int, step: int) -> Any:
-    """Return runs of rows, ``step`` rows from one to the next, as an array of three dimensions."""
-    rows, (down, across) = array[start:], array.strides
-    return as_strided(rows, (repeat, length, array.shape[1]), (step * down, down, across))
 
 
 def _add_up(d: Any, beta: complex, parts: list[Any]) -> None:

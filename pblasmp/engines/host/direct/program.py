@@ -13,7 +13,7 @@ from ...direct import Asked
 from ...direct.spans import Span
 from ...direct.sub_matrix import SubMatrix, vote_number
 from ...protocol import Operations, SharingTransport
-from .slabs import ALIGNED, Array, Factor, SharedSlabs, Steps
+from .slabs import ALIGNED, Array, Factor, SharedSlabs, Steps, Strided
 
 __all__ = ["MOST", "Preparation", "Program"]
 
@@ -130,6 +130,12 @@ class Preparation:
         assert self._memory is not None
         p, q = row if slabs.rows.nprocs > 1 else 0, col if slabs.cols.nprocs > 1 else 0
         return slabs.array(self._memory[0], p, q)
+
+    def slab_strided(self, slabs: SharedSlabs, row: int = 0, col: int = 0) -> Strided:
+        """Return a process's slab, of which arrays are made."""
+        assert self._memory is not None
+        p, q = row if slabs.rows.nprocs > 1 else 0, col if slabs.cols.nprocs > 1 else 0
+        return slabs.strided(self._memory[0], p, q)
 
     def taken_from(self, slabs: SharedSlabs, to: SubMatrix) -> Steps:
         """Return the steps that write what slabs hold into this rank's part of a matrix."""

@@ -14,7 +14,18 @@ from ....layout.intersection import Stretch, tiled
 from ...direct.spans import Span, spread
 from ...direct.sub_matrix import SubMatrix
 
-__all__ = ["ALIGNED", "Factor", "SharedSlabs", "Step", "Steps", "along", "integer", "real", "scalar"]
+__all__ = [
+    "ALIGNED",
+    "Factor",
+    "SharedSlabs",
+    "Step",
+    "Steps",
+    "Strided",
+    "along",
+    "integer",
+    "real",
+    "scalar",
+]
 
 Array = NDArray[Any]
 Step = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -114,12 +125,17 @@ class SharedSlabs:
         m, n = self.shape(p, q)
         return Factor(base + self.offsets[p, q], self.by_columns, max(1, m if self.by_columns else n))
 
+    def strided(self, memory: Array, p: int, q: int) -> Strided:
+        """Return a slab, of which arrays are made."""
+        ld = self._down[p] if self.by_columns else self._across[q]
+        return Strided.of(memory, self.offsets[p, q], self.x.held.pattern.dtype, self.by_columns, ld)
+
     def write(self, memory: Array) -> Steps:
         """Return the steps that write this rank's part of the operand into the slabs."""
         x = self.x
         if not x.active:
             return []
-        local, function = _Strided.of_part(x), np.conjugate if x.conjugated else np.copyto
+        local, function = Strided.of_part(x), np.conjugate if x.conjugated else np.copyto
         return [
             (function, (of, to) if x.conjugated else (to, of))
             for slab, rows, cols in self._shared_with(x, memory)
@@ -130,24 +146,22 @@ class SharedSlabs:
         """Return the steps that write what the slabs hold into this rank's part of a matrix of their shape."""
         if not to.active:
             return []
-        local = _Strided.of_part(to)
+        local = Strided.of_part(to)
         return [
             (np.copyto, pair)
             for slab, rows, cols in self._shared_with(to, memory)
             for pair in local.copied_from(slab, _back(rows), _back(cols))
         ]
 
-    def _shared_with(self, x: SubMatrix, memory: Array) -> Iterator[tuple[_Strided, Stretch, Stretch]]:
+    def _shared_with(self, x: SubMatrix, memory: Array) -> Iterator[tuple[Strided, Stretch, Stretch]]:
         """Yield what this rank's part of a matrix has in common with each slab, and where it is in both."""
-        across, dtype = spread(x.cols, x.col, self.cols), self.x.held.pattern.dtype
+        across = spread(x.cols, x.col, self.cols)
         for p, rows in spread(x.rows, x.row, self.rows):
             for q, cols in across:
-                m, n = self.shape(p, q)
-                ld = m if self.by_columns else n
-                yield _Strided.of(memory, self.offsets[p, q], dtype, self.by_columns, ld), rows, cols
+                yield self.strided(memory, p, q), rows, cols
 
 
-class _Strided(NamedTuple):
+class Strided(NamedTuple):
     """A matrix in memory, of which arrays are made: in a tenth of the time that NumPy's ``as_strided`` takes.
 
     Attributes:
@@ -164,7 +178,7 @@ class _Strided(NamedTuple):
     dtype: np.dtype
 
     @classmethod
-    def of(cls, memory: Array, start: int, dtype: np.dtype, by_columns: bool, ld: int) -> _Strided:
+    def of(cls, memory: Array, start: int, dtype: np.dtype, by_columns: bool, ld: int) -> Strided:
         """Return the matrix that has a leading dimension. Local."""
         item = dtype.itemsize
         if by_columns:
@@ -172,26 +186,26 @@ class _Strided(NamedTuple):
         return cls(memory, start, ld * item, item, dtype)
 
     @classmethod
-    def of_part(cls, x: SubMatrix) -> _Strided:
+    def of_part(cls, x: SubMatrix) -> Strided:
         """Return what this rank has of a sub-matrix. Local."""
         held = x.held
         return cls.of(held.memory, x.at - held.address, held.pattern.dtype, x.by_columns, x.ld)
 
-    def copied_from(self, source: _Strided, rows: Stretch, cols: Stretch) -> Iterable[tuple[Array, Array]]:
+    def copied_from(self, source: Strided, rows: Stretch, cols: Stretch) -> Iterable[tuple[Array, Array]]:
         """Return what is copied to this matrix from another: to where, and what. Local."""
         (repeat, m, i, down, p, to_down), (columns, n, j, right, q, to_right) = rows, cols
         if repeat == columns == 1 and (self.down < self.across) == (source.down < source.across):
             return [(self._block(m, n, p, q), source._block(m, n, i, j))]
         shape = repeat, m, columns, n
-        return tiled(self._runs(shape, p, q, to_down, to_right), source._runs(shape, i, j, down, right))
+        return tiled(self.runs(shape, p, q, to_down, to_right), source.runs(shape, i, j, down, right))
 
     def _block(self, m: int, n: int, i: int, j: int) -> Array:
         memory, start, down, across, dtype = self
         found: Array = np.ndarray((m, n), dtype, memory, start + i * down + j * across, (down, across))
         return found
 
-    def _runs(self, shape: tuple[int, ...], i: int, j: int, step: int, step_across: int) -> Array:
-        """Return runs of rows × runs of columns, which are ``step`` and ``step_across`` apart, in 4 dimensions."""
+    def runs(self, shape: tuple[int, ...], i: int, j: int, step: int, step_across: int) -> Array:
+        """Return runs of rows × runs of columns, ``step`` and ``step_across`` apart, in 4 dimensions. Local."""
         memory, start, down, across, dtype = self
         strides = step * down, down, step_across * across, across
         found: Array = np.ndarray(shape, dtype, memory, start + i * down + j * across, strides)
