@@ -299,6 +299,9 @@ def _triangles(comm):
                         f"{dtype} {name} {side}{uplo}{op}{diag}",
                         _far(found / abs(wanted).max(), wanted / abs(wanted).max()),
                     )
+            expected = y.allgather()[3:, 4:5] * whole[5, 5]
+            pb.trmm(x[5:6, 5:6], y[3:, 4:5], side="R", out=z[3:, 4:5])
+            yield f"{dtype} trmm by one element", unlike(z[3:, 4:5].allgather(), expected)
             yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
 
 

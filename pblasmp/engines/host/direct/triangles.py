@@ -35,7 +35,7 @@ def triangular(call: Preparation) -> Callable[[], Steps]:
     x, to = SubMatrix(asked.a), SubMatrix(asked.d)
     tiny = is_tiny(call, x.rows.extent, to.rows.extent, to.cols.extent)
     if not (call.single or tiny or same_rank(x, to)):
-        if asked.routine == "trmm" and 1 in (to.rows.extent, to.cols.extent):
+        if asked.routine == "trmm" and 1 in (to.rows.extent, to.cols.extent) and x.rows.extent > 1:
             return multiplied_in_place(call, x, to)
         if asked.routine == "trsm" and to.cols.extent == 1 and asked.side == "L":
             with suppress(UnfitError):
