@@ -20,7 +20,7 @@ from .arguments import Faults
 from .grids import ProcessGrid, of_number
 from .operands import entries
 
-__all__ = ["DirectForm", "here"]
+__all__ = ["DirectForm", "part_of"]
 
 _INTEGER = {int}
 _REMEMBERED = 1024  # layouts of a grid, and calls
@@ -133,10 +133,10 @@ def _part(placed: _Placed, i: Any, j: Any, m: int, n: int, increment: Any) -> Pa
     return held, i - 1, j - 1, m, n, is_row
 
 
-def here(
+def part_of(
     array: Any, i: Any, j: Any, desc: Any, shape: tuple[int, int], dtype: np.dtype, *, written: bool
-) -> NDArray[Any] | None:
-    """Return a sub-matrix on a grid of this process alone as an array; None if it is none, or not legal. Local.
+) -> tuple[ProcessGrid, Part] | None:
+    """Return a sub-matrix with its grid; None if there is something to say about it. Local.
 
     Args:
         array, i, j, desc: the arguments of its matrix.
@@ -146,7 +146,7 @@ def here(
     """
     try:
         grid = of_number(desc[1])
-        if grid is None or grid.grid.size > 1 or type(array) is not np.ndarray or array.dtype != dtype:
+        if grid is None or type(array) is not np.ndarray or array.dtype != dtype:
             return None
         place = _place(array, desc)
         placed = grid.layouts.get((dtype.char, place)) or _looked_up(grid, place, array, desc, dtype)
@@ -155,11 +155,7 @@ def here(
     if placed is None or (written and not array.flags.writeable):
         return None
     part = _part(placed, i, j, *shape, None)
-    if part is None:
-        return None
-    held, row, col, m, n, _ = part
-    found: NDArray[Any] = held.array[row : row + m, col : col + n]
-    return found
+    return None if part is None else (grid, part)
 
 
 class _LegalCall(NamedTuple):

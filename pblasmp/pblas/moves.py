@@ -3,21 +3,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import struct
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comm import Cell, Exchange, Side
-from ..engines.arrays import overlap
+from ..comm import Cell, Exchange, Side, agree_after
+from ..engines.direct import Moved, Part
 from ..errors import RankMismatchError
 from ..layout import Grid, MatrixDescriptor, Trapezoid
 from ..layout.trapezoid import copy_part
 from ..matrix import DistributedMatrix
 from .arguments import Faults
-from .direct import here
+from .direct import part_of
 from .grids import meant, of_number
 from .operands import PblasOperand, check_sharing, entries, staged
 from .routines import DTYPE, PblasFunction
@@ -81,8 +84,9 @@ def mover(name: str, letter: str) -> PblasFunction:
 
     def function(*args: Any, **kwargs: Any) -> None:
         given = signature.bind(*args, **kwargs).arguments
-        if not _move_here(full, DTYPE[letter], given):
-            _move(full, names, DTYPE[letter], given)
+        done = _move_at_once(full, DTYPE[letter], given)
+        if not done:
+            _move(full, names, DTYPE[letter], given, voted=done is False)
 
     triangular = name == "trmr2d"
     function.__name__ = function.__qualname__ = full
@@ -97,36 +101,64 @@ def mover(name: str, letter: str) -> PblasFunction:
     return function
 
 
-def _move_here(full: str, dtype: np.dtype, given: dict[str, Any]) -> bool:
-    """Move between grids of this process alone, if a glance at the arguments shows that they are legal. Local.
+def _move_at_once(full: str, dtype: np.dtype, given: dict[str, Any]) -> bool | None:
+    """Move if a glance at the arguments shows that they are legal. Collective over the grid of ictxt.
 
     Returns:
-        Whether it is done; if not, nothing has happened.
+        True: it is done. None: nothing has happened. False: the ranks have voted and did not agree.
     """
     everybody, m, n = of_number(given["ictxt"]), given["m"], given["n"]
-    if everybody is None or everybody.grid.size > 1:
-        return False
-    if type(m) is not int or type(n) is not int or min(m, n) < 1:
-        return False
+    if everybody is None or type(m) is not int or type(n) is not int or min(m, n) < 1:
+        return None
     uplo, diag = given.get("uplo", "L"), given.get("diag", "N")
     if uplo not in ("U", "u", "L", "l") or diag not in ("N", "n", "U", "u"):
-        return False
-    a, b = (
-        here(given[x], given[f"i{x}"], given[f"j{x}"], given[f"desc{x}"], (m, n), dtype, written=x == "b")
-        for x in "ab"
-    )
-    if a is None or b is None or overlap(a, b):
-        return False
-    with everybody.context.running(full):
-        if "uplo" in given:
-            part = Trapezoid.of_shape((m, n), uplo.upper(), diag.upper())
-            copy_part(b, a, part, np.arange(m), np.arange(n))
-        else:
-            np.copyto(b, a)
-    return True
+        return None
+    ctx = everybody.context
+    direct = ctx.direct
+    if direct is None or ctx.engine.xp is not np or ctx.control.gone():
+        return None
+    found = [_described(given, x, (m, n), dtype) for x in "ab"]
+    if found[0] is None or found[1] is None:
+        return None
+    (a, of_a), (b, of_b) = found[0], found[1]
+    if a and b and a[0].address < b[0].end and b[0].address < a[0].end:
+        return None
+    part = Trapezoid.of_shape((m, n), uplo.upper(), diag.upper()) if "uplo" in given else None
+    ctx.check_open()
+    return direct.move(ctx.control, Moved(full, f"{part}", (m, n), dtype.itemsize, a, b, of_a, of_b, part))
 
 
-def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any]) -> None:
+def _described(
+    given: dict[str, Any], x: str, shape: tuple[int, int], dtype: np.dtype
+) -> tuple[Part | None, tuple[int, int, int] | None] | None:
+    """Return a part of a matrix, and what ``Moved`` says of it; None if there is something to say about it. Local."""
+    desc = given[f"desc{x}"]
+    if _is_outside(desc):
+        return None, None
+    place = given[x], given[f"i{x}"], given[f"j{x}"], desc
+    found = part_of(*place, shape, dtype, written=x == "b")
+    if found is None:
+        return None
+    grid, part = found
+    return part, (_number(part), grid.grid.size, grid.context.rank)
+
+
+def _is_outside(desc: Any) -> bool:
+    """Return whether this process is outside a matrix's grid. Local."""
+    try:
+        return bool(desc[1] == -1)
+    except (TypeError, IndexError, KeyError, ValueError):
+        return False
+
+
+def _number(part: Part) -> int:
+    """Return a number below 2^53 of what all processes of its grid must say of a sub-matrix. Local."""
+    held, i, j, _, _, _ = part
+    digest = hashlib.blake2b(held.pattern.digest + struct.pack("=2q", i, j), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 11
+
+
+def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any], *, voted: bool) -> None:
     """Check the arguments, agree on them, move. Collective over the grid of ictxt."""
     faults = Faults(full, names)
     everybody = of_number(given["ictxt"])
@@ -137,29 +169,10 @@ def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any]) -
             raise faults.error()
     ctx = everybody.context
     with ctx.running(full):
-        mine: dict[str, DistributedMatrix] = {}
-        described: dict[str, Described] = {}
-        with ctx.agreement(full) as facts:
-            m, n = (faults.integer(name, given[name], 0) for name in "mn")
-            trapezoid = [
-                faults.letter(name, given[name], allowed)
-                for name, allowed in (("uplo", "UL"), ("diag", "NU"))
-                if name in names
-            ]
-            for name in "ab":
-                operand = _operand(faults, name, given, (m, n))
-                grid = of_number(operand.desc[1]) if operand and operand.desc else None
-                if not operand or grid is None:
-                    continue
-                operand.check(faults, grid)
-                matrix = None if faults else operand.matrix(faults, grid, dtype, written=name == "b")
-                if matrix is not None:
-                    mine[name] = matrix
-                    described[name] = (grid.grid, operand.desc[2:8], operand.i, operand.j)
-            check_sharing(faults, mine, "b")
-            faults.check()
-            on_one_grid = len(mine) == 2 and all(x.context is ctx for x in mine.values())
-            facts.update(m=m, n=n, trapezoid=trapezoid, matrices=described if on_one_grid else None)
+        m, n, trapezoid, mine, described, on_one_grid = agree_after(
+            voted, partial(ctx.agreement, full), partial(_read, full, names, dtype, given, ctx)
+        )
+        faults = Faults(full, names)
         if 0 in (m, n):
             return
         part = Trapezoid.of_shape((m, n), *trapezoid) if trapezoid else None
@@ -181,6 +194,43 @@ def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any]) -
         Exchange(ctx.comm, source, target, dtype).run(from_a, _in_cells(target, ctx.rank, arrived))
         if b is not None and arrived is not None:
             _write(b, arrived, part)
+
+
+def _read(
+    full: str,
+    names: list[str],
+    dtype: np.dtype,
+    given: dict[str, Any],
+    ctx: Any,
+    facts: dict[str, Any],
+) -> tuple[int, int, list[str], dict[str, DistributedMatrix], dict[str, Described], bool]:
+    """Return the arguments, and this process's matrices; add what must be equal to ``facts``. Local."""
+    faults = Faults(full, names)
+    if of_number(given["ictxt"]) is None:
+        faults.add("ictxt", f"{given['ictxt']!r} is not a context of this process")
+    m, n = (faults.integer(name, given[name], 0) for name in "mn")
+    trapezoid = [
+        faults.letter(name, given[name], allowed)
+        for name, allowed in (("uplo", "UL"), ("diag", "NU"))
+        if name in names
+    ]
+    mine: dict[str, DistributedMatrix] = {}
+    described: dict[str, Described] = {}
+    for name in "ab":
+        operand = _operand(faults, name, given, (m, n))
+        grid = of_number(operand.desc[1]) if operand and operand.desc else None
+        if not operand or grid is None:
+            continue
+        operand.check(faults, grid)
+        matrix = None if faults else operand.matrix(faults, grid, dtype, written=name == "b")
+        if matrix is not None:
+            mine[name] = matrix
+            described[name] = (grid.grid, operand.desc[2:8], operand.i, operand.j)
+    check_sharing(faults, mine, "b")
+    faults.check()
+    on_one_grid = len(mine) == 2 and all(x.context is ctx for x in mine.values())
+    facts.update(m=m, n=n, trapezoid=trapezoid, matrices=described if on_one_grid else None)
+    return m, n, trapezoid, mine, described, on_one_grid
 
 
 def _operand(faults: Faults, name: str, given: dict[str, Any], shape: tuple[int, int]) -> PblasOperand | None:

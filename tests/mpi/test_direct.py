@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 
 import numpy as np
@@ -499,6 +500,58 @@ def moved_alone(comm):
     yield "closed", None
 
 
+def moved_together(comm):
+    """p?gemr2d and p?trmr2d between grids take one vote; what the processes do not say alike is found as ever."""
+    with pb.Context(comm, engine="host") as ctx:
+        everybody = pblas.gridinit(ctx, "Row", 1, comm.size)
+        every = {
+            shape: pblas.gridinit(ctx, "Col", *shape)
+            for shape in ((1, comm.size), (comm.size, 1), (1, 2), (1, 1))
+        }
+        last = comm.rank == comm.size - 1
+
+        def held(shape, x, block, source):
+            """The arguments of a matrix on a grid; its local array is a copy."""
+            ictxt = every[shape]
+            if ictxt == -1:
+                return [np.zeros((1, 1)), 1, 1, np.full(9, -1)]
+            d = pb.MatrixDescriptor(x.shape, block, pb.Grid(*shape, order="col"), source, "f8", "F")
+            local = np.asfortranarray(x[np.ix_(*d.global_indices(comm.rank))])
+            desc = pblas.descinit(*x.shape, *block, *source, ictxt, max(1, local.shape[0]))
+            return [local, 3, 2, desc]
+
+        x, y = np.arange(400.0).reshape(20, 20), np.zeros((20, 20))
+        planned, moves._move = moves._move, None
+        try:
+            for count, (of, to) in enumerate(itertools.permutations(every, 2)):
+                m, n = 5 + count, 17 - count
+                a, b = held(of, x, (3, 2), (0, of[1] - 1)), held(to, y, (2, 4), (to[0] - 1, 0))
+                expected = y.copy()
+                part, options = np.ones((m, n), bool), ()
+                if count % 2:
+                    options = "LU"[count % 4 // 2], "N"
+                    i, j = np.indices((m, n))
+                    part = j - i <= max(n - m, 0) if options[0] == "L" else j - i >= min(n - m, 0)
+                expected[2 : 2 + m, 1 : 1 + n][part] = x[2 : 2 + m, 1 : 1 + n][part]
+                getattr(pblas, "pdtrmr2d" if options else "pdgemr2d")(*options, m, n, *a, *b, everybody)
+                there = held(to, expected, (2, 4), (to[0] - 1, 0))
+                yield f"{of} to {to} {options}", unlike(b[0], there[0])
+        finally:
+            moves._move = planned
+        a, b = held((1, comm.size), x, (3, 2), (0, 0)), held((1, 2), y, (2, 4), (0, 0))
+
+        def move(m=5, i=3, uplo="L"):
+            pblas.pdtrmr2d(uplo, "N", m, 6, a[0], i, *a[2:], *b, everybody)
+
+        yield "m", agreed_error(ctx, pb.RankMismatchError, ["\n  m:"], move, m=5 + last)
+        yield "uplo", agreed_error(ctx, pb.RankMismatchError, ["trapezoid"], move, uplo="UL"[last])
+        yield "ia", agreed_error(ctx, pb.RankMismatchError, ["A: ", "in 2 ways"], move, i=3 - last)
+        yield "illegal", agreed_error(ctx, pblas.ParameterError, ["argument"], move, i=18 if last else 3)
+        yield "nothing is written", unlike(b[0], held((1, 2), y, (2, 4), (0, 0))[0])
+        for ictxt in (everybody, *every.values()):
+            pblas.gridexit(ictxt)
+
+
 def bounded(comm):
     """Ever new calls are not kept, and repeated ones only as long as there is room, fit for direct calls or not."""
     with pb.Context(comm, engine="host") as ctx:
@@ -602,5 +655,6 @@ def test_calls_on_nothing(nranks):
     run_mpi(nothing, nranks)
 
 
-def test_moves_of_one_process():
+def test_moves_between_grids():
     run_mpi(moved_alone, 1)
+    run_mpi(moved_together, 4)

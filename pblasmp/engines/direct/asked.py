@@ -12,11 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dtypes import element_type
-from ...layout import Grid, MatrixDescriptor
+from ...layout import Grid, MatrixDescriptor, Trapezoid
 from .addresses import host_address
 from .spans import Axes
 
-__all__ = ["FAMILIES", "Asked", "Direct", "Held", "Part", "Pattern", "alias", "pattern_at", "pattern_of"]
+__all__ = [
+    "FAMILIES",
+    "Asked",
+    "Direct",
+    "Held",
+    "Moved",
+    "Part",
+    "Pattern",
+    "alias",
+    "pattern_at",
+    "pattern_of",
+]
 
 _LARGEST = 2**31 - 1  # BLAS's integers
 _ENTRIES = struct.Struct("=11q")  # of a descriptor
@@ -200,6 +211,29 @@ class Asked(NamedTuple):
     beta: complex = 0
 
 
+class Moved(NamedTuple):
+    """A copy of a matrix from one grid to another, as this rank is asked for it.
+
+    Attributes:
+        call: its name in messages.
+        options: what all ranks must give alike.
+        shape, itemsize: rows, columns and bytes of an element.
+        a, b: this rank's part of the matrix that is read, and of the one that is written; None outside its grid.
+        of_a, of_b: what all its ranks must say of it, as a number below 2^53; how many these are; which this one is.
+        part: what is copied; None for all.
+    """
+
+    call: str
+    options: str
+    shape: Pair
+    itemsize: int
+    a: Part | None
+    b: Part | None
+    of_a: tuple[int, int, int] | None
+    of_b: tuple[int, int, int] | None
+    part: Trapezoid | None
+
+
 class Direct(Protocol):
     """How an engine computes direct calls."""
 
@@ -216,6 +250,13 @@ class Direct(Protocol):
 
     def reduce(self, control: Any, asked: Asked) -> Any:
         """Return the result of one of ``REDUCTIONS``; None or False as ``run`` does. Collective over the context.
+
+        Raises:
+            Exception: what the ranks agreed to raise.
+        """
+
+    def move(self, control: Any, moved: Moved) -> bool | None:
+        """Copy a matrix; return what ``run`` does. Collective over the context.
 
         Raises:
             Exception: what the ranks agreed to raise.

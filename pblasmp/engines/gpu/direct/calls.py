@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ....comm import Communicator, break_off, vote_on
-from ...direct import FAMILIES, Asked, Part
+from ...direct import FAMILIES, Asked, Moved, Part
 from ...direct.slab_sets import SlabSets
 from ...direct.sub_matrix import UnfitError, check_overlap, place_of, same_elements, vote_number
 from ..kernels.stand_ins import beginning, stand_in
@@ -94,6 +94,10 @@ class GpuDirect:
 
     def reduce(self, control: Communicator, asked: Asked) -> Any:
         """See ``Direct``: reductions take the ordinary way here. Local."""
+        return None
+
+    def move(self, control: Communicator, moved: Moved) -> bool | None:
+        """See ``Direct``: copies between grids take the ordinary way here. Local."""
         return None
 
     def _found(self, stream: Any, asked: Asked) -> QueuedCall | None:

@@ -14,13 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ....comm import Communicator, break_off, gather_on, vote_on
-from ...direct import FAMILIES, Asked
+from ...direct import FAMILIES, Asked, Moved
 from ...direct.slab_sets import SlabSets
 from ...direct.sub_matrix import UnfitError
 from ...protocol import Operations
 from .. import blas
 from ..buffers import Buffers
 from ..transport import HostTransport
+from .moves import Move
 from .products import added, matmul
 from .program import MOST, Preparation, Program
 from .slabs import Array, Steps
@@ -134,6 +135,37 @@ class HostDirect:
             raise
         finally:
             channel.end_turn()
+
+    def move(self, control: Communicator, moved: Moved) -> bool | None:
+        """See ``Direct``. Collective over the context."""
+        move = Move(moved)
+        if not self._single and (not self._able or control.board is None or move.nbytes > self.sets.most):
+            return None
+        channel = control.channel
+        channel.take_turn(moved.call)
+        try:
+            if self._single:
+                return move.alone()
+            ready = move.nbytes <= self.sets.capacity
+            if ready:
+                _do(move.write(self._memory[self.sets.half][0]))
+            told = gather_on(control, moved.call, move.number, move.told)
+            if told is None or not move.fits(told):
+                return False
+            if not ready:
+                if not self.sets.fit(move.nbytes):
+                    return False
+                _do(move.write(self._memory[self.sets.half][0]))
+                self._transport.fence()
+            channel.runs += 1
+            move.read(self._memory[self.sets.half][0])
+            self.sets.turn()
+        except BaseException as error:
+            break_off(control, error, moved.call)
+            raise
+        finally:
+            channel.end_turn()
+        return True
 
     def _function(self, letter: str, routine: str) -> Callable[..., Any]:
         found = self._functions.get((letter, routine))

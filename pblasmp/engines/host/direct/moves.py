@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies from one grid to another through a slab that is the whole matrix: no rank needs to know who has what."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....layout.trapezoid import copy_part
+from ...direct import Moved
+from ...direct.spans import Span, whole_span
+from ...direct.sub_matrix import SubMatrix
+from .slabs import Array, SharedSlabs, Steps
+
+__all__ = ["Move"]
+
+_RANKS = 1 << 24  # of a grid, at most
+_NONE = 0, 0, 0
+
+
+def _complete(told: Sequence[tuple[float, float]]) -> bool:
+    """Return whether all ranks of a grid, and at least one, say the same of a matrix. Local."""
+    found = [(int(number), *divmod(int(place), _RANKS)) for number, place in told if place]
+    if not found:
+        return False
+    number, size, _ = found[0]
+    alike = all(each[:2] == (number, size) for each in found)
+    return alike and sorted(index for _, _, index in found) == [*range(size)]
+
+
+class Move:
+    """What this rank does in a copy. Making one is local.
+
+    Attributes:
+        number: the ranks vote on it.
+        told: what this rank tells with its vote of A and B.
+        nbytes: of the slab.
+    """
+
+    def __init__(self, moved: Moved) -> None:
+        digest = hashlib.blake2b(f"{moved.call} {moved.options} {moved.shape}".encode(), digest_size=8)
+        self.number = int.from_bytes(digest.digest(), "little", signed=True)
+        m, n = moved.shape
+        self.nbytes = m * n * moved.itemsize
+        self.told: list[int] = []
+        for number, size, index in (moved.of_a or _NONE, moved.of_b or _NONE):
+            self.told += number, size * _RANKS + index
+        self._moved, self._whole = moved, (whole_span(m), whole_span(n))
+
+    def alone(self) -> bool | None:
+        """Copy between grids of this rank alone; None if one of them is none."""
+        a, b, part = self._moved.a, self._moved.b, self._moved.part
+        if a is None or b is None or not self.fits([self.told]):
+            return None
+        of, to = SubMatrix(a).local(), SubMatrix(b).local()
+        if part is None:
+            np.copyto(to, of)
+        else:
+            copy_part(to, of, part, *map(np.arange, to.shape))
+        return True
+
+    def write(self, memory: Array) -> Steps:
+        """Return the steps that write what this rank has into the slab."""
+        if self._moved.a is None:
+            return []
+        return SharedSlabs(SubMatrix(self._moved.a), *self._whole, 0, True).write(memory)
+
+    def fits(self, told: Sequence[Sequence[float]]) -> bool:
+        """Return whether what the ranks say of both matrices fits together: the same on every rank."""
+        return all(_complete([(row[i], row[i + 1]) for row in told]) for i in (0, 2))
+
+    def read(self, memory: Array) -> None:
+        """Write what is in the slab into this rank's part."""
+        if self._moved.b is None:
+            return
+        b, part = SubMatrix(self._moved.b), self._moved.part
+        slab = SharedSlabs(b, *self._whole, 0, True)
+        if part is None:
+            for function, arguments in slab.read(b, memory):
+                function(*arguments)
+        elif b.active:
+            rows, cols = _indices(b.rows, b.row), _indices(b.cols, b.col)
+            copy_part(b.local(), slab.array(memory, 0, 0)[np.ix_(rows, cols)], part, rows, cols)
+
+
+def _indices(span: Span, process: int) -> NDArray[np.int64]:
+    """Return the indices that a process has, ascending. Local."""
+    return np.concatenate([np.arange(first, stop) for first, stop, _ in span.blocks(process)])
