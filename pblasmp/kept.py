@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Protocol, TypeVar
 
@@ -93,14 +93,6 @@ class KeptPlans:
             self.nbytes -= freed
             self.evictions += 1
             oldest.close()
-
-    def find_or_make(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the plan for ``key``, or make and keep it. Collective over the context, if it is made."""
-        found: T | None = self.find(key)
-        if found is None:
-            found = make()
-            self.keep(key, found)
-        return found
 
     def bound(self, number: int, addresses: tuple[int, ...]) -> Bound | None:
         """Return what runs a plan on the arrays at these addresses, if it has run on them. Local.

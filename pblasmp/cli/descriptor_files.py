@@ -135,7 +135,7 @@ def _faults(file: str, text: bytes) -> list[str]:
         with _reading(file):
             return check(_stream(file, text))
     except LayoutError as error:
-        return [str(error).partition("\n  - ")[2]]
+        return [str(error).removeprefix(f"{_name(file)}: ")]
 
 
 def check_files(files: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -149,7 +149,7 @@ def check_files(files: tuple[str, ...]) -> list[dict[str, Any]]:
             with contextlib.suppress(LayoutError):  # a grid, or faulty
                 found = parse(file, text)
         except LayoutError as error:
-            faults = [str(error).partition("\n  - ")[2]]
+            faults = [str(error).removeprefix(f"{_name(file)}: ")]
         told = {} if found is None or faults else describe_problem(found)
         checked.append({"file": _name(file), "legal": not faults, "faults": faults, **told})
     return checked

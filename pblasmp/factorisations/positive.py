@@ -29,7 +29,7 @@ def cholesky(a: Matrix, uplo: Uplo = "L", out: Matrix | None = None, *, algo: st
 
     Raises:
         FactorisationError: A is not positive definite; ``index`` is the last row, from 0, of the first leading
-            principal minor that is not. The columns of L (rows of U) that were finished before are in ``out``.
+            principal minor that is not. The columns of L (rows of U) of earlier panels are in ``out``.
         ArgumentError: shapes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.

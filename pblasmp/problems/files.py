@@ -253,7 +253,8 @@ def read_toml(file: str | PathLike[str] | IO[str] | IO[bytes]) -> tuple[Table, l
 
 def file_error(path: Path, faults: list[str]) -> LayoutError:
     """Return the error that names a file and all its faults. Local."""
-    return LayoutError(f"{path}: {faults_text('this file', faults)}")
+    text = faults[0] if len(faults) == 1 else faults_text("this file", faults)
+    return LayoutError(f"{path}: {text}")
 
 
 def _read(file: Source, kind: str = "problems") -> tuple[Path, Table, list[str]]:

@@ -34,7 +34,7 @@ def test_the_least_recently_used_are_closed_when_the_memory_is_full():
     kept = KeptPlans(_engine(), most=1_000_000)
     plans = {name: _Plan(name, 300_000) for name in "abcd"}
     for name in "abc":
-        assert kept.find_or_make(name, lambda name=name: plans[name]) is plans[name]
+        kept.keep(name, plans[name])
     assert kept.find("a") is plans["a"]
     kept.keep("d", plans["d"])
     assert [name for name, plan in plans.items() if plan.closed] == ["b"]
