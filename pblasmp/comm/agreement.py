@@ -325,38 +325,41 @@ def vote_on(comm: Communicator, call: str, number: int) -> bool:
         RankMismatchError: the ranks made different calls.
         Exception: the fault that another rank has found in the call.
     """
-    return _cast(comm, call, number, ())[0]
+    return _cast(comm, call, number, ()) is not None
 
 
 def gather_on(
     comm: Communicator, call: str, number: int, values: Sequence[float]
-) -> list[Sequence[float]] | None:
+) -> list[tuple[float, ...]] | None:
     """Return every rank's values if all ranks make the same call with the same number, else None: see ``vote_on``.
 
     Collective over ``comm``, which has a board; 1 to 4 values, as many on each rank.
     """
-    agreed, posted = _cast(comm, call, number, values)
-    return posted.told(len(values)) if agreed else None
+    return _cast(comm, call, number, values)
 
 
-def _cast(comm: Communicator, call: str, number: int, values: Sequence[float]) -> tuple[bool, Any]:
-    """Return whether all ranks have voted for the same number, and their votes on the board. Collective."""
-    if comm.board is not None:
+def _cast(
+    comm: Communicator, call: str, number: int, values: Sequence[float]
+) -> list[tuple[float, ...]] | None:
+    """Return what ``gather_on`` does; nothing is told by messages. Collective."""
+    board, posted = comm.board, None
+    if board is not None:
         comm.channel.begin_agreement()
-        posted = comm.board.vote(number, values)
-        if not posted.soon(patient=comm.patient):
-            comm.wait(posted, comm.channel.place(call))
-        if posted.unanimous(number):
-            return True, posted
-    else:
-        posted = None
+        told: list[tuple[float, ...]] | None = board.vote(number, values, patient=comm.patient)
+        if told is not None:
+            return told
+        posted = board.voted()
+        comm.wait(posted, comm.channel.place(call))
+        told = posted.told(number, len(values))
+        if told is not None:
+            return told
     vote = _Vote(comm, {"call": call, NUMBER: f"direct {number}"}, None, number, posted)
     vote.wait()
     error = vote.outcome()
     if error is None:
-        return True, posted
+        return []
     if isinstance(error, RankMismatchError) and differs_in(error, NUMBER):
-        return False, posted
+        return None
     raise error
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 import os
 import platform
+import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,39 @@ _TOLD = 4  # where in a line the values begin that a vote tells
 _ORDERED = ("x86_64", "AMD64")  # on other processors, ranks might see the count before the values
 _LOOK_SECONDS = 0.05  # between two checks that the other processes still run
 
+_READ = [struct.Struct(f"={count}d").unpack_from for count in range(_LINE - _TOLD + 1)]
+"""By how many values a rank tells: returns those that begin at a byte."""
+
 Process = tuple[int, str]  # its number, and when it began: numbers are reused
+
+
+class _Set(NamedTuple):
+    """Where the lines of a set are.
+
+    Attributes:
+        first, last: the first integer of the first line, and of the last one, which is not a rank's.
+        others: the first integers of the lines of other ranks.
+        told: of each rank, the first byte of the values that it tells with a vote.
+        mine: the integers of this rank's line.
+        mine_told: the same bytes as reals.
+    """
+
+    first: int
+    last: int
+    others: list[int]
+    told: list[int]
+    mine: Any
+    mine_told: Any
+
+    @classmethod
+    def of(cls, lines: NDArray[np.int64], i: int, rank: int) -> _Set:
+        """Return those of set ``i``."""
+        first, size = i * lines.shape[1] * _LINE, lines.shape[1] - 1
+        last = first + size * _LINE
+        at = list(range(first, last, _LINE))
+        told = [8 * (line + _TOLD) for line in at]
+        mine = lines[i, rank]
+        return cls(first, last, at[:rank] + at[rank + 1 :], told, mine.data, mine.view(np.float64).data)
 
 
 class Board:
@@ -54,7 +87,8 @@ class Board:
         base, (half, line, _) = lines.ctypes.data, lines.strides
         self._words = [[base + i * half + rank * line for rank in range(self._size)] for i in (0, 1)]
         self._numbers = lines.reshape(-1).data  # the same integers; faster for one at a time
-        self._reals: Any = lines.view(np.float64).reshape(-1).data  # the same bytes
+        self._bytes = lines.reshape(-1).view(np.uint8).data
+        self._sets = [_Set.of(lines, i, rank) for i in (0, 1)]
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
         """Start writing the element-wise maximum over the ranks of at most 7 values into ``out``. Collective."""
@@ -68,14 +102,46 @@ class Board:
         """Start a reduction of nothing: it is done once every rank has come. Collective."""
         return self._announce(None)
 
-    def vote(self, number: int, values: Sequence[float] = ()) -> _Posted:
-        """Start ``imax`` of ``~number``, ``number`` and 0; at most 4 values of each rank are told, too. Collective."""
-        mine = ((self._count + 1) % 2 * (self._size + 1) + self._rank) * _LINE
+    def vote(
+        self, number: int, values: Sequence[float] = (), *, patient: bool = False
+    ) -> list[tuple[float, ...]] | None:
+        """Vote for a number, and wait for a moment; each rank tells at most 4 values with its vote. Collective.
+
+        It is the reduction ``imax`` of ``~number``, ``number`` and 0.
+
+        Returns:
+            The values of each rank, if all have voted for this number. None: some have not, or not yet; ``voted()`` is
+            done when all have come, and knows more.
+        """
+        self._count = count = self._count + 1
+        _, last, others, places, mine, told = self._sets[count & 1]
+        mine[1], mine[2], mine[3] = ~number, number, 0
+        at = _TOLD
+        for value in values:
+            told[at] = value
+            at += 1
+        mine[0] = count  # last, as in ``_announce``
         numbers = self._numbers
-        numbers[mine + 1], numbers[mine + 2], numbers[mine + 3] = ~number, number, 0
-        for i, value in enumerate(values, mine + _TOLD):
-            self._reals[i] = value
-        return self._announce(None)
+        if numbers[last] == count:
+            futex.wake(self._words[count & 1][self._rank])
+        polls = POLLS
+        for at in others:
+            while numbers[at] != count:
+                if not polls:
+                    return None
+                polls -= 1
+                if patient:
+                    os.sched_yield()
+            if numbers[at + 2] != number or numbers[at + 3]:
+                return None
+        if not values:
+            return []
+        read, memory = _READ[len(values)], self._bytes
+        return [read(memory, at) for at in places]
+
+    def voted(self) -> _Posted:
+        """Return the vote that this rank has begun last. Local."""
+        return _Posted(self, self._sets[self._count & 1].first, self._count, None)
 
     def _post(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
         lines = self._lines[(self._count + 1) % 2]
@@ -139,18 +205,14 @@ class _Posted:
         elif out.size:
             np.maximum.reduce(lines[:, 1 : 1 + out.size], axis=0, out=out)
 
-    def told(self, count: int) -> list[Sequence[float]]:
-        """Return the values, at least one, that the ranks have told with their votes, once it is done: by rank."""
-        reals, first = self._board._reals, self._first + _TOLD
-        return list(
-            zip(*(reals[at : self._end : _LINE].tolist() for at in range(first, first + count)), strict=True)
-        )
-
-    def unanimous(self, number: int) -> bool:
-        """Return whether every rank has voted for a number, once it is done."""
+    def told(self, number: int, count: int) -> list[tuple[float, ...]] | None:
+        """Return what ``Board.vote`` does for this number and so many values, once the vote is done."""
         numbers = self._board._numbers
         votes = numbers[self._first + 2 : self._end : _LINE].tolist()
-        return votes.count(number) == len(votes) and not any(numbers[self._first + 3 : self._end : _LINE])
+        if votes.count(number) < len(votes) or any(numbers[self._first + 3 : self._end : _LINE]):
+            return None
+        read, board = _READ[count], self._board
+        return [read(board._bytes, at) for at in board._sets[self._count & 1].told if count]
 
     def sleep(self) -> None:
         """Sleep until another rank arrives, but not for long."""

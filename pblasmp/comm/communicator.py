@@ -64,11 +64,13 @@ class Votes(Protocol):
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request | None:
         """Start writing the element-wise maximum over the ranks to ``out``; None if it is done already. Collective."""
 
-    def vote(self, number: int, values: Sequence[float] = ()) -> Any:
-        """Start a reduction that finds out whether all ranks have this number. Collective.
+    def vote(
+        self, number: int, values: Sequence[float] = (), *, patient: bool = False
+    ) -> list[tuple[float, ...]] | None:
+        """Find out whether all ranks have this number; at most 4 values are told with it: see ``Board``. Collective."""
 
-        At most 4 values of each rank are told with it, see ``Board``.
-        """
+    def voted(self) -> Request:
+        """Return the vote that this rank has begun last, which may be waited for. Local."""
 
     def gather(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request:
         """Start writing at most 7 integers of each rank into the rows of ``out``. Collective."""

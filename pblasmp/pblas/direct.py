@@ -275,8 +275,6 @@ class DirectForm:
             if asked is None:
                 return None
             known = _LegalCall(asked, bool(self._numbers) and _in_column(asked))
-        if self._numbers and not all(args[i] is None or _holds_a_number(args[i]) for i in self._numbers):
-            return None
         ctx.check_open()
         make = direct.reduce if self._numbers else direct.run
         done = make(ctx.control, known.asked)
@@ -293,6 +291,9 @@ class DirectForm:
 
         Calls of one key are equally legal. None if there is something to say about the arguments.
         """
+        for i in self._numbers:
+            if args[i] is not None and not _holds_a_number(args[i]):
+                return None
         plain = self._plain(args)
         key = [self, plain, *map(type, plain)]
         dtype = self._dtype
@@ -343,17 +344,23 @@ class DirectForm:
 
         Processes that have no part of the process row or column of a vector get 0.
         """
-        typed = vector_calls.typed(self._dtype, self._routine, found)
-        numbers: list[Any] = [*typed] if isinstance(typed, tuple) else [typed]
-        if len(numbers) > 1:
-            _, i, j, _, _, is_row = known.asked.a
-            numbers[1] += (j if is_row else i) + 1
+        number: Any = vector_calls.typed(self._dtype, self._routine, found)
+        if len(self._numbers) == 1:
+            return self._written(args, self._numbers[0], number if known.in_column else type(number)(0))
+        number, index = number
+        _, i, j, _, _, is_row = known.asked.a
+        index += (j if is_row else i) + 1
         if not known.in_column:
-            numbers = [type(each)(0) for each in numbers]
-        for at, each in zip(self._numbers, numbers, strict=True):
-            if args[at] is not None:
-                args[at][...] = each
-        return numbers[0] if len(numbers) == 1 else tuple(numbers)
+            number, index = type(number)(0), 0
+        value, place = self._numbers
+        return self._written(args, value, number), self._written(args, place, index)
+
+    @staticmethod
+    def _written(args: Sequence[Any], at: int, number: Any) -> Any:
+        """Return a number, written to an argument that may be None. Local."""
+        if args[at] is not None:
+            args[at][...] = number
+        return number
 
     def _parts(
         self, grid: ProcessGrid, args: Sequence[Any], places: Sequence[Place]

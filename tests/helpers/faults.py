@@ -345,7 +345,7 @@ def caught_from_close():
 
 
 def caught_in_a_vote():
-    caught_in(lambda _, a: a @ a, pblasmp.comm.board._Posted, "unanimous")
+    caught_in(lambda _, a: a @ a, pblasmp.comm.board.Board, "vote")
 
 
 def caught_alarm():

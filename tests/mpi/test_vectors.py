@@ -12,7 +12,7 @@ import pytest
 import pblasmp as pb
 from pblasmp import pblas, vector_calls
 from pblasmp.engines.direct.slab_sets import SlabSets
-from pblasmp.engines.host.direct import tiny
+from pblasmp.engines.host.direct import in_place, tiny
 from pblasmp.pblas import routines as pblas_routines
 from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
 from tests.helpers.lengths import draws, only_long
@@ -352,10 +352,13 @@ def _triangle_calls(n, of_a, of_x, of_y, whole, at):
         full = part + part.T - np.diag(part.diagonal())
         if x.size:
             y[...] = np.nan
-        pblas.pdsymv(uplo, n, 2.0, a, 1, 1, desc, *as_x, 0.0, *as_y)
-        expected = 2 * full @ given[0]
-        same_here = (y == expected[at[0]][:, None][:, : 1 - col]).all()
-        yield f"pdsymv {uplo}", None if same_here else "another result"
+        for alpha, portion in ((2.0, in_place._PORTION), (3.0, 40)):  # elements; blocks have 64 or more
+            in_place._PORTION, before = portion, in_place._PORTION
+            pblas.pdsymv(uplo, n, alpha, a, 1, 1, desc, *as_x, 0.0, *as_y)
+            in_place._PORTION = before
+            expected = alpha * full @ given[0]
+            same_here = (y == expected[at[0]][:, None][:, : 1 - col]).all()
+            yield f"pdsymv {uplo} in portions of {portion}", None if same_here else "another result"
         for trans in "NT":
             a[...] = (unread / 1024 + np.eye(n))[at[0]][:, at[1]]
             if x.size:

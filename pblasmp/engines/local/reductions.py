@@ -19,7 +19,6 @@ __all__ = ["REDUCTIONS", "Reduction"]
 Array = Any
 Place = Callable[[int], int]
 Rows = Sequence[Sequence[float]]
-_FIRST = 2.0**53  # larger than any index: NaN comes before infinity
 
 
 class Reduction(NamedTuple):
@@ -47,14 +46,14 @@ def _product(xp: Any, vectors: Sequence[Array], *, conjugate: bool) -> Sequence[
 
 
 def _complex_sum(rows: Rows) -> complex:
-    return complex(_sum(row[0] for row in rows), _sum(row[1] for row in rows))
+    return complex(_sum(rows), _sum(rows, 1))
 
 
-def _sum(values: Any) -> float:
-    """Return a sum in this order; infinities and NaN as in IEEE arithmetic."""
+def _sum(rows: Rows, at: int = 0) -> float:
+    """Return the sum of the ranks' numbers in this order; infinities and NaN as in IEEE arithmetic."""
     total = 0.0
-    for value in values:
-        total += value
+    for row in rows:
+        total += row[at]
     return total
 
 
@@ -64,6 +63,11 @@ def _squares(xp: Any, vectors: Sequence[Array], _: Place) -> Sequence[float]:
 
 
 def _norm(rows: Rows) -> float:
+    for exponent, _ in rows:
+        if exponent:
+            break
+    else:
+        return math.sqrt(math.fsum([total for _, total in rows]))
     return root(joined([(int(exponent), total) for exponent, total in rows]))
 
 
@@ -91,24 +95,21 @@ def _largest(xp: Any, vectors: Sequence[Array], index: Place) -> Sequence[float]
 
 def _chosen(rows: Rows) -> tuple[complex, int]:
     """Return the element with the largest |Re| + |Im|, NaN being the largest, and its index; -1 without elements."""
-    found = [row for row in rows if row[1] >= 0]
-    if not found:
-        return 0j, -1
-    _, index, real, imaginary = max(found, key=_order)
+    size, index, real, imaginary = -1.0, -1.0, 0.0, 0.0
+    for row in rows:
+        of, at = row[0], row[1]
+        if at < 0:
+            continue
+        if of > size or (of == size and at < index) or (of != of and (size == size or at < index)):
+            size, index, real, imaginary = row
     return complex(real, imaginary), int(index)
-
-
-def _order(found: Sequence[float]) -> tuple[float, float]:
-    """Return a key that is larger for the element to choose: NaN, then large ones, then the first of equals."""
-    size, index = found[:2]
-    return (math.inf, _FIRST - index) if math.isnan(size) else (size, -index)
 
 
 REDUCTIONS = {
     "dot": Reduction(lambda xp, vectors, _: _product(xp, vectors, conjugate=False), _complex_sum),
     "dotc": Reduction(lambda xp, vectors, _: _product(xp, vectors, conjugate=True), _complex_sum),
     "nrm2": Reduction(_squares, _norm),
-    "asum": Reduction(_sizes, lambda rows: _sum(row[0] for row in rows)),
+    "asum": Reduction(_sizes, _sum),
     "amax": Reduction(_largest, _chosen),
 }
 """By routine. nrm2 is scaled like LAPACK's."""

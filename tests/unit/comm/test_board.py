@@ -66,35 +66,60 @@ def test_nobody_is_through_before_all_are_there():
     assert on_ranks(3, work) == [False] * 3
 
 
-def test_votes_are_reductions():
+@pytest.mark.parametrize("polls", [0, 10**7])  # all votes are waited for, or all are seen at once
+def test_votes_are_reductions(monkeypatch, polls):
     """A vote on a number is the reduction that an agreement makes of its facts and faults."""
+    monkeypatch.setattr(board, "POLLS", polls)
 
     def work(comm):
         mine, out = one_board(comm), np.empty(3, np.int64)
 
-        def voted(number):
-            request = mine.vote(number)
+        def voted(number, values=()):
+            at_once = mine.vote(number, values, patient=True)  # the ranks are threads
+            request = mine.voted()
             while not request.Test():
                 time.sleep(0.001)
-            return request, number
-
-        found = []
-        for number in (7, -(2**63), 2**63 - 1):
-            request, mine_is = voted(number)
+            told = request.told(number, len(values))
+            assert polls == 0 or told == at_once
             request.write(out)
-            found.append((request.unanimous(mine_is), out.tolist() == [~number, number, 0]))
-        for values in ([~7, 7, 0], [~8, 8, 0], [~7, 7, 1]):  # of rank 2: an agreement, other facts, a fault
+            return told, out.tolist() == [~number, number, 0]
+
+        numbers = (7, -(2**63), 2**63 - 1)
+        found = [voted(number, [comm.rank, 0.5]) for number in numbers]
+        found.append(voted(3, [comm.rank] * 4))
+        found.append((voted(3)[0] is not None, True))
+        for values in (
+            [~7, 7, 0],
+            [~8, 8, 0],
+            [~6, 6, 0],
+            [~7, 7, 1],
+        ):  # of rank 2: alike, other facts, a fault
             if comm.rank == 2:
                 reduced(mine, values, np.empty(3, np.int64))
+                found.append(values)
                 continue
-            request, mine_is = voted(7)
-            request.write(out)
-            found.append((request.unanimous(mine_is), out.tolist() == [max(~7, values[0]), *values[1:]]))
+            told, _ = voted(7, [1.0])
+            found.append(
+                (told is not None, out.tolist() == [max(~7, values[0]), max(7, values[1]), values[2]])
+            )
         return found
 
     everyones = on_ranks(3, work)
-    assert everyones[2] == [(True, True)] * 3
-    assert everyones[:2] == [[*[(True, True)] * 4, (False, True), (False, True)]] * 2
+    alike = [([(0, 0.5), (1, 0.5), (2, 0.5)], True)] * 3 + [
+        ([(rank,) * 4 for rank in range(3)], True),
+        (True, True),
+    ]
+    for found in everyones:
+        assert found[:5] == alike
+    for found in everyones[:2]:
+        assert found[5:] == [(True, True), (False, True), (False, True), (False, True)]
+
+
+def test_a_vote_tells_what_a_line_holds():
+    mine = Board(np.zeros((2, 2, 8), np.int64), 0, [])
+    assert mine.vote(5, [1, 2, 3, 4]) == [(1, 2, 3, 4)]
+    with pytest.raises(IndexError):
+        mine.vote(5, [1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize("wait", ["sleep", "pause"])

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,10 @@ from .slabs import Factor, SharedSlabs, Step, Steps, integer, scalar
 from .staircase import TrianglePiece, check_tiles, staircase
 
 __all__ = ["multiplied_in_place"]
+
+_PORTION = (
+    1 << 15
+)  # elements of A that a cache keeps between the product with them and the one with their transpose
 
 
 class _StoredProduct(NamedTuple):
@@ -80,6 +84,22 @@ def multiplied_in_place(call: Preparation, x: SubMatrix, to: SubMatrix) -> Calla
     return compute
 
 
+def _portions(piece: TrianglePiece) -> Iterator[TrianglePiece]:
+    """Yield a piece in portions; a triangle stays whole."""
+    i, i1, j, j1, tile = piece
+    height, width = i1 - i, j1 - j
+    if tile or height * width <= _PORTION:
+        yield piece
+    elif height >= width:
+        step = max(1, _PORTION // width)
+        for at in range(i, i1, step):
+            yield TrianglePiece(at, min(at + step, i1), j, j1, False)
+    else:
+        step = max(1, _PORTION // height)
+        for at in range(j, j1, step):
+            yield TrianglePiece(i, i1, at, min(at + step, j1), False)
+
+
 class _StoredProducts:
     """What a rank computes of the products.
 
@@ -104,14 +124,19 @@ class _StoredProducts:
         """Return the steps of all products: first the triangles, then what is beside them."""
         call, x = self._call, self._x
         pieces = sorted(staircase(x, lower=call.asked.uplo == "L"), key=lambda piece: not piece.tile)
+        if symmetric:
+            pieces = [portion for piece in pieces for portion in _portions(piece)]
         steps: Steps = []
         for term in terms:
             place = (x.col, x.row) if term.turned else (x.row, x.col)
             steps.append((call.slab_array(term.sums, *place).fill, (0,)))
-        for term in terms:
-            place = (x.col, x.row) if term.turned else (x.row, x.col)
-            sums, right = call.slab(term.sums, *place), call.slab(term.right, 0, place[1])
-            for piece in pieces:
+        places = [(x.col, x.row) if term.turned else (x.row, x.col) for term in terms]
+        factors = [
+            (call.slab(term.sums, *place), call.slab(term.right, 0, place[1]))
+            for term, place in zip(terms, places, strict=True)
+        ]
+        for piece in pieces:
+            for term, place, (sums, right) in zip(terms, places, factors, strict=True):
                 if not piece.tile:
                     steps.append(self._rectangle(piece, sums, right, turned=term.turned))
                 elif not symmetric:

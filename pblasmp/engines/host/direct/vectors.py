@@ -87,7 +87,7 @@ class Reducer:
         return self._found
 
     def _number(self) -> Sequence[float]:
-        return self._function(*self._arguments), 0.0
+        return (self._function(*self._arguments),)
 
     def _squares(self) -> Sequence[float]:
         total = self._function(*self._arguments)
@@ -96,8 +96,8 @@ class Reducer:
     def _largest(self) -> Sequence[float]:
         """See ``REDUCTIONS``: what is left of it for real numbers."""
         (x,), sizes = self._arrays, self._sizes
-        at = int(np.abs(x, out=sizes).argmax())
-        return float(sizes[at]), float(self._index(at)), float(x[at]), 0.0
+        at = np.abs(x, sizes).argmax()
+        return sizes.item(at), self._index(int(at)), x.item(at), 0.0
 
     def _by_numpy(self) -> Sequence[float]:
         with np.errstate(all="ignore"):
