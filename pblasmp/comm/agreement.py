@@ -325,7 +325,7 @@ def vote_on(comm: Communicator, call: str, number: int) -> bool:
         RankMismatchError: the ranks made different calls.
         Exception: the fault that another rank has found in the call.
     """
-    return _cast(comm, call, number, ()) is not None
+    return gather_on(comm, call, number, ()) is not None
 
 
 def gather_on(
@@ -333,22 +333,15 @@ def gather_on(
 ) -> list[tuple[float, ...]] | None:
     """Return every rank's values if all ranks make the same call with the same number, else None: see ``vote_on``.
 
-    Collective over ``comm``, which has a board; 1 to 4 values, as many on each rank.
+    Collective over ``comm``; at most 4 values, as many on each rank. Without a board the list is empty.
     """
-    return _cast(comm, call, number, values)
-
-
-def _cast(
-    comm: Communicator, call: str, number: int, values: Sequence[float]
-) -> list[tuple[float, ...]] | None:
-    """Return what ``gather_on`` does; nothing is told by messages. Collective."""
     board, posted = comm.board, None
     if board is not None:
         comm.channel.begin_agreement()
         told: list[tuple[float, ...]] | None = board.vote(number, values, patient=comm.patient)
         if told is not None:
             return told
-        posted = board.voted()
+        posted = board.latest()
         comm.wait(posted, comm.channel.place(call))
         told = posted.told(number, len(values))
         if told is not None:

@@ -98,9 +98,22 @@ class Board:
         """Start writing at most 7 values of each rank into the rows of ``out``. Collective."""
         return self._post(values, out)
 
-    def meet(self) -> _Posted:
-        """Start a reduction of nothing: it is done once every rank has come. Collective."""
-        return self._announce(None)
+    def arrive(self) -> None:
+        """Come to a meeting of all ranks without waiting for the others. Local."""
+        self._count = count = self._count + 1
+        of = self._sets[count & 1]
+        of.mine[0] = count  # last: a rank that sees it also sees the values
+        # A rank that falls asleep at this moment may be missed: it wakes up after a nap.
+        if self._numbers[of.last] == count:
+            futex.wake(self._words[count & 1][self._rank])
+
+    def meet(self, *, patient: bool) -> bool:
+        """Come to a meeting of all ranks; return whether all come within a moment, else ``latest`` waits. Collective.
+
+        With ``patient`` this rank leaves the core to other processes meanwhile.
+        """
+        self.arrive()
+        return self._are_here(patient)
 
     def vote(
         self, number: int, values: Sequence[float] = (), *, patient: bool = False
@@ -110,28 +123,20 @@ class Board:
         It is the reduction ``imax`` of ``~number``, ``number`` and 0.
 
         Returns:
-            The values of each rank, if all have voted for this number. None: some have not, or not yet; ``voted()`` is
+            The values of each rank, if all have voted for this number. None: some have not, or not yet; ``latest()`` is
             done when all have come, and knows more.
         """
-        self._count = count = self._count + 1
-        _, last, others, places, mine, told = self._sets[count & 1]
+        _, _, others, places, mine, told = self._sets[(self._count + 1) & 1]
         mine[1], mine[2], mine[3] = ~number, number, 0
         at = _TOLD
         for value in values:
             told[at] = value
             at += 1
-        mine[0] = count  # last, as in ``_announce``
+        self.arrive()
+        if not self._are_here(patient):
+            return None
         numbers = self._numbers
-        if numbers[last] == count:
-            futex.wake(self._words[count & 1][self._rank])
-        polls = POLLS
         for at in others:
-            while numbers[at] != count:
-                if not polls:
-                    return None
-                polls -= 1
-                if patient:
-                    os.sched_yield()
             if numbers[at + 2] != number or numbers[at + 3]:
                 return None
         if not values:
@@ -139,26 +144,31 @@ class Board:
         read, memory = _READ[len(values)], self._bytes
         return [read(memory, at) for at in places]
 
-    def voted(self) -> _Posted:
-        """Return the vote that this rank has begun last. Local."""
-        return _Posted(self, self._sets[self._count & 1].first, self._count, None)
+    def latest(self) -> _Posted:
+        """Return the reduction that this rank has begun last. Local."""
+        return self._posted(None)
+
+    def _are_here(self, patient: bool) -> bool:
+        """Return whether all ranks have begun the reduction that this one has, perhaps after a moment."""
+        numbers, count, polls = self._numbers, self._count, POLLS
+        for at in self._sets[count & 1].others:
+            while numbers[at] != count:
+                if not polls:
+                    return False
+                polls -= 1
+                if patient:
+                    os.sched_yield()
+        return True
 
     def _post(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
         lines = self._lines[(self._count + 1) % 2]
         if values.size:
             lines[self._rank, 1 : 1 + values.size] = values
-        return self._announce(out)
+        self.arrive()
+        return self._posted(out)
 
-    def _announce(self, out: NDArray[np.int64] | None) -> _Posted:
-        """Tell the other ranks that this one's values are there."""
-        self._count = count = self._count + 1
-        half, size, numbers = count % 2, self._size, self._numbers
-        first = half * (size + 1) * _LINE
-        numbers[first + self._rank * _LINE] = count  # last: a rank that sees it also sees the values
-        # A rank that falls asleep at this moment may be missed: it wakes up after a nap.
-        if numbers[first + size * _LINE] == count:
-            futex.wake(self._words[half][self._rank])
-        return _Posted(self, first, count, out)
+    def _posted(self, out: NDArray[np.int64] | None) -> _Posted:
+        return _Posted(self, self._sets[self._count & 1].first, self._count, out)
 
 
 class _Posted:
@@ -184,18 +194,6 @@ class _Posted:
                 self.write(self._out)
             self._done = True
         return self._done
-
-    def soon(self, *, patient: bool) -> bool:
-        """Return whether it is done, perhaps after a moment; ``patient`` leaves the core to other ranks meanwhile."""
-        at, end, numbers, count = self._at, self._end, self._board._numbers, self._count
-        for _ in range(POLLS):
-            while numbers[at] == count:
-                at += _LINE
-                if at == end:
-                    return self.Test()
-            if patient:
-                os.sched_yield()
-        return self.Test()
 
     def write(self, out: NDArray[np.int64]) -> None:
         """Write the result, once it is done."""

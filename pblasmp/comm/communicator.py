@@ -69,14 +69,17 @@ class Votes(Protocol):
     ) -> list[tuple[float, ...]] | None:
         """Find out whether all ranks have this number; at most 4 values are told with it: see ``Board``. Collective."""
 
-    def voted(self) -> Request:
-        """Return the vote that this rank has begun last, which may be waited for. Local."""
-
     def gather(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request:
         """Start writing at most 7 integers of each rank into the rows of ``out``. Collective."""
 
-    def meet(self) -> Any:
-        """Start a reduction of nothing: it is done once every rank has come. Collective."""
+    def arrive(self) -> None:
+        """Come to a meeting of all ranks without waiting for the others. Local."""
+
+    def meet(self, *, patient: bool) -> bool:
+        """Come to a meeting of all ranks; return whether all come within a moment. Collective."""
+
+    def latest(self) -> Request:
+        """Return the reduction, vote or meeting that this rank has begun last, to wait for it. Local."""
 
 
 @runtime_checkable

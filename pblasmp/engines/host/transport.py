@@ -82,9 +82,8 @@ class HostTransport(Room):
         if comm.board is None:
             comm.barrier()
             return
-        posted = comm.board.meet()
-        if not posted.soon(patient=comm.patient):
-            comm.wait(posted)
+        if not comm.board.meet(patient=comm.patient):
+            comm.wait(comm.board.latest())
 
     def arrive(self) -> None:
         """Take part in a ``fence`` of the other ranks without waiting for them, if this one reads nothing. Local.
@@ -92,7 +91,7 @@ class HostTransport(Room):
         The ranks vote by a board, and do so before any of them meets again.
         """
         assert self._comm.board is not None
-        self._comm.board.meet()
+        self._comm.board.arrive()
 
     def buffer(self, name: str, nbytes: int, *, shared: bool) -> NDArray[np.uint8]:
         """Return at least ``nbytes`` of the buffer ``name``. Collective over the node if ``shared``."""

@@ -76,7 +76,7 @@ def test_votes_are_reductions(monkeypatch, polls):
 
         def voted(number, values=()):
             at_once = mine.vote(number, values, patient=True)  # the ranks are threads
-            request = mine.voted()
+            request = mine.latest()
             while not request.Test():
                 time.sleep(0.001)
             told = request.told(number, len(values))
