@@ -31,6 +31,7 @@ __all__ = ["Board", "make_boards"]
 _LINE = 8  # integers: a cache line for each rank
 _TOLD = 4  # where in a line the values begin that a vote tells
 _ORDERED = ("x86_64", "AMD64")  # on other processors, ranks might see the count before the values
+_SPINS = 1000  # polls of a wait that keeps the core, some 40 us: a rank that has more to do than others is awaited so
 _LOOK_SECONDS = 0.05  # between two checks that the other processes still run
 
 _READ = [struct.Struct(f"={count}d").unpack_from for count in range(_LINE - _TOLD + 1)]
@@ -150,7 +151,7 @@ class Board:
 
     def _are_here(self, patient: bool) -> bool:
         """Return whether all ranks have begun the reduction that this one has, perhaps after a moment."""
-        numbers, count, polls = self._numbers, self._count, POLLS
+        numbers, count, polls = self._numbers, self._count, POLLS if patient else _SPINS
         for at in self._sets[count & 1].others:
             while numbers[at] != count:
                 if not polls:
