@@ -60,7 +60,7 @@ class ProcessGrid:
 
     def close(self) -> None:
         """Forget the number, and close the context if gridinit made it. Collective over the grid."""
-        _known.pop(self.number, None)
+        _known[self.number] = None
         if self.context is not self.parent:
             self.context.close()
 
@@ -72,7 +72,7 @@ class _Outside:
         pass
 
 
-_known: dict[int, ProcessGrid] = {}
+_known: dict[int, ProcessGrid | None] = {}  # by number; None if it is closed
 _numbers = itertools.count()
 
 
@@ -158,10 +158,14 @@ def of_number(number: Any) -> ProcessGrid | None:
 def meant(numbers: Iterable[Any]) -> ProcessGrid | None:
     """Return the grid whose processes can agree that a call's contexts are wrong, None if that is unknown. Local.
 
-    It is the only grid that this process is in. With -1, the context of processes outside a grid, there is none.
+    It is the only grid that this process is in. There is none with -1, the context of processes outside a grid, nor
+    with that of a grid that is closed: then the processes of the open one need not make the call.
     """
-    outside = any(isinstance(number, (int, np.integer)) and number == -1 for number in numbers)
-    return next(iter(_known.values())) if len(_known) == 1 and not outside else None
+    elsewhere = any(
+        isinstance(each, (int, np.integer)) and (each == -1 or each in _known) for each in numbers
+    )
+    grids = [grid for grid in _known.values() if grid is not None]
+    return grids[0] if len(grids) == 1 and not elsewhere else None
 
 
 def gridinfo(ictxt: int) -> tuple[int, int, int, int]:

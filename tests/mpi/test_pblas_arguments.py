@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 
 import numpy as np
+import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
@@ -274,6 +275,14 @@ def refused(comm):
         except pb.RankMismatchError as error:
             yield "ranks differ", None if "n:" in str(error) else str(error)
         pblas.gridexit(other)
+        stale = legal("pdgemm", ictxt)
+        for each in ("desca", "descb", "descc"):
+            stale[each][1] = other
+        if (
+            comm.rank == 0
+        ):  # the processes of the grid that is open do not make this call: they are not waited for
+            with pytest.raises(pblas.ParameterError, match="not a context"):
+                pblas.pdgemm(*stale.values())
         pblas.gridexit(ictxt)
         text = f"{ictxt} is not a context of this process"  # handles are each process's own
         try:
