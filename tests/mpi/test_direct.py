@@ -448,6 +448,22 @@ def nothing(comm):
         yield "dot", pblas.pddot(0, zero, *of_a, 1, *of_a, 1) != 0 and "a sum of nothing is not 0"
 
 
+def too_large(comm):
+    """Scalars beyond single precision count as infinite."""
+    with pb.Context(comm, engine="host") as ctx:
+        for dtype in ("float32", "complex64"):
+            a = ctx.full((6, 6), 1.0, block=2, dtype=dtype)
+            for name, call in (
+                ("matmul", lambda a: pb.matmul(a, a, alpha=-1e300)),
+                ("syrk", lambda a: pb.syrk(a, a, alpha=1e39, beta=1)),
+                ("herk", lambda a: pb.herk(a, a, beta=1e300)),
+                ("trsm", lambda a: pb.trsm(a, a, alpha=1e300)),
+                ("gemv", lambda a: pb.gemv(a, a[:, :1], a[:1], beta=1e300)),
+            ):
+                found = call(a).allgather()[0, 0]
+                yield f"{name} {dtype}", str(found) if np.isfinite(found) else None
+
+
 def moved_alone(comm):
     """p?gemr2d and p?trmr2d between grids of one process copy at once; what is illegal is found as ever."""
     with pb.Context(comm, engine="host") as ctx:
@@ -653,6 +669,7 @@ def test_the_same_call_again(nranks):
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_calls_on_nothing(nranks):
     run_mpi(nothing, nranks)
+    run_mpi(too_large, nranks)
 
 
 def test_moves_between_grids():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -48,18 +49,22 @@ integer = _Integers()
 
 
 def scalar(x: complex, letter: str) -> bytes:
-    """Return a number as BLAS takes it. Local."""
+    """Return a number as BLAS takes it: infinity if its type has none so large. Local."""
     if letter == "d":
         return struct.pack("=d", x)
-    if letter == "s":
-        return struct.pack("=f", x)
-    x = complex(x)
-    return struct.pack("=2d" if letter == "z" else "=2f", x.real, x.imag)
+    if letter == "z":
+        x = complex(x)
+        return struct.pack("=2d", x.real, x.imag)
+    return _single(x.real) if letter == "s" else _single(x.real) + _single(x.imag)
 
 
 def real(x: complex, letter: str) -> bytes:
     """Return a number as BLAS takes it if it is real for complex types, too. Local."""
-    return struct.pack("=d" if letter in "dz" else "=f", complex(x).real)
+    return struct.pack("=d", x.real) if letter in "dz" else _single(x.real)
+
+
+def _single(x: float) -> bytes:
+    return bytes(ctypes.c_float(x))  # struct.pack raises OverflowError for what is too large
 
 
 class Factor:
