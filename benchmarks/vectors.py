@@ -35,6 +35,7 @@ from reference.scalapack import ScaLAPACK
 GRIDS = ("1x1", "1x2", "2x2")
 FLOOR = "floor"  # pdscal of one element
 PREPARED = "debian-prepared"  # pointers to its arguments are made beforehand
+VOTE = "vote"  # all that ranks do together in a call of the floor
 CASES = (
     ("pdgemv", {"trans": "N"}), ("pdgemv", {"trans": "T"}), ("pdsymv", {"uplo": "L"}),
     ("pdtrmv", {"uplo": "L", "trans": "N", "diag": "N"}), ("pdtrsv", {"uplo": "L", "trans": "N", "diag": "N"}),
@@ -69,6 +70,17 @@ def ranks_of(grid: str) -> int:
     """Return how many ranks a grid has."""
     nprow, npcol = map(int, grid.split("x"))
     return nprow * npcol
+
+
+def votes(ictxt: int, *, is_floor: bool) -> dict[str, Callable[[], Any]]:
+    """Return the vote of a grid's ranks as a contender of the floor; nothing of other cases, and of one rank."""
+    from pblasmp.comm import vote_on
+    from pblasmp.pblas.grids import of_number
+
+    grid = of_number(ictxt)
+    if not is_floor or grid is None or grid.context.size == 1:
+        return {}
+    return {VOTE: partial(vote_on, grid.context.control, "the benchmark's vote", 1)}
 
 
 def time_case(
@@ -118,6 +130,7 @@ def time_case(
         if not np.allclose(found, expected, rtol=1e-12, atol=0):
             raise SystemExit(f"{name}: {found} on rank {comm.rank}, ScaLAPACK has {expected}")
     calls[PREPARED] = slk.prepare(f"{name}_", *like)
+    calls |= votes(ours, is_floor=size != n)
 
     def run(contender: str) -> None:
         changed = mine if contender == "pblasmp" else other

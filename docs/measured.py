@@ -278,7 +278,7 @@ def vector_times() -> str:
     found = [run for name, run in results.runs().items() if name.startswith("vectors-")]
     if not found or not all(_PREPARED in run.rows[-1]["seconds"] for run in found):
         return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
-    ahead, floors, theirs, below, total = [], [], [], 0, 0
+    ahead, floors, votes, theirs, below, total = [], [], [], [], 0, 0
     for run in found:
         grid = run.rows[0]["case"]["grid"].replace("x", "×")
         timed = [row for row in run.rows if row["case"]["routine"] != "floor"]
@@ -288,18 +288,21 @@ def vector_times() -> str:
         ahead.append(f"in {faster} (and in {still}) of {len(timed)} cases on {grid} ranks")
         floors.append(f"{digits(1e6 * floor)} µs on {grid}")
         theirs.append(f"{digits(1e6 * own)} µs on {grid}")
+        if "vote" in least:
+            votes.append(f"{digits(1e6 * min(least['vote']))} µs on {grid}")
         below += sum((middle(row, _PREPARED) or 0.0) < floor for row in timed)
         total += len(timed)
+    of_that = f", of which the vote of all ranks is {_listed(votes)}" if votes else ""
     sizes = found[0].options["n"]
     return (
         f"Beside Debian's ScaLAPACK on two cores, n from {min(sizes)} to {max(sizes)}, these routines are not slower "
         f"{_listed(ahead)}. The first number is beside ScaLAPACK called from Python, by ctypes, which turns the "
         "arguments into pointers in each call; the one in parentheses is beside the same call with pointers made "
-        "beforehand, which takes about as long as a Fortran program's.\n\n"
-        f"A call of one element takes at least {_listed(floors)}: its way through Python, which looks at all arguments "
-        "each time, and its vote, in which every rank takes part. Debian's, with pointers made beforehand, takes "
-        f"{_listed(theirs)}; ranks that have nothing of a vector do not wait there. In {below} of the {total} cases "
-        "Debian's whole call takes less than that floor: there Python ends.\n"
+        "beforehand, as a Fortran program has them.\n\n"
+        f"A call of one element takes at least {_listed(floors)}{of_that}. The rest is the call's way through Python, "
+        f"which looks at all arguments each time. Debian's, with pointers made beforehand, takes {_listed(theirs)}; "
+        f"ranks that have nothing of a vector do not wait there. In {below} of the {total} cases Debian's whole call "
+        "takes less than pblasmp's of one element: there Python ends.\n"
     )
 
 
