@@ -564,6 +564,14 @@ def moved_together(comm):
         yield "ia", agreed_error(ctx, pb.RankMismatchError, ["A: ", "in 2 ways"], move, i=3 - last)
         yield "illegal", agreed_error(ctx, pblas.ParameterError, ["argument"], move, i=18 if last else 3)
         yield "nothing is written", unlike(b[0], held((1, 2), y, (2, 4), (0, 0))[0])
+        large = np.arange(410.0**2).reshape(410, 410)
+        a, b = held((comm.size, 1), large, (3, 2), (0, 0)), held((1, 2), np.zeros((410, 410)), (9, 4), (0, 0))
+        capacity = ctx.direct.sets.capacity
+        pblas.pdgemr2d(400, 400, *a, *b, everybody)
+        expected = np.zeros((410, 410))
+        expected[2:402, 1:401] = large[2:402, 1:401]
+        wrong = unlike(b[0], held((1, 2), expected, (9, 4), (0, 0))[0])
+        yield "a large one", wrong or (ctx.direct.sets.capacity != capacity and "it takes more memory")
         for ictxt in (everybody, *every.values()):
             pblas.gridexit(ictxt)
 

@@ -139,7 +139,10 @@ class HostDirect:
     def move(self, control: Communicator, moved: Moved) -> bool | None:
         """See ``Direct``. Collective over the context."""
         move = Move(moved)
-        if not self._single and (not self._able or control.board is None or move.nbytes > self.sets.most):
+        room = min(
+            max(_LEAST, self.sets.capacity), self.sets.most
+        )  # a large copy needs no more memory than it has
+        if not self._single and (not self._able or control.board is None or move.nbytes > room):
             return None
         channel = control.channel
         channel.take_turn(moved.call)
