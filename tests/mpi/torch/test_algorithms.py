@@ -46,12 +46,13 @@ Ran = list[tuple[str, str]]
 
 
 def everything(comm: Any) -> Iterator[Case]:
+    """All cases on one rank, half of them on two ranks, the others on more."""
     with host(comm) as ctx:
-        for function in PRODUCTS:
-            for sizes in ((8, 12, 16), (7, 13, 10)):
-                case = partial(by_name, function=function, sizes=sizes)
-                yield f"{function.__name__} {sizes}", failure(case, ctx)
-        for each in (table_is_whole, layers, scaled, dtensors, unknown, unlike, styles):
+        how = {"keep": 1 if ctx.size == 1 else 2, "first": ctx.size > 2}
+        for function, sizes in in_turn(PRODUCTS, ((8, 12, 16), (7, 13, 10)), **how):
+            case = partial(by_name, function=function, sizes=sizes)
+            yield f"{function.__name__} {sizes}", failure(case, ctx)
+        for (each,) in in_turn((table_is_whole, layers, scaled, dtensors, unknown, unlike, styles), **how):
             yield each.__name__, failure(each, ctx)
 
 

@@ -45,9 +45,10 @@ RECIPES: tuple[dict[str, Any], ...] = (
 
 
 def everything(comm: Any) -> Iterator[Case]:
+    """Products; and all cases on one rank, half of them on two ranks, the others on more."""
     with host(comm) as ctx:
         yield from products(ctx, ((8, 12, 16), *UNEVEN))
-        for case in CASES:
+        for (case,) in in_turn(CASES, keep=1 if ctx.size == 1 else 2, first=ctx.size > 2):
             yield case.__name__, failure(case, ctx)
 
 

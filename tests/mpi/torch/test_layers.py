@@ -20,7 +20,7 @@ import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.torch import meshes, operators, scaled
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
-from tests.helpers.lengths import only_long
+from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import ROOT, run_mpi, run_torch, starts_ranks
 from tests.helpers.torch_ranks import (
     TOLERANCE,
@@ -42,6 +42,7 @@ FUNCTIONS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "m
 
 
 def everything(comm: Any) -> Iterator[Case]:
+    """Functions; and all layers and ways to train on one rank, half of them on two ranks, the others on more."""
     yield from functions_and_layers(comm)
     yield from training(comm)
 
@@ -52,17 +53,18 @@ def functions_and_layers(comm: Any) -> Iterator[Case]:
             yield from functions(ctx, sizes, torch.float64)
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             yield from functions(ctx, (8, 12, 16), dtype)
-        for each in LAYERS:
+        for (each,) in in_turn(LAYERS, keep=1 if ctx.size == 1 else 2, first=ctx.size > 2):
             yield each.__name__, failure(each, ctx)
 
 
 def training(comm: Any) -> Iterator[Case]:
     with host(comm) as ctx:
-        for dtype in (torch.float64, torch.float32):
-            for sequence_parallel in (False, True):
-                for sizes in ((8, 12, 16), *UNEVEN):
-                    yield from trained(ctx, Mlp, sizes, sequence_parallel, dtype)
-                yield from trained(ctx, Attention, (8, 12, 16), sequence_parallel, dtype)
+        models = *((Mlp, sizes) for sizes in ((8, 12, 16), *UNEVEN)), (Attention, (8, 12, 16))
+        for dtype, sequence_parallel, (model, sizes) in in_turn(
+            (torch.float64, torch.float32), (False, True), models,
+            keep=1 if ctx.size == 1 else 2, first=ctx.size > 2,
+        ):  # fmt: skip
+            yield from trained(ctx, model, sizes, sequence_parallel, dtype)
 
 
 # -- functions

@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.torch import draws
-from tests.helpers.lengths import only_long
+from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
 from tests.helpers.torch_ranks import Case, compare, failure, full, host, integers, local, own, world
 
@@ -32,9 +32,10 @@ MARKS = ("tensor_model_parallel", "partition_dim", "partition_stride")
 
 
 def everything(comm: Any) -> Iterator[Case]:
+    """All cases on one rank, half of them on two ranks, the others on more."""
     with world(comm) as size, host(comm) as ctx:
         mesh = init_device_mesh("cpu", (size,))
-        for case in CASES:
+        for (case,) in in_turn(CASES, keep=1 if size == 1 else 2, first=size > 2):
             yield case.__name__, failure(partial(case, mesh=mesh), ctx)
 
 
