@@ -15,7 +15,7 @@ from ..engines import dense
 from ..engines.dense.factor_panels import OwnPanels
 from ..engines.gpu.engine import CublasmpEngine
 from ..engines.gpu.factor_operations import GpuFactorOperations
-from ..engines.gpu.factor_panels import QueuedPanels
+from ..engines.gpu.factor_panels import TOGETHER, QueuedPanels
 from ..engines.gpu.kernels.lt import Batch
 from ..engines.gpu.kernels.views import View
 from ..engines.gpu.push import product as push
@@ -86,30 +86,36 @@ class _QueuedPanels(QueuedPanels):
     def __init__(self, engine: PaperGpuEngine, array: Any, *about: Any, given: bool = False) -> None:
         OwnPanels.__init__(self, engine, array, *about, given=given)
         self._gpu = None
-        self._paper, self._sweep = engine, 0
+        self._paper, self._sweep, self._together = engine, 0, 1
 
-    def begin(self) -> None:
+    def begin(self, *, delays: bool = False) -> None:
         """Panels that follow are others than those before. Local."""
         self._sweep += 1
+        self._together = TOGETHER if delays else 1
 
     def ahead(self) -> AbstractContextManager[None]:
         """Return a context for work that other ranks wait for. Local."""
         return self._paper.ahead()
 
-    def later(self, k: int) -> Iterator[Sequence[int]]:
+    def later(self, k: int) -> Iterator[tuple[int, Sequence[int]]]:
         """Yield the groups of panels, and write down when the one after the next has been updated. Local."""
-        for group in super().later(k):
-            yield group
+        for first, group in super().later(k):
+            yield first, group
             if group[0] <= k + 2:
                 self._paper.events.append(Event("updated"))
 
     def publish(self, k: int) -> None:
-        """Write down that a panel is sent from its diagonal on. Local."""
-        self._pass(k, self.own(k)[self.shape.bounds(k)[0] :])
+        """Write down that a panel is sent. Local."""
+        self._pass(k, self.own(k)[self._top(k) :])
 
     def fetch(self, k: int) -> Any:
         """Return a panel from its diagonal on. Local."""
-        return self._fetched(k, self.shape.bounds(k)[0])
+        return self._fetched(k, self._top(k))[self.shape.bounds(k)[0] - self._top(k) :]
+
+    def joined(self, first: int, k: int) -> Any:
+        """Return panels side by side, from the first one's diagonal on. Local."""
+        top = self.shape.bounds(first)[0]
+        return ghost((self.shape.rows - top, self.shape.bounds(k)[1] - top), self.dtype, "F")
 
     def again(self, k: int) -> Any:
         """Return a whole panel. Local."""

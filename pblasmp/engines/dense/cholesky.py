@@ -67,7 +67,7 @@ def factor(operations: FactorOperations, panels: FactorPanels) -> None:
             right = _adjoint(panel[first - top : stop - top])
             operations.gemm(-1, panel[first - top :], right, 1, panels.run(numbers)[first:])
 
-    right_looking(panels, shape.panels, finish, update, ends_at_fault=True)
+    right_looking(panels, shape.panels, finish, update, ends_at_fault=True, delays=True)
 
 
 def _adjoint(x: Array) -> Array:

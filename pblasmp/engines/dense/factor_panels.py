@@ -95,18 +95,25 @@ class FactorPanels:
         """
         raise NotImplementedError
 
-    def begin(self) -> None:
-        """Begin a factorisation or a solve with these panels. Local."""
+    def begin(self, *, delays: bool = False) -> None:
+        """Begin a factorisation or a solve; with ``delays`` an update may wait for more panels. Local."""
 
     def ahead(self) -> AbstractContextManager[None]:
         """Return a context for work that the other ranks wait for. Local."""
         return contextlib.nullcontext()
 
-    def later(self, k: int) -> Iterator[Sequence[int]]:
-        """Yield groups of this rank's panels that panel ``k`` updates; panel ``k + 1`` comes first, alone. Local."""
+    def later(self, k: int) -> Iterator[tuple[int, Sequence[int]]]:
+        """Yield groups of this rank's panels that panel ``k`` updates; panel ``k + 1`` comes first, alone. Local.
+
+        Before each group comes the first of the panels up to ``k`` that it has not been updated with.
+        """
         for j in self.mine:
             if j > k:
-                yield (j,)
+                yield k, (j,)
+
+    def joined(self, first: int, k: int) -> Array:
+        """Return panels ``first`` to ``k``, as ``later`` has named them, from the first one's diagonal on. Local."""
+        raise NotImplementedError
 
     def exchanged(self) -> Iterator[tuple[Array, int, int]]:
         """Yield this rank's panels with the pivots, from and to, of later panels: those exchange their rows. Local."""

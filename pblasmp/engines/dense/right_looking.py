@@ -20,6 +20,7 @@ def right_looking(
     update: Callable[[int, Array, Sequence[int]], None],
     *,
     ends_at_fault: bool = False,
+    delays: bool = False,
 ) -> None:
     """Factor panels, one after another, and update the later ones with each. Collective over the workers.
 
@@ -29,13 +30,15 @@ def right_looking(
         panels: the matrix.
         steps: how many panels are factored.
         finish: ``finish(k)`` factors panel k, one of this rank's, which has been updated.
-        update: ``update(k, panel, group)`` updates adjacent panels of this rank with panel k, from its diagonal on.
+        update: ``update(k, panel, group)`` updates adjacent panels of this rank with panel k, from its diagonal on, and
+            with ``delays`` also with panels after it, which are beside it in the same array.
         ends_at_fault: what comes after a panel with a fault is useless. If not, as in LU, where U's diagonal may have a
             zero, all panels are factored.
+        delays: an update may wait for more panels: what two have in common is multiplied at once.
     """
     if panels.rank >= panels.shape.workers:
         return
-    panels.begin()
+    panels.begin(delays=delays)
     if steps and panels.has(0):
         with panels.ahead():
             finish(0)
@@ -44,12 +47,13 @@ def right_looking(
         panel = panels.fetch(k)
         if ends_at_fault and panels.failed(k):
             break
-        for group in panels.later(k):
+        for first, group in panels.later(k):
+            known = panel if first == k else panels.joined(first, k)
             if group[0] > k + 1:
-                update(k, panel, group)
+                update(first, known, group)
                 continue
             with panels.ahead():
-                update(k, panel, group)
+                update(first, known, group)
                 if k + 1 < steps:
                     finish(k + 1)
                     panels.publish(k + 1)

@@ -14,12 +14,13 @@ from ..protocol import Engine
 from .peers.deliveries import Deliveries
 from .session import session_of
 
-__all__ = ["QueuedPanels"]
+__all__ = ["TOGETHER", "QueuedPanels"]
 
 Array = Any
 
 _LANE = "ahead"
 _BUFFERS = Deliveries.count  # one is read by the update, one by the panel ahead, one arrives
+TOGETHER = 2  # panels that update others at once: products over more columns read and write these less often
 _LARGE = 64 << 20  # bytes of a panel that copy engines deliver, at least: they begin later than NCCL
 
 
@@ -44,6 +45,7 @@ class QueuedPanels(OwnPanels):
         self._free: dict[int, Any] = {}  # events by buffer: the panel in it has been used
         self._reads: int | None = None  # the buffer that the caller's stream reads
         self._buffers: list[Array] = []  # flat
+        self._together = 1  # panels side by side in a buffer
         self._deliveries = None
         if self._gpu is not None and not self._gpu.why_no_windows and 1 < self._workers == self._gpu.size:
             self._deliveries = Deliveries(self._gpu, "panel")
@@ -56,10 +58,16 @@ class QueuedPanels(OwnPanels):
         event.record(stream)
         return event
 
-    def begin(self) -> None:
-        """Begin on CuPy's current stream: work ahead waits for what it has so far. Collective the first time."""
-        if self._workers > 1 and not self._buffers:
+    def begin(self, *, delays: bool = False) -> None:
+        """Begin on CuPy's current stream: work ahead waits for what it has so far. Collective the first time.
+
+        With ``delays`` most panels are updated with two others at a time.
+        """
+        together = TOGETHER if delays else 1
+        if self._workers > 1 and (not self._buffers or together > self._together):
+            self._together = together
             self._buffers = self._made()
+        self._together = together
         self._main = self._cuda.get_current_stream()
         self._ready, self._free, self._reads, self._updated = {}, {}, None, None
         if self._gpu is not None:
@@ -68,7 +76,7 @@ class QueuedPanels(OwnPanels):
     def _made(self) -> list[Array]:
         """Return the buffers of panels that are sent, as they are in memory."""
         rows, width = max(1, self.shape.rows), max(1, self.shape.width)
-        count, deliveries = rows * width, self._deliveries
+        count, deliveries = rows * width * self._together, self._deliveries
         if deliveries is None:
             scratch = self._operations.scratch
             return [scratch(f"panel {i}", (1, count), self.dtype)[0] for i in range(_BUFFERS)]
@@ -85,16 +93,39 @@ class QueuedPanels(OwnPanels):
             self._stream().wait_event(self._updated)
         return self._beside()
 
-    def later(self, k: int) -> Iterator[Sequence[int]]:
-        """Yield panel ``k + 1`` if it is this rank's, then ``k + 2``, then all others together. Local."""
-        rest = [j for j in self.mine if j > k]
+    def later(self, k: int) -> Iterator[tuple[int, Sequence[int]]]:
+        """Yield panel ``k + 1`` if it is this rank's, then ``k + 2``, then all others together. Local.
+
+        The others come only when all panels that are side by side with ``k`` are there.
+        """
+        rest, first = [j for j in self.mine if j > k], self._first(k)
         for j in (k + 1, k + 2):
             if rest and rest[0] == j:
-                yield (rest.pop(0),)
+                yield k if j == k + 1 else first, (rest.pop(0),)
             if j == k + 2 and self._gpu is not None:
                 self._updated = self._event(self._main)
-        if rest:
-            yield rest
+        if rest and k + 1 - first == self._together:
+            yield first, rest
+
+    def joined(self, first: int, k: int) -> Array:
+        """Return panels ``first`` to ``k`` side by side, from the first one's diagonal on. Local."""
+        shape = self.shape
+        top = shape.bounds(first)[0]
+        if self._workers == 1:
+            return self.run(range(first, k + 1))[top:]
+        rows, cols = shape.rows - top, shape.bounds(k)[1] - top
+        return self._buffers[self._slot(k)][: rows * cols].reshape(cols, rows).T
+
+    def _first(self, k: int) -> int:
+        """Return the first of the panels that are side by side with ``k``."""
+        return k - k % self._together
+
+    def _slot(self, k: int) -> int:
+        return k // self._together % _BUFFERS
+
+    def _top(self, k: int) -> int:
+        """Return the row from which on panel ``k`` is sent."""
+        return self.shape.bounds(self._first(k))[0]
 
     def exchanged(self) -> Iterator[tuple[Array, int, int]]:
         """Yield all panels before each later one, together, with its pivots: few kernels exchange rows. Local."""
@@ -110,17 +141,17 @@ class QueuedPanels(OwnPanels):
         return False
 
     def publish(self, k: int) -> None:
-        """Queue the broadcast of panel ``k``, from its diagonal on, after what CuPy's current stream has. Local."""
-        self._send(k, self.own(k)[self.shape.bounds(k)[0] :])
+        """Queue the broadcast of panel ``k`` after what CuPy's current stream has. Local."""
+        self._send(k, self.own(k)[self._top(k) :])
 
     def _send(self, k: int, panel: Array) -> None:
         if self._workers > 1:
             self._broadcast(k, panel)
-        self._ready[k % _BUFFERS] = self._event(self._cuda.get_current_stream())
+        self._ready[self._slot(k)] = self._event(self._cuda.get_current_stream())
 
     def _broadcast(self, k: int, panel: Array) -> None:
         """Queue a broadcast on CuPy's current stream; ``panel`` is the owner's, or only has the shape."""
-        slot, owner, stream = k % _BUFFERS, self.shape.owner(k), self._cuda.get_current_stream()
+        slot, owner, stream = self._slot(k), self.shape.owner(k), self._cuda.get_current_stream()
         if slot in self._free:
             stream.wait_event(self._free.pop(slot))
         buffer, about = self._buffer(k, len(panel)), self.about(k)
@@ -128,21 +159,23 @@ class QueuedPanels(OwnPanels):
             self._operations.copy_panel(buffer, panel)
         if self._deliveries is not None and buffer.nbytes >= _LARGE:
             beside = [(int(each.data.ptr), each.nbytes) for each in about]
-            self._deliveries.deliver(_LANE, slot, owner, buffer.nbytes, beside)
+            start = int(buffer.data.ptr) - self._deliveries.address(slot)
+            self._deliveries.deliver(_LANE, slot, owner, buffer.nbytes, beside, start=start)
         else:
             self._nccl.broadcast(int(stream.ptr), [each for each in (buffer, *about) if each.size], owner)
 
     def _buffer(self, k: int, rows: int) -> Array:
         first, stop = self.shape.bounds(k)
-        return self._buffers[k % _BUFFERS][: rows * (stop - first)].reshape(stop - first, rows).T
+        at = rows * (first - self._top(k))
+        return self._buffers[self._slot(k)][at : at + rows * (stop - first)].reshape(stop - first, rows).T
 
     def fetch(self, k: int) -> Array:
         """Return panel ``k`` from its diagonal on: the caller's stream waits until it is there. Local to queue."""
-        return self._fetched(k, self.shape.bounds(k)[0])
+        return self._fetched(k, self._top(k))[self.shape.bounds(k)[0] - self._top(k) :]
 
     def _fetched(self, k: int, first: int) -> Array:
-        slot, rows = k % _BUFFERS, self.shape.rows - first
-        if self._reads is not None:
+        slot, rows = self._slot(k), self.shape.rows - first
+        if self._reads not in (None, slot):
             self._free[self._reads] = self._event(self._main)
         if not self.has(k):
             with self._beside():

@@ -157,8 +157,10 @@ def deliveries(comm: Any, path: str) -> Any:
     """Which panels copy engines deliver: the same on every rank, in the order of the panels; NCCL sends the others."""
     sent: list[Any] = []
 
-    def deliver(_: Any, stream: str, i: int, root: int, nbytes: int, beside: Any = ()) -> None:
-        sent.append((stream, i, root, nbytes, [size for _, size in beside]))
+    def deliver(
+        _: Any, stream: str, i: int, root: int, nbytes: int, beside: Any = (), *, start: int = 0
+    ) -> None:
+        sent.append((stream, i, start, root, nbytes, [size for _, size in beside]))
 
     with (
         machine(path, Multiplying, comm=comm, lt=FakeLt()) as lib,
@@ -167,12 +169,16 @@ def deliveries(comm: Any, path: str) -> Any:
         panels_of(ctx, 4),
     ):
         a = ctx.eye(pb.MatrixDescriptor((24, 24), (4, 4), pb.Grid(1, comm.size), order="F"))
-        for least, count in ((0, 6), (8 * 4 * 10, 4), (1 << 30, 0)):
+        for least, count in ((0, 6), (8 * 4 * 10, 4), (1 << 30, 0)):  # two panels have as many rows
             sent.clear()
             lib.gpu.events.clear()
             with mock.patch.object(factor_panels_of_gpus, "_LARGE", least):
                 pb.cholesky(a, out=a)
-            wanted = [("ahead", k % 3, k % comm.size, 8 * 4 * (24 - 4 * k), [4, 16]) for k in range(count)]
+            sizes = [8 * 4 * (24 - 8 * (k // 2)) for k in range(count)]
+            wanted = [
+                ("ahead", k // 2 % 3, k % 2 * size, k % comm.size, size, [4, 16])
+                for k, size in enumerate(sizes)
+            ]
             by_nccl = len(lib.gpu.did("broadcast"))
             yield f"{least}", None if (sent, by_nccl) == (wanted, 3 * (6 - count)) else f"{sent} {by_nccl}"
 

@@ -55,18 +55,27 @@ class Deliveries:
         return _aligned(nbytes) + sum(map(_aligned, beside))
 
     def deliver(
-        self, stream: str, i: int, root: int, nbytes: int, beside: Sequence[tuple[int, int]] = ()
+        self,
+        stream: str,
+        i: int,
+        root: int,
+        nbytes: int,
+        beside: Sequence[tuple[int, int]] = (),
+        *,
+        start: int = 0,
     ) -> None:
-        """Queue a delivery of the first bytes of buffer ``i``. Every rank queues it. Local to queue.
+        """Queue a delivery of bytes of buffer ``i``. Every rank queues it. Local to queue.
 
         Args:
             stream: in which earlier uses of this rank's buffer have ended.
             i: which buffer.
             root: the rank whose data is delivered.
             nbytes: how many bytes it has there.
-            beside: this rank's arrays that accompany them, by address and size: they become what the root's are.
+            beside: this rank's arrays that accompany them, by address and size: they become what the root's are. They
+                travel in the buffer, after the data.
+            start: where the data is in the buffer; the same on every rank.
         """
-        gpu, at = self._gpu, self.address(i)
+        gpu, at = self._gpu, self.address(i) + start
         before, after = (gpu.rank - 1) % gpu.size, (gpu.rank + 1) % gpu.size
         receives, passes = gpu.rank != root, after != root
         arrays, end = [], _aligned(nbytes)
@@ -80,15 +89,15 @@ class Deliveries:
                 gpu.push(stream, carried, own)
         if passes:
             gpu.await_flag(stream, after, ROOMS.at(i))
-            there = gpu.symmetric(f"{self._name} {i}", after)
+            there = gpu.symmetric(f"{self._name} {i}", after) + start
         size = _aligned(-(-end // (_CHUNKS if gpu.size > 2 else 1)))  # of two, none passes anything on
-        for number, start in enumerate(range(0, end, size)):
+        for number, begin in enumerate(range(0, end, size)):
             flag = CHUNKS.at(i * _CHUNKS + number)
             if receives:
                 gpu.await_flag(stream, before, flag)
             if passes:
-                length = min(size, end - start)
-                gpu.push(stream, _line(there + start, length), _line(at + start, length))
+                length = min(size, end - begin)
+                gpu.push(stream, _line(there + begin, length), _line(at + begin, length))
                 gpu.raise_flag(stream, after, flag)
         if receives:
             for own, carried in arrays:
