@@ -146,6 +146,7 @@ class FactorOperations(Operations, Protocol):
         workers: ranks of a node that may compute at the same time: no more than it has cores.
         factor_alone: order up to which one rank of a node factors a matrix alone.
         own_panels: makes the panels of a rank whose arrays no other rank reads; None: MPI carries them.
+        grid_panels: makes panels that the ranks of a process column share; None: a rank has its panels whole.
         gemqrt: ``gemqrt(v, t, x, adjoint=...)`` replaces x by Q x, or by the adjoint's product with x, for the
             reflectors that ``geqrt`` leaves in v and t; both then take matrices of any shape, and a t of fewer rows
             than columns, which has the Ts of as many columns each, side by side. None: products are used.
@@ -154,6 +155,7 @@ class FactorOperations(Operations, Protocol):
     workers: int
     factor_alone: int
     own_panels: Any
+    grid_panels: Any
     gemqrt: Any
 
     def factoring(self) -> AbstractContextManager[None]:

@@ -56,16 +56,13 @@ def factor(operations: FactorOperations, panels: FactorPanels) -> None:
     shape = panels.shape
 
     def finish(k: int) -> None:
-        first = shape.bounds(k)[0]
-        operations.potrf(panels.own(k)[first:], panels.info[k : k + 1], first)
+        panels.potrf(operations, k)
 
     def update(k: int, panel: Array, group: Sequence[int]) -> None:
         top = k * shape.width
         for _, block in groupby(group, lambda j: j // shape.group):  # adjacent panels
-            numbers = list(block)
-            first, stop = shape.bounds(numbers[0])[0], shape.bounds(numbers[-1])[1]
-            right = _adjoint(panel[first - top : stop - top])
-            operations.gemm(-1, panel[first - top :], right, 1, panels.run(numbers)[first:])
+            left, right, updated = panels.factors(panel, top, list(block))
+            operations.gemm(-1, left, _adjoint(right), 1, updated)
 
     right_looking(panels, shape.panels, finish, update, ends_at_fault=True, delays=True)
 

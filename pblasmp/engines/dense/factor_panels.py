@@ -25,7 +25,7 @@ from ...comm.progress import Progress
 from ...comm.shared import aligned, carve
 from ...layout import MatrixDescriptor, Trapezoid
 from ..arrays import same_memory
-from ..protocol import Engine
+from ..protocol import Engine, FactorOperations
 from ..request import LocalArray, Operands
 from .factor_copies import CopiedParts
 from .lapack import is_shared, operations_of, sharing
@@ -68,13 +68,11 @@ class FactorPanels:
     ) -> None:
         self.shape, self.dtype, self.rank = shape, dtype, rank
         self.info, self.pivots, self.blocks = info, pivots, blocks
-        groups = range(rank, -(-shape.panels // shape.group), shape.workers) if rank < shape.workers else ()
-        runs = [range(i * shape.group, min((i + 1) * shape.group, shape.panels)) for i in groups]
-        self.mine = [k for run in runs for k in run]
+        self.mine = shape.numbers(rank)
 
     def has(self, k: int) -> bool:
-        """Return whether panel ``k`` is this rank's. Local."""
-        return self.shape.owner(k) == self.rank
+        """Return whether panel ``k``, or a part of it, is this rank's. Local."""
+        return self.rank < self.shape.workers and self.shape.has(self.rank, k)
 
     def own(self, k: int) -> Array:
         """Return panel ``k``, one of this rank's, from its first row. Local."""
@@ -101,6 +99,25 @@ class FactorPanels:
     def ahead(self) -> AbstractContextManager[None]:
         """Return a context for work that the other ranks wait for. Local."""
         return contextlib.nullcontext()
+
+    def potrf(self, operations: FactorOperations, k: int) -> None:
+        """Factor panel ``k`` of a positive definite matrix, which is this rank's and has been updated. Local."""
+        first = self.shape.bounds(k)[0]
+        operations.potrf(self.own(k)[first:], self.info[k : k + 1], first)
+
+    def factors(self, panel: Array, top: int, numbers: Sequence[int]) -> tuple[Array, Array, Array]:
+        """Return what updates adjacent panels of this rank, and what is updated, from their diagonal on. Local.
+
+        Args:
+            panel: a panel, or several, as ``fetch`` and ``joined`` return them.
+            top: the row of the matrix with which it begins.
+            numbers: of the panels that are updated.
+
+        Returns:
+            Rows of the panel, the rows whose adjoint they are multiplied by, and the array that is updated.
+        """
+        first, stop = self.shape.bounds(numbers[0])[0], self.shape.bounds(numbers[-1])[1]
+        return panel[first - top :], panel[first - top : stop - top], self.run(numbers)[first:]
 
     def later(self, k: int) -> Iterator[tuple[int, Sequence[int]]]:
         """Yield groups of this rank's panels that panel ``k`` updates; panel ``k + 1`` comes first, alone. Local.
@@ -179,7 +196,7 @@ class OwnPanels(FactorPanels):
         """Return adjacent panels of this rank as one array. Local."""
         shape = self.shape
         last, stop = shape.bounds(numbers[-1])
-        rounds = ((k // shape.group // shape.workers, k % shape.group) for k in (numbers[0], numbers[-1]))
+        rounds = ((k // shape.group // shape.across, k % shape.group) for k in (numbers[0], numbers[-1]))
         at, end = ((before * shape.group + within) * shape.width for before, within in rounds)
         return self.array[:, at : end + stop - last]
 
@@ -274,6 +291,8 @@ class Workbench:
         self._at = list(itertools.accumulate((aligned(size, 64) for size in sizes), initial=0))
         self.nbytes = self._at[-1]
         self._own = self.operations.own_panels or SentPanels
+        if first.grid is not None:
+            self._own = self.operations.grid_panels
         if self.shared and not engine.transport.fits(self.nbytes)[0]:
             raise MemoryError(
                 f"a factorisation needs {self.nbytes} bytes that the ranks of a node share, which are not available"

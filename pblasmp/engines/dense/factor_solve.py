@@ -50,7 +50,8 @@ class FactorSolveJob(PanelJob):
     ) -> None:
         lower = self.lower
         self._operations, self._factored, self._inverse = operations_of(engine), factored, inverse
-        shape = shape_of(engine, a)
+        alone = b is None and x is None  # a solve needs panels that ranks have whole
+        shape = shape_of(engine, a if out is None else out, shared=lower and alone)
         shapes = [shape]
         if inverse:
             shapes.append(shape_of_inverse(engine, shape))

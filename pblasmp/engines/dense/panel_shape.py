@@ -21,7 +21,8 @@ _FEW = 4  # right-hand sides are few up to this part of a panel's width
 class PanelShape(NamedTuple):
     """The panels of one matrix: rows, columns, the columns of a panel, and the ranks that work on it.
 
-    Panels are dealt round the ranks in groups of ``group`` adjacent ones.
+    Panels are dealt round the ranks in groups of ``group`` adjacent ones, or with ``grid`` round its process columns:
+    then rows are dealt round the process rows in blocks that are as high as a group is wide.
     """
 
     rows: int
@@ -29,6 +30,12 @@ class PanelShape(NamedTuple):
     width: int
     workers: int
     group: int = 1
+    grid: Grid | None = None
+
+    @property
+    def across(self) -> int:
+        """Number of ranks, or of process columns, that panels are dealt round."""
+        return self.workers if self.grid is None else self.grid.npcol
 
     @property
     def panels(self) -> int:
@@ -44,23 +51,43 @@ class PanelShape(NamedTuple):
         """Return the rank that has panel ``k``."""
         return k // self.group % self.workers
 
+    def column(self, k: int) -> int:
+        """Return the process column, or the rank, that has panel ``k``."""
+        return k // self.group % self.across
+
+    def has(self, rank: int, k: int) -> bool:
+        """Return whether a rank that works has panel ``k``, or a part of it."""
+        return self.column(k) == (rank if self.grid is None else self.grid.coords(rank)[1])
+
+    def numbers(self, rank: int) -> list[int]:
+        """Return the numbers of a rank's panels, ascending."""
+        if rank >= self.workers:
+            return []
+        first = rank if self.grid is None else self.grid.coords(rank)[1]
+        groups = range(first, -(-self.panels // self.group), self.across)
+        return [k for i in groups for k in range(i * self.group, min((i + 1) * self.group, self.panels))]
+
     def bounds(self, k: int) -> tuple[int, int]:
         """Return the columns of panel ``k``: the first, and the one after the last."""
         return k * self.width, min((k + 1) * self.width, self.cols)
 
     def described(self, dtype: np.dtype) -> MatrixDescriptor:
         """Return the matrix in panels that ranks have for themselves, as a layout."""
-        block = max(1, self.rows), self.width * self.group
-        return MatrixDescriptor((self.rows, self.cols), block, Grid(1, self.workers), dtype=dtype, order="F")
+        width, grid = self.width * self.group, self.grid or Grid(1, self.workers)
+        block = max(1, self.rows) if self.grid is None else width, width
+        return MatrixDescriptor((self.rows, self.cols), block, grid, dtype=dtype, order="F")
 
 
-def shape_of(engine: Engine, d: MatrixDescriptor, *, narrow: bool = False) -> PanelShape:
+def shape_of(
+    engine: Engine, d: MatrixDescriptor, *, narrow: bool = False, shared: bool = False
+) -> PanelShape:
     """Return the panels of a matrix that is factored. Local.
 
     Args:
         engine: where.
         d: its layout.
         narrow: for reflectors, which cost as much as their panel is wide.
+        shared: the ranks of a process column may share a panel.
     """
     operations, size = operations_of(engine), engine.transport.size
     rows, cols = d.shape
@@ -68,7 +95,9 @@ def shape_of(engine: Engine, d: MatrixDescriptor, *, narrow: bool = False) -> Pa
     width = max(1, usual // 2) if narrow else usual
     if not is_shared(engine):
         kept = operations.own_panels is not None and size > 1
-        return (_shape_of_blocks(d, width, size) if kept else None) or PanelShape(rows, cols, width, size)
+        shared = shared and operations.grid_panels is not None
+        made = _shape_of_blocks(d, width, size, shared=shared) if kept else None
+        return made or PanelShape(rows, cols, width, size)
     workers = min(size, operations.workers)
     if min(rows, cols) <= operations.factor_alone:
         workers = 1
@@ -77,11 +106,12 @@ def shape_of(engine: Engine, d: MatrixDescriptor, *, narrow: bool = False) -> Pa
     return PanelShape(rows, cols, width, workers)
 
 
-def _shape_of_blocks(d: MatrixDescriptor, width: int, size: int) -> PanelShape | None:
+def _shape_of_blocks(d: MatrixDescriptor, width: int, size: int, *, shared: bool) -> PanelShape | None:
     """Return the panels that are parts of the matrix's blocks, about as wide as asked for, or None. Local.
 
     The ranks have them as the matrix is, or move less: a block of columns becomes panels of a single rank, which is, on
     most grids, one of those that have it. A block that is wider is a group of panels, if that leaves ranks equal work.
+    With ``shared`` square blocks on several process rows stay where they are.
     """
     group = -(-d.block[1] // width)
     if d.block[1] < min(width, _WIDE) or d.block[1] % group:
@@ -89,6 +119,10 @@ def _shape_of_blocks(d: MatrixDescriptor, width: int, size: int) -> PanelShape |
     if group > 1 and min(d.shape) < _ROUNDS * size * d.block[1]:
         return None
     made = PanelShape(*d.shape, d.block[1] // group, size, group)
+    if shared and d.order == "F" and d.grid.nprow > 1 and d.grid.size == size:
+        on_grid = made._replace(grid=d.grid)
+        if d.same_places(on_grid.described(d.dtype)):
+            return on_grid
     return made if made.width == width or d.same_places(made.described(d.dtype)) else None
 
 

@@ -14,6 +14,7 @@ from ...bindings import FillMode
 from ...dtypes import element_type
 from ..dense.factor_panels import set_diagonal
 from .factor_panels import QueuedPanels
+from .grid_panels import GridPanels
 from .kernels.factor import FactorKernels
 from .kernels.views import View
 from .operations import CublasmpOperations
@@ -40,6 +41,7 @@ class GpuFactorOperations(CublasmpOperations):
     workers = 1 << 30
     factor_alone = 0
     own_panels: Any = QueuedPanels
+    grid_panels: Any = GridPanels
     gemqrt: Any = None
     factor_width = 0
     inverts = 256, 2048

@@ -14,12 +14,12 @@ from ..protocol import Engine
 from .peers.deliveries import Deliveries
 from .session import session_of
 
-__all__ = ["TOGETHER", "QueuedPanels"]
+__all__ = ["BUFFERS", "TOGETHER", "QueuedPanels"]
 
 Array = Any
 
 _LANE = "ahead"
-_BUFFERS = Deliveries.count  # one is read by the update, one by the panel ahead, one arrives
+BUFFERS = Deliveries.count  # one is read by the update, one by the panel ahead, one arrives
 TOGETHER = 2  # panels that update others at once: products over more columns read and write these less often
 _LARGE = 64 << 20  # bytes of a panel that copy engines deliver, at least: they begin later than NCCL
 
@@ -79,10 +79,10 @@ class QueuedPanels(OwnPanels):
         count, deliveries = rows * width * self._together, self._deliveries
         if deliveries is None:
             scratch = self._operations.scratch
-            return [scratch(f"panel {i}", (1, count), self.dtype)[0] for i in range(_BUFFERS)]
+            return [scratch(f"panel {i}", (1, count), self.dtype)[0] for i in range(BUFFERS)]
         xp, nbytes = self._operations.xp, count * self.dtype.itemsize
         deliveries.reserve(deliveries.size(nbytes, [each.nbytes for each in self.about(0)]))
-        memory = [xp.cuda.UnownedMemory(deliveries.address(i), nbytes, deliveries) for i in range(_BUFFERS)]
+        memory = [xp.cuda.UnownedMemory(deliveries.address(i), nbytes, deliveries) for i in range(BUFFERS)]
         return [xp.ndarray(count, self.dtype, xp.cuda.MemoryPointer(each, 0)) for each in memory]
 
     def ahead(self) -> AbstractContextManager[None]:
@@ -121,7 +121,7 @@ class QueuedPanels(OwnPanels):
         return k - k % self._together
 
     def _slot(self, k: int) -> int:
-        return k // self._together % _BUFFERS
+        return k // self._together % BUFFERS
 
     def _top(self, k: int) -> int:
         """Return the row from which on panel ``k`` is sent."""
@@ -174,15 +174,20 @@ class QueuedPanels(OwnPanels):
         return self._fetched(k, self._top(k))[self.shape.bounds(k)[0] - self._top(k) :]
 
     def _fetched(self, k: int, first: int) -> Array:
-        slot, rows = self._slot(k), self.shape.rows - first
+        buffer = None if self._workers == 1 else self._buffer(k, self.shape.rows - first)
+        self._arrived(k, buffer)
+        return self.own(k)[first:] if buffer is None else buffer
+
+    def _arrived(self, k: int, buffer: Array = None) -> None:
+        """Let the caller's stream wait until panel ``k`` is there: in ``buffer``, if it is another rank's."""
+        slot = self._slot(k)
         if self._reads not in (None, slot):
             self._free[self._reads] = self._event(self._main)
         if not self.has(k):
             with self._beside():
-                self._send(k, self._buffer(k, rows))
+                self._send(k, buffer)
         self._main.wait_event(self._ready[slot])
         self._reads = slot
-        return self.own(k)[first:] if self._workers == 1 else self._buffer(k, rows)
 
     def _beside(self) -> AbstractContextManager[None]:
         if self._gpu is None:
@@ -203,10 +208,8 @@ class QueuedPanels(OwnPanels):
 
     @contextlib.contextmanager
     def _with_squares(self) -> Iterator[None]:
-        operations, shape = self._operations, self.shape
-        width = shape.width * shape.group  # of adjacent panels, which are updated together
-        runs = [list(run) for _, run in groupby(self.mine, lambda k: k // shape.group)]
-        squares = [self.run(run)[shape.bounds(run[0])[0] : shape.bounds(run[-1])[1]] for run in runs]
+        operations, squares = self._operations, self._squares()
+        width = self.shape.width * self.shape.group
         room = operations.scratch("above", (width, width * len(squares)), self.dtype, "F")
         kept = [room[: len(square), i * width :][:, : len(square)] for i, square in enumerate(squares)]
         for square, copy in zip(squares, kept, strict=True):
@@ -215,6 +218,14 @@ class QueuedPanels(OwnPanels):
         above = operations.xp.tri(width, k=-1, dtype=bool).T
         for square, copy in zip(squares, kept, strict=True):
             operations.copy_where(square, copy, above[: len(square), : len(square)])
+
+    def _squares(self) -> list[Array]:
+        """Return this rank's squares on the diagonal, of adjacent panels, which are updated together."""
+        runs, bounds = (
+            [list(run) for _, run in groupby(self.mine, lambda k: k // self.shape.group)],
+            self.shape.bounds,
+        )
+        return [self.run(run)[bounds(run[0])[0] : bounds(run[-1])[1]] for run in runs]
 
     def settle(self) -> None:
         """Let CuPy's current stream wait for the work ahead. Local."""

@@ -52,6 +52,7 @@ class HostOperations:
     factor_width = 0
     factor_alone = 384  # one core's LAPACK is then as fast as two ranks that wait for each other
     own_panels: Any = None
+    grid_panels: Any = None
 
     def __init__(self, library: str, buffers: Buffers, workers: int = 1) -> None:
         self._library, self._buffers, self.workers = library, buffers, workers

@@ -16,6 +16,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.dense import factor_panels, panel_shape
 from pblasmp.engines.gpu import factor_panels as factor_panels_of_gpus
+from pblasmp.engines.gpu.grid_panels import GridPanels
 from pblasmp.engines.gpu.kernels import factor
 from pblasmp.engines.gpu.kernels.factor import FactorKernels
 from pblasmp.engines.gpu.peers.deliveries import Deliveries
@@ -119,6 +120,54 @@ def where_they_are(comm: Any, path: str) -> Any:
                 yield "sums", None if count == 2 * 5 + 1 else f"{count}"
         lib.assert_clean()
         lib.gpu.assert_clean()
+
+
+def on_process_rows(comm: Any, path: str) -> Any:
+    """Cholesky where several process rows have square blocks: ranks share panels, and no element moves."""
+    rng = np.random.default_rng(18)
+    grids = pb.Grid(comm.size, 1), pb.Grid(2, comm.size // 2, "col"), pb.Grid(comm.size // 2, 2)
+    with machine(path, Multiplying, comm=comm) as lib, mock.patch.object(panel_shape, "_ROUNDS", 0):
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            for grid, (block, width) in itertools.product(grids, ((3, 3), (4, 2), (9, 3))):
+
+                def layout(
+                    _: Any, shape: Any, size: int, block: int = block, grid: pb.Grid = grid, **how: Any
+                ) -> Any:
+                    dtype = how.get("dtype", "float64")
+                    return pb.MatrixDescriptor(shape, (block, block), grid, dtype=dtype, order="F")
+
+                with mock.patch.object(factor_cases, "layout", layout), panels_of(ctx, width):
+                    for (dtype,) in in_turn(TYPES, keep=2, first=block + grid.nprow):
+                        with by_inverses(ctx, width):
+                            yield factor_cases.cholesky_case(ctx, rng, dtype)
+                    n = 5 * block + 1
+                    whole = factor_cases.positive(rng, n, "complex128")
+                    a = ctx.scatter(
+                        factor_cases.only("L", whole), layout(None, (n, n), comm.size, dtype="complex128")
+                    )
+                    with (
+                        mock.patch.object(ctx.engine, "prepare_move", wraps=ctx.engine.prepare_move) as moves,
+                        mock.patch.object(
+                            GridPanels, "potrf", autospec=True, side_effect=GridPanels.potrf
+                        ) as shared,
+                    ):
+                        lower = pb.cholesky(a, out=a)
+                    counts = moves.call_count, bool(shared.call_count)
+                    yield f"{grid}, blocks of {block}", None if counts == (0, True) else f"{counts}"
+                    values = lower.allgather()
+                    found = np.tril(values)
+                    error = factor_cases.relative(found @ found.conj().T - whole, whole, n, "complex128")
+                    above = np.isnan(values[np.triu_indices(n, 1)]).all()
+                    yield f"{grid}", None if error < factor_cases.MOST and above else f"{error} {above}"
+                    with panels_of(ctx, min(width, 4)):
+                        yield from itertools.islice(failures(ctx, rng), 10)
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+@starts_ranks
+def test_ranks_of_a_process_column_share_panels(stand_in: Any) -> None:
+    run_mpi(on_process_rows, 4, path=stand_in(1000))
 
 
 def moved(ctx: pb.Context, d: pb.MatrixDescriptor) -> int:
