@@ -204,7 +204,7 @@ class Timeline:
         self._within: list[str] = []
         self._patches = [
             mock.patch.object(where, name, self._timed(operations, label, getattr(where, name)))
-            for where, names in ((operations, _STEPS), (session.nccl, {"broadcast": "broadcast"}))
+            for where, names in ((operations, _STEPS), (session.nccl, {"broadcast": "broadcast", "exchange": "exchange"}))
             for name, label in names.items()
         ]
 
