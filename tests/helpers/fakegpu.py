@@ -825,6 +825,8 @@ class FakeGpu:
                 gpu.behind.discard((stream, gpu.stream))
             for stream, post in messages:
                 gpu.under_way.setdefault(stream, []).append(post())
+            if any(stream == gpu.stream for stream, _ in messages):  # what follows on it comes after them
+                gpu.finish(gpu.under_way.pop(gpu.stream))
 
         self.communicators: dict[int, Any] = {}
         return SimpleNamespace(

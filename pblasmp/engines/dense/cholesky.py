@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -59,10 +60,12 @@ def factor(operations: FactorOperations, panels: FactorPanels) -> None:
         panels.potrf(operations, k)
 
     def update(k: int, panel: Array, group: Sequence[int]) -> None:
-        top = k * shape.width
-        for _, block in groupby(group, lambda j: j // shape.group):  # adjacent panels
-            left, right, updated = panels.factors(panel, top, list(block))
-            operations.gemm(-1, left, _adjoint(right), 1, updated)
+        blocks = (list(block) for _, block in groupby(group, lambda j: j // shape.group))  # adjacent panels
+        factors = [panels.factors(panel, k, block) for block in blocks]
+        operations.concurrently([partial(subtract, *each) for each in factors])
+
+    def subtract(left: Array, right: Array, updated: Array) -> None:
+        operations.gemm(-1, left, _adjoint(right), 1, updated)
 
     right_looking(panels, shape.panels, finish, update, ends_at_fault=True, delays=True)
 

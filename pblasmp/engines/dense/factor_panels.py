@@ -105,18 +105,19 @@ class FactorPanels:
         first = self.shape.bounds(k)[0]
         operations.potrf(self.own(k)[first:], self.info[k : k + 1], first)
 
-    def factors(self, panel: Array, top: int, numbers: Sequence[int]) -> tuple[Array, Array, Array]:
+    def factors(self, panel: Array, k: int, numbers: Sequence[int]) -> tuple[Array, Array, Array]:
         """Return what updates adjacent panels of this rank, and what is updated, from their diagonal on. Local.
 
         Args:
             panel: a panel, or several, as ``fetch`` and ``joined`` return them.
-            top: the row of the matrix with which it begins.
+            k: the number of the first.
             numbers: of the panels that are updated.
 
         Returns:
             Rows of the panel, the rows whose adjoint they are multiplied by, and the array that is updated.
         """
-        first, stop = self.shape.bounds(numbers[0])[0], self.shape.bounds(numbers[-1])[1]
+        top, first = k * self.shape.width, numbers[0] * self.shape.width
+        stop = self.shape.bounds(numbers[-1])[1]
         return panel[first - top :], panel[first - top : stop - top], self.run(numbers)[first:]
 
     def later(self, k: int) -> Iterator[tuple[int, Sequence[int]]]:

@@ -28,17 +28,18 @@ class GridPanels(QueuedPanels):
     def __init__(self, *about: Any, given: bool = False) -> None:
         super().__init__(*about, given=given)
         assert self.shape.grid is not None
-        self._grid, self._d = self.shape.grid, self.shape.described(self.dtype)
+        self._grid, rows = self.shape.grid, self.shape.described(self.dtype).rows
         self._row, self._col = self._grid.coords(self.rank)
         self._square: Array = None
+        ends = [0, *(self.shape.bounds(k)[1] for k in range(self.shape.panels))]
+        # where each process row has the first row of each panel's diagonal, and its end
+        self._starts = [
+            [rows.local_window(row, 0, end).stop for end in ends] for row in range(self._grid.nprow)
+        ]
 
     def _head(self, k: int) -> int:
         """Return the process row that has the diagonal block of panel ``k``."""
-        return self._d.rows.owner(self.shape.bounds(k)[0])
-
-    def _below(self, row: int, start: int, stop: int | None = None) -> slice:
-        """Return where a process row has the rows from ``start`` to ``stop`` of the matrix."""
-        return self._d.rows.local_window(row, start, self.shape.rows if stop is None else stop)
+        return k // self.shape.group % self._grid.nprow
 
     def _made(self) -> list[Array]:
         shape, scratch = self.shape, self._operations.scratch
@@ -50,12 +51,13 @@ class GridPanels(QueuedPanels):
         """Factor panel ``k``, together with the other ranks of its process column. Local to queue."""
         first, stop = self.shape.bounds(k)
         own, square, head = self.own(k), self._square[: stop - first, : stop - first], self._head(k)
+        starts = self._starts[self._row]
         if self._row == head:
-            diagonal = own[self._below(head, first, stop)]
+            diagonal = own[starts[k] : starts[k + 1]]
             operations.potrf(diagonal, self.info[k : k + 1], first)
             self._operations.copy_panel(square, diagonal)
         self._share(stop - first, head)
-        below = own[self._below(self._row, stop)]
+        below = own[starts[k + 1] :]
         left = square.conj() if self.dtype.kind == "c" else square
         operations.trsm(1, left, below.T, lower=True, unit=False)
 
@@ -73,7 +75,7 @@ class GridPanels(QueuedPanels):
 
     def publish(self, k: int) -> None:
         """Queue the sending of this rank's rows of panel ``k`` after what CuPy's current stream has. Local."""
-        self._send(k, self.own(k)[self._below(self._row, self._top(k))])
+        self._send(k, self.own(k)[self._starts[self._row][self._first(k)] :])
 
     def _broadcast(self, k: int, panel: Array) -> None:
         """Queue the exchange of a panel on CuPy's current stream; ``panel`` is this rank's part, if it has one."""
@@ -99,42 +101,34 @@ class GridPanels(QueuedPanels):
 
     def _parts(self, first: int, k: int) -> Parts:
         """Return panels ``first`` to ``k``, from the row on from which they are sent, in their buffer."""
-        start, cols = self._top(k), self.shape.bounds(k)[1] - self.shape.bounds(first)[0]
-        before = self.shape.bounds(first)[0] - start
+        begin, width, end = self._first(k), self.shape.width, self.shape.bounds(k)[1]
+        cols, before = end - first * width, (first - begin) * width
         buffer, parts, at = self._buffers[self._slot(k)], [], 0
-        for row in range(self._grid.nprow):
-            place = self._below(row, start)
-            rows = place.stop - place.start
-            begin = at + rows * before
-            parts.append(buffer[begin : begin + rows * cols].reshape(cols, rows).T)
-            at += rows * self.shape.width * self._together
+        for starts in self._starts:
+            rows = starts[-1] - starts[begin]
+            part = buffer[at + rows * before : at + rows * (before + cols)]
+            parts.append(part.reshape(cols, rows).T)
+            at += rows * width * self._together
         return parts
 
     def fetch(self, k: int) -> Parts:
         """Return panel ``k`` from its diagonal on: the caller's stream waits until it is there. Local to queue."""
         self._arrived(k)
-        return self._from(self._parts(k, k), self._top(k), self.shape.bounds(k)[0])
+        parts, begin = self._parts(k, k), self._first(k)
+        return [part[starts[k] - starts[begin] :] for part, starts in zip(parts, self._starts, strict=True)]
 
     def joined(self, first: int, k: int) -> Parts:
         """Return panels ``first`` to ``k`` side by side, from the first one's diagonal on. Local."""
         return self._parts(first, k)
 
-    def _from(self, parts: Parts, top: int, first: int) -> Parts:
-        """Return parts, which begin with row ``top`` of the matrix, from row ``first`` on. Local."""
-        skipped = (self._below(row, top, first) for row in range(len(parts)))
-        return [part[skip.stop - skip.start :] for part, skip in zip(parts, skipped, strict=True)]
-
-    def factors(self, panel: Parts, top: int, numbers: Sequence[int]) -> tuple[Array, Array, Array]:
+    def factors(self, panel: Parts, k: int, numbers: Sequence[int]) -> tuple[Array, Array, Array]:
         """Return the parts of a panel that update adjacent panels, and what is updated. Local."""
-        first, stop = self.shape.bounds(numbers[0])[0], self.shape.bounds(numbers[-1])[1]
-        below, head = self._from(panel, top, first), self._head(numbers[0])
-        return below[self._row], below[head][: stop - first], self.run(numbers)[self._below(self._row, first)]
+        first, end, head = numbers[0], numbers[-1] + 1, self._head(numbers[0])
+        own, other = self._starts[self._row], self._starts[head]
+        right = panel[head][other[first] - other[k] : other[end] - other[k]]
+        return panel[self._row][own[first] - own[k] :], right, self.run(numbers)[own[first] :]
 
     def _squares(self) -> list[Array]:
-        blocks = [list(run) for _, run in groupby(self.mine, lambda k: k // self.shape.group)]
-        bounds = [(self.shape.bounds(run[0])[0], self.shape.bounds(run[-1])[1]) for run in blocks]
-        return [
-            self.run(run)[self._below(self._row, *each)]
-            for run, each in zip(blocks, bounds, strict=True)
-            if self._head(run[0]) == self._row
-        ]
+        starts, blocks = self._starts[self._row], groupby(self.mine, lambda k: k // self.shape.group)
+        runs = [list(run) for block, run in blocks if block % self._grid.nprow == self._row]
+        return [self.run(run)[starts[run[0]] : starts[run[-1] + 1]] for run in runs]
