@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import ExitStack
 from unittest import mock
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.dense import factor_panels
+from pblasmp.engines.dense import factor_panels, panel_shape
 from pblasmp.engines.gpu import factor_panels as queued
 from tests.helpers.cases import layout, pick
 from tests.helpers.factor_cases import (
@@ -153,6 +154,29 @@ def test_panels_in_place(ctx):
         right = matrix(ctx, rng, random(rng, (n, 3), dtype))
         x = pb.lu_solve(found, pivots, right).allgather()
         assert not too_large(solve=relative(whole @ x - right.allgather(), whole, n * norm(x), dtype))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_panels_that_process_rows_share(ctx, dtype):
+    """Square blocks on several process rows stay where they are; what is above the diagonal is not written."""
+    rng = np.random.default_rng(98)
+    grids = {pb.Grid(ctx.size, 1), pb.Grid.squarest(ctx.size, "col").T, pb.Grid.squarest(ctx.size)}
+    for grid, (n, block) in itertools.product(
+        sorted(grids, key=str), ((2300, 256), (2100, 512), (1100, 300))
+    ):
+        whole = positive(rng, n, dtype)
+        d = pb.MatrixDescriptor((n, n), (block, block), grid, dtype=dtype, order="F")
+        a = ctx.scatter(only("L", whole), d)
+        with (
+            mock.patch.object(panel_shape, "_ROUNDS", 0),
+            mock.patch.object(ctx.engine, "prepare_move", wraps=ctx.engine.prepare_move) as moves,
+        ):
+            pb.cholesky(a, out=a)
+        assert not moves.call_count
+        values = a.allgather()
+        assert np.isnan(values[np.triu_indices(n, 1)]).all()
+        lower = exact(np.tril(values))
+        assert not too_large(factor=relative(lower @ lower.conj().T - whole, exact(whole), n, dtype))
 
 
 def test_results_follow_the_callers_stream(ctx):
