@@ -61,6 +61,8 @@ def kernels(code: str, options: tuple[str, ...]) -> Any:
     macros = dict(each.removeprefix("-D").split("=") for each in options if each.startswith("-D"))
     kind = np.dtype(_KINDS.get(macros.get("KIND", ""), "u1"))
     played = dict(_PLAYED)
+    if "MOST" in macros:
+        played["pairs"] = partial(_pairs, int(macros["MOST"]))
     if "WIDTH" in macros:
         played["invert"] = partial(_invert, int(macros["WIDTH"]))
         played["refine"] = partial(_refine, int(macros["WIDTH"]), float(macros.get("LIMIT", 0)))
@@ -155,11 +157,13 @@ def _moves(pivots: int, count: int, first: int, back: int) -> list[tuple[int, in
     return [(of, to) if back else (to, of) for to, of in now.items()]
 
 
-def _pairs(kind: Any, pivots: int, count: int, first: int, back: int, pairs: int) -> None:
+def _pairs(most: int, kind: Any, pivots: int, count: int, first: int, back: int, pairs: int) -> None:
     out = vector(pairs, 4 * count, "i4")
     out[...] = 0
-    for i, move in enumerate(_moves(pivots, count, first, back)):
-        out[2 * i : 2 * i + 2] = move
+    for start in range(0, count, most):
+        part = pivots + 4 * start, min(most, count - start), first + start, back
+        for i, move in enumerate(_moves(*part)):
+            out[4 * start + 2 * i : 4 * start + 2 * i + 2] = move
 
 
 def _exchange(kind: Any, a: int, ld: int, cols: int, pivots: int, count: int, first: int, back: int) -> None:
@@ -234,7 +238,6 @@ _PLAYED = {
     "judge": _judge,
     "lu": _lu,
     "qr": _qr,
-    "pairs": _pairs,
     "swap": _swap,
     "exchange": _exchange,
 }

@@ -34,6 +34,8 @@ def everything(comm: Any, path: str) -> Any:
         machine(path, Multiplying, comm=comm) as lib,
         mock.patch.object(FactorKernels, "invert", autospec=True, side_effect=FactorKernels.invert) as invert,
         mock.patch.object(panel_shape, "_ROUNDS", 0),  # small blocks are groups of panels, too
+        mock.patch.object(factor, "_MOST", 5),  # exchanges of rows take several kernels
+        mock.patch.object(factor, "_FEW", 2),
     ):
         with pb.Context(comm, engine="cublasmp") as ctx:
             for case, dtype in in_turn(CASES, TYPES, keep=2):

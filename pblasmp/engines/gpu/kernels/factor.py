@@ -122,7 +122,12 @@ class FactorKernels(CompiledKernels):
         """
         if not a.size:
             return
-        starts = range(0, len(pivots), _MOST)
+        starts, total = range(0, len(pivots), _MOST), len(pivots)
+        if total > _FEW:
+            pairs = self._cupy.empty(4 * total, np.int32)  # CuPy gives it to later work on this stream only
+            kernel = self._compiled("pairs", PAIRS, MOST=_MOST)
+            arguments = _at(pivots), np.int32(total), np.int32(first), np.int32(back), _at(pairs)
+            kernel((len(starts),), (-(-min(total, _MOST) // 32) * 32,), arguments, stream=stream)
         for start in reversed(starts) if back else starts:
             some = pivots[start : start + _MOST]
             count, cols = len(some), a.shape[1]
@@ -135,12 +140,9 @@ class FactorKernels(CompiledKernels):
                 kernel = self._of("exchange", SWAP, np.dtype(a.dtype), **macros)
                 kernel((blocks,), (threads,), (*place, _at(some), *numbers), stream=stream)
                 continue
-            # CuPy gives the memory to later work on this stream only
-            pairs = self._cupy.empty(4 * count, np.int32)
-            kernel = self._compiled("pairs", PAIRS, MOST=_MOST)
-            kernel((1,), (-(-count // 32) * 32,), (_at(some), *numbers, _at(pairs)), stream=stream)
             kernel = self._of("swap", SWAP, np.dtype(a.dtype), **macros)
-            kernel((blocks,), (threads,), (*place, _at(pairs), np.int32(2 * count)), stream=stream)
+            moves = _at(pairs[4 * start :]), np.int32(2 * count)
+            kernel((blocks,), (threads,), (*place, *moves), stream=stream)
 
     def _most(self) -> tuple[int, int]:
         """Return how many bytes of shared memory a block can have, and how many blocks run at the same time."""

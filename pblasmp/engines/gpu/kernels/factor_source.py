@@ -240,14 +240,15 @@ __device__ void moves(const int* pivots, int count, int first, int back, int* ot
 }
 """
 
-# One block.
+# Each block has MOST exchanges.
 PAIRS = (
     _COMMON
     + _MOVES
     + r"""
 extern "C" __global__ void __launch_bounds__(1024) pairs(const int* pivots, int count, int first, int back, int* out) {
   __shared__ int other[MOST], slot[MOST], now[2 * MOST];
-  moves(pivots, count, first, back, other, slot, now, out);
+  int start = blockIdx.x * MOST;
+  moves(pivots + start, min(MOST, count - start), first + start, back, other, slot, now, out + 4 * start);
 }
 """
 )
