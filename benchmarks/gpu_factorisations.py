@@ -204,7 +204,7 @@ class Timeline:
         self._within: list[str] = []
         self._patches = [
             mock.patch.object(where, name, self._timed(operations, label, getattr(where, name)))
-            for where, names in ((operations, _STEPS), (session.nccl, {"broadcast": "broadcast", "exchange": "exchange"}))
+            for where, names in ((operations, _STEPS), (session.nccl, _MESSAGES))
             for name, label in names.items()
         ]
 
@@ -261,6 +261,8 @@ _STEPS = {
     "copy_panel": "copy", "swap_rows": "exchange of rows",
 }  # fmt: skip
 """The methods of a GPU's operations that are timed, and what they are called in the table."""
+_MESSAGES = {"broadcast": "broadcast", "exchange": "exchange"}
+"""Likewise of NCCL."""
 
 
 def print_timeline(ctx: pb.Context, case: Case) -> None:

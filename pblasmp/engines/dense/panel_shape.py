@@ -95,7 +95,7 @@ def shape_of(
     width = max(1, usual // 2) if narrow else usual
     if not is_shared(engine):
         kept = operations.own_panels is not None and size > 1
-        shared = shared and operations.grid_panels is not None
+        shared = shared and operations.grid_panels is not None and rows >= operations.shared_from
         made = _shape_of_blocks(d, width, size, shared=shared) if kept else None
         return made or PanelShape(rows, cols, width, size)
     workers = min(size, operations.workers)

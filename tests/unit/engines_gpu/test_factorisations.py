@@ -16,6 +16,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.dense import factor_panels, panel_shape
 from pblasmp.engines.gpu import factor_panels as factor_panels_of_gpus
+from pblasmp.engines.gpu.factor_operations import GpuFactorOperations
 from pblasmp.engines.gpu.grid_panels import GridPanels
 from pblasmp.engines.gpu.kernels import factor
 from pblasmp.engines.gpu.kernels.factor import FactorKernels
@@ -128,7 +129,11 @@ def on_process_rows(comm: Any, path: str) -> Any:
     """Cholesky where several process rows have square blocks: ranks share panels, and no element moves."""
     rng = np.random.default_rng(18)
     grids = pb.Grid(comm.size, 1), pb.Grid(2, comm.size // 2, "col"), pb.Grid(comm.size // 2, 2)
-    with machine(path, Multiplying, comm=comm) as lib, mock.patch.object(panel_shape, "_ROUNDS", 0):
+    with (
+        machine(path, Multiplying, comm=comm) as lib,
+        mock.patch.object(panel_shape, "_ROUNDS", 0),
+        mock.patch.object(GpuFactorOperations, "shared_from", 0),
+    ):
         with pb.Context(comm, engine="cublasmp") as ctx:
             for grid, (block, width) in itertools.product(grids, ((3, 3), (4, 2), (9, 3))):
 
@@ -202,6 +207,16 @@ def test_nothing_waits_for_a_panel(lib: Any, ctx: Any) -> None:
                 waits.append(len(lib.gpu.did("synchronize")) + lib.gpu.copies.count("asnumpy"))
     assert waits[:4] == waits[4:]
     assert all(waits)
+
+
+def test_panels_that_are_not_needed_soon_are_updated_with_two_at_a_time(lib: Any, ctx: Any) -> None:
+    a = ctx.from_function(lambda i, j: 4.0 * (i == j), pb.MatrixDescriptor((40, 40), (4, 4), pb.Grid(1, 1)))
+    lib.gpu.events.clear()
+    with panels_of(ctx, 4):
+        pb.cholesky(a)
+    counts = [sizes[2] for *_, sizes in lib.gpu.did("gemm")]
+    # of 45 updates, one for each pair of panels, 9 are of the next panel, and 4 of the one after it with only one
+    assert sorted(counts) == [4] * 13 + [8] * 16
 
 
 def deliveries(comm: Any, path: str) -> Any:
