@@ -147,7 +147,9 @@ class FactorOperations(Operations, Protocol):
         factor_alone: order up to which one rank of a node factors a matrix alone.
         own_panels: makes the panels of a rank whose arrays no other rank reads; None: MPI carries them.
         grid_panels: makes panels that the ranks of a process column share; None: a rank has its panels whole.
-        shared_from: order of a matrix from which on they do.
+        shared_from: elements that each of these ranks has of a panel, at least: for small ones, the host of every rank
+            takes longer than its GPU.
+        shared_width: columns of a shared panel, or as many as a block has if it is narrower.
         gemqrt: ``gemqrt(v, t, x, adjoint=...)`` replaces x by Q x, or by the adjoint's product with x, for the
             reflectors that ``geqrt`` leaves in v and t; both then take matrices of any shape, and a t of fewer rows
             than columns, which has the Ts of as many columns each, side by side. None: products are used.
@@ -158,6 +160,7 @@ class FactorOperations(Operations, Protocol):
     own_panels: Any
     grid_panels: Any
     shared_from: int
+    shared_width: int
     gemqrt: Any
 
     def factoring(self) -> AbstractContextManager[None]:

@@ -170,6 +170,7 @@ def test_panels_that_process_rows_share(ctx, dtype):
         with (
             mock.patch.object(panel_shape, "_ROUNDS", 0),
             mock.patch.object(ctx.engine.operations, "shared_from", 0),
+            mock.patch.object(ctx.engine.operations, "shared_width", 256),
             mock.patch.object(ctx.engine, "prepare_move", wraps=ctx.engine.prepare_move) as moves,
         ):
             pb.cholesky(a, out=a)

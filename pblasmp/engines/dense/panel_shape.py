@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...layout import Grid, MatrixDescriptor
-from ..protocol import Engine
+from ..protocol import Engine, FactorOperations
 from .lapack import is_shared, operations_of
 
 __all__ = ["PanelShape", "shape_beside", "shape_of", "shape_of_inverse"]
@@ -95,8 +95,8 @@ def shape_of(
     width = max(1, usual // 2) if narrow else usual
     if not is_shared(engine):
         kept = operations.own_panels is not None and size > 1
-        shared = shared and operations.grid_panels is not None and rows >= operations.shared_from
-        made = _shape_of_blocks(d, width, size, shared=shared) if kept else None
+        made = _shape_on_grid(operations, d, width, size) if kept and shared else None
+        made = made or (_shape_of_blocks(d, width, size) if kept else None)
         return made or PanelShape(rows, cols, width, size)
     workers = min(size, operations.workers)
     if min(rows, cols) <= operations.factor_alone:
@@ -106,12 +106,28 @@ def shape_of(
     return PanelShape(rows, cols, width, workers)
 
 
-def _shape_of_blocks(d: MatrixDescriptor, width: int, size: int, *, shared: bool) -> PanelShape | None:
+def _shape_on_grid(
+    operations: FactorOperations, d: MatrixDescriptor, usual: int, size: int
+) -> PanelShape | None:
+    """Return panels that are shared where the matrix is, in square blocks on several process rows, or None. Local."""
+    block = d.block[1]
+    group = -(-block // max(1, operations.shared_width))
+    several = d.grid.nprow > 1 and d.grid.size == size and d.order == "F"
+    if operations.grid_panels is None or not several or block < min(usual, _WIDE) or block % group:
+        return None
+    made = PanelShape(*d.shape, block // group, size, group, d.grid)
+    if made.rows * made.width < operations.shared_from * d.grid.nprow:
+        return None
+    if group > 1 and min(d.shape) < _ROUNDS * size * block:
+        return None
+    return made if d.same_places(made.described(d.dtype)) else None
+
+
+def _shape_of_blocks(d: MatrixDescriptor, width: int, size: int) -> PanelShape | None:
     """Return the panels that are parts of the matrix's blocks, about as wide as asked for, or None. Local.
 
     The ranks have them as the matrix is, or move less: a block of columns becomes panels of a single rank, which is, on
     most grids, one of those that have it. A block that is wider is a group of panels, if that leaves ranks equal work.
-    With ``shared`` square blocks on several process rows stay where they are.
     """
     group = -(-d.block[1] // width)
     if d.block[1] < min(width, _WIDE) or d.block[1] % group:
@@ -119,10 +135,6 @@ def _shape_of_blocks(d: MatrixDescriptor, width: int, size: int, *, shared: bool
     if group > 1 and min(d.shape) < _ROUNDS * size * d.block[1]:
         return None
     made = PanelShape(*d.shape, d.block[1] // group, size, group)
-    if shared and d.order == "F" and d.grid.nprow > 1 and d.grid.size == size:
-        on_grid = made._replace(grid=d.grid)
-        if d.same_places(on_grid.described(d.dtype)):
-            return on_grid
     return made if made.width == width or d.same_places(made.described(d.dtype)) else None
 
 

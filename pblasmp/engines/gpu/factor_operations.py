@@ -35,8 +35,6 @@ class GpuFactorOperations(CublasmpOperations):
 
     Attributes:
         factor_width: columns of a panel; 0: by the order of the matrix.
-        shared_from: order from which on the ranks of a process column share panels. Each then has something to do for
-            every panel, which takes the host longer than small panels take the GPU.
         inverts: equations and right-hand sides from which on ``trsm`` takes inverses of blocks.
     """
 
@@ -44,7 +42,8 @@ class GpuFactorOperations(CublasmpOperations):
     factor_alone = 0
     own_panels: Any = QueuedPanels
     grid_panels: Any = GridPanels
-    shared_from = 24_000
+    shared_from = 6_000_000
+    shared_width = 1024
     gemqrt: Any = None
     factor_width = 0
     inverts = 256, 2048

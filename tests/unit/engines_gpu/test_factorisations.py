@@ -143,7 +143,11 @@ def on_process_rows(comm: Any, path: str) -> Any:
                     dtype = how.get("dtype", "float64")
                     return pb.MatrixDescriptor(shape, (block, block), grid, dtype=dtype, order="F")
 
-                with mock.patch.object(factor_cases, "layout", layout), panels_of(ctx, width):
+                with (
+                    mock.patch.object(factor_cases, "layout", layout),
+                    mock.patch.object(GpuFactorOperations, "shared_width", width),
+                    panels_of(ctx, width),
+                ):
                     for (dtype,) in in_turn(TYPES, keep=2, first=block + grid.nprow):
                         with by_inverses(ctx, width):
                             yield factor_cases.cholesky_case(ctx, rng, dtype)
