@@ -45,8 +45,14 @@ NUMBERS = [
     ("solving", "engines.host.operations.HostOperations.factor_alone", str, "Up to an order of {} one rank"),
     ("solving", "engines.dense.panel_shape._WIDE", str, "at least {} columns"),
     ("solving", "engines.dense.panel_shape._ROUNDS", str, "each rank has {} such blocks"),
-    ("solving", "engines.gpu.factor_operations.GpuFactorOperations.shared_width", str, "have up to {} columns there"),
-    ("solving", "engines.gpu.factor_operations.GpuFactorOperations.shared_from", "{:,}".format, "has less than {} elements"),
+    (
+        "solving", "engines.gpu.factor_operations.GpuFactorOperations.shared_width", str,
+        "have up to {} columns there",
+    ),
+    (
+        "solving", "engines.gpu.factor_operations.GpuFactorOperations.shared_from", "{:,}".format,
+        "has less than {} elements",
+    ),
     ("matrices", "creation.DEFAULT_BLOCK", str, "| `block` | `64` or `(64, 32)` | {};"),
     ("matrices", "io.files.TILE_BYTES", mib, "contiguous tiles of about {}"),
     ("testing", "testing.pool._LIMIT", str, "At most {} ranks are kept"),
