@@ -12,6 +12,7 @@ them, takes the ordinary way, which also finds the words for faults.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -25,7 +26,7 @@ from .logs import logger
 from .plans import Plan, UserCall
 from .runtime import Runtime
 
-__all__ = ["compute_directly", "prepare", "run"]
+__all__ = ["compute_directly", "factor_directly", "prepare", "run"]
 
 Result = TypeVar("Result")
 
@@ -241,6 +242,51 @@ def _asked(
         return nothing
     words = (options.get(name, default) for name, default in _WORDS)
     return Asked._make((call, routine, of_a, of_b, of_c, of_d, out is None, *words, factor, other)), d
+
+
+def factor_directly(
+    routine: str, a: Any, b: Any, out: Any, uplo: Any, *, call: str
+) -> tuple[Any, int] | Literal[False] | None:
+    """Factor a matrix, and return D and LAPACK's INFO; None or False if that takes the ordinary way. Collective.
+
+    Collective over the context.
+
+    Args:
+        routine: "potrf", or "posv" with right-hand sides.
+        a, b, out, uplo: the caller's; without right-hand sides ``b`` is None.
+        call: its name in messages.
+
+    Returns:
+        As ``compute_directly`` does.
+
+    Raises:
+        Exception: what the ranks agreed to raise.
+    """
+    if not isinstance(a, Handle) or not _legal({"uplo": uplo}):
+        return None
+    ctx = a.context
+    direct, parts = ctx.direct, _parts(ctx, (a, b, out))
+    if direct is None or parts is None or ctx.control.gone():
+        return None
+    ctx.check_open()
+    of_a, of_b, of_d = parts
+    assert of_a is not None
+    like, (rows, cols) = a if b is None else b, a.shape
+    if rows != cols or like.shape[0] != rows or 0 in like.shape:
+        return None
+    d = out
+    if of_d is None:
+        d = _new(ctx, lambda: replace(like.descriptor, ld=None), zeros=False)
+        of_d = None if d is None else d.direct_part()
+    elif not d.writeable or d.shape != like.shape:
+        return None
+    if of_d is None or any(x and x[0].pattern.letter != of_a[0].pattern.letter for x in (of_b, of_d)):
+        return None
+    info = direct.factor(ctx.control, Asked(call, routine, of_a, of_b, None, of_d, out is None, uplo=uplo))
+    if info is None or info is False:
+        return info
+    logger.debug("%s: computed directly", call)
+    return d, info
 
 
 def _legal(options: Mapping[str, Any]) -> bool:

@@ -109,9 +109,13 @@ class FactorisationCall(UserCall[T]):
 
     # -- what every call does
 
-    def run(self) -> T:
-        """Compute. Collective over the context."""
-        return run(self)
+    def run(self, *, voted: bool = False) -> T:
+        """Compute. Collective over the context.
+
+        Args:
+            voted: whether this rank has tried a direct call, on which the ranks did not agree.
+        """
+        return run(self, voted=voted)
 
     def signature(self) -> Hashable:
         """Return all that decides how the call is computed. Local."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..calls import factor_directly
 from ..engines.factor import FactorOperands, Found
 from ..layout.factor_problem import FactorProblem
 from .call import FactorisationCall, Matrix, turned
@@ -36,7 +37,12 @@ def cholesky(a: Matrix, uplo: Uplo = "L", out: Matrix | None = None, *, algo: st
 
     Source: LAPACK, ?POTRF.
     """
-    return _Cholesky(a=a, uplo=uplo, out=out, algo=algo).run()
+    found = factor_directly("potrf", a, None, out, uplo, call="cholesky") if algo == "auto" else None
+    if found and not found[1]:
+        factor: Matrix = found[0]
+        return factor
+    call = _Cholesky(a=a, uplo=uplo, out=out, algo=algo)
+    return call.not_positive(found[1]) if found else call.run(voted=found is False)
 
 
 class _Cholesky(FactorisationCall[Matrix]):

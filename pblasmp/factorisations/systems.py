@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..calls import factor_directly
 from ..engines.factor import FactorOperands, Found
 from ..layout.factor_problem import FactorProblem
 from .call import FactorisationCall, Matrix, Pivots, layout_of, local_of, turned
@@ -52,7 +53,14 @@ def solve(
 
     Source: LAPACK, ?GESV, ?POSV, ?TRTRS.
     """
-    return _Solve(a=a, b=b, assume=assume, op_a=op_a, uplo=uplo, diag=diag, out=out, algo=algo).run()
+    found = None
+    if (assume, op_a, diag, algo) == ("pos", "N", "N", "auto") and b is not None:
+        found = factor_directly("posv", a, b, out, uplo, call="solve")
+        if found and not found[1]:
+            x: Matrix = found[0]
+            return x
+    call = _Solve(a=a, b=b, assume=assume, op_a=op_a, uplo=uplo, diag=diag, out=out, algo=algo)
+    return call.not_positive(found[1]) if found else call.run(voted=found is False)
 
 
 def solve_keeping(

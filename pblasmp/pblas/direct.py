@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .. import vector_calls
 from ..calls import number
 from ..dtypes import element_type
-from ..engines.direct import Asked, Held, Part, Pattern, host_address, pattern_at
+from ..engines.direct import FAMILIES, Asked, Held, Part, Pattern, host_address, pattern_at
 from ..engines.direct.spans import Span
 from ..engines.direct.sub_matrix import in_first_column
 from .arguments import Faults
@@ -243,12 +243,13 @@ class DirectForm:
         a, b, c, d = (order.index(passes[x]) if x in passes else -1 for x in "abcd")
         self._passes = a, b, c, d  # -1: None
         self._numbers = [at[name] for name in numbers]
+        self._way = _WAYS.get(FAMILIES[routine], "run")
         apart = {at[name] for x in shapes for name in (x, f"desc{x}")} | {*self._numbers}
         self._plain = itemgetter(*(i for i in range(len(names)) if i not in apart))
         self._places = [(i, i + 3, written) for i, _, _, _, written in self._matrices]
 
     def run(self, args: Sequence[Any]) -> Any:
-        """Compute a call; return True, or the numbers that it makes.
+        """Compute a call; return True, the numbers that it makes, or a factorisation's INFO.
 
         None if nothing has happened, False if the ranks have voted and did not agree. Collective over the grid.
         """
@@ -276,15 +277,14 @@ class DirectForm:
                 return None
             known = _LegalCall(asked, bool(self._numbers) and _in_column(asked))
         ctx.check_open()
-        make = direct.reduce if self._numbers else direct.run
-        done = make(ctx.control, known.asked)
+        done = getattr(direct, self._way)(ctx.control, known.asked)
         if done is None or done is False:
             return done
         if not made_before:
             if len(grid.calls) >= _REMEMBERED:
                 grid.calls.clear()
             grid.calls[key] = known
-        return self._told(args, known, done) if self._numbers else True
+        return self._told(args, known, done) if self._numbers else done
 
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
         """Return what all of a call depends on but values in arrays, and where numbers go: places come last. Local.
@@ -386,5 +386,6 @@ class DirectForm:
         return parts
 
 
+_WAYS = {"reduced": "reduce", "factored": "factor"}  # the methods of ``Direct`` that return something
 _WORDS = ("side", "uplo", "op_a", "op_b", "diag")  # in the order of ``Asked``
 _OPTIONS = {"trans": "op_a", "transa": "op_a", "transb": "op_b"}

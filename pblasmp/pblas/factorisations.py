@@ -6,15 +6,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import factorisations
+from ..comm import agree_after
+from ..engines.direct import FAMILIES
 from ..errors import FactorisationError
 from ..matrix import DistributedMatrix
 from .arguments import Faults
+from .direct import DirectForm
 from .grids import ProcessGrid
 from .operands import PblasOperand, check_grid, check_sharing, entries, one_grid_of
 from .routines import DTYPE, docstring, size_text
@@ -312,11 +316,16 @@ def factoriser(name: str, letter: str) -> Callable[..., int]:
         return_annotation="int",
     )
 
+    direct = _direct_form(name, full, dtype)
+
     def function(*args: Any, **kwargs: Any) -> int:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
-        info = 0 if _asks_for_work(given) else _run(full, routine, dtype, given)
+        info = None if direct is None else direct.run(bound.args[: direct.count])
+        if info is None or info is False:
+            voted = info is False
+            info = 0 if _asks_for_work(given) else _run(full, routine, dtype, given, voted=voted)
         if bound.arguments["info"] is not None:
             bound.arguments["info"][...] = info
         return info
@@ -326,6 +335,17 @@ def factoriser(name: str, letter: str) -> Callable[..., int]:
     function.__doc__ = _docstring(routine, full, dtype)
     function.__signature__ = signature  # type: ignore[attr-defined]
     return function
+
+
+def _direct_form(name: str, full: str, dtype: np.dtype) -> DirectForm | None:
+    """Return a routine as a direct call, None if it is none."""
+    if name not in FAMILIES:
+        return None
+    routine = ROUTINES[name]
+    names = [each for each in routine.names if each not in _LEFT_OUT]
+    allowed = {each: _OPTIONS[each] for each in names if each in _OPTIONS}
+    passes = {"a": "a", "d": "a"}
+    return DirectForm(full, name, names, routine.shapes, passes, routine.written, (), dtype, allowed, {}, "")
 
 
 def _asks_for_work(given: Values) -> bool:
@@ -338,15 +358,26 @@ def _asks_for_work(given: Values) -> bool:
     return True
 
 
-def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values) -> int:
-    """Check the arguments, agree on them, compute, and return INFO. Collective over the grid."""
-    faults = Faults(full, routine.names, of_pblas=False)
-    grid = one_grid_of(faults, routine.shapes, given)
-    with grid.context.agreement(full) as facts:
+def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values, *, voted: bool) -> int:
+    """Check the arguments, agree on them, compute, and return INFO. Collective over the grid.
+
+    Args:
+        full: the routine's name.
+        routine, dtype: the routine, for one type.
+        given: its arguments.
+        voted: whether this rank has tried a direct call, on which the ranks did not agree.
+    """
+    grid = one_grid_of(Faults(full, routine.names, of_pblas=False), routine.shapes, given)
+
+    def read(facts: Values) -> tuple[Values, dict[str, DistributedMatrix]]:
+        faults = Faults(full, routine.names, of_pblas=False)
         values = _options(routine, faults, given, dtype)
         matrices = _matrices(routine, faults, given, values, grid, dtype, facts)
         faults.check()
         facts.update(values)
+        return values, matrices
+
+    values, matrices = agree_after(voted, partial(grid.context.agreement, full), read)
     if 0 in (values["n"], values.get("m", 1)) or (values.get("k") == 0 and "side" in values):
         return 0
     with grid.context.running(full):  # IPIV and TAU are gathered before the first vote of what is computed

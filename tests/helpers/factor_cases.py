@@ -7,10 +7,12 @@ Every rank draws the same cases from generators with the same seed.
 from __future__ import annotations
 
 import contextlib
+from unittest import mock
 
 import numpy as np
 
 import pblasmp as pb
+from pblasmp.engines.host.direct import factored
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.factorisations import solve_keeping
 from tests.helpers.cases import agreed_error, first, layout, pick, scattered
@@ -21,7 +23,7 @@ MOST = 30  # how large an error may be, in the units of ``relative``
 
 @contextlib.contextmanager
 def panels_of(ctx, width):
-    """Within, factorisations have panels of ``width`` columns, and every rank works on them."""
+    """Within, factorisations have panels of ``width`` columns, and every rank works on them. None is a direct call."""
     if ctx.engine.name != "host":
         ctx.engine.operations.factor_width, saved = width, ctx.engine.operations.factor_width
         try:
@@ -33,9 +35,19 @@ def panels_of(ctx, width):
     HostOperations.factor_width, HostOperations.factor_alone = width, 3
     ctx.engine.operations.workers = ctx.size
     try:
-        yield
+        with mock.patch.object(factored, "_MOST", 0):
+            yield
     finally:
         HostOperations.factor_width, HostOperations.factor_alone, ctx.engine.operations.workers = saved
+
+
+@contextlib.contextmanager
+def direct_blocks_of(ctx, width):
+    """Within, direct factorisations have blocks of ``width`` columns, on which every rank works."""
+    how = {"_WIDTH": width, "_ALONE": 2 * width, "_TOGETHER": 2, "_AHEAD": 8}
+    workers = mock.patch.object(ctx.engine.operations, "workers", ctx.size)
+    with mock.patch.multiple(factored, **how), workers:
+        yield
 
 
 def random(rng, shape, dtype):
@@ -243,8 +255,8 @@ def qr_case(ctx, rng, dtype):
 CASES = (cholesky_case, lu_case, triangular_case, qr_case)
 
 
-def failures(ctx, rng):
-    """What is not positive definite, what is singular, NaN: what is wrong with each outcome. In panels of 4 columns."""
+def not_positive(ctx, rng):
+    """What is not positive definite, and NaN: what is wrong with each outcome. In panels or blocks of 4 columns."""
     for index in (0, 5, 16):
         whole = positive(rng, 17, "float64")
         whole[index, index] = -1
@@ -266,8 +278,22 @@ def failures(ctx, rng):
     for at in ((0, 0), (9, 2), (9, 9)):
         whole = positive(rng, 17, "complex64")
         whole[at] = np.nan
-        found = pb.cholesky(scattered(ctx, layout(rng, (17, 17), ctx.size, dtype="complex64"), whole))
-        yield f"NaN at {at}", None if np.isnan(found.allgather()[16, 16]) else "no NaN"
+        found = pb.cholesky(
+            scattered(ctx, layout(rng, (17, 17), ctx.size, dtype="complex64"), whole)
+        ).allgather()
+        wrong = first(
+            None if np.isnan(found[16, 16]) else "no NaN",
+            None if (np.triu(found, 1) == 0).all() else "outside the triangle",
+            None
+            if np.allclose(found[:4, :4], np.linalg.cholesky(whole[:4, :4])) or at == (0, 0)
+            else "before it",
+        )
+        yield f"NaN at {at}", wrong
+
+
+def failures(ctx, rng):
+    """What is not positive definite, what is singular, NaN: what is wrong with each outcome. In panels of 4 columns."""
+    yield from not_positive(ctx, rng)
     for index in (0, 6, 16):
         whole = random(rng, (17, 17), "float64")
         whole[:, index] = 0

@@ -17,7 +17,8 @@ from pblasmp.engines.host.direct import calls, tiny
 from pblasmp.engines.host.direct import products as products_module
 from pblasmp.pblas import moves
 from tests.helpers.cases import agreed_error, first, unlike
-from tests.helpers.lengths import only_long
+from tests.helpers.factor_cases import TYPES, cholesky_case, direct_blocks_of, not_positive, positive
+from tests.helpers.lengths import draws, only_long
 from tests.helpers.mpi import run_mpi
 
 N, NB = 40, 6
@@ -574,6 +575,118 @@ def moved_together(comm):
         yield "a large one", wrong or (ctx.direct.sets.capacity != capacity and "it takes more memory")
         for ictxt in (everybody, *every.values()):
             pblas.gridexit(ictxt)
+
+
+def factorisations(comm, count):
+    """Cholesky factorisations of every layout, type and option, on which all ranks work, and their faults."""
+    rng = np.random.default_rng(10)
+    with pb.Context(comm, engine="host") as ctx:
+        for dtype in TYPES * count:
+            with direct_blocks_of(ctx, int(rng.integers(1, 9))):
+                yield cholesky_case(ctx, rng, dtype)
+        with direct_blocks_of(ctx, 4):
+            yield from not_positive(ctx, rng)
+    last = comm.rank == comm.size - 1
+    with pb.Context(comm, engine="host") as ctx, direct_blocks_of(ctx, 7):
+        for order, uplo in ("FL", "CL", "FU", "CU"):
+            a = ctx.scatter(
+                positive(rng, 60, "float64"), block=(5, 3), grid=pb.Grid.squarest(comm.size), order=order
+            )
+            whole, inside = a.allgather(), np.tri(60) if uplo == "L" else np.tri(60).T
+            lower = np.linalg.cholesky(whole)
+            expected = np.where(inside, lower if uplo == "L" else lower.T, whole)
+            for repeat in range(3):  # the first is not kept
+                b = a.copy()
+                pb.cholesky(b, uplo, out=b)
+                yield (
+                    f"{order}{uplo} {repeat}",
+                    _far(b.allgather() / abs(whole).max(), expected / abs(whole).max()),
+                )
+                yield (
+                    f"a part, {repeat}",
+                    _far(pb.cholesky(a[1:30, 1:30]).allgather(), np.linalg.cholesky(whole[1:30, 1:30])),
+                )
+            c = a.copy()
+            into = c[9:38, 2:31]
+            pb.cholesky(a[1:30, 1:30], uplo, out=into)
+            lower = np.linalg.cholesky(whole[1:30, 1:30])
+            within = np.where(inside[1:30, 1:30], lower if uplo == "L" else lower.T, whole[9:38, 2:31])
+            yield "into a part", _far(into.allgather() / abs(whole).max(), within / abs(whole).max())
+            right = rng.standard_normal((29, 20))
+            x = np.linalg.solve(whole[1:30, 1:30], right)
+            b = ctx.scatter(
+                right, block=(4, 3), grid=pb.Grid.squarest(comm.size), order="F" if comm.size == 1 else order
+            )
+            for repeat in range(3):
+                yield f"solve {repeat}", _far(pb.solve(a[1:30, 1:30], b, "pos", uplo=uplo).allgather(), x)
+            pb.solve(a[1:30, 1:30], b, "pos", uplo=uplo, out=b)
+            yield "solve in place", _far(b.allgather(), x)
+            words = ["solve: the matrix is not positive definite", "up to index 28"]
+            error = np.diag([0.0] * 28 + [1e3])
+            c = ctx.scatter(
+                whole[1:30, 1:30] - error, block=(5, 3), grid=pb.Grid.squarest(comm.size), order=order
+            )
+            yield (
+                "unsolved",
+                agreed_error(ctx, pb.FactorisationError, words, pb.solve, c, b, "pos", uplo=uplo, out=b),
+            )
+            yield "right-hand sides", _far(b.allgather(), x)
+        ictxt = pblas.gridinit(ctx, "Row", *pb.Grid.squarest(comm.size).shape)
+        info, error = np.zeros(1, np.int32), np.zeros((60, 60))
+        error[33, 33] = 1e3
+        c = a.copy()
+        desc = pblas.descinit(60, 60, 5, 3, 0, 0, ictxt, max(1, c.local.shape[0]))
+        for repeat in range(3):
+            c = ctx.scatter(
+                whole - (repeat == 2) * error, block=(5, 3), grid=pb.Grid.squarest(comm.size), order="F"
+            )
+            found = pblas.pdpotrf("L", 50, c.local, 5, 5, desc, info), int(info[0])
+            factor = np.tril(c.allgather()[4:54, 4:54])
+            expected = np.linalg.cholesky(whole[4:54, 4:54])
+            done = slice(0, 28 if repeat == 2 else 50)
+            yield (
+                f"pdpotrf {repeat}",
+                first(
+                    None if found == ((30, 30) if repeat == 2 else (0, 0)) else f"INFO is {found}",
+                    _far(factor[done, done] / abs(whole).max(), expected[done, done] / abs(whole).max()),
+                ),
+            )
+        yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
+        c = ctx.scatter(whole, block=(5, 3), grid=pb.Grid.squarest(comm.size), order="F")
+        pblas.pdpotrf("l", np.int64(60) if last else 60, c.local, 1, 1, desc)
+        factor = np.tril(c.allgather()) / abs(whole).max()
+        yield "n as NumPy's integer on one rank", _far(factor, np.linalg.cholesky(whole) / abs(whole).max())
+        if comm.size > 1:
+            words = ["pdpotrf: the ranks gave different", "(2, 1, "]
+            yield (
+                "ia",
+                agreed_error(
+                    ctx,
+                    pb.RankMismatchError,
+                    words,
+                    lambda: pblas.pdpotrf("L", 9, c.local, 1 + last, 1, desc),
+                ),
+            )
+            yield (
+                "uplo",
+                agreed_error(ctx, pb.RankMismatchError, ["uplo"], lambda: pb.cholesky(a, uplo="LU"[last])),
+            )
+            yield (
+                "part",
+                agreed_error(ctx, pb.RankMismatchError, ["a:"], lambda: pb.cholesky(a[last:30, last:30])),
+            )
+            words = ["different calls", "cholesky", "trsm"]
+            yield (
+                "call",
+                agreed_error(
+                    ctx, pb.RankMismatchError, words, lambda: pb.trsm(a, a) if last else pb.cholesky(a)
+                ),
+            )
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4, 6])
+def test_factorisations_need_no_plans(nranks):
+    run_mpi(factorisations, nranks, count=draws(2, long=8))
 
 
 def bounded(comm):

@@ -244,8 +244,12 @@ def algorithms(comm):
             (pb.slogdet, (a,)),
             (pb.cond_estimate, (a,)),
         ):
-            name, expected = function.__name__, local(function(*args))
-            yield f"{name} by name", alike(function(*args, algo="panels"), expected)
+            name, expected = function.__name__, local(function(*args, algo="panels"))
+            near = (
+                np.allclose(x, y, rtol=0, atol=1e-13)
+                for x, y in zip(local(function(*args)), expected, strict=True)
+            )
+            yield f"{name} by rule", None if all(near) else "far from what panels give"
             with pb.plan(function, *args, algo="panels") as plan:
                 yield f"{name} plan", first(*(alike(plan(), expected) for _ in range(2)))
                 report, problem = plan.report(), plan.problem

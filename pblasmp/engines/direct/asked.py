@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,6 +178,8 @@ FAMILIES = {
     "scal": "scaled",
     "swap": "exchanged",
     **dict.fromkeys(("dot", "dotc", "nrm2", "asum", "amax"), "reduced"),
+    "potrf": "factored",
+    "posv": "solved",
 }
 """The routines that may be direct calls: those of one family are computed by one function of an engine."""
 
@@ -188,7 +190,8 @@ class Asked(NamedTuple):
     Attributes:
         call: its name in messages.
         routine: "matmul", one of ``ROUTINES``, or one of level 1: "scal" of D, "swap" of A and D, or one of
-            ``REDUCTIONS`` of A, and of B if it takes two vectors.
+            ``REDUCTIONS`` of A, and of B if it takes two vectors; or "potrf", which makes D of A,
+            or "posv", which makes D of A and B.
         a, b, c, d: sub-matrices, vectors as columns; None for those that are absent. With ``beta == 0`` C is not read.
         new: D is a new matrix: where it is not computed, it gets the values of C.
         side, uplo, op_a, op_b, diag: as in PBLAS.
@@ -257,6 +260,15 @@ class Direct(Protocol):
 
     def move(self, control: Any, moved: Moved) -> bool | None:
         """Copy a matrix; return what ``run`` does. Collective over the context.
+
+        Raises:
+            Exception: what the ranks agreed to raise.
+        """
+
+    def factor(self, control: Any, asked: Asked) -> int | Literal[False] | None:
+        """Compute a factorisation; return INFO as LAPACK counts it, or None or False as ``run`` does. Collective.
+
+        Collective over the context.
 
         Raises:
             Exception: what the ranks agreed to raise.

@@ -67,12 +67,11 @@ class HostEngine:
         from threadpoolctl import threadpool_limits
 
         self._limits = None if users else threadpool_limits(self.threads, "blas")
-        self.operations: Operations = HostOperations(
-            self._library, self._buffers, min(cores, self._node.size)
-        )
+        operations = HostOperations(self._library, self._buffers, min(cores, self._node.size))
+        self.operations: Operations = operations
         transport = HostTransport(comm, nodes, self._buffers, why_not_shared)
         self.transport: Transport = transport
-        self.direct: Direct | None = HostDirect(self._library, self._buffers, self.operations, transport)
+        self.direct: Direct | None = HostDirect(self._library, self._buffers, operations, transport)
 
     @property
     def machine(self) -> str:

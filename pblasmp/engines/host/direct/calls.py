@@ -11,16 +11,17 @@ reads this one any more. After a call without slabs both are free, and the next 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from ....comm import Communicator, break_off, gather_on, vote_on
 from ...direct import FAMILIES, Asked, Moved
 from ...direct.slab_sets import SlabSets
 from ...direct.sub_matrix import UnfitError
-from ...protocol import Operations
 from .. import blas
 from ..buffers import Buffers
+from ..operations import HostOperations
 from ..transport import HostTransport
+from .factored import factored, solved
 from .moves import Move
 from .products import added, matmul
 from .program import MOST, Preparation, Program
@@ -52,7 +53,7 @@ class HostDirect:
     """
 
     def __init__(
-        self, library: str, buffers: Buffers, operations: Operations, transport: HostTransport
+        self, library: str, buffers: Buffers, operations: HostOperations, transport: HostTransport
     ) -> None:
         self._library, self._buffers = library, buffers
         self._operations, self._transport = operations, transport
@@ -70,6 +71,18 @@ class HostDirect:
 
     def run(self, control: Communicator, asked: Asked) -> bool | None:
         """See ``Direct``. Collective over the context."""
+        done = self._run(control, asked)
+        return done if not done else True
+
+    def factor(self, control: Communicator, asked: Asked) -> int | Literal[False] | None:
+        """See ``Direct``. Collective over the context."""
+        done = self._run(control, asked)
+        if not done:
+            return done
+        return done.info[0] if done.info else 0  # there is none of a matrix without elements
+
+    def _run(self, control: Communicator, asked: Asked) -> Program | Literal[False] | None:
+        """Run a call; return its program, or what ``Direct.run`` does if that is not done. Collective."""
         if not self._able or (not self._single and control.board is None):
             return None
         channel = control.channel
@@ -77,19 +90,19 @@ class HostDirect:
         try:
             if not self._single:
                 return self._run_together(control, asked)
-            program = self._found(asked)
+            program: Program | None = self._found(asked)
             if program is None:
                 return None
             channel.runs += 1
             _do(program.compute)
-            return True
+            return program
         finally:
             channel.end_turn()
 
-    def _run_together(self, control: Communicator, asked: Asked) -> bool | None:
+    def _run_together(self, control: Communicator, asked: Asked) -> Program | Literal[False] | None:
         """Run a call if it is for direct calls, and if the ranks agree."""
         try:
-            found = self._found(asked)
+            found: Any = self._found(asked)
             if found is None:
                 return None
             fits = type(found) is Program
@@ -114,7 +127,8 @@ class HostDirect:
         except BaseException as error:
             break_off(control, error, asked.call)
             raise
-        return True
+        program: Program = found
+        return program
 
     def reduce(self, control: Communicator, asked: Asked) -> Any:
         """See ``Direct``. Collective over the context."""
@@ -208,7 +222,7 @@ class HostDirect:
 
     def _keep(self, asked: Asked, program: Program | None, *, in_both: bool) -> None:
         """Keep a program if the call comes again: for both sets of slabs if it uses none."""
-        if self._comes_again(asked, 1 if program is None else 1 + len(program.before) + len(program.compute)):
+        if self._comes_again(asked, 1 if program is None else program.weight):
             half = self.sets.half
             for programs in self._programs if in_both else self._programs[half : half + 1]:
                 programs[asked] = program
@@ -255,4 +269,6 @@ _COMPUTERS: dict[str, Callable[[Preparation], Callable[[], Steps]]] = {
     "added": added,
     "scaled": scaled,
     "exchanged": exchanged,
+    "factored": factored,
+    "solved": solved,
 }

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ....comm.progress import Progress
 from ...direct import Asked
 from ...direct.spans import Span
 from ...direct.sub_matrix import SubMatrix, vote_number
-from ...protocol import Operations, SharingTransport
+from ...protocol import SharingTransport
+from ..operations import HostOperations
 from .slabs import ALIGNED, Array, Factor, SharedSlabs, Steps, Strided
 
 __all__ = ["MOST", "Preparation", "Program"]
@@ -29,6 +31,8 @@ class Program(NamedTuple):
         compute: after the vote.
         finish: after one more meeting of the ranks; None if there is none.
         staged: whether it uses slabs.
+        weight: about how many steps it has.
+        info: what LAPACK says of the last run, one integer; None if it is not asked.
     """
 
     number: int
@@ -36,6 +40,8 @@ class Program(NamedTuple):
     compute: Steps
     finish: Steps | None
     staged: bool
+    weight: int
+    info: list[int] | None
 
 
 class Preparation:
@@ -55,17 +61,21 @@ class Preparation:
         ranks: how many there are; ``rank`` is this one.
         nbytes: of all slabs.
         number: the ranks vote on it.
+        before: returns steps before the vote, besides those that ``stage`` makes.
         compute: returns the steps after the vote.
         finish: returns the steps after one more meeting of the ranks; None if there is none.
+        weight: steps inside steps.
+        info: see ``Program``.
     """
 
+    before: Callable[[], Steps] | None = None
     compute: Callable[[], Steps]
 
     def __init__(
         self,
         asked: Asked,
         load: Callable[[str, str], Callable[..., Any]],
-        operations: Operations,
+        operations: HostOperations,
         transport: SharingTransport,
         scratch: Array,
     ) -> None:
@@ -76,10 +86,13 @@ class Preparation:
         self.number = 0 if self.single else vote_number(asked)
         self.nbytes = 0
         self.finish: Callable[[], Steps] | None = None
+        self.weight = 0
+        self.info: list[int] | None = None
         self._load = load
         self._staged: list[SharedSlabs] = []
         self._memory: tuple[Array, int] | None = None
         self._flags: tuple[int, int, list[int]] | None = None
+        self._raised: NDArray[np.int64] | None = None
         self._progress: Progress | None = None
 
     def function(self, routine: str) -> Callable[..., Any]:
@@ -119,6 +132,11 @@ class Preparation:
         assert self._progress is not None
         return self._progress
 
+    def flags(self) -> NDArray[np.int64]:
+        """Return the flags as integers."""
+        assert self._raised is not None
+        return self._raised
+
     def slab(self, slabs: SharedSlabs, row: int = 0, col: int = 0) -> Factor:
         """Return a process's slab as BLAS takes it."""
         assert self._memory is not None
@@ -149,10 +167,14 @@ class Preparation:
         if memory is not None:
             for slabs in self._staged:
                 before += slabs.write(memory[0])
+            if self.before is not None:
+                before += self.before()
             if self._flags is not None:
                 at, count, mine = self._flags
-                flags = memory[0][at : at + 8 * count].view(np.int64)
+                flags = self._raised = memory[0][at : at + 8 * count].view(np.int64)
                 self._progress = self._transport.progress(flags)
                 before.append((flags.__setitem__, (np.array(mine, np.intp), 0)))
         finish = None if self.finish is None else self.finish()
-        return Program(self.number, before, self.compute(), finish, bool(self._staged))
+        compute = self.compute()
+        weight = 1 + len(before) + len(compute) + self.weight
+        return Program(self.number, before, compute, finish, memory is not None, weight, self.info)

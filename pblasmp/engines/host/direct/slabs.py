@@ -23,6 +23,7 @@ __all__ = [
     "Steps",
     "Strided",
     "along",
+    "back",
     "integer",
     "real",
     "scalar",
@@ -155,7 +156,7 @@ class SharedSlabs:
         return [
             (np.copyto, pair)
             for slab, rows, cols in self._shared_with(to, memory)
-            for pair in local.copied_from(slab, _back(rows), _back(cols))
+            for pair in local.copied_from(slab, back(rows), back(cols))
         ]
 
     def _shared_with(self, x: SubMatrix, memory: Array) -> Iterator[tuple[Strided, Stretch, Stretch]]:
@@ -196,6 +197,16 @@ class Strided(NamedTuple):
         held = x.held
         return cls.of(held.memory, x.at - held.address, held.pattern.dtype, x.by_columns, x.ld)
 
+    @classmethod
+    def of_array(cls, x: Array) -> Strided:
+        """Return an array, one in C or Fortran order. Local."""
+        down, across = x.strides
+        return cls(x if x.flags.c_contiguous else x.T, 0, down, across, x.dtype)
+
+    def beginning(self, i: int, j: int) -> Strided:
+        """Return the matrix that begins at a row and a column. Local."""
+        return self._replace(start=self.start + i * self.down + j * self.across)
+
     def copied_from(self, source: Strided, rows: Stretch, cols: Stretch) -> Iterable[tuple[Array, Array]]:
         """Return what is copied to this matrix from another: to where, and what. Local."""
         (repeat, m, i, down, p, to_down), (columns, n, j, right, q, to_right) = rows, cols
@@ -217,6 +228,6 @@ class Strided(NamedTuple):
         return found
 
 
-def _back(s: Stretch) -> Stretch:
+def back(s: Stretch) -> Stretch:
     """Return a stretch from its destination to its source."""
     return Stretch(s.repeat, s.length, s.dst, s.dst_step, s.src, s.src_step)
