@@ -339,7 +339,7 @@ def factoriser(name: str, letter: str) -> Callable[..., int]:
 
 def _direct_form(name: str, full: str, dtype: np.dtype) -> DirectForm | None:
     """Return a routine as a direct call, None if it is none."""
-    if name not in FAMILIES:
+    if FAMILIES.get(name) != "factored":  # direct solves keep A
         return None
     routine = ROUTINES[name]
     names = [each for each in routine.names if each not in _LEFT_OUT]

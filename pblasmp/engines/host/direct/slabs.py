@@ -16,18 +16,8 @@ from ...direct.spans import Span, spread
 from ...direct.sub_matrix import SubMatrix
 
 __all__ = [
-    "ALIGNED",
-    "Factor",
-    "SharedSlabs",
-    "Step",
-    "Steps",
-    "Strided",
-    "along",
-    "back",
-    "integer",
-    "real",
-    "scalar",
-]
+    "ALIGNED", "Factor", "SharedSlabs", "Step", "Steps", "Strided", "along", "back", "integer", "real", "scalar",
+]  # fmt: skip
 
 Array = NDArray[Any]
 Step = tuple[Callable[..., Any], tuple[Any, ...]]
