@@ -197,7 +197,7 @@ class _BlockedCholesky:
         self._one, self._less = scalar(1, letter), scalar(-1, letter)
         self._reals = real(-1, letter), real(1, letter)
         self._starts = range(0, n, _WIDTH)
-        self._workers = min(call.operations.workers, call.ranks)
+        self._workers = min(call.operations.workers, call.ranks, max(1, 2 * n // _ALONE))
         self._together = 0 if self._workers == 1 else max(0, -(-(n - _ALONE) // _WIDTH))  # the first blocks
         self._factored = 2 * self._together + 1  # the last event
         self._of_lapack, self._failed = ctypes.c_int(0), 0
