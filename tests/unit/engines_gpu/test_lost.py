@@ -257,7 +257,9 @@ def memory_that_is_short(comm: Any, path: str) -> Any:
 
                 def refuses(nbytes: int, failed: set[Any] = failed, met: list[int] = met) -> bool:
                     place = places()
-                    if met or place in failed:
+                    if met:  # nor is there room after buffers have been given up
+                        return True
+                    if place in failed:
                         return False
                     failed.add(place)
                     met.append(nbytes)
@@ -270,7 +272,7 @@ def memory_that_is_short(comm: Any, path: str) -> Any:
                     break
                 yield (
                     f"{name}, {comm.bcast(met, 1)}",
-                    wrong(error, MemoryError, "Out of memory", "(on rank 1)"),
+                    wrong(error, MemoryError, " bytes", "(on rank 1)"),
                 )
             yield f"{name}: in the end", error and repr(error)
             yield f"{name}: tried", None if comm.bcast(failed, 1) else "nothing is allocated"
