@@ -83,6 +83,10 @@ def results(comm):
             )  # fmt: skip
             expected = 2 * case.product - case.c.astype(case.wide) + case.bias.astype(case.wide)
             case.check(out, expected if activation is None else np.maximum(expected, 0))
+        wide = Case(ctx, "matmul_allgather", np.float32, (3, 600 * ctx.size + 1, 2))  # two panels of columns
+        wide.check(
+            pb.matmul_allgather(wide.x, wide.w, ctx, algo="push" if ctx.size > 1 else "auto"), wide.product
+        )
 
 
 def same_bits(comm, name):
