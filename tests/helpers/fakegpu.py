@@ -238,6 +238,7 @@ class FakeGpu:
         self.alive: dict[tuple[str, int], Any] = {}
         self._next = 0x100
         self.under_way: dict[int, list[Any]] = {}
+        self.group: list[list[Any]] = []  # NCCL's messages in groups that have begun
         self.promised: list[Any] = []  # events that messages end with, until a stream waits for them
         self.behind: set[tuple[int, int]] = (
             set()
@@ -356,8 +357,10 @@ class FakeGpu:
             get_version=lambda: self.nccl_version,
             comm_abort=self._abort,
             broadcast=self._broadcast,
-            group_start=lambda: None,
-            group_end=lambda: None,
+            group_start=lambda: self.group.append([]),
+            group_end=self._group_end,
+            send=partial(self._message, "send"),
+            recv=partial(self._message, "recv"),
             **(self._queued_nccl() if self.lt else {}),
         )
         modules = {
@@ -405,6 +408,31 @@ class FakeGpu:
         """NCCL's collectives, which a GPU would wait in, and no host."""
         names = ("reduce_scatter", "reduce", "all_gather")
         return {name: lambda *_: None for name in names} | {"all_reduce": lambda *_: None}
+
+    def _message(self, name: str, at: int, nbytes: int, kind: int, peer: int, comm: Any, stream: int) -> None:
+        """One of NCCL's messages, by MPI."""
+        assert self.group, "a message outside a group waits for its other end"
+        self.events.append((name, stream, peer, nbytes))
+        assert kind == 1
+        memory = (ctypes.c_char * nbytes).from_address(at)
+        post = {"send": "Isend", "recv": "Irecv"}[name]
+        ranks = self.communicators[int(comm)]
+        self.group[-1].append((stream, lambda: getattr(ranks, post)(memory, peer, _TAG)))
+
+    def _group_end(self) -> None:
+        messages = self.group.pop()
+        while self.connecting:  # as NCCL waits for the peer of a first message
+            if any(how == "comm_abort" for _, how in self.aborted):
+                raise RuntimeError("ncclInternalError")
+            time.sleep(0.001)
+        for stream in {stream for stream, _ in messages} - {self.stream}:
+            if (stream, self.stream) not in self.behind:
+                self.faults.append("messages that do not wait for what they send")
+            self.behind.discard((stream, self.stream))
+        for stream, post in messages:
+            self.under_way.setdefault(stream, []).append(post())
+        if any(stream == self.stream for stream, _ in messages):  # what follows on it comes after them
+            self.finish(self.under_way.pop(self.stream))
 
     def _broadcast(self, of: int, to: int, nbytes: int, kind: int, root: int, comm: Any, stream: int) -> None:
         """NCCL's broadcast in place, by MPI."""
@@ -772,12 +800,6 @@ class FakeGpu:
                 part = self.comm.Split(_undefined() if color is None else color, key)
                 return type(self)(0) if color is None else self._over(part)
 
-            def send(self, array: Any, peer: int, *, stream: int) -> None:
-                self._message("send", array, peer, stream, lambda: self.comm.Isend(array, peer, _TAG))
-
-            def recv(self, array: Any, peer: int, *, stream: int) -> None:
-                self._message("recv", array, peer, stream, lambda: self.comm.Irecv(array, peer, _TAG))
-
             def allreduce(self, array: Any, out: Any, op: str, *, stream: int) -> None:
                 assert array is out
                 assert op in ("sum", "max")
@@ -795,12 +817,6 @@ class FakeGpu:
             def register_window(self, array: Any, *, flags: int) -> Any:
                 return gpu._window(array.size)
 
-            def _message(self, name: str, array: Any, peer: int, stream: int, post: Any) -> None:
-                assert array.flags.c_contiguous
-                assert group, "a message outside a group waits for its other end"
-                gpu.events.append((name, stream, peer, array.nbytes))
-                group[-1].append((stream, post))
-
             def destroy(self) -> None:
                 gpu._release("communicator", self.ptr)
 
@@ -811,23 +827,6 @@ class FakeGpu:
             def get_async_error(self) -> int:
                 return gpu.nccl_error
 
-        group: list[list[Any]] = []
-
-        def group_end() -> None:
-            messages = group.pop()
-            while gpu.connecting:  # as NCCL waits for the peer of a first message
-                if any(how == "comm_abort" for _, how in gpu.aborted):
-                    raise RuntimeError("ncclInternalError")
-                time.sleep(0.001)
-            for stream in {stream for stream, _ in messages} - {gpu.stream}:
-                if (stream, gpu.stream) not in gpu.behind:
-                    gpu.faults.append("messages that do not wait for what they send")
-                gpu.behind.discard((stream, gpu.stream))
-            for stream, post in messages:
-                gpu.under_way.setdefault(stream, []).append(post())
-            if any(stream == gpu.stream for stream, _ in messages):  # what follows on it comes after them
-                gpu.finish(gpu.under_way.pop(gpu.stream))
-
         self.communicators: dict[int, Any] = {}
         return SimpleNamespace(
             Communicator=Communicator,
@@ -836,8 +835,6 @@ class FakeGpu:
             RegisteredWindowHandle=type("RegisteredWindowHandle", (), {"get_peer_device_pointer": None}),
             WindowFlag=SimpleNamespace(COLL_SYMMETRIC=1),
             get_unique_id=lambda: b"unique",
-            group_start=lambda: group.append([]),
-            group_end=group_end,
             mem_alloc=lambda nbytes, device: self._buffer("window", nbytes),
         )
 

@@ -63,7 +63,7 @@ class GridPanels(QueuedPanels):
 
     def _share(self, cols: int, head: int) -> None:
         """Queue the sending of a factored diagonal block in this process column. Collective over its ranks."""
-        ranks, square = self._ranks(self._col), self._square.T[:cols].reshape(-1)
+        ranks, square = self._ranks(self._col), self._square[:, :cols]
         root, others = ranks[head], [rank for rank in ranks if rank != self.rank]
         sends = [(square, rank) for rank in others] if self.rank == root else []
         receives = [] if self.rank == root else [(square, root)]
@@ -82,22 +82,21 @@ class GridPanels(QueuedPanels):
         slot, stream = self._slot(k), self._cuda.get_current_stream()
         if slot in self._free:
             stream.wait_event(self._free.pop(slot))
-        parts, about, head = self._parts(k, k), self.about(k), self._head(k)
-        owners = self._ranks(self.shape.column(k))
-        mine = self.rank in owners
-        if mine:
-            self._operations.copy_panel(parts[self._row], panel)
-        others = [rank for rank in range(self._grid.size) if rank != self.rank]
-        carried = [parts[self._row].T, *(about if self._row == head else [])] if mine else []
-        sends = [(each.reshape(-1), rank) for rank in others for each in carried if each.size]
+        parts, owners = self._parts(k, k), self._ranks(self.shape.column(k))
+        sends = []
+        if self.rank in owners:
+            own = parts[self._row]
+            self._operations.copy_panel(own, panel)
+            sends = [(own, rank) for rank in range(self._grid.size) if rank != self.rank and own.size]
         receives = [
-            (each.reshape(-1), rank)
-            for row, rank in enumerate(owners)
-            if rank != self.rank
-            for each in (parts[row].T, *(about if row == head else []))
-            if each.size
+            (part, rank) for part, rank in zip(parts, owners, strict=True) if rank != self.rank and part.size
         ]
         self._nccl.exchange(int(stream.ptr), sends, receives)
+
+    def settle(self) -> None:
+        """Let all ranks know what was found, and CuPy's current stream wait for the work ahead. Collective."""
+        super().settle()
+        self.engine.transport.sum_ranks(self.info)  # only the rank of a diagonal block wrote to it
 
     def _parts(self, first: int, k: int) -> Parts:
         """Return panels ``first`` to ``k``, from the row on from which they are sent, in their buffer."""

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
-
 from .health import nccl_handle
 from .runtime import GpuRuntime
 
@@ -102,15 +100,18 @@ class Nccl:
     def exchange(
         self, stream: int, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]
     ) -> None:
-        """Queue messages as one group on a stream. Local to queue, collective over the ranks involved to run."""
-        self._core.group_start()
+        """Queue messages, contiguous arrays, as one group. Local to queue, collective over the ranks involved to run."""
+        from nccl.bindings import nccl as bindings  # in a tenth of the time that nccl.core takes
+
+        handle = self.handle
+        bindings.group_start()
         try:
             for array, rank in sends:
-                self.all.send(_bytes(array), rank, stream=stream)
+                bindings.send(int(array.data.ptr), array.nbytes, _BYTE, rank, handle, stream)
             for array, rank in receives:
-                self.all.recv(_bytes(array), rank, stream=stream)
+                bindings.recv(int(array.data.ptr), array.nbytes, _BYTE, rank, handle, stream)
         finally:
-            self._core.group_end()
+            bindings.group_end()
 
     def broadcast(self, stream: int, arrays: Sequence[Array], root: int) -> None:
         """Queue sending arrays, each contiguous in some order, from one rank to all. Collective to run."""
@@ -127,8 +128,3 @@ class Nccl:
     def close(self) -> None:
         """Destroy the communicators that were made here, last made first. Collective."""
         self._closing.close()
-
-
-def _bytes(array: Array) -> Array:
-    """Return the bytes of a contiguous array: NCCL can send these whatever its type is."""
-    return array.reshape(-1).view(np.uint8)
