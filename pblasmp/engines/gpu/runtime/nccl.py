@@ -100,7 +100,7 @@ class Nccl:
     def exchange(
         self, stream: int, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]
     ) -> None:
-        """Queue messages, contiguous arrays, as one group. Local to queue, collective over the ranks involved to run."""
+        """Queue messages as one group: contiguous arrays. Local to queue, collective over the ranks involved to run."""
         from nccl.bindings import nccl as bindings  # in a tenth of the time that nccl.core takes
 
         handle = self.handle
