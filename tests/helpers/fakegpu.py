@@ -29,6 +29,7 @@ import pytest
 from ml_dtypes import bfloat16
 from numpy.lib.stride_tricks import as_strided
 
+from pblasmp.engines.gpu.runtime.nccl import NCCL_SUM, NCCL_TYPES
 from tests.helpers import fakelapack
 from tests.helpers.fakelt import FakeLt
 
@@ -356,6 +357,7 @@ class FakeGpu:
         nccl = SimpleNamespace(
             get_version=lambda: self.nccl_version,
             comm_abort=self._abort,
+            all_reduce=self._all_reduce,
             broadcast=self._broadcast,
             group_start=lambda: self.group.append([]),
             group_end=self._group_end,
@@ -406,8 +408,7 @@ class FakeGpu:
     @staticmethod
     def _queued_nccl() -> dict[str, Any]:
         """NCCL's collectives, which a GPU would wait in, and no host."""
-        names = ("reduce_scatter", "reduce", "all_gather")
-        return {name: lambda *_: None for name in names} | {"all_reduce": lambda *_: None}
+        return {name: lambda *_: None for name in ("reduce_scatter", "reduce", "all_gather")}
 
     def _message(self, name: str, at: int, nbytes: int, kind: int, peer: int, comm: Any, stream: int) -> None:
         """One of NCCL's messages, by MPI."""
@@ -433,6 +434,27 @@ class FakeGpu:
             self.under_way.setdefault(stream, []).append(post())
         if any(stream == self.stream for stream, _ in messages):  # what follows on it comes after them
             self.finish(self.under_way.pop(self.stream))
+
+    def _all_reduce(
+        self, of: int, to: int, count: int, kind: int, operation: int, comm: Any, stream: int
+    ) -> None:
+        """NCCL's all-reduce in place, by MPI."""
+        names = {number: name for name, number in NCCL_TYPES.items() if "complex" not in name}
+        assert of == to
+        assert operation in (NCCL_SUM, 2)
+        dtype, ranks = np.dtype(names[kind]), self.communicators[int(comm)]
+        nbytes = count * dtype.itemsize
+        self.events.append(("all_reduce", stream, nbytes))
+        if ranks is None:
+            return
+        array = np.frombuffer((ctypes.c_char * nbytes).from_address(of), dtype)
+        mine, everyones = array.copy(), nan_bytes(ranks.size * nbytes)
+        _KEPT.append((mine, everyones))
+        self.finish([ranks.Iallgather((mine.view(np.uint8), _bytes()), (everyones, _bytes()))])
+        if not self.stuck:
+            _KEPT.pop()
+        each = everyones.view(dtype).reshape(ranks.size, count)
+        array[...] = sum(each) if operation == NCCL_SUM else each.max(axis=0)
 
     def _broadcast(self, of: int, to: int, nbytes: int, kind: int, root: int, comm: Any, stream: int) -> None:
         """NCCL's broadcast in place, by MPI."""
@@ -774,7 +796,7 @@ class FakeGpu:
 
     # -- nccl4py
 
-    def _nccl(self) -> SimpleNamespace:  # noqa: C901 (a table of functions)
+    def _nccl(self) -> SimpleNamespace:
         gpu = self
 
         class Communicator:
@@ -800,20 +822,6 @@ class FakeGpu:
                 part = self.comm.Split(_undefined() if color is None else color, key)
                 return type(self)(0) if color is None else self._over(part)
 
-            def allreduce(self, array: Any, out: Any, op: str, *, stream: int) -> None:
-                assert array is out
-                assert op in ("sum", "max")
-                gpu.events.append(("all_reduce", stream, array.nbytes))
-                if self.comm is not None:
-                    mine = np.array(array, subok=False)
-                    all_of_them = np.full((self.comm.size, *mine.shape), np.nan, mine.dtype)
-                    sides = [(x.view(np.uint8), _bytes()) for x in (mine, all_of_them)]
-                    _KEPT.append((mine, all_of_them))
-                    gpu.finish([self.comm.Iallgather(*sides)])
-                    if not gpu.stuck:
-                        _KEPT.pop()
-                    array[...] = sum(all_of_them) if op == "sum" else all_of_them.max(axis=0)
-
             def register_window(self, array: Any, *, flags: int) -> Any:
                 return gpu._window(array.size)
 
@@ -830,8 +838,6 @@ class FakeGpu:
         self.communicators: dict[int, Any] = {}
         return SimpleNamespace(
             Communicator=Communicator,
-            SUM="sum",
-            MAX="max",
             RegisteredWindowHandle=type("RegisteredWindowHandle", (), {"get_peer_device_pointer": None}),
             WindowFlag=SimpleNamespace(COLL_SYMMETRIC=1),
             get_unique_id=lambda: b"unique",

@@ -20,16 +20,11 @@ from ..kernels.one_kernel import KernelJob, OneKernel
 from ..kernels.views import Blocks, Move, View, blocks
 from ..peers.windows import Windows, check_driver, open_windows
 from .arena import BY_ADDRESS
-from .nccl import Nccl
+from .nccl import NCCL_SUM, NCCL_TYPES, Nccl
 from .runtime import GpuRuntime
 
 __all__ = ["Gpu"]
 
-_NCCL_TYPES = {
-    "float8_e4m3fn": 1, "float8_e5m2": 1,  # bytes: NCCL moves 8-bit floats but does not add them
-    "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9, "complex64": 7, "complex128": 8,
-}  # fmt: skip
-_SUM = 0
 _URGENT = -5  # priority of the streams of sums, and of panels that other ranks wait for: the highest
 
 
@@ -294,23 +289,23 @@ class Gpu:
     def reduce_scatter(self, of: View, to: View, rows: Sequence[int]) -> None:
         """Add the ranks' ``of``; each gets its ``rows`` in ``to``. Local to queue, collective to run."""
         count = _words(of.dtype) * of.cols
-        main, comm, kind = self.stream("main").ptr, self._comm, _NCCL_TYPES[of.dtype.name]
+        main, comm, kind = self.stream("main").ptr, self._comm, NCCL_TYPES[of.dtype.name]
         if len(set(rows)) == 1:
-            self._nccl.reduce_scatter(of.address, to.address, rows[0] * count, kind, _SUM, comm, main)
+            self._nccl.reduce_scatter(of.address, to.address, rows[0] * count, kind, NCCL_SUM, comm, main)
             return
         self._nccl.group_start()
         start = 0
         for rank, n in enumerate(rows):
             part = of.lines(start, start + n)
-            self._nccl.reduce(part.address, to.address, n * count, kind, _SUM, rank, comm, main)
+            self._nccl.reduce(part.address, to.address, n * count, kind, NCCL_SUM, rank, comm, main)
             start += n
         self._nccl.group_end()
 
     def all_reduce(self, matrix: View) -> None:
         """Add the ranks' matrices, in place. Local to queue, collective to run."""
         count = matrix.rows * matrix.cols * _words(matrix.dtype)
-        kind, main = _NCCL_TYPES[matrix.dtype.name], self.stream("main").ptr
-        self._nccl.all_reduce(matrix.address, matrix.address, count, kind, _SUM, self._comm, main)
+        kind, main = NCCL_TYPES[matrix.dtype.name], self.stream("main").ptr
+        self._nccl.all_reduce(matrix.address, matrix.address, count, kind, NCCL_SUM, self._comm, main)
 
     def all_gather(self, of: View, to: int, nbytes: Sequence[int]) -> None:
         """Gather every rank's ``of`` end to end at ``to``. Local to queue, collective to run."""
