@@ -292,8 +292,8 @@ def rank_that_is_behind(comm: Any, path: str) -> Any:
         plan = pb.plan(pb.matmul_allreduce, x, x, ctx, algo="nccl")
         plan()
         if comm.rank == 0:
-            plan()
             lib.gpu.stuck = True
+            plan()
         error = raised(ctx.engine.synchronize if comm.rank == 0 else ctx.close)
         words = (
             "rank 0 waits for run 2 of a plan, which rank 1, waiting in closing the context",
