@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-import measured
+import figures
 from click.testing import CliRunner
 
 import pblasmp as pb
@@ -299,7 +299,7 @@ def testers() -> str:
         for about, group in rows.items()
     ]  # fmt: skip
     head = ["what is tested", "testers", "tests", "passed", "calls by pblasmp", "left to ScaLAPACK"]
-    return measured.table(head, lines, 4) + f"\nOn {found['ranks']} ranks, {found['date']}.\n"
+    return figures.table(head, lines, 4) + f"\nOn {found['ranks']} ranks, {found['date']}.\n"
 
 
 def flips() -> str:
@@ -366,17 +366,17 @@ def write_all(directory: Path) -> None:
     ):
         (directory / f"{function.__name__}.md").write_text(function(), encoding="utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    if not measured.is_current(readme):
-        raise ValueError("README.md: the table of comparison is old: python docs/measured.py writes it")
+    if not figures.is_current(readme):
+        raise ValueError("README.md: the table of comparison is old: python docs/figures.py writes it")
     for table in (
-        measured.comparison, measured.performance, measured.level3_gpu, measured.many_calls, measured.vector_times,
-        measured.factorisations,
-        measured.rounding_blocks,
-        measured.rounding_sums, measured.one_kernel, measured.gathered_rates, measured.all_results, measured.gpu_runs,
-        measured.predictions,
+        figures.comparison, figures.performance, figures.level3_gpu, figures.many_calls, figures.vector_times,
+        figures.factorisations,
+        figures.rounding_blocks,
+        figures.rounding_sums, figures.one_kernel, figures.gathered_rates, figures.all_results, figures.gpu_runs,
+        figures.predictions,
     ):  # fmt: skip
         (directory / f"{table.__name__}.md").write_text(table(), encoding="utf-8")
-    measured.charts(directory)
+    figures.charts(directory)
     for i, output in enumerate(planned(ROOT / "docs/planning.md", directory)):
         (directory / f"plan-{i}.md").write_text(f"```text\n{output}```\n", encoding="utf-8")
     for file in (*DRAWN, *GALLERY):

@@ -33,7 +33,7 @@ from .engines.direct import Direct
 from .engines.protocol import Engine
 from .engines.request import LocalArray
 from .errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError
-from .kept import Closable, KeptPlans
+from .kept_plans import Closable, KeptPlans
 from .layout import MatrixDescriptor
 from .layout.grid import integer
 from .logs import logger

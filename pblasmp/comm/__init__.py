@@ -17,8 +17,8 @@ from .communicator import (
 )
 from .exchange import Exchange, Side
 from .failures import watch
-from .repeated import RepeatedCalls, agree_after
-from .shared import SharedMemory
+from .repeated_calls import RepeatedCalls, agree_after
+from .shared_memory import SharedMemory
 from .side_channel import SideChannel
 
 __all__ = [

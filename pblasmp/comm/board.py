@@ -24,7 +24,7 @@ from ..errors import ClosedError
 from . import futex
 from .communicator import Communicator, nodes_of
 from .futex import BUSY_SECONDS, NAP_SECONDS, POLLS
-from .shared import SharedMemory
+from .shared_memory import SharedMemory
 
 __all__ = ["Board", "make_boards"]
 

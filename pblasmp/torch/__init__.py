@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
 
 from .draws import initialize
 from .functions import allgather_matmul, matmul_allgather, matmul_allreduce, matmul_reduce_scatter
-from .fused import FusedColumnParallelLinear
+from .fused_linear import FusedColumnParallelLinear
 from .linear import ColumnParallelLinear, RowParallelLinear
 from .meshes import init_process_group
 from .regions import (

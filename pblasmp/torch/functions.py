@@ -16,8 +16,8 @@ from ..errors import ArgumentError, ArgumentTypeError, LayoutError, PblasmpError
 from ..scales import Scales
 from ..tensor_parallel.call import check_context
 from . import operators
+from .float8 import fault_of_scales, scaled_product
 from .meshes import local, on_mesh
-from .scaled import fault_of_scales, scaled_product
 from .scaling import DelayedScaling
 
 if TYPE_CHECKING:

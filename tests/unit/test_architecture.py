@@ -44,11 +44,11 @@ LAYERS: dict[str, set[str]] = {
     "report": {"layout", "engines"},
     "philox": set(),
     "docstrings": set(),
-    "kept": {"logs", "engines"},
+    "kept_plans": {"logs", "engines"},
     "timing": {"comm", "engines"},
     "costs": BOTTOM | {"layout", "problems", "drawing", "comm", "engines", "timing"},
     "tuning": {"errors", "layout", "comm", "engines", "timing"},
-    "runtime": BOTTOM | {"layout", "comm", "engines", "kept", "tuning"},
+    "runtime": BOTTOM | {"layout", "comm", "engines", "kept_plans", "tuning"},
     "handle": {"layout", "engines", "runtime"},
     "arithmetic": BOTTOM | {"layout", "engines", "handle"},
     "creation": BOTTOM

@@ -95,9 +95,9 @@ def test_what_does_not_exist_is_an_attribute_error():
 
 @pytest.fixture
 def modules(monkeypatch):
-    """Return docs/generate.py and docs/measured.py."""
+    """Return docs/generate.py and docs/figures.py."""
     monkeypatch.syspath_prepend(DOCS)
-    return importlib.import_module("generate"), importlib.import_module("measured")
+    return importlib.import_module("generate"), importlib.import_module("figures")
 
 
 def test_every_name_of_pblas_is_found_by_search(modules):
@@ -128,35 +128,35 @@ def test_files_that_a_page_names_exist(page):
 
 
 def test_the_readme_has_the_newest_measurements(modules):
-    _, measured = modules
+    _, figures = modules
     readme = (DOCS.parent / "README.md").read_text()
-    assert measured.is_current(readme)
-    assert not measured.is_current(readme.replace("| level-3 routines |", "| level 3 |"))
-    assert measured.replaced(readme.replace("| level-3 routines |", "| level 3 |")) == readme
+    assert figures.is_current(readme)
+    assert not figures.is_current(readme.replace("| level-3 routines |", "| level 3 |"))
+    assert figures.replaced(readme.replace("| level-3 routines |", "| level 3 |")) == readme
 
 
 def test_every_stored_run_is_shown(modules):
-    _, measured = modules
-    shown = measured.all_results()
-    for run in measured.results.runs().values():
-        assert f"{measured.source(run)}{measured.about(run)}:" in shown
-        assert measured.title_of(run)
+    _, figures = modules
+    shown = figures.all_results()
+    for run in figures.results.runs().values():
+        assert f"{figures.source(run)}{figures.about(run)}:" in shown
+        assert figures.title_of(run)
 
 
 def test_ratios_are_times_over_those_of_pblasmp(modules):
-    _, measured = modules
+    _, figures = modules
     row = {
         "case": {"n": 1},
         "seconds": {"pblasmp": [2.0], "x": [3.0], "y": [5.0, 4.0, 9.0], "GEMM alone": [1.0]},
     }
-    run = measured.Run("b", "2026-11-25", "c", 1, 1, {"gpu": "H"}, {}, {}, "", "all", [row])
-    assert [ratio for _, ratio in measured.compare(run, ["y"])] == [2.5]
-    assert [ratio for _, ratio in measured.compare(run, ["x", "y", "z"])] == [1.5]  # the fastest of them
-    assert not list(measured.compare(run, ["z"]))
-    assert measured.own(row) == 2.0
+    run = figures.Run("b", "2026-11-25", "c", 1, 1, {"gpu": "H"}, {}, {}, "", "all", [row])
+    assert [ratio for _, ratio in figures.compare(run, ["y"])] == [2.5]
+    assert [ratio for _, ratio in figures.compare(run, ["x", "y", "z"])] == [1.5]  # the fastest of them
+    assert not list(figures.compare(run, ["z"]))
+    assert figures.own(row) == 2.0
     del row["seconds"]["pblasmp"]
-    assert measured.own(row) == 3.0  # its fastest algorithm by name, and not the GEMM alone
-    assert measured.spread([3.0, 1.0, 2.0]) == "2.00 (1.00 to 3.00)"
+    assert figures.own(row) == 3.0  # its fastest algorithm by name, and not the GEMM alone
+    assert figures.spread([3.0, 1.0, 2.0]) == "2.00 (1.00 to 3.00)"
 
 
 def test_what_planning_shows_is_what_the_commands_print(modules, tmp_path):
@@ -176,9 +176,9 @@ def test_what_planning_shows_is_what_the_commands_print(modules, tmp_path):
 
 
 def test_a_chart_without_times_fails_the_build(modules, tmp_path):
-    _, measured = modules
+    _, figures = modules
     with pytest.raises(ValueError, match=r"chart\.svg: there is no time to draw"):
-        measured.draw([measured.Bars("x", [])], "y", tmp_path / "chart.svg")
+        figures.draw([figures.Bars("x", [])], "y", tmp_path / "chart.svg")
 
 
 def test_every_environment_variable_is_on_the_page_of_the_command_line():

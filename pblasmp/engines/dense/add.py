@@ -13,7 +13,7 @@ import numpy as np
 
 from ...comm import Cell, Exchange, Side
 from ...comm.exchange import SLOTS
-from ...comm.shared import aligned, carve
+from ...comm.shared_memory import aligned, carve
 from ...layout import Level3Problem
 from ..composite import QueuedProduct
 from ..local_part import LocalPart

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...comm.progress import Progress
-from ...comm.shared import aligned, carve
+from ...comm.shared_memory import aligned, carve
 from ...layout import MatrixDescriptor, Trapezoid
 from ..arrays import same_memory
 from ..protocol import Engine, FactorOperations

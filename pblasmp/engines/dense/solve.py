@@ -11,7 +11,7 @@ from typing import Any
 
 from ...comm import Cell, Exchange, Side
 from ...comm.exchange import SLOTS
-from ...comm.shared import aligned, carve
+from ...comm.shared_memory import aligned, carve
 from ...layout import Level3Problem
 from ...layout.axis import Axis
 from ..arrays import same_memory

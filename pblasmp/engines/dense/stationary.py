@@ -15,7 +15,7 @@ from typing import Any
 
 from ...comm import Cell, Cells, Exchange, Side
 from ...comm.exchange import SLOTS
-from ...comm.shared import aligned, carve
+from ...comm.shared_memory import aligned, carve
 from ...dtypes import accumulation_dtype, is_float8
 from ...layout import Level3Problem, MatmulProblem, MatrixDescriptor, Trapezoid
 from ...layout.axis import Axis

@@ -6,7 +6,7 @@ everything that it needs to know about a sub-matrix is a few integers, so that a
 """
 
 from .addresses import host_address
-from .asked import FAMILIES, Asked, Direct, Held, Moved, Part, Pattern, alias, pattern_at, pattern_of
+from .request import FAMILIES, Asked, Direct, Held, Moved, Part, Pattern, alias, pattern_at, pattern_of
 
 __all__ = [
     "FAMILIES", "Asked", "Direct", "Held", "Moved", "Part", "Pattern", "alias", "host_address", "pattern_at",

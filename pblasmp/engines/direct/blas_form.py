@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from ...layout.routines import ROUTINES
-from .asked import Asked
+from .request import Asked
 from .sub_matrix import SubMatrix, UnfitError, same_elements
 
 __all__ = [

@@ -8,7 +8,7 @@ import struct
 from functools import lru_cache
 from typing import Any
 
-from .asked import Asked, Part
+from .request import Asked, Part
 from .spans import Axes, Span, whole_span
 
 __all__ = [

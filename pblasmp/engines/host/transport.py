@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...comm import Communicator, Exchange, Side
 from ...comm.communicator import MpiCollectives
 from ...comm.progress import Progress
-from ...comm.shared import available_bytes
+from ...comm.shared_memory import available_bytes
 from ...dtypes import accumulation_dtype
 from ..moving.room import Room
 from ..protocol import Transfer

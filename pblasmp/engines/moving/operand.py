@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ...comm import Cells, Side
 from ...comm.cells import filled_up
 from ...comm.exchange import SLOTS
-from ...comm.shared import aligned, carve
+from ...comm.shared_memory import aligned, carve
 from ...layout import Grid, MatrixDescriptor
 from ...layout.axis import Axis
 from ...layout.grid import coordinates

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pblasmp as pb
 import pblasmp.torch as pt
-from pblasmp.torch import scaled
+from pblasmp.torch import float8
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
 from tests.helpers.docs import DOCS, blocks
 from tests.helpers.lengths import in_turn, only_long
@@ -484,8 +484,8 @@ def frozen_says_nothing(ctx: pb.Context) -> None:
     calls: list[str] = []
 
     def log(name: str) -> None:
-        function = getattr(scaled, name)
-        patch.setattr(scaled, name, lambda *args: calls.append(name) or function(*args))
+        function = getattr(float8, name)
+        patch.setattr(float8, name, lambda *args: calls.append(name) or function(*args))
 
     with pytest.MonkeyPatch.context() as patch:
         log("reduce")
@@ -578,8 +578,8 @@ def tensor_cores(ctx: pb.Context) -> None:
     g, x = drawn(ctx, 1, 16, 48).to(torch.float8_e5m2), drawn(ctx, 2, 32, 48).to(torch.float8_e4m3fn)
     units = torch.tensor([0.5], device=g.device), torch.tensor([0.25], device=g.device)
     for dtype in (torch.bfloat16, torch.float32):
-        y = scaled._on_tensor_cores(g, x, units, dtype)
-        compare("product", y, scaled._local(g, x, units, dtype), 2**-7 if dtype == torch.bfloat16 else 1e-6)
+        y = float8._on_tensor_cores(g, x, units, dtype)
+        compare("product", y, float8._local(g, x, units, dtype), 2**-7 if dtype == torch.bfloat16 else 1e-6)
 
 
 # -- FSDP2

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import pblasmp as pb
 import pblasmp.torch as pt
-from pblasmp.torch import meshes, operators, scaled
+from pblasmp.torch import float8, meshes, operators
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
 from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import ROOT, run_mpi, run_torch, starts_ranks
@@ -336,7 +336,7 @@ def fake_streams(log: list[str]) -> Iterator[None]:
         patch.setattr(Tensor, "record_stream", lambda *_: log.append("recorded"))
         logged(operators.calls, "run", "collective")
         logged(operators, "_of_parameters", "weights")
-        logged(scaled, "scaled_weight", "weights")
+        logged(float8, "scaled_weight", "weights")
         yield
 
 

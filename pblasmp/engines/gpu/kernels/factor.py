@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .compiled import CompiledKernels
+from .compiler import CompiledKernels
 from .factor_source import INVERT, JUDGE, LOOK, LU, PAIRS, QR, REFINE, SWAP
 
 __all__ = ["FactorKernels"]

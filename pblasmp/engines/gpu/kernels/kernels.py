@@ -17,7 +17,7 @@ import numpy as np
 from ....dtypes import accumulation_dtype
 from ....errors import ArgumentError
 from ...direct.addresses import host_address
-from .compiled import CompiledKernels
+from .compiler import CompiledKernels
 from .source import ADD, MOVE, NUMBERS, SUM, SYNC, TRANSPOSE
 from .stand_ins import placed
 from .views import Move, View

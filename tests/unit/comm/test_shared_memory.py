@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pblasmp.comm import shared
+from pblasmp.comm import shared_memory
 from pblasmp.comm.communicator import Serial
-from pblasmp.comm.shared import SharedMemory, aligned, available_bytes, carve
+from pblasmp.comm.shared_memory import SharedMemory, aligned, available_bytes, carve
 from tests.helpers.threads import on_ranks
 
 
@@ -113,7 +113,7 @@ def available(monkeypatch, **files):
         "/sys/fs/cgroup/memory.current": files.get("used"),
         "/sys/fs/cgroup/memory.stat": files.get("stat", ""),
     }
-    monkeypatch.setattr(shared, "_lines", lambda path: (paths[path] or "").splitlines())
+    monkeypatch.setattr(shared_memory, "_lines", lambda path: (paths[path] or "").splitlines())
     return available_bytes()
 
 

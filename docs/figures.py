@@ -118,7 +118,7 @@ def comparison() -> str:
 
 def replaced(text: str) -> str:
     """Return the README's text with the table of ``comparison`` between its two marks."""
-    begin, end = "<!-- comparison, written by python docs/measured.py -->\n", "<!-- end -->"
+    begin, end = "<!-- comparison, written by python docs/figures.py -->\n", "<!-- end -->"
     before, _, rest = text.partition(begin)
     _, mark, after = rest.partition(end)
     assert mark, "README.md: the marks around the table of comparison are missing"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.kept import KeptPlans, held_bytes
+from pblasmp.kept_plans import KeptPlans, held_bytes
 
 
 class _Plan:
