@@ -29,7 +29,7 @@ import pytest
 from ml_dtypes import bfloat16
 from numpy.lib.stride_tricks import as_strided
 
-from pblasmp.engines.gpu.runtime.nccl import NCCL_SUM, NCCL_TYPES
+from pblasmp.engines.gpu.runtime.nccl import NCCL_SUM, REDUCED_TYPES
 from tests.helpers import fakelapack
 from tests.helpers.fakelt import FakeLt
 
@@ -439,7 +439,7 @@ class FakeGpu:
         self, of: int, to: int, count: int, kind: int, operation: int, comm: Any, stream: int
     ) -> None:
         """NCCL's all-reduce in place, by MPI."""
-        names = {number: name for name, number in NCCL_TYPES.items() if "complex" not in name}
+        names = {number: name for name, number in REDUCED_TYPES.items() if "complex" not in name}
         assert of == to
         assert operation in (NCCL_SUM, 2)
         dtype, ranks = np.dtype(names[kind]), self.communicators[int(comm)]

@@ -19,7 +19,7 @@ from pblasmp.dtypes import (
     scalar,
 )
 from pblasmp.engines.gpu.kernels.kernels import _TYPES as KERNEL_TYPES
-from pblasmp.engines.gpu.runtime.gpu import _NCCL_TYPES as NCCL_TYPES
+from pblasmp.engines.gpu.runtime.nccl import NCCL_TYPES
 from pblasmp.errors import ArgumentError
 
 NAMES = ["float64", "float32", "complex128", "complex64", "float16", "bfloat16"]

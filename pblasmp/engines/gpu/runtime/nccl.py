@@ -10,15 +10,15 @@ from typing import Any
 from .health import nccl_handle
 from .runtime import GpuRuntime
 
-__all__ = ["NCCL_SUM", "NCCL_TYPES", "Nccl", "nccl_version"]
+__all__ = ["NCCL_SUM", "NCCL_TYPES", "REDUCED_TYPES", "Nccl", "nccl_version"]
 
 Array = Any
 
 NCCL_TYPES = {
     "float8_e4m3fn": 1, "float8_e5m2": 1,  # bytes: NCCL moves 8-bit floats but does not add them
     "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9, "complex64": 7, "complex128": 8,
-    "int32": 2, "int64": 4,
 }  # fmt: skip
+REDUCED_TYPES = {**NCCL_TYPES, "int32": 2, "int64": 4}  # of arrays that are summed over ranks
 NCCL_SUM, _MAX = 0, 2
 _BYTE = 1  # ncclUint8
 
@@ -103,7 +103,7 @@ class Nccl:
         """Queue an all-reduce in place on CuPy's current stream."""
         from nccl.bindings import nccl as bindings
 
-        at, kind = int(array.data.ptr), NCCL_TYPES[array.dtype.name]
+        at, kind = int(array.data.ptr), REDUCED_TYPES[array.dtype.name]
         stream = int(self._runtime.cupy.cuda.get_current_stream().ptr)
         bindings.all_reduce(at, at, array.size, kind, operation, self.handle, stream)
 
