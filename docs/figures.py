@@ -296,9 +296,9 @@ def vector_times() -> str:
     sizes = found[0].options["n"]
     return (
         f"Beside Debian's ScaLAPACK on two cores, n from {min(sizes)} to {max(sizes)}, these routines are not slower "
-        f"{_listed(ahead)}. The first number is beside ScaLAPACK called from Python, by ctypes, which turns the "
-        "arguments into pointers in each call; the one in parentheses is beside the same call with pointers made "
-        "beforehand, as a Fortran program has them.\n\n"
+        f"{_listed(ahead)}. The first number compares with ScaLAPACK called from Python, by ctypes, which turns the "
+        "arguments into pointers in each call; the one in parentheses with the same call whose pointers were made "
+        "beforehand, as in a Fortran program.\n\n"
         f"A call of one element takes at least {_listed(floors)}{of_that}. The rest is the call's way through Python, "
         f"which looks at all arguments each time. Debian's, with pointers made beforehand, takes {_listed(theirs)}; "
         f"ranks that have nothing of a vector do not wait there. In {below} of the {total} cases Debian's whole call "

@@ -76,10 +76,7 @@ class KeptPlans:
         self._plans[self._whole(key)] = plan, nbytes
         self.nbytes += nbytes
         while self.nbytes > self._most and len(self._plans) > 1:
-            _, (oldest, freed) = self._plans.popitem(last=False)
-            self.nbytes -= freed
-            self.evictions += 1
-            oldest.close()
+            oldest = self._close_oldest()
             logger.info(
                 "kept plans: closed %r to make room; %d bytes in %d plans; so far %d hits, %d closed",
                 oldest, self.nbytes, len(self._plans), self.hits, self.evictions,
@@ -89,10 +86,15 @@ class KeptPlans:
         """Close all plans: there is no memory left for others. Collective over the context."""
         logger.info("kept plans: closed all %d, since memory is short", len(self._plans))
         while self._plans:
-            _, (oldest, freed) = self._plans.popitem(last=False)
-            self.nbytes -= freed
-            self.evictions += 1
-            oldest.close()
+            self._close_oldest()
+
+    def _close_oldest(self) -> Any:
+        """Close the least recently used plan, and return it. Collective over the context."""
+        _, (oldest, freed) = self._plans.popitem(last=False)
+        self.nbytes -= freed
+        self.evictions += 1
+        oldest.close()
+        return oldest
 
     def bound(self, number: int, addresses: tuple[int, ...]) -> Bound | None:
         """Return what runs a plan on the arrays at these addresses, if it has run on them. Local.

@@ -31,7 +31,7 @@ def right_looking(
         steps: how many panels are factored.
         finish: ``finish(k)`` factors panel k, one of this rank's, which has been updated.
         update: ``update(k, panel, group)`` updates adjacent panels of this rank with panel k, from its diagonal on, and
-            with ``delays`` also with panels after it, which are beside it in the same array.
+            with ``delays`` also with the panels after it, which follow it in the same array.
         ends_at_fault: what comes after a panel with a fault is useless. If not, as in LU, where U's diagonal may have a
             zero, all panels are factored.
         delays: an update may wait for more panels: what two have in common is multiplied at once.

@@ -6,6 +6,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...layout.axis import Axis
 from ...layout.axis import axis as cached_axis
 from ...layout.caches import sized_cache
@@ -102,6 +105,10 @@ class Span(NamedTuple):
             at += stop - first
             start += self.block * self.nprocs
         return found
+
+    def indices(self, process: int) -> NDArray[np.int64]:
+        """Return the indices of a process that has any, ascending. Local."""
+        return np.concatenate([np.arange(first, stop) for first, stop, _ in self.blocks(process)])
 
     def axis(self) -> Axis:
         """Return it as an axis. Local."""

@@ -167,7 +167,7 @@ class CallBuilder:
         return Template(queue, slabs[-1].end if slabs else 0, self._scratch)
 
     def scratch(self, nbytes: int) -> int:
-        """Return what stands in for the address of scratch memory, which is in use while the call runs."""
+        """Return the stand-in for the address of scratch memory, which is in use while the call runs."""
         self._scratch = max(self._scratch, nbytes)
         return stand_in(SCRATCH)
 

@@ -17,7 +17,7 @@ _OFFSET = (1 << _SHIFT) - 1
 
 
 def stand_in(number: int, address: int = 0) -> int:
-    """Return what stands in for an address that memory ``number``, from 1 to 255, begins with. Local."""
+    """Return the stand-in for an address in memory ``number``, from 1 to 255, aligned alike. Local."""
     return (number << _SHIFT) + address % ALIGNED
 
 

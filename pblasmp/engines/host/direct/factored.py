@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 
 from ...direct import Part
-from ...direct.spans import Span, spread, whole_span
+from ...direct.spans import spread, whole_span
 from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, same_elements
 from .program import Preparation
 from .slabs import Array, Factor, Step, Steps, Strided, back, integer, real, scalar
@@ -158,7 +158,7 @@ def _copied_strips(call: Preparation, part: Part, array: Array, *, out: bool) ->
 def _within_triangle(call: Preparation, to: SubMatrix, copies: Steps) -> Steps:
     """Return the steps that write all of this rank's part of D, and what makes it right outside the triangle."""
     local = to.local()
-    rows, cols = _indices(to.rows, to.row), _indices(to.cols, to.col)
+    rows, cols = to.rows.indices(to.row), to.cols.indices(to.col)
     outside = rows[:, None] < cols if call.asked.uplo == "L" else rows[:, None] > cols
     if call.asked.new:
         return [*copies, (partial(np.copyto, where=outside), (local, local.dtype.type(0)))]
@@ -168,11 +168,6 @@ def _within_triangle(call: Preparation, to: SubMatrix, copies: Steps) -> Steps:
         *copies,
         (lambda: local.__setitem__(outside, kept.pop()), ()),
     ]
-
-
-def _indices(span: Span, process: int) -> Array:
-    """Return the indices of a process."""
-    return np.concatenate([np.arange(start, stop) for start, stop, _ in span.blocks(process)])
 
 
 class _BlockedCholesky:

@@ -7,11 +7,10 @@ import hashlib
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....layout.trapezoid import copy_part
 from ...direct import Moved
-from ...direct.spans import Span, whole_span
+from ...direct.spans import whole_span
 from ...direct.sub_matrix import SubMatrix
 from .slabs import Array, SharedSlabs, Steps
 
@@ -82,10 +81,5 @@ class Move:
             for function, arguments in slab.read(b, memory):
                 function(*arguments)
         elif b.active:
-            rows, cols = _indices(b.rows, b.row), _indices(b.cols, b.col)
+            rows, cols = b.rows.indices(b.row), b.cols.indices(b.col)
             copy_part(b.local(), slab.array(memory, 0, 0)[np.ix_(rows, cols)], part, rows, cols)
-
-
-def _indices(span: Span, process: int) -> NDArray[np.int64]:
-    """Return the indices that a process has, ascending. Local."""
-    return np.concatenate([np.arange(first, stop) for first, stop, _ in span.blocks(process)])

@@ -163,7 +163,7 @@ class Strided(NamedTuple):
     Attributes:
         memory: the bytes that it is in.
         start: the offset of its first element.
-        down, across: bytes from an element to the one below, and to the one beside it.
+        down, across: bytes from an element to the next one in its column, and in its row.
         dtype: its type.
     """
 
