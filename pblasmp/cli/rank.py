@@ -8,7 +8,7 @@ import pickle
 import sys
 from pathlib import Path
 
-from ..comm.communicator import check_world
+from ..comm.mpi_communicator import check_world
 from ..launchers import surroundings
 from ..logs import show_logs
 from .progress import Channel, LogHandler, warnings_to

@@ -6,6 +6,7 @@ from __future__ import annotations
 from .agreement import Agreement, Running, break_off, closing, gather_on, is_agreed, leave, vote_on
 from .board import make_boards
 from .cells import Cell, Cells
+from .choice import wrap
 from .communicator import (
     Communicator,
     count_cores,
@@ -13,7 +14,6 @@ from .communicator import (
     machine,
     nodes_of,
     ranks_per_node,
-    wrap,
 )
 from .exchange import Exchange, Side
 from .failures import watch

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ClosedError, PblasmpError, RankMismatchError
-from .communicator import FINALIZED, Communicator
+from .communicator import Communicator
+from .mpi_communicator import FINALIZED
 from .side_channel import SideChannel, text_of
 
 __all__ = [

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..comm import Exchange, Side
-from ..comm.communicator import Serial
+from ..comm.choice import Serial
 from ..dtypes import accumulation_dtype
 from ..engines.arrays import blas_operand, strided
 from ..engines.host.engine import HostEngine

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comm.communicator import Serial, chunks
+from ..comm.choice import Serial
+from ..comm.communicator import chunks
 from ..engines.host.engine import HostEngine
 from ..engines.host.operations import HostOperations
 from ..engines.host.transport import HostTransport

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..comm import Agreement, Communicator, wrap
-from ..comm.communicator import mpi
+from ..comm.mpi_communicator import mpi
 from ..context import Context
 from ..launchers import surroundings
 from ..layout import Grid

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import launch as launching
-from ..comm.communicator import mpi
+from ..comm.mpi_communicator import mpi
 from ..errors import ArgumentError
 from ..launch import Launcher, surroundings
 from .pool import RanksFailedError, World, pool

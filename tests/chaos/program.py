@@ -27,8 +27,8 @@ import numpy as np
 import pblasmp as pb
 import pblasmp.comm.agreement
 import pblasmp.comm.board
-import pblasmp.comm.communicator
 import pblasmp.comm.exchange
+import pblasmp.comm.mpi_communicator
 import pblasmp.engines.host.direct.calls
 import pblasmp.engines.host.direct.products
 import pblasmp.engines.host.direct.slabs
@@ -38,12 +38,12 @@ from tests.helpers.process import held
 # Where an exception is raised, and how often that place is passed in a trial, roughly.
 PLACES: dict[str, tuple[Any, str, int]] = {
     "copy": (pblasmp.comm.exchange, "copy", 60),
-    "isend": (pblasmp.comm.communicator._Mpi, "isend", 40),
-    "irecv": (pblasmp.comm.communicator._Mpi, "irecv", 40),
-    "wait": (pblasmp.comm.communicator._Mpi, "wait", 60),
+    "isend": (pblasmp.comm.mpi_communicator.MpiCommunicator, "isend", 40),
+    "irecv": (pblasmp.comm.mpi_communicator.MpiCommunicator, "irecv", 40),
+    "wait": (pblasmp.comm.mpi_communicator.MpiCommunicator, "wait", 60),
     "board": (pblasmp.comm.board.Board, "imax", 40),
     "fence": (pblasmp.comm.board.Board, "meet", 20),
-    "allgather": (pblasmp.comm.communicator._Mpi, "allgather", 6),
+    "allgather": (pblasmp.comm.mpi_communicator.MpiCommunicator, "allgather", 6),
     "vote": (pblasmp.comm.agreement._Vote, "outcome", 40),
     "gemm": (pblasmp.engines.host.operations.HostOperations, "gemm", 20),
     "direct vote": (pblasmp.comm.board.Board, "vote", 20),

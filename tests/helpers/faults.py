@@ -22,8 +22,8 @@ from mpi4py import MPI
 
 import pblasmp as pb
 import pblasmp.comm.agreement
-import pblasmp.comm.communicator
 import pblasmp.comm.exchange
+import pblasmp.comm.mpi_communicator
 import pblasmp.comm.side_channel
 import pblasmp.context
 import pblasmp.engines.host.engine
@@ -319,7 +319,7 @@ def caught_in_scatter():
 
 
 def caught_in_gather():
-    caught_in(lambda _, a: a.gather(), pblasmp.comm.communicator._Mpi, "isend")
+    caught_in(lambda _, a: a.gather(), pblasmp.comm.mpi_communicator.MpiCommunicator, "isend")
 
 
 def caught_in_a_product():

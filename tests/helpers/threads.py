@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from pblasmp.comm.communicator import _bytes
+from pblasmp.comm.communicator import bytes_of
 from pblasmp.comm.side_channel import Meeting, SideChannel
 
 LIMIT = 10.0  # seconds that a rank waits for others
@@ -101,7 +101,7 @@ class Transfer:
     def Test(self) -> bool:  # noqa: N802 - as in mpi4py
         mail = self.group.mail[self.pair]
         if self.out is not None and len(mail) > self.number:
-            _bytes(self.out)[...], self.out = mail[self.number], None
+            bytes_of(self.out)[...], self.out = mail[self.number], None
         if self.out is not None:
             self.group.alive(self.since)
         return self.out is None
@@ -177,7 +177,7 @@ class ThreadComm:
         return next((i for i, request in enumerate(requests) if request.Test()), None)
 
     def isend(self, array: np.ndarray, dest: int) -> list[Any]:
-        self.group.mail[self.rank, dest].append(_bytes(array).copy())
+        self.group.mail[self.rank, dest].append(bytes_of(array).copy())
         return [self.channel.watch(Transfer(self.group, (self.rank, dest), 0))]
 
     def irecv(self, array: np.ndarray, source: int) -> list[Any]:

@@ -15,7 +15,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import runtime
-from pblasmp.comm.communicator import _Mpi
+from pblasmp.comm.mpi_communicator import MpiCommunicator
 from tests.helpers.cases import agreed_error
 from tests.helpers.mpi import run_mpi
 
@@ -170,7 +170,7 @@ def leaking(comm):
     """Each communicator that an engine makes is freed, also if the engine refuses."""
     made = []
 
-    class Counted(_Mpi):
+    class Counted(MpiCommunicator):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             made.append(self)
@@ -182,7 +182,10 @@ def leaking(comm):
     variables = [{"PBLASMP_BLAS": "none"}, {"PBLASMP_BLAS": "none" if comm.rank else "scipy"}]
     variables += [{"PBLASMP_RANKS_PER_NODE": "0"}]
     for i, variable in enumerate(variables):
-        with patch("pblasmp.comm.communicator._Mpi", Counted), patch.dict("os.environ", variable):
+        with (
+            patch("pblasmp.comm.mpi_communicator.MpiCommunicator", Counted),
+            patch.dict("os.environ", variable),
+        ):
             try:
                 pb.Context(comm, engine="host")
             except pb.PblasmpError as error:
@@ -190,7 +193,7 @@ def leaking(comm):
             else:
                 told = "no error"
             yield f"case {i}", told if told or not made else f"{len(made)} communicators are left"
-    with patch("pblasmp.comm.communicator._Mpi", Counted):
+    with patch("pblasmp.comm.mpi_communicator.MpiCommunicator", Counted):
         with pb.Context(comm, engine="host"):
             yield "counted", None if made else "none were seen"
         yield "closed", None if not made else f"{len(made)} communicators are left"

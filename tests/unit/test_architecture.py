@@ -193,9 +193,6 @@ ENGINE_LAYERS: dict[str, set[str]] = {
 }
 REGISTRY = {"choice"}
 
-# The only circle: a Communicator, and the function that makes one over PyTorch's ranks.
-CIRCLE = {("pblasmp.comm.communicator", "pblasmp.comm.process_group")}
-
 LAYOUT_MAY_IMPORT = {
     *(
         "__future__",
@@ -331,14 +328,11 @@ def test_layers_of_engines_are_in_order():
 
 
 def test_no_module_imports_itself_through_others():
-    """Neither under TYPE_CHECKING nor within functions, but for the circles above."""
+    """Neither under TYPE_CHECKING nor within functions."""
     graph = {
         module: {each for each in imports_of(path) if each in MODULES and each != module}
         for module, path in MODULES.items()
     }
-    for one, other in CIRCLE:
-        assert other in graph[one], f"{one} does not import {other}: not an exception any more"
-        graph[one].discard(other)
     graph["pblasmp"] = set()  # whose names are imported when they are first used
     try:
         list(TopologicalSorter(graph).static_order())

@@ -23,7 +23,7 @@ from pblasmp.comm.agreement import (
     leave,
 )
 from pblasmp.comm.board import make_boards
-from pblasmp.comm.communicator import Serial
+from pblasmp.comm.choice import Serial
 from pblasmp.errors import ClosedError, LayoutError, PblasmpError, RankMismatchError
 from tests.helpers import threads
 from tests.helpers.threads import Aborted

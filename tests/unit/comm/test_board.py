@@ -14,7 +14,7 @@ import pytest
 from pblasmp.comm import board
 from pblasmp.comm.agreement import Agreement
 from pblasmp.comm.board import Board, make_boards
-from pblasmp.comm.communicator import Serial
+from pblasmp.comm.choice import Serial
 from pblasmp.errors import ClosedError, LayoutError, RankMismatchError
 from tests.helpers.threads import on_ranks
 

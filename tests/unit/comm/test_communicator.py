@@ -12,7 +12,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.comm import communicator
-from pblasmp.comm.communicator import Serial, wrap
+from pblasmp.comm.choice import Serial, wrap
 from pblasmp.launchers import LAUNCHERS
 
 VARIABLES = [(row.rank, row.size) for row in LAUNCHERS if row.rank]
@@ -116,7 +116,7 @@ def test_messages_are_cut_into_chunks_in_memory_order(monkeypatch):
 def test_abort_ends_this_rank_where_mpi_returns():
     """MPICH's MPI_Abort may return before the launcher ends the job."""
     script = (
-        "from mpi4py import MPI; from pblasmp.comm.communicator import wrap\n"
+        "from mpi4py import MPI; from pblasmp.comm.choice import wrap\n"
         "class Comm(MPI.Intracomm):\n"
         "    def Abort(self, code): print('aborts', flush=True)\n"
         "comm = wrap(MPI.COMM_SELF); comm._made = Comm(MPI.COMM_SELF); comm.abort(7); print('returns')"

@@ -13,7 +13,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.comm import Cell, Cells, Exchange, Side, communicator
 from pblasmp.comm import exchange as exchange_module
-from pblasmp.comm.communicator import Serial
+from pblasmp.comm.choice import Serial
 from pblasmp.comm.exchange import _in_turn, ends
 from pblasmp.layout.axis import Axis
 from pblasmp.layout.intersection import Piece, intersect

@@ -10,7 +10,7 @@ import pytest
 
 from pblasmp.comm import failures
 from pblasmp.comm.agreement import _mark
-from pblasmp.comm.communicator import Serial
+from pblasmp.comm.choice import Serial
 
 
 class Told:

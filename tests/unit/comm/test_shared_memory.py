@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pblasmp.comm import shared_memory
-from pblasmp.comm.communicator import Serial
+from pblasmp.comm.choice import Serial
 from pblasmp.comm.shared_memory import SharedMemory, aligned, available_bytes, carve
 from tests.helpers.threads import on_ranks
 

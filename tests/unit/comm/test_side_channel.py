@@ -14,7 +14,7 @@ import pytest
 
 from pblasmp.comm import side_channel
 from pblasmp.comm.agreement import Agreement, Running, closing, is_agreed
-from pblasmp.comm.communicator import Serial
+from pblasmp.comm.choice import Serial
 from pblasmp.comm.side_channel import SideChannel, text_of
 from pblasmp.errors import ClosedError, LayoutError, PblasmpError, RankMismatchError
 from tests.helpers.threads import on_ranks

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import pblasmp as pb
-from pblasmp.comm.communicator import Serial
+from pblasmp.comm.choice import Serial
 from pblasmp.dtypes import accumulation_dtype
 from pblasmp.engines.dense import stationary
 from pblasmp.engines.host.methods import METHODS

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.comm.communicator import Serial
+from pblasmp.comm.choice import Serial
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.engines.moving.panels import Panels, cut
 

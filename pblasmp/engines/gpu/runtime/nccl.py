@@ -43,8 +43,9 @@ class Nccl:
 
     def __init__(self, runtime: GpuRuntime, given: Any = None) -> None:
         import nccl.core
+        from nccl.bindings import nccl as bindings
 
-        self._runtime, self._core = runtime, nccl.core
+        self._runtime, self._core, self._bindings = runtime, nccl.core, bindings
         with ExitStack() as self._closing:
             self.all = self._made(given)
             self._parts = {runtime.size: self.all}
@@ -101,19 +102,15 @@ class Nccl:
 
     def _all_reduce(self, array: Array, operation: int) -> None:
         """Queue an all-reduce in place on CuPy's current stream."""
-        from nccl.bindings import nccl as bindings
-
         at, kind = int(array.data.ptr), REDUCED_TYPES[array.dtype.name]
         stream = int(self._runtime.cupy.cuda.get_current_stream().ptr)
-        bindings.all_reduce(at, at, array.size, kind, operation, self.handle, stream)
+        self._bindings.all_reduce(at, at, array.size, kind, operation, self.handle, stream)
 
     def exchange(
         self, stream: int, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]
     ) -> None:
         """Queue messages as one group: contiguous arrays. Local to queue, collective over the ranks involved to run."""
-        from nccl.bindings import nccl as bindings
-
-        handle = self.handle
+        bindings, handle = self._bindings, self.handle
         bindings.group_start()
         try:
             for array, rank in sends:
@@ -125,13 +122,12 @@ class Nccl:
 
     def broadcast(self, stream: int, arrays: Sequence[Array], root: int) -> None:
         """Queue sending arrays, each contiguous in some order, from one rank to all. Collective to run."""
-        from nccl.bindings import nccl as bindings
-
+        bindings, handle = self._bindings, self.handle
         bindings.group_start()
         try:
             for array in arrays:
                 at = int(array.data.ptr)
-                bindings.broadcast(at, at, array.nbytes, _BYTE, root, self.handle, stream)
+                bindings.broadcast(at, at, array.nbytes, _BYTE, root, handle, stream)
         finally:
             bindings.group_end()
 

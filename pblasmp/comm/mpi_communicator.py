@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of an mpi4py communicator."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ClosedError, LibraryNotFoundError, PblasmpError, UnsupportedError
+from ..extras import install
+from ..launchers import parent_rank, surroundings
+from .communicator import Array, Communicator, Request, Votes, bytes_of, chunks, chunks_of_elements
+from .side_channel import Meeting, SideChannel, number_open
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["FINALIZED", "check_world", "duplicate_of", "mpi"]
+
+_NOTE = 1  # tag of the side channel's messages
+FINALIZED = "MPI is finalized: the ranks can no longer communicate, so no collective call is possible"
+
+
+class _Notes:
+    """Notes as messages of an MPI communicator."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        from mpi4py import MPI
+
+        self._comm, self._mpi, self._gone = comm, MPI, MPI.Is_finalized
+        self.any_thread = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self._sent: list[Request] = []
+
+    def send(self, note: bytes) -> None:
+        if self._gone():
+            return
+        others = (rank for rank in range(self._comm.size) if rank != self._comm.rank)
+        self._sent = [each for each in self._sent if not each.Test()]
+        self._sent += [self._comm.Isend(note, rank, _NOTE) for rank in others]
+
+    def arrived(self) -> list[bytes]:
+        mpi = self._mpi
+        notes: list[bytes] = []
+        while not self._gone() and self._comm.Iprobe(mpi.ANY_SOURCE, _NOTE):
+            status = mpi.Status()
+            self._comm.Probe(mpi.ANY_SOURCE, _NOTE, status)
+            note = bytearray(status.Get_count(mpi.BYTE))
+            self._comm.Recv(note, status.source, _NOTE)
+            notes.append(bytes(note))
+        return notes
+
+
+class MpiCommunicator:
+    """A duplicate of an mpi4py communicator, so that our messages never meet the caller's. See ``Communicator``."""
+
+    def __init__(self, comm: MPI.Comm, channel: SideChannel, *, patient: bool = True) -> None:
+        from mpi4py import MPI
+
+        self._mpi, self.gone = MPI, MPI.Is_finalized
+        self._made = comm
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        self.patient = patient
+        self.board: Votes | None = None
+        self.channel = channel
+        self._nodes: list[tuple[int, ...]] = []
+        self._carries_notes = not channel.connected
+        if self._carries_notes:
+            channel.connect(_Notes(comm))
+
+    @property
+    def _comm(self) -> MPI.Comm:
+        """The communicator of mpi4py. An MPI library ends the process if it is used after MPI_Finalize.
+
+        Raises:
+            ClosedError: MPI is finalized.
+        """
+        if self.gone():
+            raise ClosedError(FINALIZED)
+        return self._made
+
+    def _done(self, request: Request) -> None:
+        """Wait for a collective call that has begun."""
+        self.wait(self.channel.watch(request))
+
+    def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request:
+        return self.channel.watch(self._comm.Iallreduce(values, out, op=self._mpi.MAX))
+
+    def allgather(self, value: Any) -> list[Any]:
+        mine = pickle.dumps(value)
+        sizes = np.empty(self.size, np.intc)
+        self._done(self._comm.Iallgather(np.array([len(mine)], np.intc), sizes))
+        ends = np.cumsum(sizes, dtype=np.int64)
+        everyones = np.empty(ends[-1], np.uint8)
+        self._done(self._comm.Iallgatherv(mine, (everyones, sizes, ends - sizes, self._mpi.BYTE)))
+        return [
+            pickle.loads(everyones[end - size : end].tobytes())
+            for size, end in zip(sizes, ends.tolist(), strict=True)
+        ]
+
+    def bcast(self, value: Any, root: int = 0) -> Any:
+        mine = np.frombuffer(pickle.dumps(value) if self.rank == root else b"", np.uint8)
+        size = np.array([mine.size])
+        self._done(self._comm.Ibcast(size, root))
+        data = mine.copy() if self.rank == root else np.empty(size[0], np.uint8)
+        self._done(self._comm.Ibcast(data, root))
+        return value if self.rank == root else pickle.loads(data.tobytes())
+
+    def barrier(self) -> None:
+        self._done(self._comm.Ibarrier())
+
+    def wait(self, request: Request, place: Meeting | None = None) -> None:
+        sleep = getattr(request, "sleep", None)  # if it is a board's request
+        self.channel.until(request.Test, patient=self.patient, sleep=sleep, place=place)
+
+    def wait_any(self, requests: Sequence[Request]) -> int:
+        found: list[int] = []
+
+        def done() -> bool:
+            i = self.test_any(requests)
+            found.extend([] if i is None else [i])
+            return i is not None
+
+        self.channel.until(done, patient=self.patient)
+        return found[0]
+
+    def test_any(self, requests: Sequence[Request]) -> int | None:
+        i, arrived = self._mpi.Request.Testany(requests)
+        return i if arrived else None
+
+    def sum_into(self, array: Array) -> None:
+        for chunk in chunks_of_elements(array):
+            self._done(self._comm.Iallreduce(self._mpi.IN_PLACE, chunk, op=self._mpi.SUM))
+
+    def gather_into(self, part: Array, whole: Array, counts: Sequence[int]) -> None:
+        sizes = [count * part.itemsize for count in counts]
+        data = whole.reshape(-1).view(np.uint8)
+        self._done(self._comm.Iallgatherv([bytes_of(part), self._mpi.BYTE], [data, sizes, self._mpi.BYTE]))
+
+    def sum_scatter_into(self, whole: Array, part: Array, counts: Sequence[int]) -> None:
+        self._done(self._comm.Ireduce_scatter(whole.reshape(-1), part.reshape(-1), counts))
+
+    def bcast_into(self, array: Array, root: int) -> None:
+        for chunk in chunks(array):
+            self._done(self._comm.Ibcast(chunk, root))
+
+    def isend(self, array: Array, dest: int) -> list[Request]:
+        return [self.channel.watch(self._comm.Isend(chunk, dest)) for chunk in chunks(array)]
+
+    def irecv(self, array: Array, source: int) -> list[Request]:
+        return [self.channel.watch(self._comm.Irecv(chunk, source), receives=True) for chunk in chunks(array)]
+
+    def nodes(self) -> list[tuple[int, ...]]:
+        self._nodes = self._nodes or self._find_nodes()
+        return self._nodes
+
+    def _find_nodes(self) -> list[tuple[int, ...]]:
+        with _enough_communicators():
+            node = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED, self.rank)
+        first = node.bcast(self.rank)
+        node.Free()
+        by_first: dict[int, list[int]] = {}
+        for rank, leader in enumerate(self.allgather(first)):
+            by_first.setdefault(leader, []).append(rank)
+        return [tuple(ranks) for _, ranks in sorted(by_first.items())]
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        color = next(i for i, group in enumerate(groups) if self.rank in group)
+        with _enough_communicators():
+            return MpiCommunicator(self._comm.Split(color, self.rank), self.channel, patient=self.patient)
+
+    def duplicate(self) -> Communicator:
+        mpi()
+        return duplicate_of(self._comm)
+
+    def abort(self, code: int) -> NoReturn:
+        if not self.gone():
+            self._comm.Abort(code)
+        os._exit(code)  # MPICH's MPI_Abort may return before the launcher ends the job
+
+    def free(self) -> None:
+        self.board = None
+        if not self.gone():
+            if self._carries_notes:
+                self.channel.close()
+            self._comm.Free()
+
+
+def check_world(nranks: int, launcher: str) -> None:
+    """Raise an error unless the MPI library sees the ``nranks`` ranks that ``launcher`` started. Local.
+
+    If mpirun belongs to a different MPI from mpi4py's library, each rank is alone in its COMM_WORLD.
+
+    Raises:
+        LibraryNotFoundError: the library sees fewer ranks, or cannot be loaded.
+    """
+    MPI = mpi()
+    if MPI.COMM_WORLD.size < nranks:
+        library = " ".join(MPI.Get_library_version().strip("\0 ").split("\n")[0].split())
+        raise LibraryNotFoundError(
+            f"{launcher} started {nranks} ranks, but mpi4py's MPI library ({library}) sees {MPI.COMM_WORLD.size}: "
+            "the launcher belongs to another MPI. Use the mpirun of that library; pblasmp info shows both, "
+            "PBLASMP_MPIRUN names the one that pblasmp starts. For separate one-rank jobs, pass MPI.COMM_SELF"
+        )
+
+
+def mpi() -> Any:
+    """Return mpi4py's MPI, ready for communication. Local.
+
+    Raises:
+        LibraryNotFoundError: no MPI library can be loaded.
+        UnsupportedError: this process is a child of a rank, or MPI is not initialized.
+        ClosedError: MPI is finalized.
+    """
+    around = surroundings()
+    parent = None if around is None else parent_rank(around)
+    if around is not None and parent is not None:
+        prefix = around.variable.partition("_")[0]
+        raise UnsupportedError(
+            f"this process is a child of rank {around.rank} (process {parent}), which uses MPI already, and "
+            f"{around.title} lets each rank do so once. To run it on its own, start it without the launcher's "
+            f"environment variables: {around.variable} and the others that begin with {prefix}_"
+        )
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LibraryNotFoundError(
+            f"an MPI launcher started this process, but no MPI library can be loaded ({error}): {install('mpi')}"
+        ) from None
+    if not MPI.Is_initialized():
+        raise UnsupportedError(
+            "MPI is not initialized, since mpi4py.rc.initialize was set to False: call MPI.Init() before"
+        )
+    if MPI.Is_finalized():
+        raise ClosedError(FINALIZED)
+    return MPI
+
+
+def duplicate_of(comm: MPI.Comm) -> MpiCommunicator:
+    """Return a duplicate with a separate channel, once all ranks have arrived."""
+    channel = SideChannel(comm.rank, _processes(comm))
+    here = comm.Ibarrier()
+    channel.until(channel.watch(here).Test, patient=True, place=channel.making())
+    with _enough_communicators():
+        return MpiCommunicator(comm.Dup(), channel)
+
+
+def _processes(comm: MPI.Comm) -> tuple[int, ...]:
+    """Return the ranks in COMM_WORLD of a communicator's processes."""
+    from mpi4py import MPI
+
+    group, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+    try:
+        return tuple(group.Translate_ranks(None, world))
+    finally:
+        group.Free()
+        world.Free()
+
+
+@contextlib.contextmanager
+def _enough_communicators() -> Iterator[None]:
+    """Explain the error if MPI cannot make another communicator."""
+    from mpi4py import MPI
+
+    try:
+        yield
+    except MPI.Exception as error:
+        reason = str(error).splitlines()[0]
+        raise PblasmpError(
+            f"MPI cannot make another communicator ({reason}); {number_open()} contexts of this process are open or "
+            "were never closed, and each holds communicators: close those that are no longer used"
+        ) from error
