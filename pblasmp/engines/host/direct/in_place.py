@@ -19,9 +19,8 @@ from .staircase import TrianglePiece, check_tiles, staircase
 
 __all__ = ["multiplied_in_place"]
 
-_PORTION = (
-    1 << 15
-)  # elements of A that a cache keeps between the product with them and the one with their transpose
+_PORTION = 1 << 16
+"""Elements of A that a cache keeps between the product with them and the one with their transpose."""
 
 
 class _StoredProduct(NamedTuple):
@@ -74,11 +73,7 @@ def multiplied_in_place(call: Preparation, x: SubMatrix, to: SubMatrix) -> Calla
     def finish() -> Steps:
         if not to.active:
             return []
-        steps, beta = [*before], asked.beta
-        for term in terms:
-            steps += collected(call, to, term.sums, term.parts, beta)
-            beta = 1
-        return steps
+        return [*before, *collected(call, to, [(term.sums, term.parts) for term in terms], asked.beta)]
 
     call.finish = finish
     return compute

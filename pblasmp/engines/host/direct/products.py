@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from ...direct.blas_form import factors_of_product, moved_in_place, old_values
 from ...direct.spans import Span, spread, whole_span
 from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, stays
 from .program import Preparation
-from .slabs import Factor, SharedSlabs, Step, Steps, Strided, along, integer, scalar
+from .slabs import Array, Factor, SharedSlabs, Step, Steps, Strided, along, integer, scalar
 from .tiny import is_tiny
 
 __all__ = ["added", "collected", "copied", "gemm", "matmul", "quietly", "side_by_side"]
@@ -145,7 +145,7 @@ def _in_place(
         return [gemm(call, x.m, whole.extent, x.n, alpha, x, right, zero, mine)]
 
     def finish() -> Steps:
-        return [*before, *collected(call, to, sums, x.cols, asked.beta)] if to.active else []
+        return [*before, *collected(call, to, [(sums, x.cols)], asked.beta)] if to.active else []
 
     call.finish = finish
     return compute
@@ -156,43 +156,56 @@ def side_by_side(width: int, parts: int) -> Span:
     return Span(width * parts, width, 0, parts, 0) if parts > 1 else whole_span(width)
 
 
-def collected(call: Preparation, to: SubMatrix, sums: SharedSlabs, parts: Span, beta: complex) -> Steps:
+def collected(
+    call: Preparation, to: SubMatrix, terms: Sequence[tuple[SharedSlabs, Span]], beta: complex
+) -> Steps:
     """Return the steps that write ``beta d`` and the partial sums of this rank's rows of D into it.
 
     Args:
         call: the call.
         to: D, of which this rank has a part.
-        sums: the partial sums, along D's rows as the operand has them.
-        parts: how what is summed is dealt out: a process that has none of it has no sums.
+        terms: partial sums, along D's rows as an operand has them, and how what is summed is dealt out: a process that
+            has none of it has no sums.
         beta: what D is scaled by.
     """
     steps: Steps = []
     d, whole = Strided.of_part(to), whole_span(to.cols.extent)
-    counted = [q for q, count in enumerate(parts.counts()) if count]
     runs = [
         (s.length, s.src + r * s.src_step, s.dst + r * s.dst_step)
         for _, s in spread(to.cols, to.col, whole)
         for r in range(s.repeat)
     ]
-    for n, j, of_sums in runs:
-        for p, (repeat, m, i, down, there, down_there) in spread(to.rows, to.row, sums.rows):
-            shape = repeat, m, 1, n
-            found = [
-                call.slab_strided(sums, p, q).runs(shape, there, of_sums, down_there, 0) for q in counted
-            ]
-            steps.append((quietly, (_add_up, d.runs(shape, i, j, down, 0), beta, found)))
-    return steps
+    for sums, parts in terms:
+        counted = [q for q, count in enumerate(parts.counts()) if count]
+        for n, j, of_sums in runs:
+            for p, (repeat, m, i, down, there, down_there) in spread(to.rows, to.row, sums.rows):
+                shape = repeat, m, 1, n
+                found = [
+                    call.slab_strided(sums, p, q).runs(shape, there, of_sums, down_there, 0) for q in counted
+                ]
+                steps += _additions(d.runs(shape, i, j, down, 0), beta, found)
+        beta = 1
+    return [(quietly, (_run, steps))]
 
 
-def _add_up(d: Any, beta: complex, parts: list[Any]) -> None:
-    """Write ``beta d`` and the sum of all parts into ``d``; with a beta of 0 it is not read."""
+def _additions(d: Array, beta: complex, parts: list[Array]) -> Steps:
+    """Return the steps that write ``beta d`` and the sum of all parts into ``d``; with a beta of 0 it is not read."""
+    # NumPy adds arrays of one dimension in half the time.
+    d, *parts = (each.squeeze() for each in (d, *parts))
+    if beta == 0 and len(parts) == 1:
+        return [(np.copyto, (d, parts[0]))]
+    steps: Steps = []
     if beta == 0:
-        np.copyto(d, parts[0])
-        parts = parts[1:]
+        steps.append((np.add, (*parts[:2], d)))
+        parts = parts[2:]
     elif beta != 1:
-        d *= beta
-    for part in parts:
-        d += part
+        steps.append((np.multiply, (d, beta, d)))
+    return [*steps, *((np.add, (d, part, d)) for part in parts)]
+
+
+def _run(steps: Steps) -> None:
+    for function, arguments in steps:
+        function(*arguments)
 
 
 def added(call: Preparation) -> Callable[[], Steps]:
