@@ -207,23 +207,49 @@ def pblas() -> str:
 
 
 MISSING = {
-    "pagemv, pasymv, pahemv, patrmv": "products of absolute values: `abs(A)` first",
-    "blacs_get, blacs_set, blacs_setup, blacs_exit, blacs_abort": "nothing to set: `gridexit` ends a grid",
-    "gesd2d, gerv2d, trsd2d, trrv2d, gebs2d, gebr2d, gsum2d, gamx2d, gamn2d": "mpi4py's own calls",
+    "agemv, asymv, ahemv, atrmv": "products of absolute values: `abs(A)` first",
+    "blacs_get, blacs_set, blacs_setup, blacs_exit, blacs_abort, blacs_freebuff": (
+        "nothing to set: `gridexit` ends a grid"
+    ),
+    "gesd2d, gerv2d, trsd2d, trrv2d, gebs2d, gebr2d, trbs2d, trbr2d, gsum2d, gamx2d, gamn2d": "mpi4py's own calls",
+    "pb_topget, pb_topset, pilaenv, pjlaenv": "nothing to tune: `algo=` takes another algorithm",
     "chk1mat, pchk1mat, pchk2mat, pxerbla": "every call here checks its arguments on all processes",
+    "pielset, pielget, pigemr2d, pitrmr2d, pilaprnt": "integers: in float64 they are exact up to 2^53",
+    "lamch": "`numpy.finfo`",
     "laread, lawrite": "`ctx.load`, `A.save`",
-    "lassq, lacon, laqge, laqsy": "`A.norm()`; of the others ScaLAPACK's own",
+    "matadd": "`geadd`",
+    "rscl, srscl, drscl": "`scal`",
+    "elset2": "`elget`, then `elset`",
+    "lanhs": "`lange`, with zeros below the subdiagonal",
+    "lassq, lacon, laqge, laqsy, lacgv": "`A.norm()`; of the others ScaLAPACK's own",
     "gecon, pocon, trcon": "`pb.cond_estimate(a)`",
-    "gesvx, posvx, gerfs, porfs, geequ, poequ": "`pb.solve`, with refinement as in the example; ScaLAPACK's own",
+    "gesvx, posvx, gerfs, porfs, geequ, poequ": (
+        "`pb.solve`, with refinement as in the example; ScaLAPACK's own"
+    ),
     "gelqf, geqlf, gerqf, geqpf, tzrzf, ggqrf, ggrqf": "`pb.qr(a)` or `pb.qr(a.T)`; others ScaLAPACK's own",
-    "lapiv, laswp": "`pb.lu_solve(lu, pivots, b)` exchanges rows itself",
-    "gbsv, dbsv, pbsv, dtsv, ptsv": "band matrices: ScaLAPACK's own",
-    "gebrd, gehrd, sytrd, hetrd, sygst, hegst, hseqr": "reductions: ScaLAPACK's own",
+    "orglq, orgql, orgrq, unglq, ungql, ungrq": "with those: ScaLAPACK's own",
+    "ormlq, ormql, ormrq, ormrz, ormbr, ormhr, ormtr, unmlq, unmql, unmrq, unmrz, unmbr, unmhr, unmtr": (
+        "with those, and with reductions: ScaLAPACK's own"
+    ),
+    "lapiv, lapv2, laswp": "`pb.lu_solve(lu, pivots, b)` exchanges rows itself",
+    "gbtrf, gbtrs, gbsv, pbtrf, pbtrs, pbsv, dbtrf, dbtrs, dbsv, dttrf, dttrs, dtsv, pttrf, pttrs, ptsv": (
+        "band matrices: ScaLAPACK's own"
+    ),
+    "gebrd, gehrd, gebal, sytrd, syntrd, syttrd, hetrd, hentrd, hettrd, sygst, syngst, hegst, hengst": (
+        "reductions: ScaLAPACK's own"
+    ),
     "gesvd, syev, syevd, syevx, syevr, heev, heevd, heevx, heevr, sygvx, hegvx": (
         "singular values and eigenvalues: ScaLAPACK's own, or ELPA's; `pb.eigh` on GPUs with cuSOLVERMp"
     ),
+    "hseqr, stebz, stedc, stein, trevc, trord, trsen": "eigenvalues of reduced matrices: ScaLAPACK's own",
 }
-"""Names of ScaLAPACK that are not here, and what to use."""
+"""Names of ScaLAPACK that are not here, without P and the letter of the type, and what to use."""
+
+INNER = (
+    "la\\w+", "[a-z]+[23][lr]?", "[bdpt][bt]trsv", "[dz]ttrsv", "lauum", "rot", "max1", "[cz]sum1", "parmq",
+    "chekpad", "fillpad", "col2row", "row2col", "treecomb", "(ge|tr)mr2do", "copy",
+)  # fmt: skip
+"""Names of ScaLAPACK that only its other routines and its tests use."""
 
 HERE = {
     "gridinit": "`pb.Context()`, `pb.Grid(nprow, npcol)`",
@@ -284,7 +310,8 @@ def ported() -> str:
         f"| {', '.join(f'`{x}`' for x in each.split(', '))} | {why} |" for each, why in MISSING.items()
     ]
     head = ["| here | with pblasmp's matrices |", "| --- | --- |"]
-    return "\n".join([*head, *rows, "", "| not here | instead |", "| --- | --- |", *missing, ""])
+    words = "Left out: what only other routines use, such as `pdlarfb` and, without blocks, `pdgetf2`.\n"
+    return "\n".join([*head, *rows, "", "| not here | instead |", "| --- | --- |", *missing, "", words])
 
 
 def testers() -> str:

@@ -51,6 +51,8 @@ class AuxiliaryRoutine(PblasRoutine):
         result: the annotation of what it returns.
         here: what it is called with pblasmp's matrices.
         legal: the letters that its options may have.
+
+    ``formula`` says in words what it does.
     """
 
     run: Callable[[Values, dict[str, DistributedMatrix]], Any] = lambda _values, _matrices: None
@@ -62,6 +64,11 @@ class AuxiliaryRoutine(PblasRoutine):
     def returns(self) -> str:
         """The annotation of what it returns."""
         return self.result
+
+    @property
+    def summary(self) -> str:
+        """What it does, in words."""
+        return self.formula
 
     @property
     def source(self) -> str:
@@ -246,29 +253,30 @@ _SQUARE, _WHOLE = {"a": "n n"}, {"a": "m n"}
 _NORMS, _UPLO, _DIAG = {"norm": "M1OIFE"}, {"uplo": "UL"}, {"diag": "NU"}
 
 _ROUTINES = (
-    _row("lange", "sdcz", "norm m n A work", _WHOLE, "a norm of sub(A)", _norm, "A.norm(ord)",
+    _row("lange", "sdcz", "norm m n A work", _WHOLE, "Return a norm of sub(A)", _norm, "A.norm(ord)",
          result="Any", written="", legal=_NORMS),
-    _row("lansy", "sdcz", "norm uplo n A work", _SQUARE, "a norm of sub(A), which is symmetric",
+    _row("lansy", "sdcz", "norm uplo n A work", _SQUARE, "Return a norm of sub(A), which is symmetric",
          lambda v, x: _norm(v, x, "symmetric"), 'A.norm(ord, uplo="L", kind="symmetric")',
          result="Any", written="", legal=_NORMS | _UPLO),
-    _row("lanhe", "cz", "norm uplo n A work", _SQUARE, "a norm of sub(A), which is Hermitian",
+    _row("lanhe", "cz", "norm uplo n A work", _SQUARE, "Return a norm of sub(A), which is Hermitian",
          lambda v, x: _norm(v, x, "hermitian"), 'A.norm(ord, uplo="L", kind="hermitian")',
          result="Any", written="", legal=_NORMS | _UPLO),
-    _row("lantr", "sdcz", "norm uplo diag m n A work", _WHOLE, "a norm of sub(A), which is triangular or trapezoidal",
+    _row("lantr", "sdcz", "norm uplo diag m n A work", _WHOLE,
+         "Return a norm of sub(A), which is triangular or trapezoidal",
          lambda v, x: _norm(v, x, "triangular"), 'A.norm(ord, uplo="L")',
          result="Any", written="", legal=_NORMS | _UPLO | _DIAG),
-    _row("lacpy", "sdcz", "uplo m n A B", {"a": "m n", "b": "m n"}, "sub(B) = sub(A)", _lacpy,
+    _row("lacpy", "sdcz", "uplo m n A B", {"a": "m n", "b": "m n"}, "Copy sub(A) to sub(B)", _lacpy,
          "B[...] = A", written="b", legal={"uplo": "ULA"}),
     _row("laset", "sdcz", "uplo m n alpha beta A", _WHOLE,
-         "sub(A) with beta on the diagonal and alpha off it", _laset, "A[...] = alpha", written="a",
+         "Set sub(A) to beta on its diagonal and to alpha off it", _laset, "A[...] = alpha", written="a",
          legal={"uplo": "ULA"}),
-    _row("lascl", "sdcz", "type cfrom cto m n A info", _WHOLE, "sub(A) = cto / cfrom sub(A)", _lascl,
+    _row("lascl", "sdcz", "type cfrom cto m n A info", _WHOLE, "Multiply sub(A) by cto / cfrom", _lascl,
          "A *= cto / cfrom", result="int", written="a", legal={"type": "GLU"}, real="cfrom cto"),
-    _row("latra", "sdcz", "n A", _SQUARE, "the trace of sub(A)", _latra, "A.trace()", result="Any", written=""),
-    _row("elset", "sdcz", "A alpha", {"a": "1 1"}, "A(ia, ja) = alpha", _elset, "A[i, j] = alpha", written="a"),
-    _row("elget", "sdcz", "scope top alpha A", {"a": "1 1"}, "alpha = A(ia, ja)", _elget, "A[i, j]",
+    _row("latra", "sdcz", "n A", _SQUARE, "Return the trace of sub(A)", _latra, "A.trace()", result="Any", written=""),
+    _row("elset", "sdcz", "A alpha", {"a": "1 1"}, "Set A(ia, ja) to alpha", _elset, "A[i, j] = alpha", written="a"),
+    _row("elget", "sdcz", "scope top alpha A", {"a": "1 1"}, "Return A(ia, ja)", _elget, "A[i, j]",
          result="Any", written="", legal={"scope": "ARC "}),
-    _row("laprnt", "sdcz", "m n A irprnt icprnt cmatnm nout work", _WHOLE, "a list of the elements of sub(A)", _laprnt,
+    _row("laprnt", "sdcz", "m n A irprnt icprnt cmatnm nout work", _WHOLE, "Print the elements of sub(A)", _laprnt,
          "print(A.gather())", written=""),
 )  # fmt: skip
 

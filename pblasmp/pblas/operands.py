@@ -81,11 +81,9 @@ class PblasOperand:
             (beyond[1], self.j, self.shape[1], n, "columns"),
         ):
             if start + extent - 1 > whole:
-                faults.add(
-                    argument,
-                    f"{extent} {axis} from {start} on end at {start + extent - 1}, "
-                    f"but {self.name.upper()} has {whole}",
-                )
+                end = f"end at {start + extent - 1}, but {self.name.upper()} has {whole}"
+                several = f"{extent} {axis} from {start} on {end}"
+                faults.add(argument, several if extent > 1 else f"expected at most {whole}, got {start}")
 
     def descriptor(self, grid: Grid, dtype: np.dtype) -> MatrixDescriptor:
         """Return the layout of all of A, without the padding of the local arrays. Local."""

@@ -131,6 +131,11 @@ class PblasRoutine:
         return "None"
 
     @property
+    def summary(self) -> str:
+        """What it does, in words."""
+        return f"Compute {self.formula}"
+
+    @property
     def source(self) -> str:
         """The library that it is from, with a place for its name, and what it is called here."""
         return f"PBLAS, {{}}; here ``pblasmp.{self.python.__name__}``"
@@ -247,7 +252,11 @@ def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunct
             done = direct.run(args)
             if done is not None and done is not False:
                 return done if tells else None
-        return _run(routine, full, dtype, signature.bind(*args, **kwargs).arguments, voted=done is False)
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"{full}: {error}") from None
+        return _run(routine, full, dtype, given, voted=done is False)
 
     function.__name__ = function.__qualname__ = full
     function.__module__ = __name__.rpartition(".")[0]
@@ -324,9 +333,12 @@ def _checked(routine: PblasRoutine, faults: Faults, given: Values, dtype: np.dty
         elif name in ("irprnt", "icprnt"):
             values[name] = faults.integer(name, value, 0)
         elif name in _SCALARS:
-            kind = np.dtype("f8") if name in routine.real.split() else dtype
+            is_real = dtype.kind == "c" and name in routine.real.split()
             try:
-                values[name] = scalar(value, kind, name)
+                number = scalar(value, dtype, name)
+                values[name] = number.real if is_real else number
+                if is_real and number.imag != 0:
+                    faults.add(name, f"expected a real number, got {value!r}")
             except ArgumentError as error:
                 faults.add(name, str(error).partition(": ")[2])
     return values
@@ -382,7 +394,7 @@ def _docstring(routine: PblasRoutine, full: str, dtype: np.dtype) -> str:
     meanings = {name: _meaning(routine, name, dtype) for name in routine.names}
     returns = f"{' and '.join(routine.numbers) or 'the result'}." if routine.returns != "None" else ""
     source = routine.source.format(full.upper())
-    return docstring(f"Compute {routine.formula}, in {dtype.name}.", note, meanings, returns, source)
+    return docstring(f"{routine.summary}, in {dtype.name}.", note, meanings, returns, source)
 
 
 def docstring(summary: str, note: str, meanings: Mapping[str, str], returns: str, source: str) -> str:

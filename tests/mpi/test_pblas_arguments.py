@@ -177,6 +177,12 @@ def tools(comm, ictxt):
         ("pdlaset", ("A", 7, 9, 1j, 0, a, 1, 1, desc), -4),
     ):
         yield f"{name} {info}", raised(comm, name, dict(enumerate(given)), info)
+    beyond, c = (a, 8, 1, desc, 1.0), a.astype(complex, order="F")
+    yield "one row", raised(comm, "pdelset", dict(enumerate(beyond)), -2, ["(ia): expected at most 7, got 8"])
+    her = dict(enumerate(("L", 3, 1j, c, 1, 1, desc, 1, np.ones_like(c), 1, 1, desc)))
+    yield "real for all types", raised(comm, "pzher", her, -3, ["(alpha): expected a real number, got 1j"])
+    few = raised(comm, "pdelset", dict(enumerate((a, 8, 1, desc))), 0)
+    yield "one argument less", None if few and "TypeError: pdelset: missing" in few else few
     me, size = pblas.blacs_pinfo()
     place = pblas.blacs_pcoord(ictxt, pblas.blacs_pnum(ictxt, myrow, mycol))
     outside = pblas.blacs_pnum(ictxt, 2, 0), *pblas.blacs_pcoord(ictxt, 99)
@@ -240,7 +246,7 @@ def refused(comm):
         known["c"].flags.writeable = False
         yield "read-only", raised(comm, "pdsyrk", known, -11, ["read-only"])
         known = legal("pzsyrk" if "pzsyrk" in PROTOTYPES else "pzher2k", ictxt)
-        yield "complex beta", raised(comm, "pzher2k", {**known, "beta": 1j}, -14, ["complex"])
+        yield "complex beta", raised(comm, "pzher2k", {**known, "beta": 1j}, -14, ["real number"])
         yield "T of her2k", raised(comm, "pzher2k", {**known, "trans": "T"}, -2, ["N, C"])
         known = legal("pdgemr2d", ictxt)
         yield "moved onto itself", raised(comm, "pdgemr2d", {**known, "b": known["a"]}, -7, ["shares memory"])

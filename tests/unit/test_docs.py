@@ -7,6 +7,7 @@ import doctest
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
+from reference.scalapack import locate
 from tests.helpers.docs import DOCS, PAGES, blocks
 
 DOCUMENTED = re.compile(
@@ -105,6 +107,24 @@ def test_every_name_of_pblas_is_found_by_search(modules):
     assert set(re.findall(r"`(p[sdcz]\w+)`", generate.pblas())) == {
         name for name in pblas.__all__ if name[0] == "p"
     }
+
+
+def test_every_name_of_scalapack_is_here_or_said_to_be_missing(modules):
+    generate, _ = modules
+    directory = locate("debian")
+    if directory is None:
+        assert os.environ.get("PBLASMP_SCALAPACK") != "required", "no ScaLAPACK (debian)"
+        pytest.skip("ScaLAPACK (debian) is not here: python -m benchmarks.fetch_scalapack fetches it")
+    library = min(directory.glob("libscalapack*.so*")).read_bytes()
+    missing = {each for names in generate.MISSING for each in names.split(", ")}
+    assert not [each for each in missing if f"{each}_\0".encode() not in library]
+    assert not missing & {name for each in pblas.__all__ for name in (each, each[2:])}
+    tools = r"blacs_\w+|pb_\w+|p[ij]\w+|indx\w+|infog\w+|desc(?:init|set)|numroc|ilcm|iceil"
+    names = {each.decode() for each in re.findall(rf"\0(p[sdcz]\w+|{tools})_(?=\0)".encode(), library)}
+    assert {"pdgemv", "pzgetrf", "blacs_gridinit", "pigemr2d"} <= names
+    here = {*pblas.__all__, *missing, "blacs_gridinit", "blacs_gridinfo", "blacs_gridexit"}
+    inner = re.compile(f"p[sdczi](?:{'|'.join(generate.INNER)})")
+    assert not {each for each in names if not ({each, each[2:]} & here or inner.fullmatch(each))}
 
 
 @pytest.mark.parametrize(
