@@ -13,7 +13,7 @@ import pblasmp as pb
 from pblasmp import calls as module
 from pblasmp import pblas
 from pblasmp.engines.host.buffers import Buffers
-from pblasmp.engines.host.direct import calls, tiny
+from pblasmp.engines.host.direct import calls, in_place, tiny
 from pblasmp.engines.host.direct import products as products_module
 from pblasmp.pblas import moves
 from tests.helpers.cases import agreed_error, first, unlike
@@ -311,6 +311,39 @@ def _triangles(comm):
 def test_triangles_over_several_processes(nranks):
     for most in (0, tiny._MOST):
         run_mpi(triangles, nranks, most=most)
+
+
+def symmetric_in_one_line(comm):
+    """Symmetric matrices whose rows, or columns, each process has all of, times few columns: one set of sums."""
+    rng, n, most, portion = np.random.default_rng(9), 29, tiny._MOST, in_place._PORTION
+    tiny._MOST, in_place._PORTION = 0, 40
+    with pb.Context(comm, engine="host") as ctx:
+        for shape in ((1, comm.size), (comm.size, 1)):
+            for count, (dtype, order, uplo) in enumerate(
+                [("f8", "F", "L"), ("c16", "F", "U"), ("f8", "C", "U"), ("c16", "C", "L")]
+            ):
+                whole, x, y = (
+                    rng.integers(-4, 5, (n, m)) * (1 + 1j if dtype == "c16" else 1) for m in (n, 7, 7)
+                )
+                layout = {"grid": pb.Grid(*shape), "order": order, "source": [at - 1 for at in shape]}
+                a, b, d = (ctx.scatter(z.astype(dtype), block=(3, 3), **layout) for z in (whole, x, y))
+                i, j, k, w = 1 + count, 4 - count, n - 6, 1 + count % 3
+                part = whole[i : i + k, j : j + k]
+                inner = np.tril(part, -1) if uplo == "L" else np.triu(part, 1)
+                out = y.astype(dtype)
+                out[4 : 4 + k, 2 : 2 + w] = (
+                    (inner + inner.T + np.diag(part.diagonal())) @ x[2 : 2 + k, 1 : 1 + w] * 2
+                )
+                to, of = d[4 : 4 + k, 2 : 2 + w], b[2 : 2 + k, 1 : 1 + w]
+                pb.symm(a[i : i + k, j : j + k], of, uplo=uplo, alpha=2, out=to)
+                yield f"{dtype} {order} {uplo} on {shape}", unlike(d.allgather(), out)
+        yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
+    tiny._MOST, in_place._PORTION = most, portion
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_symmetric_matrices_in_one_line_of_processes(nranks):
+    run_mpi(symmetric_in_one_line, nranks)
 
 
 def tiny_meetings(comm):

@@ -31,18 +31,21 @@ class _StoredProduct(NamedTuple):
         right: the columns, as rows, along A's columns; along its rows for the transpose.
         sums: partial sums along A's rows, or along its columns.
         parts: how what is summed is dealt out.
+        place: which of the slabs of sums is this rank's.
     """
 
     turned: bool
     right: SharedSlabs
     sums: SharedSlabs
     parts: Span
+    place: tuple[int, int]
 
 
 def multiplied_in_place(call: Preparation, x: SubMatrix, to: SubMatrix) -> Callable[[], Steps]:
     """Prepare symm, hemm or trmm: each rank multiplies what it has of the triangle.
 
-    After one more meeting the ranks that have D add the partial sums up.
+    After one more meeting the ranks that have D add the partial sums up. If only the rows or only the columns of a
+    symmetric matrix are dealt out, both products have the same columns and sums, each as long as the matrix.
     """
     asked = call.asked
     assert asked.b is not None
@@ -58,22 +61,36 @@ def multiplied_in_place(call: Preparation, x: SubMatrix, to: SubMatrix) -> Calla
     columns = SubMatrix(asked.b, turned=not from_right)
     width = columns.rows.extent
     before = copied(old_values(asked, to), to) if symmetric else []
-    terms = []
+    together = symmetric and (x.rows.whole or x.cols.whole)
+    terms: list[_StoredProduct] = []
     for turned in (False, True):
-        if symmetric or turned == (asked.op_a != "N"):
-            along, across = (x.rows, x.cols) if turned else (x.cols, x.rows)
-            right = call.stage(columns, whole_span(width), along, by_columns=False)
-            sums = call.room(x, across, side_by_side(width, along.nprocs), by_columns=True)
-            terms.append(_StoredProduct(turned, right, sums, along))
-    products = _StoredProducts(call, x, width, conjugated=conjugated)
+        if not (symmetric or turned == (asked.op_a != "N")):
+            continue
+        if together and terms:
+            terms.append(terms[0]._replace(turned=True))
+            continue
+        place = (x.col, x.row) if turned else (x.row, x.col)
+        along, across = (x.rows, x.cols) if turned else (x.cols, x.rows)
+        parts = along
+        if together:
+            parts, place = (x.cols, (0, x.col)) if x.rows.whole else (x.rows, (0, x.row))
+            along = across = whole_span(x.rows.extent)
+        right = call.stage(columns, whole_span(width), along, by_columns=False)
+        sums = call.room(x, across, side_by_side(width, parts.nprocs), by_columns=True)
+        terms.append(_StoredProduct(turned, right, sums, parts, place))
+    separate = terms[:1] if together else terms
+    products = _StoredProducts(call, x, width, conjugated=conjugated, together=together)
 
     def compute() -> Steps:
-        return products.steps(terms, symmetric=symmetric) if x.active else []
+        if not x.active:
+            return []
+        zeroed: Steps = [(call.slab_array(term.sums, *term.place).fill, (0,)) for term in separate]
+        return zeroed + products.steps(terms, symmetric=symmetric)
 
     def finish() -> Steps:
         if not to.active:
             return []
-        return [*before, *collected(call, to, [(term.sums, term.parts) for term in terms], asked.beta)]
+        return [*before, *collected(call, to, [(term.sums, term.parts) for term in separate], asked.beta)]
 
     call.finish = finish
     return compute
@@ -103,11 +120,14 @@ class _StoredProducts:
         x: A.
         width: how many columns there are.
         conjugated: its transpose is conjugated.
+        together: the columns and sums are along all rows and columns of A, not this rank's.
     """
 
-    def __init__(self, call: Preparation, x: SubMatrix, width: int, *, conjugated: bool) -> None:
+    def __init__(
+        self, call: Preparation, x: SubMatrix, width: int, *, conjugated: bool, together: bool
+    ) -> None:
         self._call, self._x, self._width, self._conjugated = call, x, width, conjugated
-        self._item = x.held.pattern.itemsize
+        self._item, self._together = x.held.pattern.itemsize, together
         self._alpha, self._one = scalar(call.asked.alpha, call.letter), scalar(1, call.letter)
         self._tile = (
             None
@@ -122,21 +142,19 @@ class _StoredProducts:
         if symmetric:
             pieces = [portion for piece in pieces for portion in _portions(piece)]
         steps: Steps = []
-        for term in terms:
-            place = (x.col, x.row) if term.turned else (x.row, x.col)
-            steps.append((call.slab_array(term.sums, *place).fill, (0,)))
-        places = [(x.col, x.row) if term.turned else (x.row, x.col) for term in terms]
         factors = [
-            (call.slab(term.sums, *place), call.slab(term.right, 0, place[1]))
-            for term, place in zip(terms, places, strict=True)
+            (call.slab(term.sums, *term.place), call.slab(term.right, 0, term.place[1])) for term in terms
         ]
         for piece in pieces:
-            for term, place, (sums, right) in zip(terms, places, factors, strict=True):
+            for term, (sums, right) in zip(terms, factors, strict=True):
                 if not piece.tile:
                     steps.append(self._rectangle(piece, sums, right, turned=term.turned))
                 elif not symmetric:
-                    arrays = call.slab_array(term.sums, *place), call.slab_array(term.right, 0, place[1])
-                    steps += self._triangle(piece, *arrays, sums, turned=term.turned)
+                    into, of = (
+                        call.slab_array(term.sums, *term.place),
+                        call.slab_array(term.right, 0, term.place[1]),
+                    )
+                    steps += self._triangle(piece, into, of, sums, turned=term.turned)
                 elif not term.turned:
                     steps.append(self._symmetric(piece, sums, right))
         return steps
@@ -147,6 +165,13 @@ class _StoredProducts:
         first = piece.i + piece.j * x.ld if x.by_columns else piece.i * x.ld + piece.j
         return x.at + first * self._item
 
+    def _places(self, piece: TrianglePiece) -> tuple[int, int]:
+        """Return where a piece's rows and columns begin, in the columns and the sums."""
+        x = self._x
+        if not self._together:
+            return piece.i, piece.j
+        return x.rows.at_place(x.row, piece.i), x.cols.at_place(x.col, piece.j)
+
     def _along(self, right: Factor, at: int) -> Factor:
         """Return the columns from an index on."""
         return Factor(right.at + at * self._item, False, right.ld)
@@ -154,11 +179,13 @@ class _StoredProducts:
     def _rectangle(self, piece: TrianglePiece, sums: Factor, right: Factor, *, turned: bool) -> Step:
         x, (i, i1, j, j1, _) = self._x, piece
         of = Factor(self._at(piece), x.by_columns != turned, x.ld, turned and self._conjugated)
+        down, across = self._places(piece)
+        m, n = i1 - i, j1 - j
         if turned:
-            i, i1, j, j1 = j, j1, i, i1
+            m, n, down, across = n, m, across, down
         return gemm(
-            self._call, i1 - i, self._width, j1 - j,
-            self._alpha, of, self._along(right, j), self._one, sums.below(i, self._item),
+            self._call, m, self._width, n,
+            self._alpha, of, self._along(right, across), self._one, sums.below(down, self._item),
         )  # fmt: skip
 
     def _triangle(
@@ -175,16 +202,18 @@ class _StoredProducts:
 
     def _symmetric(self, piece: TrianglePiece, sums: Factor, right: Factor) -> Step:
         """Return the step of a symmetric or Hermitian tile."""
-        x, call, (i, i1, j, _, _) = self._x, self._call, piece
+        x, call, m = self._x, self._call, piece.i1 - piece.i
         hermitian = self._conjugated
         uplo = call.asked.uplo if x.by_columns else MIRRORED[call.asked.uplo]
-        of, columns, into = (self._at(piece), integer[x.ld]), self._along(right, j), sums.below(i, self._item)
+        down, across = self._places(piece)
+        of, columns = (self._at(piece), integer[x.ld]), self._along(right, across)
+        into = sums.below(down, self._item)
         if self._width == 1 and (hermitian or call.letter in "sd"):
             one = integer[1]
             return call.function("hemv" if hermitian else "symv"), (
-                uplo.encode(), integer[i1 - i], self._alpha, *of, columns.at, one, self._one, into.at, one,
+                uplo.encode(), integer[m], self._alpha, *of, columns.at, one, self._one, into.at, one,
             )  # fmt: skip
         return call.function("hemm" if hermitian else "symm"), (
-            b"L", uplo.encode(), integer[i1 - i], integer[self._width], self._alpha, *of,
+            b"L", uplo.encode(), integer[m], integer[self._width], self._alpha, *of,
             columns.at, integer[columns.ld], self._one, into.at, integer[into.ld],
         )  # fmt: skip
