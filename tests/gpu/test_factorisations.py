@@ -17,6 +17,7 @@ from tests.helpers.cases import layout, pick
 from tests.helpers.factor_cases import (
     CASES,
     TYPES,
+    empty,
     exact,
     failures,
     norm,
@@ -49,7 +50,8 @@ def test_every_layout(ctx, case, dtype):
 
 def test_failures(ctx):
     with panels_of(ctx, 4):
-        found = faults_of(failures(ctx, np.random.default_rng(92)))
+        rng = np.random.default_rng(92)
+        found = faults_of([empty(ctx, rng), *failures(ctx, rng)])
     assert not found, "\n".join(found)
 
 

@@ -252,6 +252,30 @@ def qr_case(ctx, rng, dtype):
     return f"qr {dtype} {m} {n} {nrhs} {op} in place: {in_place} {a.descriptor}", too_large(**errors)
 
 
+def empty(ctx, rng, dtype="complex64"):
+    """Matrices without rows, without columns, and without either."""
+
+    def zeros(*shape):
+        return placed(ctx, rng, np.zeros(shape, dtype))
+
+    wrong = [None if pb.cholesky(zeros(0, 0)).shape == (0, 0) else "cholesky"]
+    for m, n in ((0, 0), (0, 5), (5, 0)):
+        at, found, (lu, pivots) = f"{m} {n}", pb.qr(zeros(m, n)), pb.lu(zeros(m, n))
+        q, r, c = found.q().allgather(), found.r().allgather(), random(rng, (m, 2), dtype)
+        wrong.append(None if (q.shape, r.shape) == ((m, 0), (0, n)) else f"qr {at}: {q.shape} {r.shape}")
+        same = np.array_equal(found.apply(placed(ctx, rng, c), pick(rng, ("N", "C"))).allgather(), c)
+        wrong.append(None if same else f"apply {at}")
+        wrong.append(None if lu.shape == (m, n) and not pivots.size else f"lu {at}")
+    for assume in ("gen", "pos", "tri"):
+        wrong.append(None if pb.solve(zeros(0, 0), zeros(0, 3), assume).shape == (0, 3) else assume)
+        wrong.append(None if pb.inv(zeros(0, 0), assume).shape == (0, 0) else f"inv {assume}")
+    wrong.append(
+        None if pb.solve(placed(ctx, rng, np.eye(4, dtype=dtype)), zeros(4, 0)).shape == (4, 0) else "B"
+    )
+    wrong.append(None if pb.slogdet(zeros(0, 0)) == (1, 0) else "slogdet")
+    return "empty matrices", first(*wrong)
+
+
 CASES = (cholesky_case, lu_case, triangular_case, qr_case)
 
 

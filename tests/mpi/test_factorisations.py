@@ -17,6 +17,7 @@ from tests.helpers.cases import agreed_error, first, layout, pick, scattered, sh
 from tests.helpers.factor_cases import (
     CASES,
     TYPES,
+    empty,
     failures,
     only,
     panels_of,
@@ -69,6 +70,7 @@ def faults(comm):
     """What is not positive definite, NaN, and arguments that do not fit."""
     rng = np.random.default_rng(63)
     with pb.Context(comm, engine="host") as ctx, panels_of(ctx, 4):
+        yield empty(ctx, rng)
         yield from failures(ctx, rng)
         square, wide = (ctx.zeros(layout(rng, shape, comm.size)) for shape in ((6, 6), (6, 7)))
         single = ctx.zeros(layout(rng, (6, 6), comm.size, dtype="float32"))

@@ -81,7 +81,8 @@ class QueuedPanels(OwnPanels):
             scratch = self._operations.scratch
             return [scratch(f"panel {i}", (1, count), self.dtype)[0] for i in range(BUFFERS)]
         xp, nbytes = self._operations.xp, count * self.dtype.itemsize
-        deliveries.reserve(deliveries.size(nbytes, [each.nbytes for each in self.about(0)]))
+        about = self.about(0) if self.shape.panels else []
+        deliveries.reserve(deliveries.size(nbytes, [each.nbytes for each in about]))
         memory = [xp.cuda.UnownedMemory(deliveries.address(i), nbytes, deliveries) for i in range(BUFFERS)]
         return [xp.ndarray(count, self.dtype, xp.cuda.MemoryPointer(each, 0)) for each in memory]
 

@@ -22,7 +22,7 @@ from pblasmp.engines.gpu.kernels import factor
 from pblasmp.engines.gpu.kernels.factor import FactorKernels
 from pblasmp.engines.gpu.peers.deliveries import Deliveries
 from tests.helpers import factor_cases
-from tests.helpers.factor_cases import CASES, TYPES, failures, panels_of
+from tests.helpers.factor_cases import CASES, TYPES, empty, failures, panels_of
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.lengths import in_turn
 from tests.helpers.machine import Multiplying, machine
@@ -43,6 +43,7 @@ def everything(comm: Any, path: str) -> Any:
                 with panels_of(ctx, int(rng.integers(1, 9))), by_inverses(ctx, int(rng.integers(1, 5))):
                     yield case(ctx, rng, dtype)
             with panels_of(ctx, 4):
+                yield empty(ctx, rng)
                 yield from failures(ctx, rng)
         yield "inverses", None if invert.call_count else "none"
         lib.assert_clean()
@@ -251,6 +252,8 @@ def deliveries(comm: Any, path: str) -> Any:
             ]
             by_nccl = len(lib.gpu.did("broadcast"))
             yield f"{least}", None if (sent, by_nccl) == (wanted, 3 * (6 - count)) else f"{sent} {by_nccl}"
+        empty = pb.qr(ctx.zeros(pb.MatrixDescriptor((5, 0), (4, 4), pb.Grid(1, comm.size), order="F"))).q()
+        yield "no panel", None if empty.shape == (5, 0) else f"{empty.shape}"
 
 
 @starts_ranks
