@@ -52,7 +52,9 @@ def main() -> None:
                 run = results.Run(
                     f"tensor_parallel-{form}", results.today(), results.this_commit(), ctx.size,
                     0 if ctx.engine.device is None else ctx.size, **about,
-                    options={"dtype": found["dtype"], "samples": options.samples},
+                    options={
+                        "dtype": found["dtype"], "samples": options.samples, "tuned": bool(ctx.engine.measured.entries)
+                    },
                     reference="", sample=f"median of {options.samples}", rows=[row_of(row) for row in rows],
                 )  # fmt: skip
                 if directory is not None:

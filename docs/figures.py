@@ -204,7 +204,9 @@ def source(run: Run) -> str:
         for name, version in run.versions.items()
         if name in ("cuBLASMp", "NCCL", "PyTorch")
     )
-    return f"{run.where}, {run.date}, commit {run.commit}, {run.sample}{f', {versions}' if versions else ''}"
+    tuned = ", after `pblasmp tune`" if run.options.get("tuned") else ""
+    about = f"{run.where}, {run.date}, commit {run.commit}, {run.sample}{tuned}"
+    return f"{about}, {versions}" if versions else about
 
 
 def many_calls() -> str:
