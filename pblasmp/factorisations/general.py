@@ -185,7 +185,8 @@ class _SignAndLogarithm(_Factors[tuple[Any, float]]):
         assert diagonal is not None
         exchanged = pivots != np.arange(len(pivots))
         sizes = np.abs(diagonal)
-        sign = np.prod(diagonal / sizes) * (-1 if exchanged.sum() % 2 else 1)
+        signs = diagonal / sizes if diagonal.dtype.kind == "c" else np.sign(diagonal)
+        sign = np.prod(signs) * (-1 if exchanged.sum() % 2 else 1)
         return dtype(sign), float(np.log(sizes.astype(np.float64)).sum())
 
 
@@ -200,7 +201,7 @@ def cond_estimate(a: Matrix, *, algo: str = "auto") -> float:
         algo: "auto", or the name of an algorithm.
 
     Returns:
-        The estimate; infinite if A is exactly singular, 0 for an empty matrix.
+        The estimate; infinite if A is exactly singular or so near to it that solves overflow, 0 for an empty matrix.
 
     Raises:
         ArgumentError: shapes or types do not fit.

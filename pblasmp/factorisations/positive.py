@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..calls import factor_directly
 from ..engines.factor import FactorOperands, Found
 from ..layout.factor_problem import FactorProblem
+from ..layout.grid import one_of
 from .call import FactorisationCall, Matrix, turned
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ def cholesky(a: Matrix, uplo: Uplo = "L", out: Matrix | None = None, *, algo: st
 
     Source: LAPACK, ?POTRF.
     """
-    found = factor_directly("potrf", a, None, out, uplo, call="cholesky") if algo == "auto" else None
+    found = None
+    if one_of(algo, ("auto",)):
+        found = factor_directly("potrf", a, None, out, uplo, call="cholesky")
     if found and not found[1]:
         factor: Matrix = found[0]
         return factor

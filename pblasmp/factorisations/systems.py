@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..calls import factor_directly
 from ..engines.factor import FactorOperands, Found
 from ..layout.factor_problem import FactorProblem
+from ..layout.grid import one_of
 from .call import FactorisationCall, Matrix, Pivots, layout_of, local_of, turned
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ def solve(
 
     Source: LAPACK, ?GESV, ?POSV, ?TRTRS.
     """
-    found = None
-    if (assume, op_a, diag, algo) == ("pos", "N", "N", "auto") and b is not None:
+    found, plain = None, zip((assume, op_a, diag, algo), ("pos", "N", "N", "auto"), strict=True)
+    if all(one_of(given, (usual,)) for given, usual in plain) and b is not None:
         found = factor_directly("posv", a, b, out, uplo, call="solve")
         if found and not found[1]:
             x: Matrix = found[0]

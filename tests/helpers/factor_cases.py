@@ -44,7 +44,7 @@ def panels_of(ctx, width):
 @contextlib.contextmanager
 def direct_blocks_of(ctx, width):
     """Within, direct factorisations have blocks of ``width`` columns, on which every rank works."""
-    how = {"_WIDTH": width, "_ALONE": 2 * width, "_TOGETHER": 2, "_AHEAD": 8}
+    how = {"_WIDTH": width, "_PART": width, "_MEETING": width**3, "_TOGETHER": 2, "_FACTORING": 8 * width}
     workers = mock.patch.object(ctx.engine.operations, "workers", ctx.size)
     with mock.patch.multiple(factored, **how), workers:
         yield
@@ -72,7 +72,10 @@ def only(triangle, a):
 
 
 def placed(ctx, rng, whole, **how):
-    """``whole`` as a matrix in a layout at random, or a part of a larger matrix of NaN."""
+    """``whole`` as a matrix in a layout at random, a part of a larger matrix of NaN, or the transpose of such a one."""
+    if not how and ctx.engine.name == "host" and rng.integers(4) == 0:
+        block = tuple(int(x) for x in rng.integers(1, 60, 2))  # perhaps larger than the matrix
+        return placed(ctx, rng, whole.T, block=block).T
     shape, before, after = whole.shape, rng.integers(0, 5, 2), rng.integers(0, 4, 2)
     if rng.integers(3):
         before[:] = after[:] = 0
@@ -107,13 +110,14 @@ def too_large(**errors):
     return f"errors {wrong}" if wrong else None
 
 
-def sizes(rng):
+def sizes(ctx, rng):
     """An order, and a number of right-hand sides."""
-    return int(rng.integers(0, 30)), pick(rng, (0, 1, 1, 5, 9))
+    large = ctx.engine.name == "host" and rng.integers(12) == 0
+    return int(rng.integers(30, 130) if large else rng.integers(0, 30)), pick(rng, (0, 1, 1, 5, 9))
 
 
 def cholesky_case(ctx, rng, dtype):
-    n, m = sizes(rng)
+    n, m = sizes(ctx, rng)
     uplo, in_place = pick(rng, "LU"), bool(rng.integers(2))
     whole = positive(rng, n, dtype)
     a = placed(ctx, rng, only(uplo, whole))
@@ -149,7 +153,7 @@ def cholesky_case(ctx, rng, dtype):
 
 
 def lu_case(ctx, rng, dtype):
-    n, m = sizes(rng)
+    n, m = sizes(ctx, rng)
     rows = pick(rng, (n, n, int(rng.integers(0, 30))))
     in_place, op, diag = bool(rng.integers(2)), pick(rng, "NTC"), pick(rng, "NU")
     whole = random(rng, (rows, n), dtype)
@@ -194,7 +198,7 @@ def lu_case(ctx, rng, dtype):
 
 
 def triangular_case(ctx, rng, dtype):
-    n, m = sizes(rng)
+    n, m = sizes(ctx, rng)
     uplo, op, diag = pick(rng, "LU"), pick(rng, "NTC"), pick(rng, "NU")
     whole = random(rng, (n, n), dtype) / max(1, n)
     np.fill_diagonal(whole, 1.5)
@@ -341,4 +345,10 @@ def failures(ctx, rng):
         whole = random(rng, (17, 17), "float32")
         whole[3, index] = np.nan
         a = scattered(ctx, layout(rng, (17, 17), ctx.size, dtype="float32"), whole)
-        yield f"NaN in LU at {index}", None if np.isnan(pb.lu(a)[0].allgather()).any() else "no NaN"
+        of_nan = pb.lu(a)[0].allgather()[3:], pb.cond_estimate(a), pb.slogdet(a)[1]
+        yield f"NaN in LU at {index}", None if all(np.isnan(x).any() for x in of_nan) else f"{of_nan}"
+    found = pb.slogdet(placed(ctx, rng, np.diag([-np.inf, 2])))
+    yield "infinity in slogdet", None if found == (-1, np.inf) else f"{found}"
+    least = 2.0**-1074  # its inverse is no number
+    condition = pb.cond_estimate(placed(ctx, rng, least * np.array([[1, 1], [0, 1]])))
+    yield "condition of the least numbers", None if condition == np.inf else f"{condition}"

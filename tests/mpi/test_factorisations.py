@@ -93,6 +93,13 @@ def faults(comm):
             (pb.LayoutError, ["a: expected a square matrix", "uplo"], lambda: pb.inv(wide, uplo="lower")),
             (pb.LayoutError, ["a: expected a square matrix"], lambda: pb.slogdet(wide)),
             (pb.LayoutError, ["assume: expected one of"], lambda: pb.solve(square, square, "nothing")),
+            (pb.LayoutError, ["assume: expected one of"], lambda: pb.solve(square, square, np.eye(2))),
+            (
+                pb.LayoutError,
+                ["algo: expected a string"],
+                lambda: pb.solve(square, square, "pos", algo=np.eye(2)),
+            ),
+            (pb.LayoutError, ["algo: expected a string"], lambda: pb.cholesky(square, algo=np.eye(2))),
             (pb.LayoutError, ["b: expected float64"], lambda: pb.solve(square, single, "pos")),
             (pb.LayoutError, ["b: 7 rows"], lambda: pb.solve(square, wide.T, "pos")),
             (pb.ArgumentTypeError, ["b: expected a DistributedMatrix"], lambda: pb.solve(square, 1, "pos")),

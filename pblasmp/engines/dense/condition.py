@@ -42,12 +42,12 @@ class ConditionJob(PanelJob):
         self._a, self._n, self._dtype = Mover(self._bench, 0, a), a.shape[0], a.dtype
 
     def run(self, a: Array) -> float:
-        """Return the estimate, which is a lower bound; infinite for an exactly singular matrix."""
+        """Return the estimate, which is a lower bound; infinite if A is singular, or nearly so."""
         bench, operations = self._bench, self._operations
         panels, right = bench.panels()
         self._a.into(a, panels)
         bench.fence()
-        size = max(self._engine.transport.comm.allgather(_largest_column(operations.xp, panels)))
+        size = float(np.max(self._engine.transport.comm.allgather(_largest_column(operations.xp, panels))))
         factor(operations, panels)
         panels.settle()
         bench.fence()
@@ -55,7 +55,11 @@ class ConditionJob(PanelJob):
         bench.fence()
         if bench.fault(panels):
             return math.inf
-        return float(size * self._norm_of_inverse(panels, right)) if self._n else 0.0
+        if not self._n:
+            return 0.0
+        estimate = float(size * self._norm_of_inverse(panels, right))
+        # Solves with a finite A give NaN if they overflow on the way.
+        return math.inf if math.isfinite(size) and math.isnan(estimate) else estimate
 
     def _norm_of_inverse(self, panels: FactorPanels, right: FactorPanels) -> float:
         n = self._n
@@ -102,7 +106,7 @@ class ConditionJob(PanelJob):
 def _largest_column(xp: Any, panels: FactorPanels) -> float:
     """Return the largest 1-norm of a column of this rank's panels."""
     own = [panels.own(k) for k in panels.mine]
-    return max((float(xp.abs(panel).sum(0).max()) for panel in own if panel.size), default=0.0)
+    return float(np.max([float(xp.abs(panel).sum(0).max()) for panel in own if panel.size], initial=0.0))
 
 
 def _norm(x: Array) -> float:
