@@ -102,6 +102,18 @@ def test_factorisations_beside_scalapack(tmp_path):
     assert all({"pblasmp", "debian", "debian-256"} == set(row["seconds"]) for row in run.rows)
 
 
+def test_ways_of_factorisations():
+    command = [*launch.interpreter(), "-m", "benchmarks.factorisation_ways", "-n", "100", "--ranks", "2"]
+    done = subprocess.run(
+        [*command, "--seconds", "0", "--only", "potrf", "getrf"],
+        check=False, cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("  100")]
+    assert [len(row) for row in rows] == [6, 5]  # LU is computed in panels, anyway
+    assert all(float(row[-1]) >= 1 for row in rows)
+
+
 def test_rounding(tmp_path):
     script = [
         *launch.interpreter(),

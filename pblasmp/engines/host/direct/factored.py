@@ -28,10 +28,13 @@ from .slabs import Array, Factor, Step, Steps, Strided, back, integer, real, sca
 
 __all__ = ["factored", "solved"]
 
-_MOST = 1536  # rows and columns: larger matrices are factored in panels
+# ``python -m benchmarks.factorisation_ways`` measures these, and times what is computed on both sides of each.
+_MOST = 1536  # rows and columns: larger matrices are factored in panels, whose updates move less memory
 _WIDTH = 48  # of a block of the diagonal
-_ALONE = 256  # columns: with less work ranks would mostly wait for each other
-_AHEAD = 5000  # elements of an update that take as long as to factor a block of the diagonal
+_PART = 128  # rows: the least that a rank has of a matrix
+_MEETING = 470_000  # multiplications of an update that take as long as ranks that wait for each other
+_FACTORING = 240_000  # multiplications of an update that take as long as to factor a block of the diagonal
+
 _STRIP = 128  # columns of a triangle that are copied at a time
 _TOGETHER = 8  # rows: parts of the ranks are multiples of them, as long as the kernels of a BLAS are
 
@@ -192,8 +195,8 @@ class _BlockedCholesky:
         self._one, self._less = scalar(1, letter), scalar(-1, letter)
         self._reals = real(-1, letter), real(1, letter)
         self._starts = range(0, n, _WIDTH)
-        self._workers = min(call.operations.workers, call.ranks, max(1, 2 * n // _ALONE))
-        self._together = 0 if self._workers == 1 else max(0, -(-(n - _ALONE) // _WIDTH))  # the first blocks
+        self._workers = min(call.operations.workers, call.ranks, max(1, n // _PART))
+        self._together = max(0, -(-(n - _alone(n, self._workers)) // _WIDTH))  # the first blocks
         self._factored = 2 * self._together + 1  # the last event
         self._of_lapack, self._failed = ctypes.c_int(0), 0
         self.info = [0]
@@ -388,6 +391,19 @@ class _BlockedCholesky:
         self.info[0] = max(0, int(self._fault[0]))
 
 
+def _alone(n: int, workers: int) -> int:
+    """Return how many of the last columns one rank factors alone.
+
+    A block of w columns that has m columns to its right takes w m (m + w) / 2 multiplications, for its solve and its
+    update. Each of p ranks does a part of them, and they wait for each other twice: several are faster if
+    (1 - 1/p) w m (m + w) / 2 > 2 ``_MEETING``.
+    """
+    if workers == 1:
+        return n
+    half, saved = _WIDTH / 2, (1 - 1 / workers) * _WIDTH
+    return min(n, round(math.sqrt(half * half + 4 * _MEETING / saved) - half))
+
+
 def _equal(extent: int, parts: int) -> list[int]:
     """Return where equal parts begin, and the end."""
     step = -(-extent // parts // _TOGETHER) * _TOGETHER
@@ -396,7 +412,8 @@ def _equal(extent: int, parts: int) -> list[int]:
 
 def _triangles(extent: int, parts: int) -> list[int]:
     """Return where parts of the rows of a triangle begin, and the end: all take as long, with a block in the first."""
-    share = (extent * extent / 2 + _AHEAD) / parts
-    ends = (math.sqrt(max(0, 2 * (part * share - _AHEAD))) for part in range(1, parts))
+    ahead = _FACTORING / _WIDTH  # elements of the update
+    share = (extent * extent / 2 + ahead) / parts
+    ends = (math.sqrt(max(0, 2 * (part * share - ahead))) for part in range(1, parts))
     inner = [min(extent, max(_WIDTH, round(end / _TOGETHER) * _TOGETHER)) for end in ends]
     return [0, *inner, extent]
