@@ -23,6 +23,7 @@ from tests.helpers.factor_cases import (
     panels_of,
     placed,
     positive,
+    random,
     relative,
     too_large,
 )
@@ -72,6 +73,16 @@ def faults(comm):
     with pb.Context(comm, engine="host") as ctx, panels_of(ctx, 4):
         yield empty(ctx, rng)
         yield from failures(ctx, rng)
+        whole = random(rng, (17, 17), "float32")
+        whole[3, 5] = np.nan
+        of_nan = placed(ctx, rng, whole)
+        found = pb.cond_estimate(of_nan), pb.slogdet(of_nan)[1]
+        yield "numbers from NaN", None if np.isnan(found).all() else f"{found}"
+        found = pb.slogdet(placed(ctx, rng, np.diag([-np.inf, 2])))
+        yield "infinity in slogdet", None if found == (-1, np.inf) else f"{found}"
+        least = 2.0**-1074  # its inverse is no number
+        condition = pb.cond_estimate(placed(ctx, rng, least * np.array([[1, 1], [0, 1]])))
+        yield "condition of the least numbers", None if condition == np.inf else f"{condition}"
         square, wide = (ctx.zeros(layout(rng, shape, comm.size)) for shape in ((6, 6), (6, 7)))
         single = ctx.zeros(layout(rng, (6, 6), comm.size, dtype="float32"))
         half = ctx.zeros(layout(rng, (6, 6), comm.size, dtype="float16"))
