@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from pblasmp.dtypes import DTYPES, accumulation_dtype
+from pblasmp.engines.gpu.types import DATA_TYPES
+
 # As in cublasLt.h of CUDA 13.
 Epilogue = IntEnum("Epilogue", {
     "DEFAULT": 1, "RELU": 2, "RELU_AUX": 130, "BIAS": 4, "RELU_BIAS": 6, "RELU_AUX_BIAS": 134, "GELU": 32,
@@ -113,3 +116,36 @@ class FakeLt:
             "alpha": read(alpha), "beta": read(beta), "workspace": (workspace, nbytes), "stream": stream,
             **self.alive[desc],
         })  # fmt: skip
+
+
+class MultiplyingLt(FakeLt):
+    """Also multiplies, on the host's memory: without an epilogue, and no 8-bit floats."""
+
+    def matmul(self, handle: int, desc: int, alpha: int, *rest: int) -> None:
+        super().matmul(handle, desc, alpha, *rest)
+        call = self.calls[-1]
+        assert call["EPILOGUE"] == Epilogue.DEFAULT
+        a, b, c, d = (
+            _batch(call[name], *layout) for name, layout in zip("abcd", call["layouts"], strict=True)
+        )
+        wide = np.result_type(accumulation_dtype(a.dtype), np.float64)
+        op_a, op_b = (_OPS[call[name]] for name in ("TRANSA", "TRANSB"))
+        product = call["alpha"] * (op_a(a.astype(wide)) @ op_b(b.astype(wide)))
+        d[...] = product + call["beta"] * c.astype(wide) if call["beta"] != 0 else product
+
+
+_OPS = (lambda x: x, lambda x: x.swapaxes(1, 2), lambda x: x.conj().swapaxes(1, 2))  # by cuBLAS's number
+
+
+def _batch(at: int, kind: int, rows: int, cols: int, ld: int, *batch: tuple[str, int]) -> np.ndarray:
+    """Return the matrices in F order that a layout describes: how many × rows × columns."""
+    dtype, how = _DTYPES[kind], dict(batch)
+    count, step = how.get("BATCH_COUNT", 1), how.get("STRIDED_BATCH_OFFSET", 0)
+    assert ld >= rows
+    nbytes = ((count - 1) * step + (cols - 1) * ld + rows) * dtype.itemsize
+    memory = (ctypes.c_char * nbytes).from_address(at)
+    strides = tuple(entries * dtype.itemsize for entries in (step, 1, ld))
+    return np.ndarray((count, rows, cols), dtype, memory, strides=strides)
+
+
+_DTYPES = {int(number): DTYPES[name] for name, number in DATA_TYPES.items() if name in DTYPES}
