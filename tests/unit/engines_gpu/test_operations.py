@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.engines.gpu.kernels.lt import Batch
+from pblasmp.engines.gpu.kernels.views import View
+from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.fakelt import MultiplyingLt
 from tests.helpers.machine import Witness, machine
 
@@ -55,3 +58,32 @@ def test_products_in_every_memory_order(lib: Witness, ctx: pb.Context, dtype: st
         np.testing.assert_array_equal(np.asarray(d), beta * z - x @ y, str(case))
         d[...] = np.nan
         assert np.isnan(np.asarray(around)).all(), case
+
+
+@pytest.mark.parametrize("library", ["cuBLASLt", "cuBLAS"])
+@pytest.mark.parametrize("own_c", [False, True])
+def test_batches_of_products(
+    lib: Witness, ctx: pb.Context, monkeypatch: pytest.MonkeyPatch, library: str, own_c: bool
+) -> None:
+    """Each matrix of the batch is at its own distance; cuBLAS, which stands in for cuBLASLt, takes one at a time."""
+    operations, rng, count = ctx.engine.operations, np.random.default_rng(6), 3
+    monkeypatch.setattr(ctx.engine.session.gpu, "kernels", EagerGpu().kernels)
+    if library == "cuBLAS":
+        monkeypatch.setattr(operations, "_products", None)
+    shapes, steps = {"x": (4, 5), "w": (6, 5), "d": (4, 6), "c": (4, 6)}, {"x": 23, "w": 31, "d": 29, "c": 37}
+    values = {name: rng.integers(-3, 4, (count, *shape)) + 0.0 for name, shape in shapes.items()}
+    views, parts = {}, {}
+    for name, (rows, cols) in shapes.items():
+        memory = ctx.engine.xp.asarray(np.full(count * steps[name] + 9, np.nan))
+        parts[name] = [memory[1 + i * steps[name] :][: rows * cols].reshape(rows, cols) for i in range(count)]
+        for part, value in zip(parts[name], values[name], strict=True):
+            part[...] = value
+        views[name] = View.of(parts[name][0])
+    batch = Batch(count, *(steps[name] for name in ("x", "w", "d", "c" if own_c else "d")))
+    given = views["c"] if own_c else None
+    operations.multiply(
+        views["x"], views["w"], views["d"], given, op_x="N", op_w="T", alpha=2, beta=-1, batch=batch
+    )
+    old = values["c" if own_c else "d"]
+    expected = 2 * values["x"] @ values["w"].swapaxes(1, 2) - old
+    np.testing.assert_array_equal([np.asarray(part) for part in parts["d"]], expected)
