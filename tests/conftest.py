@@ -16,7 +16,13 @@ from pblasmp import launch
 from tests.helpers import warm
 
 # No deadline: machines are shared. In continuous integration the examples are the same in every run.
-settings.register_profile("pblasmp", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
+settings.register_profile(
+    "pblasmp",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    print_blob=True,
+    max_examples=100 if os.environ.get("PBLASMP_TESTS") == "long" else 50,
+)
 settings.load_profile("pblasmp")
 
 # Ctrl-C interrupts, also where the tests run in the background of a shell, which has it ignored.

@@ -16,6 +16,7 @@ from pblasmp import launch
 from pblasmp.launch import find_launcher
 from pblasmp.layout.forms import FORMS
 from reference.scalapack import locate
+from tests.helpers.lengths import only_long
 from tests.helpers.mpi import starts_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +84,7 @@ def test_vectors_beside_scalapack(tmp_path):
     assert contenders | {"vote"} == set(rows[-1]["seconds"])
 
 
-@pytest.mark.parametrize("flavour", ["mkl", "debian"])
+@pytest.mark.parametrize("flavour", [*only_long("mkl"), "debian"])
 def test_host_gemm_beside_scalapack(tmp_path, flavour):
     if locate(flavour) is None:
         pytest.skip(f"ScaLAPACK ({flavour}) is not here: python -m benchmarks.fetch_scalapack fetches it")
@@ -214,7 +215,7 @@ def run_transformer(tmp_path, *command):
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [str(find_launcher().path), "-n", "2", *launch.interpreter(), *command, *TINY,
+        [str(find_launcher().path), "-n", "2", *launch.interpreter(), *command[:2], *TINY, *command[2:],
          f"--results={tmp_path}"],
         check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
@@ -258,12 +259,12 @@ def test_transformer_refuses_what_cannot_be_split(options):
 
 
 def test_transformer_with_fused_products(tmp_path):
-    done = run_transformer(tmp_path, "-m", "benchmarks.transformer", "--rehearse")
+    done = run_transformer(tmp_path, "-m", "benchmarks.transformer", "--rehearse", "--layers=1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(rates_of(done.stdout)) == ["pblasmp", "PyTorch", "PyTorch async TP, compiled"]
 
 
-@pytest.mark.parametrize("flavour", ["mkl", "debian"])
+@pytest.mark.parametrize("flavour", [*only_long("mkl"), "debian"])
 def test_level3_beside_scalapack(tmp_path, flavour):
     if locate(flavour) is None:
         pytest.skip(f"ScaLAPACK ({flavour}) is not here: python -m benchmarks.fetch_scalapack fetches it")

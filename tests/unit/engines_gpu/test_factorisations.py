@@ -143,7 +143,7 @@ def on_process_rows(comm: Any, path: str) -> Any:
         mock.patch.object(GpuFactorOperations, "shared_from", 0),
     ):
         with pb.Context(comm, engine="cublasmp") as ctx:
-            for grid, (block, width) in itertools.product(grids, ((3, 3), (4, 2), (9, 3))):
+            for grid, (block, width) in in_turn(grids, ((3, 3), (4, 2), (9, 3)), keep=3):
 
                 def layout(
                     _: Any, shape: Any, size: int, block: int = block, grid: pb.Grid = grid, **how: Any
