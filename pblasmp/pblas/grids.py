@@ -164,7 +164,8 @@ def meant(numbers: Iterable[Any]) -> ProcessGrid | None:
     elsewhere = any(
         isinstance(each, (int, np.integer)) and (each == -1 or each in _known) for each in numbers
     )
-    grids = [grid for grid in _known.values() if grid is not None]
+    contexts = Context.all_open()  # a broken one has left its grids without closing them
+    grids = [grid for grid in _known.values() if grid is not None and grid.context in contexts]
     return grids[0] if len(grids) == 1 and not elsewhere else None
 
 

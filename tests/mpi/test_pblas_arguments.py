@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import io
-from unittest import mock
 
 import numpy as np
 import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
-from pblasmp.pblas import grids as open_grids
 from tests.helpers.cases import agreed_error
 from tests.helpers.lengths import in_turn
 from tests.helpers.mpi import run_mpi
@@ -265,10 +263,7 @@ def refused(comm):
         known["y"] = known["x"]
         pblas.pzswap(*known.values())  # two rows of one array share no element
         yield "rows of one array", None
-        with mock.patch.dict(
-            open_grids._known, {ictxt: open_grids._known[ictxt]}, clear=True
-        ):  # other tests leave some open
-            yield from contexts_of_one_rank(comm, ictxt)
+        yield from contexts_of_one_rank(comm, ictxt)
         for each, other in (("ia", 1), ("jb", 1), ("desca", [1, -1, *legal("pdgemr2d", ictxt)["desca"][2:]])):
             known = legal("pdgemr2d", ictxt) | ({each: other} if comm.rank == 1 else {})
             differ = agreed_error(ctx, pb.RankMismatchError, ["matrices"], pblas.pdgemr2d, *known.values())
