@@ -211,6 +211,12 @@ MISSING = {
     "blacs_get, blacs_set, blacs_setup, blacs_exit, blacs_abort, blacs_freebuff": (
         "nothing to set: `gridexit` ends a grid"
     ),
+    "sl_init": '`gridinit(None, "Row", nprow, npcol)`',
+    "sl_gridreshape": "`blacs_gridmap`",
+    "sys2blacs_handle, blacs2sys_handle, free_blacs_system_handle": "`gridinit` takes an mpi4py communicator",
+    "slboot, slenable, sldisable, sltimer, slcombine, slinquire, dwalltime00, dcputime00": (
+        "`time.perf_counter`, `time.process_time`, mpi4py's reductions"
+    ),
     "gesd2d, gerv2d, trsd2d, trrv2d, gebs2d, gebr2d, trbs2d, trbr2d, gsum2d, gamx2d, gamn2d": "mpi4py's own calls",
     "pb_topget, pb_topset, pilaenv, pjlaenv": "nothing to tune: `algo=` takes another algorithm",
     "chk1mat, pchk1mat, pchk2mat, pxerbla": "every call here checks its arguments on all processes",

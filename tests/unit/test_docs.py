@@ -119,12 +119,16 @@ def test_every_name_of_scalapack_is_here_or_said_to_be_missing(modules):
     missing = {each for names in generate.MISSING for each in names.split(", ")}
     assert not [each for each in missing if f"{each}_\0".encode() not in library]
     assert not missing & {name for each in pblas.__all__ for name in (each, each[2:])}
-    tools = r"blacs_\w+|pb_\w+|p[ij]\w+|indx\w+|infog\w+|desc(?:init|set)|numroc|ilcm|iceil"
+    tools = (
+        r"(?:free_)?blacs_\w+|(?:blacs|sys)2\w+|pb_\w+|p[ij]\w+|indx\w+|infog\w+|desc(?:init|set)|numroc|ilcm|iceil"
+        r"|sl(?:_init|_grid\w+e|boot|timer|combine|inquire|enable|disable)|d(?:wall|cpu)time00|[idz](?:ge|tr|gs|ga)\w+2d"
+    )
     names = {each.decode() for each in re.findall(rf"\0(p[sdcz]\w+|{tools})_(?=\0)".encode(), library)}
     assert {"pdgemv", "pzgetrf", "blacs_gridinit", "pigemr2d"} <= names
     here = {*pblas.__all__, *missing, "blacs_gridinit", "blacs_gridinfo", "blacs_gridexit"}
     inner = re.compile(f"p[sdczi](?:{'|'.join(generate.INNER)})")
-    assert not {each for each in names if not ({each, each[2:]} & here or inner.fullmatch(each))}
+    assert {"sl_init", "dgesd2d", "igamx2d", "sys2blacs_handle"} <= names
+    assert not {each for each in names if not ({each, each[1:], each[2:]} & here or inner.fullmatch(each))}
 
 
 @pytest.mark.parametrize(
