@@ -48,6 +48,7 @@ def solve(
 
     Raises:
         FactorisationError: A is exactly singular, or not positive definite, at ``index``; then X is not computed.
+            B keeps its values, also as ``out``; another ``out`` may have been written to.
         ArgumentError: shapes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.

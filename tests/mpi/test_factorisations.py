@@ -83,6 +83,11 @@ def faults(comm):
         least = 2.0**-1074  # its inverse is no number
         condition = pb.cond_estimate(placed(ctx, rng, least * np.array([[1, 1], [0, 1]])))
         yield "condition of the least numbers", None if condition == np.inf else f"{condition}"
+        for assume in ("gen", "pos", "tri"):
+            right = random(rng, (17, 3), "float64")
+            a, b = placed(ctx, rng, np.diag(4.0 - np.arange(17))), placed(ctx, rng, right)
+            wrong = agreed_error(ctx, pb.FactorisationError, ["index 4"], pb.solve, a, b, assume, out=b)
+            yield f"B after a failed {assume}", first(wrong, unlike(b.allgather(), right))
         square, wide = (ctx.zeros(layout(rng, shape, comm.size)) for shape in ((6, 6), (6, 7)))
         single = ctx.zeros(layout(rng, (6, 6), comm.size, dtype="float32"))
         half = ctx.zeros(layout(rng, (6, 6), comm.size, dtype="float16"))
