@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +28,8 @@ __all__ = ["Tuned", "measure"]
 _SAMPLES = 3, 20
 _SECONDS = 0.5  # spent on the samples of one algorithm
 _HOPELESS = 4  # an algorithm so many times as slow as the best one so far gets no more samples
+_CLOSE = 1.25  # those that take at most so many times as long as the best one are timed again, in turns
+_TURNS = 5
 LIMIT = 60.0
 
 Progress = Callable[[int, int], None]
@@ -88,37 +91,30 @@ def measure(
     Raises:
         UnsupportedError: no algorithm can compute it.
     """
-    with Agreement(comm, "tune: scratch results"):
-        scratch, restore = _scratch(engine, operands)
+    trials = _Trials(engine, comm, problem, options, operands, nearest)
     candidates = names(engine, nearest or problem, options)
     seconds: dict[str, float] = {}
     refused: dict[str, str] = {}
     began = time.monotonic()
+
+    def late() -> bool:
+        return bool(comm.bcast(time.monotonic() - began > limit))
+
     with Running(comm, "tune"):
         for i, name in enumerate(candidates):
             if progress is not None:
                 progress(i, len(candidates))
-            if seconds and comm.bcast(time.monotonic() - began > limit):
+            if seconds and late():
                 refused[name] = f"not measured: {limit:g} s had passed"
                 continue
-            try:
-                with Agreement(comm, f"tune: preparing {name}"):
-                    product, _ = prepare(engine, problem, replace(options, algo=name), scratch, nearest)
-            except (PblasmpError, MemoryError) as error:
-                if not is_agreed(error, comm):
-                    raise
-                refused[name] = str(error).partition(": ")[2] or str(error)
-                continue
-            try:
-                run = _run(product, scratch, again=options.repeated)
-                seconds[name] = _time(engine, comm, run, restore, min(seconds.values(), default=0.0))
-            except PblasmpError as error:  # libraries refuse some products only when they run
-                if not is_agreed(error, comm):
-                    raise
-                refused[name] = str(error)
-            finally:
-                engine.synchronize()
-                product.close()
+            found = trials.time(name, min(seconds.values(), default=0.0))
+            if isinstance(found, str):
+                refused[name] = found
+            else:
+                seconds[name] = found
+        close = [name for name in seconds if seconds[name] <= _CLOSE * min(seconds.values())]
+        if len(close) > 1 and not late():
+            seconds |= trials.time_in_turns(close)
         if progress is not None:
             progress(len(candidates), len(candidates))
     if not seconds:
@@ -154,9 +150,86 @@ def _keep(
     return Tuned(str(problem), measured.machine, seconds, refused, "" if why else file, why)
 
 
-def _run(product: Product, operands: Operands, *, again: bool) -> Callable[[], None]:
-    """Return a function that runs a product: like a plan that runs ``again``, or as if for the first time."""
-    return product.bind(operands).run if again else lambda: product.run(operands)
+class _Trials:
+    """A problem whose algorithms are timed, on scratch results. Making one is collective over the ranks.
+
+    Args: as for ``measure``.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        comm: Communicator,
+        problem: Problem,
+        options: Options,
+        operands: Operands,
+        nearest: MatmulProblem | Level3Problem | None,
+    ) -> None:
+        self._engine, self._comm, self._options = engine, comm, options
+        self._problem, self._nearest = problem, nearest
+        with Agreement(comm, "tune: scratch results"):
+            self._operands, self._restore = _scratch(engine, operands)
+
+    def time(self, name: str, best: float) -> float | str:
+        """Return the seconds that an algorithm takes, or why it refuses. Collective.
+
+        Args:
+            name: the algorithm's.
+            best: the shortest time so far, 0 if there is none.
+        """
+        try:
+            product = self._prepared(name)
+        except (PblasmpError, MemoryError) as error:
+            if not is_agreed(error, self._comm):
+                raise
+            return str(error).partition(": ")[2] or str(error)
+        try:
+            return _time(self._engine, self._comm, self._run(product), self._restore, best)
+        except PblasmpError as error:  # libraries refuse some products only when they run
+            if not is_agreed(error, self._comm):
+                raise
+            return str(error)
+        finally:
+            self._engine.synchronize()
+            product.close()
+
+    def time_in_turns(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the seconds of algorithms that take turns, so that other load on the machine affects all alike.
+
+        Collective. There are none if the algorithms do not fit into memory together.
+        """
+        engine, comm = self._engine, self._comm
+        runs: dict[str, Callable[[], None]] = {}
+        times: dict[str, list[float]] = {name: [] for name in names}
+        with ExitStack() as closing:
+            try:
+                for name in names:
+                    product = self._prepared(name)
+                    closing.callback(product.close)
+                    runs[name] = self._run(product)
+                    samples(engine, comm, runs[name], 2, self._restore)
+            except (PblasmpError, MemoryError) as error:
+                if not is_agreed(error, comm):
+                    raise
+                return {}
+            finally:
+                closing.callback(engine.synchronize)  # first
+            for turn in range(_TURNS):
+                for name in [*names[turn % len(names) :], *names[: turn % len(names)]]:
+                    shortest = min(times[name], default=_SECONDS)
+                    count = max(1, min(_SAMPLES[1], int(_SECONDS / max(shortest, 1e-9))) // _TURNS)
+                    times[name] += samples(engine, comm, runs[name], count, self._restore)
+        return {name: float(np.median(each)) for name, each in times.items()}
+
+    def _prepared(self, name: str) -> Product:
+        with Agreement(self._comm, f"tune: preparing {name}"):
+            how = replace(self._options, algo=name)
+            return prepare(self._engine, self._problem, how, self._operands, self._nearest)[0]
+
+    def _run(self, product: Product) -> Callable[[], None]:
+        """Return a function that runs a product: like a plan that runs again, or as if for the first time."""
+        operands = self._operands
+        return product.bind(operands).run if self._options.repeated else lambda: product.run(operands)
 
 
 def _time(

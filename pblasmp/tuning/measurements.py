@@ -117,6 +117,8 @@ class Measured:
         near = sorted((each for each in near if each[0] <= _REACH), key=lambda each: each[0])[:_NEAREST]
         if not near:
             return {}
+        if near[0][0] == 0:  # these sizes were measured
+            return dict(near[0][1].seconds)
         weights = [1 / (distance + 1e-3) ** 2 for distance, _ in near]
         names = [name for name in near[0][1].seconds if all(name in entry.seconds for _, entry in near)]
         work = math.prod(sizes)

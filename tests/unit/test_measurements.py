@@ -47,6 +47,7 @@ def test_between_sizes_the_nearer_one_counts_more():
 def test_algorithms_that_were_not_measured_everywhere_are_not_compared():
     found = known(((64,), {"a": 1.0, "b": 2.0}), ((100,), {"a": 1.0}))
     assert set(found.seconds(product(80), Options())) == {"a"}
+    assert found.seconds(product(64), Options()) == {"a": 1.0, "b": 2.0}  # exactly what was measured
 
 
 def test_far_sizes_other_types_and_other_forms_are_unknown():

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pblasmp.engines.request import Operands
+import pblasmp as pb
+from pblasmp.comm.choice import Serial
+from pblasmp.engines.request import Operands, Options
 from pblasmp.tuning import measure as tuning
 
 ENGINE = SimpleNamespace(
@@ -69,3 +71,51 @@ def test_what_is_hopelessly_slow_is_not_timed_again(best, runs, monkeypatch):
     assert found == pytest.approx(tuning._HOPELESS * 1e-3 * 1.5)
     assert asked[:2] == [2, tuning._SAMPLES[0]]
     assert (len(asked) == 3) == runs
+
+
+class Timed:
+    """An algorithm that takes so many seconds, more if something else uses the machine."""
+
+    def __init__(self, name, seconds, closed):
+        self.name, self.seconds, self._closed = name, seconds, closed
+
+    def bind(self, operands):
+        return self
+
+    def run(self):
+        pass
+
+    def close(self):
+        self._closed.append(self.name)
+
+
+@pytest.mark.parametrize("room", [3, 1])
+def test_the_fastest_take_turns(room, monkeypatch):
+    """The machine is twice as slow now and then: whichever was timed then may still be the fastest."""
+    alone = {"a": 1e-3, "b": 1.1e-3, "c": 1.2e-3}
+    closed, queue, clock = [], [], iter(range(1000))
+
+    def samples(engine, comm, run, count, restore):
+        slow = 2 if next(clock) < 9 else 1
+        queue.append(run.__self__.name)
+        return [slow * run.__self__.seconds] * count
+
+    def prepared(name):
+        if len(queue) >= room:
+            raise pb.UnsupportedError("no memory")
+        return Timed(name, alone[name], closed)
+
+    monkeypatch.setattr(tuning, "samples", samples)
+    monkeypatch.setattr(tuning, "is_agreed", lambda error, comm: True)
+    engine = SimpleNamespace(synchronize=lambda: closed.append("synchronize"))
+    monkeypatch.setattr(tuning, "_scratch", lambda engine, operands: (operands, None))
+    trials = tuning._Trials(engine, Serial(), None, Options(repeated=True), None, None)
+    monkeypatch.setattr(trials, "_prepared", prepared)
+    found = trials.time_in_turns("abc")
+    if room == 1:
+        assert found == {}
+        assert closed == ["synchronize", "a"]
+        return
+    assert found == pytest.approx(alone)
+    assert closed == ["synchronize", "c", "b", "a"]
+    assert queue == list("abc" + "abc" + "bca" + "cab" + "abc" + "bca")
