@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,7 +227,7 @@ def _case(
         error = max(ctx.comm.allgather(max(separate.error(run()) for run in checked.values())))
     return {
         "case": f"{t}, {n}, {k}", "flops": 2 * t * n * k * (1 if "K" in _SPLIT[name] else ctx.size),
-        "us": times, "path": report.path, "error": error,
+        "us": times, "algorithm": report.algorithm, "path": report.path, "error": error,
         "good": error <= ELEMENT_TYPES[dtype].tolerance, "left_out": left_out,
     }  # fmt: skip
 
@@ -300,7 +300,16 @@ def _lines(result: dict[str, Any], rate: bool) -> Iterator[str]:
             cells = "".join(_cell(row, column, rate) for column in columns)
             size = f"  {size_text(row['bytes'])}" if "bytes" in row else ""
             yield f"{row['case']:>20}{cells}{size}" + ("" if row["good"] else "   WRONG")
-        for path in dict.fromkeys(row["path"] for row in rows):
-            yield f"  pblasmp: {path}"
+        yield from _taken(rows)
         for reason in dict.fromkeys(row["left_out"] for row in rows if row["left_out"]):
             yield f"  {reason}"
+
+
+def _taken(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the algorithms that the column "pblasmp" has, with the shapes if there are several."""
+    cases: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        cases.setdefault((row["algorithm"], row["path"]), []).append(row["case"])
+    for (name, path), some in cases.items():
+        where = f" at {' and at '.join(some)}" if len(cases) > 1 else ""
+        yield f"  pblasmp{where}: {name}" + ("" if path in ("", name) else f", {path}")

@@ -604,6 +604,7 @@ def test_rates_of_bench(capsys):
         "case": "8, 6, 4",
         "flops": 3_000_000_000,
         "us": {"pblasmp": 1500.0},
+        "algorithm": "sum",
         "path": "",
         "left_out": "",
         "good": True,
@@ -613,3 +614,29 @@ def test_rates_of_bench(capsys):
         {"ranks": 2, "dtype": "float32", "engine": "host", "samples": 5, "sections": sections}, rate=True
     )
     assert capsys.readouterr().out.splitlines()[-2].split() == ["8,", "6,", "4", "2"]
+
+
+def test_bench_says_which_algorithm_was_taken_of_which_shape(capsys):
+    from pblasmp.cli.bench import print_bench
+
+    def row(case, algorithm, path):
+        return {
+            "case": case,
+            "us": {"pblasmp": 1.0},
+            "algorithm": algorithm,
+            "path": path,
+            "left_out": "",
+            "good": True,
+        }
+
+    rows = [row("8, 6, 4", "sum", "sums"), row("9, 6, 4", "push", "push"), row("10, 6, 4", "sum", "sums")]
+    head = {"ranks": 2, "dtype": "float32", "engine": "host", "samples": 5}
+    print_bench({**head, "sections": {"matmul_allreduce": rows}})
+    print_bench({**head, "sections": {"matmul_allreduce": rows[:1]}})
+    assert [
+        line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  pblasmp")
+    ] == [
+        "pblasmp at 8, 6, 4 and at 10, 6, 4: sum, sums",
+        "pblasmp at 9, 6, 4: push",
+        "pblasmp: sum, sums",
+    ]
