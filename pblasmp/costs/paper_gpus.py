@@ -13,7 +13,7 @@ import numpy as np
 
 from ..engines import dense
 from ..engines.dense.factor_panels import OwnPanels
-from ..engines.gpu.engine import CublasmpEngine
+from ..engines.gpu.engine import GpuEngine
 from ..engines.gpu.factor_operations import GpuFactorOperations
 from ..engines.gpu.factor_panels import TOGETHER, QueuedPanels
 from ..engines.gpu.kernels.lt import Batch
@@ -214,7 +214,7 @@ class PaperGpuEngine(PaperEngine):
         rank: which one this is.
     """
 
-    traits = CublasmpEngine.traits
+    traits = GpuEngine.traits
     methods = (*push.METHODS, *dense.METHODS, *messages.METHODS)
 
     def _begin(self, ranks: Ranks, rank: int) -> None:

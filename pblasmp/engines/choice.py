@@ -48,7 +48,7 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
     if why and name == "auto":
         return HostEngine(comm, why)  # without loading any module for GPUs
     from ..bindings import version_text
-    from .gpu import CublasmpEngine, find_device, open_library
+    from .gpu import GpuEngine, find_device, open_library
 
     device = find_device(comm)
     library = device if isinstance(device, Exception) else _everywhere(comm, open_library())
@@ -64,7 +64,7 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
     try:
         with Agreement(comm, "Context") as facts:
             facts["cuBLASMp"] = version_text(library.version)
-            engine = CublasmpEngine(comm, device, library, "asked for" if name == "cublasmp" else why, nccl)
+            engine = GpuEngine(comm, device, library, "asked for" if name == "cublasmp" else why, nccl)
     except Exception:
         if engine is not None:  # another rank has failed to make one
             engine.close()

@@ -18,7 +18,7 @@ import numpy as np
 from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.engines.gpu.kernels.kernels import Kernels
 from pblasmp.engines.gpu.kernels.views import View
-from pblasmp.engines.gpu.operations import CublasmpOperations
+from pblasmp.engines.gpu.operations import GpuOperations
 from pblasmp.engines.local_part import LocalPart
 from pblasmp.layout import Trapezoid
 
@@ -212,9 +212,7 @@ def main(argv: list[str] | None = None) -> int:
 
     cupy.cuda.set_allocator(None)  # one allocation for each array
     kernels, faults = Kernels(cupy), []
-    operations = CublasmpOperations(
-        SimpleNamespace(gpu=None, runtime=SimpleNamespace(follow_stream=lambda: None))
-    )  # type: ignore[arg-type]
+    operations = GpuOperations(SimpleNamespace(gpu=None, runtime=SimpleNamespace(follow_stream=lambda: None)))  # type: ignore[arg-type]
     for seed in range(arguments.seed, arguments.seed + arguments.count):
         rng = random.Random(seed)
         faults += [

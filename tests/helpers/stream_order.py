@@ -15,10 +15,10 @@ import pytest
 
 from pblasmp.engines.gpu.cublasmp.call import PreparedCall
 from pblasmp.engines.gpu.kernels.lt import LocalProducts
-from pblasmp.engines.gpu.operations import CublasmpOperations
+from pblasmp.engines.gpu.operations import GpuOperations
 from pblasmp.engines.gpu.runtime.gpu import Gpu
 from pblasmp.engines.gpu.runtime.graphs import Recordings
-from pblasmp.engines.gpu.transport import CublasmpTransport
+from pblasmp.engines.gpu.transport import GpuTransport
 from tests.helpers.fakegpu import FakeGpu
 
 __all__ = ["StreamOrder"]
@@ -44,9 +44,9 @@ class StreamOrder:
         watched: list[tuple[type, str, Callable[..., Any]]] = [
             (cupy.cuda.Event, "record", self._record),
             (cupy.cuda.Stream, "wait_event", self._wait),
-            (CublasmpTransport, "start_exchange", lambda *_, **__: self._use("boxes")),
-            (CublasmpOperations, "bytes", lambda _, name, *__, **___: self._use(name)),
-            (CublasmpOperations, "add", lambda _, d, *__, **___: self._use(int(d.data.ptr))),
+            (GpuTransport, "start_exchange", lambda *_, **__: self._use("boxes")),
+            (GpuOperations, "bytes", lambda _, name, *__, **___: self._use(name)),
+            (GpuOperations, "add", lambda _, d, *__, **___: self._use(int(d.data.ptr))),
             (Gpu, "begin", lambda *_, **__: self._use("flags")),
             (PreparedCall, "_make_results", lambda *_, **__: self._use("workspace")),
             (LocalProducts, "multiply", self._multiplied),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from .cublasmp.library import open_library
-from .engine import CublasmpEngine
+from .engine import GpuEngine
 from .runtime.device import find_device
 
-__all__ = ["CublasmpEngine", "find_device", "open_library"]
+__all__ = ["GpuEngine", "find_device", "open_library"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CublasmpEngine: CuPy arrays on the GPUs of all ranks, cuBLASMp's routines, and the algorithms of every engine."""
+"""GpuEngine: CuPy arrays on the GPUs of all ranks, cuBLASMp's routines, and the algorithms of every engine."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from .runtime.host_copies import HostCopies
 from .runtime.links import links_of
 from .runtime.nccl import nccl_version
 from .session import Session
-from .transport import CublasmpTransport
+from .transport import GpuTransport
 
-__all__ = ["CublasmpEngine"]
+__all__ = ["GpuEngine"]
 
 
-class CublasmpEngine:
+class GpuEngine:
     """GPU ranks. Making and closing one is collective over ``comm``.
 
     Args:
@@ -72,7 +72,7 @@ class CublasmpEngine:
             closing.callback(self.session.close)
             with self.runtime.agreement("Context: streams"):
                 self.operations = GpuFactorOperations(self.session)
-                self.transport = CublasmpTransport(self.session, self.operations)
+                self.transport = GpuTransport(self.session, self.operations)
                 self._copies = HostCopies(cupy, self._ranks_here(), self.runtime.wait)
                 gpu, current = self.session.gpu, cupy.cuda.get_current_stream
                 self.direct = None if gpu is None else GpuDirect(gpu, current, self.runtime.follow_stream)

@@ -17,7 +17,7 @@ from .factor_panels import QueuedPanels
 from .grid_panels import GridPanels
 from .kernels.factor import FactorKernels
 from .kernels.views import View
-from .operations import CublasmpOperations
+from .operations import GpuOperations
 from .session import Session
 
 __all__ = ["GpuFactorOperations"]
@@ -27,7 +27,7 @@ Array = Any
 _WIDTHS = ((40_000, 1024), (4_000, 512), (0, 256))  # order from which on panels are so wide
 
 
-class GpuFactorOperations(CublasmpOperations):
+class GpuFactorOperations(GpuOperations):
     """See ``engines.protocol.FactorOperations``. Everything is queued on CuPy's current stream. Making one is local.
 
     Args:

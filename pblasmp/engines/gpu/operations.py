@@ -24,7 +24,7 @@ from .runtime.streams import current
 from .session import Session
 from .types import DATA_TYPES, compute_type, stored_dtype
 
-__all__ = ["CublasmpOperations"]
+__all__ = ["GpuOperations"]
 
 Array = Any
 
@@ -37,7 +37,7 @@ _TURNED: dict[str, Op] = {"N": "T", "T": "N"}
 _DEFAULT_ALGO = -1  # CUBLAS_GEMM_DEFAULT
 
 
-class CublasmpOperations:
+class GpuOperations:
     """See ``engines.protocol.Operations``. Making one is local.
 
     Args:

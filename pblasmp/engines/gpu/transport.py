@@ -15,19 +15,19 @@ from ...layout.intersection import Piece
 from ..moving.room import Room
 from ..protocol import Transfer
 from .kernels.views import View, moves, transposing_moves
-from .operations import CublasmpOperations
+from .operations import GpuOperations
 from .peers.inbox import Inbox
 from .session import Session
 from .types import carried, stored_dtype
 
-__all__ = ["CublasmpTransport"]
+__all__ = ["GpuTransport"]
 
 Array = Any
 
 _REMEMBERED = 64  # exchange plans: repeated products are not planned anew
 
 
-class CublasmpTransport(Room):
+class GpuTransport(Room):
     """See ``engines.protocol.Transport``. Making one is local.
 
     Args:
@@ -38,7 +38,7 @@ class CublasmpTransport(Room):
     why_not_shared = "GPUs share no memory: each needs its own slabs"
     collectives: MpiCollectives | None = None
 
-    def __init__(self, session: Session, operations: CublasmpOperations) -> None:
+    def __init__(self, session: Session, operations: GpuOperations) -> None:
         self._session, self._runtime = session, session.runtime
         runtime = session.runtime
         super().__init__(runtime.comm)
@@ -160,7 +160,7 @@ class _Exchange:
 
     def __init__(
         self,
-        transport: CublasmpTransport,
+        transport: GpuTransport,
         cupy: Any,
         exchange: Exchange,
         src: Sequence[Array | None],

@@ -24,7 +24,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.comm import Side
-from pblasmp.engines.gpu.operations import CublasmpOperations
+from pblasmp.engines.gpu.operations import GpuOperations
 from pblasmp.engines.moving.exchange_move import ExchangeMove
 from pblasmp.engines.request import Operands
 from tests.helpers.fakelapack import matrix, vector
@@ -132,7 +132,7 @@ def test_a_plan_queues_nothing_in_a_broken_context(ctx, lib, monkeypatch, algo):
 
 def test_products_of_a_triangle_run_at_the_same_time(ctx, lib, monkeypatch):
     """On streams that are forked from the current one and joined to it, each with a workspace."""
-    monkeypatch.setattr(CublasmpOperations, "tile", 1)
+    monkeypatch.setattr(GpuOperations, "tile", 1)
     a, stream = ctx.zeros(D), sys.modules["cupy"].cuda.Stream(non_blocking=True)
     with pb.plan(pb.syrk, a, algo="gathered") as plan, stream:
         plan(a=a)
@@ -160,7 +160,7 @@ def test_whatever_is_queued_on_three_streams_takes_turns(alone, stand_in, monkey
         cupy = sys.modules["cupy"]
         # products at the same time, of several panels
         for name, size in (("tile", 2), ("lead", 1), ("panel", 2)):
-            monkeypatch.setattr(CublasmpOperations, name, size)
+            monkeypatch.setattr(GpuOperations, name, size)
         order = StreamOrder(lib.gpu, cupy, monkeypatch)
         streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
         a, b, c, d = (ctx.eye(replace(D, order=memory)) for memory in "CFCF")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.gpu.operations import CublasmpOperations
+from pblasmp.engines.gpu.operations import GpuOperations
 from tests.helpers.cases import TYPES, first, pick, unlike
 from tests.helpers.fused_machines import Following
 from tests.helpers.lengths import in_turn
@@ -22,9 +22,7 @@ from tests.helpers.tensor_cases import FORMS, Case, gelu, on_gpu, other_split, s
 
 def every_product(comm: Any, path: str) -> Any:
     rng = np.random.default_rng(91)
-    CublasmpOperations.panel_flops = (
-        1.0  # small products in panels, too; this process ends with this function
-    )
+    GpuOperations.panel_flops = 1.0  # small products in panels, too; this process ends with this function
     with machine(path, Following, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
             for form, dtype in in_turn(FORMS, TYPES, keep=2, first=comm.size // 2):
@@ -116,7 +114,7 @@ def in_order(comm: Any, path: str) -> Any:
         case = on_gpu(Case(rng, comm, "matmul_allgather", "float32", 2, 512 * p, 3))
         with pb.plan(pb.matmul_allgather, case.local_x, case.local_w, ctx) as plan:
             yield "small products take one panel", None if plan.report().path.endswith(": 1") else "more"
-        CublasmpOperations.panel_flops = 1.0  # this process ends with this function
+        GpuOperations.panel_flops = 1.0  # this process ends with this function
         with pb.plan(pb.matmul_allgather, case.local_x, case.local_w, ctx) as plan:
             gpu.events.clear()
             plan()

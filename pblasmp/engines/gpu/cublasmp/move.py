@@ -24,7 +24,7 @@ from .call import PreparedCall, columns, part_mask, write_part
 from .library import Cublasmp
 
 if TYPE_CHECKING:
-    from ..transport import CublasmpTransport
+    from ..transport import GpuTransport
 
 __all__ = ["prepare_move"]
 
@@ -75,7 +75,7 @@ class _Copy(QueuedProduct):
         to, of = operands.d, operands.a
         if self._mask is None and to.size:
             rows, cols = (Stretch(1, extent, 0, 0, 0, 0) for extent in to.shape)
-            transport = cast("CublasmpTransport", self._engine.transport)
+            transport = cast("GpuTransport", self._engine.transport)
             transport.copy_piece(to, of, Piece((rows,), (cols,)))
         else:
             write_part(to, of, self._mask)
