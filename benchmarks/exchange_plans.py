@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 from pblasmp.comm import Exchange
-from pblasmp.engines.moving.operand import Operand, Staging, needs
+from pblasmp.engines.moving.operand import Destination, Operand, Staging, needs
 from pblasmp.layout import Grid, MatrixDescriptor
 from pblasmp.layout.intersection import common_counts, intersect
 
@@ -43,7 +44,7 @@ def planned(grid: Grid, block: int, start: int, panels: int, width: int, rank: i
         return made
 
     transport = SimpleNamespace(rank=rank, size=grid.size, exchange=exchange, message_bytes=lambda _: 0)
-    engine = SimpleNamespace(transport=transport)
+    engine: Any = SimpleNamespace(transport=transport)
     domains = [(each,) for each in range(grid.size)]
     intersect.cache_clear()
     common_counts.cache_clear()
@@ -52,8 +53,9 @@ def planned(grid: Grid, block: int, start: int, panels: int, width: int, rank: i
         operand = Operand(
             matrix, flip, False, needs(d, grid.size, which), outer, np.dtype(np.float64), "ab"[which]
         )
+        destination = Destination(engine, operand, domains)
         for i in range(panels):
-            Staging(engine, operand, domains, i * width, (i + 1) * width)  # type: ignore[arg-type]
+            Staging(engine, operand, destination, i * width, (i + 1) * width)
     return time.process_time() - begin, parts
 
 

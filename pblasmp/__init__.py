@@ -188,12 +188,8 @@ _HOME = {
     "verify": "verification",
 }
 
-_MODULES = {
-    "layout",
-    "pblas",
-    "tensor_parallel",
-    "testing",
-}  # for users; pblasmp.torch, too, which needs PyTorch
+# for users; pblasmp.torch, too, which needs PyTorch
+_MODULES = {"layout", "pblas", "tensor_parallel", "testing"}
 
 _OF_VALUES = {
     "draw": "drawing",

@@ -70,9 +70,8 @@ class KeptPlans:
     def keep(self, key: Hashable, plan: Closable) -> None:
         """Keep a plan, and close the least recently used ones if they take too much. Collective over the context."""
         mine = max(_LEAST_BYTES, held_bytes(plan, self._engine))
-        nbytes = max(
-            self._engine.transport.comm.allgather(mine)
-        )  # what is closed must be the same on every rank
+        # what is closed must be the same on every rank
+        nbytes = max(self._engine.transport.comm.allgather(mine))
         self._plans[self._whole(key)] = plan, nbytes
         self.nbytes += nbytes
         while self.nbytes > self._most and len(self._plans) > 1:

@@ -108,9 +108,8 @@ class MatrixCall(UserCall[Any]):
             return object()
         if not all(isinstance(value, CONSTANTS) for value in how.values()):
             return object()
-        options = tuple(
-            (name, type(value), value) for name, value in how.items()
-        )  # 1, 1.0 and 1 + 0j are equal
+        # 1, 1.0 and 1 + 0j are equal
+        options = tuple((name, type(value), value) for name, value in how.items())
         return self.name, options, *(None if x is None else (x.descriptor, x.local.strides) for x in given)
 
     def read(self, facts: dict[str, Any]) -> None:

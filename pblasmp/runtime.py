@@ -230,9 +230,8 @@ class Runtime(Generic[Matrix]):
         if getattr(self, "_open", False) and self.size > 1 and not self.control.channel.raised:
             warnings.warn(f"{self!r} made at {self.made_at} was never closed", ResourceWarning, stacklevel=1)
         elif hasattr(self, "control"):
-            self.control.board = (
-                None  # its memory goes with the context; the other ranks are still told of the end
-            )
+            # its memory goes with the context; the other ranks are still told of the end
+            self.control.board = None
 
     # -- what every collective call does
 

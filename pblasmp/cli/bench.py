@@ -17,12 +17,13 @@ from ..context import Context
 from ..drawing.charts import Bars, Lines, bar_chart, line_chart, size_text
 from ..dtypes import ELEMENT_TYPES, as_dtype
 from ..engines.choice import EngineName
-from ..errors import ArgumentError, PblasmpError, UnsupportedError
+from ..errors import ArgumentError, PblasmpError
 from ..launchers import surroundings
 from ..layout.axis import Axis
 from ..layout.forms import FORMS, Form
 from ..planning import plan as plan_of_product
 from ..timing import samples
+from .options import require_chart
 from .progress import Reporter
 from .ranks import on_ranks
 from .separate import Separate
@@ -93,10 +94,7 @@ def bench(options: BenchOptions, nranks: int | None) -> dict[str, Any]:
 
 def _validate(options: BenchOptions) -> None:
     if options.output is not None:
-        if options.output.suffix.lower() != ".svg":
-            raise UnsupportedError(f"cannot draw {str(options.output)!r}: expected a name that ends in .svg")
-        if not options.output.parent.is_dir():
-            raise FileNotFoundError(f"{options.output}: there is no directory {options.output.parent}")
+        require_chart(options.output)
 
 
 def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:

@@ -437,6 +437,8 @@ def plan(
         raise click.UsageError("-o draws the scaling over --nodes, which is missing")
     if dry_run and (model is not None or span is not None):
         raise click.UsageError("--dry-run is for one product: leave --model and --nodes out")
+    if output is not None:
+        options.require_chart(output)
     if model is not None and tokens is not None:
         found = paper.plan_model(model, tokens, machine, dtype or "bfloat16")
     elif len(what) == 1:

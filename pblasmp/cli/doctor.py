@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,17 +32,6 @@ _SLOW = 0.5  # of the speed in the machine's file
 _MORE = {"path": ("mpirun", "MPI library"), "blas": ("numpy", "scipy")}  # what else is printed, of which
 
 
-@dataclass(frozen=True, slots=True)
-class DoctorOptions:
-    """What the user asks for.
-
-    Attributes:
-        engine: as in Context.
-    """
-
-    engine: EngineName
-
-
 def diagnose(ranks: int | None, engine: EngineName, machine: str | Path | None) -> dict[str, Any]:
     """Return what was found: facts, checks of the ranks, and faults, each with a cure. Collective over ranks.
 
@@ -55,7 +43,7 @@ def diagnose(ranks: int | None, engine: EngineName, machine: str | Path | None) 
     faults = [] if ranks == 1 else list(_of_facts(facts))  # one rank needs no MPI
     found: dict[str, Any] = {"facts": facts, "faults": faults}
     try:
-        found |= on_ranks(_work, DoctorOptions(engine), ranks)
+        found |= on_ranks(_work, engine, ranks)
     except FailureError as error:
         found["faults"].append((f"the ranks failed: {error}", "pblasmp info shows what they depend on"))
         return found
@@ -105,9 +93,9 @@ def _values(step: int, i: Any, j: Any) -> Any:
     return (i * step + j) % 7 - 3
 
 
-def _work(options: DoctorOptions, reporter: Reporter) -> dict[str, Any]:
+def _work(engine: EngineName, reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
-    with Context(engine=options.engine) as ctx, reporter.errors():
+    with Context(engine=engine) as ctx, reporter.errors():
         grid, gpus = Grid.squarest(ctx.size), ctx.engine.device is not None
         problem = MatmulProblem.gemm(_ORDER, _ORDER, _ORDER, grid, 64, dtype="float32")
         a, b = (ctx.from_function(partial(_values, step), x) for step, x in ((2, problem.a), (3, problem.b)))

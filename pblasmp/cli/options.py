@@ -13,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ..engines.choice import NAMES
+from ..errors import UnsupportedError
 from ..layout.forms import FORMS
 from .terminal import use_colour
 
@@ -27,11 +28,14 @@ __all__ = [
     "engine",
     "examples",
     "grid",
+    "machine_memory",
     "number",
     "of_shapes",
     "ops",
     "products",
     "ranks",
+    "require_chart",
+    "require_directory",
     "shapes",
     "sizes",
     "span",
@@ -60,6 +64,24 @@ class DescriptorFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]  
         if names:  # bash shows either these or all files, and drops what comes before those
             names += sorted(path.name for path in Path().glob("*.toml") if path.name.startswith(incomplete))
         return [CompletionItem(incomplete, type="file"), *map(CompletionItem, names)]
+
+
+def require_directory(path: Path) -> None:
+    """Raise FileNotFoundError unless the directory of a file that is to be written exists. Local."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no directory {path.parent}")
+
+
+def require_chart(path: Path) -> None:
+    """Raise UnsupportedError or FileNotFoundError unless a chart can be drawn into that file. Local."""
+    if path.suffix.lower() != ".svg":
+        raise UnsupportedError(f"cannot draw {str(path)!r}: expected a name that ends in .svg")
+    require_directory(path)
+
+
+def machine_memory() -> int:
+    """Return the bytes of this machine's memory. Local."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def grid(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:

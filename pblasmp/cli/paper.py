@@ -22,11 +22,13 @@ from ..costs.predict import Prediction, predict, time_text
 from ..costs.pretend import dry_run
 from ..dtypes import as_dtype
 from ..engines.choice import EngineName
+from ..errors import ArgumentError
 from ..layout import Grid, MatmulProblem, MatrixDescriptor
 from ..layout.forms import FORMS
 from ..planning import plan
-from ..problems.files import load_problem, read_toml
+from ..problems.files import load_problem, load_table
 from ..products import matmul
+from .options import machine_memory, require_directory
 from .progress import Reporter
 from .ranks import on_ranks
 
@@ -35,30 +37,21 @@ _LARGE = 2048  # an H200 multiplies matrices of this order five times as fast as
 __all__ = ["as_values", "measure", "plan_file", "plan_model", "plan_product", "print_plan"]
 
 
-@dataclass(frozen=True, slots=True)
-class MeasureOptions:
-    """What the user asks for.
-
-    Attributes:
-        engine: as in Context.
-    """
-
-    engine: EngineName
-
-
 def measure(ranks: Sequence[int], output: Path, engine: EngineName, title: str | None) -> Machine:
     """Measure this machine on each number of ranks, and write its file. Collective over ranks.
 
     Raises:
         PblasmpError: the file that is there is no machine's.
+        FileNotFoundError: its directory does not exist.
         FailureError: a rank that was started failed.
     """
     table: dict[str, Any] | None = None
+    require_directory(output)
     if output.exists():
-        table, _ = read_toml(output)
+        table = load_table(output)
         machine_from(table, output.stem)
     for count in ranks or (None,):
-        found = on_ranks(_measure, MeasureOptions(engine), count)
+        found = on_ranks(_measure, engine, count)
         about = {
             "title": title or found["machine"], "engine": found["engine"], "measured": True, "ranks_per_node": 1,
             "memory_bytes": found["memory_bytes"], **({} if found["engine"] == "gpu" else {"cores": os.cpu_count()}),
@@ -71,9 +64,9 @@ def measure(ranks: Sequence[int], output: Path, engine: EngineName, title: str |
     return machine
 
 
-def _measure(options: MeasureOptions, reporter: Reporter) -> dict[str, Any]:
+def _measure(engine: EngineName, reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
-    with Context(engine=options.engine) as ctx, reporter.errors(), ExitStack() as open_plans:
+    with Context(engine=engine) as ctx, reporter.errors(), ExitStack() as open_plans:
         d = MatrixDescriptor((8, 8), (4, 4), Grid.squarest(ctx.size))
         a, b, out = ctx.eye(d), ctx.zeros(d), ctx.zeros(d)
         x, w = _operands(ctx)
@@ -108,8 +101,7 @@ def _memory(ctx: Any, *, gpus: bool) -> int:
         import cupy
 
         return int(cupy.cuda.runtime.memGetInfo()[1])
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return int(total // max(ctx.size, os.cpu_count() or 1))
+    return machine_memory() // max(int(ctx.size), os.cpu_count() or 1)
 
 
 def plan_product(
@@ -171,7 +163,17 @@ class DryTimes:
 
 
 def _dry(problem: Any, found: Prediction, machine: Machine) -> dict[str, DryTimes]:
-    """Run a problem on pretended CPU ranks; return what that found. Local."""
+    """Run a problem on pretended CPU ranks; return what that found. Local.
+
+    Raises:
+        ArgumentError: the arrays of all ranks do not fit into this machine's memory.
+    """
+    needed, here = int(found.traffic.memory_bytes.sum()), machine_memory()
+    if needed > here:
+        raise ArgumentError(
+            f"--dry-run: this process would hold the arrays of all ranks, {needed / 2**30:.3g} GiB, this machine has "
+            f"{here / 2**30:.3g} GiB"
+        )
     start = time.perf_counter()
     ranks = found.traffic.nranks
     algorithm = found.algorithm

@@ -29,6 +29,7 @@ from ..layout import Grid, MatmulProblem
 from ..layout.problem import Op
 from ..matrix import DistributedMatrix
 from ..timing import samples
+from .options import require_directory
 from .progress import Reporter
 from .ranks import on_ranks
 from .terminal import plain
@@ -153,8 +154,7 @@ def _common_dtype(arrays: dict[Path, Any], asked: np.dtype | None) -> np.dtype:
 
 
 def _check_output(path: Path, inputs: list[Path]) -> None:
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path}: there is no directory {path.parent}")
+    require_directory(path)
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory, expected a file after -o")
     if path.suffix != ".npy":

@@ -18,6 +18,7 @@ from ..launchers import surroundings
 from ..layout import MatrixDescriptor
 from ..problems.files import ProblemFile, RoutineFile
 from .descriptor_files import legal, read_text
+from .options import machine_memory
 from .progress import Reporter
 from .ranks import on_ranks
 from .run_routine import run_routine
@@ -64,7 +65,7 @@ def _load(file: str, text: bytes) -> ProblemFile | RoutineFile:
     elements = sum(parent.shape[0] * parent.shape[1] for parent in found.parents.values())
     distributed = sum(parent.nbytes for parent in found.parents.values())
     needed = distributed + elements * 2 * np.dtype(complex).itemsize
-    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    here = machine_memory()
     if needed > here:
         raise LayoutError(
             f"{file}: run compares whole matrices on one rank; these need {needed / 2**30:.3g} GiB, "

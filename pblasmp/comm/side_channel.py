@@ -143,9 +143,8 @@ class SideChannel:
         self._reading = threading.Lock()
         self._looks = 0
         self._gives_up = False
-        self._heard_at: tuple[int, float] | None = (
-            None  # number of looks when the note was read, and the time
-        )
+        # number of looks when the note was read, and the time
+        self._heard_at: tuple[int, float] | None = None
 
     def connect(self, transport: NoteTransport) -> None:
         """Send and receive notes through ``transport`` from now on."""

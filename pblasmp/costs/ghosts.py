@@ -10,7 +10,11 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from ..errors import ArgumentError
+
 __all__ = ["Ghost", "ghost"]
+
+_MOST_BYTES = 1 << 60
 
 
 class Ghost:
@@ -55,9 +59,8 @@ class Ghost:
 
     def __getitem__(self, index: Any) -> Ghost:
         indices = index if isinstance(index, tuple) else (index,)
-        if any(
-            isinstance(each, (np.ndarray, list)) for each in indices
-        ):  # the rows and columns of every element
+        # the rows and columns of every element
+        if any(isinstance(each, (np.ndarray, list)) for each in indices):
             return ghost(np.broadcast_shapes(*(np.shape(each) for each in indices)), self.dtype)
         return Ghost(self._view[index])
 
@@ -194,10 +197,18 @@ def ghost(shape: int | tuple[int, ...], dtype: Any, order: str = "C", ld: int | 
         dtype: its element type.
         order: "C" or "F".
         ld: leading dimension of a matrix, in elements; None: its rows (in F order: columns) touch.
+
+    Raises:
+        ArgumentError: it is so large that sums of bytes would not fit into 64 bits.
     """
     dtype, shape = np.dtype(dtype), (shape,) if isinstance(shape, int) else shape
     lengths = list(shape if order == "C" else shape[::-1])
     if ld is not None:
         lengths[-1] = ld
+    if dtype.itemsize * math.prod(lengths) > _MOST_BYTES:
+        extents = " × ".join(map(str, shape))
+        raise ArgumentError(
+            f"an array of {extents} {dtype.name} is too large: expected at most 2^60 bytes on a rank"
+        )
     strides = [dtype.itemsize * math.prod(lengths[i + 1 :]) for i in range(len(lengths))]
     return Ghost(as_strided(np.empty(1, dtype), shape, strides if order == "C" else strides[::-1]))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArgumentError
-from ..problems.files import find, read_toml
+from ..problems.files import find, load_table
 
 __all__ = ["Link", "Machine", "NodeOf", "load_machine", "machine_from", "machine_toml", "with_ranks"]
 
@@ -262,8 +262,7 @@ def load_machine(machine: str | PathLike[str] | Machine) -> Machine:
     path = known.get(str(machine)) or Path(machine)
     if not path.exists():
         raise ArgumentError(f"machine: expected one of {', '.join(known)} or a file, got {str(machine)!r}")
-    table, _ = read_toml(path)
-    return machine_from(table, path.stem)
+    return machine_from(load_table(path), path.stem)
 
 
 def machine_from(table: Mapping[str, Any], name: str) -> Machine:

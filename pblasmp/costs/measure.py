@@ -44,10 +44,8 @@ _TYPES = {
     "gpu": ("bfloat16", "float32", "float64"),
 }
 _SOLVES = ("float32", "float64")
-_SQUARES = {
-    "host": (64, 128, 256, 512, 1024, 2048),
-    "gpu": (256, 512, 1024),
-}  # GPUs factor nothing else at once
+# GPUs factor nothing else at once
+_SQUARES = {"host": (64, 128, 256, 512, 1024, 2048), "gpu": (256, 512, 1024)}
 _SIZES = {"host": (32, 64, 128, 256, 512, 1024, 2048), "gpu": (256, 512, 1024, 2048, 4096, 8192, 16384)}
 _WIDTHS: dict[str, dict[str, tuple[int, ...]]] = {
     "host": {"getrf": (64, 128), "geqrt": (32, 64), "trsm": ()},
@@ -60,10 +58,8 @@ _EXTENTS = (16, 64, 256, 1024)  # of products of all shapes
 _SWAPPED = {"host": (1024, 512, 64), "gpu": (16384, 8192, 512)}  # rows, columns, exchanges
 _TURNED = {"host": 1024, "gpu": 8192}
 _BESIDE = 8192, 512, "float64"  # the order of products, the columns of panels beside them
-_RECORDED = (
-    (1024, 16),
-    (2048, 4),
-)  # up to n so many in a CUDA graph: launching small ones one by one takes longer
+# up to n so many in a CUDA graph: launching small ones one by one takes longer
+_RECORDED = ((1024, 16), (2048, 4))
 
 
 def measure_ranks(

@@ -35,6 +35,7 @@ __all__ = [
     "load_grid",
     "load_problem",
     "load_problem_file",
+    "load_table",
     "root",
 ]
 
@@ -245,10 +246,20 @@ def read_toml(file: str | PathLike[str] | IO[str] | IO[bytes]) -> tuple[Table, l
         return {}, [unreadable(file, error)]
     except RecursionError:
         return {}, ["not a TOML file: its lists or tables are nested too deeply"]
-    except (
-        ValueError
-    ) as error:  # broken TOML or UTF-8, integers of thousands of digits, a path with a zero byte
+    except ValueError as error:  # also UTF-8, integers of thousands of digits, a path with a zero byte
         return {}, [f"not a TOML file: {error}"]
+
+
+def load_table(file: str | PathLike[str]) -> Table:
+    """Return the contents of a file. Local.
+
+    Raises:
+        ArgumentError: it cannot be read, or is not a TOML file.
+    """
+    table, faults = read_toml(file)
+    if faults:
+        raise ArgumentError(f"{file}: {faults[0]}")
+    return table
 
 
 def file_error(path: Path, faults: list[str]) -> LayoutError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import ArgumentError, LayoutError
 from ..layout.forms import Form
-from .files import find, read_toml
+from .files import find, load_table
 
 __all__ = ["Layer", "load_model"]
 
@@ -50,5 +50,4 @@ def load_model(name: str) -> list[Layer]:
     files = {path.stem: path for path in find("models")}
     if name not in files:
         raise ArgumentError(f"model: expected one of {', '.join(files)}, got {name!r}")
-    table, _ = read_toml(files[name])
-    return [Layer(**layer) for layer in table["layers"]]
+    return [Layer(**layer) for layer in load_table(files[name])["layers"]]

@@ -418,9 +418,8 @@ class RowParallelLinear(_ParallelLinear):
         self.input_is_parallel = input_is_parallel
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None, mains: tuple[Tensor, ...]) -> Tensor:
-        splits = (
-            self._form == "split_matmul_allreduce"
-        )  # by the sizes of the layer: the others are at their product
+        # by the sizes of the layer: the others are at their product
+        splits = self._form == "split_matmul_allreduce"
         if splits and isinstance(x, Tensor) and x.shape[-1:] != (self.in_features,):
             with self.ctx.agreement("pblasmp.torch"):
                 raise ArgumentError(

@@ -8,8 +8,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from benchmarks import results
+from benchmarks import exchange_plans, results
 from benchmarks.results import Run
+from pblasmp.layout import Grid
 
 RUN = Run(
     benchmark="gemm", date="2026-11-25", commit="abc", ranks=2, gpus=2, machine={"gpu": "H"}, versions={},
@@ -115,3 +116,12 @@ def test_a_quick_run_writes_nothing_unless_asked_to(tmp_path):
     options = parser.parse_args(["--quick", "--results", str(tmp_path)])
     assert results.directory_of(options) == tmp_path
     assert results.options_of(options) == {"quick": True}
+
+
+def test_exchange_plans(capsys, monkeypatch):
+    """A rank copies a panel that it has and sends it to the other rank of its row or column, or it receives it."""
+    assert exchange_plans.planned(Grid(1, 1), 64, 0, 3, 64, 0)[1] == 2 * 3
+    assert exchange_plans.planned(Grid(2, 2), 64, 0, 3, 64, 0)[1] == 2 * (2 + 1 + 2)
+    monkeypatch.setattr("sys.argv", ["exchange_plans", "--grid", "2", "2", "--panels", "3", "--width", "64"])
+    exchange_plans.main()
+    assert "s of processor time for A and B, 9 messages and copies" in capsys.readouterr().out

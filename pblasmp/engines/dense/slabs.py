@@ -20,7 +20,7 @@ from ...dtypes import accumulation_dtype
 from ...layout import Level3Problem, MatmulProblem, ParallelProblem
 from ..arrays import same_memory
 from ..composite import QueuedProduct
-from ..local.epilogue import Finish, number
+from ..local.epilogue import Finish, number, read_by_host
 from ..local.slab_terms import Slabs, matmul_slabs, routine_slabs
 from ..local.triangles import Gemm
 from ..method import type_refusal
@@ -81,11 +81,16 @@ class SlabProduct(QueuedProduct):
         self._rounds = exact != d.dtype and (several or finish is not None or not operations.writes(d.dtype))
         self._late = slabs.in_place and (len(self._panels.panels) > 1 or slabs.operands[-1].in_place)
         temporary = self._temporary(operands)
-        self._replays = finish is None
+        self.replays = finish is None
+        self._why_no_graph = read_by_host(operands)
         scratch = 0
         if temporary and self._coords is not None:
             scratch = math.prod(d.local_shape(rank)) * exact.itemsize
         self.workspace = operations.workspace(scratch + self._panels.nbytes)
+
+    def why_no_graph(self) -> str:
+        """Return why it cannot be recorded as a CUDA graph, or an empty string. Local."""
+        return super().why_no_graph() or self._why_no_graph
 
     def _queue(self, operands: Operands) -> None:
         target = self._target(operands)

@@ -20,9 +20,8 @@ from .steps import SteppedProduct, Window
 
 __all__ = ["METHODS", "StationarySolve"]
 
-_PANEL = (
-    1024  # equations solved at a time: with more, more of A is copied; with fewer, the ranks meet more often
-)
+# equations solved at a time: with more, more of A is copied; with fewer, the ranks meet more often
+_PANEL = 1024
 _LEAST = 4096  # equations; with fewer, the meetings take as long as copying A
 _THIN = 32  # needs so many times as many equations as right-hand sides
 _LEAST_OF_GPUS, _THIN_OF_GPUS = 8192, 1024  # likewise on GPUs

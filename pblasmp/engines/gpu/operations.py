@@ -66,9 +66,8 @@ class GpuOperations:
         self._lane = _LANES[0]
         self._factors = False
         self._turn, self._lags = 0, False  # whether the caller's stream has yet to wait for the last tasks
-        self._sums: dict[
-            tuple[bool, bool, bool, str | None, bool], Any
-        ] = {}  # kernels, by what they add and where
+        # kernels, by what they add and where
+        self._sums: dict[tuple[bool, bool, bool, str | None, bool], Any] = {}
         self.remarks: tuple[str, ...] = ()
         self._values: dict[np.dtype, Array] = {}  # value of every byte as an 8-bit float, by type
 

@@ -44,9 +44,7 @@ class GpuTransport(Room):
         super().__init__(runtime.comm)
         self._cupy, self._nccl, self._operations = runtime.cupy, session.nccl, operations
         self.rank, self.size = runtime.rank, runtime.size
-        self.nodes: tuple[tuple[int, ...], ...] = tuple(
-            (rank,) for rank in range(self.size)
-        )  # no memory shared
+        self.nodes = tuple((rank,) for rank in range(self.size))  # no memory shared
         self._stream = runtime.cupy.cuda.Stream(non_blocking=True)
         self._exchanges = lru_cache(_REMEMBERED)(partial(Exchange, runtime.comm))
         windows = None if session.gpu is None else session.gpu.windows

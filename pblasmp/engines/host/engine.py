@@ -101,9 +101,12 @@ class HostEngine:
     ) -> NDArray[Any]:
         """Return an uninitialised local array with leading dimension ``ld``. Local."""
         rows, cols = shape
-        if order == "C":
-            return np.empty((rows, ld), dtype)[:, :cols]
-        return np.empty((ld, cols), dtype, order="F")[:rows]
+        try:
+            if order == "C":
+                return np.empty((rows, ld), dtype)[:, :cols]
+            return np.empty((ld, cols), dtype, order="F")[:rows]
+        except ValueError as error:  # more bytes than an address counts
+            raise MemoryError(f"a local array of {rows} × {cols} {dtype.name}: {error}") from None
 
     def adopt(self, array: Any, dtype: np.dtype | None = None) -> NDArray[Any]:
         """Return a NumPy array over the memory of ``array``: NumPy's, or any array in the host's memory. Local.
@@ -117,10 +120,8 @@ class HostEngine:
 
     def unowned(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return an array over the same memory, which it does not keep. Local."""
-        raw = {
-            "descr": None,
-            "typestr": f"|V{array.itemsize}",
-        }  # NumPy does not know the names of short types
+        # NumPy does not know the names of short types
+        raw = {"descr": None, "typestr": f"|V{array.itemsize}"}
         return alias({**array.__array_interface__, **raw}).view(array.dtype)
 
     @staticmethod

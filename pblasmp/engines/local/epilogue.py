@@ -18,7 +18,7 @@ from ...scales import Scales
 from ..protocol import Engine
 from ..request import Operands
 
-__all__ = ["Finish", "activate", "number", "scale_and_clip"]
+__all__ = ["Finish", "activate", "number", "read_by_host", "scale_and_clip"]
 
 Array = Any
 
@@ -149,6 +149,14 @@ def scale_and_clip(xp: Any, scales: Scales, dtype: np.dtype, v: Array) -> None:
 def number(scale: Any) -> float:
     """Return the value of a scale, which is a number, an array of one number, or None for 1. Local."""
     return 1.0 if scale is None else float(scale.item() if hasattr(scale, "item") else scale)
+
+
+def read_by_host(operands: Operands) -> str:
+    """Return which scales the host reads in every run, or an empty string. Local."""
+    s = operands.scales
+    if s is None or all(x is None or isinstance(x, float) for x in (s.a, s.b)):
+        return ""
+    return "scales of A and B that are arrays are read by the host in every run; numbers are not"
 
 
 def _pack(xp: Any, bits: Array, out: Array) -> None:

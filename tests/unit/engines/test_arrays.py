@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import pblasmp as pb
 from pblasmp.engines import arrays
 
 
@@ -40,3 +41,9 @@ def test_what_is_scaled_by_zero_is_not_read(beta, result):
     array = np.full((2, 3), 3.0 if beta else np.nan)
     arrays.scale(array, beta)
     assert np.all(array == result)
+
+
+@pytest.mark.parametrize("extent", [10**6, 10**11])  # more than there is, and more than an address counts
+def test_what_does_not_fit_into_memory_is_said_to(extent):
+    with pb.Context(engine="host") as ctx, pytest.raises(MemoryError, match=f"{extent}"):
+        ctx.zeros((extent, extent))

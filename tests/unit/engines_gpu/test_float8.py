@@ -19,6 +19,7 @@ from pblasmp.dtypes import DTYPES, FLOAT8, as_dtype
 from pblasmp.engines.gpu.cublasmp.scales import check
 from pblasmp.engines.gpu.kernels.float8 import convert, to_bits
 from tests.helpers import float8
+from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.fused_machines import Scaling
 from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -187,6 +188,27 @@ def test_block_scales_on_blackwell(alone, stand_in):
             assert stored[A.A_SCALE_MODE] == stored[A.B_SCALE_MODE] == MatrixScale.VEC32_UE8M0
             assert stored[A.A_SCALE_POINTER] == scales.b.ctypes.data
         lib.assert_clean()
+
+
+@pytest.mark.parametrize("algo", ["gathered", "panels"])
+def test_what_reads_scales_on_the_host_is_no_graph(ctx, lib, monkeypatch, algo):
+    """A graph would multiply by the value that an array had when it was recorded."""
+    gpu = EagerGpu()
+    gpu.arena = ctx.engine.session.runtime.arena
+    monkeypatch.setattr(ctx.engine.session, "gpu", gpu)
+    scale, p = number(ctx), float8.problem("gemm", 1, (E4, E4, "bfloat16"), "C")
+    for scales, recorded in ((pb.Scales(a=scale), 0), (None, 1)):
+        before = [event[0] for event in lib.gpu.events].count("capture begins")
+        how: Any = {"op_a": p.op_a, "op_b": p.op_b, "scales": scales, "algo": algo}
+        with pb.plan(pb.matmul, ctx.zeros(p.a), ctx.zeros(p.b), out=ctx.empty(p.d), **how) as plan:
+            for _ in range(3):
+                plan()
+            assert [event[0] for event in lib.gpu.events].count("capture begins") - before == recorded
+            if scales is not None:
+                with pytest.raises(
+                    pb.UnsupportedError, match="scales of A and B that are arrays are read by the host"
+                ):
+                    plan.graph()
 
 
 def test_an_epilogue_cannot_follow_an_eight_bit_d(ctx, lib):

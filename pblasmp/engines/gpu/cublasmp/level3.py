@@ -67,9 +67,8 @@ class CublasmpLevel3(PreparedCall):
     def _arguments_of_call(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Return the arguments of the function, in the order of its prototype."""
         q, alpha = self._f_ordered, self._options.alpha
-        scale = (
-            q.d.dtype if q.traits.shape == "added" else accumulation_dtype(q.d.dtype)
-        )  # sums have no compute type
+        # sums have no compute type
+        scale = q.d.dtype if q.traits.shape == "added" else accumulation_dtype(q.d.dtype)
         alpha = alpha.conjugate() if self._form.conj_alpha else alpha
         self._alpha, self._beta = np.array(alpha, scale), np.array(self._options.beta, scale)
         values: dict[str, Any] = {

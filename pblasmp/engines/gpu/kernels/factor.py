@@ -164,9 +164,8 @@ class FactorKernels(CompiledKernels):
         """Return how many blocks a panel takes, and how many rows each has: with room for one more column."""
         nbytes, most = self._most()
         room = nbytes // ((cols + 1) * dtype.itemsize)
-        each = min(
-            room, max(_ROWS, -(-4 * rows // (3 * most)))
-        )  # the other multiprocessors go on with products
+        # the other multiprocessors go on with products
+        each = min(room, max(_ROWS, -(-4 * rows // (3 * most))))
         return -(-rows // each), each
 
     def _launch(

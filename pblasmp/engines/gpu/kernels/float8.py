@@ -15,10 +15,8 @@ from ....dtypes import is_float8
 __all__ = ["convert", "to_bits"]
 
 _MANTISSA, _BIAS = 23, 127  # of float32
-_FORMATS = {  # mantissa, bias, the largest number, what NumPy makes of larger ones
-    "float8_e4m3fn": (3, 7, 0x7E, 0x7F),
-    "float8_e5m2": (2, 15, 0x7B, 0x7C),
-}
+# mantissa, bias, the largest number, what NumPy makes of larger ones
+_FORMATS = {"float8_e4m3fn": (3, 7, 0x7E, 0x7F), "float8_e5m2": (2, 15, 0x7B, 0x7C)}
 _NAN = 0x7F
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from ....dtypes import accumulation_dtype, is_float8
 from ....layout import MatmulProblem
 from ....layout.intersection import Stretches, packed, unpacked
-from ...local.epilogue import Finish, number
+from ...local.epilogue import Finish, number, read_by_host
 from ...method import type_refusal
 from ...product import Graphs, Product, Workspace
 from ...protocol import Engine, Method
@@ -334,11 +334,10 @@ class PushedProduct(Product):
         follows, why = Finish.needed(p, operands), _why_not_one_kernel(operands)
         self._finish = Finish(engine, p) if follows and why else None
         self._by_kernel = follows and not why
-        self._why_no_graph = why or _read_by_host(operands)
+        self._why_no_graph = why or read_by_host(operands)
         self._inside = engine.transport.rank < p.d.grid.size
         plan = push_plan(p, engine.transport.size)
         self._conjugates = [conjugated_first(p, plan, which) for which in (0, 1)]
-        self._orders = [slab.side.order for slab in plan.slabs]
         self._exact = accumulation_dtype(p.d.dtype)
         self._temporary = follows and self._exact != p.d.dtype
         self._pushed = Pushed(self._gpu, plan, p, self._multiply)
@@ -467,14 +466,6 @@ def _why_not_one_kernel(operands: Operands) -> str:
     if e is None or (not {*e.given} - {"bias"} and e.activation in (None, "relu", "gelu")):
         return ""
     return f"epilogue {e.name!r} is computed after the product in steps that allocate; bias, relu and gelu are not"
-
-
-def _read_by_host(operands: Operands) -> str:
-    """Return which scales the host reads in every run, or an empty string. Local."""
-    s = operands.scales
-    if s is None or all(x is None or isinstance(x, float) for x in (s.a, s.b)):
-        return ""
-    return "scales of A and B that are arrays are read by the host in every run; numbers are not"
 
 
 def _padded(shape: tuple[int, int], dtype: np.dtype, order: str) -> tuple[int, int]:

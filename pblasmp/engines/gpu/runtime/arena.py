@@ -104,18 +104,16 @@ class Arena:
     def __init__(self, cupy: Any, settle: Callable[[Any], None]) -> None:
         self._cupy, self._settle = cupy, settle
         self._buffers: dict[_Key, tuple[Array, Any]] = {}  # each with the stream that it was made on
-        self._numbers: OrderedDict[float, tuple[Array, Any]] = (
-            OrderedDict()
-        )  # the most recently used one is the last
+        # the most recently used one is the last
+        self._numbers: OrderedDict[float, tuple[Array, Any]] = OrderedDict()
         self._recorded: list[Array] = []  # memory whose addresses CUDA graphs hold until the end
         self._graphs: weakref.WeakKeyDictionary[Any, set[_Key] | None] = weakref.WeakKeyDictionary()
         self._noted: set[_Key] | None = None  # buffers of the graph that is being recorded
         self._pinned: set[_Key] = set()  # buffers that graphs of others hold
         self._used: dict[_Key, int] = {}  # when each buffer was asked for last
         self._clock = self._begun = 0
-        self._outgrown: list[
-            tuple[list[weakref.ref[Any]], Array, Any]
-        ] = []  # each with the graphs that may hold its address, and its stream
+        # each with the graphs that may hold its address, and its stream
+        self._outgrown: list[tuple[list[weakref.ref[Any]], Array, Any]] = []
         self._of_graphs: weakref.ref[GraphMemory] | None = None
         self.generation, self.replacements = 0, 0
 

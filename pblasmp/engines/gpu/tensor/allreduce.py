@@ -70,9 +70,8 @@ class PushedAllReduce(CopyProduct):
         sizes = pieces(rows, cols, self.gpu.multiprocessors, weights)
         self.starts = offsets(sizes)
         self.split = [shares(size, self.size) for size in sizes]
-        self.most = sum(
-            split[0] for split in self.split
-        )  # rows that the first rank adds: no other one adds more
+        # rows that the first rank adds: no other one adds more
+        self.most = sum(split[0] for split in self.split)
         self.own["partial"] = Memory(self.travels, [everything])
         self.shared["parts"] = Memory(self.travels, [(self.size * self.most, cols)] * self.size)
         self.shared["sums"] = Memory(self.p.out_dtype, [everything] * self.size)

@@ -128,9 +128,8 @@ _PAIR = 2
 _HIDES = 1e11  # operations of all ranks that hide the host's time to queue a product without a graph
 _HIDES_PIECES = 1.5e12  # and to queue one in many pieces
 _HIDES_COPIES = 1e10  # operations that hide the extra cost of copies in pieces over NCCL's
-_HIDES_SENDING = (
-    2000  # inputs per peer, with which computing an output takes as long as sending it to all peers
-)
+# inputs per peer, with which computing an output takes as long as sending it to all peers
+_HIDES_SENDING = 2000
 _HIDES_SUMS = 4e11  # operations per rank that hide, on more than two ranks, most of an AllReduce in pieces
 _PULLS = 2.5e10  # operations per rank below which GEMM + ReduceScatter is one GEMM and one sum
 _STORES = 7.5e10  # and below which, on more than two ranks, GEMMs store the parts where they are added

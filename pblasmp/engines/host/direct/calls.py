@@ -153,9 +153,8 @@ class HostDirect:
     def move(self, control: Communicator, moved: Moved) -> bool | None:
         """See ``Direct``. Collective over the context."""
         move = Move(moved)
-        room = min(
-            max(_LEAST, self.sets.capacity), self.sets.most
-        )  # a large copy needs no more memory than it has
+        # a large copy needs no more memory than it has
+        room = min(max(_LEAST, self.sets.capacity), self.sets.most)
         if not self._single and (not self._able or control.board is None or move.nbytes > room):
             return None
         channel = control.channel
