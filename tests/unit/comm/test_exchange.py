@@ -56,6 +56,11 @@ def test_what_several_ranks_reach_is_read_by_the_one_that_writes():
     assert [exchange.sent_bytes for exchange in exchanges] == [3 * half, 0, 3 * half, 0, 0]
 
 
+def test_ranks_that_reach_the_same_parts_take_turns():
+    assert [ends((owner, 1, 2), (1, 2)) for owner in (4, 5)] == [(1, 1), (2, 2)]
+    assert [ends((owner,), (1, 2)) for owner in (4, 5)] == [(4, 1), (5, 2)]
+
+
 @pytest.mark.parametrize("slots", [None, 1, 4])
 @pytest.mark.parametrize("conjugate", [False, True])
 def test_one_rank(slots, conjugate):

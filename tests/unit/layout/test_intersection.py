@@ -194,6 +194,20 @@ def test_the_whole_of_a_tight_array_is_contiguous():
             assert Piece(rows, cols).region(contiguous, "CF"[order == "C"], source=source) is None
 
 
+@pytest.mark.parametrize("blocks", [2, 3])
+def test_runs_with_gaps_are_not_contiguous(blocks):
+    """One process gets every second block of another one: there they are apart, here they are side by side."""
+    n = 4 * blocks
+    rows, cols = intersect(Axis(n, n), 0, Axis(n, 2, 0, 2), 0), intersect(Axis(3, 3), 0, Axis(3, 3), 0)
+    whole, half = np.zeros((n, 3)), np.zeros((n // 2, 3))
+    for piece, order, there, here in (
+        (Piece(rows, cols), "C", whole, half),
+        (Piece(cols, rows), "F", whole.T, half.T),
+    ):
+        assert piece.region(there, order, source=True) is None
+        assert piece.region(here, order, source=False) is not None
+
+
 def test_the_transposed_piece():
     src = MatrixDescriptor((7, 9), (2, 3), Grid(2, 1))
     dst = MatrixDescriptor((7, 9), (3, 2), Grid(1, 3))
