@@ -44,11 +44,11 @@ class StreamOrder:
         watched: list[tuple[type, str, Callable[..., Any]]] = [
             (cupy.cuda.Event, "record", self._record),
             (cupy.cuda.Stream, "wait_event", self._wait),
-            (GpuTransport, "start_exchange", lambda *_, **__: self._use("boxes")),
-            (GpuOperations, "bytes", lambda _, name, *__, **___: self._use(name)),
-            (GpuOperations, "add", lambda _, d, *__, **___: self._use(int(d.data.ptr))),
-            (Gpu, "begin", lambda *_, **__: self._use("flags")),
-            (PreparedCall, "_make_results", lambda *_, **__: self._use("workspace")),
+            (GpuTransport, "start_exchange", lambda *_, **__: self.use("boxes")),
+            (GpuOperations, "bytes", lambda _, name, *__, **___: self.use(name)),
+            (GpuOperations, "add", lambda _, d, *__, **___: self.use(int(d.data.ptr))),
+            (Gpu, "begin", lambda *_, **__: self.use("flags")),
+            (PreparedCall, "_make_results", lambda *_, **__: self.use("workspace")),
             (LocalProducts, "multiply", self._multiplied),
         ]
         for kind, name, then in watched:
@@ -73,7 +73,7 @@ class StreamOrder:
             def launched(*on: Any) -> None:
                 launch(*on)
                 for what in uses:
-                    self._use(what)
+                    self.use(what)
 
             recorded.graph.launch = launched
             return recorded
@@ -81,7 +81,7 @@ class StreamOrder:
         return graph
 
     def _multiplied(self, _: Any, stream: int, *__: Any, lane: str = "main", **___: Any) -> None:
-        self._use(f"workspace of {lane}", stream)
+        self.use(f"workspace of {lane}", stream)
 
     def _record(self, event: Any, stream: Any) -> None:
         event.clock = dict(self._clocks[stream.ptr])
@@ -91,7 +91,8 @@ class StreamOrder:
         for other, count in getattr(event, "clock", {}).items():
             clock[other] = max(clock[other], count)
 
-    def _use(self, what: Any, stream: int | None = None) -> None:
+    def use(self, what: Any, stream: int | None = None) -> None:
+        """Note a use of something on a stream, by default the current one."""
         here = self._gpu.stream if stream is None else stream
         if self._gpu.capturing:  # all streams that take part
             self._recorded.add(what)
