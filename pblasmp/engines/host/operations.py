@@ -151,7 +151,8 @@ class HostOperations:
     def getrf(self, a: Array, pivots: Array, info: Array, first: int) -> None:
         """Factor a panel of any matrix. Local."""
         found = lapack.getrf(self._library, a, pivots)
-        np.clip(pivots, 1, len(a), out=pivots)  # a BLAS may find no largest element among NaN
+        np.maximum(pivots, 1, out=pivots)  # a BLAS may find no largest element among NaN
+        np.minimum(pivots, len(a), out=pivots)  # faster than np.clip
         pivots += first
         if found:
             info[0] = first + found
