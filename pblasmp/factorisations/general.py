@@ -125,9 +125,7 @@ class _LuSolve(FactorisationCall[Matrix]):
 
     def __init__(self, *, pivots: Pivots, **arguments: Any) -> None:
         super().__init__(**arguments)
-        array = np.asarray(pivots)
-        legal = array.ndim == 1 and array.dtype.kind in "iu"
-        self._given, self._pivots = pivots, array.astype(np.int64) if legal else None
+        self._given, self._pivots = pivots, _integers(pivots)
         self.values = {"pivots": "" if self._pivots is None else digest(self._pivots)}
 
     def check(self) -> None:
@@ -146,6 +144,15 @@ class _LuSolve(FactorisationCall[Matrix]):
     def operands(self) -> FactorOperands:
         factors, b, x = self["factors"].local, self["b"].local, self.written.local
         return FactorOperands(factors, b, None, x, pivots=self._pivots)
+
+
+def _integers(values: object) -> Pivots | None:
+    """Return values of any type as integers; None if they are not a vector of these. Local."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):  # of a distributed matrix, of lists of several lengths
+        return None
+    return array.astype(np.int64) if array.ndim == 1 and array.dtype.kind in "iu" else None
 
 
 def slogdet(a: Matrix, *, algo: str = "auto") -> tuple[Any, float]:

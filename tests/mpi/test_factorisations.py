@@ -100,6 +100,11 @@ def faults(comm):
             (pb.LayoutError, ["pivots: expected 6 integers"], lambda: pb.lu_solve(square, "no", square)),
             (
                 pb.LayoutError,
+                ["pivots: expected 6 integers"],
+                lambda: pb.lu_solve(square, [[1], [2, 3]], square),
+            ),
+            (
+                pb.LayoutError,
                 ["b: expected 6 rows", "out: expected 7 x 6"],
                 lambda: pb.lstsq(wide, wide.T, out=square),
             ),
@@ -140,6 +145,11 @@ def faults(comm):
                 "pivots",
                 agreed_error(ctx, pb.RankMismatchError, ["pivots"], pb.lu_solve, square, pivots, square),
             )
+            other = [np.arange(6), square][comm.rank == 1]
+            wrong = agreed_error(
+                ctx, pb.LayoutError, ["pivots: expected"], pb.lu_solve, square, other, square
+            )
+            yield "pivots of another type on one rank", wrong
             yield "mismatch", agreed_error(ctx, pb.RankMismatchError, ["uplo"], pb.cholesky, square, uplo)
         frozen = scattered(ctx, layout(rng, (6, 6), comm.size), np.eye(6))
         frozen.local.flags.writeable = False
