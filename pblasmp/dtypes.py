@@ -145,14 +145,16 @@ def result_dtype(dtype: np.dtype) -> np.dtype:
     return DTYPES["bfloat16"] if is_float8(dtype) else dtype
 
 
-def scalar(value: complex, dtype: np.dtype, name: str) -> complex:
+def scalar(value: Any, dtype: np.dtype, name: str) -> complex:
     """Return ``value`` as the float, or for a complex ``dtype`` the complex, that scales a product. Local.
 
     Raises:
         ArgumentError: ``value`` is not a number, or is complex while ``dtype`` is real.
     """
     try:
-        number = complex(+value)  # complex() would read a string, but a string has no unary plus
+        if isinstance(value, str):  # complex() would read it
+            raise TypeError
+        number = complex(value)
     except (TypeError, ValueError, OverflowError):
         raise ArgumentTypeError(f"{name}: expected a number, got {value!r}") from None
     if dtype.kind == "c":

@@ -15,6 +15,7 @@ from .docstrings import complete
 from .engines.direct import FAMILIES
 from .engines.request import Options
 from .layout import Level3Problem, MatrixDescriptor
+from .layout.grid import one_of
 from .layout.redistribution import with_c_like_d
 from .layout.routines import ROUTINES, Routine
 from .matrix import DistributedMatrix
@@ -435,6 +436,6 @@ def _result(routine: str, a: Matrix, b: Matrix | None, c: Matrix | None, op_a: s
     if like is not None:
         return replace(like.descriptor, ld=None)
     x = a.descriptor
-    along = int(op_a != "N")
+    along = 0 if one_of(op_a, "N") else 1
     order, block = x.shape[along], x.block[along]
     return MatrixDescriptor((order, order), (block, block), x.grid, dtype=x.dtype, order=x.order)

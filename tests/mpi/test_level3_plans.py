@@ -164,6 +164,7 @@ def refusals(comm):
              lambda: pb.her2k(z, z, z, beta=1j)),
             ("alpha", pb.ArgumentError, ["alpha: 1j is complex"], lambda: pb.trsm(a, b, alpha=1j)),
             ("op", pb.ArgumentError, ["op_a: syrk of complex", "herk's"], lambda: pb.syrk(z, op_a="C")),
+            ("no op", pb.ArgumentError, ["op_a: expected"], lambda: pb.syrk(a, op_a=np.eye(2))),
             ("no c", pb.ArgumentError, ["c: beta is 2, expected a matrix"], lambda: pb.syrk(a, beta=2)),
             ("an array", pb.ArgumentError, ["b: expected a DistributedMatrix, got float"], lambda: pb.trsm(a, 1.0)),
             ("geadd without c", pb.ArgumentError, ["c: expected a DistributedMatrix"], lambda: pb.geadd(a, None)),

@@ -138,7 +138,16 @@ def test_a_complex_scalar_needs_complex_matrices():
         scalar(1j, DTYPES["float32"], "beta")
 
 
-@pytest.mark.parametrize("value", ["2", "x", None, [1], np.ones(2), 10**400], ids=repr)
+class Copied:
+    """As distributed matrices, it has a unary plus, in which all ranks take part."""
+
+    def __pos__(self):
+        raise AssertionError("it was copied")
+
+
+@pytest.mark.parametrize(
+    "value", ["2", np.str_("2"), "x", None, [1], np.ones(2), 10**400, Copied()], ids=repr
+)
 def test_what_is_no_number_is_refused(value):
     with pytest.raises(ArgumentError, match=r"^alpha: expected a number, got "):
         scalar(value, DTYPES["complex128"], "alpha")
