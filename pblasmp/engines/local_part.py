@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..layout import Trapezoid
 
-__all__ = ["LocalPart", "Tile"]
+__all__ = ["LocalPart", "Tile", "even_runs"]
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 Indices = NDArray[np.int64]
+Thing = TypeVar("Thing")
 
 
 class LocalPart:
@@ -80,3 +82,32 @@ class LocalPart:
 
 Tile = tuple[slice, slice, "LocalPart | None"]
 """Rows, columns, and which elements of them are inside (None: all)."""
+
+
+def even_runs(
+    things: Sequence[Thing], about: Callable[[Thing], tuple[Any, tuple[int, int]]], most: int | None = None
+) -> Iterator[list[Thing]]:
+    """Yield runs of adjacent things that are alike and at equal distances, so that one call computes them all. Local.
+
+    Args:
+        things: in order.
+        about: returns what those of a run have in common, and where a thing begins: row and column.
+        most: how many a run may have, at most.
+    """
+    run: list[Thing] = []
+    kind, at = None, [(0, 0)]
+    for thing in things:
+        found, place = about(thing)
+        even = len(run) < 2 or all(
+            here - last == second - first
+            for here, last, second, first in zip(place, at[-1], at[1], at[0], strict=True)
+        )
+        if run and (found != kind or not even or len(run) == most):
+            yield run
+            run = []
+        if not run:
+            kind, at = found, []
+        run.append(thing)
+        at.append(place)
+    if run:
+        yield run

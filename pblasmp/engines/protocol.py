@@ -51,6 +51,7 @@ class Operations(Protocol):
         panel_flops: floating-point operations that take as long as starting a panel's messages.
         stripes: number of parts in which a large matrix is moved and added.
         update_order: memory order of the slabs of rank-k updates, as rows × k; empty: that of the matrix.
+        batches: ``gemms`` computes products at equal distances together, at the cost of more temporaries.
     """
 
     xp: Any
@@ -61,6 +62,7 @@ class Operations(Protocol):
     panel_flops: float
     stripes: int
     update_order: str
+    batches: bool
 
     def workspace(self, nbytes: int) -> Workspace:
         """Return ``nbytes`` of scratch memory in the form in which a plan reports it."""
@@ -108,12 +110,23 @@ class Operations(Protocol):
         ``compute`` is what products are summed in, as in ``Options``.
         """
 
-    def concurrently(self, tasks: Sequence[Callable[[], None]], *, follows: bool = False) -> None:
+    def gemms(
+        self,
+        alpha: complex,
+        parts: Sequence[tuple[LocalArray, LocalArray, LocalArray, LocalArray | None]],
+        beta: complex,
+        compute: str | None = None,
+    ) -> None:
+        """Compute ``d = alpha a b + beta c`` for several a, b, d and c of equal sizes, each as ``gemm`` does."""
+
+    def concurrently(
+        self, tasks: Sequence[Callable[[], None]], *, follows: bool = False, work: Sequence[int] = ()
+    ) -> None:
         """Run tasks that call ``gemm`` and the array library; none needs or overwrites the results of another.
 
-        If they are only queued, small ones run at the same time. With ``follows``, as many tasks are run in this way
-        next, each of which needs the results of the one with its number alone. Until then, what is queued waits for the
-        tasks before these, but perhaps not for these.
+        If they are only queued, small ones run at the same time; ``work`` says how large each is. With ``follows``, as
+        many tasks of the same sizes are run in this way next, each of which needs the results of the one with its
+        number alone. Until then, what is queued waits for the tasks before these, but perhaps not for these.
         """
 
     def trsm(self, alpha: complex, a: LocalArray, x: LocalArray, *, lower: bool, unit: bool) -> None:

@@ -109,6 +109,8 @@ class FakeLt:
     def matmul(self, handle: int, desc: int, alpha: int, a: int, la: int, b: int, lb: int, beta: int, c: int, lc: int,
                d: int, ld: int, algo: int, workspace: int, nbytes: int, stream: int) -> None:  # fmt: skip
         assert ctypes.c_uint64.from_address(algo).value == 4711
+        # In place, cuBLASLt refuses another layout of C than of D, such as another distance between products.
+        assert c != d or self.alive[lc] == self.alive[ld]
         scale = {0: "f4", 1: "f8", 4: "c8", 5: "c16"}[self.alive[desc]["scale"]]
         read = lambda at: np.frombuffer(ctypes.string_at(at, np.dtype(scale).itemsize), scale)[0]  # noqa: E731
         self.calls.append({

@@ -51,6 +51,7 @@ class GpuOperations:
     band = 1024
     panel = 8192
     lead = 1024  # while this much is multiplied, the rest arrives
+    batches = True
     stripes = 4
     update_order = ""
     panel_flops = 1e11  # 0.15 ms of an H200 in 16 bits, as long as the host takes to queue a panel
@@ -142,18 +143,53 @@ class GpuOperations:
         c: Array | None = None,
     ) -> None:
         """Queue ``d = alpha a b + beta c``. Local."""
+        self._queue_gemm(alpha, a, b, beta, d, compute, c)
+
+    def gemms(
+        self,
+        alpha: complex,
+        parts: Sequence[tuple[Array, Array, Array, Array | None]],
+        beta: complex,
+        compute: str | None = None,
+    ) -> None:
+        """Queue several products, as one batch if they are at equal distances. Local."""
+        a, b, d, c = parts[0]
+        together = len(parts) > 1 and self._products is not None and a.shape[1] > 0
+        steps = [step for each in zip(*parts, strict=True) if (step := _step(each)) is not None]
+        if together and len(steps) == len(parts[0]) and (c is None or self._reads(c, d)):
+            self._queue_gemm(alpha, a, b, beta, d, compute, c, Batch(len(parts), *steps))
+            return
+        for a, b, d, c in parts:
+            self._queue_gemm(alpha, a, b, beta, d, compute, c)
+
+    def _reads(self, c: Array, d: Array) -> bool:
+        """Return whether products read ``c`` as it is where they write ``d``."""
+        turned = blas_operand(d)[0] == "N"
+        return self._products is not None and c.dtype == d.dtype and contiguous(c, turned=turned)
+
+    def _queue_gemm(
+        self,
+        alpha: complex,
+        a: Array,
+        b: Array,
+        beta: complex,
+        d: Array,
+        compute: str | None,
+        c: Array | None,
+        batch: Batch | None = None,
+    ) -> None:
+        """Queue a product, or as many as a batch has, which needs no copies of ``c`` then."""
         if d.size == 0:
             return
-        if self._factors and c is None and compute is None and self._queued_by_cublas(alpha, a, b, beta, d):
+        plain = c is None and compute is None and batch is None
+        if self._factors and plain and self._queued_by_cublas(alpha, a, b, beta, d):
             return
         flag, ldd = blas_operand(d)
         turned = flag == "N"  # d is in F order: compute its transpose
         c = None if beta == 0 else c
-        if c is not None:
-            read = self._products is not None and c.dtype == d.dtype and contiguous(c, turned=turned)
-            if not read or a.shape[1] == 0:
-                self.copy_where(d, c, None)
-                c = None
+        if c is not None and (a.shape[1] == 0 or not self._reads(c, d)):
+            self.copy_where(d, c, None)
+            c = None
         if self._lane == _LANES[0]:
             self._runtime.follow_stream()  # products share a workspace
         if a.shape[1] == 0:  # the memory order of empty a and b is unknown
@@ -161,11 +197,14 @@ class GpuOperations:
             return
         if turned:
             a, b, d, c = b.T, a.T, d.T, c if c is None else c.T
+            batch = batch if batch is None else batch._replace(x=batch.w, w=batch.x)
         (x, op_x), (w, op_w) = _row_major(a), _row_major(b)
         rows, cols = d.shape
         target = View(int(d.data.ptr), rows, cols, ldd, np.dtype(d.dtype))
         old = None if c is None else View.of(c)
-        self.multiply(x, w, target, old, op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, compute=compute)
+        self.multiply(
+            x, w, target, old, op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, compute=compute, batch=batch
+        )
 
     def _queued_by_cublas(self, alpha: complex, a: Array, b: Array, beta: complex, d: Array) -> bool:
         """Queue a product by cuBLAS if it has the type, and all sizes fit into 32 bits; return whether. Local."""
@@ -257,8 +296,13 @@ class GpuOperations:
             int(compute_type(x.dtype, compute)), _DEFAULT_ALGO,
         )  # fmt: skip
 
-    def concurrently(self, tasks: Sequence[Callable[[], None]], *, follows: bool = False) -> None:
-        """Queue tasks on a few streams: products too small for all multiprocessors run at the same time. Local."""
+    def concurrently(
+        self, tasks: Sequence[Callable[[], None]], *, follows: bool = False, work: Sequence[int] = ()
+    ) -> None:
+        """Queue tasks on a few streams: products too small for all multiprocessors run at the same time. Local.
+
+        Each goes to the stream that has the least to do by then.
+        """
         gpu, lags = self._session.gpu, follows or self._lags
         lanes = (_BESIDE if lags else _LANES)[: len(tasks)] if gpu is not None else ()
         if len(lanes) < 2:
@@ -272,8 +316,11 @@ class GpuOperations:
         for lane in others:
             gpu.follow(lane, "main")
         try:
-            for i, task in enumerate(tasks):
-                self._lane = lanes[i % len(lanes)]
+            loads = [0] * len(lanes)
+            for task, share in zip(tasks, work or [1] * len(tasks), strict=True):
+                which = loads.index(min(loads))
+                loads[which] += share
+                self._lane = lanes[which]
                 with current(gpu.stream(self._lane)):
                     task()
         except BaseException:
@@ -392,6 +439,18 @@ def _sum(adds: bool, keeps: bool, conjugate: bool, uplo: str | None, hermitian: 
         ["pblasmp_sum", "ax" * adds, "bc" * keeps, "conj" * conjugate, uplo or "", "real" * hermitian]
     )
     return cupy.ElementwiseKernel(arguments, "T d", code, name)
+
+
+def _step(arrays: Sequence[Array | None]) -> int | None:
+    """Return the entries from one array to the next, all of one kind at equal distances, 0 for no arrays; or None."""
+    there = [each for each in arrays if each is not None]
+    if not there:
+        return 0
+    item, at = there[0].itemsize, [int(each.data.ptr) for each in there]
+    nbytes = at[-1] - at[-2] if len(at) > 1 else 0
+    alike = len({(each.shape, each.strides, each.dtype) for each in there}) == 1 and len(at) == len(arrays)
+    even = alike and nbytes >= 0 and nbytes % item == 0
+    return nbytes // item if even and at == [at[0] + i * nbytes for i in range(len(at))] else None
 
 
 def _row_major(array: Array) -> tuple[View, Op]:

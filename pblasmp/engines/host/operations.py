@@ -47,6 +47,7 @@ class HostOperations:
     lead = 0
     panel_flops = 1.0
     stripes = 1  # messages are short anyway
+    batches = False
     update_order = "C"  # k contiguous: BLAS then computes parts of a triangle a tenth faster
 
     factor_width = 0
@@ -118,7 +119,20 @@ class HostOperations:
         blas.gemm(self._library, alpha, a, b, beta, target)
         d[...] = target
 
-    def concurrently(self, tasks: Sequence[Callable[[], None]], *, follows: bool = False) -> None:
+    def gemms(
+        self,
+        alpha: complex,
+        parts: Sequence[tuple[Array, Array, Array, Array | None]],
+        beta: complex,
+        compute: str | None = None,
+    ) -> None:
+        """Compute several products, one after the other. Local."""
+        for a, b, d, c in parts:
+            self.gemm(alpha, a, b, beta, d, compute, c)
+
+    def concurrently(
+        self, tasks: Sequence[Callable[[], None]], *, follows: bool = False, work: Sequence[int] = ()
+    ) -> None:
         """Run tasks one after the other, each with all threads. Local."""
         for task in tasks:
             task()

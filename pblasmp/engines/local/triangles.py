@@ -7,7 +7,7 @@ effect, even if they are NaN; elements that may not be written keep their values
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from ...layout import Trapezoid
 from ..arrays import scale
-from ..local_part import LocalPart, Tile
+from ..local_part import LocalPart, Tile, even_runs
 from ..protocol import Operations
 
 __all__ = ["Diagonal", "Gemm", "Kernel", "LeftPart", "ResultPart", "whole"]
 
 _TILES = 64  # most tiles of a diagonal: queueing more would take longer than computing them
+_TEMPORARY = 64 << 20  # bytes of the tiles of a diagonal that are multiplied at once
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 Indices = NDArray[np.int64]
@@ -90,7 +91,8 @@ class LeftPart:
                 operations.copy_where(g.target[across], g.c[across], None)
             if g.beta != 1:
                 scale(g.target[across], g.beta)
-        operations.concurrently([partial(self._multiply, operations, g, band) for band in bands])
+        tasks = [partial(self._multiply, operations, g, band) for band in bands]
+        operations.concurrently(tasks, work=[sum(map(_Cut.elements, band)) for band in bands])
 
     def _multiply(self, operations: Operations, g: Gemm, band: Iterable[_Cut]) -> None:
         for cut in band:
@@ -113,7 +115,8 @@ class LeftPart:
                 for at in range(0, count, step)
             ]
             first = (cut.across for band in bands for cut in band if cut.first)
-            self._bands[start, width] = [band for band in bands if band], _gaps(first, count)
+            some = sorted(filter(None, bands), key=lambda band: -sum(map(_Cut.elements, band)))
+            self._bands[start, width] = some, _gaps(first, count)
         return self._bands[start, width]
 
     def _band(
@@ -154,6 +157,10 @@ class _Cut(NamedTuple):
     diagonal: Array
     first: bool
 
+    def elements(self) -> int:
+        """Return how many elements of the left slab it has."""
+        return int((self.along.stop - self.along.start) * (self.across.stop - self.across.start))
+
 
 def _gaps(parts: Iterable[slice], extent: int) -> list[slice]:
     """Return the gaps between disjoint parts of ``extent`` indices."""
@@ -179,20 +186,41 @@ class ResultPart:
 
     def __call__(self, operations: Operations, g: Gemm) -> None:
         """Multiply: the parts without a mask in place, the tiles on the diagonal in temporaries."""
+        runs = self._runs(operations, g.target.dtype.itemsize)
+        tasks = [partial(self._multiply, operations, g, run) for run in runs]
+        operations.concurrently(tasks, follows=g.follows, work=[sum(map(_elements, run)) for run in runs])
 
-        def multiply(down: slice, across: slice, part: LocalPart | None) -> None:
-            view, old = g.target[down, across], None if g.c is None or g.beta == 0 else g.c[down, across]
-            left, right = g.left[down], g.right[:, across]
-            if part is None:
-                operations.gemm(g.alpha, left, right, g.beta, view, g.compute, old)
-                return
-            order = "F" if view.strides[0] < view.strides[1] else "C"
-            product = operations.xp.empty(view.shape, view.dtype, order=order)
-            operations.gemm(g.alpha, left, right, 0, product, g.compute)
+    @staticmethod
+    def _multiply(operations: Operations, g: Gemm, run: Sequence[Tile]) -> None:
+        """Multiply tiles of one size."""
+        c, factors, views = None if g.beta == 0 else g.c, [], []
+        for down, across, _ in run:
+            factors.append((g.left[down], g.right[:, across]))
+            views.append((g.target[down, across], None if c is None else c[down, across]))
+        if run[0][2] is None:
+            parts = [(*both, *view) for both, view in zip(factors, views, strict=True)]
+            operations.gemms(g.alpha, parts, g.beta, g.compute)
+            return
+        first = views[0][0]
+        by_columns = first.strides[0] < first.strides[1]
+        shape = first.shape[::-1] if by_columns else first.shape
+        memory = operations.xp.empty((len(run), *shape), first.dtype)
+        products = [each.T if by_columns else each for each in memory]
+        parts = [(*both, product, None) for both, product in zip(factors, products, strict=True)]
+        operations.gemms(g.alpha, parts, 0, g.compute)
+        for (_, _, part), (view, old), product in zip(run, views, products, strict=True):
             operations.add(view, 1, product, g.beta, view if old is None else old, part, conjugate=False)
 
-        tasks = [partial(multiply, *tile) for tile in self._tiles(operations)]
-        operations.concurrently(tasks, follows=g.follows)
+    def _runs(self, operations: Operations, item: int) -> list[list[Tile]]:
+        """Return the tiles, those together that one call multiplies if the engine's can."""
+        tiles, found = self._tiles(operations), list[list[Tile]]()
+        if not operations.batches:
+            return [[tile] for tile in tiles]
+        for cut in (False, True):
+            some = [tile for tile in tiles if (tile[2] is not None) == cut]
+            most = max(1, _TEMPORARY // (item * _elements(some[0]))) if cut and some else None
+            found += even_runs(some, _about, most)
+        return sorted(found, key=lambda run: -sum(map(_elements, run)))
 
     def _tiles(self, operations: Operations) -> list[Tile]:
         self._local.indices(operations.xp)  # made now, since tasks on several streams read them
@@ -219,3 +247,13 @@ class ResultPart:
         for down, across, part in self._tiles(operations):
             added = of(down, across)
             operations.add(d[down, across], 1, added, beta, c[down, across], part, conjugate=False)
+
+
+def _elements(tile: Tile) -> int:
+    down, across, _ = tile
+    return int((down.stop - down.start) * (across.stop - across.start))
+
+
+def _about(tile: Tile) -> tuple[tuple[int, int], tuple[int, int]]:
+    down, across, _ = tile
+    return (down.stop - down.start, across.stop - across.start), (down.start, across.start)

@@ -10,7 +10,7 @@ import pytest
 
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.engines.local import triangles
-from pblasmp.engines.local.triangles import Gemm, ResultPart
+from pblasmp.engines.local.triangles import Gemm, LeftPart, ResultPart
 from pblasmp.engines.local_part import LocalPart
 from pblasmp.layout import Trapezoid
 
@@ -18,10 +18,12 @@ from pblasmp.layout import Trapezoid
 class Counting:
     """Operations that add up what they multiply, and count the tiles that they cut."""
 
-    def __init__(self, tile):
+    def __init__(self, tile, batches=False):
         self.tile, self.whole, self.cut, self.elements = tile, 0, 0, 0
+        self.batches, self.calls = batches, 0
         self.forked, self.uploads = False, 0
-        self.xp = SimpleNamespace(empty=np.empty, asarray=self.upload)
+        self.xp = SimpleNamespace(empty=np.empty, asarray=self.upload, where=np.where)
+        self.band, self.tasks = 3, 0
 
     def upload(self, array):
         assert not self.forked, "another stream may read it before it is there"
@@ -33,13 +35,23 @@ class Counting:
         self.whole += 1
         self.elements += d.size
 
+    def gemms(self, alpha, parts, beta, compute=None):
+        sizes = {(a.shape, b.shape, d.shape) for a, b, d, _ in parts}
+        assert len(sizes) == 1
+        self.calls += 1
+        for a, b, d, c in parts:
+            self.gemm(alpha, a, b, beta, d, compute, c)
+
     def add(self, d, alpha, x, beta, c, part, *, conjugate):
         rows, cols = part.indices(self.xp)
         assert np.array_equal(cols - rows <= 0 if part.part.uplo == "L" else cols - rows >= 0, part.mask)
         np.copyto(d, alpha * x + (beta * c if beta else 0), where=part.mask)
         self.cut += 1
 
-    def concurrently(self, tasks, *, follows=False):
+    def concurrently(self, tasks, *, follows=False, work=()):
+        assert list(work) == sorted(work, reverse=True)
+        assert len(work) == len(tasks)
+        self.tasks = len(tasks)
         self.forked = True
         for task in tasks:
             task()
@@ -47,9 +59,12 @@ class Counting:
 
 
 @pytest.mark.parametrize("uplo", "LU")
-@pytest.mark.parametrize(("n", "tile"), [(100, 8), (100, 1), (3000, 8)])
-def test_a_long_diagonal_is_covered_by_a_few_tiles(uplo, n, tile):
-    operations, k = Counting(tile), 2
+@pytest.mark.parametrize(
+    ("n", "tile", "batches"),
+    [(100, 8, False), (100, 1, False), (3000, 8, False), (100, 8, True), (512, 32, True)],
+)
+def test_a_long_diagonal_is_covered_by_a_few_tiles(uplo, n, tile, batches):
+    operations, k = Counting(tile, batches), 2
     rng = np.random.default_rng(3)
     left, right = rng.integers(-3, 4, (n, k)).astype(float), rng.integers(-3, 4, (k, n)).astype(float)
     target = np.full((n, n), np.nan, order="F")
@@ -62,6 +77,20 @@ def test_a_long_diagonal_is_covered_by_a_few_tiles(uplo, n, tile):
     assert operations.cut <= 2 * triangles._TILES
     assert operations.whole <= 4 * triangles._TILES
     assert operations.elements < inside.sum() * (1 + 2 / min(n // tile, triangles._TILES))
+    assert (operations.calls == operations.whole) == (not batches)
+    if n == 512:  # squares of 256, 128, 64 and 32, and those on the diagonal
+        assert operations.calls == 5
+
+
+@pytest.mark.parametrize("uplo", "LU")
+def test_the_largest_bands_of_a_triangular_product_are_begun_first(uplo):
+    operations, n = Counting(1), 20
+    rng = np.random.default_rng(3)
+    left, right = (rng.integers(-3, 4, shape).astype(float) for shape in ((n, n), (n, 2)))
+    target = np.full((n, 2), np.nan)
+    LeftPart(Trapezoid(uplo), np.arange(n))(operations, Gemm(1, left, right, 0, target))
+    assert np.array_equal(target, (np.tril(left) if uplo == "L" else np.triu(left)) @ right)
+    assert operations.tasks == 7  # ``concurrently`` asserts their order
 
 
 def test_tiles_are_as_narrow_as_the_engine_asks_for():

@@ -13,6 +13,10 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.gpu.kernels.lt import Batch
 from pblasmp.engines.gpu.kernels.views import View
+from pblasmp.engines.gpu.operations import GpuOperations
+from pblasmp.engines.local import triangles
+from pblasmp.engines.local.triangles import Gemm, ResultPart
+from pblasmp.layout import Trapezoid
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.fakelt import MultiplyingLt
 from tests.helpers.machine import Witness, machine
@@ -87,3 +91,41 @@ def test_batches_of_products(
     old = values["c" if own_c else "d"]
     expected = 2 * values["x"] @ values["w"].swapaxes(1, 2) - old
     np.testing.assert_array_equal([np.asarray(part) for part in parts["d"]], expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "few"),
+    [
+        (np.arange(16), np.arange(16), 5),
+        (np.arange(32).reshape(4, 2, 4)[:, 1].ravel(), np.arange(32).reshape(4, 2, 4)[:, 0].ravel(), 3),
+        (np.array([1, 2, 3, 7, 8, 12, 13, 14, 20]), np.array([0, 1, 2, 6, 7, 9, 10, 12, 15, 16, 30]), 0),
+    ],
+)
+def test_equal_parts_of_a_triangle_are_one_call(
+    rows: np.ndarray, cols: np.ndarray, few: int, lib: Witness, ctx: pb.Context, monkeypatch: Any
+) -> None:
+    """In two panels, in every memory order, C in another order than D or not."""
+    monkeypatch.setattr(GpuOperations, "tile", 1)
+    monkeypatch.setattr(triangles, "_TILES", 99)
+    rng, k, triangle = np.random.default_rng(3), 6, Trapezoid("L")
+    written = triangle.mask(rows, cols)
+    for orders, beta in itertools.product(itertools.product("CF", repeat=4), (0, -1)):
+        a, b, z = (
+            rng.integers(-3, 4, shape) + 0.0
+            for shape in ((len(rows), k), (k, len(cols)), (len(rows), len(cols)))
+        )
+        read = z if beta else np.full(z.shape, np.nan)
+        (left, _), (right, _), (c, _) = (
+            inside(ctx, x, "float64", order) for x, order in zip((a, b, read), orders, strict=False)
+        )
+        d, around = inside(ctx, np.full(z.shape, np.nan), "float64", orders[3])
+        part = ResultPart(triangle, rows, cols, hermitian=False)
+        lib.gpu.lt.calls.clear()
+        part(ctx.engine.operations, Gemm(2, left[:, :2], right[:2], beta, d, 0, None, c, True))
+        part(ctx.engine.operations, Gemm(2, left[:, 2:], right[2:], 1, d, 2))
+        wanted = np.where(written, 2 * a @ b + beta * z, np.nan)
+        np.testing.assert_array_equal(np.asarray(d), wanted, str((orders, beta)))
+        d[...] = np.nan
+        assert np.isnan(np.asarray(around)).all(), (orders, beta)
+        if few and (orders[2] == orders[3] or beta == 0):  # otherwise C is copied, part by part
+            assert len(lib.gpu.lt.calls) == 2 * few

@@ -316,3 +316,16 @@ def test_products_of_factorisations_take_every_memory_order(lib: Any, ctx: Any) 
             operations.gemm(2, a, b, -1, d)
             assert np.allclose(np.asarray(d), wanted), (orders, sizes)
     assert not lib.gpu.lt.calls
+
+
+def test_large_tasks_have_streams_to_themselves(lib: Any, ctx: Any) -> None:
+    operations, lanes = ctx.engine.operations, Lanes(ctx.engine.xp)
+    on: dict[str, list[int]] = defaultdict(list)
+
+    def task(number: int) -> None:
+        on[operations._lane].append(number)
+
+    with mock.patch.object(operations, "_session", SimpleNamespace(gpu=lanes)):
+        work = [64, 32, 16, 16, 8, 4, 4, 2]
+        operations.concurrently([partial(task, i) for i in range(len(work))], work=work)
+    assert sorted(on.values()) == [[0], [1], [2, 4, 7], [3, 5, 6]]

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ...direct.spans import Span
+from ...local_part import even_runs
 from ..kernels.kernels import Deal
 
 __all__ = ["Strip", "deal", "portions", "runs", "strips_of"]
@@ -66,18 +67,8 @@ def portions(tiles: Sequence[Strip], item: int) -> Iterator[list[Strip]]:
 
 
 def runs(tiles: Sequence[Strip]) -> Iterator[list[Strip]]:
-    """Yield tiles of the same size at equal distances, so that one call multiplies them all."""
-    run: list[Strip] = []
-    for tile in tiles:
-        alike = not run or (tile.rows, tile.width) == (run[0].rows, run[0].width)
-        if alike and len(run) > 1:
-            alike = (tile.i - run[-1].i, tile.j - run[-1].j) == (run[1].i - run[0].i, run[1].j - run[0].j)
-        if not alike:
-            yield run
-            run = []
-        run.append(tile)
-    if run:
-        yield run
+    """Return tiles of the same size at equal distances, so that one call multiplies them all. Local."""
+    return even_runs(tiles, lambda tile: ((tile.rows, tile.width), (tile.i, tile.j)))
 
 
 def deal(span: Span, process: int) -> Deal:

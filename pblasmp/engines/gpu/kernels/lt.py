@@ -83,7 +83,10 @@ PLAIN = Fused()
 
 
 class Batch(NamedTuple):
-    """Products of equal sizes at equal distances: how many, and the entries from one X, W, D and C to the next."""
+    """Products of equal sizes at equal distances: how many, and the entries from one X, W, D and C to the next.
+
+    The last one counts only if C is not D.
+    """
 
     size: int
     x: int
@@ -195,7 +198,8 @@ class LocalProducts:
             ArgumentError: the shapes do not fit together.
             UnsupportedError: cuBLASLt has no such product.
         """
-        c = d if c is None else c
+        if c is None:
+            c, batch = d, batch if batch is None else batch._replace(c=batch.d)
         if (finish.scale_x | finish.scale_w | finish.scale_d) % SCALE_ALIGNED:
             finish = self._with_aligned_scales(finish, stream, lane)
         product = self._product(_Asked(x, w, c, d, op_x, op_w, beta == 0, finish, compute, batch))

@@ -237,7 +237,7 @@ class Pushed:
                 d_step, c_step = (
                     down.dst_step * (0 if y is None else y.ld) + across.dst_step for y in (d, c)
                 )
-                batch = Batch(count, x_step, w_step, d_step, d_step if c is None else c_step)
+                batch = Batch(count, x_step, w_step, d_step, c_step)
             self._product(
                 "main", x, w, _tile(d, *place), c=None if c is None else _tile(c, *place),
                 op_x=self._letter(left, to_the_left=True), op_w=self._letter(right, to_the_left=False),
