@@ -46,21 +46,28 @@ def run(call: UserCall[Result], *, voted: bool = False) -> Result:
             if again:
                 return again[0]
             voted = again is False
-        number, _ = ctx.calls.agree(
-            lambda: ctx.agreement(call.name), signature, call.again, call.read, voted=voted
-        )
-        if not number:
-            call.complete()
-            ctx.calls.remember(signature, call.remembered())
-        key = call.key(number)
-        plan: Plan[Result] | None = None if key is None else ctx.kept.find(key)
-        if plan is not None:
+        with ctx.running(call.name, checks=False):
+            return _run_anew(call, signature, voted)
+
+
+def _run_anew(call: UserCall[Result], signature: Hashable, voted: bool) -> Result:
+    """Agree on a call, and return what it computes. Collective over the context."""
+    ctx = call.ctx
+    number, _ = ctx.calls.agree(
+        lambda: ctx.agreement(call.name), signature, call.again, call.read, voted=voted
+    )
+    if not number:
+        call.complete()
+        ctx.calls.remember(signature, call.remembered())
+    key = call.key(number)
+    plan: Plan[Result] | None = None if key is None else ctx.kept.find(key)
+    if plan is not None:
+        return plan._run_with(call)
+    plan = _new_plan(call)
+    if key is None or (plan._product.holds_memory and not call.keeps_memory):
+        with plan:
             return plan._run_with(call)
-        plan = _new_plan(call)
-        if key is None or (plan._product.holds_memory and not call.keeps_memory):
-            with plan:
-                return plan._run_with(call)
-        return plan._run_with(call, partial(ctx.kept.keep, key, plan))
+    return plan._run_with(call, partial(ctx.kept.keep, key, plan))
 
 
 def _new_plan(call: UserCall[Result]) -> Plan[Result]:
@@ -100,7 +107,7 @@ def _again(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Liter
 
 def prepare(call: UserCall[Result]) -> Plan[Result]:
     """Return a plan for the user of the call, who closes it. Collective over the context."""
-    with call.stream():
+    with call.stream(), call.ctx.running(call.name, checks=False):
         with call.ctx.agreement(call.name) as facts:
             call.read(facts)
         call.complete()
@@ -168,14 +175,13 @@ def compute_directly(
     else:
         asked, d = _asked(routine, a, b, c, out, result, call or routine, alpha, beta, options)
         done = None if asked is None else direct.run(ctx.control, asked)
-        if done and out is not None:
-            if len(known) >= _REMEMBERED:
-                known.clear()
-            known[_key(call, routine, (a, b, c, out), alpha, beta, options)] = asked
-    if not done or asked is None:
-        return done
-    logger.debug("%s: computed directly", asked.call)
-    return d
+        if done:
+            logger.debug("%s: computed directly", call or routine)
+            if out is not None:
+                if len(known) >= _REMEMBERED:
+                    known.clear()
+                known[_key(call, routine, (a, b, c, out), alpha, beta, options)] = asked
+    return d if done else done
 
 
 def _key(
@@ -185,7 +191,7 @@ def _key(
 
     Calls of one key are equally legal. It does not keep the matrices' memory.
     """
-    key = [call, routine, alpha, type(alpha), beta, type(beta), *options.items()]
+    key = [call, routine, alpha, type(alpha), beta, type(beta), *options.values()]
     for x in matrices:
         if x is None:
             key.append(None)

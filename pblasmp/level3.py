@@ -366,24 +366,24 @@ def _run(
     c: Matrix | None = None,
     *,
     out: Matrix | None = None,
-    **how: Any,
+    algo: str,
+    **options: Any,
 ) -> Matrix:
     """Return what the level-3 routine of that name computes. Collective over the context."""
     voted = False
     if (
         routine in FAMILIES
-        and type(how["algo"]) is str
-        and how["algo"] == "auto"
+        and type(algo) is str
+        and algo == "auto"
         and (b is not None or "b" not in ROUTINES[routine].operands)
     ):
-        options = {name: value for name, value in how.items() if name != "algo"}
         found = compute_directly(
-            routine, a, b, c, out, lambda: _result(routine, a, b, c, how.get("op_a", "N")), **options
+            routine, a, b, c, out, lambda: _result(routine, a, b, c, options.get("op_a", "N")), **options
         )
         if isinstance(found, DistributedMatrix):
             return found
         voted = found is False
-    result: Matrix = run(routine_call(routine, a, b, c, out=out, **how), voted=voted)
+    result: Matrix = run(routine_call(routine, a, b, c, out=out, algo=algo, **options), voted=voted)
     return result
 
 

@@ -310,7 +310,7 @@ class Plan(Generic[Result]):
         if self._only_queues and not operands and not named:
             return self._queued()
         ctx, call = self._ctx, self._call
-        with _NO_STREAM if call is None else call.stream():
+        with _NO_STREAM if call is None else call.stream(), ctx.running(self._name, checks=False):
             with ctx.agreement("plan") as facts:
                 call = planned = self._opened()
                 given = _by_name(planned.names, operands, named)

@@ -82,7 +82,7 @@ def matmul(
     plain = (
         epilogue is None and scales is None and compute is None and comm_dtype is None and comm_sms is None
     )
-    if plain and one_of(algo, ("auto",)) and one_of(scheme, ("gemm",)):
+    if plain and isinstance(algo, str) and algo == "auto" and isinstance(scheme, str) and scheme == "gemm":
         found = compute_directly(
             "matmul", a, b, c, out, lambda: _default_result(a.descriptor, b.descriptor, c, op_a, op_b, scheme),
             alpha=alpha, beta=beta, op_a=op_a, op_b=op_b,
@@ -163,7 +163,7 @@ def _read(
 
 def _untransposed(x: Any, op: Op) -> tuple[Any, Op]:
     """Return ``A, "T"`` for ``A.T, "N"``, and so for views of A.T: the result is then laid out as for A itself."""
-    transposed = isinstance(x, Handle) and x.transposed and one_of(op, "NTC")
+    transposed = isinstance(x, Handle) and x._at[4] and one_of(op, "NTC")
     if not transposed or (op == "C" and x.dtype.kind == "c"):
         return x, op
     return x.T, "T" if op == "N" else "N"

@@ -7,8 +7,10 @@ A memfd is not bounded by the size of /dev/shm, which is 64 MiB in many containe
 from __future__ import annotations
 
 import contextlib
+import io
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,37 +60,44 @@ class SharedMemory:
 
     def _grow(self, nbytes: int) -> str:
         self.close()
-        descriptor, mapped = -1, None
-        path, file, why_not = "", 0, ""
+        file: io.FileIO | None = None
+        mapped = None
+        path, inode, why_not = "", 0, ""
         if self._node.rank == 0:
             try:
-                descriptor = os.memfd_create("pblasmp", os.MFD_CLOEXEC)
-                os.ftruncate(descriptor, nbytes)
-                path, file = f"/proc/{os.getpid()}/fd/{descriptor}", os.fstat(descriptor).st_ino
+                file = _opened(os.memfd_create, "pblasmp", os.MFD_CLOEXEC)
+                os.ftruncate(file.fileno(), nbytes)
+                path, inode = f"/proc/{os.getpid()}/fd/{file.fileno()}", os.fstat(file.fileno()).st_ino
             except (AttributeError, OSError, OverflowError) as error:
                 why_not = f"cannot create an anonymous file of {nbytes} bytes: {error}"
         try:
-            path, file = self._node.bcast((path, file))
+            path, inode = self._node.bcast((path, inode))
             if path:
                 try:
                     if self._node.rank != 0:
-                        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-                        if os.fstat(descriptor).st_ino != file:  # containers number processes separately
+                        file = _opened(os.open, path, os.O_RDWR | os.O_CLOEXEC)
+                        if os.fstat(file.fileno()).st_ino != inode:  # containers number processes separately
                             raise OSError("the ranks do not see each other's processes")
-                    mapped = mmap.mmap(descriptor, nbytes)
+                    assert file is not None
+                    mapped = mmap.mmap(file.fileno(), nbytes)
                 except (OSError, ValueError, OverflowError, MemoryError) as error:
                     why_not = f"cannot open the memory shared by the ranks of this node: {error}"
             # Nothing can fail from here on. Rank 0's descriptor has stayed open until all ranks had opened the file.
             reasons = [reason for reason in self._node.allgather(why_not) if reason]
         finally:
-            if descriptor >= 0:
-                os.close(descriptor)
+            if file is not None:
+                file.close()
         if not reasons:
             self._map, self._size = mapped, nbytes
             if mapped is not None and hasattr(mmap, "MADV_HUGEPAGE"):
                 with contextlib.suppress(OSError):  # huge pages are faster, if the kernel has them
                     mapped.madvise(mmap.MADV_HUGEPAGE)
         return reasons[0] if reasons else ""
+
+
+def _opened(opener: Callable[[str, int], int], path: str, flags: int) -> io.FileIO:
+    """Return an open file that is closed with its object: a signal's handler may raise anywhere but within ``map``."""
+    return next(map(io.FileIO, map(opener, [path], [flags]), ["r+b"]))
 
 
 def available_bytes() -> int:

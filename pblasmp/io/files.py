@@ -225,7 +225,7 @@ class OpenFile:
                     )
                 if ctx.rank == 0:
                     with errors_naming(self.path):
-                        self._new = on_error.enter_context(Replacement(self.path))
+                        self._new = Replacement(self.path).begin(on_error)
                         hdf5.begin(self._new.path, self._new.target)
             on_error.pop_all()
         self._state = "open"
@@ -363,12 +363,12 @@ def _create(
     kind = format_of(path)
     with errors_naming(path):
         if kind == "zarr":
-            new = stack.enter_context(Replacement(zarr.place(path, dataset), directory=True))
+            new = Replacement(zarr.place(path, dataset), directory=True).begin(stack)
             zarr.create(new.path, d)
             return new, 0
         if kind == "hdf5":
             hdf5.check_name(dataset)
-        new = stack.enter_context(Replacement(path))
+        new = Replacement(path).begin(stack)
         if kind == "hdf5":
             hdf5.begin(new.path, new.target)
             return new, hdf5.add(new.path, str(dataset), d)

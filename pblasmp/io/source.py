@@ -80,7 +80,7 @@ class RawFile:
         self, path: Path, offset: int, shape: tuple[int, int], dtype: np.dtype, *, write: bool = False
     ) -> None:
         self._path, self._offset, self._width, self._item = path, offset, shape[1], dtype
-        self._file = os.open(path, os.O_CLOEXEC | (os.O_WRONLY if write else os.O_RDONLY))
+        self._file = path.open("r+b" if write else "rb", buffering=0)
 
     def _runs(self, rows: slice, cols: slice, array: NDArray[Any]) -> Iterator[tuple[memoryview, int]]:
         """Yield each contiguous range of the file: its bytes in ``array``, and where it begins."""
@@ -100,7 +100,7 @@ class RawFile:
         for data, at in self._runs(rows, cols, out):
             done = 0
             while done < len(data):
-                got = os.preadv(self._file, [data[done:]], at + done)
+                got = os.preadv(self._file.fileno(), [data[done:]], at + done)
                 if got == 0:
                     raise ArgumentError(
                         f"{self._path}: the file became shorter while it was read: it ends at byte {at + done}"
@@ -113,15 +113,15 @@ class RawFile:
         for data, at in self._runs(rows, cols, values):
             done = 0
             while done < len(data):
-                done += os.pwrite(self._file, data[done:], at + done)
+                done += os.pwrite(self._file.fileno(), data[done:], at + done)
 
     def sync(self) -> None:
         """Flush what was written to disk. Local."""
-        os.fsync(self._file)
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file. Local."""
-        os.close(self._file)
+        self._file.close()
 
 
 def element_type(path: Path, found: np.dtype, wanted: np.dtype | None) -> np.dtype:

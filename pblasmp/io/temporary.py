@@ -12,6 +12,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator
+from contextlib import ExitStack
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
@@ -47,45 +48,50 @@ class Replacement:
     def __init__(self, path: Path, *, directory: bool = False) -> None:
         self.target = Path(os.path.realpath(path))
         self._directory = directory
+        self._pending = False
         self._mode: int | None = None
         with contextlib.suppress(FileNotFoundError):
             self._mode = self.target.stat().st_mode
         if self._mode is not None:
             _check_kind(path, self._mode, directory)
         remove_abandoned(path)
-        self._lock = -1
-        self._create()
 
-    def _create(self) -> None:
-        while self._lock < 0:
-            self.path = self.target.with_name(f"{_prefix(self.target)}{secrets.token_hex(8)}.tmp")
-            if self._directory:
-                self.path.mkdir()
-                flags = os.O_RDONLY | os.O_DIRECTORY
-            else:
-                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-            self._lock = os.open(self.path, flags | os.O_CLOEXEC, 0o666)
-            # On a file system without locks, nothing is removed that others may use.
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._lock, fcntl.LOCK_EX)
-            if not self._is_there():  # another process removed it as abandoned before it was locked
-                os.close(self._lock)
-                self._lock = -1
-        try:
-            if self._mode is not None and not self._directory:
-                os.fchmod(self._lock, stat.S_IMODE(self._mode))
-        except BaseException:
-            self._remove()
-            raise
-
-    def _is_there(self) -> bool:
-        try:
-            return os.path.samestat(os.fstat(self._lock), self.path.lstat())
-        except FileNotFoundError:
-            return False
+    def begin(self, stack: ExitStack) -> Self:
+        """Do what ``with`` does; what ``stack`` undoes, even if a signal's handler raises an exception now. Local."""
+        stack.push(self)
+        return self.__enter__()
 
     def __enter__(self) -> Self:
+        try:
+            while not self._create():
+                self._close()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
         return self
+
+    def _create(self) -> bool:
+        """Create and lock the file; return False if another process removed it as abandoned before it was locked."""
+        self.path = self.target.with_name(f"{_prefix(self.target)}{secrets.token_hex(8)}.tmp")
+        self._closing, numbers = _no_numbers()
+        self._pending = True
+        if self._directory:
+            self.path.mkdir()
+            flags = os.O_RDONLY | os.O_DIRECTORY
+        else:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        lock = _open(self.path, flags, numbers)
+        # On a file system without locks, nothing is removed that others may use.
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            if not os.path.samestat(os.fstat(lock), self.path.lstat()):
+                return False
+        except FileNotFoundError:
+            return False
+        if self._mode is not None and not self._directory:
+            os.fchmod(lock, stat.S_IMODE(self._mode))
+        return True
 
     def commit(self) -> None:
         """Replace what is at ``path``. Local."""
@@ -99,24 +105,42 @@ class Replacement:
                     raise
         else:
             self.path.replace(self.target)
-        os.close(self._lock)
-        self._lock = -1
+        self._close()
+
+    def _close(self) -> None:
+        list(self._closing)
+        self._pending = False
 
     def _remove(self) -> None:
         with contextlib.suppress(OSError):  # an earlier failure is the error to report
-            if self._directory:
-                shutil.rmtree(self.path, ignore_errors=True)
-            else:
-                self.path.unlink()
-        with contextlib.suppress(OSError):
-            os.close(self._lock)
-        self._lock = -1
+            try:
+                if self._directory:
+                    shutil.rmtree(self.path, ignore_errors=True)
+                else:
+                    self.path.unlink()
+            finally:
+                self._close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._lock >= 0:
+        if self._pending:
             self._remove()
+
+
+def _no_numbers() -> tuple[Iterator[None], list[int]]:
+    """Return what closes the files whose numbers come into a list, each file once; and the list. Local."""
+    numbers: list[int] = []
+    return map(os.close, numbers), numbers
+
+
+def _open(path: Path, flags: int, numbers: list[int]) -> int:
+    """Open a file, and return its number, which is in a list before a signal's handler can raise anything. Local.
+
+    Handlers run between two steps of Python: here, opening and keeping the number is one.
+    """
+    numbers.extend(map(os.open, [path], [flags | os.O_CLOEXEC], [0o666]))
+    return numbers[-1]
 
 
 def _check_kind(path: Path, mode: int, directory: bool) -> None:
@@ -146,9 +170,9 @@ def remove_abandoned(path: Path) -> None:
     for leftover in _leftovers(Path(os.path.realpath(path))):
         with contextlib.suppress(OSError):
             directory = leftover.is_dir()
-            flags = (os.O_RDONLY if directory else os.O_RDWR) | os.O_NOFOLLOW | os.O_CLOEXEC
-            lock = os.open(leftover, flags)
+            closing, numbers = _no_numbers()
             try:
+                lock = _open(leftover, (os.O_RDONLY if directory else os.O_RDWR) | os.O_NOFOLLOW, numbers)
                 # Fails if the file is locked, or there are no locks.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if directory:
@@ -156,4 +180,4 @@ def remove_abandoned(path: Path) -> None:
                 else:
                     leftover.unlink()
             finally:
-                os.close(lock)
+                list(closing)

@@ -18,8 +18,10 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -33,7 +35,7 @@ import pblasmp.engines.host.direct.calls
 import pblasmp.engines.host.direct.products
 import pblasmp.engines.host.direct.slabs
 import pblasmp.engines.host.operations
-from tests.helpers.process import held
+from tests.helpers.process import descriptors, held
 
 # Where an exception is raised, and how often that place is passed in a trial, roughly.
 PLACES: dict[str, tuple[Any, str, int]] = {
@@ -224,8 +226,9 @@ class Trial:
             setattr(where, name, failing)
         elif self.kind == "alarm" and self.victim:
 
-            def handler(*_: object) -> None:
-                self.tell("fault")
+            def handler(_: int, frame: FrameType | None) -> None:
+                stack = [f"{each.name}:{each.lineno}" for each in traceback.extract_stack(frame)]
+                self.tell("fault", where=" ".join(stack))
                 raise FaultError("injected")
 
             signal.signal(signal.SIGALRM, handler)
@@ -295,7 +298,7 @@ class Trial:
         self.tell("start", pid=os.getpid())
         with pb.Context(engine="host"):
             pass
-        before = held()
+        before, open_before = held(), descriptors()
         self.choose_mine = random.Random(f"{self.orders['seed']} {self.rank}")
         met = self.choose_mine.randrange(self.orders["calls"]) if self.victim else -1
         with self.catching():
@@ -318,7 +321,8 @@ class Trial:
         context = ctx = call = None  # what a broken context holds goes with it
         gc.collect()
         if held() > before:
-            self.tell("held", before=before, after=held())
+            new = [name for number, name in descriptors().items() if open_before.get(number) != name]
+            self.tell("held", before=before, after=held(), new=new)
         self.tell("end")
 
 

@@ -34,7 +34,7 @@ def line(what, **more):
         ([[line("wrong", call="gather"), line("end")], [line("end")]], 0, 101, ["gather returned wrong numbers"]),
         ([[line("error", text="oh"), line("end")], [line("end")]], 0, 101, ["does not name rank 1"]),
         ([[line("error", text="on rank 1"), line("end")], [line("end")]], 0, 101, []),
-        ([[line("held", before=1, after=2), line("end")], [line("end")]], 0, 101, ["descriptors and threads"]),
+        ([[line("held", before=1, after=2, new=["/x"]), line("end")], [line("end")]], 0, 101, ["now 2, with /x"]),
     ],
 )  # fmt: skip
 def test_a_bad_end_is_found(told, status, ended, words):

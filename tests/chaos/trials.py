@@ -102,12 +102,17 @@ def judged(
             if line["what"] == "wrong":
                 faults.append(f"rank {rank}: {line['call']} returned wrong numbers, or should have raised")
             if line["what"] == "held":
-                faults.append(f"rank {rank}: descriptors and threads: {line['before']}, now {line['after']}")
+                faults.append(
+                    f"rank {rank}: descriptors and threads: {line['before']}, now {line['after']}, "
+                    f"with {', '.join(line['new'])}"
+                )
             if line["what"] == "error" and rank != victim and f"rank {victim}" not in line["text"]:
                 faults.append(f"rank {rank}: an error that does not name rank {victim}: {line['text']}")
     expected = expected_status(orders, met is not None)
     if expected is not None and status is not None and (status == 0) != (expected == 0):
         faults.append(f"status {status}")
+    if faults:
+        faults += [f"the alarm rang in {line['where']}" for line in told[victim] if "where" in line]
     if status == 0:
         faults += [
             f"rank {rank} has not come to its end"

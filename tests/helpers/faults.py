@@ -28,6 +28,7 @@ import pblasmp.comm.side_channel
 import pblasmp.context
 import pblasmp.engines.host.engine
 import pblasmp.engines.host.operations
+import pblasmp.plans
 import pblasmp.runtime
 
 WORLD = MPI.COMM_WORLD
@@ -326,6 +327,25 @@ def caught_in_a_product():
     caught_in(
         lambda _, a: pb.matmul(a, a, algo="panels"), pblasmp.engines.host.operations.HostOperations, "gemm"
     )
+
+
+def caught_between_two_parts():
+    """One rank has prepared a product, and does not run it."""
+    caught_in(lambda _, a: pb.matmul(a, a, algo="panels"), pblasmp.plans.Plan, "_log")
+
+
+def caught_between_two_parts_of_a_run():
+    """One rank has agreed on the run of a plan, and does not compute."""
+
+    def work(_, a):
+        plan = pb.plan(pb.matmul, a, a, algo="panels")
+        function = fails_on_rank_1(pblasmp.plans.Plan, "_hold", MemoryError("no room"))
+        try:
+            plan()
+        finally:
+            pblasmp.plans.Plan._hold = function
+
+    caught_in(work, pblasmp.plans.Plan, "_hold", 1)
 
 
 def caught_from_close():

@@ -3,14 +3,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
-__all__ = ["held", "resident_kib"]
+__all__ = ["descriptors", "held", "resident_kib"]
 
 
 def held() -> tuple[int, int]:
     """Return how many descriptors and threads this process has."""
     return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
+
+
+def descriptors() -> dict[int, str]:
+    """Return what each descriptor of this process is: the path of a file, or such as ``/memfd:name (deleted)``."""
+    found = {}
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor with which this folder is read
+            found[int(path.name)] = str(path.readlink())
+    return found
 
 
 def resident_kib() -> int:

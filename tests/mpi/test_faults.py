@@ -152,6 +152,8 @@ def on_rank(printed, rank):
         ("caught_in_gather", "gather"),
         ("caught_in_a_product", "matmul"),
         ("caught_in_a_vote", "matmul"),
+        ("caught_between_two_parts", "matmul"),
+        ("caught_between_two_parts_of_a_run", "matmul"),
     ],
 )
 def test_an_exception_that_one_rank_catches_breaks_the_context_on_all(name, call, tmp_path):
