@@ -82,7 +82,7 @@ def matmul(
     plain = (
         epilogue is None and scales is None and compute is None and comm_dtype is None and comm_sms is None
     )
-    if plain and isinstance(algo, str) and algo == "auto" and isinstance(scheme, str) and scheme == "gemm":
+    if plain and type(algo) is str and algo == "auto" and one_of(scheme, ("gemm",)):
         found = compute_directly(
             "matmul", a, b, c, out, lambda: _default_result(a.descriptor, b.descriptor, c, op_a, op_b, scheme),
             alpha=alpha, beta=beta, op_a=op_a, op_b=op_b,
