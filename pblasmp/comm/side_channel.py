@@ -24,6 +24,7 @@ from ..errors import ClosedError
 __all__ = ["Meeting", "NoteTransport", "SideChannel", "nap", "number_open", "text_of"]
 
 YIELDS = 500  # polls that yield the core before a wait sleeps: a sleep takes longer
+WOKEN_YIELDS = 100  # the same if another rank ends the sleep: meanwhile, ranks that work have one core less
 SPINS = 50_000  # polls of a wait that is not patient, before it sleeps nevertheless
 _PAUSE_SECONDS = 2e-5
 _SHARE, _LONGEST_SECONDS = 0.02, 5e-3  # length of a nap: a share of the time waited so far, and at most
@@ -216,10 +217,11 @@ class SideChannel:
         """
         began = time.monotonic()
         polls, stalls = 0, began + _STALL_SECONDS
+        yields = YIELDS if sleep is None else min(YIELDS, WOKEN_YIELDS)
         stalled = False
         while not done():
             polls += 1
-            if pause is None and polls == (YIELDS if patient else SPINS):
+            if pause is None and polls == (yields if patient else SPINS):
                 # While all ranks wait at a place, no transfer needs this rank's core.
                 pause = sleep or (partial(nap, began) if place is not None else None)
             if pause is not None:

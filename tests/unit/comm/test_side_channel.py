@@ -430,11 +430,16 @@ def test_a_cause_is_told_once_and_a_closed_context_tells_nothing(channels):
 
 def test_a_long_wait_sleeps_instead_of_polling(channels, monkeypatch):
     did = []
-    monkeypatch.setattr(side_channel, "YIELDS", 3)
     monkeypatch.setattr(channels[0], "look", lambda: did.append("look"))
-    polls = iter(range(5))
-    channels[0].until(lambda: next(polls) == 4, patient=True, sleep=lambda: did.append("sleep"))
-    assert did == ["sleep", "look"] * 2
+    for name in ("WOKEN_YIELDS", "YIELDS"):  # a rank that another one wakes sleeps sooner
+        monkeypatch.setattr(side_channel, name, 3)
+        polls = iter(range(5))
+        channels[0].until(
+            lambda polls=polls: next(polls) == 4, patient=True, sleep=lambda: did.append("sleep")
+        )
+        assert did == ["sleep", "look"] * 2
+        did.clear()
+        monkeypatch.setattr(side_channel, "WOKEN_YIELDS", 100)
 
 
 def test_a_wait_with_a_pause_of_its_own_looks_after_each(channels, monkeypatch):
