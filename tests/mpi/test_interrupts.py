@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.comm.communicator import Serial
+from pblasmp.comm.choice import Serial
 from pblasmp.comm.shared_memory import SharedMemory
 from tests.helpers.interrupts import left_open
 from tests.helpers.lengths import draws
