@@ -144,6 +144,9 @@ class Copied:
     def __pos__(self):
         raise AssertionError("it was copied")
 
+    def __repr__(self):
+        return "Copied()"
+
 
 @pytest.mark.parametrize(
     "value", ["2", np.str_("2"), "x", None, [1], np.ones(2), 10**400, Copied()], ids=repr
