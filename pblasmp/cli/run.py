@@ -8,20 +8,18 @@ from typing import Any
 
 import click
 import numpy as np
-from numpy.typing import NDArray
 
 import pblasmp as pb
 
 from ..context import Context
 from ..errors import LayoutError
 from ..launchers import surroundings
-from ..layout import MatrixDescriptor
 from ..problems.files import ProblemFile, RoutineFile
 from .descriptor_files import legal, read_text
 from .options import machine_memory
 from .progress import Reporter
 from .ranks import on_ranks
-from .run_routine import run_routine
+from .run_routine import integers, run_routine
 
 __all__ = ["print_run", "run_file"]
 
@@ -109,7 +107,7 @@ def _run_product(ctx: Context, found: ProblemFile, algo: str, reporter: Reporter
     problem = found.problem
     reporter.step("making operands")
     whole = {
-        name: ctx.from_function(_numbers(seed, parent), parent)
+        name: ctx.from_function(integers(seed, parent), parent)
         for seed, (name, parent) in enumerate(found.parents.items())
     }
     a, b, d = (whole[name][found.windows[name]] for name in "abd")
@@ -130,18 +128,8 @@ def _run_product(ctx: Context, found: ProblemFile, algo: str, reporter: Reporter
         return report, 0
     outside = np.ones(got.shape, bool)
     outside[found.windows["d"]] = False
-    before = _numbers(list(whole).index("d"), found.parents["d"])(*np.ogrid[: got.shape[0], : got.shape[1]])
+    before = integers(list(whole).index("d"), found.parents["d"])(*np.ogrid[: got.shape[0], : got.shape[1]])
     return report, verified.wrong + int(np.count_nonzero((got != before) & outside))
-
-
-def _numbers(seed: int, descriptor: MatrixDescriptor) -> Any:
-    """Return a function of indices whose values are small integers, complex for a complex matrix."""
-
-    def numbers(i: NDArray[np.int64], j: NDArray[np.int64]) -> Any:
-        real = (3 * i + 5 * j + i * j + seed) % 7 - 3
-        return real + 1j * ((i + 2 * j + seed) % 5 - 2) if descriptor.dtype.kind == "c" else real
-
-    return numbers
 
 
 def print_run(result: dict[str, Any]) -> None:

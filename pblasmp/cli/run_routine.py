@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..problems.files import RoutineFile
 from ..testing.level3 import dense, touched
 from .progress import Reporter
 
-__all__ = ["run_routine"]
+__all__ = ["integers", "run_routine"]
 
 Array = NDArray[Any]
 
@@ -51,7 +52,7 @@ def run_routine(ctx: Context, found: RoutineFile, algo: str, reporter: Reporter)
 def _values(found: RoutineFile) -> tuple[dict[str, Array], Array]:
     """Return the whole matrices, and what D's must hold afterwards."""
     p = found.problem
-    wholes = {name: _integers(seed, parent) for seed, (name, parent) in enumerate(found.parents.items())}
+    wholes = {name: _whole(seed, parent) for seed, (name, parent) in enumerate(found.parents.items())}
     parts = {name: whole[found.windows[name]] for name, whole in wholes.items()}
     flags = {name: getattr(p, name) for name in p.traits.options}
     if p.traits.solves:
@@ -65,11 +66,18 @@ def _values(found: RoutineFile) -> tuple[dict[str, Array], Array]:
     return wholes, expected.astype(found.parents["d"].dtype)
 
 
-def _integers(seed: int, descriptor: MatrixDescriptor) -> Array:
-    """Return a matrix of small integers in double precision, complex for a complex matrix."""
-    i, j = np.ogrid[: descriptor.shape[0], : descriptor.shape[1]]
-    real: Array = ((3 * i + 5 * j + i * j + seed) % 7 - 3).astype(float)
-    return real + 1j * ((i + 2 * j + seed) % 5 - 2) if descriptor.dtype.kind == "c" else real
+def integers(seed: int, descriptor: MatrixDescriptor) -> Callable[[Array, Array], Array]:
+    """Return a function of indices whose values are small integers, complex for a complex matrix. Local."""
+
+    def values(i: Array, j: Array) -> Array:
+        real: Array = (3 * i + 5 * j + i * j + seed) % 7 - 3.0
+        return real + 1j * ((i + 2 * j + seed) % 5 - 2) if descriptor.dtype.kind == "c" else real
+
+    return values
+
+
+def _whole(seed: int, descriptor: MatrixDescriptor) -> Array:
+    return integers(seed, descriptor)(*np.ogrid[: descriptor.shape[0], : descriptor.shape[1]])
 
 
 def _make_solvable(a: Array) -> None:

@@ -93,9 +93,7 @@ class Verdict:
         return f"applies: {self.why}" if self.applies and self.why else self.why or "applies"
 
 
-def survey(
-    engine: Engine, problem: AnyProblem, options: Options, operands: Planned = None
-) -> dict[str, Verdict]:
+def survey(engine: Engine, problem: AnyProblem, options: Options) -> dict[str, Verdict]:
     """Return by name the verdict on every algorithm for ``problem``, which says which one is taken.
 
     Collective over the context.
@@ -104,7 +102,11 @@ def survey(
         UnsupportedError: there is no algorithm called ``options.algo`` for this problem.
     """
     known = known_for(engine, problem, options)
-    found = {name: _judge(engine, row, problem, options, operands) for name, row in known.items()}
+    found: dict[str, tuple[Any, str]] = {}  # by name, the problem as it sees it, and why it refuses that
+    for name, row in known.items():
+        viewed = row.view(problem)
+        refused = isinstance(viewed, str)
+        found[name] = (None, viewed) if refused else (viewed, row.refusal(engine, viewed, options, None))
     measured = _measured(engine, problem, options)
     costs = {
         name: (measured.get(name, math.inf), row.cost(engine, found[name][0], options))
@@ -173,16 +175,6 @@ def known_for(
         names = ", ".join(map(repr, ("auto", *known)))
         raise UnsupportedError(f"{argument}: the {engine.name} engine has {names} here, got {options.algo!r}")
     return known
-
-
-def _judge(
-    engine: Engine, row: Method, problem: AnyProblem, options: Options, operands: Planned
-) -> tuple[Any, str]:
-    """Return the problem as the algorithm sees it, and why the algorithm refuses it or an empty string."""
-    viewed = row.view(problem)
-    if isinstance(viewed, str):
-        return None, viewed
-    return viewed, row.refusal(engine, viewed, options, operands)
 
 
 def _measured(engine: Engine, problem: AnyProblem, options: Options) -> dict[str, float]:

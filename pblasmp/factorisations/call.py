@@ -267,13 +267,12 @@ class FactorisationCall(UserCall[T]):
             made.local[...] = 0
         return made
 
-    def singular(self, info: int, *, complete: bool = False) -> NoReturn:
+    def singular(self, info: int) -> NoReturn:
         """Raise the error, as all ranks do."""
-        factors = "; the factors are complete" if complete else ""
         with self.ctx.agreement(self.name):
             raise FactorisationError.at(
                 info - 1,
-                f"{self.name}: the matrix is exactly singular: a zero on the diagonal at index {info - 1}{factors}",
+                f"{self.name}: the matrix is exactly singular: a zero on the diagonal at index {info - 1}",
             )
         raise AssertionError
 

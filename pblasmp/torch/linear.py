@@ -312,23 +312,9 @@ class ColumnParallelLinear(_ParallelLinear):
         form = "matmul_allgather" if gather_output else "matmul_local"
         form = "allgather_matmul" if sequence_parallel else form
         super().__init__(
-            in_features,
-            out_features,
-            bias,
-            ctx,
-            sequence_parallel,
-            sequence_dim,
-            skip_bias_add,
-            gradient_accumulation_fusion,
-            device,
-            dtype,
-            linear,
-            device_mesh,
-            scales,
-            form,
-            algo,
-            backward_algo,
-        )
+            in_features, out_features, bias, ctx, sequence_parallel, sequence_dim, skip_bias_add,
+            gradient_accumulation_fusion, device, dtype, linear, device_mesh, scales, form, algo, backward_algo,
+        )  # fmt: skip
         self.gather_output = gather_output
 
 
@@ -398,23 +384,9 @@ class RowParallelLinear(_ParallelLinear):
         form = "matmul_allreduce" if input_is_parallel else "split_matmul_allreduce"
         form = "matmul_reduce_scatter" if sequence_parallel else form
         super().__init__(
-            in_features,
-            out_features,
-            bias,
-            ctx,
-            sequence_parallel,
-            sequence_dim,
-            skip_bias_add,
-            gradient_accumulation_fusion,
-            device,
-            dtype,
-            linear,
-            device_mesh,
-            scales,
-            form,
-            algo,
-            backward_algo,
-        )
+            in_features, out_features, bias, ctx, sequence_parallel, sequence_dim, skip_bias_add,
+            gradient_accumulation_fusion, device, dtype, linear, device_mesh, scales, form, algo, backward_algo,
+        )  # fmt: skip
         self.input_is_parallel = input_is_parallel
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None, mains: tuple[Tensor, ...]) -> Tensor:

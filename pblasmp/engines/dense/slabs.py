@@ -20,7 +20,7 @@ from ...dtypes import accumulation_dtype
 from ...layout import Level3Problem, MatmulProblem, ParallelProblem
 from ..arrays import same_memory
 from ..composite import QueuedProduct
-from ..local.epilogue import Finish, number, read_by_host
+from ..local.epilogue import Finish, number
 from ..local.slab_terms import Slabs, matmul_slabs, routine_slabs
 from ..local.triangles import Gemm
 from ..method import type_refusal
@@ -55,7 +55,7 @@ class SlabProduct(QueuedProduct):
         operands: Operands,
         finish: Finish | None = None,
     ) -> None:
-        self.path, self._way = way, way
+        self.path = way
         operations, rank, d = engine.operations, engine.transport.rank, slabs.d
         self._slabs, self._options, self._engine, self._finish = slabs, options, engine, finish
         self._coords = d.grid.coords(rank) if rank < d.grid.size else None
@@ -82,7 +82,7 @@ class SlabProduct(QueuedProduct):
         self._late = slabs.in_place and (len(self._panels.panels) > 1 or slabs.operands[-1].in_place)
         temporary = self._temporary(operands)
         self.replays = finish is None
-        self._why_no_graph = read_by_host(operands)
+        self._why_no_graph = "" if finish is None else Finish.why_no_graph(operands)
         scratch = 0
         if temporary and self._coords is not None:
             scratch = math.prod(d.local_shape(rank)) * exact.itemsize

@@ -44,6 +44,14 @@ class Finish:
         given = operands is not None and (operands.epilogue is not None or operands.scales is not None)
         return given or is_float8(p.d.dtype)
 
+    @staticmethod
+    def why_no_graph(operands: Operands) -> str:
+        """Return why what follows a product cannot be recorded as a CUDA graph, or an empty string. Local."""
+        e = operands.epilogue
+        if e is not None and {"bias_grad", "bias_grad_a", "bias_grad_b"} & {*e.given}:
+            return "gradients of a bias are summed with indices that are copied from the host"
+        return read_by_host(operands)
+
     def __call__(self, x: Array, operands: Operands, *, epilogue: bool = True) -> None:
         """Finish ``x``, this rank's part of the product in the type that it is summed in, in place.
 

@@ -209,6 +209,12 @@ def test_what_reads_scales_on_the_host_is_no_graph(ctx, lib, monkeypatch, algo):
                     pb.UnsupportedError, match="scales of A and B that are arrays are read by the host"
                 ):
                     plan.graph()
+    x = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1))
+    gradient = pb.Epilogue(bias_grad_a=ctx.engine.empty((4, 1), x.dtype, "C", 1)[:, 0])
+    with pb.plan(pb.matmul, ctx.zeros(x), ctx.zeros(x), epilogue=gradient, algo=algo) as plan:
+        plan()
+        with pytest.raises(pb.UnsupportedError, match="gradients of a bias are summed with indices"):
+            plan.graph()
 
 
 def test_an_epilogue_cannot_follow_an_eight_bit_d(ctx, lib):

@@ -335,7 +335,6 @@ class PushedProduct(Product):
         self._finish = Finish(engine, p) if follows and why else None
         self._by_kernel = follows and not why
         self._why_no_graph = why or read_by_host(operands)
-        self._inside = engine.transport.rank < p.d.grid.size
         plan = push_plan(p, engine.transport.size)
         self._conjugates = [conjugated_first(p, plan, which) for which in (0, 1)]
         self._exact = accumulation_dtype(p.d.dtype)
