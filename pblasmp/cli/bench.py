@@ -115,13 +115,13 @@ def measure(
         others: returns more contenders for a product and its operands x and w, by name, and why some are left out. With
             ``algo="all"`` they are timed, too.
     """
-    shapes = options.shapes or default_shapes(ctx.size, on_gpus=ctx.engine.device is not None)
+    shapes = options.shapes or default_shapes(ctx.size, on_gpus=ctx.engine.traits.on_gpus)
     with ctx.agreement("pblasmp bench"):
         _validate(options)
         for name in options.products:
             for shape in shapes:
                 require_even(name, shape, ctx.size)
-    dtype = options.dtype or ("float32" if ctx.engine.device is None else "bfloat16")
+    dtype = options.dtype or ("bfloat16" if ctx.engine.traits.on_gpus else "float32")
     itemsize = as_dtype(dtype).itemsize
     sections = {}
     for name in options.products:
@@ -210,7 +210,7 @@ def _case(
         asked, all_of_them = ("auto", True) if options.algo == "all" else (options.algo, False)
         plans = {OWN: plan_of(asked)}
         report, result = plans[OWN].report(), plans[OWN]()
-        if name == "allgather_matmul" and ctx.engine.device is not None:
+        if name == "allgather_matmul" and ctx.engine.traits.on_gpus:
             plans[SYMMETRIC] = plan_of(asked, result)
             plans[SYMMETRIC].input_buffer()[...] = separate.x
         found = {algo: plan_if_it_applies(algo) for algo in report.algorithms if all_of_them}

@@ -96,7 +96,7 @@ def _values(step: int, i: Any, j: Any) -> Any:
 def _work(engine: EngineName, reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
     with Context(engine=engine) as ctx, reporter.errors():
-        grid, gpus = Grid.squarest(ctx.size), ctx.engine.device is not None
+        grid, gpus = Grid.squarest(ctx.size), ctx.engine.traits.on_gpus
         problem = MatmulProblem.gemm(_ORDER, _ORDER, _ORDER, grid, 64, dtype="float32")
         a, b = (ctx.from_function(partial(_values, step), x) for step, x in ((2, problem.a), (3, problem.b)))
         wrong: dict[str, str] = {}

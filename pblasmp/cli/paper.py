@@ -80,7 +80,7 @@ def _measure(engine: EngineName, reporter: Reporter) -> dict[str, Any]:
         calls = [(each.problem, each) for each in (product, routine, *factorisations)]
         calls += [(each.problem, partial(each, x)) for each in forms]
         entry["calls"] = measure_calls(ctx.engine, ctx.comm, entry, calls)
-        gpus = ctx.engine.device is not None
+        gpus = ctx.engine.traits.on_gpus
         return {
             "entry": entry, "machine": ctx.engine.machine, "engine": "gpu" if gpus else "host",
             "memory_bytes": _memory(ctx, gpus=gpus), "leads": ctx.rank == 0,
@@ -89,7 +89,7 @@ def _measure(engine: EngineName, reporter: Reporter) -> dict[str, Any]:
 
 def _operands(ctx: Any) -> tuple[Any, Any]:
     """Return x and w of tensor-parallel products, on GPUs of those that take the algorithms of large ones. Local."""
-    n, kind = (8, "float32") if ctx.engine.device is None else (_LARGE, "bfloat16")
+    n, kind = (_LARGE, "bfloat16") if ctx.engine.traits.on_gpus else (8, "float32")
     x, w = (ctx.engine.empty((n, n), as_dtype(kind), "C", n) for _ in range(2))
     x[...], w[...] = 0, 0
     return x, w

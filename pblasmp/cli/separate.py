@@ -38,7 +38,7 @@ class Separate:
         self.x = self._numbers((t // p if name == "allgather_matmul" else t, k // p if sums else k), dtype)
         self.w = self._numbers((n, k // p if sums else k), dtype)
         # MPI cannot sum 16-bit types
-        travels = accumulation_dtype(dtype) if ctx.engine.device is None else dtype
+        travels = dtype if ctx.engine.traits.on_gpus else accumulation_dtype(dtype)
         self._gathered = self._empty((t, k), dtype) if name == "allgather_matmul" else self.x
         self._part = self._empty((t, n), travels if sums else dtype)
         self._sent = self._empty((t // p, n), travels) if name == "matmul_reduce_scatter" else None
@@ -48,7 +48,7 @@ class Separate:
     @staticmethod
     def name(ctx: Context) -> str:
         """Return its name in reports. Local."""
-        return "MPI + BLAS" if ctx.engine.device is None else "NCCL + cuBLAS"
+        return "NCCL + cuBLAS" if ctx.engine.traits.on_gpus else "MPI + BLAS"
 
     def _numbers(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
         random = self._shared if self._name == "matmul_allgather" and not hasattr(self, "x") else self._random
@@ -85,7 +85,7 @@ class Separate:
         return self._y
 
     def _collective(self, name: str, source: Array, target: Array) -> None:
-        if self._ctx.engine.device is None:
+        if not self._ctx.engine.traits.on_gpus:
             self._by_mpi(name, source, target)
             return
         import cupy

@@ -76,9 +76,9 @@ def _cases(options: TuneOptions, ranks: int, *, on_gpus: bool) -> list[tuple[For
 def _work(options: TuneOptions, reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
     with Context(engine=options.engine) as ctx, reporter.errors():
-        dtype = options.dtype or ("float32" if ctx.engine.device is None else "bfloat16")
+        dtype = options.dtype or ("bfloat16" if ctx.engine.traits.on_gpus else "float32")
         with ctx.agreement("pblasmp tune"):
-            cases = _cases(options, ctx.size, on_gpus=ctx.engine.device is not None)
+            cases = _cases(options, ctx.size, on_gpus=ctx.engine.traits.on_gpus)
             for name, shape in cases:
                 require_even(name, shape, ctx.size)
         rows, file, reason = [], "", ""

@@ -258,7 +258,7 @@ def measure_speed(engine: Engine, comm: Communicator) -> tuple[int, dict[str, fl
 
 
 def _kind(engine: Engine) -> str:
-    return "gpu" if engine.traits.queues else "host"
+    return "gpu" if engine.traits.on_gpus else "host"
 
 
 def _curve(

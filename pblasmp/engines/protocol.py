@@ -291,12 +291,14 @@ class Traits:
     """What distinguishes one kind of engine from another.
 
     Attributes:
+        on_gpus: each rank computes on a GPU, whose memory its local arrays are in.
         queues: a run returns when its work is queued: the ranks agree while a product is prepared, but not in its runs.
         records: queued work can be recorded as a CUDA graph.
         overlaps_messages: messages travel on their own while a product is computed.
         fast_products: products are so fast, compared with other work, that a triangle is better filled up for one.
     """
 
+    on_gpus: bool
     queues: bool
     records: bool
     overlaps_messages: bool

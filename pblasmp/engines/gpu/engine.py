@@ -54,7 +54,7 @@ class GpuEngine:
     """
 
     name = "cublasmp"
-    traits = Traits(queues=True, records=True, overlaps_messages=True, fast_products=True)
+    traits = Traits(on_gpus=True, queues=True, records=True, overlaps_messages=True, fast_products=True)
     measured: Any = None
     direct: Direct | None
     methods: Sequence[Method] = METHODS

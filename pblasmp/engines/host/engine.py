@@ -42,7 +42,7 @@ class HostEngine:
     """
 
     name = "host"
-    traits = Traits(queues=False, records=False, overlaps_messages=False, fast_products=False)
+    traits = Traits(on_gpus=False, queues=False, records=False, overlaps_messages=False, fast_products=False)
     remarks: tuple[str, ...] = ()
     measured: Any = None
     xp: Any = np

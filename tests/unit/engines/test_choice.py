@@ -53,7 +53,9 @@ def engine(nodes=NODES, fits=None, why_not_shared="", rows=METHODS, queues=False
     )
     return SimpleNamespace(
         name="host", transport=transport, operations=operations, methods=rows, measured=None,
-        traits=Traits(queues=queues, records=queues, overlaps_messages=queues, fast_products=queues),
+        traits=Traits(
+            on_gpus=queues, queues=queues, records=queues, overlaps_messages=queues, fast_products=queues
+        ),
     )  # fmt: skip
 
 
