@@ -104,89 +104,39 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "ArgumentError": "errors",
-    "ArgumentTypeError": "errors",
-    "ClosedError": "errors",
-    "Context": "context",
-    "DistributedMatrix": "matrix",
-    "Epilogue": "epilogue",
-    "FactorisationError": "errors",
-    "Grid": "layout",
-    "LayoutError": "errors",
-    "Level3Problem": "layout",
-    "LibraryNotFoundError": "errors",
-    "MatmulProblem": "layout",
-    "MatrixDescriptor": "layout",
-    "PblasmpError": "errors",
-    "Plan": "plans",
-    "QrFactors": "factorisations",
-    "RankMismatchError": "errors",
-    "Report": "report",
-    "Scales": "scales",
-    "StatusError": "errors",
-    "UnsupportedError": "errors",
-    "Verdict": "engines.method",
-    "Verification": "verification",
-    "advise": "costs.advise",
-    "algorithms": "planning",
-    "allclose": "reductions",
-    "allgather_matmul": "tensor_parallel",
-    "amax": "vectors",
-    "asum": "vectors",
-    "axpy": "vectors",
-    "cho_solve": "factorisations",
-    "cholesky": "factorisations",
-    "cond_estimate": "factorisations",
-    "eigh": "factorisations",
-    "copy": "vectors",
-    "dot": "vectors",
-    "dotc": "vectors",
-    "draw": "drawing",
-    "geadd": "level3",
-    "gemv": "vectors",
-    "ger": "vectors",
-    "gerc": "vectors",
-    "hemm": "level3",
-    "hemv": "vectors",
-    "her": "vectors",
-    "her2": "vectors",
-    "her2k": "level3",
-    "herk": "level3",
-    "herkx": "level3",
-    "inv": "factorisations",
-    "load_problem": "problems.files",
-    "lstsq": "factorisations",
-    "lu": "factorisations",
-    "lu_solve": "factorisations",
-    "matmul": "products",
-    "matmul_allgather": "tensor_parallel",
-    "matmul_allreduce": "tensor_parallel",
-    "matmul_reduce_scatter": "tensor_parallel",
-    "nrm2": "vectors",
-    "numroc": "layout",
-    "plan": "planning",
-    "qr": "factorisations",
-    "scal": "vectors",
-    "slogdet": "factorisations",
-    "solve": "factorisations",
-    "swap": "vectors",
-    "predict": "costs.predict",
-    "symm": "level3",
-    "symv": "vectors",
-    "syr": "vectors",
-    "syr2": "vectors",
-    "syr2k": "level3",
-    "syrk": "level3",
-    "syrkx": "level3",
-    "tradd": "level3",
-    "trmm": "level3",
-    "trmv": "vectors",
-    "trsm": "level3",
-    "trsv": "vectors",
-    "tune": "planning",
-    "verify": "verification",
+_NAMES = {
+    "context": "Context",
+    "costs.advise": "advise",
+    "costs.predict": "predict",
+    "drawing": "draw",
+    "engines.method": "Verdict",
+    "epilogue": "Epilogue",
+    "errors": (
+        "ArgumentError ArgumentTypeError ClosedError FactorisationError LayoutError LibraryNotFoundError "
+        "PblasmpError RankMismatchError StatusError UnsupportedError"
+    ),
+    "factorisations": (
+        "QrFactors cho_solve cholesky cond_estimate eigh inv lstsq lu lu_solve qr slogdet solve"
+    ),
+    "layout": "Grid Level3Problem MatmulProblem MatrixDescriptor numroc",
+    "level3": "geadd hemm her2k herk herkx symm syr2k syrk syrkx tradd trmm trsm",
+    "matrix": "DistributedMatrix",
+    "planning": "algorithms plan tune",
+    "plans": "Plan",
+    "problems.files": "load_problem",
+    "products": "matmul",
+    "reductions": "allclose",
+    "report": "Report",
+    "scales": "Scales",
+    "tensor_parallel": "allgather_matmul matmul_allgather matmul_allreduce matmul_reduce_scatter",
+    "vectors": (
+        "amax asum axpy copy dot dotc gemv ger gerc hemv her her2 nrm2 scal swap symv syr syr2 trmv trsv"
+    ),
+    "verification": "Verification verify",
 }
+"""The public names, by the module that has them."""
+
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 # for users; pblasmp.torch, too, which needs PyTorch
 _MODULES = {"layout", "pblas", "tensor_parallel", "testing"}
@@ -196,7 +146,8 @@ _OF_VALUES = {
     "made_from": "problems.tables",
     "to_toml": "problems.schema",
     "traffic": "costs.traffic",
-}  # methods of layouts, and the modules that compute them
+}
+"""Methods of layouts, and the modules that compute them."""
 
 __all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604
 
