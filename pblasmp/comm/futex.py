@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waiting until another process changes a word of shared memory: Linux's futex, as x86-64 has it.
 
-A rank polls, then yields its core, then sleeps.
+A rank polls, then yields its core, then sleeps; at once if other programs need the cores.
 
 Source: futex(2) in the Linux manual.
 """

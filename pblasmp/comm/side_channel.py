@@ -26,6 +26,10 @@ __all__ = ["Meeting", "NoteTransport", "SideChannel", "nap", "number_open", "tex
 YIELDS = 500  # polls that yield the core before a wait sleeps: a sleep takes longer
 WOKEN_YIELDS = 100  # the same if another rank ends the sleep: meanwhile, ranks that work have one core less
 SPINS = 50_000  # polls of a wait that is not patient, before it sleeps nevertheless
+_SLICE_SECONDS = 1e-3  # a process that keeps a core for longer after a yield does not wait, but computes
+_CROWDED = 32
+"""Waits that then sleep at once. To Linux a yield gives up a whole turn of several milliseconds, a sleep does not."""
+
 _PAUSE_SECONDS = 2e-5
 _SHARE, _LONGEST_SECONDS = 0.02, 5e-3  # length of a nap: a share of the time waited so far, and at most
 _POLLS = 64  # between two looks for notes
@@ -143,6 +147,7 @@ class SideChannel:
         self._turn = threading.RLock()
         self._reading = threading.Lock()
         self._looks = 0
+        self._crowded = 0  # waits to come that sleep at once
         self._gives_up = False
         # number of looks when the note was read, and the time
         self._heard_at: tuple[int, float] | None = None
@@ -208,7 +213,7 @@ class SideChannel:
             done: called again and again.
             patient: leave the core to other processes meanwhile.
             pause: replaces polling: sleeps until it may be done, but not for long.
-            sleep: like ``pause``, but used only after polling for a while.
+            sleep: like ``pause``, but used only after polling for a while, or at once if other programs need the cores.
             place: where all ranks wait for each other, if this is such a wait.
             for_runs: this is a wait for work that was queued on the device.
 
@@ -219,6 +224,9 @@ class SideChannel:
         polls, stalls = 0, began + _STALL_SECONDS
         yields = YIELDS if sleep is None else min(YIELDS, WOKEN_YIELDS)
         stalled = False
+        if sleep is not None and self._crowded:
+            self._crowded -= 1
+            pause = sleep
         while not done():
             polls += 1
             if pause is None and polls == (yields if patient else SPINS):
@@ -226,12 +234,13 @@ class SideChannel:
                 pause = sleep or (partial(nap, began) if place is not None else None)
             if pause is not None:
                 pause()
-            elif patient:
-                _pause(polls)
-            if pause is None and polls % _POLLS:
-                continue
-            if hasattr(os, "sched_yield"):  # other programs may need the core
-                os.sched_yield()
+            else:
+                looks = not polls % _POLLS
+                kept = _pause(polls) if patient else looks and _yield()
+                if kept and sleep is not None:
+                    self._crowded, pause = _CROWDED, sleep
+                if not looks:
+                    continue
             self.check()
             if for_runs:
                 self._check_runs()
@@ -461,12 +470,21 @@ def nap(since: float) -> None:
     time.sleep(min(max(_PAUSE_SECONDS, _SHARE * (time.monotonic() - since)), _LONGEST_SECONDS))
 
 
-def _pause(polls: int) -> None:
-    """Leave the core to other processes for a moment."""
+def _pause(polls: int) -> bool:
+    """Leave the core to other processes for a moment; return whether one of them has kept it for long."""
     if polls < YIELDS and hasattr(os, "sched_yield"):
-        os.sched_yield()
-    else:
-        time.sleep(_PAUSE_SECONDS)
+        return _yield()
+    time.sleep(_PAUSE_SECONDS)
+    return False
+
+
+def _yield() -> bool:
+    """Leave the core to a process that waits for it; return whether it has kept the core for long."""
+    if not hasattr(os, "sched_yield"):
+        return False
+    since = time.perf_counter()
+    os.sched_yield()
+    return time.perf_counter() - since > _SLICE_SECONDS
 
 
 def _after_fork() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import threading
@@ -430,6 +431,7 @@ def test_a_cause_is_told_once_and_a_closed_context_tells_nothing(channels):
 
 def test_a_long_wait_sleeps_instead_of_polling(channels, monkeypatch):
     did = []
+    monkeypatch.setattr(side_channel.time, "perf_counter", lambda: 0.0)  # no other program has the core
     monkeypatch.setattr(channels[0], "look", lambda: did.append("look"))
     for name in ("WOKEN_YIELDS", "YIELDS"):  # a rank that another one wakes sleeps sooner
         monkeypatch.setattr(side_channel, name, 3)
@@ -459,10 +461,38 @@ def test_a_patient_wait_leaves_the_core_and_looks_now_and_then(channels, monkeyp
         polls = iter(range(200))
         channels[0].until(lambda polls=polls: next(polls) == 199, patient=patient)
         assert pauses == expected
-        assert len(looks) == len(yields) == 199 // side_channel._POLLS
+        assert len(looks) == 199 // side_channel._POLLS
+        assert len(yields) == (0 if patient else len(looks)), "a pause has yielded"
         pauses.clear()
         looks.clear()
         yields.clear()
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_waits_sleep_at_once_while_other_programs_keep_the_cores(channels, monkeypatch, patient):
+    clock, slept = [100.0], []
+
+    def other_programs(seconds):
+        monkeypatch.setattr(side_channel.os, "sched_yield", lambda: clock.__setitem__(0, clock[0] + seconds))
+
+    def polls_before_it_sleeps():
+        """How often the wait polls before its first sleep, which ends it, or 300 times."""
+        polls = itertools.count()
+        slept.clear()
+        channels[0].until(
+            lambda: slept or next(polls) == 300, patient=patient, sleep=lambda: slept.append(next(polls) - 1)
+        )
+        return slept[0] if slept else None
+
+    monkeypatch.setattr(side_channel.time, "perf_counter", lambda: clock[0])
+    other_programs(2e-6)
+    assert [polls_before_it_sleeps() for _ in range(3)] == [None] * 3
+    other_programs(2e-3)
+    first = 1 if patient else side_channel._POLLS
+    found = [polls_before_it_sleeps() for _ in range(side_channel._CROWDED + 2)]
+    assert found == [first, *[0] * side_channel._CROWDED, first], "then it tries again"
+    other_programs(2e-6)
+    assert [polls_before_it_sleeps() for _ in range(side_channel._CROWDED + 1)][-1] is None
 
 
 def test_a_patient_wait_for_other_ranks_sleeps_the_longer_it_lasts(channels, monkeypatch):
