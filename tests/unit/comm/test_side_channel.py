@@ -476,11 +476,11 @@ def test_waits_sleep_at_once_while_other_programs_keep_the_cores(channels, monke
         monkeypatch.setattr(side_channel.os, "sched_yield", lambda: clock.__setitem__(0, clock[0] + seconds))
 
     def polls_before_it_sleeps():
-        """How often the wait polls before its first sleep, which ends it, or 300 times."""
+        """How often the wait polls before its first sleep, which ends it, or 90 times."""
         polls = itertools.count()
         slept.clear()
         channels[0].until(
-            lambda: slept or next(polls) == 300, patient=patient, sleep=lambda: slept.append(next(polls) - 1)
+            lambda: slept or next(polls) == 90, patient=patient, sleep=lambda: slept.append(next(polls) - 1)
         )
         return slept[0] if slept else None
 
