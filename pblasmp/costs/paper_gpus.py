@@ -49,6 +49,7 @@ class _GpuOperations(PaperOperations):
     """The operations of a GPU, which count instead of computing."""
 
     grid_panels: Any = None  # the model moves matrices to panels
+    spread: Any = None  # and counts the blocks on the diagonal as solved
     shared_from, shared_width = GpuFactorOperations.shared_from, GpuFactorOperations.shared_width
     gemqrt: Any = None  # reflectors are applied by products
     tile, band = GpuFactorOperations.tile, GpuFactorOperations.band

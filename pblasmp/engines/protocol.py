@@ -163,6 +163,7 @@ class FactorOperations(Operations, Protocol):
         shared_from: elements that each of these ranks has of a panel, at least: for small ones, the host of every rank
             takes longer than its GPU.
         shared_width: columns of a shared panel, or as many as a block has if it is narrower.
+        spread: makes few right-hand sides that move while panels stay; None: ``dense.sweeps.Spread``.
         gemqrt: ``gemqrt(v, t, x, adjoint=...)`` replaces x by Q x, or by the adjoint's product with x, for the
             reflectors that ``geqrt`` leaves in v and t; both then take matrices of any shape, and a t of fewer rows
             than columns, which has the Ts of as many columns each, side by side. None: products are used.
@@ -174,6 +175,7 @@ class FactorOperations(Operations, Protocol):
     grid_panels: Any
     shared_from: int
     shared_width: int
+    spread: Any
     gemqrt: Any
 
     def factoring(self) -> AbstractContextManager[None]:

@@ -35,6 +35,7 @@ from tests.helpers.fakelt import FakeLt
 
 _QUEUED = (
     "gemm",
+    "gemv",
     "gemm_strided_batched",
     "trmm",
     "symm",
@@ -359,6 +360,7 @@ class FakeGpu:
             comm_abort=self._abort,
             all_reduce=self._all_reduce,
             broadcast=self._broadcast,
+            reduce=self._reduce,
             group_start=lambda: self.group.append([]),
             group_end=self._group_end,
             send=partial(self._message, "send"),
@@ -408,7 +410,7 @@ class FakeGpu:
     @staticmethod
     def _queued_nccl() -> dict[str, Any]:
         """NCCL's collectives, which a GPU would wait in, and no host."""
-        return {name: lambda *_: None for name in ("reduce_scatter", "reduce", "all_gather")}
+        return {name: lambda *_: None for name in ("reduce_scatter", "all_gather")}
 
     def _message(self, name: str, at: int, nbytes: int, kind: int, peer: int, comm: Any, stream: int) -> None:
         """One of NCCL's messages, by MPI."""
@@ -448,20 +450,43 @@ class FakeGpu:
         if ranks is None:
             return
         array = np.frombuffer((ctypes.c_char * nbytes).from_address(of), dtype)
-        mine, everyones = array.copy(), nan_bytes(ranks.size * nbytes)
+        each = self._everyones(array, ranks)
+        array[...] = sum(each) if operation == NCCL_SUM else each.max(axis=0)
+
+    def _everyones(self, array: np.ndarray, ranks: Any) -> np.ndarray:
+        """All ranks' arrays, which each reads when all have come."""
+        mine, everyones = array.copy(), nan_bytes(ranks.size * array.nbytes)
         _KEPT.append((mine, everyones))
         self.finish([ranks.Iallgather((mine.view(np.uint8), _bytes()), (everyones, _bytes()))])
         if not self.stuck:
             _KEPT.pop()
-        each = everyones.view(dtype).reshape(ranks.size, count)
-        array[...] = sum(each) if operation == NCCL_SUM else each.max(axis=0)
+        return everyones.view(array.dtype).reshape(ranks.size, -1)
+
+    def _reduce(
+        self, of: int, to: int, count: int, kind: int, operation: int, root: int, comm: Any, stream: int
+    ) -> None:
+        """NCCL's sum at one rank, by MPI: the other ranks' memory stays as it is."""
+        self.events.append(("reduce", stream, root, count))
+        if self.comm is None or self.lt is not None:
+            return
+        names = {number: name for name, number in REDUCED_TYPES.items() if "complex" not in name}
+        assert (operation, stream) == (NCCL_SUM, self.stream)
+        dtype, ranks = np.dtype(names[kind]), self.communicators[int(comm)]
+        each = self._everyones(fakelapack.vector(of, count, dtype), ranks)
+        if ranks.rank == root:
+            fakelapack.vector(to, count, dtype)[...] = sum(each)
 
     def _broadcast(self, of: int, to: int, nbytes: int, kind: int, root: int, comm: Any, stream: int) -> None:
-        """NCCL's broadcast in place, by MPI."""
+        """NCCL's broadcast by MPI: one in place is under way until a stream waits for it."""
         self.events.append(("broadcast", stream, root, nbytes))
         if self.comm is None or self.lt is not None:
             return
-        assert (of, kind) == (to, 1)
+        assert kind == 1
+        if of != to:
+            assert stream == self.stream
+            each = self._everyones(fakelapack.vector(of, nbytes, "u1"), self.communicators[int(comm)])
+            fakelapack.vector(to, nbytes, "u1")[...] = each[root]
+            return
         memory = (ctypes.c_char * nbytes).from_address(of)
         self.under_way.setdefault(stream, []).append(self.comm.Ibcast(memory, root))
 

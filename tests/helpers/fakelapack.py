@@ -65,6 +65,7 @@ def kernels(code: str, options: tuple[str, ...]) -> Any:
         played["pairs"] = partial(_pairs, int(macros["MOST"]))
     if "WIDTH" in macros:
         played["invert"] = partial(_invert, int(macros["WIDTH"]))
+        played["triangles"] = partial(_triangles, int(macros["WIDTH"]))
         played["refine"] = partial(_refine, int(macros["WIDTH"]), float(macros.get("LIMIT", 0)))
     return SimpleNamespace(get_function=lambda name: _Kernel(played.get(name), kind))
 
@@ -191,11 +192,12 @@ def _invert(
     n: int,
     copies: int,
     inverses: int,
+    apart: int,
+    ld: int,
     conditions: int,
 ) -> None:
-    both = [matrix(at, width, n, width, kind) for at in (copies, inverses)]
-    for each in both:
-        each[...] = 0
+    if copies:
+        matrix(copies, width, n, width, kind)[...] = 0
     for start in range(0, n, width):
         size = min(width, n - start)
         at = a + start * (down + across) * kind.itemsize
@@ -203,14 +205,33 @@ def _invert(
         for i in range(size):
             for j in range(i + 1):
                 block[i, j] = vector(at + (i * down + j * across) * kind.itemsize, 1, kind)[0]
-        both[0][:size, start : start + size] = block
+        if copies:
+            matrix(copies, width, n, width, kind)[:size, start : start + size] = block
         with np.errstate(all="ignore"):
             inverse = np.full_like(block, np.nan)
             if np.all(block.diagonal()):
                 inverse = np.tril(np.linalg.inv(block))
-            both[1][:size, start : start + size] = inverse
+            whole = np.zeros((width, size), kind)
+            whole[:size] = inverse
+            matrix(inverses + start * apart * kind.itemsize, width, size, ld, kind)[...] = whole
             sizes = [abs(each).sum(1).max() for each in (block, inverse)]
-        vector(conditions, -(-n // width), _REAL[kind])[start // width] = sizes[0] * sizes[1]
+        if conditions:
+            vector(conditions, -(-n // width), _REAL[kind])[start // width] = sizes[0] * sizes[1]
+
+
+def _triangles(
+    wide: int, kind: Any, a: int, ld: int, n: int, width: int, group: int, workers: int, rank: int, lower: int,
+    unit: int, out: int,
+) -> None:  # fmt: skip
+    mine = [k for k in range(-(-n // width)) if k // group % workers == rank]
+    for i, k in enumerate(mine):
+        size = min(width, n - k * width)
+        square = matrix(a + (i * width * ld + k * width) * kind.itemsize, size, size, ld, kind)
+        triangle = np.eye(wide, dtype=kind)
+        triangle[:size, :size] = np.tril(square) if lower else np.triu(square).T
+        if unit:
+            np.fill_diagonal(triangle, 1)
+        matrix(out + i * wide * (wide + 1) * kind.itemsize, wide, wide, wide, kind)[...] = triangle
 
 
 def _refine(

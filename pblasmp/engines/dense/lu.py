@@ -84,16 +84,15 @@ class LuJob(FactorSolveJob):
             identity(operations.xp, right)
         sides = sides_of(bench, panels, right, begins=begins)
         if op == "N":
-            for x in [] if begins else sides.arrays:
-                operations.swap_rows(x, 0, n, panels.pivots)
+            if not begins:
+                sides.swap(n, panels.pivots)
             sides.sweep(lower=True, unit=True)
             sides.count_all()
             sides.sweep(lower=False)
         else:
             sides.sweep(lower=False, op=op)
             sides.sweep(lower=True, unit=True, op=op)
-            for x in sides.arrays:
-                operations.swap_rows(x, 0, n, panels.pivots, back=True)
+            sides.swap(n, panels.pivots, back=True)
         sides.finish()
         bench.fence()
         if begins:  # A^-1 = (L U)^-1 P: its columns are permuted

@@ -8,12 +8,12 @@ they are: then the right-hand sides are spread over the workers, each of which h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from ..protocol import Operations, Transport
 from .factor_panels import FactorPanels, Workbench
 
-__all__ = ["Columns", "Dealt", "Spread", "columns_of", "sides_of", "sweep"]
+__all__ = ["Columns", "Dealt", "Sides", "Spread", "columns_of", "sides_of", "sweep"]
 
 Array = Any
 Columns = Sequence[tuple[Array, int]]
@@ -69,17 +69,30 @@ def sweep(
                 operations.trsm(1, square.T, x[first:stop], lower=not lower, unit=unit)
 
 
+class Sides(Protocol):
+    """Right-hand sides, which are replaced by solutions. Making one is local."""
+
+    def swap(self, last: int, pivots: Array, *, back: bool = False) -> None:
+        """Exchange rows 0 to ``last`` with those in ``pivots``, from 1; see ``FactorOperations``. Collective."""
+
+    def count_all(self) -> None:
+        """Let all rows count from now on. Local."""
+
+    def sweep(self, *, lower: bool, unit: bool = False, op: str = "N") -> None:
+        """Solve with a triangle of the matrix; see ``sweep``. Collective over the workers."""
+
+    def finish(self) -> None:
+        """Write the solutions to the panels of the right-hand sides. Collective over the workers."""
+
+
 class Dealt:
-    """Right-hand sides of which each worker has some columns. Making one is local.
+    """Right-hand sides of which each worker has some columns; see ``Sides``. Making one is local.
 
     Args:
         bench: where it is computed.
         panels: the matrix, which is final.
         right: the right-hand sides.
         begins: as for ``columns_of``.
-
-    Attributes:
-        arrays: those of this rank, to exchange their rows.
     """
 
     def __init__(
@@ -87,11 +100,15 @@ class Dealt:
     ) -> None:
         self._operations, self._panels = bench.operations, panels
         self._columns = columns_of(right, begins=begins)
-        self.arrays = [x for x, _ in self._columns]
+
+    def swap(self, last: int, pivots: Array, *, back: bool = False) -> None:
+        """Exchange rows of this rank's columns. Local."""
+        for x, _ in self._columns:
+            self._operations.swap_rows(x, 0, last, pivots, back=back)
 
     def count_all(self) -> None:
         """Let all rows count from now on. Local."""
-        self._columns = [(x, 0) for x in self.arrays]
+        self._columns = [(x, 0) for x, _ in self._columns]
 
     def sweep(self, *, lower: bool, unit: bool = False, op: str = "N") -> None:
         """Solve with a triangle of the matrix; see ``sweep``. Collective over the workers."""
@@ -105,7 +122,7 @@ class Dealt:
 class Spread:
     """Few right-hand sides: their sum over all ranks counts, and panels stay where they are. Making one is local.
 
-    Args and attributes as for ``Dealt``; the first rank has ``right``.
+    Args as for ``Dealt``; the first rank has ``right``.
     """
 
     def __init__(self, bench: Workbench, panels: FactorPanels, right: FactorPanels) -> None:
@@ -114,7 +131,10 @@ class Spread:
         shape = right.shape.rows, right.shape.cols
         self._whole = self._operations.scratch("spread", shape, right.dtype, "F")
         self._whole[...] = right.own(0) if right.mine else 0
-        self.arrays = [self._whole]
+
+    def swap(self, last: int, pivots: Array, *, back: bool = False) -> None:
+        """Exchange rows of all ranks' terms. Local."""
+        self._operations.swap_rows(self._whole, 0, last, pivots, back=back)
 
     def count_all(self) -> None:
         """Do nothing: all rows count. Local."""
@@ -134,12 +154,12 @@ class Spread:
             self._right.own(0)[...] = self._whole
 
 
-def sides_of(
-    bench: Workbench, panels: FactorPanels, right: FactorPanels, *, begins: bool = False
-) -> Dealt | Spread:
+def sides_of(bench: Workbench, panels: FactorPanels, right: FactorPanels, *, begins: bool = False) -> Sides:
     """Return right-hand sides in the form that their shape says. Local."""
     if panels.sends and right.shape.workers < panels.shape.workers:
-        return Spread(bench, panels, right)
+        spread = bench.operations.spread or Spread
+        sides: Sides = spread(bench, panels, right)
+        return sides
     return Dealt(bench, panels, right, begins=begins)
 
 

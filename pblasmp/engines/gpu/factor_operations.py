@@ -16,9 +16,11 @@ from ..dense.factor_panels import set_diagonal
 from .factor_panels import QueuedPanels
 from .grid_panels import GridPanels
 from .kernels.factor import FactorKernels
+from .kernels.lt import Op
 from .kernels.views import View
 from .operations import GpuOperations
 from .session import Session
+from .spread import QueuedSpread
 
 __all__ = ["GpuFactorOperations"]
 
@@ -35,6 +37,7 @@ class GpuFactorOperations(GpuOperations):
 
     Attributes:
         factor_width: columns of a panel; 0: by the order of the matrix.
+        kernels: what is compiled for them.
         inverts: equations and right-hand sides from which on ``trsm`` takes inverses of blocks.
     """
 
@@ -42,6 +45,7 @@ class GpuFactorOperations(GpuOperations):
     factor_alone = 0
     own_panels: Any = QueuedPanels
     grid_panels: Any = GridPanels
+    spread: Any = QueuedSpread
     shared_from = 6_000_000
     shared_width = 1024
     gemqrt: Any = None
@@ -51,7 +55,7 @@ class GpuFactorOperations(GpuOperations):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._lapack: Any = None
-        self._kernels = FactorKernels(self.xp)
+        self.kernels = FactorKernels(self.xp)
 
     @contextmanager
     def factoring(self) -> Iterator[None]:
@@ -80,10 +84,10 @@ class GpuFactorOperations(GpuOperations):
         square, below = a[:n], a[n:]
         if not n:
             return
-        found = self._kernels.look(self._current(), square)
+        found = self.kernels.look(self._current(), square)
         ld = _leading(a)
         self._solver("potrf", a, (int(FillMode.LOWER), n), (int(a.data.ptr), ld), (), found)
-        self._kernels.judge(self._current(), a, found, info, first)
+        self.kernels.judge(self._current(), a, found, info, first)
         if below.size:
             left = square.conj() if square.dtype.kind == "c" else square
             self.trsm(1, left, below.T, lower=True, unit=False)
@@ -100,14 +104,14 @@ class GpuFactorOperations(GpuOperations):
             super().trsm(alpha, a, x, lower=lower, unit=unit)
             return
         n, dtype = len(a), np.dtype(x.dtype)
-        width, lane, stream = self._kernels.leaf(dtype), self._lane, self._current()
+        width, lane, stream = self.kernels.leaf(dtype), self._lane, self._current()
         by_rows = x.strides[0] > x.strides[1]
         blocks, inverses = (
             self._room(f"{name} {lane}", (width, n), dtype) for name in ("blocks", "inverses")
         )
         conditions = self._room(f"conditions {lane}", (-(-n // width), 1), np.dtype(dtype.char.lower()))
         room = self._room(f"found {lane}", (x.shape[1], width) if by_rows else (width, x.shape[1]), dtype)
-        self._kernels.invert(stream, a if lower else a.T, blocks, inverses, conditions)
+        self.kernels.invert(stream, a if lower else a.T, blocks, inverses, conditions)
         starts = range(0, n, width)
         for start in starts if lower else reversed(starts):
             stop = min(start + width, n)
@@ -117,7 +121,46 @@ class GpuFactorOperations(GpuOperations):
             self.gemm(-1, a[start:stop, before], x[before], alpha, own)
             self.gemm(1, inverse if lower else inverse.T, own, 0, found)
             known = blocks[:, start:], inverses[:, start:], conditions[start // width :]
-            self._kernels.refine(stream, own, found, *known, turned=not lower)
+            self.kernels.refine(stream, own, found, *known, turned=not lower)
+
+    def apply(
+        self,
+        op: Op,
+        a: tuple[int, int, int, int],
+        x: int,
+        alpha: complex,
+        beta: complex,
+        y: int,
+        columns: int,
+        dtype: np.dtype,
+    ) -> None:
+        """Queue ``y = alpha op(a) x + beta y`` on addresses: it takes a third of the host's time of ``gemm``. Local.
+
+        Args:
+            op: "N" or "T".
+            a: address, rows, columns and leading dimension of a matrix in F order.
+            x, y: where rows of ``columns`` elements begin, one behind the other.
+            alpha, beta: scalars.
+            columns: of ``x`` and ``y``.
+            dtype: of all three.
+        """
+        at, rows, cols, ld = a
+        to, of = (rows, cols) if op == "N" else (cols, rows)
+        turned: Op = "T" if op == "N" else "N"
+        products, letter, lane = self._products, element_type(dtype).blas, self._lane
+        if products is None or products.cublas is None:
+            right, d = View(x, of, columns, columns, dtype), View(y, to, columns, columns, dtype)
+            self._gemm_ex(View(at, cols, rows, ld, dtype), right, d, turned, "N", alpha, beta, None)
+            return
+        stream = int(self._current().ptr)
+        if columns == 1:
+            products.gemv(
+                stream, letter, op, (rows, cols), alpha, beta, (at, ld, x, y), kind=dtype, lane=lane
+            )
+        else:
+            matrices = x, columns, at, ld, y, columns
+            sizes = columns, to, of
+            products.gemm(stream, letter, ("N", turned), sizes, alpha, beta, matrices, kind=dtype, lane=lane)
 
     def _room(self, name: str, shape: tuple[int, int], dtype: np.dtype) -> Array:
         """Return an array in F order in a buffer that only the current lane uses. Local."""
@@ -161,35 +204,35 @@ class GpuFactorOperations(GpuOperations):
         self._halves(a, pivots, info, first, 0, least)
         if least < a.shape[1]:
             rest = a[:, least:]
-            self._kernels.swap(self._current(), rest, pivots, first)
+            self.kernels.swap(self._current(), rest, pivots, first)
             self.trsm(1, a[:, :least], rest, lower=True, unit=True)
 
     def _halves(self, a: Array, pivots: Array, info: Array, first: int, start: int, stop: int) -> None:
         """Factor the columns from ``start`` to ``stop``, from row ``start`` on: first one half, then the other."""
-        base = self._kernels.width("lu", len(a) - start, np.dtype(a.dtype))
+        base = self.kernels.width("lu", len(a) - start, np.dtype(a.dtype))
         stream, width = self._current(), stop - start
         if width <= base:
             own = a[start:, start:stop]
-            self._kernels.lu(stream, own, pivots[start:stop], info, first + start)
+            self.kernels.lu(stream, own, pivots[start:stop], info, first + start)
             return
         blocks = -(-width // base)
         middle = start + blocks // 2 * base if blocks > 1 else start + width // 2
         self._halves(a, pivots, info, first, start, middle)
         top, right = a[start:middle, start:middle], a[start:, middle:stop]
-        self._kernels.swap(stream, right, pivots[start:middle], first + start)
+        self.kernels.swap(stream, right, pivots[start:middle], first + start)
         upper = a[start:middle, middle:stop]
         self.trsm(1, top, upper, lower=True, unit=True)
         if middle < len(a):
             self.gemm(-1, a[middle:, start:middle], upper, 1, a[middle:, middle:stop])
         self._halves(a, pivots, info, first, middle, stop)
-        self._kernels.swap(stream, a[middle:, start:middle], pivots[middle:stop], first + middle)
+        self.kernels.swap(stream, a[middle:, start:middle], pivots[middle:stop], first + middle)
 
     def swap_rows(self, a: Array, first: int, last: int, pivots: Array, *, back: bool = False) -> None:
         """Queue exchanges of rows. Local."""
         if a.size and first < last:
             if self._lane == "main":
                 self._runtime.follow_stream()
-            self._kernels.swap(self._current(), a[first:], pivots[first:last], first, back=back)
+            self.kernels.swap(self._current(), a[first:], pivots[first:last], first, back=back)
 
     # -- QR
 
@@ -199,7 +242,7 @@ class GpuFactorOperations(GpuOperations):
         if not cols:
             return
         xp, stream = self.xp, self._current()
-        base = min(cols, self._kernels.width("qr", rows, np.dtype(a.dtype)))
+        base = min(cols, self.kernels.width("qr", rows, np.dtype(a.dtype)))
         v = xp.empty((rows, cols), a.dtype, order="F")
         v[:cols] = 0
         tau, small = xp.empty(cols, a.dtype), xp.empty(base * base, a.dtype)
@@ -207,7 +250,7 @@ class GpuFactorOperations(GpuOperations):
             stop = min(start + base, cols)
             n = stop - start
             own, factor = v[start:, start:stop], small[: n * n].reshape(n, n).T
-            self._kernels.qr(stream, a[start:, start:stop], own, factor, tau[start:stop])
+            self.kernels.qr(stream, a[start:, start:stop], own, factor, tau[start:stop])
             if stop < cols:
                 self._reflect(own, factor, a[start:, stop:])
         self._block_factor(v, tau, t)

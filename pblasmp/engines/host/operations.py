@@ -54,6 +54,7 @@ class HostOperations:
     factor_alone = 384  # one core's LAPACK is then as fast as two ranks that wait for each other
     own_panels: Any = None
     grid_panels: Any = None
+    spread: Any = None
     shared_from = shared_width = 0
 
     def __init__(self, library: str, buffers: Buffers, workers: int = 1) -> None:

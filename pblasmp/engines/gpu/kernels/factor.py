@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .compiler import CompiledKernels
-from .factor_source import INVERT, JUDGE, LOOK, LU, PAIRS, QR, REFINE, SWAP
+from .factor_source import INVERT, JUDGE, LOOK, LU, PAIRS, QR, REFINE, SWAP, TRIANGLES
 
 __all__ = ["FactorKernels"]
 
@@ -23,6 +23,7 @@ _WIDEST = {"lu": 64, "qr": 32}  # columns of 8 bytes, or fewer, of a panel that 
 _ROWS = 384  # of a panel, that a block has if there are few
 _RESERVED = 16384  # bytes of shared memory that a panel does not get
 _BLOCKS = 1024  # for which there are slots, at most
+_SQUARE = 32  # rows and columns that a block of threads copies of a triangle
 _LEAF = 128  # rows of a block of 8 bytes an element that is inverted in shared memory
 _TILE = 32  # right-hand sides that a block of threads refines
 _WELL = 100  # condition up to which a solution by an inverse needs no refinement
@@ -79,15 +80,61 @@ class FactorKernels(CompiledKernels):
         ``inverses``, in F order, becomes the inverses side by side, ``copies`` the blocks, both with zeros above their
         diagonals; ``conditions`` becomes the condition of each block in the maximum norm.
         """
-        n, dtype = len(a), np.dtype(a.dtype)
+        width = self.leaf(np.dtype(a.dtype))
+        to = _at(copies), _at(inverses), np.int64(width), np.int64(width), _at(conditions)
+        self._invert(stream, np.dtype(a.dtype), len(a), (_at(a), *_steps(a)), to)
+
+    def invert_triangles(self, stream: Any, triangles: Array, inverses: Array, wide: int) -> None:
+        """Queue the inversion of the blocks on the diagonals of what ``triangles`` has written. Local.
+
+        The inverses go to the same places in ``inverses``.
+        """
+        # in a row of triangles, elements on the diagonal are wide + 1 apart: across triangles, too
+        n, none = len(triangles) // (wide + 1), np.uint64(0)
+        to = none, _at(inverses), np.int64(wide + 1), np.int64(wide), none
+        of = _at(triangles), np.int64(1), np.int64(wide)
+        self._invert(stream, np.dtype(triangles.dtype), n, of, to)
+
+    def _invert(self, stream: Any, dtype: np.dtype, n: int, of: Sequence[Any], to: Sequence[Any]) -> None:
         width = self.leaf(dtype)
         memory = width * (width + 5) * dtype.itemsize
         kernel = self._of("invert", INVERT, dtype, room=memory, WIDTH=width)
-        places = _at(copies), _at(inverses), _at(conditions)
-        kernel(
-            (-(-n // width),), (4 * width,), (_at(a), *_steps(a), np.int32(n), *places),
-            stream=stream, shared_mem=memory,
-        )  # fmt: skip
+        arguments = *of, np.int32(n), *to
+        kernel((-(-n // width),), (4 * width,), arguments, stream=stream, shared_mem=memory)
+
+    def triangles(
+        self,
+        stream: Any,
+        a: Array,
+        count: int,
+        deal: tuple[int, int, int, int],
+        n: int,
+        out: Array,
+        wide: int,
+        *,
+        lower: bool,
+        unit: bool,
+    ) -> None:
+        """Queue the copying of the triangles on the diagonal of a rank's panels. Local.
+
+        Args:
+            stream: where it is queued.
+            a: the rank's panels.
+            count: how many it has.
+            deal: the columns of a panel, how many panels side by side are dealt at once, round how many ranks, and
+                which of them this is.
+            n: the order of the whole matrix.
+            out: of ``wide`` + 1 columns of ``wide`` for each panel, the first ``wide`` become the triangle: L or, if it
+                is not ``lower``, the transpose of U, with zeros above the diagonal and ones behind its last column.
+            wide: at least as many as columns of a panel.
+            lower: which triangle.
+            unit: its diagonal is taken as ones.
+        """
+        kernel = self._of("triangles", TRIANGLES, np.dtype(a.dtype), WIDTH=wide)
+        numbers = (np.int32(each) for each in (*deal, lower, unit))
+        tiles = -(-wide // _SQUARE)
+        arguments = _at(a), _ld(a), np.int64(n), *numbers, _at(out)
+        kernel((tiles**2, count), (8 * _SQUARE,), arguments, stream=stream)
 
     def refine(
         self,

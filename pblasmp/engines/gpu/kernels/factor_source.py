@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-__all__ = ["INVERT", "JUDGE", "LOOK", "LU", "PAIRS", "QR", "REFINE", "SWAP"]
+__all__ = ["INVERT", "JUDGE", "LOOK", "LU", "PAIRS", "QR", "REFINE", "SWAP", "TRIANGLES"]
 
 _COMMON = r"""
 typedef unsigned int u32; typedef unsigned long long u64; typedef long long i64;
@@ -101,14 +101,16 @@ __device__ REAL row(const T* x, int i, int size) {  // the sum of sizes in a row
 """
 
 # A block of threads for each block of the diagonal of a lower triangle, n x n: its copy, with zeros above the diagonal,
-# and its inverse. Both go side by side into matrices with WIDTH rows. a[i * down + j * across] is in row i, column j.
-# conditions[b] becomes the product of the largest sums of sizes in a row of both.
+# and its inverse. Copies go side by side into a matrix with WIDTH rows, unless copy is null, inverses into one whose
+# columns are ld apart, each as many times apart elements behind the first as there are rows above it.
+# a[i * down + j * across] is in row i, column j. conditions[b] becomes the product of the largest sums of sizes in a
+# row of both, unless it is null.
 INVERT = (
     _COMMON
     + _SUMS
     + r"""
 extern "C" __global__ void __launch_bounds__(4 * WIDTH) invert(
-    const T* a, i64 down, i64 across, int n, T* copy, T* inverse, REAL* conditions) {
+    const T* a, i64 down, i64 across, int n, T* copy, T* inverse, i64 apart, i64 ld, REAL* conditions) {
   extern __shared__ __align__(16) unsigned char memory[];
   T *x = (T*)memory, *pivots = x + WIDTH * WIDTH, *parts = pivots + WIDTH;  // x(i, j) is x[j * WIDTH + i]
   __shared__ REAL sums[2][WIDTH];
@@ -119,7 +121,8 @@ extern "C" __global__ void __launch_bounds__(4 * WIDTH) invert(
     T value = {};
     if (r < size && r >= c) value = a[(start + r) * down + (start + c) * across];
     if (r == c) pivots[c] = value;
-    x[at] = copy[base + at] = value;
+    x[at] = value;
+    if (copy) copy[base + at] = value;
   }
   __syncthreads();
   if (t < WIDTH) sums[0][i] = row(x, i, size);
@@ -137,7 +140,9 @@ extern "C" __global__ void __launch_bounds__(4 * WIDTH) invert(
     }
     __syncthreads();
   }
-  for (int at = t; at < WIDTH * size; at += 4 * WIDTH) inverse[base + at] = x[at];
+  for (int at = t; at < WIDTH * size; at += 4 * WIDTH)
+    inverse[start * apart + at / WIDTH * ld + at % WIDTH] = x[at];
+  if (!conditions) return;
   if (t < WIDTH) sums[1][i] = row(x, i, size);
   __syncthreads();
   if (t == 0) {
@@ -145,6 +150,39 @@ extern "C" __global__ void __launch_bounds__(4 * WIDTH) invert(
     for (int k = 0; k < 2; ++k)
       for (int r = 0; r < size; ++r) if (most[k] == most[k] && !(sums[k][r] <= most[k])) most[k] = sums[k][r];
     conditions[blockIdx.x] = most[0] * most[1];
+  }
+}
+"""
+)
+
+# The triangles on the diagonal of a rank's panels, each WIDTH x WIDTH with zeros above the diagonal and ones behind the
+# last column: L, or the transpose of U. Block y of threads copies panel y; WIDTH + 1 columns of WIDTH are from one to
+# the next.
+TRIANGLES = (
+    _COMMON
+    + _SUMS
+    + r"""
+extern "C" __global__ void __launch_bounds__(256) triangles(
+    const T* a, i64 ld, i64 n, int width, int group, int workers, int rank, int lower, int unit, T* out) {
+  __shared__ T tile[32][33];
+  const int tiles = (WIDTH + 31) / 32, top = blockIdx.x % tiles * 32, left = blockIdx.x / tiles * 32;
+  const int x = threadIdx.x % 32, y = threadIdx.x / 32, i = blockIdx.y;
+  const i64 at = (((i64)(i / group) * workers + rank) * group + i % group) * width;
+  const int size = (int)min((i64)width, n - at);
+  const T* square = a + (i64)i * width * ld + at;
+  out += (i64)i * WIDTH * (WIDTH + 1);
+  for (int c = y; c < 32; c += 8) {
+    int row = (lower ? top : left) + x, col = (lower ? left : top) + c;
+    T value = {};
+    if (row < size && col < size && (lower ? row >= col : row <= col)) value = square[col * ld + row];
+    tile[c][x] = value;
+  }
+  __syncthreads();
+  for (int c = y; c < 32; c += 8) {
+    int row = top + x, col = left + c;
+    T value = lower ? tile[c][x] : tile[x][c];
+    if (row == col && (unit || row >= size)) one(value);
+    if (row < WIDTH && col < WIDTH) out[(i64)col * WIDTH + row] = value;
   }
 }
 """

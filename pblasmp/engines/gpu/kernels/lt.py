@@ -257,6 +257,36 @@ class LocalProducts:
             ldd,
         )
 
+    def gemv(
+        self,
+        stream: int,
+        letter: str,
+        op: Op,
+        sizes: tuple[int, int],
+        alpha: complex,
+        beta: complex,
+        places: tuple[int, int, int, int],
+        *,
+        kind: np.dtype,
+        lane: str = "main",
+    ) -> None:
+        """Queue ``y = alpha op(A) x + beta y`` by cuBLAS, A in F order, vectors without gaps. Local.
+
+        Args:
+            stream: address of the CUDA stream.
+            letter: "s", "d", "c" or "z", of all three.
+            op: "N", "T" or "C".
+            sizes: rows and columns of A.
+            alpha, beta: scalars.
+            places: address and leading dimension of A, and the addresses of x and y.
+            kind: the element type of ``letter``.
+            lane: as in ``multiply``.
+        """
+        at = self._scalars_of(alpha, beta, kind).ctypes.data
+        a, lda, x, y = places
+        call = getattr(self.cublas, f"{letter}gemv")
+        call(self.solver(stream, lane), _OPS[op], *sizes, at, a, lda, x, 1, at + kind.itemsize, y, 1)
+
     def trsm(self, stream: int, letter: str, *arguments: int, lane: str = "main") -> None:
         """Queue cuBLAS's trsm. Local.
 

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Few right-hand sides on several GPUs: they move, panels stay, and a panel takes few launches of the host.
+
+cuBLAS's ``trsm`` of a few columns takes as long as its rows take one after another. So the triangles on the diagonal
+are inverted, all at once, and a panel's unknowns are products: by the inverse, and of one step of iterative refinement.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..dense.factor_panels import Workbench
+from .factor_panels import QueuedPanels
+from .kernels.lt import Batch, Op
+from .kernels.views import View
+from .session import session_of
+
+__all__ = ["QueuedSpread"]
+
+Array = Any
+Matrix = tuple[int, int, int, int]
+"""Address, rows, columns and leading dimension of a matrix in F order."""
+
+
+class QueuedSpread:
+    """Right-hand sides as rows, each rank with those of its panels; see ``dense.sweeps.Sides``. Making one is local.
+
+    Args:
+        bench: where it is computed.
+        panels: the matrix, which is final; ranks have whole panels.
+        right: the right-hand sides, which the first rank has.
+    """
+
+    def __init__(self, bench: Workbench, panels: QueuedPanels, right: QueuedPanels) -> None:
+        self._operations: Any = bench.operations
+        self._panels, self._right, self._transport = panels, right, bench.engine.transport
+        self._nccl = session_of(bench.engine).nccl
+        self._shape, self._dtype, self._item = panels.shape, panels.dtype, panels.dtype.itemsize
+        self._columns = right.shape.cols
+        self._x: Array = None  # all right-hand sides, in C order; None before and after the sweeps
+        self._rows = (
+            "terms"  # of x: "terms" of sums over the ranks, "own" of this rank's panels, or "all" are right
+        )
+        self._triangles: _Triangles | None = None
+
+    def swap(self, last: int, pivots: Array, *, back: bool = False) -> None:
+        """Exchange rows where the first rank has them. Collective over the workers."""
+        self.finish()
+        if self._right.mine:
+            self._operations.swap_rows(self._right.own(0), 0, last, pivots, back=back)
+
+    def count_all(self) -> None:
+        """Do nothing: all rows count. Local."""
+
+    def finish(self) -> None:
+        """Give the first rank the solutions. Collective over the workers."""
+        if self._x is None:
+            return
+        if self._rows == "own":
+            self._forget_others()
+        if self._rows == "terms":
+            self._transport.sum_ranks(self._x)
+        if self._right.mine:
+            self._right.own(0)[...] = self._x
+        self._x, self._rows = None, "terms"
+
+    def sweep(self, *, lower: bool, unit: bool = False, op: str = "N") -> None:
+        """Solve with a triangle of the matrix. Collective over the workers."""
+        if not self._columns * self._shape.cols:
+            return
+        if self._x is None:
+            self._spread()
+        asked = lower, unit
+        if self._triangles is None or self._triangles.asked != asked:
+            self._triangles = _Triangles(self._operations, self._panels, *asked)
+        conjugates = op == "C" and self._dtype.kind == "c"  # conj(T)^T x = b as T^T conj(x) = conj(b)
+        if conjugates:
+            self._conjugate()
+        if op == "N":
+            self._forward(self._triangles, lower=lower)
+        else:
+            self._backward(self._triangles, lower=lower)
+        if conjugates:
+            self._conjugate()
+
+    def _spread(self) -> None:
+        shape, scratch = (self._shape.cols, self._columns), self._operations.scratch
+        self._x = scratch("spread", shape, self._dtype)
+        self._part = scratch("spread rows", (self._shape.width, self._columns), self._dtype)
+        self._x[...] = self._right.own(0) if self._right.mine else 0
+
+    def _conjugate(self) -> None:
+        self._operations.xp.conjugate(self._x, out=self._x)
+
+    def _forget_others(self) -> None:
+        """Replace the rows of other ranks' panels by zeros. Local."""
+        x, rank, (_, n, width, workers, group, _) = self._x, self._panels.rank, self._shape
+        deal = width * group
+        whole = n // (deal * workers) * deal * workers
+        rounds = x[:whole].reshape(-1, workers, deal * self._columns)
+        for other in range(workers):
+            if other != rank:
+                rounds[:, other] = 0
+                x[whole + other * deal : whole + (other + 1) * deal] = 0
+        self._rows = "terms"
+
+    def _at(self, row: int) -> int:
+        """Return the address of a row of all right-hand sides."""
+        return int(self._x.data.ptr) + row * self._columns * self._item
+
+    def _beside(self, k: int, *, lower: bool) -> tuple[Matrix, int]:
+        """Return what is below panel ``k``'s triangle, or above, and the first of its rows."""
+        panels, (first, stop) = self._panels, self._shape.bounds(k)
+        own = panels.own(k)
+        ld = int(own.strides[1]) // self._item if stop - first > 1 else max(1, len(own))
+        begin, end = (stop, self._shape.cols) if lower else (0, first)
+        return (int(own.data.ptr) + begin * self._item, end - begin, stop - first, ld), begin
+
+    def _forward(self, triangles: _Triangles, *, lower: bool) -> None:
+        """Solve with a triangle. A panel's rank gets the sum of all terms, and subtracts what later rows have of it."""
+        if self._rows == "own":
+            self._forget_others()
+        operations, shape, nccl = self._operations, self._shape, self._nccl
+        columns, dtype, part = self._columns, self._dtype, int(self._part.data.ptr)
+        stream, count = self._begun(), shape.panels
+        for k in range(count) if lower else reversed(range(count)):
+            first, stop = shape.bounds(k)
+            rows = self._at(first)
+            nccl.sum_at(stream, rows, part, (stop - first) * columns, dtype.name, shape.owner(k))
+            if self._panels.has(k):
+                triangles.solve(k, part, rows, columns, turned=False)
+                beside, begin = self._beside(k, lower=lower)
+                if beside[1]:
+                    operations.apply("N", beside, rows, -1, 1, self._at(begin), columns, dtype)
+        self._rows = "own"
+
+    def _backward(self, triangles: _Triangles, *, lower: bool) -> None:
+        """Solve with a transposed triangle. A panel's rank has it whole, and sends its solutions to all others."""
+        if self._rows == "terms":
+            self._transport.sum_ranks(self._x)
+        operations, shape, nccl = self._operations, self._shape, self._nccl
+        columns, dtype, part = self._columns, self._dtype, int(self._part.data.ptr)
+        stream, count = self._begun(), shape.panels
+        for k in reversed(range(count)) if lower else range(count):
+            first, stop = shape.bounds(k)
+            rows = self._at(first)
+            if self._panels.has(k):
+                beside, begin = self._beside(k, lower=lower)
+                if beside[1]:
+                    operations.apply("T", beside, self._at(begin), -1, 1, rows, columns, dtype)
+                triangles.solve(k, rows, part, columns, turned=True)
+            nccl.send_to_all(stream, part, rows, (stop - first) * columns * self._item, shape.owner(k))
+        self._rows = "all"
+
+    def _begun(self) -> int:
+        """Return the address of the stream that all steps are queued on."""
+        return int(self._operations.xp.cuda.get_current_stream().ptr)
+
+
+class _Triangles:
+    """The triangles on the diagonal of this rank's panels, and their inverses. Making one is local.
+
+    Both are lower ones: an upper triangle is transposed. They are ``wide`` columns wide, with a diagonal of ones behind
+    those of a panel.
+
+    Attributes:
+        asked: what it was made for: lower ones, with ones on their diagonals.
+    """
+
+    def __init__(self, operations: Any, panels: QueuedPanels, lower: bool, unit: bool) -> None:
+        self.asked = self._lower, _ = lower, unit
+        self._operations, self._shape, self._dtype = operations, panels.shape, panels.dtype
+        shape, dtype, kernels = panels.shape, panels.dtype, operations.kernels
+        wide = leaf = kernels.leaf(dtype)
+        while wide < shape.width:
+            wide *= 2
+        self._wide, count = wide, len(panels.mine)
+        self._numbers = {k: i for i, k in enumerate(panels.mine)}
+        if not count:
+            return
+        size = count * wide * (wide + 1)
+        both, inverses = (
+            operations.scratch(f"triangles {name}", (1, size), dtype)[0]
+            for name in ("themselves", "inverted")
+        )
+        inverses.fill(0)
+        stream = operations.xp.cuda.get_current_stream()
+        deal = shape.width, shape.group, shape.workers, panels.rank
+        kernels.triangles(stream, panels.array, count, deal, shape.cols, both, wide, lower=lower, unit=unit)
+        kernels.invert_triangles(stream, both, inverses, wide)
+        self._at, self._inverse = int(both.data.ptr), int(inverses.data.ptr)
+        while leaf < wide:
+            self._join(leaf, count * wide // (2 * leaf))
+            leaf *= 2
+
+    def _join(self, half: int, count: int) -> None:
+        """Invert all blocks of twice ``half`` columns, whose halves have been: X21 = -X22 L21 X11."""
+        operations, dtype, wide = self._operations, self._dtype, self._wide
+        apart, below, square = 2 * half * (wide + 1), half, half * half
+        products = operations.scratch("triangles joined", (1, count * square), dtype)[0]
+        inner = View(int(products.data.ptr), half, half, half, dtype)  # views are transposes
+        first = View(self._inverse, half, half, wide, dtype)
+        last, found, left = (
+            first.shifted(half * (wide + 1)),
+            first.shifted(below),
+            View(self._at, half, half, wide, dtype).shifted(below),
+        )
+        operations.multiply(
+            first, left, inner, None, op_x="N", op_w="N", batch=Batch(count, apart, apart, square, square)
+        )
+        operations.multiply(
+            inner,
+            last,
+            found,
+            None,
+            op_x="N",
+            op_w="N",
+            alpha=-1,
+            batch=Batch(count, square, apart, apart, apart),
+        )
+
+    def solve(self, k: int, right: int, x: int, columns: int, *, turned: bool) -> None:
+        """Queue the solution for the rows of panel ``k`` from those at ``right``, which it spoils, at ``x``. Local."""
+        operations, dtype, wide, at = self._operations, self._dtype, self._wide, self._numbers[k]
+        first, stop = self._shape.bounds(k)
+        size, behind = stop - first, at * wide * (wide + 1) * dtype.itemsize
+        op: Op = "N" if self._lower != turned else "T"
+        inverse, triangle = ((start + behind, size, size, wide) for start in (self._inverse, self._at))
+        operations.apply(op, inverse, right, 1, 0, x, columns, dtype)
+        operations.apply(op, triangle, x, -1, 1, right, columns, dtype)
+        operations.apply(op, inverse, right, 1, 1, x, columns, dtype)
