@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -131,6 +132,8 @@ def where_they_are(comm: Any, path: str) -> Any:
                 # a panel's rows travel once in each sweep, to the panel's rank, and from it to all
                 counts = [len(lib.gpu.did(name)) for name in ("reduce", "broadcast", "all_reduce")]
                 yield "messages", None if counts == [5, 5, 0] else f"{counts}"
+                with by_inverses(ctx, 1):
+                    yield from solves_with_small_pivots(ctx, rng, d)
         lib.assert_clean()
         lib.gpu.assert_clean()
 
@@ -184,6 +187,28 @@ def on_process_rows(comm: Any, path: str) -> Any:
                         yield from itertools.islice(failures(ctx, rng), 10)
         lib.assert_clean()
         lib.gpu.assert_clean()
+
+
+def solves_with_small_pivots(ctx: pb.Context, rng: Any, d: pb.MatrixDescriptor) -> Iterator[tuple[str, Any]]:
+    """Few right-hand sides, by inverses of ill-conditioned triangles: as accurate as by substitution."""
+    n, width = d.shape[0], d.block[1]
+    panels = np.kron(np.eye(n // width), np.ones((width, width)))
+    for dtype, op, columns in itertools.product(("float64", "complex64"), "NTC", (1, 2)):
+        factors = np.array(factor_cases.random(rng, (n, n), dtype) / 4 * panels, dtype)
+        np.fill_diagonal(factors, 0.05)
+        lower, upper = (factor_cases.exact(each) for each in (np.tril(factors, -1), np.triu(factors)))
+        np.fill_diagonal(lower, 1)
+        left = [{"N": x, "T": x.T, "C": x.conj().T}[op] for x in (lower, upper)]
+        left = left if op == "N" else left[::-1]
+        b = (left[0] @ left[1] @ np.ones((n, columns))).astype(dtype)
+        a, right = (
+            ctx.scatter(values, replace(each, dtype=np.dtype(dtype)))
+            for values, each in ((factors, d), (b, d[:, :columns]))
+        )
+        x = factor_cases.exact(pb.lu_solve(a, np.arange(n), right, op).allgather())
+        error = abs(left[0] @ (left[1] @ x) - b) / (abs(left[0]) @ (abs(left[1]) @ abs(x)))
+        worst = error.max() / np.finfo(dtype).eps
+        yield f"small pivots {dtype} {op} {columns}", None if worst < 20 else f"an error of {worst}"
 
 
 @starts_ranks
