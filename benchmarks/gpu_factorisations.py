@@ -258,10 +258,11 @@ class Timeline:
 
 _STEPS = {
     "potrf": "potrf", "_solver": "square", "getrf": "getrf", "geqrt": "geqrt", "trsm": "trsm", "gemm": "gemm",
+    "multiply_at": "gemm", "apply": "product",
     "copy_panel": "copy", "swap_rows": "exchange of rows",
 }  # fmt: skip
 """The methods of a GPU's operations that are timed, and what they are called in the table."""
-_MESSAGES = {"broadcast": "broadcast", "exchange": "exchange"}
+_MESSAGES = {"broadcast": "broadcast", "exchange": "exchange", "sum_at": "sum", "send_to_all": "broadcast"}
 """Likewise of NCCL."""
 
 

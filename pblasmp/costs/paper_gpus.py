@@ -91,6 +91,8 @@ class _QueuedPanels(QueuedPanels):
         self._gpu = None
         self._paper, self._sweep, self._together = engine, 0, 1
 
+    subtract: Any = OwnPanels.subtract
+
     def begin(self, *, delays: bool = False) -> None:
         """Panels that follow are others than those before. Local."""
         self._sweep += 1

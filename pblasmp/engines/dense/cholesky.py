@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -60,15 +59,7 @@ def factor(operations: FactorOperations, panels: FactorPanels) -> None:
         panels.potrf(operations, k)
 
     def update(k: int, panel: Array, group: Sequence[int]) -> None:
-        blocks = (list(block) for _, block in groupby(group, lambda j: j // shape.group))  # adjacent panels
-        factors = [panels.factors(panel, k, block) for block in blocks]
-        operations.concurrently([partial(subtract, *each) for each in factors])
-
-    def subtract(left: Array, right: Array, updated: Array) -> None:
-        operations.gemm(-1, left, _adjoint(right), 1, updated)
+        blocks = [list(block) for _, block in groupby(group, lambda j: j // shape.group)]  # adjacent panels
+        panels.subtract(operations, panel, k, blocks)
 
     right_looking(panels, shape.panels, finish, update, ends_at_fault=True, delays=True)
-
-
-def _adjoint(x: Array) -> Array:
-    return x.T.conj() if x.dtype.kind == "c" else x.T

@@ -105,20 +105,24 @@ class FactorPanels:
         first = self.shape.bounds(k)[0]
         operations.potrf(self.own(k)[first:], self.info[k : k + 1], first)
 
-    def factors(self, panel: Array, k: int, numbers: Sequence[int]) -> tuple[Array, Array, Array]:
-        """Return what updates adjacent panels of this rank, and what is updated, from their diagonal on. Local.
+    def subtract(
+        self, operations: FactorOperations, panel: Array, k: int, blocks: Sequence[Sequence[int]]
+    ) -> None:
+        """Subtract from panels of this rank, from their diagonal on, what a panel contributes. Local.
 
         Args:
-            panel: a panel, or several, as ``fetch`` and ``joined`` return them.
+            operations: the engine's.
+            panel: a panel, or several, as ``fetch`` and ``joined`` return them: its rows are multiplied by the adjoint
+                of those of a block's columns.
             k: the number of the first.
-            numbers: of the panels that are updated.
-
-        Returns:
-            Rows of the panel, the rows whose adjoint they are multiplied by, and the array that is updated.
+            blocks: the numbers of the panels that are updated, adjacent ones together.
         """
-        top, first = k * self.shape.width, numbers[0] * self.shape.width
-        stop = self.shape.bounds(numbers[-1])[1]
-        return panel[first - top :], panel[first - top : stop - top], self.run(numbers)[first:]
+        top = k * self.shape.width
+        for numbers in blocks:
+            first, stop = numbers[0] * self.shape.width, self.shape.bounds(numbers[-1])[1]
+            right = panel[first - top : stop - top]
+            adjoint = right.T.conj() if right.dtype.kind == "c" else right.T
+            operations.gemm(-1, panel[first - top :], adjoint, 1, self.run(numbers)[first:])
 
     def later(self, k: int) -> Iterator[tuple[int, Sequence[int]]]:
         """Yield groups of this rank's panels that panel ``k`` updates; panel ``k + 1`` comes first, alone. Local.

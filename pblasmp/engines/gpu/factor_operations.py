@@ -4,27 +4,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...bindings import FillMode
 from ...dtypes import element_type
+from ..arrays import blas_operand, scale
 from ..dense.factor_panels import set_diagonal
 from .factor_panels import QueuedPanels
 from .grid_panels import GridPanels
 from .kernels.factor import FactorKernels
 from .kernels.lt import Op
 from .kernels.views import View
-from .operations import GpuOperations
+from .operations import LANES, GpuOperations
 from .session import Session
 from .spread import QueuedSpread
 
 __all__ = ["GpuFactorOperations"]
 
 Array = Any
+
+Update = tuple[tuple[int, int, int], tuple[int, int, int, int, int, int]]
+"""Rows, columns and depth of a product, and the addresses and leading dimensions of its factors and of the result."""
+
+_TURNED: tuple[Op, Op] = ("N", "T")
+_AS_IT_IS: tuple[Op, Op] = ("N", "N")
+_ADJOINT: tuple[Op, Op] = ("N", "C")
+_OTHER: dict[Op, Op] = {"N": "T", "T": "N"}
 
 _WIDTHS = ((40_000, 1024), (4_000, 512), (0, 256))  # order from which on panels are so wide
 
@@ -105,23 +115,45 @@ class GpuFactorOperations(GpuOperations):
             return
         n, dtype = len(a), np.dtype(x.dtype)
         width, lane, stream = self.kernels.leaf(dtype), self._lane, self._current()
-        by_rows = x.strides[0] > x.strides[1]
+        (flag, ldx), columns = blas_operand(x), x.shape[1]
+        by_rows = flag == "T"
         blocks, inverses = (
             self._room(f"{name} {lane}", (width, n), dtype) for name in ("blocks", "inverses")
         )
         conditions = self._room(f"conditions {lane}", (-(-n // width), 1), np.dtype(dtype.char.lower()))
         room = self._room(f"found {lane}", (x.shape[1], width) if by_rows else (width, x.shape[1]), dtype)
         self.kernels.invert(stream, a if lower else a.T, blocks, inverses, conditions)
+        if alpha != 1:
+            scale(x, alpha)
+        item, at, to, block = dtype.itemsize, int(a.data.ptr), int(x.data.ptr), int(blocks.data.ptr)
+        inverse, condition, found = (int(each.data.ptr) for each in (inverses, conditions, room))
+        (down, across), steps, real = a.strides, x.strides, conditions.itemsize
+        (flag, lda), ldr = blas_operand(a), columns if by_rows else width
+        of: Op = "N" if flag == "N" else "T"
+        by: Op = "N" if lower else "T"
         starts = range(0, n, width)
         for start in starts if lower else reversed(starts):
             stop = min(start + width, n)
-            before = slice(0, start) if lower else slice(stop, n)
-            own, found = x[start:stop], (room.T if by_rows else room)[: stop - start]
-            inverse = inverses[: stop - start, start:stop]
-            self.gemm(-1, a[start:stop, before], x[before], alpha, own)
-            self.gemm(1, inverse if lower else inverse.T, own, 0, found)
-            known = blocks[:, start:], inverses[:, start:], conditions[start // width :]
-            self.kernels.refine(stream, own, found, *known, turned=not lower)
+            size, first, before = stop - start, *((0, start) if lower else (stop, n - stop))
+            own, known = to + start * steps[0], to + first * steps[0]
+            beside, own_inverse = at + start * down + first * across, inverse + start * width * item
+            if by_rows:  # cuBLAS writes columns: compute the transpose
+                if before:
+                    matrices = known, ldx, beside, lda, own, ldx
+                    self.multiply_at(
+                        stream.ptr, ("N", _OTHER[of]), (columns, size, before), -1, 1, matrices, dtype
+                    )
+                matrices = own, ldx, own_inverse, width, found, ldr
+                self.multiply_at(stream.ptr, ("N", _OTHER[by]), (columns, size, size), 1, 0, matrices, dtype)
+            else:
+                if before:
+                    matrices = beside, lda, known, ldx, own, ldx
+                    self.multiply_at(stream.ptr, (of, "N"), (size, columns, before), -1, 1, matrices, dtype)
+                matrices = own_inverse, width, own, ldx, found, ldr
+                self.multiply_at(stream.ptr, (by, "N"), (size, columns, size), 1, 0, matrices, dtype)
+            about = block + start * width * item, own_inverse, condition + start // width * real
+            places = (own, *(step // item for step in steps)), (found, *((ldr, 1) if by_rows else (1, ldr)))
+            self.kernels.refine(stream, dtype, (size, columns), *places, about, turned=not lower)
 
     def apply(
         self,
@@ -145,22 +177,48 @@ class GpuFactorOperations(GpuOperations):
             dtype: of all three.
         """
         at, rows, cols, ld = a
-        to, of = (rows, cols) if op == "N" else (cols, rows)
-        turned: Op = "T" if op == "N" else "N"
-        products, letter, lane = self._products, element_type(dtype).blas, self._lane
-        if products is None or products.cublas is None:
-            right, d = View(x, of, columns, columns, dtype), View(y, to, columns, columns, dtype)
-            self._gemm_ex(View(at, cols, rows, ld, dtype), right, d, turned, "N", alpha, beta, None)
+        products = self._products
+        if columns == 1 and products is not None and products.cublas is not None:
+            stream, letter = int(self._current().ptr), element_type(dtype).blas
+            places, lane = (at, ld, x, y), self._lane
+            products.gemv(stream, letter, op, (rows, cols), alpha, beta, places, kind=dtype, lane=lane)
             return
-        stream = int(self._current().ptr)
-        if columns == 1:
-            products.gemv(
-                stream, letter, op, (rows, cols), alpha, beta, (at, ld, x, y), kind=dtype, lane=lane
-            )
-        else:
-            matrices = x, columns, at, ld, y, columns
-            sizes = columns, to, of
-            products.gemm(stream, letter, ("N", turned), sizes, alpha, beta, matrices, kind=dtype, lane=lane)
+        to, of, turned = (rows, cols, _TURNED) if op == "N" else (cols, rows, _AS_IT_IS)
+        matrices = x, columns, at, ld, y, columns
+        self.multiply_at(int(self._current().ptr), turned, (columns, to, of), alpha, beta, matrices, dtype)
+
+    def multiply_at(
+        self,
+        stream: int,
+        ops: tuple[Op, Op],
+        sizes: tuple[int, int, int],
+        alpha: complex,
+        beta: complex,
+        matrices: tuple[int, int, int, int, int, int],
+        dtype: np.dtype,
+    ) -> None:
+        """Queue ``d = alpha op(a) op(b) + beta d`` on addresses, as ``LocalProducts.gemm``. Local."""
+        products = self._products
+        if products is not None and products.cublas is not None:
+            letter, lane = element_type(dtype).blas, self._lane
+            products.gemm(stream, letter, ops, sizes, alpha, beta, matrices, kind=dtype, lane=lane)
+            return
+        (m, n, k), (a, lda, b, ldb, d, ldd) = sizes, matrices  # rows of a view are columns
+        w = View(a, *((k, m) if ops[0] == "N" else (m, k)), lda, dtype)
+        x = View(b, *((n, k) if ops[1] == "N" else (k, n)), ldb, dtype)
+        self._gemm_ex(x, w, View(d, n, m, ldd, dtype), ops[1], ops[0], alpha, beta, None)
+
+    def subtract(self, products: Sequence[Update], dtype: np.dtype) -> None:
+        """Queue ``d -= a b^H`` for several matrices, on a few streams. Local."""
+        if self._lane == "main":
+            self._runtime.follow_stream()  # products share a workspace
+        count = min(len(products), LANES)
+        self.concurrently([partial(self._subtract, products[i::count], dtype) for i in range(count)])
+
+    def _subtract(self, products: Sequence[Update], dtype: np.dtype) -> None:
+        stream, ops = int(self._current().ptr), _ADJOINT if dtype.kind == "c" else _TURNED
+        for sizes, matrices in products:
+            self.multiply_at(stream, ops, sizes, -1, 1, matrices, dtype)
 
     def _room(self, name: str, shape: tuple[int, int], dtype: np.dtype) -> Array:
         """Return an array in F order in a buffer that only the current lane uses. Local."""

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from ..protocol import FactorOperations
-from .factor_panels import BUFFERS, QueuedPanels
+from .factor_panels import BUFFERS, QueuedPanels, place_of
 
 __all__ = ["GridPanels"]
 
@@ -120,12 +120,19 @@ class GridPanels(QueuedPanels):
         """Return panels ``first`` to ``k`` side by side, from the first one's diagonal on. Local."""
         return self._parts(first, k)
 
-    def factors(self, panel: Parts, k: int, numbers: Sequence[int]) -> tuple[Array, Array, Array]:
-        """Return the parts of a panel that update adjacent panels, and what is updated. Local."""
-        first, end, head = numbers[0], numbers[-1] + 1, self._head(numbers[0])
-        own, other = self._starts[self._row], self._starts[head]
-        right = panel[head][other[first] - other[k] : other[end] - other[k]]
-        return panel[self._row][own[first] - own[k] :], right, self.run(numbers)[own[first] :]
+    def subtract(self, operations: Any, panel: Parts, k: int, blocks: Sequence[Sequence[int]]) -> None:
+        """Queue the updates of panels; the rows of their columns are in the part of one process row. Local."""
+        parts, own, item = [place_of(part) for part in panel], self._starts[self._row], self.dtype.itemsize
+        at, ld = parts[self._row]
+        products, depth = [], panel[0].shape[1]
+        for numbers in blocks:
+            first, end, head = numbers[0], numbers[-1] + 1, self._head(numbers[0])
+            (of, ldo), other = parts[head], self._starts[head]
+            sizes = own[-1] - own[first], other[end] - other[first], depth
+            if 0 not in sizes:
+                left, right = at + (own[first] - own[k]) * item, of + (other[first] - other[k]) * item
+                products.append((sizes, (left, ld, right, ldo, *self._address(first, own[first]))))
+        operations.subtract(products, self.dtype)
 
     def _squares(self) -> list[Array]:
         starts, blocks = self._starts[self._row], groupby(self.mine, lambda k: k // self.shape.group)

@@ -24,12 +24,13 @@ from .runtime.streams import current
 from .session import Session
 from .types import DATA_TYPES, compute_type, stored_dtype
 
-__all__ = ["GpuOperations"]
+__all__ = ["LANES", "GpuOperations"]
 
 Array = Any
 
 _INT_MAX = 2**31 - 1
 _LANES = ("main", "beside0", "beside1", "beside2")  # streams of products that run at the same time
+LANES = len(_LANES)
 _BESIDE = (*_LANES[1:], "beside3")  # likewise, but none of them is the caller's stream
 _LETTERS = {np.dtype(name): element_type(np.dtype(name)).blas for name in ("f4", "f8", "c8", "c16")}
 _AS_IT_IS: dict[str, Op] = {"N": "N", "T": "T"}

@@ -139,26 +139,33 @@ class FactorKernels(CompiledKernels):
     def refine(
         self,
         stream: Any,
-        x: Array,
-        found: Array,
-        block: Array,
-        inverse: Array,
-        condition: Array,
+        dtype: np.dtype,
+        shape: tuple[int, int],
+        x: tuple[int, int, int],
+        found: tuple[int, int, int],
+        about: tuple[int, int, int],
         *,
         turned: bool,
     ) -> None:
         """Queue writing ``found``, the solution by an inverse, to ``x``, which has the right-hand sides. Local.
 
-        If the condition of the block is large, after a step of iterative refinement. The other arguments
-        begin with what ``invert`` wrote of the block; if it was ``turned``, it is solved for with the transpose.
+        If the condition of the block is large, after a step of iterative refinement.
+
+        Args:
+            stream: where it is queued.
+            dtype: the element type.
+            shape: of x and of what was found.
+            x, found: the address of each, and how many elements apart its rows and columns are.
+            about: where the block is, its inverse and its condition, as ``invert`` wrote them.
+            turned: it is solved for with the transpose of the block.
         """
-        (size, columns), dtype = x.shape, np.dtype(x.dtype)
+        size, columns = shape
         width = self.leaf(dtype)
         memory = 2 * width * _TILE * dtype.itemsize
         macros = {"WIDTH": width, "TILE": _TILE, "LIMIT": _WELL}
         kernel = self._of("refine", REFINE, dtype, room=memory, **macros)
-        matrices = _at(x), *_steps(x), _at(found), *_steps(found)
-        more = _at(block), _at(inverse), _at(condition), np.int32(turned), np.int32(size), np.int64(columns)
+        matrices = *_placed(x), *_placed(found)
+        more = *(np.uint64(each) for each in about), np.int32(turned), np.int32(size), np.int64(columns)
         blocks = -(-columns // _TILE)
         kernel((blocks,), (4 * width,), (*matrices, *more), stream=stream, shared_mem=memory)
 
@@ -258,6 +265,12 @@ def _widest(name: str, dtype: np.dtype) -> int:
 
 def _at(array: Array) -> Any:
     return np.uint64(array.data.ptr)
+
+
+def _placed(place: tuple[int, int, int]) -> tuple[Any, Any, Any]:
+    """Return an address, and how many elements apart rows and columns are, as arguments of a kernel."""
+    at, down, across = place
+    return np.uint64(at), np.int64(down), np.int64(across)
 
 
 def _steps(a: Array) -> tuple[Any, Any]:
