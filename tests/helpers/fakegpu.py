@@ -766,7 +766,7 @@ class FakeGpu:
             nbytes = ((cols - 1) * ld + rows) * kind.itemsize if rows and cols else 0
             memory = (ctypes.c_char * nbytes).from_address(at)
             x = np.ndarray((rows, cols), kind, memory, strides=(kind.itemsize, ld * kind.itemsize))
-            return x.T if op else x
+            return (x, x.T, x.conj().T)[op]
 
         def gemm_ex(
             handle: int, op_a: int, op_b: int, m: int, n: int, k: int,

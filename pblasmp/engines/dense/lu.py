@@ -60,7 +60,7 @@ class LuJob(FactorSolveJob):
         info = 0
         if not self._factored:
             info = self._factor(panels)
-        self.pivots = bench.on_host(panels.pivots[:least]).astype(np.int64) - 1
+        self.pivots = bench.on_host(panels.pivots[:least]).astype(np.int64) - 1 if pivots is None else pivots
         self.diagonal = bench.diagonal(panels) if not right else None
         if right and not info:
             self._solve(panels, right[0], op)
