@@ -288,6 +288,16 @@ def deliveries(comm: Any, path: str) -> Any:
             yield f"{least}", None if (sent, by_nccl) == (wanted, 3 * (6 - count)) else f"{sent} {by_nccl}"
         empty = pb.qr(ctx.zeros(pb.MatrixDescriptor((5, 0), (4, 4), pb.Grid(1, comm.size), order="F"))).q()
         yield "no panel", None if empty.shape == (5, 0) else f"{empty.shape}"
+        for columns in (
+            1,
+            2,
+        ):  # each sweep: a product for what is beside a panel, if anything is, and three for its unknowns
+            b = ctx.zeros(a.descriptor[:, :columns])
+            lib.gpu.events.clear()
+            pb.cho_solve(a, b, out=b)
+            counts = [len(lib.gpu.did(name)) for name in ("cuBLAS", "reduce", "broadcast")]
+            wanted = [2 * (4 * 3 - comm.rank), 6, 6]
+            yield f"launches for {columns}", None if counts == wanted else f"{counts}"
 
 
 @starts_ranks
