@@ -63,6 +63,8 @@ def kernels(code: str, options: tuple[str, ...]) -> Any:
     played = dict(_PLAYED)
     if "MOST" in macros:
         played["pairs"] = partial(_pairs, int(macros["MOST"]))
+    if "COLUMNS" in macros:
+        played["step"] = partial(_step, int(macros["COLUMNS"]))
     if "WIDTH" in macros:
         played["invert"] = partial(_invert, int(macros["WIDTH"]))
         played["triangles"] = partial(_triangles, int(macros["WIDTH"]))
@@ -232,6 +234,25 @@ def _triangles(
         if unit:
             np.fill_diagonal(triangle, 1)
         matrix(out + i * wide * (wide + 1) * kind.itemsize, wide, wide, wide, kind)[...] = triangle
+
+
+def _step(
+    columns: int, kind: Any, inverse: int, triangle: int, wide: int, size: int, transposed: int, right: int, x: int,
+    a: int, ld: int, rows: int, y: int, forward: int, count: int,
+) -> None:  # fmt: skip
+    assert not vector(count, 1, "u4")[0]
+    solve, factor = (matrix(at, size, size, wide, kind) for at in (inverse, triangle))
+    if transposed:
+        solve, factor = solve.T, factor.T
+    given, found = (matrix(at, columns, size, columns, kind).T for at in (right, x))
+    beside, others = matrix(a, rows, size, ld, kind), matrix(y, columns, rows, columns, kind).T
+    if not forward:
+        given -= beside.T @ others
+    found[...] = solve @ given
+    given -= factor @ found
+    found += solve @ given
+    if forward:
+        others -= beside @ found
 
 
 def _refine(

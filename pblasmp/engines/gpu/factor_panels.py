@@ -125,12 +125,12 @@ class QueuedPanels(OwnPanels):
         for numbers in blocks:
             first, stop = numbers[0] * self.shape.width, self.shape.bounds(numbers[-1])[1]
             rows = at + (first - top) * item
-            updated = self._address(numbers[0], first)
+            updated = self.address(numbers[0], first)
             sizes = self.shape.rows - first, stop - first, depth
             products.append((sizes, (rows, ld, rows, ld, *updated)))
         operations.subtract(products, self.dtype)
 
-    def _address(self, k: int, row: int) -> tuple[int, int]:
+    def address(self, k: int, row: int) -> tuple[int, int]:
         """Return where a row of panel ``k`` begins, one of this rank's, and its leading dimension."""
         at, ld = place_of(self.array)
         group, across = self.shape.group, self.shape.across

@@ -131,7 +131,7 @@ class GridPanels(QueuedPanels):
             sizes = own[-1] - own[first], other[end] - other[first], depth
             if 0 not in sizes:
                 left, right = at + (own[first] - own[k]) * item, of + (other[first] - other[k]) * item
-                products.append((sizes, (left, ld, right, ldo, *self._address(first, own[first]))))
+                products.append((sizes, (left, ld, right, ldo, *self.address(first, own[first]))))
         operations.subtract(products, self.dtype)
 
     def _squares(self) -> list[Array]:

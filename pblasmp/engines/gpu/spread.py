@@ -17,6 +17,9 @@ from .session import session_of
 
 __all__ = ["QueuedSpread"]
 
+_FEW = 4  # right-hand sides for which one kernel does all of a panel's step
+_HELD = 32 << 10  # bytes of shared memory that it takes for them, at most
+
 Array = Any
 Matrix = tuple[int, int, int, int]
 """Address, rows, columns and leading dimension of a matrix in F order."""
@@ -42,6 +45,8 @@ class QueuedSpread:
             "terms"  # of x: "terms" of sums over the ranks, "own" of this rank's panels, or "all" are right
         )
         self._triangles: _Triangles | None = None
+        held = self._columns * self._shape.width * self._item
+        self._by_kernel = self._columns <= _FEW and held <= _HELD
 
     def swap(self, last: int, pivots: Array, *, back: bool = False) -> None:
         """Exchange rows where the first rank has them. Collective over the workers."""
@@ -108,53 +113,64 @@ class QueuedSpread:
         """Return the address of a row of all right-hand sides."""
         return int(self._x.data.ptr) + row * self._columns * self._item
 
-    def _beside(self, k: int, *, lower: bool) -> tuple[Matrix, int]:
-        """Return what is below panel ``k``'s triangle, or above, and the first of its rows."""
-        panels, (first, stop) = self._panels, self._shape.bounds(k)
-        own = panels.own(k)
-        ld = int(own.strides[1]) // self._item if stop - first > 1 else max(1, len(own))
+    def _step(self, triangles: _Triangles, k: int, right: int, x: int, *, lower: bool, forward: bool) -> None:
+        """Queue the solution for the rows of panel ``k`` from those at ``right``, which it spoils, at ``x``.
+
+        What is below the panel's triangle, or above it, is subtracted from later rows if the sweep goes ``forward``,
+        or else earlier rows' contribution from the panel's.
+        """
+        operations, columns, dtype, (first, stop) = (
+            self._operations, self._columns, self._dtype, self._shape.bounds(k)
+        )  # fmt: skip
         begin, end = (stop, self._shape.cols) if lower else (0, first)
-        return (int(own.data.ptr) + begin * self._item, end - begin, stop - first, ld), begin
+        at, ld = self._panels.address(k, begin)
+        rows, size, others, turned = end - begin, stop - first, self._at(begin), lower != forward
+        if self._by_kernel:
+            inverse, triangle = triangles.of(k)
+            numbers = (
+                inverse, triangle, triangles.wide, size, int(turned), right, x, at, ld, rows, others, int(forward)
+            )  # fmt: skip
+            operations.kernels.step(self._stream, dtype, columns, numbers)
+            return
+        beside = at, rows, size, ld
+        if rows and not forward:
+            operations.apply("T", beside, others, -1, 1, right, columns, dtype)
+        triangles.solve(k, right, x, columns, turned=turned)
+        if rows and forward:
+            operations.apply("N", beside, x, -1, 1, others, columns, dtype)
 
     def _forward(self, triangles: _Triangles, *, lower: bool) -> None:
         """Solve with a triangle. A panel's rank gets the sum of all terms, and subtracts what later rows have of it."""
         if self._rows == "own":
             self._forget_others()
-        operations, shape, nccl = self._operations, self._shape, self._nccl
-        columns, dtype, part = self._columns, self._dtype, int(self._part.data.ptr)
-        stream, count = self._begun(), shape.panels
+        shape, nccl, name = self._shape, self._nccl, self._dtype.name
+        part, stream, count = int(self._part.data.ptr), self._begun(), shape.panels
         for k in range(count) if lower else reversed(range(count)):
             first, stop = shape.bounds(k)
             rows = self._at(first)
-            nccl.sum_at(stream, rows, part, (stop - first) * columns, dtype.name, shape.owner(k))
+            nccl.sum_at(stream, rows, part, (stop - first) * self._columns, name, shape.owner(k))
             if self._panels.has(k):
-                triangles.solve(k, part, rows, columns, turned=False)
-                beside, begin = self._beside(k, lower=lower)
-                if beside[1]:
-                    operations.apply("N", beside, rows, -1, 1, self._at(begin), columns, dtype)
+                self._step(triangles, k, part, rows, lower=lower, forward=True)
         self._rows = "own"
 
     def _backward(self, triangles: _Triangles, *, lower: bool) -> None:
         """Solve with a transposed triangle. A panel's rank has it whole, and sends its solutions to all others."""
         if self._rows == "terms":
             self._transport.sum_ranks(self._x)
-        operations, shape, nccl = self._operations, self._shape, self._nccl
-        columns, dtype, part = self._columns, self._dtype, int(self._part.data.ptr)
-        stream, count = self._begun(), shape.panels
+        shape, nccl, size = self._shape, self._nccl, self._columns * self._item
+        part, stream, count = int(self._part.data.ptr), self._begun(), shape.panels
         for k in reversed(range(count)) if lower else range(count):
             first, stop = shape.bounds(k)
             rows = self._at(first)
             if self._panels.has(k):
-                beside, begin = self._beside(k, lower=lower)
-                if beside[1]:
-                    operations.apply("T", beside, self._at(begin), -1, 1, rows, columns, dtype)
-                triangles.solve(k, rows, part, columns, turned=True)
-            nccl.send_to_all(stream, part, rows, (stop - first) * columns * self._item, shape.owner(k))
+                self._step(triangles, k, rows, part, lower=lower, forward=False)
+            nccl.send_to_all(stream, part, rows, (stop - first) * size, shape.owner(k))
         self._rows = "all"
 
     def _begun(self) -> int:
         """Return the address of the stream that all steps are queued on."""
-        return int(self._operations.xp.cuda.get_current_stream().ptr)
+        self._stream = self._operations.xp.cuda.get_current_stream()
+        return int(self._stream.ptr)
 
 
 class _Triangles:
@@ -165,16 +181,17 @@ class _Triangles:
 
     Attributes:
         asked: what it was made for: lower ones, with ones on their diagonals.
+        wide: as above.
     """
 
     def __init__(self, operations: Any, panels: QueuedPanels, lower: bool, unit: bool) -> None:
-        self.asked = self._lower, _ = lower, unit
+        self.asked = lower, unit
         self._operations, self._shape, self._dtype = operations, panels.shape, panels.dtype
         shape, dtype, kernels = panels.shape, panels.dtype, operations.kernels
         wide = leaf = kernels.leaf(dtype)
         while wide < shape.width:
             wide *= 2
-        self._wide, count = wide, len(panels.mine)
+        self.wide, count = wide, len(panels.mine)
         self._numbers = {k: i for i, k in enumerate(panels.mine)}
         if not count:
             return
@@ -195,7 +212,7 @@ class _Triangles:
 
     def _join(self, half: int, count: int) -> None:
         """Invert all blocks of twice ``half`` columns, whose halves have been: X21 = -X22 L21 X11."""
-        operations, dtype, wide = self._operations, self._dtype, self._wide
+        operations, dtype, wide = self._operations, self._dtype, self.wide
         apart, below, square = 2 * half * (wide + 1), half, half * half
         products = operations.scratch("triangles joined", (1, count * square), dtype)[0]
         inner = View(int(products.data.ptr), half, half, half, dtype)  # views are transposes
@@ -219,13 +236,20 @@ class _Triangles:
             batch=Batch(count, square, apart, apart, apart),
         )
 
+    def of(self, k: int) -> tuple[int, int]:
+        """Return where the inverse of the triangle of panel ``k`` is, and the triangle. Local."""
+        behind = self._numbers[k] * self.wide * (self.wide + 1) * self._dtype.itemsize
+        return self._inverse + behind, self._at + behind
+
     def solve(self, k: int, right: int, x: int, columns: int, *, turned: bool) -> None:
-        """Queue the solution for the rows of panel ``k`` from those at ``right``, which it spoils, at ``x``. Local."""
-        operations, dtype, wide, at = self._operations, self._dtype, self._wide, self._numbers[k]
+        """Queue the solution for the rows of panel ``k`` from those at ``right``, which it spoils, at ``x``. Local.
+
+        With the transpose of what is stored, if it is ``turned``.
+        """
+        operations, dtype, wide = self._operations, self._dtype, self.wide
         first, stop = self._shape.bounds(k)
-        size, behind = stop - first, at * wide * (wide + 1) * dtype.itemsize
-        op: Op = "N" if self._lower != turned else "T"
-        inverse, triangle = ((start + behind, size, size, wide) for start in (self._inverse, self._at))
+        op: Op = "T" if turned else "N"
+        inverse, triangle = ((at, stop - first, stop - first, wide) for at in self.of(k))
         operations.apply(op, inverse, right, 1, 0, x, columns, dtype)
         operations.apply(op, triangle, x, -1, 1, right, columns, dtype)
         operations.apply(op, inverse, right, 1, 1, x, columns, dtype)

@@ -17,6 +17,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.dense import factor_panels, panel_shape
 from pblasmp.engines.gpu import factor_panels as factor_panels_of_gpus
+from pblasmp.engines.gpu import spread
 from pblasmp.engines.gpu.factor_operations import GpuFactorOperations
 from pblasmp.engines.gpu.factor_panels import QueuedPanels
 from pblasmp.engines.gpu.grid_panels import GridPanels
@@ -60,8 +61,12 @@ def everything(comm: Any, path: str) -> Any:
 
 @contextmanager
 def by_inverses(ctx: pb.Context, width: int) -> Iterator[None]:
-    """Solve triangles with more than ``width`` rows by inverses of such blocks; move triangles in narrow columns."""
+    """Solve triangles with more than ``width`` rows by inverses of such blocks; move triangles in narrow columns.
+
+    With an odd ``width``, one kernel does all of a panel's step for few right-hand sides.
+    """
     with (
+        mock.patch.object(spread, "_FEW", 4 * (width % 2)),
         mock.patch.object(factor, "_LEAF", 2 * width),
         mock.patch.object(ctx.engine.operations, "inverts", (width + 1, 1)),
         mock.patch.object(factor_panels, "_SLAB", 2 * width),
@@ -132,8 +137,9 @@ def where_they_are(comm: Any, path: str) -> Any:
                 # a panel's rows travel once in each sweep, to the panel's rank, and from it to all
                 counts = [len(lib.gpu.did(name)) for name in ("reduce", "broadcast", "all_reduce")]
                 yield "messages", None if counts == [5, 5, 0] else f"{counts}"
-                with by_inverses(ctx, 1):
-                    yield from solves_with_small_pivots(ctx, rng, d)
+                for leaf in (1, 2):
+                    with by_inverses(ctx, leaf):
+                        yield from solves_with_small_pivots(ctx, rng, d)
         lib.assert_clean()
         lib.gpu.assert_clean()
 
@@ -288,16 +294,21 @@ def deliveries(comm: Any, path: str) -> Any:
             yield f"{least}", None if (sent, by_nccl) == (wanted, 3 * (6 - count)) else f"{sent} {by_nccl}"
         empty = pb.qr(ctx.zeros(pb.MatrixDescriptor((5, 0), (4, 4), pb.Grid(1, comm.size), order="F"))).q()
         yield "no panel", None if empty.shape == (5, 0) else f"{empty.shape}"
-        for columns in (
-            1,
-            2,
-        ):  # each sweep: a product for what is beside a panel, if anything is, and three for its unknowns
-            b = ctx.zeros(a.descriptor[:, :columns])
+        # of cuBLAS, a product for what is beside a panel, if anything is, and three for its unknowns; or one kernel
+        for few, launches in ((0, 2 * (4 * 3 - comm.rank)), (4, 0)):
+            b = ctx.zeros(a.descriptor[:, :1])
             lib.gpu.events.clear()
-            pb.cho_solve(a, b, out=b)
+            with (
+                mock.patch.object(spread, "_FEW", few),
+                mock.patch.object(
+                    FactorKernels, "step", autospec=True, side_effect=FactorKernels.step
+                ) as step,
+            ):
+                pb.cho_solve(a, b, out=b)
             counts = [len(lib.gpu.did(name)) for name in ("cuBLAS", "reduce", "broadcast")]
-            wanted = [2 * (4 * 3 - comm.rank), 6, 6]
-            yield f"launches for {columns}", None if counts == wanted else f"{counts}"
+            wanted = [launches, 6, 6], 0 if few == 0 else 6
+            found = counts, step.call_count
+            yield f"launches, {few}", None if found == wanted else f"{found}"
 
 
 @starts_ranks

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .compiler import CompiledKernels
-from .factor_source import INVERT, JUDGE, LOOK, LU, PAIRS, QR, REFINE, SWAP, TRIANGLES
+from .compiler import CompiledKernels, Repeated
+from .factor_source import INVERT, JUDGE, LOOK, LU, PAIRS, QR, REFINE, STEP, SWAP, TRIANGLES
 
 __all__ = ["FactorKernels"]
 
@@ -29,6 +29,17 @@ _TILE = 32  # right-hand sides that a block of threads refines
 _WELL = 100  # condition up to which a solution by an inverse needs no refinement
 _LIMIT = 97  # cudaDevAttrMaxSharedMemoryPerBlockOptin
 
+_STEP = (
+    *[np.uint64] * 2,
+    np.int64,
+    *[np.int32] * 2,
+    *[np.uint64] * 3,
+    np.int64,
+    np.int32,
+    np.uint64,
+    np.int32,
+)
+
 _TYPES = {"float32": ("float", "float"), "float64": ("double", "double"), "complex64": ("c64", "float")}
 _TYPES["complex128"] = ("c128", "double")
 
@@ -39,6 +50,7 @@ class FactorKernels(CompiledKernels):
     def __init__(self, cupy: Any) -> None:
         super().__init__(cupy)
         self._memory: dict[str, Array] = {}
+        self._steps: dict[tuple[str, int], Repeated] = {}
         self._limits: tuple[int, int] | None = None
 
     def _of(self, name: str, code: str, dtype: np.dtype, *, room: int = 0, **macros: int) -> Any:
@@ -135,6 +147,26 @@ class FactorKernels(CompiledKernels):
         tiles = -(-wide // _SQUARE)
         arguments = _at(a), _ld(a), np.int64(n), *numbers, _at(out)
         kernel((tiles**2, count), (8 * _SQUARE,), arguments, stream=stream)
+
+    def step(self, stream: Any, dtype: np.dtype, columns: int, numbers: Sequence[int]) -> None:
+        """Queue one panel's step of a triangular solve for few right-hand sides. Local.
+
+        Args:
+            stream: where it is queued.
+            dtype: the element type.
+            columns: how many right-hand sides; a row of them is contiguous, and rows follow each other.
+            numbers: where the inverse of the panel's triangle and the triangle are, and the leading dimension of both;
+                the order of the triangle; 1 for its transpose, otherwise 0; where the right-hand sides are, which are
+                spoiled, and where the unknowns go; where the matrix beside the triangle is, its leading dimension and
+                its rows, and where the right-hand sides, or known unknowns, of these rows are; 1 if they are right-hand
+                sides, from which the new unknowns' part is subtracted, or 0.
+        """
+        key = dtype.name, columns
+        if key not in self._steps:
+            kernel = self._of("step", STEP, dtype, COLUMNS=columns)
+            self._steps[key] = Repeated(kernel, self._most()[1], _THREADS, (*_STEP, np.uint64))
+        memory, count = numbers[3] * columns * dtype.itemsize, int(self._kept("steps", 1, np.uint32).data.ptr)
+        self._steps[key](stream, (*numbers, count), memory)
 
     def refine(
         self,
