@@ -373,20 +373,30 @@ __device__ __forceinline__ void put(T* y, i64 at, T less, int adds, int first) {
   if (adds) less = negative(less);
   y[at] = first ? less : plus(fresh(y + at), less);
 }
+// Subtracts from sum the products of elements first, first + step, ... of a, which are apart, with those rows of x.
+// Eight loads are under way at a time.
+__device__ __forceinline__ void dots(const T* a, i64 apart, int first, int step, int count, const T* x, T* sum) {
+  int c = first;
+  for (; c + 7 * step < count; c += 8 * step) {
+    T e[8];
+    #pragma unroll
+    for (int u = 0; u < 8; ++u) e[u] = a[(c + u * step) * apart];
+    #pragma unroll
+    for (int u = 0; u < 8; ++u)
+      #pragma unroll
+      for (int j = 0; j < COLUMNS; ++j) take(sum[j], e[u], x[(i64)(c + u * step) * COLUMNS + j]);
+  }
+  for (; c < count; c += step)
+    #pragma unroll
+    for (int j = 0; j < COLUMNS; ++j) take(sum[j], a[c * apart], x[(i64)c * COLUMNS + j]);
+}
 __device__ void straight(const T* a, i64 ld, int rows, int cols, const T* x, T* y, int adds, int first, T (*part)[32]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   for (int top = blockIdx.x * 32; top < rows; top += gridDim.x * 32) {
     const int r = top + lane;
     T sum[COLUMNS];
     for (int j = 0; j < COLUMNS; ++j) sum[j] = T{};
-    if (r < rows) {
-      const T* of = a + r;
-      #pragma unroll 8
-      for (int c = warp; c < cols; c += warps) {
-        T e = of[c * ld];
-        for (int j = 0; j < COLUMNS; ++j) take(sum[j], e, x[c * COLUMNS + j]);
-      }
-    }
+    if (r < rows) dots(a + r, ld, warp, warps, cols, x, sum);
     for (int j = 0; j < COLUMNS; ++j) {
       part[warp][lane] = sum[j];
       __syncthreads();
@@ -406,14 +416,7 @@ __device__ void turned(const T* a, i64 ld, int rows, int cols, const T* x, T* y,
     const int o = base + warp / share, i = blockIdx.x * per + o, mine = warp / share < slots && o < per && i < cols;
     T sum[COLUMNS];
     for (int j = 0; j < COLUMNS; ++j) sum[j] = T{};
-    if (mine) {
-      const T* of = a + i * ld;
-      #pragma unroll 8
-      for (int r = warp % share * 32 + lane; r < rows; r += share * 32) {
-        T e = of[r];
-        for (int j = 0; j < COLUMNS; ++j) take(sum[j], e, x[(i64)r * COLUMNS + j]);
-      }
-    }
+    if (mine) dots(a + i * ld, 1, warp % share * 32 + lane, share * 32, rows, x, sum);
     for (int j = 0; j < COLUMNS; ++j) {
       T all = over_warp(sum[j]);
       if (lane == 0) part[warp][0] = all;
@@ -430,7 +433,7 @@ __device__ void known(T* to, const T* x, int count) {
   for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = fresh(x + i);
   __syncthreads();
 }
-extern "C" __global__ void __launch_bounds__(512) step(
+extern "C" __global__ void __launch_bounds__(512, 1) step(
     const T* inverse, const T* triangle, i64 wide, int size, int transposed, T* right, T* x, const T* a, i64 ld,
     int rows, T* y, int forward, u32* count) {
   extern __shared__ __align__(16) unsigned char memory[];
