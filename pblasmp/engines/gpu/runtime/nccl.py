@@ -133,16 +133,12 @@ class Nccl:
 
     def sum_at(self, stream: int, of: int, to: int, count: int, dtype: str, root: int) -> None:
         """Queue the sum of every rank's ``count`` elements at ``of``, to ``to`` of one rank. Collective to run."""
-        from nccl.bindings import nccl as bindings
-
         words = 2 * count if dtype.startswith("complex") else count
-        bindings.reduce(of, to, words, NCCL_TYPES[dtype], NCCL_SUM, root, self.handle, stream)
+        self._bindings.reduce(of, to, words, NCCL_TYPES[dtype], NCCL_SUM, root, self.handle, stream)
 
     def send_to_all(self, stream: int, of: int, to: int, nbytes: int, root: int) -> None:
         """Queue sending what one rank has at ``of`` to ``to`` of all ranks, also its own. Collective to run."""
-        from nccl.bindings import nccl as bindings
-
-        bindings.broadcast(of, to, nbytes, _BYTE, root, self.handle, stream)
+        self._bindings.broadcast(of, to, nbytes, _BYTE, root, self.handle, stream)
 
     def close(self) -> None:
         """Destroy the communicators that were made here, last made first. Collective."""
