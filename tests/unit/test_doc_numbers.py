@@ -53,6 +53,7 @@ NUMBERS = [
         "solving", "engines.gpu.factor_operations.GpuFactorOperations.shared_from", "{:,}".format,
         "has less than {} elements",
     ),
+    ("solving", "engines.gpu.spread._FEW", str, "For up to {} right-hand sides one kernel"),
     ("matrices", "creation.DEFAULT_BLOCK", str, "| `block` | `64` or `(64, 32)` | {};"),
     ("matrices", "io.files.TILE_BYTES", mib, "contiguous tiles of about {}"),
     ("testing", "testing.pool._LIMIT", str, "At most {} ranks are kept"),

@@ -40,9 +40,7 @@ class CusolvermpMethod(Method):
         return solver if isinstance(solver, str) else ""
 
     def cost(self, engine: Engine, problem: FactorProblem, options: Options) -> float:
-        solves = problem.routine in ("cholesky", "lu") and problem.factored
-        faster = solves and problem.right == 1 and engine.transport.size > 1  # measured with 1, 32 and 64
-        return 0.5 if faster else 2.0  # on panels: 1
+        return 2.0  # on panels: 1
 
     def prepare(
         self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands
