@@ -152,7 +152,7 @@ def scalar(value: Any, dtype: np.dtype, name: str) -> complex:
         ArgumentError: ``value`` is not a number, or is complex while ``dtype`` is real.
     """
     try:
-        if isinstance(value, str):  # complex() would read it
+        if isinstance(value, (str, np.bool_)):  # complex() would take it
             raise TypeError
         number = complex(value)
     except (TypeError, ValueError, OverflowError):
