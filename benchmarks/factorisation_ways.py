@@ -3,7 +3,7 @@
 
 By order: on one rank alone, on several ranks together, and in panels; then what pblasmp takes, and how much longer that
 is than the fastest. So one sees the orders from which each is faster, on which the limits in
-``pblasmp/engines/host/direct/factored.py`` and ``host/operations.py`` rest. It starts its ranks itself, prints, and
+``pblasmp/engines/host/direct/cholesky.py`` and ``host/operations.py`` rest. It starts its ranks itself, prints, and
 writes nothing.
 """
 
@@ -43,14 +43,14 @@ _GRIDS = {1: (1, 1), 2: (1, 2), 4: (2, 2)}
 @contextmanager
 def limits(ctx: Any, way: str) -> Iterator[None]:
     """Within, a context's first call of a factorisation goes one way; so do later ones on the same matrix."""
-    from pblasmp.engines.host.direct import factored
+    from pblasmp.engines.host.direct import cholesky
 
     alone = {"alone": _ENDLESS, "together": 0}.get(way)
     if alone is None:
         yield
         return
     ctx.engine.operations.factor_alone = alone
-    with mock.patch.multiple(factored, _MOST=_ENDLESS, _MEETING=alone):
+    with mock.patch.multiple(cholesky, _MOST=_ENDLESS, _MEETING=alone):
         yield
 
 

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.engines.host.direct import factored
+from pblasmp.engines.host.direct import cholesky
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.factorisations import solve_keeping
 from tests.helpers.cases import agreed_error, first, layout, pick, scattered
@@ -35,7 +35,7 @@ def panels_of(ctx, width):
     HostOperations.factor_width, HostOperations.factor_alone = width, 3
     ctx.engine.operations.workers = ctx.size
     try:
-        with mock.patch.object(factored, "_MOST", 0):
+        with mock.patch.object(cholesky, "_MOST", 0):
             yield
     finally:
         HostOperations.factor_width, HostOperations.factor_alone, ctx.engine.operations.workers = saved
@@ -46,7 +46,7 @@ def direct_blocks_of(ctx, width):
     """Within, direct factorisations have blocks of ``width`` columns, on which every rank works."""
     how = {"_WIDTH": width, "_PART": width, "_MEETING": width**3, "_TOGETHER": 2, "_FACTORING": 8 * width}
     workers = mock.patch.object(ctx.engine.operations, "workers", ctx.size)
-    with mock.patch.multiple(factored, **how), workers:
+    with mock.patch.multiple(cholesky, **how), workers:
         yield
 
 

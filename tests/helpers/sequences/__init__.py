@@ -8,7 +8,7 @@ those remain that a failure needs. Ranks are given the sequence, or draw the sam
 from __future__ import annotations
 
 from .devices import Gpu, Host, Simulated
-from .drawing import CALLS, Step, drawn, steps_of
-from .running import Outcome, replay, shortened
+from .runs import Outcome, replay, shortened
+from .steps import CALLS, Step, drawn, steps_of
 
 __all__ = ["CALLS", "Gpu", "Host", "Outcome", "Simulated", "Step", "drawn", "replay", "shortened", "steps_of"]

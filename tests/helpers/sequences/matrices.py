@@ -20,8 +20,8 @@ from tests.helpers.gpu.products import OPS, integers
 from tests.helpers.pblas_cases import Held as Fortran
 from tests.helpers.pblas_cases import arguments, matrices, options
 
-from .drawing import Draw, call, converts, descriptor
 from .session import Held, Session, SkipStep, differs, exact, expect, largest_exact, rounding, small
+from .steps import Draw, call, converts, descriptor
 
 __all__ = ["FORMATS"]
 

@@ -10,8 +10,8 @@ import numpy as np
 
 import pblasmp as pb
 
-from .drawing import SLOTS, Draw, call
 from .session import Held, Session, SkipStep, WrongError
+from .steps import SLOTS, Draw, call
 
 __all__ = ["EVERYWHERE", "ON_ONE"]
 

@@ -19,7 +19,7 @@ from tests.helpers.gpu.jobs import Job
 from tests.helpers.gpu.products import integers, part_of, place
 
 from .devices import Host
-from .drawing import SLOTS, Draw, descriptor
+from .steps import SLOTS, Draw, descriptor
 
 __all__ = ["Held", "Session", "SkipStep", "WrongError", "exact", "expect"]
 

@@ -21,7 +21,7 @@ from .. import blas
 from ..buffers import Buffers
 from ..operations import HostOperations
 from ..transport import HostTransport
-from .factored import factored, solved
+from .cholesky import factored, solved
 from .moves import Move
 from .products import added, matmul
 from .program import MOST, Preparation, Program

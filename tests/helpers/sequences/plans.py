@@ -29,8 +29,8 @@ from tests.helpers.gpu.products import integers, place
 from tests.helpers.schemes import SCHEMES
 
 from .devices import STREAMS
-from .drawing import Draw, call
 from .session import Held, Planned, Session, SkipStep, expect
+from .steps import Draw, call
 
 __all__ = ["KINDS", "MOST_PENDING", "refused"]
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pblasmp as pb
 
-from . import matrices, mistakes, planned  # noqa: F401 - they register their steps
+from . import matrices, mistakes, plans  # noqa: F401 - they register their steps
 from .devices import Host
-from .drawing import CALLS, Step
-from .planned import refused
+from .plans import refused
 from .session import Session, SkipStep, WrongError
+from .steps import CALLS, Step
 
 __all__ = ["Outcome", "replay", "shortened"]
 
