@@ -214,7 +214,7 @@ def _runs_directly(ctx: Runtime[Any]) -> bool:
     Raises:
         ClosedError: the context is closed.
     """
-    if ctx.direct is None or ctx.engine.xp is not np or ctx.control.gone():
+    if ctx.direct is None or ctx.engine.traits.on_gpus or ctx.control.gone():
         return False
     ctx.check_open()
     return True

@@ -23,7 +23,7 @@ from ..layout.intersection import Piece, common_counts, copy, intersect
 from .cells import Cell, Cells
 from .communicator import Communicator, Request
 
-__all__ = ["SLOTS", "Exchange", "Side", "ends", "message_elements", "piece_of"]
+__all__ = ["SLOTS", "Exchange", "Side", "array_at", "ends", "message_elements", "piece_of"]
 
 _MESSAGE_BYTES = 2 << 20
 SLOTS = 4  # messages that a rank has in flight at once
@@ -271,14 +271,19 @@ class _Transfer:
 
     def _copy_own(self) -> None:
         part = self._own.popleft()
-        copy(_array(self._dst, part.dst), _array(self._src, part.src), part.piece, conjugate=self._conjugate)
+        copy(
+            array_at(self._dst, part.dst),
+            array_at(self._src, part.src),
+            part.piece,
+            conjugate=self._conjugate,
+        )
 
     def _fill(self) -> None:
         """Pack and send messages while there are free slots."""
         while self._free and self._outgoing:
             self._free -= 1
             rank, part = self._outgoing.popleft()
-            source = _array(self._src, part.src)
+            source = array_at(self._src, part.src)
             message, flat = None, None
             if source.dtype == self._dtype and not self._conjugate:
                 message = part.piece.region(source, self._order, source=True)
@@ -292,7 +297,7 @@ class _Transfer:
         incoming = self._incoming[rank]
         while incoming:
             part = incoming.popleft()
-            target = _array(self._dst, part.dst)
+            target = array_at(self._dst, part.dst)
             place = (
                 part.piece.region(target, self._order, source=False) if target.dtype == self._dtype else None
             )
@@ -335,7 +340,7 @@ class _Transfer:
             for request in earlier:  # chunks arrive in any order
                 self._comm.wait(request)
             if part is not None:
-                copy(_array(self._dst, part.dst), message, part.piece.unpacked())
+                copy(array_at(self._dst, part.dst), message, part.piece.unpacked())
             if flat is not None:
                 self._spare.append(flat)
             if rank == -1:
@@ -347,7 +352,8 @@ class _Transfer:
             self._copy_own()
 
 
-def _array(arrays: Sequence[Array | None], i: int) -> Array:
+def array_at(arrays: Sequence[Array | None], i: int) -> Array:
+    """Return the array of grid cell ``i``, which this rank has. Local."""
     array = arrays[i]
     assert array is not None, "exchange: got no array for a grid cell of this rank"
     return array

@@ -261,7 +261,7 @@ class DirectForm:
             return None
         ctx = grid.context
         direct = ctx.direct
-        if direct is None or ctx.engine.xp is not np or ctx.control.gone():
+        if direct is None or ctx.engine.traits.on_gpus or ctx.control.gone():
             return None  # on GPUs local arrays may have to be copied there first
         key = self._key(args)
         if key is None:

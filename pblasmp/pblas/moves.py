@@ -115,7 +115,7 @@ def _move_at_once(full: str, dtype: np.dtype, given: dict[str, Any]) -> bool | N
         return None
     ctx = everybody.context
     direct = ctx.direct
-    if direct is None or ctx.engine.xp is not np or ctx.control.gone():
+    if direct is None or ctx.engine.traits.on_gpus or ctx.control.gone():
         return None
     found = [_described(given, x, (m, n), dtype) for x in "ab"]
     if found[0] is None or found[1] is None:

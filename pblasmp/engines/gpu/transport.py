@@ -11,6 +11,7 @@ import numpy as np
 
 from ...comm import Exchange, Side
 from ...comm.communicator import MpiCollectives
+from ...comm.exchange import array_at
 from ...layout.intersection import Piece
 from ..moving.room import Room
 from ..protocol import Transfer
@@ -192,12 +193,12 @@ class _Exchange:
         if sends or receives:
             self._messages = transport.start(sends, receives)
         for part in exchange.copies:
-            of, to = _array(self._src, part.src), _array(self._dst, part.dst)
+            of, to = array_at(self._src, part.src), array_at(self._dst, part.dst)
             transport.copy_piece(to, of, part.piece, conjugate=self._conjugate)
 
     def _message(self, part: Any) -> Array:
         """Return the contiguous entries of a message to NCCL: in the local array, or packed."""
-        source, message = _array(self._src, part.src), None
+        source, message = array_at(self._src, part.src), None
         if source.dtype == self._kind and not self._conjugate:
             message = part.piece.region(source, self._order, source=True)
         if message is None:
@@ -207,7 +208,7 @@ class _Exchange:
 
     def _place(self, part: Any) -> Array:
         """Return where a message from NCCL arrives: in the local array, or where it is unpacked from."""
-        target, place = _array(self._dst, part.dst), None
+        target, place = array_at(self._dst, part.dst), None
         if target.dtype == self._kind:
             place = part.piece.region(target, self._order, source=False)
         if place is None:
@@ -225,7 +226,7 @@ class _Exchange:
             self._messages.finish()
             self._messages = None
         for part, message in self._arriving:
-            self._transport.copy_piece(_array(self._dst, part.dst), message, part.piece.unpacked())
+            self._transport.copy_piece(array_at(self._dst, part.dst), message, part.piece.unpacked())
         self._arriving = []
 
     def _nbytes(self, parts: Sequence[Any]) -> int:
@@ -234,13 +235,13 @@ class _Exchange:
     def _pack(self, parts: Sequence[Any], at: int) -> None:
         """Queue the writing of a message at an address."""
         for part, message in self._views(parts, at):
-            source = _array(self._src, part.src)
+            source = array_at(self._src, part.src)
             self._transport.copy_piece(message, source, part.piece.packed(), conjugate=self._conjugate)
 
     def _unpack(self, parts: Sequence[Any], at: int) -> None:
         """Queue the reading of a message at an address."""
         for part, message in self._views(parts, at):
-            self._transport.copy_piece(_array(self._dst, part.dst), message, part.piece.unpacked())
+            self._transport.copy_piece(array_at(self._dst, part.dst), message, part.piece.unpacked())
 
     def _views(self, parts: Sequence[Any], at: int) -> Iterator[tuple[Any, Array]]:
         """Yield each part of a message with the memory that it is in, from an address on."""
@@ -291,12 +292,6 @@ def _view(
     down, across = array.strides
     strides = (down * row[1], down, across * col[1], across)
     return cupy.lib.stride_tricks.as_strided(array[row[0] :, col[0] :], shape, strides)
-
-
-def _array(arrays: Sequence[Array | None], i: int) -> Array:
-    array = arrays[i]
-    assert array is not None, "exchange: got no array for a grid cell of this rank"
-    return array
 
 
 def _empty(cupy: Any, shape: tuple[int, int], dtype: np.dtype, order: str) -> Array:

@@ -62,6 +62,11 @@ class View:
             )
         return cls(int(array.data.ptr), rows, cols, down // size, dtype)
 
+    @classmethod
+    def of_bytes(cls, address: int, nbytes: int) -> View:
+        """Return memory as one row of bytes. Local."""
+        return cls(address, 1, nbytes, nbytes, np.dtype(np.uint8))
+
     @property
     def nbytes(self) -> int:
         """Bytes of its entries, without the gaps between its rows."""

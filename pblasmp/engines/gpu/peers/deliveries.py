@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ..kernels.views import View
 from .flags import CHUNKS, ROOMS
 
@@ -22,7 +20,6 @@ __all__ = ["Deliveries"]
 
 _CHUNKS = CHUNKS.count // ROOMS.count  # of a delivery: with more, ranks far from the root wait less
 _ALIGNED = 256
-_BYTE = np.dtype(np.uint8)
 
 
 class Deliveries:
@@ -80,7 +77,7 @@ class Deliveries:
         receives, passes = gpu.rank != root, after != root
         arrays, end = [], _aligned(nbytes)
         for address, length in beside:
-            arrays.append((_line(address, length), _line(at + end, length)))
+            arrays.append((View.of_bytes(address, length), View.of_bytes(at + end, length)))
             end += _aligned(length)
         if receives:
             gpu.raise_flag(stream, before, ROOMS.at(i))
@@ -97,7 +94,7 @@ class Deliveries:
                 gpu.await_flag(stream, before, flag)
             if passes:
                 length = min(size, end - begin)
-                gpu.push(stream, _line(there + begin, length), _line(at + begin, length))
+                gpu.push(stream, View.of_bytes(there + begin, length), View.of_bytes(at + begin, length))
                 gpu.raise_flag(stream, after, flag)
         if receives:
             for own, carried in arrays:
@@ -106,7 +103,3 @@ class Deliveries:
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNED) * _ALIGNED
-
-
-def _line(at: int, nbytes: int) -> View:
-    return View(at, 1, nbytes, nbytes, _BYTE)

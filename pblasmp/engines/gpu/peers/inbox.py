@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ..kernels.views import View
 from .flags import MESSAGES, SLOTS
 
@@ -25,7 +23,6 @@ __all__ = ["Inbox"]
 _BOXES = MESSAGES.count  # most exchanges under way at once
 _MOST = 4 << 30  # bytes of a box; larger exchanges go through NCCL
 _ALIGNED = 256
-_BYTE = np.dtype(np.uint8)
 
 Queue = Callable[[int], None]
 
@@ -79,7 +76,11 @@ class Inbox:
         for to in ((gpu.rank + step) % gpu.size for step in range(1, gpu.size)):
             if to in packs:
                 there = gpu.symmetric(f"inbox {box}", to) + gpu.rank * slot
-                gpu.push("copy", _line(there, packs[to][0]), _line(packed + to * slot, packs[to][0]))
+                gpu.push(
+                    "copy",
+                    View.of_bytes(there, packs[to][0]),
+                    View.of_bytes(packed + to * slot, packs[to][0]),
+                )
                 gpu.raise_flag("copy", to, MESSAGES.at(box))
         if packs:
             gpu.mark(f"box {box}", "copy")
@@ -104,7 +105,3 @@ class Inbox:
         if self._telling and len(self._free) == _BOXES:  # a CUDA graph must end with all streams joined
             gpu.follow("main", "tell")
             self._telling = False
-
-
-def _line(at: int, nbytes: int) -> View:
-    return View(at, 1, nbytes, nbytes, _BYTE)
