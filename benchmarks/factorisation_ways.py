@@ -55,7 +55,7 @@ def limits(ctx: Any, way: str) -> Iterator[None]:
 
 
 def contenders(case: Case, comm: Any, opened: ExitStack) -> dict[str, Matrices]:
-    """Return a matrix for each way, on a context of its own. Collective over comm."""
+    """Return the matrices of each way by its name; each way has its own context. Collective over ``comm``."""
     import pblasmp as pb
 
     found = {}

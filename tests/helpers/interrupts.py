@@ -64,7 +64,7 @@ def named(code: CodeType, line: int) -> str:
 
 
 def left_open(call: Callable[[], object], folder: str, every: int) -> Iterator[tuple[str, str]]:
-    """Interrupt a call at one step in ``every``, at each in a call of its own; yield where that leaves a file open."""
+    """Repeat a call, interrupted after every, 1 + every, ... steps; yield the steps that leave a file open."""
     call()
     total, _ = steps(call, folder)
     assert total > 100, total

@@ -69,7 +69,7 @@ def test_products_in_every_memory_order(lib: Witness, ctx: pb.Context, dtype: st
 def test_batches_of_products(
     lib: Witness, ctx: pb.Context, monkeypatch: pytest.MonkeyPatch, library: str, own_c: bool
 ) -> None:
-    """Each matrix of the batch is at its own distance; cuBLAS, which stands in for cuBLASLt, takes one at a time."""
+    """A, B, C and D have different strides between products; cuBLAS, the fallback, gets them one by one."""
     operations, rng, count = ctx.engine.operations, np.random.default_rng(6), 3
     monkeypatch.setattr(ctx.engine.session.gpu, "kernels", EagerGpu().kernels)
     if library == "cuBLAS":

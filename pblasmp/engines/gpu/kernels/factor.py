@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from .compiler import CompiledKernels, Repeated
-from .factor_source import INVERT, JUDGE, LOOK, LU, PAIRS, QR, REFINE, STEP, SWAP, TRIANGLES
+from .factor_source import JUDGE, LOOK, LU, PAIRS, QR, SWAP
+from .solve_source import INVERT, REFINE, STEP, TRIANGLES
 
 __all__ = ["FactorKernels"]
 
@@ -157,7 +158,7 @@ class FactorKernels(CompiledKernels):
             columns: how many right-hand sides; a row of them is contiguous, and rows follow each other.
             numbers: where the inverse of the panel's triangle and the triangle are, and the leading dimension of both;
                 the order of the triangle; 1 for its transpose, otherwise 0; where the right-hand sides are, which are
-                spoiled, and where the unknowns go; where the matrix beside the triangle is, its leading dimension and
+                overwritten, and the solutions; the panel's matrix outside its triangle, its leading dimension and
                 its rows, and where the right-hand sides, or known unknowns, of these rows are; 1 if they are right-hand
                 sides, from which the new unknowns' part is subtracted, or 0.
         """
