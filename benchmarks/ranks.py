@@ -37,9 +37,8 @@ def run_ranks(
             raise SystemExit(f"{module} ended with status {status} on {nranks} ranks")
 
 
-_AHEAD_SECONDS = (
-    2e-3  # after the ranks have agreed on a time: with more ranks than cores some hear of it late
-)
+# after the ranks have agreed on a time: with more ranks than cores some hear of it late
+_AHEAD_SECONDS = 2e-3
 SETTLE_SECONDS = 0.3  # the threads of a BLAS wait busily for some time after its last product
 
 

@@ -75,11 +75,6 @@ def _result_dtype(dtype: np.dtype, other: Any) -> np.dtype:
     return dtype
 
 
-def _computable(matrix: Handle, dtype: np.dtype) -> bool:
-    """Return whether the engine's array module computes with both types: CuPy has no bfloat16 and 8-bit floats."""
-    return matrix.context.engine.xp is np or not (is_foreign(matrix.dtype) or is_foreign(dtype))
-
-
 def binary(symbol: str, left: Any, right: Any, *, in_place: bool = False) -> Any:
     """Return ``left symbol right``, of which at least one is a matrix and the other may be a scalar.
 
@@ -145,7 +140,7 @@ def _compute(symbol: str, left: Any, right: Any, matrix: Handle, dtype: np.dtype
     """Compute on this rank's parts, which are in the same places. Local."""
     engine = matrix.context.engine
     out = matrix if in_place else matrix.context.allocate(replace(matrix.descriptor, dtype=dtype))
-    known = all(_computable(x, dtype) for x in (left, right) if hasattr(x, "descriptor"))
+    known = engine.traits.computes(dtype, *(x.dtype for x in (left, right) if hasattr(x, "descriptor")))
     x, y = (_operand(each, dtype, known) for each in (left, right))
     if in_place and isinstance(right, type(out)) and engine.overlap(out.local, right.local):
         y = y if same_memory(out.local, right.local) else y.copy()  # NumPy does so itself, CuPy does not
@@ -218,7 +213,7 @@ def _unary(matrix: Matrix, call: str, name: str, dtype: np.dtype) -> Matrix:
     with ctx.agreement(call) as facts:
         facts["matrix"] = matrix.descriptor
         out: Matrix = ctx.allocate(replace(matrix.descriptor, dtype=dtype))
-        if _computable(matrix, dtype):
+        if ctx.engine.traits.computes(matrix.dtype, dtype):
             getattr(ctx.engine.xp, name)(matrix.local, out=out.local)
         else:
             ctx.engine.from_host(out.local, getattr(np, name)(matrix.on_host()))
@@ -274,7 +269,7 @@ def mapped(matrix: Matrix, function: Callable[[Any], Any], dtype: DTypeLike | No
         facts.update(matrix=d, dtype=wanted)
         if not callable(function):
             raise ArgumentTypeError(f"function: expected a function of an array, got {function!r}")
-        values = matrix.local if _computable(matrix, d.dtype) else matrix.on_host()
+        values = matrix.local if ctx.engine.traits.computes(d.dtype) else matrix.on_host()
         if isinstance(values, np.ndarray):
             values = values.view()
             values.flags.writeable = False  # the function returns new values
@@ -355,7 +350,7 @@ def cast(matrix: Matrix, dtype: DTypeLike) -> Matrix:
         if matrix.dtype.kind == "c" and kind.kind != "c":
             raise ArgumentError(f"astype: {matrix.dtype.name} does not convert to {kind.name}")
         out: Matrix = ctx.allocate(replace(matrix.descriptor, dtype=kind))
-        if _computable(matrix, kind):
+        if ctx.engine.traits.computes(matrix.dtype, kind):
             out.local[...] = matrix.local
         else:
             ctx.engine.from_host(out.local, matrix.on_host().astype(kind))

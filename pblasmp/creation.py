@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .arithmetic import as_element, on_arrays
 from .comm import Cell, Side
-from .dtypes import DTYPES, FLOAT8, is_foreign, scalar
+from .dtypes import DTYPES, FLOAT8, scalar
 from .errors import ArgumentError, ArgumentTypeError, LayoutError
 from .handle import Handle, Matrix
 from .interop import as_local
@@ -37,7 +37,7 @@ GridLike: TypeAlias = "Grid | Sequence[int] | str"
 DEFAULT_BLOCK = 256
 """Rows and columns of the blocks of large matrices."""
 _SLAB = 1 << 16  # elements filled at a time on a CPU, within its caches
-_SLAB_GPU = 1 << 22
+_SLAB_OF_GPUS = 1 << 22
 
 
 class LayoutKeywords(TypedDict, total=False):
@@ -182,13 +182,13 @@ def random(ctx: Runtime[Matrix], layout: Layout, seed: int | None, distribution:
 
 def _fill_at_random(out: Handle, seed: int, distribution: str) -> None:
     engine, dtype = out.context.engine, out.dtype
-    known = engine.xp is np or not is_foreign(dtype)
+    known = engine.traits.computes(dtype)
     xp: Any = engine.xp if known else np
     local = out.local if known else out.like_on_host()
     rows, cols = (
         xp.asarray(each.astype(np.uint64)) for each in out.descriptor.global_indices(out.context.rank)
     )
-    step = max(1, (_SLAB if xp is np else _SLAB_GPU) // max(1, len(cols)))
+    step = max(1, (_SLAB if isinstance(local, np.ndarray) else _SLAB_OF_GPUS) // max(1, len(cols)))
     for at in range(0, len(rows), step):
         here = rows[at : at + step, None]
         local[at : at + step] = random_values(xp, here, cols[None, :], seed, dtype, distribution).astype(

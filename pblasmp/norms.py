@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .engines.arrays import as_numpy
 from .engines.local.sums import joined, root, squares
 from .errors import ArgumentError
 from .handle import Handle
@@ -116,16 +117,12 @@ class _Parts:
         by_row, by_column = np.zeros(m), np.zeros(n)
         for part, values, on_diagonal in self._slabs():
             sizes = xp.abs(values)
-            columns, rows = (self._on_host(sizes.sum(axis=axis)) for axis in (0, 1))
+            columns, rows = (as_numpy(xp, sizes.sum(axis=axis)) for axis in (0, 1))
             by_row[self._rows] += rows
             by_column[self._cols[part]] += columns
             if mirrored:
                 beside = xp.where(on_diagonal, 0, sizes)
-                columns, rows = (self._on_host(beside.sum(axis=axis)) for axis in (0, 1))
+                columns, rows = (as_numpy(xp, beside.sum(axis=axis)) for axis in (0, 1))
                 by_column[self._rows] += rows
                 by_row[self._cols[part]] += columns
         return by_row, by_column
-
-    def _on_host(self, array: Any) -> Sums:
-        found: Sums = array if self._xp is np else self._xp.asnumpy(array)
-        return found

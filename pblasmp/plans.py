@@ -322,7 +322,7 @@ class Plan(Generic[Result]):
                 return self._run_with(call)
             self._hold(call)
             assert self._bound is not None
-            return self._run(call, self._bound.run, self._bound.operands)
+            return self._run(call, self._bound.run)
 
     def _queued(self) -> Result:
         """Run what only queues work, on which the ranks need not agree. Collective over the context."""
@@ -341,14 +341,12 @@ class Plan(Generic[Result]):
             call: a call like the planned one.
             keep: what is done once the plan has all its tables.
         """
-        operands = call.operands()
-        return self._run(call, partial(self._product.run, operands), operands, keep)
+        return self._run(call, partial(self._product.run, call.operands()), keep)
 
     def _run(
         self,
         call: UserCall[Result],
         run: Callable[[], Any],
-        operands: Operands,  # noqa: ARG002 - tests change them
         keep: Callable[[], None] = _nothing,
     ) -> Result:
         with self._ctx.running(self._name):

@@ -20,6 +20,7 @@ from .arithmetic import check_pair, is_scalar
 from .comm import Cell, Exchange, Side
 from .creation import diagonal_places
 from .dtypes import as_dtype, is_foreign, scalar
+from .engines.arrays import as_numpy
 from .engines.local.sums import joined, root, squares
 from .errors import ArgumentError, ArgumentTypeError
 from .handle import Handle
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["allclose", "diagonal", "element", "extreme", "kind_of_norm", "mean", "norm", "total", "trace"]
 
 _SLAB = 1 << 18  # elements that are converted at a time
-_SLAB_GPU = 1 << 24
+_SLAB_OF_GPUS = 1 << 24
 
 
 def _wide(dtype: np.dtype) -> np.dtype:
@@ -45,16 +46,17 @@ def _local(matrix: Handle, *, on_host: bool = False) -> tuple[Any, Any]:
     """Return the array module and the local array to compute with: on the host for types that CuPy lacks. Local."""
     engine = matrix.context.engine
     engine.synchronize()  # before values are read: that would wait forever if a rank is gone
-    xp = engine.xp
-    on_host = on_host or (xp is not np and is_foreign(matrix.dtype))
-    return (np, matrix.on_host()) if on_host else (xp, matrix.local)
+    if on_host or not engine.traits.computes(matrix.dtype):
+        return np, matrix.on_host()
+    return engine.xp, matrix.local
 
 
 def _slabs(matrix: Handle, *, on_host: bool = False) -> Iterator[tuple[Any, slice, Any]]:
     """Yield the array module, which columns, and their elements: the local array, slab by slab, as double precision."""
     xp, local = _local(matrix, on_host=on_host)
     rows, cols = local.shape
-    size, wide = (_SLAB if xp is np else _SLAB_GPU), _wide(matrix.dtype)
+    size = _SLAB if isinstance(local, np.ndarray) else _SLAB_OF_GPUS
+    wide = _wide(matrix.dtype)
     if not local.size:
         return
     if matrix.descriptor.order == "C":
@@ -213,7 +215,7 @@ def _columns(
         mine = np.full((1, matrix.local.shape[1]), reduction.start, wide)
         for xp, cols, values in _slabs(matrix):
             found = reduction.of(values)
-            mine[0, cols] = join(mine[0, cols], found if xp is np else xp.asnumpy(found))
+            mine[0, cols] = join(mine[0, cols], as_numpy(xp, found))
     n, (nprow, _) = d.shape[1], d.grid.shape
     partial = Side(Axis(nprow, 1, 0, nprow), d.cols, Side.of(d).cells, "C")
     shares = Axis(n, max(1, -(-n // ctx.size)), 0, ctx.size)
@@ -248,7 +250,7 @@ def _diagonal(matrix: Handle, call: str) -> NDArray[Any]:
             i, j = diagonal_places(d, coords)
             xp, local = _local(matrix)
             values = local[xp.asarray(i), xp.asarray(j)]
-            mine = d.rows.globals(coords[0])[i], (values if xp is np else xp.asnumpy(values))
+            mine = d.rows.globals(coords[0])[i], as_numpy(xp, values)
     out = np.empty(min(d.shape), d.dtype)
     for each in ctx.comm.allgather(mine):
         if each is not None:

@@ -11,7 +11,7 @@ from typing import Any
 from .comm import Communicator
 from .engines.protocol import Engine
 
-__all__ = ["device_seconds", "host_seconds", "repeated", "samples", "slowest"]
+__all__ = ["device_seconds", "host_seconds", "in_a_row", "repeated", "samples", "slowest"]
 
 _MOST = 200  # runs in a sample
 _FIRST = 2  # runs of a plan before those that only repeat
@@ -34,6 +34,16 @@ def device_seconds(run: Callable[[], Any], stream: Any = None) -> float:
     end.record(stream)
     end.synchronize()
     return float(cupy.cuda.get_elapsed_time(begin, end)) * 1e-3
+
+
+def in_a_row(run: Callable[[], Any], times: int) -> Callable[[], None]:
+    """Return what calls ``run`` so many times. Local."""
+
+    def runs() -> None:
+        for _ in range(times):
+            run()
+
+    return runs
 
 
 def slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
@@ -85,12 +95,7 @@ def repeated(
     times = max(1, min(_MOST, math.ceil(least / max(min(first), 1e-9))))
     if times == 1:
         return first + samples(engine, comm, run, count - len(first))
-
-    def several() -> None:
-        for _ in range(times):
-            run()
-
-    return [seconds / times for seconds in samples(engine, comm, several, count)]
+    return [seconds / times for seconds in samples(engine, comm, in_a_row(run, times), count)]
 
 
 def _span(ranks: Sequence[Sequence[tuple[float, float]]], node: Sequence[int], i: int) -> float:

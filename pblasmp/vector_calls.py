@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -127,19 +127,18 @@ def _agree(
         check_memory()
         return legal
 
-    known, _ = ctx.calls.agree(
-        lambda: ctx.agreement(routine), _signature(ctx, routine, columns, options), again, first, voted=voted
-    )
+    signature = _signature(ctx, routine, columns, options)
+    known, _ = ctx.calls.agree(lambda: ctx.agreement(routine), signature, again, first, voted=voted)
     if not known:
-        ctx.calls.remember(_signature(ctx, routine, columns, options), True)
+        ctx.calls.remember(signature, True)
     return ctx
 
 
-def _signature(ctx: Runtime[Any], routine: str, columns: Given, options: Mapping[str, Any]) -> Any:
-    """Return what the ranks agree on in a call; a value that equals no other if it must be checked anew. Local."""
+def _signature(ctx: Runtime[Any], routine: str, columns: Given, options: Mapping[str, Any]) -> Hashable:
+    """Return what the ranks agree on in a call; None if it must be checked anew. Local."""
     fit = all(isinstance(x, Handle) and x.context is ctx for x in columns.values())
     if not (fit and all(isinstance(value, CONSTANTS) for value in options.values())):
-        return object()
+        return None
     values = tuple((name, type(value), value) for name, value in options.items())
     return routine, values, *(x.descriptor for x in columns.values())
 

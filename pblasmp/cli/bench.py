@@ -14,13 +14,14 @@ import numpy as np
 
 from ..comm import is_agreed
 from ..context import Context
-from ..drawing.charts import Bars, Lines, bar_chart, line_chart, size_text
+from ..drawing.charts import Bars, Lines, bar_chart, line_chart
 from ..dtypes import ELEMENT_TYPES, as_dtype
 from ..engines.choice import EngineName
 from ..errors import ArgumentError, PblasmpError
 from ..launchers import surroundings
 from ..layout.axis import Axis
 from ..layout.forms import FORMS, Form
+from ..layout.traffic import bytes_text
 from ..planning import plan as plan_of_product
 from ..timing import samples
 from .options import require_chart
@@ -296,7 +297,7 @@ def _lines(result: dict[str, Any], rate: bool) -> Iterator[str]:
         yield f"{'T, N, K':>20}" + "".join(f"{column:>18}" for column in columns)
         for row in rows:
             cells = "".join(_cell(row, column, rate) for column in columns)
-            size = f"  {size_text(row['bytes'])}" if "bytes" in row else ""
+            size = f"  {bytes_text(row['bytes'])}" if "bytes" in row else ""
             yield f"{row['case']:>20}{cells}{size}" + ("" if row["good"] else "   WRONG")
         yield from _taken(rows)
         for reason in dict.fromkeys(row["left_out"] for row in rows if row["left_out"]):

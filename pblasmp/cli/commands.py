@@ -392,10 +392,10 @@ def tune(ranks: int | None, as_json: bool, **given: Any) -> None:
 @cli.command(
     epilog=examples(
         "pblasmp plan 40000 40000 40000 --ranks 8 --machine dgx-h100",
-        "pblasmp plan 400000 400000 400000 --nodes 64..512 --machine dgx-h100-cluster -o scaling.svg",
+        "pblasmp plan 400000 400000 400000 --nodes 64..512 --machine dgx-h100 -o scaling.svg",
         "pblasmp plan problem.toml --machine dgx-h100        what it takes, and whether to move the matrices first",
         "pblasmp plan --model llama-8b --tokens 4096 --machine dgx-h100",
-        "pblasmp plan 330 300 280 --ranks 1024 --machine dgx-h100-cluster --dry-run",
+        "pblasmp plan 330 300 280 --ranks 1024 --machine dgx-h100 --dry-run",
     )
 )
 @click.argument("what", nargs=-1, metavar="M N K | FILE")

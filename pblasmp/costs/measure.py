@@ -25,7 +25,7 @@ from ..engines.moving.exchange_move import ExchangeMove
 from ..engines.protocol import Engine
 from ..engines.request import AnyProblem, Operands
 from ..layout import Grid, MatrixDescriptor
-from ..timing import repeated, samples
+from ..timing import in_a_row, repeated, samples
 from .machines import machine_from
 from .predict import FLOPS, kind_of, predict
 
@@ -406,17 +406,15 @@ def _measure_beside(engine: Any, comm: Communicator) -> tuple[dict[str, float], 
         found = [_on_streams(engine, *runs) for _ in range(5)]
         return [median(each) for each in zip(*found, strict=True)]
 
-    one = usual(lambda: operations.gemm(-1, a, b, 1, d), None)[0]
+    def product() -> None:
+        operations.gemm(-1, a, b, 1, d)
+
+    one = usual(product, None)[0]
     beside, slows = {}, {}
     for name, make in _AHEAD.items():
         ahead = make(engine, dtype, n, width)
         alone = usual(None, ahead)[1]
-        count = 2 + int(4 * alone / one)
-
-        def products(count: int = count) -> None:
-            for _ in range(count):
-                operations.gemm(-1, a, b, 1, d)
-
+        products = in_a_row(product, 2 + int(4 * alone / one))
         whole, (longer, took) = usual(products, None)[0], usual(products, ahead)
         beside[name] = max(0.0, took - alone) / (1 if name == "gemm" else width)
         left = max(took - (longer - whole), took / 2)  # what the products done meanwhile take alone
@@ -432,12 +430,7 @@ def _recorded(engine: Engine, n: int, run: Callable[[], Any]) -> tuple[Callable[
     if graphs is None or times == 1:
         return run, 1
     run()
-
-    def several() -> None:
-        for _ in range(times):
-            run()
-
-    return graphs.record(several).launch, times
+    return graphs.record(in_a_row(run, times)).launch, times
 
 
 def _product(engine: Engine, n: int, dtype: str) -> Callable[[], None]:

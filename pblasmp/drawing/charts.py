@@ -11,9 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..layout.traffic import bytes_text
 from .svg import Drawing
 
-__all__ = ["Bars", "Lines", "bar_chart", "line_chart", "size_text"]
+__all__ = ["Bars", "Lines", "bar_chart", "line_chart"]
 
 _COLOURS = ("#1b6ca8", "#e08a2e", "#5ab1e6", "#8a8a8a", "#5b8c5a", "#b05a9a", "#a05a2c", "#444444")
 _INK, _GREY, _PALE = "#222222", "#6b6b6b", "#dddddd"
@@ -34,14 +35,6 @@ class Lines(NamedTuple):
 
     title: str
     points: Sequence[tuple[int, Mapping[str, float]]]
-
-
-def size_text(nbytes: int) -> str:
-    """Return "64 KiB" for 65536. Local."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.4g} {name}"
-    return f"{nbytes} B"
 
 
 def bar_chart(charts: Sequence[Bars], *, reference: str, order: Sequence[str] = ()) -> Drawing | None:
@@ -181,7 +174,7 @@ def _draw_lines(canvas: _Canvas, chart: Lines) -> None:
         canvas.line([(across(size), top + _PLOT), (across(size), top + _PLOT + 4)], _GREY)
         if across(size) - shown >= 56:
             shown = across(size)
-            canvas.text(shown, top + _PLOT + 17, size_text(size), 10, fill=_GREY, anchor="middle")
+            canvas.text(shown, top + _PLOT + 17, bytes_text(size), 10, fill=_GREY, anchor="middle")
     for name, colour in colours.items():
         points = [
             (across(size), down(times[name]))

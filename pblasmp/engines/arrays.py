@@ -14,7 +14,13 @@ from ..layout import MatrixDescriptor
 from .protocol import Engine
 from .request import LocalArray
 
-__all__ = ["address", "blas_operand", "new_part", "overlap", "same_memory", "scale", "strided"]
+__all__ = ["address", "as_numpy", "blas_operand", "new_part", "overlap", "same_memory", "scale", "strided"]
+
+
+def as_numpy(xp: Any, array: LocalArray) -> NDArray[Any]:
+    """Return what an array of the module ``xp`` holds as a NumPy array: itself if it is one, else a copy. Local."""
+    values: NDArray[Any] = array if xp is np else xp.asnumpy(array)
+    return values
 
 
 def overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:

@@ -18,7 +18,7 @@ from .product import Bound, Graphs, Product, Workspace
 from .protocol import Engine
 from .request import Operands, Options
 
-__all__ = ["Composite", "MovedProduct", "QueuedProduct"]
+__all__ = ["Composite", "MovedProduct", "QueuedProduct", "WrappedProduct"]
 
 Array = Any
 Takes = Callable[[Operands], Operands]
@@ -143,7 +143,22 @@ class _BoundSteps(Bound):
             bound.release()
 
 
-class MovedProduct(Composite):
+class WrappedProduct(Composite):
+    """One product, and what is done before and after it."""
+
+    _product: Product
+
+    @property
+    def path(self) -> str:  # type: ignore[override]
+        """The path of the product."""
+        return self._product.path
+
+    def misfit(self, name: str, array: Array) -> str:
+        """Return why ``array`` cannot replace the planned operand ``name``, or an empty string. Local."""
+        return self._product.misfit(name, array)
+
+
+class MovedProduct(WrappedProduct):
     """A product of operands copied to other layouts first; its result is copied back.
 
     Args:
@@ -206,11 +221,6 @@ class MovedProduct(Composite):
         return replace(operands, **self._own)
 
     @property
-    def path(self) -> str:  # type: ignore[override]
-        """The path of the product."""
-        return self._product.path
-
-    @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
         """Why operands are moved, and the notes of the product."""
         return self._reasons + self._product.notes
@@ -219,7 +229,7 @@ class MovedProduct(Composite):
         """Return why ``array`` cannot replace the planned operand ``name``, or an empty string. Local."""
         if name in self._moves:
             return self._moves[name].misfit("a", array)
-        return self._product.misfit(name, array)
+        return super().misfit(name, array)
 
 
 def _read(problem: MatmulProblem | Level3Problem, options: Options, operands: Operands) -> set[str]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..comm import Communicator, Exchange, Side
 from ..comm.communicator import MpiCollectives
 from ..comm.progress import Progress
+from ..dtypes import is_foreign
 from ..layout import MatrixDescriptor
 from ..layout.trapezoid import Trapezoid
 from .direct import Direct
@@ -298,6 +299,8 @@ class Traits:
         records: queued work can be recorded as a CUDA graph.
         overlaps_messages: messages travel on their own while a product is computed.
         fast_products: products are so fast, compared with other work, that a triangle is better filled up for one.
+        computes_foreign: its array library also computes with the types that NumPy knows from another package:
+            bfloat16 and 8-bit floats.
     """
 
     on_gpus: bool
@@ -305,6 +308,11 @@ class Traits:
     records: bool
     overlaps_messages: bool
     fast_products: bool
+    computes_foreign: bool
+
+    def computes(self, *dtypes: np.dtype) -> bool:
+        """Return whether the engine's array library computes with elements of all these types. Local."""
+        return self.computes_foreign or not any(map(is_foreign, dtypes))
 
 
 class Engine(Protocol):

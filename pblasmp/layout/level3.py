@@ -13,7 +13,7 @@ from .descriptor import MatrixDescriptor, MemoryOrder
 from .grid import one_of, short_repr
 from .product import Op
 from .routines import ROUTINES, Routine
-from .rules import size_text
+from .rules import shape_text
 from .trapezoid import Trapezoid
 from .value import Problem
 
@@ -204,7 +204,7 @@ class Level3Problem(Problem):
             if m != n:
                 yield f"{d}: shape is {m}x{n}, expected a square matrix"
             elif rows != n:
-                yield f"a: shape is {size_text(self.a)}{op}, so that {d} has order {rows}, but {d} is {m}x{n}"
+                yield f"a: shape is {shape_text(self.a)}{op}, so that {d} has order {rows}, but {d} is {m}x{n}"
             expected = {"b": (k, rows) if transposed else (rows, k), "c": (m, n)}
             why = {"b": " like a", "c": f" like {d}"}
         else:
@@ -213,7 +213,7 @@ class Level3Problem(Problem):
         for name, legal in expected.items():
             x = getattr(self, name)
             if x is not None and x.shape != legal:
-                yield f"{name}: shape is {size_text(x)}, expected {legal[0]}x{legal[1]}{why[name]}"
+                yield f"{name}: shape is {shape_text(x)}, expected {legal[0]}x{legal[1]}{why[name]}"
 
     def _types(self, d: str) -> Iterator[str]:
         if is_float8(self.d.dtype):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .product import MatrixProduct
 
-__all__ = ["faults", "size_text"]
+__all__ = ["faults", "shape_text"]
 
 _FLOAT8_MULTIPLE = 16
 
@@ -47,7 +47,7 @@ def _sizes(p: MatrixProduct, d: str) -> Iterator[str]:
     if p.k != k_of_b:
         yield (
             f"sizes: op(A) is {p.m}x{p.k} and op(B) is {k_of_b}x{p.n}: the columns of op(A) must be the rows "
-            f"of op(B); a is {size_text(p.a)} with op {p.op_a}, b is {size_text(p.b)} with op {p.op_b}"
+            f"of op(B); a is {shape_text(p.a)} with op {p.op_a}, b is {shape_text(p.b)} with op {p.op_b}"
         )
     expected = (p.m, p.n)
     if p.scheme == "matmul_allreduce":
@@ -55,10 +55,10 @@ def _sizes(p: MatrixProduct, d: str) -> Iterator[str]:
         expected = (p.m, p.n * ranks) if p.d.order == "F" else (p.m * ranks, p.n)
     if p.d.shape != expected:
         size = f"{expected[0]}x{expected[1]}"
-        yield f"{d}: shape is {size_text(p.d)}, expected {size} = rows of op(A) x columns of op(B)"
+        yield f"{d}: shape is {shape_text(p.d)}, expected {size} = rows of op(A) x columns of op(B)"
 
 
-def size_text(x: MatrixDescriptor) -> str:
+def shape_text(x: MatrixDescriptor) -> str:
     """Return the rows and columns of a matrix as errors say them. Local."""
     return f"{x.shape[0]}x{x.shape[1]}"
 

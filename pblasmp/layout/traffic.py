@@ -113,13 +113,13 @@ class Traffic:
 
 
 def bytes_text(number: int) -> str:
-    """Return a number of bytes in words. Local."""
+    """Return "64 KiB" for 65536. Local."""
     value = float(number)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":
             break
         value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+    return f"{value:.1f}".removesuffix(".0") + f" {unit}"
 
 
 def _count(number: int) -> str:

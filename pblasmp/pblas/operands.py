@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..engines.arrays import overlap
+from ..engines.protocol import Engine
 from ..errors import PblasmpError
 from ..layout import Grid, MatrixDescriptor
 from ..matrix import DistributedMatrix
@@ -123,7 +124,7 @@ class PblasOperand:
             return None
         if 0 in self.shape:  # an empty part may begin anywhere
             return ctx.allocate(replace(whole, shape=self.shape))
-        if not _is_for_staging(ctx.engine.xp, array):
+        if not _is_for_staging(ctx.engine, array):
             try:
                 array = ctx.engine.adopt(array)
             except PblasmpError as error:
@@ -134,8 +135,9 @@ class PblasOperand:
         return DistributedMatrix(ctx, whole, array)[rows, cols]
 
 
-def _is_for_staging(xp: Any, array: Any) -> bool:
-    return xp is not np and isinstance(array, np.ndarray)
+def _is_for_staging(engine: Engine, array: Any) -> bool:
+    """Return whether it is an array of the host, of which GPUs compute with a copy. Local."""
+    return engine.traits.on_gpus and isinstance(array, np.ndarray)
 
 
 def entries(faults: Faults, name: str, desc: Any) -> tuple[int, ...]:
@@ -231,7 +233,7 @@ def staged(matrices: dict[str, DistributedMatrix], written: str) -> Iterator[dic
     used, back = {}, []
     for name, x in matrices.items():
         ctx = x.context
-        if not _is_for_staging(ctx.engine.xp, x.local):
+        if not _is_for_staging(ctx.engine, x.local):
             used[name] = x
             continue
         rows = x.local.shape[0]

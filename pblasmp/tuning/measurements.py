@@ -234,16 +234,17 @@ def save(file: Path | None, new: list[Entry]) -> str:
                 "version": _VERSION,
                 "measurements": [asdict(entry) for entry in entries.values()],
             }
-            descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-            try:
-                with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+            with tempfile.NamedTemporaryFile(
+                "w", encoding="utf-8", dir=file.parent, prefix=f".{file.name}.", delete=False
+            ) as out:
+                try:
                     json.dump(content, out, indent=1)
                     out.flush()
                     os.fsync(out.fileno())
-                Path(name).replace(file)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
+                    Path(out.name).replace(file)
+                except BaseException:
+                    Path(out.name).unlink(missing_ok=True)
+                    raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{file}: {_reason(error)}; remove it, or set PBLASMP_TUNING to another file"
     return ""

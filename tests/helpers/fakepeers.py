@@ -260,7 +260,7 @@ class FakePeer:
         self._marks: dict[str, list[np.ndarray]] = {}
         self._met = 0
         self._calls = 0  # of one_kernel
-        self.arena = SimpleNamespace(generation=0, replacements=0)
+        self.arena = SimpleNamespace(generation=0)
         self.products = SimpleNamespace(cublas=Cublas(self), solver=lambda stream: 1)
 
     # -- memory
@@ -272,7 +272,6 @@ class FakePeer:
         everyone = self.peers.meetings["reserve " + name, 0]
         if everyone.get(self.rank, (0, 0))[1] < nbytes:
             self.arena.generation += 1
-            self.arena.replacements += 1
             everyone[self.rank] = at, _ = self.peers.allocate(self.rank, nbytes), nbytes
             if name == ONE_KERNEL_INBOXES:  # all new memory is zero, but nothing else needs it
                 self.peers.memory[self.rank][at & 0xFFFFFFFF :][:nbytes] = 0
@@ -286,7 +285,6 @@ class FakePeer:
     def scratch(self, name: str, nbytes: int) -> int:
         if name not in self._scratch or self._scratch[name][1] < nbytes:
             if name in self._scratch:  # whoever has the old address must ask again
-                self.arena.replacements += 1
                 at, nbytes_before = self._scratch[name]
                 self.peers.freed.append((at, at + nbytes_before))
             self._scratch[name] = self.peers.allocate(self.rank, max(1, nbytes)), nbytes

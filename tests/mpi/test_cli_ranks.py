@@ -365,10 +365,10 @@ def test_algo(pblasmp):
 WRONG = """
 import pblasmp.plans as m
 right = m.Plan._run
-def wrong(self, call, run, operands, *more):
-    result = right(self, call, run, operands, *more)
+def wrong(self, *given):
+    result = right(self, *given)
     if self._ctx.rank == 1:
-        operands.d[0, 0] += 1
+        result.local[0, 0] += 1
     return result
 m.Plan._run = wrong
 """

@@ -100,11 +100,11 @@ def test_plan(tmp_path):
     assert done.output.startswith("best: ")
     assert "extrapolated  dgx-h100 was not measured" in done.output
     picture = tmp_path / "scaling.svg"
-    how = ("--nodes", "1..3", "--machine", "dgx-h100-cluster")
+    how = ("--nodes", "1..3", "--machine", "dgx-h100")
     done = run(9000, 9000, 9000, *how, "-o", picture)
     assert [line.split()[0] for line in done.output.splitlines()[:3]] == ["1", "2", "3"]
     assert "<svg" in picture.read_text()
-    assert "extrapolated: dgx-h100-cluster was not measured" in picture.read_text()
+    assert "extrapolated: dgx-h100 was not measured" in picture.read_text()
     plans = json.loads(run(9000, 9000, 9000, *how, "--json").output)["plans"]
     assert [each["nodes"] for each in plans] == [1, 2, 3]
     assert plans[0]["best"]["extrapolated"]

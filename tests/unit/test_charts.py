@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from pblasmp.drawing.charts import Bars, Lines, bar_chart, line_chart, size_text
+from pblasmp.drawing.charts import Bars, Lines, bar_chart, line_chart
 
 SPACE = "{http://www.w3.org/2000/svg}"
 BARS = [
@@ -61,10 +61,3 @@ def test_lines_are_drawn_on_logarithmic_axes():
 def test_one_size_and_no_times():
     assert re.search(r'cx="395.0"', line_chart([Lines("One", [(8, {"x": 1.0})])]).svg)
     assert "circle" not in line_chart([Lines("None", [(8, {})])]).svg
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"), [(512, "512 B"), (65536, "64 KiB"), (3 << 19, "1.5 MiB"), (1 << 30, "1 GiB")]
-)
-def test_sizes(nbytes, text):
-    assert size_text(nbytes) == text

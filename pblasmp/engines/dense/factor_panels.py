@@ -376,8 +376,8 @@ class Workbench:
 
     def on_host(self, vector: Array) -> NDArray[Any]:
         """Return the values of a vector, waiting for what computes them. Local."""
-        if self.engine.xp is np or not vector.size:
-            return np.asarray(vector) if self.engine.xp is np else np.empty(0, vector.dtype)
+        if not vector.size:
+            return np.empty(0, vector.dtype)
         return self.engine.to_host(vector.reshape(1, -1)).reshape(-1)
 
     def diagonal(self, panels: FactorPanels) -> Array:

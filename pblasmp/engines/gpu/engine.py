@@ -54,7 +54,14 @@ class GpuEngine:
     """
 
     name = "cublasmp"
-    traits = Traits(on_gpus=True, queues=True, records=True, overlaps_messages=True, fast_products=True)
+    traits = Traits(
+        on_gpus=True,
+        queues=True,
+        records=True,
+        overlaps_messages=True,
+        fast_products=True,
+        computes_foreign=False,
+    )
     measured: Any = None
     direct: Direct | None
     methods: Sequence[Method] = METHODS

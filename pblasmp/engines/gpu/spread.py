@@ -41,9 +41,8 @@ class QueuedSpread:
         self._shape, self._dtype, self._item = panels.shape, panels.dtype, panels.dtype.itemsize
         self._columns = right.shape.cols
         self._x: Array = None  # all right-hand sides, in C order; None before and after the sweeps
-        self._rows = (
-            "terms"  # of x: "terms" of sums over the ranks, "own" of this rank's panels, or "all" are right
-        )
+        # which rows of x are right: "terms" of sums over the ranks, "own" of this rank's panels, or "all"
+        self._rows = "terms"
         self._triangles: _Triangles | None = None
         held = self._columns * self._shape.width * self._item
         self._by_kernel = self._columns <= _FEW and held <= _HELD

@@ -42,7 +42,14 @@ class HostEngine:
     """
 
     name = "host"
-    traits = Traits(on_gpus=False, queues=False, records=False, overlaps_messages=False, fast_products=False)
+    traits = Traits(
+        on_gpus=False,
+        queues=False,
+        records=False,
+        overlaps_messages=False,
+        fast_products=False,
+        computes_foreign=True,
+    )
     remarks: tuple[str, ...] = ()
     measured: Any = None
     xp: Any = np

@@ -322,7 +322,7 @@ def test_advice():
 
 
 def test_many_nodes():
-    advice = pb.advise(200000, 200000, 200000, 1024, "dgx-h100-cluster")
+    advice = pb.advise(200000, 200000, 200000, 1024, "dgx-h100")
     assert len({each.problem.d.grid for each in advice.choices}) == 11
     assert advice.best.prediction.fits
     assert advice.best.problem.d.grid.shape in ((32, 32), (16, 64), (64, 16))

@@ -54,7 +54,8 @@ def engine(nodes=NODES, fits=None, why_not_shared="", rows=METHODS, queues=False
     return SimpleNamespace(
         name="host", transport=transport, operations=operations, methods=rows, measured=None,
         traits=Traits(
-            on_gpus=queues, queues=queues, records=queues, overlaps_messages=queues, fast_products=queues
+            on_gpus=queues, queues=queues, records=queues, overlaps_messages=queues, fast_products=queues,
+            computes_foreign=not queues,
         ),
     )  # fmt: skip
 

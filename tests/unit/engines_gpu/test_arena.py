@@ -340,10 +340,9 @@ def test_buffers_that_nothing_uses_are_given_up_when_memory_is_short(monkeypatch
     arena.begin()
     arena.buffer("mine", "now", 150)
     assert gpu.free == 50
-    replacements = arena.replacements
     arena.buffer("mine", "more", 240)
     assert {name for _, name in arena._buffers} == {"recorded", "address", "foreign", "now", "more"}
-    assert (gpu.free, arena.replacements) == (10, replacements + 1)
+    assert gpu.free == 10
     with pytest.raises(
         MemoryError, match=r"^100 bytes for buffer 'idle' of mine: the GPU has 10 of 1000 bytes free"
     ):

@@ -13,6 +13,7 @@ import pblasmp as pb
 from pblasmp.engines.direct import FAMILIES, Asked, Held, pattern_of
 from pblasmp.engines.direct.slab_sets import SlabSets
 from pblasmp.engines.gpu.direct import GpuDirect, calls, strips
+from pblasmp.engines.gpu.direct.builder import Template
 from pblasmp.layout.routines import ROUTINES
 from tests.helpers.cases import agreed_error, first
 from tests.helpers.fakelt import FakeLt
@@ -363,8 +364,8 @@ def test_what_is_kept_holds_no_array_and_is_bounded(monkeypatch):
 @pytest.mark.usefixtures("_small")
 def test_what_is_kept_is_bound_again_once_a_buffer_has_grown(monkeypatch):
     """The tiles on a triangle's diagonal are summed in a buffer of this rank's, which a larger triangle makes grow."""
-    made, bind = [], GpuDirect._bound
-    monkeypatch.setattr(GpuDirect, "_bound", lambda *given: (made.append(given), bind(*given))[1])
+    made, place = [], Template.placed
+    monkeypatch.setattr(Template, "placed", lambda *given: (made.append(given), place(*given))[1])
     ranks = Ranks(1)
     d = pb.MatrixDescriptor((8, 8), 2, pb.Grid(1, 1))
     a, c = ranks.matrix(np.eye(8), d), ranks.matrix(np.eye(8), d)

@@ -18,7 +18,7 @@ from ....epilogue import Epilogue, along, aux_layout, bias_dtype
 from ....errors import ArgumentError
 from ....layout import MatmulProblem
 from ....scales import Scales
-from ...composite import Composite
+from ...composite import WrappedProduct
 from ...local.epilogue import Finish
 from ...product import Product
 from ...protocol import Engine
@@ -114,7 +114,7 @@ def _epilogue(e: Epilogue, *, swapped: bool) -> MatmulEpilogue:
     return MatmulEpilogue["_".join(word for word in words if word)]
 
 
-class FinishedProduct(Composite):
+class FinishedProduct(WrappedProduct):
     """A product, and what CuPy computes from its rounded result: an epilogue or amax.
 
     Args:
@@ -153,11 +153,6 @@ class FinishedProduct(Composite):
             d[...] = wide
 
     @property
-    def path(self) -> str:  # type: ignore[override]
-        """How the product is computed."""
-        return self._product.path
-
-    @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
         """The notes of the product, and why the epilogue or amax is computed after it."""
         return (*self._product.notes, self._note)
@@ -170,7 +165,3 @@ class FinishedProduct(Composite):
     def why_no_graph(self) -> str:
         """Return why it cannot be recorded: what follows may copy indices from the host. Local."""
         return self._note
-
-    def misfit(self, name: str, array: Array) -> str:
-        """Return why ``array`` cannot replace the planned operand ``name``, or an empty string. Local."""
-        return self._product.misfit(name, array)

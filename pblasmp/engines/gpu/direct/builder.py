@@ -87,15 +87,15 @@ class QueuedCall:
         template: what calls like it queue.
         bases: of the operands' memory, by number.
         bound: what is queued, by set of slabs.
-        replacements: of memory, when ``bound`` was bound to it.
+        memory: what ``bound`` was bound to: a generation of symmetric memory, and the address of scratch memory.
     """
 
-    __slots__ = ("bases", "bound", "number", "replacements", "template")
+    __slots__ = ("bases", "bound", "memory", "number", "template")
 
     def __init__(self, number: int, template: Template, bases: dict[int, int]) -> None:
         self.number, self.template, self.bases = number, template, bases
         self.bound: list[list[Queue] | None] = [None, None]
-        self.replacements = -1
+        self.memory = (-1, 0)
 
 
 class Cublas:

@@ -76,9 +76,7 @@ class GpuDirect:
                 return False
             self._follow()
             half = self.sets.half
-            queue = call.bound[half]
-            if queue is None or call.replacements != self.gpu.arena.replacements:
-                queue = self._bound(call, stream, half)
+            queue = self._bound(call, half)
             self.gpu.products.solver(stream.ptr)
             channel.runs += 1
             for function, arguments in queue:
@@ -173,19 +171,20 @@ class GpuDirect:
         except UnfitError:
             return None
 
-    def _bound(self, call: QueuedCall, stream: Any, half: int) -> list[Queue]:
-        """Bind a call to the memory that there is now."""
+    def _bound(self, call: QueuedCall, half: int) -> list[Queue]:
+        """Return what a call queues in the memory that there is now."""
         gpu, template = self.gpu, call.template
-        bases = dict(call.bases)
-        if template.nbytes:
-            for rank in range(gpu.size):
-                bases[SLABS_OF + rank] = gpu.symmetric(_SLABS, rank) + half * self.sets.capacity
-        if template.scratch:
-            bases[SCRATCH] = gpu.scratch(_TRIANGLE, template.scratch)
-        if call.replacements != gpu.arena.replacements:
-            call.bound = [None, None]
-        queue = call.bound[half] = template.placed(bases)
-        call.replacements = gpu.arena.replacements  # now that it has its scratch memory
+        scratch = gpu.scratch(_TRIANGLE, template.scratch) if template.scratch else 0
+        memory = gpu.arena.generation, scratch
+        if call.memory != memory:
+            call.memory, call.bound = memory, [None, None]
+        queue = call.bound[half]
+        if queue is None:
+            bases = {**call.bases, SCRATCH: scratch}
+            if template.nbytes:
+                for rank in range(gpu.size):
+                    bases[SLABS_OF + rank] = gpu.symmetric(_SLABS, rank) + half * self.sets.capacity
+            queue = call.bound[half] = template.placed(bases)
         return queue
 
 

@@ -51,9 +51,8 @@ class Repeated:
     def __init__(self, kernel: Any, blocks: int, threads: int, kinds: Sequence[Any]) -> None:
         self._kernel, self._kinds = kernel, tuple(kinds)
         self._shape = blocks, 1, 1, threads, 1, 1
-        self._words = np.zeros(
-            len(self._kinds), np.int64
-        )  # a shorter integer is at the beginning of its word
+        # a shorter integer is at the beginning of its word
+        self._words = np.zeros(len(self._kinds), np.int64)
         self._places = host_address(self._words) + np.arange(len(self._kinds), dtype=np.uint64) * 8
         self._place = host_address(self._places)
         self._queue: Any = None

@@ -97,8 +97,6 @@ class Arena:
     Attributes:
         generation: counts the replacements of symmetric memory and of workspaces, which all ranks replace together. A
             CUDA graph made before one may hold its address, and must not run again.
-        replacements: counts those, and the buffers that have grown on this rank: who holds addresses without a graph
-            looks them up again.
     """
 
     def __init__(self, cupy: Any, settle: Callable[[Any], None]) -> None:
@@ -115,7 +113,7 @@ class Arena:
         # each with the graphs that may hold its address, and its stream
         self._outgrown: list[tuple[list[weakref.ref[Any]], Array, Any]] = []
         self._of_graphs: weakref.ref[GraphMemory] | None = None
-        self.generation, self.replacements = 0, 0
+        self.generation = 0
 
     def graph_memory(self) -> GraphMemory:
         """Return the memory of all graphs that are not destroyed yet, for one that is about to be recorded."""
@@ -128,7 +126,6 @@ class Arena:
     def replaced(self) -> None:
         """Count the replacement of memory whose address a CUDA graph may hold, by all ranks."""
         self.generation += 1
-        self.replacements += 1
 
     @contextmanager
     def noting(self) -> Iterator[set[_Key]]:
@@ -218,7 +215,6 @@ class Arena:
     def _outgrow(self, key: _Key) -> None:
         """Keep a buffer only as long as graphs do."""
         buffer, stream = self._buffers.pop(key)
-        self.replacements += 1
         if key in self._pinned:
             self._pinned.remove(key)
             self._recorded.append(buffer)

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers of bytes in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from pblasmp.layout.traffic import bytes_text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(512, "512 B"), (65536, "64 KiB"), (3 << 19, "1.5 MiB"), (1 << 30, "1 GiB"), (3 << 50, "3072 TiB")],
+)
+def test_bytes(nbytes, text):
+    assert bytes_text(nbytes) == text
