@@ -163,6 +163,14 @@ def three_steps(
     dtype: torch.dtype, recipe: dict[str, Any],
 ) -> None:  # fmt: skip
     t, k, n = sizes
+    faults: list[str] = []  # all steps are made, so that a fault of one rank is not taken for another call
+
+    def check(name: str, got: Tensor | None, expected: np.ndarray) -> None:
+        try:
+            near(name, got, expected, dtype)
+        except AssertionError as error:
+            faults.append(str(error))
+
     scales, expected = pt.DelayedScaling(**recipe).to(device(ctx)), OneProcess(**recipe)
     for step, factor in enumerate((4.0, 0.25, 1.5)):
         whole = [
@@ -178,24 +186,23 @@ def three_steps(
         ]
         bias = dict(zip(["bias"], rest, strict=False))
         y = split.function(x, w, ctx, **bias, scales=scales)
-        near(f"step {step}: y", y, expected.forward(whole[0], whole[1], *whole[2:] or [None])[split.y], dtype)
+        check(f"step {step}: y", y, expected.forward(whole[0], whole[1], *whole[2:] or [None])[split.y])
         y.backward(gradient[split.y])
         whole_gradients = expected.back(gradient)
         for name, tensor, full, part in zip("xwb", mine, whole_gradients, parts, strict=False):
             scale = 1e4 / max(1.0, 1e4 * float(np.abs(full).max(initial=0)))  # gradients are small
-            near(f"step {step}: gradient of {name}", scale * tensor.grad, scale * full[part], dtype)
-        assert np.array_equal(array(scales.amax_history), expected.history()), f"step {step}: histories"
+            check(f"step {step}: gradient of {name}", scale * tensor.grad, scale * full[part])
+        if not np.array_equal(array(scales.amax_history), expected.history()):
+            faults.append(f"step {step}: histories")
     frozen = scales.amax_history.clone()
     whole[0] = whole[0] * 2  # larger than what was recorded: the scale stays, values saturate
     with torch.no_grad():
         y = split.function(whole[0][split.x], w, ctx, **bias, scales=scales)
-    near(
-        "frozen y",
-        y,
-        expected.forward(whole[0], whole[1], *whole[2:] or [None], update=False)[split.y],
-        dtype,
-    )
-    assert torch.equal(scales.amax_history, frozen)
+    kept = expected.forward(whole[0], whole[1], *whole[2:] or [None], update=False)
+    check("frozen y", y, kept[split.y])
+    if not torch.equal(scales.amax_history, frozen):
+        faults.append("the frozen history changed")
+    assert not faults, "; ".join(faults)
 
 
 def near_float32(ctx: pb.Context) -> None:
