@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ..errors import ArgumentError
 
-__all__ = ["DESCRIPTOR", "LONGER", "Faults", "ParameterError"]
+__all__ = ["DESCRIPTOR", "LONGER", "Faults", "ParameterError", "as_routine", "bound", "signature_of"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 DESCRIPTOR = {
     "DTYPE_": 1, "CTXT_": 2, "M_": 3, "N_": 4, "MB_": 5, "NB_": 6, "RSRC_": 9, "CSRC_": 10, "LLD_": 11,
@@ -109,3 +112,53 @@ class Faults:
             return found
         self.add(name, f"expected one of {', '.join(allowed)}, got {value!r}")
         return allowed[0]
+
+
+def signature_of(
+    annotations: Mapping[str, str], returns: str, optional: Container[str] = ()
+) -> inspect.Signature:
+    """Return the signature of a routine. Local.
+
+    Args:
+        annotations: by the names of its arguments, in their order.
+        returns: the annotation of what it returns.
+        optional: the arguments that are None if they are left out.
+    """
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=None if name in optional else inspect.Parameter.empty,
+                annotation=annotation,
+            )
+            for name, annotation in annotations.items()
+        ],
+        return_annotation=returns,
+    )
+
+
+def bound(
+    call: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name. Local.
+
+    Raises:
+        TypeError: they do not fit the signature.
+    """
+    try:
+        found = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{call}: {error}") from None
+    if len(found.arguments) < len(signature.parameters):
+        found.apply_defaults()
+    return found.arguments
+
+
+def as_routine(function: Function, name: str, signature: inspect.Signature, text: str) -> Function:
+    """Return a function under the name of a routine, with its signature and docstring. Local."""
+    function.__name__ = function.__qualname__ = name
+    function.__module__ = __name__.rpartition(".")[0]
+    function.__doc__ = text
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    return function

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from ..comm import agree_after
 from ..engines.direct import FAMILIES
 from ..errors import FactorisationError
 from ..matrix import DistributedMatrix
-from .arguments import Faults
+from .arguments import Faults, as_routine, bound, signature_of
 from .direct import DirectForm
 from .grids import ProcessGrid
 from .operands import PblasOperand, check_grid, check_sharing, entries, one_grid_of
@@ -303,38 +302,21 @@ _LEFT_OUT = {"work", "iwork", *SIZES, "info"}
 def factoriser(name: str, letter: str) -> Callable[..., int]:
     """Return a routine for one type, as a function with ScaLAPACK's signature. Local."""
     routine, full, dtype = ROUTINES[name], f"p{letter}{name}", DTYPE[letter]
-    signature = inspect.Signature(
-        [
-            inspect.Parameter(
-                each,
-                inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                default=None if each in _LEFT_OUT else inspect.Parameter.empty,
-                annotation=_annotation(each, routine),
-            )
-            for each in routine.names
-        ],
-        return_annotation="int",
-    )
-
+    annotations = {each: _annotation(each, routine) for each in routine.names}
+    signature = signature_of(annotations, "int", _LEFT_OUT)
     direct = _direct_form(name, full, dtype)
 
     def function(*args: Any, **kwargs: Any) -> int:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        given = bound.arguments
-        info = None if direct is None else direct.run(bound.args[: direct.count])
+        given = bound(full, signature, args, kwargs)
+        info = None if direct is None else direct.run(tuple(given.values())[: direct.count])
         if info is None or info is False:
             voted = info is False
             info = 0 if _asks_for_work(given) else _run(full, routine, dtype, given, voted=voted)
-        if bound.arguments["info"] is not None:
-            bound.arguments["info"][...] = info
+        if given["info"] is not None:
+            given["info"][...] = info
         return info
 
-    function.__name__ = function.__qualname__ = full
-    function.__module__ = __name__.rpartition(".")[0]
-    function.__doc__ = _docstring(routine, full, dtype)
-    function.__signature__ = signature  # type: ignore[attr-defined]
-    return function
+    return as_routine(function, full, signature, _docstring(routine, full, dtype))
 
 
 def _direct_form(name: str, full: str, dtype: np.dtype) -> DirectForm | None:

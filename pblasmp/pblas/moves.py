@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import struct
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,7 @@ from ..errors import RankMismatchError
 from ..layout import Grid, MatrixDescriptor, Trapezoid
 from ..layout.trapezoid import copy_part
 from ..matrix import DistributedMatrix
-from .arguments import Faults
+from .arguments import Faults, as_routine, bound, signature_of
 from .direct import part_of
 from .grids import meant, of_number
 from .operands import PblasOperand, check_sharing, entries, staged
@@ -74,31 +73,22 @@ def mover(name: str, letter: str) -> PblasFunction:
         "desca": "Sequence[int]",
         "descb": "Sequence[int]",
     }
-    signature = inspect.Signature(
-        [
-            inspect.Parameter(x, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kinds.get(x, "int"))
-            for x in names
-        ],
-        return_annotation="None",
-    )
+    signature = signature_of({x: kinds.get(x, "int") for x in names}, "None")
 
     def function(*args: Any, **kwargs: Any) -> None:
-        given = signature.bind(*args, **kwargs).arguments
+        given = bound(full, signature, args, kwargs)
         done = _move_at_once(full, DTYPE[letter], given)
         if not done:
             _move(full, names, DTYPE[letter], given, voted=done is False)
 
     triangular = name == "trmr2d"
-    function.__name__ = function.__qualname__ = full
-    function.__module__ = __name__.rpartition(".")[0]
-    function.__doc__ = _TEXT.format(
+    text = _TEXT.format(
         what="a trapezoid" if triangular else "all",
         dtype=DTYPE[letter].name,
         options=_OPTIONS if triangular else "",
         name=full.upper(),
     )
-    function.__signature__ = signature  # type: ignore[attr-defined]
-    return function
+    return as_routine(function, full, signature, text)
 
 
 def _move_at_once(full: str, dtype: np.dtype, given: dict[str, Any]) -> bool | None:

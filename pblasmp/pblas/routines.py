@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ from ..layout.routines import ROUTINES as LEVEL3
 from ..layout.routines import Routine
 from ..matrix import DistributedMatrix
 from ..products import matmul
-from .arguments import Faults
+from .arguments import Faults, as_routine, bound, signature_of
 from .direct import DirectForm
 from .grids import ProcessGrid
 from .operands import PblasOperand, check_grid, check_sharing, entries, one_grid_of, staged
@@ -237,13 +236,8 @@ def variant(name: str, letter: str) -> PblasFunction:
 
 def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunction:
     """Return a routine for one type under its full name, as a function with PBLAS's signature."""
-    parameters = [
-        inspect.Parameter(
-            each, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=_annotation(each, routine, dtype)
-        )
-        for each in routine.names
-    ]
-    signature = inspect.Signature(parameters, return_annotation=routine.returns)
+    annotations = {each: _annotation(each, routine, dtype) for each in routine.names}
+    signature = signature_of(annotations, routine.returns)
     direct, tells = _direct_form(routine, full, dtype), bool(routine.numbers)
 
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -252,17 +246,10 @@ def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunct
             done = direct.run(args)
             if done is not None and done is not False:
                 return done if tells else None
-        try:
-            given = signature.bind(*args, **kwargs).arguments
-        except TypeError as error:
-            raise TypeError(f"{full}: {error}") from None
+        given = bound(full, signature, args, kwargs)
         return _run(routine, full, dtype, given, voted=done is False)
 
-    function.__name__ = function.__qualname__ = full
-    function.__module__ = __name__.rpartition(".")[0]
-    function.__doc__ = _docstring(routine, full, dtype)
-    function.__signature__ = signature  # type: ignore[attr-defined]
-    return function
+    return as_routine(function, full, signature, _docstring(routine, full, dtype))
 
 
 def _direct_form(routine: PblasRoutine, full: str, dtype: np.dtype) -> DirectForm | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,15 +22,14 @@ from ...layout.forms import FORMS
 from ...scales import Scales
 from ..local.epilogue import activate, scale_and_clip
 from ..product import Product
-from ..protocol import Engine, Method, Operations
+from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 from .pieces import shares
 
 __all__ = [
-    "ArrayCall",
-    "Call",
-    "CallT",
+    "Matrices",
     "Memory",
+    "OperandsT",
     "ParallelProduct",
     "TensorMethod",
     "TensorProduct",
@@ -43,10 +42,10 @@ _NO_SCALES = Scales()
 _PIECE_BYTES = 128 << 10  # of each part that is added at a time: a few pieces fit into a core's own cache
 
 
-def row_major(p: ParallelProblem, operands: Operands) -> tuple[Array, Array, Array | None, Array]:
-    """Return X, W, C and D of a run as the product sees them: turned, transposed, conjugated. Local.
+def row_major(p: ParallelProblem, operands: Operands, options: Options) -> Operands:
+    """Return a run's operands as the product sees them: X, W, C and D turned, transposed, conjugated. Local.
 
-    C is D itself if the caller's C is D.
+    C is None if it is not read, and D itself if the caller's C is D.
     """
     x, w, c, d = operands.a, operands.b, operands.c, operands.d
     assert w is not None
@@ -56,27 +55,25 @@ def row_major(p: ParallelProblem, operands: Operands) -> tuple[Array, Array, Arr
         c = d if same else None if c is None else c.T
     x, w = (each.T if name in p.transposed else each for name, each in (("x", x), ("w", w)))
     x, w = (each.conj() if name in p.conjugated else each for name, each in (("x", x), ("w", w)))
-    return x, w, c, d
+    return replace(operands, a=x, b=w, c=None if options.beta == 0 else c, d=d)
 
 
-class Call:
-    """The matrices of a run.
+class Matrices(Protocol):
+    """The operands of a run as tools take them: ``Operands``, or the GPU's views of them.
 
     Attributes:
-        x, out: X and D.
+        a, d: X and D.
         c: C; None if it is not read.
         gathered: for the X of all tokens; None if it is not wanted.
-        plain: D is the product alone: no C, no epilogue, no scale follows.
     """
 
-    x: Matrix
-    out: Matrix
+    a: Matrix
     c: Matrix | None
+    d: Matrix
     gathered: Matrix | None
-    plain: bool
 
 
-CallT = TypeVar("CallT", bound=Call)
+OperandsT = TypeVar("OperandsT", bound=Matrices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +96,7 @@ class Memory:
         return sum(rows * cols for rows, cols in self.shapes) * self.dtype.itemsize
 
 
-class TensorProduct(Product, Generic[CallT]):
+class TensorProduct(Product, Generic[OperandsT]):
     """A tensor-parallel product in terms of an engine's tools.
 
     Attributes:
@@ -128,7 +125,7 @@ class TensorProduct(Product, Generic[CallT]):
     def _prepare(self) -> None:
         """Choose what depends only on the sizes, and which memory is needed. Local."""
 
-    def _multiply(self, call: CallT) -> None:
+    def _multiply(self, operands: OperandsT) -> None:
         """Compute D, or queue that. Collective over the ranks."""
         raise NotImplementedError
 
@@ -158,15 +155,21 @@ class TensorProduct(Product, Generic[CallT]):
 
     # -- tools
 
-    def part(self, call: CallT, x: Matrix, d: Matrix) -> None:
+    def plain(self, operands: OperandsT) -> bool:
+        """Return whether D is the product alone: no C, no epilogue, no scale follows. Local."""
+        raise NotImplementedError
+
+    def part(self, operands: OperandsT, x: Matrix, d: Matrix) -> None:
         """Compute a product whose result is added to others: ``d = alpha x W``."""
         raise NotImplementedError
 
-    def whole(self, call: CallT, x: Matrix, c: Matrix | None, d: Matrix) -> None:
+    def whole(self, operands: OperandsT, x: Matrix, c: Matrix | None, d: Matrix) -> None:
         """Compute a product with C, bias, activation and D's scale."""
         raise NotImplementedError
 
-    def add(self, call: CallT, parts: Sequence[Matrix], outs: Sequence[Matrix], c: Matrix | None) -> None:
+    def add(
+        self, operands: OperandsT, parts: Sequence[Matrix], outs: Sequence[Matrix], c: Matrix | None
+    ) -> None:
         """Write the sum of ``parts`` and C, after the epilogue and rounded once, into each of ``outs``."""
         raise NotImplementedError
 
@@ -208,22 +211,7 @@ class TensorProduct(Product, Generic[CallT]):
         raise NotImplementedError
 
 
-class ArrayCall(Call):
-    """The arrays of a run; W is in a type that ``gemm`` takes, and C may be D."""
-
-    def __init__(
-        self, operations: Operations, p: ParallelProblem, options: Options, operands: Operands
-    ) -> None:
-        self.x, w, c, self.out = row_major(p, operands)
-        w = operations.operand(w, p.w_dtype, "w")
-        self.w = w.T if p.outputs_first else w
-        self.c = None if options.beta == 0 else c
-        self.gathered, self.epilogue = operands.gathered, operands.epilogue
-        self.scales = operands.scales or _NO_SCALES
-        self.plain = self.c is None and self.epilogue is None and operands.scales is None
-
-
-class ParallelProduct(TensorProduct[ArrayCall]):
+class ParallelProduct(TensorProduct[Operands]):
     """A tensor-parallel product by an engine's operations and transport. Making one is local.
 
     Args:
@@ -245,32 +233,40 @@ class ParallelProduct(TensorProduct[ArrayCall]):
         self.workspace = self._operations.workspace(sum(each.nbytes for each in memory))
 
     def _queue(self, operands: Operands) -> None:
-        call = ArrayCall(self._operations, self.p, self.options, operands)
-        if call.scales.amax is not None:
-            call.scales.amax[...] = 0
-        self._multiply(call)
-        if call.scales.amax is not None and self.p.form in ("matmul_allreduce", "matmul_allgather"):
-            self._share_amax(call.scales.amax)
+        run = row_major(self.p, operands, self.options)
+        w = self._operations.operand(run.b, self.p.w_dtype, "w")
+        run.b = w.T if self.p.outputs_first else w
+        amax = None if run.scales is None else run.scales.amax
+        if amax is not None:
+            amax[...] = 0
+        self._multiply(run)
+        if amax is not None and self.p.form in ("matmul_allreduce", "matmul_allgather"):
+            self._share_amax(amax)
 
     # -- tools
 
-    def part(self, call: ArrayCall, x: Array, d: Array) -> None:
+    def plain(self, operands: Operands) -> bool:
+        """Return whether D is the product alone. Local."""
+        return operands.c is None and operands.epilogue is None and operands.scales is None
+
+    def part(self, operands: Operands, x: Array, d: Array) -> None:
         """Compute ``d = alpha x W``."""
-        self._sum(call, x, call.w, None, d)
+        self._sum(operands, x, operands.b, None, d)
 
     def whole(
-        self, call: ArrayCall, x: Array, c: Array | None, d: Array, columns: slice = slice(None)
+        self, operands: Operands, x: Array, c: Array | None, d: Array, columns: slice = slice(None)
     ) -> None:
         """Compute a product with C, bias, activation and D's scale, of W's ``columns``; ``c`` may be ``d``."""
         exact = accumulation_dtype(self.p.out_dtype)
-        late = (call.epilogue is not None or self._float8) and exact != d.dtype  # D is rounded at the end
+        late = (operands.epilogue is not None or self._float8) and exact != d.dtype  # D is rounded at the end
         target = self._operations.scratch("sum", d.shape, exact) if late else d
-        self._sum(call, x, call.w[:, columns], c, target)
-        self._finish(call, target, columns)
+        assert operands.b is not None
+        self._sum(operands, x, operands.b[:, columns], c, target)
+        self._finish(operands, target, columns)
         if late:
             self._operations.store(d, target, self.p.out_dtype)
 
-    def add(self, call: ArrayCall, parts: Sequence[Array], outs: Sequence[Array], c: Array | None) -> None:
+    def add(self, operands: Operands, parts: Sequence[Array], outs: Sequence[Array], c: Array | None) -> None:
         """Write the sum of ``parts`` and C, after the epilogue, into ``outs``: in pieces that stay in the caches."""
         xp, d = self._engine.xp, outs[0]
         exact = accumulation_dtype(self.p.out_dtype)
@@ -288,7 +284,7 @@ class ParallelProduct(TensorProduct[ArrayCall]):
                 total += part[at]
             if c is not None:
                 total += exact.type(self.options.beta) * c[at].astype(exact, copy=False)
-            self._finish(call, total, slice(None))
+            self._finish(operands, total, slice(None))
             for out in outs if not straight else outs[1:]:
                 out[at] = total
 
@@ -347,18 +343,18 @@ class ParallelProduct(TensorProduct[ArrayCall]):
     def _tokens(self, x: Array) -> Array:
         return self._operations.operand(x, self.p.dtype, "x")
 
-    def _finish(self, call: ArrayCall, target: Array, columns: slice) -> None:
+    def _finish(self, operands: Operands, target: Array, columns: slice) -> None:
         """Add the bias of W's ``columns``, apply the activation and D's scale."""
-        e = call.epilogue
+        e = operands.epilogue
         if e is not None:
             activate(self._engine.xp, e if e.bias is None else replace(e, bias=e.bias[columns]), target, None)
-        scale_and_clip(self._engine.xp, call.scales, self.p.out_dtype, target)
+        scale_and_clip(self._engine.xp, operands.scales or _NO_SCALES, self.p.out_dtype, target)
 
-    def _sum(self, call: ArrayCall, x: Array, w: Array, c: Array | None, target: Array) -> None:
+    def _sum(self, operands: Operands, x: Array, w: Array, c: Array | None, target: Array) -> None:
         """Compute ``target = alpha x w + beta c``."""
         alpha, beta, x = self.options.alpha, self.options.beta, self._tokens(x)
         if self._float8:
-            self._sum_scaled(call.scales, x, w, c, target)
+            self._sum_scaled(operands.scales or _NO_SCALES, x, w, c, target)
             return
         if c is None:
             beta = 0

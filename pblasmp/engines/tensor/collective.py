@@ -7,7 +7,7 @@ from ...dtypes import accumulation_dtype
 from ...layout import ParallelProblem
 from ..protocol import Engine
 from ..request import Operands, Options
-from .base import ArrayCall, CallT, Memory, ParallelProduct, TensorMethod, TensorProduct
+from .base import Memory, OperandsT, ParallelProduct, TensorMethod, TensorProduct
 from .messages import MESSAGES
 
 __all__ = ["METHODS", "CollectiveGather", "CollectiveOutput", "CollectiveSum"]
@@ -15,7 +15,7 @@ __all__ = ["METHODS", "CollectiveGather", "CollectiveOutput", "CollectiveSum"]
 _LONGEST = (1 << 31) - 1  # the largest count of an MPI 3 collective
 
 
-class CollectiveGather(TensorProduct[CallT]):
+class CollectiveGather(TensorProduct[OperandsT]):
     """AllGather + GEMM: one AllGather, then one product of all tokens."""
 
     form = "allgather_matmul"
@@ -26,19 +26,19 @@ class CollectiveGather(TensorProduct[CallT]):
             self.own["gathered"] = Memory(p.dtype, [(sum(p.tokens), inputs)])
         self.own["shard"] = Memory(p.dtype, [(p.tokens[self.rank], inputs)])
 
-    def _multiply(self, call: CallT) -> None:
-        p, x = self.p, call.x
-        gathered = call.gathered
+    def _multiply(self, operands: OperandsT) -> None:
+        p, x = self.p, operands.a
+        gathered = operands.gathered
         if gathered is None:
             gathered = self.memory("gathered")
         if not self.packed(x):
             x = self.memory("shard")
-            self.copy(x, call.x)
+            self.copy(x, operands.a)
         self.all_gather(x, gathered, [tokens * p.inputs[0] for tokens in p.tokens])
-        self.whole(call, gathered, call.c, call.out)
+        self.whole(operands, gathered, operands.c, operands.d)
 
 
-class CollectiveSum(TensorProduct[CallT]):
+class CollectiveSum(TensorProduct[OperandsT]):
     """GEMM + ReduceScatter, or + AllReduce: one product, then its sum over the ranks."""
 
     def _prepare(self) -> None:
@@ -47,11 +47,11 @@ class CollectiveSum(TensorProduct[CallT]):
         if not self.everywhere:
             self.own["sums"] = Memory(self.travels, [(p.rows[self.rank], p.outputs[0])])
 
-    def _multiply(self, call: CallT) -> None:
-        out = call.out
-        straight = call.plain and self.packed(out) and self.p.out_dtype == self.travels
+    def _multiply(self, operands: OperandsT) -> None:
+        out = operands.d
+        straight = self.plain(operands) and self.packed(out) and self.p.out_dtype == self.travels
         partial = out if straight and self.everywhere else self.memory("partial")
-        self.part(call, call.x, partial)
+        self.part(operands, operands.a, partial)
         if self.everywhere:
             sums = partial
             self.all_reduce(sums)
@@ -59,10 +59,10 @@ class CollectiveSum(TensorProduct[CallT]):
             sums = out if straight else self.memory("sums")
             self.reduce_scatter(partial, sums, self.p.rows)
         if not straight:
-            self.add(call, [sums], [out], call.c)
+            self.add(operands, [sums], [out], operands.c)
 
 
-class CollectiveOutput(TensorProduct[CallT]):
+class CollectiveOutput(TensorProduct[OperandsT]):
     """GEMM + AllGather of the output: one product of this rank's columns, one AllGather, copies to their places."""
 
     form = "matmul_allgather"
@@ -72,32 +72,32 @@ class CollectiveOutput(TensorProduct[CallT]):
         self.own["partial"] = Memory(p.out_dtype, [(tokens, p.outputs[self.rank])])
         self.own["gathered"] = Memory(p.out_dtype, [(1, tokens * sum(p.outputs))])
 
-    def _multiply(self, call: CallT) -> None:
+    def _multiply(self, operands: OperandsT) -> None:
         p, columns = self.p, self.p.slices("outputs")
         mine = columns[self.rank]
         part, gathered = self.memory("partial"), self.memory("gathered")
         if p.outputs[self.rank]:
-            self.whole(call, call.x, None if call.c is None else call.c[:, mine], part)
+            self.whole(operands, operands.a, None if operands.c is None else operands.c[:, mine], part)
         self.all_gather(part, gathered, [p.tokens[0] * outputs for outputs in p.outputs])
         panels = self.cut(gathered, [(p.tokens[0], outputs) for outputs in p.outputs])
         for place, panel in zip(columns, panels, strict=True):
-            self.copy(call.out[:, place], panel)
+            self.copy(operands.d[:, place], panel)
 
 
 # -- the rows of the registry: the collectives of an engine's transport
 
 
-class _Gather(CollectiveGather[ArrayCall], ParallelProduct):
+class _Gather(CollectiveGather[Operands], ParallelProduct):
     path = "MPI_Allgatherv, then one product"
 
 
-class _Sum(CollectiveSum[ArrayCall], ParallelProduct):
+class _Sum(CollectiveSum[Operands], ParallelProduct):
     def _prepare(self) -> None:
         super()._prepare()
         self.path = f"one product, then MPI_{'Allreduce' if self.everywhere else 'Reduce_scatter'}"
 
 
-class _Output(CollectiveOutput[ArrayCall], ParallelProduct):
+class _Output(CollectiveOutput[Operands], ParallelProduct):
     path = "one product, then MPI_Allgatherv"
 
 

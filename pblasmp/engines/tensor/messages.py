@@ -15,7 +15,7 @@ from ...layout import ParallelProblem
 from ..method import library_refusal, travel_refusal
 from ..protocol import Engine, Transfer
 from ..request import Operands, Options
-from .base import ArrayCall, Memory, ParallelProduct, TensorMethod
+from .base import Memory, ParallelProduct, TensorMethod
 
 __all__ = ["MESSAGES", "METHODS", "MessageMethod"]
 
@@ -35,27 +35,27 @@ class MessageGather(ParallelProduct):
             self.own["gathered"] = Memory(p.dtype, [(sum(p.tokens), p.inputs[0])])
         self.sent_bytes = self._sent()
 
-    def _multiply(self, call: ArrayCall) -> None:
+    def _multiply(self, operands: Operands) -> None:
         if self.size == 1:
-            if call.gathered is not None:
-                call.gathered[...] = call.x
-            self.whole(call, call.x, call.c, call.out)
+            if operands.gathered is not None:
+                operands.gathered[...] = operands.a
+            self.whole(operands, operands.a, operands.c, operands.d)
             return
-        x, parts = call.x, self.p.slices("tokens")
-        mine, total = parts[self.rank], call.gathered
+        x, parts = operands.a, self.p.slices("tokens")
+        mine, total = parts[self.rank], operands.gathered
         if total is None:
             total = self.memory("gathered")
-        if call.gathered is not None or not self.packed(x):  # messages must be contiguous
+        if operands.gathered is not None or not self.packed(x):  # messages must be contiguous
             total[mine] = x
             x = total[mine]
         transfers = []
         for to, source in _turns(self):
             arriving = total[parts[source]]
             transfers.append((source, arriving, self._transport.start(_some(x, to), _some(arriving, source))))
-        self.whole(call, x, *_parts_of(call, mine))
+        self.whole(operands, x, *_parts_of(operands, mine))
         for source, arrived, transfer in transfers:
             transfer.finish()
-            self.whole(call, arrived, *_parts_of(call, parts[source]))
+            self.whole(operands, arrived, *_parts_of(operands, parts[source]))
 
 
 class MessageSum(ParallelProduct):
@@ -73,29 +73,29 @@ class MessageSum(ParallelProduct):
             incoming = (self.size - 1) * (mine.stop - mine.start)
             self.own["incoming"] = Memory(self.travels, [(incoming, outputs)])
 
-    def _multiply(self, call: ArrayCall) -> None:
-        parts, x = self._parts, call.x
+    def _multiply(self, operands: Operands) -> None:
+        parts, x = self._parts, operands.a
         mine = parts[self.rank]
-        count, width = mine.stop - mine.start, call.out.shape[1]
+        count, width = mine.stop - mine.start, operands.d.shape[1]
         transfers = []
         if self.size > 1:
             outgoing, incoming = self.memory("outgoing"), self.memory("incoming")
         for turn, (to, source) in enumerate(_turns(self)):
             part, arriving = outgoing[parts[to]], incoming[turn * count : (turn + 1) * count]
-            self.part(call, x[parts[to]], part)
+            self.part(operands, x[parts[to]], part)
             transfers.append((arriving, self._transport.start(_some(part, to), _some(arriving, source))))
-        c, own = _parts_of(call, mine if self.everywhere else slice(None))
+        c, own = _parts_of(operands, mine if self.everywhere else slice(None))
         exact = accumulation_dtype(self.p.out_dtype)
         target = own if exact == own.dtype else self._operations.scratch("sum", own.shape, exact)
-        self._sum(call, x[mine], call.w, c, target)
+        self._sum(operands, x[mine], operands.b, c, target)
         for arrived, transfer in transfers:
             transfer.finish()
             target += arrived if arrived.dtype == target.dtype else arrived.astype(target.dtype)
-        self._finish(call, target, slice(0, width))
+        self._finish(operands, target, slice(0, width))
         if target is not own:
             self._operations.store(own, target, self.p.out_dtype)
         if self.everywhere and self.size > 1:
-            self._gather(call.out)
+            self._gather(operands.d)
 
     def _gather(self, d: Array) -> None:
         """Send this rank's rows of D to all ranks, and receive theirs."""
@@ -124,10 +124,10 @@ class MessageOutput(ParallelProduct):
                 panel = -(-p.outputs[rank] // self._panels)
                 self.own[f"panel{i}.{rank}"] = Memory(p.out_dtype, [(tokens, panel)])
 
-    def _multiply(self, call: ArrayCall) -> None:
-        x, c, d = call.x, call.c, call.out
+    def _multiply(self, operands: Operands) -> None:
+        x, c, d = operands.a, operands.c, operands.d
         if self.size == 1:
-            self.whole(call, x, c, d)
+            self.whole(operands, x, c, d)
             return
         first = self._parts[self.rank].start
         under_way: list[tuple[Transfer, list[tuple[Array, slice]]]] = []
@@ -135,7 +135,7 @@ class MessageOutput(ParallelProduct):
             parts = {rank: self._panel(rank, panel, d.shape[0]) for rank in range(self.size)}
             part, columns = parts.pop(self.rank)
             here = slice(columns.start - first, columns.stop - first)
-            self.whole(call, x, None if c is None else c[:, columns], part, here)
+            self.whole(operands, x, None if c is None else c[:, columns], part, here)
             transfer = _exchange_parts(self, part, lambda source, parts=parts: parts[source][0])
             under_way.append((transfer, [(part, columns), *parts.values()]))
             if panel:
@@ -157,10 +157,10 @@ class MessageOutput(ParallelProduct):
             d[:, columns] = array
 
 
-def _parts_of(call: ArrayCall, rows: slice) -> tuple[Array | None, Array]:
+def _parts_of(operands: Operands, rows: slice) -> tuple[Array | None, Array]:
     """Return the same rows of C and of D, as one array if C is D."""
-    c, part = call.c, call.out[rows]
-    return (None if c is None else part if c is call.out else c[rows]), part
+    c, part = operands.c, operands.d[rows]
+    return (None if c is None else part if c is operands.d else c[rows]), part
 
 
 def _exchange_parts(of: ParallelProduct, mine: Array, theirs: Any) -> Transfer:

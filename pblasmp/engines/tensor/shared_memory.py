@@ -15,7 +15,7 @@ from ...dtypes import accumulation_dtype
 from ...layout import ParallelProblem
 from ..protocol import Engine
 from ..request import Operands, Options
-from .base import ArrayCall, CallT, Memory, ParallelProduct, TensorMethod, TensorProduct
+from .base import Memory, OperandsT, ParallelProduct, TensorMethod, TensorProduct
 from .messages import MESSAGES
 
 __all__ = ["METHODS", "PulledSum", "WholeSum"]
@@ -23,7 +23,7 @@ __all__ = ["METHODS", "PulledSum", "WholeSum"]
 Array = Any
 
 
-class PulledSum(TensorProduct[CallT]):
+class PulledSum(TensorProduct[OperandsT]):
     """GEMM + ReduceScatter or AllReduce: every rank adds its rows of all partial products, in the order of the ranks.
 
     With AllReduce the others then copy these rows.
@@ -40,9 +40,9 @@ class PulledSum(TensorProduct[CallT]):
         if self._copies:
             self.shared["sums"] = Memory(p.out_dtype, [shape] * p.size, disjoint=True)
 
-    def _multiply(self, call: CallT) -> None:
-        parts, c, out = self.everyones("parts"), call.c, call.out
-        self.part(call, call.x, parts[self.rank])
+    def _multiply(self, operands: OperandsT) -> None:
+        parts, c, out = self.everyones("parts"), operands.c, operands.d
+        self.part(operands, operands.a, parts[self.rank])
         sums = self.everyones("sums") if self._copies else []
         self.meet()
         if not self._adds_all:
@@ -51,21 +51,21 @@ class PulledSum(TensorProduct[CallT]):
             if self.everywhere:
                 c, out = None if c is None else c[mine], out[mine]
         if not sums:
-            self.add(call, parts, [out], c)
+            self.add(operands, parts, [out], c)
             return
-        self.add(call, parts, [out, sums[self.rank][mine]], c)
+        self.add(operands, parts, [out, sums[self.rank][mine]], c)
         self.meet()
         for rank in self.peers:
-            self.copy(call.out[self._rows[rank]], sums[rank][self._rows[rank]])
+            self.copy(operands.d[self._rows[rank]], sums[rank][self._rows[rank]])
 
 
-class WholeSum(PulledSum[CallT]):
+class WholeSum(PulledSum[OperandsT]):
     """GEMM + AllReduce: every rank adds all rows of all partial products."""
 
     form, _adds_all = "matmul_allreduce", True
 
 
-class _SharedSum(PulledSum[ArrayCall], ParallelProduct):
+class _SharedSum(PulledSum[Operands], ParallelProduct):
     path = "partial products in memory that the ranks share, added by the rank that owns their rows"
 
     def _prepare(self) -> None:
@@ -75,7 +75,7 @@ class _SharedSum(PulledSum[ArrayCall], ParallelProduct):
         self.copied_bytes = (mine.stop - mine.start) * row * (self.size - 1)
 
 
-class _SharedWholeSum(WholeSum[ArrayCall], _SharedSum):
+class _SharedWholeSum(WholeSum[Operands], _SharedSum):
     path = "partial products in memory that the ranks share, all added by every rank"
 
 
@@ -89,13 +89,13 @@ class SharedInput(ParallelProduct):
         self.shared["x"] = Memory(multiplied, [(sum(p.tokens), p.inputs[0])], disjoint=True)
         self.copied_bytes = p.tokens[self.rank] * p.inputs[0] * multiplied.itemsize
 
-    def _multiply(self, call: ArrayCall) -> None:
+    def _multiply(self, operands: Operands) -> None:
         everything = self.everyones("x")[self.rank]
-        everything[self.p.slices("tokens")[self.rank]] = call.x
+        everything[self.p.slices("tokens")[self.rank]] = operands.a
         self.meet()
-        if call.gathered is not None:
-            call.gathered[...] = everything
-        self.whole(call, everything, call.c, call.out)
+        if operands.gathered is not None:
+            operands.gathered[...] = everything
+        self.whole(operands, everything, operands.c, operands.d)
 
 
 class RingSum(ParallelProduct):
@@ -111,37 +111,37 @@ class RingSum(ParallelProduct):
         self.shared["total"] = memory = Memory(self.travels, [(p.tokens[0], p.outputs[0])], disjoint=True)
         self.copied_bytes = memory.nbytes if self.everywhere else memory.nbytes // p.size
 
-    def _multiply(self, call: ArrayCall) -> None:
-        x, c, exact = call.x, call.c, self.travels
+    def _multiply(self, operands: Operands) -> None:
+        x, c, exact = operands.a, operands.c, self.travels
         total = self.everyones("total")[self.rank]
         for step in range(self.size):
             rows = self.rows_of((self.rank + 1 + step) % self.size)
             if step == 0:
-                self.part(call, x[rows], total[rows])
+                self.part(operands, x[rows], total[rows])
             else:
                 self.meet()
-                self._accumulate(call, x[rows], total[rows])
+                self._accumulate(operands, x[rows], total[rows])
         mine = self.rows_of(self.rank)
         own = total[mine]
         if c is not None:
             there = c[mine] if self.everywhere else c
             own += exact.type(self.options.beta) * there.astype(exact, copy=False)
-        self._finish(call, own, slice(None))
+        self._finish(operands, own, slice(None))
         if not self.everywhere:
-            call.out[...] = own
+            operands.d[...] = own
             return
         self.meet()
-        call.out[...] = total
+        operands.d[...] = total
 
-    def _accumulate(self, call: ArrayCall, x: Array, target: Array) -> None:
+    def _accumulate(self, operands: Operands, x: Array, target: Array) -> None:
         """Compute ``target += alpha x w``."""
         if self._float8:
             part = self._operations.scratch("piece", target.shape, target.dtype)
-            self.part(call, x, part)
+            self.part(operands, x, part)
             target += part
         else:
             self._operations.gemm(
-                self.options.alpha, self._tokens(x), call.w, 1, target, self.options.compute
+                self.options.alpha, self._tokens(x), operands.b, 1, target, self.options.compute
             )
 
 
@@ -156,13 +156,15 @@ class SharedOutput(ParallelProduct):
         self.shared["panels"] = memory = Memory(p.out_dtype, shapes)
         self.copied_bytes = memory.nbytes
 
-    def _multiply(self, call: ArrayCall) -> None:
+    def _multiply(self, operands: Operands) -> None:
         panels, columns = self.everyones("panels"), self.p.slices("outputs")
         mine = columns[self.rank]
-        self.whole(call, call.x, None if call.c is None else call.c[:, mine], panels[self.rank])
+        self.whole(
+            operands, operands.a, None if operands.c is None else operands.c[:, mine], panels[self.rank]
+        )
         self.meet()
         for place, panel in zip(columns, panels, strict=True):
-            call.out[:, place] = panel
+            operands.d[:, place] = panel
 
 
 # -- the rows of the registry

@@ -30,17 +30,6 @@ _TILE = 32  # right-hand sides that a block of threads refines
 _WELL = 100  # condition up to which a solution by an inverse needs no refinement
 _LIMIT = 97  # cudaDevAttrMaxSharedMemoryPerBlockOptin
 
-_STEP = (
-    *[np.uint64] * 2,
-    np.int64,
-    *[np.int32] * 2,
-    *[np.uint64] * 3,
-    np.int64,
-    np.int32,
-    np.uint64,
-    np.int32,
-)
-
 _TYPES = {"float32": ("float", "float"), "float64": ("double", "double"), "complex64": ("c64", "float")}
 _TYPES["complex128"] = ("c128", "double")
 
@@ -165,7 +154,12 @@ class FactorKernels(CompiledKernels):
         key = dtype.name, columns
         if key not in self._steps:
             kernel = self._of("step", STEP, dtype, COLUMNS=columns)
-            self._steps[key] = Repeated(kernel, self._most()[1], _THREADS, (*_STEP, np.uint64))
+            address, extent, number = np.uint64, np.int64, np.int32
+            kinds = (
+                address, address, extent, number, number, address, address, address, extent, number, address, number,
+                address,
+            )  # fmt: skip
+            self._steps[key] = Repeated(kernel, self._most()[1], _THREADS, kinds)
         memory, count = numbers[3] * columns * dtype.itemsize, int(self._kept("steps", 1, np.uint32).data.ptr)
         self._steps[key](stream, (*numbers, count), memory)
 

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from .source import COMPLEX
+
 __all__ = ["COMMON", "JUDGE", "LOOK", "LU", "MEETING", "PAIRS", "QR", "SWAP"]
 
-COMMON = r"""
+COMMON = (
+    COMPLEX
+    + r"""
 typedef unsigned int u32; typedef unsigned long long u64; typedef long long i64;
-struct alignas(8) c64 { float x, y; }; struct alignas(16) c128 { double x, y; };
 #ifdef KIND
 typedef KIND T; typedef REAL_KIND REAL;
 #endif
@@ -44,6 +47,7 @@ __device__ __forceinline__ void spoil(double& a) { a = __longlong_as_double(0x7f
 __device__ __forceinline__ void spoil(c64& a) { spoil(a.x); spoil(a.y); }
 __device__ __forceinline__ void spoil(c128& a) { spoil(a.x); spoil(a.y); }
 """
+)
 
 # Before cuSOLVER: found[1] becomes n less the first row of the lower triangle that has NaN, if there is one.
 LOOK = (
@@ -294,10 +298,6 @@ QR = (
     COMMON
     + MEETING
     + r"""
-__device__ __forceinline__ float conj_(float a) { return a; }
-__device__ __forceinline__ double conj_(double a) { return a; }
-__device__ __forceinline__ c64 conj_(c64 a) { a.y = -a.y; return a; }
-__device__ __forceinline__ c128 conj_(c128 a) { a.y = -a.y; return a; }
 __device__ __forceinline__ float re(float a) { return a; }
 __device__ __forceinline__ double re(double a) { return a; }
 __device__ __forceinline__ float re(c64 a) { return a.x; }
@@ -312,7 +312,6 @@ __device__ __forceinline__ void set(c64& a, float x, float y) { a.x = x; a.y = y
 __device__ __forceinline__ void set(c128& a, double x, double y) { a.x = x; a.y = y; }
 __device__ __forceinline__ T number(REAL x, REAL y) { T a; set(a, x, y); return a; }
 __device__ __forceinline__ T times(T a, T b) { T d = number(0, 0); take(d, number(-re(a), -im(a)), b); return d; }
-__device__ __forceinline__ T plus(T a, T b) { return number(re(a) + re(b), im(a) + im(b)); }
 __device__ __forceinline__ T scaled(T a, REAL s) { return number(re(a) * s, im(a) * s); }
 __device__ __forceinline__ T other(T a, int lane)
 { REAL x = __shfl_xor_sync(~0u, re(a), lane), y = __shfl_xor_sync(~0u, im(a), lane); return number(x, y); }
@@ -341,7 +340,7 @@ extern "C" __global__ void __launch_bounds__(512) qr(
     for (int i = 0; i < warps; ++i) top = fmax(top, size_[i]);
     REAL by = top > 0 ? top : (REAL)1;
     for (int r = t; r < mine; r += blockDim.x) {
-      T each = conj_(x[j * rows + r]);
+      T each = conjugate(x[j * rows + r]);
       y[r] = base + r > j ? number(re(each) / by, im(each) / by) : number(0, 0);
     }
     if (t == 0) sizes[side * blocks + block] = top;
@@ -402,8 +401,8 @@ extern "C" __global__ void __launch_bounds__(512) qr(
     const bool acts = !is_zero(factor);
     if (t < w && acts) {
       T by_most = scaled(scale, most);
-      if (t > j) use[t] = times(conj_(factor), plus(line[t], times(conj_(by_most), dot[t])));
-      if (t < j) use[t] = plus(conj_(line[t]), times(by_most, conj_(dot[t])));
+      if (t > j) use[t] = times(conjugate(factor), plus(line[t], times(conjugate(by_most), dot[t])));
+      if (t < j) use[t] = plus(conjugate(line[t]), times(by_most, conjugate(dot[t])));
     }
     __syncthreads();
     if (acts)

@@ -245,17 +245,9 @@ class LocalProducts:
         """
         at = self._scalars_of(alpha, beta, kind).ctypes.data
         *factors, d, ldd = matrices
-        getattr(self.cublas, f"{letter}gemm")(
-            self.solver(stream, lane),
-            _OPS[ops[0]],
-            _OPS[ops[1]],
-            *sizes,
-            at,
-            *factors,
-            at + kind.itemsize,
-            d,
-            ldd,
-        )
+        op_a, op_b = _OPS[ops[0]], _OPS[ops[1]]
+        call = getattr(self.cublas, f"{letter}gemm")
+        call(self.solver(stream, lane), op_a, op_b, *sizes, at, *factors, at + kind.itemsize, d, ldd)
 
     def gemv(
         self,

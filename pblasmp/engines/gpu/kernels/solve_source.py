@@ -8,10 +8,6 @@ from .factor_source import COMMON, MEETING
 __all__ = ["INVERT", "REFINE", "STEP", "TRIANGLES"]
 
 _SUMS = r"""
-__device__ __forceinline__ float plus(float a, float b) { return a + b; }
-__device__ __forceinline__ double plus(double a, double b) { return a + b; }
-__device__ __forceinline__ c64 plus(c64 a, c64 b) { a.x += b.x; a.y += b.y; return a; }
-__device__ __forceinline__ c128 plus(c128 a, c128 b) { a.x += b.x; a.y += b.y; return a; }
 __device__ __forceinline__ void one(float& a) { a = 1; }
 __device__ __forceinline__ void one(double& a) { a = 1; }
 __device__ __forceinline__ void one(c64& a) { a.x = 1; a.y = 0; }

@@ -3,10 +3,22 @@
 
 from __future__ import annotations
 
-__all__ = ["ADD", "MOVE", "NUMBERS", "SUM", "SYNC", "TRANSPOSE"]
+__all__ = ["ADD", "COMPLEX", "MOVE", "NUMBERS", "SUM", "SYNC", "TRANSPOSE"]
 
 _COMMON = r"""
 typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32; typedef unsigned long long u64;
+"""
+
+COMPLEX = r"""
+struct alignas(8) c64 { float x, y; }; struct alignas(16) c128 { double x, y; };
+__device__ __forceinline__ float plus(float a, float b) { return a + b; }
+__device__ __forceinline__ double plus(double a, double b) { return a + b; }
+__device__ __forceinline__ c64 plus(c64 a, c64 b) { return c64{a.x + b.x, a.y + b.y}; }
+__device__ __forceinline__ c128 plus(c128 a, c128 b) { return c128{a.x + b.x, a.y + b.y}; }
+__device__ __forceinline__ float conjugate(float a) { return a; }
+__device__ __forceinline__ double conjugate(double a) { return a; }
+__device__ __forceinline__ c64 conjugate(c64 a) { return c64{a.x, -a.y}; }
+__device__ __forceinline__ c128 conjugate(c128 a) { return c128{a.x, -a.y}; }
 """
 
 # A complex number in a word, and its conjugate: the upper half with the other sign.
@@ -68,9 +80,9 @@ extern "C" __global__ void await_flags(Words flags, int count) {
 # Numbers as they are stored, and as they are summed.
 NUMBERS = (
     _COMMON
+    + COMPLEX
     + r"""
 struct bf16 { u16 v; }; struct fp16 { u16 v; }; struct e4m3 { u8 v; }; struct e5m2 { u8 v; };
-struct alignas(8) c64 { float x, y; }; struct alignas(16) c128 { double x, y; };
 __device__ __forceinline__ float wide(bf16 a) { return __uint_as_float((u32)a.v << 16); }
 __device__ __forceinline__ float wide(fp16 a)
 { float f; asm("cvt.f32.f16 %0,%1;" : "=f"(f) : "h"(a.v)); return f; }
@@ -93,10 +105,6 @@ __device__ __forceinline__ void narrow(float f, e4m3& a)
 __device__ __forceinline__ void narrow(float f, e5m2& a)
 { u16 r; asm("cvt.rn.satfinite.e5m2x2.f32 %0,%1,%2;" : "=h"(r) : "f"(0.0f), "f"(f)); a.v = r; }
 #endif
-__device__ __forceinline__ float plus(float a, float b) { return a + b; }
-__device__ __forceinline__ double plus(double a, double b) { return a + b; }
-__device__ __forceinline__ c64 plus(c64 a, c64 b) { return c64{a.x + b.x, a.y + b.y}; }
-__device__ __forceinline__ c128 plus(c128 a, c128 b) { return c128{a.x + b.x, a.y + b.y}; }
 __device__ __forceinline__ float times(float a, float b) { return a * b; }
 __device__ __forceinline__ double times(double a, double b) { return a * b; }
 __device__ __forceinline__ c64 times(c64 a, c64 b) { return c64{a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x}; }
@@ -245,10 +253,6 @@ __device__ __forceinline__ u64 index_of(Deal d, u32 place) {
   u32 at = place + d.skipped, block = at / d.block;
   return ((u64)block * d.nprocs + d.turn) * d.block + at % d.block - d.lead;
 }
-__device__ __forceinline__ float conjugate(float a) { return a; }
-__device__ __forceinline__ double conjugate(double a) { return a; }
-__device__ __forceinline__ c64 conjugate(c64 a) { return c64{a.x, -a.y}; }
-__device__ __forceinline__ c128 conjugate(c128 a) { return c128{a.x, -a.y}; }
 __device__ __forceinline__ float real(float a) { return a; }
 __device__ __forceinline__ double real(double a) { return a; }
 __device__ __forceinline__ c64 real(c64 a) { return c64{a.x, 0}; }

@@ -7,8 +7,8 @@ own. They are forked from it and joined to it by events, so that a CUDA graph th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -133,18 +133,6 @@ class Gpu:
         """Wait on the main stream until every rank's has reached this point; no GEMM may run meanwhile. Local."""
         assert self.windows is not None
         self.windows.meet(self._streams["main"])
-
-    @contextmanager
-    def forked(self, *names: str) -> Iterator[None]:
-        """Fork streams of these names from CuPy's current one, and join them to it at the end of the block. Local."""
-        self.use_current_stream()
-        for name in names:
-            self.follow(name, "main")
-        try:
-            yield
-        finally:
-            for name in names:
-                self.follow("main", name)
 
     def follow(self, later: str, earlier: str) -> None:
         """Let later work on ``later`` wait for all work so far on ``earlier``. Local."""

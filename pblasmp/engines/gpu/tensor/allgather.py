@@ -7,17 +7,13 @@ from ...tensor.base import Memory
 from ...tensor.collective import CollectiveGather
 from ..kernels.views import View
 from ..peers.flags import PIECES
-from .base import CopyProduct, Views
+from .base import CopyProduct, NcclProduct, Views
 
 __all__ = ["NcclGather", "PushedGather"]
 
 
-class NcclGather(CollectiveGather[Views], CopyProduct):
+class NcclGather(CollectiveGather[Views], NcclProduct):
     """NCCL's AllGather (its Broadcasts if the ranks' tokens differ), then one product."""
-
-    name = "nccl"
-    registers = True
-    needs_windows = False
 
 
 class PushedGather(CopyProduct):
@@ -35,22 +31,24 @@ class PushedGather(CopyProduct):
         everything = sum(self.p.tokens), self.p.inputs[0]
         self.shared["gathered"] = Memory(self.p.dtype, [everything] * self.size)
 
-    def _multiply(self, call: Views) -> None:
+    def _multiply(self, operands: Views) -> None:
         gpu, rows, everyones = self.gpu, self.rows, self.everyones("gathered")
         mine, gathered = rows[self.rank], everyones[self.rank]
-        for peer in reversed(self.peers) if call.x.rows else ():  # first the peer that needs this shard first
-            gpu.push("copy", everyones[peer][mine], call.x)
+        for peer in (
+            reversed(self.peers) if operands.a.rows else ()
+        ):  # first the peer that needs this shard first
+            gpu.push("copy", everyones[peer][mine], operands.a)
             gpu.raise_flag("copy", peer, PIECES.at(0))
-        self._shard(call, mine, call.x)
+        self._shard(operands, mine, operands.a)
         for peer in self.peers:
             if self.p.tokens[peer]:
                 gpu.await_flags("main", [(peer, PIECES.at(0))])
-                self._shard(call, rows[peer], gathered[rows[peer]])
-        if call.gathered:
+                self._shard(operands, rows[peer], gathered[rows[peer]])
+        if operands.gathered:
             for others in (slice(0, mine.start), slice(mine.stop, None)):
-                self.copy(call.gathered[others], gathered[others])
-            self.copy(call.gathered[mine], call.x)
+                self.copy(operands.gathered[others], gathered[others])
+            self.copy(operands.gathered[mine], operands.a)
 
-    def _shard(self, call: Views, rows: slice, x: View) -> None:
+    def _shard(self, operands: Views, rows: slice, x: View) -> None:
         """Queue the product of a rank's tokens."""
-        self.whole(call, x, call.c[rows] if call.c else None, call.out[rows])
+        self.whole(operands, x, operands.c[rows] if operands.c else None, operands.d[rows])

@@ -17,7 +17,7 @@ from ...tensor.shared_memory import PulledSum, WholeSum
 from ..kernels.views import View
 from ..peers.flags import PIECES
 from ..types import carried
-from .base import CopyProduct, Views
+from .base import CopyProduct, NcclProduct, Views
 
 if TYPE_CHECKING:
     from ....layout import ParallelProblem
@@ -29,13 +29,10 @@ __all__ = ["NcclAllReduce", "OneShotAllReduce", "PushedAllReduce", "RingAllReduc
 _PULL = 2  # most ranks that pull sums
 
 
-class NcclAllReduce(CollectiveSum[Views], CopyProduct):
+class NcclAllReduce(CollectiveSum[Views], NcclProduct):
     """One product, then NCCL's AllReduce."""
 
     form = "matmul_allreduce"
-    name = "nccl"
-    registers = True
-    needs_windows = False
 
 
 class OneShotAllReduce(WholeSum[Views], CopyProduct):
@@ -86,25 +83,25 @@ class PushedAllReduce(CopyProduct):
         start = self.starts[piece] + sum(self.split[piece][:owner])
         return slice(start, start + self.split[piece][owner])
 
-    def _multiply(self, call: Views) -> None:
+    def _multiply(self, operands: Views) -> None:
         gpu, count, partial = self.gpu, len(self.split), self.memory("partial")
         for piece in range(count):
             lines = slice(*self.starts[piece : piece + 2])
-            self.part(call, call.x[lines], partial[lines])
+            self.part(operands, operands.a[lines], partial[lines])
             gpu.follow("copy", "main")
             for owner in self.peers:
                 if self.split[piece][owner]:
                     gpu.push("copy", self.slot(owner, self.rank, piece), partial[self.share(owner, piece)])
                     gpu.raise_flag("copy", owner, PIECES.at(piece))
-            self._add(call, partial, piece)
+            self._add(operands, partial, piece)
             if self.pulls:
-                self._pull(call, piece)
+                self._pull(operands, piece)
             elif piece:
-                self._take(call, piece - 1)
+                self._take(operands, piece - 1)
         if not self.pulls:
-            self._take(call, count - 1)
+            self._take(operands, count - 1)
 
-    def _add(self, call: Views, partial: View, piece: int) -> None:
+    def _add(self, operands: Views, partial: View, piece: int) -> None:
         """Add this rank's rows of a piece once all parts have arrived; signal the peers, or send them the sums."""
         gpu, rows = self.gpu, self.share(self.rank, piece)
         if not self.split[piece][self.rank]:
@@ -118,31 +115,31 @@ class PushedAllReduce(CopyProduct):
         ]
         sums = [matrix[rows] for matrix in self.everyones("sums")]
         own = sums[self.rank]
-        c = call.c[rows] if call.c else None
-        gpu.add("sum", parts, [call.out[rows], own], **self.finish(call, c, call.out))
+        c = operands.c[rows] if operands.c else None
+        gpu.add("sum", parts, [operands.d[rows], own], **self.finish(operands, c, operands.d))
         gpu.follow("back", "sum")
         for peer in self.peers:
             if not self.pulls:
                 gpu.push("back", sums[peer], own)
             gpu.raise_flag("back", peer, PIECES.at(len(self.split) + piece))
 
-    def _pull(self, call: Views, piece: int) -> None:
+    def _pull(self, operands: Views, piece: int) -> None:
         """Copy the peers' sums of a piece from their memory to D."""
         sums = self.everyones("sums")
         for owner in self.peers:
             rows = self.share(owner, piece)
             if self.split[piece][owner]:
                 self.gpu.await_flag("pull", owner, PIECES.at(len(self.split) + piece))
-                self.gpu.push("pull", call.out[rows], sums[owner][rows])
+                self.gpu.push("pull", operands.d[rows], sums[owner][rows])
 
-    def _take(self, call: Views, piece: int) -> None:
+    def _take(self, operands: Views, piece: int) -> None:
         """Copy the peers' sums of a piece, which they pushed here, to D."""
         sums = self.at("sums", self.rank)
         for owner in self.peers:
             rows = self.share(owner, piece)
             if self.split[piece][owner]:
                 self.gpu.await_flag("sum", owner, PIECES.at(len(self.split) + piece))
-                self.gpu.copy("sum", call.out[rows], sums[rows])
+                self.gpu.copy("sum", operands.d[rows], sums[rows])
 
 
 class RingAllReduce(CopyProduct):
@@ -181,21 +178,21 @@ class RingAllReduce(CopyProduct):
         sizes = pieces(rows, self.p.outputs[0], self.gpu.multiprocessors, HALVES)
         return [slice(start, stop) for start, stop in pairwise(offsets(sizes))]
 
-    def _multiply(self, call: Views) -> None:
+    def _multiply(self, operands: Views) -> None:
         gpu, mine, (peer,) = self.gpu, self.rank, self.peers
-        x, out = ([matrix[rows] for rows in self.rows] for matrix in (call.x, call.out))
+        x, out = ([matrix[rows] for rows in self.rows] for matrix in (operands.a, operands.d))
         partial, inboxes, sums = self.memory("partial"), self.everyones("parts"), self.everyones("sums")
         turns = cycle(("main", "gemm"))
         for piece, lines in enumerate(self.pieces[peer]):
             stream = next(turns)
-            self.part(call, x[peer][lines], partial[lines], stream)
+            self.part(operands, x[peer][lines], partial[lines], stream)
             gpu.follow("copy", stream)
             gpu.push("copy", inboxes[peer][lines], partial[lines])
             gpu.raise_flag("copy", peer, PIECES.at(piece))
         for piece, lines in enumerate(self.pieces[mine]):
             stream = next(turns)
             gpu.await_flag(stream, peer, PIECES.at(piece))
-            self.whole(call, x[mine][lines], inboxes[mine][lines], sums[mine][lines], stream, beta=1)
+            self.whole(operands, x[mine][lines], inboxes[mine][lines], sums[mine][lines], stream, beta=1)
             gpu.follow("back", stream)
             gpu.raise_flag("back", peer, PIECES.at(self.count + piece))
             gpu.follow("sum", stream)

@@ -12,7 +12,7 @@ from ....errors import UnsupportedError
 from ....layout import ParallelProblem
 from ...product import Graphs, Workspace
 from ...request import Operands, Options
-from ...tensor.base import Call, TensorProduct, row_major
+from ...tensor.base import TensorProduct, row_major
 from ...tensor.pieces import offsets
 from ..kernels.lt import PLAIN, Fused, fuses
 from ..kernels.views import View
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from ..runtime.gpu import Gpu
     from ..session import Session
 
-__all__ = ["CopyProduct", "Views"]
+__all__ = ["CopyProduct", "NcclProduct", "Views"]
 
 Array = Any
 _AMAX = DTYPES["float32"]
 
 
-class Views(Call):
-    """The arrays of a run as kernels see them.
+class Views:
+    """The operands of a run as kernels see them.
 
     Args:
         gpu: the GPU on which scales that are numbers are stored.
@@ -40,12 +40,12 @@ class Views(Call):
     """
 
     def __init__(self, gpu: Gpu, p: ParallelProblem, options: Options, operands: Operands) -> None:
-        x, w, c, d = row_major(p, operands)
-        e, scales, gathered = operands.epilogue, operands.scales, operands.gathered
-        self.x = View.of(x, p.dtype, "x")
-        self.w = View.of(w, p.w_dtype, "w")
-        self.out = View.of(d, p.out_dtype, "out")
-        self.c = None if c is None or options.beta == 0 else View.of(c, p.c_dtype or p.out_dtype, "c")
+        run = row_major(p, operands, options)
+        c, e, scales, gathered = run.c, run.epilogue, run.scales, run.gathered
+        self.a = View.of(run.a, p.dtype, "x")
+        self.b = View.of(run.b, p.w_dtype, "w")
+        self.c = None if c is None else View.of(c, p.c_dtype or p.out_dtype, "c")
+        self.d = View.of(run.d, p.out_dtype, "out")
         self.gathered = None if gathered is None else View.of(gathered, p.dtype, "gathered X")
         bias = None if e is None else e.bias
         self.bias = None if bias is None else View.of(bias.reshape(1, -1), name="bias")
@@ -53,7 +53,6 @@ class Views(Call):
         self.scale_x, self.scale_w, self.scale_d, self.amax = (
             0 if scales is None else gpu.scalar(getattr(scales, name)) for name in ("a", "b", "d", "amax")
         )
-        self.plain = not (self.c or self.bias or self.activation or self.amax or is_float8(p.out_dtype))
 
     @property
     def scaled(self) -> Fused:
@@ -169,16 +168,21 @@ class CopyProduct(TensorProduct[Views]):
 
     # -- tools
 
-    def part(self, call: Views, x: View, d: View, stream: str = "main") -> None:
+    def plain(self, operands: Views) -> bool:
+        """Return whether D is the product alone. Local."""
+        follows = operands.c or operands.bias or operands.activation or operands.amax
+        return not (follows or is_float8(self.p.out_dtype))
+
+    def part(self, operands: Views, x: View, d: View, stream: str = "main") -> None:
         """Queue a product whose result is added to others: ``d = alpha x W``."""
         self.gpu.multiply(
-            stream, x, call.w, d,
-            op_w=self.op_w, alpha=self.options.alpha, finish=call.scaled, compute=self.options.compute,
+            stream, x, operands.b, d,
+            op_w=self.op_w, alpha=self.options.alpha, finish=operands.scaled, compute=self.options.compute,
         )  # fmt: skip
 
     def whole(
         self,
-        call: Views,
+        operands: Views,
         x: View,
         c: View | None,
         d: View,
@@ -196,33 +200,33 @@ class CopyProduct(TensorProduct[Views]):
         """
         p, options = self.p, self.options
         inside = fuses(p.dtype)
-        bias = call.bias
+        bias = operands.bias
         largest = None
-        if call.amax and is_float8(p.out_dtype):
+        if operands.amax and is_float8(p.out_dtype):
             largest = View(self.gpu.scratch("amax", _AMAX.itemsize), 1, 1, 1, _AMAX)
         finish = Fused(
-            activation=call.activation if inside else None,
+            activation=operands.activation if inside else None,
             bias=bias.address if inside and bias else 0,
             bias_dtype=bias.dtype if inside and bias else None,
-            scale_x=call.scale_x, scale_w=call.scale_w, scale_d=call.scale_d,
+            scale_x=operands.scale_x, scale_w=operands.scale_w, scale_d=operands.scale_d,
             amax=largest.address if largest else 0,
         )  # fmt: skip
         self.gpu.multiply(
-            stream, x, call.w, d, op_w=self.op_w, alpha=options.alpha, c=c,
+            stream, x, operands.b, d, op_w=self.op_w, alpha=options.alpha, c=c,
             beta=(options.beta if beta is None else beta) if c else 0, finish=finish, compute=options.compute,
         )  # fmt: skip
         if largest:
-            self.gpu.add(stream, [largest], [largest], amax=call.amax)
-        amax = 0 if largest else call.amax
-        if (not inside and (bias or call.activation)) or amax:
+            self.gpu.add(stream, [largest], [largest], amax=operands.amax)
+        amax = 0 if largest else operands.amax
+        if (not inside and (bias or operands.activation)) or amax:
             self.gpu.add(
                 stream, [d], [d], bias=None if inside else bias,
-                activation=None if inside else call.activation, amax=amax,
+                activation=None if inside else operands.activation, amax=amax,
             )  # fmt: skip
 
-    def add(self, call: Views, parts: Sequence[View], outs: Sequence[View], c: View | None) -> None:
+    def add(self, operands: Views, parts: Sequence[View], outs: Sequence[View], c: View | None) -> None:
         """Queue the sum of ``parts`` and C, finished and rounded once, by a kernel that no GEMM delays."""
-        self.gpu.add("main", parts, outs, **self.finish(call, c, outs[0]))
+        self.gpu.add("main", parts, outs, **self.finish(operands, c, outs[0]))
 
     def copy(self, to: View, of: View) -> None:
         """Queue a copy by a kernel."""
@@ -273,12 +277,20 @@ class CopyProduct(TensorProduct[Views]):
         """Queue NCCL's AllReduce."""
         self.gpu.all_reduce(matrix)
 
-    def finish(self, call: Views, c: View | None, out: View) -> dict[str, Any]:
+    def finish(self, operands: Views, c: View | None, out: View) -> dict[str, Any]:
         """Return the arguments of ``Gpu.add`` for what it does after adding the parts of ``out``."""
         return {
-            "beta": self.options.beta if c else 0, "c": c, "bias": call.bias, "activation": call.activation,
-            "scale": call.scale_d if is_float8(out.dtype) else 0, "amax": call.amax,
+            "beta": self.options.beta if c else 0, "c": c, "bias": operands.bias, "activation": operands.activation,
+            "scale": operands.scale_d if is_float8(out.dtype) else 0, "amax": operands.amax,
         }  # fmt: skip
+
+
+class NcclProduct(CopyProduct):
+    """One product, and one collective of NCCL before or after it."""
+
+    name = "nccl"
+    registers = True
+    needs_windows = False
 
 
 def _first_sentence(kind: type) -> str:

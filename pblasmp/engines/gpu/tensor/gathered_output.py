@@ -9,17 +9,13 @@ from ...tensor.base import Memory
 from ...tensor.collective import CollectiveOutput
 from ...tensor.pieces import offsets, pieces
 from ..peers.flags import PIECES
-from .base import CopyProduct, Views
+from .base import CopyProduct, NcclProduct, Views
 
 __all__ = ["NcclGatheredOutput", "PushedGatheredOutput"]
 
 
-class NcclGatheredOutput(CollectiveOutput[Views], CopyProduct):
+class NcclGatheredOutput(CollectiveOutput[Views], NcclProduct):
     """One product, then NCCL's AllGather (or its Broadcasts, of unlike parts), and copies to the ranks' columns."""
-
-    name = "nccl"
-    registers = True
-    needs_windows = False
 
 
 class PushedGatheredOutput(CopyProduct):
@@ -34,18 +30,20 @@ class PushedGatheredOutput(CopyProduct):
         self.pieces = offsets(pieces(tokens, max(p.outputs), self.gpu.multiprocessors))
         self.shared["parts"] = Memory(p.out_dtype, [(tokens, outputs) for outputs in p.outputs])
 
-    def _multiply(self, call: Views) -> None:
+    def _multiply(self, operands: Views) -> None:
         gpu, columns, parts = self.gpu, self.p.slices("outputs"), self.everyones("parts")
         mine, own = columns[self.rank], parts[self.rank]
         for piece, (start, stop) in enumerate(pairwise(self.pieces)):
             rows = slice(start, stop)
             if own.cols:
-                self.whole(call, call.x[rows], call.c[rows, mine] if call.c else None, own[rows])
+                self.whole(
+                    operands, operands.a[rows], operands.c[rows, mine] if operands.c else None, own[rows]
+                )
                 gpu.follow("tell", "main")
                 for peer in self.peers:
                     gpu.raise_flag("tell", peer, PIECES.at(piece))
             for peer in self.peers:
                 if self.p.outputs[peer]:
                     gpu.await_flag("pull", peer, PIECES.at(piece))
-                    gpu.push("pull", call.out[rows, columns[peer]], parts[peer][rows])
-        self.copy(call.out[:, mine], own)
+                    gpu.push("pull", operands.d[rows, columns[peer]], parts[peer][rows])
+        self.copy(operands.d[:, mine], own)

@@ -109,14 +109,14 @@ class _OneKernel(CopyProduct):
     def _end(self) -> None:
         """Do nothing: no rank is two calls ahead of another."""
 
-    def _multiply(self, call: Views) -> None:
+    def _multiply(self, operands: Views) -> None:
         gpu = self.gpu
-        out = self._aligned("one_kernel out", call.out, copy=False)
-        x, w = self._aligned("one_kernel x", call.x), self._aligned("one_kernel w", call.w)
-        job = self._job(call, x, w, out)
+        out = self._aligned("one_kernel out", operands.d, copy=False)
+        x, w = self._aligned("one_kernel x", operands.a), self._aligned("one_kernel w", operands.b)
+        job = self._job(operands, x, w, out)
         gpu.one_kernel(self.kernel, job)
-        if out is not call.out:
-            gpu.copy("main", call.out, out)
+        if out is not operands.d:
+            gpu.copy("main", operands.d, out)
 
     def _aligned(self, name: str, matrix: View, *, copy: bool = True) -> View:
         """Return a matrix that TMA can reach: itself, or memory of this GPU's own, to which it is copied. Local."""
@@ -131,11 +131,11 @@ class _OneKernel(CopyProduct):
             self.gpu.copy("main", own, matrix)
         return own
 
-    def _job(self, call: Views, x: View, w: View, out: View) -> KernelJob:
+    def _job(self, operands: Views, x: View, w: View, out: View) -> KernelJob:
         """Return the arguments of a launch. Local."""
         raise NotImplementedError
 
-    def _with_boxes(self, call: Views, w: View, **how: Any) -> KernelJob:
+    def _with_boxes(self, operands: Views, w: View, **how: Any) -> KernelJob:
         gpu, flags = self.gpu, ONE_KERNEL_FLAGS
         words = (gpu.symmetric_bytes(flags) - _CONTROL_BYTES) // np.dtype(np.uint32).itemsize
         return KernelJob(
@@ -143,7 +143,7 @@ class _OneKernel(CopyProduct):
             control=gpu.symmetric(flags, self.rank),
             flags=[gpu.symmetric(flags, rank) + _CONTROL_BYTES for rank in range(self.size)],
             boxes=self._halves("one_kernel"), inboxes=self._halves(ONE_KERNEL_INBOXES),
-            bias=call.bias, activation=call.activation, alpha=float(complex(self.options.alpha).real),
+            bias=operands.bias, activation=operands.activation, alpha=float(complex(self.options.alpha).real),
             **how,
         )  # fmt: skip
 
@@ -164,8 +164,8 @@ class OneKernelReduceScatter(_OneKernel):
     def _cut(self) -> None:
         self.starts = offsets(self.p.rows)
 
-    def _job(self, call: Views, x: View, w: View, out: View) -> KernelJob:
-        return self._with_boxes(call, w, x=x, d=out)
+    def _job(self, operands: Views, x: View, w: View, out: View) -> KernelJob:
+        return self._with_boxes(operands, w, x=x, d=out)
 
 
 class OneKernelAllReduce(_OneKernel):
@@ -184,12 +184,12 @@ class OneKernelAllReduce(_OneKernel):
         few = "there are fewer tokens than ranks" if p.tokens[0] < gpu.size else ""
         return super().why_not(gpu, p, options) or few
 
-    def _job(self, call: Views, x: View, w: View, out: View) -> KernelJob:
+    def _job(self, operands: Views, x: View, w: View, out: View) -> KernelJob:
         if not self.copies:
-            return self._with_boxes(call, w, x=x, d=out)
+            return self._with_boxes(operands, w, x=x, d=out)
         parts = [out.lines(start, stop) for start, stop in pairwise(self.starts)]
         return self._with_boxes(
-            call, w, x=x, d=parts[self.rank],
+            operands, w, x=x, d=parts[self.rank],
             copies=[None if rank == self.rank else part for rank, part in enumerate(parts)],
         )  # fmt: skip
 
@@ -214,10 +214,10 @@ class OneKernelGatheredOutput(_OneKernel):
     def _share(self) -> tuple[int, int]:
         return self.p.tokens[0], max(self.p.outputs)
 
-    def _job(self, call: Views, x: View, w: View, out: View) -> KernelJob:
+    def _job(self, operands: Views, x: View, w: View, out: View) -> KernelJob:
         ends = offsets(self.p.outputs)
         parts = [out.columns(start, stop) for start, stop in pairwise(ends)]
         return self._with_boxes(
-            call, w, x=x, d=parts[self.rank],
+            operands, w, x=x, d=parts[self.rank],
             copies=[None if rank == self.rank else part for rank, part in enumerate(parts)],
         )  # fmt: skip

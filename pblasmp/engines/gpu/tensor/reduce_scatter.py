@@ -11,18 +11,15 @@ from ...tensor.collective import CollectiveSum
 from ...tensor.shared_memory import PulledSum
 from ..kernels.views import View
 from ..peers.flags import PIECES
-from .base import CopyProduct, Views
+from .base import CopyProduct, NcclProduct, Views
 
 __all__ = ["NcclReduceScatter", "PulledReduceScatter", "PushedReduceScatter", "StoredReduceScatter"]
 
 
-class NcclReduceScatter(CollectiveSum[Views], CopyProduct):
+class NcclReduceScatter(CollectiveSum[Views], NcclProduct):
     """One product, then NCCL's ReduceScatter (its Reduce to each rank if their tokens differ)."""
 
     form = "matmul_reduce_scatter"
-    name = "nccl"
-    registers = True
-    needs_windows = False
 
 
 class PulledReduceScatter(PulledSum[Views], CopyProduct):
@@ -47,9 +44,9 @@ class _Slots(CopyProduct):
         rows = self.p.rows[owner]
         return self.at("parts", owner)[source * rows : (source + 1) * rows]
 
-    def _add_slots(self, call: Views) -> None:
+    def _add_slots(self, operands: Views) -> None:
         parts = [self.slot(self.rank, source) for source in range(self.size)]
-        self.add(call, parts, [call.out], call.c)
+        self.add(operands, parts, [operands.d], operands.c)
 
 
 class StoredReduceScatter(_Slots):
@@ -58,13 +55,13 @@ class StoredReduceScatter(_Slots):
     name = "store"
     streams = ("gemm",)
 
-    def _multiply(self, call: Views) -> None:
+    def _multiply(self, operands: Views) -> None:
         for step, owner in enumerate([*self.peers, self.rank]):
             stream = "gemm" if step % 2 else "main"
-            self.part(call, call.x[self.rows[owner]], self.slot(owner, self.rank), stream)
+            self.part(operands, operands.a[self.rows[owner]], self.slot(owner, self.rank), stream)
         self.gpu.follow("main", "gemm")
         self.meet()
-        self._add_slots(call)
+        self._add_slots(operands)
 
 
 class PushedReduceScatter(_Slots):
@@ -77,16 +74,16 @@ class PushedReduceScatter(_Slots):
         super()._prepare()
         self.own["partial"] = Memory(self.travels, [(sum(self.p.rows), self.p.outputs[0])])
 
-    def _multiply(self, call: Views) -> None:
+    def _multiply(self, operands: Views) -> None:
         gpu, partial = self.gpu, self.memory("partial")
         for owner in self.peers:
             lines = partial[self.rows[owner]]
             if lines.rows:
-                self.part(call, call.x[self.rows[owner]], lines)
+                self.part(operands, operands.a[self.rows[owner]], lines)
                 gpu.follow("copy", "main")
                 gpu.push("copy", self.slot(owner, self.rank), lines)
                 gpu.raise_flag("copy", owner, PIECES.at(0))
-        self.part(call, call.x[self.rows[self.rank]], self.slot(self.rank, self.rank))
+        self.part(operands, operands.a[self.rows[self.rank]], self.slot(self.rank, self.rank))
         if self.p.rows[self.rank]:
             gpu.await_flags("main", [(source, PIECES.at(0)) for source in self.peers])
-            self._add_slots(call)
+            self._add_slots(operands)
