@@ -43,6 +43,7 @@ _ENOUGH = 1.03  # an imbalance that a smaller block need not improve
 _HOST = ("shared", "gathered", "panels")
 _IN_PANELS = 4  # grids
 _LARGEST = 1 << 20  # ranks that are tried
+_LONG, _OF_LONG = 1 << 20, 3  # a longer k has many panels, each of which is counted: so many grids are tried
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +206,7 @@ def _choices(
     """
     algorithms = _HOST if machine.engine == "host" else ("auto",)
     found: list[Choice] = []
-    for grid in _grids(ranks):
+    for grid in _grids(m, n, k, ranks):
         problem = MatmulProblem.gemm(m, n, k, grid, _block(m, n, k, grid), dtype=dtype, order=order)
         found += [Choice(problem, predict(problem, machine, algorithm)) for algorithm in algorithms]
     yield from found
@@ -217,10 +218,12 @@ def _choices(
         yield Choice(each.problem, predict(each.problem, machine, "panels"))
 
 
-def _grids(ranks: int) -> Iterator[Grid]:
-    for nprow in range(1, ranks + 1):
-        if ranks % nprow == 0:
-            yield Grid(nprow, ranks // nprow)
+def _grids(m: int, n: int, k: int, ranks: int) -> list[Grid]:
+    """Return the grids to try: all of them, or of a long k those with which the least is moved."""
+    grids = [Grid(nprow, ranks // nprow) for nprow in range(1, ranks + 1) if ranks % nprow == 0]
+    if k <= _LONG:
+        return grids
+    return sorted(grids, key=lambda grid: m / grid.nprow + n / grid.npcol)[:_OF_LONG]
 
 
 def _block(m: int, n: int, k: int, grid: Grid) -> int:

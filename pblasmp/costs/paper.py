@@ -25,6 +25,7 @@ from ..engines.host.operations import HostOperations
 from ..engines.local_part import LocalPart
 from ..engines.moving.exchange_move import ExchangeMove
 from ..engines.moving.room import Room
+from ..errors import ArgumentError
 from ..layout import MatrixDescriptor
 from ..layout.traffic import Shapes
 from ..layout.trapezoid import Trapezoid
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 _PLENTY = 1 << 62
+_MOST_EXCHANGES = 1 << 13  # on a rank: each is planned and counted by itself
 
 
 @dataclass(frozen=True)
@@ -157,10 +159,20 @@ class PaperTransport(Room):
         self._ranks, self._events = ranks, events
         self.rank, self.size, self.nodes = rank, ranks.size, ranks.nodes
         self.log: list[LogEntry] = []
+        self._exchanges = 0
         self.collectives = self
 
     def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> PlannedExchange:
-        """Return an exchange between two layouts. Local."""
+        """Return an exchange between two layouts. Local.
+
+        Raises:
+            ArgumentError: there are too many of them to be counted one by one.
+        """
+        self._exchanges += 1
+        if self._exchanges > _MOST_EXCHANGES:
+            raise ArgumentError(
+                f"a problem of more than {_MOST_EXCHANGES // 2} panels is too large to be counted panel by panel"
+            )
         return PlannedExchange(src, dst, dtype)
 
     def message_bytes(self, exchange: Exchange) -> int:  # noqa: ARG002

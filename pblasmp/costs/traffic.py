@@ -29,6 +29,7 @@ from .paper import Event, LogEntry, PaperEngine, Ranks
 __all__ = ["asked_problem", "dtype_of", "move_traffic", "operands_of", "size_of", "traffic"]
 
 
+_LARGEST = 2**63 - 1
 _PARTS = 8  # in which GPUs take the tokens of tensor-parallel products
 
 
@@ -70,7 +71,12 @@ def traffic(
     classes = np.searchsorted(sorted(runs), like)
 
     def each(of: Any) -> Numbers:
-        return np.array([of(runs[rank]) for rank in sorted(runs)], np.int64)[classes]
+        found = [of(runs[rank]) for rank in sorted(runs)]
+        if max(found) > _LARGEST:
+            raise ArgumentError(
+                f"the counts of a rank must fit into 64 bits, got {max(found):.3g} for {asked}"
+            )
+        return np.array(found, np.int64)[classes]
 
     kinds = Counter(entry.kind for entry in first.log)
     links = {

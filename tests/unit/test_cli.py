@@ -216,6 +216,14 @@ BAD = [
         "plan 99999999 99999999 8 --machine dgx-h100 --ranks 2 --dry-run",
         "--dry-run: this process would hold the arrays of all ranks, 7.45e+07 GiB, this machine has",
     ),
+    (
+        "plan 30000000000 30000000000 30000000000 --machine dgx-h100 --ranks 8192",
+        "a problem of more than 4096 panels is too large to be counted panel by panel",
+    ),
+    (
+        "plan 999999999 999999999 99999 --machine dgx-h100 --ranks 64",
+        "the counts of a rank must fit into 64 bits, got 3.1",
+    ),
     ("measure -n 2", "Missing option '-o' / '--output'"),
     ("measure -n 2 -o none/m.toml", "none/m.toml: there is no directory none"),
     ("measure -n 2 -o text.npy", "text.npy: not a TOML file"),
