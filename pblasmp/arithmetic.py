@@ -17,7 +17,7 @@ import numpy as np
 from .dtypes import DTYPES, FLOAT8, as_dtype, is_foreign, scalar
 from .engines.arrays import same_memory
 from .errors import ArgumentError, ArgumentTypeError
-from .handle import Handle, Matrix
+from .handle import Handle, Matrix, no_matrix
 from .layout.grid import integer
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _result_dtype(dtype: np.dtype, other: Any) -> np.dtype:
 
 
 def binary(symbol: str, left: Any, right: Any, *, in_place: bool = False) -> Any:
-    """Return ``left symbol right``, of which at least one is a matrix and the other may be a scalar.
+    """Return ``left symbol right``, of which at least one is a matrix and the other a matrix or a number.
 
     Collective over the context.
 
@@ -86,7 +86,8 @@ def binary(symbol: str, left: Any, right: Any, *, in_place: bool = False) -> Any
         in_place: write the result into ``left``, a matrix.
 
     Raises:
-        ArgumentError: the shapes or contexts differ, a complex result does not fit, or ``left`` is read-only.
+        ArgumentError: one is neither, the shapes or contexts differ, a complex result does not fit, or ``left`` is
+            read-only.
     """
     matrix: Handle = left if isinstance(left, Handle) else right
     other = right if matrix is left else left
@@ -94,6 +95,8 @@ def binary(symbol: str, left: Any, right: Any, *, in_place: bool = False) -> Any
     both = isinstance(other, Handle)
     call = f"matrix {symbol}{'=' if in_place else ''}"
     with ctx.agreement(call) as facts:
+        if not both and not is_scalar(other):
+            raise ArgumentTypeError(f"{call}: {no_matrix(other, 'a DistributedMatrix or a number')}")
         facts.update(left=_fact(left), right=_fact(right))
         dtype = _result_dtype(d.dtype, other) if not both else promote(d.dtype, other.dtype)
         if both:

@@ -17,7 +17,7 @@ from .runtime import Runtime
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Handle", "Matrix", "Place"]
+__all__ = ["Handle", "Matrix", "Place", "no_matrix"]
 
 
 class Place(NamedTuple):
@@ -202,3 +202,9 @@ class Handle:
 
 
 Matrix = TypeVar("Matrix", bound=Handle)
+
+
+def no_matrix(x: object, expected: str = "a DistributedMatrix") -> str:
+    """Return what is wrong with an operand that should be a matrix, in words. Local."""
+    hint = ": distribute the array first, as with ctx.scatter(array)" if getattr(x, "ndim", 0) else ""
+    return f"expected {expected}, got {type(x).__name__}{hint}"

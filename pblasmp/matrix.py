@@ -306,14 +306,13 @@ class DistributedMatrix(Handle):
 
     def __matmul__(self, other: DistributedMatrix) -> DistributedMatrix:
         """Return the product as a new matrix. Collective over the context; see ``pblasmp.matmul``."""
-        _refuse_arrays(other)
-        if not isinstance(other, DistributedMatrix):
+        if _may_know(other):
             return NotImplemented
         return matmul(self, other)
 
     def __rmatmul__(self, other: Any) -> DistributedMatrix:
-        _refuse_arrays(other)
-        return NotImplemented
+        product: DistributedMatrix = matmul(other, self)
+        return product
 
     def __add__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
         """Return the sum as a new matrix, laid out like this one. Collective over the context.
@@ -380,17 +379,11 @@ class DistributedMatrix(Handle):
 
     @staticmethod
     def _binary(symbol: str, left: Any, right: Any) -> DistributedMatrix:
-        for each in (left, right):
-            if not isinstance(each, DistributedMatrix) and not arithmetic.is_scalar(each):
-                _refuse_arrays(each)
-                refused: DistributedMatrix = NotImplemented
-                return refused
-        result: DistributedMatrix = arithmetic.binary(symbol, left, right)
-        return result
+        found: DistributedMatrix = NotImplemented
+        return found if _may_know(right) else arithmetic.binary(symbol, left, right)
 
     def _in_place(self, symbol: str, other: Any) -> Self:
-        if not isinstance(other, DistributedMatrix) and not arithmetic.is_scalar(other):
-            _refuse_arrays(other)
+        if _may_know(other):
             refused: Self = NotImplemented
             return refused
         arithmetic.binary(symbol, self, other, in_place=True)
@@ -564,13 +557,12 @@ class DistributedMatrix(Handle):
 _INSTEAD = "use gather() or allgather() for the whole matrix, .local for this rank's part"
 
 
-def _refuse_arrays(operand: object) -> None:
-    """Raise ArgumentTypeError if ``operand`` is an array, which may be one part of a matrix or all of it. Local."""
-    if getattr(operand, "ndim", 0) and not isinstance(operand, DistributedMatrix):
-        raise ArgumentTypeError(
-            f"unsupported operands: a DistributedMatrix and a {type(operand).__name__}: distribute the array first, "
-            "as with ctx.scatter(array)"
-        )
+def _may_know(other: object) -> bool:
+    """Return whether an operand is of a type that may have operators of its own for matrices. Local.
+
+    Python's own types and arrays have none: every rank refuses what is neither a matrix nor a number.
+    """
+    return not hasattr(other, "ndim") and type(other).__module__ != "builtins"
 
 
 def _whole(extent: int) -> Axis:

@@ -11,7 +11,7 @@ from typing import Any
 from .engines.product import Product
 from .engines.request import CONSTANTS, Operands, Problem
 from .errors import ArgumentError, ArgumentTypeError, LayoutError
-from .handle import Handle
+from .handle import Handle, no_matrix
 from .layout import Level3Problem, MatrixDescriptor, ParallelProblem
 from .plans import Task, UserCall
 from .runtime import Runtime
@@ -189,14 +189,19 @@ def _layout(x: Handle) -> str:
 
 
 def context_of(call: str, *matrices: object) -> Runtime[Any]:
-    """Return the context of the first distributed matrix. Local.
+    """Return the context of the first distributed matrix, or without one the only open context. Local.
+
+    In that one this rank tells the others that it has no matrix.
 
     Raises:
-        ArgumentError: there is none.
+        ArgumentError: there is none, or several are open.
     """
     for x in matrices:
         if isinstance(x, Handle):
             return x.context
+    contexts: list[Runtime[Any]] = Runtime.all_open()
+    if len(contexts) == 1:
+        return contexts[0]
     raise ArgumentTypeError(
         f"{call}: expected distributed matrices; ctx.scatter, ctx.load and ctx.from_local make them"
     )
@@ -221,7 +226,7 @@ def check_operands(ctx: Runtime[Any], required: Container[str], matrices: Mappin
         if x is None and name not in required:
             continue
         if not isinstance(x, Handle):
-            raise ArgumentTypeError(f"{name}: expected a DistributedMatrix, got {type(x).__name__}")
+            raise ArgumentTypeError(f"{name}: {no_matrix(x)}")
         if x.context is not ctx:
             raise ArgumentError(f"{name}: belongs to another context")
 

@@ -152,7 +152,8 @@ def _integers(values: object) -> Pivots | None:
         array = np.asarray(values)
     except (TypeError, ValueError):  # of a distributed matrix, of lists of several lengths
         return None
-    return array.astype(np.int64) if array.ndim == 1 and array.dtype.kind in "iu" else None
+    fit = array.ndim == 1 and (array.dtype.kind in "iu" or not array.size)
+    return array.astype(np.int64) if fit else None
 
 
 def slogdet(a: Matrix, *, algo: str = "auto") -> tuple[Any, float]:

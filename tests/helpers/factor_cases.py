@@ -277,6 +277,7 @@ def empty(ctx, rng, dtype="complex64"):
         None if pb.solve(placed(ctx, rng, np.eye(4, dtype=dtype)), zeros(4, 0)).shape == (4, 0) else "B"
     )
     wrong.append(None if pb.slogdet(zeros(0, 0)) == (1, 0) else "slogdet")
+    wrong.append(None if pb.lu_solve(zeros(0, 0), [], zeros(0, 3)).shape == (0, 3) else "lu_solve")
     return "empty matrices", first(*wrong)
 
 
@@ -346,3 +347,5 @@ def failures(ctx, rng):
         whole[3, index] = np.nan
         a = scattered(ctx, layout(rng, (17, 17), ctx.size, dtype="float32"), whole)
         yield f"NaN in LU at {index}", None if np.isnan(pb.lu(a)[0].allgather()).any() else "no NaN"
+        numbers = pb.cond_estimate(a), pb.slogdet(a)[1]
+        yield f"numbers from NaN at {index}", None if np.isnan(numbers).all() else f"{numbers}"

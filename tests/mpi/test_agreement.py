@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import operator
 import platform
 import time
 from dataclasses import replace
@@ -220,11 +221,22 @@ def bad_operand_on_one_rank(comm):
             "matmul: op_a of a transpose",
             error(pb.ArgumentError, [*words, on], pb.matmul, a.T, a, op_a=wrong("X", "N")),
         )
-        neither = values, values.T
-        yield (
-            "matmul: no matrices",
-            error(pb.ArgumentError, ["matmul: expected distributed matrices"], pb.matmul, *neither),
-        )
+        for name, call in (("matmul", pb.matmul), ("dot", pb.dot), ("cholesky", lambda x, _: pb.cholesky(x))):
+            words = ["expected a DistributedMatrix, got ndarray: distribute"]
+            yield f"{name}: no matrix on any rank", error(pb.ArgumentError, words, call, values, values)
+            column = a[:, :1] if name == "dot" else a[:6, :6]
+            given = wrong(values, column), wrong(values, column)
+            yield f"{name}: no matrix on one rank", error(pb.ArgumentError, [*words, on], call, *given)
+        for symbol, function in (("+", operator.add), ("-=", operator.isub), ("@", operator.matmul)):
+            for what in (None, "2", [1.0], values):
+                words = ["expected a DistributedMatrix", f"got {type(what).__name__}", on]
+                yield (
+                    f"a {symbol} {what}",
+                    error(TypeError, words, function, a, wrong(what, a if symbol != "@" else a.T)),
+                )
+                if symbol != "-=":
+                    left = wrong(what, a if symbol != "@" else a.T)
+                    yield f"{what} {symbol} a", error(TypeError, words, function, left, a)
         plan = pb.plan(pb.matmul, a, b)
         yield (
             "plan: another layout",

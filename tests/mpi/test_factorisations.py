@@ -73,11 +73,6 @@ def faults(comm):
     with pb.Context(comm, engine="host") as ctx, panels_of(ctx, 4):
         yield empty(ctx, rng)
         yield from failures(ctx, rng)
-        whole = random(rng, (17, 17), "float32")
-        whole[3, 5] = np.nan
-        of_nan = placed(ctx, rng, whole)
-        found = pb.cond_estimate(of_nan), pb.slogdet(of_nan)[1]
-        yield "numbers from NaN", None if np.isnan(found).all() else f"{found}"
         found = pb.slogdet(placed(ctx, rng, np.diag([-np.inf, 2])))
         yield "infinity in slogdet", None if found == (-1, np.inf) else f"{found}"
         least = 2.0**-1074  # its inverse is no number
@@ -131,12 +126,8 @@ def faults(comm):
                 lambda: pb.lstsq(square, square, np.array(["N", "T"])),
             ),
             (pb.ArgumentTypeError, ["factor: expected a Distri"], lambda: pb.cho_solve(None, square)),
-            (pb.ArgumentTypeError, ["expected distributed matrices"], lambda: pb.cholesky(1)),
+            (pb.ArgumentTypeError, ["a: expected a DistributedMatrix, got int"], lambda: pb.cholesky(1)),
         ):
-            if "expected distributed" in words[0]:  # no context to agree in
-                with pytest.raises(kind):
-                    call()
-                continue
             yield f"{words}", agreed_error(ctx, kind, words, call)
         if comm.size > 1:
             uplo = "LU"[comm.rank == 1]

@@ -69,6 +69,8 @@ ON_ONE: dict[str, Callable[[Session, Held, bool], Any]] = {
     "an array of another shape": lambda s, x, wrong: s.ctx.from_local(
         np.zeros((3, 99)) if wrong else x.matrix.local, x.matrix.descriptor
     ),
+    "no matrix": lambda s, x, wrong: pb.nrm2(None if wrong else x.matrix[:1, :]),
+    "nothing to add": lambda s, x, wrong: x.matrix + (None if wrong else 1),
     "another number": lambda s, x, wrong: x.matrix.__iadd__(2 + wrong),
     "another order": lambda s, x, wrong: x.matrix.save(s.directory / "unwritten.npy", order="F" if wrong else "C"),
     "another call": lambda s, x, wrong: x.matrix.sum() if wrong else x.matrix.copy(),
