@@ -33,7 +33,7 @@ myst_substitutions = {"release": release}
 myst_heading_anchors = 3
 highlight_language = "text"
 
-# Links into other projects' docs need their inventories, which are fetched only where that is asked for.
+# Links into other projects' docs need their inventories, which are fetched only if asked for.
 intersphinx_mapping = {}
 if os.environ.get("PBLASMP_DOCS_INTERSPHINX") == "1":
     intersphinx_mapping = {

@@ -336,7 +336,7 @@ def testers() -> str:
 
 
 def flips() -> str:
-    """Return the table of what flips where a matrix is in C order."""
+    """Return the table of options that change if a matrix is in C order."""
     said = {
         "side": "`side`", "uplo": "`uplo`", "op": "`op_a`", "conj": "A is conjugated", "alpha": "alpha is conjugated",
         "swap": "A and B change places",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epilogue: what follows a product before its result is rounded: bias, activation, their gradients. A plain value.
+"""Epilogue: what is done to a product before it is rounded: bias, activation, their gradients. A plain value.
 
 The names are cuBLASLt's. Vectors and auxiliary arrays are local arrays, laid out like this rank's part of D; which way
 round follows from D's memory order, because C order is the transpose of what the library knows.

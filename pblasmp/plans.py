@@ -52,7 +52,7 @@ class Task(NamedTuple):
 
 
 class UserCall(ABC, Generic[Result]):
-    """A call of a public function, as one rank makes it: its arguments, and once they are read what follows from them.
+    """A call of a public function, as one rank makes it: its arguments, and the computation, once they are read.
 
     Attributes:
         ctx: the context.

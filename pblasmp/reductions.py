@@ -119,7 +119,7 @@ def _largest(matrix: Handle) -> float:
 # -- sums, means, extremes
 
 
-class _Reduction(NamedTuple):
+class _ColumnReduction(NamedTuple):
     """How columns become numbers.
 
     Attributes:
@@ -135,11 +135,11 @@ class _Reduction(NamedTuple):
     real: bool = False
 
 
-_SUMS = _Reduction(lambda values: values.sum(axis=0), np.add, 0)
-_SUMS_OF_ABSOLUTES = _Reduction(lambda values: abs(values).sum(axis=0), np.add, 0, real=True)
+_SUMS = _ColumnReduction(lambda values: values.sum(axis=0), np.add, 0)
+_SUMS_OF_ABSOLUTES = _ColumnReduction(lambda values: abs(values).sum(axis=0), np.add, 0, real=True)
 _EXTREMES = {
-    "min": (_Reduction(lambda values: values.min(axis=0), np.minimum, math.inf), 1),
-    "max": (_Reduction(lambda values: values.max(axis=0), np.maximum, -math.inf), -1),
+    "min": (_ColumnReduction(lambda values: values.min(axis=0), np.minimum, math.inf), 1),
+    "max": (_ColumnReduction(lambda values: values.max(axis=0), np.maximum, -math.inf), -1),
 }
 
 
@@ -199,7 +199,7 @@ def _check_axis(axis: object) -> None:
 
 
 def _columns(
-    matrix: Handle, call: str, what: dict[str, Any], check: Callable[[], None], reduction: _Reduction
+    matrix: Handle, call: str, what: dict[str, Any], check: Callable[[], None], reduction: _ColumnReduction
 ) -> NDArray[Any]:
     """Return a number for each column, in double precision. Collective over the context.
 

@@ -190,7 +190,7 @@ class _After(NamedTuple):
 def _after(
     ctx: Runtime[Any], problem: MatmulProblem, epilogue: Epilogue | None, scales: Scales | None
 ) -> _After:
-    """Return what follows a product, or raise what is wrong with it. Local."""
+    """Return the epilogue of a product, or raise what is wrong with it. Local."""
     adopt = partial(as_local, ctx.engine)
     bias = activation = None
     if epilogue is not None and epilogue.name:
@@ -405,7 +405,7 @@ def _wide(*arrays: Any) -> np.dtype:
     return np.dtype(np.complex128 if any(x.dtype.kind == "c" for x in arrays) else np.float64)
 
 
-class _Counts(NamedTuple):
+class _NonFiniteCounts(NamedTuple):
     """How many NaN and infinities each row and each column has, and how many NaN there are in total."""
 
     rows: Array
@@ -413,7 +413,7 @@ class _Counts(NamedTuple):
     nans: int
 
 
-def _not_finite(matrix: DistributedMatrix) -> _Counts:
+def _not_finite(matrix: DistributedMatrix) -> _NonFiniteCounts:
     """Count the NaN and infinities of a matrix. Collective."""
     comm, (m, n) = matrix.context.comm, matrix.shape
     counts = np.zeros(m + n + 1)
@@ -426,7 +426,7 @@ def _not_finite(matrix: DistributedMatrix) -> _Counts:
             counts[m + cols] = np.count_nonzero(spoiled, axis=0)
             counts[-1] = np.count_nonzero(np.isnan(local))
     comm.sum_into(counts)
-    return _Counts(counts[:m], counts[m:-1], int(counts[-1]))
+    return _NonFiniteCounts(counts[:m], counts[m:-1], int(counts[-1]))
 
 
 def _lines(matrix: DistributedMatrix, op: str, lines: NDArray[np.int64], axis: int) -> Array:

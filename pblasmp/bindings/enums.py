@@ -157,7 +157,7 @@ class MatmulAlgoType(_VersionedEnum):
 
 
 class MatmulEpilogue(IntEnum):
-    """cublasMpMatmulEpilogue_t: what follows the product; its bits are 128 AUX, 4 BIAS and 16 BGRAD."""
+    """cublasMpMatmulEpilogue_t; its bits are 128 AUX, 4 BIAS and 16 BGRAD."""
 
     DEFAULT = 0
     ALLREDUCE = 1

@@ -25,7 +25,7 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AGAIN_SECONDS = 0.05
 
 
-class _Ending:
+class _EndingException:
     """The exception that ends this process, and the earlier handler, timer and hook."""
 
     error: BaseException | None = None
@@ -33,7 +33,7 @@ class _Ending:
     before: tuple[object, tuple[float, float], Callable[[Any], Any]] | None = None
 
 
-_ending = _Ending()
+_ending = _EndingException()
 
 
 def let_signals_end() -> None:

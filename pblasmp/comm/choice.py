@@ -89,7 +89,7 @@ class Serial:  # its arguments matter only if there are several ranks
 
 
 def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Communicator:
-    """Return a communicator of our own over the ranks of ``comm``, which may be one of ours already.
+    """Return a communicator of pblasmp's own over the ranks of ``comm``, which may be one already.
 
     None means COMM_WORLD or, if no MPI launcher started this process, PyTorch's default process group if there is one,
     else this process alone.

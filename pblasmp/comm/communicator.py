@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pblasmp needs of a communicator, whether of MPI, of PyTorch or of a single process; and what follows from it."""
+"""What pblasmp needs of a communicator, whether of MPI, of PyTorch or of a single process."""
 
 from __future__ import annotations
 

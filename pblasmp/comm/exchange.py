@@ -56,7 +56,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _CellPair:
     """A piece between local source cell ``src`` and destination cell ``dst`` (indices into the sides' cells)."""
 
     src: int
@@ -82,9 +82,9 @@ class Exchange:
         self._comm = comm
         self.dtype = dtype
         self.order = dst.order
-        self._copies: list[_Part] = []
-        self._sends: dict[int, list[_Part]] = {}
-        self._receives: dict[int, list[_Part]] = {}
+        self._copies: list[_CellPair] = []
+        self._sends: dict[int, list[_CellPair]] = {}
+        self._receives: dict[int, list[_CellPair]] = {}
         me = comm.rank
         self._sides = src, dst
         for i, j in _pairs(me, src, dst):
@@ -92,7 +92,7 @@ class Exchange:
             owner, writer = ends(source.ranks, target.ranks)
             if me not in (owner, writer):
                 continue
-            part = _Part(i, j, piece_of(src, source, dst, target))
+            part = _CellPair(i, j, piece_of(src, source, dst, target))
             if owner == writer:
                 self._copies.append(part)
             elif me == owner:
@@ -128,17 +128,17 @@ class Exchange:
         return int(between.max()) * self.dtype.itemsize
 
     @property
-    def copies(self) -> Sequence[_Part]:
+    def copies(self) -> Sequence[_CellPair]:
         """What this rank copies itself."""
         return self._copies
 
     @property
-    def sends(self) -> Mapping[int, Sequence[_Part]]:
+    def sends(self) -> Mapping[int, Sequence[_CellPair]]:
         """What this rank sends, by receiver."""
         return self._sends
 
     @property
-    def receives(self) -> Mapping[int, Sequence[_Part]]:
+    def receives(self) -> Mapping[int, Sequence[_CellPair]]:
         """What this rank receives, by sender."""
         return self._receives
 
@@ -160,9 +160,9 @@ class Exchange:
         *,
         conjugate: bool = False,
         slots: int | None = None,
-    ) -> _Transfer:
+    ) -> _ExchangeTransfer:
         """Start moving; the arrays are in use until ``finish()``. Without ``slots`` all messages start at once."""
-        return _Transfer(self, src, dst, conjugate, slots)
+        return _ExchangeTransfer(self, src, dst, conjugate, slots)
 
 
 def message_elements(itemsize: int) -> int:
@@ -226,7 +226,7 @@ def ends(source: tuple[int, ...], target: tuple[int, ...]) -> Coords:
     return owner, target[owner % len(target)]
 
 
-class _Transfer:
+class _ExchangeTransfer:
     """An exchange in progress."""
 
     def __init__(
@@ -253,7 +253,7 @@ class _Transfer:
         self._requests: list[Request] = []
         # With each request: source (-1 if this rank sends), part to unpack, the message, its flat buffer, and the
         # requests of the message's earlier chunks.
-        self._after: list[tuple[int, _Part | None, Array, Array | None, list[Request]]] = []
+        self._after: list[tuple[int, _CellPair | None, Array, Array | None, list[Request]]] = []
         for rank in self._incoming:
             self._receive(rank, everything=slots is None)
         self._free = len(self._outgoing) if slots is None else slots
@@ -261,10 +261,10 @@ class _Transfer:
         while slots is None and self._own:
             self._copy_own()
 
-    def _messages(self, parts: Sequence[_Part], limit: int) -> list[_Part]:
+    def _messages(self, parts: Sequence[_CellPair], limit: int) -> list[_CellPair]:
         """Cut parts into messages."""
         return [
-            _Part(part.src, part.dst, piece)
+            _CellPair(part.src, part.dst, piece)
             for part in parts
             for piece in part.piece.split(limit, self._order)
         ]
@@ -318,7 +318,7 @@ class _Transfer:
         return (part.reshape(rows, cols) if self._order == "C" else part.reshape(cols, rows).T), flat
 
     def _post(
-        self, requests: list[Request], rank: int, part: _Part | None, message: Array, flat: Array | None
+        self, requests: list[Request], rank: int, part: _CellPair | None, message: Array, flat: Array | None
     ) -> None:
         """Remember the requests of a message, and what to do when all of it has arrived."""
         self._requests.append(requests[-1])
@@ -359,7 +359,7 @@ def array_at(arrays: Sequence[Array | None], i: int) -> Array:
     return array
 
 
-def _in_turn(queues: dict[int, list[_Part]], me: int) -> list[tuple[int, _Part]]:
+def _in_turn(queues: dict[int, list[_CellPair]], me: int) -> list[tuple[int, _CellPair]]:
     """Return all messages, one for each rank in turn from the one after ``me`` on, so that all receivers are busy."""
     ranks = sorted(queues, key=lambda rank: (rank < me, rank))
     longest = max(map(len, queues.values()), default=0)

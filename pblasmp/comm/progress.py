@@ -23,7 +23,7 @@ class Progress:
     Args:
         comm: the ranks, which are on one node.
         flags: one int64 for each thing, in shared memory and 0 at first; its lower half becomes 1. A processor must
-            show other processes what it wrote before a flag no later than the flag; where ``comm.board`` is not None it
+            show other processes what it wrote before a flag no later than the flag; if ``comm.board`` is not None it
             does.
     """
 

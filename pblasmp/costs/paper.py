@@ -127,7 +127,7 @@ class _OneOfMany(Serial):
     board: Any = Serial()  # its node shares memory, and sees writes in their order
 
 
-class _Progress:
+class _PaperFlags:
     """Flags of shared panels."""
 
     def __init__(self, events: list[Event]) -> None:
@@ -187,9 +187,9 @@ class PaperTransport(Room):
         self._events.append(Event("messages", (entry.sends, entry.receives)))
         return _Done()
 
-    def progress(self, flags: Any) -> _Progress:  # noqa: ARG002
+    def progress(self, flags: Any) -> _PaperFlags:  # noqa: ARG002
         """Return flags of shared panels. Local."""
-        return _Progress(self._events)
+        return _PaperFlags(self._events)
 
     def start_exchange(
         self, exchange: PlannedExchange, src: Any, dst: Any, *, conjugate: bool = False, slots: int | None = None
@@ -243,7 +243,7 @@ class PaperTransport(Room):
         return accumulation_dtype(dtype)
 
 
-class _Buffers:
+class _PaperBuffers:
     """Buffers without memory."""
 
     def get(self, name: str, nbytes: int, *, shared: bool) -> Ghost:  # noqa: ARG002
@@ -282,7 +282,7 @@ class PaperOperations(HostOperations):
     )
 
     def __init__(self, events: list[Event], cores: int) -> None:
-        super().__init__("scipy", _Buffers(), cores)  # type: ignore[arg-type]
+        super().__init__("scipy", _PaperBuffers(), cores)  # type: ignore[arg-type]
         self._events = events
         self.ahead = False
         self.flops = 0

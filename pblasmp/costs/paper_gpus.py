@@ -28,7 +28,7 @@ __all__ = ["PaperGpuEngine"]
 _WHOSE = 48  # bits of an address below those that tell whose it is
 
 
-class _GpuTransport(PaperTransport):
+class _PaperGpuTransport(PaperTransport):
     """The transport of a GPU: no memory is shared, and no message is cut."""
 
     why_not_shared = "GPUs share no memory"
@@ -45,7 +45,7 @@ class _GpuTransport(PaperTransport):
         return dtype
 
 
-class _GpuOperations(PaperOperations):
+class _PaperGpuOperations(PaperOperations):
     """The operations of a GPU, which count instead of computing."""
 
     grid_panels: Any = None  # the model moves matrices to panels
@@ -70,7 +70,7 @@ class _GpuOperations(PaperOperations):
 
     def __init__(self, events: list[Event], cores: int) -> None:
         super().__init__(events, cores)
-        self.own_panels = _QueuedPanels
+        self.own_panels = _PaperQueuedPanels
 
     def slab_dtype(self, dtype: np.dtype) -> np.dtype:
         """Return the type in which operands are kept and multiplied: short types stay as they are. Local."""
@@ -83,7 +83,7 @@ class _GpuOperations(PaperOperations):
         return True
 
 
-class _QueuedPanels(QueuedPanels):
+class _PaperQueuedPanels(QueuedPanels):
     """A GPU's own panels: each rank passes a panel on to the next one."""
 
     def __init__(self, engine: PaperGpuEngine, array: Any, *about: Any, given: bool = False) -> None:
@@ -221,8 +221,8 @@ class PaperGpuEngine(PaperEngine):
     methods = (*push.METHODS, *dense.METHODS, *messages.METHODS)
 
     def _begin(self, ranks: Ranks, rank: int) -> None:
-        self.operations: Any = _GpuOperations(self.events, ranks.cores or ranks.per_node)
-        self.transport: Any = _GpuTransport(ranks, rank, self.events)
+        self.operations: Any = _PaperGpuOperations(self.events, ranks.cores or ranks.per_node)
+        self.transport: Any = _PaperGpuTransport(ranks, rank, self.events)
         runtime = SimpleNamespace(size=ranks.size, queueing=nullcontext)
         self.session = SimpleNamespace(gpu=_PaperGpu(self), runtime=runtime, recordings=lambda: None)
 

@@ -73,7 +73,7 @@ def dry_run(
     size = max(size_of(asked), nranks or 1)
     ranks = Ranks(size, min(size, ranks_per_node or size))
     options = Options.of(dtype_of(asked), alpha=alpha, beta=beta, algo=algorithm)
-    world = _World(ranks)
+    world = _RanksInTurn(ranks)
     found: dict[int, tuple[str, Operands]] = {}
 
     def run(rank: int) -> None:
@@ -100,7 +100,7 @@ class _Half:
         self.data, self.what, self.done, self.waits = data, what, False, 0
 
 
-class _World:
+class _RanksInTurn:
     """The ranks, whose turn it is, and what is between them.
 
     Attributes:
@@ -213,7 +213,7 @@ class _World:
 class _PretendedRanks(Serial):
     """A communicator of ranks that are threads which take turns."""
 
-    def __init__(self, world: _World, rank: int) -> None:
+    def __init__(self, world: _RanksInTurn, rank: int) -> None:
         super().__init__()
         self._world, self.rank, self.size = world, rank, world.ranks.size
         self._turn = 0
@@ -270,10 +270,10 @@ class _PretendedRanks(Serial):
         part.reshape(-1)[...] = total[at : at + counts[self.rank]]
 
 
-class _Memory:
+class _PretendBuffers:
     """A rank's buffers: its own, and those of its node."""
 
-    def __init__(self, world: _World, node: int) -> None:
+    def __init__(self, world: _RanksInTurn, node: int) -> None:
         self._world, self._node = world, node
         self._own: dict[tuple[int, str], Array] = {}
 
@@ -289,7 +289,7 @@ class _Memory:
 class _PretendedTransport(HostTransport):
     """The host's transport, on pretended ranks. The ranks agree without a vote."""
 
-    def __init__(self, world: _World, rank: int, memory: _Memory) -> None:
+    def __init__(self, world: _RanksInTurn, rank: int, memory: _PretendBuffers) -> None:
         ranks: Any = _PretendedRanks(world, rank)
         super().__init__(ranks, world.nodes, memory, "")  # type: ignore[arg-type]
         self.collectives, self.comm = ranks, Serial()
@@ -302,8 +302,8 @@ class _PretendedTransport(HostTransport):
 class _PretendedEngine(HostEngine):
     """The host engine of a pretended rank: everything but its communicator is the real one."""
 
-    def __init__(self, world: _World, rank: int) -> None:
+    def __init__(self, world: _RanksInTurn, rank: int) -> None:
         self.why = "a dry run"
-        memory = _Memory(world, rank // world.ranks.per_node)
+        memory = _PretendBuffers(world, rank // world.ranks.per_node)
         self.operations: Any = HostOperations("scipy", memory)  # type: ignore[arg-type]
         self.transport: Any = _PretendedTransport(world, rank, memory)

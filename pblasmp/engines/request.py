@@ -108,11 +108,11 @@ def _check_type(name: str, value: object, kind: type, expected: str) -> None:
 
 @dataclass(eq=False)
 class Operands:
-    """The arrays of one run on this rank, and what follows the product. Nothing prepared outlives them.
+    """The arrays of one run on this rank, with epilogue and scales. Nothing prepared outlives them.
 
     Attributes:
         a, b, c, d: local arrays; None if there is no such operand.
-        epilogue: what follows the product, with this engine's arrays.
+        epilogue: bias, activation and their gradients, with this engine's arrays.
         scales: of 8-bit operands and results, with this engine's arrays.
         gathered: an array for all of X, from AllGather + GEMM; None if it is not wanted.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LU factorisations, and what follows from the factors."""
+"""LU factorisations, solves by them, determinants and conditions."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def open_source(path: Path, dataset: str | None = None) -> Source:
     return npy.NpyFile(path) if kind == "npy" else zarr.ZarrArray(path, dataset)
 
 
-class _Tiling:
+class _TilesInTurn:
     """How the ranks divide up a matrix to read or write it: they take tiles in turn. Local.
 
     A tile is a number of whole rows, or a part of a row if one row is longer than a tile.
@@ -182,7 +182,7 @@ def load(
                 )
             out = ctx.allocate(descriptor)
             part = _FilePart(ctx, descriptor, out.local, source.order == "F")
-            tiling = _Tiling(part.descriptor, source.tile, ctx.size)
+            tiling = _TilesInTurn(part.descriptor, source.tile, ctx.size)
             count = _Count(out.local.nbytes, progress)
         for window in tiling.rounds():
             inner, local = part.window(window)
@@ -318,7 +318,7 @@ def save(
                 with errors_naming(path):
                     target = RawFile(name, offset, part.descriptor.shape, d.dtype, write=True)
             stack.callback(target.close)
-            tiling = _Tiling(part.descriptor, target.tile, ctx.size)
+            tiling = _TilesInTurn(part.descriptor, target.tile, ctx.size)
             count = _Count(matrix.local.nbytes, progress)
         for window in tiling.rounds():
             inner, local = part.window(window)

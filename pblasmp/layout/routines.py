@@ -22,8 +22,8 @@ class Routine:
         options: the options that it has, of "side", "uplo", "op_a" and "diag".
         shape: the rule of its sizes: "sided" (one square operand), "updated" (D is square) or "added".
         triangle: the operand of which only the triangle ``uplo`` is touched: "a" (read) or "d" (written), or none.
-        d_flips: what flips when D is in C order: the routine then computes D's transpose.
-        a_flips: what flips when A is in C order: its memory then holds A's transpose.
+        d_flips: the options that change if D is in C order: the routine then computes D's transpose.
+        a_flips: the options that change if A is in C order: its memory then holds A's transpose.
         triangular: A is triangular.
         solves: the routine solves for D.
         hermitian: the triangle describes a Hermitian matrix; of real types, a symmetric one.

@@ -20,7 +20,7 @@ class VectorRoutine:
     Attributes:
         formula: the definition, for people.
         sizes: by operand, in the order of the function's arguments: rows and columns of A, as "m n"; the length of a
-            vector, followed by its length if ``op_a`` is not "N" where that differs.
+            vector, followed by its length if ``op_a`` is not "N", if that differs.
         written: the operands that PBLAS overwrites; empty if the result is a number.
         twin: the level-3 routine that computes it; empty if there is none.
         passes: the twin's operands ("a", "b", "c"), each with the operand that takes its place.

@@ -26,7 +26,7 @@ _INTEGER = {int}
 _REMEMBERED = 1024  # layouts of a grid, and calls
 
 
-class _Layout:
+class _LegalDescriptor:
     """A legal descriptor. Local.
 
     Args:
@@ -58,7 +58,7 @@ class _Layout:
         return Held(self._pattern, array, address, lld, item * (lld * (cols - 1) + rows))
 
 
-def _layout(grid: ProcessGrid, desc: Any, dtype: np.dtype) -> _Layout | None:
+def _layout(grid: ProcessGrid, desc: Any, dtype: np.dtype) -> _LegalDescriptor | None:
     """Return a descriptor's layout, None if there is something to say about it. Local."""
     values = tuple(desc.tolist() if type(desc) is np.ndarray else desc)
     if len(values) != 9 or values[0] != 1 or not {*map(type, values)} <= _INTEGER:
@@ -78,7 +78,7 @@ def _layout(grid: ProcessGrid, desc: Any, dtype: np.dtype) -> _Layout | None:
         Span.of(axes, 0, extent).count(axes.mine) if axes.mine >= 0 else 0
         for axes, extent in ((pattern.rows, m), (pattern.cols, n))
     )
-    return None if lld < rows else _Layout(pattern, m, n, rows, cols, lld)
+    return None if lld < rows else _LegalDescriptor(pattern, m, n, rows, cols, lld)
 
 
 Place = tuple[int, tuple[int, ...], tuple[int, ...], Any]
@@ -97,7 +97,7 @@ def _looked_up(grid: ProcessGrid, place: Place, array: Any, desc: Any, dtype: np
     if len(known) >= _REMEMBERED:
         known.clear()
     address, _, _, of = place
-    layout: _Layout | None = known.get((dtype.char, of))
+    layout: _LegalDescriptor | None = known.get((dtype.char, of))
     if layout is None:
         layout = known[dtype.char, of] = _layout(grid, desc, dtype)
     held = None if layout is None else layout.held(array, address)

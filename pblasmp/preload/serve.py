@@ -43,7 +43,7 @@ def begin() -> None:
     server.program.pblasmp_preload_begin(serve, forget)
 
 
-class _Form(NamedTuple):
+class _ArgumentPlaces(NamedTuple):
     """How the arguments of a routine are read: places among them.
 
     Attributes:
@@ -71,7 +71,7 @@ class _Form(NamedTuple):
     of_c: bool
 
     @classmethod
-    def of(cls, name: str, row: Row) -> _Form:
+    def of(cls, name: str, row: Row) -> _ArgumentPlaces:
         """Return the form of a routine. Local."""
         form = cls(getattr(pblas, name), [], [], [], [], [], [], [], [], row.dtype, row.of_c)
         real = np.empty(0, row.dtype).real.dtype
@@ -109,7 +109,7 @@ class Server:
         self.engine = cast("EngineName", os.environ["PBLASMP_PRELOAD_ENGINE"])
         self.grids: dict[int, int] = {}
         self.names = list(ROWS)
-        self._forms: dict[int, _Form] = {}
+        self._forms: dict[int, _ArgumentPlaces] = {}
         self._known: dict[Any, tuple[list[int], int]] = {}  # pblasmp's descriptor, and its local elements
 
     def serve(self, routine: int, arguments: Any) -> int:
@@ -123,7 +123,7 @@ class Server:
         name = self.names[routine]
         try:
             if form is None:
-                form = self._forms[routine] = _Form.of(name, ROWS[name])
+                form = self._forms[routine] = _ArgumentPlaces.of(name, ROWS[name])
             form.function(*self._values(form, arguments[: len(ROWS[name].arguments)]))
         except pblas.ParameterError:
             return 0  # on every process, and nothing was written: the program's library takes it, or ends the job
@@ -147,7 +147,7 @@ class Server:
         except BaseException:  # noqa: BLE001 - nothing may pass into C
             self._end(traceback.format_exc())
 
-    def _values(self, form: _Form, addresses: list[Any]) -> list[Any]:
+    def _values(self, form: _ArgumentPlaces, addresses: list[Any]) -> list[Any]:
         """Return the arguments as ``pblasmp.pblas`` takes them."""
         values: list[Any] = [None] * len(addresses)
         for i in form.letters:

@@ -46,7 +46,7 @@ Source: TypeAlias = "str | PathLike[str] | IO[str] | IO[bytes]"
 
 
 @dataclass(frozen=True, slots=True)
-class _DescriptorFile:
+class _ProblemFields:
     """The fields that files of products and of routines share."""
 
     path: Path
@@ -63,7 +63,7 @@ class _DescriptorFile:
 
 
 @dataclass(frozen=True, slots=True)
-class ProblemFile(_DescriptorFile):
+class ProblemFile(_ProblemFields):
     """A matrix product as a descriptor file has it. Local.
 
     Attributes:
@@ -81,7 +81,7 @@ class ProblemFile(_DescriptorFile):
 
 
 @dataclass(frozen=True, slots=True)
-class RoutineFile(_DescriptorFile):
+class RoutineFile(_ProblemFields):
     """A level-3 routine as a descriptor file has it; the attributes are those of ``ProblemFile``. Local."""
 
     problem: Level3Problem

@@ -189,13 +189,13 @@ class ProblemTable(_Titled, total=False):
     raises: Raises
 
 
-class _Routine(_Titled):
+class _RoutineFields(_Titled):
     routine: Annotated[str, Strict(), _names(ROUTINES)]
     a: OperandTable
     d: OperandTable
 
 
-class RoutineTable(_Routine, total=False):
+class RoutineTable(_RoutineFields, total=False):
     """A level-3 routine other than GEMM. README.md explains the format."""
 
     description: Text

@@ -139,7 +139,7 @@ class Specification:
 
     Attributes:
         problem, options: what is computed, and how.
-        activation: what follows the product.
+        activation: of the epilogue.
         has_bias: whether a bias is added before it.
         scales: names of those that are given.
     """

@@ -276,7 +276,7 @@ class ParallelCall(UserCall[Any]):
         return scales if scales.given else None
 
     def _epilogue(self, bias: Any) -> Epilogue | None:
-        """Return what follows the product, if anything does. Local."""
+        """Return the epilogue, if there is one. Local."""
         return Epilogue(self.activation, bias=bias) if bias is not None or self.activation else None
 
     def remembered(self) -> tuple[Specification, ArrayFacts]:

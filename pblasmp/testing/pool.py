@@ -42,7 +42,7 @@ class RanksFailedError(AssertionError):
 
 
 @dataclass
-class _Link:
+class _RankConnection:
     """The connection to one rank, and what is known about the rank."""
 
     socket: socket.socket
@@ -66,7 +66,7 @@ class World:
     def __init__(self, nranks: int, launcher: Launcher | None = None) -> None:
         self.nranks = nranks
         self._environ = dict(os.environ)
-        self._links: list[_Link] = []
+        self._links: list[_RankConnection] = []
         with contextlib.ExitStack() as stack:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="pblasmp-test-"))
             self._directory = Path(directory)
@@ -186,11 +186,11 @@ class World:
                     self._read(key.data)
 
     def _accept(self) -> None:
-        link = _Link(self._server.accept()[0])
+        link = _RankConnection(self._server.accept()[0])
         self._links.append(link)
         self._selector.register(link.socket, selectors.EVENT_READ, link)
 
-    def _read(self, link: _Link) -> None:
+    def _read(self, link: _RankConnection) -> None:
         try:
             data = link.socket.recv(1 << 20)
         except ConnectionError:

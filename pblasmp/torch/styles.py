@@ -136,7 +136,7 @@ class ColwiseParallel(_Style):
     Args:
         ctx: the ranks; by default the open context that was made from the device mesh, ``pb.Context(device_mesh)``.
         input_layouts: Replicate(), every rank has the input, or Shard(dim): its part of a sequence, Shard(0) of the
-            first dimension, Shard(1) where the batch is the first one.
+            first dimension, Shard(1) if the batch is the first one.
         output_layouts: Shard(-1), this rank's outputs, or Replicate(): all of them.
         scales: multiply in 8 bits, as for ``ColumnParallelLinear``.
         algo, backward_algo: algorithms by name, as for ``ColumnParallelLinear``.
@@ -184,7 +184,7 @@ class RowwiseParallel(_Style):
         ctx: the ranks; by default the open context that was made from the device mesh, ``pb.Context(device_mesh)``.
         input_layouts: Shard(-1), this rank's inputs, or Replicate(): every rank has all; words always Replicate().
         output_layouts: Replicate(), every rank gets the sum, or Shard(dim): its part of a sequence, Shard(0) of the
-            first dimension, Shard(1) where the batch is the first one.
+            first dimension, Shard(1) if the batch is the first one.
         scales: for a Linear: multiply in 8 bits, as for ``RowParallelLinear``.
         algo, backward_algo: for a Linear: algorithms by name, as for ``RowParallelLinear``.
 

@@ -415,9 +415,9 @@ print(sorted(heavy & sys.modules.keys()))
 
 
 def test_no_two_classes_have_one_name():
-    """So that a search for the name finds the class."""
+    """So that a search for the name finds the class; an underscore makes no other name."""
     named = Counter(
-        node.name
+        node.name.lstrip("_")
         for path in sources()
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ClassDef)

@@ -22,7 +22,7 @@ _STRIP = 128  # columns at a time of a triangle that is copied
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _BlockRun:
     """Blocks of the local array at equal distances in the matrix: where they are here, and there."""
 
     here: tuple[slice, slice]
@@ -66,8 +66,8 @@ class CopiedParts:
         self, d: MatrixDescriptor, rank: int, *, lower: bool = False, strictly: bool = False
     ) -> None:
         self._strictly = int(strictly)
-        self._in: list[_Piece] = []
-        self._out: list[_Piece] = []
+        self._in: list[_BlockRun] = []
+        self._out: list[_BlockRun] = []
         if rank >= d.grid.size or not all(d.shape):
             return
         self._d, self._coords = d, d.grid.coords(rank)
@@ -82,7 +82,9 @@ class CopiedParts:
             self._out += self._pieces(first, end, first, stop, cut=True)
             self._out += self._pieces(end, rows, first, stop)
 
-    def _pieces(self, top: int, bottom: int, left: int, right: int, *, cut: bool = False) -> Iterator[_Piece]:
+    def _pieces(
+        self, top: int, bottom: int, left: int, right: int, *, cut: bool = False
+    ) -> Iterator[_BlockRun]:
         """Yield the pieces of rows ``top`` to ``bottom`` and columns ``left`` to ``right``."""
         (p, q), d = self._coords, self._d
         down, across = d.rows.local_window(p, top, bottom), d.cols.local_window(q, left, right)
@@ -99,7 +101,7 @@ class CopiedParts:
                 if not inside.any():
                     continue
                 mask = None if inside.all() else inside.reshape(m, mb, n, nb)
-            yield _Piece(here, (m, mb, n, nb), (x + top, y + left), (over, beyond), mask)
+            yield _BlockRun(here, (m, mb, n, nb), (x + top, y + left), (over, beyond), mask)
 
     def into(self, local: Array, whole: Array, *, conjugate: bool = False, exactly: bool = False) -> None:
         """Copy this rank's part into the shared array; ``exactly``: nothing beyond the part is written. Local."""
@@ -119,7 +121,7 @@ class CopiedParts:
             np.copyto(here, there.conj() if conjugate else there, where=where)
 
 
-def _both(local: Array, whole: Array, piece: _Piece) -> tuple[Array, Array]:
+def _both(local: Array, whole: Array, piece: _BlockRun) -> tuple[Array, Array]:
     """Return a piece in the local array, and in the whole one, as views with an axis of blocks and one inside them."""
     here = local[piece.here].reshape(piece.shape)
     i, j = piece.at

@@ -43,7 +43,7 @@ class SlabProduct(QueuedProduct):
         options: beta, and the type in which products are summed.
         way: "shared", "gathered" or "panels".
         operands: the planned ones.
-        finish: what follows, or None.
+        finish: computes the epilogue and amax; None if there is neither.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ def _sides(p: Level3Problem) -> list[Side]:
 
 
 @dataclass(frozen=True)
-class _Dealt:
+class _SplitOperand:
     """An operand as n × k with k dealt out: the exchange that does it, and what a rank has afterwards."""
 
     exchange: Exchange | None
@@ -90,7 +90,7 @@ class SummedUpdate(Product):
             lambda down, across: partial[rows[down][:, None], cols[across][None, :]],
         )  # fmt: skip
 
-    def _mine(self, local: Array, dealt: _Dealt) -> Array:
+    def _mine(self, local: Array, dealt: _SplitOperand) -> Array:
         """Return this rank's part of k of an operand, as n × k."""
         if self._flip:
             local = local.T
@@ -119,13 +119,13 @@ class SummedUpdate(Product):
             self._multiply(operations, Gemm(factor, left, adjoint(right), min(i, 1), partial))
 
 
-def _dealt(engine: Engine, side: Side, target: Side, matrix: MatrixDescriptor) -> _Dealt:
+def _dealt(engine: Engine, side: Side, target: Side, matrix: MatrixDescriptor) -> _SplitOperand:
     """Return how an operand gets from ``side`` to ``target``; there is no exchange if it is there already."""
     here = next((cell for cell in target.cells if cell.ranks[0] == engine.transport.rank), None)
     shape = (target.rows.extent, target.cols.count(here.coords[1]) if here is not None else 0)
     same = (side.rows, side.cols, side.cells) == (target.rows, target.cols, target.cells)
     exchange = None if same else engine.transport.exchange(side, target, matrix.dtype)
-    return _Dealt(exchange, shape, (len(side.cells), len(target.cells)))
+    return _SplitOperand(exchange, shape, (len(side.cells), len(target.cells)))
 
 
 # -- the row of the registry

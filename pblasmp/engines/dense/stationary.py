@@ -39,7 +39,7 @@ Sided = MatmulProblem | Level3Problem
 
 
 @dataclass(frozen=True)
-class _Term:
+class _StationaryTerm:
     """One product L S of the sum that is D; L, or a part of it, stays in place.
 
     Attributes:
@@ -83,7 +83,7 @@ class _Seen:
     turned: bool
     stays: str
     result: Side
-    terms: tuple[_Term, ...]
+    terms: tuple[_StationaryTerm, ...]
 
 
 class StationaryProduct(QueuedProduct):
@@ -123,7 +123,7 @@ class StationaryProduct(QueuedProduct):
             for i in range(len(self._moves)):
                 self._partials(i)
 
-    def _find_moves(self, term: _Term) -> Iterator[tuple[Exchange, list[int]]]:
+    def _find_moves(self, term: _StationaryTerm) -> Iterator[tuple[Exchange, list[int]]]:
         """Yield for each part of k the exchange that moves its partial products to D, and the ranks with those."""
         transport, large, width = self._engine.transport, term.large, self._width
         reach = {rank: node for node in transport.nodes for rank in node} if self._shared else {}
@@ -221,7 +221,7 @@ def _see(engine: Engine, p: Sided) -> _Seen:
         large = Side.of(stays).T if x.flip else Side.of(stays)
         needs = _needs(large, size)
         small = Operand(comes, flip, conjugate != x.conjugate, needs, large.cols, dtype, source)
-        terms.append(_Term(large, x.flip, x.conjugate, small, x.part, x.diagonal))
+        terms.append(_StationaryTerm(large, x.flip, x.conjugate, small, x.part, x.diagonal))
     return _Seen(turned, "b" if b_stays else "a", result.T if turned else result, tuple(terms))
 
 

@@ -25,7 +25,7 @@ class ReducedProduct(Product):
         engine: where it runs.
         p: the product, of scheme "matmul_allreduce".
         options: alpha, beta, and the type in which products are summed.
-        finish: what follows, or None.
+        finish: computes the epilogue and amax; None if there is neither.
     """
 
     path = "partial products summed over ranks"

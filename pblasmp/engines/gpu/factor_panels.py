@@ -27,7 +27,7 @@ _LARGE = 64 << 20  # bytes of a panel that copy engines deliver, at least: they 
 class QueuedPanels(OwnPanels):
     """A GPU's own panels, which all others get. Nothing waits on the host. Making one is local.
 
-    Copy engines deliver large ones where all GPUs reach each other; NCCL broadcasts the others.
+    Copy engines deliver large ones if all GPUs reach each other; NCCL broadcasts the others.
 
     Two streams work at the same time. On "ahead", of the highest priority, a panel is updated, factored and broadcast;
     on the caller's stream the rest is updated with the panel before. Events order them.

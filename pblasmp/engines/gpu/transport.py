@@ -88,7 +88,7 @@ class GpuTransport(Room):
     ) -> Transfer:
         """Queue an exchange: messages are packed and sent, and ``finish`` unpacks those received. Collective."""
         self._runtime.follow_stream()  # all exchanges share boxes and flags
-        under_way = _Exchange(self, self._cupy, exchange, src, dst, conjugate)
+        under_way = _QueuedExchange(self, self._cupy, exchange, src, dst, conjugate)
         under_way.start()
         return under_way
 
@@ -154,7 +154,7 @@ class _NcclMessages:
         self._arrays = []
 
 
-class _Exchange:
+class _QueuedExchange:
     """An exchange under way: messages to ranks whose memory this GPU reaches are pushed, others are NCCL's."""
 
     def __init__(

@@ -46,7 +46,7 @@ class Finish:
 
     @staticmethod
     def why_no_graph(operands: Operands) -> str:
-        """Return why what follows a product cannot be recorded as a CUDA graph, or an empty string. Local."""
+        """Return why an epilogue cannot be recorded as a CUDA graph, or an empty string. Local."""
         e = operands.epilogue
         if e is not None and {"bias_grad", "bias_grad_a", "bias_grad_b"} & {*e.given}:
             return "gradients of a bias are summed with indices that are copied from the host"

@@ -43,7 +43,7 @@ def why_not_fused(e: Epilogue, p: MatmulProblem, version: int) -> str:
     if p.d.dtype.kind == "c":
         return "cuBLASMp has epilogues for real types only"
     if p.scheme == "matmul_allreduce":
-        return "GEMM + AllReduce would sum what follows each rank's partial product"
+        return "GEMM + AllReduce would sum the epilogues of the ranks' partial products"
     if p.scheme == "gemm" and p.d.grid.size > 1:
         return "cuBLASMp has epilogues only on one GPU and in the schemes that gather A or scatter D"
     if 0 in (p.m, p.n, p.k):
@@ -143,7 +143,7 @@ class FinishedProduct(WrappedProduct):
         self._then(self._follow)
 
     def _follow(self, operands: Operands) -> None:
-        """Queue what follows the product. Collective over the context."""
+        """Queue the epilogue and amax. Collective over the context."""
         d, wide_dtype = operands.d, accumulation_dtype(self._p.d.dtype)
         wide = d.astype(wide_dtype) if d.dtype != wide_dtype else d
         amax = None if operands.scales is None else operands.scales.amax
@@ -159,9 +159,9 @@ class FinishedProduct(WrappedProduct):
 
     @property
     def queues(self) -> bool:
-        """False: what follows the product allocates."""
+        """False: epilogues and amax allocate."""
         return False
 
     def why_no_graph(self) -> str:
-        """Return why it cannot be recorded: what follows may copy indices from the host. Local."""
+        """Return why it cannot be recorded: an epilogue may copy indices from the host. Local."""
         return self._note

@@ -138,7 +138,7 @@ def _prepared(engine: Engine, p: MatmulProblem, options: Options, operands: Oper
 
 
 class Level3Method(Method):
-    """cuBLASMp's routine of level 3, where it has one."""
+    """cuBLASMp's routine of level 3, if it has one."""
 
     name = "cublasmp"
 

@@ -202,7 +202,7 @@ class LocalProducts:
             c, batch = d, batch if batch is None else batch._replace(c=batch.d)
         if (finish.scale_x | finish.scale_w | finish.scale_d) % SCALE_ALIGNED:
             finish = self._with_aligned_scales(finish, stream, lane)
-        product = self._product(_Asked(x, w, c, d, op_x, op_w, beta == 0, finish, compute, batch))
+        product = self._product(_LtProduct(x, w, c, d, op_x, op_w, beta == 0, finish, compute, batch))
         product.point(self._lt, finish.pointers)
         kind = accumulation_dtype(x.dtype)
         scalars = self._scalars_of(alpha, beta, kind)
@@ -323,7 +323,7 @@ class LocalProducts:
             self._scalars[key] = found = np.array(values, dtype=kind)
         return found
 
-    def _product(self, asked: _Asked) -> _Prepared:
+    def _product(self, asked: _LtProduct) -> _Prepared:
         """Return descriptors and algorithm, from the cache if they were made before."""
         key = asked.key()
         found = self._prepared.get(key)
@@ -336,7 +336,7 @@ class LocalProducts:
             self._prepared.popitem(last=False)[1].made.close()
         return found
 
-    def _prepare(self, asked: _Asked) -> _Prepared:
+    def _prepare(self, asked: _LtProduct) -> _Prepared:
         with ExitStack() as made:
             product = _Prepared(self._description(asked, made), without_c=asked.without_c)
             product.point(self._lt, asked.finish.pointers)
@@ -347,7 +347,7 @@ class LocalProducts:
             product.made = made.pop_all()
         return product
 
-    def _description(self, asked: _Asked, made: ExitStack) -> int:
+    def _description(self, asked: _LtProduct, made: ExitStack) -> int:
         """Return a new matmul descriptor, which ``made`` destroys."""
         lt, x, d, finish = self._lt, asked.x, asked.d, asked.finish
         description: int = lt.matmul_desc_create(
@@ -377,7 +377,7 @@ class LocalProducts:
         return layout
 
     def _heuristic(
-        self, asked: _Asked, product: _Prepared, operands: dict[str, _LtOperand], made: ExitStack
+        self, asked: _LtProduct, product: _Prepared, operands: dict[str, _LtOperand], made: ExitStack
     ) -> np.ndarray:
         """Return the algorithm that cuBLASLt takes, or raise UnsupportedError."""
         lt = self._lt
@@ -419,7 +419,7 @@ class _LtOperand(NamedTuple):
     step: int
 
 
-class _Asked(NamedTuple):
+class _LtProduct(NamedTuple):
     """A product, as ``LocalProducts.multiply`` is asked for it: what decides descriptors and algorithm."""
 
     x: View

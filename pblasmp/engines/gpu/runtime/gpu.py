@@ -191,7 +191,7 @@ class Gpu:
         finish: Fused = PLAIN,
         compute: str | None = None,
     ) -> None:
-        """Queue D = alpha X op(W) + beta C and what follows; D = 0 if there are no inputs. Local."""
+        """Queue D = alpha X op(W) + beta C and the epilogue; D = 0 if there are no inputs. Local."""
         if not d.rows * d.cols:
             return
         if not x.cols:

@@ -32,11 +32,11 @@ def external(handle: int, device: int) -> Any:
     import cupy
 
     if hasattr(cupy.cuda.Stream, "from_external"):
-        return cupy.cuda.Stream.from_external(_Handle(handle))
+        return cupy.cuda.Stream.from_external(_StreamHandle(handle))
     return cupy.cuda.ExternalStream(handle, device)  # before CuPy 14
 
 
-class _Handle:
+class _StreamHandle:
     """A CUDA stream in the protocol with which libraries share streams."""
 
     def __init__(self, handle: int) -> None:

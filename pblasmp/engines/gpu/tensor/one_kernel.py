@@ -38,7 +38,7 @@ _HOPPER = 90
 _TYPES = "bfloat16", "float16"
 
 
-class _OneKernel(CopyProduct):
+class _OneKernelProduct(CopyProduct):
     """One kernel multiplies and communicates, tile by tile."""
 
     name = "one_kernel"
@@ -155,7 +155,7 @@ class _OneKernel(CopyProduct):
         return [[self.gpu.symmetric(name, rank) + odd * half for rank in range(self.size)] for odd in (0, 1)]
 
 
-class OneKernelReduceScatter(_OneKernel):
+class OneKernelReduceScatter(_OneKernelProduct):
     """One kernel: peers' tiles first, which they fetch or are sent; its own, to which it adds the peers' parts."""
 
     form = "matmul_reduce_scatter"
@@ -168,7 +168,7 @@ class OneKernelReduceScatter(_OneKernel):
         return self._with_boxes(operands, w, x=x, d=out)
 
 
-class OneKernelAllReduce(_OneKernel):
+class OneKernelAllReduce(_OneKernelProduct):
     """One kernel: as for GEMM + ReduceScatter, and peers fetch the sums."""
 
     form = "matmul_allreduce"
@@ -194,7 +194,7 @@ class OneKernelAllReduce(_OneKernel):
         )  # fmt: skip
 
 
-class OneKernelGatheredOutput(_OneKernel):
+class OneKernelGatheredOutput(_OneKernelProduct):
     """One kernel: every tile goes to D and to a box, from which all peers fetch it to their D."""
 
     form = "matmul_allgather"

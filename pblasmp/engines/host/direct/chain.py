@@ -26,7 +26,7 @@ _HANDOFF = 1 << 14
 """Elements of the matrix that are copied while a block's solution is handed on, when nobody computes."""
 
 
-class _Block(NamedTuple):
+class _Diagonal(NamedTuple):
     """Rows and columns ``start`` to ``stop`` of the matrix, and the process row and column that have their square."""
 
     start: int
@@ -66,12 +66,12 @@ def solved_in_place(call: Preparation, to: SubMatrix) -> Callable[[], Steps]:
     return compute
 
 
-def _blocks(rows: Span, cols: Span) -> Iterator[_Block]:
+def _blocks(rows: Span, cols: Span) -> Iterator[_Diagonal]:
     """Yield the blocks of the diagonal, each of which is on one rank."""
     span = cols if rows.whole else rows
     everyones = sorted((start, stop) for p in range(span.nprocs) for start, stop, _ in span.blocks(p))
     for start, stop in everyones:
-        yield _Block(start, stop, rows.process(start), cols.process(start))
+        yield _Diagonal(start, stop, rows.process(start), cols.process(start))
 
 
 class _Chain:
@@ -90,7 +90,7 @@ class _Chain:
         self,
         call: Preparation,
         a: SubMatrix,
-        blocks: list[_Block],
+        blocks: list[_Diagonal],
         right: SharedSlabs,
         sums: SharedSlabs,
         tile: Triangular,
@@ -136,7 +136,7 @@ class _Chain:
                 steps += self._multiply(k, block)
         return steps
 
-    def _solve(self, k: int, block: _Block, begun: set[int]) -> Steps:
+    def _solve(self, k: int, block: _Diagonal, begun: set[int]) -> Steps:
         """Return the steps that solve with this rank's block of the diagonal."""
         call, a = self._call, self._a
         i, width = a.rows.below(block.start, a.row), block.stop - block.start
@@ -151,7 +151,7 @@ class _Chain:
         steps += self._tile.steps(self._part(i, a.cols.below(block.start, a.col)), width, 1, x)
         return [*steps, (self._call.progress().done, (self._solved(k),))]
 
-    def _multiply(self, k: int, block: _Block) -> Steps:
+    def _multiply(self, k: int, block: _Diagonal) -> Steps:
         """Return the steps that add this rank's columns beside a block to its sums, first what is needed first."""
         a, blocks = self._a, self._blocks
         last = len(blocks) - 1
@@ -172,7 +172,7 @@ class _Chain:
             ]
         return steps
 
-    def _product(self, block: _Block, first: int, final: int) -> Steps:
+    def _product(self, block: _Diagonal, first: int, final: int) -> Steps:
         """Return the step that multiplies the columns of a block in the rows of other ones, if this rank has any."""
         call, a = self._call, self._a
         if first > final:
