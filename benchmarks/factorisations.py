@@ -112,7 +112,7 @@ class Matrices:
         if self._b.size:
             self.b.local[...] = self._b
 
-    def ours(self) -> None:
+    def run_pblasmp(self) -> None:
         """Call pblasmp's routine in place. Collective."""
         import pblasmp as pb
 
@@ -180,7 +180,7 @@ def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, options: argparse
     m = Matrices(ctx, case)
     context = slk.grid(*case.grid)
     call = m.theirs(slk, context)
-    contenders = {"pblasmp": m.ours} | variants(slk, call)
+    contenders = {"pblasmp": m.run_pblasmp} | variants(slk, call)
     if case.n <= options.check:
         for name, run in contenders.items():
             m.restore()

@@ -112,14 +112,14 @@ def time_case(
     from pblasmp.pblas.vectors import ROUTINES
 
     grid = tuple(map(int, grid_of(comm.size, options).split("x")))
-    ours, theirs = pblas.gridinit(None, "Row", *grid, engine="host"), slk.grid(*grid)
-    nprow, npcol, myrow, mycol = pblas.gridinfo(ours)
+    own, theirs = pblas.gridinit(None, "Row", *grid, engine="host"), slk.grid(*grid)
+    nprow, npcol, myrow, mycol = pblas.gridinfo(own)
     rng, block = np.random.default_rng(comm.rank), options.block
     arrays, descs = {}, {}
     for x, width in (("a", n), ("x", 1), ("y", 1)):
         rows, cols = pblas.numroc(n, block, myrow, 0, nprow), pblas.numroc(width, block, mycol, 0, npcol)
         arrays[x] = np.asfortranarray(rng.standard_normal((max(1, rows), cols)) / n)
-        descs[x] = [pblas.descinit(n, width, block, block, 0, 0, each, max(1, rows)) for each in (ours, ours)]
+        descs[x] = [pblas.descinit(n, width, block, block, 0, 0, each, max(1, rows)) for each in (own, own)]
         descs[x][1][1] = theirs
     for i in range(0, n, block):  # so that systems can be solved
         if (i // block) % nprow == myrow and (i // block) % npcol == mycol:
@@ -151,7 +151,7 @@ def time_case(
     like = arguments(name, flags, size, mine, {x: each[1] for x, each in descs.items()})
     del other
     calls["debian"], calls[PREPARED] = partial(slk.call, f"{name}_", *like), slk.prepare(f"{name}_", *like)
-    calls |= votes(ours, is_floor=size != n)
+    calls |= votes(own, is_floor=size != n)
     count = in_a_row(comm, calls["debian"], options)
 
     def run(contender: str) -> None:
@@ -164,7 +164,7 @@ def time_case(
     contenders = {each: partial(run, each) for each in calls}
     seconds = interleaved(comm, contenders, options.pairs, settle=0, check=lambda *_: None)
     seconds = {each: [taken / count for taken in found] for each, found in seconds.items()}
-    pblas.gridexit(ours)
+    pblas.gridexit(own)
     slk.gridexit(theirs)
     about = {
         "routine": name if size == n else FLOOR,

@@ -2,8 +2,8 @@
 """Exchange: move a matrix from one layout to another, block by block.
 
 All data that moves between ranks goes through here: scatter, gather, redistribution, and the operands of a product. A
-rank copies what it can write itself straight to its place; the rest travels in messages of a few MiB, which the sender
-packs while the receivers take the previous ones.
+rank copies data that it can write itself; the rest travels in messages of a few MiB, which the sender packs while the
+receivers take the previous ones.
 """
 
 from __future__ import annotations

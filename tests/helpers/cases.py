@@ -54,7 +54,7 @@ def numbers(rng, shape, dtype):
 
 
 def exact(values):
-    """``values`` in a type that holds every product of ours exactly."""
+    """``values`` in a type that holds every product in the tests exactly."""
     return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
 
 

@@ -100,12 +100,12 @@ def differences(header: Header) -> list[str]:
         ]
     }:
         found.append(f"callbacks: {header.callbacks}")
-    ours = {
+    tabled = {
         name for name in C_ENUMS if name.startswith("cublasMp") and expected_constants(name, header.version)
     }
     found += [f"{name}: enumeration not in the bindings" for name in header.enums.keys() - C_ENUMS.keys()]
-    found += [f"{name}: enumeration not in the header" for name in ours - header.enums.keys()]
-    for name in ours & header.enums.keys():
+    found += [f"{name}: enumeration not in the header" for name in tabled - header.enums.keys()]
+    for name in tabled & header.enums.keys():
         found += enum_differences(header, name)
     for constant, c_type in header.attribute_types.items():
         ours_type = MatmulAttribute[

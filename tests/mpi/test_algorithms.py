@@ -107,7 +107,7 @@ def every_plan(comm):
             yield f"{name}: no operands", agreed_error(ctx, TypeError, ["'"], pb.plan, function.__name__)
 
         def matmul(a, b):
-            """Called like one of ours."""
+            """Called like an algorithm of pblasmp."""
 
         a = ctx.zeros(pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1)))
         for wrong, got in (

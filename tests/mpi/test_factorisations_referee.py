@@ -42,8 +42,8 @@ class Call:
     def __init__(self, ctx, slk, letter, every, rng):
         self.ctx, self.slk, self.letter, self.rng = ctx, slk, letter, rng
         self.dtype = DTYPE[letter]
-        self.shape, self.ours, self.theirs = pick(rng, every)
-        self.place = pblas.gridinfo(self.ours)[2:]
+        self.shape, self.own, self.theirs = pick(rng, every)
+        self.place = pblas.gridinfo(self.own)[2:]
         self.aligned = bool(rng.integers(2))
         self.block = int(rng.integers(1, 7))
         self.source = tuple(int(rng.integers(x)) for x in self.shape)
@@ -70,7 +70,7 @@ class Call:
         ``given`` are its arguments, with one ``Held`` for a matrix and its place.
         """
         out = []
-        for library, context in (("ours", self.ours), ("theirs", self.theirs)):
+        for library, context in (("own", self.own), ("theirs", self.theirs)):
             if library == "theirs" and not self.aligned:
                 continue
             locals_, arrays, arguments = [], [], []
@@ -85,7 +85,7 @@ class Call:
                     arguments.append(each)
             info = np.zeros(1, np.int32)
             full = f"p{self.letter}{name}"
-            if library == "ours":
+            if library == "own":
                 returned = getattr(pblas, full)(*arguments, info)
                 assert returned == info[0]
             else:
@@ -199,8 +199,8 @@ def getrf_case(call):
             None if info == (0 if singular is None else singular + 1) else f"INFO {info}, {singular}"
         )
     if len(results) == 2:
-        (_, (ours,), (mine,)), (_, (theirs,), (others,)) = results
-        wrong.append(too_large(getrf=relative(exact(ours) - theirs, exact(theirs), 10 * n, dtype)))
+        (_, (own,), (mine,)), (_, (theirs,), (others,)) = results
+        wrong.append(too_large(getrf=relative(exact(own) - theirs, exact(theirs), 10 * n, dtype)))
         rows = x.indices(call.place)[0] - (x.at[0] - 1)
         counts = np.flatnonzero((rows >= 0) & (rows < min(m, n)))
         wrong.append(None if (mine[counts] == others[counts]).all() else f"IPIV {mine}, expected {others}")
@@ -287,8 +287,8 @@ def geqrf_case(call):
     factors, found = results[0][1][0], results[0][2][0]
     wrong = []
     if len(results) == 2:
-        (_, (ours,), (mine, _)), (_, (theirs,), (others, _)) = results
-        wrong.append(too_large(geqrf=relative(exact(ours) - theirs, exact(theirs), 10 * max(m, n), dtype)))
+        (_, (own,), (mine, _)), (_, (theirs,), (others, _)) = results
+        wrong.append(too_large(geqrf=relative(exact(own) - theirs, exact(theirs), 10 * max(m, n), dtype)))
         counts = np.flatnonzero((columns >= 0) & (columns < least))
         near = np.allclose(mine[counts], others[counts], atol=1e-3 if dtype.itemsize in (4, 8) else 1e-8)
         wrong.append(None if near else f"TAU {mine}, expected {others}")
@@ -352,8 +352,8 @@ def everything(comm, count, flavour):
                 with panels_of(ctx, int(rng.integers(1, 9))):
                     name, wrong = case(Call(ctx, slk, letter, every, rng))
                     yield f"p{letter}{name}", wrong
-        for _, ours, theirs in every:
-            pblas.gridexit(ours)
+        for _, own, theirs in every:
+            pblas.gridexit(own)
             slk.gridexit(theirs)
 
 

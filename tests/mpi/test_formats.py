@@ -46,7 +46,7 @@ def there_and_back(comm, directory):
 
 
 def peers(comm, directory):
-    """Files of h5py's and zarr's own, chunked and compressed, and ours as they read them."""
+    """Files of h5py's and zarr's own, chunked and compressed, and pblasmp's as they read them."""
     values = np.arange(37 * 41, dtype=np.float32).reshape(37, 41)
     complexes = (values * (1 - 2j)).astype(np.complex64)
     here = Path(directory)

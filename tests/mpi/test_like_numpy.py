@@ -66,7 +66,7 @@ class Named:
 
     @property
     def H(self):  # noqa: N802
-        """NumPy's is a copy for complex types, and so is ours: no matrix changes with it."""
+        """NumPy's is a copy for complex types, and so is this one: no matrix changes with it."""
         array = self.array.conj().T if self.array.dtype.kind == "c" else self.array.T
         return Named(self.matrix.H, array, f"{self.text}.H")
 

@@ -122,7 +122,7 @@ def conversions(comm):
 
 
 def large(comm):
-    """Blocks whose parts cross the length of a message: it is what cuts them, not a smaller one of ours."""
+    """Blocks whose parts cross the length of a message: it is what cuts them, not a smaller one of pblasmp's."""
     rng = np.random.default_rng(3)
     values = rng.integers(-99, 99, (1300, 1201)).astype(np.float64)  # 12 MiB
     with pb.Context(comm, engine="host") as ctx:

@@ -40,10 +40,10 @@ def flavour():
 
 
 def both_grids(ctx, slk, shape, order):
-    """The numbers of a grid's contexts: ours and ScaLAPACK's, -1 outside it."""
-    ours, theirs = pblas.gridinit(ctx, order, *shape), slk.grid(*shape, order)
-    assert (ours == -1) == (theirs == -1)
-    return ours, theirs
+    """The numbers of a grid's contexts: pblasmp's and ScaLAPACK's, -1 outside it."""
+    own, theirs = pblas.gridinit(ctx, order, *shape), slk.grid(*shape, order)
+    assert (own == -1) == (theirs == -1)
+    return own, theirs
 
 
 def routines(comm, names, count, flavour, seed=1):
@@ -57,10 +57,10 @@ def routines(comm, names, count, flavour, seed=1):
             routine = ROUTINES[name]
             for letter in routine.letters * count:
                 dtype = DTYPE[letter]
-                shape, ours, theirs = pick(rng, every)
+                shape, own, theirs = pick(rng, every)
                 values = options(routine, rng, dtype)
                 xs, read = matrices(routine, rng, shape, values, dtype)
-                place, w = pblas.gridinfo(ours)[2:], routine.written
+                place, w = pblas.gridinfo(own)[2:], routine.written
                 expected = {x: held.local(place) for x, held in xs.items()}
                 slk.call(
                     f"p{letter}{name}_",
@@ -69,12 +69,12 @@ def routines(comm, names, count, flavour, seed=1):
                 unread = {x: held.unread(read[x]) if x != w else held.whole for x, held in xs.items()}
                 flat = bool(rng.integers(4) == 0)
                 arrays = {x: held.local(place, unread[x], flat=flat) for x, held in xs.items()}
-                getattr(pblas, f"p{letter}{name}")(*arguments(routine, values, ours, xs, arrays, place))
+                getattr(pblas, f"p{letter}{name}")(*arguments(routine, values, own, xs, arrays, place))
                 found = arrays[w].reshape(expected[w].shape, order="F")
                 bound = 200 * np.finfo(dtype).eps * np.abs(expected[w]).max(initial=1) * (name == "trsm")
                 yield f"p{letter}{name} {shape} {values} {xs}", differing(found, expected[w], bound)
-        for _, ours, theirs in every:
-            pblas.gridexit(ours)
+        for _, own, theirs in every:
+            pblas.gridexit(own)
             slk.gridexit(theirs)
 
 
@@ -91,17 +91,16 @@ def vectors(comm, count, flavour, seed=1):
         for name, row in VECTOR_ROUTINES.items():
             for full, letter in [*row.names.items()] * count:
                 routine, dtype = VECTORS[full], DTYPE[letter]
-                shape, ours, theirs = pick(rng, every)
+                shape, own, theirs = pick(rng, every)
                 values = options(routine, rng, dtype)
                 if name in ("axpy", "scal") and values["alpha"] == 0:
                     values["alpha"] = 3  # of NaN what becomes of alpha 0 is not PBLAS's to say
                 xs, read = matrices(routine, rng, shape, values, dtype)
-                place = pblas.gridinfo(ours)[2:]
+                place = pblas.gridinfo(own)[2:]
                 real = dtype.type(0).real.dtype
                 kinds = {"dot": dtype, "norm2": real, "asum": real, "amax": dtype, "indx": np.dtype(np.int32)}
                 numbers = [
-                    {each: np.full(1, 77, kinds[each]) for each in routine.numbers}
-                    for _ in ("ours", "theirs")
+                    {each: np.full(1, 77, kinds[each]) for each in routine.numbers} for _ in ("own", "theirs")
                 ]
                 expected = {x: held.local(place) for x, held in xs.items()}
                 known = scalars(routine, values, dtype) | numbers[1]
@@ -110,9 +109,7 @@ def vectors(comm, count, flavour, seed=1):
                     x: held.whole if x in routine.written else held.unread(read[x]) for x, held in xs.items()
                 }
                 arrays = {x: held.local(place, unread[x]) for x, held in xs.items()}
-                found = getattr(pblas, full)(
-                    *arguments(routine, values | numbers[0], ours, xs, arrays, place)
-                )
+                found = getattr(pblas, full)(*arguments(routine, values | numbers[0], own, xs, arrays, place))
                 eps, wrong = np.finfo(dtype).eps, []
                 for w in routine.written:
                     bound = 200 * eps * np.abs(expected[w]).max(initial=1) * (name == "trsv")
@@ -136,8 +133,8 @@ def vectors(comm, count, flavour, seed=1):
                         for each, got in zip(routine.numbers, told, strict=True)
                     ]
                 yield f"{full} {shape} {values} {xs}", first(*wrong)
-        for _, ours, theirs in every:
-            pblas.gridexit(ours)
+        for _, own, theirs in every:
+            pblas.gridexit(own)
             slk.gridexit(theirs)
 
 
@@ -165,8 +162,8 @@ def auxiliary(comm, count, flavour, seed=1):
             dtype = DTYPE[letter]
             real = dtype.type(0).real.dtype
             single = ctypes.c_float if real.itemsize == 4 else ctypes.c_double
-            shape, ours, theirs = pick(rng, every)
-            place, work = pblas.gridinfo(ours)[2:], np.zeros(500)
+            shape, own, theirs = pick(rng, every)
+            place, work = pblas.gridinfo(own)[2:], np.zeros(500)
             n = int(rng.integers(1, 14))
             square = held(rng, shape, (n, n), dtype)
             x = replace(square, block=square.block[:1] * 2, at=square.at[:1] * 2)
@@ -193,7 +190,7 @@ def auxiliary(comm, count, flavour, seed=1):
                     cases.append((aligned, "lanhe", (norm, uplo, n), x, kept, real_half + other.conj().T))
                 for trusted, name, head, y, read, dense in cases:
                     array = y.local(place, y.whole if read is None else y.unread(read))
-                    found = getattr(pblas, f"p{letter}{name}")(*head, array, *y.at, y.desc(ours, place), work)
+                    found = getattr(pblas, f"p{letter}{name}")(*head, array, *y.at, y.desc(own, place), work)
                     expected = [dense_norm(norm, dense)]
                     if trusted:
                         theirs_in = (y.local(place), *y.at, y.desc(theirs, place), work)
@@ -209,19 +206,19 @@ def auxiliary(comm, count, flavour, seed=1):
                 ("laset", [part, *wide.shape, *factors], []),
                 ("lascl", ["G", 4 * one, 2 * one, *wide.shape], [info]),
             ):
-                found, expected = passed(wide, place, ours), passed(wide, place, theirs)
+                found, expected = passed(wide, place, own), passed(wide, place, theirs)
                 plain = [each.item() if isinstance(each, np.ndarray) else each for each in head]
                 getattr(pblas, f"p{letter}{name}")(*plain, *found, *tail)
                 slk.call(f"p{letter}{name}_", *head, *expected, *tail)
                 yield f"{name} {plain} {wide}", differing(found[0], expected[0], 0)
             target = replace(wide, whole=numbers(rng, wide.whole.shape, dtype))
-            (a, c), (b, d) = ([passed(y, place, which) for which in (ours, theirs)] for y in (wide, target))
+            (a, c), (b, d) = ([passed(y, place, which) for which in (own, theirs)] for y in (wide, target))
             getattr(pblas, f"p{letter}lacpy")(part, *wide.shape, *a, *b)
             slk.call(f"p{letter}lacpy_", part, *wide.shape, *c, *d)
             yield f"lacpy {part} {wide}", differing(b[0], d[0], 0)
-            trace = getattr(pblas, f"p{letter}latra")(n, *passed(x, place, ours))
+            trace = getattr(pblas, f"p{letter}latra")(n, *passed(x, place, own))
             yield "latra", None if trace == x.whole[x.window].trace() else f"{x}: {trace}"
-            found, expected = passed(wide, place, ours), passed(wide, place, theirs)
+            found, expected = passed(wide, place, own), passed(wide, place, theirs)
             getattr(pblas, f"p{letter}elset")(*found, 5)
             slk.call(f"p{letter}elset_", *expected, np.array([5], dtype))
             yield f"elset {wide}", differing(found[0], expected[0], 0)
@@ -229,8 +226,8 @@ def auxiliary(comm, count, flavour, seed=1):
             returned = getattr(pblas, f"p{letter}elget")(scope, " ", told, *found)
             slk.call(f"p{letter}elget_", scope, " ", number, *expected)
             yield f"elget {scope}", differing(told, number, 0) or differing(told, np.array([returned]), 0)
-        for _, ours, theirs in every:
-            pblas.gridexit(ours)
+        for _, own, theirs in every:
+            pblas.gridexit(own)
             slk.gridexit(theirs)
 
 
@@ -252,19 +249,19 @@ def moves(comm, count, flavour):
             found = []
             for which, function in ((0, getattr(pblas, name)), (1, None)):
                 operands = []
-                for x, (_, ours, theirs) in zip(xs, chosen, strict=True):
-                    context = (ours, theirs)[which]
-                    place = pblas.gridinfo(ours)[2:]
-                    local = x.local(place) if ours != -1 else np.zeros((1, 1), dtype)
-                    desc = x.desc(context, place) if ours != -1 else np.full(9, -1, np.int32)
+                for x, (_, own, theirs) in zip(xs, chosen, strict=True):
+                    context = (own, theirs)[which]
+                    place = pblas.gridinfo(own)[2:]
+                    local = x.local(place) if own != -1 else np.zeros((1, 1), dtype)
+                    desc = x.desc(context, place) if own != -1 else np.full(9, -1, np.int32)
                     operands += [local, *x.at, desc]
                 head = [uplo, diag] if triangular else []
                 call = function or (lambda *args, name=name: slk.call(f"{name}_", *args))
                 call(*head, *size, *operands, everybody[which])
                 found.append(operands[4])
             yield f"{name} {uplo} {diag} {size} {xs}", differing(*found, 0)
-        for ours, theirs in (everybody, *(each[1:] for each in every)):
-            pblas.gridexit(ours)
+        for own, theirs in (everybody, *(each[1:] for each in every)):
+            pblas.gridexit(own)
             if theirs != -1:
                 slk.gridexit(theirs)
 
@@ -275,8 +272,8 @@ def tools(comm, flavour):
     rng = np.random.default_rng(4)
     shape = pb.Grid.squarest(comm.size).shape
     with pb.Context(comm, engine="host") as ctx:
-        ours, theirs = both_grids(ctx, slk, shape, "col")
-        nprow, npcol, myrow, mycol = pblas.gridinfo(ours)
+        own, theirs = both_grids(ctx, slk, shape, "col")
+        nprow, npcol, myrow, mycol = pblas.gridinfo(own)
         out = np.zeros(4, np.int32)
         slk.gridinfo(theirs, out)
         yield "gridinfo", unlike(out, np.array((nprow, npcol, myrow, mycol), np.int32))
@@ -291,19 +288,19 @@ def tools(comm, flavour):
                 wrong.append(None if found == expected else f"{name}{known} is {found}, expected {expected}")
             x = held(rng, shape, tuple(int(i) for i in rng.integers(0, 20, 2)), np.dtype("f8"))
             m, n = x.whole.shape
-            desc = pblas.descinit(m, n, *x.block, *x.source, ours, x.lld((myrow, mycol)))
+            desc = pblas.descinit(m, n, *x.block, *x.source, own, x.lld((myrow, mycol)))
             place = nprow, npcol, myrow, mycol
             like = slk.descriptor(theirs, x.whole.shape, x.block, x.source, int(desc[8]))
-            like[1] = ours
+            like[1] = own
             slk.call("infog2l_", *x.at, desc, *place, *(out[i : i + 1] for i in range(4)))
             found = np.array(pblas.infog2l(*x.at, desc, *place), np.int32)
             yield f"{known} {x}", first(*wrong, unlike(desc, like), unlike(found, out))
-        pblas.gridexit(ours)
+        pblas.gridexit(own)
         slk.gridexit(theirs)
 
 
 def interoperation(comm, flavour):
-    """Matrices of ours, and parts of them, are given to ScaLAPACK and back where they are."""
+    """Matrices, and parts of them, are given to ScaLAPACK and back where they are."""
     slk = ScaLAPACK(flavour, comm)
     rng = np.random.default_rng(5)
     with pb.Context(comm, engine="host") as ctx:

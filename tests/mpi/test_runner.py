@@ -129,8 +129,8 @@ def _ranks(nranks):
             environ = (directory / "environ").read_bytes()
         except OSError:
             continue
-        ours = f"PBLASMP_TEST_OF={os.environ['PBLASMP_TEST_OF']}".encode() in environ.split(b"\0")
-        if ours and command[-3:-1] == [b"%d" % nranks, b"mpi"] and b"mpirun" not in command[0]:
+        marked = f"PBLASMP_TEST_OF={os.environ['PBLASMP_TEST_OF']}".encode() in environ.split(b"\0")
+        if marked and command[-3:-1] == [b"%d" % nranks, b"mpi"] and b"mpirun" not in command[0]:
             found.append(directory.name)
     return found
 

@@ -107,8 +107,8 @@ def test_environments():
     path = Path("/x/mpirun")
     assert Launcher(path, "mpich", "5").environment({"PATH": "/bin"}) == {"PATH": "/x:/bin"}
     mine = {"OMPI_MCA_btl": "self,tcp"}
-    ours = Launcher(path, "openmpi", "5.0.11").environment(mine)
-    assert ours == {
+    found = Launcher(path, "openmpi", "5.0.11").environment(mine)
+    assert found == {
         "PATH": "/x",
         "OMPI_MCA_btl": "self,tcp",
         "OMPI_MCA_osc": "^ucx",

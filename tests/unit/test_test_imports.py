@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OURS = {"tests", "benchmarks", "reference", "pblasmp"}
+PACKAGES = {"tests", "benchmarks", "reference", "pblasmp"}
 
 
 def files(folder: str) -> list[Path]:
@@ -29,7 +29,7 @@ def imports_of(path: Path) -> Iterator[str]:
             names = [f"{start}.{alias.name}" for alias in node.names]
         else:
             continue
-        yield from (name for name in names if name.partition(".")[0] in OURS)
+        yield from (name for name in names if name.partition(".")[0] in PACKAGES)
 
 
 def label(path: Path) -> str:

@@ -78,8 +78,8 @@ def test_contexts_that_are_gone_are_forgotten(shown):
 def test_a_hook_of_the_users_in_between_is_kept(shown):
     failures.watch(Told(), Serial())
     theirs = []
-    ours = sys.excepthook
-    sys.excepthook = lambda *args: (theirs.append(args[1]), ours(*args))
+    before = sys.excepthook
+    sys.excepthook = lambda *args: (theirs.append(args[1]), before(*args))
     error = uncaught(ValueError("mine"))
     assert theirs == shown == [error]
 

@@ -77,7 +77,7 @@ def life(lib: Meeting, comm: Any) -> None:
 
 
 def overlapped_life(lib: Meeting, comm: Any) -> None:
-    """A context whose GPUs reach each other, and plans of every algorithm of ours: run, recorded, replayed."""
+    """A context whose GPUs reach each other, and plans of every algorithm of pblasmp: run, recorded, replayed."""
     with pb.Context(comm, engine="cublasmp") as ctx:
         lib.channel = ctx.control.channel
         cupy, size = sys.modules["cupy"], ctx.size

@@ -76,16 +76,16 @@ def taken(routine: str) -> str:
 @pytest.mark.parametrize("routine", OF_CUBLASMP)
 def test_auto_takes_ours_in_layouts_that_cublasmp_takes_too(ctx, lib, routine):
     """They were faster on H200; by cuBLASMp's routines only where they are asked for."""
-    ours = taken(routine)
+    expected = taken(routine)
     problem = Level3Problem(routine, **dict.fromkeys((*ROUTINES[routine].operands, "d"), SQUARE))
     verdicts = pb.algorithms(problem, ctx)
-    assert [name for name, verdict in verdicts.items() if verdict.taken] == [ours]
-    assert str(verdicts["cublasmp"]) == f"applies: slower than {ours} by rule"
+    assert [name for name, verdict in verdicts.items() if verdict.taken] == [expected]
+    assert str(verdicts["cublasmp"]) == f"applies: slower than {expected} by rule"
     with pb.plan(routine, **{x: ctx.eye(SQUARE) for x in ROUTINES[routine].operands}) as plan:
-        assert plan.report().algorithm == ours
+        assert plan.report().algorithm == expected
         plan()
     assert not lib.of(routine.capitalize())
-    assert ours == "full" or not lib.calls
+    assert expected == "full" or not lib.calls
 
 
 def test_what_only_cublasmp_computes_is_left_to_it(ctx):

@@ -34,16 +34,16 @@ def every_product(comm: Any, path: str) -> Any:
             for form, types in itertools.product(FORMS, TYPES):
                 pieces = form == "matmul_allgather"
                 eight = types not in WIDE
-                ours = eight and form == "matmul_allreduce"  # the library played here stores a sum as it is
+                pushed = eight and form == "matmul_allreduce"  # the library played here stores a sum as it is
                 for activation, arrays in ((None, False), ("relu", True)):
                     case = Case(
                         ctx, rng, form, types, 16 * p, 32 * p, 48 * p, arrays=arrays, activation=activation
                     )
                     before = len(lib.of("Matmul"))
-                    how = {"algo": "push"} if ours else {}
+                    how = {"algo": "push"} if pushed else {}
                     wrong = case.wrong(case(**how), tolerance=2.0**-8)
                     called = len(lib.of("Matmul")) > before
-                    how = None if called != (pieces or ours) else f"{called=}"
+                    how = None if called != (pieces or pushed) else f"{called=}"
                     yield f"{form} {types} {activation}", first(wrong, how)
                 if not eight:
                     case = Case(ctx, rng, form, types, 16 * p, 32 * p, 48 * p, beta=-2.0, arrays=True)

@@ -177,10 +177,10 @@ extern "C" __global__ void __launch_bounds__(512) add(
 }
 """
 
-# Copies in four dimensions, the last a run of bytes, one after another: the blocks of threads that begin the next one
-# follow those that end the one before. T is as wide as every address and stride allows. Of short runs (EACH is 0) a
-# thread copies a word; of long ones a warp copies EACH words per thread, so that narrow words also reach the speed of
-# memory. With FLIP every word is a complex number, whose conjugate is written.
+# Copies in four dimensions, the last a run of bytes. Consecutive copies take consecutive blocks of threads. T is as
+# wide as every address and stride allows. Of short runs (EACH is 0) a thread copies a word; of long ones a warp
+# copies EACH words per thread, so that narrow words also reach the speed of memory. With FLIP every word is a complex
+# number, whose conjugate is written.
 MOVE = (
     _COMMON
     + _WORDS
