@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.gpu.tensor import PRODUCTS
 from tests.helpers import gpu_runs
+from tests.helpers.copy_products import PRODUCTS
 from tests.helpers.under_mpirun import (  # noqa: F401 - hooks
     pytest_configure,
     pytest_runtest_logreport,

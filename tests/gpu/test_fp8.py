@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import pblasmp as pb
-from pblasmp.engines.gpu.tensor import PRODUCTS
 from tests.helpers import float8
+from tests.helpers.copy_products import PRODUCTS
 from tests.helpers.epilogues import difference, part_of_d, placed
 from tests.helpers.gpu.products import everywhere
 from tests.helpers.gpu.tables import Table

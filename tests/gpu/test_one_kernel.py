@@ -11,8 +11,8 @@ import pytest
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES
 from pblasmp.engines.gpu.kernels.one_kernel import PARTS
-from pblasmp.engines.gpu.tensor import PRODUCTS
 from pblasmp.engines.gpu.tensor import one_kernel as algorithms
+from tests.helpers.copy_products import PRODUCTS
 
 FORMS = [form for form, kinds in PRODUCTS.items() if "one_kernel" in kinds]
 SIZES = [

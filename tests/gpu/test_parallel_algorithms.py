@@ -12,7 +12,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES
-from pblasmp.engines.gpu.tensor import PRODUCTS
+from tests.helpers.copy_products import PRODUCTS
 
 NAMES = [(form, name) for form, kinds in PRODUCTS.items() for name in kinds]
 SUMS = ("matmul_reduce_scatter", "matmul_allreduce")

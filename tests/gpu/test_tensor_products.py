@@ -14,12 +14,11 @@ import pblasmp as pb
 from pblasmp.dtypes import DTYPES, FLOAT8, is_float8
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.gpu.runtime.gpu import Gpu
-from pblasmp.engines.gpu.tensor import PRODUCTS
 from pblasmp.engines.gpu.types import carried
 from pblasmp.engines.request import Options
 from pblasmp.engines.tensor.pieces import offsets, shares
 from pblasmp.layout import ParallelProblem
-from tests.helpers.copy_products import SPLIT, problem, product, queue
+from tests.helpers.copy_products import PRODUCTS, SPLIT, problem, product, queue
 
 NAMES = [(form, name) for form, algorithms in PRODUCTS.items() for name in algorithms]
 E4M3 = FLOAT8["float8_e4m3fn"]

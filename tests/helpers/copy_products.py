@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.engines.gpu.tensor import PRODUCTS
+from pblasmp.engines.gpu.tensor import PRODUCTS as KINDS
 from pblasmp.engines.request import Operands, Options
 from pblasmp.layout import ParallelProblem
 
@@ -22,6 +22,9 @@ SPLIT = {
     "matmul_allgather": ("outputs",),
 }
 """Which extents a form splits over the ranks; of "matmul_reduce_scatter", the tokens of the result."""
+
+PRODUCTS = {form: {kind.name: kind for kind in KINDS if kind.form == form} for form in SPLIT}
+"""The products of each form, by their names."""
 
 
 def problem(

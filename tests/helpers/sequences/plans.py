@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.engines.gpu.tensor import PRODUCTS as OF_TENSORS
 from pblasmp.layout.level3 import ROUTINES
 from tests.helpers import epilogues, float8
+from tests.helpers.copy_products import PRODUCTS as OF_TENSORS
 from tests.helpers.gpu.algorithms import (
     PARALLEL,
     parallel_job,

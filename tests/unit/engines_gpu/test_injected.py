@@ -19,11 +19,11 @@ import pytest
 import pblasmp as pb
 from pblasmp.comm.side_channel import SideChannel
 from pblasmp.engines.gpu.runtime import health
-from pblasmp.engines.gpu.tensor import PRODUCTS
 from pblasmp.engines.gpu.tensor.base import CopyProduct
 from pblasmp.memory import NcclWindows
 from tests.helpers import float8
 from tests.helpers.cases import agreed_error
+from tests.helpers.copy_products import PRODUCTS
 from tests.helpers.failing_calls import left_behind, lives
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.lengths import draws

@@ -27,11 +27,10 @@ from pblasmp.engines.gpu.kernels.one_kernel import (
     way_of_parts,
 )
 from pblasmp.engines.gpu.kernels.views import View
-from pblasmp.engines.gpu.tensor import PRODUCTS
 from pblasmp.engines.gpu.tensor import one_kernel as algorithms
 from pblasmp.engines.request import Options
 from pblasmp.engines.tensor.pieces import offsets, shares
-from tests.helpers.copy_products import SPLIT, problem, product, queue
+from tests.helpers.copy_products import PRODUCTS, SPLIT, problem, product, queue
 from tests.helpers.fakepeers import Fault, Peers
 
 HALF, BFLOAT = DTYPES["float16"], DTYPES["bfloat16"]

@@ -11,8 +11,8 @@ import pytest
 from ml_dtypes import bfloat16
 
 import pblasmp as pb
-from pblasmp.engines.gpu.tensor import PRODUCTS
 from pblasmp.tensor_parallel import call
+from tests.helpers.copy_products import PRODUCTS
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 

@@ -8,9 +8,10 @@ from collections.abc import Collection
 import pytest
 
 from pblasmp.dtypes import DTYPES
-from pblasmp.engines.gpu.tensor import PRODUCTS, methods
+from pblasmp.engines.gpu.tensor import methods
 from pblasmp.engines.request import Options
 from pblasmp.layout import ParallelProblem
+from tests.helpers.copy_products import PRODUCTS
 
 HALF = DTYPES["bfloat16"]
 H200 = 132  # multiprocessors

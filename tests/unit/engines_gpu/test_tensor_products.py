@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from pblasmp.dtypes import DTYPES, FLOAT8
-from pblasmp.engines.gpu.tensor import PRODUCTS
 from pblasmp.engines.request import Options
 from pblasmp.engines.tensor.pieces import offsets, pieces, shares
 from pblasmp.errors import UnsupportedError
-from tests.helpers.copy_products import SPLIT, problem, product, queue
+from tests.helpers.copy_products import PRODUCTS, SPLIT, problem, product, queue
 from tests.helpers.fakepeers import Fault, Peers
 
 NAMES = [(form, name) for form, algorithms in PRODUCTS.items() for name in algorithms if name != "one_kernel"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor-parallel products on GPUs from local GEMMs and copies that overlap them: a table of algorithms by form."""
+"""Tensor-parallel products on GPUs from local GEMMs and copies that overlap them."""
 
 from .allgather import NcclGather, PushedGather
 from .allreduce import NcclAllReduce, OneShotAllReduce, PushedAllReduce, RingAllReduce, TwoShotAllReduce
@@ -14,27 +14,10 @@ from .reduce_scatter import NcclReduceScatter, PulledReduceScatter, PushedReduce
 
 __all__ = ["PRODUCTS"]
 
-PRODUCTS: dict[str, dict[str, type[CopyProduct]]] = {
-    "allgather_matmul": {"nccl": NcclGather, "push": PushedGather},
-    "matmul_reduce_scatter": {
-        "nccl": NcclReduceScatter,
-        "pull": PulledReduceScatter,
-        "store": StoredReduceScatter,
-        "push": PushedReduceScatter,
-        "one_kernel": OneKernelReduceScatter,
-    },
-    "matmul_allreduce": {
-        "nccl": NcclAllReduce,
-        "one_shot": OneShotAllReduce,
-        "two_shot": TwoShotAllReduce,
-        "push": PushedAllReduce,
-        "ring": RingAllReduce,
-        "one_kernel": OneKernelAllReduce,
-    },
-    "matmul_allgather": {
-        "nccl": NcclGatheredOutput,
-        "push": PushedGatheredOutput,
-        "one_kernel": OneKernelGatheredOutput,
-    },
-}
-"""The products of each form, by the names that ``algo=`` takes."""
+PRODUCTS: tuple[type[CopyProduct], ...] = (
+    NcclGather, PushedGather,
+    NcclReduceScatter, PulledReduceScatter, StoredReduceScatter, PushedReduceScatter, OneKernelReduceScatter,
+    NcclAllReduce, OneShotAllReduce, TwoShotAllReduce, PushedAllReduce, RingAllReduce, OneKernelAllReduce,
+    NcclGatheredOutput, PushedGatheredOutput, OneKernelGatheredOutput,
+)  # fmt: skip
+"""All of them; ``form`` and ``name`` say what each computes and what ``algo=`` calls it."""

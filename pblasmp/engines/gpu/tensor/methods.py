@@ -36,12 +36,11 @@ class CopyMethod(TensorMethod):
     """A tensor-parallel product from local GEMMs and copies between GPUs.
 
     Args:
-        form: what it computes.
-        name: the algorithm.
+        kind: the product.
     """
 
-    def __init__(self, form: str, name: str) -> None:
-        self.name, self.forms, self._kind = name, (form,), PRODUCTS[form][name]
+    def __init__(self, kind: type[CopyProduct]) -> None:
+        self.name, self.forms, self._kind = kind.name, (kind.form,), kind
 
     def view(self, problem: AnyProblem) -> AnyProblem | str:
         """Return a problem as a tensor-parallel product with row-major X, or why it is not one."""
@@ -67,9 +66,6 @@ class CopyMethod(TensorMethod):
 
 class PushTensorMethod(CopyMethod):
     """By copies, or by messages if GPUs do not reach each other's memory."""
-
-    def __init__(self, form: str) -> None:
-        super().__init__(form, "push")
 
     def refusal(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
@@ -194,7 +190,4 @@ def _best(p: ParallelProblem, options: Options, multiprocessors: int) -> str:
     return "push" if graphs or flops >= _HIDES_PIECES else single
 
 
-METHODS = tuple(
-    PushTensorMethod(form) if name == "push" else CopyMethod(form, name)
-    for form, kinds in PRODUCTS.items() for name in kinds
-)  # fmt: skip
+METHODS = tuple((PushTensorMethod if kind.name == "push" else CopyMethod)(kind) for kind in PRODUCTS)
