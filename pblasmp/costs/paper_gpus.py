@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -206,6 +206,28 @@ class _PaperGpu:
     reserve = begin = end = follow = use_current_stream = await_flags = move = _nothing
 
 
+@dataclass(frozen=True, slots=True)
+class _PaperRuntime:
+    """What products ask of a GPU's runtime."""
+
+    size: int
+
+    def queueing(self, what: str) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Return a ``with`` block in which nothing is agreed on. Local."""
+        return nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class _PaperSession:
+    """What products ask of a GPU's session."""
+
+    gpu: _PaperGpu
+    runtime: _PaperRuntime
+
+    def recordings(self) -> None:
+        """Return None: there are no graphs. Local."""
+
+
 class PaperGpuEngine(PaperEngine):
     """The engine of one of many GPU ranks that nobody has started. Making one is local.
 
@@ -223,8 +245,7 @@ class PaperGpuEngine(PaperEngine):
     def _begin(self, ranks: Ranks, rank: int) -> None:
         self.operations: Any = _PaperGpuOperations(self.events, ranks.cores or ranks.per_node)
         self.transport: Any = _PaperGpuTransport(ranks, rank, self.events)
-        runtime = SimpleNamespace(size=ranks.size, queueing=nullcontext)
-        self.session = SimpleNamespace(gpu=_PaperGpu(self), runtime=runtime, recordings=lambda: None)
+        self.session = _PaperSession(_PaperGpu(self), _PaperRuntime(ranks.size))
 
     @contextlib.contextmanager
     def ahead(self) -> Iterator[None]:

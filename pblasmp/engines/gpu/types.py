@@ -1,17 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pblasmp's names as cuBLASMp's numbers."""
+"""pblasmp's names as the numbers of cuBLASMp and cuBLAS."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ...bindings import ComputeType, DataType, MatmulAlgoType
+from ...bindings import ComputeType, DataType, DiagType, FillMode, MatmulAlgoType, Operation, SideMode
 from ...dtypes import DTYPES, ELEMENT_TYPES, is_float8
 from ...errors import UnsupportedError
 
-__all__ = ["ALGO_TYPES", "DATA_TYPES", "MULTICAST", "carried", "compute_type", "stored_dtype"]
+__all__ = [
+    "ALGO_TYPES", "DATA_TYPES", "DIAGONALS", "FILLS", "MULTICAST", "OPS", "SIDES", "carried", "compute_type",
+    "stored_dtype",
+]  # fmt: skip
 
 DATA_TYPES = {name: DataType[row.cuda] for name, row in ELEMENT_TYPES.items()}
+
+SIDES = {"L": int(SideMode.LEFT), "R": int(SideMode.RIGHT)}
+FILLS = {"L": int(FillMode.LOWER), "U": int(FillMode.UPPER)}
+OPS = {op: int(Operation[op]) for op in "NTC"}
+DIAGONALS = {"N": int(DiagType.NON_UNIT), "U": int(DiagType.UNIT)}
+"""The options of level 3 by PBLAS's letters."""
 
 ALGO_TYPES = {algo.name.lower(): algo for algo in MatmulAlgoType}
 """cuBLASMp's algorithms by the names that ``algo=`` takes."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ....bindings import FUNCTIONS, DiagType, FillMode, Operation, SideMode
+from ....bindings import FUNCTIONS
 from ....dtypes import accumulation_dtype
 from ....layout import Level3Problem, MatmulProblem, MatrixDescriptor
 from ...arrays import same_memory, scale
@@ -17,7 +17,7 @@ from ...local_part import LocalPart
 from ...product import Product
 from ...protocol import Engine
 from ...request import Operands, Options
-from ..types import compute_type
+from ..types import DIAGONALS, FILLS, OPS, SIDES, compute_type
 from . import faults
 from .call import PreparedCall, columns, part_mask, write_part
 from .contracts import symbol_of
@@ -26,10 +26,6 @@ from .library import Cublasmp
 __all__ = ["CublasmpLevel3", "ScaledC"]
 
 Array = Any
-
-_SIDES = {"L": SideMode.LEFT, "R": SideMode.RIGHT}
-_FILLS = {"L": FillMode.LOWER, "U": FillMode.UPPER}
-_DIAGONALS = {"N": DiagType.NON_UNIT, "U": DiagType.UNIT}
 
 
 class CublasmpLevel3(PreparedCall):
@@ -72,8 +68,8 @@ class CublasmpLevel3(PreparedCall):
         alpha = alpha.conjugate() if self._form.conj_alpha else alpha
         self._alpha, self._beta = np.array(alpha, scale), np.array(self._options.beta, scale)
         values: dict[str, Any] = {
-            "handle": self._library.handle, "side": _SIDES[q.side], "uplo": _FILLS[q.uplo],
-            "trans": Operation[q.op_a], "diag": _DIAGONALS[q.diag], "m": q.m, "n": q.n, "k": q.k,
+            "handle": self._library.handle, "side": SIDES[q.side], "uplo": FILLS[q.uplo],
+            "trans": OPS[q.op_a], "diag": DIAGONALS[q.diag], "m": q.m, "n": q.n, "k": q.k,
             "alpha": self._alpha.ctypes.data, "beta": self._beta.ctypes.data,
             "computeType": compute_type(q.d.dtype, None),
         }  # fmt: skip

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ....bindings import DiagType, FillMode, Operation, SideMode
 from ...direct.blas_form import factors_of_product, moved_in_place, old_values, sided_words, triangular_words
 from ...direct.spans import whole_span
 from ...direct.sub_matrix import SubMatrix, UnfitError, same_elements, same_rank
 from ..kernels.kernels import Tile
+from ..types import DIAGONALS, FILLS, OPS, SIDES
 from .builder import CallBuilder, Compute, Queue
 
 __all__ = ["added", "matmul", "product_of", "sided", "triangular"]
@@ -19,10 +19,6 @@ _MOST_OF_PRODUCT = 64 << 20  # bytes: a larger product is better overlapped with
 _LONGEST = 1e11  # operations of a product on each rank, 2 ms: then the time of the host no longer matters
 _LARGER, _MOVED = 2, 1 << 22  # see stationary.py: when it is better to move results than operands
 _TURNED = 1 << 20  # elements that the sum of matrices may read across the grain
-_SIDES = {"L": int(SideMode.LEFT), "R": int(SideMode.RIGHT)}
-_FILLS = {"L": int(FillMode.LOWER), "U": int(FillMode.UPPER)}
-_OPS = {"N": int(Operation.N), "T": int(Operation.T), "C": int(Operation.C)}
-_DIAGONALS = {"N": int(DiagType.NON_UNIT), "U": int(DiagType.UNIT)}
 
 
 def matmul(call: CallBuilder) -> Compute:
@@ -71,8 +67,8 @@ def product_of(
         x_by_columns, y_by_columns = y_by_columns, x_by_columns
     if (x_conjugated and x_by_columns) or (y_conjugated and not y_by_columns):
         raise UnfitError
-    op_x = _OPS["N" if x_by_columns else "C" if x_conjugated else "T"]
-    op_y = _OPS["N" if not y_by_columns else "C" if y_conjugated else "T"]
+    op_x = OPS["N" if x_by_columns else "C" if x_conjugated else "T"]
+    op_y = OPS["N" if not y_by_columns else "C" if y_conjugated else "T"]
 
     def queue(
         handle: int,
@@ -109,7 +105,7 @@ def triangular(call: CallBuilder) -> Compute:
     slab = call.stage(x, everything, everything, "")
     side, uplo, op = triangular_words(asked, x.by_columns, to.by_columns)
     alpha, function = call.scalar(asked.alpha), call.function(asked.routine)
-    options = _SIDES[side], _FILLS[uplo], _OPS[op], _DIAGONALS[asked.diag]
+    options = SIDES[side], FILLS[uplo], OPS[op], DIAGONALS[asked.diag]
     m, n = (to.m, to.n) if to.by_columns else (to.n, to.m)
     after = () if asked.routine == "trsm" else (to.at, to.ld)
 
@@ -135,7 +131,7 @@ def sided(call: CallBuilder) -> Compute:
 
     def compute(stream: Any, _: int) -> list[Queue]:
         one = function, (
-            call.handle(stream), _SIDES[side], _FILLS[uplo], m, n,
+            call.handle(stream), SIDES[side], FILLS[uplo], m, n,
             alpha, x.at, x.ld, y.at, y.ld, beta, to.at, to.ld,
         )  # fmt: skip
         return [*call.queued(stream, copies), one]

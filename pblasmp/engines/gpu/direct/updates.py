@@ -16,8 +16,6 @@ from .strips import Strip, deal, portions, runs, strips_of
 
 __all__ = ["updated"]
 
-_TILES = 32  # that one kernel writes
-
 
 def updated(call: CallBuilder) -> Compute:
     """Prepare syrk, herk, syr2k or her2k."""
@@ -111,14 +109,12 @@ def _diagonal(
                 )
             at += len(run) * size * item
         for ld in sorted({ld for ld, _ in written}):
-            alike = [tile for of, tile in written if of == ld]
-            for start in range(0, len(alike), _TILES):
-                launches = gpu.launches_of_sum(
-                    call.dtype, alike[start : start + _TILES], (to.by_columns, to.ld), (to.by_columns, ld),
-                    (to.by_columns, to.ld), 1, asked.beta, uplo=asked.uplo, real=hermitian,
-                    deals=(deal(to.rows, to.row), deal(to.cols, to.col)),
-                )  # fmt: skip
-                queue += [(launch, (stream,)) for launch in launches]
+            launches = gpu.launches_of_sum(
+                call.dtype, [tile for of, tile in written if of == ld], (to.by_columns, to.ld), (to.by_columns, ld),
+                (to.by_columns, to.ld), 1, asked.beta, uplo=asked.uplo, real=hermitian,
+                deals=(deal(to.rows, to.row), deal(to.cols, to.col)),
+            )  # fmt: skip
+            queue += [(launch, (stream,)) for launch in launches]
     return queue
 
 

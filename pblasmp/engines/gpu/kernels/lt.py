@@ -19,10 +19,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ....bindings import Operation
 from ....dtypes import DTYPES, FLOAT8, accumulation_dtype, is_float8
 from ....errors import ArgumentError, LibraryNotFoundError, UnsupportedError
-from ..types import DATA_TYPES, compute_type
+from ..types import DATA_TYPES, OPS, compute_type
 from .views import View
 
 __all__ = ["PLAIN", "SCALE_ALIGNED", "Batch", "Fused", "LocalProducts", "fuses", "why_not_float8"]
@@ -34,7 +33,6 @@ _FLOAT8_ALIGNED = 16
 SCALE_ALIGNED = 16  # bytes; with other addresses of scales, cuBLASLt finds an algorithm that refuses to run
 
 Op = Literal["N", "T", "C"]
-_OPS = {op: int(Operation[op]) for op in "NTC"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +243,7 @@ class LocalProducts:
         """
         at = self._scalars_of(alpha, beta, kind).ctypes.data
         *factors, d, ldd = matrices
-        op_a, op_b = _OPS[ops[0]], _OPS[ops[1]]
+        op_a, op_b = OPS[ops[0]], OPS[ops[1]]
         call = getattr(self.cublas, f"{letter}gemm")
         call(self.solver(stream, lane), op_a, op_b, *sizes, at, *factors, at + kind.itemsize, d, ldd)
 
@@ -277,7 +275,7 @@ class LocalProducts:
         at = self._scalars_of(alpha, beta, kind).ctypes.data
         a, lda, x, y = places
         call = getattr(self.cublas, f"{letter}gemv")
-        call(self.solver(stream, lane), _OPS[op], *sizes, at, a, lda, x, 1, at + kind.itemsize, y, 1)
+        call(self.solver(stream, lane), OPS[op], *sizes, at, a, lda, x, 1, at + kind.itemsize, y, 1)
 
     def trsm(self, stream: int, letter: str, *arguments: int, lane: str = "main") -> None:
         """Queue cuBLAS's trsm. Local.
@@ -355,8 +353,8 @@ class LocalProducts:
         )
         made.callback(lt.matmul_desc_destroy, description)
         attributes = {
-            "TRANSA": int(Operation[asked.op_w]),
-            "TRANSB": int(Operation[asked.op_x]),
+            "TRANSA": OPS[asked.op_w],
+            "TRANSB": OPS[asked.op_x],
             "EPILOGUE": int(lt.Epilogue[finish.epilogue]),
         }
         if finish.bias:
