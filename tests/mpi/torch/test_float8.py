@@ -115,9 +115,9 @@ class OneProcess:
 
 def near(name: str, got: Tensor | None, expected: np.ndarray, dtype: torch.dtype) -> None:
     assert got is not None, f"{name}: none"
-    tolerance = (
-        TOLERANCE[dtype] if got.device.type == "cpu" else max(TOLERANCE[dtype], 4e-3)
-    )  # of tensor cores
+    tolerance = TOLERANCE[dtype]
+    if got.device.type != "cpu":  # tensor cores; and each rank's part of a sum is rounded to 16 bits
+        tolerance = max(2 * tolerance, 4e-3)
     compare(name, got, torch.from_numpy(expected).to(got.device, dtype), tolerance)
 
 
