@@ -156,7 +156,7 @@ class Handle:
         """Return a sub-matrix as a view of the same memory, even if it is one element. Local; 0-based.
 
         Raises:
-            LayoutError: the index is none of a sub-matrix.
+            ArgumentError: the index is none of a sub-matrix.
         """
         i, j, m, n, transposed = self._at
         try:

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LayoutError
+from ..errors import ArgumentError, LayoutError
 from .grid import integer
 
 __all__ = ["Axis", "axis", "numroc"]
@@ -70,14 +70,14 @@ class Axis:
     def _check(self, process: int) -> int:
         if type(process) is int and 0 <= process < self.nprocs:
             return process  # nearly always
-        process = integer(process, "process", 0)
+        process = integer(process, "process", 0, ArgumentError)
         if process >= self.nprocs:
-            raise LayoutError(f"process {process} is not among {self.nprocs} processes")
+            raise ArgumentError(f"process {process} is not among {self.nprocs} processes")
         return process
 
     def _check_range(self, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= self.extent:
-            raise LayoutError(f"range {start}:{stop} is not inside 0:{self.extent}")
+            raise ArgumentError(f"range {start}:{stop} is not inside 0:{self.extent}")
 
     def count(self, process: int) -> int:
         """Return how many indices ``process`` owns."""
@@ -109,9 +109,9 @@ class Axis:
 
     def index(self, i: int) -> int:
         """Return ``i`` checked to be an index of this axis."""
-        i = integer(i, "index", 0)
+        i = integer(i, "index", 0, ArgumentError)
         if i >= self.extent:
-            raise LayoutError(f"index {i} is out of range: the extent is {self.extent}")
+            raise ArgumentError(f"index {i} is out of range: the extent is {self.extent}")
         return i
 
     def owner(self, i: int) -> int:
@@ -127,10 +127,10 @@ class Axis:
 
     def to_global(self, process: int, local: int) -> int:
         """Return the global index of ``local`` on ``process``."""
-        process, local = self._check(process), integer(local, "local index", 0)
+        process, local = self._check(process), integer(local, "local index", 0, ArgumentError)
         owned = self.count(process)
         if local >= owned:
-            raise LayoutError(f"local index {local} is out of range: process {process} owns {owned}")
+            raise ArgumentError(f"local index {local} is out of range: process {process} owns {owned}")
         turn = (process - self.source) % self.nprocs
         rounds, within = divmod(local + (self.lead if turn == 0 else 0), self.block)
         return (rounds * self.nprocs + turn) * self.block + within - self.lead

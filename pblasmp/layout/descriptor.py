@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import as_dtype
-from ..errors import LayoutError
+from ..errors import ArgumentError, LayoutError
 from ..hooks import hook
 from .axis import Axis, axis
 from .grid import Grid, as_block, as_grid, integer, one_of, pair, short_repr
@@ -169,7 +169,7 @@ class MatrixDescriptor(Value):
         An integer in place of a slice is one row or column; what follows may be left out, as in ``[3]`` and ``[:5]``.
 
         Raises:
-            LayoutError: the index is none of these, is out of range, or has another step than 1.
+            ArgumentError: the index is none of these, is out of range, or has another step than 1.
         """
         rows, cols = self.ranges(where)
         row_axis, col_axis = self.rows.window(*rows), self.cols.window(*cols)
@@ -189,7 +189,7 @@ class MatrixDescriptor(Value):
         given = where if isinstance(where, tuple) else (where,)
         given = () if len(given) == 1 and given[0] is ... else given
         if len(given) > 2 or not all(isinstance(each, slice) or is_integer(each) for each in given):
-            raise LayoutError(
+            raise ArgumentError(
                 f"index: expected integers or slices, such as A[3, 4], A[3], A[:5] or A[0:4, 2:8], got {where!r}"
             )
         rows, cols = (*given, slice(None), slice(None))[:2]
@@ -310,14 +310,14 @@ def _range(which: Any, extent: int, what: str) -> tuple[int, int]:
     if not isinstance(which, slice):
         at = index(which)
         if not -extent <= at < extent:
-            raise LayoutError(f"index: {what} {at} is out of range: the matrix has {extent} {what}s")
+            raise ArgumentError(f"index: {what} {at} is out of range: the matrix has {extent} {what}s")
         return at % extent, at % extent + 1
     try:
         start, stop, step = which.indices(extent)
     except TypeError:
-        raise LayoutError(f"a sub-matrix begins and ends at integers, got {which!r}") from None
+        raise ArgumentError(f"a sub-matrix begins and ends at integers, got {which!r}") from None
     if step != 1:
-        raise LayoutError(f"a sub-matrix has step 1, got {which!r}")
+        raise ArgumentError(f"a sub-matrix has step 1, got {which!r}")
     return start, max(start, stop)
 
 

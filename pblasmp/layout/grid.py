@@ -180,11 +180,11 @@ class Grid:
         """Return ``(prow, pcol)`` of ``rank``, all counted from 0. Local.
 
         Raises:
-            LayoutError: the rank is not in the grid.
+            ArgumentError: the rank is not in the grid.
         """
-        rank = integer(rank, "rank", 0)
+        rank = integer(rank, "rank", 0, ArgumentError)
         if rank >= self.size:
-            raise LayoutError(f"rank {rank} is not in a grid of {self}: expected 0 to {self.size - 1}")
+            raise ArgumentError(f"rank {rank} is not in a grid of {self}: expected 0 to {self.size - 1}")
         if self.order == "row":
             return divmod(rank, self.npcol)
         return rank % self.nprow, rank // self.nprow
@@ -193,11 +193,11 @@ class Grid:
         """Return the rank at process row ``prow`` and process column ``pcol``, all counted from 0. Local.
 
         Raises:
-            LayoutError: the coordinates are not in the grid.
+            ArgumentError: the coordinates are not in the grid.
         """
-        prow, pcol = integer(prow, "prow", 0), integer(pcol, "pcol", 0)
+        prow, pcol = integer(prow, "prow", 0, ArgumentError), integer(pcol, "pcol", 0, ArgumentError)
         if prow >= self.nprow or pcol >= self.npcol:
-            raise LayoutError(f"process ({prow}, {pcol}) is not in a grid of {self}")
+            raise ArgumentError(f"process ({prow}, {pcol}) is not in a grid of {self}")
         return prow * self.npcol + pcol if self.order == "row" else pcol * self.nprow + prow
 
     def same_ranks(self, other: Grid) -> bool:

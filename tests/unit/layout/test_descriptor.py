@@ -103,29 +103,35 @@ def test_integers_and_shorter_indices():
     "index", [(0, 0, 0), True, (np.True_, 0), None, [3], 1.0, "3", (..., 3), np.arange(2)]
 )
 def test_what_is_no_index(index):
-    with pytest.raises(LayoutError, match=r"index: expected integers or slices, such as A\[3, 4\], .* got "):
+    with pytest.raises(
+        ArgumentError, match=r"index: expected integers or slices, such as A\[3, 4\], .* got "
+    ) as error:
         MatrixDescriptor((10, 20), (3, 4), Grid(2, 2))[index]
+    assert error.type is ArgumentError  # the layout is legal
 
 
 @pytest.mark.parametrize(
     ("index", "words"), [(10, "row 10 .* 10 rows"), ((0, -21), "column -21 .* 20 columns")]
 )
 def test_an_index_out_of_range(index, words):
-    with pytest.raises(LayoutError, match=words):
+    with pytest.raises(ArgumentError, match=words) as error:
         MatrixDescriptor((10, 20), (3, 4), Grid(2, 2))[index]
+    assert error.type is ArgumentError  # the layout is legal
 
 
 @pytest.mark.parametrize("step", [2, -1])
 def test_a_sub_matrix_has_step_one(step):
-    with pytest.raises(LayoutError, match=r"a sub-matrix has step 1, got slice"):
+    with pytest.raises(ArgumentError, match=r"a sub-matrix has step 1, got slice") as error:
         MatrixDescriptor((10, 20), (3, 4), Grid(2, 2))[::step, :]
+    assert error.type is ArgumentError  # the layout is legal
 
 
 def test_a_sub_matrix_begins_at_integers():
     with pytest.raises(
-        LayoutError, match=r"a sub-matrix begins and ends at integers, got slice\(0\.5, 2, None\)"
-    ):
+        ArgumentError, match=r"a sub-matrix begins and ends at integers, got slice\(0\.5, 2, None\)"
+    ) as error:
         MatrixDescriptor((10, 20), (3, 4), Grid(2, 2))[0.5:2, :]
+    assert error.type is ArgumentError  # the layout is legal
 
 
 @given(st.data())

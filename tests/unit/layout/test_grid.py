@@ -74,13 +74,17 @@ def test_illegal_grids(arguments, message):
         (lambda g: g.rank(2, 0), "process (2, 0) is not in a grid of 2x3 processes in row order"),
         (lambda g: g.rank(0, 3), "process (0, 3) is not in a grid of 2x3 processes in row order"),
         (lambda g: g.rank(0, -1), "pcol: expected at least 0, got -1"),
-        (lambda g: Grid.squarest(0), "nranks: expected at least 1, got 0"),
     ],
 )
 def test_what_is_out_of_range_is_refused(call, message):
-    with pytest.raises(LayoutError) as error:
+    with pytest.raises(ArgumentError) as error:
         call(Grid(2, 3))
-    assert str(error.value) == message
+    assert (error.type, str(error.value)) == (ArgumentError, message)
+
+
+def test_a_grid_has_ranks():
+    with pytest.raises(LayoutError, match=r"^nranks: expected at least 1, got 0$"):
+        Grid.squarest(0)
 
 
 def test_a_grid_is_a_value():
