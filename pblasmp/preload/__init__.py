@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -130,20 +131,20 @@ def library() -> Path:
     path = folder / f"preload-{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
     if path.exists():
         return path
-    compiler = os.environ.get("CC") or "cc"
-    if shutil.which(compiler) is None:
+    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]  # CC may have options
+    if shutil.which(compiler[0]) is None:
         raise LibraryNotFoundError(
             f"the library for ScaLAPACK programs is compiled when it is first needed, but there is no C compiler "
-            f"{compiler!r}: install one (gcc, clang), or name it in CC"
+            f"{compiler[0]!r}: install one (gcc, clang), or name it in CC"
         )
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         code, made = Path(scratch, "preload.c"), Path(scratch, path.name)
         code.write_text(text, encoding="utf-8")
-        command = [compiler, "-O2", "-fPIC", "-shared", "-o", str(made), str(code), "-ldl"]
+        command = [*compiler, "-O2", "-fPIC", "-shared", "-o", str(made), str(code), "-ldl"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise UnsupportedError(f"{' '.join(command[:5])} failed: {done.stderr.strip()}")
+            raise UnsupportedError(f"{' '.join(command[:-4])} failed: {done.stderr.strip()}")
         made.replace(path)  # another process may have been as fast
     return path
 

@@ -92,6 +92,13 @@ def test_no_compiler(cache, monkeypatch):
     assert not cache.exists()
 
 
+def test_a_compiler_with_options(cache, monkeypatch):
+    monkeypatch.setenv("CC", "cc -g0")
+    assert preload.library().parent == cache
+    monkeypatch.setenv("CC", " ")
+    assert preload.library().exists()
+
+
 def test_a_compiler_that_fails(cache, monkeypatch):
     monkeypatch.setenv("CC", "false")
     with pytest.raises(UnsupportedError, match="false -O2"):
