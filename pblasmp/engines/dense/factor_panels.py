@@ -412,7 +412,8 @@ class Workbench:
             return False
         if not self.shared:
             alone = self.engine.transport.size == 1
-            if d.order != "F" or not (alone or d.same_places(self.described(i))):
+            panels = self._shapes[i].described(self._dtype, d.grid.size)
+            if d.order != "F" or not (alone or d.same_places(panels)):
                 return False
         return bool(local.strides[0] == local.itemsize or len(local) <= 1)
 

@@ -71,9 +71,15 @@ class PanelShape(NamedTuple):
         """Return the columns of panel ``k``: the first, and the one after the last."""
         return k * self.width, min((k + 1) * self.width, self.cols)
 
-    def described(self, dtype: np.dtype) -> MatrixDescriptor:
-        """Return the matrix in panels that ranks have for themselves, as a layout."""
-        width, grid = self.width * self.group, self.grid or Grid(1, self.workers)
+    def described(self, dtype: np.dtype, size: int = 0) -> MatrixDescriptor:
+        """Return the matrix in panels that ranks have for themselves, as a layout.
+
+        Args:
+            dtype: its element type.
+            size: processes that the grid has at least, if no rank has several panels: the others have nothing.
+        """
+        across = self.workers if self.panels > self.workers else max(self.workers, size)
+        width, grid = self.width * self.group, self.grid or Grid(1, across)
         block = max(1, self.rows) if self.grid is None else width, width
         return MatrixDescriptor((self.rows, self.cols), block, grid, dtype=dtype, order="F")
 

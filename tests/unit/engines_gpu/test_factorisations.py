@@ -54,9 +54,25 @@ def everything(comm: Any, path: str) -> Any:
             with panels_of(ctx, 4):
                 yield empty(ctx, rng)
                 yield from failures(ctx, rng)
+                yield from one_right_hand_side(ctx)
         yield "inverses", None if invert.call_count else "none"
         lib.assert_clean()
         lib.gpu.assert_clean()
+
+
+def one_right_hand_side(ctx: pb.Context) -> Iterator[Any]:
+    """Solutions computed where they are, or moved: of one and of several grids."""
+    grids = pb.Grid(1, ctx.size), pb.Grid(1, 1), pb.Grid(ctx.size, 1)
+    layouts = [pb.MatrixDescriptor((24, 1), (4, 4), grid, order="F") for grid in grids]
+    a = ctx.from_function(
+        lambda i, j: (i >= j) + 3.0 * (i == j), pb.MatrixDescriptor((24, 24), (4, 4), grids[0], order="F")
+    )
+    lower, right = a.allgather(), np.arange(1.0, 25)[:, None]
+    for of_b, of_x in itertools.product(layouts, (*layouts, None)):
+        b = ctx.scatter(right, of_b)
+        x = pb.cho_solve(a, b, out=b if of_x is None else ctx.zeros(of_x)).allgather()
+        near = np.allclose(lower @ (lower.T @ x), right)
+        yield f"from {of_b.grid} to {of_x}", None if near else f"{x}"
 
 
 @contextmanager
@@ -303,11 +319,12 @@ def deliveries(comm: Any, path: str) -> Any:
                 mock.patch.object(
                     FactorKernels, "step", autospec=True, side_effect=FactorKernels.step
                 ) as step,
+                mock.patch.object(factor_panels.Mover, "_move") as move,  # all is where it is wanted
             ):
                 pb.cho_solve(a, b, out=b)
             counts = [len(lib.gpu.did(name)) for name in ("cuBLAS", "reduce", "broadcast")]
             wanted = [launches, 6, 6], 0 if few == 0 else 6
-            found = counts, step.call_count
+            found = counts, step.call_count + move.call_count
             yield f"launches, {few}", None if found == wanted else f"{found}"
 
 
