@@ -15,6 +15,8 @@ from typing import Any
 __all__ = ["State"]
 
 _MISSING = object()
+_known: dict[Any, dict[str, Any]] = {}
+"""The attributes of modules and classes, copied again only where something has changed."""
 
 
 class State:
@@ -31,7 +33,10 @@ class State:
         self._path = list(sys.path)
         self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         self._hooks = sys.excepthook, sys.unraisablehook
-        self._attributes = [(owner, vars(owner).copy()) for owner in _owners(_modules())]
+        self._owners = _owners(_modules())
+        for owner in self._owners:
+            if owner not in _known or len(vars(owner)) != len(_known[owner]):
+                _known[owner] = vars(owner).copy()
         self._unraisable: list[str] = []
         sys.unraisablehook = self._note
         gc.freeze()  # objects that exist now stay: restore() need not search them
@@ -49,8 +54,9 @@ class State:
         if self._cores is not None:
             os.sched_setaffinity(0, self._cores)
         sys.excepthook, sys.unraisablehook = self._hooks
-        for owner, attributes in self._attributes:
-            _restore(owner, attributes)
+        for owner in self._owners:
+            if not _restore(owner, _known[owner]):
+                del _known[owner]
         return self._unraisable
 
     def _note(self, unraisable: Any) -> None:
@@ -78,12 +84,16 @@ def _owners(modules: tuple[ModuleType, ...]) -> list[Any]:
     return [*modules, *classes]
 
 
-def _restore(owner: Any, attributes: dict[str, Any]) -> None:
-    """Give ``owner`` its earlier attributes back; attributes that it has gained since stay."""
+def _restore(owner: Any, attributes: dict[str, Any]) -> bool:
+    """Give ``owner`` its earlier attributes back; attributes that it has gained since stay.
+
+    Returns:
+        whether nothing had changed.
+    """
     now = vars(owner)
-    alike = all(map(is_, now, attributes)) and all(map(is_, now.values(), attributes.values()))
-    if alike and len(now) >= len(attributes):  # as good as always, and quickly seen
-        return
+    if len(now) == len(attributes) and all(map(is_, now.values(), attributes.values())):
+        return True  # as good as always, and quickly seen: a name does not change alone, in its place
     for name, value in attributes.items():
         if not name.startswith("__") and now.get(name, _MISSING) is not value:
             setattr(owner, name, value)
+    return False
