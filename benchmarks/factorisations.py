@@ -272,7 +272,7 @@ def main() -> None:
             setattr(options, name, given)
     if options.quick:
         options.n, options.block, options.nrhs, options.rhs = [80], [16], 5, [5]
-        options.grid = ["1x1", "1x2"] if options.gpu else ["2x2"]
+        options.grid = ["1x1", "1x2"] if options.gpu else ["1x2"]
     if options.gpu:
         gpu_factorisations.run(options)
         return

@@ -98,7 +98,7 @@ def test_factorisations_beside_scalapack(tmp_path):
     if locate("debian") is None:
         pytest.skip("ScaLAPACK (debian) is not here: python -m benchmarks.fetch_scalapack fetches it")
     (run,) = run_quick("factorisations.py", tmp_path, "--scalapack", "debian").values()
-    assert (run.name, run.ranks, run.gpus) == ("factorisations-debian-4-ranks", 4, 0)
+    assert (run.name, run.ranks, run.gpus) == ("factorisations-debian-2-ranks", 2, 0)
     assert [row["case"]["routine"] for row in run.rows] == ["potrf", "getrf", "geqrf", "posv", "gesv", "gels"]
     assert all({"pblasmp", "debian", "debian-256"} == set(row["seconds"]) for row in run.rows)
 

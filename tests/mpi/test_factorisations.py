@@ -27,7 +27,7 @@ from tests.helpers.factor_cases import (
     relative,
     too_large,
 )
-from tests.helpers.lengths import draws
+from tests.helpers.lengths import draws, only_long
 from tests.helpers.mpi import run_mpi
 
 
@@ -42,10 +42,10 @@ def everything(comm, count):
 
 @pytest.mark.parametrize("nranks", [1, 2, 4, 6])
 def test_every_layout(nranks):
-    run_mpi(everything, nranks, count=draws(2 if nranks < 4 else 1, long=8))
+    run_mpi(everything, nranks, count=draws(1, long=8))
 
 
-@pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), (3, 1)])
+@pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), *only_long((3, 1))])
 def test_several_nodes(nranks, per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
     run_mpi(everything, nranks, count=draws(1, long=6))

@@ -85,9 +85,9 @@ OTHERS = [routine for routine in ROUTINES if routine not in SIDED]
 
 
 @pytest.mark.parametrize("routines", [SIDED, OTHERS], ids=["sided", "others"])
-@pytest.mark.parametrize(("nranks", "part", "parts"), [(1, 0, 2), (2, 0, 7), (4, 1, 13), (6, 2, 35)])
+@pytest.mark.parametrize(("nranks", "part", "parts"), [(1, 0, 4), (2, 0, 14), (4, 1, 26), (6, 2, 70)])
 def test_every_option_of_every_routine(nranks, part, parts, routines):
-    """Half of them on one rank, fewer on more ranks."""
+    """A quarter of them on one rank, fewer on more ranks."""
     run_mpi(everything, nranks, routines=routines, part=part, parts=draws(parts, long=1))
 
 

@@ -69,7 +69,11 @@ def results(comm):
     with pb.Context(comm, engine="host") as ctx:
         cases = functools.cache(functools.partial(Case, ctx))
         for (form, name), sizes, dtype in in_turn(
-            NAMES, SIZES, (np.float32, np.float64, np.complex64, bfloat16), keep=5, first=ctx.size
+            NAMES,
+            SIZES,
+            (np.float32, np.float64, np.complex64, bfloat16),
+            keep=5 if ctx.size < 3 else 10,
+            first=ctx.size,
         ):
             if ctx.size == 1 and name in ("one_shot", "two_shot", "ring", "pull"):
                 name = "auto"

@@ -215,7 +215,7 @@ def refused(comm):
         ictxt = pblas.gridinit(ctx, "r", 2, 2)
         for number, name in enumerate(name for name, words in PROTOTYPES.items() if "INFO" not in words):
             found = list(variations(name, ictxt))
-            for ((case, known, info, words),) in in_turn(found, keep=5, first=number):
+            for ((case, known, info, words),) in in_turn(found, keep=10, first=number):
                 yield f"{name} {case}", raised(comm, name, known, info, words)
         known = legal("pdgemm", ictxt)
         known |= {"descc": np.full(9, -5), "ib": -1, "m": -2}

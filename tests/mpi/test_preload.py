@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pblasmp.launch import find_launcher, interpreter
-from reference.scalapack import locate
+from reference.scalapack import PATIENT, locate
 from tests.helpers.lengths import only_long
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +58,7 @@ def preloaded(tmp_path, cache):
     def run(program, ranks, least, *arguments):
         launcher = find_launcher()
         command = launcher.command(ranks, [str(program), *map(str, arguments)])
-        environment = launcher.environment() | {
+        environment = launcher.environment() | PATIENT | {
             "XDG_CACHE_HOME": str(cache), "LD_LIBRARY_PATH": str(locate("debian")), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         how = [*interpreter(), "-m", "pblasmp", "preload", f"--min={least}", "--engine=host", "--"]

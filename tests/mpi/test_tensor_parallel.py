@@ -23,7 +23,7 @@ SIZES = (1, 2, 3, 4)
 def every_product(comm):
     rng = np.random.default_rng(61)
     with pb.Context(comm, engine="host") as ctx:
-        few = 2 if comm.size < 3 else 3
+        few = 2 if comm.size < 3 else 5
         for form, dtype, transposed in in_turn(FORMS, TYPES, (False, True), keep=few):
             for t, n, k in sizes(comm):
                 case = Case(rng, comm, form, dtype, t, n, k, transposed=transposed)

@@ -213,8 +213,8 @@ BAD = [
         "an array of 99999999999 × 99999999999 float64 is too large: expected at most 2^60 bytes on a rank",
     ),
     (
-        "plan 99999999 99999999 8 --machine dgx-h100 --ranks 2 --dry-run",
-        "--dry-run: this process would hold the arrays of all ranks, 7.45e+07 GiB, this machine has",
+        "plan 999999 999999 8 --machine dgx-h100 --ranks 2 --dry-run",
+        "--dry-run: this process would hold the arrays of all ranks, 7.45e+03 GiB, this machine has",
     ),
     (
         "plan 30000000000 30000000000 30000000000 --machine dgx-h100 --ranks 8192",

@@ -19,6 +19,7 @@ import pblasmp as pb
 from pblasmp import pblas
 from reference.scalapack import locate
 from tests.helpers.docs import DOCS, PAGES, blocks
+from tests.helpers.lengths import only_long
 
 DOCUMENTED = re.compile(
     r"^\.\. (?:auto(?:class|function|exception)|py:data):: (?:pblasmp\.)?(\w+)$", re.MULTILINE
@@ -183,8 +184,9 @@ def test_ratios_are_times_over_those_of_pblasmp(modules):
     assert figures.spread([3.0, 1.0, 2.0]) == "2.00 (1.00 to 3.00)"
 
 
+@pytest.mark.skipif(not only_long(True), reason="the docs' build runs these commands")
 def test_what_planning_shows_is_what_the_commands_print(modules, tmp_path):
-    """A scaling, a layout that it pays to move, a model's layers; a command that fails, fails the build."""
+    """A scaling, a layout that it pays to move, a model's layers."""
     generate, _ = modules
     product, nodes, layout, model = generate.planned(DOCS / "planning.md", tmp_path)
     assert product.startswith("best: ")
@@ -193,6 +195,10 @@ def test_what_planning_shows_is_what_the_commands_print(modules, tmp_path):
     assert "pays at once" in layout
     assert len(re.findall("best on", model)) == 6
     assert "<svg" in (tmp_path / "scaling.svg").read_text()
+
+
+def test_a_command_that_fails_fails_the_build(modules, tmp_path):
+    generate, _ = modules
     page = tmp_path / "page.md"
     page.write_text("pblasmp plan 8 8 --machine dgx-h100\n")
     with pytest.raises(ValueError, match=r"page\.md: pblasmp plan 8 8 --machine dgx-h100: .*"):

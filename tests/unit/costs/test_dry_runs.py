@@ -36,7 +36,7 @@ def filled(of):
     return fill
 
 
-@pytest.mark.parametrize("nranks", [16, 64])
+@pytest.mark.parametrize("nranks", [16, 32])
 def test_products(nranks):
     rng = np.random.default_rng(nranks)
     for turn, algo in enumerate(SLABS * 2):
@@ -64,11 +64,11 @@ def routines(nranks):
     yield pb.Level3Problem("geadd", square, square, op_a="T"), ("moved",)
 
 
-@pytest.mark.parametrize("nranks", [16, 64])
+@pytest.mark.parametrize("nranks", [16, 32])
 def test_routines_and_forms(nranks):
     for p, algorithms in routines(nranks):
         eye = {"a": (p.a, np.eye(*p.a.shape))}
-        for (algo,) in in_turn(algorithms, keep=2, first=nranks // 64):
+        for (algo,) in in_turn(algorithms, keep=2, first=nranks // 32):
             run = dry_run(p, algo, ranks_per_node=8, fill=filled(eye))
             assert run.sent_bytes.sum() or algo == "summed"
     tokens, real = (4,) * nranks, np.dtype(np.float64)

@@ -32,7 +32,7 @@ def everything(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
     with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
         solver = opened(lib, patch)
         with pb.Context(comm, engine="cublasmp") as ctx:
-            for dtype, case in in_turn(TYPES, CASES, keep=2, first=ctx.size // 2):
+            for dtype, case in in_turn(TYPES, CASES, keep=2 if ctx.size == 1 else 4, first=ctx.size // 2):
                 yield case(ctx, rng, dtype)
             yield from refusals(ctx, rng)
             yield from chosen(ctx)

@@ -37,7 +37,12 @@ def follow_all(comm: Any, path: str) -> Any:
     with machine(path, Following, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
             for scheme, kind, order, dtype in in_turn(
-                ("gemm", *MAKERS), KINDS, "CF", ("float64", "float32", "bfloat16"), keep=5, first=ctx.size
+                ("gemm", *MAKERS),
+                KINDS,
+                "CF",
+                ("float64", "float32", "bfloat16"),
+                keep=5 if ctx.size < 4 else 10,
+                first=ctx.size,
             ):
                 ops = ("NN", "TN", "NT", "TT")[int(rng.integers(4))]
                 p = problem(scheme, ctx.size, order, dtype, ops)

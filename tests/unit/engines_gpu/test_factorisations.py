@@ -43,7 +43,7 @@ def everything(comm: Any, path: str) -> Any:
         mock.patch.object(factor, "_FEW", 2),
     ):
         with pb.Context(comm, engine="cublasmp") as ctx:
-            for case, dtype in in_turn(CASES, TYPES, keep=2):
+            for case, dtype in in_turn(CASES, TYPES, keep=4):
                 widest = mock.patch.object(FactorKernels, "width", return_value=int(rng.integers(1, 4)))
                 with (
                     panels_of(ctx, int(rng.integers(1, 9))),
@@ -125,7 +125,8 @@ def where_they_are(comm: Any, path: str) -> Any:
     rng = np.random.default_rng(17)
     with machine(path, Multiplying, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
-            for block, width in ((3, 3), (4, 2), (9, 3)):
+            for turn, (block, width) in enumerate(((3, 3), (4, 2), (9, 3))):
+                pairs = list(in_turn(CASES, TYPES, keep=len(TYPES), first=block))
 
                 def layout(_: Any, shape: Any, size: int, block: int = block, **how: Any) -> Any:
                     dtype = how.get("dtype", "float64")
@@ -138,7 +139,7 @@ def where_they_are(comm: Any, path: str) -> Any:
                     mock.patch.object(panel_shape, "_ROUNDS", 0),
                     panels_of(ctx, width),
                 ):
-                    for case, dtype in in_turn(CASES, TYPES, keep=len(TYPES), first=block):
+                    for ((case, dtype),) in in_turn(pairs, keep=2, first=turn):
                         yield case(ctx, rng, dtype)
                     moves = moved(ctx, layout(None, (40, 40), ctx.size))
                     yield f"blocks of {block}", f"{moves} moves" if moves else None

@@ -108,8 +108,8 @@ def guarded_products(comm: Any, paths: dict[str, str]) -> Any:
                     ((2, 2, 2), (2, 3, 4)),
                     ("NN", "NT", "NC", "TN", "TT", "CT"),
                     ("CCC", "FFF", "CFF", "CFC"),
-                    keep=4,
-                    first=2 * turn,
+                    keep=8,
+                    first=4 * turn,
                 ):
                     for source in distinct(sources, grid):
                         lib.clear()
