@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib
 
 from . import hooks as _hooks
+from .lazy import submodule as _submodule
 
 TYPE_CHECKING = False  # typing's own takes as long to import as all the rest of this module
 if TYPE_CHECKING:
@@ -170,14 +171,7 @@ def __getattr__(name: str) -> object:
         value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
         globals()[name] = value
         return value
-    module = f"{__name__}.{name}"
-    try:
-        if not name.startswith("_"):
-            return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _submodule(__name__, name)
 
 
 def __dir__() -> list[str]:

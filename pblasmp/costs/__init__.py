@@ -6,6 +6,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from ..lazy import submodule
+
 if TYPE_CHECKING:
     from ..layout.traffic import Traffic as Traffic
     from .advise import Advice as Advice
@@ -26,7 +28,4 @@ __all__ = ["Advice", "DryRun", "Prediction", "Traffic", "dry_run", "move_traffic
 def __getattr__(name: str) -> object:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name], __name__), name)
-    try:
-        return importlib.import_module(f"{__name__}.{name}")
-    except ModuleNotFoundError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    return submodule(__name__, name)

@@ -3,16 +3,9 @@
 
 from __future__ import annotations
 
-import importlib
+from ..lazy import submodule
 
 
 def __getattr__(name: str) -> object:
     """Import a module of this package when it is first used, as ``pblasmp.problems.files``."""
-    module = f"{__name__}.{name}"
-    try:
-        if not name.startswith("_"):
-            return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return submodule(__name__, name)

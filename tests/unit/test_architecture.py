@@ -26,6 +26,7 @@ BOTTOM = {"errors", "extras", "dtypes", "launchers", "logs"}
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "hooks": set(),
+    "lazy": set(),
     "extras": {"errors"},
     "dtypes": {"errors"},
     "launchers": {"errors", "extras"},
@@ -34,7 +35,7 @@ LAYERS: dict[str, set[str]] = {
     "epilogue": {"errors", "dtypes", "layout"},
     "scales": {"errors", "dtypes", "layout"},
     "scalapack": {"errors", "dtypes", "layout"},
-    "problems": {"errors", "extras", "dtypes", "layout"},
+    "problems": {"errors", "lazy", "extras", "dtypes", "layout"},
     "drawing": {"errors", "layout", "problems"},
     "comm": BOTTOM | {"layout"},
     "memory": BOTTOM | {"layout"},
@@ -46,7 +47,7 @@ LAYERS: dict[str, set[str]] = {
     "docstrings": set(),
     "kept_plans": {"logs", "engines"},
     "timing": {"comm", "engines"},
-    "costs": BOTTOM | {"layout", "problems", "drawing", "comm", "engines", "timing"},
+    "costs": BOTTOM | {"lazy", "layout", "problems", "drawing", "comm", "engines", "timing"},
     "tuning": {"errors", "layout", "comm", "engines", "timing"},
     "runtime": BOTTOM | {"layout", "comm", "engines", "kept_plans", "tuning"},
     "handle": {"layout", "engines", "runtime"},
@@ -123,6 +124,7 @@ LAYERS: dict[str, set[str]] = {
     "": {
         "errors",
         "hooks",
+        "lazy",
         "layout",
         "problems",
         "drawing",
