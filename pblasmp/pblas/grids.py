@@ -47,6 +47,7 @@ class ProcessGrid:
         context: the ranks, in the order of the grid's.
         grid: how they are arranged.
         parent: the Context that gridinit was given, which closes this when it closes.
+        info: what gridinfo returns.
         layouts: what direct calls know of descriptors, and of arrays with them.
         calls: what they know of calls made before.
     """
@@ -55,6 +56,7 @@ class ProcessGrid:
     context: Context
     grid: Grid
     parent: Context | None
+    info: tuple[int, int, int, int]
     layouts: dict[Any, Any] = field(default_factory=dict, repr=False)
     calls: dict[Any, Any] = field(default_factory=dict, repr=False)
 
@@ -140,7 +142,7 @@ def _made(
 
 
 def _numbered(ranks: Context, grid: Grid, parent: Context | None) -> int:
-    made = ProcessGrid(next(_numbers), ranks, grid, parent)
+    made = ProcessGrid(next(_numbers), ranks, grid, parent, (*grid.shape, *grid.coords(ranks.rank)))
     _known[made.number] = made
     if parent is not None:
         parent.adopt(made)
@@ -177,9 +179,7 @@ def gridinfo(ictxt: int) -> tuple[int, int, int, int]:
     Source: BLACS, BLACS_GRIDINFO.
     """
     found = of_number(ictxt)
-    if found is None:
-        return -1, -1, -1, -1
-    return (*found.grid.shape, *found.grid.coords(found.context.rank))
+    return (-1, -1, -1, -1) if found is None else found.info
 
 
 def gridexit(ictxt: int) -> None:

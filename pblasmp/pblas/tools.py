@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..layout import numroc as _numroc
+from ..layout.axis import axis
 from .arguments import Faults
 from .grids import gridinfo
 
@@ -147,11 +148,13 @@ def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
 
     Source: ScaLAPACK TOOLS, NUMROC.
     """
-    faults = Faults("numroc", ["n", "nb", "iproc", "isrcproc", "nprocs"])
-    n, nb = faults.integer("n", n, 0), faults.integer("nb", nb, 1)
-    processes = [iproc, isrcproc, nprocs]
-    iproc, isrcproc, nprocs = _processes(faults, ["iproc", "isrcproc", "nprocs"], processes)
-    return _numroc(n, nb, iproc, isrcproc, nprocs)
+    plain = type(n) is type(nb) is type(iproc) is type(isrcproc) is type(nprocs) is int
+    if not plain or n < 0 or nb < 1 or not (0 <= iproc < nprocs and 0 <= isrcproc < nprocs):
+        faults = Faults("numroc", ["n", "nb", "iproc", "isrcproc", "nprocs"])
+        n, nb = faults.integer("n", n, 0), faults.integer("nb", nb, 1)
+        processes = [iproc, isrcproc, nprocs]
+        iproc, isrcproc, nprocs = _processes(faults, ["iproc", "isrcproc", "nprocs"], processes)
+    return axis(n, nb, isrcproc, nprocs, 0).count(iproc)
 
 
 def _processes(faults: Faults, names: Sequence[str], values: Sequence[Any]) -> list[int]:
