@@ -20,7 +20,7 @@ from .arguments import Faults, as_routine, bound, signature_of
 from .direct import DirectForm
 from .grids import ProcessGrid
 from .operands import PblasOperand, check_grid, check_sharing, entries, one_grid_of
-from .routines import DTYPE, docstring, size_text
+from .routines import DTYPE, docstring, number_place, size_text, takes_number
 
 __all__ = ["BESIDE", "ROUTINES", "SIZES", "ScalapackRoutine", "factoriser"]
 
@@ -286,7 +286,7 @@ _MEANINGS = {
     "lwork": "-1 asks for the size of ``work``; otherwise not read",
     "iwork": "as ``work``",
     "liwork": "as ``lwork``",
-    "info": "an array of one integer to which INFO is written; None: it is only returned",
+    "info": "a writeable array of one integer to which INFO is written; None: it is only returned",
 }
 _EXTENTS = {"longer": "max(m, n)", "order": '(m if side is "L", n if it is "R")'}
 
@@ -308,10 +308,11 @@ def factoriser(name: str, letter: str) -> Callable[..., int]:
 
     def function(*args: Any, **kwargs: Any) -> int:
         given = bound(full, signature, args, kwargs)
-        info = None if direct is None else direct.run(tuple(given.values())[: direct.count])
+        info = None
+        if direct is not None and takes_number(given["info"]):
+            info = direct.run(tuple(given.values())[: direct.count])
         if info is None or info is False:
-            voted = info is False
-            info = 0 if _asks_for_work(given) else _run(full, routine, dtype, given, voted=voted)
+            info = _run(full, routine, dtype, given, voted=info is False)
         if given["info"] is not None:
             given["info"][...] = info
         return info
@@ -330,16 +331,6 @@ def _direct_form(name: str, full: str, dtype: np.dtype) -> DirectForm | None:
     return DirectForm(full, name, names, routine.shapes, passes, routine.written, (), dtype, allowed, {}, "")
 
 
-def _asks_for_work(given: Values) -> bool:
-    """Return whether only the sizes of workspaces are asked for, and if so write them. Local."""
-    if all(given.get(name) != -1 for name in SIZES):
-        return False
-    for name in ("work", "iwork"):
-        if given.get(name) is not None:
-            given[name][:1] = 1
-    return True
-
-
 def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values, *, voted: bool) -> int:
     """Check the arguments, agree on them, compute, and return INFO. Collective over the grid.
 
@@ -350,9 +341,18 @@ def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values, *
         voted: whether this rank has tried a direct call, on which the ranks did not agree.
     """
     grid = one_grid_of(Faults(full, routine.names, of_pblas=False), routine.shapes, given)
+    asks = any(isinstance(given.get(name), (int, np.integer)) and given[name] == -1 for name in SIZES)
+    works = {name: given[name] for name in ("work", "iwork") if given.get(name) is not None}
 
     def read(facts: Values) -> tuple[Values, dict[str, DistributedMatrix]]:
         faults = Faults(full, routine.names, of_pblas=False)
+        number_place(faults, "info", given["info"])
+        facts["sizes of workspaces"] = "asked for" if asks else "not asked for"
+        if asks:
+            for name, work in works.items():
+                _check_array(faults, name, work, np.dtype("i4") if name == "iwork" else dtype)
+            faults.check()
+            return {}, {}
         values = _options(routine, faults, given, dtype)
         matrices = _matrices(routine, faults, given, values, grid, dtype, facts)
         faults.check()
@@ -360,6 +360,10 @@ def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values, *
         return values, matrices
 
     values, matrices = agree_after(voted, partial(grid.context.agreement, full), read)
+    if asks:
+        for work in works.values():
+            work[:1] = 1
+        return 0
     if 0 in (values["n"], values.get("m", 1)) or (values.get("k") == 0 and "side" in values):
         return 0
     with grid.context.running(full):  # IPIV and TAU are gathered before the first vote of what is computed
@@ -400,7 +404,7 @@ def _size(values: Values, name: str) -> str:
 
 
 def _check_array(faults: Faults, name: str, array: Any, dtype: np.dtype) -> None:
-    """Note that IPIV or TAU is not an array of its type, or cannot be written."""
+    """Note that IPIV, TAU or a workspace is not an array of its type, or cannot be written."""
     wrong = not isinstance(array, np.ndarray) or not array.flags.writeable
     if wrong or (array.dtype.kind != "i" if dtype.kind == "i" else array.dtype != dtype):
         what = "integers" if dtype.kind == "i" else dtype.name

@@ -35,6 +35,8 @@ __all__ = [
     "PblasRoutine",
     "docstring",
     "function_of",
+    "number_place",
+    "takes_number",
     "variant",
 ]
 
@@ -316,7 +318,7 @@ def _checked(routine: PblasRoutine, faults: Faults, given: Values, dtype: np.dty
         elif name in ("m", "n", "k"):
             values[name] = faults.integer(name, value, 0)
         elif name in routine.numbers:
-            values[name] = _number(faults, name, value)
+            values[name] = number_place(faults, name, value)
         elif name in ("irprnt", "icprnt"):
             values[name] = faults.integer(name, value, 0)
         elif name in _SCALARS:
@@ -343,10 +345,16 @@ def _operand(routine: PblasRoutine, faults: Faults, name: str, given: Values, va
     return PblasOperand(name, given[name], i, j, desc, routine.shape(name, values))
 
 
-def _number(faults: Faults, name: str, value: Any) -> NDArray[Any] | None:
+def takes_number(value: Any) -> bool:
+    """Return whether a number can be written to an argument, or is only returned: None. Local."""
+    return value is None or (isinstance(value, np.ndarray) and value.size == 1 and value.flags.writeable)
+
+
+def number_place(faults: Faults, name: str, value: Any) -> NDArray[Any] | None:
     """Return the array to which a number is written; None if it is only returned. Local."""
-    if value is None or (isinstance(value, np.ndarray) and value.size == 1 and value.flags.writeable):
-        return value
+    if takes_number(value):
+        place: NDArray[Any] | None = value
+        return place
     faults.add(name, f"expected a writeable NumPy array of one element, or None, got {value!r}")
     return None
 

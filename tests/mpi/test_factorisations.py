@@ -186,12 +186,20 @@ def names(comm):
             (-1, "pdgels", ("Q", 8, 8, 8, *at, *rhs)),
             (-4, "pdposv", ("L", 8, 8, *at, *at)),
             (-2, "pdtrtri", ("L", "X", 8, *at)),
+            (-7, "pdpotrf", ("L", 8, *at, 0)),
+            (-7, "pdpotri", ("L", 8, *at, np.zeros(2, np.int32))),
+            (-8, "pdgeqrf", (8, 8, *at, tau, "no", -1)),
+            (-9, "pdgetri", (8, *at, ipiv, None, -1, np.zeros(1), -1)),
         ):
             wrong = agreed_error(ctx, pblas.ParameterError, [f"INFO = {info}"], getattr(pblas, name), *given)
             yield f"{name} {info}", wrong
         work, iwork = np.zeros(1), np.zeros(1, np.int32)
         asked = pblas.pdgetri(8, *at, ipiv, work, -1, iwork, -1)
         yield "sizes", None if (asked, work[0], iwork[0]) == (0, 1, 1) else f"{asked} {work} {iwork}"
+        if comm.size > 1:
+            size, words = -1 if comm.rank else 10, ["sizes of workspaces", "not asked for on rank 0"]
+            wrong = agreed_error(ctx, pb.RankMismatchError, words, pblas.pdgeqrf, 8, 8, *at, tau, work, size)
+            yield "sizes on some ranks", wrong
         yield "nothing", None if pblas.pdgetrf(0, 8, *at, ipiv) == pblas.pdpotrf("L", 0, *at) == 0 else "INFO"
         twice = np.asfortranarray(2 * np.eye(8)[:, Axis(8, 2, 0, comm.size).globals(comm.rank)])
         yield "returned", None if pblas.pdpotrf("U", 8, twice, 1, 1, desc) == 0 else "INFO"
