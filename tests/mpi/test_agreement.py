@@ -18,6 +18,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.comm import board
 from tests.helpers.cases import agreed_error, first, misplaced, scattered
+from tests.helpers.lengths import only_long
 from tests.helpers.mpi import run_mpi
 
 LIMIT = 5.0  # seconds; it takes milliseconds, but machines may be busy
@@ -498,7 +499,7 @@ def test_another_call_on_one_rank(nranks, tmp_path):
     _run(other_calls, nranks, directory=str(tmp_path))
 
 
-@pytest.mark.parametrize("nranks", [3, 6])
+@pytest.mark.parametrize("nranks", [3, *only_long(6)])
 def test_exceptions_of_some_ranks(nranks):
     run_mpi(interrupted, nranks)
 

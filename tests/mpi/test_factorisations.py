@@ -40,7 +40,7 @@ def everything(comm, count):
                     yield case(ctx, rng, dtype)
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 4, 6])
+@pytest.mark.parametrize("nranks", [1, 2, 4, *only_long(6)])
 def test_every_layout(nranks):
     run_mpi(everything, nranks, count=draws(1, long=8))
 

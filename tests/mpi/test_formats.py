@@ -16,6 +16,7 @@ import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
 from pblasmp.io import files, hdf5
 from tests.helpers.cases import TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
+from tests.helpers.lengths import only_long
 from tests.helpers.mpi import run_mpi
 
 NAMES = {"hdf5": ("x.h5", "g/x"), "zarr group": ("g.zarr", "g/x"), "zarr": ("x.zarr", None)}
@@ -255,7 +256,7 @@ def unfinished(comm, directory):
     yield "a file that is open when its context closes", left()
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 4])
+@pytest.mark.parametrize("nranks", [1, *only_long(2), 4])
 @pytest.mark.parametrize("cases", [there_and_back, peers, errors, several, unfinished])
 def test_formats(cases, nranks, tmp_path):
     run_mpi(cases, nranks, directory=str(tmp_path))

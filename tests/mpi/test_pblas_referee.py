@@ -25,7 +25,7 @@ from tests.helpers.lengths import draws, only_long
 from tests.helpers.mpi import run_mpi
 from tests.helpers.pblas_cases import Held, arguments, differing, held, matrices, options, scalars, triangle
 
-SIZES = (1, 2, 4, 6)
+SIZES = (1, 2, 4, *only_long(6))
 
 
 @pytest.fixture(scope="module")
@@ -347,7 +347,7 @@ def test_routines(nranks, flavour):
     run_mpi(routines, nranks, names=list(ROUTINES), count=count, flavour=flavour, timeout=120, launch=True)
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 4, *only_long(6)])
+@pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
 def test_moves_tools_and_matrices(nranks, flavour):
     few = draws(2 if nranks == 1 else 1, long=2)
     run_mpi(others, nranks, count=few, moved=draws(2, long=7), flavour=flavour, launch=True)

@@ -26,7 +26,7 @@ from tests.helpers.cases import (
     scattered,
     short_messages,
 )
-from tests.helpers.lengths import draws
+from tests.helpers.lengths import draws, only_long
 from tests.helpers.mpi import run_mpi
 
 PATHS = ("shared", "gathered", "panels", "stationary")
@@ -239,7 +239,7 @@ def test_operands_that_need_not_move(nranks):
     run_mpi(in_place, nranks)
 
 
-@pytest.mark.parametrize(("nranks", "per_node"), [(2, 1), (3, 2), (4, 2), (6, 4), (6, 1)])
+@pytest.mark.parametrize(("nranks", "per_node"), [(2, 1), (3, 2), (4, 2), *only_long((6, 4)), (6, 1)])
 def test_several_nodes(nranks, per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
     run_mpi(ops_and_orders, nranks, part=nranks + per_node, parts=draws(12, long=4))
