@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import results
+from benchmarks import results, timeline
 from benchmarks.launches import Launches, add_options, is_rank, variants
 from benchmarks.ranks import (
     SETTLE_SECONDS,
@@ -289,6 +289,31 @@ def time_on_gpus(comm: Any, options: argparse.Namespace) -> None:
             print(f"all times: {results.save(run, directory)}")
 
 
+def print_timelines(comm: Any, options: argparse.Namespace) -> None:
+    """Print what all GPUs do in the fastest and in the slowest round of every case's plan. Collective over comm."""
+    import pblasmp as pb
+
+    timeline.begin()
+    with pb.Context(comm, engine="cublasmp") as ctx:
+        for case in CASES:
+            if options.only and case.routine not in options.only:
+                continue
+            m = Matrices(ctx, case, options.n, options.block, tuple(map(int, options.grid.split("x"))))
+            how = {**case.flags, **m.scalars, "out": m.out, "algo": (options.algo or ["auto"])[0]}
+            with pb.plan(getattr(pb, case.routine), *m.matrices.values(), **how) as plan:
+                run = _finished(ctx, plan)
+                for _ in range(2):
+                    run()  # the second run may record a graph
+                found = sorted(timeline.record(comm, run, options.pairs), key=timeline.last)
+            if comm.rank == 0:
+                taken = "".join(f"{timeline.last(each) / 1e3:8.2f}" for each in found)
+                print(f"\n{case} {m.n:5d}, all rounds, ms:{taken}")
+                for name, ranks in (("fastest", found[0]), ("slowest", found[-1])):
+                    print(f"{name} round, ms; blocks and threads of kernels, sizes of copies")
+                    print("\n".join(timeline.lines(ranks)), flush=True)
+            del m
+
+
 def _finished(ctx: Any, plan: Callable[[], Any]) -> Callable[[], None]:
     def run() -> None:
         plan()
@@ -316,6 +341,9 @@ def main() -> None:
         "--gpu", action="store_true", help="on GPUs, next to cuBLASMp's, on ranks already running"
     )
     parser.add_argument("--algo", nargs="*", help="on GPUs: algorithms besides auto (default: all)")
+    parser.add_argument(
+        "--timeline", action="store_true", help="on GPUs: print what all of them do, instead (needs PyTorch)"
+    )
     options = parser.parse_args()
     if options.quick:
         options.n, options.block = 256, 32
@@ -333,7 +361,7 @@ def rank_main(options: argparse.Namespace) -> None:
 
     comm = MPI.COMM_WORLD
     if options.gpu:
-        time_on_gpus(comm, options)
+        (print_timelines if options.timeline else time_on_gpus)(comm, options)
         return
     rows = time_all(comm, options.rank_of, options)
     if comm.rank == 0:
