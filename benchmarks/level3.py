@@ -304,9 +304,9 @@ def print_timelines(comm: Any, options: argparse.Namespace) -> None:
                 run = _finished(ctx, plan)
                 for _ in range(2):
                     run()  # the second run may record a graph
-                found = sorted(timeline.record(comm, run, options.pairs), key=timeline.last)
+                found = sorted(timeline.record(comm, run, options.pairs), key=timeline.elapsed)
             if comm.rank == 0:
-                taken = "".join(f"{timeline.last(each) / 1e3:8.2f}" for each in found)
+                taken = "".join(f"{timeline.elapsed(each) / 1e3:8.2f}" for each in found)
                 print(f"\n{case} {m.n:5d}, all rounds, ms:{taken}")
                 for name, ranks in (("fastest", found[0]), ("slowest", found[-1])):
                     print(f"{name} round, ms; blocks and threads of kernels, sizes of copies")

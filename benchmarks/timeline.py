@@ -8,6 +8,7 @@ is the host's, so it is the same for all ranks of a host up to some microseconds
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 import time
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.ranks import agreed_start
 
-__all__ = ["Span", "begin", "last", "lines", "record", "rounds", "spans"]
+__all__ = ["Span", "begin", "elapsed", "lines", "record", "rounds", "spans"]
 
 _KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 _APART_SECONDS = 0.01  # between rounds, longer than any gap in one
@@ -53,23 +54,16 @@ def spans(trace: Mapping[str, Any]) -> list[Span]:
         if event.get("cat") not in _KINDS:
             continue
         about, start = event["args"], base + float(event["ts"])
-        blocks, threads = (_product(about.get(name, ())) for name in ("grid", "block"))
+        blocks, threads = (math.prod(about.get(name, (0,))) for name in ("grid", "block"))
         stop = start + float(event["dur"])
         nbytes = int(about.get("bytes", 0))
         found.append(Span(start, stop, int(about["stream"]), event["name"], blocks, threads, nbytes))
     return sorted(found)
 
 
-def _product(extents: Sequence[int]) -> int:
-    total = 1 if extents else 0
-    for extent in extents:
-        total *= int(extent)
-    return total
-
-
 def begin() -> None:
     """Start CUDA's profiler, which then also sees the nodes of graphs that are made from now on. Local."""
-    os.environ.setdefault("TEARDOWN_CUPTI", "0")  # stopping it would break graphs made before
+    os.environ.setdefault("TEARDOWN_CUPTI", "0")  # it stays on from here, also while graphs are made
     os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
     _traced(lambda: None)
 
@@ -117,7 +111,7 @@ def rounds(found: Sequence[Span], times: int) -> list[list[Span]]:
     return parts + [[] for _ in range(times - len(parts))]
 
 
-def last(ranks: Sequence[Sequence[Span]]) -> float:
+def elapsed(ranks: Sequence[Sequence[Span]]) -> float:
     """Return the microseconds from the first start to the last stop on any rank. Local."""
     everything = [span for spans in ranks for span in spans]
     if not everything:
