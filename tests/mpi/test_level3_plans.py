@@ -190,7 +190,7 @@ def refusals(comm):
             pb.trsm(1, 2)
             yield "no matrix at all", "no ArgumentError"
         except pb.ArgumentError as error:
-            yield "no matrix at all", None if "trsm: expected distributed" in str(error) else str(error)
+            yield "no matrix at all", None if "a: expected a DistributedMatrix" in str(error) else str(error)
 
 
 def results(comm):
