@@ -210,12 +210,15 @@ def source(run: Run) -> str:
 
 
 def many_calls() -> str:
-    """Return the tables of blocked algorithms, times over those of Debian's PBLAS, and of what a call costs."""
-    found = {name: run for name, run in results.runs().items() if name.startswith("many_calls-debian-")}
-    if not found:
+    """Return the tables of blocked algorithms, times over those of a ScaLAPACK's PBLAS, and of what a call costs."""
+    debian, mkl = (
+        [run for name, run in results.runs().items() if name.startswith(f"many_calls-{library}-")]
+        for library in ("debian", "mkl")
+    )
+    if not debian:
         return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
     rows = []
-    for run in found.values():
+    for run in (*debian, *mkl):
         for large in (True, False):
             chosen = [
                 row for row in run.rows if "algorithm" in row["case"] and _is_large(row["case"]) == large
@@ -223,16 +226,17 @@ def many_calls() -> str:
             if not chosen:
                 continue
             ratios = [
-                spread(row["ratios"][name] for row in chosen)
+                spread(row["ratios"][name] for row in chosen) if name in chosen[0]["ratios"] else ""
                 for name in ("pblas", "pb", "pb, first time", "debian-256")
             ]
             grid, what = run.benchmark.rpartition("-")[2], "larger" if large else "smaller"
-            rows.append([grid.replace("x", "×"), what, str(len(chosen)), *ratios])
+            beside = "Debian's" if run.reference == "debian" else "MKL's"
+            rows.append([beside, grid.replace("x", "×"), what, str(len(chosen)), *ratios])
     contenders = ["`pblasmp.pblas`", "views", "views, first time", "Debian's, blocks of 256"]
-    head = ["ranks", "matrices", "cases", *contenders]
-    parts = [table(head, rows, 5), *(f"{source(run)}\n" for run in list(found.values())[:1])]
+    head = ["beside", "ranks", "matrices", "cases", *contenders]
+    parts = [table(head, rows, 5), *(f"{source(run)}\n" for run in (*debian[:1], *mkl[:1]))]
     calls: dict[str, list[str]] = {}
-    for run in found.values():
+    for run in debian:
         if run.ranks <= 2:
             for row in run.rows:
                 if "call" in row["case"]:
