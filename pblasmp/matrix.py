@@ -558,11 +558,12 @@ _INSTEAD = "use gather() or allgather() for the whole matrix, .local for this ra
 
 
 def _may_know(other: object) -> bool:
-    """Return whether an operand is of a type that may have operators of its own for matrices. Local.
+    """Return whether the type of an operand may define its own operators for matrices. Local.
 
-    Python's own types and arrays have none: every rank refuses what is neither a matrix nor a number.
+    Numbers, arrays and Python's own types don't: every rank refuses what is neither a matrix nor a number.
     """
-    return not hasattr(other, "ndim") and type(other).__module__ != "builtins"
+    known = arithmetic.is_scalar(other) or hasattr(other, "ndim") or type(other).__module__ == "builtins"
+    return not known
 
 
 def _whole(extent: int) -> Axis:

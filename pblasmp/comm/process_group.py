@@ -30,9 +30,8 @@ __all__ = ["from_group"]
 
 _TIMEOUT = timedelta(days=7)  # a rank may compute for any time; one that ends is noticed at once
 _LOOK_SECONDS = 0.05
-_made: Counter[str] = (
-    Counter()
-)  # the same on every rank: the ranks of a group make communicators in the same order
+# the same on every rank: the ranks of a group make communicators in the same order
+_made: Counter[str] = Counter()
 
 Array = NDArray[Any]
 

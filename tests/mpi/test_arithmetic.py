@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 import warnings
+from enum import IntEnum
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from tests.helpers.lengths import in_turn
 from tests.helpers.mpi import run_mpi
 
 RANKS = (1, 2, 4, 6)
+Factor = IntEnum("Factor", {"THREE": 3})  # a number whose type is not Python's own
 SYMBOLS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 IN_PLACE = {"+=": operator.iadd, "-=": operator.isub, "*=": operator.imul, "/=": operator.itruediv}
 ALL_TYPES = (*TYPES, *FLOAT8)
@@ -75,6 +77,7 @@ def scalars(comm):
         2.5,
         True,
         1 + 2j,
+        Factor.THREE,
         np.float32(3),
         np.float64(3),
         np.int64(3),
@@ -88,6 +91,7 @@ def scalars(comm):
             a = scattered(ctx, d, x)
             for s in values:
                 number = d.dtype.type(s) if isinstance(s, float) and not isinstance(s, np.generic) else s
+                number = int(s) if isinstance(s, Factor) else number
                 for symbol, function in SYMBOLS.items():
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore")  # 8-bit floats overflow

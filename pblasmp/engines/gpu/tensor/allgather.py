@@ -34,9 +34,8 @@ class PushedGather(CopyProduct):
     def _multiply(self, operands: Views) -> None:
         gpu, rows, everyones = self.gpu, self.rows, self.everyones("gathered")
         mine, gathered = rows[self.rank], everyones[self.rank]
-        for peer in (
-            reversed(self.peers) if operands.a.rows else ()
-        ):  # first the peer that needs this shard first
+        # first the peer that needs this shard first
+        for peer in reversed(self.peers) if operands.a.rows else ():
             gpu.push("copy", everyones[peer][mine], operands.a)
             gpu.raise_flag("copy", peer, PIECES.at(0))
         self._shard(operands, mine, operands.a)
