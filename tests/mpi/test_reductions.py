@@ -79,6 +79,8 @@ def extremes(comm):
             x[1, 2], x[4, 6] = mixed
             a = ctx.scatter(x, block=2)
             yield f"{mixed}", close(a.norm(), math.hypot(*mixed))
+        one = ctx.full((1, 1), 1.1e154 + 1.1e154j, block=2, dtype="complex128")
+        yield "squares that overflow together", close(one.norm(), abs(1.1e154 + 1.1e154j))
         huge = ctx.full((9, 9), 1.7e308, block=2)
         for which in ("fro", 1, "inf"):
             yield f"too large, {which}", None if huge.norm(which) == math.inf else f"{huge.norm(which)}"

@@ -89,6 +89,16 @@ def extremes(comm):
                 near = abs(norm / (factor * size) - 1) < 1e-6
                 again = a.matrix.norm()
                 yield f"{dtype} {size}", None if near and abs(again / norm - 1) < 1e-6 else f"{norm}, {again}"
+            for size in (1e-25, 3e18, 1.1e154):  # their squares, or sums of two, are no numbers of the type
+                if size > huge:
+                    continue
+                value = size * (1 + 1j) if dtype.startswith("complex") else size
+                a, _ = vector(ctx, rng, dtype, 67, np.full(67, value))  # BLAS sums 32 at a time
+                norm, expected = float(pb.nrm2(a.matrix)), abs(value) * 67**0.5
+                yield (
+                    f"{dtype} 67 of {size}",
+                    None if abs(norm / expected - 1) < 1e-6 else f"{norm}, {expected}",
+                )
             values = np.arange(17.0)
             values[5] = np.inf
             a, _ = vector(ctx, rng, dtype, 17, values)

@@ -24,7 +24,7 @@ def squares(xp: Any, values: Any) -> Scaled:
         values: float64 or complex128, at least one.
     """
     parts = (values.real, values.imag) if values.dtype.kind == "c" else (values,)
-    total = math.fsum(_plain(xp, part) for part in parts)
+    total = sum(_plain(xp, part) for part in parts)  # it may overflow, which math.fsum raises
     if PLAIN[0] < total < PLAIN[1]:
         return 0, total
     largest = max((float(xp.abs(part).max()) for part in parts), key=lambda x: (math.isnan(x), x))

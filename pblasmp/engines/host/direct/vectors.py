@@ -79,6 +79,9 @@ class Reducer:
             self._arguments = integer[x.m], *(argument for y in both for argument in along(y))
             self._function = load("d", name)
             self.part = self._squares if routine == "nrm2" else self._number
+        elif letter == "s" and routine in ("dot", "dotc", "nrm2"):
+            self._arguments, self._function = (), self._widened
+            self.part = self._squares if routine == "nrm2" else self._number
         elif routine == "amax" and letter in "sd":
             self._sizes = np.empty(x.m, x.held.pattern.dtype)
             self.part = self._largest
@@ -92,6 +95,16 @@ class Reducer:
     def _squares(self) -> Sequence[float]:
         total = self._function(*self._arguments)
         return (0, total) if PLAIN[0] < total < PLAIN[1] else self._by_numpy()
+
+    def _widened(self) -> float:
+        """Return the sum of products of two vectors, or of one with itself: BLAS's dsdot may sum in float32."""
+        left, right = self._arrays[0], self._arrays[-1]
+        total = 0.0
+        for at in range(0, len(left), _SLAB):
+            x = left[at : at + _SLAB].astype(np.float64)
+            y = x if right is left else right[at : at + _SLAB].astype(np.float64)
+            total += float(np.dot(x, y))
+        return total
 
     def _largest(self) -> Sequence[float]:
         """See ``REDUCTIONS``: what is left of it for real numbers."""
@@ -108,8 +121,9 @@ class Reducer:
         return self._rows.at_place(self._row, at)
 
 
+_SLAB = 1 << 13  # elements that are converted to double precision at a time: both vectors stay in cache
+
 # The routines of the BLAS that make a number in double precision, by letter and reduction.
 _BLAS = {
     ("d", "dot"): "dot", ("d", "dotc"): "dot", ("d", "nrm2"): "dot", ("d", "asum"): "asum",
-    ("s", "dot"): "sdot", ("s", "dotc"): "sdot", ("s", "nrm2"): "sdot",
 }  # fmt: skip
