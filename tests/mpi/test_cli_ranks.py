@@ -23,6 +23,7 @@ from pblasmp import launch
 from pblasmp.cli.options import DEFAULT_RANKS
 from pblasmp.cli.ranks import on_ranks
 from pblasmp.launch import find_launcher
+from tests.helpers.command_line import kept_ranks, run_here
 from tests.helpers.mpi import ROOT, starts_ranks
 
 pytestmark = starts_ranks
@@ -48,7 +49,17 @@ def patched(tmp_path):
 
 
 @pytest.fixture
-def pblasmp(tmp_path, environment):
+def pblasmp(tmp_path, monkeypatch, capsys):
+    """Run the command line in this process, on ranks that are kept: what the process is does not matter."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pblasmp.cli.ranks.Job", kept_ranks)
+    return lambda *arguments: run_here(arguments, monkeypatch, capsys)
+
+
+@pytest.fixture
+def command(tmp_path, environment):
+    """Run the command line as a process, which starts its ranks."""
+
     def run(*arguments, prefix=()):
         command = [*prefix, *launch.interpreter(), "-m", "pblasmp", *map(str, arguments)]
         return subprocess.run(
@@ -64,7 +75,7 @@ def start(tmp_path, environment):
     started = []
 
     def run(*arguments):
-        command = [sys.executable, "-m", "pblasmp", *map(str, arguments)]
+        command = [*launch.interpreter(), "-m", "pblasmp", *map(str, arguments)]
         started.append(
             subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
         )
@@ -171,8 +182,8 @@ def test_the_formula_that_was_computed(pblasmp, tmp_path, given, formula):
     assert done.stdout.splitlines()[0] == f"product   D {size} = {formula.format(a=size, b=size)}"
 
 
-def test_the_number_of_nodes_is_the_one_that_the_engine_uses(pblasmp, environment):
-    environment["PBLASMP_RANKS_PER_NODE"] = "1"
+def test_the_number_of_nodes_is_the_one_that_the_engine_uses(pblasmp, monkeypatch):
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", "1")
     done = pblasmp("matmul", "-n", 2, "--engine=host", "--size", 8)
     assert (done.returncode, done.stderr) == (0, "")
     assert "of 2 ranks on 2 nodes\n" in done.stdout
@@ -205,8 +216,8 @@ def test_random_matrices_are_the_same_on_every_grid(pblasmp, tmp_path):
     np.testing.assert_allclose(one, four, rtol=1e-12)
 
 
-def test_random_matrices(pblasmp):
-    done = pblasmp("matmul", "--size", 150, "--block", 32, "--dtype", "bfloat16", "--check")
+def test_random_matrices(command):
+    done = command("matmul", "--size", 150, "--block", 32, "--dtype", "bfloat16", "--check")
     assert (done.returncode, done.stderr) == (0, "")
     assert "layout    bfloat16 in blocks of 32 × 32" in done.stdout
     assert f"of {DEFAULT_RANKS} ranks" in done.stdout
@@ -226,18 +237,18 @@ def test_first_call_and_steady_state(pblasmp):
     assert result["why"] not in pblasmp("matmul", "-n", 1, "--size", 8).stdout  # the engine's line is short
 
 
-def test_one_rank_needs_no_mpi(pblasmp, patched, environment, tmp_path):
+def test_one_rank_needs_no_mpi(command, patched, environment, tmp_path):
     patched("import sys; sys.modules['mpi4py'] = None")
     environment["PBLASMP_MPIRUN"] = str(tmp_path / "none")
-    done = pblasmp("matmul", "-n", 1, "--size", 40, "--check", "-o", "D.npy")
+    done = command("matmul", "-n", 1, "--size", 40, "--check", "-o", "D.npy")
     assert (done.returncode, done.stderr) == (0, "")
     assert "of one rank on one node" in done.stdout
     assert "check     right" in done.stdout
-    done = pblasmp(
+    done = command(
         "bench", "-n1", "--engine=host", "-pallgather_matmul", "--shape=8,6,4", "--samples=1", "--json"
     )
     assert (done.returncode, json.loads(done.stdout)["ranks"]) == (0, 1)
-    assert pblasmp("run", "one-rank").returncode == 0
+    assert command("run", "one-rank").returncode == 0
 
 
 def test_not_finite_products_are_right_and_written(pblasmp, tmp_path):
@@ -255,18 +266,18 @@ def test_not_finite_products_are_right_and_written(pblasmp, tmp_path):
     assert np.isnan(d[3]).all()
 
 
-def test_the_log(pblasmp, environment):
+def test_the_log(command, environment):
     environment["PBLASMP_LOG"] = "info"
-    done = pblasmp("matmul", "-n", 2, "--size", 8)
+    done = command("matmul", "-n", 2, "--size", 8)
     assert re.search(r"^pblasmp INFO: starting 2 ranks with .*$", done.stderr, re.MULTILINE)
     assert re.findall(r"^pblasmp INFO( rank \d): engine (\w+) on 2 ranks: ", done.stderr, re.MULTILINE) == [
         (" rank 0", "host")
     ]
     environment["PBLASMP_LOG"] = "debug,all"
-    done = pblasmp("matmul", "-n", 2, "--size", 8)
+    done = command("matmul", "-n", 2, "--size", 8)
     assert {f"rank {r}: engine" in done.stderr for r in range(2)} == {True}
     environment["PBLASMP_LOG"] = "loud"
-    done = pblasmp("matmul", "-n", 2, "--size", 8)
+    done = command("matmul", "-n", 2, "--size", 8)
     assert (done.returncode, done.stderr) == (
         2, "pblasmp: PBLASMP_LOG: expected info or debug, or with ,all for every rank (info,all), got 'loud'\n"
     )  # fmt: skip
@@ -278,13 +289,13 @@ def test_smallest_matrix(pblasmp, tmp_path):
     assert np.load(tmp_path / "D.npy").shape == (0, 0)
 
 
-def test_in_place_under_mpirun(pblasmp, tmp_path):
+def test_in_place_under_mpirun(command, tmp_path):
     a, b = integers((12, 9), 1), integers((9, 10), 2)
     np.save(tmp_path / "A.npy", a)
     np.save(tmp_path / "B.npy", b)
     launcher = find_launcher()
     prefix = launcher.command(3, [])
-    done = pblasmp("matmul", "A.npy", "B.npy", "-o", "D.npy", "--block", 4, prefix=prefix)
+    done = command("matmul", "A.npy", "B.npy", "-o", "D.npy", "--block", 4, prefix=prefix)
     assert done.returncode == 0
     assert done.stdout.count("of 3 ranks on one node") == 1
     np.testing.assert_array_equal(np.load(tmp_path / "D.npy"), a @ b)
@@ -295,7 +306,7 @@ def test_in_place_under_mpirun(pblasmp, tmp_path):
         ),
         (["--grid", "2x2"], "needs 4 ranks, got 3"),
     ):
-        done = pblasmp("matmul", "A.npy", "B.npy", "-o", "E.npy", *bad, prefix=prefix)
+        done = command("matmul", "A.npy", "B.npy", "-o", "E.npy", *bad, prefix=prefix)
         assert done.returncode != 0
         assert done.stderr.count("pblasmp: ") == 1
         assert message in done.stderr
@@ -324,14 +335,14 @@ d = { shape = [8, 6], window = [[0, 8], [2, 5]] }
 """
 
 
-def test_run_compares_routines_with_numpy(pblasmp, tmp_path):
+def test_run_compares_routines_with_numpy(pblasmp, command, tmp_path):
     (tmp_path / "routine.toml").write_text(ROUTINE)
     done = pblasmp("run", "routine.toml")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Solve L X = B, on 2 ranks\nfloat64 trsm side=L ")
     assert done.stdout.endswith("result     48 elements, all equal to NumPy's\n")
     prefix = find_launcher().command(3, [])
-    done = pblasmp("run", "routine.toml", "--algo", "panels", "--json", prefix=prefix)
+    done = command("run", "routine.toml", "--algo", "panels", "--json", prefix=prefix)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["ranks"], result["wrong"], result["algorithm"]) == (3, 0, "panels")
@@ -374,13 +385,13 @@ m.Plan._run = wrong
 """
 
 
-def test_a_wrong_product_is_found_and_not_written(pblasmp, patched, tmp_path):
+def test_a_wrong_product_is_found_and_not_written(command, patched, tmp_path):
     patched(WRONG)
-    done = pblasmp("matmul", "--size", 300, "--block", 32, "--check", "-o", "D.npy")
+    done = command("matmul", "--size", 300, "--block", 32, "--check", "-o", "D.npy")
     assert (done.returncode, done.stderr) == (1, "pblasmp: the product is wrong, and not written\n")
     assert "check     WRONG" in done.stdout
     assert not (tmp_path / "D.npy").exists()
-    done = pblasmp("run", "grid-2x2")
+    done = command("run", "grid-2x2")
     assert (done.returncode, done.stderr) == (1, "pblasmp: the result is wrong\n")
     assert "64 elements, 1 DIFFER from NumPy's" in done.stdout
 
@@ -396,18 +407,18 @@ m.Plan._run = call
 """
 
 
-def test_an_exception_on_one_rank_is_told_once(pblasmp, patched, tmp_path):
+def test_an_exception_on_one_rank_is_told_once(command, patched, tmp_path):
     patched(ON_RANK_1.format(fault="1 / 0"))
     (tmp_path / "D.npy").write_text("what was here before")
-    done = pblasmp("matmul", "--size", 64, "-o", "D.npy")
+    done = command("matmul", "--size", 64, "-o", "D.npy")
     assert done.stderr == "pblasmp: rank 1: ZeroDivisionError: division by zero (a bug in pblasmp)\n"
     assert done.returncode == 1
     assert (tmp_path / "D.npy").read_text() == "what was here before"
     assert not processes(tmp_path)
-    assert "in call\n" in pblasmp("matmul", "--size", 64, "--debug").stderr
+    assert "in call\n" in command("matmul", "--size", 64, "--debug").stderr
 
 
-def test_ranks_that_another_mpi_starts_and_ends(pblasmp, environment, tmp_path):
+def test_ranks_that_another_mpi_starts_and_ends(command, environment, tmp_path):
     """MPICH 5 ends the ranks of Open MPI's mpirun itself, before Python sees an error."""
     mpirun = tmp_path / "mpirun"
     mpirun.write_text("#!/bin/sh\n[ $1 = --version ] && echo 'mpirun (Open MPI) 5.0.11' || exit 16\n")
@@ -417,7 +428,7 @@ def test_ranks_that_another_mpi_starts_and_ends(pblasmp, environment, tmp_path):
         "__version__ = '9'\nclass rc: pass\nclass MPI:\n    Get_library_version = lambda: 'MPICH Version: 5'\n"
     )
     environment["PBLASMP_MPIRUN"] = str(mpirun)
-    done = pblasmp("matmul", "--size", 8, "-n", 2)
+    done = command("matmul", "--size", 8, "-n", 2)
     assert done.returncode == 1
     assert done.stderr == (
         f"pblasmp: the ranks ended with status 16 and without a result: {mpirun}: it belongs to a different MPI from "
@@ -425,9 +436,9 @@ def test_ranks_that_another_mpi_starts_and_ends(pblasmp, environment, tmp_path):
     )
 
 
-def test_a_rank_that_dies_is_told(pblasmp, patched, tmp_path):
+def test_a_rank_that_dies_is_told(command, patched, tmp_path):
     patched(ON_RANK_1.format(fault="os.kill(os.getpid(), 9)"))
-    done = pblasmp("matmul", "--size", 64, "-o", "D.npy")
+    done = command("matmul", "--size", 64, "-o", "D.npy")
     *printed, last = done.stderr.splitlines()
     assert re.fullmatch(r"pblasmp: the ranks ended with status \d+ and without a result", last)
     assert re.search("signal 9|Killed", "\n".join(printed)), "what the launcher knows is shown"
@@ -484,7 +495,7 @@ def test_ranks_end_when_the_command_is_killed(start, patched, tmp_path):
     wait_for(lambda: not processes(tmp_path))
 
 
-def test_mpirun_of_another_mpi_is_told(pblasmp, tmp_path, environment):
+def test_mpirun_of_another_mpi_is_told(command, tmp_path, environment):
     """A launcher whose ranks do not find each other: each is alone in its world."""
     path = tmp_path / "mpirun"
     path.write_text(
@@ -493,7 +504,7 @@ def test_mpirun_of_another_mpi_is_told(pblasmp, tmp_path, environment):
     )
     path.chmod(0o755)
     environment["PBLASMP_MPIRUN"] = str(path)
-    done = pblasmp("matmul", "-n", 2, "--size", 8)
+    done = command("matmul", "-n", 2, "--size", 8)
     assert done.returncode == 2
     assert re.match(
         r"pblasmp: mpirun started 2 ranks, but mpi4py's MPI library \(.*\) sees 1: the launcher belongs to another MPI",
@@ -533,9 +544,9 @@ def test_progress_on_a_terminal(environment, tmp_path):
     assert "GFLOP/s" in shown.decode()
 
 
-def test_bench(pblasmp, tmp_path):
+def test_bench(command, tmp_path):
     line = "bench -n 2 --engine host --shape 64,32,48 --shape 6,5,4 --samples 2 -o chart.svg"
-    done = pblasmp(*line.split())
+    done = command(*line.split())
     assert done.returncode == 0, done.stderr
     for title in (
         "AllGather + GEMM (",
@@ -608,11 +619,11 @@ def test_bench_of_an_algorithm_that_is_not_there(pblasmp, product, algo):
     assert re.fullmatch(rf"pblasmp: algo: the host engine has 'auto', .* here, got '{algo}'\n", done.stderr)
 
 
-def test_tune(pblasmp, tmp_path, environment):
+def test_tune(command, tmp_path, environment):
     """What was measured is printed, the fastest first, kept, and what "auto" takes in the next process."""
     environment["PBLASMP_TUNING"] = str(tmp_path / "times.json")
     what = ("-n2", "--engine=host", "-pmatmul_allreduce", "--shape=8,6,4")
-    done = pblasmp("tune", *what)
+    done = command("tune", *what)
     assert done.returncode == 0, done.stderr
     machine, title, line, kept = done.stdout.splitlines()
     assert machine.endswith(", float32")
@@ -630,8 +641,10 @@ def test_tune(pblasmp, tmp_path, environment):
         "        measured = 'measured on this machine' in str(plan.report())\n"
         "        print(f'{plan.report().algorithm} {measured}\\n', end='')\n"  # one write: the ranks' lines stay whole
     )
-    command = find_launcher().command(2, [sys.executable, "-c", code])
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+    next_process = find_launcher().command(2, [sys.executable, "-c", code])
+    ran = subprocess.run(
+        next_process, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
     assert ran.stdout.splitlines() == [f"{names[0]} True"] * 2, ran.stderr
 
 
@@ -643,11 +656,11 @@ tune.load_model = lambda name: [replace(x, outputs=x.outputs // 16, inputs=x.inp
 """
 
 
-def test_tune_as_json_for_the_layers_of_a_model(pblasmp, patched, tmp_path, environment):
+def test_tune_as_json_for_the_layers_of_a_model(command, patched, tmp_path, environment):
     patched(SMALLER)
     environment["PBLASMP_TUNING"] = str(tmp_path / "times.json")
     how = ("--model=llama-8b", "--tokens=2", "--limit=0.001", "--json")
-    done = pblasmp("tune", "-n2", "--engine=host", "-pmatmul_reduce_scatter", *how)
+    done = command("tune", "-n2", "--engine=host", "-pmatmul_reduce_scatter", *how)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["dtype"], result["file"]) == ("float32", str(tmp_path / "times.json"))
@@ -658,9 +671,9 @@ def test_tune_as_json_for_the_layers_of_a_model(pblasmp, patched, tmp_path, envi
         assert all("s had passed" in why for why in row["refused"].values())
 
 
-def test_tune_says_if_it_cannot_keep_the_times(pblasmp, environment):
+def test_tune_says_if_it_cannot_keep_the_times(command, environment):
     environment["PBLASMP_TUNING"] = "/proc/none/times.json"
-    done = pblasmp("tune", "-n2", "--engine=host", "-pmatmul_allreduce", "--shape=4,4,4")
+    done = command("tune", "-n2", "--engine=host", "-pmatmul_allreduce", "--shape=4,4,4")
     assert done.returncode == 0, done.stderr
     why = "/proc/none/times.json: No such file or directory; remove it, or set PBLASMP_TUNING to another file"
     assert done.stdout.splitlines()[-1] == f"the times could not be kept: {why}"
@@ -668,16 +681,16 @@ def test_tune_says_if_it_cannot_keep_the_times(pblasmp, environment):
     assert re.fullmatch(rf"pblasmp: warning: tune: .*{re.escape(why)}\n", done.stderr)
 
 
-def test_a_broken_file_of_times_is_told_once(pblasmp, environment, tmp_path):
+def test_a_broken_file_of_times_is_told_once(command, environment, tmp_path):
     (tmp_path / "bad.json").write_text('{"kind"')
     environment["PBLASMP_TUNING"] = "bad.json"
     ignored = "pblasmp: warning: bad.json: ignored, algorithms are chosen by rule: broken or half-written: "
     for prefix, ranks in (([], ["-n", 2]), (find_launcher().command(2, []), [])):
-        done = pblasmp("matmul", *ranks, "--engine=host", "--size", 8, prefix=prefix)
+        done = command("matmul", *ranks, "--engine=host", "--size", 8, prefix=prefix)
         assert done.returncode == 0, done.stderr
         assert done.stderr.startswith(ignored)
         assert done.stderr.count("\n") == 1
-    done = pblasmp(
+    done = command(
         "tune", "-n2", "--engine=host", "-pmatmul_allreduce", "--shape=4,4,4", "--shape=4,8,4", "--json"
     )
     assert done.returncode == 0, done.stderr
@@ -738,8 +751,8 @@ EVEN_WHERE_SPLIT = [
 
 
 @pytest.mark.parametrize(("product", "shape"), EVEN_WHERE_SPLIT)
-def test_only_what_is_split_must_divide(pblasmp, tmp_path, environment, product, shape):
-    environment["PBLASMP_TUNING"] = str(tmp_path / "times.json")
+def test_only_what_is_split_must_divide(pblasmp, tmp_path, monkeypatch, product, shape):
+    monkeypatch.setenv("PBLASMP_TUNING", str(tmp_path / "times.json"))
     what = ("-n2", "--engine=host", f"-p{product}", f"--shape={shape}")
     done = pblasmp("bench", *what, "--samples=1", "--algo=all")
     assert (done.returncode, done.stderr, "WRONG" in done.stdout) == (0, "", False)
@@ -747,13 +760,13 @@ def test_only_what_is_split_must_divide(pblasmp, tmp_path, environment, product,
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_bench_tells_a_wrong_product(pblasmp, patched):
+def test_bench_tells_a_wrong_product(command, patched):
     patched(
         "import pblasmp.cli.separate as r; f = r.Separate.error; "
         "r.Separate.error = lambda self, y: f(self, y + (self._ctx.rank == 1))"
     )
     how = ("--shape=8,6,4", "--samples=1", "--dtype=bfloat16")
-    done = pblasmp("bench", "-n2", "--engine=host", "-pmatmul_reduce_scatter", *how)
+    done = command("bench", "-n2", "--engine=host", "-pmatmul_reduce_scatter", *how)
     assert (done.returncode, "WRONG" in done.stdout, "a product is wrong" in done.stderr) == (
         1,
         True,

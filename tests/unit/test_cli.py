@@ -21,11 +21,12 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import info
-from pblasmp.cli import main, options
+from pblasmp.cli import options
 from pblasmp.cli.commands import cli
 from pblasmp.cli.terminal import use_colour
 from pblasmp.problems.files import check as check_file
 from pblasmp.problems.files import find
+from tests.helpers.command_line import run_here
 
 ROOT = Path(__file__).parents[2]
 PROBLEM = """
@@ -60,19 +61,8 @@ def pblasmp(monkeypatch, tmp_path, capsys):
         raise AssertionError("ranks were started")
 
     def run(*arguments):
-        handlers = {
-            number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        }
-        monkeypatch.setattr(sys, "argv", ["pblasmp", *map(str, arguments)])
-        try:
-            main()
-        except SystemExit as exit_:
-            status = exit_.code
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        out, err = capsys.readouterr()
-        return status, out, err
+        done = run_here(arguments, monkeypatch, capsys)
+        return done.returncode, done.stdout, done.stderr
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("pblasmp.cli.ranks.Job", no_launcher)
