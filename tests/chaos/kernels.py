@@ -197,7 +197,8 @@ def barriers(cupy: Any, kernels: Kernels) -> str:
         for kind in range(kinds):
             for what in ("arrive", "await", "meet"):
                 kernels.signal(what, [int(flags.data.ptr)], 0, kind, kinds)(stream)
-    raised = cupy.ones(40, np.uint32)
+    raised = cupy.zeros(40, np.uint32)
+    kernels.raise_flags(stream, [int(raised.data.ptr) + 4 * i for i in range(40)])
     kernels.await_flags(stream, [int(raised.data.ptr) + 4 * i for i in range(1, 40)])
     stream.synchronize()
     return "" if raised.get().tolist() == [1] + [0] * 39 else "flags that were awaited are up"

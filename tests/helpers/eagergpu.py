@@ -81,6 +81,9 @@ class EagerGpu:
 
     def follow(self, later: str, earlier: str) -> None: ...
 
+    def raise_flags(self, stream: str, flags: Any) -> None:
+        assert not flags, "there are no peers"
+
     def await_flags(self, stream: str, flags: Any) -> None:
         assert not flags, "there are no peers"
 

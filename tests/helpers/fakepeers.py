@@ -382,6 +382,11 @@ class FakePeer:
 
         self._queue(f"raise {number} of {rank}", stream, do, synchronises=True)
 
+    def raise_flags(self, stream: str, flags: Iterable[tuple[int, int]]) -> None:
+        assert stream == "main", "a GEMM may run next to other streams"
+        for rank, number in flags:
+            self.raise_flag(stream, rank, number)
+
     def await_flag(self, stream: str, rank: int, number: int) -> None:
         flag = self.peers.flags[self.rank, rank, number]
 

@@ -138,6 +138,21 @@ def test_an_exchange_does_not_wait_for_one_that_began_later():
         assert "main follows copy" not in gpu.names
 
 
+def test_a_free_slot_is_not_signalled_by_a_copy():
+    """A copy engine would first carry what it has begun: the next message would wait for the one before."""
+    peers = Peers(2)
+    kernels: list[int] = []
+    for gpu in peers.gpus:
+        queue = gpu.raise_flags
+        gpu.raise_flags = lambda stream, flags, queue=queue: (
+            kernels.extend(n for _, n in flags),
+            queue(stream, flags),
+        )
+    Messages(peers, 0, count=3, ahead=2)
+    raised = [name.split()[1] for gpu in peers.gpus for name in gpu.names if name.startswith("raise")]
+    assert sorted(kernels) == sorted(int(n) for n in raised if int(n) in FREE) != []
+
+
 def test_boxes_are_used_again():
     peers = Peers(2)
     inboxes = [Inbox(gpu) for gpu in peers.gpus]

@@ -319,14 +319,16 @@ def test_copies_of_negative_things(kernels):
         kernels.copy(None, view("float32", cols=63), view("float32"))
 
 
-def test_one_warp_waits_for_up_to_32_flags(cupy, kernels):
-    kernels.await_flags(None, range(1, 35))
+@pytest.mark.parametrize("name", ["raise_flags", "await_flags"])
+def test_one_warp_has_up_to_32_flags(cupy, kernels, name):
+    queue = getattr(kernels, name)
+    queue(None, range(1, 35))
     waits = []
     for blocks, threads, (words, count) in cupy.launches:
         assert (blocks, threads) == (1, 32)
         waits.append(list(words["p"][: int(count)]))
     assert waits == [list(range(1, 33)), [33, 34]]
-    kernels.await_flags(None, [])
+    queue(None, [])
     assert len(cupy.launches) == 2
 
 

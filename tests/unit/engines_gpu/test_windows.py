@@ -151,6 +151,9 @@ class Machine:
     def signal(self, what: str, flags: list[int], rank: int, kind: int, kinds: int) -> Any:
         return lambda stream: self.signals.append(f"{what} {kind}")
 
+    def raise_flags(self, stream: Any, flags: list[int]) -> None:
+        self.log.append(("raises", stream.ptr, *flags))
+
     def await_flags(self, stream: Any, flags: list[int]) -> None:
         self.log.append(("kernel", stream.ptr, *flags))
 
@@ -370,6 +373,15 @@ def test_a_kernel_waits_for_the_same_words(machine):
     words = [what[2] for what in machine.log if what[0] == "wait"]
     windows.await_flags(SimpleNamespace(ptr=7), [(1, 0), (0, 3)])
     assert machine.log[-1] == ("kernel", 7, *words)
+
+
+def test_a_kernel_raises_the_same_words(machine):
+    windows = opened(machine)
+    windows.raise_flag(SimpleNamespace(ptr=9), 1, 0)
+    windows.raise_flag(SimpleNamespace(ptr=9), 0, 3)
+    words = [what[1] for what in machine.log if what[0] == "copy"]
+    windows.raise_flags(SimpleNamespace(ptr=7), [(1, 0), (0, 3)])
+    assert machine.log[-1] == ("raises", 7, *words)
 
 
 def test_the_drivers_errors_are_told(machine):

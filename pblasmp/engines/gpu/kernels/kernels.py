@@ -219,9 +219,17 @@ class Kernels(CompiledKernels):
         threads = -(-size // 32) * 32
         return Launch(kernel, (1,), threads, (_struct(flags), *ints))
 
+    def raise_flags(self, stream: Any, flags: Sequence[int]) -> None:
+        """Queue: set the words at these addresses, here or at peers, to 1. Local."""
+        self._launch_on_flags("raise_flags", stream, flags)
+
     def await_flags(self, stream: Any, flags: Sequence[int]) -> None:
         """Queue a wait until the words at these addresses are no longer zero, and set them to zero. Local."""
-        kernel = self._compiled("await_flags", SYNC, RANKS=1, WAITS=_WAITS)
+        self._launch_on_flags("await_flags", stream, flags)
+
+    def _launch_on_flags(self, name: str, stream: Any, flags: Sequence[int]) -> None:
+        """Queue a kernel of one warp for every so many flags. Local."""
+        kernel = self._compiled(name, SYNC, RANKS=1, WAITS=_WAITS)
         for first in range(0, len(flags), _WAITS):
             some = flags[first : first + _WAITS]
             words = _struct([*some, *[0] * (_WAITS - len(some))])

@@ -65,6 +65,10 @@ extern "C" __global__ void meet(Peers peers, int size, int rank, int kind, int k
 { arrive_(peers, size, rank, kind, kinds); await_(peers, size, rank, kind, kinds); }
 
 struct Words { u32* p[WAITS]; };
+extern "C" __global__ void raise_flags(Words flags, int count) {
+  __threadfence_system();
+  if (threadIdx.x < count) release(flags.p[threadIdx.x], 1);
+}
 extern "C" __global__ void await_flags(Words flags, int count) {
   if (threadIdx.x < count) {
     u32* flag = flags.p[threadIdx.x];

@@ -38,7 +38,6 @@ class Inbox:
         self._gpu = gpu
         self._slots = [0] * _BOXES  # bytes of a slot, by box
         self._free = list(range(_BOXES))
-        self._telling = False  # whether the stream "tell" must still be joined
 
     def takes(self, largest: int) -> bool:
         """Return whether there is room for messages of up to ``largest`` bytes between any two ranks. Local."""
@@ -94,14 +93,7 @@ class Inbox:
         for source, unpack in unpacks.items():
             gpu.await_flags("main", [(source, MESSAGES.at(box))])
             unpack(gpu.symmetric(f"inbox {box}", gpu.rank) + source * slot)
-        if unpacks:  # the flags queue after messages in the copy engines: "main" does not wait for them
-            gpu.follow("tell", "main")
-            self._telling = True
-        for source in unpacks:
-            gpu.raise_flag("tell", source, SLOTS.at(box))
+        gpu.raise_flags("main", [(source, SLOTS.at(box)) for source in unpacks])
         if pushed:
             gpu.await_mark("main", f"box {box}")
         self._free.append(box)
-        if self._telling and len(self._free) == _BOXES:  # a CUDA graph must end with all streams joined
-            gpu.follow("main", "tell")
-            self._telling = False

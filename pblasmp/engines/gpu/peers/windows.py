@@ -3,9 +3,10 @@
 
 How ranks signal each other follows from measurements on NVLink. While a GEMM holds all multiprocessors, a kernel that
 signals or waits is not scheduled before the GEMM ends. So a flag is a copy of 4 bytes after the data, in the same
-stream. A stream waits for flags in this GPU's own memory: next to a GEMM by stream memory operations, otherwise by a
-kernel, which sees a flag about 15 us sooner. Barriers are kernels: at the start and at the end of a product, and
-between its GEMMs and its sums.
+stream. Where there is no data and no GEMM either, a kernel raises flags: a copy would wait for larger ones that the
+copy engines have begun. A stream waits for flags in this GPU's own memory: next to a GEMM by stream memory operations,
+otherwise by a kernel, which sees a flag about 15 us sooner. Barriers are kernels: at the start and at the end of a
+product, and between its GEMMs and its sums.
 """
 
 from __future__ import annotations
@@ -208,12 +209,19 @@ class Windows:
     def _signal(self, what: str, stream: Any, kind: int) -> None:
         self._signals[what, kind](stream)
 
-    # -- flags: copies of 4 bytes
+    # -- flags
 
     def raise_flag(self, stream: Any, rank: int, number: int) -> None:
         """Queue: signal ``rank`` that all earlier work on this stream is done. Once for each wait there. Local."""
         at = self._flags.peers[rank] + self._offset(number, self.rank)
         self._cuda.memcpyAsync(at, int(self._up.data.ptr), 4, self._cuda.memcpyDefault, stream.ptr)
+
+    def raise_flags(self, stream: Any, flags: Iterable[tuple[int, int]]) -> None:
+        """Queue: signal ranks likewise, each with a number, by a kernel. Local."""
+        peers, mine = self._flags.peers, self.rank
+        self._kernels.raise_flags(
+            stream, [peers[rank] + self._offset(number, mine) for rank, number in flags]
+        )
 
     def await_flag(self, stream: Any, rank: int, number: int) -> None:
         """Queue: wait for the flag ``number`` of ``rank`` next to a GEMM, and lower it again. Local.

@@ -155,6 +155,12 @@ class Gpu:
         assert self.windows is not None
         self.windows.raise_flag(self.stream(stream), rank, number)
 
+    def raise_flags(self, stream: str, flags: Sequence[tuple[int, int]]) -> None:
+        """Signal ranks likewise, each with a number, without waiting for copy engines. Local."""
+        if flags:
+            assert self.windows is not None
+            self.windows.raise_flags(self.stream(stream), flags)
+
     def await_flag(self, stream: str, rank: int, number: int) -> None:
         """Wait for ``rank``'s flag, next to a GEMM. Local."""
         assert self.windows is not None
