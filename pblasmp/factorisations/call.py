@@ -19,7 +19,14 @@ from ..dtypes import ELEMENT_TYPES
 from ..engines.factor import FactorOperands, Found
 from ..engines.product import Product
 from ..engines.request import CONSTANTS, Options
-from ..errors import ArgumentError, FactorisationError, LayoutError, UnsupportedError, faults_text
+from ..errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    FactorisationError,
+    LayoutError,
+    UnsupportedError,
+    faults_text,
+)
 from ..handle import Handle
 from ..layout import MatrixDescriptor
 from ..layout.factor_problem import FactorProblem
@@ -76,6 +83,7 @@ class FactorisationCall(UserCall[T]):
         self.given: Mapping[str, Matrix | None] = given
         self.how: Mapping[str, Any] = arguments
         self.faults: list[str] = []
+        self._error: type[ArgumentError] = LayoutError  # what is raised if there are faults
         self.ctx = context_of(self.name, *given.values())
         self.names = tuple(name for name, x in given.items() if x is not None)
 
@@ -126,11 +134,11 @@ class FactorisationCall(UserCall[T]):
         """Check the arguments, and make the result. Local."""
         check_operands(self.ctx, [name for name in self.matrices if name not in self.optional], self.given)
         self._writable()
-        self.check()
         if not isinstance(self.how["algo"], str):
-            self.fault(f"algo: expected a string, got {short_repr(self.how['algo'])}")
+            raise ArgumentTypeError(f"algo: expected a string, got {short_repr(self.how['algo'])}")
+        self.check()
         if self.faults:
-            raise LayoutError(faults_text(f"this {self.name}", self.faults))
+            raise self._error(faults_text(f"this {self.name}", self.faults))
         facts.update({name: getattr(x, "descriptor", None) for name, x in self.given.items()})
         facts.update(self.how)
         facts.update(self.values)
@@ -207,7 +215,12 @@ class FactorisationCall(UserCall[T]):
     # -- faults
 
     def fault(self, text: str) -> None:
-        """Note a fault."""
+        """Note a fault of layouts."""
+        self.faults.append(text)
+
+    def wrong(self, text: str) -> None:
+        """Note a fault of another argument."""
+        self._error = ArgumentError
         self.faults.append(text)
 
     def __getitem__(self, name: str) -> Matrix:
@@ -242,7 +255,7 @@ class FactorisationCall(UserCall[T]):
     def check_letter(self, name: str, allowed: str | tuple[str, ...]) -> None:
         """Note that an option has a value that it must not have."""
         if not one_of(self.how[name], allowed):
-            self.fault(f"{name}: expected one of {', '.join(allowed)}, got {short_repr(self.how[name])}")
+            self.wrong(f"{name}: expected one of {', '.join(allowed)}, got {short_repr(self.how[name])}")
 
     # -- results
 

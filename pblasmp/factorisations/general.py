@@ -135,7 +135,7 @@ class _LuSolve(FactorisationCall[Matrix]):
         self.check_like("out", "b")
         n, p = self["factors"].shape[0], self._pivots
         if p is None or len(p) != n or not ((p >= 0) & (p < n)).all():
-            self.fault(f"pivots: expected {n} integers from 0 to {n - 1}, got {short_repr(self._given)}")
+            self.wrong(f"pivots: expected {n} integers from 0 to {n - 1}, got {short_repr(self._given)}")
 
     def problem(self) -> FactorProblem:
         factors, b, x = self["factors"].descriptor, self["b"].descriptor, self.written.descriptor
