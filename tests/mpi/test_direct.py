@@ -784,7 +784,7 @@ def crowded(comm):
         programs = sum(map(len, ctx.direct._programs))
 
         def refuses(buffers, name, nbytes, *, shared):
-            if name == "direct1":  # after the first of two has been replaced
+            if name == calls._SLABS:
                 raise MemoryError
             return get(buffers, name, nbytes, shared=shared)
 
@@ -807,6 +807,28 @@ def crowded(comm):
 
 def test_without_more_shared_memory_calls_that_fit_stay_direct():
     run_mpi(crowded, 4)
+
+
+def ready(comm):
+    """The first call of a context finds memory that the ranks share: to make some takes as long as many small calls."""
+    with pb.Context(comm, engine="host") as ctx:
+        x = np.arange(900.0).reshape(30, 30)
+        a = ctx.scatter(x, block=4, grid=pb.Grid.squarest(comm.size))
+        get, asked = Buffers.get, []
+        Buffers.get = lambda buffers, name, nbytes, *, shared: (
+            asked.append(name),
+            get(buffers, name, nbytes, shared=shared),
+        )[1]
+        try:
+            found = pb.matmul(a, a.T)
+        finally:
+            Buffers.get = get
+        yield "product", unlike(found.allgather(), x @ x.T)
+        yield "direct", first(_planned(ctx) and "it was planned", asked and f"it asked for {asked}")
+
+
+def test_the_first_call_of_a_context_makes_no_shared_memory():
+    run_mpi(ready, 4)
 
 
 @pytest.mark.parametrize("nranks", [1, 4])

@@ -27,9 +27,10 @@ class Buffers:
     def get(self, name: str, nbytes: int, *, shared: bool) -> NDArray[np.uint8]:
         """Return at least ``nbytes`` of buffer ``name``. With ``shared``: collective over the node."""
         if shared:
+            nbytes = max(1, nbytes)
             if name not in self._shared:
-                self._shared[name] = SharedMemory(self._node)
-            return self._shared[name].array(max(1, nbytes))
+                self._shared[name] = SharedMemory(self._node, nbytes)
+            return self._shared[name].array(nbytes)
         if name not in self._private or self._private[name].size < nbytes:
             self._private[name] = np.empty(max(1, nbytes), np.uint8)
             logger.debug("buffer %s grown to %d bytes", name, nbytes)
@@ -40,11 +41,10 @@ class Buffers:
         private = sum(array.size for name, array in self._private.items() if name.startswith(prefix))
         return private, sum(m.nbytes for name, m in self._shared.items() if name.startswith(prefix))
 
-    def why_not_shared(self) -> str:
-        """Return an empty string, or why the ranks of this node cannot share memory. Collective over the node."""
-        probe = SharedMemory(self._node)
-        probe.close()
-        return probe.why_not
+    def why_not_shared(self, name: str, nbytes: int) -> str:
+        """Make a shared buffer; return an empty string, or why ranks cannot share memory. Collective over the node."""
+        memory = self._shared[name] = SharedMemory(self._node, nbytes)
+        return memory.why_not
 
     def close(self) -> None:
         """Free everything."""

@@ -26,7 +26,7 @@ from ..moving.exchange_move import ExchangeMove
 from ..protocol import Method, Operations, Traits, Transport
 from . import blas
 from .buffers import Buffers
-from .direct import HostDirect
+from .direct import FIRST_SLABS, HostDirect
 from .methods import METHODS
 from .operations import HostOperations
 from .transport import HostTransport
@@ -66,7 +66,8 @@ class HostEngine:
         nodes = nodes_of(comm)
         self._node = comm.split(nodes)  # after everything that the ranks may agree to fail in
         self._buffers = Buffers(self._node)
-        why_not_shared = next((why for why in comm.allgather(self._buffers.why_not_shared()) if why), "")
+        reasons = comm.allgather(self._buffers.why_not_shared(*FIRST_SLABS))
+        why_not_shared = next((why for why in reasons if why), "")
         cores = count_cores(comm, here)
         comm.patient = self._node.patient = cores < len(here)
         self.threads = max(1, cores // self._node.size)

@@ -3,6 +3,6 @@
 
 from __future__ import annotations
 
-from .calls import HostDirect
+from .calls import FIRST_SLABS, HostDirect
 
-__all__ = ["HostDirect"]
+__all__ = ["FIRST_SLABS", "HostDirect"]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from ....comm import Communicator, break_off, gather_on, vote_on
-from ...direct import FAMILIES, Asked, Moved
+from ...direct import FAMILIES, Asked, Moved, host_address
 from ...direct.slab_sets import SlabSets
 from ...direct.sub_matrix import UnfitError
 from .. import blas
@@ -31,12 +31,15 @@ from .triangles import sided, triangular
 from .updates import updated
 from .vectors import Reducer, exchanged, scaled
 
-__all__ = ["HostDirect"]
+__all__ = ["FIRST_SLABS", "HostDirect"]
 
 _UNKNOWN: Any = object()
 _KEPT_STEPS = 1 << 15  # of all kept programs: each is a call with its arguments, about 500 bytes
 _SEEN = 1 << 16  # calls that are remembered by a number each
 _LEAST = 1 << 20  # bytes of a set of slabs
+_SLABS = "direct slabs"
+FIRST_SLABS = _SLABS, 2 * _LEAST
+"""The shared buffer of the first two sets of slabs, and its bytes: it takes no memory before it is used."""
 
 
 class HostDirect:
@@ -44,7 +47,7 @@ class HostDirect:
 
     Args:
         library: the local BLAS.
-        buffers: where slabs are.
+        buffers: where slabs are; ``FIRST_SLABS`` is made, if ranks share memory.
         operations: sums of arrays.
         transport: which ranks share memory.
 
@@ -68,6 +71,8 @@ class HostDirect:
         self._reducers: dict[Asked, Reducer] = {}
         self._steps = 0
         self._seen: set[int] = set()  # hashes of calls that have been made once
+        if self._able and not self._single:
+            self.sets.fit(_LEAST)  # the buffer is there
 
     def run(self, control: Communicator, asked: Asked) -> bool | None:
         """See ``Direct``. Collective over the context."""
@@ -250,9 +255,9 @@ class HostDirect:
 
     def _reserve(self, nbytes: int) -> None:
         """Replace both sets of slabs; programs are bound to them. Collective over the context."""
-        arrays = [self._buffers.get(f"direct{half}", nbytes, shared=True) for half in (0, 1)]
+        both = self._buffers.get(_SLABS, 2 * nbytes, shared=True)
         self._forget()
-        self._memory = [(array, array.__array_interface__["data"][0]) for array in arrays]
+        self._memory = [(half, host_address(half)) for half in (both[:nbytes], both[nbytes : 2 * nbytes])]
 
 
 def _do(steps: Steps) -> None:
