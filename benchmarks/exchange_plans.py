@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from pblasmp.comm import Exchange
+from pblasmp.engines.host.buffers import Buffers
+from pblasmp.engines.host.transport import HostTransport
 from pblasmp.engines.moving.operand import Destination, Operand, Staging, needs
 from pblasmp.layout import Grid, MatrixDescriptor
 from pblasmp.layout.intersection import common_counts, intersect
@@ -35,17 +37,11 @@ def planned(grid: Grid, block: int, start: int, panels: int, width: int, rank: i
     a = MatrixDescriptor((n + start, k + start), (block, block), grid)[start:, start:]
     b = MatrixDescriptor((k + start, n + start), (block, block), grid)[start:, start:]
     d = MatrixDescriptor((n, n), (64, 64), grid)
-    parts = 0
-
-    def exchange(src: object, dst: object, dtype: np.dtype) -> Exchange:
-        nonlocal parts
-        made = Exchange(SimpleNamespace(rank=rank), src, dst, dtype)  # type: ignore[arg-type]
-        parts += len(made.copies) + sum(map(len, [*made.sends.values(), *made.receives.values()]))
-        return made
-
-    transport = SimpleNamespace(rank=rank, size=grid.size, exchange=exchange, message_bytes=lambda _: 0)
-    engine: Any = SimpleNamespace(transport=transport)
     domains = [(each,) for each in range(grid.size)]
+    comm: Any = SimpleNamespace(rank=rank, size=grid.size)
+    transport = HostTransport(comm, domains, Buffers(comm), "")
+    engine: Any = SimpleNamespace(transport=transport)
+    found: list[Staging] = []
     intersect.cache_clear()
     common_counts.cache_clear()
     begin = time.process_time()
@@ -54,9 +50,13 @@ def planned(grid: Grid, block: int, start: int, panels: int, width: int, rank: i
             matrix, flip, False, needs(d, grid.size, which), outer, np.dtype(np.float64), "ab"[which]
         )
         destination = Destination(engine, operand, domains)
-        for i in range(panels):
-            Staging(engine, operand, destination, i * width, (i + 1) * width)
-    return time.process_time() - begin, parts
+        found += [Staging(engine, operand, destination, i * width, (i + 1) * width) for i in range(panels)]
+    return time.process_time() - begin, sum(_parts(each._exchange) for each in found)
+
+
+def _parts(exchange: Exchange) -> int:
+    """Return how many messages and copies an exchange has for this rank."""
+    return len(exchange.copies) + sum(map(len, [*exchange.sends.values(), *exchange.receives.values()]))
 
 
 def main() -> None:
@@ -70,6 +70,7 @@ def main() -> None:
         ("blocks of 64", 64, 0),
         ("blocks of 48", 48, 0),
         ("blocks of 48 from (5, 5)", 48, 5),
+        ("blocks of 50", 50, 0),  # the pattern repeats after 25 panels
     ):
         runs = [planned(grid, block, start, options.panels, options.width, grid.size // 3) for _ in range(5)]
         seconds, parts = min(each for each, _ in runs), runs[0][1]
