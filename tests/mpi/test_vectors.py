@@ -11,8 +11,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import pblas, vector_calls
-from pblasmp.engines.direct.slab_sets import SlabSets
-from pblasmp.engines.host.direct import in_place, tiny
+from pblasmp.engines.host.direct import HostDirect, in_place, tiny
 from pblasmp.pblas import routines as pblas_routines
 from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
 from tests.helpers.lengths import draws, only_long
@@ -151,7 +150,7 @@ def by_one_vote(comm):
     """PBLAS's routines that write: one vote; products share vectors and partial sums alone."""
     n, block = 256, 16
     ictxt, needed, looked = pblas.gridinit(None, "Row", 2, 2, engine="host"), [], []
-    closer, fit = pblas_routines._run, SlabSets.fit
+    closer, kept = pblas_routines._run, HostDirect._kept
     rng = np.random.default_rng(65)
     _, _, row, col = pblas.gridinfo(ictxt)
     rows = pblas.numroc(n, block, row, 0, 2)
@@ -215,7 +214,13 @@ def by_one_vote(comm):
         "pdcopy": lambda: x, "pdger": lambda: whole + 2 * x @ y.T, "pdsyr": lambda: whole + np.tril(x @ x.T),
     }  # fmt: skip
     pblas_routines._run = lambda *given, **how: looked.append(given[1]) or closer(*given, **how)
-    SlabSets.fit = lambda self, nbytes: needed.append(nbytes) or fit(self, nbytes)
+
+    def keep(self, asked, call):
+        twice = asked.routine == "symm"  # a triangle is read by rows and by columns
+        needed.append(call.nbytes // 2 if twice else call.nbytes)
+        return kept(self, asked, call)
+
+    HostDirect._kept = keep
     try:
         for name, given in calls.items():
             if name == "pdgemv T":
@@ -243,7 +248,7 @@ def by_one_vote(comm):
         yield "one rank looks closer", None if near and len(looked) == taken + 1 else f"{found}, {looked}"
         del looked[taken:]
     finally:
-        pblas_routines._run, SlabSets.fit = closer, fit
+        pblas_routines._run, HostDirect._kept = closer, kept
     pblas.gridexit(ictxt)
     yield "looked closer", str(looked) if looked else None
     most = 8 * n * (1 + 2) + 64 * 8  # x, and two partial sums of each element
