@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import os
 import secrets
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -72,16 +70,15 @@ class Job:
         logger.info("starting %d ranks with %s (%s)", nranks, command[0], self.launcher.kind)
         logger.debug("command: %s", shlex.join(command))
         self._started = time.time()
-        prefix = _terminating_with_parent()
         with output.open("wb") as file:
             self._process = subprocess.Popen(
-                [*prefix, *command],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=None if prefix else _terminate_with_parent,  # noqa: PLW1509 (one system call)
+                preexec_fn=_terminate_with_parent,  # noqa: PLW1509 (one system call)
             )
 
     def poll(self) -> int | None:
@@ -150,22 +147,6 @@ def python_command(script: str, *arguments: str) -> list[str]:
 
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
-
-@functools.cache
-def _terminating_with_parent() -> list[str]:
-    """Return what makes a command one to which the kernel sends SIGTERM when the parent dies; [] without setpriv.
-
-    Where nothing runs between fork and exec, Python starts a process without copying the tables of its memory, and
-    need not mark that as shared: for a process of 1 GB that is 0.1 s, and more as it writes there again.
-    """
-    setpriv = shutil.which("setpriv")  # util-linux's, from 2.33 on
-    prefix = [setpriv, "--pdeathsig", "TERM"] if setpriv else []
-    quiet = subprocess.DEVNULL
-    known = (
-        prefix and subprocess.run([*prefix, "true"], stdout=quiet, stderr=quiet, check=False).returncode == 0
-    )
-    return prefix if known else []
 
 
 def _terminate_with_parent() -> None:

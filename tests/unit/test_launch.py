@@ -239,11 +239,9 @@ def test_an_exception_ends_the_job(launcher, tmp_path):
     assert job.poll() is not None
 
 
-@pytest.mark.parametrize("path", [os.environ["PATH"], ""], ids=["setpriv", "fork"])
-def test_the_launcher_ends_when_its_parent_is_killed(path, launcher, tmp_path):
+def test_the_launcher_ends_when_its_parent_is_killed(launcher, tmp_path):
     script = f"""
 import os
-os.environ["PATH"] = {path!r}
 from pathlib import Path
 from pblasmp.launch import Job, Launcher
 Job(["sleep", "60"], 1, Path("{tmp_path}/out"), launcher=Launcher(Path("{launcher.path}"), "mpich", "5"))
@@ -253,7 +251,6 @@ import time; time.sleep(60)
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT) as parent:
         wait_for((tmp_path / "started").exists)
         children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-        assert len(children) == 1
-        wait_for(lambda: b"setpriv" not in Path(f"/proc/{children[0]}/cmdline").read_bytes())
         parent.kill()
+    assert len(children) == 1
     wait_for(lambda: not alive(int(children[0])))

@@ -152,10 +152,10 @@ class Machine:
         return lambda stream: self.signals.append(f"{what} {kind}")
 
     def raise_flags(self, stream: Any, flags: list[int]) -> None:
-        self.log.append(("raises", stream.ptr, *flags))
+        self.log.append(("raise_flags", stream.ptr, *flags))
 
     def await_flags(self, stream: Any, flags: list[int]) -> None:
-        self.log.append(("kernel", stream.ptr, *flags))
+        self.log.append(("await_flags", stream.ptr, *flags))
 
 
 @pytest.fixture
@@ -366,22 +366,16 @@ def test_flags_are_words_of_their_own(machine):
         windows.raise_flag(stream, 1, FLAGS)
 
 
-def test_a_kernel_waits_for_the_same_words(machine):
-    windows = opened(machine)
-    windows.await_flag(SimpleNamespace(ptr=9), 1, 0)
-    windows.await_flag(SimpleNamespace(ptr=9), 0, 3)
-    words = [what[2] for what in machine.log if what[0] == "wait"]
-    windows.await_flags(SimpleNamespace(ptr=7), [(1, 0), (0, 3)])
-    assert machine.log[-1] == ("kernel", 7, *words)
-
-
-def test_a_kernel_raises_the_same_words(machine):
-    windows = opened(machine)
-    windows.raise_flag(SimpleNamespace(ptr=9), 1, 0)
-    windows.raise_flag(SimpleNamespace(ptr=9), 0, 3)
-    words = [what[1] for what in machine.log if what[0] == "copy"]
-    windows.raise_flags(SimpleNamespace(ptr=7), [(1, 0), (0, 3)])
-    assert machine.log[-1] == ("raises", 7, *words)
+def test_kernels_raise_and_await_the_same_words(machine):
+    windows, flags = opened(machine), [(1, 0), (0, 3)]
+    for flag in flags:
+        windows.raise_flag(SimpleNamespace(ptr=9), *flag)
+        windows.await_flag(SimpleNamespace(ptr=9), *flag)
+    raised = [what[1] for what in machine.log if what[0] == "copy"]
+    awaited = [what[2] for what in machine.log if what[0] == "wait"]
+    windows.raise_flags(SimpleNamespace(ptr=7), flags)
+    windows.await_flags(SimpleNamespace(ptr=7), flags)
+    assert machine.log[-2:] == [("raise_flags", 7, *raised), ("await_flags", 7, *awaited)]
 
 
 def test_the_drivers_errors_are_told(machine):
