@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that end badly: ``python -m tests.helpers.faults NAME`` on each rank; tests/mpi/test_faults.py runs them.
+"""Programs that end badly: ``python -m tests.helpers.faults NAME...`` on each rank; tests/mpi/test_faults.py runs them.
+
+Of several programs each says its name first.
 
 Every rank of every program starts anew: this imports no more than it needs.
 """
@@ -73,7 +75,7 @@ def one_while_others_wait_in_mpi():
 
 
 def one_while_others_wait_in_a_library():
-    pblasmp.comm.agreement._BLOCKED_SECONDS = 1.0
+    pblasmp.comm.agreement._BLOCKED_SECONDS = 0.5
 
     def register(ctx, text):
         with pblasmp.comm.agreement.Agreement(ctx.control, "registering", blocks=True):
@@ -178,6 +180,7 @@ def exits_with_0():
 
 
 def exits_while_others_wait_in_mpi():
+    pblasmp.comm.agreement._GRACE_SECONDS = 0.3
     with pb.Context(engine="host"):
         if RANK == 1:
             sys.exit(5)
@@ -360,7 +363,7 @@ def caught_from_close():
         ctx.close()
     except pb.ClosedError as error:
         say(f"rank {RANK}: ClosedError: {error}")
-    time.sleep(1)  # longer than others wait for who must still hear of an error
+    time.sleep(0.6)  # longer than others wait for who must still hear of an error
     say(f"rank {RANK}: went on")
 
 
@@ -598,14 +601,14 @@ def made_while_others_multiply():
 
 def slow_but_in_order():
     """One rank comes so late that the others look for what may be wrong: nothing is."""
-    in_time(0.2)
+    in_time(0.1)
     with pb.Context(engine="host") as one, pb.Context(engine="host") as two:
         for ctx in (one, two, one):
             if RANK == 1:
-                time.sleep(0.6)
+                time.sleep(0.3)
             whole = (matrix(ctx) @ matrix(ctx)).gather()
         if RANK == 1:
-            time.sleep(0.6)
+            time.sleep(0.3)
         with pb.Context(engine="host") as three:
             matrix(three)
         if RANK == 0:
@@ -613,4 +616,7 @@ def slow_but_in_order():
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    for name in sys.argv[1:]:
+        if sys.argv[2:]:
+            say(f"rank {RANK}: {name}")
+        globals()[name]()

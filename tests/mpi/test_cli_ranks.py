@@ -12,7 +12,6 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -387,13 +386,13 @@ m.Plan._run = wrong
 
 def test_a_wrong_product_is_found_and_not_written(command, patched, tmp_path):
     patched(WRONG)
-    done = command("matmul", "--size", 300, "--block", 32, "--check", "-o", "D.npy")
+    done = command("matmul", "-n", 2, "--size", 300, "--block", 32, "--check", "-o", "D.npy")
     assert (done.returncode, done.stderr) == (1, "pblasmp: the product is wrong, and not written\n")
     assert "check     WRONG" in done.stdout
     assert not (tmp_path / "D.npy").exists()
-    done = command("run", "grid-2x2")
+    done = command("run", "grid-1x2")
     assert (done.returncode, done.stderr) == (1, "pblasmp: the result is wrong\n")
-    assert "64 elements, 1 DIFFER from NumPy's" in done.stdout
+    assert "48 elements, 1 DIFFER from NumPy's" in done.stdout
 
 
 ON_RANK_1 = """
@@ -410,12 +409,12 @@ m.Plan._run = call
 def test_an_exception_on_one_rank_is_told_once(command, patched, tmp_path):
     patched(ON_RANK_1.format(fault="1 / 0"))
     (tmp_path / "D.npy").write_text("what was here before")
-    done = command("matmul", "--size", 64, "-o", "D.npy")
+    done = command("matmul", "-n", 2, "--size", 64, "-o", "D.npy")
     assert done.stderr == "pblasmp: rank 1: ZeroDivisionError: division by zero (a bug in pblasmp)\n"
     assert done.returncode == 1
     assert (tmp_path / "D.npy").read_text() == "what was here before"
     assert not processes(tmp_path)
-    assert "in call\n" in command("matmul", "--size", 64, "--debug").stderr
+    assert "in call\n" in command("matmul", "-n", 2, "--size", 64, "--debug").stderr
 
 
 def test_ranks_that_another_mpi_starts_and_ends(command, environment, tmp_path):
@@ -438,7 +437,7 @@ def test_ranks_that_another_mpi_starts_and_ends(command, environment, tmp_path):
 
 def test_a_rank_that_dies_is_told(command, patched, tmp_path):
     patched(ON_RANK_1.format(fault="os.kill(os.getpid(), 9)"))
-    done = command("matmul", "--size", 64, "-o", "D.npy")
+    done = command("matmul", "-n", 2, "--size", 64, "-o", "D.npy")
     *printed, last = done.stderr.splitlines()
     assert re.fullmatch(r"pblasmp: the ranks ended with status \d+ and without a result", last)
     assert re.search("signal 9|Killed", "\n".join(printed)), "what the launcher knows is shown"
@@ -641,7 +640,7 @@ def test_tune(command, tmp_path, environment):
         "        measured = 'measured on this machine' in str(plan.report())\n"
         "        print(f'{plan.report().algorithm} {measured}\\n', end='')\n"  # one write: the ranks' lines stay whole
     )
-    next_process = find_launcher().command(2, [sys.executable, "-c", code])
+    next_process = find_launcher().command(2, [*launch.interpreter(), "-c", code])
     ran = subprocess.run(
         next_process, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pblasmp import launch
+from tests.helpers.lengths import only_long
 from tests.helpers.mpi import ROOT, starts_ranks
 
 pytestmark = starts_ranks
@@ -86,7 +87,7 @@ def _left(mark):
     return found
 
 
-@pytest.mark.parametrize("mode", ["prepend", "importlib"])
+@pytest.mark.parametrize("mode", ["prepend", *only_long("importlib")])
 def test_a_session(session, mode):
     result = session("-v", "-s", f"--import-mode={mode}")
     result.assert_outcomes(passed=4, failed=1)
@@ -98,7 +99,7 @@ def test_a_session(session, mode):
 
 
 def test_one_case_by_its_name(session):
-    result = session("test_layouts.py::test_cases[9]")
+    result = session("--import-mode=importlib", "test_layouts.py::test_cases[9]")
     result.assert_outcomes(passed=1)
 
 
