@@ -4,16 +4,21 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
 import os
 import re
+import runpy
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from pblasmp import launch
 from pblasmp.launch import Job
-from tests.helpers.mpi import starts_ranks
+from tests.helpers.lengths import only_long
+from tests.helpers.mpi import run_mpi, starts_ranks
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -61,11 +66,40 @@ def run(path, directory, more=0):
         return job.wait(60), job.output.read_text()
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def needs_torch(path):
+    return "import torch" in path.read_text()
+
+
+def needs_ranks(path):
+    return header_of(path)["ranks"] is not None and not needs_torch(path)
+
+
+ON_RANKS = list(filter(needs_ranks, EXAMPLES))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in EXAMPLES if path not in ON_RANKS or path.stem == "gemm" or only_long(path)],
+    ids=lambda path: path.stem,
+)
 def test_example(path, tmp_path):
-    if "import torch" in path.read_text():
+    if needs_torch(path):
         pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
     check(path, *run(path, tmp_path))
+
+
+def printed_by(comm, path):
+    """What an example prints on this rank."""
+    sys.argv = [path]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        runpy.run_path(path, run_name="__main__")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("path", ON_RANKS, ids=lambda path: path.stem)
+def test_example_on_kept_ranks(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check(path, 0, "".join(run_mpi(printed_by, int(header_of(path)["ranks"]), path=str(path))))
 
 
 def test_ranks_outside_the_grid_end_too(tmp_path):
