@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import subprocess
@@ -259,10 +260,17 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
+def nodes_of(path: Path) -> list[ast.Import | ast.ImportFrom | ast.ClassDef]:
+    """The imports and the classes of a file, anywhere in it."""
+    found = ast.walk(ast.parse(path.read_text()))
+    return [node for node in found if isinstance(node, (ast.Import, ast.ImportFrom, ast.ClassDef))]
+
+
 def imports_of(path: Path) -> Iterator[str]:
     """Every module that the file imports, anywhere in it, by its absolute name."""
     package = path.parent.relative_to(ROOT).parts
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -421,7 +429,7 @@ def test_no_two_classes_have_one_name():
     named = Counter(
         node.name.lstrip("_")
         for path in sources()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_of(path)
         if isinstance(node, ast.ClassDef)
     )
     assert {name for name, count in named.items() if count > 1} == set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -39,7 +40,9 @@ def compiled(shared, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(shared))
 
 
-def test_the_library_has_products_factorisations_and_vectors_and_is_compiled_once(cache, monkeypatch):
+def test_the_library_has_products_factorisations_and_vectors_and_is_compiled_once(
+    compiled, shared, monkeypatch
+):
     library = preload.library()
     monkeypatch.setenv("CC", "/bin/false")
     assert preload.library() == library
@@ -52,7 +55,7 @@ def test_the_library_has_products_factorisations_and_vectors_and_is_compiled_onc
     vectors = {name for row in VECTOR_ROUTINES.values() for name in row.names}
     factors = {f"p{letter}{name}" for name, row in FACTORISATIONS.items() for letter in row.letters}
     assert set(ROWS) == products | vectors | factors | moves
-    assert [path.suffix for path in cache.iterdir()] == [".so"]
+    assert [path.suffix for path in (shared / "pblasmp").iterdir()] == [".so"]
 
 
 @pytest.mark.parametrize(
@@ -92,11 +95,26 @@ def test_no_compiler(cache, monkeypatch):
     assert not cache.exists()
 
 
-def test_a_compiler_with_options(cache, monkeypatch):
-    monkeypatch.setenv("CC", "cc -g0")
-    assert preload.library().parent == cache
-    monkeypatch.setenv("CC", " ")
-    assert preload.library().exists()
+def test_a_compiler_with_options(cache, tmp_path, monkeypatch):
+    """As it is called: one that only makes its output."""
+    for name in ("cc", "other"):
+        compiler = tmp_path / "bin" / name
+        compiler.parent.mkdir(exist_ok=True)
+        compiler.write_text(COMPILER.format(called=tmp_path / "called"))
+        compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    for value, called in (("other -g0", "other -g0 -O2"), (" ", "cc -O2")):
+        monkeypatch.setenv("CC", value)
+        path = preload.library()
+        assert path.parent == cache
+        assert (tmp_path / "called").read_text().startswith(f"{tmp_path}/bin/{called} -fPIC -shared -o ")
+        path.unlink()
+
+
+COMPILER = """#!/bin/sh
+echo "$0 $@" >{called}
+for each; do [ "$before" = -o ] && : >"$each"; before=$each; done
+"""
 
 
 def test_a_compiler_that_fails(cache, monkeypatch):

@@ -21,6 +21,7 @@ import pytest
 from pblasmp.bindings import FUNCTIONS, SOLVER_FUNCTIONS, GridMapping, SolverStatus
 from pblasmp.bindings.enums import C_ENUMS
 from tests.helpers.header import Header, differences, enum_differences, parse
+from tests.helpers.lengths import in_turn
 
 BUILDS = {
     501: "0.5.1.65",
@@ -31,7 +32,8 @@ BUILDS = {
     1000: "0.10.0.3695",
 }
 WHEELS = {
-    (cuda, v): f"nvidia-cublasmp-{cuda}=={build}" for cuda in ("cu12", "cu13") for v, build in BUILDS.items()
+    (cuda, v): f"nvidia-cublasmp-{cuda}=={BUILDS[v]}"
+    for cuda, v in in_turn(("cu12", "cu13"), BUILDS, keep=2, first=1)
 }
 SOLVERS = {800: "nvidia-cusolvermp-cu13==0.8.0.3126", 901: "nvidia-cusolvermp-cu13==0.9.1.9318.post1"}
 CUDA_RUNTIME = "nvidia-cuda-runtime==13.0.96"
@@ -95,7 +97,7 @@ def folder(request: pytest.FixtureRequest) -> Callable[[str], Path]:
     jobs = {}
     with ThreadPoolExecutor(4) as pool:
         for version in BUILDS:
-            names = [WHEELS[cuda, version] for cuda in ("cu12", "cu13")] + more.get(version, [])
+            names = [name for (_, v), name in WHEELS.items() if v == version] + more.get(version, [])
             jobs |= dict.fromkeys(names, pool.submit(fetch, {name: folders[name] for name in names}))
 
     def get(name: str) -> Path:
