@@ -24,13 +24,13 @@ from tests.helpers.cases import (
     scattered,
     unlike,
 )
-from tests.helpers.lengths import in_turn
+from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi
 
-RANKS = (1, 2, 4, 6)
 Factor = IntEnum("Factor", {"THREE": 3})  # a number whose type is not Python's own
 SYMBOLS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 IN_PLACE = {"+=": operator.iadd, "-=": operator.isub, "*=": operator.imul, "/=": operator.itruediv}
+RANKS = (1, 2, *only_long(6), 4)
 ALL_TYPES = (*TYPES, *FLOAT8)
 
 

@@ -167,7 +167,7 @@ def long_sums(comm):
         products_module._LEAST = least
 
 
-@pytest.mark.parametrize("nranks", [4, 6])
+@pytest.mark.parametrize("nranks", [4, *only_long(6)])
 def test_products_with_long_sums(nranks):
     run_mpi(long_sums, nranks)
 
@@ -717,7 +717,7 @@ def factorisations(comm, count):
             )
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 4, *only_long(6)])
+@pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
 def test_factorisations_need_no_plans(nranks):
     run_mpi(factorisations, nranks, count=draws(1, long=8))
 

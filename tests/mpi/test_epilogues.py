@@ -31,7 +31,7 @@ from tests.helpers.epilogues import (
     part,
     part_of_d,
 )
-from tests.helpers.lengths import draws, in_turn
+from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 
@@ -232,12 +232,12 @@ def refused(comm):
         yield "nothing follows", None if not nothing.local.any() else "D is not zero"
 
 
-@pytest.mark.parametrize(("nranks", "parts"), [(1, 3), (2, 3), (4, 5), (3, 7)])
+@pytest.mark.parametrize(("nranks", "parts"), [(1, 3), *only_long((2, 3)), (4, 5), *only_long((3, 7))])
 def test_every_epilogue_on_general_layouts(nranks, parts):
     run_mpi(general, nranks, part=nranks, parts=draws(parts, long=1))
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 4])
+@pytest.mark.parametrize("nranks", [1, *only_long(2), 4])
 def test_every_epilogue_in_every_scheme(nranks):
     run_mpi(schemes, nranks)
 

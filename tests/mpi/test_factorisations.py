@@ -27,20 +27,19 @@ from tests.helpers.factor_cases import (
     relative,
     too_large,
 )
-from tests.helpers.lengths import draws, only_long
+from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
 
 
-def everything(comm, count):
+def everything(comm, count, keep=1):
     rng = np.random.default_rng(61)
     with pb.Context(comm, engine="host") as ctx:
-        for case in CASES[::-1]:
-            for dtype in TYPES * count:
-                with panels_of(ctx, int(rng.integers(1, 9))), short_messages(pick(rng, (64, 1000, 1 << 22))):
-                    yield case(ctx, rng, dtype)
+        for case, dtype in in_turn(CASES[::-1], TYPES * count, keep=keep):
+            with panels_of(ctx, int(rng.integers(1, 9))), short_messages(pick(rng, (64, 1000, 1 << 22))):
+                yield case(ctx, rng, dtype)
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 4, *only_long(6)])
+@pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
 def test_every_layout(nranks):
     run_mpi(everything, nranks, count=draws(1, long=8))
 
@@ -48,7 +47,7 @@ def test_every_layout(nranks):
 @pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), *only_long((3, 1))])
 def test_several_nodes(nranks, per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    run_mpi(everything, nranks, count=draws(1, long=6))
+    run_mpi(everything, nranks, count=draws(1, long=6), keep=2)
 
 
 def large(comm):

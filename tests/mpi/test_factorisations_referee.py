@@ -20,7 +20,7 @@ from pblasmp.pblas.routines import DTYPE
 from reference.scalapack import ScaLAPACK, locate
 from tests.helpers.cases import first, pick
 from tests.helpers.factor_cases import exact, norm, panels_of, positive, random, relative, too_large
-from tests.helpers.lengths import draws
+from tests.helpers.lengths import draws, only_long
 from tests.helpers.mpi import run_mpi
 from tests.helpers.pblas_cases import Held
 
@@ -357,7 +357,7 @@ def everything(comm, count, flavour):
             slk.gridexit(theirs)
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 4, 6])
+@pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
 def test_beside_scalapack(nranks, flavour):
     count = draws({1: 8, 2: 4, 4: 2, 6: 1}[nranks], long=52)  # of each routine; the types take turns
     run_mpi(everything, nranks, count=count, flavour=flavour, timeout=120, launch=True)

@@ -10,7 +10,7 @@ import pytest
 import pblasmp as pb
 from tests.helpers import float8
 from tests.helpers.cases import agreed_error, first, misplaced
-from tests.helpers.lengths import in_turn
+from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi
 
 
@@ -129,7 +129,7 @@ def test_tensors_of_pytorch():
     run_mpi(tensors, 2)
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 4])
+@pytest.mark.parametrize("nranks", [1, 2, *only_long(4)])
 def test_every_combination_of_types(nranks):
     run_mpi(everything, nranks)
 

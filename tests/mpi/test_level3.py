@@ -13,7 +13,7 @@ from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.testing.level3 import legal_flags
 from tests.helpers.cases import pick, short_messages
-from tests.helpers.lengths import draws
+from tests.helpers.lengths import draws, only_long
 from tests.helpers.level3_cases import DTYPES, called
 from tests.helpers.mpi import run_mpi
 
@@ -85,7 +85,9 @@ OTHERS = [routine for routine in ROUTINES if routine not in SIDED]
 
 
 @pytest.mark.parametrize("routines", [SIDED, OTHERS], ids=["sided", "others"])
-@pytest.mark.parametrize(("nranks", "part", "parts"), [(1, 0, 4), (2, 0, 14), (4, 1, 26), (6, 2, 70)])
+@pytest.mark.parametrize(
+    ("nranks", "part", "parts"), [(1, 0, 4), (2, 0, 14), (4, 1, 26), *only_long((6, 2, 70))]
+)
 def test_every_option_of_every_routine(nranks, part, parts, routines):
     """A quarter of them on one rank, fewer on more ranks."""
     run_mpi(everything, nranks, routines=routines, part=part, parts=draws(parts, long=1))
@@ -101,7 +103,7 @@ def test_large_matrices(nranks):
     run_mpi(large, nranks)
 
 
-@pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), (6, 4), (3, 1)])
+@pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), *only_long((6, 4)), (3, 1)])
 def test_several_nodes(nranks, per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
     run_mpi(everything, nranks, routines=list(ROUTINES), part=nranks, parts=draws(50, long=9))

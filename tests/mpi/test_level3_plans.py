@@ -15,7 +15,7 @@ from pblasmp.engines.host import transport as host_transport
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout import Trapezoid
 from tests.helpers.cases import agreed_error, first, layout, misplaced, numbers, pick, scattered
-from tests.helpers.lengths import in_turn
+from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi
 
 
@@ -306,7 +306,7 @@ def test_what_is_moved(nranks):
     run_mpi(moves, nranks)
 
 
-@pytest.mark.parametrize(("nranks", "nodes"), [(1, 1), (4, 1), (4, 2)])
+@pytest.mark.parametrize(("nranks", "nodes"), [(1, 1), *only_long((4, 1)), (4, 2)])
 def test_sums(nranks, nodes, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(nranks // nodes))
     run_mpi(sums, nranks, nodes=nodes)

@@ -23,7 +23,7 @@ from pblasmp.engines.product import Product
 from pblasmp.engines.protocol import Method
 from pblasmp.engines.request import Options
 from pblasmp.engines.tensor import collective
-from tests.helpers.lengths import in_turn
+from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi
 
 NAMES = [
@@ -336,7 +336,7 @@ def test_a_measured_run_that_fails_on_one_rank_is_told_to_all(tmp_path):
     run_mpi(one_rank_falls, 2, timeout=60, launch=True, file=str(tmp_path / "tuning.json"))
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("nranks", [1, *only_long(2), 3, *only_long(4)])
 def test_results(nranks):
     run_mpi(results, nranks, timeout=120)
 

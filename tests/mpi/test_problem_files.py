@@ -66,6 +66,9 @@ def _names(nranks):
 def test_every_problem_file(nranks):
     names = _names(nranks)
     assert names, f"no file for {nranks} ranks"
+    if nranks == 6:
+        others = {name for size in SIZES if size < 6 for name in _names(size)}
+        names = [*sorted({*names} - others), *(name for (name,) in in_turn(sorted(others), keep=3))]
     run_mpi(run_files, nranks, names=names)
 
 

@@ -229,7 +229,7 @@ def test_every_type_with_every_op():
     run_mpi(types_and_ops, 2)
 
 
-@pytest.mark.parametrize("nranks", [1, 3, 6])
+@pytest.mark.parametrize("nranks", [1, 3, *only_long(6)])
 def test_extents(nranks):
     run_mpi(extents, nranks)
 
@@ -239,7 +239,7 @@ def test_operands_that_need_not_move(nranks):
     run_mpi(in_place, nranks)
 
 
-@pytest.mark.parametrize(("nranks", "per_node"), [(2, 1), (3, 2), (4, 2), *only_long((6, 4)), (6, 1)])
+@pytest.mark.parametrize(("nranks", "per_node"), [(2, 1), (3, 2), (4, 2), *only_long((6, 4), (6, 1))])
 def test_several_nodes(nranks, per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
     run_mpi(ops_and_orders, nranks, part=nranks + per_node, parts=draws(12, long=4))

@@ -153,6 +153,6 @@ def test_extremes_and_errors(cases, nranks):
     run_mpi(cases, nranks)
 
 
-@pytest.mark.parametrize("nranks", [1, 3, 6])
+@pytest.mark.parametrize("nranks", [1, 3, *only_long(6)])
 def test_the_same_bits_everywhere(nranks):
     run_mpi(same_bits, nranks)

@@ -16,7 +16,7 @@ from pblasmp.layout.routines import ROUTINES
 from pblasmp.problems.files import find, load_problem_file
 from pblasmp.testing.level3 import legal_flags, shapes
 from tests.helpers.cases import SIZES, grids, layout, pick, short_messages
-from tests.helpers.lengths import draws, in_turn
+from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
 from tests.helpers.tensor_cases import FORMS
 
@@ -126,7 +126,7 @@ def _names(nranks):
 def test_every_descriptor_file(nranks, monkeypatch):
     per_node = 2 if nranks > 3 else nranks
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    names = [name for (name,) in in_turn(_names(nranks), keep=1 if nranks < 4 else 2)]
+    names = [name for (name,) in in_turn(_names(nranks), keep=1 if nranks < 4 else 4)]
     run_mpi(run_files, nranks, names=names, per_node=per_node)
 
 
@@ -185,7 +185,7 @@ def run_moves(comm):
     rng = np.random.default_rng(7)
     with pb.Context(comm, engine="host") as ctx, short_messages(64):
         wire = Wire(ctx)
-        for turn in range(draws(20, long=40)):
+        for turn in range(draws(10, long=40)):
             shape = tuple(int(x) for x in rng.integers(1, 60, 2))
             source, target = (layout(rng, shape, ctx.size) for _ in range(2))
             a = ctx.zeros(source)
@@ -200,7 +200,7 @@ def run_moves(comm):
             yield f"{turn}: {source} to {target}", None if comm.allgather(sent) == here else (sent, here)
 
 
-@pytest.mark.parametrize(("nranks", "per_node"), [(1, 1), (6, 2)])
+@pytest.mark.parametrize(("nranks", "per_node"), [(1, 1), (4, 2), *only_long((6, 2))])
 @pytest.mark.parametrize("run", [run_routines, run_forms])
 def test_routines_and_forms(run, nranks, per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
@@ -245,8 +245,7 @@ def run_factorisations(comm, per_node):
                 yield f"{p}", wrong or unbalanced(counts)
 
 
-@pytest.mark.parametrize("nranks", SIZES)
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(("shared", "nranks"), list(in_turn((True, False), SIZES, keep=2)))
 def test_factorisations(nranks, shared, monkeypatch):
     """Within a node all copies go to and from the panels that its ranks share; between nodes panels are sent."""
     per_node = nranks if shared else max(1, nranks // 2)

@@ -10,7 +10,7 @@ import pytest
 
 import pblasmp as pb
 from tests.helpers.cases import agreed_error
-from tests.helpers.lengths import in_turn
+from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi
 
 DTYPES = ("float64", "float32", "complex128", "complex64", "float16", "bfloat16")
@@ -51,7 +51,7 @@ def verdicts(comm, grid):
                 yield f"{name} {expected}", f"{bad} though D is {expected}" if bad else None
 
 
-@pytest.mark.parametrize("grid", [(1, 1), (2, 2), (1, 3)])
+@pytest.mark.parametrize("grid", [(1, 1), (2, 2), *only_long((1, 3))])
 def test_verdicts(grid):
     run_mpi(verdicts, max(2, grid[0] * grid[1]), grid=grid)
 

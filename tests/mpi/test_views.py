@@ -25,6 +25,7 @@ from tests.helpers.cases import (
     short_messages,
     unlike,
 )
+from tests.helpers.lengths import only_long
 from tests.helpers.mpi import run_mpi
 
 
@@ -150,7 +151,7 @@ def moves(comm):
         yield "a grid too large", agreed_error(ctx, pb.ArgumentError, words, a.redistribute, beyond)
 
 
-@pytest.mark.parametrize("nranks", [1, 3, 4, 6])
+@pytest.mark.parametrize("nranks", [1, 3, 4, *only_long(6)])
 def test_sub_matrices_are_views(nranks):
     run_mpi(sub_matrices, nranks)
 
@@ -159,7 +160,7 @@ def test_slices_mean_what_they_mean_in_numpy():
     run_mpi(slices, 2)
 
 
-@pytest.mark.parametrize("nranks", [2, 6])
+@pytest.mark.parametrize("nranks", [*only_long(2), 4, *only_long(6)])
 def test_transposes_and_the_products_written_with_them(nranks):
     run_mpi(transposes, nranks)
 

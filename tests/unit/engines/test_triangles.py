@@ -13,6 +13,7 @@ from pblasmp.engines.local import triangles
 from pblasmp.engines.local.triangles import Gemm, LeftPart, ResultPart
 from pblasmp.engines.local_part import LocalPart
 from pblasmp.layout import Trapezoid
+from tests.helpers.lengths import only_long
 
 
 class Counting:
@@ -61,7 +62,14 @@ class Counting:
 @pytest.mark.parametrize("uplo", "LU")
 @pytest.mark.parametrize(
     ("n", "tile", "batches"),
-    [(100, 8, False), (100, 1, False), (3000, 8, False), (100, 8, True), (512, 32, True)],
+    [
+        (100, 8, False),
+        (100, 1, False),
+        (1000, 8, False),
+        *only_long((3000, 8, False)),
+        (100, 8, True),
+        (512, 32, True),
+    ],
 )
 def test_a_long_diagonal_is_covered_by_a_few_tiles(uplo, n, tile, batches):
     operations, k = Counting(tile, batches), 2

@@ -39,7 +39,7 @@ from tests.helpers.lengths import draws, only_long
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
-RANKS = [1, 2, 4]
+RANKS = [1, *only_long(2), 4]
 KEEP = {1: 3, 2: 3, 4: 5}  # of how many combinations one is tried
 
 
@@ -213,13 +213,13 @@ def repeated(comm: Any, path: str) -> Any:
 
 
 @starts_ranks
-@pytest.mark.parametrize("ranks", [1, 2, *only_long(4)])
+@pytest.mark.parametrize("ranks", [*only_long(1), 2, *only_long(4)])
 def test_repeated_calls(stand_in, ranks):
     run_mpi(repeated, ranks, path=stand_in(1000))
 
 
 @starts_ranks
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [*only_long(1), 2])
 def test_arrays_are_let_go(stand_in, ranks):
     run_mpi(let_go, ranks, path=stand_in(1000))
 

@@ -13,7 +13,7 @@ import pblasmp as pb
 from pblasmp.bindings import DataType, MatmulAttribute, MatmulEpilogue, ResultScheme
 from tests.helpers import epilogues
 from tests.helpers.fused_machines import Following
-from tests.helpers.lengths import in_turn
+from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.machine import Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.schemes import AG, AR, MAKERS, RS
@@ -64,7 +64,7 @@ def follow_all(comm: Any, path: str) -> Any:
 
 
 @starts_ranks
-@pytest.mark.parametrize("nranks", [1, 2, 4])
+@pytest.mark.parametrize("nranks", [1, *only_long(2), 4])
 def test_what_is_told_is_enough(nranks, stand_in):
     run_mpi(follow_all, nranks, timeout=240, path=stand_in(1000))
 

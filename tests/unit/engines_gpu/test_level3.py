@@ -24,7 +24,7 @@ from pblasmp.layout.level3 import ROUTINES
 from pblasmp.testing import level3 as reference
 from tests.helpers.failing_calls import left_behind, lives, names
 from tests.helpers.gpu.level3 import cases, one_case
-from tests.helpers.lengths import draws, only_long
+from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -49,11 +49,10 @@ def random_calls(comm: Any, path: str, version: int, routines: list[str], count:
     ) as lib:
         lib.version = version
         with pb.Context(comm, engine="cublasmp") as ctx:
-            for routine in routines:
-                for mode in ("fits", "sources", "any"):
-                    for seed, case in cases(routine, comm.size, count, 0, mode):
-                        for algo in ("auto", "cublasmp"):
-                            yield f"{routine} {seed} {algo}", one_case(ctx, case, seed, algo) or None
+            modes, algorithms = ("fits", "sources", "any"), ("auto", "cublasmp")
+            for routine, mode, algo in in_turn(routines, modes, algorithms, keep=2):
+                for seed, case in cases(routine, comm.size, count, 0, mode):
+                    yield f"{routine} {mode} {seed} {algo}", one_case(ctx, case, seed, algo) or None
         lib.assert_clean()
         lib.gpu.assert_clean()
 

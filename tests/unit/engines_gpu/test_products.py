@@ -55,7 +55,7 @@ def problems_on_ranks(comm: Any, path: str) -> Any:
     with machine(path, Multiplying, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
             known = list(map(files.load_problem_file, files.find("problems")))
-            for file, algo in in_turn(known, ("auto", "default"), keep=2):
+            for file, algo in in_turn(known, ("auto", "default"), keep=3):
                 if file.nranks <= comm.size and not file.problem.faults():
                     within = {x: (parent, file.windows[x]) for x, parent in file.parents.items()}
                     fault = multiply(ctx, lib, file.problem, file.alpha, file.beta, within, algo)

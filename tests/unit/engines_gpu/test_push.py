@@ -22,7 +22,7 @@ from pblasmp.engines.product import Bound, Product
 from pblasmp.engines.request import Operands
 from tests.helpers.fakepeers import Fault, Peers
 from tests.helpers.layouts import random_product
-from tests.helpers.lengths import in_turn
+from tests.helpers.lengths import draws, in_turn
 
 OPS = {"N": lambda x: x, "T": np.transpose, "C": lambda x: x.conj().T}
 
@@ -100,7 +100,7 @@ def run_all(cases: list[Case], seed: int | None, times: int = 1) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(draws(6, long=12)))
 def test_any_layout(monkeypatch, size, seed, dtype):
     if seed % 2:  # large matrices come in more blocks
         monkeypatch.setattr(sections, "_FEW", 2)
@@ -165,7 +165,7 @@ def test_blocks_of_owners_that_take_turns_are_multiplied_in_batches(grid, ops, o
 
 
 @pytest.mark.parametrize("p", [PLAIN, UNLIKE, TURNS], ids=["plain", "unlike", "in turns"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(draws(2, long=4)))
 def test_one_after_another_in_any_order_of_events(p, seed):
     peers = Peers(4)
     run_all([Case(peers, p, seed=1), Case(peers, PLAIN, seed=2)], seed, times=3)

@@ -14,7 +14,7 @@ from tests.helpers import epilogues
 from tests.helpers.cases import agreed_error, first
 from tests.helpers.float8 import E4, E5
 from tests.helpers.fused_machines import Scaling
-from tests.helpers.lengths import in_turn
+from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.tensor_cases import FORMS, on_gpu, other_split
@@ -104,7 +104,7 @@ def messages(comm: Any, path: str) -> Any:
 
 
 @starts_ranks
-@pytest.mark.parametrize("nranks", [1, 2, 4])
+@pytest.mark.parametrize("nranks", [1, *only_long(2), 4])
 def test_what_is_told_is_enough(nranks, stand_in):
     run_mpi(every_product, nranks, timeout=200, path=stand_in(1000))
 

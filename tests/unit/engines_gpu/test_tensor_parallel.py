@@ -14,7 +14,7 @@ import pblasmp as pb
 from pblasmp.engines.gpu.operations import GpuOperations
 from tests.helpers.cases import TYPES, first, pick, unlike
 from tests.helpers.fused_machines import Following
-from tests.helpers.lengths import in_turn
+from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.tensor_cases import FORMS, Case, gelu, on_gpu, other_split, sizes
@@ -141,7 +141,7 @@ def shards(n: int, p: int) -> list[range]:
 
 
 @starts_ranks
-@pytest.mark.parametrize("nranks", [1, 2, 4])
+@pytest.mark.parametrize("nranks", [1, *only_long(2), 4])
 def test_what_is_told_is_enough(nranks, stand_in):
     run_mpi(every_product, nranks, timeout=200, path=stand_in(1000))
 
