@@ -56,7 +56,7 @@ def some(comm, engine, seed, count, length):
 
 
 @starts_ranks
-@pytest.mark.parametrize("nranks", [1, 2, 3, *only_long(4, 5), 6])
+@pytest.mark.parametrize("nranks", [1, *only_long(2), 3, *only_long(4, 5), 6])
 def test_sequences_on_cpu_ranks(nranks):
     count = draws(1, long=3)
     lines, counts = run_mpi(some, nranks, engine="host", seed=nranks, count=count, length=60)[0]
@@ -65,7 +65,7 @@ def test_sequences_on_cpu_ranks(nranks):
 
 
 @starts_ranks
-@pytest.mark.parametrize("nranks", [1, 2, 4])
+@pytest.mark.parametrize("nranks", [*only_long(1), 2, *only_long(4)])
 def test_sequences_on_simulated_gpus(nranks):
     count = draws(1, long=2)
     lines, counts = run_mpi(some, nranks, engine="simulated", seed=nranks, count=count, length=40)[0]

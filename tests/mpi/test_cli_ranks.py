@@ -146,6 +146,9 @@ def test_product_of_files(pblasmp, tmp_path, nranks, trans, dtype, orders, optio
         re.MULTILINE,
     )
     assert ("check     right" in done.stdout) == ("--check" in options)
+    if "--block" in options:
+        rows, *cols = options[options.index("--block") + 1].split(",")
+        assert f"{dtype} in blocks of {rows} × {(cols or [rows])[0]}, " in done.stdout
     assert sorted(p.name for p in tmp_path.iterdir()) == ["A.npy", "B.npy", "D.npy"]
 
 
@@ -228,8 +231,11 @@ def test_first_call_and_steady_state(pblasmp):
     assert re.search(
         r"^multiply .* for the first call, .*\(the median of 3 more calls\)$", done.stdout, re.MULTILINE
     )
-    done = pblasmp("matmul", "-n", 2, "--size", 40, "--repeat", 0, "--json", "--check")
+    done = pblasmp(
+        "matmul", "-n", 2, "--size", 40, "--repeat", 0, "--json", "--check", "--dtype", "complex64"
+    )
     result = json.loads(done.stdout)
+    assert result["flops"] == 8 * 40**3
     assert (done.returncode, done.stderr) == (0, "")
     assert (result["ranks"], result["ok"], result["repeated_seconds"]) == (2, True, [])
     assert result["seconds"]["multiplying"] > 0

@@ -831,7 +831,7 @@ def test_the_first_call_of_a_context_makes_no_shared_memory():
     run_mpi(ready, 4)
 
 
-@pytest.mark.parametrize("nranks", [1, 4])
+@pytest.mark.parametrize("nranks", [1, 2, *only_long(4)])
 def test_programs_take_little_memory(nranks):
     run_mpi(bounded, nranks)
 

@@ -232,7 +232,7 @@ def refused(comm):
         yield "nothing follows", None if not nothing.local.any() else "D is not zero"
 
 
-@pytest.mark.parametrize(("nranks", "parts"), [(1, 3), *only_long((2, 3)), (4, 5), *only_long((3, 7))])
+@pytest.mark.parametrize(("nranks", "parts"), [(1, 3), *only_long((2, 3)), (4, 7), *only_long((3, 7))])
 def test_every_epilogue_on_general_layouts(nranks, parts):
     run_mpi(general, nranks, part=nranks, parts=draws(parts, long=1))
 

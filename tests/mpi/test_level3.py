@@ -86,10 +86,10 @@ OTHERS = [routine for routine in ROUTINES if routine not in SIDED]
 
 @pytest.mark.parametrize("routines", [SIDED, OTHERS], ids=["sided", "others"])
 @pytest.mark.parametrize(
-    ("nranks", "part", "parts"), [(1, 0, 4), (2, 0, 14), (4, 1, 26), *only_long((6, 2, 70))]
+    ("nranks", "part", "parts"), [(1, 0, 6), (2, 0, 20), (4, 1, 36), *only_long((6, 2, 70))]
 )
 def test_every_option_of_every_routine(nranks, part, parts, routines):
-    """A quarter of them on one rank, fewer on more ranks."""
+    """One in six on one rank, fewer on more ranks."""
     run_mpi(everything, nranks, routines=routines, part=part, parts=draws(parts, long=1))
 
 

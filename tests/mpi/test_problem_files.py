@@ -86,7 +86,9 @@ def run_routines(comm, dtype, spoiled=None):
     with pb.Context(comm, engine="host") as ctx:
         scatter = ctx.scatter
         for name, has in ROUTINES.items():
-            for (flags,) in in_turn(legal_flags(name, dtype), keep=5, first=DTYPES.index(dtype) + ctx.size):
+            every = legal_flags(name, dtype)
+            keep = min(5 if ctx.size == 1 else 10, len(every))
+            for (flags,) in in_turn(every, keep=keep, first=DTYPES.index(dtype) + ctx.size):
                 grid = pick(rng, grids(ctx.size))
                 of = {
                     each: layout(rng, shape, ctx.size, grid=grid, dtype=dtype)

@@ -14,7 +14,7 @@ from tests.helpers.lengths import draws, only_long
 SHORT = [
     tester
     for tester in testers.TESTERS
-    if tester.program in ("PBLAS/dpb3tst", "xcllt", "xdqr", *only_long("xdinv"))
+    if tester.program in ("PBLAS/dpb3tst", "xdqr", *only_long("xcllt", "xdinv"))
 ]
 CALL_LEVEL_1 = ("xdqr",)
 """Those that also test routines that are not here: what these call of levels 1 and 2 is left to ScaLAPACK."""

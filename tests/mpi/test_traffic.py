@@ -126,7 +126,7 @@ def _names(nranks):
 def test_every_descriptor_file(nranks, monkeypatch):
     per_node = 2 if nranks > 3 else nranks
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    names = [name for (name,) in in_turn(_names(nranks), keep=1 if nranks < 4 else 4)]
+    names = [name for (name,) in in_turn(_names(nranks), keep=2 if nranks < 4 else 4)]
     run_mpi(run_files, nranks, names=names, per_node=per_node)
 
 
@@ -136,7 +136,7 @@ def run_routines(comm, per_node):
         wire = Wire(ctx)
         for name, has in ROUTINES.items():
             for number, flags in enumerate(
-                legal_flags(name, "complex64")[:: draws(11 if ctx.size == 1 else 19, long=5)]
+                legal_flags(name, "complex64")[:: draws(17 if ctx.size == 1 else 29, long=5)]
             ):
                 grid = pick(rng, grids(ctx.size))
                 of = {

@@ -14,7 +14,7 @@ from pblasmp import pblas, vector_calls
 from pblasmp.engines.host.direct import HostDirect, in_place, tiny
 from pblasmp.pblas import routines as pblas_routines
 from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
-from tests.helpers.lengths import draws, only_long
+from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
 from tests.helpers.vector_cases import DTYPES, WRITERS, called, legal_options, vector
 
@@ -25,10 +25,10 @@ def everything(comm, count):
     before = tiny._MOST
     with pb.Context(comm, engine="host") as ctx:
         for routine in WRITERS:
-            for options in legal_options(routine):
-                for dtype in DTYPES * count:
-                    tiny._MOST = before * int(coin.integers(2))
-                    yield f"{routine} {options} {dtype}", called(ctx, rng, routine, options, dtype)
+            every = legal_options(routine), DTYPES * count
+            for options, dtype in in_turn(*every, keep=1 if comm.size == 1 else 2):
+                tiny._MOST = before * int(coin.integers(2))
+                yield f"{routine} {options} {dtype}", called(ctx, rng, routine, options, dtype)
     tiny._MOST = before
 
 

@@ -20,13 +20,14 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp import info
+from pblasmp import info, launch
 from pblasmp.cli import options
 from pblasmp.cli.commands import cli
 from pblasmp.cli.terminal import use_colour
 from pblasmp.problems.files import check as check_file
 from pblasmp.problems.files import find
 from tests.helpers.command_line import run_here
+from tests.helpers.lengths import only_long
 
 ROOT = Path(__file__).parents[2]
 PROBLEM = """
@@ -503,7 +504,8 @@ def test_completion_in_bash(tmp_path):
     for file in ("grid-mine.toml", "mine.toml", "A.npy"):
         (tmp_path / file).touch()
     command = tmp_path / "pblasmp"
-    command.write_text(f"#!{sys.executable}\nfrom pblasmp.cli import main\nmain()\n")
+    python = shlex.join([*launch.interpreter(), "-c", "from pblasmp.cli import main; main()"])
+    command.write_text(f'#!/bin/sh\nexec {python} "$@"\n')
     command.chmod(0o755)
     script = """
         files() { answer=files; }
@@ -534,7 +536,7 @@ def test_modules_in_the_current_directory_are_not_imported(tmp_path):
     for name in ("colorsys", "json", "mpi4py", "numpy"):
         (tmp_path / f"{name}.py").write_text("open('imported', 'a').write(__name__)")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for arguments in (["matmul", "-n", "1", "--size", "8"], ["info"]):
+    for arguments in (*only_long(["matmul", "-n", "1", "--size", "8"]), ["info"]):
         done = subprocess.run(
             [sys.executable, "-m", "pblasmp", *arguments],
             cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,

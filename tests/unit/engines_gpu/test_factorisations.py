@@ -141,7 +141,7 @@ def where_they_are(comm: Any, path: str) -> Any:
                 ):
                     for ((case, dtype),) in in_turn(pairs, keep=2, first=turn):
                         yield case(ctx, rng, dtype)
-                    moves = moved(ctx, layout(None, (40, 40), ctx.size))
+                    moves = moved(ctx, layout(None, (27, 27), ctx.size))
                     yield f"blocks of {block}", f"{moves} moves" if moves else None
             with panels_of(ctx, 2):  # so few wide blocks leave some ranks much more work than others
                 moves = moved(ctx, layout(None, (44, 44), ctx.size, 4))

@@ -11,7 +11,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.gpu import host_exchange
 from tests.helpers.gpu.host_arrays import one_trip
-from tests.helpers.lengths import draws
+from tests.helpers.lengths import draws, only_long
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -28,7 +28,7 @@ def trips(comm: Any, path: str, directory: str, panel: int) -> Any:
 
 @starts_ranks
 @pytest.mark.parametrize("panel", [200, 1 << 20])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, *only_long(4)])
 def test_trips(stand_in, ranks, panel, tmp_path):
     run_mpi(trips, ranks, path=stand_in(1000), directory=str(tmp_path), panel=panel)
 
