@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import socket
 import sys
 import warnings
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from .comm import (
     is_agreed,
     leave,
     make_boards,
+    this_process,
     vote_on,
     watch,
     wrap,
@@ -50,6 +49,7 @@ __all__ = ["Runtime"]
 Matrix = TypeVar("Matrix")
 
 _MANY = 1000
+_LITTLE = 1 << 20  # bytes of the kept plans of a context that rests
 _by_name: WeakValueDictionary[str, Any] = WeakValueDictionary()
 _groups: dict[tuple[tuple[str, int], ...], int] = {}
 """Groups of processes, numbered in the order in which this one first met them."""
@@ -82,7 +82,7 @@ class Runtime(Generic[Matrix]):
         *,
         nccl: object = None,
     ) -> None:
-        self._open = False
+        self._open = self._rests = False
         caller = sys._getframe(1)
         self.made_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
         self.made_of = comm
@@ -99,7 +99,7 @@ class Runtime(Generic[Matrix]):
             self.kept = KeptPlans(self.engine)
             self.control.patient = self.comm.patient
             self.comm.board, self.control.board = make_boards(self.comm, 2)
-            self.engine.measured = _measured(self.comm, self.engine)
+            self._begin()
             logger.info("engine %s on %d ranks: %s", self.engine.name, self.comm.size, self.engine.why)
         except BaseException as error:
             if is_agreed(error, self.comm):
@@ -110,9 +110,13 @@ class Runtime(Generic[Matrix]):
             else:
                 leave(self.control, error)
             raise
+        self._open = True
+
+    def _begin(self) -> None:
+        """Read what was measured on this machine, and find a name. Collective."""
+        self.engine.measured = _measured(self.comm, self.engine)
         self.name = _free_name(self.engine.name, self.comm)
         _by_name[self.name] = self
-        self._open = True
 
     @classmethod
     def named(cls, name: str) -> Self:
@@ -182,20 +186,45 @@ class Runtime(Generic[Matrix]):
         Raises:
             ClosedError: the context is broken, and this rank has not raised an exception that said so.
         """
+        self._end(may_rest=False)
+
+    def rest(self, *, wanted: bool) -> bool:
+        """Close, but keep all that it holds for ``wake`` if every rank wants to and holds little. Collective.
+
+        Returns:
+            Whether it rests. For its users it is closed, until it is woken.
+        """
+        self._end(may_rest=wanted and self.engine.can_rest() and self.kept.nbytes <= _LITTLE)
+        return self._rests
+
+    def wake(self) -> None:
+        """Open again after ``rest``. Collective."""
+        self._rests = False
+        self.engine.wake()
+        self._begin()
+        self._open = True
+
+    def _end(self, *, may_rest: bool) -> None:
         channel = self.control.channel
         channel.look()
-        if self._open and (channel.raised or self.control.gone()):  # nothing collective can follow
-            self._open = False
+        has_all = self._open or self._rests
+        if has_all and (channel.raised or self.control.gone()):  # nothing collective can follow
+            self._open = self._rests = False
             channel.leave(0)
-        if not self._open:
+            return
+        if not has_all:
             return
         try:
-            everyone = closing(self.control, here=True)
+            everyone, rests = closing(self.control, here=True, may_rest=may_rest)
         except BaseException as error:
             self._open = not is_agreed(error, self.control)  # otherwise fail() has to tell the others
             raise
         self._open = False
+        self._rests = everyone and rests
         if not everyone:  # some rank dropped it without closing it, and is ending
+            return
+        if self._rests:
+            self.engine.rest()
             return
         self.kept.log()
         with Running(self.control, "close"), ExitStack() as last_first:  # every step, even if one fails
@@ -345,7 +374,7 @@ def _free_name(engine: str, comm: Communicator) -> str:
 
     Compiled code has the name as a constant. A name is never that of two open contexts.
     """
-    group = _groups.setdefault(tuple(comm.allgather((socket.gethostname(), os.getpid()))), len(_groups) + 1)
+    group = _groups.setdefault(tuple(comm.allgather(this_process())), len(_groups) + 1)
     ranks = f"rank {comm.rank} of {comm.size} on {engine}, group {group} #"
     return next(
         name

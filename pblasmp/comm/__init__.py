@@ -14,6 +14,7 @@ from .communicator import (
     machine,
     nodes_of,
     ranks_per_node,
+    this_process,
 )
 from .exchange import Exchange, Side
 from .failures import watch
@@ -44,6 +45,7 @@ __all__ = [
     "make_boards",
     "nodes_of",
     "ranks_per_node",
+    "this_process",
     "vote_on",
     "watch",
     "wrap",

@@ -285,19 +285,23 @@ def _abort(comm: Communicator, error: BaseException) -> NoReturn:
     comm.abort(exit_status(error))
 
 
-def closing(comm: Communicator, *, here: bool) -> bool:
-    """Agree that the context of ``comm`` ends; return whether every rank still had it. Collective.
+def closing(comm: Communicator, *, here: bool, may_rest: bool = False) -> tuple[bool, bool]:
+    """Agree that the context of ``comm`` ends. Collective.
 
     Args:
         comm: the ranks.
         here: whether this rank still has it; False if it was dropped without being closed.
+        may_rest: whether this rank would keep it for later.
+
+    Returns:
+        Whether every rank still had it, and whether every rank would keep it.
     """
     channel = comm.channel
     try:
         with Agreement(comm, CLOSING):
             pass
         try:
-            everywhere = all(comm.allgather(here))
+            everywhere, rests = map(all, zip(*comm.allgather((here, may_rest)), strict=True))
         except BaseException as error:
             channel.break_(error, CLOSING)  # the other ranks are waiting for this rank's answer
             raise
@@ -307,7 +311,7 @@ def closing(comm: Communicator, *, here: bool) -> bool:
         raise
     if not everywhere:
         channel.broken_by_agreement("a rank dropped it without closing it")
-    return everywhere
+    return everywhere, rests
 
 
 def vote_on(comm: Communicator, call: str, number: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
@@ -29,6 +30,7 @@ __all__ = [
     "machine",
     "nodes_of",
     "ranks_per_node",
+    "this_process",
 ]
 
 _CHUNK_BYTES = 1 << 30  # MPI 3 counts in 32-bit ints
@@ -191,6 +193,11 @@ def machine() -> tuple[str, str]:
         return platform.node(), Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return platform.node(), ""
+
+
+def this_process() -> tuple[str, int]:
+    """Return this process's host and number. Local."""
+    return socket.gethostname(), os.getpid()
 
 
 def ranks_per_node() -> int | None:

@@ -453,6 +453,15 @@ class Engine(Protocol):
         are not moved keep their values.
         """
 
+    def can_rest(self) -> bool:
+        """Return whether all that it holds may stay while nobody uses it. Local."""
+
+    def rest(self) -> None:
+        """Give back what it has changed in this process, until ``wake``, and keep everything else. Local."""
+
+    def wake(self) -> None:
+        """Change it again after ``rest``. Local."""
+
     def close(self) -> None:
         """Free everything. Collective over the context."""
 

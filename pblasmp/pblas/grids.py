@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..comm import Agreement, Communicator, wrap
+from ..comm import Agreement, Communicator, this_process, wrap
 from ..comm.mpi_communicator import mpi
 from ..context import Context
 from ..launchers import surroundings
@@ -48,6 +49,7 @@ class ProcessGrid:
         grid: how they are arranged.
         parent: the Context that gridinit was given, which closes this when it closes.
         info: what gridinfo returns.
+        key: of a grid made of a communicator: equal to that of each one that can take its place, on every process.
         layouts: what direct calls know of descriptors, and of arrays with them.
         calls: what they know of calls made before.
     """
@@ -57,14 +59,18 @@ class ProcessGrid:
     grid: Grid
     parent: Context | None
     info: tuple[int, int, int, int]
+    key: Any = None
     layouts: dict[Any, Any] = field(default_factory=dict, repr=False)
     calls: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def close(self) -> None:
-        """Forget the number, and close the context if gridinit made it. Collective over the grid."""
+        """Forget the number, and close the context if gridinit made it, or let it rest. Collective over the grid."""
         _known[self.number] = None
-        if self.context is not self.parent:
-            self.context.close()
+        if self.context is self.parent:
+            return
+        wanted = self.key is not None and sum(map(len, _resting.values())) < _MOST_RESTING
+        if self.context.rest(wanted=wanted):
+            _resting.setdefault(self.key, []).append(self)
 
 
 class _Outside:
@@ -75,6 +81,8 @@ class _Outside:
 
 
 _known: dict[int, ProcessGrid | None] = {}  # by number; None if it is closed
+_resting: dict[Any, list[ProcessGrid]] = {}  # by key; the last one that was closed is last
+_MOST_RESTING = 32
 _numbers = itertools.count()
 
 
@@ -89,7 +97,8 @@ def gridinit(
     """Make a grid of the first ``nprow * npcol`` processes and return the number of its BLACS context.
 
     Collective over the processes of ``context``. Those that are not in the grid get -1, as in BLACS, and take no part
-    in calls on it. A grid over a Context is freed with the Context at the latest.
+    in calls on it. A grid over a Context is freed with the Context at the latest. On the host engine, a grid of the
+    same shape and processes as one that ``gridexit`` has freed may get that one's number and what it held.
 
     Args:
         context: the processes: a pblasmp Context, an mpi4py communicator, or None for COMM_WORLD.
@@ -129,11 +138,17 @@ def _made(
         facts.update(grid=grid)
     if context is not None and grid.size == comm.size:
         return _numbered(context, grid, context)
+    inside = comm.rank < grid.size
+    key = None
+    if context is None:
+        key = grid, tuple(comm.allgather((this_process(), _settings(engine)))[: grid.size])
+        if all(comm.allgather(not inside or key in _resting)):
+            return _woken(key) if inside else -1
     groups = [range(grid.size), range(grid.size, comm.size)]
     part = comm.split([group for group in groups if group])
     try:
-        if comm.rank < grid.size:
-            return _numbered(Context(part, engine), grid, context)
+        if inside:
+            return _numbered(Context(part, engine), grid, context, key)
     finally:
         part.free()
     if context is not None:
@@ -141,8 +156,24 @@ def _made(
     return -1
 
 
-def _numbered(ranks: Context, grid: Grid, parent: Context | None) -> int:
-    made = ProcessGrid(next(_numbers), ranks, grid, parent, (*grid.shape, *grid.coords(ranks.rank)))
+def _settings(engine: Any) -> tuple[str, ...]:
+    """Return all that a context depends on, apart from its ranks. Local."""
+    variables = sorted(each for each in os.environ.items() if each[0].startswith("PBLASMP_"))
+    return repr(engine), *(f"{name}={value}" for name, value in variables)
+
+
+def _woken(key: Any) -> int:
+    """Return the number of a grid that rests. Collective over the grid."""
+    found = _resting[key].pop()
+    if not _resting[key]:
+        del _resting[key]
+    found.context.wake()
+    _known[found.number] = found
+    return found.number
+
+
+def _numbered(ranks: Context, grid: Grid, parent: Context | None, key: Any = None) -> int:
+    made = ProcessGrid(next(_numbers), ranks, grid, parent, (*grid.shape, *grid.coords(ranks.rank)), key)
     _known[made.number] = made
     if parent is not None:
         parent.adopt(made)
@@ -184,6 +215,9 @@ def gridinfo(ictxt: int) -> tuple[int, int, int, int]:
 
 def gridexit(ictxt: int) -> None:
     """Free a grid; its number is not a context any more. Collective over the grid.
+
+    On the host engine a process keeps up to 32 grids that were made of communicators and hold little memory, for the
+    next ``gridinit`` of the same, until it ends.
 
     On processes outside the grid (``ictxt`` is -1) nothing happens.
 

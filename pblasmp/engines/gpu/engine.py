@@ -234,6 +234,16 @@ class GpuEngine:
         """Prepare a move on the GPUs. Collective over the context."""
         return prepare_move(self, self.session, source, target, arrays, part)
 
+    def can_rest(self) -> bool:
+        """Return False: a GPU's memory is for whoever uses it. Local."""
+        return False
+
+    def rest(self) -> None:
+        """Do nothing: it never rests. Local."""
+
+    def wake(self) -> None:
+        """Do nothing: it never rests. Local."""
+
     def close(self) -> None:
         """Free everything, last made first. Collective over the context."""
         self._copies.close()

@@ -33,6 +33,8 @@ from .transport import HostTransport
 
 __all__ = ["HostEngine"]
 
+_LITTLE = 16 << 20  # bytes of buffers that an engine which rests may keep
+
 
 class HostEngine:
     """CPU ranks. Making and closing one is collective over ``comm``.
@@ -71,10 +73,8 @@ class HostEngine:
         cores = count_cores(comm, here)
         comm.patient = self._node.patient = cores < len(here)
         self.threads = max(1, cores // self._node.size)
-        users = blas.threads_set_by_user()
-        from threadpoolctl import threadpool_limits
-
-        self._limits = None if users else threadpool_limits(self.threads, "blas")
+        self._limits: Any = None
+        self._limit_threads()
         operations = HostOperations(self._library, self._buffers, min(cores, self._node.size))
         self.operations: Operations = operations
         transport = HostTransport(comm, nodes, self._buffers, why_not_shared)
@@ -209,11 +209,29 @@ class HostEngine:
         """Prepare a move by MPI. Local."""
         return ExchangeMove(self, source, target, part)
 
+    def can_rest(self) -> bool:
+        """Return whether it holds little memory. Local."""
+        return sum(self._buffers.held("")) <= _LITTLE
+
+    def rest(self) -> None:
+        """Give BLAS its threads back, until ``wake``. Local."""
+        if self._limits is not None:
+            self._limits.restore_original_limits()
+            self._limits = None
+
+    def wake(self) -> None:
+        """Limit BLAS's threads again after ``rest``. Local."""
+        self._limit_threads()
+
+    def _limit_threads(self) -> None:
+        from threadpoolctl import threadpool_limits
+
+        self._limits = None if blas.threads_set_by_user() else threadpool_limits(self.threads, "blas")
+
     def close(self) -> None:
         """Free shared memory and give BLAS its threads back. Collective over the context."""
         self._buffers.close()
-        if self._limits is not None:
-            self._limits.restore_original_limits()
+        self.rest()
         if self._node is not self._comm:
             self._node.free()
 

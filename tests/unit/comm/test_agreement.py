@@ -362,7 +362,7 @@ def test_those_that_stay_in_a_broken_context_are_aborted_by_the_one_that_broke_i
 def test_an_exception_between_agreeing_to_close_and_closing_breaks_the_context():
     def work(comm):
         if comm.rank == 1:
-            comm.allgather = lambda here: [][here]  # fails before the others have heard of this rank
+            comm.allgather = lambda told: [].pop()  # fails before the others have heard of this rank
         return closing(comm, here=True)
 
     errors = on_ranks(3, work)

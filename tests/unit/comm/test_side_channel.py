@@ -271,10 +271,12 @@ def test_a_child_is_told_that_the_context_is_not_its_own():
 
 
 def test_closing_tells_whether_all_still_had_it():
-    assert on_ranks(3, lambda comm: closing(comm, here=True)) == [True] * 3
+    assert on_ranks(3, lambda comm: closing(comm, here=True)) == [(True, False)] * 3
+    assert on_ranks(3, lambda comm: closing(comm, here=True, may_rest=True)) == [(True, True)] * 3
+    assert on_ranks(3, lambda comm: closing(comm, here=True, may_rest=comm.rank > 0)) == [(True, False)] * 3
 
     def lost(comm):
-        everywhere = closing(comm, here=comm.rank != 1)
+        everywhere, _ = closing(comm, here=comm.rank != 1)
         return everywhere, comm.channel.cause
 
     assert on_ranks(3, lost) == [(False, "a rank dropped it without closing it")] * 3

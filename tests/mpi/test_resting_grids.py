@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grids that gridexit has freed and gridinit makes again: the same number, and nothing of the caller's is kept."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from contextlib import contextmanager
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp import launch, pblas
+from pblasmp.engines.host import engine as host
+from pblasmp.launch import Job
+from pblasmp.pblas import grids
+from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
+
+SHAPE = 1, 3
+
+
+@contextmanager
+def none_resting():
+    """Begin without grids that rest; close those that do at the end."""
+    with mock.patch.object(grids, "_resting", {}) as found:
+        yield found
+        for each in found.values():
+            for grid in each:
+                grid.context.close()
+
+
+def made(comm, shape=SHAPE, order="Row"):
+    return pblas.gridinit(comm, order, *shape, engine="host")
+
+
+def freed(comm, shape=SHAPE, order="Row"):
+    """Make a grid, free it and return its number."""
+    number = made(comm, shape, order)
+    pblas.gridexit(number)
+    return number
+
+
+def product(ictxt, value):
+    """Multiply on a grid of three ranks; return the arrays and what is wrong."""
+    if ictxt == -1:
+        return [], None
+    a, b, c = (np.full((2, 2), value, order="F") for _ in range(3))
+    desc = pblas.descinit(2, 6, 2, 2, 0, 0, ictxt, 2)
+    pblas.pdgemm("T", "N", 2, 6, 2, 1.0, a, 1, 1, desc, b, 1, 1, desc, 0.0, c, 1, 1, desc)
+    right = (c == 2.0 * value * value).all()
+    return [a, b, c], None if right else str(c)
+
+
+def again(comm):
+    """One that is made, freed and made again, of three of four ranks."""
+    with none_resting():
+        first = made(comm)
+        yield "before", product(first, 2.0)[1]
+        arrays, wrong = product(first, 3.0)
+        yield "repeated", wrong
+        left = [weakref.ref(each) for each in arrays]
+        inside = grids.of_number(first)
+        pblas.gridexit(first)
+        del arrays
+        gc.collect()
+        yield "memory", None if not any(each() for each in left) else "arrays are kept"
+        yield "freed", None if pblas.gridinfo(first) == (-1,) * 4 else "still a context"
+        open_ = inside and (inside.context in pb.Context.all_open() or "closed" not in repr(inside.context))
+        yield "its context", "is open" if open_ else None
+        second = made(comm)
+        yield "number", None if second == first else f"{first}, then {second}"
+        place = (*SHAPE, 0, comm.rank) if inside else (-1,) * 4
+        yield "place", None if pblas.gridinfo(second) == place else str(pblas.gridinfo(second))
+        yield "after", product(second, 4.0)[1]
+        both = made(comm)
+        yield "two at once", None if first == -1 or both != second else "one number"
+        pblas.gridexit(both)
+        pblas.gridexit(second)
+        numbers = [made(comm), made(comm)]
+        yield "both again", None if numbers == [second, both] else str(numbers)
+        for number in numbers:
+            pblas.gridexit(number)
+
+
+def others(comm):
+    """What is no grid that rests: another shape, order, engine, setting or number of processes; one over a Context."""
+    with none_resting():
+        inside = comm.rank < 3
+        number = freed(comm)
+        for shape, order in (((3, 1), "Row"), ((1, 3), "Col"), ((1, 2), "Row")):
+            found = freed(comm, shape, order)
+            yield f"{order} {shape}", None if found == -1 or found != number else "the same"
+        with mock.patch.dict(os.environ, {"PBLASMP_BLAS": "scipy"} if comm.rank == 1 else {}):
+            found = freed(comm)
+        yield "another setting on rank 1", None if not inside or found != number else "the same"
+        found = pblas.gridinit(comm, "Row", *SHAPE, engine="auto")
+        pblas.gridexit(found)
+        yield "another engine asked for", None if not inside or found != number else "the same"
+        backwards = comm.Split(0, -comm.rank)
+        found = freed(backwards)
+        yield "other processes", None if found == -1 or found != number else "the same"
+        with pb.Context(comm, engine="host") as ctx:
+            over = pblas.gridinit(ctx, "Row", *SHAPE)
+            yield "over a Context", None if not inside or over != number else "the same"
+            pblas.gridexit(over)
+        backwards.Free()
+        yield "the same", None if freed(comm) == number else "another"
+
+
+def refusals(comm):
+    """Grids that don't rest: one rank cannot, or they hold much memory."""
+    with none_resting() as resting:
+        with mock.patch.object(grids, "_MOST_RESTING", 0 if comm.rank == 2 else 9):
+            freed(comm)
+        yield "one rank keeps none", str(resting) if resting else None
+        with mock.patch.object(host, "_LITTLE", 0):
+            freed(comm)
+        yield "memory", str(resting) if resting else None
+
+
+def state(comm):
+    """What a grid that rests has given back, and reads again."""
+    with none_resting(), mock.patch.object(host.blas, "threads_set_by_user", return_value=set()):
+        number = made(comm)
+        grid = grids.of_number(number)
+        engine = grid.context.engine if grid else None
+        measured = engine and engine.measured
+        yield "limits", None if not grid or engine._limits is not None else "no limit of BLAS's threads"
+        pblas.gridexit(number)
+        yield "resting", None if not grid or engine._limits is None else "BLAS's threads are limited"
+        made(comm)
+        yield "awake", None if not grid or engine._limits is not None else "BLAS's threads are not limited"
+        yield "measured", None if not grid or engine.measured is not measured else "what it was"
+        found = not grid or pb.Context.named(grid.context.name) is grid.context
+        yield "name", None if found else "not found"
+        pblas.gridexit(number)
+
+
+@pytest.mark.parametrize("cases", [again, others, refusals, state])
+def test_grids_that_rest(cases):
+    run_mpi(cases, 4)
+
+
+END = """
+from mpi4py import MPI
+from pblasmp import pblas
+world = MPI.COMM_WORLD
+for shape in ((1, 2), (1, 1), (2, 1), (1, 2)):
+    if (number := pblas.gridinit(world, "Row", *shape, engine="host")) != -1:
+        pblas.gridexit(number)
+print("end", flush=True)
+"""
+
+
+@starts_ranks
+@pytest.mark.parametrize("last", ["", "MPI.Finalize()"])
+def test_a_process_ends_with_grids_that_rest(last, tmp_path):
+    arguments = [*launch.interpreter(), "-W", "error", "-c", END + last]
+    with Job(arguments, 2, tmp_path / "output", environ={**os.environ, "PYTHONPATH": str(ROOT)}) as job:
+        status = job.wait(60)
+        printed = job.tail(50)
+    assert (status, printed.replace("\n", "")) == (0, "endend"), printed
