@@ -49,6 +49,13 @@ os.environ["PBLASMP_TUNING"] = str(
 _interpreter = launch.interpreter = warm.Interpreter(os.environ)
 
 
+@pytest.fixture(scope="session")
+def preload_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the library for ScaLAPACK programs is compiled, once for all processes of the tests."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "preload"
+
+
 @pytest.hookimpl(trylast=True)  # after those that were kept
 def pytest_unconfigure() -> None:
     """End what starts them."""

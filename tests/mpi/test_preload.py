@@ -45,21 +45,15 @@ def program(tmp_path_factory):
     return compiled(ROOT / "examples" / "scalapack_program.c", tmp_path_factory.mktemp("program"))
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """Where the library is compiled, once."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def preloaded(tmp_path, cache):
+def preloaded(tmp_path, preload_cache):
     """Run a program with calls of at least some size by pblasmp, and return what came out."""
 
     def run(program, ranks, least, *arguments):
         launcher = find_launcher()
         command = launcher.command(ranks, [str(program), *map(str, arguments)])
         environment = launcher.environment() | PATIENT | {
-            "XDG_CACHE_HOME": str(cache), "LD_LIBRARY_PATH": str(locate("debian")), "OMP_NUM_THREADS": "1",
+            "XDG_CACHE_HOME": str(preload_cache), "LD_LIBRARY_PATH": str(locate("debian")), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         how = [*interpreter(), "-m", "pblasmp", "preload", f"--min={least}", "--engine=host", "--"]
         return subprocess.run(

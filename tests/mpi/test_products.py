@@ -218,7 +218,7 @@ def in_place(comm):
             yield f"{op_a}{op_b} {algo}", first(wrong, misplaced(out, x @ y))
 
 
-@pytest.mark.parametrize(("nranks", "parts"), [(1, 2), (2, 3), (3, 3), (4, 3), (6, 9)])
+@pytest.mark.parametrize(("nranks", "parts"), [(1, 2), (2, 3), (3, 3), (4, 3), *only_long((6, 9))])
 def test_every_op_in_every_mix_of_orders_on_every_path(nranks, parts):
     """On 2, 3 and 4 ranks together all of them."""
     parts = draws(parts, long=1 if nranks == 4 else parts)

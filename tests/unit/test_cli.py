@@ -207,9 +207,11 @@ BAD = [
         "plan 999999 999999 8 --machine dgx-h100 --ranks 2 --dry-run",
         "--dry-run: this process would hold the arrays of all ranks, 7.45e+03 GiB, this machine has",
     ),
-    (
-        "plan 30000000000 30000000000 30000000000 --machine dgx-h100 --ranks 8192",
-        "a problem of more than 4096 panels is too large to be counted panel by panel",
+    *only_long(
+        (
+            "plan 30000000000 30000000000 30000000000 --machine dgx-h100 --ranks 8192",
+            "a problem of more than 4096 panels is too large to be counted panel by panel",
+        )
     ),
     (
         "plan 999999999 999999999 99999 --machine dgx-h100 --ranks 64",
@@ -237,6 +239,13 @@ def test_bad_input_is_one_line_and_status_2(pblasmp, files, line, message):
     assert err.count("\n") == 1
     assert status == 2
     assert sorted(files.iterdir()) == before
+
+
+def test_a_plan_of_too_many_panels_is_bad_input(pblasmp, monkeypatch):
+    monkeypatch.setattr("pblasmp.costs.paper._MOST_EXCHANGES", 1)
+    status, _, err = pblasmp(*["plan", "30000", "30000", "30000", "--machine", "dgx-h100", "--ranks", "16"])
+    what = "a problem of more than 0 panels is too large to be counted panel by panel"
+    assert (status, err) == (2, f"pblasmp: {what}\n")
 
 
 def test_debug_shows_the_traceback(pblasmp, files):

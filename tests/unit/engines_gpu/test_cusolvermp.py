@@ -14,7 +14,7 @@ from pblasmp.engines.gpu.cusolvermp import library
 from pblasmp.errors import LibraryNotFoundError
 from tests.helpers.cases import agreed_error, scattered
 from tests.helpers.fakesolver import FakeSolver
-from tests.helpers.lengths import in_turn
+from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.solver_cases import CASES, TYPES
@@ -105,7 +105,7 @@ def chosen(ctx: pb.Context) -> Iterator[tuple[str, Any]]:
             yield case, None if found == "panels" else f"{found}, expected panels"
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 4])
+@pytest.mark.parametrize("nranks", [*only_long(1, 2), 4])
 @starts_ranks
 def test_everything(nranks: int, stand_in: Callable[..., str]) -> None:
     run_mpi(everything, nranks, path=stand_in(1000))

@@ -21,6 +21,7 @@ from pblasmp.engines.gpu.kernels.float8 import convert, to_bits
 from tests.helpers import float8
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.fused_machines import Scaling
+from tests.helpers.lengths import only_long
 from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.schemes import AG, AR, RS
@@ -41,7 +42,7 @@ def everything(comm: Any, path: str) -> Any:
 
 
 @starts_ranks
-@pytest.mark.parametrize("nranks", [1, 2])
+@pytest.mark.parametrize("nranks", [*only_long(1), 2])
 def test_what_is_told_is_enough(nranks, stand_in):
     run_mpi(everything, nranks, path=stand_in(1000))
 

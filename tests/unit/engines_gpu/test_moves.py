@@ -16,7 +16,7 @@ from pblasmp.engines.gpu.cublasmp import faults, move
 from tests.helpers.failing_calls import left_behind, lives, names
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.gpu.moves import one_move
-from tests.helpers.lengths import draws, in_turn
+from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -44,7 +44,7 @@ def travels(monkeypatch):
 
 
 @starts_ranks
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [*only_long(2), 4])
 def test_random_moves(stand_in, ranks):
     run_mpi(random_moves, ranks, path=stand_in(1000), seeds=draws(30, long=150))
 
