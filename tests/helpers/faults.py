@@ -230,7 +230,7 @@ def caught():
             b = a @ a
             whole = b.gather()
             if RANK == 0:
-                say(f"went on {int(whole[0, 0])}")
+                say(f"rank 0: went on {int(whole[0, 0])}")
 
 
 def never_closed():
@@ -559,7 +559,7 @@ def child_leaves():
         WORLD.Barrier()
         whole = (a @ a).gather()
         if RANK == 0:
-            say(f"went on {int(whole[0, 0])}")
+            say(f"rank 0: went on {int(whole[0, 0])}")
 
 
 def two_threads():
@@ -612,7 +612,7 @@ def slow_but_in_order():
         with pb.Context(engine="host") as three:
             matrix(three)
         if RANK == 0:
-            say(f"went on {int(whole[0, 0])}")
+            say(f"rank 0: went on {int(whole[0, 0])}")
 
 
 if __name__ == "__main__":

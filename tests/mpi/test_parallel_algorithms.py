@@ -354,7 +354,7 @@ def test_the_workspace_is_what_the_ranks_share():
     run_mpi(shared_memory, 3)
 
 
-@pytest.mark.parametrize("nranks", [2, 4, 6])
+@pytest.mark.parametrize("nranks", [2, 4, *only_long(5), 6])
 def test_the_choice_by_rule(nranks):
     run_mpi(by_rule, nranks)
 

@@ -23,9 +23,12 @@ def like(d, dtype, order):
     return pb.MatrixDescriptor(d.shape, d.block, d.grid, d.source, dtype, order)
 
 
-@pytest.mark.parametrize(("per_node", "stripes"), [("", 1), ("1", 1), ("1", 2), ("3", 1), ("3", 2)])
-@pytest.mark.parametrize("dtype", ["float64", "complex64"])
-def test_sums_of_any_two_layouts(per_node, stripes, dtype, monkeypatch):
+@pytest.mark.parametrize(
+    ("of_ranks", "dtype"),
+    list(in_turn((("", 1), ("1", 1), ("1", 2), ("3", 1), ("3", 2)), ("float64", "complex64"), keep=2)),
+)
+def test_sums_of_any_two_layouts(of_ranks, dtype, monkeypatch):
+    per_node, stripes = of_ranks
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", per_node)
     monkeypatch.setattr(HostOperations, "stripes", stripes)
     monkeypatch.setattr(add, "_LEAST", 0)
@@ -35,7 +38,7 @@ def test_sums_of_any_two_layouts(per_node, stripes, dtype, monkeypatch):
         rng = np.random.default_rng(1)
         with pb.Context(comm, engine="host") as ctx:
             options = WHOLE, "NTC", ("CC", "FC"), (SQUARE, OTHER), ((1, 0), (2, -1))
-            for name, op, orders, source, scalars in in_turn(*options, keep=2, first=dtype == "float64"):
+            for name, op, orders, source, scalars in in_turn(*options, keep=2, first=stripes):
                 x, y = (numbers(rng, (12, 12), dtype) for _ in range(2))
                 a = scattered(ctx, like(source, dtype, orders[0]), x)
                 c = scattered(ctx, like(SQUARE, dtype, orders[1]), y)

@@ -208,7 +208,7 @@ def window(values: np.ndarray, at: Any) -> np.ndarray:
 def test_any_layout(routine, size):
     """Each routine on sub-matrices anywhere: each call twice, so that it is bound and found again."""
     done = 0
-    seeds = draws(8, long=14)
+    seeds = draws(6, long=14)
     for seed in range(seeds):
         rng = np.random.default_rng([seed, size])
         dtype = "complex128" if seed % 3 == 2 else "float64"

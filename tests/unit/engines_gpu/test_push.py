@@ -149,9 +149,12 @@ UNLIKE = pb.MatmulProblem(  # packed, unpacked, other grids
 TURNS = pb.MatmulProblem.gemm(30, 20, 24, pb.Grid(1, 4), 4, op_a="T", dtype="float32", order="C")  # batches
 
 
-@pytest.mark.parametrize("order", ["CCC", "FFF", "CFC", "FCF"])
-@pytest.mark.parametrize(("grid", "ops"), [((1, 2), "TN"), ((2, 1), "NT"), ((1, 3), "TT"), ((2, 4), "TT")])
-def test_blocks_of_owners_that_take_turns_are_multiplied_in_batches(grid, ops, order):
+GRIDS = (((1, 2), "TN"), ((2, 1), "NT"), ((1, 3), "TT"), ((2, 4), "TT"))
+
+
+@pytest.mark.parametrize(("order", "of"), list(in_turn(("CCC", "FFF", "CFC", "FCF"), GRIDS, keep=2)))
+def test_blocks_of_owners_that_take_turns_are_multiplied_in_batches(of, order):
+    grid, ops = of
     p = pb.MatmulProblem.gemm(29, 35, 26, pb.Grid(*grid), 4, op_a=ops[0], op_b=ops[1], order=order)
     peers, batches = Peers(p.d.grid.size), []
     for gpu in peers.gpus:
