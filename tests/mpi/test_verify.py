@@ -137,6 +137,13 @@ def exactly(comm):
             yield f"{dtype} {order}", None if right else f"{found}"
             part = pb.verify(a[1:6, :], b, c[1:6, :], d[1:6, :], **how)
             yield f"{dtype} {order}, a part", None if part else f"{part}"
+            nothing, doubled = ctx.full(c.descriptor, np.nan), pb.matmul(a, b, alpha=2)
+            for exact in (False, True):
+                found = pb.verify(a, b, nothing, doubled, alpha=2, beta=0, exact=exact)
+                yield (
+                    f"{dtype} {order}, a C of NaN that counts for nothing, {exact}",
+                    None if found else f"{found}",
+                )
             for i, j in ((0, 0), (8, 10)):
                 if d.descriptor.owner(i, j) == ctx.rank:
                     _, li, lj = d.descriptor.to_local(i, j)
