@@ -18,7 +18,7 @@ from pblasmp.engines.host.direct import products as products_module
 from pblasmp.pblas import moves
 from tests.helpers.cases import agreed_error, first, unlike
 from tests.helpers.factor_cases import TYPES, cholesky_case, direct_blocks_of, not_positive, positive
-from tests.helpers.lengths import draws, only_long
+from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
 
 N, NB = 40, 6
@@ -113,6 +113,43 @@ def cholesky(comm):
 @pytest.mark.parametrize("nranks", [1, 2, 4, *only_long(6)])
 def test_cholesky_needs_no_plans(nranks):
     run_mpi(cholesky, nranks)
+
+
+def narrow(comm):
+    """Updates in narrow blocks take few steps, touch one triangle, and read no other; C is not read if beta is 0."""
+    rng = np.random.default_rng(6)
+    n, k, shift = 130, 3, 2
+    left, right = (rng.integers(-4, 5, (n, k)).astype(float) for _ in range(2))
+    with pb.Context(comm, engine="host") as ctx:
+        grids = [(p, comm.size // p) for p in range(1, comm.size + 1) if comm.size % p == 0]
+        for grid, block, uplo, beta in in_turn(grids, (1, 3, 13), "LU", (0, 1, -2), keep=3):
+            turn = block + (uplo == "U") + beta
+            order, routine = "CF"[turn % 2], ("syrk", "syr2k")[turn // 2 % 2]
+            inside = np.tri(n, dtype=bool) if uplo == "L" else np.tri(n, dtype=bool).T
+            start = np.full((n + shift, n + shift), np.nan)
+            start[shift:, shift:][inside] = np.nan if beta == 0 else rng.integers(-9, 10, inside.sum())
+            a, b = (ctx.scatter(x, block=block, grid=grid, order=order) for x in (left, right))
+            c = ctx.scatter(start, block=block, grid=grid, order=order)
+            view, operands = c[shift:, shift:], [a] if routine == "syrk" else [a, b]
+            expected = left @ left.T if routine == "syrk" else left @ right.T + right @ left.T
+            for _ in range(3):
+                expected_now = start.copy()
+                old = beta * start[shift:, shift:][inside] if beta else 0
+                expected_now[shift:, shift:][inside] = expected[inside] + old
+                getattr(pb, routine)(*operands, view, uplo=uplo, beta=beta, out=view)
+                start = expected_now
+            same = np.array_equal(c.allgather(), start, equal_nan=True)
+            weights = [p.weight for half in ctx.direct._programs for p in half.values() if p]
+            few = _planned(ctx) == 0 and max(weights, default=0) < 80
+            yield (
+                f"{routine} {grid} {block} {uplo} {beta} {order}",
+                None if same and few else f"{same} {weights}",
+            )
+
+
+@pytest.mark.parametrize("nranks", [2, 3, 4])
+def test_updates_in_narrow_blocks(nranks):
+    run_mpi(narrow, nranks)
 
 
 def products(comm):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,8 +71,8 @@ class Span(NamedTuple):
         owned = rounds * self.block + (self.block if turn < extra else rest if turn == extra else 0)
         return owned if turn else owned - min(self.lead, owned)
 
-    def at_place(self, process: int, place: int) -> int:
-        """Return the index that is at a place among those of a process. Local."""
+    def at_place(self, process: int, place: Any) -> Any:
+        """Return the index that is at a place among those of a process, or an array of them at several. Local."""
         if self.nprocs == 1:
             return place
         turn = (process - self.source) % self.nprocs

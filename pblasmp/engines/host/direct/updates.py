@@ -6,15 +6,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from ...direct import host_address
 from ...direct.blas_form import MIRRORED, factors_of_update, start_of_update
 from ...direct.spans import aligned_spans, whole_span
 from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, same_rank
 from .products import copied, gemm
 from .program import Preparation
 from .slabs import Factor, Step, Steps, along, integer, real, scalar
-from .staircase import check_tiles, staircase
+from .staircase import Band, bands, check_tiles, staircase
 
 __all__ = ["updated"]
+
+_NARROW, _WIDTH = 16, 32  # blocks, and bands that are computed in one piece instead
 
 
 def updated(call: Preparation) -> Callable[[], Steps]:
@@ -124,8 +129,14 @@ class _Staircase:
 
     def steps(self) -> Steps:
         """Return the steps that update it."""
-        steps: Steps = []
-        for piece in staircase(self._d, lower=self._lower):
+        d, steps = self._d, []
+        along = d.rows if d.cols.whole else d.cols
+        if along.block < _NARROW and not (d.rows == d.cols and d.row == d.col):
+            most = self._call.scratch.nbytes // self._item
+            for band in bands(d, lower=self._lower, width=_WIDTH, most=most):
+                steps += self._band(band)
+            return steps
+        for piece in staircase(d, lower=self._lower):
             i, i1, j, j1, tile = piece
             if tile:
                 steps.append(self._tile(i, j, i1 - i))
@@ -143,11 +154,26 @@ class _Staircase:
         factors = [x.below(i, self._item) for x in self._down]
         return self._update.step(width, factors, self._at(i, j), self._d.ld)
 
+    def _band(self, band: Band) -> Steps:
+        """Return the steps that update what a mask has of a rectangle, in memory of this rank alone, or all of it."""
+        i, i1, j, j1, mask = band
+        if mask is None:
+            return self._rest(i, i1, j, j1)
+        memory, d = self._call.scratch, self._d
+        shape, here = (i1 - i, j1 - j), d.local()[i:i1, j:j1]
+        beside = np.ndarray(shape, here.dtype, memory, order="F" if d.by_columns else "C")
+        at = Factor(host_address(memory), d.by_columns, shape[not d.by_columns])
+        before: Steps = [(np.copyto, (beside, here))] if self._call.asked.beta != 0 else []
+        return [*before, *self._products(i, i1, j, j1, at), (np.copyto, (here, beside, "same_kind", mask))]
+
     def _rest(self, i: int, i1: int, j: int, j1: int) -> Steps:
         """Return the steps that update a rectangle."""
+        return self._products(i, i1, j, j1, Factor(self._at(i, j), self._d.by_columns, self._d.ld))
+
+    def _products(self, i: int, i1: int, j: int, j1: int, at: Factor) -> Steps:
+        """Return the steps that add to a rectangle that begins at ``at``, or to what stands for it there."""
         alpha, beta, one = self._scalars
         steps: Steps = []
-        at = Factor(self._at(i, j), self._d.by_columns, self._d.ld)
         for x, y in self._pairs:
             of = x.below(i, self._item), y.below(j, self._item)
             steps.append(gemm(self._call, i1 - i, j1 - j, self._k, alpha, *of, beta, at))

@@ -118,7 +118,8 @@ class Reducer:
 
     def _index(self, at: int) -> int:
         """Return the global index of an element of this rank."""
-        return self._rows.at_place(self._row, at)
+        index: int = self._rows.at_place(self._row, at)
+        return index
 
 
 _SLAB = 1 << 13  # elements that are converted to double precision at a time: both vectors stay in cache
