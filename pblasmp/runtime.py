@@ -200,8 +200,9 @@ class Runtime(Generic[Matrix]):
     def wake(self) -> None:
         """Open again after ``rest``. Collective."""
         self._rests = False
-        self.engine.wake()
-        self._begin()
+        with Running(self.control, "opening the context again"):  # what one rank raises is told to all
+            self.engine.wake()
+            self._begin()
         self._open = True
 
     def _end(self, *, may_rest: bool) -> None:

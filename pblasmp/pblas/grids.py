@@ -136,12 +136,13 @@ def _made(
         faults.check()
         grid = Grid(nprow, npcol, "row" if letter == "R" else "col")
         facts.update(grid=grid)
+        settings = _settings(engine)
     if context is not None and grid.size == comm.size:
         return _numbered(context, grid, context)
     inside = comm.rank < grid.size
     key = None
     if context is None:
-        key = grid, tuple(comm.allgather((this_process(), _settings(engine)))[: grid.size])
+        key = grid, tuple(comm.allgather((this_process(), settings))[: grid.size])
         if all(comm.allgather(not inside or key in _resting)):
             return _woken(key) if inside else -1
     groups = [range(grid.size), range(grid.size, comm.size)]

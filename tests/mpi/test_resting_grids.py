@@ -139,7 +139,35 @@ def state(comm):
         pblas.gridexit(number)
 
 
-@pytest.mark.parametrize("cases", [again, others, refusals, state])
+class Unprintable:
+    def __repr__(self):
+        raise OverflowError("no text")
+
+
+def failures(comm):
+    """One rank fails while a grid is made again: no other waits for it, and the next one is a new grid."""
+    with none_resting():
+        number = freed(comm)
+        how = {"side_effect": MemoryError("no room")} if comm.rank == 1 else {"wraps": lambda: None}
+        with mock.patch.object(host.HostEngine, "wake", **how):
+            try:
+                told = made(comm)
+            except (MemoryError, pb.ClosedError) as error:
+                told = type(error)
+        expected = -1 if comm.rank == 3 else MemoryError if comm.rank == 1 else pb.ClosedError
+        yield "of one rank", None if told == expected else str(told)
+        found = made(comm)
+        yield "the next", product(found, 2.0)[1] or (None if found == -1 or found != number else "the same")
+        pblas.gridexit(found)
+        engine = Unprintable() if comm.rank == 2 else "host"
+        try:
+            told = pblas.gridinit(comm, "Row", *SHAPE, engine=engine)
+        except Exception as error:  # noqa: BLE001 - compared
+            told = str(error)
+        yield "an engine without a text", None if "no text" in str(told) else str(told)
+
+
+@pytest.mark.parametrize("cases", [again, others, refusals, state, failures])
 def test_grids_that_rest(cases):
     run_mpi(cases, 4)
 

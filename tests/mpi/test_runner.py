@@ -76,7 +76,7 @@ def one_aborts(comm):
 def one_loops_for_ever(comm):
     os.nice(19)
     while comm.rank == 1:
-        time.sleep(0.01)
+        pass
     comm.Barrier()
 
 
@@ -304,7 +304,8 @@ def test_ranks_are_replaced_when_they_break(how):
         time.sleep(1.0)
     after = {pid for pid, _ in run_mpi(whole_world, 2)}
     assert after.isdisjoint(before)
-    assert len(_ranks(2)) == 2
+    found = set(map(int, _ranks(2)))
+    assert found == after if only_long(True) else len(found) == 2  # of a fork it is the client's number
 
 
 @starts_ranks

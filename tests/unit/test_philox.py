@@ -6,7 +6,6 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from scipy.special import ndtr
 
 from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.philox import philox4x32, random_values
@@ -55,16 +54,12 @@ def test_uniform_numbers_are_exact_and_below_one(dtype):
 
 
 def test_distributions():
-    def far(values):
-        """The largest difference of Kolmogorov and Smirnov, from the uniform distribution, in its own unit."""
-        values, steps = np.sort(values), np.arange(values.size + 1) / values.size
-        return max((steps[1:] - values).max(), (values - steps[:-1]).max()) * values.size**0.5
+    from scipy import stats  # slow to import, by every worker that collects this file
 
-    probable = 1.95  # one in 1,000 is further
-    assert far(draw((200, 500)).ravel()) < probable
-    assert far(ndtr(draw((200, 500), distribution="normal").ravel())) < probable
+    assert stats.kstest(draw((200, 500)).ravel(), "uniform").pvalue > 1e-3
+    assert stats.kstest(draw((200, 500), distribution="normal").ravel(), "norm").pvalue > 1e-3
     values = draw((200, 500), "complex128", "normal").ravel()
-    assert far(ndtr(values.imag)) < probable
+    assert stats.kstest(values.imag, "norm").pvalue > 1e-3
     assert abs(np.corrcoef(values.real, values.imag)[0, 1]) < 0.02
     assert np.isfinite(values).all()
 
