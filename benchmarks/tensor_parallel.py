@@ -66,7 +66,7 @@ def row_of(row: dict[str, object]) -> dict[str, object]:
     sizes = zip("TNK", map(int, str(row["case"]).split(",")), strict=True)
     us: dict[str, float] = row["us"]  # type: ignore[assignment]
     seconds = {name: [time * 1e-6] for name, time in us.items()}
-    return {"case": dict(sizes), "seconds": seconds}
+    return {"case": dict(sizes), "by": row["algorithm"], "seconds": seconds}
 
 
 if __name__ == "__main__":

@@ -191,10 +191,25 @@ def performance() -> str:
     """Return the charts by number of GPUs, each with where its times come from."""
     parts = []
     for gpus, found in tensor_parallel(results.runs()).items():
-        lines = "\n".join(f"- {title}: {source(run)}" for title, run in found)
+        lines = "\n".join(f"- {title}: {source(run)}{behind(run)}" for title, run in found)
         chart = f"![Time over that of NCCL + cuBLAS](_generated/performance-{gpus}-gpus.svg)"
         parts.append(f"### {gpus} GPUs\n\n{chart}\n\n{lines}\n")
     return "\n".join(parts)
+
+
+def behind(run: Run) -> str:
+    """Return how far "auto" is behind the fastest algorithm that was timed beside it, in words; "" if none was."""
+    ratios = []
+    for row in run.rows:
+        times = [
+            middle(row, name) for name in row.get("seconds", {}) if not name.startswith((*OTHERS, "pblasmp"))
+        ]
+        fastest, auto = min((time for time in times if time), default=None), middle(row, "pblasmp")
+        if fastest and auto:
+            ratios.append(auto / fastest)
+    if not ratios:
+        return ""
+    return f'; "auto" beside the fastest algorithm {median(ratios):.2f}, at most {max(ratios):.2f}'
 
 
 def source(run: Run) -> str:

@@ -51,7 +51,7 @@ Others = Callable[[Context, Form, Any, Any], "tuple[dict[str, Callable[[], Any]]
 """What returns more contenders by name, and why some are left out."""
 
 OWN, SYMMETRIC, ALONE = "pblasmp", "pblasmp, symmetric", "GEMM alone"
-_WARM_UP, _TURNS = 3, 5
+_WARM_UP, _TURNS = 3, 25
 _DEPTH = 128  # inputs per rank in a sweep of sizes: few, so that the collective is most of the work
 
 
@@ -223,10 +223,11 @@ def _case(
             checked.update(more)
         contenders = {**checked, Separate.name(ctx): separate.run, ALONE: separate.gemm}
         times = _in_turn(ctx, contenders, options.samples)
+        fastest = min((times[algo] for algo in found if algo in plans), default=None)
         error = max(ctx.comm.allgather(max(separate.error(run()) for run in checked.values())))
     return {
         "case": f"{t}, {n}, {k}", "flops": 2 * t * n * k * (1 if "K" in _SPLIT[name] else ctx.size),
-        "us": times, "algorithm": report.algorithm, "path": report.path, "error": error,
+        "us": times, "fastest_us": fastest, "algorithm": report.algorithm, "path": report.path, "error": error,
         "good": error <= ELEMENT_TYPES[dtype].tolerance, "left_out": left_out,
     }  # fmt: skip
 
@@ -300,6 +301,9 @@ def _lines(result: dict[str, Any], rate: bool) -> Iterator[str]:
             size = f"  {bytes_text(row['bytes'])}" if "bytes" in row else ""
             yield f"{row['case']:>20}{cells}{size}" + ("" if row["good"] else "   WRONG")
         yield from _taken(rows)
+        behind = [row["us"][OWN] / row["fastest_us"] for row in rows if row.get("fastest_us")]
+        if behind:
+            yield f"  pblasmp takes at most {max(behind):.2f} times as long as the fastest algorithm"
         for reason in dict.fromkeys(row["left_out"] for row in rows if row["left_out"]):
             yield f"  {reason}"
 

@@ -29,7 +29,8 @@ _SAMPLES = 3, 20
 _SECONDS = 0.5  # spent on the samples of one algorithm
 _HOPELESS = 4  # an algorithm so many times as slow as the best one so far gets no more samples
 _CLOSE = 1.25  # those that take at most so many times as long as the best one are timed again, in turns
-_TURNS = 5
+_TURNS = 10
+_IN_TURNS = 100  # samples of each of them, at most
 LIMIT = 60.0
 
 Progress = Callable[[int, int], None]
@@ -217,7 +218,7 @@ class _Trials:
             for turn in range(_TURNS):
                 for name in [*names[turn % len(names) :], *names[: turn % len(names)]]:
                     shortest = min(times[name], default=_SECONDS)
-                    count = max(1, min(_SAMPLES[1], int(_SECONDS / max(shortest, 1e-9))) // _TURNS)
+                    count = max(1, min(_IN_TURNS, int(_SECONDS / max(shortest, 1e-9))) // _TURNS)
                     times[name] += samples(engine, comm, runs[name], count, self._restore)
         return {name: float(np.median(each)) for name, each in times.items()}
 

@@ -641,7 +641,8 @@ def test_rates_of_bench(capsys):
     row = {
         "case": "8, 6, 4",
         "flops": 3_000_000_000,
-        "us": {"pblasmp": 1500.0},
+        "us": {"pblasmp": 1500.0, "ring": 1000.0},
+        "fastest_us": 1000.0,
         "algorithm": "sum",
         "path": "",
         "left_out": "",
@@ -651,7 +652,9 @@ def test_rates_of_bench(capsys):
     print_bench(
         {"ranks": 2, "dtype": "float32", "engine": "host", "samples": 5, "sections": sections}, rate=True
     )
-    assert capsys.readouterr().out.splitlines()[-2].split() == ["8,", "6,", "4", "2"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3].split() == ["8,", "6,", "4", "2", "3"]
+    assert lines[-1] == "  pblasmp takes at most 1.50 times as long as the fastest algorithm"
 
 
 def test_bench_says_which_algorithm_was_taken_of_which_shape(capsys):
