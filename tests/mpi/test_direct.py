@@ -152,6 +152,52 @@ def test_updates_in_narrow_blocks(nranks):
     run_mpi(narrow, nranks)
 
 
+def tiny_updates(comm):
+    """Each rank computes a tiny update itself: it needs no plan, and leaves the other triangle as it is."""
+    rng = np.random.default_rng(8)
+    n, k, shift = 9, 4, 3
+    with pb.Context(comm, engine="host") as ctx:
+        grids = [(p, comm.size // p) for p in range(1, comm.size + 1) if comm.size % p == 0]
+        routines = ("syrk", "syr2k", "herk", "her2k")
+        for routine, dtype, uplo, beta in in_turn(routines, (float, complex), "LU", (0, 1, -2), keep=4):
+            turn = len(routine) + (uplo == "U") + beta + (dtype is complex)
+            grid, op_a, orders = grids[turn % len(grids)], "NT"[turn // 2 % 2], ("CF", "FC", "CC", "FF")
+            order, order_of_c = orders[turn % 4]
+            hermitian = dtype is complex and routine.startswith("he")
+            if hermitian and op_a == "T":
+                op_a = "C"
+            left, right, old = (
+                rng.integers(-4, 5, shape) + (1j * rng.integers(-4, 5, shape) if dtype is complex else 0.0)
+                for shape in ((n, k), (n, k), (n, n))
+            )
+            end = {"N": lambda x: x, "T": lambda x: x.T, "C": lambda x: x.conj().T}[op_a]
+            inside = np.tri(n, dtype=bool) if uplo == "L" else np.tri(n, dtype=bool).T
+            start = np.full((n + shift, n + shift), np.nan, dtype)
+            if hermitian:
+                old[np.diag_indices(n)] = old.diagonal().real
+            start[shift:, shift:][inside] = np.nan if beta == 0 else old[inside]
+            operands = [end(left)] if routine.endswith("rk") else [end(left), end(right)]
+            a = [ctx.scatter(np.ascontiguousarray(x), block=2, grid=grid, order=order) for x in operands]
+            c = ctx.scatter(start, block=3, grid=grid, order=order_of_c)
+            view = c[shift:, shift:]
+            turned = (lambda x: x.conj().T) if hermitian else (lambda x: x.T)
+            other = right if len(operands) == 2 else left
+            expected = left @ turned(other) + (right @ turned(left) if len(operands) == 2 else 0)
+            getattr(pb, routine)(*a, view, uplo=uplo, op_a=op_a, beta=beta, out=view)
+            start[shift:, shift:][inside] = expected[inside] + (beta * old[inside] if beta else 0)
+            same = np.array_equal(c.allgather(), start, equal_nan=True)
+            yield (
+                f"{routine} {dtype} {grid} {uplo} {op_a} {beta} {order}{order_of_c}",
+                None if same else "wrong",
+            )
+        yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_tiny_updates_need_no_plans(nranks):
+    run_mpi(tiny_updates, nranks)
+
+
 def products(comm):
     """Products and sums of growing sub-matrices at odd offsets: memory grows, and both sets of slabs are used."""
     rng = np.random.default_rng(5)

@@ -19,7 +19,7 @@ from .local_triangle import Triangular
 from .program import Preparation
 from .slabs import Array, Factor, SharedSlabs, Steps, integer, scalar
 
-__all__ = ["is_tiny", "scratch", "sided_everywhere", "triangular_everywhere"]
+__all__ = ["Result", "all_of", "is_tiny", "scratch", "sided_everywhere", "triangular_everywhere"]
 
 _MOST, _LARGEST = 1 << 15, 1 << 13  # multiplications, and elements of all matrices
 _ITEM = 16  # bytes of the largest element
@@ -35,7 +35,7 @@ def is_tiny(call: Preparation, m: int, n: int, k: int) -> bool:
     return not call.single and m * n * k <= _MOST and m * n + n * k + m * k <= _LARGEST
 
 
-class _Result:
+class Result:
     """All of a result, in this rank's own memory, until the call ends. Making one is local.
 
     Args:
@@ -45,34 +45,35 @@ class _Result:
 
     def __init__(self, call: Preparation, to: SubMatrix) -> None:
         self._to, self._memory = to, call.scratch
-        self._whole = SharedSlabs(to, *_all_of(to), 0, to.by_columns)
+        self._whole = SharedSlabs(to, *all_of(to), 0, to.by_columns)
         self.array: Array = self._whole.array(self._memory, 0, 0)
         self.factor: Factor = self._whole.factor(host_address(self._memory), 0, 0)
 
     def start_as(self, old: SubMatrix) -> Steps:
         """Return the steps that write this rank's part of a matrix into it."""
-        return SharedSlabs(old, *_all_of(old), 0, self._to.by_columns).write(self._memory)
+        return SharedSlabs(old, *all_of(old), 0, self._to.by_columns).write(self._memory)
 
     def hand_out(self) -> Steps:
         """Return the steps that write this rank's part of it where it goes."""
         return self._whole.read(self._to, self._memory)
 
 
-def _all_of(x: SubMatrix) -> tuple[Span, Span]:
+def all_of(x: SubMatrix) -> tuple[Span, Span]:
+    """Return how rows and columns are dealt out if every rank gets all. Local."""
     return whole_span(x.rows.extent), whole_span(x.cols.extent)
 
 
 def triangular_everywhere(call: Preparation, x: SubMatrix, to: SubMatrix) -> Callable[[], Steps]:
     """Prepare trsm or trmm by ``x``."""
     assert call.asked.b is not None
-    factor = call.stage(x, *_all_of(x), by_columns=to.by_columns)
-    right = call.stage(SubMatrix(call.asked.b), *_all_of(to), by_columns=to.by_columns)
+    factor = call.stage(x, *all_of(x), by_columns=to.by_columns)
+    right = call.stage(SubMatrix(call.asked.b), *all_of(to), by_columns=to.by_columns)
     run = Triangular(call, to.by_columns, to.by_columns)
 
     def compute() -> Steps:
         if not to.active:
             return []
-        result = _Result(call, to)
+        result = Result(call, to)
         return [
             (np.copyto, (result.array, call.slab_array(right))),
             *run.steps(call.slab(factor), to.rows.extent, to.cols.extent, result.factor),
@@ -86,7 +87,7 @@ def sided_everywhere(call: Preparation, x: SubMatrix, y: SubMatrix, to: SubMatri
     """Prepare symm or hemm of ``x``, which is symmetric, and ``y``."""
     asked = call.asked
     old = old_values(asked, to) or to
-    factor, other = (call.stage(each, *_all_of(each), by_columns=to.by_columns) for each in (x, y))
+    factor, other = (call.stage(each, *all_of(each), by_columns=to.by_columns) for each in (x, y))
     hermitian = asked.routine == "hemm" and x.held.pattern.is_complex
     side, uplo, m, n = asked.side, asked.uplo, to.rows.extent, to.cols.extent
     if not to.by_columns:
@@ -96,7 +97,7 @@ def sided_everywhere(call: Preparation, x: SubMatrix, y: SubMatrix, to: SubMatri
     def compute() -> Steps:
         if not to.active:
             return []
-        result = _Result(call, to)
+        result = Result(call, to)
         a, b, d = call.slab(factor), call.slab(other), result.factor
         step = function, (
             side.encode(), uplo.encode(), integer[m], integer[n], scalar(asked.alpha, call.letter), a.at, integer[a.ld],

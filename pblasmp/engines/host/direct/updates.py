@@ -16,6 +16,7 @@ from .products import copied, gemm
 from .program import Preparation
 from .slabs import Factor, Step, Steps, along, integer, real, scalar
 from .staircase import Band, bands, check_tiles, staircase
+from .tiny import Result, all_of, is_tiny
 
 __all__ = ["updated"]
 
@@ -36,6 +37,8 @@ def updated(call: Preparation) -> Callable[[], Steps]:
         whole = _Update(call, to, k, by_columns=by_columns, hermitian=hermitian)
         return lambda: [*start, whole.step(to.m, lefts, to.at, to.ld)] if to.active else []
     rows, cols = to.rows, to.cols
+    if is_tiny(call, rows.extent, rows.extent, k):
+        return _updated_everywhere(call, lefts, to, k, hermitian=hermitian)
     if asked.d[0].pattern.is_complex:
         raise UnfitError
     check_tiles(to)
@@ -53,6 +56,26 @@ def updated(call: Preparation) -> Callable[[], Steps]:
         down = [call.slab(each, to.row) for each in of_rows]
         across = [call.slab(each, col) for each in of_cols]
         return [*start, *_Staircase(call, update, k, to, down, across).steps()]
+
+    return compute
+
+
+def _updated_everywhere(
+    call: Preparation, lefts: list[SubMatrix], to: SubMatrix, k: int, *, hermitian: bool
+) -> Callable[[], Steps]:
+    """Prepare an update that each rank which has a part of D computes all of."""
+    asked = call.asked
+    old = start_of_update(asked, to) or to
+    by_columns = to.by_columns != (hermitian and asked.op_a != "N")  # BLAS conjugates only what it transposes
+    factors = [call.stage(x, *all_of(x), by_columns=by_columns) for x in lefts]
+    update = _Update(call, to, k, by_columns=by_columns, hermitian=hermitian)
+
+    def compute() -> Steps:
+        if not to.active:
+            return []
+        result = Result(call, to)
+        d, given = result.factor, [call.slab(x) for x in factors]
+        return [*result.start_as(old), update.step(to.rows.extent, given, d.at, d.ld), *result.hand_out()]
 
     return compute
 
