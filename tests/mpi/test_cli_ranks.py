@@ -604,7 +604,11 @@ def test_bench_of_every_algorithm(pblasmp):
     ]
     assert len(re.findall(r"^ +8, 6, 4( +\d+){8,9}$", done.stdout, re.MULTILINE)) == 2
     assert (
-        len(re.findall(r"^  pblasmp takes at most \d+\.\d\d times as long as the fastest", done.stdout, re.M))
+        len(
+            re.findall(
+                r"^  pblasmp takes at most \d+\.\d\d times as long as the fastest", done.stdout, re.MULTILINE
+            )
+        )
         == 2
     )
 
