@@ -18,11 +18,14 @@ from pblasmp.launch import surroundings
 
 LIMIT = 300.0  # seconds for one test
 
+_errors: list[int] = []  # a copy of the file descriptor of errors
+
 
 @pytest.hookimpl(trylast=True)  # after the terminal plugin's
 def pytest_configure(config: pytest.Config) -> None:
     if surroundings() is None:
         return
+    _errors.append(os.dup(2))  # while a test runs, pytest keeps what goes to 2 itself
     from mpi4py import MPI
 
     if MPI.COMM_WORLD.rank > 0:
@@ -33,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_runtest_logstart(nodeid: str) -> None:
     if surroundings() is not None:
-        faulthandler.dump_traceback_later(LIMIT, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(LIMIT, exit=True, file=_errors[-1])
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

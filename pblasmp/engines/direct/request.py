@@ -94,7 +94,7 @@ class Held:
         contiguous = down == item or rows <= 1 or not cols
         if not contiguous or ld < rows or ld > _LARGEST or (cols > 1 and rows and ld * item != across):
             return None
-        return cls(pattern, array, int(address), ld, item * (ld * (cols - 1) + rows) * (cols > 0))
+        return cls(pattern, array, int(address), ld, item * (ld * (cols - 1) + rows) * (array.size > 0))
 
     def moved(self, address: int) -> Held:
         """Return what it were at another address; nothing is read or written there. Local."""

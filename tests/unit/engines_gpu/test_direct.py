@@ -69,9 +69,9 @@ class Ranks:
                 local = values[np.ix_(rows, cols)].astype(d.dtype)
             lines = local if d.order == "C" else local.T
             array = self.peers.array(rank, np.ascontiguousarray(lines), ld=lines.shape[1] + ld)
-            at = array.data.ptr
+            at = array.data.ptr if local.size else 0  # as CuPy's
             pattern = pattern_of(d, rank)
-            nbytes = len(lines) * (lines.shape[1] + ld) * d.dtype.itemsize
+            nbytes = len(lines) * (lines.shape[1] + ld) * d.dtype.itemsize * (local.size > 0)
             found.append(Held(pattern, array, at, lines.shape[1] + ld, nbytes))
             self.values[found[-1]] = array.values
         return found
@@ -305,6 +305,20 @@ def test_sub_matrices_that_are_dealt_out_alike_share_a_template(order):
         assert len(templates) == len(direct._templates) <= 6, direct._templates
     ranks.finish(1)
     assert np.array_equal(ranks.whole(z, d), wants)
+
+
+@pytest.mark.usefixtures("_small")
+def test_matrices_of_which_a_rank_has_nothing_are_not_one():
+    """They have the same address, none, and the same leading dimension; all ranks meet, or those that do wait."""
+    grid, values = pb.Grid(1, 4), np.arange(4.0)[:, None]
+    here, there = (pb.MatrixDescriptor((4, 1), 6, grid, source=(0, q), order="F") for q in (0, 2))
+    ranks = Ranks(4)
+    a, c = ranks.matrix(values, here, ld=0), ranks.matrix(10 * values, there, ld=0)
+    parts = {"a": (a, 0, 0, 4, 1, False), "c": (c, 0, 0, 4, 1, False), "d": (c, 0, 0, 4, 1, False)}
+    assert ranks.run(parts, routine="geadd", alpha=-1.0, beta=2.0)
+    assert [gpu.names for gpu in ranks.peers.gpus] == [["meet"]] * 4
+    ranks.finish(1)
+    assert np.array_equal(ranks.whole(c, there), 19 * values)
 
 
 def products(ranks: Ranks) -> None:
