@@ -129,7 +129,13 @@ def own(row: Mapping[str, Any]) -> float | None:
     """Return pblasmp's time in a row: that of "auto", or of its fastest algorithm if "auto" was not timed."""
     if (time := middle(row, "pblasmp")) is not None:
         return time
-    times = [middle(row, name) for name in row.get("seconds", {}) if not name.startswith(OTHERS)]
+    return fastest(row)
+
+
+def fastest(row: Mapping[str, Any]) -> float | None:
+    """Return the shortest time in a row of an algorithm that was asked for by name, None if there is none."""
+    others = (*OTHERS, "pblasmp")
+    times = [middle(row, name) for name in row.get("seconds", {}) if not name.startswith(others)]
     return min((time for time in times if time is not None), default=None)
 
 
@@ -198,18 +204,13 @@ def performance() -> str:
 
 
 def behind(run: Run) -> str:
-    """Return how far "auto" is behind the fastest algorithm that was timed beside it, in words; "" if none was."""
-    ratios = []
-    for row in run.rows:
-        times = [
-            middle(row, name) for name in row.get("seconds", {}) if not name.startswith((*OTHERS, "pblasmp"))
-        ]
-        fastest, auto = min((time for time in times if time), default=None), middle(row, "pblasmp")
-        if fastest and auto:
-            ratios.append(auto / fastest)
+    """Return how "auto" compares with the fastest algorithm of the same run, in words; "" if none was timed."""
+    times = [(middle(row, "pblasmp"), fastest(row)) for row in run.rows]
+    ratios = [auto / best for auto, best in times if auto and best]
     if not ratios:
         return ""
-    return f'; "auto" beside the fastest algorithm {median(ratios):.2f}, at most {max(ratios):.2f}'
+    typical, most = median(ratios), max(ratios)
+    return f'; "auto" takes {typical:.2f} times as long as the fastest algorithm, at most {most:.2f} times'
 
 
 def source(run: Run) -> str:

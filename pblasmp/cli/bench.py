@@ -235,8 +235,8 @@ def _case(
 def _in_turn(ctx: Context, contenders: dict[str, Callable[[], Any]], count: int) -> dict[str, float]:
     """Return each contender's median time until all ranks are done, in microseconds. Collective over the context.
 
-    They take turns of a few runs, each time in a different order, so that other load on the machine, and what the
-    previous one leaves in the caches, affects all of them alike.
+    They take turns of one or a few runs, each time in a different order, so that other load on the machine, and what
+    the previous one leaves in the caches, affects all of them alike.
     """
     shuffle = np.random.default_rng(0)  # the same on every rank
     times: dict[str, list[float]] = {name: [] for name in contenders}

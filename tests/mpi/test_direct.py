@@ -155,7 +155,7 @@ def test_updates_in_narrow_blocks(nranks):
 def tiny_updates(comm):
     """Each rank computes a tiny update itself: it needs no plan, and leaves the other triangle as it is."""
     rng = np.random.default_rng(8)
-    n, k, shift = 9, 4, 3
+    n, shift = 9, 3
     with pb.Context(comm, engine="host") as ctx:
         grids = [(p, comm.size // p) for p in range(1, comm.size + 1) if comm.size % p == 0]
         routines = ("syrk", "syr2k", "herk", "her2k")
@@ -163,6 +163,7 @@ def tiny_updates(comm):
             turn = len(routine) + (uplo == "U") + beta + (dtype is complex)
             grid, op_a, orders = grids[turn % len(grids)], "NT"[turn // 2 % 2], ("CF", "FC", "CC", "FF")
             order, order_of_c = orders[turn % 4]
+            k = 1 if beta == 1 else 4  # vectors are BLAS's level 2
             hermitian = dtype is complex and routine.startswith("he")
             if hermitian and op_a == "T":
                 op_a = "C"

@@ -179,9 +179,8 @@ def test_ratios_are_times_over_those_of_pblasmp(modules):
     assert [ratio for _, ratio in figures.compare(run, ["x", "y", "z"])] == [1.5]  # the fastest of them
     assert not list(figures.compare(run, ["z"]))
     assert figures.own(row) == 2.0
-    assert (
-        figures.behind(run) == '; "auto" beside the fastest algorithm 0.67, at most 0.67'
-    )  # x, not the GEMM alone
+    said = '; "auto" takes 0.67 times as long as the fastest algorithm, at most 0.67 times'
+    assert figures.behind(run) == said  # than x, not than the GEMM alone
     del row["seconds"]["pblasmp"]
     assert not figures.behind(run)
     assert figures.own(row) == 3.0  # its fastest algorithm by name, and not the GEMM alone

@@ -119,3 +119,7 @@ def test_the_fastest_take_turns(room, monkeypatch):
     assert found == pytest.approx(alone)
     assert closed == ["synchronize", "c", "b", "a"]
     assert queue == list("abc" + ("abc" + "bca" + "cab") * 3 + "abc")
+    alone.update(a=1.0, b=1.1, c=1.2)
+    queue.clear()
+    trials.time_in_turns("abc")
+    assert queue == list("abc" + "abc" + "bca" + "cab" + "abc" + "bca")  # what takes long has fewer turns

@@ -321,6 +321,15 @@ def test_matrices_of_which_a_rank_has_nothing_are_not_one():
     assert np.array_equal(ranks.whole(c, there), 19 * values)
 
 
+@pytest.mark.parametrize("grid", [(2, 1), (1, 2)])
+def test_an_empty_array_has_no_bytes(grid):
+    """So it overlaps nothing, also where the address of all empty arrays is 0."""
+    d = pb.MatrixDescriptor((5, 5), 5, pb.Grid(*grid), order="F")
+    held = Held.of(pattern_of(d, 1), np.zeros(d.local_shape(1), order="F"))
+    assert held is not None
+    assert held.end == held.address
+
+
 def products(ranks: Ranks) -> None:
     """Queue products for which each rank needs a part of the other's, of one result after the other."""
     d = pb.MatrixDescriptor((6, 6), 2, pb.Grid(1, 2), order="F")

@@ -177,6 +177,6 @@ class Preparation:
         finish = None if self.finish is None else self.finish()
         compute = self.compute()
         weight = 1 + len(before) + len(compute) + self.weight
-        del self.compute  # what refers to this in turn: nothing is left for the garbage collector
+        del self.compute  # these functions refer to the preparation: without them it is freed at once
         self.before = self.finish = None
         return Program(self.number, before, compute, finish, memory is not None, weight, self.info)
