@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import click
@@ -328,11 +329,22 @@ def testers() -> str:
         rows.setdefault(each["about"], []).append(each)
     lines = [
         [about, ", ".join(f"`{Path(each['program']).name}`" for each in group),
-         *(str(sum(each[key] for each in group)) for key in ("total", "passed", "by_pblasmp", "by_library"))]
+         *(str(sum(each[key] for each in group)) for key in ("total", "passed", "by_pblasmp", "by_library")),
+         *(_seconds(group, key) for key in ("seconds", "scalapack_seconds"))]
         for about, group in rows.items()
     ]  # fmt: skip
-    head = ["what is tested", "testers", "tests", "passed", "calls by pblasmp", "left to ScaLAPACK"]
-    return figures.table(head, lines, 4) + f"\nOn {found['ranks']} ranks, {found['date']}.\n"
+    head = [
+        "what is tested", "testers", "tests", "passed", "calls by pblasmp", "left to ScaLAPACK",
+        "seconds of all calls", "all by ScaLAPACK",
+    ]  # fmt: skip
+    return figures.table(head, lines, 6) + f"\nOn {found['ranks']} ranks, {found['date']}.\n"
+
+
+def _seconds(testers: list[dict[str, Any]], key: str) -> str:
+    """Return the sum of the testers' medians; nothing if one was not timed."""
+    if not all(each.get(key) for each in testers):
+        return ""
+    return f"{sum(median(each[key]) for each in testers):.2f}"
 
 
 def flips() -> str:

@@ -29,6 +29,7 @@ __all__ = ["RESULTS", "SOURCE", "TESTERS", "Outcome", "Tester", "fetch", "run"]
 RESULTS = Path(__file__).with_suffix(".json")
 """What ``python -m benchmarks.testers --save`` writes, and the docs show."""
 RANKS = 4
+_ENDLESS = 10**6  # larger than every matrix
 SOURCE = "PBLASMP_SCALAPACK_SOURCE"
 """The variable that names a ScaLAPACK source tree."""
 _PACKAGES = ("scalapack-mpi-test", "scalapack-test-common")
@@ -104,6 +105,7 @@ class Outcome:
         program, about: of the tester.
         passed, total: tests, without those that it skips.
         by_pblasmp, by_library: calls.
+        seconds: what all these calls took.
     """
 
     program: str
@@ -112,6 +114,7 @@ class Outcome:
     total: int
     by_pblasmp: int
     by_library: int
+    seconds: float
 
 
 def fetch() -> Path:
@@ -141,7 +144,14 @@ def fetch() -> Path:
     return place
 
 
-def run(tester: Tester, ranks: int = RANKS, limit: float = 600, grids: int | None = None) -> Outcome:
+def run(
+    tester: Tester,
+    ranks: int = RANKS,
+    limit: float = 600,
+    grids: int | None = None,
+    *,
+    by_library: bool = False,
+) -> Outcome:
     """Run a tester with all calls preloaded, and return what came out. Local; starts ranks.
 
     Args:
@@ -149,6 +159,7 @@ def run(tester: Tester, ranks: int = RANKS, limit: float = 600, grids: int | Non
         ranks: how many.
         limit: seconds.
         grids: how many of its process grids are tested, the first ones; by default all.
+        by_library: leave all calls to ScaLAPACK, and only take their time.
 
     Raises:
         LibraryNotFoundError: a part that it needs is missing.
@@ -171,8 +182,8 @@ def run(tester: Tester, ranks: int = RANKS, limit: float = 600, grids: int | Non
     launcher = find_launcher()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, Path(tester.data).name).write_text(text)
-        variables = launcher.environment() | preload.environment(0, "host")
-        if tester.vectors:
+        variables = launcher.environment() | preload.environment(_ENDLESS if by_library else 0, "host")
+        if tester.vectors and not by_library:
             variables[preload.VECTORS] = "1"
         counts = variables[preload.COUNTS] = str(Path(folder, "counts"))
         loaded = f"{variables.pop('LD_PRELOAD')}:{place / 'libclock.so'}:{mpi}"
@@ -191,8 +202,11 @@ def run(tester: Tester, ranks: int = RANKS, limit: float = 600, grids: int | Non
             raise RuntimeError(
                 f"{tester.program}: status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
             )
-        calls = preload.Calls(*map(int, Path(counts).read_text().split()))
-    return Outcome(tester.program, tester.about, *_tests(done.stdout), *calls)
+        calls = preload.Calls.read(Path(counts))
+    seconds = calls.pblasmp_seconds + calls.library_seconds
+    return Outcome(
+        tester.program, tester.about, *_tests(done.stdout), calls.by_pblasmp, calls.by_library, seconds
+    )
 
 
 def _compiled(source: Path, folder: Path, scalapack: Path) -> Path:

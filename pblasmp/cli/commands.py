@@ -537,7 +537,9 @@ def preload(least: int, engine: Any, command: tuple[str, ...]) -> None:
         )
     else:
         total = calls.by_pblasmp + calls.by_library
-        click.echo(f"pblasmp: {calls.by_pblasmp} of {total} calls computed by pblasmp", err=True)
+        said = f"pblasmp: {calls.by_pblasmp} of {total} calls computed by pblasmp in {calls.pblasmp_seconds:.3g} s"
+        others = f", the others in {calls.library_seconds:.3g} s" if calls.by_library else ""
+        click.echo(said + others, err=True)
     sys.exit(status)
 
 

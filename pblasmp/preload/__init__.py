@@ -40,10 +40,20 @@ class Calls(NamedTuple):
     Attributes:
         by_pblasmp: the number of calls that pblasmp answered.
         by_library: the number of those that the program's own library answered.
+        pblasmp_seconds, library_seconds: what each took, with the wait for other processes; a call that is made inside
+            another one counts for itself. Without the start of Python.
     """
 
     by_pblasmp: int
     by_library: int
+    pblasmp_seconds: float
+    library_seconds: float
+
+    @classmethod
+    def read(cls, path: Path) -> Calls:
+        """Return what a process has written. Local."""
+        by_pblasmp, first, by_library, second = map(int, path.read_text().split())
+        return cls(by_pblasmp, by_library, first / 1e9, second / 1e9)
 
 
 def run(command: Sequence[str], least: int, engine: EngineName) -> tuple[int, Calls | None]:
@@ -76,7 +86,7 @@ def run(command: Sequence[str], least: int, engine: EngineName) -> tuple[int, Ca
             process.terminate()
             process.wait()
             raise
-        calls = Calls(*map(int, counts.read_text().split())) if counts.exists() else None
+        calls = Calls.read(counts) if counts.exists() else None
     return (status if status >= 0 else 128 - status), calls
 
 

@@ -105,16 +105,21 @@ def _function(number: int, name: str, row: Row) -> str:
     declared = ", ".join(f"{kind}{each}" for kind, each in zip(kinds, names, strict=True))
     types, passed = ", ".join(kind.strip() for kind in kinds), ", ".join(names)
     addresses = ", ".join(f"&{each}" if value else each for value, each in zip(values, names, strict=True))
-    asks = " || ".join(f"INTEGER(a{row.arguments.index(each)}) == -1" for each in row.sizes)
-    call = f"served({number}, {row.volume}, arguments)"
+    asks = " || ".join(f"INTEGER(a{row.arguments.index(each)}) == -1" for each in row.sizes) or "0"
     symbol = f"C{name}" if row.of_c else f"{name}_"
     return f"""
 void {symbol}({declared}) {{
     static void (*own)({types});
     void *arguments[] = {{{addresses}}};
-    if ({f"!({asks}) && " if asks else ""}{call}) return;
+    int asks = {asks}, large = !asks && is_large({row.volume});
+    Watch watch = start();
+    if (large && serve({number}, arguments)) {{
+        stop(&watch, &by_pblasmp);
+        return;
+    }}
     if (!own) own = (void (*)({types}))next("{symbol}");
     own({passed});
+    stop(&watch, asks ? &questions : &by_library);
 }}"""
 
 
@@ -132,6 +137,7 @@ _HEAD = r"""
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define INTEGER(address) ((double)*(int *)(address))
@@ -142,7 +148,36 @@ static int (*serve)(int routine, void **arguments);
 static void (*forget)(int context);
 static double least; /* operations from which a call is large */
 static int begun, process, vectors; /* vectors: levels 1 and 2 are computed, too; every process of a grid calls them */
-static long by_pblasmp, by_library;
+
+/* How many calls, and their nanoseconds without those of calls that are made inside them. */
+typedef struct {
+    long calls, nanoseconds;
+} Share;
+static Share by_pblasmp, by_library, questions; /* questions: for the size of a workspace */
+
+typedef struct {
+    long began, inside; /* and what "inside" was */
+} Watch;
+static long inside; /* nanoseconds of calls that have been made inside the present one */
+
+static long now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000000000L + time.tv_nsec;
+}
+
+static Watch start(void) {
+    Watch watch = {now(), inside};
+    inside = 0;
+    return watch;
+}
+
+static void stop(const Watch *watch, Share *share) {
+    long passed = now() - watch->began;
+    share->calls++;
+    share->nanoseconds += passed - inside;
+    inside = watch->inside + passed;
+}
 
 static void give_up(const char *what) {
     const char *why = dlerror();
@@ -199,7 +234,8 @@ static void start_python(void) {
     let_go();
 }
 
-static int served(int routine, double volume, void **arguments) {
+/* Whether a call is pblasmp's; then Python has been started. */
+static int is_large(double volume) {
     if (!begun) {
         int count;
         double n = atof(variable("PBLASMP_PRELOAD_MIN"));
@@ -208,15 +244,9 @@ static int served(int routine, double volume, void **arguments) {
         ((void (*)(int *, int *))next("Cblacs_pinfo"))(&process, &count);
         begun = 1;
     }
-    if (volume < 0 ? vectors : volume >= least) {
-        if (!serve) start_python();
-        if (serve(routine, arguments)) {
-            by_pblasmp++;
-            return 1;
-        }
-    }
-    by_library++;
-    return 0;
+    int large = volume < 0 ? vectors : volume >= least;
+    if (large && !serve) start_python();
+    return large;
 }
 """
 
@@ -246,7 +276,8 @@ static void __attribute__((destructor)) write_counts(void) {
     const char *path = getenv("PBLASMP_PRELOAD_COUNTS");
     FILE *file = begun && !process && path ? fopen(path, "w") : NULL;
     if (file) {
-        fprintf(file, "%ld %ld\n", by_pblasmp, by_library);
+        const Share *shares[] = {&by_pblasmp, &by_library};
+        for (int i = 0; i < 2; i++) fprintf(file, "%ld %ld\n", shares[i]->calls, shares[i]->nanoseconds);
         fclose(file);
     }
 }

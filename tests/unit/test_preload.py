@@ -71,7 +71,8 @@ def test_the_library_has_products_factorisations_and_vectors_and_is_compiled_onc
     ],
 )
 def test_operations(name, volume):
-    assert f"served({list(ROWS).index(name)}, {volume}, arguments)" in source()
+    function = source().partition(f"serve({list(ROWS).index(name)}, arguments)")[0]
+    assert function.rpartition("is_large(")[2].startswith(f"{volume});")
 
 
 def test_variables(compiled, monkeypatch):
@@ -192,8 +193,34 @@ def program(compile_program):
 
 
 def test_small_calls_are_left_to_the_programs_library(program, compiled, capfd):
-    assert preload.run([program], 5, "host") == (0, preload.Calls(0, 1))
+    status, calls = preload.run([program], 5, "host")
+    assert (status, calls[:3]) == (0, (0, 1, 0))
     assert capfd.readouterr().out == "the program's own\nthe end\n"
+
+
+NESTED = r"""
+#include <unistd.h>
+void pdgemm_();
+void Cblacs_pinfo(int *process, int *count) { *process = 0; *count = 1; }
+void CALLED(int *n) { usleep(200000); pdgemm_(n, n, n, n, n); }
+"""
+INNER = "#include <unistd.h>\nvoid pdgemm_() { usleep(200000); }\n"
+CALLS_NESTED = "void CALLED();\nint main(void) { int n = 9; CALLED(&n, &n, &n); return 0; }\n"
+
+
+def test_a_call_inside_another_one_counts_for_itself(tmp_path, compiled):
+    """The library's p?potrf takes 0.2 s and calls p?gemm, which takes as long."""
+    (tmp_path / "own.c").write_text(NESTED)
+    (tmp_path / "inner.c").write_text(INNER)
+    (tmp_path / "main.c").write_text(CALLS_NESTED)
+    own, inner, path = tmp_path / "libown.so", tmp_path / "libinner.so", tmp_path / "main"
+    flags = ["cc", "-DCALLED=pdpotrf_", "-w", "-std=gnu89"]
+    subprocess.run([*flags, "-shared", "-fPIC", "-o", inner, tmp_path / "inner.c"], check=True)
+    subprocess.run([*flags, "-shared", "-fPIC", "-o", own, tmp_path / "own.c", inner], check=True)
+    subprocess.run([*flags, "-rdynamic", "-o", path, tmp_path / "main.c", own, inner], check=True)
+    status, calls = preload.run([str(path)], 100, "host")
+    assert (status, calls[:3]) == (0, (0, 2, 0))
+    assert 0.4 <= calls.library_seconds < 0.6
 
 
 QUERY = r"""
@@ -225,7 +252,8 @@ def test_sizes_of_workspaces_are_asked_of_the_programs_library(sizes, tmp_path, 
 def test_levels_1_and_2_are_left_to_the_programs_library(compile_program, compiled, capfd):
     """However small the size is: ScaLAPACK calls them on one process row or column only."""
     assert {row.volume for name, row in ROWS.items() if name in ("pddot", "pzgerc", "pdtrsv")} == {"-1"}
-    assert preload.run([compile_program("pddot_")], 0, "host") == (0, preload.Calls(0, 1))
+    status, calls = preload.run([compile_program("pddot_")], 0, "host")
+    assert (status, calls[:3]) == (0, (0, 1, 0))
     assert capfd.readouterr().out == "the program's own\nthe end\n"
 
 
