@@ -17,8 +17,10 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .engines.direct import Asked, Part
+from .engines.factor import Found
 from .handle import Handle
 from .layout import MatrixDescriptor
 from .layout.routines import ROUTINES
@@ -247,20 +249,27 @@ def _asked(
     ):
         return nothing
     words = (options.get(name, default) for name, default in _WORDS)
-    return Asked._make((call, routine, of_a, of_b, of_c, of_d, out is None, *words, factor, other)), d
+    return Asked._make((call, routine, of_a, of_b, of_c, of_d, out is None, *words, factor, other, b"")), d
 
 
 def factor_directly(
-    routine: str, a: Any, b: Any, out: Any, uplo: Any, *, call: str
-) -> tuple[Any, int] | Literal[False] | None:
-    """Factor a matrix, and return D and LAPACK's INFO; None or False if that takes the ordinary way. Collective.
-
-    Collective over the context.
+    routine: str,
+    a: Any,
+    b: Any,
+    out: Any,
+    *,
+    call: str,
+    pivots: NDArray[np.int64] | None = None,
+    **options: Any,
+) -> tuple[Any, Found] | Literal[False] | None:
+    """Factor a matrix or solve, and return D and what LAPACK found. Collective over the context.
 
     Args:
-        routine: "potrf", or "posv" with right-hand sides.
-        a, b, out, uplo: the caller's; without right-hand sides ``b`` is None.
+        routine: LAPACK's, as ``Asked`` has it.
+        a, b, out: the caller's matrices; without right-hand sides ``b`` is None.
         call: its name in messages.
+        pivots: those of "getrs", from 0.
+        options: those of "uplo", "op_a" and "diag" that the routine has.
 
     Returns:
         As ``compute_directly`` does.
@@ -268,7 +277,7 @@ def factor_directly(
     Raises:
         Exception: what the ranks agreed to raise.
     """
-    if not isinstance(a, Handle) or not _legal({"uplo": uplo}):
+    if not isinstance(a, Handle) or not _legal(options):
         return None
     ctx = a.context
     direct, parts = ctx.direct, _parts(ctx, (a, b, out))
@@ -278,7 +287,7 @@ def factor_directly(
     of_a, of_b, of_d = parts
     assert of_a is not None
     like, (rows, cols) = a if b is None else b, a.shape
-    if rows != cols or like.shape[0] != rows or 0 in like.shape:
+    if (routine != "getrf" and rows != cols) or like.shape[0] != rows or 0 in like.shape:
         return None
     d = out
     if of_d is None:
@@ -288,11 +297,19 @@ def factor_directly(
         return None
     if of_d is None or any(x and x[0].pattern.letter != of_a[0].pattern.letter for x in (of_b, of_d)):
         return None
-    info = direct.factor(ctx.control, Asked(call, routine, of_a, of_b, None, of_d, out is None, uplo=uplo))
-    if info is None or info is False:
-        return info
+    given = b""
+    if pivots is not None:
+        if pivots.shape != (rows,) or not ((pivots >= 0) & (pivots < rows)).all():
+            return None
+        given = (pivots + 1).astype(np.int32).tobytes()
+    done = direct.factor(
+        ctx.control, Asked(call, routine, of_a, of_b, None, of_d, out is None, pivots=given, **options)
+    )
+    if done is None or done is False:
+        return done
     logger.debug("%s: computed directly", call)
-    return d, info
+    info, found = done
+    return d, Found(info, None if found is None else found.astype(np.int64) - 1)
 
 
 def _legal(options: Mapping[str, Any]) -> bool:

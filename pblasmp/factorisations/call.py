@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, Literal, NoReturn, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,13 +117,20 @@ class FactorisationCall(UserCall[T]):
 
     # -- what every call does
 
-    def run(self, *, voted: bool = False) -> T:
-        """Compute. Collective over the context.
+    def run(self) -> T:
+        """Compute. Collective over the context."""
+        found = self.directly() if one_of(self.how["algo"], ("auto",)) else None
+        if not found:
+            return run(self, voted=found is False)
+        self.made, outcome = found
+        return self.end(outcome)
 
-        Args:
-            voted: whether this rank has tried a direct call, on which the ranks did not agree.
+    def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
+        """Return D and what was found, computed without a plan; None or False as ``factor_directly`` does.
+
+        Collective over the context.
         """
-        return run(self, voted=voted)
+        return None
 
     def signature(self) -> Hashable:
         """Return all that decides how the call is computed. Local."""

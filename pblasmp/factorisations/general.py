@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ..calls import factor_directly
 from ..engines.factor import FactorOperands, Found
 from ..layout.factor_problem import FactorProblem
 from ..layout.grid import short_repr
@@ -65,10 +66,17 @@ class _Factors(FactorisationCall[T]):
         return FactorOperands(self["a"].local, None, self.written.local, None)
 
 
-class _Lu(_Factors[tuple[Matrix, Pivots]]):
-    """A call of ``lu``."""
+class _LuFactors(_Factors[T]):
+    """A call that returns the factors."""
 
     name = "lu"
+
+    def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
+        return factor_directly("getrf", self.given["a"], None, self.given["out"], call=self.name)
+
+
+class _Lu(_LuFactors[tuple[Matrix, Pivots]]):
+    """A call of ``lu``."""
 
     def end(self, found: Found) -> tuple[Matrix, Pivots]:
         if found.info:
@@ -77,10 +85,8 @@ class _Lu(_Factors[tuple[Matrix, Pivots]]):
         return self.written, found.pivots
 
 
-class _LuWithInfo(_Factors[tuple[Matrix, Pivots, int]]):
+class _LuWithInfo(_LuFactors[tuple[Matrix, Pivots, int]]):
     """A call of ``lu_with_info``."""
-
-    name = "lu"
 
     def end(self, found: Found) -> tuple[Matrix, Pivots, int]:
         assert found.pivots is not None
@@ -127,6 +133,13 @@ class _LuSolve(FactorisationCall[Matrix]):
         super().__init__(**arguments)
         self._given, self._pivots = pivots, _integers(pivots)
         self.values = {"pivots": "" if self._pivots is None else digest(self._pivots)}
+
+    def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
+        factors, b, out = self.given.values()
+        if b is None or self._pivots is None:
+            return None
+        op = self.how["op_a"]
+        return factor_directly("getrs", factors, b, out, call=self.name, pivots=self._pivots, op_a=op)
 
     def check(self) -> None:
         self.check_matrix("factors")

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..calls import factor_directly
 from ..engines.factor import FactorOperands, Found
 from ..layout.factor_problem import FactorProblem
-from ..layout.grid import one_of
 from .call import FactorisationCall, Matrix, turned
 
 if TYPE_CHECKING:
@@ -38,20 +37,17 @@ def cholesky(a: Matrix, uplo: Uplo = "L", out: Matrix | None = None, *, algo: st
 
     Source: LAPACK, ?POTRF.
     """
-    found = None
-    if one_of(algo, ("auto",)):
-        found = factor_directly("potrf", a, None, out, uplo, call="cholesky")
-    if found and not found[1]:
-        factor: Matrix = found[0]
-        return factor
-    call = _Cholesky(a=a, uplo=uplo, out=out, algo=algo)
-    return call.not_positive(found[1]) if found else call.run(voted=found is False)
+    return _Cholesky(a=a, uplo=uplo, out=out, algo=algo).run()
 
 
 class _Cholesky(FactorisationCall[Matrix]):
     """A call of ``cholesky``."""
 
     name = "cholesky"
+
+    def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
+        a, out = self.given["a"], self.given["out"]
+        return factor_directly("potrf", a, None, out, call=self.name, uplo=self.how["uplo"])
 
     def check(self) -> None:
         self.check_matrix("a")
@@ -101,6 +97,10 @@ class _CholeskySolve(FactorisationCall[Matrix]):
     name = "cho_solve"
     matrices = ("factor", "b", "out")
     like = "b"
+
+    def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
+        factor, b, out = self.given.values()
+        return factor_directly("potrs", factor, b, out, call=self.name, uplo=self.how["uplo"])
 
     def check(self) -> None:
         self.check_matrix("factor")

@@ -55,14 +55,7 @@ def solve(
 
     Source: LAPACK, ?GESV, ?POSV, ?TRTRS.
     """
-    found, plain = None, zip((assume, op_a, diag, algo), ("pos", "N", "N", "auto"), strict=True)
-    if all(one_of(given, (usual,)) for given, usual in plain) and b is not None:
-        found = factor_directly("posv", a, b, out, uplo, call="solve")
-        if found and not found[1]:
-            x: Matrix = found[0]
-            return x
-    call = _Solve(a=a, b=b, assume=assume, op_a=op_a, uplo=uplo, diag=diag, out=out, algo=algo)
-    return call.not_positive(found[1]) if found else call.run(voted=found is False)
+    return _Solve(a=a, b=b, assume=assume, op_a=op_a, uplo=uplo, diag=diag, out=out, algo=algo).run()
 
 
 def solve_keeping(
@@ -90,6 +83,19 @@ class _Solve(_Assuming):
     matrices = ("a", "b", "factor", "out")
     optional = ("factor", "out")
     like = "b"
+
+    def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
+        a, b, factor, out = self.given.values()
+        assume, op, uplo, diag = (self.how[name] for name in ("assume", "op_a", "uplo", "diag"))
+        if b is None or factor is not None or not one_of(assume, _ASSUMED):
+            return None
+        if assume == "tri":
+            return factor_directly("trtrs", a, b, out, call=self.name, uplo=uplo, op_a=op, diag=diag)
+        if not (one_of(op, ("N",)) and one_of(diag, ("N",))):
+            return None
+        if assume == "pos":
+            return factor_directly("posv", a, b, out, call=self.name, uplo=uplo)
+        return factor_directly("gesv", a, b, out, call=self.name) if one_of(uplo, ("L", "U")) else None
 
     def check(self) -> None:
         self.check_matrix("a")

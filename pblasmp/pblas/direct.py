@@ -229,7 +229,7 @@ class DirectForm:
             )
             for name, letters in allowed.items()
         ]
-        self._sizes = [at[name] for name in "mnk" if name in at]
+        self._sizes = [at[name] for name in ("m", "n", "k", "nrhs") if name in at]
         self._alpha, self._beta, self._no_beta = at.get("alpha"), at.get("beta"), beta
         self._first = next(at[name] for name in names if name.startswith("desc"))
         self._matrices = []
@@ -284,6 +284,8 @@ class DirectForm:
             if len(grid.calls) >= _REMEMBERED:
                 grid.calls.clear()
             grid.calls[key] = known
+        if self._way == "factor":
+            return done[0]
         return self._told(args, known, done) if self._numbers else done
 
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -386,6 +388,10 @@ class DirectForm:
         return parts
 
 
-_WAYS = {"reduced": "reduce", "factored": "factor"}  # the methods of ``Direct`` that return something
+_WAYS = {
+    "reduced": "reduce",
+    "factored": "factor",
+    "lapack": "factor",
+}  # the methods of ``Direct`` that return something
 _WORDS = ("side", "uplo", "op_a", "op_b", "diag")  # in the order of ``Asked``
 _OPTIONS = {"trans": "op_a", "transa": "op_a", "transb": "op_b"}

@@ -322,12 +322,12 @@ def factoriser(name: str, letter: str) -> Callable[..., int]:
 
 def _direct_form(name: str, full: str, dtype: np.dtype) -> DirectForm | None:
     """Return a routine as a direct call, None if it is none."""
-    if FAMILIES.get(name) != "factored":  # direct solves keep A
-        return None
     routine = ROUTINES[name]
+    if name not in FAMILIES or "ipiv" in routine.names or len(routine.written) > 1:  # direct solves keep A
+        return None
     names = [each for each in routine.names if each not in _LEFT_OUT]
     allowed = {each: _OPTIONS[each] for each in names if each in _OPTIONS}
-    passes = {"a": "a", "d": "a"}
+    passes = {each: each for each in routine.shapes} | {"d": routine.written}
     return DirectForm(full, name, names, routine.shapes, passes, routine.written, (), dtype, allowed, {}, "")
 
 

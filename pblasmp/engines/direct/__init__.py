@@ -6,9 +6,21 @@ everything that it needs to know about a sub-matrix is a few integers, so that a
 """
 
 from .addresses import host_address
-from .request import FAMILIES, Asked, Direct, Held, Moved, Part, Pattern, alias, pattern_at, pattern_of
+from .request import (
+    FAMILIES,
+    Asked,
+    Direct,
+    Held,
+    Moved,
+    Outcome,
+    Part,
+    Pattern,
+    alias,
+    pattern_at,
+    pattern_of,
+)
 
 __all__ = [
-    "FAMILIES", "Asked", "Direct", "Held", "Moved", "Part", "Pattern", "alias", "host_address", "pattern_at",
+    "FAMILIES", "Asked", "Direct", "Held", "Moved", "Outcome", "Part", "Pattern", "alias", "host_address", "pattern_at",
     "pattern_of",
 ]  # fmt: skip

@@ -22,6 +22,7 @@ __all__ = [
     "Direct",
     "Held",
     "Moved",
+    "Outcome",
     "Part",
     "Pattern",
     "alias",
@@ -180,6 +181,7 @@ FAMILIES = {
     **dict.fromkeys(("dot", "dotc", "nrm2", "asum", "amax"), "reduced"),
     "potrf": "factored",
     "posv": "solved",
+    **dict.fromkeys(("getrf", "getrs", "gesv", "potrs", "trtrs"), "lapack"),
 }
 """The routines that may be direct calls: those of one family are computed by one function of an engine."""
 
@@ -190,12 +192,13 @@ class Asked(NamedTuple):
     Attributes:
         call: its name in messages.
         routine: "matmul", one of ``ROUTINES``, or one of level 1: "scal" of D, "swap" of A and D, or one of
-            ``REDUCTIONS`` of A, and of B if it takes two vectors; or "potrf", which makes D of A,
-            or "posv", which makes D of A and B.
+            ``REDUCTIONS`` of A, and of B if it takes two vectors; or LAPACK's "potrf" or "getrf", which make D of A;
+            or one that makes D of A and B and keeps these: "posv", "gesv", "potrs", "getrs" or "trtrs".
         a, b, c, d: sub-matrices, vectors as columns; None for those that are absent. With ``beta == 0`` C is not read.
         new: D is a new matrix: where it is not computed, it gets the values of C.
         side, uplo, op_a, op_b, diag: as in PBLAS.
         alpha, beta: as the type of D has them. Alpha is not 0: some BLAS then read A and B nevertheless.
+        pivots: those of "getrs", as LAPACK has them: integers of 32 bits, from 1.
     """
 
     call: str
@@ -212,6 +215,11 @@ class Asked(NamedTuple):
     diag: str = "N"
     alpha: complex = 1
     beta: complex = 0
+    pivots: bytes = b""
+
+
+Outcome = tuple[int, NDArray[np.int32] | None]
+"""What LAPACK says of a call: INFO, and the pivots, from 1, if the routine makes any."""
 
 
 class Moved(NamedTuple):
@@ -265,10 +273,8 @@ class Direct(Protocol):
             Exception: what the ranks agreed to raise.
         """
 
-    def factor(self, control: Any, asked: Asked) -> int | Literal[False] | None:
-        """Compute a factorisation; return INFO as LAPACK counts it, or None or False as ``run`` does. Collective.
-
-        Collective over the context.
+    def factor(self, control: Any, asked: Asked) -> Outcome | Literal[False] | None:
+        """Compute a factorisation or a solve; return None or False as ``run`` does. Collective over the context.
 
         Raises:
             Exception: what the ranks agreed to raise.

@@ -176,12 +176,13 @@ def check_overlap(asked: Asked, in_place: Part | None) -> None:
 
 def vote_number(asked: Asked) -> int:
     """Return the number that the ranks vote on: equal if, and only if, they ask for the same."""
-    call, routine, a, b, c, d, *others = asked
+    call, routine, a, b, c, d, *others, pivots = asked
     parts = [
         part[0].pattern.digest + _place_as_bytes(*part[1:]) if part is not None else b"-"
         for part in (a, b, c, d)
     ]
-    digest = hashlib.blake2b(b"".join((_options_as_bytes(call, routine, *others), *parts)), digest_size=8)
+    options = _options_as_bytes(call, routine, *others)
+    digest = hashlib.blake2b(b"".join((options, *parts, pivots)), digest_size=8)
     return int.from_bytes(digest.digest(), "little", signed=True)
 
 

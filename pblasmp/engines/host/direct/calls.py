@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from ....comm import Communicator, break_off, gather_on, vote_on
-from ...direct import FAMILIES, Asked, Moved, host_address
+from ...direct import FAMILIES, Asked, Moved, Outcome, host_address
 from ...direct.slab_sets import SlabSets
 from ...direct.sub_matrix import UnfitError
 from .. import blas
@@ -22,6 +22,7 @@ from ..buffers import Buffers
 from ..operations import HostOperations
 from ..transport import HostTransport
 from .cholesky import factored, solved
+from .lapack import computed_by_lapack
 from .moves import Move
 from .products import added, matmul
 from .program import MOST, Preparation, Program
@@ -79,12 +80,12 @@ class HostDirect:
         done = self._run(control, asked)
         return done if not done else True
 
-    def factor(self, control: Communicator, asked: Asked) -> int | Literal[False] | None:
+    def factor(self, control: Communicator, asked: Asked) -> Outcome | Literal[False] | None:
         """See ``Direct``. Collective over the context."""
         done = self._run(control, asked)
         if not done:
             return done
-        return done.info[0] if done.info else 0  # there is none of a matrix without elements
+        return done.outcome() if done.outcome else (0, None)  # there is none of a matrix without elements
 
     def _run(self, control: Communicator, asked: Asked) -> Program | Literal[False] | None:
         """Run a call; return its program, or what ``Direct.run`` does if that is not done. Collective."""
@@ -275,4 +276,5 @@ _COMPUTERS: dict[str, Callable[[Preparation], Callable[[], Steps]]] = {
     "exchanged": exchanged,
     "factored": factored,
     "solved": solved,
+    "lapack": computed_by_lapack,
 }

@@ -55,7 +55,6 @@ def factored(call: Preparation) -> Callable[[], Steps]:
     if n > _MOST:
         raise UnfitError
     work = _BlockedCholesky(call, n, lower=(asked.uplo == "L") == to.by_columns)
-    call.info = work.info
 
     def into_place(copies: Steps) -> Steps:
         return copies if in_place or not to.active else _within_triangle(call, to, copies)
@@ -100,7 +99,6 @@ def solved(call: Preparation) -> Callable[[], Steps]:
     if n > _MOST or (call.single and not (to.by_columns and b.same_places(to))):
         raise UnfitError
     work = _BlockedCholesky(call, n, lower=asked.uplo == "L")
-    call.info = work.info
     if call.single:
         copy = call.operations.scratch("factored", (n, n), to.held.pattern.dtype, "F")
 
@@ -180,9 +178,6 @@ class _BlockedCholesky:
         call: the call.
         n: rows and columns.
         lower: which triangle.
-
-    Attributes:
-        info: of the last run, one integer: 0, or the order of the first leading minor that is not positive.
     """
 
     def __init__(self, call: Preparation, n: int, *, lower: bool) -> None:
@@ -198,9 +193,9 @@ class _BlockedCholesky:
         self._workers = min(call.operations.workers, call.ranks, max(1, n // _PART))
         self._together = max(0, -(-(n - _alone(n, self._workers)) // _WIDTH))  # the first blocks
         self._factored = 2 * self._together + 1  # the last event
-        self._of_lapack, self._failed = ctypes.c_int(0), 0
-        self.info = [0]
+        self._of_lapack, self._failed, self._info = ctypes.c_int(0), 0, 0
         call.weight = 4 * len(self._starts)
+        call.outcome = lambda: (self._info, None)
 
     # -- flags, if there are several ranks: of ranks for events. The last one is for a fault.
 
@@ -387,8 +382,8 @@ class _BlockedCholesky:
             self._fault[0] = _NOT_A_NUMBER if np.isnan(self._array[i, i]) else i + 1
 
     def tell(self) -> None:
-        """Note what the run has found."""
-        self.info[0] = max(0, int(self._fault[0]))
+        """Note what the run has found: 0, or the order of the first leading minor that is not positive."""
+        self._info = max(0, int(self._fault[0]))
 
 
 def _alone(n: int, workers: int) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....comm.progress import Progress
-from ...direct import Asked
+from ...direct import Asked, Outcome
 from ...direct.spans import Span
 from ...direct.sub_matrix import SubMatrix, vote_number
 from ...protocol import SharingTransport
@@ -32,7 +32,7 @@ class Program(NamedTuple):
         finish: after one more meeting of the ranks; None if there is none.
         staged: whether it uses slabs.
         weight: about how many steps it has.
-        info: what LAPACK says of the last run, one integer; None if it is not asked.
+        outcome: returns what LAPACK says of the last run; None if it is not asked.
     """
 
     number: int
@@ -41,7 +41,7 @@ class Program(NamedTuple):
     finish: Steps | None
     staged: bool
     weight: int
-    info: list[int] | None
+    outcome: Callable[[], Outcome] | None
 
 
 class Preparation:
@@ -65,7 +65,7 @@ class Preparation:
         compute: returns the steps after the vote.
         finish: returns the steps after one more meeting of the ranks; None if there is none.
         weight: steps inside steps.
-        info: see ``Program``.
+        outcome: see ``Program``.
     """
 
     before: Callable[[], Steps] | None = None
@@ -87,7 +87,7 @@ class Preparation:
         self.nbytes = 0
         self.finish: Callable[[], Steps] | None = None
         self.weight = 0
-        self.info: list[int] | None = None
+        self.outcome: Callable[[], Outcome] | None = None
         self._load = load
         self._staged: list[SharedSlabs] = []
         self._memory: tuple[Array, int] | None = None
@@ -178,5 +178,5 @@ class Preparation:
         compute = self.compute()
         weight = 1 + len(before) + len(compute) + self.weight
         del self.compute  # these functions refer to the preparation: without them it is freed at once
-        self.before = self.finish = None
-        return Program(self.number, before, compute, finish, memory is not None, weight, self.info)
+        outcome, self.before, self.finish, self.outcome = self.outcome, None, None, None
+        return Program(self.number, before, compute, finish, memory is not None, weight, outcome)

@@ -19,15 +19,17 @@ from .local_triangle import Triangular
 from .program import Preparation
 from .slabs import Array, Factor, SharedSlabs, Steps, integer, scalar
 
-__all__ = ["Result", "all_of", "is_tiny", "scratch", "sided_everywhere", "triangular_everywhere"]
+__all__ = ["LARGEST", "Whole", "all_of", "is_tiny", "scratch", "sided_everywhere", "triangular_everywhere"]
 
 _MOST, _LARGEST = 1 << 15, 1 << 13  # multiplications, and elements of all matrices
 _ITEM = 16  # bytes of the largest element
+LARGEST = 1 << 15
+"""The most elements that ``scratch`` has room for."""
 
 
 def scratch() -> Array:
-    """Return memory for any tiny result. Local."""
-    return np.empty(_ITEM * _LARGEST, np.uint8)
+    """Return memory for all matrices that a rank has for itself. Local."""
+    return np.empty(_ITEM * LARGEST, np.uint8)
 
 
 def is_tiny(call: Preparation, m: int, n: int, k: int) -> bool:
@@ -35,27 +37,37 @@ def is_tiny(call: Preparation, m: int, n: int, k: int) -> bool:
     return not call.single and m * n * k <= _MOST and m * n + n * k + m * k <= _LARGEST
 
 
-class Result:
-    """All of a result, in this rank's own memory, until the call ends. Making one is local.
+class Whole:
+    """All of a matrix, in this rank's own memory, until the call ends. Making one is local.
 
     Args:
         call: the call.
-        to: where this rank's part of it goes.
+        x: the matrix.
+        by_columns: its memory order here, by default the matrix's.
+        start: bytes of that memory which others have.
+
+    Attributes:
+        array, factor: it, and as BLAS takes it.
+        end: bytes that are taken now.
     """
 
-    def __init__(self, call: Preparation, to: SubMatrix) -> None:
-        self._to, self._memory = to, call.scratch
-        self._whole = SharedSlabs(to, *all_of(to), 0, to.by_columns)
-        self.array: Array = self._whole.array(self._memory, 0, 0)
-        self.factor: Factor = self._whole.factor(host_address(self._memory), 0, 0)
+    def __init__(
+        self, call: Preparation, x: SubMatrix, *, by_columns: bool | None = None, start: int = 0
+    ) -> None:
+        self._memory, self._start = call.scratch, start
+        self._by_columns = x.by_columns if by_columns is None else by_columns
+        self._slab = SharedSlabs(x, *all_of(x), start, self._by_columns)
+        self.array: Array = self._slab.array(self._memory, 0, 0)
+        self.factor: Factor = self._slab.factor(host_address(self._memory), 0, 0)
+        self.end = self._slab.end
 
     def start_as(self, old: SubMatrix) -> Steps:
         """Return the steps that write this rank's part of a matrix into it."""
-        return SharedSlabs(old, *all_of(old), 0, self._to.by_columns).write(self._memory)
+        return SharedSlabs(old, *all_of(old), self._start, self._by_columns).write(self._memory)
 
-    def hand_out(self) -> Steps:
-        """Return the steps that write this rank's part of it where it goes."""
-        return self._whole.read(self._to, self._memory)
+    def hand_out(self, to: SubMatrix) -> Steps:
+        """Return the steps that write this rank's part of it into a matrix of its shape."""
+        return self._slab.read(to, self._memory)
 
 
 def all_of(x: SubMatrix) -> tuple[Span, Span]:
@@ -73,11 +85,11 @@ def triangular_everywhere(call: Preparation, x: SubMatrix, to: SubMatrix) -> Cal
     def compute() -> Steps:
         if not to.active:
             return []
-        result = Result(call, to)
+        result = Whole(call, to)
         return [
             (np.copyto, (result.array, call.slab_array(right))),
             *run.steps(call.slab(factor), to.rows.extent, to.cols.extent, result.factor),
-            *result.hand_out(),
+            *result.hand_out(to),
         ]
 
     return compute
@@ -97,12 +109,12 @@ def sided_everywhere(call: Preparation, x: SubMatrix, y: SubMatrix, to: SubMatri
     def compute() -> Steps:
         if not to.active:
             return []
-        result = Result(call, to)
+        result = Whole(call, to)
         a, b, d = call.slab(factor), call.slab(other), result.factor
         step = function, (
             side.encode(), uplo.encode(), integer[m], integer[n], scalar(asked.alpha, call.letter), a.at, integer[a.ld],
             b.at, integer[b.ld], scalar(asked.beta, call.letter), d.at, integer[d.ld],
         )  # fmt: skip
-        return [*(result.start_as(old) if asked.beta != 0 else []), step, *result.hand_out()]
+        return [*(result.start_as(old) if asked.beta != 0 else []), step, *result.hand_out(to)]
 
     return compute

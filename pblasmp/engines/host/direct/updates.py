@@ -16,7 +16,7 @@ from .products import copied, gemm
 from .program import Preparation
 from .slabs import Factor, Step, Steps, along, integer, real, scalar
 from .staircase import Band, bands, check_tiles, staircase
-from .tiny import Result, all_of, is_tiny
+from .tiny import Whole, all_of, is_tiny
 
 __all__ = ["updated"]
 
@@ -73,9 +73,9 @@ def _updated_everywhere(
     def compute() -> Steps:
         if not to.active:
             return []
-        result = Result(call, to)
+        result = Whole(call, to)
         d, given = result.factor, [call.slab(x) for x in factors]
-        return [*result.start_as(old), update.step(to.rows.extent, given, d.at, d.ld), *result.hand_out()]
+        return [*result.start_as(old), update.step(to.rows.extent, given, d.at, d.ld), *result.hand_out(to)]
 
     return compute
 
