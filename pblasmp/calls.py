@@ -268,7 +268,7 @@ def factor_directly(
         routine: LAPACK's, as ``Asked`` has it.
         a, b, out: the caller's matrices; without right-hand sides ``b`` is None.
         call: its name in messages.
-        pivots: those of "getrs", from 0.
+        pivots: those of "getrs" and "getri", from 0.
         options: those of "uplo", "op_a" and "diag" that the routine has.
 
     Returns:
@@ -309,7 +309,7 @@ def factor_directly(
         return done
     logger.debug("%s: computed directly", call)
     info, found = done
-    return d, Found(info, None if found is None else found.astype(np.int64) - 1)
+    return d, Found(info, found.astype(np.int64) - 1)
 
 
 def _legal(options: Mapping[str, Any]) -> bool:

@@ -184,6 +184,23 @@ class _Inverse(_Assuming):
         super().__init__(factored=factored, **arguments)
         self._pivots = pivots
 
+    def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
+        a, out = self.given["a"], self.given["out"]
+        assume, uplo, diag, factored = (self.how[name] for name in ("assume", "uplo", "diag", "factored"))
+        if not one_of(assume, _ASSUMED):
+            return None
+        if assume == "tri":
+            return factor_directly("trtri", a, None, out, call=self.name, uplo=uplo, diag=diag)
+        if not (one_of(uplo, ("L", "U")) and one_of(diag, ("N",))):
+            return None
+        if assume == "pos":
+            return factor_directly(
+                "potri" if factored else "potrf potri", a, None, out, call=self.name, uplo=uplo
+            )
+        return factor_directly(
+            "getri" if factored else "getrf getri", a, None, out, call=self.name, pivots=self._pivots
+        )
+
     def check(self) -> None:
         self.check_matrix("a")
         self.check_letter("assume", _ASSUMED)

@@ -12,13 +12,20 @@ from unittest import mock
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.engines.host.direct import cholesky
+from pblasmp.engines.host.direct import cholesky, lapack
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.factorisations import solve_keeping
 from tests.helpers.cases import agreed_error, first, layout, pick, scattered
 
 TYPES = ("float32", "float64", "complex64", "complex128")
 MOST = 30  # how large an error may be, in the units of ``relative``
+
+
+@contextlib.contextmanager
+def planned():
+    """Within, no factorisation is a direct call."""
+    with mock.patch.object(cholesky, "_MOST", 0), mock.patch.object(lapack, "_MOST", 0):
+        yield
 
 
 @contextlib.contextmanager
@@ -35,7 +42,7 @@ def panels_of(ctx, width):
     HostOperations.factor_width, HostOperations.factor_alone = width, 3
     ctx.engine.operations.workers = ctx.size
     try:
-        with mock.patch.object(cholesky, "_MOST", 0):
+        with planned():
             yield
     finally:
         HostOperations.factor_width, HostOperations.factor_alone, ctx.engine.operations.workers = saved

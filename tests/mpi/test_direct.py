@@ -8,6 +8,7 @@ import weakref
 
 import numpy as np
 import pytest
+import scipy.linalg
 
 import pblasmp as pb
 from pblasmp import calls as module
@@ -17,7 +18,15 @@ from pblasmp.engines.host.direct import calls, in_place, tiny
 from pblasmp.engines.host.direct import products as products_module
 from pblasmp.pblas import moves
 from tests.helpers.cases import agreed_error, first, unlike
-from tests.helpers.factor_cases import TYPES, cholesky_case, direct_blocks_of, not_positive, positive
+from tests.helpers.factor_cases import (
+    TYPES,
+    cholesky_case,
+    direct_blocks_of,
+    lu_case,
+    not_positive,
+    positive,
+    triangular_case,
+)  # fmt: skip
 from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
 
@@ -695,12 +704,12 @@ def moved_together(comm):
 
 
 def factorisations(comm, count):
-    """Cholesky factorisations of every layout, type and option, on which all ranks work, and their faults."""
+    """Every layout, type and option of Cholesky factorisations on which all ranks work, and of what LAPACK computes."""
     rng = np.random.default_rng(10)
     with pb.Context(comm, engine="host") as ctx:
-        for dtype in TYPES * count:
+        for case, dtype in itertools.product((cholesky_case, lu_case, triangular_case), TYPES * count):
             with direct_blocks_of(ctx, int(rng.integers(1, 9))):
-                yield cholesky_case(ctx, rng, dtype)
+                yield case(ctx, rng, dtype)
         with direct_blocks_of(ctx, 4):
             yield from not_positive(ctx, rng)
     last = comm.rank == comm.size - 1
@@ -804,6 +813,137 @@ def factorisations(comm, count):
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
 def test_factorisations_need_no_plans(nranks):
     run_mpi(factorisations, nranks, count=draws(1, long=8))
+
+
+def small(comm):
+    """Small factorisations, solves and inverses need no plan, large ones do; they write nothing else."""
+    rng = np.random.default_rng(15)
+    n, grid = 30, pb.Grid.squarest(comm.size)
+    whole = rng.standard_normal((n, n)) + 6 * np.eye(n)
+    right = rng.standard_normal((n, 7))
+    square = whole @ whole.T
+    lower = np.linalg.cholesky(square)
+    inverses = {"gen": np.linalg.inv(whole), "pos": np.linalg.inv(square), "tri": np.linalg.inv(lower)}
+    for order, block in (("F", (4, 3)), ("C", (5, 40))):
+        with pb.Context(comm, engine="host") as ctx:
+
+            def matrix(values, ctx=ctx, order=order, block=block):
+                return ctx.scatter(values, pb.MatrixDescriptor(values.shape, block, grid, order=order))
+
+            a, s, t, b, out = (matrix(x) for x in (whole, square, lower, right, np.zeros((n, 7))))
+            for repeat in range(3):  # the first is not kept
+                factors, pivots = pb.lu(a)
+                found = {
+                    "lu_solve": (pb.lu_solve(factors, pivots, b), np.linalg.solve(whole, right)),
+                    "turned": (pb.lu_solve(factors, pivots, b, "T"), np.linalg.solve(whole.T, right)),
+                    "other pivots": (
+                        pb.lu_solve(factors, np.arange(n), b),
+                        np.linalg.solve(whole[_exchanged(pivots)], right),
+                    ),
+                    "solve": (pb.solve(a, b, out=out), np.linalg.solve(whole, right)),
+                    "cho_solve": (pb.cho_solve(pb.cholesky(s), b), np.linalg.solve(square, right)),
+                    "upper": (pb.cho_solve(pb.cholesky(s, "U"), b, "U"), np.linalg.solve(square, right)),
+                    "tri": (pb.solve(t, b, "tri"), np.linalg.solve(lower, right)),
+                    "turned tri": (pb.solve(t, b, "tri", op_a="T"), np.linalg.solve(lower.T, right)),
+                    "parts": (pb.solve(a[:9, :9], b[:9, :2]), np.linalg.solve(whole[:9, :9], right[:9, :2])),
+                }
+                for name, (x, expected) in found.items():
+                    yield f"{name} {order} {repeat}", _far(x.allgather(), expected)
+                for assume, given in (("gen", a), ("pos", s), ("tri", t)):
+                    x = pb.inv(given, assume).allgather()
+                    expected = inverses[assume] if assume == "gen" else np.tril(inverses[assume])
+                    yield f"inv {assume} {order} {repeat}", _far(x, expected)
+            yield f"direct {order}", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
+            ones = np.tril(lower, -1) / 9 + np.eye(n)
+            into, unit = matrix(np.full((n, n), np.nan)), matrix(ones + 3 * np.eye(n))
+            pb.inv(unit, "tri", diag="U", out=into)
+            expected = np.where(np.tri(n, k=-1) > 0, np.linalg.inv(ones), np.nan)
+            same = np.allclose(into.allgather(), expected, rtol=1e-9, atol=1e-9, equal_nan=True)
+            yield f"a unit triangle's inverse {order}", None if same else "more than the triangle is written"
+            pb.inv(s, "pos", uplo="U", out=s)
+            expected = np.where(np.tri(n).T > 0, inverses["pos"], square)
+            yield f"inverse in place {order}", _far(s.allgather(), expected)
+            yield f"direct yet {order}", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
+            words = ["b: 7 rows, but a has 30 columns"]
+            yield f"shapes {order}", agreed_error(ctx, pb.LayoutError, words, pb.solve, a, b[:7])
+            overlapping = matrix(whole)
+            expected = np.linalg.solve(whole[:9, :9], whole[2:11, :9])
+            pb.solve(overlapping[:9, :9], overlapping[2:11, :9], out=overlapping[1:10, 1:10])
+            yield f"D overlaps A and B {order}", _far(overlapping[1:10, 1:10].allgather(), expected)
+            yield from _unsolvable(ctx, matrix, whole, order)
+            planned = _planned(ctx)
+            pb.lu(matrix(np.eye(200)))
+            yield f"a large one {order}", None if _planned(ctx) > planned else "it needed no plan"
+
+
+def _unsolvable(ctx, matrix, whole, order):
+    """Small singular matrices, and NaN."""
+    singular = whole.copy()
+    singular[:, 4] = 0
+    a, out, words = matrix(singular), matrix(np.zeros(whole.shape)), ["exactly singular", "index 4"]
+    wrong = agreed_error(ctx, pb.FactorisationError, words, pb.lu, a, out=out)
+    expected = scipy.linalg.lapack.dgetrf(singular)[0]
+    yield f"factors of a singular matrix {order}", first(wrong, _far(out.allgather(), expected))
+    wrong = agreed_error(ctx, pb.FactorisationError, words, pb.inv, a, out=a)
+    yield f"a singular matrix stays {order}", first(wrong, unlike(a.allgather(), singular))
+    square = whole @ whole.T
+    square[4, 4] = -1
+    a, words = matrix(square), ["not positive definite", "up to index 4"]
+    wrong = agreed_error(ctx, pb.FactorisationError, words, pb.inv, a, "pos", out=a)
+    yield f"what is not positive stays {order}", first(wrong, unlike(a.allgather(), square))
+    square[4, 4] = np.nan
+    found = np.tril(pb.inv(matrix(square), "pos").allgather())
+    yield f"NaN {order}", None if np.isnan(found[4:, :]).any(1).all() else "no NaN"
+
+
+def _exchanged(pivots):
+    """The order of rows after row i was exchanged with row ``pivots[i]``, one after the other."""
+    rows = np.arange(len(pivots))
+    for i, other in enumerate(pivots.tolist()):
+        rows[[i, other]] = rows[[other, i]]
+    return rows
+
+
+def small_pblas(comm):
+    """ScaLAPACK's names of what has no pivots: INFO, and no plan."""
+    n, grid = 24, pb.Grid.squarest(comm.size)
+    rng = np.random.default_rng(16)
+    whole = rng.standard_normal((n, n)) / n
+    whole = np.tril(whole) + 2 * np.eye(n)
+    right = rng.standard_normal((n, 5))
+    with pb.Context(comm, engine="host") as ctx:
+        ictxt = pblas.gridinit(ctx, "Row", *grid.shape)
+
+        def held(values):
+            x = ctx.scatter(values, pb.MatrixDescriptor(values.shape, (5, 3), grid, order="F"))
+            rows = max(1, x.local.shape[0])
+            return x, (x.local, 1, 1, pblas.descinit(*values.shape, 5, 3, 0, 0, ictxt, rows))
+
+        for repeat in range(3):
+            (t, of_t), (b, of_b), (c, of_c) = held(whole), held(right), held(right)
+            infos = [pblas.pdtrtrs("L", "N", "N", n, 5, *of_t, *of_b), pblas.pdpotrs("L", n, 5, *of_t, *of_c)]
+            yield f"pdtrtrs {repeat}", _far(b.allgather(), np.linalg.solve(whole, right))
+            yield f"pdpotrs {repeat}", _far(c.allgather(), np.linalg.solve(whole @ whole.T, right))
+            infos.append(pblas.pdpotri("L", n, *of_t))
+            expected = np.tril(np.linalg.inv(whole @ whole.T))
+            yield f"pdpotri {repeat}", _far(np.tril(t.allgather()), expected)
+            t, of_t = held(whole)
+            infos.append(pblas.pdtrtri("L", "N", n, *of_t))
+            yield f"pdtrtri {repeat}", _far(t.allgather(), np.linalg.inv(whole))
+            singular = whole.copy()
+            singular[6, 6] = 0
+            (t, of_t), (b, of_b) = held(singular), held(right)
+            infos += [pblas.pdtrtrs("L", "T", "N", n, 5, *of_t, *of_b), pblas.pdtrtri("L", "N", n, *of_t)]
+            yield f"INFO {repeat}", None if infos == [0, 0, 0, 0, 7, 7] else f"{infos}"
+            yield f"unsolved {repeat}", first(unlike(b.allgather(), right), unlike(t.allgather(), singular))
+        yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
+        pblas.gridexit(ictxt)
+
+
+@pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
+def test_small_factorisations_need_no_plans(nranks):
+    run_mpi(small, nranks)
+    run_mpi(small_pblas, nranks)
 
 
 def bounded(comm):

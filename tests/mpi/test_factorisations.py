@@ -17,11 +17,13 @@ from tests.helpers.cases import agreed_error, first, layout, pick, scattered, sh
 from tests.helpers.factor_cases import (
     CASES,
     TYPES,
+    direct_blocks_of,
     empty,
     failures,
     only,
     panels_of,
     placed,
+    planned,
     positive,
     random,
     relative,
@@ -66,10 +68,13 @@ def large(comm):
             )
 
 
-def faults(comm):
-    """What is not positive definite, NaN, and arguments that do not fit."""
+def faults(comm, *, direct):
+    """What is not positive definite, NaN, and arguments that do not fit; in panels, or as small direct calls."""
     rng = np.random.default_rng(63)
-    with pb.Context(comm, engine="host") as ctx, panels_of(ctx, 4):
+    with (
+        pb.Context(comm, engine="host") as ctx,
+        (direct_blocks_of if direct else panels_of)(ctx, 4),
+    ):
         yield empty(ctx, rng)
         yield from failures(ctx, rng)
         found = pb.slogdet(placed(ctx, rng, np.diag([-np.inf, 2])))
@@ -344,7 +349,7 @@ def algorithms(comm):
 def repeated(comm):
     """One vote, and what one rank computes alone the others wait for once; results are those of the new values."""
     rng = np.random.default_rng(78)
-    with pb.Context(comm, engine="host") as ctx:
+    with pb.Context(comm, engine="host") as ctx, planned():
         a = ctx.empty((40, 40), block=8, order="F")
         kind, waits = type(ctx.comm), []
         wait = kind.wait
@@ -372,4 +377,5 @@ def test_large_and_faults(nranks):
     run_mpi(gathered, nranks)
     run_mpi(algorithms, nranks)
     run_mpi(large, nranks)
-    run_mpi(faults, nranks)
+    for direct in (False, True):
+        run_mpi(faults, nranks, direct=direct)

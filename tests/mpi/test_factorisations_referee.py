@@ -19,7 +19,16 @@ from pblasmp import pblas
 from pblasmp.pblas.routines import DTYPE
 from reference.scalapack import ScaLAPACK, locate
 from tests.helpers.cases import first, pick
-from tests.helpers.factor_cases import exact, norm, panels_of, positive, random, relative, too_large
+from tests.helpers.factor_cases import (
+    direct_blocks_of,
+    exact,
+    norm,
+    panels_of,
+    positive,
+    random,
+    relative,
+    too_large,
+)
 from tests.helpers.lengths import draws, only_long
 from tests.helpers.mpi import run_mpi
 from tests.helpers.pblas_cases import Held
@@ -349,7 +358,8 @@ def everything(comm, count, flavour):
         every = [(s, pblas.gridinit(ctx, o, *s), slk.grid(*s, o)) for s in shapes for o in ("row", "col")]
         for letter in itertools.islice(itertools.cycle("szdc"), comm.size // 2, comm.size // 2 + count):
             for case in CASES:
-                with panels_of(ctx, int(rng.integers(1, 9))):
+                how = pick(rng, (panels_of, direct_blocks_of))
+                with how(ctx, int(rng.integers(1, 9))):
                     name, wrong = case(Call(ctx, slk, letter, every, rng))
                     yield f"p{letter}{name}", wrong
         for _, own, theirs in every:

@@ -181,7 +181,10 @@ FAMILIES = {
     **dict.fromkeys(("dot", "dotc", "nrm2", "asum", "amax"), "reduced"),
     "potrf": "factored",
     "posv": "solved",
-    **dict.fromkeys(("getrf", "getrs", "gesv", "potrs", "trtrs"), "lapack"),
+    **dict.fromkeys(
+        ("getrf", "getrs", "gesv", "potrs", "trtrs", "getri", "potri", "trtri", "getrf getri", "potrf potri"),
+        "lapack",
+    ),
 }
 """The routines that may be direct calls: those of one family are computed by one function of an engine."""
 
@@ -192,13 +195,14 @@ class Asked(NamedTuple):
     Attributes:
         call: its name in messages.
         routine: "matmul", one of ``ROUTINES``, or one of level 1: "scal" of D, "swap" of A and D, or one of
-            ``REDUCTIONS`` of A, and of B if it takes two vectors; or LAPACK's "potrf" or "getrf", which make D of A;
-            or one that makes D of A and B and keeps these: "posv", "gesv", "potrs", "getrs" or "trtrs".
+            ``REDUCTIONS`` of A, and of B if it takes two vectors; or LAPACK's, which keep A and B: "potrf", "getrf",
+            "getri", "potri" and "trtri" make D of A, "posv", "gesv", "potrs", "getrs" and "trtrs" of A and B, and
+            "getrf getri" and "potrf potri" are two of them in turn.
         a, b, c, d: sub-matrices, vectors as columns; None for those that are absent. With ``beta == 0`` C is not read.
         new: D is a new matrix: where it is not computed, it gets the values of C.
         side, uplo, op_a, op_b, diag: as in PBLAS.
         alpha, beta: as the type of D has them. Alpha is not 0: some BLAS then read A and B nevertheless.
-        pivots: those of "getrs", as LAPACK has them: integers of 32 bits, from 1.
+        pivots: those of "getrs" and "getri", as LAPACK has them: integers of 32 bits, from 1.
     """
 
     call: str
@@ -218,8 +222,8 @@ class Asked(NamedTuple):
     pivots: bytes = b""
 
 
-Outcome = tuple[int, NDArray[np.int32] | None]
-"""What LAPACK says of a call: INFO, and the pivots, from 1, if the routine makes any."""
+Outcome = tuple[int, NDArray[np.int32]]
+"""What LAPACK says of a call: INFO, and the pivots, from 1; none if the routine has none."""
 
 
 class Moved(NamedTuple):

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
+
 from ....comm import Communicator, break_off, gather_on, vote_on
 from ...direct import FAMILIES, Asked, Moved, Outcome, host_address
 from ...direct.slab_sets import SlabSets
@@ -85,7 +87,9 @@ class HostDirect:
         done = self._run(control, asked)
         if not done:
             return done
-        return done.outcome() if done.outcome else (0, None)  # there is none of a matrix without elements
+        if done.outcome is None:  # of a matrix without elements
+            return 0, np.empty(0, np.int32)
+        return done.outcome()
 
     def _run(self, control: Communicator, asked: Asked) -> Program | Literal[False] | None:
         """Run a call; return its program, or what ``Direct.run`` does if that is not done. Collective."""

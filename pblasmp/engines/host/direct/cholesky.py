@@ -16,13 +16,13 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
 from ...direct import Part
 from ...direct.spans import spread, whole_span
 from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, same_elements
+from .lapack import within_triangle
 from .program import Preparation
 from .slabs import Array, Factor, Step, Steps, Strided, back, integer, real, scalar
 
@@ -57,7 +57,7 @@ def factored(call: Preparation) -> Callable[[], Steps]:
     work = _BlockedCholesky(call, n, lower=(asked.uplo == "L") == to.by_columns)
 
     def into_place(copies: Steps) -> Steps:
-        return copies if in_place or not to.active else _within_triangle(call, to, copies)
+        return copies if in_place or not to.active else within_triangle(call, to, copies)
 
     if call.single:
 
@@ -156,21 +156,6 @@ def _copied_strips(call: Preparation, part: Part, array: Array, *, out: bool) ->
     return steps
 
 
-def _within_triangle(call: Preparation, to: SubMatrix, copies: Steps) -> Steps:
-    """Return the steps that write all of this rank's part of D, and what makes it right outside the triangle."""
-    local = to.local()
-    rows, cols = to.rows.indices(to.row), to.cols.indices(to.col)
-    outside = rows[:, None] < cols if call.asked.uplo == "L" else rows[:, None] > cols
-    if call.asked.new:
-        return [*copies, (partial(np.copyto, where=outside), (local, local.dtype.type(0)))]
-    kept: list[Array] = []
-    return [
-        (lambda: kept.append(local[outside]), ()),
-        *copies,
-        (lambda: local.__setitem__(outside, kept.pop()), ()),
-    ]
-
-
 class _BlockedCholesky:
     """The factorisation of an array by the first ranks. Making one is local.
 
@@ -195,7 +180,7 @@ class _BlockedCholesky:
         self._factored = 2 * self._together + 1  # the last event
         self._of_lapack, self._failed, self._info = ctypes.c_int(0), 0, 0
         call.weight = 4 * len(self._starts)
-        call.outcome = lambda: (self._info, None)
+        call.outcome = lambda: (self._info, np.empty(0, np.int32))
 
     # -- flags, if there are several ranks: of ranks for events. The last one is for a fault.
 

@@ -8,44 +8,46 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...direct import Outcome
-from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap
+from ...direct.sub_matrix import SubMatrix, UnfitError
 from .program import Preparation
-from .slabs import Steps, integer
+from .slabs import Array, Steps, integer
 from .tiny import LARGEST, Whole, all_of
 
-__all__ = ["computed_by_lapack"]
+__all__ = ["computed_by_lapack", "within_triangle"]
 
 # Multiplications: larger calls are worth a plan, in which the ranks share the work.
 _MOST = 1 << 22
+_IN_TRIANGLE = ("potri", "trtri")  # these write one triangle only
+_BLOCK = 32  # columns of getri's workspace
 
 
 def computed_by_lapack(call: Preparation) -> Callable[[], Steps]:
-    """Prepare getrf, getrs, gesv, potrs or trtrs: D is A's factors, or the solution of op(A) X = B.
+    """Prepare routines of LAPACK: D is A's factors or inverse, or the solution of op(A) X = B.
 
-    A solution is not written if A is singular. All ranks of the context compute, since each needs INFO.
+    Of a singular matrix only the factors are written. All ranks of the context compute, since each needs INFO. D may
+    overlap A and B: they have been copied before it is written.
 
     Raises:
-        UnfitError: the matrices are large, or D overlaps A or B in another way than by being the same elements.
+        UnfitError: the matrices are large.
     """
     asked = call.asked
-    check_overlap(asked, asked.a if asked.b is None else asked.b)
     a, to = SubMatrix(asked.a), SubMatrix(asked.d)
-    b = None if asked.b is None else SubMatrix(asked.b)
+    given = [a] if asked.b is None else [a, SubMatrix(asked.b)]
     m, n = a.rows.extent, a.cols.extent
-    width = 0 if b is None else to.cols.extent
+    width = 0 if asked.b is None else to.cols.extent
     if m * n * (min(m, n) + width) > _MOST or m * (n + width) > LARGEST:
         raise UnfitError
-    copies = [Whole(call, a, by_columns=True)]
-    if b is not None:
-        copies.append(Whole(call, b, by_columns=True, start=copies[0].end))
-    given = [a] if b is None else [a, b]
+    copies: list[Whole] = []
+    for x in given:
+        copies.append(Whole(call, x, by_columns=True, start=copies[-1].end if copies else 0))
     slabs = [] if call.single else [call.stage(x, *all_of(x), by_columns=True) for x in given]
-    work = _Lapack(call, m, n, *copies)
+    work = _Lapack(call, *copies)
     call.outcome = work.outcome
 
     def compute() -> Steps:
@@ -56,53 +58,97 @@ def computed_by_lapack(call: Preparation) -> Callable[[], Steps]:
                 (np.copyto, (copy.array, call.slab_array(slab)))
                 for copy, slab in zip(copies, slabs, strict=True)
             ]
-        return [*filled, *work.steps(copies[-1].hand_out(to))]
+        handed_out = copies[-1].hand_out(to)
+        if asked.routine.endswith(_IN_TRIANGLE) and to.active:
+            handed_out = within_triangle(call, to, handed_out)
+        return [*filled, (work.run, ()), (work.unless_singular, (handed_out,))]
 
     return compute
 
 
+def within_triangle(call: Preparation, to: SubMatrix, copies: Steps) -> Steps:
+    """Return the steps that write all of this rank's part of D, and what makes it right outside the triangle.
+
+    There a new D is zero, and another keeps its values. A diagonal of ones is outside.
+    """
+    local = to.local()
+    rows, cols = to.rows.indices(to.row)[:, None], to.cols.indices(to.col)
+    outside = rows < cols if call.asked.uplo == "L" else rows > cols
+    if call.asked.diag == "U":
+        outside |= rows == cols
+    if call.asked.new:
+        return [*copies, (partial(np.copyto, where=outside), (local, local.dtype.type(0)))]
+    kept: list[Array] = []
+    return [
+        (lambda: kept.append(local[outside]), ()),
+        *copies,
+        (lambda: local.__setitem__(outside, kept.pop()), ()),
+    ]
+
+
 class _Lapack:
-    """One routine of LAPACK. Making one is local.
+    """Routines of LAPACK, one after the other until one finds a fault. Making one is local.
 
     Args:
         call: the call.
-        m, n: rows and columns of A.
-        a, b: copies of A, which has the factors afterwards, and of B if there is one, which then has the solution.
+        a, b: copies of A, and of B if there is one; afterwards the last of them is the result.
     """
 
-    def __init__(self, call: Preparation, m: int, n: int, a: Whole, b: Whole | None = None) -> None:
-        asked, name = call.asked, call.asked.routine
-        self._function = call.function(name)
-        self._info, self._always = ctypes.c_int(0), name == "getrf"
-        self._pivots = np.empty(min(m, n), np.int32) if name in ("getrf", "gesv") else None
-        of_a, info = (a.factor.at, integer[a.factor.ld]), ctypes.byref(self._info)
-        if b is None:
-            self._arguments: tuple[Any, ...] = integer[m], integer[n], *of_a, self._pivots_at(), info
-            return
-        words = {"getrs": asked.op_a, "potrs": asked.uplo, "trtrs": asked.uplo + asked.op_a + asked.diag}
-        given = tuple(letter.encode() for letter in words.get(name, ""))
-        pivots: tuple[Any, ...] = ()
-        if name in ("getrs", "gesv"):
-            pivots = (asked.pivots if name == "getrs" else self._pivots_at(),)
-        of_b, sizes = (b.factor.at, integer[b.factor.ld]), (integer[n], integer[b.array.shape[1]])
-        self._arguments = *given, *sizes, *of_a, *pivots, *of_b, info
+    def __init__(self, call: Preparation, a: Whole, b: Whole | None = None) -> None:
+        self._asked, self._a, self._b, self._info = call.asked, a, b, ctypes.c_int(0)
+        names = call.asked.routine.split()
+        m, n = a.array.shape
+        self._pivots = np.frombuffer(call.asked.pivots, np.int32)
+        if {"getrf", "gesv"} & {*names}:
+            self._pivots = np.empty(min(m, n), np.int32)
+        self._work = np.empty(_BLOCK * n if "getri" in names else 0, a.array.dtype)
+        self._calls = [(name, call.function(name), self._arguments(name)) for name in names]
 
-    def _pivots_at(self) -> int:
-        assert self._pivots is not None
-        return self._pivots.ctypes.data
+    def _arguments(self, name: str) -> list[Any]:
+        """Return what a routine is called with."""
+        asked, (m, n), info = self._asked, self._a.array.shape, ctypes.byref(self._info)
+        uplo, op, diag = asked.uplo.encode(), asked.op_a.encode(), asked.diag.encode()
+        a, size, pivots = (
+            (self._a.factor.at, integer[self._a.factor.ld]),
+            integer[n],
+            self._pivots.ctypes.data,
+        )
+        if self._b is None:
+            given: dict[str, tuple[Any, ...]] = {
+                "getrf": (integer[m], size, *a, pivots),
+                "getri": (size, *a, pivots, self._work.ctypes.data, integer[len(self._work)]),
+                "potrf": (uplo, size, *a),
+                "potri": (uplo, size, *a),
+                "trtri": (uplo, diag, size, *a),
+            }
+            return [*given[name], info]
+        sizes = size, integer[self._b.array.shape[1]]
+        b = self._b.factor.at, integer[self._b.factor.ld]
+        given = {
+            "gesv": (*sizes, *a, pivots, *b),
+            "getrs": (op, *sizes, *a, pivots, *b),
+            "potrs": (uplo, *sizes, *a, *b),
+            "trtrs": (uplo, op, diag, *sizes, *a, *b),
+        }
+        return [*given[name], info]
 
-    def steps(self, hand_out: Steps) -> Steps:
-        """Return the steps that compute, and those that hand the result out."""
-        if self._always:
-            return [(self._function, self._arguments), *hand_out]
+    def run(self) -> None:
+        """Compute."""
+        for name, function, arguments in self._calls:
+            function(*arguments)
+            found = self._info.value
+            if found and name == "potrf" and np.isnan(self._a.array[found - 1, found - 1]):
+                self._a.array[...] = np.nan  # libraries differ in whether NaN is a fault
+                self._info.value = 0
+            if self._info.value:
+                return
 
-        def unless_singular() -> None:
-            if not self._info.value:
-                for function, arguments in hand_out:
-                    function(*arguments)
-
-        return [(self._function, self._arguments), (unless_singular, ())]
+    def unless_singular(self, steps: Steps) -> None:
+        """Take steps, unless what they write has not been computed."""
+        if not self._info.value or self._asked.routine == "getrf":
+            for function, arguments in steps:
+                function(*arguments)
 
     def outcome(self) -> Outcome:
         """Return what LAPACK said."""
-        return self._info.value, None if self._pivots is None else self._pivots.copy()
+        return self._info.value, self._pivots.copy()
