@@ -289,6 +289,8 @@ def factor_directly(
     like, (rows, cols) = a if b is None else b, a.shape
     if (routine != "getrf" and rows != cols) or like.shape[0] != rows or 0 in like.shape:
         return None
+    if not direct.factors(routine, rows, cols, 0 if b is None else like.shape[1]):
+        return None
     d = out
     if of_d is None:
         d = _new(ctx, lambda: replace(like.descriptor, ld=None), zeros=False)

@@ -277,6 +277,15 @@ class Direct(Protocol):
             Exception: what the ranks agreed to raise.
         """
 
+    def factors(self, routine: str, m: int, n: int, width: int) -> bool:
+        """Return whether a factorisation may be a direct call. Local.
+
+        Args:
+            routine: as in ``Asked``.
+            m, n: rows and columns of A.
+            width: right-hand sides.
+        """
+
     def factor(self, control: Any, asked: Asked) -> Outcome | Literal[False] | None:
         """Compute a factorisation or a solve; return None or False as ``run`` does. Collective over the context.
 

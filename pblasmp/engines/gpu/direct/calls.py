@@ -98,8 +98,12 @@ class GpuDirect:
         """See ``Direct``: copies between grids take the ordinary way here. Local."""
         return None
 
-    def factor(self, control: Communicator, asked: Asked) -> None:
+    def factors(self, routine: str, m: int, n: int, width: int) -> bool:
         """See ``Direct``: factorisations take the ordinary way here. Local."""
+        return False
+
+    def factor(self, control: Communicator, asked: Asked) -> None:
+        """See ``Direct``. Local."""
 
     def _found(self, stream: Any, asked: Asked) -> QueuedCall | None:
         """Return a call, kept or new; None if it is not for direct calls."""

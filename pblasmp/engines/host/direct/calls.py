@@ -23,8 +23,8 @@ from .. import blas
 from ..buffers import Buffers
 from ..operations import HostOperations
 from ..transport import HostTransport
-from .cholesky import factored, solved
-from .lapack import computed_by_lapack
+from .cholesky import factored, may_be_factored, solved
+from .lapack import computed_by_lapack, is_small
 from .moves import Move
 from .products import added, matmul
 from .program import MOST, Preparation, Program
@@ -81,6 +81,11 @@ class HostDirect:
         """See ``Direct``. Collective over the context."""
         done = self._run(control, asked)
         return done if not done else True
+
+    def factors(self, routine: str, m: int, n: int, width: int) -> bool:
+        """See ``Direct``. Local."""
+        small = is_small(m, n, width) if FAMILIES[routine] == "lapack" else may_be_factored(n)
+        return self._able and small
 
     def factor(self, control: Communicator, asked: Asked) -> Outcome | Literal[False] | None:
         """See ``Direct``. Collective over the context."""

@@ -26,7 +26,7 @@ from .lapack import within_triangle
 from .program import Preparation
 from .slabs import Array, Factor, Step, Steps, Strided, back, integer, real, scalar
 
-__all__ = ["factored", "solved"]
+__all__ = ["factored", "may_be_factored", "solved"]
 
 # ``python -m benchmarks.factorisation_ways`` measures these, and times what is computed on both sides of each.
 _MOST = 1536  # rows and columns: larger matrices are factored in panels, whose updates move less memory
@@ -41,6 +41,11 @@ _TOGETHER = 8  # rows: parts of the ranks are multiples of them, as long as the 
 _NOT_A_NUMBER = -1  # a fault that is no error
 
 
+def may_be_factored(n: int) -> bool:
+    """Return whether a matrix of order ``n`` may be factored so. Local."""
+    return n <= _MOST
+
+
 def factored(call: Preparation) -> Callable[[], Steps]:
     """Prepare potrf: D becomes A's Cholesky factor in a triangle; outside it a new D is zero, another keeps its values.
 
@@ -52,7 +57,7 @@ def factored(call: Preparation) -> Callable[[], Steps]:
     in_place = same_elements(asked.a, asked.d)
     a, to = SubMatrix(asked.a), SubMatrix(asked.d)
     n = to.rows.extent
-    if n > _MOST:
+    if not may_be_factored(n):
         raise UnfitError
     work = _BlockedCholesky(call, n, lower=(asked.uplo == "L") == to.by_columns)
 
@@ -96,7 +101,7 @@ def solved(call: Preparation) -> Callable[[], Steps]:
     a, b, to = SubMatrix(asked.a), SubMatrix(asked.b), SubMatrix(asked.d)
     n, width = to.rows.extent, to.cols.extent
     in_place = same_elements(asked.b, asked.d)
-    if n > _MOST or (call.single and not (to.by_columns and b.same_places(to))):
+    if not may_be_factored(n) or (call.single and not (to.by_columns and b.same_places(to))):
         raise UnfitError
     work = _BlockedCholesky(call, n, lower=asked.uplo == "L")
     if call.single:

@@ -19,12 +19,17 @@ from .program import Preparation
 from .slabs import Array, Steps, integer
 from .tiny import LARGEST, Whole, all_of
 
-__all__ = ["computed_by_lapack", "within_triangle"]
+__all__ = ["computed_by_lapack", "is_small", "within_triangle"]
 
 # Multiplications: larger calls are worth a plan, in which the ranks share the work.
 _MOST = 1 << 22
 _IN_TRIANGLE = ("potri", "trtri")  # these write one triangle only
 _BLOCK = 32  # columns of getri's workspace
+
+
+def is_small(m: int, n: int, width: int) -> bool:
+    """Return whether each rank may factor m × n elements, and solve for ``width`` columns, by itself. Local."""
+    return m * n * (min(m, n) + width) <= _MOST and m * (n + width) <= LARGEST
 
 
 def computed_by_lapack(call: Preparation) -> Callable[[], Steps]:
@@ -39,9 +44,7 @@ def computed_by_lapack(call: Preparation) -> Callable[[], Steps]:
     asked = call.asked
     a, to = SubMatrix(asked.a), SubMatrix(asked.d)
     given = [a] if asked.b is None else [a, SubMatrix(asked.b)]
-    m, n = a.rows.extent, a.cols.extent
-    width = 0 if asked.b is None else to.cols.extent
-    if m * n * (min(m, n) + width) > _MOST or m * (n + width) > LARGEST:
+    if not is_small(a.rows.extent, a.cols.extent, 0 if asked.b is None else to.cols.extent):
         raise UnfitError
     copies: list[Whole] = []
     for x in given:
