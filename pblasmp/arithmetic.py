@@ -16,7 +16,7 @@ import numpy as np
 
 from .dtypes import DTYPES, FLOAT8, as_dtype, is_foreign, scalar
 from .engines.arrays import same_memory
-from .errors import ArgumentError, ArgumentTypeError
+from .errors import ArgumentError, ArgumentTypeError, short_repr
 from .handle import Handle, Matrix, no_matrix
 from .layout.grid import integer
 
@@ -271,7 +271,7 @@ def mapped(matrix: Matrix, function: Callable[[Any], Any], dtype: DTypeLike | No
         wanted = None if dtype is None else as_dtype(dtype)
         facts.update(matrix=d, dtype=wanted)
         if not callable(function):
-            raise ArgumentTypeError(f"function: expected a function of an array, got {function!r}")
+            raise ArgumentTypeError(f"function: expected a function of an array, got {short_repr(function)}")
         values = matrix.local if ctx.engine.traits.computes(d.dtype) else matrix.on_host()
         if isinstance(values, np.ndarray):
             values = values.view()

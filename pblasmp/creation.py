@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .arithmetic import as_element, on_arrays
 from .comm import Cell, Side
 from .dtypes import DTYPES, FLOAT8, scalar
-from .errors import ArgumentError, ArgumentTypeError, LayoutError
+from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from .handle import Handle, Matrix
 from .interop import as_local
 from .layout import Grid, MatrixDescriptor
@@ -170,7 +170,9 @@ def random(ctx: Runtime[Matrix], layout: Layout, seed: int | None, distribution:
         if seed is not None and integer(seed, "seed", 0, ArgumentError) >= 1 << 64:
             raise ArgumentError(f"seed: expected less than 2**64, got {seed}")
         if not one_of(distribution, ("uniform", "normal")):
-            raise ArgumentError(f"distribution: expected 'uniform' or 'normal', got {distribution!r}")
+            raise ArgumentError(
+                f"distribution: expected 'uniform' or 'normal', got {short_repr(distribution)}"
+            )
         facts.update(descriptor=descriptor, seed=seed, distribution=distribution)
         out = ctx.allocate(descriptor)
     key: int = ctx.comm.bcast(secrets.randbits(64)) if seed is None else int(seed)
@@ -207,7 +209,7 @@ def scatter(ctx: Runtime[Matrix], array: Any, layout: Layout, root: int) -> Matr
         if isinstance(descriptor, MatrixDescriptor):
             descriptor = layout.descriptor(ctx.size)
         elif descriptor is not None:
-            raise ArgumentTypeError(f"descriptor: expected a MatrixDescriptor, got {descriptor!r}")
+            raise ArgumentTypeError(f"descriptor: expected a MatrixDescriptor, got {short_repr(descriptor)}")
         facts["descriptor"] = descriptor
         facts["keywords"] = layout.keywords
         if ctx.rank == root:
@@ -263,7 +265,7 @@ def from_function(ctx: Runtime[Matrix], function: Callable[..., Any], layout: La
     with ctx.agreement("from_function") as facts:
         facts["descriptor"] = descriptor = layout.descriptor(ctx.size)
         if not callable(function):
-            raise ArgumentTypeError(f"function: expected a function of i and j, got {function!r}")
+            raise ArgumentTypeError(f"function: expected a function of i and j, got {short_repr(function)}")
         out = ctx.allocate(descriptor)
         host = out.like_on_host()
         if ctx.rank < descriptor.grid.size:
@@ -319,12 +321,12 @@ def from_scalapack(ctx: Runtime[Matrix], local: Any, desc: Sequence[int], grid: 
     with ctx.agreement("from_scalapack") as facts:
         facts["grid"] = grid
         if not isinstance(grid, Grid):
-            raise ArgumentTypeError(f"grid: expected a Grid, got {grid!r}")
+            raise ArgumentTypeError(f"grid: expected a Grid, got {short_repr(grid)}")
         inside = ctx.rank < grid.size
         if inside:
             local = ctx.engine.adopt(local)
             if not isinstance(desc, (Sequence, np.ndarray)):
-                raise ArgumentTypeError(f"desc: expected nine integers, got {desc!r}")
+                raise ArgumentTypeError(f"desc: expected nine integers, got {short_repr(desc)}")
         mine = (list(desc), str(local.dtype)) if inside else None
     first = ctx.comm.bcast(mine)
     with ctx.agreement("from_scalapack: descriptor"):

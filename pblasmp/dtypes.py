@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .errors import ArgumentError, ArgumentTypeError
+from .errors import ArgumentError, ArgumentTypeError, short_repr
 
 __all__ = [
     "DTYPES",
@@ -156,9 +156,9 @@ def scalar(value: Any, dtype: np.dtype, name: str) -> complex:
             raise TypeError
         number = complex(value)
     except (TypeError, ValueError, OverflowError):
-        raise ArgumentTypeError(f"{name}: expected a number, got {value!r}") from None
+        raise ArgumentTypeError(f"{name}: expected a number, got {short_repr(value)}") from None
     if dtype.kind == "c":
         return number
     if number.imag != 0:
-        raise ArgumentError(f"{name}: {value!r} is complex, but the matrices are {dtype.name}")
+        raise ArgumentError(f"{name}: {short_repr(value)} is complex, but the matrices are {dtype.name}")
     return number.real

@@ -18,6 +18,8 @@ __all__ = [
     "UnsupportedError",
 ]
 
+_LONGEST = 300  # characters of a value in a message
+
 
 class PblasmpError(Exception):
     """Base of every error that pblasmp raises on purpose."""
@@ -76,3 +78,12 @@ def faults_text(where: str, faults: Sequence[str]) -> str:
     """Return a message that lists every fault: ``2 faults in this product:``, then one per line. Local."""
     count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
     return "\n  - ".join([f"{count} in {where}:", *faults])
+
+
+def short_repr(value: object) -> str:
+    """Return ``repr(value)`` for a message, shortened if it is long, whatever the value is. Local."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # integers of thousands of digits, lists in lists in lists
+        return f"a value of type {type(value).__name__} that is too large to print"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

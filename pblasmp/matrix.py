@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from . import arithmetic, assignment, io, reductions
 from .comm import Cell, Side
 from .creation import Block, GridLike
-from .errors import ArgumentError, ArgumentTypeError, LayoutError
+from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from .handle import Handle
 from .layout import MatrixDescriptor, Trapezoid
 from .layout.axis import Axis
@@ -265,10 +265,10 @@ class DistributedMatrix(Handle):
 
     def _part(self, uplo: Uplo | None, diag: Diag) -> Trapezoid | None:
         if uplo is not None and not one_of(uplo, "LU"):
-            raise ArgumentError(f"uplo: expected 'L', 'U' or None, got {uplo!r}")
+            raise ArgumentError(f"uplo: expected 'L', 'U' or None, got {short_repr(uplo)}")
         if not one_of(diag, "NU") or (uplo is None and diag != "N"):
             expected = "'N' or 'U'" if uplo else "'N' without uplo"
-            raise ArgumentError(f"diag: expected {expected}, got {diag!r}")
+            raise ArgumentError(f"diag: expected {expected}, got {short_repr(diag)}")
         return None if uplo is None else Trapezoid.of_shape(self.shape, uplo, diag)
 
     def save(

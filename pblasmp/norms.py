@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .engines.arrays import as_numpy
 from .engines.local.sums import joined, root, squares
-from .errors import ArgumentError
+from .errors import ArgumentError, short_repr
 from .handle import Handle
 from .layout.grid import one_of
 from .reductions import kind_of_norm
@@ -34,14 +34,16 @@ def norm_of_stored(matrix: Handle, which: object, uplo: object, diag: object, ki
         facts.update(matrix=d, ord=which, uplo=uplo, diag=diag, kind=kind)
         named = kind_of_norm(which)
         if named is None:
-            raise ArgumentError(f"ord: expected 'fro', 1, 'inf' or 'max', got {which!r}")
+            raise ArgumentError(f"ord: expected 'fro', 1, 'inf' or 'max', got {short_repr(which)}")
         for name, value, legal in (
             ("uplo", uplo, ("L", "U")),
             ("diag", diag, ("N", "U")),
             ("kind", kind, ("triangular", "symmetric", "hermitian")),
         ):
             if not one_of(value, legal):
-                raise ArgumentError(f"{name}: expected {' or '.join(map(repr, legal))}, got {value!r}")
+                raise ArgumentError(
+                    f"{name}: expected {' or '.join(map(repr, legal))}, got {short_repr(value)}"
+                )
         mirrored = kind != "triangular"
         if mirrored and d.shape[0] != d.shape[1]:
             raise ArgumentError(f"kind: a {kind} matrix is square, got {d.shape[0]}x{d.shape[1]}")

@@ -22,11 +22,10 @@ from .creation import diagonal_places
 from .dtypes import as_dtype, is_foreign, scalar
 from .engines.arrays import as_numpy
 from .engines.local.sums import joined, root, squares
-from .errors import ArgumentError, ArgumentTypeError
+from .errors import ArgumentError, ArgumentTypeError, short_repr
 from .handle import Handle
 from .layout.axis import Axis
 from .layout.descriptor import is_integer
-from .layout.grid import short_repr
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -96,7 +95,7 @@ def kind_of_norm(which: object) -> str | None:
 
 def _check(which: object) -> None:
     if kind_of_norm(which) is None:
-        raise ArgumentError(f"ord: expected 'fro', 1, 'inf' or 'max', got {which!r}")
+        raise ArgumentError(f"ord: expected 'fro', 1, 'inf' or 'max', got {short_repr(which)}")
 
 
 def _frobenius(matrix: Handle) -> float:
@@ -302,7 +301,7 @@ def allclose(
             facts.update(rtol=rtol, atol=atol, equal_nan=equal_nan)
             for name, tolerance in (("rtol", rtol), ("atol", atol)):
                 if not scalar(tolerance, _wide(np.dtype(np.float64)), name).real >= 0:
-                    raise ArgumentError(f"{name}: expected at least 0, got {tolerance!r}")
+                    raise ArgumentError(f"{name}: expected at least 0, got {short_repr(tolerance)}")
             if isinstance(b, Handle):
                 check_pair("allclose", a, b)
             elif not is_scalar(b):

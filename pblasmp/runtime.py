@@ -31,7 +31,7 @@ from .engines.choice import EngineName, choose_engine
 from .engines.direct import Direct
 from .engines.protocol import Engine
 from .engines.request import LocalArray
-from .errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError
+from .errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError, short_repr
 from .kept_plans import Closable, KeptPlans
 from .layout import MatrixDescriptor
 from .layout.grid import integer
@@ -319,12 +319,12 @@ class Runtime(Generic[Matrix]):
     def check_rank(self, rank: int, name: str) -> None:
         """Raise ArgumentError unless ``rank`` is a rank of the context. Local."""
         if integer(rank, name, 0, ArgumentError) >= self.size:
-            raise ArgumentError(f"{name}: expected a rank from 0 to {self.size - 1}, got {rank!r}")
+            raise ArgumentError(f"{name}: expected a rank from 0 to {self.size - 1}, got {short_repr(rank)}")
 
     def check_descriptor(self, descriptor: MatrixDescriptor) -> None:
         """Raise ArgumentError unless ``descriptor`` fits this context. Local."""
         if not isinstance(descriptor, MatrixDescriptor):
-            raise ArgumentTypeError(f"descriptor: expected a MatrixDescriptor, got {descriptor!r}")
+            raise ArgumentTypeError(f"descriptor: expected a MatrixDescriptor, got {short_repr(descriptor)}")
         if descriptor.grid.size > self.size:
             raise LayoutError(
                 f"descriptor: a grid of {descriptor.grid} needs {descriptor.grid.size} ranks, got {self.size}"

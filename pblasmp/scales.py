@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .dtypes import is_float8
-from .errors import ArgumentError
+from .errors import ArgumentError, short_repr
 from .layout import MatmulProblem
 from .layout.grid import one_of
 
@@ -58,7 +58,7 @@ class Scales:
             value = getattr(self, name)
             if isinstance(value, (Number, np.generic)):
                 if self.mode != "tensor":
-                    raise ArgumentError(f"scales: {name} is {value!r}, expected an array of bytes")
+                    raise ArgumentError(f"scales: {name} is {short_repr(value)}, expected an array of bytes")
                 object.__setattr__(self, name, _number(name, value))
         if isinstance(self.amax, (Number, np.generic)):
             raise ArgumentError(f"scales: amax is {self.amax!r}, expected an array to write it to")
@@ -130,7 +130,9 @@ def _number(name: str, value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         found = float("nan")
     if not abs(found) <= _LARGEST:
-        raise ArgumentError(f"scales: {name} is {value!r}, expected a finite number that float32 can hold")
+        raise ArgumentError(
+            f"scales: {name} is {short_repr(value)}, expected a finite number that float32 can hold"
+        )
     return found
 
 

@@ -15,10 +15,10 @@ from .engines.dense import vectors as reductions
 from .engines.dense.vectors import Vector
 from .engines.direct import Asked
 from .engines.request import CONSTANTS, Options
-from .errors import ArgumentError, LayoutError, faults_text
+from .errors import ArgumentError, LayoutError, faults_text, short_repr
 from .handle import Handle
 from .layout import Level3Problem, MatmulProblem, MatrixDescriptor
-from .layout.grid import one_of, short_repr
+from .layout.grid import one_of
 from .layout.redistribution import with_c_like_d
 from .layout.vector_routines import VECTOR_ROUTINES, VectorRoutine
 from .matrix import DistributedMatrix
@@ -305,7 +305,7 @@ def _level3_directly(
     if (
         type(algo) is not str
         or algo != "auto"
-        or a is None
+        or any(x is None for name, x in columns.items() if name != row.optional)
         or not all(isinstance(x, Handle) for x in present)
     ):
         return None

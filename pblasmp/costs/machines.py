@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, short_repr
 from ..problems.files import find, load_table
 
 __all__ = ["Link", "Machine", "NodeOf", "load_machine", "machine_from", "machine_toml", "with_ranks"]
@@ -320,7 +320,7 @@ def _machine(table: Mapping[str, Any], name: str) -> Machine:
     )
     engine = table.get("engine", "host")
     if engine not in ("host", "gpu"):
-        raise ValueError(f"engine: expected 'host' or 'gpu', got {engine!r}")
+        raise ValueError(f"engine: expected 'host' or 'gpu', got {short_repr(engine)}")
     return Machine(
         name, table["title"], engine, bool(table["measured"]), _positive(table["ranks_per_node"]),
         _positive(table.get("memory_bytes", 1 << 40)), bool(table.get("overlaps", engine == "gpu")), nodes,
@@ -359,7 +359,7 @@ def _products(points: Iterable[Any]) -> Products:
 
 def _positive(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise ValueError(f"expected a positive number, got {value!r}")
+        raise ValueError(f"expected a positive number, got {short_repr(value)}")
     return value
 
 

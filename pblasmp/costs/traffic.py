@@ -16,7 +16,7 @@ from ..engines.factor import FactorOperands
 from ..engines.host.engine import HostEngine
 from ..engines.method import prepare
 from ..engines.request import AnyProblem, Operands, Options
-from ..errors import ArgumentError, LayoutError, UnsupportedError
+from ..errors import ArgumentError, LayoutError, UnsupportedError, short_repr
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.factor_problem import FactorProblem
 from ..layout.grid import coordinates, integer
@@ -265,7 +265,7 @@ def asked_problem(problem: AnyProblem, beta: complex | None) -> tuple[AnyProblem
     else:
         problem.validate()
     if problem.c is None and beta:
-        raise ArgumentError(f"beta: the problem has no C, expected 0, got {beta!r}")
+        raise ArgumentError(f"beta: the problem has no C, expected 0, got {short_repr(beta)}")
     if beta is None:
         beta = 0 if problem.c is None else 1
     asked = replace(problem, c=None) if beta == 0 and problem.c is not None else problem

@@ -16,10 +16,10 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import ArgumentTypeError, LayoutError, UnsupportedError
+from ..errors import ArgumentTypeError, LayoutError, UnsupportedError, short_repr
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.axis import Axis
-from ..layout.grid import Grid, short_repr
+from ..layout.grid import Grid
 from ..layout.trapezoid import Trapezoid
 from .labels import PALETTE, Block, Colours, MatrixView, block_count, blocks, formula, sizes, views
 

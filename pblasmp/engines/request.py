@@ -11,7 +11,7 @@ import numpy as np
 
 from ..dtypes import as_dtype, scalar
 from ..epilogue import Epilogue
-from ..errors import ArgumentError, ArgumentTypeError
+from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
 from ..layout.factor_problem import FactorProblem
 from ..layout.grid import integer
@@ -79,7 +79,7 @@ class Options:
             number = scalar(value, dtype, name)
             if name in real.split():
                 if complex(number).imag != 0:
-                    raise ArgumentError(f"{name}: {value!r} is complex, but it must be real here")
+                    raise ArgumentError(f"{name}: {short_repr(value)} is complex, but it must be real here")
                 number = complex(number).real
             scalars[name] = number
         _check_type("algo", algo, str, "a string")
@@ -103,7 +103,7 @@ class Options:
 
 def _check_type(name: str, value: object, kind: type, expected: str) -> None:
     if not isinstance(value, kind):
-        raise ArgumentTypeError(f"{name}: expected {expected}, got {value!r}")
+        raise ArgumentTypeError(f"{name}: expected {expected}, got {short_repr(value)}")
 
 
 @dataclass(eq=False)

@@ -26,11 +26,12 @@ from ..errors import (
     LayoutError,
     UnsupportedError,
     faults_text,
+    short_repr,
 )
 from ..handle import Handle
 from ..layout import MatrixDescriptor
 from ..layout.factor_problem import FactorProblem
-from ..layout.grid import one_of, short_repr
+from ..layout.grid import one_of
 from ..matrix import DistributedMatrix
 from ..matrix_calls import check_operands, context_of
 from ..plans import Task, UserCall

@@ -10,8 +10,8 @@ import numpy as np
 
 from ..calls import factor_directly
 from ..engines.factor import FactorOperands, Found
+from ..errors import short_repr
 from ..layout.factor_problem import FactorProblem
-from ..layout.grid import short_repr
 from .call import FactorisationCall, Matrix, Pivots, T, digest
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..comm import Side
 from ..dtypes import as_dtype
-from ..errors import ArgumentError, ArgumentTypeError, ClosedError
+from ..errors import ArgumentError, ArgumentTypeError, ClosedError, short_repr
 from ..handle import Handle, Matrix
 from ..layout import Grid, MatrixDescriptor
 from ..runtime import Runtime
@@ -348,7 +348,7 @@ def _file_order(
     """Return the order to write a file in."""
     _check_dataset(path, dataset)
     if order not in ("C", "F", None):
-        raise ArgumentError(f"order: expected 'C' or 'F', got {order!r}")
+        raise ArgumentError(f"order: expected 'C' or 'F', got {short_repr(order)}")
     if format_of(path) == "npy":
         return order or default
     if order == "F":

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import as_dtype
-from ..errors import ArgumentError, LayoutError
+from ..errors import ArgumentError, LayoutError, short_repr
 from ..hooks import hook
 from .axis import Axis, axis
-from .grid import Grid, as_block, as_grid, integer, one_of, pair, short_repr
+from .grid import Grid, as_block, as_grid, integer, one_of, pair
 from .value import Value
 
 if TYPE_CHECKING:
@@ -190,7 +190,8 @@ class MatrixDescriptor(Value):
         given = () if len(given) == 1 and given[0] is ... else given
         if len(given) > 2 or not all(isinstance(each, slice) or is_integer(each) for each in given):
             raise ArgumentError(
-                f"index: expected integers or slices, such as A[3, 4], A[3], A[:5] or A[0:4, 2:8], got {where!r}"
+                "index: expected integers or slices, such as A[3, 4], A[3], A[:5] or A[0:4, 2:8], "
+                f"got {short_repr(where)}"
             )
         rows, cols = (*given, slice(None), slice(None))[:2]
         return _range(rows, self.shape[0], "row"), _range(cols, self.shape[1], "column")
@@ -315,9 +316,9 @@ def _range(which: Any, extent: int, what: str) -> tuple[int, int]:
     try:
         start, stop, step = which.indices(extent)
     except TypeError:
-        raise ArgumentError(f"a sub-matrix begins and ends at integers, got {which!r}") from None
+        raise ArgumentError(f"a sub-matrix begins and ends at integers, got {short_repr(which)}") from None
     if step != 1:
-        raise ArgumentError(f"a sub-matrix has step 1, got {which!r}")
+        raise ArgumentError(f"a sub-matrix has step 1, got {short_repr(which)}")
     return start, max(start, stop)
 
 

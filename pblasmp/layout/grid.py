@@ -12,26 +12,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from ..errors import ArgumentError, ArgumentTypeError, LayoutError
+from ..errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 
-__all__ = ["Grid", "as_block", "as_grid", "coordinates", "integer", "one_of", "pair", "short_repr"]
+__all__ = ["Grid", "as_block", "as_grid", "coordinates", "integer", "one_of", "pair"]
 
 _MOST_RANKS = 2**31 - 1
 
 RankOrder = Literal["row", "col"]
 
 _LARGEST = 10**100  # so that every number computed from extents can be printed
-_LONGEST = 300  # characters of a value in a message
 _GRID_TEXT = re.compile(r"([1-9][0-9]{0,99})x([1-9][0-9]{0,99})(?:-(row|col))?")
-
-
-def short_repr(value: object) -> str:
-    """Return ``repr(value)`` for a message, shortened if it is long, whatever the value is. Local."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # integers of thousands of digits, lists in lists in lists
-        return f"a value of type {type(value).__name__} that is too large to print"
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def integer(value: object, name: str, minimum: int, error: type[ArgumentError] = LayoutError) -> int:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..dtypes import DTYPES, is_float8
-from ..errors import ArgumentError, ArgumentTypeError, LayoutError, faults_text
+from ..errors import ArgumentError, ArgumentTypeError, LayoutError, faults_text, short_repr
 from .descriptor import MatrixDescriptor, MemoryOrder
-from .grid import one_of, short_repr
+from .grid import one_of
 from .product import Op
 from .routines import ROUTINES, Routine
 from .rules import shape_text

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..dtypes import as_dtype, result_dtype
-from ..errors import ArgumentError, LayoutError, faults_text
+from ..errors import ArgumentError, LayoutError, faults_text, short_repr
 from .descriptor import MatrixDescriptor, MemoryOrder
-from .grid import Grid, as_grid, integer, short_repr
+from .grid import Grid, as_grid, integer
 from .product import ColumnMajorProduct, MatrixProduct, Op
 from .rules import faults
 from .schemes import Scheme, scheme_operands, scheme_ops
@@ -74,7 +74,9 @@ class MatmulProblem(MatrixProduct):
         grid, (mb, nb, kb) = as_grid(grid), _block_sizes(block)
         orders = order * 3 if len(order) == 1 else order
         if len(orders) != 3 or set(orders) - {"C", "F"}:
-            raise ArgumentError(f"order: expected 'C', 'F' or three of these letters, got {order!r}")
+            raise ArgumentError(
+                f"order: expected 'C', 'F' or three of these letters, got {short_repr(order)}"
+            )
 
         def operand(
             rows: int, cols: int, rb: int, cb: int, op: str, letter: str, kind: DTypeLike

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..errors import ArgumentError, ArgumentTypeError
+from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from .descriptor import MatrixDescriptor
-from .grid import one_of, short_repr
+from .grid import one_of
 from .schemes import SCHEMES, Op, Scheme
 from .value import Problem
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from ..errors import ArgumentError, LayoutError
+from ..errors import ArgumentError, LayoutError, short_repr
 from .descriptor import MatrixDescriptor
 from .forms import FORMS
 from .grid import Grid, integer
@@ -91,7 +91,7 @@ def scheme_operands(
         LayoutError: the scheme lacks these ops, or an extent is not divisible by the number of ranks.
     """
     if order not in ("C", "F"):
-        raise ArgumentError(f"order: expected 'C' or 'F', got {order!r}")
+        raise ArgumentError(f"order: expected 'C' or 'F', got {short_repr(order)}")
     for name, value, minimum in (("m", m, 0), ("n", n, 0), ("k", k, 0), ("nranks", nranks, 1)):
         integer(value, name, minimum)
     if order == "C":  # the transpose of the F-ordered product, whose A is our B

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, short_repr
 
 __all__ = ["DESCRIPTOR", "LONGER", "Faults", "ParameterError", "as_routine", "bound", "signature_of"]
 
@@ -93,13 +93,13 @@ class Faults:
         if self:
             raise self.error()
 
-    def integer(self, name: str, value: Any, minimum: int | None = None) -> int:
-        """Return ``value`` as an int; note a fault if it is not an integer, or is too small."""
+    def integer(self, name: str, value: Any, minimum: int | None = None, instead: int = 0) -> int:
+        """Return ``value`` as an int; note a fault if it is too small, or none: then ``instead`` takes its place."""
         try:
             number = operator.index(value)
         except TypeError:
-            self.add(name, f"expected an integer, got {value!r}")
-            return 0 if minimum is None else minimum
+            self.add(name, f"expected an integer, got {short_repr(value)}")
+            return instead if minimum is None else minimum
         if minimum is not None and number < minimum:
             self.add(name, f"expected at least {minimum}, got {number}")
             return minimum
@@ -110,7 +110,7 @@ class Faults:
         found = value[:1].upper() if isinstance(value, str) else ""
         if found and found in allowed:
             return found
-        self.add(name, f"expected one of {', '.join(allowed)}, got {value!r}")
+        self.add(name, f"expected one of {', '.join(allowed)}, got {short_repr(value)}")
         return allowed[0]
 
 

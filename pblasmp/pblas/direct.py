@@ -380,6 +380,8 @@ class DirectForm:
             if placed is None:
                 return None
             increment = None if inc < 0 else args[inc]
+            if inc >= 0 and increment is None:
+                return None
             part = _part(placed, args[i + 1], args[i + 2], m, n if inc < 0 else 1, increment)
             if part is None:
                 return None

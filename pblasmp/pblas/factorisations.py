@@ -40,6 +40,7 @@ class ScalapackRoutine:
         text: what it does, in words.
         fault: what INFO > 0 means, in words; "" if it is always 0.
         letters: the types that have it.
+        adjoint: ``trans`` takes, besides "N", only what is the adjoint: "T" of real matrices, "C" of complex ones.
     """
 
     arguments: str
@@ -49,6 +50,7 @@ class ScalapackRoutine:
     text: str
     fault: str = ""
     letters: str = "sdcz"
+    adjoint: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -249,7 +251,7 @@ ROUTINES = {
     "gels": ScalapackRoutine(
         "trans m n nrhs A B work lwork", {"a": "m n", "b": "longer nrhs"}, "ab", _gels,
         "Replace sub(B) by the solution of op(sub(A)) X = sub(B) in the sense of least squares, or the least solution",
-        _ZERO,
+        _ZERO, adjoint=True,
     ),
     **{
         name: ScalapackRoutine(
@@ -262,6 +264,7 @@ ROUTINES = {
         name: ScalapackRoutine(
             "side trans m n k A tau C work lwork", {"a": "order k", "c": "m n"}, "c", _ormqr,
             "Replace sub(C) by op(Q) sub(C) or sub(C) op(Q), with the k reflectors of Q in sub(A)", letters=letters,
+            adjoint=True,
         )
         for name, letters in (("ormqr", "sd"), ("unmqr", "cz"))
     },
@@ -380,8 +383,8 @@ def _options(routine: ScalapackRoutine, faults: Faults, given: Values, dtype: np
     for name in routine.names:
         if name in ("ipiv", "tau"):
             _check_array(faults, name, given[name], np.dtype("i4") if name == "ipiv" else dtype)
-        elif name == "trans" and "side" in routine.names:
-            values[name] = faults.letter(name, given[name], "NT" if "s" in routine.letters else "NC")
+        elif name == "trans" and routine.adjoint:
+            values[name] = faults.letter(name, given[name], "NC" if dtype.kind == "c" else "NT")
         elif name in _OPTIONS:
             values[name] = faults.letter(name, given[name], _OPTIONS[name])
         elif name in _SIZES:
@@ -479,6 +482,8 @@ def _docstring(routine: ScalapackRoutine, full: str, dtype: np.dtype) -> str:
 
 
 def _meaning(routine: ScalapackRoutine, name: str) -> str:
+    if name == "trans" and routine.adjoint:
+        return '"N", or the adjoint: "T" for real matrices, "C" for complex ones'
     if name in _MEANINGS:
         return _MEANINGS[name]
     x = name[-1].upper()

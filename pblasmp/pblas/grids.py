@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..comm import Agreement, Communicator, this_process, wrap
 from ..comm.mpi_communicator import mpi
 from ..context import Context
+from ..errors import short_repr
 from ..launchers import surroundings
 from ..layout import Grid
 from .arguments import Faults
@@ -234,7 +235,7 @@ def gridexit(ictxt: int) -> None:
         found.close()
     elif ictxt != -1:
         faults = Faults("gridexit", ["ictxt"])
-        faults.add("ictxt", f"{ictxt!r} is not a context of this process")
+        faults.add("ictxt", f"{short_repr(ictxt)} is not a context of this process")
         raise faults.error()
 
 
@@ -393,7 +394,7 @@ def blacs_barrier(ictxt: int, scope: str) -> None:
     faults = Faults("blacs_barrier", ["ictxt", "scope"])
     found = of_number(ictxt)
     if found is None:
-        faults.add("ictxt", f"{ictxt!r} is not a context of this process")
+        faults.add("ictxt", f"{short_repr(ictxt)} is not a context of this process")
     letter = faults.letter("scope", scope, "ARC")
     faults.check()
     assert found is not None

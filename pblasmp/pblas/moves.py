@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..comm import Cell, Exchange, Side, agree_after
 from ..engines.direct import Moved, Part
-from ..errors import RankMismatchError
+from ..errors import RankMismatchError, short_repr
 from ..layout import Grid, MatrixDescriptor, Trapezoid
 from ..layout.trapezoid import copy_part
 from ..matrix import DistributedMatrix
@@ -153,7 +153,7 @@ def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any], *
     faults = Faults(full, names)
     everybody = of_number(given["ictxt"])
     if everybody is None:
-        faults.add("ictxt", f"{given['ictxt']!r} is not a context of this process")
+        faults.add("ictxt", f"{short_repr(given['ictxt'])} is not a context of this process")
         everybody = meant([given["ictxt"]])
         if everybody is None:
             raise faults.error()
@@ -197,7 +197,7 @@ def _read(
     """Return the arguments, and this process's matrices; add what must be equal to ``facts``. Local."""
     faults = Faults(full, names)
     if of_number(given["ictxt"]) is None:
-        faults.add("ictxt", f"{given['ictxt']!r} is not a context of this process")
+        faults.add("ictxt", f"{short_repr(given['ictxt'])} is not a context of this process")
     m, n = (faults.integer(name, given[name], 0) for name in "mn")
     trapezoid = [
         faults.letter(name, given[name], allowed)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..engines.arrays import overlap
 from ..engines.protocol import Engine
-from ..errors import PblasmpError
+from ..errors import PblasmpError, short_repr
 from ..layout import Grid, MatrixDescriptor
 from ..matrix import DistributedMatrix
 from ..scalapack import column_major_view
@@ -149,7 +149,7 @@ def entries(faults: Faults, name: str, desc: Any) -> tuple[int, ...]:
     try:
         values = tuple(operator.index(value) for value in desc)
     except (TypeError, ValueError):
-        faults.add(name, f"expected nine integers, got {desc!r}")
+        faults.add(name, f"expected nine integers, got {short_repr(desc)}")
         return ()
     if len(values) not in (9, 11):
         faults.add(name, f"expected nine integers, got {len(values)}")

@@ -17,7 +17,7 @@ from .. import level3
 from ..comm import agree_after
 from ..dtypes import ELEMENT_TYPES, scalar
 from ..engines.direct import FAMILIES
-from ..errors import ArgumentError
+from ..errors import ArgumentError, short_repr
 from ..layout.routines import ROUTINES as LEVEL3
 from ..layout.routines import Routine
 from ..matrix import DistributedMatrix
@@ -327,7 +327,7 @@ def _checked(routine: PblasRoutine, faults: Faults, given: Values, dtype: np.dty
                 number = scalar(value, dtype, name)
                 values[name] = number.real if is_real else number
                 if is_real and number.imag != 0:
-                    faults.add(name, f"expected a real number, got {value!r}")
+                    faults.add(name, f"expected a real number, got {short_repr(value)}")
             except ArgumentError as error:
                 faults.add(name, str(error).partition(": ")[2])
     return values
@@ -337,7 +337,7 @@ def _operand(routine: PblasRoutine, faults: Faults, name: str, given: Values, va
     i, j = (faults.integer(each, given[each], 1) for each in (f"i{name}", f"j{name}"))
     desc = entries(faults, f"desc{name}", given[f"desc{name}"])
     if name in VECTORS:
-        increment = faults.integer(f"inc{name}", given[f"inc{name}"])
+        increment = faults.integer(f"inc{name}", given[f"inc{name}"], instead=1)
         rows = desc[2] if desc else increment
         values[f"is_row_{name}"] = increment == rows
         if increment not in (1, rows):
@@ -355,7 +355,7 @@ def number_place(faults: Faults, name: str, value: Any) -> NDArray[Any] | None:
     if takes_number(value):
         place: NDArray[Any] | None = value
         return place
-    faults.add(name, f"expected a writeable NumPy array of one element, or None, got {value!r}")
+    faults.add(name, f"expected a writeable NumPy array of one element, or None, got {short_repr(value)}")
     return None
 
 

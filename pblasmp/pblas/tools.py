@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import short_repr
 from ..layout import numroc as _numroc
 from ..layout.axis import axis
 from .arguments import Faults
@@ -62,7 +63,7 @@ def descinit(
     lld = faults.integer("lld", lld, 1)
     nprow, npcol, myrow, _ = gridinfo(ictxt)
     if nprow == -1 and ictxt != -1:
-        faults.add("ictxt", f"{ictxt!r} is not a context of this process")
+        faults.add("ictxt", f"{short_repr(ictxt)} is not a context of this process")
     if nprow != -1:
         for name, source, extent in (("irsrc", irsrc, nprow), ("icsrc", icsrc, npcol)):
             if source >= extent:
@@ -301,7 +302,7 @@ def _layout(faults: Faults, desc: Sequence[int]) -> tuple[int, int, int, int]:
     try:
         mb, nb, rsrc, csrc = (operator.index(value) for value in list(desc)[4:8])
     except (TypeError, ValueError):
-        faults.add("desc", f"expected nine integers, got {desc!r}")
+        faults.add("desc", f"expected nine integers, got {short_repr(desc)}")
         return 1, 1, 0, 0
     for entry, value, minimum in ((5, mb, 1), (6, nb, 1), (7, rsrc, 0), (8, csrc, 0)):
         if value < minimum:

@@ -16,10 +16,17 @@ from os import PathLike
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from ..errors import ArgumentError, ArgumentTypeError, LayoutError, LibraryNotFoundError, faults_text
+from ..errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    LayoutError,
+    LibraryNotFoundError,
+    faults_text,
+    short_repr,
+)
 from ..extras import required
 from ..layout.descriptor import MatrixDescriptor
-from ..layout.grid import Grid, as_grid, short_repr
+from ..layout.grid import Grid, as_grid
 from ..layout.level3 import Level3Problem
 from ..layout.parallel import ParallelProblem
 from ..layout.problem import MatmulProblem

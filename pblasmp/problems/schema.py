@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 
 from ..dtypes import ELEMENT_TYPES
-from ..errors import LayoutError, faults_text
+from ..errors import LayoutError, faults_text, short_repr
 from ..extras import required
 from ..layout.forms import FORMS
-from ..layout.grid import short_repr
 from ..layout.routines import ROUTINES
 from ..layout.schemes import SCHEMES
 

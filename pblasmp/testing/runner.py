@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import launch as launching
 from ..comm.mpi_communicator import mpi
-from ..errors import ArgumentError
+from ..errors import ArgumentError, short_repr
 from ..launch import Launcher, surroundings
 from .pool import RanksFailedError, World, pool
 from .rank import run_function
@@ -87,13 +87,14 @@ class Torchrun(Launcher):
 def _name(function: Function | str, nranks: object) -> str:
     """Return "module:name", or raise ArgumentError if the ranks could not find it, or there would be no rank. Local."""
     if not isinstance(nranks, int) or nranks < 1:
-        raise ArgumentError(f"nranks: expected an integer, at least 1, got {nranks!r}")
+        raise ArgumentError(f"nranks: expected an integer, at least 1, got {short_repr(nranks)}")
     if isinstance(function, str):
         return function
     name = getattr(function, "__qualname__", "<")
     if "<" in name:  # <lambda>, <locals>, or no function
         raise ArgumentError(
-            f"function: expected one at the top level of a module, where ranks can find it by name, got {function!r}"
+            "function: expected one at the top level of a module, where ranks can find it by name, "
+            f"got {short_repr(function)}"
         )
     return f"{function.__module__}:{name}"
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
 from ..context import Context
+from ..errors import short_repr
 from ..scales import Scales
 from .meshes import reduce
 from .operators import (
@@ -127,7 +128,7 @@ def fault_of_scales(scales: object, x: Tensor, w: Tensor, bias: Tensor | None) -
         if not number and not (
             isinstance(value, Tensor) and value.numel() == 1 and value.dtype == torch.float32
         ):
-            return f"scales: {name}: expected a number or a tensor of one float32, got {value!r}"
+            return f"scales: {name}: expected a number or a tensor of one float32, got {short_repr(value)}"
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (x, w, bias)):
         return "scales: pblasmp.Scales has no scale of gradients: use DelayedScaling, or torch.no_grad()"
     return ""

@@ -195,6 +195,7 @@ def names(comm):
             (-5, "pdormqr", ("L", "N", 8, 8, 9, *at, tau, *rhs)),
             (-2, "pdormqr", ("L", "C", 8, 8, 8, *at, tau, *rhs)),
             (-1, "pdgels", ("Q", 8, 8, 8, *at, *rhs)),
+            (-1, "pdgels", ("C", 8, 8, 8, *at, *rhs)),
             (-4, "pdposv", ("L", 8, 8, *at, *at)),
             (-2, "pdtrtri", ("L", "X", 8, *at)),
             (-7, "pdpotrf", ("L", 8, *at, 0)),

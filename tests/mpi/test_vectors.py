@@ -270,8 +270,8 @@ def known_calls(comm):
     def dot(n=n, x=x, desc=desc):
         return pblas.pddot(n, None, x, 1, 1, desc, 1, y, 1, 1, desc, 1)
 
-    def scaled(x=x, alpha=2.0):
-        pblas.pdscal(n, alpha, x, 1, 1, desc, 1)
+    def scaled(x=x, alpha=2.0, inc=1):
+        pblas.pdscal(n, alpha, x, 1, 1, desc, inc)
 
     for _ in range(3):
         found = dot()
@@ -287,6 +287,9 @@ def known_calls(comm):
         if what == "short" and not here:
             given = {}
         yield what, agreed_error(ctx, pblas.ParameterError, [], partial(dot, **given))
+    for what, inc in (("a float", 1.0), ("None", None)):
+        words = ["pdscal: argument 7 (incx): expected an integer"]
+        yield f"{what} for incx", agreed_error(ctx, pblas.ParameterError, words, partial(scaled, inc=inc))
     yield "one n", agreed_error(ctx, pb.RankMismatchError, ["n:"], partial(dot, n=n - last))
     for _ in range(3):
         scaled()
@@ -473,6 +476,10 @@ def mistakes(comm):
             (kinds, ["x: expected a DistributedMatrix, got ndarray"], pb.gemv, (a, np.ones((4, 1))), {}),
             *((kinds, ["expected a DistributedMatrix, got NoneType"], call, (None, x), {})
               for call in (pb.gemv, pb.symv, pb.axpy, pb.ger)),
+            *((kinds, ["y: expected a DistributedMatrix, got NoneType"], call, (x, None), {})
+              for call in (pb.axpy, pb.dot, pb.ger, pb.syr2)),
+            (kinds, ["alpha: expected a number, got 1000", "…"], pb.axpy, (x, x), {"alpha": 10**4000}),
+            (kinds, ["alpha: expected a number", "too large to print"], pb.axpy, (x, x), {"alpha": 10**5000}),
             (kinds, ["dot: expected distributed matrices"], pb.dot, (np.ones(3), np.ones(3)), {}),
             (arguments, ["out: shares memory with x"], pb.gemv, (square, x), {"out": x}),
             (arguments, ["ord: expected 'fro'"], a.norm, ("nuc",), {"uplo": "L"}),

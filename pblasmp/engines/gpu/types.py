@@ -7,7 +7,7 @@ import numpy as np
 
 from ...bindings import ComputeType, DataType, DiagType, FillMode, MatmulAlgoType, Operation, SideMode
 from ...dtypes import DTYPES, ELEMENT_TYPES, is_float8
-from ...errors import UnsupportedError
+from ...errors import UnsupportedError, short_repr
 
 __all__ = [
     "ALGO_TYPES", "DATA_TYPES", "DIAGONALS", "FILLS", "MULTICAST", "OPS", "SIDES", "carried", "compute_type",
@@ -43,12 +43,14 @@ def compute_type(dtype: np.dtype, compute: str | None) -> ComputeType:
         UnsupportedError: there is no such way to compute this type.
     """
     if compute not in _COMPUTE:
-        raise UnsupportedError(f"compute: expected None, 'tf32', 'bf16x9' or 'fixedpoint', got {compute!r}")
+        raise UnsupportedError(
+            f"compute: expected None, 'tf32', 'bf16x9' or 'fixedpoint', got {short_repr(compute)}"
+        )
     precision = "float64" if dtype.name in ("float64", "complex128") else "float32"
     row = _COMPUTE[compute]
     if precision not in row or (compute is not None and dtype.itemsize <= 2):
         raise UnsupportedError(
-            f"compute: {compute!r} is for {' or '.join(row)}, the operands are {dtype.name}"
+            f"compute: {short_repr(compute)} is for {' or '.join(row)}, the operands are {dtype.name}"
         )
     return row[precision]
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dtypes import accumulation_dtype
+from ...errors import short_repr
 from ...layout.intersection import copy_all
 from ..local_part import LocalPart
 from ..product import Workspace
@@ -94,7 +95,9 @@ class HostOperations:
 
     def refusal(self, dtype: np.dtype, compute: str | None) -> str:
         """Return why ``compute`` is refused, or an empty string if it is None. Local."""
-        return "" if compute is None else f"compute: the host engine takes only None, got {compute!r}"
+        return (
+            "" if compute is None else f"compute: the host engine takes only None, got {short_repr(compute)}"
+        )
 
     def gemm(
         self,
