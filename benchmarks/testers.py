@@ -35,11 +35,14 @@ def main() -> int:
         if options.only not in tester.program:
             continue
         outcome = run(tester)
-        ours, theirs = [], []
+        ours, grids, theirs = [], [], []
         for i in range(options.rounds):
-            ours.append((run(tester) if i else outcome).seconds)
+            again = run(tester) if i else outcome
+            ours.append(again.seconds)
+            grids.append(again.grid_seconds)
             theirs.append(run(tester, by_library=True).seconds)
-        rows.append(asdict(outcome) | {"seconds": ours, "scalapack_seconds": theirs})
+        times = {"seconds": ours, "grid_seconds": grids, "scalapack_seconds": theirs}
+        rows.append(asdict(outcome) | times)
         print(
             f"{tester.program:16} passed {outcome.passed} of {outcome.total}; calls by pblasmp {outcome.by_pblasmp}, "
             f"left to ScaLAPACK {outcome.by_library}",
@@ -48,6 +51,7 @@ def main() -> int:
         if ours:
             ratio = median(ours) / median(theirs)
             print(f"; {median(ours):.2f} s, ScaLAPACK {median(theirs):.2f} s, ratio {ratio:.2f}", end="")
+            print(f"; grids {median(grids):.2f} s", end="")
         print(flush=True)
         bad += outcome.passed < outcome.total or not outcome.total
     if options.save:

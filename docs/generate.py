@@ -330,14 +330,14 @@ def testers() -> str:
     lines = [
         [about, ", ".join(f"`{Path(each['program']).name}`" for each in group),
          *(str(sum(each[key] for each in group)) for key in ("total", "passed", "by_pblasmp", "by_library")),
-         *(_seconds(group, key) for key in ("seconds", "scalapack_seconds"))]
+         *(_seconds(group, key) for key in ("seconds", "scalapack_seconds", "grid_seconds"))]
         for about, group in rows.items()
     ]  # fmt: skip
     head = [
         "what is tested", "testers", "tests", "passed", "calls by pblasmp", "left to ScaLAPACK",
-        "seconds of all calls", "all by ScaLAPACK",
+        "seconds of all calls", "all by ScaLAPACK", "for grids",
     ]  # fmt: skip
-    return figures.table(head, lines, 6) + f"\nOn {found['ranks']} ranks, {found['date']}.\n"
+    return figures.table(head, lines, 7) + f"\nOn {found['ranks']} ranks, {found['date']}.\n"
 
 
 def _seconds(testers: list[dict[str, Any]], key: str) -> str:

@@ -105,7 +105,7 @@ class Outcome:
         program, about: of the tester.
         passed, total: tests, without those that it skips.
         by_pblasmp, by_library: calls.
-        seconds: what all these calls took.
+        seconds, grid_seconds: what all these calls took, and pblasmp's grids.
     """
 
     program: str
@@ -115,6 +115,7 @@ class Outcome:
     by_pblasmp: int
     by_library: int
     seconds: float
+    grid_seconds: float
 
 
 def fetch() -> Path:
@@ -205,8 +206,9 @@ def run(
         calls = preload.Calls.read(Path(counts))
     seconds = calls.pblasmp_seconds + calls.library_seconds
     return Outcome(
-        tester.program, tester.about, *_tests(done.stdout), calls.by_pblasmp, calls.by_library, seconds
-    )
+        tester.program, tester.about, *_tests(done.stdout), calls.by_pblasmp, calls.by_library, seconds,
+        calls.grid_seconds,
+    )  # fmt: skip
 
 
 def _compiled(source: Path, folder: Path, scalapack: Path) -> Path:

@@ -538,8 +538,11 @@ def preload(least: int, engine: Any, command: tuple[str, ...]) -> None:
     else:
         total = calls.by_pblasmp + calls.by_library
         said = f"pblasmp: {calls.by_pblasmp} of {total} calls computed by pblasmp in {calls.pblasmp_seconds:.3g} s"
-        others = f", the others in {calls.library_seconds:.3g} s" if calls.by_library else ""
-        click.echo(said + others, err=True)
+        if calls.grids:
+            said += f", after {calls.grid_seconds:.3g} s for grids"
+        if calls.by_library:
+            said += f"; the others in {calls.library_seconds:.3g} s"
+        click.echo(said, err=True)
     sys.exit(status)
 
 

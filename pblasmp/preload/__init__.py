@@ -40,20 +40,23 @@ class Calls(NamedTuple):
     Attributes:
         by_pblasmp: the number of calls that pblasmp answered.
         by_library: the number of those that the program's own library answered.
-        pblasmp_seconds, library_seconds: what each took, with the wait for other processes; a call that is made inside
-            another one counts for itself. Without the start of Python.
+        grids: the number of pblasmp's grids that they needed.
+        pblasmp_seconds, library_seconds, grid_seconds: what each took, with the wait for other processes; a call that
+            is made inside another one counts for itself, and so do grids. Without the start of Python in this process.
     """
 
     by_pblasmp: int
     by_library: int
+    grids: int
     pblasmp_seconds: float
     library_seconds: float
+    grid_seconds: float
 
     @classmethod
     def read(cls, path: Path) -> Calls:
         """Return what a process has written. Local."""
-        by_pblasmp, first, by_library, second = map(int, path.read_text().split())
-        return cls(by_pblasmp, by_library, first / 1e9, second / 1e9)
+        numbers = [int(word) for word in path.read_text().split()]
+        return cls(*numbers[::2], *(nanoseconds / 1e9 for nanoseconds in numbers[1::2]))
 
 
 def run(command: Sequence[str], least: int, engine: EngineName) -> tuple[int, Calls | None]:

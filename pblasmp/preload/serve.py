@@ -7,6 +7,7 @@ import ctypes
 import os
 import struct
 import sys
+import time
 import traceback
 from typing import Any, NamedTuple, NoReturn, cast
 
@@ -207,8 +208,10 @@ class Server:
             return -1
         number, what, handle = ctypes.c_int(context), ctypes.c_int(_BLACS_COMMUNICATOR), ctypes.c_int()
         self.program.blacs_get_(reference(number), reference(what), reference(handle))
+        since = time.perf_counter_ns()
         comm = MPI.Comm.f2py(handle.value)  # its processes are in the order of the grid's, row after row
         self.grids[context] = pblas.gridinit(comm, "Row", nprow, npcol, engine=self.engine)
+        self.program.pblasmp_preload_grid(ctypes.c_long(time.perf_counter_ns() - since))
         return self.grids[context]
 
     def _end(self, message: str) -> NoReturn:
