@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import ClosedError, LibraryNotFoundError, PblasmpError, UnsupportedError
 from ..extras import install
-from ..launchers import parent_rank, surroundings
+from ..launchers import Surroundings, parent_rank, surroundings
 from .communicator import Array, Communicator, Request, Votes, bytes_of, chunks, chunks_of_elements
 from .side_channel import Meeting, SideChannel, number_open
 
@@ -24,7 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["FINALIZED", "check_world", "duplicate_of", "mpi"]
 
 _NOTE = 1  # tag of the side channel's messages
+_LETTER = 256  # bytes that carry a value to other ranks, if it is small
+_SIZE = 8  # of them say how many the value has; pickle stops at its end
 FINALIZED = "MPI is finalized: the ranks can no longer communicate, so no collective call is possible"
+
+
+_may_use_mpi: set[tuple[int, Surroundings | None]] = set()
+"""This process, unless it is a child of one that is here, by what has started it."""
 
 
 class _Notes:
@@ -94,22 +101,28 @@ class MpiCommunicator:
 
     def allgather(self, value: Any) -> list[Any]:
         mine = pickle.dumps(value)
-        sizes = np.empty(self.size, np.intc)
-        self._done(self._comm.Iallgather(np.array([len(mine)], np.intc), sizes))
-        ends = np.cumsum(sizes, dtype=np.int64)
+        letters = np.empty((self.size, _LETTER), np.uint8)
+        self._done(self._comm.Iallgather(_letter(mine), letters))
+        sizes = letters[:, :_SIZE].copy().view(np.int64).ravel()
+        if sizes.max() <= _LETTER - _SIZE:
+            return [pickle.loads(letter[_SIZE:].tobytes()) for letter in letters]
+        ends = np.cumsum(sizes)
         everyones = np.empty(ends[-1], np.uint8)
         self._done(self._comm.Iallgatherv(mine, (everyones, sizes, ends - sizes, self._mpi.BYTE)))
         return [
             pickle.loads(everyones[end - size : end].tobytes())
-            for size, end in zip(sizes, ends.tolist(), strict=True)
+            for size, end in zip(sizes.tolist(), ends.tolist(), strict=True)
         ]
 
     def bcast(self, value: Any, root: int = 0) -> Any:
-        mine = np.frombuffer(pickle.dumps(value) if self.rank == root else b"", np.uint8)
-        size = np.array([mine.size])
-        self._done(self._comm.Ibcast(size, root))
-        data = mine.copy() if self.rank == root else np.empty(size[0], np.uint8)
-        self._done(self._comm.Ibcast(data, root))
+        mine = pickle.dumps(value) if self.rank == root else b""
+        letter = _letter(mine)
+        self._done(self._comm.Ibcast(letter, root))
+        size = int(letter[:_SIZE].view(np.int64)[0])
+        data = letter[_SIZE:]
+        if size > len(data):
+            data = np.frombuffer(bytearray(mine), np.uint8) if self.rank == root else np.empty(size, np.uint8)
+            self._done(self._comm.Ibcast(data, root))
         return value if self.rank == root else pickle.loads(data.tobytes())
 
     def barrier(self) -> None:
@@ -192,6 +205,12 @@ class MpiCommunicator:
             self._comm.Free()
 
 
+def _letter(data: bytes) -> NDArray[np.uint8]:
+    """Return the size of some data, and the data if they are few, as what always travels. Local."""
+    head = len(data).to_bytes(_SIZE, sys.byteorder) + data[: _LETTER - _SIZE]
+    return np.frombuffer(bytearray(head.ljust(_LETTER, b"\0")), np.uint8)
+
+
 def check_world(nranks: int, launcher: str) -> None:
     """Raise an error unless the MPI library sees the ``nranks`` ranks that ``launcher`` started. Local.
 
@@ -219,7 +238,8 @@ def mpi() -> Any:
         ClosedError: MPI is finalized.
     """
     around = surroundings()
-    parent = None if around is None else parent_rank(around)
+    known = os.getpid(), around
+    parent = None if around is None or known in _may_use_mpi else parent_rank(around)
     if around is not None and parent is not None:
         prefix = around.variable.partition("_")[0]
         raise UnsupportedError(
@@ -239,6 +259,7 @@ def mpi() -> Any:
         )
     if MPI.Is_finalized():
         raise ClosedError(FINALIZED)
+    _may_use_mpi.add(known)
     return MPI
 
 

@@ -12,11 +12,14 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import threadpoolctl
 
 import pblasmp as pb
 from pblasmp import runtime
+from pblasmp.comm import wrap
 from pblasmp.comm.mpi_communicator import MpiCommunicator
 from tests.helpers.cases import agreed_error
+from tests.helpers.lengths import only_long
 from tests.helpers.mpi import run_mpi
 
 HUGE = np.array([[1e300, -1e300, np.nan, 1e-300], [np.inf, 0.0, 1e200, -np.inf]])
@@ -201,3 +204,45 @@ def leaking(comm):
 
 def test_an_engine_that_refuses_leaves_no_communicator():
     run_mpi(leaking, 2)
+
+
+def values_of_any_size(comm):
+    """What all ranks tell, and what one tells: small values travel with their sizes, others after them."""
+    own = wrap(comm)
+    sizes = [0, 1, *range(200, 260), 1000, 100_000]
+    for size in sizes:
+        for large in ({0}, {own.size - 1}, set(range(own.size))):
+            values = [bytes([rank]) * (size if rank in large else 3) for rank in range(own.size)]
+            yield f"{size} on {large}", None if own.allgather(values[own.rank]) == values else "wrong values"
+    for root in (0, own.size - 1):
+        for size in sizes:
+            value = np.arange(size) if own.rank == root else None
+            heard = own.bcast(value, root)
+            yield f"{size} from {root}", None if np.array_equal(heard, np.arange(size)) else "wrong value"
+    own.free()
+
+
+@pytest.mark.parametrize("nranks", [2, *only_long(5)])
+def test_values_of_any_size(nranks):
+    run_mpi(values_of_any_size, nranks)
+
+
+def threads(comm):
+    """A context limits the threads of BLAS, also if another one has been there, and gives them back."""
+    found = []
+    for _ in range(2):
+        before = _threads()
+        with pb.Context(comm, engine="host") as ctx:
+            found.append((_threads(), {ctx.engine.threads}))
+        found.append((_threads(), before))
+    yield "threads", None if all(now == expected for now, expected in found) else f"{found}"
+
+
+def _threads():
+    return {each["num_threads"] for each in threadpoolctl.threadpool_info() if each["user_api"] == "blas"}
+
+
+def test_threads_of_blas(monkeypatch):
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    run_mpi(threads, 2, launch=True)

@@ -7,10 +7,11 @@ import contextlib
 import functools
 import os
 import platform
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,9 @@ from .direct import FIRST_SLABS, HostDirect
 from .methods import METHODS
 from .operations import HostOperations
 from .transport import HostTransport
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 __all__ = ["HostEngine"]
 
@@ -224,9 +228,9 @@ class HostEngine:
         self._limit_threads()
 
     def _limit_threads(self) -> None:
-        from threadpoolctl import threadpool_limits
-
-        self._limits = None if blas.threads_set_by_user() else threadpool_limits(self.threads, "blas")
+        if not blas.threads_set_by_user():
+            libraries = _thread_pools(len(sys.modules), self._library)
+            self._limits = libraries.limit(limits=self.threads, user_api="blas")
 
     def close(self) -> None:
         """Free shared memory and give BLAS its threads back. Collective over the context."""
@@ -234,6 +238,14 @@ class HostEngine:
         self.rest()
         if self._node is not self._comm:
             self._node.free()
+
+
+@functools.lru_cache(1)
+def _thread_pools(modules: int, library: str) -> ThreadpoolController:  # noqa: ARG001
+    """Return what limits the threads of loaded libraries, looked for again if there may be more of them. Local."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 @functools.cache
