@@ -18,7 +18,7 @@ from .request import (
     alias,
     pattern_at,
     pattern_of,
-)
+)  # fmt: skip
 
 __all__ = [
     "FAMILIES", "Asked", "Direct", "Held", "Moved", "Outcome", "Part", "Pattern", "alias", "host_address", "pattern_at",

@@ -111,11 +111,8 @@ class _Lapack:
         """Return what a routine is called with."""
         asked, (m, n), info = self._asked, self._a.array.shape, ctypes.byref(self._info)
         uplo, op, diag = asked.uplo.encode(), asked.op_a.encode(), asked.diag.encode()
-        a, size, pivots = (
-            (self._a.factor.at, integer[self._a.factor.ld]),
-            integer[n],
-            self._pivots.ctypes.data,
-        )
+        a, size = (self._a.factor.at, integer[self._a.factor.ld]), integer[n]
+        pivots = self._pivots.ctypes.data
         if self._b is None:
             given: dict[str, tuple[Any, ...]] = {
                 "getrf": (integer[m], size, *a, pivots),

@@ -17,7 +17,7 @@ from ...direct.spans import Span, whole_span
 from ...direct.sub_matrix import SubMatrix
 from .local_triangle import Triangular
 from .program import Preparation
-from .slabs import Array, Factor, SharedSlabs, Steps, integer, scalar
+from .slabs import ALIGNED, Array, Factor, SharedSlabs, Steps, integer, scalar
 
 __all__ = ["LARGEST", "Whole", "all_of", "is_tiny", "scratch", "sided_everywhere", "triangular_everywhere"]
 
@@ -28,8 +28,13 @@ LARGEST = 1 << 15
 
 
 def scratch() -> Array:
-    """Return memory for all matrices that a rank has for itself. Local."""
-    return np.empty(_ITEM * LARGEST, np.uint8)
+    """Return memory for all matrices that a rank has for itself. Local.
+
+    It is aligned, since a BLAS may round otherwise elsewhere: all ranks must find the same pivots.
+    """
+    memory = np.empty(_ITEM * LARGEST + ALIGNED, np.uint8)
+    start = -host_address(memory) % ALIGNED
+    return memory[start : start + _ITEM * LARGEST]
 
 
 def is_tiny(call: Preparation, m: int, n: int, k: int) -> bool:
