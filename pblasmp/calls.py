@@ -249,7 +249,9 @@ def _asked(
     ):
         return nothing
     words = (options.get(name, default) for name, default in _WORDS)
-    return Asked._make((call, routine, of_a, of_b, of_c, of_d, out is None, *words, factor, other, b"")), d
+    return Asked._make(
+        (call, routine, of_a, of_b, of_c, of_d, out is None, *words, factor, other, b"", None)
+    ), d
 
 
 def factor_directly(

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -156,29 +156,31 @@ def _terminate_with_parent() -> None:
 
 def remove_shared_memory(since: float, directory: Path = Path("/dev/shm")) -> None:
     """Remove files that killed ranks of MPICH left: this user's, made after ``since``, open in no process. Local."""
-    files = []
+    files = set()
     for path in directory.glob("mpich*"):
         with contextlib.suppress(OSError):
             facts = path.stat()
             if facts.st_uid == os.geteuid() and facts.st_ctime >= since:
-                files.append(path)
-    in_use = held(directory) if files else set()
-    for path in files:
-        if str(path) not in in_use:
-            logger.debug("removing %s, left by killed ranks", path)
-            with contextlib.suppress(OSError):
-                path.unlink()
-
-
-def held(directory: Path) -> set[str]:
-    """Return the files in ``directory`` that a process has mapped or open."""
-    found = set()
-    for process in Path("/proc").glob("[0-9]*"):
+                files.add(str(path))
+    for name in unheld(files):
+        logger.debug("removing %s, left by killed ranks", name)
         with contextlib.suppress(OSError):
-            for link in (process / "fd").iterdir():
+            Path(name).unlink()
+
+
+def unheld(files: Iterable[str]) -> set[str]:
+    """Return those of some files that no process has mapped or open. Local."""
+    left = set(files)
+    processes = sorted((int(path.name) for path in Path("/proc").glob("[0-9]*")), reverse=True)
+    for process in processes:  # the youngest first: ranks have files, and most processes have none
+        if not left:
+            break
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{process}/maps").read_text()
+            names = tuple(left)
+            left -= {line.split(maxsplit=5)[-1] for line in text.splitlines() if line.endswith(names)}
+        with contextlib.suppress(OSError):
+            for link in Path(f"/proc/{process}/fd").iterdir():
                 with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                    found.add(str(link.readlink()))
-        with contextlib.suppress(OSError):
-            lines = (process / "maps").read_text().splitlines()
-            found |= {line.split(maxsplit=5)[-1] for line in lines if str(directory) in line}
-    return found
+                    left.discard(str(link.readlink()))
+    return left

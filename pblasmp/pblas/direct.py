@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from .. import vector_calls
 from ..calls import number
 from ..dtypes import element_type
-from ..engines.direct import FAMILIES, Asked, Held, Part, Pattern, host_address, pattern_at
-from ..engines.direct.spans import Span
-from ..engines.direct.sub_matrix import in_first_column
+from ..engines.direct import FAMILIES, Asked, Held, Outcome, Part, Pattern, host_address, pattern_at
+from ..engines.direct.spans import Axes, Span
+from ..engines.direct.sub_matrix import SubMatrix, in_first_column, local_rows
 from .arguments import Faults
 from .grids import ProcessGrid, of_number
 from .operands import entries
@@ -244,7 +244,8 @@ class DirectForm:
         self._passes = a, b, c, d  # -1: None
         self._numbers = [at[name] for name in numbers]
         self._way = _WAYS.get(FAMILIES[routine], "run")
-        apart = {at[name] for x in shapes for name in (x, f"desc{x}")} | {*self._numbers}
+        self._ipiv = at.get("ipiv", -1)
+        apart = {at[name] for x in shapes for name in (x, f"desc{x}")} | {*self._numbers, self._ipiv}
         self._plain = itemgetter(*(i for i in range(len(names)) if i not in apart))
         self._places = [(i, i + 3, written) for i, _, _, _, written in self._matrices]
 
@@ -285,7 +286,7 @@ class DirectForm:
                 grid.calls.clear()
             grid.calls[key] = known
         if self._way == "factor":
-            return done[0]
+            return self._info(args, known.asked, done)
         return self._told(args, known, done) if self._numbers else done
 
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -299,6 +300,13 @@ class DirectForm:
         plain = self._plain(args)
         key = [self, plain, *map(type, plain)]
         dtype = self._dtype
+        if self._ipiv >= 0:
+            ipiv = args[self._ipiv]
+            if type(ipiv) is not np.ndarray or ipiv.dtype.kind != "i" or ipiv.ndim != 1:
+                return None
+            if not (ipiv.flags.writeable and ipiv.flags.c_contiguous):
+                return None
+            key += host_address(ipiv), ipiv.size, ipiv.dtype.char
         try:
             for at, desc_at, written in self._places:
                 array, desc = args[at], args[desc_at]
@@ -336,10 +344,27 @@ class DirectForm:
         assert of_d is not None
         if not all(args[i] for i in self._sizes) and (self._numbers or (of_d[3] and of_d[4])):
             return None  # numbers, or a product, of nothing: D may be scaled
+        ipiv = None
+        if self._ipiv >= 0:
+            last = sum(local_rows(of_a))
+            if args[self._ipiv].size < last:
+                return None
+            if self._routine != "getrf":
+                ipiv = _pivots_of(args[self._ipiv][:last], of_a)
         side, uplo, op_a, op_b, diag = words
         return Asked(
-            self._full, self._routine, of_a, parts[b], parts[c], of_d, False, side, uplo, op_a, op_b, diag, alpha, beta
+            self._full, self._routine, of_a, parts[b], parts[c], of_d, False, side, uplo, op_a, op_b, diag, alpha, beta,
+            ipiv=ipiv,
         )  # fmt: skip
+
+    def _info(self, args: Sequence[Any], asked: Asked, outcome: Outcome) -> int | None:
+        """Return INFO, and write IPIV if it is a result; None if IPIV was no legal argument. Local."""
+        info, pivots = outcome
+        if info < 0:
+            return None
+        if self._ipiv >= 0 and asked.ipiv is None:
+            _give_pivots(args[self._ipiv], asked.a, pivots)
+        return info
 
     def _told(self, args: Sequence[Any], known: _LegalCall, found: Any) -> Any:
         """Return the numbers as the caller gets them, and write them. Local.
@@ -390,10 +415,27 @@ class DirectForm:
         return parts
 
 
-_WAYS = {
-    "reduced": "reduce",
-    "factored": "factor",
-    "lapack": "factor",
-}  # the methods of ``Direct`` that return something
+def _pivots_of(ipiv: NDArray[Any], a: Part) -> Part:
+    """Return the part of IPIV that belongs to rows of A, as a matrix with a column for each process column. Local."""
+    held, i, _, m, _, _ = a
+    npcol = held.pattern.grid[1]
+    pattern = held.pattern._replace(
+        cols=Axes(1, npcol, 0, 0, held.pattern.cols.mine), by_columns=True, letter="i", dtype=ipiv.dtype,
+        itemsize=ipiv.itemsize,
+    )  # fmt: skip
+    column = Held(pattern, ipiv.reshape(-1, 1), host_address(ipiv), max(1, ipiv.size), ipiv.nbytes)
+    return column, i, 0, m, npcol, False
+
+
+def _give_pivots(ipiv: NDArray[Any], a: Part, pivots: NDArray[np.int32]) -> None:
+    """Write the pivots of this rank's rows of A to IPIV, as rows of the whole matrix. Local."""
+    x, (first, count) = SubMatrix(a), local_rows(a)
+    if x.row >= 0 and count:
+        mine = x.rows.indices(x.row)
+        mine = mine[mine < len(pivots)]
+        ipiv[first : first + len(mine)] = pivots[mine] + a[1]
+
+
+_WAYS = {"reduced": "reduce", "factored": "factor", "lapack": "factor"}  # methods that return something
 _WORDS = ("side", "uplo", "op_a", "op_b", "diag")  # in the order of ``Asked``
 _OPTIONS = {"trans": "op_a", "transa": "op_a", "transb": "op_b"}

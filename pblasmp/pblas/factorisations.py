@@ -312,7 +312,7 @@ def factoriser(name: str, letter: str) -> Callable[..., int]:
     def function(*args: Any, **kwargs: Any) -> int:
         given = bound(full, signature, args, kwargs)
         info = None
-        if direct is not None and takes_number(given["info"]):
+        if direct is not None and takes_number(given["info"]) and not _asks(given):
             info = direct.run(tuple(given.values())[: direct.count])
         if info is None or info is False:
             info = _run(full, routine, dtype, given, voted=info is False)
@@ -326,7 +326,7 @@ def factoriser(name: str, letter: str) -> Callable[..., int]:
 def _direct_form(name: str, full: str, dtype: np.dtype) -> DirectForm | None:
     """Return a routine as a direct call, None if it is none."""
     routine = ROUTINES[name]
-    if name not in FAMILIES or "ipiv" in routine.names or len(routine.written) > 1:  # direct solves keep A
+    if name not in FAMILIES or len(routine.written) > 1:  # direct solves keep A
         return None
     names = [each for each in routine.names if each not in _LEFT_OUT]
     allowed = {each: _OPTIONS[each] for each in names if each in _OPTIONS}
@@ -344,7 +344,7 @@ def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values, *
         voted: whether this rank has tried a direct call, on which the ranks did not agree.
     """
     grid = one_grid_of(Faults(full, routine.names, of_pblas=False), routine.shapes, given)
-    asks = any(isinstance(given.get(name), (int, np.integer)) and given[name] == -1 for name in SIZES)
+    asks = _asks(given)
     works = {name: given[name] for name in ("work", "iwork") if given.get(name) is not None}
 
     def read(facts: Values) -> tuple[Values, dict[str, DistributedMatrix]]:
@@ -375,6 +375,11 @@ def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values, *
         except FactorisationError as error:  # every rank's: it ends the call, it does not break the context
             return error.index + 1
     return 0
+
+
+def _asks(given: Values) -> bool:
+    """Return whether a call asks for the sizes of workspaces. Local."""
+    return any(isinstance(given.get(name), (int, np.integer)) and given[name] == -1 for name in SIZES)
 
 
 def _options(routine: ScalapackRoutine, faults: Faults, given: Values, dtype: np.dtype) -> Values:

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from pblasmp.launch import held
+from pblasmp.launch import unheld
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
@@ -61,7 +61,7 @@ def processes(mark: str) -> list[str]:
 def shared_memory() -> set[str]:
     """Return MPICH's files in /dev/shm that no process has mapped or open."""
     directory = Path("/dev/shm")
-    return {str(path) for path in directory.glob("mpich*")} - held(directory)
+    return unheld(str(path) for path in directory.glob("mpich*"))
 
 
 def trial(

@@ -940,10 +940,73 @@ def small_pblas(comm):
         pblas.gridexit(ictxt)
 
 
+def small_lu(comm):
+    """p?getrf and p?getrs on a part of a matrix: IPIV as ScaLAPACK has it; one that is illegal, on one rank or all."""
+    n, at, grid = 24, 4, pb.Grid.squarest(comm.size)
+    rng = np.random.default_rng(17)
+    whole, right = rng.standard_normal((n + at, n + at)), rng.standard_normal((n + at, 5))
+    inner, b = whole[at - 1 : at - 1 + n, at : at + n], right[at - 1 : at - 1 + n]
+    factors, pivots = scipy.linalg.lu_factor(inner)
+    with pb.Context(comm, engine="host") as ctx:
+        ictxt = pblas.gridinit(ctx, "Row", *grid.shape)
+
+        def held(values, i, j):
+            x = ctx.scatter(values, pb.MatrixDescriptor(values.shape, (5, 3), grid, order="F"))
+            rows = max(1, x.local.shape[0])
+            return x, (x.local, i, j, pblas.descinit(*values.shape, 5, 3, 0, 0, ictxt, rows))
+
+        def of_ipiv(x, dtype=np.int32):
+            return np.zeros(x.local.shape[0] + 5, dtype)
+
+        for repeat, dtype in itertools.product(range(3), (np.int32, np.int64)):
+            a, of_a = held(whole, at, at + 1)
+            ipiv = of_ipiv(a, dtype)
+            infos = [pblas.pdgetrf(n, n, *of_a, ipiv)]
+            rows = a.descriptor.rows.globals(ctx.coords(a.descriptor)[0])  # of the whole matrix, from 0
+            inside = (rows >= at - 1) & (rows < at - 1 + n)
+            expected = np.zeros(len(ipiv), dtype)
+            expected[: len(rows)][inside] = pivots[rows[inside] - (at - 1)] + at
+            yield f"IPIV {repeat} {dtype.__name__}", unlike(ipiv, expected)
+            yield f"factors {repeat}", _far(a.allgather()[at - 1 : at - 1 + n, at : at + n], factors)
+            for trans, left in (("N", inner), ("T", inner.T)):
+                x, of_x = held(right, at, 1)
+                infos.append(pblas.pdgetrs(trans, n, 5, *of_a, ipiv, *of_x))
+                solved = np.linalg.solve(left, b)
+                yield f"solved {trans} {repeat}", _far(x.allgather()[at - 1 : at - 1 + n] / 99, solved / 99)
+            infos.append(pblas.pdgetri(n, *of_a, ipiv))
+            found = a.allgather()[at - 1 : at - 1 + n, at : at + n]
+            yield f"inverse {repeat}", _far(found / 99, np.linalg.inv(inner) / 99)
+            yield f"INFO {repeat}", None if infos == [0] * 4 else f"{infos}"
+        singular = whole.copy()
+        singular[:, at + 6] = 0
+        a, of_a = held(singular, at, at + 1)
+        yield "singular", None if pblas.pdgetrf(n, n, *of_a, of_ipiv(a)) == 7 else "INFO"
+        yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
+        a, of_a = held(whole, at, at + 1)
+        ipiv = of_ipiv(a)
+        pblas.pdgetrf(n, n, *of_a, ipiv)
+        x, of_x = held(right, at, 1)
+        for name, wrong in (("below", at - 1), ("beyond", at + n)):
+            for everywhere in (True, False):
+                illegal = ipiv.copy()
+                if everywhere or comm.rank == comm.size - 1:
+                    illegal[illegal > 0] = wrong
+                found = agreed_error(
+                    ctx, pb.ArgumentError, ["pivots"], pblas.pdgetrs, "N", n, 5, *of_a, illegal, *of_x
+                )
+                yield f"{name} {everywhere}", first(found, unlike(x.allgather(), right))
+        short = np.zeros(0, np.int32)
+        words = ["INFO = -7", "ipiv", "integers, one for each row"]
+        given = (n, n, *of_a, short if comm.rank == 0 else ipiv)
+        yield "short", agreed_error(ctx, pblas.ParameterError, words, pblas.pdgetrf, *given)
+        pblas.gridexit(ictxt)
+
+
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
 def test_small_factorisations_need_no_plans(nranks):
     run_mpi(small, nranks)
     run_mpi(small_pblas, nranks)
+    run_mpi(small_lu, nranks)
 
 
 def bounded(comm):

@@ -203,6 +203,8 @@ class Asked(NamedTuple):
         side, uplo, op_a, op_b, diag: as in PBLAS.
         alpha, beta: as the type of D has them. Alpha is not 0: some BLAS then read A and B nevertheless.
         pivots: those of "getrs" and "getri", as LAPACK has them: integers of 32 bits, from 1.
+        ipiv: or those of this rank's rows of A as ScaLAPACK has them: rows of the whole matrix, from 1. It is a matrix
+            with a column for each process column of A's grid.
     """
 
     call: str
@@ -220,10 +222,14 @@ class Asked(NamedTuple):
     alpha: complex = 1
     beta: complex = 0
     pivots: bytes = b""
+    ipiv: Part | None = None
 
 
 Outcome = tuple[int, NDArray[np.int32]]
-"""What LAPACK says of a call: INFO, and the pivots, from 1; none if the routine has none."""
+"""What LAPACK says of a call: INFO, and the pivots, from 1; none if the routine has none.
+
+INFO is -1 if ``ipiv`` has numbers that are no rows of A, or columns that differ: then nothing has been computed.
+"""
 
 
 class Moved(NamedTuple):

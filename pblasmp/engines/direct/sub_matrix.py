@@ -12,8 +12,8 @@ from .request import Asked, Part
 from .spans import Axes, Span, whole_span
 
 __all__ = [
-    "SubMatrix", "UnfitError", "check_overlap", "in_first_column", "place_of", "same_elements", "same_rank", "stays",
-    "vote_number",
+    "SubMatrix", "UnfitError", "check_overlap", "in_first_column", "local_rows", "place_of", "same_elements",
+    "same_rank", "stays", "vote_number",
 ]  # fmt: skip
 
 Array = Any
@@ -131,6 +131,11 @@ def _place(axes: Axes, start: int, extent: int) -> tuple[int, int, Span]:
     return below, whole.below(start + extent, mine) - below, span
 
 
+def local_rows(part: Part) -> tuple[int, int]:
+    """Return the first of this rank's rows of a sub-matrix in its local array, and how many there are. Local."""
+    return _place(part[0].pattern.rows, part[1], part[3])[:2]
+
+
 def place_of(part: Part) -> tuple[int, Span, Span]:
     """Return where this rank's part of a sub-matrix begins in its local array, in bytes, and how that is dealt out.
 
@@ -176,7 +181,7 @@ def check_overlap(asked: Asked, in_place: Part | None) -> None:
 
 def vote_number(asked: Asked) -> int:
     """Return the number that the ranks vote on: equal if, and only if, they ask for the same."""
-    call, routine, a, b, c, d, *others, pivots = asked
+    call, routine, a, b, c, d, *others, pivots, _ = asked
     parts = [
         part[0].pattern.digest + _place_as_bytes(*part[1:]) if part is not None else b"-"
         for part in (a, b, c, d)

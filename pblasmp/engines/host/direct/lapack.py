@@ -52,6 +52,9 @@ def computed_by_lapack(call: Preparation) -> Callable[[], Steps]:
     slabs = [] if call.single else [call.stage(x, *all_of(x), by_columns=True) for x in given]
     work = _Lapack(call, *copies)
     call.outcome = work.outcome
+    ipiv = None if asked.ipiv is None else SubMatrix(asked.ipiv)
+    if ipiv is not None and not call.single:
+        told = call.stage(ipiv, *all_of(ipiv), by_columns=True)
 
     def compute() -> Steps:
         if call.single:
@@ -61,6 +64,9 @@ def computed_by_lapack(call: Preparation) -> Callable[[], Steps]:
                 (np.copyto, (copy.array, call.slab_array(slab)))
                 for copy, slab in zip(copies, slabs, strict=True)
             ]
+        if ipiv is not None:
+            array = ipiv.local() if call.single else call.slab_array(told)
+            filled.append((work.take_pivots, (array, asked.a[1])))
         handed_out = copies[-1].hand_out(to)
         if asked.routine.endswith(_IN_TRIANGLE) and to.active:
             handed_out = within_triangle(call, to, handed_out)
@@ -99,10 +105,11 @@ class _Lapack:
 
     def __init__(self, call: Preparation, a: Whole, b: Whole | None = None) -> None:
         self._asked, self._a, self._b, self._info = call.asked, a, b, ctypes.c_int(0)
+        self._legal = True
         names = call.asked.routine.split()
         m, n = a.array.shape
         self._pivots = np.frombuffer(call.asked.pivots, np.int32)
-        if {"getrf", "gesv"} & {*names}:
+        if {"getrf", "gesv"} & {*names} or call.asked.ipiv is not None:
             self._pivots = np.empty(min(m, n), np.int32)
         self._work = np.empty(_BLOCK * n if "getri" in names else 0, a.array.dtype)
         self._calls = [(name, call.function(name), self._arguments(name)) for name in names]
@@ -132,8 +139,19 @@ class _Lapack:
         }
         return [*given[name], info]
 
+    def take_pivots(self, ipiv: Array, first: int) -> None:
+        """Take the pivots from all of IPIV; ``first`` is the row of the whole matrix, from 0, where A begins."""
+        rows = ipiv[:, 0] - first
+        alike = (ipiv == ipiv[:, :1]).all()
+        self._legal = bool(alike and ((rows >= 1) & (rows <= len(rows))).all())
+        if self._legal:
+            self._pivots[...] = rows
+
     def run(self) -> None:
-        """Compute."""
+        """Compute, if the pivots are rows of A."""
+        if not self._legal:
+            self._info.value = -1
+            return
         for name, function, arguments in self._calls:
             function(*arguments)
             found = self._info.value
