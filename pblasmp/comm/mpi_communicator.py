@@ -31,7 +31,7 @@ FINALIZED = "MPI is finalized: the ranks can no longer communicate, so no collec
 
 
 _may_use_mpi: set[tuple[int, Surroundings | None]] = set()
-"""This process, unless it is a child of one that is here, by what has started it."""
+"""This process once it is known to be no child of a rank, and what has started it; a fork has another number."""
 
 
 class _Notes:
@@ -206,7 +206,7 @@ class MpiCommunicator:
 
 
 def _letter(data: bytes) -> NDArray[np.uint8]:
-    """Return the size of some data, and the data if they are few, as what always travels. Local."""
+    """Return a fixed number of bytes: the size of some data, and the data themselves if they fit. Local."""
     head = len(data).to_bytes(_SIZE, sys.byteorder) + data[: _LETTER - _SIZE]
     return np.frombuffer(bytearray(head.ljust(_LETTER, b"\0")), np.uint8)
 

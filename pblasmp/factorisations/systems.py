@@ -86,16 +86,13 @@ class _Solve(_Assuming):
 
     def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
         a, b, factor, out = self.given.values()
-        assume, op, uplo, diag = (self.how[name] for name in ("assume", "op_a", "uplo", "diag"))
+        assume, options = self.how["assume"], {name: self.how[name] for name in ("op_a", "uplo", "diag")}
         if b is None or factor is not None or not one_of(assume, _ASSUMED):
             return None
-        if assume == "tri":
-            return factor_directly("trtrs", a, b, out, call=self.name, uplo=uplo, op_a=op, diag=diag)
-        if not (one_of(op, ("N",)) and one_of(diag, ("N",))):
+        if assume != "tri" and not all(one_of(options[name], ("N",)) for name in ("op_a", "diag")):
             return None
-        if assume == "pos":
-            return factor_directly("posv", a, b, out, call=self.name, uplo=uplo)
-        return factor_directly("gesv", a, b, out, call=self.name) if one_of(uplo, ("L", "U")) else None
+        routine = {"gen": "gesv", "pos": "posv", "tri": "trtrs"}[assume]
+        return factor_directly(routine, a, b, out, call=self.name, **options)
 
     def check(self) -> None:
         self.check_matrix("a")
@@ -185,21 +182,14 @@ class _Inverse(_Assuming):
         self._pivots = pivots
 
     def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
-        a, out = self.given["a"], self.given["out"]
-        assume, uplo, diag, factored = (self.how[name] for name in ("assume", "uplo", "diag", "factored"))
-        if not one_of(assume, _ASSUMED):
+        a, out, assume = self.given["a"], self.given["out"], self.how["assume"]
+        options = {name: self.how[name] for name in ("uplo", "diag")}
+        if not one_of(assume, _ASSUMED) or (assume != "tri" and not one_of(options["diag"], ("N",))):
             return None
-        if assume == "tri":
-            return factor_directly("trtri", a, None, out, call=self.name, uplo=uplo, diag=diag)
-        if not (one_of(uplo, ("L", "U")) and one_of(diag, ("N",))):
-            return None
-        if assume == "pos":
-            return factor_directly(
-                "potri" if factored else "potrf potri", a, None, out, call=self.name, uplo=uplo
-            )
-        return factor_directly(
-            "getri" if factored else "getrf getri", a, None, out, call=self.name, pivots=self._pivots
-        )
+        routine = {"gen": "getrf getri", "pos": "potrf potri", "tri": "trtri"}[assume]
+        if self.how["factored"]:
+            routine = routine.split()[-1]
+        return factor_directly(routine, a, None, out, call=self.name, pivots=self._pivots, **options)
 
     def check(self) -> None:
         self.check_matrix("a")

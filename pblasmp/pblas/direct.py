@@ -346,11 +346,12 @@ class DirectForm:
             return None  # numbers, or a product, of nothing: D may be scaled
         ipiv = None
         if self._ipiv >= 0:
-            last = sum(local_rows(of_a))
-            if args[self._ipiv].size < last:
+            whole = of_a[0], 0, 0, int(args[self._first][2]), 1, False
+            _, rows = local_rows(whole)
+            if args[self._ipiv].size < rows:
                 return None
             if self._routine != "getrf":
-                ipiv = _pivots_of(args[self._ipiv][:last], of_a)
+                ipiv = _pivots_of(args[self._ipiv][:rows], of_a)
         side, uplo, op_a, op_b, diag = words
         return Asked(
             self._full, self._routine, of_a, parts[b], parts[c], of_d, False, side, uplo, op_a, op_b, diag, alpha, beta,

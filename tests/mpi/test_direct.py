@@ -871,6 +871,18 @@ def small(comm):
             pb.solve(overlapping[:9, :9], overlapping[2:11, :9], out=overlapping[1:10, 1:10])
             yield f"D overlaps A and B {order}", _far(overlapping[1:10, 1:10].allgather(), expected)
             yield from _unsolvable(ctx, matrix, whole, order)
+            for dtype in ("float32", "complex128"):  # with them the memory of a rank is full
+                i, j = (
+                    ctx.zeros(pb.MatrixDescriptor((127, cols), block, grid, dtype=dtype, order=order))
+                    for cols in (127, 131)
+                )
+                i[:, :] = np.eye(127)
+                yield f"the largest {order} {dtype}", unlike(pb.solve(i, j).allgather(), j.allgather())
+            if comm.size > 1:
+                uplo = "LU"[comm.rank == 1]
+                for call, given in ((pb.solve, (a, b)), (pb.inv, (a,))):
+                    wrong = agreed_error(ctx, pb.RankMismatchError, ["uplo"], call, *given, uplo=uplo)
+                    yield f"{call.__name__}, uplo {order}", wrong
             planned = _planned(ctx)
             pb.lu(matrix(np.eye(200)))
             yield f"a large one {order}", None if _planned(ctx) > planned else "it needed no plan"
@@ -937,6 +949,16 @@ def small_pblas(comm):
             yield f"INFO {repeat}", None if infos == [0, 0, 0, 0, 7, 7] else f"{infos}"
             yield f"unsolved {repeat}", first(unlike(b.allgather(), right), unlike(t.allgather(), singular))
         yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
+        t, of_t = held(whole)
+        below = (t.local, 2, 1, of_t[3])
+        for name, given in (
+            ("pdtrtrs", ("L", "N", "N", 9, 9, *of_t, *below)),
+            ("pdpotrs", ("L", 9, 9, *of_t, *below)),
+            ("pdgetrs", ("N", 9, 9, *of_t, np.ones(n + 5, np.int32), *below)),
+        ):
+            words = ["shares", "with that of"]
+            wrong = agreed_error(ctx, pblas.ParameterError, words, getattr(pblas, name), *given)
+            yield f"{name}, B overlaps A", first(wrong, unlike(t.allgather(), whole))
         pblas.gridexit(ictxt)
 
 
@@ -995,7 +1017,8 @@ def small_lu(comm):
                     ctx, pb.ArgumentError, ["pivots"], pblas.pdgetrs, "N", n, 5, *of_a, illegal, *of_x
                 )
                 yield f"{name} {everywhere}", first(found, unlike(x.allgather(), right))
-        short = np.zeros(0, np.int32)
+        rows = a.local.shape[0]
+        short = np.zeros(max(0, rows - 1), np.int32)  # enough for sub(A), which ends before A does
         words = ["INFO = -7", "ipiv", "integers, one for each row"]
         given = (n, n, *of_a, short if comm.rank == 0 else ipiv)
         yield "short", agreed_error(ctx, pblas.ParameterError, words, pblas.pdgetrf, *given)

@@ -358,10 +358,10 @@ def everything(comm, count, flavour):
         every = [(s, pblas.gridinit(ctx, o, *s), slk.grid(*s, o)) for s in shapes for o in ("row", "col")]
         for letter in itertools.islice(itertools.cycle("szdc"), comm.size // 2, comm.size // 2 + count):
             for case in CASES:
-                how = pick(rng, (panels_of, direct_blocks_of))
-                with how(ctx, int(rng.integers(1, 9))):
-                    name, wrong = case(Call(ctx, slk, letter, every, rng))
-                    yield f"p{letter}{name}", wrong
+                for how in (panels_of, direct_blocks_of):
+                    with how(ctx, int(rng.integers(1, 9))):
+                        name, wrong = case(Call(ctx, slk, letter, every, rng))
+                        yield f"p{letter}{name}", wrong
         for _, own, theirs in every:
             pblas.gridexit(own)
             slk.gridexit(theirs)

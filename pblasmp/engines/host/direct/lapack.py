@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small factorisations and solves as direct calls: each rank computes all of it with LAPACK, on copies of its own.
+"""Small factorisations, solves and inverses as direct calls: every rank runs LAPACK on its own copy of the operands.
 
-That takes one meeting of the ranks, as ``tiny`` calls do.
+The ranks meet once, as in ``tiny`` calls.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...direct import Outcome
-from ...direct.sub_matrix import SubMatrix, UnfitError
+from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap
 from .program import Preparation
 from .slabs import Array, Steps, integer
 from .tiny import LARGEST, Whole, all_of
@@ -35,13 +35,13 @@ def is_small(m: int, n: int, width: int) -> bool:
 def computed_by_lapack(call: Preparation) -> Callable[[], Steps]:
     """Prepare routines of LAPACK: D is A's factors or inverse, or the solution of op(A) X = B.
 
-    Of a singular matrix only the factors are written. All ranks of the context compute, since each needs INFO. D may
-    overlap A and B: they have been copied before it is written.
+    If A is singular, only factors are written. All ranks of the context compute, since each needs INFO.
 
     Raises:
-        UnfitError: the matrices are large.
+        UnfitError: the matrices are large, or D overlaps an operand and is not that operand itself.
     """
     asked = call.asked
+    check_overlap(asked, asked.a if asked.b is None else asked.b)
     a, to = SubMatrix(asked.a), SubMatrix(asked.d)
     given = [a] if asked.b is None else [a, SubMatrix(asked.b)]
     if not is_small(a.rows.extent, a.cols.extent, 0 if asked.b is None else to.cols.extent):

@@ -24,7 +24,7 @@ __all__ = ["LARGEST", "Whole", "all_of", "is_tiny", "scratch", "sided_everywhere
 _MOST, _LARGEST = 1 << 15, 1 << 13  # multiplications, and elements of all matrices
 _ITEM = 16  # bytes of the largest element
 LARGEST = 1 << 15
-"""The most elements that ``scratch`` has room for."""
+"""The most elements that ``scratch`` has room for, in at most two matrices."""
 
 
 def scratch() -> Array:
@@ -32,9 +32,10 @@ def scratch() -> Array:
 
     It is aligned, since a BLAS may round otherwise elsewhere: all ranks must find the same pivots.
     """
-    memory = np.empty(_ITEM * LARGEST + ALIGNED, np.uint8)
+    nbytes = _ITEM * LARGEST + ALIGNED  # between two matrices there may be a gap
+    memory = np.empty(nbytes + ALIGNED, np.uint8)
     start = -host_address(memory) % ALIGNED
-    return memory[start : start + _ITEM * LARGEST]
+    return memory[start : start + nbytes]
 
 
 def is_tiny(call: Preparation, m: int, n: int, k: int) -> bool:
