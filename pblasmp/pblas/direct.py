@@ -164,10 +164,12 @@ class _LegalCall(NamedTuple):
     Attributes:
         asked: what the engine was asked for.
         in_column: whether this rank is in the process column of a vector, if numbers are made of these.
+        pivot_rows: where in IPIV the first of this rank's pivots is, and which rows of A they are of, if it is written.
     """
 
     asked: Asked
     in_column: bool
+    pivot_rows: tuple[int, NDArray[np.int64]] | None
 
 
 def _in_column(asked: Asked) -> bool:
@@ -276,7 +278,12 @@ class DirectForm:
             asked = self._asked(grid, args, key)
             if asked is None:
                 return None
-            known = _LegalCall(asked, bool(self._numbers) and _in_column(asked))
+            writes_pivots = self._ipiv >= 0 and asked.ipiv is None
+            known = _LegalCall(
+                asked,
+                bool(self._numbers) and _in_column(asked),
+                _pivot_rows(asked.a) if writes_pivots else None,
+            )
         ctx.check_open()
         done = getattr(direct, self._way)(ctx.control, known.asked)
         if done is None or done is False:
@@ -286,7 +293,7 @@ class DirectForm:
                 grid.calls.clear()
             grid.calls[key] = known
         if self._way == "factor":
-            return self._info(args, known.asked, done)
+            return self._info(args, known, done)
         return self._told(args, known, done) if self._numbers else done
 
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -358,13 +365,14 @@ class DirectForm:
             ipiv=ipiv,
         )  # fmt: skip
 
-    def _info(self, args: Sequence[Any], asked: Asked, outcome: Outcome) -> int | None:
+    def _info(self, args: Sequence[Any], known: _LegalCall, outcome: Outcome) -> int | None:
         """Return INFO, and write IPIV if it is a result; None if IPIV was no legal argument. Local."""
         info, pivots = outcome
         if info < 0:
             return None
-        if self._ipiv >= 0 and asked.ipiv is None:
-            _give_pivots(args[self._ipiv], asked.a, pivots)
+        if known.pivot_rows is not None and len(pivots):
+            first, rows = known.pivot_rows
+            args[self._ipiv][first : first + len(rows)] = pivots[rows] + known.asked.a[1]
         return info
 
     def _told(self, args: Sequence[Any], known: _LegalCall, found: Any) -> Any:
@@ -428,13 +436,11 @@ def _pivots_of(ipiv: NDArray[Any], a: Part) -> Part:
     return column, i, 0, m, npcol, False
 
 
-def _give_pivots(ipiv: NDArray[Any], a: Part, pivots: NDArray[np.int32]) -> None:
-    """Write the pivots of this rank's rows of A to IPIV, as rows of the whole matrix. Local."""
+def _pivot_rows(a: Part) -> tuple[int, NDArray[np.int64]]:
+    """Return where in IPIV this rank's first pivot is, and which rows of A, from 0, its pivots are of. Local."""
     x, (first, count) = SubMatrix(a), local_rows(a)
-    if x.row >= 0 and count:
-        mine = x.rows.indices(x.row)
-        mine = mine[mine < len(pivots)]
-        ipiv[first : first + len(mine)] = pivots[mine] + a[1]
+    rows = x.rows.indices(x.row) if x.row >= 0 and count else np.empty(0, np.int64)
+    return first, rows[rows < min(a[3], a[4])]
 
 
 _WAYS = {"reduced": "reduce", "factored": "factor", "lapack": "factor"}  # methods that return something
