@@ -254,6 +254,9 @@ def _asked(
     ), d
 
 
+_FINE = Found()
+
+
 def factor_directly(
     routine: str,
     a: Any,
@@ -313,6 +316,8 @@ def factor_directly(
         return done
     logger.debug("%s: computed directly", call)
     info, found = done
+    if found is None:
+        return d, Found(info) if info else _FINE
     return d, Found(info, found.astype(np.int64) - 1)
 
 

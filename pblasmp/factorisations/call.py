@@ -86,7 +86,6 @@ class FactorisationCall(UserCall[T]):
         self.faults: list[str] = []
         self._error: type[ArgumentError] = LayoutError  # what is raised if there are faults
         self.ctx = context_of(self.name, *given.values())
-        self.names = tuple(name for name, x in given.items() if x is not None)
 
     # -- what a subclass defines
 
@@ -150,6 +149,7 @@ class FactorisationCall(UserCall[T]):
         facts.update({name: getattr(x, "descriptor", None) for name, x in self.given.items()})
         facts.update(self.how)
         facts.update(self.values)
+        self.names = tuple(name for name, x in self.given.items() if x is not None)
         self.made = self.new()
 
     def remembered(self) -> bool:

@@ -370,7 +370,7 @@ class DirectForm:
         info, pivots = outcome
         if info < 0:
             return None
-        if known.pivot_rows is not None and len(pivots):
+        if known.pivot_rows is not None and pivots is not None:
             first, rows = known.pivot_rows
             args[self._ipiv][first : first + len(rows)] = pivots[rows] + known.asked.a[1]
         return info

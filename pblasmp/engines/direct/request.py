@@ -225,8 +225,8 @@ class Asked(NamedTuple):
     ipiv: Part | None = None
 
 
-Outcome = tuple[int, NDArray[np.int32]]
-"""What LAPACK says of a call: INFO, and the pivots, from 1; none if the routine has none.
+Outcome = tuple[int, NDArray[np.int32] | None]
+"""What LAPACK says of a call: INFO, and the pivots, from 1, if the routine makes any.
 
 INFO is -1 if ``ipiv`` has numbers that are no rows of A, or columns that differ: then nothing has been computed.
 """

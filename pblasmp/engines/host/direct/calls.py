@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-import numpy as np
-
 from ....comm import Communicator, break_off, gather_on, vote_on
 from ...direct import FAMILIES, Asked, Moved, Outcome, host_address
 from ...direct.slab_sets import SlabSets
@@ -93,7 +91,7 @@ class HostDirect:
         if not done:
             return done
         if done.outcome is None:  # of a matrix without elements
-            return 0, np.empty(0, np.int32)
+            return 0, None
         return done.outcome()
 
     def _run(self, control: Communicator, asked: Asked) -> Program | Literal[False] | None:

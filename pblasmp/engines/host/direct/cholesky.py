@@ -185,7 +185,7 @@ class _BlockedCholesky:
         self._factored = 2 * self._together + 1  # the last event
         self._of_lapack, self._failed, self._info = ctypes.c_int(0), 0, 0
         call.weight = 4 * len(self._starts)
-        call.outcome = lambda: (self._info, np.empty(0, np.int32))
+        call.outcome = lambda: (self._info, None)
 
     # -- flags, if there are several ranks: of ranks for events. The last one is for a fault.
 

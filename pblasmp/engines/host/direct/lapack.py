@@ -108,8 +108,9 @@ class _Lapack:
         self._legal = True
         names = call.asked.routine.split()
         m, n = a.array.shape
+        self._made = bool({"getrf", "gesv"} & {*names})  # whether pivots are a result
         self._pivots = np.frombuffer(call.asked.pivots, np.int32)
-        if {"getrf", "gesv"} & {*names} or call.asked.ipiv is not None:
+        if self._made or call.asked.ipiv is not None:
             self._pivots = np.empty(min(m, n), np.int32)
         self._work = np.empty(_BLOCK * n if "getri" in names else 0, a.array.dtype)
         self._calls = [(name, call.function(name), self._arguments(name)) for name in names]
@@ -169,4 +170,4 @@ class _Lapack:
 
     def outcome(self) -> Outcome:
         """Return what LAPACK said."""
-        return self._info.value, self._pivots.copy()
+        return self._info.value, self._pivots.copy() if self._made else None
