@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import os
 import signal
 import tempfile
@@ -45,6 +47,9 @@ os.environ["PBLASMP_TUNING"] = str(
     Path(tempfile.gettempdir()) / f"pblasmp-tests-{os.getpid()}" / "tuning.json"
 )
 
+# Garbage is not collected while tests are: what they import stays.
+gc.disable()
+
 # Start ranks from the preloaded fork server.
 _interpreter = launch.interpreter = warm.Interpreter(os.environ)
 
@@ -56,13 +61,27 @@ def preload_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "preload"
 
 
-@pytest.hookimpl(trylast=True)  # after those that were kept
-def pytest_unconfigure() -> None:
-    """End what starts them."""
-    _interpreter.close()
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Have the last process of several import from the end: so they share the rewriting of assertions."""
+    worker, workers = (os.environ.get(f"PYTEST_XDIST_WORKER{name}", "") for name in ("", "_COUNT"))
+    if worker == f"gw{int(workers or 1) - 1}" != "gw0":
+        root = session.config.rootpath
+        for path in sorted(root.glob("tests/*/**/test_*.py"), reverse=True):
+            with contextlib.suppress(Exception, pytest.skip.Exception):  # shown when it is collected
+                importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:
     """Have no collection of garbage search what was imported and collected."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+    gc.enable()
+
+
+@pytest.hookimpl(trylast=True)  # after those that were kept
+def pytest_unconfigure() -> None:
+    """End what starts them; have the garbage of tests collected once, where pytest does it five times."""
+    _interpreter.close()
     gc.collect()
     gc.freeze()
