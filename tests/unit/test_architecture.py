@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import re
 import subprocess
@@ -17,8 +16,9 @@ from pathlib import Path
 import pytest
 
 import pblasmp as pb
+from pblasmp import launch
+from tests.helpers.sources import ROOT, source
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pblasmp"
 
 # From the bottom up: the parts of the package, and what each may import of it besides itself. Imports under
@@ -260,27 +260,11 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@functools.cache
-def nodes_of(path: Path) -> list[ast.Import | ast.ImportFrom | ast.ClassDef]:
-    """The imports and the classes of a file, anywhere in it."""
-    found = ast.walk(ast.parse(path.read_text()))
-    return [node for node in found if isinstance(node, (ast.Import, ast.ImportFrom, ast.ClassDef))]
-
-
 def imports_of(path: Path) -> Iterator[str]:
     """Every module that the file imports, anywhere in it, by its absolute name."""
-    package = path.parent.relative_to(ROOT).parts
-    for node in nodes_of(path):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            name = ".".join([*base, *([node.module] if node.module else [])])
-            if name == "os":
-                yield from (f"os.{alias.name}" for alias in node.names)
-            else:
-                within = [f"{name}.{alias.name}" for alias in node.names]
-                yield from (each if each in MODULES else name for each in within)
+    for module, name in source(path).imports:
+        within = f"{module}.{name}"
+        yield within if within in MODULES or (module == "os" and name) else module
 
 
 MODULES = {module_of(path): path for path in sources()}
@@ -290,12 +274,14 @@ def part_of(module: str) -> str:
     return module.partition(".")[2].partition(".")[0]
 
 
-@pytest.mark.parametrize("path", sources(), ids=module_of)
-def test_imports_point_down(path):
-    part = part_of(module_of(path))
-    assert part in LAYERS, f"say in this test which layer pblasmp.{part} belongs to"
-    used = {part_of(m) for m in imports_of(path) if m.partition(".")[0] == "pblasmp"}
-    assert used <= LAYERS[part] | {part}
+def test_imports_point_down():
+    wrong = {}
+    for module, path in MODULES.items():
+        part = part_of(module)
+        assert part in LAYERS, f"say in this test which layer pblasmp.{part} belongs to"
+        used = {part_of(m) for m in imports_of(path) if m.partition(".")[0] == "pblasmp"}
+        wrong[module] = used - LAYERS[part] - {part}
+    assert {module: parts for module, parts in wrong.items() if parts} == {}
 
 
 def test_layers_are_in_order():
@@ -318,11 +304,13 @@ def of_engines(modules: Iterable[str]) -> Iterator[str]:
     return (m for m in modules if m.startswith("pblasmp.engines."))
 
 
-@pytest.mark.parametrize("module", sorted(of_engines(MODULES)))
-def test_imports_point_down_inside_engines(module):
-    layer = engine_layer(module)
-    used = {engine_layer(m) for m in of_engines(imports_of(MODULES[module]))}
-    assert used <= ENGINE_LAYERS[layer] | {layer}
+def test_imports_point_down_inside_engines():
+    wrong = {}
+    for module in of_engines(MODULES):
+        layer = engine_layer(module)
+        used = {engine_layer(m) for m in of_engines(imports_of(MODULES[module]))}
+        wrong[module] = used - ENGINE_LAYERS[layer] - {layer}
+    assert {module: layers for module, layers in wrong.items() if layers} == {}
 
 
 def test_layers_of_engines_are_in_order():
@@ -350,14 +338,17 @@ def test_no_module_imports_itself_through_others():
         pytest.fail(" -> ".join(reversed(error.args[1])))
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "layout").rglob("*.py")), ids=module_of)
-def test_layout_is_pure(path):
-    used = {m if m.startswith("os.") else m.partition(".")[0] for m in imports_of(path)}
+def test_layout_is_pure():
+    used = {
+        m if m.startswith("os.") else m.partition(".")[0]
+        for path in (PACKAGE / "layout").rglob("*.py")
+        for m in imports_of(path)
+    }
     assert used <= LAYOUT_MAY_IMPORT
 
 
-def run_python(script: str) -> str:
-    command = [sys.executable, "-c", script]
+def run_python(script: str, python: Iterable[str] = (sys.executable,)) -> str:
+    command = [*python, "-c", script]
     return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
@@ -369,69 +360,52 @@ def test_no_module_uses_private_names_of_contexts_and_matrices():
     assert {module: names for module, names in found.items() if names} == {}
 
 
-def test_importing_is_light():
+def test_every_step_is_light():
+    """One process imports pblasmp, lays out, gets ready to multiply for the command line, and is a rank without GPUs.
+
+    Where CuPy is not installed, "auto" needs no module for GPUs to say so.
+    """
     script = """
 import sys, numpy
 def libraries():
     with open("/proc/self/maps") as maps:
         return {line.split()[-1] for line in maps if ".so" in line and "/lib-dynload/" not in line}
 before, loaded = libraries(), set(sys.modules)
-import pblasmp
+import pblasmp as pb
 new = {name.partition(".")[0] for name in set(sys.modules) - loaded}
 heavy = {"mpi4py", "cupy", "torch", "scipy", "cuda", "nccl", "nvshmem", "rich", "click"}
-print(sorted(libraries() - before), sorted(new & heavy))
-"""
-    assert run_python(script) == "[] []\n"
+print("pblasmp", sorted(libraries() - before), sorted(new & heavy))
 
-
-@pytest.mark.parametrize("engine", ["host", "auto"])
-def test_cpu_ranks_load_no_module_for_gpus(engine):
-    """Where CuPy is not installed, "auto" needs none of them to say so."""
-    script = f"""
-import sys
-import pblasmp as pb
-with pb.Context(engine="{engine}") as ctx:
-    d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1))
-    a = ctx.zeros(d)
-    pb.plan("matmul", a, a).report()
-    pb.trsm(a, a, alpha=0)
-    pb.allgather_matmul(a.local, a.local, ctx)
-    print(ctx.engine.name, ctx.engine.device)
-heavy = ("cupy", "cuda", "nccl", "nvshmem", "torch", "pblasmp.engines.gpu", "pblasmp.bindings")
-print([name for name in sys.modules if name.startswith(heavy)])
-"""
-    assert run_python(script) == "host None\n[]\n"
-
-
-def test_layouts_need_no_mpi():
-    script = """
-import sys
-import pblasmp as pb
 pb.MatrixDescriptor((5, 5), (2, 2), pb.Grid(1, 2)).local_shape(0)
-print("mpi4py" in sys.modules, "scipy" in sys.modules, "pydantic" in sys.modules)
-"""
-    assert run_python(script) == "False False False\n"
+print("layouts", sorted({"mpi4py", "scipy", "pydantic"} & sys.modules.keys()))
 
-
-def test_ranks_that_multiply_for_the_command_line_are_light():
-    """They draw nothing, start nothing and list no versions."""
-    script = """
-import sys
-import pblasmp.cli.product, pblasmp.cli.rank
+import pblasmp.cli.product, pblasmp.cli.rank  # ranks draw nothing, start nothing and list no versions
 heavy = {"rich", "importlib.metadata", "statistics", "pydantic", "mpi4py", "scipy", "pblasmp.bindings"}
-print(sorted(heavy & sys.modules.keys()))
+print("command line", sorted(heavy & sys.modules.keys()))
+
+heavy = ("cupy", "cuda", "nccl", "nvshmem", "torch", "pblasmp.engines.gpu", "pblasmp.bindings")
+for engine in ("host", "auto"):
+    with pb.Context(engine=engine) as ctx:
+        d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1))
+        a = ctx.zeros(d)
+        pb.plan("matmul", a, a).report()
+        pb.trsm(a, a, alpha=0)
+        pb.allgather_matmul(a.local, a.local, ctx)
+        found = [name for name in sys.modules if name.startswith(heavy)]
+        print(engine, ctx.engine.name, ctx.engine.device, found)
 """
-    assert run_python(script) == "[]\n"
+    assert run_python(script).splitlines() == [
+        "pblasmp [] []",
+        "layouts []",
+        "command line []",
+        "host host None []",
+        "auto host None []",
+    ]
 
 
 def test_no_two_classes_have_one_name():
     """So that a search for the name finds the class; an underscore makes no other name."""
-    named = Counter(
-        node.name.lstrip("_")
-        for path in sources()
-        for node in nodes_of(path)
-        if isinstance(node, ast.ClassDef)
-    )
+    named = Counter(name.lstrip("_") for path in sources() for name in source(path).classes)
     assert {name for name, count in named.items() if count > 1} == set()
 
 
@@ -452,7 +426,9 @@ def test_type_checkers_find_what_users_find():
 def test_public_names_survive_the_import_of_every_module():
     """A module called like a public name hides it, if nobody has asked for the name before."""
     script = """
-import importlib, inspect, pkgutil
+import importlib, inspect, pkgutil, sys
+for name in [name for name in sys.modules if name.partition(".")[0] == "pblasmp"]:
+    del sys.modules[name]
 import pblasmp as pb
 for module in pkgutil.walk_packages(pb.__path__, "pblasmp."):
     if module.name != "pblasmp.__main__":
@@ -463,7 +439,7 @@ for module in pkgutil.walk_packages(pb.__path__, "pblasmp."):
                 raise
 print([name for name in pb.__all__ if inspect.ismodule(getattr(pb, name))])
 """
-    assert run_python(script) == "[]\n"
+    assert run_python(script, launch.interpreter()) == "[]\n"
 
 
 def public_callables() -> Iterator[tuple[str, str]]:

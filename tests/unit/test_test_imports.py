@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.sources import ROOT, source
+
 PACKAGES = {"tests", "benchmarks", "reference", "pblasmp"}
 
 
@@ -17,43 +16,38 @@ def files(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
 
 
-def imports_of(path: Path) -> Iterator[str]:
+def imports_of(path: Path) -> list[str]:
     """Every module of this repository that the file imports, by its absolute name."""
-    package = path.parent.relative_to(ROOT).parts
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            start = ".".join([*base, *([node.module] if node.module else [])])
-            names = [f"{start}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        yield from (name for name in names if name.partition(".")[0] in PACKAGES)
+    names = (f"{module}.{name}" if name else module for module, name in source(path).imports)
+    return [name for name in names if name.partition(".")[0] in PACKAGES]
 
 
 def label(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", files("tests"), ids=label)
-def test_tests_import_helpers_only(path):
-    may = ["tests.helpers.", "reference.", "pblasmp"]
-    if "benchmark" in path.name:  # tests of the benchmarks
-        may.append("benchmarks")
-    if path.parent.name == "chaos" or path.name == "test_cli_signals.py":  # they run those programs
-        may.append("tests.chaos.")
-    if label(path) == "tests/gpu/test_torch.py":  # the same cases on GPUs
-        may.append("tests.mpi.torch.")
-    wrong = [name for name in imports_of(path) if not name.startswith(tuple(may))]
-    assert not wrong
+def test_tests_import_helpers_only():
+    wrong = {}
+    for path in files("tests"):
+        may = ["tests.helpers.", "reference.", "pblasmp"]
+        if "benchmark" in path.name:  # tests of the benchmarks
+            may.append("benchmarks")
+        if path.parent.name == "chaos" or path.name == "test_cli_signals.py":  # they run those programs
+            may.append("tests.chaos.")
+        if label(path) == "tests/gpu/test_torch.py":  # the same cases on GPUs
+            may.append("tests.mpi.torch.")
+        wrong[label(path)] = [name for name in imports_of(path) if not name.startswith(tuple(may))]
+    assert {path: names for path, names in wrong.items() if names} == {}
 
 
-@pytest.mark.parametrize("path", [*files("benchmarks"), *files("reference")], ids=label)
-def test_benchmarks_import_no_tests(path):
-    folder = path.relative_to(ROOT).parts[0]
-    may = {"pblasmp", "reference", folder}
-    assert {name.partition(".")[0] for name in imports_of(path)} <= may
+@pytest.mark.parametrize("folder", ["benchmarks", "reference"])
+def test_benchmarks_import_no_tests(folder):
+    may = ("pblasmp", "reference", folder)
+    wrong = {
+        label(path): [name for name in imports_of(path) if name.partition(".")[0] not in may]
+        for path in files(folder)
+    }
+    assert {path: names for path, names in wrong.items() if names} == {}
 
 
 @pytest.mark.parametrize("folder", ["unit", "mpi", "gpu"])
