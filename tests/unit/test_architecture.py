@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import pblasmp as pb
-from pblasmp import launch
+from tests.helpers.fresh import run_fresh
 from tests.helpers.sources import ROOT, source
 
 PACKAGE = ROOT / "pblasmp"
@@ -347,8 +347,8 @@ def test_layout_is_pure():
     assert used <= LAYOUT_MAY_IMPORT
 
 
-def run_python(script: str, python: Iterable[str] = (sys.executable,)) -> str:
-    command = [*python, "-c", script]
+def run_python(script: str) -> str:
+    command = [sys.executable, "-c", script]
     return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
@@ -426,9 +426,7 @@ def test_type_checkers_find_what_users_find():
 def test_public_names_survive_the_import_of_every_module():
     """A module called like a public name hides it, if nobody has asked for the name before."""
     script = """
-import importlib, inspect, pkgutil, sys
-for name in [name for name in sys.modules if name.partition(".")[0] == "pblasmp"]:
-    del sys.modules[name]
+import importlib, inspect, pkgutil
 import pblasmp as pb
 for module in pkgutil.walk_packages(pb.__path__, "pblasmp."):
     if module.name != "pblasmp.__main__":
@@ -439,7 +437,8 @@ for module in pkgutil.walk_packages(pb.__path__, "pblasmp."):
                 raise
 print([name for name in pb.__all__ if inspect.ismodule(getattr(pb, name))])
 """
-    assert run_python(script, launch.interpreter()) == "[]\n"
+    done = run_fresh(script)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 def public_callables() -> Iterator[tuple[str, str]]:

@@ -73,6 +73,16 @@ def pblasmp(monkeypatch, tmp_path, capsys):
 @pytest.fixture
 def files(tmp_path):
     """Matrices to get wrong."""
+    return written(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory):
+    """The same, for many tests that change nothing."""
+    return written(tmp_path_factory.mktemp("files"))
+
+
+def written(tmp_path):
     np.save(tmp_path / "A.npy", np.ones((4, 3)))
     np.save(tmp_path / "B.npy", np.ones((3, 5)))
     np.save(tmp_path / "B32.npy", np.ones((3, 5), np.float32))
@@ -231,14 +241,15 @@ BAD = [
 
 
 @pytest.mark.parametrize(("line", "message"), BAD, ids=[line for line, _ in BAD])
-def test_bad_input_is_one_line_and_status_2(pblasmp, files, line, message):
-    before = sorted(files.iterdir())
+def test_bad_input_is_one_line_and_status_2(pblasmp, monkeypatch, unchanged, line, message):
+    monkeypatch.chdir(unchanged)
+    before = sorted(unchanged.iterdir())
     status, _, err = pblasmp(*line.split())
     assert message in err
     assert err.startswith("pblasmp: ")
     assert err.count("\n") == 1
     assert status == 2
-    assert sorted(files.iterdir()) == before
+    assert sorted(unchanged.iterdir()) == before
 
 
 def test_a_plan_of_too_many_panels_is_bad_input(pblasmp, monkeypatch):
@@ -473,7 +484,7 @@ def test_under_a_launcher_its_own_output_decides(monkeypatch, tmp_path):
     launcher = tmp_path / "mpirun"
     launcher.symlink_to(shutil.which("bash"))
     script = "from pblasmp.cli.terminal import is_terminal; print(is_terminal(1), is_terminal(2))"
-    inner = f"script -qec {shlex.quote(shlex.join([sys.executable, '-c', script]))} /dev/null; true"
+    inner = f"script -qec {shlex.quote(shlex.join([*launch.interpreter(), '-c', script]))} /dev/null; true"
     if shutil.which("script") is None:
         pytest.skip("script(1) makes the terminal of this test")
     done = subprocess.run(
@@ -565,7 +576,7 @@ def test_show(pblasmp, files):
     assert "This trsm is legal" in pblasmp("show", "routine.toml")[1]
 
 
-def test_info(pblasmp):
+def test_info(pblasmp, monkeypatch):
     status, out, _ = pblasmp("info", "--json")
     found = json.loads(out)
     assert status == 0
@@ -581,6 +592,7 @@ def test_info(pblasmp):
     assert found["engine"]["version"] in ("host", "cublasmp")
     assert found["engine"]["why"]
     assert ("problem" in found["cuBLASMp"]) != ("version" in found["cuBLASMp"])
+    monkeypatch.setattr(info, "collect", lambda: found)
     text = pblasmp("info")[1]
     for topic, facts in found.items():
         assert topic in text
@@ -616,16 +628,16 @@ def test_output_that_nobody_reads_is_no_error():
 
 
 def test_a_terminal_without_the_characters():
-    command = [sys.executable, "-m", "pblasmp", "matmul", "--help"]
-    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, env=environment)
+    script = "import sys; sys.stdout.reconfigure(encoding='latin-1'); from pblasmp.cli import main; main()"
+    command = [*launch.interpreter(), "-c", script, "matmul", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     assert b"D = A? B" in done.stdout
 
 
 def test_python_m_pblasmp_and_the_script_are_the_same(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "pblasmp", "matmul", "A.npy"],
+        [*launch.interpreter(), "-m", "pblasmp", "matmul", "A.npy"],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2

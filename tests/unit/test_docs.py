@@ -9,8 +9,6 @@ import importlib.util
 import inspect
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ import pblasmp as pb
 from pblasmp import pblas
 from reference.scalapack import locate
 from tests.helpers.docs import DOCS, PAGES, blocks
+from tests.helpers.fresh import run_fresh
 from tests.helpers.lengths import only_long
 
 DOCUMENTED = re.compile(
@@ -34,16 +33,18 @@ def test_every_public_name_is_in_the_reference():
 DOTTED = re.compile(r"^\.\. auto(?:class|function|exception):: pblasmp\.([\w.]+)$", re.MULTILINE)
 
 FRESH = """
-import importlib, operator, sys
+import operator, os
+import pblasmp
 for names in map(str.split, sys.argv[1:]):
-    for module in [each for each in sys.modules if each.partition(".")[0] == "pblasmp"]:
-        del sys.modules[module]
-    top = importlib.import_module("pblasmp")
-    for name in names:
-        try:
-            operator.attrgetter(name)(top)
-        except AttributeError as error:
-            print(error)
+    if not (child := os.fork()):
+        for name in names:
+            try:
+                operator.attrgetter(name)(pblasmp)
+            except AttributeError as error:
+                print(error)
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 """
 
 
@@ -58,8 +59,9 @@ def missing(*names: str) -> list[str]:
         path = Path(pb.__file__).parent.joinpath(*name.split("."))
         is_module = path.is_dir() or path.with_suffix(".py").exists()
         of.setdefault(name if is_module else name.rpartition(".")[0], []).append(name)
-    command = [sys.executable, "-c", FRESH, *map(" ".join, of.values())]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    done = run_fresh(FRESH, *map(" ".join, of.values()))
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
 
 
 def test_what_the_reference_names_is_there_before_anything_else_was_imported():

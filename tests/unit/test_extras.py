@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from pblasmp import extras
 from pblasmp.errors import LibraryNotFoundError
+from tests.helpers.fresh import run_fresh
 from tests.helpers.mpi import ROOT
 
 
@@ -73,11 +71,8 @@ OTHERS = {"click", "mpi4py", "pydantic", "rich", "scipy", "threadpoolctl", "toml
 
 def alone(script, absent=OTHERS):
     """Run Python without some packages; return the status and what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE.format(absent=sorted(absent)) + script], cwd=ROOT, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout
+    done = run_fresh(ALONE.format(absent=sorted(absent)) + script, forgotten=tuple(absent))
+    return done.returncode, done.stdout + done.stderr
 
 
 def test_layouts_need_no_extra():

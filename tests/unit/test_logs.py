@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests.helpers.mpi import ROOT
+from tests.helpers.fresh import run_fresh
 
 SCRIPT = """
 import pblasmp as pb
@@ -21,11 +17,7 @@ LAST = "import logging; logging.basicConfig(level=logging.INFO, format='%(name)s
 
 
 def run(script, **environment):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.modules['mpi4py'] = None\n{script}"],
-        env=environment, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_fresh(f"sys.modules['mpi4py'] = None\n{script}", **environment)
     return done.returncode, done.stderr
 
 
