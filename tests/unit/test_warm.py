@@ -73,7 +73,7 @@ def outcome(command, directory, environ):
         check=False,
         timeout=60,
     )
-    return done.returncode, done.stdout, done.stderr.replace(command[0], "python")
+    return done.returncode, done.stdout, done.stderr.replace(sys.executable, "python")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -108,7 +108,7 @@ def test_a_new_one_runs_where_a_variable_matters_at_the_start(warm, tmp_path, na
 
 
 def test_a_new_one_runs_where_there_is_no_server(warm, tmp_path):
-    command = [*warm[:-1], str(tmp_path / "socket"), "-c", "import sys; print(len(sys.argv))"]
+    command = [warm[0], str(tmp_path / "socket"), sys.executable, "-c", "import sys; print(len(sys.argv))"]
     assert outcome(command, tmp_path, None) == (0, "1\n", "")
 
 

@@ -10,6 +10,7 @@ ends as the fork ends. What a fork would not do as a new Python does, the client
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -18,8 +19,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import client
-
 __all__ = ["JOB", "Interpreter", "command"]
 
 _ROOT = Path(__file__).parents[3]
@@ -27,9 +26,9 @@ JOB = "f" * 32
 """The server's PBLASMP_JOB, over which a fork writes its own: see ``Job``."""
 
 
-def command(python: str, address: str) -> list[str]:
+def command(address: str, python: str) -> list[str]:
     """Return the command that starts a client of the server at an address. Local."""
-    return [python, "-I", "-S", client.__file__, address]
+    return [str(Path(address).with_name("client")), address, python]
 
 
 class Interpreter:
@@ -47,7 +46,11 @@ class Interpreter:
 
     def __call__(self) -> list[str]:
         if self._server is None:
-            self._address = f"{tempfile.mkdtemp(prefix='pblasmp-warm-')}/socket"
+            directory = Path(tempfile.mkdtemp(prefix="pblasmp-warm-"))
+            compiler = [os.environ.get("CC", "cc"), "-O1", "-Wall", "-Werror"]
+            source = Path(__file__).with_name("client.c")
+            subprocess.run([*compiler, "-o", str(directory / "client"), str(source)], check=True)
+            self._address = str(directory / "socket")
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
                 listener.bind(self._address)
                 listener.listen(64)
@@ -56,7 +59,7 @@ class Interpreter:
                     cwd=_ROOT, env=self._environ, pass_fds=[listener.fileno()],
                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
                 )  # fmt: skip
-        return command(self._python, self._address)
+        return command(self._address, self._python)
 
     def close(self) -> None:
         """End the server and its forks. Local; idempotent."""

@@ -10,7 +10,6 @@ import fcntl
 import gc
 import importlib.util
 import io
-import marshal
 import os
 import re
 import runpy
@@ -30,7 +29,6 @@ import threadpoolctl
 from pblasmp import launch
 
 from . import JOB, command
-from .client import FORKED, REFUSED
 
 # What ranks of the tests import. None of it may start MPI or a thread, or keep what it finds in the environment.
 _MODULES = (
@@ -45,6 +43,7 @@ _MODULES = (
 _READ_AT_START = re.compile(
     "PYTHON(?!PATH$)|PBLASMP_LOG|MPI4PY_|LD_|LC_|LANG|(OPENBLAS|OMP|MKL)_(?!NUM_THREADS$)|NPY_|UCX_|MALLOC_|GLIBC"
 )
+_FORKED, _REFUSED = b"f", b"r"  # answers to a client
 _HIGH = 512  # above every descriptor here
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _libc = ctypes.CDLL(None)
@@ -138,7 +137,13 @@ def _receive(client: socket.socket) -> tuple[_Order | None, list[int]]:
         message, received, _, _ = socket.recv_fds(client, 1 << 20, 250)
     except OSError:
         return None, []
-    return _Order(*marshal.loads(message)) if message else None, received
+    if not message:
+        return None, received
+    numbers, directory, *texts = message.split(b"\0")
+    arguments, *files = map(int, numbers.split())
+    environ = dict(text.split(b"=", 1) for text in texts[arguments:] if b"=" in text)
+    argv = [os.fsdecode(text) for text in texts[:arguments]]
+    return _Order(argv, os.fsdecode(directory), environ, files), received
 
 
 def _signal(client: socket.socket) -> int:
@@ -160,7 +165,7 @@ def _fork(order: _Order | None, client: socket.socket) -> int | None:
         and not any(_READ_AT_START.match(os.fsdecode(name)) for name in differing)
     )
     with contextlib.suppress(OSError):  # it was killed: the fork will be
-        client.send(FORKED if fit else REFUSED)
+        client.send(_FORKED if fit else _REFUSED)
     return os.fork() if fit else None
 
 
@@ -292,11 +297,12 @@ def main(listener: int, address: str) -> None:
         importlib.import_module("pblasmp.torch")
         importlib.import_module("torch._dynamo")  # 1.3 s, as soon as an optimiser takes a step
     _load_mpi()
+    threadpoolctl.threadpool_info()  # so that it knows whose libraries have threads
     for finalizer in list(weakref.finalize._registry):  # PyTorch's take 0.1 s at the end of each fork
         finalizer.atexit = False
     gc.collect()
     gc.freeze()
-    launch.interpreter = lambda: command(sys.executable, address)  # of the ranks that a fork starts
+    launch.interpreter = lambda: command(address, sys.executable)  # of the ranks that a fork starts
     order = serve(socket.socket(fileno=listener))
     run_and_exit(order.argv, path)
 
