@@ -208,12 +208,12 @@ class World:
 
     def _ask_for_stacks(self) -> None:
         """Have the ranks that are still running write their stacks."""
-        if not self.alive:
+        running = [link.pid for link in self._links if link.answer is None and link.pid]
+        if not (running and self.alive):
             return
-        for link in self._links:
-            if link.answer is None and link.pid:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(link.pid, signal.SIGUSR2)
+        for pid in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR2)
         time.sleep(0.3)
 
     def story(self, title: str, printed: int = 0) -> str:

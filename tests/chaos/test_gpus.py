@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.chaos.gpus import FAULTS, TRIALS, judged, tried
+from tests.helpers.lengths import only_long
 from tests.helpers.mpi import starts_ranks
 from tests.helpers.recorder import build
 
@@ -18,7 +19,7 @@ def library(tmp_path_factory):
 @starts_ranks
 @pytest.mark.parametrize(
     ("fault", "work"),
-    [("kill", "matmul gathered"), ("raise", "ar push"), ("trap", "ar nccl"), ("trap", "matmul default"),
+    [("kill", "matmul gathered"), ("raise", "ar push"), *only_long(("trap", "ar nccl")), ("trap", "matmul default"),
      ("trap caught", "ar nccl"), ("nccl", "ar nccl"), ("return", "matmul push")],
 )  # fmt: skip
 def test_a_trial_on_played_gpus_ends_well(library, fault, work):

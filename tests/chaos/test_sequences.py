@@ -230,7 +230,7 @@ def test_every_step_is_drawn_and_plain(tmp_path):
     assert read(tmp_path / "steps") == steps
 
 
-def played(rounds, *, fails=(), more=0):
+def played(*, fails=(), more=0, seconds=0.0):
     """A program whose sequences only note their numbers, and that holds ``more`` after each one."""
     done = []
     program = SimpleNamespace(
@@ -244,7 +244,7 @@ def played(rounds, *, fails=(), more=0):
         if number in fails:
             program.failed.append(number)
         program.held.append({"descriptors": 7 + more * len(program.held)})
-        time.sleep(0.02)
+        time.sleep(seconds)
 
     program.run, program.begin = one_sequence, lambda: None
     program.growth = lambda: Sequences.growth(program)
@@ -254,32 +254,32 @@ def played(rounds, *, fails=(), more=0):
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_process_that_grows_has_a_status(more):
-    program, done, lines = played(20, more=more)
+    program, done, lines = played(more=more)
     assert run(program, seconds=0, count=20, first=3, say=lines.append) == more
     assert done == list(range(3, 23))
     assert ("GROWN descriptors 16, then 24" in "\n".join(lines)) == bool(more)
 
 
 def test_growth_is_not_judged_while_it_warms_up():
-    program, _, lines = played(WARM_UP, more=1)
+    program, _, lines = played(more=1)
     assert run(program, seconds=0, count=WARM_UP, first=0, say=lines.append) == 0
 
 
 def test_what_fails_has_a_status_and_ends_soon():
-    program, done, lines = played(30, fails=range(2, 30))
+    program, done, lines = played(fails=range(2, 30))
     assert run(program, seconds=0, count=30, first=0, say=lines.append) == 1
     assert done == list(range(2 + sequences.ENOUGH))
     assert "5 failed [2, 3, 4, 5, 6]" in lines[-1]
 
 
 def test_time_ends_it():
-    program, done, lines = played(0)
+    program, done, lines = played(seconds=0.02)
     assert run(program, seconds=0.2, count=0, first=0, say=lines.append) == 0
     assert 1 < len(done) <= 10
 
 
 def test_an_error_comes_with_what_was_being_done(capsys):
-    program, _, lines = played(1)
+    program, _, lines = played()
 
     def fails(number):
         raise pb.ClosedError(f"in {number}")

@@ -68,6 +68,7 @@ def one_while_others_multiply():
 
 
 def one_while_others_wait_in_mpi():
+    pblasmp.comm.agreement._GRACE_SECONDS = 0.3
     with pb.Context(engine="host"):
         if RANK == 1:
             raise ValueError("my own")
@@ -231,6 +232,10 @@ def caught():
             whole = b.gather()
             if RANK == 0:
                 say(f"rank 0: went on {int(whole[0, 0])}")
+
+
+def resource_warnings_are_shown():
+    warnings.simplefilter("always", ResourceWarning)
 
 
 def never_closed():
@@ -526,10 +531,10 @@ def finalised_before_the_end():
 
 
 def too_many_plans():
-    pblasmp.runtime._MANY //= 20
+    pblasmp.runtime._MANY = 50
     with pb.Context(engine="host") as ctx:
         a = matrix(ctx)
-        plans = [pb.plan(pb.matmul, a, a) for _ in range(pblasmp.runtime._MANY - 1)]
+        plans = [pb.plan(pb.matmul, a, a) for _ in range(49)]
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             plans += [pb.plan(pb.matmul, a, a) for _ in range(2)]

@@ -75,6 +75,8 @@ def needs_ranks(path):
 
 
 ON_RANKS = list(filter(needs_ranks, EXAMPLES))
+OUTSIDE = ROOT / "examples" / "scalapack_port.py"
+"""The example that one more rank starts, outside its grid."""
 
 
 @pytest.mark.parametrize(
@@ -96,15 +98,18 @@ def printed_by(comm, path):
     return out.getvalue()
 
 
-@pytest.mark.parametrize("path", ON_RANKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [path for path in ON_RANKS if path != OUTSIDE or only_long(path)],
+    ids=lambda path: path.stem,
+)
 def test_example_on_kept_ranks(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     check(path, 0, "".join(run_mpi(printed_by, int(header_of(path)["ranks"]), path=str(path))))
 
 
 def test_ranks_outside_the_grid_end_too(tmp_path):
-    path = ROOT / "examples" / "scalapack_port.py"
-    check(path, *run(path, tmp_path, more=1))
+    check(OUTSIDE, *run(OUTSIDE, tmp_path, more=1))
 
 
 def check(path, status, output):

@@ -98,13 +98,10 @@ def test_a_session(session, mode):
     assert re.search(r"E +ValueError: my mistake", text)
 
 
-def test_one_case_by_its_name(session):
-    result = session("--import-mode=importlib", "test_layouts.py::test_cases[9]")
-    result.assert_outcomes(passed=1)
-
-
-def test_fresh_ranks(session):
-    result = session("-s", "--fresh-ranks", "-k", "stay")
+def test_cases_by_their_names_on_fresh_ranks(session):
+    names = ["test_layouts.py::test_cases[9]", "test_layouts.py::test_ranks_stay"]
+    result = session("-s", "--import-mode=importlib", "--fresh-ranks", *names)
+    result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["*same ranks: False*"])
 
 
@@ -112,7 +109,8 @@ def test_only_projects_that_ask_for_it_get_the_plugin(pytester):
     """Nothing of it is in the test runs of others who have pblasmp installed."""
     assert "pytest11" not in (ROOT / "pyproject.toml").read_text()
     pytester.makepyfile("def test_it(run_mpi): pass")
-    pytester.runpytest_subprocess("-p", "no:pblasmp").stdout.fnmatch_lines(["*fixture 'run_mpi' not found*"])
+    result = pytester.run(*launch.interpreter(), "-m", "pytest", "-p", "no:pblasmp")
+    result.stdout.fnmatch_lines(["*fixture 'run_mpi' not found*"])
 
 
 @pytest.mark.parametrize(

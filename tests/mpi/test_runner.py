@@ -18,18 +18,15 @@ import pytest
 import pblasmp as pb
 from pblasmp.testing import pool as pools
 from pblasmp.testing import runner
-from tests.helpers.lengths import only_long
+from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import ROOT, RanksFailedError, run_mpi, starts_ranks
 
 HERE = "tests.mpi.test_runner"
 
 
-def looks_for_garbage(comm):
-    return gc.isenabled()
-
-
 def identity(comm, offset):
-    return {"rank": comm.rank + offset, "total": np.int64(comm.size), "row": np.arange(2)}
+    told = {"rank": comm.rank + offset, "total": np.int64(comm.size), "row": np.arange(2)}
+    return {**told, "looks for garbage": gc.isenabled()}
 
 
 def whole_world(comm):
@@ -115,7 +112,7 @@ def case_that_raises(comm):
     yield "second", None
 
 
-def failure(function, nranks=3, **options):
+def failure(function, nranks, **options):
     kept = _ranks(nranks) if options.get("launch") else []
     start = time.monotonic()
     with pytest.raises(RanksFailedError) as caught:
@@ -157,15 +154,15 @@ def new_python(monkeypatch, request):
     """Ranks are what users get: new Pythons, not forks of one that has imported already; in the short form, once."""
     own = pools.Pool()
     monkeypatch.setattr(runner, "pool", own)
-    if request.node.name in NEW or only_long(True):
+    if request.node.name == NEW or only_long(True):
         monkeypatch.setattr("pblasmp.launch.interpreter", lambda: [sys.executable])
     monkeypatch.setenv("PBLASMP_TEST_OF", f"{os.getpid()}, new")
     yield
     own.close()
 
 
-NEW = ("test_results_come_back_by_rank[launched-3]", "test_ranks_that_have_started_look_for_garbage")
-"""The tests on new Pythons in the short form: that they start and answer, and what is only theirs."""
+NEW = "test_results_come_back_by_rank[launched-2]"
+"""The test on new Pythons in the short form: that they start and answer, and what is only theirs."""
 
 
 @pytest.fixture(params=["kept", "launched"])
@@ -173,57 +170,62 @@ def launch(request):
     return {"launch": request.param == "launched"}
 
 
-@pytest.mark.parametrize("nranks", [1, 3])
+@pytest.mark.parametrize("nranks", [1, 2])
 @pytest.mark.usefixtures("new_python")
 def test_results_come_back_by_rank(nranks, launch):
     results = run_mpi(identity, nranks, offset=5, **launch)
-    assert results == [{"rank": r + 5, "total": nranks, "row": [0, 1]} for r in range(nranks)]
+    told = {"total": nranks, "row": [0, 1], "looks for garbage": True}
+    assert results == [{"rank": r + 5, **told} for r in range(nranks)]
 
 
 @starts_ranks
-@pytest.mark.usefixtures("new_python")
-def test_ranks_that_have_started_look_for_garbage():
-    assert run_mpi(looks_for_garbage, 2) == [True, True]
-
-
-@starts_ranks
+@pytest.mark.parametrize("launch", ["kept", *only_long("launched")], indirect=True)
 @pytest.mark.usefixtures("new_python")
 def test_one_rank_raises_while_the_others_wait(launch):
-    message, seconds = failure(one_raises_the_others_wait, 4, **launch)
+    message, seconds = failure(one_raises_the_others_wait, 3, **launch)
     assert "rank 2 FAILED" in message
     assert "ZeroDivisionError: only here" in message
-    for rank in (0, 1, 3):
+    for rank in (0, 1):
         after = message.split(f"--- rank {rank} did not finish")[1].split("---")[0]
         assert "one_raises_the_others_wait" in after, "it must say where the rank was"
     assert seconds < 15
 
 
 @starts_ranks
+@pytest.mark.parametrize("launch", ["kept", *only_long("launched")], indirect=True)
 def test_all_ranks_raise(launch):
     message, _ = failure(all_raise, 2, **launch)
     assert all(f"here on {rank}" in message for rank in range(2))
 
 
 @starts_ranks
-@pytest.mark.parametrize("function", [one_leaves, one_is_killed, one_aborts])
+@pytest.mark.parametrize(
+    ("function", "launch"),
+    [*in_turn([one_leaves, one_is_killed, one_aborts], ["kept", "launched"], keep=2)],
+    indirect=["launch"],
+)
 @pytest.mark.usefixtures("new_python")
 def test_a_rank_disappears(function, launch):
-    message, seconds = failure(function, **launch)
+    message, seconds = failure(function, 2, **launch)
     assert "rank 1 did not finish\nno report" in message
     assert seconds < 15
 
 
 @starts_ranks
+@pytest.mark.parametrize("launch", ["kept", *only_long("launched")], indirect=True)
 def test_endless_loop_ends_at_the_limit(launch):
-    function, limit = (all_loop_for_ever, 3) if launch["launch"] else (one_loops_for_ever, 1)
-    message, seconds = failure(function, 3, timeout=limit, **launch)  # ranks start within it
+    function, limit = (all_loop_for_ever, 3) if launch["launch"] else (one_loops_for_ever, 0.3)
+    if not launch["launch"]:
+        run_mpi(identity, 2, offset=0)  # else ranks start within the limit
+    message, seconds = failure(function, 2, timeout=limit, **launch)
     assert f"did not end in {limit} s" in message
     assert "while comm.rank == 1" not in message
-    assert message.count(f"in {function.__name__}") == 3
+    assert message.count(f"in {function.__name__}") == 2
     assert seconds < 10
 
 
 @starts_ranks
+@pytest.mark.parametrize("launch", [*only_long("kept"), "launched"], indirect=True)
 def test_warnings_are_errors_on_ranks_too(launch):
     message, _ = failure(warns, 1, **launch)
     assert "UserWarning: careful" in message
@@ -251,6 +253,7 @@ def test_ranks_must_run_the_same_cases_and_at_least_one():
 
 
 @starts_ranks
+@pytest.mark.parametrize("launch", ["kept", *only_long("launched")], indirect=True)
 def test_an_exception_names_the_case_before(launch):
     message, _ = failure(case_that_raises, 2, **launch)
     assert "rank 1 FAILED (after case 'first')" in message
@@ -300,8 +303,9 @@ def test_ranks_are_replaced_when_they_break(how):
     if how == "raises":
         failure(all_raise, 2)
     else:
+        (world,) = runner.pool._worlds.values()
         os.kill(min(before), signal.SIGKILL)
-        time.sleep(1.0)
+        assert world.wait(10.0) is not None
     after = {pid for pid, _ in run_mpi(whole_world, 2)}
     assert after.isdisjoint(before)
     found = set(map(int, _ranks(2)))
@@ -408,12 +412,18 @@ def leaves_a_message(comm):
 
 
 @starts_ranks
-def test_what_is_left_behind_is_a_failure(launch):
+@pytest.mark.parametrize("launch", ["kept", *only_long("launched")], indirect=True)
+def test_a_context_that_is_left_open_is_a_failure(launch):
     message, _ = failure(leaves_a_context_open, 2, **launch)
     assert (
         f"ResourceWarning('Context(rank 1 of 2, engine host) made at {ROOT}/tests/mpi/test_runner.py:"
         in message
     )
+
+
+@starts_ranks
+@pytest.mark.parametrize("launch", [*only_long("kept"), "launched"], indirect=True)
+def test_a_message_that_is_left_behind_is_a_failure(launch):
     message, _ = failure(leaves_a_message, 2, **launch)
     assert "rank 0 FAILED\na message from rank 1 with tag 5 was never received" in message
     assert "rank 1 was done" in message

@@ -24,7 +24,10 @@ CALL_LEVEL_1 = ("xdqr",)
 def test_all_pass(tester):
     try:
         testers.fetch()
-        outcome = testers.run(tester, grids=draws(1, long=2))
+        ranks = (
+            testers.RANKS if tester.program != "xdqr" else draws(2, long=testers.RANKS)
+        )  # first, all but one rest
+        outcome = testers.run(tester, ranks, grids=draws(1, long=2))
     except LibraryNotFoundError as missing:
         if os.environ.get("PBLASMP_SCALAPACK") == "required":
             raise

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -149,8 +150,13 @@ def test_the_client_dies_as_its_fork(sleeper):
     assert client.wait(10) == -signal.SIGUSR1
 
 
-def test_a_lost_server_is_no_success():
+def test_a_lost_server_is_no_success(warm, tmp_path):
+    """Of a server that is itself a fork: it has imported already."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.join(warm)} "$@"\n')
+    python.chmod(0o755)
     interpreter = Interpreter(os.environ)
+    interpreter._python = str(python)
     command = [*interpreter(), "-c", "import time; print('here', flush=True); time.sleep(60)"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout.readline() == "here\n"
