@@ -13,7 +13,7 @@ from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.testing.level3 import legal_flags
 from tests.helpers.cases import pick, short_messages
-from tests.helpers.lengths import draws, only_long
+from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.level3_cases import DTYPES, called
 from tests.helpers.mpi import run_mpi
 
@@ -56,11 +56,11 @@ def extents(comm):
     HostOperations.panel = 5
     rng = np.random.default_rng(52)
     with pb.Context(comm, engine="host") as ctx:
-        for routine in ROUTINES:
+        for number, routine in enumerate(ROUTINES, comm.size):
             paths = paths_of(routine)
             keep = min(draws(5, long=1), len(paths))
             turns = itertools.cycle([paths[i::keep] for i in range(keep)])
-            for sizes in itertools.product((0, 7), repeat=3):
+            for sizes in in_turn(*[(0, 7)] * 3, keep=2, first=number):
                 for algo in next(turns):
                     dtype = pick(rng, DTYPES)
                     flags = pick(rng, legal_flags(routine, dtype))
@@ -86,10 +86,10 @@ OTHERS = [routine for routine in ROUTINES if routine not in SIDED]
 
 @pytest.mark.parametrize("routines", [SIDED, OTHERS], ids=["sided", "others"])
 @pytest.mark.parametrize(
-    ("nranks", "part", "parts"), [(1, 0, 6), (2, 0, 20), (4, 1, 36), *only_long((6, 2, 70))]
+    ("nranks", "part", "parts"), [(1, 0, 10), (2, 0, 30), (4, 1, 60), *only_long((6, 2, 70))]
 )
 def test_every_option_of_every_routine(nranks, part, parts, routines):
-    """One in six on one rank, fewer on more ranks."""
+    """One in ten on one rank, fewer on more ranks."""
     run_mpi(everything, nranks, routines=routines, part=part, parts=draws(parts, long=1))
 
 
@@ -106,4 +106,4 @@ def test_large_matrices(nranks):
 @pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), *only_long((6, 4)), (3, 1)])
 def test_several_nodes(nranks, per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    run_mpi(everything, nranks, routines=list(ROUTINES), part=nranks, parts=draws(50, long=9))
+    run_mpi(everything, nranks, routines=list(ROUTINES), part=nranks, parts=draws(80, long=9))

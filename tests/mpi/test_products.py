@@ -26,7 +26,7 @@ from tests.helpers.cases import (
     scattered,
     short_messages,
 )
-from tests.helpers.lengths import draws, only_long
+from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
 
 PATHS = ("shared", "gathered", "panels", "stationary")
@@ -156,7 +156,7 @@ def types_and_ops(comm):
     _small_panels(5)
     rng = np.random.default_rng(32)
     with pb.Context(comm, engine="host") as ctx:
-        for dtype, ops, algo in itertools.product(TYPES, OP_PAIRS, (*PATHS, "auto")):
+        for dtype, ops, algo in in_turn(TYPES, OP_PAIRS, (*PATHS, "auto"), keep=5):
             orders = pick(rng, ORDERS)
             yield f"{dtype} {ops} {algo}", multiplied(ctx, rng, ops, orders, dtype, algo, *_sizes(rng))
 
@@ -166,21 +166,17 @@ def extents(comm):
     _small_panels(5)
     rng = np.random.default_rng(33)
     with pb.Context(comm, engine="host") as ctx:
-        for sizes in itertools.product((0, 11), repeat=3):
-            for algo in (*PATHS, "auto"):
-                ops, orders, dtype = pick(rng, OP_PAIRS), pick(rng, ORDERS), pick(rng, TYPES)
-                wrong = multiplied(ctx, rng, ops, orders, dtype, algo, sizes, (3, 2, 4))
-                yield f"{sizes} {ops} {orders} {dtype} {algo}", wrong
-        for sizes, blocks in (
+        cases = [(sizes, (3, 2, 4)) for sizes in itertools.product((0, 11), repeat=3)]
+        cases += (
             ((3, 2, 4), (16, 16, 16)),
             ((1, 1, 9), (1, 1, 1)),
             ((9, 8, 1), (8, 8, 8)),
             ((5, 5, 40), (5, 5, 2)),
-        ):
-            for algo in (*PATHS, "auto"):
-                ops, orders, dtype = pick(rng, OP_PAIRS), pick(rng, ORDERS), pick(rng, TYPES)
-                wrong = multiplied(ctx, rng, ops, orders, dtype, algo, sizes, blocks)
-                yield f"{sizes} in {blocks} {ops} {orders} {dtype} {algo}", wrong
+        )
+        for (sizes, blocks), algo in in_turn(cases, (*PATHS, "auto"), keep=2):
+            ops, orders, dtype = pick(rng, OP_PAIRS), pick(rng, ORDERS), pick(rng, TYPES)
+            wrong = multiplied(ctx, rng, ops, orders, dtype, algo, sizes, blocks)
+            yield f"{sizes} in {blocks} {ops} {orders} {dtype} {algo}", wrong
 
 
 def in_place(comm):
@@ -218,10 +214,10 @@ def in_place(comm):
             yield f"{op_a}{op_b} {algo}", first(wrong, misplaced(out, x @ y))
 
 
-@pytest.mark.parametrize(("nranks", "parts"), [(1, 2), (2, 3), (3, 3), (4, 3), *only_long((6, 9))])
+@pytest.mark.parametrize(("nranks", "parts"), [(1, 4), (2, 6), (3, 6), (4, 6), *only_long((6, 18))])
 def test_every_op_in_every_mix_of_orders_on_every_path(nranks, parts):
-    """On 2, 3 and 4 ranks together all of them."""
-    parts = draws(parts, long=1 if nranks == 4 else parts)
+    """On 2, 3 and 4 ranks together half of them."""
+    parts = draws(parts, long=1 if nranks == 4 else parts // 2)
     run_mpi(ops_and_orders, nranks, part=nranks % parts, parts=parts)
 
 
