@@ -16,6 +16,7 @@ from pblasmp.engines.host.direct import cholesky, lapack
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.factorisations import solve_keeping
 from tests.helpers.cases import agreed_error, first, layout, pick, scattered
+from tests.helpers.lengths import draws
 
 TYPES = ("float32", "float64", "complex64", "complex128")
 MOST = 30  # how large an error may be, in the units of ``relative``
@@ -120,7 +121,8 @@ def too_large(**errors):
 def sizes(ctx, rng):
     """An order, and a number of right-hand sides."""
     large = ctx.engine.name == "host" and rng.integers(12) == 0
-    return int(rng.integers(30, 130) if large else rng.integers(0, 30)), pick(rng, (0, 1, 1, 5, 9))
+    n = rng.integers(30, draws(70, long=130)) if large else rng.integers(0, 30)
+    return int(n), pick(rng, (0, 1, 1, 5, 9))
 
 
 def cholesky_case(ctx, rng, dtype):

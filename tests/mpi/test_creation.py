@@ -12,6 +12,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
 from tests.helpers.cases import SIZES, TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
+from tests.helpers.lengths import in_turn
 from tests.helpers.mpi import run_mpi
 
 ALL_TYPES = (*TYPES, *FLOAT8)
@@ -79,11 +80,11 @@ def ways_to_say_it(comm):
             "scatter": lambda layout, **rest: ctx.scatter(np.ones((20, 30)) if comm.rank == 0 else None, **rest),
         }  # fmt: skip
         for name, make in makers.items():
-            for block in (4, (4, 4), [4, 4], np.int64(4)):
-                for grid in (pb.Grid(1, n), (1, n), f"1x{n}"):
-                    keywords = {"source": (0, n - 1), "dtype": "float32", "order": "F"}
-                    found = make((20, 30), block=block, grid=grid, **keywords).descriptor
-                    yield f"{name} {block!r} {grid!r}", None if found == expected else f"{found}"
+            forms = (4, (4, 4), [4, 4], np.int64(4)), (pb.Grid(1, n), (1, n), f"1x{n}")
+            for block, grid in in_turn(*forms, keep=3, first=len(name)):
+                keywords = {"source": (0, n - 1), "dtype": "float32", "order": "F"}
+                found = make((20, 30), block=block, grid=grid, **keywords).descriptor
+                yield f"{name} {block!r} {grid!r}", None if found == expected else f"{found}"
             p = max(pb.Grid.squarest(n).shape)
             plain = pb.MatrixDescriptor((20, 30), (math.ceil(20 / p), math.ceil(30 / p)), pb.Grid.squarest(n))
             found = make((20, 30)).descriptor

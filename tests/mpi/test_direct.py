@@ -1047,7 +1047,7 @@ def bounded(comm):
         def added_up(rows, cols):
             return pb.asum(a[cols.stop : cols.stop + rows.stop, :1])
 
-        windows = [(slice(0, i), slice(0, j)) for i in range(1, 9) for j in range(1, 9)]
+        windows = [(slice(0, i), slice(0, j)) for i in range(1, 7) for j in range(1, 7)]
         for repeat in range(3):
             for here in windows:
                 pb.geadd(a[here], c[here], beta=1, out=c[here])

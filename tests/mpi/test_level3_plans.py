@@ -66,7 +66,8 @@ def both_sides(comm):
     HostOperations.panel = 4
     rng = np.random.default_rng(65)
     with pb.Context(comm, engine="host") as ctx:
-        for algo, order, uplo in itertools.product(("shared", "gathered", "panels"), "CF", "LU"):
+        algos = ("shared", "gathered", "panels")
+        for algo, order, uplo in in_turn(algos, "CF", "LU", keep=2, first=comm.size):
             d = square(ctx, 17, 3, order=order)
             x, y = numbers(rng, (17, 11), "float64"), numbers(rng, (17, 11), "float64")
             a, b = (scattered(ctx, layout(rng, v.shape, ctx.size), v) for v in (x, y))
@@ -124,7 +125,7 @@ def sums(comm, nodes):
     rng = np.random.default_rng(66)
     with pb.Context(comm, engine="host") as ctx:
         for order, dtype, uplo, op_a, alpha, beta in in_turn(
-            "CF", ("float32", "complex128"), (None, "L", "U"), "NTC", (1, -2), (0, 1, 3), keep=3, first=nodes
+            "CF", ("float32", "complex128"), (None, "L", "U"), "NTC", (1, -2), (0, 1, 3), keep=6, first=nodes
         ):
             d = square(ctx, 80, 30, dtype, order=order, source=(0, 1) if ctx.size > 1 else (0, 0))
             x, z = numbers(rng, d.shape, dtype), numbers(rng, d.shape, dtype)

@@ -58,8 +58,8 @@ def raised(comm, name, known, info, words=()):
 def variations(name, ictxt):
     """Calls with one illegal argument each: (case, arguments, INFO, words)."""
     numbers = {each: i + 1 for i, each in enumerate(PROTOTYPES[name].lower().split())}
+    known = legal(name, ictxt)  # it stays as it is: these calls write nothing
     for each, number in numbers.items():
-        known = legal(name, ictxt)
         if each in BAD:
             yield each, {**known, each: BAD[each]}, -number, [f"argument {number} ({each})"]
         elif each.startswith("desc"):
@@ -215,7 +215,7 @@ def refused(comm):
         ictxt = pblas.gridinit(ctx, "r", 2, 2)
         for number, name in enumerate(name for name, words in PROTOTYPES.items() if "INFO" not in words):
             found = list(variations(name, ictxt))
-            for ((case, known, info, words),) in in_turn(found, keep=10, first=number):
+            for ((case, known, info, words),) in in_turn(found, keep=16, first=number):
                 yield f"{name} {case}", raised(comm, name, known, info, words)
         known = legal("pdgemm", ictxt)
         known |= {"descc": np.full(9, -5), "ib": -1, "m": -2}

@@ -21,7 +21,7 @@ from pblasmp.pblas.routines import DTYPE, ROUTINES
 from pblasmp.pblas.vectors import ROUTINES as VECTORS
 from reference.scalapack import ScaLAPACK, locate
 from tests.helpers.cases import first, grids, numbers, pick, scattered, unlike
-from tests.helpers.lengths import draws, only_long
+from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
 from tests.helpers.pblas_cases import Held, arguments, differing, held, matrices, options, scalars, triangle
 
@@ -88,7 +88,7 @@ def vectors(comm, count, flavour, seed=1):
     with pb.Context(comm, engine="host") as ctx:
         shapes = [(p, comm.size // p) for p in range(1, comm.size + 1) if comm.size % p == 0]
         every = [(shape, *both_grids(ctx, slk, shape, order)) for shape in shapes for order in ("row", "col")]
-        keep = 1 if comm.size == 1 else draws(2, long=1)  # on several ranks every second one
+        keep = 1 if comm.size == 1 else draws(4, long=1)  # on several ranks one of each
         for number, (name, row) in enumerate(VECTOR_ROUTINES.items()):
             turns = min(keep, len(row.names))
             for full, letter in [*row.names.items()][number % turns :: turns] * count:
@@ -279,7 +279,7 @@ def tools(comm, flavour):
         out = np.zeros(4, np.int32)
         slk.gridinfo(theirs, out)
         yield "gridinfo", unlike(out, np.array((nprow, npcol, myrow, mycol), np.int32))
-        for _ in range(30):
+        for _ in range(draws(10, long=30)):
             n, index = int(rng.integers(200)), int(rng.integers(1, 200))
             nb, nprocs = int(rng.integers(1, 9)), int(rng.integers(1, 7))
             here, source = (int(x) for x in rng.integers(nprocs, size=2))
@@ -306,9 +306,9 @@ def interoperation(comm, flavour):
     slk = ScaLAPACK(flavour, comm)
     rng = np.random.default_rng(5)
     with pb.Context(comm, engine="host") as ctx:
-        for grid in grids(comm.size):
+        for number, grid in enumerate(grids(comm.size)):
             theirs = slk.grid(grid.nprow, grid.npcol, grid.order)
-            for letter in "sdcz":
+            for (letter,) in in_turn("sdcz", keep=min(4, comm.size), first=number):
                 dtype, order = DTYPE[letter], pick(rng, "CF")
                 x = held(rng, grid.shape, (9, 7), dtype)  # what ScaLAPACK sees
                 seen = pb.MatrixDescriptor(x.whole.shape, x.block, grid, x.source, dtype, "F")

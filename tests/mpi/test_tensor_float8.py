@@ -27,10 +27,10 @@ def sizes(p):
 def every_product(comm):
     rng = np.random.default_rng(71)
     with pb.Context(comm, engine="host") as ctx:
-        for form, types, (t, n, k) in in_turn(FORMS, TYPES, sizes(comm.size), keep=3, first=comm.size):
+        for form, types, (t, n, k) in in_turn(FORMS, TYPES, sizes(comm.size), keep=5, first=comm.size):
             case = Case(ctx, rng, form, types, t, n, k, arrays=bool(rng.integers(2)))
             yield f"{form} {types} {t}x{n}x{k}", case.wrong(case())
-        for form, types in in_turn(FORMS, TYPES, keep=2, first=comm.size // 2):
+        for form, types in in_turn(FORMS, TYPES, keep=3, first=comm.size):
             for t, n, k in sizes(comm.size)[:2]:
                 case = Case(ctx, rng, form, types, t, n, k, beta=-2.0, activation="relu", arrays=True)
                 yield f"{form} {types} {t}x{n}x{k} with C, bias, relu", case.wrong(case())

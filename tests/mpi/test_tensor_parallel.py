@@ -23,26 +23,25 @@ SIZES = (1, 2, 3, 4)
 def every_product(comm):
     rng = np.random.default_rng(61)
     with pb.Context(comm, engine="host") as ctx:
-        few = 2 if comm.size == 1 else 5
-        for form, dtype, transposed in in_turn(FORMS, TYPES, (False, True), keep=few):
-            for t, n, k in sizes(comm):
-                case = Case(rng, comm, form, dtype, t, n, k, transposed=transposed)
-                alpha, beta = pick(rng, (1, 2, -1, 0)), pick(rng, (0, 1, 2))
-                how = {"alpha": alpha, "beta": beta}
-                if beta:
-                    how["c"] = case.local_c.copy()
-                given = pick(rng, ("new", "out", "c"))
-                if given == "out":
-                    how["out"] = np.full_like(case.local_c, 99)
-                elif given == "c" and beta:
-                    how["out"] = how["c"]
-                y = case(ctx, **how)
-                wrong = unlike(y, case.expected(alpha, beta))
-                if "out" in how and y is not how["out"]:
-                    wrong = "out is not what is returned"
-                if beta and how["c"] is not how.get("out") and wrong is None:
-                    wrong = unlike(how["c"], case.local_c)
-                yield f"{form} {dtype} {transposed=} {t}x{n}x{k} {alpha=} {beta=} {given}", wrong
+        every = FORMS, TYPES, (False, True), list(sizes(comm))
+        for form, dtype, transposed, (t, n, k) in in_turn(*every, keep=7, first=comm.size):
+            case = Case(rng, comm, form, dtype, t, n, k, transposed=transposed)
+            alpha, beta = pick(rng, (1, 2, -1, 0)), pick(rng, (0, 1, 2))
+            how = {"alpha": alpha, "beta": beta}
+            if beta:
+                how["c"] = case.local_c.copy()
+            given = pick(rng, ("new", "out", "c"))
+            if given == "out":
+                how["out"] = np.full_like(case.local_c, 99)
+            elif given == "c" and beta:
+                how["out"] = how["c"]
+            y = case(ctx, **how)
+            wrong = unlike(y, case.expected(alpha, beta))
+            if "out" in how and y is not how["out"]:
+                wrong = "out is not what is returned"
+            if beta and how["c"] is not how.get("out") and wrong is None:
+                wrong = unlike(how["c"], case.local_c)
+            yield f"{form} {dtype} {transposed=} {t}x{n}x{k} {alpha=} {beta=} {given}", wrong
 
 
 def layouts(comm):
@@ -96,11 +95,11 @@ def layouts(comm):
 def complex_biases(comm):
     rng = np.random.default_rng(67)
     with pb.Context(comm, engine="host") as ctx:
-        for form, dtype in itertools.product(FORMS, ("complex64", "complex128")):
-            for t, n, k in sizes(comm):
-                case = Case(rng, comm, form, dtype, t, n, k)
-                wrong = unlike(case(ctx, bias=case.local_bias), case.expected(bias=True))
-                yield f"{form} {dtype} {t}x{n}x{k}", wrong
+        every = FORMS, ("complex64", "complex128"), list(sizes(comm))
+        for form, dtype, (t, n, k) in in_turn(*every, keep=2, first=comm.size // 2):
+            case = Case(rng, comm, form, dtype, t, n, k)
+            wrong = unlike(case(ctx, bias=case.local_bias), case.expected(bias=True))
+            yield f"{form} {dtype} {t}x{n}x{k}", wrong
 
 
 def misuse(comm):
@@ -337,7 +336,7 @@ def tensors(comm):
 
     rng = np.random.default_rng(67)
     with pb.Context(comm, engine="host") as ctx:
-        for form, dtype in itertools.product(FORMS, TYPES):
+        for form, dtype in in_turn(FORMS, TYPES, keep=2, first=comm.size // 2):
             case = Case(rng, comm, form, dtype, 5, 7, 2 * comm.size + 1)
             expected = case.expected(bias=case.dtype.kind == "f")
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -39,17 +40,26 @@ class Wire:
         return sum(nbytes for nbytes, _ in sent), len(sent)
 
 
+def shared_out(ctx, cases):
+    """The cases, which come with a comparison that needs no other rank: each is made by one rank, all at once."""
+    for number, (case, compare) in enumerate(list(cases)):
+        yield case, compare() if number % ctx.size == ctx.rank else None
+
+
 def differences(ctx, wire, run, plan, problem, algorithm, per_node, **how):
-    """What a plan's run sends and its report says, unlike the counts on paper; None if nothing is."""
+    """Run a plan, and return the comparison of what it sends and its report says with the counts on paper."""
     wire.take()
     run()
     report, (sent, messages) = plan.report(), wire.take()
     workspace = report.workspace.host_bytes + report.workspace.device_bytes
     each = (report.algorithm, report.sent_bytes, report.copied_bytes, workspace, messages, sent)
     everyones = ctx.comm.allgather(each)
-    if ctx.rank:
-        return None
-    counts = problem.traffic(algorithm, nranks=ctx.size, ranks_per_node=per_node, **how)
+    return partial(unlike_paper, everyones, problem, algorithm, ctx.size, per_node, how)
+
+
+def unlike_paper(everyones, problem, algorithm, nranks, per_node, how):
+    """What the ranks sent and reported, unlike the counts on paper; None if nothing is."""
+    counts = problem.traffic(algorithm, nranks=nranks, ranks_per_node=per_node, **how)
     for r, real in enumerate(everyones):
         on_wire = real[-1] if counts.collectives else counts.sent_bytes[r]
         space = counts.memory_bytes[r] - held(problem, r, how.get("beta"))
@@ -94,22 +104,26 @@ def in_part(number, names, keep=8):
     return names[number % keep :: keep]
 
 
-def run_files(comm, names, per_node):
+def run_files(comm, **given):
     with pb.Context(comm, engine="host") as ctx, short_messages(64):
-        wire = Wire(ctx)
-        for number, name in enumerate(names):
-            file = load_problem_file(name)
-            p = file.problem
-            parents = {x: ctx.zeros(d) for x, d in file.parents.items()}
-            a, b, d = (parents[x][file.windows[x]] for x in "abd")
-            c = parents["c"][file.windows["c"]] if "c" in parents else None
-            how = {"alpha": file.alpha, "beta": file.beta}
-            algorithms = [each for each, verdict in pb.algorithms(p, ctx, **how).items() if verdict]
-            for algo in in_part(number, algorithms):
-                with pb.plan(
-                    pb.matmul, a, b, c, out=d, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, algo=algo, **how
-                ) as plan:
-                    yield f"{name} {algo}", differences(ctx, wire, plan, plan, p, algo, per_node, **how)
+        yield from shared_out(ctx, of_files(ctx, **given))
+
+
+def of_files(ctx, names, per_node):
+    wire = Wire(ctx)
+    for number, name in enumerate(names):
+        file = load_problem_file(name)
+        p = file.problem
+        parents = {x: ctx.zeros(d) for x, d in file.parents.items()}
+        a, b, d = (parents[x][file.windows[x]] for x in "abd")
+        c = parents["c"][file.windows["c"]] if "c" in parents else None
+        how = {"alpha": file.alpha, "beta": file.beta}
+        algorithms = [each for each, verdict in pb.algorithms(p, ctx, **how).items() if verdict]
+        for algo in in_part(number, algorithms):
+            with pb.plan(
+                pb.matmul, a, b, c, out=d, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, algo=algo, **how
+            ) as plan:
+                yield f"{name} {algo}", differences(ctx, wire, plan, plan, p, algo, per_node, **how)
 
 
 def _names(nranks):
@@ -131,54 +145,60 @@ def test_every_descriptor_file(nranks, monkeypatch):
 
 
 def run_routines(comm, per_node):
-    rng = np.random.default_rng(62)
     with pb.Context(comm, engine="host") as ctx, short_messages(64):
-        wire = Wire(ctx)
-        for name, has in ROUTINES.items():
-            for number, flags in enumerate(
-                legal_flags(name, "complex64")[:: draws(17 if ctx.size == 1 else 29, long=5)]
-            ):
-                grid = pick(rng, grids(ctx.size))
-                of = {
-                    each: layout(rng, shape, ctx.size, grid=grid, dtype="complex64")
-                    for each, shape in shapes(name, flags, 17, 15, 16).items()
-                    if each in has.operands + "d" and (each != "c" or has.shape == "added" or rng.integers(3))
-                }
-                p = pb.Level3Problem(name, **of, **flags)
-                x = {each: ctx.zeros(d) for each, d in of.items()}
-                if "a" in x and has.solves:
-                    x["a"] = ctx.eye(of["a"])
-                how = {"beta": 1} if "c" in of else {"beta": 0} if "c" in has.operands else {}
-                algorithms = [each for each, verdict in pb.algorithms(p, ctx, **how).items() if verdict]
-                for algo in in_part(number, algorithms):
-                    args = {each: x[each] for each in has.operands if each in x}
-                    with pb.plan(name, **args, out=x["d"], algo=algo, **flags, **how) as plan:
-                        yield (
-                            f"{name} {flags} {algo}",
-                            differences(ctx, wire, plan, plan, p, algo, per_node, beta=how.get("beta", 0)),
-                        )
+        yield from shared_out(ctx, of_routines(ctx, per_node))
+
+
+def of_routines(ctx, per_node):
+    rng = np.random.default_rng(62)
+    wire = Wire(ctx)
+    for name, has in ROUTINES.items():
+        for number, flags in enumerate(
+            legal_flags(name, "complex64")[:: draws(17 if ctx.size == 1 else 29, long=5)]
+        ):
+            grid = pick(rng, grids(ctx.size))
+            of = {
+                each: layout(rng, shape, ctx.size, grid=grid, dtype="complex64")
+                for each, shape in shapes(name, flags, 17, 15, 16).items()
+                if each in has.operands + "d" and (each != "c" or has.shape == "added" or rng.integers(3))
+            }
+            p = pb.Level3Problem(name, **of, **flags)
+            x = {each: ctx.zeros(d) for each, d in of.items()}
+            if "a" in x and has.solves:
+                x["a"] = ctx.eye(of["a"])
+            how = {"beta": 1} if "c" in of else {"beta": 0} if "c" in has.operands else {}
+            algorithms = [each for each, verdict in pb.algorithms(p, ctx, **how).items() if verdict]
+            for algo in in_part(number, algorithms):
+                args = {each: x[each] for each in has.operands if each in x}
+                with pb.plan(name, **args, out=x["d"], algo=algo, **flags, **how) as plan:
+                    yield (
+                        f"{name} {flags} {algo}",
+                        differences(ctx, wire, plan, plan, p, algo, per_node, beta=how.get("beta", 0)),
+                    )
 
 
 def run_forms(comm, per_node):
     with pb.Context(comm, engine="host") as ctx, short_messages(64):
-        wire, size = Wire(ctx), ctx.size
-        for form in FORMS:
-            for number, (t, n, k) in enumerate(((4 * size, 6 * size, 5 * size), (7, 1030, 9))):
-                tokens = len(range(t)[pb.tensor_parallel.shard(t, size, ctx.rank)])
-                outputs = len(range(n)[pb.tensor_parallel.shard(n, size, ctx.rank)])
-                inputs = len(range(k)[pb.tensor_parallel.shard(k, size, ctx.rank)])
-                shape = {"allgather_matmul": (tokens, k, outputs), "matmul_allgather": (t, k, outputs)}
-                rows, depth, cols = shape.get(form, (t, inputs, n))
-                x, w = np.zeros((rows, depth)), np.zeros((cols, depth))
-                with pb.plan(form, x, w, ctx) as plan:
-                    p = plan.problem
-                algorithms = [each for each, verdict in pb.algorithms(p, ctx).items() if verdict]
-                for algo in in_part(number, algorithms, 10):
-                    with pb.plan(form, x, w, ctx, algo=algo) as plan:
-                        wrong = differences(
-                            ctx, wire, lambda plan=plan, x=x: plan(x), plan, p, algo, per_node
-                        )
-                        yield f"{form} {t} x {n} x {k} {algo}", wrong
+        yield from shared_out(ctx, of_forms(ctx, per_node))
+
+
+def of_forms(ctx, per_node):
+    wire, size = Wire(ctx), ctx.size
+    for form in FORMS:
+        for number, (t, n, k) in enumerate(((4 * size, 6 * size, 5 * size), (7, 1030, 9))):
+            tokens = len(range(t)[pb.tensor_parallel.shard(t, size, ctx.rank)])
+            outputs = len(range(n)[pb.tensor_parallel.shard(n, size, ctx.rank)])
+            inputs = len(range(k)[pb.tensor_parallel.shard(k, size, ctx.rank)])
+            shape = {"allgather_matmul": (tokens, k, outputs), "matmul_allgather": (t, k, outputs)}
+            rows, depth, cols = shape.get(form, (t, inputs, n))
+            x, w = np.zeros((rows, depth)), np.zeros((cols, depth))
+            with pb.plan(form, x, w, ctx) as plan:
+                p = plan.problem
+            algorithms = [each for each, verdict in pb.algorithms(p, ctx).items() if verdict]
+            for algo in in_part(number, algorithms, 10):
+                with pb.plan(form, x, w, ctx, algo=algo) as plan:
+                    wrong = differences(ctx, wire, lambda plan=plan, x=x: plan(x), plan, p, algo, per_node)
+                    yield f"{form} {t} x {n} x {k} {algo}", wrong
 
 
 def run_moves(comm):
@@ -215,34 +235,40 @@ def test_moves():
 
 
 def run_factorisations(comm, per_node):
-    rng = np.random.default_rng(64)
     with (
         pb.Context(comm, engine="host") as ctx,
         short_messages(64),
         mock.patch.multiple(HostOperations, factor_width=8, factor_alone=4),
     ):
-        wire, operations = Wire(ctx), ctx.engine.operations
-        kinds = (("float64", "C"), ("complex64", "F"))
-        for ((dtype, order),) in in_turn(kinds, keep=2, first=ctx.size + (per_node == ctx.size)):
-            square, tall, thin, wide = (
-                layout(rng, shape, ctx.size, dtype=dtype, order=order)
-                for shape in ((29, 29), (29, 5), (29, 19), (19, 5))
-            )
-            a, b, x = ctx.eye(square), ctx.full(tall, 1), ctx.zeros(wide)
-            thin = ctx.from_function(lambda i, j: 1.0 * (i == j), thin)
-            factors, pivots = pb.lu(a)
-            for plan in (
-                pb.plan(pb.cholesky, a), pb.plan(pb.cholesky, a, uplo="U"), pb.plan(pb.cho_solve, a, b),
-                pb.plan(pb.lu, a), pb.plan(pb.lu_solve, factors, pivots, b, op_a="T"), pb.plan(pb.solve, a, b),
-                pb.plan(pb.qr, thin), pb.plan(pb.lstsq, thin, b, out=x), pb.plan(pb.solve, a, b, "tri"),
-            ):  # fmt: skip
-                wire.take()
-                plan()
-                real, p = ctx.comm.allgather(wire.take()), plan.problem
-                counts = p.traffic(nranks=ctx.size, ranks_per_node=per_node, cores=operations.workers)
-                paper = list(zip(counts.sent_bytes.tolist(), counts.messages.tolist(), strict=True))
-                wrong = None if paper == real else f"on paper {paper}, in fact {real}"
-                yield f"{p}", wrong or unbalanced(counts)
+        yield from shared_out(ctx, of_factorisations(ctx, per_node))
+
+
+def of_factorisations(ctx, per_node):
+    rng = np.random.default_rng(64)
+    wire, workers = Wire(ctx), ctx.engine.operations.workers
+
+    def unlike_factors(p, real):
+        counts = p.traffic(nranks=ctx.size, ranks_per_node=per_node, cores=workers)
+        paper = list(zip(counts.sent_bytes.tolist(), counts.messages.tolist(), strict=True))
+        return unbalanced(counts) if paper == real else f"on paper {paper}, in fact {real}"
+
+    kinds = (("float64", "C"), ("complex64", "F"))
+    for ((dtype, order),) in in_turn(kinds, keep=2, first=ctx.size + (per_node == ctx.size)):
+        square, tall, thin, wide = (
+            layout(rng, shape, ctx.size, dtype=dtype, order=order)
+            for shape in ((29, 29), (29, 5), (29, 19), (19, 5))
+        )
+        a, b, x = ctx.eye(square), ctx.full(tall, 1), ctx.zeros(wide)
+        thin = ctx.from_function(lambda i, j: 1.0 * (i == j), thin)
+        factors, pivots = pb.lu(a)
+        for plan in (
+            pb.plan(pb.cholesky, a), pb.plan(pb.cholesky, a, uplo="U"), pb.plan(pb.cho_solve, a, b),
+            pb.plan(pb.lu, a), pb.plan(pb.lu_solve, factors, pivots, b, op_a="T"), pb.plan(pb.solve, a, b),
+            pb.plan(pb.qr, thin), pb.plan(pb.lstsq, thin, b, out=x), pb.plan(pb.solve, a, b, "tri"),
+        ):  # fmt: skip
+            wire.take()
+            plan()
+            yield f"{plan.problem}", partial(unlike_factors, plan.problem, ctx.comm.allgather(wire.take()))
 
 
 @pytest.mark.parametrize(("shared", "nranks"), list(in_turn((True, False), SIZES, keep=2)))

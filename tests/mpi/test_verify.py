@@ -79,7 +79,7 @@ def not_finite(comm, grid):
     rng = np.random.default_rng(5)
     with pb.Context(comm, engine="host") as ctx:
         for dtype, where, kind, ops in in_turn(
-            ("float64", "complex64"), "abc", SPOILED, ("NN", "TC"), keep=3
+            ("float64", "complex64"), "abc", SPOILED, ("NN", "TC"), keep=4
         ):
             op = dict(zip("ab", ops, strict=True))
             shapes = {

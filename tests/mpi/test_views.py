@@ -24,7 +24,7 @@ from tests.helpers.cases import (
     short_messages,
     unlike,
 )
-from tests.helpers.lengths import only_long
+from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
 
 
@@ -36,7 +36,7 @@ def _window(rng, extent):
 def sub_matrices(comm):
     rng = np.random.default_rng(11)
     with pb.Context(comm, engine="host") as ctx:
-        for count, grid in enumerate(grids(comm.size) * (6 // comm.size + 1)):
+        for count, grid in enumerate(grids(comm.size) * draws(6 // comm.size, long=6 // comm.size + 1)):
             d = layout(rng, (14, 11), comm.size, grid=grid, dtype=pick(rng, TYPES))
             values = numbers(rng, d.shape, d.dtype)
             a = scattered(ctx, d, values)
@@ -77,42 +77,41 @@ def slices(comm):
 def transposes(comm):
     rng = np.random.default_rng(13)
     with pb.Context(comm, engine="host") as ctx:
-        for dtype in ("float64", "complex64", "bfloat16"):
-            for order in "CF":
-                da = layout(rng, (9, 12), comm.size, block=(2, 3), dtype=dtype, order=order)
-                db = layout(rng, (9, 10), comm.size, block=(2, 4), dtype=dtype, grid=da.grid)
-                x, y = numbers(rng, da.shape, dtype), numbers(rng, db.shape, dtype)
-                a, b = scattered(ctx, da, x), scattered(ctx, db, y)
-                h = a.H
-                shares = np.shares_memory(a.T.local, a.local) or a.local.size == 0
-                case = f"{dtype} {order}: "
+        for dtype, order in in_turn(("float64", "complex64", "bfloat16"), "CF", keep=2):
+            da = layout(rng, (9, 12), comm.size, block=(2, 3), dtype=dtype, order=order)
+            db = layout(rng, (9, 10), comm.size, block=(2, 4), dtype=dtype, grid=da.grid)
+            x, y = numbers(rng, da.shape, dtype), numbers(rng, db.shape, dtype)
+            a, b = scattered(ctx, da, x), scattered(ctx, db, y)
+            h = a.H
+            shares = np.shares_memory(a.T.local, a.local) or a.local.size == 0
+            case = f"{dtype} {order}: "
+            yield (
+                case + "T and H",
+                first(
+                    misplaced_view(a.T, x.T),
+                    misplaced_view(a.T.T, x),
+                    misplaced_view(h, x.conj().T),
+                    unlike(a.T.allgather(), x.T),
+                    unlike(h.allgather(), x.conj().T),
+                    None if shares else "T is a copy",
+                    misplaced(a, x),
+                ),
+            )
+            for name, result, expected in (
+                ("A.T @ B", a.T @ b, product(x, y, op_a="T")),
+                ("B.T @ A", b.T @ a, product(y, x, op_a="T")),
+                ("B.T @ A.T.T", b.T @ a.T.T, product(y, x, op_a="T")),
+                ("A.H @ B", h @ b, product(x, y, op_a="C")),
+                ("A @ A.T", a @ a.T, product(x, x, op_b="T")),
+                ("A @ A.H", a @ h, product(x, x, op_b="C")),
+                ("matmul(A.T, B.T.T, op_a=N)", pb.matmul(a.T, b.T.T), product(x, y, op_a="T")),
+                ("matmul(A.T, A, op_a=T, op_b=C)", pb.matmul(a.T, a, op_a="T", op_b="C"), product(x, x, op_b="C")),
+                ("matmul(A.T, B, op_a=C)", pb.matmul(a.T, a.T, op_a="C"), product(x.conj(), x, op_b="T")),
+            ):  # fmt: skip
                 yield (
-                    case + "T and H",
-                    first(
-                        misplaced_view(a.T, x.T),
-                        misplaced_view(a.T.T, x),
-                        misplaced_view(h, x.conj().T),
-                        unlike(a.T.allgather(), x.T),
-                        unlike(h.allgather(), x.conj().T),
-                        None if shares else "T is a copy",
-                        misplaced(a, x),
-                    ),
+                    case + name,
+                    first(misplaced(result, expected), unlike(result.allgather(), expected)),
                 )
-                for name, result, expected in (
-                    ("A.T @ B", a.T @ b, product(x, y, op_a="T")),
-                    ("B.T @ A", b.T @ a, product(y, x, op_a="T")),
-                    ("B.T @ A.T.T", b.T @ a.T.T, product(y, x, op_a="T")),
-                    ("A.H @ B", h @ b, product(x, y, op_a="C")),
-                    ("A @ A.T", a @ a.T, product(x, x, op_b="T")),
-                    ("A @ A.H", a @ h, product(x, x, op_b="C")),
-                    ("matmul(A.T, B.T.T, op_a=N)", pb.matmul(a.T, b.T.T), product(x, y, op_a="T")),
-                    ("matmul(A.T, A, op_a=T, op_b=C)", pb.matmul(a.T, a, op_a="T", op_b="C"), product(x, x, op_b="C")),
-                    ("matmul(A.T, B, op_a=C)", pb.matmul(a.T, a.T, op_a="C"), product(x.conj(), x, op_b="T")),
-                ):  # fmt: skip
-                    yield (
-                        case + name,
-                        first(misplaced(result, expected), unlike(result.allgather(), expected)),
-                    )
         wrong = agreed_error(ctx, TypeError, ["DistributedMatrix"], operator.matmul, a, np.ones((12, 2)))
         yield "A @ NumPy array is refused", wrong
 
@@ -120,7 +119,7 @@ def transposes(comm):
 def moves(comm):
     rng = np.random.default_rng(14)
     with pb.Context(comm, engine="host") as ctx:
-        cases = 24 if comm.size > 4 else 60
+        cases = draws(16, long=24) if comm.size > 4 else draws(30, long=60)
         for count in range(cases):
             shape = pick(rng, ((17, 13), (20, 20), (1, 30), (0, 4), (4, 0), (2, 2)))
             src = layout(rng, shape, comm.size, dtype=pick(rng, TYPES))
