@@ -22,7 +22,6 @@ from .comm import (
     is_agreed,
     leave,
     make_boards,
-    this_process,
     vote_on,
     watch,
     wrap,
@@ -51,7 +50,7 @@ Matrix = TypeVar("Matrix")
 _MANY = 1000
 _LITTLE = 1 << 20  # bytes of the kept plans of a context that rests
 _by_name: WeakValueDictionary[str, Any] = WeakValueDictionary()
-_groups: dict[tuple[tuple[str, int], ...], int] = {}
+_groups: dict[tuple[tuple[Any, int], ...], int] = {}
 """Groups of processes, numbered in the order in which this one first met them."""
 
 
@@ -375,7 +374,8 @@ def _free_name(engine: str, comm: Communicator) -> str:
 
     Compiled code has the name as a constant. A name is never that of two open contexts.
     """
-    group = _groups.setdefault(tuple(comm.allgather(this_process())), len(_groups) + 1)
+    processes = tuple((each.machine, each.process) for each in comm.locations())
+    group = _groups.setdefault(processes, len(_groups) + 1)
     ranks = f"rank {comm.rank} of {comm.size} on {engine}, group {group} #"
     return next(
         name

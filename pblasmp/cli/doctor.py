@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import click
 
-from ..comm import Communicator
+from ..comm import Communicator, count_cores, machines_of
 from ..context import Context
 from ..costs.machines import load_machine
 from ..costs.measure import measure_speed
@@ -124,12 +123,12 @@ def places(comm: Communicator, *, gpus: bool) -> dict[str, int]:
 
     Nodes are machines, whatever PBLASMP_RANKS_PER_NODE says. GPUs leave the cores to others: one each is enough.
     """
-    nodes = comm.nodes()
+    locations = comm.locations()
+    nodes = machines_of(locations)
     here = next(ranks for ranks in nodes if comm.rank in ranks)
-    cores = comm.allgather([] if gpus else sorted(os.sched_getaffinity(0)))
     return {
         "ranks": comm.size, "nodes": len(nodes), "ranks_of_node": 1 if gpus else len(here),
-        "cores": 1 if gpus else len({core for rank in here for core in cores[rank]}),
+        "cores": 1 if gpus else count_cores([locations[rank] for rank in here]),
     }  # fmt: skip
 
 

@@ -258,7 +258,7 @@ def _facts(
         "blocks": d.descriptor.block,
         "local": d.descriptor.local_shape(0),
         "ranks": ctx.size,
-        "nodes": len(nodes_of(ctx.comm)),
+        "nodes": len(nodes_of(ctx.comm.locations())),
         "engine": ctx.engine.name,
         "why": ctx.engine.why,
     }

@@ -7,17 +7,10 @@ from .agreement import Agreement, Running, break_off, closing, gather_on, is_agr
 from .board import make_boards
 from .cells import Cell, Cells
 from .choice import wrap
-from .communicator import (
-    Communicator,
-    count_cores,
-    gather_numbers,
-    machine,
-    nodes_of,
-    ranks_per_node,
-    this_process,
-)
+from .communicator import Communicator, gather_numbers
 from .exchange import Exchange, Side
 from .failures import watch
+from .locations import count_cores, machine, machines_of, nodes_of, ranks_per_node, this_process
 from .repeated_calls import RepeatedCalls, agree_after
 from .shared_memory import SharedMemory
 from .side_channel import SideChannel
@@ -42,6 +35,7 @@ __all__ = [
     "is_agreed",
     "leave",
     "machine",
+    "machines_of",
     "make_boards",
     "nodes_of",
     "ranks_per_node",

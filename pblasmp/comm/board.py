@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import struct
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +20,9 @@ from numpy.typing import NDArray
 
 from ..errors import ClosedError
 from . import futex
-from .communicator import Communicator, nodes_of
+from .communicator import Communicator
 from .futex import BUSY_SECONDS, NAP_SECONDS, POLLS
+from .locations import began, nodes_of
 from .shared_memory import SharedMemory
 
 __all__ = ["Board", "make_boards"]
@@ -240,9 +239,9 @@ class _Posted:
             return
         self._next_look = waited + _LOOK_SECONDS
         board = self._board
-        for rank, (number, began) in enumerate(board._processes):
+        for rank, (number, since) in enumerate(board._processes):
             arrived = board._numbers[self._first + rank * _LINE] == self._count
-            if _began(number) != began and not arrived:  # it may arrive and then end
+            if began(number) != since and not arrived:  # it may arrive and then end
                 raise ClosedError(f"rank {rank} has ended")
 
     def __bool__(self) -> bool:
@@ -253,26 +252,15 @@ def make_boards(comm: Communicator, number: int) -> list[Board] | list[None]:
     """Return ``number`` boards of the ranks of ``comm``, each None if they cannot share memory. Collective."""
     if comm.size == 1:
         return [None] * number
-    able = len(nodes_of(comm)) == 1 and platform.machine() in _ORDERED
-    me = os.getpid(), _began(os.getpid())
-    everyones: list[tuple[bool, Process]] = comm.allgather((able, me))
-    if not all(able for able, _ in everyones):
+    locations = comm.locations()
+    if len(nodes_of(locations)) > 1 or any(each.architecture not in _ORDERED for each in locations):
         return [None] * number
     shape = number, 2, comm.size + 1, _LINE
     nbytes = 8 * math.prod(shape)
     memory = SharedMemory(comm, nbytes)
     if memory.why_not:
         return [None] * number
-    processes = [process for _, process in everyones]
+    processes = [(each.process, each.began) for each in locations]
     return [
         Board(lines, comm.rank, processes) for lines in memory.array(nbytes).view(np.int64).reshape(shape)
     ]
-
-
-def _began(process: int) -> str:
-    """Return when a process of this machine began, in ticks of its clock; empty if it has ended."""
-    try:
-        state, *rest = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
-    except OSError:
-        return ""
-    return "" if state in "ZX" else rest[18]

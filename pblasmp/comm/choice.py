@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..errors import ArgumentError, ArgumentTypeError, LibraryNotFoundError, UnsupportedError
 from ..launchers import surroundings
 from .communicator import Array, Communicator, Request, Votes
+from .locations import Location
 from .mpi_communicator import check_world, duplicate_of, mpi
 from .side_channel import Meeting, SideChannel
 
@@ -69,8 +70,8 @@ class Serial:  # its arguments matter only if there are several ranks
 
     irecv = isend
 
-    def nodes(self) -> list[tuple[int, ...]]:
-        return [(0,)]
+    def locations(self) -> list[Location]:
+        return [Location.here()]
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:  # noqa: ARG002
         return self

@@ -3,17 +3,13 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import socket
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ArgumentError
+from .locations import Location
 from .side_channel import Meeting, SideChannel
 
 __all__ = [
@@ -25,12 +21,7 @@ __all__ = [
     "bytes_of",
     "chunks",
     "chunks_of_elements",
-    "count_cores",
     "gather_numbers",
-    "machine",
-    "nodes_of",
-    "ranks_per_node",
-    "this_process",
 ]
 
 _CHUNK_BYTES = 1 << 30  # MPI 3 counts in 32-bit ints
@@ -114,8 +105,8 @@ class Communicator(Protocol):
     def irecv(self, array: Array, source: int) -> list[Request]:
         """Start receiving into ``array`` (contiguous in either order). Local."""
 
-    def nodes(self) -> list[tuple[int, ...]]:
-        """Return the ranks of each node, ascending; nodes are ordered by their first rank. Collective."""
+    def locations(self) -> list[Location]:
+        """Return where each rank runs, as it was when this was first asked for. Collective."""
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
         """Return a communicator of the group in ``groups`` that holds this rank. Collective."""
@@ -177,45 +168,3 @@ def gather_numbers(comm: Communicator, values: Sequence[float]) -> NDArray[np.fl
     out = np.empty((comm.size, mine.size), np.int64)
     comm.wait(board.gather(mine.view(np.int64), out))
     return out.view(np.float64)
-
-
-def nodes_of(comm: Communicator) -> list[tuple[int, ...]]:
-    """Return the ranks of each node; PBLASMP_RANKS_PER_NODE splits a machine into several. Collective."""
-    nodes, step = comm.nodes(), ranks_per_node()
-    if step is not None:
-        nodes = [node[i : i + step] for node in nodes for i in range(0, len(node), step)]
-    return nodes
-
-
-def machine() -> tuple[str, str]:
-    """Return this machine's name and what tells it from others of the same name: Linux's boot id, or "". Local."""
-    try:
-        return platform.node(), Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return platform.node(), ""
-
-
-def this_process() -> tuple[str, int]:
-    """Return this process's host and number. Local."""
-    return socket.gethostname(), os.getpid()
-
-
-def ranks_per_node() -> int | None:
-    """Return how many ranks PBLASMP_RANKS_PER_NODE puts on a node, None if it is not set. Local.
-
-    Raises:
-        ArgumentError: it is not a positive integer.
-    """
-    given = os.environ.get("PBLASMP_RANKS_PER_NODE", "")
-    if not given:
-        return None
-    if not (given.isdecimal() and int(given) > 0):
-        raise ArgumentError(f"PBLASMP_RANKS_PER_NODE: expected a positive integer, got {given!r}")
-    return int(given)
-
-
-def count_cores(comm: Communicator, ranks: Sequence[int]) -> int:
-    """Return how many cores ``ranks``, which are on one node, may run on. Collective over ``comm``."""
-    has_affinity = hasattr(os, "sched_getaffinity")
-    everyones = comm.allgather(os.sched_getaffinity(0) if has_affinity else set(range(os.cpu_count() or 1)))
-    return len(set().union(*(everyones[rank] for rank in ranks)))

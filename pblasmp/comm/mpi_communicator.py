@@ -17,6 +17,7 @@ from ..errors import ClosedError, LibraryNotFoundError, PblasmpError, Unsupporte
 from ..extras import install
 from ..launchers import Surroundings, parent_rank, surroundings
 from .communicator import Array, Communicator, Request, Votes, bytes_of, chunks, chunks_of_elements
+from .locations import Location
 from .side_channel import Meeting, SideChannel, number_open
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class MpiCommunicator:
         self.patient = patient
         self.board: Votes | None = None
         self.channel = channel
-        self._nodes: list[tuple[int, ...]] = []
+        self._locations: list[Location] = []
         self._carries_notes = not channel.connected
         if self._carries_notes:
             channel.connect(_Notes(comm))
@@ -169,19 +170,11 @@ class MpiCommunicator:
     def irecv(self, array: Array, source: int) -> list[Request]:
         return [self.channel.watch(self._comm.Irecv(chunk, source), receives=True) for chunk in chunks(array)]
 
-    def nodes(self) -> list[tuple[int, ...]]:
-        self._nodes = self._nodes or self._find_nodes()
-        return self._nodes
-
-    def _find_nodes(self) -> list[tuple[int, ...]]:
-        with _enough_communicators():
-            node = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED, self.rank)
-        first = node.bcast(self.rank)
-        node.Free()
-        by_first: dict[int, list[int]] = {}
-        for rank, leader in enumerate(self.allgather(first)):
-            by_first.setdefault(leader, []).append(rank)
-        return [tuple(ranks) for _, ranks in sorted(by_first.items())]
+    def locations(self) -> list[Location]:
+        self._locations = self._locations or [
+            Location(*each) for each in self.allgather(tuple(Location.here()))
+        ]
+        return self._locations
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
         color = next(i for i, group in enumerate(groups) if self.rank in group)

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import ArgumentError, LibraryNotFoundError
-from .communicator import Communicator, Votes, chunks, machine
+from .communicator import Communicator, Votes, chunks
+from .locations import Location
 from .side_channel import Meeting, SideChannel
 
 __all__ = ["from_group"]
@@ -128,6 +129,7 @@ class _Gloo:
         self.size = len(self._ranks)
         self.patient = True
         self.board: Votes | None = None
+        self._locations: list[Location] = []
         name = "-".join(map(str, self._ranks))
         _made[name] += 1
         store = dist.PrefixStore(f"pblasmp/{name}/{_made[name]}", dist.distributed_c10d._get_default_store())
@@ -211,11 +213,9 @@ class _Gloo:
         works = (start([torch.from_numpy(part)], rank, 0) for part in parts)
         return [self.channel.watch(_Message(work, self._changed)) for work in works]
 
-    def nodes(self) -> list[tuple[int, ...]]:
-        ranks: dict[tuple[str, str], list[int]] = {}
-        for rank, place in enumerate(self.allgather(machine())):
-            ranks.setdefault(place, []).append(rank)
-        return [tuple(each) for each in ranks.values()]
+    def locations(self) -> list[Location]:
+        self._locations = self._locations or self.allgather(Location.here())
+        return self._locations
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
         mine = next(group for group in groups if self.rank in group)

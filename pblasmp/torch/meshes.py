@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
-from ..comm import Communicator, wrap
+from ..comm import Communicator, machines_of, wrap
 from ..context import Context
 from ..errors import UnsupportedError
 from ..tensor_parallel import shard
@@ -66,7 +66,7 @@ def init_process_group(comm: MPI.Comm | None = None) -> None:
 
 def _start(comm: Communicator) -> None:
     """Make PyTorch's default process group of the ranks of ``comm``. Collective over it."""
-    one_node = len(comm.nodes()) == 1
+    one_node = len(machines_of(comm.locations())) == 1
     store, address = None, None
     if comm.rank == 0:
         host = "127.0.0.1" if one_node else socket.gethostbyname(socket.gethostname())

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from pblasmp.comm.communicator import bytes_of
+from pblasmp.comm.locations import Location
 from pblasmp.comm.side_channel import Meeting, SideChannel
 
 LIMIT = 10.0  # seconds that a rank waits for others
@@ -185,8 +186,8 @@ class ThreadComm:
         transfer = Transfer(self.group, (source, self.rank), number, array)
         return [self.channel.watch(transfer, receives=True)]
 
-    def nodes(self) -> list[tuple[int, ...]]:
-        return [tuple(range(self.size))]
+    def locations(self) -> list[Location]:
+        return [Location.here()] * self.size
 
     def split(self, groups: Sequence[Sequence[int]]) -> ThreadComm:
         color, ranks = next((i, list(each)) for i, each in enumerate(groups) if self.rank in each)

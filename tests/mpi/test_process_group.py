@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.comm import board, wrap
+from pblasmp.comm import board, machines_of, wrap
 from tests.helpers.factor_cases import panels_of
 from tests.helpers.mpi import ROOT, RanksFailedError, run_torch, starts_ranks
 
@@ -46,7 +46,10 @@ def communicators(group: Any) -> Any:
         values = np.full(5, rank, pb.dtypes.as_dtype("bfloat16"))
         comm.bcast_into(values, size - 1)
         yield f"{turn}: bcast_into", None if (values == size - 1).all() else f"{values}"
-        yield f"{turn}: nodes", None if comm.nodes() == [tuple(range(size))] else f"{comm.nodes()}"
+        yield (
+            f"{turn}: nodes",
+            None if machines_of(comm.locations()) == [tuple(range(size))] else f"{comm.locations()}",
+        )
         part = comm.split(evens_and_odds[: min(2, size)])
         members = part.allgather(rank)
         yield f"{turn}: split", None if members == evens_and_odds[rank % 2] else f"{members}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...comm import Agreement, Communicator, Exchange, Side, count_cores, nodes_of
+from ...comm import Agreement, Communicator, Exchange, Side, count_cores, machines_of, nodes_of
 from ...dtypes import is_float8
 from ...errors import ArgumentTypeError
 from ...layout import MatrixDescriptor
@@ -68,13 +68,16 @@ class HostEngine:
         with Agreement(comm, "HostEngine"):
             self._library = blas.library_name()
             blas.load(self._library, "d")  # now, so that its threads can be limited
-        here = next(ranks for ranks in comm.nodes() if comm.rank in ranks)
-        nodes = nodes_of(comm)
-        self._node = comm.split(nodes)  # after everything that the ranks may agree to fail in
+        locations = comm.locations()
+        here = next(ranks for ranks in machines_of(locations) if comm.rank in ranks)
+        nodes = nodes_of(locations)
+        # After everything that the ranks may agree to fail in.
+        self._node = comm if len(nodes) == 1 else comm.split(nodes)
         self._buffers = Buffers(self._node)
-        reasons = comm.allgather(self._buffers.why_not_shared(*FIRST_SLABS))
-        why_not_shared = next((why for why in reasons if why), "")
-        cores = count_cores(comm, here)
+        why_not_shared = self._buffers.why_not_shared(*FIRST_SLABS)
+        if len(nodes) > 1:
+            why_not_shared = next((why for why in comm.allgather(why_not_shared) if why), "")
+        cores = count_cores([locations[rank] for rank in here])
         comm.patient = self._node.patient = cores < len(here)
         self.threads = max(1, cores // self._node.size)
         self._limits: Any = None

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from pblasmp.comm import board
+from pblasmp.comm import board, locations
 from pblasmp.comm.agreement import Agreement
 from pblasmp.comm.board import Board, make_boards
 from pblasmp.comm.choice import Serial
@@ -283,7 +283,7 @@ def test_a_rank_that_has_ended_is_noticed(reaped):
         Board(lines, 1, []).imax(nothing, nothing)
         os.read(hold, 1)
         os._exit(0)
-    mine = Board(lines, 0, [(process, board._began(process)) for process in (os.getpid(), child)])
+    mine = Board(lines, 0, [(process, locations.began(process)) for process in (os.getpid(), child)])
     request = mine.imax(nothing, nothing)
     while not request.Test():
         request.pause()
@@ -300,8 +300,8 @@ def test_a_rank_that_has_ended_is_noticed(reaped):
 
 def test_when_a_process_began():
     me = os.getpid()
-    assert board._began(me) == board._began(me) != ""
-    assert board._began(1 << 22) == ""  # no process has this number
+    assert locations.began(me) == locations.began(me) != ""
+    assert locations.began(1 << 22) == ""  # no process has this number
 
 
 @pytest.mark.parametrize(
@@ -309,19 +309,22 @@ def test_when_a_process_began():
     [
         "another processor",
         "several nodes",
-        "nodes as one sees them",
+        "one has another processor",
         "no shared memory",
         "one cannot open it",
     ],
 )
 def test_ranks_that_cannot_share_a_board_vote_by_messages(why, monkeypatch):
     def work(comm):
-        if why == "several nodes" or (why == "nodes as one sees them" and comm.rank == 1):
-            comm.nodes = lambda: [(0,), (1,)]
+        here = locations.Location.here()
+        if why == "several nodes":
+            comm.locations = lambda: [here, here._replace(machine=("another", ""))]
+        if why == "one has another processor":
+            comm.locations = lambda: [here, here._replace(architecture="aarch64")]
         return make_boards(comm, 2)
 
     if why == "another processor":
-        monkeypatch.setattr(board.platform, "machine", lambda: "aarch64")
+        monkeypatch.setattr(locations.platform, "machine", lambda: "aarch64")
     if why == "no shared memory":
         monkeypatch.delattr(os, "memfd_create")
     if why == "one cannot open it":

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.comm import communicator
+from pblasmp.comm import communicator, machines_of
 from pblasmp.comm.choice import Serial, wrap
 from pblasmp.launchers import LAUNCHERS
 
@@ -29,7 +29,7 @@ def no_mpi(monkeypatch):
 def test_without_mpi_there_is_one_process():
     comm = wrap(None)
     assert isinstance(comm, Serial)
-    assert (comm.rank, comm.size, comm.nodes()) == (0, 1, [(0,)])
+    assert (comm.rank, comm.size, machines_of(comm.locations())) == (0, 1, [(0,)])
     out = np.empty(2, np.int64)
     assert comm.imax(np.array([3, -4]), out) is None
     assert out.tolist() == [3, -4]

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ....comm import machines_of
 from ....errors import StatusError, UnsupportedError
 from ....memory.workspace import roomy
 from ..kernels.kernels import Kernels, Launch
@@ -298,7 +299,7 @@ def open_windows(runtime: GpuRuntime, nccl: Nccl, kernels: Kernels) -> Windows |
         return "one rank has no peers"
     everyone, nodes = tuple(range(runtime.size)), runtime.nodes
     divided = len(nodes) > 1
-    whole = not divided or runtime.comm.nodes() == nodes
+    whole = not divided or machines_of(runtime.comm.locations()) == nodes
     why = []
     for domains in ([(everyone,)] if whole else []) + ([tuple(nodes)] if divided else []):
         which = next(i for i, members in enumerate(domains) if runtime.rank in members)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from ....comm import Communicator, count_cores, machine
+from ....comm import Communicator, count_cores, machine, machines_of
 from ....errors import LibraryNotFoundError, UnsupportedError
 from ....extras import install
 
@@ -46,8 +46,9 @@ def find_device(comm: Communicator) -> Device | Exception:
     GPU whose index is its number among the ranks of its node or, if the launcher shows each rank only one GPU, that
     one. If NCCL_MULTI_RANK_GPU_ENABLE=1 on every rank, ranks share GPUs, which are dealt out in turn.
     """
-    node = next(ranks for ranks in comm.nodes() if comm.rank in ranks)
-    comm.patient = count_cores(comm, node) < len(node)
+    locations = comm.locations()
+    node = next(ranks for ranks in machines_of(locations) if comm.rank in ranks)
+    comm.patient = count_cores([locations[rank] for rank in node]) < len(node)
     said = comm.allgather((_current(), os.environ.get(_SHARING) == "1"))
     current, share = [device for device, _ in said], all(allowed for _, allowed in said)
     chosen = len({device.place for device in current if device is not None}) == comm.size

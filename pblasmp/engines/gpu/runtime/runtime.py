@@ -59,7 +59,7 @@ class GpuRuntime:
             capabilities, multiprocessors, allowed, sharing = zip(*said, strict=True)
             self.capability, self.multiprocessors = min(capabilities), min(multiprocessors)
             self.multicast, self.shared_gpus = all(allowed), max(sharing) > 1
-            self.nodes = nodes_of(comm)
+            self.nodes = nodes_of(comm.locations())
             self.arena = Arena(cupy, self.settle)
             self._closing.callback(self.arena.close)
             self._closing = self._closing.pop_all()

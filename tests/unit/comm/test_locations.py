@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where ranks run: machines, nodes, cores."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pblasmp.comm import count_cores, machines_of, nodes_of
+from pblasmp.comm.locations import Location
+
+HERE = Location.here()
+
+
+def on(*machines: str) -> list[Location]:
+    return [HERE._replace(machine=(name, "")) for name in machines]
+
+
+def test_ranks_of_a_machine_need_not_be_neighbours():
+    assert machines_of(on("a", "b", "a", "c", "b")) == [(0, 2), (1, 4), (3,)]
+
+
+def test_machines_of_one_name_are_told_apart():
+    assert machines_of([HERE, HERE._replace(machine=(HERE.machine[0], "another boot"))]) == [(0,), (1,)]
+
+
+def test_a_machine_may_be_several_nodes(monkeypatch):
+    ranks = on("a", "b", "a", "a")
+    assert nodes_of(ranks) == [(0, 2, 3), (1,)]
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", "2")
+    assert nodes_of(ranks) == [(0, 2), (3,), (1,)]
+
+
+def test_cores_that_ranks_share_count_once():
+    assert count_cores([HERE._replace(cores=cores) for cores in (0b0011, 0b0110, 1 << 200)]) == 4
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
+def test_cores_are_those_that_this_process_may_run_on():
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        assert Location.here().cores == 1 << max(cores)
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert count_cores([Location.here()]) == len(cores)
