@@ -131,7 +131,7 @@ def narrow(comm):
     left, right = (rng.integers(-4, 5, (n, k)).astype(float) for _ in range(2))
     with pb.Context(comm, engine="host") as ctx:
         grids = [(p, comm.size // p) for p in range(1, comm.size + 1) if comm.size % p == 0]
-        for grid, block, uplo, beta in in_turn(grids, (1, 3, 13), "LU", (0, 1, -2), keep=3):
+        for grid, block, uplo, beta in in_turn(grids, (1, 3, 13), "LU", (0, 1, -2), keep=5):
             turn = block + (uplo == "U") + beta
             order, routine = "CF"[turn % 2], ("syrk", "syr2k")[turn // 2 % 2]
             inside = np.tri(n, dtype=bool) if uplo == "L" else np.tri(n, dtype=bool).T
@@ -361,8 +361,9 @@ def _triangles(comm):
                 )
             )
             whole = x.allgather()
-            for count, (side, uplo, op, diag) in enumerate(
-                ("LLNN", "RLNN", "LUTN", "RUCU", "LLCU", "RUNN", "LLTU", "RLCN")
+            every = list(enumerate(("LLNN", "RLNN", "LUTN", "RUCU", "LLCU", "RUNN", "LLTU", "RLCN")))
+            for ((count, (side, uplo, op, diag)),) in in_turn(
+                every, keep=2, first=(tiny._MOST == 0) + (dtype == "complex128")
             ):
                 i, k, other, j = 1 + count % 3, n - 4, 17 + count % 5, 2 + count
                 a = x[i : i + k, i : i + k]
@@ -714,7 +715,7 @@ def factorisations(comm, count):
             yield from not_positive(ctx, rng)
     last = comm.rank == comm.size - 1
     with pb.Context(comm, engine="host") as ctx, direct_blocks_of(ctx, 7):
-        for order, uplo in ("FL", "CL", "FU", "CU"):
+        for ((order, uplo),) in in_turn(("FL", "CL", "CU", "FU"), keep=2, first=comm.size // 4):
             a = ctx.scatter(
                 positive(rng, 60, "float64"), block=(5, 3), grid=pb.Grid.squarest(comm.size), order=order
             )

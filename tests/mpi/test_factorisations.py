@@ -49,7 +49,7 @@ def test_every_layout(nranks):
 @pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), *only_long((3, 1))])
 def test_several_nodes(nranks, per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    run_mpi(everything, nranks, count=draws(1, long=6), keep=2)
+    run_mpi(everything, nranks, count=draws(1, long=6), keep=4)
 
 
 def large(comm):
