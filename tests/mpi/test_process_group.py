@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp import launch
 from pblasmp.comm import board, machines_of, wrap
 from tests.helpers.factor_cases import panels_of
 from tests.helpers.mpi import ROOT, RanksFailedError, run_torch, starts_ranks
@@ -130,19 +131,6 @@ def test_communicators_and_products(nranks):
     run_torch(everything, nranks)
 
 
-def leaves(group: Any) -> None:
-    with pb.Context(group, engine="host") as ctx:
-        if ctx.rank == 1:
-            raise OSError("the disk of this rank is full")
-        ctx.zeros(pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, ctx.size)))
-
-
-def test_what_one_rank_raises_is_raised_by_all():
-    with pytest.raises(RanksFailedError) as failed:
-        run_torch(leaves, 3)
-    assert str(failed.value).count("OSError: the disk of this rank is full") >= 3
-
-
 def waits(group: Any) -> float:
     """Return the seconds for which a rank was busy while it waited for one that comes late: it sleeps."""
     with pb.Context(group, engine="host") as ctx:
@@ -156,33 +144,7 @@ def waits(group: Any) -> float:
 
 
 def test_a_rank_that_waits_leaves_the_cores_to_gloo():
-    assert max(run_torch(waits, 2)) < 0.2
-
-
-def aborts(group: Any) -> None:
-    with pb.Context(group, engine="host") as ctx:
-        if ctx.rank == 1:
-            raise OSError("the disk of this rank is full")
-        ctx.comm.wait(ctx.comm.irecv(np.zeros(1), 1)[0])  # a message that never comes
-
-
-def test_a_rank_that_leaves_ends_the_others():
-    with pytest.raises(RanksFailedError, match="rank 1 did not finish") as failed:
-        run_torch(aborts, 3, timeout=90, launch=True)
-    assert "ended with status 1" in str(failed.value)
-
-
-def without_a_group(group: Any) -> str:
-    import torch.distributed as dist
-
-    dist.destroy_process_group()
-    with pytest.raises(pb.UnsupportedError, match=r"call .*init_process_group first"):
-        pb.Context(engine="host")
-    return "mpi4py" in sys.modules
-
-
-def test_under_torchrun_a_process_group_is_needed():
-    assert run_torch(without_a_group, 2, launch=True) == [False, False]
+    assert max(run_torch(waits, 3)) < 0.2
 
 
 def breaks(group: Any) -> str:
@@ -222,6 +184,45 @@ def test_a_rank_that_catches_an_exception_inside_a_call_breaks_the_context():
     assert run_torch(breaks, 3) == [why] * 3
 
 
+def leaves(group: Any) -> None:
+    with pb.Context(group, engine="host") as ctx:
+        if ctx.rank == 1:
+            raise OSError("the disk of this rank is full")
+        ctx.zeros(pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, ctx.size)))
+
+
+def test_what_one_rank_raises_is_raised_by_all():
+    with pytest.raises(RanksFailedError) as failed:
+        run_torch(leaves, 3)
+    assert str(failed.value).count("OSError: the disk of this rank is full") >= 3
+
+
+def aborts(group: Any) -> None:
+    with pb.Context(group, engine="host") as ctx:
+        if ctx.rank == 1:
+            raise OSError("the disk of this rank is full")
+        ctx.comm.wait(ctx.comm.irecv(np.zeros(1), 1)[0])  # a message that never comes
+
+
+def test_a_rank_that_leaves_ends_the_others():
+    with pytest.raises(RanksFailedError, match="rank 1 did not finish") as failed:
+        run_torch(aborts, 2, timeout=90, launch=True)
+    assert "ended with status 1" in str(failed.value)
+
+
+def without_a_group(group: Any) -> str:
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+    with pytest.raises(pb.UnsupportedError, match=r"call .*init_process_group first"):
+        pb.Context(engine="host")
+    return "mpi4py" in sys.modules
+
+
+def test_under_torchrun_a_process_group_is_needed():
+    assert run_torch(without_a_group, 1, launch=True) == [False]
+
+
 WITHOUT_LAUNCHER = """
 import os
 import signal
@@ -231,18 +232,32 @@ import torch.distributed as dist
 
 import pblasmp as pb
 
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
-ctx = pb.Context(engine="host")
-assert ctx.control.board is not None or sys.argv[3] == "messages"
-a = ctx.zeros((4, 4))
-if rank == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-try:
-    a @ a
-except RuntimeError as error:
-    print("noticed:", error, flush=True)
-    os._exit(3)
+
+def run(rank):
+    signal.alarm(60)
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
+    ctx = pb.Context(engine="host")
+    assert ctx.control.board is not None or sys.argv[2] == "messages"
+    a = ctx.zeros((4, 4))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        a @ a
+    except RuntimeError as error:
+        print("noticed:", error, flush=True)
+        return 3
+
+
+pids = []
+for rank in range(2):
+    pids.append(os.fork())
+    if pids[rank] == 0:
+        status = 1
+        try:
+            status = run(rank)
+        finally:
+            os._exit(status)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]))
 """
 
 
@@ -256,19 +271,10 @@ def test_a_killed_rank_is_noticed_without_a_launcher(votes, tmp_path):
         "PYTHONPATH": str(ROOT),
         "PBLASMP_RANKS_PER_NODE": "1" if votes == "messages" else "",
     }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", WITHOUT_LAUNCHER, str(rank), str(tmp_path / "store"), votes],
-            env=environ, stdout=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        printed, _ = ranks[0].communicate(timeout=60)
-        assert ranks[0].returncode == 3
-        assert printed.startswith("noticed:")
-        assert ("rank 1 has ended" in printed) == (votes == "board")
-    finally:
-        for each in ranks:
-            each.kill()
-            each.communicate()
+    done = subprocess.run(
+        [*launch.interpreter(), "-c", WITHOUT_LAUNCHER, str(tmp_path / "store"), votes],
+        env=environ, stdout=subprocess.PIPE, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert done.stdout.startswith("noticed:")
+    assert ("rank 1 has ended" in done.stdout) == (votes == "board")
