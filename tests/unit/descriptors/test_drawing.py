@@ -18,6 +18,8 @@ import pblasmp as pb
 from pblasmp.drawing import labels
 from pblasmp.drawing.terminal import show
 from pblasmp.problems import files
+from tests.helpers.lengths import only_long
+from tests.helpers.named import named
 
 PROBLEMS = [path.stem for path in files.find("problems")]
 
@@ -41,19 +43,37 @@ FAULTY = files.load_problem_file(files.root() / "invalid" / "many-faults.toml")
 
 
 def terminal(file, width=110, colour=None):
-    Style._add.cache_clear()  # Rich keeps a style's codes as the first console of the process had them
+    if colour is not None:
+        Style._add.cache_clear()  # Rich keeps a style's codes as the first console of the process had them
     console = Console(file=io.StringIO(), width=width, color_system=colour, force_terminal=colour is not None)
     show(file, console)
     return console.file.getvalue()
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_terminal_shows_every_owner(name):
+@pytest.mark.parametrize("wide", [False, *only_long(True)])
+def test_terminal_shows_every_owner_and_every_local_shape(wide):
+    for name in PROBLEMS:
+        with named(name):
+            file = files.load_problem_file(name)
+            drawn = labels.views(file)
+            text = terminal(file, 110 if wide else 60)
+            if not wide:
+                check_owners(drawn, golden(name), text)
+            lines = [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
+            for rank in range(file.nranks):
+                shapes = ["{} × {}".format(*view.descriptor.local_shape(rank)) for view in drawn]
+                assert any(
+                    line[0] == str(rank)
+                    and all(a.startswith(b) for a, b in zip(line[1:], shapes, strict=True))
+                    for line in lines
+                    if len(line) == len(shapes) + 1
+                )
+
+
+def check_owners(drawn, expected, text):
     """Without colours a line of the map is a line of the golden owners, in order."""
-    file = files.load_problem_file(name)
-    text = terminal(file, width=60)
-    for view in labels.views(file):
-        facts = golden(name)[view.name[0].lower()]
+    for view in drawn:
+        facts = expected[view.name[0].lower()]
         title = f"{view.name}  {facts['shape'][0]} × {facts['shape'][1]}"
         assert title in text
         if 0 in facts["shape"]:
@@ -66,20 +86,6 @@ def test_terminal_shows_every_owner(name):
         found = iter(re.sub("[^0-9·]", "", line) for line in text.partition(title)[2].splitlines())
         for row in owners[view.rows[0] if view.windowed else 0 :]:
             assert any(row in line for line in found), f"{view.name}: no line shows {row}"
-
-
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_terminal_shows_every_local_shape(name):
-    file = files.load_problem_file(name)
-    lines = [re.split(r" {2,}", line.strip()) for line in terminal(file).splitlines()]
-    drawn = labels.views(file)
-    for rank in range(file.nranks):
-        shapes = ["{} × {}".format(*view.descriptor.local_shape(rank)) for view in drawn]
-        assert any(
-            line[0] == str(rank) and all(a.startswith(b) for a, b in zip(line[1:], shapes, strict=True))
-            for line in lines
-            if len(line) == len(shapes) + 1
-        )
 
 
 def test_terminal_map_in_full():

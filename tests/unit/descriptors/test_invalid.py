@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 import pblasmp
 from pblasmp.problems import files
 from pblasmp.problems.schema import problem_faults
 from tests.helpers.golden import invalid_files, read
+from tests.helpers.named import named
 
 INVALID = invalid_files()
 
@@ -37,19 +36,20 @@ def raised(path):
     return "nowhere", None
 
 
-@pytest.mark.parametrize("path", INVALID, ids=lambda path: path.stem)
-def test_invalid_file_raises_what_it_claims(path):
-    claimed = read(path)["raises"]
-    at, error = raised(path)
-    assert at == claimed["at"]
-    assert type(error) is getattr(pblasmp, claimed["error"])
-    text = str(error)
-    if at != "rules":
-        assert text.startswith(f"{path}: ")
-        text = text.removeprefix(f"{path}: ")
-    head, *several = text.split("\n  - ")
-    assert matches(claimed["faults"], several or [head]), text
-    assert matches(claimed["faults"], files.check(path))
+def test_invalid_file_raises_what_it_claims():
+    for path in INVALID:
+        with named(path.stem):
+            claimed = read(path)["raises"]
+            at, error = raised(path)
+            assert at == claimed["at"]
+            assert type(error) is getattr(pblasmp, claimed["error"])
+            text = str(error)
+            if at != "rules":
+                assert text.startswith(f"{path}: ")
+                text = text.removeprefix(f"{path}: ")
+            head, *several = text.split("\n  - ")
+            assert matches(claimed["faults"], several or [head]), text
+            assert matches(claimed["faults"], files.check(path))
 
 
 def test_there_are_enough():

@@ -12,13 +12,10 @@ import pytest
 from pblasmp.layout.forms import FORMS
 from pblasmp.problems import files
 from tests.helpers import golden
+from tests.helpers.named import named
 from tests.helpers.schemes import AG, AR, RS
 
 PROBLEMS = files.find("problems")
-
-
-def name_of(path):
-    return path.stem
 
 
 @pytest.fixture(scope="module")
@@ -26,43 +23,49 @@ def problems():
     return {path.stem: files.load_problem_file(path) for path in PROBLEMS}
 
 
-@pytest.mark.parametrize("path", PROBLEMS, ids=name_of)
-def test_problem_is_legal(path):
-    files.load_problem_file(path).problem.validate()
-    assert files.check(path) == []
+def test_problem_is_legal():
+    for path in PROBLEMS:
+        with named(path.stem):
+            files.load_problem_file(path).problem.validate()
+            assert files.check(path) == []
 
 
-@pytest.mark.parametrize("path", PROBLEMS, ids=name_of)
-def test_problem_lies_as_brute_force_says(path):
-    problem = files.load_problem_file(path).problem
-    expected = json.loads((files.root() / "golden" / f"{path.stem}.json").read_text())
-    assert set(expected) == {name for name in "abdc" if getattr(problem, name) is not None}
-    for name, facts in expected.items():
-        descriptor = getattr(problem, name)
-        ranks = range(descriptor.grid.size)
-        assert list(descriptor.shape) == facts["shape"]
-        assert [list(descriptor.local_shape(rank)) for rank in ranks] == facts["local_shapes"]
-        assert [descriptor.lld(rank) for rank in ranks] == facts["lld"]
-        for rank in ranks:
-            rows, cols = descriptor.global_indices(rank)
-            assert rows.tolist() == facts["rows"][rank]
-            assert cols.tolist() == facts["cols"][rank]
-            for (li, i), (lj, j) in product(enumerate(facts["rows"][rank]), enumerate(facts["cols"][rank])):
-                assert descriptor.to_local(i, j) == (rank, li, lj)
-                assert descriptor.to_global(rank, li, lj) == (i, j)
-        owners = [[descriptor.owner(i, j) for j in range(len(row))] for i, row in enumerate(facts["owners"])]
-        assert owners == [[golden.DIGITS.index(digit) for digit in row] for row in facts["owners"]]
+def test_problem_lies_as_brute_force_says(problems):
+    for name, problem_file in problems.items():
+        with named(name):
+            problem = problem_file.problem
+            expected = json.loads((files.root() / "golden" / f"{name}.json").read_text())
+            assert set(expected) == {x for x in "abdc" if getattr(problem, x) is not None}
+            for letter, facts in expected.items():
+                descriptor = getattr(problem, letter)
+                ranks = range(descriptor.grid.size)
+                assert list(descriptor.shape) == facts["shape"]
+                assert [list(descriptor.local_shape(rank)) for rank in ranks] == facts["local_shapes"]
+                assert [descriptor.lld(rank) for rank in ranks] == facts["lld"]
+                for rank in ranks:
+                    rows, cols = descriptor.global_indices(rank)
+                    assert rows.tolist() == facts["rows"][rank]
+                    assert cols.tolist() == facts["cols"][rank]
+                    for (li, i), (lj, j) in product(
+                        enumerate(facts["rows"][rank]), enumerate(facts["cols"][rank])
+                    ):
+                        assert descriptor.to_local(i, j) == (rank, li, lj)
+                        assert descriptor.to_global(rank, li, lj) == (i, j)
+                owners = [
+                    [descriptor.owner(i, j) for j in range(len(row))] for i, row in enumerate(facts["owners"])
+                ]
+                assert owners == [[golden.DIGITS.index(digit) for digit in row] for row in facts["owners"]]
 
 
-@pytest.mark.parametrize("path", PROBLEMS, ids=name_of)
-def test_windows_cut_the_operands_from_their_parents(path):
-    problem_file = files.load_problem_file(path)
-    for name, parent in problem_file.parents.items():
-        operand = getattr(problem_file.problem, name)
-        window = problem_file.windows[name]
-        assert parent[window] == operand
-        whole = np.arange(parent.shape[0] * parent.shape[1]).reshape(parent.shape)
-        assert whole[window].shape == operand.shape
+def test_windows_cut_the_operands_from_their_parents(problems):
+    for name, problem_file in problems.items():
+        with named(name):
+            for letter, parent in problem_file.parents.items():
+                operand = getattr(problem_file.problem, letter)
+                window = problem_file.windows[letter]
+                assert parent[window] == operand
+                whole = np.arange(parent.shape[0] * parent.shape[1]).reshape(parent.shape)
+                assert whole[window].shape == operand.shape
 
 
 def test_golden_results_are_fresh():

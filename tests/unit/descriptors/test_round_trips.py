@@ -23,6 +23,7 @@ from pblasmp.layout.schemes import SCHEMES
 from pblasmp.problems import files
 from pblasmp.problems.schema import to_toml
 from tests.helpers.lengths import draws
+from tests.helpers.named import named
 from tests.helpers.oracle import descriptors
 
 if sys.version_info >= (3, 11):
@@ -55,11 +56,12 @@ def test_descriptors(d):
     assert pb.MatrixDescriptor.from_dict(tomllib.loads(d.to_toml())) == d
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_shipped_problems(name):
-    there_and_back(PROBLEMS[name], "problem")
-    there_and_back(PROBLEMS[name].T, "problem")
-    assert pb.load_problem(name) == PROBLEMS[name]
+def test_shipped_problems():
+    for name, problem in PROBLEMS.items():
+        with named(name):
+            there_and_back(problem, "problem")
+            there_and_back(problem.T, "problem")
+            assert pb.load_problem(name) == problem
 
 
 @settings(max_examples=draws(50, long=100))
@@ -323,7 +325,7 @@ def test_any_value_of_any_key_is_a_layout_error(value):
     [
         f"m = {'9' * 5000}",
         f"grid = {'[' * 5000}{']' * 5000}",
-        "a." * 5000 + "b = 1",
+        "a." * 2000 + "b = 1",
         f"alpha = [1{'0' * 400}, 0]",
         f"m = 1{'0' * 400}",
         "m = 1\x00",

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -21,16 +23,26 @@ from pblasmp.drawing import labels
 from pblasmp.drawing.labels import PALETTE, Colours
 from pblasmp.layout import ParallelProblem
 from pblasmp.problems import files
+from tests.helpers.named import named
 
 PROBLEMS = [path.stem for path in files.find("problems")]
 BOX = re.compile(r"rank (\d+): \[(\d+):(\d+), (\d+):(\d+)\]")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
+@functools.lru_cache(4)
+def elements(svg):
+    """The elements of a picture by their names."""
+    found = defaultdict(list)
+    for element in ET.fromstring(svg).iter():
+        found[element.tag.removeprefix(SVG)].append(element)
+    return found
+
+
 def boxes(drawing):
     """The blocks of a picture: (rank, rows, columns, colour), and their places."""
     found = []
-    for rect in ET.fromstring(drawing.svg).iter(f"{SVG}rect"):
+    for rect in elements(drawing.svg)["rect"]:
         tip = rect.find(f"{SVG}title")
         if tip is not None and (match := BOX.fullmatch(tip.text)):
             rank, i0, i1, j0, j1 = map(int, match.groups())
@@ -40,33 +52,36 @@ def boxes(drawing):
 
 
 def texts(drawing):
-    return [text.text for text in ET.fromstring(drawing.svg).iter(f"{SVG}text")]
+    return [text.text for text in elements(drawing.svg)["text"]]
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_every_owner_of_every_operand(name):
-    problem = pb.load_problem(name)
-    golden = json.loads((files.root() / "golden" / f"{name}.json").read_text())
-    for letter in golden:
-        x = getattr(problem, letter)
-        drawing = pb.draw(x)
-        assert drawing.svg == x._repr_html_() == drawing._repr_html_()
-        owners = {}
-        colours = Colours(x.grid)
-        for rank, rows, cols, colour, (_, _, width, height) in boxes(drawing):
-            assert colour == PALETTE[colours(rank)]
-            assert width > 0 < height
-            owners |= {(i, j): str(rank) for i in rows for j in cols}
-        expected = golden[letter]["owners"]
-        assert owners == {(i, j): rank for i, row in enumerate(expected) for j, rank in enumerate(row)}
-        said = texts(drawing)
-        for rank in range(x.grid.size):
-            m, n = x.local_shape(rank)
-            assert said[said.index(f"rank {rank}") + 1] == f"{m} × {n}"
-    whole = pb.draw(problem)
-    assert problem._repr_html_() == whole.svg
-    assert texts(whole)[0] == str(problem)
-    assert "Not legal:" not in texts(whole)
+def test_every_owner_of_every_operand():
+    for name in PROBLEMS:
+        with named(name):
+            problem = pb.load_problem(name)
+            golden = json.loads((files.root() / "golden" / f"{name}.json").read_text())
+            for letter in golden:
+                x = getattr(problem, letter)
+                drawing = pb.draw(x)
+                assert drawing.svg == x._repr_html_() == drawing._repr_html_()
+                owners = {}
+                colours = Colours(x.grid)
+                for rank, rows, cols, colour, (_, _, width, height) in boxes(drawing):
+                    assert colour == PALETTE[colours(rank)]
+                    assert width > 0 < height
+                    owners |= {(i, j): str(rank) for i in rows for j in cols}
+                expected = golden[letter]["owners"]
+                assert owners == {
+                    (i, j): rank for i, row in enumerate(expected) for j, rank in enumerate(row)
+                }
+                said = texts(drawing)
+                for rank in range(x.grid.size):
+                    m, n = x.local_shape(rank)
+                    assert said[said.index(f"rank {rank}") + 1] == f"{m} × {n}"
+            whole = pb.draw(problem)
+            assert problem._repr_html_() == whole.svg
+            assert texts(whole)[0] == str(problem)
+            assert "Not legal:" not in texts(whole)
 
 
 def test_matrices_and_plans_show_what_they_are_of():
@@ -230,52 +245,57 @@ EDGE = re.compile(r"M([\d.]+) ([\d.]+)H([\d.]+)V([\d.]+)H([\d.]+)Z")
 def outlines(drawing):
     """The edges of windows: left, top, right, bottom of each; and those of what is faded."""
     found = {"none": [], "white": []}
-    for path in ET.fromstring(drawing.svg).iter(f"{SVG}path"):
+    for path in elements(drawing.svg)["path"]:
         left, top, right, bottom, back = map(float, EDGE.fullmatch(path.get("d")).groups())
         assert back == left
         found[path.get("fill")].append((left, top, right, bottom))
     return found["none"], found["white"]
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_windows_of_files(name):
+def test_windows_of_files():
     """The whole matrices, each with the edge of the part that is used, what is not used faded, and local shapes."""
-    file = files.load_problem_file(name)
-    drawing = pb.draw(file)
-    said = texts(drawing)
-    assert said[0] == file.title
-    assert f"{labels.formula(file)}    {labels.sizes(file)}" in said
-    found = iter(boxes(drawing))
-    edges, faded = map(iter, outlines(drawing))
-    for view in labels.views(file):
-        blocks = [
-            next(found)
-            for _ in range(labels.block_count(view.parent.rows) * labels.block_count(view.parent.cols))
-        ]
-        if blocks:
-            owners = {(i, j): rank for rank, rows, cols, *_ in blocks for i in rows for j in cols}
-            assert owners == {(i, j): view.parent.owner(i, j) for i, j in np.ndindex(*view.parent.shape)}
-        if view.windowed and blocks:
-            x0, y0 = (min(place[i] for *_, place in blocks) for i in (0, 1))
-            x1, y1 = (max(place[i] + place[i + 2] for *_, place in blocks) for i in (0, 1))
-            across, down = (x1 - x0) / view.parent.shape[1], (y1 - y0) / view.parent.shape[0]
-            (i0, i1), (j0, j1) = view.rows, view.cols
-            edge = x0 + across * j0, y0 + down * i0, x0 + across * j1, y0 + down * i1
-            assert np.allclose(next(edges), edge, atol=0.2)
-            beside = (
-                (x0, y0, x1, edge[1]),
-                (x0, edge[3], x1, y1),
-                (x0, edge[1], edge[0], edge[3]),
-                (edge[2], edge[1], x1, edge[3]),
-            )
-            for area in beside:
-                if area[2] - area[0] > 1 and area[3] - area[1] > 1:
-                    assert np.allclose(next(faded), area, atol=0.2)
-            assert f"[{i0}:{i1}, {j0}:{j1}] of" in " ".join(said)
-        for rank in range(view.parent.grid.size):
-            m, n = view.descriptor.local_shape(rank)
-            assert f"{m} × {n}" in said
-    assert next(edges, None) is next(faded, None) is next(found, None) is None
+    for name in PROBLEMS:
+        with named(name):
+            file = files.load_problem_file(name)
+            drawing = pb.draw(file)
+            said = texts(drawing)
+            assert said[0] == file.title
+            assert f"{labels.formula(file)}    {labels.sizes(file)}" in said
+            found = iter(boxes(drawing))
+            edges, faded = map(iter, outlines(drawing))
+            for view in labels.views(file):
+                blocks = [
+                    next(found)
+                    for _ in range(
+                        labels.block_count(view.parent.rows) * labels.block_count(view.parent.cols)
+                    )
+                ]
+                if blocks:
+                    owners = {(i, j): rank for rank, rows, cols, *_ in blocks for i in rows for j in cols}
+                    assert owners == {
+                        (i, j): view.parent.owner(i, j) for i, j in np.ndindex(*view.parent.shape)
+                    }
+                if view.windowed and blocks:
+                    x0, y0 = (min(place[i] for *_, place in blocks) for i in (0, 1))
+                    x1, y1 = (max(place[i] + place[i + 2] for *_, place in blocks) for i in (0, 1))
+                    across, down = (x1 - x0) / view.parent.shape[1], (y1 - y0) / view.parent.shape[0]
+                    (i0, i1), (j0, j1) = view.rows, view.cols
+                    edge = x0 + across * j0, y0 + down * i0, x0 + across * j1, y0 + down * i1
+                    assert np.allclose(next(edges), edge, atol=0.2)
+                    beside = (
+                        (x0, y0, x1, edge[1]),
+                        (x0, edge[3], x1, y1),
+                        (x0, edge[1], edge[0], edge[3]),
+                        (edge[2], edge[1], x1, edge[3]),
+                    )
+                    for area in beside:
+                        if area[2] - area[0] > 1 and area[3] - area[1] > 1:
+                            assert np.allclose(next(faded), area, atol=0.2)
+                    assert f"[{i0}:{i1}, {j0}:{j1}] of" in " ".join(said)
+                for rank in range(view.parent.grid.size):
+                    m, n = view.descriptor.local_shape(rank)
+                    assert f"{m} × {n}" in said
+            assert next(edges, None) is next(faded, None) is next(found, None) is None
 
 
 def test_a_file_that_is_not_legal_says_why():

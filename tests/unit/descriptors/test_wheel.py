@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 from pblasmp.problems import files
+from tests.helpers.fresh import run_fresh
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,16 +32,13 @@ def test_wheel_contains_and_finds_the_descriptors(tmp_path):
         *(Path(f"{name}.schema.json") for name in ("problem", "routine", "parallel")),
     }
     assert names == {f"pblasmp/descriptors/{path.as_posix()}" for path in there}
-    script = "from pblasmp.problems import files; print(files.root(), len(files.find('problems')))"
-    output = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout.strip()
-    assert output == f"{tmp_path / 'site' / 'pblasmp' / 'descriptors'} {len(files.find('problems'))}"
+    site = str(tmp_path / "site")
+    done = run_fresh(
+        f"sys.path.insert(0, {site!r})\n"
+        "from pblasmp.problems import files; print(files.root(), len(files.find('problems')))"
+    )
+    assert done.stderr == ""
+    assert done.stdout.strip() == f"{site}/pblasmp/descriptors {len(files.find('problems'))}"
 
 
 def test_metadata_have_no_links_that_lead_nowhere(tmp_path):
