@@ -171,9 +171,12 @@ class Ghost:
         raise NotImplementedError(f"numpy.{function.__name__} of an array without values")
 
 
+_ASKS_FOR_VIEWS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+
+
 def _view_as(array: NDArray[Any], shape: tuple[int, ...], order: Any) -> NDArray[Any] | None:
     """Return a view in another shape, or None if there is none."""
-    if np.lib.NumpyVersion(np.__version__) < "2.1.0":
+    if not _ASKS_FOR_VIEWS:
         flat = array.flags.c_contiguous if order == "C" else array.flags.f_contiguous
         return array.reshape(shape, order=order) if flat else None
     try:

@@ -59,6 +59,12 @@ def local_indices(d: MatrixDescriptor) -> list[tuple[list[int], list[int]]]:
     return [(owned(d.rows, cells[r][0]), owned(d.cols, cells[r][1])) for r in range(d.grid.size)]
 
 
+@lru_cache(256)
+def elements(d: MatrixDescriptor) -> list[tuple[np.ndarray, ...]]:
+    """Return for every rank its elements of the whole matrix, as an index."""
+    return [np.ix_(rows, cols) for rows, cols in local_indices(d)]
+
+
 Memory = list[np.ndarray]
 """The flat memory of every rank's local array, padding included."""
 
@@ -87,16 +93,16 @@ def views(memory: Memory, d: MatrixDescriptor) -> list[np.ndarray]:
 
 def write(memory: Memory, d: MatrixDescriptor, matrix: np.ndarray) -> Memory:
     """Put ``matrix`` into the memory of the ranks."""
-    for view, (rows, cols) in zip(views(memory, d), local_indices(d), strict=True):
-        view[...] = matrix[np.ix_(rows, cols)]
+    for view, own in zip(views(memory, d), elements(d), strict=True):
+        view[...] = matrix[own]
     return memory
 
 
 def read(memory: Memory, d: MatrixDescriptor) -> np.ndarray:
     """Return the matrix that the ranks hold."""
     matrix = np.zeros(d.shape, memory[0].dtype)
-    for view, (rows, cols) in zip(views(memory, d), local_indices(d), strict=True):
-        matrix[np.ix_(rows, cols)] = view
+    for view, own in zip(views(memory, d), elements(d), strict=True):
+        matrix[own] = view
     return matrix
 
 

@@ -64,7 +64,7 @@ def test_shipped_problems():
             assert pb.load_problem(name) == problem
 
 
-@settings(max_examples=draws(50, long=100))
+@settings(max_examples=draws(30, long=100))
 @given(
     descriptors(), descriptors(), descriptors(), st.none() | descriptors(),
     st.sampled_from("NTC"), st.sampled_from("NTC"), st.sampled_from(list(SCHEMES)),
@@ -73,7 +73,7 @@ def test_any_product_legal_or_not(a, b, d, c, op_a, op_b, scheme):
     there_and_back(pb.MatmulProblem(a, b, d, op_a, op_b, c, scheme), "problem")
 
 
-@settings(max_examples=draws(50, long=100))
+@settings(max_examples=draws(30, long=100))
 @given(
     st.sampled_from([*ROUTINES]), descriptors(), descriptors(), descriptors(), descriptors(),
     st.sampled_from("LR"), st.sampled_from("LU"), st.sampled_from("NTC"), st.sampled_from("NU"), st.booleans(),
@@ -345,7 +345,7 @@ def test_hostile_files(tmp_path, text):
     assert files.check(path) != []
 
 
-@settings(max_examples=draws(50, long=100))
+@settings(max_examples=draws(30, long=100))
 @given(st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),

@@ -8,14 +8,18 @@ from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pblasmp.errors import ArgumentError, LayoutError
 from pblasmp.layout import Axis, numroc
+from tests.helpers.lengths import draws
 from tests.helpers.oracle import axes, deal, owned
 
+few = settings(max_examples=draws(30, long=100))
 
+
+@few
 @given(axes())
 def test_owner_and_local_index(axis):
     dealt = deal(axis)
@@ -24,6 +28,7 @@ def test_owner_and_local_index(axis):
     assert [axis.to_global(*place) for place in dealt] == list(range(axis.extent))
 
 
+@few
 @given(axes())
 def test_what_a_process_owns(axis):
     for process in range(axis.nprocs):
@@ -34,6 +39,7 @@ def test_what_a_process_owns(axis):
         assert indices.tolist() == mine
 
 
+@few
 @given(axes())
 def test_blocks_are_the_runs_between_block_boundaries(axis):
     for process in range(axis.nprocs):
@@ -63,6 +69,7 @@ def test_the_same_places(nprocs):
     assert not Axis(1, 2, 0, nprocs).same_places(Axis(1, 2, 0, nprocs + 1))
 
 
+@few
 @given(st.integers(0, 50), st.integers(1, 60), st.integers(1, 6), st.data())
 def test_numroc(n, nb, nprocs, data):
     source = data.draw(st.integers(0, nprocs - 1))
@@ -70,6 +77,7 @@ def test_numroc(n, nb, nprocs, data):
     assert counts == [len(owned(Axis(n, nb, source, nprocs), p)) for p in range(nprocs)]
 
 
+@few
 @given(axes(), st.data())
 def test_window_keeps_every_index_where_it_is(axis, data):
     start = data.draw(st.integers(0, axis.extent))
@@ -82,6 +90,7 @@ def test_window_keeps_every_index_where_it_is(axis, data):
         assert axis.globals(process)[axis.local_window(process, start, stop)].tolist() == inside
 
 
+@few
 @given(axes(), st.data())
 def test_a_window_of_a_window_is_a_window(axis, data):
     start = data.draw(st.integers(0, axis.extent))
@@ -159,6 +168,7 @@ def test_an_axis_is_a_value():
         axis.extent = 3
 
 
+@few
 @given(st.integers(0, 50), st.integers(1, 9))
 def test_an_even_split(extent, nprocs):
     axis = Axis.even(extent, nprocs)

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
+from tests.helpers.lengths import in_turn
+from tests.helpers.named import named
 from tests.helpers.oracle import empty, read, views, write
 
 PRODUCTS = list(itertools.product("NTC", repeat=2))
@@ -80,10 +82,12 @@ def multiply(p, a, b, c):
     return read(memory["d"], p.d)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "complex128"])
-@pytest.mark.parametrize(("op_a", "op_b"), PRODUCTS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_mix_of_orders(layout, op_a, op_b, dtype):
+MIXES = [*in_turn(LAYOUTS, PRODUCTS, ["float64", "complex128"], keep=3)]
+
+
+@pytest.mark.parametrize(("layout", "ops", "dtype"), MIXES)
+def test_every_mix_of_orders(layout, ops, dtype):
+    op_a, op_b = ops
     a = values((M, K) if op_a == "N" else (K, M), dtype, 1)
     b = values((K, N) if op_b == "N" else (N, K), dtype, 2)
     c = values((M, N), dtype, 3)
@@ -94,25 +98,26 @@ def test_every_mix_of_orders(layout, op_a, op_b, dtype):
             assert np.array_equal(multiply(p, a, b, c), expected), (orders, ld)
 
 
-@pytest.mark.parametrize(("op_a", "op_b"), PRODUCTS)
 @pytest.mark.parametrize("orders", ORDERS)
-def test_the_form_obeys_the_column_major_rules(op_a, op_b, orders):
+def test_the_form_obeys_the_column_major_rules(orders):
     """Block rules of cublasMpMatmul by op, and what is asked of BLAS."""
-    for layout, dtype in itertools.product(LAYOUTS, ("float64", "complex128")):
-        form = problem(layout, op_a, op_b, orders, dtype).column_major()
-        (mba, nba), (mbb, nbb), (mbd, nbd) = form.a.block, form.b.block, form.d.block
-        ops = (form.op_a + form.op_b).replace("C", "T")
-        assert {"NN": nba == mbb, "NT": nba == nbb, "TN": mba == mbb, "TT": mba == nbb}[ops]
-        assert mbd == (mba if form.op_a == "N" else nba)
-        assert nbd == (nbb if form.op_b == "N" else mbb)
-        assert (form.conj_a, form.conj_b) == (False, False) or dtype == "complex128"
-        for conj, op in ((form.conj_a, form.op_a), (form.conj_b, form.op_b)):
-            assert op == "N" or not conj
-        assert form.swapped == (orders[2] == "C")
-        assert form.copy_c == (orders[3] not in ("-", orders[2]))
-        if form.c is not None:
-            assert form.c.same_places(form.d)
-        MatmulProblem(form.a, form.b, form.d, form.op_a, form.op_b, form.c).validate()
+    for op_a, op_b in PRODUCTS:
+        with named(op_a, op_b):
+            for layout, dtype in itertools.product(LAYOUTS, ("float64", "complex128")):
+                form = problem(layout, op_a, op_b, orders, dtype).column_major()
+                (mba, nba), (mbb, nbb), (mbd, nbd) = form.a.block, form.b.block, form.d.block
+                ops = (form.op_a + form.op_b).replace("C", "T")
+                assert {"NN": nba == mbb, "NT": nba == nbb, "TN": mba == mbb, "TT": mba == nbb}[ops]
+                assert mbd == (mba if form.op_a == "N" else nba)
+                assert nbd == (nbb if form.op_b == "N" else mbb)
+                assert (form.conj_a, form.conj_b) == (False, False) or dtype == "complex128"
+                for conj, op in ((form.conj_a, form.op_a), (form.conj_b, form.op_b)):
+                    assert op == "N" or not conj
+                assert form.swapped == (orders[2] == "C")
+                assert form.copy_c == (orders[3] not in ("-", orders[2]))
+                if form.c is not None:
+                    assert form.c.same_places(form.d)
+                MatmulProblem(form.a, form.b, form.d, form.op_a, form.op_b, form.c).validate()
 
 
 def test_what_is_column_major_already_stays_as_it_is():

@@ -9,15 +9,19 @@ from dataclasses import FrozenInstanceError, replace
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pblasmp.dtypes import DTYPES
 from pblasmp.errors import ArgumentError, LayoutError
 from pblasmp.layout import Grid, MatrixDescriptor
+from tests.helpers.lengths import draws
 from tests.helpers.oracle import descriptors, empty, local_indices, places, read, write
 
+few = settings(max_examples=draws(30, long=100))
 
+
+@few
 @given(descriptors())
 def test_every_element(d):
     for (i, j), place in places(d).items():
@@ -26,6 +30,7 @@ def test_every_element(d):
         assert d.to_global(*place) == (i, j)
 
 
+@few
 @given(descriptors())
 def test_every_rank(d):
     shortest = d.ld or 1
@@ -38,6 +43,7 @@ def test_every_rank(d):
     assert d.nbytes == 8 * d.shape[0] * d.shape[1]
 
 
+@few
 @given(descriptors())
 def test_the_transpose_is_the_same_memory(d):
     assert d == d.T.T
@@ -59,6 +65,7 @@ def origin(d, i0, j0):
     return [(sum(i < i0 for i in rows), sum(j < j0 for j in cols)) for rows, cols in local_indices(d)]
 
 
+@few
 @given(descriptors(), st.data())
 def test_a_sub_matrix_leaves_every_element_where_it_is(d, data):
     (i0, i1), (j0, j1) = (data.draw(ranges(extent)) for extent in d.shape)
@@ -72,6 +79,7 @@ def test_a_sub_matrix_leaves_every_element_where_it_is(d, data):
         assert part.to_local(i, j) == (rank, li, lj)
 
 
+@few
 @given(descriptors(), st.data())
 def test_a_sub_matrix_of_a_sub_matrix(d, data):
     (i0, i1), (j0, j1) = (data.draw(ranges(extent)) for extent in d.shape)
@@ -134,6 +142,7 @@ def test_a_sub_matrix_begins_at_integers():
     assert error.type is ArgumentError  # the layout is legal
 
 
+@few
 @given(st.data())
 def test_same_places(data):
     one = data.draw(descriptors(most=6))
@@ -239,6 +248,7 @@ def test_the_widest_local_array_may_be_that_of_the_second_process():
         MatrixDescriptor((5, 1), (4, 1), Grid(3, 1), order="F", lead=(3, 0), ld=3)
 
 
+@few
 @given(descriptors())
 def test_the_padding_must_hold_every_local_array(d):
     widest = max(len(x[1 if d.order == "C" else 0]) for x in local_indices(d))
@@ -316,6 +326,7 @@ def test_one_way_to_say_grids_and_blocks():
     assert MatrixDescriptor((10, 20), 4, "2x3-col").grid == Grid(2, 3, "col")
 
 
+@few
 @given(descriptors())
 def test_repr_makes_an_equal_one(d):
     assert eval(repr(d)) == d

@@ -12,6 +12,7 @@ from hypothesis import given
 from pblasmp.errors import ArgumentError, LayoutError
 from pblasmp.layout import Grid, as_block, as_grid
 from pblasmp.layout.grid import integer
+from tests.helpers.named import named
 from tests.helpers.oracle import grids, number
 
 
@@ -43,12 +44,13 @@ def test_same_ranks(one, other):
 
 
 @pytest.mark.parametrize("order", ["row", "col"])
-@pytest.mark.parametrize("nranks", range(1, 65))
-def test_squarest(nranks, order):
-    grid = Grid.squarest(nranks, order)
-    pairs = [(p, q) for p in range(1, nranks + 1) for q in range(p, nranks + 1) if p * q == nranks]
-    assert grid.shape == min(pairs, key=lambda pair: pair[1] - pair[0])
-    assert grid.order == order
+def test_squarest(order):
+    for nranks in range(1, 65):
+        with named(nranks):
+            grid = Grid.squarest(nranks, order)
+            pairs = [(p, q) for p in range(1, nranks + 1) for q in range(p, nranks + 1) if p * q == nranks]
+            assert grid.shape == min(pairs, key=lambda pair: pair[1] - pair[0])
+            assert grid.order == order
 
 
 @pytest.mark.parametrize(

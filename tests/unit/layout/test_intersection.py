@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pblasmp.dtypes import DTYPES
@@ -19,7 +21,11 @@ from pblasmp.layout.intersection import (
     packed,
     unpacked,
 )
+from tests.helpers.lengths import draws
+from tests.helpers.named import named
 from tests.helpers.oracle import axes, deal, descriptors, empty, number, read, views, write
+
+few = settings(max_examples=draws(30, long=100))
 
 
 def pairs(stretches):
@@ -40,6 +46,7 @@ def expected(src, p, dst, q):
 two_axes = st.integers(0, 60).flatmap(lambda n: st.tuples(axes(n), axes(n)))
 
 
+@few
 @given(two_axes)
 def test_common_finds_every_index_that_two_processes_share_once(two):
     src, dst = two
@@ -50,6 +57,7 @@ def test_common_finds_every_index_that_two_processes_share_once(two):
             assert extent(found) == len(pairs(found))
 
 
+@few
 @given(st.integers(100, 400), st.data())
 def test_common_of_many_rounds(n, data):
     src, dst = (Axis(n, data.draw(st.integers(1, 9)), 0, data.draw(st.integers(1, 4))) for _ in range(2))
@@ -88,6 +96,7 @@ def test_layouts_whose_rounds_have_no_small_common_multiple():
     assert intersect(src, 0, dst, 0) == ()
 
 
+@few
 @given(two_axes)
 def test_sender_and_receiver_see_the_same_order(two):
     src, dst = two
@@ -119,6 +128,7 @@ two_layouts = st.tuples(st.integers(0, 14), st.integers(0, 14)).flatmap(
 )
 
 
+@few
 @given(two_layouts)
 def test_copying_every_piece_redistributes_a_matrix(two):
     src, dst = two
@@ -132,6 +142,7 @@ def test_copying_every_piece_redistributes_a_matrix(two):
     assert all(np.array_equal(a, b) for a, b in zip(to, before, strict=True))
 
 
+@few
 @given(two_layouts, st.sampled_from("CF"), st.integers(1, 30))
 def test_messages_redistribute_a_matrix(two, order, limit):
     """Packing, sending in parts and unpacking is the same as copying."""
@@ -149,6 +160,7 @@ def test_messages_redistribute_a_matrix(two, order, limit):
     assert np.array_equal(read(to, dst), numbered(src))
 
 
+@few
 @given(two_layouts, st.integers(1, 30))
 def test_splitting_keeps_the_order_of_the_message(two, limit):
     for _, _, whole in pieces(*two):
@@ -158,6 +170,7 @@ def test_splitting_keeps_the_order_of_the_message(two, limit):
             assert [pair for part in parts for pair in pairs(part[axis])] == pairs(whole.rows)
 
 
+@few
 @given(two_layouts, st.sampled_from("CF"))
 def test_a_contiguous_piece_is_its_own_message(two, order):
     src, dst = two
@@ -240,23 +253,25 @@ conversions = [
 ]
 
 
-@pytest.mark.parametrize("options", [{}, {"conjugate": False}, {"conjugate": True}])
-@pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize(("src", "dst"), conversions, ids=lambda dtype: dtype.name)
-def test_types_are_converted_and_conjugated(src, dst, order, options):
-    values = np.arange(-6, 6).reshape(3, 4) * (1 + 2j if src.kind == "c" else 1)
-    of, to = np.asarray(values.astype(src), order=order), np.zeros((3, 4), dst)
-    axis = Axis(3, 2), Axis(4, 3)
-    copy(to, of, Piece(intersect(axis[0], 0, axis[0], 0), intersect(axis[1], 0, axis[1], 0)), **options)
-    assert to.dtype == dst
-    assert np.array_equal(to, (values.conj() if options.get("conjugate") else values).astype(dst))
+def test_types_are_converted_and_conjugated(src, dst):
+    for order, options in itertools.product("CF", [{}, {"conjugate": False}, {"conjugate": True}]):
+        with named(order, options):
+            values = np.arange(-6, 6).reshape(3, 4) * (1 + 2j if src.kind == "c" else 1)
+            of, to = np.asarray(values.astype(src), order=order), np.zeros((3, 4), dst)
+            axis = Axis(3, 2), Axis(4, 3)
+            copy(
+                to, of, Piece(intersect(axis[0], 0, axis[0], 0), intersect(axis[1], 0, axis[1], 0)), **options
+            )
+            assert to.dtype == dst
+            assert np.array_equal(to, (values.conj() if options.get("conjugate") else values).astype(dst))
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_counts_of_common_indices_are_those_of_the_stretches(seed):
     """Of any two distributions: periods that fit several times or never, starts inside a block, huge blocks."""
     rng = np.random.default_rng(seed)
-    for _ in range(150):
+    for _ in range(draws(60, long=150)):
         size = int(rng.choice([0, 1, 7, 40, 333, 2000]))
         src, dst = (
             Axis(size, block, int(rng.integers(n)), n, int(rng.integers(min(block, 50))))

@@ -13,6 +13,7 @@ from pblasmp.layout import Trapezoid
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.layout.trapezoid import copy_part
 from pblasmp.testing.level3 import dense, legal_flags, shapes, touched
+from tests.helpers.lengths import draws
 
 M, N, K = 4, 3, 5
 ALPHA, BETA = {"f": (2, -3), "c": (2 + 1j, -3 + 2j)}, {"f": (-1, 0), "c": (1 - 2j, 0)}
@@ -206,7 +207,7 @@ def test_as_text():
 @pytest.mark.parametrize("diagonal", [-3, 0, 2])
 def test_trapezoid_parts_are_the_elements(uplo, diagonal):
     rng = np.random.default_rng(5)
-    for _ in range(200):
+    for _ in range(draws(70, long=200)):
         m, n = rng.integers(0, 14, 2)
         rows = np.sort(rng.choice(14, m, replace=False))
         cols = np.sort(rng.choice(14, n, replace=False))

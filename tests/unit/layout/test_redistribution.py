@@ -3,12 +3,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
 from pblasmp.layout.redistribution import nearest_legal
+from tests.helpers.lengths import draws
 from tests.helpers.oracle import descriptors
+
+few = settings(max_examples=draws(30, long=100))
 
 ops = st.sampled_from("NTC")
 
@@ -24,6 +27,7 @@ def problems(draw):
     return MatmulProblem(a, b, d, op_a, op_b, draw(st.none() | descriptors((m, n))))
 
 
+@few
 @given(problems())
 def test_every_product_has_a_legal_one_near_it(p):
     q = nearest_legal(p)
@@ -35,6 +39,7 @@ def test_every_product_has_a_legal_one_near_it(p):
             assert (after.shape, after.dtype, after.order) == (before.shape, before.dtype, before.order)
 
 
+@few
 @given(problems())
 def test_what_is_legal_stays_as_it_is(p):
     q = nearest_legal(p)

@@ -9,12 +9,16 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pblasmp.errors import LayoutError
 from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
+from tests.helpers.lengths import draws
+from tests.helpers.named import named
 from tests.helpers.schemes import AG, AR, MAKERS, RS
+
+few = settings(max_examples=draws(30, long=100))
 
 GRID = Grid(2, 3)
 PRODUCTS = list(itertools.product("NTC", repeat=2))
@@ -67,14 +71,15 @@ def mended(p):
     return p
 
 
-@pytest.mark.parametrize(("op_a", "op_b"), PRODUCTS)
 @pytest.mark.parametrize("order", ["C", "F", "CFC", "FCF", "FFC"])
-def test_legal_products(op_a, op_b, order):
-    for dtype in ("float64", "complex64", "bfloat16"):
-        p = gemm(op_a, op_b, order=order, dtype=dtype)
-        assert p.faults() == []
-        assert p.validate() is None
-        assert replace(p, c=None).faults() == []
+def test_legal_products(order):
+    for op_a, op_b in PRODUCTS:
+        with named(op_a, op_b):
+            for dtype in ("float64", "complex64", "bfloat16"):
+                p = gemm(op_a, op_b, order=order, dtype=dtype)
+                assert p.faults() == []
+                assert p.validate() is None
+                assert replace(p, c=None).faults() == []
 
 
 @pytest.mark.parametrize(("op_a", "op_b"), PRODUCTS)
@@ -223,19 +228,19 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("order", ["C", "F", "CFC"])
-@pytest.mark.parametrize(("op_a", "op_b"), PRODUCTS)
 @pytest.mark.parametrize("rule", BROKEN)
-def test_each_rule(rule, op_a, op_b, order):
+def test_each_rule(rule):
     breaking, message = BROKEN[rule]
-    legal = gemm(op_a, op_b, order=order)
-    p = breaking(legal)
-    assert p.faults() == [message(legal)]
-    with pytest.raises(LayoutError) as error:
-        p.validate()
-    assert str(error.value) == f"a fault in this product:\n  - {message(legal)}"
-    if rule != "k":  # which of the two sizes is meant, nobody but the caller knows
-        assert mended(p).faults() == []
+    for (op_a, op_b), order in itertools.product(PRODUCTS, ["C", "F", "CFC"]):
+        with named(op_a, op_b, order):
+            legal = gemm(op_a, op_b, order=order)
+            p = breaking(legal)
+            assert p.faults() == [message(legal)]
+            with pytest.raises(LayoutError) as error:
+                p.validate()
+            assert str(error.value) == f"a fault in this product:\n  - {message(legal)}"
+            if rule != "k":  # which of the two sizes is meant, nobody but the caller knows
+                assert mended(p).faults() == []
 
 
 def test_starting_later_is_as_good_as_earlier():
@@ -365,6 +370,7 @@ def mutate(p, changes):
     return p
 
 
+@few
 @given(st.sampled_from(PRODUCTS), st.sampled_from(["C", "F", "CFC"]), mutations("abdc", None))
 def test_following_all_advice_at_once_mends_any_layout(ops, order, changes):
     p = mended(mutate(gemm(*ops, order=order), changes))
@@ -373,12 +379,14 @@ def test_following_all_advice_at_once_mends_any_layout(ops, order, changes):
     assert p.faults() == []
 
 
+@few
 @given(st.sampled_from(list(MAKERS)), st.sampled_from("FC"), mutations("abd", 4))
 def test_following_all_advice_at_once_mends_any_scheme(scheme, order, changes):
     p = mutate(one_dimensional(scheme, order), changes)
     assert mended(p).faults() == []
 
 
+@few
 @given(st.sampled_from(PRODUCTS), mutations("abdc", None))
 def test_the_transposed_problem_is_legal_when_the_problem_is(ops, changes):
     p = mutate(gemm(*ops), changes)

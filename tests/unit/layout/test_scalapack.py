@@ -7,14 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pblasmp.errors import ArgumentError, LayoutError
 from pblasmp.layout import Grid, MatrixDescriptor
+from tests.helpers.lengths import draws
 from tests.helpers.oracle import descriptors, local_indices
 
+few = settings(max_examples=draws(30, long=100))
 
+
+@few
 @given(descriptors(lead=False), st.integers(-1, 5))
 def test_the_nine_integers(d, context):
     d = d if d.order == "F" else d.T
@@ -25,6 +29,7 @@ def test_the_nine_integers(d, context):
         assert desc.tolist() == [1, context, *d.shape, *d.block, *d.source, lld]
 
 
+@few
 @given(descriptors(lead=False))
 def test_the_round_trip_of_tight_arrays(d):
     d = replace(d if d.order == "F" else d.T, ld=None)
@@ -32,6 +37,7 @@ def test_the_round_trip_of_tight_arrays(d):
         assert MatrixDescriptor.from_scalapack(d.to_scalapack(rank), d.grid, d.dtype) == d
 
 
+@few
 @given(descriptors(lead=False, dtype="bfloat16"), st.integers(1, 3))
 def test_the_round_trip_of_padded_arrays(d, padding):
     d = d if d.order == "F" else d.T

@@ -10,6 +10,7 @@ import pytest
 
 from pblasmp.errors import ArgumentError, LayoutError
 from pblasmp.layout import Grid, MatmulProblem
+from tests.helpers.named import named
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 
 PRODUCTS = {
@@ -58,25 +59,27 @@ def assert_is(x, row, order):
     assert [x.lld(rank) for rank in range(grid.size)] == [lld] * grid.size
 
 
-@pytest.mark.parametrize(("m", "n", "k", "nranks"), SIZES)
 @pytest.mark.parametrize(("scheme", "ops"), CASES)
-def test_the_table_in_fortran_order(scheme, ops, m, n, k, nranks):
-    p = MAKERS[scheme](m, n, k, nranks, *ops, order="F", dtype="float32")
-    assert (p.m, p.n, p.k, p.scheme, p.op_a + p.op_b, p.c) == (m, n, k, scheme, ops, None)
-    for x, operand, op in ((p.a, "A", ops[0]), (p.b, "B", ops[1]), (p.d, "D", "N")):
-        assert_is(x, row_of_table(scheme, operand, op, m, n, k, nranks), "F")
-    p.validate()
+def test_the_table_in_fortran_order(scheme, ops):
+    for m, n, k, nranks in SIZES:
+        with named(m, n, k, nranks):
+            p = MAKERS[scheme](m, n, k, nranks, *ops, order="F", dtype="float32")
+            assert (p.m, p.n, p.k, p.scheme, p.op_a + p.op_b, p.c) == (m, n, k, scheme, ops, None)
+            for x, operand, op in ((p.a, "A", ops[0]), (p.b, "B", ops[1]), (p.d, "D", "N")):
+                assert_is(x, row_of_table(scheme, operand, op, m, n, k, nranks), "F")
+            p.validate()
 
 
-@pytest.mark.parametrize(("m", "n", "k", "nranks"), SIZES)
 @pytest.mark.parametrize(("scheme", "ops"), CASES)
-def test_the_table_in_c_order(scheme, ops, m, n, k, nranks):
+def test_the_table_in_c_order(scheme, ops):
     """D^T = op(B)^T op(A)^T: the table's A is B, its B is A, its m is n and its n is m."""
-    p = MAKERS[scheme](m, n, k, nranks, ops[1], ops[0], order="C", dtype="float32")
-    assert (p.m, p.n, p.k, p.scheme, p.op_a + p.op_b, p.c) == (m, n, k, scheme, ops[::-1], None)
-    for x, operand, op in ((p.b, "A", ops[0]), (p.a, "B", ops[1]), (p.d, "D", "N")):
-        assert_is(x, row_of_table(scheme, operand, op, n, m, k, nranks), "C")
-    p.validate()
+    for m, n, k, nranks in SIZES:
+        with named(m, n, k, nranks):
+            p = MAKERS[scheme](m, n, k, nranks, ops[1], ops[0], order="C", dtype="float32")
+            assert (p.m, p.n, p.k, p.scheme, p.op_a + p.op_b, p.c) == (m, n, k, scheme, ops[::-1], None)
+            for x, operand, op in ((p.b, "A", ops[0]), (p.a, "B", ops[1]), (p.d, "D", "N")):
+                assert_is(x, row_of_table(scheme, operand, op, n, m, k, nranks), "C")
+            p.validate()
 
 
 @pytest.mark.parametrize(
@@ -125,20 +128,20 @@ def test_what_a_layer_of_torch_holds(scheme, x, w, y):
     assert (form.op_a, form.op_b) == ("T", "N")
 
 
-@pytest.mark.parametrize("flips", list(itertools.product([False, True], repeat=2)))
 @pytest.mark.parametrize("order", ["F", "C"])
 @pytest.mark.parametrize(("scheme", "ops"), CASES)
-def test_operands_may_be_in_the_other_memory_order(scheme, ops, order, flips):
+def test_operands_may_be_in_the_other_memory_order(scheme, ops, order):
     """The transpose of the same memory with the other op is the same operand."""
     ops = ops if order == "F" else ops[::-1]
     p = MAKERS[scheme](8, 12, 20, 4, *ops, order=order, dtype="float32")
     other = {"N": "T", "T": "N"}
-    a, op_a = (p.a.T, other[p.op_a]) if flips[0] else (p.a, p.op_a)
-    b, op_b = (p.b.T, other[p.op_b]) if flips[1] else (p.b, p.op_b)
-    q = replace(p, a=a, b=b, op_a=op_a, op_b=op_b)
-    assert q.faults() == []
-    before, after = p.column_major(), q.column_major()
-    assert after == before
+    for flips in itertools.product([False, True], repeat=2):
+        a, op_a = (p.a.T, other[p.op_a]) if flips[0] else (p.a, p.op_a)
+        b, op_b = (p.b.T, other[p.op_b]) if flips[1] else (p.b, p.op_b)
+        q = replace(p, a=a, b=b, op_a=op_a, op_b=op_b)
+        assert q.faults() == []
+        before, after = p.column_major(), q.column_major()
+        assert after == before, flips
 
 
 @pytest.mark.parametrize("order", ["F", "C"])
@@ -149,11 +152,12 @@ def test_conjugation_counts_as_transposition(scheme, ops, order):
 
 
 @pytest.mark.parametrize(("scheme", "ops"), CASES)
-@pytest.mark.parametrize("sizes", [(0, 12, 20), (8, 0, 20), (8, 12, 0), (0, 0, 0)])
-def test_empty_products(scheme, ops, sizes):
-    p = MAKERS[scheme](*sizes, 4, *ops, order="F", dtype="float32")
-    assert (p.m, p.n, p.k) == sizes
-    p.validate()
+def test_empty_products(scheme, ops):
+    for sizes in ((0, 12, 20), (8, 0, 20), (8, 12, 0), (0, 0, 0)):
+        with named(sizes):
+            p = MAKERS[scheme](*sizes, 4, *ops, order="F", dtype="float32")
+            assert (p.m, p.n, p.k) == sizes
+            p.validate()
 
 
 @pytest.mark.parametrize("order", ["F", "C"])
