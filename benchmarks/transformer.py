@@ -182,6 +182,8 @@ def async_tp(work: Work) -> tuple[nn.Module, Any]:
 
     model = work.split(parallel)
     options = {"_micro_pipeline_tp": True, "post_grad_custom_post_pass": look}
+    if work.arguments.rehearse:  # what the fused products do not need takes a third of the time to compile
+        options |= {"pattern_matcher": False, "cpp.simdlen": 0}
     forward = torch.compile(model, options=options)
     forward(work.x[work.mine])  # compiles
     if not fused:

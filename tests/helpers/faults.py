@@ -398,20 +398,20 @@ def caught_alarm():
 
 def uncaught_in_a_move():
     with pb.Context(engine="host") as ctx:
-        fails_on_rank_1(pblasmp.comm.exchange, "copy", ValueError("my own"), 3)
+        fails_on_rank_1(pblasmp.comm.exchange, "copy", ValueError("my own"), 1)
         moves(ctx)
 
 
 def uncaught_where_others_catch():
     with pb.Context(engine="host") as ctx:
-        fails_on_rank_1(pblasmp.comm.exchange, "copy", ValueError("my own"), 3)
+        fails_on_rank_1(pblasmp.comm.exchange, "copy", ValueError("my own"), 1)
         with contextlib.suppress(pb.ClosedError):
             moves(ctx)
 
 
 def caught_where_others_do_not():
     with pb.Context(engine="host") as ctx:
-        fails_on_rank_1(pblasmp.comm.exchange, "copy", ValueError("my own"), 3)
+        fails_on_rank_1(pblasmp.comm.exchange, "copy", ValueError("my own"), 1)
         with contextlib.suppress(ValueError if RANK == 1 else ()):
             moves(ctx)
 
