@@ -627,11 +627,12 @@ def test_bench_of_an_algorithm_that_is_not_there(pblasmp, product, algo):
     assert re.fullmatch(rf"pblasmp: algo: the host engine has 'auto', .* here, got '{algo}'\n", done.stderr)
 
 
-def test_tune(command, tmp_path, environment):
+def test_tune(pblasmp, monkeypatch, tmp_path, environment):
     """What was measured is printed, the fastest first, kept, and what "auto" takes in the next process."""
+    monkeypatch.setenv("PBLASMP_TUNING", str(tmp_path / "times.json"))
     environment["PBLASMP_TUNING"] = str(tmp_path / "times.json")
     what = ("-n2", "--engine=host", "-pmatmul_allreduce", "--shape=8,6,4")
-    done = command("tune", *what)
+    done = pblasmp("tune", *what)
     assert done.returncode == 0, done.stderr
     machine, title, line, kept = done.stdout.splitlines()
     assert machine.endswith(", float32")

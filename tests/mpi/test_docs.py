@@ -7,13 +7,11 @@ import contextlib
 import io
 import os
 import re
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pblasmp import launch
+from tests.helpers.command_line import kept_ranks, run_here
 from tests.helpers.docs import DOCS, PAGES, blocks, occurs
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -60,13 +58,14 @@ def test_scripts(directory):
 
 
 @pytest.mark.parametrize("page", COMMANDS, ids=lambda page: page.stem)
-def test_commands(page, directory):
-    environment = {**os.environ, "PYTHONPATH": str(Path(DOCS).parent), "NO_COLOR": "1", "COLUMNS": "120"}
+def test_commands(page, directory, monkeypatch, capsys):
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("pblasmp.cli.ranks.Job", kept_ranks)
+    monkeypatch.chdir(directory)
     for block in blocks(page, "console"):
         for command, shown in re.findall(r"^\$ pblasmp (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
-            done = subprocess.run(
-                [*launch.interpreter(), "-m", "pblasmp", *command.split()], cwd=directory, env=environment, timeout=60,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-            )  # fmt: skip
-            assert occurs(shown, done.stdout), f"pblasmp {command} printed\n{done.stdout}"
+            done = run_here(command.split(), monkeypatch, capsys)
+            printed = done.stdout + done.stderr
+            assert occurs(shown, printed), f"pblasmp {command} printed\n{printed}"
             assert done.returncode == (2 if "\npblasmp: " in "\n" + shown else 0)
