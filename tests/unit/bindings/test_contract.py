@@ -58,16 +58,8 @@ def fetch(folders: Mapping[str, Path]) -> None:
     missing = [name for name, into in folders.items() if not (into / header_of(name)).exists()]
     if not missing:
         return
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--only-binary=:all:",
-    ]
+    options = "--quiet --disable-pip-version-check --no-deps --only-binary=:all:"
+    command = [sys.executable, "-m", "pip", "download", *options.split()]
     command += [f"--platform=manylinux{tag}_x86_64" for tag in ("_2_28", "_2_27", "_2_17", "2014")]
     with tempfile.TemporaryDirectory() as scratch:
         command += ["--python-version=3.12", "--implementation=cp", f"--dest={scratch}", *missing]
