@@ -24,7 +24,7 @@ from tests.helpers.cases import (
     scattered,
     unlike,
 )
-from tests.helpers.lengths import in_turn, only_long
+from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
 
 Factor = IntEnum("Factor", {"THREE": 3})  # a number whose type is not Python's own
@@ -49,7 +49,7 @@ def expected(function, x, y):
 def operators(comm):
     rng = np.random.default_rng(31)
     with pb.Context(comm, engine="host") as ctx:
-        for count in range(20):
+        for count in range(draws(12, long=20)):
             shape = pick(rng, ((17, 13), (1, 9), (8, 8), (0, 5)))
             da = layout(rng, shape, comm.size, dtype=pick(rng, TYPES))
             db = layout(rng, shape, comm.size, dtype=pick(rng, TYPES))
@@ -89,7 +89,7 @@ def scalars(comm):
             d = layout(rng, (9, 7), comm.size, dtype=dtype)
             x = nonzero(np.abs(numbers(rng, d.shape, "float64"))).astype(d.dtype)
             a = scattered(ctx, d, x)
-            for s in values:
+            for (s,) in in_turn(values, keep=1 if comm.size == 1 else 2, first=ALL_TYPES.index(dtype)):
                 number = d.dtype.type(s) if isinstance(s, float) and not isinstance(s, np.generic) else s
                 number = int(s) if isinstance(s, Factor) else number
                 for symbol, function in SYMBOLS.items():
@@ -105,7 +105,7 @@ def scalars(comm):
 def in_place(comm):
     rng = np.random.default_rng(33)
     with pb.Context(comm, engine="host") as ctx:
-        for count in range(14):
+        for count in range(draws(8, long=14)):
             shape = pick(rng, ((17, 13), (12, 12)))
             da = layout(rng, shape, comm.size, dtype=pick(rng, TYPES))
             db = layout(rng, shape, comm.size, dtype=pick(rng, TYPES))

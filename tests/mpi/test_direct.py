@@ -17,7 +17,7 @@ from pblasmp.engines.host.buffers import Buffers
 from pblasmp.engines.host.direct import calls, in_place, tiny
 from pblasmp.engines.host.direct import products as products_module
 from pblasmp.pblas import moves
-from tests.helpers.cases import agreed_error, first, unlike
+from tests.helpers.cases import agreed_error, first, misplaced_view, part, scattered, unlike
 from tests.helpers.factor_cases import (
     TYPES,
     cholesky_case,
@@ -39,8 +39,10 @@ def _start(n):
 
 
 def _far(found, expected):
-    """What is wrong unless all values are within a few roundings of the expected ones."""
-    error = abs(found - expected).max()
+    """What is wrong unless all values, or this rank's of a matrix, are within a few roundings of the expected ones."""
+    if isinstance(found, pb.DistributedMatrix):
+        found, expected = found.local, part(expected, found.descriptor, found.context.rank)
+    error = abs(found - expected).max(initial=0)
     return None if error < 1e-12 else f"error {error}"
 
 
@@ -225,7 +227,7 @@ def products(comm):
             new = pb.matmul(a[rows, k].T, b[rows, cols])
             yield (
                 f"{i}",
-                first(unlike(c.allgather(), z), unlike(new.allgather(), x[rows, k].T @ y[rows, cols])),
+                first(misplaced_view(c, z), misplaced_view(new, x[rows, k].T @ y[rows, cols])),
             )
         yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
 
@@ -254,7 +256,7 @@ def long_sums(comm):
                     op = {"N": lambda v: v, "T": lambda v: v.T, "C": lambda v: v.T.conj()}
                     expected = op[op_a](x[of_a]) @ op[op_b](y[of_b]) - into.allgather()
                     pb.matmul(a[of_a], b[of_b], into, op_a=op_a, op_b=op_b, beta=-1, out=into)
-                    yield f"{op_a}{op_b} {m} {n}", unlike(into.allgather(), expected)
+                    yield f"{op_a}{op_b} {m} {n}", misplaced_view(into, expected)
             yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
     finally:
         products_module._LEAST = least
@@ -281,7 +283,7 @@ def mixed(comm):
         for count in range(3):
             alpha = np.array(2.0) if last else 2
             pb.matmul(a[:10, :], a, out=c[:10, :], alpha=alpha)
-            yield f"alpha as an array on one rank, {count}", unlike(c[:10, :].allgather(), expected)
+            yield f"alpha as an array on one rank, {count}", misplaced_view(c[:10, :], expected)
             pb.syrk(a[4:8, :], out=c[4:8, 4:8], alpha=alpha)
             found = np.tril(c[4:8, 4:8].allgather())
             yield f"syrk, {count}", unlike(found, np.tril(2 * x[4:8] @ x[4:8].T))
@@ -315,7 +317,7 @@ def mixed(comm):
             )
 
         product()
-        yield "pdgemm", unlike(g[:10, :].allgather(), x[:10] @ x.T)
+        yield "pdgemm", misplaced_view(g[:10, :], x[:10] @ x.T)
         yield "ja", agreed_error(ctx, pblas.ParameterError, ["argument 9 (ja)"], product, 1 + last)
         for name, wrong in (("a number", 7), ("lists", [[1]] * 9), ("nothing", None), ("short", desc[:7])):
             given = wrong if last else desc
@@ -324,7 +326,7 @@ def mixed(comm):
                 agreed_error(ctx, pblas.ParameterError, ["(descb)"], product, descb=given, m=10),
             )
         product(descb=list(map(int, desc)) if last else desc)
-        yield "descriptor as a list", unlike(g[:10, :].allgather(), x[:10] @ x.T)
+        yield "descriptor as a list", misplaced_view(g[:10, :], x[:10] @ x.T)
 
 
 @pytest.mark.parametrize("nranks", [2, 4])
@@ -397,7 +399,7 @@ def _triangles(comm):
                     )
             expected = y.allgather()[3:, 4:5] * whole[5, 5]
             pb.trmm(x[5:6, 5:6], y[3:, 4:5], side="R", out=z[3:, 4:5])
-            yield f"{dtype} trmm by one element", unlike(z[3:, 4:5].allgather(), expected)
+            yield f"{dtype} trmm by one element", misplaced_view(z[3:, 4:5], expected)
             yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
 
 
@@ -430,7 +432,7 @@ def symmetric_in_one_line(comm):
                 )
                 to, of = d[4 : 4 + k, 2 : 2 + w], b[2 : 2 + k, 1 : 1 + w]
                 pb.symm(a[i : i + k, j : j + k], of, uplo=uplo, alpha=2, out=to)
-                yield f"{dtype} {order} {uplo} on {shape}", unlike(d.allgather(), out)
+                yield f"{dtype} {order} {uplo} on {shape}", misplaced_view(d, out)
         yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
     tiny._MOST, in_place._PORTION = most, portion
 
@@ -465,7 +467,7 @@ def tiny_meetings(comm):
                 call(cols)
                 yield (
                     f"{name} {cols}",
-                    (waits and f"{waits}") or _far(d[:, cols].allgather(), expected[:, cols]),
+                    (waits and f"{waits}") or _far(d[:, cols], expected[:, cols]),
                 )
                 waits.clear()
         transport.fence, transport.arrive = fence, arrive
@@ -489,7 +491,7 @@ def again(comm):
             a.local[...] += 1
             x += 1
             pb.matmul(a[:9, :], a, out=c[:9, :], alpha=alpha)
-            yield f"run {count}", unlike(c[:9, :].allgather(), alpha * x[:9] @ x)
+            yield f"run {count}", misplaced_view(c[:9, :], alpha * x[:9] @ x)
         held = [weakref.ref(each.local) for each in (a, c)]
         del a, c
         yield "memory", any(each() is not None for each in held) and "a kept program keeps a matrix's memory"
@@ -497,7 +499,7 @@ def again(comm):
             b = ctx.scatter(x + count, block=4, grid=grid)
             c = ctx.zeros((24, 24), block=4, grid=grid)
             pb.matmul(b[:9, :], b, out=c[:9, :])
-            yield f"new matrix {count}", unlike(c[:9, :].allgather(), (x + count)[:9] @ (x + count))
+            yield f"new matrix {count}", misplaced_view(c[:9, :], (x + count)[:9] @ (x + count))
         c.local.flags.writeable = False
         yield (
             "read-only",
@@ -557,7 +559,7 @@ def nothing(comm):
             runs = ctx.control.channel.runs
             call(), call()
             yield name, ctx.control.channel.runs != runs + 2 and "it was no direct call"
-        yield "nothing is written", unlike(c.allgather(), x)
+        yield "nothing is written", misplaced_view(c, x)
         gemm = calls_on_nothing["gemm"]
         if comm.size > 1:
             yield "m", agreed_error(ctx, pb.RankMismatchError, ["\n  m:"], gemm, 0 if last else 3)
@@ -571,7 +573,7 @@ def nothing(comm):
             ),
         )  # fmt: skip
         pblas.pdgemm("N", "T", 20, 20, 0, 2.0, *of_a, *of_a, 0.5, c.local, 1, 1, desc)
-        yield "scaled", unlike(c.allgather(), x / 2)
+        yield "scaled", misplaced_view(c, x / 2)
         zero = np.full(1, 7.0)
         yield "dot", pblas.pddot(0, zero, *of_a, 1, *of_a, 1) != 0 and "a sum of nothing is not 0"
 
@@ -745,9 +747,9 @@ def factorisations(comm, count):
                 right, block=(4, 3), grid=pb.Grid.squarest(comm.size), order="F" if comm.size == 1 else order
             )
             for repeat in range(3):
-                yield f"solve {repeat}", _far(pb.solve(a[1:30, 1:30], b, "pos", uplo=uplo).allgather(), x)
+                yield f"solve {repeat}", _far(pb.solve(a[1:30, 1:30], b, "pos", uplo=uplo), x)
             pb.solve(a[1:30, 1:30], b, "pos", uplo=uplo, out=b)
-            yield "solve in place", _far(b.allgather(), x)
+            yield "solve in place", _far(b, x)
             words = ["solve: the matrix is not positive definite", "up to index 28"]
             error = np.diag([0.0] * 28 + [1e3])
             c = ctx.scatter(
@@ -757,7 +759,7 @@ def factorisations(comm, count):
                 "unsolved",
                 agreed_error(ctx, pb.FactorisationError, words, pb.solve, c, b, "pos", uplo=uplo, out=b),
             )
-            yield "right-hand sides", _far(b.allgather(), x)
+            yield "right-hand sides", _far(b, x)
         ictxt = pblas.gridinit(ctx, "Row", *pb.Grid.squarest(comm.size).shape)
         info, error = np.zeros(1, np.int32), np.zeros((60, 60))
         error[33, 33] = 1e3
@@ -829,7 +831,7 @@ def small(comm):
         with pb.Context(comm, engine="host") as ctx:
 
             def matrix(values, ctx=ctx, order=order, block=block):
-                return ctx.scatter(values, pb.MatrixDescriptor(values.shape, block, grid, order=order))
+                return scattered(ctx, pb.MatrixDescriptor(values.shape, block, grid, order=order), values)
 
             a, s, t, b, out = (matrix(x) for x in (whole, square, lower, right, np.zeros((n, 7))))
             for repeat in range(3):  # the first is not kept
@@ -849,7 +851,7 @@ def small(comm):
                     "parts": (pb.solve(a[:9, :9], b[:9, :2]), np.linalg.solve(whole[:9, :9], right[:9, :2])),
                 }
                 for name, (x, expected) in found.items():
-                    yield f"{name} {order} {repeat}", _far(x.allgather(), expected)
+                    yield f"{name} {order} {repeat}", _far(x, expected)
                 for assume, given in (("gen", a), ("pos", s), ("tri", t)):
                     x = pb.inv(given, assume).allgather()
                     expected = inverses[assume] if assume == "gen" else np.tril(inverses[assume])
@@ -863,14 +865,14 @@ def small(comm):
             yield f"a unit triangle's inverse {order}", None if same else "more than the triangle is written"
             pb.inv(s, "pos", uplo="U", out=s)
             expected = np.where(np.tri(n).T > 0, inverses["pos"], square)
-            yield f"inverse in place {order}", _far(s.allgather(), expected)
+            yield f"inverse in place {order}", _far(s, expected)
             yield f"direct yet {order}", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
             words = ["b: 7 rows, but a has 30 columns"]
             yield f"shapes {order}", agreed_error(ctx, pb.LayoutError, words, pb.solve, a, b[:7])
             overlapping = matrix(whole)
             expected = np.linalg.solve(whole[:9, :9], whole[2:11, :9])
             pb.solve(overlapping[:9, :9], overlapping[2:11, :9], out=overlapping[1:10, 1:10])
-            yield f"D overlaps A and B {order}", _far(overlapping[1:10, 1:10].allgather(), expected)
+            yield f"D overlaps A and B {order}", _far(overlapping[1:10, 1:10], expected)
             yield from _unsolvable(ctx, matrix, whole, order)
             for dtype in ("float32", "complex128"):  # with them the memory of a rank is full
                 i, j = (
@@ -896,14 +898,14 @@ def _unsolvable(ctx, matrix, whole, order):
     a, out, words = matrix(singular), matrix(np.zeros(whole.shape)), ["exactly singular", "index 4"]
     wrong = agreed_error(ctx, pb.FactorisationError, words, pb.lu, a, out=out)
     expected = scipy.linalg.lapack.dgetrf(singular)[0]
-    yield f"factors of a singular matrix {order}", first(wrong, _far(out.allgather(), expected))
+    yield f"factors of a singular matrix {order}", first(wrong, _far(out, expected))
     wrong = agreed_error(ctx, pb.FactorisationError, words, pb.inv, a, out=a)
-    yield f"a singular matrix stays {order}", first(wrong, unlike(a.allgather(), singular))
+    yield f"a singular matrix stays {order}", first(wrong, misplaced_view(a, singular))
     square = whole @ whole.T
     square[4, 4] = -1
     a, words = matrix(square), ["not positive definite", "up to index 4"]
     wrong = agreed_error(ctx, pb.FactorisationError, words, pb.inv, a, "pos", out=a)
-    yield f"what is not positive stays {order}", first(wrong, unlike(a.allgather(), square))
+    yield f"what is not positive stays {order}", first(wrong, misplaced_view(a, square))
     square[4, 4] = np.nan
     found = np.tril(pb.inv(matrix(square), "pos").allgather())
     yield f"NaN {order}", None if np.isnan(found[4:, :]).any(1).all() else "no NaN"
@@ -928,27 +930,27 @@ def small_pblas(comm):
         ictxt = pblas.gridinit(ctx, "Row", *grid.shape)
 
         def held(values):
-            x = ctx.scatter(values, pb.MatrixDescriptor(values.shape, (5, 3), grid, order="F"))
+            x = scattered(ctx, pb.MatrixDescriptor(values.shape, (5, 3), grid, order="F"), values)
             rows = max(1, x.local.shape[0])
             return x, (x.local, 1, 1, pblas.descinit(*values.shape, 5, 3, 0, 0, ictxt, rows))
 
         for repeat in range(3):
             (t, of_t), (b, of_b), (c, of_c) = held(whole), held(right), held(right)
             infos = [pblas.pdtrtrs("L", "N", "N", n, 5, *of_t, *of_b), pblas.pdpotrs("L", n, 5, *of_t, *of_c)]
-            yield f"pdtrtrs {repeat}", _far(b.allgather(), np.linalg.solve(whole, right))
-            yield f"pdpotrs {repeat}", _far(c.allgather(), np.linalg.solve(whole @ whole.T, right))
+            yield f"pdtrtrs {repeat}", _far(b, np.linalg.solve(whole, right))
+            yield f"pdpotrs {repeat}", _far(c, np.linalg.solve(whole @ whole.T, right))
             infos.append(pblas.pdpotri("L", n, *of_t))
             expected = np.tril(np.linalg.inv(whole @ whole.T))
             yield f"pdpotri {repeat}", _far(np.tril(t.allgather()), expected)
             t, of_t = held(whole)
             infos.append(pblas.pdtrtri("L", "N", n, *of_t))
-            yield f"pdtrtri {repeat}", _far(t.allgather(), np.linalg.inv(whole))
+            yield f"pdtrtri {repeat}", _far(t, np.linalg.inv(whole))
             singular = whole.copy()
             singular[6, 6] = 0
             (t, of_t), (b, of_b) = held(singular), held(right)
             infos += [pblas.pdtrtrs("L", "T", "N", n, 5, *of_t, *of_b), pblas.pdtrtri("L", "N", n, *of_t)]
             yield f"INFO {repeat}", None if infos == [0, 0, 0, 0, 7, 7] else f"{infos}"
-            yield f"unsolved {repeat}", first(unlike(b.allgather(), right), unlike(t.allgather(), singular))
+            yield f"unsolved {repeat}", first(misplaced_view(b, right), misplaced_view(t, singular))
         yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
         t, of_t = held(whole)
         below = (t.local, 2, 1, of_t[3])
@@ -959,7 +961,7 @@ def small_pblas(comm):
         ):
             words = ["shares", "with that of"]
             wrong = agreed_error(ctx, pblas.ParameterError, words, getattr(pblas, name), *given)
-            yield f"{name}, B overlaps A", first(wrong, unlike(t.allgather(), whole))
+            yield f"{name}, B overlaps A", first(wrong, misplaced_view(t, whole))
         pblas.gridexit(ictxt)
 
 
@@ -974,7 +976,7 @@ def small_lu(comm):
         ictxt = pblas.gridinit(ctx, "Row", *grid.shape)
 
         def held(values, i, j):
-            x = ctx.scatter(values, pb.MatrixDescriptor(values.shape, (5, 3), grid, order="F"))
+            x = scattered(ctx, pb.MatrixDescriptor(values.shape, (5, 3), grid, order="F"), values)
             rows = max(1, x.local.shape[0])
             return x, (x.local, i, j, pblas.descinit(*values.shape, 5, 3, 0, 0, ictxt, rows))
 
@@ -1017,7 +1019,7 @@ def small_lu(comm):
                 found = agreed_error(
                     ctx, pb.ArgumentError, ["pivots"], pblas.pdgetrs, "N", n, 5, *of_a, illegal, *of_x
                 )
-                yield f"{name} {everywhere}", first(found, unlike(x.allgather(), right))
+                yield f"{name} {everywhere}", first(found, misplaced_view(x, right))
         rows = a.local.shape[0]
         short = np.zeros(max(0, rows - 1), np.int32)  # enough for sub(A), which ends before A does
         words = ["INFO = -7", "ipiv", "integers, one for each row"]
@@ -1106,7 +1108,7 @@ def crowded(comm):
             Buffers.get = get
         yield (
             "refused",
-            first(unlike(found.allgather(), x @ x.T), _planned(ctx) == 0 and "it was not planned"),
+            first(misplaced_view(found, x @ x.T), _planned(ctx) == 0 and "it was not planned"),
         )
         planned = _planned(ctx)
         for count in range(3):  # the first is the program from before, bound to the memory from before
@@ -1134,7 +1136,7 @@ def ready(comm):
             found = pb.matmul(a, a.T)
         finally:
             Buffers.get = get
-        yield "product", unlike(found.allgather(), x @ x.T)
+        yield "product", misplaced_view(found, x @ x.T)
         yield "direct", first(_planned(ctx) and "it was planned", asked and f"it asked for {asked}")
 
 

@@ -24,6 +24,7 @@ from tests.helpers.cases import (
     product,
     scattered,
 )
+from tests.helpers.lengths import draws
 from tests.helpers.mpi import run_mpi
 
 PATHS = ("shared", "gathered", "panels", "stationary")
@@ -206,8 +207,8 @@ def choices(comm):
 def numbers_of_a_report(comm, per_node):
     """Bytes sent and copied, workspace, and the buffers themselves: one shared copy a node, or one for each rank."""
     with pb.Context(comm, engine="host") as ctx:
-        d = _square(ctx, 512, 64, grid=pb.Grid(2, comm.size // 2))
-        x, y = numbers(np.random.default_rng(44), (2, 512, 512), "float64")
+        d = _square(ctx, 256, 32, grid=pb.Grid(2, comm.size // 2))
+        x, y = numbers(np.random.default_rng(44), (2, 256, 256), "float64")
         a, b = scattered(ctx, d, x), scattered(ctx, d, y)
         nodes = -(-comm.size // per_node)
         grid = d.grid
@@ -330,7 +331,7 @@ def moved_first(comm):
                 text = str(plan.report())
             still = plan.report().copied_bytes == 0 and "all operands are multiplied in place" in text
             yield "blocks of one process", wrong or (None if still else text)
-        for count in range(20):
+        for count in range(draws(10, long=20)):
             grid = pick(rng, grids(comm.size))
             da, db, dd = (
                 layout(rng, shape, comm.size, grid=pick(rng, (grid, None)))

@@ -15,7 +15,7 @@ SIZES = (2, 4, 6)
 
 def run_sweeps(comm):
     with pb.Context(comm, engine="host") as ctx:
-        for (case,) in in_turn(list(cases(comm.size)), keep=6, first=comm.size):
+        for (case,) in in_turn(list(cases(comm.size)), keep=7, first=comm.size):
             yield label(*case), fault(ctx, *case) or None
 
 
