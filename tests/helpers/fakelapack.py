@@ -29,6 +29,13 @@ def matrix(at: int, rows: int, cols: int, ld: int, kind: Any) -> np.ndarray:
     return np.ndarray((rows, cols), kind, memory, strides=(kind.itemsize, ld * kind.itemsize))
 
 
+def _strided(at: int, rows: int, cols: int, kind: np.dtype, down: int, across: int) -> np.ndarray:
+    """The matrix at an address, whose neighbours are so many numbers apart."""
+    nbytes = (1 + (rows - 1) * down + (cols - 1) * across) * kind.itemsize
+    memory = (ctypes.c_char * nbytes).from_address(at)
+    return np.ndarray((rows, cols), kind, memory, strides=(down * kind.itemsize, across * kind.itemsize))
+
+
 def vector(at: int, count: int, kind: Any) -> np.ndarray:
     """The numbers at an address."""
     return matrix(at, count, 1, max(1, count), kind)[:, 0]
@@ -203,10 +210,7 @@ def _invert(
     for start in range(0, n, width):
         size = min(width, n - start)
         at = a + start * (down + across) * kind.itemsize
-        block = np.zeros((size, size), kind)
-        for i in range(size):
-            for j in range(i + 1):
-                block[i, j] = vector(at + (i * down + j * across) * kind.itemsize, 1, kind)[0]
+        block = np.tril(_strided(at, size, size, kind, down, across))
         if copies:
             matrix(copies, width, n, width, kind)[:size, start : start + size] = block
         with np.errstate(all="ignore"):
@@ -259,14 +263,8 @@ def _refine(
     width: int, limit: float, kind: Any, x: int, down: int, across: int, found: int, found_down: int,
     found_across: int, block: int, inverse: int, condition: int, turned: int, size: int, columns: int,
 ) -> None:  # fmt: skip
-    def strided(at: int, steps: tuple[int, int]) -> np.ndarray:
-        nbytes = (1 + (size - 1) * steps[0] + (columns - 1) * steps[1]) * kind.itemsize
-        memory = (ctypes.c_char * nbytes).from_address(at)
-        return np.ndarray(
-            (size, columns), kind, memory, strides=tuple(step * kind.itemsize for step in steps)
-        )
-
-    right, known = strided(x, (down, across)), strided(found, (found_down, found_across)).copy()
+    right = _strided(x, size, columns, kind, down, across)
+    known = _strided(found, size, columns, kind, found_down, found_across).copy()
     factor, solve = (matrix(at, size, size, width, kind) for at in (block, inverse))
     if turned:
         factor, solve = factor.T, solve.T

@@ -98,17 +98,18 @@ class Peers:
         self.program: list[list[Op]] = [[] for _ in range(size)]
         self.flags: dict[tuple[int, int, int], Flag] = defaultdict(Flag)  # of rank, from rank, number
         clocks = size * _STREAMS
+        new_clock = partial(np.zeros, clocks, np.int32)
         for rank, other, box in itertools.product(
             range(size), range(size), range(SLOTS.count)
         ):  # free at first
-            self.flags[rank, other, SLOTS.at(box)] = Flag(True, np.zeros(clocks, int))
+            self.flags[rank, other, SLOTS.at(box)] = Flag(True, new_clock())
         self.arrivals: dict[tuple[int, str], list[np.ndarray]] = {
-            (rank, "end"): [np.zeros(clocks, int)] for rank in range(size)
+            (rank, "end"): [new_clock()] for rank in range(size)
         }
-        self.clocks: dict[tuple[int, str], np.ndarray] = defaultdict(lambda: np.zeros(clocks, int))
-        self.joined: dict[tuple[int, str], np.ndarray] = defaultdict(lambda: np.zeros(clocks, int))
+        self.clocks: dict[tuple[int, str], np.ndarray] = defaultdict(new_clock)
+        self.joined: dict[tuple[int, str], np.ndarray] = defaultdict(new_clock)
         self.numbers: dict[tuple[int, str], int] = {}
-        self.written = np.zeros((size, 2, ROOM), int)  # by whom, and when
+        self.written = np.zeros((size, 2, ROOM), np.int32)  # by whom, and when
         self.read = np.zeros((size, clocks, ROOM), np.int32)
         self.meetings: dict[tuple[str, int], dict[int, Any]] = defaultdict(dict)
         self.gpus = [FakePeer(self, rank, multiprocessors) for rank in range(size)]
@@ -195,6 +196,7 @@ class Peers:
         clock = self.clocks[op.stream]
         clock[number] += 1
         now = self.joined[op.stream][number] = clock[number]
+        known = len(self.numbers)  # no other stream has read anything
         for view in op.reads:
             by, when = self._marks(self.written, view)
             if (when > clock[by]).any():
@@ -202,7 +204,8 @@ class Peers:
             self._marks(self.read, view)[number] = now
         for view in op.writes:
             by, when = written = self._marks(self.written, view)
-            if (when > clock[by]).any() or (self._marks(self.read, view) > clock[:, None, None]).any():
+            read = self._marks(self.read, view)[:known]
+            if (when > clock[by]).any() or (read > clock[:known, None, None]).any():
                 raise Fault(f"{op.name} on {op.stream} writes what is being used")
             written[0], written[1] = number, now
         op.do(clock)

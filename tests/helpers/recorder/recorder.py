@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,12 @@ KINDS = {
 }
 FREE = {MatmulAttribute[f"{name}_POINTER"] for name in ("BIAS", "A_SCALE", "B_SCALE", "D_SCALE", "AMAX_D")}
 INDICES = {"ia", "ja", "ib", "jb", "ic", "jc", "id", "jd"}
+
+
+@functools.cache
+def _types(name: str) -> dict[str, str]:
+    """The types of a function's arguments."""
+    return {argument.name: argument.type for argument in FUNCTIONS[name].arguments}
 
 
 @dataclass(frozen=True)
@@ -103,8 +110,8 @@ class Recorder:
 
     def _called(self, symbol: bytes, values: Any) -> int:
         row = FUNCTIONS[self._symbols[symbol.decode()]]
-        arguments = {argument.name: values[k] for k, argument in enumerate(row.arguments)}
-        types = {argument.name: argument.type for argument in row.arguments}
+        types = _types(row.name)
+        arguments = dict(zip(types, values[: len(types)], strict=True))
         self._check(row.name, arguments, types)
         short = row.name.removeprefix("cublasMp")
         status = self._failing.pop(len(self.calls), 0) if row.returns == "cublasMpStatus_t" else 0

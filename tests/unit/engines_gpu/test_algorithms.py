@@ -75,7 +75,7 @@ def on_the_gpu(lib: Witness, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def products(comm: Any, path: str, count: int) -> Any:
-    with played(path, comm) as (ctx, _):
+    with played(path, comm, width=16) as (ctx, _):
         for algo in PRODUCTS["gemm"]:
             for seed in range(count):
                 yield f"{algo} {seed}", one_product(ctx, algo, seed) or None
@@ -109,7 +109,7 @@ def eight_bits(comm: Any, path: str, keep: int) -> Any:
 
 
 def routines(comm: Any, path: str, count: int) -> Any:
-    with played(path, comm) as (ctx, _):
+    with played(path, comm, width=16) as (ctx, _):
         for routine in ROUTINES:
             for algo in routine_algorithms(routine):
                 for seed in range(count):

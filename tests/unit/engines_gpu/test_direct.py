@@ -18,7 +18,7 @@ from pblasmp.layout.routines import ROUTINES
 from tests.helpers.cases import agreed_error, first
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.fakepeers import Fault, Peers
-from tests.helpers.lengths import draws
+from tests.helpers.lengths import draws, only_long
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -270,7 +270,7 @@ def test_a_sweep_in_any_order(grid, order):
         want[k + 3 :, k : k + 3] = np.linalg.solve(corner, want[k + 3 :, k : k + 3].T).T
         update = want[k + 3 :, k : k + 3] @ want[k + 3 :, k : k + 3].T
         want[k + 3 :, k + 3 :] -= np.tril(update)
-    for seed in (None, 1, 2, 3):
+    for seed in (None, 1, *only_long(2, 3)):
         ranks = Ranks(grid[0] * grid[1])
         whole = factor(ranks, d, values)
         ranks.finish(seed)

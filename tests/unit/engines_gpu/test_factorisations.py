@@ -141,7 +141,8 @@ def where_they_are(comm: Any, path: str) -> Any:
                 ):
                     for ((case, dtype),) in in_turn(pairs, keep=2, first=turn):
                         yield case(ctx, rng, dtype)
-                    moves = moved(ctx, layout(None, (27, 27), ctx.size))
+                    n = min(27, 5 * block + 1)
+                    moves = moved(ctx, layout(None, (n, n), ctx.size))
                     yield f"blocks of {block}", f"{moves} moves" if moves else None
             with panels_of(ctx, 2):  # so few wide blocks leave some ranks much more work than others
                 moves = moved(ctx, layout(None, (44, 44), ctx.size, 4))
@@ -171,7 +172,7 @@ def on_process_rows(comm: Any, path: str) -> Any:
         mock.patch.object(GpuFactorOperations, "shared_from", 0),
     ):
         with pb.Context(comm, engine="cublasmp") as ctx:
-            for grid, (block, width) in in_turn(grids, ((3, 3), (4, 2), (9, 3)), keep=3):
+            for turn, (grid, (block, width)) in enumerate(in_turn(grids, ((3, 3), (4, 2), (9, 3)), keep=3)):
 
                 def layout(
                     _: Any, shape: Any, size: int, block: int = block, grid: pb.Grid = grid, **how: Any
@@ -184,7 +185,7 @@ def on_process_rows(comm: Any, path: str) -> Any:
                     mock.patch.object(GpuFactorOperations, "shared_width", width),
                     panels_of(ctx, width),
                 ):
-                    for (dtype,) in in_turn(TYPES, keep=2, first=block + grid.nprow):
+                    for (dtype,) in in_turn(TYPES, keep=4, first=turn):
                         with by_inverses(ctx, width):
                             yield factor_cases.cholesky_case(ctx, rng, dtype)
                     n = 5 * block + 1
@@ -219,7 +220,7 @@ def solves_with_small_pivots(
     """Few right-hand sides, by inverses of ill-conditioned triangles: as accurate as by substitution."""
     n, width = d.shape[0], d.block[1]
     panels = np.kron(np.eye(n // width), np.ones((width, width)))
-    for dtype, op, columns in in_turn(("float64", "complex64"), "NTC", (1, 2), keep=2, first=turn):
+    for dtype, op, columns in in_turn(("float64", "complex64"), "NTC", (1, 2), keep=3, first=turn):
         factors = np.array(factor_cases.random(rng, (n, n), dtype) / 4 * panels, dtype)
         np.fill_diagonal(factors, 0.05)
         lower, upper = (factor_cases.exact(each) for each in (np.tril(factors, -1), np.triu(factors)))

@@ -9,7 +9,7 @@ from typing import Any
 import pblasmp as pb
 from pblasmp.bindings import Status
 from tests.helpers.failing_calls import left_behind, lives, names
-from tests.helpers.lengths import in_turn
+from tests.helpers.lengths import draws, in_turn
 from tests.helpers.machine import Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.schemes import AG, AR, RS
@@ -70,13 +70,13 @@ def test_the_order_of_calls(lib):
 
 
 def test_every_call_failing_with_every_status(alone, stand_in):
-    """A call fails with one status in four, which take turns: how one is told does not depend on the call."""
+    """A call fails with one status in seven, which take turns: how one is told does not depend on the call."""
     with machine(stand_in(1000)) as lib:
         life(lib)
         calls = lib.names
     assert len(calls) > 30
     faults = []
-    for (at, call), status in in_turn(list(enumerate(calls)), list(Status)[1:], keep=4):
+    for (at, call), status in in_turn(list(enumerate(calls)), list(Status)[1:], keep=7):
         with machine(stand_in(1000)) as lib:
             lib.fail(status, at)
             error = lives(life, lib)
@@ -88,7 +88,10 @@ def test_every_call_failing_with_every_status(alone, stand_in):
 def failures_on_a_rank(comm: Any, path: str) -> Any:
     """What is made is made by all or none; what is given back is given back by all, and one rank has the error."""
     calls = [name for name in LIFE if name[0].isupper()]
+    every = draws(0, long=1)  # else, of equal calls in a row, the last
     for at, call in enumerate(calls):
+        if calls[at : at + 2] == [call, call] and not every:
+            continue
         if call == "SetStream" or calls[at - 1 : at + 1] == ["SetStream", "Matmul"]:
             continue  # but for its first run, ranks don't wait for each other in a run of a plan
         with machine(path, comm=comm) as lib:

@@ -50,7 +50,7 @@ def random_calls(comm: Any, path: str, version: int, routines: list[str], count:
         lib.version = version
         with pb.Context(comm, engine="cublasmp") as ctx:
             modes, algorithms = ("fits", "sources", "any"), ("auto", "cublasmp")
-            for routine, mode, algo in in_turn(routines, modes, algorithms, keep=2):
+            for routine, mode, algo in in_turn(routines, modes, algorithms, keep=3, first=version // 100):
                 for seed, case in cases(routine, comm.size, count, 0, mode):
                     yield f"{routine} {mode} {seed} {algo}", one_case(ctx, case, seed, algo) or None
         lib.assert_clean()

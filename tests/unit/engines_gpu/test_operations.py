@@ -19,6 +19,7 @@ from pblasmp.engines.local.triangles import Gemm, ResultPart
 from pblasmp.layout import Trapezoid
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.fakelt import MultiplyingLt
+from tests.helpers.lengths import in_turn
 from tests.helpers.machine import Witness, machine
 
 
@@ -45,8 +46,13 @@ def test_products_in_every_memory_order(lib: Witness, ctx: pb.Context, dtype: st
     gemm, rng = ctx.engine.operations.gemm, np.random.default_rng(4)
     sizes = (5, 7, 3), (1, 7, 3), (5, 1, 3), (5, 7, 1), (6, 6, 6), (1, 1, 1), (5, 7, 0), (0, 7, 3)
     given = {"C": dtype, "F": dtype, "other": other, "": dtype}
-    for orders, (m, n, k), (of_c, of_type), beta in itertools.product(
-        itertools.product("CF", repeat=3), sizes, given.items(), (0, 1, -2)
+    for orders, (m, n, k), (of_c, of_type), beta in in_turn(
+        list(itertools.product("CF", repeat=3)),
+        sizes,
+        given.items(),
+        (0, 1, -2),
+        keep=3,
+        first=dtype[0] == "c",
     ):
         case = orders, (m, n, k), of_c, beta
         x, y, z = (rng.integers(-3, 4, shape) + 0.0 for shape in ((m, k), (k, n), (m, n)))
@@ -109,7 +115,7 @@ def test_equal_parts_of_a_triangle_are_one_call(
     monkeypatch.setattr(triangles, "_TILES", 99)
     rng, k, triangle = np.random.default_rng(3), 6, Trapezoid("L")
     written = triangle.mask(rows, cols)
-    for orders, beta in itertools.product(itertools.product("CF", repeat=4), (0, -1)):
+    for orders, beta in in_turn(list(itertools.product("CF", repeat=4)), (0, -1), keep=2, first=few):
         a, b, z = (
             rng.integers(-3, 4, shape) + 0.0
             for shape in ((len(rows), k), (k, len(cols)), (len(rows), len(cols)))

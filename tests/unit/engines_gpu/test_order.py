@@ -29,6 +29,7 @@ from pblasmp.engines.moving.exchange_move import ExchangeMove
 from pblasmp.engines.request import Operands
 from tests.helpers.fakelapack import matrix, vector
 from tests.helpers.fakelt import FakeLt
+from tests.helpers.lengths import draws
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.stream_order import StreamOrder
 
@@ -183,7 +184,7 @@ def test_whatever_is_queued_on_three_streams_takes_turns(alone, stand_in, monkey
             with chance.choice(streams), suppress(pb.UnsupportedError):
                 queue.append(plan.graph().replay)
                 graphs += 1
-        for _ in range(300):
+        for _ in range(draws(150, long=300)):
             with chance.choice(streams):
                 chance.choice(queue)()
         assert order.faults == []

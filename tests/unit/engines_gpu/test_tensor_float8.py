@@ -30,7 +30,7 @@ def every_product(comm: Any, path: str) -> Any:
     p = comm.size
     with machine(path, Scaling, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
-            for form, types in in_turn(FORMS, TYPES, keep=1 if p == 1 else 2, first=p // 2):
+            for form, types in in_turn(FORMS, TYPES, keep=2, first=p // 2):
                 pieces = form == "matmul_allgather"
                 eight = types not in WIDE
                 pushed = eight and form == "matmul_allreduce"  # the library played here stores a sum as it is

@@ -27,7 +27,7 @@ def every_product(comm: Any, path: str) -> Any:
         with pb.Context(comm, engine="cublasmp") as ctx:
             for form, dtype in in_turn(FORMS, TYPES, keep=2, first=comm.size // 2):
                 for (t, n, k), transposed in in_turn(
-                    list(sizes(comm)), (False, True), keep=2, first=comm.size // 2
+                    list(sizes(comm)), (False, True), keep=3, first=comm.size // 2
                 ):
                     split = pick(rng, (None, None, other_split))
                     how = {} if split is None else {"split": split}
@@ -171,15 +171,15 @@ def test_arrays_are_not_kept(lib, ctx):
     import gc
     import weakref
 
-    rng = np.random.default_rng(94)
+    rng, gone = np.random.default_rng(94), []
     for form in FORMS:
         case = on_gpu(Case(rng, ctx.comm, form, "float32", 4, 6, 8))
-        gone = [weakref.ref(getattr(case, name)) for name in ("local_x", "local_w", "local_bias")]
+        gone += [weakref.ref(getattr(case, name)) for name in ("local_x", "local_w", "local_bias")]
         y = case(ctx, bias=case.local_bias)
         gone.append(weakref.ref(y))
         del case, y
-        gc.collect()
-        assert [each() for each in gone] == [None] * 4
+    gc.collect()
+    assert [each() for each in gone] == [None] * 4 * len(FORMS)
 
 
 def test_symmetric_input(alone, stand_in):

@@ -103,15 +103,17 @@ def guarded_products(comm: Any, paths: dict[str, str]) -> Any:
     for turn, (version, path) in enumerate(paths.items()):
         with machine(path, Multiplying, comm=comm) as lib:
             with pb.Context(comm, engine="cublasmp") as ctx:
-                for grid, block, ops, order in in_turn(
+                combinations = in_turn(
                     (Grid(1, 1), Grid(2, 1), Grid(1, 2)),
                     ((2, 2, 2), (2, 3, 4)),
                     ("NN", "NT", "NC", "TN", "TT", "CT"),
                     ("CCC", "FFF", "CFF", "CFC"),
                     keep=8,
                     first=4 * turn,
-                ):
-                    for source in distinct(sources, grid):
+                )
+                for number, (grid, block, ops, order) in enumerate(combinations):
+                    of_grid = distinct(sources, grid)
+                    for (source,) in in_turn(of_grid, keep=len(of_grid), first=number):
                         lib.clear()
                         p = pb.MatmulProblem.gemm(
                             9, 8, 7, grid, block, op_a=ops[0], op_b=ops[1], order=order, dtype="complex64"
