@@ -92,13 +92,13 @@ class Peers:
     def __init__(self, size: int, skip: tuple[int, int] | None = None, multiprocessors: int = 2) -> None:
         self.size, self.skip = size, skip
         self.freed: list[tuple[int, int]] = []
-        self.memory = [np.full(ROOM, 0xFF, np.uint8) for _ in range(size)]  # NaN in every type
+        self.memory = np.zeros((size, ROOM), np.uint8)
         self.used = [64] * size
         self.queues: dict[tuple[int, str], list[Op]] = defaultdict(list)
         self.program: list[list[Op]] = [[] for _ in range(size)]
         self.flags: dict[tuple[int, int, int], Flag] = defaultdict(Flag)  # of rank, from rank, number
         clocks = size * _STREAMS
-        new_clock = partial(np.zeros, clocks, np.int32)
+        new_clock = partial(np.zeros, clocks, np.int16)  # new pages of memory take longer than all that runs
         for rank, other, box in itertools.product(
             range(size), range(size), range(SLOTS.count)
         ):  # free at first
@@ -109,8 +109,8 @@ class Peers:
         self.clocks: dict[tuple[int, str], np.ndarray] = defaultdict(new_clock)
         self.joined: dict[tuple[int, str], np.ndarray] = defaultdict(new_clock)
         self.numbers: dict[tuple[int, str], int] = {}
-        self.written = np.zeros((size, 2, ROOM), np.int32)  # by whom, and when
-        self.read = np.zeros((size, clocks, ROOM), np.int32)
+        self.written = np.zeros((size, 2, ROOM), np.int16)  # by whom, and when
+        self.read = np.zeros((size, clocks, ROOM), np.int16)
         self.meetings: dict[tuple[str, int], dict[int, Any]] = defaultdict(dict)
         self.gpus = [FakePeer(self, rank, multiprocessors) for rank in range(size)]
 
@@ -120,6 +120,7 @@ class Peers:
         at = self.used[rank]
         self.used[rank] += -(-nbytes // 16) * 16
         assert self.used[rank] <= ROOM, "the model's memory is full"
+        self.memory[rank, at : self.used[rank]] = 0xFF  # NaN in every type
         return ((rank + 1) << 32) + at
 
     def array(self, rank: int, values: np.ndarray, *, ld: int = 0) -> Array:
@@ -624,10 +625,11 @@ class Cublas:
 
     def __init__(self, gpu: FakePeer) -> None:
         self.gpu = gpu
-        for letter, name in (("s", "f4"), ("d", "f8"), ("c", "c8"), ("z", "c16")):
-            kind = np.dtype(name)
-            for routine in ("gemm", "gemm_strided_batched", "trsm", "trmm", "symm", "hemm"):
-                setattr(self, letter + routine, partial(getattr(self, routine), kind))
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a routine of a type, as "dgemm"."""
+        kind = {"s": "f4", "d": "f8", "c": "c8", "z": "c16"}[name[0]]
+        return partial(getattr(type(self), name[1:]), self, np.dtype(kind))
 
     def _scalar(self, kind: np.dtype, at: int) -> Any:
         return np.frombuffer(ctypes.string_at(at, kind.itemsize), kind)[0]

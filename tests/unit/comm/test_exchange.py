@@ -18,6 +18,7 @@ from pblasmp.comm.exchange import _in_turn, ends
 from pblasmp.layout.axis import Axis
 from pblasmp.layout.intersection import Piece, intersect
 from tests.helpers.cases import part
+from tests.helpers.lengths import draws
 from tests.helpers.threads import on_ranks
 
 
@@ -231,7 +232,7 @@ def random_side(rng, shape, size):
     return whole, start
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(draws(3, long=6)))
 def test_plans_are_those_of_all_pairs_of_cells(seed):
     """Ragged blocks, sources, sub-matrices, transposed matrices, copies for groups; on every rank, in one order."""
     rng, size = np.random.default_rng(seed), 7

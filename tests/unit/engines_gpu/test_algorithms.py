@@ -35,12 +35,12 @@ from tests.helpers.gpu.algorithms import (
     small_panels,
 )
 from tests.helpers.gpu.moves import one_move
-from tests.helpers.lengths import draws, only_long
+from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
 RANKS = [1, *only_long(2), 4]
-KEEP = {1: 5, 2: 5, 4: 7}  # of how many combinations one is tried
+KEEP = {1: 7, 2: 7, 4: 9}  # of how many combinations one is tried
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def products(comm: Any, path: str, count: int) -> Any:
 
 
 def schemes(comm: Any, path: str, count: int) -> Any:
-    with played(path, comm) as (ctx, _):
+    with played(path, comm, width=16) as (ctx, _):
         for scheme, names in PRODUCTS.items():
             for algo in names if scheme != "gemm" else ():
                 for seed in range(count):
@@ -192,7 +192,7 @@ def let_go(comm: Any, path: str) -> Any:
         for algo in routine_algorithms(name)
     ]
     with played(path, comm) as (ctx, _):
-        for name, operands, algo in calls:
+        for ((name, operands, algo),) in in_turn(calls, keep=2):
             given = {x: ctx.eye(d) for x in operands}
             for _ in range(3):  # the last one by a plan that is kept
                 result = getattr(pb, name)(**given, algo=algo)

@@ -175,7 +175,7 @@ def wrong(lib: Meeting, error: Exception | None, name: str, *, here: bool) -> li
 
 
 @starts_ranks
-@pytest.mark.parametrize(("nranks", "version", "keep"), [(1, 1000, 2), (2, 1000, 8), (2, 700, 12)])
+@pytest.mark.parametrize(("nranks", "version", "keep"), [(1, 1000, 3), (2, 1000, 12), (2, 700, 16)])
 def test_every_call_failing_on_each_rank(stand_in, tmp_path, nranks, version, keep):
     """With 0.7 symmetric memory is NVSHMEM's."""
     how = {"path": stand_in(version), "directory": str(tmp_path), "keep": draws(keep, long=1)}
@@ -184,7 +184,7 @@ def test_every_call_failing_on_each_rank(stand_in, tmp_path, nranks, version, ke
 
 @starts_ranks
 def test_every_call_of_our_own_algorithms_failing_on_each_rank(stand_in, tmp_path):
-    how = {"path": stand_in(1000), "directory": str(tmp_path), "keep": draws(10, long=1)}
+    how = {"path": stand_in(1000), "directory": str(tmp_path), "keep": draws(14, long=1)}
     run_mpi(failures, 2, timeout=240, reach=True, **how)
 
 

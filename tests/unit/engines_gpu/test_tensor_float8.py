@@ -30,25 +30,26 @@ def every_product(comm: Any, path: str) -> Any:
     p = comm.size
     with machine(path, Scaling, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
-            for form, types in in_turn(FORMS, TYPES, keep=2, first=p // 2):
+            epilogues_of = (None, False), ("relu", True)
+            for form, types, (activation, arrays) in in_turn(FORMS, TYPES, epilogues_of, keep=4, first=p):
                 pieces = form == "matmul_allgather"
                 eight = types not in WIDE
                 pushed = eight and form == "matmul_allreduce"  # the library played here stores a sum as it is
-                for activation, arrays in ((None, False), ("relu", True)):
-                    case = Case(
-                        ctx, rng, form, types, 16 * p, 32 * p, 48 * p, arrays=arrays, activation=activation
-                    )
-                    before = len(lib.of("Matmul"))
-                    how = {"algo": "push"} if pushed else {}
-                    wrong = case.wrong(case(**how), tolerance=2.0**-8)
-                    called = len(lib.of("Matmul")) > before
-                    how = None if called != (pieces or pushed) else f"{called=}"
-                    yield f"{form} {types} {activation}", first(wrong, how)
-                if not eight:
-                    case = Case(ctx, rng, form, types, 16 * p, 32 * p, 48 * p, beta=-2.0, arrays=True)
-                    yield f"{form} {types} with C", case.wrong(case(), tolerance=2.0**-8)
+                case = Case(
+                    ctx, rng, form, types, 16 * p, 32 * p, 48 * p, arrays=arrays, activation=activation
+                )
+                before = len(lib.of("Matmul"))
+                how = {"algo": "push"} if pushed else {}
+                wrong = case.wrong(case(**how), tolerance=2.0**-8)
+                called = len(lib.of("Matmul")) > before
+                how = None if called != (pieces or pushed) else f"{called=}"
+                yield f"{form} {types} {activation}", first(wrong, how)
+            for form, types in in_turn(FORMS, WIDE, keep=2, first=p // 2):
+                case = Case(ctx, rng, form, types, 16 * p, 32 * p, 48 * p, beta=-2.0, arrays=True)
+                yield f"{form} {types} with C", case.wrong(case(), tolerance=2.0**-8)
+            sizes = (16 * p + 1, 7 * p, 9 * p + 2), (1, 1, 1), (0, 3, 2), (3, 2, 0)
             for form, types in in_turn(FORMS, TYPES, keep=2, first=p // 2):
-                for t, n, k in ((16 * p + 1, 7 * p, 9 * p + 2), (1, 1, 1), (0, 3, 2), (3, 2, 0)):
+                for ((t, n, k),) in in_turn(sizes, keep=2, first=TYPES.index(types) // 2):
                     arrays = bool(rng.integers(2))
                     case = Case(ctx, rng, form, types, t, n, k, arrays=arrays, split=other_split)
                     how = {"comm_dtype": "float32"} if form == "matmul_reduce_scatter" else {}
