@@ -7,6 +7,7 @@ Every rank draws the same cases from generators with the same seed.
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -16,7 +17,7 @@ from pblasmp.engines.host.direct import cholesky, lapack
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.factorisations import solve_keeping
 from tests.helpers.cases import agreed_error, first, layout, pick, scattered
-from tests.helpers.lengths import draws
+from tests.helpers.lengths import draws, in_turn
 
 TYPES = ("float32", "float64", "complex64", "complex128")
 MOST = 30  # how large an error may be, in the units of ``relative``
@@ -295,20 +296,20 @@ CASES = (cholesky_case, lu_case, triangular_case, qr_case)
 
 def not_positive(ctx, rng):
     """What is not positive definite, and NaN: what is wrong with each outcome. In panels or blocks of 4 columns."""
-    for index in (0, 5, 16):
+    calls = (
+        lambda a: pb.cholesky(a, out=a),
+        lambda a: solve_keeping(a, ctx.zeros(a.descriptor), a),
+    )
+    for index, call in in_turn((0, 5, 16), calls, keep=2):
         whole = positive(rng, 17, "float64")
         whole[index, index] = -1
-        for call in (
-            lambda a: pb.cholesky(a, out=a),
-            lambda a: solve_keeping(a, ctx.zeros(a.descriptor), a),
-        ):
-            a = scattered(ctx, layout(rng, (17, 17), ctx.size), whole)
-            words = ["not positive definite", f"index {index}", f"order {index + 1}"]
-            wrong = agreed_error(ctx, pb.FactorisationError, words, call, a)
-            done = index // 4 * 4
-            expected = np.linalg.cholesky(whole[:done, :done]) if done else whole[:0, :0]
-            near = np.allclose(np.tril(a.allgather()[:done, :done]), expected)
-            yield f"not positive definite at {index}", first(wrong, None if near else "L before it")
+        a = scattered(ctx, layout(rng, (17, 17), ctx.size), whole)
+        words = ["not positive definite", f"index {index}", f"order {index + 1}"]
+        wrong = agreed_error(ctx, pb.FactorisationError, words, call, a)
+        done = index // 4 * 4
+        expected = np.linalg.cholesky(whole[:done, :done]) if done else whole[:0, :0]
+        near = np.allclose(np.tril(a.allgather()[:done, :done]), expected)
+        yield f"not positive definite at {index}", first(wrong, None if near else "L before it")
     try:
         pb.cholesky(scattered(ctx, layout(rng, (3, 3), ctx.size), -np.eye(3)))
     except pb.FactorisationError as error:
@@ -332,25 +333,25 @@ def not_positive(ctx, rng):
 def failures(ctx, rng):
     """What is not positive definite, what is singular, NaN: what is wrong with each outcome. In panels of 4 columns."""
     yield from not_positive(ctx, rng)
-    for index in (0, 6, 16):
+    for turn, index in enumerate((0, 6, 16)):
         whole = random(rng, (17, 17), "float64")
         whole[:, index] = 0
         words = ["exactly singular", f"index {index}"]
         a, b = (scattered(ctx, layout(rng, (17, 17), ctx.size), whole) for _ in "ab")
-        wrong = [agreed_error(ctx, pb.FactorisationError, words, f, a) for f in (pb.inv, pb.lu)]
-        wrong.append(agreed_error(ctx, pb.FactorisationError, words, pb.solve, a, b))
+        triangle = scattered(ctx, layout(rng, (17, 17), ctx.size), np.diag(np.arange(17.0) - index))
+        calls = (
+            *((pb.inv, a), (pb.lu, a), (pb.solve, a, b)),
+            *((partial(pb.solve, uplo=uplo), triangle, b, "tri") for uplo in "LU"),
+            *((partial(pb.inv, uplo=uplo), triangle, "tri") for uplo in "LU"),
+        )
+        taken = in_turn(calls, keep=3, first=turn)
+        wrong = [agreed_error(ctx, pb.FactorisationError, words, *call) for (call,) in taken]
         wrong.append(agreed_error(ctx, pb.FactorisationError, words, pb.lu, a, out=b))
         sign, size = pb.slogdet(a)
         wrong.append(None if pb.cond_estimate(a) == np.inf else "cond_estimate")
         wrong.append(None if (sign, size) == (0, -np.inf) else f"{sign} {size}")
         upper = np.triu(b.allgather())
         wrong.append(None if np.flatnonzero(upper.diagonal() == 0).tolist() == [index] else "U")
-        triangle = scattered(ctx, layout(rng, (17, 17), ctx.size), np.diag(np.arange(17.0) - index))
-        for uplo in "LU":
-            wrong.append(
-                agreed_error(ctx, pb.FactorisationError, words, pb.solve, triangle, b, "tri", uplo=uplo)
-            )
-            wrong.append(agreed_error(ctx, pb.FactorisationError, words, pb.inv, triangle, "tri", uplo=uplo))
         yield f"singular at {index}", first(*wrong)
         whole = random(rng, (17, 17), "float32")
         whole[3, index] = np.nan

@@ -209,7 +209,7 @@ def on_process_rows(comm: Any, path: str) -> Any:
                     yield f"{grid}", None if error < factor_cases.MOST and above else f"{error} {above}"
                     if grid is grids[1]:
                         with panels_of(ctx, min(width, 4)):
-                            yield from itertools.islice(failures(ctx, rng), 10)
+                            yield from factor_cases.not_positive(ctx, rng)
         lib.assert_clean()
         lib.gpu.assert_clean()
 
