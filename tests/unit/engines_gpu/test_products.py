@@ -60,8 +60,8 @@ def test_every_op_and_order(alone, stand_in, dtype):
 def problems_on_ranks(comm: Any, path: str) -> Any:
     with machine(path, Multiplying, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
-            known = list(map(files.load_problem_file, files.find("problems")))
-            for file, algo in in_turn(known, ("auto", "default"), keep=3):
+            for where, algo in in_turn(list(files.find("problems")), ("auto", "default"), keep=3):
+                file = files.load_problem_file(where)
                 if file.nranks <= comm.size and not file.problem.faults():
                     within = {x: (parent, file.windows[x]) for x, parent in file.parents.items()}
                     fault = multiply(ctx, lib, file.problem, file.alpha, file.beta, within, algo)

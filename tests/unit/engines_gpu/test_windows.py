@@ -44,10 +44,13 @@ class Machine:
     def runtime(self, nodes: Sequence[tuple[int, ...]] = ((0, 1),), *, by_hand: bool = False) -> Any:
         """Return the runtime of rank 0: on these nodes, as the machines are or PBLASMP_RANKS_PER_NODE says."""
         size = sum(map(len, nodes))
-        everyone = [tuple(range(size))] if by_hand else list(nodes)
+        machines = [tuple(range(size))] if by_hand else list(nodes)
+        places = [
+            SimpleNamespace(machine=next(each for each in machines if rank in each)) for rank in range(size)
+        ]
         return SimpleNamespace(
             rank=0, size=size, device=SimpleNamespace(index=0), cupy=(cupy := self.cupy()), nodes=list(nodes),
-            comm=SimpleNamespace(nodes=lambda: everyone), agreement=self.agreement,
+            comm=SimpleNamespace(locations=lambda: places), agreement=self.agreement,
             synchronize=cupy.cuda.runtime.deviceSynchronize, wait=lambda *streams: None,
             arena=SimpleNamespace(
                 replaced=lambda: self.replaced.append(1), give_up=lambda: self.log.append(("give up",))
