@@ -186,6 +186,7 @@ def test_a_bucket_is_a_little_of_every_size():
 def test_the_machine_is_that_of_all_ranks():
     """Also where ranks differ in processor or libraries: all look up the same times."""
     ranks = [("GPU, 18 NVLinks", "BLAS 1"), ("GPU, PCIe 5 x16", "BLAS 2"), ("GPU, 18 NVLinks", "BLAS 1")]
-    comm = SimpleNamespace(size=3, allgather=lambda mine: ranks, nodes=lambda: [(0, 2), (1,)])
+    places = [SimpleNamespace(machine=machine) for machine in ("one", "other", "one")]
+    comm = SimpleNamespace(size=3, allgather=lambda mine: ranks, locations=lambda: places)
     found = {machine_of(comm, *mine) for mine in ranks}
     assert found == {"GPU, 18 NVLinks and GPU, PCIe 5 x16, 3 ranks on 2 nodes, BLAS 1 and BLAS 2"}
