@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from ...comm import Communicator
+from ...comm import Communicator, gather_numbers
 
 __all__ = ["Room"]
 
@@ -33,9 +33,9 @@ class Room(ABC):
 
         Memory that buffers already have is used again, and so is available.
         """
-        everyone = self.comm.allgather(self._memory())
+        everyone = gather_numbers(self.comm, self._memory())
         limits = []
         for node in self.nodes:
-            free, own, shared = zip(*(everyone[rank] for rank in node), strict=True)
-            limits.append(int(min(free) * _SHARE) + sum(own) + max(shared))
+            free, own, shared = everyone[list(node)].T
+            limits.append(int(free.min() * _SHARE) + int(own.sum()) + int(shared.max()))
         return nbytes <= min(limits), min(limits)

@@ -9,6 +9,7 @@ import ctypes
 import fcntl
 import gc
 import importlib.util
+import inspect
 import io
 import os
 import re
@@ -296,6 +297,7 @@ def main(listener: int, address: str) -> None:
     if importlib.util.find_spec("torch"):
         importlib.import_module("pblasmp.torch")
         importlib.import_module("torch._dynamo")  # 1.3 s, as soon as an optimiser takes a step
+        inspect.stack()  # torchrun asks for it, and the first time takes 1 s
     _load_mpi()
     threadpoolctl.threadpool_info()  # so that it knows whose libraries have threads
     for finalizer in list(weakref.finalize._registry):  # PyTorch's take 0.1 s at the end of each fork
