@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from ...comm import Communicator, gather_numbers
+from ...comm import Communicator
 
 __all__ = ["Room"]
 
@@ -33,9 +33,9 @@ class Room(ABC):
 
         Memory that buffers already have is used again, and so is available.
         """
-        everyone = gather_numbers(self.comm, self._memory())
+        everyone = self.comm.allgather(self._memory())
         limits = []
         for node in self.nodes:
-            free, own, shared = everyone[list(node)].T
-            limits.append(int(free.min() * _SHARE) + int(own.sum()) + int(shared.max()))
+            free, own, shared = zip(*(everyone[rank] for rank in node), strict=True)
+            limits.append(int(min(free) * _SHARE) + sum(own) + max(shared))
         return nbytes <= min(limits), min(limits)
