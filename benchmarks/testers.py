@@ -35,22 +35,24 @@ def main() -> int:
         if options.only not in tester.program:
             continue
         outcome = run(tester)
-        ours, grids, theirs = [], [], []
+        seconds, grids, reference = [], [], []
         for i in range(options.rounds):
             again = run(tester) if i else outcome
-            ours.append(again.seconds)
+            seconds.append(again.seconds)
             grids.append(again.grid_seconds)
-            theirs.append(run(tester, by_library=True).seconds)
-        times = {"seconds": ours, "grid_seconds": grids, "scalapack_seconds": theirs}
+            reference.append(run(tester, by_library=True).seconds)
+        times = {"seconds": seconds, "grid_seconds": grids, "scalapack_seconds": reference}
         rows.append(asdict(outcome) | times)
         print(
             f"{tester.program:16} passed {outcome.passed} of {outcome.total}; calls by pblasmp {outcome.by_pblasmp}, "
             f"left to ScaLAPACK {outcome.by_library}",
             end="",
         )
-        if ours:
-            ratio = median(ours) / median(theirs)
-            print(f"; {median(ours):.2f} s, ScaLAPACK {median(theirs):.2f} s, ratio {ratio:.2f}", end="")
+        if seconds:
+            ratio = median(seconds) / median(reference)
+            print(
+                f"; {median(seconds):.2f} s, ScaLAPACK {median(reference):.2f} s, ratio {ratio:.2f}", end=""
+            )
             print(f"; grids {median(grids):.2f} s", end="")
         print(flush=True)
         bad += outcome.passed < outcome.total or not outcome.total

@@ -411,15 +411,15 @@ def _one_kernel(run: Run) -> str:
 
     rows = []
     for row in run.rows:
-        case, ours = row["case"], middle(row, "one_kernel")
+        case, fused = row["case"], middle(row, "one_kernel")
         names = [name for name in row["seconds"] if name not in ("one_kernel", SEPARATE, "the GEMM alone")]
         others = {name: middle(row, name) for name in names}
         best = min(others, key=lambda name: others[name] or 0.0)
         separate = middle(row, SEPARATE)
         rows.append([
             FORMS[case["form"]], f"{case['tokens']}, {case['outputs']}, {case['inputs']}",
-            micro(middle(row, "the GEMM alone")), micro(separate), f"{micro(others[best])} `{best}`", micro(ours),
-            "" if ours is None else f"{min(filter(None, (separate, others[best]))) / ours:.2f}",
+            micro(middle(row, "the GEMM alone")), micro(separate), f"{micro(others[best])} `{best}`", micro(fused),
+            "" if fused is None else f"{min(filter(None, (separate, others[best]))) / fused:.2f}",
         ])  # fmt: skip
     head = [
         "",

@@ -88,10 +88,10 @@ def test_large_products_are_pblasmps(preloaded, program, ranks, least, counts):
     """Two products of 160 × 160 matrices and a factorisation; eight calls more within ScaLAPACK's own."""
     done = preloaded(program, ranks, least, 160, 32)
     assert done.stdout == "info 0, worst entry of S - L L^T small\n", done.stderr
-    found, ours, grids, others = shares(done.stderr)
+    found, seconds, grids, others = shares(done.stderr)
     assert found == counts
-    assert (ours > 0, grids is not None, others is None) == ((least < 1000,) * 3)
-    assert (others or ours + grids) < LIMIT
+    assert (seconds > 0, grids is not None, others is None) == ((least < 1000,) * 3)
+    assert (others or seconds + grids) < LIMIT
     assert done.returncode == 0
 
 
