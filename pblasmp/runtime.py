@@ -50,7 +50,7 @@ Matrix = TypeVar("Matrix")
 _MANY = 1000
 _LITTLE = 1 << 20  # bytes of the kept plans of a context that rests
 _by_name: WeakValueDictionary[str, Any] = WeakValueDictionary()
-_groups: dict[tuple[tuple[Any, int], ...], int] = {}
+_groups: dict[tuple[tuple[tuple[str, str], int], ...], int] = {}
 """Groups of processes, numbered in the order in which this one first met them."""
 
 

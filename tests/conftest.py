@@ -47,7 +47,7 @@ os.environ["PBLASMP_TUNING"] = str(
     Path(tempfile.gettempdir()) / f"pblasmp-tests-{os.getpid()}" / "tuning.json"
 )
 
-# Garbage is not collected while tests are: what they import stays.
+# No garbage collection until all tests have been collected: nearly everything that they import stays.
 gc.disable()
 
 # Start ranks from the preloaded fork server.
@@ -63,11 +63,12 @@ def preload_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Have the last process of several import from the end: so they share the rewriting of assertions."""
+    """Have the last of several processes import from the end: so they share the rewriting of assertions."""
     worker, workers = (os.environ.get(f"PYTEST_XDIST_WORKER{name}", "") for name in ("", "_COUNT"))
     if worker == f"gw{int(workers or 1) - 1}" != "gw0":
         root = session.config.rootpath
-        for path in sorted(root.glob("tests/*/**/test_*.py"), reverse=True):
+        folders = (Path(session.config.invocation_params.dir, given) for given in session.config.args)
+        for path in sorted({path for folder in folders for path in folder.rglob("test_*.py")}, reverse=True):
             with contextlib.suppress(Exception, pytest.skip.Exception):  # shown when it is collected
                 importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
@@ -81,7 +82,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)  # after those that were kept
 def pytest_unconfigure() -> None:
-    """End what starts them; have the garbage of tests collected once, where pytest does it five times."""
+    """End what starts them; collect garbage once, so that pytest, which does so five times, finds nothing to search."""
     _interpreter.close()
     gc.collect()
     gc.freeze()

@@ -171,9 +171,9 @@ class MpiCommunicator:
         return [self.channel.watch(self._comm.Irecv(chunk, source), receives=True) for chunk in chunks(array)]
 
     def locations(self) -> list[Location]:
-        self._locations = self._locations or [
-            Location(*each) for each in self.allgather(tuple(Location.here()))
-        ]
+        if not self._locations:
+            mine = tuple(Location.here())  # without the name of its class it fits in a letter
+            self._locations = [Location(*each) for each in self.allgather(mine)]
         return self._locations
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:

@@ -197,6 +197,7 @@ class Peers:
         clock = self.clocks[op.stream]
         clock[number] += 1
         now = self.joined[op.stream][number] = clock[number]
+        assert now > 0, "the model's clocks are full"
         known = len(self.numbers)  # no other stream has read anything
         for view in op.reads:
             by, when = self._marks(self.written, view)
@@ -628,8 +629,10 @@ class Cublas:
 
     def __getattr__(self, name: str) -> Any:
         """Return a routine of a type, as "dgemm"."""
-        kind = {"s": "f4", "d": "f8", "c": "c8", "z": "c16"}[name[0]]
-        return partial(getattr(type(self), name[1:]), self, np.dtype(kind))
+        kind, routine = {"s": "f4", "d": "f8", "c": "c8", "z": "c16"}.get(name[0]), name[1:]
+        if kind is None or not hasattr(type(self), routine):
+            raise AttributeError(name)
+        return partial(getattr(type(self), routine), self, np.dtype(kind))
 
     def _scalar(self, kind: np.dtype, at: int) -> Any:
         return np.frombuffer(ctypes.string_at(at, kind.itemsize), kind)[0]

@@ -19,7 +19,6 @@ from pblasmp.drawing import labels
 from pblasmp.drawing.terminal import show
 from pblasmp.problems import files
 from tests.helpers.lengths import only_long
-from tests.helpers.named import named
 
 PROBLEMS = [path.stem for path in files.find("problems")]
 
@@ -51,9 +50,9 @@ def terminal(file, width=110, colour=None):
 
 
 @pytest.mark.parametrize("wide", [False, *only_long(True)])
-def test_terminal_shows_every_owner_and_every_local_shape(wide):
+def test_terminal_shows_every_owner_and_every_local_shape(wide, subtests):
     for name in PROBLEMS:
-        with named(name):
+        with subtests.test(name):
             file = files.load_problem_file(name)
             drawn = labels.views(file)
             text = terminal(file, 110 if wide else 60)

@@ -7,7 +7,6 @@ import pblasmp
 from pblasmp.problems import files
 from pblasmp.problems.schema import problem_faults
 from tests.helpers.golden import invalid_files, read
-from tests.helpers.named import named
 
 INVALID = invalid_files()
 
@@ -36,9 +35,9 @@ def raised(path):
     return "nowhere", None
 
 
-def test_invalid_file_raises_what_it_claims():
+def test_invalid_file_raises_what_it_claims(subtests):
     for path in INVALID:
-        with named(path.stem):
+        with subtests.test(path.stem):
             claimed = read(path)["raises"]
             at, error = raised(path)
             assert at == claimed["at"]

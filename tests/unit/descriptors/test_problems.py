@@ -12,7 +12,6 @@ import pytest
 from pblasmp.layout.forms import FORMS
 from pblasmp.problems import files
 from tests.helpers import golden
-from tests.helpers.named import named
 from tests.helpers.schemes import AG, AR, RS
 
 PROBLEMS = files.find("problems")
@@ -23,16 +22,16 @@ def problems():
     return {path.stem: files.load_problem_file(path) for path in PROBLEMS}
 
 
-def test_problem_is_legal():
+def test_problem_is_legal(subtests):
     for path in PROBLEMS:
-        with named(path.stem):
+        with subtests.test(path.stem):
             files.load_problem_file(path).problem.validate()
             assert files.check(path) == []
 
 
-def test_problem_lies_as_brute_force_says(problems):
+def test_problem_lies_as_brute_force_says(problems, subtests):
     for name, problem_file in problems.items():
-        with named(name):
+        with subtests.test(name):
             problem = problem_file.problem
             expected = json.loads((files.root() / "golden" / f"{name}.json").read_text())
             assert set(expected) == {x for x in "abdc" if getattr(problem, x) is not None}
@@ -57,9 +56,9 @@ def test_problem_lies_as_brute_force_says(problems):
                 assert owners == [[golden.DIGITS.index(digit) for digit in row] for row in facts["owners"]]
 
 
-def test_windows_cut_the_operands_from_their_parents(problems):
+def test_windows_cut_the_operands_from_their_parents(problems, subtests):
     for name, problem_file in problems.items():
-        with named(name):
+        with subtests.test(name):
             for letter, parent in problem_file.parents.items():
                 operand = getattr(problem_file.problem, letter)
                 window = problem_file.windows[letter]

@@ -23,7 +23,6 @@ from pblasmp.layout.schemes import SCHEMES
 from pblasmp.problems import files
 from pblasmp.problems.schema import to_toml
 from tests.helpers.lengths import draws
-from tests.helpers.named import named
 from tests.helpers.oracle import descriptors
 
 if sys.version_info >= (3, 11):
@@ -56,9 +55,9 @@ def test_descriptors(d):
     assert pb.MatrixDescriptor.from_dict(tomllib.loads(d.to_toml())) == d
 
 
-def test_shipped_problems():
+def test_shipped_problems(subtests):
     for name, problem in PROBLEMS.items():
-        with named(name):
+        with subtests.test(name):
             there_and_back(problem, "problem")
             there_and_back(problem.T, "problem")
             assert pb.load_problem(name) == problem

@@ -14,7 +14,6 @@ from pblasmp.problems import files
 from pblasmp.problems.schema import GridTable, json_schemas, problem_faults, table_faults
 from tests.helpers.edits import edited
 from tests.helpers.golden import invalid_files, read
-from tests.helpers.named import named
 
 SCHEMA = json.loads((files.root() / "problem.schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
@@ -32,22 +31,22 @@ def test_schemas_are_fresh(name):
     assert text == json_schemas()[name], "run: python -m pblasmp.problems.schema"
 
 
-def test_problems_obey_the_schema():
+def test_problems_obey_the_schema(subtests):
     for path in files.find("problems"):
-        with named(path.stem):
+        with subtests.test(path.stem):
             VALIDATOR.validate(FILES[path.stem])
 
 
-def test_only_structural_faults_break_the_schema():
+def test_only_structural_faults_break_the_schema(subtests):
     for path in invalid_files():
-        with named(path.stem):
+        with subtests.test(path.stem):
             data = FILES[path.stem]
             assert VALIDATOR.is_valid(data) == (data["raises"]["at"] != "structure")
 
 
-def test_grids_obey_the_schema():
+def test_grids_obey_the_schema(subtests):
     for path in files.find("grids"):
-        with named(path.stem):
+        with subtests.test(path.stem):
             GRID_VALIDATOR.validate(read(path))
             assert files.check(path) == []
 

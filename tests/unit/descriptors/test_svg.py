@@ -23,7 +23,6 @@ from pblasmp.drawing import labels
 from pblasmp.drawing.labels import PALETTE, Colours
 from pblasmp.layout import ParallelProblem
 from pblasmp.problems import files
-from tests.helpers.named import named
 
 PROBLEMS = [path.stem for path in files.find("problems")]
 BOX = re.compile(r"rank (\d+): \[(\d+):(\d+), (\d+):(\d+)\]")
@@ -55,9 +54,9 @@ def texts(drawing):
     return [text.text for text in elements(drawing.svg)["text"]]
 
 
-def test_every_owner_of_every_operand():
+def test_every_owner_of_every_operand(subtests):
     for name in PROBLEMS:
-        with named(name):
+        with subtests.test(name):
             problem = pb.load_problem(name)
             golden = json.loads((files.root() / "golden" / f"{name}.json").read_text())
             for letter in golden:
@@ -252,10 +251,10 @@ def outlines(drawing):
     return found["none"], found["white"]
 
 
-def test_windows_of_files():
+def test_windows_of_files(subtests):
     """The whole matrices, each with the edge of the part that is used, what is not used faded, and local shapes."""
     for name in PROBLEMS:
-        with named(name):
+        with subtests.test(name):
             file = files.load_problem_file(name)
             drawing = pb.draw(file)
             said = texts(drawing)

@@ -15,7 +15,6 @@ import pytest
 
 from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
 from tests.helpers.lengths import in_turn
-from tests.helpers.named import named
 from tests.helpers.oracle import empty, read, views, write
 
 PRODUCTS = list(itertools.product("NTC", repeat=2))
@@ -99,10 +98,10 @@ def test_every_mix_of_orders(layout, ops, dtype):
 
 
 @pytest.mark.parametrize("orders", ORDERS)
-def test_the_form_obeys_the_column_major_rules(orders):
+def test_the_form_obeys_the_column_major_rules(orders, subtests):
     """Block rules of cublasMpMatmul by op, and what is asked of BLAS."""
     for op_a, op_b in PRODUCTS:
-        with named(op_a, op_b):
+        with subtests.test(op_a=op_a, op_b=op_b):
             for layout, dtype in itertools.product(LAYOUTS, ("float64", "complex128")):
                 form = problem(layout, op_a, op_b, orders, dtype).column_major()
                 (mba, nba), (mbb, nbb), (mbd, nbd) = form.a.block, form.b.block, form.d.block

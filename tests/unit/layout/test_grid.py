@@ -12,7 +12,6 @@ from hypothesis import given
 from pblasmp.errors import ArgumentError, LayoutError
 from pblasmp.layout import Grid, as_block, as_grid
 from pblasmp.layout.grid import integer
-from tests.helpers.named import named
 from tests.helpers.oracle import grids, number
 
 
@@ -44,9 +43,9 @@ def test_same_ranks(one, other):
 
 
 @pytest.mark.parametrize("order", ["row", "col"])
-def test_squarest(order):
+def test_squarest(order, subtests):
     for nranks in range(1, 65):
-        with named(nranks):
+        with subtests.test(nranks=nranks):
             grid = Grid.squarest(nranks, order)
             pairs = [(p, q) for p in range(1, nranks + 1) for q in range(p, nranks + 1) if p * q == nranks]
             assert grid.shape == min(pairs, key=lambda pair: pair[1] - pair[0])

@@ -22,7 +22,6 @@ from pblasmp.layout.intersection import (
     unpacked,
 )
 from tests.helpers.lengths import draws
-from tests.helpers.named import named
 from tests.helpers.oracle import axes, deal, descriptors, empty, number, read, views, write
 
 few = settings(max_examples=draws(30, long=100))
@@ -254,9 +253,9 @@ conversions = [
 
 
 @pytest.mark.parametrize(("src", "dst"), conversions, ids=lambda dtype: dtype.name)
-def test_types_are_converted_and_conjugated(src, dst):
+def test_types_are_converted_and_conjugated(src, dst, subtests):
     for order, options in itertools.product("CF", [{}, {"conjugate": False}, {"conjugate": True}]):
-        with named(order, options):
+        with subtests.test(order=order, options=options):
             values = np.arange(-6, 6).reshape(3, 4) * (1 + 2j if src.kind == "c" else 1)
             of, to = np.asarray(values.astype(src), order=order), np.zeros((3, 4), dst)
             axis = Axis(3, 2), Axis(4, 3)

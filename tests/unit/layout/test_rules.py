@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from pblasmp.errors import LayoutError
 from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
 from tests.helpers.lengths import draws
-from tests.helpers.named import named
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 
 few = settings(max_examples=draws(30, long=100))
@@ -72,9 +71,9 @@ def mended(p):
 
 
 @pytest.mark.parametrize("order", ["C", "F", "CFC", "FCF", "FFC"])
-def test_legal_products(order):
+def test_legal_products(order, subtests):
     for op_a, op_b in PRODUCTS:
-        with named(op_a, op_b):
+        with subtests.test(op_a=op_a, op_b=op_b):
             for dtype in ("float64", "complex64", "bfloat16"):
                 p = gemm(op_a, op_b, order=order, dtype=dtype)
                 assert p.faults() == []
@@ -229,10 +228,10 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("rule", BROKEN)
-def test_each_rule(rule):
+def test_each_rule(rule, subtests):
     breaking, message = BROKEN[rule]
     for (op_a, op_b), order in itertools.product(PRODUCTS, ["C", "F", "CFC"]):
-        with named(op_a, op_b, order):
+        with subtests.test(op_a=op_a, op_b=op_b, order=order):
             legal = gemm(op_a, op_b, order=order)
             p = breaking(legal)
             assert p.faults() == [message(legal)]

@@ -10,7 +10,6 @@ import pytest
 
 from pblasmp.errors import ArgumentError, LayoutError
 from pblasmp.layout import Grid, MatmulProblem
-from tests.helpers.named import named
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 
 PRODUCTS = {
@@ -60,9 +59,9 @@ def assert_is(x, row, order):
 
 
 @pytest.mark.parametrize(("scheme", "ops"), CASES)
-def test_the_table_in_fortran_order(scheme, ops):
+def test_the_table_in_fortran_order(scheme, ops, subtests):
     for m, n, k, nranks in SIZES:
-        with named(m, n, k, nranks):
+        with subtests.test(m=m, n=n, k=k, nranks=nranks):
             p = MAKERS[scheme](m, n, k, nranks, *ops, order="F", dtype="float32")
             assert (p.m, p.n, p.k, p.scheme, p.op_a + p.op_b, p.c) == (m, n, k, scheme, ops, None)
             for x, operand, op in ((p.a, "A", ops[0]), (p.b, "B", ops[1]), (p.d, "D", "N")):
@@ -71,10 +70,10 @@ def test_the_table_in_fortran_order(scheme, ops):
 
 
 @pytest.mark.parametrize(("scheme", "ops"), CASES)
-def test_the_table_in_c_order(scheme, ops):
+def test_the_table_in_c_order(scheme, ops, subtests):
     """D^T = op(B)^T op(A)^T: the table's A is B, its B is A, its m is n and its n is m."""
     for m, n, k, nranks in SIZES:
-        with named(m, n, k, nranks):
+        with subtests.test(m=m, n=n, k=k, nranks=nranks):
             p = MAKERS[scheme](m, n, k, nranks, ops[1], ops[0], order="C", dtype="float32")
             assert (p.m, p.n, p.k, p.scheme, p.op_a + p.op_b, p.c) == (m, n, k, scheme, ops[::-1], None)
             for x, operand, op in ((p.b, "A", ops[0]), (p.a, "B", ops[1]), (p.d, "D", "N")):
@@ -152,9 +151,9 @@ def test_conjugation_counts_as_transposition(scheme, ops, order):
 
 
 @pytest.mark.parametrize(("scheme", "ops"), CASES)
-def test_empty_products(scheme, ops):
+def test_empty_products(scheme, ops, subtests):
     for sizes in ((0, 12, 20), (8, 0, 20), (8, 12, 0), (0, 0, 0)):
-        with named(sizes):
+        with subtests.test(sizes=sizes):
             p = MAKERS[scheme](*sizes, 4, *ops, order="F", dtype="float32")
             assert (p.m, p.n, p.k) == sizes
             p.validate()
