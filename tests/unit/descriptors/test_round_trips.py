@@ -324,7 +324,7 @@ def test_any_value_of_any_key_is_a_layout_error(value):
     [
         f"m = {'9' * 5000}",
         f"grid = {'[' * 5000}{']' * 5000}",
-        "a." * 2000 + "b = 1",
+        "a." * draws(2000, long=5000) + "b = 1",
         f"alpha = [1{'0' * 400}, 0]",
         f"m = 1{'0' * 400}",
         "m = 1\x00",
