@@ -456,14 +456,19 @@ def plan(
 @cli.command(epilog=examples("pblasmp doctor -n 4", "mpirun -n 8 pblasmp doctor --machine node.toml"))
 @options.ranks()
 @click.option("--machine", metavar="NAME", help="A machine's name or file, to compare speeds with.")
+@click.option(
+    "--runs",
+    type=click.IntRange(0),
+    help="How often each call is repeated beside other work.  [default: 300 on GPUs, 5 on CPU ranks]",
+)
 @engine
 @as_json
 @common
-def doctor(ranks: int | None, machine: str | None, engine: Any, as_json: bool) -> None:
+def doctor(ranks: int | None, machine: str | None, runs: int | None, engine: Any, as_json: bool) -> None:
     """Check that ranks start, share memory and compute right here, and say what to do if not."""
     from .doctor import diagnose, print_diagnosis
 
-    found = diagnose(ranks, engine, machine)
+    found = diagnose(ranks, engine, machine, runs)
     if leading():
         print_json(found) if as_json else print_diagnosis(found)
     if found["faults"]:

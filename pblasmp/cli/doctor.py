@@ -17,6 +17,7 @@ from ..costs.measure import measure_speed
 from ..engines.choice import EngineName
 from ..info import collect
 from ..layout import Grid, MatmulProblem
+from ..noise import Noise, trials, wrong_runs
 from ..planning import algorithms
 from ..products import matmul
 from ..verification import verify
@@ -31,8 +32,21 @@ _SLOW = 0.5  # of the speed in the machine's file
 _MORE = {"path": ("mpirun", "MPI library"), "blas": ("numpy", "scipy")}  # what else is printed, of which
 
 
-def diagnose(ranks: int | None, engine: EngineName, machine: str | Path | None) -> dict[str, Any]:
+_RUNS = {True: 300, False: 5}  # of each call under noise, on GPUs and on CPU ranks
+_NOISY = {True: 2048, False: 48}  # the order of matrices
+_SLOW_SHARE = 10  # of these for calls for which the host waits
+
+
+def diagnose(
+    ranks: int | None, engine: EngineName, machine: str | Path | None, runs: int | None = None
+) -> dict[str, Any]:
     """Return what was found: facts, checks of the ranks, and faults, each with a cure. Collective over ranks.
+
+    Args:
+        ranks: how many to start, if mpirun has not.
+        engine: what they compute with.
+        machine: a machine's name or file, to compare speeds with.
+        runs: how often each call is repeated under noise; None: 300 times on GPUs, 5 on CPU ranks.
 
     Raises:
         ArgumentError: ``machine`` is no machine.
@@ -42,7 +56,7 @@ def diagnose(ranks: int | None, engine: EngineName, machine: str | Path | None) 
     faults = [] if ranks == 1 else list(_of_facts(facts))  # one rank needs no MPI
     found: dict[str, Any] = {"facts": facts, "faults": faults}
     try:
-        found |= on_ranks(_work, engine, ranks)
+        found |= on_ranks(_work, (engine, runs), ranks)
     except FailureError as error:
         found["faults"].append((f"the ranks failed: {error}", "pblasmp info shows what they depend on"))
         return found
@@ -92,8 +106,9 @@ def _values(step: int, i: Any, j: Any) -> Any:
     return (i * step + j) % 7 - 3
 
 
-def _work(engine: EngineName, reporter: Reporter) -> dict[str, Any]:
+def _work(options: tuple[EngineName, int | None], reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
+    engine, runs = options
     with Context(engine=engine) as ctx, reporter.errors():
         grid, gpus = Grid.squarest(ctx.size), ctx.engine.traits.on_gpus
         problem = MatmulProblem.gemm(_ORDER, _ORDER, _ORDER, grid, 64, dtype="float32")
@@ -108,12 +123,22 @@ def _work(engine: EngineName, reporter: Reporter) -> dict[str, Any]:
             checked.append(name)
             if not verify(a, b, None, d):
                 wrong[name] = "the product is wrong"
+        runs = _RUNS[gpus] if runs is None else runs
+        calls = 0
+        with Noise(ctx, neighbour=True) as noise:
+            for trial in trials(ctx, _NOISY[gpus]) if runs else ():
+                reporter.step(f"under noise: {trial.name}")
+                found = wrong_runs(ctx, trial, noise, -(-runs // _SLOW_SHARE) if trial.slow else runs)
+                calls += not isinstance(found, str)
+                if found and not isinstance(found, str):
+                    wrong[trial.name] = f"{found} of {runs} runs are wrong while other work runs beside them"
         reporter.step("copies and local products")
         size, speed = measure_speed(ctx.engine, ctx.comm)
         return {
             **places(ctx.comm, gpus=gpus),
             "engine": ctx.engine.name, "why": ctx.engine.why, "machine": ctx.engine.machine,
             "why_not_shared": "" if gpus else ctx.engine.transport.why_not_shared, "checked": checked, "wrong": wrong,
+            "noise": {"calls": calls, "runs": runs},
             "speed": speed, "gemm_size": size,
         }  # fmt: skip
 
@@ -165,6 +190,10 @@ def print_diagnosis(found: dict[str, Any]) -> None:
         click.echo(
             f"{'products':<12} right by {', '.join(x for x in found['checked'] if x not in found['wrong'])}"
         )
+        noise = found["noise"]
+        if noise["calls"]:
+            repeated = f"{noise['calls']} calls repeated {noise['runs']} times"
+            click.echo(f"{'noise':<12} {repeated} beside other work, with late ranks")
         for name, unit in (("copy", "GB/s"), ("gemm", "GFLOP/s")):
             beside = f", expected {found['expected'][name] / 1e9:.1f}" if "expected" in found else ""
             click.echo(f"{name:<12} {found['speed'][name] / 1e9:.1f} {unit} per rank{beside}")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,6 +14,9 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.gpu.runtime.streams import current
 from tests.helpers.lengths import in_turn
+from tests.helpers.machine import machine
+from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.schemes import AG, RS
 
 D = pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, 1))
 
@@ -253,3 +257,34 @@ def test_a_graph_ends_with_its_plan(lib):
     assert names.index("graph destroyed") < names.index("GridDestroy"), names
     with pytest.raises(pb.ClosedError, match="the plan of this graph is closed"):
         graphs[1].replay()
+
+
+def what_follows_a_call(comm, path):
+    """The events of a second run, by scheme and algorithm, and the plan's word on it."""
+    with machine(path, comm=comm) as lib, pb.Context(comm, engine="cublasmp") as ctx:
+        problems = {
+            AG: pb.MatmulProblem.allgather_matmul(8, 8, 8, comm.size, "N", "T", dtype="float32", order="C"),
+            RS: pb.MatmulProblem.matmul_reduce_scatter(
+                8, 8, 8, comm.size, "N", "T", dtype="float32", order="C"
+            ),
+            "gemm": pb.MatmulProblem.gemm(8, 8, 8, pb.Grid(1, comm.size), 4, dtype="float32"),
+        }
+        for (scheme, p), algo in itertools.product(
+            problems.items(), ("default", "split_p2p", "atomic_p2p", "no_overlap")
+        ):
+            a, b = ctx.zeros(p.a), ctx.zeros(p.b)
+            with pb.plan(pb.matmul, a, b, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, algo=algo) as plan:
+                plan()
+                lib.gpu.events.clear()
+                plan()
+                events = [event[0] for event in lib.gpu.events]
+                notes = " ".join(plan.report().notes)
+            meets = scheme != "gemm" and algo != "no_overlap"
+            fine = events == ["Matmul", "all_reduce"][: 1 + meets] and ("a barrier follows" in notes) == meets
+            yield f"{scheme} {algo}", None if fine else f"{events} {notes}"
+
+
+@starts_ranks
+def test_a_barrier_follows_what_overlaps(stand_in):
+    """Peers still read the workspace, and symmetric operands, when such a call has ended here."""
+    run_mpi(what_follows_a_call, 2, path=stand_in(1000))

@@ -45,6 +45,7 @@ class PreparedCall(Product, ABC):
 
     holds_memory = True  # some ranks keep temporaries
     _listens = True  # whether the first run reads in the log what the library does
+    _ends: Callable[[], None] | None = None  # what follows the call itself, on ranks that make it
 
     def __init__(
         self, library: Cublasmp, routine: str, grid: Grid, operands: Operands, *, inside: bool
@@ -268,6 +269,8 @@ class PreparedCall(Product, ABC):
     def _make_results(self) -> None:
         assert self._call is not None
         self._call()
+        if self._ends is not None:
+            self._ends()
         for action in self._after:
             action()
 

@@ -110,6 +110,10 @@ class Cublasmp:
             self._closing.callback(workspace.close)
         return self._workspaces[grid]
 
+    def barrier(self, grid: Grid) -> Callable[[], None]:
+        """Return what queues a barrier of a grid's ranks on CuPy's current stream; the grid exists. Local."""
+        return partial(self._nccl.meet, grid.size)
+
     def largest(self, sizes: Callable[[], tuple[int, int]]) -> tuple[int, int]:
         """Return the largest of every rank's ``sizes()``, or raise what it raises on any rank. Collective."""
         mine: tuple[int, int] = (0, 0)

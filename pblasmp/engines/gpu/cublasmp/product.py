@@ -26,19 +26,15 @@ __all__ = ["CublasmpProduct", "automatic"]
 
 Array = Any
 
-_SMALL_FLOPS = 2 * 2048**3  # a rank's share; below this, cutting up the product costs more than it hides
-
 
 def automatic(problem: MatmulProblem, version: int) -> str:
-    """Return the algorithm that ``algo="auto"`` means. Local.
+    """Return the algorithm that ``algo="auto"`` may take, of those of cublasMpMatmul. Local.
 
-    Small products are fastest without overlap, and so is AllReduce of every size without multicast.
-    Source: benchmarks/results.
+    Of the schemes the one without overlap: what overlaps needs a barrier, and is not faster than pblasmp's own.
     """
-    if version < MatmulAlgoType.NO_OVERLAP.since or problem.scheme == "gemm":
-        return "default"
-    small = problem.flops < _SMALL_FLOPS * problem.d.grid.size
-    return "no_overlap" if small or problem.scheme == "matmul_allreduce" else "default"
+    return (
+        "default" if version < MatmulAlgoType.NO_OVERLAP.since or problem.scheme == "gemm" else "no_overlap"
+    )
 
 
 class CublasmpProduct(PreparedCall):
@@ -63,6 +59,9 @@ class CublasmpProduct(PreparedCall):
             self._notes.append(
                 _gathered_note("A" if form.swapped else "B", library.share(gathered, form.d.grid))
             )
+        if inside and faults.ends_before_peers_have_read(problem, algo):
+            self._ends = library.barrier(form.d.grid)
+            self._notes.append("a barrier follows each run: peers may still read what the next run replaces")
         self._prepare()
 
     @property

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
+
 from .health import nccl_handle
 from .runtime import GpuRuntime
 
@@ -56,6 +58,7 @@ class Nccl:
         """Return nccl4py's communicator of all ranks: over the caller's handle, or a new one."""
         runtime, uid = self._runtime, None
         with runtime.agreement("Context: NCCL"):
+            self._word = runtime.cupy.zeros(1, np.int32)
             if given is not None:
                 return self._core.Communicator(given) if isinstance(given, int) else given
             if runtime.rank == 0:
@@ -92,6 +95,10 @@ class Nccl:
 
     # -- by the bindings, which take a tenth of the host's time that nccl.core takes
 
+    def meet(self, size: int) -> None:
+        """Queue a barrier of the first ``size`` ranks, whose communicator exists. Collective to run."""
+        self._all_reduce(self._word, _MAX, self._parts[size])
+
     def add_up(self, array: Array) -> None:
         """Queue replacing a contiguous real array by its sum over all ranks. Collective to run."""
         self._all_reduce(array, NCCL_SUM)
@@ -100,11 +107,12 @@ class Nccl:
         """Queue replacing a contiguous real array by its maximum over all ranks. Collective to run."""
         self._all_reduce(array, _MAX)
 
-    def _all_reduce(self, array: Array, operation: int) -> None:
+    def _all_reduce(self, array: Array, operation: int, among: Any = None) -> None:
         """Queue an all-reduce in place on CuPy's current stream."""
+        handle = nccl_handle(among or self.all)
         at, kind = int(array.data.ptr), REDUCED_TYPES[array.dtype.name]
         stream = int(self._runtime.cupy.cuda.get_current_stream().ptr)
-        self._bindings.all_reduce(at, at, array.size, kind, operation, self.handle, stream)
+        self._bindings.all_reduce(at, at, array.size, kind, operation, handle, stream)
 
     def exchange(
         self, stream: int, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]

@@ -148,17 +148,9 @@ def _cost(name: str, p: ParallelProblem, options: Options, multiprocessors: int)
     if name == "one_kernel":  # as a graph; elsewhere only measurements choose it
         fastest = options.repeated and p.flops < _ONE_KERNEL.get(p.size, {}).get(p.form, 0)
         return 0.3 if fastest else 0.8
-    if p.return_gathered:  # cuBLASMp's algorithms do not return the gathered X
-        pushes = options.repeated or p.flops >= _HIDES
+    if p.gathers:
+        pushes = p.flops >= (_HIDES_COPIES if options.repeated and p.size <= _MEASURED else _HIDES)
         return 0.5 if (name == "push") == pushes else 0.6
-    if p.gathers:  # cuBLASMp's, if they apply, are faster except for graphs
-        if (
-            options.repeated
-            and p.size <= _MEASURED
-            and name == ("push" if p.flops >= _HIDES_COPIES else "nccl")
-        ):
-            return 0.5
-        return 1.5 if name == "nccl" else 1.4
     if name == "nccl":
         return 0.6
     if name == "ring":

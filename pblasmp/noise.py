@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Noise: what disturbs the ranks of a real job while they compute, and calls that are wrong if it disturbs them.
+
+A fault in the order of ranks shows when one of them is late. On a quiet machine none ever is. Each call here is
+repeated with values that change from run to run, so that a run that reads data of another one has a wrong result.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import StatusError, UnsupportedError
+from .factorisations import cholesky, solve
+from .layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor
+from .level3 import geadd, symm, syrk, trmm, trsm
+from .planning import algorithms, plan
+from .products import matmul
+from .tensor_parallel import allgather_matmul, matmul_allgather, matmul_allreduce, matmul_reduce_scatter
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from .context import Context
+
+__all__ = ["Noise", "Trial", "trials", "wrong_runs"]
+
+Array = Any
+
+_VALUES = 50  # that runs go through
+_TURNS = 0.5  # of the runs: those with a product beside them
+_NAPS = 0.3  # those in which a rank comes late
+_NAP = 1.5e-3  # seconds, at most
+_NEIGHBOUR = """
+import sys, threading, time
+threading.Thread(target=lambda: (sys.stdin.read(), sys.exit()), daemon=True).start()
+gpu = int(sys.argv[1])
+if gpu < 0:
+    import numpy as xp
+    n, settle = 512, lambda: None
+else:
+    import cupy as xp
+    xp.cuda.Device(gpu).use()
+    n, settle = 8192, lambda: xp.cuda.runtime.deviceSynchronize()
+a = xp.ones((n, n), "float32" if gpu < 0 else "float16")
+print("ready", flush=True)
+while threading.active_count() > 1:
+    a @ a
+    settle()
+    time.sleep(0.002)
+"""
+
+
+class Noise:
+    """What disturbs this rank, until it is closed. Making and closing it is local.
+
+    Args:
+        ctx: the context whose ranks are disturbed.
+        seed: of the random numbers; each rank has others.
+        beside: products on another stream of this process, on CPU ranks on another thread.
+        naps: some ranks come late to some runs.
+        neighbour: another process computes on this rank's GPU, or on the cores.
+    """
+
+    def __init__(
+        self, ctx: Context, seed: int = 0, *, beside: bool = True, naps: bool = True, neighbour: bool = False
+    ) -> None:
+        self._random = random.Random(f"{seed} {ctx.rank}")
+        self._gpu = ctx.engine.traits.on_gpus
+        self._beside, self._naps = beside, naps
+        self._job: subprocess.Popen[str] | None = None
+        n = 8192 if self._gpu else 256
+        if self._gpu:
+            import cupy
+
+            self._stream, self._big = cupy.cuda.Stream(non_blocking=True), cupy.ones((n, n), "float16")
+            self._nap = cupy.RawKernel(
+                'extern "C" __global__ void nap(long long n) { long long t = clock64(); while (clock64() - t < n); }',
+                "nap",
+            )
+        else:
+            self._big = np.ones((n, n), np.float32)
+        if neighbour:
+            gpu = str(ctx.engine.device.index if self._gpu else -1)
+            command = [sys.executable, "-c", _NEIGHBOUR, gpu]
+            self._job = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            assert self._job.stdout is not None
+            self._job.stdout.readline()
+
+    def make(self) -> None:
+        """Disturb the next run, or leave it alone. Local."""
+        if self._beside and self._random.random() < _TURNS:
+            if self._gpu:
+                with self._stream:
+                    self._big @ self._big
+            else:
+                threading.Thread(target=partial(np.matmul, self._big, self._big)).start()
+        if self._naps and self._random.random() < _NAPS:
+            seconds = self._random.uniform(0.05, 1) * _NAP
+            if self._gpu:
+                self._nap((1,), (1,), (int(seconds * 2e9),))
+            else:
+                time.sleep(seconds / 3)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the neighbour. Local."""
+        if self._job is not None:
+            self._job.communicate()
+            self._job = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A call to be repeated. Making one is collective over its context.
+
+    Attributes:
+        name: the function and the algorithm.
+        run: computes with a value; returns an array that has it everywhere, empty on ranks without elements.
+        error: the largest relative error that rounding explains.
+        slow: it is to be repeated less often.
+    """
+
+    name: str
+    run: Callable[[float], Array]
+    error: float = 0
+    slow: bool = False
+
+
+def wrong_runs(ctx: Context, trial: Trial, noise: Noise | None, runs: int = 300) -> int | str:
+    """Return how many runs were wrong on the rank with the most, or why the call is refused. Collective.
+
+    The host waits for nothing before the last run, so the ranks may be as far apart as the library lets them.
+    """
+    found: list[tuple[float, Array]] = []
+    try:
+        for run in range(runs):
+            value = float(run % _VALUES + 1)
+            if noise is not None:
+                noise.make()
+            result = trial.run(value)
+            if result.size:
+                found.append((value, _ends(ctx, result)))
+    except (UnsupportedError, StatusError) as error:
+        ctx.check_open()
+        return str(error)
+    wrong = 0
+    for value, ends in found:
+        least, most = ends.tolist()
+        slack = trial.error * value
+        wrong += not (value - slack <= least and most <= value + slack)
+    return int(max(ctx.comm.allgather(wrong)))
+
+
+def _ends(ctx: Context, result: Array) -> Array:
+    """Return the least and the largest element, NaN if there is one; on a GPU without waiting for it. Local."""
+    return _arrays(ctx).stack([result.min(), result.max()])
+
+
+def _arrays(ctx: Context) -> Any:
+    """Return the library of local arrays: CuPy or NumPy. Local."""
+    if not ctx.engine.traits.on_gpus:
+        return np
+    import cupy
+
+    return cupy
+
+
+def trials(ctx: Context, n: int) -> Iterator[Trial]:
+    """Yield the library's calls by each algorithm that applies here. Collective over the context.
+
+    A trial is to be run before the next one is asked for.
+
+    Args:
+        ctx: where they run.
+        n: the order of matrices; the tensor-parallel products have 4n tokens, 2n inputs and 2n outputs.
+    """
+    yield from _parallel_trials(ctx, 4 * n, 2 * n)
+    yield from _matrix_trials(ctx, n)
+    yield from _factor_trials(ctx, n // 2)
+
+
+def _parallel_trials(ctx: Context, tokens: int, width: int) -> Iterator[Trial]:
+    """Yield the tensor-parallel products, in plain calls and as plans."""
+    xp, size = _arrays(ctx), ctx.size
+    kind = np.dtype("float16" if ctx.engine.traits.on_gpus else "float32")
+    t, k = (extent // size * size for extent in (tokens, width))
+    part = k // size
+    shapes: dict[Callable[..., Any], tuple[tuple[int, int], tuple[int, int]]] = {
+        allgather_matmul: ((t // size, k), (part, k)),
+        matmul_reduce_scatter: ((t, part), (k, part)),
+        matmul_allreduce: ((t, part), (k, part)),
+        matmul_allgather: ((t, k), (part, k)),
+    }
+    for function, (of_x, of_w) in shapes.items():
+        x, w = xp.ones(of_x, kind), xp.full(of_w, 1 / k, kind)
+
+        def run(value: float, call: Callable[[], Array], x: Array = x) -> Array:
+            x.fill(value)
+            return call()
+
+        with plan(function, x, w, ctx) as prepared:
+            names = [name for name, verdict in algorithms(prepared.problem, ctx).items() if verdict]
+        for algo in ("auto", *names):
+            name = f"{function.__name__}, {t} x {k} x {k}, {algo}"
+            yield Trial(name, partial(run, call=partial(function, x, w, ctx, algo=algo)), 2**-10)
+            try:
+                prepared = plan(function, x, w, ctx, algo=algo)
+            except (UnsupportedError, StatusError):
+                ctx.check_open()
+                continue
+            with prepared:
+                yield Trial(f"a plan of {name}", partial(run, call=prepared), 2**-10)
+
+
+def _matrix_trials(ctx: Context, n: int) -> Iterator[Trial]:
+    """Yield products of matrices, routines of level 3 and moves."""
+    xp, kind = _arrays(ctx), np.dtype(np.float32)
+    of = MatrixDescriptor((n, n), (-(-n // 8),) * 2, Grid.squarest(ctx.size), dtype=kind)
+    elsewhere = MatrixDescriptor((n, n), (-(-n // 5),) * 2, Grid(1, ctx.size), dtype=kind, order="F")
+    a, b, unit = ctx.empty(of), ctx.empty(of), ctx.from_function(lambda i, j: (i == j) * 1.0, of)
+    rows, columns = of.global_indices(ctx.rank)
+    lower = xp.asarray(rows[:, None] >= columns)
+
+    def product(value: float, algo: str) -> Array:
+        a.local.fill(value)
+        b.local.fill(1 / n)
+        return matmul(a, b, algo=algo).local
+
+    def move(value: float) -> Array:
+        a.local.fill(value)
+        return a.redistribute(elsewhere).local
+
+    def sided(value: float, call: Callable[..., Any], solves: bool) -> Array:
+        xp.multiply(unit.local, value, out=a.local)
+        b.local.fill(value * value if solves else value)
+        found = call(a, b).local
+        return found if solves else found / value
+
+    def update(value: float, algo: str) -> Array:
+        a.local.fill(value)
+        found = syrk(a, alpha=1 / (n * value), algo=algo).local
+        return xp.where(lower, found, value)
+
+    def total(value: float, algo: str) -> Array:
+        a.local.fill(value)
+        b.local.fill(value / 2)
+        return geadd(a, b, op_a="T", alpha=0.5, beta=1, algo=algo).local
+
+    makers: dict[str, tuple[Any, Callable[[str], Callable[[float], Array]]]] = {
+        "matmul": (MatmulProblem(of, of, of), lambda algo: partial(product, algo=algo)),
+        "syrk": (Level3Problem("syrk", of, of), lambda algo: partial(update, algo=algo)),
+        "geadd": (Level3Problem("geadd", of, of, c=of, op_a="T"), lambda algo: partial(total, algo=algo)),
+    } | {
+        routine.__name__: (
+            Level3Problem(routine.__name__, of, of, b=of),
+            partial(_sided_by, sided, routine),
+        )
+        for routine in (symm, trmm, trsm)
+    }
+    for name, (problem, made) in makers.items():
+        names = [algo for algo, verdict in algorithms(problem, ctx).items() if verdict]
+        for algo in ("auto", *names):
+            yield Trial(f"{name}, order {n}, {algo}", made(algo), 1e-4)
+    yield Trial(f"redistribute, order {n}", move)
+
+
+def _sided_by(
+    sided: Callable[..., Array], routine: Callable[..., Any], algo: str
+) -> Callable[[float], Array]:
+    return partial(sided, call=partial(routine, algo=algo), solves=routine is trsm)
+
+
+def _factor_trials(ctx: Context, n: int) -> Iterator[Trial]:
+    """Yield a Cholesky factorisation and a solve with LU."""
+    xp, kind = _arrays(ctx), np.dtype(np.float64)
+    of = MatrixDescriptor((n, n), (-(-n // 16),) * 2, Grid.squarest(ctx.size), dtype=kind)
+    of_b = MatrixDescriptor((n, 8), (of.block[0], 1), of.grid, dtype=kind)
+    first_a = ctx.from_function(lambda i, j: 1 / (1 + abs(i - j)) + (i == j) * 2.0, of)
+    first_b = ctx.from_function(lambda i, j: (i + j) % 7 + 1.0, of_b)
+    a, b, factor, x = ctx.empty(of), ctx.empty(of_b), cholesky(first_a).local, solve(first_a, first_b).local
+    known, found_x = abs(factor) > 1e-3, abs(x) > 1e-3
+
+    def factored(value: float) -> Array:
+        xp.multiply(first_a.local, value * value, out=a.local)
+        return xp.where(known, cholesky(a).local / xp.where(known, factor, 1), value)
+
+    def solved(value: float) -> Array:
+        xp.multiply(first_a.local, value, out=a.local)
+        xp.multiply(first_b.local, value * value, out=b.local)
+        return xp.where(found_x, solve(a, b).local / xp.where(found_x, x, 1), value)
+
+    yield Trial(f"cholesky, order {n}", factored, 1e-6, slow=True)
+    yield Trial(f"solve, order {n}", solved, 1e-6, slow=True)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every algorithm while the GPUs are disturbed: products on side streams, late ranks, another job on the same GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+import pblasmp as pb
+from pblasmp.engines.gpu.cublasmp import faults
+from pblasmp.noise import Noise, Trial, trials, wrong_runs
+
+RUNS, SLOW_RUNS = 300, 20
+
+
+@pytest.mark.parametrize("n", [2048, 256])
+@pytest.mark.parametrize("neighbour", [False, True], ids=["one job", "two jobs"])
+def test_every_algorithm(ctx, subtests, n, neighbour):
+    with Noise(ctx, seed=n, neighbour=neighbour) as noise:
+        for trial in trials(ctx, n):
+            found = wrong_runs(ctx, trial, noise, SLOW_RUNS if trial.slow else RUNS)
+            with subtests.test(trial.name):
+                assert isinstance(found, str) or found == 0, f"{found} runs are wrong"
+
+
+def test_cublasmp_needs_its_barrier(ctx, monkeypatch):
+    """When this fails, the library has been mended: AllGather + GEMM by "default", no barrier behind each call."""
+    if ctx.size == 1:
+        pytest.skip("one process waits for nobody")
+    import cupy
+
+    size, t, n, k = ctx.size, 7168, 4096, 4096  # no plan of these sizes is kept
+    x, w = cupy.ones((t // size, k), "float16"), cupy.full((n // size, k), 1 / k, "float16")
+
+    def run(value):
+        x.fill(value)
+        return pb.allgather_matmul(x, w, ctx, algo="default")
+
+    monkeypatch.setattr(faults, "ends_before_peers_have_read", lambda *_: False)
+    with Noise(ctx, naps=False, neighbour=True) as noise:
+        found = [wrong_runs(ctx, Trial("without", run, 2**-10), noise) for _ in range(3)]
+    assert any(found)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that are repeated while the ranks are disturbed: all are right, and what is wrong is found."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+import pblasmp as pb
+from pblasmp.noise import Noise, Trial, trials, wrong_runs
+from tests.helpers.mpi import run_mpi
+
+ORDER = 24
+
+
+def every_trial(comm):
+    names = []
+    with pb.Context(comm) as ctx, Noise(ctx, beside=False) as noise:
+        for trial in trials(ctx, ORDER):
+            names.append(trial.name)
+            found = wrong_runs(ctx, trial, noise, 2)
+            yield trial.name, None if found == 0 else f"{found} of 2 runs wrong"
+    yield "all names differ", None if len(set(names)) == len(names) > 60 else str(len(names))
+
+
+def test_every_trial():
+    run_mpi(every_trial, 2)
+
+
+def of_another_run(ctx, rank, value):
+    """What a rank computes with the value of the run before, in one of its elements."""
+    result = np.full(3, value)
+    if ctx.rank == rank:
+        result[1] = of_another_run.last
+    of_another_run.last = value
+    return result
+
+
+def refused(ctx, value):
+    with ctx.agreement("a call"):
+        raise pb.UnsupportedError("not here")
+
+
+def what_is_found(comm):
+    with pb.Context(comm) as ctx, Noise(ctx, naps=False, neighbour=True) as noise:
+        of_another_run.last = 1.0
+        late = Trial("late", partial(of_another_run, ctx, 1), 1e-3)
+        nan = Trial("nan", lambda _: np.array([np.nan]))
+        few = Trial("no elements on a rank", lambda value: np.full(comm.rank, value + 1))
+        return [
+            wrong_runs(ctx, late, noise, 6),
+            wrong_runs(ctx, nan, None, 2),
+            wrong_runs(ctx, few, None, 2),
+            wrong_runs(ctx, Trial("refused", partial(refused, ctx)), noise, 2),
+            wrong_runs(ctx, Trial("right", lambda value: np.full(2, value)), None, 2),
+        ]
+
+
+def test_what_is_found():
+    assert run_mpi(what_is_found, 2) == [[5, 2, 2, "not here", 0]] * 2
