@@ -95,8 +95,6 @@ def tune(
         assert not isinstance(planned._asked, FactorProblem)
         given = planned._asked, planned._bound.operands, problem
         options = planned._options
-        if ctx.engine.measured.planned and isinstance(problem, ParallelProblem):  # no graph outside a plan
-            _measure(ctx, given, replace(options, repeated=False), limit, None)
         return _measure(ctx, given, replace(options, repeated=True), limit, progress)
 
 

@@ -374,18 +374,42 @@ class Plan(Generic[Result]):
         ctx, product = self._ctx, self._product
         bound = ctx.kept.bound(self._number, addresses) if addresses else None
         with ctx.running(self._name, checks=not product.queues):
-            ready = bound is not None and bound.runs >= _RUNS_BEFORE_GRAPHS and not product.registers
-            replay = ctx.all_repeat(self._name, number, ready)
+            replay = self._all_repeat(number, bound, used)
             if replay is None:
                 return False
-            used()
-            ctx.control.channel.runs += 1
             if not addresses:
                 return (call.result(product.run(call.placed())),)
             if bound is None:
                 bound = product.bind(call.placed().mapped(ctx.engine.unowned))
                 ctx.kept.bind(self._number, addresses, bound)
             return (call.result(bound.run(replay=replay)),)
+
+    def rerun(self, addresses: tuple[int, ...], number: int, used: Callable[[], object]) -> bool | None:
+        """Run again on arrays at these addresses, without a look at them. Collective over the context.
+
+        Returns:
+            Whether it has run. None if nothing has happened: it has not run on such arrays before. False if the ranks
+            have voted, and not all of them repeat the call.
+        """
+        bound = self._ctx.kept.bound(self._number, addresses)
+        if bound is None:
+            return None
+        with self._ctx.running(self._name, checks=not self._product.queues):
+            replay = self._all_repeat(number, bound, used)
+            if replay is None:
+                return False
+            bound.run(replay=replay)
+            return True
+
+    def _all_repeat(self, number: int, bound: Bound | None, used: Callable[[], object]) -> bool | None:
+        """Return whether all ranks can replay a graph of the call; None if not all repeat it. Collective."""
+        ctx = self._ctx
+        ready = bound is not None and bound.runs >= _RUNS_BEFORE_GRAPHS and not self._product.registers
+        replay = ctx.all_repeat(self._name, number, ready)
+        if replay is not None:
+            used()
+            ctx.control.channel.runs += 1
+        return replay
 
     def input_buffer(self) -> Any:
         """Return the plan's own array for x, which it reads from then on: fill it, and call ``plan()``.

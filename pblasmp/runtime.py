@@ -67,6 +67,7 @@ class Runtime(Generic[Matrix]):
         calls: what the ranks have agreed on, by call.
         kept: plans for repeated calls.
         direct_calls: those that have been legal, by what all of a call depends on.
+        parallel_calls: tensor-parallel calls that have been made, by the kinds of their arrays.
         name: names it in this process; operators of PyTorch take texts.
         made_at: where in the caller's program.
         made_of: the communicator given by the caller.
@@ -92,6 +93,7 @@ class Runtime(Generic[Matrix]):
         self._adopted = 0
         self.calls = RepeatedCalls()
         self.direct_calls: dict[Any, Any] = {}
+        self.parallel_calls: dict[Any, Any] = {}
         watch(self, self.control)
         try:
             self.engine: Engine = choose_engine(engine, self.comm, nccl)

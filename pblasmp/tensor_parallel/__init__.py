@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..calls import run
 from ..errors import ArgumentError
 from ..layout.axis import Axis
 from ..layout.grid import integer
-from .call import ParallelCall
+from .call import ParallelCall, multiply
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -105,13 +104,12 @@ def allgather_matmul(
         UnsupportedError: the engine does not offer it.
         ClosedError: the context is closed.
     """
-    call = ParallelCall(
+    return multiply(
         "allgather_matmul", ctx, x, w, c, out, bias, scales,
         transposed=transposed, dtype=dtype, alpha=alpha, beta=beta, activation=activation,
         return_gathered=return_gathered, algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype,
         w_dtype=w_dtype,
     )  # fmt: skip
-    return run(call)
 
 
 def matmul_reduce_scatter(
@@ -157,12 +155,11 @@ def matmul_reduce_scatter(
     Raises:
         ArgumentError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
     """
-    call = ParallelCall(
+    return multiply(
         "matmul_reduce_scatter", ctx, x, w, c, out, bias, scales,
         transposed=transposed, dtype=dtype, alpha=alpha, beta=beta, activation=activation,
         comm_dtype=comm_dtype, algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
     )  # fmt: skip
-    return run(call)
 
 
 def matmul_allreduce(
@@ -207,12 +204,11 @@ def matmul_allreduce(
     Raises:
         ArgumentError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
     """
-    call = ParallelCall(
+    return multiply(
         "matmul_allreduce", ctx, x, w, c, out, bias, scales,
         transposed=transposed, dtype=dtype, alpha=alpha, beta=beta, activation=activation,
         comm_dtype=comm_dtype, algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
     )  # fmt: skip
-    return run(call)
 
 
 def matmul_allgather(
@@ -255,12 +251,11 @@ def matmul_allgather(
     Raises:
         ArgumentError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
     """
-    call = ParallelCall(
+    return multiply(
         "matmul_allgather", ctx, x, w, c, out, bias, scales,
         transposed=transposed, dtype=dtype, alpha=alpha, beta=beta, activation=activation, algo=algo,
         compute=compute, x_dtype=x_dtype, w_dtype=w_dtype,
     )  # fmt: skip
-    return run(call)
 
 
 def parallel_call(

@@ -228,8 +228,13 @@ def multiply(
     keep = needs_w and kind.gathers == "x"
     part = local(x)
     if scales is None and operators.is_eager(part, w, bias):
-        asked = operators.Multiplication(form, ctx.name, keep, by_rule, total, algo, backward_algo, mains)
-        y = operators.EagerProduct.apply(part, w, bias, asked)
+        needs_bias = bias is not None and bias.requires_grad and torch.is_grad_enabled()
+        if needs_x or needs_w or needs_bias:
+            asked = operators.Multiplication(form, ctx.name, keep, by_rule, total, algo, backward_algo, mains)
+            y = operators.EagerProduct.apply(part, w, bias, asked)
+        else:
+            parts = part, local(w), None if bias is None else local(bias)
+            y, _ = operators.run(form, *parts, ctx, False, keep, by_rule, total, algo=algo)
     else:
         operands = part, operators.adding_to(mains, local(w)), None if bias is None else local(bias)
         if scales is not None:

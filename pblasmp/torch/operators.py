@@ -31,11 +31,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from .. import calls
 from ..context import Context
 from ..errors import ArgumentTypeError, LayoutError, PblasmpError, UnsupportedError
 from ..scales import Scales
-from ..tensor_parallel.call import ParallelCall, check_algorithm
+from ..tensor_parallel.call import check_algorithm, multiply
 from .meshes import like
 
 __all__ = [
@@ -207,11 +206,10 @@ def run(
         return torch.nn.functional.linear(x, w.t() if transposed else w, bias), nothing
     if kind.part_of_x and scales is None:
         x = x[..., own(x.shape[-1], ctx)]
-    call = ParallelCall(
+    found = multiply(
         kind.call, ctx, in_rows(x), w, bias=bias, scales=scales,
         transposed=transposed, return_gathered=keep, by_rule=by_rule, **how,
     )  # fmt: skip
-    found = calls.run(call)
     y, gathered = found if keep else (found, nothing)
     if total is not None and kind.gathers:
         axis, which, what = (0, "x", "rows") if kind.gathers == "x" else (-1, "w", "outputs")

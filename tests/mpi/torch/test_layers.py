@@ -334,7 +334,7 @@ def fake_streams(log: list[str]) -> Iterator[None]:
         patch.setattr(operators, "_streams", lambda _: streams)
         patch.setattr(torch.cuda, "stream", stream)
         patch.setattr(Tensor, "record_stream", lambda *_: log.append("recorded"))
-        logged(operators.calls, "run", "collective")
+        logged(operators, "multiply", "collective")
         logged(operators, "_of_parameters", "weights")
         logged(float8, "scaled_weight", "weights")
         yield

@@ -9,7 +9,6 @@ import pytest
 
 from pblasmp.dtypes import DTYPES
 from pblasmp.engines.gpu.tensor import methods
-from pblasmp.engines.request import Options
 from pblasmp.layout import ParallelProblem
 from tests.helpers.copy_products import PRODUCTS
 
@@ -17,9 +16,7 @@ HALF = DTYPES["bfloat16"]
 H200 = 132  # multiprocessors
 
 
-def taken(
-    form: str, size: int, sizes: tuple[int, int, int], *, plan: bool, refused: Collection[str] = ()
-) -> str:
+def taken(form: str, size: int, sizes: tuple[int, int, int], *, refused: Collection[str] = ()) -> str:
     """The algorithm of least cost for tokens, outputs and inputs of all ranks together, on GPUs before Hopper."""
     refused = {"one_kernel", *refused}
     tokens, outputs, inputs = sizes
@@ -34,120 +31,114 @@ def taken(
         dtype=HALF, w_dtype=HALF, out_dtype=HALF,
     )  # fmt: skip
     assert p.sizes == sizes
-    options = Options(repeated=plan)
     names = [
         name for name, kind in PRODUCTS[form].items() if kind.ranks in (None, size) and name not in refused
     ]
-    costs = {name: methods._cost(name, p, options, H200) for name in names}
+    costs = {name: methods._cost(name, p, H200) for name in names}
     fastest = min(costs, key=costs.__getitem__)
     assert costs[fastest] < 1  # what cuBLASMp's algorithms cost
     return fastest
 
 
 @pytest.mark.parametrize(
-    ("size", "inputs", "in_plan", "in_call"),
+    ("size", "inputs", "best"),
     [
-        (4, 2048, "pull", "nccl"),  # 0.7e11 operations of all ranks
-        (4, 4096, "store", "store"),  # 1.4e11: more than 2.5e10 each
-        (4, 8192, "store", "store"),  # 2.7e11
-        (4, 16384, "push", "push"),  # 5.5e11: more than 7.5e10 each
-        (8, 4096, "pull", "pull"),
-        (8, 16384, "store", "store"),
-        (8, 32768, "push", "push"),
-        (2, 1024, "pull", "nccl"),
-        (2, 2048, "push", "nccl"),
-        (2, 4096, "push", "push"),  # as much for each of two as what four store: two never do
-        (2, 16384, "push", "push"),
+        (4, 2048, "pull"),  # 0.7e11 operations of all ranks
+        (4, 4096, "store"),  # 1.4e11: more than 2.5e10 each
+        (4, 8192, "store"),  # 2.7e11
+        (4, 16384, "push"),  # 5.5e11: more than 7.5e10 each
+        (8, 4096, "pull"),
+        (8, 16384, "store"),
+        (8, 32768, "push"),
+        (2, 1024, "pull"),
+        (2, 2048, "push"),
+        (2, 4096, "push"),  # as much for each of two as what four store: two never do
+        (2, 16384, "push"),
     ],
 )
-def test_gemm_and_reduce_scatter(size, inputs, in_plan, in_call):
+def test_gemm_and_reduce_scatter(size, inputs, best):
     form, sizes = "matmul_reduce_scatter", (4096, 4096, inputs)
-    assert taken(form, size, sizes, plan=True) == in_plan
-    assert taken(form, size, sizes, plan=False) == in_call
+    assert taken(form, size, sizes) == best
 
 
 @pytest.mark.parametrize(
-    ("size", "inputs", "in_plan", "in_call"),
+    ("size", "inputs", "best"),
     [
-        (2, 256, "nccl", "nccl"),  # 0.9e10 operations
-        (2, 1024, "push", "nccl"),  # 3.4e10: to one peer, few inputs are enough
-        (2, 4096, "push", "push"),
-        (4, 4096, "nccl", "nccl"),  # fewer than 2000 inputs for each of three peers
-        (4, 6144, "push", "push"),
-        (8, 8192, "nccl", "nccl"),
-        (8, 16384, "push", "push"),
+        (2, 256, "nccl"),  # 0.9e10 operations
+        (2, 1024, "push"),  # 3.4e10: to one peer, few inputs are enough
+        (2, 4096, "push"),
+        (4, 4096, "nccl"),  # fewer than 2000 inputs for each of three peers
+        (4, 6144, "push"),
+        (8, 8192, "nccl"),
+        (8, 16384, "push"),
     ],
 )
-def test_gemm_and_allgather(size, inputs, in_plan, in_call):
+def test_gemm_and_allgather(size, inputs, best):
     form, sizes = "matmul_allgather", (4096, 4096, inputs)
-    assert taken(form, size, sizes, plan=True) == in_plan
-    assert taken(form, size, sizes, plan=False) == in_call
+    assert taken(form, size, sizes) == best
 
 
 @pytest.mark.parametrize(
-    ("size", "sizes", "in_plan", "with_c", "in_call"),
+    ("size", "sizes", "best", "with_c"),
     [
-        (2, (4096, 1792, 4096), "one_shot", "one_shot", "nccl"),  # 1.7 waves of tiles
-        (2, (8192, 1792, 4096), "ring", "one_shot", "one_shot"),  # 3.4, and 1.2e11 operations
-        (2, (16384, 1792, 4096), "ring", "push", "one_shot"),  # 6.8
-        (2, (8192, 6656, 16384), "ring", "push", "ring"),  # 1.8e12
-        (4, (4096, 1792, 4096), "two_shot", "two_shot", "nccl"),
-        (4, (8192, 3584, 8192), "nccl", "nccl", "nccl"),
-        (4, (16384, 6656, 16384), "push", "push", "push"),
+        (2, (4096, 1792, 4096), "one_shot", "one_shot"),  # 1.7 waves of tiles
+        (2, (8192, 1792, 4096), "ring", "one_shot"),  # 3.4, and 1.2e11 operations
+        (2, (16384, 1792, 4096), "ring", "push"),  # 6.8
+        (2, (8192, 6656, 16384), "ring", "push"),  # 1.8e12
+        (4, (4096, 1792, 4096), "two_shot", "two_shot"),
+        (4, (8192, 3584, 8192), "nccl", "nccl"),
+        (4, (16384, 6656, 16384), "push", "push"),
     ],
 )
-def test_gemm_and_allreduce(size, sizes, in_plan, with_c, in_call):
+def test_gemm_and_allreduce(size, sizes, best, with_c):
     """What has C is refused by "ring"."""
     form = "matmul_allreduce"
-    assert taken(form, size, sizes, plan=True) == in_plan
-    assert taken(form, size, sizes, plan=True, refused={"ring"}) == with_c
-    assert taken(form, size, sizes, plan=False) == in_call
+    assert taken(form, size, sizes) == best
+    assert taken(form, size, sizes, refused={"ring"}) == with_c
 
 
 @pytest.mark.parametrize(
-    ("size", "inputs", "in_plan", "in_call"),
+    ("size", "inputs", "best"),
     [
-        (2, 256, "nccl", "nccl"),
-        (2, 512, "push", "nccl"),
-        (2, 8192, "push", "push"),
-        (4, 256, "nccl", "nccl"),
-        (4, 512, "push", "nccl"),
-        (4, 8192, "push", "push"),
-        (8, 2048, "nccl", "nccl"),
-        (8, 8192, "push", "push"),
+        (2, 16, "push"),
+        (2, 8192, "push"),
+        (4, 256, "nccl"),  # 0.9e10 operations
+        (4, 512, "push"),
+        (8, 256, "nccl"),
+        (8, 8192, "push"),
     ],
 )
-def test_allgather_and_gemm(size, inputs, in_plan, in_call):
-    sizes = 4096, 4096, inputs  # 0.9e10 operations with 256 inputs
-    assert taken("allgather_matmul", size, sizes, plan=True) == in_plan
-    assert taken("allgather_matmul", size, sizes, plan=False) == in_call
+def test_allgather_and_gemm(size, inputs, best):
+    sizes = 4096, 4096, inputs
+    assert taken("allgather_matmul", size, sizes) == best
 
 
 def test_many_inputs_of_a_small_product_hide_nothing():
-    assert taken("matmul_allgather", 4, (512, 512, 8192), plan=True) == "nccl"  # 0.4e10 operations
+    assert taken("matmul_allgather", 4, (512, 512, 8192)) == "nccl"  # 0.4e10 operations
 
 
-@pytest.mark.parametrize(("form", "size", "sizes", "plan", "fastest"), [
-    ("matmul_reduce_scatter", 2, (8192, 3584, 8192), True, True),
-    ("matmul_reduce_scatter", 2, (4096, 6656, 16384), True, True),  # 8.9e11 operations
-    ("matmul_reduce_scatter", 2, (8192, 6656, 16384), True, False),
-    ("matmul_reduce_scatter", 2, (4096, 1792, 4096), False, False),  # not as a graph
-    ("matmul_reduce_scatter", 4, (4096, 3584, 8192), True, True),
-    ("matmul_reduce_scatter", 4, (16384, 6656, 16384), True, True),  # the largest that was measured
-    ("matmul_reduce_scatter", 4, (32768, 6656, 16384), True, False),
-    ("matmul_reduce_scatter", 8, (4096, 1792, 4096), True, False),
-    ("matmul_allreduce", 2, (8192, 1792, 4096), True, True),
-    ("matmul_allreduce", 2, (8192, 3584, 8192), True, True),
-    ("matmul_allreduce", 2, (4096, 6656, 16384), True, False),
-    ("matmul_allreduce", 4, (16384, 6656, 16384), True, True),  # the largest that was measured
-    ("matmul_allgather", 2, (1024, 1024, 1024), True, True),
-    ("matmul_allgather", 2, (8192, 3584, 8192), True, True),
-    ("matmul_allgather", 2, (4096, 6656, 16384), True, False),
-    ("matmul_allgather", 4, (4096, 3584, 8192), True, True),  # 9.6e11 operations with four times the outputs
-    ("matmul_allgather", 4, (8192, 14336, 8192), True, False),
-    ("matmul_allgather", 8, (1024, 1024, 1024), True, False),
+@pytest.mark.parametrize(("form", "size", "sizes", "fastest"), [
+    ("matmul_reduce_scatter", 2, (8192, 3584, 8192), True),
+    ("matmul_reduce_scatter", 2, (4096, 6656, 16384), True),  # 8.9e11 operations
+    ("matmul_reduce_scatter", 2, (8192, 6656, 16384), False),
+    ("matmul_reduce_scatter", 4, (4096, 3584, 8192), True),
+    ("matmul_reduce_scatter", 4, (16384, 6656, 16384), True),  # the largest that was measured
+    ("matmul_reduce_scatter", 4, (32768, 6656, 16384), False),
+    ("matmul_reduce_scatter", 3, (6144, 6144, 12288), True),
+    ("matmul_reduce_scatter", 3, (6144, 6144, 24576), False),  # as of two
+    ("matmul_reduce_scatter", 8, (16384, 6656, 16384), True),  # as of four
+    ("matmul_allreduce", 2, (8192, 1792, 4096), True),
+    ("matmul_allreduce", 2, (8192, 3584, 8192), True),
+    ("matmul_allreduce", 2, (4096, 6656, 16384), False),
+    ("matmul_allreduce", 4, (16384, 6656, 16384), True),  # the largest that was measured
+    ("matmul_allgather", 2, (1024, 1024, 1024), True),
+    ("matmul_allgather", 2, (8192, 3584, 8192), True),
+    ("matmul_allgather", 2, (4096, 6656, 16384), False),
+    ("matmul_allgather", 4, (4096, 3584, 8192), True),  # 9.6e11 operations with four times the outputs
+    ("matmul_allgather", 4, (8192, 14336, 8192), False),
+    ("matmul_allgather", 8, (1024, 1024, 1024), True),
 ])  # fmt: skip
-def test_one_kernel_is_taken_where_it_was_the_fastest(form, size, sizes, plan, fastest):
+def test_one_kernel_is_taken_where_it_was_the_fastest(form, size, sizes, fastest):
     tokens, outputs, inputs = sizes
     gathers = form == "matmul_allgather"
     p = ParallelProblem(
@@ -156,5 +147,5 @@ def test_one_kernel_is_taken_where_it_was_the_fastest(form, size, sizes, plan, f
         rows=(tokens // size if form == "matmul_reduce_scatter" else tokens,) * size,
         dtype=HALF, w_dtype=HALF, out_dtype=HALF,
     )  # fmt: skip
-    costs = {name: methods._cost(name, p, Options(repeated=plan), H200) for name in PRODUCTS[form]}
+    costs = {name: methods._cost(name, p, H200) for name in PRODUCTS[form]}
     assert (min(costs, key=costs.__getitem__) == "one_kernel") is fastest

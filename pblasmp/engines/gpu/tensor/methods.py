@@ -56,7 +56,7 @@ class CopyMethod(TensorMethod):
         return _why_not(self._kind, engine, problem, options, operands)
 
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
-        return _cost(self.name, problem, options, session_of(engine).runtime.multiprocessors)
+        return _cost(self.name, problem, session_of(engine).runtime.multiprocessors)
 
     def prepare(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
@@ -118,12 +118,11 @@ def _why_not(
         return str(error)
 
 
-# -- rules, from measurements on two and four H200, if nothing was measured on this machine: benchmarks/results
+# -- rules, from measurements on two and four GPUs of plans and repeated calls, which replay graphs, if nothing was
+# measured on this machine: benchmarks/results
 
 _PAIR = 2
-_HIDES = 1e11  # operations of all ranks that hide the host's time to queue a product without a graph
-_HIDES_PIECES = 1.5e12  # and to queue one in many pieces
-_HIDES_COPIES = 1e10  # operations that hide the extra cost of copies in pieces over NCCL's
+_HIDES_COPIES = 1e10  # operations of all ranks that hide the extra cost of copies in pieces over NCCL's
 # inputs per peer, with which computing an output takes as long as sending it to all peers
 _HIDES_SENDING = 2000
 _HIDES_SUMS = 4e11  # operations per rank that hide, on more than two ranks, most of an AllReduce in pieces
@@ -135,51 +134,42 @@ _ONE_KERNEL = {
     2: {"matmul_reduce_scatter": 1e12, "matmul_allreduce": 5e11, "matmul_allgather": 5e11},
     4: {"matmul_reduce_scatter": 4e12, "matmul_allreduce": 4e12, "matmul_allgather": 1.2e12},
 }
-"""Operations of all ranks up to which one kernel is the fastest, on two H200 and four H100."""
-_MEASURED = 4  # ranks: of more, there are no measurements of copies that follow one another in graphs
+"""Operations of all ranks up to which one kernel is the fastest: two H100 and H200, four H200.
+
+Of three ranks as of two, of more than four as of four: not measured, the limits grow with the ranks.
+"""
 _RING_WAVES = 3  # waves from which on two GPUs add in the product's epilogue, if they can
 
 
-def _cost(name: str, p: ParallelProblem, options: Options, multiprocessors: int) -> float:
+def _cost(name: str, p: ParallelProblem, multiprocessors: int) -> float:
     """Return the cost of an algorithm by rule: 0.5 for the best one, 0.6 for NCCL's, more for the others.
 
-    "ring" gets less than the best one if it is faster: it is not the best one, as it cannot compute every product.
+    "one_kernel" and "ring" get less than the best one if they are faster: they cannot compute every product.
     """
-    if name == "one_kernel":  # as a graph; elsewhere only measurements choose it
-        fastest = options.repeated and p.flops < _ONE_KERNEL.get(p.size, {}).get(p.form, 0)
-        return 0.3 if fastest else 0.8
-    if p.gathers:
-        pushes = p.flops >= (_HIDES_COPIES if options.repeated and p.size <= _MEASURED else _HIDES)
-        return 0.5 if (name == "push") == pushes else 0.6
-    if name == "nccl":
-        return 0.6
+    if name == "one_kernel":
+        most = _ONE_KERNEL[4 if p.size > 3 else _PAIR].get(p.form, 0)
+        return 0.3 if p.flops < most else 0.8
     if name == "ring":
-        tiles = waves(p.tokens[0], p.outputs[0], multiprocessors)
-        hides = options.repeated or p.flops >= _HIDES_PIECES
-        return 0.4 if hides and tiles >= _RING_WAVES else 0.7
-    return 0.5 if name == _best(p, options, multiprocessors) else 0.7
+        return 0.4 if waves(p.tokens[0], p.outputs[0], multiprocessors) >= _RING_WAVES else 0.7
+    if name == _best(p, multiprocessors):
+        return 0.5
+    return 0.6 if name == "nccl" else 0.7
 
 
-def _best(p: ParallelProblem, options: Options, multiprocessors: int) -> str:
-    flops, graphs = p.flops, options.repeated
-    if not graphs and flops < _HIDES:
-        return "nccl"
+def _best(p: ParallelProblem, multiprocessors: int) -> str:
+    if p.form == "allgather_matmul":
+        return "push" if p.size == _PAIR or p.flops >= _HIDES_COPIES else "nccl"
     if p.form == "matmul_allgather":
         hides = p.size == _PAIR or p.inputs[0] >= _HIDES_SENDING * (p.size - 1)
-        return "push" if flops >= _HIDES_COPIES and hides else "nccl"
+        return "push" if p.flops >= _HIDES_COPIES and hides else "nccl"
     if p.form == "matmul_reduce_scatter":
-        if flops < _PULLS * p.size:
+        if p.flops < _PULLS * p.size:
             return "pull"
-        return "store" if p.size > _PAIR and flops < _STORES * p.size else "push"
+        return "store" if p.size > _PAIR and p.flops < _STORES * p.size else "push"
     nbytes = p.tokens[0] * p.outputs[0] * p.out_dtype.itemsize
-    single = "one_shot" if p.size == _PAIR or nbytes <= _ONE_SHOT_BYTES else "two_shot"
-    if p.size > _PAIR:
-        if waves(p.tokens[0], p.outputs[0], multiprocessors) < _ONE_SHOT_WAVES:
-            return single if graphs else "nccl"
-        return "push" if flops >= _HIDES_SUMS * p.size else "nccl"
     if waves(p.tokens[0], p.outputs[0], multiprocessors) < _ONE_SHOT_WAVES:
-        return single
-    return "push" if graphs or flops >= _HIDES_PIECES else single
+        return "one_shot" if p.size == _PAIR or nbytes <= _ONE_SHOT_BYTES else "two_shot"
+    return "push" if p.size == _PAIR or p.flops >= _HIDES_SUMS * p.size else "nccl"
 
 
 METHODS = tuple((PushTensorMethod if kind.name == "push" else CopyMethod)(kind) for kind in PRODUCTS)
