@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
-from types import SimpleNamespace
+import sys
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -16,7 +18,7 @@ from pblasmp.engines.dense import condition
 from pblasmp.engines.request import Options
 from pblasmp.factorisations import general
 from pblasmp.tuning import measurements
-from tests.helpers.cases import agreed_error, first
+from tests.helpers.cases import first
 from tests.helpers.mpi import run_mpi
 
 
@@ -62,8 +64,8 @@ def unlike(comm):
             whole = np.kron(np.eye(2), block)  # columns of its inverse have the same norms
             a = ctx.scatter(whole, block=2, dtype="complex128")
             for name, call in (
-                ("cond_estimate", lambda a: pb.cond_estimate(a)),
-                ("slogdet", lambda a: pb.slogdet(a)),
+                ("cond_estimate", pb.cond_estimate),
+                ("slogdet", pb.slogdet),
                 ("verify", lambda a: pb.verify(a, a, None, a @ a).error),
             ):
                 values = comm.allgather(repr(call(a)))
@@ -93,3 +95,93 @@ def equally_fast(ctx):
 
 def test_ranks_that_round_differently():
     run_mpi(unlike, 2, timeout=30)
+
+
+def finding(ctx, info, pivots):
+    """Have LAPACK's getrf say something else on this rank: INFO, and pivots by a function of these."""
+    direct = ctx.direct
+    plain = direct._function("d", "getrf")
+
+    def getrf(m, n, a, ld, of_pivots, of_info):
+        plain(m, n, a, ld, of_pivots, of_info)
+        least = min(int.from_bytes(each, sys.byteorder) for each in (m, n))
+        there = np.ctypeslib.as_array((ctypes.c_int32 * least).from_address(of_pivots))
+        there[:] = pivots(there)
+        of_info._obj.value = info or of_info._obj.value
+
+    direct._functions["d", "getrf"] = getrf
+
+
+def other_results(comm):
+    """Every rank factors all of a small matrix, one finds other pivots or INFO: the next call of any kind says so."""
+    whole, last = np.eye(8) * 4 + np.arange(64).reshape(8, 8) % 5, comm.rank == comm.size - 1
+    singular = "exactly singular"
+    for name, call, info, then in (
+        ("pivots", pb.lu, 0, lambda ctx, a: pb.matmul(a, a)),
+        ("pivots, reduction", pb.lu, 0, lambda ctx, a: pb.dot(a[:, :1], a[:, 1:2])),
+        ("pivots, agreement", pb.lu, 0, lambda ctx, a: ctx.eye(8)),
+        ("pivots, again", pb.lu, 0, lambda ctx, a: pb.lu(a)),
+        ("pivots, solved", lambda a: pb.solve(a, a), 0, lambda ctx, a: a.norm()),
+        ("pivots, inverse", pb.inv, 0, lambda ctx, a: a @ a),
+        ("pivots, end", pb.lu, 0, lambda ctx, a: ctx.close()),
+        ("INFO", pb.lu, 3, lambda ctx, a: a @ a),
+    ):
+        ctx = pb.Context(comm, engine="host")
+        a = ctx.scatter(whole, block=3)
+        for count in range(2):
+            call(a)
+            yield f"{name}: alike {count}", None if (a @ a).shape == (8, 8) else "shape"
+        if last:
+            finding(ctx, info, lambda pivots: np.minimum(pivots[::-1] + 1, 8))
+        ctx.direct._forget()
+        message = None
+        try:
+            call(a)
+        except pb.FactorisationError:  # this rank is the only one that found it singular, and tells
+            message = singular
+        except pb.RankMismatchError as error:
+            message = str(error)
+        if message is None:
+            try:
+                then(ctx, a)
+                message = "no error"
+            except Exception as error:  # noqa: BLE001 - compared below
+                message = f"{type(error).__name__}: {error}"
+        texts = comm.allgather(message)
+        words = [
+            "found different things",
+            "INFO 0",
+            f"on rank {comm.size - 1}",
+            *(["INFO 3"] if info else []),
+        ]
+        good = len({text.rpartition("Error: ")[2] for text in texts}) == 1 and all(
+            word in texts[0] for word in words
+        )
+        yield name, None if good else f"{texts}"
+        with contextlib.suppress(pb.ClosedError):
+            a @ a
+            yield f"{name}: after it", "the context goes on"
+        with contextlib.suppress(pb.ClosedError):
+            ctx.close()
+
+
+def test_ranks_that_find_other_pivots():
+    run_mpi(other_results, 2)
+
+
+def pivots_of_nan(comm):
+    """A BLAS may find no largest element among NaN: pivots are rows of the matrix nevertheless, also there."""
+    whole = np.full((6, 6), np.nan)
+    for wrong in (0, -3, 99):
+        with pb.Context(comm, engine="host") as ctx:
+            a = ctx.scatter(whole, block=2)
+            finding(ctx, 0, partial(np.full_like, fill_value=wrong))
+            pivots = pb.lu(a)[1]
+            yield f"pivots {wrong}", None if ((pivots >= 0) & (pivots < 6)).all() else f"{pivots}"
+            for name, found in (("solve", pb.solve(a, a)), ("inv", pb.inv(a))):
+                yield f"{name} {wrong}", None if np.isnan(found.allgather()).all() else "numbers"
+
+
+def test_pivots_among_nan():
+    for nranks in (1, 2):
+        run_mpi(pivots_of_nan, nranks)
