@@ -77,7 +77,7 @@ def calls(comm, rounds, seed=0, bands=BANDS, cut=False):
 
 
 @pytest.mark.parametrize(
-    ("nranks", "rounds", "seed"), [(1, 1, 0), (2, 3, 126), (4, 1, 9), *only_long((3, 1, 0))]
+    ("nranks", "rounds", "seed"), [(1, 1, 0), (2, 2, 126), (4, 1, 9), *only_long((3, 1, 0))]
 )
 def test_random_calls(nranks, rounds, seed):
     """With these seeds they find C that symm from the right adds transposed."""
