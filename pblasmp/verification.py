@@ -126,6 +126,7 @@ def verify(
         check_c(problem, beta)
         facts.update(epilogue=epilogue and epilogue.facts(), scales=scales and scales.facts())
         after = _after(ctx, problem, epilogue, scales)
+        facts["values of scales"] = after.of_operands, after.of_d
     with ctx.running("verify"), np.errstate(all="ignore"):  # NaN and overflow are expected here
         c = c if beta else None
         after = after.gathered(problem.d, ctx)
@@ -138,11 +139,14 @@ def verify(
             _Freivalds(a, b, its_c, its_d, alpha, beta, op_a, op_b, after).verification()
             for its_c, its_d in zip(cs, copies, strict=True)
         ]
-    return Verification(
-        max((each.error for each in found), key=_or_nan), found[0].bound, *(
-            sum(getattr(each, name) for each in found) for name in ("nans", "infinities", "wrong")
-        ),
-    )  # fmt: skip
+        told: Verification = ctx.comm.bcast(  # processors round differently
+            Verification(
+                max((each.error for each in found), key=_or_nan), found[0].bound, *(
+                    sum(getattr(each, name) for each in found) for name in ("nans", "infinities", "wrong")
+                ),
+            )
+        )  # fmt: skip
+        return told
 
 
 class _After(NamedTuple):

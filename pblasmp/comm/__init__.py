@@ -3,7 +3,17 @@
 
 from __future__ import annotations
 
-from .agreement import Agreement, Running, break_off, closing, gather_on, is_agreed, leave, vote_on
+from .agreement import (
+    Agreement,
+    Running,
+    break_off,
+    closing,
+    compare_later,
+    gather_on,
+    is_agreed,
+    leave,
+    vote_on,
+)
 from .board import make_boards
 from .cells import Cell, Cells
 from .choice import wrap
@@ -29,6 +39,7 @@ __all__ = [
     "agree_after",
     "break_off",
     "closing",
+    "compare_later",
     "count_cores",
     "gather_numbers",
     "gather_on",

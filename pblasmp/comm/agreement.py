@@ -26,12 +26,15 @@ from .mpi_communicator import FINALIZED
 from .side_channel import SideChannel, text_of
 
 __all__ = [
-    "CLOSING", "NUMBER", "Agreement", "Running", "break_off", "closing", "differs_in", "gather_on", "is_agreed",
-    "leave", "vote_on",
+    "CLOSING", "NUMBER", "Agreement", "Running", "break_off", "closing", "compare_later", "differs_in", "gather_on",
+    "is_agreed", "leave", "vote_on",
 ]  # fmt: skip
 
 NUMBER = "number of the call"
 """The fact that differs if ranks make the same call in different ways, or with different arguments."""
+
+_FOUND = "found"
+"""The fact that differs if ranks that each computed the same have found different things: see ``compare_later``."""
 
 CLOSING = "closing the context"
 _LEAVING = "leaving the context"
@@ -333,6 +336,16 @@ def vote_on(comm: Communicator, call: str, number: int) -> bool:
     return gather_on(comm, call, number, ()) is not None
 
 
+def compare_later(comm: Communicator, call: str, found: str) -> None:
+    """Have the next agreement compare what each rank has found by computing the same as the others. Local.
+
+    If ranks differ, they all raise an error then, and the context is broken: results are made of parts that do not
+    belong together.
+    """
+    digest = hashlib.blake2b(f"{call} {found}".encode(), digest_size=8).digest()
+    comm.channel.found = int.from_bytes(digest, "little", signed=True), f"{call}: {found}"
+
+
 def gather_on(
     comm: Communicator, call: str, number: int, values: Sequence[float]
 ) -> list[tuple[float, ...]] | None:
@@ -341,15 +354,17 @@ def gather_on(
     Collective over ``comm``; at most 4 values, as many on each rank. Without a board the list is empty.
     """
     board, posted = comm.board, None
+    if comm.channel.found:
+        number ^= comm.channel.found[0]
     if board is not None:
         comm.channel.begin_agreement()
         told: list[tuple[float, ...]] | None = board.vote(number, values, patient=comm.patient)
+        if told is None:
+            posted = board.latest()
+            comm.wait(posted, comm.channel.place(call))
+            told = posted.told(number, len(values))
         if told is not None:
-            return told
-        posted = board.latest()
-        comm.wait(posted, comm.channel.place(call))
-        told = posted.told(number, len(values))
-        if told is not None:
+            comm.channel.found = None
             return told
     vote = _Vote(comm, {"call": call, NUMBER: f"direct {number}"}, None, number, posted)
     vote.wait()
@@ -372,13 +387,16 @@ class _Vote:
         number: int | None = None,
         posted: Any = None,
     ) -> None:
+        channel = comm.channel
+        if channel.found:
+            facts[_FOUND], channel.found = channel.found[1], None
         self._comm, self._error, self._facts = comm, error, facts
         self._all = np.empty(3, np.int64)
         self._request = None
         if posted is not None:  # it has been cast, and is done
             posted.write(self._all)
             return
-        self._place = comm.channel.next_agreement(facts["call"])
+        self._place = channel.next_agreement(facts["call"])
         if number is None:
             self._mine = _values(tuple(facts.items()), error is not None)
         else:
@@ -407,7 +425,11 @@ class _Vote:
         )
         facts, packed, showing = (list(column) for column in zip(*everyone, strict=True))
         faults = [None if each is None else _unpack(*each) for each in packed]
+        found = [each[_FOUND] for each in facts if _FOUND in each]
         error = instead
+        if error is None and len({*found}) > 1:
+            error = _unlike(found)
+            self._comm.channel.broken_by_agreement(str(error))
         if error is None:
             error = _combine(faults) if faulty else _mismatch(facts)
         if any(showing):
@@ -441,6 +463,14 @@ def _mismatch(facts: list[dict[str, str]]) -> RankMismatchError:
     error = RankMismatchError(f"{calls[0]}: the ranks gave different arguments:{text}")
     _mark(error).differing = names
     return error
+
+
+def _unlike(found: list[str]) -> RankMismatchError:
+    return RankMismatchError(
+        "the ranks have computed the same, each for itself, and found different things, so that its result is useless:"
+        f"{_by_rank(found)}\nTheir libraries round differently: see that all ranks have the same ones, with the same "
+        "numbers of threads"
+    )
 
 
 def _as_texts(facts: dict[str, Any]) -> dict[str, str]:

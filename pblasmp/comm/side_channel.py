@@ -119,6 +119,7 @@ class SideChannel:
         device: the device to abort when the context breaks, or None.
         user_state: NumPy's error state outside the call that is running, None outside calls.
         runs: how many runs of plans this rank has queued; on a device the ranks do not agree on each of them.
+        found: a number, and a text, for what the next agreement compares besides; None for nothing.
     """
 
     def __init__(self, rank: int, members: Members) -> None:
@@ -131,6 +132,7 @@ class SideChannel:
         self.device: RankDevice | None = None
         self.user_state: Any = None
         self.runs = 0
+        self.found: tuple[int, str] | None = None
         self._members = members
         self._index = _made[members]
         _made[members] += 1

@@ -178,11 +178,18 @@ def known_for(
 
 
 def _measured(engine: Engine, problem: AnyProblem, options: Options) -> dict[str, float]:
-    """Return by name the seconds that were measured for such a problem on this machine, if any."""
+    """Return by name the seconds that were measured for such a problem on this machine, if any.
+
+    Collective over the context: they are interpolated by logarithms, which processors round differently, and all ranks
+    must take the same algorithm.
+    """
     known = engine.measured
     if isinstance(problem, FactorProblem):  # these are not timed
         return {}
-    return {} if known is None or options.algo != "auto" else known.seconds(problem, options)
+    if known is None or not known.entries or options.algo != "auto":
+        return {}
+    told: dict[str, float] = engine.transport.comm.bcast(known.seconds(problem, options))
+    return told
 
 
 def _verdict(

@@ -208,7 +208,9 @@ class _SignAndLogarithm(_Factors[tuple[Any, float]]):
         sizes = np.abs(diagonal)
         signs = diagonal / sizes if diagonal.dtype.kind == "c" else np.sign(diagonal)
         sign = np.prod(signs) * (-1 if exchanged.sum() % 2 else 1)
-        return dtype(sign), float(np.log(sizes.astype(np.float64)).sum())
+        mine = dtype(sign), float(np.log(sizes.astype(np.float64)).sum())
+        told: tuple[Any, float] = self.ctx.comm.bcast(mine)  # processors round logarithms differently
+        return told
 
 
 def cond_estimate(a: Matrix, *, algo: str = "auto") -> float:

@@ -34,11 +34,18 @@ def pick(rng: np.random.Generator, values):
     return values[int(rng.integers(len(values)))]
 
 
-def layout(rng, shape, size, *, grid=None, block=None, dtype="float64", order=None, pad=None):
+def extents(rng: np.random.Generator, *bands: tuple[int, int]) -> tuple[int, int, int]:
+    """Three extents from one of the ``bands``, the least and the most: two of them, or all, are often the same."""
+    least, most = pick(rng, bands)
+    m, n, k = (int(x) for x in rng.integers(least, most + 1, 3))
+    return pick(rng, ((m, m, m), (m, m, m), (m, m, k), (m, n, n), (m, n, m), (m, n, k)))
+
+
+def layout(rng, shape, size, *, grid=None, block=None, source=None, dtype="float64", order=None, pad=None):
     """A descriptor of ``shape``, all that is not given at random."""
     grid = grid or pick(rng, grids(size))
     block = block or tuple(int(x) for x in rng.integers(1, 9, 2))
-    source = int(rng.integers(grid.nprow)), int(rng.integers(grid.npcol))
+    source = source or (int(rng.integers(grid.nprow)), int(rng.integers(grid.npcol)))
     tight = pb.MatrixDescriptor(shape, block, grid, source, dtype, order or pick(rng, "CF"))
     if pad is None:
         pad = int(rng.integers(4)) if rng.integers(3) == 0 else 0

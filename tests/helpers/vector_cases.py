@@ -13,7 +13,7 @@ import numpy as np
 import pblasmp as pb
 from pblasmp.layout.vector_routines import VECTOR_ROUTINES
 from tests.helpers.cases import OPS, first, numbers, pick
-from tests.helpers.level3_cases import DTYPES, placed, triangular, unlike
+from tests.helpers.level3_cases import DTYPES, all_placed, placed, triangular, unlike
 
 LETTERS = {"uplo": "LU", "op_a": "NTC", "diag": "NU"}
 
@@ -104,10 +104,10 @@ def scalars(rng, routine, dtype):
     return alpha, beta
 
 
-def called(ctx, rng, routine, options, dtype, algo="auto"):
+def called(ctx, rng, routine, options, dtype, algo="auto", sizes=None):
     """Run one routine that writes; return what is wrong with the result or with the values around it."""
     row = VECTOR_ROUTINES[routine]
-    m, n = (int(each) for each in rng.integers(0, 13, 2))
+    m, n = sizes or (int(each) for each in rng.integers(0, 13, 2))
     alpha, beta = scalars(rng, routine, dtype)
     values = drawn(rng, routine, options, dtype, m, n, alpha, beta)
     asks = pick(rng, ("new", "out", "in place"))
@@ -119,15 +119,16 @@ def called(ctx, rng, routine, options, dtype, algo="auto"):
     shown = {name: x.T if flat[name] else x for name, x in values.items()}
     if beta == 0 and "y" in values and row.optional == "y" and asks != "in place":
         shown["y"] = np.full_like(shown["y"], np.nan)
-    given = {name: placed(ctx, rng, x, pick(rng, "CF")) for name, x in shown.items()}
-    out, before = None, np.zeros_like(wanted)
+    if asks == "out":
+        row_of_out = row.written != "a" and flat["out"]
+        shown["out"] = np.full_like(wanted.T if row_of_out else wanted, 7)
+    given = all_placed(ctx, rng, shown)
+    out, before = given.get("out"), np.zeros_like(wanted)
     target = row.written
     like = target if target in given else "x"
     is_row = target != "a" and flat[like] and values[like].size != 1  # one element is a column
-    if asks == "out":
-        is_row = target != "a" and flat["out"]
-        before = np.full_like(wanted, 7)
-        out = placed(ctx, rng, before.T if is_row else before, pick(rng, "CF"))
+    if out is not None:
+        is_row, before = row_of_out, np.full_like(wanted, 7)
     elif asks == "in place" and target in given:
         out, before = given[target], values[target]
     elif "a" in given and target == "a":
@@ -148,12 +149,12 @@ def called(ctx, rng, routine, options, dtype, algo="auto"):
         **how, out=out and out.matrix,
     )  # fmt: skip
     if out is not None:
-        out.whole[out.window] = wanted
+        out.expect(wanted)
     same_shape = result.shape == wanted.shape
     wrong = first(
         unlike(result, wanted) if same_shape else f"{result.shape}, expected {wanted.shape}",
         None if out is None or result is out.matrix else "the result is not out",
-        *(x.changed() for x in (*given.values(), out) if x is not None),
+        *(x.changed() for x in given.values()),
     )
     return (
         wrong and f"{asks}, {alpha=}, {beta=}, {result}, {[str(x.matrix) for x in given.values()]}: {wrong}"
@@ -166,6 +167,48 @@ def vector(ctx, rng, dtype, n, values=None):
     return placed(ctx, rng, x.T if rng.integers(2) else x, pick(rng, "CF")), x.reshape(-1)
 
 
+def of_level_1(ctx, rng, dtype, n):
+    """Run the reductions of two vectors, and exchange them; yield what is wrong with each."""
+    x, y = (numbers(rng, n, dtype) for _ in "xy")
+    rows = (z.reshape(1, n) for z in (x, y))
+    a, b = all_placed(
+        ctx, rng, {name: pick(rng, (z, z.T)) for name, z in zip("ab", rows, strict=True)}
+    ).values()
+    real = np.dtype(dtype).type(0).real.dtype
+    sizes = abs(x.real) + abs(x.imag)
+    at = int(sizes.argmax()) if n else -1
+    value, index = pb.amax(a.matrix)
+    wrong = first(
+        same(pb.dot(a.matrix, b.matrix), (x * y).sum(), dtype),
+        same(pb.dotc(a.matrix, b.matrix), (x.conj() * y).sum(), dtype),
+        same(pb.asum(a.matrix), sizes.sum(), real),
+        same(value, x[at] if n else 0, dtype),
+        None if index == at else f"index {index}, expected {at}",
+    )
+    norm = pb.nrm2(a.matrix)
+    expected = np.sqrt((abs(x.astype("complex128")) ** 2).sum())
+    near = norm.dtype == real and abs(norm - expected) <= 2 * np.finfo(real).eps * expected
+    yield f"reductions {dtype} {n}", wrong or (None if near else f"norm {norm}, expected {expected}")
+    pb.swap(a.matrix, b.matrix)
+    a.expect(y.reshape(a.matrix.shape))
+    b.expect(x.reshape(b.matrix.shape))
+    yield f"swap {dtype} {n}", first(a.changed(), b.changed())
+    pb.swap(a.matrix, a.matrix.T)
+    yield "swap with itself", a.changed()
+
+
+def same(found, expected, dtype):
+    """What is wrong unless a number is the expected one, in this type."""
+    kind = np.dtype(dtype)
+    if found.dtype != kind:
+        return f"{found.dtype}, expected {kind}"
+    return (
+        None
+        if np.array_equal(found, kind.type(expected), equal_nan=True)
+        else f"{found}, expected {expected}"
+    )
+
+
 WRITERS = [name for name, row in VECTOR_ROUTINES.items() if row.written and name != "swap"]
 __all__ = [
     "DTYPES",
@@ -175,6 +218,7 @@ __all__ = [
     "computed",
     "drawn",
     "legal_options",
+    "of_level_1",
     "scalars",
     "stored",
     "vector",

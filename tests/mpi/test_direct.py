@@ -442,6 +442,32 @@ def test_symmetric_matrices_in_one_line_of_processes(nranks):
     run_mpi(symmetric_in_one_line, nranks)
 
 
+def symmetric_from_the_right(comm):
+    """B times a symmetric matrix is computed as the transpose; C is not: anywhere, also as a transposed view."""
+    rng, line = np.random.default_rng(10), pb.Grid(comm.size, 1)
+    with pb.Context(comm, engine="host") as ctx:
+        for rows, (routine, uplo) in itertools.product((45, 37), ((pb.symm, "L"), (pb.hemm, "U"))):
+            whole, x, y = (rng.integers(-4, 5, (m, 45)).astype(float) for m in (45, rows, rows))
+            inner = np.tril(whole, -1) if uplo == "L" else np.triu(whole, 1)
+            expected = x @ (inner + inner.T + np.diag(whole.diagonal())) - 2 * y
+            a, b = (ctx.scatter(z, block=5, grid=line) for z in (whole, x))
+            for name, c in (
+                ("where D is", ctx.scatter(y, block=5, grid=line)),
+                ("on one process", ctx.scatter(y, block=5, grid=pb.Grid(1, 1))),
+                ("transposed", ctx.scatter(y.T, block=5, grid=line).T),
+            ):
+                planned = _planned(ctx)
+                found = routine(a, b, c, side="R", uplo=uplo, beta=-2, out=ctx.zeros(b.descriptor))
+                yield f"{routine.__name__} {rows}, C {name}", misplaced_view(found, expected)
+                if name == "where D is":
+                    yield "direct", "it needed a plan" if _planned(ctx) > planned else None
+
+
+@pytest.mark.parametrize("nranks", [2, *only_long(4)])
+def test_symmetric_matrices_from_the_right(nranks):
+    run_mpi(symmetric_from_the_right, nranks)
+
+
 def tiny_meetings(comm):
     """Tiny calls take one meeting, which is the vote: triangles, symmetric products, products of vectors."""
     rng = np.random.default_rng(12)

@@ -12,7 +12,7 @@ import pblasmp as pb
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.testing.level3 import legal_flags
-from tests.helpers.cases import pick, short_messages
+from tests.helpers.cases import extents, pick, short_messages
 from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.level3_cases import DTYPES, called
 from tests.helpers.mpi import run_mpi
@@ -43,7 +43,7 @@ def everything(comm, routines, part, parts):
     with pb.Context(comm, engine="host") as ctx:
         for i in chosen.tolist():
             routine, flags, dtype, algo = cases[i]
-            sizes = [int(x) for x in rng.integers(1, 17, 3)]
+            sizes = extents(rng, (1, 16))
             HostOperations.lead = pick(rng, (0, 2))  # of a first panel
             with short_messages(pick(rng, (64, 1000, 1 << 22))):
                 yield (
@@ -52,7 +52,7 @@ def everything(comm, routines, part, parts):
                 )
 
 
-def extents(comm):
+def zeros_and_others(comm):
     HostOperations.panel = 5
     rng = np.random.default_rng(52)
     with pb.Context(comm, engine="host") as ctx:
@@ -66,18 +66,6 @@ def extents(comm):
                     flags = pick(rng, legal_flags(routine, dtype))
                     wrong = called(ctx, rng, routine, flags, dtype, algo, sizes)
                     yield f"{routine} {sizes} {flags} {dtype} {algo}", wrong
-
-
-def large(comm):
-    """Larger than the parts that triangles are cut into."""
-    HostOperations.tile, HostOperations.band = 16, 0 if comm.size == 1 else 40
-    rng = np.random.default_rng(53)
-    with pb.Context(comm, engine="host") as ctx:
-        for routine, dtype in itertools.product(ROUTINES, ("float64", "complex128")):
-            for flags in legal_flags(routine, dtype)[:: 5 if dtype == "float64" else 7]:
-                sizes = [int(x) for x in rng.integers(65, 100, 3)]
-                wrong = called(ctx, rng, routine, flags, dtype, "auto", sizes)
-                yield f"{routine} {flags} {dtype} {sizes}", wrong
 
 
 SIDED = [routine for routine, traits in ROUTINES.items() if traits.shape == "sided"]
@@ -95,12 +83,7 @@ def test_every_option_of_every_routine(nranks, part, parts, routines):
 
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_extents(nranks):
-    run_mpi(extents, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_large_matrices(nranks):
-    run_mpi(large, nranks)
+    run_mpi(zeros_and_others, nranks)
 
 
 @pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), *only_long((6, 4)), (3, 1)])

@@ -13,10 +13,10 @@ import pblasmp as pb
 from pblasmp import pblas, vector_calls
 from pblasmp.engines.host.direct import HostDirect, in_place, tiny
 from pblasmp.pblas import routines as pblas_routines
-from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
+from tests.helpers.cases import agreed_error, layout, numbers, pick, scattered
 from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
-from tests.helpers.vector_cases import DTYPES, WRITERS, called, legal_options, vector
+from tests.helpers.vector_cases import DTYPES, WRITERS, called, legal_options, of_level_1, vector
 
 
 def everything(comm, count):
@@ -32,45 +32,11 @@ def everything(comm, count):
     tiny._MOST = before
 
 
-def same(found, expected, dtype):
-    kind = np.dtype(dtype)
-    if found.dtype != kind:
-        return f"{found.dtype}, expected {kind}"
-    return (
-        None
-        if np.array_equal(found, kind.type(expected), equal_nan=True)
-        else f"{found}, expected {expected}"
-    )
-
-
-def of_level_1(comm):
+def level_1(comm):
     rng = np.random.default_rng(62)
     with pb.Context(comm, engine="host") as ctx:
         for dtype in DTYPES * draws(4, long=6):
-            n = pick(rng, (0, 1, 2, 9, 30))
-            (a, x), (b, y) = vector(ctx, rng, dtype, n), vector(ctx, rng, dtype, n)
-            real = np.dtype(dtype).type(0).real.dtype
-            sizes = abs(x.real) + abs(x.imag)
-            at = int(sizes.argmax()) if n else -1
-            value, index = pb.amax(a.matrix)
-            wrong = first(
-                same(pb.dot(a.matrix, b.matrix), (x * y).sum(), dtype),
-                same(pb.dotc(a.matrix, b.matrix), (x.conj() * y).sum(), dtype),
-                same(pb.asum(a.matrix), sizes.sum(), real),
-                same(value, x[at] if n else 0, dtype),
-                None if index == at else f"index {index}, expected {at}",
-            )
-            norm = pb.nrm2(a.matrix)
-            expected = np.sqrt((abs(x.astype("complex128")) ** 2).sum())
-            near = norm.dtype == real and abs(norm - expected) <= 2 * np.finfo(real).eps * expected
-            yield f"reductions {dtype} {n}", wrong or (None if near else f"norm {norm}, expected {expected}")
-            pb.swap(a.matrix, b.matrix)
-            a.whole[a.window], b.whole[b.window] = (
-                z.reshape(each.matrix.shape) for z, each in ((y, a), (x, b))
-            )
-            yield f"swap {dtype} {n}", first(a.changed(), b.changed())
-            pb.swap(a.matrix, a.matrix.T)
-            yield "swap with itself", a.changed()
+            yield from of_level_1(ctx, rng, dtype, pick(rng, (0, 1, 2, 9, 30)))
 
 
 def extremes(comm):
@@ -513,7 +479,7 @@ def test_reductions_and_swap(nranks):
 
 
 def numbers_and_extremes(comm):
-    yield from of_level_1(comm)
+    yield from level_1(comm)
     yield from extremes(comm)
 
 

@@ -260,6 +260,12 @@ def followed(comm):
             for number, other in enumerate(others):
                 bad = pb.verify(a, b, None, d, op_b="T", scales=other)
                 yield f"scales to {dtype}, others {number}", f"{bad} though D is wrong" if bad else None
+        if comm.size > 1:  # with a scale of 0 nothing would be read, on this rank alone
+            scales, words = pb.Scales(a=np.array([comm.rank], np.float32)), ["values of scales"]
+            wrong = agreed_error(
+                ctx, pb.RankMismatchError, words, pb.verify, a, b, None, d, op_b="T", scales=scales
+            )
+            yield "scales that differ between ranks", wrong
         a = matrix(9, 9)
         for how in (
             {

@@ -8,6 +8,7 @@ Source: N. J. Higham, FORTRAN codes for estimating the one-norm of a real or com
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -62,28 +63,23 @@ class ConditionJob(PanelJob):
         return math.inf if math.isfinite(size) and math.isnan(estimate) else estimate
 
     def _norm_of_inverse(self, panels: FactorPanels, right: FactorPanels) -> float:
-        n = self._n
-        x = np.full(n, 1 / n, self._dtype)
-        y = self._solved(panels, right, x, "N")
-        best, last = _norm(y), -1
-        for _ in range(_MOST):
-            z = np.abs(self._solved(panels, right, _signs(y), "C"))
-            largest = int(z.argmax())
-            if last >= 0 and z[largest] <= z[last]:
-                break
-            last = largest
-            x = np.zeros(n, self._dtype)
-            x[largest] = 1
-            y = self._solved(panels, right, x, "N")
-            found = _norm(y)
-            if not found > best:
-                break
-            best = found
-        alternating = np.array([(-1) ** i * (1 + i / max(1, n - 1)) for i in range(n)], self._dtype)
-        return max(best, 2 * _norm(self._solved(panels, right, alternating, "N")) / (3 * n))
+        """Return an estimate of the norm of A's inverse. The first rank decides what is solved next, and tells."""
+        comm = self._engine.transport.comm
+        steps, y = _estimated(self._n, self._dtype), None
+        while True:
+            told: tuple[str, Array] | float = 0.0
+            if comm.rank == 0:
+                try:
+                    told = steps.send(y)
+                except StopIteration as end:
+                    told = end.value
+            op = comm.bcast(told[0] if isinstance(told, tuple) else told, 0)
+            if not isinstance(op, str):
+                return float(op)
+            y = self._solved(panels, right, told[1] if isinstance(told, tuple) else None, op)
 
     def _solved(self, panels: FactorPanels, right: FactorPanels, x: Array, op: str) -> Array:
-        """Return the solution of ``op(A) y = x`` on every rank."""
+        """Return the solution of ``op(A) y = x`` on the first rank, which has x; None on the others."""
         operations, bench, n = self._operations, self._bench, self._n
         columns = columns_of(right)
         for own, _ in columns:
@@ -98,9 +94,32 @@ class ConditionJob(PanelJob):
             if op != "N":
                 operations.swap_rows(own, 0, n, panels.pivots, back=True)
             y = bench.on_host(own[:, 0].copy())
-        bench.fence()
-        found: Array = self._engine.transport.comm.bcast(y, 0)
-        return found
+        return y
+
+
+def _estimated(n: int, dtype: np.dtype) -> Generator[tuple[str, Array], Array, float]:
+    """Yield an op and an x for each y that is needed, with ``op(A) y = x``; return the estimate of A^-1's norm. Local.
+
+    It goes on as long as the estimate grows. Ranks round differently, so only one of them may decide that.
+    """
+    y = yield "N", np.full(n, 1 / n, dtype)
+    best, last = _norm(y), -1
+    for _ in range(_MOST):
+        z = np.abs((yield "C", _signs(y)))
+        largest = int(z.argmax())
+        if last >= 0 and z[largest] <= z[last]:
+            break
+        last = largest
+        x = np.zeros(n, dtype)
+        x[largest] = 1
+        y = yield "N", x
+        found = _norm(y)
+        if not found > best:
+            break
+        best = found
+    alternating = np.array([(-1) ** i * (1 + i / max(1, n - 1)) for i in range(n)], dtype)
+    y = yield "N", alternating
+    return max(best, 2 * _norm(y) / (3 * n))
 
 
 def _largest_column(xp: Any, panels: FactorPanels) -> float:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from ...layout.routines import ROUTINES
-from .request import Asked
+from .request import Asked, Part
 from .sub_matrix import SubMatrix, UnfitError, same_elements
 
 __all__ = [
@@ -97,14 +97,13 @@ def start_of_update(asked: Asked, to: SubMatrix) -> SubMatrix | None:
     c = asked.c
     if c is None or same_elements(c, asked.d) or (not asked.new and asked.beta == 0):
         return None
-    old = SubMatrix(c)
-    if not asked.new or not old.same_places(to):
+    if not asked.new:
         raise UnfitError
-    return old
+    return _in_the_places_of(to, c, asked)
 
 
 def old_values(asked: Asked, to: SubMatrix) -> SubMatrix | None:
-    """Return C if it is read, and is not D. Local.
+    """Return C if it is read, and is not D; its transpose if ``to`` is D's. Local.
 
     Raises:
         UnfitError: it is not where D is.
@@ -112,7 +111,12 @@ def old_values(asked: Asked, to: SubMatrix) -> SubMatrix | None:
     c = asked.c
     if c is None or asked.beta == 0 or same_elements(c, asked.d):
         return None
-    old = SubMatrix(c)
+    return _in_the_places_of(to, c, asked)
+
+
+def _in_the_places_of(to: SubMatrix, c: Part, asked: Asked) -> SubMatrix:
+    """Return C, turned as ``to`` is against D."""
+    old = SubMatrix(c, turned=to.transposed != asked.d[-1])
     if not old.same_places(to):
         raise UnfitError
     return old

@@ -38,13 +38,13 @@ _POINTERS = {
     "ger": 9, "geru": 9, "gerc": 9, "syr": 7, "her": 7, "syr2": 9, "her2": 9,
     "gemv": 11, "symv": 10, "hemv": 10, "trmv": 8, "trsv": 8,
     "gemm": 13, "trsm": 11, "trmm": 11, "symm": 12, "hemm": 12, "syrk": 10, "herk": 10, "syr2k": 12, "her2k": 12,
-    "potrf": 5, "potrs": 8, "potri": 5, "getrf": 6, "getrs": 9, "getri": 7, "gesv": 8, "laswp": 7,
+    "potrf": 5, "potrs": 8, "potri": 5, "getrf": 6, "getrs": 9, "getri": 7, "laswp": 7,
     "trtrs": 10, "trtri": 6,
     "geqrt": 9, "geqrt3": 7, "larft": 9, "gemqrt": 14,
 }  # fmt: skip
 _NUMBERS = {"dot", "sdot", "asum"}  # those that return a number, here in double precision: ddot, dsdot, dasum
 _LAPACK = {
-    "potrf", "potrs", "potri", "getrf", "getrs", "getri", "gesv", "trtrs", "trtri", "laswp",
+    "potrf", "potrs", "potri", "getrf", "getrs", "getri", "trtrs", "trtri", "laswp",
     "geqrt", "geqrt3", "larft", "gemqrt",
 }  # fmt: skip
 

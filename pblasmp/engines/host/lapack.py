@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...dtypes import element_type
 from . import blas
 
-__all__ = ["gemqrt", "geqrt", "getrf", "larft", "laswp", "potrf"]
+__all__ = ["gemqrt", "geqrt", "getrf", "larft", "laswp", "legal_pivots", "potrf"]
 
 Array = NDArray[Any]
 
@@ -75,6 +75,12 @@ def getrf(library: str, a: Array, pivots: NDArray[np.int32]) -> int:
         _integer(a.shape[0]), _integer(a.shape[1]), address, ld, pivots.ctypes.data, ctypes.byref(info)
     )
     return info.value
+
+
+def legal_pivots(pivots: NDArray[np.int32], rows: int) -> None:
+    """Make pivots rows of a matrix, from 1 to ``rows``: a BLAS may find no largest element among NaN. Local."""
+    np.maximum(pivots, 1, out=pivots)
+    np.minimum(pivots, rows, out=pivots)  # faster than np.clip
 
 
 def laswp(

@@ -169,8 +169,7 @@ class HostOperations:
     def getrf(self, a: Array, pivots: Array, info: Array, first: int) -> None:
         """Factor a panel of any matrix. Local."""
         found = lapack.getrf(self._library, a, pivots)
-        np.maximum(pivots, 1, out=pivots)  # a BLAS may find no largest element among NaN
-        np.minimum(pivots, len(a), out=pivots)  # faster than np.clip
+        lapack.legal_pivots(pivots, len(a))
         pivots += first
         if found:
             info[0] = first + found

@@ -10,10 +10,11 @@ reads this one any more. After a call without slabs both are free, and the next 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ....comm import Communicator, break_off, gather_on, vote_on
+from ....comm import Communicator, break_off, compare_later, gather_on, vote_on
 from ...direct import FAMILIES, Asked, Moved, Outcome, host_address
 from ...direct.slab_sets import SlabSets
 from ...direct.sub_matrix import UnfitError
@@ -92,7 +93,10 @@ class HostDirect:
             return done
         if done.outcome is None:  # of a matrix without elements
             return 0, None
-        return done.outcome()
+        info, pivots = done.outcome()
+        if FAMILIES[asked.routine] == "lapack" and not self._single:  # each rank has computed all
+            compare_later(control, asked.call, f"INFO {info}{_digest(pivots)}")
+        return info, pivots
 
     def _run(self, control: Communicator, asked: Asked) -> Program | Literal[False] | None:
         """Run a call; return its program, or what ``Direct.run`` does if that is not done. Collective."""
@@ -266,6 +270,10 @@ class HostDirect:
         both = self._buffers.get(_SLABS, 2 * nbytes, shared=True)
         self._forget()
         self._memory = [(half, host_address(half)) for half in (both[:nbytes], both[nbytes : 2 * nbytes])]
+
+
+def _digest(pivots: Array | None) -> str:
+    return "" if pivots is None else f", pivots {hashlib.blake2b(pivots.data, digest_size=8).hexdigest()}"
 
 
 def _do(steps: Steps) -> None:

@@ -60,7 +60,7 @@ def multiplied_in_place(call: Preparation, x: SubMatrix, to: SubMatrix) -> Calla
         to = SubMatrix(asked.d, turned=True)
     columns = SubMatrix(asked.b, turned=not from_right)
     width = columns.rows.extent
-    before = copied(old_values(asked, to), to) if symmetric else []
+    before = copied(old_values(asked, to), to)  # trmm has no C
     together = symmetric and (x.rows.whole or x.cols.whole)
     terms: list[_StoredProduct] = []
     for turned in (False, True):

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...direct import Outcome
 from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap
+from ..lapack import legal_pivots
 from .program import Preparation
 from .slabs import Array, Steps, integer
 from .tiny import LARGEST, Whole, all_of
@@ -106,9 +107,10 @@ class _Lapack:
     def __init__(self, call: Preparation, a: Whole, b: Whole | None = None) -> None:
         self._asked, self._a, self._b, self._info = call.asked, a, b, ctypes.c_int(0)
         self._legal = True
-        names = call.asked.routine.split()
+        # gesv would exchange rows with pivots that are none
+        names = call.asked.routine.replace("gesv", "getrf getrs").split()
         m, n = a.array.shape
-        self._made = bool({"getrf", "gesv"} & {*names})  # whether pivots are a result
+        self._made = "getrf" in names  # whether pivots are a result
         self._pivots = np.frombuffer(call.asked.pivots, np.int32)
         if self._made or call.asked.ipiv is not None:
             self._pivots = np.empty(min(m, n), np.int32)
@@ -121,23 +123,21 @@ class _Lapack:
         uplo, op, diag = asked.uplo.encode(), asked.op_a.encode(), asked.diag.encode()
         a, size = (self._a.factor.at, integer[self._a.factor.ld]), integer[n]
         pivots = self._pivots.ctypes.data
-        if self._b is None:
-            given: dict[str, tuple[Any, ...]] = {
-                "getrf": (integer[m], size, *a, pivots),
-                "getri": (size, *a, pivots, self._work.ctypes.data, integer[len(self._work)]),
-                "potrf": (uplo, size, *a),
-                "potri": (uplo, size, *a),
-                "trtri": (uplo, diag, size, *a),
-            }
-            return [*given[name], info]
-        sizes = size, integer[self._b.array.shape[1]]
-        b = self._b.factor.at, integer[self._b.factor.ld]
-        given = {
-            "gesv": (*sizes, *a, pivots, *b),
-            "getrs": (op, *sizes, *a, pivots, *b),
-            "potrs": (uplo, *sizes, *a, *b),
-            "trtrs": (uplo, op, diag, *sizes, *a, *b),
+        given: dict[str, tuple[Any, ...]] = {
+            "getrf": (integer[m], size, *a, pivots),
+            "getri": (size, *a, pivots, self._work.ctypes.data, integer[len(self._work)]),
+            "potrf": (uplo, size, *a),
+            "potri": (uplo, size, *a),
+            "trtri": (uplo, diag, size, *a),
         }
+        if self._b is not None:
+            sizes = size, integer[self._b.array.shape[1]]
+            b = self._b.factor.at, integer[self._b.factor.ld]
+            given |= {
+                "getrs": (op, *sizes, *a, pivots, *b),
+                "potrs": (uplo, *sizes, *a, *b),
+                "trtrs": (uplo, op, diag, *sizes, *a, *b),
+            }
         return [*given[name], info]
 
     def take_pivots(self, ipiv: Array, first: int) -> None:
@@ -156,6 +156,8 @@ class _Lapack:
         for name, function, arguments in self._calls:
             function(*arguments)
             found = self._info.value
+            if name == "getrf":
+                legal_pivots(self._pivots, len(self._a.array))
             if found and name == "potrf" and np.isnan(self._a.array[found - 1, found - 1]):
                 self._a.array[...] = np.nan  # libraries differ in whether NaN is a fault
                 self._info.value = 0

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that round differently, as unlike processors and libraries do: they meet all the same, or all raise."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import sys
+from functools import partial
+from unittest import mock
+
+import numpy as np
+
+import pblasmp as pb
+from pblasmp import verification
+from pblasmp.engines.dense import condition
+from pblasmp.engines.request import Options
+from pblasmp.factorisations import general
+from pblasmp.tuning import measurements
+from tests.helpers.cases import first
+from tests.helpers.mpi import run_mpi
+
+
+class Nudged:
+    """A module whose functions round otherwise: half of the numbers that they return are the next ones."""
+
+    def __init__(self, module, *names):
+        self._module, self._names, self._rng = module, names, np.random.default_rng(92)
+
+    def __getattr__(self, name):
+        found = getattr(self._module, name)
+        if name not in self._names:
+            return found
+
+        def nudged(*args, **kwargs):
+            value = found(*args, **kwargs)
+            chosen = self._rng.integers(2, size=np.shape(value)) == 1
+            if not isinstance(value, np.ndarray):
+                return math.nextafter(value, math.inf) if chosen else value
+            return np.where(chosen, np.nextafter(value, value.dtype.type(np.inf)), value)
+
+        return nudged
+
+
+@contextlib.contextmanager
+def rounding_otherwise(here):
+    """Within, NumPy and Python's library round otherwise ``here``."""
+    with contextlib.ExitStack() as patched:
+        if here:
+            for module in (condition, general, verification):
+                patched.enter_context(mock.patch.object(module, "np", Nudged(np, "abs", "log")))
+            math_there = Nudged(math, "log", "exp", "hypot")
+            patched.enter_context(mock.patch.object(measurements, "math", math_there))
+        yield
+
+
+def unlike(comm):
+    """Numbers are the same on every rank, and how they are computed never depends on a rank's own rounding."""
+    rng = np.random.default_rng(91)
+    with pb.Context(comm, engine="host") as ctx, rounding_otherwise(comm.rank == comm.size - 1):
+        for count in range(6):
+            block = rng.standard_normal((6, 6)) + 1j * rng.standard_normal((6, 6))
+            whole = np.kron(np.eye(2), block)  # columns of its inverse have the same norms
+            a = ctx.scatter(whole, block=2, dtype="complex128")
+            for name, call in (
+                ("cond_estimate", pb.cond_estimate),
+                ("slogdet", pb.slogdet),
+                ("verify", lambda a: pb.verify(a, a, None, a @ a).error),
+            ):
+                values = comm.allgather(repr(call(a)))
+                yield f"{name} {count}", None if len({*values}) == 1 else f"{values}"
+            ratio = pb.cond_estimate(a) / np.linalg.cond(whole, 1)
+            yield f"estimate {count}", None if 0.3 < ratio < 1.0001 else f"{ratio}"
+        yield from equally_fast(ctx)
+
+
+def equally_fast(ctx):
+    """Two algorithms that take as long by what was measured: all ranks take the same one."""
+    known, d = ctx.engine.measured, pb.MatrixDescriptor((32, 32), (4, 4), pb.Grid(1, ctx.size))
+    a = ctx.eye(d)
+    sizes = [pb.MatmulProblem(*[pb.MatrixDescriptor((n, n), (4, 4), d.grid)] * 3) for n in (24, 40, 48)]
+    seconds = {"shared": 1e-3, "mpi": 1e-3, "gathered": 1e-3}
+    for count, problem in enumerate(sizes):
+        known.add(known.entry(problem, Options(), seconds, "2026-01-01"))
+        with pb.plan(pb.matmul, a, a) as plan:
+            taken = ctx.comm.allgather(plan.report().algorithm)
+            same = first(
+                None if len({*taken}) == 1 and taken[0] in seconds else f"{taken}",
+                None if (plan().allgather() == np.eye(32)).all() else "another product",
+            )
+        yield f"equally fast by {count + 1} measurements", same
+    known.entries.clear()
+
+
+def test_ranks_that_round_differently():
+    run_mpi(unlike, 2, timeout=30)
+
+
+def finding(ctx, info, pivots):
+    """Have LAPACK's getrf say something else on this rank: INFO, and pivots by a function of these."""
+    direct = ctx.direct
+    plain = direct._function("d", "getrf")
+
+    def getrf(m, n, a, ld, of_pivots, of_info):
+        plain(m, n, a, ld, of_pivots, of_info)
+        least = min(int.from_bytes(each, sys.byteorder) for each in (m, n))
+        there = np.ctypeslib.as_array((ctypes.c_int32 * least).from_address(of_pivots))
+        there[:] = pivots(there)
+        of_info._obj.value = info or of_info._obj.value
+
+    direct._functions["d", "getrf"] = getrf
+
+
+def other_results(comm):
+    """Every rank factors all of a small matrix, one finds other pivots or INFO: the next call of any kind says so."""
+    whole, last = np.eye(8) * 4 + np.arange(64).reshape(8, 8) % 5, comm.rank == comm.size - 1
+    singular = "exactly singular"
+    for name, call, info, then in (
+        ("pivots", pb.lu, 0, lambda ctx, a: pb.matmul(a, a)),
+        ("pivots, reduction", pb.lu, 0, lambda ctx, a: pb.dot(a[:, :1], a[:, 1:2])),
+        ("pivots, agreement", pb.lu, 0, lambda ctx, a: ctx.eye(8)),
+        ("pivots, again", pb.lu, 0, lambda ctx, a: pb.lu(a)),
+        ("pivots, solved", lambda a: pb.solve(a, a), 0, lambda ctx, a: a.norm()),
+        ("pivots, inverse", pb.inv, 0, lambda ctx, a: a @ a),
+        ("pivots, end", pb.lu, 0, lambda ctx, a: ctx.close()),
+        ("INFO", pb.lu, 3, lambda ctx, a: a @ a),
+    ):
+        ctx = pb.Context(comm, engine="host")
+        a = ctx.scatter(whole, block=3)
+        for count in range(2):
+            call(a)
+            yield f"{name}: alike {count}", None if (a @ a).shape == (8, 8) else "shape"
+        if last:
+            finding(ctx, info, lambda pivots: np.minimum(pivots[::-1] + 1, 8))
+        ctx.direct._forget()
+        message = None
+        try:
+            call(a)
+        except pb.FactorisationError:  # this rank is the only one that found it singular, and tells
+            message = singular
+        except pb.RankMismatchError as error:
+            message = str(error)
+        if message is None:
+            try:
+                then(ctx, a)
+                message = "no error"
+            except Exception as error:  # noqa: BLE001 - compared below
+                message = f"{type(error).__name__}: {error}"
+        texts = comm.allgather(message)
+        words = [
+            "found different things",
+            "INFO 0",
+            f"on rank {comm.size - 1}",
+            *(["INFO 3"] if info else []),
+        ]
+        good = len({text.rpartition("Error: ")[2] for text in texts}) == 1 and all(
+            word in texts[0] for word in words
+        )
+        yield name, None if good else f"{texts}"
+        with contextlib.suppress(pb.ClosedError):
+            a @ a
+            yield f"{name}: after it", "the context goes on"
+        with contextlib.suppress(pb.ClosedError):
+            ctx.close()
+
+
+def test_ranks_that_find_other_pivots():
+    run_mpi(other_results, 2)
+
+
+def pivots_of_nan(comm):
+    """A BLAS may find no largest element among NaN: pivots are rows of the matrix nevertheless, also there."""
+    whole = np.full((6, 6), np.nan)
+    for wrong in (0, -3, 99):
+        with pb.Context(comm, engine="host") as ctx:
+            a = ctx.scatter(whole, block=2)
+            finding(ctx, 0, partial(np.full_like, fill_value=wrong))
+            pivots = pb.lu(a)[1]
+            yield f"pivots {wrong}", None if ((pivots >= 0) & (pivots < 6)).all() else f"{pivots}"
+            for name, found in (("solve", pb.solve(a, a)), ("inv", pb.inv(a))):
+                yield f"{name} {wrong}", None if np.isnan(found.allgather()).all() else "numbers"
+
+
+def test_pivots_among_nan():
+    for nranks in (1, 2):
+        run_mpi(pivots_of_nan, nranks)
