@@ -86,8 +86,91 @@ def spread(ratios: Iterable[float]) -> str:
     return f"{median(found):.2f} ({found[0]:.2f} to {found[-1]:.2f})"
 
 
+def readers() -> str:
+    """Return the README's table: for each kind of reader what there is, and how fast it is."""
+    runs = results.runs()
+    gpus = {
+        count: [r for n, r in runs.items() if n.startswith("factorisations-gpu-") and r.gpus == count]
+        for count in (2, 4)
+    }
+    where = {count: found[0].where for count, found in gpus.items()}
+    solvers = {
+        count: [
+            f"{name} {spread(ratios)}"
+            for name, routine in (("Cholesky", "potrf"), ("LU", "getrf"), ("QR", "geqrf"))
+            if (ratios := at_best_blocks(found, routine))
+        ]
+        for count, found in gpus.items()
+    }
+    pairs = [runs[f"tensor_parallel-{form}-2-gpus"] for form in FORMS]
+    plans = spread(ratio for run in pairs for _, ratio in compare(run, [SEPARATE, "nccl"]))
+    hosts = runs["factorisations-mkl-2-ranks"]
+    ours = spread(ratio for _, ratio in compare(hosts, ["mkl"]))
+    calls = runs["many_calls-mkl-1x2-2-ranks"]
+    walks = spread(1 / row["ratios"]["pblas"] for row in calls.rows if "algorithm" in row["case"])
+    products = runs["gpu_matmul-2d-2-gpus"]
+    rows = [
+        [
+            "a script for mpirun: [quickstart](docs/quickstart.md)",
+            "matrices with NumPy's operators, `A @ B`, `pb.solve`, Cholesky, LU, QR, least squares; .npy, HDF5 and Zarr files",
+            f"factorizations and solves {ours} times as fast as ScaLAPACK with MKL ({hosts.where}: a core a rank)",
+        ],
+        [
+            "a code written against ScaLAPACK: [porting](docs/porting.md), [preload](docs/preload.md)",
+            "levels 1 to 3 and factorizations under ScaLAPACK's names, in NumPy arrays; a compiled program runs unchanged under "
+            "`pblasmp preload`",
+            f"blocked algorithms, call by call on sub-matrices, {walks} times as fast as MKL's PBLAS ({calls.where}); "
+            "calls of level 1 and [small ones](docs/performance.md) are slower",
+        ],
+        [
+            "GPUs: [GPUs](docs/gpu.md), [linear algebra](docs/solving.md)",
+            "the same scripts on cuBLASMp, and algorithms of our own where they are faster",
+            "; ".join(f"{', '.join(found)} times as fast as cuSOLVERMp ({where[count]})" for count, found in solvers.items() if found)
+            + f"; products {spread(ratio for _, ratio in compare(products, [SEPARATE]))} times NCCL + cuBLAS ({products.where})",
+        ],
+        [
+            "tensor-parallel layers: [products](docs/tensor-parallel.md), [PyTorch](docs/torch.md)",
+            "AllGather + GEMM, GEMM + ReduceScatter, + AllReduce, + AllGather; layers with gradients, DTensor, FSDP2, torch.compile, "
+            "8 bits",
+            f"products {plans} times as fast as NCCL + cuBLAS, in turns or as one CUDA graph ({pairs[0].where}){layers()}",
+        ],
+        [
+            "layouts to test or to plan: [layouts](docs/layouts.md), [planning](docs/planning.md)",
+            "who owns what, is this product legal, what does it send and how long does it take on 1,000 ranks: without MPI or a GPU",
+            "",
+        ],
+    ]  # fmt: skip
+    return table(["you have", "you get", "how fast"], rows)
+
+
+def at_best_blocks(runs: Iterable[Run], routine: str) -> list[float]:
+    """Return cuSOLVERMp's time over pblasmp's by order, each at its best block size and grid."""
+    best: dict[tuple[int, str], float] = {}
+    for run in runs:
+        for row in run.rows:
+            if row["case"]["routine"] == routine:
+                for name in ("pblasmp", "cusolvermp"):
+                    key = row["case"]["n"], name
+                    best[key] = min(best.get(key, float("inf")), middle(row, name) or float("inf"))
+    orders = sorted({n for n, _ in best})
+    return [best[n, "cusolvermp"] / best[n, "pblasmp"] for n in orders]
+
+
+def layers() -> str:
+    """Return how fast layers are beside NCCL + cuBLAS, in words; "" if no run is stored."""
+    run = results.runs().get("layers-2-gpus")
+    if run is None:
+        return ""
+    ratios = [
+        (middle(row, SEPARATE) or 0.0) / (middle(row, "layer") or 1.0)
+        for row in run.rows
+        if row["case"]["clock"] == "device"
+    ]
+    return f"; layers {spread(ratios)} times ({run.where}, eager)"
+
+
 def comparison() -> str:
-    """Return the README's table: how much faster pblasmp is than what else one could use."""
+    """Return the table on the page on performance: how much faster pblasmp is than what else one could use."""
     runs = results.runs()
 
     def row(what: str, benchmarks: Sequence[str], beside: str, contenders: Sequence[str]) -> list[str]:
@@ -117,12 +200,12 @@ def comparison() -> str:
 
 
 def replaced(text: str) -> str:
-    """Return the README's text with the table of ``comparison`` between its two marks."""
-    begin, end = "<!-- comparison, written by python docs/figures.py -->\n", "<!-- end -->"
+    """Return the README's text with the table of ``readers`` between its two marks."""
+    begin, end = "<!-- readers, written by python docs/figures.py -->\n", "<!-- end -->"
     before, _, rest = text.partition(begin)
     _, mark, after = rest.partition(end)
-    assert mark, "README.md: the marks around the table of comparison are missing"
-    return f"{before}{begin}{comparison()}{mark}{after}"
+    assert mark, "README.md: the marks around the table for readers are missing"
+    return f"{before}{begin}{readers()}{mark}{after}"
 
 
 def own(row: Mapping[str, Any]) -> float | None:

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time tensor-parallel products as users call them: ``mpirun -n 2 python3 benchmarks/layers.py``.
+
+A layer without and with gradients, the function of pblasmp.torch, the plain call, and a plan of the same product; beside
+them PyTorch's GEMM and NCCL's collective in eager mode. One rank per GPU, bfloat16. Calls are queued in a row: the time
+of one is the device's time between them, so the host's time counts where it is the longer one; "host" is that alone, of
+a small product. NVLink multicast is never used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import pblasmp as pb
+from benchmarks import results
+from benchmarks.one_kernel import _shape
+
+FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
+SHAPES = ((2048, 2048, 2048), (4096, 1792, 4096), (8192, 3584, 8192))
+SMALL = (256, 256, 256)  # whose GPU time hides behind the host's
+NCCL = "NCCL + cuBLAS"
+CALLS, WARM_UP = 60, 12
+TOKENS = 4  # numbers of tokens that take turns
+
+
+class Case:
+    """One product: this rank's tensors, and each way of computing it."""
+
+    def __init__(self, ctx: pb.Context, form: str, tokens: int, outputs: int, inputs: int) -> None:
+        import torch
+        import torch.distributed as dist
+
+        import pblasmp.torch as pt
+
+        self.torch, self.dist, self.ctx, self.form = torch, dist, ctx, form
+        size = ctx.size
+        sums = form in ("matmul_reduce_scatter", "matmul_allreduce")
+        how: dict[str, Any] = {
+            "allgather_matmul": {"sequence_parallel": True},
+            "matmul_reduce_scatter": {"sequence_parallel": True},
+            "matmul_allreduce": {},
+            "matmul_allgather": {"gather_output": True},
+        }[form]
+        kind = pt.RowParallelLinear if sums else pt.ColumnParallelLinear
+        layer = kind(inputs, outputs, bias=False, ctx=ctx, **how).to("cuda", torch.bfloat16)
+        weight = layer.weight
+        w = (weight.to_local() if hasattr(weight, "to_local") else weight).detach()
+        rows = tokens // size if form == "allgather_matmul" else tokens
+        x = torch.randn(rows, inputs // size if sums else inputs, device="cuda", dtype=torch.bfloat16)
+        needs = x.clone().requires_grad_()
+        function, plain = getattr(pt, form), getattr(pb, form)
+        y = layer(x)
+        gradient = torch.ones_like(y)
+        some = [x[: rows - 8 * turn] for turn in range(TOKENS)]
+        turn = [0]
+
+        def back() -> None:
+            layer(needs).backward(gradient)
+            weight.grad = needs.grad = None
+
+        def changing() -> None:
+            turn[0] += 1
+            function(some[turn[0] % TOKENS], w, ctx)
+
+        self.runs: dict[str, Callable[[], Any]] = {
+            "layer": self._without_gradients(lambda: layer(x)),
+            "layer with gradients": lambda: layer(needs),
+            "forward and backward": back,
+            "pblasmp.torch": lambda: function(x, w, ctx),
+            f"{TOKENS} token counts in turn": changing,
+            "pblasmp": lambda: plain(x, w, ctx),
+        }
+        self.plan = pb.plan(plain, x, w, ctx)
+        self.runs["plan"] = self.plan
+        self.runs[NCCL] = self._nccl(x, w, tokens, outputs)
+        self.runs[f"{NCCL}, forward and backward"] = self._nccl_back(needs, w, tokens, outputs)
+
+    def _without_gradients(self, run: Callable[[], Any]) -> Callable[[], Any]:
+        def quiet() -> None:
+            with self.torch.no_grad():
+                run()
+
+        return quiet
+
+    def _nccl(self, x: Any, w: Any, tokens: int, outputs: int) -> Callable[[], Any]:
+        """Return the product by PyTorch's GEMM and NCCL's collective, in eager mode, into memory made before."""
+        torch, dist, size = self.torch, self.dist, self.ctx.size
+        empty = lambda *shape: torch.empty(shape, device="cuda", dtype=torch.bfloat16)  # noqa: E731
+        product = empty(tokens, w.shape[0])
+        part, whole = empty(tokens // size, outputs), empty(size * x.shape[0], x.shape[1])
+        gathered = empty(size * tokens, w.shape[0])
+        return {
+            "allgather_matmul": lambda: (
+                dist.all_gather_into_tensor(whole, x),
+                torch.mm(whole, w.t(), out=product),
+            ),
+            "matmul_reduce_scatter": lambda: (
+                torch.mm(x, w.t(), out=product),
+                dist.reduce_scatter_tensor(part, product),
+            ),
+            "matmul_allreduce": lambda: (torch.mm(x, w.t(), out=product), dist.all_reduce(product)),
+            "matmul_allgather": lambda: (
+                torch.mm(x, w.t(), out=product),
+                dist.all_gather_into_tensor(gathered, product),
+            ),
+        }[self.form]
+
+    def _nccl_back(self, x: Any, w: Any, tokens: int, outputs: int) -> Callable[[], Any]:
+        """Return the product and its gradients in the same way, without autograd's own time."""
+        torch, dist, size = self.torch, self.dist, self.ctx.size
+        forward = self._nccl(x.detach(), w, tokens, outputs)
+        empty = lambda *shape: torch.empty(shape, device="cuda", dtype=torch.bfloat16)  # noqa: E731
+        x = x.detach()
+        rows = tokens // size if self.form == "matmul_reduce_scatter" else tokens
+        gy = torch.ones(rows, w.shape[0], device="cuda", dtype=torch.bfloat16)
+        gx, whole = empty(tokens, w.shape[1]), empty(tokens, w.shape[0])
+        every_x, part = empty(tokens, w.shape[1]), empty(tokens // size, w.shape[1])
+
+        def back() -> None:
+            forward()
+            if self.form == "matmul_reduce_scatter":
+                dist.all_gather_into_tensor(whole, gy)
+                torch.mm(whole, w, out=gx)
+                torch.mm(whole.t(), x)
+            elif self.form == "allgather_matmul":
+                torch.mm(gy, w, out=gx)
+                dist.reduce_scatter_tensor(part, gx)
+                torch.mm(gy.t(), every_x)
+            else:
+                torch.mm(gy, w, out=gx)
+                if self.form == "matmul_allgather":
+                    dist.all_reduce(gx)
+                torch.mm(gy.t(), x)
+
+        return back
+
+    def seconds(self, run: Callable[[], Any], rounds: int) -> list[float]:
+        """Return the slowest rank's time of a call on the device's clock, for each round. Collective."""
+        event, found = self.torch.cuda.Event, []
+        for _ in range(WARM_UP):
+            run()
+        for _ in range(rounds):
+            self.torch.cuda.synchronize()
+            self.ctx.comm.barrier()
+            start, stop = event(enable_timing=True), event(enable_timing=True)
+            start.record()
+            for _ in range(CALLS):
+                run()
+            stop.record()
+            self.torch.cuda.synchronize()
+            found.append(start.elapsed_time(stop) / 1e3 / CALLS)
+        return [max(each) for each in zip(*self.ctx.comm.allgather(found), strict=True)]
+
+    def host_seconds(self, run: Callable[[], Any], rounds: int) -> list[float]:
+        """Return the slowest rank's time of queueing a call on the host's clock, for each round. Collective."""
+        found = []
+        for _ in range(WARM_UP):
+            run()
+        for _ in range(rounds):
+            self.torch.cuda.synchronize()
+            self.ctx.comm.barrier()
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                run()
+            found.append((time.perf_counter() - start) / CALLS)
+        return [max(each) for each in zip(*self.ctx.comm.allgather(found), strict=True)]
+
+
+def row(ctx: pb.Context, form: str, shape: tuple[int, int, int], rounds: int) -> dict[str, Any]:
+    """Return a row of the results, and print it. Collective."""
+    case = Case(ctx, form, *shape)
+    clock = case.host_seconds if shape == SMALL else case.seconds
+    seconds = {name: clock(run, rounds) for name, run in case.runs.items()}
+    path = case.plan.report().path.split(":")[0]
+    case.plan.close()
+    tokens, outputs, inputs = shape
+    if ctx.rank == 0:
+        told = "; ".join(
+            f"{name} {sorted(times)[len(times) // 2] * 1e6:.0f}" for name, times in seconds.items()
+        )
+        print(form, *shape, "host, us:" if shape == SMALL else "us:", told, f"({path})", flush=True)
+    where = {"clock": "host" if shape == SMALL else "device", "algorithm": path}
+    return {
+        "case": {"form": form, "tokens": tokens, "outputs": outputs, "inputs": inputs, **where},
+        "seconds": seconds, "flops": 2 * tokens * outputs * inputs,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        type=_shape,
+        default=list(SHAPES),
+        metavar="T,N,K",
+        help="tokens, outputs, inputs",
+    )
+    results.add_option(parser)
+    options = parser.parse_args()
+    with pb.Context(engine="cublasmp") as ctx:
+        import cupy
+        import torch
+        import torch.distributed as dist
+
+        torch.cuda.set_device(cupy.cuda.runtime.getDevice())
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29547")
+        dist.init_process_group("nccl", rank=ctx.rank, world_size=ctx.size)
+        shapes = (SMALL, *options.shapes)
+        rows = [row(ctx, form, shape, options.rounds) for form in options.forms for shape in shapes]
+        directory = results.directory_of(options)
+        if ctx.rank == 0 and directory is not None:
+            run = results.Run(
+                benchmark="layers", date=results.today(), commit=results.this_commit(), ranks=ctx.size,
+                gpus=ctx.size, **results.facts(ctx), options=results.options_of(options), reference="",
+                sample="all", rows=rows,
+            )  # fmt: skip
+            results.save(run, directory)
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
