@@ -51,7 +51,8 @@ def loses_gradient(array: Any) -> bool:
         return False
     import torch
 
-    return torch.is_grad_enabled()
+    enabled: bool = torch.is_grad_enabled()
+    return enabled
 
 
 def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = None) -> Any:

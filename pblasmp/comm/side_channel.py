@@ -452,7 +452,7 @@ class SideChannel:
                     raise self.error()
 
 
-_NO_NOTE = -1, "", -1, None
+_NO_NOTE: tuple[int, str, int, Any] = (-1, "", -1, None)
 
 
 def _read_note(note: bytes) -> tuple[int, str, int, Any] | None:

@@ -19,6 +19,7 @@ from ..tensor_parallel import shard
 from .meshes import like, on_mesh
 from .operators import once
 from .ties import tied
+from .wholes import check_parameters
 
 __all__ = ["Sequence", "work_on_part"]
 
@@ -35,7 +36,8 @@ def work_on_part(module: torch.nn.Module, sequence: Sequence) -> torch.nn.Module
     """Let a module that works on whole sequences work on this rank's part of them, in place. Local.
 
     Raises:
-        ArgumentError: it takes statistics over tokens, or is split in another way already.
+        ArgumentError: it takes statistics over tokens, is split in another way already, or has parameters with hooks
+            or gradients, which would be lost.
     """
     if isinstance(module, _OnPart):
         if module._sequence == sequence:  # one module in several places of a model
@@ -48,12 +50,18 @@ def work_on_part(module: torch.nn.Module, sequence: Sequence) -> torch.nn.Module
             raise ArgumentError(
                 f"SequenceParallel: {type(each).__name__} takes statistics over tokens, which are on several ranks"
             )
+        check_parameters(each, "SequenceParallel", in_place=True)
+    made: list[tuple[Any, str, Any]] = []
     for each in module.modules():
         for name, parameter in each._parameters.items():
             if parameter is not None and not isinstance(parameter, DTensor):
                 whole = on_mesh(parameter.detach(), sequence.mesh, Replicate(), parameter.shape)
-                made = torch.nn.Parameter(whole, requires_grad=parameter.requires_grad)
-                each._parameters[name] = tied(parameter, made, None, "SequenceParallel")
+                new: Any = torch.nn.Parameter(whole, requires_grad=parameter.requires_grad)
+                new = tied(parameter, new, None, "SequenceParallel")
+                vars(new).update(vars(parameter) | vars(new))  # with what the user has noted there
+                made.append((each, name, new))
+    for each, name, new in made:
+        each._parameters[name] = new
     kind: Any = type(module)
     module.__class__ = _on_part(kind)
     module._sequence = sequence
