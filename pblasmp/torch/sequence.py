@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from ..errors import ArgumentError
 from ..tensor_parallel import shard
-from .meshes import like, on_mesh
+from .meshes import context_of, like, on_mesh
 from .operators import once
 from .ties import tied
 from .wholes import check_parameters
@@ -149,8 +149,21 @@ class _Summed(torch.autograd.Function):
         """Return the gradient, summed. Collective over the mesh."""
         assert gradients[0] is not None
         total = gradients[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.mesh.get_group())
+        _sum(total, ctx.mesh)
         return ctx.split(total)
+
+
+def _sum(tensor: Tensor, mesh: DeviceMesh) -> None:
+    """Sum a tensor over the ranks, in place; in the context of the mesh, if there is one, they agree on it before.
+
+    Collective over the mesh.
+    """
+    ctx, call = context_of(mesh), "SequenceParallel"
+    with nullcontext() if ctx is None else ctx.running(call):
+        if ctx is not None:
+            with ctx.agreement(call) as facts:
+                facts["sum"] = f"{tuple(tensor.shape)} {tensor.dtype}"
+        dist.all_reduce(tensor, group=mesh.get_group())
 
 
 def _check_dim(module: torch.nn.Module, x: Tensor, dim: int) -> None:
@@ -191,7 +204,7 @@ def _total(mine: int, mesh: DeviceMesh, device: torch.device) -> int:
         return mine * ranks
     counts = torch.zeros(ranks, dtype=torch.int64, device=device)
     counts[mesh.get_local_rank()] = mine
-    dist.all_reduce(counts, group=mesh.get_group())
+    _sum(counts, mesh)
     found: list[int] = counts.tolist()
     expected = [shard(sum(found), ranks, rank) for rank in range(ranks)]
     lengths = [part.stop - part.start for part in expected]

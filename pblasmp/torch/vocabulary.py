@@ -341,7 +341,11 @@ vocab_embedding.register_autograd(_embedding_back, setup_context=_embedding_save
 
 
 def _gather_rows(x: Tensor, name: str, total: int) -> Tensor:
-    return all_gather(x, Context.named(name), total)
+    ctx, call = Context.named(name), f"{_EMBEDDING}: gradient"
+    with ctx.running(call):
+        with ctx.agreement(call) as facts:
+            facts["gradient"] = f"{total} of {tuple(x.shape[1:])} {x.dtype}"
+        return all_gather(x, ctx, total)
 
 
 def _gather_rows_fake(x: Tensor, name: str, total: int) -> Tensor:

@@ -144,8 +144,28 @@ def different_calls(comm: Any) -> Iterator[Case]:
                 assert row(8, 8, ctx=ctx).weight.shape == (8, 8)
 
 
+def backward_alone(comm: Any) -> Iterator[Case]:
+    """Rank 0 goes back through a layer, rank 1 makes another call."""
+    with world(comm), host(comm) as ctx:
+        a, x = ctx.eye((4, 4)), torch.ones(4, 16 // comm.size, requires_grad=True)
+        whole = torch.ones(4, 16, requires_grad=True)
+        mesh = pt.ColumnParallelLinear(8, 8, ctx=ctx).weight.device_mesh
+        eight: dict[str, Any] = {"ctx": ctx, "scales": pt.DelayedScaling()}
+        for name, layer, given in (
+            ("an embedding", pt.VocabParallelEmbedding(8, 4, ctx=ctx, sequence_parallel=True), torch.arange(8)),
+            ("8 bits", pt.RowParallelLinear(16, 16, bias=False, **eight), x),
+            ("8 bits, scattered", pt.RowParallelLinear(16, 16, sequence_parallel=True, **eight), x),
+            ("a product", pt.ColumnParallelLinear(16, 16, ctx=ctx, gather_output=True), whole),
+            ("a norm", parallelize_module(nn.LayerNorm(16), mesh, pt.SequenceParallel()), whole),
+        ):  # fmt: skip
+            loss = layer(given).sum()
+            call = a.norm if comm.rank else loss.backward
+            yield name, agreed_error(ctx, pb.RankMismatchError, ["norm", "on rank 0"], call)
+
+
 def test_ranks_that_make_different_calls_do_not_wait_for_ever():
     run_mpi(different_calls, 2)
+    run_mpi(backward_alone, 2)
 
 
 def test_gradients_are_not_lost():
