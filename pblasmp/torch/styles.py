@@ -161,7 +161,9 @@ class ColwiseParallel(_Style):
 
     Raises:
         ArgumentError: a layout is none of these, or both gather. On application: the module is not a torch.nn.Linear,
-            or overrides forward; or its weight is that of another module, which is split in another way.
+            or overrides forward; something of it would be lost, such as a parametrization, a child or a hook of a
+            parameter; or its weight is that of another module, which is split in another way. Raised on every rank,
+            before the module is changed.
     """
 
     def __init__(
@@ -270,8 +272,9 @@ class SequenceParallel(ParallelStyle):
         use_local_output: return this rank's part, not a DTensor.
 
     Raises:
-        ArgumentError: on application: the module takes statistics over tokens. In its forward pass: it normalises the
-            dimension that is split; raised on every rank that has such an input.
+        ArgumentError: on application: the module takes statistics over tokens, or its parameters have hooks or
+            gradients, which would be lost. In its forward pass: it normalises the dimension that is split; raised on
+            every rank that has such an input.
     """
 
     def __init__(self, *, sequence_dim: int = 0, use_local_output: bool = True) -> None:

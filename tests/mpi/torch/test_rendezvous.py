@@ -86,6 +86,10 @@ def where_ranks_meet(comm: Any) -> Iterator[Case]:
         dist.destroy_process_group()
     alone = comm.Split(comm.rank)
     pt.init_process_group(alone)
+    store: Any = dist.distributed_c10d._get_default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    yield "one rank: its store", None if isinstance(store, dist.HashStore) else type(store).__name__
     yield "one rank", opened(listening() - before) or (None if works(alone) else "wrong sums")
     dist.destroy_process_group()
 
