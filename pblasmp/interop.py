@@ -72,7 +72,7 @@ def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = Non
             return engine.adopt(array, dtype)
         if loses_gradient(array):
             raise ArgumentError(
-                "requires a gradient, which would be lost: the functions of pblasmp.torch have gradients; "
+                "a gradient is required, which would be lost: the functions of pblasmp.torch have gradients; "
                 "otherwise use its detach(), or torch.no_grad()"
             )
         if hasattr(array, "to_local"):

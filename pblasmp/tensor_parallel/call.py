@@ -161,7 +161,7 @@ class ParallelCall(UserCall[Any]):
         given = [name for name in _ARRAYS if loses_gradient(getattr(self, name))]
         if given:
             raise ArgumentError(
-                f"{' and '.join(given)}: requires a gradient, which pblasmp.{self.form} does not compute: call "
+                f"{' and '.join(given)}: a gradient is required, which pblasmp.{self.form} does not compute: call "
                 f"pblasmp.torch.{self.form}, which does, or pass detached tensors, or use torch.no_grad()"
             )
 

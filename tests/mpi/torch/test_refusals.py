@@ -30,7 +30,7 @@ def lost_gradients(comm: Any) -> Iterator[Case]:
         for form in FORMS:
             yield from lost_by(ctx, form)
         d = pb.MatrixDescriptor((8, 8), (8, 4), pb.Grid(1, ctx.size))
-        words = ["local array", "requires a gradient", "pblasmp.torch", "on rank 1"]
+        words = ["local array", "a gradient is required", "pblasmp.torch", "on rank 1"]
         mine = torch.zeros(8, 4, dtype=torch.float64, requires_grad=ctx.rank == 1)
         yield "from_local", agreed_error(ctx, pb.ArgumentError, words, ctx.from_local, mine, d)
         with torch.no_grad():
@@ -51,7 +51,7 @@ def lost_by(ctx: pb.Context, form: str) -> Iterator[Case]:
             "out": {"out": out.clone().requires_grad_(last)},
         }.items():
             how = {"x": x, "w": w, "bias": bias, **given}
-            words = [f"{name}: requires a gradient", f"pblasmp.torch.{form}", "torch.no_grad()"]
+            words = [f"{name}: a gradient is required", f"pblasmp.torch.{form}", "torch.no_grad()"]
             fault = agreed_error(ctx, pb.ArgumentError, words, partial(call, ctx=ctx), **how)
             yield f"{form} {turn}: {name}", fault
             with torch.no_grad():
@@ -59,7 +59,7 @@ def lost_by(ctx: pb.Context, form: str) -> Iterator[Case]:
                     f"{form} {name} without gradients"
                 )
         assert torch.equal(call(x, w, ctx, bias=bias), y)
-    words = [f"w: requires a gradient, which pblasmp.{form} does not", f"call pblasmp.torch.{form}"]
+    words = [f"w: a gradient is required, which pblasmp.{form} does not", f"call pblasmp.torch.{form}"]
     parameter = torch.nn.Parameter(w, requires_grad=last)
     for make in (pb.plan, pb.tune):
         fault = agreed_error(ctx, pb.ArgumentError, words, make, call, x, parameter, ctx)
@@ -69,7 +69,7 @@ def lost_by(ctx: pb.Context, form: str) -> Iterator[Case]:
         words = ["w: a DTensor", "to_local()"]
         yield f"{form}: a DTensor", agreed_error(ctx, pb.ArgumentError, words, call, x, split, ctx)
         plan = pb.plan(call, x, parameter, ctx)
-    words = [f"w: requires a gradient, which pblasmp.{form} does not", f"call pblasmp.torch.{form}"]
+    words = [f"w: a gradient is required, which pblasmp.{form} does not", f"call pblasmp.torch.{form}"]
     with plan:
         yield f"{form}: the run of a plan", agreed_error(ctx, pb.ArgumentError, words, plan)
         yield f"{form}: other arrays", agreed_error(ctx, pb.ArgumentError, words, plan, w=parameter)

@@ -112,7 +112,7 @@ def in_order(comm: Any, path: str) -> Any:
                 "or in the one asked for",
                 wrong or (None if sizes_sent == {2 * 3 * p * 4} else f"{sizes_sent}"),
             )
-            words = ["x and w: requires a gradient", "call pblasmp.torch.matmul_reduce_scatter"]
+            words = ["x and w: a gradient is required", "call pblasmp.torch.matmul_reduce_scatter"]
             with patch(
                 "pblasmp.tensor_parallel.call.loses_gradient",
                 lambda each: each is case.local_x or each is case.local_w,
