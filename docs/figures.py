@@ -86,61 +86,46 @@ def spread(ratios: Iterable[float]) -> str:
     return f"{median(found):.2f} ({found[0]:.2f} to {found[-1]:.2f})"
 
 
+READERS = """\
+| you have | you get | how fast |
+| --- | --- | --- |
+| a script for mpirun: [quickstart](docs/quickstart.md) | matrices with NumPy's operators, `A @ B`, `pb.solve`, Cholesky, LU, QR, least squares; .npy, HDF5 and Zarr files | factorizations and solves {hosts} times as fast as ScaLAPACK with MKL ({hosts_on}: a core a rank) |
+| a code written against ScaLAPACK: [porting](docs/porting.md), [preload](docs/preload.md) | levels 1 to 3 and factorizations under ScaLAPACK's names, in NumPy arrays; a compiled program runs unchanged under `pblasmp preload` | blocked algorithms, call by call on sub-matrices, {calls} times as fast as MKL's PBLAS ({calls_on}); calls of level 1 and [small ones](docs/performance.md) are slower |
+| GPUs: [GPUs](docs/gpu.md), [linear algebra](docs/solving.md) | the same scripts on cuBLASMp, and algorithms of our own where they are faster | {solvers}; products {products} times as fast as NCCL + cuBLAS ({products_on}) |
+| tensor-parallel layers: [products](docs/tensor-parallel.md), [PyTorch](docs/torch.md) | AllGather + GEMM, GEMM + ReduceScatter, + AllReduce, + AllGather; layers with gradients, DTensor, FSDP2, torch.compile, 8 bits | products {plans} times as fast as NCCL + cuBLAS, in turns or as one CUDA graph ({plans_on}){layers} |
+| layouts to test or to plan: [layouts](docs/layouts.md), [planning](docs/planning.md) | who owns what, is this product legal, what does it send, how long does it take on 1,000 ranks | without MPI or a GPU |
+"""  # noqa: E501
+
+
 def readers() -> str:
     """Return the README's table: for each kind of reader what there is, and how fast it is."""
     runs = results.runs()
-    gpus = {
-        count: [r for n, r in runs.items() if n.startswith("factorisations-gpu-") and r.gpus == count]
-        for count in (2, 4)
-    }
-    where = {count: found[0].where for count, found in gpus.items()}
-    solvers = {
-        count: [
-            f"{name} {spread(ratios)}"
-            for name, routine in (("Cholesky", "potrf"), ("LU", "getrf"), ("QR", "geqrf"))
-            if (ratios := at_best_blocks(found, routine))
+    solvers = []
+    for count in (2, 4):
+        on = [
+            run for name, run in runs.items() if name.startswith("factorisations-gpu-") and run.gpus == count
         ]
-        for count, found in gpus.items()
-    }
-    pairs = [runs[f"tensor_parallel-{form}-2-gpus"] for form in FORMS]
-    plans = spread(ratio for run in pairs for _, ratio in compare(run, [SEPARATE, "nccl"]))
-    hosts = runs["factorisations-mkl-2-ranks"]
-    ours = spread(ratio for _, ratio in compare(hosts, ["mkl"]))
-    calls = runs["many_calls-mkl-1x2-2-ranks"]
-    walks = spread(1 / row["ratios"]["pblas"] for row in calls.rows if "algorithm" in row["case"])
+        ratios = (
+            (name, at_best_blocks(on, routine))
+            for name, routine in (("Cholesky", "potrf"), ("LU", "getrf"), ("QR", "geqrf"))
+        )
+        told = ", ".join(f"{name} {spread(each)}" for name, each in ratios if each)
+        solvers.append(f"{told} times as fast as cuSOLVERMp ({on[0].where})")
+    hosts, calls = runs["factorisations-mkl-2-ranks"], runs["many_calls-mkl-1x2-2-ranks"]
     products = runs["gpu_matmul-2d-2-gpus"]
-    rows = [
-        [
-            "a script for mpirun: [quickstart](docs/quickstart.md)",
-            "matrices with NumPy's operators, `A @ B`, `pb.solve`, Cholesky, LU, QR, least squares; .npy, HDF5 and Zarr files",
-            f"factorizations and solves {ours} times as fast as ScaLAPACK with MKL ({hosts.where}: a core a rank)",
-        ],
-        [
-            "a code written against ScaLAPACK: [porting](docs/porting.md), [preload](docs/preload.md)",
-            "levels 1 to 3 and factorizations under ScaLAPACK's names, in NumPy arrays; a compiled program runs unchanged under "
-            "`pblasmp preload`",
-            f"blocked algorithms, call by call on sub-matrices, {walks} times as fast as MKL's PBLAS ({calls.where}); "
-            "calls of level 1 and [small ones](docs/performance.md) are slower",
-        ],
-        [
-            "GPUs: [GPUs](docs/gpu.md), [linear algebra](docs/solving.md)",
-            "the same scripts on cuBLASMp, and algorithms of our own where they are faster",
-            "; ".join(f"{', '.join(found)} times as fast as cuSOLVERMp ({where[count]})" for count, found in solvers.items() if found)
-            + f"; products {spread(ratio for _, ratio in compare(products, [SEPARATE]))} times NCCL + cuBLAS ({products.where})",
-        ],
-        [
-            "tensor-parallel layers: [products](docs/tensor-parallel.md), [PyTorch](docs/torch.md)",
-            "AllGather + GEMM, GEMM + ReduceScatter, + AllReduce, + AllGather; layers with gradients, DTensor, FSDP2, torch.compile, "
-            "8 bits",
-            f"products {plans} times as fast as NCCL + cuBLAS, in turns or as one CUDA graph ({pairs[0].where}){layers()}",
-        ],
-        [
-            "layouts to test or to plan: [layouts](docs/layouts.md), [planning](docs/planning.md)",
-            "who owns what, is this product legal, what does it send and how long does it take on 1,000 ranks: without MPI or a GPU",
-            "",
-        ],
-    ]  # fmt: skip
-    return table(["you have", "you get", "how fast"], rows)
+    plans = [runs[f"tensor_parallel-{form}-2-gpus"] for form in FORMS]
+    return READERS.format(
+        hosts=spread(ratio for _, ratio in compare(hosts, ["mkl"])),
+        hosts_on=hosts.where,
+        calls=spread(1 / row["ratios"]["pblas"] for row in calls.rows if "algorithm" in row["case"]),
+        calls_on=calls.where,
+        solvers="; ".join(solvers),
+        products=spread(ratio for _, ratio in compare(products, [SEPARATE])),
+        products_on=products.where,
+        plans=spread(ratio for run in plans for _, ratio in compare(run, [SEPARATE, "nccl"])),
+        plans_on=plans[0].where,
+        layers=layers(),
+    )
 
 
 def at_best_blocks(runs: Iterable[Run], routine: str) -> list[float]:

@@ -25,6 +25,7 @@ __all__ = [
     "fold",
     "in_c_order",
     "is_torch",
+    "loses_gradient",
     "new_like",
     "on_stream_of",
     "view_like",
@@ -44,6 +45,16 @@ def _is_tensor(kind: Any) -> bool:
     )
 
 
+def loses_gradient(array: Any) -> bool:
+    """Return whether PyTorch expects that what is done with ``array`` now has a gradient: no call here has. Local."""
+    if not (is_torch(array) and array.requires_grad):
+        return False
+    import torch
+
+    enabled: bool = torch.is_grad_enabled()
+    return enabled
+
+
 def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = None) -> Any:
     """Return ``array`` as an engine's local array of any number of dimensions, without a copy. Local.
 
@@ -59,6 +70,13 @@ def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = Non
     try:
         if not is_torch(array):
             return engine.adopt(array, dtype)
+        if loses_gradient(array):
+            raise ArgumentError(
+                "a gradient is required, which would be lost: the functions of pblasmp.torch have gradients; "
+                "otherwise use its detach(), or torch.no_grad()"
+            )
+        if hasattr(array, "to_local"):
+            raise ArgumentError("a DTensor, expected a plain tensor: its to_local() is this rank's part")
         tensor = array.detach()
         if tensor.is_conj() or tensor.is_neg():
             raise ArgumentError("a lazy conjugate: call resolve_conj() first")

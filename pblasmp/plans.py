@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 from .engines.method import Verdict, prepare
 from .engines.product import Bound, Product, Workspace
 from .engines.request import AnyProblem, Operands, Options
-from .errors import ArgumentTypeError, ClosedError, PblasmpError, UnsupportedError
+from .errors import ArgumentError, ArgumentTypeError, ClosedError, PblasmpError, UnsupportedError
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.factor_problem import FactorProblem
 from .logs import logger
@@ -163,6 +163,9 @@ class UserCall(ABC, Generic[Result]):
     def facts(self) -> dict[str, Any]:
         """Return what must be equal on every rank in a run, apart from the plan and the names of new arrays. Local."""
         return {}
+
+    def check_gradients(self) -> None:
+        """Raise ArgumentError if arrays require gradients, which would be lost. Local."""
 
     def recorded(self) -> Result:
         """Return what a graph of the call writes; raise ArgumentError if there can be none. Local."""
@@ -329,6 +332,11 @@ class Plan(Generic[Result]):
         call, bound = self._call, self._bound
         assert call is not None
         assert bound is not None
+        try:
+            call.check_gradients()
+        except ArgumentError as error:  # others that have queued the run hear of it where they agree next
+            with self._ctx.agreement("plan"):
+                raise error from None
         with call.stream(), self._ctx.running(self._name, checks=False):
             self._ctx.control.channel.runs += 1
             bound.run()
@@ -443,6 +451,7 @@ class Plan(Generic[Result]):
         """
         with self._ctx.agreement("plan.graph") as facts:
             call, engine = self._opened(), self._ctx.engine
+            call.check_gradients()
             if not engine.traits.records:
                 raise UnsupportedError(
                     f"a CUDA graph: the {engine.name} engine has none, expected a GPU: call the plan itself"

@@ -78,7 +78,7 @@ class _Group(click.Group):
 @common
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Distributed dense linear algebra: the PBLAS, factorizations and tensor-parallel products, on MPI ranks or GPUs."""
+    """Distributed dense linear algebra: PBLAS, factorizations, tensor-parallel products, on MPI ranks or GPUs."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

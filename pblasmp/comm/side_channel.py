@@ -8,8 +8,8 @@ another one that will never arrive gets an error instead.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import pickle
 import sys
 import threading
 import time
@@ -320,9 +320,9 @@ class SideChannel:
             return
         try:
             for note in transport.arrived():
-                index, kind, rank, value = pickle.loads(note)
-                if index != self._index or rank == self.rank:
-                    continue  # meant for an earlier context of these ranks, or sent by this rank
+                index, kind, rank, value = _read_note(note) or _NO_NOTE
+                if index != self._index or rank == self.rank or rank >= self.size:
+                    continue  # no note of these ranks, meant for an earlier context of theirs, or sent by this rank
                 if kind == _WAITS:
                     self._waiting[rank] = value
                 elif kind == _HERE:
@@ -365,7 +365,8 @@ class SideChannel:
 
     def _send(self, kind: str, value: Any) -> None:
         if self._transport is not None and not self.closed:
-            self._transport.send(pickle.dumps((self._index, kind, self.rank, value)))
+            note = json.dumps((self._index, kind, self.rank, value), ensure_ascii=False)
+            self._transport.send(note.encode(errors="surrogatepass"))
 
     def _give_up(self) -> None:
         """End the transfers in flight; those that do not end are kept forever, with their memory."""
@@ -451,6 +452,48 @@ class SideChannel:
                     self.cause, self._told = other.cause, False
                     self.look()
                     raise self.error()
+
+
+_NO_NOTE: tuple[int, str, int, Any] = (-1, "", -1, None)
+
+
+def _read_note(note: bytes) -> tuple[int, str, int, Any] | None:
+    """Return a note's channel, kind, rank and value; None if it is none. Local.
+
+    Others than the ranks may write to the place where notes lie: it is data, of which nothing is believed.
+    """
+    try:
+        index, kind, rank, value = json.loads(note)
+        if not (_is_count(index) and _is_count(rank)):
+            return None
+        if kind == _LEFT:
+            fits = _is_count(value)
+        elif kind == _HERE:
+            number, call, runs = value = tuple(value)
+            fits = type(number) is int and type(call) is str and _is_count(runs)
+        elif kind == _WAITS:
+            value, fits = _read_meeting(value), True
+        else:
+            cause, conflict = value
+            value = cause, None if conflict is None else _read_meeting(conflict)
+            fits = kind == _BROKEN and type(cause) is str and cause != ""
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return (index, kind, rank, value) if fits else None
+
+
+def _read_meeting(value: Any) -> Meeting:
+    """Return a place from what JSON makes of it, or raise ValueError or TypeError. Local."""
+    members, channel, number, call = value
+    if not (
+        all(map(_is_count, members)) and _is_count(channel) and type(number) is int and type(call) is str
+    ):
+        raise ValueError(value)
+    return Meeting(tuple(members), channel, number, call)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def number_open() -> int:

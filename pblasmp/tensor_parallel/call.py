@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
@@ -30,6 +29,7 @@ from ..interop import (
     fold,
     in_c_order,
     is_torch,
+    loses_gradient,
     new_like,
     on_stream_of,
     view_like,
@@ -145,6 +145,7 @@ class ParallelCall(UserCall[Any]):
         """Check this rank's arrays. Local."""
         if isinstance(self.x, tuple) and not self.for_plan:
             raise ArgumentError(f"x: expected an array, got {self.x}: only a plan takes a shape")
+        self.check_gradients()
         self._known, self._local = known, local = self._read()
         lead = known.lead[1:] if self._splits_tokens else known.lead
         equal = {"outputs": known.outputs}
@@ -158,6 +159,15 @@ class ParallelCall(UserCall[Any]):
             scales=local.scales and local.scales.facts(), bias=known.has_bias,
             return_gathered=self.return_gathered, **equal, **{"x's other dimensions": lead},
         )  # fmt: skip
+
+    def check_gradients(self) -> None:
+        """Raise ArgumentError if an array requires a gradient, which the product does not have. Local."""
+        given = [name for name in _ARRAYS if loses_gradient(getattr(self, name))]
+        if given:
+            raise ArgumentError(
+                f"{' and '.join(given)}: a gradient is required, which pblasmp.{self.form} does not compute: call "
+                f"pblasmp.torch.{self.form}, which does, or pass detached tensors, or use torch.no_grad()"
+            )
 
     @property
     def _splits_tokens(self) -> bool:
@@ -445,6 +455,7 @@ class ParallelCall(UserCall[Any]):
         other, last = copy.copy(self), self._known
         for name, array in {"out": self._result, **given}.items():
             setattr(other, name, array)
+        other.check_gradients()
         known, local = other._read()
         faults = [
             f"{name} is {found}, the plan is for {expected}"
@@ -474,6 +485,7 @@ class ParallelCall(UserCall[Any]):
 
     def facts(self) -> dict[str, Any]:
         """Return which scales there are. Local."""
+        self.check_gradients()  # the planned arrays may require gradients since
         scales = self._local.scales
         return {"scales": scales and scales.facts()}
 
@@ -607,8 +619,7 @@ def _kind(array: Any) -> Hashable:
     if array is None:
         return None
     if is_torch(array):
-        # the last: whether reading it refuses it
-        lazy = array.is_conj(), array.is_neg(), array.requires_grad and sys.modules["torch"].is_grad_enabled()
-        return type(array), array.shape, array.stride(), array.dtype, array.device, lazy
+        state = array.is_conj(), array.is_neg(), loses_gradient(array)
+        return type(array), array.shape, array.stride(), array.dtype, array.device, state
     device, writeable = getattr(array, "device", None), getattr(array.flags, "writeable", True)
     return type(array), array.shape, array.strides, array.dtype, getattr(device, "id", None), writeable

@@ -174,8 +174,8 @@ def _cast_delayed(
 ) -> list[Tensor]:
     ctx = Context.named(name)
     with ctx.running(call):
-        if recipe:  # the backward pass was agreed on in the forward pass
-            with ctx.agreement(call) as facts:
+        with ctx.agreement(call) as facts:
+            if recipe:  # that of the backward pass was agreed on in the forward pass
                 facts["scales"] = (
                     f"{recipe}, {'updated' if records else 'measured' if measures else 'frozen'}"
                 )
@@ -422,7 +422,11 @@ scaled_weight = operator(
 
 
 def _sum_over_ranks(tensor: Tensor, name: str) -> Tensor:
-    return reduce(tensor.clone(), Context.named(name))
+    ctx, call = Context.named(name), "gradient of a bias"
+    with ctx.running(call):
+        with ctx.agreement(call) as facts:
+            facts["gradient"] = f"{tuple(tensor.shape)} {tensor.dtype}"
+        return reduce(tensor.clone(), ctx)
 
 
 def _sum_over_ranks_fake(tensor: Tensor, name: str) -> Tensor:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ArgumentTypeError
-from .linear import ColumnParallelLinear
+from .linear import ColumnParallelLinear, check_new_linear
 from .meshes import local
+from .parameters import agreed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from ..context import Context
 
 __all__ = ["FusedColumnParallelLinear"]
+
+_CALL = "FusedColumnParallelLinear"
 
 
 class FusedColumnParallelLinear(torch.nn.Module):
@@ -50,13 +53,23 @@ class FusedColumnParallelLinear(torch.nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        if not isinstance(out_features, Mapping) or not out_features:
-            raise ArgumentError(
-                f"out_features: expected a size for each layer, by name, got {out_features!r}"
-            )
-        _check(options)
+        with agreed(ctx, _CALL) as facts:
+            if not isinstance(out_features, Mapping) or not out_features:
+                raise ArgumentError(
+                    f"out_features: expected a size for each layer, by name, got {out_features!r}"
+                )
+            self._reserve(out_features, options, facts)
         for name, outputs in out_features.items():
             self.add_module(name, ColumnParallelLinear(in_features, outputs, bias, ctx=ctx, **options))
+
+    def _reserve(self, layers: Mapping[str, Any], options: Mapping[str, Any], facts: dict[str, Any]) -> None:
+        """Check names and options of layers that are to be made; the names are facts. Local."""
+        for name in ("gather_output", "scales", "linear"):
+            if options.get(name):
+                raise ArgumentError(f"{name}: not an option of a FusedColumnParallelLinear")
+        for name in layers:
+            self.add_module(name, None)  # raises an error if it is no name
+        facts["layers"] = ", ".join(layers)
 
     @classmethod
     def from_linears(cls, linears: Mapping[str, torch.nn.Linear], *, ctx: Context, **options: Any) -> Self:
@@ -68,16 +81,22 @@ class FusedColumnParallelLinear(torch.nn.Module):
             **options: as for the class.
 
         Raises:
-            ArgumentError: the layers do not fit together.
+            ArgumentError: the layers do not fit together, or one has more than its weight and bias, as for
+                ``from_linear`` of ``ColumnParallelLinear``; raised on every rank.
         """
-        kinds = {(each.in_features, each.bias is None, each.weight.dtype) for each in linears.values()}
-        if len(kinds) != 1:
-            raise ArgumentError(
-                "linears: expected one number of inputs and one type, all with a bias or none"
-            )
-        _check(options)
         made = cls.__new__(cls)
         torch.nn.Module.__init__(made)
+        with agreed(ctx, _CALL) as facts:
+            if not isinstance(linears, Mapping) or not linears:
+                raise ArgumentError(f"linears: expected layers by name, got {linears!r}")
+            for linear in linears.values():
+                check_new_linear(linear)
+            kinds = {(each.in_features, each.bias is None, each.weight.dtype) for each in linears.values()}
+            if len(kinds) != 1:
+                raise ArgumentError(
+                    "linears: expected one number of inputs and one type, all with a bias or none"
+                )
+            made._reserve(linears, options, facts)
         for name, linear in linears.items():
             made.add_module(name, ColumnParallelLinear.from_linear(linear, ctx=ctx, **options))
         return made
@@ -105,10 +124,3 @@ class FusedColumnParallelLinear(torch.nn.Module):
             return parts
         bias = [None if layer.bias is None else local(layer.bias) for layer in layers]
         return tuple(zip(parts, bias, strict=True))
-
-
-def _check(options: Mapping[str, Any]) -> None:
-    """Raise ArgumentError if there are options that several layers at once do not have. Local."""
-    for name in ("gather_output", "scales", "linear"):
-        if options.get(name):
-            raise ArgumentError(f"{name}: not an option of a FusedColumnParallelLinear")

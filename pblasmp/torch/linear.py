@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +20,16 @@ from ..scales import Scales
 from ..tensor_parallel import shard
 from . import functions, operators
 from .meshes import device_type, local
-from .parameters import ParallelModule, root_has_values
+from .parameters import ParallelModule, agreed, root_has_values
 from .scaling import DelayedScaling
+from .wholes import check_hooks, check_parameters, check_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ..context import Context
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear"]
+__all__ = ["ColumnParallelLinear", "RowParallelLinear", "check_new_linear"]
 
 
 class _ParallelLinear(ParallelModule):
@@ -55,27 +57,14 @@ class _ParallelLinear(ParallelModule):
         form: str,
         algo: str,
         backward_algo: str,
+        conflict: str,
     ) -> None:
-        in_features = integer(in_features, "in_features", 0, ArgumentError)
-        out_features = integer(out_features, "out_features", 0, ArgumentError)
-        shape = out_features, in_features
-        bias_split = shape[:1], None if self._split else 0
-        super().__init__(
-            ctx, device, dtype, device_mesh, weight=(shape, self._split), bias=bias_split if bias else None
-        )
-        self.in_features, self.out_features = in_features, out_features
-        self.sequence_parallel, self.sequence_dim = (
-            sequence_parallel,
-            integer(sequence_dim, "sequence_dim", 0, ArgumentError),
-        )
-        self.skip_bias_add = skip_bias_add
-        self.gradient_accumulation_fusion = gradient_accumulation_fusion
-        self.scales = scales
-        if isinstance(scales, DelayedScaling):
-            self.scales = copy.deepcopy(scales).to(self.weight.device)
-        self.shard = shard(shape[self._split], ctx.size, ctx.rank)
-        self._form, self.algo, self.backward_algo = form, algo, backward_algo
-        with ctx.agreement(type(self).__name__):
+        with agreed(ctx, type(self).__name__):
+            if conflict:
+                raise ArgumentError(conflict)
+            in_features = integer(in_features, "in_features", 0, ArgumentError)
+            out_features = integer(out_features, "out_features", 0, ArgumentError)
+            sequence_dim = integer(sequence_dim, "sequence_dim", 0, ArgumentError)
             if not isinstance(scales, (DelayedScaling, Scales, type(None))):
                 raise ArgumentTypeError(
                     f"scales: expected a DelayedScaling or pblasmp.Scales, got {type(scales).__name__}"
@@ -85,6 +74,20 @@ class _ParallelLinear(ParallelModule):
             fault = operators.fault_of_algorithms(form, ctx, algo, backward_algo)
             if fault is not None:
                 raise fault
+        shape = out_features, in_features
+        bias_split = shape[:1], None if self._split else 0
+        super().__init__(
+            ctx, device, dtype, device_mesh, weight=(shape, self._split), bias=bias_split if bias else None
+        )
+        self.in_features, self.out_features = in_features, out_features
+        self.sequence_parallel, self.sequence_dim = sequence_parallel, sequence_dim
+        self.skip_bias_add = skip_bias_add
+        self.gradient_accumulation_fusion = gradient_accumulation_fusion
+        self.scales = scales
+        if isinstance(scales, DelayedScaling):
+            self.scales = copy.deepcopy(scales).to(self.weight.device)
+        self.shard = shard(shape[self._split], ctx.size, ctx.rank)
+        self._form, self.algo, self.backward_algo = form, algo, backward_algo
         if linear is None:
             self.reset_parameters()
         else:
@@ -100,8 +103,19 @@ class _ParallelLinear(ParallelModule):
                 ``reset_parameters``. What is frozen stays frozen.
             ctx: the ranks.
             **options: as for the class, without ``dtype``, which is the layer's.
+
+        Raises:
+            ArgumentError: the layer has more than its weight and bias (parametrizations, children, buffers, hooks), or
+                overrides forward; raised on every rank.
         """
-        if not root_has_values(ctx, cls.__name__, linear, _check_linear):
+        return cls._of_whole(linear, ctx, check_new_linear, options)
+
+    @classmethod
+    def _of_whole(
+        cls, linear: torch.nn.Linear, ctx: Context, check: Callable[[object], None], options: dict[str, Any]
+    ) -> Self:
+        """As ``from_linear``, which checks the whole layer by ``check``. Collective over the context."""
+        if not root_has_values(ctx, f"{cls.__name__}.from_linear", linear, check):
             options["device"] = options.get("device") or torch.device("meta")
         made = cls(
             linear.in_features, linear.out_features, linear.bias is not None, ctx=ctx, dtype=linear.weight.dtype,
@@ -140,7 +154,8 @@ class _ParallelLinear(ParallelModule):
                 If it is on the meta device there, there are no values to take.
 
         Raises:
-            ArgumentError: sizes or types differ, or only one of the two layers has a bias; raised on every rank.
+            ArgumentError: sizes or types differ, only one of the two layers has a bias, or the whole one computes with
+                more than these; raised on every rank.
         """
         with self.ctx.agreement("load_linear") as facts:
             facts.update(layer=repr(self), dtype=str(self.weight.dtype))
@@ -245,6 +260,15 @@ def _check_linear(linear: object) -> None:
     """Raise ArgumentError unless ``linear`` is a layer of PyTorch's. Local."""
     if not isinstance(linear, torch.nn.Linear):
         raise ArgumentTypeError(f"linear: expected a torch.nn.Linear, got {type(linear).__name__}")
+    check_whole(linear, torch.nn.Linear, "linear")
+
+
+def check_new_linear(linear: object) -> None:
+    """Raise ArgumentError unless a new layer has all that ``linear`` has. Local."""
+    _check_linear(linear)
+    assert isinstance(linear, torch.nn.Linear)
+    check_parameters(linear, "linear", in_place=False)
+    check_hooks(linear, "linear")
 
 
 class ColumnParallelLinear(_ParallelLinear):
@@ -305,15 +329,15 @@ class ColumnParallelLinear(_ParallelLinear):
         algo: str = "auto",
         backward_algo: str = "auto",
     ) -> None:
+        conflict = ""
         if gather_output and sequence_parallel:
-            raise ArgumentError(
-                "gather_output: expected False with sequence_parallel, which gathers the input"
-            )
+            conflict = "gather_output: expected False with sequence_parallel, which gathers the input"
         form = "matmul_allgather" if gather_output else "matmul_local"
         form = "allgather_matmul" if sequence_parallel else form
         super().__init__(
             in_features, out_features, bias, ctx, sequence_parallel, sequence_dim, skip_bias_add,
             gradient_accumulation_fusion, device, dtype, linear, device_mesh, scales, form, algo, backward_algo,
+            conflict,
         )  # fmt: skip
         self.gather_output = gather_output
 
@@ -377,15 +401,15 @@ class RowParallelLinear(_ParallelLinear):
         algo: str = "auto",
         backward_algo: str = "auto",
     ) -> None:
+        conflict = ""
         if sequence_parallel and not input_is_parallel:
-            raise ArgumentError(
-                "input_is_parallel: expected True with sequence_parallel, which scatters the output"
-            )
+            conflict = "input_is_parallel: expected True with sequence_parallel, which scatters the output"
         form = "matmul_allreduce" if input_is_parallel else "split_matmul_allreduce"
         form = "matmul_reduce_scatter" if sequence_parallel else form
         super().__init__(
             in_features, out_features, bias, ctx, sequence_parallel, sequence_dim, skip_bias_add,
             gradient_accumulation_fusion, device, dtype, linear, device_mesh, scales, form, algo, backward_algo,
+            conflict,
         )  # fmt: skip
         self.input_is_parallel = input_is_parallel
 

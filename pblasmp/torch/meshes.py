@@ -7,7 +7,6 @@ If MPI started the ranks and there is no group, one is made here, which lasts as
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -19,10 +18,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
-from ..comm import Communicator, machines_of, wrap
+from ..comm import Agreement, wrap
 from ..context import Context
 from ..errors import UnsupportedError
 from ..tensor_parallel import shard
+from .rendezvous import start
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -53,30 +53,16 @@ def init_process_group(comm: MPI.Comm | None = None) -> None:
         comm: an mpi4py communicator, by default COMM_WORLD.
 
     Raises:
-        UnsupportedError: a rank already has a process group; raised on every rank.
+        UnsupportedError: a rank already has a process group, or does not reach rank 0; raised on every rank.
     """
-    ranks = wrap(comm)
+    ranks, call = wrap(comm), "init_process_group"
     try:
-        if any(ranks.allgather(dist.is_initialized())):
-            raise UnsupportedError("init_process_group: PyTorch has a default process group already")
-        _start(ranks)
+        with Agreement(ranks, call):
+            if dist.is_initialized():
+                raise UnsupportedError(f"{call}: PyTorch has a default process group already")
+        start(ranks, call)
     finally:
         ranks.free()
-
-
-def _start(comm: Communicator) -> None:
-    """Make PyTorch's default process group of the ranks of ``comm``. Collective over it."""
-    one_node = len(machines_of(comm.locations())) == 1
-    store, address = None, None
-    if comm.rank == 0:
-        host = "127.0.0.1" if one_node else socket.gethostbyname(socket.gethostname())
-        store = dist.TCPStore(host, 0, comm.size, is_master=True, wait_for_workers=False)
-        address = host, store.port
-    host, port = comm.bcast(address)
-    if store is None:
-        store = dist.TCPStore(host, port, comm.size, is_master=False, wait_for_workers=False)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=comm.rank, world_size=comm.size)
 
 
 class _OwnGroup:
@@ -119,23 +105,36 @@ def mesh_of(ctx: Context) -> DeviceMesh | None:
     return _Known.of_context[ctx]
 
 
+_FIRST = "the first layer of pblasmp.torch"
+
+
 def _made(ctx: Context) -> DeviceMesh | None:
     if isinstance(ctx.made_of, DeviceMesh):
         return ctx.made_of
-    ranks = ctx.comm.allgather(dist.get_rank() if dist.is_initialized() else None)
-    if set(ranks) == {None}:
-        if ctx.size == 1:
-            return None
-        _start(ctx.comm)
-        ctx.adopt(_OwnGroup())
-        ranks = list(range(ctx.size))
-    elif _OwnGroup.users:
-        ctx.adopt(_OwnGroup())
-    if None in ranks or ranks != sorted(set(ranks)):
-        raise UnsupportedError(
-            f"the context's ranks are {ranks} in PyTorch's default process group; expected all in one group and in its "
-            "order: under mpirun, call pblasmp.torch.init_process_group() on all ranks before the first layer is made"
-        )
+    with ctx.running(_FIRST):
+        with ctx.agreement(_FIRST):  # another rank may be making another call
+            mine = dist.get_rank() if dist.is_initialized() else None
+        ranks = ctx.comm.allgather(mine)
+        if set(ranks) == {None}:
+            if ctx.size == 1:
+                return None
+            start(ctx.comm, _FIRST)
+            ctx.adopt(_OwnGroup())
+            ranks = list(range(ctx.size))
+        elif _OwnGroup.users:
+            ctx.adopt(_OwnGroup())
+        with Agreement(ctx.comm, _FIRST, blocks=True):
+            if None in ranks or ranks != sorted(set(ranks)):
+                raise UnsupportedError(
+                    f"the context's ranks are {ranks} in PyTorch's default process group; expected all in one group "
+                    "and in its order: under mpirun, call pblasmp.torch.init_process_group() on all ranks before the "
+                    "first layer is made"
+                )
+            return _mesh_over(ranks, ctx)
+
+
+def _mesh_over(ranks: Sequence[int], ctx: Context) -> DeviceMesh:
+    """Return the device mesh of these ranks of the default group. Collective over the context, the first time."""
     key = device_type(ctx), tuple(ranks)
     if key not in _Known.of_ranks:
         group: Any = ctx.made_of

@@ -23,11 +23,18 @@ from .ties import other_holders
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from ..comm import Agreement
     from ..context import Context
 
-__all__ = ["ParallelModule", "root_has_values"]
+__all__ = ["ParallelModule", "agreed", "root_has_values"]
 
 _AT_ONCE = 2**20  # elements sent in one message
+
+
+def agreed(ctx: Context, call: str) -> Agreement:
+    """Return the agreement with which ranks make a layer; raise ArgumentError unless ``ctx`` is a context. Local."""
+    check_context(ctx, call)
+    return ctx.agreement(call)
 
 
 class ParallelModule(torch.nn.Module):
@@ -52,30 +59,35 @@ class ParallelModule(torch.nn.Module):
         **parameters: tuple[Sequence[int], int | None] | None,
     ) -> None:
         super().__init__()
-        check_context(ctx, type(self).__name__)
         self.ctx = ctx
         self.made_by: tuple[Any, ...] | None = None  # the style that split it, and how
         self._replaced: dict[str, weakref.ref[torch.nn.Parameter]] = {}  # the whole ones, until the first use
         self._split_along = {name: given[1] for name, given in parameters.items() if given is not None}
-        if device is None:
-            gpu = getattr(ctx.engine, "device", None)
-            device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu.index)
-            if torch.get_default_device().type == "meta":  # with torch.device("meta")
-                device = torch.device("meta")
-        mesh = mesh_of(ctx) if device_mesh is None else _fitting(device_mesh, ctx)
+        call = type(self).__name__
+        with agreed(ctx, call):
+            if device is None:
+                gpu = getattr(ctx.engine, "device", None)
+                device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu.index)
+                if torch.get_default_device().type == "meta":  # with torch.device("meta")
+                    device = torch.device("meta")
+            fitting = None if device_mesh is None else _fitting(device_mesh, ctx)
+        mesh = fitting or mesh_of(ctx)
         draw_whole_on(mesh)
-        for name, given in parameters.items():
-            if given is None:
-                self.register_parameter(name, None)
-                continue
-            shape, dim = given
-            mine = list(shape)
-            if dim is not None:
-                part = shard(shape[dim], ctx.size, ctx.rank)
-                mine[dim] = part.stop - part.start
-            values = torch.empty(mine, device=device, dtype=dtype)
-            placement = Replicate() if dim is None else Shard(dim)
-            self.register_parameter(name, torch.nn.Parameter(on_mesh(values, mesh, placement, shape)))
+        with ctx.agreement(call):  # there may be no memory
+            for name, given in parameters.items():
+                self.register_parameter(name, given and self._new(*given, device, dtype, mesh))
+
+    def _new(
+        self, shape: Sequence[int], dim: int | None, device: Any, dtype: Any, mesh: DeviceMesh | None
+    ) -> torch.nn.Parameter:
+        """Return a parameter without values: this rank's part. Local."""
+        mine = list(shape)
+        if dim is not None:
+            part = shard(shape[dim], self.ctx.size, self.ctx.rank)
+            mine[dim] = part.stop - part.start
+        values = torch.empty(mine, device=device, dtype=dtype)
+        placement = Replicate() if dim is None else Shard(dim)
+        return torch.nn.Parameter(on_mesh(values, mesh, placement, shape))
 
     # -- what PyTorch does to parameters
 
@@ -209,8 +221,7 @@ def root_has_values(ctx: Context, call: str, whole: torch.nn.Module, check: Call
     Raises:
         ArgumentError: ``check`` raises it on a rank; raised on every rank.
     """
-    check_context(ctx, call)
-    with ctx.agreement(call):
+    with agreed(ctx, call):
         check(whole)
     weight: Any = whole.weight
     empty: bool = ctx.comm.bcast(weight.is_meta)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -16,9 +16,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from ..errors import ArgumentError
 from ..tensor_parallel import shard
-from .meshes import like, on_mesh
+from .meshes import context_of, like, on_mesh
 from .operators import once
 from .ties import tied
+from .wholes import check_parameters
 
 __all__ = ["Sequence", "work_on_part"]
 
@@ -35,7 +36,8 @@ def work_on_part(module: torch.nn.Module, sequence: Sequence) -> torch.nn.Module
     """Let a module that works on whole sequences work on this rank's part of them, in place. Local.
 
     Raises:
-        ArgumentError: it takes statistics over tokens, or is split in another way already.
+        ArgumentError: it takes statistics over tokens, is split in another way already, or has parameters with hooks
+            or gradients, which would be lost.
     """
     if isinstance(module, _OnPart):
         if module._sequence == sequence:  # one module in several places of a model
@@ -48,12 +50,18 @@ def work_on_part(module: torch.nn.Module, sequence: Sequence) -> torch.nn.Module
             raise ArgumentError(
                 f"SequenceParallel: {type(each).__name__} takes statistics over tokens, which are on several ranks"
             )
+        check_parameters(each, "SequenceParallel", in_place=True)
+    made: list[tuple[Any, str, Any]] = []
     for each in module.modules():
         for name, parameter in each._parameters.items():
             if parameter is not None and not isinstance(parameter, DTensor):
                 whole = on_mesh(parameter.detach(), sequence.mesh, Replicate(), parameter.shape)
-                made = torch.nn.Parameter(whole, requires_grad=parameter.requires_grad)
-                each._parameters[name] = tied(parameter, made, None, "SequenceParallel")
+                new: Any = torch.nn.Parameter(whole, requires_grad=parameter.requires_grad)
+                new = tied(parameter, new, None, "SequenceParallel")
+                vars(new).update(vars(parameter) | vars(new))  # with what the user has noted there
+                made.append((each, name, new))
+    for each, name, new in made:
+        each._parameters[name] = new
     kind: Any = type(module)
     module.__class__ = _on_part(kind)
     module._sequence = sequence
@@ -141,8 +149,21 @@ class _Summed(torch.autograd.Function):
         """Return the gradient, summed. Collective over the mesh."""
         assert gradients[0] is not None
         total = gradients[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.mesh.get_group())
+        _sum(total, ctx.mesh)
         return ctx.split(total)
+
+
+def _sum(tensor: Tensor, mesh: DeviceMesh) -> None:
+    """Sum a tensor over the ranks, in place; in the context of the mesh, if there is one, they agree on it before.
+
+    Collective over the mesh.
+    """
+    ctx, call = context_of(mesh), "SequenceParallel"
+    with nullcontext() if ctx is None else ctx.running(call):
+        if ctx is not None:
+            with ctx.agreement(call) as facts:
+                facts["sum"] = f"{tuple(tensor.shape)} {tensor.dtype}"
+        dist.all_reduce(tensor, group=mesh.get_group())
 
 
 def _check_dim(module: torch.nn.Module, x: Tensor, dim: int) -> None:
@@ -183,7 +204,7 @@ def _total(mine: int, mesh: DeviceMesh, device: torch.device) -> int:
         return mine * ranks
     counts = torch.zeros(ranks, dtype=torch.int64, device=device)
     counts[mesh.get_local_rank()] = mine
-    dist.all_reduce(counts, group=mesh.get_group())
+    _sum(counts, mesh)
     found: list[int] = counts.tolist()
     expected = [shard(sum(found), ranks, rank) for rank in range(ranks)]
     lengths = [part.stop - part.start for part in expected]

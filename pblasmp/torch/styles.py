@@ -24,7 +24,8 @@ from .parameters import ParallelModule
 from .scaling import DelayedScaling
 from .sequence import Sequence, work_on_part
 from .ties import tied
-from .vocabulary import VocabParallelEmbedding
+from .vocabulary import VocabParallelEmbedding, check_embedding
+from .wholes import check_keeps, check_parameters, check_whole
 
 __all__ = ["ColwiseParallel", "RowwiseParallel", "SequenceParallel"]
 
@@ -66,27 +67,44 @@ class _Style(ParallelStyle):
             )
         return found
 
-    def _split(self, module: torch.nn.Module, mesh: DeviceMesh) -> ParallelModule:
+    def _kinds(self) -> tuple[type[torch.nn.Module], ...]:
+        """Return which of PyTorch's layers it splits. Local."""
+        raise NotImplementedError
+
+    def _check(self, kind: type[torch.nn.Module]) -> None:
+        """Raise an error if the style's options are not for such a layer. Local."""
+
+    def _split(self, module: torch.nn.Module, ctx: Context, mesh: DeviceMesh) -> ParallelModule:
         """Return the split module that is to take a whole one's place. Collective over the context."""
         raise NotImplementedError
 
     def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
-        name = type(self).__name__
+        name, ctx = type(self).__name__, self._context(device_mesh)
         how = type(self), self.input_layouts, self.output_layouts, device_mesh
-        if isinstance(module, ParallelModule):
-            if module.made_by == how:  # one module in several places of a model
-                return module
-            raise ArgumentError(f"{name}: this {type(module).__name__} is split already, in another way")
-        if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
-            raise ArgumentError(
-                f"{name}: this {type(module).__name__} has parameters that are DTensors already"
-            )
+        with ctx.agreement(name) as facts:
+            facts["split already"] = isinstance(module, ParallelModule)
+            if isinstance(module, ParallelModule):
+                if module.made_by == how:  # one module in several places of a model
+                    return module
+                raise ArgumentError(f"{name}: this {type(module).__name__} is split already, in another way")
+            if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+                raise ArgumentError(
+                    f"{name}: this {type(module).__name__} has parameters that are DTensors already"
+                )
+            kind = _kind(module, *self._kinds(), style=name)
+            check_whole(module, kind, name)
+            check_parameters(module, name, in_place=True)
+            self._check(kind)
         whole = {key: value for key, value in module._parameters.items() if value is not None}
-        split = self._split(module, device_mesh)
-        for key, parameter in whole.items():
-            made: Any = split._parameters[key]
-            split.register_parameter(key, tied(parameter, made, split._split_along[key], name))
-            split._replaced[key] = weakref.ref(parameter)
+        split = self._split(module, ctx, device_mesh)
+        with ctx.agreement(name):
+            check_keeps(module, split, kind, name)
+            for key, parameter in whole.items():
+                made: Any = split._parameters[key]
+                made = tied(parameter, made, split._split_along[key], name)
+                vars(made).update(vars(parameter) | vars(made))  # with what the user has noted there
+                split.register_parameter(key, made)
+                split._replaced[key] = weakref.ref(parameter)
         split.made_by = how
         return _become(module, split)
 
@@ -96,20 +114,20 @@ def _sequence_dim(placement: Placement) -> int | None:
     return placement.dim if type(placement) is Shard and placement.dim >= 0 else None
 
 
+def _checked(layer: object) -> None:
+    """Check no layer again. Local."""
+
+
 def _device(layer: Any) -> torch.device | None:
     """Return where a layer is; None, the default, if it has no values on this rank. Local."""
     return None if layer.weight.is_meta else layer.weight.device
 
 
 def _kind(module: torch.nn.Module, *kinds: type[torch.nn.Module], style: str) -> type[torch.nn.Module]:
-    """Return which of PyTorch's layers a module is; raise ArgumentError unless it computes what that does. Local."""
+    """Return which of PyTorch's layers a module is, or raise ArgumentError. Local."""
     names = " or ".join(f"torch.nn.{kind.__name__}" for kind in kinds)
     for kind in kinds:
         if isinstance(module, kind):
-            if type(module).forward is not kind.forward or "forward" in vars(module):
-                raise ArgumentTypeError(
-                    f"{style}: expected a {names}, got {type(module).__name__}, which overrides forward"
-                )
             return kind
     raise ArgumentTypeError(f"{style}: expected a {names}, got {type(module).__name__}")
 
@@ -143,7 +161,9 @@ class ColwiseParallel(_Style):
 
     Raises:
         ArgumentError: a layout is none of these, or both gather. On application: the module is not a torch.nn.Linear,
-            or overrides forward; or its weight is that of another module, which is split in another way.
+            or overrides forward; something of it would be lost, such as a parametrization, a child or a hook of a
+            parameter; or its weight is that of another module, which is split in another way. Raised on every rank,
+            before the module is changed.
     """
 
     def __init__(
@@ -164,15 +184,17 @@ class ColwiseParallel(_Style):
                 "ColwiseParallel: output_layouts: expected Shard(-1) if the input is gathered, got Replicate()"
             )
 
-    def _split(self, module: torch.nn.Module, mesh: DeviceMesh) -> ParallelModule:
-        _kind(module, torch.nn.Linear, style="ColwiseParallel")
+    def _kinds(self) -> tuple[type[torch.nn.Module], ...]:
+        return (torch.nn.Linear,)
+
+    def _split(self, module: torch.nn.Module, ctx: Context, mesh: DeviceMesh) -> ParallelModule:
         dim = _sequence_dim(self.input_layouts)
         linear: Any = module
-        return ColumnParallelLinear.from_linear(
-            linear, ctx=self._context(mesh), gather_output=self.output_layouts == Replicate(),
-            sequence_parallel=dim is not None, sequence_dim=dim or 0, device=_device(linear), device_mesh=mesh,
-            scales=self.scales, algo=self.algo, backward_algo=self.backward_algo,
-        )  # fmt: skip
+        return ColumnParallelLinear._of_whole(linear, ctx, _checked, {
+            "gather_output": self.output_layouts == Replicate(), "sequence_parallel": dim is not None,
+            "sequence_dim": dim or 0, "device": _device(linear), "device_mesh": mesh, "scales": self.scales,
+            "algo": self.algo, "backward_algo": self.backward_algo,
+        })  # fmt: skip
 
 
 class RowwiseParallel(_Style):
@@ -207,14 +229,10 @@ class RowwiseParallel(_Style):
         self._expect("input_layouts", Shard(-1), Replicate())
         self._expect("output_layouts", Replicate(), sequence=True)
 
-    def _split(self, module: torch.nn.Module, mesh: DeviceMesh) -> ParallelModule:
-        layer: Any = module
-        kind = _kind(module, torch.nn.Linear, torch.nn.Embedding, style="RowwiseParallel")
-        dim = _sequence_dim(self.output_layouts)
-        how: dict[str, Any] = {
-            "ctx": self._context(mesh), "sequence_parallel": dim is not None, "sequence_dim": dim or 0,
-            "device_mesh": mesh, "device": _device(layer),
-        }  # fmt: skip
+    def _kinds(self) -> tuple[type[torch.nn.Module], ...]:
+        return torch.nn.Linear, torch.nn.Embedding
+
+    def _check(self, kind: type[torch.nn.Module]) -> None:
         if kind is torch.nn.Embedding:
             for name in ("algo", "backward_algo"):
                 if getattr(self, name) != "auto":
@@ -222,15 +240,23 @@ class RowwiseParallel(_Style):
                         f"{name}: expected 'auto' for a torch.nn.Embedding, which is no product, "
                         f"got {getattr(self, name)!r}"
                     )
-            return VocabParallelEmbedding.from_embedding(layer, **how)
-        if dim is not None and self.input_layouts == Replicate():
+        elif self.output_layouts != Replicate() and self.input_layouts == Replicate():
             raise ArgumentError(
                 "RowwiseParallel: input_layouts: expected Shard(-1) if the output is scattered, got Replicate()"
             )
-        return RowParallelLinear.from_linear(
-            layer, input_is_parallel=self.input_layouts == Shard(-1), scales=self.scales, algo=self.algo,
-            backward_algo=self.backward_algo, **how,
-        )  # fmt: skip
+
+    def _split(self, module: torch.nn.Module, ctx: Context, mesh: DeviceMesh) -> ParallelModule:
+        layer: Any = module
+        dim = _sequence_dim(self.output_layouts)
+        how: dict[str, Any] = {
+            "sequence_parallel": dim is not None, "sequence_dim": dim or 0, "device_mesh": mesh,
+            "device": _device(layer),
+        }  # fmt: skip
+        if isinstance(layer, torch.nn.Embedding):
+            return VocabParallelEmbedding._of_whole(layer, ctx, check_embedding, how)
+        how.update(input_is_parallel=self.input_layouts == Shard(-1), scales=self.scales)
+        how.update(algo=self.algo, backward_algo=self.backward_algo)
+        return RowParallelLinear._of_whole(layer, ctx, _checked, how)
 
 
 class SequenceParallel(ParallelStyle):
@@ -246,8 +272,9 @@ class SequenceParallel(ParallelStyle):
         use_local_output: return this rank's part, not a DTensor.
 
     Raises:
-        ArgumentError: on application: the module takes statistics over tokens. In its forward pass: it normalises the
-            dimension that is split; raised on every rank that has such an input.
+        ArgumentError: on application: the module takes statistics over tokens, or its parameters have hooks or
+            gradients, which would be lost. In its forward pass: it normalises the dimension that is split; raised on
+            every rank that has such an input.
     """
 
     def __init__(self, *, sequence_dim: int = 0, use_local_output: bool = True) -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -19,12 +20,13 @@ from ..tensor_parallel import shard
 from ..tensor_parallel.call import check_context
 from .meshes import all_gather, local, reduce, reduce_scatter
 from .operators import Gradients, count, once, operator, own, refuse_transforms
-from .parameters import ParallelModule, root_has_values
+from .parameters import ParallelModule, agreed, root_has_values
+from .wholes import check_hooks, check_parameters, check_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["VocabParallelEmbedding", "vocab_parallel_cross_entropy"]
+__all__ = ["VocabParallelEmbedding", "check_embedding", "vocab_parallel_cross_entropy"]
 
 _EMBEDDING, _LOSS = "VocabParallelEmbedding", "vocab_parallel_cross_entropy"
 
@@ -68,21 +70,20 @@ class VocabParallelEmbedding(ParallelModule):
         embedding: torch.nn.Embedding | None = None,
         device_mesh: DeviceMesh | None = None,
     ) -> None:
-        num_embeddings = integer(num_embeddings, "num_embeddings", 0, ArgumentError)
-        embedding_dim = integer(embedding_dim, "embedding_dim", 0, ArgumentError)
-        if padding_idx is not None:
-            padding_idx = integer(padding_idx, "padding_idx", -num_embeddings, ArgumentError)
-            if padding_idx >= num_embeddings:
-                raise ArgumentError(
-                    f"padding_idx: expected {-num_embeddings} to {num_embeddings - 1}, got {padding_idx}"
-                )
-            padding_idx %= num_embeddings
+        with agreed(ctx, _EMBEDDING):
+            num_embeddings = integer(num_embeddings, "num_embeddings", 0, ArgumentError)
+            embedding_dim = integer(embedding_dim, "embedding_dim", 0, ArgumentError)
+            if padding_idx is not None:
+                padding_idx = integer(padding_idx, "padding_idx", -num_embeddings, ArgumentError)
+                if padding_idx >= num_embeddings:
+                    raise ArgumentError(
+                        f"padding_idx: expected {-num_embeddings} to {num_embeddings - 1}, got {padding_idx}"
+                    )
+                padding_idx %= num_embeddings
+            sequence_dim = integer(sequence_dim, "sequence_dim", 0, ArgumentError)
         super().__init__(ctx, device, dtype, device_mesh, weight=((num_embeddings, embedding_dim), 0))
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
-        self.sequence_parallel, self.sequence_dim = (
-            sequence_parallel,
-            integer(sequence_dim, "sequence_dim", 0, ArgumentError),
-        )
+        self.sequence_parallel, self.sequence_dim = sequence_parallel, sequence_dim
         self.shard = shard(num_embeddings, ctx.size, ctx.rank)
         if embedding is None:
             self.reset_parameters()
@@ -99,8 +100,23 @@ class VocabParallelEmbedding(ParallelModule):
                 ``reset_parameters``. A frozen table stays frozen.
             ctx: the ranks.
             **options: as for the class, without ``dtype`` and ``padding_idx``, which are the table's.
+
+        Raises:
+            ArgumentError: as ``from_linear`` of ``ColumnParallelLinear`` does; or it has an option of
+                torch.nn.Embedding that is not supported. Raised on every rank.
         """
-        if not root_has_values(ctx, cls.__name__, embedding, _check_embedding):
+        return cls._of_whole(embedding, ctx, _check_new_embedding, options)
+
+    @classmethod
+    def _of_whole(
+        cls,
+        embedding: torch.nn.Embedding,
+        ctx: Context,
+        check: Callable[[object], None],
+        options: dict[str, Any],
+    ) -> Self:
+        """As ``from_embedding``, which checks the whole table by ``check``. Collective over the context."""
+        if not root_has_values(ctx, f"{cls.__name__}.from_embedding", embedding, check):
             options["device"] = options.get("device") or torch.device("meta")
         made = cls(
             embedding.num_embeddings, embedding.embedding_dim, ctx=ctx, padding_idx=embedding.padding_idx,
@@ -132,14 +148,14 @@ class VocabParallelEmbedding(ParallelModule):
         """
         with self.ctx.agreement("load_embedding") as facts:
             facts.update(layer=repr(self), dtype=str(self.weight.dtype))
-            _check_embedding(embedding)
+            check_embedding(embedding)
             facts["meta"] = self.weight.is_meta
             mine = (self.num_embeddings, self.embedding_dim), self.weight.dtype
             given = tuple(embedding.weight.shape), embedding.weight.dtype
             if given != mine:
                 texts = [f"{n}x{k} {dtype}" for (n, k), dtype in (given, mine)]
                 raise ArgumentError(f"embedding: {texts[0]}, expected {texts[1]}")
-        has_values = root_has_values(self.ctx, "load_embedding", embedding, _check_embedding)
+        has_values = root_has_values(self.ctx, "load_embedding", embedding, check_embedding)
         if has_values and not self.weight.is_meta:
             self._take_of_root("weight", embedding.weight)
 
@@ -325,7 +341,11 @@ vocab_embedding.register_autograd(_embedding_back, setup_context=_embedding_save
 
 
 def _gather_rows(x: Tensor, name: str, total: int) -> Tensor:
-    return all_gather(x, Context.named(name), total)
+    ctx, call = Context.named(name), f"{_EMBEDDING}: gradient"
+    with ctx.running(call):
+        with ctx.agreement(call) as facts:
+            facts["gradient"] = f"{total} of {tuple(x.shape[1:])} {x.dtype}"
+        return all_gather(x, ctx, total)
 
 
 def _gather_rows_fake(x: Tensor, name: str, total: int) -> Tensor:
@@ -451,7 +471,8 @@ def _check_range(name: str, words: Tensor, total: int) -> None:
         )
 
 
-def _check_embedding(embedding: object) -> None:
+def check_embedding(embedding: object) -> None:
+    """Raise ArgumentError unless ``embedding`` is a table of PyTorch's, with options that a split one has. Local."""
     if not isinstance(embedding, torch.nn.Embedding):
         raise ArgumentTypeError(f"embedding: expected a torch.nn.Embedding, got {type(embedding).__name__}")
     for option, value in (("max_norm", None), ("scale_grad_by_freq", False), ("sparse", False)):
@@ -459,3 +480,12 @@ def _check_embedding(embedding: object) -> None:
             raise ArgumentError(
                 f"embedding: {option} is {getattr(embedding, option)}, expected {value}: it is not supported"
             )
+    check_whole(embedding, torch.nn.Embedding, "embedding")
+
+
+def _check_new_embedding(embedding: object) -> None:
+    """Raise ArgumentError unless a new layer has all that ``embedding`` has. Local."""
+    check_embedding(embedding)
+    assert isinstance(embedding, torch.nn.Embedding)
+    check_parameters(embedding, "embedding", in_place=False)
+    check_hooks(embedding, "embedding")

@@ -169,7 +169,7 @@ def test_pytorch_tensors(ctx, form):
         def tensor(array: Any, dtype: str = dtype) -> Any:
             return torch.from_dlpack(array.view(f"i{array.itemsize}")).view(view[dtype])
 
-        x, w, bias = tensor(case.local_x), tensor(case.local_w).requires_grad_(), tensor(case.local_bias)
+        x, w, bias = tensor(case.local_x), tensor(case.local_w), tensor(case.local_bias)
         case.cupy.cuda.Device().synchronize()
         stream = torch.cuda.Stream() if side else torch.cuda.current_stream()
         stream.wait_stream(torch.cuda.default_stream())

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import platform
 import subprocess
 import sys
@@ -182,6 +183,31 @@ def test_a_rank_that_catches_an_exception_inside_a_call_breaks_the_context():
     why = "this context is broken, no collective call is possible any more: "
     why += "rank 1 left redistribute with MemoryError: no room"
     assert run_torch(breaks, 3) == [why] * 3
+
+
+class Intruder:
+    """What makes ``pickle.loads`` end the process."""
+
+    def __reduce__(self) -> Any:
+        return os._exit, (3,)
+
+
+def written_by_others(group: Any) -> bool:
+    """Whoever reaches the store can write where the ranks' notes lie."""
+    with pb.Context(group, engine="host") as ctx:
+        if ctx.rank == 0:
+            for note in (pickle.dumps(Intruder()), b"", b"[0]", pickle.dumps((0, "broken", 1, ("x", None)))):
+                ctx.control.channel._transport.send(note)
+        time.sleep(0.1)  # notes are looked for every 50 ms
+        a = ctx.eye((4, 4), grid=pb.Grid(1, ctx.size), block=2)
+        for _ in range(3):
+            a @ a
+            time.sleep(0.05)
+        return ctx.control.channel._transport._read == 4
+
+
+def test_what_others_write_into_the_store_is_ignored():
+    assert run_torch(written_by_others, 3) == [True] * 3
 
 
 def leaves(group: Any) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import pickle
 import threading
@@ -301,11 +302,11 @@ class Told:
         self.coming, self.sent = [], []
 
     def send(self, note):
-        self.sent.append(pickle.loads(note))
+        self.sent.append(side_channel._read_note(note))
 
     def arrived(self):
         notes, self.coming = self.coming, []
-        return [pickle.dumps(note) for note in notes]
+        return [note if isinstance(note, bytes) else json.dumps(note).encode() for note in notes]
 
 
 @pytest.fixture
@@ -322,6 +323,50 @@ def channels(monkeypatch):
         channel.name = name
         made.append(channel)
     return made
+
+
+class Intruder:
+    """What makes ``pickle.loads`` run code."""
+
+    def __reduce__(self):
+        return os._exit, (3,)
+
+
+def test_what_is_no_note_is_ignored(channels):
+    a, _ = channels
+    told = "broken", "waits", "here", "left"
+    place = [[0, 1], 1, 1, "gather (b)"]
+    good = {"broken": ["a cause", place], "waits": place, "here": [1, "matmul", 0], "left": 1}
+    values = [
+        None, True, -1, 1.5, "", "left", [], {}, [[]], [None] * 3, ["", None], ["a cause"], ["a cause", 1], [3, None],
+        ["a cause", [[0], 0, 0]], ["a cause", ["01", 0, 0, "x"]], [1, 2, 3], ["1", "matmul", 0], [1, "matmul", -1],
+        [["0"], 1, 1, "x"], [[0, 1], -1, 1, "x"], [[0, 1], 1, 1.0, "x"], [[0, 1], 1, 1, 5], [5, 1, 1, "x"],
+    ]  # fmt: skip
+    bad = [
+        pickle.dumps(Intruder()), b"", b"\xff\xfe", b"[" * 100_000, b"[0," + b"1" * 10_000 + b"]",
+        b"null", b"{}", b"[]",
+        *([0, kind, 1, value] for kind in told for value in values),
+        *([index, kind, 1, good[kind]] for kind in told for index in (1, -1, True, "0", None, [0])),
+        *([0, kind, rank, good[kind]] for kind in told for rank in (0, 2, -1, True, 1.0, "1", None, [1])),
+        *([0, kind, 1, "a cause"] for kind in ("other", None, 0, ["left"], {})),
+        [0, "left", 1, 1, 1], [0, "left", 1],
+    ]  # fmt: skip
+    a._transport.coming = bad
+    a.look()
+    assert (a.cause, a._left, a._stalled, a._waiting) == ("", {}, {}, {})
+    a._transport.coming = [[0, kind, 1, good[kind]] for kind in told[::-1]]  # the same, well formed
+    a.look()
+    assert (a.cause, a._left, a._stalled) == ("a cause", {1: 1}, {1: (1, "matmul", 0)})
+    assert a._waiting == {1: elsewhere(1)}
+    assert a._conflict == elsewhere(1)
+
+
+def test_any_text_travels(channels):
+    a, _ = channels
+    a.cause = '\udc80 \N{SNOWMAN} \0 "'
+    a._told = False
+    a.look()
+    assert notes(a, "broken") == [(a.cause, None)]
 
 
 def notes(channel, kind):

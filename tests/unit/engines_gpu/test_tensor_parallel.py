@@ -6,13 +6,14 @@ from __future__ import annotations
 import itertools
 import sys
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 import pblasmp as pb
 from pblasmp.engines.gpu.operations import GpuOperations
-from tests.helpers.cases import TYPES, first, pick, unlike
+from tests.helpers.cases import TYPES, agreed_error, first, pick, unlike
 from tests.helpers.fused_machines import Following
 from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.machine import machine
@@ -111,6 +112,12 @@ def in_order(comm: Any, path: str) -> Any:
                 "or in the one asked for",
                 wrong or (None if sizes_sent == {2 * 3 * p * 4} else f"{sizes_sent}"),
             )
+            words = ["x and w: a gradient is required", "call pblasmp.torch.matmul_reduce_scatter"]
+            with patch(
+                "pblasmp.tensor_parallel.call.loses_gradient",
+                lambda each: each is case.local_x or each is case.local_w,
+            ):
+                yield "a queued run with gradients", agreed_error(ctx, pb.ArgumentError, words, plan)
         case = on_gpu(Case(rng, comm, "matmul_allgather", "float32", 2, 512 * p, 3))
         with pb.plan(pb.matmul_allgather, case.local_x, case.local_w, ctx) as plan:
             yield "small products take one panel", None if plan.report().path.endswith(": 1") else "more"

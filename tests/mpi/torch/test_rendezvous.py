@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where ranks of MPI meet for PyTorch's process group: at one address, which only they need to reach, or not at all."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+import pblasmp as pb
+import pblasmp.torch as pt
+from pblasmp.torch import rendezvous
+from tests.helpers.cases import agreed_error
+from tests.helpers.mpi import run_mpi
+from tests.helpers.torch_ranks import Case, host
+
+NODES = "pblasmp.torch.rendezvous.machines_of"
+
+
+def listening() -> set[str]:
+    """The addresses, in hexadecimal digits, at which this process listens."""
+    links = set()
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            links.add(str(each.readlink())[8:-1])
+    lines = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        if Path(f"/proc/net/{name}").exists()
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    return {words[1] for words in lines if words[3] == "0A" and words[9] in links}
+
+
+def place_of_store() -> tuple[str, int]:
+    store: Any = dist.distributed_c10d._get_default_store()
+    while not isinstance(store, dist.TCPStore):
+        store = store.underlying_store
+    return store.host, store.port
+
+
+def reached(address: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((address, port), 5):
+        return True
+    return False
+
+
+def works(comm: Any) -> bool:
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    return bool((total == comm.size).all())
+
+
+def where_ranks_meet(comm: Any) -> Iterator[Case]:
+    before = listening()
+    with host(comm) as ctx:
+        pt.ColumnParallelLinear(8, 8, ctx=ctx)
+        address, port = place_of_store()
+        mine = listening() - before
+        yield "one node: its address", None if address == "127.0.0.1" else address
+        yield "one node: nothing is open", opened(mine)
+        others = [reached(each, port) for each in ("127.0.0.1", "127.0.0.2", *rendezvous._interfaces())]
+        yield (
+            "one node: no other address",
+            None if others[:2] == [True, False] and sum(others) <= 2 else f"{others}",
+        )
+        yield "one node: it works", None if works(comm) else "wrong sums"
+    with patch(NODES, lambda _: [(rank,) for rank in range(comm.size)]):
+        pt.init_process_group(comm)
+        address, port = place_of_store()
+        far = [each for each in rendezvous._interfaces() if not each.startswith("127.")]
+        yield "nodes: its address", None if address in (far or ["127.0.0.1"]) else address
+        yield "nodes: nothing is open", opened(listening() - before)
+        others = [reached("127.0.0.2", port), reached("127.0.0.1", port)]
+        yield "nodes: no other address", None if others == [False, not far] else f"{others}"
+        known = os.environ.pop("GLOO_SOCKET_IFNAME")
+        yield "nodes: gloo", None if known == rendezvous._interfaces()[address] else known
+        yield "nodes: it works", None if works(comm) else "wrong sums"
+        dist.destroy_process_group()
+    alone = comm.Split(comm.rank)
+    pt.init_process_group(alone)
+    store: Any = dist.distributed_c10d._get_default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    yield "one rank: its store", None if isinstance(store, dist.HashStore) else type(store).__name__
+    yield "one rank", opened(listening() - before) or (None if works(alone) else "wrong sums")
+    dist.destroy_process_group()
+
+
+def opened(addresses: set[str]) -> str | None:
+    found = [each for each in addresses if not each.split(":")[0].strip("0")]
+    return f"open to all: {found}" if found else None
+
+
+def faults(comm: Any) -> Iterator[Case]:
+    """What goes wrong on one rank is raised by both, and nothing is half made."""
+    last = comm.rank == 1
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OSError("the network is down")
+
+    store = dist.TCPStore
+    cases = {
+        "no address": (OSError, ["the network is down"], {"pblasmp.torch.rendezvous._listening": fails}),
+        "not reached": (
+            pb.UnsupportedError, ["not every rank reaches rank 0", "MASTER_ADDR"],
+            {"socket.create_connection": fails},
+        ),
+        "no store": (OSError, ["the network is down"], {"torch.distributed.TCPStore": fails if last else store}),
+        "no server": (OSError, ["the network is down"], {"torch.distributed.TCPStore": store if last else fails}),
+        "no interface": (pb.ArgumentError, ["GLOO_SOCKET_IFNAME: gloo cannot use 'nowhere'", "on rank 1"], {}),
+        "a group": (
+            pb.UnsupportedError, ["PyTorch has a default process group", "on rank 1"],
+            {"torch.distributed.is_initialized": lambda: last},
+        ),
+    }  # fmt: skip
+    with host(comm) as ctx:
+        for nodes in ([(0, 1)], [(0,), (1,)]):
+            for name, (kind, words, changed) in cases.items():
+                with patch(NODES, lambda _, nodes=nodes: nodes), patch.dict(os.environ):
+                    if name == "no interface" and last:
+                        os.environ["GLOO_SOCKET_IFNAME"] = "nowhere"
+                    patches = [patch(where, what) for where, what in changed.items()]
+                    for each in patches:
+                        each.start()
+                    fault = agreed_error(ctx, kind, words, pt.init_process_group, comm)
+                    for each in patches:
+                        each.stop()
+                yield f"{name}, {len(nodes)} nodes", fault or ("a group" if dist.is_initialized() else None)
+    with host(comm) as ctx:
+        pt.RowParallelLinear(8, 8, ctx=ctx)
+        yield "later", None if works(comm) else "wrong sums"
+
+
+def test_the_store_listens_at_one_address():
+    run_mpi(where_ranks_meet, 2)
+
+
+def test_what_one_rank_cannot_do_all_ranks_raise():
+    run_mpi(faults, 2)
+
+
+def test_addresses_that_other_hosts_reach(monkeypatch):
+    """A host's own name is often resolved to a loopback address, or not at all."""
+    known = {"a-host": "127.0.1.1", "told": "10.0.0.7", "local": "127.0.0.1"}
+
+    def getaddrinfo(name: str, *_: Any, **__: Any) -> Any:
+        if name not in known:
+            raise socket.gaierror("Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (known[name], 0))]
+
+    interfaces = {"127.0.0.1": "lo", "169.254.3.4": "usb0", "192.168.3.4": "eth0"}
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(rendezvous, "_interfaces", lambda: interfaces)
+    monkeypatch.setattr(socket, "gethostname", lambda: "a-host")
+    for told, expected in {
+        "": ["192.168.3.4"], "told": ["10.0.0.7", "192.168.3.4"], "local": ["192.168.3.4"],
+        "unknown": ["192.168.3.4"],
+    }.items():  # fmt: skip
+        monkeypatch.setenv("MASTER_ADDR", told)
+        assert rendezvous._addresses() == [*expected, "127.0.0.1"], told
+    monkeypatch.setattr(rendezvous, "_interfaces", dict)  # not Linux
+    known["a-host"] = "192.168.3.9"
+    assert rendezvous._addresses() == ["192.168.3.9", "127.0.0.1"]
+    sockets = rendezvous._listening(["203.0.113.9", "127.0.0.1"], 2)  # the first one is another host's
+    assert [each.getsockname()[0] for each in sockets] == ["127.0.0.1"]
+    for each in sockets:
+        each.close()
