@@ -122,7 +122,8 @@ def _getri(call: FactorCall) -> None:
 
 
 def _trtri(call: FactorCall) -> None:
-    factorisations.inv(call.a, "tri", uplo=call["uplo"], diag=call["diag"], out=call.a)
+    uplo, diag = call["uplo"], call["diag"]
+    factorisations.inverse_of(call.a, None, "tri", uplo=uplo, diag=diag, factored=True, out=call.a)
 
 
 def _trtrs(call: FactorCall) -> None:
