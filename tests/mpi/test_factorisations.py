@@ -20,6 +20,7 @@ from tests.helpers.factor_cases import (
     direct_blocks_of,
     empty,
     failures,
+    least_squares_at_the_ends,
     only,
     panels_of,
     placed,
@@ -28,6 +29,7 @@ from tests.helpers.factor_cases import (
     random,
     relative,
     too_large,
+    without_full_rank,
 )
 from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
@@ -39,6 +41,10 @@ def everything(comm, count, keep=1):
         for case, dtype in in_turn(CASES[::-1], TYPES * count, keep=keep):
             with panels_of(ctx, int(rng.integers(1, 9))), short_messages(pick(rng, (64, 1000, 1 << 22))):
                 yield case(ctx, rng, dtype)
+        for (dtype,) in in_turn(TYPES, keep=2):
+            with panels_of(ctx, int(rng.integers(1, 9))):
+                yield from least_squares_at_the_ends(ctx, rng, dtype)
+                yield from without_full_rank(ctx, rng, dtype)
 
 
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
