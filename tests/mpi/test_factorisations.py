@@ -227,6 +227,10 @@ def names(comm):
             wrong = agreed_error(ctx, pb.RankMismatchError, words, pblas.pdgeqrf, 8, 8, *at, tau, work, size)
             yield "sizes on some ranks", wrong
         yield "nothing", None if pblas.pdgetrf(0, 8, *at, ipiv) == pblas.pdpotrf("L", 0, *at) == 0 else "INFO"
+        for trans, m, n in (("N", 0, 8), ("T", 0, 8), ("N", 8, 0), ("N", 8, 8)):
+            b[:, :], zeros = 7, np.zeros_like(a)
+            info = pblas.pdgels(trans, m, n, 8, zeros, 1, 1, desc, *rhs)
+            yield f"least squares with {m} x {n} zeros", None if info == 0 and not b.any() else f"{info} {b}"
         twice = np.asfortranarray(2 * np.eye(8)[:, Axis(8, 2, 0, comm.size).globals(comm.rank)])
         yield "returned", None if pblas.pdpotrf("U", 8, twice, 1, 1, desc) == 0 else "INFO"
         yield "in place", unlike(np.unique(twice), np.sqrt([0.0, 2.0]))
