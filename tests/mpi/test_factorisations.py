@@ -94,9 +94,11 @@ def faults(comm, *, direct):
         yield from failures(ctx, rng)
         found = pb.slogdet(placed(ctx, rng, np.diag([-np.inf, 2])))
         yield "infinity in slogdet", None if found == (-1, np.inf) else f"{found}"
-        least = 2.0**-1074  # its inverse is no number
-        condition = pb.cond_estimate(placed(ctx, rng, least * np.array([[1, 1], [0, 1]])))
-        yield "condition of the least numbers", None if condition == np.inf else f"{condition}"
+        for dtype, sizes in (("float64", (1, 2.0**-1074, 1e308)), ("complex64", (1, 2.0**-149, 3e38))):
+            wholes = [(size * np.array([[1, 1], [0, 1]])).astype(dtype) for size in sizes]
+            conditions = [pb.cond_estimate(placed(ctx, rng, whole)) for whole in wholes]
+            same = np.allclose(conditions, conditions[0])  # although inverses, or sums, are no numbers
+            yield f"conditions of {sizes}", None if same else f"{conditions}"
         for assume in ("gen", "pos", "tri"):
             right = random(rng, (17, 3), "float64")
             a, b = placed(ctx, rng, np.diag(4.0 - np.arange(17))), placed(ctx, rng, right)
