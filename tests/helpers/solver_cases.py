@@ -25,6 +25,7 @@ from tests.helpers.factor_cases import (
     too_large,
     unscaled,
 )
+from tests.helpers.lengths import in_turn
 
 __all__ = ["CASES", "TYPES", "eigh_at_the_ends"]
 
@@ -161,34 +162,32 @@ def ends(dtype: str) -> tuple[float, ...]:
     )
 
 
-def eigh_at_the_ends(ctx: pb.Context, rng: np.random.Generator, dtype: str, n: int = 12) -> Iterator[Case]:
+def eigh_at_the_ends(
+    ctx: pb.Context, rng: np.random.Generator, dtype: str, n: int = 12, keep: int = 1
+) -> Iterator[Case]:
     """Eigenvalues of tiny and large matrices, equal ones, and of a diagonal that is not in order."""
     random_one = random(rng, (n, n), dtype)
-    reflected = np.eye(n) - 2 / n  # eigenvalues 1 and -1
     matrices = {
         "random": (random_one + random_one.conj().T) / 2,
         "ones": np.ones((n, n)),
         "diagonal": np.diag(np.r_[np.arange(n - 2.0), 7, -7]),
-        "equal": np.kron(np.diag([2, 1]), reflected)[:n, :n],
+        "equal": 2 * np.eye(n) - 4 / n,  # a reflection's 2 and -2
         "zero": np.zeros((n, n)),
     }
-    for scale in (1.0, *ends(dtype)):
-        for name, whole in matrices.items():
-            with np.errstate(under="ignore"):
-                given = (whole * scale).astype(dtype)
-            w, found = pb.eigh(placed(ctx, rng, given))
-            left, v = unscaled(given, scale), exact(found.allgather())
-            lost = (
-                n * float(np.finfo(dtype).smallest_subnormal) / scale / np.finfo(dtype).eps
-            )  # of eigenvalues
-            bound = max(1.0, lost) * max(1.0, np.abs(left).sum(0).max()) * np.eye(1)
-            values = w.astype(float) / scale
-            errors = too_large(
-                vectors=relative(left @ v - v * values, bound, n, dtype),
-                orthogonal=relative(v.conj().T @ v - np.eye(n), np.eye(n), n, dtype),
-                values=relative((values - np.linalg.eigvalsh(left))[:, None], bound, n, dtype),
-            )
-            yield f"eigh {dtype} {name} {scale}", first(errors, None if (np.diff(w) >= 0).all() else f"{w}")
+    for scale, (name, whole) in in_turn((1.0, *ends(dtype)), matrices.items(), keep=keep):
+        with np.errstate(under="ignore"):
+            given = (whole * scale).astype(dtype)
+        w, found = pb.eigh(placed(ctx, rng, given))
+        left, v = unscaled(given, scale), exact(found.allgather())
+        lost = n * float(np.finfo(dtype).smallest_subnormal) / scale / np.finfo(dtype).eps  # of eigenvalues
+        bound = max(1.0, lost) * max(1.0, np.abs(left).sum(0).max()) * np.eye(1)
+        values = w.astype(float) / scale
+        errors = too_large(
+            vectors=relative(left @ v - v * values, bound, n, dtype),
+            orthogonal=relative(v.conj().T @ v - np.eye(n), np.eye(n), n, dtype),
+            values=relative((values - np.linalg.eigvalsh(left))[:, None], bound, n, dtype),
+        )
+        yield f"eigh {dtype} {name} {scale}", first(errors, None if (np.diff(w) >= 0).all() else f"{w}")
     for bad in (np.nan, np.inf):
         whole = np.eye(n)
         whole[n // 2, 1] = whole[1, n // 2] = bad

@@ -41,7 +41,7 @@ def everything(comm, count, keep=1):
         for case, dtype in in_turn(CASES[::-1], TYPES * count, keep=keep):
             with panels_of(ctx, int(rng.integers(1, 9))), short_messages(pick(rng, (64, 1000, 1 << 22))):
                 yield case(ctx, rng, dtype)
-        for (dtype,) in in_turn(TYPES, keep=2):
+        for (dtype,) in in_turn(TYPES, keep=4, first=comm.size // 2):
             with panels_of(ctx, int(rng.integers(1, 9))):
                 yield from least_squares_at_the_ends(ctx, rng, dtype)
                 yield from without_full_rank(ctx, rng, dtype)

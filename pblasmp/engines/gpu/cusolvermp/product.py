@@ -390,7 +390,13 @@ class CusolvermpProduct(FactorProduct):
         b = self._copied(p.b, given.b, beside)
         a = self._copied(p.a, given.a, work, (p.c, given.c), conjugate=self._conjugate)
         rows = self._rows(beside, p.b.shape[0])
-        (_, by), (_, of_right) = self._scale(a), self._scale(b[:rows])
+        (size, by), (_, of_right) = self._scale(a), self._scale(b[:rows])
+        if size == 0 and p.c is None:
+            return Found(1)
+        if size == 0:  # as LAPACK does
+            b[...] = 0
+            self._back(beside, b, p.d, given.d)
+            return Found()
         of_a, of_b = self._operand(work, a, closing), self._operand(beside, b, closing, 1)
         library.call("Gels", dtype, (Operation.N, m, n, beside.shape[1], *of_a, *of_b))
         tolerance = rank_tolerance(p.a) if p.c is None else 0.0
