@@ -204,7 +204,7 @@ def lstsq(a: Matrix, b: Matrix, op_a: Op = "N", out: Matrix | None = None, *, al
     If op(A) has more columns than rows, X is the solution of the least norm.
 
     A is of full rank, which is checked up to rounding: in the R of A, or of A^H if A is wide, no diagonal element is
-    as small as 100 sqrt(min(m, n)) eps times the largest element of its column, with ``numpy.finfo(a.dtype).eps``. So
+    as small as 100 sqrt(min(m, n, 100)) eps times the largest element of its column; eps is ``numpy.finfo``'s. So
     columns may have units of their own. R is made without exchanges of columns: some nearly dependent ones pass.
 
     If the largest element of A or B is near the ends of the type's range, they are scaled, as in LAPACK.
