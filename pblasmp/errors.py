@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions of pblasmp: one hierarchy, in which each is also the built-in exception that it resembles."""
+"""The exceptions of pblasmp: one hierarchy, in which each is also the exception that it resembles."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from numpy.linalg import LinAlgError
 
 __all__ = [
     "ArgumentError",
@@ -53,8 +55,8 @@ class StatusError(PblasmpError, RuntimeError):
     """A C library returned a status other than success."""
 
 
-class FactorisationError(PblasmpError, ArithmeticError):
-    """A matrix is exactly singular, or not positive definite; raised on every rank.
+class FactorisationError(PblasmpError, LinAlgError, ArithmeticError):
+    """A matrix is singular, not positive definite, or without full rank; raised on every rank.
 
     Attributes:
         index: the row and column, from 0, of the first diagonal element of the factor that shows it.

@@ -52,6 +52,8 @@ class Ghost:
         """Real parts."""
         return ghost(self.shape, self._view.real.dtype)
 
+    imag = real
+
     @property
     def data(self) -> _Data:
         """Where it would be, as CuPy's arrays say it."""

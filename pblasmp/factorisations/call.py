@@ -288,24 +288,23 @@ class FactorisationCall(UserCall[T]):
             made.local[...] = 0
         return made
 
-    def singular(self, info: int) -> NoReturn:
+    def failed(self, info: int, what: str) -> NoReturn:
         """Raise the error, as all ranks do."""
         with self.ctx.agreement(self.name):
-            raise FactorisationError.at(
-                info - 1,
-                f"{self.name}: the matrix is exactly singular: a zero on the diagonal at index {info - 1}",
-            )
+            raise FactorisationError.at(info - 1, f"{self.name}: the matrix {what}")
         raise AssertionError
+
+    def singular(self, info: int) -> NoReturn:
+        """Raise the error, as all ranks do."""
+        self.failed(info, f"is exactly singular: a zero on the diagonal at index {info - 1}")
 
     def not_positive(self, info: int) -> NoReturn:
         """Raise the error, as all ranks do."""
-        with self.ctx.agreement(self.name):
-            raise FactorisationError.at(
-                info - 1,
-                f"{self.name}: the matrix is not positive definite: its leading principal minor of order {info}, "
-                f"up to index {info - 1}, is not positive",
-            )
-        raise AssertionError
+        self.failed(
+            info,
+            f"is not positive definite: its leading principal minor of order {info}, up to index {info - 1}, is not "
+            "positive",
+        )
 
 
 def turned(x: Any, transposed: bool) -> Any:

@@ -21,8 +21,11 @@ __all__ = ["CALLS", "eigh"]
 def eigh(a: Matrix, uplo: Uplo = "L", *, algo: str = "auto") -> tuple[NDArray[Any], Matrix]:
     """Return the eigenvalues and eigenvectors of a symmetric or Hermitian matrix. Collective over the context.
 
-    A V = V diag(w). It needs GPUs and cuSOLVERMp. On CPU ranks ScaLAPACK (p?syevd, p?heevd) and ELPA compute it, on
-    the same block-cyclic arrays; CPU ranks raise UnsupportedError here.
+    A V = V diag(w). A is scaled if squares of its elements would over- or underflow. NaN or infinity in A makes all
+    eigenvalues and eigenvectors NaN.
+
+    It needs GPUs and cuSOLVERMp. On CPU ranks ScaLAPACK (p?syevd, p?heevd) and ELPA compute it, on the same
+    block-cyclic arrays; CPU ranks raise UnsupportedError here.
 
     Args:
         a: n × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.

@@ -201,7 +201,13 @@ class _ApplyQ(_OfReflectors):
 def lstsq(a: Matrix, b: Matrix, op_a: Op = "N", out: Matrix | None = None, *, algo: str = "auto") -> Matrix:
     """Return the X that minimises the norms of the columns of op(A) X - B. Collective over the context.
 
-    A is of full rank. If op(A) has more columns than rows, X is the solution of the least norm.
+    If op(A) has more columns than rows, X is the solution of the least norm.
+
+    A is of full rank, which is checked up to rounding: in the R of A, or of A^H if A is wide, no diagonal element is
+    as small as 100 sqrt(min(m, n, 100)) eps times the largest element of its column; eps is ``numpy.finfo``'s. So
+    columns may have units of their own. R is made without exchanges of columns: some nearly dependent ones pass.
+
+    If the largest element of A or B is near the ends of the type's range, they are scaled, as in LAPACK.
 
     Args:
         a: m × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
@@ -211,7 +217,7 @@ def lstsq(a: Matrix, b: Matrix, op_a: Op = "N", out: Matrix | None = None, *, al
         algo: "auto", or the name of an algorithm.
 
     Raises:
-        FactorisationError: A has no full rank: the diagonal element of R at ``index`` is exactly zero.
+        FactorisationError: A has no full rank: its column ``index`` (row if A is wide) is a combination of others.
         ArgumentError: shapes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
@@ -263,6 +269,16 @@ class _LeastSquares(FactorisationCall[Matrix]):
     @property
     def _right(self) -> Matrix:
         return self["b"]
+
+    def end(self, found: Found) -> Matrix:
+        if found.info:
+            what = "row" if self._wide else "column"
+            self.failed(
+                found.info,
+                f"has no full rank: up to rounding, the {what} at index {found.info - 1} is a combination of those "
+                "before it",
+            )
+        return self.written
 
     def problem(self) -> FactorProblem:
         wide, op = self._wide, self.how["op_a"]

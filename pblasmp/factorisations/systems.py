@@ -131,16 +131,15 @@ def inv(
     out: Matrix | None = None,
     algo: str = "auto",
 ) -> Matrix:
-    """Return the inverse of a matrix. Collective over the context.
+    """Return the inverse of a matrix, all of it whatever ``assume`` says. Collective over the context.
 
     To solve a system, ``solve`` takes a third of the operations and is more accurate.
 
     Args:
         a: n × n: float32, float64, complex64 or complex128, in any layout.
         assume: as for ``solve``.
-        uplo: with "pos" and "tri", which triangle of A is read and of the inverse written: outside it ``out`` keeps its
-            values, and a new matrix has zeros.
-        diag: with "tri": "U" takes the diagonal as ones, which are neither read nor written.
+        uplo: with "pos" and "tri", which triangle of A is read.
+        diag: with "tri": "U" takes the diagonal as ones and does not read it.
         out: where to write the inverse, which may be ``a``; by default a new matrix in the layout of A.
         algo: "auto", or the name of an algorithm.
 
@@ -166,7 +165,10 @@ def inverse_of(
     out: Matrix | None = None,
     algo: str = "auto",
 ) -> Matrix:
-    """Do as ``inv``, or if ``factored`` from a factor and ``pivots`` that are legal and equal on every rank."""
+    """Do as ``inv``, or if ``factored`` as LAPACK with a factor, and ``pivots`` that are legal and equal everywhere.
+
+    With "pos" and "tri" then only the triangle is written, without a diagonal of ones.
+    """
     return _Inverse(
         a=a, assume=assume, pivots=pivots, uplo=uplo, diag=diag, factored=factored, out=out, algo=algo
     ).run()
@@ -186,9 +188,10 @@ class _Inverse(_Assuming):
         options = {name: self.how[name] for name in ("uplo", "diag")}
         if not one_of(assume, _ASSUMED) or (assume != "tri" and not one_of(options["diag"], ("N",))):
             return None
-        routine = {"gen": "getrf getri", "pos": "potrf potri", "tri": "trtri"}[assume]
         if self.how["factored"]:
-            routine = routine.split()[-1]
+            routine = {"gen": "getri", "pos": "potri", "tri": "trtri"}[assume]
+        else:
+            routine = {"gen": "getrf getri", "pos": "potrf potri", "tri": "trtri laset"}[assume]
         return factor_directly(routine, a, None, out, call=self.name, pivots=self._pivots, **options)
 
     def check(self) -> None:
@@ -199,13 +202,14 @@ class _Inverse(_Assuming):
         self.check_like("out", "a")
 
     def new(self) -> Matrix:
-        return self.out_or_new(self["a"].descriptor, zeros=self.how["assume"] != "gen")
+        return self.out_or_new(self["a"].descriptor, zeros=self.how["factored"])
 
     def problem(self) -> FactorProblem:
         a, x = (turned(each.descriptor, self.upper) for each in (self["a"], self.written))
         assume, factored = self.how["assume"], self.how["factored"]
         if assume == "tri":
-            return FactorProblem("triangular", a, d=x, inverse=True, unit=self.how["diag"] == "U")
+            unit = self.how["diag"] == "U"
+            return FactorProblem("triangular", a, d=x, factored=factored, inverse=True, unit=unit)
         routine: Literal["lu", "cholesky"] = "lu" if assume == "gen" else "cholesky"
         return FactorProblem(routine, a, d=x, factored=factored, inverse=True, conjugate=self.upper)
 

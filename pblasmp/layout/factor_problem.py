@@ -30,7 +30,8 @@ class FactorProblem:
         op: "N", "T" or "C": solve with A or with its transposes, multiply by Q or by its adjoint. Of "lstsq" "C" asks
             for the least solution of A^H X = B.
         factored: A has its factors already.
-        inverse: the right-hand sides are the identity; of "qr" they are the first columns of it.
+        inverse: the right-hand sides are the identity; of "qr" they are the first columns of it. With ``factored`` of
+            "cholesky" and "triangular" only the lower triangle of the inverse is written, as by LAPACK.
         unit: of "triangular": the diagonal is taken as ones.
         conjugate: the conjugates of A and of its factors are meant; of "qr" those of what Q is multiplied by.
     """

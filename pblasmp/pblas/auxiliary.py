@@ -26,7 +26,7 @@ _WORDS = {
     "(Frobenius)",
     "uplo": '"U" or "L": which triangle is used',
     "diag": '"N", or "U": its diagonal is taken as ones and not read',
-    "type": '"G" (all), "L" or "U" (only this triangle is scaled)',
+    "type": '"G" (all), "L" or "U" (only this triangle is scaled) or "H" ("U" and the diagonal below it)',
     "work": "not used, and may be None",
     "info": "an array of one integer to which 0 is written, or None",
     "cfrom": "what sub(A) is divided by; not 0",
@@ -190,7 +190,7 @@ def _factors(dtype: np.dtype, cfrom: float, cto: float) -> Iterator[float]:
 
 def _lascl(values: Values, matrices: dict[str, DistributedMatrix]) -> int:
     a = matrices["a"]
-    part = None if values["type"] == "G" else Trapezoid(values["type"])
+    part = {"G": None, "L": Trapezoid("L"), "U": Trapezoid("U"), "H": Trapezoid("U", -1)}[values["type"]]
     xp = a.context.engine.xp
     with np.errstate(all="ignore"):
         for factor in _factors(a.dtype, values["cfrom"], values["cto"]):
@@ -271,7 +271,7 @@ _ROUTINES = (
          "Set sub(A) to beta on its diagonal and to alpha off it", _laset, "A[...] = alpha", written="a",
          legal={"uplo": "ULA"}),
     _row("lascl", "sdcz", "type cfrom cto m n A info", _WHOLE, "Multiply sub(A) by cto / cfrom", _lascl,
-         "A *= cto / cfrom", result="int", written="a", legal={"type": "GLU"}, real="cfrom cto"),
+         "A *= cto / cfrom", result="int", written="a", legal={"type": "GLUH"}, real="cfrom cto"),
     _row("latra", "sdcz", "n A", _SQUARE, "Return the trace of sub(A)", _latra, "A.trace()", result="Any", written=""),
     _row("elset", "sdcz", "A alpha", {"a": "1 1"}, "Set A(ia, ja) to alpha", _elset, "A[i, j] = alpha", written="a"),
     _row("elget", "sdcz", "scope top alpha A", {"a": "1 1"}, "Return A(ia, ja)", _elget, "A[i, j]",

@@ -122,7 +122,8 @@ def _getri(call: FactorCall) -> None:
 
 
 def _trtri(call: FactorCall) -> None:
-    factorisations.inv(call.a, "tri", uplo=call["uplo"], diag=call["diag"], out=call.a)
+    uplo, diag = call["uplo"], call["diag"]
+    factorisations.inverse_of(call.a, None, "tri", uplo=uplo, diag=diag, factored=True, out=call.a)
 
 
 def _trtrs(call: FactorCall) -> None:
@@ -251,7 +252,8 @@ ROUTINES = {
     "gels": ScalapackRoutine(
         "trans m n nrhs A B work lwork", {"a": "m n", "b": "longer nrhs"}, "ab", _gels,
         "Replace sub(B) by the solution of op(sub(A)) X = sub(B) in the sense of least squares, or the least solution",
-        _ZERO, adjoint=True,
+        f"{_ZERO}; that an element is zero up to rounding is no fault here, but is one for ``pblasmp.lstsq``",
+        adjoint=True,
     ),
     **{
         name: ScalapackRoutine(
@@ -367,7 +369,9 @@ def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values, *
         for work in works.values():
             work[:1] = 1
         return 0
-    if 0 in (values["n"], values.get("m", 1)) or (values.get("k") == 0 and "side" in values):
+    if not any(matrices[name].size for name in routine.written) or (
+        values.get("k") == 0 and "side" in values
+    ):
         return 0
     with grid.context.running(full):  # IPIV and TAU are gathered before the first vote of what is computed
         try:

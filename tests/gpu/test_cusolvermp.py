@@ -10,6 +10,7 @@ import pblasmp as pb
 from pblasmp.engines.gpu.cusolvermp.library import solver_of
 from pblasmp.engines.gpu.session import session_of
 from tests.helpers import solver_cases
+from tests.helpers.factor_cases import least_squares_at_the_ends, without_full_rank
 from tests.helpers.gpu.products import everywhere
 
 ALGO = {"algo": "cusolvermp"}
@@ -30,6 +31,18 @@ def test_every_type_in_layouts_at_random(ctx, case):
         for n in (0, 0, 150):
             name, wrong = case(ctx, rng, dtype, n)
             faults += [f"{name}: {each}"] if (each := everywhere(ctx, wrong or "")) else []
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("dtype", solver_cases.TYPES)
+def test_the_ends_of_the_range_equal_eigenvalues_and_no_full_rank(ctx, dtype):
+    rng = np.random.default_rng(93)
+    outcomes = [
+        *(each for n in (12, 155) for each in solver_cases.eigh_at_the_ends(ctx, rng, dtype, n)),
+        *least_squares_at_the_ends(ctx, rng, dtype, **ALGO),
+        *without_full_rank(ctx, rng, dtype, **ALGO),
+    ]
+    faults = [f"{name}: {each}" for name, wrong in outcomes if (each := everywhere(ctx, wrong or ""))]
     assert not faults, "\n".join(faults)
 
 

@@ -20,6 +20,7 @@ from tests.helpers.factor_cases import (
     empty,
     exact,
     failures,
+    least_squares_at_the_ends,
     norm,
     only,
     panels_of,
@@ -27,6 +28,7 @@ from tests.helpers.factor_cases import (
     random,
     relative,
     too_large,
+    without_full_rank,
 )
 from tests.helpers.lengths import draws, only_long
 
@@ -52,6 +54,15 @@ def test_failures(ctx):
     with panels_of(ctx, 4):
         rng = np.random.default_rng(92)
         found = faults_of([empty(ctx, rng), *failures(ctx, rng)])
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_least_squares_at_the_ends_of_the_range_and_without_full_rank(ctx, dtype):
+    rng = np.random.default_rng(99)
+    found = faults_of(least_squares_at_the_ends(ctx, rng, dtype)) + faults_of(
+        without_full_rank(ctx, rng, dtype)
+    )
     assert not found, "\n".join(found)
 
 

@@ -7,6 +7,7 @@ Every rank draws the same cases from generators with the same seed.
 from __future__ import annotations
 
 import contextlib
+import math
 from functools import partial
 from unittest import mock
 
@@ -100,6 +101,11 @@ def exact(a):
     return a.astype(np.complex128 if a.dtype.kind == "c" else np.float64)
 
 
+def unscaled(a, scale):
+    """``a / scale`` in double precision; a complex division by a denormal number overflows."""
+    return a.real / np.float64(scale) + (1j * (a.imag / np.float64(scale)) if a.dtype.kind == "c" else 0)
+
+
 def norm(a):
     """The 1-norm of a matrix, 0 without elements."""
     return float(np.abs(a).sum(0).max(initial=0))
@@ -146,9 +152,8 @@ def cholesky_case(ctx, rng, dtype):
     )
     again = pb.cho_solve(found, b, uplo, out=b).allgather()
     a = placed(ctx, rng, only(uplo, whole))
-    half = pb.inv(a, "pos", uplo=uplo, out=pick(rng, (None, a))).allgather()
-    half = exact(np.tril(half) if uplo == "L" else np.triu(half).conj().T)
-    inverse = half + np.tril(half, -1).conj().T
+    inverse = exact(pb.inv(a, "pos", uplo=uplo, out=pick(rng, (None, a))).allgather())
+    hermitian = None if np.array_equal(inverse, inverse.conj().T) else "the inverse is not Hermitian"
     lower = exact(np.tril(factor) if uplo == "L" else np.triu(factor).conj().T)
     left = exact(whole)
     errors = too_large(
@@ -158,7 +163,7 @@ def cholesky_case(ctx, rng, dtype):
         inv=relative(left @ inverse - np.eye(n), left, n * max(1, norm(inverse)), dtype),
     )
     return f"cholesky {dtype} {n} {m} {uplo} in place: {in_place} {a.descriptor} {b.descriptor}", first(
-        errors, untouched, beyond
+        errors, untouched, beyond, hermitian
     )
 
 
@@ -221,18 +226,13 @@ def triangular_case(ctx, rng, dtype):
     right = b.allgather()
     x = exact(pb.solve(a, b, "tri", op_a=op, uplo=uplo, diag=diag).allgather())
     left = {"N": triangle, "T": triangle.T, "C": triangle.conj().T}[op]
-    out = pick(rng, (None, a))
-    found = pb.inv(a, "tri", uplo=uplo, diag=diag, out=out).allgather()
-    kept = np.isnan(read) if out is a else np.isnan(read) & (found != 0)
-    written = np.isnan(found) if out is a else np.isnan(read) & (found != 0)
-    inverse = exact(np.where(np.isnan(read), 0, found))
-    if diag == "U":
-        np.fill_diagonal(inverse, 1)
+    inverse = exact(pb.inv(a, "tri", uplo=uplo, diag=diag, out=pick(rng, (None, a))).allgather())
+    other = np.triu(inverse, 1) if uplo == "L" else np.tril(inverse, -1)
     errors = too_large(
         solve=relative(left @ x - right, left, n * max(1, norm(x)), dtype),
         inv=relative(triangle @ inverse - np.eye(n), triangle, n * max(1, norm(inverse)), dtype),
     )
-    beyond = None if np.array_equal(kept, written) else "more than the triangle is written"
+    beyond = "the other triangle" if other.any() else None
     return f"triangular {dtype} {n} {m} {uplo}{op}{diag} {a.descriptor} {b.descriptor}", first(errors, beyond)
 
 
@@ -328,6 +328,67 @@ def not_positive(ctx, rng):
             else "before it",
         )
         yield f"NaN at {at}", wrong
+
+
+def least_squares_at_the_ends(ctx, rng, dtype, **how):
+    """Tiny and large A and B, of every shape: what is solved in double precision, with both of ordinary size."""
+    small, large = (1e-40, 3e38) if dtype in ("float32", "complex64") else (1e-310, 1.7e308)
+    # denormal numbers have few digits
+    for of_a, of_b in (
+        (small, small),
+        (small * 1e4, small * 1e4),
+        (large, large),
+        (large, 1),
+        (1, small * 1e4),
+    ):
+        shapes, ops = ((9, 4),) if how else ((9, 4), (4, 9), (6, 6)), "N" if how else "NTC"  # cuSOLVERMp's
+        for shape, op in in_turn(shapes, ops, keep=2):
+            whole = rng.uniform(0.1, 0.4, shape) + np.eye(*shape) / 2
+            if np.dtype(dtype).kind == "c":
+                whole = whole * np.exp(1j * rng.uniform(0, 1, shape))
+            with np.errstate(under="ignore"):
+                whole = (whole * of_a).astype(dtype)
+                right = (rng.uniform(0.2, 1, (shape[op != "N"], 2)) * of_b).astype(dtype)
+            left = unscaled(whole, of_a)
+            left = {"N": left, "T": left.T, "C": left.conj().T}[op]
+            x = np.linalg.lstsq(left, unscaled(right, of_b), rcond=None)[0]
+            found = exact(pb.lstsq(placed(ctx, rng, whole), placed(ctx, rng, right), op, **how).allgather())
+            ratio = math.sqrt(of_b) / math.sqrt(of_a)
+            near = np.allclose(
+                unscaled(unscaled(found, ratio), ratio), x, atol=1e-2 if of_a == small else 1e-3
+            )
+            yield f"lstsq {dtype} {of_a} {of_b} {shape} {op}", None if near else f"{found}"
+
+
+def without_full_rank(ctx, rng, dtype, **how):
+    """What is an error up to rounding, and what is none: columns that have units of their own."""
+    product = random(rng, (20, 5), dtype) @ random(rng, (5, 8), dtype)
+    product[:, :5] += np.eye(20, 5) * 3
+    product[:, 5:] = product[:, :3] + product[:, 1:4]
+    for index, whole in (
+        (1, np.ones((6, 3))), (1, np.ones((3, 6))), (1, np.full((5, 5), 3e-30)), (0, np.zeros((4, 2))), (5, product),
+        (2, np.arange(1.0, 10).reshape(3, 3)), (1, np.outer(np.arange(1, 30.0), [1, 1 / 3, 7])),
+    ):  # fmt: skip
+        a = placed(ctx, rng, whole.astype(dtype))
+        if how and a.shape[0] < a.shape[1]:
+            continue
+        b = placed(ctx, rng, np.ones((len(whole), 2), dtype))
+        words = [
+            "the matrix has no full rank",
+            f"{'row' if a.shape[0] < a.shape[1] else 'column'} at index {index} ",
+        ]
+        yield (
+            f"without full rank {dtype} {whole.shape}",
+            agreed_error(ctx, np.linalg.LinAlgError, words, partial(pb.lstsq, **how), a, b),
+        )
+    units = np.array([1, 1e10, 1e-10, 3])
+    a, b = (placed(ctx, rng, (np.tri(7, 4) * units).astype(dtype)) for _ in "ab")
+    found = exact(pb.lstsq(a, b, **how).allgather()) * units[:, None] / units
+    near = np.allclose(found, np.eye(4), atol=1e-3)
+    yield f"columns with units of their own {dtype}", None if near else "wrong"
+    whole = np.where(np.eye(6, 3) > 0, np.nan, 1)
+    found = pb.lstsq(placed(ctx, rng, whole.astype(dtype)), placed(ctx, rng, np.ones((6, 1), dtype)), **how)
+    yield f"NaN in least squares {dtype}", None if np.isnan(found.allgather()).any() else "no NaN"
 
 
 def failures(ctx, rng):

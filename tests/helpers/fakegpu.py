@@ -83,8 +83,9 @@ class OutOfMemoryError(MemoryError):
 
 
 _LIKE_NUMPY = (
-    "abs", "absolute", "add", "clip", "cos", "dot", "isclose", "ldexp", "vdot", "log", "maximum", "minimum", "multiply",
-    "negative", "power", "rint", "sin", "sqrt", "subtract", "sum", "take", "tanh", "true_divide",
+    "abs", "absolute", "add", "clip", "cos", "dot", "flatnonzero", "isclose", "ldexp", "less_equal", "vdot", "log",
+    "max", "maximum", "min", "minimum", "multiply", "negative", "power", "rint", "sin", "sqrt", "subtract", "sum",
+    "take", "tanh", "true_divide",
 )  # fmt: skip
 """Functions of CuPy that are NumPy's, here too."""
 

@@ -880,18 +880,14 @@ def small(comm):
                     yield f"{name} {order} {repeat}", _far(x, expected)
                 for assume, given in (("gen", a), ("pos", s), ("tri", t)):
                     x = pb.inv(given, assume).allgather()
-                    expected = inverses[assume] if assume == "gen" else np.tril(inverses[assume])
-                    yield f"inv {assume} {order} {repeat}", _far(x, expected)
+                    yield f"inv {assume} {order} {repeat}", _far(x, inverses[assume])
             yield f"direct {order}", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
             ones = np.tril(lower, -1) / 9 + np.eye(n)
             into, unit = matrix(np.full((n, n), np.nan)), matrix(ones + 3 * np.eye(n))
             pb.inv(unit, "tri", diag="U", out=into)
-            expected = np.where(np.tri(n, k=-1) > 0, np.linalg.inv(ones), np.nan)
-            same = np.allclose(into.allgather(), expected, rtol=1e-9, atol=1e-9, equal_nan=True)
-            yield f"a unit triangle's inverse {order}", None if same else "more than the triangle is written"
+            yield f"a unit triangle's inverse {order}", _far(into, np.linalg.inv(ones))
             pb.inv(s, "pos", uplo="U", out=s)
-            expected = np.where(np.tri(n).T > 0, inverses["pos"], square)
-            yield f"inverse in place {order}", _far(s, expected)
+            yield f"inverse in place {order}", _far(s, inverses["pos"])
             yield f"direct yet {order}", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
             words = ["b: 7 rows, but a has 30 columns"]
             yield f"shapes {order}", agreed_error(ctx, pb.LayoutError, words, pb.solve, a, b[:7])

@@ -20,6 +20,7 @@ from tests.helpers.factor_cases import (
     direct_blocks_of,
     empty,
     failures,
+    least_squares_at_the_ends,
     only,
     panels_of,
     placed,
@@ -28,6 +29,7 @@ from tests.helpers.factor_cases import (
     random,
     relative,
     too_large,
+    without_full_rank,
 )
 from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
@@ -39,6 +41,10 @@ def everything(comm, count, keep=1):
         for case, dtype in in_turn(CASES[::-1], TYPES * count, keep=keep):
             with panels_of(ctx, int(rng.integers(1, 9))), short_messages(pick(rng, (64, 1000, 1 << 22))):
                 yield case(ctx, rng, dtype)
+        for (dtype,) in in_turn(TYPES, keep=4, first=comm.size // 2):
+            with panels_of(ctx, int(rng.integers(1, 9))):
+                yield from least_squares_at_the_ends(ctx, rng, dtype)
+                yield from without_full_rank(ctx, rng, dtype)
 
 
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
@@ -88,9 +94,11 @@ def faults(comm, *, direct):
         yield from failures(ctx, rng)
         found = pb.slogdet(placed(ctx, rng, np.diag([-np.inf, 2])))
         yield "infinity in slogdet", None if found == (-1, np.inf) else f"{found}"
-        least = 2.0**-1074  # its inverse is no number
-        condition = pb.cond_estimate(placed(ctx, rng, least * np.array([[1, 1], [0, 1]])))
-        yield "condition of the least numbers", None if condition == np.inf else f"{condition}"
+        for dtype, sizes in (("float64", (1, 2.0**-1074, 1e308)), ("complex64", (1, 2.0**-149, 3e38))):
+            wholes = [(size * np.array([[1, 1], [0, 1]])).astype(dtype) for size in sizes]
+            conditions = [pb.cond_estimate(placed(ctx, rng, whole)) for whole in wholes]
+            same = np.allclose(conditions, conditions[0])  # although inverses, or sums, are no numbers
+            yield f"conditions of {sizes}", None if same else f"{conditions}"
         for assume in ("gen", "pos", "tri"):
             right = random(rng, (17, 3), "float64")
             a, b = placed(ctx, rng, np.diag(4.0 - np.arange(17))), placed(ctx, rng, right)
@@ -221,6 +229,10 @@ def names(comm):
             wrong = agreed_error(ctx, pb.RankMismatchError, words, pblas.pdgeqrf, 8, 8, *at, tau, work, size)
             yield "sizes on some ranks", wrong
         yield "nothing", None if pblas.pdgetrf(0, 8, *at, ipiv) == pblas.pdpotrf("L", 0, *at) == 0 else "INFO"
+        for trans, m, n in (("N", 0, 8), ("T", 0, 8), ("N", 8, 0), ("N", 8, 8)):
+            b[:, :], zeros = 7, np.zeros_like(a)
+            info = pblas.pdgels(trans, m, n, 8, zeros, 1, 1, desc, *rhs)
+            yield f"least squares with {m} x {n} zeros", None if info == 0 and not b.any() else f"{info} {b}"
         twice = np.asfortranarray(2 * np.eye(8)[:, Axis(8, 2, 0, comm.size).globals(comm.rank)])
         yield "returned", None if pblas.pdpotrf("U", 8, twice, 1, 1, desc) == 0 else "INFO"
         yield "in place", unlike(np.unique(twice), np.sqrt([0.0, 2.0]))

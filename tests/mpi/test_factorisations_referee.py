@@ -327,7 +327,7 @@ def geqrf_case(call):
 
 
 def gels_case(call):
-    """Least squares and least solutions."""
+    """Least squares and least solutions, also of matrices of zeros and at the ends of the type's range."""
     rng, dtype = call.rng, call.dtype
     m, n, nrhs = int(rng.integers(1, 25)), int(rng.integers(1, 25)), int(rng.integers(1, 5))
     a = random(rng, (m, n), dtype)
@@ -337,14 +337,19 @@ def gels_case(call):
     left = exact(a) if trans == "N" else exact(a).conj().T
     b = np.full((max(m, n), nrhs), 5, dtype)
     b[: len(left)] = random(rng, (len(left), nrhs), dtype)
-    x, y = square_pair(call, a, b)
     expected = np.linalg.lstsq(left, exact(b[: len(left)]), rcond=None)[0]
+    info = np.finfo(dtype)
+    scale = dtype.type(pick(rng, (1, 1, 0, 8 * info.tiny, info.max / 64)))
+    if scale:
+        b *= scale
+    x, y = square_pair(call, a * scale, b)
+    expected = expected if scale else np.zeros_like(expected)
     wrong = []
     for info, (_, found), _ in call.run("gels", trans, m, n, nrhs, x, y, *call.space()):
         error = found[: left.shape[1]] - expected
         wrong.append(None if info == 0 else f"INFO {info}")
         wrong.append(too_large(gels=relative(error, expected, 100 * max(m, n), dtype)))
-    return f"gels {trans} {m} {n} {nrhs} {x} {y}", first(*wrong)
+    return f"gels {trans} {m} {n} {nrhs} {scale} {x} {y}", first(*wrong)
 
 
 CASES = (potrf_case, posv_case, getrf_case, gesv_case, trtrs_case, geqrf_case, gels_case)

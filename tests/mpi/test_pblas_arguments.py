@@ -148,10 +148,11 @@ def tools(comm, ictxt):
     same = pblas.descset(7, 9, 2, 2, 0, 0, ictxt, max(1, len(places[0])))
     yield "descset", None if np.array_equal(desc, same) and desc.dtype == same.dtype else f"{desc} {same}"
     a = local(whole)
-    for kind, part in (("G", whole == whole), ("U", np.triu(whole) != 0), ("L", np.tril(whole) != 0)):
+    parts = {"G": whole, "U": np.triu(whole), "L": np.tril(whole), "H": np.triu(whole, -1)}
+    for kind, part in parts.items():
         found = local(whole)
         info = pblas.pdlascl(kind, 4, 2, 7, 9, found, 1, 1, desc, None)
-        good = info == 0 and np.array_equal(found, local(np.where(part, whole / 2, whole)))
+        good = info == 0 and np.array_equal(found, local(np.where(part != 0, whole / 2, whole)))
         yield f"lascl {kind}", None if good else f"{found}"
     tiny, huge = np.full_like(a, 1e-300), 1e300
     pblas.pdlascl("G", 1e-300, huge, 7, 9, tiny, 1, 1, desc, None)
@@ -169,6 +170,7 @@ def tools(comm, ictxt):
         ("pdlantr", ("M", "U", "x", 7, 9, a, 1, 1, desc, None), -3),
         ("pdlascl", ("G", 0, 1, 7, 9, a, 1, 1, desc, None), -2),
         ("pdlascl", ("G", 1, 1, 7, 9, a, 1, 1, desc, 0), -10),
+        ("pdlascl", ("B", 1, 1, 7, 9, a, 1, 1, desc, None), -1),
         ("pdlaprnt", (7, 9, a, 1, 1, desc, 2, 0, "A", out, None), -7),
         ("pdelset", (a, 8, 1, desc, 1.0), -2),
         ("pdelget", ("x", " ", None, a, 1, 1, desc), -1),

@@ -213,6 +213,12 @@ def auxiliary(comm, count, flavour, seed=1):
                 getattr(pblas, f"p{letter}{name}")(*plain, *found, *tail)
                 slk.call(f"p{letter}{name}_", *head, *expected, *tail)
                 yield f"{name} {plain} {wide}", differing(found[0], expected[0], 0)
+            if (x.at[0] - 1) % x.block[0] == 0:  # ScaLAPACK's own errs inside blocks
+                found, expected = passed(x, place, own), passed(x, place, theirs)
+                kind = pick(rng, "UL")  # its "H" leaves parts unscaled
+                getattr(pblas, f"p{letter}lascl")(kind, 4, 2, n, n, *found, info)
+                slk.call(f"p{letter}lascl_", kind, 4 * one, 2 * one, n, n, *expected, info)
+                yield f"lascl {kind} {x}", differing(found[0], expected[0], 0)
             target = replace(wide, whole=numbers(rng, wide.whole.shape, dtype))
             (a, c), (b, d) = ([passed(y, place, which) for which in (own, theirs)] for y in (wide, target))
             getattr(pblas, f"p{letter}lacpy")(part, *wide.shape, *a, *b)

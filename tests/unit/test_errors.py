@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import numpy as np
 import pytest
 
 import pblasmp as pb
@@ -42,6 +43,13 @@ def test_each_error_is_also_the_built_in_it_resembles(name):
     assert pb.ArgumentTypeError.__bases__ == (pb.ArgumentError, TypeError)
     others = {x for x in BUILT_IN if x != name}
     assert not any(issubclass(error, getattr(errors, other)) for other in others)
+
+
+def test_programs_written_for_numpy_catch_singular_matrices():
+    with pytest.raises(np.linalg.LinAlgError, match=r"^singular$") as caught:
+        raise pb.FactorisationError.at(3, "singular")
+    assert caught.value.index == 3
+    assert isinstance(caught.value, ArithmeticError)
 
 
 @pytest.mark.parametrize("name", errors.__all__)

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from ..protocol import FactorOperations
-from .factor_panels import FactorPanels, identity
+from .factor_panels import FactorPanels, identity, real_diagonal
 from .factor_solve import FactorSolveJob
 from .right_looking import right_looking
 from .sweeps import sides_of
@@ -42,6 +42,8 @@ class CholeskyJob(FactorSolveJob):
             sides.sweep(lower=True)
             sides.sweep(lower=True, op="C")
             sides.finish()
+            if self._inverse:
+                real_diagonal(operations.xp, right[0])
             bench.fence()
         self._move_out(panels, out, x, solved=not info)
         return info

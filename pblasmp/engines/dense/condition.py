@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...layout import MatrixDescriptor
+from ..local.extremes import largest, scale_by_power, scaling
 from ..protocol import Engine
 from .factor_panels import FactorPanels, Mover, PanelJob, Workbench
 from .lapack import operations_of
@@ -48,6 +49,7 @@ class ConditionJob(PanelJob):
         panels, right = bench.panels()
         self._a.into(a, panels)
         bench.fence()
+        self._scale(panels)
         size = float(np.max(self._engine.transport.comm.allgather(_largest_column(operations.xp, panels))))
         factor(operations, panels)
         panels.settle()
@@ -61,6 +63,14 @@ class ConditionJob(PanelJob):
         estimate = float(size * self._norm_of_inverse(panels, right))
         # Solves with a finite A give NaN if they overflow on the way.
         return math.inf if math.isfinite(size) and math.isnan(estimate) else estimate
+
+    def _scale(self, panels: FactorPanels) -> None:
+        """Scale A by a power of two, which keeps its condition, if it is near the ends of the range. Collective."""
+        own = [panels.own(k) for k in panels.mine]
+        everyones = self._engine.transport.comm.allgather(largest(self._operations.xp, own))
+        exponent = scaling(float(np.max(everyones)), self._dtype, root=True)
+        for panel in own:
+            scale_by_power(panel, exponent)
 
     def _norm_of_inverse(self, panels: FactorPanels, right: FactorPanels) -> float:
         """Return an estimate of the norm of A's inverse. The first rank decides what is solved next, and tells."""

@@ -68,7 +68,7 @@ def _lstsq(engine: Engine, p: FactorProblem) -> Compute:
 
 def _triangular(engine: Engine, p: FactorProblem) -> Compute:
     assert p.d is not None
-    job = TriangularJob(engine, p.a, p.b, p.d, unit=p.unit, op=p.op, conjugate=p.conjugate)
+    job = TriangularJob(engine, p.a, p.b, p.d, unit=p.unit, part=p.factored, op=p.op, conjugate=p.conjugate)
     return lambda given: Found(job.run(given.a, given.b, given.d))
 
 

@@ -38,6 +38,7 @@ __all__ = [
     "PanelJob",
     "Workbench",
     "identity",
+    "real_diagonal",
     "set_diagonal",
 ]
 
@@ -556,6 +557,13 @@ def identity(xp: Any, panels: FactorPanels) -> None:
         own = panels.own(k)
         own[...] = 0
         set_diagonal(xp, own[panels.shape.bounds(k)[0] :], 1)
+
+
+def real_diagonal(xp: Any, panels: FactorPanels) -> None:
+    """Make the diagonal of a Hermitian matrix in this rank's panels real, as rounding has not. Local."""
+    for k in panels.mine if panels.dtype.kind == "c" else ():
+        square = panels.own(k)[panels.shape.bounds(k)[0] :]
+        set_diagonal(xp, square, square.diagonal().real)
 
 
 def set_diagonal(xp: Any, a: Array, value: Any) -> None:

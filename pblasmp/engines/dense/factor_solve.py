@@ -27,7 +27,8 @@ class FactorSolveJob(PanelJob):
         b: the layout of right-hand sides; None without them.
         x: the layout of solutions, or of the inverse; None without them.
         factored: A is factored already.
-        inverse: the right-hand sides are the identity.
+        inverse: the right-hand sides are the identity. Of an inverse with ``lower`` the other triangle is that of a
+            Hermitian matrix, but if ``factored`` it is not written.
         conjugate: the panels hold the conjugates of A, of its factors and of the inverse.
 
     Attributes:
@@ -62,9 +63,13 @@ class FactorSolveJob(PanelJob):
         self._out = None if out is None else Mover(bench, 0, out, lower=lower, conjugate=conjugate)
         self._b = None if b is None else Mover(bench, 1, b)
         self._part_of_x = lower and inverse
-        self._x = (
-            None if x is None else Mover(bench, 1, x, lower=self._part_of_x, conjugate=conjugate and inverse)
-        )
+        self._x: Mover | None = None
+        self._mirrored: Mover | None = None
+        if x is not None:
+            conjugate = conjugate and inverse
+            self._x = Mover(bench, 1, x, lower=self._part_of_x, conjugate=conjugate)
+            if self._part_of_x and not factored:
+                self._mirrored = Mover(bench, 1, x.T, lower=True, strictly=True, conjugate=not conjugate)
 
     def _moved_in(self, a: Array, out: Array, b: Array, x: Array) -> list[FactorPanels]:
         """Return the panels of A, and of right-hand sides if there are any. Collective; a fence must follow."""
@@ -86,4 +91,8 @@ class FactorSolveJob(PanelJob):
         if self._out is not None:
             self._out.back(out, panels[0])
         if self._x is not None and solved:
-            self._x.back(x, panels[1])
+            moves = [(self._x, x)]
+            if self._mirrored is not None:
+                moves.append((self._mirrored, x.T))
+            for mover, local in sorted(moves, key=lambda move: move[0].conjugate):  # this may change panels
+                mover.back(local, panels[1])

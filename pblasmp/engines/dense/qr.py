@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...layout import MatrixDescriptor
+from ..local.extremes import column_sizes, is_dependent, largest, rank_tolerance, scale_by_power, scaling
 from ..protocol import Engine, FactorOperations
 from .factor_panels import (
     FactorPanels,
@@ -110,7 +111,8 @@ class LeastSquaresJob(PanelJob):
         engine: where.
         a: the layout of A, with at least as many rows as columns.
         b, x: the layouts of right-hand sides and solutions.
-        out: the layout of A's factors; None if they are not wanted.
+        out: the layout of A's factors; None if they are not wanted. With them all is as in LAPACK: only zeros on the
+            diagonal of R are faults, and the solution for a matrix of zeros is zero.
         least: solve A^H X = B, and return the X of the least norm.
         conjugate: the panels hold the conjugate of A.
     """
@@ -126,7 +128,9 @@ class LeastSquaresJob(PanelJob):
         least: bool = False,
         conjugate: bool = False,
     ) -> None:
-        self._operations, self._least, self._cols = operations_of(engine), least, a.shape[1]
+        self._operations, self._least, self._shape = operations_of(engine), least, a.shape
+        self._rows, self._comm = b.shape[0], engine.transport.comm
+        self._tolerance = 0.0 if out is not None else rank_tolerance(a)
         shape = shape_of(engine, a, narrow=True)
         beside = shape_beside(engine, shape, b.shape[1])
         self._bench = bench = Workbench(engine, [shape, beside], a.dtype, reflectors=True)
@@ -135,20 +139,27 @@ class LeastSquaresJob(PanelJob):
         self._b, self._x = Mover(bench, 1, b), Mover(bench, 1, x)
 
     def run(self, a: Array, b: Array, x: Array, out: Array = None) -> int:
-        """Compute; return 0, or i if R's diagonal element i, counted from 1, is the first that is exactly zero."""
-        bench, operations, n = self._bench, self._operations, self._cols
+        """Compute; return 0, or i if column i of R, counted from 1, is the first that depends on those before it."""
+        bench, operations, n = self._bench, self._operations, self._shape[1]
         panels, right = bench.panels()
         self._a.into(a, panels)
         self._b.into(b, right)
         bench.fence()
+        size, of_a, of_b = self._scale(panels, right)
+        if size == 0 and (self._out is not None or 0 in self._shape):
+            for y, _ in columns_of(right):
+                y[...] = 0
+            bench.fence()
+            self._x.back(x, right)
+            return 0
         factor(operations, panels)
         panels.settle()
         bench.fence()
-        zeros = np.flatnonzero(bench.diagonal(panels) == 0)
+        info = self._fault(panels)
         if self._out is not None:
             self._out.back(out, panels)
-        if zeros.size:
-            return int(zeros[0]) + 1
+        if info:
+            return info
         if not self._least:
             multiply(operations, panels, right, adjoint=True)
             panels.settle()
@@ -160,9 +171,46 @@ class LeastSquaresJob(PanelJob):
                 y[n:] = 0
             multiply(operations, panels, right)
             panels.settle()
+        for y, _ in columns_of(right):
+            count = len(y) if self._least else n
+            scale_by_power(y[:count], of_a - of_b)
+            scale_by_power(y[count:], -of_b)  # what is left of B
         bench.fence()
         self._x.back(x, right)
         return 0
+
+    def _scale(self, panels: FactorPanels, right: FactorPanels) -> tuple[float, int, int]:
+        """Scale A and B by powers of two if they are near the ends of the type's range. Collective.
+
+        Returns:
+            The size of A, and the exponents for A and for B.
+        """
+        xp, dtype = self._operations.xp, panels.dtype
+        arrays = [panels.own(k) for k in panels.mine], [y[: self._rows] for y, _ in columns_of(right)]
+        everyones = self._comm.allgather(tuple(largest(xp, each) for each in arrays))
+        sizes = [float(np.max(each)) for each in zip(*everyones, strict=True)]
+        of_a, of_b = (scaling(size, dtype) for size in sizes)
+        for each, exponent in zip(arrays, (of_a, of_b), strict=True):
+            for array in each:
+                scale_by_power(array, exponent)
+        return sizes[0], of_a, of_b
+
+    def _fault(self, panels: FactorPanels) -> int:
+        """Return which column of R, from 1, is the first that depends on those before it, or 0. Collective."""
+        xp, found = self._operations.xp, []
+        for k in panels.mine:
+            first, stop = panels.shape.bounds(k)
+            if first == stop:
+                continue
+            above, square = panels.own(k)[:first], panels.own(k)[first:stop]
+            sizes = column_sizes(xp, xp.triu(square))
+            if first:
+                sizes = xp.maximum(sizes, column_sizes(xp, above))
+            dependent = xp.flatnonzero(is_dependent(xp, square.diagonal(), sizes, self._tolerance))
+            if dependent.size:
+                found.append(first + int(dependent[0]) + 1)
+                break
+        return min((each for every in self._comm.allgather(found) for each in every), default=0)
 
 
 class _Reflector:

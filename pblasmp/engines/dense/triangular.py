@@ -26,8 +26,9 @@ class TriangularJob(PanelJob):
         engine: where.
         a: the layout of the triangle.
         b: the layout of right-hand sides; None: the inverse is computed.
-        x: the layout of solutions, or of the inverse, of which only the triangle is written.
-        unit: the diagonal is taken as ones and neither read nor written.
+        x: the layout of solutions, or of the inverse.
+        unit: the diagonal is taken as ones and not read.
+        part: of the inverse only the triangle is written, without a diagonal of ones.
         op: "N", "T" or "C".
         conjugate: the panels hold the conjugate of A.
     """
@@ -40,6 +41,7 @@ class TriangularJob(PanelJob):
         x: MatrixDescriptor,
         *,
         unit: bool = False,
+        part: bool = False,
         op: str = "N",
         conjugate: bool = False,
     ) -> None:
@@ -49,7 +51,7 @@ class TriangularJob(PanelJob):
         self._bench = bench = Workbench(engine, [shape, beside], a.dtype)
         self._a = Mover(bench, 0, a, lower=True, conjugate=conjugate)
         self._b = None if b is None else Mover(bench, 1, b)
-        self._x = Mover(bench, 1, x, lower=b is None, strictly=b is None and unit)
+        self._x = Mover(bench, 1, x, lower=part, strictly=part and unit)
 
     def run(self, a: Array, b: Array, x: Array) -> int:
         """Compute; return 0, or the index from 1 of the first diagonal element that is exactly zero."""

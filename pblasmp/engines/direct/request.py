@@ -182,7 +182,10 @@ FAMILIES = {
     "potrf": "factored",
     "posv": "solved",
     **dict.fromkeys(
-        ("getrf", "getrs", "gesv", "potrs", "trtrs", "getri", "potri", "trtri", "getrf getri", "potrf potri"),
+        (
+            *("getrf", "getrs", "gesv", "potrs", "trtrs", "getri", "potri", "trtri"),
+            *("getrf getri", "potrf potri", "trtri laset"),
+        ),
         "lapack",
     ),
 }
@@ -197,7 +200,8 @@ class Asked(NamedTuple):
         routine: "matmul", one of ``ROUTINES``, or one of level 1: "scal" of D, "swap" of A and D, or one of
             ``REDUCTIONS`` of A, and of B if it takes two vectors; or LAPACK's, which keep A and B: "potrf", "getrf",
             "getri", "potri" and "trtri" make D of A, "posv", "gesv", "potrs", "getrs" and "trtrs" of A and B, and
-            "getrf getri" and "potrf potri" are two of them in turn.
+            "getrf getri" and "potrf potri" are two of them in turn. "potrf potri" and "trtri laset" write all of the
+            inverse.
         a, b, c, d: sub-matrices, vectors as columns; None for those that are absent. With ``beta == 0`` C is not read.
         new: D is a new matrix: where it is not computed, it gets the values of C.
         side, uplo, op_a, op_b, diag: as in PBLAS.

@@ -13,11 +13,12 @@ import pblasmp as pb
 from pblasmp.engines.gpu.cusolvermp import library
 from pblasmp.errors import LibraryNotFoundError
 from tests.helpers.cases import agreed_error, scattered
+from tests.helpers.factor_cases import least_squares_at_the_ends, without_full_rank
 from tests.helpers.fakesolver import FakeSolver
 from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-from tests.helpers.solver_cases import CASES, TYPES
+from tests.helpers.solver_cases import CASES, TYPES, eigh_at_the_ends
 
 
 def opened(lib: Witness, patch: pytest.MonkeyPatch, version: int = 901) -> FakeSolver:
@@ -34,6 +35,10 @@ def everything(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
         with pb.Context(comm, engine="cublasmp") as ctx:
             for dtype, case in in_turn(TYPES, CASES, keep=2 if ctx.size == 1 else 4, first=ctx.size // 2):
                 yield case(ctx, rng, dtype)
+            for dtype in ("float32", "complex128"):
+                yield from eigh_at_the_ends(ctx, rng, dtype, keep=4)
+                yield from least_squares_at_the_ends(ctx, rng, dtype, algo="cusolvermp")
+            yield from without_full_rank(ctx, rng, "complex64", algo="cusolvermp")
             yield from refusals(ctx, rng)
             yield from chosen(ctx)
         solver.assert_clean()
@@ -70,6 +75,7 @@ def refusals(ctx: pb.Context, rng: np.random.Generator) -> Iterator[tuple[str, A
     where = scattered(ctx, d, singular)
     words = ["exactly singular: a zero on the diagonal at index 5"]
     yield "singular", agreed_error(ctx, pb.FactorisationError, words, pb.lu, where, **solver)
+    words = ["no full rank: up to rounding, the column at index 5"]
     yield "no rank", agreed_error(ctx, pb.FactorisationError, words, pb.lstsq, where, a, **solver)
     where = scattered(ctx, d, indefinite)
     words = ["not positive definite", "order 6, up to index 5"]

@@ -25,7 +25,15 @@ from pblasmp.engines.gpu.kernels import factor
 from pblasmp.engines.gpu.kernels.factor import FactorKernels
 from pblasmp.engines.gpu.peers.deliveries import Deliveries
 from tests.helpers import factor_cases
-from tests.helpers.factor_cases import CASES, TYPES, empty, failures, panels_of
+from tests.helpers.factor_cases import (
+    CASES,
+    TYPES,
+    empty,
+    failures,
+    least_squares_at_the_ends,
+    panels_of,
+    without_full_rank,
+)
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.lengths import in_turn
 from tests.helpers.machine import Multiplying, machine
@@ -54,6 +62,8 @@ def everything(comm: Any, path: str) -> Any:
             with panels_of(ctx, 4):
                 yield empty(ctx, rng)
                 yield from failures(ctx, rng)
+                yield from least_squares_at_the_ends(ctx, rng, "complex64")
+                yield from without_full_rank(ctx, rng, "float32")
                 yield from one_right_hand_side(ctx)
         yield "inverses", None if invert.call_count else "none"
         lib.assert_clean()

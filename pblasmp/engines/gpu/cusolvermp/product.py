@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,6 +18,7 @@ from ....layout import Grid, MatrixDescriptor, Trapezoid
 from ....layout.factor_problem import FactorProblem
 from ...arrays import new_part, same_memory
 from ...factor import FactorOperands, FactorProduct, Found
+from ...local.extremes import column_sizes, is_dependent, largest, rank_tolerance, scale_by_power, scaling
 from ...protocol import Engine
 from ...request import Operands
 from ..cublasmp.call import part_mask, write_part
@@ -234,6 +236,18 @@ class CusolvermpProduct(FactorProduct):
         """Return a matrix's diagonal on every rank. Collective."""
         return self._everyones(self._own_diagonal(work, array), min(work.shape))
 
+    def _scale(self, array: Array) -> tuple[float, int]:
+        """Scale a matrix by a power of two if squares of its elements over- or underflow. Collective.
+
+        Returns:
+            The size of its largest element, and the exponent.
+        """
+        everyones = self._engine.transport.comm.allgather(largest(self._engine.xp, [array]))
+        size = float(np.max(everyones))
+        exponent = scaling(size, array.dtype, root=True)
+        scale_by_power(array, exponent)
+        return size, exponent
+
     def _is_nan(self, array: Array, before: tuple[NDArray[np.int64], Array], k: int) -> bool:
         """Return whether a Cholesky factorisation has ended at row ``k`` because of NaN. Collective.
 
@@ -375,14 +389,39 @@ class CusolvermpProduct(FactorProduct):
         assert p.d is not None
         b = self._copied(p.b, given.b, beside)
         a = self._copied(p.a, given.a, work, (p.c, given.c), conjugate=self._conjugate)
+        rows = self._rows(beside, p.b.shape[0])
+        (size, by), (_, of_right) = self._scale(a), self._scale(b[:rows])
+        if size == 0 and p.c is None:
+            return Found(1)
+        if size == 0:  # as LAPACK does
+            b[...] = 0
+            self._back(beside, b, p.d, given.d)
+            return Found()
         of_a, of_b = self._operand(work, a, closing), self._operand(beside, b, closing, 1)
         library.call("Gels", dtype, (Operation.N, m, n, beside.shape[1], *of_a, *of_b))
-        zeros = np.flatnonzero(self._diagonal(work, a)[:n] == 0)
+        tolerance = rank_tolerance(p.a) if p.c is None else 0.0
+        dependent = is_dependent(np, self._diagonal(work, a)[:n], self._sizes_of_r(work, a), tolerance)
         self._give_factor(given, a)
-        if zeros.size:
-            return Found(int(zeros[0]) + 1)
+        if dependent.any():
+            return Found(int(dependent.argmax()) + 1)
+        solved = self._rows(beside, n)
+        scale_by_power(b[:solved], by - of_right)
+        scale_by_power(b[solved:], -of_right)  # what is left of B
         self._back(beside, b, p.d, given.d)
         return Found()
+
+    def _sizes_of_r(self, work: MatrixDescriptor, array: Array) -> NDArray[Any]:
+        """Return the sizes of R's columns on every rank. Collective."""
+        xp, n = self._engine.xp, work.shape[1]
+        rows, cols = work.global_indices(self._engine.transport.rank)
+        sizes = np.zeros(n, work.dtype).real
+        if rows.size and rows[0] < n:
+            own = array[: self._rows(work, n)]
+            inside = xp.asarray(rows[: len(own)])[:, None] <= xp.asarray(cols)[None, :]
+            own = xp.where(inside, own, work.dtype.type(0))
+            sizes[cols] = self._library.runtime.cupy.asnumpy(column_sizes(xp, own))
+        found: NDArray[Any] = np.max(self._engine.transport.comm.allgather(sizes), axis=0)
+        return found
 
     def _eigh(self, given: FactorOperands, closing: ExitStack) -> Found:
         p, library, work, beside = self._problem, self._library, self._a, self._beside
@@ -394,13 +433,37 @@ class CusolvermpProduct(FactorProduct):
             return Found(values=np.empty(0, real))
         a = self._copied(p.a, given.a, work, part=_LOWER, conjugate=self._conjugate)
         vectors = given.d if _is_in(p.d, beside) else new_part(self._engine, beside)
+        size, by = self._scale(a)
+        if not math.isfinite(size):  # it is unknown whether the library ends
+            given.d[...] = math.nan
+            return Found(values=np.full(n, math.nan, real))
         values = library.runtime.cupy.zeros(n, real)
         job = ctypes.create_string_buffer(b"V")
         of_a, of_v = self._operand(work, a, closing), self._operand(beside, vectors, closing, 1)
         shared = ctypes.addressof(job), FillMode.LOWER, n, *of_a, values.data.ptr, *of_v
         library.call("Syevd", dtype, shared)
-        self._back(beside, vectors, p.d, given.d)
-        return Found(values=library.runtime.cupy.asnumpy(values))
+        found: NDArray[Any] = self._engine.transport.comm.bcast(library.runtime.cupy.asnumpy(values), 0)
+        order = np.argsort(found, kind="stable")  # equal ones come in any order
+        if (np.diff(order) == 1).all():
+            self._back(beside, vectors, p.d, given.d)
+        else:
+            self._by_order(vectors, order, given.d)
+        found = found[order]
+        scale_by_power(found, -by)
+        return Found(values=found)
+
+    def _by_order(self, vectors: Array, order: NDArray[np.int64], out: Array) -> None:
+        """Write column ``order[j]`` of the eigenvectors to column j of the result, by way of whole rows. Collective."""
+        beside, d = self._beside, self._problem.d
+        assert beside is not None
+        assert d is not None
+        n = len(order)
+        rows = replace(beside, block=(-(-n // self._size), n), grid=Grid(self._size, 1))
+        whole = new_part(self._engine, rows)
+        self._move(beside, vectors, rows, whole)
+        if whole.size:
+            whole[...] = whole[:, self._engine.xp.asarray(order)]
+        self._move(rows, whole, d, out)
 
 
 def _is_in(x: MatrixDescriptor, work: MatrixDescriptor) -> bool:

@@ -24,7 +24,7 @@ __all__ = ["computed_by_lapack", "is_small", "within_triangle"]
 
 # Multiplications: larger calls are worth a plan, in which the ranks share the work.
 _MOST = 1 << 22
-_IN_TRIANGLE = ("potri", "trtri")  # these write one triangle only
+_IN_TRIANGLE = ("potri", "trtri")  # these alone write one triangle only
 _BLOCK = 32  # columns of getri's workspace
 
 
@@ -69,7 +69,7 @@ def computed_by_lapack(call: Preparation) -> Callable[[], Steps]:
             array = ipiv.local() if call.single else call.slab_array(told)
             filled.append((work.take_pivots, (array, asked.a[1])))
         handed_out = copies[-1].hand_out(to)
-        if asked.routine.endswith(_IN_TRIANGLE) and to.active:
+        if asked.routine in _IN_TRIANGLE and to.active:
             handed_out = within_triangle(call, to, handed_out)
         return [*filled, (work.run, ()), (work.unless_singular, (handed_out,))]
 
@@ -107,8 +107,8 @@ class _Lapack:
     def __init__(self, call: Preparation, a: Whole, b: Whole | None = None) -> None:
         self._asked, self._a, self._b, self._info = call.asked, a, b, ctypes.c_int(0)
         self._legal = True
-        # gesv would exchange rows with pivots that are none
-        names = call.asked.routine.replace("gesv", "getrf getrs").split()
+        # gesv would exchange rows with pivots that are none; _fill does what laset stands for
+        names = call.asked.routine.replace("gesv", "getrf getrs").replace("laset", "").split()
         m, n = a.array.shape
         self._made = "getrf" in names  # whether pivots are a result
         self._pivots = np.frombuffer(call.asked.pivots, np.int32)
@@ -163,6 +163,17 @@ class _Lapack:
                 self._info.value = 0
             if self._info.value:
                 return
+        if self._asked.routine in ("potrf potri", "trtri laset"):
+            self._fill()
+
+    def _fill(self) -> None:
+        """Write what is outside the triangle of an inverse."""
+        x, asked = self._a.array, self._asked
+        inside = np.tri(len(x), dtype=bool)
+        outside = ~inside if asked.uplo == "L" else ~inside.T
+        np.copyto(x, x.conj().T if asked.routine == "potrf potri" else x.dtype.type(0), where=outside)
+        if asked.diag == "U":
+            np.fill_diagonal(x, 1)
 
     def unless_singular(self, steps: Steps) -> None:
         """Take steps, unless what they write has not been computed."""

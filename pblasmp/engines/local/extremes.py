@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ends of a type's range: powers of two that scale matrices away from them, and columns that depend on others.
+
+All is local. Ranks agree on the sizes that they have found; exponents follow from these alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ...layout import MatrixDescriptor
+
+__all__ = ["column_sizes", "is_dependent", "largest", "rank_tolerance", "scale_by_power", "scaling"]
+
+Array = Any
+
+
+def _real_parts(x: Array) -> tuple[Array, ...]:
+    return (x.real, x.imag) if x.dtype.kind == "c" else (x,)
+
+
+def largest(xp: Any, arrays: Iterable[Array]) -> float:
+    """Return the largest size of a real or imaginary part, which cannot overflow; NaN if there is one. Local."""
+    found = [
+        float(each)
+        for x in arrays
+        if x.size
+        for part in _real_parts(x)
+        for each in (xp.max(part), -xp.min(part))
+    ]
+    return float(np.max(found, initial=0))
+
+
+def scaling(size: float, dtype: np.dtype, *, root: bool = False) -> int:
+    """Return the exponent of the power of two that brings ``size`` into the range in which LAPACK computes. Local.
+
+    Args:
+        size: the largest element.
+        dtype: the element type.
+        root: the range in which squares neither overflow nor underflow, as for eigenvalues.
+
+    Source: LAPACK, ?GELS and ?SYEVD, whose factors are no powers of two and so round.
+    """
+    if not (0 < size < math.inf):
+        return 0
+    info = np.finfo(dtype)
+    least = int(info.minexp) + int(info.nmant)
+    if root:
+        least //= 2
+    exponent = math.frexp(size)[1] - 1
+    return max(least - exponent, 0) + min(-least - 1 - exponent, 0)
+
+
+def scale_by_power(x: Array, exponent: int) -> None:
+    """Multiply an array by a power of two, in its place. Local."""
+    most = int(np.finfo(x.dtype).maxexp) - 2
+    with np.errstate(all="ignore"):
+        while exponent:
+            step = max(-most, min(most, exponent))
+            x *= 2.0**step
+            exponent -= step
+
+
+def rank_tolerance(a: MatrixDescriptor) -> float:
+    """Return up to which part of its column a diagonal element of R is the rounding of 0. Local.
+
+    What is left of a column that depends on others grows neither with the rows nor, from about 100 on, with the
+    columns. Of random matrices of rank n - 1 few have more, of those of full rank few less than 100 times as much.
+    """
+    return 100 * math.sqrt(min(*a.shape, 100)) * float(np.finfo(a.dtype).eps)
+
+
+def column_sizes(xp: Any, x: Array) -> Array:
+    """Return of each column the largest size of a real or imaginary part; x has at least one row. Local."""
+    found = None
+    for part in _real_parts(x):
+        for each in (xp.max(part, axis=0), -xp.min(part, axis=0)):
+            found = each if found is None else xp.maximum(found, each)
+    return found
+
+
+def is_dependent(xp: Any, diagonal: Array, sizes: Array, tolerance: float) -> Array:
+    """Return which columns of R depend on the columns before them, up to rounding. Local.
+
+    What is left of such a column, the diagonal element, is small beside the column. Not beside the whole of R: the
+    columns of A may have units of their own.
+
+    Args:
+        xp: the module of the arrays.
+        diagonal: of R.
+        sizes: of its columns.
+        tolerance: 0: only exact zeros are meant.
+    """
+    return xp.less_equal(xp.abs(diagonal), tolerance * sizes)
