@@ -431,6 +431,9 @@ class Engine(Protocol):
     def overlap(self, a: LocalArray, b: LocalArray) -> bool:
         """Return whether two local arrays have an element in common."""
 
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Return a context in which this rank's GPU, if it has one, is the current one; calls take it in their turn."""
+
     def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:
         """Return a context in which work is queued on another library's stream of that GPU."""
 

@@ -48,6 +48,12 @@ _RELEASES = (
     *("matmul_desc_destroy", "matrix_layout_destroy", "matmul_preference_destroy"),
 )  # what fails in these is given back all the same
 _LOCAL = ("as_strided", "get_default_memory_pool", "is_capturing")  # which ask nothing of the GPU
+_ANYWHERE = (
+    *("getDevice", "setDevice", "use", "Device", "getDeviceCount", "getDeviceProperties"),
+    *("deviceGetPCIBusId", "deviceCanAccessPeer", "deviceGetAttribute"),
+    *("streamQuery", "synchronize", "wait_event"),
+    *("UnownedMemory", "MemoryPointer", "ndarray", "get_version", "get_async_error", "cublasMpGetVersion"),
+)  # what CUDA allows while another GPU is the current one
 _KEPT: list[Any] = []  # what MPI may still write to
 _NAN_BYTES = 1 << 20  # larger than any matrix of the tests
 _POLLS = 50  # of messages, before a wait sleeps
@@ -101,6 +107,7 @@ class Array(np.ndarray):
         nbytes = math.prod(shape if isinstance(shape, tuple) else (shape,)) * dtype.itemsize
         if memptr is None:
             cls.gpu.enter("allocate")
+            cls.gpu.stay_at_home("an allocation")
             cls.gpu.allocations.append(nbytes)
             cls.gpu.find_room(nbytes)
             memptr = nan_bytes(nbytes)
@@ -108,11 +115,12 @@ class Array(np.ndarray):
             held = getattr(getattr(memptr, "mem", None), "size", nbytes)
             memptr = (ctypes.c_char * held).from_address(memptr.ptr)
         array = super().__new__(cls, shape, dtype, memptr, 0, strides, order)
-        array.device_id = cls.gpu.current
+        array.device_id = cls.gpu.current if cls.gpu.home is None else cls.gpu.home
         return array
 
     def __array_finalize__(self, of: Any) -> None:
-        self.device_id = of.device_id if isinstance(of, Array) else self.gpu.current
+        here = self.gpu.current if self.gpu.home is None else self.gpu.home
+        self.device_id = of.device_id if isinstance(of, Array) else here
 
     @property
     def data(self) -> Any:
@@ -124,11 +132,13 @@ class Array(np.ndarray):
 
     def copy(self, order: str = "C") -> Array:
         self.gpu.enter("copy")
+        self.gpu.stay_at_home("copy")
         self.gpu.copies.append("copy")
         return super().copy(order)
 
     def conj(self) -> Array:
         self.gpu.enter("conj")
+        self.gpu.stay_at_home("conj")
         self.gpu.copies.append("conj")
         return super().conj()
 
@@ -136,7 +146,13 @@ class Array(np.ndarray):
         mine = getattr(self, "gpu", None)
         if isinstance(index, Array) and index.dtype == bool and mine is not None:
             mine.faults.append("CuPy waits for the GPU where an array of booleans is an index")
+        if mine is not None:
+            mine.stay_at_home("writing elements")
         super().__setitem__(index, value)
+
+    def __array_wrap__(self, *of: Any) -> Any:
+        self.gpu.stay_at_home("a kernel of CuPy's")
+        return super().__array_wrap__(*of)
 
 
 class _Pinned(np.ndarray):
@@ -191,7 +207,8 @@ class FakeGpu:
         free: bytes that are free on the current GPU.
         fragmented: free memory is too fragmented to be allocated.
         current: index of the current GPU, at first the caller's.
-        stream: address of the current stream.
+        home: the GPU that all work of the package belongs on, and all arrays; None: nobody looks.
+        streams: address of the current stream of each GPU that has another one than 0.
         events: what was done, in order: a name, and what it was done to.
         allocations: bytes of each array that CuPy allocated.
         copies: what CuPy copied, by the function that did.
@@ -229,7 +246,9 @@ class FakeGpu:
         self.free, self.fragmented = 1 << 40, False
         self.capability, self.multiprocessors = capability, 4
         self.current = self.callers = current
-        self.stream, self.entered = 0, [0]  # the current one, and those of ``with`` blocks
+        self.home: int | None = None
+        self.streams: dict[int, int] = {}
+        self.entered = [0]  # those of ``with`` blocks
         self.capturing: set[int] = set()
         self.nvshmem_ranks = nvshmem_ranks
         self.lt = lt
@@ -253,14 +272,29 @@ class FakeGpu:
         self.lost, self.nccl_error, self.aborted = 0, 0, []
         self.refuses: Any = None
 
+    @property
+    def stream(self) -> int:
+        """Address of the current GPU's current stream."""
+        return self.streams.get(self.current, 0)
+
+    @stream.setter
+    def stream(self, address: int) -> None:
+        self.streams[self.current] = address
+
+    def stay_at_home(self, name: str) -> None:
+        """Note work on another GPU than the one that it belongs to."""
+        if self.home is None or self.current == self.home or name in _ANYWHERE:
+            return
+        place = _place()
+        package, _, part = place.partition(".")
+        if package == "pblasmp" and not part.startswith("testing."):  # not the test's own work
+            self.faults.append(f"{name} while GPU {self.current} is current, not {self.home}: {place}")
+
     def enter(self, name: str) -> None:
         """Count a call, and raise if it is the one that fails."""
         if self.called is None and self.fails is None:
             return
-        frame = sys._getframe(1)
-        while frame.f_back is not None and "pblasmp" not in frame.f_globals["__name__"].split("."):
-            frame = frame.f_back
-        place = name, f"{frame.f_globals['__name__']}:{frame.f_code.co_name}"
+        place = name, _place()
         if self.called is not None:
             self.called.append(place)
         if place == self.fails:
@@ -290,6 +324,7 @@ class FakeGpu:
         fails_after = name in _COLLECTIVE or name in _RELEASES
 
         def call(*args: Any, **how: Any) -> Any:
+            self.stay_at_home(name)
             if self.called is None and self.fails is None:
                 return function(*args, **how)
             if not fails_after:
@@ -615,6 +650,13 @@ class FakeGpu:
             def use(self) -> None:
                 gpu.current = self.id
 
+            def __enter__(self) -> None:
+                self.before = gpu.current
+                gpu.current = self.id
+
+            def __exit__(self, *exception: object) -> None:
+                gpu.current = self.before
+
         stream, event = self._streams()
 
         def pinned(nbytes: int) -> Any:
@@ -631,6 +673,7 @@ class FakeGpu:
             CUDARuntimeError=CUDARuntimeError,
             streamCaptureModeRelaxed="relaxed",
             getDevice=lambda: self.current,
+            setDevice=lambda index: setattr(self, "current", index),
             getDeviceCount=count,
             deviceCanAccessPeer=lambda a, b: (a, b) not in self.deaf,
             getDeviceProperties=lambda _: {"name": b"fake GPU", "multiProcessorCount": self.multiprocessors},
@@ -892,6 +935,14 @@ class FakeGpu:
             init=init, finalize=finalize,
             buffer=lambda nbytes: self._buffer("symmetric", nbytes), free=lambda buffer: buffer.close(),
         )  # fmt: skip
+
+
+def _place() -> str:
+    """Return where in the package a call was made."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and "pblasmp" not in frame.f_globals["__name__"].split("."):
+        frame = frame.f_back
+    return f"{frame.f_globals['__name__']}:{frame.f_code.co_name}"
 
 
 def _undefined() -> int:

@@ -41,6 +41,7 @@ class Witness(Recorder):
 
     def _called(self, symbol: bytes, values: Any) -> int:
         status = super()._called(symbol, values)
+        self.gpu.stay_at_home(self.calls[-1].name)
         self.gpu.events.append((self.calls[-1].name.removeprefix("cublasMp"),))
         return status
 

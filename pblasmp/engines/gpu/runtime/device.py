@@ -8,13 +8,15 @@ Source: NCCL's user guide, environment variables.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ....comm import Communicator, count_cores, machine, machines_of
 from ....errors import LibraryNotFoundError, UnsupportedError
 from ....extras import install
 
-__all__ = ["Device", "find_device"]
+__all__ = ["Device", "OnDevice", "find_device"]
 
 _SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # NCCL 2.30 or later obeys it
 
@@ -37,6 +39,34 @@ class Device:
     def place(self) -> tuple[str, str]:
         """What no other GPU has."""
         return self.bus, self.boot or self.host
+
+
+class OnDevice:
+    """A block in which a GPU is this thread's current one; afterwards it is the one that was so before. Local.
+
+    A GPU that is lost says so where it is used, not here.
+
+    Args:
+        runtime: CuPy's ``cuda.runtime``.
+        index: the GPU.
+    """
+
+    __slots__ = ("_before", "_index", "_runtime")
+
+    def __init__(self, runtime: Any, index: int) -> None:
+        self._runtime, self._index = runtime, index
+
+    def __enter__(self) -> None:
+        self._before = self._index
+        with suppress(self._runtime.CUDARuntimeError):
+            self._before = self._runtime.getDevice()
+            if self._before != self._index:
+                self._runtime.setDevice(self._index)
+
+    def __exit__(self, *error: object) -> None:
+        if self._before != self._index:
+            with suppress(self._runtime.CUDARuntimeError):
+                self._runtime.setDevice(self._before)
 
 
 def find_device(comm: Communicator) -> Device | Exception:
