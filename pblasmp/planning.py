@@ -110,7 +110,9 @@ def _measure(
     problem, operands, nearest = given
     moved = None if isinstance(nearest, ParallelProblem) or nearest == problem else nearest
     with ctx.engine.on_device():
-        return measure(ctx.engine, ctx.comm, problem, options, operands, moved, limit=limit, progress=progress)
+        return measure(
+            ctx.engine, ctx.comm, problem, options, operands, moved, limit=limit, progress=progress
+        )
 
 
 def _plan(

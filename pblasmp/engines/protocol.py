@@ -185,6 +185,9 @@ class FactorOperations(Operations, Protocol):
     def panel_width(self, order: int) -> int:
         """Return how many columns a panel of a matrix of that order has."""
 
+    def tallest(self, dtype: np.dtype) -> int:
+        """Return how many rows the panels of ``getrf`` and ``geqrt`` can have; the same on every rank."""
+
     def potrf(self, a: LocalArray, info: LocalArray, first: int) -> None:
         """Replace the lower triangle of the square on top of ``a`` by its Cholesky factor L, and the rest by X L^-H.
 

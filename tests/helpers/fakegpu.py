@@ -204,6 +204,7 @@ class FakeGpu:
         lt: cuBLASLt, and with it kernels, windows and flags, all of which compute nothing; None: nvmath is missing.
         capability: the GPUs' compute capability, as CuPy has it.
         multiprocessors: how many each has.
+        shared_memory: bytes that a block of threads can have: cudaDevAttrMaxSharedMemoryPerBlockOptin.
         free: bytes that are free on the current GPU.
         fragmented: free memory is too fragmented to be allocated.
         current: index of the current GPU, at first the caller's.
@@ -235,6 +236,7 @@ class FakeGpu:
         current: int = 0,
         nvshmem_ranks: int = 0,
         capability: str = "89",  # no Hopper: nothing here computes what one_kernel.cu does
+        shared_memory: int = 3000 + 16384,  # so little that panels are narrow
         nccl_version: int = 22903,
         lt: FakeLt | None = None,
     ) -> None:
@@ -245,6 +247,7 @@ class FakeGpu:
         self.nccl_version = nccl_version
         self.free, self.fragmented = 1 << 40, False
         self.capability, self.multiprocessors = capability, 4
+        self.shared_memory = shared_memory
         self.current = self.callers = current
         self.home: int | None = None
         self.streams: dict[int, int] = {}
@@ -622,7 +625,8 @@ class FakeGpu:
             ones_like=lambda x: np.ones_like(x, subok=False).view(array_type),
             copyto=copyto, conjugate=counted(np.conjugate), positive=counted(np.positive), cuda=self._cuda(),
             tril=triangle(np.tril), triu=triangle(np.triu), arange=np.arange, uint8=np.uint8, uint64=np.uint64,
-            tri=lambda n, **how: np.tri(n, **how).view(array_type), RawModule=fakelapack.kernels,
+            tri=lambda n, **how: np.tri(n, **how).view(array_type),
+            RawModule=partial(fakelapack.kernels, shared_memory=lambda: self.shared_memory),
             ElementwiseKernel=lambda inputs, outputs, code, name: partial(_sum_kernel, name),
             full=lambda n, value, dtype=float: np.full(n, value, dtype).view(array_type),
             zeros=lambda shape, dtype=float, order="C": np.zeros(shape, dtype, order).view(array_type),
@@ -687,7 +691,7 @@ class FakeGpu:
             memcpyHostToDevice=1,
             memcpyDeviceToHost=2,
             memcpy2DAsync=copy_lines,
-            deviceGetAttribute=lambda which, device: 3000 + 16384,
+            deviceGetAttribute=lambda which, device: {97: self.shared_memory}[which],
             streamQuery=lambda _: self.lost or (600 if self.stuck else 0),
         )
         return SimpleNamespace(

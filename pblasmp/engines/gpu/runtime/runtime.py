@@ -15,6 +15,7 @@ from .health import Health
 
 __all__ = ["NO_MULTICAST", "GpuRuntime"]
 
+_SHARED_MEMORY = 97  # cudaDevAttrMaxSharedMemoryPerBlockOptin
 NO_MULTICAST = "CUBLASMP_DISABLE_MULTICAST"  # cuBLASMp obeys it, too
 
 
@@ -29,6 +30,7 @@ class GpuRuntime:
         cupy: the module.
         capability: the least compute capability of all ranks' GPUs: 90 for 9.0.
         multiprocessors: the fewest of all ranks' GPUs, as pieces and flags follow from it.
+        shared_memory: bytes that a block of threads can have on any of them.
         shared_gpus: whether ranks share a GPU.
         multicast: no rank's environment switches NVLink multicast off.
         nodes: the ranks of each node.
@@ -50,14 +52,16 @@ class GpuRuntime:
                 cupy.cuda.Device(device.index).use()
                 capability = int(cupy.cuda.Device(device.index).compute_capability)
                 properties = cupy.cuda.runtime.getDeviceProperties(device.index)
-                found = capability, int(properties["multiProcessorCount"])
+                room = int(cupy.cuda.runtime.deviceGetAttribute(_SHARED_MEMORY, device.index))
+                found = capability, int(properties["multiProcessorCount"]), room
                 self.stream: Any = cupy.cuda.get_current_stream()
                 self.health = Health(comm, device)
                 self.health.queues.append(lambda: [self.stream])
             multicast = os.environ.get(NO_MULTICAST, "0") in ("", "0")
             said = comm.allgather((*found, multicast, device.ranks))  # all ranks choose by the same facts
-            capabilities, multiprocessors, allowed, sharing = zip(*said, strict=True)
+            capabilities, multiprocessors, rooms, allowed, sharing = zip(*said, strict=True)
             self.capability, self.multiprocessors = min(capabilities), min(multiprocessors)
+            self.shared_memory = min(rooms)
             self.multicast, self.shared_gpus = all(allowed), max(sharing) > 1
             self.nodes = nodes_of(comm.locations())
             self.arena = Arena(cupy, self.settle)
