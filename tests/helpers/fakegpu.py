@@ -255,6 +255,8 @@ class FakeGpu:
         self.capturing: set[int] = set()
         self.nvshmem_ranks = nvshmem_ranks
         self.lt = lt
+        if lt is not None:
+            lt.capability = int(capability)
         self.events: list[tuple[Any, ...]] = []
         self.allocations: list[int] = []
         self.copies: list[str] = []
