@@ -672,6 +672,8 @@ class FakeGpu:
 
         def copy_lines(to: int, to_pitch: int, of: int, of_pitch: int, width: int, height: int, kind: int,
                        stream: int) -> None:  # fmt: skip
+            if max(to_pitch, of_pitch) >= 1 << 31:
+                raise CUDARuntimeError("cudaErrorInvalidPitchValue: invalid pitch argument")
             for line in range(height) if kind != runtime.memcpyDefault else ():
                 ctypes.memmove(to + line * to_pitch, of + line * of_pitch, width)
 
