@@ -50,7 +50,7 @@ _RELEASES = (
 _LOCAL = ("as_strided", "get_default_memory_pool", "is_capturing")  # which ask nothing of the GPU
 _ANYWHERE = (
     *("getDevice", "setDevice", "use", "Device", "getDeviceCount", "getDeviceProperties"),
-    *("deviceGetPCIBusId", "deviceCanAccessPeer", "deviceGetAttribute"),
+    *("deviceGetPCIBusId", "deviceGetByPCIBusId", "deviceCanAccessPeer", "deviceGetAttribute"),
     *("streamQuery", "synchronize", "wait_event"),
     *("UnownedMemory", "MemoryPointer", "ndarray", "get_version", "get_async_error", "cublasMpGetVersion"),
 )  # what CUDA allows while another GPU is the current one
@@ -224,6 +224,7 @@ class FakeGpu:
         lost: the CUDA error that every call returns from now on; 0: none.
         nccl_error: what ncclCommGetAsyncError finds.
         aborted: the communicators that were aborted, in order, and how.
+        null_windows: what NCCL returns where GPUs do not reach each other's memory: a success, and no window.
         refuses: whether an array of so many bytes cannot be had; None: all can.
     """
 
@@ -238,6 +239,7 @@ class FakeGpu:
         capability: str = "89",  # no Hopper: nothing here computes what one_kernel.cu does
         shared_memory: int = 3000 + 16384,  # so little that panels are narrow
         nccl_version: int = 22903,
+        null_windows: bool = False,
         lt: FakeLt | None = None,
     ) -> None:
         self.comm = comm
@@ -275,6 +277,7 @@ class FakeGpu:
         self.hopeless: Callable[[], bool] = lambda: False
         self.solvers: dict[int, list[int]] = {}  # stream and workspace of cuBLAS, by handle
         self.lost, self.nccl_error, self.aborted = 0, 0, []
+        self.null_windows = null_windows
         self.refuses: Any = None
 
     @property
@@ -536,10 +539,13 @@ class FakeGpu:
             self.finish([self.comm.Ibarrier()])
             if self.stuck:
                 self.faults.append("registered a window that other ranks do not")
+        if self.null_windows:
+            return SimpleNamespace(handle=0, get_peer_device_pointer=_null_window, close=lambda: None)
         at = self._make("registered", nbytes)
         return SimpleNamespace(
-            get_peer_device_pointer=lambda rank: 1 << 20, close=lambda: self._release("registered", at)
-        )
+            handle=at, get_peer_device_pointer=lambda rank: 1 << 20,
+            close=lambda: self._release("registered", at),
+        )  # fmt: skip
 
     def assert_clean(self) -> None:
         """Nothing was misused, nothing is left, and the caller's GPU is current again."""
@@ -686,6 +692,7 @@ class FakeGpu:
             deviceCanAccessPeer=lambda a, b: (a, b) not in self.deaf,
             getDeviceProperties=lambda _: {"name": b"fake GPU", "multiProcessorCount": self.multiprocessors},
             deviceGetPCIBusId=lambda index: self.devices[index],
+            deviceGetByPCIBusId=self._by_bus,
             deviceSynchronize=self._wait_for_the_device,
             memGetInfo=lambda: (self.free, 1 << 40),
             memset=lambda at, value, nbytes: None,
@@ -706,6 +713,11 @@ class FakeGpu:
             MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, mem=memory),
             MemoryPool=lambda _: SimpleNamespace(malloc=None), using_allocator=lambda _: nullcontext(),
         )  # fmt: skip
+
+    def _by_bus(self, bus: str) -> int:
+        if bus not in self.devices:
+            raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+        return self.devices.index(bus)
 
     def _streams(self) -> tuple[Any, Any]:  # noqa: C901 (a table of functions)
         gpu = self
@@ -943,6 +955,10 @@ class FakeGpu:
             init=init, finalize=finalize,
             buffer=lambda nbytes: self._buffer("symmetric", nbytes), free=lambda buffer: buffer.close(),
         )  # fmt: skip
+
+
+def _null_window(rank: int) -> int:
+    raise RuntimeError("InvalidArgument (4)")
 
 
 def _place() -> str:

@@ -96,7 +96,8 @@ def find_device(comm: Communicator) -> Device | Exception:
             return UnsupportedError(
                 f"ranks {first} and {rank} have the same GPU ({devices[rank].bus} of {devices[rank].host}): "
                 f"start one rank per GPU, "
-                f"show each rank its own through CUDA_VISIBLE_DEVICES, or let them share it: {_SHARING}=1"
+                f"show each rank its own through CUDA_VISIBLE_DEVICES, or let them share it: {_SHARING}=1 "
+                "(NCCL does not connect MIG instances of a GPU)"
             )
     return replace(devices[comm.rank], ranks=places.count(places[comm.rank]))
 
@@ -134,10 +135,6 @@ def _own(indices: list[int], number: int, *, share: bool) -> Device | Exception:
                 f"or let them share: {_SHARING}=1"
             )
         index = indices[number] if count > 1 else 0
-        peers = [peer for peer in indices if peer != index and peer < count]
-        deaf = [peer for peer in peers if not runtime.deviceCanAccessPeer(index, peer)]
-        if deaf:
-            return UnsupportedError(f"GPU {index} cannot reach GPU {deaf[0]} of its node (no peer access)")
         return Device(index, runtime.deviceGetPCIBusId(index), *machine())
     except runtime.CUDARuntimeError as error:
         return LibraryNotFoundError(f"no GPU can be used: {error}")

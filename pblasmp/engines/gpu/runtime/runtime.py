@@ -34,6 +34,7 @@ class GpuRuntime:
         shared_gpus: whether ranks share a GPU.
         multicast: no rank's environment switches NVLink multicast off.
         nodes: the ranks of each node.
+        why_unregistered: why NCCL registers no memory of the ranks; "" as long as nobody has found that.
         arena: the memory that products share.
         health: whether the GPU still works, and what aborts it.
         followers: functions of a stream, called when work moves to it.
@@ -45,6 +46,7 @@ class GpuRuntime:
         self.comm, self.rank, self.size, self.device, self.cupy = comm, comm.rank, comm.size, device, cupy
         self.followers: list[Callable[[Any], None]] = []
         self._recording: Any = None
+        self.why_unregistered = ""
         with ExitStack() as self._closing:
             with self.agreement("Context: GPU"):
                 before = cupy.cuda.runtime.getDevice()
