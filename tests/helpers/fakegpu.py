@@ -662,13 +662,6 @@ class FakeGpu:
             def use(self) -> None:
                 gpu.current = self.id
 
-            def __enter__(self) -> None:
-                self.before = gpu.current
-                gpu.current = self.id
-
-            def __exit__(self, *exception: object) -> None:
-                gpu.current = self.before
-
         stream, event = self._streams()
 
         def pinned(nbytes: int) -> Any:

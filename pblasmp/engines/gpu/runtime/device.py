@@ -58,10 +58,13 @@ class OnDevice:
 
     def __enter__(self) -> None:
         self._before = self._index
-        with suppress(self._runtime.CUDARuntimeError):
-            self._before = self._runtime.getDevice()
-            if self._before != self._index:
+        try:  # every call comes here: suppress() would take as long again
+            before = self._runtime.getDevice()
+            if before != self._index:
                 self._runtime.setDevice(self._index)
+                self._before = before
+        except self._runtime.CUDARuntimeError:
+            pass
 
     def __exit__(self, *error: object) -> None:
         if self._before != self._index:
