@@ -83,7 +83,7 @@ def test_tensor_parallel(ctx, other):
     xp, values = ctx.engine.xp, integers((N, N), np.dtype("float64"), 2)
     with xp.cuda.Device(ctx.engine.device.index):
         x, w = xp.asarray(values), xp.asarray(values)
-    check(ctx, tensor_parallel(ctx, x, w, ctx.size * values @ values), other)
+    check(ctx, tensor_parallel(ctx, x, w, ctx.size * values @ values.T), other)
 
 
 def test_a_thread_begins_with_the_first_gpu(ctx):
@@ -138,6 +138,6 @@ def test_pytorch(ctx, other):
         torch.cuda.set_device(other)
         for turn in range(5):
             found = pb.matmul_allreduce(x, w, ctx)
-            fault = "" if np.array_equal(found.cpu().numpy(), ctx.size * values @ values) else f"wrong {turn}"
+            fault = "" if np.array_equal(found.cpu().numpy(), ctx.size * values @ values.T) else f"wrong {turn}"
             assert not everywhere(ctx, fault)
     torch.cuda.set_device(other)
