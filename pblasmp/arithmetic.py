@@ -242,8 +242,9 @@ def imaginary(matrix: Matrix) -> Matrix:
 
 def _part_of_numbers(matrix: Matrix, values: Any) -> Matrix:
     descriptor = replace(matrix.descriptor, dtype=real_dtype(matrix.dtype), ld=None)
-    out: Matrix = matrix.context.allocate(descriptor)
-    out.local[...] = values
+    with matrix.context.engine.on_device():
+        out: Matrix = matrix.context.allocate(descriptor)
+        out.local[...] = values
     return out
 
 

@@ -41,7 +41,7 @@ def run(call: UserCall[Result], *, voted: bool = False) -> Result:
         voted: whether this rank has tried a direct call, on which the ranks did not agree.
     """
     ctx = call.ctx
-    with call.stream():
+    with ctx.engine.on_device(), call.stream():
         signature = call.signature()
         if not voted:
             again = _again(call, signature)
@@ -109,7 +109,7 @@ def _again(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Liter
 
 def prepare(call: UserCall[Result]) -> Plan[Result]:
     """Return a plan for the user of the call, who closes it. Collective over the context."""
-    with call.stream(), call.ctx.running(call.name, checks=False):
+    with call.ctx.running(call.name, checks=False), call.stream():
         with call.ctx.agreement(call.name) as facts:
             call.read(facts)
         call.complete()
@@ -347,9 +347,10 @@ def _parts(ctx: Runtime[Any], matrices: tuple[Any, ...]) -> list[Part | None] | 
 def _new(ctx: Runtime[Any], result: Callable[[], MatrixDescriptor], *, zeros: bool) -> Any:
     """Return a new matrix; None if that fails, perhaps on this rank only: the ordinary way finds it again. Local."""
     try:
-        d = ctx.allocate(result())
-        if zeros:
-            d.local[...] = 0
+        with ctx.engine.on_device():
+            d = ctx.allocate(result())
+            if zeros:
+                d.local[...] = 0
     except Exception:  # noqa: BLE001
         return None
     return d

@@ -99,7 +99,8 @@ class Context(Runtime[DistributedMatrix]):
         """Return a matrix of zeros; arguments as for :meth:`empty`. Collective over the context."""
         wanted = Layout(descriptor, how)
         out = creation.new(self, "zeros", wanted)
-        out.local[...] = 0
+        with self.engine.on_device():
+            out.local[...] = 0
         return out
 
     def full(

@@ -150,7 +150,9 @@ class Handle:
         """
         if self.dtype.kind != "c":
             return self.T
-        return type(self)(self.context, replace(self.descriptor, ld=None), self.local.conj()).T
+        with self.context.engine.on_device():
+            conjugate = self.local.conj()
+        return type(self)(self.context, replace(self.descriptor, ld=None), conjugate).T
 
     def part(self, index: Any) -> Self:
         """Return a sub-matrix as a view of the same memory, even if it is one element. Local; 0-based.

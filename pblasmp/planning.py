@@ -107,7 +107,10 @@ def _measure(
 ) -> Tuned:
     problem, operands, nearest = given
     moved = None if isinstance(nearest, ParallelProblem) or nearest == problem else nearest
-    return measure(ctx.engine, ctx.comm, problem, options, operands, moved, limit=limit, progress=progress)
+    with ctx.engine.on_device():
+        return measure(
+            ctx.engine, ctx.comm, problem, options, operands, moved, limit=limit, progress=progress
+        )
 
 
 def _plan(

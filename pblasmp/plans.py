@@ -313,7 +313,7 @@ class Plan(Generic[Result]):
         if self._only_queues and not operands and not named:
             return self._queued()
         ctx, call = self._ctx, self._call
-        with _NO_STREAM if call is None else call.stream(), ctx.running(self._name, checks=False):
+        with ctx.running(self._name, checks=False), _NO_STREAM if call is None else call.stream():
             with ctx.agreement("plan") as facts:
                 call = planned = self._opened()
                 given = _by_name(planned.names, operands, named)
@@ -337,7 +337,7 @@ class Plan(Generic[Result]):
         except ArgumentError as error:  # others that have queued the run hear of it where they agree next
             with self._ctx.agreement("plan"):
                 raise error from None
-        with call.stream(), self._ctx.running(self._name, checks=False):
+        with self._ctx.running(self._name, checks=False), call.stream():
             self._ctx.control.channel.runs += 1
             bound.run()
             return call.result(None)
@@ -459,11 +459,11 @@ class Plan(Generic[Result]):
             facts["plan"] = self._number
         bound = self._bound
         assert bound is not None
-        with call.stream(), self._ctx.agreement("plan.graph: capturing"):
+        with self._ctx.agreement("plan.graph: capturing"), call.stream():
             result, launch = call.recorded(), bound.capture()
 
         def replay() -> None:
-            with call.stream():
+            with engine.on_device(), call.stream():
                 launch()
 
         return Graph(replay, result)
@@ -502,10 +502,11 @@ class Plan(Generic[Result]):
                 self._call.close()
                 self._call = self._bound = None
             self._ctx.kept.release(self._number)
-            try:
-                self._settle()
-            finally:
-                self._product.close()
+            with self._ctx.engine.on_device():
+                try:
+                    self._settle()
+                finally:
+                    self._product.close()
 
     def __enter__(self) -> Self:
         return self

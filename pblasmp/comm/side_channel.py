@@ -16,6 +16,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -68,6 +69,9 @@ class NoteTransport(Protocol):
 
 class RankDevice(Protocol):
     """A device (GPU) that computes for a rank, and on which work may wait for other ranks. Local."""
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Return a block in which it is this thread's current device, whichever the user has made so."""
 
     def fault(self) -> Exception | None:
         """Return why it cannot be used any more, None while it can."""
@@ -147,6 +151,8 @@ class SideChannel:
         self._under_way: list[tuple[Any, bool]] = []
         self._most = 64
         self._turn = threading.RLock()
+        self._turns = 0
+        self._on_device: AbstractContextManager[Any] | None = None
         self._reading = threading.Lock()
         self._looks = 0
         self._crowded = 0  # waits to come that sleep at once
@@ -166,6 +172,8 @@ class SideChannel:
     def take_turn(self, call: str) -> None:
         """Reserve the context for this thread until ``end_turn``; a thread may take several turns.
 
+        Meanwhile the rank's device is the current one.
+
         Raises:
             ClosedError: the context is broken, or another thread is using it. That breaks it, since the ranks could see
                 the calls in different orders.
@@ -179,9 +187,17 @@ class SideChannel:
         if self.cause:
             self._turn.release()
             raise self.error()
+        if not self._turns and self.device is not None:
+            self._on_device = self.device.current()
+            self._on_device.__enter__()
+        self._turns += 1
 
     def end_turn(self) -> None:
-        """Let other threads use the context."""
+        """Let other threads use the context, and make the device current that was so before."""
+        self._turns -= 1
+        if not self._turns and self._on_device is not None:
+            self._on_device.__exit__(None, None, None)
+            self._on_device = None
         self._turn.release()
 
     # -- waiting
@@ -408,7 +424,7 @@ class SideChannel:
     def disown(self) -> None:
         """Give the context up in a forked child: it belongs to the parent."""
         self.disowned, self._transport, self.device = True, None, None
-        self._turn = threading.RLock()
+        self._turn, self._turns, self._on_device = threading.RLock(), 0, None
         self.cause, self.raised = f"it belongs to process {os.getppid()}, of which this one is a fork", True
 
     # -- contexts that the ranks use in different orders

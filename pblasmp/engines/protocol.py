@@ -185,6 +185,9 @@ class FactorOperations(Operations, Protocol):
     def panel_width(self, order: int) -> int:
         """Return how many columns a panel of a matrix of that order has."""
 
+    def tallest(self, dtype: np.dtype) -> int:
+        """Return how many rows the panels of ``getrf`` and ``geqrt`` can have; the same on every rank."""
+
     def potrf(self, a: LocalArray, info: LocalArray, first: int) -> None:
         """Replace the lower triangle of the square on top of ``a`` by its Cholesky factor L, and the rest by X L^-H.
 
@@ -430,6 +433,9 @@ class Engine(Protocol):
 
     def overlap(self, a: LocalArray, b: LocalArray) -> bool:
         """Return whether two local arrays have an element in common."""
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Return a context in which this rank's GPU, if it has one, is the current one; calls take it in their turn."""
 
     def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:
         """Return a context in which work is queued on another library's stream of that GPU."""

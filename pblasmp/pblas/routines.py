@@ -277,7 +277,7 @@ def _run(routine: PblasRoutine, full: str, dtype: np.dtype, given: Values, *, vo
     )
     if routine.changes_nothing(values):
         return None
-    with staged(matrices, routine.written) as used:
+    with grid.context.engine.on_device(), staged(matrices, routine.written) as used:
         return routine.compute(values, used)
 
 

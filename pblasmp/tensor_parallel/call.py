@@ -592,7 +592,7 @@ def _repeated(ctx: Context, made: _Made, x: Any, w: Any, bias: Any) -> tuple[Any
     plan: Plan[Any] | None = ctx.kept.peek(spec)
     if plan is None:
         return None
-    with on_stream_of(ctx.engine, x):
+    with ctx.engine.on_device(), on_stream_of(ctx.engine, x):
         y, gathered = _new_results(ctx.engine, known, x)
         addresses = tuple(0 if each is None else address_of(each) for each in (x, w, bias, y, gathered))
         done = plan.rerun(addresses, number, partial(ctx.kept.find, spec))

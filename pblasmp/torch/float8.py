@@ -12,8 +12,8 @@ Every whole tensor has one scale, the same on every rank: parts that are gathere
 results do not depend on the number of ranks. Hence each amax is reduced over the ranks: those of x and w in one message
 of the forward pass, that of the gradient in one of the backward pass.
 
-Hopper multiplies 8-bit matrices only if both are contiguous along the dimension that is summed over: the backward pass
-transposes first.
+Most GPUs multiply 8-bit matrices only if both are contiguous along the dimension that is summed over: the backward pass
+transposes first. GPUs before compute capability 8.9 multiply none: local products are then in float32.
 """
 
 from __future__ import annotations
@@ -274,7 +274,8 @@ def _local(
     a: Tensor, b: Tensor, units: tuple[Tensor, Tensor], dtype: torch.dtype, bias: Tensor | None = None
 ) -> Tensor:
     """Return a bᵀ + bias for 8-bit a (m, k) and b (n, k), both C-ordered. Local."""
-    if a.is_cuda and a.numel() and b.numel() and a.shape[1] % 16 == b.shape[0] % 16 == 0:
+    fits = a.numel() and b.numel() and a.shape[1] % 16 == b.shape[0] % 16 == 0
+    if fits and a.is_cuda and torch.cuda.get_device_capability(a.device) >= (8, 9):
         y = _on_tensor_cores(a, b, units, dtype)
         return y if bias is None else y + bias.to(dtype)
     y = (a.float() @ b.float().t()) * (units[0] * units[1])

@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 from pblasmp import launch
 from tests.helpers.sequences import (
     CALLS,
+    Away,
     Gpu,
     Host,
     Outcome,
@@ -48,7 +49,8 @@ from tests.helpers.sequences.matrices import FORMATS
 __all__ = ["Sequences", "Watch", "grown"]
 
 ROOT = Path(__file__).parents[2]
-ENGINES = ("host", "cublasmp", "simulated")
+_SIMULATED = {"simulated": Simulated, "away": Away}  # the user has made another GPU the current one
+ENGINES = ("host", "cublasmp", *_SIMULATED)
 STUCK = 120.0  # seconds of a step after which it hangs
 ENOUGH = 5  # sequences that fail
 SHORTEN = 60.0  # seconds at most for making one shorter
@@ -278,7 +280,7 @@ def number_on_node(comm: Any) -> int:
 @contextlib.contextmanager
 def device(comm: Any, engine: str) -> Iterator[Host]:
     """Return where sequences run; simulated GPUs, and a library that multiplies, are there within."""
-    if engine != "simulated":
+    if engine not in _SIMULATED:
         yield Gpu(number_on_node(comm)) if engine == "cublasmp" else Host()
         return
     from tests.helpers.fused_machines import Scaling
@@ -288,7 +290,7 @@ def device(comm: Any, engine: str) -> Iterator[Host]:
     with tempfile.TemporaryDirectory(prefix="pblasmp-cublasmp-") as directory:
         path = comm.bcast(build(Path(directory)) if comm.rank == 0 else None)
         with machine(path, Scaling, comm=comm) as lib:
-            yield Simulated(lib)
+            yield _SIMULATED[engine](lib)
             lib.assert_clean()
             lib.gpu.assert_clean()
         comm.barrier()

@@ -73,6 +73,13 @@ def test_sequences_on_simulated_gpus(nranks):
     assert counts["end"] == count
 
 
+@starts_ranks
+def test_sequences_while_another_gpu_is_current():
+    lines, counts = run_mpi(some, 2, engine="away", seed=2, count=draws(2, long=20), length=40)[0]
+    assert not lines, "\n".join(lines)
+    assert counts["end"] >= 2
+
+
 def layout(m, n, block=(64, 64)):
     """A layout on one rank."""
     return {"shape": [m, n], "block": block, "grid": [1, 1, "row"], "source": [0, 0], "dtype": "float64",

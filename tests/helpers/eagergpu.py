@@ -35,7 +35,7 @@ class EagerGpu:
         moves: how many copies of blocks.
     """
 
-    rank, size, why_no_windows, multiprocessors, capability, shared_gpus = 0, 1, "", 2, 80, False
+    rank, size, why_no_windows, multiprocessors, capability, shared_gpus = 0, 1, "", 2, 89, False
 
     def __init__(self) -> None:
         self.buffers: dict[str, np.ndarray] = {}

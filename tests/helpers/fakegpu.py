@@ -48,6 +48,12 @@ _RELEASES = (
     *("matmul_desc_destroy", "matrix_layout_destroy", "matmul_preference_destroy"),
 )  # what fails in these is given back all the same
 _LOCAL = ("as_strided", "get_default_memory_pool", "is_capturing")  # which ask nothing of the GPU
+_ANYWHERE = (
+    *("getDevice", "setDevice", "use", "Device", "getDeviceCount", "getDeviceProperties"),
+    *("deviceGetPCIBusId", "deviceGetByPCIBusId", "deviceCanAccessPeer", "deviceGetAttribute"),
+    *("streamQuery", "synchronize", "wait_event"),
+    *("UnownedMemory", "MemoryPointer", "ndarray", "get_version", "get_async_error", "cublasMpGetVersion"),
+)  # what CUDA allows while another GPU is the current one
 _KEPT: list[Any] = []  # what MPI may still write to
 _NAN_BYTES = 1 << 20  # larger than any matrix of the tests
 _POLLS = 50  # of messages, before a wait sleeps
@@ -102,6 +108,7 @@ class Array(np.ndarray):
         nbytes = math.prod(shape if isinstance(shape, tuple) else (shape,)) * dtype.itemsize
         if memptr is None:
             cls.gpu.enter("allocate")
+            cls.gpu.stay_at_home("an allocation")
             cls.gpu.allocations.append(nbytes)
             cls.gpu.find_room(nbytes)
             memptr = nan_bytes(nbytes)
@@ -109,11 +116,12 @@ class Array(np.ndarray):
             held = getattr(getattr(memptr, "mem", None), "size", nbytes)
             memptr = (ctypes.c_char * held).from_address(memptr.ptr)
         array = super().__new__(cls, shape, dtype, memptr, 0, strides, order)
-        array.device_id = cls.gpu.current
+        array.device_id = cls.gpu.current if cls.gpu.home is None else cls.gpu.home
         return array
 
     def __array_finalize__(self, of: Any) -> None:
-        self.device_id = of.device_id if isinstance(of, Array) else self.gpu.current
+        here = self.gpu.current if self.gpu.home is None else self.gpu.home
+        self.device_id = of.device_id if isinstance(of, Array) else here
 
     @property
     def data(self) -> Any:
@@ -125,11 +133,13 @@ class Array(np.ndarray):
 
     def copy(self, order: str = "C") -> Array:
         self.gpu.enter("copy")
+        self.gpu.stay_at_home("copy")
         self.gpu.copies.append("copy")
         return super().copy(order)
 
     def conj(self) -> Array:
         self.gpu.enter("conj")
+        self.gpu.stay_at_home("conj")
         self.gpu.copies.append("conj")
         return super().conj()
 
@@ -137,7 +147,13 @@ class Array(np.ndarray):
         mine = getattr(self, "gpu", None)
         if isinstance(index, Array) and index.dtype == bool and mine is not None:
             mine.faults.append("CuPy waits for the GPU where an array of booleans is an index")
+        if mine is not None:
+            mine.stay_at_home("writing elements")
         super().__setitem__(index, value)
+
+    def __array_wrap__(self, *of: Any) -> Any:
+        self.gpu.stay_at_home("a kernel of CuPy's")
+        return super().__array_wrap__(*of)
 
 
 class _Pinned(np.ndarray):
@@ -189,10 +205,12 @@ class FakeGpu:
         lt: cuBLASLt, and with it kernels, windows and flags, all of which compute nothing; None: nvmath is missing.
         capability: the GPUs' compute capability, as CuPy has it.
         multiprocessors: how many each has.
+        shared_memory: bytes that a block of threads can have: cudaDevAttrMaxSharedMemoryPerBlockOptin.
         free: bytes that are free on the current GPU.
         fragmented: free memory is too fragmented to be allocated.
         current: index of the current GPU, at first the caller's.
-        stream: address of the current stream.
+        home: the GPU that all work of the package belongs on, and all arrays; None: nobody looks.
+        streams: address of the current stream of each GPU that has another one than 0.
         events: what was done, in order: a name, and what it was done to.
         allocations: bytes of each array that CuPy allocated.
         copies: what CuPy copied, by the function that did.
@@ -207,6 +225,7 @@ class FakeGpu:
         lost: the CUDA error that every call returns from now on; 0: none.
         nccl_error: what ncclCommGetAsyncError finds.
         aborted: the communicators that were aborted, in order, and how.
+        null_windows: what NCCL returns where GPUs do not reach each other's memory: a success, and no window.
         refuses: whether an array of so many bytes cannot be had; None: all can.
     """
 
@@ -219,7 +238,9 @@ class FakeGpu:
         current: int = 0,
         nvshmem_ranks: int = 0,
         capability: str = "89",  # no Hopper: nothing here computes what one_kernel.cu does
+        shared_memory: int = 3000 + 16384,  # so little that panels are narrow
         nccl_version: int = 22903,
+        null_windows: bool = False,
         lt: FakeLt | None = None,
     ) -> None:
         self.comm = comm
@@ -229,11 +250,16 @@ class FakeGpu:
         self.nccl_version = nccl_version
         self.free, self.fragmented = 1 << 40, False
         self.capability, self.multiprocessors = capability, 4
+        self.shared_memory = shared_memory
         self.current = self.callers = current
-        self.stream, self.entered = 0, [0]  # the current one, and those of ``with`` blocks
+        self.home: int | None = None
+        self.streams: dict[int, int] = {}
+        self.entered = [0]  # those of ``with`` blocks
         self.capturing: set[int] = set()
         self.nvshmem_ranks = nvshmem_ranks
         self.lt = lt
+        if lt is not None:
+            lt.capability = int(capability)
         self.events: list[tuple[Any, ...]] = []
         self.allocations: list[int] = []
         self.copies: list[str] = []
@@ -252,16 +278,32 @@ class FakeGpu:
         self.hopeless: Callable[[], bool] = lambda: False
         self.solvers: dict[int, list[int]] = {}  # stream and workspace of cuBLAS, by handle
         self.lost, self.nccl_error, self.aborted = 0, 0, []
+        self.null_windows = null_windows
         self.refuses: Any = None
+
+    @property
+    def stream(self) -> int:
+        """Address of the current GPU's current stream."""
+        return self.streams.get(self.current, 0)
+
+    @stream.setter
+    def stream(self, address: int) -> None:
+        self.streams[self.current] = address
+
+    def stay_at_home(self, name: str) -> None:
+        """Note work on another GPU than the one that it belongs to."""
+        if self.home is None or self.current == self.home or name in _ANYWHERE:
+            return
+        place = _place()
+        package, _, part = place.partition(".")
+        if package == "pblasmp" and not part.startswith("testing."):  # not the test's own work
+            self.faults.append(f"{name} while GPU {self.current} is current, not {self.home}: {place}")
 
     def enter(self, name: str) -> None:
         """Count a call, and raise if it is the one that fails."""
         if self.called is None and self.fails is None:
             return
-        frame = sys._getframe(1)
-        while frame.f_back is not None and "pblasmp" not in frame.f_globals["__name__"].split("."):
-            frame = frame.f_back
-        place = name, f"{frame.f_globals['__name__']}:{frame.f_code.co_name}"
+        place = name, _place()
         if self.called is not None:
             self.called.append(place)
         if place == self.fails:
@@ -291,6 +333,7 @@ class FakeGpu:
         fails_after = name in _COLLECTIVE or name in _RELEASES
 
         def call(*args: Any, **how: Any) -> Any:
+            self.stay_at_home(name)
             if self.called is None and self.fails is None:
                 return function(*args, **how)
             if not fails_after:
@@ -497,10 +540,13 @@ class FakeGpu:
             self.finish([self.comm.Ibarrier()])
             if self.stuck:
                 self.faults.append("registered a window that other ranks do not")
+        if self.null_windows:
+            return SimpleNamespace(handle=0, get_peer_device_pointer=_null_window, close=lambda: None)
         at = self._make("registered", nbytes)
         return SimpleNamespace(
-            get_peer_device_pointer=lambda rank: 1 << 20, close=lambda: self._release("registered", at)
-        )
+            handle=at, get_peer_device_pointer=lambda rank: 1 << 20,
+            close=lambda: self._release("registered", at),
+        )  # fmt: skip
 
     def assert_clean(self) -> None:
         """Nothing was misused, nothing is left, and the caller's GPU is current again."""
@@ -588,7 +634,8 @@ class FakeGpu:
             ones_like=lambda x: np.ones_like(x, subok=False).view(array_type),
             copyto=copyto, conjugate=counted(np.conjugate), positive=counted(np.positive), cuda=self._cuda(),
             tril=triangle(np.tril), triu=triangle(np.triu), arange=np.arange, uint8=np.uint8, uint64=np.uint64,
-            tri=lambda n, **how: np.tri(n, **how).view(array_type), RawModule=fakelapack.kernels,
+            tri=lambda n, **how: np.tri(n, **how).view(array_type),
+            RawModule=partial(fakelapack.kernels, shared_memory=lambda: self.shared_memory),
             ElementwiseKernel=lambda inputs, outputs, code, name: partial(_sum_kernel, name),
             full=lambda n, value, dtype=float: np.full(n, value, dtype).view(array_type),
             zeros=lambda shape, dtype=float, order="C": np.zeros(shape, dtype, order).view(array_type),
@@ -625,6 +672,8 @@ class FakeGpu:
 
         def copy_lines(to: int, to_pitch: int, of: int, of_pitch: int, width: int, height: int, kind: int,
                        stream: int) -> None:  # fmt: skip
+            if max(to_pitch, of_pitch) >= 1 << 31:
+                raise CUDARuntimeError("cudaErrorInvalidPitchValue: invalid pitch argument")
             for line in range(height) if kind != runtime.memcpyDefault else ():
                 ctypes.memmove(to + line * to_pitch, of + line * of_pitch, width)
 
@@ -632,10 +681,12 @@ class FakeGpu:
             CUDARuntimeError=CUDARuntimeError,
             streamCaptureModeRelaxed="relaxed",
             getDevice=lambda: self.current,
+            setDevice=lambda index: setattr(self, "current", index),
             getDeviceCount=count,
             deviceCanAccessPeer=lambda a, b: (a, b) not in self.deaf,
             getDeviceProperties=lambda _: {"name": b"fake GPU", "multiProcessorCount": self.multiprocessors},
             deviceGetPCIBusId=lambda index: self.devices[index],
+            deviceGetByPCIBusId=self._by_bus,
             deviceSynchronize=self._wait_for_the_device,
             memGetInfo=lambda: (self.free, 1 << 40),
             memset=lambda at, value, nbytes: None,
@@ -645,7 +696,7 @@ class FakeGpu:
             memcpyHostToDevice=1,
             memcpyDeviceToHost=2,
             memcpy2DAsync=copy_lines,
-            deviceGetAttribute=lambda which, device: 3000 + 16384,
+            deviceGetAttribute=lambda which, device: {97: self.shared_memory}[which],
             streamQuery=lambda _: self.lost or (600 if self.stuck else 0),
         )
         return SimpleNamespace(
@@ -656,6 +707,11 @@ class FakeGpu:
             MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, mem=memory),
             MemoryPool=lambda _: SimpleNamespace(malloc=None), using_allocator=lambda _: nullcontext(),
         )  # fmt: skip
+
+    def _by_bus(self, bus: str) -> int:
+        if bus not in self.devices:
+            raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+        return self.devices.index(bus)
 
     def _streams(self) -> tuple[Any, Any]:  # noqa: C901 (a table of functions)
         gpu = self
@@ -893,6 +949,18 @@ class FakeGpu:
             init=init, finalize=finalize,
             buffer=lambda nbytes: self._buffer("symmetric", nbytes), free=lambda buffer: buffer.close(),
         )  # fmt: skip
+
+
+def _null_window(rank: int) -> int:
+    raise RuntimeError("InvalidArgument (4)")
+
+
+def _place() -> str:
+    """Return where in the package a call was made."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and "pblasmp" not in frame.f_globals["__name__"].split("."):
+        frame = frame.f_back
+    return f"{frame.f_globals['__name__']}:{frame.f_code.co_name}"
 
 
 def _undefined() -> int:

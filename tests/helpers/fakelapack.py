@@ -63,8 +63,11 @@ def _potrf(letter: str, kind: str) -> Callable[..., None]:
     return call
 
 
-def kernels(code: str, options: tuple[str, ...]) -> Any:
-    """cupy.RawModule: the kernels of factorisations compute, all others do nothing."""
+def kernels(code: str, options: tuple[str, ...], shared_memory: Callable[[], int]) -> Any:
+    """cupy.RawModule: the kernels of factorisations compute, all others do nothing.
+
+    A block of threads has no more than ``shared_memory()`` bytes.
+    """
     macros = dict(each.removeprefix("-D").split("=") for each in options if each.startswith("-D"))
     kind = np.dtype(_KINDS.get(macros.get("KIND", ""), "u1"))
     played = dict(_PLAYED)
@@ -76,22 +79,33 @@ def kernels(code: str, options: tuple[str, ...]) -> Any:
         played["invert"] = partial(_invert, int(macros["WIDTH"]))
         played["triangles"] = partial(_triangles, int(macros["WIDTH"]))
         played["refine"] = partial(_refine, int(macros["WIDTH"]), float(macros.get("LIMIT", 0)))
-    return SimpleNamespace(get_function=lambda name: _Kernel(played.get(name), kind))
+    return SimpleNamespace(get_function=lambda name: _Kernel(played.get(name), kind, shared_memory()))
 
 
 class _Kernel:
     """A kernel; what it is launched with is checked by those that are played."""
 
-    def __init__(self, played: Any, kind: np.dtype) -> None:
-        self._played, self._kind, self.max_dynamic_shared_size_bytes = played, kind, 0
+    def __init__(self, played: Any, kind: np.dtype, most: int) -> None:
+        self._played, self._kind, self._room, self._most = played, kind, 0, most
         self._types: list[np.dtype] = []  # of its arguments
         _KERNELS.append(self)
         self.kernel = SimpleNamespace(ptr=len(_KERNELS) - 1)
 
+    @property
+    def max_dynamic_shared_size_bytes(self) -> int:
+        """Shared memory, in bytes, that a launch may ask for."""
+        return self._room
+
+    @max_dynamic_shared_size_bytes.setter
+    def max_dynamic_shared_size_bytes(self, nbytes: int) -> None:
+        if nbytes > self._most:
+            raise RuntimeError(f"CUDA_ERROR_INVALID_VALUE: {nbytes} bytes of shared memory of {self._most}")
+        self._room = nbytes
+
     def __call__(self, grid: Any, block: Any, arguments: Any, *, stream: Any, shared_mem: int = 0) -> None:
         assert 0 < block[0] <= 1024
         assert grid[0] > 0
-        assert shared_mem <= max(48 << 10, self.max_dynamic_shared_size_bytes)
+        assert shared_mem <= max(min(48 << 10, self._most), self._room)
         self._types = [np.array(each).dtype for each in arguments]
         if self._played is not None:
             self._played(self._kind, *(each.item() if hasattr(each, "item") else each for each in arguments))

@@ -36,7 +36,13 @@ class CuBLASLtError(Exception):
 
 
 class FakeLt:
-    """nvmath.bindings.cublasLt: keeps what it was asked for."""
+    """nvmath.bindings.cublasLt: keeps what it was asked for.
+
+    Attributes:
+        capability: of the GPU: before 8.9 no algorithm multiplies in 8 bits.
+    """
+
+    capability = 90
 
     Epilogue, MatmulDescAttribute = Epilogue, MatmulDescAttribute
     MatmulPreferenceAttribute = MatmulPreferenceAttribute
@@ -104,7 +110,9 @@ class FakeLt:
         self.searches += 1
         self.wanted = dict(self.alive[preference])
         np.frombuffer((ctypes.c_char * 8).from_address(result), np.uint64)[:] = 4711
-        np.frombuffer((ctypes.c_char * 4).from_address(count), np.int32)[:] = self.found
+        eight = any(self.alive[layout][0] in _FLOAT8 for layout in layouts)
+        found = 0 if eight and self.capability < 89 else self.found
+        np.frombuffer((ctypes.c_char * 4).from_address(count), np.int32)[:] = found
 
     def matmul(self, handle: int, desc: int, alpha: int, a: int, la: int, b: int, lb: int, beta: int, c: int, lc: int,
                d: int, ld: int, algo: int, workspace: int, nbytes: int, stream: int) -> None:  # fmt: skip
@@ -150,4 +158,5 @@ def _batch(at: int, kind: int, rows: int, cols: int, ld: int, *batch: tuple[str,
     return np.ndarray((count, rows, cols), dtype, memory, strides=strides)
 
 
+_FLOAT8 = [int(number) for name, number in DATA_TYPES.items() if name.startswith("float8")]
 _DTYPES = {int(number): DTYPES[name] for name, number in DATA_TYPES.items() if name in DTYPES}

@@ -219,7 +219,7 @@ def join(clock: np.ndarray, other: np.ndarray) -> None:
 
 def is_legal(b: Blocks) -> bool:
     """Return whether CUDA has a command that copies these blocks."""
-    flat = b.height == 1 or min(b.pitches) >= b.width
+    flat = b.height == 1 or (min(b.pitches) >= b.width and max(b.pitches) < 1 << 31)
     return flat and (
         b.depth == 1
         or all(s % p == 0 and s >= p * b.height for s, p in zip(b.slices, b.pitches, strict=True))

@@ -87,6 +87,9 @@ _JOBS: dict[str, Callable[[Engine, FactorProblem], Compute]] = {
 }
 
 
+_TALL = ("lu", "qr", "lstsq")  # of whose panels a rank has all rows at a time
+
+
 class PanelsMethod(Method):
     """Matrices are moved to panels, block columns that ranks have whole, computed with there, and moved back."""
 
@@ -98,7 +101,12 @@ class PanelsMethod(Method):
     def refusal(
         self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands | None
     ) -> str:
-        return why_no_lapack(engine)
+        why = why_no_lapack(engine)
+        if why or problem.factored or problem.routine not in _TALL:
+            return why
+        (rows, _), dtype = problem.a.shape, problem.a.dtype
+        most = operations_of(engine).tallest(dtype)
+        return "" if rows <= most else f"{rows} rows: these GPUs factor {most} at most, of {dtype.name}"
 
     def cost(self, engine: Engine, problem: FactorProblem, options: Options) -> float:
         return 1.0

@@ -117,7 +117,8 @@ class GpuEngine:
         self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False
     ) -> Any:
         """Return an uninitialised local array with leading dimension ``ld``. Local; collective if ``symmetric``."""
-        return self.session.cublasmp.empty(shape, dtype, order, ld, symmetric=symmetric)
+        with self.on_device():
+            return self.session.cublasmp.empty(shape, dtype, order, ld, symmetric=symmetric)
 
     def lifetime(self) -> Callable[[], None]:
         """Return a function to be called before arrays that are made from now on are freed. Local."""
@@ -182,21 +183,24 @@ class GpuEngine:
     def to_host(self, array: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return a NumPy copy of the values, or ``out`` with them. Local."""
         room = out.view(np.uint8) if out is not None and is_float8(out.dtype) else out
-        if self._copies.takes(array):
-            values = self._copies.read(array, room)
-        else:
-            self.runtime.wait(self.xp.cuda.get_current_stream())
-            order = "F" if array.strides[0] < array.strides[1] else "C"
-            values = self.xp.asnumpy(array, order=order)
-            if room is not None:
-                room[...] = values
+        with self.on_device():
+            if self._copies.takes(array):
+                values = self._copies.read(array, room)
+            else:
+                self.runtime.wait(self.xp.cuda.get_current_stream())
+                order = "F" if array.strides[0] < array.strides[1] else "C"
+                values = self.xp.asnumpy(array, order=order)
+                if room is not None:
+                    room[...] = values
         return values if out is None else out
 
     def from_host(self, array: Any, values: NDArray[Any]) -> None:
         """Write ``values`` into ``array``. Local."""
-        if array.size:
-            if is_float8(values.dtype):
-                values = values.view(np.uint8)
+        if not array.size:
+            return
+        if is_float8(values.dtype):
+            values = values.view(np.uint8)
+        with self.on_device():
             if self._copies.takes(array):
                 self._copies.write(array, values)
             else:
@@ -210,9 +214,13 @@ class GpuEngine:
         """Return whether two local arrays have an element in common. Local."""
         return self.session.cublasmp.overlap(a, b)
 
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Return a context in which this rank's GPU is the current one, whichever the user has made so. Local."""
+        return self.runtime.health.current()
+
     def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:
-        """Return a context in which another library's stream is CuPy's current one. Local."""
-        if self.xp.cuda.get_current_stream().ptr == handle:
+        """Return a context in which another library's stream is CuPy's current one, if it is this GPU's. Local."""
+        if device != self.device.index or self.xp.cuda.get_current_stream().ptr == handle:
             return nullcontext()
         return streams.current(streams.external(handle, device))
 
@@ -222,7 +230,8 @@ class GpuEngine:
 
     def synchronize(self) -> None:
         """Wait until the device has done all its work; raise if a rank is gone. Local."""
-        self.runtime.synchronize()
+        with self.on_device():
+            self.runtime.synchronize()
 
     def prepare_move(
         self,

@@ -65,7 +65,8 @@ class GpuFactorOperations(GpuOperations):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._lapack: Any = None
-        self.kernels = FactorKernels(self.xp)
+        runtime = session.runtime
+        self.kernels = FactorKernels(self.xp, runtime.shared_memory, runtime.multiprocessors)
 
     @contextmanager
     def factoring(self) -> Iterator[None]:
@@ -79,6 +80,10 @@ class GpuFactorOperations(GpuOperations):
     def panel_width(self, order: int) -> int:
         """Return how many columns a panel has: wide ones multiply faster, narrow ones let ranks wait less. Local."""
         return self.factor_width or next(width for least, width in _WIDTHS if order >= least)
+
+    def tallest(self, dtype: np.dtype) -> int:
+        """Return how many rows a panel of LU or QR can have: shared memory must hold a column of it. Local."""
+        return self.kernels.tallest(dtype)
 
     def copy_panel(self, to: Array, of: Array) -> None:
         """Queue the copy of an array in F order. Local."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HostEngine"]
 
+_NOTHING = nullcontext()
 _LITTLE = 16 << 20  # bytes of buffers that an engine which rests may keep
 
 
@@ -196,9 +197,13 @@ class HostEngine:
         """Return whether two local arrays have an element in common. Local."""
         return overlap(a, b)
 
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Return a context that does nothing: the rank has no GPU. Local."""
+        return _NOTHING
+
     def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:
         """Return a context that does nothing: the host has no streams. Local."""
-        return nullcontext()
+        return _NOTHING
 
     def graphs(self) -> None:
         """Return None: there are no graphs. Local."""

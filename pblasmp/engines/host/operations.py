@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -64,6 +65,10 @@ class HostOperations:
     def workspace(self, nbytes: int) -> Workspace:
         """Return ``nbytes`` on the host. Local."""
         return Workspace(0, nbytes)
+
+    def tallest(self, dtype: np.dtype) -> int:
+        """Return how many rows a panel of LU or QR can have: any number. Local."""
+        return sys.maxsize
 
     def scratch(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str = "C") -> Array:
         """Return an array in the buffer ``name``. Local."""

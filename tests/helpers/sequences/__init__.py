@@ -7,8 +7,20 @@ those remain that a failure needs. Ranks are given the sequence, or draw the sam
 
 from __future__ import annotations
 
-from .devices import Gpu, Host, Simulated
+from .devices import Away, Gpu, Host, Simulated
 from .runs import Outcome, replay, shortened
 from .steps import CALLS, Step, drawn, steps_of
 
-__all__ = ["CALLS", "Gpu", "Host", "Outcome", "Simulated", "Step", "drawn", "replay", "shortened", "steps_of"]
+__all__ = [
+    "CALLS",
+    "Away",
+    "Gpu",
+    "Host",
+    "Outcome",
+    "Simulated",
+    "Step",
+    "drawn",
+    "replay",
+    "shortened",
+    "steps_of",
+]

@@ -16,7 +16,7 @@ import numpy as np
 
 from tests.helpers.process import held, resident_kib
 
-__all__ = ["STREAMS", "Gpu", "Host", "Simulated"]
+__all__ = ["STREAMS", "Away", "Gpu", "Host", "Simulated"]
 
 STREAMS = 3  # the first is for matrices, the others are for plans
 
@@ -173,3 +173,25 @@ class Simulated(Gpu):
             mock.patch.object(host_copies, "_WORTH", self.large // 64),
         ):
             yield
+
+
+class Away(Simulated):
+    """A rank whose user has made another GPU the current one, in every step."""
+
+    other: ClassVar[int] = 7  # which no rank has
+
+    @contextlib.contextmanager
+    def stream(self, number: int) -> Iterator[None]:  # type: ignore[override]
+        """Make a step: all work of the package belongs on its own GPU, and the other one stays the current one."""
+        gpu = self._library.gpu
+        if gpu.home is not None:  # a step's own stream
+            yield
+            return
+        with super().stream(number):
+            gpu.home, gpu.current = gpu.current, self.other
+            try:
+                yield
+            finally:
+                if gpu.current != self.other:
+                    gpu.faults.append(f"GPU {gpu.current} is left the current one")
+                gpu.home, gpu.current = None, gpu.home

@@ -860,3 +860,25 @@ def test_compiled(run, backend, sequence_parallel):
         pytest.skip("inductor needs a C++ compiler")
     how = {"backend": backend, "sequence_parallel": sequence_parallel}
     run(compiled, 2, timeout=500, launch=True, **how)  # PyTorch keeps meshes of before
+
+
+class OnGpu(Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize(
+    ("capability", "in_8_bits"), [((8, 0), False), ((8, 6), False), ((8, 9), True), ((12, 0), True)]
+)
+def test_local_products_take_tensor_cores_that_the_gpu_has(monkeypatch, capability, in_8_bits):
+    a, b = (torch.ones(n, 32).to(torch.float8_e4m3fn) for n in (16, 48))
+    units = torch.full((1,), 0.5), torch.full((1,), 2.0)
+    asked = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(
+        float8, "_on_tensor_cores", lambda *given: asked.append(1) or torch.full((16, 48), 32.0)
+    )
+    y = float8._local(a.as_subclass(OnGpu), b, units, torch.float32)
+    assert torch.equal(y.as_subclass(Tensor), torch.full((16, 48), 32.0))
+    assert bool(asked) == in_8_bits

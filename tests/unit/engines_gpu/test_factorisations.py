@@ -25,6 +25,7 @@ from pblasmp.engines.gpu.kernels import factor
 from pblasmp.engines.gpu.kernels.factor import FactorKernels
 from pblasmp.engines.gpu.peers.deliveries import Deliveries
 from tests.helpers import factor_cases
+from tests.helpers.cases import agreed_error
 from tests.helpers.factor_cases import (
     CASES,
     TYPES,
@@ -391,3 +392,67 @@ def buffers(comm: Any, path: str) -> Any:
 @starts_ranks
 def test_buffers_of_panels_are_written_in_turn(stand_in: Any) -> None:
     run_mpi(buffers, 4, path=stand_in(1000))
+
+
+SHARED_MEMORY = {
+    "7.5": (64 << 10, (64, 64, 64, 32)),
+    "8.0": (163 << 10, (128, 128, 128, 64)),
+    "8.6, 8.9, 12.0": (99 << 10, (128, 64, 64, 64)),
+    "9.0, 10.0": (227 << 10, (128, 128, 128, 64)),
+}
+"""By compute capability, the bytes that a block of threads can have, and how wide blocks are inverted, by type."""
+
+
+@pytest.mark.parametrize("capability", SHARED_MEMORY)
+@pytest.mark.parametrize(
+    ("number", "dtype"), list(enumerate(("float32", "float64", "complex64", "complex128")))
+)
+def test_what_a_block_of_threads_needs_fits_every_gpu(
+    alone: None, stand_in: Any, number: int, dtype: str, capability: str
+) -> None:
+    """Large triangles are solved, by blocks as wide as the GPU has room for."""
+    room, leaves = SHARED_MEMORY[capability]
+    with machine(stand_in(1000), shared_memory=room) as lib:
+        with pb.Context(engine="cublasmp") as ctx:
+            operations, rng, n = ctx.engine.operations, np.random.default_rng(8), 150
+            assert operations.kernels.leaf(np.dtype(dtype)) == leaves[number]
+            operations.inverts = n, 1
+            lower = factor_cases.random(rng, (n, n), dtype) / n + 2 * np.eye(n)
+            b = factor_cases.random(rng, (n, 3), dtype).astype(dtype)
+            x = ctx.engine.xp.asarray(b.copy(order="F"))
+            operations.trsm(
+                1, ctx.engine.xp.asarray(np.array(lower, dtype, order="F")), x, lower=True, unit=False
+            )
+            assert np.allclose(np.tril(lower) @ np.asarray(x), b, atol=1e-4)
+        lib.gpu.assert_clean()
+
+
+def little_shared_memory(comm: Any, path: str) -> Any:
+    """Few right-hand sides; and panels with more rows than all multiprocessors together hold a column of."""
+    with machine(path, Multiplying, comm=comm, shared_memory=SHARED_MEMORY["8.6, 8.9, 12.0"][0]) as lib:
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            n = 40
+            a = factor_cases.positive(np.random.default_rng(9), n, "float64")
+            right = np.ones((n, 1))
+            d = pb.MatrixDescriptor((n, n), (8, 8), pb.Grid(1, comm.size), order="F")
+            lower = pb.cholesky(ctx.scatter(a, d))
+            x = pb.cho_solve(lower, ctx.scatter(right, block=8)).allgather()
+            yield "few right-hand sides", None if np.allclose(a @ x, right) else "wrong numbers"
+        lib.gpu.assert_clean()
+    with machine(path, Multiplying, comm=comm) as lib:
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            most = ctx.engine.operations.tallest(np.dtype("float32"))
+            words = [f"{most + 1} rows: these GPUs factor {most} at most, of float32"]
+            for name, call in {"qr": pb.qr, "lu": pb.lu}.items():
+                call(ctx.random((most, 2), seed=1, dtype="float32", block=(256, 1)))
+                tall = ctx.random((most + 1, 2), seed=1, dtype="float32", block=(256, 1))
+                yield name, agreed_error(ctx, pb.UnsupportedError, words, call, tall)
+            wide, b = ctx.random((2, most + 1), seed=1, dtype="float32"), ctx.full((2, 1), 1, dtype="float32")
+            yield "lstsq", agreed_error(ctx, pb.UnsupportedError, words, pb.lstsq, wide, b)
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+@starts_ranks
+def test_gpus_with_little_shared_memory(stand_in: Any) -> None:
+    run_mpi(little_shared_memory, 2, path=stand_in(1000))

@@ -54,8 +54,9 @@ class LateGpu:
                 gpu.run(self.behind)
 
         runtime = SimpleNamespace(
-            memcpy2DAsync=self.copy, memcpyHostToDevice=TO_DEVICE, memcpyDeviceToHost=TO_HOST
-        )
+            memcpy2DAsync=self.copy, memcpyHostToDevice=TO_DEVICE, memcpyDeviceToHost=TO_HOST,
+            memcpyAsync=lambda to, of, width, *how: self.copy(to, width, of, width, width, 1, *how),
+        )  # fmt: skip
         self.cuda = SimpleNamespace(
             Event=Event, runtime=runtime, alloc_pinned_memory=self.allocate,
             get_current_stream=lambda: SimpleNamespace(ptr=7),
@@ -67,6 +68,7 @@ class LateGpu:
 
     def copy(self, to, to_pitch, of, of_pitch, width, height, kind, stream):
         assert stream == 7
+        assert height == 1 or max(to_pitch, of_pitch) <= host_copies.LONGEST_PITCH
         self.carried.append(kind)
         self.queue.append((to, to_pitch, of, of_pitch, width, height))
 
@@ -109,6 +111,19 @@ def test_what_is_written_is_read_again(copies, order, given, dtype, kind):
     assert found.dtype == array.dtype
     assert found.flags.c_contiguous == (order == "C")
     assert set(copies._cupy.carried) == {TO_DEVICE, TO_HOST}
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_lines_that_are_far_apart_take_a_command_each(copies, monkeypatch, order):
+    monkeypatch.setattr(host_copies, "LONGEST_PITCH", 559)
+    shape = (61, 53) if order == "C" else (53, 61)
+    for ld, commands in ((69, 31), (70, 61)):  # chunks of two lines, or single lines
+        array = on_gpu(shape, "float64", order, ld=ld)
+        values = np.random.default_rng(2).random(shape)
+        copies._cupy.carried.clear()
+        copies.write(array, values)
+        assert len(copies._cupy.carried) == commands
+        np.testing.assert_array_equal(copies.read(array), values)
 
 
 def test_three_buffers_are_used_again(copies):

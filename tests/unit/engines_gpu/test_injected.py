@@ -3,6 +3,8 @@
 
 What ranks agree on is raised by all, and nothing is left behind. A run that one rank leaves breaks the context: the
 other ranks hear of it where they next agree, and nobody waits for messages that never come.
+
+The same calls while the user has made another GPU the current one, which stays so.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -35,8 +38,14 @@ SPARED = (
     *(
         (name, "pblasmp.engines.gpu.runtime.device:_current") for name in ("getDevice", "deviceGetPCIBusId")
     ),  # may fail
+    ("getDevice", "pblasmp.engines.gpu.runtime.device:__enter__"),  # a lost GPU says so where it is used
+    (
+        "deviceGetByPCIBusId",
+        "pblasmp.engines.gpu.peers.windows:_why_deaf",
+    ),  # may see fewer GPUs than there are
     ("init", "pblasmp.memory.nvshmem:__init__"),  # ends on all ranks or, in NVSHMEM, on none
 )
+OTHER, ITS_STREAM = 7, 471100  # a GPU that no rank has, and the stream that the user has chosen there
 RELEASES = (
     *("destroy", "close", "finalize", "free", "deviceSynchronize", "use"),
     *("matmul_desc_destroy", "matrix_layout_destroy", "matmul_preference_destroy"),
@@ -186,6 +195,33 @@ def test_every_call_failing_on_each_rank(stand_in, tmp_path, nranks, version, ke
 def test_every_call_of_our_own_algorithms_failing_on_each_rank(stand_in, tmp_path):
     how = {"path": stand_in(1000), "directory": str(tmp_path), "keep": draws(14, long=1)}
     run_mpi(failures, 2, timeout=240, reach=True, **how)
+
+
+def elsewhere(comm: Any, path: str, reach: bool) -> Any:
+    """The lives while another GPU is current, with a stream of its own."""
+    enter = pb.Context.__enter__
+
+    def leave_home(ctx: pb.Context) -> pb.Context:
+        lib.gpu.home, lib.gpu.current = ctx.engine.device.index, OTHER
+        lib.gpu.stream = ITS_STREAM
+        return enter(ctx)
+
+    begins, how = (overlapped_life, {"lt": FakeLt()}) if reach else (life, {})
+    with machine(path, Meeting, comm=comm, **how) as lib, patch.object(pb.Context, "__enter__", leave_home):
+        begins(lib, comm)
+        used = [event for event in lib.gpu.events if ITS_STREAM in event]
+        yield "its stream", f"{used[:9]}" if used else None
+        yield "afterwards", None if lib.gpu.current == OTHER else f"GPU {lib.gpu.current} is current"
+        yield "faults", "\n".join(dict.fromkeys(lib.gpu.faults)) or None
+        lib.gpu.callers = OTHER
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+@starts_ranks
+@pytest.mark.parametrize("reach", [False, True])
+def test_while_another_gpu_is_current(stand_in, reach):
+    run_mpi(elsewhere, 2, path=stand_in(1000), reach=reach)
 
 
 def test_memory_that_cannot_be_registered_is_freed_at_once(ctx, lib, monkeypatch):

@@ -13,6 +13,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.gpu.runtime.streams import current
+from pblasmp.pblas import gridexit, gridinit, pdlaset
 from tests.helpers.lengths import in_turn
 from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -213,6 +214,36 @@ def test_an_array_on_another_gpu_is_refused(ctx, lib):
     lib.gpu.current = 0
     with pytest.raises(pb.ArgumentError, match="is on GPU 1, this rank's is 0"):
         ctx.from_local(array, D)
+
+
+def mistaken(a):
+    with pytest.raises(pb.ArgumentError):
+        pb.matmul(a, "b")
+
+
+def test_local_work_is_done_on_the_contexts_gpu(ctx, lib, subtests):
+    """That of calls which the ranks make alone, or after they have agreed."""
+    gpu, a, z = lib.gpu, ctx.random((6, 6), seed=1, block=2), ctx.full((6, 6), 1 + 2j, block=2)
+    number = gridinit(ctx, "Row", 1, 1)
+    desc, array = np.array([1, number, 6, 6, 2, 2, 0, 0, 6], np.int32), np.zeros((6, 6), order="F")
+    calls = {
+        "H": lambda: z.H, "real": lambda: z.real, "imag": lambda: a.imag, "zeros": lambda: ctx.zeros((5, 5)),
+        "aux": lambda: ctx.empty_aux(D, "relu"), "item": lambda: a[0, 0],
+        "pdlaset": lambda: pdlaset("A", 6, 6, 0.0, 1.0, array, 1, 1, desc),
+        "verify": lambda: pb.verify(a, a, None, a @ a),
+        "a mistake": lambda: mistaken(a),
+    }  # fmt: skip
+    for name, call in calls.items():
+        with subtests.test(name):
+            gpu.home, gpu.current = 0, 5
+            try:
+                call()
+                assert gpu.current == 5
+                assert not gpu.faults
+            finally:
+                gpu.home, gpu.current = None, 0
+                gpu.faults.clear()
+    gridexit(number)
 
 
 def test_a_graph_is_one_call_recorded_once(ctx, lib):

@@ -10,8 +10,10 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.bindings import DataType, MatmulAttribute
-from tests.helpers import epilogues
+from tests.helpers import epilogues, float8
 from tests.helpers.cases import agreed_error, first
+from tests.helpers.copy_products import PRODUCTS
+from tests.helpers.fakelt import MultiplyingLt
 from tests.helpers.float8 import E4, E5
 from tests.helpers.fused_machines import Scaling
 from tests.helpers.lengths import in_turn, only_long
@@ -253,3 +255,39 @@ def test_rows_off_the_sixteen_bytes_are_left_to_another_algorithm(scaling):
                 report = plan.report()
             assert report.algorithm == "push"
             assert f"{name}: rows are {apart} bytes apart, expected a multiple of 16" in str(report)
+
+
+def before_ada(comm: Any, path: str) -> Any:
+    """GPUs without 8-bit products, if only that of one rank: "auto" computes in bfloat16, and names are refused."""
+    rng = np.random.default_rng(84)
+    p, capability = comm.size, "80" if comm.rank == comm.size - 1 else "90"
+    words = ["8-bit floats need GPUs of compute capability 8.9 or above, found 8.0"]
+    with machine(path, Scaling, comm=comm, capability=capability, lt=MultiplyingLt()) as lib:
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            for form in FORMS:
+                case = Case(ctx, rng, form, TYPES[0], 16 * p, 32 * p, 48 * p)
+                yield f"{form} auto", case.wrong(case(), tolerance=2.0**-8)
+                with case.plan(algo="push") as plan:
+                    said = f"by messages: {words[0]}" in str(plan.report())
+                    yield f"{form} push", None if said else str(plan.report())
+                for name in PRODUCTS[form].keys() - {"push", "one_kernel"}:
+                    ranks = PRODUCTS[form][name].ranks
+                    if ranks in (None, p):
+                        refused = agreed_error(ctx, pb.UnsupportedError, words, lambda: case(algo=name))  # noqa: B023
+                        yield f"{form} {name}", refused
+            problem = float8.problem("gemm", p, (E4, E4, "bfloat16"), "C")
+            a, b = ctx.zeros(problem.a), ctx.zeros(problem.b)
+            yield (
+                "matmul",
+                agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, op_b="T", algo="push"),
+            )
+            with pb.plan(pb.matmul, a, b, op_b="T") as plan:
+                yield "matmul auto", None if plan.report().algorithm == "gathered" else str(plan.report())
+        yield "cuBLASLt", None if lib.gpu.lt.calls else "is not asked"
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+@starts_ranks
+def test_gpus_before_compute_capability_8_9(stand_in):
+    run_mpi(before_ada, 2, path=stand_in(1000))

@@ -79,3 +79,30 @@ def test_blocks_of_rows_that_are_no_multiple_of_their_distance_take_a_command_ea
 
 def test_nothing_is_no_command():
     assert not list(blocks(View(0, 0, 4, 4, F4), View(0, 0, 4, 4, F4), 3, (4, 4)))
+
+
+GIB = 1 << 28  # entries
+
+
+@pytest.mark.parametrize(
+    ("to", "of", "count", "steps", "commands"),
+    [
+        # as far apart as CUDA takes
+        ((3, 8, 2 * GIB - 1), (3, 8, 8), 1, (0, 0), [Blocks(0, 0, 32, 3, 1, (8 * GIB - 4, 32))]),
+        # rows of 2 GiB, in the one or the other matrix
+        ((2, 8, 2 * GIB), (2, 8, 8), 1, (0, 0), [Blocks(8 * GIB * i, 32 * i, 32, 1, 1, (32, 32)) for i in range(2)]),
+        ((2, 8, 8), (2, 8, 9 * GIB), 1, (0, 0), [Blocks(32 * i, 36 * GIB * i, 32, 1, 1, (32, 32)) for i in range(2)]),
+        # a row of 4 GiB
+        ((1, 4 * GIB, 4 * GIB), (1, 4 * GIB, 9 * GIB), 1, (0, 0), [Blocks(0, 0, 16 * GIB, 1, 1, (16 * GIB,) * 2)]),
+        # blocks in such rows: a command for the blocks of a row, not for the rows of a block
+        ((3, 4, 2 * GIB + 1), (3, 4, 16), 2, (8, 4),
+         [Blocks((8 * GIB + 4) * i, 64 * i, 16, 2, 1, (32, 16)) for i in range(3)]),
+        # such rows one behind the other, in blocks
+        ((2, 4, 2 * GIB), (2, 4, 4), 2, (6 * GIB, 8),
+         [Blocks(8 * GIB * (i + 3 * k), 16 * i + 32 * k, 16, 1, 1, (16, 16)) for k in range(2) for i in range(2)]),
+    ],
+)  # fmt: skip
+def test_rows_of_2_gib_take_a_command_each(to, of, count, steps, commands):
+    found = list(blocks(View(0, *to, F4), View(0, *of, F4), count, steps))
+    assert found == commands
+    assert all(is_legal(b) for b in found)

@@ -19,8 +19,9 @@ import pblasmp as pb
 from pblasmp.engines.gpu.cublasmp import faults
 from pblasmp.engines.gpu.peers.flags import FLAGS
 from pblasmp.engines.gpu.peers.windows import ONE_KERNEL_FLAGS, ONE_KERNEL_INBOXES, Windows, open_windows
+from pblasmp.engines.gpu.runtime.device import Device
 from pblasmp.errors import StatusError, UnsupportedError
-from tests.helpers.fakegpu import stream_operations
+from tests.helpers.fakegpu import CUDARuntimeError, stream_operations
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying
 from tests.helpers.machine import machine as machine_of
@@ -36,6 +37,8 @@ class Machine:
         self.refusals: dict[int, Exception] = {}  # what the other rank raises, by the number of the agreement
         self.votes = 0
         self.full = self.broken = self.unreachable = self.unregistrable = False
+        self.peer, self.deaf = "0000:01:00.0", False
+        self.null = ""  # what stands for no window: "None" in nccl4py 0.4, "0" in later versions
         self.status = 0
         self.signals: list[str] = []
         self.replaced: list[int] = []
@@ -49,8 +52,9 @@ class Machine:
             SimpleNamespace(machine=next(each for each in machines if rank in each)) for rank in range(size)
         ]
         return SimpleNamespace(
-            rank=0, size=size, device=SimpleNamespace(index=0), cupy=(cupy := self.cupy()), nodes=list(nodes),
-            comm=SimpleNamespace(locations=lambda: places), agreement=self.agreement,
+            rank=0, size=size, device=Device(0, "0000:00:00.0", "here"), cupy=(cupy := self.cupy()), nodes=list(nodes),
+            comm=SimpleNamespace(locations=lambda: places, allgather=self.allgather), agreement=self.agreement,
+            why_unregistered="",
             synchronize=cupy.cuda.runtime.deviceSynchronize, wait=lambda *streams: None,
             arena=SimpleNamespace(
                 replaced=lambda: self.replaced.append(1), give_up=lambda: self.log.append(("give up",))
@@ -68,6 +72,10 @@ class Machine:
 
         nccl: Any = SimpleNamespace(all=whole, split=split)
         return open_windows(runtime, nccl, self)  # type: ignore[arg-type]
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Return what two ranks give: the other one's GPU is another one of the machine, and reaches this one."""
+        return [value, "" if isinstance(value, str) else (self.peer, value[1])]
 
     @contextmanager
     def agreement(self, what: str, *, blocks: bool = False) -> Iterator[None]:
@@ -114,6 +122,8 @@ class Machine:
             return OnGpu()
 
         runtime = SimpleNamespace(
+            CUDARuntimeError=CUDARuntimeError, deviceGetByPCIBusId={"0000:00:00.0": 0, "0000:01:00.0": 3}.__getitem__,
+            deviceCanAccessPeer=lambda a, b: not ((a, b) == (0, 3) and self.deaf),
             deviceSynchronize=lambda: self.log.append(("idle",)), memcpyDefault=4,
             memset=ctypes.memset, memGetInfo=lambda: (0 if self.full else self.free, 1 << 40),
             memsetAsync=lambda at, value, n, stream: self.log.append(("set", at, value, n, stream)),
@@ -144,7 +154,10 @@ class Machine:
         assert not self.memory[at].any()  # zero before any peer can reach it
         if self.unregistrable:
             raise RuntimeError("ncclInvalidUsage")
+        if self.null == "None":
+            return None
         return SimpleNamespace(
+            handle=0 if self.null else 1 << 40,
             get_peer_device_pointer=lambda rank: (
                 None if self.unreachable and rank and not near else at + (rank << 50)
             ),
@@ -270,14 +283,28 @@ def test_peers_that_cannot_be_reached(machine):
     assert machine.log[-1][0] == "freed"
 
 
+@pytest.mark.parametrize("null", ["None", "0"])
+def test_a_null_window_is_none(machine, null):
+    """Nodes that no NVLink connects: NCCL reports a success. It is asked for no address then."""
+    machine.null = null
+    assert machine.open() == "NCCL has no window over all ranks: NCCL gave rank 0 a null window"
+    assert machine.log[-1][0] == "freed"
+
+
+def test_gpus_without_peer_access_have_no_windows(machine):
+    machine.deaf = True
+    assert machine.open() == "rank 0's GPU cannot reach rank 1's (no peer access)"
+    assert not machine.log, "nothing is registered"
+
+
 def test_every_rank_hears_of_a_peer_that_cannot_be_reached(machine):
-    machine.refusals[3] = UnsupportedError("rank 1 cannot reach rank 0's GPU memory (on rank 1)")
+    machine.refusals[4] = UnsupportedError("rank 1 cannot reach rank 0's GPU memory (on rank 1)")
     assert "rank 1 cannot reach rank 0's" in machine.open()
     assert machine.log[-1][0] == "freed"
 
 
 def test_a_first_barrier_that_fails_on_another_rank(machine):
-    machine.refusals[4] = RuntimeError("no kernel (on rank 1)")
+    machine.refusals[5] = RuntimeError("no kernel (on rank 1)")
     with pytest.raises(RuntimeError, match="no kernel"):
         machine.open()
     assert machine.log[-1][0] == "freed"
@@ -444,3 +471,47 @@ def two_domains(comm: Any, path: str) -> Any:
 @starts_ranks
 def test_windows_of_two_domains(stand_in):
     run_mpi(two_domains, 4, timeout=60, path=stand_in(1000))
+
+
+def without_windows(comm: Any, path: str) -> Any:
+    """GPUs that do not reach each other: NCCL's messages carry what copy engines and cuBLASMp cannot."""
+    machines = {"null": {"null_windows": True}, "deaf": {"deaf": [(1, 0)], "null_windows": True}}
+    words = {
+        "null": "NCCL has no window over all ranks: NCCL gave rank 0 a null window",
+        "deaf": "rank 1's GPU cannot reach rank 0's (no peer access)",
+    }
+    for name, how in machines.items():
+        with machine_of(path, Multiplying, comm=comm, lt=FakeLt(), **how) as lib:
+            with pb.Context(comm, engine="cublasmp") as ctx:
+                gpu = ctx.engine.session.gpu
+                yield name, None if words[name] in gpu.why_no_windows else gpu.why_no_windows
+                d = pb.MatrixDescriptor((24, 20), (4, 4), pb.Grid(1, 2), dtype="float32")
+                e = pb.MatrixDescriptor((20, 24), (5, 3), pb.Grid(2, 1), dtype="float32", order="F")
+                a, b = ctx.zeros(d), ctx.zeros(e)  # the kernels of these GPUs compute nothing
+                for case, call in {
+                    "matmul": lambda a=a, b=b: pb.matmul(a, b),
+                    "moves": lambda a=a, d=d: a.redistribute(replace(d, block=(3, 3), grid=pb.Grid(2, 1))),
+                    "syrk": lambda a=a: pb.syrk(a),
+                    "cholesky": lambda ctx=ctx: pb.cholesky(ctx.eye(24, block=5, grid="2x1")),
+                }.items():
+                    lib.gpu.events.clear()
+                    call()
+                    sent = lib.gpu.did("send") or lib.gpu.did("broadcast")
+                    yield f"{name}: {case}", None if sent else "nothing is sent"
+                found = pb.algorithms(pb.MatmulProblem(a=d, b=e, d=replace(d, shape=(24, 24))), ctx)
+                for algo in ("push", "default"):
+                    why = found[algo].why
+                    yield f"{name}: {algo}", None if words[name] in why and not found[algo].applies else why
+            asked = {call.name for call in lib.calls} & {
+                "cublasMpBufferRegister",
+                "cublasMpMatmul",
+                "cublasMpGemr2D",
+            }
+            yield f"{name}: cuBLASMp", None if not asked else f"{asked}"
+            lib.assert_clean()
+            lib.gpu.assert_clean()
+
+
+@starts_ranks
+def test_gpus_that_do_not_reach_each_other(stand_in):
+    run_mpi(without_windows, 2, timeout=60, path=stand_in(1000))

@@ -78,6 +78,11 @@ class Cublasmp:
         self.handle = handle.value
         runtime.followers.append(lambda stream: library.cublasMpSetStream(self.handle, stream.ptr))
 
+    @property
+    def why_no_memory(self) -> str:
+        """Why its workspace cannot be registered, "" if that is not known to fail; the same on every rank. Local."""
+        return self.runtime.why_unregistered if self.version >= _WINDOWS_SINCE else ""
+
     def grid(self, grid: Grid) -> int:
         """Return cuBLASMp's handle of a grid over the first ranks, 0 outside it. Collective the first time."""
         if grid not in self._grids:

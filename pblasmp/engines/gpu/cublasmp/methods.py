@@ -54,6 +54,8 @@ class MatmulMethod(Method):
         if library.version < self._since:
             needed, found = version_text(self._since), version_text(library.version)
             return f"it needs cuBLASMp {needed}, found {found}"
+        if library.why_no_memory:
+            return library.why_no_memory
         if self.name in MULTICAST and not library.runtime.multicast:
             return f"it needs NVLink multicast, which {NO_MULTICAST} switches off"
         try:
@@ -149,6 +151,8 @@ class Level3Method(Method):
         self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands | None
     ) -> str:
         library, p = session_of(engine).cublasmp, problem
+        if library.why_no_memory:
+            return library.why_no_memory
         try:
             library.c.raw(symbol_of(p))  # this version may lack the function
         except PblasmpError as error:

@@ -48,9 +48,10 @@ def prepare_move(
         return _Converted(engine, session, source, target, arrays, part)
     if copies(session):
         return ExchangeMove(engine, source, target, part, "by copy engines")
-    if faults.moves_unseen(session.cublasmp.version, source.dtype):
+    library = session.cublasmp
+    if library.why_no_memory or faults.moves_unseen(library.version, source.dtype):
         return ExchangeMove(engine, source, target, part, "by NCCL")
-    return _Gemr2D(engine, session.cublasmp, source, target, arrays, part)
+    return _Gemr2D(engine, library, source, target, arrays, part)
 
 
 def stays(source: MatrixDescriptor, target: MatrixDescriptor) -> bool:

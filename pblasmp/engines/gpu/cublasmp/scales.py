@@ -14,10 +14,11 @@ from ....dtypes import is_float8
 from ....errors import UnsupportedError
 from ....layout import MatmulProblem
 from ....scales import Scales
+from ..kernels.float8 import why_no_float8
 
 __all__ = ["attributes", "check"]
 
-_FLOAT8_SINCE, _BLOCK_SINCE = 89, 100  # compute capabilities
+_BLOCK_SINCE = 100  # compute capability
 _OUTPUT_SINCE = 800  # in earlier versions C may not be left out, and D cannot stand for it
 
 
@@ -32,9 +33,8 @@ def check(p: MatmulProblem, scales: Scales | None, version: int, capability: int
     """
     if not is_float8(p.a.dtype):
         return
-    here = f"found {capability // 10}.{capability % 10}"
-    if capability < _FLOAT8_SINCE:
-        raise UnsupportedError(f"8-bit floats need GPUs of compute capability 8.9 or above, {here}")
+    if why := why_no_float8(capability):
+        raise UnsupportedError(why)
     if is_float8(p.d.dtype) and version < _OUTPUT_SINCE:
         raise UnsupportedError(
             f"an 8-bit D needs cuBLASMp {version_text(_OUTPUT_SINCE)}, found {version_text(version)}"
@@ -46,6 +46,7 @@ def check(p: MatmulProblem, scales: Scales | None, version: int, capability: int
     if scales is None or scales.mode == "tensor":
         return
     if capability < _BLOCK_SINCE:
+        here = f"found {capability // 10}.{capability % 10}"
         raise UnsupportedError(
             f"scales: mode {scales.mode!r} needs Blackwell GPUs (compute capability 10.0), {here}: use 'tensor'"
         )

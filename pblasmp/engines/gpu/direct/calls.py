@@ -61,12 +61,12 @@ class GpuDirect:
 
     def run(self, control: Communicator, asked: Asked) -> bool | None:
         """See ``Direct``. Collective over the context."""
-        stream = self._current()
-        if stream.is_capturing():  # a replay would not take turns with the sets of slabs
-            return None
         channel, name = control.channel, asked.call
         channel.take_turn(name)
         try:
+            stream = self._current()
+            if stream.is_capturing():  # a replay would not take turns with the sets of slabs
+                return None
             call = self._found(stream, asked)
             if call is None or call.template.nbytes > self.sets.most:
                 return None

@@ -26,22 +26,29 @@ _RESERVED = 16384  # bytes of shared memory that a panel does not get
 _BLOCKS = 1024  # for which there are slots, at most
 _SQUARE = 32  # rows and columns that a block of threads copies of a triangle
 _LEAF = 128  # rows of a block of 8 bytes an element that is inverted in shared memory
+_SUMS = 2  # sums for each row of it, beside it
 _TILE = 32  # right-hand sides that a block of threads refines
 _WELL = 100  # condition up to which a solution by an inverse needs no refinement
-_LIMIT = 97  # cudaDevAttrMaxSharedMemoryPerBlockOptin
 
 _TYPES = {"float32": ("float", "float"), "float64": ("double", "double"), "complex64": ("c64", "float")}
 _TYPES["complex128"] = ("c128", "double")
 
 
 class FactorKernels(CompiledKernels):
-    """The kernels of factorisations. Local."""
+    """The kernels of factorisations. Local.
 
-    def __init__(self, cupy: Any) -> None:
+    Args:
+        cupy: the module.
+        shared_memory: bytes that a block of threads can have.
+        multiprocessors: of the GPU.
+    """
+
+    def __init__(self, cupy: Any, shared_memory: int, multiprocessors: int) -> None:
         super().__init__(cupy)
+        self._shared_memory = shared_memory
+        self._limits = shared_memory - _RESERVED, min(multiprocessors, _BLOCKS)
         self._memory: dict[str, Array] = {}
         self._steps: dict[tuple[str, int], Repeated] = {}
-        self._limits: tuple[int, int] | None = None
 
     def _of(self, name: str, code: str, dtype: np.dtype, *, room: int = 0, **macros: int) -> Any:
         """Return a kernel for a type."""
@@ -73,8 +80,11 @@ class FactorKernels(CompiledKernels):
         kernel((1,), (_THREADS,), arguments, stream=stream)
 
     def leaf(self, dtype: np.dtype) -> int:
-        """Return how many rows and columns the blocks have that ``invert`` inverts. Local."""
-        return _LEAF if dtype.itemsize < 16 else _LEAF // 2
+        """Return how many rows and columns the blocks have that ``invert`` inverts: as the GPU has room. Local."""
+        width = _LEAF if dtype.itemsize < 16 else _LEAF // 2
+        while width > 1 and _inverting(width, dtype) + _SUMS * width * dtype.itemsize > self._shared_memory:
+            width //= 2
+        return width
 
     def invert(self, stream: Any, a: Array, copies: Array, inverses: Array, conditions: Array) -> None:
         """Queue the inversion of the blocks on the diagonal of a lower triangle, which is in any order. Local.
@@ -99,7 +109,7 @@ class FactorKernels(CompiledKernels):
 
     def _invert(self, stream: Any, dtype: np.dtype, n: int, of: Sequence[Any], to: Sequence[Any]) -> None:
         width = self.leaf(dtype)
-        memory = width * (width + 5) * dtype.itemsize
+        memory = _inverting(width, dtype)
         kernel = self._of("invert", INVERT, dtype, room=memory, WIDTH=width)
         arguments = *of, np.int32(n), *to
         kernel((-(-n // width),), (4 * width,), arguments, stream=stream, shared_mem=memory)
@@ -227,12 +237,12 @@ class FactorKernels(CompiledKernels):
 
     def _most(self) -> tuple[int, int]:
         """Return how many bytes of shared memory a block can have, and how many blocks run at the same time."""
-        if self._limits is None:
-            runtime = self._cupy.cuda.runtime
-            device = runtime.getDevice()
-            blocks = int(runtime.getDeviceProperties(device)["multiProcessorCount"])
-            self._limits = int(runtime.deviceGetAttribute(_LIMIT, device)) - _RESERVED, min(blocks, _BLOCKS)
         return self._limits
+
+    def tallest(self, dtype: np.dtype) -> int:
+        """Return how many rows "lu" and "qr" take, even of a single column. Local."""
+        nbytes, blocks = self._most()
+        return blocks * (nbytes // (2 * dtype.itemsize))
 
     def width(self, name: str, rows: int, dtype: np.dtype) -> int:
         """Return how many columns of so many rows "lu" or "qr" takes: all blocks' shared memory holds them. Local."""
@@ -284,6 +294,11 @@ class FactorKernels(CompiledKernels):
         ``v`` becomes the Householder vectors with their ones and zeros, ``t``, contiguous in F order, their T.
         """
         self._launch("qr", QR, stream, a, (_at(v), _ld(v), _at(t), _at(tau)), ())
+
+
+def _inverting(width: int, dtype: np.dtype) -> int:
+    """Return the shared memory, in bytes, in which a block so wide is inverted, without its ``_SUMS``."""
+    return width * (width + 5) * dtype.itemsize
 
 
 def _widest(name: str, dtype: np.dtype) -> int:

@@ -12,12 +12,22 @@ import numpy as np
 
 from ....dtypes import is_float8
 
-__all__ = ["convert", "to_bits"]
+__all__ = ["convert", "to_bits", "why_no_float8"]
+
+_SINCE = 89  # compute capability
 
 _MANTISSA, _BIAS = 23, 127  # of float32
 # mantissa, bias, the largest number, what NumPy makes of larger ones
 _FORMATS = {"float8_e4m3fn": (3, 7, 0x7E, 0x7F), "float8_e5m2": (2, 15, 0x7B, 0x7C)}
 _NAN = 0x7F
+
+
+def why_no_float8(capability: int) -> str:
+    """Return why GPUs of a compute capability, 90 for 9.0, do not multiply in 8 bits; "" if they do. Local."""
+    if capability >= _SINCE:
+        return ""
+    found = f"{capability // 10}.{capability % 10}"
+    return f"8-bit floats need GPUs of compute capability 8.9 or above, found {found}"
 
 
 def convert(xp: Any, x: Any, of: np.dtype, to: np.dtype) -> Any:

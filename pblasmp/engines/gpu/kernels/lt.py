@@ -99,7 +99,7 @@ def fuses(dtype: np.dtype) -> bool:
 
 
 def why_not_float8(x: View, w: View, d: View, op_x: Op = "N", op_w: Op = "T") -> str:
-    """Return why cuBLASLt cannot multiply these 8-bit matrices on Hopper, "" if it can. Local."""
+    """Return why cuBLASLt cannot multiply these 8-bit matrices on every GPU that has them; "" if it can. Local."""
     if (op_x, op_w) != ("N", "T"):
         return "8-bit products take X as tokens × inputs and W as outputs × inputs"
     if x.dtype == w.dtype == FLOAT8["float8_e5m2"]:

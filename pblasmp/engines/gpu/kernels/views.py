@@ -102,6 +102,10 @@ class View:
         return View(at, self.rows, stop - start, self.ld, self.dtype)
 
 
+LONGEST_PITCH = (1 << 31) - 1
+"""Bytes from one line to the next, at most, in a command of a copy engine: ``cudaDeviceProp.memPitch``."""
+
+
 class Blocks(NamedTuple):
     """Memory that a copy engine copies by one command: ``depth`` slices of ``height`` lines of ``width`` bytes.
 
@@ -141,13 +145,26 @@ def blocks(to: View, of: View, count: int, steps: tuple[int, int]) -> Iterator[B
     levels += [(1, (width, width))] * (2 - len(levels))
     (height, pitches), (depth, slices) = levels
     if depth == 1 or slices == (height * pitches[0], height * pitches[1]):
-        yield Blocks(to.address, of.address, width, height * depth, 1, pitches)
+        yield from _short(Blocks(to.address, of.address, width, height * depth, 1, pitches))
     elif all(s % p == 0 and s >= height * p for s, p in zip(slices, pitches, strict=True)):
-        yield Blocks(to.address, of.address, width, height, depth, pitches, slices)
+        yield from _short(Blocks(to.address, of.address, width, height, depth, pitches, slices))
     else:  # CUDA has no such command
-        (height, pitches), (again, apart) = sorted(levels, reverse=True)
+        levels.sort(key=lambda level: (max(level[1]) <= LONGEST_PITCH, level), reverse=True)
+        (height, pitches), (again, apart) = levels
         for i in range(again):
-            yield Blocks(to.address + i * apart[0], of.address + i * apart[1], width, height, 1, pitches)
+            one = Blocks(to.address + i * apart[0], of.address + i * apart[1], width, height, 1, pitches)
+            yield from _short(one)
+
+
+def _short(b: Blocks) -> Iterator[Blocks]:
+    """Yield a command, or one for each line if CUDA does not take lines so far apart. Local."""
+    if max(b.pitches) <= LONGEST_PITCH:
+        yield b
+        return
+    for k in range(b.depth):
+        for i in range(b.height):
+            at, source = (k * s + i * p for s, p in zip(b.slices, b.pitches, strict=True))
+            yield Blocks(b.to + at, b.of + source, b.width, 1, 1, (b.width, b.width))
 
 
 def moves(to: View, of: View, lines: Stretches, runs: Stretches) -> Iterator[Move]:

@@ -12,7 +12,7 @@ product, and between its GEMMs and its sums.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,10 @@ _UP = 1
 _ROUNDED = 512 << 20  # bytes, at most, that NCCL adds to an allocation, for multicast
 _MOST_RANKS = 64  # that barriers take
 _FAR = 0x3F  # fill byte: larger than any real count of products
+
+
+class NullWindowError(UnsupportedError):
+    """NCCL registers no memory of these ranks: nobody's, also not that of libraries which use the same communicator."""
 
 
 class Buffer:
@@ -124,7 +128,8 @@ class Windows:
         Raises:
             MemoryError: a rank has no room; raised on every rank.
             StatusError: NCCL fails on a rank; raised on every rank.
-            UnsupportedError: a rank does not reach another one's memory; raised on every rank.
+            UnsupportedError: a rank does not reach another one's memory; raised on every rank. A NullWindowError if
+                NCCL has registered nothing.
         """
         buffer = self.buffer(name)
         if nbytes <= buffer.nbytes:
@@ -145,6 +150,8 @@ class Windows:
             with self._runtime.agreement(what, blocks=True):
                 flags = self._core.WindowFlag.COLL_SYMMETRIC
                 window = self._communicator.register_window(array, flags=flags)
+                if window is None or not window.handle:  # a success to NCCL: None is nccl4py 0.4's
+                    raise NullWindowError(f"NCCL gave rank {self.rank} a null window")
                 new.callback(window.close)
                 peers = {rank: window.get_peer_device_pointer(i) for rank, i in self._index.items()}
                 missing = [rank for rank, address in peers.items() if not address]
@@ -297,6 +304,9 @@ def open_windows(runtime: GpuRuntime, nccl: Nccl, kernels: Kernels) -> Windows |
         return "nccl4py 0.4 or later is needed for peers' addresses: pip install -U nccl4py"
     if runtime.size == 1:
         return "one rank has no peers"
+    if why_deaf := _why_deaf(runtime):
+        runtime.why_unregistered = why_deaf
+        return why_deaf
     everyone, nodes = tuple(range(runtime.size)), runtime.nodes
     divided = len(nodes) > 1
     whole = not divided or machines_of(runtime.comm.locations()) == nodes
@@ -314,7 +324,27 @@ def open_windows(runtime: GpuRuntime, nccl: Nccl, kernels: Kernels) -> Windows |
             except UnsupportedError as error:
                 over = "all ranks" if len(domains) == 1 else "the ranks of each node"
                 why.append(f"NCCL has no window over {over}: {error}")
+                if isinstance(error, NullWindowError):
+                    runtime.why_unregistered = why[-1]
     return "; ".join(why)
+
+
+def _why_deaf(runtime: GpuRuntime) -> str:
+    """Return why a GPU cannot reach another one of its machine, "" if all can; the same on every rank. Collective.
+
+    Of GPUs that a process does not see CUDA says nothing: then NCCL's windows tell.
+    """
+    device, cuda, found = runtime.device, runtime.cupy.cuda.runtime, ""
+    places = runtime.comm.allgather(device.place)
+    with runtime.agreement("symmetric memory: peers"):
+        for rank, (bus, machine) in enumerate(places):
+            peer = device.index
+            if machine == device.place[1]:
+                with suppress(cuda.CUDARuntimeError):
+                    peer = cuda.deviceGetByPCIBusId(bus)
+            if peer != device.index and not cuda.deviceCanAccessPeer(device.index, peer):
+                found = f"rank {runtime.rank}'s GPU cannot reach rank {rank}'s (no peer access)"
+    return next((each for each in runtime.comm.allgather(found) if each), "")
 
 
 def check_driver(result: tuple[Any, ...]) -> None:

@@ -24,6 +24,7 @@ from ...method import type_refusal
 from ...product import Graphs, Product, Workspace
 from ...protocol import Engine, Method
 from ...request import AnyProblem, Operands, Options
+from ..kernels.float8 import why_no_float8
 from ..kernels.lt import Batch, Op
 from ..kernels.views import View, contiguous, moves
 from ..peers.flags import PUSHED
@@ -516,8 +517,10 @@ class PushMethod(Method):
         if 0 in (p.m, p.n, p.k) or options.alpha == 0:
             return "there is nothing to multiply"
         plan = push_plan(p, session.runtime.size)
-        if is_float8(p.a.dtype) and (why := _why_not_float8(p, plan)):
-            return why
+        if is_float8(p.a.dtype):
+            why = why_no_float8(session.runtime.capability) or _why_not_float8(p, plan)
+            if why:
+                return why
         if options.algo != "auto":
             return ""
         windows = session.gpu.windows

@@ -8,13 +8,15 @@ Source: NCCL's user guide, environment variables.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ....comm import Communicator, count_cores, machine, machines_of
 from ....errors import LibraryNotFoundError, UnsupportedError
 from ....extras import install
 
-__all__ = ["Device", "find_device"]
+__all__ = ["Device", "OnDevice", "find_device"]
 
 _SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # NCCL 2.30 or later obeys it
 
@@ -37,6 +39,37 @@ class Device:
     def place(self) -> tuple[str, str]:
         """What no other GPU has."""
         return self.bus, self.boot or self.host
+
+
+class OnDevice:
+    """A block in which a GPU is this thread's current one; afterwards it is the one that was so before. Local.
+
+    A GPU that is lost says so where it is used, not here.
+
+    Args:
+        runtime: CuPy's ``cuda.runtime``.
+        index: the GPU.
+    """
+
+    __slots__ = ("_before", "_index", "_runtime")
+
+    def __init__(self, runtime: Any, index: int) -> None:
+        self._runtime, self._index = runtime, index
+
+    def __enter__(self) -> None:
+        self._before = self._index
+        try:  # every call comes here: suppress() would take as long again
+            before = self._runtime.getDevice()
+            if before != self._index:
+                self._runtime.setDevice(self._index)
+                self._before = before
+        except self._runtime.CUDARuntimeError:
+            pass
+
+    def __exit__(self, *error: object) -> None:
+        if self._before != self._index:
+            with suppress(self._runtime.CUDARuntimeError):
+                self._runtime.setDevice(self._before)
 
 
 def find_device(comm: Communicator) -> Device | Exception:
@@ -66,7 +99,8 @@ def find_device(comm: Communicator) -> Device | Exception:
             return UnsupportedError(
                 f"ranks {first} and {rank} have the same GPU ({devices[rank].bus} of {devices[rank].host}): "
                 f"start one rank per GPU, "
-                f"show each rank its own through CUDA_VISIBLE_DEVICES, or let them share it: {_SHARING}=1"
+                f"show each rank its own through CUDA_VISIBLE_DEVICES, or let them share it: {_SHARING}=1 "
+                "(NCCL does not connect MIG instances of a GPU)"
             )
     return replace(devices[comm.rank], ranks=places.count(places[comm.rank]))
 
@@ -104,10 +138,6 @@ def _own(indices: list[int], number: int, *, share: bool) -> Device | Exception:
                 f"or let them share: {_SHARING}=1"
             )
         index = indices[number] if count > 1 else 0
-        peers = [peer for peer in indices if peer != index and peer < count]
-        deaf = [peer for peer in peers if not runtime.deviceCanAccessPeer(index, peer)]
-        if deaf:
-            return UnsupportedError(f"GPU {index} cannot reach GPU {deaf[0]} of its node (no peer access)")
         return Device(index, runtime.deviceGetPCIBusId(index), *machine())
     except runtime.CUDARuntimeError as error:
         return LibraryNotFoundError(f"no GPU can be used: {error}")

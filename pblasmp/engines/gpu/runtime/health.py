@@ -18,7 +18,7 @@ from typing import Any
 
 from ....comm import Communicator, SideChannel
 from ....errors import StatusError
-from .device import Device
+from .device import Device, OnDevice
 
 __all__ = ["Health", "nccl_handle"]
 
@@ -60,6 +60,10 @@ class Health:
         self.nccls: list[Any] = []
         self.own: list[Any] = []
         self._over = threading.Event()
+
+    def current(self) -> OnDevice:
+        """Return a block in which this rank's GPU is the current one of this thread. Local."""
+        return OnDevice(self._cupy.cuda.runtime, self._device.index)
 
     @property
     def is_lost(self) -> bool:

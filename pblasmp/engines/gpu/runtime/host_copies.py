@@ -16,6 +16,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernels.views import LONGEST_PITCH
+
 __all__ = ["HostCopies"]
 
 Array = Any
@@ -117,7 +119,11 @@ class HostCopies:
         to, of = (there, here) if to_device else (here, there)
         kind = runtime.memcpyHostToDevice if to_device else runtime.memcpyDeviceToHost
         stream = self._cupy.cuda.get_current_stream().ptr
-        runtime.memcpy2DAsync(*to, *of, width, stop - start, kind, stream)
+        if lines.strides[0] <= LONGEST_PITCH:
+            runtime.memcpy2DAsync(*to, *of, width, stop - start, kind, stream)
+            return
+        for i in range(stop - start):
+            runtime.memcpyAsync(to[0] + i * to[1], of[0] + i * of[1], width, kind, stream)
 
     def close(self) -> None:
         """Free the buffers. Local."""

@@ -15,6 +15,7 @@ from .health import Health
 
 __all__ = ["NO_MULTICAST", "GpuRuntime"]
 
+_SHARED_MEMORY = 97  # cudaDevAttrMaxSharedMemoryPerBlockOptin
 NO_MULTICAST = "CUBLASMP_DISABLE_MULTICAST"  # cuBLASMp obeys it, too
 
 
@@ -29,9 +30,11 @@ class GpuRuntime:
         cupy: the module.
         capability: the least compute capability of all ranks' GPUs: 90 for 9.0.
         multiprocessors: the fewest of all ranks' GPUs, as pieces and flags follow from it.
+        shared_memory: bytes that a block of threads can have on any of them.
         shared_gpus: whether ranks share a GPU.
         multicast: no rank's environment switches NVLink multicast off.
         nodes: the ranks of each node.
+        why_unregistered: why NCCL registers no memory of the ranks; "" as long as nobody has found that.
         arena: the memory that products share.
         health: whether the GPU still works, and what aborts it.
         followers: functions of a stream, called when work moves to it.
@@ -43,6 +46,7 @@ class GpuRuntime:
         self.comm, self.rank, self.size, self.device, self.cupy = comm, comm.rank, comm.size, device, cupy
         self.followers: list[Callable[[Any], None]] = []
         self._recording: Any = None
+        self.why_unregistered = ""
         with ExitStack() as self._closing:
             with self.agreement("Context: GPU"):
                 before = cupy.cuda.runtime.getDevice()
@@ -50,14 +54,16 @@ class GpuRuntime:
                 cupy.cuda.Device(device.index).use()
                 capability = int(cupy.cuda.Device(device.index).compute_capability)
                 properties = cupy.cuda.runtime.getDeviceProperties(device.index)
-                found = capability, int(properties["multiProcessorCount"])
+                room = int(cupy.cuda.runtime.deviceGetAttribute(_SHARED_MEMORY, device.index))
+                found = capability, int(properties["multiProcessorCount"]), room
                 self.stream: Any = cupy.cuda.get_current_stream()
                 self.health = Health(comm, device)
                 self.health.queues.append(lambda: [self.stream])
             multicast = os.environ.get(NO_MULTICAST, "0") in ("", "0")
             said = comm.allgather((*found, multicast, device.ranks))  # all ranks choose by the same facts
-            capabilities, multiprocessors, allowed, sharing = zip(*said, strict=True)
+            capabilities, multiprocessors, rooms, allowed, sharing = zip(*said, strict=True)
             self.capability, self.multiprocessors = min(capabilities), min(multiprocessors)
+            self.shared_memory = min(rooms)
             self.multicast, self.shared_gpus = all(allowed), max(sharing) > 1
             self.nodes = nodes_of(comm.locations())
             self.arena = Arena(cupy, self.settle)

@@ -14,6 +14,7 @@ from ...product import Graphs, Workspace
 from ...request import Operands, Options
 from ...tensor.base import TensorProduct, row_major
 from ...tensor.pieces import offsets
+from ..kernels.float8 import why_no_float8
 from ..kernels.lt import PLAIN, Fused, fuses
 from ..kernels.views import View
 from ..types import carried
@@ -116,7 +117,9 @@ class CopyProduct(TensorProduct[Views]):
             return gpu.why_no_windows
         if 0 in p.sizes or options.alpha == 0:
             return "there is nothing to multiply"
-        return _why_not_float8(p, options) if is_float8(p.dtype) else ""
+        if not is_float8(p.dtype):
+            return ""
+        return why_no_float8(gpu.capability) or _why_not_float8(p, options)
 
     @property
     def queues(self) -> bool:
@@ -299,7 +302,7 @@ def _first_sentence(kind: type) -> str:
 
 
 def _why_not_float8(p: ParallelProblem, options: Options) -> str:
-    """Return why cuBLASLt cannot multiply these 8-bit floats on Hopper."""
+    """Return why cuBLASLt cannot multiply these 8-bit floats on every GPU that has them. Local."""
     if not p.outputs_first:
         return "8-bit products need W as outputs × inputs"
     if p.dtype == p.w_dtype == FLOAT8["float8_e5m2"]:
