@@ -156,9 +156,12 @@ class Runtime(Generic[Matrix]):
 
     @property
     def direct(self) -> Direct | None:
-        """What computes calls without a plan; None if plans do so: the engine has nothing else, or was measured."""
-        engine = self.engine
-        return None if self.comm.size > 1 and engine.measured.entries else engine.direct
+        """What computes calls without a plan; None if the engine has nothing of the kind.
+
+        Measured times do not matter: they are those of plans, which a call below the limits of direct calls costs more
+        to look up than to compute.
+        """
+        return self.engine.direct
 
     def __repr__(self) -> str:
         state = "" if self._open else ", closed"
