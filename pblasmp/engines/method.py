@@ -134,7 +134,7 @@ def choose(
     known = known_for(engine, problem, options)
     views = {name: row.view(problem) for name, row in known.items()}
     refused: dict[str, str] = {name: viewed for name, viewed in views.items() if isinstance(viewed, str)}
-    order, measured = [options.algo], _measured(engine, problem, options)
+    order, measured = [options.algo], _measured(engine, problem, options, operands.follows)
     if options.algo == "auto":
         fit = [name for name in known if name not in refused]
         costs = {
@@ -177,12 +177,12 @@ def known_for(
     return known
 
 
-def _measured(engine: Engine, problem: AnyProblem, options: Options) -> dict[str, float]:
+def _measured(engine: Engine, problem: AnyProblem, options: Options, epilogue: str = "") -> dict[str, float]:
     """Return by name the seconds that were measured for such a problem on this machine, if any."""
     known = engine.measured
     if isinstance(problem, FactorProblem):  # these are not timed
         return {}
-    return {} if known is None or options.algo != "auto" else known.seconds(problem, options)
+    return {} if known is None or options.algo != "auto" else known.seconds(problem, options, epilogue)
 
 
 def _verdict(
