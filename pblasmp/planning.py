@@ -64,8 +64,8 @@ def tune(
     Collective over the context. Results go to scratch memory: none of the caller's arrays is written. The times are
     kept in a file of the user's, ``pblasmp/tuning.json`` in XDG_CACHE_HOME or ``~/.cache``, or the one that
     PBLASMP_TUNING names, which later contexts on such a machine read. "auto" also uses them for sizes up to about four
-    times as large or as small, if all else is alike: types, options, and how each operand is dealt out. Small calls that
-    need no plan are computed as before: no algorithm is as fast.
+    times as large or as small, if all else is alike: types, options, and how each operand is dealt out. Small calls
+    that need no plan are computed as before: no algorithm is as fast.
 
     Args:
         function, *args, **kwargs: as for ``pb.plan``; ``algo`` is ignored.
