@@ -6,8 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..hooks import hook
 from .descriptor import MatrixDescriptor
+from .grid import one_of
 from .traffic import Traffic
 
 __all__ = ["FactorProblem", "FactorRoutine"]
@@ -33,6 +35,9 @@ class FactorProblem:
         inverse: the right-hand sides are the identity; of "qr" they are the first columns of it.
         unit: of "triangular": the diagonal is taken as ones.
         conjugate: the conjugates of A and of its factors are meant; of "qr" those of what Q is multiplied by.
+
+    Raises:
+        ArgumentError: the routine or the op is unknown, or a layout is no descriptor.
     """
 
     routine: FactorRoutine
@@ -46,6 +51,16 @@ class FactorProblem:
     unit: bool = False
     conjugate: bool = False
 
+    def __post_init__(self) -> None:
+        for name, legal in (("routine", get_args(FactorRoutine)), ("op", ("N", "T", "C"))):
+            if not one_of(getattr(self, name), legal):
+                given = short_repr(getattr(self, name))
+                raise ArgumentError(f"{name}: expected one of {', '.join(legal)}, got {given}")
+        for name in "abcd":
+            x = getattr(self, name)
+            if not isinstance(x, MatrixDescriptor) and (x is not None or name == "a"):
+                raise ArgumentTypeError(f"{name}: expected a MatrixDescriptor, got {short_repr(x)}")
+
     @property
     def right(self) -> int:
         """Number of right-hand sides, or of columns that Q is multiplied by."""
@@ -53,11 +68,8 @@ class FactorProblem:
 
     def faults(self) -> list[str]:
         """Return what makes no sense, in words. Local."""
-        found, (rows, cols) = [], self.a.shape
-        if self.routine not in get_args(FactorRoutine):
-            found.append(
-                f"routine: expected one of {', '.join(get_args(FactorRoutine))}, got {self.routine!r}"
-            )
+        found: list[str] = []
+        rows, cols = self.a.shape
         if self.routine in ("cholesky", "triangular", "condition", "eigh") and rows != cols:
             found.append(f"a: expected a square matrix, got {rows} x {cols}")
         if self.routine == "lstsq" and (rows < cols or self.b is None or self.d is None):
