@@ -30,7 +30,7 @@ from .engines.choice import EngineName, choose_engine
 from .engines.direct import Direct
 from .engines.protocol import Engine
 from .engines.request import LocalArray
-from .errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError, short_repr
+from .errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError, counted, short_repr
 from .kept_plans import Closable, KeptPlans
 from .layout import MatrixDescriptor
 from .layout.grid import integer
@@ -328,9 +328,8 @@ class Runtime(Generic[Matrix]):
         if not isinstance(descriptor, MatrixDescriptor):
             raise ArgumentTypeError(f"descriptor: expected a MatrixDescriptor, got {short_repr(descriptor)}")
         if descriptor.grid.size > self.size:
-            raise LayoutError(
-                f"descriptor: a grid of {descriptor.grid} needs {descriptor.grid.size} ranks, got {self.size}"
-            )
+            needed = counted(descriptor.grid.size, "rank")
+            raise LayoutError(f"descriptor: a grid of {descriptor.grid} needs {needed}, got {self.size}")
 
     def coords(self, descriptor: MatrixDescriptor) -> tuple[int, int] | None:
         """Return this rank's coordinates in the grid, None outside it. Local."""

@@ -36,6 +36,11 @@ def run_command_line() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × shows a question mark
+    if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
+        raw = _StandardOutput(sys.stdout.fileno(), "w", closefd=False)
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(raw), sys.stdout.encoding, "replace", line_buffering=True
+        )
     try:
         with warnings_to(caution):
             cli.main(prog_name="pblasmp", standalone_mode=False)
@@ -55,6 +60,16 @@ def _leave(message: str, status: int, details: str = "") -> NoReturn:
         click.echo(details.rstrip(), err=True)
     complain(message)
     sys.exit(status)
+
+
+class _StandardOutput(io.FileIO):
+    """Standard output, whose reader may leave, as ``head`` does: that is no error, and the rest goes nowhere."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
 
 
 class _Command(click.Command):
@@ -245,7 +260,8 @@ def check(files: tuple[str, ...], as_json: bool) -> None:
     if leading():
         print_json(checked) if as_json else print_checked(checked)
     if bad := sum(not one["legal"] for one in checked):
-        raise LayoutError(f"{bad} of {len(files)} files {'is' if bad == 1 else 'are'} not legal")
+        of = f"{bad} of {len(files)} files" if len(files) > 1 else plain(checked[0]["file"])
+        raise LayoutError(f"{of} {'is' if bad == 1 else 'are'} not legal")
 
 
 @cli.command(
@@ -557,11 +573,14 @@ def info(as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
+    width = max(
+        map(len, [name for facts in found.values() for name in facts] + [topic[2:] for topic in found])
+    )
     for topic, facts in found.items():
         head = facts.get("version", "")
-        click.echo(f"{click.style(f'{topic:<13}', bold=True)}{head}".rstrip())
+        click.echo(f"{click.style(topic.ljust(width + 2), bold=True)}  {head}".rstrip())
         for name, value in facts.items():
             for each in value if isinstance(value, list) else [value]:
                 text = " ".join(map(str, each.values())) if isinstance(each, dict) else each
                 if name != "version":
-                    click.echo(f"  {name:<11}{plain(text)}")
+                    click.echo(f"  {name:<{width}}  {plain(text)}")

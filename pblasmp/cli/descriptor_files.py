@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from ..errors import LayoutError
+from ..errors import LayoutError, counted
 from ..layout import MatrixDescriptor
 from ..problems.files import (
     ProblemFile,
@@ -223,12 +223,14 @@ def _print_problem(one: dict[str, Any]) -> None:
     click.echo(f"  {one['title']}")
     if "routine" in one:
         options = "".join(f" {name}={one[name]}" for name in ("side", "uplo", "op_a", "diag") if name in one)
-        click.echo(f"  {one['routine']}{options} of {one['m']} × {one['n']}, {one['nranks']} ranks")
+        click.echo(
+            f"  {one['routine']}{options} of {one['m']} × {one['n']}, {counted(one['nranks'], 'rank')}"
+        )
         click.echo(f"  {one['formula']}")
     else:
         click.echo(
             f"  {one['op_a']}{one['op_b']} product of {one['m']} × {one['n']} × {one['k']}, scheme {one['scheme']}, "
-            f"{one['nranks']} ranks"
+            f"{counted(one['nranks'], 'rank')}"
         )
     for name, operand in one["operands"].items():
         click.echo(f"  {name.upper()}: {operand['text']}")
@@ -244,5 +246,5 @@ def print_list(problems: list[dict[str, Any]]) -> None:
     """Print a line for each problem. Local."""
     width = max((len(one["name"]) for one in problems), default=0)
     for one in problems:
-        ranks = "1 rank" if one["nranks"] == 1 else f"{one['nranks']} ranks"
+        ranks = counted(one["nranks"], "rank")
         click.echo(f"{click.style(one['name'].ljust(width), bold=True)}  {ranks:<8}  {one['title']}")

@@ -12,7 +12,7 @@ import numpy as np
 import pblasmp as pb
 
 from ..context import Context
-from ..errors import LayoutError
+from ..errors import LayoutError, counted
 from ..launchers import surroundings
 from ..problems.files import ProblemFile, RoutineFile
 from .descriptor_files import legal, read_text
@@ -49,11 +49,13 @@ def run_file(
         most = max_ranks or max(16, 2 * len(os.sched_getaffinity(0)))
         if nranks > most:
             raise LayoutError(
-                f"{file} needs {nranks} ranks, at most {most} are started: give --max-ranks {nranks} if the "
+                f"{file} needs {counted(nranks, 'rank')}, at most {most} are started: give --max-ranks {nranks} if the "
                 "machine can take them"
             )
     if nranks < found.nranks:
-        raise LayoutError(f"{file} needs {found.nranks} ranks, got {nranks}: give -n {found.nranks}")
+        raise LayoutError(
+            f"{file} needs {counted(found.nranks, 'rank')}, got {nranks}: give -n {found.nranks}"
+        )
     return on_ranks(_work, (file, text, engine, algo), nranks)
 
 
@@ -84,7 +86,7 @@ def _work(options: tuple[str, bytes | None, Any, str], reporter: Reporter) -> di
             assert text is not None
             found = _load(file, text)
             if ctx.size < found.nranks:
-                raise LayoutError(f"{file} needs {found.nranks} ranks, got {ctx.size}")
+                raise LayoutError(f"{file} needs {counted(found.nranks, 'rank')}, got {ctx.size}")
         if isinstance(found, RoutineFile):
             report, wrong = run_routine(ctx, found, algo, reporter)
         else:
@@ -134,7 +136,11 @@ def _run_product(ctx: Context, found: ProblemFile, algo: str, reporter: Reporter
 
 def print_run(result: dict[str, Any]) -> None:
     """Print what was run and how it compares. Local."""
-    click.echo(f"{click.style(result['title'], bold=True)}, on {result['ranks']} ranks")
+    click.echo(f"{click.style(result['title'], bold=True)}, on {counted(result['ranks'], 'rank')}")
     click.echo(result["report"])
-    agree = "all equal to" if not result["wrong"] else f"{result['wrong']} DIFFER from"
-    click.echo(f"  result     {result['elements']} elements, {agree} NumPy's")
+    agree = (
+        "all equal to"
+        if not result["wrong"]
+        else f"{result['wrong']} DIFFER{'S' if result['wrong'] == 1 else ''} from"
+    )
+    click.echo(f"  result     {counted(result['elements'], 'element')}, {agree} NumPy's")

@@ -28,7 +28,7 @@ from typing import Any
 
 from ..comm import Communicator, machines_of
 from ..engines.request import Options, Problem
-from ..errors import short_repr
+from ..errors import counted, short_repr
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.axis import Axis
 
@@ -246,7 +246,7 @@ def machine_of(comm: Communicator, mine: str, libraries: str) -> str:
         " and ".join(sorted(set(each))) for each in zip(*comm.allgather((mine, libraries)), strict=True)
     )
     nodes = len(machines_of(comm.locations()))
-    return f"{processors}, {comm.size} ranks on {nodes} node{'s' if nodes > 1 else ''}, {loaded}"
+    return f"{processors}, {counted(comm.size, 'rank')} on {counted(nodes, 'node')}, {loaded}"
 
 
 def tuning_file() -> Path | None:

@@ -399,7 +399,7 @@ def test_a_wrong_product_is_found_and_not_written(command, patched, tmp_path):
     assert not (tmp_path / "D.npy").exists()
     done = command("run", "grid-1x2")
     assert (done.returncode, done.stderr) == (1, "pblasmp: the result is wrong\n")
-    assert "48 elements, 1 DIFFER from NumPy's" in done.stdout
+    assert "48 elements, 1 DIFFERS from NumPy's" in done.stdout
 
 
 ON_RANK_1 = """

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import json
@@ -23,6 +24,8 @@ import pblasmp as pb
 from pblasmp import info, launch
 from pblasmp.cli import options
 from pblasmp.cli.commands import cli
+from pblasmp.cli.progress import Channel
+from pblasmp.cli.ranks import FailureError
 from pblasmp.cli.terminal import use_colour
 from pblasmp.problems.files import check as check_file
 from pblasmp.problems.files import find
@@ -171,7 +174,7 @@ BAD = [
     ("run routine.toml -n 1", "routine.toml needs 2 ranks, got 1: give -n 2"),
     ("show routine.toml -o picture.png", "cannot save 'picture.png': expected a name that ends in .svg"),
     ("show routine.toml -o none/picture.svg", "none/picture.svg: No such file or directory"),
-    ("check illegal_routine.toml", "1 of 1 files is not legal"),
+    ("check illegal_routine.toml", "pblasmp: illegal_routine.toml is not legal"),
     ("run good.toml -n 1", "good.toml needs 2 ranks, got 1: give -n 2"),
     ("run gird-2x2", "cannot be read: No such file or directory: did you mean 'grid-2x2'?"),
     ("show", "Missing argument 'FILE.toml'"),
@@ -236,7 +239,7 @@ BAD = [
     ("preload --min -1", "'--min' (env var: 'PBLASMP_PRELOAD_MIN'): -1 is not in the range"),
     ("check", "Missing argument 'FILE.toml...'"),
     ("check good.toml illegal.toml none.toml", "2 of 3 files are not legal"),
-    ("check bad.toml", "1 of 1 files is not legal"),
+    ("check bad.toml", "pblasmp: bad.toml is not legal"),
 ]
 
 
@@ -283,6 +286,47 @@ def test_interrupted_before_any_rank(pblasmp, monkeypatch):
     monkeypatch.setattr("pblasmp.cli.product.multiply", interrupted)
     status, _, err = pblasmp("matmul")
     assert (status, err.strip()) == (130, "pblasmp: interrupted")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (MemoryError("no room"), 1),
+        (OSError(errno.ENOSPC, "No space left on device", "D.npy"), 1),
+        (OSError(errno.EIO, "Input/output error", "D.npy"), 1),
+        (OSError("lost"), 1),
+        (pb.ClosedError("the context is closed"), 1),
+        (pb.StatusError("CUBLAS_STATUS_INTERNAL_ERROR"), 1),
+        (pb.FactorisationError("singular"), 1),
+        (FileNotFoundError(errno.ENOENT, "No such file", "A.npy"), 2),
+        (FileNotFoundError("there is no directory none"), 2),
+        (PermissionError(errno.EACCES, "Permission denied", "A.npy"), 2),
+        (OSError(errno.EROFS, "Read-only file system", "D.npy"), 2),
+        (pb.ArgumentError("wrong"), 2),
+        (pb.LayoutError("shapes"), 2),
+        (pb.UnsupportedError("no such algorithm"), 2),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("on_a_rank", [False, True])
+def test_status_1_is_a_failure_and_2_bad_input(pblasmp, monkeypatch, tmp_path, error, status, on_a_rank):
+    """The error is raised in this process, or told by a rank."""
+
+    def fails(*args):
+        if on_a_rank:
+            channel = Channel(tmp_path)
+            channel.error(error)
+            told = next(channel.events())
+            raise FailureError(told["error"], 2 if told["bad_input"] else 1)
+        raise error
+
+    monkeypatch.setattr("pblasmp.cli.product.multiply", fails)
+    found, _, err = pblasmp("matmul", "--size", 8)
+    assert found == status
+    assert err.startswith("pblasmp: ")
+    assert err.count("\n") == 1
+    assert "a bug" not in err
+    assert "rank 0" not in err
 
 
 def test_no_launcher_says_what_to_install(pblasmp, monkeypatch, tmp_path):
@@ -594,8 +638,13 @@ def test_info(pblasmp, monkeypatch):
     assert ("problem" in found["cuBLASMp"]) != ("version" in found["cuBLASMp"])
     monkeypatch.setattr(info, "collect", lambda: found)
     text = pblasmp("info")[1]
+    assert not re.search(r"^  [a-z0-9-]+(cu1[23]|12x|13x)[0-9]", text, re.MULTILINE)
     for topic, facts in found.items():
         assert topic in text
+        for name, value in facts.items():
+            assert (
+                isinstance(value, list) or name == "version" or re.search(rf"^  {name}  ", text, re.MULTILINE)
+            )
         for value in facts.values():
             assert isinstance(value, list) or str(value) in text
 
@@ -620,11 +669,23 @@ def test_info_tells_what_is_missing_and_what_does_not_fit(monkeypatch, tmp_path)
     assert "none cannot be run" in found["mpirun"]["problem"]
 
 
-def test_output_that_nobody_reads_is_no_error():
-    command = f"set -o pipefail; {sys.executable} -m pblasmp show grid-2x3 | true"
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    assert done.returncode in (0, 1)  # 0: written before the reader was gone
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [("show grid-2x3", 0), ("list", 0), ("list --json", 0), ("--help", 0), ("check none.toml", 2)],
+)
+def test_output_that_nobody_reads_is_no_error(line, status):
+    """The exit status is the command's, also where the reader leaves before anything is written."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    python, unbuffered = ([sys.executable], "1") if line == "list" else (launch.interpreter(), "")
+    done = subprocess.run(
+        [*python, "-m", "pblasmp", *line.split()],
+        cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": unbuffered}, stdout=writing, stderr=subprocess.PIPE,
+        text=True, check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert done.returncode == status
+    assert done.stderr.count("\n") == (status > 0)
 
 
 def test_a_terminal_without_the_characters():
