@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from . import creation, io
 from .creation import Layout, LayoutKeywords
+from .docstrings import public_face
 from .epilogue import aux_layout
 from .errors import ArgumentError
 from .layout import Grid, MatrixDescriptor
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Context"]
 
 
+@public_face
 class Context(Runtime[DistributedMatrix]):
     """The ranks that compute together, and the engine they compute with. A context manager.
 

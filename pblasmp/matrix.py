@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from . import arithmetic, assignment, io, reductions
 from .comm import Cell, Side
 from .creation import Block, GridLike
+from .docstrings import public_face
 from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from .handle import Handle
 from .layout import MatrixDescriptor, Trapezoid
@@ -37,6 +38,7 @@ __all__ = ["DistributedMatrix"]
 Index: TypeAlias = "SupportsIndex | slice | tuple[slice, slice]"
 
 
+@public_face
 class DistributedMatrix(Handle):
     """A matrix spread over the ranks of a context. Made by the context's methods, not directly. Local.
 
