@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ..errors import ArgumentError, ArgumentTypeError, short_repr
+from ..errors import ArgumentError, ArgumentTypeError, counted, short_repr
 from ..hooks import hook
 from .descriptor import MatrixDescriptor
 from .grid import one_of
@@ -116,9 +116,14 @@ class FactorProblem:
 
     def __str__(self) -> str:
         rows, cols = self.a.shape
-        with_right = "" if self.d is None or self.routine == "eigh" else f", {self.right} columns,"
-        return f"{self.a.dtype.name} {self.routine} of {rows} x {cols}{with_right} on {self.a.grid}"
+        what: str = self.routine
+        right = ""
+        if self.inverse:
+            what = "Q of qr" if self.routine == "qr" else f"inverse ({self.routine})"
+        elif self.d is not None and self.routine != "eigh":
+            right = f", {counted(self.right, 'column')},"
+        return f"{self.a.dtype.name} {what} of {rows} x {cols}{right} on {self.a.grid}"
 
-    def _repr_html_(self) -> str | None:
-        """Return None: it has no picture."""
-        return None
+    def _repr_html_(self) -> str:
+        picture: str = hook("draw")(self).svg
+        return picture

@@ -105,7 +105,7 @@ LAYERS: dict[str, set[str]] = {
         "matrix",
         "context",
     }
-    | {"factorisations", "level3", "tensor_parallel"},
+    | {"factorisations", "level3", "tensor_parallel", "vector_calls", "vectors"},
     "pblas": BOTTOM
     | {
         "layout",
