@@ -105,6 +105,7 @@ def cli(ctx: click.Context) -> None:
         "pblasmp matmul A.npy B.npy --c C.npy --alpha 2 --beta 0.5 -o D.npy",
         "pblasmp matmul -n 4 --check                       two random matrices, checked",
         "pblasmp matmul --size 8192 --dtype float32 --grid 1x4 --repeat 10",
+        "pblasmp matmul R.h5:A R.h5:B -o R.h5:D            matrices of one HDF5 file",
         "mpirun -n 16 pblasmp matmul A.npy B.npy -o D.npy  on ranks already running",
     )
 )
@@ -172,7 +173,10 @@ def cli(ctx: click.Context) -> None:
 def matmul(
     ranks: int | None, trans: str, beta: complex | None, size: int | None, as_json: bool, **given: Any
 ) -> None:
-    """Multiply two matrices from .npy files, or two random ones: D = alpha op(A) op(B) + beta C."""
+    """Multiply two matrices from files, or two random ones: D = alpha op(A) op(B) + beta C.
+
+    Files end in .npy, .h5, .hdf5 or .zarr; A.h5:NAME is one of several matrices in a file.
+    """
     from .product import ProductOptions, multiply, print_result
 
     _require_consistent(given, beta, size)

@@ -15,8 +15,10 @@ import subprocess
 import time
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
+import zarr
 
 from pblasmp import launch
 from pblasmp.cli.options import DEFAULT_RANKS
@@ -114,6 +116,28 @@ def integers(shape, seed, dtype="float64", order="C"):
 
 def op(letter, matrix):
     return {"N": matrix, "T": matrix.T, "C": matrix.conj().T}[letter]
+
+
+def test_product_of_hdf5_and_zarr(pblasmp, tmp_path):
+    """Matrices are read and written by their names in a file; what else is in it stays."""
+    a, b, c = integers((30, 20), 1), integers((20, 10), 2), integers((30, 10), 3)
+    with h5py.File(tmp_path / "R.h5", "w") as file:
+        file["run/A"], file["other"] = a, b
+    zarr.save_array(str(tmp_path / "B.zarr"), b)
+    np.save(tmp_path / "C.npy", c)
+    done = pblasmp("matmul", "R.h5:run/A", "B.zarr", "--c", "C.npy", "-o", "R.h5:run/D", "-n", 2)
+    assert done.returncode == 0, done.stderr
+    with h5py.File(tmp_path / "R.h5") as file:
+        assert np.array_equal(file["run/D"][:], a @ b + c)
+        assert np.array_equal(file["run/A"][:], a)
+        assert np.array_equal(file["other"][:], b)
+    for output, words in (
+        ("R.h5:run/A", "R.h5:run/A is also read"),
+        ("B.zarr", "B.zarr is also read"),
+        ("R.h5", "give -o R.h5:NAME"),
+    ):
+        done = pblasmp("matmul", "R.h5:run/A", "B.zarr", "-o", output)
+        assert (done.returncode, words in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
