@@ -284,7 +284,9 @@ def show(ctx: click.Context, file: str, output: Path | None, as_json: bool) -> N
     """Show who owns which block of the matrices of a descriptor file, and every local array."""
     from ..drawing import draw
     from ..drawing.terminal import show as show_in_terminal
+    from ..problems.files import ParallelFile
     from .descriptor_files import describe_problem, parse, read_text
+    from .parallel_file import print_shares
 
     found = parse(file, read_text(file))
     faults = found.problem.faults()
@@ -295,8 +297,11 @@ def show(ctx: click.Context, file: str, output: Path | None, as_json: bool) -> N
             {"file": str(found.path), "legal": not faults, "faults": faults, **describe_problem(found)}
         )
     elif output is None:
-        show_in_terminal(found, console(colour=bool(ctx.color)))
-    if faults:
+        if isinstance(found, ParallelFile):
+            print_shares(found)
+        else:
+            show_in_terminal(found, console(colour=bool(ctx.color)))
+    if faults and not isinstance(found, ParallelFile):
         what = found.problem.routine if isinstance(found.problem, Level3Problem) else "product"
         raise LayoutError(f"{plain(found.path)}: this {what} is not legal")
 

@@ -622,6 +622,27 @@ def test_show(pblasmp, files):
     assert "This trsm is legal" in pblasmp("show", "routine.toml")[1]
 
 
+def test_tensor_parallel_files(pblasmp, files):
+    text = 'title = "AG"\nform = "allgather_matmul"\ntokens = [4, 4]\ninputs = [16, 16]\noutputs = [6, 5]\n'
+    (files / "parallel.toml").write_text(text)
+    status, out, err = pblasmp("show", "parallel.toml")
+    assert (status, err) == (0, "")
+    assert re.search(r"^0 +4 × 16  6 × 16  8 × 6\n1 +4 × 16  5 × 16  8 × 5$", out, re.MULTILINE)
+    (files / "even.toml").write_text(text.replace("[6, 5]", "[6, 6]"))
+    assert pblasmp("show", "even.toml", "-o", "picture.svg") == (0, "", "")
+    assert (files / "picture.svg").read_bytes().startswith(b"<?xml")
+    found = json.loads(pblasmp("show", "parallel.toml", "--json")[1])
+    assert (found["m"], found["n"], found["k"], found["nranks"]) == (8, 11, 16, 2)
+    assert found["ranks"][1] == {"x": [4, 16], "w": [5, 16], "result": [8, 5]}
+    status, out, _ = pblasmp("check", "parallel.toml")
+    assert (status, "allgather_matmul of 8 x 11 x 16 on 2 ranks" in out) == (0, True)
+    (files / "parallel.toml").write_text(text.replace("[16, 16]", "[16, 15]"))
+    for command in ("check", "show", "run"):
+        status, out, err = pblasmp(command, "parallel.toml")
+        assert status == 2
+        assert "inputs: expected the same number for each rank" in out + err
+
+
 def test_info(pblasmp, monkeypatch):
     status, out, _ = pblasmp("info", "--json")
     found = json.loads(out)
