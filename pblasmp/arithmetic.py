@@ -7,6 +7,7 @@ redistributed to it first; if both have the same layout, only the agreement is c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -294,15 +295,20 @@ def mapped(matrix: Matrix, function: Callable[[Any], Any], dtype: DTypeLike | No
         return out
 
 
+_MEANT_FOR_NUMBERS = re.compile(r"truth value of an|arrays can be converted|(numpy|cupy)\S*\.ndarray")
+"""What NumPy and CuPy say where a number was expected, and Python of an array's type."""
+
+
 def on_arrays(call: str, function: Callable[..., Any], *arrays: Any) -> Any:
-    """Return ``function(*arrays)``, or raise ArgumentError if it takes numbers, but no arrays. Local."""
+    """Return ``function(*arrays)``, or raise ArgumentError if it takes numbers, but no arrays. Local.
+
+    It is called once: it may do more than return something.
+    """
     try:
         return function(*arrays)
     except (TypeError, ValueError) as error:
-        try:
-            function(*(each.reshape(-1)[0].item() for each in arrays))
-        except Exception:  # noqa: BLE001 - the function is wrong for numbers, too: its first error says how
-            raise error from None
+        if not _MEANT_FOR_NUMBERS.search(str(error)):
+            raise
         raise ArgumentError(
             f"{call}: the function takes single numbers, expected one of arrays: use numpy.where instead of if, or "
             f"wrap it: numpy.vectorize(function) ({error})"

@@ -107,10 +107,16 @@ def _again(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Liter
     return plan.repeat(call, number, addresses, partial(ctx.kept.find, key))
 
 
-def prepare(call: UserCall[Result]) -> Plan[Result]:
-    """Return a plan for the user of the call, who closes it. Collective over the context."""
+def prepare(call: UserCall[Result], asked: str = "plan") -> Plan[Result]:
+    """Return a plan for the user of the call, who closes it. Collective over the context.
+
+    Args:
+        call: the call.
+        asked: what the user has called, on which the ranks agree, too.
+    """
     with call.ctx.running(call.name, checks=False), call.stream():
         with call.ctx.agreement(call.name) as facts:
+            facts["what asks for it"] = asked
             call.read(facts)
         call.complete()
         call.planned()

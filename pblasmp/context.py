@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from . import creation, io
 from .creation import Layout, LayoutKeywords
+from .docstrings import public_face
 from .epilogue import aux_layout
 from .errors import ArgumentError
 from .layout import Grid, MatrixDescriptor
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Context"]
 
 
+@public_face
 class Context(Runtime[DistributedMatrix]):
     """The ranks that compute together, and the engine they compute with. A context manager.
 
@@ -275,7 +277,7 @@ class Context(Runtime[DistributedMatrix]):
 
         Args:
             path: the file, readable by every rank: HDF5 if it ends in ``.h5`` or ``.hdf5`` (extra ``hdf5``), Zarr if it
-                ends in ``.zarr`` (extra ``zarr``), otherwise .npy, in C or F order.
+                ends in ``.zarr`` (extra ``zarr``), NumPy's format, in C or F order, if it ends in ``.npy``.
             descriptor: how the matrix is distributed. Without one, the arguments below say how.
             dataset: the dataset in an HDF5 file (needed if it has several), or the array in a Zarr group.
             block, grid, source: as for :meth:`empty`.
@@ -285,7 +287,8 @@ class Context(Runtime[DistributedMatrix]):
 
         Raises:
             OSError: the file cannot be opened; raised on every rank.
-            ArgumentError: it does not hold a readable matrix, or does not fit the descriptor; raised on every rank.
+            ArgumentError: its name ends otherwise, it does not hold a readable matrix, or does not fit the descriptor;
+                raised on every rank.
             LibraryNotFoundError: h5py or zarr is missing.
         """
         dtype = how.pop("dtype", None)

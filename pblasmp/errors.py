@@ -82,6 +82,11 @@ def faults_text(where: str, faults: Sequence[str]) -> str:
     return "\n  - ".join([f"{count} in {where}:", *faults])
 
 
+def counted(number: int, noun: str) -> str:
+    """Return ``1 rank`` or ``2 ranks``. Local."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def short_repr(value: object) -> str:
     """Return ``repr(value)`` for a message, shortened if it is long, whatever the value is. Local."""
     try:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from . import arithmetic, assignment, io, reductions
 from .comm import Cell, Side
 from .creation import Block, GridLike
+from .docstrings import public_face
 from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from .handle import Handle
 from .layout import MatrixDescriptor, Trapezoid
@@ -37,6 +38,7 @@ __all__ = ["DistributedMatrix"]
 Index: TypeAlias = "SupportsIndex | slice | tuple[slice, slice]"
 
 
+@public_face
 class DistributedMatrix(Handle):
     """A matrix spread over the ranks of a context. Made by the context's methods, not directly. Local.
 
@@ -287,8 +289,8 @@ class DistributedMatrix(Handle):
 
         Args:
             path: the file, writable by every rank: HDF5 if it ends in ``.h5`` or ``.hdf5`` (extra ``hdf5``), Zarr if it
-                ends in ``.zarr`` (extra ``zarr``), otherwise .npy. A symbolic link is followed. Or what
-                ``Context.open_file`` returns, for several matrices in one HDF5 file.
+                ends in ``.zarr`` (extra ``zarr``), NumPy's format if it ends in ``.npy``. A symbolic link is followed.
+                Or what ``Context.open_file`` returns, for several matrices in one HDF5 file.
             dataset: the dataset in an HDF5 file (needed there), the array in a Zarr group (by default the path is an
                 array itself). Groups on the way to it are made.
             order: memory order in an .npy file, by default the matrix's.
@@ -296,7 +298,7 @@ class DistributedMatrix(Handle):
 
         Raises:
             OSError: the file cannot be written, or the disk is full; then nothing is left behind.
-            ArgumentError: something else has this name, or an argument is not legal.
+            ArgumentError: the name ends otherwise, something else has it, or an argument is not legal.
             LibraryNotFoundError: h5py or zarr is missing.
         """
         with self.context.running("save"):

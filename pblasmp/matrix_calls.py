@@ -162,18 +162,20 @@ class MatrixCall(UserCall[Any]):
         Raises:
             ArgumentError: a matrix has another layout than the planned one.
         """
+        names = self._recipe.names
         for name, x in given.items():
-            check_operands(self.ctx, name, {name: x})
+            said = names.get(name, name)
+            check_operands(self.ctx, said, {said: x})
             planned = self._matrices[name]
             if planned is None or x.descriptor != planned.descriptor:
                 expected = "no matrix" if planned is None else _layout(planned)
-                raise LayoutError(f"{name}: its layout is {_layout(x)}, the plan is for {expected}")
+                raise LayoutError(f"{said}: its layout is {_layout(x)}, the plan is for {expected}")
             misfit = product.misfit(name, x.local)
             if misfit:
-                raise ArgumentError(f"{name}: {misfit}")
+                raise ArgumentError(f"{said}: {misfit}")
         other = copy.copy(self)
         other._matrices = {**self._matrices, **given}
-        check_overlap(self.ctx, other._matrices, self._recipe.in_place)
+        check_overlap(self.ctx, other._matrices, self._recipe.in_place, names)
         return other
 
     def recorded(self) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import factorisations, level3, products, tensor_parallel
+from . import factorisations, level3, products, tensor_parallel, vectors
 from .calls import prepare
 from .context import Context
 from .engines.method import Verdict, survey
@@ -20,15 +20,20 @@ from .layout.factor_problem import FactorProblem
 from .layout.forms import FORMS
 from .layout.level3 import ROUTINES
 from .layout.redistribution import with_c_like_d
+from .layout.vector_routines import VECTOR_ROUTINES
 from .matrix import DistributedMatrix
 from .matrix_calls import check_c
 from .runtime import Runtime
 from .tuning.measure import LIMIT, Tuned, measure
+from .vector_calls import vector_call
 
 if TYPE_CHECKING:
     from .plans import Plan
 
 __all__ = ["algorithms", "plan", "tune"]
+
+
+_VECTORS = [name for name, row in VECTOR_ROUTINES.items() if row.twin]
 
 
 def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[Any]:
@@ -37,7 +42,8 @@ def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[
     ``pb.plan(pb.syrk, a, c, uplo="U", beta=1, out=c)``, say, or ``pb.plan("matmul_allreduce", x, w, ctx)``.
 
     Args:
-        function: ``pb.matmul``, a level-3 routine, a factorisation or a tensor-parallel function, or its name.
+        function: ``pb.matmul``, a routine of level 2 or 3, a vector's that returns one, a factorisation or a
+            tensor-parallel function, or its name.
         *args, **kwargs: its arguments. The x of a tensor-parallel function may be a shape.
 
     Returns:
@@ -64,10 +70,12 @@ def tune(
     Collective over the context. Results go to scratch memory: none of the caller's arrays is written. The times are
     kept in a file of the user's, ``pblasmp/tuning.json`` in XDG_CACHE_HOME or ``~/.cache``, or the one that
     PBLASMP_TUNING names, which later contexts on such a machine read. "auto" also uses them for sizes up to about four
-    times as large or as small.
+    times as large or as small, if all else is alike: types, options, and how each operand is dealt out. Small calls
+    that need no plan are computed as before: no algorithm is as fast.
 
     Args:
-        function, *args, **kwargs: as for ``pb.plan``; ``algo`` is ignored.
+        function, *args, **kwargs: as for ``pb.plan``, but for factorisations, whose algorithms are chosen by rule;
+            ``algo`` is ignored.
         limit: seconds after which no further algorithm is started.
         progress: called on this rank with (algorithms done, algorithms in total).
 
@@ -76,10 +84,9 @@ def tune(
 
     Raises:
         ArgumentError: there is no such function, or ``limit`` is not a positive number.
-        UnsupportedError: no algorithm can compute it.
+        UnsupportedError: no algorithm can compute it, or it is a factorisation.
         Exception: what the function raises for these arguments.
     """
-    kwargs["algo"] = "auto"
     with _plan("tune", function, args, kwargs) as planned:
         ctx, problem = planned._ctx, planned.problem
         with ctx.agreement("tune") as facts:
@@ -126,13 +133,18 @@ def _plan(
         with ctx.agreement(call):
             raise error from None
     bound.apply_defaults()
+    given = bound.arguments
+    if call == "tune" and "algo" in given:
+        given["algo"] = "auto"
     if name in CALLS:
-        return prepare(CALLS[name](**bound.arguments))
+        return prepare(CALLS[name](**given), call)
     if name == "matmul":
-        return prepare(products.matmul_call(**bound.arguments))
+        return prepare(products.matmul_call(**given), call)
     if name in FORMS:
-        return prepare(tensor_parallel.parallel_call(name, **bound.arguments))
-    return prepare(level3.routine_call(name, **bound.arguments))
+        return prepare(tensor_parallel.parallel_call(name, **given), call)
+    if name in VECTOR_ROUTINES:
+        return prepare(vector_call(name, **given), call)
+    return prepare(level3.routine_call(name, **given), call)
 
 
 def _bound(
@@ -142,9 +154,11 @@ def _bound(
     name = function if isinstance(function, str) else getattr(function, "__name__", "")
     found = _public(name)
     if found is None or not (isinstance(function, str) or function is found):
-        known = ", ".join(["matmul", *ROUTINES, *FORMS, *CALLS])
+        known = ", ".join(["matmul", *ROUTINES, *_VECTORS, *FORMS, *CALLS])
         given = f"{function.__module__}.{name}" if inspect.isfunction(function) else repr(function)
         raise ArgumentError(f"{call}: expected one of the functions {known}, or its name, got {given}")
+    if name in VECTOR_ROUTINES and name not in _VECTORS:
+        raise ArgumentError(f"{call}: {name} is computed at once: it has neither a plan nor algorithms")
     try:
         return name, inspect.signature(found).bind(*args, **kwargs)
     except TypeError as error:
@@ -171,6 +185,8 @@ def _public(name: str) -> Callable[..., Any] | None:
         found = getattr(tensor_parallel, name)
     elif name in CALLS:
         found = getattr(factorisations, name)
+    elif name in VECTOR_ROUTINES:
+        found = getattr(vectors, name)
     return found
 
 
@@ -186,7 +202,8 @@ def algorithms(
     """Return by name whether each algorithm can compute a problem, without a plan. Collective over the context.
 
     Args:
-        problem: a product, a level-3 routine, or a tensor-parallel product as a value, or the ``problem`` of a plan.
+        problem: a product, a level-3 routine, a tensor-parallel product or a factorisation as a value, or the
+            ``problem`` of a plan: of a vector's function that is the level-3 routine of one column.
         ctx: the context in which it would be computed.
         algo: what would be asked for. "measure" has the verdicts of "auto"; if algorithms are yet to be timed,
             ``why`` says so.
@@ -204,7 +221,7 @@ def algorithms(
     with ctx.agreement("algorithms") as facts:
         kinds: tuple[type, ...] = (MatmulProblem, Level3Problem, ParallelProblem, FactorProblem)
         if not isinstance(problem, kinds):
-            expected = "a MatmulProblem, Level3Problem or ParallelProblem"
+            expected = "a MatmulProblem, Level3Problem, ParallelProblem or FactorProblem"
             raise ArgumentTypeError(f"problem: expected {expected}, got {type(problem).__name__}")
         facts.update(problem.facts())
         dtype = problem.out_dtype if isinstance(problem, ParallelProblem) else problem.a.dtype

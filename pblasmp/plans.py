@@ -226,7 +226,7 @@ class Plan(Generic[Result]):
         self._settle: Callable[[], None] = _nothing  # before what the plan holds is freed
         if self._options.algo == "measure" and not isinstance(task.problem, FactorProblem):
             self._options = options = replace(self._options, algo="auto")
-            if not ctx.engine.measured.knows(self.problem, options):
+            if not ctx.engine.measured.knows(self.problem, options, operands.follows):
                 measure(ctx.engine, ctx.comm, task.problem, options, operands, nearest)
         self._prepare(operands, nearest)
         self._call: UserCall[Result] | None = None

@@ -30,7 +30,7 @@ from .engines.choice import EngineName, choose_engine
 from .engines.direct import Direct
 from .engines.protocol import Engine
 from .engines.request import LocalArray
-from .errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError, short_repr
+from .errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError, counted, short_repr
 from .kept_plans import Closable, KeptPlans
 from .layout import MatrixDescriptor
 from .layout.grid import integer
@@ -158,9 +158,12 @@ class Runtime(Generic[Matrix]):
 
     @property
     def direct(self) -> Direct | None:
-        """What computes calls without a plan; None if plans do so: the engine has nothing else, or was measured."""
-        engine = self.engine
-        return None if self.comm.size > 1 and engine.measured.entries else engine.direct
+        """What computes calls without a plan; None if the engine has nothing of the kind.
+
+        Measured times do not matter: they are those of plans, which a call below the limits of direct calls costs more
+        to look up than to compute.
+        """
+        return self.engine.direct
 
     def __repr__(self) -> str:
         state = "" if self._open else ", closed"
@@ -327,9 +330,8 @@ class Runtime(Generic[Matrix]):
         if not isinstance(descriptor, MatrixDescriptor):
             raise ArgumentTypeError(f"descriptor: expected a MatrixDescriptor, got {short_repr(descriptor)}")
         if descriptor.grid.size > self.size:
-            raise LayoutError(
-                f"descriptor: a grid of {descriptor.grid} needs {descriptor.grid.size} ranks, got {self.size}"
-            )
+            needed = counted(descriptor.grid.size, "rank")
+            raise LayoutError(f"descriptor: a grid of {descriptor.grid} needs {needed}, got {self.size}")
 
     def coords(self, descriptor: MatrixDescriptor) -> tuple[int, int] | None:
         """Return this rank's coordinates in the grid, None outside it. Local."""

@@ -14,6 +14,7 @@ from .dtypes import element_type, scalar
 from .engines.dense import vectors as reductions
 from .engines.dense.vectors import Vector
 from .engines.direct import Asked
+from .engines.product import Product
 from .engines.request import CONSTANTS, Options
 from .errors import ArgumentError, LayoutError, faults_text, short_repr
 from .handle import Handle
@@ -26,7 +27,9 @@ from .matrix_calls import MatrixCall, Reading, Recipe, check_operands, context_o
 from .plans import Task
 from .runtime import Runtime
 
-__all__ = ["after_agreement", "as_level3", "column", "overwritten", "reduced", "same", "typed"]
+__all__ = [
+    "after_agreement", "as_level3", "column", "overwritten", "reduced", "same", "typed", "vector_call",
+]  # fmt: skip
 
 Matrix = DistributedMatrix
 Given = Mapping[str, Any]  # operands by name; None if absent
@@ -268,24 +271,67 @@ def _as(dtype: np.dtype, value: complex) -> Any:
     return dtype.type(value if dtype.kind == "c" else value.real)
 
 
+class VectorCall(MatrixCall):
+    """A call of a routine that is a level-3 routine of one column. Making one is local.
+
+    Args:
+        routine: its name.
+        given: its operands.
+        out: where to write the result; None: a new one.
+        how: its other arguments.
+    """
+
+    def __init__(self, routine: str, given: Given, out: Matrix | None, how: Mapping[str, Any]) -> None:
+        self._row, self._vectors, self._out = VECTOR_ROUTINES[routine], given, out
+        self.names = tuple(given)
+        operands = _operands(self._row, *_as_columns(self._row, given, out))
+        super().__init__(routine, operands, {"routine": routine, **how}, _read)
+
+    def result(self, found: Any) -> Any:
+        """Return the result as the caller gets it. Local."""
+        return _as_asked(self._row, self._vectors, self._out, super().result(found))
+
+    def replaced(self, given: Mapping[str, Any], product: Product) -> MatrixCall:
+        """Return the call on other operands in the same layouts, with the same result. Local.
+
+        Raises:
+            ArgumentError: an operand has another layout than the planned one.
+        """
+        theirs = {mine: name for name, mine in self._row.passes.items()}
+        columns, _ = _as_columns(self._row, given, None)
+        return super().replaced({theirs[name]: x for name, x in columns.items()}, product)
+
+
+def vector_call(routine: str, **arguments: Any) -> VectorCall:
+    """Return the call of a function of this package's level 1 or 2, by its arguments. Local."""
+    given = {name: arguments.pop(name) for name in VECTOR_ROUTINES[routine].sizes if name in arguments}
+    return VectorCall(routine, given, arguments.pop("out"), arguments)
+
+
 def as_level3(routine: str, given: Given, out: Matrix | None, **how: Any) -> Matrix:
     """Return what the level-3 routine of one column computes. Collective over the context."""
     row = VECTOR_ROUTINES[routine]
     columns, target = _as_columns(row, given, out)
-    places = {theirs: columns[mine] for theirs, mine in row.passes.items()}
-    operands = (places.get("a"), places.get("b"), places.get("c"), target)
-    done = _level3_directly(routine, columns, operands, **how)
-    result: Matrix = done
+    done = _level3_directly(routine, columns, _operands(row, columns, target), **how)
     if done is None or done is False:
-        call = MatrixCall(routine, operands, {"routine": routine, **how}, _read)
-        result = run(call, voted=done is False)
+        found: Matrix = run(VectorCall(routine, given, out, how), voted=done is False)
+        return found
+    return _as_asked(row, given, out, done)
+
+
+def _operands(row: VectorRoutine, columns: Given, out: Any) -> tuple[Any, ...]:
+    """Return the operands of the level-3 routine. Local."""
+    places = {theirs: columns[mine] for theirs, mine in row.passes.items()}
+    return places.get("a"), places.get("b"), places.get("c"), out
+
+
+def _as_asked(row: VectorRoutine, given: Given, out: Matrix | None, result: Matrix) -> Matrix:
+    """Return ``out``, or a new result as a row if the vector that it is like is one. Local."""
     if out is not None:
         return out
     like = given.get(row.passes.get("c", "x"))
     like = given["x"] if like is None else like
-    if "a" not in row.written and column(like) is not like:
-        return result.T
-    return result
+    return result.T if "a" not in row.written and column(like) is not like else result
 
 
 def _level3_directly(
@@ -357,13 +403,6 @@ def _read(
     assert of["a"] is not None
     like = of["c"] if of["c"] is not None else _result(row, given, op_a)
     settled = replace(like, ld=None) if out is None else out.descriptor
-    if (
-        one_of(algo, ("auto",))
-        and row.twin in ("gemm", "symm", "hemm", "trmm")
-        and row.level == 2
-        and not row.adds
-    ):
-        algo = "stationary"
     chosen = Options.of(settled.dtype, alpha=alpha, beta=beta, real=" ".join(row.real), algo=algo)
     if chosen.beta != 0 and c is None:
         raise ArgumentError(f"{row.optional}: beta is {beta}, expected a vector to scale by it")
@@ -376,6 +415,9 @@ def _read(
     facts.update(asked.facts() | chosen.facts(), out="given" if out is not None else "new")
     problem = asked if chosen.beta != 0 else replace(asked, c=None)
     nearest: MatmulProblem | Level3Problem = with_c_like_d(problem)  # type: ignore[type-var]
+    stays = row.twin in ("gemm", "symm", "hemm", "trmm") and row.level == 2 and not row.adds
+    if stays and chosen.algo == "auto" and not ctx.engine.measured.seconds(nearest, chosen):
+        chosen = replace(chosen, algo="stationary")
     reasons = () if nearest == problem else (f"{row.optional} is moved to the layout of the result",)
     in_place = next((each for each in ("c", "b") if row.passes.get(each) in (*row.written,)), "")
     partial = isinstance(asked, Level3Problem) and asked.written is not None

@@ -17,7 +17,7 @@ from ..context import Context
 from ..drawing.charts import Bars, Lines, bar_chart, line_chart
 from ..dtypes import ELEMENT_TYPES, as_dtype
 from ..engines.choice import EngineName
-from ..errors import ArgumentError, PblasmpError
+from ..errors import ArgumentError, PblasmpError, counted
 from ..launchers import surroundings
 from ..layout.axis import Axis
 from ..layout.forms import FORMS, Form
@@ -276,7 +276,7 @@ def draw_bench(options: BenchOptions, result: dict[str, Any]) -> None:
 
 
 def _title(name: Form, result: dict[str, Any]) -> str:
-    return f"{FORMS[name].title}, {result['ranks']} ranks"
+    return f"{FORMS[name].title}, {counted(result['ranks'], 'rank')}"
 
 
 def _cell(row: dict[str, Any], column: str, rate: bool) -> str:

@@ -36,6 +36,11 @@ def run_command_line() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × shows a question mark
+    if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
+        raw = _StandardOutput(sys.stdout.fileno(), "w", closefd=False)
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(raw), sys.stdout.encoding, "replace", line_buffering=True
+        )
     try:
         with warnings_to(caution):
             cli.main(prog_name="pblasmp", standalone_mode=False)
@@ -55,6 +60,16 @@ def _leave(message: str, status: int, details: str = "") -> NoReturn:
         click.echo(details.rstrip(), err=True)
     complain(message)
     sys.exit(status)
+
+
+class _StandardOutput(io.FileIO):
+    """Standard output, whose reader may leave, as ``head`` does: that is no error, and the rest goes nowhere."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
 
 
 class _Command(click.Command):
@@ -90,6 +105,7 @@ def cli(ctx: click.Context) -> None:
         "pblasmp matmul A.npy B.npy --c C.npy --alpha 2 --beta 0.5 -o D.npy",
         "pblasmp matmul -n 4 --check                       two random matrices, checked",
         "pblasmp matmul --size 8192 --dtype float32 --grid 1x4 --repeat 10",
+        "pblasmp matmul R.h5:A R.h5:B -o R.h5:D            matrices of one HDF5 file",
         "mpirun -n 16 pblasmp matmul A.npy B.npy -o D.npy  on ranks already running",
     )
 )
@@ -157,7 +173,10 @@ def cli(ctx: click.Context) -> None:
 def matmul(
     ranks: int | None, trans: str, beta: complex | None, size: int | None, as_json: bool, **given: Any
 ) -> None:
-    """Multiply two matrices from .npy files, or two random ones: D = alpha op(A) op(B) + beta C."""
+    """Multiply two matrices from files, or two random ones: D = alpha op(A) op(B) + beta C.
+
+    Files end in .npy, .h5, .hdf5 or .zarr; A.h5:NAME is one of several matrices in a file.
+    """
     from .product import ProductOptions, multiply, print_result
 
     _require_consistent(given, beta, size)
@@ -245,7 +264,8 @@ def check(files: tuple[str, ...], as_json: bool) -> None:
     if leading():
         print_json(checked) if as_json else print_checked(checked)
     if bad := sum(not one["legal"] for one in checked):
-        raise LayoutError(f"{bad} of {len(files)} files {'is' if bad == 1 else 'are'} not legal")
+        of = f"{bad} of {len(files)} files" if len(files) > 1 else plain(checked[0]["file"])
+        raise LayoutError(f"{of} {'is' if bad == 1 else 'are'} not legal")
 
 
 @cli.command(
@@ -264,7 +284,9 @@ def show(ctx: click.Context, file: str, output: Path | None, as_json: bool) -> N
     """Show who owns which block of the matrices of a descriptor file, and every local array."""
     from ..drawing import draw
     from ..drawing.terminal import show as show_in_terminal
+    from ..problems.files import ParallelFile
     from .descriptor_files import describe_problem, parse, read_text
+    from .parallel_file import print_shares
 
     found = parse(file, read_text(file))
     faults = found.problem.faults()
@@ -275,8 +297,11 @@ def show(ctx: click.Context, file: str, output: Path | None, as_json: bool) -> N
             {"file": str(found.path), "legal": not faults, "faults": faults, **describe_problem(found)}
         )
     elif output is None:
-        show_in_terminal(found, console(colour=bool(ctx.color)))
-    if faults:
+        if isinstance(found, ParallelFile):
+            print_shares(found)
+        else:
+            show_in_terminal(found, console(colour=bool(ctx.color)))
+    if faults and not isinstance(found, ParallelFile):
         what = found.problem.routine if isinstance(found.problem, Level3Problem) else "product"
         raise LayoutError(f"{plain(found.path)}: this {what} is not legal")
 
@@ -562,11 +587,14 @@ def info(as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
+    width = max(
+        map(len, [name for facts in found.values() for name in facts] + [topic[2:] for topic in found])
+    )
     for topic, facts in found.items():
         head = facts.get("version", "")
-        click.echo(f"{click.style(f'{topic:<13}', bold=True)}{head}".rstrip())
+        click.echo(f"{click.style(topic.ljust(width + 2), bold=True)}  {head}".rstrip())
         for name, value in facts.items():
             for each in value if isinstance(value, list) else [value]:
                 text = " ".join(map(str, each.values())) if isinstance(each, dict) else each
                 if name != "version":
-                    click.echo(f"  {name:<11}{plain(text)}")
+                    click.echo(f"  {name:<{width}}  {plain(text)}")

@@ -13,16 +13,16 @@ from typing import Any
 
 import click
 
-from ..errors import LayoutError
+from ..errors import LayoutError, counted
 from ..layout import MatrixDescriptor
 from ..problems.files import (
+    ParallelFile,
     ProblemFile,
     RoutineFile,
     check,
     file_error,
     find,
     load_any_file,
-    load_problem_file,
     path_of,
     unreadable,
 )
@@ -44,6 +44,7 @@ _NAME_OF_STDIN = "<stdin>"
 _MOST_BYTES = 1 << 24
 _MOST_RANKS_TOLD = 4096
 
+AnyFile = ProblemFile | RoutineFile | ParallelFile
 _reading_failed = (ValueError, OverflowError, RecursionError, MemoryError, TypeError)
 """The errors that numbers with thousands of digits and arrays nested thousands deep raise when read or shown."""
 
@@ -68,7 +69,7 @@ def read_text(file: str) -> bytes:
     return text
 
 
-def parse(file: str, text: bytes) -> ProblemFile | RoutineFile:
+def parse(file: str, text: bytes) -> AnyFile:
     """Return the problem in the text of ``file``, its title made harmless. Local.
 
     Raises:
@@ -79,15 +80,16 @@ def parse(file: str, text: bytes) -> ProblemFile | RoutineFile:
     return replace(found, title=plain(found.title), description=plain(found.description))
 
 
-def legal(file: str, text: bytes) -> ProblemFile | RoutineFile:
+def legal(file: str, text: bytes) -> AnyFile:
     """Return the problem in the text of ``file``, checked to be legal. Local.
 
     Raises:
         LayoutError: as for ``parse``, or the problem is not legal.
     """
     found = parse(file, text)
-    with _naming(file):
-        found.problem.validate()
+    if not isinstance(found, ParallelFile):  # which is legal if it can be made
+        with _naming(file):
+            found.problem.validate()
     return found
 
 
@@ -142,7 +144,7 @@ def check_files(files: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return for each file whether it is legal, its faults, and its contents. Local."""
     checked = []
     for file in files:
-        found: ProblemFile | RoutineFile | None = None
+        found: AnyFile | None = None
         try:
             text = read_text(file)
             faults = _faults(file, text)
@@ -155,8 +157,12 @@ def check_files(files: tuple[str, ...]) -> list[dict[str, Any]]:
     return checked
 
 
-def describe_problem(file: ProblemFile | RoutineFile) -> dict[str, Any]:
+def describe_problem(file: AnyFile) -> dict[str, Any]:
     """Return the contents of a problem file in JSON's types. Local."""
+    if isinstance(file, ParallelFile):
+        from .parallel_file import describe
+
+        return describe(file)
     p = file.problem
     what: dict[str, Any]
     scalars: dict[str, Any] = {}
@@ -221,14 +227,19 @@ def print_checked(checked: list[dict[str, Any]]) -> None:
 
 def _print_problem(one: dict[str, Any]) -> None:
     click.echo(f"  {one['title']}")
+    if "form" in one:
+        click.echo(f"  {one['product']}")
+        return
     if "routine" in one:
         options = "".join(f" {name}={one[name]}" for name in ("side", "uplo", "op_a", "diag") if name in one)
-        click.echo(f"  {one['routine']}{options} of {one['m']} × {one['n']}, {one['nranks']} ranks")
+        click.echo(
+            f"  {one['routine']}{options} of {one['m']} × {one['n']}, {counted(one['nranks'], 'rank')}"
+        )
         click.echo(f"  {one['formula']}")
     else:
         click.echo(
             f"  {one['op_a']}{one['op_b']} product of {one['m']} × {one['n']} × {one['k']}, scheme {one['scheme']}, "
-            f"{one['nranks']} ranks"
+            f"{counted(one['nranks'], 'rank')}"
         )
     for name, operand in one["operands"].items():
         click.echo(f"  {name.upper()}: {operand['text']}")
@@ -236,7 +247,7 @@ def _print_problem(one: dict[str, Any]) -> None:
 
 def shipped() -> list[dict[str, Any]]:
     """Return the problems that come with pblasmp: their names, titles and numbers of ranks. Local."""
-    found = [(path.stem, load_problem_file(path)) for path in find("problems")]
+    found = [(path.stem, load_any_file(path)) for path in find("problems")]
     return [{"name": name, "nranks": file.nranks, "title": file.title} for name, file in found]
 
 
@@ -244,5 +255,5 @@ def print_list(problems: list[dict[str, Any]]) -> None:
     """Print a line for each problem. Local."""
     width = max((len(one["name"]) for one in problems), default=0)
     for one in problems:
-        ranks = "1 rank" if one["nranks"] == 1 else f"{one['nranks']} ranks"
+        ranks = counted(one["nranks"], "rank")
         click.echo(f"{click.style(one['name'].ljust(width), bold=True)}  {ranks:<8}  {one['title']}")

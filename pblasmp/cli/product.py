@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,8 @@ from ..creation import default_block
 from ..dtypes import DTYPES, as_dtype, scalar
 from ..engines.choice import EngineName
 from ..errors import ArgumentError
-from ..io.files import format_of
-from ..io.npy import read_header
-from ..io.source import element_type
+from ..io.files import format_of, open_source
+from ..io.source import Source, element_type
 from ..launchers import surroundings
 from ..layout import Grid, MatmulProblem
 from ..layout.problem import Op
@@ -37,6 +37,7 @@ from .terminal import plain
 __all__ = ["ProductOptions", "multiply", "print_result"]
 
 
+_NAMED = re.compile(r"(.+\.(?:h5|hdf5|zarr)):(.+)", re.IGNORECASE)  # a file, and the matrix in it
 _MOST_REPEATS = 5
 _REPEAT_SECONDS = 1.0
 
@@ -46,7 +47,7 @@ class ProductOptions:
     """What the user asks for; ``None`` if the user says nothing.
 
     Attributes:
-        a, b: the files; both None for random matrices.
+        a, b: the files; both None for random matrices. A matrix in an HDF5 or Zarr file is FILE:NAME.
         c: the file of C.
         output: the file of D.
         grid: rows and columns of the grid.
@@ -109,11 +110,10 @@ def _validate(options: ProductOptions) -> np.dtype:
     """
     asked = None if options.dtype is None else as_dtype(options.dtype)
     files = {name: path for name in "abc" if (path := getattr(options, name)) is not None}
-    if other := next((path for path in files.values() if format_of(path) != "npy"), None):
-        raise ArgumentError(
-            f"{other}: pblasmp matmul reads .npy files; ctx.load in a script reads HDF5 and Zarr, too"
-        )
-    arrays = {name: read_header(path) for name, path in files.items()}
+    arrays: dict[str, Source] = {}
+    for name, path in files.items():
+        with closing(open_source(*_place(path))) as arrays[name]:  # its shape and type stay
+            pass
     dtype = _common_dtype({path: arrays[name] for name, path in files.items()}, asked)
     scalar(options.alpha, dtype, "--alpha")
     scalar(options.beta, dtype, "--beta")
@@ -134,11 +134,17 @@ def _validate(options: ProductOptions) -> np.dtype:
     return dtype
 
 
-def _size(array: Any) -> str:
+def _place(given: Path) -> tuple[Path, str | None]:
+    """Return a file and the name of the matrix in it, None without one. Local."""
+    found = _NAMED.fullmatch(str(given))
+    return (given, None) if found is None or given.exists() else (Path(found[1]), found[2])
+
+
+def _size(array: Source) -> str:
     return f"{array.shape[0]} × {array.shape[1]}"
 
 
-def _common_dtype(arrays: dict[Path, Any], asked: np.dtype | None) -> np.dtype:
+def _common_dtype(arrays: dict[Path, Source], asked: np.dtype | None) -> np.dtype:
     """Return the type asked for, or the one that all files have."""
     types = {}
     for path, array in arrays.items():
@@ -153,14 +159,17 @@ def _common_dtype(arrays: dict[Path, Any], asked: np.dtype | None) -> np.dtype:
     return next(iter(types.values()), asked or DTYPES["float64"])
 
 
-def _check_output(path: Path, inputs: list[Path]) -> None:
+def _check_output(given: Path, inputs: list[Path]) -> None:
+    path, name = _place(given)
     require_directory(path)
-    if path.is_dir():
+    kind = format_of(path)
+    if path.is_dir() and kind != "zarr":
         raise IsADirectoryError(f"{path} is a directory, expected a file after -o")
-    if path.suffix != ".npy":
-        raise ArgumentError(f"{path}: the product is written as .npy, expected a name ending in .npy")
-    if any(path.exists() and path.samefile(one) for one in inputs):
-        raise ArgumentError(f"{path} is also read: write the product to another file")
+    if kind == "hdf5" and name is None:
+        raise ArgumentError(f"{path}: an HDF5 file holds matrices by their names: give -o {path}:NAME")
+    for one, of in map(_place, inputs):
+        if path.exists() and path.samefile(one) and (name == of or None in (name, of)):
+            raise ArgumentError(f"{given} is also read: write the product to another file")
 
 
 class _Clock:
@@ -206,10 +215,11 @@ def _work(options: ProductOptions, reporter: Reporter) -> dict[str, Any]:
                 found = pb.verify(a, b, c, d, **scalars)
             result |= {**asdict(found), "ok": found.ok}
         if options.output is not None and result.get("ok", True):
+            file, name = _place(options.output)
             if ctx.rank == 0:
-                reporter.temporary(options.output)
+                reporter.temporary(file if name is None or format_of(file) != "zarr" else file / name)
             with clock.step("writing"):
-                d.save(options.output, progress=reporter.progress)
+                d.save(file, dataset=name, progress=reporter.progress)
             result["bytes"] = d.descriptor.nbytes
         return result | {"seconds": clock.seconds}
 
@@ -239,7 +249,10 @@ def _operands(
             else:
                 progress = clock.reporter.progress
                 given = layout.block if options.block else None
-                made.append(ctx.load(path, grid=grid, block=given, dtype=dtype, progress=progress))
+                file, name = _place(path)
+                made.append(
+                    ctx.load(file, dataset=name, grid=grid, block=given, dtype=dtype, progress=progress)
+                )
     return made[0], made[1], made[2] if len(made) > 2 else None
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import time
@@ -15,7 +16,7 @@ from typing import Any, TextIO
 
 import click
 
-from ..errors import PblasmpError
+from ..errors import ClosedError, FactorisationError, PblasmpError, StatusError
 
 __all__ = ["Channel", "LogHandler", "Reporter", "describe", "is_bad_input", "warnings_to"]
 
@@ -23,8 +24,22 @@ Event = dict[str, Any]
 _PACKAGE = Path(__file__).parents[1]
 
 
+_FAILURES = ClosedError, FactorisationError, StatusError
+_PATH_ERRORS = FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError
+_PATH_FAULTS = errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG
+
+
 def is_bad_input(error: BaseException) -> bool:
     """Return whether ``error`` means that the input is not valid, rather than that something failed. Local."""
+    if isinstance(error, PblasmpError):
+        return not isinstance(error, _FAILURES)
+    if isinstance(error, OSError):  # a name that cannot be opened, not a disk that is full
+        return isinstance(error, _PATH_ERRORS) or error.errno in _PATH_FAULTS
+    return isinstance(error, click.ClickException)
+
+
+def _is_expected(error: BaseException) -> bool:
+    """Return whether the text of ``error`` is for the user, and not a sign of a fault in pblasmp. Local."""
     return isinstance(error, (PblasmpError, OSError, MemoryError, click.ClickException))
 
 
@@ -39,7 +54,7 @@ def describe(error: BaseException) -> str:
         return f"out of memory: {error}" if str(error) else "out of memory"
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return str(error) if is_bad_input(error) else f"{type(error).__name__}: {error} (a bug in pblasmp)"
+    return str(error) if _is_expected(error) else f"{type(error).__name__}: {error} (a bug in pblasmp)"
 
 
 @contextlib.contextmanager
@@ -136,7 +151,7 @@ class Channel(Reporter):
         """Report an error, once. Local."""
         if error is not self._told:
             self._told = error
-            message = describe(error) if is_bad_input(error) else f"rank {self._rank}: {describe(error)}"
+            message = describe(error) if _is_expected(error) else f"rank {self._rank}: {describe(error)}"
             trace = traceback.format_exc()
             self._write({"error": message, "bad_input": is_bad_input(error), "trace": trace})
 

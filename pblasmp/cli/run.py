@@ -12,11 +12,12 @@ import numpy as np
 import pblasmp as pb
 
 from ..context import Context
-from ..errors import LayoutError
+from ..errors import LayoutError, counted
 from ..launchers import surroundings
-from ..problems.files import ProblemFile, RoutineFile
-from .descriptor_files import legal, read_text
+from ..problems.files import ParallelFile, ProblemFile, RoutineFile
+from .descriptor_files import AnyFile, legal, read_text
 from .options import machine_memory
+from .parallel_file import needed_bytes, run_parallel
 from .progress import Reporter
 from .ranks import on_ranks
 from .run_routine import integers, run_routine
@@ -49,24 +50,29 @@ def run_file(
         most = max_ranks or max(16, 2 * len(os.sched_getaffinity(0)))
         if nranks > most:
             raise LayoutError(
-                f"{file} needs {nranks} ranks, at most {most} are started: give --max-ranks {nranks} if the "
+                f"{file} needs {counted(nranks, 'rank')}, at most {most} are started: give --max-ranks {nranks} if the "
                 "machine can take them"
             )
     if nranks < found.nranks:
-        raise LayoutError(f"{file} needs {found.nranks} ranks, got {nranks}: give -n {found.nranks}")
+        raise LayoutError(
+            f"{file} needs {counted(found.nranks, 'rank')}, got {nranks}: give -n {found.nranks}"
+        )
     return on_ranks(_work, (file, text, engine, algo), nranks)
 
 
-def _load(file: str, text: bytes) -> ProblemFile | RoutineFile:
+def _load(file: str, text: bytes) -> AnyFile:
     """Return the problem in a file, checked to fit into memory as whole matrices on one rank. Local."""
     found = legal(file, text)
-    elements = sum(parent.shape[0] * parent.shape[1] for parent in found.parents.values())
-    distributed = sum(parent.nbytes for parent in found.parents.values())
-    needed = distributed + elements * 2 * np.dtype(complex).itemsize
+    if isinstance(found, ParallelFile):
+        needed, where = needed_bytes(found.problem) * found.nranks, "every rank"
+    else:
+        elements = sum(parent.shape[0] * parent.shape[1] for parent in found.parents.values())
+        distributed = sum(parent.nbytes for parent in found.parents.values())
+        needed, where = distributed + elements * 2 * np.dtype(complex).itemsize, "one rank"
     here = machine_memory()
     if needed > here:
         raise LayoutError(
-            f"{file}: run compares whole matrices on one rank; these need {needed / 2**30:.3g} GiB, "
+            f"{file}: run compares whole matrices on {where}; these need {needed / 2**30:.3g} GiB, "
             f"this machine has {here / 2**30:.3g} GiB"
         )
     return found
@@ -84,11 +90,13 @@ def _work(options: tuple[str, bytes | None, Any, str], reporter: Reporter) -> di
             assert text is not None
             found = _load(file, text)
             if ctx.size < found.nranks:
-                raise LayoutError(f"{file} needs {found.nranks} ranks, got {ctx.size}")
-        if isinstance(found, RoutineFile):
-            report, wrong = run_routine(ctx, found, algo, reporter)
+                raise LayoutError(f"{file} needs {counted(found.nranks, 'rank')}, got {ctx.size}")
+        if isinstance(found, ParallelFile):
+            report, wrong, elements = run_parallel(ctx, found, algo, reporter)
         else:
-            report, wrong = _run_product(ctx, found, algo, reporter)
+            run_file_of = run_routine if isinstance(found, RoutineFile) else _run_product
+            report, wrong = run_file_of(ctx, found, algo, reporter)  # type: ignore[arg-type]
+            elements = found.parents["d"].shape[0] * found.parents["d"].shape[1]
         return {
             "file": str(found.path),
             "title": found.title,
@@ -97,7 +105,7 @@ def _work(options: tuple[str, bytes | None, Any, str], reporter: Reporter) -> di
             "algorithm": report.algorithm,
             "path": report.path,
             "report": str(report),
-            "elements": found.parents["d"].shape[0] * found.parents["d"].shape[1],
+            "elements": elements,
             "wrong": ctx.comm.bcast(wrong),
         }
 
@@ -134,7 +142,11 @@ def _run_product(ctx: Context, found: ProblemFile, algo: str, reporter: Reporter
 
 def print_run(result: dict[str, Any]) -> None:
     """Print what was run and how it compares. Local."""
-    click.echo(f"{click.style(result['title'], bold=True)}, on {result['ranks']} ranks")
+    click.echo(f"{click.style(result['title'], bold=True)}, on {counted(result['ranks'], 'rank')}")
     click.echo(result["report"])
-    agree = "all equal to" if not result["wrong"] else f"{result['wrong']} DIFFER from"
-    click.echo(f"  result     {result['elements']} elements, {agree} NumPy's")
+    agree = (
+        "all equal to"
+        if not result["wrong"]
+        else f"{result['wrong']} DIFFER{'S' if result['wrong'] == 1 else ''} from"
+    )
+    click.echo(f"  result     {counted(result['elements'], 'element')}, {agree} NumPy's")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Machines as data: what ranks compute, copy and send per second, measured or from a vendor's sheet.
 
-descriptors/README.md explains the files.
+docs/planning.md explains the files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError, short_repr
+from ..errors import ArgumentError, counted, short_repr
 from ..problems.files import find, load_table
 
 __all__ = ["Link", "Machine", "NodeOf", "load_machine", "machine_from", "machine_toml", "with_ranks"]
@@ -244,7 +244,7 @@ class Machine:
         found = min(self.nodes, key=lambda each: (abs(math.log(each.ranks / ranks)), each.ranks))
         if found.ranks == ranks:
             return found, ""
-        return found, f"{ranks} ranks on a node: measured with {found.ranks}"
+        return found, f"{counted(ranks, 'rank')} on a node: measured with {found.ranks}"
 
     def __str__(self) -> str:
         return self.title if self.measured else f"{self.title} (not measured by pblasmp)"

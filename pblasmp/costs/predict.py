@@ -13,7 +13,7 @@ import numpy as np
 
 from ..dtypes import accumulation_dtype, as_dtype
 from ..engines.request import AnyProblem
-from ..errors import ArgumentError
+from ..errors import ArgumentError, counted
 from ..layout import Level3Problem, MatrixDescriptor, ParallelProblem
 from ..layout.factor_problem import FactorProblem
 from ..layout.traffic import Kernel, Traffic, bytes_text
@@ -100,7 +100,7 @@ class Prediction:
         )  # fmt: skip
         lines = [
             f"{t.call}",
-            f"  machine    {self.machine}, {t.nranks} ranks, {t.ranks_per_node} per node",
+            f"  machine    {self.machine}, {counted(t.nranks, 'rank')}, {t.ranks_per_node} per node",
             f"  algorithm  {t.algorithm}",
             f"  time       {time_text(self.seconds)}, from {time_text(self.low)} to {time_text(self.high)}",
             f"  of that    {parts}",
@@ -144,7 +144,7 @@ def predict(
     per_node = min(size, where.ranks_per_node)
     if size > per_node and where.network is None:
         raise ArgumentError(
-            f"machine: {where.name} is one node of {where.ranks_per_node} ranks, the layouts need {size}"
+            f"machine: {where.name} is one node of {counted(where.ranks_per_node, 'rank')}, the layouts need {size}"
         )
     counts = traffic(
         problem, algorithm, alpha=alpha, beta=beta, nranks=size, ranks_per_node=per_node,
@@ -234,11 +234,15 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
     seconds = float((total + call)[slowest])
     band = _WIDE if remarks else _BAND
     memory = int(counts.memory_bytes.max())
-    average = float(compute.mean())
+    # Kernels in several streams of a GPU together take longer than the time in which they run.
+    computing = np.minimum(compute, total)
+    average = float(computing.mean())
+    left = max(0.0, seconds - average)
+    calling = min(float(call[slowest]), left)
+    imbalance = min(max(0.0, float(computing[slowest]) - average), left - calling)
     return Prediction(
-        machine, counts, seconds, seconds * band[0], seconds * band[1], average, float(exposed[slowest]),
-        float(compute[slowest]) - average, float(call[slowest]), memory, tuple(dict.fromkeys(remarks)),
-        memory <= machine.memory_bytes,
+        machine, counts, seconds, seconds * band[0], seconds * band[1], average, left - calling - imbalance,
+        imbalance, calling, memory, tuple(dict.fromkeys(remarks)), memory <= machine.memory_bytes,
     )  # fmt: skip
 
 

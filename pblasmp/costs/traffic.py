@@ -16,7 +16,7 @@ from ..engines.factor import FactorOperands
 from ..engines.host.engine import HostEngine
 from ..engines.method import prepare
 from ..engines.request import AnyProblem, Operands, Options
-from ..errors import ArgumentError, LayoutError, UnsupportedError, short_repr
+from ..errors import ArgumentError, LayoutError, UnsupportedError, counted, short_repr
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.factor_problem import FactorProblem
 from ..layout.grid import coordinates, integer
@@ -56,6 +56,10 @@ def traffic(
         UnsupportedError: there is no such algorithm, or it cannot compute the problem.
     """
     asked, nearest, beta = asked_problem(problem, beta)
+    if isinstance(asked, FactorProblem):
+        memory_bytes = (
+            None  # nothing is chosen by it: what a factorisation needs is counted even if it is not there
+        )
     ranks = replace(_ranks(asked, nranks, ranks_per_node, memory_bytes), cores=cores)
     options = Options.of(dtype_of(asked), alpha=alpha, beta=beta, algo=algorithm)
     first = _run(ranks, 0, asked, options, nearest, gpus=gpus)
@@ -278,7 +282,7 @@ def _ranks(
     needed = size_of(problem)
     size = needed if nranks is None else integer(nranks, "nranks", 1, ArgumentError)
     if size < needed or (isinstance(problem, ParallelProblem) and size != needed):
-        raise ArgumentError(f"nranks: the layouts need {needed} ranks, got {size}")
+        raise ArgumentError(f"nranks: the layouts need {counted(needed, 'rank')}, got {size}")
     return Ranks(size, _per_node(size, ranks_per_node), memory_bytes)
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import ArgumentTypeError, LayoutError, UnsupportedError, short_repr
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.axis import Axis
+from ..layout.factor_problem import FactorProblem
 from ..layout.grid import Grid
 from ..layout.trapezoid import Trapezoid
 from .labels import PALETTE, Block, Colours, MatrixView, block_count, blocks, formula, sizes, views
@@ -104,7 +105,7 @@ def draw(x: Any) -> Drawing:
     if hasattr(x, "windows"):
         return _of_file(x)
     for each in (getattr(x, "problem", None), getattr(x, "descriptor", None)):
-        if isinstance(each, (MatrixDescriptor, MatmulProblem, Level3Problem, ParallelProblem)):
+        if isinstance(each, (MatrixDescriptor, MatmulProblem, Level3Problem, ParallelProblem, FactorProblem)):
             return draw(each)
     raise ArgumentTypeError(
         f"draw: expected a grid, descriptor, problem, matrix or plan, got {short_repr(x)}"
@@ -133,6 +134,15 @@ def _(x: MatmulProblem) -> Drawing:
 def _(x: Level3Problem) -> Drawing:
     panels = [_panel(each, name.upper(), x.touched(name)) for name in "abcd" if (each := getattr(x, name))]
     return _draw_panels(panels, f"{x}: {x.traits.formula}", faults=x.faults())
+
+
+@draw.register
+def _(x: FactorProblem) -> Drawing:
+    lower = Trapezoid("L") if x.routine in ("cholesky", "triangular", "eigh") else None
+    panels = [_panel(x.a, "A", lower)]
+    named = {"B": x.b, "factors": x.c, "D" if x.inverse or x.routine in ("qr", "eigh") else "X": x.d}
+    panels += [_panel(each, name) for name, each in named.items() if each is not None]
+    return _draw_panels(panels, str(x), faults=x.faults())
 
 
 @draw.register

@@ -134,7 +134,7 @@ def choose(
     known = known_for(engine, problem, options)
     views = {name: row.view(problem) for name, row in known.items()}
     refused: dict[str, str] = {name: viewed for name, viewed in views.items() if isinstance(viewed, str)}
-    order, measured = [options.algo], _measured(engine, problem, options)
+    order, measured = [options.algo], _measured(engine, problem, options, operands.follows)
     if options.algo == "auto":
         fit = [name for name in known if name not in refused]
         costs = {
@@ -177,7 +177,7 @@ def known_for(
     return known
 
 
-def _measured(engine: Engine, problem: AnyProblem, options: Options) -> dict[str, float]:
+def _measured(engine: Engine, problem: AnyProblem, options: Options, epilogue: str = "") -> dict[str, float]:
     """Return by name the seconds that were measured for such a problem on this machine, if any.
 
     Collective over the context: they are interpolated by logarithms, which processors round differently, and all ranks
@@ -188,7 +188,7 @@ def _measured(engine: Engine, problem: AnyProblem, options: Options) -> dict[str
         return {}
     if known is None or not known.entries or options.algo != "auto":
         return {}
-    told: dict[str, float] = engine.transport.comm.bcast(known.seconds(problem, options))
+    told: dict[str, float] = engine.transport.comm.bcast(known.seconds(problem, options, epilogue))
     return told
 
 

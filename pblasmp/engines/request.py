@@ -125,6 +125,11 @@ class Operands:
     scales: Scales | None = None
     gathered: LocalArray | None = None
 
+    @property
+    def follows(self) -> str:
+        """The name of the epilogue; empty if there is none."""
+        return "" if self.epilogue is None else self.epilogue.name
+
     def mapped(self, f: Callable[[LocalArray], LocalArray]) -> Operands:
         """Return them with ``f`` of each array, without scales; of an epilogue, only a bias may be an array. Local."""
 

@@ -36,17 +36,31 @@ TILE_BYTES = 8 << 20
 """About how many bytes a rank reads or writes at a time."""
 
 
+_FORMATS = {".npy": "npy", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr"}
+
+
 def format_of(path: Path) -> str:
-    """Return "hdf5", "zarr" or "npy", by the end of the name; any other name is an .npy file. Local."""
-    return {".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr"}.get(path.suffix.lower(), "npy")
+    """Return "npy", "hdf5" or "zarr", by the end of the name. Local.
+
+    Raises:
+        ArgumentError: the name ends otherwise: other programs would take the file for something else.
+    """
+    found = _FORMATS.get(path.suffix.lower())
+    if found is None and path.is_dir():
+        return "npy"  # which is no file, as opening it says
+    if found is None:
+        *most, last = _FORMATS
+        raise ArgumentError(f"{path}: expected a name that ends in {', '.join(most)} or {last}")
+    return found
 
 
 def _check_dataset(path: Path, dataset: str | None) -> None:
+    kind = format_of(path)
     if dataset is None:
         return
     if not isinstance(dataset, str):
         raise ArgumentTypeError(f"dataset: expected a name, got {dataset!r}")
-    if format_of(path) == "npy":
+    if kind == "npy":
         raise ArgumentError(f"dataset: {path} holds one matrix; names are for .h5, .hdf5 and .zarr")
 
 

@@ -21,6 +21,7 @@ __all__ = ["Header", "NpyFile", "create", "read_header"]
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
+    (3, 0): np.lib.format.read_array_header_2_0,  # in UTF-8: only names of fields differ, which no matrix has
 }
 
 
@@ -49,7 +50,7 @@ def read_header(path: Path) -> Header:
         try:
             version = np.lib.format.read_magic(file)
             if version not in _HEADERS:
-                raise ValueError(f"version {version} of the format, expected (1, 0) or (2, 0)")
+                raise ValueError(f"version {version} of the format, expected (1, 0), (2, 0) or (3, 0)")
             shape, fortran_order, dtype = _HEADERS[version](file)
             if dtype.hasobject:
                 raise ValueError("expected numbers, got Python objects")

@@ -6,8 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ..errors import ArgumentError, ArgumentTypeError, counted, short_repr
 from ..hooks import hook
 from .descriptor import MatrixDescriptor
+from .grid import one_of
 from .traffic import Traffic
 
 __all__ = ["FactorProblem", "FactorRoutine"]
@@ -34,6 +36,9 @@ class FactorProblem:
             "cholesky" and "triangular" only the lower triangle of the inverse is written, as by LAPACK.
         unit: of "triangular": the diagonal is taken as ones.
         conjugate: the conjugates of A and of its factors are meant; of "qr" those of what Q is multiplied by.
+
+    Raises:
+        ArgumentError: the routine or the op is unknown, or a layout is no descriptor.
     """
 
     routine: FactorRoutine
@@ -47,6 +52,16 @@ class FactorProblem:
     unit: bool = False
     conjugate: bool = False
 
+    def __post_init__(self) -> None:
+        for name, legal in (("routine", get_args(FactorRoutine)), ("op", ("N", "T", "C"))):
+            if not one_of(getattr(self, name), legal):
+                given = short_repr(getattr(self, name))
+                raise ArgumentError(f"{name}: expected one of {', '.join(legal)}, got {given}")
+        for name in "abcd":
+            x = getattr(self, name)
+            if not isinstance(x, MatrixDescriptor) and (x is not None or name == "a"):
+                raise ArgumentTypeError(f"{name}: expected a MatrixDescriptor, got {short_repr(x)}")
+
     @property
     def right(self) -> int:
         """Number of right-hand sides, or of columns that Q is multiplied by."""
@@ -54,11 +69,8 @@ class FactorProblem:
 
     def faults(self) -> list[str]:
         """Return what makes no sense, in words. Local."""
-        found, (rows, cols) = [], self.a.shape
-        if self.routine not in get_args(FactorRoutine):
-            found.append(
-                f"routine: expected one of {', '.join(get_args(FactorRoutine))}, got {self.routine!r}"
-            )
+        found: list[str] = []
+        rows, cols = self.a.shape
         if self.routine in ("cholesky", "triangular", "condition", "eigh") and rows != cols:
             found.append(f"a: expected a square matrix, got {rows} x {cols}")
         if self.routine == "lstsq" and (rows < cols or self.b is None or self.d is None):
@@ -105,9 +117,14 @@ class FactorProblem:
 
     def __str__(self) -> str:
         rows, cols = self.a.shape
-        with_right = "" if self.d is None or self.routine == "eigh" else f", {self.right} columns,"
-        return f"{self.a.dtype.name} {self.routine} of {rows} x {cols}{with_right} on {self.a.grid}"
+        what: str = self.routine
+        right = ""
+        if self.inverse:
+            what = "Q of qr" if self.routine == "qr" else f"inverse ({self.routine})"
+        elif self.d is not None and self.routine != "eigh":
+            right = f", {counted(self.right, 'column')},"
+        return f"{self.a.dtype.name} {what} of {rows} x {cols}{right} on {self.a.grid}"
 
-    def _repr_html_(self) -> str | None:
-        """Return None: it has no picture."""
-        return None
+    def _repr_html_(self) -> str:
+        picture: str = hook("draw")(self).svg
+        return picture

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..dtypes import is_float8
+from ..errors import ArgumentError, counted, short_repr
 from .axis import Axis
 from .descriptor import MatrixDescriptor
-from .forms import Form
-from .grid import Grid
+from .forms import FORMS, Form
+from .grid import Grid, one_of
 from .problem import MatmulProblem
 from .value import Problem
 
@@ -53,6 +54,9 @@ class ParallelProblem(Problem):
         turned: the arrays of a run are those of the transposed product, whose operands are exchanged.
         transposed: operands of a run, of "x" and "w", whose arrays are transposed first; after ``turned``.
         conjugated: operands of a run, of "x" and "w", that are conjugated first.
+
+    Raises:
+        ArgumentError: the form is unknown, or ``transposed`` or ``conjugated`` names something else.
     """
 
     form: Form
@@ -71,6 +75,14 @@ class ParallelProblem(Problem):
     turned: bool = False
     transposed: str = ""
     conjugated: str = ""
+
+    def __post_init__(self) -> None:
+        if not one_of(self.form, FORMS):
+            raise ArgumentError(f"form: expected one of {', '.join(FORMS)}, got {short_repr(self.form)}")
+        for name in ("transposed", "conjugated"):
+            if not one_of(getattr(self, name), ("", "x", "w", "xw")):
+                given = short_repr(getattr(self, name))
+                raise ArgumentError(f"{name}: expected '', 'x', 'w' or 'xw', got {given}")
 
     @property
     def size(self) -> int:
@@ -123,14 +135,14 @@ class ParallelProblem(Problem):
 
     def __str__(self) -> str:
         tokens, outputs, inputs = self.sizes
-        return f"{self._types} {self.form} of {tokens} x {outputs} x {inputs} on {self.size} ranks"
+        return f"{self._types} {self.form} of {tokens} x {outputs} x {inputs} on {counted(self.size, 'rank')}"
 
     def on_rank(self, rank: int) -> str:
         """Return the product as it looks on a rank, in words. Local."""
         inputs, outputs = self.inputs[rank], self.outputs[rank]
         w = f"{outputs} x {inputs}" if self.outputs_first else f"{inputs} x {outputs}"
         sizes = f"x {self.tokens[rank]} x {inputs}, w {w} in C order on this one"
-        return f"{self._types} {self.form} on {self.size} ranks: {sizes}"
+        return f"{self._types} {self.form} on {counted(self.size, 'rank')}: {sizes}"
 
     # -- from and to tables
 

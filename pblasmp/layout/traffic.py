@@ -103,7 +103,7 @@ class Traffic:
         ]  # fmt: skip
         lines = [
             self.call,
-            f"  algorithm  {self.algorithm}: {self.path}",
+            f"  algorithm  {self.algorithm}" + (f": {self.path}" if self.path != self.algorithm else ""),
             f"  ranks      {self.nranks}, {self.ranks_per_node} per node",
             *(f"  {n:<10} {form(int(x.max()))} at most, {form(int(x.sum()))} in all" for n, x, form in rows),
             *(f"  {link.replace('_', ' '):<10} {bytes_text(self.links[link])}" for link in LINKS),

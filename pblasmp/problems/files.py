@@ -34,6 +34,7 @@ from .schema import GridTable, Table, parallel_faults, problem_faults, routine_f
 from .tables import Window, product_operands, routine_operands
 
 __all__ = [
+    "ParallelFile",
     "ProblemFile",
     "RoutineFile",
     "check",
@@ -94,6 +95,27 @@ class RoutineFile(_ProblemFields):
     problem: Level3Problem
 
 
+@dataclass(frozen=True, slots=True)
+class ParallelFile:
+    """A tensor-parallel product as a descriptor file has it. Local.
+
+    Attributes:
+        path: the file that was read.
+        title, description: what it shows.
+        problem: the product.
+    """
+
+    path: Path
+    title: str
+    description: str
+    problem: ParallelProblem
+
+    @property
+    def nranks(self) -> int:
+        """Number of ranks that it is for."""
+        return self.problem.size
+
+
 def root() -> Path:
     """Return the directory of the descriptor files that come with pblasmp. Local.
 
@@ -132,16 +154,7 @@ def load_problem(file: Source) -> MatmulProblem | Level3Problem | ParallelProble
     Raises:
         LayoutError: the file cannot be read or holds no problem; the message names the file and every fault.
     """
-    path, data, faults = _read(file)
-    if faults or "form" not in data:
-        return _any_file(path, data, faults).problem
-    faults = parallel_faults(data)
-    if faults:
-        raise file_error(path, faults)
-    try:
-        return ParallelProblem.from_dict(data)
-    except ArgumentError as error:
-        raise LayoutError(f"{path}: {error}") from None
+    return load_any_file(file).problem
 
 
 def load_problem_file(file: Source) -> ProblemFile:
@@ -156,8 +169,8 @@ def load_problem_file(file: Source) -> ProblemFile:
     return _problem_file(*_read(file))
 
 
-def load_any_file(file: Source) -> ProblemFile | RoutineFile:
-    """Return the matrix product or the level-3 routine written in a descriptor file, with its title. Local.
+def load_any_file(file: Source) -> ProblemFile | RoutineFile | ParallelFile:
+    """Return the problem written in a descriptor file, with its title. Local.
 
     Args:
         file: as ``load_problem`` takes it.
@@ -168,7 +181,9 @@ def load_any_file(file: Source) -> ProblemFile | RoutineFile:
     return _any_file(*_read(file))
 
 
-def _any_file(path: Path, data: Table, faults: list[str]) -> ProblemFile | RoutineFile:
+def _any_file(path: Path, data: Table, faults: list[str]) -> ProblemFile | RoutineFile | ParallelFile:
+    if "form" in data and not faults:
+        return _parallel_file(path, data)
     if faults or "routine" not in data:
         return _problem_file(path, data, faults)
     faults = routine_faults(data)
@@ -183,6 +198,17 @@ def _any_file(path: Path, data: Table, faults: list[str]) -> ProblemFile | Routi
         raise file_error(path, [str(error)]) from None
     description = data.get("description", "").strip()
     return RoutineFile(path, data["title"], description, problem, made.parents, made.windows)
+
+
+def _parallel_file(path: Path, data: Table) -> ParallelFile:
+    faults = parallel_faults(data)
+    if faults:
+        raise file_error(path, faults)
+    try:
+        problem = ParallelProblem.from_dict(data)
+    except ArgumentError as error:
+        raise LayoutError(f"{path}: {error}") from None
+    return ParallelFile(path, data["title"], data.get("description", "").strip(), problem)
 
 
 def load_grid(file: Source) -> Grid:

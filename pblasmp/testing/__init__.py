@@ -9,7 +9,8 @@
     def test_sums():
         assert run_mpi(sums, 4, offset=1) == [10, 10, 10, 10]
 
-The ranks are kept for the next test. Where pblasmp is installed, pytest also has ``run_mpi`` as a fixture.
+The ranks are kept for the next test. ``run_mpi`` is also a fixture of projects that ask for
+the plugin: ``pytest_plugins = ["pblasmp.pytest_plugin"]`` in conftest.py.
 """
 
 from __future__ import annotations

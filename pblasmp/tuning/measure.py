@@ -122,7 +122,7 @@ def measure(
     if not seconds:
         reasons = "".join(f"\n  {name}: {why}" for name, why in refused.items())
         raise UnsupportedError(f"tune: no algorithm of the {engine.name} engine takes this problem:{reasons}")
-    return _keep(engine, comm, nearest or problem, options, seconds, refused)
+    return _keep(engine, comm, nearest or problem, options, operands.follows, seconds, refused)
 
 
 def _keep(
@@ -130,11 +130,12 @@ def _keep(
     comm: Communicator,
     problem: Problem,
     options: Options,
+    epilogue: str,
     seconds: dict[str, float],
     refused: dict[str, str],
 ) -> Tuned:
     measured = engine.measured
-    entry = measured.entry(problem, options, seconds, comm.bcast(time.strftime("%Y-%m-%d")))
+    entry = measured.entry(problem, options, seconds, comm.bcast(time.strftime("%Y-%m-%d")), epilogue)
     if not entry.usable:
         why = "an extent is 0, and other products' times do not follow from this one's"
         return Tuned(str(problem), measured.machine, seconds, refused, "", why)

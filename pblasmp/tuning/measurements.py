@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times measured on this machine: a small file per user, and what "auto" makes of it.
 
-The file is JSON. It is read only if it is complete and of the current version: any other file is left alone, with a
-warning, and algorithms are chosen by rule.
+The file is JSON. It is read only if it is complete and of the current version, and every number in it makes sense: any
+other file is ignored with a warning, and algorithms are chosen by rule. A file of an earlier version is replaced by the
+next measurement, other files are left alone.
+
+A time counts for a problem only if everything but the sizes is alike: operations, options, and of every operand the
+type, the memory order, the grid, the process with the first block and the block size. But a dimension that is cut into
+a few equal parts, no more than the longer side of the grid, is like one of another extent in as many equal parts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import math
 import os
+import stat
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
@@ -21,15 +28,21 @@ from typing import Any
 
 from ..comm import Communicator, machines_of
 from ..engines.request import Options, Problem
-from ..layout import MatmulProblem, ParallelProblem
+from ..errors import counted, short_repr
+from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
+from ..layout.axis import Axis
 
 __all__ = ["Entry", "Measured", "machine_of", "read_file", "save", "tuning_file"]
 
-_VERSION = 1
+_VERSION = 2  # of the file: another key, another version
 _MARK = "pblasmp tuning"
+_LARGEST_FILE = 8 << 20  # bytes: about 10,000 measurements
+_LARGEST_SIZE = 2**48
+_TIMES = 1e-9, 1e7  # seconds: the shortest and the longest that can have been measured
 _STEPS = 2  # number of buckets per doubling of a size
 _REACH = 2.0  # distance in doublings (root of the sum of squares) up to which a measurement is used
 _NEAREST = 4
+_LONG = 60  # characters of shares in a key
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +82,11 @@ class Entry:
         """
         texts = [found[name] for name in ("machine", "key", "date")]
         sizes, seconds = found["sizes"], found["seconds"]
-        whole = len(sizes) == 3 and all(type(n) is int and n >= 0 for n in sizes)
-        times = [t for t in seconds.values() if isinstance(t, (int, float)) and math.isfinite(t) and t > 0]
+        whole = len(sizes) == 3 and all(type(n) is int and 0 <= n <= _LARGEST_SIZE for n in sizes)
+        least, most = _TIMES
+        times = [t for t in seconds.values() if type(t) in (int, float) and least <= t <= most]
         if not (whole and seconds and len(times) == len(seconds) and all(isinstance(x, str) for x in texts)):
-            raise ValueError(f"no measurement: {found}")
+            raise ValueError(f"no measurement: {short_repr(found)}")
         machine, key, date = texts
         return cls(machine, key, tuple(sizes), dict(seconds), date)
 
@@ -98,21 +112,30 @@ class Measured:
         self.entries[entry.bucket] = entry
         self.added += 1
 
-    def entry(self, problem: Problem, options: Options, seconds: Mapping[str, float], date: str) -> Entry:
-        """Return a measurement as an entry. Local."""
-        return Entry(self.machine, self._key(problem, options), _sizes(problem), seconds, date)
+    def entry(
+        self, problem: Problem, options: Options, seconds: Mapping[str, float], date: str, epilogue: str = ""
+    ) -> Entry:
+        """Return a measurement as an entry. Local.
 
-    def knows(self, problem: Problem, options: Options) -> bool:
+        Args:
+            problem, options: what was measured.
+            seconds, date: see ``Entry``.
+            epilogue: the name of what follows the product, if anything does.
+        """
+        times = {name: max(_TIMES[0], each) for name, each in seconds.items()}
+        return Entry(self.machine, self._key(problem, options, epilogue), _sizes(problem), times, date)
+
+    def knows(self, problem: Problem, options: Options, epilogue: str = "") -> bool:
         """Return whether these sizes, or their bucket, were measured, or cannot be: an extent is 0. Local."""
-        entry = self.entry(problem, options, {}, "")
+        entry = self.entry(problem, options, {}, "", epilogue)
         return not entry.usable or entry.bucket in self.entries
 
-    def seconds(self, problem: Problem, options: Options) -> dict[str, float]:
+    def seconds(self, problem: Problem, options: Options, epilogue: str = "") -> dict[str, float]:
         """Return by algorithm a problem's time, interpolated between measured sizes; empty if none is near. Local."""
         sizes = _sizes(problem)
         if not self.entries or 0 in sizes:
             return {}
-        key = self._key(problem, options)
+        key = self._key(problem, options, epilogue)
         near = [(_distance(entry.sizes, sizes), entry) for entry in self.entries.values() if entry.key == key]
         near = sorted((each for each in near if each[0] <= _REACH), key=lambda each: each[0])[:_NEAREST]
         if not near:
@@ -131,23 +154,71 @@ class Measured:
             found[name] = math.exp(sum(logs) / sum(weights))
         return found
 
-    def _key(self, problem: Problem, options: Options) -> str:
-        words: list[Any]
+    def _key(self, problem: Problem, options: Options, epilogue: str) -> str:
+        """Return all that decides the times of algorithms but the sizes, in words."""
+        words: list[Any] = []
         if isinstance(problem, ParallelProblem):
-            types = problem.dtype.name, problem.w_dtype.name, problem.out_dtype.name
-            words = [problem.form, *types, "N x K" if problem.outputs_first else "K x N"]
-            words += ["X gathered"] if problem.return_gathered else []
+            words += _parallel_words(problem)
             words += ["planned"] if self.planned and options.repeated else []
-        elif isinstance(problem, MatmulProblem):
-            types = problem.a.dtype.name, problem.b.dtype.name, problem.d.dtype.name
-            words = ["matmul", problem.scheme, problem.op_a + problem.op_b, *types, problem.d.grid]
-            words += [problem.a.order + problem.b.order + problem.d.order]
         else:
-            p = problem
-            words = [p.routine, p.side, p.uplo, p.op_a, p.a.dtype.name, p.d.grid, p.a.order + p.d.order]
+            words += _matrix_words(problem, options)
         words += ["beta"] if options.beta != 0 else []
         words += [options.compute] if options.compute else []
+        words += [f"sent as {options.comm_dtype}"] if options.comm_dtype is not None else []
+        words += [f"comm_sms={options.comm_sms}"] if options.comm_sms is not None else []
+        words += [f"then {epilogue}"] if epilogue else []
         return " ".join(str(word) for word in words)
+
+
+def _parallel_words(p: ParallelProblem) -> list[str]:
+    """Return what is like another tensor-parallel product of other sizes."""
+    types = (kind.name for kind in (p.dtype, p.w_dtype, p.out_dtype, p.c_dtype) if kind is not None)
+    words = [p.form, *types, "N x K" if p.outputs_first else "K x N"]
+    words += ["X gathered"] if p.return_gathered else []
+    words += ["turned"] if p.turned else []
+    words += [f"{what} {names}" for what in ("transposed", "conjugated") if (names := getattr(p, what))]
+    shares = {name: getattr(p, name) for name in ("tokens", "inputs", "outputs", "rows")}
+    return words + [f"{name} {_ratio(each)}" for name, each in shares.items() if not _even(each, p.inner)]
+
+
+def _matrix_words(p: MatmulProblem | Level3Problem, options: Options) -> list[str]:
+    """Return what is like another product, or another call of a routine, of other sizes."""
+    if isinstance(p, MatmulProblem):
+        words = ["matmul", p.scheme, p.op_a + p.op_b]
+    else:
+        words = [p.routine, p.side, p.uplo, p.op_a, p.diag]
+    operands = {"A": p.a, "B": p.b, "C": p.c if options.beta != 0 else None, "D": p.d}
+    return words + [f"{name}: {_layout(x)}" for name, x in operands.items() if x is not None]
+
+
+def _layout(x: MatrixDescriptor) -> str:
+    """Return what is like the layout of another matrix of another size."""
+    most = max(x.grid.shape)
+    dealt = " x ".join(_dealt(each, most) for each in (x.rows, x.cols))
+    return f"{x.dtype.name} {x.order} {dealt} on {x.grid}"
+
+
+def _dealt(x: Axis, most: int) -> str:
+    """Return how a dimension is dealt out: by its blocks, or by the number of equal parts, up to ``most``."""
+    parts = max(1, -(-x.extent // x.block))
+    equal = not x.lead and parts <= most and min(x.block, x.extent) == -(-x.extent // parts)
+    words = f"{parts} parts" if equal else f"blocks of {x.block}"
+    return words + (f" + {x.lead}" if x.lead else "") + (f" from {x.source}" if x.source else "")
+
+
+def _even(shares: tuple[int, ...], inner: int) -> bool:
+    """Return whether all ranks have about as much, or all that they can: the last ones may have less."""
+    counts = Axis.even(-(-sum(shares) // inner), len(shares)).counts()
+    return max(shares) - min(shares) <= inner or all(
+        share == inner * count for share, count in zip(shares, counts, strict=True)
+    )
+
+
+def _ratio(shares: tuple[int, ...]) -> str:
+    """Return unequal shares in lowest terms; of many ranks a digest of them."""
+    divisor = math.gcd(*shares) or 1
+    text = ":".join(str(share // divisor) for share in shares)
+    return text if len(text) <= _LONG else hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int]:
@@ -175,7 +246,7 @@ def machine_of(comm: Communicator, mine: str, libraries: str) -> str:
         " and ".join(sorted(set(each))) for each in zip(*comm.allgather((mine, libraries)), strict=True)
     )
     nodes = len(machines_of(comm.locations()))
-    return f"{processors}, {comm.size} ranks on {nodes} node{'s' if nodes > 1 else ''}, {loaded}"
+    return f"{processors}, {counted(comm.size, 'rank')} on {counted(nodes, 'node')}, {loaded}"
 
 
 def tuning_file() -> Path | None:
@@ -199,22 +270,46 @@ def read_file(file: Path | None) -> list[Entry]:
         return []
     try:
         return _read(file)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except _BROKEN as error:
         warnings.warn(f"{file}: ignored, algorithms are chosen by rule: {_reason(error)}", stacklevel=2)
         return []
 
 
+class _EarlierError(ValueError):
+    """A file of an earlier version."""
+
+
+_BROKEN = OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError
+
+
 def _read(file: Path) -> list[Entry]:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = _text(file)
     except FileNotFoundError:
         return []
     found = json.loads(text)
     if not isinstance(found, dict) or found.get("kind") != _MARK:
         raise ValueError("not a file of measurements of pblasmp")
-    if found.get("version") != _VERSION:
-        raise ValueError(f"its version is {found.get('version')!r}, expected {_VERSION}")
+    version = found.get("version")
+    if type(version) is int and version < _VERSION:
+        raise _EarlierError(
+            "it is of an earlier version, which kept less of each layout: the next measurement replaces it"
+        )
+    if version != _VERSION:
+        raise ValueError(f"its version is {short_repr(version)}, expected {_VERSION}")
     return [entry for entry in map(Entry.read, found["measurements"]) if entry.usable]
+
+
+def _text(file: Path) -> str:
+    """Return what is in a file, or raise ValueError if ``save`` cannot have written that much, or there. Local."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # does not wait for a pipe
+    with os.fdopen(descriptor, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise ValueError("it is no regular file")
+        found = opened.read(_LARGEST_FILE + 1)
+    if len(found) > _LARGEST_FILE:
+        raise ValueError(f"it is larger than {_LARGEST_FILE >> 20} MiB")
+    return found.decode()
 
 
 def save(file: Path | None, new: list[Entry]) -> str:
@@ -228,7 +323,11 @@ def save(file: Path | None, new: list[Entry]) -> str:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with _locked(file):
-            entries = {entry.bucket: entry for entry in (*_read(file), *new)}
+            try:
+                old = _read(file)
+            except _EarlierError:
+                old = []
+            entries = {entry.bucket: entry for entry in (*old, *new)}
             content = {
                 "kind": _MARK,
                 "version": _VERSION,
@@ -240,12 +339,14 @@ def save(file: Path | None, new: list[Entry]) -> str:
                 try:
                     json.dump(content, out, indent=1)
                     out.flush()
+                    if out.tell() > _LARGEST_FILE:
+                        raise ValueError(f"it would be larger than {_LARGEST_FILE >> 20} MiB")
                     os.fsync(out.fileno())
                     Path(out.name).replace(file)
                 except BaseException:
                     Path(out.name).unlink(missing_ok=True)
                     raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except _BROKEN as error:
         return f"{file}: {_reason(error)}; remove it, or set PBLASMP_TUNING to another file"
     return ""
 

@@ -15,8 +15,10 @@ import subprocess
 import time
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
+import zarr
 
 from pblasmp import launch
 from pblasmp.cli.options import DEFAULT_RANKS
@@ -114,6 +116,60 @@ def integers(shape, seed, dtype="float64", order="C"):
 
 def op(letter, matrix):
     return {"N": matrix, "T": matrix.T, "C": matrix.conj().T}[letter]
+
+
+PARALLEL = {
+    "gathered": 'form = "allgather_matmul"\ntokens = [6, 3]\ninputs = [4, 4]\noutputs = [6, 5]\ninner = 3\n'
+    "return_gathered = true",
+    "scattered": 'form = "matmul_reduce_scatter"\ntokens = [6, 6]\ninputs = [3, 4]\noutputs = [5, 5]\n'
+    'c_dtype = "float64"',
+    "summed": 'form = "matmul_allreduce"\ntokens = [6, 6]\ninputs = [3, 4]\noutputs = [5, 5]\n'
+    'dtype = "complex64"\noutputs_first = false\nrow_bytes = { x = [32, 64], w = [40, 40] }',
+    "columns": 'form = "matmul_allgather"\ntokens = [6, 6]\ninputs = [4, 4]\noutputs = [5, 5]\ndtype = "bfloat16"',
+}
+
+
+def test_files_of_tensor_parallel_products(pblasmp, tmp_path):
+    """They run, are compared, and need as many ranks as they have."""
+    sizes = {"gathered": 9 * 11 + 2 * 9 * 4, "scattered": 6 * 5, "summed": 2 * 6 * 5, "columns": 2 * 6 * 10}
+    for name, text in PARALLEL.items():
+        (tmp_path / f"{name}.toml").write_text(f'title = "{name}"\n{text}\n')
+        done = pblasmp("run", f"{name}.toml")
+        assert done.returncode == 0, done.stderr
+        assert f"{name}, on 2 ranks" in done.stdout
+        assert f"{sizes[name]} elements, all equal to NumPy's" in done.stdout
+    done = pblasmp("run", "gathered.toml", "--algo", "push", "--json")
+    assert json.loads(done.stdout)["algorithm"] == "push"
+    (tmp_path / "inside.toml").write_text(f'title = "turned"\nturned = true\n{PARALLEL["columns"]}\n')
+    for arguments, words in (
+        (["gathered.toml", "-n", 3], "gathered.toml is for 2 ranks, got 3"),
+        (["gathered.toml", "-n", 1], "gathered.toml needs 2 ranks, got 1"),
+        (["inside.toml"], "inside.toml: a product of matrices in this form"),
+    ):
+        done = pblasmp("run", *arguments)
+        assert (done.returncode, words in done.stderr) == (2, True)
+
+
+def test_product_of_hdf5_and_zarr(pblasmp, tmp_path):
+    """Matrices are read and written by their names in a file; what else is in it stays."""
+    a, b, c = integers((30, 20), 1), integers((20, 10), 2), integers((30, 10), 3)
+    with h5py.File(tmp_path / "R.h5", "w") as file:
+        file["run/A"], file["other"] = a, b
+    zarr.save_array(str(tmp_path / "B.zarr"), b)
+    np.save(tmp_path / "C.npy", c)
+    done = pblasmp("matmul", "R.h5:run/A", "B.zarr", "--c", "C.npy", "-o", "R.h5:run/D", "-n", 2)
+    assert done.returncode == 0, done.stderr
+    with h5py.File(tmp_path / "R.h5") as file:
+        assert np.array_equal(file["run/D"][:], a @ b + c)
+        assert np.array_equal(file["run/A"][:], a)
+        assert np.array_equal(file["other"][:], b)
+    for output, words in (
+        ("R.h5:run/A", "R.h5:run/A is also read"),
+        ("B.zarr", "B.zarr is also read"),
+        ("R.h5", "give -o R.h5:NAME"),
+    ):
+        done = pblasmp("matmul", "R.h5:run/A", "B.zarr", "-o", output)
+        assert (done.returncode, words in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -399,7 +455,7 @@ def test_a_wrong_product_is_found_and_not_written(command, patched, tmp_path):
     assert not (tmp_path / "D.npy").exists()
     done = command("run", "grid-1x2")
     assert (done.returncode, done.stderr) == (1, "pblasmp: the result is wrong\n")
-    assert "48 elements, 1 DIFFER from NumPy's" in done.stdout
+    assert "48 elements, 1 DIFFERS from NumPy's" in done.stdout
 
 
 ON_RANK_1 = """

@@ -196,6 +196,23 @@ def functions_of_numbers(comm):
             whole = np.array([[function(i, j) for j in range(7)] for i in range(9)], "float64")
             yield f"{name} in vectorize", misplaced(ctx.from_function(np.vectorize(function), d), whole)
 
+        called = []
+
+        def effects(value):
+            called.append(value.shape)
+            raise kind("wrong" if kind is TypeError else "The truth value of an array is ambiguous")
+
+        matrix = ctx.zeros(d)
+        for kind, found in ((TypeError, TypeError), (ValueError, pb.ArgumentError)):
+            called.clear()
+            yield (
+                f"map, {kind.__name__}",
+                first(
+                    agreed_error(ctx, found, [], matrix.map, effects),
+                    called != [matrix.local.shape] and f"called with {called}",
+                ),
+            )
+
         def wrong_for_numbers_too(i, j):
             raise ValueError(f"no value for {type(i).__name__}, {type(j).__name__}")
 

@@ -604,6 +604,78 @@ def nothing(comm):
         yield "dot", pblas.pddot(0, zero, *of_a, 1, *of_a, 1) != 0 and "a sum of nothing is not 0"
 
 
+class Counted:
+    """Direct calls of an engine, and how many of them were done."""
+
+    def __init__(self, direct):
+        self._direct, self.done = direct, 0
+
+    def factors(self, *args):
+        return self._direct.factors(*args)
+
+    def __getattr__(self, way):
+        def call(*args):
+            found = getattr(self._direct, way)(*args)
+            self.done += found is not None and found is not False
+            return found
+
+        return call
+
+
+def small_calls(ctx):
+    """By name, small calls of each kind, under public names and under PBLAS's."""
+    a, b, c, spd = (ctx.full((48, 48), value, block=12) for value in (1.0, 2.0, 0.0, 0.0))
+    spd.local[...] = ctx.scatter(np.eye(48) * 50, block=12).local
+    x, y = (ctx.full((48, 1), 1.0, block=12) for _ in range(2))
+    ictxt = pblas.gridinit(ctx, "Row", 1, ctx.size)
+    desc = pblas.descinit(16, 16, 4, 4, 0, 0, ictxt, 16)
+    p, q, r = (
+        np.asfortranarray(np.eye(16)[:, : pblas.numroc(16, 4, ctx.rank, 0, ctx.size)]) for _ in range(3)
+    )
+    whole = (1, 1, desc)
+    ipiv = np.zeros(32, np.int32)
+    return {
+        "matmul": lambda: pb.matmul(a, b, out=c),
+        "@": lambda: a @ b,
+        "syrk": lambda: pb.syrk(a, beta=1, c=c, out=c),
+        "trsm": lambda: pb.trsm(spd, b, out=b),
+        "geadd": lambda: pb.geadd(a, b, out=b),
+        "gemv": lambda: pb.gemv(a, x, out=y),
+        "nrm2": lambda: pb.nrm2(x),
+        "cholesky": lambda: pb.cholesky(spd),
+        "solve": lambda: pb.solve(spd, x),
+        "pdgemm": lambda: pblas.pdgemm("N", "N", 16, 16, 16, 1.0, p, *whole, q, *whole, 0.0, r, *whole),
+        "pdgemv": lambda: pblas.pdgemv("N", 16, 16, 1.0, p, *whole, q, *whole, 1, 0.0, r, *whole, 1),
+        "pdpotrf": lambda: pblas.pdpotrf("L", 16, p, *whole, None),
+        "pdgetrf": lambda: pblas.pdgetrf(16, 16, q, *whole, ipiv, None),
+        "pdgemr2d": lambda: pblas.pdgemr2d(16, 16, p, *whole, r, *whole, ictxt),
+    }  # fmt: skip
+
+
+def after_measurements(comm, file):
+    """What is measured decides between plans: a call that needs none stays direct, in later contexts as well."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PBLASMP_TUNING", file)
+        for tuned in (True, False):
+            with pb.Context(comm, engine="host") as ctx:
+                if tuned:
+                    pb.tune(pb.matmul_allreduce, np.ones((64, 8)), np.ones((32, 8)), ctx)
+                    a = ctx.full((48, 48), 1.0, block=12)  # the sizes that are called below
+                    pb.tune(pb.matmul, a, a)
+                    pb.tune(pb.trsm, a, a)
+                else:
+                    yield "the file is read", len(ctx.engine.measured.entries) != 3 and "not all was kept"
+                for name, call in small_calls(ctx).items():
+                    direct = ctx.engine.direct
+                    ctx.engine.direct = counted = Counted(direct)
+                    call()
+                    ctx.engine.direct = direct
+                    yield (
+                        f"{name}, {'tuned' if tuned else 'later'}",
+                        not counted.done and "it was no direct call",
+                    )
+
+
 def too_large(comm):
     """Scalars beyond single precision count as infinite."""
     with pb.Context(comm, engine="host") as ctx:
@@ -1181,6 +1253,10 @@ def test_the_same_call_again(nranks):
 def test_calls_on_nothing(nranks):
     run_mpi(nothing, nranks)
     run_mpi(too_large, nranks)
+
+
+def test_small_calls_stay_direct_after_measurements(tmp_path):
+    run_mpi(after_measurements, 2, file=str(tmp_path / "tuning.json"))
 
 
 def test_moves_between_grids():

@@ -272,6 +272,25 @@ def replacing(comm, directory):
         yield "saving to a pipe", agreed_error(ctx, pb.ArgumentError, [path, "pipe"], a.save, path)
 
 
+def versions(comm, directory):
+    """All versions of the format, as NumPy writes and reads them."""
+    with pb.Context(comm, engine="host") as ctx:
+        for version in ((1, 0), (2, 0), (3, 0)):
+            for order in "CF":
+                path, values = f"{directory}/x.npy", np.asarray(np.arange(12.0).reshape(4, 3), order=order)
+                if comm.rank == 0:
+                    with Path(path).open("wb") as file:
+                        np.lib.format.write_array(file, values, version=version)
+                comm.Barrier()
+                yield f"version {version}, {order}", misplaced(ctx.load(path, block=2), values)
+        fields = np.zeros((2, 2), [("ä", "f8"), ("日", "f8")])
+        if comm.rank == 0:
+            with Path(path).open("wb") as file:
+                np.lib.format.write_array(file, fields, version=(3, 0))
+        comm.Barrier()
+        yield "fields", agreed_error(ctx, pb.ArgumentError, [path], ctx.load, path)
+
+
 def load_errors(comm, directory):
     last = comm.size - 1
     with pb.Context(comm, engine="host") as ctx:
@@ -386,12 +405,38 @@ def save_errors(comm, directory):
         words = [os.strerror(errno.EIO), f"(on rank {last})" if comm.size > 1 else "y.npy"]
         yield "one rank cannot write", refused(OSError, words, "x.npy", progress=failing)
         yield "an order that is none", refused(pb.ArgumentError, ["'C' or 'F'"], "x.npy", order="K")
+        for name in (
+            "x.csv",
+            "x.npz",
+            "x.mat",
+            "x.txt",
+            "x.hdf",
+            "x",
+            "x.npy.bak",
+            ".npy",
+            "plain",
+            "no/x.dat",
+        ):
+            words = [f"{directory}/{name}", "ends in .npy, .h5, .hdf5 or .zarr"]
+            yield (
+                f"the name {name}",
+                first(
+                    refused(pb.ArgumentError, words, name),
+                    refused(pb.ArgumentError, words, name, dataset="a"),
+                    agreed_error(ctx, pb.ArgumentError, words, ctx.load, f"{directory}/{name}"),
+                ),
+            )
         if comm.size > 1:
             mine = "x.npy" if comm.rank != last else "y.npy"
             words = [f"y.npy on rank {last}"]
             yield "another name on one rank", refused(pb.RankMismatchError, words, mine)
+            mine = f"{directory}/{'x.npy' if comm.rank != last else 'x.csv'}"
+            yield "another ending on one rank", agreed_error(ctx, pb.ArgumentError, ["x.csv"], a.save, mine)
         a.save(old)
         yield "over what was there", unlike(np.load(old), values)
+        upper = f"{directory}/X.NPY"
+        a.save(upper)
+        yield "capitals", first(unlike(np.load(upper), values), misplaced(ctx.load(upper, d), values))
 
 
 def test_a_new_file_has_its_space(tmp_path):
@@ -432,6 +477,7 @@ def test_tiles_of_every_kind(nranks, tmp_path):
 @pytest.mark.parametrize("nranks", [1, 2])
 def test_broken_headers(nranks, tmp_path):
     run_mpi(broken_headers, nranks, directory=str(tmp_path))
+    run_mpi(versions, nranks, directory=str(tmp_path))
 
 
 @pytest.mark.parametrize("nranks", [1, 3])

@@ -468,6 +468,52 @@ def mistakes(comm):
             yield call.__name__, agreed_error(ctx, pb.ArgumentError, words, call, frozen, **how)
 
 
+def planned(comm, file):
+    """Functions of vectors that return one are planned and tuned like others; rows stay rows."""
+    rng = np.random.default_rng(67)
+    square, left, right = np.eye(12) * 20 + rng.random((12, 12)), rng.random((12, 1)), rng.random((12, 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PBLASMP_TUNING", file)
+        with pb.Context(comm, engine="host") as ctx:
+            a = ctx.scatter(square, block=3)
+            for turn in (np.asarray, np.transpose):
+                x, y = (ctx.scatter(np.ascontiguousarray(turn(v)), block=3) for v in (left, right))
+                for function, args, how in (
+                    (pb.gemv, (a, x, y), {"beta": 2}),
+                    (pb.symv, (a, x), {}),
+                    (pb.trmv, (a, x), {}),
+                    (pb.trsv, (a, x), {"uplo": "U"}),
+                    (pb.ger, (x, y, a), {}),
+                    (pb.syr, (x,), {}),
+                    (pb.axpy, (x, y), {"alpha": 2}),
+                    (pb.scal, (x,), {"alpha": 3}),
+                    (pb.copy, (x,), {}),
+                ):
+                    expected = function(*args, **how).allgather()
+                    with pb.plan(function.__name__, *args, **how) as plan:
+                        found = plan().allgather(), plan(x=pb.copy(x)).allgather()
+                        wrong = [each.shape != expected.shape or abs(each - expected).max() for each in found]
+                        other = agreed_error(ctx, pb.LayoutError, ["x: its layout is"], plan, x=a[:5, :1])
+                    case = f"{function.__name__} of {x.shape}"
+                    yield case, first(max(wrong) > 1e-13 and f"{wrong}", other)
+            found = pb.tune(pb.gemv, a, x)
+            with pb.plan(pb.gemv, a, x) as plan:
+                report = plan.report()
+            taken = report.algorithm == found.best and "measured on this machine" in str(report)
+            yield "gemv goes by its times", not taken and str(report)
+            for call in (pb.plan, pb.tune):
+                for function, given in ((pb.dot, (x, y)), (pb.nrm2, (x,)), (pb.swap, (x, y))):
+                    words = [f"{call.__name__}: {function.__name__} is computed at once"]
+                    yield words[0], agreed_error(ctx, pb.ArgumentError, words, call, function, *given)
+            asks = pb.tune if comm.rank == 0 else pb.plan
+            words = ["what asks for it", "tune on rank 0", "plan on rank 1"]
+            yield "tune beside plan", agreed_error(ctx, pb.RankMismatchError, words, asks, pb.matmul, a, a)
+
+
+def test_plans_of_vectors(tmp_path):
+    run_mpi(planned, 2, file=str(tmp_path / "tuning.json"))
+
+
 @pytest.mark.parametrize("nranks", [1, 4, *only_long(6)])
 def test_every_option(nranks):
     run_mpi(everything, nranks, count=draws(1, long=2))

@@ -69,6 +69,7 @@ LAYERS: dict[str, set[str]] = {
     | {
         "layout",
         "scalapack",
+        "docstrings",
         "comm",
         "handle",
         "arithmetic",
@@ -79,7 +80,7 @@ LAYERS: dict[str, set[str]] = {
         "reductions",
         "products",
     },
-    "context": BOTTOM | {"layout", "epilogue", "runtime", "creation", "io", "matrix"},
+    "context": BOTTOM | {"layout", "epilogue", "docstrings", "runtime", "creation", "io", "matrix"},
     "verification": {"errors", "dtypes", "layout", "epilogue", "scales", "engines", "interop"}
     | {"runtime", "matrix_calls", "products", "matrix"},
     "level3": BOTTOM
@@ -104,7 +105,7 @@ LAYERS: dict[str, set[str]] = {
         "matrix",
         "context",
     }
-    | {"factorisations", "level3", "tensor_parallel"},
+    | {"factorisations", "level3", "tensor_parallel", "vector_calls", "vectors"},
     "pblas": BOTTOM
     | {
         "layout",

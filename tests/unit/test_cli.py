@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import json
@@ -23,6 +24,8 @@ import pblasmp as pb
 from pblasmp import info, launch
 from pblasmp.cli import options
 from pblasmp.cli.commands import cli
+from pblasmp.cli.progress import Channel
+from pblasmp.cli.ranks import FailureError
 from pblasmp.cli.terminal import use_colour
 from pblasmp.problems.files import check as check_file
 from pblasmp.problems.files import find
@@ -137,8 +140,10 @@ BAD = [
     ("matmul A.npy B.npy --c none.npy -o D.npy", "none.npy: No such file or directory"),
     ("matmul folder.npy B.npy -o D.npy", "folder.npy: Is a directory"),
     ("matmul text.npy B.npy -o D.npy", "text.npy: not a readable .npy file"),
-    ("matmul A.h5 B.npy -o D.npy", "A.h5: pblasmp matmul reads .npy files; ctx.load in a script reads HDF5"),
-    ("matmul A.npy B.zarr -o D.npy", "B.zarr: pblasmp matmul reads .npy files"),
+    ("matmul A.h5 B.npy -o D.npy", "A.h5: No such file or directory"),
+    ("matmul A.npy B.zarr:x -o D.npy", "B.zarr: No such file or directory"),
+    ("matmul A.txt B.npy -o D.npy", "A.txt: expected a name that ends in .npy, .h5, .hdf5 or .zarr"),
+    ("matmul A.npy B.npy -o D.h5", "D.h5: an HDF5 file holds matrices by their names: give -o D.h5:NAME"),
     ("matmul cut.npy B.npy -o D.npy", "cut.npy: not a readable .npy file"),
     ("matmul objects.npy B.npy -o D.npy", "objects.npy: not a readable .npy file"),
     ("matmul vector.npy B.npy -o D.npy", "vector.npy: expected a matrix (2 dimensions), got 1"),
@@ -157,7 +162,7 @@ BAD = [
     ("matmul A.npy Z.npy -o D.npy --dtype float64", "Z.npy: complex128 does not convert to float64"),
     ("matmul A.npy B.npy -o none/D.npy", "none/D.npy: there is no directory none"),
     ("matmul A.npy B.npy -o folder.npy", "folder.npy is a directory, expected a file after -o"),
-    ("matmul A.npy B.npy -o D.txt", "D.txt: the product is written as .npy"),
+    ("matmul A.npy B.npy -o D.txt", "D.txt: expected a name that ends in .npy, .h5, .hdf5 or .zarr"),
     ("matmul A.npy B.npy -o ./B.npy", "B.npy is also read: write the product to another file"),
     ("run", "Missing argument 'FILE.toml'"),
     ("run none.toml", "none.toml: cannot be read: No such file or directory"),
@@ -171,7 +176,7 @@ BAD = [
     ("run routine.toml -n 1", "routine.toml needs 2 ranks, got 1: give -n 2"),
     ("show routine.toml -o picture.png", "cannot save 'picture.png': expected a name that ends in .svg"),
     ("show routine.toml -o none/picture.svg", "none/picture.svg: No such file or directory"),
-    ("check illegal_routine.toml", "1 of 1 files is not legal"),
+    ("check illegal_routine.toml", "pblasmp: illegal_routine.toml is not legal"),
     ("run good.toml -n 1", "good.toml needs 2 ranks, got 1: give -n 2"),
     ("run gird-2x2", "cannot be read: No such file or directory: did you mean 'grid-2x2'?"),
     ("show", "Missing argument 'FILE.toml'"),
@@ -236,7 +241,7 @@ BAD = [
     ("preload --min -1", "'--min' (env var: 'PBLASMP_PRELOAD_MIN'): -1 is not in the range"),
     ("check", "Missing argument 'FILE.toml...'"),
     ("check good.toml illegal.toml none.toml", "2 of 3 files are not legal"),
-    ("check bad.toml", "1 of 1 files is not legal"),
+    ("check bad.toml", "pblasmp: bad.toml is not legal"),
 ]
 
 
@@ -283,6 +288,47 @@ def test_interrupted_before_any_rank(pblasmp, monkeypatch):
     monkeypatch.setattr("pblasmp.cli.product.multiply", interrupted)
     status, _, err = pblasmp("matmul")
     assert (status, err.strip()) == (130, "pblasmp: interrupted")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (MemoryError("no room"), 1),
+        (OSError(errno.ENOSPC, "No space left on device", "D.npy"), 1),
+        (OSError(errno.EIO, "Input/output error", "D.npy"), 1),
+        (OSError("lost"), 1),
+        (pb.ClosedError("the context is closed"), 1),
+        (pb.StatusError("CUBLAS_STATUS_INTERNAL_ERROR"), 1),
+        (pb.FactorisationError("singular"), 1),
+        (FileNotFoundError(errno.ENOENT, "No such file", "A.npy"), 2),
+        (FileNotFoundError("there is no directory none"), 2),
+        (PermissionError(errno.EACCES, "Permission denied", "A.npy"), 2),
+        (OSError(errno.EROFS, "Read-only file system", "D.npy"), 2),
+        (pb.ArgumentError("wrong"), 2),
+        (pb.LayoutError("shapes"), 2),
+        (pb.UnsupportedError("no such algorithm"), 2),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("on_a_rank", [False, True])
+def test_status_1_is_a_failure_and_2_bad_input(pblasmp, monkeypatch, tmp_path, error, status, on_a_rank):
+    """The error is raised in this process, or told by a rank."""
+
+    def fails(*args):
+        if on_a_rank:
+            channel = Channel(tmp_path)
+            channel.error(error)
+            told = next(channel.events())
+            raise FailureError(told["error"], 2 if told["bad_input"] else 1)
+        raise error
+
+    monkeypatch.setattr("pblasmp.cli.product.multiply", fails)
+    found, _, err = pblasmp("matmul", "--size", 8)
+    assert found == status
+    assert err.startswith("pblasmp: ")
+    assert err.count("\n") == 1
+    assert "a bug" not in err
+    assert "rank 0" not in err
 
 
 def test_no_launcher_says_what_to_install(pblasmp, monkeypatch, tmp_path):
@@ -576,6 +622,27 @@ def test_show(pblasmp, files):
     assert "This trsm is legal" in pblasmp("show", "routine.toml")[1]
 
 
+def test_tensor_parallel_files(pblasmp, files):
+    text = 'title = "AG"\nform = "allgather_matmul"\ntokens = [4, 4]\ninputs = [16, 16]\noutputs = [6, 5]\n'
+    (files / "parallel.toml").write_text(text)
+    status, out, err = pblasmp("show", "parallel.toml")
+    assert (status, err) == (0, "")
+    assert re.search(r"^0 +4 × 16  6 × 16  8 × 6\n1 +4 × 16  5 × 16  8 × 5$", out, re.MULTILINE)
+    (files / "even.toml").write_text(text.replace("[6, 5]", "[6, 6]"))
+    assert pblasmp("show", "even.toml", "-o", "picture.svg") == (0, "", "")
+    assert (files / "picture.svg").read_bytes().startswith(b"<?xml")
+    found = json.loads(pblasmp("show", "parallel.toml", "--json")[1])
+    assert (found["m"], found["n"], found["k"], found["nranks"]) == (8, 11, 16, 2)
+    assert found["ranks"][1] == {"x": [4, 16], "w": [5, 16], "result": [8, 5]}
+    status, out, _ = pblasmp("check", "parallel.toml")
+    assert (status, "allgather_matmul of 8 x 11 x 16 on 2 ranks" in out) == (0, True)
+    (files / "parallel.toml").write_text(text.replace("[16, 16]", "[16, 15]"))
+    for command in ("check", "show", "run"):
+        status, out, err = pblasmp(command, "parallel.toml")
+        assert status == 2
+        assert "inputs: expected the same number for each rank" in out + err
+
+
 def test_info(pblasmp, monkeypatch):
     status, out, _ = pblasmp("info", "--json")
     found = json.loads(out)
@@ -594,8 +661,13 @@ def test_info(pblasmp, monkeypatch):
     assert ("problem" in found["cuBLASMp"]) != ("version" in found["cuBLASMp"])
     monkeypatch.setattr(info, "collect", lambda: found)
     text = pblasmp("info")[1]
+    assert not re.search(r"^  [a-z0-9-]+(cu1[23]|12x|13x)[0-9]", text, re.MULTILINE)
     for topic, facts in found.items():
         assert topic in text
+        for name, value in facts.items():
+            assert (
+                isinstance(value, list) or name == "version" or re.search(rf"^  {name}  ", text, re.MULTILINE)
+            )
         for value in facts.values():
             assert isinstance(value, list) or str(value) in text
 
@@ -620,11 +692,23 @@ def test_info_tells_what_is_missing_and_what_does_not_fit(monkeypatch, tmp_path)
     assert "none cannot be run" in found["mpirun"]["problem"]
 
 
-def test_output_that_nobody_reads_is_no_error():
-    command = f"set -o pipefail; {sys.executable} -m pblasmp show grid-2x3 | true"
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    assert done.returncode in (0, 1)  # 0: written before the reader was gone
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [("show grid-2x3", 0), ("list", 0), ("list --json", 0), ("--help", 0), ("check none.toml", 2)],
+)
+def test_output_that_nobody_reads_is_no_error(line, status):
+    """The exit status is the command's, also where the reader leaves before anything is written."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    python, unbuffered = ([sys.executable], "1") if line == "list" else (launch.interpreter(), "")
+    done = subprocess.run(
+        [*python, "-m", "pblasmp", *line.split()],
+        cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": unbuffered}, stdout=writing, stderr=subprocess.PIPE,
+        text=True, check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert done.returncode == status
+    assert done.stderr.count("\n") == (status > 0)
 
 
 def test_a_terminal_without_the_characters():

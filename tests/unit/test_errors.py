@@ -20,6 +20,19 @@ BUILT_IN = {
 }
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: pb.Context(grid="1x2"),
+        lambda: pb.Context(None, "host", None),
+        lambda: pb.DistributedMatrix(local=1),
+    ],
+)
+def test_wrong_arguments_name_the_public_class(wrong):
+    with pytest.raises(TypeError, match=r"^(Context|DistributedMatrix)\.__init__\(\)"):
+        wrong()
+
+
 def test_the_tree_is_complete():
     assert set(errors.__all__) == {
         "PblasmpError",

@@ -43,7 +43,7 @@ def test_one_rank():
     found = pb.predict(p, machine())
     assert found.seconds == pytest.approx(2 * n**3 / 1e9 + 0.5)
     assert found.compute_seconds == pytest.approx(2 * n**3 / 1e9)
-    assert found.extrapolated == ("1 ranks on a node: measured with 4",)
+    assert found.extrapolated == ("1 rank on a node: measured with 4",)
     assert (found.low, found.high) == (found.seconds * 0.5, found.seconds * 2)
     assert "extrapolated" in str(found)
     assert found.memory_bytes == 3 * 8 * n * n
@@ -137,20 +137,44 @@ def test_factorisations():
     alone = pb.predict(p, machine(ranks=[fast, {**node, "ranks": 2}], ranks_per_node=2, cores=1))
     assert alone.compute_seconds == pytest.approx(cores.compute_seconds / 10)
     assert not any("ranks on a node" in each for each in alone.extrapolated)
-    assert "1 ranks on a node: measured with 2" in cores.extrapolated
+    assert "1 rank on a node: measured with 2" in cores.extrapolated
     with pytest.raises(
         pb.UnsupportedError, match="condition: what it does depends on the values of the matrix"
     ):
         pb.layout.FactorProblem("condition", a=d).traffic()
     tall = pb.MatrixDescriptor((8, 6), (2, 2), pb.Grid(1, 1))
     for words, faulty in {
-        "routine: expected one of cholesky, lu, .*, got 'svd'": pb.layout.FactorProblem("svd", a=tall),
         "a: expected a square matrix, got 8 x 6": pb.layout.FactorProblem("cholesky", a=tall, c=tall),
         "lstsq: .*, b and d, got 8 x 6": pb.layout.FactorProblem("lstsq", a=tall, c=tall),
         r"c: expected the shape of a, \(8, 6\), got \(512, 512\)": pb.layout.FactorProblem("lu", a=tall, c=d),
     }.items():
         with pytest.raises(pb.ArgumentError, match=words):
             faulty.traffic()
+
+
+def test_parts_of_the_time_are_not_negative():
+    """Also where kernels of several streams run at once, and where the slowest rank computes the least."""
+    for name, n, ranks in (("lu", 8192, 1), ("lu", 100, 2), ("cholesky", 100, 2), ("qr", 1000, 2)):
+        d = pb.MatrixDescriptor((n, n), min(256, n), pb.Grid(1, ranks))
+        found = pb.predict(pb.layout.FactorProblem(name, a=d, c=d), "2-h100")
+        parts = [
+            getattr(found, f"{part}_seconds") for part in ("compute", "communication", "imbalance", "call")
+        ]
+        assert min(parts) >= 0
+        assert sum(parts) == pytest.approx(found.seconds)
+        assert found.efficiency <= 1
+        assert " -" not in str(found).replace(" - ", "")
+
+
+def test_a_factorisation_that_does_not_fit():
+    """It is counted like a product, also with CPU ranks that share memory."""
+    d = pb.MatrixDescriptor((1024, 1024), 128, pb.Grid(1, 2))
+    for name in ("cholesky", "lu", "qr"):
+        problem = pb.layout.FactorProblem(name, a=d, c=d)
+        found = pb.predict(problem, machine(ranks_per_node=2, memory_bytes=1 << 20))
+        assert not found.fits
+        assert "does not fit" in str(found)
+        assert problem.traffic(memory_bytes=1).memory_bytes.sum() >= d.nbytes
 
 
 def kernel(seconds, ahead=False, name="gemm"):

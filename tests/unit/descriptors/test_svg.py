@@ -54,6 +54,25 @@ def texts(drawing):
     return [text.text for text in elements(drawing.svg)["text"]]
 
 
+def test_factorisations_have_pictures():
+    d = pb.MatrixDescriptor((8, 8), 2, "2x2")
+    b = pb.MatrixDescriptor((8, 3), 2, "2x2")
+    for problem, names, text in (
+        (pb.layout.FactorProblem("cholesky", d, c=d), ["A", "factors"], "cholesky of 8 x 8 on"),
+        (pb.layout.FactorProblem("lu", d, b, d, b), ["A", "B", "factors", "X"], "lu of 8 x 8, 3 columns, on"),
+        (pb.layout.FactorProblem("lu", d, d=d, inverse=True), ["A", "D"], "inverse (lu) of 8 x 8 on"),
+        (pb.layout.FactorProblem("eigh", d, d=d), ["A", "D"], "eigh of 8 x 8 on"),
+    ):
+        drawing = pb.draw(problem)
+        assert [name for name in ("A", "B", "factors", "X", "D") if f">{name}  8 ×" in drawing.svg] == names
+        assert text in drawing.svg
+        assert text in str(problem)
+        assert problem._repr_html_() == drawing.svg
+    with pb.Context(engine="host") as ctx, pb.plan(pb.inv, ctx.full((4, 4), 1.0)) as plan:
+        assert pb.draw(plan).svg == plan._repr_html_() == pb.draw(plan.problem).svg
+        assert "inverse (lu) of 4 x 4" in str(plan.report())
+
+
 def test_every_owner_of_every_operand(subtests):
     for name in PROBLEMS:
         with subtests.test(name):

@@ -14,6 +14,8 @@ from pblasmp.engines.direct import FAMILIES, Asked, Held, pattern_of
 from pblasmp.engines.direct.slab_sets import SlabSets
 from pblasmp.engines.gpu.direct import GpuDirect, calls, strips
 from pblasmp.engines.gpu.direct.builder import Template
+from pblasmp.engines.request import Options
+from pblasmp.layout import ParallelProblem
 from pblasmp.layout.routines import ROUTINES
 from tests.helpers.cases import agreed_error, first
 from tests.helpers.fakelt import FakeLt
@@ -466,6 +468,15 @@ def promises(comm: Any, path: str) -> Any:
         pb.matmul(a, b, out=c)
         pb.syrk(a[2:, :2], c[2:, 2:], uplo="L", beta=1, out=c[2:, 2:])
         yield "direct", None if queued() >= 2 and not ctx.calls._known else "they were planned"
+        before, measured = queued(), ctx.engine.measured
+        for problem in (
+            pb.MatmulProblem(a.descriptor, b.descriptor, c.descriptor),
+            ParallelProblem("matmul_allreduce", (8, 8), (4, 4), (6, 6), (8, 8), *[a.dtype] * 3),
+        ):
+            measured.add(measured.entry(problem, Options(), {"push": 1e-9}, "today"))
+        pb.matmul(a, b, out=c)
+        direct = queued() == before + 1 and not ctx.calls._known
+        yield "direct after measurements", None if direct else "they were planned"
         before = queued()
         for name, words, call, how in (
             ("alpha", ["alpha", "1", "2"], pb.matmul, {"alpha": 1 + comm.rank}),

@@ -8,6 +8,7 @@ from dataclasses import FrozenInstanceError, replace
 import numpy as np
 import pytest
 
+import pblasmp as pb
 from pblasmp.errors import ArgumentError
 from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
 
@@ -118,3 +119,36 @@ def test_a_problem_is_a_value():
     assert pickle.loads(pickle.dumps(p.column_major())) == p.column_major()
     with pytest.raises(FrozenInstanceError):
         p.op_a = "T"
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"routine": "potrf"}, "routine: expected one of cholesky, lu, qr, .*, got 'potrf'"),
+        ({"routine": None}, "routine: expected one of cholesky, .*, got None"),
+        ({"routine": ["lu"]}, "routine: expected one of"),
+        ({"op": "H"}, "op: expected one of N, T, C, got 'H'"),
+        ({"op": 1}, "op: expected one of N, T, C, got 1"),
+        ({"a": None}, "a: expected a MatrixDescriptor, got None"),
+        ({"b": (4, 4)}, r"b: expected a MatrixDescriptor, got \(4, 4\)"),
+    ],
+)
+def test_a_factorisation_that_is_none(how, words):
+    with pytest.raises(pb.ArgumentError, match=words):
+        pb.layout.FactorProblem(**{"routine": "lu", "a": pb.MatrixDescriptor((4, 4), 2, "1x1"), **how})
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"form": "gemm"}, "form: expected one of allgather_matmul, .*, got 'gemm'"),
+        ({"form": None}, "form: expected one of"),
+        ({"transposed": "a"}, "transposed: expected '', 'x', 'w' or 'xw', got 'a'"),
+        ({"conjugated": True}, "conjugated: expected '', 'x', 'w' or 'xw', got True"),
+    ],
+)
+def test_a_tensor_parallel_product_that_is_none(how, words):
+    f = np.dtype("float32")
+    good = {"form": "matmul_allreduce", "tokens": (4,), "inputs": (4,), "outputs": (4,), "rows": (4,)}
+    with pytest.raises(pb.ArgumentError, match=words):
+        pb.layout.ParallelProblem(**{**good, "dtype": f, "w_dtype": f, "out_dtype": f, **how})
