@@ -25,10 +25,15 @@ from ..runtime.nccl import Nccl
 from ..runtime.runtime import GpuRuntime
 from .flags import FLAGS, SLOTS
 
-__all__ = ["ONE_KERNEL_FLAGS", "ONE_KERNEL_INBOXES", "Buffer", "Windows", "check_driver", "open_windows"]
+__all__ = [
+    "ONE_KERNEL_CONTROL", "ONE_KERNEL_FLAGS", "ONE_KERNEL_INBOXES", "Buffer", "Windows", "check_driver", "open_windows",
+]  # fmt: skip
 
 ONE_KERNEL_FLAGS = "one_kernel flags"
 """The symmetric buffer of the flags of ``one_kernel.cu``."""
+
+ONE_KERNEL_CONTROL = 256
+"""Bytes at the start of that buffer, before the flags: this rank's count of calls."""
 
 ONE_KERNEL_INBOXES = "one_kernel inboxes"
 """That of its inboxes, whose words are 0 until they have come."""
@@ -39,7 +44,8 @@ KINDS = "end", "between"
 _UP = 1
 _ROUNDED = 512 << 20  # bytes, at most, that NCCL adds to an allocation, for multicast
 _MOST_RANKS = 64  # that barriers take
-_FAR = 0x3F  # fill byte: larger than any real count of products
+_FAR = 0x3F3F3F3F  # larger than any real count of products
+_RAISED_AT_ONCE = 1 << 20  # bytes of flags that one copy raises
 
 
 class Buffer:
@@ -90,6 +96,8 @@ class Windows:
         with runtime.agreement("symmetric memory"):
             stream = runtime.cupy.cuda.Stream(non_blocking=True)
             self._up = runtime.cupy.full(FLAGS * self.size, _UP, np.uint32)
+            self._raised = _pinned(runtime.cupy, FLAGS * self.size, _UP)
+            self._far = _pinned(runtime.cupy, _RAISED_AT_ONCE // 4, _FAR)
         words = len(KINDS) * (self.size + 2) + FLAGS * self.size
         self._flags = self.reserve("flags", 4 * words)
         self._first = 4 * len(KINDS) * (self.size + 2)
@@ -254,16 +262,23 @@ class Windows:
     def raise_own(self, stream: Any) -> None:
         """Queue: raise all flags that this rank waits for, as if other ranks had. Repeat this until it no longer waits.
 
-        For a broken context: the work that follows reads whatever is in its buffers. Local.
+        For a broken context: the work that follows reads whatever is in its buffers. By copies from the host, for which
+        no multiprocessor must be free: kernels that wait may have them all. Local.
         """
-        at, copy = self._flags.peers[self.rank], self._cuda.memcpyDefault
-        self._cuda.memsetAsync(at, _FAR, 4 * len(KINDS) * self.size, stream.ptr)
-        ups = int(self._up.data.ptr)
-        self._cuda.memcpyAsync(at + self._first, ups, 4 * FLAGS * self.size, copy, stream.ptr)
-        for name in (ONE_KERNEL_FLAGS, ONE_KERNEL_INBOXES):
+        at = self._flags.peers[self.rank]
+        self._fill(at, self._far, 4 * len(KINDS) * self.size, stream)
+        self._fill(at + self._first, self._raised, 4 * FLAGS * self.size, stream)
+        # the next call queued counts on from the control word, and must find its flags raised, too
+        for name, start in ((ONE_KERNEL_FLAGS, ONE_KERNEL_CONTROL), (ONE_KERNEL_INBOXES, 0)):
             awaited = self.buffer(name)
             if awaited.nbytes:
-                self._cuda.memsetAsync(awaited.peers[self.rank], _FAR, awaited.nbytes, stream.ptr)
+                self._fill(awaited.peers[self.rank] + start, self._far, awaited.nbytes - start, stream)
+
+    def _fill(self, at: int, words: Any, nbytes: int, stream: Any) -> None:
+        """Queue copies of a host array, one behind the other, over so many bytes of this GPU's memory."""
+        for first in range(0, nbytes, words.nbytes):
+            some = min(words.nbytes, nbytes - first)
+            self._cuda.memcpyAsync(at + first, words.ctypes.data, some, self._cuda.memcpyDefault, stream.ptr)
 
     def _offset(self, number: int, source: int) -> int:
         if not 0 <= number < FLAGS:
@@ -315,6 +330,13 @@ def open_windows(runtime: GpuRuntime, nccl: Nccl, kernels: Kernels) -> Windows |
                 over = "all ranks" if len(domains) == 1 else "the ranks of each node"
                 why.append(f"NCCL has no window over {over}: {error}")
     return "; ".join(why)
+
+
+def _pinned(cupy: Any, count: int, value: int) -> Any:
+    """Return an array of the host that copy engines read, filled with one number. Local."""
+    words = np.frombuffer(cupy.cuda.alloc_pinned_memory(4 * count), np.uint32, count)
+    words[:] = value
+    return words
 
 
 def check_driver(result: tuple[Any, ...]) -> None:

@@ -23,14 +23,13 @@ from ...request import Options
 from ...tensor.pieces import offsets, shares
 from ..kernels.one_kernel import TILE_ROWS, KernelJob, OneKernel, Tiling, tiling, way_of_parts
 from ..kernels.views import View
-from ..peers.windows import ONE_KERNEL_FLAGS, ONE_KERNEL_INBOXES
+from ..peers.windows import ONE_KERNEL_CONTROL, ONE_KERNEL_FLAGS, ONE_KERNEL_INBOXES
 from ..runtime.gpu import Gpu
 from ..types import carried
 from .base import CopyProduct, Views
 
 __all__ = ["OneKernelAllReduce", "OneKernelGatheredOutput", "OneKernelReduceScatter"]
 
-_CONTROL_BYTES = 256  # at the start of the flags: this rank's count of calls
 _KINDS = 2  # of flags: parts of sums, results
 _MOST_RANKS = 16
 _ALIGN = 16  # bytes
@@ -100,7 +99,7 @@ class _OneKernelProduct(CopyProduct):
         return {
             "one_kernel": 0 if stores and not self.copies else nbytes,
             ONE_KERNEL_INBOXES: nbytes if stores else 0,
-            ONE_KERNEL_FLAGS: _CONTROL_BYTES + flags,
+            ONE_KERNEL_FLAGS: ONE_KERNEL_CONTROL + flags,
         }
 
     def _start(self) -> None:
@@ -137,11 +136,11 @@ class _OneKernelProduct(CopyProduct):
 
     def _with_boxes(self, operands: Views, w: View, **how: Any) -> KernelJob:
         gpu, flags = self.gpu, ONE_KERNEL_FLAGS
-        words = (gpu.symmetric_bytes(flags) - _CONTROL_BYTES) // np.dtype(np.uint32).itemsize
+        words = (gpu.symmetric_bytes(flags) - ONE_KERNEL_CONTROL) // np.dtype(np.uint32).itemsize
         return KernelJob(
             w=w, rank=self.rank, starts=self.starts, capacity=words // (2 * _KINDS * self.size),
             control=gpu.symmetric(flags, self.rank),
-            flags=[gpu.symmetric(flags, rank) + _CONTROL_BYTES for rank in range(self.size)],
+            flags=[gpu.symmetric(flags, rank) + ONE_KERNEL_CONTROL for rank in range(self.size)],
             boxes=self._halves("one_kernel"), inboxes=self._halves(ONE_KERNEL_INBOXES),
             bias=operands.bias, activation=operands.activation, alpha=float(complex(self.options.alpha).real),
             **how,
