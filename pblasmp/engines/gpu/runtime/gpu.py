@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import UnsupportedError
 from ..kernels.kernels import Kernels, Launch
 from ..kernels.lt import PLAIN, Fused, LocalProducts, Op
 from ..kernels.one_kernel import KernelJob, OneKernel
@@ -25,6 +24,7 @@ from .runtime import GpuRuntime
 
 __all__ = ["Gpu"]
 
+_AMAX_BYTES = 4  # one float32
 _URGENT = -5  # priority of the streams of sums, and of panels that other ranks wait for: the highest
 
 
@@ -197,22 +197,26 @@ class Gpu:
         finish: Fused = PLAIN,
         compute: str | None = None,
     ) -> None:
-        """Queue D = alpha X op(W) + beta C and the epilogue; D = 0 if there are no inputs. Local."""
+        """Queue D = alpha X op(W) + beta C and the epilogue; without inputs the product is 0. Local."""
         if not d.rows * d.cols:
             return
-        if not x.cols:
-            if beta != 0 or finish != PLAIN:
-                raise UnsupportedError("a product over no inputs, with C or an epilogue")
-            size, at = d.dtype.itemsize, self.stream(stream).ptr
-            whole = d.ld == d.cols
-            for row in range(1 if whole else d.rows):
-                nbytes = d.cols * size * (d.rows if whole else 1)
-                self._runtime.memsetAsync(d.address + row * d.ld * size, 0, nbytes, at)
+        if x.cols:
+            self.products.multiply(
+                self.stream(stream).ptr, x, w, d,
+                op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute, lane=stream,
+            )  # fmt: skip
             return
-        self.products.multiply(
-            self.stream(stream).ptr, x, w, d,
-            op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute, lane=stream,
+        if finish.amax:  # a product overwrites it, a sum raises it
+            self.clear(stream, finish.amax, _AMAX_BYTES)
+        bias = View(finish.bias, 1, d.cols, d.cols, finish.bias_dtype or d.dtype) if finish.bias else None
+        self.add(
+            stream, [], [d], beta=beta, c=c or d, bias=bias, activation=finish.activation, scale=finish.scale_d,
+            amax=finish.amax,
         )  # fmt: skip
+
+    def clear(self, stream: str, at: int, nbytes: int) -> None:
+        """Set memory to zero. Local."""
+        self._runtime.memsetAsync(at, 0, nbytes, self.stream(stream).ptr)
 
     def one_kernel(self, kernel: OneKernel, job: KernelJob) -> None:
         """Launch a kernel that multiplies and communicates, on the main stream. Local to queue, collective to run."""
