@@ -33,7 +33,8 @@ class FakeCupy:
         )
         self.cuda = SimpleNamespace(runtime=runtime)
 
-    def RawModule(self, code: str, options: tuple[str, ...]) -> Any:  # noqa: N802 - its name
+    def RawModule(self, code: str, options: tuple[str, ...], enable_cooperative_groups: bool) -> Any:  # noqa: N802
+        assert not enable_cooperative_groups  # no blocks of these kernels meet
         macros = dict(option[2:].split("=") for option in options if option.startswith("-D"))
         self.compiled.append(macros)
 
