@@ -378,7 +378,7 @@ class FakePeer:
             ready=lambda: bool(seen), synchronises=synchronises,
         )  # fmt: skip
 
-    def one_kernel(self, kernel: Any, job: Any) -> None:
+    def one_kernel(self, kernel: Any, job: Any, blocks: int) -> None:
         self._calls += 1
         Call(self, kernel, job, self._calls).queue()
 

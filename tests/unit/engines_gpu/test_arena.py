@@ -16,6 +16,7 @@ import pblasmp as pb
 from pblasmp import plans
 from pblasmp.engines.gpu.runtime.arena import Arena
 from pblasmp.engines.gpu.runtime.graphs import Recordings
+from pblasmp.engines.gpu.runtime.turns import Turns
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -244,7 +245,12 @@ class SmallGpu:
         self.get_default_memory_pool = lambda: pool
         self.arena = Arena(self, lambda stream: None)
         self.runtime = SimpleNamespace(
-            arena=self.arena, recording=stream, relaxed="relaxed", follow_stream=lambda: None, capturing=False
+            arena=self.arena,
+            recording=stream,
+            relaxed="relaxed",
+            follow_stream=lambda: None,
+            capturing=False,
+            turns=Turns(),
         )
 
     def empty(self, nbytes, dtype):

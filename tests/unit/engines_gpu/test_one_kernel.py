@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +29,7 @@ from pblasmp.engines.request import Options
 from pblasmp.engines.tensor.pieces import offsets, shares
 from tests.helpers.copy_products import PRODUCTS, SPLIT, problem, product, queue
 from tests.helpers.fakepeers import Fault, Peers
+from tests.helpers.kernel_order import Order
 
 HALF, BFLOAT = DTYPES["float16"], DTYPES["bfloat16"]
 SHARED_BYTES = 232448  # of a block on Hopper
@@ -185,6 +183,30 @@ def test_what_is_refused(how, why):
     assert why in kind.why_not(gpu, p, Options(**options))
 
 
+@pytest.mark.parametrize(("asked", "beside_others", "left"), [
+    (None, False, 0), (None, True, 26), (3, False, 3), (3, True, 3),
+])  # fmt: skip
+def test_multiprocessors_are_left_to_others(small, monkeypatch, asked, beside_others, left):
+    """As many as the caller says, or where PyTorch has other communicators; the tiles and the launch know."""
+    gpu, launched = Peers(2, multiprocessors=40).gpus[0], []
+    monkeypatch.setattr(gpu, "one_kernel", lambda kernel, job, blocks: launched.append(blocks))
+    p = problem("matmul_reduce_scatter", 2, {"tokens": (8, 8), "outputs": (48,), "inputs": (8, 8)}, HALF)
+    made = product(gpu, "one_kernel", p, Options(comm_sms=asked), beside_others=beside_others)
+    sizes = 8, 48, made.parts
+    assert made.tiles == tiling("matmul_reduce_scatter", 2, *sizes, 40 - left)
+    assert (f"{left} multiprocessors are left" in made.path) == (left > 0)
+    made._job = lambda *_: None
+    made._multiply(SimpleNamespace(**{name: View(64, 8, 8, 8, HALF) for name in "abd"}))
+    assert launched == [40 - left]
+
+
+def test_some_multiprocessor_must_be_left_for_the_kernel():
+    gpu, kind = Peers(2, multiprocessors=40).gpus[0], PRODUCTS["matmul_reduce_scatter"]["one_kernel"]
+    p = problem("matmul_reduce_scatter", 2, {"tokens": (8, 8), "outputs": (48,), "inputs": (8, 8)}, HALF)
+    assert kind.why_not(gpu, p, Options(comm_sms=39)) == ""
+    assert kind.why_not(gpu, p, Options(comm_sms=40)) == "comm_sms=40 leaves none of 40 multiprocessors"
+
+
 def test_which_gpus_are_refused():
     kind = PRODUCTS["matmul_reduce_scatter"]["one_kernel"]
     p = problem("matmul_reduce_scatter", 2, {"tokens": (8, 8), "outputs": (48,), "inputs": (8, 8)}, BFLOAT)
@@ -256,48 +278,20 @@ def test_parts_are_fetched_where_that_is_hidden():
     assert not fetches("matmul_allgather", 2, 2048)
 
 
-ORDER = """
-#define __device__
-#define __forceinline__
-static int min(int a, int b) { return a < b ? a : b; }
-static int max(int a, int b) { return a > b ? a : b; }
-static struct { int x; } gridDim;
-struct Job { int row_blocks, col_blocks, tiles, rank; };
-%s
-extern "C" void tiles(int rows, int cols, int rank, int blocks, int* out) {
-  Job job = {rows, cols, rows * cols, rank};
-  gridDim.x = blocks;
-  for (int s = 0; s < RANKS * job.tiles; s++) {
-    Tile t = tile_at(job, s);
-    *out++ = t.owner; *out++ = t.row_block; *out++ = t.col_block;
-  }
-}
-"""
-
-
 @pytest.mark.parametrize(("ranks", "cluster"), [(2, 1), (2, 2), (3, 1), (4, 2)])
 def test_the_order_of_the_tiles(tmp_path, ranks, cluster):
     """Each tile once, those of a cluster side by side, and none waits for another rank's tile of a later position.
 
     The kernel's own lines, compiled for the CPU.
     """
-    text = (Path(kernels.__file__).with_suffix(".cu")).read_text()
-    library = tmp_path / "order.so"
-    macros = {
-        "RANKS": ranks, "CLUSTER": cluster, "SUMS": 1,
-    }  # fmt: skip
-    flags = [f"-D{name}={value}" for name, value in macros.items()]
-    lines = ORDER % text[text.index("struct Tile {") : text.index("__device__ __forceinline__ float bias_of")]
-    command = [os.environ.get("CXX", "c++"), "-shared", "-fPIC", *flags, "-x", "c++", "-", "-o", str(library)]
-    subprocess.run(command, input=lines, text=True, check=True)
-    tiles = ctypes.CDLL(str(library)).tiles
+    kernel = Order(tmp_path, ranks, cluster, sums=True)
     for rows, cols, most in itertools.product((1, 3, 8, 9), (1, 2, 7), (1, 5, 66)):
         share, blocks = (rows * cluster, cols), most * cluster
-        count = ranks * share[0] * share[1]
         orders = []
         for rank in range(ranks):
-            found = np.zeros((count, 3), np.int32)
-            tiles(*share, rank, blocks, found.ctypes.data_as(ctypes.c_void_p))
+            found = kernel.tiles(share, rank, blocks)
+            others = [tile for tile in np.ndindex(ranks, *share) if tile[0] != rank]
+            assert sorted(map(tuple, kernel.results(share, rank, blocks).tolist())) == others
             assert np.unique(found, axis=0).tolist() == list(map(list, np.ndindex(ranks, *share)))
             for i in range(cluster):
                 shifted = found[::cluster] + np.array([0, i, 0])

@@ -18,6 +18,7 @@ from pblasmp.engines.gpu.push import plan as sections
 from pblasmp.engines.gpu.push.plan import PushPlan
 from pblasmp.engines.gpu.push.product import Pushed, conjugated_first
 from pblasmp.engines.gpu.runtime.graphs import Recordings
+from pblasmp.engines.gpu.runtime.turns import Turns
 from pblasmp.engines.product import Bound, Product
 from pblasmp.engines.request import Operands
 from tests.helpers.fakepeers import Fault, Peers
@@ -278,6 +279,7 @@ def test_the_second_run_on_the_same_arrays_replays_a_graph_until_memory_is_repla
         relaxed="relaxed",
         follow_stream=lambda: None,
         capturing=False,
+        turns=Turns(),
         arena=arena,
     )
     recordings, queued = Recordings(runtime), []

@@ -162,6 +162,10 @@ __device__ __forceinline__ Tile tile_at(const Job& job, int position) {
 #endif
 }
 
+// The result of another rank that is fetched at a position, likewise.
+__device__ __forceinline__ Tile result_at(const Job& job, int position)
+{ return tile(job, (job.rank + 1 + position % (RANKS - 1)) % RANKS, position / (RANKS - 1)); }
+
 __device__ __forceinline__ float bias_of(const Job& job, int col) {
   if (!job.bias || col >= job.cols) return 0.0f;
   return job.bias_is_float ? ((const float*)job.bias)[col] : low(((const unsigned short*)job.bias)[col]);
@@ -248,7 +252,7 @@ struct Pieces {  // fetched from another rank, two at a time: with more, loads o
 
 __device__ void fetch_results(const Job& job, u32 buffers, Pieces pieces, u32 epoch) {
   for (int s = blockIdx.x; s < (RANKS - 1) * job.tiles; s += gridDim.x) {
-    const Tile t = tile(job, (job.rank + 1 + s % (RANKS - 1)) % RANKS, s / (RANKS - 1));
+    const Tile t = result_at(job, s);
     const int number = t.row_block * job.col_blocks + t.col_block;
     await_flag(flag_at(job, job.rank, epoch & 1, 1, t.owner, number), epoch);
     fence_proxies();

@@ -51,7 +51,7 @@ class Gpu:
         self.capability, self.shared_gpus = runtime.capability, runtime.shared_gpus
         self._cupy, self._nccl = runtime.cupy, nccl_bindings
         self._runtime = runtime.cupy.cuda.runtime
-        self._comm = nccl.handle
+        self._comm, self._take_turn = nccl.handle, runtime.take_turn
         self._streams: dict[str, Any] = {}
         self._events: dict[str, Any] = {}
         with ExitStack() as self._closing:
@@ -218,9 +218,13 @@ class Gpu:
         """Set memory to zero. Local."""
         self._runtime.memsetAsync(at, 0, nbytes, self.stream(stream).ptr)
 
-    def one_kernel(self, kernel: OneKernel, job: KernelJob) -> None:
-        """Launch a kernel that multiplies and communicates, on the main stream. Local to queue, collective to run."""
-        kernel.launch(job, self.multiprocessors, self.stream("main").ptr)
+    def one_kernel(self, kernel: OneKernel, job: KernelJob, blocks: int) -> None:
+        """Launch a kernel that multiplies and communicates, on the main stream. Local to queue, collective to run.
+
+        ``blocks`` is how many there may be: one on a multiprocessor.
+        """
+        self._take_turn()
+        kernel.launch(job, blocks, self.stream("main").ptr)
 
     def push(self, stream: str, to: View, of: View, count: int = 1, steps: tuple[int, int] = (0, 0)) -> None:
         """Copy a matrix from or to a peer, by a copy engine. Local.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,10 +28,17 @@ from ..runtime.gpu import Gpu
 from ..types import carried
 from .base import CopyProduct, Views
 
+if TYPE_CHECKING:
+    from ..session import Session
+
 __all__ = ["OneKernelAllReduce", "OneKernelGatheredOutput", "OneKernelReduceScatter"]
 
 _KINDS = 2  # of flags: parts of sums, results
 _MOST_RANKS = 16
+_LEFT = 26
+"""Multiprocessors left to other communicators, a fifth of the GPU. NCCL's blocks come in clusters of four on Hopper,
+which may run one after another, but each on all ranks at once. Wherever this kernel's blocks are, one of the eight GPCs
+has four multiprocessors left if more than three of each are."""
 _ALIGN = 16  # bytes
 _HOPPER = 90
 _TYPES = "bfloat16", "float16"
@@ -41,8 +48,18 @@ class _OneKernelProduct(CopyProduct):
     """One kernel multiplies and communicates, tile by tile."""
 
     name = "one_kernel"
+    leaves_sms = True
     starts: Sequence[int]  # of the ranks' shares of the rows
     copies = True  # whether a rank's results are fetched by the others
+
+    def __init__(self, session: Session, p: ParallelProblem, options: Options) -> None:
+        left = options.comm_sms
+        if left is None:
+            left = _LEFT if session.runtime.beside_others() else 0
+        self._left = left
+        super().__init__(session, p, options)
+        if left:
+            self.path += f"; {left} multiprocessors are left to others"
 
     @classmethod
     def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:
@@ -53,6 +70,8 @@ class _OneKernelProduct(CopyProduct):
             return "the kernel is for Hopper GPUs (compute capability 9.0)"
         if gpu.shared_gpus:
             return "ranks share a GPU: their kernels would wait for each other"
+        if options.comm_sms is not None and options.comm_sms >= gpu.multiprocessors:
+            return f"comm_sms={options.comm_sms} leaves none of {gpu.multiprocessors} multiprocessors"
         if gpu.size > _MOST_RANKS:
             return f"the kernel is for {_MOST_RANKS} ranks at most"
         if is_float8(p.dtype) or {
@@ -77,7 +96,7 @@ class _OneKernelProduct(CopyProduct):
     def _prepare(self) -> None:
         p, form, size = self.p, self.form, self.size
         inputs = sum(p.inputs) // len(p.inputs)
-        blocks = self.gpu.multiprocessors
+        self.blocks = blocks = max(1, self.gpu.multiprocessors - self._left)
         tokens, outputs, _ = p.sizes
         self.parts = way_of_parts(form, size, tokens, outputs, inputs, blocks)
         self._cut()
@@ -113,7 +132,7 @@ class _OneKernelProduct(CopyProduct):
         out = self._aligned("one_kernel out", operands.d, copy=False)
         x, w = self._aligned("one_kernel x", operands.a), self._aligned("one_kernel w", operands.b)
         job = self._job(operands, x, w, out)
-        gpu.one_kernel(self.kernel, job)
+        gpu.one_kernel(self.kernel, job, self.blocks)
         if out is not operands.d:
             gpu.copy("main", operands.d, out)
 
