@@ -28,6 +28,7 @@ import numpy as np
 from pblasmp.dtypes import accumulation_dtype
 from pblasmp.engines.gpu.kernels.kernels import check_added
 from pblasmp.engines.gpu.kernels.lt import PLAIN, Batch
+from pblasmp.engines.gpu.kernels.one_kernel import parts_in_boxes
 from pblasmp.engines.gpu.kernels.stand_ins import placed
 from pblasmp.engines.gpu.kernels.views import Blocks, Move, View, blocks
 from pblasmp.engines.gpu.peers.flags import SLOTS
@@ -748,6 +749,8 @@ class Call:
 
     def box(self, rank: int, source: int, like: View, boxes: Sequence[int] = ()) -> View:
         tiles = self.kernel.tiles
+        if not (boxes or parts_in_boxes(tiles.parts, sums=self.kernel.sums)):
+            source = 0
         at = (boxes or self.boxes)[rank] + source * tiles.count * tiles.image_bytes
         return View(at, like.rows, like.cols, like.cols, like.dtype)
 

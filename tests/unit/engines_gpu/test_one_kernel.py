@@ -284,7 +284,7 @@ def test_the_order_of_the_tiles(tmp_path, ranks, cluster):
 
     The kernel's own lines, compiled for the CPU.
     """
-    kernel = Order(tmp_path, ranks, cluster, sums=True)
+    kernel = Order(tmp_path, ranks, cluster, "matmul_reduce_scatter")
     for rows, cols, most in itertools.product((1, 3, 8, 9), (1, 2, 7), (1, 5, 66)):
         share, blocks = (rows * cluster, cols), most * cluster
         orders = []
@@ -301,6 +301,55 @@ def test_the_order_of_the_tiles(tmp_path, ranks, cluster):
             for tile, position in order.items():
                 if tile[0] == rank:
                     assert all(each[tile] < position for each in orders if each is not order)
+
+
+@pytest.mark.parametrize(("form", "way"), WAYS)
+def test_buffers_are_as_large_as_the_kernel_needs(small, take, tmp_path, form, way):
+    """By the kernel's own lines: no image lies beyond a buffer, and none is reserved that no rank's image can be in."""
+    take(way)
+    outputs = (16, 24, 8) if form == "matmul_allgather" else (48,)
+    split = {"tokens": (9, 9, 9), "outputs": (48,), "inputs": (8, 8, 8)}
+    parts = {**split, "outputs": outputs} | {name: (27,) for name in ("tokens",) if name not in SPLIT[form]}
+    parts["inputs"] = (8,) if form == "matmul_allgather" else parts["inputs"]
+    made = product(Peers(3).gpus[0], "one_kernel", problem(form, 3, parts, HALF), Options())
+    kernel, buffers, tiles = Order(tmp_path, 3, 1, form, way), made._buffers(), made.tiles
+    most = {
+        inbox: max(
+            kernel.image(tiles.count, source, number, inbox) + 1
+            for source, number in itertools.product(range(3), range(tiles.count))
+        )
+        for inbox in (0, 1)
+    }
+    half = {name: nbytes // 2 // tiles.image_bytes for name, nbytes in buffers.items()}
+    stores = way in ("stored", "exchanged")
+    assert half[algorithms.ONE_KERNEL_INBOXES] == (most[1] if stores else 0)
+    assert half["one_kernel"] == (0 if stores and not made.copies else most[0])
+    if form == "matmul_allgather":
+        assert most[0] == tiles.count
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_copies_of_what_no_tensor_map_reaches_are_reserved_and_counted(small, form):
+    """Where rows are not multiples of 16 bytes: nothing is allocated in a run, which a graph may record."""
+    sizes = {"tokens": 13, "outputs": 42, "inputs": 10}
+    parts = {name: (n, n) if name in SPLIT[form] else (n,) for name, n in sizes.items()}
+    if form == "matmul_allgather":
+        parts["outputs"] = (40, 42)
+    peers = Peers(2)
+    made = [product(gpu, "one_kernel", problem(form, 2, parts, HALF), Options()) for gpu in peers.gpus]
+    for rank, (gpu, each) in enumerate(zip(peers.gpus, made, strict=True)):
+        before = dict(gpu._scratch)
+        p = each.p
+        columns = sum(p.outputs) if form == "matmul_allgather" else p.outputs[rank]
+        shapes = (p.tokens[rank], p.inputs[rank]), (p.outputs[rank], p.inputs[rank]), (p.rows[rank], columns)
+        x, w, out = (peers.array(rank, np.zeros(shape, HALF)) for shape in shapes)
+        queue(each, x, w, None, out)
+        assert gpu._scratch == before
+        assert {name for name in before if name.startswith("one_kernel")} == {
+            f"one_kernel {name}" for name in ("x", "w", "out")
+        }
+        told = each.workspace.device_bytes
+        assert told == sum(nbytes for _, nbytes in before.values()) + sum(each._buffers().values())
 
 
 def test_a_kernel_is_loaded_once_on_each_gpu(monkeypatch):

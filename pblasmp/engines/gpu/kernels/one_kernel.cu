@@ -25,6 +25,7 @@
 #define ALL_ADD (FORM == 1 && PARTS == 3)
 #define SUMS (FORM < 2 && !ALL_ADD)    // other ranks have parts of this rank's tiles
 #define COPIES (FORM > 0 && !ALL_ADD)  // other ranks' tiles are results of this rank, too
+#define PARTS_IN_BOXES (SUMS && !STORES)
 #define CALL 65536  // more than there are blocks
 #define PIECE 8192  // bytes of another rank's part that are fetched at once, two pieces at a time
 #define PART (BM * CHUNK * 2)  // bytes of a part of the staging
@@ -38,8 +39,8 @@ struct alignas(64) Job {
   Map x, w, d[RANKS];         // d: where this rank's tiles belong, and other ranks' results
   u64* control;               // this rank's: the number of calls before this one, times CALL, and of blocks that have ended
   u32* flags[RANKS];          // every rank's, at its address here: [parity][kind][source][tile]
-  u8* boxes[2][RANKS];        // by parity, likewise: [source][tile]
-  u8* inboxes[2][RANKS];      // the same
+  u8* boxes[2][RANKS];        // by parity, likewise: [source][tile], or [tile] if no parts travel in them
+  u8* inboxes[2][RANKS];      // by parity, likewise: [source][tile]
   const void* bias;           // one entry for each column
   int starts[RANKS + 1];      // of the shares of the rows
   int row_blocks, col_blocks, steps, rank, cols, capacity, tiles, activation, bias_is_float;
@@ -181,7 +182,7 @@ __device__ __forceinline__ u32 place(int row, int col8) {
 __device__ __forceinline__ u32* flag_at(const Job& job, int rank, u32 parity, int kind, int source, int number)
 { return job.flags[rank] + (u64)((parity * 2 + kind) * RANKS + source) * job.capacity + number; }
 __device__ __forceinline__ u8* box_at(const Job& job, int rank, u32 parity, int source, int number)
-{ return job.boxes[parity][rank] + ((u64)source * job.tiles + number) * IMAGE; }
+{ return job.boxes[parity][rank] + ((u64)(PARTS_IN_BOXES ? source : 0) * job.tiles + number) * IMAGE; }
 
 // -- parts that go from registers to those of the same thread of another rank
 //
@@ -361,6 +362,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
               if (k > 1) pieces.wait_for(first + k - 2);
               if (k < all) pieces.load_next(to + k * PIECE, of + k * PIECE, min((u32)PIECE, IMAGE - k * PIECE));
             }
+            fence_proxies();  // who adds waits for this warp, not for the barrier of these copies
             arrive(came + 8 * slot);
           } else {
             expect(came + 8 * slot, IMAGE);

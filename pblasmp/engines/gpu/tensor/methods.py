@@ -118,7 +118,7 @@ def _why_not(
         return str(error)
 
 
-# -- rules, from measurements on two and four H200, if nothing was measured on this machine: benchmarks/results
+# -- rules, from measurements on two and four H200 or H100, if nothing was measured on this machine: benchmarks/results
 
 _PAIR = 2
 _HIDES = 1e11  # operations of all ranks that hide the host's time to queue a product without a graph
@@ -135,7 +135,7 @@ _ONE_KERNEL = {
     2: {"matmul_reduce_scatter": 1e12, "matmul_allreduce": 5e11, "matmul_allgather": 5e11},
     4: {"matmul_reduce_scatter": 4e12, "matmul_allreduce": 4e12, "matmul_allgather": 1.2e12},
 }
-"""Operations of all ranks up to which one kernel is the fastest, on two H200 and four H100."""
+"""Operations of all ranks up to which one kernel is the fastest, on two H100 and four H200."""
 _MEASURED = 4  # ranks: of more, there are no measurements of copies that follow one another in graphs
 _RING_WAVES = 3  # waves from which on two GPUs add in the product's epilogue, if they can
 

@@ -21,7 +21,15 @@ from ....dtypes import is_float8
 from ....layout import ParallelProblem
 from ...request import Options
 from ...tensor.pieces import offsets, shares
-from ..kernels.one_kernel import TILE_ROWS, KernelJob, OneKernel, Tiling, tiling, way_of_parts
+from ..kernels.one_kernel import (
+    TILE_ROWS,
+    KernelJob,
+    OneKernel,
+    Tiling,
+    parts_in_boxes,
+    tiling,
+    way_of_parts,
+)
 from ..kernels.views import View
 from ..peers.windows import ONE_KERNEL_CONTROL, ONE_KERNEL_FLAGS, ONE_KERNEL_INBOXES
 from ..runtime.gpu import Gpu
@@ -102,6 +110,12 @@ class _OneKernelProduct(CopyProduct):
         self._cut()
         self.tiles: Tiling = tiling(form, size, *self._share(), self.parts, blocks)
         self.kernel = OneKernel(self.form, self.p.dtype, self.size, self.tiles)
+        tokens, outputs, inputs = (of[self.rank] for of in (p.tokens, p.outputs, p.inputs))
+        width = sum(p.outputs) if form == "matmul_allgather" else outputs
+        shapes = {"x": (tokens, inputs), "w": (outputs, inputs), "out": (p.rows[self.rank], width)}
+        for name, (rows, cols) in shapes.items():
+            if cols * p.dtype.itemsize % _ALIGN:  # unless the caller's rows are further apart
+                self._reserve(f"one_kernel {name}", rows * self._aligned_ld(cols) * p.dtype.itemsize)
 
     def _cut(self) -> None:
         """Set ``starts``, of the ranks' shares of the rows. Local."""
@@ -113,11 +127,13 @@ class _OneKernelProduct(CopyProduct):
         return high, self.p.outputs[0]
 
     def _buffers(self) -> dict[str, int]:
-        boxes, stores = 2 * self.size * self.tiles.count, self.parts in ("stored", "exchanged")
-        nbytes, flags = boxes * self.tiles.image_bytes, _KINDS * boxes * np.dtype(np.uint32).itemsize
+        tiles, in_boxes = 2 * self.tiles.count, parts_in_boxes(self.parts, sums=self.kernel.sums)
+        sources = self.size if in_boxes else int(self.copies)
+        stores = self.parts in ("stored", "exchanged")
+        flags = _KINDS * self.size * tiles * np.dtype(np.uint32).itemsize
         return {
-            "one_kernel": 0 if stores and not self.copies else nbytes,
-            ONE_KERNEL_INBOXES: nbytes if stores else 0,
+            "one_kernel": sources * tiles * self.tiles.image_bytes,
+            ONE_KERNEL_INBOXES: self.size * tiles * self.tiles.image_bytes if stores else 0,
             ONE_KERNEL_FLAGS: ONE_KERNEL_CONTROL + flags,
         }
 
@@ -141,13 +157,18 @@ class _OneKernelProduct(CopyProduct):
         size = matrix.dtype.itemsize
         if not (matrix.address % _ALIGN or matrix.ld * size % _ALIGN):
             return matrix
-        ld = -(-matrix.cols * size // _ALIGN) * _ALIGN // size
+        ld = self._aligned_ld(matrix.cols)
         own = View(
             self.gpu.scratch(name, matrix.rows * ld * size), matrix.rows, matrix.cols, ld, matrix.dtype
         )
         if copy:
             self.gpu.copy("main", own, matrix)
         return own
+
+    def _aligned_ld(self, cols: int) -> int:
+        """Return how many entries apart rows of so many are in memory that TMA can reach. Local."""
+        each = _ALIGN // self.p.dtype.itemsize
+        return -(-cols // each) * each
 
     def _job(self, operands: Views, x: View, w: View, out: View) -> KernelJob:
         """Return the arguments of a launch. Local."""
