@@ -382,3 +382,12 @@ def test_kept_plans_give_way_to_a_call_that_finds_no_memory(ctx, monkeypatch):
     with pytest.raises(MemoryError, match="no room"):
         pb.matmul(a, b, alpha=3, algo="gathered")
     assert tries == [1, 0, 0]  # nothing is kept after the first run of a call
+
+
+def test_a_user_s_capture_is_told_from_a_recording():
+    gpu = SmallGpu(1000, 0)
+    assert not gpu.arena.captured
+    gpu.capturing = True
+    assert gpu.arena.captured
+    with gpu.arena.noting():  # of a plan's graph, which ends when memory is replaced
+        assert not gpu.arena.captured

@@ -25,6 +25,7 @@ from pblasmp.engines.gpu.peers.windows import (
     Windows,
     open_windows,
 )
+from pblasmp.engines.gpu.runtime.gpu import Gpu
 from pblasmp.errors import StatusError, UnsupportedError
 from tests.helpers.fakegpu import stream_operations
 from tests.helpers.fakelt import FakeLt
@@ -47,6 +48,7 @@ class Machine:
         self.replaced: list[int] = []
         self.free = 1 << 30
         self.plays = False  # copies
+        self.captured = False  # a graph on the other rank holds what is replaced
         self.sources: list[int] = []  # of those that were played
         self.pinned: set[int] = set()
 
@@ -59,8 +61,8 @@ class Machine:
         ]
         return SimpleNamespace(
             rank=0, size=size, device=SimpleNamespace(index=0), cupy=(cupy := self.cupy()), nodes=list(nodes),
-            comm=SimpleNamespace(locations=lambda: places), agreement=self.agreement,
-            synchronize=cupy.cuda.runtime.deviceSynchronize, wait=lambda *streams: None,
+            comm=SimpleNamespace(locations=lambda: places, allgather=lambda mine: [mine, self.captured]),
+            agreement=self.agreement, synchronize=cupy.cuda.runtime.deviceSynchronize, wait=lambda *streams: None,
             arena=SimpleNamespace(
                 replaced=lambda: self.replaced.append(1), give_up=lambda: self.log.append(("give up",))
             ),
@@ -243,6 +245,39 @@ def test_buffers_grow_and_are_shared(machine):
     assert len(machine.replaced) == 1  # a first buffer replaces nothing
     grown = [("idle",), ("allocated", 2000), ("idle",), ("deregistered", 1000), ("freed", 1000)]
     assert machine.log == [("idle",), ("allocated", 1000), ("idle",), *grown]  # nothing is in flight
+
+
+@pytest.mark.parametrize(("here", "there"), [(True, False), (False, True), (False, False)])
+def test_what_a_user_s_graph_holds_is_kept_when_a_buffer_grows(machine, here, there):
+    """On every rank if on any, until the end; later growth of what no graph has seen frees as ever."""
+    windows = opened(machine)
+    name, start = ONE_KERNEL_FLAGS, ONE_KERNEL_CONTROL
+    buffer = windows.reserve(name, 1024)
+    first = buffer.peers[0]
+    buffer.captured, machine.captured = here, there
+    windows.reserve(name, 2048)
+    machine.captured = False
+    windows.reserve(name, 4096)
+    kept = here or there
+    assert (("freed", 1024) in machine.log) != kept
+    assert ("freed", 2048) in machine.log
+    assert len(machine.replaced) == 2  # plans' graphs have ended
+    machine.plays = True
+    windows.raise_own(SimpleNamespace(ptr=9))  # a replay may wait there
+    assert bool((machine.memory[first].view(np.uint32)[start // 4 :] == 0x3F3F3F3F).all()) == kept
+    machine.log.clear()
+    windows.close()
+    assert (("deregistered", 1024) in machine.log) == (("freed", 1024) in machine.log) == kept
+
+
+@pytest.mark.parametrize(("rank", "captured"), [(0, True), (0, False), (1, True)])
+def test_a_rank_notes_that_a_user_s_graph_holds_its_memory(machine, rank, captured):
+    """Its own: of all that a product uses, some rank is the owner, and asks."""
+    windows = opened(machine)
+    buffer = windows.reserve("parts", 1000)
+    gpu: Any = SimpleNamespace(windows=windows, rank=0, arena=SimpleNamespace(captured=captured))
+    assert Gpu.symmetric(gpu, "parts", rank) == buffer.peers[rank]
+    assert buffer.captured == (captured and rank == 0)
 
 
 @pytest.mark.parametrize("here", [False, True])

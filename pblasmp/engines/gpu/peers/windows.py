@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -54,13 +55,15 @@ class Buffer:
     Attributes:
         peers: the address of each member's buffer, as this rank sees it, by its rank in the context.
         nbytes: its size.
+        captured: a graph that a user has captured holds its addresses.
     """
 
-    __slots__ = ("_memory", "_window", "nbytes", "peers")
+    __slots__ = ("_memory", "_window", "captured", "nbytes", "peers")
 
     def __init__(self) -> None:
         self.peers: dict[int, int] = {}
         self.nbytes = 0
+        self.captured = False
         self._memory: Any = None
         self._window: Any = None
 
@@ -93,6 +96,7 @@ class Windows:
         self._awaiting: dict[int, list[Any]] = {}  # batched operations on a flag, by its address
         self._cuda = runtime.cupy.cuda.runtime
         self._buffers: dict[str, Buffer] = {}
+        self._retired: list[tuple[str, Buffer]] = []  # replaced, but still in graphs that users have captured
         with runtime.agreement("symmetric memory"):
             stream = runtime.cupy.cuda.Stream(non_blocking=True)
             self._up = runtime.cupy.full(FLAGS * self.size, _UP, np.uint32)
@@ -127,7 +131,7 @@ class Windows:
         """Return a buffer of at least ``nbytes``, the same number on every rank. Collective if it must grow.
 
         Waits for all work in flight before a buffer is replaced. New memory is zero. If a rank fails, the buffer stays
-        as it was, on every rank.
+        as it was, on every rank. If a user's graph holds the addresses of the old memory, that is kept.
 
         Raises:
             MemoryError: a rank has no room; raised on every rank.
@@ -159,14 +163,16 @@ class Windows:
                 if missing:
                     raise UnsupportedError(f"rank {self.rank} cannot reach rank {missing[0]}'s GPU memory")
             new.pop_all()
-        if buffer.nbytes:
+        old = copy(buffer)
+        buffer._memory, buffer._window, buffer.nbytes, buffer.captured = memory, window, nbytes, False
+        buffer.peers = {rank: int(address) for rank, address in peers.items()}
+        buffer.peers[self.rank] = int(memory.handle)
+        if old.nbytes:
             runtime.arena.replaced()
-        try:
-            self._release(buffer)  # all ranks have agreed, and so are idle
-        finally:
-            buffer._memory, buffer._window, buffer.nbytes = memory, window, nbytes
-            buffer.peers = {rank: int(address) for rank, address in peers.items()}
-            buffer.peers[self.rank] = int(memory.handle)
+            if any(runtime.comm.allgather(old.captured)):
+                self._retired.append((name, old))
+            else:
+                self._release(old)  # all ranks have agreed, and so are idle
         return buffer
 
     def _allocated(self, nbytes: int, what: str) -> Any:
@@ -270,9 +276,10 @@ class Windows:
         self._fill(at + self._first, self._raised, 4 * FLAGS * self.size, stream)
         # the next call queued counts on from the control word, and must find its flags raised, too
         for name, start in ((ONE_KERNEL_FLAGS, ONE_KERNEL_CONTROL), (ONE_KERNEL_INBOXES, 0)):
-            awaited = self.buffer(name)
-            if awaited.nbytes:
-                self._fill(awaited.peers[self.rank] + start, self._far, awaited.nbytes - start, stream)
+            retired = (buffer for of, buffer in self._retired if of == name)
+            for awaited in (self.buffer(name), *retired):
+                if awaited.nbytes:
+                    self._fill(awaited.peers[self.rank] + start, self._far, awaited.nbytes - start, stream)
 
     def _fill(self, at: int, words: Any, nbytes: int, stream: Any) -> None:
         """Queue copies of a host array, one behind the other, over so many bytes of this GPU's memory."""
@@ -288,7 +295,7 @@ class Windows:
     def close(self) -> None:
         """Free all memory, last made first, every step even if one fails. Collective."""
         with ExitStack() as last_first:
-            for buffer in self._buffers.values():
+            for buffer in (*(buffer for _, buffer in self._retired), *self._buffers.values()):
                 last_first.callback(self._release, buffer)
             with self._runtime.agreement("symmetric memory: closing"):
                 self._cuda.deviceSynchronize()

@@ -85,9 +85,15 @@ class Gpu:
         self.windows.reserve(name, nbytes)
 
     def symmetric(self, name: str, rank: int) -> int:
-        """Return the address of a rank's symmetric buffer, as this rank sees it. Local."""
+        """Return the address of a rank's symmetric buffer, as this rank sees it. Local.
+
+        Whatever is done with a buffer, its own rank asks for it, too, and keeps it if a user's graph records that.
+        """
         assert self.windows is not None
-        return self.windows.buffer(name).peers[rank]
+        buffer = self.windows.buffer(name)
+        if rank == self.rank and self.arena.captured:
+            buffer.captured = True
+        return buffer.peers[rank]
 
     def symmetric_bytes(self, name: str) -> int:
         """Return the size of a symmetric buffer, the same on every rank. Local."""
