@@ -68,7 +68,7 @@ def matmul(
         compute: what products are summed in; None is the type itself, float32 for 16-bit types. cublasmp also has
             "tf32" and "bf16x9" (float32) and "fixedpoint" (float64).
         comm_dtype: type in which partial sums travel (cublasmp, schemes that sum); None is D's type.
-        comm_sms: streaming multiprocessors that communicate (cublasmp); None leaves it to the library.
+        comm_sms: streaming multiprocessors left to communication (cublasmp); None leaves it to the library.
 
     Raises:
         LayoutError: sizes or types do not fit, or the layouts are not the scheme's; the message names every fault.

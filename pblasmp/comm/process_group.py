@@ -119,6 +119,8 @@ class _StoreNotes:
 class _Gloo:
     """A communicator of ``ranks``, numbered as in PyTorch's default group. Making one is collective over them."""
 
+    of_group = True
+
     def __init__(self, ranks: Sequence[int], channel: SideChannel | None = None) -> None:
         if not dist.is_gloo_available():
             raise LibraryNotFoundError(

@@ -52,10 +52,13 @@ def type_refusal(engine: Engine, problem: Any, options: Options, operands: Opera
     return engine.operations.refusal(problem.a.dtype, options.compute)
 
 
-def library_refusal(options: Options, operands: Planned) -> str:
-    """Return which option only cuBLASMp's own algorithms obey, or an empty string. Local."""
-    if options.comm_sms is not None:
-        return "comm_sms is for cuBLASMp's algorithms"
+def library_refusal(options: Options, operands: Planned, *, leaves_sms: bool = False) -> str:
+    """Return which option only cuBLASMp's own algorithms obey, or an empty string. Local.
+
+    ``leaves_sms``: the algorithm in question leaves ``comm_sms`` multiprocessors to others, as they do.
+    """
+    if options.comm_sms is not None and not leaves_sms:
+        return 'comm_sms is for cuBLASMp\'s algorithms and "one_kernel"'
     if operands is not None and operands.scales is not None and operands.scales.mode != "tensor":
         return f"scales of mode {operands.scales.mode!r} are for cuBLASMp on Blackwell GPUs"
     return ""

@@ -39,7 +39,7 @@ class Options:
         algo: "auto" or the name of an algorithm.
         compute: what products are summed in: None (the type itself, float32 for 16-bit types), or an engine's name.
         comm_dtype: type in which partial sums travel; None is the algorithm's own choice.
-        comm_sms: streaming multiprocessors that communicate; None leaves it to the library.
+        comm_sms: streaming multiprocessors left to communication; None leaves it to the library.
         repeated: it is for a plan, which computes on the same arrays again and again.
     """
 

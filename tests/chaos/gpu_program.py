@@ -22,15 +22,18 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.comm import is_agreed
+from pblasmp.dtypes import DTYPES
 from tests.helpers.places import Places, places
 
 N = 512  # order of the matrices, whose small integers make products exact
 BEFORE, AFTER, WAITS = 12, 24, 6  # products before and after the fault, and between two waits of the host
 ALLOCATIONS = 100  # that an out-of-memory trial lets fail at most, for each case
 REMOTE_ERROR = 6  # of NCCL's
+ENDS = 5.0  # seconds that queued work gets to end after a fault
+ONE_KERNEL = "rs one_kernel", "ar one_kernel", "ag one_kernel"
 CASES = [
     "zeros", "matmul gathered", "matmul panels", "matmul push", "matmul default", "ar push", "ar one_shot", "ar nccl",
-    "gather",
+    "gather", *ONE_KERNEL,
 ]  # fmt: skip
 
 
@@ -84,6 +87,8 @@ class Trial:
             out = plan()
             expected = (whole @ whole)[np.ix_(*d.global_indices(ctx.rank))]
             return plan, lambda: self.equal(out.on_host(), expected)
+        if algo == "one_kernel":
+            return self.in_one_kernel(ctx, kind, whole)
         share = self.n // ctx.size
         expected = whole[:, : share * ctx.size] @ whole[:, : share * ctx.size].T
         mine = np.ascontiguousarray(whole[:, share * ctx.rank : share * (ctx.rank + 1)])
@@ -91,6 +96,24 @@ class Trial:
         parallel = pb.plan(pb.matmul_allreduce, x, x, ctx, algo=algo)
         y = parallel()
         return parallel, lambda: self.equal(ctx.engine.to_host(y), expected)
+
+    def in_one_kernel(
+        self, ctx: pb.Context, kind: str, whole: Any
+    ) -> tuple[Callable[[], Any], Callable[[], bool]]:
+        """Return the same of a product with the identity, whose numbers are exact in 16 bits."""
+        mine = pb.tensor_parallel.shard(self.n, ctx.size, ctx.rank)
+        identity = np.eye(self.n, dtype=np.float32)
+        form, x, w, expected = {
+            "rs": (pb.matmul_reduce_scatter, whole[:, mine], identity[:, mine], whole[mine]),
+            "ar": (pb.matmul_allreduce, whole[:, mine], identity[:, mine], whole),
+            "ag": (pb.matmul_allgather, whole, identity[mine], whole),
+        }[kind]
+        x, w = (
+            ctx.engine.xp.asarray(np.ascontiguousarray(each).astype(DTYPES["bfloat16"])) for each in (x, w)
+        )
+        plan = pb.plan(form, x, w, ctx, algo="one_kernel")
+        y = plan()
+        return plan, lambda: self.equal(ctx.engine.to_host(y).astype(np.float32), expected)
 
     def equal(self, found: Any, expected: Any) -> bool:
         """Return whether numbers are right; a played GPU computes none."""
@@ -103,7 +126,7 @@ class Trial:
         self.tell("fault")
         if self.fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        elif self.fault == "raise":
+        elif self.fault.startswith("raise"):
             raise FaultError("injected")
         elif self.fault == "_exit":
             os._exit(0)
@@ -153,13 +176,23 @@ class Trial:
 
     def run_and_catch(self) -> None:
         """As above, but every rank catches what is raised, and ends as if nothing were."""
-        ctx = pb.Context(engine=self.engine)
-        with contextlib.suppress(Exception), self.telling():
+        with contextlib.suppress(Exception), pb.Context(engine=self.engine) as ctx, self.telling():
             self.queue_with_a_fault(ctx)
+        if not (self.fault.startswith("trap") or self.is_idle()):
+            self.tell("wrong", case="queued work does not end")
         with contextlib.suppress(pb.PblasmpError):
             ctx.zeros((8, 8), block=2)
             self.tell("wrong", case="a broken context can be used")
         ctx.close()
+
+    def is_idle(self) -> bool:
+        """Return whether what is queued on this GPU ends soon."""
+        import cupy
+
+        stream, deadline = cupy.cuda.get_current_stream(), time.monotonic() + ENDS
+        while not stream.done and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return bool(stream.done)
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from pblasmp import launch
 from pblasmp.launch import Job
-from tests.chaos.gpu_program import CASES
+from tests.chaos.gpu_program import CASES, ONE_KERNEL
 from tests.chaos.trials import left_of, lines, show_stacks
 from tests.helpers.mpi import ROOT
 
@@ -53,6 +53,7 @@ FAULTS = {
     "kill": Fault((_RANK + "|RANK %d|signal 9|KILLED BY SIGNAL: 9",)),
     "_exit": Fault(ends_well=None),  # what status 0 without MPI_Finalize is, launchers see differently
     "raise": Fault(("FaultError: injected",)),
+    "raise caught": Fault(ends_well=None),
     "return": Fault(("closing the context",), (r"\brank %d\b", "closing the context")),
     "trap": Fault((_RANK, "cudaError|719"), ("rank %d", "cudaError|719"), everyone=True),
     "trap caught": Fault((), ("rank %d", "cudaError|719"), ends_well=None, everyone=True),
@@ -73,6 +74,8 @@ TRIALS: list[dict[str, Any]] = [
     *({"fault": "kill", "work": work} for work in WORKS),
     *({"fault": "trap", "work": work} for work in WORKS),
     *({"fault": "raise", "work": work} for work in WORKS[::2]),
+    *({"fault": "raise caught", "work": work, "n": n} for work in ONE_KERNEL for n in (512, 4096)),
+    *({"fault": "kill", "work": work} for work in ONE_KERNEL),
     {"fault": "trap caught", "work": "ar nccl"},
     *({"fault": "nccl", "work": work} for work in WORKS[::2]),
     {"fault": "_exit", "work": "ar push"},

@@ -275,3 +275,35 @@ def test_sums_of_all_widths(gpu):
         expected = sum(cupy.asnumpy(part).astype(np.float32) for part in parts)
         np.testing.assert_array_equal(cupy.asnumpy(out[:, :cols]), expected)
         assert (out[:, cols:] == 9).all()
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64", "complex64"])
+def test_a_sum_of_nothing(gpu, kind):
+    """C and a bias alone, and nothing at all."""
+    import cupy
+
+    stream = cupy.cuda.get_current_stream()
+    out = cupy.full((33, 72), 9, kind)
+    c, bias = cupy.full((33, 64), 3, kind), cupy.arange(64).astype(kind).reshape(1, -1)
+    gpu.kernels.add(stream, [], [View.of(out[:, :64])], beta=2, c=View.of(c), bias=View.of(bias))
+    np.testing.assert_array_equal(cupy.asnumpy(out[:, :64]), np.tile(6 + np.arange(64), (33, 1)))
+    gpu.kernels.add(stream, [], [View.of(out[:, :64])])
+    assert not out[:, :64].any()
+    assert (out[:, 64:] == 9).all()
+
+
+@pytest.mark.parametrize("algo", ["ring", "push", "one_shot", "auto"])
+def test_a_rank_without_inputs(ctx, algo):
+    """The inputs may be split in any way."""
+    import cupy
+
+    if algo == "ring" and ctx.size != 2:
+        pytest.skip("it is for two GPUs")
+    rows, cols = 2048, 1024
+    x, w = (cupy.ones((n, int(ctx.rank == 0)), np.float32) for n in (rows, cols))
+    bias = cupy.arange(cols, dtype=np.float32)
+    with pb.plan(pb.matmul_allreduce, x, w, ctx, algo=algo, bias=bias) as plan:
+        for _ in range(3):  # the second run records a graph
+            y = plan()
+        wrong = int((y != 1 + bias).sum())
+    assert ctx.comm.allgather(wrong) == [0] * ctx.size

@@ -415,7 +415,10 @@ class FakeGpu:
             "cupy": self._cupy(),
             "cupy_backends.cuda.libs": SimpleNamespace(cublas=self._cublas(), cusolver=fakelapack.cusolver()),
             "cupy_backends.cuda.api": SimpleNamespace(
-                driver=SimpleNamespace(launchKernel=fakelapack.launch_kernel)
+                driver=SimpleNamespace(
+                    launchKernel=fakelapack.launch_kernel,
+                    launchCooperativeKernel=fakelapack.launch_cooperative_kernel,
+                )
             ),
             "nccl.core": self._nccl(),
             "nvshmem.core": self._nvshmem(),

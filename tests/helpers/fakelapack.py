@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from scipy.linalg import lapack
 
+from pblasmp.engines.gpu.kernels.factor_source import MEETING
+
 _TYPES = {"s": "f4", "d": "f8", "c": "c8", "z": "c16"}
 _REAL = {
     np.dtype(kind): np.dtype(f"f{np.dtype(kind).itemsize // (1 + (kind[0] == 'c'))}")
@@ -63,11 +65,16 @@ def _potrf(letter: str, kind: str) -> Callable[..., None]:
     return call
 
 
-def kernels(code: str, options: tuple[str, ...], shared_memory: Callable[[], int]) -> Any:
+def kernels(
+    code: str, options: tuple[str, ...], enable_cooperative_groups: bool, shared_memory: Callable[[], int]
+) -> Any:
     """cupy.RawModule: the kernels of factorisations compute, all others do nothing.
 
     A block of threads has no more than ``shared_memory()`` bytes.
     """
+    assert (MEETING in code) == enable_cooperative_groups, (
+        "blocks meet if all run at once, which CUDA must know"
+    )
     macros = dict(each.removeprefix("-D").split("=") for each in options if each.startswith("-D"))
     kind = np.dtype(_KINDS.get(macros.get("KIND", ""), "u1"))
     played = dict(_PLAYED)
@@ -79,13 +86,17 @@ def kernels(code: str, options: tuple[str, ...], shared_memory: Callable[[], int
         played["invert"] = partial(_invert, int(macros["WIDTH"]))
         played["triangles"] = partial(_triangles, int(macros["WIDTH"]))
         played["refine"] = partial(_refine, int(macros["WIDTH"]), float(macros.get("LIMIT", 0)))
-    return SimpleNamespace(get_function=lambda name: _Kernel(played.get(name), kind, shared_memory()))
+    together = enable_cooperative_groups
+    return SimpleNamespace(
+        get_function=lambda name: _Kernel(played.get(name), kind, shared_memory(), together=together)
+    )
 
 
 class _Kernel:
     """A kernel; what it is launched with is checked by those that are played."""
 
-    def __init__(self, played: Any, kind: np.dtype, most: int) -> None:
+    def __init__(self, played: Any, kind: np.dtype, most: int, *, together: bool) -> None:
+        self.together = together  # whether CUDA begins all blocks at once
         self._played, self._kind, self._room, self._most = played, kind, 0, most
         self._types: list[np.dtype] = []  # of its arguments
         _KERNELS.append(self)
@@ -124,8 +135,20 @@ _KERNELS: list[_Kernel] = []
 
 def launch_kernel(kernel: int, *shape: int) -> None:
     """cupy_backends.cuda.api.driver.launchKernel, of a kernel that has been called before."""
-    *shape, shared, stream, places, extra = shape
+    *shape, extra = shape
     assert extra == 0
+    assert not _KERNELS[kernel].together
+    _launch(kernel, *shape)
+
+
+def launch_cooperative_kernel(kernel: int, *shape: int) -> None:
+    """The same of launchCooperativeKernel."""
+    assert _KERNELS[kernel].together
+    _launch(kernel, *shape)
+
+
+def _launch(kernel: int, *shape: int) -> None:
+    *shape, shared, stream, places = shape
     _KERNELS[kernel].again(tuple(shape[:3]), tuple(shape[3:]), places, stream=stream, shared_mem=shared)
 
 

@@ -26,11 +26,14 @@ from typing import Any
 import numpy as np
 
 from pblasmp.dtypes import accumulation_dtype
+from pblasmp.engines.gpu.kernels.kernels import check_added
 from pblasmp.engines.gpu.kernels.lt import PLAIN, Batch
+from pblasmp.engines.gpu.kernels.one_kernel import parts_in_boxes
 from pblasmp.engines.gpu.kernels.stand_ins import placed
 from pblasmp.engines.gpu.kernels.views import Blocks, Move, View, blocks
 from pblasmp.engines.gpu.peers.flags import SLOTS
 from pblasmp.engines.gpu.peers.windows import ONE_KERNEL_INBOXES
+from pblasmp.engines.gpu.runtime.gpu import Gpu
 
 ROOM = 1 << 16  # bytes of each rank
 _OPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -266,7 +269,7 @@ class FakePeer:
         self._met = 0
         self._calls = 0  # of one_kernel
         self.arena = SimpleNamespace(generation=0)
-        self.products = SimpleNamespace(cublas=Cublas(self), solver=lambda stream: 1)
+        self.products = SimpleNamespace(cublas=Cublas(self), solver=lambda stream: 1, multiply=self._product)
 
     # -- memory
 
@@ -309,6 +312,9 @@ class FakePeer:
         self.peers.queue(Op(name, (self.rank, stream), ready, do, reads, writes), **how)
 
     def use_current_stream(self) -> None: ...
+
+    def stream(self, name: str) -> Any:
+        return SimpleNamespace(ptr=name)
 
     def begin(self, *names: str) -> None:
         self._awaited += 1
@@ -373,7 +379,7 @@ class FakePeer:
             ready=lambda: bool(seen), synchronises=synchronises,
         )  # fmt: skip
 
-    def one_kernel(self, kernel: Any, job: Any) -> None:
+    def one_kernel(self, kernel: Any, job: Any, blocks: int) -> None:
         self._calls += 1
         Call(self, kernel, job, self._calls).queue()
 
@@ -406,20 +412,21 @@ class FakePeer:
         for rank, number in flags:
             self.await_flag(stream, rank, number)
 
-    # -- work
+    # -- work: what a GPU makes of a product, and what cuBLASLt computes, which takes no empty matrices
 
-    def multiply(
-        self, stream: str, x: View, w: View, d: View, *, op_w: str, op_x: str = "N", alpha: complex = 1,
+    multiply = Gpu.multiply
+
+    def _product(
+        self, at: int, x: View, w: View, d: View, *, op_w: str, op_x: str = "N", alpha: complex = 1,
         beta: complex = 0, c: View | None = None, finish: Any = PLAIN, compute: Any = None,
-        batch: Batch | None = None,
+        batch: Batch | None = None, lane: str = "main",
     ) -> None:  # fmt: skip
-        if not d.rows * d.cols:
-            return
+        assert 0 not in (x.rows, x.cols, d.rows, d.cols), "cuBLASLt takes no empty matrices"
         for i in range(1, batch.size if batch else 1):
             assert batch is not None
-            self.multiply(
-                stream, x.shifted(i * batch.x), w.shifted(i * batch.w), d.shifted(i * batch.d), op_w=op_w, op_x=op_x,
-                alpha=alpha, beta=beta, c=None if c is None else c.shifted(i * batch.c), finish=finish,
+            self._product(
+                at, x.shifted(i * batch.x), w.shifted(i * batch.w), d.shifted(i * batch.d), op_w=op_w, op_x=op_x,
+                alpha=alpha, beta=beta, c=None if c is None else c.shifted(i * batch.c), finish=finish, lane=lane,
             )  # fmt: skip
         m, k = (x.rows, x.cols) if op_x == "N" else (x.cols, x.rows)
         assert (m, d.cols) == (d.rows, w.cols if op_w == "N" else w.rows)
@@ -442,7 +449,11 @@ class FakePeer:
 
         amax = _number(finish.amax)
         reads = [x, w, *([c] if beta else []), *([bias] if bias else [])]
-        self._queue("multiply", stream, do, reads, [d, *amax])
+        self._queue("multiply", lane, do, reads, [d, *amax])
+
+    def clear(self, stream: str, at: int, nbytes: int) -> None:
+        memory = View(at, 1, nbytes, nbytes, np.dtype(np.uint8))
+        self._queue("clear", stream, lambda _: self.peers.of(memory).fill(0), [], [memory])
 
     def push(self, stream: str, to: View, of: View, count: int = 1, steps: tuple[int, int] = (0, 0)) -> None:
         assert (to.rows, to.cols, to.dtype) == (of.rows, of.cols, of.dtype)
@@ -484,12 +495,15 @@ class FakePeer:
     def add(self, stream: str, parts: Sequence[View], outs: Sequence[View], *, beta: complex = 0,
             c: View | None = None, bias: View | None = None, activation: str | None = None, scale: int = 0,
             amax: int = 0, blocks: int = 0) -> None:  # fmt: skip
-        exact = accumulation_dtype(parts[0].dtype)
+        c = c if beta != 0 else None
+        check_added(parts, outs, c, bias)
+        exact = accumulation_dtype((*parts, *outs)[0].dtype)
         assert scale == 0
         raised = _number(amax)
 
         def do(_: np.ndarray) -> None:
-            y = sum((self.peers.of(part).astype(exact) for part in parts), exact.type(0))
+            y = np.zeros((outs[0].rows, outs[0].cols), exact)
+            y = sum((self.peers.of(part).astype(exact) for part in parts), y)
             if beta != 0:
                 y = y + exact.type(beta) * self.peers.of(c).astype(exact)
             if bias:
@@ -735,6 +749,8 @@ class Call:
 
     def box(self, rank: int, source: int, like: View, boxes: Sequence[int] = ()) -> View:
         tiles = self.kernel.tiles
+        if not (boxes or parts_in_boxes(tiles.parts, sums=self.kernel.sums)):
+            source = 0
         at = (boxes or self.boxes)[rank] + source * tiles.count * tiles.image_bytes
         return View(at, like.rows, like.cols, like.cols, like.dtype)
 

@@ -13,7 +13,7 @@ import pblasmp as pb
 from pblasmp import pblas, vector_calls
 from pblasmp.engines.host.direct import HostDirect, in_place, tiny
 from pblasmp.pblas import routines as pblas_routines
-from tests.helpers.cases import agreed_error, layout, numbers, pick, scattered
+from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
 from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
 from tests.helpers.vector_cases import DTYPES, WRITERS, called, legal_options, of_level_1, vector

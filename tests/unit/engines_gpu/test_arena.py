@@ -16,6 +16,7 @@ import pblasmp as pb
 from pblasmp import plans
 from pblasmp.engines.gpu.runtime.arena import Arena
 from pblasmp.engines.gpu.runtime.graphs import Recordings
+from pblasmp.engines.gpu.runtime.turns import Turns
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -244,7 +245,12 @@ class SmallGpu:
         self.get_default_memory_pool = lambda: pool
         self.arena = Arena(self, lambda stream: None)
         self.runtime = SimpleNamespace(
-            arena=self.arena, recording=stream, relaxed="relaxed", follow_stream=lambda: None, capturing=False
+            arena=self.arena,
+            recording=stream,
+            relaxed="relaxed",
+            follow_stream=lambda: None,
+            capturing=False,
+            turns=Turns(),
         )
 
     def empty(self, nbytes, dtype):
@@ -376,3 +382,12 @@ def test_kept_plans_give_way_to_a_call_that_finds_no_memory(ctx, monkeypatch):
     with pytest.raises(MemoryError, match="no room"):
         pb.matmul(a, b, alpha=3, algo="gathered")
     assert tries == [1, 0, 0]  # nothing is kept after the first run of a call
+
+
+def test_a_user_s_capture_is_told_from_a_recording():
+    gpu = SmallGpu(1000, 0)
+    assert not gpu.arena.captured
+    gpu.capturing = True
+    assert gpu.arena.captured
+    with gpu.arena.noting():  # of a plan's graph, which ends when memory is replaced
+        assert not gpu.arena.captured

@@ -33,7 +33,8 @@ class FakeCupy:
         )
         self.cuda = SimpleNamespace(runtime=runtime)
 
-    def RawModule(self, code: str, options: tuple[str, ...]) -> Any:  # noqa: N802 - its name
+    def RawModule(self, code: str, options: tuple[str, ...], enable_cooperative_groups: bool) -> Any:  # noqa: N802
+        assert not enable_cooperative_groups  # no blocks of these kernels meet
         macros = dict(option[2:].split("=") for option in options if option.startswith("-D"))
         self.compiled.append(macros)
 
@@ -162,6 +163,20 @@ def test_a_launch_is_placed_at_real_addresses_and_never_given_to_cupy(monkeypatc
 def test_c_is_not_read_without_beta(cupy, kernels):
     kernels.add(None, [view("float64")], [view("float64")], c=view("float64", at=0x5000))
     assert int(cupy.launches[0][2][7]) == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex128", "float8_e4m3fn"])
+def test_a_sum_of_no_parts_is_c_and_bias(cupy, kernels, dtype):
+    """Without an operand that is not read having a type that the kernel cannot read."""
+    d, c = view(dtype, at=0x4000), view("bfloat16" if dtype.startswith("float8") else dtype, at=0x5000)
+    for beta in (0, 2):
+        kernels.add(None, [], [d], beta=beta, c=c)
+    macros = cupy.compiled
+    assert {each["P"] for each in macros} == {"0"}
+    assert not {each[name] for each in macros for name in ("CTYPE", "BIAS")} & {"e4m3", "e5m2"}
+    assert [int(arguments[7]) for _, _, arguments in cupy.launches] == [0, 0x5000]
+    with pytest.raises(ArgumentError, match="other shapes"):
+        kernels.add(None, [], [d, view(dtype, rows=8)])
 
 
 def test_large_sums_count_in_64_bits(cupy, kernels):

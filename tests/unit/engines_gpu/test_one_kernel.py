@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +29,7 @@ from pblasmp.engines.request import Options
 from pblasmp.engines.tensor.pieces import offsets, shares
 from tests.helpers.copy_products import PRODUCTS, SPLIT, problem, product, queue
 from tests.helpers.fakepeers import Fault, Peers
+from tests.helpers.kernel_order import Order
 
 HALF, BFLOAT = DTYPES["float16"], DTYPES["bfloat16"]
 SHARED_BYTES = 232448  # of a block on Hopper
@@ -185,6 +183,30 @@ def test_what_is_refused(how, why):
     assert why in kind.why_not(gpu, p, Options(**options))
 
 
+@pytest.mark.parametrize(("asked", "beside_others", "left"), [
+    (None, False, 0), (None, True, 26), (3, False, 3), (3, True, 3),
+])  # fmt: skip
+def test_multiprocessors_are_left_to_others(small, monkeypatch, asked, beside_others, left):
+    """As many as the caller says, or where PyTorch has other communicators; the tiles and the launch know."""
+    gpu, launched = Peers(2, multiprocessors=40).gpus[0], []
+    monkeypatch.setattr(gpu, "one_kernel", lambda kernel, job, blocks: launched.append(blocks))
+    p = problem("matmul_reduce_scatter", 2, {"tokens": (8, 8), "outputs": (48,), "inputs": (8, 8)}, HALF)
+    made = product(gpu, "one_kernel", p, Options(comm_sms=asked), beside_others=beside_others)
+    sizes = 8, 48, made.parts
+    assert made.tiles == tiling("matmul_reduce_scatter", 2, *sizes, 40 - left)
+    assert (f"{left} multiprocessors are left" in made.path) == (left > 0)
+    made._job = lambda *_: None
+    made._multiply(SimpleNamespace(**{name: View(64, 8, 8, 8, HALF) for name in "abd"}))
+    assert launched == [40 - left]
+
+
+def test_some_multiprocessor_must_be_left_for_the_kernel():
+    gpu, kind = Peers(2, multiprocessors=40).gpus[0], PRODUCTS["matmul_reduce_scatter"]["one_kernel"]
+    p = problem("matmul_reduce_scatter", 2, {"tokens": (8, 8), "outputs": (48,), "inputs": (8, 8)}, HALF)
+    assert kind.why_not(gpu, p, Options(comm_sms=39)) == ""
+    assert kind.why_not(gpu, p, Options(comm_sms=40)) == "comm_sms=40 leaves none of 40 multiprocessors"
+
+
 def test_which_gpus_are_refused():
     kind = PRODUCTS["matmul_reduce_scatter"]["one_kernel"]
     p = problem("matmul_reduce_scatter", 2, {"tokens": (8, 8), "outputs": (48,), "inputs": (8, 8)}, BFLOAT)
@@ -256,48 +278,20 @@ def test_parts_are_fetched_where_that_is_hidden():
     assert not fetches("matmul_allgather", 2, 2048)
 
 
-ORDER = """
-#define __device__
-#define __forceinline__
-static int min(int a, int b) { return a < b ? a : b; }
-static int max(int a, int b) { return a > b ? a : b; }
-static struct { int x; } gridDim;
-struct Job { int row_blocks, col_blocks, tiles, rank; };
-%s
-extern "C" void tiles(int rows, int cols, int rank, int blocks, int* out) {
-  Job job = {rows, cols, rows * cols, rank};
-  gridDim.x = blocks;
-  for (int s = 0; s < RANKS * job.tiles; s++) {
-    Tile t = tile_at(job, s);
-    *out++ = t.owner; *out++ = t.row_block; *out++ = t.col_block;
-  }
-}
-"""
-
-
 @pytest.mark.parametrize(("ranks", "cluster"), [(2, 1), (2, 2), (3, 1), (4, 2)])
 def test_the_order_of_the_tiles(tmp_path, ranks, cluster):
     """Each tile once, those of a cluster side by side, and none waits for another rank's tile of a later position.
 
     The kernel's own lines, compiled for the CPU.
     """
-    text = (Path(kernels.__file__).with_suffix(".cu")).read_text()
-    library = tmp_path / "order.so"
-    macros = {
-        "RANKS": ranks, "CLUSTER": cluster, "SUMS": 1,
-    }  # fmt: skip
-    flags = [f"-D{name}={value}" for name, value in macros.items()]
-    lines = ORDER % text[text.index("struct Tile {") : text.index("__device__ __forceinline__ float bias_of")]
-    command = [os.environ.get("CXX", "c++"), "-shared", "-fPIC", *flags, "-x", "c++", "-", "-o", str(library)]
-    subprocess.run(command, input=lines, text=True, check=True)
-    tiles = ctypes.CDLL(str(library)).tiles
+    kernel = Order(tmp_path, ranks, cluster, "matmul_reduce_scatter")
     for rows, cols, most in itertools.product((1, 3, 8, 9), (1, 2, 7), (1, 5, 66)):
         share, blocks = (rows * cluster, cols), most * cluster
-        count = ranks * share[0] * share[1]
         orders = []
         for rank in range(ranks):
-            found = np.zeros((count, 3), np.int32)
-            tiles(*share, rank, blocks, found.ctypes.data_as(ctypes.c_void_p))
+            found = kernel.tiles(share, rank, blocks)
+            others = [tile for tile in np.ndindex(ranks, *share) if tile[0] != rank]
+            assert sorted(map(tuple, kernel.results(share, rank, blocks).tolist())) == others
             assert np.unique(found, axis=0).tolist() == list(map(list, np.ndindex(ranks, *share)))
             for i in range(cluster):
                 shifted = found[::cluster] + np.array([0, i, 0])
@@ -307,6 +301,55 @@ def test_the_order_of_the_tiles(tmp_path, ranks, cluster):
             for tile, position in order.items():
                 if tile[0] == rank:
                     assert all(each[tile] < position for each in orders if each is not order)
+
+
+@pytest.mark.parametrize(("form", "way"), WAYS)
+def test_buffers_are_as_large_as_the_kernel_needs(small, take, tmp_path, form, way):
+    """By the kernel's own lines: no image lies beyond a buffer, and none is reserved that no rank's image can be in."""
+    take(way)
+    outputs = (16, 24, 8) if form == "matmul_allgather" else (48,)
+    split = {"tokens": (9, 9, 9), "outputs": (48,), "inputs": (8, 8, 8)}
+    parts = {**split, "outputs": outputs} | {name: (27,) for name in ("tokens",) if name not in SPLIT[form]}
+    parts["inputs"] = (8,) if form == "matmul_allgather" else parts["inputs"]
+    made = product(Peers(3).gpus[0], "one_kernel", problem(form, 3, parts, HALF), Options())
+    kernel, buffers, tiles = Order(tmp_path, 3, 1, form, way), made._buffers(), made.tiles
+    most = {
+        inbox: max(
+            kernel.image(tiles.count, source, number, inbox) + 1
+            for source, number in itertools.product(range(3), range(tiles.count))
+        )
+        for inbox in (0, 1)
+    }
+    half = {name: nbytes // 2 // tiles.image_bytes for name, nbytes in buffers.items()}
+    stores = way in ("stored", "exchanged")
+    assert half[algorithms.ONE_KERNEL_INBOXES] == (most[1] if stores else 0)
+    assert half["one_kernel"] == (0 if stores and not made.copies else most[0])
+    if form == "matmul_allgather":
+        assert most[0] == tiles.count
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_copies_of_what_no_tensor_map_reaches_are_reserved_and_counted(small, form):
+    """Where rows are not multiples of 16 bytes: nothing is allocated in a run, which a graph may record."""
+    sizes = {"tokens": 13, "outputs": 42, "inputs": 10}
+    parts = {name: (n, n) if name in SPLIT[form] else (n,) for name, n in sizes.items()}
+    if form == "matmul_allgather":
+        parts["outputs"] = (40, 42)
+    peers = Peers(2)
+    made = [product(gpu, "one_kernel", problem(form, 2, parts, HALF), Options()) for gpu in peers.gpus]
+    for rank, (gpu, each) in enumerate(zip(peers.gpus, made, strict=True)):
+        before = dict(gpu._scratch)
+        p = each.p
+        columns = sum(p.outputs) if form == "matmul_allgather" else p.outputs[rank]
+        shapes = (p.tokens[rank], p.inputs[rank]), (p.outputs[rank], p.inputs[rank]), (p.rows[rank], columns)
+        x, w, out = (peers.array(rank, np.zeros(shape, HALF)) for shape in shapes)
+        queue(each, x, w, None, out)
+        assert gpu._scratch == before
+        assert {name for name in before if name.startswith("one_kernel")} == {
+            f"one_kernel {name}" for name in ("x", "w", "out")
+        }
+        told = each.workspace.device_bytes
+        assert told == sum(nbytes for _, nbytes in before.values()) + sum(each._buffers().values())
 
 
 def test_a_kernel_is_loaded_once_on_each_gpu(monkeypatch):

@@ -18,6 +18,7 @@ from pblasmp.engines.gpu.push import plan as sections
 from pblasmp.engines.gpu.push.plan import PushPlan
 from pblasmp.engines.gpu.push.product import Pushed, conjugated_first
 from pblasmp.engines.gpu.runtime.graphs import Recordings
+from pblasmp.engines.gpu.runtime.turns import Turns
 from pblasmp.engines.product import Bound, Product
 from pblasmp.engines.request import Operands
 from tests.helpers.fakepeers import Fault, Peers
@@ -43,7 +44,7 @@ class Case:
         rng = np.random.default_rng(seed)
         self.a, self.b, self.c = (self._numbers(rng, x) for x in (p.a, p.b, p.d))
         self.plan = PushPlan(p, peers.size)
-        self.pushed = [Pushed(gpu, self.plan, p, gpu.multiply) for gpu in peers.gpus]
+        self.pushed = [Pushed(gpu, self.plan, p, gpu.products.multiply) for gpu in peers.gpus]
         self.arrays = [self._arrays(rank) for rank in range(peers.size)]
 
     @staticmethod
@@ -158,8 +159,8 @@ def test_blocks_of_owners_that_take_turns_are_multiplied_in_batches(of, order):
     p = pb.MatmulProblem.gemm(29, 35, 26, pb.Grid(*grid), 4, op_a=ops[0], op_b=ops[1], order=order)
     peers, batches = Peers(p.d.grid.size), []
     for gpu in peers.gpus:
-        multiply = gpu.multiply
-        gpu.multiply = lambda *args, batch=None, multiply=multiply, **how: (
+        multiply = gpu.products.multiply
+        gpu.products.multiply = lambda *args, batch=None, multiply=multiply, **how: (
             batches.append(batch),
             multiply(*args, batch=batch, **how),
         )
@@ -240,7 +241,7 @@ def test_small_buffers_and_no_traffic_where_everything_is_in_place():
     plan = PushPlan(p, 1)
     assert plan.nbytes == 0
     gpu = Peers(1).gpus[0]
-    pushed = Pushed(gpu, plan, p, gpu.multiply)
+    pushed = Pushed(gpu, plan, p, gpu.products.multiply)
     assert (pushed.sent_bytes, pushed.copied_bytes) == (0, 0)
 
 
@@ -278,6 +279,7 @@ def test_the_second_run_on_the_same_arrays_replays_a_graph_until_memory_is_repla
         relaxed="relaxed",
         follow_stream=lambda: None,
         capturing=False,
+        turns=Turns(),
         arena=arena,
     )
     recordings, queued = Recordings(runtime), []

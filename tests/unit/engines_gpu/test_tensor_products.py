@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from pblasmp.dtypes import DTYPES, FLOAT8
+from pblasmp.engines.gpu.kernels.lt import Fused
+from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.request import Options
 from pblasmp.engines.tensor.pieces import offsets, pieces, shares
 from pblasmp.errors import UnsupportedError
@@ -140,6 +142,27 @@ def test_products_are_right(form, name, size, uneven):
         assert product.why_not(name) == f"it is for 2 GPUs, not {size}"
     else:
         product.run(name, name)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float8_e4m3fn"])
+def test_a_product_without_inputs_is_the_rest_of_it(dtype):
+    """C, bias, activation; scales of 8-bit operands scale nothing, and the largest entry is that of this product."""
+    peers, out = Peers(1), np.dtype(np.float32)
+    gpu, kind = peers.gpus[0], (DTYPES | FLOAT8)[dtype]
+    c, bias = (peers.array(0, np.full((n, 4), fill, out)) for n, fill in ((3, -2.0), (1, 3.0)))
+    d, amax = peers.array(0, np.full((3, 4), 77, out)), peers.array(0, np.full((1, 1), 99, out))
+    scale = peers.array(0, np.full((1, 1), 5, out)).data.ptr if dtype.startswith("float8") else 0
+    x, w = View(64, 3, 0, 0, kind), View(64, 4, 0, 0, kind)
+    finish = Fused("relu", bias.data.ptr, out, scale, scale, amax=amax.data.ptr)
+    gpu.multiply("main", x, w, View.of(d), op_w="T", alpha=7, beta=1, c=View.of(c), finish=finish)
+    peers.run()
+    assert (d.values == 1).all()
+    assert amax.values.item() == 1
+    gpu.multiply("main", x, w, View.of(d), op_w="T", beta=2)  # C is D
+    gpu.multiply("main", x, w, View.of(c), op_w="T", finish=Fused(scale_x=scale, scale_w=scale))
+    peers.run()
+    assert (d.values == 2).all()
+    assert (c.values == 0).all()
 
 
 @pytest.mark.parametrize("name", PRODUCTS["allgather_matmul"])

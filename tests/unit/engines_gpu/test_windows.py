@@ -18,8 +18,15 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.gpu.cublasmp import faults
 from pblasmp.engines.gpu.peers.flags import FLAGS
-from pblasmp.engines.gpu.peers.windows import ONE_KERNEL_FLAGS, ONE_KERNEL_INBOXES, Windows, open_windows
+from pblasmp.engines.gpu.peers.windows import (
+    ONE_KERNEL_CONTROL,
+    ONE_KERNEL_FLAGS,
+    ONE_KERNEL_INBOXES,
+    Windows,
+    open_windows,
+)
 from pblasmp.engines.gpu.runtime.device import Device
+from pblasmp.engines.gpu.runtime.gpu import Gpu
 from pblasmp.errors import StatusError, UnsupportedError
 from tests.helpers.fakegpu import CUDARuntimeError, stream_operations
 from tests.helpers.fakelt import FakeLt
@@ -43,6 +50,10 @@ class Machine:
         self.signals: list[str] = []
         self.replaced: list[int] = []
         self.free = 1 << 30
+        self.plays = False  # copies
+        self.captured = False  # a graph on the other rank holds what is replaced
+        self.sources: list[int] = []  # of those that were played
+        self.pinned: set[int] = set()
 
     def runtime(self, nodes: Sequence[tuple[int, ...]] = ((0, 1),), *, by_hand: bool = False) -> Any:
         """Return the runtime of rank 0: on these nodes, as the machines are or PBLASMP_RANKS_PER_NODE says."""
@@ -75,6 +86,8 @@ class Machine:
 
     def allgather(self, value: Any) -> list[Any]:
         """Return what two ranks give: the other one's GPU is another one of the machine, and reaches this one."""
+        if isinstance(value, bool):
+            return [value, self.captured]
         return [value, "" if isinstance(value, str) else (self.peer, value[1])]
 
     @contextmanager
@@ -127,18 +140,30 @@ class Machine:
             deviceSynchronize=lambda: self.log.append(("idle",)), memcpyDefault=4,
             memset=ctypes.memset, memGetInfo=lambda: (0 if self.full else self.free, 1 << 40),
             memsetAsync=lambda at, value, n, stream: self.log.append(("set", at, value, n, stream)),
-            memcpyAsync=lambda to, of, n, kind, stream: self.log.append(("copy", to, n, stream)),
+            memcpyAsync=self.copy,
         )  # fmt: skip
         return SimpleNamespace(
             cuda=SimpleNamespace(
                 runtime=runtime, Stream=lambda **_: SimpleNamespace(ptr=5, synchronize=lambda: None),
                 UnownedMemory=lambda *a: a, MemoryPointer=lambda memory, offset: memory,
+                alloc_pinned_memory=self.pin,
             ),
             get_default_memory_pool=lambda: SimpleNamespace(
                 free_all_blocks=lambda: self.log.append(("pool emptied",))
             ),
             zeros=lambda n, dtype: array(n, 0, dtype), full=array, ndarray=lambda n, dtype, memory: memory,
         )  # fmt: skip
+
+    def copy(self, to: int, of: int, n: int, kind: int, stream: int) -> None:
+        self.log.append(("copy", to, n, stream))
+        if self.plays:
+            self.sources.append(of)
+            ctypes.memmove(to, of, n)
+
+    def pin(self, nbytes: int) -> np.ndarray:
+        memory = np.zeros(nbytes, np.uint8)
+        self.pinned.add(memory.ctypes.data)
+        return memory
 
     def allocate(self, nbytes: int, device: int) -> Any:
         if self.full or self.broken:
@@ -188,28 +213,39 @@ def opened(machine: Machine) -> Windows:
     return windows
 
 
-def test_own_flags_are_raised_as_if_the_peers_had(machine):
-    """All words that kernels wait for, not the counts behind them; and all flags that streams wait for."""
-    windows = opened(machine)
-    windows.raise_own(SimpleNamespace(ptr=9))
-    flags = windows._flags.peers[0]
-    counts = 2 * 2  # kinds of barriers, ranks
-    assert machine.log == [
-        ("set", flags, 0x3F, 4 * counts, 9),
-        ("copy", flags + windows._offset(0, 0), 4 * FLAGS * 2, 9),
-    ]
+@pytest.mark.parametrize("nbytes", [0, 4096, (3 << 20) + 64])  # of inboxes
+def test_own_flags_are_raised_as_if_the_peers_had(machine, nbytes):
+    """All words that kernels and streams wait for, and no other: by copies from the host, which need no multiprocessor.
 
-
-def test_words_that_one_kernel_waits_for_are_raised_too(machine):
-    """Its flags, and its inboxes: a word of those is awaited until it is not 0."""
+    Words that count calls stay, or the next call that is queued would wait for a number that nobody raises.
+    """
     windows = opened(machine)
-    buffers = [
-        windows.reserve(name, nbytes)
-        for name, nbytes in ((ONE_KERNEL_FLAGS, 512), (ONE_KERNEL_INBOXES, 1000))
-    ]
+    buffers = [windows.buffer("flags"), windows.reserve(ONE_KERNEL_FLAGS, 512)]
+    buffers += [windows.reserve(ONE_KERNEL_INBOXES, nbytes)] if nbytes else []
     machine.log.clear()
+    for buffer in buffers:
+        words(buffer)[:] = 3  # of every count and flag
+    machine.plays = True
     windows.raise_own(SimpleNamespace(ptr=9))
-    assert machine.log[2:] == [("set", buffer.peers[0], 0x3F, buffer.nbytes, 9) for buffer in buffers]
+    assert {what[0] for what in machine.log} == {"copy"}
+    assert set(machine.sources) <= machine.pinned
+    flags, one_kernel, *inboxes = (words(buffer) for buffer in buffers)
+    awaited = 2 * 2  # kinds of barriers, ranks
+    first = windows._offset(0, 0) // 4
+    assert (flags[:awaited] > 1 << 20).all()
+    assert (flags[awaited:first] == 3).all()
+    assert (flags[first:] == 1).all()
+    assert (one_kernel[: ONE_KERNEL_CONTROL // 4] == 3).all()
+    calls = int(one_kernel[:2].view(np.uint64)[0]) // 65536  # CALL in one_kernel.cu
+    behind = one_kernel[ONE_KERNEL_CONTROL // 4 :].astype(np.int64) - (calls + 1)
+    assert (behind.astype(np.int32) >= 0).all()
+    assert all(each.all() for each in inboxes)
+
+
+def words(buffer: Any) -> np.ndarray:
+    """Return rank 0's memory of a buffer."""
+    size = buffer.nbytes // 4
+    return np.frombuffer((ctypes.c_uint32 * size).from_address(buffer.peers[0]), np.uint32)
 
 
 def test_buffers_grow_and_are_shared(machine):
@@ -224,6 +260,39 @@ def test_buffers_grow_and_are_shared(machine):
     assert len(machine.replaced) == 1  # a first buffer replaces nothing
     grown = [("idle",), ("allocated", 2000), ("idle",), ("deregistered", 1000), ("freed", 1000)]
     assert machine.log == [("idle",), ("allocated", 1000), ("idle",), *grown]  # nothing is in flight
+
+
+@pytest.mark.parametrize(("here", "there"), [(True, False), (False, True), (False, False)])
+def test_what_a_user_s_graph_holds_is_kept_when_a_buffer_grows(machine, here, there):
+    """On every rank if on any, until the end; later growth of what no graph has seen frees as ever."""
+    windows = opened(machine)
+    name, start = ONE_KERNEL_FLAGS, ONE_KERNEL_CONTROL
+    buffer = windows.reserve(name, 1024)
+    first = buffer.peers[0]
+    buffer.captured, machine.captured = here, there
+    windows.reserve(name, 2048)
+    machine.captured = False
+    windows.reserve(name, 4096)
+    kept = here or there
+    assert (("freed", 1024) in machine.log) != kept
+    assert ("freed", 2048) in machine.log
+    assert len(machine.replaced) == 2  # plans' graphs have ended
+    machine.plays = True
+    windows.raise_own(SimpleNamespace(ptr=9))  # a replay may wait there
+    assert bool((machine.memory[first].view(np.uint32)[start // 4 :] == 0x3F3F3F3F).all()) == kept
+    machine.log.clear()
+    windows.close()
+    assert (("deregistered", 1024) in machine.log) == (("freed", 1024) in machine.log) == kept
+
+
+@pytest.mark.parametrize(("rank", "captured"), [(0, True), (0, False), (1, True)])
+def test_a_rank_notes_that_a_user_s_graph_holds_its_memory(machine, rank, captured):
+    """Its own: of all that a product uses, some rank is the owner, and asks."""
+    windows = opened(machine)
+    buffer = windows.reserve("parts", 1000)
+    gpu: Any = SimpleNamespace(windows=windows, rank=0, arena=SimpleNamespace(captured=captured))
+    assert Gpu.symmetric(gpu, "parts", rank) == buffer.peers[rank]
+    assert buffer.captured == (captured and rank == 0)
 
 
 @pytest.mark.parametrize("here", [False, True])

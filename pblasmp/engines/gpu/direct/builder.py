@@ -87,7 +87,7 @@ class QueuedCall:
         template: what calls like it queue.
         bases: of the operands' memory, by number.
         bound: what is queued, by set of slabs.
-        memory: what ``bound`` was bound to: a generation of symmetric memory, and the address of scratch memory.
+        memory: what ``bound`` was bound to: a generation of symmetric memory, and where scratch memory and slabs are.
     """
 
     __slots__ = ("bases", "bound", "memory", "number", "template")
@@ -95,7 +95,7 @@ class QueuedCall:
     def __init__(self, number: int, template: Template, bases: dict[int, int]) -> None:
         self.number, self.template, self.bases = number, template, bases
         self.bound: list[list[Queue] | None] = [None, None]
-        self.memory = (-1, 0)
+        self.memory = (-1, 0, 0)
 
 
 class Cublas:

@@ -179,7 +179,9 @@ class GpuDirect:
         """Return what a call queues in the memory that there is now."""
         gpu, template = self.gpu, call.template
         scratch = gpu.scratch(_TRIANGLE, template.scratch) if template.scratch else 0
-        memory = gpu.arena.generation, scratch
+        # asked for in every call, so that it is known which ones a user's graph records
+        slabs = gpu.symmetric(_SLABS, gpu.rank) if template.nbytes else 0
+        memory = gpu.arena.generation, scratch, slabs
         if call.memory != memory:
             call.memory, call.bound = memory, [None, None]
         queue = call.bound[half]

@@ -24,12 +24,17 @@ class CompiledKernels:
         self._cupy = cupy
         self._functions: dict[Any, Any] = {}
 
-    def _compiled(self, name: str, code: str, *, room: int = 0, **macros: Any) -> Any:
-        """Return a kernel, with so many bytes of shared memory that a launch may ask for."""
+    def _compiled(self, name: str, code: str, *, room: int = 0, meets: bool = False, **macros: Any) -> Any:
+        """Return a kernel, with so many bytes of shared memory that a launch may ask for.
+
+        If its blocks meet, it is launched as a cooperative one: none begins before there is room for all, and the
+        driver refuses more than there can be.
+        """
         key = (name, *sorted(macros.items()))
         if key not in self._functions:
             options = ("-std=c++17", *(f"-D{macro}={value}" for macro, value in macros.items()))
-            kernel = self._cupy.RawModule(code=code, options=options).get_function(name)
+            module = self._cupy.RawModule(code=code, options=options, enable_cooperative_groups=meets)
+            kernel = module.get_function(name)
             if room:
                 kernel.max_dynamic_shared_size_bytes = room
             self._functions[key] = kernel
@@ -37,7 +42,7 @@ class CompiledKernels:
 
 
 class Repeated:
-    """A kernel that is queued again and again, with other numbers each time. Local.
+    """A kernel whose blocks meet, and which is queued again and again, with other numbers each time. Local.
 
     The first time CuPy compiles it and reads the numbers; from then on the driver gets their addresses, which costs the
     host much less.
@@ -65,7 +70,7 @@ class Repeated:
             arguments = tuple(kind(number) for kind, number in zip(self._kinds, numbers, strict=True))
             (blocks, *_), threads = self._shape, self._shape[3]
             self._kernel((blocks,), (threads,), arguments, stream=stream, shared_mem=shared)
-            self._queue, self._at = driver.launchKernel, int(self._kernel.kernel.ptr)
+            self._queue, self._at = driver.launchCooperativeKernel, int(self._kernel.kernel.ptr)
             return
         self._words[:] = numbers
-        self._queue(self._at, *self._shape, shared, stream.ptr, self._place, 0)
+        self._queue(self._at, *self._shape, shared, stream.ptr, self._place)

@@ -50,10 +50,10 @@ class FactorKernels(CompiledKernels):
         self._memory: dict[str, Array] = {}
         self._steps: dict[tuple[str, int], Repeated] = {}
 
-    def _of(self, name: str, code: str, dtype: np.dtype, *, room: int = 0, **macros: int) -> Any:
-        """Return a kernel for a type."""
+    def _of(self, name: str, code: str, dtype: np.dtype, **how: Any) -> Any:
+        """Return a kernel for a type; ``how`` is for ``_compiled``."""
         kind, real = _TYPES[dtype.name]
-        return self._compiled(name, code, room=room, **macros, KIND=kind, REAL_KIND=real)
+        return self._compiled(name, code, **how, KIND=kind, REAL_KIND=real)
 
     def _kept(self, name: str, count: int, dtype: Any) -> Array:
         """Return zeros that are made once; they stay what the last kernel left there."""
@@ -163,7 +163,7 @@ class FactorKernels(CompiledKernels):
         """
         key = dtype.name, columns
         if key not in self._steps:
-            kernel = self._of("step", STEP, dtype, COLUMNS=columns)
+            kernel = self._of("step", STEP, dtype, meets=True, COLUMNS=columns)
             address, extent, number = np.uint64, np.int64, np.int32
             kinds = (
                 address, address, extent, number, number, address, address, address, extent, number, address, number,
@@ -270,13 +270,15 @@ class FactorKernels(CompiledKernels):
         real = np.dtype(f"f{dtype.itemsize // (2 if dtype.kind == 'c' else 1)}")
         shown = self._kept(f"rows {name} {dtype.name}", 2 * (_BLOCKS + 1) * _WIDEST[name], dtype)
         sizes = self._kept(f"sizes {real.name}", 2 * _BLOCKS, real)
-        kernel = self._of(name, code, dtype, room=self._most()[0], WIDEST=_widest(name, dtype))
+        widest = _widest(name, dtype)
+        kernel = self._of(name, code, dtype, room=self._most()[0], meets=True, WIDEST=widest)
         ints = np.int32(rows), np.int32(cols), np.int32(each)
         arguments = _at(a), _ld(a), *ints, *before, _at(shown), _at(sizes), *after, self._count()
         memory = each * (cols + 1) * dtype.itemsize
         kernel((blocks,), (_THREADS,), arguments, stream=stream, shared_mem=memory)
 
     def _count(self) -> Any:
+        """Return the count of meetings, of one kernel at a time: a context's factorisations follow each other."""
         return _at(self._kept("count", 1, np.uint32))
 
     def lu(self, stream: Any, a: Array, pivots: Array, info: Array, first: int) -> None:

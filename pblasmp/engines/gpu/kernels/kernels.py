@@ -253,7 +253,7 @@ class Kernels(CompiledKernels):
 
         Args:
             stream: CuPy's.
-            parts: matrices of one shape, type and leading dimension, added in this order.
+            parts: matrices of one shape, type and leading dimension, added in this order; none: their sum is 0.
             outs: where the same result is stored, here or at peers; all but the first share a leading dimension.
             beta, c: read if beta is not 0.
             bias: one row.
@@ -264,18 +264,21 @@ class Kernels(CompiledKernels):
         Raises:
             ArgumentError: the shapes or types differ.
         """
-        first, out = parts[0], outs[0]
-        c = c if beta != 0 else None
-        _check_added(parts, outs, c, bias)
+        out = outs[0]
+        first, c = parts[0] if parts else out, c if beta != 0 else None
+        check_added(parts, outs, c, bias)
         if not first.rows * first.cols:
             return
         width = vector_width(first.dtype, first.cols, [*parts, *outs, *([c] if c else [])])
         lines = first.cols // width
         exact = accumulation_dtype(first.dtype)
-        read = c or (out if out.dtype.itemsize > 1 else first)  # an operand needs a type even if not read
-        types = {"PART": first, "OUT": out, "CTYPE": read, "BIAS": bias or first}
+        # an operand needs a type even if it is not read
+        types = {
+            "PART": first.dtype, "OUT": out.dtype, "SUM": exact, "CTYPE": c.dtype if c else exact,
+            "BIAS": bias.dtype if bias else exact,
+        }  # fmt: skip
         macros: dict[str, Any] = {
-            **{name: _TYPES[view.dtype.name] for name, view in types.items()}, "SUM": _TYPES[exact.name],
+            **{name: _TYPES[dtype.name] for name, dtype in types.items()},
             "P": len(parts), "OUTS": len(outs), "V": width, "INDEX": _index(first.rows * lines),
         }  # fmt: skip
         if out.dtype.itemsize == 1:
@@ -285,7 +288,7 @@ class Kernels(CompiledKernels):
         u64 = np.uint64
         self._launch(
             kernel, grid, _THREADS, stream,
-            _struct([part.address for part in parts]), u64(first.ld),
+            _struct([part.address for part in parts], 1), u64(first.ld),
             _struct([view.address for view in outs]), u64(out.ld), u64(outs[-1].ld),
             u64(first.rows), u64(lines),
             u64(c.address if c else 0), u64(c.ld if c else 0), _scalar(beta, exact),
@@ -452,9 +455,10 @@ class Kernels(CompiledKernels):
         )  # fmt: skip
 
 
-def _check_added(parts: Sequence[View], outs: Sequence[View], c: View | None, bias: View | None) -> None:
+def check_added(parts: Sequence[View], outs: Sequence[View], c: View | None, bias: View | None) -> None:
     """Raise ArgumentError if matrices cannot be added to these results. Local."""
-    first, out = parts[0], outs[0]
+    out = outs[0]
+    first = parts[0] if parts else out
     like = [view for view in (*parts, *outs, c) if view is not None]
     if any((view.rows, view.cols) != (first.rows, first.cols) for view in like):
         raise ArgumentError(f"matrices of other shapes than {first.rows} x {first.cols} are to be added")

@@ -25,6 +25,7 @@
 #define ALL_ADD (FORM == 1 && PARTS == 3)
 #define SUMS (FORM < 2 && !ALL_ADD)    // other ranks have parts of this rank's tiles
 #define COPIES (FORM > 0 && !ALL_ADD)  // other ranks' tiles are results of this rank, too
+#define PARTS_IN_BOXES (SUMS && !STORES)
 #define CALL 65536  // more than there are blocks
 #define PIECE 8192  // bytes of another rank's part that are fetched at once, two pieces at a time
 #define PART (BM * CHUNK * 2)  // bytes of a part of the staging
@@ -38,8 +39,8 @@ struct alignas(64) Job {
   Map x, w, d[RANKS];         // d: where this rank's tiles belong, and other ranks' results
   u64* control;               // this rank's: the number of calls before this one, times CALL, and of blocks that have ended
   u32* flags[RANKS];          // every rank's, at its address here: [parity][kind][source][tile]
-  u8* boxes[2][RANKS];        // by parity, likewise: [source][tile]
-  u8* inboxes[2][RANKS];      // the same
+  u8* boxes[2][RANKS];        // by parity, likewise: [source][tile], or [tile] if no parts travel in them
+  u8* inboxes[2][RANKS];      // by parity, likewise: [source][tile]
   const void* bias;           // one entry for each column
   int starts[RANKS + 1];      // of the shares of the rows
   int row_blocks, col_blocks, steps, rank, cols, capacity, tiles, activation, bias_is_float;
@@ -162,6 +163,10 @@ __device__ __forceinline__ Tile tile_at(const Job& job, int position) {
 #endif
 }
 
+// The result of another rank that is fetched at a position, likewise.
+__device__ __forceinline__ Tile result_at(const Job& job, int position)
+{ return tile(job, (job.rank + 1 + position % (RANKS - 1)) % RANKS, position / (RANKS - 1)); }
+
 __device__ __forceinline__ float bias_of(const Job& job, int col) {
   if (!job.bias || col >= job.cols) return 0.0f;
   return job.bias_is_float ? ((const float*)job.bias)[col] : low(((const unsigned short*)job.bias)[col]);
@@ -177,7 +182,7 @@ __device__ __forceinline__ u32 place(int row, int col8) {
 __device__ __forceinline__ u32* flag_at(const Job& job, int rank, u32 parity, int kind, int source, int number)
 { return job.flags[rank] + (u64)((parity * 2 + kind) * RANKS + source) * job.capacity + number; }
 __device__ __forceinline__ u8* box_at(const Job& job, int rank, u32 parity, int source, int number)
-{ return job.boxes[parity][rank] + ((u64)source * job.tiles + number) * IMAGE; }
+{ return job.boxes[parity][rank] + ((u64)(PARTS_IN_BOXES ? source : 0) * job.tiles + number) * IMAGE; }
 
 // -- parts that go from registers to those of the same thread of another rank
 //
@@ -248,7 +253,7 @@ struct Pieces {  // fetched from another rank, two at a time: with more, loads o
 
 __device__ void fetch_results(const Job& job, u32 buffers, Pieces pieces, u32 epoch) {
   for (int s = blockIdx.x; s < (RANKS - 1) * job.tiles; s += gridDim.x) {
-    const Tile t = tile(job, (job.rank + 1 + s % (RANKS - 1)) % RANKS, s / (RANKS - 1));
+    const Tile t = result_at(job, s);
     const int number = t.row_block * job.col_blocks + t.col_block;
     await_flag(flag_at(job, job.rank, epoch & 1, 1, t.owner, number), epoch);
     fence_proxies();
@@ -357,6 +362,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
               if (k > 1) pieces.wait_for(first + k - 2);
               if (k < all) pieces.load_next(to + k * PIECE, of + k * PIECE, min((u32)PIECE, IMAGE - k * PIECE));
             }
+            fence_proxies();  // who adds waits for this warp, not for the barrier of these copies
             arrive(came + 8 * slot);
           } else {
             expect(came + 8 * slot, IMAGE);

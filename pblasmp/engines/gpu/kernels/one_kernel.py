@@ -18,7 +18,17 @@ from ....errors import StatusError
 from ..peers.windows import check_driver
 from .views import View
 
-__all__ = ["FORMS", "PARTS", "TILE_ROWS", "KernelJob", "OneKernel", "Tiling", "tiling", "way_of_parts"]
+__all__ = [
+    "FORMS",
+    "PARTS",
+    "TILE_ROWS",
+    "KernelJob",
+    "OneKernel",
+    "Tiling",
+    "parts_in_boxes",
+    "tiling",
+    "way_of_parts",
+]
 
 FORMS = ("matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 """What the kernel does, by the number that ``FORM`` has in it."""
@@ -110,6 +120,11 @@ def way_of_parts(form: str, ranks: int, rows: int, cols: int, inputs: int, block
         return _AT_ONCE[form]
     fetches = ranks == _PAIR and inputs >= _HIDES_PULLS.get(form, inputs + 1)
     return "fetched" if fetches else "sent"
+
+
+def parts_in_boxes(parts: str, *, sums: bool) -> bool:
+    """Return whether parts of sums travel in boxes, which then have tiles of every rank. Local."""
+    return sums and parts not in _AT_ONCE.values()
 
 
 def tiling(form: str, ranks: int, rows: int, cols: int, parts: str, blocks: int) -> Tiling:

@@ -130,11 +130,12 @@ __device__ __forceinline__ c128 scaled(c128 x, float) { return x; }
 """
 )
 
-# V adjacent entries per thread, added in the order of the parts: the same bits wherever the same parts are added.
+# V adjacent entries per thread, added in the order of the parts: the same bits wherever the same parts are added. There
+# may be none.
 ADD = r"""
 __host__ __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 template<class T> struct alignas(least(16, V * sizeof(T))) Line { T v[V]; };
-struct Parts { const PART* p[P]; };
+struct Parts { const PART* p[P ? P : 1]; };
 struct Outs { OUT* p[OUTS]; };
 extern "C" __global__ void __launch_bounds__(512) add(
     Parts parts, u64 ld_parts, Outs outs, u64 ld_first, u64 ld_rest, u64 rows, u64 lines,
@@ -145,16 +146,21 @@ extern "C" __global__ void __launch_bounds__(512) add(
   for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < n; at += step) {
     INDEX i = at, row = i / (INDEX)lines;
     u64 col = (u64)(i - row * (INDEX)lines) * V;
+    SUM sum[V];
+#if P
     Line<PART> in[P];
     #pragma unroll
     for (int p = 0; p < P; p++) in[p] = *(const Line<PART>*)(parts.p[p] + row * ld_parts + col);
-    SUM sum[V];
     #pragma unroll
     for (int j = 0; j < V; j++) sum[j] = wide(in[0].v[j]);
     #pragma unroll
     for (int p = 1; p < P; p++)
       #pragma unroll
       for (int j = 0; j < V; j++) sum[j] = plus(sum[j], wide(in[p].v[j]));
+#else
+    #pragma unroll
+    for (int j = 0; j < V; j++) sum[j] = SUM{};
+#endif
     if (c) {
       Line<CTYPE> old = *(const Line<CTYPE>*)(c + row * ld_c + col);
       #pragma unroll

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,15 @@ from ..runtime.nccl import Nccl
 from ..runtime.runtime import GpuRuntime
 from .flags import FLAGS, SLOTS
 
-__all__ = ["ONE_KERNEL_FLAGS", "ONE_KERNEL_INBOXES", "Buffer", "Windows", "check_driver", "open_windows"]
+__all__ = [
+    "ONE_KERNEL_CONTROL", "ONE_KERNEL_FLAGS", "ONE_KERNEL_INBOXES", "Buffer", "Windows", "check_driver", "open_windows",
+]  # fmt: skip
 
 ONE_KERNEL_FLAGS = "one_kernel flags"
 """The symmetric buffer of the flags of ``one_kernel.cu``."""
+
+ONE_KERNEL_CONTROL = 256
+"""Bytes at the start of that buffer, before the flags: this rank's count of calls."""
 
 ONE_KERNEL_INBOXES = "one_kernel inboxes"
 """That of its inboxes, whose words are 0 until they have come."""
@@ -39,7 +45,8 @@ KINDS = "end", "between"
 _UP = 1
 _ROUNDED = 512 << 20  # bytes, at most, that NCCL adds to an allocation, for multicast
 _MOST_RANKS = 64  # that barriers take
-_FAR = 0x3F  # fill byte: larger than any real count of products
+_FAR = 0x3F3F3F3F  # larger than any real count of products
+_RAISED_AT_ONCE = 1 << 20  # bytes of flags that one copy raises
 
 
 class NullWindowError(UnsupportedError):
@@ -52,13 +59,15 @@ class Buffer:
     Attributes:
         peers: the address of each member's buffer, as this rank sees it, by its rank in the context.
         nbytes: its size.
+        captured: a graph that a user has captured holds its addresses.
     """
 
-    __slots__ = ("_memory", "_window", "nbytes", "peers")
+    __slots__ = ("_memory", "_window", "captured", "nbytes", "peers")
 
     def __init__(self) -> None:
         self.peers: dict[int, int] = {}
         self.nbytes = 0
+        self.captured = False
         self._memory: Any = None
         self._window: Any = None
 
@@ -91,9 +100,12 @@ class Windows:
         self._awaiting: dict[int, list[Any]] = {}  # batched operations on a flag, by its address
         self._cuda = runtime.cupy.cuda.runtime
         self._buffers: dict[str, Buffer] = {}
+        self._retired: list[tuple[str, Buffer]] = []  # replaced, but still in graphs that users have captured
         with runtime.agreement("symmetric memory"):
             stream = runtime.cupy.cuda.Stream(non_blocking=True)
             self._up = runtime.cupy.full(FLAGS * self.size, _UP, np.uint32)
+            self._raised = _pinned(runtime.cupy, FLAGS * self.size, _UP)
+            self._far = _pinned(runtime.cupy, _RAISED_AT_ONCE // 4, _FAR)
         words = len(KINDS) * (self.size + 2) + FLAGS * self.size
         self._flags = self.reserve("flags", 4 * words)
         self._first = 4 * len(KINDS) * (self.size + 2)
@@ -123,7 +135,7 @@ class Windows:
         """Return a buffer of at least ``nbytes``, the same number on every rank. Collective if it must grow.
 
         Waits for all work in flight before a buffer is replaced. New memory is zero. If a rank fails, the buffer stays
-        as it was, on every rank.
+        as it was, on every rank. If a user's graph holds the addresses of the old memory, that is kept.
 
         Raises:
             MemoryError: a rank has no room; raised on every rank.
@@ -158,14 +170,16 @@ class Windows:
                 if missing:
                     raise UnsupportedError(f"rank {self.rank} cannot reach rank {missing[0]}'s GPU memory")
             new.pop_all()
-        if buffer.nbytes:
+        old = copy(buffer)
+        buffer._memory, buffer._window, buffer.nbytes, buffer.captured = memory, window, nbytes, False
+        buffer.peers = {rank: int(address) for rank, address in peers.items()}
+        buffer.peers[self.rank] = int(memory.handle)
+        if old.nbytes:
             runtime.arena.replaced()
-        try:
-            self._release(buffer)  # all ranks have agreed, and so are idle
-        finally:
-            buffer._memory, buffer._window, buffer.nbytes = memory, window, nbytes
-            buffer.peers = {rank: int(address) for rank, address in peers.items()}
-            buffer.peers[self.rank] = int(memory.handle)
+            if any(runtime.comm.allgather(old.captured)):
+                self._retired.append((name, old))
+            else:
+                self._release(old)  # all ranks have agreed, and so are idle
         return buffer
 
     def _allocated(self, nbytes: int, what: str) -> Any:
@@ -261,16 +275,24 @@ class Windows:
     def raise_own(self, stream: Any) -> None:
         """Queue: raise all flags that this rank waits for, as if other ranks had. Repeat this until it no longer waits.
 
-        For a broken context: the work that follows reads whatever is in its buffers. Local.
+        For a broken context: the work that follows reads whatever is in its buffers. By copies from the host, for which
+        no multiprocessor must be free: kernels that wait may have them all. Local.
         """
-        at, copy = self._flags.peers[self.rank], self._cuda.memcpyDefault
-        self._cuda.memsetAsync(at, _FAR, 4 * len(KINDS) * self.size, stream.ptr)
-        ups = int(self._up.data.ptr)
-        self._cuda.memcpyAsync(at + self._first, ups, 4 * FLAGS * self.size, copy, stream.ptr)
-        for name in (ONE_KERNEL_FLAGS, ONE_KERNEL_INBOXES):
-            awaited = self.buffer(name)
-            if awaited.nbytes:
-                self._cuda.memsetAsync(awaited.peers[self.rank], _FAR, awaited.nbytes, stream.ptr)
+        at = self._flags.peers[self.rank]
+        self._fill(at, self._far, 4 * len(KINDS) * self.size, stream)
+        self._fill(at + self._first, self._raised, 4 * FLAGS * self.size, stream)
+        # the next call queued counts on from the control word, and must find its flags raised, too
+        for name, start in ((ONE_KERNEL_FLAGS, ONE_KERNEL_CONTROL), (ONE_KERNEL_INBOXES, 0)):
+            retired = (buffer for of, buffer in self._retired if of == name)
+            for awaited in (self.buffer(name), *retired):
+                if awaited.nbytes:
+                    self._fill(awaited.peers[self.rank] + start, self._far, awaited.nbytes - start, stream)
+
+    def _fill(self, at: int, words: Any, nbytes: int, stream: Any) -> None:
+        """Queue copies of a host array, one behind the other, over so many bytes of this GPU's memory."""
+        for first in range(0, nbytes, words.nbytes):
+            some = min(words.nbytes, nbytes - first)
+            self._cuda.memcpyAsync(at + first, words.ctypes.data, some, self._cuda.memcpyDefault, stream.ptr)
 
     def _offset(self, number: int, source: int) -> int:
         if not 0 <= number < FLAGS:
@@ -280,7 +302,7 @@ class Windows:
     def close(self) -> None:
         """Free all memory, last made first, every step even if one fails. Collective."""
         with ExitStack() as last_first:
-            for buffer in self._buffers.values():
+            for buffer in (*(buffer for _, buffer in self._retired), *self._buffers.values()):
                 last_first.callback(self._release, buffer)
             with self._runtime.agreement("symmetric memory: closing"):
                 self._cuda.deviceSynchronize()
@@ -345,6 +367,13 @@ def _why_deaf(runtime: GpuRuntime) -> str:
             if peer != device.index and not cuda.deviceCanAccessPeer(device.index, peer):
                 found = f"rank {runtime.rank}'s GPU cannot reach rank {rank}'s (no peer access)"
     return next((each for each in runtime.comm.allgather(found) if each), "")
+
+
+def _pinned(cupy: Any, count: int, value: int) -> Any:
+    """Return an array of the host that copy engines read, filled with one number. Local."""
+    words = np.frombuffer(cupy.cuda.alloc_pinned_memory(4 * count), np.uint32, count)
+    words[:] = value
+    return words
 
 
 def check_driver(result: tuple[Any, ...]) -> None:

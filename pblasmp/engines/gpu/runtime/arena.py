@@ -150,6 +150,11 @@ class Arena:
         """Note that something is about to be prepared: what it asks for is not given up before the next begins."""
         self._begun = self._clock + 1
 
+    @property
+    def captured(self) -> bool:
+        """Whether a graph that is not one of plans records what is queued now: it may be replayed at any time."""
+        return self._noted is None and bool(self._cupy.cuda.get_current_stream().is_capturing())
+
     def buffer(self, owner: str, name: str, nbytes: int) -> Array:
         """Return at least ``nbytes`` of an owner's buffer, as an uninitialised array of bytes.
 

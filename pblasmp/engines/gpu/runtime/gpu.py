@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import UnsupportedError
 from ..kernels.kernels import Kernels, Launch
 from ..kernels.lt import PLAIN, Fused, LocalProducts, Op
 from ..kernels.one_kernel import KernelJob, OneKernel
@@ -25,6 +24,7 @@ from .runtime import GpuRuntime
 
 __all__ = ["Gpu"]
 
+_AMAX_BYTES = 4  # one float32
 _URGENT = -5  # priority of the streams of sums, and of panels that other ranks wait for: the highest
 
 
@@ -51,7 +51,7 @@ class Gpu:
         self.capability, self.shared_gpus = runtime.capability, runtime.shared_gpus
         self._cupy, self._nccl = runtime.cupy, nccl_bindings
         self._runtime = runtime.cupy.cuda.runtime
-        self._comm = nccl.handle
+        self._comm, self._take_turn = nccl.handle, runtime.take_turn
         self._streams: dict[str, Any] = {}
         self._events: dict[str, Any] = {}
         with ExitStack() as self._closing:
@@ -85,9 +85,15 @@ class Gpu:
         self.windows.reserve(name, nbytes)
 
     def symmetric(self, name: str, rank: int) -> int:
-        """Return the address of a rank's symmetric buffer, as this rank sees it. Local."""
+        """Return the address of a rank's symmetric buffer, as this rank sees it. Local.
+
+        Whatever is done with a buffer, its own rank asks for it, too, and keeps it if a user's graph records that.
+        """
         assert self.windows is not None
-        return self.windows.buffer(name).peers[rank]
+        buffer = self.windows.buffer(name)
+        if rank == self.rank and self.arena.captured:
+            buffer.captured = True
+        return buffer.peers[rank]
 
     def symmetric_bytes(self, name: str) -> int:
         """Return the size of a symmetric buffer, the same on every rank. Local."""
@@ -197,26 +203,34 @@ class Gpu:
         finish: Fused = PLAIN,
         compute: str | None = None,
     ) -> None:
-        """Queue D = alpha X op(W) + beta C and the epilogue; D = 0 if there are no inputs. Local."""
+        """Queue D = alpha X op(W) + beta C and the epilogue; without inputs the product is 0. Local."""
         if not d.rows * d.cols:
             return
-        if not x.cols:
-            if beta != 0 or finish != PLAIN:
-                raise UnsupportedError("a product over no inputs, with C or an epilogue")
-            size, at = d.dtype.itemsize, self.stream(stream).ptr
-            whole = d.ld == d.cols
-            for row in range(1 if whole else d.rows):
-                nbytes = d.cols * size * (d.rows if whole else 1)
-                self._runtime.memsetAsync(d.address + row * d.ld * size, 0, nbytes, at)
+        if x.cols:
+            self.products.multiply(
+                self.stream(stream).ptr, x, w, d,
+                op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute, lane=stream,
+            )  # fmt: skip
             return
-        self.products.multiply(
-            self.stream(stream).ptr, x, w, d,
-            op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute, lane=stream,
+        if finish.amax:  # a product overwrites it, a sum raises it
+            self.clear(stream, finish.amax, _AMAX_BYTES)
+        bias = View(finish.bias, 1, d.cols, d.cols, finish.bias_dtype or d.dtype) if finish.bias else None
+        self.add(
+            stream, [], [d], beta=beta, c=c or d, bias=bias, activation=finish.activation, scale=finish.scale_d,
+            amax=finish.amax,
         )  # fmt: skip
 
-    def one_kernel(self, kernel: OneKernel, job: KernelJob) -> None:
-        """Launch a kernel that multiplies and communicates, on the main stream. Local to queue, collective to run."""
-        kernel.launch(job, self.multiprocessors, self.stream("main").ptr)
+    def clear(self, stream: str, at: int, nbytes: int) -> None:
+        """Set memory to zero. Local."""
+        self._runtime.memsetAsync(at, 0, nbytes, self.stream(stream).ptr)
+
+    def one_kernel(self, kernel: OneKernel, job: KernelJob, blocks: int) -> None:
+        """Launch a kernel that multiplies and communicates, on the main stream. Local to queue, collective to run.
+
+        ``blocks`` is how many there may be: one on a multiprocessor.
+        """
+        self._take_turn()
+        kernel.launch(job, blocks, self.stream("main").ptr)
 
     def push(self, stream: str, to: View, of: View, count: int = 1, steps: tuple[int, int] = (0, 0)) -> None:
         """Copy a matrix from or to a peer, by a copy engine. Local.

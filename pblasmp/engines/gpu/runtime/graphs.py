@@ -37,6 +37,10 @@ class Recordings:
         """Queue from now on on CuPy's current stream. Local."""
         self._runtime.follow_stream()
 
+    def take_turn(self) -> None:
+        """Queue next what takes the whole GPU. Local."""
+        self._runtime.take_turn()
+
     def record(self, queue: Callable[[], None], *, allocates: bool = False) -> _Recorded:
         """Record a product that has run once. Local.
 
@@ -54,13 +58,14 @@ class Recordings:
 
                 memory = self._arena.graph_memory()
                 stack.enter_context(cupy.cuda.using_allocator(memory.malloc))
+            taken = runtime.turns.taken
             stream.begin_capture(runtime.relaxed)
             try:
                 queue()
             finally:
                 graph = stream.end_capture()
         runtime.follow_stream()  # back from the stream of the recording
-        recorded = _Recorded(self, graph, generation, memory)
+        recorded = _Recorded(self, graph, generation, memory, takes_turn=runtime.turns.taken > taken)
         self._recorded.add(recorded)
         self._arena.keep_for(recorded, used)
         return recorded
@@ -74,8 +79,17 @@ class Recordings:
 class _Recorded:
     """A CUDA graph, until its product is closed, and the memory that it shares with others."""
 
-    def __init__(self, store: Recordings, graph: Any, generation: object, memory: GraphMemory | None) -> None:
+    def __init__(
+        self,
+        store: Recordings,
+        graph: Any,
+        generation: object,
+        memory: GraphMemory | None,
+        *,
+        takes_turn: bool,
+    ) -> None:
         self._store, self.graph, self.generation, self.memory = store, graph, generation, memory
+        self._takes_turn = takes_turn
 
     @property
     def current(self) -> bool:
@@ -84,6 +98,8 @@ class _Recorded:
 
     def launch(self) -> None:
         """Queue it on CuPy's current stream. Local."""
+        if self._takes_turn:
+            self._store.take_turn()
         self.graph.launch()
 
     def replay(self) -> None:
@@ -93,4 +109,4 @@ class _Recorded:
         if not self.current:
             raise ClosedError("the workspace has been replaced since this graph was made: make it again")
         self._store.follow_stream()
-        self.graph.launch()
+        self.launch()

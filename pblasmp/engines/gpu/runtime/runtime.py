@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -12,6 +13,8 @@ from ....comm import Agreement, Communicator, is_agreed, nodes_of
 from .arena import Arena
 from .device import Device
 from .health import Health
+from .streams import capture_of
+from .turns import turns_on
 
 __all__ = ["NO_MULTICAST", "GpuRuntime"]
 
@@ -38,6 +41,8 @@ class GpuRuntime:
         arena: the memory that products share.
         health: whether the GPU still works, and what aborts it.
         followers: functions of a stream, called when work moves to it.
+        turns: the order of this process's contexts on the GPU.
+        stream: the stream that work was queued on last.
     """
 
     def __init__(self, comm: Communicator, device: Device) -> None:
@@ -59,6 +64,9 @@ class GpuRuntime:
                 self.stream: Any = cupy.cuda.get_current_stream()
                 self.health = Health(comm, device)
                 self.health.queues.append(lambda: [self.stream])
+                self.turns = turns_on(device.index)
+                self.turns.join(self)
+                self._closing.callback(self.turns.leave, self)
             multicast = os.environ.get(NO_MULTICAST, "0") in ("", "0")
             said = comm.allgather((*found, multicast, device.ranks))  # all ranks choose by the same facts
             capabilities, multiprocessors, rooms, allowed, sharing = zip(*said, strict=True)
@@ -132,12 +140,14 @@ class GpuRuntime:
     def follow_stream(self) -> None:
         """Use CuPy's current stream from now on, and keep it alive as long as libraries hold it. Local.
 
-        It waits for what was queued on another stream before, since all products share workspaces and buffers.
+        It waits for what was queued on another stream before, since all products share workspaces and buffers, and for
+        other contexts' work that takes the whole GPU.
         """
         stream = self.cupy.cuda.get_current_stream()
+        self.turns.follow(self, stream)
         if stream.ptr == self.stream.ptr:
             return
-        self._wait_for_last(stream)
+        self.let_wait(stream, self.stream)
         for follow in self.followers:
             follow(stream)
         self.stream = stream
@@ -148,16 +158,33 @@ class GpuRuntime:
         CuPy gives the memory of a freed array to the next array that is made on the same stream, whatever other
         streams still do with it.
         """
-        if stream.ptr != self.stream.ptr:
-            self._wait_for_last(stream)
+        self.let_wait(stream, self.stream)
 
-    def _wait_for_last(self, stream: Any) -> None:
-        """Let a stream wait for the one used last; while a graph is recorded, it cannot wait for work outside it."""
-        last = self.stream
-        if not stream.is_capturing() and not last.is_capturing():
-            event = self.cupy.cuda.Event(disable_timing=True)
-            event.record(last)
-            stream.wait_event(event)
+    def let_wait(self, stream: Any, other: Any) -> bool:
+        """Let later work on a stream wait for what is on another one, if it can; return whether it does. Local.
+
+        What a graph records cannot wait for work outside of it, nor the reverse.
+        """
+        if stream.ptr == other.ptr:
+            return True
+        records = stream.is_capturing()
+        if records != other.is_capturing() or (records and capture_of(stream) != capture_of(other)):
+            return False
+        event = self.cupy.cuda.Event(disable_timing=True)
+        event.record(other)
+        stream.wait_event(event)
+        return True
+
+    def take_turn(self) -> None:
+        """Queue next, on CuPy's current stream, what takes the whole GPU and waits for other ranks. Local."""
+        self.turns.take(self, self.cupy.cuda.get_current_stream())
+
+    # -- other communicators
+
+    def beside_others(self) -> bool:
+        """Return whether a rank's process has communicators of PyTorch besides this context's own. Collective."""
+        own = int(getattr(self.comm, "of_group", False))  # which only communicators of PyTorch's groups say
+        return any(self.comm.allgather(_process_groups() > own))
 
     # -- waiting, and the end
 
@@ -174,3 +201,11 @@ class GpuRuntime:
     def close(self) -> None:
         """Free the arena, and make the GPU current that was so before. Local."""
         self._closing.close()
+
+
+def _process_groups() -> int:
+    """Return how many process groups PyTorch has made in this process, if it is imported at all. Local."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not (dist.is_available() and dist.is_initialized()):
+        return 0
+    return int(dist.distributed_c10d.get_pg_count())

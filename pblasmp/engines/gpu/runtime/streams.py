@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["current", "external"]
+__all__ = ["capture_of", "current", "external"]
 
 
 @contextmanager
@@ -25,6 +25,14 @@ def current(stream: Any) -> Iterator[None]:
         yield
     finally:
         before.use()
+
+
+def capture_of(stream: Any) -> int:
+    """Return the number of the capture that records a stream. Local."""
+    from cuda.bindings import driver
+
+    _, _, number, *_ = driver.cuStreamGetCaptureInfo(stream.ptr)
+    return int(number)
 
 
 def external(handle: int, device: int) -> Any:

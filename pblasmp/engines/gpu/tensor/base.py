@@ -77,6 +77,8 @@ class CopyProduct(TensorProduct[Views]):
 
     name: ClassVar[str] = ""
     needs_windows: ClassVar[bool] = True
+    leaves_sms: ClassVar[bool] = False
+    """Whether it leaves ``comm_sms`` multiprocessors to others."""
     ranks: ClassVar[int | None] = None
     """The number of ranks that it is for; None: any."""
     streams: tuple[str, ...] = ()

@@ -97,7 +97,7 @@ def _why_not(
     session = session_of(engine)
     if p.size != session.runtime.size:
         return f"the operands are on {p.size} ranks; this algorithm needs all {session.runtime.size}"
-    if why := library_refusal(options, operands):
+    if why := library_refusal(options, operands, leaves_sms=kind.leaves_sms):
         return why
     e = None if operands is None else operands.epilogue
     if e is not None and (set(e.given) - {"bias"} or e.activation in ("drelu", "dgelu")):

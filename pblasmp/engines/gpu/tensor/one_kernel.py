@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,18 +21,32 @@ from ....dtypes import is_float8
 from ....layout import ParallelProblem
 from ...request import Options
 from ...tensor.pieces import offsets, shares
-from ..kernels.one_kernel import TILE_ROWS, KernelJob, OneKernel, Tiling, tiling, way_of_parts
+from ..kernels.one_kernel import (
+    TILE_ROWS,
+    KernelJob,
+    OneKernel,
+    Tiling,
+    parts_in_boxes,
+    tiling,
+    way_of_parts,
+)
 from ..kernels.views import View
-from ..peers.windows import ONE_KERNEL_FLAGS, ONE_KERNEL_INBOXES
+from ..peers.windows import ONE_KERNEL_CONTROL, ONE_KERNEL_FLAGS, ONE_KERNEL_INBOXES
 from ..runtime.gpu import Gpu
 from ..types import carried
 from .base import CopyProduct, Views
 
+if TYPE_CHECKING:
+    from ..session import Session
+
 __all__ = ["OneKernelAllReduce", "OneKernelGatheredOutput", "OneKernelReduceScatter"]
 
-_CONTROL_BYTES = 256  # at the start of the flags: this rank's count of calls
 _KINDS = 2  # of flags: parts of sums, results
 _MOST_RANKS = 16
+_LEFT = 26
+"""Multiprocessors left to other communicators, a fifth of the GPU. NCCL's blocks come in clusters of four on Hopper,
+which may run one after another, but each on all ranks at once. Wherever this kernel's blocks are, one of the eight GPCs
+has four multiprocessors left if more than three of each are."""
 _ALIGN = 16  # bytes
 _HOPPER = 90
 _TYPES = "bfloat16", "float16"
@@ -42,8 +56,18 @@ class _OneKernelProduct(CopyProduct):
     """One kernel multiplies and communicates, tile by tile."""
 
     name = "one_kernel"
+    leaves_sms = True
     starts: Sequence[int]  # of the ranks' shares of the rows
     copies = True  # whether a rank's results are fetched by the others
+
+    def __init__(self, session: Session, p: ParallelProblem, options: Options) -> None:
+        left = options.comm_sms
+        if left is None:
+            left = _LEFT if session.runtime.beside_others() else 0
+        self._left = left
+        super().__init__(session, p, options)
+        if left:
+            self.path += f"; {left} multiprocessors are left to others"
 
     @classmethod
     def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:
@@ -54,6 +78,8 @@ class _OneKernelProduct(CopyProduct):
             return "the kernel is for Hopper GPUs (compute capability 9.0)"
         if gpu.shared_gpus:
             return "ranks share a GPU: their kernels would wait for each other"
+        if options.comm_sms is not None and options.comm_sms >= gpu.multiprocessors:
+            return f"comm_sms={options.comm_sms} leaves none of {gpu.multiprocessors} multiprocessors"
         if gpu.size > _MOST_RANKS:
             return f"the kernel is for {_MOST_RANKS} ranks at most"
         if is_float8(p.dtype) or {
@@ -78,12 +104,18 @@ class _OneKernelProduct(CopyProduct):
     def _prepare(self) -> None:
         p, form, size = self.p, self.form, self.size
         inputs = sum(p.inputs) // len(p.inputs)
-        blocks = self.gpu.multiprocessors
+        self.blocks = blocks = max(1, self.gpu.multiprocessors - self._left)
         tokens, outputs, _ = p.sizes
         self.parts = way_of_parts(form, size, tokens, outputs, inputs, blocks)
         self._cut()
         self.tiles: Tiling = tiling(form, size, *self._share(), self.parts, blocks)
         self.kernel = OneKernel(self.form, self.p.dtype, self.size, self.tiles)
+        tokens, outputs, inputs = (of[self.rank] for of in (p.tokens, p.outputs, p.inputs))
+        width = sum(p.outputs) if form == "matmul_allgather" else outputs
+        shapes = {"x": (tokens, inputs), "w": (outputs, inputs), "out": (p.rows[self.rank], width)}
+        for name, (rows, cols) in shapes.items():
+            if cols * p.dtype.itemsize % _ALIGN:  # unless the caller's rows are further apart
+                self._reserve(f"one_kernel {name}", rows * self._aligned_ld(cols) * p.dtype.itemsize)
 
     def _cut(self) -> None:
         """Set ``starts``, of the ranks' shares of the rows. Local."""
@@ -95,12 +127,14 @@ class _OneKernelProduct(CopyProduct):
         return high, self.p.outputs[0]
 
     def _buffers(self) -> dict[str, int]:
-        boxes, stores = 2 * self.size * self.tiles.count, self.parts in ("stored", "exchanged")
-        nbytes, flags = boxes * self.tiles.image_bytes, _KINDS * boxes * np.dtype(np.uint32).itemsize
+        tiles, in_boxes = 2 * self.tiles.count, parts_in_boxes(self.parts, sums=self.kernel.sums)
+        sources = self.size if in_boxes else int(self.copies)
+        stores = self.parts in ("stored", "exchanged")
+        flags = _KINDS * self.size * tiles * np.dtype(np.uint32).itemsize
         return {
-            "one_kernel": 0 if stores and not self.copies else nbytes,
-            ONE_KERNEL_INBOXES: nbytes if stores else 0,
-            ONE_KERNEL_FLAGS: _CONTROL_BYTES + flags,
+            "one_kernel": sources * tiles * self.tiles.image_bytes,
+            ONE_KERNEL_INBOXES: self.size * tiles * self.tiles.image_bytes if stores else 0,
+            ONE_KERNEL_FLAGS: ONE_KERNEL_CONTROL + flags,
         }
 
     def _start(self) -> None:
@@ -114,7 +148,7 @@ class _OneKernelProduct(CopyProduct):
         out = self._aligned("one_kernel out", operands.d, copy=False)
         x, w = self._aligned("one_kernel x", operands.a), self._aligned("one_kernel w", operands.b)
         job = self._job(operands, x, w, out)
-        gpu.one_kernel(self.kernel, job)
+        gpu.one_kernel(self.kernel, job, self.blocks)
         if out is not operands.d:
             gpu.copy("main", operands.d, out)
 
@@ -123,7 +157,7 @@ class _OneKernelProduct(CopyProduct):
         size = matrix.dtype.itemsize
         if not (matrix.address % _ALIGN or matrix.ld * size % _ALIGN):
             return matrix
-        ld = -(-matrix.cols * size // _ALIGN) * _ALIGN // size
+        ld = self._aligned_ld(matrix.cols)
         own = View(
             self.gpu.scratch(name, matrix.rows * ld * size), matrix.rows, matrix.cols, ld, matrix.dtype
         )
@@ -131,17 +165,22 @@ class _OneKernelProduct(CopyProduct):
             self.gpu.copy("main", own, matrix)
         return own
 
+    def _aligned_ld(self, cols: int) -> int:
+        """Return how many entries apart rows of so many are in memory that TMA can reach. Local."""
+        each = _ALIGN // self.p.dtype.itemsize
+        return -(-cols // each) * each
+
     def _job(self, operands: Views, x: View, w: View, out: View) -> KernelJob:
         """Return the arguments of a launch. Local."""
         raise NotImplementedError
 
     def _with_boxes(self, operands: Views, w: View, **how: Any) -> KernelJob:
         gpu, flags = self.gpu, ONE_KERNEL_FLAGS
-        words = (gpu.symmetric_bytes(flags) - _CONTROL_BYTES) // np.dtype(np.uint32).itemsize
+        words = (gpu.symmetric_bytes(flags) - ONE_KERNEL_CONTROL) // np.dtype(np.uint32).itemsize
         return KernelJob(
             w=w, rank=self.rank, starts=self.starts, capacity=words // (2 * _KINDS * self.size),
             control=gpu.symmetric(flags, self.rank),
-            flags=[gpu.symmetric(flags, rank) + _CONTROL_BYTES for rank in range(self.size)],
+            flags=[gpu.symmetric(flags, rank) + ONE_KERNEL_CONTROL for rank in range(self.size)],
             boxes=self._halves("one_kernel"), inboxes=self._halves(ONE_KERNEL_INBOXES),
             bias=operands.bias, activation=operands.activation, alpha=float(complex(self.options.alpha).real),
             **how,
