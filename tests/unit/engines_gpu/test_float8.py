@@ -281,6 +281,7 @@ def test_tensors_of_pytorch_are_taken_as_bytes(ctx, lib, monkeypatch):
 
         dtype, device = "torch.float8_e4m3fn", SimpleNamespace(type="cuda")
         is_conj = is_neg = staticmethod(lambda: False)
+        requires_grad = False
 
         def detach(self) -> Any:
             return self

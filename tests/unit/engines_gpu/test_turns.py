@@ -419,6 +419,20 @@ def test_beside_another_communicator_multiprocessors_are_left(order, form, monke
     assert form != "matmul_allreduce" or False in ends[False]
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_two_gpus_let_other_communicators_in(order, form, monkeypatch):
+    """Blocks that are done leave room: then none is left in advance."""
+    kernel = SimpleNamespace(sums=form != "matmul_allgather")
+    monkeypatch.setattr("pblasmp.engines.gpu.tensor.one_kernel.OneKernel", lambda *_: kernel)
+    monkeypatch.setattr("tests.helpers.fakepeers.FakePeer.reserve", lambda *_: None)
+    sizes = 4096, 7168, 8192
+    assert left_by(form, 2, sizes, beside_others=True) == 0
+    share, cluster = cut(form, 2, sizes, MULTIPROCESSORS)
+    for clusters, first in ((8, {0}), (8, {1}), (8, {0, 1}), (2, {0})):
+        model = Model(order(form, 2, cluster), form, share, MULTIPROCESSORS, 0, [["A"]] * 2)
+        assert model.run(Nccl(model, clusters, first).go_on)
+
+
 def test_of_which_gpus_the_ranks_speak(monkeypatch):
     """One rank with other communicators is enough: all leave the same number."""
     said: list[bool] = []
