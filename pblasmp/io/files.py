@@ -192,10 +192,13 @@ def load(
                 if tile is not None:
                     with errors_naming(path):
                         values = as_values(source.read(*tile), kind)
+                source.check()
                 count.add(local.nbytes)
             mine = [values if rank == ctx.rank else None for rank in range(tiling.layout.grid.size)]
             cells = ctx.cells(inner, local)
             ctx.engine.put(Side.of(tiling.layout[window]), mine, Side.of(inner), cells, kind)
+        with ctx.agreement("load: closing"):  # afterwards no rank has the file open, or locks it
+            source.close()
     return out
 
 
@@ -248,13 +251,21 @@ class OpenFile:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Around a save: after one that fails the file would be incomplete, so it is dropped. Local."""
+        """Around a save: after one that fails the file would be incomplete, so it is dropped. Local.
+
+        Only an ArgumentError before ``begin`` leaves the file as it was.
+        """
+        self._begun = False
         try:
             yield
         except BaseException as error:
-            if not isinstance(error, ArgumentError):
+            if self._begun or not isinstance(error, ArgumentError):
                 self.close("a matrix could not be saved, so the file was dropped")
             raise
+
+    def begin(self) -> None:
+        """Note that a save writes from now on. Local."""
+        self._begun = True
 
     def __enter__(self) -> Self:
         return self
@@ -266,13 +277,15 @@ class OpenFile:
             self.close()
             return
         ctx = self._context
-        with ctx.running("open_file"), ctx.agreement("open_file: renaming") as facts:
-            facts["path"] = str(self.path)
-            self.check(ctx)
-            if self._new is not None:
-                with errors_naming(self.path):
-                    self._new.commit()
-        self.close()
+        try:
+            with ctx.running("open_file"), ctx.agreement("open_file: renaming") as facts:
+                facts["path"] = str(self.path)
+                self.check(ctx)
+                if self._new is not None:
+                    with errors_naming(self.path):
+                        self._new.commit()
+        finally:
+            self.close()
 
     def close(self, why: str = "the file is closed") -> None:
         """Drop the file if it has not got its name. Local.
@@ -310,6 +323,8 @@ def save(
                 replacement, where = (
                     _create(path, dataset, d, order, stack) if file is None else file.add(dataset, d)
                 )
+        if file is not None:
+            file.begin()
         name, offset = ctx.comm.bcast(where)
         with ctx.agreement("save: opening"):
             part = _FilePart(ctx, d, matrix.local, order == "F")

@@ -22,7 +22,7 @@ from ..dtypes import DTYPES, FLOAT8, is_foreign
 from ..errors import ArgumentError, LibraryNotFoundError
 from ..extras import install
 from ..layout.descriptor import MatrixDescriptor, MemoryOrder
-from .source import check_chunks, parts_of, reserve
+from .source import check_chunks, check_version, parts_of, reserve
 from .temporary import check_kind, followed, is_being_written
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Hdf5Dataset:
     def __init__(self, path: Path, name: str | None) -> None:
         h5py = _h5py()
         path = followed(path)
+        self._path, self._checked = path, False
         check_kind(path, path.stat().st_mode, directory=False)
         with path.open("rb"):  # its errors say what is wrong
             pass
@@ -77,6 +78,12 @@ class Hdf5Dataset:
         """Return a part. Local."""
         values: NDArray[Any] = self._data[rows, cols]
         return values.view(self.dtype) if is_foreign(self.dtype) else values
+
+    def check(self) -> None:
+        """Raise ArgumentError if ranks may have opened different versions of the file. Local."""
+        if not self._checked:
+            check_version(self._path, self._file.id.get_vfd_handle())
+            self._checked = True
 
     def close(self) -> None:
         """Close the file. Local."""
@@ -362,10 +369,13 @@ def _copy_attributes(name: str, old: h5py.Dataset, new: h5py.Dataset) -> None:
     Raises:
         ArgumentError: an attribute is of a type that h5py cannot copy.
     """
-    from h5py import h5a, h5s
+    from h5py import h5, h5a, h5p, h5s
+
+    in_order = old.id.get_create_plist().get_attr_creation_order() & h5p.CRT_ORDER_TRACKED
+    by = h5.INDEX_CRT_ORDER if in_order else h5.INDEX_NAME
 
     for index in range(h5a.get_num_attrs(old.id)):
-        attribute = h5a.open(old.id, index=index)
+        attribute = h5a.open(old.id, index=index, index_type=by)
         try:
             space = attribute.get_space()
             copy = h5a.create(new.id, attribute.name, attribute.get_type(), space)
@@ -388,9 +398,8 @@ def _take_over(file: h5py.File, old: h5py.Dataset, new: h5py.Dataset) -> None:
     for group, name, its_address, _ in list(_hard_links(file)):
         if its_address != address:
             continue
-        ordered = group if group != file["/"].id else file.id
         later: list[bytes] = []
-        if ordered.get_create_plist().get_link_creation_order() & h5p.CRT_ORDER_TRACKED:
+        if group.get_create_plist().get_link_creation_order() & h5p.CRT_ORDER_TRACKED:
             group.links.iterate(later.append, idx_type=h5.INDEX_CRT_ORDER)
             later = later[later.index(name) + 1 :]
         group.unlink(name)

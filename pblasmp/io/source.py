@@ -25,6 +25,7 @@ __all__ = [
     "Target",
     "as_values",
     "check_chunks",
+    "check_version",
     "element_type",
     "errors_naming",
     "parts_of",
@@ -57,6 +58,12 @@ class Source(Protocol):
 
     def read(self, rows: slice, cols: slice) -> NDArray[Any]:
         """Return a part; in an F-ordered file, of the transpose. Local."""
+
+    def check(self) -> None:
+        """Raise ArgumentError if ranks may have read different versions of the file. Local.
+
+        Called on every rank after parts have been read. All ranks have opened the file before the first is.
+        """
 
     def close(self) -> None:
         """Close the file. Local."""
@@ -98,6 +105,7 @@ class RawFile:
         self, path: Path, offset: int, shape: tuple[int, int], dtype: np.dtype, *, write: bool = False
     ) -> None:
         self._path, self._offset, self._width, self._item = path, offset, shape[1], dtype
+        self._checked = False
         self._file = path.open("r+b" if write else "rb", buffering=0)
 
     def _runs(self, rows: slice, cols: slice, array: NDArray[Any]) -> Iterator[tuple[memoryview, int]]:
@@ -125,6 +133,12 @@ class RawFile:
                     )
                 done += got
         return out
+
+    def check(self) -> None:
+        """Raise ArgumentError if ranks may have opened different versions of the file. Local."""
+        if not self._checked:
+            check_version(self._path, self._file.fileno())
+            self._checked = True
 
     def write(self, rows: slice, cols: slice, values: NDArray[Any]) -> None:
         """Write a C-contiguous part of the array. Local."""
@@ -163,6 +177,14 @@ def parts_of(dataset: str) -> list[str]:
     return parts
 
 
+def check_version(path: Path, file: int) -> None:
+    """Raise ArgumentError if a path no longer leads to the file or directory with this descriptor. Local."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(path.stat(), os.fstat(file)):
+            return
+    raise ArgumentError(f"{path}: was replaced while it was loaded; load it again")
+
+
 def check_chunks(
     path: Path, shape: tuple[int, int], chunk: tuple[int, int], dtype: np.dtype
 ) -> tuple[int, int]:
@@ -175,8 +197,10 @@ def check_chunks(
     """
     nbytes = math.prod(chunk) * dtype.itemsize
     count = math.prod(-(-extent // max(1, part)) for extent, part in zip(shape, chunk, strict=True))
-    if (count > _MOST_CHUNKS and nbytes < _SMALL_CHUNK) or nbytes > max(
-        _LARGE_CHUNK, 2 * math.prod(shape) * dtype.itemsize
+    if (
+        min(chunk) < 1
+        or (count > _MOST_CHUNKS and nbytes < _SMALL_CHUNK)
+        or nbytes > max(_LARGE_CHUNK, 2 * math.prod(shape) * dtype.itemsize)
     ):
         raise ArgumentError(
             f"{path}: not a readable matrix: {shape[0]} x {shape[1]} {dtype} in {count} chunks of {nbytes} bytes; "

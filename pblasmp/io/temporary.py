@@ -77,6 +77,11 @@ class Replacement:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         remove_abandoned(self.target)
 
+    @property
+    def replaces(self) -> bool:
+        """Whether there is an old version. Local."""
+        return self._old is not None
+
     def begin(self, stack: ExitStack) -> Self:
         """Do what ``with`` does; what ``stack`` undoes, even if a signal's handler raises an exception now. Local."""
         stack.push(self)

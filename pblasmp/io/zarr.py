@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import is_foreign
-from ..errors import ArgumentError, LibraryNotFoundError
+from ..errors import ArgumentError, LibraryNotFoundError, short_repr
 from ..extras import install
 from ..layout.descriptor import MatrixDescriptor, MemoryOrder
 from .hdf5 import MARK, mark, marked_dtype, stored_dtype
@@ -64,6 +64,7 @@ class ZarrArray:
         if name is not None:
             where = followed(path.joinpath(*_array_parts(name)))
             put_back(where)
+        self._where, self._version = where, _version(where)
         try:
             self._data = _open(where, write=write)
         except Exception as error:  # noqa: BLE001 - the releases of zarr raise many kinds
@@ -79,6 +80,14 @@ class ZarrArray:
         """Return a part. Local."""
         values = np.asarray(self._data[rows, cols])
         return values.view(self.dtype) if is_foreign(self.dtype) else values
+
+    def check(self) -> None:
+        """Raise ArgumentError if the array has been replaced since it was opened. Local.
+
+        Chunks are found by their names, so they may be those of the new array; those of the old one may be missing.
+        """
+        if _version(self._where) != self._version:
+            raise ArgumentError(f"{self._where}: was replaced while it was loaded; load it again")
 
     def write(self, rows: slice, cols: slice, values: NDArray[Any]) -> None:
         """Write a part that consists of whole chunks, except at the edges. Local."""
@@ -117,7 +126,7 @@ def _open(where: Path, *, write: bool = False) -> Any:
         if path.exists():
             if not stat.S_ISREG(path.stat().st_mode):
                 raise ArgumentError(f"{name} is not a file")
-            _check_codecs(json.loads(path.read_text()))
+            _check_codecs(json.loads(path.read_text(encoding="utf-8")))
     if not write:
         return zarr.open_array(str(where), mode="r")
     # Chunks are always written: zarr takes some values for the fill value that are not, such as a complex -0.
@@ -149,8 +158,20 @@ def _check_codecs(metadata: Any) -> None:
             waiting.append({"name": codec})
 
 
+def _version(where: Path) -> list[tuple[int, int]]:
+    """Return what differs between an array and another one that replaces it. Local."""
+    found = []
+    for path in (where / _ARRAY, where / _OLD_ARRAY):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            found.append((status.st_ino, status.st_mtime_ns))
+    return found
+
+
 def is_group(path: Path) -> bool:
     """Return whether a directory is a Zarr group. Local."""
+    if not all(stat.S_ISREG((path / name).stat().st_mode) for name in _RESERVED if (path / name).exists()):
+        return False  # to open a pipe would take forever
     try:
         _zarr().open_group(str(path), mode="r")
     except LibraryNotFoundError:
@@ -170,6 +191,16 @@ def _array_parts(name: str | None) -> list[str]:
                 f"dataset: expected a name, got {name!r}: {part!r} is one that Zarr uses itself"
             )
     return parts
+
+
+def _check_length(path: Path) -> None:
+    """Raise OSError if a name is too long for the file system. Local."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}: {short_repr(path.name)}", str(path)) from None
 
 
 class NewArray(Replacement):
@@ -196,11 +227,11 @@ class NewArray(Replacement):
             self._format = _check_group(where, self._parts[0])
             where = followed(where / self._parts.pop(0))
             put_back(where)
-        for part in self._parts:  # are they too long for the file system?
-            with contextlib.suppress(FileNotFoundError):
-                (where.parent / part).lstat()
+        for part in self._parts:
+            _check_length(where.parent / part)
         self._replaced = _replaced(where) if not self._parts and where.exists() else None
         super().__init__(where, directory=True)
+        _check_foreseen(self, self._replaced is not None)
 
     @property
     def array(self) -> Path:
@@ -239,16 +270,26 @@ class NewArray(Replacement):
 
 
 def _commit(new: Any, path: Path, target: Path, parts: list[str]) -> None:
-    """Give a directory its name; if another job has made that group meanwhile, only what it does not have."""
+    """Give a directory its name; if another job has made this group meanwhile, only what is not in it."""
     try:
         new.commit()
     except OSError as error:
         if not parts or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        _check_group(target, parts[0])
-        with Replacement(target / parts[0], directory=True) as inner:
-            (path / parts[0]).rename(inner.path)
-            _commit(inner, inner.path, inner.target, parts[1:])
+        while parts and target.exists():
+            _check_group(target, parts[0])
+            path, target, parts = path / parts[0], target / parts[0], parts[1:]
+        there = target.exists() and _replaced(target) is not None
+        with Replacement(target, directory=True) as inner:
+            _check_foreseen(inner, there)
+            path.rename(inner.path)
+            _commit(inner, inner.path, inner.target, parts)
+
+
+def _check_foreseen(new: Replacement, there: bool) -> None:
+    """Raise ArgumentError if a new version would replace what was not looked at. Local."""
+    if new.replaces != there:
+        raise ArgumentError(f"{new.target}: another job made or removed it at the same moment; save again")
 
 
 def _check_group(path: Path, name: str) -> int:
