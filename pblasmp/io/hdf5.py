@@ -11,6 +11,7 @@ import contextlib
 import errno
 import itertools
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import DTYPES, FLOAT8, is_foreign
-from ..errors import ArgumentError, LibraryNotFoundError
+from ..errors import ArgumentError, LibraryNotFoundError, short_repr
 from ..extras import install
 from ..layout.descriptor import MatrixDescriptor, MemoryOrder
 from .source import check_chunks, check_version, parts_of, reserve
-from .temporary import check_kind, followed, is_being_written
+from .temporary import PATIENCE_SECONDS, check_kind, followed, is_being_written
 
 if TYPE_CHECKING:
     import h5py
@@ -52,15 +53,14 @@ class Hdf5Dataset:
     order: MemoryOrder = "C"
 
     def __init__(self, path: Path, name: str | None) -> None:
-        h5py = _h5py()
+        _h5py()
         path = followed(path)
         self._path, self._checked = path, False
         check_kind(path, path.stat().st_mode, directory=False)
         with path.open("rb"):  # its errors say what is wrong
             pass
         try:
-            # A save locks the file that it will replace, and changes nothing in it.
-            self._file = h5py.File(path, "r", **({"locking": False} if is_being_written(path) else {}))
+            self._file = _opened(path)
         except OSError as error:
             why = ": another program writes it at the moment" if error.errno == errno.EAGAIN else ""
             raise ArgumentError(f"{path}: not a readable HDF5 file{why}: {error}") from None
@@ -98,6 +98,20 @@ def _h5py() -> Any:
     return h5py
 
 
+def _opened(path: Path) -> h5py.File:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return _h5py().File(path, "r")
+        except BlockingIOError:
+            # A save locks the file that it will replace, and changes nothing in it.
+            if is_being_written(path):
+                return _h5py().File(path, "r", locking=False)
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
+
+
 def marked_dtype(stored: np.dtype, attributes: Any) -> np.dtype:
     """Return the element type of stored data, which may be integers that hold bfloat16 or 8-bit floats. Local."""
     mark = attributes.get(MARK)
@@ -125,10 +139,12 @@ def _find(file: h5py.File, path: Path, name: str | None) -> h5py.Dataset:
         if len(names) != 1:
             raise ArgumentError(f"{path}: give dataset= to say which dataset to load; {_what_is_in(file)}")
         name = names[0]
+    else:
+        parts_of(name)
     try:
-        found = file["/".join(parts_of(name))]
+        found = file[name]
     except (KeyError, ValueError, OSError):
-        raise ArgumentError(f"{path}: there is no dataset {name!r}; {_what_is_in(file)}") from None
+        raise ArgumentError(f"{path}: there is no dataset {short_repr(name)}; {_what_is_in(file)}") from None
     if not isinstance(found, h5py.Dataset):
         raise ArgumentError(
             f"{path}: {name!r} is a {type(found).__name__.lower()}, expected a dataset; {_what_is_in(file)}"
@@ -141,7 +157,7 @@ def _find(file: h5py.File, path: Path, name: str | None) -> h5py.Dataset:
 def _what_is_in(file: h5py.File) -> str:
     names = list(itertools.islice(_matrices(file), _MOST_NAMES + 1))
     more = ", and more" if len(names) > _MOST_NAMES else ""
-    return f"the file has {', '.join(map(repr, names[:_MOST_NAMES])) or 'no matrices'}{more}"
+    return f"the file has {', '.join(map(short_repr, names[:_MOST_NAMES])) or 'no matrices'}{more}"
 
 
 def _matrices(file: h5py.File) -> Iterator[str]:
@@ -430,6 +446,9 @@ def _check_references(file: h5py.File, name: str, old: h5py.Dataset) -> None:
         if its_address in seen:
             continue
         seen.add(its_address)
+        inner = h5o.open(group, link)
+        if not isinstance(inner, h5py.h5d.DatasetID) and not h5py.h5a.get_num_attrs(inner):
+            continue
         thing = h5py.Group(group)[link]
         found = isinstance(thing, h5py.Dataset) and _has_references(thing.id) and refers(thing[()])
         found = found or any(

@@ -26,11 +26,19 @@ from ..errors import ArgumentError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Replacement", "check_kind", "followed", "is_being_written", "put_back", "remove_abandoned"]
+__all__ = [
+    "PATIENCE_SECONDS",
+    "Replacement",
+    "check_kind",
+    "followed",
+    "is_being_written",
+    "put_back",
+    "remove_abandoned",
+]
 
 _LONGEST = 200  # bytes of a name that leave room for the ending
 _MOST_LINKS = 40  # as in Linux
-_PATIENCE_SECONDS = 0.5  # for locks that are about to be released, such as those of another rank's load
+PATIENCE_SECONDS = 0.5  # for locks that are about to be released, such as those of another rank's load
 _EXCHANGE = 2  # RENAME_EXCHANGE in linux/fs.h
 _HERE = -100  # AT_FDCWD in fcntl.h
 _ASIDE = ".old"
@@ -106,7 +114,7 @@ class Replacement:
         HDF5_USE_FILE_LOCKING=FALSE, for file systems whose locks do not work, is heeded as HDF5 does. Then, or if there
         are no locks, ``commit`` still finds that the file has changed.
         """
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while self._old is not None:
             number = _open(self.target, os.O_RDWR | os.O_NOFOLLOW, self._numbers)
             if os.environ.get("HDF5_USE_FILE_LOCKING", "").upper() not in ("FALSE", "0"):
@@ -139,12 +147,16 @@ class Replacement:
         self._pending = True
         # Until the new version has the old one's mode, nobody else may read it. Its own mode follows from the umask.
         private = self._old is not None
-        if self._directory:
-            self.path.mkdir(0o700 if private else 0o777)
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-        else:
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        self._number = _open(self.path, flags, self._numbers, 0o600 if private else 0o666)
+        try:
+            if self._directory:
+                self.path.mkdir(0o700 if private else 0o777)
+                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+            else:
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+            self._number = _open(self.path, flags, self._numbers, 0o600 if private else 0o666)
+        except FileExistsError:
+            self._pending = False  # it is not ours
+            raise
         # On a file system without locks, nothing is removed that others may use.
         with contextlib.suppress(OSError):
             fcntl.flock(self._number, fcntl.LOCK_EX)
@@ -438,8 +450,8 @@ def _prefix(target: Path) -> str:
     return f".{stem}.pblasmp-"
 
 
-def _leftovers(target: Path, ending: str) -> Iterator[Path]:
-    pattern = re.compile(re.escape(_prefix(target)) + "[0-9a-f]{16}" + re.escape(ending))
+def _leftovers(target: Path, *endings: str) -> Iterator[Path]:
+    pattern = re.compile(f"{re.escape(_prefix(target))}[0-9a-f]{{16}}({'|'.join(map(re.escape, endings))})")
     with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
         yield from [Path(entry.path) for entry in entries if pattern.fullmatch(entry.name)]
 
@@ -468,11 +480,11 @@ def remove_abandoned(path: Path) -> None:
         target = followed(path)
     except (OSError, ArgumentError):
         return
-    there, asides = os.path.lexists(target), list(_leftovers(target, _ASIDE))
-    needed = [] if there else [each.with_suffix(".tmp") for each in asides]  # by ``put_back``
-    for leftover in (*_leftovers(target, ".tmp"), *(asides if there else ())):
-        if leftover in needed:
-            continue
+    found = list(_leftovers(target, ".tmp", _ASIDE))
+    if not os.path.lexists(target):  # ``put_back`` may need them
+        asides = {each.stem for each in found if each.suffix == _ASIDE}
+        found = [each for each in found if each.stem not in asides]
+    for leftover in found:
         with contextlib.suppress(OSError):
             directory = leftover.is_dir()
             closing, numbers = _no_numbers()

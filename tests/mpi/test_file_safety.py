@@ -72,7 +72,7 @@ def locked(comm, directory):
     with (
         pb.Context(comm, engine="host") as ctx,
         pb.Context(comm, engine="host") as other,
-        changed(temporary, _PATIENCE_SECONDS=0.02),
+        changed(temporary, PATIENCE_SECONDS=0.02),
     ):
         a, b = ctx.full((4, 4), 1.0, block=2), other.full((4, 4), 2.0, block=2)
         a.save(path, dataset="old")
@@ -345,6 +345,8 @@ def led_out(comm, directory):
             where = f"{directory}/{name}"
             yield f"{name!r}", agreed_error(ctx, pb.ArgumentError, ["NUL"], a.save, where, dataset=dataset)
             yield f"load {name!r}", agreed_error(ctx, pb.ArgumentError, ["NUL"], ctx.load, where)
+        for name in ("virtual", "ext/c"):
+            yield f"load {name}", None if values_of(ctx, main, name) == [1] else "wrong"
         after = on_rank_0(comm, lambda: tree(directory))
         yield "nothing has changed", None if after == before else f"{set(after) ^ set(before)}"
 

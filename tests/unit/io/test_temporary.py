@@ -218,6 +218,16 @@ def test_a_file_that_is_there_is_not_amended_by_two(tmp_path):
         assert names(tmp_path) == ["x"], there
 
 
+def test_a_temporary_file_is_never_one_that_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(temporary.secrets, "token_hex", lambda _: "0123456789abcdef")
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / f"{LEFT}.tmp").symlink_to("mine")
+    for directory in (False, True):
+        with pytest.raises(FileExistsError):
+            Replacement(tmp_path / "x", directory=directory).__enter__()
+        assert (tmp_path / "mine").read_text() == "precious"
+
+
 def test_links_are_followed_as_realpath_does(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "file").touch()
