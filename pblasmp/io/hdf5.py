@@ -23,7 +23,7 @@ from ..dtypes import DTYPES, FLOAT8, is_foreign
 from ..errors import ArgumentError, LibraryNotFoundError, short_repr
 from ..extras import install
 from ..layout.descriptor import MatrixDescriptor, MemoryOrder
-from .source import check_chunks, check_version, parts_of, reserve
+from .source import check_chunks, check_version, errors_naming, parts_of, reserve
 from .temporary import PATIENCE_SECONDS, check_kind, followed, is_being_written
 
 if TYPE_CHECKING:
@@ -54,13 +54,13 @@ class Hdf5Dataset:
 
     def __init__(self, path: Path, name: str | None) -> None:
         _h5py()
-        path = followed(path)
-        self._path, self._checked = path, False
-        check_kind(path, path.stat().st_mode, directory=False)
-        with path.open("rb"):  # its errors say what is wrong
-            pass
+        self._path, self._checked = followed(path), False
+        with errors_naming(path):
+            check_kind(path, self._path.stat().st_mode, directory=False)
+            with self._path.open("rb"):  # its errors say what is wrong
+                pass
         try:
-            self._file = _opened(path)
+            self._file = _opened(self._path)
         except OSError as error:
             why = ": another program writes it at the moment" if error.errno == errno.EAGAIN else ""
             raise ArgumentError(f"{path}: not a readable HDF5 file{why}: {error}") from None

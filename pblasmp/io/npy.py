@@ -13,7 +13,7 @@ import numpy as np
 from ..dtypes import is_foreign
 from ..errors import ArgumentError
 from ..layout.descriptor import MatrixDescriptor, MemoryOrder
-from .source import RawFile, reserve
+from .source import RawFile, errors_naming, reserve
 from .temporary import followed
 
 __all__ = ["Header", "NpyFile", "create", "read_header"]
@@ -41,12 +41,14 @@ def read_header(path: Path) -> Header:
         OSError: it cannot be opened.
         ArgumentError: it is not an .npy file, does not hold a matrix, or is shorter than its header says.
     """
-    path = followed(path)
-    if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
+    with errors_naming(path):
+        real = followed(path)
+        mode = real.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise ArgumentError(
             f"{path}: not a readable .npy file: expected a file, got a device, socket or pipe"
         )
-    with path.open("rb") as file:
+    with errors_naming(path), real.open("rb") as file:
         try:
             version = np.lib.format.read_magic(file)
             if version not in _HEADERS:

@@ -21,7 +21,7 @@ from ..errors import ArgumentError, LibraryNotFoundError, short_repr
 from ..extras import install
 from ..layout.descriptor import MatrixDescriptor, MemoryOrder
 from .hdf5 import MARK, mark, marked_dtype, stored_dtype
-from .source import check_chunks, parts_of
+from .source import check_chunks, errors_naming, parts_of
 from .temporary import Replacement, followed, put_back
 
 __all__ = ["NewArray", "ZarrArray"]
@@ -57,24 +57,24 @@ class ZarrArray:
 
     def __init__(self, path: Path, name: str | None = None, *, write: bool = False) -> None:
         _zarr()
-        path = followed(path)
-        put_back(path)
-        path.stat()
-        where = path
+        shown, where = path.joinpath(*_array_parts(name)), followed(path)
+        put_back(where)
+        with errors_naming(path):
+            where.stat()
         if name is not None:
-            where = followed(path.joinpath(*_array_parts(name)))
+            where = followed(shown)
             put_back(where)
         self._where, self._version = where, _version(where)
         try:
             self._data = _open(where, write=write)
         except Exception as error:  # noqa: BLE001 - the releases of zarr raise many kinds
-            hint = "" if name or not is_group(path) else "; it is a group: give dataset=, the array to load"
-            raise ArgumentError(f"{where}: not a readable Zarr array: {error}{hint}") from None
+            hint = "" if name or not is_group(where) else "; it is a group: give dataset=, the array to load"
+            raise ArgumentError(f"{shown}: not a readable Zarr array: {error}{hint}") from None
         if len(self._data.shape) != 2:
-            raise ArgumentError(f"{where}: expected a matrix (2 dimensions), got {len(self._data.shape)}")
+            raise ArgumentError(f"{shown}: expected a matrix (2 dimensions), got {len(self._data.shape)}")
         self.shape: tuple[int, int] = tuple(self._data.shape)
         self.dtype = marked_dtype(np.dtype(self._data.dtype), self._data.attrs)
-        self.tile = check_chunks(where, self.shape, tuple(self._data.chunks), self.dtype)
+        self.tile = check_chunks(shown, self.shape, tuple(self._data.chunks), self.dtype)
 
     def read(self, rows: slice, cols: slice) -> NDArray[Any]:
         """Return a part. Local."""
