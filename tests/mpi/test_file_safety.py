@@ -359,7 +359,8 @@ def special_values(comm, directory):
     rng = np.random.default_rng(7)
     types = (*TYPES, *FLOAT8)
     with pb.Context(comm, engine="host") as ctx:
-        for what, name, kind in in_turn(("any bits", "negative zeros"), types, FORMATS, keep=4):
+        bits_of = in_turn(("any bits",), types, FORMATS, keep=4)
+        for what, name, kind in (*bits_of, *(("negative zeros", name, "zarr") for name in types)):
             a = ctx.zeros((8, 6), block=(4, 3), dtype=name)
             if what == "any bits":
                 bits = a.local.reshape(-1).view(np.uint8)
@@ -536,14 +537,25 @@ def crafted(comm, directory):
             yield name, agreed_error(ctx, pb.ArgumentError, [word], ctx.load, path)
             yield f"save over {name}", agreed_error(ctx, pb.ArgumentError, ["not replaced"], a.save, path)
         for name, (_, kind) in ABSURD.items():
-            yield name, agreed_error(ctx, kind, [], ctx.load, here / f"{name}.zarr")
+            word = "array" if kind is MemoryError else f"{name}.zarr: not a readable"
+            yield name, agreed_error(ctx, kind, [word], ctx.load, here / f"{name}.zarr")
         for name, kind in (
             ("small chunks", pb.ArgumentError),
             ("large chunks", pb.ArgumentError),
             ("extents", MemoryError),
             ("virtual", MemoryError),
         ):
-            yield f"HDF5: {name}", agreed_error(ctx, kind, [], ctx.load, here / "x.h5", dataset=name)
+            yield (
+                f"HDF5: {name}",
+                agreed_error(
+                    ctx,
+                    kind,
+                    ["array" if kind is MemoryError else "chunks"],
+                    ctx.load,
+                    here / "x.h5",
+                    dataset=name,
+                ),
+            )
         words = ["no dataset 'none'", "'d1'", "and more"]
         yield (
             "many names",
@@ -605,6 +617,31 @@ def zarr_saves(comm, directory):
         if comm.rank == 0:
             (here / "old.zarr" / "notes.txt").write_text("a user's")
         comm.Barrier()
+        here_too = here / "new.zarr"
+        with changed(files.zarr, _check_length=lambda _: zarr.open_group(here_too, mode="a")):
+            words = ["another job made", "new.zarr"]
+            yield (
+                "at the same moment",
+                agreed_error(ctx, pb.ArgumentError, words, a.save, here_too, dataset="x"),
+            )
+        if comm.rank == 0:  # a job was killed between two renames
+            shutil.rmtree(here_too)
+            left = here / ".g.zarr.pblasmp-0123456789abcdef.tmp"
+            left.mkdir()
+            path.rename(left.with_suffix(".old"))
+        comm.Barrier()
+        yield "put back by load", None if values_of(ctx, path, "p/q/x") == [2] else "wrong"
+        if comm.rank == 0:
+            left = path / "p" / "q" / ".x.pblasmp-0123456789abcdef.tmp"
+            left.mkdir()
+            (path / "p" / "q" / "x").rename(left.with_suffix(".old"))
+        comm.Barrier()
+        yield "an array put back by load", None if values_of(ctx, path, "p/q/x") == [2] else "wrong"
+        a.save(path, dataset="p/q/x")
+        left = on_rank_0(comm, lambda: names(path / "p" / "q"))
+        yield "nothing is left of it", None if left == ["x", "zarr.json"] else f"{left}"
+        if comm.rank == 0:
+            (here / ".g.zarr.pblasmp-0123456789abcdef.tmp").rmdir()
         words = ["notes.txt", "not replaced"]
         yield "a user's file", agreed_error(ctx, pb.ArgumentError, words, a.save, here / "old.zarr")
         left = on_rank_0(comm, lambda: names(here))
