@@ -36,7 +36,7 @@ __all__ = [
     "remove_abandoned",
 ]
 
-_LONGEST = 200  # bytes of a name that leave room for the ending
+_AROUND = len(".") + len(".pblasmp-0123456789abcdef.tmp")  # bytes that are added to a name
 _MOST_LINKS = 40  # as in Linux
 PATIENCE_SECONDS = 0.5  # for locks that are about to be released, such as those of another rank's load
 _EXCHANGE = 2  # RENAME_EXCHANGE in linux/fs.h
@@ -445,8 +445,10 @@ def _lock(number: int) -> bool:
 
 def _prefix(target: Path) -> str:
     """Return how the names of temporary files for ``target`` begin."""
-    name = os.fsencode(target.name)
-    stem = target.name if len(name) <= _LONGEST else blake2b(name, digest_size=16).hexdigest()
+    name, longest = os.fsencode(target.name), 255
+    with contextlib.suppress(OSError):  # such as that the folder is not there
+        longest = os.pathconf(target.parent, "PC_NAME_MAX")
+    stem = target.name if len(name) + _AROUND <= longest else blake2b(name, digest_size=16).hexdigest()
     return f".{stem}.pblasmp-"
 
 

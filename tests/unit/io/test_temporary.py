@@ -132,11 +132,16 @@ def test_without_locks_nothing_is_removed(tmp_path, monkeypatch):
     assert names(tmp_path) == [left.name, "x"]
 
 
-def test_names_as_long_as_they_may_be(tmp_path):
-    target = tmp_path / ("ä" * 127)
-    with Replacement(target) as new:
-        new.commit()
-    assert names(tmp_path) == [target.name]
+@pytest.mark.parametrize("longest", [255, 143])
+def test_names_as_long_as_they_may_be(longest, tmp_path, monkeypatch):
+    monkeypatch.setattr(temporary.os, "pathconf", lambda *_: longest)
+    for length in (1, longest // 2 - 15, longest // 2 - 14, longest // 2):
+        target = tmp_path / ("ä" * length)
+        with Replacement(target) as new:
+            assert len(os.fsencode(new.path.name)) <= longest
+            new.commit()
+        assert names(tmp_path) == [target.name]
+        target.unlink()
 
 
 def test_names_that_look_like_patterns(tmp_path):
