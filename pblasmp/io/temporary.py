@@ -408,6 +408,7 @@ def put_back(target: Path) -> None:
         closing, numbers = _no_numbers()
         try:
             with contextlib.suppress(OSError):
+                _check_owner(target, aside, aside.lstat())
                 lock = _open(aside.with_suffix(".tmp"), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, numbers)
                 with contextlib.suppress(OSError):
                     fcntl.flock(lock, fcntl.LOCK_EX)  # waits for a process that is about to give the name

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gc
 import json
 import os
@@ -20,7 +21,7 @@ import zarr
 
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
-from pblasmp.io import files, temporary
+from pblasmp.io import files, hdf5, temporary
 from tests.helpers.cases import TYPES, agreed_error, first
 from tests.helpers.interrupts import steps
 from tests.helpers.lengths import draws, in_turn
@@ -94,6 +95,14 @@ def locked(comm, directory):
             if opened is not None:
                 opened.close()
             comm.Barrier()
+        with path.open("rb") as opened:
+            if comm.rank == 0:
+                fcntl.flock(opened, fcntl.LOCK_EX)
+            comm.Barrier()
+            words = ["another program writes it"]
+            with changed(hdf5, PATIENCE_SECONDS=0.02):
+                yield "load", agreed_error(ctx, pb.ArgumentError, words, ctx.load, path, dataset="old")
+        comm.Barrier()
         words = ["is locked", "open_file"]
         for where in (path, new):
             with ctx.open_file(where) as file:

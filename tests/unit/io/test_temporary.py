@@ -275,6 +275,11 @@ def test_what_other_users_put_into_a_shared_folder(tmp_path):
             new.commit()
     assert ((shared / "own").read_text(), (mine / "file").read_text()) == ("own", "own_link")
     assert (shared / "own_link").is_symlink()
+    killed_between_two_renames(shared)
+    for ending in ("tmp", "old"):
+        os.lchown(shared / f"{LEFT}.{ending}", 12345, 12345)
+    put_back(shared / "x")
+    assert not (shared / "x").exists()
     os.lchown(shared, 12345, 12345)  # the folder's owner may set links for others, as Linux has it
     assert followed(shared / "link") == mine / "file"
     shared.chmod(0o755)
