@@ -302,14 +302,14 @@ class Context(Runtime[DistributedMatrix]):
         ``with ctx.open_file("R.h5") as file: A.save(file, dataset="A"); B.save(file, dataset="B")``. At the end of the
         block, which is collective, the file gets its name. If a matrix cannot be saved, or an exception leaves the
         block, the file is dropped, and an older one is as it was. Its other datasets are copied once, when it is
-        opened; each save in a file that is not open copies them.
+        opened; each save in a file that is not open copies them. Until the end of the block nobody else can write it.
 
         Args:
             path: the file, writable by every rank; it ends in ``.h5`` or ``.hdf5`` (extra ``hdf5``).
 
         Raises:
             OSError: the file cannot be written.
-            ArgumentError: ``path`` does not name an HDF5 file, or it holds something else.
+            ArgumentError: ``path`` does not name an HDF5 file, it holds something else, or is in use.
             LibraryNotFoundError: h5py is missing.
         """
         with self.running("open_file"):

@@ -284,8 +284,9 @@ class DistributedMatrix(Handle):
         """Write the matrix to a file, which gets its name only when it is complete. Collective over the context.
 
         Each rank writes contiguous parts of the file. An existing file is replaced and keeps its mode; an HDF5 file
-        keeps its other datasets, a Zarr group its other arrays. bfloat16 and 8-bit floats are written to .npy as NumPy
-        does, as bytes without a type; HDF5 and Zarr note the type in an attribute.
+        keeps its other datasets, a Zarr group its other arrays, a dataset its attributes and
+        links. bfloat16 and 8-bit floats are written to .npy as NumPy does, as bytes without a type; HDF5 and Zarr note
+        the type in an attribute.
 
         Args:
             path: the file, writable by every rank: HDF5 if it ends in ``.h5`` or ``.hdf5`` (extra ``hdf5``), Zarr if it
@@ -298,7 +299,8 @@ class DistributedMatrix(Handle):
 
         Raises:
             OSError: the file cannot be written, or the disk is full; then nothing is left behind.
-            ArgumentError: the name ends otherwise, something else has it, or an argument is not legal.
+            ArgumentError: the name ends otherwise, something else has it, an HDF5 file is in use by another program, save
+                or block of ``Context.open_file``, or an argument is not legal.
             LibraryNotFoundError: h5py or zarr is missing.
         """
         with self.context.running("save"):

@@ -206,10 +206,13 @@ def load(
                 if tile is not None:
                     with errors_naming(path):
                         values = as_values(source.read(*tile), kind)
+                source.check()
                 count.add(local.nbytes)
             mine = [values if rank == ctx.rank else None for rank in range(tiling.layout.grid.size)]
             cells = ctx.cells(inner, local)
             ctx.engine.put(Side.of(tiling.layout[window]), mine, Side.of(inner), cells, kind)
+        with ctx.agreement("load: closing"):  # afterwards no rank has the file open, or locks it
+            source.close()
     return out
 
 
@@ -239,7 +242,7 @@ class OpenFile:
                     )
                 if ctx.rank == 0:
                     with errors_naming(self.path):
-                        self._new = Replacement(self.path).begin(on_error)
+                        self._new = Replacement(self.path, amends=True).begin(on_error)
                         hdf5.begin(self._new.path, self._new.target)
             on_error.pop_all()
         self._state = "open"
@@ -252,22 +255,31 @@ class OpenFile:
         if self._state != "open":
             raise ClosedError(f"{self.path}: {self._state}")
 
-    def add(self, dataset: str | None, descriptor: MatrixDescriptor) -> tuple[Replacement, int]:
+    def add(self, dataset: str | None, descriptor: MatrixDescriptor) -> tuple[Replacement, tuple[Path, int]]:
         """Create a dataset; return the file, and where the data begin. Local; on one rank."""
         assert self._new is not None
         hdf5.check_name(dataset)
         with errors_naming(self.path):
-            return self._new, hdf5.add(self._new.path, str(dataset), descriptor)
+            new = self._new
+            return new, (new.path, hdf5.add(new.path, str(dataset), descriptor))
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Around a save: after one that fails the file would be incomplete, so it is dropped. Local."""
+        """Around a save: after one that fails the file would be incomplete, so it is dropped. Local.
+
+        Only an ArgumentError before ``begin`` leaves the file as it was.
+        """
+        self._begun = False
         try:
             yield
         except BaseException as error:
-            if not isinstance(error, ArgumentError):
+            if self._begun or not isinstance(error, ArgumentError):
                 self.close("a matrix could not be saved, so the file was dropped")
             raise
+
+    def begin(self) -> None:
+        """Note that a save writes from now on. Local."""
+        self._begun = True
 
     def __enter__(self) -> Self:
         return self
@@ -279,13 +291,15 @@ class OpenFile:
             self.close()
             return
         ctx = self._context
-        with ctx.running("open_file"), ctx.agreement("open_file: renaming") as facts:
-            facts["path"] = str(self.path)
-            self.check(ctx)
-            if self._new is not None:
-                with errors_naming(self.path):
-                    self._new.commit()
-        self.close()
+        try:
+            with ctx.running("open_file"), ctx.agreement("open_file: renaming") as facts:
+                facts["path"] = str(self.path)
+                self.check(ctx)
+                if self._new is not None:
+                    with errors_naming(self.path):
+                        self._new.commit()
+        finally:
+            self.close()
 
     def close(self, why: str = "the file is closed") -> None:
         """Drop the file if it has not got its name. Local.
@@ -320,8 +334,11 @@ def save(
             order = _file_order(path, dataset, order, d.order)
             where: tuple[Path, int] | None = None
             if ctx.rank == 0:
-                made = _create(path, dataset, d, order, stack) if file is None else file.add(dataset, d)
-                replacement, where = made[0], (made[0].path, made[1])
+                replacement, where = (
+                    _create(path, dataset, d, order, stack) if file is None else file.add(dataset, d)
+                )
+        if file is not None:
+            file.begin()
         name, offset = ctx.comm.bcast(where)
         with ctx.agreement("save: opening"):
             part = _FilePart(ctx, d, matrix.local, order == "F")
@@ -372,18 +389,19 @@ def _file_order(
 
 def _create(
     path: Path, dataset: str | None, d: MatrixDescriptor, order: MemoryOrder, stack: ExitStack
-) -> tuple[Replacement, int]:
+) -> tuple[Replacement, tuple[Path, int]]:
     """Create the file that will become ``path``; return it, and where its data begin. Local; on one rank."""
     kind = format_of(path)
     with errors_naming(path):
         if kind == "zarr":
-            new = Replacement(zarr.place(path, dataset), directory=True).begin(stack)
-            zarr.create(new.path, d)
-            return new, 0
+            array = zarr.NewArray(path, dataset, d)
+            array.begin(stack)
+            array.fill()
+            return array, (array.array, 0)
         if kind == "hdf5":
             hdf5.check_name(dataset)
-        new = Replacement(path).begin(stack)
+        new = Replacement(path, amends=kind == "hdf5").begin(stack)
         if kind == "hdf5":
             hdf5.begin(new.path, new.target)
-            return new, hdf5.add(new.path, str(dataset), d)
-        return new, npy.create(new.path, replace(d, ld=None), order)
+            return new, (new.path, hdf5.add(new.path, str(dataset), d))
+        return new, (new.path, npy.create(new.path, replace(d, ld=None), order))

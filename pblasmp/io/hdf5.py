@@ -7,7 +7,12 @@ parts at the position in the file where HDF5 has put it.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import shutil
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +20,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import DTYPES, FLOAT8, is_foreign
-from ..errors import ArgumentError, LibraryNotFoundError
+from ..errors import ArgumentError, LibraryNotFoundError, short_repr
 from ..extras import install
 from ..layout.descriptor import MatrixDescriptor, MemoryOrder
+from .source import check_chunks, check_version, errors_naming, parts_of, reserve
+from .temporary import PATIENCE_SECONDS, check_kind, followed, is_being_written
 
 if TYPE_CHECKING:
     import h5py
 
 __all__ = ["Hdf5Dataset", "add", "begin", "check_name", "marked_dtype"]
 
-_MARK = "pblasmp_dtype"
+MARK = "pblasmp_dtype"
+_MOST_LINKS = 40  # symbolic links in one name
+_MOST_NAMES = 10  # in a message
+_SLACK = 1 << 16  # bytes for what HDF5 writes about a dataset
 
 
 class Hdf5Dataset:
@@ -43,18 +53,23 @@ class Hdf5Dataset:
     order: MemoryOrder = "C"
 
     def __init__(self, path: Path, name: str | None) -> None:
-        h5py = _h5py()
-        with path.open("rb"):  # its errors say what is wrong
-            pass
+        _h5py()
+        self._path, self._checked = followed(path), False
+        with errors_naming(path):
+            check_kind(path, self._path.stat().st_mode, directory=False)
+            with self._path.open("rb"):  # its errors say what is wrong
+                pass
         try:
-            self._file = h5py.File(path, "r")
+            self._file = _opened(self._path)
         except OSError as error:
-            raise ArgumentError(f"{path}: not a readable HDF5 file: {error}") from None
+            why = ": another program writes it at the moment" if error.errno == errno.EAGAIN else ""
+            raise ArgumentError(f"{path}: not a readable HDF5 file{why}: {error}") from None
         try:
             self._data = _find(self._file, path, name)
             self.shape: tuple[int, int] = self._data.shape
             self.dtype = marked_dtype(self._data.dtype, self._data.attrs)
-            self.tile: tuple[int, int] = self._data.chunks or (1, 1)
+            chunks = self._data.chunks
+            self.tile = check_chunks(path, self.shape, chunks, self.dtype) if chunks else (1, 1)
         except BaseException:
             self._file.close()
             raise
@@ -63,6 +78,12 @@ class Hdf5Dataset:
         """Return a part. Local."""
         values: NDArray[Any] = self._data[rows, cols]
         return values.view(self.dtype) if is_foreign(self.dtype) else values
+
+    def check(self) -> None:
+        """Raise ArgumentError if ranks may have opened different versions of the file. Local."""
+        if not self._checked:
+            check_version(self._path, self._file.id.get_vfd_handle())
+            self._checked = True
 
     def close(self) -> None:
         """Close the file. Local."""
@@ -77,17 +98,33 @@ def _h5py() -> Any:
     return h5py
 
 
+def _opened(path: Path) -> h5py.File:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return _h5py().File(path, "r")
+        except BlockingIOError:
+            # A save locks the file that it will replace, and changes nothing in it.
+            if is_being_written(path):
+                return _h5py().File(path, "r", locking=False)
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
+
+
 def marked_dtype(stored: np.dtype, attributes: Any) -> np.dtype:
     """Return the element type of stored data, which may be integers that hold bfloat16 or 8-bit floats. Local."""
-    mark = attributes.get(_MARK)
+    mark = attributes.get(MARK)
     meant = (DTYPES | FLOAT8).get(mark) if isinstance(mark, str) else None
     return meant if meant is not None and meant.itemsize == stored.itemsize else stored
 
 
 def mark(attributes: Any, dtype: np.dtype) -> None:
-    """Record an element type that the format lacks in an attribute. Local."""
+    """Record an element type that the format lacks in an attribute, and only such a type. Local."""
     if is_foreign(dtype):
-        attributes[_MARK] = dtype.name
+        attributes[MARK] = dtype.name
+    elif MARK in attributes:
+        del attributes[MARK]
 
 
 def stored_dtype(dtype: np.dtype) -> np.dtype:
@@ -97,34 +134,75 @@ def stored_dtype(dtype: np.dtype) -> np.dtype:
 
 def _find(file: h5py.File, path: Path, name: str | None) -> h5py.Dataset:
     h5py = _h5py()
-    matrices: list[str] = []
-    file.visititems(
-        lambda key, x: matrices.append(key) if isinstance(x, h5py.Dataset) and x.ndim == 2 else None
-    )
-    there = f"the file has {', '.join(map(repr, matrices)) or 'no matrices'}"
     if name is None:
-        if len(matrices) != 1:
-            raise ArgumentError(f"{path}: give dataset= to say which dataset to load; {there}")
-        name = matrices[0]
+        names = list(itertools.islice(_matrices(file), 2))
+        if len(names) != 1:
+            raise ArgumentError(f"{path}: give dataset= to say which dataset to load; {_what_is_in(file)}")
+        name = names[0]
+    else:
+        parts_of(name)
     try:
         found = file[name]
-    except (KeyError, ValueError):
-        raise ArgumentError(f"{path}: there is no dataset {name!r}; {there}") from None
+    except (KeyError, ValueError, OSError):
+        raise ArgumentError(f"{path}: there is no dataset {short_repr(name)}; {_what_is_in(file)}") from None
     if not isinstance(found, h5py.Dataset):
         raise ArgumentError(
-            f"{path}: {name!r} is a {type(found).__name__.lower()}, expected a dataset; {there}"
+            f"{path}: {name!r} is a {type(found).__name__.lower()}, expected a dataset; {_what_is_in(file)}"
         )
     if found.ndim != 2:
         raise ArgumentError(f"{path}: dataset {name!r}: expected a matrix (2 dimensions), got {found.ndim}")
     return found
 
 
+def _what_is_in(file: h5py.File) -> str:
+    names = list(itertools.islice(_matrices(file), _MOST_NAMES + 1))
+    more = ", and more" if len(names) > _MOST_NAMES else ""
+    return f"the file has {', '.join(map(short_repr, names[:_MOST_NAMES])) or 'no matrices'}{more}"
+
+
+def _matrices(file: h5py.File) -> Iterator[str]:
+    """Yield the names of the matrices of a file, each once. Local."""
+    from h5py import h5d, h5o
+
+    seen = set()
+    for group, name, address, path in _hard_links(file):
+        if address not in seen and h5o.get_info(group, name).type == _h5py().h5o.TYPE_DATASET:
+            seen.add(address)
+            if h5d.open(group, name).rank == 2:
+                yield path.decode(errors="replace")
+
+
+def _hard_links(file: h5py.File) -> Iterator[tuple[Any, bytes, int, bytes]]:
+    """Yield all hard links of a file: the group, the name in it, the address of the object, and the whole name. Local.
+
+    Groups are entered once, even if there is a circle of them.
+    """
+    from h5py import h5g, h5l, h5o
+
+    waiting, seen = [(file["/"].id, b"")], {h5o.get_info(file["/"].id).addr}
+    while waiting:
+        group, above = waiting.pop()
+        links: list[tuple[bytes, int]] = []
+        group.links.iterate(
+            lambda name, link, into=links: (
+                into.append((name, link.u)) if link.type == h5l.TYPE_HARD else None
+            ),
+            info=True,
+        )
+        inner = []
+        for name, address in links:
+            yield group, name, address, above + name
+            if address not in seen and h5o.get_info(group, name).type == h5o.TYPE_GROUP:
+                seen.add(address)
+                inner.append((h5g.open(group, name), above + name + b"/"))
+        waiting.extend(reversed(inner))
+
+
 def check_name(name: str | None) -> None:
     """Raise ArgumentError unless a dataset can have this name. Local."""
     if name is None:
         raise ArgumentError("dataset: an HDF5 file holds several matrices: give a name, such as dataset='A'")
-    if not name.strip("/"):
-        raise ArgumentError(f"dataset: expected a name, got {name!r}")
+    parts_of(name)
 
 
 def begin(path: Path, old: Path) -> None:
@@ -149,34 +227,251 @@ def begin(path: Path, old: Path) -> None:
 def add(path: Path, name: str, descriptor: MatrixDescriptor) -> int:
     """Create a dataset for a matrix in a file that ``begin`` made; return where its data begin. Local.
 
+    A dataset of that name is the same object afterwards if it has the matrix's shape and type and is not chunked.
+    Otherwise a new one gets its attributes, and takes its place under all its names.
+
     Raises:
         OSError: it cannot be written, or the disk is full.
-        ArgumentError: the file has a group of that name.
+        ArgumentError: there is something else of that name, or the name leads out of the file.
     """
     h5py = _h5py()
-    with h5py.File(path, "r+", locking=False) as file:
-        try:
-            if isinstance(file.get(name), h5py.Dataset):
-                del file[name]
-            data = _new_dataset(file, name, descriptor)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ArgumentError(f"dataset {name!r}: {error}") from None
-        mark(data.attrs, descriptor.dtype)
-        offset = data.id.get_offset()
+    kind = h5py.h5t.py_create(stored_dtype(descriptor.dtype), logical=True)
+    try:
+        with h5py.File(path, "r+", locking=False) as file:
+            old = _replaced(file, name)
+            if old is not None and _is_alike(old, descriptor, kind):
+                mark(old.attrs, descriptor.dtype)
+                return _offset(old)
+        with path.open("r+b") as raw:
+            reserve(raw.fileno(), path.stat().st_size, descriptor.nbytes + _SLACK)
+        with h5py.File(path, "r+", locking=False) as file:
+            old = _replaced(file, name)
+            if old is None:
+                group, missing = _place(file, name)
+                data = _new_dataset(group, missing, descriptor, kind, None)
+            else:
+                _check_references(file, name, old)
+                data = _new_dataset(file, [], descriptor, kind, old)
+                _copy_attributes(name, old, data)
+                _take_over(file, old, data)
+            mark(data.attrs, descriptor.dtype)
+            return _offset(data)
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError(f"dataset {name!r}: {error}") from None
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise ArgumentError(f"dataset {name!r}: {error}") from None
+
+
+def _offset(data: h5py.Dataset) -> int:
+    offset = data.id.get_offset()
     return 0 if offset is None else int(offset)
 
 
-def _new_dataset(file: h5py.File, name: str, descriptor: MatrixDescriptor) -> h5py.Dataset:
-    """Return a new contiguous dataset whose space in the file is allocated."""
-    from h5py import h5d, h5p, h5s, h5t
+def _replaced(file: h5py.File, name: str) -> h5py.Dataset | None:
+    """Return the dataset that one of this name would replace.
+
+    Raises:
+        ArgumentError: it is something else, or its numbers are in other files.
+    """
+    h5py = _h5py()
+    group, missing = _place(file, name)
+    if len(missing) > 1 or (missing and group.get(missing[0], getlink=True) is None):
+        return None
+    found = group[missing[0]] if missing else group
+    if not isinstance(found, h5py.Dataset):
+        raise ArgumentError(f"dataset {name!r}: is a {type(found).__name__.lower()}, which is not replaced")
+    properties = found.id.get_create_plist()
+    if properties.get_layout() == h5py.h5d.VIRTUAL or properties.get_external_count():
+        raise ArgumentError(
+            f"dataset {name!r}: its numbers are in other files or datasets, which are not replaced; save under another "
+            "name"
+        )
+    return found
+
+
+def _place(file: h5py.File, name: str) -> tuple[h5py.Group, list[str]]:
+    """Follow a name: return the innermost group that is there, and what remains of the name.
+
+    Raises:
+        ArgumentError: the name leads through a dataset or into another file.
+    """
+    h5py = _h5py()
+    group, links = file["/"], 0
+    rest = [*reversed(parts_of(name))]
+    while rest:
+        part = rest.pop()
+        try:
+            link = group.get(part, getlink=True)
+        except TypeError:  # a class of links that some other program has defined
+            link = h5py.ExternalLink("unknown", "/")
+        if link is None:
+            break
+        if isinstance(link, h5py.ExternalLink):
+            raise ArgumentError(
+                f"dataset {name!r}: {part!r} is a link into another file, {link.filename}, which is not written: save "
+                "to that file"
+            )
+        if isinstance(link, h5py.SoftLink):
+            links += 1
+            if links > _MOST_LINKS:
+                raise ArgumentError(f"dataset {name!r}: leads through more than {_MOST_LINKS} soft links")
+            if link.path.startswith("/"):
+                group = file["/"]
+            rest.extend(each for each in reversed(link.path.split("/")) if each not in ("", "."))
+            continue
+        if not rest:
+            break
+        inner = group[part]
+        if not isinstance(inner, h5py.Group):
+            raise ArgumentError(
+                f"dataset {name!r}: {part!r} is a {type(inner).__name__.lower()}, expected a group"
+            )
+        group = inner
+    else:
+        return group, []
+    return group, [part, *reversed(rest)]
+
+
+def _is_alike(old: h5py.Dataset, descriptor: MatrixDescriptor, kind: Any) -> bool:
+    """Return whether a matrix can be written over an old dataset as it is in the file."""
+    from h5py import h5d
+
+    alike = old.id.get_create_plist().get_layout() == h5d.CONTIGUOUS
+    alike = alike and old.shape == descriptor.shape and old.id.get_type() == kind
+    return alike and (
+        old.size == 0 or old.id.get_offset() is not None
+    )  # else it has no space in the file yet
+
+
+def _new_dataset(
+    group: h5py.Group, names: list[str], descriptor: MatrixDescriptor, kind: Any, old: h5py.Dataset | None
+) -> h5py.Dataset:
+    """Return a new contiguous dataset whose space in the file is allocated; without names, one that has no name yet."""
+    from h5py import h5d, h5p, h5s
 
     h5py = _h5py()
-    parent, _, last = name.strip("/").rpartition("/")
-    group = file.require_group(parent) if parent else file
     properties = h5p.create(h5p.DATASET_CREATE)
+    if old is not None:
+        before = old.id.get_create_plist()
+        properties.set_attr_creation_order(before.get_attr_creation_order())
+        properties.set_attr_phase_change(*before.get_attr_phase_change())
+        properties.set_obj_track_times(before.get_obj_track_times())
     properties.set_layout(h5d.CONTIGUOUS)
     properties.set_alloc_time(h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5d.FILL_TIME_NEVER)
-    kind = h5t.py_create(stored_dtype(descriptor.dtype), logical=True)
     space = h5s.create_simple(descriptor.shape)
-    return h5py.Dataset(h5d.create(group.id, last.encode(), kind, space, properties))
+    if names[:-1]:
+        group = group.require_group("/".join(names[:-1]))
+    name = names[-1].encode() if names else None
+    return h5py.Dataset(h5d.create(group.id, name, kind, space, properties, _unicode()))
+
+
+def _unicode() -> Any:
+    """Return how to make links whose names are in UTF-8."""
+    from h5py import h5p, h5t
+
+    properties = h5p.create(h5p.LINK_CREATE)
+    properties.set_char_encoding(h5t.CSET_UTF8)
+    return properties
+
+
+def _copy_attributes(name: str, old: h5py.Dataset, new: h5py.Dataset) -> None:
+    """Give a new dataset the attributes of an old one, with their types.
+
+    Raises:
+        ArgumentError: an attribute is of a type that h5py cannot copy.
+    """
+    from h5py import h5, h5a, h5p, h5s
+
+    in_order = old.id.get_create_plist().get_attr_creation_order() & h5p.CRT_ORDER_TRACKED
+    by = h5.INDEX_CRT_ORDER if in_order else h5.INDEX_NAME
+
+    for index in range(h5a.get_num_attrs(old.id)):
+        attribute = h5a.open(old.id, index=index, index_type=by)
+        try:
+            space = attribute.get_space()
+            copy = h5a.create(new.id, attribute.name, attribute.get_type(), space)
+            if space.get_simple_extent_type() != h5s.NULL:
+                values = np.zeros(attribute.shape, attribute.dtype)
+                attribute.read(values)
+                copy.write(values)
+        except (TypeError, ValueError, RuntimeError, OSError) as error:
+            raise ArgumentError(
+                f"dataset {name!r}: its attribute {attribute.name.decode(errors='replace')!r} cannot be kept: "
+                f"{error}; delete the dataset first"
+            ) from None
+
+
+def _take_over(file: h5py.File, old: h5py.Dataset, new: h5py.Dataset) -> None:
+    """Give a new dataset all the names of an old one, in the same order of creation where a group keeps it."""
+    from h5py import h5, h5o, h5p
+
+    address, text = h5o.get_info(old.id).addr, _unicode()
+    for group, name, its_address, _ in list(_hard_links(file)):
+        if its_address != address:
+            continue
+        later: list[bytes] = []
+        if group.get_create_plist().get_link_creation_order() & h5p.CRT_ORDER_TRACKED:
+            group.links.iterate(later.append, idx_type=h5.INDEX_CRT_ORDER)
+            later = later[later.index(name) + 1 :]
+        group.unlink(name)
+        h5o.link(new.id, group, name, text)
+        unused = next(each for each in map(b"%d".__mod__, itertools.count()) if not group.links.exists(each))
+        for each in later:
+            group.links.move(each, group, unused, text)
+            group.links.move(unused, group, each, text)
+
+
+def _check_references(file: h5py.File, name: str, old: h5py.Dataset) -> None:
+    """Raise ArgumentError if an object or region reference in the file points to a dataset. Local."""
+    from h5py import h5o
+
+    h5py = _h5py()
+    address, seen = h5o.get_info(old.id).addr, set()
+
+    def refers(values: Any) -> bool:
+        if isinstance(values, h5py.Reference):  # one to a region is one, too
+            with contextlib.suppress(ValueError, RuntimeError, KeyError, OSError):  # it leads nowhere
+                return bool(values) and h5o.get_info(file[values].id).addr == address
+            return False
+        if isinstance(values, np.void):
+            return any(refers(values[each]) for each in values.dtype.names or ())
+        return isinstance(values, np.ndarray) and any(refers(each) for each in values.flat)
+
+    for group, link, its_address, path in itertools.chain([(file.id, b"/", 0, b"/")], _hard_links(file)):
+        if its_address in seen:
+            continue
+        seen.add(its_address)
+        inner = h5o.open(group, link)
+        if not isinstance(inner, h5py.h5d.DatasetID) and not h5py.h5a.get_num_attrs(inner):
+            continue
+        thing = h5py.Group(group)[link]
+        found = isinstance(thing, h5py.Dataset) and _has_references(thing.id) and refers(thing[()])
+        found = found or any(
+            _has_references(thing.attrs.get_id(key)) and refers(thing.attrs[key]) for key in thing.attrs
+        )
+        if found:
+            raise ArgumentError(
+                f"dataset {name!r}: {path.decode(errors='replace')!r} refers to it, which can be kept only if the "
+                "matrix has the dataset's shape and type and the dataset has no chunks; delete it first"
+            )
+
+
+def _has_references(values: Any) -> bool:
+    """Return whether a dataset or an attribute holds references, as its type says. Local."""
+    h5py = _h5py()
+
+    def among(dtype: np.dtype) -> bool:
+        if dtype.names:
+            return any(among(dtype[each]) for each in dtype.names)
+        inner = h5py.check_vlen_dtype(dtype)
+        return among(inner) if isinstance(inner, np.dtype) else h5py.check_ref_dtype(dtype) is not None
+
+    try:
+        return among(values.dtype)
+    except TypeError:  # NumPy has no such type
+        return False

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ import numpy as np
 from ..dtypes import is_foreign
 from ..errors import ArgumentError
 from ..layout.descriptor import MatrixDescriptor, MemoryOrder
-from .source import RawFile
+from .source import RawFile, errors_naming, reserve
+from .temporary import followed
 
 __all__ = ["Header", "NpyFile", "create", "read_header"]
 
@@ -42,11 +42,14 @@ def read_header(path: Path) -> Header:
         OSError: it cannot be opened.
         ArgumentError: it is not an .npy file, does not hold a matrix, or is shorter than its header says.
     """
-    if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
+    with errors_naming(path):
+        real = followed(path)
+        mode = real.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise ArgumentError(
             f"{path}: not a readable .npy file: expected a file, got a device, socket or pipe"
         )
-    with path.open("rb") as file:
+    with errors_naming(path), real.open("rb") as file:
         try:
             version = np.lib.format.read_magic(file)
             if version not in _HEADERS:
@@ -62,7 +65,11 @@ def read_header(path: Path) -> Header:
         offset, size = file.tell(), os.fstat(file.fileno()).st_size
     if len(shape) != 2:
         raise ArgumentError(f"{path}: expected a matrix (2 dimensions), got {len(shape)}")
-    if min(shape) < 0 or offset + shape[0] * shape[1] * dtype.itemsize > size:
+    if (
+        any(isinstance(extent, bool) for extent in shape)
+        or min(shape) < 0
+        or offset + shape[0] * shape[1] * dtype.itemsize > size
+    ):
         raise ArgumentError(
             f"{path}: not a readable .npy file: the header says {shape[0]} x {shape[1]} {dtype}, "
             f"but there are {size - offset} bytes of data"
@@ -82,7 +89,7 @@ class NpyFile(RawFile):
         header = read_header(path)
         self.shape, self.dtype, self.order = header.shape, header.dtype, header.order
         stored = self.shape[::-1] if self.order == "F" else self.shape
-        super().__init__(path, header.offset, stored, header.dtype)
+        super().__init__(followed(path), header.offset, stored, header.dtype)
 
 
 def create(path: Path, descriptor: MatrixDescriptor, order: MemoryOrder) -> int:
@@ -103,17 +110,5 @@ def create(path: Path, descriptor: MatrixDescriptor, order: MemoryOrder) -> int:
         np.lib.format.write_array_header_1_0(file, header)
         start = file.tell()
         file.flush()
-        _reserve(file.fileno(), start, descriptor.nbytes)
+        reserve(file.fileno(), start, descriptor.nbytes)
     return start
-
-
-def _reserve(file: int, start: int, nbytes: int) -> None:
-    """Reserve space in a file, so that a full disk is an error now, not when the numbers are written. Local."""
-    if not nbytes:
-        return
-    try:
-        os.posix_fallocate(file, start, nbytes)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            raise
-        os.ftruncate(file, start + nbytes)  # on a file system that cannot reserve space

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,10 +15,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import DTYPES, FLOAT8, is_foreign
-from ..errors import ArgumentError
+from ..errors import ArgumentError, short_repr
 from ..layout.descriptor import MemoryOrder
 
-__all__ = ["Progress", "RawFile", "Source", "Target", "as_values", "element_type", "errors_naming"]
+__all__ = [
+    "Progress",
+    "RawFile",
+    "Source",
+    "Target",
+    "as_values",
+    "check_chunks",
+    "check_version",
+    "element_type",
+    "errors_naming",
+    "parts_of",
+    "reserve",
+]
+
+_LONGEST_NAME = 4096  # bytes
+_MOST_CHUNKS = 1_000_000
+_SMALL_CHUNK = 1 << 16  # bytes
+_LARGE_CHUNK = 1 << 26
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, total bytes) of this rank's part."""
@@ -39,6 +58,12 @@ class Source(Protocol):
 
     def read(self, rows: slice, cols: slice) -> NDArray[Any]:
         """Return a part; in an F-ordered file, of the transpose. Local."""
+
+    def check(self) -> None:
+        """Raise ArgumentError if ranks may have read different versions of the file. Local.
+
+        Called on every rank after parts have been read. All ranks have opened the file before the first is.
+        """
 
     def close(self) -> None:
         """Close the file. Local."""
@@ -80,6 +105,7 @@ class RawFile:
         self, path: Path, offset: int, shape: tuple[int, int], dtype: np.dtype, *, write: bool = False
     ) -> None:
         self._path, self._offset, self._width, self._item = path, offset, shape[1], dtype
+        self._checked = False
         self._file = path.open("r+b" if write else "rb", buffering=0)
 
     def _runs(self, rows: slice, cols: slice, array: NDArray[Any]) -> Iterator[tuple[memoryview, int]]:
@@ -108,6 +134,12 @@ class RawFile:
                 done += got
         return out
 
+    def check(self) -> None:
+        """Raise ArgumentError if ranks may have opened different versions of the file. Local."""
+        if not self._checked:
+            check_version(self._path, self._file.fileno())
+            self._checked = True
+
     def write(self, rows: slice, cols: slice, values: NDArray[Any]) -> None:
         """Write a C-contiguous part of the array. Local."""
         for data, at in self._runs(rows, cols, values):
@@ -122,6 +154,72 @@ class RawFile:
     def close(self) -> None:
         """Close the file. Local."""
         self._file.close()
+
+
+def parts_of(dataset: str) -> list[str]:
+    """Return the names of the groups and of the dataset in a name such as "run1/A". Local.
+
+    Raises:
+        ArgumentError: it is not a name that HDF5 and Zarr can both have.
+    """
+    parts = dataset.strip("/").split("/")
+    size = len(dataset.encode(errors="replace"))
+    if "\0" in dataset or not all(parts) or any(part in (".", "..") for part in parts):
+        raise ArgumentError(
+            f"dataset: expected a name without '.', '..', NUL or empty parts, got {short_repr(dataset)}"
+        )
+    if size > _LONGEST_NAME:
+        raise ArgumentError(f"dataset: expected a name of at most {_LONGEST_NAME} bytes, got {size}")
+    try:
+        dataset.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError(f"dataset: expected a name in Unicode, got {short_repr(dataset)}") from None
+    return parts
+
+
+def check_version(path: Path, file: int) -> None:
+    """Raise ArgumentError if a path no longer leads to the file or directory with this descriptor. Local."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(path.stat(), os.fstat(file)):
+            return
+    raise ArgumentError(f"{path}: was replaced while it was loaded; load it again")
+
+
+def check_chunks(
+    path: Path, shape: tuple[int, int], chunk: tuple[int, int], dtype: np.dtype
+) -> tuple[int, int]:
+    """Return a chunk, not larger than the matrix. Local.
+
+    A few bytes can describe any number of chunks that were never written, or a chunk far larger than the matrix.
+
+    Raises:
+        ArgumentError: reading would take far more time or memory than the matrix is worth.
+    """
+    nbytes = math.prod(chunk) * dtype.itemsize
+    count = math.prod(-(-extent // max(1, part)) for extent, part in zip(shape, chunk, strict=True))
+    if (
+        min(chunk) < 1
+        or (count > _MOST_CHUNKS and nbytes < _SMALL_CHUNK)
+        or nbytes > max(_LARGE_CHUNK, 2 * math.prod(shape) * dtype.itemsize)
+    ):
+        raise ArgumentError(
+            f"{path}: not a readable matrix: {shape[0]} x {shape[1]} {dtype} in {count} chunks of {nbytes} bytes; "
+            "store it with chunks of about a megabyte"
+        )
+    rows, cols = (max(1, min(extent, part)) for extent, part in zip(shape, chunk, strict=True))
+    return rows, cols
+
+
+def reserve(file: int, start: int, nbytes: int) -> None:
+    """Reserve space in a file, so that a full disk is an error now, not when the numbers are written. Local."""
+    if not nbytes:
+        return
+    try:
+        os.posix_fallocate(file, start, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+        os.ftruncate(file, start + nbytes)  # on a file system that cannot reserve space
 
 
 def element_type(path: Path, found: np.dtype, wanted: np.dtype | None) -> np.dtype:

@@ -1,0 +1,702 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What files must not lose or let in: locks, links, attributes, special values, modes, crafted files."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gc
+import json
+import os
+import shutil
+import stat
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+
+import pblasmp as pb
+from pblasmp.dtypes import FLOAT8
+from pblasmp.io import files, hdf5, temporary
+from tests.helpers.cases import TYPES, agreed_error, first
+from tests.helpers.interrupts import steps
+from tests.helpers.lengths import draws, in_turn
+from tests.helpers.mpi import run_mpi
+
+FORMATS = {
+    "npy": ("x.npy", None),
+    "hdf5": ("x.h5", "g/x"),
+    "zarr": ("x.zarr", None),
+    "group": ("g.zarr", "p/q/x"),
+}
+
+
+def tree(here):
+    """All files below a folder, with what is in them."""
+    return {str(x): x.read_bytes() if x.is_file() else b"" for x in sorted(Path(here).rglob("*"))}
+
+
+def names(here):
+    return sorted(x.name for x in Path(here).iterdir())
+
+
+def on_rank_0(comm, call):
+    found = call() if comm.rank == 0 else None
+    return comm.bcast(found)
+
+
+def values_of(ctx, path, dataset):
+    return sorted(set(ctx.load(path, dataset=dataset, block=2).allgather().ravel().tolist()))
+
+
+@contextmanager
+def changed(where, **values):
+    before = {name: getattr(where, name) for name in values}
+    for name, value in values.items():
+        setattr(where, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(where, name, value)
+
+
+# -- HDF5: one writer at a time
+
+
+def locked(comm, directory):
+    path, new = Path(directory) / "x.h5", Path(directory) / "new.h5"
+    with (
+        pb.Context(comm, engine="host") as ctx,
+        pb.Context(comm, engine="host") as other,
+        changed(temporary, PATIENCE_SECONDS=0.02),
+    ):
+        a, b = ctx.full((4, 4), 1.0, block=2), other.full((4, 4), 2.0, block=2)
+        a.save(path, dataset="old")
+        words = ["is locked", "h5py", "x.h5"]
+        for mode in ("r", "r+"):
+            opened = h5py.File(path, mode) if comm.rank == comm.size - 1 else None
+            comm.Barrier()
+            before = on_rank_0(comm, lambda: tree(directory))
+            yield (
+                f"open in h5py, {mode}",
+                agreed_error(ctx, pb.ArgumentError, words, a.save, path, dataset="a"),
+            )
+            yield (
+                f"open in h5py, {mode}: open_file",
+                agreed_error(ctx, pb.ArgumentError, words, ctx.open_file, path),
+            )
+            after = on_rank_0(comm, lambda: tree(directory))
+            yield f"open in h5py, {mode}: untouched", None if after == before else f"{sorted(after)}"
+            if opened is not None:
+                opened.close()
+            comm.Barrier()
+        with path.open("rb") as opened:
+            if comm.rank == 0:
+                fcntl.flock(opened, fcntl.LOCK_EX)
+            comm.Barrier()
+            words = ["another program writes it"]
+            with changed(hdf5, PATIENCE_SECONDS=0.02):
+                yield "load", agreed_error(ctx, pb.ArgumentError, words, ctx.load, path, dataset="old")
+        comm.Barrier()
+        words = ["is locked", "open_file"]
+        for where in (path, new):
+            with ctx.open_file(where) as file:
+                a.save(file, dataset="one")
+                yield (
+                    f"{where.name} in its own block",
+                    agreed_error(ctx, pb.ArgumentError, words, a.save, where, dataset="a"),
+                )
+                yield f"{where.name} twice", agreed_error(ctx, pb.ArgumentError, words, ctx.open_file, where)
+                yield (
+                    f"{where.name} in another context",
+                    agreed_error(other, pb.ArgumentError, words, b.save, where, dataset="b"),
+                )
+                if (
+                    where == path
+                ):  # a save changes nothing in the old file, so its lock keeps nobody from loading
+                    yield "loading meanwhile", None if values_of(ctx, path, "old") == [1] else "wrong"
+                a.save(file, dataset="two")
+            b.save(where, dataset="b")
+            expected = ["b", *["old"] * (where == path), "one", "two"]
+            found = on_rank_0(comm, lambda where=where: list(h5py.File(where)))
+            yield f"{where.name} in the end", None if found == expected else f"{found}"
+
+
+def changed_meanwhile(comm, directory):
+    """Without locks, what another program has written meanwhile stays."""
+    path, new = Path(directory) / "x.h5", Path(directory) / "new.h5"
+    os.environ["HDF5_USE_FILE_LOCKING"] = "FALSE"
+    with pb.Context(comm, engine="host") as ctx:
+        a = ctx.full((4, 4), 1.0, block=2)
+        a.save(path, dataset="old")
+
+        def write(where):
+            with h5py.File(where, "a", locking=False) as file:
+                file["other"] = np.ones((2, 2))
+
+        def by_save(where):
+            def progress(done, total):
+                if comm.rank == 0 and done == total:
+                    write(where)
+
+            a.save(where, dataset="a", progress=progress)
+
+        def by_block(where):
+            with ctx.open_file(where) as file:
+                a.save(file, dataset="a")
+                on_rank_0(comm, lambda: write(where))
+
+        for number, (where, call) in enumerate([(path, by_save), (new, by_block), (path, by_block)]):
+            words = ["another program", where.name]
+            yield f"{number}", agreed_error(ctx, pb.ArgumentError, words, call, where)
+            found = on_rank_0(comm, lambda where=where: sorted(h5py.File(where, locking=False)))
+            expected = ["old", "other"] if where == path else ["other"]
+            left = on_rank_0(comm, lambda: [x for x in names(directory) if "pblasmp" in x])
+            yield f"{number}: as it is", None if (found, left) == (expected, []) else f"{found} {left}"
+            if where == path:
+                on_rank_0(comm, lambda: h5py.File(path, "a", locking=False).__delitem__("other"))
+    del os.environ["HDF5_USE_FILE_LOCKING"]
+
+
+def halfway(comm, directory):
+    """An error of the user's in the middle of a save drops the open file, of whatever kind it is."""
+    path = Path(directory) / "x.h5"
+    with pb.Context(comm, engine="host") as ctx:
+        a = ctx.full((4, 4), 1.0, block=2)
+
+        def failing(done, total):
+            if done:
+                raise pb.ArgumentError("mine")
+
+        def call():
+            with ctx.open_file(path) as file:
+                first_error = agreed_error(
+                    ctx, pb.ArgumentError, ["mine"], a.save, file, dataset="a", progress=failing
+                )
+                assert first_error is None, first_error
+
+        yield "dropped", agreed_error(ctx, pb.ClosedError, ["could not be saved"], call)
+        yield "nothing is left", None if names(directory) == [] else f"{names(directory)}"
+
+
+# -- HDF5: what a dataset keeps
+
+
+def example(path):
+    with h5py.File(path, "w", track_order=True) as file:
+        file["z"] = np.ones((2, 2))
+        group = file.create_group("g", track_order=True)
+        group["c"] = np.ones((2, 2))
+        x = file.create_dataset(
+            "x", data=np.ones((4, 4)), chunks=(2, 2), compression="gzip", track_order=True
+        )
+        values = {
+            "unit": "eV",
+            "bytes": np.bytes_(b"abc"),
+            "names": np.array(["a", "bc"], dtype=object),
+            "empty": h5py.Empty("f8"),
+            "record": np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+            "a": np.arange(3, dtype=">i2"),
+            "enum": np.array(1, dtype=h5py.enum_dtype({"A": 0, "B": 1})),
+        }
+        for name, value in values.items():
+            x.attrs[name] = value
+        group["é"] = x
+        group["b"] = np.ones((2, 2))
+        file["soft"], group["up"] = h5py.SoftLink("/g/é"), h5py.SoftLink("/soft")
+        file["to"], file["ahead"] = h5py.SoftLink("g"), h5py.SoftLink("/made/later")
+        file["a"] = np.ones((2, 2))
+
+
+def shown(path):
+    """All that a file says, except the numbers, shapes and chunks of datasets."""
+    with h5py.File(path) as file:
+        x, out = file["x"], [list(file), list(file["g"])]
+        for name in x.attrs:
+            value = x.attrs[name]
+            out.append((name, value.tolist() if isinstance(value, np.ndarray) else str(value)))
+            out.append(
+                (str(x.attrs.get_id(name).dtype), str(h5py.check_enum_dtype(x.attrs.get_id(name).dtype)))
+            )
+        links = [type(file.get(name, getlink=True)).__name__ for name in ("x", "g/é", "soft", "g/up", "to")]
+        same = all(file[name] == x for name in ("g/é", "soft", "g/up", "to/é"))
+        return [*out, links, same]
+
+
+def kept(comm, directory):
+    path = Path(directory) / "x.h5"
+    with pb.Context(comm, engine="host") as ctx:
+        for shape in ((4, 4), (3, 5)):
+            a = ctx.full(shape, 7.0, block=2)
+            for name in ("x", "/g/é", "soft", "to/up"):
+                before = on_rank_0(comm, lambda: (example(path), shown(path))[1])
+                for turn in range(2):
+                    a.save(path, dataset=name)
+                    after = on_rank_0(comm, lambda: shown(path))
+                    wrong = None if after == before else f"{before} became {after}"
+                    yield f"{name}, {shape}, {turn}", wrong
+                    found = ctx.load(path, dataset="x", block=2)
+                    same = found.shape == shape and values_of(ctx, path, "x") == [7]
+                    yield f"{name}, {shape}, {turn}: numbers", None if same else f"{found.shape}"
+        a.save(path, dataset="ahead")
+        yield "a soft link ahead", None if values_of(ctx, path, "made/later") == [7] else "wrong"
+        small = ctx.full((4, 4), 1.0, block=2, dtype="float8_e4m3fn")
+        small.save(path, dataset="new")
+        a = ctx.full((4, 4), 7.0, block=2)
+        a.save(path, dataset="new")
+        kind = ctx.load(path, dataset="new", block=2).dtype
+        yield "the mark of another type", None if kind == np.float64 else f"{kind}"
+
+
+def referred(comm, directory):
+    """A dataset that references lead to stays the same object, or is not replaced."""
+    path = Path(directory) / "x.h5"
+
+    def make(how):
+        with h5py.File(path, "w") as file:
+            file["z"] = np.arange(4.0)
+            file["x"] = np.ones((4, 4))
+            x, kind = file["x"], h5py.ref_dtype
+            if how == "dataset":
+                file.create_dataset("r", data=np.array([file["z"].ref, x.ref], dtype=kind))
+            elif how == "region":
+                file["z"].attrs.create("r", x.regionref[1:2], dtype=h5py.regionref_dtype)
+            elif how == "root":
+                file.attrs["r"] = x.ref
+            elif how == "list":
+                file.create_dataset("r", (1,), dtype=h5py.vlen_dtype(kind))[0] = np.array([x.ref], dtype=kind)
+            elif how == "record":
+                file["r"] = np.array([(1, x.ref)], dtype=[("a", "i4"), ("r", kind)])
+            else:
+                file["z"].make_scale("z")
+                x.dims[0].attach_scale(file["z"])
+
+    with pb.Context(comm, engine="host") as ctx:
+        for how in ("dataset", "region", "root", "list", "record", "scale"):
+            before = on_rank_0(comm, lambda how=how: (make(how), path.read_bytes())[1])
+            other = ctx.zeros((3, 3), block=2)
+            words = ["refers to it", "'x'"]
+            yield how, agreed_error(ctx, pb.ArgumentError, words, other.save, path, dataset="x")
+            yield f"{how}: untouched", None if on_rank_0(comm, path.read_bytes) == before else "changed"
+            address = on_rank_0(comm, lambda: h5py.h5o.get_info(h5py.File(path)["x"].id).addr)
+            ctx.full((4, 4), 5.0, block=2).save(path, dataset="x")
+            now = on_rank_0(comm, lambda: h5py.h5o.get_info(h5py.File(path)["x"].id).addr)
+            same = now == address and values_of(ctx, path, "x") == [5]
+            yield f"{how}: the same object", None if same else f"{address} {now}"
+            ctx.full((4, 4), 6.0, block=2).save(path, dataset="y")
+
+
+def led_out(comm, directory):
+    """Names that lead out of the file, or nowhere: refused before anything is written."""
+    path, main = Path(directory) / "other.h5", Path(directory) / "x.h5"
+    if comm.rank == 0:
+        example(main)
+        example(path)
+        with h5py.File(main, "a") as file:
+            file["ext"] = h5py.ExternalLink("other.h5", "/g")
+            file["dataset"] = h5py.ExternalLink("other.h5", "/x")
+            file["soft_ext"], file["deep"] = h5py.SoftLink("/ext/c"), h5py.SoftLink("g/../ext")
+            file["loop"], file["type"] = h5py.SoftLink("/loop"), np.dtype("f8")
+            layout = h5py.VirtualLayout((2, 2), "f8")
+            layout[...] = h5py.VirtualSource("other.h5", "z", (2, 2))
+            file.create_virtual_dataset("virtual", layout)
+            file.create_dataset("stored", (2, 2), "f8", external=[("raw", 0, 32)])
+    comm.Barrier()
+    before = on_rank_0(comm, lambda: tree(directory))
+    with pb.Context(comm, engine="host") as ctx:
+        a = ctx.full((2, 2), 7.0, block=2)
+        cases = {
+            "another file": ["ext", "ext/new", "ext/c", "dataset", "soft_ext", "soft_ext/new"],
+            "other files": ["virtual", "stored"],
+            "soft links": ["loop", "loop/x"],
+            "expected a group": ["x/new", "soft/new", "type/new", "virtual/new"],
+            "not replaced": ["g", "to", "type"],
+            "expected a name": [
+                "",
+                "/",
+                "a\0b",
+                "x\0",
+                "..",
+                ".",
+                "g/../x",
+                "./x",
+                "g//x",
+                "a" * 5000,
+                "\udc80",
+            ],
+        }
+        for word, names in cases.items():
+            for name in names:
+                wrong = agreed_error(ctx, pb.ArgumentError, [word], a.save, main, dataset=name)
+                yield f"{name[:20]!r}", wrong
+        for name in ("a\0b", "..", "p//x", "zarr.json", "p/.zarray", "__x"):
+            where = Path(directory) / "new.zarr"
+            yield (
+                f"Zarr, {name!r}",
+                agreed_error(ctx, pb.ArgumentError, ["expected a name"], a.save, where, dataset=name),
+            )
+        for name, dataset in (
+            ("n.zarr", "p/" + "n" * 300),
+            ("n" * 300 + ".npy", None),
+            ("n" * 300 + ".zarr", None),
+        ):
+            words = [os.strerror(errno.ENAMETOOLONG)]
+            yield (
+                f"long {name[:6]}",
+                agreed_error(ctx, OSError, words, a.save, Path(directory) / name, dataset=dataset),
+            )
+        for name, dataset in (("a\0.npy", None), ("a\0.h5", "x"), ("a\0.zarr", None)):
+            where = f"{directory}/{name}"
+            yield f"{name!r}", agreed_error(ctx, pb.ArgumentError, ["NUL"], a.save, where, dataset=dataset)
+            yield f"load {name!r}", agreed_error(ctx, pb.ArgumentError, ["NUL"], ctx.load, where)
+        for name in ("virtual", "ext/c"):
+            yield f"load {name}", None if values_of(ctx, main, name) == [1] else "wrong"
+        after = on_rank_0(comm, lambda: tree(directory))
+        yield "nothing has changed", None if after == before else f"{set(after) ^ set(before)}"
+
+
+# -- all formats
+
+
+def special_values(comm, directory):
+    """Every bit of every type survives; a part of zeros of which some are negative is not left out."""
+    rng = np.random.default_rng(7)
+    types = (*TYPES, *FLOAT8)
+    with pb.Context(comm, engine="host") as ctx:
+        bits_of = in_turn(("any bits",), types, FORMATS, keep=4)
+        for what, name, kind in (*bits_of, *(("negative zeros", name, "zarr") for name in types)):
+            a = ctx.zeros((8, 6), block=(4, 3), dtype=name)
+            if what == "any bits":
+                bits = a.local.reshape(-1).view(np.uint8)
+                bits[:] = rng.integers(0, 256, bits.size, np.uint8)
+            else:
+                a.local[...] = complex(-0.0, -0.0) if a.dtype.kind == "c" else -0.0
+            (file, dataset) = FORMATS[kind]
+            a.save(Path(directory) / file, dataset=dataset)
+            b = ctx.load(Path(directory) / file, a.descriptor, dataset=dataset)
+            same = b.local.tobytes() == a.local.tobytes()
+            yield f"{what}, {name}, {kind}", None if same else f"{a.local} became {b.local}"
+
+
+def modes(comm, directory):
+    with pb.Context(comm, engine="host") as ctx:
+        a = ctx.full((4, 4), 1.0, block=2)
+        umask = comm.bcast(os.umask(0o027))
+        for kind, (file, dataset) in FORMATS.items():
+            path = Path(directory) / file
+            a.save(path, dataset=dataset)
+            where = path.joinpath(*dataset.split("/")) if kind == "group" else path
+            new = [0o750, 0o640] if where.is_dir() else [0o640]
+            files_in = [where / "zarr.json"] * where.is_dir()
+            found = [stat.S_IMODE(x.stat().st_mode) for x in (where, *files_in)]
+            yield f"new, {kind}", None if found == new else f"{found}"
+            for folder_mode, file_mode in ((0o700, 0o600), (0o775, 0o664), (0o755, 0o600), (0o777, 0o666)):
+                comm.Barrier()
+                if comm.rank == 0:
+                    for x in files_in:
+                        x.chmod(file_mode)
+                    where.chmod(folder_mode if where.is_dir() else file_mode)
+                comm.Barrier()
+                seen = []
+
+                def progress(done, total, where=where, seen=seen):
+                    for x in where.parent.iterdir():
+                        if x.name.startswith(f".{where.name}.pblasmp-"):
+                            seen.append(stat.S_IMODE(x.stat().st_mode) & 0o077)
+
+                a.save(path, dataset=dataset, progress=progress)
+                all_files = [x for x in where.rglob("*") if x.is_file()] if files_in else [where]
+                found = {stat.S_IMODE(x.stat().st_mode) for x in all_files}
+                if files_in:
+                    folders = [where, *(x for x in where.rglob("*") if x.is_dir())]
+                    found |= {stat.S_IMODE(x.stat().st_mode) for x in folders}
+                expected = {file_mode, folder_mode} if files_in else {file_mode}
+                case = f"{kind}, {folder_mode:o}, {file_mode:o}"
+                yield case, None if found == expected else f"{[oct(x) for x in found]}"
+                yield f"{case}, while written", None if seen and not any(seen) else f"{seen}"
+                comm.Barrier()
+        os.umask(umask)
+
+
+def long_names(comm, directory):
+    with pb.Context(comm, engine="host") as ctx:
+        a = ctx.full((4, 4), 1.0, block=2)
+        for ending, dataset in ((".npy", None), (".h5", "x"), (".zarr", None)):
+            path = Path(directory) / ("n" * (255 - len(ending)) + ending)
+            for turn in range(2):
+                a.save(path, dataset=dataset)
+                yield f"{ending}, {turn}", None if values_of(ctx, path, dataset) == [1] else "wrong"
+        yield "nothing else", None if len(names(directory)) == 3 else f"{names(directory)}"
+
+
+def replaced_while_loaded(comm, directory):
+    """Ranks never put together a matrix of two versions."""
+    here = Path(directory)
+    with pb.Context(comm, engine="host") as ctx, changed(files, TILE_BYTES=64):
+        for kind, (file, dataset) in FORMATS.items():
+            for name in ("old", "new"):
+                (here / name).mkdir(exist_ok=True)
+                ctx.full((40, 4), {"old": 1.0, "new": 2.0}[name], block=2).save(
+                    here / name / file, dataset=dataset
+                )
+            chunk = files.zarr._CHUNK
+            files.zarr._CHUNK = 2
+            ctx.full((40, 4), 1.0, block=2).save(here / "old" / file, dataset=dataset)
+            files.zarr._CHUNK = chunk
+            where = (here / "old" / file, here / "new" / file)
+            calls = []
+
+            def progress(done, total, where=where, calls=calls, kind=kind):
+                calls.append(done)
+                # Flat files: after they were opened; Zarr arrays, whose chunks are opened one by one: in the middle.
+                if comm.rank == 0 and len(calls) == (1 if kind in ("npy", "hdf5") else 3):
+                    where[0].rename(where[1].with_suffix(".aside"))
+                    where[1].rename(where[0])
+
+            words = ["was replaced while it was loaded"]
+            yield (
+                kind,
+                agreed_error(
+                    ctx, pb.ArgumentError, words, ctx.load, where[0], dataset=dataset, progress=progress
+                ),
+            )
+            comm.Barrier()
+            if comm.rank == 0:
+                shutil.rmtree(here / "old")
+                shutil.rmtree(here / "new")
+            comm.Barrier()
+
+
+# -- Zarr
+
+
+def zarr_metadata(**changes):
+    grid = {"name": "regular", "configuration": {"chunk_shape": changes.pop("chunk", [2, 2])}}
+    return {
+        "zarr_format": 3, "node_type": "array", "shape": [4, 4], "data_type": "float64", "chunk_grid": grid,
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}}, "fill_value": 0.0,
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}], "attributes": {}, **changes,
+    }  # fmt: skip
+
+
+OLD = {"zarr_format": 2, "shape": [2, 2], "chunks": [2, 2], "dtype": "<f8", "fill_value": 0, "order": "C"}
+OLD |= {"filters": None, "compressor": None}
+PICKLE = {"id": "pickle", "protocol": 5}
+SHARDS = {"chunk_shape": [2, 2], "codecs": [{"name": "numcodecs.pickle"}], "index_codecs": []}
+RUNS_CODE = {
+    "filter": (".zarray", OLD | {"filters": [PICKLE]}),
+    "compressor": (".zarray", OLD | {"compressor": PICKLE}),
+    "after another": (".zarray", OLD | {"filters": [{"id": "delta", "dtype": "<f8"}, {"id": "msgpack2"}]}),
+    "objects": (".zarray", OLD | {"dtype": "|O", "filters": [{"id": "vlen-utf8"}]}),
+    "codec": ("zarr.json", zarr_metadata(codecs=[{"name": "numcodecs.pickle"}])),
+    "shards": ("zarr.json", zarr_metadata(codecs=[{"name": "sharding_indexed", "configuration": SHARDS}])),
+}
+ABSURD = {
+    "extents": (zarr_metadata(shape=[10**18, 10**18], chunk=[10**9, 10**9]), MemoryError),
+    "small chunks": (zarr_metadata(shape=[5000, 5000], chunk=[1, 1]), pb.ArgumentError),
+    "large chunks": (zarr_metadata(chunk=[10**5, 10**5]), pb.ArgumentError),
+    "no chunks": (zarr_metadata(chunk=[0, 0]), pb.ArgumentError),
+    "negative": (zarr_metadata(shape=[-4, 4]), pb.ArgumentError),
+    "fractions": (zarr_metadata(shape=[4.5, 4]), pb.ArgumentError),
+    "nested": ("[" * 100_000, pb.ArgumentError),
+    "number": ("9" * 100_000, pb.ArgumentError),
+}
+
+
+def crafted(comm, directory):
+    """Files that describe what they do not hold, or what would run code: an error at once."""
+    here = Path(directory)
+    if comm.rank == 0:
+        for name, (file, metadata) in RUNS_CODE.items():
+            (here / f"{name}.zarr").mkdir()
+            (here / f"{name}.zarr" / file).write_text(json.dumps(metadata))
+        for name, (metadata, _) in ABSURD.items():
+            text = metadata if isinstance(metadata, str) else json.dumps(metadata)
+            (here / f"{name}.zarr").mkdir()
+            (here / f"{name}.zarr" / "zarr.json").write_text(text)
+        (here / "pipe.zarr").mkdir()
+        os.mkfifo(here / "pipe.zarr" / "zarr.json")
+        os.mkfifo(here / "pipe.h5")
+        with h5py.File(here / "x.h5", "w") as file:
+            file.create_dataset("small chunks", (5000, 5000), "f8", chunks=(1, 1))
+            file.create_dataset("extents", (2**40, 2**40), "f8", chunks=(1000, 1000))
+            file.create_dataset("large chunks", (4, 4), "f8", chunks=(10**4, 10**4), maxshape=(None, None))
+            file.create_virtual_dataset("virtual", h5py.VirtualLayout((10**9, 10**9), "f8"))
+            for number in range(30):
+                file[f"d{number}"] = np.ones((2, 2))
+            file["circle"] = file["/"]
+        with (here / "bool.npy").open("wb") as file:
+            np.lib.format.write_array_header_1_0(
+                file, {"descr": "<f8", "fortran_order": False, "shape": (1, 2)}
+            )
+        text = (here / "bool.npy").read_bytes().replace(b"(1, 2)", b"(True,2)").replace(b"  \n", b"\n")
+        (here / "bool.npy").write_bytes(text + bytes(64))
+    comm.Barrier()
+    before = on_rank_0(comm, lambda: sorted(str(x) for x in here.rglob("*")))
+    with pb.Context(comm, engine="host") as ctx:
+        a = ctx.full((4, 4), 1.0, block=2)
+        for name in RUNS_CODE:
+            word = "Python objects" if name == "objects" else "is not one of those"
+            path = here / f"{name}.zarr"
+            yield name, agreed_error(ctx, pb.ArgumentError, [word], ctx.load, path)
+            yield f"save over {name}", agreed_error(ctx, pb.ArgumentError, ["not replaced"], a.save, path)
+        for name, (_, kind) in ABSURD.items():
+            word = "array" if kind is MemoryError else f"{name}.zarr: not a readable"
+            yield name, agreed_error(ctx, kind, [word], ctx.load, here / f"{name}.zarr")
+        for name, kind in (
+            ("small chunks", pb.ArgumentError),
+            ("large chunks", pb.ArgumentError),
+            ("extents", MemoryError),
+            ("virtual", MemoryError),
+        ):
+            yield (
+                f"HDF5: {name}",
+                agreed_error(
+                    ctx,
+                    kind,
+                    ["array" if kind is MemoryError else "chunks"],
+                    ctx.load,
+                    here / "x.h5",
+                    dataset=name,
+                ),
+            )
+        words = ["no dataset 'none'", "'d1'", "and more"]
+        yield (
+            "many names",
+            agreed_error(ctx, pb.ArgumentError, words, ctx.load, here / "x.h5", dataset="none"),
+        )
+        for name in ("pipe.zarr", "pipe.h5"):
+            yield name, agreed_error(ctx, pb.ArgumentError, [name], ctx.load, here / name)
+        yield "bool", agreed_error(ctx, pb.ArgumentError, ["True"], ctx.load, here / "bool.npy")
+        after = on_rank_0(comm, lambda: sorted(str(x) for x in here.rglob("*")))
+        yield "nothing has changed", None if after == before else f"{set(after) ^ set(before)}"
+
+
+def zarr_saves(comm, directory):
+    here = Path(directory)
+    with pb.Context(comm, engine="host") as ctx:
+        a, b = ctx.full((4, 4), 1.0, block=2), ctx.full((3, 5), 2.0, block=2)
+        path = here / "g.zarr"
+
+        def failing(done, total):
+            if done:
+                raise ZeroDivisionError
+
+        def make_group(done, total):  # another job, while this one writes
+            if comm.rank == 0 and done == total:
+                zarr.open_group(path / "p", mode="w").create_array("other", data=np.ones((2, 2)))
+                zarr.open_group(path, mode="a")
+
+        yield (
+            "a failure",
+            agreed_error(ctx, ZeroDivisionError, [], a.save, path, dataset="p/q/x", progress=failing),
+        )
+        yield (
+            "a failure leaves no groups",
+            None if on_rank_0(comm, lambda: names(here)) == [] else "left",
+        )
+        a.save(path, dataset="p/q/x", progress=make_group)
+        found = values_of(ctx, path, "p/q/x"), values_of(ctx, path, "p/other")
+        yield "a group that another job made", None if found == ([1], [1]) else f"{found}"
+        if comm.rank == 0:
+            with_attributes = zarr.open_array(path / "p/q/x", mode="r+")
+            with_attributes.attrs.update({"unit": "eV", "n": 3})
+            zarr.create_array(here / "old.zarr", shape=(2, 2), dtype="f4", zarr_format=2, attributes={"u": 1})
+            zarr.open_group(here / "old_group.zarr", mode="w", zarr_format=2)
+        comm.Barrier()
+        b.save(path, dataset="p/q/x")
+        b.save(here / "old.zarr")
+        b.save(here / "old_group.zarr", dataset="x/y")
+        yield (
+            "attributes",
+            first(
+                None if dict(zarr.open_array(path / "p/q/x").attrs) == {"unit": "eV", "n": 3} else "lost",
+                None if dict(zarr.open_array(here / "old.zarr").attrs) == {"u": 1} else "lost, format 2",
+            ),
+        )
+        seen = zarr.open_group(here / "old_group.zarr", mode="r")["x/y"].shape
+        kept_format = (here / "old.zarr" / ".zarray").exists() and seen == (3, 5)
+        yield "the format of what is there", None if kept_format else "another"
+        comm.Barrier()
+        if comm.rank == 0:
+            (here / "old.zarr" / "notes.txt").write_text("a user's")
+        comm.Barrier()
+        here_too = here / "new.zarr"
+        with changed(files.zarr, _check_length=lambda _: zarr.open_group(here_too, mode="a")):
+            words = ["another job made", "new.zarr"]
+            yield (
+                "at the same moment",
+                agreed_error(ctx, pb.ArgumentError, words, a.save, here_too, dataset="x"),
+            )
+        if comm.rank == 0:  # a job was killed between two renames
+            shutil.rmtree(here_too)
+            left = here / ".g.zarr.pblasmp-0123456789abcdef.tmp"
+            left.mkdir()
+            path.rename(left.with_suffix(".old"))
+        comm.Barrier()
+        yield "put back by load", None if values_of(ctx, path, "p/q/x") == [2] else "wrong"
+        if comm.rank == 0:
+            left = path / "p" / "q" / ".x.pblasmp-0123456789abcdef.tmp"
+            left.mkdir()
+            (path / "p" / "q" / "x").rename(left.with_suffix(".old"))
+        comm.Barrier()
+        yield "an array put back by load", None if values_of(ctx, path, "p/q/x") == [2] else "wrong"
+        a.save(path, dataset="p/q/x")
+        left = on_rank_0(comm, lambda: names(path / "p" / "q"))
+        yield "nothing is left of it", None if left == ["x", "zarr.json"] else f"{left}"
+        if comm.rank == 0:
+            (here / ".g.zarr.pblasmp-0123456789abcdef.tmp").rmdir()
+        words = ["notes.txt", "not replaced"]
+        yield "a user's file", agreed_error(ctx, pb.ArgumentError, words, a.save, here / "old.zarr")
+        left = on_rank_0(comm, lambda: names(here))
+        yield "nothing else", None if left == ["g.zarr", "old.zarr", "old_group.zarr"] else f"{left}"
+
+
+CASES = [locked, changed_meanwhile, halfway, kept, referred, led_out, special_values, modes, long_names]
+CASES += [replaced_while_loaded, crafted, zarr_saves]
+
+
+@pytest.mark.parametrize("cases", CASES)
+def test_files(cases, tmp_path):
+    run_mpi(cases, 2, directory=str(tmp_path))
+
+
+def interrupted(_, directory, one_step):
+    """An exception at any step leaves the old or the new matrix, whole."""
+    every = draws(499, long=1)
+    with (
+        pb.Context(engine="host") as ctx,
+        changed(temporary, _renameat2=temporary._renameat2 if one_step else lambda *_: errno.EINVAL),
+    ):
+        matrices = [ctx.full((4, 4), float(value), block=2) for value in range(2)]
+        for kind, (file, dataset) in FORMATS.items():
+            path, state = Path(directory) / file, [0]
+
+            def call(path=path, dataset=dataset, state=state):
+                matrices[1 - state[0]].save(path, dataset=dataset)
+
+            call()
+            state[0] = 1
+            total, _ = steps(call, "pblasmp/io/")
+            state[0] = 0
+            for stop_at in range(1, total + 1, every):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", ResourceWarning)  # a file was closed with its object
+                    _, where = steps(call, "pblasmp/io/", stop_at)
+                    gc.collect()
+                found = values_of(ctx, path, dataset)
+                yield f"{kind}, {where}", None if found in ([0], [1]) else f"{found}"
+                state[0] = int(found[0])
+            call()
+        left = names(directory)
+        yield "nothing else", None if left == sorted(file for file, _ in FORMATS.values()) else f"{left}"
+
+
+@pytest.mark.parametrize("one_step", [True, False])
+def test_an_exception_at_any_step_loses_nothing(one_step, tmp_path):
+    run_mpi(interrupted, 1, directory=str(tmp_path), one_step=one_step)
