@@ -299,8 +299,8 @@ class DistributedMatrix(Handle):
 
         Raises:
             OSError: the file cannot be written, or the disk is full; then nothing is left behind.
-            ArgumentError: the name ends otherwise, something else has it, an HDF5 file is in use by another program, save
-                or block of ``Context.open_file``, or an argument is not legal.
+            ArgumentError: the name ends otherwise, something else has it, an HDF5 file is in use by another program,
+                save or block of ``Context.open_file``, or an argument is not legal.
             LibraryNotFoundError: h5py or zarr is missing.
         """
         with self.context.running("save"):

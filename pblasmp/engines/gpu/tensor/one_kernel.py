@@ -48,7 +48,7 @@ _LEFT = 26
 which may run one after another, but each on all ranks at once. Wherever this kernel's blocks are, one of the eight GPCs
 has four multiprocessors left if more than three of each are."""
 _LETS_IN = 3, 132
-"""Up to so many GPUs, of so many multiprocessors, none has to be left: in the model blocks that are done let others in."""
+"""Up to so many GPUs, of so many multiprocessors, none has to be left: blocks that are done let others in."""
 _ALIGN = 16  # bytes
 _HOPPER = 90
 _TYPES = "bfloat16", "float16"
@@ -65,10 +65,9 @@ class _OneKernelProduct(CopyProduct):
     def __init__(self, session: Session, p: ParallelProblem, options: Options) -> None:
         left = options.comm_sms
         if left is None:
-            ranks, enough = _LETS_IN
-            runtime = session.runtime
-            needs = runtime.size > ranks or runtime.multiprocessors < enough
-            left = _LEFT if needs and runtime.beside_others() else 0
+            (ranks, enough), gpu = _LETS_IN, session.gpu
+            needs = gpu is None or gpu.size > ranks or gpu.multiprocessors < enough
+            left = _LEFT if needs and session.runtime.beside_others() else 0
         self._left = left
         super().__init__(session, p, options)
         if left:
