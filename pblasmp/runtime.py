@@ -210,6 +210,7 @@ class Runtime(Generic[Matrix]):
         has_all = self._open or self._rests
         if has_all and (channel.raised or self.control.gone()):  # nothing collective can follow
             self._open = self._rests = False
+            self.engine.rest()
             channel.leave(0)
             return
         if not has_all:

@@ -117,6 +117,7 @@ class SideChannel:
         name: the name of the context in messages.
         disowned: this process is a fork of the process that the context belongs to.
         device: the device to abort when the context breaks, or None.
+        on_break: called once, when this rank's own thread learns that the context is broken.
         user_state: NumPy's error state outside the call that is running, None outside calls.
         runs: how many runs of plans this rank has queued; on a device the ranks do not agree on each of them.
     """
@@ -129,6 +130,7 @@ class SideChannel:
         self.disowned = False
         self.name = "a context"
         self.device: RankDevice | None = None
+        self.on_break: Callable[[], None] | None = None
         self.user_state: Any = None
         self.runs = 0
         self._members = members
@@ -345,7 +347,7 @@ class SideChannel:
     def broken_by_agreement(self, cause: str) -> None:
         """Note that the context has ended, as all ranks know."""
         self.cause, self.raised = self.cause or cause, True
-        self._abort_device()
+        self._let_go()
 
     def device_fault(self) -> Exception | None:
         """Return why this rank's device is lost; None if it is not, or if the context is broken already."""
@@ -355,6 +357,13 @@ class SideChannel:
         device, self.device = self.device, None
         if device is not None:
             device.abort(blocked=blocked)
+
+    def _let_go(self) -> None:
+        """Do what is local when a context breaks."""
+        self._abort_device()
+        on_break, self.on_break = self.on_break, None
+        if on_break is not None:
+            on_break()
 
     def _tell_cause(self) -> None:
         self._send(_BROKEN, (self.cause[:_LONGEST_TEXT], self._conflict))
@@ -367,7 +376,7 @@ class SideChannel:
 
     def _give_up(self) -> None:
         """End the transfers in flight; those that do not end are kept forever, with their memory."""
-        self._abort_device()
+        self._let_go()
         under_way, self._under_way = self._under_way, []
         _kept_for_good.append(under_way)
         for transfer, receives in under_way:
@@ -380,6 +389,7 @@ class SideChannel:
                 left = [transfer for transfer in left if not transfer.Test()]
             time.sleep(_PAUSE_SECONDS)
         under_way[:] = [(transfer, False) for transfer in left]
+        _kept_for_good[:] = filter(None, _kept_for_good)
 
     def leave(self, weight: int) -> None:
         """Tell the others that this rank leaves the broken context.
@@ -404,7 +414,7 @@ class SideChannel:
 
     def disown(self) -> None:
         """Give the context up in a forked child: it belongs to the parent."""
-        self.disowned, self._transport, self.device = True, None, None
+        self.disowned, self._transport, self.device, self.on_break = True, None, None, None
         self._turn = threading.RLock()
         self.cause, self.raised = f"it belongs to process {os.getppid()}, of which this one is a fork", True
 

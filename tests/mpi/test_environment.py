@@ -6,6 +6,8 @@ No rank may fail alone because of it after the ranks have agreed: either nothing
 
 from __future__ import annotations
 
+import gc
+import itertools
 import warnings
 from pathlib import Path
 from unittest.mock import patch
@@ -238,6 +240,47 @@ def threads(comm):
     yield "threads", None if all(now == expected for now, expected in found) else f"{found}"
 
 
+def threads_of_several(comm):
+    """The limit lasts from the first context to the last one, however each of them ends."""
+    before = _threads()
+    if before == {1}:
+        yield "before", "there is nothing to limit"
+
+    def is_back():
+        gc.collect()
+        return None if _threads() == before else f"{_threads()}, before {before}"
+
+    def contexts(number):
+        return [pb.Context(comm, engine="host") for _ in range(number)]
+
+    for order in itertools.permutations(range(3)):
+        ctx = contexts(3)
+        inside = []
+        for i in order:
+            inside.append(_threads())
+            ctx[i].close()
+        yield f"closed in order {order}", is_back()
+        yield f"while open, order {order}", None if inside == [{1}] * 3 else f"{inside}"
+    broken, whole = contexts(2)
+    try:
+        with broken.running("mine"):
+            if comm.rank == 1:
+                raise MemoryError("mine")
+            broken.comm.barrier()
+    except (MemoryError, pb.errors.ClosedError):
+        pass
+    yield "one is broken", None if _threads() == {1} else "not limited any more"
+    whole.close()
+    yield "the broken one is not closed", is_back()
+    broken.close()
+    yield "it is closed", is_back()
+    ctx = pb.Context(comm, engine="host")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        del ctx
+        yield "one is dropped", is_back()
+
+
 def _threads():
     return {each["num_threads"] for each in threadpoolctl.threadpool_info() if each["user_api"] == "blas"}
 
@@ -246,3 +289,4 @@ def test_threads_of_blas(monkeypatch):
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     run_mpi(threads, 2, launch=True)
+    run_mpi(threads_of_several, 2, launch=True)
