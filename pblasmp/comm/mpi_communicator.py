@@ -45,10 +45,10 @@ class _Notes:
         self.any_thread = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._sent: list[Request] = []
 
-    def send(self, note: bytes) -> None:
+    def send(self, note: bytes, to: int | None = None) -> None:
         if self._gone():
             return
-        others = (rank for rank in range(self._comm.size) if rank != self._comm.rank)
+        others = [rank for rank in range(self._comm.size) if rank != self._comm.rank] if to is None else [to]
         self._sent = [each for each in self._sent if not each.Test()]
         self._sent += [self._comm.Isend(note, rank, _NOTE) for rank in others]
 

@@ -95,21 +95,24 @@ class _StoreNotes:
 
     any_thread = True
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self._store, self._rank, self._size = store, rank, size
         self._read = 0
         self._next_look = 0.0
 
-    def send(self, note: bytes) -> None:
-        self._store.set(f"note {self._store.add('sent', 1)}", note)
+    def send(self, note: bytes, to: int | None = None) -> None:
+        for rank in range(self._size) if to is None else [to]:
+            if rank != self._rank:
+                self._store.set(f"note {self._store.add(f'sent {rank}', 1)} {rank}", note)
 
     def arrived(self) -> list[bytes]:
         if time.monotonic() < self._next_look:
             return []
         self._next_look = time.monotonic() + _LOOK_SECONDS
         notes = []
-        while self._read < self._store.add("sent", 0) and self._store.check(
-            [name := f"note {self._read + 1}"]
+        me = self._rank
+        while self._read < self._store.add(f"sent {me}", 0) and self._store.check(
+            [name := f"note {self._read + 1} {me}"]
         ):
             notes.append(self._store.get(name))
             self._read += 1
@@ -138,7 +141,7 @@ class _Gloo:
         self.channel = channel or SideChannel(self.rank, tuple(self._ranks))
         self._carries_notes = channel is None
         if self._carries_notes:
-            self.channel.connect(_StoreNotes(store))
+            self.channel.connect(_StoreNotes(store, self.rank, self.size))
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _GroupCollective:
         out[...] = values

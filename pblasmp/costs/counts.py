@@ -136,8 +136,8 @@ def _by_periods(moves: Sequence[Move], node: Numbers, limit: int) -> Counts:
     targets, counts, writers = target_cells.coords, target_cells.counts, target_cells.ranks
     groups = _alike(target_cells)
     if len(groups) <= counts.max(initial=1):  # few groups of many ranks: each source has one writer in each
-        for cells in groups:
-            _add_group(found, source_cells, target_cells, cells, node, (elements, messages))
+        for group in groups:
+            _add_group(found, source_cells, target_cells, group, node, (elements, messages))
         return found
     everywhere = _histogram(targets, (shape[0][1], shape[1][1]))
     for factors, sent, received in weights:
