@@ -459,7 +459,7 @@ class SideChannel:
                     other._send(_WAITS, place, judge)
 
     def _note_stall(self, rank: int, new: _Stall) -> None:
-        """Break the context if a rank's device waits for a run that another rank, in a later agreement, has not begun."""
+        """Break the context if a device waits for a run that a rank in a later agreement has not begun."""
         self._stalls[rank] = new
         for each in self._stalls.items():
             for (waiting, on), (late, at) in ((each, (rank, new)), ((rank, new), each)):
