@@ -170,12 +170,12 @@ class ThreadComm:
 
         self.channel.until(done, patient=True, place=place)
 
-    def wait_any(self, requests: Sequence[Any]) -> int:
-        self.channel.until(lambda: self.test_any(requests) is not None, patient=True)
-        return next(i for i, request in enumerate(requests) if not request)
+    def wait_some(self, requests: Sequence[Any]) -> list[int]:
+        self.channel.until(lambda: self.test_some(requests), patient=True)
+        return [i for i, request in enumerate(requests) if not request]
 
-    def test_any(self, requests: Sequence[Any]) -> int | None:
-        return next((i for i, request in enumerate(requests) if request.Test()), None)
+    def test_some(self, requests: Sequence[Any]) -> list[int]:
+        return [i for i, request in enumerate(requests) if request.Test()]
 
     def isend(self, array: np.ndarray, dest: int) -> list[Any]:
         self.group.mail[self.rank, dest].append(bytes_of(array).copy())

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -85,11 +86,23 @@ def messages(comm: Any) -> str | None:
     fixed.flags.writeable = False
     sent = [request for rank in reversed(others) for request in comm.isend(fixed, rank)]
     while requests:
-        requests.pop(comm.wait_any(requests))
+        for i in reversed(comm.wait_some(requests)):
+            requests.pop(i)
     for request in sent:
         comm.wait(request)
-    if sent and comm.test_any(sent) != 0:
+    if comm.test_some(sent) != list(range(len(sent))):
         return "a message that is done is not reported"
+    threads, many = threading.active_count(), 32
+    lines = {rank: np.zeros(many) for rank in others}
+    requests = [comm.irecv(lines[rank][i : i + 1], rank)[0] for i in range(many) for rank in others]
+    if threading.active_count() > threads + len(others):
+        return f"{threading.active_count() - threads} threads wait for messages from {len(others)} ranks"
+    comm.barrier()
+    requests += [comm.isend(np.array([float(i)]), rank)[0] for i in range(many) for rank in others]
+    for request in requests:
+        comm.wait(request)
+    if any((line != np.arange(many)).any() for line in lines.values()):
+        return "messages of a pair are mixed up"
     wrong = [rank for rank in others if (boxes[rank] != rank).any()]
     return f"wrong messages from {wrong}" if wrong else None
 
@@ -225,6 +238,7 @@ def test_under_torchrun_a_process_group_is_needed():
 
 WITHOUT_LAUNCHER = """
 import os
+import threading
 import signal
 import sys
 
