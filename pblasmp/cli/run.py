@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import click
@@ -15,8 +14,8 @@ from ..context import Context
 from ..errors import LayoutError
 from ..launchers import surroundings
 from ..problems.files import ProblemFile, RoutineFile
+from ..resources import memory_bytes, usable_cores
 from .descriptor_files import legal, read_text
-from .options import machine_memory
 from .progress import Reporter
 from .ranks import on_ranks
 from .run_routine import integers, run_routine
@@ -46,7 +45,7 @@ def run_file(
     found = _load(file, text)
     if nranks is None:
         nranks = found.nranks
-        most = max_ranks or max(16, 2 * len(os.sched_getaffinity(0)))
+        most = max_ranks or max(16, 2 * usable_cores())
         if nranks > most:
             raise LayoutError(
                 f"{file} needs {nranks} ranks, at most {most} are started: give --max-ranks {nranks} if the "
@@ -63,7 +62,7 @@ def _load(file: str, text: bytes) -> ProblemFile | RoutineFile:
     elements = sum(parent.shape[0] * parent.shape[1] for parent in found.parents.values())
     distributed = sum(parent.nbytes for parent in found.parents.values())
     needed = distributed + elements * 2 * np.dtype(complex).itemsize
-    here = machine_memory()
+    here = memory_bytes()
     if needed > here:
         raise LayoutError(
             f"{file}: run compares whole matrices on one rank; these need {needed / 2**30:.3g} GiB, "

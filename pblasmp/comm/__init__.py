@@ -10,7 +10,15 @@ from .choice import wrap
 from .communicator import Communicator, gather_numbers
 from .exchange import Exchange, Side
 from .failures import watch
-from .locations import count_cores, machine, machines_of, nodes_of, ranks_per_node, this_process
+from .locations import (
+    count_cores,
+    machine,
+    machines_of,
+    nodes_of,
+    ranks_per_node,
+    share_of_cores,
+    this_process,
+)
 from .repeated_calls import RepeatedCalls, agree_after
 from .shared_memory import SharedMemory
 from .side_channel import SideChannel
@@ -39,6 +47,7 @@ __all__ = [
     "make_boards",
     "nodes_of",
     "ranks_per_node",
+    "share_of_cores",
     "this_process",
     "vote_on",
     "watch",

@@ -17,7 +17,7 @@ import pytest
 import threadpoolctl
 
 import pblasmp as pb
-from pblasmp import runtime
+from pblasmp import resources, runtime
 from pblasmp.comm import wrap
 from pblasmp.comm.mpi_communicator import MpiCommunicator
 from tests.helpers.cases import agreed_error
@@ -279,6 +279,27 @@ def threads_of_several(comm):
         warnings.simplefilter("ignore", ResourceWarning)
         del ctx
         yield "one is dropped", is_back()
+
+
+def parts_of_a_job(comm):
+    """Contexts on two halves of the ranks share the cores, as one of all ranks does."""
+    half = comm.Split(comm.rank % 2, comm.rank)
+    found = []
+    for part in (comm, half):
+        with pb.Context(part, engine="host") as ctx:
+            found.append(
+                (ctx.comm.patient, ctx.control.patient, ctx.engine.threads, ctx.engine.operations.workers)
+            )
+    half.Free()
+    cores = resources.machine_cores()
+    expected = [(cores < comm.size,) * 2 + (max(1, cores // comm.size),)] * 2
+    yield "share", None if [each[:3] for each in found] == expected else f"{found} on {cores} cores"
+    workers = [max(1, min(1, cores / comm.size) * size // 1) for size in (comm.size, comm.size // 2)]
+    yield "workers", None if [each[3] for each in found] == workers else f"{found} on {cores} cores"
+
+
+def test_parts_of_a_job():
+    run_mpi(parts_of_a_job, 4)
 
 
 def _threads():

@@ -23,7 +23,7 @@ PACKAGE = ROOT / "pblasmp"
 
 # From the bottom up: the parts of the package, and what each may import of it besides itself. Imports under
 # TYPE_CHECKING and within functions count.
-BOTTOM = {"errors", "extras", "dtypes", "launchers", "logs"}
+BOTTOM = {"errors", "extras", "dtypes", "launchers", "logs", "resources"}
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "hooks": set(),
@@ -32,6 +32,7 @@ LAYERS: dict[str, set[str]] = {
     "dtypes": {"errors"},
     "launchers": {"errors", "extras"},
     "logs": {"errors", "launchers"},
+    "resources": set(),
     "layout": {"errors", "dtypes", "hooks"},
     "epilogue": {"errors", "dtypes", "layout"},
     "scales": {"errors", "dtypes", "layout"},
@@ -152,7 +153,7 @@ LAYERS: dict[str, set[str]] = {
     "launch": {"launchers", "logs"},
     "testing": {"errors", "layout", "comm", "launch"},
     "pytest_plugin": {"testing"},
-    "info": {"", "errors", "dtypes", "bindings", "launch", "launchers"},
+    "info": {"", "errors", "dtypes", "bindings", "launch", "launchers", "resources"},
     "cli": BOTTOM
     | {
         "",

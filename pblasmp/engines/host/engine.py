@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...comm import Agreement, Communicator, Exchange, Side, count_cores, machines_of, nodes_of
+from ...comm import Agreement, Communicator, Exchange, Side, machines_of, nodes_of, share_of_cores
 from ...dtypes import is_float8
 from ...errors import ArgumentTypeError
 from ...layout import MatrixDescriptor
@@ -41,8 +41,9 @@ _LITTLE = 16 << 20  # bytes of buffers that an engine which rests may keep
 class HostEngine:
     """CPU ranks. Making and closing one is collective over ``comm``.
 
-    BLAS gets the cores of the node divided by its ranks, unless an environment variable such as OMP_NUM_THREADS says
-    otherwise. PBLASMP_RANKS_PER_NODE splits a machine into several nodes, to try communication between nodes on it.
+    BLAS gets the cores of the machine divided by the ranks of the job on it, unless an environment variable such as
+    OMP_NUM_THREADS says otherwise. PBLASMP_RANKS_PER_NODE splits a machine into several nodes, to try communication
+    between nodes on it.
     """
 
     name = "host"
@@ -75,15 +76,16 @@ class HostEngine:
         why_not_shared = self._buffers.why_not_shared(*FIRST_SLABS)
         if len(nodes) > 1:
             why_not_shared = next((why for why in comm.allgather(why_not_shared) if why), "")
-        cores = count_cores([locations[rank] for rank in here])
-        comm.patient = self._node.patient = cores < len(here)
-        self.threads = max(1, cores // self._node.size)
+        share = share_of_cores([locations[rank] for rank in here])
+        comm.patient = self._node.patient = share < 1
+        self.threads = max(1, int(share))
         self._limit = ThreadLimit(self.threads, self._library)
         self.wake()
         # A context that breaks, or is dropped without being closed, gives BLAS its threads back, too.
         comm.channel.on_break = self._limit.lift
         weakref.finalize(self, self._limit.lift).atexit = False
-        operations = HostOperations(self._library, self._buffers, min(cores, self._node.size))
+        workers = max(1, min(self._node.size, int(share * self._node.size)))
+        operations = HostOperations(self._library, self._buffers, workers)
         self.operations: Operations = operations
         transport = HostTransport(comm, nodes, self._buffers, why_not_shared)
         self.transport: Transport = transport
