@@ -26,6 +26,7 @@ from .layout import MatrixDescriptor
 from .layout.routines import ROUTINES
 from .logs import logger
 from .plans import Plan, UserCall
+from .resources import rank_share
 from .runtime import Runtime
 
 __all__ = ["compute_directly", "factor_directly", "prepare", "run"]
@@ -117,7 +118,7 @@ def prepare(call: UserCall[Result]) -> Plan[Result]:
         return Plan(call)
 
 
-_REMEMBERED = 1024  # direct calls
+_REMEMBERED = rank_share(1024, 1 << 16)  # direct calls
 _LEGAL = {
     (name, word)
     for name, words in {"side": "LR", "uplo": "LU", "op_a": "NTC", "op_b": "NTC", "diag": "NU"}.items()

@@ -12,7 +12,17 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["available_bytes", "core_quota", "machine_cores", "memory_bytes", "own_cores", "usable_cores"]
+from .launchers import ranks_here
+
+__all__ = [
+    "available_bytes",
+    "core_quota",
+    "machine_cores",
+    "memory_bytes",
+    "own_cores",
+    "rank_share",
+    "usable_cores",
+]
 
 _ROOT = Path("/")
 _MEMORY = (  # of each version: the limit, what is used, and which part of that gives way
@@ -78,6 +88,17 @@ def machine_cores() -> int:
             if ranges:
                 cores = min(cores, sum(int(last or first) - int(first) + 1 for first, last in ranges))
     return max(_within_quota(cores), 1)
+
+
+def rank_share(most: int, of_machine: int, ranks: int | None = None) -> int:
+    """Return how many entries, or bytes, a rank's cache may have. Local.
+
+    Args:
+        most: if the machine has few ranks.
+        of_machine: what all ranks of the machine may have together.
+        ranks: how many these are; by default those that the launcher has started.
+    """
+    return max(1, min(most, of_machine // (ranks or ranks_here() or 1)))
 
 
 def _within_quota(cores: int) -> int:

@@ -22,6 +22,7 @@ from .comm import (
     is_agreed,
     leave,
     make_boards,
+    most_ranks,
     vote_on,
     watch,
     wrap,
@@ -95,7 +96,7 @@ class Runtime(Generic[Matrix]):
         watch(self, self.control)
         try:
             self.engine: Engine = choose_engine(engine, self.comm, nccl)
-            self.kept = KeptPlans(self.engine)
+            self.kept = KeptPlans(self.engine, most_ranks(self.comm.locations()))
             self.control.patient = self.comm.patient
             self.comm.board, self.control.board = make_boards(self.comm, 2)
             self._begin()

@@ -22,6 +22,7 @@ __all__ = [
     "count_cores",
     "machine",
     "machines_of",
+    "most_ranks",
     "nodes_of",
     "ranks_per_node",
     "share_of_cores",
@@ -118,6 +119,12 @@ def count_cores(locations: Sequence[Location]) -> int:
     for location in locations:
         cores |= location.cores
     return cores.bit_count()
+
+
+def most_ranks(locations: Sequence[Location]) -> int:
+    """Return how many ranks of their jobs the machine has that has the most. Local."""
+    ranks = (len(each) for each in machines_of(locations))
+    return max(*ranks, *(each.job_ranks for each in locations))
 
 
 def share_of_cores(locations: Sequence[Location]) -> Fraction:

@@ -142,6 +142,14 @@ def test_limits(name, tmp_path, monkeypatch):
     assert resources.usable_cores() == (8 if quota is None else min(8, max(1, int(quota))))
 
 
+def test_the_part_of_a_rank(monkeypatch):
+    assert [resources.rank_share(100, 1000, ranks) for ranks in (1, 10, 20, 2000)] == [100, 100, 50, 1]
+    monkeypatch.setattr(resources, "ranks_here", lambda: 50)
+    assert resources.rank_share(100, 1000) == 20
+    monkeypatch.setattr(resources, "ranks_here", lambda: None)
+    assert resources.rank_share(100, 1000) == 100
+
+
 def test_here():
     assert 0 < resources.available_bytes() <= resources.memory_bytes() < 1 << 50
     assert 1 <= resources.usable_cores() <= len(resources.own_cores())

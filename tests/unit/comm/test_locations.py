@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from pblasmp.comm import count_cores, machines_of, nodes_of, share_of_cores
+from pblasmp.comm import count_cores, machines_of, most_ranks, nodes_of, share_of_cores
 from pblasmp.comm.locations import Location
 
 HERE = Location.here()
@@ -34,6 +34,11 @@ def test_a_machine_may_be_several_nodes(monkeypatch):
 
 def test_cores_that_ranks_share_count_once():
     assert count_cores([HERE._replace(cores=cores) for cores in (0b0011, 0b0110, 1 << 200)]) == 4
+
+
+def test_the_machine_with_the_most_ranks():
+    assert most_ranks([each._replace(job_ranks=0) for each in on("a", "b", "a")]) == 2
+    assert most_ranks([each._replace(job_ranks=7) for each in on("a", "b", "a")]) == 7
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from ....comm import Communicator, break_off, gather_on, vote_on
+from ....resources import rank_share
 from ...direct import FAMILIES, Asked, Moved, Outcome, host_address
 from ...direct.slab_sets import SlabSets
 from ...direct.sub_matrix import UnfitError
@@ -35,8 +36,10 @@ from .vectors import Reducer, exchanged, scaled
 __all__ = ["FIRST_SLABS", "HostDirect"]
 
 _UNKNOWN: Any = object()
-_KEPT_STEPS = 1 << 15  # of all kept programs: each is a call with its arguments, about 500 bytes
-_SEEN = 1 << 16  # calls that are remembered by a number each
+_KEPT_STEPS = rank_share(
+    1 << 15, 1 << 20
+)  # of all kept programs: each is a call with its arguments, about 500 bytes
+_SEEN = rank_share(1 << 16, 1 << 20)  # calls that are remembered by a number each
 _LEAST = 1 << 20  # bytes of a set of slabs
 _SLABS = "direct slabs"
 FIRST_SLABS = _SLABS, 2 * _LEAST
