@@ -77,6 +77,29 @@ def communicators(group: Any) -> Any:
     yield "a group without this rank", error
 
 
+class Store(dict[str, Any]):
+    """A rendezvous store in this process."""
+
+    set, get = dict.__setitem__, dict.__getitem__
+
+    def add(self, name: str, number: int) -> int:
+        self[name] = dict.get(self, name, 0) + number
+        return int(self[name])
+
+    def check(self, names: list[str]) -> bool:
+        return all(name in self for name in names)
+
+
+def test_notes_to_one_rank_and_to_all() -> None:
+    from pblasmp.comm.process_group import _StoreNotes
+
+    store = Store()
+    notes = [_StoreNotes(store, rank, 3) for rank in range(3)]
+    notes[0].send(b"to one", 2)
+    notes[1].send(b"to all")
+    assert [each.arrived() for each in notes] == [[b"to all"], [], [b"to one", b"to all"]]
+
+
 def messages(comm: Any) -> str | None:
     """Every rank sends to all, in the order in which nobody waits for it; they are reported as they arrive."""
     others = [rank for rank in range(comm.size) if rank != comm.rank]
