@@ -241,6 +241,7 @@ class Runtime(Generic[Matrix]):
         if not self._open:
             return
         self._open = False
+        self.engine.rest()
         if not is_agreed(error, self.control):
             leave(self.control, error)
 

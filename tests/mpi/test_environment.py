@@ -242,9 +242,11 @@ def threads(comm):
 
 def threads_of_several(comm):
     """The limit lasts from the first context to the last one, however each of them ends."""
+    with pb.Context(comm, engine="host") as ctx:
+        limit = {ctx.engine.threads}
+    threadpoolctl.threadpool_limits(3 if limit != {3} else 2, user_api="blas")
     before = _threads()
-    if before == {1}:
-        yield "before", "there is nothing to limit"
+    yield "before", None if before and before != limit else f"{before}"
 
     def is_back():
         gc.collect()
@@ -260,7 +262,7 @@ def threads_of_several(comm):
             inside.append(_threads())
             ctx[i].close()
         yield f"closed in order {order}", is_back()
-        yield f"while open, order {order}", None if inside == [{1}] * 3 else f"{inside}"
+        yield f"while open, order {order}", None if inside == [limit] * 3 else f"{inside}"
     broken, whole = contexts(2)
     try:
         with broken.running("mine"):
@@ -269,7 +271,7 @@ def threads_of_several(comm):
             broken.comm.barrier()
     except (MemoryError, pb.errors.ClosedError):
         pass
-    yield "one is broken", None if _threads() == {1} else "not limited any more"
+    yield "one is broken", None if _threads() == limit else "not limited any more"
     whole.close()
     yield "the broken one is not closed", is_back()
     broken.close()
@@ -279,6 +281,13 @@ def threads_of_several(comm):
         warnings.simplefilter("ignore", ResourceWarning)
         del ctx
         yield "one is dropped", is_back()
+    alone = comm.Split(comm.rank)
+    ctx = pb.Context(alone, engine="host")
+    inside = _threads()
+    ctx.fail(ValueError("shown at a prompt, which goes on"))
+    yield "one has failed", is_back()
+    alone.Free()
+    yield "while one is alone", None if inside == {ctx.engine.threads} else f"{inside}"
 
 
 def parts_of_a_job(comm):
