@@ -21,11 +21,11 @@ def notes_of_a_late_rank(comm):
 
     mpi_communicator._Notes.send = counted
     with pb.Context(comm, engine="host") as ctx, pb.Context(comm, engine="host"):
-        for late in range(comm.size):
+        for late in (0, comm.size - 1):
             comm.Barrier()
             sent.clear()
             if comm.rank == late:
-                time.sleep(0.4)
+                time.sleep(0.3)
             ctx.zeros((8, 8))
             total = sum(map(len, comm.allgather(sent)))
             yield f"rank {late}", None if 0 < total < comm.size else f"{total} notes"
