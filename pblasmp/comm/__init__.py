@@ -11,7 +11,6 @@ from .communicator import Communicator, gather_numbers
 from .exchange import Exchange, Side
 from .failures import watch
 from .locations import (
-    count_cores,
     machine,
     machines_of,
     most_ranks,
@@ -38,7 +37,6 @@ __all__ = [
     "agree_after",
     "break_off",
     "closing",
-    "count_cores",
     "gather_numbers",
     "gather_on",
     "is_agreed",

@@ -19,7 +19,6 @@ from ..resources import core_quota, machine_cores, own_cores
 __all__ = [
     "Location",
     "began",
-    "count_cores",
     "machine",
     "machines_of",
     "most_ranks",

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from pblasmp.comm import count_cores, machines_of, most_ranks, nodes_of, share_of_cores
-from pblasmp.comm.locations import Location
+from pblasmp.comm import machines_of, most_ranks, nodes_of, share_of_cores
+from pblasmp.comm.locations import Location, count_cores
 
 HERE = Location.here()
 
