@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 
 from .engines.direct import Asked, Part
 from .engines.factor import Found
+from .errors import PblasmpError
 from .handle import Handle
 from .layout import MatrixDescriptor
 from .layout.routines import ROUTINES
 from .logs import logger
 from .plans import Plan, UserCall
+from .resources import rank_share
 from .runtime import Runtime
 
 __all__ = ["compute_directly", "factor_directly", "prepare", "run"]
@@ -96,7 +98,8 @@ def _again(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Liter
         return None
     try:
         addresses = call.place(remembered)
-    except Exception:  # noqa: BLE001 - found again where the ranks agree
+    except Exception:  # noqa: BLE001 - arrays of any class may raise anything; found again where the ranks agree
+        logger.debug("%s: the kept plan is not used", call.name, exc_info=True)
         return None
     if addresses is None:
         return None
@@ -123,7 +126,7 @@ def prepare(call: UserCall[Result], asked: str = "plan") -> Plan[Result]:
         return Plan(call)
 
 
-_REMEMBERED = 1024  # direct calls
+_REMEMBERED = rank_share(1024, 1 << 16)  # direct calls
 _LEGAL = {
     (name, word)
     for name, words in {"side": "LR", "uplo": "LU", "op_a": "NTC", "op_b": "NTC", "diag": "NU"}.items()
@@ -357,7 +360,7 @@ def _new(ctx: Runtime[Any], result: Callable[[], MatrixDescriptor], *, zeros: bo
             d = ctx.allocate(result())
             if zeros:
                 d.local[...] = 0
-    except Exception:  # noqa: BLE001
+    except (MemoryError, PblasmpError, RuntimeError):  # the last one of a GPU's library
         return None
     return d
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 from .errors import LibraryNotFoundError
 from .launch import python_command
 from .launchers import find_launcher, kind_of_library
+from .resources import usable_cores
 
 __all__ = ["collect", "launcher_problem"]
 
@@ -108,7 +108,7 @@ def collect() -> dict[str, Facts]:
     found: dict[str, Facts] = {
         "pblasmp": {"version": __version__, "path": str(Path(__file__).parent)},
         "Python": {"version": platform.python_version(), "path": sys.executable},
-        "machine": {"system": platform.platform(), "cores": len(os.sched_getaffinity(0))},
+        "machine": {"system": platform.platform(), "cores": usable_cores()},
         **_ask(_ASK_BLAS, "BLAS"),
         **_ask(_ASK_MPI, "MPI library"),
         "mpirun": _mpirun(),

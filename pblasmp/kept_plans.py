@@ -14,10 +14,12 @@ import numpy as np
 from .engines.product import Bound
 from .engines.protocol import Engine
 from .logs import logger
+from .resources import rank_share
 
 __all__ = ["Closable", "KeptPlans", "held_bytes"]
 
 _MOST_BYTES = 64 << 20  # of all kept plans, on the rank where they take the most
+_MACHINE_BYTES = 2 << 30  # of those of all ranks of a machine
 _LEAST_BYTES = 1 << 17  # what a plan counts at least: not all that it holds is seen from Python
 _MOST_BOUND = 1024  # sets of arrays that kept plans are bound to: the products of a model of 128 layers
 
@@ -40,12 +42,16 @@ class KeptPlans:
 
     Args:
         engine: where the plans run.
-        most: bytes that all of them may take.
+        ranks: how many ranks keep plans on a machine, the same number on every rank.
+        most: bytes that all of them may take; by default a part of what the machine's ranks may.
         most_bound: sets of arrays that all of them may be bound to.
     """
 
-    def __init__(self, engine: Engine, most: int = _MOST_BYTES, most_bound: int = _MOST_BOUND) -> None:
-        self._engine, self._most, self._most_bound = engine, most, most_bound
+    def __init__(
+        self, engine: Engine, ranks: int = 1, most: int | None = None, most_bound: int = _MOST_BOUND
+    ) -> None:
+        self._engine, self._most_bound = engine, most_bound
+        self._most = rank_share(_MOST_BYTES, _MACHINE_BYTES, ranks) if most is None else most
         self._plans: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._bound: OrderedDict[tuple[int, tuple[int, ...]], Bound] = OrderedDict()
         self.nbytes = self.hits = self.evictions = 0
@@ -133,7 +139,7 @@ class KeptPlans:
         return key, self._engine.measured.added
 
 
-_SHARED = (ModuleType, type, FunctionType, BuiltinFunctionType, str, bytes, int, float, complex, np.dtype)
+_SHARED = (ModuleType, type, BuiltinFunctionType, str, bytes, int, float, complex, np.dtype)
 
 
 def held_bytes(plan: object, engine: Engine) -> int:
@@ -147,6 +153,9 @@ def held_bytes(plan: object, engine: Engine) -> int:
     while left:
         x = left.pop()
         if id(x) in seen or isinstance(x, _SHARED):
+            continue
+        if isinstance(x, FunctionType):  # its code is shared, what it has taken from around it is not
+            left += [*(x.__closure__ or ()), x.__defaults__, x.__kwdefaults__]
             continue
         seen.add(id(x))
         total += int(x.nbytes) if isinstance(x, np.ndarray) and x.base is None else x.__sizeof__()

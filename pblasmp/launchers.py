@@ -29,6 +29,7 @@ __all__ = [
     "find_launcher",
     "kind_of_library",
     "parent_rank",
+    "ranks_here",
     "surroundings",
 ]
 
@@ -46,6 +47,8 @@ class LauncherKind(NamedTuple):
         kind: a short name.
         name: what its users call it.
         rank, size: the environment variables of a rank; size is "" if the launcher sets none.
+        here: the variable with the number of ranks on this machine, "" if there is none. In Slurm's, as in "2(x3),1",
+            there are those of all machines.
         least: the smallest size that counts: srun gives an interactive shell one task.
         answer: a pattern in what ``mpirun --version`` prints.
         library: how the version text of its MPI library begins.
@@ -59,6 +62,7 @@ class LauncherKind(NamedTuple):
     name: str
     rank: str = ""
     size: str = ""
+    here: str = ""
     least: int = 1
     answer: str = ""
     library: str = ""
@@ -75,6 +79,7 @@ LAUNCHERS = (
         "Open MPI",
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
         answer="Open MPI|OpenRTE|PRRTE",
         library="Open MPI",
         options=("--oversubscribe", "--bind-to", "none"),
@@ -88,8 +93,12 @@ LAUNCHERS = (
         library="Intel(R) MPI",
         hydra="mpiexec.hydra",
     ),
-    LauncherKind("mpich", "Hydra", "PMI_RANK", "PMI_SIZE", answer="HYDRA", library="MPICH"),
-    LauncherKind("slurm", "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", least=2),
+    LauncherKind(
+        "mpich", "Hydra", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", answer="HYDRA", library="MPICH"
+    ),
+    LauncherKind(
+        "slurm", "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", least=2
+    ),
     LauncherKind("pmix", "PMIx", "PMIX_RANK"),
 )
 _UNKNOWN = LauncherKind("other", "an unknown launcher")
@@ -121,6 +130,24 @@ def surroundings(environ: Mapping[str, str] = os.environ) -> Surroundings | None
         if rank is None or (size is None) != (not row.size):
             continue
         return None if size is not None and size < row.least else Surroundings(row.name, rank, size)
+    return None
+
+
+def ranks_here(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return how many processes the launcher of this one, or torchrun, has started on this machine. Local.
+
+    None if it does not say, or there is none.
+    """
+    around = surroundings(environ)
+    if around is None:
+        return _count(environ.get("LOCAL_WORLD_SIZE", "")) or None  # torchrun's
+    said = environ.get(next(row.here for row in LAUNCHERS if row.name == around.name), "")
+    machines = re.findall(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?(?:,|$)", said)
+    left = _count(environ.get("SLURM_NODEID", "")) or 0 if "(" in said or "," in said else 0
+    for ranks, times in machines:
+        left -= int(times or 1)
+        if left < 0:
+            return int(ranks) or None
     return None
 
 

@@ -22,6 +22,7 @@ from .comm import (
     is_agreed,
     leave,
     make_boards,
+    most_ranks,
     vote_on,
     watch,
     wrap,
@@ -97,7 +98,7 @@ class Runtime(Generic[Matrix]):
         watch(self, self.control)
         try:
             self.engine: Engine = choose_engine(engine, self.comm, nccl)
-            self.kept = KeptPlans(self.engine)
+            self.kept = KeptPlans(self.engine, most_ranks(self.comm.locations()))
             self.control.patient = self.comm.patient
             self.comm.board, self.control.board = make_boards(self.comm, 2)
             self._begin()
@@ -215,6 +216,7 @@ class Runtime(Generic[Matrix]):
         has_all = self._open or self._rests
         if has_all and (channel.raised or self.control.gone()):  # nothing collective can follow
             self._open = self._rests = False
+            self.engine.rest()
             channel.leave(0)
             return
         if not has_all:
@@ -244,6 +246,7 @@ class Runtime(Generic[Matrix]):
         if not self._open:
             return
         self._open = False
+        self.engine.rest()
         if not is_agreed(error, self.control):
             leave(self.control, error)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ..comm import Communicator, count_cores, machines_of
+from ..comm import Communicator, machines_of, share_of_cores
 from ..context import Context
 from ..costs.machines import load_machine
 from ..costs.measure import measure_speed
@@ -151,9 +151,10 @@ def places(comm: Communicator, *, gpus: bool) -> dict[str, int]:
     locations = comm.locations()
     nodes = machines_of(locations)
     here = next(ranks for ranks in nodes if comm.rank in ranks)
+    share = share_of_cores([locations[rank] for rank in here])
     return {
         "ranks": comm.size, "nodes": len(nodes), "ranks_of_node": 1 if gpus else len(here),
-        "cores": 1 if gpus else count_cores([locations[rank] for rank in here]),
+        "cores": 1 if gpus else max(1, int(share * len(here))),
     }  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from click.shell_completion import CompletionItem
 from ..engines.choice import NAMES
 from ..errors import UnsupportedError
 from ..layout.forms import FORMS
+from ..resources import usable_cores
 from .terminal import use_colour
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "engine",
     "examples",
     "grid",
-    "machine_memory",
     "number",
     "of_shapes",
     "ops",
@@ -44,7 +43,7 @@ __all__ = [
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-DEFAULT_RANKS = min(4, len(os.sched_getaffinity(0)))
+DEFAULT_RANKS = min(4, usable_cores())
 
 FILE = click.Path(path_type=Path)
 
@@ -77,11 +76,6 @@ def require_chart(path: Path) -> None:
     if path.suffix.lower() != ".svg":
         raise UnsupportedError(f"cannot draw {str(path)!r}: expected a name that ends in .svg")
     require_directory(path)
-
-
-def machine_memory() -> int:
-    """Return the bytes of this machine's memory. Local."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def grid(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:

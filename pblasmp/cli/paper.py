@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -28,7 +27,8 @@ from ..layout.forms import FORMS
 from ..planning import plan
 from ..problems.files import load_problem, load_table
 from ..products import matmul
-from .options import machine_memory, require_directory
+from ..resources import machine_cores, memory_bytes
+from .options import require_directory
 from .progress import Reporter
 from .ranks import on_ranks
 
@@ -54,7 +54,7 @@ def measure(ranks: Sequence[int], output: Path, engine: EngineName, title: str |
         found = on_ranks(_measure, engine, count)
         about = {
             "title": title or found["machine"], "engine": found["engine"], "measured": True, "ranks_per_node": 1,
-            "memory_bytes": found["memory_bytes"], **({} if found["engine"] == "gpu" else {"cores": os.cpu_count()}),
+            "memory_bytes": found["memory_bytes"], **({} if found["engine"] == "gpu" else {"cores": machine_cores()}),
         }  # fmt: skip
         table = with_ranks(table, found["entry"], **about)
     assert table is not None
@@ -101,7 +101,7 @@ def _memory(ctx: Any, *, gpus: bool) -> int:
         import cupy
 
         return int(cupy.cuda.runtime.memGetInfo()[1])
-    return machine_memory() // max(int(ctx.size), os.cpu_count() or 1)
+    return memory_bytes() // max(int(ctx.size), machine_cores())
 
 
 def plan_product(
@@ -168,7 +168,7 @@ def _dry(problem: Any, found: Prediction, machine: Machine) -> dict[str, DryTime
     Raises:
         ArgumentError: the arrays of all ranks do not fit into this machine's memory.
     """
-    needed, here = int(found.traffic.memory_bytes.sum()), machine_memory()
+    needed, here = int(found.traffic.memory_bytes.sum()), memory_bytes()
     if needed > here:
         raise ArgumentError(
             f"--dry-run: this process would hold the arrays of all ranks, {needed / 2**30:.3g} GiB, this machine has "

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import click
@@ -15,8 +14,8 @@ from ..context import Context
 from ..errors import LayoutError, counted
 from ..launchers import surroundings
 from ..problems.files import ParallelFile, ProblemFile, RoutineFile
+from ..resources import memory_bytes, usable_cores
 from .descriptor_files import AnyFile, legal, read_text
-from .options import machine_memory
 from .parallel_file import needed_bytes, run_parallel
 from .progress import Reporter
 from .ranks import on_ranks
@@ -47,7 +46,7 @@ def run_file(
     found = _load(file, text)
     if nranks is None:
         nranks = found.nranks
-        most = max_ranks or max(16, 2 * len(os.sched_getaffinity(0)))
+        most = max_ranks or max(16, 2 * usable_cores())
         if nranks > most:
             raise LayoutError(
                 f"{file} needs {counted(nranks, 'rank')}, at most {most} are started: give --max-ranks {nranks} if the "
@@ -69,7 +68,7 @@ def _load(file: str, text: bytes) -> AnyFile:
         elements = sum(parent.shape[0] * parent.shape[1] for parent in found.parents.values())
         distributed = sum(parent.nbytes for parent in found.parents.values())
         needed, where = distributed + elements * 2 * np.dtype(complex).itemsize, "one rank"
-    here = machine_memory()
+    here = memory_bytes()
     if needed > here:
         raise LayoutError(
             f"{file}: run compares whole matrices on {where}; these need {needed / 2**30:.3g} GiB, "

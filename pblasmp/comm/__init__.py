@@ -20,7 +20,15 @@ from .choice import wrap
 from .communicator import Communicator, gather_numbers
 from .exchange import Exchange, Side
 from .failures import watch
-from .locations import count_cores, machine, machines_of, nodes_of, ranks_per_node, this_process
+from .locations import (
+    machine,
+    machines_of,
+    most_ranks,
+    nodes_of,
+    ranks_per_node,
+    share_of_cores,
+    this_process,
+)
 from .repeated_calls import RepeatedCalls, agree_after
 from .shared_memory import SharedMemory
 from .side_channel import SideChannel
@@ -40,7 +48,6 @@ __all__ = [
     "break_off",
     "closing",
     "compare_later",
-    "count_cores",
     "gather_numbers",
     "gather_on",
     "is_agreed",
@@ -48,8 +55,10 @@ __all__ = [
     "machine",
     "machines_of",
     "make_boards",
+    "most_ranks",
     "nodes_of",
     "ranks_per_node",
+    "share_of_cores",
     "this_process",
     "vote_on",
     "watch",

@@ -60,10 +60,10 @@ class Serial:  # its arguments matter only if there are several ranks
     def wait(self, request: Request, place: Meeting | None = None) -> None:  # noqa: ARG002
         raise AssertionError("a single rank has nothing to wait for")
 
-    def wait_any(self, requests: Sequence[Request]) -> int:  # noqa: ARG002
+    def wait_some(self, requests: Sequence[Request]) -> list[int]:  # noqa: ARG002
         raise AssertionError("a single rank has nothing to wait for")
 
-    test_any = wait_any
+    test_some = wait_some
 
     def isend(self, array: Array, dest: int) -> list[Request]:  # noqa: ARG002
         raise AssertionError("a single rank has no other rank to send to")

@@ -93,11 +93,11 @@ class Communicator(Protocol):
     def wait(self, request: Request, place: Meeting | None = None) -> None:
         """Wait for a request, at a place where all ranks wait for each other if one is given. Local."""
 
-    def wait_any(self, requests: Sequence[Request]) -> int:
-        """Wait for one of several requests, and return its index. Local."""
+    def wait_some(self, requests: Sequence[Request]) -> list[int]:
+        """Wait for one of several requests, and return the indices of all that are done. Local."""
 
-    def test_any(self, requests: Sequence[Request]) -> int | None:
-        """Return the index of a request that is done, None if there is none. Local."""
+    def test_some(self, requests: Sequence[Request]) -> list[int]:
+        """Return the indices of the requests that are done. Local."""
 
     def isend(self, array: Array, dest: int) -> list[Request]:
         """Start sending ``array`` (contiguous in either order), which stays as it is until they are done. Local."""

@@ -26,7 +26,7 @@ from .communicator import Communicator, Request
 __all__ = ["SLOTS", "Exchange", "Side", "array_at", "ends", "message_elements", "piece_of"]
 
 _MESSAGE_BYTES = 2 << 20
-SLOTS = 4  # messages that a rank has in flight at once
+SLOTS = 4  # messages that a rank sends at once, and that it awaits at once from each other rank
 
 Array = NDArray[Any]
 Coords = tuple[int, int]
@@ -250,12 +250,14 @@ class _ExchangeTransfer:
         }
         self._own = deque(self._messages(exchange._copies, limit))
         self._spare: list[Array] = []
+        self._slots, self._weight = (1 << 62, 1) if slots is None else (slots, slots)
+        self._awaited = dict.fromkeys(self._incoming, 0)  # by source: slots in use
         self._requests: list[Request] = []
         # With each request: source (-1 if this rank sends), part to unpack, the message, its flat buffer, and the
         # requests of the message's earlier chunks.
         self._after: list[tuple[int, _CellPair | None, Array, Array | None, list[Request]]] = []
         for rank in self._incoming:
-            self._receive(rank, everything=slots is None)
+            self._receive(rank)
         self._free = len(self._outgoing) if slots is None else slots
         self._fill()
         while slots is None and self._own:
@@ -292,22 +294,25 @@ class _ExchangeTransfer:
                 copy(message, source, part.piece.packed(), conjugate=self._conjugate)
             self._post(self._comm.isend(message, rank), -1, None, message, flat)
 
-    def _receive(self, rank: int, *, everything: bool = False) -> None:
-        """Post the receives from ``rank`` that go straight to their places, and the first one that needs a buffer."""
+    def _receive(self, rank: int) -> None:
+        """Post the next receives from ``rank`` while there are free slots; one that needs a buffer takes them all.
+
+        Both ranks go through the messages in one order, and the oldest is always awaited: so it arrives.
+        """
         incoming = self._incoming[rank]
-        while incoming:
+        while incoming and self._awaited[rank] < self._slots:
             part = incoming.popleft()
             target = array_at(self._dst, part.dst)
             place = (
                 part.piece.region(target, self._order, source=False) if target.dtype == self._dtype else None
             )
             if place is not None:
+                self._awaited[rank] += 1
                 self._post(self._comm.irecv(place, rank), rank, None, place, None)
                 continue
+            self._awaited[rank] += self._weight
             message, flat = self._buffer(part.piece)
             self._post(self._comm.irecv(message, rank), rank, part, message, flat)
-            if not everything:
-                return
 
     def _buffer(self, piece: Piece) -> tuple[Array, Array]:
         """Return a contiguous array for a piece, and the flat buffer that contains it."""
@@ -327,16 +332,22 @@ class _ExchangeTransfer:
     def finish(self) -> None:
         """Wait until everything that this rank sends and receives has reached its place."""
         while self._requests:
-            i: int | None
-            if self._own:  # make own copies while nothing has arrived
-                i = self._comm.test_any(self._requests)
-                if i is None:
-                    self._copy_own()
-                    continue
-            else:
-                i = self._comm.wait_any(self._requests)
-            self._requests.pop(i)
-            rank, part, message, flat, earlier = self._after.pop(i)
+            if not self._own:
+                self._go_on(self._comm.wait_some(self._requests))
+            elif done := self._comm.test_some(self._requests):
+                self._go_on(done)
+            else:  # make own copies while nothing has arrived
+                self._copy_own()
+        while self._own:
+            self._copy_own()
+
+    def _go_on(self, done: Sequence[int]) -> None:
+        """Take these messages out of the list, do what follows each, and start the next ones."""
+        taken, gone = [self._after[i] for i in done], set(done)
+        self._requests, self._after = (
+            [x for i, x in enumerate(each) if i not in gone] for each in (self._requests, self._after)
+        )
+        for rank, part, message, flat, earlier in taken:
             for request in earlier:  # chunks arrive in any order
                 self._comm.wait(request)
             if part is not None:
@@ -346,10 +357,9 @@ class _ExchangeTransfer:
             if rank == -1:
                 self._free += 1
                 self._fill()
-            elif part is not None:
+            else:
+                self._awaited[rank] -= 1 if part is None else self._weight
                 self._receive(rank)
-        while self._own:
-            self._copy_own()
 
 
 def array_at(arrays: Sequence[Array | None], i: int) -> Array:

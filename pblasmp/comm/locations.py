@@ -3,23 +3,28 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import socket
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ArgumentError
+from ..launchers import ranks_here
+from ..resources import core_quota, machine_cores, own_cores
 
 __all__ = [
     "Location",
     "began",
-    "count_cores",
     "machine",
     "machines_of",
+    "most_ranks",
     "nodes_of",
     "ranks_per_node",
+    "share_of_cores",
     "this_process",
 ]
 
@@ -33,6 +38,9 @@ class Location(NamedTuple):
         process: its number.
         began: when the process did: numbers are reused.
         cores: a bit for each core that it may run on.
+        job_cores: how many cores the ranks of its job may run on, on this machine.
+        quota: how many cores' time these ranks may take, 0 if there is no limit.
+        job_ranks: how many ranks these are, 0 if the launcher does not say.
     """
 
     machine: tuple[str, str]
@@ -40,13 +48,16 @@ class Location(NamedTuple):
     process: int
     began: str
     cores: int
+    job_cores: int
+    quota: float
+    job_ranks: int
 
     @classmethod
     def here(cls) -> Location:
         """Return where this process runs. Local."""
-        cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-        process = os.getpid()
-        return cls(machine(), platform.machine(), process, began(process), sum(1 << core for core in cores))
+        process, cores = os.getpid(), sum(1 << core for core in own_cores())
+        job = machine_cores(), core_quota() or 0, ranks_here() or 0
+        return cls(machine(), platform.machine(), process, began(process), cores, *job)
 
 
 def machine() -> tuple[str, str]:
@@ -107,3 +118,23 @@ def count_cores(locations: Sequence[Location]) -> int:
     for location in locations:
         cores |= location.cores
     return cores.bit_count()
+
+
+def most_ranks(locations: Sequence[Location]) -> int:
+    """Return how many ranks of their jobs the machine has that has the most. Local."""
+    ranks = (len(each) for each in machines_of(locations))
+    return max(*ranks, *(each.job_ranks for each in locations))
+
+
+def share_of_cores(locations: Sequence[Location]) -> Fraction:
+    """Return how many cores each of the ranks at these locations, which are on one machine, has to itself. Local.
+
+    They share them with ranks of their job that are not among them. Where these may run is not known: it is taken that
+    the launcher has dealt out the cores evenly.
+    """
+    cores, ranks = count_cores(locations), len(locations)
+    of_job = max(ranks, *(each.job_ranks for each in locations))
+    all_cores = max(cores, *(each.job_cores for each in locations))
+    shares = [Fraction(cores, max(ranks, math.ceil(Fraction(of_job * cores, all_cores))))]
+    shares += [Fraction(each.quota) / of_job for each in locations if each.quota]
+    return min(shares)

@@ -45,10 +45,10 @@ class _Notes:
         self.any_thread = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._sent: list[Request] = []
 
-    def send(self, note: bytes) -> None:
+    def send(self, note: bytes, to: int | None = None) -> None:
         if self._gone():
             return
-        others = (rank for rank in range(self._comm.size) if rank != self._comm.rank)
+        others = [rank for rank in range(self._comm.size) if rank != self._comm.rank] if to is None else [to]
         self._sent = [each for each in self._sent if not each.Test()]
         self._sent += [self._comm.Isend(note, rank, _NOTE) for rank in others]
 
@@ -133,20 +133,18 @@ class MpiCommunicator:
         sleep = getattr(request, "sleep", None)  # if it is a board's request
         self.channel.until(request.Test, patient=self.patient, sleep=sleep, place=place)
 
-    def wait_any(self, requests: Sequence[Request]) -> int:
+    def wait_some(self, requests: Sequence[Request]) -> list[int]:
         found: list[int] = []
 
         def done() -> bool:
-            i = self.test_any(requests)
-            found.extend([] if i is None else [i])
-            return i is not None
+            found.extend(self.test_some(requests))
+            return bool(found)
 
         self.channel.until(done, patient=self.patient)
-        return found[0]
+        return found
 
-    def test_any(self, requests: Sequence[Request]) -> int | None:
-        i, arrived = self._mpi.Request.Testany(requests)
-        return i if arrived else None
+    def test_some(self, requests: Sequence[Request]) -> list[int]:
+        return self._mpi.Request.Testsome(requests) or []
 
     def sum_into(self, array: Array) -> None:
         for chunk in chunks_of_elements(array):

@@ -11,7 +11,7 @@ import os
 import pickle
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -38,15 +38,15 @@ Array = NDArray[Any]
 
 
 class _Message:
-    """A message in flight. A thread waits for it, since gloo cannot be polled."""
+    """A message in flight."""
 
     def __init__(self, work: Any, changed: threading.Condition) -> None:
         self._work, self._changed = work, changed
         self._error: BaseException | None = None
         self._done = False
-        threading.Thread(target=self._wait, daemon=True).start()
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Wait until it is done, in a thread of its own; an error is ``Test``'s to raise."""
         try:
             self._work.wait()
         except RuntimeError as error:
@@ -67,6 +67,38 @@ class _Message:
 
     def __bool__(self) -> bool:
         return not self._done
+
+
+class _Messages:
+    """Messages to one rank, or from one, which end in their order: a thread waits for them while there are any.
+
+    gloo cannot be polled. One thread for all ranks could wait for a message that comes only after another one that
+    is there already has been taken.
+    """
+
+    def __init__(self, changed: threading.Condition) -> None:
+        self._changed = changed
+        self._waiting: deque[_Message] = deque()
+        self._awaited = False
+
+    def add(self, work: Any) -> _Message:
+        """Return the message that gloo has begun."""
+        message = _Message(work, self._changed)
+        with self._changed:
+            self._waiting.append(message)
+            if not self._awaited:
+                threading.Thread(target=self._wait, daemon=True).start()
+                self._awaited = True
+        return message
+
+    def _wait(self) -> None:
+        while True:
+            with self._changed:
+                self._awaited = bool(self._waiting)
+                if not self._awaited:
+                    return
+                message = self._waiting.popleft()
+            message.wait()
 
 
 class _GroupCollective:
@@ -95,21 +127,24 @@ class _StoreNotes:
 
     any_thread = True
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self._store, self._rank, self._size = store, rank, size
         self._read = 0
         self._next_look = 0.0
 
-    def send(self, note: bytes) -> None:
-        self._store.set(f"note {self._store.add('sent', 1)}", note)
+    def send(self, note: bytes, to: int | None = None) -> None:
+        for rank in range(self._size) if to is None else [to]:
+            if rank != self._rank:
+                self._store.set(f"note {self._store.add(f'sent {rank}', 1)} {rank}", note)
 
     def arrived(self) -> list[bytes]:
         if time.monotonic() < self._next_look:
             return []
         self._next_look = time.monotonic() + _LOOK_SECONDS
         notes = []
-        while self._read < self._store.add("sent", 0) and self._store.check(
-            [name := f"note {self._read + 1}"]
+        me = self._rank
+        while self._read < self._store.add(f"sent {me}", 0) and self._store.check(
+            [name := f"note {self._read + 1} {me}"]
         ):
             notes.append(self._store.get(name))
             self._read += 1
@@ -137,10 +172,11 @@ class _Gloo:
         store = dist.PrefixStore(f"pblasmp/{name}/{_made[name]}", dist.distributed_c10d._get_default_store())
         self._group: Any = dist.ProcessGroupGloo(store, self.rank, self.size, _TIMEOUT)
         self._changed = threading.Condition()
+        self._sent, self._received = ([_Messages(self._changed) for _ in ranks] for _ in range(2))
         self.channel = channel or SideChannel(self.rank, tuple(self._ranks))
         self._carries_notes = channel is None
         if self._carries_notes:
-            self.channel.connect(_StoreNotes(store))
+            self.channel.connect(_StoreNotes(store, self.rank, self.size))
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _GroupCollective:
         out[...] = values
@@ -182,15 +218,15 @@ class _Gloo:
     def wait(self, request: _Message | _GroupCollective, place: Meeting | None = None) -> None:
         self.channel.until(request.Test, pause=request.pause, place=place)
 
-    def wait_any(self, requests: Sequence[_Message]) -> int:
+    def wait_some(self, requests: Sequence[_Message]) -> list[int]:
         with self._changed:
-            while (i := self.test_any(requests)) is None:
+            while not (found := self.test_some(requests)):
                 self._changed.wait(_LOOK_SECONDS)
                 self.channel.check()
-        return i
+        return found
 
-    def test_any(self, requests: Sequence[_Message]) -> int | None:
-        return next((i for i, request in enumerate(requests) if request.Test()), None)
+    def test_some(self, requests: Sequence[_Message]) -> list[int]:
+        return [i for i, request in enumerate(requests) if request.Test()]
 
     def sum_into(self, array: Array) -> None:
         flat = array.reshape(-1) if array.flags.c_contiguous else array.T.reshape(-1)
@@ -204,16 +240,17 @@ class _Gloo:
             self.wait(self._started(self._group.broadcast([torch.from_numpy(chunk)], options)))
 
     def isend(self, array: Array, dest: int) -> list[_Message]:
-        return self._post(
-            self._group.send, [x if x.flags.writeable else x.copy() for x in chunks(array)], dest
-        )
+        parts = [x if x.flags.writeable else x.copy() for x in chunks(array)]
+        return self._post(self._group.send, parts, dest, self._sent[dest])
 
     def irecv(self, array: Array, source: int) -> list[_Message]:
-        return self._post(self._group.recv, chunks(array), source)
+        return self._post(self._group.recv, chunks(array), source, self._received[source])
 
-    def _post(self, start: Callable[..., Any], parts: Sequence[Array], rank: int) -> list[_Message]:
+    def _post(
+        self, start: Callable[..., Any], parts: Sequence[Array], rank: int, messages: _Messages
+    ) -> list[_Message]:
         works = (start([torch.from_numpy(part)], rank, 0) for part in parts)
-        return [self.channel.watch(_Message(work, self._changed)) for work in works]
+        return [self.channel.watch(messages.add(work)) for work in works]
 
     def locations(self) -> list[Location]:
         self._locations = self._locations or self.allgather(Location.here())

@@ -11,7 +11,6 @@ import io
 import mmap
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from .communicator import Communicator
 
-__all__ = ["SharedMemory", "available_bytes"]
+__all__ = ["SharedMemory"]
 
 
 class SharedMemory:
@@ -98,30 +97,6 @@ class SharedMemory:
 def _opened(opener: Callable[[str, int], int], path: str, flags: int) -> io.FileIO:
     """Return an open file that is closed with its object: a signal's handler may raise anywhere but within ``map``."""
     return next(map(io.FileIO, map(opener, [path], [flags]), ["r+b"]))
-
-
-def available_bytes() -> int:
-    """Return how many bytes of memory are available on this node, or in its container. Local."""
-    known = [
-        int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")
-    ]
-    limit = "".join(_lines("/sys/fs/cgroup/memory.max")).strip()
-    used = "".join(_lines("/sys/fs/cgroup/memory.current")).strip()
-    if limit.isdigit() and used.isdigit():
-        cache = sum(
-            int(line.split()[1])
-            for line in _lines("/sys/fs/cgroup/memory.stat")
-            if line.startswith("inactive_file")
-        )
-        known.append(int(limit) - int(used) + cache)
-    return max(0, min(known, default=1 << 62))
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
 
 
 def aligned(nbytes: int, boundary: int = 4096) -> int:

@@ -34,7 +34,7 @@ _CROWDED = 32
 _PAUSE_SECONDS = 2e-5
 _SHARE, _LONGEST_SECONDS = 0.02, 5e-3  # length of a nap: a share of the time waited so far, and at most
 _POLLS = 64  # between two looks for notes
-_STALL_SECONDS = 1.0  # after which a rank tells the others where it waits
+_STALL_SECONDS = 1.0  # after which a rank tells where it waits
 _DRAIN_SECONDS = 0.1  # that transfers of a broken context get to end
 _BLOCKED_SECONDS = 1.0  # without a look for notes, after which a rank is assumed to wait in a library
 _LONGEST_TEXT = 2000  # characters of a cause: short notes can be sent without anyone waiting for them
@@ -60,8 +60,8 @@ class NoteTransport(Protocol):
 
     any_thread: bool
 
-    def send(self, note: bytes) -> None:
-        """Send a note to every other rank, without waiting."""
+    def send(self, note: bytes, to: int | None = None) -> None:
+        """Send a note to a rank, or to every other one, without waiting."""
 
     def arrived(self) -> list[bytes]:
         """Return the notes that have arrived since the last call."""
@@ -107,6 +107,20 @@ class Meeting(NamedTuple):
         return any(each._agreements < self.number for each in here)
 
 
+class _Stall(NamedTuple):
+    """Where a rank of a context whose device computes has waited for long, as rank 0 knows it.
+
+    Attributes:
+        agreements: how many agreements it has begun.
+        runs: how many runs of plans it has queued.
+        call: its name, if the rank waits in the last of these agreements; empty if it waits for the last of these runs.
+    """
+
+    agreements: int
+    runs: int
+    call: str
+
+
 class SideChannel:
     """Notes between the ranks of one context. Every method is local.
 
@@ -121,6 +135,7 @@ class SideChannel:
         name: the name of the context in messages.
         disowned: this process is a fork of the process that the context belongs to.
         device: the device to abort when the context breaks, or None.
+        on_break: called once, when this rank's own thread learns that the context is broken.
         user_state: NumPy's error state outside the call that is running, None outside calls.
         runs: how many runs of plans this rank has queued; on a device the ranks do not agree on each of them.
         found: a number, and a text, for what the next agreement compares besides; None for nothing.
@@ -134,6 +149,7 @@ class SideChannel:
         self.disowned = False
         self.name = "a context"
         self.device: RankDevice | None = None
+        self.on_break: Callable[[], None] | None = None
         self.user_state: Any = None
         self.runs = 0
         self.found: tuple[int, str] | None = None
@@ -146,7 +162,7 @@ class SideChannel:
         self._agreements = 0
         self._conflict: Meeting | None = None
         self._waiting: dict[int, Meeting] = {}
-        self._stalled: dict[int, tuple[int, str, int]] = {}  # by waiting rank: its agreement, call and runs
+        self._stalls: dict[int, _Stall] = {}
         self._left: dict[int, int] = {}
         self._under_way: list[tuple[Any, bool]] = []
         self._most = 64
@@ -260,14 +276,14 @@ class SideChannel:
                 if not looks:
                     continue
             self.check()
-            if for_runs:
-                self._check_runs()
-            if place is not None and time.monotonic() > stalls:
-                if _several_threads():  # another one may take part while this one waits
-                    continue
-                if not stalled:
-                    stalled = True
-                    self._tell_where(place)
+            if (place is None and not for_runs) or time.monotonic() < stalls:
+                continue
+            if place is not None and _several_threads():  # another one may take part while this one waits
+                continue
+            if not stalled:
+                stalled = True
+                self._tell_where(place)
+            if place is not None:
                 self._check_order(place)
 
     def watch(self, transfer: Any, *, receives: bool = False) -> Any:
@@ -301,9 +317,9 @@ class SideChannel:
             return
         try:
             self._looks += 1
-            if self.cause and not self._told:
-                self._tell_cause()
+            self._tell_cause()
             self._read(self._transport)
+            self._tell_cause()
             if self._gives_up:
                 self._gives_up = False
                 self._give_up()
@@ -342,7 +358,7 @@ class SideChannel:
                 if kind == _WAITS:
                     self._waiting[rank] = value
                 elif kind == _HERE:
-                    self._stalled[rank] = value
+                    self._note_stall(rank, _Stall(*value))
                 elif kind == _LEFT:
                     self._left[rank] = value
                 elif not self.cause:
@@ -363,7 +379,7 @@ class SideChannel:
     def broken_by_agreement(self, cause: str) -> None:
         """Note that the context has ended, as all ranks know."""
         self.cause, self.raised = self.cause or cause, True
-        self._abort_device()
+        self._let_go()
 
     def device_fault(self) -> Exception | None:
         """Return why this rank's device is lost; None if it is not, or if the context is broken already."""
@@ -374,19 +390,27 @@ class SideChannel:
         if device is not None:
             device.abort(blocked=blocked)
 
-    def _tell_cause(self) -> None:
-        self._send(_BROKEN, (self.cause[:_LONGEST_TEXT], self._conflict))
-        self._told = True
-        self._give_up()
+    def _let_go(self) -> None:
+        """Do what is local when a context breaks."""
+        self._abort_device()
+        on_break, self.on_break = self.on_break, None
+        if on_break is not None:
+            on_break()
 
-    def _send(self, kind: str, value: Any) -> None:
+    def _tell_cause(self) -> None:
+        if self.cause and not self._told:
+            self._send(_BROKEN, (self.cause[:_LONGEST_TEXT], self._conflict))
+            self._told = True
+            self._give_up()
+
+    def _send(self, kind: str, value: Any, to: int | None = None) -> None:
         if self._transport is not None and not self.closed:
             note = json.dumps((self._index, kind, self.rank, value), ensure_ascii=False)
-            self._transport.send(note.encode(errors="surrogatepass"))
+            self._transport.send(note.encode(errors="surrogatepass"), to)
 
     def _give_up(self) -> None:
         """End the transfers in flight; those that do not end are kept forever, with their memory."""
-        self._abort_device()
+        self._let_go()
         under_way, self._under_way = self._under_way, []
         _kept_for_good.append(under_way)
         for transfer, receives in under_way:
@@ -399,6 +423,7 @@ class SideChannel:
                 left = [transfer for transfer in left if not transfer.Test()]
             time.sleep(_PAUSE_SECONDS)
         under_way[:] = [(transfer, False) for transfer in left]
+        _kept_for_good[:] = filter(None, _kept_for_good)
 
     def leave(self, weight: int) -> None:
         """Tell the others that this rank leaves the broken context.
@@ -423,7 +448,7 @@ class SideChannel:
 
     def disown(self) -> None:
         """Give the context up in a forked child: it belongs to the parent."""
-        self.disowned, self._transport, self.device = True, None, None
+        self.disowned, self._transport, self.device, self.on_break = True, None, None, None
         self._turn, self._turns, self._on_device = threading.RLock(), 0, None
         self.cause, self.raised = f"it belongs to process {os.getppid()}, of which this one is a fork", True
 
@@ -433,28 +458,43 @@ class SideChannel:
         """Return the place at which a rank waits while it makes a context."""
         return Meeting(self._members, self._index, _MAKING, "making a context")
 
-    def _tell_where(self, place: Meeting) -> None:
-        """Tell where this rank waits to ranks that may wait for it in other contexts, or on their devices."""
-        self._send(_HERE, (place.number, place.call, self.runs))
-        for other in list(_open):
-            if other is not self and not other.cause:
-                other._send(_WAITS, place)
+    def _tell_where(self, place: Meeting | None) -> None:
+        """Tell where this rank waits, None for its device: one rank of each context, so that many waits cost little.
 
-    def _check_runs(self) -> None:
-        """Raise ClosedError if a rank waits for this one but has not begun a run that this one has queued."""
-        for rank, (number, call, runs) in self._stalled.items():
-            if number > self._agreements and runs < self.runs:
-                self._told = False
-                self.cause = (
-                    f"rank {self.rank} waits for run {runs + 1} of a plan, "
-                    f"which rank {rank}, waiting in {call}, has not begun"
-                )
-                self.check()
+        In a context that a device computes for, rank 0 compares where the others wait. Of two contexts that ranks use
+        in different orders, it is the first process that has both: once it waits in one of them, it can tell.
+        """
+        if self.device is not None:
+            stall = _Stall(self._agreements, self.runs, "" if place is None else place.call)
+            if self.rank == 0:
+                self._note_stall(0, stall)
+            else:
+                self._send(_HERE, tuple(stall), 0)
+        mine = set(self._members)
+        for other in list(_open) if place is not None else []:
+            if other is not self and not other.cause:
+                judge = other._members.index(min(mine.intersection(other._members)))
+                if judge != other.rank:
+                    other._send(_WAITS, place, judge)
+
+    def _note_stall(self, rank: int, new: _Stall) -> None:
+        """Break the context if a device waits for a run that a rank in a later agreement has not begun."""
+        self._stalls[rank] = new
+        for each in self._stalls.items():
+            for (waiting, on), (late, at) in ((each, (rank, new)), ((rank, new), each)):
+                behind = at.agreements > on.agreements and at.runs < on.runs
+                if at.call and not on.call and behind and not self.cause:
+                    self._told = False
+                    self.cause = (
+                        f"rank {waiting} waits for run {at.runs + 1} of a plan, "
+                        f"which rank {late}, waiting in {at.call}, has not begun"
+                    )
 
     def _check_order(self, place: Meeting) -> None:
         """Raise ClosedError if a rank that this one waits for is itself waiting for this one elsewhere."""
+        me = self._members[self.rank]
         for rank, elsewhere in self._waiting.items():
-            if elsewhere.lacks_this_process():
+            if me in elsewhere.members and elsewhere.lacks_this_process():
                 self._conflict, self._told = elsewhere, False
                 self.cause = (
                     f"the ranks use their contexts in different orders: rank {self.rank} waits in {place.call}, "
@@ -485,8 +525,8 @@ def _read_note(note: bytes) -> tuple[int, str, int, Any] | None:
         if kind == _LEFT:
             fits = _is_count(value)
         elif kind == _HERE:
-            number, call, runs = value = tuple(value)
-            fits = type(number) is int and type(call) is str and _is_count(runs)
+            agreements, runs, call = value = tuple(value)
+            fits = type(agreements) is int and _is_count(runs) and type(call) is str
         elif kind == _WAITS:
             value, fits = _read_meeting(value), True
         else:

@@ -134,6 +134,11 @@ def _by_periods(moves: Sequence[Move], node: Numbers, limit: int) -> Counts:
     source_cells, target_cells = Cells.of(src.cells), Cells.of(dst.cells)
     owners, sources = source_cells.ranks[:, 0], source_cells.coords
     targets, counts, writers = target_cells.coords, target_cells.counts, target_cells.ranks
+    groups = _alike(target_cells)
+    if len(groups) <= counts.max(initial=1):  # few groups of many ranks: each source has one writer in each
+        for group in groups:
+            _add_group(found, source_cells, target_cells, group, node, (elements, messages))
+        return found
     everywhere = _histogram(targets, (shape[0][1], shape[1][1]))
     for factors, sent, received in weights:
         np.add.at(sent, owners, _summed(factors, everywhere, sources))
@@ -165,6 +170,36 @@ def _by_periods(moves: Sequence[Move], node: Numbers, limit: int) -> Counts:
             np.add.at(found.sent_here, owners[i], here)
             np.add.at(found.received_here, writers[j, owners[i] % counts[j]], here)
     return found
+
+
+def _alike(cells: Cells) -> list[list[int]]:
+    """Return the indices of all cells, with those together that the same ranks have."""
+    found: dict[bytes, list[int]] = {}
+    for j, ranks in enumerate(cells.ranks):
+        found.setdefault(ranks.tobytes(), []).append(j)
+    return list(found.values())
+
+
+def _add_group(
+    found: Counts, src: Cells, dst: Cells, cells: list[int], node: Numbers, factors: tuple[Factors, Factors]
+) -> None:
+    """Add what all sources move into those ``cells`` of ``dst`` that the same ranks have."""
+    owners, ranks = src.ranks[:, 0], dst.ranks[cells[0], : dst.counts[cells[0]]]
+    writers = ranks[owners % len(ranks)]
+    down, across = factors[0][0]
+    within = _histogram(dst.coords[cells], (down.shape[1], across.shape[1]))
+    elements, messages = (_summed(each, within, src.coords) for each in factors)
+    own = np.isin(owners, ranks)
+    np.add.at(found.copied, owners[own], elements[own])
+    if len(ranks) > 1:
+        np.add.at(found.shared, owners[own], elements[own])
+    for moved, sent, received, which in (
+        (elements, found.sent, found.received, ~own),
+        (messages, found.messages, found.received_messages, ~own),
+        (elements, found.sent_here, found.received_here, ~own & (node[owners] == node[writers])),
+    ):
+        np.add.at(sent, owners[which], moved[which])
+        np.add.at(received, writers[which], moved[which])
 
 
 def _different(moves: Sequence[Move]) -> Iterator[tuple[Move, int]]:

@@ -235,20 +235,18 @@ class _PretendedRanks(Serial):
         self._world.until(self.rank, lambda: request.done, request.what)
         request.waits += 1
 
-    def test_any(self, requests: Sequence[Any]) -> int | None:  # type: ignore[override]
-        """Return the index of a message that has been delivered. Local."""
-        found = next((i for i, each in enumerate(requests) if each.done), None)
-        if found is not None:
-            requests[found].waits += 1
+    def test_some(self, requests: Sequence[Any]) -> list[int]:
+        """Return the indices of the messages that have been delivered. Local."""
+        found = [i for i, each in enumerate(requests) if each.done]
+        for i in found:
+            requests[i].waits += 1
         return found
 
-    def wait_any(self, requests: Sequence[Any]) -> int:
+    def wait_some(self, requests: Sequence[Any]) -> list[int]:
         """Wait for one of several messages. Local."""
         what = " or ".join(each.what for each in requests)
         self._world.until(self.rank, lambda: any(each.done for each in requests), what)
-        found = self.test_any(requests)
-        assert found is not None
-        return found
+        return self.test_some(requests)
 
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""

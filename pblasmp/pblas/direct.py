@@ -16,6 +16,7 @@ from ..dtypes import element_type
 from ..engines.direct import FAMILIES, Asked, Held, Outcome, Part, Pattern, host_address, pattern_at
 from ..engines.direct.spans import Axes, Span
 from ..engines.direct.sub_matrix import SubMatrix, in_first_column, local_rows
+from ..resources import rank_share
 from .arguments import Faults
 from .grids import ProcessGrid, of_number
 from .operands import entries
@@ -23,7 +24,7 @@ from .operands import entries
 __all__ = ["DirectForm", "part_of"]
 
 _INTEGER = {int}
-_REMEMBERED = 1024  # layouts of a grid, and calls
+_REMEMBERED = rank_share(1024, 1 << 16)  # layouts of a grid, and calls
 
 
 class _LegalDescriptor:

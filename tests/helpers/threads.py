@@ -34,7 +34,7 @@ class Group:
         self.mail: dict[tuple[int, int], list[np.ndarray]] = defaultdict(list)
         self.parts: dict[tuple[int, int], Group] = {}
         self.lock = threading.Condition()
-        self.notes: list[tuple[int, bytes]] = []
+        self.notes: list[tuple[int, int | None, bytes]] = []
         self.boards: dict[int, dict[int, Any]] = {}
 
     def part(self, turn: int, color: int, size: int) -> Group:
@@ -60,12 +60,12 @@ class Notes:
     def __init__(self, group: Group, rank: int) -> None:
         self.group, self.rank, self.read = group, rank, 0
 
-    def send(self, note: bytes) -> None:
-        self.group.notes.append((self.rank, note))
+    def send(self, note: bytes, to: int | None = None) -> None:
+        self.group.notes.append((self.rank, to, note))
 
     def arrived(self) -> list[bytes]:
         new, self.read = self.group.notes[self.read :], len(self.group.notes)
-        return [note for rank, note in new if rank != self.rank]
+        return [note for rank, to, note in new if (rank != self.rank if to is None else to == self.rank)]
 
 
 class Aborted(BaseException):
@@ -170,12 +170,12 @@ class ThreadComm:
 
         self.channel.until(done, patient=True, place=place)
 
-    def wait_any(self, requests: Sequence[Any]) -> int:
-        self.channel.until(lambda: self.test_any(requests) is not None, patient=True)
-        return next(i for i, request in enumerate(requests) if not request)
+    def wait_some(self, requests: Sequence[Any]) -> list[int]:
+        self.channel.until(lambda: self.test_some(requests), patient=True)
+        return [i for i, request in enumerate(requests) if not request]
 
-    def test_any(self, requests: Sequence[Any]) -> int | None:
-        return next((i for i, request in enumerate(requests) if request.Test()), None)
+    def test_some(self, requests: Sequence[Any]) -> list[int]:
+        return [i for i, request in enumerate(requests) if request.Test()]
 
     def isend(self, array: np.ndarray, dest: int) -> list[Any]:
         self.group.mail[self.rank, dest].append(bytes_of(array).copy())

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from contextlib import ExitStack
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -1262,3 +1264,47 @@ def test_small_calls_stay_direct_after_measurements(tmp_path):
 def test_moves_between_grids():
     run_mpi(moved_alone, 1)
     run_mpi(moved_together, 4)
+
+
+def failures_before_anything_has_happened(comm):
+    """Where one rank cannot make its program, all take the ordinary way, and the context goes on."""
+    rng = np.random.default_rng(1)
+    x, y = rng.standard_normal((2, N, N))
+
+    def fails(*_args, **_options):
+        raise error
+
+    with pb.Context(comm, engine="host") as ctx:
+        a, b = (ctx.scatter(v if ctx.rank == 0 else None, block=NB, dtype="float64") for v in (x, y))
+        d = ctx.zeros((N, N), block=3)
+        tall, wide = pblas.gridinit(ctx, "Row", 2, 1), pblas.gridinit(ctx, "Row", 1, 2)
+        mine = slice(4 * comm.rank, 4 * comm.rank + 4)
+        rows, cols = np.asfortranarray(x[mine, :8]), np.zeros((8, 4), order="F")
+
+        def move():
+            cols[...] = 0
+            pblas.pdgemr2d(
+                8, 8, rows, 1, 1, [1, tall, 8, 8, 4, 8, 0, 0, 4],
+                cols, 1, 1, [1, wide, 8, 8, 8, 4, 0, 0, 8], tall,
+            )  # fmt: skip
+            return cols
+
+        cases = {
+            "product": ("Preparation", lambda: pb.matmul(a, b, out=d), x @ y),
+            "reduced": ("Reducer", lambda: np.array([pb.dot(a[:, :1], b[:, :1])]), x[:, 0] @ y[:, 0]),
+            "moved": ("Move", move, x[:8, mine]),
+            "without": (None, lambda: pb.matmul(a, b, out=d), x @ y),
+        }
+        for error in (MemoryError("no room"), pb.LibraryNotFoundError("no routine")):
+            for name, (made, compute, expected) in cases.items():
+                with ExitStack() as patched:
+                    if made and comm.rank == 1:
+                        patched.enter_context(mock.patch.object(calls, made, fails))
+                    found = compute()
+                yield f"{name}, {error}", _far(found, expected)
+        pblas.gridexit(wide)
+        pblas.gridexit(tall)
+
+
+def test_failures_before_anything_has_happened():
+    run_mpi(failures_before_anything_has_happened, 2)

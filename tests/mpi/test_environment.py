@@ -6,6 +6,8 @@ No rank may fail alone because of it after the ranks have agreed: either nothing
 
 from __future__ import annotations
 
+import gc
+import itertools
 import warnings
 from pathlib import Path
 from unittest.mock import patch
@@ -15,7 +17,7 @@ import pytest
 import threadpoolctl
 
 import pblasmp as pb
-from pblasmp import runtime
+from pblasmp import resources, runtime
 from pblasmp.comm import wrap
 from pblasmp.comm.mpi_communicator import MpiCommunicator
 from tests.helpers.cases import agreed_error
@@ -238,6 +240,77 @@ def threads(comm):
     yield "threads", None if all(now == expected for now, expected in found) else f"{found}"
 
 
+def threads_of_several(comm):
+    """The limit lasts from the first context to the last one, however each of them ends."""
+    with pb.Context(comm, engine="host") as ctx:
+        limit = {ctx.engine.threads}
+    threadpoolctl.threadpool_limits(3 if limit != {3} else 2, user_api="blas")
+    before = _threads()
+    yield "before", None if before and before != limit else f"{before}"
+
+    def is_back():
+        gc.collect()
+        return None if _threads() == before else f"{_threads()}, before {before}"
+
+    def contexts(number):
+        return [pb.Context(comm, engine="host") for _ in range(number)]
+
+    for order in itertools.permutations(range(3)):
+        ctx = contexts(3)
+        inside = []
+        for i in order:
+            inside.append(_threads())
+            ctx[i].close()
+        yield f"closed in order {order}", is_back()
+        yield f"while open, order {order}", None if inside == [limit] * 3 else f"{inside}"
+    broken, whole = contexts(2)
+    try:
+        with broken.running("mine"):
+            if comm.rank == 1:
+                raise MemoryError("mine")
+            broken.comm.barrier()
+    except (MemoryError, pb.errors.ClosedError):
+        pass
+    yield "one is broken", None if _threads() == limit else "not limited any more"
+    whole.close()
+    yield "the broken one is not closed", is_back()
+    broken.close()
+    yield "it is closed", is_back()
+    ctx = pb.Context(comm, engine="host")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        del ctx
+        yield "one is dropped", is_back()
+    alone = comm.Split(comm.rank)
+    ctx = pb.Context(alone, engine="host")
+    inside = _threads()
+    ctx.fail(ValueError("shown at a prompt, which goes on"))
+    yield "one has failed", is_back()
+    alone.Free()
+    yield "while one is alone", None if inside == {ctx.engine.threads} else f"{inside}"
+
+
+def parts_of_a_job(comm):
+    """Contexts on two halves of the ranks share the cores, as one of all ranks does."""
+    half = comm.Split(comm.rank % 2, comm.rank)
+    found = []
+    for part in (comm, half):
+        with pb.Context(part, engine="host") as ctx:
+            found.append(
+                (ctx.comm.patient, ctx.control.patient, ctx.engine.threads, ctx.engine.operations.workers)
+            )
+    half.Free()
+    cores = resources.machine_cores()
+    expected = [(cores < comm.size,) * 2 + (max(1, cores // comm.size),)] * 2
+    yield "share", None if [each[:3] for each in found] == expected else f"{found} on {cores} cores"
+    workers = [max(1, min(1, cores / comm.size) * size // 1) for size in (comm.size, comm.size // 2)]
+    yield "workers", None if [each[3] for each in found] == workers else f"{found} on {cores} cores"
+
+
+def test_parts_of_a_job():
+    run_mpi(parts_of_a_job, 4)
+
+
 def _threads():
     return {each["num_threads"] for each in threadpoolctl.threadpool_info() if each["user_api"] == "blas"}
 
@@ -246,3 +319,4 @@ def test_threads_of_blas(monkeypatch):
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     run_mpi(threads, 2, launch=True)
+    run_mpi(threads_of_several, 2, launch=True)

@@ -8,6 +8,7 @@ import pickle
 import platform
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -77,6 +78,29 @@ def communicators(group: Any) -> Any:
     yield "a group without this rank", error
 
 
+class Store(dict[str, Any]):
+    """A rendezvous store in this process."""
+
+    set, get = dict.__setitem__, dict.__getitem__
+
+    def add(self, name: str, number: int) -> int:
+        self[name] = dict.get(self, name, 0) + number
+        return int(self[name])
+
+    def check(self, names: list[str]) -> bool:
+        return all(name in self for name in names)
+
+
+def test_notes_to_one_rank_and_to_all() -> None:
+    from pblasmp.comm.process_group import _StoreNotes
+
+    store = Store()
+    notes = [_StoreNotes(store, rank, 3) for rank in range(3)]
+    notes[0].send(b"to one", 2)
+    notes[1].send(b"to all")
+    assert [each.arrived() for each in notes] == [[b"to all"], [], [b"to one", b"to all"]]
+
+
 def messages(comm: Any) -> str | None:
     """Every rank sends to all, in the order in which nobody waits for it; they are reported as they arrive."""
     others = [rank for rank in range(comm.size) if rank != comm.rank]
@@ -86,11 +110,23 @@ def messages(comm: Any) -> str | None:
     fixed.flags.writeable = False
     sent = [request for rank in reversed(others) for request in comm.isend(fixed, rank)]
     while requests:
-        requests.pop(comm.wait_any(requests))
+        for i in reversed(comm.wait_some(requests)):
+            requests.pop(i)
     for request in sent:
         comm.wait(request)
-    if sent and comm.test_any(sent) != 0:
+    if comm.test_some(sent) != list(range(len(sent))):
         return "a message that is done is not reported"
+    threads, many = threading.active_count(), 32
+    lines = {rank: np.zeros(many) for rank in others}
+    requests = [comm.irecv(lines[rank][i : i + 1], rank)[0] for i in range(many) for rank in others]
+    if threading.active_count() > threads + len(others):
+        return f"{threading.active_count() - threads} threads wait for messages from {len(others)} ranks"
+    comm.barrier()
+    requests += [comm.isend(np.array([float(i)]), rank)[0] for i in range(many) for rank in others]
+    for request in requests:
+        comm.wait(request)
+    if any((line != np.arange(many)).any() for line in lines.values()):
+        return "messages of a pair are mixed up"
     wrong = [rank for rank in others if (boxes[rank] != rank).any()]
     return f"wrong messages from {wrong}" if wrong else None
 
@@ -203,7 +239,8 @@ def written_by_others(group: Any) -> bool:
         for _ in range(3):
             a @ a
             time.sleep(0.05)
-        return ctx.control.channel._transport._read == 4
+        ctx.control.channel.look()
+        return ctx.control.channel._transport._read == (0 if ctx.rank == 0 else 4)  # who wrote gets none
 
 
 def test_what_others_write_into_the_store_is_ignored():
@@ -251,6 +288,7 @@ def test_under_torchrun_a_process_group_is_needed():
 
 WITHOUT_LAUNCHER = """
 import os
+import threading
 import signal
 import sys
 

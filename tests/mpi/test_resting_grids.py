@@ -128,11 +128,11 @@ def state(comm):
         grid = grids.of_number(number)
         engine = grid.context.engine if grid else None
         measured = engine and engine.measured
-        yield "limits", None if not grid or engine._limits is not None else "no limit of BLAS's threads"
+        yield "limits", None if not grid or engine._limit.is_set else "no limit of BLAS's threads"
         pblas.gridexit(number)
-        yield "resting", None if not grid or engine._limits is None else "BLAS's threads are limited"
+        yield "resting", None if not grid or not engine._limit.is_set else "BLAS's threads are limited"
         made(comm)
-        yield "awake", None if not grid or engine._limits is not None else "BLAS's threads are not limited"
+        yield "awake", None if not grid or engine._limit.is_set else "BLAS's threads are not limited"
         yield "measured", None if not grid or engine.measured is not measured else "what it was"
         found = not grid or pb.Context.named(grid.context.name) is grid.context
         yield "name", None if found else "not found"

@@ -23,7 +23,7 @@ PACKAGE = ROOT / "pblasmp"
 
 # From the bottom up: the parts of the package, and what each may import of it besides itself. Imports under
 # TYPE_CHECKING and within functions count.
-BOTTOM = {"errors", "extras", "dtypes", "launchers", "logs"}
+BOTTOM = {"errors", "extras", "dtypes", "launchers", "logs", "resources"}
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "hooks": set(),
@@ -32,6 +32,7 @@ LAYERS: dict[str, set[str]] = {
     "dtypes": {"errors"},
     "launchers": {"errors", "extras"},
     "logs": {"errors", "launchers"},
+    "resources": {"launchers"},
     "layout": {"errors", "dtypes", "hooks"},
     "epilogue": {"errors", "dtypes", "layout"},
     "scales": {"errors", "dtypes", "layout"},
@@ -46,7 +47,7 @@ LAYERS: dict[str, set[str]] = {
     "report": {"layout", "engines"},
     "philox": set(),
     "docstrings": set(),
-    "kept_plans": {"logs", "engines"},
+    "kept_plans": {"logs", "resources", "engines"},
     "timing": {"comm", "engines"},
     "costs": BOTTOM | {"lazy", "layout", "problems", "drawing", "comm", "engines", "timing"},
     "tuning": {"errors", "layout", "comm", "engines", "timing"},
@@ -163,7 +164,7 @@ LAYERS: dict[str, set[str]] = {
     "launch": {"launchers", "logs"},
     "testing": {"errors", "layout", "comm", "launch"},
     "pytest_plugin": {"testing"},
-    "info": {"", "errors", "dtypes", "bindings", "launch", "launchers"},
+    "info": {"", "errors", "dtypes", "bindings", "launch", "launchers", "resources"},
     "cli": BOTTOM
     | {
         "",

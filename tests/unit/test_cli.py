@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp import info, launch
+from pblasmp import info, launch, resources
 from pblasmp.cli import options
 from pblasmp.cli.commands import cli
 from pblasmp.cli.progress import Channel
@@ -560,7 +560,7 @@ def test_sizes_and_shapes(pblasmp):
 
 
 def test_the_default_number_of_ranks_is_told(pblasmp):
-    assert min(4, len(os.sched_getaffinity(0))) == options.DEFAULT_RANKS
+    assert min(4, resources.usable_cores()) == options.DEFAULT_RANKS
     for command in ("matmul", "bench"):
         assert "one per core, at most 4]" in " ".join(pblasmp(command, "--help")[1].split())
 

@@ -37,8 +37,10 @@ def power_of_two(value):
 
 # page, module and constant, how the page writes it, and the words around the number
 NUMBERS = [
-    ("matmul", "kept_plans._MOST_BYTES", mib, "used ones that fit into {};"),
-    ("tensor-parallel", "kept_plans._MOST_BYTES", mib, "used ones that fit into {} until"),
+    ("matmul", "kept_plans._MOST_BYTES", mib, "used ones that fit into {} of each rank"),
+    ("matmul", "kept_plans._MACHINE_BYTES", mib, "or into {} of all ranks of a machine;"),
+    ("tensor-parallel", "kept_plans._MOST_BYTES", mib, "used ones that fit into {} ("),
+    ("tensor-parallel", "kept_plans._MACHINE_BYTES", mib, "(into {} of all ranks of a machine) until"),
     ("solving", "engines.host.operations._WIDTH", str, "have panels of {} columns"),
     ("solving", "engines.host.operations._LARGE", str, "columns, from an order of {} on"),
     ("solving", "engines.host.operations._LARGE_WIDTH", str, "on of {}. On one node"),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -49,6 +50,25 @@ def test_many_small_plans_are_kept():
     for i, plan in enumerate(plans):
         kept.keep(i, plan)
     assert not any(plan.closed for plan in plans)
+
+
+def test_many_ranks_of_a_machine_keep_less_each():
+    kept = KeptPlans(_engine(), 128)
+    for i in range(64):
+        kept.keep(i, _Plan(str(i), 1 << 20))
+    assert len(kept) > 8
+    assert kept.nbytes * 128 <= 2 << 30
+
+
+def test_what_a_plan_keeps_in_functions_counts():
+    table, default, named = (np.zeros(100_000) for _ in range(3))
+
+    def compute(x, y=default, *, z=named):
+        return x + y + z + table
+
+    for function in (compute, lambda: compute, partial(compute, 1)):
+        held = held_bytes(SimpleNamespace(run=function), _engine())
+        assert 2_400_000 <= held <= 2_410_000
 
 
 def test_the_rank_with_the_largest_plan_counts():

@@ -23,7 +23,7 @@ from pblasmp.launch import (
     remove_shared_memory,
     surroundings,
 )
-from pblasmp.launchers import LAUNCHERS, LauncherKind
+from pblasmp.launchers import LAUNCHERS, LauncherKind, ranks_here
 
 ROOT = Path(__file__).parents[2]
 
@@ -190,6 +190,30 @@ def test_a_job_removes_the_shared_memory_of_its_ranks(launcher, tmp_path):
     with Job(["sh", "-c", f"touch {left}; kill -9 $$"], 1, tmp_path / "out", launcher=launcher) as job:
         assert job.wait(20) != 0
     assert not left.exists()
+
+
+SLURM = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "9", "SLURM_NODEID": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"PMI_RANK": "1", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "4"}, 4),
+        ({"PMI_RANK": "1", "PMI_SIZE": "8"}, None),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
+        ({"LOCAL_WORLD_SIZE": "8"}, 8),
+        ({"LOCAL_WORLD_SIZE": "some"}, None),
+        ({}, None),
+        ({"MPI_LOCALNRANKS": "4"}, None),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "3(x2),2,1"}, 2),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "3(x3)"}, 3),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, None),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "4"}, 4),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "many"}, None),
+    ],
+)
+def test_ranks_of_this_machine(environ, expected):
+    assert ranks_here(environ) == expected
 
 
 def test_adding_a_launcher_is_adding_a_row(monkeypatch, nowhere, tmp_path):

@@ -7,6 +7,7 @@ one panel are solved, and their contribution to the other equations is subtracte
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from ...comm import Cell, Exchange, Side
@@ -50,16 +51,13 @@ class SolveProduct(QueuedProduct):
         if self._in_d:
             self.notes += ("the equations are solved in the memory of the result",)
         self._bytes = _slab_bytes(p, size)
-        groups = domains(engine, way)
+        groups = tuple(domains(engine, way))
         self._domain = next(ranks for ranks in groups if rank in ranks)
-        sharing = {each: ranks for ranks in groups for each in ranks}
         dealt = Axis.even(source.cols.extent, size)
         self._shape = {each: (order, dealt.count(each)) for each in range(size)}
-        cells = tuple(
-            Cell((0, each), (each, *(other for other in sharing[each] if other != each)))
-            for each in range(size)
+        slabs = (
+            target if self._in_d else Side(Axis(order, max(1, order)), dealt, _cells(groups), source.order)
         )
-        slabs = target if self._in_d else Side(Axis(order, max(1, order)), dealt, cells, source.order)
         self._dtype, self._order, self._sizes = p.d.dtype, source.order, (p.b.grid.size, p.d.grid.size)
         exchange = engine.transport.exchange
         self._in = exchange(source, slabs, p.d.dtype)
@@ -130,12 +128,20 @@ class SolveProduct(QueuedProduct):
     def _carved(self) -> list[Array | None]:
         """Return the slabs of right-hand sides; None for those of other domains, which this rank cannot write."""
         memory = self._engine.transport.buffer("x", self._bytes * len(self._domain), shared=self._shared)
-        return [
-            carve(memory, self._bytes * self._domain.index(rank), shape, self._dtype, self._order)
-            if rank in self._domain
-            else None
-            for rank, shape in self._shape.items()
-        ]
+        slabs: list[Array | None] = [None] * len(self._shape)
+        for i, rank in enumerate(self._domain):
+            slabs[rank] = carve(memory, self._bytes * i, self._shape[rank], self._dtype, self._order)
+        return slabs
+
+
+@lru_cache(16)  # on paper, all ranks of a problem ask for them
+def _cells(groups: tuple[tuple[int, ...], ...]) -> tuple[Cell, ...]:
+    """Return a cell for each rank, which it owns and the ranks of its group can write."""
+    sharing = {each: ranks for ranks in groups for each in ranks}
+    return tuple(
+        Cell((0, each), (each, *(other for other in sharing[each] if other != each)))
+        for each in range(len(sharing))
+    )
 
 
 def _triangle(p: Level3Problem, engine: Engine) -> Operand:

@@ -8,6 +8,7 @@ import struct
 from functools import lru_cache
 from typing import Any
 
+from ...resources import rank_share
 from .request import Asked, Part
 from .spans import Axes, Span, whole_span
 
@@ -117,7 +118,7 @@ def in_first_column(part: Part) -> bool:
     return axes.mine == _place(axes, at, extent)[2].source
 
 
-@lru_cache(1 << 14)
+@lru_cache(rank_share(1 << 14, 1 << 18))
 def _place(axes: Axes, start: int, extent: int) -> tuple[int, int, Span]:
     """Return the first local index and the number of indices of a range, and how it is dealt out."""
     block, nprocs, source, lead, mine = axes

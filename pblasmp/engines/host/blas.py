@@ -87,7 +87,7 @@ def load(library: str, letter: str, routine: str = "gemm") -> Callable[..., Any]
     """Return a Fortran routine of a local BLAS or of its LAPACK as a C function of pointers. Local.
 
     Raises:
-        LibraryNotFoundError: MKL was asked for and is not installed.
+        LibraryNotFoundError: MKL was asked for and is not installed, or takes integers of 64 bits.
     """
     result = ctypes.c_double if routine in _NUMBERS else None
     prototype = ctypes.CFUNCTYPE(result, *[ctypes.c_void_p] * _POINTERS[routine])
@@ -121,6 +121,12 @@ def _cython(library: str) -> ModuleType:
 
 @functools.cache
 def _mkl() -> ctypes.CDLL:
+    layer = os.environ.setdefault("MKL_INTERFACE_LAYER", "LP64")
+    if "ILP64" in layer.upper():  # other users of MKL in this process may need it
+        raise LibraryNotFoundError(
+            f"PBLASMP_BLAS=mkl, but MKL_INTERFACE_LAYER={layer} makes MKL read integers of 64 bits, and pblasmp passes "
+            "32: set it to LP64, or leave PBLASMP_BLAS out"
+        )
     folders = [
         Path(sys.prefix) / "lib",
         *(Path(p) for p in os.environ.get("LD_LIBRARY_PATH", "").split(":") if p),
@@ -129,7 +135,6 @@ def _mkl() -> ctypes.CDLL:
         for path in sorted(folder.glob("libmkl_rt.so*")):
             has_openmp = any(folder.glob("libiomp5.so"))
             os.environ.setdefault("MKL_THREADING_LAYER", "INTEL" if has_openmp else "SEQUENTIAL")
-            os.environ.setdefault("MKL_INTERFACE_LAYER", "LP64")
             return ctypes.CDLL(str(path))
     raise LibraryNotFoundError("PBLASMP_BLAS=mkl, but libmkl_rt.so was not found: pip install mkl")
 

@@ -7,16 +7,16 @@ import contextlib
 import functools
 import os
 import platform
-import sys
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...comm import Agreement, Communicator, Exchange, Side, count_cores, machines_of, nodes_of
+from ...comm import Agreement, Communicator, Exchange, Side, machines_of, nodes_of, share_of_cores
 from ...dtypes import is_float8
 from ...errors import ArgumentTypeError
 from ...layout import MatrixDescriptor
@@ -30,10 +30,8 @@ from .buffers import Buffers
 from .direct import FIRST_SLABS, HostDirect
 from .methods import METHODS
 from .operations import HostOperations
+from .threads import ThreadLimit
 from .transport import HostTransport
-
-if TYPE_CHECKING:
-    from threadpoolctl import ThreadpoolController
 
 __all__ = ["HostEngine"]
 
@@ -44,8 +42,9 @@ _LITTLE = 16 << 20  # bytes of buffers that an engine which rests may keep
 class HostEngine:
     """CPU ranks. Making and closing one is collective over ``comm``.
 
-    BLAS gets the cores of the node divided by its ranks, unless an environment variable such as OMP_NUM_THREADS says
-    otherwise. PBLASMP_RANKS_PER_NODE splits a machine into several nodes, to try communication between nodes on it.
+    BLAS gets the cores of the machine divided by the ranks of the job on it, unless an environment variable such as
+    OMP_NUM_THREADS says otherwise. PBLASMP_RANKS_PER_NODE splits a machine into several nodes, to try communication
+    between nodes on it.
     """
 
     name = "host"
@@ -78,12 +77,16 @@ class HostEngine:
         why_not_shared = self._buffers.why_not_shared(*FIRST_SLABS)
         if len(nodes) > 1:
             why_not_shared = next((why for why in comm.allgather(why_not_shared) if why), "")
-        cores = count_cores([locations[rank] for rank in here])
-        comm.patient = self._node.patient = cores < len(here)
-        self.threads = max(1, cores // self._node.size)
-        self._limits: Any = None
-        self._limit_threads()
-        operations = HostOperations(self._library, self._buffers, min(cores, self._node.size))
+        share = share_of_cores([locations[rank] for rank in here])
+        comm.patient = self._node.patient = share < 1
+        self.threads = max(1, int(share))
+        self._limit = ThreadLimit(self.threads, self._library)
+        self.wake()
+        # A context that breaks, or is dropped without being closed, gives BLAS its threads back, too.
+        comm.channel.on_break = self._limit.lift
+        weakref.finalize(self, self._limit.lift).atexit = False
+        workers = max(1, min(self._node.size, int(share * self._node.size)))
+        operations = HostOperations(self._library, self._buffers, workers)
         self.operations: Operations = operations
         transport = HostTransport(comm, nodes, self._buffers, why_not_shared)
         self.transport: Transport = transport
@@ -227,18 +230,12 @@ class HostEngine:
 
     def rest(self) -> None:
         """Give BLAS its threads back, until ``wake``. Local."""
-        if self._limits is not None:
-            self._limits.restore_original_limits()
-            self._limits = None
+        self._limit.lift()
 
     def wake(self) -> None:
-        """Limit BLAS's threads again after ``rest``. Local."""
-        self._limit_threads()
-
-    def _limit_threads(self) -> None:
+        """Limit BLAS's threads, unless the user has said how many there are. Local."""
         if not blas.threads_set_by_user():
-            libraries = _thread_pools(len(sys.modules), self._library)
-            self._limits = libraries.limit(limits=self.threads, user_api="blas")
+            self._limit.set()
 
     def close(self) -> None:
         """Free shared memory and give BLAS its threads back. Collective over the context."""
@@ -246,14 +243,6 @@ class HostEngine:
         self.rest()
         if self._node is not self._comm:
             self._node.free()
-
-
-@functools.lru_cache(1)
-def _thread_pools(modules: int, library: str) -> ThreadpoolController:  # noqa: ARG001
-    """Return what limits the threads of loaded libraries, looked for again if there may be more of them. Local."""
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
 
 
 @functools.cache

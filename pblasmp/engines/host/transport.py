@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ...comm import Communicator, Exchange, Side
 from ...comm.communicator import MpiCollectives
 from ...comm.progress import Progress
-from ...comm.shared_memory import available_bytes
 from ...dtypes import accumulation_dtype
+from ...resources import available_bytes
 from ..moving.room import Room
 from ..protocol import Transfer
 from .buffers import Buffers

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 __all__ = ["EVEN", "HALVES", "SMALL_LAST", "offsets", "pieces", "shares", "waves"]
@@ -25,6 +26,7 @@ def offsets(parts: Sequence[int]) -> list[int]:
     return [0, *accumulate(parts)]
 
 
+@lru_cache(64)  # on paper each rank asks for those of all ranks
 def shares(total: int, size: int) -> tuple[int, ...]:
     """Return ``total`` divided into ``size`` parts that differ by at most one, the larger ones first. Local."""
     least, more = divmod(total, size)

@@ -272,7 +272,7 @@ def pauses(request):
 
 
 @pytest.mark.parametrize("reaped", [False, True])
-def test_a_rank_that_has_ended_is_noticed(reaped):
+def test_a_rank_that_has_ended_is_noticed(reaped, monkeypatch):
     """Rank 1 is a child that posts one reduction of two; it is noticed as soon as it has ended."""
     lines = np.frombuffer(mmap.mmap(-1, 2 * 3 * 64), np.int64).reshape(2, 3, 8)
     nothing = np.empty(0, np.int64)
@@ -288,7 +288,10 @@ def test_a_rank_that_has_ended_is_noticed(reaped):
     while not request.Test():
         request.pause()
     later = mine.imax(nothing, nothing)
+    asked = []
+    monkeypatch.setattr(board, "began", lambda number: asked.append(number) or locations.began(number))
     pauses(later)  # it runs
+    assert set(asked) == {child}  # this rank has arrived
     os.close(let_go)
     os.waitid(os.P_PID, child, os.WEXITED | (0 if reaped else os.WNOWAIT))
     pauses(request)  # it had come here

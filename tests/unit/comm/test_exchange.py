@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,10 +15,12 @@ import pblasmp as pb
 from pblasmp.comm import Cell, Cells, Exchange, Side, communicator
 from pblasmp.comm import exchange as exchange_module
 from pblasmp.comm.choice import Serial
-from pblasmp.comm.exchange import _in_turn, ends
+from pblasmp.comm.exchange import SLOTS, _in_turn, ends
+from pblasmp.costs.paper import Ranks
+from pblasmp.costs.pretend import _PretendedRanks, _RanksInTurn
 from pblasmp.layout.axis import Axis
 from pblasmp.layout.intersection import Piece, intersect
-from tests.helpers.cases import part
+from tests.helpers.cases import layout, part
 from tests.helpers.lengths import draws
 from tests.helpers.threads import on_ranks
 
@@ -126,12 +129,12 @@ class Mailed:
     def wait(self, request):
         request.deliver()
 
-    def wait_any(self, requests):
+    def wait_some(self, requests):
         requests[-1].deliver()
-        return len(requests) - 1
+        return [len(requests) - 1]
 
-    def test_any(self, requests):
-        return None
+    def test_some(self, requests):
+        return []
 
     def irecv(self, array, source):
         waiting = self.mail[source, self.rank]
@@ -155,6 +158,64 @@ def test_a_message_is_there_when_all_its_chunks_are(slots, block, monkeypatch):
         exchange.start(source, target, slots=slots).finish()
     assert np.array_equal(out, values)
     assert mail == {(0, 1): []}
+
+
+class Counted(_PretendedRanks):
+    """A rank whose messages are done once both ranks have begun them; it hears of them late and in any order.
+
+    Attributes:
+        most: the most receives from one rank that were open at once.
+    """
+
+    def __init__(self, world, rank, rng):
+        super().__init__(world, rank)
+        self.rng, self.open, self.source, self.most = rng, Counter(), {}, 0
+
+    def irecv(self, array, source):
+        posted = super().irecv(array, source)
+        self.source.update((id(each), (source, each)) for each in posted)
+        self.open[source] += len(posted)
+        self.most = max(self.most, self.open[source])
+        return posted
+
+    def test_some(self, requests):
+        done = [i for i, each in enumerate(requests) if each.done]
+        told = self.rng.permutation(done)[: self.rng.integers(1, 4)].astype(int).tolist()
+        for i in told:
+            requests[i].waits += 1
+            self.open[self.source.pop(id(requests[i]), (None,))[0]] -= 1
+        return told
+
+
+@pytest.mark.parametrize("slots", [1, SLOTS])
+@pytest.mark.parametrize("travels", ["float64", "float32"])
+def test_few_receives_are_open_at_once(slots, travels, monkeypatch):
+    """However many messages there are, whichever ends first; no rank waits for one that is not sent, or taken, yet."""
+    monkeypatch.setattr(exchange_module, "_MESSAGE_BYTES", 64)
+    rng = np.random.default_rng(3)
+    values = np.arange(60.0 * 50).reshape(60, 50)
+    most, messages = 0, 0
+    for _ in range(4):
+        src, dst = (layout(rng, values.shape, 4, dtype=dtype) for dtype in ("float64", travels))
+        world = _RanksInTurn(Ranks(4, 4))
+        ranks = [Counted(world, rank, rng) for rank in range(4)]
+        right = []
+
+        def run(rank, src=src, dst=dst, ranks=ranks, right=right):
+            given, taken = ([None] * d.grid.size for d in (src, dst))
+            if rank < src.grid.size:
+                given[rank] = np.array(part(values, src, rank), order=src.order)
+            if rank < dst.grid.size:
+                taken[rank] = np.zeros(dst.local_shape(rank), dst.dtype, order=dst.order)
+            exchange = Exchange(ranks[rank], Side.of(src), Side.of(dst), dst.dtype)
+            exchange.start(given, taken, slots=slots).finish()
+            right.append(rank >= dst.grid.size or np.array_equal(taken[rank], part(values, dst, rank)))
+
+        world.run(run)
+        assert right == [True] * 4
+        most, messages = max(most, *(each.most for each in ranks)), messages + world.messages.sum()
+    assert most <= slots
+    assert messages > 200
 
 
 def test_a_side_transposed_is_the_side_of_the_transpose():

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from pblasmp.comm import count_cores, machines_of, nodes_of
-from pblasmp.comm.locations import Location
+from pblasmp.comm import machines_of, most_ranks, nodes_of, share_of_cores
+from pblasmp.comm.locations import Location, count_cores
 
 HERE = Location.here()
 
@@ -34,6 +34,35 @@ def test_a_machine_may_be_several_nodes(monkeypatch):
 
 def test_cores_that_ranks_share_count_once():
     assert count_cores([HERE._replace(cores=cores) for cores in (0b0011, 0b0110, 1 << 200)]) == 4
+
+
+def test_the_machine_with_the_most_ranks():
+    assert most_ranks([each._replace(job_ranks=0) for each in on("a", "b", "a")]) == 2
+    assert most_ranks([each._replace(job_ranks=7) for each in on("a", "b", "a")]) == 7
+
+
+@pytest.mark.parametrize(
+    ("ranks", "given", "share"),
+    [
+        (4, {}, 1),
+        (8, {}, 0.5),
+        (2, {}, 2),
+        (2, {"job_ranks": 4}, 1),  # a context of half of the job's ranks, none of which is bound
+        (2, {"job_ranks": 8}, 0.5),
+        (
+            4,
+            {"job_ranks": 8, "job_cores": 8},
+            1,
+        ),  # bound to one half of the cores; the others have the other half
+        (2, {"job_ranks": 3, "job_cores": 8}, 2),  # more than half of the job on half of the cores
+        (4, {"quota": 2.0}, 0.5),
+        (2, {"quota": 2.0, "job_ranks": 4}, 0.5),
+        (2, {"quota": 64.0}, 2),
+    ],
+)
+def test_the_share_of_cores(ranks, given, share):
+    here = HERE._replace(**{"cores": 0b1111, "job_cores": 4, "quota": 0, "job_ranks": 0, **given})
+    assert share_of_cores([here] * ranks) == share
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pblasmp.comm import shared_memory
 from pblasmp.comm.choice import Serial
-from pblasmp.comm.shared_memory import SharedMemory, aligned, available_bytes, carve
+from pblasmp.comm.shared_memory import SharedMemory, aligned, carve
 from tests.helpers.threads import on_ranks
 
 
@@ -104,32 +103,6 @@ def test_no_room_to_grow(monkeypatch):
 def test_a_kernel_without_huge_pages(monkeypatch):
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 12345)
     assert SharedMemory(Serial()).why_not == ""
-
-
-def available(monkeypatch, **files):
-    paths = {
-        "/proc/meminfo": files.get("meminfo"),
-        "/sys/fs/cgroup/memory.max": files.get("limit"),
-        "/sys/fs/cgroup/memory.current": files.get("used"),
-        "/sys/fs/cgroup/memory.stat": files.get("stat", ""),
-    }
-    monkeypatch.setattr(shared_memory, "_lines", lambda path: (paths[path] or "").splitlines())
-    return available_bytes()
-
-
-MEMINFO = "MemTotal:  2000 kB\nMemFree:  100 kB\nMemAvailable:  1000 kB\n"
-
-
-def test_available_bytes(monkeypatch):
-    assert available(monkeypatch, meminfo=MEMINFO) == 1_024_000
-    assert available(monkeypatch, meminfo=MEMINFO, limit="max\n", used="5\n") == 1_024_000
-    assert available(monkeypatch, meminfo=MEMINFO, limit="500000\n", used="200000\n") == 300_000
-    stat = "anon 1\ninactive_file 50000\nactive_file 70000\n"
-    assert available(monkeypatch, meminfo=MEMINFO, limit="500000", used="200000", stat=stat) == 350_000
-    assert available(monkeypatch, meminfo=MEMINFO, limit="100", used="200") == 0
-    assert available(monkeypatch) == 1 << 62
-    monkeypatch.undo()
-    assert 0 < available_bytes() < 1 << 50
 
 
 def test_aligned():

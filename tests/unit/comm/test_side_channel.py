@@ -191,7 +191,7 @@ def test_transfers_of_a_broken_context_are_ended_or_kept(monkeypatch):
 
     on_ranks(2, work)
     assert (receiving.cancelled, received.cancelled, sending.cancelled) == (True, False, False)
-    assert [transfer for each in kept for transfer, _ in each] == [sending]
+    assert [[transfer for transfer, _ in each] for each in kept] == [[sending]]  # nothing of the other rank
 
 
 def test_transfers_that_are_done_are_forgotten():
@@ -299,10 +299,11 @@ class Told:
     any_thread = True
 
     def __init__(self):
-        self.coming, self.sent = [], []
+        self.coming, self.sent, self.to = [], [], []
 
-    def send(self, note):
+    def send(self, note, to=None):
         self.sent.append(side_channel._read_note(note))
+        self.to.append(to)
 
     def arrived(self):
         notes, self.coming = self.coming, []
@@ -336,10 +337,10 @@ def test_what_is_no_note_is_ignored(channels):
     a, _ = channels
     told = "broken", "waits", "here", "left"
     place = [[0, 1], 1, 1, "gather (b)"]
-    good = {"broken": ["a cause", place], "waits": place, "here": [1, "matmul", 0], "left": 1}
+    good = {"broken": ["a cause", place], "waits": place, "here": [1, 0, "matmul"], "left": 1}
     values = [
         None, True, -1, 1.5, "", "left", [], {}, [[]], [None] * 3, ["", None], ["a cause"], ["a cause", 1], [3, None],
-        ["a cause", [[0], 0, 0]], ["a cause", ["01", 0, 0, "x"]], [1, 2, 3], ["1", "matmul", 0], [1, "matmul", -1],
+        ["a cause", [[0], 0, 0]], ["a cause", ["01", 0, 0, "x"]], [1, 2, 3], ["1", 0, "matmul"], [1, -1, "matmul"],
         [["0"], 1, 1, "x"], [[0, 1], -1, 1, "x"], [[0, 1], 1, 1.0, "x"], [[0, 1], 1, 1, 5], [5, 1, 1, "x"],
     ]  # fmt: skip
     bad = [
@@ -353,10 +354,10 @@ def test_what_is_no_note_is_ignored(channels):
     ]  # fmt: skip
     a._transport.coming = bad
     a.look()
-    assert (a.cause, a._left, a._stalled, a._waiting) == ("", {}, {}, {})
+    assert (a.cause, a._left, a._stalls, a._waiting) == ("", {}, {}, {})
     a._transport.coming = [[0, kind, 1, good[kind]] for kind in told[::-1]]  # the same, well formed
     a.look()
-    assert (a.cause, a._left, a._stalled) == ("a cause", {1: 1}, {1: (1, "matmul", 0)})
+    assert (a.cause, a._left, a._stalls) == ("a cause", {1: 1}, {1: (1, 0, "matmul")})
     assert a._waiting == {1: elsewhere(1)}
     assert a._conflict == elsewhere(1)
 
@@ -395,7 +396,7 @@ def test_ranks_that_wait_for_each_other_in_two_contexts(channels, place):
     error = raised(lambda: a.until(later(5), place=here))
     order = "the ranks use their contexts in different orders"
     assert str(error) == f"{BROKEN}{order}: rank 0 waits in matmul (a), rank 1 in {place.call}"
-    assert notes(b, "waits") == [here]  # once
+    assert notes(b, "waits") == []  # of these two ranks this one can tell
     assert notes(a, "broken") == [(a.cause, place)]
     assert (notes(a, "waits"), notes(b, "broken")) == ([], [])
 
@@ -409,6 +410,54 @@ def test_a_rank_that_waits_where_this_one_has_been_is_only_late(channels, place)
     a.until(done, place=a.next_agreement("matmul"))
     assert done()
     assert not a.cause
+
+
+def opened(rank, *groups):
+    """The contexts of some groups of processes, as one of these has them: all that are open in it."""
+    side_channel._open.clear()
+    made = [SideChannel(members.index(rank), members) for members in groups]
+    for i, channel in enumerate(made):
+        channel.connect(Told())
+        channel.name = "abc"[i]
+    return made
+
+
+@pytest.mark.usefixtures("channels")
+def test_a_rank_that_waits_tells_one_rank_of_each_context():
+    a, b, c = opened(5, (2, 3, 5, 7), (3, 5, 7, 9), (5, 9))
+    here = a.next_agreement("matmul")
+    a.until(later(), place=here)
+    assert (notes(b, "waits"), b._transport.to) == ([here], [0])  # process 3, the first that has both
+    assert c._transport.sent == []  # that is this one
+    assert a._transport.sent == []  # no device waits
+
+
+@pytest.mark.usefixtures("channels")
+def test_a_context_of_other_processes_is_not_awaited_here():
+    a = opened(5, (5, 7))[0]
+    a._transport.coming.append((0, "waits", 1, side_channel.Meeting((6, 7), 0, -1, "making a context")))
+    done = later()
+    a.until(done, place=a.next_agreement("matmul"))
+    assert done()
+    assert not a.cause
+
+
+@pytest.mark.usefixtures("channels")
+@pytest.mark.parametrize("behind", [True, False])
+def test_rank_0_compares_where_ranks_wait_for_their_devices(behind):
+    second, first = opened(5, (2, 5, 7))[0], opened(2, (2, 5, 7))[0]
+    second.device, second.runs = Device(), 2
+    second.until(later(), for_runs=True)
+    assert second._transport.to == [0]
+    first._index = second._index
+    first.device, first.runs = Device(), 1 if behind else 2
+    first._transport.coming = list(second._transport.sent)
+    done = later()
+    error = raised(lambda: first.until(done, place=first.next_agreement("close")))
+    why = "rank 1 waits for run 2 of a plan, which rank 0, waiting in close (a), has not begun"
+    assert str(error) == (f"{BROKEN}{why}" if behind else "None")
+    assert [kind for _, kind, _, _ in first._transport.sent] == ["broken"] * behind
+    assert done() != behind
 
 
 def using(channel, end):

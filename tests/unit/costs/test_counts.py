@@ -11,6 +11,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.comm import Cell, Cells, Side
+from pblasmp.costs import counts
 from pblasmp.costs.counts import by_pairs, counts_of
 from pblasmp.engines.dense.stationary import StationaryMethod
 from tests.helpers.cases import layout
@@ -55,6 +56,17 @@ def test_cells_stay_arrays(algorithm, monkeypatch):
     monkeypatch.setattr(Cells, "_made", property(lambda _: pytest.fail("cells were made one by one")))
     p = pb.MatmulProblem.gemm(5000, 5000, 5000, "32x32", 64)
     p.traffic(algorithm, ranks_per_node=8)
+
+
+@pytest.mark.parametrize("per_node", [None, 1024, 64])
+def test_work_does_not_grow_with_the_ranks_of_a_node(per_node, monkeypatch):
+    """By default all ranks are on one node, where each slab is everybody's: once there was a step for each of them."""
+    asked = []
+    summed = counts._summed
+    monkeypatch.setattr(counts, "_summed", lambda *args: asked.append(args) or summed(*args))
+    found = pb.MatmulProblem.gemm(5000, 5000, 5000, "64x64", 64).traffic("shared", ranks_per_node=per_node)
+    assert found.sent_bytes.any() == (per_node is not None)
+    assert len(asked) <= 4 * 4096 // (per_node or 4096)
 
 
 def test_a_million_rows():

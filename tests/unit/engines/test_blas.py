@@ -129,7 +129,16 @@ def test_mkl_that_is_not_there(monkeypatch, tmp_path):
     blas._mkl.cache_clear()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setenv("LD_LIBRARY_PATH", f":{tmp_path}:")
+    monkeypatch.delenv("MKL_INTERFACE_LAYER", raising=False)
     with pytest.raises(LibraryNotFoundError, match="pip install mkl"):
+        blas.load("mkl", "d")
+
+
+@pytest.mark.parametrize("layer", ["ILP64", "gnu,ilp64"])
+def test_mkl_with_integers_of_64_bits_is_refused(layer, monkeypatch):
+    blas._mkl.cache_clear()
+    monkeypatch.setenv("MKL_INTERFACE_LAYER", layer)
+    with pytest.raises(LibraryNotFoundError, match=f"MKL_INTERFACE_LAYER={layer} .* set it to LP64"):
         blas.load("mkl", "d")
 
 

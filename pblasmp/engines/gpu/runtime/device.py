@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....comm import Communicator, count_cores, machine, machines_of
+from ....comm import Communicator, machine, machines_of, share_of_cores
 from ....errors import LibraryNotFoundError, UnsupportedError
 from ....extras import install
 
@@ -81,7 +81,7 @@ def find_device(comm: Communicator) -> Device | Exception:
     """
     locations = comm.locations()
     node = next(ranks for ranks in machines_of(locations) if comm.rank in ranks)
-    comm.patient = count_cores([locations[rank] for rank in node]) < len(node)
+    comm.patient = share_of_cores([locations[rank] for rank in node]) < 1
     said = comm.allgather((_current(), os.environ.get(_SHARING) == "1"))
     current, share = [device for device, _ in said], all(allowed for _, allowed in said)
     chosen = len({device.place for device in current if device is not None}) == comm.size

@@ -7,7 +7,6 @@ buffers: threads copy one while the link carries another. No memory beyond the b
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -16,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ....resources import machine_cores, usable_cores
 from ..kernels.views import LONGEST_PITCH
 
 __all__ = ["HostCopies"]
@@ -40,7 +40,7 @@ class HostCopies:
     def __init__(self, cupy: Any, ranks: int = 1, wait: Callable[[Any], None] | None = None) -> None:
         self._cupy = cupy
         self._wait = wait or (lambda event: event.synchronize())
-        self._threads = max(1, min(_THREADS, (os.cpu_count() or 1) // max(1, ranks)))
+        self._threads = max(1, min(_THREADS, usable_cores(), machine_cores() // max(1, ranks)))
         self._pool: ThreadPoolExecutor | None = None
         self._buffers: list[tuple[Any, NDArray[Any], Any]] = []  # memory, its bytes, when it is free
 

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from ....comm import Communicator, break_off, compare_later, gather_on, vote_on
+from ....errors import LibraryNotFoundError
+from ....resources import rank_share
 from ...direct import FAMILIES, Asked, Moved, Outcome, host_address
 from ...direct.slab_sets import SlabSets
 from ...direct.sub_matrix import UnfitError
@@ -36,8 +38,12 @@ from .vectors import Reducer, exchanged, scaled
 __all__ = ["FIRST_SLABS", "HostDirect"]
 
 _UNKNOWN: Any = object()
-_KEPT_STEPS = 1 << 15  # of all kept programs: each is a call with its arguments, about 500 bytes
-_SEEN = 1 << 16  # calls that are remembered by a number each
+_EARLY = MemoryError, LibraryNotFoundError
+"""What may fail on one rank before anything has happened: the ordinary way works, or the ranks agree on the error."""
+_KEPT_STEPS = rank_share(
+    1 << 15, 1 << 20
+)  # of all kept programs: each is a call with its arguments, about 500 bytes
+_SEEN = rank_share(1 << 16, 1 << 20)  # calls that are remembered by a number each
 _LEAST = 1 << 20  # bytes of a set of slabs
 _SLABS = "direct slabs"
 FIRST_SLABS = _SLABS, 2 * _LEAST
@@ -154,13 +160,14 @@ class HostDirect:
         channel = control.channel
         channel.take_turn(asked.call)
         try:
-            reducer = self._reducers.get(asked) or self._new_reducer(asked)
-            mine = reducer.part()
+            try:
+                reducer = self._reducers.get(asked) or self._new_reducer(asked)
+                mine = reducer.part()
+            except (UnfitError, *_EARLY):
+                return None
             rows = [list(mine)] if self._single else gather_on(control, asked.call, reducer.number, mine)
             channel.runs += 1
             return False if rows is None else reducer.total(rows)
-        except UnfitError:
-            return None
         except BaseException as error:
             break_off(control, error, asked.call)
             raise
@@ -169,7 +176,10 @@ class HostDirect:
 
     def move(self, control: Communicator, moved: Moved) -> bool | None:
         """See ``Direct``. Collective over the context."""
-        move = Move(moved)
+        try:
+            move = Move(moved)
+        except _EARLY:
+            return None
         # a large copy needs no more memory than it has
         room = min(max(_LEAST, self.sets.capacity), self.sets.most)
         if not self._single and (not self._able or control.board is None or move.nbytes > room):
@@ -219,10 +229,12 @@ class HostDirect:
             call.compute = _COMPUTERS[FAMILIES[asked.routine]](call) if m and n else list
             if call.nbytes > self.sets.most:
                 raise UnfitError
+            return self._kept(asked, call) if call.nbytes <= self.sets.capacity else call
         except UnfitError:
             self._keep(asked, None, in_both=True)
             return None
-        return self._kept(asked, call) if call.nbytes <= self.sets.capacity else call
+        except _EARLY:
+            return None
 
     def _kept(self, asked: Asked, call: Preparation) -> Program:
         """Return a call's program in the set of slabs that comes next."""

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....layout.intersection import Stretch, tiled
+from ....resources import rank_share
 from ...direct.spans import Span, spread
 from ...direct.sub_matrix import SubMatrix
 
@@ -24,13 +25,14 @@ Step = tuple[Callable[..., Any], tuple[Any, ...]]
 Steps = list[Step]
 
 ALIGNED = 64
+_KEPT = rank_share(1 << 16, 1 << 20)  # integers
 
 
 class _Integers(dict[int, bytes]):
     """INTEGERs of Fortran, by their values."""
 
     def __missing__(self, n: int) -> bytes:
-        if len(self) > 1 << 16:
+        if len(self) > _KEPT:
             self.clear()
         found = self[n] = struct.pack("=i", n)
         return found
