@@ -138,6 +138,8 @@ def test_pytorch(ctx, other):
         torch.cuda.set_device(other)
         for turn in range(5):
             found = pb.matmul_allreduce(x, w, ctx)
-            fault = "" if np.array_equal(found.cpu().numpy(), ctx.size * values @ values.T) else f"wrong {turn}"
+            fault = (
+                "" if np.array_equal(found.cpu().numpy(), ctx.size * values @ values.T) else f"wrong {turn}"
+            )
             assert not everywhere(ctx, fault)
     torch.cuda.set_device(other)

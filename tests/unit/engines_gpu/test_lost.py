@@ -62,9 +62,7 @@ def check(ctx: pb.Context, x: Any) -> None:
 def run(ctx: pb.Context, x: Any) -> None:
     """A plan that waits in a run on which the ranks do not agree."""
     plan = object.__new__(Plan)
-    plan._call = SimpleNamespace(
-        stream=nullcontext, result=lambda found: found, check_gradients=lambda: None
-    )
+    plan._call = SimpleNamespace(stream=nullcontext, result=lambda found: found, check_gradients=lambda: None)
     plan._ctx, plan._name, plan._bound = ctx, "matmul", SimpleNamespace(run=ctx.engine.synchronize)
     plan._only_queues = True
     plan()
