@@ -89,8 +89,8 @@ def spread(ratios: Iterable[float]) -> str:
 READERS = """\
 | you have | you get | how fast |
 | --- | --- | --- |
-| a script for mpirun: [quickstart](docs/quickstart.md) | matrices with NumPy's operators, `A @ B`, `pb.solve`, Cholesky, LU, QR, least squares; .npy, HDF5 and Zarr files | factorizations and solves {hosts} times as fast as ScaLAPACK with MKL ({hosts_on}: a core a rank) |
-| a code written against ScaLAPACK: [porting](docs/porting.md), [preload](docs/preload.md) | levels 1 to 3 and factorizations under ScaLAPACK's names, in NumPy arrays; a compiled program runs unchanged under `pblasmp preload` | blocked algorithms, call by call on sub-matrices, {calls} times as fast as MKL's PBLAS ({calls_on}); calls of level 1 and [small ones](docs/performance.md) are slower |
+| a script for mpirun: [quickstart](docs/quickstart.md) | matrices with NumPy's operators, `A @ B`, `pb.solve`, Cholesky, LU, QR, least squares; .npy, HDF5 and Zarr files | factorizations and solves {hosts} times as fast as ScaLAPACK with OpenBLAS ({hosts_on}) |
+| a code written against ScaLAPACK: [porting](docs/porting.md), [preload](docs/preload.md) | levels 1 to 3 and factorizations under ScaLAPACK's names, in NumPy arrays; a compiled program runs unchanged under `pblasmp preload` | blocked algorithms, call by call on sub-matrices, {calls} times as fast as Debian's PBLAS ({calls_on}); calls of level 1 and [small ones](docs/performance.md) are slower |
 | GPUs: [GPUs](docs/gpu.md), [linear algebra](docs/solving.md) | the same scripts on cuBLASMp, and algorithms of our own where they are faster | {solvers}; products {products} times as fast as NCCL + cuBLAS ({products_on}) |
 | tensor-parallel layers: [products](docs/tensor-parallel.md), [PyTorch](docs/torch.md) | AllGather + GEMM, GEMM + ReduceScatter, + AllReduce, + AllGather; layers with gradients, DTensor, FSDP2, torch.compile, 8 bits | products {plans} times as fast as NCCL + cuBLAS, in turns or as one CUDA graph ({plans_on}){layers} |
 | layouts to test or to plan: [layouts](docs/layouts.md), [planning](docs/planning.md) | who owns what, is this product legal, what does it send, how long does it take on 1,000 ranks | without MPI or a GPU |
@@ -111,11 +111,11 @@ def readers() -> str:
         )
         told = ", ".join(f"{name} {spread(each)}" for name, each in ratios if each)
         solvers.append(f"{told} times as fast as cuSOLVERMp ({on[0].where})")
-    hosts, calls = runs["factorisations-mkl-2-ranks"], runs["many_calls-mkl-1x2-2-ranks"]
+    hosts, calls = runs["factorisations-debian-4-ranks"], runs["many_calls-debian-2x2-4-ranks"]
     products = runs["gpu_matmul-2d-2-gpus"]
     plans = [runs[f"tensor_parallel-{form}-2-gpus"] for form in FORMS]
     return READERS.format(
-        hosts=spread(ratio for _, ratio in compare(hosts, ["mkl"])),
+        hosts=spread(ratio for _, ratio in compare(hosts, ["debian", "debian-256"])),
         hosts_on=hosts.where,
         calls=spread(1 / row["ratios"]["pblas"] for row in calls.rows if "algorithm" in row["case"]),
         calls_on=calls.where,
@@ -315,10 +315,10 @@ def many_calls() -> str:
             ]
             grid, what = run.benchmark.rpartition("-")[2], "larger" if large else "smaller"
             beside = "Debian's" if run.reference == "debian" else "MKL's"
-            rows.append([beside, grid.replace("x", "×"), what, str(len(chosen)), *ratios])
+            rows.append([beside, _on(grid, run), what, str(len(chosen)), *ratios])
     contenders = ["`pblasmp.pblas`", "views", "views, first time", "Debian's, blocks of 256"]
-    head = ["beside", "ranks", "matrices", "cases", *contenders]
-    parts = [table(head, rows, 5), *(f"{source(run)}\n" for run in (*debian[:1], *mkl[:1]))]
+    head = ["beside", "ranks on cores", "matrices", "cases", *contenders]
+    parts = [table(head, rows, 5), *(f"{source(run)}\n" for run in (*debian, *mkl))]
     calls: dict[str, list[str]] = {}
     for run in debian:
         if run.ranks <= 2:
@@ -351,13 +351,20 @@ def factorisations() -> str:
             ahead = sum(ratio >= 1 for ratio in ratios)
             beside = {"debian": "Debian's", "mkl": "MKL's"}[library]
             rows.append(
-                [beside, grid.replace("x", "×"), f"`{routine}`", f"{ahead} of {len(ratios)}", spread(ratios)]
-            )
+                [
+                    beside, _on(grid, run), f"`{routine}`", f"{ahead} of {len(ratios)}", spread(ratios), run.date,
+                    run.commit,
+                ]
+            )  # fmt: skip
     if not rows:
         return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
-    runs = [run for name, run in results.runs().items() if name.startswith("factorisations-debian-")]
-    head = ["beside", "ranks", "routine", "not slower", "times as fast"]
-    return table(head, rows, 2) + "".join(f"\n{source(run)}\n" for run in runs[:1])
+    head = ["beside", "ranks on cores", "routine", "not slower", "times as fast", "date", "commit"]
+    return table(head, rows)
+
+
+def _on(grid: str, run: Run) -> str:
+    """Return a grid, and how many cores its ranks had."""
+    return f"{grid.replace('x', '×')} on {run.machine['cores']}"
 
 
 _PREPARED = "debian-prepared"  # as in benchmarks.vectors
@@ -370,12 +377,12 @@ def vector_times() -> str:
         return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
     ahead, floors, votes, theirs, below, total = [], [], [], [], 0, 0
     for run in found:
-        grid = run.rows[0]["case"]["grid"].replace("x", "×")
+        grid = f"{run.rows[0]['case']['grid'].replace('x', '×')} ranks on {run.machine['cores']} cores"
         timed = [row for row in run.rows if row["case"]["routine"] != "floor"]
         least = run.rows[-1]["seconds"]
         floor, own = min(least["pblasmp"]), min(least[_PREPARED])
         faster, still = (sum(row["ratios"][each] >= 1 for row in timed) for each in ("debian", _PREPARED))
-        ahead.append(f"in {faster} (and in {still}) of {len(timed)} cases on {grid} ranks")
+        ahead.append(f"in {faster} (and in {still}) of {len(timed)} cases on {grid}")
         floors.append(f"{digits(1e6 * floor)} µs on {grid}")
         theirs.append(f"{digits(1e6 * own)} µs on {grid}")
         if "vote" in least:
@@ -385,7 +392,7 @@ def vector_times() -> str:
     of_that = f", of which the vote of all ranks is {_listed(votes)}" if votes else ""
     sizes = found[0].options["n"]
     return (
-        f"Beside Debian's ScaLAPACK on two cores, n from {min(sizes)} to {max(sizes)}, these routines are not slower "
+        f"Beside Debian's ScaLAPACK, n from {min(sizes)} to {max(sizes)}, these routines are not slower "
         f"{_listed(ahead)}. The first number compares with ScaLAPACK called from Python, by ctypes, which turns the "
         "arguments into pointers in each call; the one in parentheses with the same call whose pointers were made "
         "beforehand, as in a Fortran program.\n\n"
