@@ -3,18 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.dtypes import DTYPES
 from pblasmp.engines.gpu.kernels.one_kernel import PARTS
 from pblasmp.engines.gpu.tensor import one_kernel as algorithms
-from tests.helpers.copy_products import PRODUCTS
+from tests.helpers.gpu.one_kernel import FORMS, SLEEP, Product
 
-FORMS = [form for form, kinds in PRODUCTS.items() if "one_kernel" in kinds]
 SIZES = [
     (1, 8, 1),
     (5, 24, 3),
@@ -25,61 +21,6 @@ SIZES = [
     (2049, 1800, 513),
 ]
 RUNS = 1000
-SLEEP = r"""
-extern "C" __global__ void sleep(long long cycles) { long long t = clock64(); while (clock64() - t < cycles) {} }
-"""
-
-
-class Product:
-    """A product of small integers, whose sums are exact; operands on the GPU, and what NumPy makes of them."""
-
-    def __init__(
-        self, ctx: pb.Context, form: str, sizes: tuple[int, int, int], dtype: str = "bfloat16"
-    ) -> None:
-        import cupy
-
-        t, n, k = sizes
-        self.ctx, self.form, self.dtype, size = ctx, form, DTYPES[dtype], ctx.size
-        if form in ("allgather_matmul", "matmul_reduce_scatter"):
-            t *= size
-        if form == "matmul_allgather":
-            n = -(-n // 8) * 8  # which it needs
-        n = n * size if form in ("allgather_matmul", "matmul_allgather") else n
-        k = k * size if form in ("matmul_reduce_scatter", "matmul_allreduce") else k
-        rng = np.random.default_rng(n + k)
-        x, w = (self._sparse(rng, shape) for shape in ((t, k), (n, k)))
-        self.bias = rng.integers(-3, 4, n).astype(float)
-        rows, inputs, outputs = (pb.tensor_parallel.shard(count, size, ctx.rank) for count in (t, k, n))
-        whole = slice(None)
-        if form == "allgather_matmul":
-            mine, weights, self.part = (rows, whole), (outputs, whole), (whole, outputs)
-        elif form == "matmul_allgather":
-            mine, weights, self.part = (whole, whole), (outputs, whole), (whole, whole)
-        else:
-            mine, weights = (whole, inputs), (whole, inputs)
-            self.part = (rows if form == "matmul_reduce_scatter" else whole, whole)
-        self.expected = (x @ w.T)[self.part]
-        of_bias = outputs if form in ("allgather_matmul", "matmul_allgather") else whole
-        self.x, self.w = (
-            cupy.asarray(np.ascontiguousarray(a).astype(self.dtype)) for a in (x[mine], w[weights])
-        )
-        self.local_bias = cupy.asarray(self.bias[of_bias].astype(self.dtype))
-        self.bias_here = self.bias[self.part[1]]
-
-    @staticmethod
-    def _sparse(rng: np.random.Generator, shape: tuple[int, int]) -> Any:
-        """At most 40 numbers a row, so that no sum needs more than 8 bits."""
-        values = rng.integers(-2, 3, shape).astype(float)
-        return values * (rng.random(shape) < 40 / max(shape[1], 40))
-
-    def __call__(self, **how: Any) -> Any:
-        return getattr(pb, self.form)(self.x, self.w, self.ctx, algo="one_kernel", **how)
-
-    def check(self, y: Any, expected: Any = None) -> None:
-        """Every rank learns of a fault on any."""
-        expected = self.expected if expected is None else expected
-        wrong = int((y.get().astype(float) != expected.astype(self.dtype).astype(float)).sum())
-        assert self.ctx.comm.allgather(wrong) == [0] * self.ctx.size, (self.form, self.x.shape, self.w.shape)
 
 
 def needs_tokens(form: str, sizes: tuple[int, int, int], ranks: int) -> bool:

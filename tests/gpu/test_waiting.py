@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import pblasmp as pb
-from tests.gpu.test_one_kernel import FORMS, SLEEP, Product
+from tests.helpers.gpu.one_kernel import FORMS, SLEEP, Product
 
 PATIENCE = 10.0
 SIZES = {

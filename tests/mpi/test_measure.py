@@ -183,6 +183,7 @@ def test_what_doctor_prints(capsys):
     ranks = {
         "ranks": 1, "nodes": 1, "ranks_of_node": 1, "cores": 2, "why_not_shared": "", "engine": "host",
         "why": "asked for", "checked": ["gathered"], "wrong": {}, "gemm_size": 8, "speed": {"copy": 1e9, "gemm": 1e12},
+        "noise": {"calls": 3, "runs": 5},
     }  # fmt: skip
     for count, verdict in ((1, "everything works"), (2, "one fault")):
         with (
@@ -198,6 +199,7 @@ def test_what_doctor_prints(capsys):
             "ranks        one rank on one node, engine host (asked for)",
         ]  # fmt: skip
         assert "binding      the ranks of a node may run on 2 cores" in lines
+        assert "noise        3 calls repeated 5 times beside other work, with late ranks" in lines
 
 
 def placed(comm):

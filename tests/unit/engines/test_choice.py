@@ -21,6 +21,7 @@ from pblasmp.engines.request import Operands, Options
 from pblasmp.errors import UnsupportedError
 
 GRID = pb.Grid(2, 2)
+NONE = Operands(None, None, None, None)  # nobody looks at the arrays
 SQUARE = pb.MatmulProblem.gemm(80, 120, 40, GRID, 10)
 ROWS = pb.MatmulProblem(  # A and D in rows of blocks, B on one process
     pb.MatrixDescriptor((80, 40), (20, 40), pb.Grid(4, 1)),
@@ -63,7 +64,7 @@ def engine(nodes=NODES, fits=None, why_not_shared="", rows=METHODS, queues=False
 def taken(problem, nodes, fits, why_not_shared, algo="auto"):
     """Return the algorithm that is taken, and by name why others are not."""
     on = engine(nodes, fits, why_not_shared)
-    row, _, verdicts = choose(on, problem, Options(algo=algo), None)
+    row, _, verdicts = choose(on, problem, Options(algo=algo), NONE)
     assert [name for name, verdict in verdicts.items() if verdict.taken] == [row.name]
     return row.name, {name: verdict.why for name, verdict in verdicts.items() if verdict.applies is False}
 
@@ -135,7 +136,7 @@ def test_a_much_larger_operand_stays(problem, stays):
     nodes = (tuple(range(problem.d.grid.size)),)
     assert (taken(problem, nodes, Memory(1 << 40), "")[0] == "stationary") == stays
     on = engine(nodes, Memory(1 << 40), queues=True)
-    assert choose(on, problem, Options(), None)[0].name != "stationary"  # GPUs: not measured
+    assert choose(on, problem, Options(), NONE)[0].name != "stationary"  # GPUs: not measured
 
 
 @pytest.mark.parametrize(("columns", "order", "stays"), [(8, 8192, True), (9, 8192, False), (1, 8191, False)])
@@ -143,7 +144,7 @@ def test_on_gpus_a_large_triangle_stays_for_few_right_hand_sides(columns, order,
     on = engine((tuple(range(GRID.size)),), Memory(1 << 40), queues=True)
     for side in "LR":
         problem = triangle_and_columns("trsm", columns, order=order, side=side)
-        assert (choose(on, problem, Options(), None)[0].name == "stationary") == stays
+        assert (choose(on, problem, Options(), NONE)[0].name == "stationary") == stays
 
 
 def test_what_a_process_column_has_alone_is_in_place():
@@ -243,7 +244,7 @@ def said(verdicts):
 
 def test_the_cheapest_that_applies_is_taken():
     rows = rows_of_four()
-    found, viewed, verdicts = choose(engine(rows=rows), SQUARE, Options(), None)
+    found, viewed, verdicts = choose(engine(rows=rows), SQUARE, Options(), NONE)
     assert (found.name, viewed) == ("good", SQUARE)
     assert said(verdicts) == {
         "slow": "not asked: slower than good by rule",
@@ -270,7 +271,7 @@ def test_nothing_is_said_to_apply_that_was_never_asked():
         Row("not it", 3.0, form="no such form"),
     )
     for algo in ("auto", "taken"):
-        _, _, verdicts = choose(engine(rows=rows), SQUARE, Options(algo=algo), None)
+        _, _, verdicts = choose(engine(rows=rows), SQUARE, Options(algo=algo), NONE)
         assert [verdict.applies for verdict in verdicts.values()] == [True, None, False]
         assert [row.asked for row in rows] == [1, 0, 0]
         assert str(verdicts["refuses"]).startswith("not asked: ")
@@ -295,7 +296,7 @@ def test_what_computes_plain_products_refuses_others(given, why):
 def test_an_algorithm_is_taken_by_name():
     options = Options(algo="slow")
     rows = rows_of_four()
-    found, _, verdicts = choose(engine(rows=rows), SQUARE, options, None)
+    found, _, verdicts = choose(engine(rows=rows), SQUARE, options, NONE)
     assert found.name == "slow"
     assert str(verdicts["slow"]) == "taken: asked for"
     assert survey(engine(rows=rows), SQUARE, options) == {
@@ -317,16 +318,16 @@ def test_refusals_name_the_algorithm_and_why():
         ),
     ):
         with pytest.raises(UnsupportedError) as caught:
-            choose(engine(rows=rows), SQUARE, Options(algo=algo), None)
+            choose(engine(rows=rows), SQUARE, Options(algo=algo), NONE)
         assert str(caught.value) == words
     refusing = tuple(Row(name, 1.0, f"{name} will not") for name in ("one", "two"))
     with pytest.raises(
         UnsupportedError, match="takes this problem:\n  one: one will not\n  two: two will not"
     ):
-        choose(engine(rows=refusing), SQUARE, Options(), None)
+        choose(engine(rows=refusing), SQUARE, Options(), NONE)
     alike = tuple(Row(name, 1.0, "it is Sunday") for name in ("one", "two"))
     with pytest.raises(UnsupportedError, match=r"takes this problem: it is Sunday$"):
-        choose(engine(rows=alike), SQUARE, Options(), None)
+        choose(engine(rows=alike), SQUARE, Options(), NONE)
     assert not any(survey(engine(rows=refusing), SQUARE, Options()).values())
     with pytest.raises(UnsupportedError, match="got 'summa'"):
         survey(engine(rows=rows), SQUARE, Options(algo="summa"))
@@ -335,7 +336,7 @@ def test_refusals_name_the_algorithm_and_why():
 def test_an_engine_puts_its_own_algorithms_first():
     """Of two with one name, the first is taken."""
     own = Row("good", 1.0)
-    found, _, verdicts = choose(engine(rows=(own, *rows_of_four())), SQUARE, Options(), None)
+    found, _, verdicts = choose(engine(rows=(own, *rows_of_four())), SQUARE, Options(), NONE)
     assert found is own
     assert list(verdicts) == ["good", "slow", "quick", "equal"]
 

@@ -270,7 +270,7 @@ def before_ada(comm: Any, path: str) -> Any:
                 with case.plan(algo="push") as plan:
                     said = f"by messages: {words[0]}" in str(plan.report())
                     yield f"{form} push", None if said else str(plan.report())
-                for name in PRODUCTS[form].keys() - {"push", "one_kernel"}:
+                for name in sorted(PRODUCTS[form].keys() - {"push", "one_kernel"}):
                     ranks = PRODUCTS[form][name].ranks
                     if ranks in (None, p):
                         refused = agreed_error(ctx, pb.UnsupportedError, words, lambda: case(algo=name))  # noqa: B023
