@@ -4,19 +4,28 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..layout import Trapezoid
+from ..calls import number
+from ..dtypes import element_type
+from ..engines.direct import Asked, Part
+from ..errors import ArgumentError
+from ..layout import MatrixDescriptor, Trapezoid
 from ..level3 import geadd, tradd
 from ..matrix import DistributedMatrix
 from .arguments import Faults
-from .grids import ProcessGrid
-from .routines import DTYPE, PblasFunction, PblasRoutine, Values, function_of
+from .direct import part_of
+from .grids import ProcessGrid, of_number, peers
+from .local import OwnElements, copied, element_place, filled, scaled, with_same_places
+from .operands import entries
+from .routines import DTYPE, PblasFunction, PblasRoutine, Values, function_of, takes_number
 
 __all__ = ["FUNCTIONS"]
 
@@ -39,6 +48,8 @@ _WORDS = {
     "cmatnm": "the matrix's name",
     "nout": "0 (standard error), a file to write to, or any other number (standard output)",
 }
+_SMALL = 1 << 18  # elements of a matrix whose norm is made at once
+_TRAPEZOIDS = {"L": Trapezoid("L"), "U": Trapezoid("U"), "H": Trapezoid("U", -1)}
 _EVERYTHING = '"U" or "L" (that triangle, with the diagonal), or another letter (everything)'
 
 
@@ -51,6 +62,9 @@ class AuxiliaryRoutine(PblasRoutine):
         result: the annotation of what it returns.
         here: what it is called with pblasmp's matrices.
         legal: the letters that its options may have.
+        at_once: computes calls with legal arguments faster; see ``form``, after name and type.
+        local: whether a call is local, given its arguments and grid; True: always.
+        scope: the processes that must make a call, if it is not always collective.
 
     ``formula`` says in words what it does.
     """
@@ -59,6 +73,22 @@ class AuxiliaryRoutine(PblasRoutine):
     result: str = "None"
     here: str = ""
     legal: dict[str, str] = field(default_factory=dict)
+    at_once: Callable[[str, np.dtype, Sequence[Any]], Any] | None = None
+    local: Callable[[Values, ProcessGrid], bool] | bool = False
+    scope: str = ""
+
+    @property
+    def callers(self) -> str:
+        """The processes that must make a call, in words."""
+        return self.scope or PblasRoutine.callers.__get__(self)
+
+    def is_local(self, values: Values, grid: ProcessGrid) -> bool:
+        """Return whether a call, given its arguments, is computed without the grid's other processes. Local."""
+        return self.local if isinstance(self.local, bool) else self.local(values, grid)
+
+    def form(self, full: str, dtype: np.dtype) -> Callable[[Sequence[Any]], Any] | None:
+        """Return ``at_once`` for one type. Local."""
+        return None if self.at_once is None else partial(self.at_once, full, dtype)
 
     @property
     def returns(self) -> str:
@@ -128,42 +158,108 @@ def _norm(values: Values, matrices: dict[str, DistributedMatrix], kind: str | No
     return a.dtype.type(found).real
 
 
+def _measured(full: str, dtype: np.dtype, args: Sequence[Any]) -> Any:
+    """Return a norm in one meeting of the ranks. Collective over the grid."""
+    norm, m, n, a, i, j, desc, _ = args
+    which = _KINDS.get(norm.upper()) if type(norm) is str else None
+    if which is None or not _are_sizes(m, n) or m * n > _SMALL:
+        return None
+    found = part_of(a, i, j, desc, (m, n), dtype, written=False)
+    number = None if found is None else _told(full, f"norm {which}", *found)
+    return number if number is None or number is False else dtype.type(number).real
+
+
+def _told(full: str, routine: str, grid: ProcessGrid, part: Part) -> Any:
+    """Return a number that the ranks make of a sub-matrix; None or False as ``DirectForm.run``. Collective."""
+    ctx = grid.context
+    direct = ctx.direct
+    if direct is None or ctx.engine.traits.on_gpus or ctx.control.gone():
+        return None
+    ctx.check_open()
+    return direct.reduce(ctx.control, Asked(full, routine, part, None, None, part, False))
+
+
+def _are_sizes(m: Any, n: Any) -> bool:
+    return type(m) is int and type(n) is int and m > 0 and n > 0
+
+
+# -- local routines: of what each process has
+
+
+def _trapezoid(letter: str) -> Trapezoid | None:
+    """Return the part that an option names; None: all."""
+    return _TRAPEZOIDS.get(letter[:1].upper())
+
+
 def _lacpy(values: Values, matrices: dict[str, DistributedMatrix]) -> None:
     a, b, uplo = matrices["a"], matrices["b"], values["uplo"]
     if not b.size:
         return
-    if uplo == "A":
+    if a.descriptor.same_places(b.descriptor):
+        source, target = OwnElements.of(a), OwnElements.of(b)
+        if source is not None and target is not None:
+            copied(source, target, _trapezoid(uplo))
+    elif uplo == "A":
         geadd(a, b, beta=0, out=b)
     else:
         tradd(a, b, uplo=uplo, beta=0, out=b)
 
 
-def _blocks(x: DistributedMatrix, part: Trapezoid | None) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield parts of the local array with which elements count (None: all), and how far they are right of the diagonal.
+def _copies_in_place(given: Values, grid: ProcessGrid) -> bool:
+    """Return whether each process has the same elements of sub(A) and sub(B). Local.
 
-    Local.
+    Of illegal descriptors, which the processes must agree on, that is unknown: False.
     """
-    ctx, d = x.context, x.descriptor
-    if ctx.coords(d) is None or not x.local.size:
-        return
-    xp = ctx.engine.xp
-    rows, cols = (xp.asarray(each) for each in d.global_indices(ctx.rank))
-    step = max(1, (1 << 18) // len(rows))
-    for at in range(0, len(cols), step):
-        apart = cols[None, at : at + step] - rows[:, None]
-        inside = (
-            None if part is None else apart >= part.diagonal if part.uplo == "U" else apart <= part.diagonal
-        )
-        yield x.local[:, at : at + step], inside, apart
+    try:
+        m, n = operator.index(given["m"]), operator.index(given["n"])
+        parts = []
+        for x in "ab":
+            faults = Faults("p?lacpy", [f"desc{x}"])
+            desc = entries(faults, f"desc{x}", given[f"desc{x}"])
+            if faults or of_number(desc[1]) is not grid:
+                return False
+            i, j = operator.index(given[f"i{x}"]) - 1, operator.index(given[f"j{x}"]) - 1
+            whole = MatrixDescriptor(desc[2:4], desc[4:6], grid.grid, desc[6:8], np.dtype("f8"), "F")
+            if min(i, j, m, n) < 0 or i + m > whole.shape[0] or j + n > whole.shape[1]:
+                return False
+            parts.append(whole[i : i + m, j : j + n])
+    except (TypeError, ArgumentError):
+        return False
+    return parts[0].same_places(parts[1])
+
+
+def _copied_at_once(full: str, dtype: np.dtype, args: Sequence[Any]) -> Any:  # noqa: ARG001
+    uplo, m, n, a, ia, ja, desca, b, ib, jb, descb = args
+    if type(uplo) is not str or not _are_sizes(m, n):
+        return None
+    of_a = part_of(a, ia, ja, desca, (m, n), dtype, written=False)
+    of_b = part_of(b, ib, jb, descb, (m, n), dtype, written=True)
+    if of_a is None or of_b is None or of_a[0] is not of_b[0] or not with_same_places(of_a[1], of_b[1]):
+        return None
+    source, target = OwnElements.of_part(of_a[1]), OwnElements.of_part(of_b[1])
+    if source is not None and target is not None:
+        copied(source, target, _trapezoid(uplo))
+    return True
 
 
 def _laset(values: Values, matrices: dict[str, DistributedMatrix]) -> None:
-    a = matrices["a"]
-    part = None if values["uplo"] == "A" else Trapezoid(values["uplo"])
-    xp = a.context.engine.xp
-    for local, inside, apart in _blocks(a, part):
-        numbers = xp.where(apart == 0, a.dtype.type(values["beta"]), a.dtype.type(values["alpha"]))
-        local[...] = numbers if inside is None else xp.where(inside, numbers, local)
+    piece = OwnElements.of(matrices["a"])
+    if piece is not None:
+        filled(piece, _trapezoid(values["uplo"]), values["alpha"], values["beta"])
+
+
+def _filled_at_once(full: str, dtype: np.dtype, args: Sequence[Any]) -> Any:  # noqa: ARG001
+    uplo, m, n, alpha, beta, a, i, j, desc = args
+    alpha, beta = (number(each, element_type(dtype).blas, False) for each in (alpha, beta))
+    if type(uplo) is not str or not _are_sizes(m, n) or alpha is None or beta is None:
+        return None
+    found = part_of(a, i, j, desc, (m, n), dtype, written=True)
+    if found is None:
+        return None
+    piece = OwnElements.of_part(found[1])
+    if piece is not None:
+        filled(piece, _trapezoid(uplo), alpha, beta)
+    return True
 
 
 def _factors(dtype: np.dtype, cfrom: float, cto: float) -> Iterator[float]:
@@ -190,13 +286,11 @@ def _factors(dtype: np.dtype, cfrom: float, cto: float) -> Iterator[float]:
 
 def _lascl(values: Values, matrices: dict[str, DistributedMatrix]) -> int:
     a = matrices["a"]
-    part = {"G": None, "L": Trapezoid("L"), "U": Trapezoid("U"), "H": Trapezoid("U", -1)}[values["type"]]
-    xp = a.context.engine.xp
+    piece = OwnElements.of(a)
     with np.errstate(all="ignore"):
         for factor in _factors(a.dtype, values["cfrom"], values["cto"]):
-            number = a.dtype.type(0).real.dtype.type(factor)
-            for local, inside, _ in _blocks(a, part):
-                local[...] = local * number if inside is None else xp.where(inside, local * number, local)
+            if piece is not None:
+                scaled(piece, _trapezoid(values["type"]), a.dtype.type(0).real.dtype.type(factor))
     if values["info"] is not None:
         values["info"][...] = 0
     return 0
@@ -207,21 +301,87 @@ def _latra(_values: Values, matrices: dict[str, DistributedMatrix]) -> Any:
 
 
 def _elset(values: Values, matrices: dict[str, DistributedMatrix]) -> None:
-    for local, _, _ in _blocks(matrices["a"], None):
-        local[...] = matrices["a"].dtype.type(values["alpha"])
+    piece = OwnElements.of(matrices["a"])
+    if piece is not None:
+        piece.local[...] = values["alpha"]
+
+
+def _set_at_once(full: str, dtype: np.dtype, args: Sequence[Any]) -> Any:  # noqa: ARG001
+    a, i, j, desc, alpha = args
+    found = part_of(a, _index(i), _index(j), desc, (1, 1), dtype, written=True)
+    alpha = number(alpha, element_type(dtype).blas, False)
+    if found is None or alpha is None:
+        return None
+    grid, part = found
+    process, place = element_place(part)
+    if process == grid.info[2:]:
+        part[0].array[place] = alpha
+    return True
 
 
 def _elget(values: Values, matrices: dict[str, DistributedMatrix]) -> Any:
-    a = matrices["a"]
-    found = a.allgather()[0, 0]
-    d = a.descriptor
-    row, col = d.grid.coords(a.context.rank)
-    in_row, in_col = row == d.rows.owner(0), col == d.cols.owner(0)
-    has = {"A": True, "R": in_row, "C": in_col, " ": in_row and in_col}[values["scope"]]
-    number = found if has else a.dtype.type(0)
-    if values["alpha"] is not None:
-        values["alpha"][...] = number
+    a, scope = matrices["a"], values["scope"]
+    if scope == "A":
+        return _written(values["alpha"], a.allgather()[0, 0])
+    d, ctx = a.descriptor, a.context
+    ctx.engine.synchronize()
+    mine = a.on_host()[0, 0] if a.local.size else a.dtype.type(0)
+    grid = of_number(values["a"].desc[1])
+    assert grid is not None
+    return _written(values["alpha"], _sent(grid, scope, (d.rows.owner(0), d.cols.owner(0)), mine))
+
+
+def _got_at_once(full: str, dtype: np.dtype, args: Sequence[Any]) -> Any:
+    scope, _, alpha, a, i, j, desc = args
+    if type(scope) is not str or not takes_number(alpha):
+        return None
+    scope = scope[:1].upper()
+    found = part_of(a, _index(i), _index(j), desc, (1, 1), dtype, written=False)
+    if not scope or scope not in "ARC " or found is None:
+        return None
+    grid, part = found
+    if scope == "A" and grid.grid.size > 1:
+        told = _told(full, "element", grid, part)
+        return (
+            told
+            if told is None or told is False
+            else _written(alpha, dtype.type(told if dtype.kind == "c" else told.real))
+        )
+    process, place = element_place(part)
+    mine = part[0].array[place] if process == grid.info[2:] else dtype.type(0)
+    return _written(alpha, _sent(grid, scope, process, mine))
+
+
+def _index(i: Any) -> Any:
+    """Return an index of ``indxl2g``'s arrays as an int, others as they are. Local."""
+    return int(i) if isinstance(i, np.integer) else i
+
+
+def _written(alpha: Any, number: Any) -> Any:
+    """Return a number, written to an argument that may be None. Local."""
+    if alpha is not None:
+        alpha[...] = number
     return number
+
+
+def _sent(grid: ProcessGrid, scope: str, owner: tuple[int, int], mine: Any) -> Any:
+    """Return the element of a process in its process row ("R") or column ("C"), ``mine`` elsewhere.
+
+    Collective over that process row or column.
+    """
+    axis = {"R": 0, "C": 1}.get(scope)
+    here, ctx = grid.info[2:], grid.context
+    if axis is None or here[axis] != owner[axis] or grid.grid.shape[1 - axis] == 1:
+        return mine
+    comm, number = ctx.comm, np.full(1, mine)
+    with ctx.running("p?elget"):
+        if here == owner:
+            requests = [request for peer in peers(grid, scope) for request in comm.isend(number, peer)]
+        else:
+            requests = [*comm.irecv(number, grid.grid.rank(*owner))]
+        for request in requests:
+            comm.wait(request)
+    return number[0]
 
 
 def _laprnt(values: Values, matrices: dict[str, DistributedMatrix]) -> None:
@@ -254,7 +414,7 @@ _NORMS, _UPLO, _DIAG = {"norm": "M1OIFE"}, {"uplo": "UL"}, {"diag": "NU"}
 
 _ROUTINES = (
     _row("lange", "sdcz", "norm m n A work", _WHOLE, "Return a norm of sub(A)", _norm, "A.norm(ord)",
-         result="Any", written="", legal=_NORMS),
+         result="Any", written="", legal=_NORMS, at_once=_measured),
     _row("lansy", "sdcz", "norm uplo n A work", _SQUARE, "Return a norm of sub(A), which is symmetric",
          lambda v, x: _norm(v, x, "symmetric"), 'A.norm(ord, uplo="L", kind="symmetric")',
          result="Any", written="", legal=_NORMS | _UPLO),
@@ -266,16 +426,23 @@ _ROUTINES = (
          lambda v, x: _norm(v, x, "triangular"), 'A.norm(ord, uplo="L")',
          result="Any", written="", legal=_NORMS | _UPLO | _DIAG),
     _row("lacpy", "sdcz", "uplo m n A B", {"a": "m n", "b": "m n"}, "Copy sub(A) to sub(B)", _lacpy,
-         "B[...] = A", written="b", legal={"uplo": "ULA"}),
+         "B[...] = A", written="b", legal={"uplo": "ULA"}, at_once=_copied_at_once, local=_copies_in_place,
+         scope="Local. If processes do not have the same elements of sub(A) and sub(B), which ScaLAPACK requires, "
+         "collective over the grid."),
     _row("laset", "sdcz", "uplo m n alpha beta A", _WHOLE,
          "Set sub(A) to beta on its diagonal and to alpha off it", _laset, "A[...] = alpha", written="a",
-         legal={"uplo": "ULA"}),
+         legal={"uplo": "ULA"}, at_once=_filled_at_once, local=True, scope="Local."),
     _row("lascl", "sdcz", "type cfrom cto m n A info", _WHOLE, "Multiply sub(A) by cto / cfrom", _lascl,
-         "A *= cto / cfrom", result="int", written="a", legal={"type": "GLUH"}, real="cfrom cto"),
+         "A *= cto / cfrom", result="int", written="a", legal={"type": "GLUH"}, real="cfrom cto", local=True,
+         scope="Local."),
     _row("latra", "sdcz", "n A", _SQUARE, "Return the trace of sub(A)", _latra, "A.trace()", result="Any", written=""),
-    _row("elset", "sdcz", "A alpha", {"a": "1 1"}, "Set A(ia, ja) to alpha", _elset, "A[i, j] = alpha", written="a"),
+    _row("elset", "sdcz", "A alpha", {"a": "1 1"}, "Set A(ia, ja) to alpha", _elset, "A[i, j] = alpha", written="a",
+         at_once=_set_at_once, local=True, scope="Local."),
     _row("elget", "sdcz", "scope top alpha A", {"a": "1 1"}, "Return A(ia, ja)", _elget, "A[i, j]",
-         result="Any", written="", legal={"scope": "ARC "}),
+         result="Any", written="", legal={"scope": "ARC "}, at_once=_got_at_once,
+         local=lambda given, _: str(given["scope"])[:1].upper() != "A",
+         scope='Local. With scope "R" or "C" collective over the process row or column that has the element, with "A" '
+         "over the grid."),
     _row("laprnt", "sdcz", "m n A irprnt icprnt cmatnm nout work", _WHOLE, "Print the elements of sub(A)", _laprnt,
          "print(A.gather())", written=""),
 )  # fmt: skip

@@ -37,6 +37,7 @@ __all__ = [
     "gridinit",
     "meant",
     "of_number",
+    "peers",
 ]
 
 
@@ -202,6 +203,16 @@ def meant(numbers: Iterable[Any]) -> ProcessGrid | None:
     contexts = Context.all_open()  # a broken one has left its grids without closing them
     grids = [grid for grid in _known.values() if grid is not None and grid.context in contexts]
     return grids[0] if len(grids) == 1 and not elsewhere else None
+
+
+def peers(grid: ProcessGrid, scope: str) -> list[int]:
+    """Return the ranks of the other processes in this process's row ("R") or column ("C") of a grid. Local."""
+    of, rank = grid.grid, grid.context.rank
+    row, col = of.coords(rank)
+    everyone = [of.rank(row, j) for j in range(of.npcol)] if scope == "R" else [
+        of.rank(i, col) for i in range(of.nprow)
+    ]  # fmt: skip
+    return [peer for peer in everyone if peer != rank]
 
 
 def gridinfo(ictxt: int) -> tuple[int, int, int, int]:
@@ -398,16 +409,12 @@ def blacs_barrier(ictxt: int, scope: str) -> None:
     letter = faults.letter("scope", scope, "ARC")
     faults.check()
     assert found is not None
-    comm, grid = found.context.comm, found.grid
+    comm = found.context.comm
     with found.context.running("blacs_barrier"):
         if letter == "A":
             comm.barrier()
             return
-        row, col = grid.coords(comm.rank)
-        peers = [grid.rank(row, j) for j in range(grid.npcol)] if letter == "R" else [
-            grid.rank(i, col) for i in range(grid.nprow)
-        ]  # fmt: skip
-        others = [peer for peer in peers if peer != comm.rank]
+        others = peers(found, letter)
         token, heard = np.zeros(1), np.zeros((len(others), 1))
         requests = []
         for peer, place in zip(others, heard, strict=True):

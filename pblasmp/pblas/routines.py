@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -132,6 +132,23 @@ class PblasRoutine:
         return "None"
 
     @property
+    def callers(self) -> str:
+        """The processes that must make a call, in words."""
+        return "Collective over the grid."
+
+    def is_local(self, values: Values, grid: ProcessGrid) -> bool:  # noqa: ARG002
+        """Return whether a call, given its arguments, is computed without the grid's other processes. Local."""
+        return False
+
+    def form(self, full: str, dtype: np.dtype) -> Callable[[Sequence[Any]], Any] | None:
+        """Return what computes calls if a glance at all of their arguments shows that they are legal. Local.
+
+        It returns the result, or True if there is none; None and False as ``DirectForm.run`` does. None: there is no
+        such form.
+        """
+        return _direct_form(self, full, dtype)
+
+    @property
     def summary(self) -> str:
         """What it does, in words."""
         return f"Compute {self.formula}"
@@ -240,22 +257,23 @@ def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunct
     """Return a routine for one type under its full name, as a function with PBLAS's signature."""
     annotations = {each: _annotation(each, routine, dtype) for each in routine.names}
     signature = signature_of(annotations, routine.returns)
-    direct, tells = _direct_form(routine, full, dtype), bool(routine.numbers)
+    names, form, tells = routine.names, routine.form(full, dtype), routine.returns != "None"
+    count = len(names)
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        done = None
-        if direct is not None and not kwargs and len(args) == direct.count:
-            done = direct.run(args)
+        done, plain = None, not kwargs and len(args) == count
+        if plain and form is not None:
+            done = form(args)
             if done is not None and done is not False:
                 return done if tells else None
-        given = bound(full, signature, args, kwargs)
+        given = dict(zip(names, args, strict=True)) if plain else bound(full, signature, args, kwargs)
         return _run(routine, full, dtype, given, voted=done is False)
 
     return as_routine(function, full, signature, _docstring(routine, full, dtype))
 
 
-def _direct_form(routine: PblasRoutine, full: str, dtype: np.dtype) -> DirectForm | None:
-    """Return the routine as a direct call, None if it is none."""
+def _direct_form(routine: PblasRoutine, full: str, dtype: np.dtype) -> Callable[[Sequence[Any]], Any] | None:
+    """Return what runs the routine as a direct call, None if it is none."""
     name, passes, fixed = routine.direct
     if name not in FAMILIES:
         return None
@@ -265,16 +283,18 @@ def _direct_form(routine: PblasRoutine, full: str, dtype: np.dtype) -> DirectFor
     return DirectForm(
         full, name, routine.names, routine.shapes, passes, routine.written, routine.numbers, dtype, allowed, fixed,
         routine.real, beta,
-    )  # fmt: skip
+    ).run  # fmt: skip
 
 
 def _run(routine: PblasRoutine, full: str, dtype: np.dtype, given: Values, *, voted: bool) -> Any:
-    """Check the arguments, agree on them, compute. Collective over the grid."""
+    """Check the arguments, agree on them, compute. Collective over the grid, unless the call is local."""
     faults = Faults(full, routine.names)
     grid = one_grid_of(faults, routine.shapes, given)
-    values, matrices = agree_after(
-        voted, partial(grid.context.agreement, full), partial(_read, routine, full, dtype, given, grid)
-    )
+    read = partial(_read, routine, full, dtype, given, grid)
+    if routine.is_local(given, grid):
+        values, matrices = read({})
+    else:
+        values, matrices = agree_after(voted, partial(grid.context.agreement, full), read)
     if routine.changes_nothing(values):
         return None
     with grid.context.engine.on_device(), staged(matrices, routine.written) as used:
@@ -383,16 +403,32 @@ def _docstring(routine: PblasRoutine, full: str, dtype: np.dtype) -> str:
     written = " and ".join(f"sub({x.upper()})" for x in routine.written)
     tail = f" {written} {'are' if len(routine.written) > 1 else 'is'} written in place." if written else ""
     note = (
-        f"Collective over the grid. {routine.note}Indices are 1-based. Local arrays are in Fortran order, or have "
+        f"{routine.callers} {routine.note}Indices are 1-based. Local arrays are in Fortran order, or have "
         f"one dimension, column after column.{tail}"
     )
     meanings = {name: _meaning(routine, name, dtype) for name in routine.names}
     returns = f"{' and '.join(routine.numbers) or 'the result'}." if routine.returns != "None" else ""
     source = routine.source.format(full.upper())
-    return docstring(f"{routine.summary}, in {dtype.name}.", note, meanings, returns, source)
+    raises = _RAISED[routine.callers.startswith("Local")]
+    return docstring(f"{routine.summary}, in {dtype.name}.", note, meanings, returns, source, raises)
 
 
-def docstring(summary: str, note: str, meanings: Mapping[str, str], returns: str, source: str) -> str:
+_RAISED = (
+    (
+        "ParameterError: an argument is illegal, on every process; its ``info`` says which.",
+        "RankMismatchError: the processes gave different arguments.",
+    ),
+    (
+        "ParameterError: an argument is illegal, on this process if the call is local; its ``info`` says which.",
+    ),
+)
+"""What collective and local routines raise."""
+
+
+def docstring(
+    summary: str, note: str, meanings: Mapping[str, str], returns: str, source: str,
+    raises: Sequence[str] = _RAISED[0],
+) -> str:  # fmt: skip
     """Return the text that help() shows of a routine. Local.
 
     Args:
@@ -401,18 +437,12 @@ def docstring(summary: str, note: str, meanings: Mapping[str, str], returns: str
         meanings: of the arguments, by name.
         returns: what it returns; "" for nothing.
         source: where the routine is documented.
+        raises: what it raises, each with the reason.
     """
     lines = [summary, "", note, "", "Args:", *(f"    {name}: {text}" for name, text in meanings.items())]
     if returns:
         lines += ["", "Returns:", f"    {returns}"]
-    lines += [
-        "",
-        "Raises:",
-        "    ParameterError: an argument is illegal, on every process; its ``info`` says which.",
-        "    RankMismatchError: the processes gave different arguments.",
-        "",
-        f"Source: {source}.",
-    ]
+    lines += ["", "Raises:", *(f"    {each}" for each in raises), "", f"Source: {source}."]
     return "\n".join(
         part
         for line in lines

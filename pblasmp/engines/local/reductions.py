@@ -14,7 +14,7 @@ import numpy as np
 
 from .sums import joined, root, squares
 
-__all__ = ["REDUCTIONS", "Reduction"]
+__all__ = ["OF_MATRICES", "REDUCTIONS", "Reduction"]
 
 Array = Any
 Place = Callable[[int], int]
@@ -105,11 +105,43 @@ def _chosen(rows: Rows) -> tuple[complex, int]:
     return complex(real, imaginary), int(index)
 
 
+def _of_matrix(find: Callable[[Any, Array], Sequence[float]], empty: Sequence[float]) -> Callable[..., Any]:
+    """Return the part of a reduction that is told of one matrix, and what is told of none of its elements."""
+
+    def part(xp: Any, matrices: Sequence[Array], _: Place) -> Sequence[float]:
+        (x,) = matrices
+        if not x.size:
+            return empty
+        return find(xp, x.astype(np.complex128 if x.dtype.kind == "c" else np.float64, copy=False))
+
+    return part
+
+
+def _greatest(rows: Rows) -> float:
+    """Return the largest of the ranks' numbers; NaN if one is."""
+    return max((row[0] for row in rows), key=lambda x: (math.isnan(x), x))
+
+
+def _value(_: Any, x: Array) -> Sequence[float]:
+    number = complex(x[0, 0])
+    return 1.0, number.real, number.imag
+
+
 REDUCTIONS = {
     "dot": Reduction(lambda xp, vectors, _: _product(xp, vectors, conjugate=False), _complex_sum),
     "dotc": Reduction(lambda xp, vectors, _: _product(xp, vectors, conjugate=True), _complex_sum),
     "nrm2": Reduction(_squares, _norm),
     "asum": Reduction(_sizes, _sum),
     "amax": Reduction(_largest, _chosen),
+    "norm fro": Reduction(_of_matrix(squares, (0, 0.0)), _norm),
+    "norm max": Reduction(_of_matrix(lambda xp, x: (float(xp.abs(x).max()),), (0.0,)), _greatest),
+    "norm 1": Reduction(_of_matrix(lambda xp, x: (float(xp.abs(x).sum(axis=0).max()),), (0.0,)), _greatest),
+    "norm inf": Reduction(_of_matrix(lambda xp, x: (float(xp.abs(x).sum(axis=1).max()),), (0.0,)), _greatest),
+    "element": Reduction(
+        _of_matrix(_value, (0.0, 0.0, 0.0)), lambda rows: next(complex(*row[1:]) for row in rows if row[0])
+    ),
 }
-"""By routine. nrm2 is scaled like LAPACK's."""
+"""By routine. nrm2 and the Frobenius norm are scaled like LAPACK's. Norms and the element are of matrices."""
+
+OF_MATRICES = frozenset(name for name in REDUCTIONS if name == "element" or name.startswith("norm "))
+"""Those of one matrix. Of "norm 1" a rank must have all of a column of which it has any, of "norm inf" all of a row."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...direct import Asked
 from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, vote_number
-from ...local.reductions import REDUCTIONS
+from ...local.reductions import OF_MATRICES, REDUCTIONS
 from ...local.sums import PLAIN
 from .program import Preparation
 from .slabs import Steps, along, integer, scalar
@@ -51,7 +51,7 @@ class Reducer:
         total: makes the result of every rank's numbers.
 
     Raises:
-        UnfitError: the vectors are not on the same ranks.
+        UnfitError: the vectors are not on the same ranks, or a column or row to be summed up is on several.
     """
 
     part: Callable[[], Sequence[float]]
@@ -61,11 +61,15 @@ class Reducer:
         x = vectors[0]
         if not (single or all(x.same_places(y) for y in vectors[1:])):
             raise UnfitError
+        of_matrix, rows, cols = asked.routine in OF_MATRICES, x.rows, x.cols
+        if (asked.routine == "norm 1" and not rows.whole) or (asked.routine == "norm inf" and not cols.whole):
+            raise UnfitError
         self.number = 0 if single else vote_number(asked)
         self._rows, self._row = x.rows, x.row
         self._in_numpy, self.total = REDUCTIONS[asked.routine]
-        nothing = np.empty(0, x.held.pattern.dtype)
-        self._arrays = [y.local()[:, 0] if y.active else nothing for y in vectors]
+        nothing = np.empty((0, 1), x.held.pattern.dtype)
+        arrays = [y.local() if y.active else nothing for y in vectors]
+        self._arrays = arrays if of_matrix else [each[:, 0] for each in arrays]
         letter, routine = x.held.pattern.letter, asked.routine
         if letter in "sd" and routine in ("dot", "dotc"):
             self.total = REDUCTIONS["asum"].total  # it adds real numbers up, too

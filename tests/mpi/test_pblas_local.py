@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is local in ScaLAPACK is local here: one process calls, the others do not. And what takes a single meeting."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from unittest import mock
+
+import numpy as np
+
+import pblasmp as pb
+from pblasmp import pblas
+from pblasmp.context import Context
+from tests.helpers.cases import agreed_error
+from tests.helpers.mpi import run_mpi
+
+M, N, NB = 7, 9, 2
+
+
+class Dealt:
+    """A matrix on a 2 x 2 grid: its local array, its descriptor, and which of its elements this process has."""
+
+    def __init__(self, ictxt, whole, source=(0, 0), flat=False):
+        nprow, npcol, myrow, mycol = pblas.gridinfo(ictxt)
+        self.rows, self.cols = (
+            np.atleast_1d([g for g in range(n) if (g // NB + first) % of == at])
+            for n, first, of, at in ((M, source[0], nprow, myrow), (N, source[1], npcol, mycol))
+        )
+        lld = len(self.rows) + 1
+        self.array = np.full((lld, len(self.cols)), -5, whole.dtype, order="F")
+        self.array[:-1] = whole[np.ix_(self.rows, self.cols)]
+        self.desc = pblas.descinit(M, N, NB, NB, *source, ictxt, lld)
+        self.place = self.array.reshape(-1, order="F") if flat else self.array, 1, 1, self.desc
+
+    def at(self, i, j):
+        return self.place[0], i, j, self.desc
+
+    def wrong(self, whole):
+        """None if it has the elements of a matrix, and its padding is untouched."""
+        good = (
+            np.array_equal(self.array[:-1], whole[np.ix_(self.rows, self.cols)])
+            and (self.array[-1] == -5).all()
+        )
+        return None if good else f"{self.array}"
+
+
+@contextmanager
+def without_agreements():
+    """Make agreements fail, and calls with them: local ones and those with one meeting have none."""
+    with mock.patch.object(Context, "agreement", side_effect=AssertionError("an agreement")):
+        yield
+
+
+def told(call, given, info):
+    """What is wrong unless this process gets the ParameterError with ``info``; or None."""
+    try:
+        call(*given)
+    except pblas.ParameterError as error:
+        return None if error.info == info else f"{error}"
+    return f"no error, expected {info}"
+
+
+def alone(comm, rank):
+    """One process makes the calls, legal and not; every process yields what is wrong with its own elements."""
+    with pb.Context(comm, engine="host") as ctx:
+        ictxt = pblas.gridinit(ctx, "Row", 2, 2)
+        for letter, dtype, flat in (("d", "f8", False), ("c", "c8", True)):
+            call = {
+                name: getattr(pblas, f"p{letter}{name}")
+                for name in ("elset", "elget", "laset", "lascl", "lacpy")
+            }
+            whole = np.arange(1, M * N + 1, dtype=dtype).reshape(M, N)
+            a, b, c, d = (Dealt(ictxt, whole, source, flat) for source in ((0, 0), (0, 0), (1, 0), (1, 0)))
+            want = {"a": whole, "b": whole, "c": whole, "d": whole}
+            found, refused = [], []
+            if comm.rank == rank:
+                for i in range(1, M + 1):
+                    for j in np.arange(1, N + 1):  # indices as indxl2g's arrays have them
+                        call["elset"](*a.at(i, j), np.float32(100 * i + j))
+                        found += [call["elget"](" ", " ", None, *b.at(i, j))]
+                call["elset"](alpha=3.0, **dict(zip(("a", "ia", "ja", "desca"), a.at(M, N), strict=True)))
+                call["lacpy"]("U", M - 1, N - 2, *a.at(2, 2), *b.at(2, 2))  # b from a
+                call["laset"]("L", M - 2, N - 1, 7.0, 9.0, *c.at(3, 2))
+                call["laset"]("all", 2, 3, 1.0, 2.0, *c.at(1, 5))
+                call["lascl"]("H", 1.0, 2.0, M, N, *d.place, None)
+                call["lacpy"](uplo="A", m=2, n=2, **dict(zip(("a", "ia", "ja", "desca"), a.at(6, 3), strict=True)),
+                              **dict(zip(("b", "ib", "jb", "descb"), b.at(6, 3), strict=True)))  # fmt: skip
+                refused = [
+                    told(call[name], given, info)
+                    for name, given, info in (
+                        ("elset", (*a.at(M + 1, 1), 1.0), -2),
+                        ("elget", ("x", " ", None, *a.at(1, 1)), -1),
+                        ("elget", (" ", " ", None, *a.at(1, N + 1)), -6),
+                        ("laset", ("A", M, N, "1", 0.0, *a.place), -4),
+                        ("lascl", ("G", 0.0, 1.0, M, N, *a.place, None), -2),
+                        ("lacpy", ("A", M, N, *a.place, *(np.zeros(3, "f2"), *b.place[1:])), -8),
+                    )
+                ]
+                i, j = np.ogrid[1 : M + 1, 1 : N + 1]
+                wanted = {k: v.copy() for k, v in want.items()}
+                wanted["a"] = (100 * i + j).astype(dtype)
+                wanted["a"][-1, -1] = 3
+                inner, part = wanted["b"][1:, 1:-1], wanted["a"][1:, 1:-1]
+                inner[...] = np.where(np.tri(*inner.shape, -1), inner, part)
+                wanted["b"][5:7, 2:4] = wanted["a"][5:7, 2:4]
+                lower = wanted["c"][2:, 1:]
+                lower[...] = np.where(np.tri(*lower.shape, -1), 7, np.where(np.eye(*lower.shape), 9, lower))
+                wanted["c"][:2, 4:7] = [[2, 1, 1], [1, 2, 1]]
+                wanted["d"] = np.where(np.tri(M, N, -2), whole, 2 * whole)
+                mine = np.zeros((M, N), dtype)
+                mine[np.ix_(b.rows, b.cols)] = whole[np.ix_(b.rows, b.cols)]
+                if not np.array_equal(np.reshape(found, (M, N)), mine):
+                    refused.append(f"{found}")
+                want = wanted
+            yield f"{letter} refused, and elements", "; ".join(filter(None, refused)) or None
+            for name, x in zip("abcd", (a, b, c, d), strict=True):
+                yield f"{letter} {name}", x.wrong(want[name])
+        comm.barrier()
+        x = Dealt(ictxt, np.ones((M, N)))
+        pblas.pdscal(M, 2.0, *x.place, 1)  # the context is as it was
+        yield "afterwards", x.wrong(np.where(np.arange(N) == 0, 2.0, np.ones((M, N))))
+
+
+def test_local_routines_need_no_other_process():
+    for rank in (1, 2):
+        run_mpi(alone, 4, rank=rank)
+
+
+def scopes(comm):
+    """p?elget of a process row or column, which calls it alone; norms and elements for all in one meeting."""
+    rng = np.random.default_rng(5)
+    with pb.Context(comm, engine="host") as ctx:
+        for shape in ((2, 2), (1, 4), (4, 1)):
+            ictxt = pblas.gridinit(ctx, "Col", *shape)
+            _, _, *here = pblas.gridinfo(ictxt)
+            for letter, dtype in (("s", "f4"), ("z", "c16")):
+                whole = (rng.integers(-9, 9, (M, N)) + (1j if dtype == "c16" else 0)).astype(dtype)
+                whole[0, 0] = -0.0
+                a, get = Dealt(ictxt, whole), getattr(pblas, f"p{letter}elget")
+                for i, j in ((1, 1), (3, 4), (M, N)):
+                    owner = (i - 1) // NB % shape[0], (j - 1) // NB % shape[1]
+                    for axis, scope in enumerate("RC"):
+                        good = True  # of those that do not call
+                        if here[axis] == owner[axis]:
+                            told = np.zeros(1, dtype)
+                            number = get(scope, " ", told, *a.at(i, j))
+                            good = number == told[0] == whole[i - 1, j - 1] and number.dtype == dtype
+                        yield f"{scope} {i} {j} {shape}", None if good else f"{number}"
+                    with without_agreements():
+                        number = get("all", " ", None, *a.at(i, j))
+                    same = number.tobytes() == whole[i - 1, j - 1].tobytes()
+                    yield f"A {i} {j} {shape}", None if same else f"{number!r}"
+                for case in ("as it is", "tiny", "nan"):
+                    x = whole * (1e-30 if case == "tiny" else 1)
+                    x = x.astype(dtype)
+                    if case == "nan":
+                        x[4, 3] = np.nan
+                    dealt, sub = Dealt(ictxt, x), x[1:6, 2:].astype("c16")
+                    sizes = abs(sub)
+                    expected = {
+                        "M": sizes.max(), "f": np.sqrt(((sizes * 1e30 if case == "tiny" else sizes) ** 2).sum()),
+                        "1": sizes.sum(axis=0).max(), "i": sizes.sum(axis=1).max(),
+                    }  # fmt: skip
+                    expected["f"] *= 1e-30 if case == "tiny" else 1
+                    for norm, value in expected.items():
+                        whole_lines = {"1": shape[0], "i": shape[1]}.get(norm, 1) == 1
+                        with without_agreements() if whole_lines else mock.patch.dict({}):
+                            found = getattr(pblas, f"p{letter}lange")(norm, 5, N - 2, *dealt.at(2, 3), None)
+                        close = np.allclose(found, value, rtol=4e-6, atol=0, equal_nan=True)
+                        good = close and found.dtype == np.dtype(dtype).type(0).real.dtype
+                        yield f"{norm} {case} {letter} {shape}", None if good else f"{found!r}, not {value}"
+            pblas.gridexit(ictxt)
+
+
+def test_elements_of_process_rows_and_norms():
+    run_mpi(scopes, 4)
+
+
+def unlike(comm):
+    """Where each process does not have the same elements, p?lacpy is collective; what is wrong is agreed on."""
+    with pb.Context(comm, engine="host") as ctx:
+        ictxt = pblas.gridinit(ctx, "Row", 2, 1)
+        whole = np.arange(1.0, M * N + 1).reshape(M, N)
+        a, b = Dealt(ictxt, whole), Dealt(ictxt, -whole)
+        pblas.pdlacpy("A", 3, N, *a.at(1, 1), *b.at(2, 1))
+        want = -whole
+        want[1:4] = whole[:3]
+        yield "moved", b.wrong(want)
+        other = np.zeros(2, "f4") if comm.rank == 1 else b.array
+        given = ("A", 3, N, *a.at(1, 1), other, 2, 1, b.desc)
+        yield (
+            "agreed",
+            agreed_error(ctx, pblas.ParameterError, ["(on rank 1)", "(b)"], pblas.pdlacpy, *given),
+        )
+        given = ("F" if comm.rank else "M", M, N, *a.place, None)
+        yield (
+            "unlike norms",
+            agreed_error(ctx, pb.RankMismatchError, ["norm"], pblas.pdlange, *given),
+        )
+
+
+def test_copies_between_other_layouts_are_collective():
+    run_mpi(unlike, 2)
