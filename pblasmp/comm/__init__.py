@@ -29,6 +29,7 @@ from .locations import (
     share_of_cores,
     this_process,
 )
+from .mpi_communicator import world_ranks
 from .repeated_calls import RepeatedCalls, agree_after
 from .shared_memory import SharedMemory
 from .side_channel import SideChannel
@@ -62,5 +63,6 @@ __all__ = [
     "this_process",
     "vote_on",
     "watch",
+    "world_ranks",
     "wrap",
 ]

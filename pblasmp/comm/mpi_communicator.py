@@ -23,7 +23,7 @@ from .side_channel import Meeting, SideChannel, number_open
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["FINALIZED", "check_world", "duplicate_of", "mpi"]
+__all__ = ["FINALIZED", "check_world", "duplicate_of", "mpi", "world_ranks"]
 
 _NOTE = 1  # tag of the side channel's messages
 _LETTER = 256  # bytes that carry a value to other ranks, if it is small
@@ -256,15 +256,15 @@ def mpi() -> Any:
 
 def duplicate_of(comm: MPI.Comm) -> MpiCommunicator:
     """Return a duplicate with a separate channel, once all ranks have arrived."""
-    channel = SideChannel(comm.rank, _processes(comm))
+    channel = SideChannel(comm.rank, world_ranks(comm))
     here = comm.Ibarrier()
     channel.until(channel.watch(here).Test, patient=True, place=channel.making())
     with _enough_communicators():
         return MpiCommunicator(comm.Dup(), channel)
 
 
-def _processes(comm: MPI.Comm) -> tuple[int, ...]:
-    """Return the ranks in COMM_WORLD of a communicator's processes."""
+def world_ranks(comm: MPI.Comm) -> tuple[int, ...]:
+    """Return the ranks in COMM_WORLD of a communicator's processes. Local."""
     from mpi4py import MPI
 
     group, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 import numpy as np
 
 from .. import pblas
+from ..comm import world_ranks
 from ..engines.choice import EngineName
 from ..errors import PblasmpError, UnsupportedError
 from .source import ROWS, Row
@@ -109,6 +110,7 @@ class Server:
         self.mpi, self.program = MPI, ctypes.CDLL(None)
         self.engine = cast("EngineName", os.environ["PBLASMP_PRELOAD_ENGINE"])
         self.grids: dict[int, int] = {}
+        self._shared: dict[Any, int] = {}  # pblasmp's contexts, by processes and shape
         self.names = list(ROWS)
         self._forms: dict[int, _ArgumentPlaces] = {}
         self._known: dict[Any, tuple[list[int], int]] = {}  # pblasmp's descriptor, and its local elements
@@ -143,7 +145,9 @@ class Server:
         self._known.clear()  # another grid may get the number
         try:
             for each in list(self.grids) if context < 0 else [context]:
-                if (number := self.grids.pop(each, -1)) != -1:
+                number = self.grids.pop(each, -1)
+                if number != -1 and number not in self.grids.values():
+                    self._shared = {key: found for key, found in self._shared.items() if found != number}
                     pblas.gridexit(number)
         except BaseException:  # noqa: BLE001 - nothing may pass into C
             self._end(traceback.format_exc())
@@ -192,7 +196,11 @@ class Server:
         return found
 
     def _grid_of(self, context: int) -> int:
-        """Return pblasmp's context for the program's, -1 without one. Collective over the grid, the first time."""
+        """Return pblasmp's context for the program's, -1 without one. Collective over the grid, the first time.
+
+        Grids of the same processes and shape share one, and its communicators, of which MPI has few, until the last of
+        them is freed: programs make grids in a loop and free none.
+        """
         if context in self.grids:
             return self.grids[context]
         MPI, reference = self.mpi, ctypes.byref
@@ -210,7 +218,11 @@ class Server:
         self.program.blacs_get_(reference(number), reference(what), reference(handle))
         since = time.perf_counter_ns()
         comm = MPI.Comm.f2py(handle.value)  # its processes are in the order of the grid's, row after row
-        self.grids[context] = pblas.gridinit(comm, "Row", nprow, npcol, engine=self.engine)
+        ranks = world_ranks(comm)
+        key = nprow, npcol, ranks if MPI.UNDEFINED not in ranks else context
+        if key not in self._shared:
+            self._shared[key] = pblas.gridinit(comm, "Row", nprow, npcol, engine=self.engine)
+        self.grids[context] = self._shared[key]
         self.program.pblasmp_preload_grid(ctypes.c_long(time.perf_counter_ns() - since))
         return self.grids[context]
 

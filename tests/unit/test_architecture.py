@@ -122,7 +122,7 @@ LAYERS: dict[str, set[str]] = {
         "vectors",
     }
     | {"factorisations"},
-    "preload": {"errors", "layout", "engines", "pblas"},
+    "preload": {"errors", "layout", "comm", "engines", "pblas"},
     "torch": {"errors", "extras", "layout", "scales", "comm", "calls", "context", "tensor_parallel"},
     "": {
         "errors",
