@@ -25,6 +25,7 @@ from pblasmp.cli.commands import cli
 from pblasmp.engines.product import Workspace
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.layout.vector_routines import VECTOR_ROUTINES
+from pblasmp.pblas.missing import MISSING
 from pblasmp.problems.files import load_problem_file
 from reference.testers import RESULTS
 
@@ -207,51 +208,6 @@ def pblas() -> str:
     return "\n".join([f"| {' | '.join(kinds.values())} |", "| --- | --- | --- | --- |", *rows, ""])
 
 
-MISSING = {
-    "agemv, asymv, ahemv, atrmv": "products of absolute values: `abs(A)` first",
-    "blacs_get, blacs_set, blacs_setup, blacs_exit, blacs_abort, blacs_freebuff": (
-        "nothing to set: `gridexit` ends a grid"
-    ),
-    "sl_init": '`gridinit(None, "Row", nprow, npcol)`',
-    "sl_gridreshape": "`blacs_gridmap`",
-    "sys2blacs_handle, blacs2sys_handle, free_blacs_system_handle": "`gridinit` takes an mpi4py communicator",
-    "slboot, slenable, sldisable, sltimer, slcombine, slinquire, dwalltime00, dcputime00": (
-        "`time.perf_counter`, `time.process_time`, mpi4py's reductions"
-    ),
-    "gesd2d, gerv2d, trsd2d, trrv2d, gebs2d, gebr2d, trbs2d, trbr2d, gsum2d, gamx2d, gamn2d": "mpi4py's own calls",
-    "pb_topget, pb_topset, pilaenv, pjlaenv": "nothing to tune: `algo=` takes another algorithm",
-    "chk1mat, pchk1mat, pchk2mat, pxerbla": "every call here checks its arguments on all processes",
-    "pielset, pielget, pigemr2d, pitrmr2d, pilaprnt": "integers: in float64 they are exact up to 2^53",
-    "lamch": "`numpy.finfo`",
-    "laread, lawrite": "`ctx.load`, `A.save`",
-    "matadd": "`geadd`",
-    "rscl, srscl, drscl": "`scal`",
-    "elset2": "`elget`, then `elset`",
-    "lanhs": "`lange`, with zeros below the subdiagonal",
-    "lassq, lacon, laqge, laqsy, lacgv": "`A.norm()`; of the others ScaLAPACK's own",
-    "gecon, pocon, trcon": "`pb.cond_estimate(a)`",
-    "gesvx, posvx, gerfs, porfs, geequ, poequ": (
-        "`pb.solve`, with refinement as in the example; ScaLAPACK's own"
-    ),
-    "gelqf, geqlf, gerqf, geqpf, tzrzf, ggqrf, ggrqf": "`pb.qr(a)` or `pb.qr(a.T)`; others ScaLAPACK's own",
-    "orglq, orgql, orgrq, unglq, ungql, ungrq": "with those: ScaLAPACK's own",
-    "ormlq, ormql, ormrq, ormrz, ormbr, ormhr, ormtr, unmlq, unmql, unmrq, unmrz, unmbr, unmhr, unmtr": (
-        "with those, and with reductions: ScaLAPACK's own"
-    ),
-    "lapiv, lapv2, laswp": "`pb.lu_solve(lu, pivots, b)` exchanges rows itself",
-    "gbtrf, gbtrs, gbsv, pbtrf, pbtrs, pbsv, dbtrf, dbtrs, dbsv, dttrf, dttrs, dtsv, pttrf, pttrs, ptsv": (
-        "band matrices: ScaLAPACK's own"
-    ),
-    "gebrd, gehrd, gebal, sytrd, syntrd, syttrd, hetrd, hentrd, hettrd, sygst, syngst, hegst, hengst": (
-        "reductions: ScaLAPACK's own"
-    ),
-    "gesvd, syev, syevd, syevx, syevr, heev, heevd, heevx, heevr, sygvx, hegvx": (
-        "singular values and eigenvalues: ScaLAPACK's own, or ELPA's; `pb.eigh` on GPUs with cuSOLVERMp"
-    ),
-    "hseqr, stebz, stedc, stein, trevc, trord, trsen": "eigenvalues of reduced matrices: ScaLAPACK's own",
-}
-"""Names of ScaLAPACK that are not here, without P and the letter of the type, and what to use."""
-
 INNER = (
     "la\\w+", "[a-z]+[23][lr]?", "[bdpt][bt]trsv", "[dz]ttrsv", "lauum", "rot", "max1", "[cz]sum1", "parmq",
     "chekpad", "fillpad", "col2row", "row2col", "treecomb", "(ge|tr)mr2do", "copy",
@@ -260,8 +216,13 @@ INNER = (
 
 HERE = {
     "gridinit": "`pb.Context()`, `pb.Grid(nprow, npcol)`",
+    "blacs_gridinit": "`pb.Context()`, `pb.Grid(nprow, npcol)`",
+    "blacs_gridinfo": "`grid.coords(ctx.rank)`",
+    "blacs_gridexit": "the end of the `with` block",
     "gridinfo": "`grid.coords(ctx.rank)`",
     "gridexit": "the end of the `with` block",
+    "blacs_get": "`pb.Context()`",
+    "blacs_exit": "the end of the `with` block",
     "blacs_gridmap": "`pb.Context(comm)` with the ranks in another order",
     "blacs_pinfo": "`ctx.rank`, `ctx.size`",
     "blacs_pnum": "`grid.rank(i, j)`",

@@ -26,12 +26,12 @@ if myrow >= 0:
     lld = max(1, np_)
     desca = descinit(n, n, nb, nb, 0, 0, ictxt, lld)
     descb = descinit(n, nrhs, nb, nb, 0, 0, ictxt, lld)
+    ig = indxl2g(np.arange(1, np_ + 1), nb, myrow, 0, nprow)[
+        :, None
+    ]  # arrays of indices: no loop over elements
+    jg = indxl2g(np.arange(1, nq + 1), nb, mycol, 0, npcol)
     a = np.empty((lld, nq), order="F")
-    for j in range(1, nq + 1):
-        jg = indxl2g(j, nb, mycol, 0, npcol)
-        for i in range(1, np_ + 1):
-            ig = indxl2g(i, nb, myrow, 0, nprow)
-            a[i - 1, j - 1] = n if ig == jg else 1 / (ig + jg)
+    a[:np_] = np.where(ig == jg, n, 1 / (ig + jg))
     b = np.ones((lld, nqb), order="F")
     x = b.copy(order="F")
     pblas.pdtrsm("L", "L", "N", "N", n, nrhs, 1.0, a, 1, 1, desca, x, 1, 1, descb)

@@ -27,8 +27,8 @@ if myrow >= 0:
     lld = max(1, np_)
     desca = descinit(n, n, nb, nb, 0, 0, ictxt, lld)
     descb = descinit(n, nrhs, nb, nb, 0, 0, ictxt, lld)
-    i = np.array([[indxl2g(k, nb, myrow, 0, nprow)] for k in range(1, np_ + 1)])
-    j = np.array([[indxl2g(k, nb, mycol, 0, npcol) for k in range(1, nq + 1)]])
+    i = indxl2g(np.arange(1, np_ + 1), nb, myrow, 0, nprow)[:, None]
+    j = indxl2g(np.arange(1, nq + 1), nb, mycol, 0, npcol)
     general = np.asfortranarray(np.cos(i * j) + 2.0 * (i == j))
     positive = np.asfortranarray(np.exp(-abs(i - j) / 10.0))
     b = np.asfortranarray(np.sin(i + np.arange(nqb)))

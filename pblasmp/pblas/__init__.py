@@ -26,7 +26,6 @@ NRHS, not of IA or JA.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError
 from .arguments import ParameterError
@@ -35,6 +34,11 @@ from .factorisations import ROUTINES as FACTORISATIONS
 from .factorisations import factoriser
 from .grids import (
     blacs_barrier,
+    blacs_exit,
+    blacs_get,
+    blacs_gridexit,
+    blacs_gridinfo,
+    blacs_gridinit,
     blacs_gridmap,
     blacs_pcoord,
     blacs_pinfo,
@@ -43,6 +47,7 @@ from .grids import (
     gridinfo,
     gridinit,
 )
+from .missing import instead_of
 from .moves import mover
 from .routines import ROUTINES, PblasFunction, variant
 from .tools import descinit, descset, iceil, ilcm, indxg2l, indxg2p, indxl2g, infog1l, infog2l, numroc
@@ -52,6 +57,11 @@ __all__ = [
     "ArgumentError",
     "ParameterError",
     "blacs_barrier",
+    "blacs_exit",
+    "blacs_get",
+    "blacs_gridexit",
+    "blacs_gridinfo",
+    "blacs_gridinit",
     "blacs_gridmap",
     "blacs_pcoord",
     "blacs_pinfo",
@@ -90,7 +100,9 @@ _FUNCTIONS: dict[str, Callable[..., object]] = (
 __all__ += [*sorted(_FUNCTIONS)]  # noqa: PLE0604
 globals().update(_FUNCTIONS)
 
-if TYPE_CHECKING:
 
-    def __getattr__(name: str) -> PblasFunction:
-        """Return one of the functions above, for type checkers."""
+def __getattr__(name: str) -> PblasFunction:
+    """Say what to use instead of a name that is not here. To type checkers it returns one of the functions above."""
+    known = name.lower().rstrip("_")
+    text = f": it is {known} here" if known in __all__ else instead_of(known)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{text}", name=name)

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ProcessGrid",
     "blacs_barrier",
+    "blacs_exit",
+    "blacs_get",
+    "blacs_gridexit",
+    "blacs_gridinfo",
+    "blacs_gridinit",
     "blacs_gridmap",
     "blacs_pcoord",
     "blacs_pinfo",
@@ -88,8 +93,27 @@ _MOST_RESTING = 32
 _numbers = itertools.count()
 
 
+def blacs_get(ictxt: int, what: int) -> int:
+    """Return 0, the default system context, which ``gridinit`` takes for COMM_WORLD. Local.
+
+    Args:
+        ictxt: not used, -1 in most programs.
+        what: 0. Of what else BLACS tells and sets there is nothing here.
+
+    Raises:
+        ParameterError: ``what`` is not 0.
+
+    Source: BLACS, BLACS_GET.
+    """
+    faults = Faults("blacs_get", ["ictxt", "what"])
+    if faults.integer("ictxt", ictxt) == ictxt and faults.integer("what", what) != 0:
+        faults.add("what", f"expected 0, the default system context, got {short_repr(what)}")
+    faults.check()
+    return 0
+
+
 def gridinit(
-    context: Context | MPI.Comm | None,
+    context: Context | MPI.Comm | int | None,
     order: str,
     nprow: int,
     npcol: int,
@@ -103,7 +127,7 @@ def gridinit(
     same shape and processes as one that ``gridexit`` has freed may get that one's number and what it held.
 
     Args:
-        context: the processes: a pblasmp Context, an mpi4py communicator, or None for COMM_WORLD.
+        context: the processes: a pblasmp Context, an mpi4py communicator, or None or ``blacs_get``'s 0 for COMM_WORLD.
         order: "Row" or "Col", the first letter counts: how the processes are numbered on the grid.
         nprow: process rows.
         npcol: process columns.
@@ -117,7 +141,7 @@ def gridinit(
     """
     if isinstance(context, Context):
         return _made(context.comm, context, order, nprow, npcol, context.engine.name)
-    comm = wrap(context)
+    comm = wrap(None if type(context) is int and context == 0 else context)
     try:
         return _made(comm, None, order, nprow, npcol, engine)
     finally:
@@ -248,6 +272,23 @@ def gridexit(ictxt: int) -> None:
         faults = Faults("gridexit", ["ictxt"])
         faults.add("ictxt", f"{short_repr(ictxt)} is not a context of this process")
         raise faults.error()
+
+
+def blacs_exit(cont: int = 0) -> None:  # noqa: ARG001
+    """Free all grids that this process is in. Collective over the processes of each.
+
+    MPI goes on: mpi4py ends it with the process.
+
+    Args:
+        cont: not used.
+
+    Source: BLACS, BLACS_EXIT.
+    """
+    for number in sorted((each for each, grid in _known.items() if grid is not None), reverse=True):
+        gridexit(number)
+
+
+blacs_gridinit, blacs_gridinfo, blacs_gridexit = gridinit, gridinfo, gridexit
 
 
 def blacs_pinfo() -> tuple[int, int]:

@@ -134,13 +134,19 @@ def ilcm(m: int, n: int) -> int:
     return math.lcm(m, n)
 
 
-def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
+Integers = int | NDArray[np.int64]
+"""An integer, or an array of them from arrays or sequences of integers."""
+
+
+def numroc(n: Any, nb: int, iproc: Any, isrcproc: int, nprocs: int) -> Any:
     """Return how many of ``n`` rows or columns, in blocks of ``nb``, process ``iproc`` has. Local.
 
+    Of arrays, which are broadcast, it returns an array.
+
     Args:
-        n: extent.
+        n: extent, or an array of them.
         nb: block size.
-        iproc: the process asked about.
+        iproc: the process asked about, or an array of them.
         isrcproc: the process that has the first block.
         nprocs: number of processes.
 
@@ -152,14 +158,40 @@ def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
     plain = type(n) is type(nb) is type(iproc) is type(isrcproc) is type(nprocs) is int
     if not plain or n < 0 or nb < 1 or not (0 <= iproc < nprocs and 0 <= isrcproc < nprocs):
         faults = Faults("numroc", ["n", "nb", "iproc", "isrcproc", "nprocs"])
-        n, nb = faults.integer("n", n, 0), faults.integer("nb", nb, 1)
-        processes = [iproc, isrcproc, nprocs]
-        iproc, isrcproc, nprocs = _processes(faults, ["iproc", "isrcproc", "nprocs"], processes)
-    return axis(n, nb, isrcproc, nprocs, 0).count(iproc)
+        n, nb = _integers(faults, "n", n, 0), faults.integer("nb", nb, 1)
+        iproc, (isrcproc, nprocs) = (
+            _integers(faults, "iproc", iproc, 0),
+            _processes(faults, ["isrcproc", "nprocs"], [isrcproc, nprocs], raises=False),
+        )
+        if (largest := int(np.max(iproc, initial=0))) >= nprocs:
+            faults.add("iproc", f"expected less than {nprocs}, got {largest}")
+        faults.check()
+    if isinstance(n, int) and isinstance(iproc, int):
+        return axis(n, nb, isrcproc, nprocs, 0).count(iproc)
+    turn = (iproc - isrcproc) % nprocs
+    blocks, rest = np.divmod(n, nb)
+    rounds, extra = np.divmod(blocks, nprocs)
+    return rounds * nb + np.where(turn < extra, nb, np.where(turn == extra, rest, 0))
 
 
-def _processes(faults: Faults, names: Sequence[str], values: Sequence[Any]) -> list[int]:
-    """Return process numbers, the last being how many there are; raise what is wrong with any argument."""
+def _integers(faults: Faults, name: str, value: Any, minimum: int) -> Integers:
+    """Return an integer, or an array or sequence of them as an array; note what is wrong with it. Local."""
+    if type(value) is int or not isinstance(value, (np.ndarray, list, tuple, range)) or np.ndim(value) == 0:
+        return faults.integer(name, value, minimum)
+    found = np.asarray(value)
+    if found.size and found.dtype.kind not in "iu":
+        faults.add(name, f"expected integers, got an array of {found.dtype}")
+        return np.full(found.shape, minimum)
+    found = found.astype(np.int64, copy=False)
+    if found.size and (least := int(found.min())) < minimum:
+        faults.add(name, f"expected at least {minimum}, got {least}")
+    return found
+
+
+def _processes(
+    faults: Faults, names: Sequence[str], values: Sequence[Any], *, raises: bool = True
+) -> list[int]:
+    """Return process numbers, the last being how many there are; raise what is wrong with any argument, or note it."""
     *numbers, count = [
         faults.integer(name, value, 1 if name == names[-1] else 0)
         for name, value in zip(names, values, strict=True)
@@ -167,15 +199,16 @@ def _processes(faults: Faults, names: Sequence[str], values: Sequence[Any]) -> l
     for name, number in zip(names, numbers, strict=False):
         if number >= count:
             faults.add(name, f"expected less than {count}, got {number}")
-    faults.check()
+    if raises:
+        faults.check()
     return [*numbers, count]
 
 
-def indxg2p(indxglob: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:  # noqa: ARG001
+def indxg2p(indxglob: Any, nb: int, iproc: int, isrcproc: int, nprocs: int) -> Any:  # noqa: ARG001
     """Return the process that has global index ``indxglob`` (from 1). Local.
 
     Args:
-        indxglob: the index.
+        indxglob: the index, or an array of them: then an array is returned.
         nb: block size.
         iproc: not used; the other tools have it.
         isrcproc: the process that has the first block.
@@ -187,16 +220,16 @@ def indxg2p(indxglob: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> i
     Source: ScaLAPACK TOOLS, INDXG2P.
     """
     faults = Faults("indxg2p", ["indxglob", "nb", "iproc", "isrcproc", "nprocs"])
-    indxglob, nb = faults.integer("indxglob", indxglob, 1), faults.integer("nb", nb, 1)
+    indxglob, nb = _integers(faults, "indxglob", indxglob, 1), faults.integer("nb", nb, 1)
     isrcproc, nprocs = _processes(faults, ["isrcproc", "nprocs"], [isrcproc, nprocs])
     return (isrcproc + (indxglob - 1) // nb) % nprocs
 
 
-def indxg2l(indxglob: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:  # noqa: ARG001
+def indxg2l(indxglob: Any, nb: int, iproc: int, isrcproc: int, nprocs: int) -> Any:  # noqa: ARG001
     """Return the local index (from 1) of global index ``indxglob`` (from 1) on the process that has it. Local.
 
     Args:
-        indxglob: the index.
+        indxglob: the index, or an array of them: then an array is returned.
         nb: block size.
         iproc: not used; the other tools have it.
         isrcproc: not used.
@@ -208,16 +241,16 @@ def indxg2l(indxglob: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> i
     Source: ScaLAPACK TOOLS, INDXG2L.
     """
     faults = Faults("indxg2l", ["indxglob", "nb", "iproc", "isrcproc", "nprocs"])
-    indxglob, nb = faults.integer("indxglob", indxglob, 1), faults.integer("nb", nb, 1)
+    indxglob, nb = _integers(faults, "indxglob", indxglob, 1), faults.integer("nb", nb, 1)
     (nprocs,) = _processes(faults, ["nprocs"], [nprocs])
     return nb * ((indxglob - 1) // (nb * nprocs)) + (indxglob - 1) % nb + 1
 
 
-def indxl2g(indxloc: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
+def indxl2g(indxloc: Any, nb: int, iproc: int, isrcproc: int, nprocs: int) -> Any:
     """Return the global index (from 1) of local index ``indxloc`` (from 1) of process ``iproc``. Local.
 
     Args:
-        indxloc: the index.
+        indxloc: the index, or an array of them: then an array is returned.
         nb: block size.
         iproc: the process.
         isrcproc: the process that has the first block.
@@ -229,7 +262,7 @@ def indxl2g(indxloc: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> in
     Source: ScaLAPACK TOOLS, INDXL2G.
     """
     faults = Faults("indxl2g", ["indxloc", "nb", "iproc", "isrcproc", "nprocs"])
-    indxloc, nb = faults.integer("indxloc", indxloc, 1), faults.integer("nb", nb, 1)
+    indxloc, nb = _integers(faults, "indxloc", indxloc, 1), faults.integer("nb", nb, 1)
     iproc, isrcproc, nprocs = _processes(faults, ["iproc", "isrcproc", "nprocs"], [iproc, isrcproc, nprocs])
     turn = (iproc - isrcproc) % nprocs
     return nprocs * nb * ((indxloc - 1) // nb) + (indxloc - 1) % nb + turn * nb + 1

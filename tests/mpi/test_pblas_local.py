@@ -199,5 +199,32 @@ def unlike(comm):
         )
 
 
+def blacs(comm):
+    """BLACS's own names: grids as Fortran programs make and free them."""
+    ictxt = pblas.blacs_get(-1, 0)
+    yield "system context", None if ictxt == 0 else f"{ictxt}"
+    ictxt = pblas.blacs_gridinit(ictxt, "Row", 1, 2, engine="host")
+    seen = pblas.blacs_gridinfo(ictxt)
+    yield "gridinfo", None if seen == (1, 2, 0, comm.rank) else f"{seen}"
+    with pb.Context(comm, engine="host") as ctx:
+        others = [pblas.blacs_gridinit(comm, "Col", n, 1, engine="host") for n in (2, 1)]
+        yield (
+            "no context",
+            agreed_error(ctx, pb.PblasmpError, ["expected", "got 7"], pblas.gridinit, 7, "Row", 1, 1),
+        )
+        pblas.blacs_gridexit(ictxt)
+        yield "freed", None if pblas.gridinfo(ictxt) == (-1,) * 4 else "still a context"
+        pblas.blacs_exit(0)
+        left = [pblas.gridinfo(each) for each in others]
+        yield "all freed", None if left == [(-1,) * 4] * 2 else f"{left}"
+        again = pblas.gridinit(comm, "Col", 2, 1, engine="host")
+        yield "MPI goes on", None if pblas.gridinfo(again) == (2, 1, comm.rank, 0) else "no grid"
+        pblas.blacs_exit()
+
+
+def test_blacs_names():
+    run_mpi(blacs, 2)
+
+
 def test_copies_between_other_layouts_are_collective():
     run_mpi(unlike, 2)

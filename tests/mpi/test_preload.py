@@ -42,7 +42,8 @@ def compiled(source, folder):
     subprocess.run(
         [
             "cc", "-Wall", "-Werror", "-o", path, source,
-            f"-I{Path(sys.prefix, 'include')}", f"-L{mpi}", "-Wl,--no-as-needed", "-l:libmpi.so.12", f"-L{scalapack}", "-l:libscalapack-mpich.so.2.2",
+            f"-I{Path(sys.prefix, 'include')}", f"-L{mpi}", "-Wl,--no-as-needed", "-l:libmpi.so.12",
+            f"-L{scalapack}", "-l:libscalapack-mpich.so.2.2",
             "-Wl,--disable-new-dtags", f"-Wl,-rpath,{mpi}:{scalapack}", "-Wl,--unresolved-symbols=ignore-all", "-lm",
         ],
         check=True,

@@ -7,6 +7,7 @@ import inspect
 import pydoc
 import re
 
+import numpy as np
 import pytest
 
 import pblasmp as pb
@@ -29,7 +30,7 @@ LETTERS = {  # of the types that PBLAS has a routine for
 ERRORS = {"ArgumentError", "ParameterError"}
 TOOLS = {"gridinit", "gridinfo", "gridexit", "descinit", "numroc", "indxg2l", "indxl2g", "indxg2p", "infog2l"}
 TOOLS |= {"descset", "iceil", "ilcm", "infog1l", "blacs_pinfo", "blacs_pnum", "blacs_pcoord", "blacs_gridmap"}
-TOOLS |= {"blacs_barrier"}
+TOOLS |= {"blacs_barrier", "blacs_get", "blacs_gridinit", "blacs_gridinfo", "blacs_gridexit", "blacs_exit"}
 
 
 def test_every_name_is_there():
@@ -61,7 +62,7 @@ def test_docstrings_say_what_they_must():
         missing = [
             each for each in inspect.signature(function).parameters if f"    {each}: " not in arguments
         ]
-        assert name in ("gridinfo", "gridexit") or not missing, (name, missing)
+        assert name.removeprefix("blacs_") in ("gridinfo", "gridexit") or not missing, (name, missing)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +117,13 @@ def test_too_few_arguments():
         ("indxg2l", (1, 0, 0, 0, 2), -2),
         ("indxg2l", (1, 2, 0, 0, 0), -5),
         ("indxl2g", (1, 2, 3, 0, 2), -3),
+        ("numroc", ([9, -1], 2, 0, 0, 2), -1),
+        ("numroc", (9, 2, range(3), 0, 2), -3),
+        ("indxg2p", ([[1], [0]], 2, 0, 0, 2), -1),
+        ("indxg2l", (np.array([1.0]), 2, 0, 0, 2), -1),
+        ("indxl2g", ((1, "2"), 2, 0, 0, 2), -1),
+        ("blacs_get", (-1, 10), -2),
+        ("blacs_get", ("x", 0), -1),
         ("infog2l", (0, 1, [1, 0, 9, 9, 2, 2, 0, 0, 9], 1, 1, 0, 0), -1),
         ("infog2l", (1, 1, [1, 0, 9, 9, 0, 2, 0, 0, 9], 1, 1, 0, 0), -305),
         ("infog2l", (1, 1, [1, 0, 9, 9, 2, 2, 0, 1, 9], 1, 1, 0, 0), -310),
@@ -134,3 +142,41 @@ def test_tools_refuse(call, arguments, info):
     with pytest.raises(pblas.ParameterError, match=rf"(?s)^{call}: .*INFO = {info}$") as error:
         getattr(pblas, call)(*arguments)
     assert error.value.info == info
+
+
+@pytest.mark.parametrize("given", [np.arange(1, 30, dtype=np.int32), [[1], [7]], range(3, 9), (), [29]])
+@pytest.mark.parametrize(("nb", "iproc", "source", "nprocs"), [(1, 0, 0, 1), (2, 1, 2, 3), (5, 0, 1, 2)])
+def test_index_tools_take_arrays(given, nb, iproc, source, nprocs):
+    for name in ("indxl2g", "indxg2l", "indxg2p", "numroc"):
+        tool = getattr(pblas, name)
+        found = tool(given, nb, iproc, source, nprocs)
+        expected = [tool(int(each), nb, iproc, source, nprocs) for each in np.ravel(given)]
+        assert (found.dtype, found.shape) == (np.int64, np.shape(given)), name
+        assert found.ravel().tolist() == expected, name
+    counts = pblas.numroc(29, nb, np.arange(nprocs), source, nprocs)
+    assert counts.tolist() == [pblas.numroc(29, nb, each, source, nprocs) for each in range(nprocs)]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("pdgesvd", ["singular values", "ScaLAPACK's own", "docs/porting.md"]),
+        ("pdsyevd", ["pb.eigh", "docs/porting.md"]),
+        ("pzheevx_", ["pb.eigh", "docs/porting.md"]),
+        ("igsum2d", ["mpi4py", "docs/porting.md"]),
+        ("blacs_set", ["gridexit", "docs/porting.md"]),
+        ("pdgetf2", ["on the same memory", "docs/porting.md"]),
+        ("PDGEMM", ["it is pdgemm here"]),
+        ("pdgemm_", ["it is pdgemm here"]),
+    ],
+)
+def test_names_that_are_not_here_say_where_they_are(name, words):
+    with pytest.raises(AttributeError) as error:
+        getattr(pblas, name)
+    assert all(word in str(error.value) for word in ("module 'pblasmp.pblas' has no attribute", name, *words))
+    assert not hasattr(pblas, name)
+
+
+def test_names_of_nothing():
+    with pytest.raises(AttributeError, match=r"^module 'pblasmp.pblas' has no attribute 'nothing'$"):
+        _ = pblas.nothing
