@@ -49,6 +49,13 @@ _WORDS = {
     "nout": "0 (standard error), a file to write to, or any other number (standard output)",
 }
 _SMALL = 1 << 18  # elements of a matrix whose norm is made at once
+_PLACE = ("a", "ia", "ja", "desca", "work")
+_NORM_ARGUMENTS = {
+    "all": ("norm", "m", "n", *_PLACE),
+    "symmetric": ("norm", "uplo", "n", *_PLACE),
+    "hermitian": ("norm", "uplo", "n", *_PLACE),
+    "triangular": ("norm", "uplo", "diag", "m", "n", *_PLACE),
+}
 _TRAPEZOIDS = {"L": Trapezoid("L"), "U": Trapezoid("U"), "H": Trapezoid("U", -1)}
 _EVERYTHING = '"U" or "L" (that triangle, with the diagonal), or another letter (everything)'
 
@@ -158,25 +165,53 @@ def _norm(values: Values, matrices: dict[str, DistributedMatrix], kind: str | No
     return a.dtype.type(found).real
 
 
-def _measured(full: str, dtype: np.dtype, args: Sequence[Any]) -> Any:
+def _measured(kind: str, full: str, dtype: np.dtype, args: Sequence[Any]) -> Any:
     """Return a norm in one meeting of the ranks. Collective over the grid."""
-    norm, m, n, a, i, j, desc, _ = args
-    which = _KINDS.get(norm.upper()) if type(norm) is str else None
-    if which is None or not _are_sizes(m, n) or m * n > _SMALL:
+    given = dict(zip(_NORM_ARGUMENTS[kind], args, strict=True))
+    norm, uplo, diag, n = given["norm"], given.get("uplo", "L"), given.get("diag", "N"), given["n"]
+    if not type(norm) is type(uplo) is type(diag) is str:
         return None
-    found = part_of(a, i, j, desc, (m, n), dtype, written=False)
-    number = None if found is None else _told(full, f"norm {which}", *found)
-    return number if number is None or number is False else dtype.type(number).real
+    which, uplo, diag = _KINDS.get(norm.upper()), uplo.upper(), diag.upper()
+    if which is None or uplo not in ("U", "L") or diag not in ("U", "N"):
+        return None
+    shape = given.get("m", n), n
+    return _summed(
+        f"{kind}: norm {which}", shape, full, dtype, given, uplo, diag, lambda x: dtype.type(x).real
+    )
 
 
-def _told(full: str, routine: str, grid: ProcessGrid, part: Part) -> Any:
+def _traced(full: str, dtype: np.dtype, args: Sequence[Any]) -> Any:
+    """Return a trace in one meeting of the ranks. Collective over the grid."""
+    given = dict(zip(("n", "a", "ia", "ja", "desca"), args, strict=True))
+    return _summed("diagonal: sum", (given["n"],) * 2, full, dtype, given, "L", "N", partial(_number, dtype))
+
+
+def _summed(
+    routine: str, shape: tuple[Any, Any], full: str, dtype: np.dtype, given: Values, uplo: str, diag: str,
+    typed: Callable[[Any], Any],
+) -> Any:  # fmt: skip
+    """Return a number that the ranks make of a small matrix; None or False as ``DirectForm.run``. Collective."""
+    if not _are_sizes(*shape) or shape[0] * shape[1] > _SMALL:
+        return None
+    found = part_of(given["a"], given["ia"], given["ja"], given["desca"], shape, dtype, written=False)
+    told = None if found is None else _told(full, routine, *found, uplo, diag)
+    return told if told is None or told is False else typed(told)
+
+
+def _told(full: str, routine: str, grid: ProcessGrid, part: Part, uplo: str = "L", diag: str = "N") -> Any:
     """Return a number that the ranks make of a sub-matrix; None or False as ``DirectForm.run``. Collective."""
     ctx = grid.context
     direct = ctx.direct
     if direct is None or ctx.engine.traits.on_gpus or ctx.control.gone():
         return None
     ctx.check_open()
-    return direct.reduce(ctx.control, Asked(full, routine, part, None, None, part, False))
+    asked = Asked(full, routine, part, None, None, part, False, uplo=uplo, diag=diag)
+    return direct.reduce(ctx.control, asked)
+
+
+def _number(dtype: np.dtype, found: complex) -> Any:
+    """Return a number that ranks have told, in the type of a matrix. Local."""
+    return dtype.type(found if dtype.kind == "c" else found.real)
 
 
 def _are_sizes(m: Any, n: Any) -> bool:
@@ -285,14 +320,29 @@ def _factors(dtype: np.dtype, cfrom: float, cto: float) -> Iterator[float]:
 
 
 def _lascl(values: Values, matrices: dict[str, DistributedMatrix]) -> int:
-    a = matrices["a"]
-    piece = OwnElements.of(a)
-    with np.errstate(all="ignore"):
-        for factor in _factors(a.dtype, values["cfrom"], values["cto"]):
-            if piece is not None:
-                scaled(piece, _trapezoid(values["type"]), a.dtype.type(0).real.dtype.type(factor))
-    if values["info"] is not None:
-        values["info"][...] = 0
+    piece = OwnElements.of(matrices["a"])
+    return _scaled(piece, values["type"], values["cfrom"], values["cto"], values["info"])
+
+
+def _scaled_at_once(full: str, dtype: np.dtype, args: Sequence[Any]) -> Any:  # noqa: ARG001
+    kind, cfrom, cto, m, n, a, i, j, desc, info = args
+    cfrom, cto = (number(each, element_type(dtype).blas, True) for each in (cfrom, cto))
+    legal = type(kind) is str and kind[:1].upper() in ("G", "L", "U", "H") and takes_number(info)
+    if not legal or not _are_sizes(m, n) or cto is None or not cfrom or math.isnan(cfrom.real):
+        return None
+    found = part_of(a, i, j, desc, (m, n), dtype, written=True)
+    return None if found is None else _scaled(OwnElements.of_part(found[1]), kind, cfrom.real, cto.real, info)
+
+
+def _scaled(piece: OwnElements | None, kind: str, cfrom: float, cto: float, info: Any) -> int:
+    """Multiply by ``cto / cfrom``, and return INFO. Local."""
+    if piece is not None:
+        dtype = piece.local.dtype
+        with np.errstate(all="ignore"):
+            for factor in _factors(dtype, cfrom, cto):
+                scaled(piece, _trapezoid(kind), dtype.type(0).real.dtype.type(factor))
+    if info is not None:
+        info[...] = 0
     return 0
 
 
@@ -341,12 +391,8 @@ def _got_at_once(full: str, dtype: np.dtype, args: Sequence[Any]) -> Any:
         return None
     grid, part = found
     if scope == "A" and grid.grid.size > 1:
-        told = _told(full, "element", grid, part)
-        return (
-            told
-            if told is None or told is False
-            else _written(alpha, dtype.type(told if dtype.kind == "c" else told.real))
-        )
+        told = _told(full, "all: element", grid, part)
+        return told if told is None or told is False else _written(alpha, _number(dtype, told))
     process, place = element_place(part)
     mine = part[0].array[place] if process == grid.info[2:] else dtype.type(0)
     return _written(alpha, _sent(grid, scope, process, mine))
@@ -414,17 +460,17 @@ _NORMS, _UPLO, _DIAG = {"norm": "M1OIFE"}, {"uplo": "UL"}, {"diag": "NU"}
 
 _ROUTINES = (
     _row("lange", "sdcz", "norm m n A work", _WHOLE, "Return a norm of sub(A)", _norm, "A.norm(ord)",
-         result="Any", written="", legal=_NORMS, at_once=_measured),
+         result="Any", written="", legal=_NORMS, at_once=partial(_measured, "all")),
     _row("lansy", "sdcz", "norm uplo n A work", _SQUARE, "Return a norm of sub(A), which is symmetric",
          lambda v, x: _norm(v, x, "symmetric"), 'A.norm(ord, uplo="L", kind="symmetric")',
-         result="Any", written="", legal=_NORMS | _UPLO),
+         result="Any", written="", legal=_NORMS | _UPLO, at_once=partial(_measured, "symmetric")),
     _row("lanhe", "cz", "norm uplo n A work", _SQUARE, "Return a norm of sub(A), which is Hermitian",
          lambda v, x: _norm(v, x, "hermitian"), 'A.norm(ord, uplo="L", kind="hermitian")',
-         result="Any", written="", legal=_NORMS | _UPLO),
+         result="Any", written="", legal=_NORMS | _UPLO, at_once=partial(_measured, "hermitian")),
     _row("lantr", "sdcz", "norm uplo diag m n A work", _WHOLE,
          "Return a norm of sub(A), which is triangular or trapezoidal",
          lambda v, x: _norm(v, x, "triangular"), 'A.norm(ord, uplo="L")',
-         result="Any", written="", legal=_NORMS | _UPLO | _DIAG),
+         result="Any", written="", legal=_NORMS | _UPLO | _DIAG, at_once=partial(_measured, "triangular")),
     _row("lacpy", "sdcz", "uplo m n A B", {"a": "m n", "b": "m n"}, "Copy sub(A) to sub(B)", _lacpy,
          "B[...] = A", written="b", legal={"uplo": "ULA"}, at_once=_copied_at_once, local=_copies_in_place,
          scope="Local. If processes do not have the same elements of sub(A) and sub(B), which ScaLAPACK requires, "
@@ -433,9 +479,10 @@ _ROUTINES = (
          "Set sub(A) to beta on its diagonal and to alpha off it", _laset, "A[...] = alpha", written="a",
          legal={"uplo": "ULA"}, at_once=_filled_at_once, local=True, scope="Local."),
     _row("lascl", "sdcz", "type cfrom cto m n A info", _WHOLE, "Multiply sub(A) by cto / cfrom", _lascl,
-         "A *= cto / cfrom", result="int", written="a", legal={"type": "GLUH"}, real="cfrom cto", local=True,
-         scope="Local."),
-    _row("latra", "sdcz", "n A", _SQUARE, "Return the trace of sub(A)", _latra, "A.trace()", result="Any", written=""),
+         "A *= cto / cfrom", result="int", written="a", legal={"type": "GLUH"}, real="cfrom cto",
+         at_once=_scaled_at_once, local=True, scope="Local."),
+    _row("latra", "sdcz", "n A", _SQUARE, "Return the trace of sub(A)", _latra, "A.trace()", result="Any", written="",
+         at_once=_traced),
     _row("elset", "sdcz", "A alpha", {"a": "1 1"}, "Set A(ia, ja) to alpha", _elset, "A[i, j] = alpha", written="a",
          at_once=_set_at_once, local=True, scope="Local."),
     _row("elget", "sdcz", "scope top alpha A", {"a": "1 1"}, "Return A(ia, ja)", _elget, "A[i, j]",

@@ -261,13 +261,12 @@ def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunct
     count = len(names)
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        done, plain = None, not kwargs and len(args) == count
-        if plain and form is not None:
-            done = form(args)
-            if done is not None and done is not False:
-                return done if tells else None
-        given = dict(zip(names, args, strict=True)) if plain else bound(full, signature, args, kwargs)
-        return _run(routine, full, dtype, given, voted=done is False)
+        if kwargs or len(args) != count:
+            args = tuple(bound(full, signature, args, kwargs).values())
+        done = None if form is None else form(args)
+        if done is not None and done is not False:
+            return done if tells else None
+        return _run(routine, full, dtype, dict(zip(names, args, strict=True)), voted=done is False)
 
     return as_routine(function, full, signature, _docstring(routine, full, dtype))
 

@@ -78,13 +78,16 @@ def alone(comm, rank):
                     for j in np.arange(1, N + 1):  # indices as indxl2g's arrays have them
                         call["elset"](*a.at(i, j), np.float32(100 * i + j))
                         found += [call["elget"](" ", " ", None, *b.at(i, j))]
-                call["elset"](alpha=3.0, **dict(zip(("a", "ia", "ja", "desca"), a.at(M, N), strict=True)))
+                call["elset"](
+                    alpha=3.0, **dict(zip(("a", "ia", "ja", "desca"), a.at(np.array(M), N), strict=True))
+                )
                 call["lacpy"]("U", M - 1, N - 2, *a.at(2, 2), *b.at(2, 2))  # b from a
                 call["laset"]("L", M - 2, N - 1, 7.0, 9.0, *c.at(3, 2))
                 call["laset"]("all", 2, 3, 1.0, 2.0, *c.at(1, 5))
                 call["lascl"]("H", 1.0, 2.0, M, N, *d.place, None)
-                call["lacpy"](uplo="A", m=2, n=2, **dict(zip(("a", "ia", "ja", "desca"), a.at(6, 3), strict=True)),
-                              **dict(zip(("b", "ib", "jb", "descb"), b.at(6, 3), strict=True)))  # fmt: skip
+                of_a = dict(zip(("a", "ia", "ja", "desca"), a.at(6, 3), strict=True))
+                of_b = dict(zip(("b", "ib", "jb", "descb"), b.at(6, 3), strict=True))
+                call["lacpy"](uplo="A", m=np.int8(2), n=2, **of_a, **of_b)  # it takes a closer look
                 refused = [
                     told(call[name], given, info)
                     for name, given, info in (
@@ -169,6 +172,35 @@ def scopes(comm):
                         close = np.allclose(found, value, rtol=4e-6, atol=0, equal_nan=True)
                         good = close and found.dtype == np.dtype(dtype).type(0).real.dtype
                         yield f"{norm} {case} {letter} {shape}", None if good else f"{found!r}, not {value}"
+                    square, unit = x[1:6, 2:7].astype("c16"), np.eye(5)
+                    lower, strict = np.tril(square), np.tril(square, -1)
+                    for name, options, dense in (
+                        ("lansy", ("l",), lower + strict.T),
+                        ("lantr", ("L", "N", 5), lower),
+                        ("lantr", ("L", "u", 5), strict + unit),
+                        *(
+                            [("lanhe", ("L",), strict + strict.conj().T + unit * square.real)]
+                            if letter == "z"
+                            else []
+                        ),
+                    ):
+                        sizes = abs(dense) * (1e30 if case == "tiny" else 1)
+                        value = np.sqrt((sizes**2).sum()) * (1e-30 if case == "tiny" else 1)
+                        with without_agreements():
+                            call = getattr(pblas, f"p{letter}{name}")
+                            found = (
+                                call("E", *options, 5, *dealt.at(2, 3), None),
+                                call("M", *options, 5, *dealt.at(2, 3), None),
+                            )
+                        good = np.allclose(
+                            found, (value, abs(dense).max()), rtol=4e-6, atol=0, equal_nan=True
+                        )
+                        yield f"{name} {options} {case} {letter} {shape}", None if good else f"{found}"
+                    with without_agreements():
+                        found = getattr(pblas, f"p{letter}latra")(5, *dealt.at(2, 3))
+                    good = np.allclose(found, square.trace(), rtol=4e-6, atol=0, equal_nan=True)
+                    good &= found.dtype == np.dtype(dtype)
+                    yield f"trace {case} {letter} {shape}", None if good else f"{found!r}"
             pblas.gridexit(ictxt)
 
 

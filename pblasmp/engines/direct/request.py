@@ -198,8 +198,9 @@ class Asked(NamedTuple):
     Attributes:
         call: its name in messages.
         routine: "matmul", one of ``ROUTINES``, or one of level 1: "scal" of D, "swap" of A and D, or one of
-            ``REDUCTIONS`` of A, and of B if it takes two vectors; or LAPACK's, which keep A and B: "potrf", "getrf",
-            "getri", "potri" and "trtri" make D of A, "posv", "gesv", "potrs", "getrs" and "trtrs" of A and B, and
+            ``REDUCTIONS`` of A, and of B if it takes two vectors, or of ``MATRIX_REDUCTIONS`` after the kind of A, as
+            in "symmetric: norm 1"; or LAPACK's, which keep A and B: "potrf", "getrf", "getri",
+            "potri" and "trtri" make D of A, "posv", "gesv", "potrs", "getrs" and "trtrs" of A and B, and
             "getrf getri" and "potrf potri" are two of them in turn. "potrf potri" and "trtri laset" write all of the
             inverse.
         a, b, c, d: sub-matrices, vectors as columns; None for those that are absent. With ``beta == 0`` C is not read.

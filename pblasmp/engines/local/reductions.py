@@ -14,7 +14,7 @@ import numpy as np
 
 from .sums import joined, root, squares
 
-__all__ = ["OF_MATRICES", "REDUCTIONS", "Reduction"]
+__all__ = ["MATRIX_REDUCTIONS", "REDUCTIONS", "Reduction", "stored"]
 
 Array = Any
 Place = Callable[[int], int]
@@ -105,16 +105,59 @@ def _chosen(rows: Rows) -> tuple[complex, int]:
     return complex(real, imaginary), int(index)
 
 
-def _of_matrix(find: Callable[[Any, Array], Sequence[float]], empty: Sequence[float]) -> Callable[..., Any]:
-    """Return the part of a reduction that is told of one matrix, and what is told of none of its elements."""
+def stored(
+    values: Array, rows: Array, cols: Array, kind: str, uplo: str, diag: str
+) -> tuple[Array, Array | None]:
+    """Return what elements on the host stand for, in double precision, and which of them count twice; None: none.
 
-    def part(xp: Any, matrices: Sequence[Array], _: Place) -> Sequence[float]:
-        (x,) = matrices
-        if not x.size:
-            return empty
-        return find(xp, x.astype(np.complex128 if x.dtype.kind == "c" else np.float64, copy=False))
+    Args:
+        values: elements of a matrix, a part of its rows and columns.
+        rows, cols: which, counted from 0.
+        kind: "all", "triangular", "symmetric", "hermitian", or "diagonal": the rest counts as 0.
+        uplo: which triangle is read, if it is not all.
+        diag: "U": the diagonal of a triangular matrix is ones, and is not read.
+    """
+    values = values.astype(np.complex128 if values.dtype.kind == "c" else np.float64, copy=False)
+    if kind == "all":
+        return values, None
+    apart = cols - rows[:, None]
+    on_diagonal = apart == 0
+    if kind == "diagonal":
+        return np.where(on_diagonal, values, 0), None
+    found = np.where(apart >= 0 if uplo == "U" else apart <= 0, values, 0)
+    if kind == "triangular":
+        return (np.where(on_diagonal, 1, found) if diag == "U" else found), None
+    if kind == "hermitian":
+        found = np.where(on_diagonal, found.real, found)
+    return found, ~on_diagonal
 
-    return part
+
+def _if_any(find: Callable[..., Sequence[float]], empty: Sequence[float]) -> Callable[..., Any]:
+    """Return the part of a reduction of what ``stored`` returns: ``empty`` without elements."""
+    return lambda _, matrix, __: find(*matrix) if matrix[0].size else empty
+
+
+def _matrix_squares(values: Array, twice: Array | None) -> Sequence[float]:
+    if twice is None:
+        return squares(np, values)
+    exponent, total = squares(np, np.where(twice, values, 0))
+    return joined([(exponent, 2 * total), squares(np, np.where(twice, 0, values))])
+
+
+def _largest_sum(axis: int) -> Callable[..., Sequence[float]]:
+    def find(values: Array, twice: Array | None) -> Sequence[float]:
+        sizes = np.abs(values)
+        sums = sizes.sum(axis=axis)
+        if twice is not None:
+            sums = sums + np.where(twice, sizes, 0).sum(axis=1 - axis)
+        return (float(sums.max()),)
+
+    return find
+
+
+def _matrix_total(values: Array, _: Array | None) -> Sequence[float]:
+    found = complex(values.sum())
+    return found.real, found.imag
 
 
 def _greatest(rows: Rows) -> float:
@@ -122,8 +165,8 @@ def _greatest(rows: Rows) -> float:
     return max((row[0] for row in rows), key=lambda x: (math.isnan(x), x))
 
 
-def _value(_: Any, x: Array) -> Sequence[float]:
-    number = complex(x[0, 0])
+def _element(values: Array, _: Array | None) -> Sequence[float]:
+    number = complex(values[0, 0])
     return 1.0, number.real, number.imag
 
 
@@ -133,15 +176,21 @@ REDUCTIONS = {
     "nrm2": Reduction(_squares, _norm),
     "asum": Reduction(_sizes, _sum),
     "amax": Reduction(_largest, _chosen),
-    "norm fro": Reduction(_of_matrix(squares, (0, 0.0)), _norm),
-    "norm max": Reduction(_of_matrix(lambda xp, x: (float(xp.abs(x).max()),), (0.0,)), _greatest),
-    "norm 1": Reduction(_of_matrix(lambda xp, x: (float(xp.abs(x).sum(axis=0).max()),), (0.0,)), _greatest),
-    "norm inf": Reduction(_of_matrix(lambda xp, x: (float(xp.abs(x).sum(axis=1).max()),), (0.0,)), _greatest),
+}
+"""By routine. nrm2 is scaled like LAPACK's."""
+
+MATRIX_REDUCTIONS = {
+    "norm fro": Reduction(_if_any(_matrix_squares, (0, 0.0)), _norm),
+    "norm max": Reduction(_if_any(lambda values, _: (float(np.abs(values).max()),), (0.0,)), _greatest),
+    "norm 1": Reduction(_if_any(_largest_sum(0), (0.0,)), _greatest),
+    "norm inf": Reduction(_if_any(_largest_sum(1), (0.0,)), _greatest),
+    "sum": Reduction(_if_any(_matrix_total, (0.0, 0.0)), _complex_sum),
     "element": Reduction(
-        _of_matrix(_value, (0.0, 0.0, 0.0)), lambda rows: next(complex(*row[1:]) for row in rows if row[0])
+        _if_any(_element, (0.0, 0.0, 0.0)), lambda rows: next(complex(*row[1:]) for row in rows if row[0])
     ),
 }
-"""By routine. nrm2 and the Frobenius norm are scaled like LAPACK's. Norms and the element are of matrices."""
+"""Of what ``stored`` returns; the Frobenius norm is scaled like LAPACK's.
 
-OF_MATRICES = frozenset(name for name in REDUCTIONS if name == "element" or name.startswith("norm "))
-"""Those of one matrix. Of "norm 1" a rank must have all of a column of which it has any, of "norm inf" all of a row."""
+For "norm 1" a rank must have all of a column of which it has any, for "norm inf" all of a row; if elements count twice,
+all of the matrix. "element" is of a matrix that has one.
+"""

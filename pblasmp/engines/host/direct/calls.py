@@ -33,7 +33,7 @@ from .slabs import Array, Steps
 from .tiny import scratch
 from .triangles import sided, triangular
 from .updates import updated
-from .vectors import Reducer, exchanged, scaled
+from .vectors import MatrixReducer, Reducer, exchanged, scaled
 
 __all__ = ["FIRST_SLABS", "HostDirect"]
 
@@ -76,7 +76,7 @@ class HostDirect:
         self._functions: dict[tuple[str, str], Callable[..., Any]] = {}
         # By set of slabs; None for a call that is not for direct calls.
         self._programs: tuple[dict[Asked, Program | None], ...] = {}, {}
-        self._reducers: dict[Asked, Reducer] = {}
+        self._reducers: dict[Asked, Reducer | MatrixReducer] = {}
         self._steps = 0
         self._seen: set[int] = set()  # hashes of calls that have been made once
         if self._able and not self._single:
@@ -242,8 +242,13 @@ class HostDirect:
         self._keep(asked, program, in_both=not call.nbytes)
         return program
 
-    def _new_reducer(self, asked: Asked) -> Reducer:
-        reducer = Reducer(asked, self._function, single=self._single)
+    def _new_reducer(self, asked: Asked) -> Reducer | MatrixReducer:
+        of_matrix = ": " in asked.routine
+        reducer = (
+            MatrixReducer(asked, single=self._single)
+            if of_matrix
+            else Reducer(asked, self._function, single=self._single)
+        )
         if self._comes_again(asked, 1):
             self._reducers[asked] = reducer
         return reducer

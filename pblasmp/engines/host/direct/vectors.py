@@ -10,12 +10,12 @@ import numpy as np
 
 from ...direct import Asked
 from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, vote_number
-from ...local.reductions import OF_MATRICES, REDUCTIONS
+from ...local.reductions import MATRIX_REDUCTIONS, REDUCTIONS, stored
 from ...local.sums import PLAIN
 from .program import Preparation
 from .slabs import Steps, along, integer, scalar
 
-__all__ = ["Reducer", "exchanged", "scaled"]
+__all__ = ["MatrixReducer", "Reducer", "exchanged", "scaled"]
 
 
 def scaled(call: Preparation) -> Callable[[], Steps]:
@@ -51,7 +51,7 @@ class Reducer:
         total: makes the result of every rank's numbers.
 
     Raises:
-        UnfitError: the vectors are not on the same ranks, or a column or row to be summed up is on several.
+        UnfitError: the vectors are not on the same ranks.
     """
 
     part: Callable[[], Sequence[float]]
@@ -61,15 +61,11 @@ class Reducer:
         x = vectors[0]
         if not (single or all(x.same_places(y) for y in vectors[1:])):
             raise UnfitError
-        of_matrix, rows, cols = asked.routine in OF_MATRICES, x.rows, x.cols
-        if (asked.routine == "norm 1" and not rows.whole) or (asked.routine == "norm inf" and not cols.whole):
-            raise UnfitError
         self.number = 0 if single else vote_number(asked)
         self._rows, self._row = x.rows, x.row
         self._in_numpy, self.total = REDUCTIONS[asked.routine]
-        nothing = np.empty((0, 1), x.held.pattern.dtype)
-        arrays = [y.local() if y.active else nothing for y in vectors]
-        self._arrays = arrays if of_matrix else [each[:, 0] for each in arrays]
+        nothing = np.empty(0, x.held.pattern.dtype)
+        self._arrays = [y.local()[:, 0] if y.active else nothing for y in vectors]
         letter, routine = x.held.pattern.letter, asked.routine
         if letter in "sd" and routine in ("dot", "dotc"):
             self.total = REDUCTIONS["asum"].total  # it adds real numbers up, too
@@ -124,6 +120,42 @@ class Reducer:
         """Return the global index of an element of this rank."""
         index: int = self._rows.at_place(self._row, at)
         return index
+
+
+class MatrixReducer:
+    """A reduction of a matrix, ready to run again. Making one is local.
+
+    Args:
+        asked: a kind of matrix and one of ``MATRIX_REDUCTIONS``, as in "symmetric: norm 1".
+        single: there is one rank.
+
+    Attributes:
+        number, total: as those of ``Reducer``.
+
+    Raises:
+        UnfitError: a rank would have to have more of the columns or rows that it sums up.
+    """
+
+    def __init__(self, asked: Asked, *, single: bool) -> None:
+        x = SubMatrix(asked.a)
+        self._kind, _, name = asked.routine.partition(": ")
+        both = self._kind in ("symmetric", "hermitian")
+        for norm, span in (("norm 1", x.rows), ("norm inf", x.cols)):
+            if name == norm and not (x.rows.whole and x.cols.whole if both else span.whole):
+                raise UnfitError
+        self.number = 0 if single else vote_number(asked)
+        self._find, self.total = MATRIX_REDUCTIONS[name]
+        self._options = asked.uplo, asked.diag
+        places = np.empty(0, np.int64)
+        self._array, self._rows, self._cols = np.empty((0, 0)), places, places
+        if x.active:
+            self._array, self._rows, self._cols = x.local(), x.rows.indices(x.row), x.cols.indices(x.col)
+
+    def part(self) -> Sequence[float]:
+        """Return what this rank finds in its elements."""
+        with np.errstate(all="ignore"):
+            of = stored(self._array, self._rows, self._cols, self._kind, *self._options)
+            return self._find(np, of, int)
 
 
 _SLAB = 1 << 13  # elements that are converted to double precision at a time: both vectors stay in cache
