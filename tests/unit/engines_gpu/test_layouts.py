@@ -76,6 +76,46 @@ def pblas_names(comm: Any, path: str, count: int) -> Any:
         lib.gpu.assert_clean()
 
 
+def local_names(comm: Any, path: str) -> Any:
+    """Rank 1 alone calls the local routines, on NumPy's and on CuPy's arrays; p?elget of a process row for both."""
+    with machine(path, Multiplying, comm=comm) as lib:
+        import cupy
+
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            ictxt = pblas.gridinit(ctx, "Row", 1, 2)
+            desc = pblas.descinit(4, 6, 2, 3, 0, 0, ictxt, 4)
+            for device in (False, True):
+                a, b = np.arange(1.0, 13).reshape(4, 3, order="F"), np.zeros((4, 3), order="F")
+                a, b = (cupy.asarray(a), cupy.asarray(b)) if device else (a, b)
+                of_a, of_b = (a, 1, 1, desc), (b, 1, 1, desc)
+                want, found = [np.arange(1.0, 13).reshape(4, 3, order="F"), np.zeros((4, 3))], 0.0
+                if comm.rank == 1:
+                    pblas.pdelset(a, 2, 5, desc, -1.0)
+                    pblas.pdelset(a, 2, 2, desc, -1.0)  # rank 0 has this one
+                    pblas.pdlacpy("U", 4, 6, *of_a, *of_b)
+                    pblas.pdlascl("G", 1.0, 2.0, 4, 6, *of_b, None)
+                    pblas.pdlaset("A", 1, 6, 3.0, 0.0, b, 3, 1, desc)
+                    found = pblas.pdelget(" ", " ", None, a, 2, 5, desc)
+                    want[0][1, 1] = -1
+                    want[1] = 2 * np.where(np.arange(3, 6) >= np.arange(4)[:, None], want[0], 0)
+                    want[1][2] = 3
+                held = [cupy.asnumpy(x) if device else x for x in (a, b)]
+                good = all(map(np.array_equal, held, want)) and found == -comm.rank
+                yield f"local {device}", None if good else f"{held} {found}"
+                told = [pblas.pdelget(scope, " ", None, a, 1, 4, desc) for scope in "RA"]
+                yield f"scopes {device}", None if told == [1.0, 1.0] else f"{told}"
+                norm = pblas.pdlange("M", 4, 6, *of_a, None), pblas.pdlatra(4, *of_a)
+                yield f"norm {device}", None if norm == (12.0, 1 + 6 + 11 + 4) else f"{norm}"
+            pblas.gridexit(ictxt)
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+@starts_ranks
+def test_local_names(stand_in):
+    run_mpi(local_names, 2, path=stand_in(1000))
+
+
 @starts_ranks
 @pytest.mark.parametrize("ranks", RANKS)
 def test_products(stand_in, ranks):
