@@ -420,13 +420,15 @@ def _sent(grid: ProcessGrid, scope: str, owner: tuple[int, int], mine: Any) -> A
     if axis is None or here[axis] != owner[axis] or grid.grid.shape[1 - axis] == 1:
         return mine
     comm, number = ctx.comm, np.full(1, mine)
-    with ctx.running("p?elget"):
-        if here == owner:
-            requests = [request for peer in peers(grid, scope) for request in comm.isend(number, peer)]
-        else:
-            requests = [*comm.irecv(number, grid.grid.rank(*owner))]
-        for request in requests:
-            comm.wait(request)
+    with ctx.running("p?elget"):  # who needs it asks for it: no message is left to be taken for another
+        others = peers(grid, scope) if here == owner else [grid.grid.rank(*owner)]
+        asked = np.zeros((len(others), 1))
+        for messages, sends in ((asked, here != owner), ([number] * len(others), here == owner)):
+            move = comm.isend if sends else comm.irecv
+            places = zip(messages, others, strict=True)
+            requests = [request for message, peer in places for request in move(message, peer)]
+            for request in requests:
+                comm.wait(request)
     return number[0]
 
 

@@ -28,7 +28,7 @@ def squares(xp: Any, values: Any) -> Scaled:
     if PLAIN[0] < total < PLAIN[1]:
         return 0, total
     largest = max((float(xp.abs(part).max()) for part in parts), key=lambda x: (math.isnan(x), x))
-    if not math.isfinite(largest):
+    if largest == 0 or not math.isfinite(largest):
         return 0, largest
     exponent = 0
     if not _SAFE[0] < largest < _SAFE[1] and largest > 0:
