@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ..errors import ArgumentError
 from .build import LIBRARY, digest
 
-__all__ = ["VALUES", "VOTE", "BoardState", "Core", "load", "why_not"]
+__all__ = ["LIBRARY", "VALUES", "VOTE", "BoardState", "Core", "load", "why_not"]
 
 VALUES = 7  # these two as in meet.h
 VOTE = 3

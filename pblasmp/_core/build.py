@@ -46,11 +46,16 @@ def build(target: Path) -> str:
         made = Path(room) / target.name
         sources = (str(_HERE / name) for name in _SOURCES if name.endswith(".c"))
         command = [*compiler, *_OPTIONS, f'-DCORE_SOURCES="{digest()}"', "-o", str(made), *sources]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        if done.returncode:
-            return f"the C compiler failed: {shlex.join(command)}\n{done.stderr.strip()}"
-        made.replace(target)
-    return ""
+        why_not = _run(command)
+        if not why_not:
+            made.replace(target)
+        return why_not
+
+
+def _run(command: list[str]) -> str:
+    """Run a compiler; return an empty text, or how it failed."""
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    return f"the C compiler failed: {shlex.join(command)}\n{done.stderr.strip()}" if done.returncode else ""
 
 
 if __name__ == "__main__":
