@@ -68,7 +68,8 @@ class Board:
         self._values = np.frombuffer(self._state.mine, np.int64)
         self._mine = self._values.data  # faster for one at a time
         self._told = self._values[_core.VOTE :].view(np.uint8).data
-        self._everyones = self._found.data.cast("B")
+        bytes_found = self._found.data.cast("B")
+        self._told_by_all = [bytes_found[: 8 * size * count] for count in range(len(_READ))]
         self._vote, self._meet, self._arrive = core.board_vote, core.board_meet, core.board_arrive
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
@@ -119,7 +120,7 @@ class Board:
 
     def _rows(self, count: int) -> Told:
         """Return the reals that have been found of each rank."""
-        return list(_READ[count](self._everyones[: 8 * count * self._size]))
+        return list(_READ[count](self._told_by_all[count]))
 
 
 class _Posted:
