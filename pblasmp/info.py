@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from . import _core
 from .errors import LibraryNotFoundError
 from .launch import python_command
 from .launchers import find_launcher, kind_of_library
@@ -107,6 +108,7 @@ def collect() -> dict[str, Facts]:
 
     found: dict[str, Facts] = {
         "pblasmp": {"version": __version__, "path": str(Path(__file__).parent)},
+        "core": {"version": f"none: {missing}" if (missing := _core.why_not()) else str(_core.LIBRARY)},
         "Python": {"version": platform.python_version(), "path": sys.executable},
         "machine": {"system": platform.platform(), "cores": usable_cores()},
         **_ask(_ASK_BLAS, "BLAS"),

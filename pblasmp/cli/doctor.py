@@ -169,7 +169,7 @@ def _words(fact: str | list[dict[str, Any]]) -> str:
 def print_diagnosis(found: dict[str, Any]) -> None:
     """Print what was found, and the verdict last. Local."""
     facts = found["facts"]
-    for name in ("mpirun", "MPI library", "numpy", "scipy", "cuBLASMp"):
+    for name in ("core", "mpirun", "MPI library", "numpy", "scipy", "cuBLASMp"):
         if name in facts:
             each = facts[name]
             more = [_words(each[key]) for key in ("path", "blas") if key in each and name in _MORE[key]]

@@ -362,7 +362,7 @@ def gather_on(
         if told is None:
             posted = board.latest()
             comm.wait(posted, comm.channel.place(call))
-            told = posted.told(number, len(values))
+            told = posted.told(len(values))
         if told is not None:
             comm.channel.found = None
             return told

@@ -12,6 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
+from .._core import load
 from ..errors import ArgumentError
 from ..launchers import ranks_here
 from ..resources import core_quota, machine_cores, own_cores
@@ -34,7 +35,7 @@ class Location(NamedTuple):
 
     Attributes:
         machine: see ``machine()``.
-        architecture: the machine's.
+        core: for which processor its compiled core is; empty without one.
         process: its number.
         began: when the process did: numbers are reused.
         cores: a bit for each core that it may run on.
@@ -44,7 +45,7 @@ class Location(NamedTuple):
     """
 
     machine: tuple[str, str]
-    architecture: str
+    core: str
     process: int
     began: str
     cores: int
@@ -57,7 +58,8 @@ class Location(NamedTuple):
         """Return where this process runs. Local."""
         process, cores = os.getpid(), sum(1 << core for core in own_cores())
         job = machine_cores(), core_quota() or 0, ranks_here() or 0
-        return cls(machine(), platform.machine(), process, began(process), cores, *job)
+        core = platform.machine() if load() else ""
+        return cls(machine(), core, process, began(process), cores, *job)
 
 
 def machine() -> tuple[str, str]:

@@ -39,7 +39,8 @@ LAYERS: dict[str, set[str]] = {
     "scalapack": {"errors", "dtypes", "layout"},
     "problems": {"errors", "lazy", "extras", "dtypes", "layout"},
     "drawing": {"errors", "layout", "problems"},
-    "comm": BOTTOM | {"layout"},
+    "_core": {"errors"},
+    "comm": BOTTOM | {"layout", "_core"},
     "memory": BOTTOM | {"layout"},
     "bindings": BOTTOM | {"layout"},
     "engines": BOTTOM | {"layout", "epilogue", "scales", "comm", "memory", "bindings"},
@@ -164,7 +165,7 @@ LAYERS: dict[str, set[str]] = {
     "launch": {"launchers", "logs"},
     "testing": {"errors", "layout", "comm", "launch"},
     "pytest_plugin": {"testing"},
-    "info": {"", "errors", "dtypes", "bindings", "launch", "launchers", "resources"},
+    "info": {"", "errors", "dtypes", "_core", "bindings", "launch", "launchers", "resources"},
     "cli": BOTTOM
     | {
         "",

@@ -11,12 +11,22 @@ import time
 import numpy as np
 import pytest
 
+from pblasmp import _core
 from pblasmp.comm import board, locations
 from pblasmp.comm.agreement import Agreement
 from pblasmp.comm.board import Board, make_boards
 from pblasmp.comm.choice import Serial
 from pblasmp.errors import ClosedError, LayoutError, RankMismatchError
 from tests.helpers.threads import on_ranks
+
+
+def lines_of(size):
+    """Lines that processes share."""
+    return np.frombuffer(mmap.mmap(-1, 2 * (size + 1) * 64), np.int64).reshape(2, size + 1, 8)
+
+
+def board_of(lines, rank=0, processes=()):
+    return Board(_core.load(), lines, rank, processes)
 
 
 def one_board(comm):
@@ -66,10 +76,10 @@ def test_nobody_is_through_before_all_are_there():
     assert on_ranks(3, work) == [False] * 3
 
 
-@pytest.mark.parametrize("polls", [0, 10**7])  # all votes are waited for, or all are seen at once
-def test_votes_are_reductions(monkeypatch, polls):
+@pytest.mark.parametrize("yields", [1, 10**7])  # most votes are waited for, or all are seen at once
+def test_votes_are_reductions(monkeypatch, yields):
     """A vote on a number is the reduction that an agreement makes of its facts and faults."""
-    monkeypatch.setattr(board, "POLLS", polls)
+    monkeypatch.setattr(board, "YIELDS", yields)
 
     def work(comm):
         mine, out = one_board(comm), np.empty(3, np.int64)
@@ -79,8 +89,8 @@ def test_votes_are_reductions(monkeypatch, polls):
             request = mine.latest()
             while not request.Test():
                 time.sleep(0.001)
-            told = request.told(number, len(values))
-            assert polls == 0 or told == at_once
+            told = request.told(len(values))
+            assert (yields == 1 and at_once is None) or told == at_once
             request.write(out)
             return told, out.tolist() == [~number, number, 0]
 
@@ -116,7 +126,7 @@ def test_votes_are_reductions(monkeypatch, polls):
 
 
 def test_a_vote_tells_what_a_line_holds():
-    mine = Board(np.zeros((2, 2, 8), np.int64), 0, [])
+    mine = board_of(lines_of(1))
     assert mine.vote(5, [1, 2, 3, 4]) == [(1, 2, 3, 4)]
     with pytest.raises(IndexError):
         mine.vote(5, [1, 2, 3, 4, 5])
@@ -227,14 +237,14 @@ def test_lines_are_a_cache_line_each(size):
 
 
 def test_more_values_than_a_line_holds_are_refused():
-    mine = Board(np.zeros((2, 2, 8), np.int64), 0, [])
+    mine = board_of(lines_of(1))
     with pytest.raises(ValueError, match="could not broadcast"):
         mine.imax(np.zeros(8, np.int64), np.empty(8, np.int64))
 
 
 def test_counts_beyond_32_bits():
-    mine = Board(np.zeros((2, 2, 8), np.int64), 0, [])
-    mine._count = 2**32 - 2
+    mine = board_of(lines_of(1))
+    mine._state.count = 2**32 - 2
     assert [reduced(mine, [turn], np.empty(1, np.int64)) for turn in range(4)] == [[0], [1], [2], [3]]
 
 
@@ -274,16 +284,16 @@ def pauses(request):
 @pytest.mark.parametrize("reaped", [False, True])
 def test_a_rank_that_has_ended_is_noticed(reaped, monkeypatch):
     """Rank 1 is a child that posts one reduction of two; it is noticed as soon as it has ended."""
-    lines = np.frombuffer(mmap.mmap(-1, 2 * 3 * 64), np.int64).reshape(2, 3, 8)
+    lines = lines_of(2)
     nothing = np.empty(0, np.int64)
     hold, let_go = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(let_go)
-        Board(lines, 1, []).imax(nothing, nothing)
+        board_of(lines, 1).imax(nothing, nothing)
         os.read(hold, 1)
         os._exit(0)
-    mine = Board(lines, 0, [(process, locations.began(process)) for process in (os.getpid(), child)])
+    mine = board_of(lines, 0, [(process, locations.began(process)) for process in (os.getpid(), child)])
     request = mine.imax(nothing, nothing)
     while not request.Test():
         request.pause()
@@ -310,8 +320,9 @@ def test_when_a_process_began():
 @pytest.mark.parametrize(
     "why",
     [
-        "another processor",
+        "no core",
         "several nodes",
+        "one has no core",
         "one has another processor",
         "no shared memory",
         "one cannot open it",
@@ -322,12 +333,13 @@ def test_ranks_that_cannot_share_a_board_vote_by_messages(why, monkeypatch):
         here = locations.Location.here()
         if why == "several nodes":
             comm.locations = lambda: [here, here._replace(machine=("another", ""))]
-        if why == "one has another processor":
-            comm.locations = lambda: [here, here._replace(architecture="aarch64")]
+        if why.startswith("one has "):
+            other = "" if why == "one has no core" else "another"
+            comm.locations = lambda: [here, here._replace(core=other)]
         return make_boards(comm, 2)
 
-    if why == "another processor":
-        monkeypatch.setattr(locations.platform, "machine", lambda: "aarch64")
+    if why == "no core":
+        monkeypatch.setenv("PBLASMP_CORE", "0")
     if why == "no shared memory":
         monkeypatch.delattr(os, "memfd_create")
     if why == "one cannot open it":

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled core: what ranks that share memory do many times in each call, in C, called by ctypes.
+
+It is plain C without Python's headers, so one build serves every Python of an architecture. It is compiled when pblasmp
+is installed, if there is a C compiler. Without it everything works on one node as it does between nodes: by messages.
+See ``meet.h`` for what the functions do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..errors import ArgumentError
+from .build import LIBRARY, digest
+
+__all__ = ["LIBRARY", "VALUES", "VOTE", "BoardState", "Core", "load", "why_not"]
+
+VALUES = 7  # these two as in meet.h
+VOTE = 3
+
+_VARIABLE = "PBLASMP_CORE"
+
+
+class BoardState(ctypes.Structure):
+    """``board`` of meet.h."""
+
+    _fields_ = (
+        ("lines", ctypes.c_void_p),
+        ("found", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("rank", ctypes.c_int64),
+        ("mine", ctypes.c_int64 * VALUES),
+    )
+
+
+class Core(NamedTuple):
+    """The functions of meet.h, under their names there.
+
+    They have no prototypes, with which ctypes takes three times as long to call them. So an argument must be a Python
+    integer of 32 bits, or have a type of ctypes: ``c_void_p`` or ``c_int64``.
+    """
+
+    board_arrive: Callable[..., int]
+    board_bring: Callable[..., int]
+    board_absent: Callable[..., int]
+    board_voted: Callable[..., int]
+    board_largest: Callable[..., int]
+    board_gather: Callable[..., int]
+    flag_raise: Callable[..., int]
+    flag_is_up: Callable[..., int]
+    # Those that wait let other threads of Python run.
+    board_meet: Callable[..., int]
+    board_vote: Callable[..., int]
+    board_sleep: Callable[..., int]
+    flag_await: Callable[..., int]
+    flag_sleep: Callable[..., int]
+
+
+_WAITS = "board_meet", "board_vote", "board_sleep", "flag_await", "flag_sleep"
+
+
+@functools.cache
+def _opened() -> Core | str:
+    """Return the functions of the library, or why there are none."""
+    if not LIBRARY.exists():
+        return "no C compiler when pblasmp was installed"
+    try:
+        quick, waits = ctypes.PyDLL(str(LIBRARY)), ctypes.CDLL(str(LIBRARY))
+    except OSError as error:  # of another architecture, perhaps
+        return f"cannot load {LIBRARY}: {error}"
+    quick.core_sources.restype = ctypes.c_char_p
+    if quick.core_sources() != digest().encode():
+        return f"{LIBRARY} was compiled from other sources: install pblasmp again"
+    functions: dict[str, Any] = {name: getattr(quick, name) for name in Core._fields}
+    return Core(**functions | {name: getattr(waits, name) for name in _WAITS})
+
+
+def _core() -> Core | str:
+    given = os.environ.get(_VARIABLE, "")
+    if given not in ("", "0", "1"):
+        raise ArgumentError(f"{_VARIABLE}: expected 0 to do without the compiled core, or 1, got {given!r}")
+    return f"{_VARIABLE}=0" if given == "0" else _opened()
+
+
+def load() -> Core | None:
+    """Return the core, None if there is none. Local.
+
+    Raises:
+        ArgumentError: the environment variable PBLASMP_CORE is neither 0 nor 1.
+    """
+    core = _core()
+    return None if isinstance(core, str) else core
+
+
+def why_not() -> str:
+    """Return why there is no core, an empty text if there is. Local.
+
+    Raises:
+        ArgumentError: as ``load``.
+    """
+    core = _core()
+    return core if isinstance(core, str) else ""

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles the core. ``python pblasmp/_core/build.py`` does it in place; ``hatch_build.py`` when pblasmp is installed.
+
+It imports nothing of pblasmp, which is not installed yet then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+__all__ = ["LIBRARY", "build", "digest"]
+
+_HERE = Path(__file__).parent
+_SOURCES = "meet.h", "meet.c"
+LIBRARY = _HERE / "core.linux.so"  # of a name with two dots no importer takes it for a module
+_OPTIONS = "-std=c11", "-O2", "-fPIC", "-shared"
+
+
+def digest() -> str:
+    """Return what tells the sources from others. Local."""
+    return hashlib.blake2b(
+        b"".join((_HERE / name).read_bytes() for name in _SOURCES), digest_size=8
+    ).hexdigest()
+
+
+def _compiler() -> list[str] | None:
+    """Return ``$CC``, which may have options, or the first of the usual names that is there; None without one."""
+    given = shlex.split(os.environ.get("CC", ""))
+    candidates = [given] if given else [["cc"], ["gcc"], ["clang"]]
+    return next((each for each in candidates if shutil.which(each[0])), None)
+
+
+def build(target: Path) -> str:
+    """Compile the core into ``target``, which may be in use; return an empty text, or why not. Local."""
+    compiler = _compiler()
+    if compiler is None:
+        return "no C compiler"
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".core-") as room:
+        made = Path(room) / target.name
+        sources = (str(_HERE / name) for name in _SOURCES if name.endswith(".c"))
+        command = [*compiler, *_OPTIONS, f'-DCORE_SOURCES="{digest()}"', "-o", str(made), *sources]
+        why_not = _run(command)
+        if not why_not:
+            made.replace(target)
+        return why_not
+
+
+def _run(command: list[str]) -> str:
+    """Run a compiler; return an empty text, or how it failed."""
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    return f"the C compiler failed: {shlex.join(command)}\n{done.stderr.strip()}" if done.returncode else ""
+
+
+if __name__ == "__main__":
+    sys.exit(build(LIBRARY) or None)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of which some have no compiled core: they agree and compute by messages, and everything is right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.comm.agreement import vote_on
+from tests.helpers.cases import agreed_error, misplaced_view
+from tests.helpers.mpi import run_mpi
+
+
+def computes(comm, without):
+    """Agreements, products, level 2 and 1, solves and factorisations, twice: kept plans, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        if comm.rank in without:
+            patch.setenv("PBLASMP_CORE", "0")
+        with pb.Context(comm, engine="host") as ctx:
+            yield "board", None if ctx.control.board is None is ctx.comm.board else "there are boards"
+            rng, last = np.random.default_rng(4), ctx.rank == ctx.size - 1
+            x, y = (rng.integers(-4, 5, (20, n)).astype(float) for n in (20, 3))
+            spd = x @ x.T + 400 * np.eye(20)
+            grid = pb.Grid(1, ctx.size)
+            a, b, s = (ctx.scatter(v, block=4, grid=grid, order="F") for v in (x, y, spd))
+            out, vector = ctx.zeros(a.descriptor), ctx.zeros(b.descriptor)
+            for turn in ("first", "again"):
+                for name, call, expected in (
+                    ("matmul", lambda: pb.matmul(a, a, out=out), x @ x),
+                    ("sub-matrix", lambda: pb.matmul(a[3:9, :7], a[2:9, 5:]), x[3:9, :7] @ x[2:9, 5:]),
+                    ("gemv", lambda: pb.gemv(a, b[:, :1], out=vector[:, 1:2]), x @ y[:, :1]),
+                    ("trsm", lambda: pb.trmm(s, pb.trsm(s, b)), y),
+                    ("cholesky", lambda: pb.cho_solve(pb.cholesky(s), s), np.eye(20)),
+                    ("lu", lambda: pb.solve(s, s), np.eye(20)),
+                ):
+                    found = call().allgather()
+                    yield f"{name}, {turn}", None if np.allclose(found, expected) else f"{found - expected}"
+                dot = pb.dot(b[:, :1], b[:, 2:])
+                yield f"dot, {turn}", None if dot == y[:, 0] @ y[:, 2] else f"{dot}"
+            yield (
+                "different arguments",
+                agreed_error(ctx, pb.RankMismatchError, ["alpha"], pb.matmul, a, a, alpha=1 + last),
+            )
+            fault = agreed_error(ctx, pb.LayoutError, ["sizes"], pb.matmul, a, a[:9, :] if last else a)
+            yield "fault", fault
+            yield (
+                "votes",
+                None if [vote_on(ctx.control, "call", n) for n in (7, last)] == [True, False] else "wrong",
+            )
+            yield "still right", misplaced_view(a @ a, x @ x)
+
+
+@pytest.mark.parametrize("without", [(0, 1), (1,)])
+def test_ranks_without_the_core(without):
+    run_mpi(computes, 2, without=without)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled core: when it is there, why it is not, and what an installation without it says; C is in tests/core/."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import shutil
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import pblasmp as pb
+from pblasmp import _core, info
+from pblasmp._core import build
+from pblasmp.cli import doctor
+from tests.helpers.sources import ROOT
+
+needs_compiler = pytest.mark.skipif(build._compiler() is None, reason="there is no C compiler")
+
+
+@needs_compiler
+def test_where_there_is_a_compiler_there_is_the_core():
+    """In a clone that was installed; after its sources have changed ``python pblasmp/_core/build.py`` does it again."""
+    assert _core.why_not() == ""
+    assert isinstance(_core.load(), _core.Core)
+
+
+@needs_compiler
+def test_python_lays_out_a_board_as_c_does(tmp_path):
+    room = _core.BoardState
+    check = tmp_path / "check.c"
+    check.write_text(
+        f'#include "{ROOT}/pblasmp/_core/meet.h"\n#include <stddef.h>\n'
+        f'_Static_assert(sizeof(board) == {ctypes.sizeof(room)}, "");\n'
+        + "".join(
+            f'_Static_assert(offsetof(board, {name}) == {getattr(room, name).offset}, "");\n'
+            for name, _ in room._fields_
+        )
+        + f'_Static_assert(VALUES == {_core.VALUES} && VOTE == {_core.VOTE}, "");\n'
+    )
+    assert not build._run([*build._compiler(), "-std=c11", "-fsyntax-only", str(check)])
+
+
+@pytest.fixture
+def elsewhere(monkeypatch, tmp_path):
+    """The library's path is one of this test's own."""
+    path = tmp_path / build.LIBRARY.name
+    monkeypatch.delenv("PBLASMP_CORE", raising=False)
+    monkeypatch.setattr(_core, "LIBRARY", path)
+    _core._opened.cache_clear()
+    yield path
+    _core._opened.cache_clear()
+
+
+def test_why_there_is_no_core(elsewhere, monkeypatch):
+    assert _core.why_not() == "no C compiler when pblasmp was installed"
+    _core._opened.cache_clear()
+    elsewhere.write_bytes(b"of another processor")
+    assert _core.why_not().startswith(f"cannot load {elsewhere}: ")
+    assert _core.load() is None
+    monkeypatch.setenv("PBLASMP_CORE", "0")
+    assert _core.why_not() == "PBLASMP_CORE=0"
+    for given in ("off", "2"):
+        monkeypatch.setenv("PBLASMP_CORE", given)
+        with pytest.raises(pb.errors.ArgumentError, match=f"PBLASMP_CORE: expected 0 .*, got '{given}'"):
+            _core.load()
+
+
+@needs_compiler
+def test_a_core_of_other_sources_is_not_used(elsewhere, monkeypatch):
+    with monkeypatch.context() as changed:
+        changed.setattr(build, "digest", lambda: "of other sources")
+        assert build.build(elsewhere) == ""
+    assert _core.why_not() == f"{elsewhere} was compiled from other sources: install pblasmp again"
+    assert build.build(elsewhere) == ""  # in its place, while it is loaded
+    assert [each.name for each in elsewhere.parent.iterdir()] == [elsewhere.name]
+
+
+def installed(version, tmp_path, monkeypatch):
+    """Run the hook that installations run; return what it tells the builder, and its warnings."""
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    warnings, data, included = [], {"force_include": {}}, {}
+    app = SimpleNamespace(display_warning=warnings.append)
+    hook = hooks.CoreHook(str(ROOT), {}, None, None, str(tmp_path), "wheel", app)
+    hook.initialize(version, data)
+    for source, target in data["force_include"].items():
+        included[target] = Path(source).read_bytes()[:4]
+    hook.finalize(version, data, "")
+    return data | {"force_include": included}, warnings
+
+
+@needs_compiler
+def test_wheels_are_for_a_platform_with_the_core_and_for_all_without(tmp_path, monkeypatch):
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    core = {"force_include": {f"pblasmp/_core/{build.LIBRARY.name}": b"\x7fELF"}, "pure_python": False}
+    assert installed("standard", tmp_path, monkeypatch) == (core | {"tag": f"py3-none-{platform}"}, [])
+    monkeypatch.setenv("PBLASMP_WHEEL_PLATFORM", "manylinux_2_17_riscv64")
+    assert installed("standard", tmp_path, monkeypatch)[0]["tag"] == "py3-none-manylinux_2_17_riscv64"
+    for name, value, why in (
+        ("CC", "/no/compiler", "no C compiler"),
+        ("CC", shutil.which("false"), "the C compiler failed: "),
+        ("PBLASMP_CORE", "0", "PBLASMP_CORE=0"),
+    ):
+        with monkeypatch.context() as without:
+            without.setenv(name, value)
+            data, (warning,) = installed("standard", tmp_path, monkeypatch)
+            assert data == {"force_include": {}}
+            assert warning.startswith(f"pblasmp is installed without its compiled core: {why}")
+
+
+def test_info_and_doctor_say_which_core_there_is(monkeypatch, capsys):
+    monkeypatch.setattr(info, "_ask", lambda script, topic: {topic: {"version": "1"}})
+    monkeypatch.setenv("PBLASMP_CORE", "0")
+    without = info.collect()["core"]
+    assert without == {"version": "none: PBLASMP_CORE=0"}
+    with monkeypatch.context() as there:
+        there.setattr(_core, "_core", lambda: None)
+        assert info.collect()["core"] == {"version": str(build.LIBRARY)}
+    doctor.print_diagnosis({"facts": {"core": without}, "faults": []})
+    assert capsys.readouterr().out.splitlines()[0] == "core         none: PBLASMP_CORE=0"
