@@ -24,7 +24,7 @@ SIZES = {
 """More tiles than a GPU has multiprocessors."""
 HOLD = r"""
 extern "C" __global__ void hold(long long cycles) {
-  extern __shared__ char all[];  // a block on each multiprocessor, and nothing else
+  extern __shared__ char held[];  // a block on each multiprocessor, and nothing else
   long long t = clock64();
   while (clock64() - t < cycles) {}
 }
