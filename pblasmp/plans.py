@@ -33,6 +33,7 @@ __all__ = ["Graph", "Plan", "Task", "UserCall"]
 Result = TypeVar("Result")
 _NO_STREAM = nullcontext()
 _RUNS_BEFORE_GRAPHS = 2  # at the same addresses: later runs replay a graph
+_REPEATS_BETWEEN_USES = 16  # after so many runs a kept plan counts as the one that was used last
 
 
 class Task(NamedTuple):
@@ -222,7 +223,7 @@ class Plan(Generic[Result]):
         self._ctx, self._name = ctx, call.name
         self._asked, self._options, nearest, self._reasons = task
         self.problem: AnyProblem = nearest or task.problem
-        self._open, self._number = True, 0
+        self._open, self._number, self._repeats, self._measured = True, 0, 0, ctx.engine.measured.added
         self._settle: Callable[[], None] = _nothing  # before what the plan holds is freed
         if self._options.algo == "measure" and not isinstance(task.problem, FactorProblem):
             self._options = options = replace(self._options, algo="auto")
@@ -392,7 +393,18 @@ class Plan(Generic[Result]):
                 ctx.kept.bind(self._number, addresses, bound)
             return (call.result(bound.run(replay=replay)),)
 
-    def rerun(self, addresses: tuple[int, ...], number: int, used: Callable[[], object]) -> bool | None:
+    @property
+    def current(self) -> bool:
+        """Whether the plan is open, and nothing was measured since it was made that may choose another one. Local."""
+        return self._open and self._measured == self._ctx.engine.measured.added
+
+    def rerun(
+        self,
+        addresses: tuple[int, ...],
+        number: int,
+        used: Callable[[], object],
+        stream: Callable[[], AbstractContextManager[Any]],
+    ) -> bool | None:
         """Run again on arrays at these addresses, without a look at them. Collective over the context.
 
         Returns:
@@ -402,7 +414,7 @@ class Plan(Generic[Result]):
         bound = self._ctx.kept.bound(self._number, addresses)
         if bound is None:
             return None
-        with self._ctx.running(self._name, checks=not self._product.queues):
+        with self._ctx.running(self._name, checks=not self._product.queues), stream():
             replay = self._all_repeat(number, bound, used)
             if replay is None:
                 return False
@@ -415,7 +427,9 @@ class Plan(Generic[Result]):
         ready = bound is not None and bound.runs >= _RUNS_BEFORE_GRAPHS and not self._product.registers
         replay = ctx.all_repeat(self._name, number, ready)
         if replay is not None:
-            used()
+            if not self._repeats % _REPEATS_BETWEEN_USES:
+                used()
+            self._repeats += 1  # the same on every rank
             ctx.control.channel.runs += 1
         return replay
 

@@ -529,11 +529,13 @@ class _Made(NamedTuple):
         number: of the call.
         spec: what all ranks know of it, by which its plan is found.
         known: what is known of this rank's arrays.
+        plan: the kept plan, perhaps closed since.
     """
 
     number: int
     spec: Specification
     known: ArrayFacts
+    plan: Plan[Any]
 
 
 _MOST_MADE = 1024
@@ -565,7 +567,7 @@ def multiply(
         try:
             numbers = type(how.get("alpha")), type(how.get("beta"))  # 1, 1.0 and 1 + 0j are equal
             key = form, *how, *how.values(), numbers, _kind(x), _kind(w), _kind(bias)
-            made = ctx.parallel_calls.get(key)
+            made: _Made | None = ctx.parallel_calls.get(key)
         except Exception:  # noqa: BLE001 - reading the arguments says what is wrong
             key = made = None
         if made is not None:
@@ -582,20 +584,26 @@ def multiply(
         if number:
             if len(ctx.parallel_calls) >= _MOST_MADE:
                 ctx.parallel_calls.clear()
-            ctx.parallel_calls[key] = _Made(number, call._spec, call._known)
+            plan = ctx.kept.peek(call._spec)
+            if plan is not None:
+                ctx.parallel_calls[key] = _Made(number, call._spec, call._known, plan)
     return result
 
 
 def _repeated(ctx: Context, made: _Made, x: Any, w: Any, bias: Any) -> tuple[Any] | Literal[False] | None:
     """Return the result of a call that was made before, as ``Plan.rerun`` has it. Collective over the context."""
-    number, spec, known = made
-    plan: Plan[Any] | None = ctx.kept.peek(spec)
-    if plan is None:
+    number, spec, known, plan = made
+    if not plan.current:
         return None
-    with ctx.engine.on_device(), on_stream_of(ctx.engine, x):
-        y, gathered = _new_results(ctx.engine, known, x)
-        addresses = tuple(0 if each is None else address_of(each) for each in (x, w, bias, y, gathered))
-        done = plan.rerun(addresses, number, partial(ctx.kept.find, spec))
+    y, gathered = _new_results(ctx.engine, known, x)
+    addresses = (
+        address_of(x),
+        address_of(w),
+        0 if bias is None else address_of(bias),
+        address_of(y),
+        0 if gathered is None else address_of(gathered),
+    )
+    done = plan.rerun(addresses, number, partial(ctx.kept.find, spec), partial(on_stream_of, ctx.engine, x))
     if not done:
         return None if done is None else False
     return (y if gathered is None else (y, gathered),)

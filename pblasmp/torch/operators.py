@@ -83,7 +83,7 @@ class Form(NamedTuple):
     @property
     def gathers(self) -> str:
         """What the ranks put together, in parts by ``shard``'s rule: "x", "y" or ""."""
-        return {"allgather_matmul": "x", "matmul_allgather": "y"}.get(self.call, "")
+        return _GATHERED.get(self.call, "")
 
     @property
     def scatters(self) -> bool:
@@ -91,6 +91,7 @@ class Form(NamedTuple):
         return self.y == 0
 
 
+_GATHERED = {"allgather_matmul": "x", "matmul_allgather": "y"}
 FORMS = {
     "allgather_matmul": Form(0, 0, 0, -1, "matmul_reduce_scatter", "allgather_matmul"),
     "matmul_reduce_scatter": Form(-1, 1, None, 0, "allgather_matmul", "matmul_reduce_scatter"),
@@ -201,16 +202,16 @@ def run(
     Raises:
         ArgumentError: what is gathered is not split so; LayoutError: it is another number. Raised on every rank.
     """
-    nothing, kind = x.new_empty(0), FORMS[form]
+    kind = FORMS[form]
     if kind.call is None:
-        return torch.nn.functional.linear(x, w.t() if transposed else w, bias), nothing
+        return torch.nn.functional.linear(x, w.t() if transposed else w, bias), x.new_empty(0)
     if kind.part_of_x and scales is None:
         x = x[..., own(x.shape[-1], ctx)]
     found = multiply(
         kind.call, ctx, in_rows(x), w, bias=bias, scales=scales,
         transposed=transposed, return_gathered=keep, by_rule=by_rule, **how,
     )  # fmt: skip
-    y, gathered = found if keep else (found, nothing)
+    y, gathered = found if keep else (found, x.new_empty(0))
     if total is not None and kind.gathers:
         axis, which, what = (0, "x", "rows") if kind.gathers == "x" else (-1, "w", "outputs")
         if y.shape[axis] != total:  # on every rank: what is gathered is split by shard's rule
@@ -322,10 +323,10 @@ def is_eager(*operands: Tensor | None) -> bool:
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return False
-    return all(each is None or type(each) in _PLAIN for each in operands)
+    return _PLAIN.issuperset(map(type, operands))
 
 
-_PLAIN = (Tensor, torch.nn.Parameter, DTensor)
+_PLAIN = {Tensor, torch.nn.Parameter, DTensor, type(None)}
 
 
 class EagerProduct(torch.autograd.Function):
@@ -443,6 +444,8 @@ def as_rows(tensor: Tensor) -> Tensor:
 
 def in_rows(tensor: Tensor) -> Tensor:
     """Return ``tensor``, or a copy unless its rows are contiguous and at equal distances, as the products want them."""
+    if tensor.is_contiguous():
+        return tensor
     rows, width = tensor.shape[:-1].numel(), tensor.shape[-1]
     try:
         folded = tensor.view(rows, width)
