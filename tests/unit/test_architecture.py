@@ -28,6 +28,7 @@ LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "hooks": set(),
     "lazy": set(),
+    "trust": {"errors"},
     "extras": {"errors"},
     "dtypes": {"errors"},
     "launchers": {"errors", "extras"},
@@ -50,7 +51,7 @@ LAYERS: dict[str, set[str]] = {
     "kept_plans": {"logs", "resources", "engines"},
     "timing": {"comm", "engines"},
     "costs": BOTTOM | {"lazy", "layout", "problems", "drawing", "comm", "engines", "timing"},
-    "tuning": {"errors", "layout", "comm", "engines", "timing"},
+    "tuning": {"errors", "trust", "layout", "comm", "engines", "timing"},
     "runtime": BOTTOM | {"layout", "comm", "engines", "kept_plans", "tuning"},
     "handle": {"layout", "engines", "runtime"},
     "arithmetic": BOTTOM | {"layout", "engines", "handle"},
@@ -122,7 +123,7 @@ LAYERS: dict[str, set[str]] = {
         "vectors",
     }
     | {"factorisations"},
-    "preload": {"errors", "layout", "engines", "pblas"},
+    "preload": {"errors", "trust", "layout", "bindings", "engines", "pblas"},
     "torch": {"errors", "extras", "layout", "scales", "comm", "calls", "context", "tensor_parallel"},
     "": {
         "errors",
@@ -162,12 +163,13 @@ LAYERS: dict[str, set[str]] = {
         "planning",
     },
     "launch": {"launchers", "logs"},
-    "testing": {"errors", "layout", "comm", "launch"},
+    "testing": {"errors", "trust", "layout", "comm", "launch"},
     "pytest_plugin": {"testing"},
     "info": {"", "errors", "dtypes", "bindings", "launch", "launchers", "resources"},
     "cli": BOTTOM
     | {
         "",
+        "trust",
         "layout",
         "problems",
         "drawing",
