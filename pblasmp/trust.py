@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from .errors import ArgumentError
 
-__all__ = ["fault_of", "open_trusted", "private_folder"]
+__all__ = ["fault_of", "make_private", "open_trusted", "private_folder"]
 
 _MOST_LINKS = 40  # as in Linux
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -63,6 +63,12 @@ def private_folder(prefix: str) -> Iterator[Path]:
         yield Path(name)
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder, and the folders on the way to it that are not there, for the user alone. Local."""
+    for each in (*reversed(folder.absolute().parents), folder):
+        each.mkdir(mode=0o700, exist_ok=True)
+
+
 def fault_of(path: Path) -> str:
     """Return why what is at a path is not trusted, and what to do; an empty string if it is. Local.
 
@@ -103,7 +109,9 @@ def _fault(path: str, status: os.stat_result) -> str:
         return ""
     if stat.S_ISDIR(mode) and (mode & stat.S_ISVTX or _is_private(path, status)):
         return ""
-    return f"{path} is not trusted: other users may write it (mode {stat.S_IMODE(mode):04o}): chmod go-w {path}"
+    return (
+        f"{path} is not trusted: other users may write it (mode {stat.S_IMODE(mode):04o}): chmod go-w {path}"
+    )
 
 
 def _is_private(path: str, status: os.stat_result) -> bool:

@@ -91,7 +91,9 @@ def _on_new_ranks(work: Work, options: Any, nranks: int) -> Result:
         (directory / "orders").write_bytes(pickle.dumps((work, options, nranks)))
         display.step("starting ranks")
         launcher = NoLauncher() if nranks == 1 else None
-        with Job(python_command(_RANK, str(directory)), nranks, directory / "output", launcher=launcher) as job:
+        with Job(
+            python_command(_RANK, str(directory)), nranks, directory / "output", launcher=launcher
+        ) as job:
             leftovers.callback(_remove_temporaries, directory)
             channel = Channel(directory)
             status: int | None = None

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from ..engines.choice import EngineName
 from ..errors import ArgumentError, LibraryNotFoundError, UnsupportedError
-from ..trust import fault_of, open_trusted, private_folder
+from ..trust import fault_of, make_private, open_trusted, private_folder
 from .source import source
 
 __all__ = ["COUNTS", "VECTORS", "Calls", "environment", "library", "run"]
@@ -147,8 +147,7 @@ def library() -> Path:
         UnsupportedError: the compiler fails.
     """
     text = source()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
-    folder = cache / "pblasmp"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "pblasmp"
     path = folder / f"preload-{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
     if any(each in str(path) for each in _NOT_IN_LD_PRELOAD):
         raise ArgumentError(
@@ -166,8 +165,7 @@ def library() -> Path:
             f"the library for ScaLAPACK programs is compiled when it is first needed, but there is no C compiler "
             f"{compiler[0]!r}: install one (gcc, clang), or name it in CC"
         )
-    for each in (*reversed(cache.parents), cache, folder):
-        each.mkdir(mode=0o700, exist_ok=True)
+    make_private(folder)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         code, made = Path(scratch, "preload.c"), Path(scratch, path.name)
         code.write_text(text, encoding="utf-8")

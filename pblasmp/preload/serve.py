@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
@@ -59,11 +60,14 @@ def _mpi_fault() -> str:
     assert found is not None
     assert found.origin is not None
     try:
-        theirs, ours = (path_of(ctypes.CDLL(name).PMPI_Init) for name in (None, found.origin))
-        if os.path.samefile(theirs, ours):
+        theirs, ours = (Path(path_of(ctypes.CDLL(name).PMPI_Init)) for name in (None, found.origin))
+        if theirs.samefile(ours):
             return ""
         libraries = f"{ours}, while the program has {theirs}"
-    except (OSError, AttributeError) as error:  # a library is not found, or the program's functions cannot be seen
+    except (
+        OSError,
+        AttributeError,
+    ) as error:  # a library is not found, or the program's functions cannot be seen
         libraries = str(error)
     return (
         f"the program's MPI library is not that of mpi4py ({libraries}): install mpi4py for the program's "
