@@ -366,11 +366,9 @@ def _positive(value: Any) -> Any:
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or not 0 < value <= _MOST_RANKS:
-        raise ValueError(
-            f"expected a number of ranks of a node, at most {_MOST_RANKS}, got {short_repr(value)}"
-        )
-    return value
+    if type(_positive(value)) is not int or value > _MOST_RANKS:
+        raise ValueError(f"ranks of a node: expected an integer, at most {_MOST_RANKS}, got {value}")
+    return int(value)
 
 
 def _seconds(value: Any) -> float:

@@ -15,7 +15,7 @@ MOST_BYTES = 1 << 22
 _MOST_PARTS = 8  # of a dotted key
 _MOST_KEYS = 4000
 _MOST_LISTS = 100_000
-_LONGEST_WORD = 1000  # characters
+_LONGEST_WORD = 10_000  # characters
 
 _ESCAPES = re.compile(r'\\["\\]')  # outside of a string there are none, and in '...' they do not matter
 # An end that is missing is a fault that tomllib finds; here a string then goes to the end of the line or text, so that

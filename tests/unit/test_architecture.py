@@ -43,7 +43,7 @@ LAYERS: dict[str, set[str]] = {
     "comm": BOTTOM | {"layout"},
     "memory": BOTTOM | {"layout"},
     "bindings": BOTTOM | {"layout"},
-    "engines": BOTTOM | {"layout", "epilogue", "scales", "comm", "memory", "bindings"},
+    "engines": BOTTOM | {"trust", "layout", "epilogue", "scales", "comm", "memory", "bindings"},
     "interop": {"errors", "dtypes", "engines"},
     "report": {"layout", "engines"},
     "philox": set(),
