@@ -24,7 +24,7 @@ from pblasmp.tuning.measurements import Entry, read_file, save
 from tests.helpers.command_line import run_here
 from tests.helpers.mpi import run_mpi, starts_ranks
 
-OTHER = 12345
+OTHER = os.getuid() + 12345
 COMPILER = """#!/bin/sh
 for each; do [ "$before" = -o ] && echo made >"$each"; before=$each; done
 """
