@@ -62,11 +62,15 @@ answer = {"cuBLASMp": {"version": version_text(library.version), "path": library
 """
 
 _ASK_GPUS = """
-import ctypes, cupy
+import ctypes, cupy, sys
 runtime, nccl = cupy.cuda.runtime, ctypes.c_int()
 def version(number):
     return f"{number // 1000}.{number % 1000 // 10}"
-count = runtime.getDeviceCount()
+try:
+    count = runtime.getDeviceCount()
+except runtime.CUDARuntimeError as error:
+    from pblasmp.engines.gpu.runtime.device import in_words
+    sys.exit("Error: " + in_words(error))
 answer = {"CUDA": {"version": version(runtime.runtimeGetVersion()), "driver": version(runtime.driverGetVersion())}}
 try:
     from cuda.pathfinder import load_nvidia_dynamic_lib

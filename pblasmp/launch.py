@@ -29,10 +29,12 @@ __all__ = [
     "Surroundings",
     "find_launcher",
     "interpreter",
+    "last_lines",
     "python_command",
     "surroundings",
 ]
 
+_MOST_BYTES = 1 << 16  # that are shown of what ranks printed
 _JOB = "PBLASMP_JOB"  # carried by every process of a job, so that all of them can be found again
 
 
@@ -110,7 +112,7 @@ class Job:
 
     def tail(self, lines: int = 20) -> str:
         """Return the last lines that the launcher and the ranks printed. Local."""
-        return "\n".join(self.output.read_text(errors="replace").splitlines()[-lines:])
+        return last_lines(self.output, lines)
 
     def _members(self) -> Iterator[int]:
         """Yield the processes that carry this job's token in their environment."""
@@ -127,6 +129,22 @@ class Job:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.end()
+
+
+def last_lines(file: Path, lines: int, since: int = 0) -> str:
+    """Return the last lines of a file, which may be large; if it is not there, nothing. Local.
+
+    Args:
+        file: what is read, no more than its last 64 KiB.
+        lines: how many.
+        since: where the first of them may begin, in bytes.
+    """
+    try:
+        with file.open("rb") as stream:
+            stream.seek(max(since, os.fstat(stream.fileno()).st_size - _MOST_BYTES))
+            return "\n".join(stream.read().decode(errors="replace").splitlines()[-lines:])
+    except FileNotFoundError:
+        return ""
 
 
 def interpreter() -> list[str]:

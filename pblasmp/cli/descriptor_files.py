@@ -26,6 +26,7 @@ from ..problems.files import (
     path_of,
     unreadable,
 )
+from ..problems.toml_limits import MOST_BYTES
 from .terminal import plain
 
 __all__ = [
@@ -41,7 +42,6 @@ __all__ = [
 
 STDIN = "-"
 _NAME_OF_STDIN = "<stdin>"
-_MOST_BYTES = 1 << 24
 _MOST_RANKS_TOLD = 4096
 
 AnyFile = ProblemFile | RoutineFile | ParallelFile
@@ -57,15 +57,15 @@ def read_text(file: str) -> bytes:
     """
     try:
         if file == STDIN:
-            text = sys.stdin.buffer.read(_MOST_BYTES + 1)
+            text = sys.stdin.buffer.read(MOST_BYTES + 1)
         else:
             with path_of(file, "problems").open("rb") as stream:
-                text = stream.read(_MOST_BYTES + 1)
+                text = stream.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         reason = unreadable(file, error) if isinstance(error, OSError) else f"cannot be read: {error}"
         raise file_error(Path(_name(file)), [reason]) from None
-    if len(text) > _MOST_BYTES:
-        raise file_error(Path(_name(file)), [f"longer than {_MOST_BYTES >> 20} MiB, not a descriptor file"])
+    if len(text) > MOST_BYTES:
+        raise file_error(Path(_name(file)), [f"not a descriptor file: longer than {MOST_BYTES >> 20} MiB"])
     return text
 
 

@@ -10,6 +10,7 @@ import logging
 import time
 import traceback
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -115,7 +116,7 @@ class Channel(Reporter):
     def __init__(self, directory: Path, rank: int = 0) -> None:
         self._directory = directory
         self._rank = rank
-        self._read: dict[Path, int] = {}
+        self._read: defaultdict[Path, int] = defaultdict(int)  # bytes
         self._told: BaseException | None = None
         self._next_progress = 0.0
 
@@ -167,11 +168,13 @@ class Channel(Reporter):
     def events(self) -> Iterator[Event]:
         """Yield what has been reported since the last call, rank by rank. Local; for the side that reads."""
         for path in sorted(self._directory.glob("rank*.events")):
-            text = path.read_text()
-            whole = text.rfind("\n") + 1
-            for line in text[self._read.get(path, 0) : whole].splitlines():
-                yield json.loads(line)
-            self._read[path] = whole
+            with path.open("rb") as file:
+                file.seek(self._read[path])
+                for line in file:
+                    if not line.endswith(b"\n"):  # a rank is writing it
+                        break
+                    self._read[path] += len(line)
+                    yield json.loads(line)
 
     def _write(self, event: Event) -> None:
         if self._rank > 0 and not {"error", "log", "warning"} & event.keys():

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import click
 from ..io.temporary import remove_abandoned
 from ..launch import Job, python_command
 from ..launchers import NoLauncher, surroundings
+from ..trust import private_folder
 from .options import DEFAULT_RANKS
 from .progress import Channel, Reporter
 from .terminal import caution, is_terminal, plain
@@ -65,6 +65,7 @@ def on_ranks(work: Work, options: Any, nranks: int | None) -> Result:
     Raises:
         FailureError: a new rank failed.
         LibraryNotFoundError: there is no launcher.
+        ArgumentError: the folder of temporary files is not trusted: the orders of new ranks lie there.
         click.UsageError: the launcher started a different number of ranks from what was asked for.
     """
     around = surroundings()
@@ -83,15 +84,16 @@ def on_ranks(work: Work, options: Any, nranks: int | None) -> Result:
 def _on_new_ranks(work: Work, options: Any, nranks: int) -> Result:
     result: Result | None = None
     with (
-        tempfile.TemporaryDirectory(prefix="pblasmp-") as name,
+        private_folder("pblasmp-") as directory,
         contextlib.ExitStack() as leftovers,
         _display() as display,
     ):
-        directory = Path(name)
         (directory / "orders").write_bytes(pickle.dumps((work, options, nranks)))
         display.step("starting ranks")
         launcher = NoLauncher() if nranks == 1 else None
-        with Job(python_command(_RANK, name), nranks, directory / "output", launcher=launcher) as job:
+        with Job(
+            python_command(_RANK, str(directory)), nranks, directory / "output", launcher=launcher
+        ) as job:
             leftovers.callback(_remove_temporaries, directory)
             channel = Channel(directory)
             status: int | None = None

@@ -24,6 +24,8 @@ _TOP = {
     "title", "description", "engine", "measured", "ranks_per_node", "memory_bytes", "cores", "overlaps", "network",
     "ranks",
 }  # fmt: skip
+_MOST_RANKS = 4096  # of a node
+_LARGEST = 1e100
 _CURVES = ("gemm", "trsm", "potrf", "getrf")
 _PANELS = ("getrf_panel", "geqrt_panel", "trsm_panel", "gemqrt", "update", "products")
 _ENTRY = {
@@ -293,13 +295,13 @@ def machine_from(table: Mapping[str, Any], name: str) -> Machine:
 def _machine(table: Mapping[str, Any], name: str) -> Machine:
     nodes = tuple(
         NodeOf(
-            _positive(entry["ranks"]),
+            _count(entry["ranks"]),
             copy=_link(entry["copy"]),
             link=_link(entry["link"]) if "link" in entry else None,
-            calls={kind: float(seconds) for kind, seconds in entry.get("calls", {}).items()},
-            launch_seconds=float(entry.get("launch_seconds", 0)),
-            meeting_seconds=float(entry.get("meeting_seconds", 0)),
-            call_seconds=float(entry.get("call_seconds", 0)),
+            calls={kind: _seconds(seconds) for kind, seconds in entry.get("calls", {}).items()},
+            launch_seconds=_seconds(entry.get("launch_seconds", 0)),
+            meeting_seconds=_seconds(entry.get("meeting_seconds", 0)),
+            call_seconds=_seconds(entry.get("call_seconds", 0)),
             gemm=_curves(entry["gemm"]),
             trsm=_curves(entry.get("trsm", {})),
             potrf=_curves(entry.get("potrf", {})),
@@ -312,9 +314,9 @@ def _machine(table: Mapping[str, Any], name: str) -> Machine:
             products={dtype: _products(points) for dtype, points in entry.get("products", {}).items()},
             turn=_link(entry["turn"]) if "turn" in entry else None,
             swap=_link(entry["swap"]) if "swap" in entry else None,
-            beside={name: float(seconds) for name, seconds in entry.get("beside", {}).items()},
-            slows={name: float(times) for name, times in entry.get("slows", {}).items()},
-            queue={name: float(seconds) for name, seconds in entry.get("queue", {}).items()},
+            beside={name: _seconds(seconds) for name, seconds in entry.get("beside", {}).items()},
+            slows={name: _seconds(times) for name, times in entry.get("slows", {}).items()},
+            queue={name: _seconds(seconds) for name, seconds in entry.get("queue", {}).items()},
         )
         for entry in table["ranks"]
     )
@@ -322,7 +324,7 @@ def _machine(table: Mapping[str, Any], name: str) -> Machine:
     if engine not in ("host", "gpu"):
         raise ValueError(f"engine: expected 'host' or 'gpu', got {short_repr(engine)}")
     return Machine(
-        name, table["title"], engine, bool(table["measured"]), _positive(table["ranks_per_node"]),
+        name, table["title"], engine, bool(table["measured"]), _count(table["ranks_per_node"]),
         _positive(table.get("memory_bytes", 1 << 40)), bool(table.get("overlaps", engine == "gpu")), nodes,
         _link(table["network"]) if "network" in table else None, table.get("description", ""),
         int(table.get("cores", 0)),
@@ -352,19 +354,29 @@ def _panels(table: Mapping[str, Any], *, each: bool = True) -> dict[str, Panels]
 def _products(points: Iterable[Any]) -> Products:
     found = {(_positive(m), _positive(n), _positive(k)): float(_positive(rate)) for m, n, k, rate in points}
     extents = {m for m, _, _ in found}
-    if len(extents) < 2 or set(found) != set(itertools.product(extents, repeat=3)):
+    if len(extents) < 2 or len(found) != len(extents) ** 3 or not {*itertools.chain(*found)} <= extents:
         raise ValueError("products: expected all m, n and k of at least two extents")
     return found
 
 
 def _positive(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _LARGEST:
         raise ValueError(f"expected a positive number, got {short_repr(value)}")
     return value
 
 
+def _count(value: Any) -> int:
+    if type(_positive(value)) is not int or value > _MOST_RANKS:
+        raise ValueError(f"ranks of a node: expected an integer, at most {_MOST_RANKS}, got {value}")
+    return int(value)
+
+
+def _seconds(value: Any) -> float:
+    return 0.0 if value == 0 else float(_positive(value))
+
+
 def _link(table: Mapping[str, Any]) -> Link:
-    return Link(float(_positive(table["bytes_per_second"])), float(table.get("seconds", 0)))
+    return Link(float(_positive(table["bytes_per_second"])), _seconds(table.get("seconds", 0)))
 
 
 def with_ranks(table: dict[str, Any] | None, entry: dict[str, Any], **about: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ calls to a Python inside the program's process (``serve``), and leaves all other
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -23,9 +24,12 @@ from typing import NamedTuple
 
 from ..engines.choice import EngineName
 from ..errors import ArgumentError, LibraryNotFoundError, UnsupportedError
+from ..trust import fault_of, make_private, open_trusted, private_folder
 from .source import source
 
 __all__ = ["COUNTS", "VECTORS", "Calls", "environment", "library", "run"]
+
+_NOT_IN_LD_PRELOAD = " :$"  # two end a path, the third begins a name that is replaced
 
 COUNTS = "PBLASMP_PRELOAD_COUNTS"
 """The variable that names the file into which process 0 writes ``Calls``."""
@@ -72,12 +76,12 @@ def run(command: Sequence[str], least: int, engine: EngineName) -> tuple[int, Ca
         that could be seen, or did not come to its end.
 
     Raises:
-        ArgumentError: ``least`` is negative.
+        ArgumentError: ``least`` is negative, or the cache is as ``library`` refuses it.
         LibraryNotFoundError: the command is not there, or there is no C compiler, or this Python has no shared library.
         UnsupportedError: the compiler fails, or this is not Linux.
     """
-    with tempfile.TemporaryDirectory(prefix="pblasmp-preload-") as folder:
-        counts = Path(folder, "counts")
+    with private_folder("pblasmp-preload-") as folder:
+        counts = folder / "counts"
         variables = {**os.environ, **environment(least, engine), COUNTS: str(counts)}
         try:
             process = subprocess.Popen(command, env=variables)
@@ -107,7 +111,7 @@ def environment(least: int, engine: EngineName) -> dict[str, str]:
         Their values by name; ``LD_PRELOAD`` has what it had before, too.
 
     Raises:
-        ArgumentError: ``least`` is negative.
+        ArgumentError: ``least`` is negative, or the cache is as ``library`` refuses it.
         LibraryNotFoundError: there is no C compiler, or this Python has no shared library.
         UnsupportedError: the compiler fails, or this is not Linux.
     """
@@ -135,14 +139,25 @@ def environment(least: int, engine: EngineName) -> dict[str, str]:
 def library() -> Path:
     """Return the path of the library, compiled with ``$CC`` or ``cc`` if it is not in the cache. Local.
 
+    It is loaded into every process of a program, so it is taken only from where no other user can put it.
+
     Raises:
+        ArgumentError: another user may write in the cache, or its path is none that LD_PRELOAD can have.
         LibraryNotFoundError: there is no C compiler.
         UnsupportedError: the compiler fails.
     """
     text = source()
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pblasmp"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "pblasmp"
     path = folder / f"preload-{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
-    if path.exists():
+    if any(each in str(path) for each in _NOT_IN_LD_PRELOAD):
+        raise ArgumentError(
+            f"the library for ScaLAPACK programs would be {str(path)!r}, but LD_PRELOAD takes no path with a space, a "
+            "colon or a dollar sign: set XDG_CACHE_HOME to a folder without"
+        )
+    if fault := fault_of(folder):
+        raise ArgumentError(f"{fault}. Or set XDG_CACHE_HOME to a folder that only you can write")
+    with contextlib.suppress(FileNotFoundError, ArgumentError):  # what is not trusted is replaced
+        open_trusted(path).close()
         return path
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]  # CC may have options
     if shutil.which(compiler[0]) is None:
@@ -150,7 +165,7 @@ def library() -> Path:
             f"the library for ScaLAPACK programs is compiled when it is first needed, but there is no C compiler "
             f"{compiler[0]!r}: install one (gcc, clang), or name it in CC"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         code, made = Path(scratch, "preload.c"), Path(scratch, path.name)
         code.write_text(text, encoding="utf-8")
@@ -158,6 +173,7 @@ def library() -> Path:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise UnsupportedError(f"{' '.join(command[:-4])} failed: {done.stderr.strip()}")
+        made.chmod(0o700)
         made.replace(path)  # another process may have been as fast
     return path
 

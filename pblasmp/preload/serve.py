@@ -9,14 +9,17 @@ import struct
 import sys
 import time
 import traceback
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 
 from .. import pblas
+from ..bindings.finding import path_of
 from ..comm import world_ranks
 from ..engines.choice import EngineName
-from ..errors import PblasmpError, UnsupportedError
+from ..errors import PblasmpError
 from .source import ROWS, Row
 
 __all__ = ["Server", "begin"]
@@ -38,11 +41,44 @@ _kept: list[Any] = []  # what C calls: ctypes does not keep it
 
 def begin() -> None:
     """Answer calls of the program in this process from now on; mpi4py neither begins nor ends MPI. Local."""
+    if fault := _mpi_fault():
+        _say(fault)
+        os._exit(1)
     server = Server()
     serve = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))(server.serve)
     forget = ctypes.CFUNCTYPE(None, ctypes.c_int)(server.forget)
     _kept.extend([serve, forget])
     server.program.pblasmp_preload_begin(serve, forget)
+
+
+def _mpi_fault() -> str:
+    """Return what keeps mpi4py from using the program's MPI; an empty string if nothing does.
+
+    mpi4py is not imported for that: with two MPI libraries in a process, it already calls the wrong one. The names with
+    PMPI are the library's own, while tools that watch a program replace the others.
+    """
+    found = find_spec("mpi4py.MPI")
+    assert found is not None
+    assert found.origin is not None
+    try:
+        theirs, ours = (Path(path_of(ctypes.CDLL(name).PMPI_Init)) for name in (None, found.origin))
+        if theirs.samefile(ours):
+            return ""
+        libraries = f"{ours}, while the program has {theirs}"
+    except (
+        OSError,
+        AttributeError,
+    ) as error:  # a library is not found, or the program's functions cannot be seen
+        libraries = str(error)
+    return (
+        f"the program's MPI library is not that of mpi4py ({libraries}): install mpi4py for the program's "
+        "(pip install --no-binary mpi4py mpi4py)"
+    )
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"pblasmp preload: {message}\n")
+    sys.stderr.flush()
 
 
 class _ArgumentPlaces(NamedTuple):
@@ -204,11 +240,6 @@ class Server:
         if context in self.grids:
             return self.grids[context]
         MPI, reference = self.mpi, ctypes.byref
-        if not MPI.Is_initialized():
-            raise UnsupportedError(
-                f"the program's MPI library is not that of mpi4py ({MPI.Get_library_version().splitlines()[0]}): "
-                "install mpi4py for the program's (pip install --no-binary mpi4py mpi4py)"
-            )
         shape = [ctypes.c_int(-1) for _ in range(4)]
         self.program.Cblacs_gridinfo(context, *map(reference, shape))
         nprow, npcol = shape[0].value, shape[1].value
@@ -228,8 +259,7 @@ class Server:
 
     def _end(self, message: str) -> NoReturn:
         """Say why, and end the job."""
-        sys.stderr.write(f"pblasmp preload: {message}\n")
-        sys.stderr.flush()
+        _say(message)
         if self.mpi.Is_initialized() and not self.mpi.Is_finalized():
             self.mpi.COMM_WORLD.Abort(1)
         os._exit(1)

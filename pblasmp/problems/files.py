@@ -32,6 +32,7 @@ from ..layout.parallel import ParallelProblem
 from ..layout.problem import MatmulProblem
 from .schema import GridTable, Table, parallel_faults, problem_faults, routine_faults, table_faults
 from .tables import Window, product_operands, routine_operands
+from .toml_limits import MOST_BYTES, excess
 
 __all__ = [
     "ParallelFile",
@@ -273,14 +274,26 @@ def unreadable(file: object, error: OSError) -> str:
 def read_toml(file: str | PathLike[str] | IO[str] | IO[bytes]) -> tuple[Table, list[str]]:
     """Return the contents of a file, or why it cannot be read. Local."""
     try:
-        content = Path(file).read_bytes() if isinstance(file, (str, PathLike)) else file.read()
-        return tomllib.loads(content if isinstance(content, str) else content.decode()), []
+        content = _content(file)
+        text = content if isinstance(content, str) else content.decode()
+        fault = f"longer than {MOST_BYTES >> 20} MiB" if len(content) > MOST_BYTES else excess(text)
+        if fault:
+            return {}, [f"not a descriptor file: {fault}"]
+        return tomllib.loads(text), []
     except OSError as error:
         return {}, [unreadable(file, error)]
     except RecursionError:
         return {}, ["not a TOML file: its lists or tables are nested too deeply"]
     except ValueError as error:  # also UTF-8, integers of thousands of digits, a path with a zero byte
         return {}, [f"not a TOML file: {error}"]
+
+
+def _content(file: str | PathLike[str] | IO[str] | IO[bytes]) -> str | bytes:
+    """Return what is in a file, but not much more than a descriptor file can have."""
+    if not isinstance(file, (str, PathLike)):
+        return file.read(MOST_BYTES + 1)
+    with Path(file).open("rb") as opened:
+        return opened.read(MOST_BYTES + 1)
 
 
 def load_table(file: str | PathLike[str]) -> Table:

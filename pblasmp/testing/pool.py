@@ -11,16 +11,17 @@ import selectors
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from .. import launch
-from ..launch import Job, Launcher
+from ..launch import Job, Launcher, last_lines
+from ..trust import private_folder
+from .rank import socket_path
 
 __all__ = ["Pool", "RanksFailedError", "World", "pool"]
 
@@ -49,7 +50,7 @@ class _RankConnection:
     rank: int = -1
     pid: int = 0
     answer: dict[str, Any] | None = None
-    unread: bytes = b""
+    unread: bytearray = field(default_factory=bytearray)
 
 
 class World:
@@ -68,15 +69,15 @@ class World:
         self._environ = dict(os.environ)
         self._links: list[_RankConnection] = []
         with contextlib.ExitStack() as stack:
-            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="pblasmp-test-"))
-            self._directory = Path(directory)
+            self._directory = stack.enter_context(private_folder("pblasmp-test-"))
             (self._directory / "path.json").write_text(json.dumps(_import_path()))
             self._server = stack.enter_context(socket.socket(socket.AF_UNIX))
-            self._server.bind(f"{directory}/socket")
+            with socket_path(self._directory) as path:
+                self._server.bind(path)
             self._server.listen(nranks)
             self._selector = stack.enter_context(selectors.DefaultSelector())
             self._selector.register(self._server, selectors.EVENT_READ)
-            command = [*launch.interpreter(), "-W", "error", "-c", _RANK, directory, str(nranks)]
+            command = [*launch.interpreter(), "-W", "error", "-c", _RANK, str(self._directory), str(nranks)]
             command.append("mpi" if launcher is None else "torch")
             output = self._directory / "output"
             self._job = stack.enter_context(Job(command, nranks, output, launcher=launcher))
@@ -118,7 +119,7 @@ class World:
             RanksFailedError: a rank failed; this world can then only be ended, with end().
         """
         __tracebackhide__ = True
-        printed = len(self._printed())
+        printed = self._printed.stat().st_size if self._printed.exists() else 0
         order = {
             "name": name,
             "file": file,
@@ -198,7 +199,10 @@ class World:
         if not data:
             self._selector.unregister(link.socket)
             return
-        *lines, link.unread = (link.unread + data).split(b"\n")
+        link.unread += data
+        if b"\n" not in data:
+            return
+        *lines, link.unread = link.unread.split(b"\n")
         for line in lines:
             said = json.loads(line)
             if "pid" in said:
@@ -234,16 +238,14 @@ class World:
                 parts.append(f"--- rank {rank} FAILED{case}\n{link.answer['error'].rstrip()}")
             else:
                 parts.append(f"--- rank {rank} was done")
-        lines = self._printed()[printed:].decode(errors="replace").splitlines()
-        parts.append(
-            "--- printed\n" + "\n".join([*lines[-_SHOWN_LINES:], self._job.tail(_SHOWN_LINES)]).rstrip()
-        )
+        said = last_lines(self._printed, _SHOWN_LINES, printed)
+        parts.append("--- printed\n" + "\n".join([said, self._job.tail(_SHOWN_LINES)]).strip("\n"))
         return "\n".join(parts)
 
-    def _printed(self) -> bytes:
-        """Return what the ranks have printed; the job's own output is the launcher's."""
-        path = self._directory / "printed"
-        return path.read_bytes() if path.exists() else b""
+    @property
+    def _printed(self) -> Path:
+        """What the ranks have printed; the job's own output is the launcher's."""
+        return self._directory / "printed"
 
 
 def _import_path() -> list[str]:

@@ -18,7 +18,6 @@ import hashlib
 import json
 import math
 import os
-import stat
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
@@ -28,9 +27,10 @@ from typing import Any
 
 from ..comm import Communicator, machines_of
 from ..engines.request import Options, Problem
-from ..errors import counted, short_repr
+from ..errors import ArgumentError, counted, short_repr
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.axis import Axis
+from ..trust import fault_of, make_private, open_trusted
 
 __all__ = ["Entry", "Measured", "machine_of", "read_file", "save", "tuning_file"]
 
@@ -302,10 +302,7 @@ def _read(file: Path) -> list[Entry]:
 
 def _text(file: Path) -> str:
     """Return what is in a file, or raise ValueError if ``save`` cannot have written that much, or there. Local."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # does not wait for a pipe
-    with os.fdopen(descriptor, "rb") as opened:
-        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-            raise ValueError("it is no regular file")
+    with open_trusted(file) as opened:
         found = opened.read(_LARGEST_FILE + 1)
     if len(found) > _LARGEST_FILE:
         raise ValueError(f"it is larger than {_LARGEST_FILE >> 20} MiB")
@@ -321,7 +318,9 @@ def save(file: Path | None, new: list[Entry]) -> str:
     if file is None:
         return "there is no home directory: set PBLASMP_TUNING to a file"
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        if fault := fault_of(file.parent):
+            raise ArgumentError(fault)
+        make_private(file.parent)
         with _locked(file):
             try:
                 old = _read(file)
@@ -353,9 +352,12 @@ def save(file: Path | None, new: list[Entry]) -> str:
 
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    with Path(f"{file}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    number = os.open(f"{file}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(number)
 
 
 def _reason(error: Exception) -> str:

@@ -284,3 +284,24 @@ def test_a_python_that_is_not_there(program, compiled):
     done = subprocess.run([program], env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "cannot load Python: /no/libpython.so" in done.stderr
+
+
+ANOTHER_MPI = r"""
+int PMPI_Init(int *count, char ***words) { return 0; }
+int MPI_Initialized(int *is) { *is = 1; return 0; }
+void Cblacs_gridinfo(int context, int *rows, int *cols, int *row, int *col) { *rows = *cols = 1; *row = *col = 0; }
+void blacs_get_(int *context, int *what, int *value) { *value = 0; }
+"""
+
+
+@pytest.mark.parametrize("mpi", ["", ANOTHER_MPI], ids=["none", "another"])
+def test_an_mpi4py_of_another_mpi(mpi, tmp_path, compile_program, compiled, capfd, monkeypatch):
+    """The job ends before mpi4py has called anything: in two MPI libraries its calls reach the wrong one."""
+    monkeypatch.setattr(f"{__name__}.OWN", OWN + mpi)
+    status, _ = preload.run([compile_program("pdgemm_")], 0, "host")
+    err = capfd.readouterr().err
+    assert status == 1
+    assert "pblasmp preload: the program's MPI library is not that of mpi4py (" in err
+    assert "pip install --no-binary mpi4py" in err
+    assert (f"while the program has {tmp_path}/libown.so" in err) == bool(mpi)
+    assert err.count("\n") == 1

@@ -166,6 +166,36 @@ def test_why(lib):
         assert chosen.engine.why == "cuBLASMp 0.10.0 on each rank's own GPU, here 0000:00:00.0"
 
 
+@pytest.mark.parametrize(("mode", "kept"), [(0o700, False), (0o777, True), (0o1777, True)])
+def test_kernels_are_compiled_anew_if_others_may_write_cupys_folder(lib, tmp_path, monkeypatch, mode, kept):
+    tmp_path.chmod(mode)
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", "")
+    with pb.Context(engine="cublasmp"):
+        assert os.environ["CUPY_CACHE_IN_MEMORY"] == "1" * kept
+
+
+@pytest.mark.parametrize("driver", [True, False])
+def test_no_driver_is_not_an_insufficient_one(lib, monkeypatch, driver):
+    """CUDA says the same of both."""
+    said = "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version"
+    runtime = sys.modules["cupy"].cuda.runtime
+
+    def count():
+        raise runtime.CUDARuntimeError(said)
+
+    def load(name):
+        if not driver:
+            raise OSError(name)
+
+    monkeypatch.setattr(runtime, "getDeviceCount", count)
+    monkeypatch.setattr("ctypes.CDLL", load)
+    with pytest.raises(pb.LibraryNotFoundError) as caught:
+        pb.Context(engine="cublasmp")
+    assert ("insufficient" in str(caught.value)) == driver
+    assert ("there is no NVIDIA driver: libcuda.so.1 was not found" in str(caught.value)) != driver
+
+
 def test_a_context_on_the_host_looks_for_nothing(lib):
     with pb.Context(engine="host") as ctx:
         assert ctx.engine.why == "asked for"

@@ -7,16 +7,20 @@ Source: NCCL's user guide, environment variables.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import stat
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ....comm import Communicator, machine, machines_of, share_of_cores
 from ....errors import LibraryNotFoundError, UnsupportedError
 from ....extras import install
+from ....trust import fault_of
 
-__all__ = ["Device", "OnDevice", "find_device"]
+__all__ = ["Device", "OnDevice", "find_device", "in_words"]
 
 _SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # NCCL 2.30 or later obeys it
 
@@ -125,6 +129,7 @@ def _own(indices: list[int], number: int, *, share: bool) -> Device | Exception:
         import cupy
     except ImportError as error:
         return LibraryNotFoundError(f"CuPy is not installed ({error}): {install('cu13')}")
+    _keep_kernels_from_others()
     runtime = cupy.cuda.runtime
     try:
         count = runtime.getDeviceCount()
@@ -140,4 +145,25 @@ def _own(indices: list[int], number: int, *, share: bool) -> Device | Exception:
         index = indices[number] if count > 1 else 0
         return Device(index, runtime.deviceGetPCIBusId(index), *machine())
     except runtime.CUDARuntimeError as error:
-        return LibraryNotFoundError(f"no GPU can be used: {error}")
+        return LibraryNotFoundError(f"no GPU can be used: {in_words(error)}")
+
+
+def in_words(error: Exception) -> str:
+    """Return what an error of CUDA says; where there is no driver, CUDA says that it is too old. Local."""
+    if "cudaErrorInsufficientDriver" in str(error):
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            return "there is no NVIDIA driver: libcuda.so.1 was not found"
+    return str(error)
+
+
+def _keep_kernels_from_others() -> None:
+    """Have CuPy keep compiled kernels in memory only, if another user could put some into its folder."""
+    try:
+        folder = Path(os.environ.get("CUPY_CACHE_DIR") or "~/.cupy/kernel_cache").expanduser()
+    except RuntimeError:  # no home directory
+        return
+    everyones = folder.is_dir() and folder.stat().st_mode & stat.S_ISVTX
+    if everyones or fault_of(folder):
+        os.environ["CUPY_CACHE_IN_MEMORY"] = "1"
