@@ -21,6 +21,12 @@ from .lazy import submodule as _submodule
 
 TYPE_CHECKING = False  # typing's own takes as long to import as all the rest of this module
 if TYPE_CHECKING:
+    from . import blas as blas
+    from . import layout as layout
+    from . import linalg as linalg
+    from . import pblas as pblas
+    from . import tensor_parallel as tensor_parallel
+    from . import testing as testing
     from .context import Context as Context
     from .costs.advise import advise as advise
     from .costs.predict import predict as predict
@@ -30,42 +36,18 @@ if TYPE_CHECKING:
     from .errors import ArgumentError as ArgumentError
     from .errors import ArgumentTypeError as ArgumentTypeError
     from .errors import ClosedError as ClosedError
-    from .errors import FactorisationError as FactorisationError
+    from .errors import FactorizationError as FactorizationError
     from .errors import LayoutError as LayoutError
     from .errors import LibraryNotFoundError as LibraryNotFoundError
     from .errors import PblasmpError as PblasmpError
     from .errors import RankMismatchError as RankMismatchError
     from .errors import StatusError as StatusError
     from .errors import UnsupportedError as UnsupportedError
-    from .factorisations import QrFactors as QrFactors
-    from .factorisations import cho_solve as cho_solve
-    from .factorisations import cholesky as cholesky
-    from .factorisations import cond_estimate as cond_estimate
-    from .factorisations import eigh as eigh
-    from .factorisations import inv as inv
-    from .factorisations import lstsq as lstsq
-    from .factorisations import lu as lu
-    from .factorisations import lu_solve as lu_solve
-    from .factorisations import qr as qr
-    from .factorisations import slogdet as slogdet
-    from .factorisations import solve as solve
     from .layout import Grid as Grid
     from .layout import Level3Problem as Level3Problem
     from .layout import MatmulProblem as MatmulProblem
     from .layout import MatrixDescriptor as MatrixDescriptor
     from .layout import numroc as numroc
-    from .level3 import geadd as geadd
-    from .level3 import hemm as hemm
-    from .level3 import her2k as her2k
-    from .level3 import herk as herk
-    from .level3 import herkx as herkx
-    from .level3 import symm as symm
-    from .level3 import syr2k as syr2k
-    from .level3 import syrk as syrk
-    from .level3 import syrkx as syrkx
-    from .level3 import tradd as tradd
-    from .level3 import trmm as trmm
-    from .level3 import trsm as trsm
     from .matrix import DistributedMatrix as DistributedMatrix
     from .planning import algorithms as algorithms
     from .planning import plan as plan
@@ -80,26 +62,6 @@ if TYPE_CHECKING:
     from .tensor_parallel import matmul_allgather as matmul_allgather
     from .tensor_parallel import matmul_allreduce as matmul_allreduce
     from .tensor_parallel import matmul_reduce_scatter as matmul_reduce_scatter
-    from .vectors import amax as amax
-    from .vectors import asum as asum
-    from .vectors import axpy as axpy
-    from .vectors import copy as copy
-    from .vectors import dot as dot
-    from .vectors import dotc as dotc
-    from .vectors import gemv as gemv
-    from .vectors import ger as ger
-    from .vectors import gerc as gerc
-    from .vectors import hemv as hemv
-    from .vectors import her as her
-    from .vectors import her2 as her2
-    from .vectors import nrm2 as nrm2
-    from .vectors import scal as scal
-    from .vectors import swap as swap
-    from .vectors import symv as symv
-    from .vectors import syr as syr
-    from .vectors import syr2 as syr2
-    from .vectors import trmv as trmv
-    from .vectors import trsv as trsv
     from .verification import Verification as Verification
     from .verification import verify as verify
 
@@ -113,14 +75,10 @@ _NAMES = {
     "engines.method": "Verdict",
     "epilogue": "Epilogue",
     "errors": (
-        "ArgumentError ArgumentTypeError ClosedError FactorisationError LayoutError LibraryNotFoundError "
+        "ArgumentError ArgumentTypeError ClosedError FactorizationError LayoutError LibraryNotFoundError "
         "PblasmpError RankMismatchError StatusError UnsupportedError"
     ),
-    "factorisations": (
-        "QrFactors cho_solve cholesky cond_estimate eigh inv lstsq lu lu_solve qr slogdet solve"
-    ),
     "layout": "Grid Level3Problem MatmulProblem MatrixDescriptor numroc",
-    "level3": "geadd hemm her2k herk herkx symm syr2k syrk syrkx tradd trmm trsm",
     "matrix": "DistributedMatrix",
     "planning": "algorithms plan tune",
     "plans": "Plan",
@@ -130,17 +88,27 @@ _NAMES = {
     "report": "Report",
     "scales": "Scales",
     "tensor_parallel": "allgather_matmul matmul_allgather matmul_allreduce matmul_reduce_scatter",
-    "vectors": (
-        "amax asum axpy copy dot dotc gemv ger gerc hemv her her2 nrm2 scal swap symv syr syr2 trmv trsv"
-    ),
     "verification": "Verification verify",
 }
 """The public names, by the module that has them."""
 
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-# for users; pblasmp.torch, too, which needs PyTorch
-_MODULES = {"layout", "pblas", "tensor_parallel", "testing"}
+_MODULES = {"blas", "layout", "linalg", "pblas", "tensor_parallel", "testing", "torch"}
+"""For users; pblasmp.torch needs PyTorch."""
+
+_BLAS = (
+    "amax asum axpy copy dot dotc geadd gemv ger gerc hemm hemv her her2 her2k herk herkx nrm2 scal swap symm symv syr "
+    "syr2 syr2k syrk syrkx tradd trmm trmv trsm trsv"
+)
+_LINALG = "QrFactors cho_solve cholesky cond_estimate eigh inv lstsq lu_solve qr slogdet solve"
+_FORMER = {
+    **{name: f"blas.{name}" for name in _BLAS.split()},
+    **{name: f"linalg.{name}" for name in _LINALG.split()},
+    "lu": "linalg.lu_factor",
+    "FactorisationError": "FactorizationError",
+}
+"""Names of the last release and what they are called now: they warn, and go in the next release."""
 
 _OF_VALUES = {
     "draw": "drawing",
@@ -171,8 +139,31 @@ def __getattr__(name: str) -> object:
         value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
         globals()[name] = value
         return value
+    if name in _FORMER:
+        return _former(name)
     return _submodule(__name__, name)
 
 
+def _former(name: str) -> object:
+    """Return what a name of the last release stands for, with a warning. Local."""
+    import warnings
+
+    successor = _FORMER[name]
+    module, _, last = successor.rpartition(".")
+    home = importlib.import_module(f".{module or _HOME[last]}", __name__)
+    value: object = getattr(home, last)
+    how = ""
+    if module == "linalg":
+        changed = importlib.import_module(".former", __name__).FORMER.get(name)
+        if changed is not None:
+            value, how = changed, ", whose arguments are NumPy's and SciPy's"
+    warnings.warn(
+        f"pblasmp.{name} is now pblasmp.{successor}{how}; the old name goes in the next release",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return value
+
+
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(_HOME) | _MODULES)
+    return sorted({name for name in globals() if name.startswith("__")} | set(_HOME) | _MODULES)

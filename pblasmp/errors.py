@@ -11,7 +11,7 @@ __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
     "ClosedError",
-    "FactorisationError",
+    "FactorizationError",
     "LayoutError",
     "LibraryNotFoundError",
     "PblasmpError",
@@ -55,7 +55,7 @@ class StatusError(PblasmpError, RuntimeError):
     """A C library returned a status other than success."""
 
 
-class FactorisationError(PblasmpError, LinAlgError, ArithmeticError):
+class FactorizationError(PblasmpError, LinAlgError, ArithmeticError):
     """A matrix is singular, not positive definite, or without full rank; raised on every rank.
 
     Attributes:
@@ -65,7 +65,7 @@ class FactorisationError(PblasmpError, LinAlgError, ArithmeticError):
     index: int = 0
 
     @classmethod
-    def at(cls, index: int, message: str) -> FactorisationError:
+    def at(cls, index: int, message: str) -> FactorizationError:
         """Return the error for a diagonal element. Local."""
         error = cls(message)
         error.index = index

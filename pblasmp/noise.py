@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import StatusError, UnsupportedError
-from .factorisations import cholesky, solve
 from .layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor
 from .level3 import geadd, symm, syrk, trmm, trsm
+from .linalg import cholesky, solve
 from .planning import algorithms, plan
 from .products import matmul
 from .tensor_parallel import allgather_matmul, matmul_allgather, matmul_allreduce, matmul_reduce_scatter

@@ -8,19 +8,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import factorisations, level3, products, tensor_parallel, vectors
+from . import level3, linalg, products, tensor_parallel, vectors
 from .calls import prepare
 from .context import Context
 from .engines.method import Verdict, survey
 from .engines.request import AnyProblem, Options, Problem
 from .errors import ArgumentError, ArgumentTypeError, LayoutError, UnsupportedError
-from .factorisations import CALLS
+from .former import Former
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.factor_problem import FactorProblem
 from .layout.forms import FORMS
 from .layout.level3 import ROUTINES
 from .layout.redistribution import with_c_like_d
 from .layout.vector_routines import VECTOR_ROUTINES
+from .linalg import CALLS
 from .matrix import DistributedMatrix
 from .matrix_calls import check_c
 from .runtime import Runtime
@@ -33,13 +34,14 @@ if TYPE_CHECKING:
 __all__ = ["algorithms", "plan", "tune"]
 
 
+_FORMER_NAMES = {"lu": "lu_factor"}  # as plain strings, which have no module
 _VECTORS = [name for name, row in VECTOR_ROUTINES.items() if row.twin]
 
 
 def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[Any]:
     """Prepare ``function(*args, **kwargs)``, to run it any number of times. Collective over the context.
 
-    ``pb.plan(pb.syrk, a, c, uplo="U", beta=1, out=c)``, say, or ``pb.plan("matmul_allreduce", x, w, ctx)``.
+    ``pb.plan(pb.blas.syrk, a, c, uplo="U", beta=1, out=c)``, say, or ``pb.plan("matmul_allreduce", x, w, ctx)``.
 
     Args:
         function: ``pb.matmul``, a routine of level 2 or 3, a vector's that returns one, a factorisation or a
@@ -151,7 +153,14 @@ def _bound(
     call: str, function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[str, inspect.BoundArguments]:
     """Return the name of a public function, and the arguments as it takes them, or raise. Local."""
+    if isinstance(function, Former):
+        try:
+            args, kwargs = function.translate(*args, **kwargs)
+        except TypeError as error:
+            raise ArgumentTypeError(f"{call}: {error}") from None
+        function = function.successor
     name = function if isinstance(function, str) else getattr(function, "__name__", "")
+    name = _FORMER_NAMES.get(name, name) if isinstance(function, str) else name
     found = _public(name)
     if found is None or not (isinstance(function, str) or function is found):
         known = ", ".join(["matmul", *ROUTINES, *_VECTORS, *FORMS, *CALLS])
@@ -184,7 +193,7 @@ def _public(name: str) -> Callable[..., Any] | None:
     elif name in FORMS:
         found = getattr(tensor_parallel, name)
     elif name in CALLS:
-        found = getattr(factorisations, name)
+        found = getattr(linalg, name)
     elif name in VECTOR_ROUTINES:
         found = getattr(vectors, name)
     return found

@@ -308,7 +308,7 @@ class Plan(Generic[Result]):
 
         Raises:
             ArgumentError: an operand does not fit what was planned, or there was none of that name.
-            FactorisationError: as the function raises it.
+            FactorizationError: as the function raises it.
             ClosedError: the plan is closed.
         """
         if self._only_queues and not operands and not named:

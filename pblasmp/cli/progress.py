@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 import click
 
-from ..errors import ClosedError, FactorisationError, PblasmpError, StatusError
+from ..errors import ClosedError, FactorizationError, PblasmpError, StatusError
 
 __all__ = ["Channel", "LogHandler", "Reporter", "describe", "is_bad_input", "warnings_to"]
 
@@ -25,7 +25,7 @@ Event = dict[str, Any]
 _PACKAGE = Path(__file__).parents[1]
 
 
-_FAILURES = ClosedError, FactorisationError, StatusError
+_FAILURES = ClosedError, FactorizationError, StatusError
 _PATH_ERRORS = FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError
 _PATH_FAULTS = errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG
 

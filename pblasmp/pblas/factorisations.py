@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import factorisations
 from ..comm import agree_after
 from ..engines.direct import FAMILIES
-from ..errors import FactorisationError
+from ..errors import FactorizationError
+from ..linalg import cho_solve, cholesky, lu_solve, qr, solve_triangular
+from ..linalg.general import lu_with_info
+from ..linalg.orthogonal import apply_q, form_q, lstsq_in_place
+from ..linalg.systems import Assume, inverse_of, solve_keeping
 from ..matrix import DistributedMatrix
 from .arguments import Faults, as_routine, bound, signature_of
 from .direct import DirectForm
@@ -83,57 +86,65 @@ class FactorCall:
         """sub(B)."""
         return self.matrices["b"]
 
+    @property
+    def lower(self) -> bool:
+        """Whether the lower triangle is meant."""
+        return bool(self["uplo"] == "L")
+
+    @property
+    def unit(self) -> bool:
+        """Whether the diagonal is taken as ones."""
+        return bool(self["diag"] == "U")
+
 
 def _potrf(call: FactorCall) -> None:
-    factorisations.cholesky(call.a, call["uplo"], out=call.a)
+    cholesky(call.a, call.lower, out=call.a)
 
 
 def _potrs(call: FactorCall) -> None:
-    factorisations.cho_solve(call.a, call.b, call["uplo"], out=call.b)
+    cho_solve((call.a, call.lower), call.b, out=call.b)
 
 
 def _posv(call: FactorCall) -> None:
-    factorisations.solve_keeping(call.a, call.b, call.a, uplo=call["uplo"], out=call.b)
+    solve_keeping(call.a, call.b, call.a, lower=call.lower, out=call.b)
 
 
 def _potri(call: FactorCall) -> None:
-    factorisations.inverse_of(call.a, None, "pos", uplo=call["uplo"], factored=True, out=call.a)
+    inverse_of(call.a, None, "pos", lower=call.lower, out=call.a)
 
 
 def _getrf(call: FactorCall) -> None:
-    _, pivots, info = factorisations.lu_with_info(call.a, out=call.a)
+    _, pivots, info = lu_with_info(call.a, out=call.a)
     _give_pivots(call, pivots)
     if info:
-        raise FactorisationError.at(info - 1, "U has a zero on its diagonal")
+        raise FactorizationError.at(info - 1, "U has a zero on its diagonal")
 
 
 def _getrs(call: FactorCall) -> None:
-    factorisations.lu_solve(call.a, _take_pivots(call), call.b, call["trans"], out=call.b)
+    lu_solve((call.a, _take_pivots(call)), call.b, call["trans"], out=call.b)
 
 
 def _gesv(call: FactorCall) -> None:
     _getrf(call)
-    factorisations.lu_solve(call.a, _take_pivots(call), call.b, out=call.b)
+    lu_solve((call.a, _take_pivots(call)), call.b, out=call.b)
 
 
 def _getri(call: FactorCall) -> None:
     pivots = _take_pivots(call)
-    factorisations.inverse_of(call.a, pivots, factored=True, out=call.a)
+    inverse_of(call.a, pivots, out=call.a)
 
 
 def _trtri(call: FactorCall) -> None:
-    uplo, diag = call["uplo"], call["diag"]
-    factorisations.inverse_of(call.a, None, "tri", uplo=uplo, diag=diag, factored=True, out=call.a)
+    kind: Assume = "lower triangular" if call.lower else "upper triangular"
+    inverse_of(call.a, None, kind, unit_diagonal=call.unit, out=call.a)
 
 
 def _trtrs(call: FactorCall) -> None:
-    factorisations.solve(
-        call.a, call.b, "tri", op_a=call["trans"], uplo=call["uplo"], diag=call["diag"], out=call.b
-    )
+    solve_triangular(call.a, call.b, call["trans"], call.lower, call.unit, out=call.b)
 
 
 def _geqrf(call: FactorCall) -> None:
-    found = factorisations.qr(call.a, out=call.a)
+    found = qr(call.a, out=call.a)
     mine, places = _here(call, 1, len(found.tau))
     call["tau"].reshape(-1)[places] = found.tau[mine]
 
@@ -145,17 +156,17 @@ def _reflectors(call: FactorCall) -> tuple[DistributedMatrix, NDArray[Any]]:
 
 def _orgqr(call: FactorCall) -> None:
     reflectors, tau = _reflectors(call)
-    factorisations.form_q(reflectors, tau, call["n"], out=call.a)
+    form_q(reflectors, tau, call["n"], out=call.a)
 
 
 def _ormqr(call: FactorCall) -> None:
     reflectors, tau = _reflectors(call)
     c, op = call.matrices["c"], "N" if call["trans"] == "N" else "C"
-    factorisations.apply_q(reflectors, tau, c, op, call["side"], out=c)
+    apply_q(reflectors, tau, c, op, call["side"], out=c)
 
 
 def _gels(call: FactorCall) -> None:
-    factorisations.lstsq_in_place(call.a, call.b, call["trans"])
+    lstsq_in_place(call.a, call.b, call["trans"])
 
 
 def _here(call: FactorCall, axis: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -252,7 +263,7 @@ ROUTINES = {
     "gels": ScalapackRoutine(
         "trans m n nrhs A B work lwork", {"a": "m n", "b": "longer nrhs"}, "ab", _gels,
         "Replace sub(B) by the solution of op(sub(A)) X = sub(B) in the sense of least squares, or the least solution",
-        f"{_ZERO}; that an element is zero up to rounding is no fault here, but is one for ``pblasmp.lstsq``",
+        f"{_ZERO}; that an element is zero up to rounding is no fault here, but is one for ``pblasmp.linalg.lstsq``",
         adjoint=True,
     ),
     **{
@@ -376,7 +387,7 @@ def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values, *
     with grid.context.running(full):  # IPIV and TAU are gathered before the first vote of what is computed
         try:
             routine.compute(FactorCall(grid, {**given, **values}, matrices))
-        except FactorisationError as error:  # every rank's: it ends the call, it does not break the context
+        except FactorizationError as error:  # every rank's: it ends the call, it does not break the context
             return error.index + 1
     return 0
 

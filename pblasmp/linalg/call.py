@@ -22,7 +22,7 @@ from ..engines.request import CONSTANTS, Options
 from ..errors import (
     ArgumentError,
     ArgumentTypeError,
-    FactorisationError,
+    FactorizationError,
     LayoutError,
     UnsupportedError,
     faults_text,
@@ -42,14 +42,18 @@ __all__ = [
     "Pivots",
     "T",
     "digest",
+    "flag",
     "layout_of",
     "local_of",
+    "op_of",
+    "pair_of",
     "turned",
     "words",
 ]
 
 Matrix = DistributedMatrix
 Pivots = NDArray[np.int64]
+Trans = Literal[0, 1, 2, "N", "T", "C"]
 T = TypeVar("T")
 
 _TYPES = tuple(name for name, row in ELEMENT_TYPES.items() if row.blas)
@@ -109,7 +113,7 @@ class FactorisationCall(UserCall[T]):
         """Return what the function returns, the matrix it writes if not overridden. Collective over the context.
 
         Raises:
-            FactorisationError: the matrix is singular.
+            FactorizationError: the matrix is singular.
         """
         if found.info:
             self.singular(found.info)
@@ -265,12 +269,30 @@ class FactorisationCall(UserCall[T]):
         if not one_of(self.how[name], allowed):
             self.wrong(f"{name}: expected one of {', '.join(allowed)}, got {short_repr(self.how[name])}")
 
+    def check_flags(self, *names: str) -> None:
+        """Note which options are neither True nor False."""
+        for name in names:
+            if not isinstance(self.how[name], bool):
+                self.wrong(f"{name}: expected True or False, got {short_repr(self.how[name])}")
+
+    def check_trans(self, name: str = "trans") -> None:
+        """Note that an option is none of those that say which transpose of A is meant."""
+        if not one_of(self.how[name], "NTC"):
+            expected = "0, 1, 2, 'N', 'T' or 'C'"
+            self.wrong(f"{name}: expected {expected}, got {short_repr(self.how[name])}")
+
     # -- results
 
     @property
     def upper(self) -> bool:
         """Whether A is known by its upper triangle: then its transpose is computed with."""
-        return bool(self.how["uplo"] == "U" and self.how.get("assume") != "gen")
+        return self.how["lower"] is False
+
+    @property
+    def uplo(self) -> str:
+        """The triangle of A that is read, as LAPACK calls it; "" if ``lower`` is neither True nor False."""
+        lower = self.how["lower"]
+        return "" if not isinstance(lower, bool) else "L" if lower else "U"
 
     @property
     def written(self) -> Matrix:
@@ -291,7 +313,7 @@ class FactorisationCall(UserCall[T]):
     def failed(self, info: int, what: str) -> NoReturn:
         """Raise the error, as all ranks do."""
         with self.ctx.agreement(self.name):
-            raise FactorisationError.at(info - 1, f"{self.name}: the matrix {what}")
+            raise FactorizationError.at(info - 1, f"{self.name}: the matrix {what}")
         raise AssertionError
 
     def singular(self, info: int) -> NoReturn:
@@ -305,6 +327,22 @@ class FactorisationCall(UserCall[T]):
             f"is not positive definite: its leading principal minor of order {info}, up to index {info - 1}, is not "
             "positive",
         )
+
+
+def flag(value: object) -> object:
+    """Return a Python bool for one of NumPy, other values as they are. Local."""
+    return bool(value) if isinstance(value, np.bool_) else value
+
+
+def op_of(trans: object) -> object:
+    """Return "N", "T" or "C" for what SciPy calls 0, 1 and 2, or False and True; other values as they are. Local."""
+    known = isinstance(trans, (int, np.integer, np.bool_)) and 0 <= trans <= 2
+    return "NTC"[int(trans)] if known else trans  # type: ignore[call-overload]
+
+
+def pair_of(pair: object) -> tuple[Any, Any]:
+    """Return the two values of a pair; what is none, and None. Local."""
+    return (pair[0], pair[1]) if isinstance(pair, (tuple, list)) and len(pair) == 2 else (pair, None)
 
 
 def turned(x: Any, transposed: bool) -> Any:

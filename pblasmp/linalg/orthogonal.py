@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QR factorisations, products with Q, and least squares."""
+"""QR factorizations, products with Q, and least squares."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,16 +12,18 @@ from numpy.typing import NDArray
 from ..engines.factor import FactorOperands, Found
 from ..layout.factor_problem import FactorProblem
 from ..layout.grid import one_of
-from .call import FactorisationCall, Matrix, digest, turned, words
+from .call import FactorisationCall, Matrix, digest, op_of, turned, words
 
 if TYPE_CHECKING:
-    from ..layout.problem import Op
+    from .call import Trans
 
 __all__ = ["CALLS", "QrFactors", "apply_q", "form_q", "lstsq", "lstsq_in_place", "qr"]
 
 
 class QrFactors:
-    """A QR factorisation A = Q R, with Q as Householder reflectors. Made by ``pb.qr``. Local.
+    """A QR factorization A = Q R, with Q as Householder reflectors. Made by ``pb.linalg.qr``. Local.
+
+    ``q, r = pb.linalg.qr(a)`` forms both, as ``q()`` and ``r()`` do.
 
     Attributes:
         factors: m × n: R in the upper triangle or trapezoid, and below it the vectors of the reflectors.
@@ -29,6 +32,13 @@ class QrFactors:
 
     def __init__(self, factors: Matrix, tau: NDArray[Any]) -> None:
         self.factors, self.tau = factors, tau
+
+    def __iter__(self) -> Iterator[Matrix]:
+        yield self.q()
+        yield self.r()
+
+    def __repr__(self) -> str:
+        return f"QrFactors({self.factors.descriptor}; {len(self.tau)} reflectors)"
 
     def r(self) -> Matrix:
         """Return R, min(m, n) × n, as a new matrix. Collective over the context."""
@@ -68,8 +78,11 @@ class QrFactors:
         return apply_q(self.factors[:, :least], self.tau, b, op, out=out, algo=algo)
 
 
-def qr(a: Matrix, out: Matrix | None = None, *, algo: str = "auto") -> QrFactors:
-    """Return the QR factorisation of a matrix, by Householder reflectors. Collective over the context.
+def qr(a: Matrix, *, out: Matrix | None = None, algo: str = "auto") -> QrFactors:
+    """Return the QR factorization of a matrix, by Householder reflectors. Collective over the context.
+
+    ``q, r = qr(a)`` forms the first min(m, n) columns of Q, as NumPy does; the object itself multiplies by all of Q
+    without forming it.
 
     Args:
         a: m × n: float32, float64, complex64 or complex128, in any layout.
@@ -198,10 +211,11 @@ class _ApplyQ(_OfReflectors):
         return FactorOperands(self["a"].local, b, None, x, tau=self._tau)
 
 
-def lstsq(a: Matrix, b: Matrix, op_a: Op = "N", out: Matrix | None = None, *, algo: str = "auto") -> Matrix:
+def lstsq(a: Matrix, b: Matrix, *, trans: Trans = 0, out: Matrix | None = None, algo: str = "auto") -> Matrix:
     """Return the X that minimises the norms of the columns of op(A) X - B. Collective over the context.
 
-    If op(A) has more columns than rows, X is the solution of the least norm.
+    If op(A) has more columns than rows, X is the solution of the least norm. NumPy and SciPy also return residuals, the
+    rank and singular values; here X alone.
 
     A is of full rank, which is checked up to rounding: in the R of A, or of A^H if A is wide, no diagonal element is
     as small as 100 sqrt(min(m, n, 100)) eps times the largest element of its column; eps is ``numpy.finfo``'s. So
@@ -212,24 +226,24 @@ def lstsq(a: Matrix, b: Matrix, op_a: Op = "N", out: Matrix | None = None, *, al
     Args:
         a: m × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
         b: as many rows as op(A), in any layout.
-        op_a: "N", "T" (transpose) or "C" (conjugate transpose).
+        trans: 0 or "N" for A, 1 or "T" for its transpose, 2 or "C" for its conjugate transpose.
         out: where to write X, with as many rows as op(A) has columns; by default a new matrix in B's blocks.
         algo: "auto", or the name of an algorithm.
 
     Raises:
-        FactorisationError: A has no full rank: its column ``index`` (row if A is wide) is a combination of others.
+        FactorizationError: A has no full rank: its column ``index`` (row if A is wide) is a combination of others.
         ArgumentError: shapes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
 
     Source: LAPACK, ?GELS.
     """
-    return _LeastSquares(a=a, b=b, op_a=op_a, out=out, algo=algo).run()
+    return _LeastSquares(a=a, b=b, trans=trans, out=out, algo=algo).run()
 
 
-def lstsq_in_place(a: Matrix, b: Matrix, op_a: Op = "N", *, algo: str = "auto") -> None:
+def lstsq_in_place(a: Matrix, b: Matrix, trans: Trans = 0) -> None:
     """Do as ``lstsq`` with B of max(m, n) rows, which gets X, and A, which gets factors, as in LAPACK. Collective."""
-    _LeastSquaresInPlace(a=a, b=b, op_a=op_a, algo=algo).run()
+    _LeastSquaresInPlace(a=a, b=b, trans=trans, algo="auto").run()
 
 
 class _LeastSquares(FactorisationCall[Matrix]):
@@ -239,8 +253,8 @@ class _LeastSquares(FactorisationCall[Matrix]):
     matrices = ("a", "b", "out")
     in_place = False
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments, **{"in place": self.in_place})
+    def __init__(self, *, trans: Trans, **arguments: Any) -> None:
+        super().__init__(trans=op_of(trans), **arguments, **{"in place": self.in_place})
 
     @property
     def _wide(self) -> bool:
@@ -251,12 +265,12 @@ class _LeastSquares(FactorisationCall[Matrix]):
     def _shape(self) -> tuple[int, int]:
         """The shape of op(A)."""
         rows, cols = self["a"].shape
-        return (rows, cols) if one_of(self.how["op_a"], "N") else (cols, rows)
+        return (rows, cols) if one_of(self.how["trans"], "N") else (cols, rows)
 
     def check(self) -> None:
         a, b = self["a"], self["b"]
         self.check_matrix("a", square=False)
-        self.check_letter("op_a", "NTC")
+        self.check_trans()
         rows, cols = self._shape
         if b.dtype != a.dtype or b.shape[0] != rows:
             self.fault(f"b: expected {rows} rows of {a.dtype.name}, got {words(b.shape, b.dtype)}")
@@ -281,7 +295,7 @@ class _LeastSquares(FactorisationCall[Matrix]):
         return self.written
 
     def problem(self) -> FactorProblem:
-        wide, op = self._wide, self.how["op_a"]
+        wide, op = self._wide, self.how["trans"]
         tall = wide == (op != "N")  # op(A) is
         conjugate = not tall if op == "T" else wide
         a = turned(self["a"].descriptor, wide)
@@ -301,7 +315,7 @@ class _LeastSquaresInPlace(_LeastSquares):
     def check(self) -> None:
         a, b = self["a"], self["b"]
         self.check_matrix("a", square=False)
-        self.check_letter("op_a", "NTC")
+        self.check_trans()
         if b.dtype != a.dtype or b.shape[0] != max(a.shape):
             self.fault(f"b: expected {max(a.shape)} rows of {a.dtype.name}, got {words(b.shape, b.dtype)}")
 

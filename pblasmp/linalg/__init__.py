@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear algebra on distributed matrices, under the names of numpy.linalg and scipy.linalg.
+
+Systems of equations, Cholesky, LU with partial pivoting, QR, least squares, inverses, determinants, eigenvalues, norms
+and condition numbers. Matrices of a call may have any layouts; algorithms move them to those that they take. A function
+is a ``FactorisationCall``: it is computed by a plan, whose algorithm is one of the engine's registry.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import conditions, eigen, general, orthogonal, positive, systems
+from .call import FactorisationCall
+from .conditions import cond, cond_estimate, norm, svd, svdvals
+from .eigen import eigh, eigvalsh
+from .general import det, lu_factor, lu_solve, slogdet
+from .orthogonal import QrFactors, lstsq, qr
+from .positive import cho_factor, cho_solve, cholesky
+from .systems import inv, solve, solve_triangular
+
+__all__ = [
+    "QrFactors",
+    "cho_factor",
+    "cho_solve",
+    "cholesky",
+    "cond",
+    "cond_estimate",
+    "det",
+    "eigh",
+    "eigvalsh",
+    "inv",
+    "lstsq",
+    "lu_factor",
+    "lu_solve",
+    "norm",
+    "qr",
+    "slogdet",
+    "solve",
+    "solve_triangular",
+    "svd",
+    "svdvals",
+]
+
+CALLS: dict[str, type[FactorisationCall[Any]]] = {
+    **positive.CALLS,
+    **general.CALLS,
+    **orthogonal.CALLS,
+    **systems.CALLS,
+    **eigen.CALLS,
+    **conditions.CALLS,
+}
+"""The calls that can be planned, by function."""
+
+
+def __dir__() -> list[str]:
+    return __all__

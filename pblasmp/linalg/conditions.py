@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms and condition numbers, and what has no algorithm here: singular values."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NoReturn
+
+from ..engines.factor import FactorOperands, Found
+from ..errors import ArgumentError, FactorizationError, LayoutError, UnsupportedError, short_repr
+from ..layout.factor_problem import FactorProblem
+from ..matrix_calls import check_operands, context_of
+from ..reductions import kind_of_norm
+from .call import FactorisationCall, Matrix
+from .systems import inv
+
+__all__ = ["CALLS", "cond", "cond_estimate", "norm", "svd", "svdvals"]
+
+Order = Literal["fro", "inf", "max"] | float | None
+
+
+def norm(a: Matrix, ord: Order = None) -> float:  # noqa: A002 - NumPy's name
+    """Return a norm of a matrix, bit for bit the same on every rank. Collective over the context.
+
+    It is ``a.norm(ord)``, which also takes triangles.
+
+    Args:
+        a: in any layout.
+        ord: None or "fro" (Frobenius), 1 (largest column sum of absolute values), "inf" or ``numpy.inf`` (largest row
+            sum), or "max" (largest absolute value).
+
+    Raises:
+        ArgumentError: there is no such norm.
+        UnsupportedError: ``ord`` is 2, -2 or "nuc": those need singular values.
+
+    Source: NumPy, numpy.linalg.norm.
+    """
+    _check("norm", a, "ord", ord)
+    return a.norm("fro" if ord is None else ord)
+
+
+def cond(a: Matrix, p: Order = 1, *, algo: str = "auto") -> float:
+    """Return a condition number, the norm of A times that of its inverse. Collective over the context.
+
+    The inverse is computed, with 2 n³ operations; ``cond_estimate`` takes a third. NumPy's default is the 2-norm,
+    which needs singular values and is not available here.
+
+    Args:
+        a: n × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
+        p: the norm: 1, "inf" or ``numpy.inf``, or "fro".
+        algo: "auto", or the name of an algorithm of ``inv``.
+
+    Returns:
+        The condition number; infinite if A is exactly singular, 0 for an empty matrix.
+
+    Raises:
+        ArgumentError: shapes or types do not fit, or there is no such norm.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: ``p`` is None, 2, -2 or "nuc": those need singular values.
+
+    Source: NumPy, numpy.linalg.cond.
+    """
+    _check("cond", a, "p", p)
+    try:
+        inverse = inv(a, algo=algo)
+    except FactorizationError:  # every rank's
+        return float("inf")
+    return norm(a, p) * norm(inverse, p)
+
+
+def _check(call: str, a: Matrix, name: str, which: object) -> None:
+    """Raise if there is no such norm, on every rank. Collective over the context."""
+    ctx = context_of(call, a)
+    with ctx.agreement(call) as facts:
+        check_operands(ctx, "a", {"a": a})
+        facts.update({"a": a.descriptor, name: which})
+        plain = which is None or isinstance(which, (int, float, str))
+        if plain and which in ((2, -2, "nuc", None) if call == "cond" else (2, -2, "nuc")):
+            raise UnsupportedError(
+                f"{call}: {name}={which!r} needs singular values, which pblasmp does not compute: expected 1, 'inf' or "
+                "'fro'"
+            )
+        if which is not None and (kind_of_norm(which) is None or (call == "cond" and which == "max")):
+            legal = "'fro', 1 or 'inf'" if call == "cond" else "'fro', 1, 'inf' or 'max'"
+            raise ArgumentError(f"{name}: expected {legal}, got {short_repr(which)}")
+        if call == "cond" and a.shape[0] != a.shape[1]:
+            raise LayoutError(f"cond: a: expected a square matrix, got {a.shape[0]} x {a.shape[1]}")
+
+
+def svd(a: Matrix) -> NoReturn:
+    """Raise UnsupportedError: pblasmp computes no singular values. Collective over the context.
+
+    ScaLAPACK (p?gesvd) does, on the same block-cyclic arrays; of a thin matrix those of R, which ``qr`` gives, are the
+    same, and R is small enough for one rank.
+
+    Args:
+        a: any matrix.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    _no_singular_values("svd", a)
+
+
+def svdvals(a: Matrix) -> NoReturn:
+    """Raise UnsupportedError, as ``svd`` does. Collective over the context.
+
+    Args:
+        a: any matrix.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    _no_singular_values("svdvals", a)
+
+
+def _no_singular_values(call: str, a: Matrix) -> NoReturn:
+    ctx = context_of(call, a)
+    with ctx.agreement(call):
+        raise UnsupportedError(
+            f"{call}: pblasmp computes no singular values: ScaLAPACK (p?gesvd) does, on the same block-cyclic arrays; "
+            "those of a thin matrix are those of pb.linalg.qr(a).r(), which is small enough for numpy.linalg.svd"
+        )
+    raise AssertionError
+
+
+def cond_estimate(a: Matrix, *, algo: str = "auto") -> float:
+    """Return an estimate of the condition number of a matrix in the 1-norm. Collective over the context.
+
+    It is the norm of A times a lower bound of the norm of its inverse, from an LU factorisation and a few solves. The
+    bound is nearly always within a factor of 3. The same on every rank.
+
+    Args:
+        a: n × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
+        algo: "auto", or the name of an algorithm.
+
+    Returns:
+        The estimate; infinite if A is exactly singular or so near to it that solves overflow, 0 for an empty matrix.
+
+    Raises:
+        ArgumentError: shapes or types do not fit.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: the engine does not offer it.
+
+    Source: LAPACK, ?GECON.
+    """
+    return _Condition(a=a, algo=algo).run()
+
+
+class _Condition(FactorisationCall[float]):
+    """A call of ``cond_estimate``."""
+
+    name = "cond_estimate"
+    matrices = ("a",)
+
+    def check(self) -> None:
+        self.check_matrix("a")
+
+    def new(self) -> None:
+        return None
+
+    def problem(self) -> FactorProblem:
+        return FactorProblem("condition", self["a"].descriptor)
+
+    def operands(self) -> FactorOperands:
+        return FactorOperands(self["a"].local, None, None, None)
+
+    def end(self, found: Found) -> float:
+        return found.condition
+
+
+CALLS: dict[str, type[FactorisationCall[Any]]] = {"cond_estimate": _Condition}
+"""The calls that can be planned, by function."""

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LU factorizations, solves by them, and determinants."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..calls import factor_directly
+from ..engines.factor import FactorOperands, Found
+from ..errors import short_repr
+from ..layout.factor_problem import FactorProblem
+from .call import FactorisationCall, Matrix, Pivots, T, digest, op_of, pair_of
+
+if TYPE_CHECKING:
+    from .call import Trans
+
+__all__ = ["CALLS", "det", "lu_factor", "lu_solve", "lu_with_info", "slogdet"]
+
+
+def lu_factor(a: Matrix, *, out: Matrix | None = None, algo: str = "auto") -> tuple[Matrix, Pivots]:
+    """Return ``(lu, piv)``: LU factors of a matrix with partial pivoting, and pivots. Collective over the context.
+
+    P A = L U. L has a diagonal of ones, which is not stored. In step i row i was exchanged with row ``piv[i]``.
+
+    Args:
+        a: m × n: float32, float64, complex64 or complex128, in any layout.
+        out: where to write L, below the diagonal, and U; it may be ``a``. By default a new matrix in the layout of A.
+        algo: "auto", or the name of an algorithm.
+
+    Returns:
+        The matrix of the factors, and min(m, n) pivots, counted from 0; the same array of int64 on every rank.
+
+    Raises:
+        FactorizationError: A is exactly singular: the diagonal element of U at ``index`` is zero. The factors are
+            complete and in ``out``.
+        ArgumentError: shapes or types do not fit; the message names every fault.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: the engine does not offer it.
+
+    Source: LAPACK, ?GETRF; SciPy, scipy.linalg.lu_factor.
+    """
+    return _Lu(a=a, out=out, algo=algo).run()
+
+
+def lu_with_info(a: Matrix, *, out: Matrix | None = None) -> tuple[Matrix, Pivots, int]:
+    """Do as ``lu_factor``, but return INFO as LAPACK does, also if A is singular. Collective over the context."""
+    return _LuWithInfo(a=a, out=out, algo="auto").run()
+
+
+class _Factors(FactorisationCall[T]):
+    """A call that factors A."""
+
+    square = False
+
+    def check(self) -> None:
+        self.check_matrix("a", square=self.square)
+        self.check_like("out", "a")
+
+    def problem(self) -> FactorProblem:
+        return FactorProblem("lu", self["a"].descriptor, c=self.written.descriptor)
+
+    def operands(self) -> FactorOperands:
+        return FactorOperands(self["a"].local, None, self.written.local, None)
+
+
+class _LuFactors(_Factors[T]):
+    """A call that returns the factors."""
+
+    name = "lu_factor"
+
+    def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
+        return factor_directly("getrf", self.given["a"], None, self.given["out"], call=self.name)
+
+
+class _Lu(_LuFactors[tuple[Matrix, Pivots]]):
+    """A call of ``lu_factor``."""
+
+    def end(self, found: Found) -> tuple[Matrix, Pivots]:
+        if found.info:
+            self.singular(found.info)
+        assert found.pivots is not None
+        return self.written, found.pivots
+
+
+class _LuWithInfo(_LuFactors[tuple[Matrix, Pivots, int]]):
+    """A call of ``lu_with_info``."""
+
+    def end(self, found: Found) -> tuple[Matrix, Pivots, int]:
+        assert found.pivots is not None
+        return self.written, found.pivots, found.info
+
+
+def lu_solve(
+    lu_and_piv: tuple[Matrix, Pivots],
+    b: Matrix,
+    trans: Trans = 0,
+    *,
+    out: Matrix | None = None,
+    algo: str = "auto",
+) -> Matrix:
+    """Return X with op(A) X = B for a matrix A that ``lu_factor`` has factored. Collective over the context.
+
+    Args:
+        lu_and_piv: what ``lu_factor`` returns: L and U, n × n, and n integers, the same on every rank.
+        b: n × m.
+        trans: 0 or "N" for A, 1 or "T" for its transpose, 2 or "C" for its conjugate transpose.
+        out: where to write X, which may be ``b``; by default a new matrix in the layout of B.
+        algo: "auto", or the name of an algorithm.
+
+    Raises:
+        ArgumentError: shapes, types or options do not fit; the message names every fault.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: the engine does not offer it.
+
+    Source: LAPACK, ?GETRS; SciPy, scipy.linalg.lu_solve.
+    """
+    return _LuSolve(lu_and_piv=lu_and_piv, b=b, trans=trans, out=out, algo=algo).run()
+
+
+class _LuSolve(FactorisationCall[Matrix]):
+    """A call of ``lu_solve``."""
+
+    name = "lu_solve"
+    matrices = ("lu", "b", "out")
+    like = "b"
+
+    def __init__(self, *, lu_and_piv: tuple[Matrix, Pivots], trans: Trans, **arguments: Any) -> None:
+        lu, pivots = pair_of(lu_and_piv)
+        super().__init__(lu=lu, trans=op_of(trans), **arguments)
+        self._given, self._pivots = pivots, _integers(pivots)
+        self.values = {"pivots": "" if self._pivots is None else digest(self._pivots)}
+
+    def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
+        lu, b, out = self.given.values()
+        if b is None or self._pivots is None:
+            return None
+        op = self.how["trans"]
+        return factor_directly("getrs", lu, b, out, call=self.name, pivots=self._pivots, op_a=op)
+
+    def check(self) -> None:
+        self.check_matrix("lu")
+        self.check_trans()
+        self.check_right("b", "lu")
+        self.check_like("out", "b")
+        n, p = self["lu"].shape[0], self._pivots
+        if self._given is None:
+            self.wrong("lu_and_piv: expected a pair, the factors and the pivots, got a DistributedMatrix")
+        elif p is None or len(p) != n or not ((p >= 0) & (p < n)).all():
+            self.wrong(f"pivots: expected {n} integers from 0 to {n - 1}, got {short_repr(self._given)}")
+
+    def problem(self) -> FactorProblem:
+        lu, b, x = self["lu"].descriptor, self["b"].descriptor, self.written.descriptor
+        return FactorProblem("lu", lu, b, None, x, factored=True, op=self.how["trans"])
+
+    def operands(self) -> FactorOperands:
+        lu, b, x = self["lu"].local, self["b"].local, self.written.local
+        return FactorOperands(lu, b, None, x, pivots=self._pivots)
+
+
+def _integers(values: object) -> Pivots | None:
+    """Return values of any type as integers; None if they are not a vector of these. Local."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):  # of a distributed matrix, of lists of several lengths
+        return None
+    fit = array.ndim == 1 and (array.dtype.kind in "iu" or not array.size)
+    return array.astype(np.int64) if fit else None
+
+
+def slogdet(a: Matrix, *, algo: str = "auto") -> tuple[Any, float]:
+    """Return the sign of the determinant and the logarithm of its absolute value. Collective over the context.
+
+    As NumPy does; the same on every rank.
+
+    Args:
+        a: n × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
+        algo: "auto", or the name of an algorithm.
+
+    Returns:
+        ``(sign, logabsdet)`` with det(A) = sign exp(logabsdet): a number of A's type, of absolute value 1, and a real
+        one. For an exactly singular matrix 0 and minus infinity.
+
+    Raises:
+        ArgumentError: shapes or types do not fit.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: the engine does not offer it.
+
+    Source: NumPy, numpy.linalg.slogdet.
+    """
+    return _SignAndLogarithm(a=a, algo=algo).run()
+
+
+def det(a: Matrix, *, algo: str = "auto") -> Any:
+    """Return the determinant, a NumPy scalar of A's type, the same on every rank. Collective over the context.
+
+    It over- or underflows only if it is outside the type's range itself; ``slogdet`` does not.
+
+    Args:
+        a, algo: as for ``slogdet``.
+
+    Raises:
+        ArgumentError: shapes or types do not fit.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: the engine does not offer it.
+
+    Source: NumPy, numpy.linalg.det.
+    """
+    return _Determinant(a=a, algo=algo).run()
+
+
+class _OfDiagonal(_Factors[T]):
+    """A call that returns what the diagonal of U says."""
+
+    square = True
+
+    def signed(self, found: Found) -> tuple[Any, NDArray[np.float64]]:
+        """Return the product of the signs of U's diagonal and of the exchanges, and the diagonal's sizes. Local."""
+        pivots, diagonal = found.pivots, found.diagonal
+        assert pivots is not None
+        assert diagonal is not None
+        exchanged = pivots != np.arange(len(pivots))
+        sizes = np.abs(diagonal)
+        signs = diagonal / sizes if diagonal.dtype.kind == "c" else np.sign(diagonal)
+        return np.prod(signs) * (-1 if exchanged.sum() % 2 else 1), sizes.astype(np.float64)
+
+
+class _SignAndLogarithm(_OfDiagonal[tuple[Any, float]]):
+    """A call of ``slogdet``."""
+
+    name = "slogdet"
+
+    def end(self, found: Found) -> tuple[Any, float]:
+        dtype = self["a"].dtype.type
+        if found.info:
+            return dtype(0), -math.inf
+        sign, sizes = self.signed(found)
+        mine = dtype(sign), float(np.log(sizes).sum())
+        told: tuple[Any, float] = self.ctx.comm.bcast(mine)  # processors round logarithms differently
+        return told
+
+
+class _Determinant(_OfDiagonal[Any]):
+    """A call of ``det``."""
+
+    name = "det"
+
+    def end(self, found: Found) -> Any:
+        dtype = self["a"].dtype.type
+        if found.info:
+            return dtype(0)
+        sign, sizes = self.signed(found)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            return self.ctx.comm.bcast(dtype(sign * _product(sizes)))
+
+
+def _product(numbers: NDArray[np.float64]) -> np.float64:
+    """Return the product of numbers, which only over- or underflows if it is itself out of range. Local."""
+    exponent = 0
+    while len(numbers) > 1:
+        fractions, exponents = np.frexp(numbers)
+        exponent += int(exponents.sum(dtype=np.int64))
+        starts = np.arange(0, len(fractions), 512)  # each is at least a half
+        numbers = np.multiply.reduceat(fractions, starts)
+    first = numbers[0] if len(numbers) else 1.0
+    scaled: np.float64 = np.ldexp(np.float64(first), max(-4000, min(4000, exponent)))
+    return scaled
+
+
+CALLS: dict[str, type[FactorisationCall[Any]]] = {
+    "lu_factor": _Lu,
+    "lu_solve": _LuSolve,
+    "slogdet": _SignAndLogarithm,
+    "det": _Determinant,
+}
+"""The calls that can be planned, by function."""

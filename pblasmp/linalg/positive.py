@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cholesky factorizations."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+from ..calls import factor_directly
+from ..engines.factor import FactorOperands, Found
+from ..layout.factor_problem import FactorProblem
+from .call import FactorisationCall, Matrix, flag, pair_of, turned
+
+__all__ = ["CALLS", "cho_factor", "cho_solve", "cholesky"]
+
+T = TypeVar("T")
+
+
+def cholesky(a: Matrix, lower: bool = True, *, out: Matrix | None = None, algo: str = "auto") -> Matrix:
+    """Return the Cholesky factor of a positive definite matrix. Collective over the context.
+
+    A = L L^H, or with ``lower=False`` A = U^H U. Only that triangle of A is read and only that of the result is
+    written: outside it ``out`` keeps its values, and a new matrix has zeros. The default is NumPy's; SciPy's is U.
+
+    Args:
+        a: n × n, symmetric or Hermitian: float32, float64, complex64 or complex128, in any layout.
+        lower: return L, not U.
+        out: where to write the factor, which may be ``a``; by default a new matrix in the layout of A.
+        algo: "auto", or the name of an algorithm.
+
+    Raises:
+        FactorizationError: A is not positive definite; ``index`` is the last row, from 0, of the first leading
+            principal minor that is not. The columns of L (rows of U) of earlier panels are in ``out``.
+        ArgumentError: shapes, types or options do not fit; the message names every fault.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: the engine does not offer it.
+
+    Source: LAPACK, ?POTRF; NumPy, numpy.linalg.cholesky.
+    """
+    return _Cholesky(a=a, lower=lower, out=out, algo=algo).run()
+
+
+def cho_factor(
+    a: Matrix, lower: bool = False, *, out: Matrix | None = None, algo: str = "auto"
+) -> tuple[Matrix, bool]:
+    """Return ``(c, lower)``: the Cholesky factor as ``cho_solve`` takes it. Collective over the context.
+
+    It is that of ``cholesky``, with SciPy's default: U.
+
+    Args:
+        a, out, algo: as for ``cholesky``.
+        lower: factor A = L L^H, not U^H U.
+
+    Raises:
+        FactorizationError: A is not positive definite, as for ``cholesky``.
+        ArgumentError: shapes, types or options do not fit; the message names every fault.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: the engine does not offer it.
+
+    Source: LAPACK, ?POTRF; SciPy, scipy.linalg.cho_factor.
+    """
+    return _CholeskyFactor(a=a, lower=lower, out=out, algo=algo).run()
+
+
+class _Factors(FactorisationCall[T]):
+    """A call that factors A."""
+
+    def __init__(self, *, lower: bool, **arguments: Any) -> None:
+        super().__init__(lower=flag(lower), **arguments)
+
+    def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
+        a, out = self.given["a"], self.given["out"]
+        return factor_directly("potrf", a, None, out, call=self.name, uplo=self.uplo)
+
+    def check(self) -> None:
+        self.check_matrix("a")
+        self.check_flags("lower")
+        self.check_like("out", "a")
+
+    def new(self) -> Matrix:
+        return self.out_or_new(self["a"].descriptor, zeros=True)
+
+    def problem(self) -> FactorProblem:
+        a, out = (turned(x.descriptor, self.upper) for x in (self["a"], self.written))
+        return FactorProblem("cholesky", a, c=out, conjugate=self.upper)
+
+    def operands(self) -> FactorOperands:
+        a, out = (turned(x.local, self.upper) for x in (self["a"], self.written))
+        return FactorOperands(a, None, out, None)
+
+
+class _Cholesky(_Factors[Matrix]):
+    """A call of ``cholesky``."""
+
+    name = "cholesky"
+
+    def end(self, found: Found) -> Matrix:
+        return self.not_positive(found.info) if found.info else self.written
+
+
+class _CholeskyFactor(_Factors[tuple[Matrix, bool]]):
+    """A call of ``cho_factor``."""
+
+    name = "cho_factor"
+
+    def end(self, found: Found) -> tuple[Matrix, bool]:
+        return self.not_positive(found.info) if found.info else (self.written, self.how["lower"])
+
+
+def cho_solve(
+    c_and_lower: tuple[Matrix, bool], b: Matrix, *, out: Matrix | None = None, algo: str = "auto"
+) -> Matrix:
+    """Return X with A X = B for a matrix A that has been factored. Collective over the context.
+
+    Args:
+        c_and_lower: what ``cho_factor`` returns, or ``(cholesky(a), True)``: L or U, n × n, of which the other
+            triangle is not read, and whether it is L.
+        b: n × m.
+        out: where to write X, which may be ``b``; by default a new matrix in the layout of B.
+        algo: "auto", or the name of an algorithm.
+
+    Raises:
+        ArgumentError: shapes, types or options do not fit; the message names every fault.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: the engine does not offer it.
+
+    Source: LAPACK, ?POTRS; SciPy, scipy.linalg.cho_solve.
+    """
+    return _CholeskySolve(c_and_lower=c_and_lower, b=b, out=out, algo=algo).run()
+
+
+class _CholeskySolve(FactorisationCall[Matrix]):
+    """A call of ``cho_solve``."""
+
+    name = "cho_solve"
+    matrices = ("c", "b", "out")
+    like = "b"
+
+    def __init__(self, *, c_and_lower: tuple[Matrix, bool], **arguments: Any) -> None:
+        c, lower = pair_of(c_and_lower)
+        super().__init__(c=c, lower=flag(lower), **arguments)
+
+    def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
+        c, b, out = self.given.values()
+        return factor_directly("potrs", c, b, out, call=self.name, uplo=self.uplo)
+
+    def check(self) -> None:
+        self.check_matrix("c")
+        if self.how["lower"] is None:
+            self.wrong(
+                "c_and_lower: expected a pair, the factor and whether it is lower, got a DistributedMatrix"
+            )
+        else:
+            self.check_flags("lower")
+        self.check_right("b", "c")
+        self.check_like("out", "b")
+
+    def problem(self) -> FactorProblem:
+        c = turned(self["c"].descriptor, self.upper)
+        b, x = self["b"].descriptor, self.written.descriptor
+        return FactorProblem("cholesky", c, b, None, x, factored=True, conjugate=self.upper)
+
+    def operands(self) -> FactorOperands:
+        c = turned(self["c"].local, self.upper)
+        return FactorOperands(c, self["b"].local, None, self.written.local)
+
+
+CALLS: dict[str, type[FactorisationCall[Any]]] = {
+    "cholesky": _Cholesky,
+    "cho_factor": _CholeskyFactor,
+    "cho_solve": _CholeskySolve,
+}
+"""The calls that can be planned, by function."""

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Systems of equations, and inverses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..calls import factor_directly
+from ..engines.factor import FactorOperands, Found
+from ..errors import UnsupportedError, short_repr
+from ..layout.factor_problem import FactorProblem
+from ..matrix import DistributedMatrix
+from .call import FactorisationCall, Matrix, Pivots, flag, layout_of, local_of, op_of, turned
+
+if TYPE_CHECKING:
+    from .call import Trans
+
+__all__ = ["CALLS", "inv", "inverse_of", "solve", "solve_keeping", "solve_triangular"]
+
+Assume = Literal[
+    "gen",
+    "general",
+    "sym",
+    "symmetric",
+    "her",
+    "hermitian",
+    "pos",
+    "positive definite",
+    "upper triangular",
+    "lower triangular",
+]
+
+_KINDS = {
+    **dict.fromkeys(("gen", "general"), "gen"),
+    **dict.fromkeys(("pos", "positive definite"), "pos"),
+    **dict.fromkeys(("sym", "symmetric"), "sym"),
+    **dict.fromkeys(("her", "hermitian"), "her"),
+    **dict.fromkeys(("upper triangular", "lower triangular"), "tri"),
+}
+"""What LAPACK has routines for, and "sym" and "her", which are made "gen", by the name of what is assumed."""
+
+_TRIANGLES = {"lower triangular": True, "upper triangular": False}
+_COMPUTED = ("gen", "pos", "tri")
+
+
+def solve(
+    a: Matrix,
+    b: Matrix,
+    assume_a: Assume = "gen",
+    *,
+    lower: bool = False,
+    transposed: bool | Trans = False,
+    unit_diagonal: bool = False,
+    out: Matrix | None = None,
+    algo: str = "auto",
+) -> Matrix:
+    """Return X with A X = B. Collective over the context.
+
+    Args:
+        a: n × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
+        b: n × m, in any layout.
+        assume_a: "gen": any matrix, by LU with partial pivoting; "pos": symmetric or Hermitian and positive definite,
+            by Cholesky; "upper triangular", "lower triangular"; "sym" and "her": symmetric and Hermitian, of which
+            one triangle is read, and the whole made and solved as "gen". SciPy's long names, too.
+        lower: with "pos", "sym" and "her": read the lower triangle of A, not the upper.
+        transposed: solve with the transpose of A; "C": with its conjugate transpose.
+        unit_diagonal: of a triangular A: the diagonal is taken as ones and not read.
+        out: where to write X, which may be ``b``; by default a new matrix in the layout of B.
+        algo: "auto", or the name of an algorithm.
+
+    Raises:
+        FactorizationError: A is exactly singular, or not positive definite, at ``index``; then X is not computed.
+            B keeps its values, also as ``out``; another ``out`` may have been written to.
+        ArgumentError: shapes, types or options do not fit; the message names every fault.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: the engine does not offer it.
+
+    Source: LAPACK, ?GESV, ?POSV, ?TRTRS; SciPy, scipy.linalg.solve.
+    """
+    flags: dict[str, Any] = {"lower": lower, "transposed": transposed, "unit_diagonal": unit_diagonal}
+    return _Solve(a=a, b=b, assume_a=assume_a, **flags, out=out, algo=algo).run()
+
+
+def solve_triangular(
+    a: Matrix,
+    b: Matrix,
+    trans: Trans = 0,
+    lower: bool = False,
+    unit_diagonal: bool = False,
+    *,
+    out: Matrix | None = None,
+    algo: str = "auto",
+) -> Matrix:
+    """Return X with op(A) X = B for a triangular matrix A. Collective over the context.
+
+    Args:
+        a: n × n: float32, float64, complex64 or complex128, in any layout. The other triangle is not read.
+        b: n × m, in any layout.
+        trans: 0 or "N" for A, 1 or "T" for its transpose, 2 or "C" for its conjugate transpose.
+        lower: A is lower triangular, not upper.
+        unit_diagonal: the diagonal is taken as ones and not read.
+        out, algo: as for ``solve``.
+
+    Raises:
+        FactorizationError: A is exactly singular, at ``index``; then X is not computed.
+        ArgumentError: shapes, types or options do not fit; the message names every fault.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: the engine does not offer it.
+
+    Source: LAPACK, ?TRTRS; SciPy, scipy.linalg.solve_triangular.
+    """
+    return _SolveTriangular(
+        a=a, b=b, trans=trans, lower=lower, unit_diagonal=unit_diagonal, out=out, algo=algo
+    ).run()
+
+
+def solve_keeping(a: Matrix, b: Matrix, factor: Matrix, *, lower: bool, out: Matrix | None = None) -> Matrix:
+    """Do as ``solve`` with a positive definite A, and write its Cholesky factor to ``factor``. Collective."""
+    return _Solve(a=a, b=b, assume_a="pos", lower=lower, factor=factor, out=out, algo="auto").run()
+
+
+class _Assuming(FactorisationCall[Matrix]):
+    """A call that is told what kind of matrix A is.
+
+    Attributes:
+        kind: that kind, one of ``_KINDS``; None if it is none.
+    """
+
+    triangular = False  # whether the function is for triangles alone, and ``lower`` says which
+
+    def __init__(
+        self, *, assume_a: object, lower: object, unit_diagonal: object = False, **arguments: Any
+    ) -> None:
+        name = assume_a if isinstance(assume_a, str) else ""
+        self.kind = _KINDS.get(name)
+        if not self.triangular:
+            lower = _TRIANGLES.get(name, lower)
+        flags = {"lower": flag(lower), "unit_diagonal": flag(unit_diagonal)}
+        super().__init__(assume_a=assume_a, **flags, **arguments)
+
+    def run(self) -> Matrix:
+        """Compute; a matrix of which one triangle is known is made whole first. Collective over the context."""
+        a, lower = self.given["a"], self.how["lower"]
+        legal = isinstance(a, DistributedMatrix) and a.shape[0] == a.shape[1] and isinstance(lower, bool)
+        if self.kind in ("sym", "her") and legal:
+            self.given = {**self.given, "a": _whole(self["a"], lower, hermitian=self.kind == "her")}
+            self.kind, self.how = "gen", {**self.how, "assume_a": "gen"}
+        return super().run()
+
+    def check(self) -> None:
+        self.check_matrix("a")
+        self.check_flags("lower", "unit_diagonal")
+        if self.kind is None:
+            known = ", ".join(map(repr, ("gen", "pos", "sym", "her", *_TRIANGLES)))
+            self.wrong(f"assume_a: expected one of {known}, got {short_repr(self.how['assume_a'])}")
+        elif self.kind not in _COMPUTED and not self.faults:
+            raise UnsupportedError(
+                f"{self.name}: there is no plan with assume_a={self.how['assume_a']!r}: plan it with 'gen' and the "
+                "whole matrix"
+            )
+
+    @property
+    def upper(self) -> bool:
+        return self.kind != "gen" and super().upper
+
+    @property
+    def unit(self) -> bool:
+        """Whether the diagonal is taken as ones."""
+        return self.how["unit_diagonal"] is True
+
+    @property
+    def diag(self) -> str:
+        """That as LAPACK calls it; "" if ``unit_diagonal`` is neither True nor False."""
+        return "NU"[self.unit] if isinstance(self.how["unit_diagonal"], bool) else ""
+
+    def end(self, found: Found) -> Matrix:
+        if found.info and self.kind == "pos":
+            self.not_positive(found.info)
+        return super().end(found)
+
+
+def _whole(a: Matrix, lower: bool, *, hermitian: bool) -> Matrix:
+    """Return the matrix that a triangle describes. Collective over the context."""
+    triangle = a.tril() if lower else a.triu()
+    beside = a.tril(-1) if lower else a.triu(1)
+    diagonal = triangle.triu() if lower else triangle.tril()
+    if not hermitian:
+        return triangle + beside.T
+    return beside + beside.H + diagonal.real
+
+
+class _Solve(_Assuming):
+    """A call of ``solve``, or of ``solve_keeping``."""
+
+    name = "solve"
+    matrices = ("a", "b", "factor", "out")
+    optional = ("factor", "out")
+    like = "b"
+    option = "transposed"  # the argument that says which transpose of A is meant
+
+    def __init__(self, *, transposed: object = False, **arguments: Any) -> None:
+        super().__init__(**{self.option: op_of(transposed)}, **arguments)
+
+    @property
+    def op(self) -> str:
+        """Which transpose of A is meant: "N", "T" or "C"."""
+        return str(self.how[self.option])
+
+    def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
+        a, b, factor, out = self.given.values()
+        if b is None or factor is not None or self.kind not in _COMPUTED:
+            return None
+        if self.kind != "tri" and (self.unit or self.op != "N"):
+            return None
+        routine = {"gen": "gesv", "pos": "posv", "tri": "trtrs"}[self.kind]
+        options: dict[str, Any] = {"op_a": self.op, "uplo": self.uplo, "diag": self.diag}
+        return factor_directly(routine, a, b, out, call=self.name, **options)
+
+    def check(self) -> None:
+        super().check()
+        self.check_trans(self.option)
+        self.check_right("b", "a")
+        self.check_like("factor", "a")
+        self.check_like("out", "b")
+
+    def problem(self) -> FactorProblem:
+        kind, op, upper = self.kind, self.op, self.upper
+        a, factor = (turned(layout_of(self.given[name]), upper) for name in ("a", "factor"))
+        b, x = self["b"].descriptor, self.written.descriptor
+        if kind == "gen":
+            return FactorProblem("lu", a, b, factor, x, op=op)
+        if kind == "pos":
+            # The transpose of a Hermitian matrix is its conjugate.
+            return FactorProblem("cholesky", a, b, factor, x, conjugate=upper != (op == "T"))
+        solved = op if not upper else "T" if op == "N" else "N"
+        conjugate = upper and op == "C"
+        return FactorProblem("triangular", a, b, None, x, op=solved, unit=self.unit, conjugate=conjugate)
+
+    def operands(self) -> FactorOperands:
+        a, factor = (turned(local_of(self.given[name]), self.upper) for name in ("a", "factor"))
+        return FactorOperands(a, self["b"].local, factor, self.written.local)
+
+
+class _SolveTriangular(_Solve):
+    """A call of ``solve_triangular``."""
+
+    name = "solve_triangular"
+    option = "trans"
+    triangular = True
+
+    def __init__(self, *, trans: object, **arguments: Any) -> None:
+        super().__init__(assume_a="lower triangular", transposed=trans, **arguments)
+
+
+def inv(
+    a: Matrix,
+    assume_a: Assume = "gen",
+    *,
+    lower: bool = False,
+    unit_diagonal: bool = False,
+    out: Matrix | None = None,
+    algo: str = "auto",
+) -> Matrix:
+    """Return the inverse of a matrix, all of it whatever ``assume_a`` says. Collective over the context.
+
+    To solve a system, ``solve`` takes a third of the operations and is more accurate.
+
+    Args:
+        a: n × n: float32, float64, complex64 or complex128, in any layout.
+        assume_a, lower: as for ``solve``.
+        unit_diagonal: of a triangular matrix: the diagonal is taken as ones and not read.
+        out: where to write the inverse, which may be ``a``; by default a new matrix in the layout of A.
+        algo: "auto", or the name of an algorithm.
+
+    Raises:
+        FactorizationError: A is exactly singular, or not positive definite, at ``index``.
+        ArgumentError: shapes, types or options do not fit; the message names every fault.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: the engine does not offer it.
+
+    Source: LAPACK, ?GETRI, ?POTRI, ?TRTRI; NumPy, numpy.linalg.inv.
+    """
+    return _Inverse(
+        a=a, assume_a=assume_a, lower=lower, unit_diagonal=unit_diagonal, out=out, algo=algo
+    ).run()
+
+
+def inverse_of(
+    a: Matrix,
+    pivots: Pivots | None = None,
+    assume_a: Assume = "gen",
+    *,
+    lower: bool = False,
+    unit_diagonal: bool = False,
+    out: Matrix | None = None,
+) -> Matrix:
+    """Do as LAPACK with a factor, and ``pivots`` that are legal and equal everywhere. Collective over the context.
+
+    Of a triangular or positive definite matrix only the triangle is written, without a diagonal of ones.
+    """
+    how: dict[str, Any] = {"lower": lower, "unit_diagonal": unit_diagonal, "algo": "auto"}
+    return _Inverse(a=a, assume_a=assume_a, pivots=pivots, factored=True, out=out, **how).run()
+
+
+class _Inverse(_Assuming):
+    """A call of ``inv`` or ``inverse_of``."""
+
+    name = "inv"
+
+    def __init__(self, *, pivots: Pivots | None = None, factored: bool = False, **arguments: Any) -> None:
+        super().__init__(factored=factored, **arguments)
+        self._pivots = pivots
+
+    def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
+        a, out, kind = self.given["a"], self.given["out"], self.kind
+        if kind not in _COMPUTED or (kind != "tri" and self.unit):
+            return None
+        if self.how["factored"]:
+            routine = {"gen": "getri", "pos": "potri", "tri": "trtri"}[kind]
+        else:
+            routine = {"gen": "getrf getri", "pos": "potrf potri", "tri": "trtri laset"}[kind]
+        options: dict[str, Any] = {"uplo": self.uplo, "diag": self.diag}
+        return factor_directly(routine, a, None, out, call=self.name, pivots=self._pivots, **options)
+
+    def check(self) -> None:
+        super().check()
+        self.check_like("out", "a")
+
+    def new(self) -> Matrix:
+        return self.out_or_new(self["a"].descriptor, zeros=self.how["factored"])
+
+    def problem(self) -> FactorProblem:
+        a, x = (turned(each.descriptor, self.upper) for each in (self["a"], self.written))
+        kind, factored = self.kind, self.how["factored"]
+        if kind == "tri":
+            return FactorProblem("triangular", a, d=x, factored=factored, inverse=True, unit=self.unit)
+        routine: Literal["lu", "cholesky"] = "lu" if kind == "gen" else "cholesky"
+        return FactorProblem(routine, a, d=x, factored=factored, inverse=True, conjugate=self.upper)
+
+    def operands(self) -> FactorOperands:
+        a, x = (turned(each.local, self.upper) for each in (self["a"], self.written))
+        return FactorOperands(a, None, None, x, pivots=self._pivots)
+
+
+CALLS: dict[str, type[FactorisationCall[Any]]] = {
+    "solve": _Solve,
+    "solve_triangular": _SolveTriangular,
+    "inv": _Inverse,
+}
+"""The calls that can be planned, by function."""
