@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time the Cholesky factorisation of examples/: ``mpirun -n 4 python benchmarks/cholesky.py -n 65536 --block 512``.
 
-The same program in one run with the routines that "auto" takes and, on GPUs, with cuBLASMp's; then ``pb.cholesky``,
-also by cuSOLVERMp's routine if that is installed. The factor is checked against the matrix each time, in some blocks.
+The same program in one run with the routines that "auto" takes and, on GPUs, with cuBLASMp's; then
+``pb.linalg.cholesky``, also by cuSOLVERMp's routine if that is installed. The factor is checked against the matrix each time, in some blocks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def residual(lower: pb.DistributedMatrix, a: pb.DistributedMatrix) -> float:
     for i, j in sorted({(last, last - 1), (last, 0), (last, half), (half, half - 1)}):
         rows, columns = (slice(x * block, (x + 1) * block) for x in (i, j))
         before = slice(0, j * block)
-        found = pb.trmm(lower[columns, columns], lower[rows, columns], side="R", uplo="L", op_a="T")
+        found = pb.blas.trmm(lower[columns, columns], lower[rows, columns], side="R", uplo="L", op_a="T")
         if j:
             found = pb.matmul(lower[rows, before], lower[columns, before], found, op_b="T", beta=1)
         worst = max(worst, float((a[rows, columns] - found).norm("max")))
@@ -54,9 +54,9 @@ def contenders(ctx: pb.Context) -> dict[str, Callable[[pb.DistributedMatrix], ob
     found: dict[str, Callable[[pb.DistributedMatrix], object]] = {"pblasmp": lambda x: factor(ctx, x)}
     if ctx.engine.device is not None:
         found["cublasmp"] = lambda x: factor(ctx, x, "cublasmp")
-    found["pb.cholesky"] = lambda x: pb.cholesky(x, out=x)
+    found["pb.linalg.cholesky"] = lambda x: pb.linalg.cholesky(x, out=x)
     if ctx.engine.device is not None:
-        found["cusolvermp"] = lambda x: pb.cholesky(x, out=x, algo="cusolvermp")
+        found["cusolvermp"] = lambda x: pb.linalg.cholesky(x, out=x, algo="cusolvermp")
     return found
 
 

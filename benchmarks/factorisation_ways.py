@@ -73,7 +73,7 @@ def run(way: str, m: Matrices) -> Callable[[], Any]:
     """Return what computes one way."""
     import pblasmp as pb
 
-    return (lambda: pb.cholesky(m.a, out=m.a, algo="panels")) if way == "panels" else m.run_pblasmp
+    return (lambda: pb.linalg.cholesky(m.a, out=m.a, algo="panels")) if way == "panels" else m.run_pblasmp
 
 
 def time_all(comm: Any, options: argparse.Namespace) -> None:

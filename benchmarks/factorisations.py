@@ -118,15 +118,15 @@ class Matrices:
 
         routine, a, b = self.case.routine, self.a, self.b
         if routine == "potrf":
-            pb.cholesky(a, out=a)
+            pb.linalg.cholesky(a, out=a)
         elif routine == "getrf":
-            self.found = pb.lu(a, out=a)[1]
+            self.found = pb.linalg.lu_factor(a, out=a)[1]
         elif routine == "geqrf":
-            self.found = pb.qr(a, out=a).tau
+            self.found = pb.linalg.qr(a, out=a).tau
         elif routine == "gels":
-            pb.lstsq(a, b, out=b)
+            pb.linalg.lstsq(a, b, out=b)
         else:
-            pb.solve(a, b, "pos" if routine == "posv" else "gen", out=b)
+            pb.linalg.solve(a, b, "pos" if routine == "posv" else "gen", out=b)
 
     def theirs(self, slk: ScaLAPACK, context: int) -> Callable[[], None]:
         """Return ScaLAPACK's call on the same arrays."""

@@ -99,18 +99,18 @@ class Matrices:
         """Factor A in place. Collective."""
         kind = self.case.routine[:5]
         if kind in ("potrf", "potrs"):
-            pb.cholesky(self.a, out=self.a, algo=algo)
+            pb.linalg.cholesky(self.a, out=self.a, algo=algo)
         elif kind in ("getrf", "getrs"):
-            self.found = pb.lu(self.a, out=self.a, algo=algo)[1]
+            self.found = pb.linalg.lu_factor(self.a, out=self.a, algo=algo)[1]
         else:
-            self.found = pb.qr(self.a, out=self.a, algo=algo)
+            self.found = pb.linalg.qr(self.a, out=self.a, algo=algo)
 
     def solve(self, algo: str) -> None:
         """Solve in place with the factors. Collective."""
         if self.case.routine[:2] == "po":
-            pb.cho_solve(self.a, self.b, out=self.b, algo=algo)
+            pb.linalg.cho_solve((self.a, True), self.b, out=self.b, algo=algo)
         else:
-            pb.lu_solve(self.a, self.found, self.b, out=self.b, algo=algo)
+            pb.linalg.lu_solve((self.a, self.found), self.b, out=self.b, algo=algo)
 
     def call(self, algo: str) -> Callable[[], None]:
         """Return what is timed. Collective to run."""
@@ -124,7 +124,7 @@ class Matrices:
         self.factor(algo)
         self.fill(self.b, "ge")
         if case.routine == "geqrf":  # A^T A x and R^T R x
-            squared = pb.trmm(self.a, pb.trmm(self.a, self.b, uplo="U"), uplo="U", op_a="T")
+            squared = pb.blas.trmm(self.a, pb.blas.trmm(self.a, self.b, uplo="U"), uplo="U", op_a="T")
             self.fill(self.a, "ge")
             wanted = pb.matmul(self.a, pb.matmul(self.a, self.b), op_a="T")
             scale = size**2 * float(self.b.norm(1))
@@ -323,7 +323,7 @@ def _present(ctx: pb.Context) -> list[str]:
     d = pb.MatrixDescriptor((8, 8), (8, 8), pb.Grid(1, ctx.size))
     a = ctx.from_function(lambda i, j: 1.0 * (i == j), d)
     try:
-        pb.cholesky(a, algo="cusolvermp")
+        pb.linalg.cholesky(a, algo="cusolvermp")
     except pb.PblasmpError as error:
         if ctx.rank == 0:
             print(f"cusolvermp: {error}")

@@ -149,9 +149,9 @@ def small_calls(ctx: Any, n: int = N) -> dict[str, Callable[[int], Any]]:
     panels = [c[rows, cols] for rows, cols in zip(tall, thin, strict=True)]
     return {
         "matmul": lambda i: pb.matmul(x[i], y[i], z[i], alpha=-1, beta=1, out=z[i]),
-        "trsm": lambda i: pb.trsm(corners[i], y[i], uplo="L", out=y[i]),
-        "syrk": lambda i: pb.syrk(x[i], squares[i], uplo="L", alpha=-1, beta=1, out=squares[i]),
-        "geadd": lambda i: pb.geadd(x[i], panels[i], alpha=2, beta=1, out=panels[i]),
+        "trsm": lambda i: pb.blas.trsm(corners[i], y[i], uplo="L", out=y[i]),
+        "syrk": lambda i: pb.blas.syrk(x[i], squares[i], uplo="L", alpha=-1, beta=1, out=squares[i]),
+        "geadd": lambda i: pb.blas.geadd(x[i], panels[i], alpha=2, beta=1, out=panels[i]),
     }
 
 

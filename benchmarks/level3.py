@@ -108,7 +108,7 @@ class Matrices:
         """Run pblasmp's routine; ``out`` is what is left of C or B."""
         import pblasmp as pb
 
-        call = getattr(pb, self.case.routine)
+        call = getattr(pb.blas, self.case.routine)
         return call(*self.matrices.values(), out=self.out, **self.case.flags, **self.scalars).local
 
     def flops(self) -> int:
@@ -252,7 +252,7 @@ def time_on_gpus(comm: Any, options: argparse.Namespace) -> None:
                 plans = {"gemm": stack.enter_context(pb.plan(pb.matmul, left, right, out=ctx.empty(d)))}
 
                 def planned(algo: str, case: Case = case, m: Matrices = m, stack: ExitStack = stack) -> Any:
-                    routine = getattr(pb, case.routine)
+                    routine = getattr(pb.blas, case.routine)
                     how = {**case.flags, **m.scalars, "out": m.out, "algo": algo}
                     return stack.enter_context(pb.plan(routine, *m.matrices.values(), **how))
 
@@ -300,7 +300,7 @@ def print_timelines(comm: Any, options: argparse.Namespace) -> None:
                 continue
             m = Matrices(ctx, case, options.n, options.block, tuple(map(int, options.grid.split("x"))))
             how = {**case.flags, **m.scalars, "out": m.out, "algo": (options.algo or ["auto"])[0]}
-            with pb.plan(getattr(pb, case.routine), *m.matrices.values(), **how) as plan:
+            with pb.plan(getattr(pb.blas, case.routine), *m.matrices.values(), **how) as plan:
                 run = _finished(ctx, plan)
                 for _ in range(2):
                     run()  # the second run may record a graph

@@ -240,7 +240,7 @@ class Work:
             def trsm() -> None:
                 b = whole[k : k + q, p : p + r]
                 a = whole[i : i + m, j : j + n]
-                pb.trsm(a, b, side=side, uplo=uplo, op_a=op, diag=diag, alpha=alpha, out=b)
+                pb.blas.trsm(a, b, side=side, uplo=uplo, op_a=op, diag=diag, alpha=alpha, out=b)
 
             return trsm
         if name == "syrk":
@@ -249,7 +249,9 @@ class Work:
 
             def syrk() -> None:
                 c = whole[k : k + q, p : p + r]
-                pb.syrk(whole[i : i + m, j : j + n], c, uplo=uplo, op_a=op, alpha=alpha, beta=beta, out=c)
+                pb.blas.syrk(
+                    whole[i : i + m, j : j + n], c, uplo=uplo, op_a=op, alpha=alpha, beta=beta, out=c
+                )
 
             return syrk
         (i, j, m, n), (k, p, q, r), beta, (s, t, u, v) = rest
@@ -340,9 +342,9 @@ def costs(comm: Any, ctx: Any, grid: tuple[int, int], repeats: int) -> list[dict
     s = [third[i : i + nb, i : i + nb] for i in range(0, n - nb, nb)]
     calls: dict[str, Callable[[int], Any]] = {
         "matmul": lambda i: pb.matmul(a[i], t[i % len(t)], c[i], alpha=1.0, beta=1.0, out=c[i]),
-        "trsm": lambda i: pb.trsm(t[i % len(t)], b[i], side="R", out=b[i]),
-        "syrk": lambda i: pb.syrk(a[i], s[i % len(s)], op_a="T", beta=1.0, out=s[i % len(s)]),
-        "geadd": lambda i: pb.geadd(a[i], c[i], out=c[i]),
+        "trsm": lambda i: pb.blas.trsm(t[i % len(t)], b[i], side="R", out=b[i]),
+        "syrk": lambda i: pb.blas.syrk(a[i], s[i % len(s)], op_a="T", beta=1.0, out=s[i % len(s)]),
+        "geadd": lambda i: pb.blas.geadd(a[i], c[i], out=c[i]),
     }
     for name, call in calls.items():
         found: dict[str, list[float]] = {}

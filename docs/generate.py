@@ -30,7 +30,11 @@ from pblasmp.problems.files import load_problem_file
 from reference.testers import RESULTS
 
 ROOT = Path(__file__).parents[1]
-PUBLIC = {name: getattr(pb, name) for name in pb.__all__}
+PUBLIC = {name: getattr(pb, name) for name in pb.__all__} | {
+    f"{module}.{name}": getattr(getattr(pb, module), name)
+    for module in ("blas", "linalg")
+    for name in getattr(pb, module).__all__
+}
 
 INHERITED = {"Context": ("close",)}
 """Collective methods of users that a class has from an internal one."""
@@ -118,7 +122,7 @@ def calls() -> Iterator[Call]:
     for name, cls in public_classes().items():
         if name in PUBLIC:
             yield Call(f"pb.{name}", cls.__doc__ or "")
-        owner = VARIABLES.get(name, name)
+        owner = VARIABLES.get(name, name.rpartition(".")[2])
         inherited = {attribute: getattr(cls, attribute) for attribute in INHERITED.get(name, ())}
         for attribute, member in (vars(cls) | inherited).items():
             function = getattr(member, "__func__", member)
@@ -160,13 +164,13 @@ def command_line() -> str:
 def routines() -> str:
     """Return the table of the routines' names: in PBLAS, in Python, in cuBLASMp."""
     own = [
-        (f"p?{name}" if row.pblas else "", f"pb.{name}", f"cublasMp{name.capitalize()}")
+        (f"p?{name}" if row.pblas else "", f"pb.blas.{name}", f"cublasMp{name.capitalize()}")
         for name, row in ROUTINES.items()
     ]
     named = [
         ("p?gemm", "pb.matmul", "cublasMpMatmul"),
         *own,
-        ("p?tran, p?tranu, p?tranc", 'pb.geadd(a, c, op_a="T")', "cublasMpGeadd"),
+        ("p?tran, p?tranu, p?tranc", 'pb.blas.geadd(a, c, op_a="T")', "cublasMpGeadd"),
         ("p?gemr2d", "A.redistribute", "cublasMpGemr2D"),
         ("p?trmr2d", "A.redistribute(uplo=...)", "cublasMpGemr2D"),
     ]
@@ -184,7 +188,7 @@ def vectors() -> str:
     for name, row in VECTOR_ROUTINES.items():
         twin = {"gemm": "`matmul`", "": ""}.get(row.twin, f"`{row.twin}`")
         named = ", ".join(f"`{each}`" for each in row.names)
-        rows.append(f"| `pb.{name}` | {row.formula.replace('|', '&#124;')} | {named} | {twin} |")
+        rows.append(f"| `pb.blas.{name}` | {row.formula.replace('|', '&#124;')} | {named} | {twin} |")
     return "\n".join(["| here | | PBLAS | computed as |", "| --- | --- | --- | --- |", *rows, ""])
 
 
@@ -238,22 +242,22 @@ HERE = {
     "infog2l": "`descriptor.to_local(i, j)`",
     "iceil": "`-(-m // n)`",
     "ilcm": "`math.lcm(m, n)`",
-    "potrf": "`pb.cholesky`",
-    "potrs": "`pb.cho_solve`",
-    "posv": '`pb.solve(a, b, assume="pos")`',
-    "potri": '`pb.inv(a, assume="pos")`',
-    "getrf": "`pb.lu`",
-    "getrs": "`pb.lu_solve`",
-    "gesv": "`pb.solve`",
-    "getri": "`pb.inv`",
-    "geqrf": "`pb.qr`",
-    "orgqr": "`pb.qr(a).q()`",
-    "ungqr": "`pb.qr(a).q()`",
-    "ormqr": "`pb.qr(a).apply(b)`",
-    "unmqr": "`pb.qr(a).apply(b)`",
-    "gels": "`pb.lstsq`",
-    "trtri": '`pb.inv(a, assume="tri")`',
-    "trtrs": '`pb.solve(a, b, assume="tri")`',
+    "potrf": "`pb.linalg.cholesky`",
+    "potrs": "`pb.linalg.cho_solve`",
+    "posv": '`pb.linalg.solve(a, b, assume_a="pos")`',
+    "potri": '`pb.linalg.inv(a, assume_a="pos")`',
+    "getrf": "`pb.linalg.lu_factor`",
+    "getrs": "`pb.linalg.lu_solve`",
+    "gesv": "`pb.linalg.solve`",
+    "getri": "`pb.linalg.inv`",
+    "geqrf": "`pb.linalg.qr`",
+    "orgqr": "`pb.linalg.qr(a).q()`",
+    "ungqr": "`pb.linalg.qr(a).q()`",
+    "ormqr": "`pb.linalg.qr(a).apply(b)`",
+    "unmqr": "`pb.linalg.qr(a).apply(b)`",
+    "gels": "`pb.linalg.lstsq`",
+    "trtri": '`pb.linalg.inv(a, assume_a="lower triangular")`',
+    "trtrs": "`pb.linalg.solve_triangular(a, b)`",
 }
 """What the tools of ``pblasmp.pblas`` are called with pblasmp's matrices."""
 

@@ -26,9 +26,9 @@ def factor(ctx: pb.Context, a: pb.DistributedMatrix, algo: str = "auto") -> None
         if l11.local.size:  # only one rank has this block
             l11.local[...] = xp.linalg.cholesky(xp.tril(l11.local) + xp.tril(l11.local, -1).T)
         if stop < order:
-            pb.trsm(l11, l21, side="R", uplo="L", op_a="T", out=l21, algo=algo)  # L21 = A21 L11^-T
+            pb.blas.trsm(l11, l21, side="R", uplo="L", op_a="T", out=l21, algo=algo)  # L21 = A21 L11^-T
             a22 = a[stop:, stop:]
-            pb.syrk(l21, a22, uplo="L", alpha=-1, beta=1, out=a22, algo=algo)  # A22 -= L21 L21^T
+            pb.blas.syrk(l21, a22, uplo="L", alpha=-1, beta=1, out=a22, algo=algo)  # A22 -= L21 L21^T
 
 
 def solve(a: pb.DistributedMatrix, b: pb.DistributedMatrix) -> None:
@@ -37,10 +37,10 @@ def solve(a: pb.DistributedMatrix, b: pb.DistributedMatrix) -> None:
     for start in range(0, order, nb):
         stop = min(start + nb, order)
         x1, b2 = b[start:stop, :], b[stop:, :]
-        pb.trsm(a[start:stop, start:stop], x1, uplo="L", out=x1)  # X1 = L11^-1 B1
+        pb.blas.trsm(a[start:stop, start:stop], x1, uplo="L", out=x1)  # X1 = L11^-1 B1
         if stop < order:
             pb.matmul(a[stop:, start:stop], x1, b2, alpha=-1, beta=1, out=b2)  # B2 -= L21 X1
-    pb.trsm(a, b, uplo="L", op_a="T", out=b)  # X = L^-T X
+    pb.blas.trsm(a, b, uplo="L", op_a="T", out=b)  # X = L^-T X
 
 
 if __name__ == "__main__":
@@ -56,7 +56,7 @@ if __name__ == "__main__":
         factor(ctx, lower)
         solve(lower, x)
 
-        residual, solution = pb.symm(a, x, b, uplo="L", alpha=-1, beta=1).gather(), x.gather()  # B - A X
+        residual, solution = pb.blas.symm(a, x, b, uplo="L", alpha=-1, beta=1).gather(), x.gather()  # B - A X
         if ctx.rank == 0:
             relative = abs(residual).max() / abs(solution).max()
             print(f"order {n} in blocks of {nb} on {grid}, engine {ctx.engine.name}")

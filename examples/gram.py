@@ -29,7 +29,7 @@ with pb.Context() as ctx:
     column = pb.MatrixDescriptor((features, 1), (features, 1), rows)
     y = pb.matmul(x, ctx.from_function(lambda i, j: wanted[i] + 0 * j, column))
 
-    gram = pb.syrk(x, uplo="L", op_a="T")  # the lower triangle of X^T X
+    gram = pb.blas.syrk(x, uplo="L", op_a="T")  # the lower triangle of X^T X
     moments = pb.matmul(x, y, op_a="T")
     g, m = gram.gather(), moments.gather()
     if ctx.rank == 0:

@@ -24,8 +24,8 @@ with pb.Context() as ctx:
     exact = ctx.from_function(lambda i, j: np.sin(i) + 0.0 * j, pb.MatrixDescriptor((n, 1), (64, 1), grid))
     b = pb.matmul(a, exact)
 
-    factors, pivots = pb.lu(a.astype("float32"))
-    x = pb.lu_solve(factors, pivots, b.astype("float32")).astype("float64")
+    factors, pivots = pb.linalg.lu_factor(a.astype("float32"))
+    x = pb.linalg.lu_solve((factors, pivots), b.astype("float32")).astype("float64")
     for step in range(4):
         error = float((x - exact).norm("max"))
         if ctx.rank == 0 and step in (0, 3):
@@ -33,4 +33,4 @@ with pb.Context() as ctx:
             words = f"below {bound:.0e}".replace("e-0", "e-") if error < bound else error
             print(f"after {step} steps the error is {words}")
         residual = pb.matmul(a, x, b, alpha=-1, beta=1)  # B - A X, in float64
-        x += pb.lu_solve(factors, pivots, residual.astype("float32")).astype("float64")
+        x += pb.linalg.lu_solve((factors, pivots), residual.astype("float32")).astype("float64")

@@ -29,7 +29,7 @@ with pb.Context() as ctx:
         lambda i, j: np.polynomial.polynomial.polyval(at(i) + 0 * j, coefficients), column
     )
 
-    found = pb.lstsq(powers, values + noise).allgather()[:, 0]
+    found = pb.linalg.lstsq(powers, values + noise).allgather()[:, 0]
     if ctx.rank == 0:
         worst = abs(found - coefficients).max()
         print("the coefficients are found" if worst < 1e-3 else f"the coefficients are off by {worst}")

@@ -29,8 +29,8 @@ def factor(ctx: pb.Context, a: pb.DistributedMatrix) -> None:
             x[i + 1 :, i + 1 :] -= xp.outer(x[i + 1 :, i], x[i, i + 1 :])
         if stop < order:
             a12, a21, a22 = a[start:stop, stop:], a[stop:, start:stop], a[stop:, stop:]
-            pb.trsm(a11, a12, uplo="L", diag="U", out=a12)  # U12 = L11^-1 A12
-            pb.trsm(a11, a21, side="R", uplo="U", out=a21)  # L21 = A21 U11^-1
+            pb.blas.trsm(a11, a12, uplo="L", diag="U", out=a12)  # U12 = L11^-1 A12
+            pb.blas.trsm(a11, a21, side="R", uplo="U", out=a21)  # L21 = A21 U11^-1
             pb.matmul(a21, a12, a22, alpha=-1, beta=1, out=a22)  # A22 -= L21 U12
 
 
@@ -45,7 +45,7 @@ if __name__ == "__main__":
         b = ctx.from_function(lambda i, j: np.cos(i + j), right)
         lu = a.redistribute(square)
         factor(ctx, lu)
-        x = pb.trsm(lu, pb.trsm(lu, b, uplo="L", diag="U"), uplo="U")  # U^-1 L^-1 B
+        x = pb.blas.trsm(lu, pb.blas.trsm(lu, b, uplo="L", diag="U"), uplo="U")  # U^-1 L^-1 B
 
         residual, solution = pb.matmul(a, x, b, alpha=-1, beta=1).gather(), x.gather()  # B - A X
         if ctx.rank == 0:

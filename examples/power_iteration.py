@@ -25,10 +25,10 @@ with pb.Context() as ctx:
 
     eigenvalue, before, products = 0.0, 1.0, 0
     while abs(eigenvalue - before) > 1e-14 * abs(eigenvalue) and products < 100:
-        pb.scal(x, alpha=1 / pb.nrm2(x), out=x)
-        pb.gemv(a, x, out=y)
-        before, eigenvalue = eigenvalue, pb.dot(x, y)  # the same number on every rank
-        pb.swap(x, y)
+        pb.blas.scal(x, alpha=1 / pb.blas.nrm2(x), out=x)
+        pb.blas.gemv(a, x, out=y)
+        before, eigenvalue = eigenvalue, pb.blas.dot(x, y)  # the same number on every rank
+        pb.blas.swap(x, y)
         products += 1
 
     whole = a.gather()

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from . import linalg as linalg
     from . import pblas as pblas
     from . import tensor_parallel as tensor_parallel
-    from . import testing as testing
     from .context import Context as Context
     from .costs.advise import advise as advise
     from .costs.predict import predict as predict

@@ -61,7 +61,7 @@ def cho_factor(
     return _CholeskyFactor(a=a, lower=lower, out=out, algo=algo).run()
 
 
-class _Factors(FactorisationCall[T]):
+class _Definite(FactorisationCall[T]):
     """A call that factors A."""
 
     def __init__(self, *, lower: bool, **arguments: Any) -> None:
@@ -88,7 +88,7 @@ class _Factors(FactorisationCall[T]):
         return FactorOperands(a, None, out, None)
 
 
-class _Cholesky(_Factors[Matrix]):
+class _Cholesky(_Definite[Matrix]):
     """A call of ``cholesky``."""
 
     name = "cholesky"
@@ -97,7 +97,7 @@ class _Cholesky(_Factors[Matrix]):
         return self.not_positive(found.info) if found.info else self.written
 
 
-class _CholeskyFactor(_Factors[tuple[Matrix, bool]]):
+class _CholeskyFactor(_Definite[tuple[Matrix, bool]]):
     """A call of ``cho_factor``."""
 
     name = "cho_factor"

@@ -27,16 +27,16 @@ MISSING = {
     "elset2": "`elget`, then `elset`",
     "lanhs": "`lange`, with zeros below the subdiagonal",
     "lassq, lacon, laqge, laqsy, lacgv": "`A.norm()`; of the others ScaLAPACK's own",
-    "gecon, pocon, trcon": "`pb.cond_estimate(a)`",
+    "gecon, pocon, trcon": "`pb.linalg.cond_estimate(a)`",
     "gesvx, posvx, gerfs, porfs, geequ, poequ": (
-        "`pb.solve`, with refinement as in the example; ScaLAPACK's own"
+        "`pb.linalg.solve`, with refinement as in the example; ScaLAPACK's own"
     ),
-    "gelqf, geqlf, gerqf, geqpf, tzrzf, ggqrf, ggrqf": "`pb.qr(a)` or `pb.qr(a.T)`; others ScaLAPACK's own",
+    "gelqf, geqlf, gerqf, geqpf, tzrzf, ggqrf, ggrqf": "`pb.linalg.qr`, of `a` or `a.T`; others ScaLAPACK's own",
     "orglq, orgql, orgrq, unglq, ungql, ungrq": "with those: ScaLAPACK's own",
     "ormlq, ormql, ormrq, ormrz, ormbr, ormhr, ormtr, unmlq, unmql, unmrq, unmrz, unmbr, unmhr, unmtr": (
         "with those, and with reductions: ScaLAPACK's own"
     ),
-    "lapiv, lapv2, laswp": "`pb.lu_solve(lu, pivots, b)` exchanges rows itself",
+    "lapiv, lapv2, laswp": "`pb.linalg.lu_solve((lu, piv), b)` exchanges rows itself",
     "gbtrf, gbtrs, gbsv, pbtrf, pbtrs, pbsv, dbtrf, dbtrs, dbsv, dttrf, dttrs, dtsv, pttrf, pttrs, ptsv": (
         "band matrices: ScaLAPACK's own"
     ),
@@ -44,7 +44,7 @@ MISSING = {
         "reductions: ScaLAPACK's own"
     ),
     "gesvd, syev, syevd, syevx, syevr, heev, heevd, heevx, heevr, sygvx, hegvx": (
-        "singular values and eigenvalues: ScaLAPACK's own, or ELPA's; `pb.eigh` on GPUs with cuSOLVERMp"
+        "singular values and eigenvalues: ScaLAPACK's own, or ELPA's; `pb.linalg.eigh` on GPUs with cuSOLVERMp"
     ),
     "hseqr, stebz, stedc, stein, trevc, trord, trsen": "eigenvalues of reduced matrices: ScaLAPACK's own",
 }

@@ -156,7 +156,8 @@ class PblasRoutine:
     @property
     def source(self) -> str:
         """The library that it is from, with a place for its name, and what it is called here."""
-        return f"PBLAS, {{}}; here ``pblasmp.{self.python.__name__}``"
+        name = self.python.__name__
+        return f"PBLAS, {{}}; here ``pblasmp.{'' if name == 'matmul' else 'blas.'}{name}``"
 
     @property
     def unread(self) -> tuple[str, ...]:

@@ -178,7 +178,7 @@ class Trial:
         here = slice(i, i + k), slice(j, j + k)
         out = ctx.zeros(d)
         for _ in range(3):
-            pb.geadd(a[here], out[here], beta=1, out=out[here])
+            pb.blas.geadd(a[here], out[here], beta=1, out=out[here])
         expected = np.zeros_like(whole)
         expected[here] = 3 * whole[here]
         self.check("sum", out.local, local(d, expected))
@@ -193,7 +193,7 @@ class Trial:
         expected = whole.copy()
         for _ in range(2):
             expected[here] = np.tril(whole[square]) @ expected[here] % 17
-            pb.trmm(a[square], out[here], out=out[here])
+            pb.blas.trmm(a[square], out[here], out=out[here])
             out.local[...] %= 17
         expected[here] %= 17
         self.check("triangle", out.local, local(d, expected % 17))

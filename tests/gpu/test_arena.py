@@ -43,7 +43,10 @@ def test_a_graph_of_a_routine_in_steps_notices_a_new_workspace(ctx):
     d = pb.MatrixDescriptor((512, 512), (64, 64), pb.Grid(1, ctx.size))
     a, b = ctx.random(d, seed=1), ctx.random(d, seed=2)
     ctx.engine.session.cublasmp.workspace(d.grid).grow(1 << 20, 0)  # there is one to be replaced
-    with pb.plan(pb.symm, a, b, algo="full") as plan, pb.plan(pb.matmul, a, b, algo="default") as product:
+    with (
+        pb.plan(pb.blas.symm, a, b, algo="full") as plan,
+        pb.plan(pb.matmul, a, b, algo="default") as product,
+    ):
         product()
         expected = plan().gather()
         graph = plan.graph()
@@ -85,7 +88,7 @@ def test_graphs_share_the_memory_of_their_arrays(ctx):
         plans, found = [], []
         for side, alpha in (("L", 1.0), ("R", 2.0), ("L", 3.0)):
             how = {"side": side, "alpha": alpha, "beta": 0.5, "algo": "stationary"}
-            plan = stack.enter_context(pb.plan(pb.symm, a, b, c, out=ctx.empty(d), **how))
+            plan = stack.enter_context(pb.plan(pb.blas.symm, a, b, c, out=ctx.empty(d), **how))
             expected = plan().gather()
             for _ in range(2):
                 plan()  # records a graph

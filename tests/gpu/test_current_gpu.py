@@ -49,8 +49,8 @@ def products(ctx: pb.Context, w: np.ndarray) -> Iterator[tuple[str, str]]:
         yield f"+ {turn}", same(ctx, a + b, 2 * w)
     yield "zeros", same(ctx, ctx.zeros((N, N)), np.zeros((N, N)))
     yield "norm", "" if np.isclose(a.norm(), np.linalg.norm(w)) else "wrong"
-    yield "cholesky", same(ctx, pb.cholesky(ctx.scatter(spd)), np.linalg.cholesky(spd))
-    yield "solve", same(ctx, pb.solve(ctx.scatter(spd), ctx.scatter(w)), np.linalg.solve(spd, w))
+    yield "cholesky", same(ctx, pb.linalg.cholesky(ctx.scatter(spd)), np.linalg.cholesky(spd))
+    yield "solve", same(ctx, pb.linalg.solve(ctx.scatter(spd), ctx.scatter(w)), np.linalg.solve(spd, w))
     with pb.plan(pb.matmul, a, b, out=ctx.zeros((N, N), block=32)) as plan:
         graph = plan.graph()
         yield "graph", same(ctx, graph.replay(), w @ w)

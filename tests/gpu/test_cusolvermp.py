@@ -52,7 +52,7 @@ def test_qr_of_sizes_that_earlier_versions_had_wrong(ctx, rows, cols):
     whole = rng.standard_normal((rows, cols))
     for grid in (pb.Grid(1, ctx.size), pb.Grid(ctx.size, 1)):
         a = ctx.scatter(whole, pb.MatrixDescriptor(whole.shape, (64, 64), grid, order="F"))
-        found = pb.qr(a, **ALGO)
+        found = pb.linalg.qr(a, **ALGO)
         q, r = found.q(**ALGO).allgather(), found.r().allgather()
         error = np.linalg.norm(q @ r - whole) / np.linalg.norm(whole) / rows / np.finfo(float).eps
         assert error < 30
@@ -64,7 +64,7 @@ def test_blocks_of_one_and_grids_of_some_ranks_are_moved(ctx):
     for block, grid in (((1, 1), pb.Grid(1, ctx.size)), ((8, 8), pb.Grid(1, 1))):
         a = ctx.scatter(whole, pb.MatrixDescriptor(whole.shape, block, grid, order="F"))
         b = ctx.scatter(np.ones((40, 2)), pb.MatrixDescriptor((40, 2), block, grid, order="F"))
-        x = pb.cho_solve(pb.cholesky(a, **ALGO), b, **ALGO).allgather()
+        x = pb.linalg.cho_solve((pb.linalg.cholesky(a, **ALGO), True), b, **ALGO).allgather()
         assert np.allclose(whole @ x, 1)
 
 
@@ -72,17 +72,17 @@ def test_singular_indefinite_and_nan(ctx):
     d = pb.MatrixDescriptor((100, 100), (16, 16), pb.Grid.squarest(ctx.size), order="F")
     whole = np.eye(100) * 4
     whole[50] = 0
-    for function, args in ((pb.lu, ()), (pb.lstsq, (ctx.eye(100),))):
-        with pytest.raises(pb.FactorisationError) as caught:
+    for function, args in ((pb.linalg.lu_factor, ()), (pb.linalg.lstsq, (ctx.eye(100),))):
+        with pytest.raises(pb.FactorizationError) as caught:
             function(ctx.scatter(whole, d), *args, **ALGO)
         assert caught.value.index == 50
     whole[50, 50] = -1
-    with pytest.raises(pb.FactorisationError) as caught:
-        pb.cholesky(ctx.scatter(whole, d), **ALGO)
+    with pytest.raises(pb.FactorizationError) as caught:
+        pb.linalg.cholesky(ctx.scatter(whole, d), **ALGO)
     assert caught.value.index == 50
-    assert np.array_equal(pb.cholesky(4 * ctx.eye(100), **ALGO).allgather(), 2 * np.eye(100))
+    assert np.array_equal(pb.linalg.cholesky(4 * ctx.eye(100), **ALGO).allgather(), 2 * np.eye(100))
     whole[50, 50] = np.nan
     a = ctx.scatter(whole, d)
-    assert np.isnan(pb.cholesky(a, **ALGO).allgather()[50:, 50]).all()
-    assert np.isnan(pb.lu(a, **ALGO)[0].allgather()).any()
-    assert np.isnan(pb.qr(a, **ALGO).factors.allgather()).any()
+    assert np.isnan(pb.linalg.cholesky(a, **ALGO).allgather()[50:, 50]).all()
+    assert np.isnan(pb.linalg.lu_factor(a, **ALGO)[0].allgather()).any()
+    assert np.isnan(pb.linalg.qr(a, **ALGO).factors.allgather()).any()

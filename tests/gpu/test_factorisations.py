@@ -94,8 +94,8 @@ def test_large_cholesky(ctx, n, dtype):
             if uplo == "U":  # as if it were large
                 stack.enter_context(mock.patch.object(ctx.engine.operations, "inverts", (2, 1)))
                 stack.enter_context(mock.patch.object(factor_panels, "_SLAB", 300))
-            x = exact(pb.solve(a, b, "pos", uplo=uplo).allgather())
-            factor = pb.cholesky(a, uplo, out=pick(rng, (None, a))).allgather()
+            x = exact(pb.linalg.solve(a, b, "pos", lower=uplo == "L").allgather())
+            factor = pb.linalg.cholesky(a, lower=uplo == "L", out=pick(rng, (None, a))).allgather()
         lower = exact(np.tril(factor) if uplo == "L" else np.triu(factor).conj().T)
         wrong = too_large(
             factor=relative(lower @ lower.conj().T - whole, exact(whole), n, dtype),
@@ -112,7 +112,7 @@ def test_large_lu(ctx, shape, dtype):
     (m, n), least = shape, min(shape)
     whole = random(rng, shape, dtype)
     a = matrix(ctx, rng, whole)
-    found, pivots = pb.lu(a)
+    found, pivots = pb.linalg.lu_factor(a)
     factors = found.allgather()
     lower, upper = exact(np.tril(factors, -1))[:, :least], exact(np.triu(factors))[:least]
     np.fill_diagonal(lower, 1)
@@ -128,7 +128,7 @@ def test_large_lu(ctx, shape, dtype):
         b = matrix(ctx, rng, right)
         for op in "NTC":
             left = {"N": exact(whole), "T": exact(whole).T, "C": exact(whole).conj().T}[op]
-            x = exact(pb.lu_solve(found, pivots, b, op).allgather())
+            x = exact(pb.linalg.lu_solve((found, pivots), b, op).allgather())
             errors[op] = relative(left @ x - right, left, n * norm(x), dtype)
     assert not too_large(**errors), errors
 
@@ -138,7 +138,7 @@ def test_large_qr(ctx, shape, dtype):
     rng = np.random.default_rng(95)
     (m, n), least = shape, min(shape)
     whole = random(rng, shape, dtype)
-    found = pb.qr(matrix(ctx, rng, whole))
+    found = pb.linalg.qr(matrix(ctx, rng, whole))
     q, r = exact(found.q().allgather()), exact(found.r().allgather())
     errors = {
         "qr": relative(q @ r - whole, exact(whole), max(shape), dtype),
@@ -146,7 +146,7 @@ def test_large_qr(ctx, shape, dtype):
     }
     if m > n:
         right = random(rng, (m, 70), dtype)
-        x = exact(pb.lstsq(matrix(ctx, rng, whole), matrix(ctx, rng, right)).allgather())
+        x = exact(pb.linalg.lstsq(matrix(ctx, rng, whole), matrix(ctx, rng, right)).allgather())
         normal = exact(whole).conj().T @ (exact(whole) @ x - right)
         errors["lstsq"] = relative(normal, exact(whole), m * norm(exact(right)) * norm(exact(whole)), dtype)
     assert not too_large(**errors), errors
@@ -160,12 +160,12 @@ def test_panels_in_place(ctx):
     for block in (256, 300):
         d = pb.MatrixDescriptor((n, n), (n, block), pb.Grid(1, ctx.size), dtype=dtype, order="F")
         a = ctx.scatter(only("L", whole), d)
-        lower = np.tril(pb.cholesky(a, out=a).allgather())
+        lower = np.tril(pb.linalg.cholesky(a, out=a).allgather())
         assert not too_large(factor=relative(lower @ lower.T - whole, whole, n, dtype))
         b = ctx.scatter(whole, d)
-        found, pivots = pb.lu(b, out=b)
+        found, pivots = pb.linalg.lu_factor(b, out=b)
         right = matrix(ctx, rng, random(rng, (n, 3), dtype))
-        x = pb.lu_solve(found, pivots, right).allgather()
+        x = pb.linalg.lu_solve((found, pivots), right).allgather()
         assert not too_large(solve=relative(whole @ x - right.allgather(), whole, n * norm(x), dtype))
 
 
@@ -186,7 +186,7 @@ def test_panels_that_process_rows_share(ctx, dtype):
             mock.patch.object(ctx.engine.operations, "shared_width", 256),
             mock.patch.object(ctx.engine, "prepare_move", wraps=ctx.engine.prepare_move) as moves,
         ):
-            pb.cholesky(a, out=a)
+            pb.linalg.cholesky(a, out=a)
         assert not moves.call_count
         values = a.allgather()
         assert np.isnan(values[np.triu_indices(n, 1)]).all()
@@ -208,7 +208,7 @@ def test_results_follow_the_callers_stream(ctx):
     stream.use()
     try:
         a.local[...] *= 4
-        factor = pb.cholesky(a, out=a)
+        factor = pb.linalg.cholesky(a, out=a)
         factor.local[...] *= 0.5
         values = factor.allgather()
     finally:

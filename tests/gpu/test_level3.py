@@ -74,7 +74,7 @@ def test_a_plan_is_run_again_on_another_stream_and_as_a_graph(ctx, algo):
     d = pb.MatrixDescriptor((n, n), (32, 32), grid, dtype="float32")
     out = poisoned(ctx, d)
     zeros = place(ctx, np.zeros((n, n)), d)
-    with pb.plan(pb.syrk, zeros, uplo="U", out=out, algo=algo) as plan:
+    with pb.plan(pb.blas.syrk, zeros, uplo="U", out=out, algo=algo) as plan:
         a = plan._call._matrices["a"]
         assert a is not None
         graph = plan.graph()
@@ -106,7 +106,7 @@ def test_a_solve_is_run_again_and_as_a_graph(ctx, algo, side, order):
     d = pb.MatrixDescriptor((n, n), (32, 32), grid, dtype="float64", order=order)
     triangle = np.tril(integers((n, n), d.dtype, 9), -1) / n + 2 * np.eye(n)
     a, b, out = place(ctx, triangle, d), place(ctx, np.zeros((n, n)), d), poisoned(ctx, d)
-    with pb.plan(pb.trsm, a, b, side=side, uplo="L", out=out, algo=algo) as plan:
+    with pb.plan(pb.blas.trsm, a, b, side=side, uplo="L", out=out, algo=algo) as plan:
         graph = plan.graph()
         for turn, run in enumerate((plan, plan, plan, graph.replay, plan)):
             x = integers(d.shape, d.dtype, turn)
@@ -132,8 +132,8 @@ def test_a_factorisation_by_blocks(ctx):
         factor = np.linalg.cholesky(block.allgather())
         pb.DistributedMatrix.move_to(place(ctx, factor, replace(block.descriptor, ld=None)), block)
         if at + nb < n:
-            pb.trsm(block, a[rest, here], side="R", uplo="L", op_a="T", out=a[rest, here])
-            pb.syrk(a[rest, here], a[rest, rest], uplo="L", alpha=-1, beta=1, out=a[rest, rest])
+            pb.blas.trsm(block, a[rest, here], side="R", uplo="L", op_a="T", out=a[rest, here])
+            pb.blas.syrk(a[rest, here], a[rest, rest], uplo="L", alpha=-1, beta=1, out=a[rest, rest])
     lower = np.tril(a.allgather())
     assert np.abs(lower @ lower.T - spd).max() < 1e-10 * np.abs(spd).max()
 

@@ -53,8 +53,8 @@ def test_cholesky(ctx, grid, order, dtype):
         k = here.stop
         if k >= N:
             break
-        pb.trsm(block, a[rest, here], side="R", uplo=uplo, op_a=turn, out=a[rest, here])
-        update = pb.herk if turn == "C" else pb.syrk
+        pb.blas.trsm(block, a[rest, here], side="R", uplo=uplo, op_a=turn, out=a[rest, here])
+        update = pb.blas.herk if turn == "C" else pb.blas.syrk
         update(a[rest, here], a[rest, rest], uplo=uplo, alpha=-1, beta=1, out=a[rest, rest])
     found = a.allgather()
     assert not far(np.tril(found), np.linalg.cholesky(values))
@@ -94,17 +94,19 @@ def test_sub_matrices_anywhere(ctx, seed):
                 z[rows, cols] = 0.5 * x[rows, inner] @ y[inner, cols] + 0.25 * z[rows, cols]
             elif count % 4 == 1:
                 uplo = "LU"[count % 8 > 3]
-                pb.syrk(a[rows, inner], c[other, other], uplo=uplo, alpha=0.5, beta=0.25, out=c[other, other])
+                pb.blas.syrk(
+                    a[rows, inner], c[other, other], uplo=uplo, alpha=0.5, beta=0.25, out=c[other, other]
+                )
                 tri = np.tri(m, dtype=bool) if uplo == "L" else np.tri(m, dtype=bool).T
                 new = 0.5 * x[rows, inner] @ x[rows, inner].T + 0.25 * z[other, other]
                 z[other, other] = np.where(tri, new, z[other, other])
             elif count % 4 == 2:
                 d = slice(p, p + min(m, 32))
                 left = slice(i, i + d.stop - d.start)
-                pb.trsm(t[d, d], c[left, cols], uplo="L", diag="U", alpha=0.5, out=c[left, cols])
+                pb.blas.trsm(t[d, d], c[left, cols], uplo="L", diag="U", alpha=0.5, out=c[left, cols])
                 z[left, cols] = np.linalg.solve(unit[d, d], 0.5 * z[left, cols])
             else:
-                pb.geadd(a[cols, rows], c[rows, cols], op_a="T", alpha=0.5, beta=0.25, out=c[rows, cols])
+                pb.blas.geadd(a[cols, rows], c[rows, cols], op_a="T", alpha=0.5, beta=0.25, out=c[rows, cols])
                 z[rows, cols] = 0.5 * x[cols, rows].T + 0.25 * z[rows, cols]
         assert not far(c.allgather(), z), what
 
@@ -117,7 +119,7 @@ def test_products_that_make_new_matrices(ctx):
         rows, cols = slice(i, i + 64), slice(0, i + 32)
         d = pb.matmul(a[rows, cols], a[cols, rows])
         assert np.array_equal(d.allgather(), x[rows, cols] @ x[cols, rows])
-        s = pb.syrk(a[rows, cols], uplo="U")
+        s = pb.blas.syrk(a[rows, cols], uplo="U")
         assert np.array_equal(np.triu(s.allgather()), np.triu(x[rows, cols] @ x[rows, cols].T))
 
 
@@ -134,7 +136,7 @@ def test_growing_slabs_and_other_algorithms_in_between(ctx):
         plan = pb.plan(pb.matmul, a[:, :k], b[:k, :], c, alpha=2, beta=1, out=c)
         plan()
         plan.close()
-        pb.syrk(a[:, :k], c, uplo="L", beta=1, out=c)
+        pb.blas.syrk(a[:, :k], c, uplo="L", beta=1, out=c)
         want += 3 * x[:, :k] @ y[:k, :]
         want += np.tril(x[:, :k] @ x[:, :k].T)
     assert np.array_equal(c.allgather(), want)

@@ -38,7 +38,7 @@ def one(ctx, rng, routine, options, dtype):
     how = dict(options)
     how |= {"alpha": alpha} if "alpha" in row.pblas else {}
     how |= {"beta": beta} if "beta" in row.pblas else {}
-    getattr(pb, routine)(*(given[name] for name in row.sizes if name in given), **how, out=out)
+    getattr(pb.blas, routine)(*(given[name] for name in row.sizes if name in given), **how, out=out)
     found = out.allgather().reshape(wanted.shape)
     near = np.isclose(found, wanted, rtol=1e-4, atol=1e-4) | (np.isnan(found) & np.isnan(wanted))
     return "" if near.all() else f"{routine} {options} {dtype}: {(~near).sum()} of {near.size} are wrong"
@@ -62,8 +62,8 @@ def test_numbers(ctx):
         x, y = (numbers(rng, (1000, 1), dtype) for _ in "xy")
         a, b = (ctx.scatter(v, layout(rng, v.shape, ctx.size, dtype=dtype, pad=0)) for v in (x, y))
         sizes = (abs(x.real) + abs(x.imag)).reshape(-1)
-        value, index = pb.amax(a)
-        found = pb.dot(a, b), pb.dotc(a, b), pb.nrm2(a), pb.asum(a), value, index
+        value, index = pb.blas.amax(a)
+        found = pb.blas.dot(a, b), pb.blas.dotc(a, b), pb.blas.nrm2(a), pb.blas.asum(a), value, index
         at = int(sizes.argmax())
         wanted = (x * y).sum(), (x.conj() * y).sum(), np.linalg.norm(x), sizes.sum(), x[at, 0], at
         assert np.allclose(found, wanted, rtol=1e-5), (dtype, found, wanted)

@@ -16,11 +16,12 @@ import numpy as np
 import pblasmp as pb
 from pblasmp.engines.host.direct import cholesky, lapack
 from pblasmp.engines.host.operations import HostOperations
-from pblasmp.factorisations import solve_keeping
+from pblasmp.linalg.systems import solve_keeping
 from tests.helpers.cases import agreed_error, first, layout, pick, scattered
 from tests.helpers.lengths import draws, in_turn
 
 TYPES = ("float32", "float64", "complex64", "complex128")
+KINDS = {"L": "lower triangular", "U": "upper triangular"}  # of triangles, as ``assume_a``
 MOST = 30  # how large an error may be, in the units of ``relative``
 
 
@@ -140,9 +141,9 @@ def cholesky_case(ctx, rng, dtype):
     b = placed(ctx, rng, random(rng, (n, m), dtype))
     out = a if in_place else pick(rng, (None, placed(ctx, rng, only(uplo, np.zeros_like(whole)))))
     right, kept = b.allgather(), a.allgather()
-    solution = pb.solve(a, b, "pos", uplo=uplo).allgather()
+    solution = pb.linalg.solve(a, b, "pos", lower=uplo == "L").allgather()
     untouched = None if np.array_equal(a.allgather(), kept, equal_nan=True) else "A has changed"
-    found = pb.cholesky(a, uplo, out=out)
+    found = pb.linalg.cholesky(a, lower=uplo == "L", out=out)
     factor = found.allgather()
     outside = factor[np.triu_indices(n, 1) if uplo == "L" else np.tril_indices(n, -1)]
     beyond = (
@@ -150,9 +151,9 @@ def cholesky_case(ctx, rng, dtype):
         if (outside == 0).all() or (out is not None and np.isnan(outside).all())
         else "the other triangle"
     )
-    again = pb.cho_solve(found, b, uplo, out=b).allgather()
+    again = pb.linalg.cho_solve((found, uplo == "L"), b, out=b).allgather()
     a = placed(ctx, rng, only(uplo, whole))
-    inverse = exact(pb.inv(a, "pos", uplo=uplo, out=pick(rng, (None, a))).allgather())
+    inverse = exact(pb.linalg.inv(a, "pos", lower=uplo == "L", out=pick(rng, (None, a))).allgather())
     hermitian = None if np.array_equal(inverse, inverse.conj().T) else "the inverse is not Hermitian"
     lower = exact(np.tril(factor) if uplo == "L" else np.triu(factor).conj().T)
     left = exact(whole)
@@ -173,7 +174,7 @@ def lu_case(ctx, rng, dtype):
     in_place, op, diag = bool(rng.integers(2)), pick(rng, "NTC"), pick(rng, "NU")
     whole = random(rng, (rows, n), dtype)
     a = placed(ctx, rng, whole)
-    found, pivots = pb.lu(a, out=a if in_place else None)
+    found, pivots = pb.linalg.lu_factor(a, out=a if in_place else None)
     factors, least = found.allgather(), min(rows, n)
     lower, upper = exact(np.tril(factors, -1))[:, :least], exact(np.triu(factors))[:least]
     np.fill_diagonal(lower, 1)
@@ -189,7 +190,10 @@ def lu_case(ctx, rng, dtype):
         right = b.allgather()
         left = {"N": exact(whole), "T": exact(whole).T, "C": exact(whole).conj().T}[op]
         a = placed(ctx, rng, whole)
-        solutions = {"solve": pb.solve(a, b, op_a=op), "lu_solve": pb.lu_solve(found, pivots, b, op, out=b)}
+        solutions = {
+            "solve": pb.linalg.solve(a, b, transposed=op),
+            "lu_solve": pb.linalg.lu_solve((found, pivots), b, op, out=b),
+        }
         for name, x in solutions.items():
             x = exact(x.allgather())
             scale = (
@@ -198,12 +202,12 @@ def lu_case(ctx, rng, dtype):
                 else left
             )
             errors[name] = relative(left @ x - right, scale, n, dtype)
-        inverse = exact(pb.inv(a, out=a if in_place else None).allgather())
+        inverse = exact(pb.linalg.inv(a, out=a if in_place else None).allgather())
         errors["inv"] = relative(exact(whole) @ inverse - np.eye(n), whole, n * max(1, norm(inverse)), dtype)
         if n:
-            ratio = pb.cond_estimate(placed(ctx, rng, whole)) / np.linalg.cond(exact(whole), 1)
+            ratio = pb.linalg.cond_estimate(placed(ctx, rng, whole)) / np.linalg.cond(exact(whole), 1)
             errors["cond_estimate"] = 0 if 0.1 < ratio < 1.1 else np.inf
-        sign, size = pb.slogdet(placed(ctx, rng, whole))
+        sign, size = pb.linalg.slogdet(placed(ctx, rng, whole))
         expected = np.linalg.slogdet(exact(whole))
         near = np.allclose(sign, expected[0], atol=1e-3) and np.isclose(
             size, expected[1], rtol=1e-3, atol=1e-3
@@ -224,9 +228,16 @@ def triangular_case(ctx, rng, dtype):
     triangle = exact(np.tril(whole) if uplo == "L" else np.triu(whole))
     a, b = placed(ctx, rng, read), placed(ctx, rng, random(rng, (n, m), dtype))
     right = b.allgather()
-    x = exact(pb.solve(a, b, "tri", op_a=op, uplo=uplo, diag=diag).allgather())
+    x = exact(pb.linalg.solve_triangular(a, b, op, lower=uplo == "L", unit_diagonal=diag == "U").allgather())
     left = {"N": triangle, "T": triangle.T, "C": triangle.conj().T}[op]
-    inverse = exact(pb.inv(a, "tri", uplo=uplo, diag=diag, out=pick(rng, (None, a))).allgather())
+    inverse = exact(
+        pb.linalg.inv(
+            a,
+            KINDS[uplo],
+            unit_diagonal=diag == "U",
+            out=pick(rng, (None, a)),
+        ).allgather()
+    )
     other = np.triu(inverse, 1) if uplo == "L" else np.tril(inverse, -1)
     errors = too_large(
         solve=relative(left @ x - right, left, n * max(1, norm(x)), dtype),
@@ -241,7 +252,7 @@ def qr_case(ctx, rng, dtype):
     nrhs, op, in_place = pick(rng, (0, 1, 5)), pick(rng, "NTC"), bool(rng.integers(2))
     whole = random(rng, (m, n), dtype)
     a, least = placed(ctx, rng, whole), min(m, n)
-    found = pb.qr(a, out=a if in_place else None)
+    found = pb.linalg.qr(a, out=a if in_place else None)
     q, r = exact(found.q().allgather()), exact(found.r().allgather())
     c = random(rng, (m, nrhs), dtype)
     product = exact(found.apply(placed(ctx, rng, c), "C").allgather())
@@ -256,7 +267,7 @@ def qr_case(ctx, rng, dtype):
     if m and n:
         left = {"N": exact(whole), "T": exact(whole).T, "C": exact(whole).conj().T}[op]
         right = random(rng, (left.shape[0], nrhs), dtype)
-        solved = pb.lstsq(placed(ctx, rng, whole), placed(ctx, rng, right), op)
+        solved = pb.linalg.lstsq(placed(ctx, rng, whole), placed(ctx, rng, right), trans=op)
         x, expected = exact(solved.allgather()), np.linalg.lstsq(left, exact(right), rcond=None)[0]
         values = np.linalg.svd(left, compute_uv=False)
         condition = (values[0] / values[-1]) ** 2 * max(1, norm(expected))
@@ -272,22 +283,24 @@ def empty(ctx, rng, dtype="complex64"):
     def zeros(*shape):
         return placed(ctx, rng, np.zeros(shape, dtype))
 
-    wrong = [None if pb.cholesky(zeros(0, 0)).shape == (0, 0) else "cholesky"]
+    wrong = [None if pb.linalg.cholesky(zeros(0, 0)).shape == (0, 0) else "cholesky"]
     for m, n in ((0, 0), (0, 5), (5, 0)):
-        at, found, (lu, pivots) = f"{m} {n}", pb.qr(zeros(m, n)), pb.lu(zeros(m, n))
+        at, found, (lu, pivots) = f"{m} {n}", pb.linalg.qr(zeros(m, n)), pb.linalg.lu_factor(zeros(m, n))
         q, r, c = found.q().allgather(), found.r().allgather(), random(rng, (m, 2), dtype)
         wrong.append(None if (q.shape, r.shape) == ((m, 0), (0, n)) else f"qr {at}: {q.shape} {r.shape}")
         same = np.array_equal(found.apply(placed(ctx, rng, c), pick(rng, ("N", "C"))).allgather(), c)
         wrong.append(None if same else f"apply {at}")
         wrong.append(None if lu.shape == (m, n) and not pivots.size else f"lu {at}")
-    for assume in ("gen", "pos", "tri"):
-        wrong.append(None if pb.solve(zeros(0, 0), zeros(0, 3), assume).shape == (0, 3) else assume)
-        wrong.append(None if pb.inv(zeros(0, 0), assume).shape == (0, 0) else f"inv {assume}")
+    for assume in ("gen", "pos", "sym", "her", *KINDS.values()):
+        wrong.append(None if pb.linalg.solve(zeros(0, 0), zeros(0, 3), assume).shape == (0, 3) else assume)
+        wrong.append(None if pb.linalg.inv(zeros(0, 0), assume).shape == (0, 0) else f"inv {assume}")
     wrong.append(
-        None if pb.solve(placed(ctx, rng, np.eye(4, dtype=dtype)), zeros(4, 0)).shape == (4, 0) else "B"
+        None
+        if pb.linalg.solve(placed(ctx, rng, np.eye(4, dtype=dtype)), zeros(4, 0)).shape == (4, 0)
+        else "B"
     )
-    wrong.append(None if pb.slogdet(zeros(0, 0)) == (1, 0) else "slogdet")
-    wrong.append(None if pb.lu_solve(zeros(0, 0), [], zeros(0, 3)).shape == (0, 3) else "lu_solve")
+    wrong.append(None if pb.linalg.slogdet(zeros(0, 0)) == (1, 0) else "slogdet")
+    wrong.append(None if pb.linalg.lu_solve((zeros(0, 0), []), zeros(0, 3)).shape == (0, 3) else "lu_solve")
     return "empty matrices", first(*wrong)
 
 
@@ -297,27 +310,27 @@ CASES = (cholesky_case, lu_case, triangular_case, qr_case)
 def not_positive(ctx, rng):
     """What is not positive definite, and NaN: what is wrong with each outcome. In panels or blocks of 4 columns."""
     calls = (
-        lambda a: pb.cholesky(a, out=a),
-        lambda a: solve_keeping(a, ctx.zeros(a.descriptor), a),
+        lambda a: pb.linalg.cholesky(a, out=a),
+        lambda a: solve_keeping(a, ctx.zeros(a.descriptor), a, lower=True),
     )
     for index, call in in_turn((0, 5, 16), calls, keep=2):
         whole = positive(rng, 17, "float64")
         whole[index, index] = -1
         a = scattered(ctx, layout(rng, (17, 17), ctx.size), whole)
         words = ["not positive definite", f"index {index}", f"order {index + 1}"]
-        wrong = agreed_error(ctx, pb.FactorisationError, words, call, a)
+        wrong = agreed_error(ctx, pb.FactorizationError, words, call, a)
         done = index // 4 * 4
         expected = np.linalg.cholesky(whole[:done, :done]) if done else whole[:0, :0]
         near = np.allclose(np.tril(a.allgather()[:done, :done]), expected)
         yield f"not positive definite at {index}", first(wrong, None if near else "L before it")
     try:
-        pb.cholesky(scattered(ctx, layout(rng, (3, 3), ctx.size), -np.eye(3)))
-    except pb.FactorisationError as error:
+        pb.linalg.cholesky(scattered(ctx, layout(rng, (3, 3), ctx.size), -np.eye(3)))
+    except pb.FactorizationError as error:
         yield "index", None if error.index == 0 else f"{error.index}"
     for at in ((0, 0), (9, 2), (9, 9)):
         whole = positive(rng, 17, "complex64")
         whole[at] = np.nan
-        found = pb.cholesky(
+        found = pb.linalg.cholesky(
             scattered(ctx, layout(rng, (17, 17), ctx.size, dtype="complex64"), whole)
         ).allgather()
         wrong = first(
@@ -352,7 +365,9 @@ def least_squares_at_the_ends(ctx, rng, dtype, **how):
             left = unscaled(whole, of_a)
             left = {"N": left, "T": left.T, "C": left.conj().T}[op]
             x = np.linalg.lstsq(left, unscaled(right, of_b), rcond=None)[0]
-            found = exact(pb.lstsq(placed(ctx, rng, whole), placed(ctx, rng, right), op, **how).allgather())
+            found = exact(
+                pb.linalg.lstsq(placed(ctx, rng, whole), placed(ctx, rng, right), trans=op, **how).allgather()
+            )
             ratio = math.sqrt(of_b) / math.sqrt(of_a)
             near = np.allclose(
                 unscaled(unscaled(found, ratio), ratio), x, atol=1e-2 if of_a == small else 1e-3
@@ -379,15 +394,17 @@ def without_full_rank(ctx, rng, dtype, **how):
         ]
         yield (
             f"without full rank {dtype} {whole.shape}",
-            agreed_error(ctx, np.linalg.LinAlgError, words, partial(pb.lstsq, **how), a, b),
+            agreed_error(ctx, np.linalg.LinAlgError, words, partial(pb.linalg.lstsq, **how), a, b),
         )
     units = np.array([1, 1e10, 1e-10, 3])
     a, b = (placed(ctx, rng, (np.tri(7, 4) * units).astype(dtype)) for _ in "ab")
-    found = exact(pb.lstsq(a, b, **how).allgather()) * units[:, None] / units
+    found = exact(pb.linalg.lstsq(a, b, **how).allgather()) * units[:, None] / units
     near = np.allclose(found, np.eye(4), atol=1e-3)
     yield f"columns with units of their own {dtype}", None if near else "wrong"
     whole = np.where(np.eye(6, 3) > 0, np.nan, 1)
-    found = pb.lstsq(placed(ctx, rng, whole.astype(dtype)), placed(ctx, rng, np.ones((6, 1), dtype)), **how)
+    found = pb.linalg.lstsq(
+        placed(ctx, rng, whole.astype(dtype)), placed(ctx, rng, np.ones((6, 1), dtype)), **how
+    )
     yield f"NaN in least squares {dtype}", None if np.isnan(found.allgather()).any() else "no NaN"
 
 
@@ -401,15 +418,15 @@ def failures(ctx, rng):
         a, b = (scattered(ctx, layout(rng, (17, 17), ctx.size), whole) for _ in "ab")
         triangle = scattered(ctx, layout(rng, (17, 17), ctx.size), np.diag(np.arange(17.0) - index))
         calls = (
-            *((pb.inv, a), (pb.lu, a), (pb.solve, a, b)),
-            *((partial(pb.solve, uplo=uplo), triangle, b, "tri") for uplo in "LU"),
-            *((partial(pb.inv, uplo=uplo), triangle, "tri") for uplo in "LU"),
+            *((pb.linalg.inv, a), (pb.linalg.lu_factor, a), (pb.linalg.solve, a, b)),
+            *((pb.linalg.solve, triangle, b, kind) for kind in KINDS.values()),
+            *((pb.linalg.inv, triangle, kind) for kind in KINDS.values()),
         )
         taken = in_turn(calls, keep=3, first=turn)
-        wrong = [agreed_error(ctx, pb.FactorisationError, words, *call) for (call,) in taken]
-        wrong.append(agreed_error(ctx, pb.FactorisationError, words, pb.lu, a, out=b))
-        sign, size = pb.slogdet(a)
-        wrong.append(None if pb.cond_estimate(a) == np.inf else "cond_estimate")
+        wrong = [agreed_error(ctx, pb.FactorizationError, words, *call) for (call,) in taken]
+        wrong.append(agreed_error(ctx, pb.FactorizationError, words, pb.linalg.lu_factor, a, out=b))
+        sign, size = pb.linalg.slogdet(a)
+        wrong.append(None if pb.linalg.cond_estimate(a) == np.inf else "cond_estimate")
         wrong.append(None if (sign, size) == (0, -np.inf) else f"{sign} {size}")
         upper = np.triu(b.allgather())
         wrong.append(None if np.flatnonzero(upper.diagonal() == 0).tolist() == [index] else "U")
@@ -417,6 +434,9 @@ def failures(ctx, rng):
         whole = random(rng, (17, 17), "float32")
         whole[3, index] = np.nan
         a = scattered(ctx, layout(rng, (17, 17), ctx.size, dtype="float32"), whole)
-        yield f"NaN in LU at {index}", None if np.isnan(pb.lu(a)[0].allgather()).any() else "no NaN"
-        numbers = pb.cond_estimate(a), pb.slogdet(a)[1]
+        yield (
+            f"NaN in LU at {index}",
+            None if np.isnan(pb.linalg.lu_factor(a)[0].allgather()).any() else "no NaN",
+        )
+        numbers = pb.linalg.cond_estimate(a), pb.linalg.slogdet(a)[1]
         yield f"numbers from NaN at {index}", None if np.isnan(numbers).all() else f"{numbers}"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import pblasmp as pb
+from pblasmp.linalg.orthogonal import apply_q
 from tests.helpers.cases import first, pick
 from tests.helpers.factor_cases import (
     TYPES,
@@ -40,13 +41,13 @@ def cholesky(ctx: pb.Context, rng: np.random.Generator, dtype: str, n: int = 0) 
     a, b = placed(ctx, rng, only(uplo, whole)), placed(ctx, rng, random(rng, (n, 3), dtype))
     right, op = b.allgather(), pick(rng, "NTC")
     left = {"N": exact(whole), "T": exact(whole).T, "C": exact(whole)}[op]
-    solution = exact(pb.solve(a, b, "pos", uplo=uplo, op_a=op, **ALGO).allgather())
+    solution = exact(pb.linalg.solve(a, b, "pos", lower=uplo == "L", transposed=op, **ALGO).allgather())
     out = a if rng.integers(2) else None
-    found = pb.cholesky(a, uplo, out=out, **ALGO)
+    found = pb.linalg.cholesky(a, lower=uplo == "L", out=out, **ALGO)
     factor = found.allgather()
     outside = factor[np.triu_indices(n, 1) if uplo == "L" else np.tril_indices(n, -1)]
     kept = np.isnan(outside).all() if out is not None else (outside == 0).all()
-    again = exact(pb.cho_solve(found, b, uplo, out=b, **ALGO).allgather())
+    again = exact(pb.linalg.cho_solve((found, uplo == "L"), b, out=b, **ALGO).allgather())
     lower = exact(np.tril(factor) if uplo == "L" else np.triu(factor).conj().T)
     errors = too_large(
         factor=relative(lower @ lower.conj().T - exact(whole), exact(whole), n, dtype),
@@ -64,7 +65,7 @@ def lu(ctx: pb.Context, rng: np.random.Generator, dtype: str, n: int = 0) -> Cas
     rows = pick(rng, (n, n, int(rng.integers(1, 20))))
     whole = random(rng, (rows, n), dtype)
     a = placed(ctx, rng, whole)
-    found, pivots = pb.lu(a, out=a if rng.integers(2) else None, **ALGO)
+    found, pivots = pb.linalg.lu_factor(a, out=a if rng.integers(2) else None, **ALGO)
     factors, least = found.allgather(), min(rows, n)
     lower, upper = exact(np.tril(factors, -1))[:, :least], exact(np.triu(factors))[:least]
     np.fill_diagonal(lower, 1)
@@ -77,12 +78,12 @@ def lu(ctx: pb.Context, rng: np.random.Generator, dtype: str, n: int = 0) -> Cas
         b = placed(ctx, rng, random(rng, (n, 3), dtype))
         right, a = exact(b.allgather()), placed(ctx, rng, whole)
         for name, x in (
-            ("solve", pb.solve(a, b, **ALGO)),
-            ("lu_solve", pb.lu_solve(found, pivots, b, out=b, **ALGO)),
+            ("solve", pb.linalg.solve(a, b, **ALGO)),
+            ("lu_solve", pb.linalg.lu_solve((found, pivots), b, out=b, **ALGO)),
         ):
             x = exact(x.allgather())
             errors[name] = relative(whole @ x - right, exact(whole) * max(1, norm(x)), n, dtype)
-        sign, size = pb.slogdet(a, **ALGO)
+        sign, size = pb.linalg.slogdet(a, **ALGO)
         expected = np.linalg.slogdet(exact(whole))
         near = np.allclose([sign, size], expected, rtol=1e-3, atol=1e-3)
         errors["slogdet"] = 0 if near else np.inf
@@ -95,7 +96,7 @@ def qr(ctx: pb.Context, rng: np.random.Generator, dtype: str, n: int = 0) -> Cas
     rows = n + int(rng.integers(0, 10))
     whole = random(rng, (rows, n), dtype)
     a = placed(ctx, rng, whole)
-    found = pb.qr(a, out=a if rng.integers(2) else None, **ALGO)
+    found = pb.linalg.qr(a, out=a if rng.integers(2) else None, **ALGO)
     q, r = exact(found.q(**ALGO).allgather()), exact(found.r().allgather())
     b = placed(ctx, rng, random(rng, (rows, 3), dtype))
     right = exact(b.allgather())
@@ -103,7 +104,7 @@ def qr(ctx: pb.Context, rng: np.random.Generator, dtype: str, n: int = 0) -> Cas
     projected = exact(there.allgather())
     back = exact(found.apply(there, out=there, **ALGO).allgather())
     side = placed(ctx, rng, right.T.astype(dtype))
-    beside = exact(pb.factorisations.apply_q(found.factors, found.tau, side, "N", "R", **ALGO).allgather())
+    beside = exact(apply_q(found.factors, found.tau, side, "N", "R", **ALGO).allgather())
     conjugated = exact(found.apply(placed(ctx, rng, right.conj().astype(dtype)), "C", **ALGO).allgather())
     errors = too_large(
         qr=relative(q @ r - whole, exact(whole), rows, dtype),
@@ -124,7 +125,7 @@ def lstsq(ctx: pb.Context, rng: np.random.Generator, dtype: str, n: int = 0) -> 
     op = ("C" if np.dtype(dtype).kind == "c" else pick(rng, "TC")) if wide else "N"
     a = placed(ctx, rng, whole.conj().T.copy() if wide else whole)
     b = placed(ctx, rng, random(rng, (rows, 3), dtype))
-    x = exact(pb.lstsq(a, b, op, **ALGO).allgather())
+    x = exact(pb.linalg.lstsq(a, b, trans=op, **ALGO).allgather())
     left = exact(whole)
     rest = left.conj().T @ (left @ x - exact(b.allgather()))
     scale = norm(left) ** 2 * max(1, norm(x))
@@ -139,7 +140,7 @@ def eigh(ctx: pb.Context, rng: np.random.Generator, dtype: str, n: int = 0) -> C
     whole = ((whole + whole.conj().T) / 2).astype(dtype)
     given = only(uplo, whole)
     a = placed(ctx, rng, given)
-    w, found = pb.eigh(a, uplo)
+    w, found = pb.linalg.eigh(a, lower=uplo == "L")
     v, left = exact(found.allgather()), exact(whole)
     kept = np.array_equal(a.allgather(), given, equal_nan=True)
     real = w.dtype == np.empty(0, dtype).real.dtype and (np.diff(w) >= 0).all()
@@ -177,7 +178,7 @@ def eigh_at_the_ends(
     for scale, (name, whole) in in_turn((1.0, *ends(dtype)), matrices.items(), keep=keep):
         with np.errstate(under="ignore"):
             given = (whole * scale).astype(dtype)
-        w, found = pb.eigh(placed(ctx, rng, given))
+        w, found = pb.linalg.eigh(placed(ctx, rng, given))
         left, v = unscaled(given, scale), exact(found.allgather())
         lost = n * float(np.finfo(dtype).smallest_subnormal) / scale / np.finfo(dtype).eps  # of eigenvalues
         bound = max(1.0, lost) * max(1.0, np.abs(left).sum(0).max()) * np.eye(1)
@@ -191,7 +192,7 @@ def eigh_at_the_ends(
     for bad in (np.nan, np.inf):
         whole = np.eye(n)
         whole[n // 2, 1] = whole[1, n // 2] = bad
-        w, found = pb.eigh(placed(ctx, rng, whole.astype(dtype)))
+        w, found = pb.linalg.eigh(placed(ctx, rng, whole.astype(dtype)))
         same = np.isnan(w).all() and np.isnan(found.allgather()).all()
         yield f"eigh {dtype} {bad}", None if same else f"{w}"
 

@@ -78,7 +78,7 @@ def fault(ctx: pb.Context, sweep: Sweep, name: str, grid: pb.Grid, dtype: np.dty
         a, b = OPS[flags["op_a"]](parts["a"]), OPS[flags["op_b"]](parts["b"])
         expected = alpha * (a @ b) + beta * parts["c"]
     else:
-        getattr(pb, name)(*given.values(), out=given[written], **flags, **scalars)
+        getattr(pb.blas, name)(*given.values(), out=given[written], **flags, **scalars)
         expected = dense(name, parts, flags, alpha, beta)
     target = wholes[written]
     target[windows[written]] = np.where(np.isnan(expected), parts[written], expected)

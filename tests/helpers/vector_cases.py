@@ -144,7 +144,7 @@ def called(ctx, rng, routine, options, dtype, algo="auto", sizes=None):
         how["beta"] = known["beta"]
     if algo != "auto":
         how["algo"] = algo
-    result = getattr(pb, routine)(
+    result = getattr(pb.blas, routine)(
         *(given[name].matrix if name in given else None for name in row.sizes if name in given or name == row.optional),
         **how, out=out and out.matrix,
     )  # fmt: skip
@@ -177,23 +177,23 @@ def of_level_1(ctx, rng, dtype, n):
     real = np.dtype(dtype).type(0).real.dtype
     sizes = abs(x.real) + abs(x.imag)
     at = int(sizes.argmax()) if n else -1
-    value, index = pb.amax(a.matrix)
+    value, index = pb.blas.amax(a.matrix)
     wrong = first(
-        same(pb.dot(a.matrix, b.matrix), (x * y).sum(), dtype),
-        same(pb.dotc(a.matrix, b.matrix), (x.conj() * y).sum(), dtype),
-        same(pb.asum(a.matrix), sizes.sum(), real),
+        same(pb.blas.dot(a.matrix, b.matrix), (x * y).sum(), dtype),
+        same(pb.blas.dotc(a.matrix, b.matrix), (x.conj() * y).sum(), dtype),
+        same(pb.blas.asum(a.matrix), sizes.sum(), real),
         same(value, x[at] if n else 0, dtype),
         None if index == at else f"index {index}, expected {at}",
     )
-    norm = pb.nrm2(a.matrix)
+    norm = pb.blas.nrm2(a.matrix)
     expected = np.sqrt((abs(x.astype("complex128")) ** 2).sum())
     near = norm.dtype == real and abs(norm - expected) <= 2 * np.finfo(real).eps * expected
     yield f"reductions {dtype} {n}", wrong or (None if near else f"norm {norm}, expected {expected}")
-    pb.swap(a.matrix, b.matrix)
+    pb.blas.swap(a.matrix, b.matrix)
     a.expect(y.reshape(a.matrix.shape))
     b.expect(x.reshape(b.matrix.shape))
     yield f"swap {dtype} {n}", first(a.changed(), b.changed())
-    pb.swap(a.matrix, a.matrix.T)
+    pb.blas.swap(a.matrix, a.matrix.T)
     yield "swap with itself", a.changed()
 
 

@@ -221,7 +221,11 @@ def bad_operand_on_one_rank(comm):
             "matmul: op_a of a transpose",
             error(pb.ArgumentError, [*words, on], pb.matmul, a.T, a, op_a=wrong("X", "N")),
         )
-        for name, call in (("matmul", pb.matmul), ("dot", pb.dot), ("cholesky", lambda x, _: pb.cholesky(x))):
+        for name, call in (
+            ("matmul", pb.matmul),
+            ("dot", pb.blas.dot),
+            ("cholesky", lambda x, _: pb.linalg.cholesky(x)),
+        ):
             words = ["expected a DistributedMatrix, got ndarray: distribute"]
             yield f"{name}: no matrix on any rank", error(pb.ArgumentError, words, call, values, values)
             column = a[:, :1] if name == "dot" else a[:6, :6]

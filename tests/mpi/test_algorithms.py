@@ -48,7 +48,7 @@ def matrix_calls(ctx, rng):
     unit = scattered(ctx, d, np.tril(values[0], -1) // 4 + np.eye(12))
     yield "matmul", pb.matmul, (a, b, c), {"alpha": 2, "beta": -1, "op_b": "T"}
     for name in ROUTINES:
-        function = getattr(pb, name)
+        function = getattr(pb.blas, name)
         if name == "trsm":
             yield name, function, (unit, b), {"alpha": 2}
         elif name == "trmm":
@@ -215,10 +215,15 @@ def refusals(comm):
         d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid.squarest(p))
         a, half = ctx.zeros(d), ctx.zeros(replace(d, dtype="float16"))
         words = ["algo 'panels': syrk is for float32, float64, complex64 and complex128, got float16"]
-        yield "half", agreed_error(ctx, pb.UnsupportedError, words, pb.syrk, half, algo="panels")
+        yield "half", agreed_error(ctx, pb.UnsupportedError, words, pb.blas.syrk, half, algo="panels")
         transport, sharing = ctx.engine.transport, ctx.engine.transport.why_not_shared
         transport.why_not_shared = "no memfd here"
-        for function, args in ((pb.matmul, (a, a)), (pb.trmm, (a, a)), (pb.trsm, (a, a)), (pb.herk, (a,))):
+        for function, args in (
+            (pb.matmul, (a, a)),
+            (pb.blas.trmm, (a, a)),
+            (pb.blas.trsm, (a, a)),
+            (pb.blas.herk, (a,)),
+        ):
             words = ["algo 'shared': no memfd here"]
             refused = agreed_error(ctx, pb.UnsupportedError, words, function, *args, algo="shared")
             yield f"{function.__name__} without shared memory", refused
@@ -498,7 +503,7 @@ def repeated_by_some(comm):
         hits = ctx.kept.hits - hits
         yield "plans that are kept", None if hits == 40 else f"{hits} of 40 were found again"
         for i in range(3):
-            _, _, made = counted(ctx, pb.symm, a, b, algo="full")
+            _, _, made = counted(ctx, pb.blas.symm, a, b, algo="full")
             yield f"a plan that holds memory, {i}", None if made == 1 else f"{made} new plans"
 
 

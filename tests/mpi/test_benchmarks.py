@@ -162,7 +162,7 @@ def test_cholesky(tmp_path):
         check=False, cwd=ROOT, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    for line, name in zip(done.stdout.splitlines(), ("pblasmp", "pb.cholesky"), strict=True):
+    for line, name in zip(done.stdout.splitlines(), ("pblasmp", "pb.linalg.cholesky"), strict=True):
         assert line.startswith(f"n = 300, blocks of 32, 4 ranks, {name}: ")
         assert float(line.rpartition(" ")[2]) < 1e-14  # the residual
     (run,) = runs(tmp_path).values()

@@ -88,10 +88,10 @@ def cholesky(comm):
                 a = ctx.scatter(values, block=NB, grid=grid, order=order)
 
                 def solve(here, rest, a=a):
-                    pb.trsm(a[here, here], a[rest, here], side="R", op_a="T", out=a[rest, here])
+                    pb.blas.trsm(a[here, here], a[rest, here], side="R", op_a="T", out=a[rest, here])
 
                 def update(here, rest, a=a):
-                    pb.syrk(a[rest, here], a[rest, rest], alpha=-1, beta=1, out=a[rest, rest])
+                    pb.blas.syrk(a[rest, here], a[rest, rest], alpha=-1, beta=1, out=a[rest, rest])
 
                 _factorise(a, _cholesky_of, solve, update)
                 wrong = first(
@@ -149,7 +149,7 @@ def narrow(comm):
                 expected_now = start.copy()
                 old = beta * start[shift:, shift:][inside] if beta else 0
                 expected_now[shift:, shift:][inside] = expected[inside] + old
-                getattr(pb, routine)(*operands, view, uplo=uplo, beta=beta, out=view)
+                getattr(pb.blas, routine)(*operands, view, uplo=uplo, beta=beta, out=view)
                 start = expected_now
             same = np.array_equal(c.allgather(), start, equal_nan=True)
             weights = [p.weight for half in ctx.direct._programs for p in half.values() if p]
@@ -197,7 +197,7 @@ def tiny_updates(comm):
             turned = (lambda x: x.conj().T) if hermitian else (lambda x: x.T)
             other = right if len(operands) == 2 else left
             expected = left @ turned(other) + (right @ turned(left) if len(operands) == 2 else 0)
-            getattr(pb, routine)(*a, view, uplo=uplo, op_a=op_a, beta=beta, out=view)
+            getattr(pb.blas, routine)(*a, view, uplo=uplo, op_a=op_a, beta=beta, out=view)
             start[shift:, shift:][inside] = expected[inside] + (beta * old[inside] if beta else 0)
             same = np.array_equal(c.allgather(), start, equal_nan=True)
             yield (
@@ -224,7 +224,7 @@ def products(comm):
             rows, cols, k = slice(i // 2, i // 2 + i // 2 + 1), slice(i // 3, i), slice(0, i)
             pb.matmul(a[rows, k], b[k, cols], c[rows, cols], beta=2, out=c[rows, cols])
             z[rows, cols] = x[rows, k] @ y[k, cols] + 2 * z[rows, cols]
-            pb.geadd(a[cols, rows], c[rows, cols], op_a="T", alpha=3, out=c[rows, cols])
+            pb.blas.geadd(a[cols, rows], c[rows, cols], op_a="T", alpha=3, out=c[rows, cols])
             z[rows, cols] += 3 * x[cols, rows].T
             new = pb.matmul(a[rows, k].T, b[rows, cols])
             yield (
@@ -286,7 +286,7 @@ def mixed(comm):
             alpha = np.array(2.0) if last else 2
             pb.matmul(a[:10, :], a, out=c[:10, :], alpha=alpha)
             yield f"alpha as an array on one rank, {count}", misplaced_view(c[:10, :], expected)
-            pb.syrk(a[4:8, :], out=c[4:8, 4:8], alpha=alpha)
+            pb.blas.syrk(a[4:8, :], out=c[4:8, 4:8], alpha=alpha)
             found = np.tril(c[4:8, 4:8].allgather())
             yield f"syrk, {count}", unlike(found, np.tril(2 * x[4:8] @ x[4:8].T))
         for name, call, words in (
@@ -300,8 +300,16 @@ def mixed(comm):
                 lambda: pb.matmul(a, a, alpha=-1 - last),
                 ["\n  alpha:", "-1.0 on rank", "-2.0 on rank"],
             ),
-            ("uplo", lambda: pb.syrk(a, uplo="UL"[last]), ["syrk: the ranks gave different", "\n  uplo:"]),
-            ("call", lambda: pb.trmm(a, a) if last else pb.trsm(a, a), ["different calls", "trmm", "trsm"]),
+            (
+                "uplo",
+                lambda: pb.blas.syrk(a, uplo="UL"[last]),
+                ["syrk: the ranks gave different", "\n  uplo:"],
+            ),
+            (
+                "call",
+                lambda: pb.blas.trmm(a, a) if last else pb.blas.trsm(a, a),
+                ["different calls", "trmm", "trsm"],
+            ),
             ("other call", lambda: a.norm() if last else a @ a, ["different calls", "norm", "matmul"]),
         ):
             yield name, agreed_error(ctx, pb.RankMismatchError, words, call)
@@ -391,7 +399,7 @@ def _triangles(comm):
                         b = np.linalg.solve(t.T, b.T).T
                     expected[rows, cols] = b
                     out = y if count % 2 else z
-                    function = getattr(pb, name)
+                    function = getattr(pb.blas, name)
                     function(a, y[rows, cols], alpha=-0.5, out=out[rows, cols], **how)
                     found = z.allgather()[rows, cols] if out is z else y.allgather()
                     wanted = b if out is z else expected
@@ -400,7 +408,7 @@ def _triangles(comm):
                         _far(found / abs(wanted).max(), wanted / abs(wanted).max()),
                     )
             expected = y.allgather()[3:, 4:5] * whole[5, 5]
-            pb.trmm(x[5:6, 5:6], y[3:, 4:5], side="R", out=z[3:, 4:5])
+            pb.blas.trmm(x[5:6, 5:6], y[3:, 4:5], side="R", out=z[3:, 4:5])
             yield f"{dtype} trmm by one element", misplaced_view(z[3:, 4:5], expected)
             yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
 
@@ -433,7 +441,7 @@ def symmetric_in_one_line(comm):
                     (inner + inner.T + np.diag(part.diagonal())) @ x[2 : 2 + k, 1 : 1 + w] * 2
                 )
                 to, of = d[4 : 4 + k, 2 : 2 + w], b[2 : 2 + k, 1 : 1 + w]
-                pb.symm(a[i : i + k, j : j + k], of, uplo=uplo, alpha=2, out=to)
+                pb.blas.symm(a[i : i + k, j : j + k], of, uplo=uplo, alpha=2, out=to)
                 yield f"{dtype} {order} {uplo} on {shape}", misplaced_view(d, out)
         yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
     tiny._MOST, in_place._PORTION = most, portion
@@ -448,7 +456,7 @@ def symmetric_from_the_right(comm):
     """B times a symmetric matrix is computed as the transpose; C is not: anywhere, also as a transposed view."""
     rng, line = np.random.default_rng(10), pb.Grid(comm.size, 1)
     with pb.Context(comm, engine="host") as ctx:
-        for rows, (routine, uplo) in itertools.product((45, 37), ((pb.symm, "L"), (pb.hemm, "U"))):
+        for rows, (routine, uplo) in itertools.product((45, 37), ((pb.blas.symm, "L"), (pb.blas.hemm, "U"))):
             whole, x, y = (rng.integers(-4, 5, (m, 45)).astype(float) for m in (45, rows, rows))
             inner = np.tril(whole, -1) if uplo == "L" else np.triu(whole, 1)
             expected = x @ (inner + inner.T + np.diag(whole.diagonal())) - 2 * y
@@ -486,9 +494,13 @@ def tiny_meetings(comm):
         lower = np.tril(square)
         symmetric = lower + np.tril(square, -1).T
         for name, call, expected in (
-            ("trsm", lambda cols: pb.trsm(a, b[:, cols], out=d[:, cols]), np.linalg.solve(lower, square.T)),
-            ("trmm", lambda cols: pb.trmm(a, b[:, cols], out=d[:, cols]), lower @ square.T),
-            ("symm", lambda cols: pb.symm(a, b[:, cols], out=d[:, cols]), symmetric @ square.T),
+            (
+                "trsm",
+                lambda cols: pb.blas.trsm(a, b[:, cols], out=d[:, cols]),
+                np.linalg.solve(lower, square.T),
+            ),
+            ("trmm", lambda cols: pb.blas.trmm(a, b[:, cols], out=d[:, cols]), lower @ square.T),
+            ("symm", lambda cols: pb.blas.symm(a, b[:, cols], out=d[:, cols]), symmetric @ square.T),
             ("matmul", lambda cols: pb.matmul(a, b[:, cols], out=d[:, cols]), square @ square.T),
         ):
             for cols in (slice(0, 1), slice(2, 11)):
@@ -551,7 +563,7 @@ def known_again(comm):
         yield "an integer", update(alpha=2) != 2 and f"{len(known)} are known"
         yield "another B", update(b=d) != 3 and f"{len(known)} are known"
         yield "another D", update(out=d) != 4 and f"{len(known)} are known"
-        yield "another window", (pb.geadd(a[:5, :5], c[:5, :5], out=c[:5, :5]), len(known) != 5)[1]
+        yield "another window", (pb.blas.geadd(a[:5, :5], c[:5, :5], out=c[:5, :5]), len(known) != 5)[1]
         before, module._REMEMBERED = module._REMEMBERED, 5
         try:
             yield "bounded", update(alpha=3.0) != 1 and f"{len(known)} are known"
@@ -639,13 +651,13 @@ def small_calls(ctx):
     return {
         "matmul": lambda: pb.matmul(a, b, out=c),
         "@": lambda: a @ b,
-        "syrk": lambda: pb.syrk(a, beta=1, c=c, out=c),
-        "trsm": lambda: pb.trsm(spd, b, out=b),
-        "geadd": lambda: pb.geadd(a, b, out=b),
-        "gemv": lambda: pb.gemv(a, x, out=y),
-        "nrm2": lambda: pb.nrm2(x),
-        "cholesky": lambda: pb.cholesky(spd),
-        "solve": lambda: pb.solve(spd, x),
+        "syrk": lambda: pb.blas.syrk(a, beta=1, c=c, out=c),
+        "trsm": lambda: pb.blas.trsm(spd, b, out=b),
+        "geadd": lambda: pb.blas.geadd(a, b, out=b),
+        "gemv": lambda: pb.blas.gemv(a, x, out=y),
+        "nrm2": lambda: pb.blas.nrm2(x),
+        "cholesky": lambda: pb.linalg.cholesky(spd),
+        "solve": lambda: pb.linalg.solve(spd, x),
         "pdgemm": lambda: pblas.pdgemm("N", "N", 16, 16, 16, 1.0, p, *whole, q, *whole, 0.0, r, *whole),
         "pdgemv": lambda: pblas.pdgemv("N", 16, 16, 1.0, p, *whole, q, *whole, 1, 0.0, r, *whole, 1),
         "pdpotrf": lambda: pblas.pdpotrf("L", 16, p, *whole, None),
@@ -664,7 +676,7 @@ def after_measurements(comm, file):
                     pb.tune(pb.matmul_allreduce, np.ones((64, 8)), np.ones((32, 8)), ctx)
                     a = ctx.full((48, 48), 1.0, block=12)  # the sizes that are called below
                     pb.tune(pb.matmul, a, a)
-                    pb.tune(pb.trsm, a, a)
+                    pb.tune(pb.blas.trsm, a, a)
                 else:
                     yield "the file is read", len(ctx.engine.measured.entries) != 3 and "not all was kept"
                 for name, call in small_calls(ctx).items():
@@ -685,10 +697,10 @@ def too_large(comm):
             a = ctx.full((6, 6), 1.0, block=2, dtype=dtype)
             for name, call in (
                 ("matmul", lambda a: pb.matmul(a, a, alpha=-1e300)),
-                ("syrk", lambda a: pb.syrk(a, a, alpha=1e39, beta=1)),
-                ("herk", lambda a: pb.herk(a, a, beta=1e300)),
-                ("trsm", lambda a: pb.trsm(a, a, alpha=1e300)),
-                ("gemv", lambda a: pb.gemv(a, a[:, :1], a[:1], beta=1e300)),
+                ("syrk", lambda a: pb.blas.syrk(a, a, alpha=1e39, beta=1)),
+                ("herk", lambda a: pb.blas.herk(a, a, beta=1e300)),
+                ("trsm", lambda a: pb.blas.trsm(a, a, alpha=1e300)),
+                ("gemv", lambda a: pb.blas.gemv(a, a[:, :1], a[:1], beta=1e300)),
             ):
                 found = call(a).allgather()[0, 0]
                 yield f"{name} {dtype}", str(found) if np.isfinite(found) else None
@@ -826,18 +838,20 @@ def factorisations(comm, count):
             expected = np.where(inside, lower if uplo == "L" else lower.T, whole)
             for repeat in range(3):  # the first is not kept
                 b = a.copy()
-                pb.cholesky(b, uplo, out=b)
+                pb.linalg.cholesky(b, lower=uplo == "L", out=b)
                 yield (
                     f"{order}{uplo} {repeat}",
                     _far(b.allgather() / abs(whole).max(), expected / abs(whole).max()),
                 )
                 yield (
                     f"a part, {repeat}",
-                    _far(pb.cholesky(a[1:30, 1:30]).allgather(), np.linalg.cholesky(whole[1:30, 1:30])),
+                    _far(
+                        pb.linalg.cholesky(a[1:30, 1:30]).allgather(), np.linalg.cholesky(whole[1:30, 1:30])
+                    ),
                 )
             c = a.copy()
             into = c[9:38, 2:31]
-            pb.cholesky(a[1:30, 1:30], uplo, out=into)
+            pb.linalg.cholesky(a[1:30, 1:30], lower=uplo == "L", out=into)
             lower = np.linalg.cholesky(whole[1:30, 1:30])
             within = np.where(inside[1:30, 1:30], lower if uplo == "L" else lower.T, whole[9:38, 2:31])
             yield "into a part", _far(into.allgather() / abs(whole).max(), within / abs(whole).max())
@@ -847,8 +861,8 @@ def factorisations(comm, count):
                 right, block=(4, 3), grid=pb.Grid.squarest(comm.size), order="F" if comm.size == 1 else order
             )
             for repeat in range(3):
-                yield f"solve {repeat}", _far(pb.solve(a[1:30, 1:30], b, "pos", uplo=uplo), x)
-            pb.solve(a[1:30, 1:30], b, "pos", uplo=uplo, out=b)
+                yield f"solve {repeat}", _far(pb.linalg.solve(a[1:30, 1:30], b, "pos", lower=uplo == "L"), x)
+            pb.linalg.solve(a[1:30, 1:30], b, "pos", lower=uplo == "L", out=b)
             yield "solve in place", _far(b, x)
             words = ["solve: the matrix is not positive definite", "up to index 28"]
             error = np.diag([0.0] * 28 + [1e3])
@@ -857,7 +871,9 @@ def factorisations(comm, count):
             )
             yield (
                 "unsolved",
-                agreed_error(ctx, pb.FactorisationError, words, pb.solve, c, b, "pos", uplo=uplo, out=b),
+                agreed_error(
+                    ctx, pb.FactorizationError, words, pb.linalg.solve, c, b, "pos", lower=uplo == "L", out=b
+                ),
             )
             yield "right-hand sides", _far(b, x)
         ictxt = pblas.gridinit(ctx, "Row", *pb.Grid.squarest(comm.size).shape)
@@ -898,17 +914,27 @@ def factorisations(comm, count):
             )
             yield (
                 "uplo",
-                agreed_error(ctx, pb.RankMismatchError, ["uplo"], lambda: pb.cholesky(a, uplo="LU"[last])),
+                agreed_error(
+                    ctx,
+                    pb.RankMismatchError,
+                    ["lower"],
+                    lambda: pb.linalg.cholesky(a, lower="LU"[last] == "L"),
+                ),
             )
             yield (
                 "part",
-                agreed_error(ctx, pb.RankMismatchError, ["a:"], lambda: pb.cholesky(a[last:30, last:30])),
+                agreed_error(
+                    ctx, pb.RankMismatchError, ["a:"], lambda: pb.linalg.cholesky(a[last:30, last:30])
+                ),
             )
             words = ["different calls", "cholesky", "trsm"]
             yield (
                 "call",
                 agreed_error(
-                    ctx, pb.RankMismatchError, words, lambda: pb.trsm(a, a) if last else pb.cholesky(a)
+                    ctx,
+                    pb.RankMismatchError,
+                    words,
+                    lambda: pb.blas.trsm(a, a) if last else pb.linalg.cholesky(a),
                 ),
             )
 
@@ -926,7 +952,11 @@ def small(comm):
     right = rng.standard_normal((n, 7))
     square = whole @ whole.T
     lower = np.linalg.cholesky(square)
-    inverses = {"gen": np.linalg.inv(whole), "pos": np.linalg.inv(square), "tri": np.linalg.inv(lower)}
+    inverses = {
+        "gen": np.linalg.inv(whole),
+        "pos": np.linalg.inv(square),
+        "lower triangular": np.linalg.inv(lower),
+    }
     for order, block in (("F", (4, 3)), ("C", (5, 40))):
         with pb.Context(comm, engine="host") as ctx:
 
@@ -935,39 +965,54 @@ def small(comm):
 
             a, s, t, b, out = (matrix(x) for x in (whole, square, lower, right, np.zeros((n, 7))))
             for repeat in range(3):  # the first is not kept
-                factors, pivots = pb.lu(a)
+                factors, pivots = pb.linalg.lu_factor(a)
                 found = {
-                    "lu_solve": (pb.lu_solve(factors, pivots, b), np.linalg.solve(whole, right)),
-                    "turned": (pb.lu_solve(factors, pivots, b, "T"), np.linalg.solve(whole.T, right)),
+                    "lu_solve": (pb.linalg.lu_solve((factors, pivots), b), np.linalg.solve(whole, right)),
+                    "turned": (
+                        pb.linalg.lu_solve((factors, pivots), b, "T"),
+                        np.linalg.solve(whole.T, right),
+                    ),
                     "other pivots": (
-                        pb.lu_solve(factors, np.arange(n), b),
+                        pb.linalg.lu_solve((factors, np.arange(n)), b),
                         np.linalg.solve(whole[_exchanged(pivots)], right),
                     ),
-                    "solve": (pb.solve(a, b, out=out), np.linalg.solve(whole, right)),
-                    "cho_solve": (pb.cho_solve(pb.cholesky(s), b), np.linalg.solve(square, right)),
-                    "upper": (pb.cho_solve(pb.cholesky(s, "U"), b, "U"), np.linalg.solve(square, right)),
-                    "tri": (pb.solve(t, b, "tri"), np.linalg.solve(lower, right)),
-                    "turned tri": (pb.solve(t, b, "tri", op_a="T"), np.linalg.solve(lower.T, right)),
-                    "parts": (pb.solve(a[:9, :9], b[:9, :2]), np.linalg.solve(whole[:9, :9], right[:9, :2])),
+                    "solve": (pb.linalg.solve(a, b, out=out), np.linalg.solve(whole, right)),
+                    "cho_solve": (
+                        pb.linalg.cho_solve((pb.linalg.cholesky(s), True), b),
+                        np.linalg.solve(square, right),
+                    ),
+                    "upper": (
+                        pb.linalg.cho_solve((pb.linalg.cholesky(s, lower=False), False), b),
+                        np.linalg.solve(square, right),
+                    ),
+                    "tri": (pb.linalg.solve_triangular(t, b, lower=True), np.linalg.solve(lower, right)),
+                    "turned tri": (
+                        pb.linalg.solve_triangular(t, b, "T", lower=True),
+                        np.linalg.solve(lower.T, right),
+                    ),
+                    "parts": (
+                        pb.linalg.solve(a[:9, :9], b[:9, :2]),
+                        np.linalg.solve(whole[:9, :9], right[:9, :2]),
+                    ),
                 }
                 for name, (x, expected) in found.items():
                     yield f"{name} {order} {repeat}", _far(x, expected)
-                for assume, given in (("gen", a), ("pos", s), ("tri", t)):
-                    x = pb.inv(given, assume).allgather()
+                for assume, given in (("gen", a), ("pos", s), ("lower triangular", t)):
+                    x = pb.linalg.inv(given, assume).allgather()
                     yield f"inv {assume} {order} {repeat}", _far(x, inverses[assume])
             yield f"direct {order}", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
             ones = np.tril(lower, -1) / 9 + np.eye(n)
             into, unit = matrix(np.full((n, n), np.nan)), matrix(ones + 3 * np.eye(n))
-            pb.inv(unit, "tri", diag="U", out=into)
+            pb.linalg.inv(unit, "lower triangular", unit_diagonal=True, out=into)
             yield f"a unit triangle's inverse {order}", _far(into, np.linalg.inv(ones))
-            pb.inv(s, "pos", uplo="U", out=s)
+            pb.linalg.inv(s, "pos", lower=False, out=s)
             yield f"inverse in place {order}", _far(s, inverses["pos"])
             yield f"direct yet {order}", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
             words = ["b: 7 rows, but a has 30 columns"]
-            yield f"shapes {order}", agreed_error(ctx, pb.LayoutError, words, pb.solve, a, b[:7])
+            yield f"shapes {order}", agreed_error(ctx, pb.LayoutError, words, pb.linalg.solve, a, b[:7])
             overlapping = matrix(whole)
             expected = np.linalg.solve(whole[:9, :9], whole[2:11, :9])
-            pb.solve(overlapping[:9, :9], overlapping[2:11, :9], out=overlapping[1:10, 1:10])
+            pb.linalg.solve(overlapping[:9, :9], overlapping[2:11, :9], out=overlapping[1:10, 1:10])
             yield f"D overlaps A and B {order}", _far(overlapping[1:10, 1:10], expected)
             yield from _unsolvable(ctx, matrix, whole, order)
             for dtype in ("float32", "complex128"):  # with them the memory of a rank is full
@@ -976,14 +1021,15 @@ def small(comm):
                     for cols in (127, 131)
                 )
                 i[:, :] = np.eye(127)
-                yield f"the largest {order} {dtype}", unlike(pb.solve(i, j).allgather(), j.allgather())
+                yield f"the largest {order} {dtype}", unlike(pb.linalg.solve(i, j).allgather(), j.allgather())
             if comm.size > 1:
-                uplo = "LU"[comm.rank == 1]
-                for call, given in ((pb.solve, (a, b)), (pb.inv, (a,))):
-                    wrong = agreed_error(ctx, pb.RankMismatchError, ["uplo"], call, *given, uplo=uplo)
-                    yield f"{call.__name__}, uplo {order}", wrong
+                for call, given in ((pb.linalg.solve, (a, b)), (pb.linalg.inv, (a,))):
+                    wrong = agreed_error(
+                        ctx, pb.RankMismatchError, ["lower"], call, *given, lower=comm.rank != 1
+                    )
+                    yield f"{call.__name__}, lower {order}", wrong
             planned = _planned(ctx)
-            pb.lu(matrix(np.eye(200)))
+            pb.linalg.lu_factor(matrix(np.eye(200)))
             yield f"a large one {order}", None if _planned(ctx) > planned else "it needed no plan"
 
 
@@ -992,18 +1038,18 @@ def _unsolvable(ctx, matrix, whole, order):
     singular = whole.copy()
     singular[:, 4] = 0
     a, out, words = matrix(singular), matrix(np.zeros(whole.shape)), ["exactly singular", "index 4"]
-    wrong = agreed_error(ctx, pb.FactorisationError, words, pb.lu, a, out=out)
+    wrong = agreed_error(ctx, pb.FactorizationError, words, pb.linalg.lu_factor, a, out=out)
     expected = scipy.linalg.lapack.dgetrf(singular)[0]
     yield f"factors of a singular matrix {order}", first(wrong, _far(out, expected))
-    wrong = agreed_error(ctx, pb.FactorisationError, words, pb.inv, a, out=a)
+    wrong = agreed_error(ctx, pb.FactorizationError, words, pb.linalg.inv, a, out=a)
     yield f"a singular matrix stays {order}", first(wrong, misplaced_view(a, singular))
     square = whole @ whole.T
     square[4, 4] = -1
     a, words = matrix(square), ["not positive definite", "up to index 4"]
-    wrong = agreed_error(ctx, pb.FactorisationError, words, pb.inv, a, "pos", out=a)
+    wrong = agreed_error(ctx, pb.FactorizationError, words, pb.linalg.inv, a, "pos", lower=True, out=a)
     yield f"what is not positive stays {order}", first(wrong, misplaced_view(a, square))
     square[4, 4] = np.nan
-    found = np.tril(pb.inv(matrix(square), "pos").allgather())
+    found = np.tril(pb.linalg.inv(matrix(square), "pos", lower=True).allgather())
     yield f"NaN {order}", None if np.isnan(found[4:, :]).any(1).all() else "no NaN"
 
 
@@ -1144,12 +1190,12 @@ def bounded(comm):
             return len({*first, *second}) + len(direct._reducers), direct._steps
 
         def added_up(rows, cols):
-            return pb.asum(a[cols.stop : cols.stop + rows.stop, :1])
+            return pb.blas.asum(a[cols.stop : cols.stop + rows.stop, :1])
 
         windows = [(slice(0, i), slice(0, j)) for i in range(1, 7) for j in range(1, 7)]
         for repeat in range(3):
             for here in windows:
-                pb.geadd(a[here], c[here], beta=1, out=c[here])
+                pb.blas.geadd(a[here], c[here], beta=1, out=c[here])
                 pb.matmul(
                     z[here].T, z[here[1], here[1]], op_a="C", out=y[here]
                 )  # one rank cannot do that directly
@@ -1161,8 +1207,8 @@ def bounded(comm):
         direct._forget()
         for repeat in range(5):  # an odd number of calls with slabs, each after one without
             for i in range(1, 4):
-                pb.geadd(a[:i, :i], c[:i, :i], beta=1, out=c[:i, :i])
-                pb.geadd(a[4 : 4 + i, 8:9], c[:i, 2:3], beta=1, out=c[:i, 2:3])
+                pb.blas.geadd(a[:i, :i], c[:i, :i], beta=1, out=c[:i, :i])
+                pb.blas.geadd(a[4 : 4 + i, 8:9], c[:i, 2:3], beta=1, out=c[:i, 2:3])
             if repeat == 1:
                 steps = kept()[1]
         yield (
@@ -1173,7 +1219,7 @@ def bounded(comm):
         calls._KEPT_STEPS, before = 40, calls._KEPT_STEPS
         try:
             for here in windows * 3:
-                pb.geadd(a[here], c[here], beta=1, out=c[here])
+                pb.blas.geadd(a[here], c[here], beta=1, out=c[here])
                 pb.matmul(z[here].T, z[here[1], here[1]], op_a="C", out=y[here])
                 added_up(*here)
                 count, steps = kept()
@@ -1291,7 +1337,7 @@ def failures_before_anything_has_happened(comm):
 
         cases = {
             "product": ("Preparation", lambda: pb.matmul(a, b, out=d), x @ y),
-            "reduced": ("Reducer", lambda: np.array([pb.dot(a[:, :1], b[:, :1])]), x[:, 0] @ y[:, 0]),
+            "reduced": ("Reducer", lambda: np.array([pb.blas.dot(a[:, :1], b[:, :1])]), x[:, 0] @ y[:, 0]),
             "moved": ("Move", move, x[:8, mine]),
             "without": (None, lambda: pb.matmul(a, b, out=d), x @ y),
         }

@@ -66,7 +66,7 @@ def large(comm):
         for uplo in "LU":
             d = pb.MatrixDescriptor((700, 700), (48, 40), pb.Grid.squarest(comm.size), order=pick(rng, "CF"))
             a = scattered(ctx, d, only(uplo, whole))
-            factor = pb.cholesky(a, uplo, out=a).allgather()
+            factor = pb.linalg.cholesky(a, lower=uplo == "L", out=a).allgather()
             lower = np.tril(factor) if uplo == "L" else np.triu(factor).T
             yield (
                 f"cholesky {uplo}",
@@ -92,66 +92,120 @@ def faults(comm, *, direct):
     ):
         yield empty(ctx, rng)
         yield from failures(ctx, rng)
-        found = pb.slogdet(placed(ctx, rng, np.diag([-np.inf, 2])))
+        found = pb.linalg.slogdet(placed(ctx, rng, np.diag([-np.inf, 2])))
         yield "infinity in slogdet", None if found == (-1, np.inf) else f"{found}"
         for dtype, sizes in (("float64", (1, 2.0**-1074, 1e308)), ("complex64", (1, 2.0**-149, 3e38))):
             wholes = [(size * np.array([[1, 1], [0, 1]])).astype(dtype) for size in sizes]
-            conditions = [pb.cond_estimate(placed(ctx, rng, whole)) for whole in wholes]
+            conditions = [pb.linalg.cond_estimate(placed(ctx, rng, whole)) for whole in wholes]
             same = np.allclose(conditions, conditions[0])  # although inverses, or sums, are no numbers
             yield f"conditions of {sizes}", None if same else f"{conditions}"
-        for assume in ("gen", "pos", "tri"):
+        for assume in ("gen", "pos", "lower triangular"):
             right = random(rng, (17, 3), "float64")
             a, b = placed(ctx, rng, np.diag(4.0 - np.arange(17))), placed(ctx, rng, right)
-            wrong = agreed_error(ctx, pb.FactorisationError, ["index 4"], pb.solve, a, b, assume, out=b)
+            wrong = agreed_error(
+                ctx, pb.FactorizationError, ["index 4"], pb.linalg.solve, a, b, assume, out=b
+            )
             yield f"B after a failed {assume}", first(wrong, unlike(b.allgather(), right))
         square, wide = (ctx.zeros(layout(rng, shape, comm.size)) for shape in ((6, 6), (6, 7)))
         single = ctx.zeros(layout(rng, (6, 6), comm.size, dtype="float32"))
         half = ctx.zeros(layout(rng, (6, 6), comm.size, dtype="float16"))
         for kind, words, call in (
-            (pb.LayoutError, ["a: expected a square matrix, got 6 x 7"], lambda: pb.cholesky(wide)),
-            (pb.LayoutError, ["a: expected one of float64", "float16"], lambda: pb.cholesky(half)),
-            (pb.ArgumentError, ["uplo: expected one of L, U, got 'X'"], lambda: pb.cholesky(square, "X")),
-            (pb.LayoutError, ["out: expected 6 x 6 of float64"], lambda: pb.cholesky(square, out=single)),
+            (pb.LayoutError, ["a: expected a square matrix, got 6 x 7"], lambda: pb.linalg.cholesky(wide)),
+            (pb.LayoutError, ["a: expected one of float64", "float16"], lambda: pb.linalg.cholesky(half)),
             (
                 pb.ArgumentError,
-                ["pivots: expected 6 integers"],
-                lambda: pb.lu_solve(square, [0, 6, 1], square),
+                ["lower: expected True or False, got 'X'"],
+                lambda: pb.linalg.cholesky(square, lower="X"),
             ),
-            (pb.ArgumentError, ["pivots: expected 6 integers"], lambda: pb.lu_solve(square, "no", square)),
+            (
+                pb.LayoutError,
+                ["out: expected 6 x 6 of float64"],
+                lambda: pb.linalg.cholesky(square, out=single),
+            ),
             (
                 pb.ArgumentError,
                 ["pivots: expected 6 integers"],
-                lambda: pb.lu_solve(square, [[1], [2, 3]], square),
+                lambda: pb.linalg.lu_solve((square, [0, 6, 1]), square),
+            ),
+            (
+                pb.ArgumentError,
+                ["pivots: expected 6 integers"],
+                lambda: pb.linalg.lu_solve((square, "no"), square),
+            ),
+            (
+                pb.ArgumentError,
+                ["pivots: expected 6 integers"],
+                lambda: pb.linalg.lu_solve((square, [[1], [2, 3]]), square),
             ),
             (
                 pb.LayoutError,
                 ["b: expected 6 rows", "out: expected 7 x 6"],
-                lambda: pb.lstsq(wide, wide.T, out=square),
+                lambda: pb.linalg.lstsq(wide, wide.T, out=square),
             ),
-            (pb.ArgumentError, ["op: expected one of"], lambda: pb.qr(square + 1).apply(square, "T")),
-            (pb.FactorisationError, ["index 0"], lambda: pb.lstsq(square, square)),
-            (pb.ArgumentError, ["op_a: expected one of N, T, C"], lambda: pb.solve(square, square, op_a="H")),
-            (pb.ArgumentError, ["a: expected a square matrix", "uplo"], lambda: pb.inv(wide, uplo="lower")),
-            (pb.LayoutError, ["a: expected a square matrix"], lambda: pb.slogdet(wide)),
-            (pb.ArgumentError, ["assume: expected one of"], lambda: pb.solve(square, square, "nothing")),
-            (pb.ArgumentError, ["assume: expected one of"], lambda: pb.solve(square, square, np.eye(2))),
+            (pb.ArgumentError, ["op: expected one of"], lambda: pb.linalg.qr(square + 1).apply(square, "T")),
+            (pb.FactorizationError, ["index 0"], lambda: pb.linalg.lstsq(square, square)),
+            (
+                pb.ArgumentError,
+                ["transposed: expected 0, 1, 2, 'N', 'T' or 'C', got 'H'"],
+                lambda: pb.linalg.solve(square, square, transposed="H"),
+            ),
+            (
+                pb.ArgumentError,
+                ["a: expected a square matrix", "lower"],
+                lambda: pb.linalg.inv(wide, lower="lower"),
+            ),
+            (pb.LayoutError, ["a: expected a square matrix"], lambda: pb.linalg.slogdet(wide)),
+            (
+                pb.ArgumentError,
+                ["assume_a: expected one of 'gen', 'pos', 'sym', 'her', 'lower triangular'"],
+                lambda: pb.linalg.solve(square, square, "nothing"),
+            ),
+            (
+                pb.ArgumentError,
+                ["assume_a: expected one of 'gen', 'pos', 'sym', 'her', 'lower triangular'"],
+                lambda: pb.linalg.solve(square, square, np.eye(2)),
+            ),
             (
                 pb.ArgumentTypeError,
                 ["algo: expected a string"],
-                lambda: pb.solve(square, square, "pos", algo=np.eye(2)),
+                lambda: pb.linalg.solve(square, square, "pos", lower=True, algo=np.eye(2)),
             ),
-            (pb.ArgumentTypeError, ["algo: expected a string"], lambda: pb.cholesky(square, algo=np.eye(2))),
-            (pb.LayoutError, ["b: expected float64"], lambda: pb.solve(square, single, "pos")),
-            (pb.LayoutError, ["b: 7 rows"], lambda: pb.solve(square, wide.T, "pos")),
-            (pb.ArgumentTypeError, ["b: expected a DistributedMatrix"], lambda: pb.solve(square, 1, "pos")),
-            (pb.ArgumentError, ["uplo: expected one of L, U, got ['L']"], lambda: pb.cholesky(square, ["L"])),
+            (
+                pb.ArgumentTypeError,
+                ["algo: expected a string"],
+                lambda: pb.linalg.cholesky(square, algo=np.eye(2)),
+            ),
+            (
+                pb.LayoutError,
+                ["b: expected float64"],
+                lambda: pb.linalg.solve(square, single, "pos", lower=True),
+            ),
+            (pb.LayoutError, ["b: 7 rows"], lambda: pb.linalg.solve(square, wide.T, "pos", lower=True)),
+            (
+                pb.ArgumentTypeError,
+                ["b: expected a DistributedMatrix"],
+                lambda: pb.linalg.solve(square, 1, "pos", lower=True),
+            ),
             (
                 pb.ArgumentError,
-                ["op_a: expected one of"],
-                lambda: pb.lstsq(square, square, np.array(["N", "T"])),
+                ["lower: expected True or False, got ['L']"],
+                lambda: pb.linalg.cholesky(square, lower=["L"]),
             ),
-            (pb.ArgumentTypeError, ["factor: expected a Distri"], lambda: pb.cho_solve(None, square)),
-            (pb.ArgumentTypeError, ["a: expected a DistributedMatrix, got int"], lambda: pb.cholesky(1)),
+            (
+                pb.ArgumentError,
+                ["trans: expected 0, 1, 2"],
+                lambda: pb.linalg.lstsq(square, square, trans=np.array(["N", "T"])),
+            ),
+            (
+                pb.ArgumentTypeError,
+                ["c: expected a Distri"],
+                lambda: pb.linalg.cho_solve((None, True), square),
+            ),
+            (
+                pb.ArgumentTypeError,
+                ["a: expected a DistributedMatrix, got int"],
+                lambda: pb.linalg.cholesky(1),
+            ),
         ):
             found = []
             yield f"{words}", agreed_error(ctx, kind, words, told_kind, call, found)
@@ -161,27 +215,36 @@ def faults(comm, *, direct):
             pivots = np.full(6, comm.rank)
             yield (
                 "pivots",
-                agreed_error(ctx, pb.RankMismatchError, ["pivots"], pb.lu_solve, square, pivots, square),
+                agreed_error(
+                    ctx, pb.RankMismatchError, ["pivots"], pb.linalg.lu_solve, (square, pivots), square
+                ),
             )
             other = [np.arange(6), square][comm.rank == 1]
             wrong = agreed_error(
-                ctx, pb.ArgumentError, ["pivots: expected"], pb.lu_solve, square, other, square
+                ctx, pb.ArgumentError, ["pivots: expected"], pb.linalg.lu_solve, (square, other), square
             )
             yield "pivots of another type on one rank", wrong
-            yield "mismatch", agreed_error(ctx, pb.RankMismatchError, ["uplo"], pb.cholesky, square, uplo)
+            yield (
+                "mismatch",
+                agreed_error(
+                    ctx, pb.RankMismatchError, ["lower"], pb.linalg.cholesky, square, lower=uplo == "L"
+                ),
+            )
         frozen = scattered(ctx, layout(rng, (6, 6), comm.size), np.eye(6))
         frozen.local.flags.writeable = False
         words = ["out: its local array is read-only"]
         for _ in range(2):
             yield (
                 "read-only",
-                agreed_error(ctx, pb.ArgumentError, words, lambda: pb.cholesky(square + frozen, out=frozen)),
+                agreed_error(
+                    ctx, pb.ArgumentError, words, lambda: pb.linalg.cholesky(square + frozen, out=frozen)
+                ),
             )
-        solved = pb.cho_solve(frozen, square + 1).allgather()
+        solved = pb.linalg.cho_solve((frozen, True), square + 1).allgather()
         yield "a factor is only read", unlike(solved, np.ones((6, 6)))
         same = scattered(ctx, layout(rng, (6, 6), comm.size), 4 * np.eye(6))
         for _ in range(3):
-            yield "repeated", unlike(pb.cholesky(same).allgather(), 2 * np.eye(6))
+            yield "repeated", unlike(pb.linalg.cholesky(same).allgather(), 2 * np.eye(6))
 
 
 def names(comm):
@@ -281,7 +344,7 @@ def _out_of_memory(*_):
 
 def local(found):
     """What a function returned, as arrays."""
-    if isinstance(found, pb.QrFactors):
+    if isinstance(found, pb.linalg.QrFactors):
         return [found.factors.allgather(), found.tau]
     found = found if isinstance(found, tuple) else (found,)
     return [x.allgather() if isinstance(x, pb.DistributedMatrix) else np.asarray(x) for x in found]
@@ -297,18 +360,21 @@ def algorithms(comm):
     rng = np.random.default_rng(77)
     with pb.Context(comm, engine="host") as ctx:
         a, b = (placed(ctx, rng, positive(rng, 9, "float64")) for _ in "ab")
-        lower, (factors, pivots) = pb.cholesky(a), pb.lu(a)
+        lower, (factors, pivots) = pb.linalg.cholesky(a), pb.linalg.lu_factor(a)
         for function, args in (
-            (pb.cholesky, (a, "U")),
-            (pb.cho_solve, (lower, b)),
-            (pb.lu, (a,)),
-            (pb.lu_solve, (factors, pivots, b, "T")),
-            (pb.qr, (a,)),
-            (pb.solve, (a, b, "pos")),
-            (pb.lstsq, (a, b)),
-            (pb.inv, (a,)),
-            (pb.slogdet, (a,)),
-            (pb.cond_estimate, (a,)),
+            (pb.linalg.cholesky, (a, False)),
+            (pb.linalg.cho_factor, (a,)),
+            (pb.linalg.cho_solve, ((lower, True), b)),
+            (pb.linalg.lu_factor, (a,)),
+            (pb.linalg.lu_solve, ((factors, pivots), b, "T")),
+            (pb.linalg.qr, (a,)),
+            (pb.linalg.solve, (a, b, "pos")),
+            (pb.linalg.lstsq, (a, b)),
+            (pb.linalg.inv, (a,)),
+            (pb.linalg.slogdet, (a,)),
+            (pb.linalg.det, (a,)),
+            (pb.linalg.solve_triangular, (a, b)),
+            (pb.linalg.cond_estimate, (a,)),
         ):
             name, expected = function.__name__, local(function(*args, algo="panels"))
             near = (
@@ -337,14 +403,14 @@ def algorithms(comm):
                 by_rank = "panels" if ctx.rank else "auto"
                 wrong = agreed_error(ctx, pb.RankMismatchError, ["algo"], function, *args, algo=by_rank)
                 yield f"{name} by rank", wrong
-        reflectors = pb.qr(a)
+        reflectors = pb.linalg.qr(a)
         yield "q", alike(reflectors.q(algo="panels"), local(reflectors.q()))
         yield "apply", alike(reflectors.apply(b, "C", algo="panels"), local(reflectors.apply(b, "C")))
         words = ["eigh: the host engine computes no eigenvalues", "ScaLAPACK", "ELPA", "GPUs with cuSOLVERMp"]
-        yield "eigh", agreed_error(ctx, pb.UnsupportedError, words, pb.eigh, a)
-        yield "eigh plan", agreed_error(ctx, pb.UnsupportedError, words, pb.plan, pb.eigh, a)
+        yield "eigh", agreed_error(ctx, pb.UnsupportedError, words, pb.linalg.eigh, a)
+        yield "eigh plan", agreed_error(ctx, pb.UnsupportedError, words, pb.plan, pb.linalg.eigh, a)
         words = ["tune: the algorithms of factorisations are chosen by rule"]
-        yield "tune", agreed_error(ctx, pb.UnsupportedError, words, pb.tune, pb.cholesky, a)
+        yield "tune", agreed_error(ctx, pb.UnsupportedError, words, pb.tune, pb.linalg.cholesky, a)
         whole, second = (scattered(ctx, layout(rng, (9, 9), comm.size), np.eye(9)) for _ in "ab")
         second.local[...] *= 4
         with pb.plan("cholesky", whole) as plan:
@@ -361,7 +427,7 @@ def algorithms(comm):
                 yield case, agreed_error(ctx, pb.ArgumentError, words, plan, **given)
             singular = scattered(ctx, whole.descriptor, np.diag([1.0] * 8 + [-1.0]))
             words = ["not positive definite", "up to index 8"]
-            yield "singular", agreed_error(ctx, pb.FactorisationError, words, plan, a=singular)
+            yield "singular", agreed_error(ctx, pb.FactorizationError, words, plan, a=singular)
             words = ["a CUDA graph: the host engine has none"]
             yield "graph", agreed_error(ctx, pb.UnsupportedError, words, plan.graph)
         yield "closed", agreed_error(ctx, pb.ClosedError, ["closed"], plan)
@@ -376,9 +442,9 @@ def repeated(comm):
         wait = kind.wait
         kind.wait = lambda self, *args: (waits.append(args), wait(self, *args))
         for function, part, expected in (
-            (pb.cholesky, np.tril, np.linalg.cholesky),
-            (pb.lu, np.asarray, lambda x: scipy.linalg.lu_factor(x)[0]),
-            (pb.qr, lambda x: abs(np.triu(x)), lambda x: abs(np.linalg.qr(x)[1])),
+            (pb.linalg.cholesky, np.tril, np.linalg.cholesky),
+            (pb.linalg.lu_factor, np.asarray, lambda x: scipy.linalg.lu_factor(x)[0]),
+            (pb.linalg.qr, lambda x: abs(np.triu(x)), lambda x: abs(np.linalg.qr(x)[1])),
         ):
             for turn in range(3):
                 whole = positive(rng, 40, "float64")

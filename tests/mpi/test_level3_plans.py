@@ -31,7 +31,7 @@ def runs(comm):
         d = square(ctx, 13, 3)
         x, y, z = (numbers(rng, d.shape, "float64") for _ in range(3))
         a, b, c = (scattered(ctx, d, v) for v in (x, y, z))
-        with pb.plan(pb.syrk, a, c, beta=2, out=c) as plan:
+        with pb.plan(pb.blas.syrk, a, c, beta=2, out=c) as plan:
             for turn in range(3):
                 z = np.where(np.tri(13, dtype=bool), x @ x.T + 2 * z, z)
                 yield f"syrk, turn {turn}", misplaced(plan(), z)
@@ -41,7 +41,7 @@ def runs(comm):
             yield "a b that syrk has not", agreed_error(ctx, pb.ArgumentError, words, plan, b=b)
             yield "the result as a", agreed_error(ctx, pb.ArgumentError, ["shares memory with a"], plan, c)
         yield "closed", agreed_error(ctx, pb.ClosedError, ["this plan is closed"], plan)
-        with pb.plan(pb.syr2k, a, b, c, uplo="U") as plan:
+        with pb.plan(pb.blas.syr2k, a, b, c, uplo="U") as plan:
             expected = np.where(np.tri(13, k=-1, dtype=bool), z, x @ y.T + y @ x.T)
             yield "the other triangle is C's", misplaced(plan(), expected)
             z = z + 1
@@ -49,7 +49,7 @@ def runs(comm):
             expected = np.where(np.tri(13, k=-1, dtype=bool), z, x @ y.T + y @ x.T)
             yield "as it is when the plan runs", misplaced(plan(), expected)
         t = np.tril(x, -1) // 4 + 2 * np.eye(13)
-        with pb.plan(pb.trsm, scattered(ctx, d, t), scattered(ctx, d, t @ y)) as plan:
+        with pb.plan(pb.blas.trsm, scattered(ctx, d, t), scattered(ctx, d, t @ y)) as plan:
             yield "trsm", first(misplaced(plan(), y), misplaced(plan(), y))
             report = plan.report()
             text = str(report)
@@ -73,9 +73,9 @@ def both_sides(comm):
             a, b = (scattered(ctx, layout(rng, v.shape, ctx.size), v) for v in (x, y))
             triangle = np.tril if uplo == "L" else np.triu
             case = f"{algo} {order} {uplo}"
-            result = pb.syrk(a, uplo=uplo, out=ctx.zeros(d), algo=algo)
+            result = pb.blas.syrk(a, uplo=uplo, out=ctx.zeros(d), algo=algo)
             yield f"syrk {case}", misplaced(result, triangle(x @ x.T))
-            result = pb.syr2k(a, b, uplo=uplo, out=ctx.zeros(d), algo=algo)
+            result = pb.blas.syr2k(a, b, uplo=uplo, out=ctx.zeros(d), algo=algo)
             yield f"syr2k {case}", misplaced(result, triangle(x @ y.T + y @ x.T))
 
 
@@ -93,7 +93,7 @@ def neighbours(comm):
             a, whole = (
                 scattered(ctx, pb.MatrixDescriptor(v.shape, (1, 1), grid, order=order), v) for v in seen
             )
-            pb.trsm(a, whole[of], side=side, uplo="L" if side == "L" else "U", out=whole[to])
+            pb.blas.trsm(a, whole[of], side=side, uplo="L" if side == "L" else "U", out=whole[to])
             expected = seen[1].copy()
             expected[to] = (x if side == "L" else x.T)[of]
             yield f"{order} {side} {width}", misplaced(whole, expected)
@@ -109,13 +109,13 @@ def moves(comm):
         whole = numbers(rng, fine.shape, "float64")
         out = scattered(ctx, fine, whole)
         expected = np.where(np.tri(11, dtype=bool), x.T @ x - z, whole)
-        with pb.plan(pb.syrk, a, c, op_a="T", beta=-1, out=out) as plan:
+        with pb.plan(pb.blas.syrk, a, c, op_a="T", beta=-1, out=out) as plan:
             wrong = misplaced(plan(), expected)
             text = str(plan.report())
         told = "c is moved to" in text and "c is moved to the layout of the result" in text
         yield "moved", wrong or (None if told or ctx.size == 1 else text)
         odd = scattered(ctx, square(ctx, 13, 3), np.pad(x, 1))[1:12, 1:12]
-        result = pb.syrk(odd)
+        result = pb.blas.syrk(odd)
         yield "any offset is taken as it is", misplaced(result, np.tril(x @ x.T))
 
 
@@ -137,7 +137,7 @@ def sums(comm, nodes):
             a = scattered(ctx, d if op_a == "N" else other, read)
             c = scattered(ctx, replace(d, order=pick(rng, "CF")), np.where(counts & (beta != 0), z, np.nan))
             out = scattered(ctx, d, z)
-            call, flags = (pb.geadd, {}) if uplo is None else (pb.tradd, {"uplo": uplo})
+            call, flags = (pb.blas.geadd, {}) if uplo is None else (pb.blas.tradd, {"uplo": uplo})
             with pb.plan(call, a, c, op_a=op_a, **flags, alpha=alpha, beta=beta, out=out) as plan:
                 wrong = misplaced(plan(), np.where(counts, alpha * op(x) + beta * z, z))
                 report = plan.report()
@@ -157,38 +157,43 @@ def refusals(comm):
         wide = ctx.zeros(pb.MatrixDescriptor((8, 6), (2, 2), d.grid))
         mine = "L" if comm.rank else "U"
         for case, kind, words, call in (
-            ("uplo", pb.ArgumentError, ["uplo: expected 'L' or 'U', got 'X'"], lambda: pb.trsm(a, b, uplo="X")),
-            ("sizes", pb.ArgumentError, ["a: shape is 8x8, expected 6x6"], lambda: pb.trmm(a, wide, side="R")),
-            ("types", pb.ArgumentError, ["a: dtype is complex64"], lambda: pb.symm(z, b)),
-            ("herk's alpha", pb.ArgumentError, ["alpha: 1j is complex, but it must be"], lambda: pb.herk(z, alpha=1j)),
+            ("uplo", pb.ArgumentError, ["uplo: expected 'L' or 'U', got 'X'"], lambda: pb.blas.trsm(a, b, uplo="X")),
+            ("sizes", pb.ArgumentError, ["a: shape is 8x8, expected 6x6"], lambda: pb.blas.trmm(a, wide, side="R")),
+            ("types", pb.ArgumentError, ["a: dtype is complex64"], lambda: pb.blas.symm(z, b)),
+            ("herk's alpha", pb.ArgumentError, ["alpha: 1j is complex, but it must be"],
+             lambda: pb.blas.herk(z, alpha=1j)),
             ("her2k's beta", pb.ArgumentError, ["beta: 1j is complex, but it must be"],
-             lambda: pb.her2k(z, z, z, beta=1j)),
-            ("alpha", pb.ArgumentError, ["alpha: 1j is complex"], lambda: pb.trsm(a, b, alpha=1j)),
-            ("op", pb.ArgumentError, ["op_a: syrk of complex", "herk's"], lambda: pb.syrk(z, op_a="C")),
-            ("no op", pb.ArgumentError, ["op_a: expected"], lambda: pb.syrk(a, op_a=np.eye(2))),
-            ("no c", pb.ArgumentError, ["c: beta is 2, expected a matrix"], lambda: pb.syrk(a, beta=2)),
-            ("an array", pb.ArgumentError, ["b: expected a DistributedMatrix, got float"], lambda: pb.trsm(a, 1.0)),
-            ("geadd without c", pb.ArgumentError, ["c: expected a DistributedMatrix"], lambda: pb.geadd(a, None)),
-            ("out is a", pb.ArgumentError, ["out: shares memory with a"], lambda: pb.syrk(a, out=a)),
-            ("out is b", pb.ArgumentError, ["out: shares memory with b"], lambda: pb.symm(a, b, out=b)),
+             lambda: pb.blas.her2k(z, z, z, beta=1j)),
+            ("alpha", pb.ArgumentError, ["alpha: 1j is complex"], lambda: pb.blas.trsm(a, b, alpha=1j)),
+            ("op", pb.ArgumentError, ["op_a: syrk of complex", "herk's"], lambda: pb.blas.syrk(z, op_a="C")),
+            ("no op", pb.ArgumentError, ["op_a: expected"], lambda: pb.blas.syrk(a, op_a=np.eye(2))),
+            ("no c", pb.ArgumentError, ["c: beta is 2, expected a matrix"], lambda: pb.blas.syrk(a, beta=2)),
+            ("an array", pb.ArgumentError, ["b: expected a DistributedMatrix, got float"],
+             lambda: pb.blas.trsm(a, 1.0)),
+            ("geadd without c", pb.ArgumentError, ["c: expected a DistributedMatrix"], lambda: pb.blas.geadd(a, None)),
+            ("out is a", pb.ArgumentError, ["out: shares memory with a"], lambda: pb.blas.syrk(a, out=a)),
+            ("out is b", pb.ArgumentError, ["out: shares memory with b"], lambda: pb.blas.symm(a, b, out=b)),
             ("out in b", pb.ArgumentError, ["out: shares memory with b; expected b itself"],
-             lambda: pb.trsm(a[:4, :4], b[:4, :4], out=b[2:6, :4])),
+             lambda: pb.blas.trsm(a[:4, :4], b[:4, :4], out=b[2:6, :4])),
             ("half", pb.UnsupportedError, ["syrk is for float32, float64, complex64 and complex128, got float16"],
-             lambda: pb.syrk(half)),
+             lambda: pb.blas.syrk(half)),
             ("algo", pb.UnsupportedError, ["'shared', 'gathered', 'panels', 'stationary' here, got 'summed'"],
-             lambda: pb.trsm(a, b, algo="summed")),
+             lambda: pb.blas.trsm(a, b, algo="summed")),
             ("algo of a sum", pb.UnsupportedError, ["has 'auto', 'moved' here, got 'shared'"],
-             lambda: pb.geadd(a, c, algo="shared")),
+             lambda: pb.blas.geadd(a, c, algo="shared")),
         ):  # fmt: skip
             yield case, agreed_error(ctx, kind, words, call)
         if comm.size > 1:
             words = ["trsm: the ranks gave different arguments", "uplo", "on rank 0"]
-            yield "ranks differ", agreed_error(ctx, pb.RankMismatchError, words, pb.trsm, a, b, uplo=mine)
+            yield (
+                "ranks differ",
+                agreed_error(ctx, pb.RankMismatchError, words, pb.blas.trsm, a, b, uplo=mine),
+            )
             words = ["the ranks made different calls", "syrk", "herk"]
-            call = pb.syrk if comm.rank else pb.herk
+            call = pb.blas.syrk if comm.rank else pb.blas.herk
             yield "calls differ", agreed_error(ctx, pb.RankMismatchError, words, call, a)
         try:
-            pb.trsm(1, 2)
+            pb.blas.trsm(1, 2)
             yield "no matrix at all", "no ArgumentError"
         except pb.ArgumentError as error:
             yield "no matrix at all", None if "a: expected a DistributedMatrix" in str(error) else str(error)
@@ -200,16 +205,16 @@ def results(comm):
         grid = pb.Grid(1, ctx.size)
         a = ctx.zeros(pb.MatrixDescriptor((9, 14), (2, 3), grid, order="F"))
         for op, order, block in (("N", 9, 2), ("T", 14, 3)):
-            d = pb.syrk(a, op_a=op).descriptor
+            d = pb.blas.syrk(a, op_a=op).descriptor
             expected = pb.MatrixDescriptor((order, order), (block, block), grid, order="F")
             yield f"syrk {op}", None if d == expected else f"{d}"
         c = ctx.zeros(square(ctx, 9, 4, order="C", ld=9))
-        d = pb.syrk(a, c).descriptor
+        d = pb.blas.syrk(a, c).descriptor
         yield "like C", None if d == replace(c.descriptor, ld=None) else f"{d}"
         t = ctx.zeros(square(ctx, 9, 4))
-        d = pb.trmm(t, a).descriptor
+        d = pb.blas.trmm(t, a).descriptor
         yield "like B", None if d == a.descriptor else f"{d}"
-        result = pb.herkx(a, a, uplo="U")
+        result = pb.blas.herkx(a, a, uplo="U")
         yield "zeros outside", None if not result.local.any() else "something else"
 
 
@@ -219,14 +224,14 @@ def paths(comm):
     with pb.Context(comm, engine="host") as ctx:
         tall = pb.MatrixDescriptor((400, 6), (50, 6), pb.Grid(ctx.size, 1))
         x = numbers(rng, tall.shape, "float64")
-        with pb.plan(pb.syrk, scattered(ctx, tall, x), op_a="T") as plan:
+        with pb.plan(pb.blas.syrk, scattered(ctx, tall, x), op_a="T") as plan:
             wrong = misplaced(plan(), np.tril(x.T @ x))
             report = plan.report()
         wrong = wrong or (None if report.path == "summed" else str(report))
         yield "long", wrong or (None if report.copied_bytes == 0 else "A was moved, though it is dealt out")
         spread = ctx.zeros(pb.MatrixDescriptor((400, 40), (50, 5), pb.Grid(2, 2)))
         for c, path in ((square(ctx, 40, 5), "shared"), (square(ctx, 40, 64), "summed")):
-            with pb.plan(pb.syrk, spread, op_a="T", out=ctx.zeros(c)) as plan:
+            with pb.plan(pb.blas.syrk, spread, op_a="T", out=ctx.zeros(c)) as plan:
                 report = plan.report()
             yield f"long, {c}", None if report.path == path else str(report)
         d = square(ctx, 256, 64)
@@ -235,7 +240,7 @@ def paths(comm):
             host_transport.available_bytes = lambda nbytes=nbytes: nbytes
             with pb.Context(comm, engine="host") as short:
                 a, b = short.zeros(d), short.zeros(d)
-                for call in (pb.trsm, pb.trmm, pb.symm, pb.syr2k):
+                for call in (pb.blas.trsm, pb.blas.trmm, pb.blas.symm, pb.blas.syr2k):
                     with pb.plan(call, a, b) as plan:
                         report = plan.report()
                         told = path == "shared" or all(

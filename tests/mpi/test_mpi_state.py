@@ -30,7 +30,7 @@ ENTRIES = {  # name: a function of a context, two matrices and a plan made befor
     "gridinit of a context": lambda ctx, a, b, plan: pblas.gridinit(ctx, "R", 1, 1),
     "matmul": lambda ctx, a, b, plan: a @ b,
     "matmul, new": lambda ctx, a, b, plan: pb.matmul(a, b, alpha=3.0),
-    "symm": lambda ctx, a, b, plan: pb.symm(a, b),
+    "symm": lambda ctx, a, b, plan: pb.blas.symm(a, b),
     "plan": lambda ctx, a, b, plan: plan(a, b),
     "a new plan": lambda ctx, a, b, plan: pb.plan(pb.matmul, a, b, alpha=2.0),
     "norm": lambda ctx, a, b, plan: a.norm(),

@@ -260,15 +260,19 @@ def of_factorisations(ctx, per_node):
         )
         a, b, x = ctx.eye(square), ctx.full(tall, 1), ctx.zeros(wide)
         thin = ctx.from_function(lambda i, j: 1.0 * (i == j), thin)
-        factors, pivots = pb.lu(a)
-        for plan in (
-            pb.plan(pb.cholesky, a), pb.plan(pb.cholesky, a, uplo="U"), pb.plan(pb.cho_solve, a, b),
-            pb.plan(pb.lu, a), pb.plan(pb.lu_solve, factors, pivots, b, op_a="T"), pb.plan(pb.solve, a, b),
-            pb.plan(pb.qr, thin), pb.plan(pb.lstsq, thin, b, out=x), pb.plan(pb.solve, a, b, "tri"),
+        factors, pivots = pb.linalg.lu_factor(a)
+        la, plan = pb.linalg, pb.plan
+        for planned in (
+            plan(la.cholesky, a), plan(la.cholesky, a, lower=False), plan(la.cho_solve, (a, True), b),
+            plan(la.lu_factor, a), plan(la.lu_solve, (factors, pivots), b, "T"), plan(la.solve, a, b),
+            plan(la.qr, thin), plan(la.lstsq, thin, b, out=x), plan(la.solve_triangular, a, b, lower=True),
         ):  # fmt: skip
             wire.take()
-            plan()
-            yield f"{plan.problem}", partial(unlike_factors, plan.problem, ctx.comm.allgather(wire.take()))
+            planned()
+            yield (
+                f"{planned.problem}",
+                partial(unlike_factors, planned.problem, ctx.comm.allgather(wire.take())),
+            )
 
 
 @pytest.mark.parametrize(("shared", "nranks"), list(in_turn((True, False), SIZES, keep=2)))

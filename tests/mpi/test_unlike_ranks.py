@@ -16,7 +16,7 @@ import pblasmp as pb
 from pblasmp import verification
 from pblasmp.engines.dense import condition
 from pblasmp.engines.request import Options
-from pblasmp.factorisations import general
+from pblasmp.linalg import general
 from pblasmp.tuning import measurements
 from tests.helpers.cases import first
 from tests.helpers.mpi import run_mpi
@@ -64,13 +64,13 @@ def unlike(comm):
             whole = np.kron(np.eye(2), block)  # columns of its inverse have the same norms
             a = ctx.scatter(whole, block=2, dtype="complex128")
             for name, call in (
-                ("cond_estimate", pb.cond_estimate),
-                ("slogdet", pb.slogdet),
+                ("cond_estimate", pb.linalg.cond_estimate),
+                ("slogdet", pb.linalg.slogdet),
                 ("verify", lambda a: pb.verify(a, a, None, a @ a).error),
             ):
                 values = comm.allgather(repr(call(a)))
                 yield f"{name} {count}", None if len({*values}) == 1 else f"{values}"
-            ratio = pb.cond_estimate(a) / np.linalg.cond(whole, 1)
+            ratio = pb.linalg.cond_estimate(a) / np.linalg.cond(whole, 1)
             yield f"estimate {count}", None if 0.3 < ratio < 1.0001 else f"{ratio}"
         yield from equally_fast(ctx)
 
@@ -117,14 +117,14 @@ def other_results(comm):
     whole, last = np.eye(8) * 4 + np.arange(64).reshape(8, 8) % 5, comm.rank == comm.size - 1
     singular = "exactly singular"
     for name, call, info, then in (
-        ("pivots", pb.lu, 0, lambda ctx, a: pb.matmul(a, a)),
-        ("pivots, reduction", pb.lu, 0, lambda ctx, a: pb.dot(a[:, :1], a[:, 1:2])),
-        ("pivots, agreement", pb.lu, 0, lambda ctx, a: ctx.eye(8)),
-        ("pivots, again", pb.lu, 0, lambda ctx, a: pb.lu(a)),
-        ("pivots, solved", lambda a: pb.solve(a, a), 0, lambda ctx, a: a.norm()),
-        ("pivots, inverse", pb.inv, 0, lambda ctx, a: a @ a),
-        ("pivots, end", pb.lu, 0, lambda ctx, a: ctx.close()),
-        ("INFO", pb.lu, 3, lambda ctx, a: a @ a),
+        ("pivots", pb.linalg.lu_factor, 0, lambda ctx, a: pb.matmul(a, a)),
+        ("pivots, reduction", pb.linalg.lu_factor, 0, lambda ctx, a: pb.blas.dot(a[:, :1], a[:, 1:2])),
+        ("pivots, agreement", pb.linalg.lu_factor, 0, lambda ctx, a: ctx.eye(8)),
+        ("pivots, again", pb.linalg.lu_factor, 0, lambda ctx, a: pb.linalg.lu_factor(a)),
+        ("pivots, solved", lambda a: pb.linalg.solve(a, a), 0, lambda ctx, a: a.norm()),
+        ("pivots, inverse", pb.linalg.inv, 0, lambda ctx, a: a @ a),
+        ("pivots, end", pb.linalg.lu_factor, 0, lambda ctx, a: ctx.close()),
+        ("INFO", pb.linalg.lu_factor, 3, lambda ctx, a: a @ a),
     ):
         ctx = pb.Context(comm, engine="host")
         a = ctx.scatter(whole, block=3)
@@ -137,7 +137,7 @@ def other_results(comm):
         message = None
         try:
             call(a)
-        except pb.FactorisationError:  # this rank is the only one that found it singular, and tells
+        except pb.FactorizationError:  # this rank is the only one that found it singular, and tells
             message = singular
         except pb.RankMismatchError as error:
             message = str(error)
@@ -176,9 +176,9 @@ def pivots_of_nan(comm):
         with pb.Context(comm, engine="host") as ctx:
             a = ctx.scatter(whole, block=2)
             finding(ctx, 0, partial(np.full_like, fill_value=wrong))
-            pivots = pb.lu(a)[1]
+            pivots = pb.linalg.lu_factor(a)[1]
             yield f"pivots {wrong}", None if ((pivots >= 0) & (pivots < 6)).all() else f"{pivots}"
-            for name, found in (("solve", pb.solve(a, a)), ("inv", pb.inv(a))):
+            for name, found in (("solve", pb.linalg.solve(a, a)), ("inv", pb.linalg.inv(a))):
                 yield f"{name} {wrong}", None if np.isnan(found.allgather()).all() else "numbers"
 
 

@@ -50,7 +50,7 @@ def extremes(comm):
                 values = np.zeros(17)
                 values[[3, 11]] = 3 * size, 4 * size
                 a, _ = vector(ctx, rng, dtype, 17, values)
-                norm = float(pb.nrm2(a.matrix))
+                norm = float(pb.blas.nrm2(a.matrix))
                 near = abs(norm / (factor * size) - 1) < 1e-6
                 again = a.matrix.norm()
                 yield f"{dtype} {size}", None if near and abs(again / norm - 1) < 1e-6 else f"{norm}, {again}"
@@ -59,7 +59,7 @@ def extremes(comm):
                     continue
                 value = size * (1 + 1j) if dtype.startswith("complex") else size
                 a, _ = vector(ctx, rng, dtype, 67, np.full(67, value))  # BLAS sums 32 at a time
-                norm, expected = float(pb.nrm2(a.matrix)), abs(value) * 67**0.5
+                norm, expected = float(pb.blas.nrm2(a.matrix)), abs(value) * 67**0.5
                 yield (
                     f"{dtype} 67 of {size}",
                     None if abs(norm / expected - 1) < 1e-6 else f"{norm}, {expected}",
@@ -67,14 +67,14 @@ def extremes(comm):
             values = np.arange(17.0)
             values[5] = np.inf
             a, _ = vector(ctx, rng, dtype, 17, values)
-            of_inf = float(pb.nrm2(a.matrix)), float(pb.asum(a.matrix)), *pb.amax(a.matrix)
+            of_inf = float(pb.blas.nrm2(a.matrix)), float(pb.blas.asum(a.matrix)), *pb.blas.amax(a.matrix)
             values[[2, 9]] = np.nan
             a, _ = vector(ctx, rng, dtype, 17, values)
-            of_nan = float(pb.nrm2(a.matrix)), float(pb.asum(a.matrix)), *pb.amax(a.matrix)
+            of_nan = float(pb.blas.nrm2(a.matrix)), float(pb.blas.asum(a.matrix)), *pb.blas.amax(a.matrix)
             good = of_inf == (np.inf, np.inf, np.inf, 5) and np.isnan(of_nan[:3]).all() and of_nan[3] == 2
             yield f"{dtype} not finite", None if good else f"{of_inf}, {of_nan}"
         a, _ = vector(ctx, rng, "float64", 1000, rng.standard_normal(1000))
-        found = {(pb.nrm2(a.matrix).hex(), pb.dot(a.matrix, a.matrix).hex()) for _ in range(3)}
+        found = {(pb.blas.nrm2(a.matrix).hex(), pb.blas.dot(a.matrix, a.matrix).hex()) for _ in range(3)}
         yield "the same bits", None if len({*comm.allgather(tuple(found))}) == 1 == len(found) else str(found)
 
 
@@ -93,7 +93,7 @@ def what_moves(comm):
         a = ctx.from_function(lambda i, j: i - 2 * j, d)
         for shape, block in (column, row):
             x = ctx.from_function(lambda i, j: 1 + i + j, pb.MatrixDescriptor(shape, block, d.grid))
-            for routine in (pb.gemv, pb.symv, pb.trmv):
+            for routine in (pb.blas.gemv, pb.blas.symv, pb.blas.trmv):
                 ctx.comm.isend = counted
                 ctx.engine.direct, direct = None, ctx.engine.direct
                 ctx.engine.transport.why_not_shared, saved = "tested", ctx.engine.transport.why_not_shared
@@ -376,18 +376,18 @@ def without_plans(comm):
         z = ctx.zeros((n, 1), block=8, grid=(2, 2))
         row = ctx.zeros((1, n), block=8, grid=(2, 2))
         calls = {
-            "gemv": (partial(pb.gemv, a, x), whole @ u),
-            "gemv of a row": (partial(pb.gemv, a, x, op_a="T", alpha=2, out=row), 2 * whole.T @ u),
-            "symv": (partial(pb.symv, a, x, y, beta=1.0, out=z), full @ u + v),
-            "trmv": (partial(pb.trmv, a, x, op_a="T"), whole.T @ u),
-            "trsv": (partial(pb.trsv, a, x), np.linalg.solve(whole, u)),
-            "ger": (partial(pb.ger, x, y, a, alpha=2), 2 * u @ v.T + whole),
-            "syr": (partial(pb.syr, x), np.tril(u @ u.T)),
-            "syr2": (partial(pb.syr2, x, y, a), np.tril(u @ v.T + v @ u.T) + whole),
-            "axpy": (partial(pb.axpy, x, y, alpha=3), 3 * u + v),
-            "copy": (partial(pb.copy, x), u),
-            "scal": (partial(pb.scal, x, alpha=2, out=x), 2 * u),
-            "swap": (partial(pb.swap, x, y), None),
+            "gemv": (partial(pb.blas.gemv, a, x), whole @ u),
+            "gemv of a row": (partial(pb.blas.gemv, a, x, op_a="T", alpha=2, out=row), 2 * whole.T @ u),
+            "symv": (partial(pb.blas.symv, a, x, y, beta=1.0, out=z), full @ u + v),
+            "trmv": (partial(pb.blas.trmv, a, x, op_a="T"), whole.T @ u),
+            "trsv": (partial(pb.blas.trsv, a, x), np.linalg.solve(whole, u)),
+            "ger": (partial(pb.blas.ger, x, y, a, alpha=2), 2 * u @ v.T + whole),
+            "syr": (partial(pb.blas.syr, x), np.tril(u @ u.T)),
+            "syr2": (partial(pb.blas.syr2, x, y, a), np.tril(u @ v.T + v @ u.T) + whole),
+            "axpy": (partial(pb.blas.axpy, x, y, alpha=3), 3 * u + v),
+            "copy": (partial(pb.blas.copy, x), u),
+            "scal": (partial(pb.blas.scal, x, alpha=2, out=x), 2 * u),
+            "swap": (partial(pb.blas.swap, x, y), None),
         }
         vector_calls.run = lambda *given, **how: looked.append(given[0].name) or closer(*given, **how)
         try:
@@ -417,53 +417,57 @@ def mistakes(comm):
         a, square, x, y = matrix((6, 4)), matrix((4, 4)), matrix((4, 1)), matrix((1, 6))
         layouts, arguments, kinds = pb.LayoutError, pb.ArgumentError, pb.ArgumentTypeError
         cases = [
-            (layouts, ["this gemv", "x: has 6 elements", "n = 4 like a"], pb.gemv, (a, y), {}),
-            (layouts, ["x: has 4 elements", "m = 6 like a"], pb.gemv, (a, x), {"op_a": "T"}),
-            (layouts, ["y: has 4 elements, expected m = 6"], pb.gemv, (a, x, x), {"beta": 1}),
-            (layouts, ["out: has 4 elements, expected m = 6"], pb.gemv, (a, x), {"out": matrix((4, 1))}),
-            (layouts, ["x: shape is 4x4, expected a vector"], pb.gemv, (a, square), {}),
-            (layouts, ["a: has 6x4", "a square matrix"], pb.symv, (a, x), {}),
-            (layouts, ["y: has 6 elements, expected n = 4 like x"], pb.dot, (x, y), {}),
-            (layouts, ["x: dtype is float16, expected float32"], pb.nrm2, (matrix((3, 1), "float16"),), {}),
-            (layouts, ["x: dtype is float32, expected float64 like a"], pb.gemv, (a, matrix((4, 1), "float32")), {}),
-            (layouts, ["x: has 6 elements, expected m = 4 like a"], pb.ger, (matrix((6, 1)), x, matrix((4, 6))), {}),
-            (arguments, ["y: beta is 2"], pb.gemv, (a, x), {"beta": 2}),
-            (arguments, ["op_a: expected 'N', 'T' or 'C'"], pb.gemv, (a, x), {"op_a": "Q"}),
-            (arguments, ["uplo: expected"], pb.syr, (x,), {"uplo": "M"}),
-            (arguments, ["alpha", "must be real"], pb.her, (matrix((4, 1), "complex64"),), {"alpha": 1j}),
-            (arguments, ["alpha", "complex"], pb.scal, (x,), {"alpha": 1j, "out": x}),
-            (kinds, ["alpha: expected a number"], pb.scal, (x,), {"alpha": "2", "out": x}),
-            (kinds, ["algo"], pb.gemv, (a, x), {"algo": np.zeros(2)}),
-            (kinds, ["algo"], pb.syrk, (a,), {"algo": np.zeros(2)}),
+            (layouts, ["this gemv", "x: has 6 elements", "n = 4 like a"], pb.blas.gemv, (a, y), {}),
+            (layouts, ["x: has 4 elements", "m = 6 like a"], pb.blas.gemv, (a, x), {"op_a": "T"}),
+            (layouts, ["y: has 4 elements, expected m = 6"], pb.blas.gemv, (a, x, x), {"beta": 1}),
+            (layouts, ["out: has 4 elements, expected m = 6"], pb.blas.gemv, (a, x), {"out": matrix((4, 1))}),
+            (layouts, ["x: shape is 4x4, expected a vector"], pb.blas.gemv, (a, square), {}),
+            (layouts, ["a: has 6x4", "a square matrix"], pb.blas.symv, (a, x), {}),
+            (layouts, ["y: has 6 elements, expected n = 4 like x"], pb.blas.dot, (x, y), {}),
+            (layouts, ["x: dtype is float16, expected float32"], pb.blas.nrm2, (matrix((3, 1), "float16"),), {}),
+            (layouts, ["x: dtype is float32, expected float64 like a"], pb.blas.gemv,
+             (a, matrix((4, 1), "float32")), {}),
+            (layouts, ["x: has 6 elements, expected m = 4 like a"], pb.blas.ger,
+             (matrix((6, 1)), x, matrix((4, 6))), {}),
+            (arguments, ["y: beta is 2"], pb.blas.gemv, (a, x), {"beta": 2}),
+            (arguments, ["op_a: expected 'N', 'T' or 'C'"], pb.blas.gemv, (a, x), {"op_a": "Q"}),
+            (arguments, ["uplo: expected"], pb.blas.syr, (x,), {"uplo": "M"}),
+            (arguments, ["alpha", "must be real"], pb.blas.her, (matrix((4, 1), "complex64"),), {"alpha": 1j}),
+            (arguments, ["alpha", "complex"], pb.blas.scal, (x,), {"alpha": 1j, "out": x}),
+            (kinds, ["alpha: expected a number"], pb.blas.scal, (x,), {"alpha": "2", "out": x}),
+            (kinds, ["algo"], pb.blas.gemv, (a, x), {"algo": np.zeros(2)}),
+            (kinds, ["algo"], pb.blas.syrk, (a,), {"algo": np.zeros(2)}),
             (kinds, ["algo"], pb.matmul, (a, square), {"algo": np.zeros(2)}),
             (kinds, ["epilogue: expected an Epilogue"], pb.matmul, (a, square), {"epilogue": np.zeros(2)}),
             (kinds, ["epilogue: expected an Epilogue"], pb.verify, (square,) * 4, {"epilogue": "relu"}),
-            (arguments, ["x: belongs to another context"], pb.gemv, (a, matrix((4, 1), ctx=other)), {}),
-            (kinds, ["x: expected a DistributedMatrix, got ndarray"], pb.gemv, (a, np.ones((4, 1))), {}),
+            (arguments, ["x: belongs to another context"], pb.blas.gemv, (a, matrix((4, 1), ctx=other)), {}),
+            (kinds, ["x: expected a DistributedMatrix, got ndarray"], pb.blas.gemv, (a, np.ones((4, 1))), {}),
             *((kinds, ["expected a DistributedMatrix, got NoneType"], call, (None, x), {})
-              for call in (pb.gemv, pb.symv, pb.axpy, pb.ger)),
+              for call in (pb.blas.gemv, pb.blas.symv, pb.blas.axpy, pb.blas.ger)),
             *((kinds, ["y: expected a DistributedMatrix, got NoneType"], call, (x, None), {})
-              for call in (pb.axpy, pb.dot, pb.ger, pb.syr2)),
-            (kinds, ["alpha: expected a number, got 1000", "…"], pb.axpy, (x, x), {"alpha": 10**4000}),
-            (kinds, ["alpha: expected a number", "too large to print"], pb.axpy, (x, x), {"alpha": 10**5000}),
-            (kinds, ["dot: expected distributed matrices"], pb.dot, (np.ones(3), np.ones(3)), {}),
-            (arguments, ["out: shares memory with x"], pb.gemv, (square, x), {"out": x}),
+              for call in (pb.blas.axpy, pb.blas.dot, pb.blas.ger, pb.blas.syr2)),
+            (kinds, ["alpha: expected a number, got 1000", "…"], pb.blas.axpy, (x, x), {"alpha": 10**4000}),
+            (kinds, ["alpha: expected a number", "too large to print"], pb.blas.axpy, (x, x), {"alpha": 10**5000}),
+            (kinds, ["dot: expected distributed matrices"], pb.blas.dot, (np.ones(3), np.ones(3)), {}),
+            (arguments, ["out: shares memory with x"], pb.blas.gemv, (square, x), {"out": x}),
             (arguments, ["ord: expected 'fro'"], a.norm, ("nuc",), {"uplo": "L"}),
             (arguments, ["uplo: expected 'L' or 'U', got None"], a.norm, (), {"diag": "U"}),
             (arguments, ["kind: a symmetric matrix is square"], a.norm, (), {"uplo": "L", "kind": "symmetric"}),
             (arguments, ["diag: 'U' is for"], square.norm, (), {"uplo": "L", "diag": "U", "kind": "hermitian"}),
-            (arguments, ["y: shares memory with x"], pb.swap, (square[:1, :3], square[:1, 1:]), {}),
+            (arguments, ["y: shares memory with x"], pb.blas.swap, (square[:1, :3], square[:1, 1:]), {}),
         ]  # fmt: skip
         for kind, words, call, given, how in cases:
             for _ in range(2):
                 yield f"{call.__name__} {words}", agreed_error(ctx, kind, words, partial(call, *given, **how))
         yield (
             "different alphas",
-            agreed_error(ctx, pb.RankMismatchError, ["gemv", "alpha"], pb.gemv, a, x, alpha=comm.rank + 1.0),
+            agreed_error(
+                ctx, pb.RankMismatchError, ["gemv", "alpha"], pb.blas.gemv, a, x, alpha=comm.rank + 1.0
+            ),
         )
         frozen = ctx.zeros(pb.MatrixDescriptor((4, 1), (4, 1), pb.Grid(1, 1)))
         frozen.local.flags.writeable = comm.rank != 0
-        for call, how in ((pb.scal, {"alpha": 2, "out": frozen}), (pb.swap, {"y": x})):
+        for call, how in ((pb.blas.scal, {"alpha": 2, "out": frozen}), (pb.blas.swap, {"y": x})):
             words = ["its local array is read-only"]
             yield call.__name__, agreed_error(ctx, pb.ArgumentError, words, call, frozen, **how)
 
@@ -479,30 +483,30 @@ def planned(comm, file):
             for turn in (np.asarray, np.transpose):
                 x, y = (ctx.scatter(np.ascontiguousarray(turn(v)), block=3) for v in (left, right))
                 for function, args, how in (
-                    (pb.gemv, (a, x, y), {"beta": 2}),
-                    (pb.symv, (a, x), {}),
-                    (pb.trmv, (a, x), {}),
-                    (pb.trsv, (a, x), {"uplo": "U"}),
-                    (pb.ger, (x, y, a), {}),
-                    (pb.syr, (x,), {}),
-                    (pb.axpy, (x, y), {"alpha": 2}),
-                    (pb.scal, (x,), {"alpha": 3}),
-                    (pb.copy, (x,), {}),
+                    (pb.blas.gemv, (a, x, y), {"beta": 2}),
+                    (pb.blas.symv, (a, x), {}),
+                    (pb.blas.trmv, (a, x), {}),
+                    (pb.blas.trsv, (a, x), {"uplo": "U"}),
+                    (pb.blas.ger, (x, y, a), {}),
+                    (pb.blas.syr, (x,), {}),
+                    (pb.blas.axpy, (x, y), {"alpha": 2}),
+                    (pb.blas.scal, (x,), {"alpha": 3}),
+                    (pb.blas.copy, (x,), {}),
                 ):
                     expected = function(*args, **how).allgather()
                     with pb.plan(function.__name__, *args, **how) as plan:
-                        found = plan().allgather(), plan(x=pb.copy(x)).allgather()
+                        found = plan().allgather(), plan(x=pb.blas.copy(x)).allgather()
                         wrong = [each.shape != expected.shape or abs(each - expected).max() for each in found]
                         other = agreed_error(ctx, pb.LayoutError, ["x: its layout is"], plan, x=a[:5, :1])
                     case = f"{function.__name__} of {x.shape}"
                     yield case, first(max(wrong) > 1e-13 and f"{wrong}", other)
-            found = pb.tune(pb.gemv, a, x)
-            with pb.plan(pb.gemv, a, x) as plan:
+            found = pb.tune(pb.blas.gemv, a, x)
+            with pb.plan(pb.blas.gemv, a, x) as plan:
                 report = plan.report()
             taken = report.algorithm == found.best and "measured on this machine" in str(report)
             yield "gemv goes by its times", not taken and str(report)
             for call in (pb.plan, pb.tune):
-                for function, given in ((pb.dot, (x, y)), (pb.nrm2, (x,)), (pb.swap, (x, y))):
+                for function, given in ((pb.blas.dot, (x, y)), (pb.blas.nrm2, (x,)), (pb.blas.swap, (x, y))):
                     words = [f"{call.__name__}: {function.__name__} is computed at once"]
                     yield words[0], agreed_error(ctx, pb.ArgumentError, words, call, function, *given)
             asks = pb.tune if comm.rank == 0 else pb.plan

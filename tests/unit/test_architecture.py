@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import operator
 import re
 import subprocess
 import sys
@@ -88,11 +89,13 @@ LAYERS: dict[str, set[str]] = {
     | {"runtime", "matrix_calls", "products", "matrix"},
     "level3": BOTTOM
     | {"layout", "engines", "docstrings", "runtime", "calls", "plans", "matrix_calls", "matrix"},
-    "factorisations": BOTTOM
-    | {"layout", "engines", "runtime", "handle", "calls", "plans", "matrix_calls", "matrix"},
+    "linalg": BOTTOM
+    | {"layout", "engines", "runtime", "handle", "reductions", "calls", "plans", "matrix_calls", "matrix"},
+    "former": {"layout", "linalg"},
     "vector_calls": BOTTOM
     | {"layout", "engines", "runtime", "handle", "plans", "calls", "matrix_calls", "matrix"},
     "vectors": BOTTOM | {"layout", "docstrings", "handle", "vector_calls", "matrix"},
+    "blas": {"level3", "vectors"},
     "tensor_parallel": BOTTOM
     | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "plans", "calls", "context"},
     "planning": {
@@ -108,7 +111,7 @@ LAYERS: dict[str, set[str]] = {
         "matrix",
         "context",
     }
-    | {"factorisations", "level3", "tensor_parallel", "vector_calls", "vectors"},
+    | {"former", "linalg", "level3", "tensor_parallel", "vector_calls", "vectors"},
     "pblas": BOTTOM
     | {
         "layout",
@@ -123,7 +126,7 @@ LAYERS: dict[str, set[str]] = {
         "vector_calls",
         "vectors",
     }
-    | {"factorisations"},
+    | {"linalg"},
     "preload": {"errors", "trust", "layout", "comm", "bindings", "engines", "pblas"},
     "torch": {"errors", "extras", "layout", "scales", "comm", "calls", "context", "tensor_parallel"},
     "": {
@@ -146,7 +149,9 @@ LAYERS: dict[str, set[str]] = {
         "level3",
     }
     | {
-        "factorisations",
+        "blas",
+        "former",
+        "linalg",
         "vectors",
         "tensor_parallel",
         "planning",
@@ -159,7 +164,7 @@ LAYERS: dict[str, set[str]] = {
         "context",
         "products",
         "level3",
-        "factorisations",
+        "linalg",
         "tensor_parallel",
         "planning",
     },
@@ -249,11 +254,6 @@ PUBLIC = {
         "predict",
         "advise",
     ),
-    *("trsm", "trmm", "symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx", "geadd", "tradd"),
-    *("dot", "dotc", "nrm2", "asum", "amax", "axpy", "scal", "copy", "swap"),
-    *("gemv", "symv", "hemv", "trmv", "trsv", "ger", "gerc", "syr", "her", "syr2", "her2"),
-    *("cholesky", "cho_solve", "lu", "lu_solve", "solve", "inv", "slogdet", "qr"),
-    *("lstsq", "eigh", "cond_estimate", "QrFactors", "FactorisationError"),
     *("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"),
     *(
         "PblasmpError",
@@ -262,8 +262,42 @@ PUBLIC = {
         "LayoutError",
         "RankMismatchError",
         "UnsupportedError",
+        "FactorizationError",
     ),
     *("LibraryNotFoundError", "StatusError", "ClosedError", "__version__"),
+}
+
+
+BLAS = {
+    *("trsm", "trmm", "symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx", "geadd", "tradd"),
+    *("gemv", "symv", "hemv", "trmv", "trsv", "ger", "gerc", "syr", "her", "syr2", "her2"),
+    *("dot", "dotc", "nrm2", "asum", "amax", "axpy", "scal", "copy", "swap"),
+}
+LINALG = {
+    *(
+        "solve",
+        "solve_triangular",
+        "cholesky",
+        "cho_factor",
+        "cho_solve",
+        "lu_factor",
+        "lu_solve",
+        "qr",
+        "QrFactors",
+    ),
+    *(
+        "lstsq",
+        "inv",
+        "det",
+        "slogdet",
+        "norm",
+        "cond",
+        "cond_estimate",
+        "eigh",
+        "eigvalsh",
+        "svd",
+        "svdvals",
+    ),
 }
 
 
@@ -405,7 +439,7 @@ for engine in ("host", "auto"):
         d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1))
         a = ctx.zeros(d)
         pb.plan("matmul", a, a).report()
-        pb.trsm(a, a, alpha=0)
+        pb.blas.trsm(a, a, alpha=0)
         pb.allgather_matmul(a.local, a.local, ctx)
         found = [name for name in sys.modules if name.startswith(heavy)]
         print(engine, ctx.engine.name, ctx.engine.device, found)
@@ -427,7 +461,10 @@ def test_no_two_classes_have_one_name():
 
 def test_public_names_are_the_contract():
     assert set(pb.__all__) == PUBLIC
-    assert set(dir(pb)) >= PUBLIC
+    assert set(pb.blas.__all__) == set(dir(pb.blas)) == BLAS
+    assert set(pb.linalg.__all__) == set(dir(pb.linalg)) == LINALG
+    modules = {"blas", "layout", "linalg", "pblas", "tensor_parallel", "testing", "torch"}
+    assert {name for name in dir(pb) if not name.startswith("__")} == PUBLIC - {"__version__"} | modules
 
 
 def test_type_checkers_find_what_users_find():
@@ -458,8 +495,13 @@ print([name for name in pb.__all__ if inspect.ismodule(getattr(pb, name))])
 
 
 def public_callables() -> Iterator[tuple[str, str]]:
-    for name in sorted(PUBLIC - {"__version__"}):
-        value = getattr(pb, name)
+    names = [
+        *sorted(PUBLIC - {"__version__"}),
+        *(f"blas.{x}" for x in BLAS),
+        *(f"linalg.{x}" for x in LINALG),
+    ]
+    for name in names:
+        value = operator.attrgetter(name)(pb)
         if inspect.isclass(value) and issubclass(value, Exception):
             continue
         yield f"pb.{name}", value.__doc__ or ""

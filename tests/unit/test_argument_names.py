@@ -13,7 +13,7 @@ def empty(ctx, rows, cols, dtype="float64"):
 
 
 @pytest.mark.parametrize("given", ["c", "out"])
-@pytest.mark.parametrize("routine", [pb.matmul, pb.symm, pb.syr2k], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("routine", [pb.matmul, pb.blas.symm, pb.blas.syr2k], ids=lambda f: f.__name__)
 def test_a_wrong_c_or_out(routine, given):
     with pb.Context(engine="host") as ctx:
         a, b, wrong = empty(ctx, 4, 4), empty(ctx, 4, 4), empty(ctx, 5, 5)
@@ -22,7 +22,7 @@ def test_a_wrong_c_or_out(routine, given):
         faults = str(error.value).split("\n  - ")[1:]
         assert faults
         assert any(f"{given}: shape is 5x5" in fault or f"{given} is 5x5" in fault for fault in faults) or (
-            routine is pb.symm
+            routine is pb.blas.symm
             and all("result of 5x5" in fault or f"like {given}" in fault for fault in faults)
         )
         assert not any(fault.startswith("d:") or "like d" in fault for fault in faults)
@@ -30,6 +30,6 @@ def test_a_wrong_c_or_out(routine, given):
 
 def test_a_wrong_b_of_a_solve():
     with pb.Context(engine="host") as ctx, pytest.raises(pb.ArgumentError) as error:
-        pb.trsm(empty(ctx, 4, 4), empty(ctx, 4, 4, "float16"))
+        pb.blas.trsm(empty(ctx, 4, 4), empty(ctx, 4, 4, "float16"))
     assert "like b" in str(error.value)
     assert "like d" not in str(error.value)

@@ -299,7 +299,7 @@ def test_interrupted_before_any_rank(pblasmp, monkeypatch):
         (OSError("lost"), 1),
         (pb.ClosedError("the context is closed"), 1),
         (pb.StatusError("CUBLAS_STATUS_INTERNAL_ERROR"), 1),
-        (pb.FactorisationError("singular"), 1),
+        (pb.FactorizationError("singular"), 1),
         (FileNotFoundError(errno.ENOENT, "No such file", "A.npy"), 2),
         (FileNotFoundError("there is no directory none"), 2),
         (PermissionError(errno.EACCES, "Permission denied", "A.npy"), 2),

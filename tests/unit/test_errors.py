@@ -38,7 +38,7 @@ def test_the_tree_is_complete():
         "PblasmpError",
         "LayoutError",
         "ArgumentTypeError",
-        "FactorisationError",
+        "FactorizationError",
         *BUILT_IN,
     }
     assert errors.PblasmpError.__bases__ == (Exception,)
@@ -60,7 +60,7 @@ def test_each_error_is_also_the_built_in_it_resembles(name):
 
 def test_programs_written_for_numpy_catch_singular_matrices():
     with pytest.raises(np.linalg.LinAlgError, match=r"^singular$") as caught:
-        raise pb.FactorisationError.at(3, "singular")
+        raise pb.FactorizationError.at(3, "singular")
     assert caught.value.index == 3
     assert isinstance(caught.value, ArithmeticError)
 

@@ -118,7 +118,7 @@ def test_a_plan_of_a_loop_counts_its_tables_but_not_the_context():
         for n in (64, 512):
             a = ctx.zeros((n, n), block=8)
             for _ in range(3):
-                pb.tradd(a, a)
+                pb.blas.tradd(a, a)
             ((plan, nbytes),) = list(ctx.kept._plans.values())[-1:]
             assert nbytes >= held_bytes(plan, ctx.engine) > 1000
             held.append(held_bytes(plan, ctx.engine))

@@ -161,8 +161,8 @@ def test_index_tools_take_arrays(given, nb, iproc, source, nprocs):
     ("name", "words"),
     [
         ("pdgesvd", ["singular values", "ScaLAPACK's own", "docs/porting.md"]),
-        ("pdsyevd", ["pb.eigh", "docs/porting.md"]),
-        ("pzheevx_", ["pb.eigh", "docs/porting.md"]),
+        ("pdsyevd", ["pb.linalg.eigh", "docs/porting.md"]),
+        ("pzheevx_", ["pb.linalg.eigh", "docs/porting.md"]),
         ("igsum2d", ["mpi4py", "docs/porting.md"]),
         ("blacs_set", ["gridexit", "docs/porting.md"]),
         ("pdgetf2", ["on the same memory", "docs/porting.md"]),

@@ -220,7 +220,8 @@ NOT_KEPT: list[tuple[str, dict[str, str]]] = [
 
 def repeated_calls(ctx: pb.Context, name: str, how: dict[str, str]) -> str:
     """Call a routine on new matrices again and again; return what is wrong: other numbers than a plan's, new plans."""
-    kept, n, routine = (name, how) in KEPT, 6 * ctx.size, getattr(pb, name)
+    kept, n = (name, how) in KEPT, 6 * ctx.size
+    routine = pb.matmul if name == "matmul" else getattr(pb.blas, name)
     d = pb.MatrixDescriptor((n, n), (6, 6), pb.Grid.squarest(ctx.size), dtype="complex64", order="F")
     layouts = {"a": d, "b": replace(d, order="C") if "op_b" in how else d}
     if "scheme" in how:

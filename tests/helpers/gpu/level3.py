@@ -194,7 +194,7 @@ def routine_job(ctx: pb.Context, case: Case, seed: int, algo: str = "auto", *, p
     call |= {"algo": algo}
     if "c" in ROUTINES[case.routine].operands:
         call["beta"] = case.beta
-    function = getattr(pb, case.routine)
+    function = getattr(pb.blas, case.routine)
     plan = pb.plan(function, **call) if planned else None
     result = plan._call.result(None).descriptor if case.new and plan else out.descriptor
     return Job(

@@ -386,11 +386,11 @@ def vectors(s: Session, of: int, i: int, j: int, how: str) -> None:
     a, whole, dtype = held.matrix, exact(held.whole), held.whole.dtype
     i, j, k = i % whole.shape[0], j % whole.shape[1], i % whole.shape[1]
     if how == "swap":
-        pb.swap(a[:, j : j + 1], a[:, k : k + 1])
+        pb.blas.swap(a[:, j : j + 1], a[:, k : k + 1])
         held.whole[:, [j, k]] = held.whole[:, [k, j]]
         s.check(held)
     elif how == "numbers":
-        found, expected = pb.nrm2(a[i : i + 1]), np.linalg.norm(whole[i])
+        found, expected = pb.blas.nrm2(a[i : i + 1]), np.linalg.norm(whole[i])
         scale = 2 * ELEMENT_TYPES[dtype.name].roundoff * float(expected)
         expect(differs(np.full(1, float(found)), np.full(1, float(expected)), scale))
     else:
@@ -398,7 +398,7 @@ def vectors(s: Session, of: int, i: int, j: int, how: str) -> None:
         most = float((np.abs(whole) @ np.abs(x)).max())
         if most > ELEMENT_TYPES[dtype.name].largest:
             raise SkipStep
-        found = pb.gemv(a, a[i : i + 1]).allgather().reshape(-1)
+        found = pb.blas.gemv(a, a[i : i + 1]).allgather().reshape(-1)
         expect(differs(exact(found), whole @ x, len(x) * rounding(dtype, most)))
 
 
@@ -536,7 +536,7 @@ def update(s: Session, of: int, to: int, routine: str, uplo: str, op: str, seed:
     whole = np.where(level3.touched(routine, "d", flags, shape), computed, before).astype(dtype)
     given: dict[str, Any] = {name: x.matrix for name, x in values.items()}
     given |= {"beta": beta} if beta else {}
-    result = getattr(pb, routine)(**given, **flags, out=None if target is None else target.matrix)
+    result = getattr(pb.blas, routine)(**given, **flags, out=None if target is None else target.matrix)
     if target is None:
         s.keep(to, result, whole)
     else:
@@ -653,14 +653,19 @@ def solve(s: Session, layout: Any, seed: int, n: int, how: str, uplo: str, singu
     a, b, x = (s.make(seed + i, shape, dtype) for i, shape in enumerate(((n, n), (n, 3), (n, 3))))
     s.fill(a, whole.astype(dtype))
     s.fill(b, (whole @ exact(x.whole)).astype(dtype))
+    kind = how if how != "tri" else {"L": "lower triangular", "U": "upper triangular"}[uplo]
     calls = {
-        "lu": lambda: pb.lu_solve(*pb.lu(a.matrix), b.matrix),
-        "cholesky": lambda: pb.cho_solve(pb.cholesky(a.matrix, uplo), b.matrix, uplo),
-        "lstsq": lambda: pb.lstsq(a.matrix, b.matrix),
+        "lu": lambda: pb.linalg.lu_solve(pb.linalg.lu_factor(a.matrix), b.matrix),
+        "cholesky": lambda: pb.linalg.cho_solve(
+            (pb.linalg.cholesky(a.matrix, lower=uplo == "L"), uplo == "L"), b.matrix
+        ),
+        "lstsq": lambda: pb.linalg.lstsq(a.matrix, b.matrix),
     }
     try:
-        found = calls.get(how, lambda: pb.solve(a.matrix, b.matrix, how, uplo=uplo, out=x.matrix))()
-    except pb.FactorisationError as error:
+        found = calls.get(
+            how, lambda: pb.linalg.solve(a.matrix, b.matrix, kind, lower=uplo == "L", out=x.matrix)
+        )()
+    except pb.FactorizationError as error:
         expect("" if singular == 0 and error.index == n // 2 else f"{error}")
         return
     expect("" if singular or how == "lstsq" else "no error for a singular matrix")

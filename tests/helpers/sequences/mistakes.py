@@ -38,7 +38,7 @@ EVERYWHERE: dict[str, Mistake] = {
     "grid too large": lambda s, x: s.ctx.zeros((4, 4), grid=(s.ctx.size + 1, 1)),
     "complex into real": _complex_into_real,
     "step": lambda s, x: x.matrix[::2, :],
-    "not square": lambda s, x: pb.trsm(x.matrix[:1, :], x.matrix) if x.whole.shape[1] > 1 else _skip(),
+    "not square": lambda s, x: pb.blas.trsm(x.matrix[:1, :], x.matrix) if x.whole.shape[1] > 1 else _skip(),
     "ndarray": lambda s, x: x.matrix + np.ones(x.whole.shape),
     "no such element": lambda s, x: x.matrix[x.whole.shape],
     "an array that does not fit": lambda s, x: x.matrix.__setitem__(..., np.ones((1, 2, 3))),
@@ -69,7 +69,7 @@ ON_ONE: dict[str, Callable[[Session, Held, bool], Any]] = {
     "an array of another shape": lambda s, x, wrong: s.ctx.from_local(
         np.zeros((3, 99)) if wrong else x.matrix.local, x.matrix.descriptor
     ),
-    "no matrix": lambda s, x, wrong: pb.nrm2(None if wrong else x.matrix[:1, :]),
+    "no matrix": lambda s, x, wrong: pb.blas.nrm2(None if wrong else x.matrix[:1, :]),
     "nothing to add": lambda s, x, wrong: x.matrix + (None if wrong else 1),
     "another number": lambda s, x, wrong: x.matrix.__iadd__(2 + wrong),
     "another order": lambda s, x, wrong: x.matrix.save(s.directory / "unwritten.npy", order="F" if wrong else "C"),

@@ -68,7 +68,7 @@ def test_factorisations_have_pictures():
         assert text in drawing.svg
         assert text in str(problem)
         assert problem._repr_html_() == drawing.svg
-    with pb.Context(engine="host") as ctx, pb.plan(pb.inv, ctx.full((4, 4), 1.0)) as plan:
+    with pb.Context(engine="host") as ctx, pb.plan(pb.linalg.inv, ctx.full((4, 4), 1.0)) as plan:
         assert pb.draw(plan).svg == plan._repr_html_() == pb.draw(plan.problem).svg
         assert "inverse (lu) of 4 x 4" in str(plan.report())
 
@@ -106,7 +106,7 @@ def test_matrices_and_plans_show_what_they_are_of():
     with pb.Context(engine="host") as ctx:
         a = ctx.zeros((4, 6), block=2)
         assert pb.draw(a).svg == a._repr_html_() == pb.draw(a.descriptor).svg
-        for f, args in ((pb.matmul, (a, a.T)), (pb.syrk, (a,))):
+        for f, args in ((pb.matmul, (a, a.T)), (pb.blas.syrk, (a,))):
             with pb.plan(f, *args) as plan:
                 assert plan._repr_html_() == pb.draw(plan).svg == plan.problem._repr_html_()
                 assert texts(pb.draw(plan))[0].startswith(str(plan.problem))

@@ -44,7 +44,7 @@ def test_sums_of_any_two_layouts(of_ranks, dtype, monkeypatch):
                 c = scattered(ctx, like(SQUARE, dtype, orders[1]), y)
                 options = {"uplo": "L"} if name == "tradd" else {}
                 alpha, beta = scalars
-                d = getattr(pb, name)(a, c, op_a=op, alpha=alpha, beta=beta, **options)
+                d = getattr(pb.blas, name)(a, c, op_a=op, alpha=alpha, beta=beta, **options)
                 expected = np.where(WHOLE[name], alpha * OPS[op](x) + beta * y, y).astype(dtype)
                 wrong = misplaced(d, expected) or misplaced(a, x)
                 if wrong:

@@ -66,7 +66,7 @@ def test_a_triangular_product_begins_where_most_is_multiplied(side, uplo, monkey
     with pb.Context(Serial(), engine="host") as ctx:
         a, b = ctx.scatter(np.where(counts, x, np.nan), d), ctx.scatter(y, d)  # the rest of A is not read
         for out in (ctx.empty(d), b):
-            with pb.plan(pb.trmm, a, b, side=side, uplo=uplo, out=out, algo="panels") as plan:
+            with pb.plan(pb.blas.trmm, a, b, side=side, uplo=uplo, out=out, algo="panels") as plan:
                 assert np.array_equal(plan().gather(), expected)
                 memory.append(plan.workspace.host_bytes)
                 out.local[...] = y  # the same plan, into B from now on

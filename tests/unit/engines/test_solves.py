@@ -50,7 +50,7 @@ def test_solves_of_any_layout(algo, dtype, monkeypatch):
                 for alpha in (2, 0):
                     if alpha == 0 and out == "B":
                         break
-                    d = pb.trsm(a, given, alpha=alpha, **options)
+                    d = pb.blas.trsm(a, given, alpha=alpha, **options)
                     wrong = misplaced(d, (alpha * x).astype(dtype))
                     if wrong is None and out == "new":
                         wrong = misplaced(given, b.astype(dtype))

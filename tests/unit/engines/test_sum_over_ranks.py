@@ -45,7 +45,7 @@ def test_updates_by_sums_with_idle_ranks(name):
             y = y + y.conj().T
         with pb.Context(comm, engine="host") as ctx:
             a, c = scattered(ctx, a_layout, x), scattered(ctx, d_layout, y)
-            d = getattr(pb, name)(a, c, beta=2, uplo="L", algo="summed")
+            d = getattr(pb.blas, name)(a, c, beta=2, uplo="L", algo="summed")
             whole = x @ (x.conj().T if name == "herk" else x.T) + 2 * y
             return misplaced(d, np.where(np.tri(5, dtype=bool), whole, y))
 

@@ -195,7 +195,8 @@ def let_go(comm: Any, path: str) -> Any:
         for ((name, operands, algo),) in in_turn(calls, keep=2):
             given = {x: ctx.eye(d) for x in operands}
             for _ in range(3):  # the last one by a plan that is kept
-                result = getattr(pb, name)(**given, algo=algo)
+                function = pb.matmul if name == "matmul" else getattr(pb.blas, name)
+                result = function(**given, algo=algo)
             gone = [weakref.ref(x.local) for x in (*given.values(), result)]
             with pb.plan(name, **given, algo=algo) as plan:
                 gone.append(weakref.ref(plan().local))

@@ -98,7 +98,7 @@ def test_memory_of_a_plan_that_another_stream_reads_is_not_the_next_array_of_its
     d = pb.MatrixDescriptor((8, 8), (4, 4), pb.Grid(1, 1), dtype="complex64", order="F")
     a, b, out, (first, last) = ctx.zeros(d), ctx.zeros(d), ctx.zeros(d), streams()
     with first:
-        plan = pb.plan(pb.symm, a, b, out=out, algo="full")
+        plan = pb.plan(pb.blas.symm, a, b, out=out, algo="full")
     with last:
         plan()
     lib.gpu.events.clear()

@@ -48,7 +48,7 @@ def test_the_time_line_of_a_factorisation(ctx, lib):
         Event=Clock, get_current_stream=lambda: None, get_elapsed_time=lambda first, last: last.at - first.at
     )
     with panels_of(ctx, 4):
-        rows = timeline.of(lambda: pb.cholesky(a, out=a))
+        rows = timeline.of(lambda: pb.linalg.cholesky(a, out=a))
     calls = {row["step"]: row["calls"] for row in rows}
     assert {step: calls[step] for step in ("potrf", "potrf > square", "gemm")} == {
         "potrf": 3, "potrf > square": 3, "gemm": 3,

@@ -54,12 +54,12 @@ def refusals(ctx: pb.Context, rng: np.random.Generator) -> Iterator[tuple[str, A
     singular[5], indefinite[5, 5] = 0, -1
     solver = {"algo": "cusolvermp"}
     for case, words, function, args, how in (
-        ("inverse", "cuSOLVERMp has no inverse", pb.inv, (a,), solver),
-        ("transposed", "solves with A, not with its transposes, got op_a='T'", pb.solve, (a, a),
-         {"op_a": "T", **solver}),
-        ("least norm", "gels is for op(A) with more rows than columns", pb.lstsq, (a[:4, :], a[:4, :]), solver),
-        ("wide", "QR is for as many rows as columns or more", pb.qr, (a[:4, :],), solver),
-        ("nothing", "there is nothing to compute for cuSOLVERMp", pb.cholesky, (a[:0, :0],), solver),
+        ("inverse", "cuSOLVERMp has no inverse", pb.linalg.inv, (a,), solver),
+        ("transposed", "solves with A, not with its transposes, got op_a='T'", pb.linalg.solve, (a, a),
+         {"transposed": True, **solver}),
+        ("least norm", "gels is for op(A) with more rows than columns", pb.linalg.lstsq, (a[:4, :], a[:4, :]), solver),
+        ("wide", "QR is for as many rows as columns or more", pb.linalg.qr, (a[:4, :],), solver),
+        ("nothing", "there is nothing to compute for cuSOLVERMp", pb.linalg.cholesky, (a[:0, :0],), solver),
     ):  # fmt: skip
         yield (
             case,
@@ -74,18 +74,18 @@ def refusals(ctx: pb.Context, rng: np.random.Generator) -> Iterator[tuple[str, A
         )
     where = scattered(ctx, d, singular)
     words = ["exactly singular: a zero on the diagonal at index 5"]
-    yield "singular", agreed_error(ctx, pb.FactorisationError, words, pb.lu, where, **solver)
+    yield "singular", agreed_error(ctx, pb.FactorizationError, words, pb.linalg.lu_factor, where, **solver)
     words = ["no full rank: up to rounding, the column at index 5"]
-    yield "no rank", agreed_error(ctx, pb.FactorisationError, words, pb.lstsq, where, a, **solver)
+    yield "no rank", agreed_error(ctx, pb.FactorizationError, words, pb.linalg.lstsq, where, a, **solver)
     where = scattered(ctx, d, indefinite)
     words = ["not positive definite", "order 6, up to index 5"]
-    yield "indefinite", agreed_error(ctx, pb.FactorisationError, words, pb.cholesky, where, **solver)
+    yield "indefinite", agreed_error(ctx, pb.FactorizationError, words, pb.linalg.cholesky, where, **solver)
     indefinite[5, 5] = np.nan
-    out = pb.cholesky(scattered(ctx, d, indefinite), **solver).allgather()
+    out = pb.linalg.cholesky(scattered(ctx, d, indefinite), **solver).allgather()
     yield "NaN", None if np.isnan(out[5:, 5]).all() and not np.triu(out, 1).any() else str(out)
     words = ["eigh: a", "expected a square matrix"]
-    yield "eigh", agreed_error(ctx, pb.ArgumentError, ["expected a square matrix"], pb.eigh, a[:4, :])
-    with pb.plan(pb.eigh, a) as plan:
+    yield "eigh", agreed_error(ctx, pb.ArgumentError, ["expected a square matrix"], pb.linalg.eigh, a[:4, :])
+    with pb.plan(pb.linalg.eigh, a) as plan:
         report = plan.report()
         values, _ = plan()
         words = ["a CUDA graph: a factorisation cannot be recorded"]
@@ -98,12 +98,12 @@ def refusals(ctx: pb.Context, rng: np.random.Generator) -> Iterator[tuple[str, A
 def chosen(ctx: pb.Context) -> Iterator[tuple[str, Any]]:
     """ "auto" solves and factors on panels, for a single right-hand side, too."""
     a = ctx.eye(40, block=4)
-    lower, (factors, pivots) = pb.cholesky(a), pb.lu(a)
+    lower, (factors, pivots) = pb.linalg.cholesky(a), pb.linalg.lu_factor(a)
     for width in (1, 2):
         b = ctx.zeros((40, width), block=4)
         for function, given in (
-            (pb.cho_solve, (lower, b)), (pb.lu_solve, (factors, pivots, b)), (pb.solve, (a, b)), (pb.cholesky, (a,)),
-            (pb.lu, (a,)),
+            (pb.linalg.cho_solve, ((lower, True), b)), (pb.linalg.lu_solve, ((factors, pivots), b)),
+            (pb.linalg.solve, (a, b)), (pb.linalg.cholesky, (a,)), (pb.linalg.lu_factor, (a,)),
         ):  # fmt: skip
             with pb.plan(function, *given) as plan:
                 found = plan.report().algorithm
@@ -136,14 +136,14 @@ def without(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
                     "no algorithm of the cublasmp engine",
                     "cuSOLVERMp (libcusolverMp.so.0) was not found",
                 ]
-                yield "none", agreed_error(ctx, pb.UnsupportedError, words, pb.eigh, a)
+                yield "none", agreed_error(ctx, pb.UnsupportedError, words, pb.linalg.eigh, a)
             words = ["algo 'cusolvermp': cuSOLVERMp (libcusolverMp.so.0) was not found"]
-            yield "asked", agreed_error(ctx, pb.UnsupportedError, words, pb.qr, a, algo="cusolvermp")
+            yield "asked", agreed_error(ctx, pb.UnsupportedError, words, pb.linalg.qr, a, algo="cusolvermp")
             yield "once", None if asked == [1] else f"opened {len(asked)} times"
         old = opened(lib, patch, version=702)
         with pb.Context(comm, engine="cublasmp") as ctx:
             words = ["needs cuSOLVERMp 0.8.0 or newer, found 0.7.2 at a simulated"]
-            yield "old", agreed_error(ctx, pb.UnsupportedError, words, pb.eigh, ctx.eye(6))
+            yield "old", agreed_error(ctx, pb.UnsupportedError, words, pb.linalg.eigh, ctx.eye(6))
         old.assert_clean()
         lib.gpu.assert_clean()
 

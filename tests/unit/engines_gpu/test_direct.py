@@ -488,7 +488,7 @@ def promises(comm: Any, path: str) -> Any:
             return len(lib.gpu.did("cuBLAS"))
 
         pb.matmul(a, b, out=c)
-        pb.syrk(a[2:, :2], c[2:, 2:], uplo="L", beta=1, out=c[2:, 2:])
+        pb.blas.syrk(a[2:, :2], c[2:, 2:], uplo="L", beta=1, out=c[2:, 2:])
         yield "direct", None if queued() >= 2 and not ctx.calls._known else "they were planned"
         before, measured = queued(), ctx.engine.measured
         for problem in (
@@ -503,7 +503,7 @@ def promises(comm: Any, path: str) -> Any:
         for name, words, call, how in (
             ("alpha", ["alpha", "1", "2"], pb.matmul, {"alpha": 1 + comm.rank}),
             ("op", ["op_b"], pb.matmul, {"op_b": "NT"[comm.rank]}),
-            ("calls", ["different calls"], (pb.matmul, pb.trsm)[comm.rank], {}),
+            ("calls", ["different calls"], (pb.matmul, pb.blas.trsm)[comm.rank], {}),
         ):
             wrong = agreed_error(ctx, pb.RankMismatchError, words, call, a, b, out=c, **how)
             yield name, first(wrong, queued() - before and "something was queued")

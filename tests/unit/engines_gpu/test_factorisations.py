@@ -81,7 +81,7 @@ def one_right_hand_side(ctx: pb.Context) -> Iterator[Any]:
     lower, right = a.allgather(), np.arange(1.0, 25)[:, None]
     for of_b, of_x in in_turn(layouts, (*layouts, None), keep=3):
         b = ctx.scatter(right, of_b)
-        x = pb.cho_solve(a, b, out=b if of_x is None else ctx.zeros(of_x)).allgather()
+        x = pb.linalg.cho_solve((a, True), b, out=b if of_x is None else ctx.zeros(of_x)).allgather()
         near = np.allclose(lower @ (lower.T @ x), right)
         yield f"from {of_b.grid} to {of_x}", None if near else f"{x}"
 
@@ -160,9 +160,9 @@ def where_they_are(comm: Any, path: str) -> Any:
                 yield "too few blocks", None if moves else "nothing moves"
             with panels_of(ctx, 8):
                 d = pb.MatrixDescriptor((40, 40), (8, 8), pb.Grid(1, ctx.size), order="F")
-                lower, b = pb.cholesky(ctx.eye(d)), ctx.zeros(d[:, :1])
+                lower, b = pb.linalg.cholesky(ctx.eye(d)), ctx.zeros(d[:, :1])
                 lib.gpu.events.clear()
-                pb.cho_solve(lower, b)
+                pb.linalg.cho_solve((lower, True), b)
                 # a panel's rows travel once in each sweep, to the panel's rank, and from it to all
                 counts = [len(lib.gpu.did(name)) for name in ("reduce", "broadcast", "all_reduce")]
                 yield "messages", None if counts == [5, 5, 0] else f"{counts}"
@@ -210,7 +210,7 @@ def on_process_rows(comm: Any, path: str) -> Any:
                             GridPanels, "potrf", autospec=True, side_effect=GridPanels.potrf
                         ) as shared,
                     ):
-                        lower = pb.cholesky(a, out=a)
+                        lower = pb.linalg.cholesky(a, out=a)
                     counts = moves.call_count, bool(shared.call_count)
                     yield f"{grid}, blocks of {block}", None if counts == (0, True) else f"{counts}"
                     values = lower.allgather()
@@ -243,7 +243,7 @@ def solves_with_small_pivots(
             ctx.scatter(values, replace(each, dtype=np.dtype(dtype)))
             for values, each in ((factors, d), (b, d[:, :columns]))
         )
-        x = factor_cases.exact(pb.lu_solve(a, np.arange(n), right, op).allgather())
+        x = factor_cases.exact(pb.linalg.lu_solve((a, np.arange(n)), right, op).allgather())
         error = abs(left[0] @ (left[1] @ x) - b) / (abs(left[0]) @ (abs(left[1]) @ abs(x)))
         worst = error.max() / np.finfo(dtype).eps
         yield f"small pivots {dtype} {op} {columns}", None if worst < 20 else f"an error of {worst}"
@@ -258,9 +258,9 @@ def moved(ctx: pb.Context, d: pb.MatrixDescriptor) -> int:
     """How often factorisations in place, and solves with their factors, move the matrix."""
     a, b = ctx.from_function(lambda i, j: 4.0 * (i == j), d), ctx.zeros(d[:, :1])
     with mock.patch.object(ctx.engine, "prepare_move", wraps=ctx.engine.prepare_move) as prepare:
-        pb.cho_solve(pb.cholesky(a, out=a), b, out=b)
-        pb.lu_solve(*pb.lu(a, out=a), b, out=b)
-        pb.qr(a, out=a)
+        pb.linalg.cho_solve((pb.linalg.cholesky(a, out=a), True), b, out=b)
+        pb.linalg.lu_solve(pb.linalg.lu_factor(a, out=a), b, out=b)
+        pb.linalg.qr(a, out=a)
     return sum(call.args[0].shape == d.shape for call in prepare.call_args_list)
 
 
@@ -276,7 +276,12 @@ def test_nothing_waits_for_a_panel(lib: Any, ctx: Any) -> None:
         a = ctx.from_function(lambda i, j: 4.0 * (i == j), pb.MatrixDescriptor((n, n), (4, 4), pb.Grid(1, 1)))
         b = ctx.from_function(lambda i, j: 1.0 * i, pb.MatrixDescriptor((n, 1), (4, 4), pb.Grid(1, 1)))
         with panels_of(ctx, 4):
-            for call in (pb.cholesky, pb.lu, pb.qr, partial(pb.solve, b=b)):
+            for call in (
+                pb.linalg.cholesky,
+                pb.linalg.lu_factor,
+                pb.linalg.qr,
+                partial(pb.linalg.solve, b=b),
+            ):
                 call(a)
                 lib.gpu.events.clear()
                 lib.gpu.copies.clear()
@@ -290,7 +295,7 @@ def test_panels_that_are_not_needed_soon_are_updated_with_two_at_a_time(lib: Any
     a = ctx.from_function(lambda i, j: 4.0 * (i == j), pb.MatrixDescriptor((40, 40), (4, 4), pb.Grid(1, 1)))
     lib.gpu.events.clear()
     with panels_of(ctx, 4):
-        pb.cholesky(a)
+        pb.linalg.cholesky(a)
     counts = [sizes[2] for *_, sizes in lib.gpu.did("gemm")]
     # of 45 updates, one for each pair of panels, 9 are of the next panel, and 4 of the one after it with only one
     assert sorted(counts) == [4] * 13 + [8] * 16
@@ -316,7 +321,7 @@ def deliveries(comm: Any, path: str) -> Any:
             sent.clear()
             lib.gpu.events.clear()
             with mock.patch.object(factor_panels_of_gpus, "_LARGE", least):
-                pb.cholesky(a, out=a)
+                pb.linalg.cholesky(a, out=a)
             sizes = [8 * 4 * (24 - 8 * (k // 2)) for k in range(count)]
             wanted = [
                 ("ahead", k // 2 % 3, k % 2 * size, k % comm.size, size, [4, 16])
@@ -324,7 +329,9 @@ def deliveries(comm: Any, path: str) -> Any:
             ]
             by_nccl = len(lib.gpu.did("broadcast"))
             yield f"{least}", None if (sent, by_nccl) == (wanted, 3 * (6 - count)) else f"{sent} {by_nccl}"
-        empty = pb.qr(ctx.zeros(pb.MatrixDescriptor((5, 0), (4, 4), pb.Grid(1, comm.size), order="F"))).q()
+        empty = pb.linalg.qr(
+            ctx.zeros(pb.MatrixDescriptor((5, 0), (4, 4), pb.Grid(1, comm.size), order="F"))
+        ).q()
         yield "no panel", None if empty.shape == (5, 0) else f"{empty.shape}"
         # of cuBLAS, a product for what is beside a panel, if anything is, and three for its unknowns; or one kernel
         for few, launches in ((0, 2 * (4 * 3 - comm.rank)), (4, 0)):
@@ -337,7 +344,7 @@ def deliveries(comm: Any, path: str) -> Any:
                 ) as step,
                 mock.patch.object(factor_panels.Mover, "_move") as move,  # all is where it is wanted
             ):
-                pb.cho_solve(a, b, out=b)
+                pb.linalg.cho_solve((a, True), b, out=b)
             counts = [len(lib.gpu.did(name)) for name in ("cuBLAS", "reduce", "broadcast")]
             wanted = [launches, 6, 6], 0 if few == 0 else 6
             found = counts, step.call_count + move.call_count
@@ -385,7 +392,7 @@ def buffers(comm: Any, path: str) -> Any:
             a = ctx.eye(pb.MatrixDescriptor((40, 40), (2, 2), grid, order="F"))
             order.uses = 0
             with ctx.engine.xp.cuda.Stream(non_blocking=True):
-                pb.cholesky(a, out=a)
+                pb.linalg.cholesky(a, out=a)
             yield name, "; ".join(order.faults) or (None if order.uses > 50 else f"{order.uses} uses")
 
 
@@ -435,20 +442,20 @@ def little_shared_memory(comm: Any, path: str) -> Any:
             a = factor_cases.positive(np.random.default_rng(9), n, "float64")
             right = np.ones((n, 1))
             d = pb.MatrixDescriptor((n, n), (8, 8), pb.Grid(1, comm.size), order="F")
-            lower = pb.cholesky(ctx.scatter(a, d))
-            x = pb.cho_solve(lower, ctx.scatter(right, block=8)).allgather()
+            lower = pb.linalg.cholesky(ctx.scatter(a, d))
+            x = pb.linalg.cho_solve((lower, True), ctx.scatter(right, block=8)).allgather()
             yield "few right-hand sides", None if np.allclose(a @ x, right) else "wrong numbers"
         lib.gpu.assert_clean()
     with machine(path, Multiplying, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
             most = ctx.engine.operations.tallest(np.dtype("float32"))
             words = [f"{most + 1} rows: these GPUs factor {most} at most, of float32"]
-            for name, call in {"qr": pb.qr, "lu": pb.lu}.items():
+            for name, call in {"qr": pb.linalg.qr, "lu": pb.linalg.lu_factor}.items():
                 call(ctx.random((most, 2), seed=1, dtype="float32", block=(256, 1)))
                 tall = ctx.random((most + 1, 2), seed=1, dtype="float32", block=(256, 1))
                 yield name, agreed_error(ctx, pb.UnsupportedError, words, call, tall)
             wide, b = ctx.random((2, most + 1), seed=1, dtype="float32"), ctx.full((2, 1), 1, dtype="float32")
-            yield "lstsq", agreed_error(ctx, pb.UnsupportedError, words, pb.lstsq, wide, b)
+            yield "lstsq", agreed_error(ctx, pb.UnsupportedError, words, pb.linalg.lstsq, wide, b)
         lib.assert_clean()
         lib.gpu.assert_clean()
 

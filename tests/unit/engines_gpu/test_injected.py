@@ -63,12 +63,12 @@ def life(lib: Meeting, comm: Any) -> None:
         for algo in ("default", "gathered", "panels"):
             pb.matmul(a, b, algo=algo)
         pb.matmul(one, one, algo="default")  # another communicator
-        pb.syrk(a, c, beta=1, algo="summed")
-        with pb.plan(pb.trsm, ctx.eye(a.descriptor), b, algo="gathered") as plan:
+        pb.blas.syrk(a, c, beta=1, algo="summed")
+        with pb.plan(pb.blas.trsm, ctx.eye(a.descriptor), b, algo="gathered") as plan:
             plan()
             with cuda.Stream():
                 plan()
-        pb.geadd(a, c, op_a="T", algo="moved")
+        pb.blas.geadd(a, c, op_a="T", algo="moved")
         b.redistribute(one.descriptor)
         ar, ag = (
             f(4, 4, 4, size, dtype="float32", order="F")

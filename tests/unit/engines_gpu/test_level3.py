@@ -128,7 +128,7 @@ def call(routine: str, given: dict[str, Any], flags: dict[str, str], **how: Any)
     """Plan a call of cuBLASMp that writes where its input is, so that nothing is copied."""
     out = how.pop("out", given["d"])
     operands = {name: given[name] for name in ROUTINES[routine].operands}
-    return pb.plan(getattr(pb, routine), **operands, **flags, **how, out=out, algo="cublasmp")
+    return pb.plan(getattr(pb.blas, routine), **operands, **flags, **how, out=out, algo="cublasmp")
 
 
 @pytest.mark.parametrize("order", "FC")
@@ -174,10 +174,10 @@ def test_what_is_told(ctx, lib, routine, order):
 def test_real_hermitian_routines_are_the_symmetric_ones(ctx, lib):
     d = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1), order="F")
     a, b = ctx.empty(d), ctx.empty(d)
-    pb.hemm(a, b, algo="cublasmp")
-    pb.herk(a, algo="cublasmp")
-    pb.her2k(a, b, op_a="C", algo="cublasmp")
-    pb.herkx(a, b, op_a="T", algo="cublasmp")
+    pb.blas.hemm(a, b, algo="cublasmp")
+    pb.blas.herk(a, algo="cublasmp")
+    pb.blas.her2k(a, b, op_a="C", algo="cublasmp")
+    pb.blas.herkx(a, b, op_a="T", algo="cublasmp")
     called = [
         name.removeprefix("cublasMp") for name in lib.names if name.startswith(("cublasMpSy", "cublasMpHe"))
     ]
@@ -191,7 +191,7 @@ def test_sums_of_narrow_types_have_narrow_scalars(alone, stand_in, dtype):
     d = replace(SQUARE, dtype=dtype)
     with machine(stand_in(1000), Multiplying) as lib, pb.Context(engine="cublasmp") as ctx:
         a, c = (ctx.from_function(lambda i, j: np.ones((i.size, j.size)), d) for _ in range(2))
-        assert (pb.geadd(a, c, alpha=2, beta=-3, algo="cublasmp").on_host().astype(float) == -1).all()
+        assert (pb.blas.geadd(a, c, alpha=2, beta=-3, algo="cublasmp").on_host().astype(float) == -1).all()
     lib.assert_clean()
 
 
@@ -199,7 +199,7 @@ def test_sums_of_narrow_types_have_narrow_scalars(alone, stand_in, dtype):
 def test_her2k_of_c_order_conjugates_alpha(ctx, lib, order, expected):
     d = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1), dtype="complex128", order=order)
     a, b, c = (ctx.empty(d) for _ in range(3))
-    with pb.plan(pb.her2k, a, b, c, alpha=1 + 2j, beta=1, out=c, algo="cublasmp") as plan:
+    with pb.plan(pb.blas.her2k, a, b, c, alpha=1 + 2j, beta=1, out=c, algo="cublasmp") as plan:
         plan()
         at = lib.of("Her2k")[0]["alpha"]
         assert np.frombuffer(ctypes.string_at(at, 16), complex)[0] == expected
@@ -208,21 +208,21 @@ def test_her2k_of_c_order_conjugates_alpha(ctx, lib, order, expected):
 @pytest.mark.parametrize(
     ("routine", "start", "of_c_order", "expected"),
     [
-        (pb.trsm, "", "", ["B"]),  # the right-hand sides, to the result
-        (pb.trsm, "b", "", []),
-        (pb.trmm, "", "", []),
-        (pb.trmm, "b", "", ["B"]),  # from where the result goes
-        (pb.trmm, "", "b", ["B"]),
-        (pb.symm, "", "", ["C"]),
-        (pb.symm, "c", "", []),
-        (pb.hemm, "c", "a", ["A"]),  # conjugated
-        (pb.syrk, "", "", ["C"]),
-        (pb.syrk, "c", "a", []),
-        (pb.herk, "c", "a", ["A"]),
-        (pb.her2k, "c", "ab", ["A", "B"]),
-        (pb.syr2k, "c", "b", ["B"]),
-        (pb.geadd, "", "c", ["C"]),
-        (pb.tradd, "c", "a", []),
+        (pb.blas.trsm, "", "", ["B"]),  # the right-hand sides, to the result
+        (pb.blas.trsm, "b", "", []),
+        (pb.blas.trmm, "", "", []),
+        (pb.blas.trmm, "b", "", ["B"]),  # from where the result goes
+        (pb.blas.trmm, "", "b", ["B"]),
+        (pb.blas.symm, "", "", ["C"]),
+        (pb.blas.symm, "c", "", []),
+        (pb.blas.hemm, "c", "a", ["A"]),  # conjugated
+        (pb.blas.syrk, "", "", ["C"]),
+        (pb.blas.syrk, "c", "a", []),
+        (pb.blas.herk, "c", "a", ["A"]),
+        (pb.blas.her2k, "c", "ab", ["A", "B"]),
+        (pb.blas.syr2k, "c", "b", ["B"]),
+        (pb.blas.geadd, "", "c", ["C"]),
+        (pb.blas.tradd, "c", "a", []),
     ],
 )  # fmt: skip
 def test_copies_are_those_of_the_report(ctx, lib, routine, start, of_c_order, expected):
@@ -244,7 +244,7 @@ def test_copies_are_those_of_the_report(ctx, lib, routine, start, of_c_order, ex
             plan()
             # what a solve or a sum starts from goes to the result without a temporary, a triangle by its mask
             assert lib.gpu.copies == (["copyto"] if traits.triangle == "d" and "C" in expected else
-                                      ["conjugate" if routine in (pb.hemm, pb.herk, pb.her2k) else "positive"]
+                                      ["conjugate" if routine.__name__.startswith("he") else "positive"]
                                       * temporaries) * turn  # fmt: skip
 
 
@@ -252,7 +252,7 @@ def test_a_view_of_the_same_memory_is_in_place(ctx, lib):
     a = ctx.empty(replace(SQUARE, shape=(8, 8)))
     first, rest = slice(0, 4), slice(4, 8)
     below = a[rest, first]
-    with pb.plan(pb.trsm, a[first, first], below, side="R", out=a[rest, first], algo="cublasmp") as plan:
+    with pb.plan(pb.blas.trsm, a[first, first], below, side="R", out=a[rest, first], algo="cublasmp") as plan:
         plan()
         assert plan.report().copied_bytes == 0
         assert lib.of("Trsm")[0]["b"] == a.local[4:, :4].ctypes.data
@@ -261,7 +261,7 @@ def test_a_view_of_the_same_memory_is_in_place(ctx, lib):
 
 def test_another_matrix_in_the_place_of_one(ctx, lib):
     a, b, other = (ctx.empty(SQUARE) for _ in range(3))
-    with pb.plan(pb.trmm, a, b, algo="cublasmp") as plan:
+    with pb.plan(pb.blas.trmm, a, b, algo="cublasmp") as plan:
         plan()
         plan(b=other)
         padded = ctx.from_local(ctx.empty(replace(SQUARE, ld=9)).local, SQUARE)
@@ -274,7 +274,7 @@ def test_a_solve_begins_inside_a_block(ctx, lib):
     """Which trsm takes: of matrices in whole blocks, from where they begin."""
     parents = [ctx.empty(replace(SQUARE, shape=(9, 9), ld=9 + i)) for i in range(2)]
     a, b = (x[3:7, 3:7] for x in parents)
-    with pb.plan(pb.trsm, a, b, out=b, algo="cublasmp") as plan:
+    with pb.plan(pb.blas.trsm, a, b, out=b, algo="cublasmp") as plan:
         plan()
         assert not plan.report().moved
         (told,) = lib.of("Trsm")
@@ -291,7 +291,7 @@ def test_a_solve_in_memory_without_room_for_its_first_block(alone, stand_in):
         a, b = ctx.empty(d), ctx.empty(d)
         a.local[...] = 2 * np.eye(4)
         b.local[...] = values = np.arange(16.0).reshape(4, 4)
-        pb.trsm(a, b, out=b, algo="cublasmp")
+        pb.blas.trsm(a, b, out=b, algo="cublasmp")
         assert np.array_equal(b.local, values / 2)
         assert [lib.made[lib.of("Trsm")[0][f"desc{x}"]]["lld"] for x in "AB"] == [5, 5]
     lib.assert_clean()
@@ -300,15 +300,15 @@ def test_a_solve_in_memory_without_room_for_its_first_block(alone, stand_in):
 @pytest.mark.parametrize(
     ("routine", "layouts", "moved", "why"),
     [
-        (pb.trsm, {"a": {"lead": (1, 0)}}, "", ""),
-        (pb.trmm, {"a": {"lead": (1, 0)}}, "a", "A is moved: cublasMpTrmm needs it to start at a block boundary"),
-        (pb.symm, {"a": {"block": (2, 3)}}, "a", "A is moved: cublasMpSymm needs it in other blocks"),
-        (pb.trmm, {"a": {"grid": pb.Grid(2, 1)}}, "a", "A is moved: cublasMpTrmm needs it on the result's processes"),
-        (pb.trsm, {"b": {"block": (3, 3)}}, "b", "B is moved: it must have the result's layout"),
-        (pb.syrk, {"d": {"block": (2, 3)}}, "d", "the result is moved: cublasMpSyrk needs it in other blocks"),
-        (pb.syr2k, {"b": {"block": (2, 3)}}, "b", "B is moved: cublasMpSyr2k needs it in other blocks"),
-        (pb.geadd, {"a": {"block": (2, 3)}}, "a", "A is moved: cublasMpGeadd needs it in other blocks"),
-        (pb.tradd, {x: {"block": (2, 3)} for x in "acd"}, "acd", "needs it in other blocks"),
+        (pb.blas.trsm, {"a": {"lead": (1, 0)}}, "", ""),
+        (pb.blas.trmm, {"a": {"lead": (1, 0)}}, "a", "A is moved: cublasMpTrmm needs it to start at a block boundary"),
+        (pb.blas.symm, {"a": {"block": (2, 3)}}, "a", "A is moved: cublasMpSymm needs it in other blocks"),
+        (pb.blas.trmm, {"a": {"grid": pb.Grid(2, 1)}}, "a", "A is moved: cublasMpTrmm needs it on the result's"),
+        (pb.blas.trsm, {"b": {"block": (3, 3)}}, "b", "B is moved: it must have the result's layout"),
+        (pb.blas.syrk, {"d": {"block": (2, 3)}}, "d", "the result is moved: cublasMpSyrk needs it in other blocks"),
+        (pb.blas.syr2k, {"b": {"block": (2, 3)}}, "b", "B is moved: cublasMpSyr2k needs it in other blocks"),
+        (pb.blas.geadd, {"a": {"block": (2, 3)}}, "a", "A is moved: cublasMpGeadd needs it in other blocks"),
+        (pb.blas.tradd, {x: {"block": (2, 3)} for x in "acd"}, "acd", "needs it in other blocks"),
     ],
 )  # fmt: skip
 def test_what_is_moved(routine, layouts, moved, why):
@@ -347,9 +347,9 @@ def test_sums_that_may_hang_move_no_data():
 def test_only_a_named_algorithm_moves_operands(ctx, lib):
     a = ctx.empty(replace(SQUARE, block=(2, 3)))
     b = ctx.empty(SQUARE)
-    with pb.plan(pb.trmm, a, b) as plan:
+    with pb.plan(pb.blas.trmm, a, b) as plan:
         assert (plan.report().algorithm, plan.report().moved) == ("gathered", ())
-    with pb.plan(pb.trmm, a, b, algo="cublasmp") as plan:
+    with pb.plan(pb.blas.trmm, a, b, algo="cublasmp") as plan:
         (line,) = plan.report().moved
         assert line.startswith("a is moved to 4x4 complex64 in blocks of 2x2")
 
@@ -375,7 +375,7 @@ def test_versions_that_lack_a_routine(alone, stand_in, version):
                 if version < 900 and routine in NEWER:
                     expected = rf"{routine.capitalize()} needs cuBLASMp 0\.9\.0 or newer, found 0\.{version // 100}\.0"
                     with pytest.raises(pb.UnsupportedError, match=expected):
-                        getattr(pb, routine)(**operands, algo="cublasmp")
+                        getattr(pb.blas, routine)(**operands, algo="cublasmp")
                     with pb.plan(routine, **operands) as plan:  # by another algorithm
                         assert plan.report().algorithm == taken(routine)
                     own = dict.fromkeys((*operands, "d"), SQUARE)
@@ -383,7 +383,7 @@ def test_versions_that_lack_a_routine(alone, stand_in, version):
                     assert not verdict
                     assert expected.replace("\\", "") in verdict.why
                 else:
-                    getattr(pb, routine)(**operands, algo="cublasmp")
+                    getattr(pb.blas, routine)(**operands, algo="cublasmp")
                     assert len(lib.of(routine.capitalize())) == 1
         lib.assert_clean()
         lib.gpu.assert_clean()
@@ -392,12 +392,12 @@ def test_versions_that_lack_a_routine(alone, stand_in, version):
 def test_what_is_refused(ctx):
     a, b = ctx.empty(SQUARE), ctx.empty(SQUARE)
     with pytest.raises(pb.UnsupportedError, match="algo 'shared': GPUs share no memory"):
-        pb.trsm(a, b, algo="shared")
+        pb.blas.trsm(a, b, algo="shared")
     names = "'auto', 'cublasmp', 'shared', 'gathered', 'panels', 'stationary'"
     with pytest.raises(
         pb.UnsupportedError, match=f"algo: the cublasmp engine has {names} here, got 'default'"
     ):
-        pb.trsm(a, b, algo="default")
+        pb.blas.trsm(a, b, algo="default")
 
 
 @pytest.mark.parametrize("version", [900, 1000])
@@ -405,16 +405,16 @@ def test_a_fault_of_syr2k_is_refused(alone, stand_in, version):
     """That of 0.9 takes a complex alpha for its conjugate in one of its products."""
     with machine(stand_in(version), Multiplying), pb.Context(engine="cublasmp") as ctx:
         a, b, d = (ctx.zeros(SQUARE) for _ in range(3))
-        pb.syr2k(a, b, alpha=2, out=d, algo="cublasmp")
-        pb.her2k(a, b, alpha=2j, out=d, algo="cublasmp")
+        pb.blas.syr2k(a, b, alpha=2, out=d, algo="cublasmp")
+        pb.blas.her2k(a, b, alpha=2j, out=d, algo="cublasmp")
         if version == 1000:
-            pb.syr2k(a, b, alpha=2j, out=d, algo="cublasmp")
+            pb.blas.syr2k(a, b, alpha=2j, out=d, algo="cublasmp")
             return
         with pytest.raises(
             pb.UnsupportedError, match=r"Syr2k of cuBLASMp 0\.9\.0 is wrong for a complex alpha"
         ):
-            pb.syr2k(a, b, alpha=2j, out=d, algo="cublasmp")
-        with pb.plan(pb.syr2k, a, b, alpha=2j, out=d) as plan:  # by another algorithm
+            pb.blas.syr2k(a, b, alpha=2j, out=d, algo="cublasmp")
+        with pb.plan(pb.blas.syr2k, a, b, alpha=2j, out=d) as plan:  # by another algorithm
             assert plan.report().algorithm == "full"
 
 
@@ -426,7 +426,7 @@ def test_a_matrix_is_not_filled_for_a_few_vectors(ctx, columns, expected, side):
         ctx.zeros(pb.MatrixDescriptor(x, (64, 64), pb.Grid(1, 1), dtype="float32"))
         for x in (square, tuple(shape))
     )
-    with pb.plan(pb.symm, a, b, side=side) as plan:
+    with pb.plan(pb.blas.symm, a, b, side=side) as plan:
         assert plan.report().algorithm == expected
 
 
@@ -435,17 +435,17 @@ def test_what_needs_no_computing_calls_nothing(ctx, lib, order):
     d = replace(SQUARE, order=order)
     a, c = ctx.empty(d), ctx.empty(d)
     c.local[...] = np.arange(16).reshape(4, 4) * (1 + 1j)
-    outcome = pb.herk(a, c, alpha=0, beta=2, algo="cublasmp").local
+    outcome = pb.blas.herk(a, c, alpha=0, beta=2, algo="cublasmp").local
     expected = np.where(np.tri(4), 2 * c.local, c.local)
     np.fill_diagonal(expected, 2 * c.local.diagonal().real)
     assert np.array_equal(outcome, expected)
-    assert np.all(pb.trsm(a, a, alpha=0, algo="cublasmp").local == 0)
+    assert np.all(pb.blas.trsm(a, a, alpha=0, algo="cublasmp").local == 0)
     none = ctx.empty(replace(d, shape=(4, 0)))
-    assert np.array_equal(pb.syrk(none, c, beta=1, uplo="U", algo="cublasmp").local, c.local)
-    assert np.array_equal(pb.trsm(a, none, algo="cublasmp").local, none.local)
+    assert np.array_equal(pb.blas.syrk(none, c, beta=1, uplo="U", algo="cublasmp").local, c.local)
+    assert np.array_equal(pb.blas.trsm(a, none, algo="cublasmp").local, none.local)
     assert not lib.calls
     with (
-        pb.plan(pb.herk, a, c, alpha=0, out=c, algo="cublasmp") as plan,
+        pb.plan(pb.blas.herk, a, c, alpha=0, out=c, algo="cublasmp") as plan,
         pytest.raises(
             pb.UnsupportedError, match="this plan cannot be recorded: D = beta C: there is nothing to compute"
         ),
@@ -455,7 +455,7 @@ def test_what_needs_no_computing_calls_nothing(ctx, lib, order):
 
 def test_a_graph_has_the_copies_too(ctx, lib):
     a, c, out = (ctx.empty(SQUARE) for _ in range(3))
-    with pb.plan(pb.syrk, a, c, beta=1, out=out, algo="cublasmp") as plan:
+    with pb.plan(pb.blas.syrk, a, c, beta=1, out=out, algo="cublasmp") as plan:
         graph = plan.graph()
         del lib.gpu.events[:]
         graph.replay()
@@ -479,8 +479,8 @@ def life(_: Any) -> None:
     ctx = pb.Context(engine="cublasmp")
     try:
         a, b = ctx.empty(SQUARE), ctx.empty(SQUARE)
-        pb.trsm(a, b, algo="cublasmp")
-        with pb.plan(pb.her2k, a, b, algo="cublasmp") as plan:
+        pb.blas.trsm(a, b, algo="cublasmp")
+        with pb.plan(pb.blas.her2k, a, b, algo="cublasmp") as plan:
             plan()
             with sys.modules["cupy"].cuda.Stream():
                 plan()

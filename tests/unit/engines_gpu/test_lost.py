@@ -249,7 +249,7 @@ def memory_that_is_short(comm: Any, path: str) -> Any:
             "diagonal": a.diagonal,
             "messages": lambda: a.redistribute(b),
             "slabs": lambda: pb.matmul(a, a, algo="gathered"),
-            "right-hand sides": lambda: pb.trsm(ctx.eye(a.descriptor), a, side="R", algo="gathered"),
+            "right-hand sides": lambda: pb.blas.trsm(ctx.eye(a.descriptor), a, side="R", algo="gathered"),
         }.items():
             failed: set[Any] = set()
             while True:

@@ -96,7 +96,7 @@ def test_products_on_several_streams_take_turns(ctx, lib, algo):
 
 @pytest.mark.parametrize(
     ("call", "algo"),
-    [(pb.matmul, "gathered"), (pb.matmul, "push"), (pb.trsm, "gathered"), (pb.trsm, "panels")],
+    [(pb.matmul, "gathered"), (pb.matmul, "push"), (pb.blas.trsm, "gathered"), (pb.blas.trsm, "panels")],
 )
 def test_a_graph_is_recorded_and_replayed_behind_what_other_streams_have(ctx, lib, call, algo):
     a, b = ctx.eye(D), ctx.zeros(D)
@@ -135,7 +135,7 @@ def test_products_of_a_triangle_run_at_the_same_time(ctx, lib, monkeypatch):
     """On streams that are forked from the current one and joined to it, each with a workspace."""
     monkeypatch.setattr(GpuOperations, "tile", 1)
     a, stream = ctx.zeros(D), sys.modules["cupy"].cuda.Stream(non_blocking=True)
-    with pb.plan(pb.syrk, a, algo="gathered") as plan, stream:
+    with pb.plan(pb.blas.syrk, a, algo="gathered") as plan, stream:
         plan(a=a)
         for clear in (lib.gpu.events, lib.gpu.lt.calls):
             clear.clear()
@@ -280,7 +280,7 @@ def test_a_factorisation_has_its_products_from_cublas(lib: Any, ctx: Any) -> Non
     a = ctx.eye(replace(D, dtype="float64"))
     with mock.patch.object(ctx.engine.operations, "factor_width", 2):
         lib.gpu.events.clear()
-        pb.cholesky(a)
+        pb.linalg.cholesky(a)
     assert len(lib.gpu.did("cuBLAS")) >= 3
     assert not lib.gpu.lt.calls
     pb.matmul(a, a, algo="gathered")

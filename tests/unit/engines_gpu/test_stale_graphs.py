@@ -32,7 +32,7 @@ def replace_workspace(ctx, lib):
 
 def test_a_routine_in_steps_holds_cublasmp_s_workspace(ctx, lib):
     """``full`` fills A and multiplies it by cuBLASMp, whose workspace is in the graph of the whole."""
-    with pb.plan(pb.symm, ctx.zeros(D), ctx.zeros(D), algo="full") as plan:
+    with pb.plan(pb.blas.symm, ctx.zeros(D), ctx.zeros(D), algo="full") as plan:
         graph = plan.graph()
         assert lib.of("Matmul"), "a product of another library stands for cuBLASMp's"
         with pb.plan(pb.matmul, ctx.zeros(OTHER), ctx.zeros(OTHER), algo="default") as elsewhere:

@@ -26,10 +26,16 @@ def everything(comm: Any, path: str) -> Any:
                     yield f"{routine} {options} {dtype}", called(ctx, rng, routine, options, dtype)
             for dtype in DTYPES:
                 (a, x), (b, y) = (vector(ctx, rng, dtype, 9) for _ in "xy")
-                value, index = pb.amax(a.matrix)
+                value, index = pb.blas.amax(a.matrix)
                 sizes = abs(x.real) + abs(x.imag)
                 at = int(sizes.argmax())
-                found = pb.dot(a.matrix, b.matrix), pb.asum(b.matrix), value, index, pb.nrm2(a.matrix) ** 2
+                found = (
+                    pb.blas.dot(a.matrix, b.matrix),
+                    pb.blas.asum(b.matrix),
+                    value,
+                    index,
+                    pb.blas.nrm2(a.matrix) ** 2,
+                )
                 wanted = (
                     (x * y).sum(),
                     (abs(y.real) + abs(y.imag)).sum(),
@@ -41,7 +47,7 @@ def everything(comm: Any, path: str) -> Any:
                     f"numbers {dtype}",
                     None if np.allclose(found, wanted, rtol=1e-5) else f"{found}, {wanted}",
                 )
-                pb.swap(a.matrix, b.matrix)
+                pb.blas.swap(a.matrix, b.matrix)
                 a.expect(y.reshape(a.matrix.shape))
                 b.expect(x.reshape(b.matrix.shape))
                 yield f"swap {dtype}", first(a.changed(), b.changed())

@@ -560,8 +560,8 @@ def without_windows(comm: Any, path: str) -> Any:
                 for case, call in {
                     "matmul": lambda a=a, b=b: pb.matmul(a, b),
                     "moves": lambda a=a, d=d: a.redistribute(replace(d, block=(3, 3), grid=pb.Grid(2, 1))),
-                    "syrk": lambda a=a: pb.syrk(a),
-                    "cholesky": lambda ctx=ctx: pb.cholesky(ctx.eye(24, block=5, grid="2x1")),
+                    "syrk": lambda a=a: pb.blas.syrk(a),
+                    "cholesky": lambda ctx=ctx: pb.linalg.cholesky(ctx.eye(24, block=5, grid="2x1")),
                 }.items():
                     lib.gpu.events.clear()
                     call()
