@@ -16,7 +16,7 @@ from .dtypes import scalar
 from .errors import ArgumentError, ArgumentTypeError, RankMismatchError
 from .handle import Handle
 from .layout.axis import Axis
-from .layout.descriptor import is_integer
+from .layout.descriptor import expanded, is_integer
 
 __all__ = ["set_item"]
 
@@ -107,7 +107,7 @@ def _digest(array: NDArray[Any]) -> tuple[Any, ...]:
 
 def _broadcast(array: NDArray[Any], shape: tuple[int, int], index: object) -> NDArray[Any]:
     """Return the array in the shape of the sub-matrix, by NumPy's rules. Local."""
-    given = index if isinstance(index, tuple) else (index,)
+    given = expanded(index if isinstance(index, tuple) else (index,))
     kept = [not (k < len(given) and is_integer(given[k])) for k in range(2)]
     target = tuple(extent for extent, keep in zip(shape, kept, strict=True) if keep)
     while array.ndim > len(target) and array.shape[0] == 1:

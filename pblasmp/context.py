@@ -62,6 +62,12 @@ class Context(Runtime[DistributedMatrix]):
 
     matrix_type = DistributedMatrix
 
+    def __dir__(self) -> list[str]:
+        """Return the names for users: not those that the modules of pblasmp have from ``Runtime``."""
+        own = {name for name in vars(Context) if name != "matrix_type"}
+        hidden = {name for name in super().__dir__() if name.startswith("_")}
+        return sorted(own | hidden | {"close", "comm", "engine", "rank", "size"})
+
     def empty(
         self,
         descriptor: MatrixDescriptor | Sequence[int],

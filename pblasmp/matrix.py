@@ -19,13 +19,15 @@ from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from .handle import Handle
 from .layout import MatrixDescriptor, Trapezoid
 from .layout.axis import Axis
-from .layout.descriptor import is_integer
+from .layout.descriptor import expanded, is_integer
 from .layout.grid import as_block, as_grid, one_of
 from .norms import norm_of_stored
 from .products import matmul
 from .scalapack import ScalapackMatrix, leading_dimension
 
 if TYPE_CHECKING:
+    from types import EllipsisType
+
     from numpy.typing import DTypeLike
     from typing_extensions import Self
 
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DistributedMatrix"]
 
-Index: TypeAlias = "SupportsIndex | slice | tuple[slice, slice]"
+_Along: TypeAlias = "SupportsIndex | slice | EllipsisType"
+Index: TypeAlias = "_Along | tuple[_Along, ...]"
 
 
 @public_face
@@ -62,6 +65,9 @@ class DistributedMatrix(Handle):
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in _INTERNAL]
+
     def __repr__(self) -> str:
         return f"DistributedMatrix({self.descriptor}; rank {self.context.rank} holds {self.local.shape})"
 
@@ -73,21 +79,22 @@ class DistributedMatrix(Handle):
     def __getitem__(self, index: tuple[SupportsIndex, SupportsIndex]) -> Any: ...
 
     @overload
-    def __getitem__(
-        self, index: Index | tuple[SupportsIndex, slice] | tuple[slice, SupportsIndex]
-    ) -> Self: ...
+    def __getitem__(self, index: Index) -> Self: ...
 
     def __getitem__(self, index: Any) -> Any:
         """Return a sub-matrix as a view of the same memory, or one element. 0-based.
 
         ``A[i0:i1, j0:j1]`` and ``A[:5]`` are views; so are a row, ``A[3]``, which is a matrix of 1 × n, and a column,
-        ``A[:, 3]``, of m × 1: a matrix always has two dimensions. Negative numbers count from the end. Local.
+        ``A[:, 3]`` or ``A[..., 3]``, of m × 1: a matrix always has two dimensions. Negative numbers count from the
+        end. Local.
 
         ``A[3, 4]`` is a NumPy scalar on every rank. Collective over the context.
 
         Raises:
             ArgumentError: the index is none of these, is out of range, or has another step than 1.
         """
+        if isinstance(index, tuple) and len(index) == 3:
+            index = expanded(index)
         if (
             isinstance(index, tuple)
             and len(index) == 2
@@ -555,8 +562,18 @@ class DistributedMatrix(Handle):
     def __bool__(self) -> bool:
         raise ArgumentTypeError("a DistributedMatrix has no truth value: compare it with None, or use .size")
 
+    def __eq__(self, other: object) -> NoReturn:
+        raise ArgumentTypeError(
+            "A == B and A != B are not for DistributedMatrix: pb.allclose(A, B) compares the elements, with rtol=0, "
+            "atol=0 exactly, A.map(...) computes with each, and `is` tells whether both are one matrix"
+        )
+
+    __hash__ = Handle.__hash__
     __iter__ = None  # it has a length, but no rows to iterate over
 
+
+_INTERNAL = {"direct_part", "like_on_host", "move_to", "on_host", "part", "place", "whole"}
+"""Names for the modules below, which completion does not show."""
 
 _INSTEAD = "use gather() or allgather() for the whole matrix, .local for this rank's part"
 

@@ -193,6 +193,9 @@ class Graph(Generic[Result]):
     def __init__(self, replay: Callable[[], None], result: Result) -> None:
         self._replay, self._result = replay, result
 
+    def __repr__(self) -> str:
+        return f"Graph(result {self._result!r})"
+
     def replay(self) -> Result:
         """Queue the plan on the current stream and return its result. Collective over the context.
 

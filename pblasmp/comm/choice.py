@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import ArgumentError, ArgumentTypeError, LibraryNotFoundError, UnsupportedError
 from ..launchers import surroundings
-from .communicator import Array, Communicator, Request, Votes
+from .communicator import Array, Communicator, Request, Votes, described
 from .locations import Location
 from .mpi_communicator import check_world, duplicate_of, mpi
 from .side_channel import Meeting, SideChannel
@@ -38,6 +38,8 @@ class Serial:  # its arguments matter only if there are several ranks
 
     def __init__(self) -> None:
         self.channel = SideChannel(0, (0,))
+
+    __repr__ = described
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> None:
         out[...] = values

@@ -21,6 +21,7 @@ __all__ = [
     "bytes_of",
     "chunks",
     "chunks_of_elements",
+    "described",
     "gather_numbers",
 ]
 
@@ -122,6 +123,11 @@ class Communicator(Protocol):
 
     def free(self) -> None:
         """Free what wrap() or split() made. Collective."""
+
+
+def described(comm: Communicator) -> str:
+    """Return what ``repr`` shows of a communicator. Local."""
+    return f"{type(comm).__name__}(rank {comm.rank} of {comm.size})"
 
 
 @runtime_checkable

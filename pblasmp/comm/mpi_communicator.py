@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..errors import ClosedError, LibraryNotFoundError, PblasmpError, UnsupportedError
 from ..extras import install
 from ..launchers import Surroundings, parent_rank, surroundings
-from .communicator import Array, Communicator, Request, Votes, bytes_of, chunks, chunks_of_elements
+from .communicator import Array, Communicator, Request, Votes, bytes_of, chunks, chunks_of_elements, described
 from .locations import Location
 from .side_channel import Meeting, SideChannel, number_open
 
@@ -81,6 +81,8 @@ class MpiCommunicator:
         self._carries_notes = not channel.connected
         if self._carries_notes:
             channel.connect(_Notes(comm))
+
+    __repr__ = described
 
     @property
     def _comm(self) -> MPI.Comm:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import ArgumentError, LibraryNotFoundError
-from .communicator import Communicator, Votes, chunks
+from .communicator import Communicator, Votes, chunks, described
 from .locations import Location
 from .side_channel import Meeting, SideChannel
 
@@ -155,6 +155,7 @@ class _Gloo:
     """A communicator of ``ranks``, numbered as in PyTorch's default group. Making one is collective over them."""
 
     of_group = True
+    __repr__ = described
 
     def __init__(self, ranks: Sequence[int], channel: SideChannel | None = None) -> None:
         if not dist.is_gloo_available():

@@ -248,6 +248,9 @@ class OpenFile:
         self._state = "open"
         ctx.adopt(self)
 
+    def __repr__(self) -> str:
+        return f"OpenFile({str(self.path)!r}, {self._state})"
+
     def check(self, ctx: Runtime[Any]) -> None:
         """Raise an error unless a matrix of ``ctx`` can be saved here. Local."""
         if ctx is not self._context:

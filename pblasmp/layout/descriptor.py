@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-__all__ = ["MatrixDescriptor", "MemoryOrder", "is_integer", "window_of"]
+__all__ = ["MatrixDescriptor", "MemoryOrder", "expanded", "is_integer", "window_of"]
 
 MemoryOrder = Literal["C", "F"]
 
@@ -186,8 +186,7 @@ class MatrixDescriptor(Value):
 
     def ranges(self, where: object) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return ``((i0, i1), (j0, j1))`` for an index, as NumPy would resolve it; an integer is one long. Local."""
-        given = where if isinstance(where, tuple) else (where,)
-        given = () if len(given) == 1 and given[0] is ... else given
+        given = expanded(where if isinstance(where, tuple) else (where,))
         if len(given) > 2 or not all(isinstance(each, slice) or is_integer(each) for each in given):
             raise ArgumentError(
                 "index: expected integers or slices, such as A[3, 4], A[3], A[:5] or A[0:4, 2:8], "
@@ -292,6 +291,14 @@ def window_of(shape: tuple[int, int], ranges: Sequence[Sequence[int]] | None = N
                 f"window: expected a part of 0 to {extent}, got {short_repr(start)} to {short_repr(stop)}"
             )
     return slice(*rows), slice(*cols)
+
+
+def expanded(index: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return an index with slices of everything in place of its Ellipsis, if it has one. Local."""
+    at = [k for k, each in enumerate(index) if each is ...]
+    if len(at) != 1:
+        return index
+    return (*index[: at[0]], *(slice(None),) * (3 - len(index)), *index[at[0] + 1 :])
 
 
 def is_integer(where: Any) -> bool:

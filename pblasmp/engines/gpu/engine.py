@@ -99,6 +99,9 @@ class GpuEngine:
         """CuBLASMp's version: 1000 is 0.10.0."""
         return self.session.cublasmp.version
 
+    def __repr__(self) -> str:
+        return f"<engine {self.name}: {self.why}>"
+
     @property
     def machine(self) -> str:
         """This rank's GPU, its links, and how many ranks share it. Local."""

@@ -92,6 +92,9 @@ class HostEngine:
         self.transport: Transport = transport
         self.direct: Direct | None = HostDirect(self._library, self._buffers, operations, transport)
 
+    def __repr__(self) -> str:
+        return f"<engine {self.name}: {self.why}>"
+
     @property
     def machine(self) -> str:
         """This rank's processor. Local."""
