@@ -116,6 +116,7 @@ def svdvals(a: Matrix) -> NoReturn:
 def _no_singular_values(call: str, a: Matrix) -> NoReturn:
     ctx = context_of(call, a)
     with ctx.agreement(call):
+        check_operands(ctx, "a", {"a": a})
         raise UnsupportedError(
             f"{call}: pblasmp computes no singular values: ScaLAPACK (p?gesvd) does, on the same block-cyclic arrays; "
             "those of a thin matrix are those of pb.linalg.qr(a).r(), which is small enough for numpy.linalg.svd"

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pb.linalg`` beside NumPy and SciPy: every function, every order of arguments, and what it refuses, on two ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+import pblasmp as pb
+from pblasmp import linalg as la
+from tests.helpers.cases import agreed_error
+from tests.helpers.mpi import run_mpi
+
+N = 12
+
+
+def numbers(rng, dtype, *shape):
+    values = rng.standard_normal(shape)
+    if np.dtype(dtype).kind == "c":
+        values = values + 1j * rng.standard_normal(shape)
+    return values.astype(dtype)
+
+
+def far(found, expected):
+    """None, or how far a matrix or a number is from what is expected."""
+    found = found.allgather() if isinstance(found, pb.DistributedMatrix) else found
+    near = np.shape(found) == np.shape(expected) and np.allclose(found, expected, rtol=1e-9, atol=1e-9)
+    return None if near else f"{found}, expected {expected}"
+
+
+def beside_scipy(comm, dtype):
+    """Each function gives what NumPy or SciPy gives for the same arguments."""
+    rng = np.random.default_rng(64)
+    with pb.Context(comm, engine="host") as ctx:
+
+        def matrix(values, block=5):
+            return ctx.scatter(np.asarray(values, dtype), block=block)
+
+        whole = numbers(rng, dtype, N, N) + 3 * np.eye(N)
+        right = numbers(rng, dtype, N, 3)
+        square = whole @ whole.conj().T
+        yield from of_each_kind(matrix, whole, right)
+        yield from transposed(matrix, whole, right)
+        yield from factors(matrix, whole, square, right)
+        yield from numbers_of(matrix(whole), whole)
+
+
+def of_each_kind(matrix, whole, right):
+    """``solve`` and ``inv`` with every ``assume_a``, which reads no more than it says."""
+    kinds = {
+        "gen": whole,
+        "general": whole,
+        "pos": whole @ whole.conj().T,
+        "positive definite": whole @ whole.conj().T,
+        "sym": whole + whole.T,
+        "symmetric": whole + whole.T,
+        "her": whole + whole.conj().T,
+        "hermitian": whole + whole.conj().T,
+        "upper triangular": np.triu(whole),
+        "lower triangular": np.tril(whole),
+    }
+    b = matrix(right, 4)
+    for kind, full in kinds.items():
+        for lower in (False, True):
+            inside = np.tri(N) > 0 if lower else np.tri(N).T > 0
+            if kind in ("gen", "general"):
+                inside = np.ones((N, N), bool)
+            if kind.endswith("triangular"):
+                inside = np.tri(N) > 0 if kind.startswith("lower") else np.tri(N).T > 0
+            given = np.where(inside, full, np.nan)
+            if kind in ("her", "hermitian") and given.dtype.kind == "c":
+                given[np.diag_indices(N)] += 7j  # as in LAPACK, not read
+            a = matrix(given)
+            case = f"{kind} {lower}"
+            x = la.solve(a, b, assume_a=kind, lower=lower)
+            yield f"solve {case}", far(x, np.linalg.solve(full, right))
+            x = la.solve(a, b, kind, lower=lower, transposed=True)
+            yield f"solve transposed {case}", far(x, np.linalg.solve(full.T, right))
+            yield f"inv {case}", far(la.inv(a, assume_a=kind, lower=lower), np.linalg.inv(full))
+
+
+def transposed(matrix, whole, right):
+    """Every ``trans``."""
+    b = matrix(right, 4)
+    a = matrix(whole)
+    for trans in (0, 1, 2, "N", "T", "C"):
+        turned = (whole, whole.T, whole.conj().T)[trans if isinstance(trans, int) else "NTC".index(trans)]
+        yield (
+            f"lu_solve {trans}",
+            far(la.lu_solve(la.lu_factor(a), b, trans), np.linalg.solve(turned, right)),
+        )
+        x = la.lstsq(a, b, trans=trans)
+        yield f"lstsq {trans}", far(x, np.linalg.lstsq(turned, right, rcond=None)[0])
+        for lower, unit in ((False, False), (True, True)):
+            x = la.solve_triangular(a, b, trans, lower, unit)
+            expected = scipy.linalg.solve_triangular(whole, right, trans, lower, unit)
+            yield f"solve_triangular {trans} {lower}", far(x, expected)
+
+
+def factors(matrix, whole, square, right):
+    """LU, Cholesky and QR."""
+    a, b, p = matrix(whole), matrix(right, 4), matrix(square)
+    lu, piv = la.lu_factor(a)
+    for name, found, expected in zip("lp", (lu, piv), scipy.linalg.lu_factor(whole), strict=True):
+        yield f"lu_factor {name}", far(found, expected)
+    yield "cholesky is NumPy's", far(la.cholesky(p), np.linalg.cholesky(square))
+    for lower in (False, True):
+        yield f"cholesky {lower}", far(la.cholesky(p, lower), scipy.linalg.cholesky(square, lower))
+        c, told = la.cho_factor(p, lower) if lower else la.cho_factor(p)
+        yield (
+            f"cho_factor {lower}",
+            far(c, scipy.linalg.cholesky(square, lower)) or (told is not lower or None),
+        )
+        yield f"cho_solve {lower}", far(la.cho_solve((c, told), b), np.linalg.solve(square, right))
+    found = la.qr(a)
+    q, r = found
+    yield "q r", far(q @ r, whole)
+    yield "q is orthogonal", far(q.H @ q, np.eye(N))
+    yield "r", far(r, np.triu(r.allgather()))
+    yield "qr's repr", None if repr(found).startswith("QrFactors(12x12") else repr(found)
+    thin = la.qr(a[:, :4])
+    yield "thin", None if [x.shape for x in thin] == [(N, 4), (4, 4)] else "other shapes"
+
+
+def numbers_of(a, whole):
+    """What is a number."""
+    yield "det", far(la.det(a), np.linalg.det(whole))
+    yield "det's type", None if type(la.det(a)) is whole.dtype.type else f"{type(la.det(a))}"
+    yield "slogdet", far(la.slogdet(a), np.linalg.slogdet(whole))
+    for which in (None, "fro", 1, np.inf):
+        yield f"norm {which}", far(la.norm(a, which), np.linalg.norm(whole, which))
+    for which in (1, np.inf, "fro"):
+        yield f"cond {which}", far(la.cond(a, which), np.linalg.cond(whole, which))
+    yield "cond", far(la.cond(a), np.linalg.cond(whole, 1))
+    ratio = la.cond_estimate(a) / np.linalg.cond(whole, 1)
+    yield "cond_estimate", None if 0.1 < ratio < 1.1 else f"{ratio}"
+
+
+def determinants(comm):
+    """What is out of range before the last factor, what is out of range itself, and matrices without any."""
+    with pb.Context(comm, engine="host") as ctx:
+        for case, diagonal, expected in (
+            ("large, then small", [1e200, 1e200, 1e-200, 1e-200, -3], -3),
+            ("small, then large", [1e-200, 1e-200, 1e200, 1e200, 5], 5),
+            ("too large", [1e200, -1e200], -np.inf),
+            ("too small", [1e-200, 1e-200], 0),
+            ("singular", [1, 0, 2], 0),
+            ("many", np.tile([4, 0.25], 700), 1),
+            ("all halves", np.full(1200, 0.5), 0),
+            ("none", [], 1),
+        ):
+            n = len(diagonal)
+            values = np.asarray(diagonal, float)
+            a = ctx.from_function(lambda i, j, v=values: np.where(i == j, v[np.minimum(i, len(v) - 1)], 0)
+                                  if len(v) else 0.0 * i * j, (n, n))  # fmt: skip
+            found = la.det(a)
+            yield f"det {case}", None if np.isclose(found, expected, rtol=1e-12, atol=0) else f"{found}"
+        yield "cond of a singular matrix", None if la.cond(ctx.zeros((3, 3))) == np.inf else "finite"
+
+
+def refusals(comm):
+    """What is wrong, on one rank or on all, every rank hears; a rank's argument of another value, too."""
+    with pb.Context(comm, engine="host") as ctx:
+        a, wide = ctx.eye(4), ctx.zeros((4, 5))
+        nothing = pb.UnsupportedError
+        for kind, words, call in (
+            (nothing, ["svd: pblasmp computes no singular values", "p?gesvd"], lambda: la.svd(a)),
+            (nothing, ["svdvals: pblasmp computes no singular values"], lambda: la.svdvals(a)),
+            (nothing, ["norm: ord=2 needs singular values"], lambda: la.norm(a, 2)),
+            (nothing, ["norm: ord='nuc' needs singular values"], lambda: la.norm(a, "nuc")),
+            (nothing, ["cond: p=None needs singular values"], lambda: la.cond(a, None)),
+            (nothing, ["eigvalsh: the host engine computes no eigenvalues"], lambda: la.eigvalsh(a)),
+            (nothing, ["solve: there is no plan with assume_a='sym'"], lambda: pb.plan(la.solve, a, a, "sym")),
+            (pb.ArgumentError, ["ord: expected 'fro', 1, 'inf' or 'max', got 3"], lambda: la.norm(a, 3)),
+            (pb.ArgumentError, ["p: expected 'fro', 1 or 'inf', got 'max'"], lambda: la.cond(a, "max")),
+            (pb.LayoutError, ["cond: a: expected a square matrix, got 4 x 5"], lambda: la.cond(wide)),
+            (pb.LayoutError, ["expected a square matrix"], lambda: la.det(wide)),
+            (pb.LayoutError, ["expected a square matrix"], lambda: la.solve(wide, a, "sym")),
+            (pb.ArgumentError, ["assume_a: expected one of", "got 'tri'"], lambda: la.solve(a, a, "tri")),
+            (pb.ArgumentError, ["assume_a: expected one of", "got 'tri'"], lambda: la.inv(a, "tri")),
+            (pb.ArgumentError, ["lower: expected True or False, got 'L'"], lambda: la.inv(a, "pos", lower="L")),
+            (pb.ArgumentError, ["lower: expected True or False, got 1"], lambda: la.eigh(a, lower=1)),
+            (pb.ArgumentError, ["unit_diagonal: expected True or False, got 'U'"],
+             lambda: la.solve_triangular(a, a, 0, True, "U")),
+            (pb.ArgumentError, ["trans: expected 0, 1, 2, 'N', 'T' or 'C', got 3"],
+             lambda: la.lu_solve(la.lu_factor(a), a, 3)),
+            (pb.ArgumentError, ["c_and_lower: expected a pair"], lambda: la.cho_solve(a, a)),
+            (pb.ArgumentError, ["lower: expected True or False, got 'L'"], lambda: la.cho_solve((a, "L"), a)),
+            (pb.ArgumentError, ["lu_and_piv: expected a pair"], lambda: la.lu_solve(a, a)),
+            (pb.ArgumentTypeError, ["lu: expected a DistributedMatrix, got int"], lambda: la.lu_solve((1, [0]), a)),
+            (pb.ArgumentTypeError, ["a: expected a DistributedMatrix, got int"], lambda: la.svd(1)),
+            (pb.RankMismatchError, ["norm", "ord"], lambda: la.norm(a, (1, np.inf)[ctx.rank])),
+            (pb.RankMismatchError, ["lower"], lambda: la.solve(a, a, "pos", lower=bool(ctx.rank))),
+            (pb.RankMismatchError, ["assume_a"], lambda: la.solve(a, a, ("pos", "gen")[ctx.rank])),
+        ):  # fmt: skip
+            yield f"{words}", agreed_error(ctx, kind, words, call)
+        yield "the context goes on", far(la.solve(a, a), np.eye(4))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_beside_numpy_and_scipy(dtype):
+    run_mpi(beside_scipy, 2, dtype=dtype)
+
+
+def test_determinants():
+    run_mpi(determinants, 2)
+
+
+def test_refusals():
+    run_mpi(refusals, 2)
