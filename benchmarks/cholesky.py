@@ -2,7 +2,8 @@
 """Time the Cholesky factorisation of examples/: ``mpirun -n 4 python benchmarks/cholesky.py -n 65536 --block 512``.
 
 The same program in one run with the routines that "auto" takes and, on GPUs, with cuBLASMp's; then
-``pb.linalg.cholesky``, also by cuSOLVERMp's routine if that is installed. The factor is checked against the matrix each time, in some blocks.
+``pb.linalg.cholesky``, also by cuSOLVERMp's routine if that is installed. The factor is checked against the matrix each
+time, in some blocks.
 """
 
 from __future__ import annotations

@@ -11,10 +11,12 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
+from pblasmp.plans import Graph
 from reference.scalapack import locate
 from tests.helpers.docs import DOCS, PAGES, blocks
 from tests.helpers.fresh import run_fresh
@@ -234,10 +236,52 @@ def test_what_the_reference_leaves_out_exists_and_is_for_other_modules():
     left_out = [
         set(names.split(", ")) for names in re.findall(r":exclude-members: (.*)$", text, re.MULTILINE)
     ]
-    assert left_out == [{"matrix_type"}, {"like_on_host", "move_to", "on_host", "part", "place"}]
+    internal = {"direct_part", "like_on_host", "move_to", "on_host", "part", "place", "whole"}
+    assert left_out == [{"matrix_type"}, internal]
     for cls, names in zip((pb.Context, pb.DistributedMatrix), left_out, strict=True):
         assert [name for name in names if not hasattr(cls, name)] == []
     assert left_out[1] & vars(pb.DistributedMatrix).keys() == set()
+
+
+def test_completion_shows_what_the_reference_has():
+    with pb.Context(engine="host") as ctx:
+        shown = [{name for name in dir(x) if not name.startswith("_")} for x in (ctx, ctx.zeros((2, 2)))]
+    of_context = {name for name in vars(pb.Context) if not name.startswith("_")} - {"matrix_type"}
+    assert shown[0] == of_context | {"close", "comm", "engine", "rank", "size"}
+    of_matrix = {
+        name for cls in pb.DistributedMatrix.__mro__ for name in vars(cls) if not name.startswith("_")
+    }
+    hidden = re.findall(r":exclude-members: (.*)$", (DOCS / "api" / "matrices.md").read_text(), re.MULTILINE)[
+        1
+    ]
+    assert shown[1] == (of_matrix | {"context"}) - set(hidden.split(", "))
+
+
+def test_every_public_object_has_words_of_its_own(tmp_path):
+    """No ``repr`` is Python's own, which only gives the address."""
+    d = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1))
+    with pb.Context(engine="host") as ctx, ctx.open_file(tmp_path / "R.h5") as file:
+        a = ctx.eye(d)
+        a.save(file, dataset="A")
+        x = np.ones((2, 2))
+        with (
+            pb.plan("matmul", a, a) as plan,
+            pb.plan("lu_factor", a) as lu,
+            pb.plan("matmul_allreduce", x, x, ctx) as y,
+        ):
+            objects = [
+                *(ctx, ctx.comm, ctx.engine, ctx.engine.traits, a, d, d.grid, d.rows, pb.draw(d), file),
+                *(plan, plan.problem, plan.report(), *plan.report().algorithms.values(), plan.workspace),
+                *(lu, lu.problem, y, y.problem, Graph(lambda: None, a), pb.linalg.qr(a), pb.verify(a, a, a)),
+                *(
+                    pb.Level3Problem("syrk", d, d),
+                    pb.Epilogue("relu"),
+                    pb.Scales(a=1.0),
+                    plan.problem.traffic(),
+                ),
+            ]
+            words = [repr(each) for each in objects]
+    assert [text for text in words if re.search(r"<\S+ object at 0x", text)] == []
 
 
 def test_docstrings_say_once_whether_a_call_is_collective(modules):
