@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The path of a call: at once by the engine, by a plan that the context keeps, or by a new plan.
 
-Products, routines of levels 1 to 3, factorisations and tensor-parallel products take it: ``run`` computes a
+Products, routines of levels 1 to 3, factorizations and tensor-parallel products take it: ``run`` computes a
 ``UserCall``, ``prepare`` returns a plan of it.
 
 Before that, ``compute_directly`` tries a product or level-3 routine without a plan. A call is direct if a glance at its

@@ -75,7 +75,7 @@ class Context(Runtime[DistributedMatrix]):
         symmetric: bool = False,
         **how: Unpack[LayoutKeywords],
     ) -> DistributedMatrix:
-        """Return an uninitialised matrix. Collective over the context.
+        """Return an uninitialized matrix. Collective over the context.
 
         Args:
             descriptor: a descriptor, or the shape ``(rows, columns)``; with a shape, the arguments below say how.
@@ -172,7 +172,7 @@ class Context(Runtime[DistributedMatrix]):
             return creation.random(self, wanted, seed, distribution)
 
     def empty_aux(self, descriptor: MatrixDescriptor, activation: str) -> Any:
-        """Return an uninitialised local array for ``Epilogue(activation, aux=...)`` of a product with this D. Local.
+        """Return an uninitialized local array for ``Epilogue(activation, aux=...)`` of a product with this D. Local.
 
         Args:
             descriptor: the descriptor of D.

@@ -124,7 +124,7 @@ def default_block(shape: Sequence[int], grid: Grid) -> tuple[int, int]:
 
 
 def new(ctx: Runtime[Matrix], call: str, layout: Layout) -> Matrix:
-    """Return an uninitialised matrix. Collective over the context."""
+    """Return an uninitialized matrix. Collective over the context."""
     with ctx.agreement(call) as facts:
         facts["descriptor"] = descriptor = layout.descriptor(ctx.size)
         return ctx.allocate(descriptor)

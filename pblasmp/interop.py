@@ -153,7 +153,7 @@ def address_of(array: Any) -> int:
 
 
 def new_like(array: Any, engine: Engine, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """Return an uninitialised C-ordered array of the same library, and on the same device, as ``array``. Local."""
+    """Return an uninitialized C-ordered array of the same library, and on the same device, as ``array``. Local."""
     if is_torch(array):
         import torch
 

@@ -44,7 +44,7 @@ def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[
     ``pb.plan(pb.blas.syrk, a, c, uplo="U", beta=1, out=c)``, say, or ``pb.plan("matmul_allreduce", x, w, ctx)``.
 
     Args:
-        function: ``pb.matmul``, a routine of level 2 or 3, a vector's that returns one, a factorisation or a
+        function: ``pb.matmul``, a routine of level 2 or 3, a vector's that returns one, a factorization or a
             tensor-parallel function, or its name.
         *args, **kwargs: its arguments. The x of a tensor-parallel function may be a shape.
 
@@ -76,7 +76,7 @@ def tune(
     that need no plan are computed as before: no algorithm is as fast.
 
     Args:
-        function, *args, **kwargs: as for ``pb.plan``, but for factorisations, whose algorithms are chosen by rule;
+        function, *args, **kwargs: as for ``pb.plan``, but for factorizations, whose algorithms are chosen by rule;
             ``algo`` is ignored.
         limit: seconds after which no further algorithm is started.
         progress: called on this rank with (algorithms done, algorithms in total).
@@ -86,7 +86,7 @@ def tune(
 
     Raises:
         ArgumentError: there is no such function, or ``limit`` is not a positive number.
-        UnsupportedError: no algorithm can compute it, or it is a factorisation.
+        UnsupportedError: no algorithm can compute it, or it is a factorization.
         Exception: what the function raises for these arguments.
     """
     with _plan("tune", function, args, kwargs) as planned:
@@ -94,7 +94,7 @@ def tune(
         with ctx.agreement("tune") as facts:
             if isinstance(problem, FactorProblem):
                 raise UnsupportedError(
-                    "tune: the algorithms of factorisations are chosen by rule, not by times"
+                    "tune: the algorithms of factorizations are chosen by rule, not by times"
                 )
             facts["limit"] = limit
             number: object = limit
@@ -211,7 +211,7 @@ def algorithms(
     """Return by name whether each algorithm can compute a problem, without a plan. Collective over the context.
 
     Args:
-        problem: a product, a level-3 routine, a tensor-parallel product or a factorisation as a value, or the
+        problem: a product, a level-3 routine, a tensor-parallel product or a factorization as a value, or the
             ``problem`` of a plan: of a vector's function that is the level-3 routine of one column.
         ctx: the context in which it would be computed.
         algo: what would be asked for. "measure" has the verdicts of "auto"; if algorithms are yet to be timed,

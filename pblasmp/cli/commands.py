@@ -549,7 +549,7 @@ def measure(counts: tuple[int, ...], output: Path, title: str | None, engine: An
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @common
 def preload(least: int, engine: Any, command: tuple[str, ...]) -> None:
-    """Run an existing ScaLAPACK program with its large products and factorisations computed by pblasmp.
+    """Run an existing ScaLAPACK program with its large products and factorizations computed by pblasmp.
 
     Without a command, print the variables that do so, for a shell.
     """

@@ -228,7 +228,7 @@ def common(command: Command) -> Command:
         type=click.Choice(["auto", "always", "never"]),
         expose_value=False,
         callback=_colour,
-        help="Colours in the output.  [default: auto, on a terminal unless NO_COLOR is set]",
+        help="Colors in the output.  [default: auto, on a terminal unless NO_COLOR is set]",
     )
     return colour(debug(command))
 

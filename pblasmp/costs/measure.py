@@ -122,7 +122,7 @@ def _round(
     if why_no_lapack(engine):
         return table
     for name, make in _FACTORISATIONS.items():
-        step(f"factorisations: {name}")
+        step(f"factorizations: {name}")
         table[name] = {
             dtype: list(_curve(comm, dtype, _SQUARES[kind], seconds, partial(make, engine)))
             for dtype in _SOLVES
@@ -213,7 +213,7 @@ def measure_calls(
         engine, comm: as above.
         table: the table so far.
         calls: a problem of each kind that takes a GPU less than its host, and what computes it. The host's time counts,
-            but for factorisations.
+            but for factorizations.
     """
     about = {"title": "", "measured": True, "engine": _kind(engine), "ranks_per_node": comm.size}
     machine = machine_from({**about, "ranks": [{**table, "call_seconds": 0.0}]}, "here")
@@ -316,7 +316,7 @@ def _geqrt_panel(engine: Engine, dtype: str, m: int, n: int) -> Callable[[], Any
 
 
 def _update(engine: Engine, dtype: str, m: int, n: int, k: int) -> Callable[[], Any]:
-    """Return what multiplies two matrices and subtracts the product, as factorisations do."""
+    """Return what multiplies two matrices and subtracts the product, as factorizations do."""
     kind = as_dtype(dtype)
     a, b, d = (engine.empty((rows, cols), kind, "F", rows) for rows, cols in ((m, k), (k, n), (m, n)))
     a[...], b[...], d[...] = 0, 0, 0

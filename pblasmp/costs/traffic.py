@@ -47,7 +47,7 @@ def traffic(
 ) -> Traffic:
     """Return what each CPU rank of a computation does, which ``problem.traffic`` documents. Local.
 
-    ``cores`` is how many a node has, which is how many of its ranks work on a factorisation; by default all.
+    ``cores`` is how many a node has, which is how many of its ranks work on a factorization; by default all.
 
     ``gpus`` counts algorithms by messages as they run on GPUs, where operands of short types stay as they are.
 
@@ -58,7 +58,7 @@ def traffic(
     asked, nearest, beta = asked_problem(problem, beta)
     if isinstance(asked, FactorProblem):
         memory_bytes = (
-            None  # nothing is chosen by it: what a factorisation needs is counted even if it is not there
+            None  # nothing is chosen by it: what a factorization needs is counted even if it is not there
         )
     ranks = replace(_ranks(asked, nranks, ranks_per_node, memory_bytes), cores=cores)
     options = Options.of(dtype_of(asked), alpha=alpha, beta=beta, algo=algorithm)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FactorProblem: a factorisation, or what is solved with one, as descriptors and options."""
+"""FactorProblem: a factorization, or what is solved with one, as descriptors and options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FactorRoutine = Literal["cholesky", "lu", "qr", "lstsq", "triangular", "conditio
 
 @dataclass(frozen=True, slots=True)
 class FactorProblem:
-    """A factorisation, or what is solved with one, in the form in which algorithms take it. Local.
+    """A factorization, or what is solved with one, in the form in which algorithms take it. Local.
 
     An upper triangle comes as the lower one of the transposed matrix, a wide least-squares problem as a tall one.
 

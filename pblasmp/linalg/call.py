@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call of a factorisation: what all of them check and return."""
+"""A call of a factorization: what all of them check and return."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class FactorisationCall(UserCall[T]):
         self.made = self.new()
 
     def place(self, remembered: bool) -> tuple[int, ...]:
-        """Make the result; plans of factorisations are bound to no arrays. Local."""
+        """Make the result; plans of factorizations are bound to no arrays. Local."""
         self.again(remembered)
         return ()
 
@@ -222,7 +222,7 @@ class FactorisationCall(UserCall[T]):
 
     def recorded(self) -> NoReturn:
         """Raise UnsupportedError. Local."""
-        raise UnsupportedError("a CUDA graph: a factorisation cannot be recorded: its host looks at values")
+        raise UnsupportedError("a CUDA graph: a factorization cannot be recorded: its host looks at values")
 
     # -- faults
 

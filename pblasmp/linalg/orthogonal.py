@@ -212,7 +212,7 @@ class _ApplyQ(_OfReflectors):
 
 
 def lstsq(a: Matrix, b: Matrix, *, trans: Trans = 0, out: Matrix | None = None, algo: str = "auto") -> Matrix:
-    """Return the X that minimises the norms of the columns of op(A) X - B. Collective over the context.
+    """Return the X that minimizes the norms of the columns of op(A) X - B. Collective over the context.
 
     If op(A) has more columns than rows, X is the solution of the least norm. NumPy and SciPy also return residuals, the
     rank and singular values; here X alone.

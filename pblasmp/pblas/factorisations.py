@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ScaLAPACK's factorisations and solves under their own names: functions made from a table."""
+"""ScaLAPACK's factorizations and solves under their own names: functions made from a table."""
 
 from __future__ import annotations
 

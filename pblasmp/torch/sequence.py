@@ -167,7 +167,7 @@ def _sum(tensor: Tensor, mesh: DeviceMesh) -> None:
 
 
 def _check_dim(module: torch.nn.Module, x: Tensor, dim: int) -> None:
-    """Raise ArgumentError if a module normalises the dimension that is split. Local."""
+    """Raise ArgumentError if a module normalizes the dimension that is split. Local."""
     kept = x.ndim
     if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)):
         kept -= len(module.normalized_shape)

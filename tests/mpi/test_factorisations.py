@@ -409,7 +409,7 @@ def algorithms(comm):
         words = ["eigh: the host engine computes no eigenvalues", "ScaLAPACK", "ELPA", "GPUs with cuSOLVERMp"]
         yield "eigh", agreed_error(ctx, pb.UnsupportedError, words, pb.linalg.eigh, a)
         yield "eigh plan", agreed_error(ctx, pb.UnsupportedError, words, pb.plan, pb.linalg.eigh, a)
-        words = ["tune: the algorithms of factorisations are chosen by rule"]
+        words = ["tune: the algorithms of factorizations are chosen by rule"]
         yield "tune", agreed_error(ctx, pb.UnsupportedError, words, pb.tune, pb.linalg.cholesky, a)
         whole, second = (scattered(ctx, layout(rng, (9, 9), comm.size), np.eye(9)) for _ in "ab")
         second.local[...] *= 4

@@ -55,7 +55,7 @@ def refusals(ctx: pb.Context, rng: np.random.Generator) -> Iterator[tuple[str, A
     solver = {"algo": "cusolvermp"}
     for case, words, function, args, how in (
         ("inverse", "cuSOLVERMp has no inverse", pb.linalg.inv, (a,), solver),
-        ("transposed", "solves with A, not with its transposes, got op_a='T'", pb.linalg.solve, (a, a),
+        ("transposed", "solves with A, not with its transposes, got trans='T'", pb.linalg.solve, (a, a),
          {"transposed": True, **solver}),
         ("least norm", "gels is for op(A) with more rows than columns", pb.linalg.lstsq, (a[:4, :], a[:4, :]), solver),
         ("wide", "QR is for as many rows as columns or more", pb.linalg.qr, (a[:4, :],), solver),
@@ -88,7 +88,7 @@ def refusals(ctx: pb.Context, rng: np.random.Generator) -> Iterator[tuple[str, A
     with pb.plan(pb.linalg.eigh, a) as plan:
         report = plan.report()
         values, _ = plan()
-        words = ["a CUDA graph: a factorisation cannot be recorded"]
+        words = ["a CUDA graph: a factorization cannot be recorded"]
         yield "graph", agreed_error(ctx, pb.UnsupportedError, words, plan.graph)
     said = report.algorithm == "cusolvermp" and "cuSOLVERMp" in report.path
     yield "plan", None if said and np.allclose(values, 3) else str(report)

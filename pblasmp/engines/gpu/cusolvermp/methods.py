@@ -29,7 +29,7 @@ class CusolvermpMethod(Method):
         if p.inverse and p.routine != "qr":
             return "cuSOLVERMp has no inverse"
         if p.routine == "lu" and p.op != "N" and p.d is not None:
-            return f"cuSOLVERMp solves with A, not with its transposes, got op_a={p.op!r}"
+            return f"cuSOLVERMp solves with A, not with its transposes, got trans={p.op!r}"
         if p.routine == "lstsq" and p.op != "N":
             return "cuSOLVERMp's gels is for op(A) with more rows than columns, or a square A itself"
         if p.routine == "qr" and p.a.shape[0] < p.a.shape[1]:
