@@ -126,7 +126,7 @@ class Matrices:
         elif routine == "gels":
             pb.linalg.lstsq(a, b, out=b)
         else:
-            pb.linalg.solve(a, b, "pos" if routine == "posv" else "gen", out=b)
+            pb.linalg.solve(a, b, "pos" if routine == "posv" else "gen", lower=True, out=b)
 
     def theirs(self, slk: ScaLAPACK, context: int) -> Callable[[], None]:
         """Return ScaLAPACK's call on the same arrays."""

@@ -42,10 +42,12 @@ if TYPE_CHECKING:
     from .errors import RankMismatchError as RankMismatchError
     from .errors import StatusError as StatusError
     from .errors import UnsupportedError as UnsupportedError
+    from .layout import FactorProblem as FactorProblem
     from .layout import Grid as Grid
     from .layout import Level3Problem as Level3Problem
     from .layout import MatmulProblem as MatmulProblem
     from .layout import MatrixDescriptor as MatrixDescriptor
+    from .layout import ParallelProblem as ParallelProblem
     from .layout import numroc as numroc
     from .matrix import DistributedMatrix as DistributedMatrix
     from .planning import algorithms as algorithms
@@ -77,7 +79,7 @@ _NAMES = {
         "ArgumentError ArgumentTypeError ClosedError FactorizationError LayoutError LibraryNotFoundError "
         "PblasmpError RankMismatchError StatusError UnsupportedError"
     ),
-    "layout": "Grid Level3Problem MatmulProblem MatrixDescriptor numroc",
+    "layout": "FactorProblem Grid Level3Problem MatmulProblem MatrixDescriptor ParallelProblem numroc",
     "matrix": "DistributedMatrix",
     "planning": "algorithms plan tune",
     "plans": "Plan",

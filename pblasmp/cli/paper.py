@@ -73,7 +73,7 @@ def _measure(engine: EngineName, reporter: Reporter) -> dict[str, Any]:
         product: Any = plan(matmul, a, b, out=out)
         routine: Any = plan("trsm", a, b, out=out)
         forms: list[Any] = [plan(form, x, w, ctx) for form in FORMS]
-        factorisations: list[Any] = [plan(name, a) for name in ("cholesky", "lu", "qr")]
+        factorisations: list[Any] = [plan(name, a) for name in ("cholesky", "lu_factor", "qr")]
         for each in (product, routine, *forms, *factorisations):
             open_plans.enter_context(each)
         entry = measure_ranks(ctx.engine, ctx.comm, product, reporter.step)

@@ -170,7 +170,7 @@ class ParallelProblem(Problem):
         }  # fmt: skip
 
     def default_rows(self) -> tuple[int, ...]:
-        """Return how many rows of the result the ranks have, by the rule for who holds what."""
+        """Return how many rows of the result the ranks have, by the rule for who holds what. Local."""
         if self.form != "matmul_reduce_scatter":
             return (sum(self.tokens),) * self.size if self.gathers else self.tokens
         inner = max(1, self.inner)

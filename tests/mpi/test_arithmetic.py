@@ -276,6 +276,18 @@ def no_array(comm):
             yield function.__name__, agreed_error(ctx, TypeError, words, function, *arguments)
         yield "ufunc", agreed_error(ctx, TypeError, [], np.sin, a)
         yield "truth", agreed_error(ctx, TypeError, ["has no truth value"], bool, a)
+        for compared in (operator.eq, operator.ne):
+            for right in (a, ctx.eye(4), 1, None, np.zeros((6, 8))):
+                words = ["A == B and A != B", "pb.allclose(A, B)", "`is`"]
+                wrong = agreed_error(ctx, TypeError, words, compared, a, right)
+                yield f"{compared.__name__} {type(right).__name__}", wrong
+        yield (
+            "an array on the left",
+            agreed_error(ctx, TypeError, ["A == B"], operator.eq, np.zeros((6, 8)), a),
+        )
+        other = ctx.eye(4)
+        same = a in [other, a][1:] and {a: 1}[a] == 1 and len({a, other}) == 2
+        yield "identity", None if same else "not itself"
         yield "iteration", agreed_error(ctx, TypeError, ["not iterable"], list, a)
         found = (a.ndim, a.size, len(a), a.shape)
         yield "sizes", None if found == (2, 48, 6, (6, 8)) else f"{found}"

@@ -69,6 +69,33 @@ def slices(comm):
             (slice(9, 9), slice(0, 7)),
         ):
             yield f"[{i}, {j}]", unlike(a[i, j].allgather(), values[i, j])
+        for index in (
+            np.s_[..., 2],
+            np.s_[2, ...],
+            np.s_[...],
+            np.s_[..., :3],
+            np.s_[1:, ...],
+            np.s_[:, :, ...],
+        ):
+            found = a[index].allgather()
+            yield f"[{index}]", unlike(found, values[index].reshape(found.shape))
+            values[index] = 5 if index == np.s_[...] else np.arange(values[index].shape[-1])
+            a[index] = 5 if index == np.s_[...] else np.arange(values[index].shape[-1])
+            yield f"[{index}] =", unlike(a.allgather(), values)
+        for index in (np.s_[..., 8, 6], np.s_[8, ..., 6], np.s_[8, 6, ...]):
+            a[index] = values[index] = 3
+            yield (
+                f"element [{index}]",
+                first(
+                    None if np.isscalar(a[index]) and a[index] == 3 else f"{a[index]}",
+                    unlike(a.allgather(), values),
+                ),
+            )
+        for index in ((..., ...), (..., 1, 2, 3)):
+            wrong = agreed_error(
+                ctx, pb.ArgumentError, ["expected integers or slices"], a.__setitem__, index, 1
+            )
+            yield f"[{index}] is refused", wrong
         for index in ((slice(None), slice(0, 6, 2)), (slice(1), slice(1), slice(1))):
             wrong = agreed_error(ctx, pb.ArgumentError, ["slice"], a.__getitem__, index)
             yield f"[{index}] is refused", wrong

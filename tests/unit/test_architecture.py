@@ -235,7 +235,17 @@ LAYOUT_MAY_IMPORT = {
 
 # The contract with users: these names, no others without a word here.
 PUBLIC = {
-    *("Grid", "MatrixDescriptor", "MatmulProblem", "Level3Problem", "numroc", "load_problem", "draw"),
+    *(
+        "Grid",
+        "MatrixDescriptor",
+        "MatmulProblem",
+        "Level3Problem",
+        "ParallelProblem",
+        "FactorProblem",
+        "numroc",
+        "load_problem",
+        "draw",
+    ),
     *(
         "Context",
         "DistributedMatrix",

@@ -272,7 +272,15 @@ def test_every_public_object_has_words_of_its_own(tmp_path):
             objects = [
                 *(ctx, ctx.comm, ctx.engine, ctx.engine.traits, a, d, d.grid, d.rows, pb.draw(d), file),
                 *(plan, plan.problem, plan.report(), *plan.report().algorithms.values(), plan.workspace),
-                *(lu, lu.problem, y, y.problem, Graph(lambda: None, a), pb.linalg.qr(a), pb.verify(a, a, None, a)),
+                *(
+                    lu,
+                    lu.problem,
+                    y,
+                    y.problem,
+                    Graph(lambda: None, a),
+                    pb.linalg.qr(a),
+                    pb.verify(a, a, None, a),
+                ),
                 *(
                     pb.Level3Problem("syrk", d, d),
                     pb.Epilogue("relu"),

@@ -116,7 +116,7 @@ def test_factorisations():
         took = {}
         for ranks in (1, 2):
             d = pb.MatrixDescriptor((n, n), (64, 64), pb.Grid(1, ranks))
-            p = pb.layout.FactorProblem(name, a=d, c=d)
+            p = pb.FactorProblem(name, a=d, c=d)
             where = machine(ranks=[{**node, "ranks": ranks, "call_seconds": 0.0}], ranks_per_node=ranks)
             with mock.patch.multiple(HostOperations, factor_width=64, factor_alone=8):
                 found = pb.predict(p, where)
@@ -141,12 +141,12 @@ def test_factorisations():
     with pytest.raises(
         pb.UnsupportedError, match="condition: what it does depends on the values of the matrix"
     ):
-        pb.layout.FactorProblem("condition", a=d).traffic()
+        pb.FactorProblem("condition", a=d).traffic()
     tall = pb.MatrixDescriptor((8, 6), (2, 2), pb.Grid(1, 1))
     for words, faulty in {
-        "a: expected a square matrix, got 8 x 6": pb.layout.FactorProblem("cholesky", a=tall, c=tall),
-        "lstsq: .*, b and d, got 8 x 6": pb.layout.FactorProblem("lstsq", a=tall, c=tall),
-        r"c: expected the shape of a, \(8, 6\), got \(512, 512\)": pb.layout.FactorProblem("lu", a=tall, c=d),
+        "a: expected a square matrix, got 8 x 6": pb.FactorProblem("cholesky", a=tall, c=tall),
+        "lstsq: .*, b and d, got 8 x 6": pb.FactorProblem("lstsq", a=tall, c=tall),
+        r"c: expected the shape of a, \(8, 6\), got \(512, 512\)": pb.FactorProblem("lu", a=tall, c=d),
     }.items():
         with pytest.raises(pb.ArgumentError, match=words):
             faulty.traffic()
@@ -156,7 +156,7 @@ def test_parts_of_the_time_are_not_negative():
     """Also where kernels of several streams run at once, and where the slowest rank computes the least."""
     for name, n, ranks in (("lu", 8192, 1), ("lu", 100, 2), ("cholesky", 100, 2), ("qr", 1000, 2)):
         d = pb.MatrixDescriptor((n, n), min(256, n), pb.Grid(1, ranks))
-        found = pb.predict(pb.layout.FactorProblem(name, a=d, c=d), "2-h100")
+        found = pb.predict(pb.FactorProblem(name, a=d, c=d), "2-h100")
         parts = [
             getattr(found, f"{part}_seconds") for part in ("compute", "communication", "imbalance", "call")
         ]
@@ -170,7 +170,7 @@ def test_a_factorisation_that_does_not_fit():
     """It is counted like a product, also with CPU ranks that share memory."""
     d = pb.MatrixDescriptor((1024, 1024), 128, pb.Grid(1, 2))
     for name in ("cholesky", "lu", "qr"):
-        problem = pb.layout.FactorProblem(name, a=d, c=d)
+        problem = pb.FactorProblem(name, a=d, c=d)
         found = pb.predict(problem, machine(ranks_per_node=2, memory_bytes=1 << 20))
         assert not found.fits
         assert "does not fit" in str(found)
@@ -262,7 +262,7 @@ def test_panels_and_updates():
     assert not [each for each in remarks if "panel" in each]
     d = {order: pb.MatrixDescriptor((64, 64), (16, 16), pb.Grid(1, 1), order=order) for order in "CF"}
     slow, fast = (
-        pb.predict(pb.layout.FactorProblem("lu", a=x, c=x), machine(ranks=[{**node, "ranks": 1}]))
+        pb.predict(pb.FactorProblem("lu", a=x, c=x), machine(ranks=[{**node, "ranks": 1}]))
         for x in d.values()
     )
     assert slow.traffic.turned_bytes.tolist() == [2 * 64 * 64 * 8]

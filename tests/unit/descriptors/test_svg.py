@@ -58,10 +58,10 @@ def test_factorisations_have_pictures():
     d = pb.MatrixDescriptor((8, 8), 2, "2x2")
     b = pb.MatrixDescriptor((8, 3), 2, "2x2")
     for problem, names, text in (
-        (pb.layout.FactorProblem("cholesky", d, c=d), ["A", "factors"], "cholesky of 8 x 8 on"),
-        (pb.layout.FactorProblem("lu", d, b, d, b), ["A", "B", "factors", "X"], "lu of 8 x 8, 3 columns, on"),
-        (pb.layout.FactorProblem("lu", d, d=d, inverse=True), ["A", "D"], "inverse (lu) of 8 x 8 on"),
-        (pb.layout.FactorProblem("eigh", d, d=d), ["A", "D"], "eigh of 8 x 8 on"),
+        (pb.FactorProblem("cholesky", d, c=d), ["A", "factors"], "cholesky of 8 x 8 on"),
+        (pb.FactorProblem("lu", d, b, d, b), ["A", "B", "factors", "X"], "lu of 8 x 8, 3 columns, on"),
+        (pb.FactorProblem("lu", d, d=d, inverse=True), ["A", "D"], "inverse (lu) of 8 x 8 on"),
+        (pb.FactorProblem("eigh", d, d=d), ["A", "D"], "eigh of 8 x 8 on"),
     ):
         drawing = pb.draw(problem)
         assert [name for name in ("A", "B", "factors", "X", "D") if f">{name}  8 ×" in drawing.svg] == names

@@ -104,11 +104,14 @@ def test_integers_and_shorter_indices():
     assert d[:, -1] == d[:, 19:20]
     assert d[3, 4] == d[np.int64(3), 4] == d[3:4, 4:5]
     assert d[:5] == d[:5,] == d[0:5, 0:20]
-    assert d[...] == d[()] == d
+    assert d[...] == d[()] == d[..., :] == d[:, :, ...] == d
+    assert d[..., 3] == d[:, 3:4]
+    assert d[3, ...] == d[3:4, :]
+    assert d[..., 3, 4] == d[3, ..., 4] == d[3, 4, ...] == d[3:4, 4:5]
 
 
 @pytest.mark.parametrize(
-    "index", [(0, 0, 0), True, (np.True_, 0), None, [3], 1.0, "3", (..., 3), np.arange(2)]
+    "index", [(0, 0, 0), True, (np.True_, 0), None, [3], 1.0, "3", (..., ...), (..., 1, 2, 3), np.arange(2)]
 )
 def test_what_is_no_index(index):
     with pytest.raises(

@@ -135,7 +135,7 @@ def test_a_problem_is_a_value():
 )
 def test_a_factorisation_that_is_none(how, words):
     with pytest.raises(pb.ArgumentError, match=words):
-        pb.layout.FactorProblem(**{"routine": "lu", "a": pb.MatrixDescriptor((4, 4), 2, "1x1"), **how})
+        pb.FactorProblem(**{"routine": "lu", "a": pb.MatrixDescriptor((4, 4), 2, "1x1"), **how})
 
 
 @pytest.mark.parametrize(
@@ -151,4 +151,4 @@ def test_a_tensor_parallel_product_that_is_none(how, words):
     f = np.dtype("float32")
     good = {"form": "matmul_allreduce", "tokens": (4,), "inputs": (4,), "outputs": (4,), "rows": (4,)}
     with pytest.raises(pb.ArgumentError, match=words):
-        pb.layout.ParallelProblem(**{**good, "dtype": f, "w_dtype": f, "out_dtype": f, **how})
+        pb.ParallelProblem(**{**good, "dtype": f, "w_dtype": f, "out_dtype": f, **how})
