@@ -330,8 +330,9 @@ class FactorisationCall(UserCall[T]):
 
 
 def flag(value: object) -> object:
-    """Return a Python bool for one of NumPy, other values as they are. Local."""
-    return bool(value) if isinstance(value, np.bool_) else value
+    """Return a Python bool for one of NumPy, for 0 and for 1, other values as they are. Local."""
+    known = isinstance(value, (int, np.integer, np.bool_)) and value in (0, 1)
+    return bool(value) if known else value
 
 
 def op_of(trans: object) -> object:
