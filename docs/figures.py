@@ -44,6 +44,7 @@ TITLES = {
     "factorisations-mkl": "Factorisations and solves beside MKL's ScaLAPACK",
     "factorisations-gpu": "Factorisations and solves on GPUs",
     "tensor_parallel": "Tensor-parallel products: ",
+    "layers": "Tensor-parallel products as users call them",
     "one_kernel": "Products and collectives in one kernel, as CUDA graphs",
     "transformer": "Transformer blocks in training",
     "predict": "Predictions beside measurements",
@@ -152,6 +153,24 @@ def layers() -> str:
         if row["case"]["clock"] == "device"
     ]
     return f"; layers {spread(ratios)} times ({run.where}, eager)"
+
+
+def layer_times() -> str:
+    """Return the times of tensor-parallel products as users call them, in microseconds."""
+    run = results.runs().get("layers-2-gpus")
+    if run is None:
+        return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
+    names = list(run.rows[0]["seconds"])
+    rows = [
+        [
+            FORMS[row["case"]["form"]],
+            "host" if row["case"]["clock"] == "host" else "device",
+            ", ".join(str(row["case"][name]) for name in ("tokens", "outputs", "inputs")),
+            *(f"{1e6 * (middle(row, name) or 0):.0f}" for name in names),
+        ]
+        for row in run.rows
+    ]
+    return table(["", "clock", "tokens, outputs, inputs", *names], rows, len(names)) + f"\n{source(run)}\n"
 
 
 def comparison() -> str:

@@ -30,7 +30,7 @@ extern "C" __global__ void hold(long long cycles) {
 }
 """
 HELD, HELD_BYTES = 16, 200 << 10
-LEFT = 26  # HELD, and one more for each of at most 8 GPCs that is left with an odd number, and so without a cluster
+LEFT = 2 * HELD  # a block that holds one multiprocessor of a pair may leave no room for a cluster on the other
 
 
 @pytest.fixture(scope="module")
