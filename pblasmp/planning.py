@@ -103,8 +103,7 @@ def tune(
         assert planned._bound is not None
         assert not isinstance(planned._asked, FactorProblem)
         given = planned._asked, planned._bound.operands, problem
-        options = planned._options
-        return _measure(ctx, given, replace(options, repeated=True), limit, progress)
+        return _measure(ctx, given, planned._options, limit, progress)
 
 
 def _measure(

@@ -400,4 +400,4 @@ def _measured(comm: Communicator, engine: Engine) -> Measured:
     with Agreement(comm, "Context: measured times"):  # an unusable file is a warning, which may be an error
         if comm.rank == 0:
             entries = [entry for entry in read_file(tuning_file()) if entry.machine == machine]
-    return Measured(machine, engine.traits.records, {entry.bucket: entry for entry in comm.bcast(entries)})
+    return Measured(machine, {entry.bucket: entry for entry in comm.bcast(entries)})

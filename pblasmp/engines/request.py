@@ -40,7 +40,6 @@ class Options:
         compute: what products are summed in: None (the type itself, float32 for 16-bit types), or an engine's name.
         comm_dtype: type in which partial sums travel; None is the algorithm's own choice.
         comm_sms: streaming multiprocessors left to communication; None leaves it to the library.
-        repeated: it is for a plan, which computes on the same arrays again and again.
     """
 
     alpha: complex = 1
@@ -49,7 +48,6 @@ class Options:
     compute: str | None = None
     comm_dtype: np.dtype | None = None
     comm_sms: int | None = None
-    repeated: bool = False
 
     @classmethod
     def of(

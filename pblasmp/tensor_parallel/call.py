@@ -349,8 +349,7 @@ class ParallelCall(UserCall[Any]):
         request = ctx.comm.imax(mine, every)
         if request is not None:
             ctx.comm.wait(request)
-        # Arrays come back at the same addresses, as those of layers do: then plain calls replay graphs, too.
-        options, firsts = replace(self._options(known.out_dtype), repeated=True), every[:, 0].tolist()
+        options, firsts = self._options(known.out_dtype), every[:, 0].tolist()
         problem = known.problem(
             self.form, every.tolist(), adds=options.beta != 0, return_gathered=self.return_gathered
         )

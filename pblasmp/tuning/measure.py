@@ -232,9 +232,8 @@ class _Trials:
             return prepare(self._engine, self._problem, how, self._operands, self._nearest)[0]
 
     def _run(self, product: Product) -> Callable[[], None]:
-        """Return a function that runs a product: like a plan that runs again, or as if for the first time."""
-        operands = self._operands
-        return product.bind(operands).run if self._options.repeated else lambda: product.run(operands)
+        """Return a function that runs a product like a plan that runs again."""
+        return product.bind(self._operands).run
 
 
 def _time(

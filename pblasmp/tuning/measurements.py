@@ -97,13 +97,11 @@ class Measured:
 
     Attributes:
         machine: as in the entries.
-        planned: whether plans of tensor-parallel products replay CUDA graphs, and are measured apart from single runs.
         entries: by bucket.
         added: how many measurements have been added: algorithms chosen before may no longer be the fastest.
     """
 
     machine: str
-    planned: bool
     entries: dict[tuple[Any, ...], Entry] = field(default_factory=dict)
     added: int = 0
 
@@ -159,7 +157,6 @@ class Measured:
         words: list[Any] = []
         if isinstance(problem, ParallelProblem):
             words += _parallel_words(problem)
-            words += ["planned"] if self.planned and options.repeated else []
         else:
             words += _matrix_words(problem, options)
         words += ["beta"] if options.beta != 0 else []

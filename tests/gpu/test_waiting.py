@@ -30,7 +30,9 @@ extern "C" __global__ void hold(long long cycles) {
 }
 """
 HELD, HELD_BYTES = 16, 200 << 10
-LEFT = 2 * HELD  # a block that holds one multiprocessor of a pair may leave no room for a cluster on the other
+LEFT = (
+    2 * HELD
+)  # a block that holds one multiprocessor of a pair may leave no room for a cluster on the other
 
 
 @pytest.fixture(scope="module")

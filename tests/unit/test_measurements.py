@@ -27,7 +27,7 @@ def product(m: int, n: int = 64, k: int = 64) -> pb.MatmulProblem:
 
 
 def known(*sizes_and_times) -> Measured:
-    found = Measured("this machine", planned=False)
+    found = Measured("this machine")
     for sizes, seconds in sizes_and_times:
         found.add(found.entry(product(*sizes), Options(), seconds, "2026-01-01"))
     return found
@@ -122,7 +122,7 @@ def unlike_products():
 
 
 def test_what_differs_in_more_than_size_is_another_kind():
-    found = Measured("this machine", planned=False)
+    found = Measured("this machine")
     cases = [*unlike_products()]
     for i, (name, problem, options) in enumerate(cases):
         assert not found.knows(problem, Options(**options)), name
@@ -141,7 +141,7 @@ def test_what_differs_in_more_than_size_is_another_kind():
 
 def test_sizes_may_differ_where_blocks_are_alike():
     """Equal blocks, or as few equal parts, whatever their size."""
-    found = Measured("this machine", planned=False)
+    found = Measured("this machine")
     found.add(found.entry(squares(600, 1), Options(), {"of 1": 1.0}, "today"))
     found.add(found.entry(squares(600, 300), Options(), {"halves": 1.0}, "today"))
     for n, block, names in (
@@ -164,7 +164,7 @@ def test_tokens_split_by_the_rule_are_even():
         rows = (sum(tokens),) * len(tokens)
         return ParallelProblem("allgather_matmul", tokens, each, each, rows, f, f, f, inner=inner)
 
-    found = Measured("this machine", planned=False)
+    found = Measured("this machine")
     found.add(found.entry(split((3, 3, 3, 3)), Options(), {"even": 1.0}, "today"))
     assert [*found.seconds(split((3, 3, 3, 1)), Options())] == ["even"]
     assert [*found.seconds(split((8, 8, 4, 0), 4), Options())] == ["even"]
@@ -173,19 +173,6 @@ def test_tokens_split_by_the_rule_are_even():
     found.add(found.entry(many, Options(), {"long": 1.0}, "today"))
     assert max(len(entry.key) for entry in found.entries.values()) < 200
     assert [*found.seconds(many, Options())] == ["long"]
-
-
-def test_plans_are_another_kind_where_they_replay_graphs():
-    again, f = Options(repeated=True), np.dtype("float32")
-    split = ParallelProblem("matmul_allreduce", (8, 8), (4, 4), (6, 6), (8, 8), f, f, f)
-    for p, planned, expected in (
-        (split, False, {"a": 1.0}),
-        (split, True, {}),
-        (product(64), True, {"a": 1.0}),
-    ):
-        found = Measured("this machine", planned)
-        found.add(found.entry(p, Options(), {"a": 1.0}, "2026-01-01"))
-        assert found.seconds(p, again) == pytest.approx(expected)
 
 
 def entry(m: int = 64, seconds: float = 1.0, machine: str = "here") -> Entry:

@@ -109,7 +109,7 @@ def test_the_fastest_take_turns(room, monkeypatch):
     monkeypatch.setattr(tuning, "is_agreed", lambda error, comm: True)
     engine = SimpleNamespace(synchronize=lambda: closed.append("synchronize"))
     monkeypatch.setattr(tuning, "_scratch", lambda engine, operands: (operands, None))
-    trials = tuning._Trials(engine, Serial(), None, Options(repeated=True), None, None)
+    trials = tuning._Trials(engine, Serial(), None, Options(), None, None)
     monkeypatch.setattr(trials, "_prepared", prepared)
     found = trials.time_in_turns("abc")
     if room == 1:
