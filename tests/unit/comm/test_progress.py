@@ -30,7 +30,7 @@ class Waits:
 def test_a_wait_ends_when_another_thread_raises_the_flag(how):
     comm, flags = Waits(10_000_000, how), np.zeros(3, np.int64)
     progress = Progress(comm, flags)
-    other = threading.Timer(0.05, progress.done, (1,))
+    other = threading.Timer(0.2, progress.done, (1,))
     other.start()
     progress.wait(1)
     other.join()
