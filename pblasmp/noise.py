@@ -217,6 +217,9 @@ def _parallel_trials(ctx: Context, tokens: int, width: int) -> Iterator[Trial]:
         with plan(function, x, w, ctx) as prepared:
             yield Trial(f"{sizes}, a plan", partial(run, call=prepared), 2**-10)
             names = [name for name, verdict in algorithms(prepared.problem, ctx).items() if verdict]
+        outputs = of_w[0]
+        followed = partial(function, x, w, ctx, bias=xp.zeros(outputs, kind), activation="relu")
+        yield Trial(f"{sizes}, bias and relu", partial(run, call=followed), 2**-10)
         for algo in ("auto", *names):
             call = partial(function, x, w, ctx, algo=algo)
             yield Trial(f"{sizes}, {algo}", partial(run, call=call), 2**-10)
