@@ -9,6 +9,7 @@ replace what is another user's.
 from __future__ import annotations
 
 import contextlib
+import errno
 import grp
 import os
 import pwd
@@ -20,7 +21,7 @@ from typing import BinaryIO
 
 from .errors import ArgumentError
 
-__all__ = ["fault_of", "make_private", "open_trusted", "private_folder"]
+__all__ = ["fault_of", "make_private", "on_the_way", "open_trusted", "private_folder"]
 
 _MOST_LINKS = 40  # as in Linux
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -74,27 +75,41 @@ def fault_of(path: Path) -> str:
 
     Nothing is wrong with what is not there yet, if nobody else can put it there.
     """
+    try:
+        for at, status in on_the_way(path):
+            if status is None:
+                return ""  # whoever opens it says why it cannot be opened
+            if fault := _fault(at, status):
+                return fault
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return ""
+
+
+def on_the_way(path: Path) -> Iterator[tuple[str, os.stat_result | None]]:
+    """Yield each folder, symbolic link and file on the way to a path, with its status; None: it is missing. Local.
+
+    The last one is where the path leads.
+
+    Raises:
+        OSError: it leads through too many links.
+    """
     at, links = "/", 0
     rest = [*reversed(path.absolute().parts)]
     while rest:
         part = rest.pop()
-        if part == os.pardir:
-            at = os.path.dirname(at)  # noqa: PTH120 - of a path without links
-            continue
-        at = os.path.join(at, part)  # noqa: PTH118 - an absolute part begins anew
-        try:
+        # of a path without links; an absolute part begins anew
+        at = os.path.dirname(at) if part == os.pardir else os.path.join(at, part)  # noqa: PTH118, PTH120
+        status = None
+        with contextlib.suppress(OSError):
             status = os.lstat(at)
-        except OSError:
-            return ""  # whoever opens it says why it cannot be opened
-        if fault := _fault(at, status):
-            return fault
-        if stat.S_ISLNK(status.st_mode):
+        yield at, status
+        if status is not None and stat.S_ISLNK(status.st_mode):
             links += 1
             if links > _MOST_LINKS:
-                return f"{path} leads through too many symbolic links"
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
             rest.extend(reversed(Path(os.readlink(at)).parts))  # noqa: PTH115
             at = os.path.dirname(at)  # noqa: PTH120
-    return ""
 
 
 def _fault(path: str, status: os.stat_result) -> str:

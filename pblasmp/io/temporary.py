@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError
+from ..trust import on_the_way
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,7 +38,6 @@ __all__ = [
 ]
 
 _AROUND = len(".") + len(".pblasmp-0123456789abcdef.tmp")  # bytes that are added to a name
-_MOST_LINKS = 40  # as in Linux
 PATIENCE_SECONDS = 0.5  # for locks that are about to be released, such as those of another rank's load
 _EXCHANGE = 2  # RENAME_EXCHANGE in linux/fs.h
 _HERE = -100  # AT_FDCWD in fcntl.h
@@ -247,26 +247,10 @@ def followed(path: Path) -> Path:
     """
     if "\0" in str(path):
         raise ArgumentError(f"path: expected a name without NUL, got {str(path)!r}")
-    at, links = "/", 0
-    rest = [*reversed(path.absolute().parts)]
-    while rest:
-        part = rest.pop()
-        if part == os.pardir:
-            at = os.path.dirname(at)  # noqa: PTH120 - of a path without links
-            continue
-        at = os.path.join(at, part)  # noqa: PTH118 - an absolute part begins anew
-        try:
-            status = os.lstat(at)
-        except OSError:
-            continue  # what is missing is an error of what follows, if it is one
-        if not stat.S_ISLNK(status.st_mode):
-            continue
-        _check_owner(path, Path(at), status)
-        links += 1
-        if links > _MOST_LINKS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-        rest.extend(reversed(Path(os.readlink(at)).parts))  # noqa: PTH115
-        at = os.path.dirname(at)  # noqa: PTH120
+    at = "/"
+    for at, status in on_the_way(path):
+        if status is not None and stat.S_ISLNK(status.st_mode):
+            _check_owner(path, Path(at), status)
     return Path(at)
 
 

@@ -60,7 +60,7 @@ LAYERS: dict[str, set[str]] = {
     "creation": BOTTOM
     | {"layout", "scalapack", "comm", "engines", "interop", "philox", "runtime", "handle", "arithmetic"},
     "assignment": BOTTOM | {"layout", "comm", "handle", "arithmetic", "creation"},
-    "io": BOTTOM | {"layout", "comm", "runtime", "handle", "creation"},
+    "io": BOTTOM | {"trust", "layout", "comm", "runtime", "handle", "creation"},
     "reductions": BOTTOM | {"layout", "comm", "engines", "handle", "arithmetic", "creation"},
     "norms": {"errors", "layout", "engines", "handle", "reductions"},
     "plans": BOTTOM | {"layout", "engines", "report", "tuning", "runtime"},
