@@ -17,7 +17,7 @@ from .agreement import (
 from .board import make_boards
 from .cells import Cell, Cells
 from .choice import wrap
-from .communicator import Communicator, gather_numbers
+from .communicator import Communicator, allgather_alike, gather_numbers
 from .exchange import Exchange, Side
 from .failures import watch
 from .locations import count_cores, machine, machines_of, nodes_of, ranks_per_node, this_process
@@ -37,6 +37,7 @@ __all__ = [
     "Side",
     "SideChannel",
     "agree_after",
+    "allgather_alike",
     "break_off",
     "closing",
     "compare_later",

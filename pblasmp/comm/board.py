@@ -240,8 +240,10 @@ class _Posted:
         self._next_look = waited + _LOOK_SECONDS
         board = self._board
         for rank, (number, since) in enumerate(board._processes):
-            arrived = board._numbers[self._first + rank * _LINE] == self._count
-            if began(number) != since and not arrived:  # it may arrive and then end
+            at = self._first + rank * _LINE
+            if board._numbers[at] == self._count or began(number) == since:
+                continue
+            if board._numbers[at] != self._count:  # it has not arrived and then ended
                 raise ClosedError(f"rank {rank} has ended")
 
     def __bool__(self) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..comm import Communicator, machines_of
+from ..comm import Communicator, allgather_alike, machines_of
 from ..engines.request import Options, Problem
 from ..layout import MatmulProblem, ParallelProblem
 
@@ -172,7 +172,8 @@ def machine_of(comm: Communicator, mine: str, libraries: str) -> str:
         libraries: those of this rank.
     """
     processors, loaded = (
-        " and ".join(sorted(set(each))) for each in zip(*comm.allgather((mine, libraries)), strict=True)
+        " and ".join(sorted(set(each)))
+        for each in zip(*allgather_alike(comm, (mine, libraries)), strict=True)
     )
     nodes = len(machines_of(comm.locations()))
     return f"{processors}, {comm.size} ranks on {nodes} node{'s' if nodes > 1 else ''}, {loaded}"

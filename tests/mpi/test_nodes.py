@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.comm.mpi_communicator import MpiCommunicator
 from tests.helpers import factor_cases, level3_cases, vector_cases
 from tests.helpers.cases import grids, layout, misplaced, numbers, scattered, unlike
 from tests.helpers.lengths import only_long
@@ -61,6 +62,39 @@ def everything(comm, nodes, folder):
         for form in FORMS:
             case = Case(rng, comm, form, "float32", 13, 9, 11)
             yield form, unlike(case(ctx), case.expected())
+
+
+def set_up(comm):
+    """Which functions of MPI this rank calls, together with all others, to open a context."""
+    from mpi4py import MPI
+
+    calls = []
+
+    def counted(name):
+        def call(self, *args, **how):
+            calls.extend([name] if self.size == comm.size else [])
+            return getattr(MPI.Intracomm, name)(self, *args, **how)
+
+        return call
+
+    moves = ("Dup", "Split", "Bcast", "Barrier", "Allgather", "Allgatherv", "Allreduce", "Alltoall", "Reduce")
+    names = [name for each in (*moves, "Send", "Recv") for name in (each, f"I{each.lower()}")]
+    names = [name for name in names if hasattr(MPI.Intracomm, name)]
+    counting = type("Counting", (MPI.Intracomm,), {name: counted(name) for name in names})
+    made = MpiCommunicator.__init__
+    MpiCommunicator.__init__ = lambda self, comm, *args, **how: made(self, counting(comm), *args, **how)
+    with pb.Context(comm):
+        return sorted(calls)
+
+
+@starts_ranks
+def test_setting_up_takes_as_many_calls_however_many_ranks_there_are():
+    """Of these one alone has parts from all ranks, and brings them to all: where they are."""
+    called, *others = run_mpi(set_up, 4, on_nodes="interleaved:2") + run_mpi(set_up, 2, on_nodes="blocks:2")
+    assert others == [called] * 5
+    assert called.count("Iallgather") == 1
+    assert not {"Isend", "Irecv", "Send", "Recv", "Iallgatherv"} & {*called}
+    assert len(called) < 16
 
 
 @starts_ranks

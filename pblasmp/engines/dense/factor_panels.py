@@ -258,6 +258,7 @@ class SentPanels(OwnPanels):
         """Return another rank's panel ``k`` from row ``first`` on, and pass it on."""
         arrived = self._buffer(k, first)
         parent = self._tree(k).parent
+        assert parent is not None, "a rank without a panel is no root"
         receives = [(array, parent) for array in (arrived, *self.about(k)) if array.size]
         self._engine.transport.start([], receives).finish()
         self._send(k, arrived)
