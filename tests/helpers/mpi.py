@@ -63,6 +63,6 @@ def run_mpi(
 
 
 run_on_one_node = partial(run_mpi, on_nodes="")
-"""Does so for tests of what only ranks of one node do."""
+"""Does so for tests of what only ranks of one node do, or Debian's ScaLAPACK: between nodes some calls never return."""
 
 starts_ranks = pytest.mark.skipif(surroundings() is not None, reason="starts its own ranks: not under mpirun")
