@@ -165,7 +165,7 @@ def chunks_of_elements(array: Array) -> list[Array]:
 def allgather_alike(comm: Communicator, value: Any) -> list[Any]:
     """Return every rank's ``value`` as ``comm.allgather`` does, where all usually have the same. Collective.
 
-    Then it takes one reduction, and no message grows with the number of ranks. It is one of messages, not of a board, to
+    Then it takes one reduction, and no message grows with the number of ranks. It goes by messages, not by a board, to
     which some of the ranks may have come already.
     """
     if comm.size == 1:

@@ -156,8 +156,8 @@ class FactorPanels:
         """Return a context at whose end what was above the diagonal of a square matrix is there again. Local."""
         return contextlib.nullcontext()
 
-    def again(self, k: int) -> Array:
-        """Return panel ``k``, to read, after all panels are final. Collective over the workers, in one order."""
+    def again(self, k: int, rows: slice) -> Array:
+        """Return rows of panel ``k``, to read, when all are final. Collective over the workers, in one order."""
         raise NotImplementedError
 
 
@@ -174,7 +174,8 @@ class SharedPanels(FactorPanels):
         first, stop = self.shape.bounds(k)
         return self.whole[:, first:stop]
 
-    again = own
+    def again(self, k: int, rows: slice) -> Array:
+        return self.own(k)[rows]
 
     def publish(self, k: int) -> None:
         if self._progress is not None:
@@ -228,15 +229,20 @@ class SentPanels(OwnPanels):
         self._sent: dict[int, Any] = {}  # by buffer, what is sent from there
 
     def publish(self, k: int) -> None:
-        first, own = self.shape.bounds(k)[0], self.own(k)
-        if first and self.shape.workers > 1:
-            packed = self._buffer(k, first)
-            packed[...] = own[first:]
-            own = packed
-        self._send(k, own)
+        self._send_own(k, slice(self.shape.bounds(k)[0], None))
+
+    def _send_own(self, k: int, rows: slice) -> Array:
+        """Send rows of panel ``k``, one of this rank's, and return them. Local."""
+        own = self.own(k)[rows]
+        packed = own
+        if len(own) < self.shape.rows and self.shape.workers > 1:
+            packed = self._buffer(k, len(own))
+            packed[...] = own
+        self._send(k, packed)
+        return own
 
     def _send(self, k: int, panel: Array) -> None:
-        """Send panel ``k`` to those that get it from this rank. Local."""
+        """Send what is known of panel ``k`` to those that get it from this rank. Local."""
         children = self._tree(k).children
         arrays = [each for each in (panel, *self.about(k)) if each.size]
         if children:
@@ -252,11 +258,11 @@ class SentPanels(OwnPanels):
 
     def fetch(self, k: int) -> Array:
         first = self.shape.bounds(k)[0]
-        return self.own(k)[first:] if self.has(k) else self._fetched(k, first)
+        return self.own(k)[first:] if self.has(k) else self._fetched(k, self.shape.rows - first)
 
-    def _fetched(self, k: int, first: int) -> Array:
-        """Return another rank's panel ``k`` from row ``first`` on, and pass it on."""
-        arrived = self._buffer(k, first)
+    def _fetched(self, k: int, rows: int) -> Array:
+        """Return so many rows of panel ``k`` of another rank, and pass them on."""
+        arrived = self._buffer(k, rows)
         parent = self._tree(k).parent
         assert parent is not None, "a rank without a panel is no root"
         receives = [(array, parent) for array in (arrived, *self.about(k)) if array.size]
@@ -264,12 +270,12 @@ class SentPanels(OwnPanels):
         self._send(k, arrived)
         return arrived
 
-    def _buffer(self, k: int, first: int) -> Array:
-        """Return the buffer of panel ``k`` from row ``first`` on, from which nothing is sent any more."""
+    def _buffer(self, k: int, rows: int) -> Array:
+        """Return the buffer of panel ``k`` for so many rows, from which nothing is sent any more."""
         self._finish(k % 2)
-        start, stop = self.shape.bounds(k)
-        shape = self.shape.rows - first, stop - start
-        return self._engine.operations.scratch(f"panel {k % 2}", shape, self.array.dtype, "F")
+        first, stop = self.shape.bounds(k)
+        name = f"panel {k % 2}"
+        return self._engine.operations.scratch(name, (rows, stop - first), self.array.dtype, "F")
 
     def _tree(self, k: int) -> Branch:
         transport, workers = self._engine.transport, self.shape.workers
@@ -284,11 +290,10 @@ class SentPanels(OwnPanels):
         for buffer in (0, 1):
             self._finish(buffer)
 
-    def again(self, k: int) -> Array:
-        if not self.has(k):
-            return self._fetched(k, 0)
-        self._send(k, self.own(k))
-        return self.own(k)
+    def again(self, k: int, rows: slice) -> Array:
+        if self.has(k):
+            return self._send_own(k, rows)
+        return self._fetched(k, len(range(self.shape.rows)[rows]))
 
 
 class PanelJob:
