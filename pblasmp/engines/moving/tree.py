@@ -33,15 +33,18 @@ def branch(nodes: Sequence[Sequence[int]], root: int, rank: int) -> Branch:
         rank: any of them.
     """
     size = 1 + max(max(node, default=0) for node in nodes)
+    after = (root + 1) % size
 
-    def after_root(rank: int) -> int:
-        return (rank - root) % size
+    def first_of(node: Sequence[int]) -> int:
+        """Return the rank through which a node gets the data: for each root another one."""
+        near = [each for each in (root, after) if each in node]
+        return near[0] if near else node[after % len(node)]
 
-    node = sorted(next(node for node in nodes if rank in node), key=after_root)
-    levels = [node]
-    if rank == node[0]:  # the one through which its node gets them
-        firsts = [min(node, key=after_root) for node in nodes if node]
-        levels.insert(0, sorted(firsts, key=after_root))
+    mine = next(node for node in nodes if rank in node)
+    first = first_of(mine)
+    levels = [sorted(mine, key=lambda each: (each - first) % size)]
+    if rank == first:
+        levels.insert(0, sorted(map(first_of, filter(None, nodes)), key=lambda each: (each - root) % size))
     parent = None
     children: list[int] = []
     for level in levels:
@@ -51,5 +54,5 @@ def branch(nodes: Sequence[Sequence[int]], root: int, rank: int) -> Branch:
         while bits:
             children += [level[at + bits]] if at + bits < len(level) else []
             bits >>= 1
-    children.sort(key=lambda child: after_root(child) != 1)
+    children.sort(key=lambda child: child != after)
     return Branch(parent, children)

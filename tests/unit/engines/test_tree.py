@@ -20,6 +20,7 @@ from pblasmp.engines.moving.tree import branch
         [[0, 3, 6], [1, 4, 7], [2, 5]],
         [[0, 1, 2], []],
         [list(range(first, first + 8)) for first in range(0, 64, 8)],
+        [list(range(first, 64, 8)) for first in range(8)],
     ],
 )
 def test_a_tree_reaches_every_rank_and_every_node_once(nodes):
@@ -27,6 +28,7 @@ def test_a_tree_reaches_every_rank_and_every_node_once(nodes):
     most = (len(used) - 1).bit_length() + (max(map(len, used)) - 1).bit_length()
     ranks = sorted(rank for node in nodes for rank in node)
     node_of = {rank: i for i, node in enumerate(nodes) for rank in node}
+    sent = dict.fromkeys(ranks, 0)
     for root in ranks:
         places = {rank: branch(nodes, root, rank) for rank in ranks}
         links = [(rank, child) for rank, place in places.items() for child in place.children]
@@ -39,8 +41,12 @@ def test_a_tree_reaches_every_rank_and_every_node_once(nodes):
             reached, depth = reached | {*level}, depth + 1
         assert sorted(reached) == ranks
         assert depth <= most
+        for rank, place in places.items():
+            sent[rank] += len(place.children)
         if len(ranks) > 1:
             assert places[root].children[0] == (root + 1) % len(ranks)
+    if len(ranks) % len(used) == 0:
+        assert max(sent.values()) <= 1.3 * (len(ranks) - 1)  # the average
 
 
 @pytest.mark.parametrize("routine", ["cholesky", "lu"])
