@@ -19,7 +19,7 @@ import pblasmp as pb
 from pblasmp.testing import pool as pools
 from pblasmp.testing import runner
 from tests.helpers.lengths import in_turn, only_long
-from tests.helpers.mpi import ROOT, RanksFailedError, run_mpi, starts_ranks
+from tests.helpers.mpi import ROOT, RanksFailedError, run_mpi, run_on_one_node, starts_ranks
 
 HERE = "tests.mpi.test_runner"
 
@@ -280,19 +280,19 @@ def test_what_cannot_run_on_ranks():
 
     for function in (local, lambda comm: comm.rank, 3):
         with pytest.raises(pb.ArgumentError, match="function: expected one at the top level of a module"):
-            run_mpi(function, 2)
+            run_on_one_node(function, 2)
     for nranks in (0, "2"):
         with pytest.raises(
             pb.ArgumentError, match=f"nranks: expected an integer, at least 1, got {nranks!r}"
         ):
-            run_mpi(identity, nranks, offset=5)
+            run_on_one_node(identity, nranks, offset=5)
 
 
 def test_ranks_are_kept_and_are_a_world():
-    first = run_mpi(whole_world, 2)
-    assert run_mpi(whole_world, 2) == first
+    first = run_on_one_node(whole_world, 2)
+    assert run_on_one_node(whole_world, 2) == first
     assert all(same for _, same in first)
-    assert {pid for pid, _ in run_mpi(whole_world, 2, launch=True)}.isdisjoint({pid for pid, _ in first})
+    assert {pid for pid, _ in run_on_one_node(whole_world, 2, launch=True)}.isdisjoint({pid for pid, _ in first})
 
 
 @starts_ranks
