@@ -292,7 +292,9 @@ def test_ranks_are_kept_and_are_a_world():
     first = run_on_one_node(whole_world, 2)
     assert run_on_one_node(whole_world, 2) == first
     assert all(same for _, same in first)
-    assert {pid for pid, _ in run_on_one_node(whole_world, 2, launch=True)}.isdisjoint({pid for pid, _ in first})
+    assert {pid for pid, _ in run_on_one_node(whole_world, 2, launch=True)}.isdisjoint(
+        {pid for pid, _ in first}
+    )
 
 
 @starts_ranks
