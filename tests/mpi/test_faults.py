@@ -26,9 +26,7 @@ def ends(name, tmp_path, nranks=2, nodes=NODES):
     launcher = launcher_on(nodes, nranks)
     with Job(command, nranks, tmp_path / "output", environ=environ, launcher=launcher) as job:
         status = job.wait(LIMIT)
-        printed = job.tail(
-            1000
-        )  # at the end of MPI between nodes, UCX names messages that nobody has received
+        printed = job.tail(1000)  # between nodes, UCX names messages that nobody has received
     seconds = time.monotonic() - start
     print(f"{name}: status {status} after {seconds:.1f} s")
     assert status is not None, f"hangs:\n{printed}"

@@ -280,7 +280,7 @@ def test_what_cannot_run_on_ranks():
 
     for function in (local, lambda comm: comm.rank, 3):
         with pytest.raises(pb.ArgumentError, match="function: expected one at the top level of a module"):
-            run_on_one_node(function, 2)
+            run_mpi(function, 2)
     for nranks in (0, "2"):
         with pytest.raises(
             pb.ArgumentError, match=f"nranks: expected an integer, at least 1, got {nranks!r}"
@@ -289,12 +289,10 @@ def test_what_cannot_run_on_ranks():
 
 
 def test_ranks_are_kept_and_are_a_world():
-    first = run_on_one_node(whole_world, 2)
-    assert run_on_one_node(whole_world, 2) == first
+    first = run_mpi(whole_world, 2)
+    assert run_mpi(whole_world, 2) == first
     assert all(same for _, same in first)
-    assert {pid for pid, _ in run_on_one_node(whole_world, 2, launch=True)}.isdisjoint(
-        {pid for pid, _ in first}
-    )
+    assert {pid for pid, _ in run_mpi(whole_world, 2, launch=True)}.isdisjoint({pid for pid, _ in first})
 
 
 @starts_ranks
