@@ -17,7 +17,7 @@ from .agreement import (
 from .board import make_boards
 from .cells import Cell, Cells
 from .choice import wrap
-from .communicator import Communicator, gather_numbers
+from .communicator import Communicator, allgather_alike, gather_numbers
 from .exchange import Exchange, Side
 from .failures import watch
 from .locations import (
@@ -46,6 +46,7 @@ __all__ = [
     "Side",
     "SideChannel",
     "agree_after",
+    "allgather_alike",
     "break_off",
     "closing",
     "compare_later",

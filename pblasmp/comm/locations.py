@@ -65,9 +65,9 @@ class Location(NamedTuple):
 def machine() -> tuple[str, str]:
     """Return this machine's name and what tells it from others of the same name: Linux's boot id, or "". Local."""
     try:
-        return platform.node(), Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return socket.gethostname(), Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        return platform.node(), ""
+        return socket.gethostname(), ""
 
 
 def this_process() -> tuple[str, int]:

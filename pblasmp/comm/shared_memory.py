@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .communicator import Communicator
+from .communicator import Communicator, allgather_alike
 
 __all__ = ["SharedMemory"]
 
@@ -82,7 +82,7 @@ class SharedMemory:
                 except (OSError, ValueError, OverflowError, MemoryError) as error:
                     why_not = f"cannot open the memory shared by the ranks of this node: {error}"
             # Nothing can fail from here on. Rank 0's descriptor has stayed open until all ranks had opened the file.
-            reasons = [reason for reason in self._node.allgather(why_not) if reason]
+            reasons = [reason for reason in allgather_alike(self._node, why_not) if reason]
         finally:
             if file is not None:
                 file.close()

@@ -145,6 +145,10 @@ class _PaperFlags:
 class _Done:
     """A transfer without data."""
 
+    def done(self) -> bool:
+        """Return True. Local."""
+        return True
+
     def finish(self) -> None:
         """Do nothing. Local."""
 

@@ -122,12 +122,12 @@ class _PaperQueuedPanels(QueuedPanels):
         top = self.shape.bounds(first)[0]
         return ghost((self.shape.rows - top, self.shape.bounds(k)[1] - top), self.dtype, "F")
 
-    def again(self, k: int) -> Any:
-        """Return a whole panel. Local."""
+    def again(self, k: int, rows: slice) -> Any:
+        """Return rows of a panel, which travels whole. Local."""
         if self.has(k):
             with self.ahead():
                 self._pass(k, self.own(k))
-        return self._fetched(k, 0)
+        return self._fetched(k, 0)[rows]
 
     def settle(self) -> None:
         """Do nothing. Local."""

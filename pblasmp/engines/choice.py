@@ -7,7 +7,7 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ..comm import Agreement, Communicator, ranks_per_node
+from ..comm import Agreement, Communicator, allgather_alike, ranks_per_node
 from ..errors import ArgumentError
 from .host import HostEngine
 from .protocol import Engine
@@ -75,13 +75,13 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
 
 def _everywhere(comm: Communicator, library: Library | Exception) -> Library | Exception:
     """Return this rank's library, or why a rank has none. Collective."""
-    faults = comm.allgather(library if isinstance(library, Exception) else None)
+    faults = allgather_alike(comm, library if isinstance(library, Exception) else None)
     return next((fault for fault in faults if fault is not None), library)
 
 
 def _without_cupy(comm: Communicator) -> str:
     """Return why no GPU can be used if CuPy is not installed on every rank, or an empty string. Collective."""
-    missing = [rank for rank, found in enumerate(comm.allgather(_has_cupy())) if not found]
+    missing = [rank for rank, found in enumerate(allgather_alike(comm, _has_cupy())) if not found]
     return f"no cublasmp: CuPy is not installed (on rank {missing[0]})" if missing else ""
 
 

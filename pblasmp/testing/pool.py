@@ -78,7 +78,7 @@ class World:
             self._selector = stack.enter_context(selectors.DefaultSelector())
             self._selector.register(self._server, selectors.EVENT_READ)
             command = [*launch.interpreter(), "-W", "error", "-c", _RANK, str(self._directory), str(nranks)]
-            command.append("mpi" if launcher is None else "torch")
+            command.append("torch" if launcher is not None and launcher.kind == "torchrun" else "mpi")
             output = self._directory / "output"
             self._job = stack.enter_context(Job(command, nranks, output, launcher=launcher))
             self._resources = stack.pop_all()
@@ -261,7 +261,7 @@ class Pool:
 
     def __init__(self) -> None:
         self.keep = True
-        self._worlds: OrderedDict[tuple[int, type[Launcher] | None], World] = OrderedDict()
+        self._worlds: OrderedDict[tuple[int, Launcher | None], World] = OrderedDict()
 
     def call(
         self,
@@ -279,7 +279,7 @@ class Pool:
             LibraryNotFoundError: there is no launcher.
         """
         __tracebackhide__ = True
-        key = nranks, None if launcher is None else type(launcher)
+        key = nranks, launcher
         world = self._worlds.pop(key, None)
         if world is not None and not world.alive:
             world.end()

@@ -17,7 +17,7 @@ from ..launch import Launcher, surroundings
 from .pool import RanksFailedError, World, pool
 from .rank import run_function
 
-__all__ = ["RanksFailedError", "run_mpi", "run_torch"]
+__all__ = ["RanksFailedError", "run_launched", "run_mpi", "run_torch"]
 
 Function = Callable[..., Any]
 
@@ -64,15 +64,29 @@ def run_torch(
     ``group`` is PyTorch's default process group, with gloo. Everything else is as in :func:`run_mpi`.
     """
     __tracebackhide__ = True
+    return run_launched(Torchrun(), function, nranks, timeout=timeout, launch=launch, **kwargs)
+
+
+def run_launched(
+    launcher: Launcher,
+    function: Function | str,
+    nranks: int,
+    *,
+    timeout: float = 60.0,
+    launch: bool = False,
+    **kwargs: Any,
+) -> list[Any]:
+    """Do what :func:`run_mpi` does on ranks that this launcher starts. Local."""
+    __tracebackhide__ = True
     name = _name(function, nranks)
-    return _results(name, _run(name, _file(function), nranks, kwargs, timeout, launch, Torchrun()))
+    return _results(name, _run(name, _file(function), nranks, kwargs, timeout, launch, launcher))
 
 
 class Torchrun(Launcher):
     """PyTorch's launcher."""
 
     def __init__(self) -> None:
-        super().__init__(Path(sys.executable), "other", "")
+        super().__init__(Path(sys.executable), "torchrun", "")
 
     def command(self, nranks: int, argv: Sequence[str]) -> list[str]:
         """Return the command that runs ``argv`` on ``nranks`` ranks. Local."""

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..comm import Communicator, machines_of
+from ..comm import Communicator, allgather_alike, machines_of
 from ..engines.request import Options, Problem
 from ..errors import ArgumentError, counted, short_repr
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
@@ -240,7 +240,8 @@ def machine_of(comm: Communicator, mine: str, libraries: str) -> str:
         libraries: those of this rank.
     """
     processors, loaded = (
-        " and ".join(sorted(set(each))) for each in zip(*comm.allgather((mine, libraries)), strict=True)
+        " and ".join(sorted(set(each)))
+        for each in zip(*allgather_alike(comm, (mine, libraries)), strict=True)
     )
     nodes = len(machines_of(comm.locations()))
     return f"{processors}, {counted(comm.size, 'rank')} on {counted(nodes, 'node')}, {loaded}"

@@ -15,7 +15,7 @@ from typing import Any
 from pblasmp import launch
 from pblasmp.launch import Job
 from tests.chaos.program import CATCHABLE, KINDS
-from tests.helpers.mpi import ROOT
+from tests.helpers.mpi import NODES, ROOT, launcher_on
 
 __all__ = ["ordered", "tried"]
 
@@ -47,7 +47,8 @@ def tried(seed: int, limit: float = LIMIT) -> tuple[dict[str, Any], list[str]]:
         (directory / "trial.json").write_text(json.dumps(orders))
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         command = [*launch.interpreter(), "-m", "tests.chaos.program", name]
-        with Job(command, nranks, directory / "output", environ=environ) as job:
+        launcher = launcher_on(NODES, nranks)
+        with Job(command, nranks, directory / "output", environ=environ, launcher=launcher) as job:
             status = job.wait(WHOLE_LIMIT)
             ended = time.monotonic()
             if status is None:

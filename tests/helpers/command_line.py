@@ -16,7 +16,7 @@ import pytest
 
 from pblasmp.cli import main, rank
 from pblasmp.launch import Job
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import run_on_one_node
 
 __all__ = ["kept_ranks", "run_here"]
 
@@ -51,7 +51,7 @@ class _KeptRanks:
         self._directory, self._nranks = directory, nranks
 
     def wait(self, timeout: float | None = None) -> int:
-        return max(run_mpi(do_as_ordered, self._nranks, directory=self._directory))
+        return max(run_on_one_node(do_as_ordered, self._nranks, directory=self._directory))
 
     def __enter__(self) -> _KeptRanks:  # noqa: PYI034 (typing.Self is newer than the oldest Python)
         return self

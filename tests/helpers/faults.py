@@ -373,7 +373,13 @@ def caught_from_close():
 
 
 def caught_in_a_vote():
-    caught_in(lambda _, a: a @ a, pblasmp.comm.board.Board, "vote")
+    on_one_node = len({*WORLD.allgather(os.uname().nodename)}) == 1
+    votes = (
+        (pblasmp.comm.board.Board, "vote")
+        if on_one_node
+        else (pblasmp.comm.mpi_communicator.MpiCommunicator, "imax")
+    )
+    caught_in(lambda _, a: a @ a, *votes)
 
 
 def caught_alarm():
@@ -496,6 +502,15 @@ def one_ends_while_others_multiply():
     keep.append(ctx)
     if RANK != 1:
         a @ a
+
+
+def one_is_killed_while_others_multiply():
+    with pb.Context(engine="host") as ctx:
+        a = matrix(ctx)
+        if RANK == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        a @ a
+    say("went on")
 
 
 def one_exits_while_others_multiply():

@@ -6,18 +6,63 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pblasmp import testing
-from pblasmp.launch import surroundings
+from pblasmp.launch import Launcher, surroundings
 from pblasmp.testing import RanksFailedError, run_torch
+from pblasmp.testing.runner import run_launched
+from tests.helpers.nodes import Nodes
 
-__all__ = ["ROOT", "RanksFailedError", "run_mpi", "run_torch", "starts_ranks"]
+__all__ = [
+    "NODES",
+    "ROOT",
+    "RanksFailedError",
+    "launcher_on",
+    "run_mpi",
+    "run_on_one_node",
+    "run_torch",
+    "starts_ranks",
+]
 
 ROOT = Path(__file__).parents[2]
 
-# Long forms take longer.
-run_mpi = partial(testing.run_mpi, timeout=300.0) if os.environ.get("PBLASMP_TESTS") else testing.run_mpi
+_SECONDS = 300.0 if os.environ.get("PBLASMP_TESTS") else 60.0  # long forms take longer
+NODES = os.environ.get("PBLASMP_TEST_NODES", "")
+"""On which nodes the ranks of all tests are to be: see ``launcher_on``."""
+
+
+def launcher_on(nodes: str, nranks: int) -> Launcher | None:
+    """Return what starts ranks on simulated nodes, None for ranks of this machine. Local.
+
+    Args:
+        nodes: "blocks:2" or "interleaved:2", say; or "" for this machine.
+        nranks: how many ranks; with fewer than nodes they stay on this machine.
+    """
+    made = Nodes.of(nodes) if nodes and surroundings() is None else None
+    return made if made and nranks >= made.nodes else None
+
+
+def run_mpi(
+    function: Any,
+    nranks: int,
+    *,
+    on_nodes: str = NODES,
+    timeout: float = _SECONDS,
+    launch: bool = False,
+    **kwargs: Any,
+) -> list[Any]:
+    """Do what ``pblasmp.testing.run_mpi`` does, on simulated nodes if asked to: see ``launcher_on``. Local."""
+    __tracebackhide__ = True
+    launcher = launcher_on(on_nodes, nranks)
+    if launcher is None:
+        return testing.run_mpi(function, nranks, timeout=timeout, launch=launch, **kwargs)
+    return run_launched(launcher, function, nranks, timeout=timeout, launch=launch, **kwargs)
+
+
+run_on_one_node = partial(run_mpi, on_nodes="")
+"""Does so for tests of what only ranks of one node do, or Debian's ScaLAPACK: between nodes some calls never return."""
 
 starts_ranks = pytest.mark.skipif(surroundings() is not None, reason="starts its own ranks: not under mpirun")

@@ -18,7 +18,7 @@ import pblasmp as pb
 from pblasmp import _core
 from tests.helpers.cases import agreed_error, first, misplaced, scattered
 from tests.helpers.lengths import only_long
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import run_mpi, run_on_one_node
 
 LIMIT = 5.0  # seconds; it takes milliseconds, but machines may be busy
 
@@ -516,7 +516,7 @@ def test_contexts_that_end_with_an_exception_keep_no_descriptors():
 def test_ranks_of_one_node_vote_in_memory(per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
     expected = per_node == 3 and _core.load() is not None
-    assert run_mpi(votes, 3) == [[[expected] * 2, None]] * 3
+    assert run_on_one_node(votes, 3) == [[[expected] * 2, None]] * 3
 
 
 def wrong_nodes(comm, value, word):

@@ -16,7 +16,7 @@ from pblasmp.engines.protocol import Method
 from pblasmp.layout import ParallelProblem
 from tests.helpers.cases import agreed_error, first, misplaced, numbers, scattered, unlike
 from tests.helpers.lengths import in_turn, only_long
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.tensor_cases import FORMS, Case
 
 SLABS = ("shared", "gathered", "panels")
@@ -524,12 +524,12 @@ def test_every_function_is_planned(nranks):
 
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_algorithms_by_name(nranks):
-    run_mpi(by_name, nranks)
+    run_on_one_node(by_name, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, 3])
 def test_refusals(nranks):
-    run_mpi(refusals, nranks)
+    run_on_one_node(refusals, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, 4])

@@ -30,7 +30,7 @@ from tests.helpers.factor_cases import (
     triangular_case,
 )  # fmt: skip
 from tests.helpers.lengths import draws, in_turn, only_long
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import run_on_one_node as run_mpi
 
 N, NB = 40, 6
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.command_line import kept_ranks, run_here
 from tests.helpers.docs import DOCS, PAGES, blocks, occurs
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import run_on_one_node, starts_ranks
 
 SCRIPTS = [page.stem for page in PAGES if blocks(page, "python")]
 COMMANDS = [page for page in PAGES if blocks(page, "console")]
@@ -54,7 +54,7 @@ def run_scripts(comm, directory):
 
 
 def test_scripts(directory):
-    run_mpi(run_scripts, 4, directory=str(directory))
+    run_on_one_node(run_scripts, 4, directory=str(directory))
 
 
 @pytest.mark.parametrize("page", COMMANDS, ids=lambda page: page.stem)

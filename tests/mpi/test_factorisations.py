@@ -32,7 +32,7 @@ from tests.helpers.factor_cases import (
     without_full_rank,
 )
 from tests.helpers.lengths import draws, in_turn, only_long
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import run_mpi, run_on_one_node
 
 
 def everything(comm, count, keep=1):
@@ -459,7 +459,7 @@ def repeated(comm):
 
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_large_and_faults(nranks):
-    run_mpi(repeated, nranks)
+    run_on_one_node(repeated, nranks)
     run_mpi(names, nranks)
     run_mpi(gathered, nranks)
     run_mpi(algorithms, nranks)

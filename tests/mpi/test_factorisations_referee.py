@@ -30,7 +30,7 @@ from tests.helpers.factor_cases import (
     too_large,
 )
 from tests.helpers.lengths import draws, only_long
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import run_on_one_node as run_mpi
 from tests.helpers.pblas_cases import Held
 
 

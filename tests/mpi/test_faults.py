@@ -11,20 +11,22 @@ import pytest
 
 from pblasmp import launch
 from pblasmp.launch import Job
-from tests.helpers.mpi import ROOT, starts_ranks
+from tests.helpers.lengths import only_long
+from tests.helpers.mpi import NODES, ROOT, launcher_on, starts_ranks
 
 LIMIT = 60.0
 GRACE = 1.0  # seconds that a rank waits for others before it aborts them
 
 
-def ends(name, tmp_path, nranks=2):
+def ends(name, tmp_path, nranks=2, nodes=NODES):
     """Run programs of faults.py; return the status, what was printed and how long the ranks took to end."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [*launch.interpreter(), "-W", "error", "-m", "tests.helpers.faults", *name.split()]
     start = time.monotonic()
-    with Job(command, nranks, tmp_path / "output", environ=environ) as job:
+    launcher = launcher_on(nodes, nranks)
+    with Job(command, nranks, tmp_path / "output", environ=environ, launcher=launcher) as job:
         status = job.wait(LIMIT)
-        printed = job.tail(200)
+        printed = job.tail(1000)  # between nodes, UCX names messages that nobody has received
     seconds = time.monotonic() - start
     print(f"{name}: status {status} after {seconds:.1f} s")
     assert status is not None, f"hangs:\n{printed}"
@@ -56,6 +58,23 @@ def test_an_exception_ends_the_job_and_is_shown_once(name, nranks, tmp_path):
     assert printed.count("ValueError: my own") == 1, printed
     assert printed.count("Traceback") == 1, printed
     assert "(on rank" not in printed, printed  # the exception itself, not its echo on other ranks
+
+
+@starts_ranks
+def test_so_does_one_between_nodes(tmp_path):
+    status, printed, seconds = ends("one_while_others_multiply", tmp_path, 4, "interleaved:2")
+    assert seconds < 10, printed
+    assert status == 1, printed
+    assert printed.count("ValueError: my own") == printed.count("Traceback") == 1, printed
+
+
+@starts_ranks
+@pytest.mark.parametrize("nodes", ["interleaved:2", *only_long("blocks:2", "blocks:4")])
+def test_a_killed_rank_ends_the_job_on_all_nodes(nodes, tmp_path):
+    status, printed, seconds = ends("one_is_killed_while_others_multiply", tmp_path, 4, nodes)
+    assert seconds < 10, printed
+    assert status not in (0, None), printed
+    assert "went on" not in printed, printed
 
 
 @starts_ranks

@@ -22,7 +22,7 @@ from pblasmp.cli.separate import Separate
 from pblasmp.costs import measure
 from pblasmp.costs.machines import machine_from, machine_toml, with_ranks
 from pblasmp.problems.files import read_toml
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import run_mpi, run_on_one_node
 
 SMALL = {
     **{name: {"host": (8, 16)} for name in ("_SIZES", "_SQUARES")},
@@ -214,7 +214,7 @@ def placed(comm):
 
 def test_where_doctor_finds_the_ranks(monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", "1")
-    run_mpi(placed, 2, launch=True)
+    run_on_one_node(placed, 2, launch=True)
 
 
 def separate_products(comm):

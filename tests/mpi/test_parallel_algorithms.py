@@ -24,7 +24,7 @@ from pblasmp.engines.protocol import Method
 from pblasmp.engines.request import Options
 from pblasmp.engines.tensor import collective
 from tests.helpers.lengths import in_turn, only_long
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import run_mpi, run_on_one_node
 
 NAMES = [
     *(("allgather_matmul", name) for name in ("shared", "gathered", "panels", "pull", "push", "mpi")),
@@ -338,12 +338,12 @@ def test_a_measured_run_that_fails_on_one_rank_is_told_to_all(tmp_path):
 
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 3, *only_long(4)])
 def test_results(nranks):
-    run_mpi(results, nranks, timeout=120)
+    run_on_one_node(results, nranks, timeout=120)
 
 
 @pytest.mark.parametrize("name", ["one_shot", "two_shot", "ring"])
 def test_allreduce_has_the_same_bits_on_every_rank_and_in_every_run(name):
-    run_mpi(same_bits, 3, name=name)
+    run_on_one_node(same_bits, 3, name=name)
 
 
 def test_one_product_after_another_keeps_results_apart():
@@ -351,12 +351,12 @@ def test_one_product_after_another_keeps_results_apart():
 
 
 def test_the_workspace_is_what_the_ranks_share():
-    run_mpi(shared_memory, 3)
+    run_on_one_node(shared_memory, 3)
 
 
 @pytest.mark.parametrize("nranks", [2, 4, *only_long(5), 6])
 def test_the_choice_by_rule(nranks):
-    run_mpi(by_rule, nranks)
+    run_on_one_node(by_rule, nranks)
 
 
 def test_ranks_of_several_nodes_share_nothing():
@@ -373,7 +373,7 @@ def test_tuning_writes_no_array_and_auto_goes_by_it(nranks, tmp_path):
 
 
 def test_plain_functions_go_by_what_is_measured_after_their_first_call(tmp_path):
-    run_mpi(tuned_after_a_call, 2, file=str(tmp_path / "tuning.json"), timeout=120)
+    run_on_one_node(tuned_after_a_call, 2, file=str(tmp_path / "tuning.json"), timeout=120)
 
 
 def test_measuring_inside_the_first_plan(tmp_path):

@@ -25,7 +25,7 @@ from tests.helpers.cases import (
     scattered,
 )
 from tests.helpers.lengths import draws
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import run_mpi, run_on_one_node
 
 PATHS = ("shared", "gathered", "panels", "stationary")
 
@@ -364,13 +364,13 @@ def test_how_plans_and_contexts_end(nranks):
 
 
 def test_auto_goes_by_memory_and_says_why():
-    run_mpi(choices, 4)
+    run_on_one_node(choices, 4)
 
 
 @pytest.mark.parametrize("per_node", [4, 2, 1])
 def test_bytes_and_memory(per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    run_mpi(numbers_of_a_report, 4, per_node=per_node)
+    run_on_one_node(numbers_of_a_report, 4, per_node=per_node)
 
 
 def test_messages_take_little_memory(monkeypatch):

@@ -90,7 +90,9 @@ def test_larger_random_calls(nranks):
     run_mpi(calls, nranks, rounds=draws(1, long=20), bands=[(65, 100), (129, 200), (0, 2)], cut=True)
 
 
-@pytest.mark.parametrize(("nranks", "per_node"), [(2, 1), *only_long((4, 2), (4, 3))])
-def test_random_calls_between_nodes(nranks, per_node, monkeypatch):
-    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    run_mpi(calls, nranks, rounds=draws(1, long=30))
+@pytest.mark.parametrize(
+    ("nranks", "form"),
+    [(3, "interleaved:2"), *only_long((2, "blocks:2"), (4, "blocks:2"), (5, "interleaved:3"))],
+)
+def test_random_calls_between_nodes(nranks, form):
+    run_mpi(calls, nranks, rounds=draws(1, long=30), on_nodes=form)

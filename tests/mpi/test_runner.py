@@ -19,7 +19,7 @@ import pblasmp as pb
 from pblasmp.testing import pool as pools
 from pblasmp.testing import runner
 from tests.helpers.lengths import in_turn, only_long
-from tests.helpers.mpi import ROOT, RanksFailedError, run_mpi, starts_ranks
+from tests.helpers.mpi import ROOT, RanksFailedError, run_mpi, run_on_one_node, starts_ranks
 
 HERE = "tests.mpi.test_runner"
 
@@ -285,7 +285,7 @@ def test_what_cannot_run_on_ranks():
         with pytest.raises(
             pb.ArgumentError, match=f"nranks: expected an integer, at least 1, got {nranks!r}"
         ):
-            run_mpi(identity, nranks, offset=5)
+            run_on_one_node(identity, nranks, offset=5)
 
 
 def test_ranks_are_kept_and_are_a_world():

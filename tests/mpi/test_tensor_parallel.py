@@ -14,7 +14,7 @@ import pytest
 import pblasmp as pb
 from tests.helpers.cases import TYPES, agreed_error, first, pick, unlike
 from tests.helpers.lengths import in_turn, only_long
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.tensor_cases import FORMS, Case, gelu, other_split, sizes
 
 SIZES = (1, 2, 3, 4)
@@ -484,7 +484,7 @@ def test_plans_are_kept_but_not_arrays(nranks):
 
 @pytest.mark.parametrize("nranks", [*only_long(1), 2])
 def test_no_operand_is_copied(nranks):
-    run_mpi(copies, nranks)
+    run_on_one_node(copies, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, 3])

@@ -18,7 +18,7 @@ from pblasmp.problems.files import find, load_problem_file
 from pblasmp.testing.level3 import legal_flags, shapes
 from tests.helpers.cases import SIZES, grids, layout, pick, short_messages
 from tests.helpers.lengths import draws, in_turn, only_long
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.tensor_cases import FORMS
 
 
@@ -141,7 +141,7 @@ def test_every_descriptor_file(nranks, monkeypatch):
     per_node = 2 if nranks > 3 else nranks
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
     names = [name for (name,) in in_turn(_names(nranks), keep=2 if nranks < 4 else 4)]
-    run_mpi(run_files, nranks, names=names, per_node=per_node)
+    run_on_one_node(run_files, nranks, names=names, per_node=per_node)
 
 
 def run_routines(comm, per_node):
@@ -224,7 +224,7 @@ def run_moves(comm):
 @pytest.mark.parametrize("run", [run_routines, run_forms])
 def test_routines_and_forms(run, nranks, per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    run_mpi(run, nranks, per_node=per_node)
+    run_on_one_node(run, nranks, per_node=per_node)
 
 
 def test_moves():
@@ -280,4 +280,4 @@ def test_factorisations(nranks, shared, monkeypatch):
     """Within a node all copies go to and from the panels that its ranks share; between nodes panels are sent."""
     per_node = nranks if shared else max(1, nranks // 2)
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    run_mpi(run_factorisations, nranks, per_node=per_node)
+    run_on_one_node(run_factorisations, nranks, per_node=per_node)

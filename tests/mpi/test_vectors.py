@@ -15,7 +15,7 @@ from pblasmp.engines.host.direct import HostDirect, in_place, tiny
 from pblasmp.pblas import routines as pblas_routines
 from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
 from tests.helpers.lengths import draws, in_turn, only_long
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.vector_cases import DTYPES, WRITERS, called, legal_options, of_level_1, vector
 
 
@@ -534,7 +534,7 @@ def numbers_and_extremes(comm):
 
 
 def test_mistakes_and_what_moves():
-    run_mpi(others, 4)
+    run_on_one_node(others, 4)
 
 
 def others(comm):

@@ -350,6 +350,11 @@ def test_the_machine_is_that_of_all_ranks():
     """Also where ranks differ in processor or libraries: all look up the same times."""
     ranks = [("GPU, 18 NVLinks", "BLAS 1"), ("GPU, PCIe 5 x16", "BLAS 2"), ("GPU, 18 NVLinks", "BLAS 1")]
     places = [SimpleNamespace(machine=machine) for machine in ("one", "other", "one")]
-    comm = SimpleNamespace(size=3, allgather=lambda mine: ranks, locations=lambda: places)
+    comm = SimpleNamespace(
+        size=3,
+        imax=lambda _, out: out.fill(1),  # not the same on all ranks
+        allgather=lambda _: ranks,
+        locations=lambda: places,
+    )
     found = {machine_of(comm, *mine) for mine in ranks}
     assert found == {"GPU, 18 NVLinks and GPU, PCIe 5 x16, 3 ranks on 2 nodes, BLAS 1 and BLAS 2"}

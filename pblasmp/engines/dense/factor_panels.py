@@ -25,6 +25,7 @@ from ...comm.progress import Progress
 from ...comm.shared_memory import aligned, carve
 from ...layout import MatrixDescriptor, Trapezoid
 from ..arrays import same_memory
+from ..moving.tree import Branch, branch
 from ..protocol import Engine, FactorOperations
 from ..request import LocalArray, Operands
 from .factor_copies import CopiedParts
@@ -155,8 +156,8 @@ class FactorPanels:
         """Return a context at whose end what was above the diagonal of a square matrix is there again. Local."""
         return contextlib.nullcontext()
 
-    def again(self, k: int) -> Array:
-        """Return panel ``k``, to read, after all panels are final. Collective over the workers, in one order."""
+    def again(self, k: int, rows: slice) -> Array:
+        """Return rows of panel ``k``, to read, when all are final. Collective over the workers, in one order."""
         raise NotImplementedError
 
 
@@ -173,7 +174,8 @@ class SharedPanels(FactorPanels):
         first, stop = self.shape.bounds(k)
         return self.whole[:, first:stop]
 
-    again = own
+    def again(self, k: int, rows: slice) -> Array:
+        return self.own(k)[rows]
 
     def publish(self, k: int) -> None:
         if self._progress is not None:
@@ -216,46 +218,82 @@ class OwnPanels(FactorPanels):
 
 
 class SentPanels(OwnPanels):
-    """A CPU rank's own panels: MPI's messages. Making one is local."""
+    """A CPU rank's own panels: MPI's messages, in a tree of the ranks. Making one is local.
+
+    Two panels travel at a time: in their buffers they are packed, received and passed on.
+    """
 
     def __init__(self, engine: Engine, *about: Any, given: bool = False) -> None:
         super().__init__(engine, *about, given=given)
         self._engine = engine
-        self._sent: list[Any] = []
+        self._sent: dict[int, Any] = {}  # by buffer, what is sent from there
 
     def publish(self, k: int) -> None:
-        rank, workers = self._engine.transport.rank, self.shape.workers
-        arrays = [self.own(k), *self.about(k)]
-        sends = [
-            (array, other) for other in range(workers) if other != rank for array in arrays if array.size
-        ]
-        if sends:
-            self._sent.append(self._engine.transport.start(sends, []))
+        self._send_own(k, slice(self.shape.bounds(k)[0], None))
+
+    def _send_own(self, k: int, rows: slice) -> Array:
+        """Send rows of panel ``k``, one of this rank's, and return them. Local."""
+        own = self.own(k)[rows]
+        packed = own
+        if len(own) < self.shape.rows and self.shape.workers > 1:
+            packed = self._buffer(k, len(own))
+            packed[...] = own
+        self._send(k, packed)
+        return own
+
+    def _send(self, k: int, panel: Array) -> None:
+        """Send what is known of panel ``k`` to those that get it from this rank. Local."""
+        children = self._tree(k).children
+        arrays = [each for each in (panel, *self.about(k)) if each.size]
+        if children:
+            self._finish(k % 2)
+            sends = [(array, rank) for rank in children for array in arrays]
+            self._sent[k % 2] = self._engine.transport.start(sends, [])
+
+    def later(self, k: int) -> Iterator[tuple[int, Sequence[int]]]:
+        for each in super().later(k):
+            for transfer in self._sent.values():  # MPI may need this rank to go on
+                transfer.done()
+            yield each
 
     def fetch(self, k: int) -> Array:
-        return self._fetched(k)[self.shape.bounds(k)[0] :]
+        first = self.shape.bounds(k)[0]
+        return self.own(k)[first:] if self.has(k) else self._fetched(k, self.shape.rows - first)
 
-    def _fetched(self, k: int) -> Array:
-        if self.has(k):
-            return self.own(k)
-        owner = self.shape.owner(k)
-        first, stop = self.shape.bounds(k)
-        arrived = self._engine.operations.scratch(
-            "panel", (self.shape.rows, stop - first), self.array.dtype, "F"
-        )
-        receives = [(array, owner) for array in (arrived, *self.about(k)) if array.size]
+    def _fetched(self, k: int, rows: int) -> Array:
+        """Return so many rows of panel ``k`` of another rank, and pass them on."""
+        arrived = self._buffer(k, rows)
+        parent = self._tree(k).parent
+        assert parent is not None, "a rank without a panel is no root"
+        receives = [(array, parent) for array in (arrived, *self.about(k)) if array.size]
         self._engine.transport.start([], receives).finish()
+        self._send(k, arrived)
         return arrived
 
-    def settle(self) -> None:
-        for transfer in self._sent:
-            transfer.finish()
-        self._sent = []
+    def _buffer(self, k: int, rows: int) -> Array:
+        """Return the buffer of panel ``k`` for so many rows, from which nothing is sent any more."""
+        self._finish(k % 2)
+        first, stop = self.shape.bounds(k)
+        name = f"panel {k % 2}"
+        return self._engine.operations.scratch(name, (rows, stop - first), self.array.dtype, "F")
 
-    def again(self, k: int) -> Array:
+    def _tree(self, k: int) -> Branch:
+        transport, workers = self._engine.transport, self.shape.workers
+        nodes = [[rank for rank in node if rank < workers] for node in transport.nodes]
+        return branch(nodes, self.shape.owner(k), transport.rank)
+
+    def _finish(self, buffer: int) -> None:
+        if transfer := self._sent.pop(buffer, None):
+            transfer.finish()
+
+    def settle(self) -> None:
+        for buffer in (0, 1):
+            self._finish(buffer)
+
+    def again(self, k: int, rows: slice) -> Array:
         if self.has(k):
-            self.publish(k)
-        return self._fetched(k)
+            return self._send_own(k, rows)
+        return self._fetched(k, len(range(self.shape.rows)[rows]))
 
 
 class PanelJob:

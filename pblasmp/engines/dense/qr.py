@@ -323,9 +323,8 @@ def multiply(
     panels.begin()
     steps = range(panels.shape.steps)
     for k in steps if adjoint else reversed(steps):
-        panel, first = panels.again(k), panels.shape.bounds(k)[0]
-        reflector = _Reflector(
-            operations, panel[first:], _blocks(panels)[k], _count(panels, k), adjoint=adjoint
-        )
+        first = panels.shape.bounds(k)[0]
+        panel = panels.again(k, slice(first, None))
+        reflector = _Reflector(operations, panel, _blocks(panels)[k], _count(panels, k), adjoint=adjoint)
         for x, _ in columns:
             reflector.apply(x[first:])

@@ -52,10 +52,11 @@ def sweep(
     n, plain = panels.shape.cols, op == "N"
     conjugate = op == "C" and panels.dtype.kind == "c"
     for k in range(panels.shape.panels) if lower == plain else reversed(range(panels.shape.panels)):
-        panel = panels.again(k)
         first, stop = panels.shape.bounds(k)
         rest = slice(stop, n) if lower else slice(0, first)
-        square, beside = panel[first:stop], panel[rest]
+        panel = panels.again(k, slice(first, n) if lower else slice(stop))
+        at = stop - first if lower else first
+        square, beside = (panel[:at], panel[at:]) if lower else (panel[at:], panel[:at])
         if conjugate and columns:
             square, beside = square.conj(), beside.conj()
         for x, begin in columns:

@@ -216,12 +216,12 @@ class QueuedPanels(OwnPanels):
         context: AbstractContextManager[None] = self._operations.beside(_LANE)
         return context
 
-    def again(self, k: int) -> Array:
-        """Return panel ``k``, whole. Local to queue, collective to run."""
+    def again(self, k: int, rows: slice) -> Array:
+        """Return rows of panel ``k``, which travels whole. Local to queue, collective to run."""
         if self.has(k):
             with self._beside():
                 self._send(k, self.own(k))
-        return self._fetched(k, 0)
+        return self._fetched(k, 0)[rows]
 
     def above_kept(self) -> AbstractContextManager[None]:
         """Return a context at whose end what was above the diagonal is there again, in the caller's array. Local."""

@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...comm import Agreement, Communicator, Exchange, Side, machines_of, nodes_of, share_of_cores
+from ...comm import (
+    Agreement,
+    Communicator,
+    Exchange,
+    Side,
+    allgather_alike,
+    machines_of,
+    nodes_of,
+    share_of_cores,
+)
 from ...dtypes import is_float8
 from ...errors import ArgumentTypeError
 from ...layout import MatrixDescriptor
@@ -76,7 +85,7 @@ class HostEngine:
         self._buffers = Buffers(self._node)
         why_not_shared = self._buffers.why_not_shared(*FIRST_SLABS)
         if len(nodes) > 1:
-            why_not_shared = next((why for why in comm.allgather(why_not_shared) if why), "")
+            why_not_shared = next((why for why in allgather_alike(comm, why_not_shared) if why), "")
         share = share_of_cores([locations[rank] for rank in here])
         comm.patient = self._node.patient = share < 1
         self.threads = max(1, int(share))

@@ -115,6 +115,11 @@ class _MpiMessages:
     def __init__(self, comm: Communicator, requests: list[Any], arrays: list[Array]) -> None:
         self._comm, self._requests, self._arrays = comm, requests, arrays
 
+    def done(self) -> bool:
+        """Return whether all messages have been sent and received. Local."""
+        self._requests = [request for request in self._requests if not request.Test()]
+        return not self._requests
+
     def finish(self) -> None:
         """Wait until all messages have been sent and received. Local."""
         for request in self._requests:

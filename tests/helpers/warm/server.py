@@ -57,6 +57,7 @@ class _Order(NamedTuple):
     directory: str
     environ: dict[bytes, bytes]
     files: list[int]
+    client: int  # its process
 
 
 class _Command(NamedTuple):
@@ -144,7 +145,9 @@ def _receive(client: socket.socket) -> tuple[_Order | None, list[int]]:
     arguments, *files = map(int, numbers.split())
     environ = dict(text.split(b"=", 1) for text in texts[arguments:] if b"=" in text)
     argv = [os.fsdecode(text) for text in texts[:arguments]]
-    return _Order(argv, os.fsdecode(directory), environ, files), received
+    credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    process = int.from_bytes(credentials[:4], sys.byteorder)
+    return _Order(argv, os.fsdecode(directory), environ, files, process), received
 
 
 def _signal(client: socket.socket) -> int:
@@ -174,6 +177,7 @@ def _take(order: _Order, received: list[int]) -> None:
     """In the fork: become the process that the launcher meant to start."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.setsid()
+    _join_host(order.client)
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, _HIGH) for fd in received]  # away from the numbers that they get
     os.closerange(0, _HIGH)
     for fd, number in zip(moved, order.files, strict=True):
@@ -189,6 +193,15 @@ def _take(order: _Order, received: list[int]) -> None:
     start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47:49])
     job = order.environ.get(b"PBLASMP_JOB", b"").ljust(len(JOB), b"0")
     ctypes.memmove(start + ctypes.string_at(start, end - start).index(JOB.encode()), job, len(job))
+
+
+def _join_host(client: int) -> None:
+    """Take the host name of the client, which a test of several nodes may have started under one of its own."""
+    its = Path(f"/proc/{client}/ns/uts")
+    if its.readlink() != Path("/proc/self/ns/uts").readlink():
+        with its.open() as namespace:
+            if _libc.setns(namespace.fileno(), 0):
+                raise OSError("no access to the host name of the process that asks for a fork")
 
 
 def _stream(fd: int) -> Any:

@@ -24,7 +24,7 @@ from pblasmp.calls import UserCall
 from pblasmp.plans import Plan
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
 from tests.helpers.lengths import in_turn, only_long
-from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
+from tests.helpers.mpi import run_mpi, run_on_one_node, run_torch, starts_ranks
 from tests.helpers.torch_ranks import Case, Split, compare, failure, host, integers, local, one_function, own
 
 NAMES = {
@@ -448,7 +448,7 @@ def compiled_unknown(ctx: pb.Context, backend: str) -> None:
 
 @pytest.mark.parametrize("nranks", [*only_long(2), 4])  # torchrun starts two
 def test_with_mpirun(nranks):
-    run_mpi(everything, nranks, timeout=300)
+    run_on_one_node(everything, nranks, timeout=300)
 
 
 @starts_ranks
@@ -466,4 +466,4 @@ def test_measuring_in_the_first_pass(tmp_path):
 
 @starts_ranks
 def test_compiled():
-    run_mpi(compiled, 2, timeout=500, launch=True, backend="aot_eager")
+    run_on_one_node(compiled, 2, timeout=500, launch=True, backend="aot_eager")

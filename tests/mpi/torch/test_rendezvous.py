@@ -18,7 +18,7 @@ import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.torch import rendezvous
 from tests.helpers.cases import agreed_error
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.torch_ranks import Case, host
 
 NODES = "pblasmp.torch.rendezvous.machines_of"
@@ -140,7 +140,7 @@ def faults(comm: Any) -> Iterator[Case]:
 
 
 def test_the_store_listens_at_one_address():
-    run_mpi(where_ranks_meet, 2)
+    run_on_one_node(where_ranks_meet, 2)
 
 
 def test_what_one_rank_cannot_do_all_ranks_raise():

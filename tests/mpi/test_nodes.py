@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several nodes, made of this machine: every kind of call, with the ranks of a node side by side and interleaved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.comm.mpi_communicator import MpiCommunicator
+from tests.helpers import factor_cases, level3_cases, vector_cases
+from tests.helpers.cases import grids, layout, misplaced, numbers, scattered, unlike
+from tests.helpers.lengths import only_long
+from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.nodes import ranks_of_nodes
+from tests.helpers.tensor_cases import FORMS, Case
+
+
+def seen(ctx, comm):
+    """The nodes that pblasmp sees, and how many ranks MPI sends messages to through shared memory."""
+    from mpi4py import MPI
+
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    size = node.size
+    node.Free()
+    return [list(ranks) for ranks in ctx.engine.transport.nodes], size
+
+
+def everything(comm, nodes, folder):
+    rng = np.random.default_rng(68)
+    with pb.Context(comm, engine="host") as ctx:
+        found, together = seen(ctx, comm)
+        mine = next(ranks for ranks in nodes if comm.rank in ranks)
+        yield "nodes", None if (found, together) == (nodes, len(mine)) else f"{found}, MPI: {together}"
+
+        whole = numbers(rng, (37, 29), np.dtype("float64"))
+        a = scattered(ctx, layout(rng, whole.shape, comm.size), whole)
+        for grid in grids(comm.size):
+            b = a.redistribute(grid=grid, block=(3, 5), order="F")
+            yield f"move to {grid}", misplaced(b, whole)
+        yield "allgather", unlike(a.allgather(), whole)
+        a.save(f"{folder}/a.npy")
+        yield "file", misplaced(ctx.load(f"{folder}/a.npy", block=(4, 4)), whole)
+        for algo in ("gathered", "shared", "panels", "stationary"):
+            yield algo, misplaced(pb.matmul(a, a, op_b="T", algo=algo), whole @ whole.T)
+
+        for routine, flags in (
+            ("syrk", {"uplo": "U", "op_a": "T"}),
+            ("trsm", {"side": "R", "uplo": "L", "op_a": "N", "diag": "N"}),
+            ("trmm", {"side": "L", "uplo": "U", "op_a": "T", "diag": "U"}),
+            ("symm", {"side": "R", "uplo": "L"}),
+        ):
+            yield routine, level3_cases.called(ctx, rng, routine, flags, "float64", "auto", (70, 45, 33))
+        yield from vector_cases.of_level_1(ctx, rng, "complex128", 50)
+        for routine in ("gemv", "ger", "trsv"):
+            options = vector_cases.legal_options(routine)[-1]
+            yield routine, vector_cases.called(ctx, rng, routine, options, "float64", sizes=(41, 33))
+        with factor_cases.panels_of(ctx, 5):
+            for case in (factor_cases.cholesky_case, factor_cases.lu_case, factor_cases.qr_case):
+                yield case(ctx, rng, "float64")
+
+        for form in FORMS:
+            case = Case(rng, comm, form, "float32", 13, 9, 11)
+            yield form, unlike(case(ctx), case.expected())
+
+
+def set_up(comm):
+    """Which functions of MPI this rank calls, together with all others, to open a context."""
+    from mpi4py import MPI
+
+    calls = []
+
+    def counted(name):
+        def call(self, *args, **how):
+            calls.extend([name] if self.size == comm.size else [])
+            return getattr(MPI.Intracomm, name)(self, *args, **how)
+
+        return call
+
+    moves = ("Dup", "Split", "Bcast", "Barrier", "Allgather", "Allgatherv", "Allreduce", "Alltoall", "Reduce")
+    names = [name for each in (*moves, "Send", "Recv") for name in (each, f"I{each.lower()}")]
+    names = [name for name in names if hasattr(MPI.Intracomm, name)]
+    counting = type("Counting", (MPI.Intracomm,), {name: counted(name) for name in names})
+    made = MpiCommunicator.__init__
+    MpiCommunicator.__init__ = lambda self, comm, *args, **how: made(self, counting(comm), *args, **how)
+    with pb.Context(comm):
+        return sorted(calls)
+
+
+@starts_ranks
+def test_setting_up_takes_as_many_calls_however_many_ranks_there_are():
+    """Of these one alone has parts from all ranks, and brings them to all: where they are."""
+    called, *others = run_mpi(set_up, 4, on_nodes="interleaved:2") + run_mpi(set_up, 2, on_nodes="blocks:2")
+    assert others == [called] * 5
+    assert called.count("Iallgather") == 1
+    assert not {"Isend", "Irecv", "Send", "Recv", "Iallgatherv"} & {*called}
+    assert len(called) < 16
+
+
+@starts_ranks
+@pytest.mark.parametrize(
+    ("nranks", "form"),
+    [
+        (4, "interleaved:2"),
+        (3, "blocks:2"),
+        *only_long((4, "blocks:2"), (6, "interleaved:3"), (6, "blocks:4")),
+    ],
+)
+def test_every_kind_of_call(nranks, form, tmp_path):
+    run_mpi(everything, nranks, on_nodes=form, nodes=ranks_of_nodes(form, nranks), folder=str(tmp_path))
