@@ -313,13 +313,13 @@ def test_a_rank_that_has_ended_is_noticed(reaped, monkeypatch):
 
 def test_a_look_is_only_at_ranks_that_have_not_arrived(monkeypatch):
     """With many ranks, each of which asks the kernel about all, looks alone would keep the cores busy."""
-    lines, nothing = np.zeros((2, 5, 8), np.int64), np.empty(0, np.int64)
+    lines, nothing = lines_of(4), np.empty(0, np.int64)
     processes = [(rank, "now") for rank in range(4)]
     for rank in (1, 3):
-        Board(lines, rank, processes).arrive()
+        board_of(lines, rank, processes).arrive()
     looked = []
     monkeypatch.setattr(board, "began", lambda process: looked.append(process) or "now")
-    request = Board(lines, 0, processes).imax(nothing, nothing)
+    request = board_of(lines, 0, processes).imax(nothing, nothing)
     pauses(request)
     assert looked == [2]
 
