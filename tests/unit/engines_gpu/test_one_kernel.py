@@ -24,6 +24,7 @@ from pblasmp.engines.gpu.kernels.one_kernel import (
     way_of_parts,
 )
 from pblasmp.engines.gpu.kernels.views import View
+from pblasmp.engines.gpu.tensor import methods
 from pblasmp.engines.gpu.tensor import one_kernel as algorithms
 from pblasmp.engines.request import Options
 from pblasmp.engines.tensor.pieces import offsets, shares
@@ -198,6 +199,22 @@ def test_multiprocessors_are_left_to_others(small, monkeypatch, asked, beside_ot
     made._job = lambda *_: None
     made._multiply(SimpleNamespace(**{name: View(64, 8, 8, 8, HALF) for name in "abd"}))
     assert launched == [40 - left]
+
+
+@pytest.mark.parametrize(("ranks", "beside_others", "options", "refused"), [
+    (4, True, Options(), True), (4, False, Options(), False), (2, True, Options(), False),
+    (4, True, Options(comm_sms=40), False), (4, True, Options(algo="one_kernel"), False),
+])  # fmt: skip
+def test_auto_does_not_shut_out_other_communicators(ranks, beside_others, options, refused):
+    """On more than three GPUs, where PyTorch has some: whoever takes the kernel there says how much it leaves."""
+    gpu = Peers(ranks, multiprocessors=132).gpus[0]
+    runtime = SimpleNamespace(size=ranks, beside_others=lambda: beside_others)
+    engine = SimpleNamespace(session=SimpleNamespace(gpu=gpu, runtime=runtime, why_no_gpu=""))
+    parts = {"tokens": (8,) * ranks, "outputs": (48,), "inputs": (8,) * ranks}
+    p = problem("matmul_reduce_scatter", ranks, parts, HALF)
+    why = methods._why_not(PRODUCTS["matmul_reduce_scatter"]["one_kernel"], engine, p, options, None)
+    assert ("comm_sms= says how many" in why) is refused
+    assert bool(why) is refused
 
 
 def test_some_multiprocessor_must_be_left_for_the_kernel():

@@ -23,6 +23,7 @@ from ..session import session_of
 from ..types import carried, compute_type
 from . import PRODUCTS
 from .base import CopyProduct
+from .one_kernel import may_shut_out
 
 __all__ = ["METHODS"]
 
@@ -93,7 +94,7 @@ class PushTensorMethod(CopyMethod):
 def _why_not(
     kind: type[CopyProduct], engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None
 ) -> str:
-    """Return why an algorithm of local GEMMs and copies cannot be taken. Local."""
+    """Return why an algorithm of local GEMMs and copies cannot be taken. Collective over the context."""
     session = session_of(engine)
     if p.size != session.runtime.size:
         return f"the operands are on {p.size} ranks; this algorithm needs all {session.runtime.size}"
@@ -113,9 +114,13 @@ def _why_not(
             return f"cuBLASLt has no product of {p.dtype.name} in {summed.name} for {p.out_dtype.name}"
     try:
         compute_type(DTYPES["bfloat16"] if is_float8(p.dtype) else p.dtype, options.compute)
-        return session.why_no_gpu if session.gpu is None else kind.why_not(session.gpu, p, options)
+        why = session.why_no_gpu if session.gpu is None else kind.why_not(session.gpu, p, options)
     except PblasmpError as error:
         return str(error)
+    by_rule = kind.name == "one_kernel" and options.algo == "auto" and options.comm_sms is None
+    if not why and by_rule and may_shut_out(session):
+        return "PyTorch has other process groups: comm_sms= says how many multiprocessors to leave to them"
+    return why
 
 
 # -- rules, from measurements on two and four GPUs of plans and repeated calls, which replay graphs, if nothing was

@@ -39,7 +39,7 @@ from .base import CopyProduct, Views
 if TYPE_CHECKING:
     from ..session import Session
 
-__all__ = ["OneKernelAllReduce", "OneKernelGatheredOutput", "OneKernelReduceScatter"]
+__all__ = ["OneKernelAllReduce", "OneKernelGatheredOutput", "OneKernelReduceScatter", "may_shut_out"]
 
 _KINDS = 2  # of flags: parts of sums, results
 _MOST_RANKS = 16
@@ -54,6 +54,16 @@ _HOPPER = 90
 _TYPES = "bfloat16", "float16"
 
 
+def may_shut_out(session: Session) -> bool:
+    """Return whether kernels of other communicators may wait for ever next to this one, unless it leaves them room.
+
+    Collective over the context.
+    """
+    (ranks, enough), gpu = _LETS_IN, session.gpu
+    needs = gpu is None or gpu.size > ranks or gpu.multiprocessors < enough
+    return needs and session.runtime.beside_others()
+
+
 class _OneKernelProduct(CopyProduct):
     """One kernel multiplies and communicates, tile by tile."""
 
@@ -65,9 +75,7 @@ class _OneKernelProduct(CopyProduct):
     def __init__(self, session: Session, p: ParallelProblem, options: Options) -> None:
         left = options.comm_sms
         if left is None:
-            (ranks, enough), gpu = _LETS_IN, session.gpu
-            needs = gpu is None or gpu.size > ranks or gpu.multiprocessors < enough
-            left = _LEFT if needs and session.runtime.beside_others() else 0
+            left = _LEFT if may_shut_out(session) else 0
         self._left = left
         super().__init__(session, p, options)
         if left:
