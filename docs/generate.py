@@ -258,6 +258,12 @@ HERE = {
     "gels": "`pb.linalg.lstsq`",
     "trtri": '`pb.linalg.inv(a, assume_a="lower triangular")`',
     "trtrs": "`pb.linalg.solve_triangular(a, b)`",
+    **dict.fromkeys(("syev", "syevd", "heev", "heevd"), "`pb.linalg.eigh(a)`"),
+    **dict.fromkeys(
+        ("syevr", "syevx", "heevr", "heevx"), "`pb.linalg.eigh(a, subset_by_index=(first, last))`"
+    ),
+    **dict.fromkeys(("sygvx", "hegvx"), "`pb.linalg.eigh(a, b, subset_by_index=(first, last))`"),
+    "gesvd": "`pb.linalg.svd(a)`",
 }
 """What the tools of ``pblasmp.pblas`` are called with pblasmp's matrices."""
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from . import linalg as linalg
     from . import pblas as pblas
     from . import tensor_parallel as tensor_parallel
+    from .checks import verify as verify
     from .context import Context as Context
     from .costs.advise import advise as advise
     from .costs.predict import predict as predict
@@ -64,11 +65,11 @@ if TYPE_CHECKING:
     from .tensor_parallel import matmul_allreduce as matmul_allreduce
     from .tensor_parallel import matmul_reduce_scatter as matmul_reduce_scatter
     from .verification import Verification as Verification
-    from .verification import verify as verify
 
 __version__ = "0.1.0"
 
 _NAMES = {
+    "checks": "verify",
     "context": "Context",
     "costs.advise": "advise",
     "costs.predict": "predict",
@@ -89,7 +90,7 @@ _NAMES = {
     "report": "Report",
     "scales": "Scales",
     "tensor_parallel": "allgather_matmul matmul_allgather matmul_allreduce matmul_reduce_scatter",
-    "verification": "Verification verify",
+    "verification": "Verification",
 }
 """The public names, by the module that has them."""
 

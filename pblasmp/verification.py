@@ -11,6 +11,7 @@ compared with what NumPy computes, as ``equal_nan`` does: all of them, or a rand
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from .layout.problem import Op
     from .layout.schemes import Scheme
 
-__all__ = ["Verification", "verify"]
+__all__ = ["Verification", "apply", "verify"]
 
 _VECTORS = 8
 _LINES = 32  # rows, and as many columns, with NaN or infinities that are recomputed
@@ -336,9 +337,9 @@ class _Freivalds(NamedTuple):
         x = np.random.default_rng(20).choice([-step, step], (n, _VECTORS))
         x[cols] = 0
         ones = np.where(cols, 0, step)
-        bx, bx_size = _apply(self.b, self.op_b, x, ones)
-        abx, abx_size = _apply(self.a, self.op_a, bx, bx_size)
-        dx, _ = _apply(self.d, "N", x, ones)
+        bx, bx_size = apply(self.b, self.op_b, x, ones)
+        abx, abx_size = apply(self.a, self.op_a, bx, bx_size)
+        dx, _ = apply(self.d, "N", x, ones)
         of_d, bias = self.after.of_d, self.after.bias
         difference, size = dx / of_d - self.alpha * abx, abs(self.alpha) * abx_size
         if bias is not None and self.after.axis:
@@ -346,7 +347,7 @@ class _Freivalds(NamedTuple):
         elif bias is not None:
             difference, size = difference - np.outer(bias, x.sum(axis=0)), size + np.abs(bias) * ones.sum()
         if self.c is not None:
-            cx, cx_size = _apply(self.c, "N", x, ones)
+            cx, cx_size = apply(self.c, "N", x, ones)
             difference, size = difference - self.beta * cx, size + abs(self.beta) * cx_size
         # below this, results are rounded to multiples of the smallest number
         smallest = element_type(self.d.dtype).smallest / element_type(self.d.dtype).roundoff / abs(of_d)
@@ -372,7 +373,7 @@ class _Freivalds(NamedTuple):
         if self.alpha:
             part = _lines(*first, lines, axis)
             matrix, op = last
-            product, sizes = _apply(
+            product, sizes = apply(
                 matrix, op if axis else _TRANSPOSED[op], part, np.abs(part), all_of_it=True
             )
             expected, size = self.alpha * product, abs(self.alpha) * sizes
@@ -451,12 +452,19 @@ def _lines(matrix: DistributedMatrix, op: str, lines: NDArray[np.int64], axis: i
     return found
 
 
-def _apply(
-    matrix: DistributedMatrix, op: str, x: Array, size: Array, *, all_of_it: bool = False
+def apply(
+    matrix: DistributedMatrix,
+    op: str,
+    x: Array,
+    size: Array,
+    *,
+    all_of_it: bool = False,
+    kept: Callable[[Array, Array], Array] | None = None,
 ) -> tuple[Array, Array]:
     """Return ``op(M) x`` and ``|op(M)| size`` in double precision, the same on every rank. Collective.
 
-    NaN and infinities of M count as zero unless ``all_of_it``.
+    NaN and infinities of M count as zero unless ``all_of_it``; so do elements of op(M) for whose rows and columns
+    ``kept`` is False.
     """
     descriptor, comm = matrix.descriptor, matrix.context.comm
     transposed = op in ("T", "C")
@@ -475,6 +483,8 @@ def _apply(
                 np.conjugate(part, out=part)
             if not all_of_it:
                 part[~np.isfinite(part)] = 0
+            if kept is not None:
+                part[~kept(rows[start : start + step, None], cols)] = 0
             y[rows[start : start + step]] = part @ x[cols]
             y_size[rows[start : start + step]] = np.abs(part) @ size[cols]
     comm.sum_into(y)

@@ -95,6 +95,11 @@ class MpiCommunicator:
             raise ClosedError(FINALIZED)
         return self._made
 
+    @property
+    def handle(self) -> int:
+        """The communicator as C has it: MPICH's integer, or Open MPI's address."""
+        return int(self._mpi._handleof(self._comm))
+
     def _done(self, request: Request) -> None:
         """Wait for a collective call that has begun."""
         self.wait(self.channel.watch(request))

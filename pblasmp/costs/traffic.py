@@ -261,7 +261,7 @@ def asked_problem(problem: AnyProblem, beta: complex | None) -> tuple[AnyProblem
     if isinstance(problem, FactorProblem):
         if faults := problem.faults():
             raise ArgumentError("; ".join(faults))
-        if problem.routine in ("condition", "eigh"):
+        if problem.routine in ("condition", "eigh", "svd"):
             raise UnsupportedError(f"{problem.routine}: what it does depends on the values of the matrix")
         return problem, None, 0
     if isinstance(problem, MatmulProblem) and problem.scheme == "gemm":

@@ -140,7 +140,11 @@ def _(x: Level3Problem) -> Drawing:
 def _(x: FactorProblem) -> Drawing:
     lower = Trapezoid("L") if x.routine in ("cholesky", "triangular", "eigh") else None
     panels = [_panel(x.a, "A", lower)]
-    named = {"B": x.b, "factors": x.c, "D" if x.inverse or x.routine in ("qr", "eigh") else "X": x.d}
+    named = {
+        "B": x.b,
+        "V^H" if x.routine == "svd" else "factors": x.c,
+        "D" if x.inverse or x.routine in ("qr", "eigh", "svd") else "X": x.d,
+    }
     panels += [_panel(each, name) for name, each in named.items() if each is not None]
     return _draw_panels(panels, str(x), faults=x.faults())
 

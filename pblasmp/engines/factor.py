@@ -38,7 +38,7 @@ class Found:
         pivots: of "lu": row i was exchanged with ``pivots[i]``, from 0.
         diagonal: of "lu" without right-hand sides: that of U.
         tau: of "qr": the factors of the reflectors.
-        values: of "eigh": the eigenvalues, ascending.
+        values: of "eigh": the eigenvalues, ascending; of "svd": the singular values, descending.
         condition: of "condition": the estimate.
     """
 

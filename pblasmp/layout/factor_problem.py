@@ -14,7 +14,7 @@ from .traffic import Traffic
 
 __all__ = ["FactorProblem", "FactorRoutine"]
 
-FactorRoutine = Literal["cholesky", "lu", "qr", "lstsq", "triangular", "condition", "eigh"]
+FactorRoutine = Literal["cholesky", "lu", "qr", "lstsq", "triangular", "condition", "eigh", "svd"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,9 @@ class FactorProblem:
         routine: what is computed; "lstsq" has at least as many rows as columns.
         a: the layout of A, or of its factors. Of "cholesky", "triangular" and "eigh" only the lower triangle counts.
         b: the layout of right-hand sides, or of what Q is multiplied by; None without them.
-        c: the layout in which the factors are wanted; None if they are not.
-        d: the layout of solutions, of the inverse, of the product with Q, or of the eigenvectors; None without them.
+        c: the layout in which the factors are wanted; None if they are not. Of "svd" that of V^H.
+        d: the layout of solutions, of the inverse, of the product with Q, of the eigenvectors, or of U of "svd"; None
+            without them.
         op: "N", "T" or "C": solve with A or with its transposes, multiply by Q or by its adjoint. Of "lstsq" "C" asks
             for the least solution of A^H X = B.
         factored: A has its factors already.
@@ -36,6 +37,7 @@ class FactorProblem:
             "cholesky" and "triangular" only the lower triangle of the inverse is written, as by LAPACK.
         unit: of "triangular": the diagonal is taken as ones.
         conjugate: the conjugates of A and of its factors are meant; of "qr" those of what Q is multiplied by.
+        subset: of "eigh": the first and the last of the eigenvalues that are wanted, from 0; None: all.
 
     Raises:
         ArgumentError: the routine or the op is unknown, or a layout is no descriptor.
@@ -51,6 +53,7 @@ class FactorProblem:
     inverse: bool = False
     unit: bool = False
     conjugate: bool = False
+    subset: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         for name, legal in (("routine", get_args(FactorRoutine)), ("op", ("N", "T", "C"))):
@@ -75,7 +78,7 @@ class FactorProblem:
             found.append(f"a: expected a square matrix, got {rows} x {cols}")
         if self.routine == "lstsq" and (rows < cols or self.b is None or self.d is None):
             found.append(f"lstsq: expected at least as many rows as columns, b and d, got {rows} x {cols}")
-        if self.c is not None and self.c.shape != self.a.shape:
+        if self.c is not None and self.routine != "svd" and self.c.shape != self.a.shape:
             found.append(f"c: expected the shape of a, {self.a.shape}, got {self.c.shape}")
         return found
 
@@ -121,7 +124,7 @@ class FactorProblem:
         right = ""
         if self.inverse:
             what = "Q of qr" if self.routine == "qr" else f"inverse ({self.routine})"
-        elif self.d is not None and self.routine != "eigh":
+        elif self.d is not None and self.routine not in ("eigh", "svd"):
             right = f", {counted(self.right, 'column')},"
         return f"{self.a.dtype.name} {what} of {rows} x {cols}{right} on {self.a.grid}"
 

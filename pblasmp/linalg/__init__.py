@@ -1,26 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear algebra on distributed matrices, under the names of numpy.linalg and scipy.linalg.
 
-Systems of equations, Cholesky, LU with partial pivoting, QR, least squares, inverses, determinants, eigenvalues, norms
-and condition numbers. Matrices of a call may have any layouts; algorithms move them to those that they take. A function
-is a ``FactorisationCall``: it is computed by a plan, whose algorithm is one of the engine's registry.
+Systems of equations, Cholesky, LU with partial pivoting, QR, least squares, inverses, determinants, eigenvalues,
+singular values, norms and condition numbers. Matrices of a call may have any layouts; algorithms move them to those
+that they take. A function is a ``FactorisationCall``: it is computed by a plan, whose algorithm is one of the engine's
+registry.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from . import conditions, eigen, general, orthogonal, positive, systems
+from . import conditions, eigen, general, orthogonal, positive, singular, systems
 from .call import FactorisationCall
-from .conditions import cond, cond_estimate, norm, svd, svdvals
+from .conditions import cond, cond_estimate, norm
 from .eigen import eigh, eigvalsh
 from .general import det, lu_factor, lu_solve, slogdet
 from .orthogonal import QrFactors, lstsq, qr
 from .positive import cho_factor, cho_solve, cholesky
+from .singular import SvdResult, svd, svdvals
 from .systems import inv, solve, solve_triangular
 
 __all__ = [
     "QrFactors",
+    "SvdResult",
     "cho_factor",
     "cho_solve",
     "cholesky",
@@ -49,6 +52,7 @@ CALLS: dict[str, type[FactorisationCall[Any]]] = {
     **systems.CALLS,
     **eigen.CALLS,
     **conditions.CALLS,
+    **singular.CALLS,
 }
 """The calls that can be planned, by function."""
 

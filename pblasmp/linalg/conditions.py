@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from ..engines.factor import FactorOperands, Found
 from ..errors import ArgumentError, FactorizationError, LayoutError, UnsupportedError, short_repr
@@ -13,7 +13,7 @@ from ..reductions import kind_of_norm
 from .call import FactorisationCall, Matrix
 from .systems import inv
 
-__all__ = ["CALLS", "cond", "cond_estimate", "norm", "svd", "svdvals"]
+__all__ = ["CALLS", "cond", "cond_estimate", "norm"]
 
 Order = Literal["fro", "inf", "max"] | float | None
 
@@ -76,7 +76,7 @@ def _check(call: str, a: Matrix, name: str, which: object) -> None:
         plain = which is None or isinstance(which, (int, float, str))
         if plain and which in ((2, -2, "nuc", None) if call == "cond" else (2, -2, "nuc")):
             raise UnsupportedError(
-                f"{call}: {name}={which!r} needs singular values, which pblasmp does not compute: expected 1, 'inf' or "
+                f"{call}: {name}={which!r} needs singular values, see pb.linalg.svdvals: expected here 1, 'inf' or "
                 "'fro'"
             )
         if which is not None and (kind_of_norm(which) is None or (call == "cond" and which == "max")):
@@ -84,44 +84,6 @@ def _check(call: str, a: Matrix, name: str, which: object) -> None:
             raise ArgumentError(f"{name}: expected {legal}, got {short_repr(which)}")
         if call == "cond" and a.shape[0] != a.shape[1]:
             raise LayoutError(f"cond: a: expected a square matrix, got {a.shape[0]} x {a.shape[1]}")
-
-
-def svd(a: Matrix) -> NoReturn:
-    """Raise UnsupportedError: pblasmp computes no singular values. Collective over the context.
-
-    ScaLAPACK (p?gesvd) does, on the same block-cyclic arrays; of a thin matrix those of R, which ``qr`` gives, are the
-    same, and R is small enough for one rank.
-
-    Args:
-        a: any matrix.
-
-    Raises:
-        UnsupportedError: always.
-    """
-    _no_singular_values("svd", a)
-
-
-def svdvals(a: Matrix) -> NoReturn:
-    """Raise UnsupportedError, as ``svd`` does. Collective over the context.
-
-    Args:
-        a: any matrix.
-
-    Raises:
-        UnsupportedError: always.
-    """
-    _no_singular_values("svdvals", a)
-
-
-def _no_singular_values(call: str, a: Matrix) -> NoReturn:
-    ctx = context_of(call, a)
-    with ctx.agreement(call):
-        check_operands(ctx, "a", {"a": a})
-        raise UnsupportedError(
-            f"{call}: pblasmp computes no singular values: ScaLAPACK (p?gesvd) does, on the same block-cyclic arrays; "
-            "those of a thin matrix are those of pb.linalg.qr(a).r(), which is small enough for numpy.linalg.svd"
-        )
-    raise AssertionError
 
 
 def cond_estimate(a: Matrix, *, algo: str = "auto") -> float:

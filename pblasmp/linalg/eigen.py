@@ -1,110 +1,294 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eigenvalues of symmetric and Hermitian matrices."""
+"""Eigenvalues of symmetric and Hermitian matrices, also generalised."""
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from numpy.typing import NDArray
 
+from .. import level3
+from ..checks import of_eigenpairs
+from ..comm import agree_after
 from ..engines.factor import FactorOperands, Found
-from ..errors import UnsupportedError
+from ..engines.method import survey
+from ..engines.request import Options
+from ..errors import FactorizationError, UnsupportedError, short_repr
 from ..layout.factor_problem import FactorProblem
-from .call import FactorisationCall, Matrix, T, flag, turned
+from ..logs import logger
+from .call import FactorisationCall, Matrix, flag, turned
+from .positive import cholesky
+from .systems import whole_of
 
-__all__ = ["CALLS", "eigh", "eigvalsh"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..layout.level3 import Uplo
+    from ..layout.problem import Op
+
+__all__ = ["CALLS", "eigh", "eigh_into", "eigvalsh"]
+
+Values = NDArray[Any]
 
 
-def eigh(a: Matrix, *, lower: bool = True, algo: str = "auto") -> tuple[NDArray[Any], Matrix]:
-    """Return the eigenvalues and eigenvectors of a symmetric or Hermitian matrix. Collective over the context.
+@overload
+def eigh(
+    a: Matrix,
+    b: Matrix | None = None,
+    *,
+    lower: bool = True,
+    subset_by_index: Sequence[int] | None = None,
+    eigvals_only: Literal[False] = False,
+    check: bool = False,
+    algo: str = "auto",
+) -> tuple[Values, Matrix]: ...
+@overload
+def eigh(
+    a: Matrix,
+    b: Matrix | None = None,
+    *,
+    lower: bool = True,
+    subset_by_index: Sequence[int] | None = None,
+    eigvals_only: Literal[True],
+    check: bool = False,
+    algo: str = "auto",
+) -> Values: ...
+def eigh(
+    a: Matrix,
+    b: Matrix | None = None,
+    *,
+    lower: bool = True,
+    subset_by_index: Sequence[int] | None = None,
+    eigvals_only: bool = False,
+    check: bool = False,
+    algo: str = "auto",
+) -> tuple[Values, Matrix] | Values:
+    """Return eigenvalues and eigenvectors of a symmetric or Hermitian matrix. Collective over the context.
 
-    A V = V diag(w). A is scaled if squares of its elements would over- or underflow. NaN or infinity in A makes all
-    eigenvalues and eigenvectors NaN.
+    A V = V diag(w), with V^H V = I; with ``b``, A V = B V diag(w) and V^H B V = I. A is scaled if squares of its
+    elements would over- or underflow. NaN or infinity in A makes all eigenvalues and eigenvectors NaN.
 
-    It needs GPUs and cuSOLVERMp. On CPU ranks ScaLAPACK (p?syevd, p?heevd) and ELPA compute it, on the same
-    block-cyclic arrays; CPU ranks raise UnsupportedError here.
+    Libraries compute it. On CPU ranks that is ScaLAPACK, if one is found (see ``docs/solving.md``); up to an order of
+    200, and on one rank, the LAPACK of one rank, which tells the others. On GPUs it is cuSOLVERMp.
 
     Args:
         a: n × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
-        lower: read the lower triangle of A, not the upper.
+        b: n × n and positive definite, for the generalised problem; None: the identity. It keeps its values.
+        lower: read the lower triangles of A and B, not the upper.
+        subset_by_index: the first and the last eigenvalue that are wanted, from 0; None: all.
+        eigvals_only: whether to compute no eigenvectors.
+        check: whether to check the eigenvectors as ``pb.verify`` does. If they are wrong, the next algorithm computes
+            them, on all ranks: libraries have had faults in which the eigenvalues alone were right.
         algo: "auto", or the name of an algorithm.
 
     Returns:
-        The n eigenvalues in ascending order, the same real array on every rank, and V, whose columns are the
-        eigenvectors, of norm 1: a new matrix in the layout of A.
+        The eigenvalues in ascending order, the same real array on every rank, and V, whose columns are the
+        eigenvectors: a new matrix in the layout of A. With ``eigvals_only`` the eigenvalues alone.
 
     Raises:
+        FactorizationError: the library's iteration does not converge, B is not positive definite, or no algorithm's
+            eigenvectors pass the check.
         ArgumentError: shapes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
-        UnsupportedError: the engine does not offer it.
+        UnsupportedError: the engine does not offer it, or no library is found; the message says which to install.
 
-    Source: LAPACK, ?SYEVD and ?HEEVD; cuSOLVERMp, cusolverMpSyevd.
+    Source: LAPACK, ?SYEVD, ?HEEVD and ?SYGVD; ScaLAPACK, P?SYEVD and P?SYEVR; cuSOLVERMp, cusolverMpSyevd.
     """
-    return _Eigh(a=a, lower=lower, algo=algo).run()
+    how: dict[str, Any] = {
+        "lower": lower,
+        "subset_by_index": subset_by_index,
+        "eigvals_only": eigvals_only,
+        "check": check,
+        "algo": algo,
+    }
+    return _Eigh(a=a, **how).run() if b is None else _generalised(a, b, how)
 
 
-def eigvalsh(a: Matrix, *, lower: bool = True, algo: str = "auto") -> NDArray[Any]:
-    """Return the eigenvalues of a symmetric or Hermitian matrix in ascending order. Collective over the context.
-
-    The same real array on every rank. The eigenvectors are computed, too, and dropped: it takes as long as ``eigh``.
+def eigvalsh(
+    a: Matrix,
+    b: Matrix | None = None,
+    *,
+    lower: bool = True,
+    subset_by_index: Sequence[int] | None = None,
+    algo: str = "auto",
+) -> Values:
+    """Return the eigenvalues that ``eigh`` returns, without eigenvectors. Collective over the context.
 
     Args:
-        a, lower, algo: as for ``eigh``.
+        a, b, lower, subset_by_index, algo: as for ``eigh``.
 
     Raises:
-        ArgumentError: shapes, types or options do not fit; the message names every fault.
-        RankMismatchError: the ranks gave different arguments.
-        UnsupportedError: the engine does not offer it.
-
-    Source: NumPy, numpy.linalg.eigvalsh.
+        FactorizationError, ArgumentError, RankMismatchError, UnsupportedError: as ``eigh`` does.
     """
-    return _Eigvalsh(a=a, lower=lower, algo=algo).run()
+    if b is None:
+        values: Values = _Eigvalsh(a=a, lower=lower, subset_by_index=subset_by_index, algo=algo).run()
+        return values
+    return eigh(a, b, lower=lower, subset_by_index=subset_by_index, eigvals_only=True, algo=algo)
 
 
-class _Eigen(FactorisationCall[T]):
-    """A call of ``eigh`` or ``eigvalsh``."""
-
-    def __init__(self, *, lower: bool, **arguments: Any) -> None:
-        super().__init__(lower=flag(lower), **arguments)
-
-    def check(self) -> None:
-        self.check_matrix("a")
-        self.check_flags("lower")
-        engine = self.ctx.engine
-        if not self.faults and not any(
-            row.serves(FactorProblem("eigh", self["a"].descriptor)) for row in engine.methods
-        ):
-            raise UnsupportedError(
-                f"{self.name}: the {engine.name} engine computes no eigenvalues: on CPU ranks ScaLAPACK (p?syevd, "
-                "p?heevd) and ELPA do, here only GPUs with cuSOLVERMp"
-            )
-
-    def problem(self) -> FactorProblem:
-        a = turned(self["a"].descriptor, self.upper)
-        return FactorProblem("eigh", a, d=self.written.descriptor, conjugate=self.upper)
-
-    def operands(self) -> FactorOperands:
-        return FactorOperands(turned(self["a"].local, self.upper), None, None, self.written.local)
+def eigh_into(a: Matrix, out: Matrix | None, lower: bool, subset: tuple[int, int] | None = None) -> Values:
+    """Return the eigenvalues of A, all or those of a subset, and write the eigenvectors to ``out``. Collective."""
+    only = out is None
+    how: dict[str, Any] = {"lower": lower, "eigvals_only": only, "check": False, "algo": "auto"}
+    found = _Eigh(a=a, subset_by_index=subset, out=out, **how).run()
+    values: Values = found if only else found[0]
+    return values
 
 
-class _Eigh(_Eigen[tuple[NDArray[Any], Matrix]]):
+class _Eigh(FactorisationCall[Any]):
     """A call of ``eigh``."""
 
     name = "eigh"
+    matrices = ("a", "b", "out")
+    optional = ("b", "out")
 
-    def end(self, found: Found) -> tuple[NDArray[Any], Matrix]:
+    def __init__(self, *, subset_by_index: Any = None, **arguments: Any) -> None:
+        self._subset, self._malformed = None, ""
+        arguments.update({name: flag(arguments[name]) for name in ("lower", "eigvals_only", "check")})
+        if subset_by_index is not None:
+            try:
+                first, last = (operator.index(each) for each in subset_by_index)
+                self._subset = first, last
+            except (TypeError, ValueError):
+                self._malformed = (
+                    f"subset_by_index: expected a pair of integers, got {short_repr(subset_by_index)}"
+                )
+        super().__init__(
+            **arguments, first=self._subset and self._subset[0], last=self._subset and self._subset[1]
+        )
+
+    def check(self) -> None:
+        a = self["a"]
+        self.check_matrix("a")
+        self.check_flags("lower", "eigvals_only", "check")
+        if self.how["check"] and self.how["eigvals_only"]:
+            self.wrong("check: expected False with eigvals_only: there are no eigenvectors to check")
+        if self.given["b"] is not None:
+            self.check_second()
+        if self._malformed:
+            self.wrong(self._malformed)
+        elif self._subset is not None and not 0 <= self._subset[0] <= self._subset[1] < a.shape[0]:
+            self.wrong(f"subset_by_index: expected 0 <= first <= last < {a.shape[0]}, got {self._subset}")
+        if not self.faults:
+            self.check_like("out", "a", self._shape)
+
+    def check_second(self) -> None:
+        """Raise UnsupportedError: this call has no B. Local."""
+        raise UnsupportedError("eigh: a generalised problem is several calls: it has no plan of its own")
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        n = self["a"].shape[0]
+        return n, n if self._subset is None else self._subset[1] - self._subset[0] + 1
+
+    def new(self) -> Matrix | None:
+        if self.how["eigvals_only"]:
+            return None
+        return self.out_or_new(replace(self["a"].descriptor, shape=self._shape, ld=None))
+
+    def problem(self) -> FactorProblem:
+        a = turned(self["a"].descriptor, self.upper)
+        d = None if self.made is None else self.made.descriptor
+        return FactorProblem("eigh", a, d=d, conjugate=self.upper, subset=self._subset)
+
+    def operands(self) -> FactorOperands:
+        d = None if self.made is None else self.made.local
+        return FactorOperands(turned(self["a"].local, self.upper), None, None, d)
+
+    def end(self, found: Found) -> tuple[Values, Matrix] | Values:
+        if found.info:
+            self.failed(found.info, f"has eigenvalues that the library does not find: INFO is {found.info}")
         assert found.values is not None
-        return found.values, self.written
+        if self.made is None:
+            return found.values
+        pairs = found.values, self.made
+        return self._confirmed(pairs) if self.how["check"] else pairs
+
+    def _confirmed(self, pairs: tuple[Values, Matrix]) -> tuple[Values, Matrix]:
+        """Return eigenpairs that pass the check: these, or those of another algorithm. Collective."""
+        engine, a = self.ctx.engine, self["a"]
+        error = of_eigenpairs(a, *pairs, self.how["lower"])
+        if error:
+            return pairs
+        verdicts = survey(engine, self.problem(), Options(algo=self.how["algo"]))
+        failed = {name: error for name, verdict in verdicts.items() if verdict.taken}
+        for name in [each for each in verdicts if each not in failed]:
+            how = {**self.how, "check": False, "algo": name}
+            del how["first"], how["last"]
+            try:
+                found: tuple[Values, Matrix] = _Eigh(
+                    a=a, out=self.made, subset_by_index=self._subset, **how
+                ).run()
+            except UnsupportedError:  # every rank's
+                continue
+            failed[name] = of_eigenpairs(a, *found, self.how["lower"])
+            if failed[name]:
+                logger.warning(
+                    "eigh: eigenvectors of %s were wrong, those of %s are right", next(iter(failed)), name
+                )
+                return found
+        with self.ctx.agreement(self.name):
+            texts = ", ".join(f"{name} {each.error:.1e}" for name, each in failed.items())
+            raise FactorizationError(
+                f"eigh: the eigenvectors are wrong, by every algorithm; relative errors: {texts}"
+            )
+        raise AssertionError
 
 
-class _Eigvalsh(_Eigen[NDArray[Any]]):
+def _generalised(a: Matrix, b: Matrix, how: dict[str, Any]) -> tuple[Values, Matrix] | Values:
+    """Return what ``eigh`` returns for A and B: by the Cholesky factor of B and a standard problem. Collective."""
+    call = _Pair(a=a, b=b, **how)
+    ctx = call.ctx
+    agree_after(False, partial(ctx.agreement, "eigh"), call.read)
+    lower = bool(call.how["lower"])
+    uplo: Uplo = "L" if lower else "U"
+    with ctx.running("eigh", checks=False):
+        try:
+            factor = cholesky(b, lower)
+        except FactorizationError as error:
+            with ctx.agreement("eigh"):
+                raise FactorizationError.at(
+                    error.index, f"eigh: b: {str(error).partition(': ')[2]}"
+                ) from None
+        inner: Op = "N" if lower else "C"
+        outer: Op = "C" if lower else "N"
+        whole = whole_of(a, lower, hermitian=True)
+        level3.trsm(factor, whole, uplo=uplo, op_a=inner, out=whole)
+        level3.trsm(factor, whole, side="R", uplo=uplo, op_a=outer, out=whole)
+        found: tuple[Values, Matrix] | Values = _Eigh(a=whole, **how).run()
+        if isinstance(found, tuple):
+            level3.trsm(factor, found[1], uplo=uplo, op_a=outer, out=found[1])
+            if how["check"]:
+                seen = of_eigenpairs(a, *found, lower, b)
+                with ctx.agreement("eigh"):
+                    if not seen:
+                        raise FactorizationError(
+                            f"eigh: the eigenvectors of A and B are wrong; relative error: {seen.error:.1e}"
+                        )
+        return found
+
+
+class _Eigvalsh(_Eigh):
     """A call of ``eigvalsh``."""
 
     name = "eigvalsh"
 
-    def end(self, found: Found) -> NDArray[Any]:
-        assert found.values is not None
-        return found.values
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments, eigvals_only=True, check=False)
+
+
+class _Pair(_Eigh):
+    """The arguments of ``eigh`` with a second matrix, which are checked; it computes nothing itself."""
+
+    def check_second(self) -> None:
+        self.check_matrix("b")
+        self.check_like("b", "a")
+
+    def new(self) -> None:
+        return None
 
 
 CALLS: dict[str, type[FactorisationCall[Any]]] = {"eigh": _Eigh, "eigvalsh": _Eigvalsh}

@@ -15,7 +15,7 @@ from .call import FactorisationCall, Matrix, Pivots, flag, layout_of, local_of, 
 if TYPE_CHECKING:
     from .call import Trans
 
-__all__ = ["CALLS", "inv", "inverse_of", "solve", "solve_keeping", "solve_triangular"]
+__all__ = ["CALLS", "inv", "inverse_of", "solve", "solve_keeping", "solve_triangular", "whole_of"]
 
 Assume = Literal[
     "gen",
@@ -143,7 +143,7 @@ class _Assuming(FactorisationCall[Matrix]):
         a, lower = self.given["a"], self.how["lower"]
         legal = isinstance(a, DistributedMatrix) and a.shape[0] == a.shape[1] and isinstance(lower, bool)
         if self.kind in ("sym", "her") and legal:
-            self.given = {**self.given, "a": _whole(self["a"], lower, hermitian=self.kind == "her")}
+            self.given = {**self.given, "a": whole_of(self["a"], lower, hermitian=self.kind == "her")}
             self.kind, self.how = "gen", {**self.how, "assume_a": "gen"}
         return super().run()
 
@@ -179,7 +179,7 @@ class _Assuming(FactorisationCall[Matrix]):
         return super().end(found)
 
 
-def _whole(a: Matrix, lower: bool, *, hermitian: bool) -> Matrix:
+def whole_of(a: Matrix, lower: bool, *, hermitian: bool) -> Matrix:
     """Return the matrix that a triangle describes. Collective over the context."""
     triangle = a.tril() if lower else a.triu()
     beside = a.tril(-1) if lower else a.triu(1)

@@ -30,6 +30,7 @@ from collections.abc import Callable
 from ..errors import ArgumentError
 from .arguments import ParameterError
 from .auxiliary import FUNCTIONS as AUXILIARY
+from .eigenvalues import ROUTINES as EIGENVALUES
 from .factorisations import ROUTINES as FACTORISATIONS
 from .factorisations import factoriser
 from .grids import (
@@ -82,8 +83,8 @@ __all__ = [
 ]
 
 _FACTORISATIONS: dict[str, Callable[..., object]] = {
-    f"p{letter}{name}": factoriser(name, letter)
-    for name, row in FACTORISATIONS.items()
+    f"p{letter}{name}": factoriser(name, letter, row)
+    for name, row in (*FACTORISATIONS.items(), *EIGENVALUES)
     for letter in row.letters
 }
 _FUNCTIONS: dict[str, Callable[..., object]] = (

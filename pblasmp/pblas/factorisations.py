@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..comm import agree_after
 from ..engines.direct import FAMILIES
-from ..errors import FactorizationError
+from ..errors import FactorizationError, short_repr
 from ..linalg import cho_solve, cholesky, lu_solve, qr, solve_triangular
 from ..linalg.general import lu_with_info
 from ..linalg.orthogonal import apply_q, form_q, lstsq_in_place
@@ -25,7 +25,7 @@ from .grids import ProcessGrid
 from .operands import PblasOperand, check_grid, check_sharing, entries, one_grid_of
 from .routines import DTYPE, docstring, number_place, size_text, takes_number
 
-__all__ = ["BESIDE", "ROUTINES", "SIZES", "ScalapackRoutine", "factoriser"]
+__all__ = ["BESIDE", "ROUTINES", "SIZES", "WANTED", "FactorCall", "ScalapackRoutine", "factoriser"]
 
 Values = dict[str, Any]
 Compute = Callable[["FactorCall"], None]
@@ -48,7 +48,7 @@ class ScalapackRoutine:
 
     arguments: str
     shapes: dict[str, str]
-    written: str
+    written: Sequence[str]
     compute: Compute
     text: str
     fault: str = ""
@@ -284,7 +284,16 @@ ROUTINES = {
 }  # fmt: skip
 """The routines by name, without p and the letter of the type."""
 
-_OPTIONS = {"uplo": "UL", "diag": "NU", "trans": "NTC", "side": "LR"}
+_OPTIONS = {
+    "uplo": "UL",
+    "diag": "NU",
+    "trans": "NTC",
+    "side": "LR",
+    "jobz": "NV",
+    "jobu": "NV",
+    "jobvt": "NV",
+    "range": "AIV",
+}
 _SIZES = ("m", "n", "k", "nrhs")
 _MEANINGS = {
     "uplo": '"U" or "L": which triangle of sub(A) is used; the other is neither read nor written',
@@ -302,25 +311,50 @@ _MEANINGS = {
     "lwork": "-1 asks for the size of ``work``; otherwise not read",
     "iwork": "as ``work``",
     "liwork": "as ``lwork``",
+    "rwork": "as ``work``",
+    "lrwork": "as ``lwork``",
+    "jobz": '"V": eigenvectors are wanted, too; "N": the eigenvalues alone, and Z is not looked at',
+    "jobu": '"V": U is wanted; "N": it is not, and is not looked at',
+    "jobvt": '"V": V^H is wanted; "N": it is not, and is not looked at',
+    "range": '"A": all eigenvalues; "I": those from ``il`` to ``iu``; "V": those above ``vl``, up to ``vu``',
+    "vl": "with ``range`` V: the eigenvalues wanted are larger than this",
+    "vu": "with ``range`` V: the largest eigenvalue that may be wanted",
+    "il": "with ``range`` I: the number of the first eigenvalue wanted, from 1",
+    "iu": "with ``range`` I: the number of the last eigenvalue wanted",
+    "ibtype": "1: other problems than A x = lambda B x are not offered",
+    "abstol": "is not read",
+    "orfac": "is not read: eigenvectors are always orthogonal",
+    "nz": "a writeable array of one integer to which the number of eigenvectors is written; None: it is not",
+    "w": "a real array of n numbers to which the eigenvalues are written, ascending, on every process",
+    "s": "a real array of min(m, n) numbers to which the singular values are written, descending, on every process",
+    "ifail": "integers, which become 0; None: they are not written",
+    "iclustr": "is not written",
+    "gap": "is not written",
     "info": "a writeable array of one integer to which INFO is written; None: it is only returned",
 }
-_EXTENTS = {"longer": "max(m, n)", "order": '(m if side is "L", n if it is "R")'}
+_EXTENTS = {"longer": "max(m, n)", "least": "min(m, n)", "order": '(m if side is "L", n if it is "R")'}
 
 BESIDE = {"ipiv": 0, "tau": 1}
 """The arrays of one element for each local row of A (0), or for each local column (1)."""
 
-SIZES = ("lwork", "liwork")
+SIZES = ("lwork", "lrwork", "liwork")
 """The arguments that ask for the size of a workspace if they are -1."""
 
-_LEFT_OUT = {"work", "iwork", *SIZES, "info"}
+WANTED = {"z": "jobz", "u": "jobu", "vt": "jobvt"}
+"""The matrices that are only looked at if an option is "V"."""
+
+_WORKS = ("work", "rwork", "iwork")
+_LEFT_OUT = {*_WORKS, *SIZES, "ifail", "iclustr", "gap", "info"}
+_OUTPUTS = ("m", "nz")  # of eigenvalues
+_REALS = ("vl", "vu")
 
 
-def factoriser(name: str, letter: str) -> Callable[..., int]:
+def factoriser(name: str, letter: str, routine: ScalapackRoutine) -> Callable[..., int]:
     """Return a routine for one type, as a function with ScaLAPACK's signature. Local."""
-    routine, full, dtype = ROUTINES[name], f"p{letter}{name}", DTYPE[letter]
+    full, dtype = f"p{letter}{name}", DTYPE[letter]
     annotations = {each: _annotation(each, routine) for each in routine.names}
     signature = signature_of(annotations, "int", _LEFT_OUT)
-    direct = _direct_form(name, full, dtype)
+    direct = _direct_form(name, full, dtype, routine)
 
     def function(*args: Any, **kwargs: Any) -> int:
         given = bound(full, signature, args, kwargs)
@@ -336,15 +370,16 @@ def factoriser(name: str, letter: str) -> Callable[..., int]:
     return as_routine(function, full, signature, _docstring(routine, full, dtype))
 
 
-def _direct_form(name: str, full: str, dtype: np.dtype) -> DirectForm | None:
+def _direct_form(name: str, full: str, dtype: np.dtype, routine: ScalapackRoutine) -> DirectForm | None:
     """Return a routine as a direct call, None if it is none."""
-    routine = ROUTINES[name]
     if name not in FAMILIES or len(routine.written) > 1:  # direct solves keep A
         return None
     names = [each for each in routine.names if each not in _LEFT_OUT]
     allowed = {each: _OPTIONS[each] for each in names if each in _OPTIONS}
-    passes = {each: each for each in routine.shapes} | {"d": routine.written}
-    return DirectForm(full, name, names, routine.shapes, passes, routine.written, (), dtype, allowed, {}, "")
+    passes = {each: each for each in routine.shapes} | {"d": routine.written[0]}
+    return DirectForm(
+        full, name, names, routine.shapes, passes, routine.written[0], (), dtype, allowed, {}, ""
+    )
 
 
 def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values, *, voted: bool) -> int:
@@ -358,7 +393,7 @@ def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values, *
     """
     grid = one_grid_of(Faults(full, routine.names, of_pblas=False), routine.shapes, given)
     asks = _asks(given)
-    works = {name: given[name] for name in ("work", "iwork") if given.get(name) is not None}
+    works = {name: given[name] for name in _WORKS if given.get(name) is not None}
 
     def read(facts: Values) -> tuple[Values, dict[str, DistributedMatrix]]:
         faults = Faults(full, routine.names, of_pblas=False)
@@ -366,7 +401,8 @@ def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values, *
         facts["sizes of workspaces"] = "asked for" if asks else "not asked for"
         if asks:
             for name, work in works.items():
-                _check_array(faults, name, work, np.dtype("i4") if name == "iwork" else dtype)
+                real = np.empty(0, dtype).real.dtype
+                _check_array(faults, name, work, {"iwork": np.dtype("i4"), "rwork": real}.get(name, dtype))
             faults.check()
             return {}, {}
         values = _options(routine, faults, given, dtype)
@@ -380,9 +416,8 @@ def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values, *
         for work in works.values():
             work[:1] = 1
         return 0
-    if not any(matrices[name].size for name in routine.written) or (
-        values.get("k") == 0 and "side" in values
-    ):
+    written = [matrices[name] for name in routine.written if name in matrices]
+    if (written and not any(x.size for x in written)) or (values.get("k") == 0 and "side" in values):
         return 0
     with grid.context.running(full):  # IPIV and TAU are gathered before the first vote of what is computed
         try:
@@ -407,6 +442,8 @@ def _options(routine: ScalapackRoutine, faults: Faults, given: Values, dtype: np
             values[name] = faults.letter(name, given[name], "NC" if dtype.kind == "c" else "NT")
         elif name in _OPTIONS:
             values[name] = faults.letter(name, given[name], _OPTIONS[name])
+        elif name in _OUTPUTS and "w" in routine.names:
+            number_place(faults, name, given[name])
         elif name in _SIZES:
             values[name] = faults.integer(name, given[name], 0)
     if "k" in values:
@@ -414,11 +451,44 @@ def _options(routine: ScalapackRoutine, faults: Faults, given: Values, dtype: np
         if values["k"] > most:
             faults.add("k", f"expected at most {most}, got {values['k']}")
             values["k"] = most
+    if "w" in routine.names or "s" in routine.names:
+        _spectral_options(routine, faults, given, values, dtype)
     return values
+
+
+def _spectral_options(
+    routine: ScalapackRoutine, faults: Faults, given: Values, values: Values, dtype: np.dtype
+) -> None:
+    """Add the options that only eigenvalues and singular values have; note what is wrong with them."""
+    name = "w" if "w" in routine.names else "s"
+    _check_array(faults, name, given[name], np.empty(0, dtype).real.dtype)
+    least = values["n"] if name == "w" else min(values["m"], values["n"])
+    _check_length(faults, name, given[name], least, "numbers")
+    if "ibtype" in routine.names and faults.integer("ibtype", given["ibtype"]) != 1:
+        faults.add("ibtype", f"expected 1, got {short_repr(given['ibtype'])}")
+    kind, n = values.get("range"), values["n"]
+    if kind == "I" and n:
+        first, last = (faults.integer(each, given[each], 1, 1) for each in ("il", "iu"))
+        for each, number, low in (("il", first, 1), ("iu", last, first)):
+            if not low <= number <= n:
+                faults.add(each, f"expected {low} to {n}, got {number}")
+        values.update(il=first, iu=last)
+    elif kind == "V":
+        for each in ("vl", "vu"):
+            if isinstance(given[each], (int, float, np.number)) and not isinstance(
+                given[each], np.complexfloating
+            ):
+                values[each] = float(given[each])
+            else:
+                faults.add(each, f"expected a real number, got {short_repr(given[each])}")
+        if "vl" in values and "vu" in values and not values["vl"] < values["vu"]:
+            faults.add("vu", f"expected more than vl, {values['vl']}, got {values['vu']}")
 
 
 def _size(values: Values, name: str) -> str:
     """Return the argument that is a size: "order" is Q's, "longer" that of the longer side of A."""
+    if name == "least":
+        return "m" if values["m"] <= values["n"] else "n"
     if name == "longer":
         return "m" if values["m"] >= values["n"] else "n"
     if name == "order":
@@ -447,6 +517,8 @@ def _matrices(
     matrices: dict[str, DistributedMatrix] = {}
     operands: dict[str, PblasOperand] = {}
     for name, shape in routine.shapes.items():
+        if values.get(WANTED.get(name, "")) == "N":
+            continue
         i, j = (faults.integer(each, given[each], 1) for each in (f"i{name}", f"j{name}"))
         desc = entries(faults, f"desc{name}", given[f"desc{name}"])
         down, across = (_size(values, each) for each in shape.split())
@@ -462,7 +534,8 @@ def _matrices(
         if matrix is not None:
             matrices[name] = matrix
     for name in routine.written:
-        check_sharing(faults, matrices, name)
+        if name in matrices:
+            check_sharing(faults, matrices, (name,))
     of_a, rank = operands["a"].descriptor(grid.grid, dtype), grid.context.rank
     if "ipiv" in routine.names:
         _check_length(faults, "ipiv", given["ipiv"], of_a.local_shape(rank)[0], "integers, one for each row")
@@ -485,7 +558,10 @@ def _annotation(name: str, routine: ScalapackRoutine) -> str:
         return "str"
     if name.startswith("desc"):
         return "Sequence[int]"
-    return "Any" if name in routine.shapes or name in _LEFT_OUT or name in BESIDE else "int"
+    if name in (*_REALS, "abstol", "orfac"):
+        return "float"
+    spectral = name in ("w", "s") or (name in _OUTPUTS and "w" in routine.names)
+    return "Any" if name in routine.shapes or name in _LEFT_OUT or name in BESIDE or spectral else "int"
 
 
 def _docstring(routine: ScalapackRoutine, full: str, dtype: np.dtype) -> str:
@@ -504,9 +580,13 @@ def _docstring(routine: ScalapackRoutine, full: str, dtype: np.dtype) -> str:
 def _meaning(routine: ScalapackRoutine, name: str) -> str:
     if name == "trans" and routine.adjoint:
         return '"N", or the adjoint: "T" for real matrices, "C" for complex ones'
+    if name == "m" and "w" in routine.names:
+        return (
+            "a writeable array of one integer to which the number of eigenvalues is written; None: it is not"
+        )
     if name in _MEANINGS:
         return _MEANINGS[name]
-    x = name[-1].upper()
+    x = "VT" if name.endswith("vt") else name[-1].upper()
     if name.startswith("desc"):
         return f"nine integers that describe {x}, see ``descinit``; eleven if ``DTYPE_`` is 2"
     if name in _SIZES:

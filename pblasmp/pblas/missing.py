@@ -43,9 +43,6 @@ MISSING = {
     "gebrd, gehrd, gebal, sytrd, syntrd, syttrd, hetrd, hentrd, hettrd, sygst, syngst, hegst, hengst": (
         "reductions: ScaLAPACK's own"
     ),
-    "gesvd, syev, syevd, syevx, syevr, heev, heevd, heevx, heevr, sygvx, hegvx": (
-        "singular values and eigenvalues: ScaLAPACK's own, or ELPA's; `pb.linalg.eigh` on GPUs with cuSOLVERMp"
-    ),
     "hseqr, stebz, stedc, stein, trevc, trord, trsen": "eigenvalues of reduced matrices: ScaLAPACK's own",
 }
 """Names of ScaLAPACK that are not here, without P and the letter of the type, and what to use."""

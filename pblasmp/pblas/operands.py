@@ -177,7 +177,7 @@ def _shortened(faults: Faults, name: str, values: tuple[int, ...]) -> tuple[int,
     return (1, *values[1:4], *values[6:]) if legal else ()
 
 
-def check_sharing(faults: Faults, matrices: dict[str, DistributedMatrix], written: str) -> None:
+def check_sharing(faults: Faults, matrices: dict[str, DistributedMatrix], written: Iterable[str]) -> None:
     """Note which other matrices overlap those that are written, if they are NumPy arrays. Local."""
     arrays = {name: x.local for name, x in matrices.items() if isinstance(x.local, np.ndarray)}
     for target in written:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -482,7 +482,7 @@ def _meaning(routine: PblasRoutine, name: str, dtype: np.dtype) -> str:
     return f"{'row' if name[0] == 'i' else 'column'} of {x}, from 1, where sub({x}) begins."
 
 
-def size_text(name: str, shapes: Mapping[str, str], written: str) -> str:
+def size_text(name: str, shapes: Mapping[str, str], written: Container[str]) -> str:
     """Return what a size is, such as "rows of sub(C)". Local.
 
     Args:

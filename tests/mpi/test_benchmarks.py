@@ -115,6 +115,21 @@ def test_ways_of_factorisations():
     assert all(float(row[-1]) >= 1 for row in rows)
 
 
+def test_eigenvalues_beside_scalapack():
+    if locate("debian") is None:
+        assert os.environ.get("PBLASMP_SCALAPACK") != "required", "no ScaLAPACK (debian)"
+        pytest.skip("no ScaLAPACK (debian)")
+    command = [*launch.interpreter(), "-m", "benchmarks.eigenvalues", "-n", "24", "--ranks", "2"]
+    done = subprocess.run(
+        [*command, "--seconds", "0", "--pairs", "1"],
+        check=False, cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.split()[1:2] == ["24"]]
+    assert [row[0] for row in rows] == ["eigh", "svd"]
+    assert all(float(each) > 0 for row in rows for each in row[2:5])
+
+
 def test_rounding(tmp_path):
     script = [
         *launch.interpreter(),

@@ -406,9 +406,6 @@ def algorithms(comm):
         reflectors = pb.linalg.qr(a)
         yield "q", alike(reflectors.q(algo="panels"), local(reflectors.q()))
         yield "apply", alike(reflectors.apply(b, "C", algo="panels"), local(reflectors.apply(b, "C")))
-        words = ["eigh: the host engine computes no eigenvalues", "ScaLAPACK", "ELPA", "GPUs with cuSOLVERMp"]
-        yield "eigh", agreed_error(ctx, pb.UnsupportedError, words, pb.linalg.eigh, a)
-        yield "eigh plan", agreed_error(ctx, pb.UnsupportedError, words, pb.plan, pb.linalg.eigh, a)
         words = ["tune: the algorithms of factorizations are chosen by rule"]
         yield "tune", agreed_error(ctx, pb.UnsupportedError, words, pb.tune, pb.linalg.cholesky, a)
         whole, second = (scattered(ctx, layout(rng, (9, 9), comm.size), np.eye(9)) for _ in "ab")

@@ -165,12 +165,9 @@ def refusals(comm):
         a, wide = ctx.eye(4), ctx.zeros((4, 5))
         nothing = pb.UnsupportedError
         for kind, words, call in (
-            (nothing, ["svd: pblasmp computes no singular values", "p?gesvd"], lambda: la.svd(a)),
-            (nothing, ["svdvals: pblasmp computes no singular values"], lambda: la.svdvals(a)),
             (nothing, ["norm: ord=2 needs singular values"], lambda: la.norm(a, 2)),
             (nothing, ["norm: ord='nuc' needs singular values"], lambda: la.norm(a, "nuc")),
             (nothing, ["cond: p=None needs singular values"], lambda: la.cond(a, None)),
-            (nothing, ["eigvalsh: the host engine computes no eigenvalues"], lambda: la.eigvalsh(a)),
             (nothing, ["solve: there is no plan with assume_a='sym'"], lambda: pb.plan(la.solve, a, a, "sym")),
             (pb.ArgumentError, ["ord: expected 'fro', 1, 'inf' or 'max', got 3"], lambda: la.norm(a, 3)),
             (pb.ArgumentError, ["p: expected 'fro', 1 or 'inf', got 'max'"], lambda: la.cond(a, "max")),

@@ -70,6 +70,7 @@ class HostEngine:
     xp: Any = np
     device: Any = None
     methods: Sequence[Method] = METHODS
+    scalapack: Any = None  # ScaLAPACK, or why it cannot be used; None until ``scalapack_of`` has been asked
 
     def __init__(self, comm: Communicator, why: str) -> None:
         self.why = why
@@ -249,8 +250,15 @@ class HostEngine:
         if not blas.threads_set_by_user():
             self._limit.set()
 
+    def limit_new_library(self) -> None:
+        """Limit the threads of a BLAS that has been loaded since, too. Local."""
+        ThreadLimit.look_again()
+        self.wake()
+
     def close(self) -> None:
         """Free shared memory and give BLAS its threads back. Collective over the context."""
+        if self.scalapack is not None and not isinstance(self.scalapack, str):
+            self.scalapack.close()
         self._buffers.close()
         self.rest()
         if self._node is not self._comm:

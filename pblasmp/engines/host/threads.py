@@ -45,6 +45,11 @@ class ThreadLimit:
         _limits[self] = self._threads
         _apply()
 
+    @staticmethod
+    def look_again() -> None:
+        """Have the next ``set`` find libraries that have been loaded without a module of Python."""
+        _thread_pools.cache_clear()
+
     def lift(self) -> None:
         """Let the limits of other engines count, or give BLAS the threads back that it had."""
         if _limits.pop(self, None) is not None:

@@ -672,6 +672,33 @@ def solve(s: Session, layout: Any, seed: int, n: int, how: str, uplo: str, singu
     s.check(Held(found, x.whole), 500 * np.finfo(dtype).eps * max(1, abs(x.whole).max()))
 
 
+@call(
+    2, layout=Draw.layout, seed=Draw.seed, n=Draw.upto(40), how=Draw.of("eigh", "pair", "svd"), uplo=Draw.of("L", "U"),
+)  # fmt: skip
+def spectrum(s: Session, layout: Any, seed: int, n: int, how: str, uplo: str) -> None:
+    """Eigenpairs, of one matrix or of two, or singular values and vectors."""
+    dtype = descriptor(layout).dtype
+    row = ELEMENT_TYPES.get(dtype.name)
+    if s.ctx.engine.name != "host" or row is None or not row.blas or n == 0:
+        raise SkipStep
+    whole = integers((n, n), dtype, seed, 4)
+    if how != "svd":
+        whole = ((whole + whole.conj().T) / 2).astype(dtype)
+    a = s.make(seed, (n, n), dtype)
+    s.fill(a, whole)
+    given = [a.matrix]
+    if how == "pair":
+        given.append(s.make(seed + 1, (n, n), dtype).matrix)
+        s.fill(Held(given[1], np.zeros((n, n), dtype)), (4 * np.eye(n)).astype(dtype))
+    how_called = {} if how == "svd" else {"lower": uplo == "L"}
+    found = (pb.linalg.svd if how == "svd" else pb.linalg.eigh)(*given, **how_called)
+    expect(
+        ""
+        if pb.verify(pb.linalg.svd if how == "svd" else pb.linalg.eigh, *given, found=found, **how_called)
+        else f"{how}: wrong"
+    )
+
+
 @call(2, of=Draw.slot, to=Draw.slot)
 def scalapack(s: Session, of: int, to: int) -> None:
     """To ScaLAPACK's form and back, without a copy."""

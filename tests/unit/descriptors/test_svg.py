@@ -62,9 +62,12 @@ def test_factorisations_have_pictures():
         (pb.FactorProblem("lu", d, b, d, b), ["A", "B", "factors", "X"], "lu of 8 x 8, 3 columns, on"),
         (pb.FactorProblem("lu", d, d=d, inverse=True), ["A", "D"], "inverse (lu) of 8 x 8 on"),
         (pb.FactorProblem("eigh", d, d=d), ["A", "D"], "eigh of 8 x 8 on"),
+        (pb.FactorProblem("svd", d, c=d, d=d), ["A", "V^H", "D"], "svd of 8 x 8 on"),
     ):
         drawing = pb.draw(problem)
-        assert [name for name in ("A", "B", "factors", "X", "D") if f">{name}  8 ×" in drawing.svg] == names
+        assert [
+            name for name in ("A", "B", "factors", "X", "V^H", "D") if f">{name}  8 ×" in drawing.svg
+        ] == names
         assert text in drawing.svg
         assert text in str(problem)
         assert problem._repr_html_() == drawing.svg

@@ -83,6 +83,21 @@ def refusals(ctx: pb.Context, rng: np.random.Generator) -> Iterator[tuple[str, A
     indefinite[5, 5] = np.nan
     out = pb.linalg.cholesky(scattered(ctx, d, indefinite), **solver).allgather()
     yield "NaN", None if np.isnan(out[5:, 5]).all() and not np.triu(out, 1).any() else str(out)
+    whole = np.diag(np.arange(8.0)) + 1
+    where = scattered(ctx, d, whole)
+    w, v = pb.linalg.eigh(where, subset_by_index=(2, 4))
+    expected = np.linalg.eigvalsh(whole)
+    found = v.allgather()
+    near = np.allclose(w, expected[2:5]) and np.allclose(whole @ found, found * w)
+    yield "subset", None if near and found.shape == (8, 3) else f"{w}"
+    w = pb.linalg.eigvalsh(where)
+    yield "values", None if np.allclose(w, expected) else f"{w}"
+    w, v = pb.linalg.eigh(where, scattered(ctx, d, np.eye(8) * 4))
+    found = v.allgather()
+    near = np.allclose(w, expected / 4) and np.allclose(whole @ found, 4 * found * w)
+    yield "pair", None if near else f"{w}"
+    words = ["svd: the cublasmp engine computes no singular values"]
+    yield "svd", agreed_error(ctx, pb.UnsupportedError, words, pb.linalg.svd, where)
     words = ["eigh: a", "expected a square matrix"]
     yield "eigh", agreed_error(ctx, pb.ArgumentError, ["expected a square matrix"], pb.linalg.eigh, a[:4, :])
     with pb.plan(pb.linalg.eigh, a) as plan:

@@ -20,7 +20,11 @@ class CusolvermpMethod(Method):
     name = "cusolvermp"
 
     def serves(self, problem: AnyProblem) -> bool:
-        return isinstance(problem, FactorProblem) and problem.routine not in ("triangular", "condition")
+        return isinstance(problem, FactorProblem) and problem.routine not in (
+            "triangular",
+            "condition",
+            "svd",
+        )
 
     def refusal(
         self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands | None

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from ....bindings import FillMode, Operation, SideMode
 from ....layout import Grid, MatrixDescriptor, Trapezoid
 from ....layout.factor_problem import FactorProblem
-from ...arrays import new_part, same_memory
-from ...factor import FactorOperands, FactorProduct, Found
-from ...local.extremes import column_sizes, is_dependent, largest, rank_tolerance, scale_by_power, scaling
+from ...arrays import new_part
+from ...factor import FactorOperands, Found
+from ...local.extremes import column_sizes, is_dependent, rank_tolerance, scale_by_power
+from ...local.library_product import LibraryProduct, is_in
 from ...protocol import Engine
-from ...request import Operands
 from ..cublasmp.call import part_mask, write_part
 from .library import Cusolvermp
 
@@ -65,13 +65,13 @@ def layouts(p: FactorProblem, size: int) -> tuple[MatrixDescriptor, MatrixDescri
         block = min(_BLOCK, most)
         a = MatrixDescriptor(x.shape, (block, block), grid, dtype=x.dtype, order="F")
     beside = None
-    if p.d is not None:
-        rows, cols = p.a.shape[0], p.right
+    if p.d is not None or p.routine == "eigh":
+        rows, cols = p.a.shape[0], p.a.shape[1] if p.routine == "eigh" else p.right
         beside = MatrixDescriptor((rows, cols), a.block, a.grid, dtype=x.dtype, order="F")
     return a, beside
 
 
-class CusolvermpProduct(FactorProduct):
+class CusolvermpProduct(LibraryProduct):
     """A factorisation by cuSOLVERMp. Making and running one is collective over the context.
 
     Args:
@@ -81,7 +81,8 @@ class CusolvermpProduct(FactorProduct):
     """
 
     def __init__(self, engine: Engine, library: Cusolvermp, problem: FactorProblem) -> None:
-        self._engine, self._library, self._problem = engine, library, problem
+        super().__init__(engine, problem)
+        self._library = library
         self._size = engine.transport.size
         self._a, self._beside = layouts(problem, self._size)
         library.grid(self._a.grid)
@@ -89,7 +90,7 @@ class CusolvermpProduct(FactorProduct):
         self.moved = tuple(
             f"{name} to {work}"
             for name, (x, work) in given.items()
-            if x is not None and work is not None and not _is_in(x, work[: x.shape[0], :])
+            if x is not None and work is not None and not is_in(x, work[: x.shape[0], :])
         )
         self.path = "cuSOLVERMp" + (", on moved matrices" if self.moved else "")
 
@@ -97,99 +98,6 @@ class CusolvermpProduct(FactorProduct):
         """Compute, and return what was found. Collective over the context."""
         with ExitStack() as closing:
             return _RUNS[self._problem.routine](self, operands, closing)
-
-    # -- moving
-
-    def _move(
-        self,
-        source: MatrixDescriptor,
-        array: Array,
-        target: MatrixDescriptor,
-        out: Array,
-        part: Trapezoid | None = None,
-    ) -> None:
-        move = self._engine.prepare_move(source, target, (array, out), part)
-        try:
-            move.run(Operands(array, None, None, out))
-        finally:
-            move.close()
-
-    def _read(
-        self, x: MatrixDescriptor, array: Array, *, part: Trapezoid | None = None, conjugate: bool = False
-    ) -> Array:
-        """Return A's factors, which are only read, in the layout that is computed in. Collective."""
-        if _is_in(x, self._a) and not conjugate:
-            return array
-        return self._copied(x, array, self._a, part=part, conjugate=conjugate)
-
-    def _copied(
-        self,
-        x: MatrixDescriptor,
-        array: Array,
-        work: MatrixDescriptor,
-        out: tuple[MatrixDescriptor | None, Array] = (None, None),
-        *others: Array,
-        part: Trapezoid | None = None,
-        conjugate: bool = False,
-    ) -> Array:
-        """Return a copy of a matrix in the layout ``work``, whose rows beyond the matrix's are not set. Collective.
-
-        Args:
-            x, array: the matrix.
-            work: the layout.
-            out: the layout and array of a result: the copy is there if its layout is ``work``.
-            others: arrays that are still read when the copy is overwritten; None for those that are absent.
-            part: only this part is needed; the rest is 0, or what the result has.
-            conjugate: copy the conjugate, not to the result.
-        """
-        layout, place = out
-        fits, same = layout is not None and _is_in(layout, work) and not conjugate, False
-        if fits:
-            overlap = self._engine.overlap
-            mine = place.size == 0 or same_memory(array, place)
-            free = (mine or not overlap(array, place)) and not any(
-                x is not None and overlap(x, place) for x in others
-            )
-            everywhere = self._engine.transport.comm.allgather((mine, free))
-            same, fits = all(each for each, _ in everywhere), all(each for _, each in everywhere)
-        if not fits:
-            place = new_part(self._engine, work)
-            if part is not None:
-                place[...] = 0
-        elif same and x.same_places(work):
-            return place
-        self._move(x, array, work[: x.shape[0], :], place[: self._rows(work, x.shape[0])], part)
-        if conjugate:
-            self._conjugated(place)
-        return place
-
-    def _rows(self, work: MatrixDescriptor, count: int) -> int:
-        """Return how many of this rank's rows are among the first ``count`` rows. Local."""
-        rows, _ = work.global_indices(self._engine.transport.rank)
-        return int(np.searchsorted(rows, count))
-
-    def _back(
-        self,
-        work: MatrixDescriptor,
-        array: Array,
-        x: MatrixDescriptor,
-        out: Array,
-        part: Trapezoid | None = None,
-    ) -> None:
-        """Move as many rows as a matrix has to it, if they are not there. Collective."""
-        if array is not out:
-            count = x.shape[0]
-            self._move(work[:count, :], array[: self._rows(work, count)], x, out, part)
-
-    @property
-    def _conjugate(self) -> bool:
-        p = self._problem
-        return p.conjugate and p.a.dtype.kind == "c" and p.routine != "qr"  # there it is of B
-
-    def _conjugated(self, array: Array) -> None:
-        """Replace an array by its conjugate. Local."""
-        if array.size:
-            self._engine.xp.conjugate(array, out=array)
 
     # -- calling
 
@@ -235,18 +143,6 @@ class CusolvermpProduct(FactorProduct):
     def _diagonal(self, work: MatrixDescriptor, array: Array) -> NDArray[Any]:
         """Return a matrix's diagonal on every rank. Collective."""
         return self._everyones(self._own_diagonal(work, array), min(work.shape))
-
-    def _scale(self, array: Array) -> tuple[float, int]:
-        """Scale a matrix by a power of two if squares of its elements over- or underflow. Collective.
-
-        Returns:
-            The size of its largest element, and the exponent.
-        """
-        everyones = self._engine.transport.comm.allgather(largest(self._engine.xp, [array]))
-        size = float(np.max(everyones))
-        exponent = scaling(size, array.dtype, root=True)
-        scale_by_power(array, exponent)
-        return size, exponent
 
     def _is_nan(self, array: Array, before: tuple[NDArray[np.int64], Array], k: int) -> bool:
         """Return whether a Cholesky factorisation has ended at row ``k`` because of NaN. Collective.
@@ -427,16 +323,18 @@ class CusolvermpProduct(FactorProduct):
         p, library, work, beside = self._problem, self._library, self._a, self._beside
         n, dtype = work.shape[0], work.dtype
         assert beside is not None
-        assert p.d is not None
         real = np.dtype(dtype.char.lower())
         if n == 0:
             return Found(values=np.empty(0, real))
         a = self._copied(p.a, given.a, work, part=_LOWER, conjugate=self._conjugate)
-        vectors = given.d if _is_in(p.d, beside) else new_part(self._engine, beside)
+        first, last = p.subset or (0, n - 1)
+        fits = p.d is not None and is_in(p.d, beside)
+        vectors = given.d if fits else new_part(self._engine, beside)
         size, by = self._scale(a)
         if not math.isfinite(size):  # it is unknown whether the library ends
-            given.d[...] = math.nan
-            return Found(values=np.full(n, math.nan, real))
+            if p.d is not None:
+                given.d[...] = math.nan
+            return Found(values=np.full(last + 1 - first, math.nan, real))
         values = library.runtime.cupy.zeros(n, real)
         job = ctypes.create_string_buffer(b"V")
         of_a, of_v = self._operand(work, a, closing), self._operand(beside, vectors, closing, 1)
@@ -444,10 +342,12 @@ class CusolvermpProduct(FactorProduct):
         library.call("Syevd", dtype, shared)
         found: NDArray[Any] = self._engine.transport.comm.bcast(library.runtime.cupy.asnumpy(values), 0)
         order = np.argsort(found, kind="stable")  # equal ones come in any order
-        if (np.diff(order) == 1).all():
-            self._back(beside, vectors, p.d, given.d)
-        else:
-            self._by_order(vectors, order, given.d)
+        order = order[first : last + 1]
+        if p.d is not None:
+            if len(order) == n and (np.diff(order) == 1).all():
+                self._back(beside, vectors, p.d, given.d)
+            else:
+                self._by_order(vectors, order, given.d)
         found = found[order]
         scale_by_power(found, -by)
         return Found(values=found)
@@ -457,18 +357,13 @@ class CusolvermpProduct(FactorProduct):
         beside, d = self._beside, self._problem.d
         assert beside is not None
         assert d is not None
-        n = len(order)
+        n, count = beside.shape[1], len(order)
         rows = replace(beside, block=(-(-n // self._size), n), grid=Grid(self._size, 1))
         whole = new_part(self._engine, rows)
         self._move(beside, vectors, rows, whole)
         if whole.size:
-            whole[...] = whole[:, self._engine.xp.asarray(order)]
-        self._move(rows, whole, d, out)
-
-
-def _is_in(x: MatrixDescriptor, work: MatrixDescriptor) -> bool:
-    """Return whether a matrix's local arrays are what the layout ``work`` has. Local."""
-    return x.order == "F" and x.same_places(work)
+            whole[:, :count] = whole[:, self._engine.xp.asarray(order)]
+        self._move(rows[:, :count], whole[:, :count], d, out)
 
 
 _RUNS: dict[str, Callable[[CusolvermpProduct, FactorOperands, ExitStack], Found]] = {

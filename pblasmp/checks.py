@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a product, or what a factorisation has found, is right: on a few random vectors, in O(n²)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import verification
+from .dtypes import element_type
+from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
+from .layout.grid import one_of
+from .matrix import DistributedMatrix
+from .matrix_calls import check_operands, context_of
+from .runtime import Runtime
+from .verification import Verification, apply
+
+__all__ = ["of_eigenpairs", "verify"]
+
+Array = NDArray[Any]
+Matrix = DistributedMatrix
+
+_VECTORS = 8
+_FACTOR = 20.0  # residuals of stable algorithms are a few times √n units of rounding
+
+
+@overload
+def verify(
+    a: DistributedMatrix,
+    b: DistributedMatrix,
+    c: DistributedMatrix | None,
+    d: DistributedMatrix,
+    **how: Any,
+) -> Verification: ...
+@overload
+def verify(a: Callable[..., Any] | str, *args: DistributedMatrix, found: Any, **how: Any) -> Verification: ...
+def verify(*args: Any, **how: Any) -> Verification:
+    """Return whether a product, or what a factorisation has found, is right. Collective over the context.
+
+    ``verify(a, b, c, d)`` checks that D is ``alpha op(A) op(B) + beta C``, see below. Called with a function, it checks
+    what that has returned for the same arguments:
+
+        w, v = pb.linalg.eigh(a)
+        assert pb.verify(pb.linalg.eigh, a, found=(w, v))
+
+    The residual, and whether vectors are orthonormal, are found on 8 random vectors of signs, in double precision: that
+    takes as long as reading the matrices a few times. ``error`` is the largest one, relative to what A makes of the
+    vectors; ``bound`` is 20 √n units of rounding.
+
+    | function | checked |
+    | --- | --- |
+    | ``eigh`` | A V = V diag(w), or A V = B V diag(w); V^H V, or V^H B V, is I; w is ascending |
+    | ``svd`` | A V = U diag(s); A^H U = V diag(s); U and V are orthonormal; s is descending |
+    | ``solve``, ``solve_triangular``, ``inv`` | op(A) X = B, or A X = I |
+    | ``cholesky``, ``lu_factor``, ``qr`` | the product of the factors is A; Q is orthonormal |
+
+    That eigenvalues of a subset are those asked for is not checked. If the arguments have NaN or infinities, it is
+    right that what was found has some, too.
+
+    Args:
+        a: a product's A; or a function, ``pb.linalg.eigh`` or another one of the table, or its name.
+        *args: B, C or None, and D of the product; the matrices that the function was given, with the values of then.
+        found: what the function has returned.
+        **how: the function's other arguments; of a product those of :func:`pblasmp.verification.verify`: alpha, beta,
+            op_a, op_b, epilogue, scales, scheme, exact.
+
+    Raises:
+        LayoutError: sizes or types do not fit together.
+        ArgumentError: another argument is wrong, or matrices are of different contexts.
+        UnsupportedError: the epilogue has gradients, the scales are of blocks, or the scheme has an epilogue.
+        RankMismatchError: the ranks gave different arguments.
+    """
+    if not args or not (isinstance(args[0], str) or callable(args[0])):
+        return verification.verify(*args, **how)
+    a, args = args[0], args[1:]
+    if "found" not in how:
+        raise TypeError("verify: expected what the function has returned as the argument found")
+    found = how.pop("found")
+    name = a if isinstance(a, str) else getattr(a, "__name__", "")
+    given = tuple(x for x in args if isinstance(x, DistributedMatrix))
+    matrices = [*given, *_matrices_of(found)]
+    ctx = context_of("verify", *matrices)
+    check = _Check(name, args, found, how)
+    with ctx.agreement("verify") as facts:
+        facts.update(function=name, options=str(sorted(how.items())), shapes=[x.shape for x in matrices])
+        named = {f"matrix {i}": x for i, x in enumerate(matrices, 1)}
+        check_operands(ctx, [*named], named)
+        check.read()
+    with ctx.running("verify"), np.errstate(all="ignore"):
+        return check.run(ctx)
+
+
+def of_eigenpairs(a: Matrix, w: Array, v: Matrix, lower: bool, b: Matrix | None = None) -> Verification:
+    """Return whether eigenpairs are right, as ``verify`` does. Collective over the context."""
+    with a.context.running("verify"), np.errstate(all="ignore"):
+        return _Check("eigh", (a,) if b is None else (a, b), (w, v), {"lower": lower}).run(a.context)
+
+
+def _matrices_of(found: Any) -> list[Matrix]:
+    """Return the matrices among what was found."""
+    if isinstance(found, DistributedMatrix):
+        return [found]
+    if hasattr(found, "tau"):
+        return [found.factors]
+    return [x for x in found if isinstance(x, DistributedMatrix)] if isinstance(found, Sequence) else []
+
+
+class _Operator(NamedTuple):
+    """A matrix as it is known: whole ("gen"), a "tri"angle, perhaps with ones on its diagonal, or "her"mitian."""
+
+    matrix: Matrix
+    kind: str = "gen"
+    uplo: str = "L"
+    unit: bool = False
+
+    def times(self, x: Array, op: str = "N") -> Array:
+        """Return the product with vectors, the same on every rank. Collective."""
+        none = np.zeros(len(x))
+        if self.kind == "gen":
+            return apply(self.matrix, op, x, none)[0]
+        mirrors = {"her": "C", "sym": "T"}.get(self.kind, "")
+        lower = (self.uplo == "L") == (op == "N" or bool(mirrors))
+
+        def strictly(i: Array, j: Array) -> Array:
+            return np.asarray(i > j if lower else i < j)
+
+        def mirrored(i: Array, j: Array) -> Array:
+            return np.asarray(i < j if lower else i > j)
+
+        def diagonal(i: Array, j: Array) -> Array:
+            return np.asarray(i == j)
+
+        straight = "N" if mirrors else op
+        y = apply(self.matrix, straight, x, none, kept=strictly)[0]
+        if self.unit:
+            least = min(len(x), len(y))
+            y[:least] += x[:least]
+            return y
+        on = apply(self.matrix, straight, x, none, kept=diagonal)[0]
+        if mirrors:
+            y = y + apply(self.matrix, mirrors, x, none, kept=mirrored)[0]
+        if mirrors == "C":
+            on = (on + apply(self.matrix, "C", x, none, kept=diagonal)[0]) / 2  # its real part alone counts
+        return y + on
+
+
+class _Check:
+    """What a function has found for its arguments."""
+
+    def __init__(self, name: str, args: Sequence[Any], found: Any, how: dict[str, Any]) -> None:
+        self._name, self._args, self._found, self._how = name, args, found, how
+        self._residuals: list[float] = []
+
+    @property
+    def _kind(self) -> str | None:
+        """What A is: "gen", "her"mitian, "sym"metric or "tri"angular; None if that is unknown."""
+        if self._name in ("eigh", "cholesky"):
+            return "her"
+        if self._name == "solve_triangular":
+            return "tri"
+        assumed = self._how.get("assume_a", "gen")
+        return _KINDS.get(assumed) if isinstance(assumed, str) else None
+
+    @property
+    def _uplo(self) -> str:
+        """Which triangle of A is read, if not all of it is."""
+        assumed = self._how.get("assume_a", "")
+        if self._kind == "tri" and self._name != "solve_triangular":
+            return "L" if assumed == "lower triangular" else "U"
+        lower = self._how.get("lower", self._name in ("eigh", "cholesky"))
+        return "L" if lower else "U"
+
+    @property
+    def _trans(self) -> str:
+        """Which transpose of A is solved with."""
+        given = self._how.get("trans", self._how.get("transposed", 0))
+        return given if isinstance(given, str) else "NTC"[int(given)]
+
+    @property
+    def _operator(self) -> _Operator:
+        """A."""
+        unit = bool(self._how.get("unit_diagonal", False)) and self._kind == "tri"
+        return _Operator(self._args[0], self._kind or "gen", self._uplo, unit)
+
+    def read(self) -> None:
+        """Raise what is wrong with the arguments. Local."""
+        if self._name not in _RULES:
+            known = ", ".join(_RULES)
+            raise ArgumentError(
+                f"verify: expected one of the functions {known}, or its name, got {self._name!r}"
+            )
+        _, _, taken = _RULES[self._name]
+        if unknown := {*self._how} - {*taken.split(), "algo"}:
+            raise ArgumentTypeError(f"verify: {self._name} takes no {', '.join(sorted(unknown))}")
+        for name in ("lower", "unit_diagonal"):
+            if self._how.get(name, True) not in (True, False):
+                raise ArgumentError(f"{name}: expected True or False, got {short_repr(self._how[name])}")
+        for name in ("trans", "transposed"):
+            trans = self._how.get(name, 0)
+            if not (one_of(trans, "NTC") or trans in (0, 1, 2)):
+                raise ArgumentError(f"{name}: expected 0, 1, 2, 'N', 'T' or 'C', got {short_repr(trans)}")
+        if self._kind is None:
+            raise ArgumentError(
+                f"assume_a: expected one of {', '.join(_KINDS)}, got {short_repr(self._how['assume_a'])}"
+            )
+        matrices, kind, _ = _RULES[self._name]
+        if not matrices[0] <= len(self._args) <= matrices[1] or not all(
+            isinstance(x, DistributedMatrix) for x in self._args
+        ):
+            given = ", ".join(short_repr(type(x).__name__) for x in self._args)
+            raise ArgumentTypeError(
+                f"verify: {self._name} was given {matrices[0]} to {matrices[1]} matrices, got {given}"
+            )
+        if not _is_kind(self._found, kind):
+            raise ArgumentTypeError(
+                f"found: expected what {self._name} returns, got {short_repr(self._found)}"
+            )
+        if wrong := self._misfit():
+            raise LayoutError(f"found: {wrong}")
+
+    def _misfit(self) -> str:
+        """Return what is wrong with the sizes of what was found."""
+        (m, n), found = self._args[0].shape, self._found
+        if self._name == "eigh":
+            w, v = found
+            return (
+                ""
+                if v.shape == (n, len(w)) and m == n
+                else f"{len(w)} eigenvalues, and vectors of shape {v.shape}"
+            )
+        if self._name == "svd":
+            u, s, vh = found
+            least = min(m, n)
+            fits = u.shape[0] == m and vh.shape[1] == n and len(s) == least
+            fits &= u.shape[1] in (least, m) and vh.shape[0] in (least, n)
+            return (
+                "" if fits else f"of a matrix of shape {(m, n)} the shapes {u.shape}, {s.shape}, {vh.shape}"
+            )
+        x = found if isinstance(found, DistributedMatrix) else _matrices_of(found)[0]
+        expected = self._args[1].shape if self._name.startswith("solve") else (m, n)
+        return "" if x.shape == expected else f"expected the shape {expected}, got {x.shape}"
+
+    def run(self, ctx: Runtime[Any]) -> Verification:
+        """Check on random vectors. Collective over the context."""
+        a = self._args[0]
+        spoiled = self._spoiled(ctx, self._args)
+        nans = self._spoiled(ctx, _matrices_of(self._found))
+        n = max(a.shape)
+        bound = _FACTOR * math.sqrt(max(1, n)) * 2 * element_type(a.dtype).roundoff
+        if not all(all(x.shape) for x in (*self._args, *_matrices_of(self._found))):
+            return Verification(0.0, bound)  # nothing can be wrong
+        if spoiled or nans:
+            found: Verification = ctx.comm.bcast(
+                Verification(0.0, bound, nans, 0, int(bool(spoiled) != bool(nans)))
+            )
+            return found
+        wrong = getattr(self, f"_{self._name}")()
+        error = max((each if not math.isnan(each) else math.inf for each in self._residuals), default=0.0)
+        told: Verification = ctx.comm.bcast(Verification(float(error), bound, 0, 0, int(wrong or 0)))
+        return told
+
+    def _spoiled(self, ctx: Runtime[Any], matrices: Sequence[Matrix]) -> int:
+        """Return how many numbers of matrices, of those that are read, are not finite. Collective."""
+        by_triangle = [self._args[0]] if self._kind != "gen" else []
+        if self._name in ("eigh", "cholesky"):
+            by_triangle = [*self._args, *([self._found] if self._name == "cholesky" else [])]
+        count = 0
+        for x in matrices:
+            local = x.on_host()
+            bad = ~np.isfinite(local)
+            if local.size and any(x is each for each in by_triangle):
+                rows, cols = x.descriptor.global_indices(ctx.rank)
+                upper = self._uplo == "U"
+                bad &= (rows[:, None] <= cols) if upper else (rows[:, None] >= cols)
+            count += int(np.count_nonzero(bad))
+        return sum(ctx.comm.allgather(count))
+
+    def _vectors(self, count: int) -> Array:
+        """Return random vectors of signs, small enough that sums of large numbers stay finite."""
+        step = 0.5 ** math.ceil(math.log2(2 * max(self._args[0].shape) + 2))
+        return np.random.default_rng(20).choice([-step, step], (count, _VECTORS))
+
+    def _compare(self, left: Array, right: Array, size: float) -> None:
+        """Note the size of a difference relative to ``size``, which is positive unless all is zero."""
+        dtype = element_type(self._args[0].dtype)
+        smallest = dtype.smallest / dtype.roundoff * len(left)
+        peak = max(float(np.abs(left).max(initial=0)), size) or 1.0
+        distance = float(np.linalg.norm((left - right) / peak, axis=0).max(initial=0.0))
+        self._residuals.append(distance / (size / peak + smallest / peak))
+
+    def _orthonormal(self, v: Matrix, weight: _Operator | None = None, *, rows: bool = False) -> None:
+        """Note how far V^H V, or V^H B V, or V V^H, is from the identity. Collective."""
+        ops = ("C", "N") if rows else ("N", "C")
+        x = self._vectors(v.shape[0 if rows else 1])
+        y = apply(v, ops[0], x, np.zeros(len(x)))[0]
+        if weight is not None:
+            y = weight.times(y)
+        size = _norm(x)
+        if weight is not None:
+            grown = _norm(apply(v, ops[0], x, np.zeros(len(x)))[0]) / _norm(x)
+            size = max(size, _norm(weight.times(self._vectors(v.shape[0]))) * grown**2)
+        self._compare(apply(v, ops[1], y, np.zeros(len(y)))[0], x, size)
+
+    def _eigh(self) -> bool:
+        (w, v), a = self._found, self._operator
+        b = a._replace(matrix=self._args[1]) if len(self._args) > 1 else None
+        x = self._vectors(len(w))
+        vx, vwx = (
+            apply(v, "N", each, np.zeros(len(w)))[0] for each in (x, w.astype(np.float64)[:, None] * x)
+        )
+        right = vwx if b is None else b.times(vwx)
+        # A, and B on the other side, decide how large the residual may be; vectors alone might be those of small ones.
+        size = _norm(a.times(self._vectors(v.shape[0]))) * max(1.0, _norm(vx) / _norm(x))
+        self._compare(a.times(vx), right, size)
+        self._orthonormal(v, b)
+        return bool((np.diff(w) < 0).any())
+
+    def _svd(self) -> bool:
+        (u, s, vh), a = self._found, self._args[0]
+        count = len(s)
+        x = self._vectors(count)
+        sx = s.astype(np.float64)[:, None] * x
+        vx, usx, ux, vsx = (
+            apply(each, op, _padded(y, each.shape[axis]), np.zeros(each.shape[axis]))[0]
+            for each, op, axis, y in ((vh, "C", 0, x), (u, "N", 1, sx), (u, "N", 1, x), (vh, "C", 0, sx))
+        )
+        size = _norm(_Operator(a).times(self._vectors(a.shape[1])))
+        self._compare(_Operator(a).times(vx), usx, size)
+        self._compare(_Operator(a).times(ux, "C"), vsx, size)
+        self._orthonormal(u)
+        self._orthonormal(vh, rows=True)
+        return bool((np.diff(s) > 0).any())
+
+    def _solve(self) -> None:
+        a, op, b = self._operator, self._trans, self._args[1]
+        y = self._vectors(b.shape[1])
+        xy, by = (apply(each, "N", y, np.zeros(len(y)))[0] for each in (self._found, b))
+        signs = self._vectors(len(xy))
+        self._compare(_op(a, op, xy), by, _norm(_op(a, op, signs)) * _norm(xy) / _norm(signs) + _norm(by))
+
+    _solve_triangular = _solve
+
+    def _inv(self) -> None:
+        a = self._operator
+        y = self._vectors(a.matrix.shape[0])
+        xy = apply(self._found, "N", y, np.zeros(len(y)))[0]
+        self._compare(a.times(xy), y, _norm(a.times(y)) * _norm(xy) / _norm(y) + _norm(y))
+
+    def _cholesky(self) -> None:
+        a = self._operator
+        factor = _Operator(self._found, "tri", a.uplo)
+        x = self._vectors(a.matrix.shape[0])
+        first, second = ("C", "N") if a.uplo == "L" else ("N", "C")
+        ax = a.times(x)
+        self._compare(factor.times(factor.times(x, first), second), ax, _norm(ax))
+
+    def _lu_factor(self) -> None:
+        (factors, pivots), a = self._found, self._args[0]
+        (m, n), least = a.shape, min(a.shape)
+        x = self._vectors(n)
+        ux = _Operator(factors, "tri", "U").times(x)[:least]
+        lux = _Operator(factors, "tri", "L", unit=True).times(_padded(ux, n))[:m]
+        ax = _Operator(a).times(x)
+        for i, j in enumerate(np.asarray(pivots)):
+            ax[[i, j]] = ax[[j, i]]
+        self._compare(lux, ax, _norm(ax) + _norm(ux))
+
+    def _qr(self) -> None:
+        a, q, r = self._args[0], self._found.q(), self._found.r()
+        x = self._vectors(a.shape[1])
+        rx = _Operator(r, "tri", "U").times(x)[: q.shape[1]]
+        ax = _Operator(a).times(x)
+        self._compare(apply(q, "N", rx, np.zeros(len(rx)))[0], ax, _norm(ax))
+        self._orthonormal(q)
+
+
+def _norm(x: Array) -> float:
+    """Return the largest 2-norm of a column, found without overflow."""
+    peak = float(np.abs(x).max(initial=0.0))
+    return (
+        peak * float(np.linalg.norm(x / (peak or 1.0), axis=0).max(initial=0.0))
+        if math.isfinite(peak)
+        else peak
+    )
+
+
+def _padded(x: Array, rows: int) -> Array:
+    """Return vectors with zeros below."""
+    return np.concatenate([x, np.zeros((rows - len(x), x.shape[1]), x.dtype)]) if rows > len(x) else x[:rows]
+
+
+def _op(a: _Operator, op: str, x: Array) -> Array:
+    """Return op(A) x."""
+    if a.kind == "her":
+        return np.conj(a.times(np.conj(x))) if op == "T" else a.times(x)
+    if a.kind == "sym":
+        return np.conj(a.times(np.conj(x))) if op == "C" else a.times(x)
+    return a.times(x, op)
+
+
+def _is_kind(found: Any, kind: str) -> bool:
+    """Return whether what was found is what a function returns."""
+    if kind == "matrix":
+        return isinstance(found, DistributedMatrix)
+    if kind == "qr":
+        return isinstance(getattr(found, "factors", None), DistributedMatrix)
+    kinds = {
+        "w v": (np.ndarray, Matrix),
+        "u s vh": (Matrix, np.ndarray, Matrix),
+        "f p": (Matrix, np.ndarray),
+    }[kind]
+    return (
+        isinstance(found, tuple)
+        and len(found) == len(kinds)
+        and all(isinstance(x, each) for x, each in zip(found, kinds, strict=True))
+    )
+
+
+_KINDS = {
+    **dict.fromkeys(("gen", "general"), "gen"),
+    **dict.fromkeys(("pos", "positive definite", "her", "hermitian"), "her"),
+    **dict.fromkeys(("sym", "symmetric"), "sym"),
+    **dict.fromkeys(("upper triangular", "lower triangular"), "tri"),
+}
+_RULES = {
+    "eigh": ((1, 2), "w v", "lower subset_by_index check"),
+    "svd": ((1, 1), "u s vh", "full_matrices"),
+    "solve": ((2, 2), "matrix", "assume_a lower transposed unit_diagonal"),
+    "solve_triangular": ((2, 2), "matrix", "trans lower unit_diagonal"),
+    "inv": ((1, 1), "matrix", "assume_a lower unit_diagonal"),
+    "cholesky": ((1, 1), "matrix", "lower"),
+    "lu_factor": ((1, 1), "f p", ""),
+    "qr": ((1, 1), "qr", ""),
+}
+"""How many matrices a function is given, what it returns, and its options."""

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Eigenvalues and singular values, one case at random each, beside NumPy's. Every rank draws the same cases."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from reference.scalapack import locate
+from tests.helpers.cases import first, pick, scattered
+from tests.helpers.factor_cases import exact, only, placed, positive, random, relative, too_large
+from tests.helpers.solver_cases import ends
+
+__all__ = ["eigh", "good", "library", "svd", "svd_at_the_ends"]
+
+Case = tuple[str, str | None]
+
+
+def library() -> Path:
+    """The folder of the ScaLAPACK that is here; without one skip, or fail where PBLASMP_SCALAPACK requires one."""
+    found = next((path for flavour in ("debian", "mkl") if (path := locate(flavour))), None)
+    if found is None:
+        missing = "no ScaLAPACK: python -m benchmarks.fetch_scalapack --only debian fetches one"
+        assert os.environ.get("PBLASMP_SCALAPACK") != "required", missing
+        pytest.skip(missing)
+    return found
+
+
+def good(ctx: pb.Context, rng: np.random.Generator, whole: np.ndarray) -> pb.DistributedMatrix:
+    """``whole`` in a layout in which ScaLAPACK computes without a move, in C or F order."""
+    grid = pick(rng, [pb.Grid(1, ctx.size), pb.Grid(ctx.size, 1), pb.Grid.squarest(ctx.size)])
+    d = pb.MatrixDescriptor(whole.shape, (16, 16), grid, dtype=whole.dtype, order=pick(rng, "CFF"))
+    return scattered(ctx, d, whole)
+
+
+def _alike(ctx: pb.Context, values: np.ndarray) -> str | None:
+    """What is wrong unless every rank has the same bits."""
+    everyones = ctx.comm.allgather(values.tobytes())
+    return None if len(set(everyones)) == 1 else "the values differ between ranks"
+
+
+def eigh(
+    ctx: pb.Context,
+    rng: np.random.Generator,
+    dtype: str,
+    n: int,
+    algo: str,
+    *,
+    place: Any = placed,
+    kind: str,
+) -> Case:
+    """Eigenpairs: all, a "subset", "values" alone, or of a "pair" of matrices. A and B are kept."""
+    uplo = pick(rng, "LU")
+    x = random(rng, (n, n), dtype)
+    whole = ((x + x.conj().T) / 2).astype(dtype)
+    given = only(uplo, whole)
+    a, left = place(ctx, rng, given), exact(whole)
+    how: dict[str, Any] = {"lower": uplo == "L", "algo": algo}
+    b = second = None
+    right, weight = left, np.eye(n)
+    if kind == "pair":
+        second = only(uplo, positive(rng, n, dtype))
+        b, weight = place(ctx, rng, second), exact(np.where(np.isnan(second), 0, second))
+        weight = weight + weight.conj().T - np.diag(np.diag(weight))
+        half = np.linalg.inv(np.linalg.cholesky(weight))
+        right = half @ left @ half.conj().T
+    expected = np.linalg.eigvalsh(right)
+    if kind in ("subset", "pair") and rng.integers(4):
+        how["subset_by_index"] = start, stop = tuple(sorted(int(i) for i in rng.integers(0, n, 2)))
+        expected = expected[start : stop + 1]
+    if kind == "values":
+        w, v = pb.linalg.eigvalsh(a, b, **how), None
+    else:
+        w, found = pb.linalg.eigh(a, b, **how)
+        v = exact(found.allgather())
+    errors = {"values": relative((w - expected)[:, None], right, n, dtype)}
+    if v is not None:
+        residual = left @ v - weight @ v * w
+        errors["vectors"] = relative(
+            residual / max(1, np.abs(v).max()), np.abs(left) + np.abs(weight), n, dtype
+        )
+        unit = np.eye(len(w))
+        errors["orthogonal"] = relative(v.conj().T @ weight @ v - unit, unit, 4 * n, dtype)
+        columns = v.shape == (n, len(expected))
+    kept = np.array_equal(a.allgather(), given, equal_nan=True)
+    kept &= b is None or np.array_equal(b.allgather(), second, equal_nan=True)
+    real = w.dtype == np.empty(0, dtype).real.dtype and (np.diff(w) >= 0).all()
+    return f"eigh {kind} {dtype} {n} {how} {a.descriptor}", first(
+        too_large(**errors),
+        None if kept else "A or B has changed",
+        None if real else f"w: {w}",
+        None if v is None or columns else f"V: {v.shape}",
+        _alike(ctx, w),
+    )
+
+
+def svd(
+    ctx: pb.Context,
+    rng: np.random.Generator,
+    dtype: str,
+    shape: tuple[int, int],
+    algo: str,
+    *,
+    place: Any = placed,
+) -> Case:
+    """Singular values and vectors, perhaps of full matrices. A is kept."""
+    (m, n), least, full = shape, min(shape), bool(rng.integers(2))
+    whole = random(rng, shape, dtype)
+    a = place(ctx, rng, whole)
+    u, s, vh = pb.linalg.svd(a, full, algo=algo)
+    left, right, of_a = exact(u.allgather()), exact(vh.allgather()), exact(whole)
+    expected = np.linalg.svd(of_a, compute_uv=False)
+    alone = pb.linalg.svdvals(a, algo=algo)
+    longest = max(shape)
+    errors = too_large(
+        product=relative(left[:, :least] * s @ right[:least] - of_a, of_a, longest, dtype),
+        values=relative((s - expected)[:, None], of_a, longest, dtype),
+        alone=relative((alone - expected)[:, None], of_a, longest, dtype),
+        u=relative(left.conj().T @ left - np.eye(left.shape[1]), np.eye(left.shape[1]), longest, dtype),
+        vh=relative(right @ right.conj().T - np.eye(len(right)), np.eye(len(right)), longest, dtype),
+    )
+    shapes = ((m, m), (n, n)) if full else ((m, least), (least, n))
+    return f"svd {dtype} {shape} {full} {algo} {a.descriptor}", first(
+        errors,
+        None if np.array_equal(a.allgather(), whole) else "A has changed",
+        None if (left.shape, right.shape) == shapes else f"{left.shape}, {right.shape}",
+        _alike(ctx, s),
+        _alike(ctx, alone),
+    )
+
+
+def svd_at_the_ends(ctx: pb.Context, rng: np.random.Generator, dtype: str) -> Iterator[Case]:
+    """Singular values of tiny and large matrices, of zeros, and of NaN."""
+    for scale in (*ends(dtype), 0.0):
+        with np.errstate(under="ignore"):
+            whole = (random(rng, (9, 7), dtype) * scale).astype(dtype)
+        u, s, vh = pb.linalg.svd(placed(ctx, rng, whole))
+        size = scale or 1.0
+        of_a = exact(whole) / size if dtype[0] == "f" else whole.real / size + 1j * (whole.imag / size)
+        left, right = exact(u.allgather()), exact(vh.allgather())
+        lost = 9 * float(np.finfo(dtype).smallest_subnormal) / size / np.finfo(dtype).eps
+        bound = max(1.0, lost) * max(1.0, np.abs(of_a).sum(0).max()) * np.eye(1)
+        yield (
+            f"svd {dtype} {scale}",
+            too_large(
+                product=relative(left * (s.astype(float) / size) @ right - of_a, bound, 9, dtype),
+                u=relative(left.conj().T @ left - np.eye(7), np.eye(7), 9, dtype),
+            ),
+        )
+    for bad in (np.nan, np.inf):
+        whole = np.ones((6, 8), dtype)
+        whole[3, 2] = bad
+        found = pb.linalg.svd(placed(ctx, rng, whole))
+        spoiled = (
+            all(np.isnan(each.allgather()).all() for each in (found.u, found.vh)) and np.isnan(found.s).all()
+        )
+        yield f"svd {dtype} {bad}", None if spoiled else f"{found.s}"

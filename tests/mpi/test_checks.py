@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pb.verify`` of what factorisations have found, right and slightly wrong, and ``eigh`` with ``check=True``."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.engines.host.scalapack import methods
+from pblasmp.engines.host.scalapack.product import LapackProduct
+from pblasmp.errors import FactorizationError
+from tests.helpers.cases import agreed_error, first
+from tests.helpers.factor_cases import only, placed, positive, random
+from tests.helpers.lengths import only_long
+from tests.helpers.mpi import run_mpi
+
+TYPES = ("float32", "complex128")
+
+
+def found_by(ctx, rng, dtype, n=17):
+    """What functions find: (name, function, matrices, found, options)."""
+    whole = positive(rng, n, dtype)
+    square, tall = random(rng, (n, n), dtype), random(rng, (n, n - 6), dtype)
+    hermitian = ((square + square.conj().T) / 2).astype(dtype)
+    s, x, r = (placed(ctx, rng, each) for each in (whole, square, tall))
+    b = placed(ctx, rng, random(rng, (n, 2), dtype))
+    wide = placed(ctx, rng, tall.T.copy())
+    for uplo, lower in (("L", True), ("U", False)):
+        h, p = placed(ctx, rng, only(uplo, hermitian)), placed(ctx, rng, only(uplo, whole))
+        yield "eigh", pb.linalg.eigh, (h,), pb.linalg.eigh(h, lower=lower), {"lower": lower}
+        yield "pair", pb.linalg.eigh, (h, p), pb.linalg.eigh(h, p, lower=lower), {"lower": lower}
+        yield "cholesky", pb.linalg.cholesky, (p,), pb.linalg.cholesky(p, lower), {"lower": lower}
+    yield (
+        "subset",
+        pb.linalg.eigh,
+        (s,),
+        pb.linalg.eigh(s, subset_by_index=(2, 5)),
+        {"subset_by_index": (2, 5)},
+    )
+    for full in (False, True):
+        for a in (r, wide):
+            yield f"svd {full}", pb.linalg.svd, (a,), pb.linalg.svd(a, full), {"full_matrices": full}
+    for assume, a, trans in (("gen", x, True), ("pos", s, True), ("upper triangular", s, "C"), ("gen", x, 0)):
+        how = {"assume_a": assume, "transposed": trans}
+        yield f"solve {assume}", pb.linalg.solve, (a, b), pb.linalg.solve(a, b, **how), how
+    symmetric = placed(ctx, rng, only("L", (square + square.T + 20 * np.eye(n)).astype(dtype)))
+    how = {"assume_a": "sym", "lower": True}
+    yield "symmetric", pb.linalg.solve, (symmetric, b), pb.linalg.solve(symmetric, b, **how), how
+    how = {"trans": 2, "lower": False, "unit_diagonal": True}
+    yield "unit", pb.linalg.solve_triangular, (s, b), pb.linalg.solve_triangular(s, b, **how), how
+    lower = placed(ctx, rng, only("L", whole))
+    how = {"assume_a": "lower triangular"}
+    yield "inv lower", pb.linalg.inv, (lower,), pb.linalg.inv(lower, **how), how
+    yield "inv", pb.linalg.inv, (x,), pb.linalg.inv(x), {}
+    for name, a in (("square", x), ("tall", r), ("wide", wide)):
+        yield f"lu {name}", pb.linalg.lu_factor, (a,), pb.linalg.lu_factor(a), {}
+        yield f"qr {name}", pb.linalg.qr, (a,), pb.linalg.qr(a), {}
+
+
+def spoil(found, rng):
+    """Change one element, by a part of it, of a matrix in what was found; yield what was there before."""
+    matrix = found if isinstance(found, pb.DistributedMatrix) else getattr(found, "factors", None)
+    if matrix is None:
+        matrix = found[1] if isinstance(found[0], np.ndarray) else found[0]
+    whole = matrix.allgather()
+    kept = np.where(np.isfinite(whole), np.abs(whole), 0)
+    i, j = np.unravel_index(kept.argmax(), whole.shape)
+    matrix[int(i), int(j)] = whole[i, j] * 1.1
+
+
+def right_and_wrong(comm):
+    rng = np.random.default_rng(57)
+    with pb.Context(comm, engine="host") as ctx:
+        for dtype in TYPES:
+            for case, function, given, found, how in found_by(ctx, rng, dtype):
+                before = pb.verify(function, *given, found=found, **how)
+                spoil(found, rng)
+                after = pb.verify(function.__name__, *given, found=found, **how)
+                everyones = ctx.comm.allgather((before, after))
+                yield (
+                    f"{case} {dtype}",
+                    first(
+                        None if before and before.error < before.bound / 2 else f"right: {before}",
+                        None if not after else f"wrong: {after}",
+                        None if len(set(everyones)) == 1 else "the ranks differ",
+                    ),
+                )
+        yield from wrong_in_other_ways(ctx, rng)
+        yield from faults(ctx)
+        yield from checked(ctx, rng)
+
+
+def wrong_in_other_ways(ctx, rng):
+    a = placed(ctx, rng, positive(rng, 12, "float64"))
+    w, v = pb.linalg.eigh(a)
+    u, s, vh = pb.linalg.svd(a)
+    first_two = np.r_[w[1], w[0], w[2:]]
+    for case, found in (
+        ("one vector twice", (w[[0, 0]], _columns(ctx, v, [0, 0]))),
+        ("not ascending", (first_two, _columns(ctx, v, [1, 0, *range(2, 12)]))),
+        ("longer vectors", (w, 2 * v)),
+        ("another value", (w * np.r_[1 + 1e-9, np.ones(11)], v)),
+        ("NaN", (w, v * np.nan)),
+    ):
+        yield case, None if not pb.verify(pb.linalg.eigh, a, found=found) else "not seen"
+    yield "signs", None if pb.verify(pb.linalg.eigh, a, found=(w, -1 * v)) else "signs are free"
+    yield "svd sign", None if not pb.verify(pb.linalg.svd, a, found=(-1 * u, s, vh)) else "not seen"
+    spoiled = a.copy()
+    spoiled[3, 3] = np.nan
+    yield (
+        "NaN in A",
+        None if pb.verify(pb.linalg.eigh, spoiled, found=pb.linalg.eigh(spoiled)) else "NaN is right",
+    )
+    yield "no NaN for NaN", None if not pb.verify(pb.linalg.eigh, spoiled, found=(w, v)) else "not seen"
+    zero = ctx.zeros((5, 5), block=2)
+    yield "zero", None if pb.verify(pb.linalg.eigh, zero, found=pb.linalg.eigh(zero)) else "zeros"
+    empty = zero[:0, :0]
+    yield "empty", None if pb.verify(pb.linalg.eigh, empty, found=pb.linalg.eigh(empty)) else "empty"
+    for scale in (1e-300, 1e300):
+        large = a * scale
+        yield f"{scale}", None if pb.verify(pb.linalg.eigh, large, found=pb.linalg.eigh(large)) else "a scale"
+
+
+def _columns(ctx, v, columns):
+    whole = v.allgather()[:, columns]
+    return ctx.scatter(whole, block=3)
+
+
+def faults(ctx):
+    a = ctx.eye(6)
+    w, v = pb.linalg.eigh(a)
+    for case, kind, words, args, how in (
+        ("function", pb.ArgumentError, ["expected one of the functions eigh, svd,", "got 'matmul'"], (pb.matmul, a),
+         {"found": v}),
+        ("found", pb.ArgumentError, ["found: expected what eigh returns"], (pb.linalg.eigh, a), {"found": v}),
+        ("shapes", pb.LayoutError, ["found: 5 eigenvalues, and vectors of shape (6, 6)"], (pb.linalg.eigh, a),
+         {"found": (w[:5], v)}),
+        ("of solve", pb.LayoutError, ["expected the shape (6, 2), got (6, 6)"], (pb.linalg.solve, a, a[:, :2]),
+         {"found": v}),
+        ("missing", pb.ArgumentError, ["solve was given 2 to 2 matrices"], (pb.linalg.solve, a), {"found": v}),
+        ("option", pb.ArgumentError, ["lower: expected True or False, got 'X'"], (pb.linalg.eigh, a),
+         {"found": (w, v), "lower": "X"}),
+        ("unknown", pb.ArgumentError, ["eigh takes no nonsense"], (pb.linalg.eigh, a),
+         {"found": (w, v), "nonsense": 1}),
+        ("no found", TypeError, ["the argument found"], (pb.linalg.eigh, a), {}),
+    ):  # fmt: skip
+        yield case, agreed_error(ctx, kind, words, pb.verify, *args, **how)
+
+
+def checked(ctx, rng):
+    """``check=True``: right ones pass; wrong ones are computed anew; if those are wrong, too, it is an error."""
+    whole = positive(rng, 12, "float64")
+    a, b = placed(ctx, rng, whole), placed(ctx, rng, positive(rng, 12, "float64"))
+    w, _ = pb.linalg.eigh(a, check=True)
+    yield "passes", None if np.allclose(w, np.linalg.eigvalsh(whole)) else f"{w}"
+    pb.linalg.eigh(a, b, check=True)
+    words = ["check: expected False with eigvals_only"]
+    yield (
+        "values",
+        agreed_error(ctx, pb.ArgumentError, words, pb.linalg.eigh, a, check=True, eigvals_only=True),
+    )
+    yield (
+        "no bool",
+        agreed_error(
+            ctx, pb.ArgumentError, ["check: expected True or False, got 3"], pb.linalg.eigh, a, check=3
+        ),
+    )
+
+    def wrong(self, a, z):
+        info, values, column = computed(self, a, z)
+        if z is not None and z.size:
+            z[:, 1] = z[:, 0]
+        return info, values, column
+
+    class Other(methods.LapackMethod):
+        name = "scalapack"
+
+        def prepare(self, engine, problem, options, operands):
+            product = super().prepare(engine, problem, options, operands)
+            product._eigenvalues = computed.__get__(product)
+            return product
+
+    computed = LapackProduct._eigenvalues
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LapackProduct, "_eigenvalues", wrong)
+        words = ["eigh: the eigenvectors are wrong, by every algorithm", "lapack"]
+        patch.setenv("PBLASMP_SCALAPACK_LIBRARY", "/nowhere")
+        yield "wrong", agreed_error(ctx, FactorizationError, words, pb.linalg.eigh, a, check=True)
+        words = ["eigh: the eigenvectors are wrong, by every algorithm"]
+        yield "wrong pair", agreed_error(ctx, FactorizationError, words, pb.linalg.eigh, a, b, check=True)
+        patch.setattr(ctx.engine, "methods", [methods.LapackMethod(), Other()], raising=False)
+        with pb.plan(pb.linalg.eigh, a, check=True) as plan:
+            for found in (pb.linalg.eigh(a, check=True), plan()):
+                right = np.allclose(found[0], w) and pb.verify(pb.linalg.eigh, a, found=found)
+                yield "another algorithm", None if right else f"{found[0]}"
+
+
+@pytest.mark.parametrize("nranks", [*only_long(1), 2])
+def test_verify(nranks):
+    run_mpi(right_and_wrong, nranks)

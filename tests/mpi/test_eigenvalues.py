@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Eigenvalues and singular values on CPU ranks, by ScaLAPACK and by LAPACK on one rank, beside NumPy's."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.engines.host.scalapack import finding, methods
+from pblasmp.engines.host.scalapack.library import Scalapack
+from tests.helpers import spectral_cases as cases
+from tests.helpers.cases import agreed_error, first, pick
+from tests.helpers.factor_cases import TYPES, only, placed, positive
+from tests.helpers.lengths import draws
+from tests.helpers.mpi import run_mpi
+from tests.helpers.solver_cases import eigh_at_the_ends
+
+la = pb.linalg
+KINDS = ("all", "subset", "values", "pair")
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """The ScaLAPACK that is here, which contexts find."""
+    found = cases.library()
+    monkeypatch.setenv(finding.ENVIRONMENT, str(found))
+    return found
+
+
+def by_scalapack(comm, count):
+    """Cases at random in unlike layouts; then "auto" at the ends of the types' ranges."""
+    rng = np.random.default_rng(91 + comm.size)
+    with pb.Context(comm, engine="host") as ctx, pytest.MonkeyPatch.context() as patch:
+        for i in range(count):
+            dtype, kind = TYPES[i % len(TYPES)], KINDS[(i // len(TYPES) + i) % len(KINDS)]
+            place = cases.good if rng.integers(2) else placed
+            n = int(rng.integers(1, 70))
+            yield cases.eigh(ctx, rng, dtype, n, "scalapack", place=place, kind=kind)
+            if i % 2:
+                shape = tuple(int(x) for x in rng.integers(1, 50, 2))
+                yield cases.svd(ctx, rng, dtype, shape, "scalapack", place=place)
+        if ctx.size != 2:
+            return
+        patch.setattr(methods, "SMALL", 0)
+        yield from eigh_at_the_ends(ctx, rng, "complex128", keep=8)
+        yield from cases.svd_at_the_ends(ctx, rng, "float32")
+        whole = positive(rng, 30, "float64")
+        with pb.plan(la.eigh, cases.good(ctx, rng, whole), subset_by_index=(0, 3)) as plan:
+            said = str(plan.report())
+            yield "report", None if "scalapack" in said and "p?syevr" in said else said
+            w, _ = plan()
+            yield "plan", None if np.allclose(w, np.linalg.eigvalsh(whole)[:4]) else f"{w}"
+        patch.setattr(Scalapack, "call", lambda *_: 3)
+        a = placed(ctx, rng, whole)
+        words = ["eigh: the matrix has eigenvalues that the library does not find: INFO is 3"]
+        yield "no convergence", agreed_error(ctx, pb.FactorizationError, words, la.eigh, a)
+        words = ["svd: the matrix has singular values that the library does not find"]
+        yield "no svd", agreed_error(ctx, pb.FactorizationError, words, la.svd, a)
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_scalapack(nranks, library, monkeypatch):
+    run_mpi(by_scalapack, nranks, count=draws({1: 5, 2: 11, 4: 3}[nranks], long=60))
+
+
+def by_lapack(comm, count):
+    """Small matrices without any library: all that ScaLAPACK computes; and what is wrong with arguments."""
+    rng = np.random.default_rng(92)
+    with pb.Context(comm, engine="host") as ctx:
+        for i in range(count):
+            dtype, kind = TYPES[i % len(TYPES)], KINDS[(i // len(TYPES) + i) % len(KINDS)]
+            yield cases.eigh(
+                ctx, rng, dtype, int(rng.integers(1, 30)), pick(rng, ("auto", "lapack")), kind=kind
+            )
+            yield cases.svd(ctx, rng, dtype, tuple(int(x) for x in rng.integers(1, 25, 2)), "auto")
+        yield from eigh_at_the_ends(ctx, rng, "complex64", keep=8)
+        yield from cases.svd_at_the_ends(ctx, rng, "float64")
+        yield from without_elements(ctx)
+        yield from faults(ctx, rng)
+        if ctx.size > 1:
+            yield from without_a_library(ctx)
+
+
+def without_elements(ctx):
+    a = ctx.zeros((6, 6), block=2)
+    w, v = la.eigh(a[:0, :0])
+    yield "empty", None if w.shape == (0,) and v.shape == (0, 0) else f"{w} {v.shape}"
+    u, s, vh = la.svd(a[:4, :0])
+    yield (
+        "no columns",
+        None if (u.shape, s.shape, vh.shape) == ((4, 0), (0,), (0, 0)) else f"{u.shape} {vh.shape}",
+    )
+    u, s, vh = la.svd(a[:4, :0], full_matrices=True)
+    yield (
+        "no columns, all of U",
+        None if np.array_equal(u.allgather().T @ u.allgather(), np.eye(4)) else f"{u}",
+    )
+    yield (
+        "no vectors",
+        None if la.svdvals(a[:0, :]).shape == (0,) == la.eigvalsh(a[:0, :0]).shape else "shapes",
+    )
+
+
+def faults(ctx, rng):
+    whole = positive(rng, 9, "float64")
+    a, b = placed(ctx, rng, whole), placed(ctx, rng, np.diag([1.0] * 6 + [-1.0] * 3))
+    upper = placed(ctx, rng, only("U", whole))
+    w = np.linalg.eigvalsh(whole)
+    with pb.plan(la.eigvalsh, upper, lower=False) as plan:
+        yield "plan", None if np.allclose(plan(), w) else "a plan differs"
+    tall = placed(ctx, rng, whole[:, :4].copy())
+    with pb.plan(la.svd, tall, full_matrices=True) as plan, pb.plan("svdvals", tall) as values:
+        u, s, vh = plan()
+        right = np.allclose(u.allgather()[:, :4] * s @ vh.allgather(), whole[:, :4]) and u.shape == (9, 9)
+        yield "plans of svd", None if right and np.allclose(values(), s) else f"{u.shape} {s}"
+    argument = pb.ArgumentError
+    for name, kind, words, function, args, how in (
+        ("square", argument, ["a: expected a square matrix, got 4 x 9"], la.eigh, (a[:4, :],), {}),
+        ("lower", argument, ["lower: expected True or False, got 'X'"], la.eigh, (a,), {"lower": "X"}),
+        ("both", argument, ["lower: expected True or False, got 3"], la.eigh, (a, b), {"lower": 3}),
+        ("subset", argument, ["0 <= first <= last < 9, got (3, 9)"], la.eigh, (a,), {"subset_by_index": (3, 9)}),
+        ("turned", argument, ["0 <= first <= last < 9, got (3, 2)"], la.eigvalsh, (a,), {"subset_by_index": [3, 2]}),
+        ("no pair", argument, ["subset_by_index: expected a pair of integers, got 3"], la.eigh, (a,),
+         {"subset_by_index": 3}),
+        ("of a pair", argument, ["expected a pair of integers, got (1.5, 2)"], la.eigh, (a, a),
+         {"subset_by_index": (1.5, 2)}),
+        ("values", argument, ["eigvals_only: expected True or False, got 'no'"], la.eigh, (a,), {"eigvals_only": "no"}),
+        ("full", argument, ["full_matrices: expected True or False, got 2"], la.svd, (a, 2), {}),
+        ("b's shape", argument, ["b: expected 9 x 9 of float64, got 4 x 4 of float64"], la.eigh, (a, b[:4, :4]), {}),
+        ("no matrix", argument, ["b: expected a DistributedMatrix, got"], la.eigh, (a, np.eye(9)), {}),
+        ("type", argument, ["a: expected one of", "got bfloat16"], la.svd, (a.astype("bfloat16"),), {}),
+        ("algo", pb.UnsupportedError, ["'auto', 'lapack', 'scalapack' here, got 'elpa'"], la.eigh, (a,),
+         {"algo": "elpa"}),
+        ("indefinite", pb.FactorizationError, ["eigh: b: the matrix is not positive definite", "up to index 6"],
+         la.eigh, (a, b), {}),
+        ("plan", pb.UnsupportedError, ["a generalised problem is several calls"], pb.plan, (la.eigh, a, a), {}),
+    ):  # fmt: skip
+        yield name, agreed_error(ctx, kind, words, function, *args, **how)
+    if ctx.size > 1:
+        subset = (ctx.rank, 3)
+        yield (
+            "by rank",
+            agreed_error(ctx, pb.RankMismatchError, ["first"], la.eigh, a, subset_by_index=subset),
+        )
+        wrong = agreed_error(ctx, pb.RankMismatchError, [""], la.eigh, a, a if ctx.rank else None)
+        yield "b by rank", wrong
+
+
+def without_a_library(ctx):
+    """A large matrix, in an environment whose library is not there, or is for another MPI."""
+    a = ctx.zeros((201, 201), block=32)
+    words = [
+        "scalapack: no ScaLAPACK at",
+        "PBLASMP_SCALAPACK_LIBRARY names",
+        "lapack: one rank would compute alone",
+    ]
+    yield (
+        "none",
+        first(
+            agreed_error(ctx, pb.UnsupportedError, words, la.eigh, a),
+            agreed_error(ctx, pb.UnsupportedError, words, la.svdvals, a),
+        ),
+    )
+    w = la.eigvalsh(a, algo="lapack")
+    yield "by name", None if (w == 0).all() else f"{w}"
+
+
+def test_lapack_without_a_library(monkeypatch):
+    monkeypatch.setenv(finding.ENVIRONMENT, "/nowhere/libscalapack.so")
+    for nranks in (1, 3):
+        run_mpi(by_lapack, nranks, count=draws(6, long=60))
+
+
+SECOND = """
+#include <stdlib.h>
+#define ABORTS(name) int name(void) { abort(); }
+ABORTS(MPI_Init) ABORTS(MPI_Initialized) ABORTS(MPI_Comm_rank) ABORTS(MPI_Comm_size) ABORTS(MPI_Comm_create)
+ABORTS(MPI_Comm_group) ABORTS(MPI_Group_incl) ABORTS(MPI_Send) ABORTS(MPI_Isend) ABORTS(MPI_Recv) ABORTS(MPI_Bcast)
+"""
+
+
+def once(comm):
+    rng = np.random.default_rng(93)
+    with pb.Context(comm, engine="host") as ctx:
+        yield cases.eigh(ctx, rng, "float64", 20, "scalapack", place=cases.good, kind="all")
+
+
+def test_a_second_mpi_that_a_library_needs_is_not_called(library, tmp_path, monkeypatch):
+    """That of a distribution's package beside the MPI of a wheel: what ScaLAPACK calls is the one of the process."""
+    if shutil.which("cc") is None or not (library / "libmpich.so.12").exists():
+        pytest.skip("no C compiler, or no ScaLAPACK of a distribution")
+    for path in library.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    # Its own files: a library that is loaded already would be found by its inode.
+    own = next(library.glob("libscalapack-mpich.so.*.*.*"))
+    for path in tmp_path.glob("libscalapack-mpich.so*"):
+        path.unlink()
+    shutil.copy(own, tmp_path / "libscalapack-mpich.so.2.2")
+    (tmp_path / "libmpich.so.12").unlink()
+    (tmp_path / "second.c").write_text(SECOND)
+    command = ["cc", "-shared", "-fPIC", "-Wl,-soname,libmpich.so.12", "-o", "libmpich.so.12", "second.c"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    monkeypatch.setenv(finding.ENVIRONMENT, str(tmp_path))
+    run_mpi(once, 2, launch=True)
+
+
+def foreign(comm, wrong):
+    with pb.Context(comm, engine="host") as ctx:
+        a = ctx.eye(4)
+        yield "foreign", agreed_error(ctx, pb.UnsupportedError, wrong, la.eigh, a, algo="scalapack")
+
+
+@pytest.mark.parametrize(
+    "name", ["libscalapack-openmpi.so.2.2", "libscalapack.so", "libmkl_scalapack_lp64.so.2", ""]
+)
+def test_a_library_that_cannot_be_used(name, tmp_path, monkeypatch):
+    """For another MPI, no library at all, MKL's without its BLACS, and an empty folder."""
+    if name:
+        contents = b"\0libmpi.so.40\0" if "openmpi" in name else b"nothing"
+        (tmp_path / name).write_bytes(contents)
+    monkeypatch.setenv(finding.ENVIRONMENT, str(tmp_path))
+    words = {
+        "libscalapack-openmpi.so.2.2": [
+            "is built for Open MPI",
+            "pip install",
+            "scalapack]",
+            "libscalapack-mpich2.2",
+        ],
+        "libscalapack.so": [f"{tmp_path}/libscalapack.so"],
+        "libmkl_scalapack_lp64.so.2": ["has no BLACS for MPICH beside it", "pip install"],
+        "": ["no ScaLAPACK for MPICH was found", "pip install"],
+    }[name]
+    run_mpi(foreign, 2, wrong=words)
