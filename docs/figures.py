@@ -90,7 +90,7 @@ def spread(ratios: Iterable[float]) -> str:
 READERS = """\
 | you have | you get | how fast |
 | --- | --- | --- |
-| a script for mpirun: [quickstart](docs/quickstart.md) | matrices with NumPy's operators, `A @ B`, `pb.linalg.solve`, Cholesky, LU, QR, least squares; .npy, HDF5 and Zarr files | factorizations and solves {hosts} times as fast as ScaLAPACK with OpenBLAS ({hosts_on}) |
+| a script for mpirun: [quickstart](docs/quickstart.md) | matrices with NumPy's operators, `A @ B`, `pb.linalg.solve`, Cholesky, LU, QR, least squares, eigenvalues; .npy, HDF5 and Zarr files | factorizations and solves {hosts} times as fast as ScaLAPACK with OpenBLAS ({hosts_on}) |
 | a code written against ScaLAPACK: [porting](docs/porting.md), [preload](docs/preload.md) | levels 1 to 3 and factorizations under ScaLAPACK's names, in NumPy arrays; a compiled program runs unchanged under `pblasmp preload` | blocked algorithms, call by call on sub-matrices, {calls} times as fast as Debian's PBLAS ({calls_on}); calls of level 1 and [small ones](docs/performance.md) are slower |
 | GPUs: [GPUs](docs/gpu.md), [linear algebra](docs/solving.md) | the same scripts on cuBLASMp, and algorithms of our own where they are faster | {solvers}; products {products} times as fast as NCCL + cuBLAS ({products_on}) |
 | tensor-parallel layers: [products](docs/tensor-parallel.md), [PyTorch](docs/torch.md) | AllGather + GEMM, GEMM + ReduceScatter, + AllReduce, + AllGather; layers with gradients, DTensor, FSDP2, torch.compile, 8 bits | products {plans} times as fast as NCCL + cuBLAS, in turns or as one CUDA graph ({plans_on}){layers} |
