@@ -224,7 +224,7 @@ def scaling_chart(advice: Sequence[tuple[int, Advice]]) -> Drawing:
 
 
 @dataclass(frozen=True)
-class _Product:
+class _AnyProduct:
     """A product of any layout."""
 
     m: int
@@ -265,7 +265,7 @@ class _Product:
 
 
 @dataclass(frozen=True)
-class _Factorization:
+class _AnyFactorization:
     """A factorization or a solve of any layout, as ``FactorProblem.of`` takes it."""
 
     name: str
@@ -295,7 +295,9 @@ class _Factorization:
             yield Choice(self.on(grid), predict(self.on(grid), machine))
 
 
-def _what(m: object, n: object, k: object, dtype: DTypeLike, order: str | None) -> _Product | _Factorization:
+def _what(
+    m: object, n: object, k: object, dtype: DTypeLike, order: str | None
+) -> _AnyProduct | _AnyFactorization:
     """Return what advice is asked for, or raise ArgumentError. Local."""
     if isinstance(m, str):
         if m not in BY_NAME:
@@ -303,9 +305,9 @@ def _what(m: object, n: object, k: object, dtype: DTypeLike, order: str | None) 
         n = integer(n, "n", 1, ArgumentError)
         k = None if k is None else integer(k, "k", 0, ArgumentError)
         memory: Any = order or "F"
-        return _Factorization(m, n, k, dtype, memory)
+        return _AnyFactorization(m, n, k, dtype, memory)
     m, n, k = (integer(x, name, 1, ArgumentError) for x, name in zip((m, n, k), "mnk", strict=True))
-    return _Product(m, n, k, dtype, order or "C")
+    return _AnyProduct(m, n, k, dtype, order or "C")
 
 
 def _grids(m: int, n: int, k: int, ranks: int) -> list[Grid]:
@@ -330,10 +332,10 @@ def _block(m: int, n: int, k: int, grid: Grid) -> int:
     return max(even) if even else min(sizes, key=uneven)
 
 
-def _least_ranks(what: _Product | _Factorization, ranks: int, machine: Machine) -> int:
+def _least_ranks(what: _AnyProduct | _AnyFactorization, ranks: int, machine: Machine) -> int:
     """Return the fewest ranks that hold everything, of powers of two; 0 if the machine has no such number."""
     most = _LARGEST if machine.network is not None else machine.ranks_per_node
-    algorithm = "panels" if isinstance(what, _Product) else "auto"
+    algorithm = "panels" if isinstance(what, _AnyProduct) else "auto"
     count = 1 << ranks.bit_length()
     while count <= most:
         holds = what.nbytes / count <= machine.memory_bytes

@@ -193,11 +193,13 @@ def test_ratios_are_times_over_those_of_pblasmp(modules):
 def test_what_planning_shows_is_what_the_commands_print(modules, tmp_path):
     """A scaling, a layout that it pays to move, a model's layers."""
     generate, _ = modules
-    product, nodes, layout, model = generate.planned(DOCS / "planning.md", tmp_path)
+    product, nodes, layout, model, cholesky, lu = generate.planned(DOCS / "planning.md", tmp_path)
     assert product.startswith("best: ")
     assert [line.split()[0] for line in nodes.splitlines()[:5]] == ["8", "16", "32", "64", "128"]
     assert "does not fit" in nodes
     assert "pays at once" in layout
+    assert "cholesky of 100000 x 100000" in cholesky
+    assert "per rank: does not fit" in lu
     assert len(re.findall("best on", model)) == 6
     assert "<svg" in (tmp_path / "scaling.svg").read_text()
 
