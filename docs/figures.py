@@ -158,8 +158,11 @@ def comparison() -> str:
     """Return the table on the page on performance: how much faster pblasmp is than what else one could use."""
     runs = results.runs()
 
+    measured: dict[str, None] = {}  # in the order of the table
+
     def row(what: str, benchmarks: Sequence[str], beside: str, contenders: Sequence[str]) -> list[str]:
         chosen = [runs[name] for name in benchmarks]
+        measured.update(dict.fromkeys(f"- {title_of(run)}: {source(run)}" for run in chosen))
         where = " or ".join(dict.fromkeys(run.where for run in chosen))
         return [what, where, beside, spread(ratio for run in chosen for _, ratio in compare(run, contenders))]
 
@@ -181,7 +184,9 @@ def comparison() -> str:
             f"{rates['pblasmp'] / rates['PyTorch']:.2f}",
         ],
     ]  # fmt: skip
-    return table(["", "on", "beside", "times as fast: median (least to most)"], rows, 1)
+    measured[f"- {title_of(training)}: {source(training)}"] = None
+    ratios = table(["", "on", "beside", "times as fast: median (least to most)"], rows, 1)
+    return "\n".join([ratios, *measured, ""])
 
 
 def replaced(text: str) -> str:
@@ -220,7 +225,8 @@ def charts(directory: Path) -> None:
         for row in runs["level3-debian-4-ranks"].rows
         if (case := row["case"]) and "debian" in row.get("ratios", {})
     ]
-    draw([Bars("level-3 routines", cases)], "ScaLAPACK", directory / "performance-host.svg")
+    about = source(runs["level3-debian-4-ranks"])
+    draw([Bars(f"level-3 routines, {about}", cases)], "ScaLAPACK", directory / "performance-host.svg")
     foreseen = [
         Bars(
             run.where, [(what[:44], {"measured": 1.0, "predicted": ratio}) for what, ratio in ratios.items()]
@@ -337,13 +343,14 @@ def many_calls() -> str:
 
 def factorisations() -> str:
     """Return the table of factorisations on CPU ranks: ScaLAPACK's times over pblasmp's, Debian's by its better one."""
-    rows = []
+    rows, measured = [], []
     for name, run in results.runs().items():
         library = next(
             (each for each in ("debian", "mkl") if name.startswith(f"factorisations-{each}-")), None
         )
         if library is None:
             continue
+        measured.append(f"- {title_of(run)}: {source(run)}")
         found: dict[tuple[str, str], list[float]] = {}
         for case, ratio in compare(run, ("debian", "debian-256", "mkl")):
             found.setdefault((case["grid"], case["routine"]), []).append(ratio)
@@ -352,14 +359,13 @@ def factorisations() -> str:
             beside = {"debian": "Debian's", "mkl": "MKL's"}[library]
             rows.append(
                 [
-                    beside, _on(grid, run), f"`{routine}`", f"{ahead} of {len(ratios)}", spread(ratios), run.date,
-                    run.commit,
+                    beside, _on(grid, run), f"`{routine}`", f"{ahead} of {len(ratios)}", spread(ratios)
                 ]
             )  # fmt: skip
     if not rows:
         return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
-    head = ["beside", "ranks on cores", "routine", "not slower", "times as fast", "date", "commit"]
-    return table(head, rows)
+    head = ["beside", "ranks on cores", "routine", "not slower", "times as fast"]
+    return "\n".join([table(head, rows), *measured, ""])
 
 
 def _on(grid: str, run: Run) -> str:

@@ -9,6 +9,8 @@ import importlib.util
 import inspect
 import os
 import re
+import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -160,6 +162,79 @@ def test_the_readme_has_the_newest_measurements(modules):
     assert figures.is_current(readme)
     assert not figures.is_current(readme.replace("as fast as cuSOLVERMp", "as fast as it"))
     assert figures.replaced(readme.replace("as fast as cuSOLVERMp", "as fast as it")) == readme
+
+
+OLD = dict.fromkeys(
+    [
+        "host_gemm-debian-4-ranks", "host_gemm-mkl-4-ranks", "level3-debian-4-ranks",
+        "transformer-mpirun-8192-8192-4-gpus",
+    ],
+    "to be measured again",
+)  # fmt: skip
+"""Runs that are quoted though they are old, and why."""
+
+_MOST_COMMITS = 300  # of the engines: what was measured before so many is no longer what runs
+
+
+def commits_since(commit: str) -> int | None:
+    """Return how many commits of the engines are newer; None if it is unknown, or outside a checkout."""
+    command = ["git", "rev-list", "--count", f"{commit.rstrip('+')}..HEAD", "--", "pblasmp/engines"]
+    try:
+        done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return None if done.returncode else int(done.stdout)
+
+
+def quoted(figures, monkeypatch, directory):
+    """Return the runs that the README and the page on performance read, by name."""
+    read = {}
+
+    class Quoted(figures.Run):
+        def __getattribute__(self, name):
+            if name == "rows":
+                read[self.name] = self
+            return super().__getattribute__(name)
+
+    runs = {name: Quoted(**asdict(run)) for name, run in figures.results.runs().items()}
+    monkeypatch.setattr(figures.results, "runs", lambda: runs)
+    readme, page = figures.readers(), (DOCS / "performance.md").read_text()
+    for part in re.findall(r"_generated/(\w+)\.md", page):
+        getattr(figures, part)()
+    figures.charts(directory)
+    assert readme
+    return read
+
+
+def test_what_is_quoted_is_not_old(modules, monkeypatch, tmp_path):
+    """What the README or the page on performance quotes is measured again after so many commits of the engines."""
+    _, figures = modules
+    read = quoted(figures, monkeypatch, tmp_path)
+    assert {"factorisations-debian-4-ranks", "many_calls-debian-2x2-4-ranks", *OLD} <= read.keys()
+    assert commits_since("no such commit") is None
+    ages = {name: age for name, run in read.items() if (age := commits_since(run.commit)) is not None}
+    if not ages:
+        pytest.skip("the commits of the runs are unknown here")
+    assert commits_since("HEAD") == 0
+    old = {name for name, age in ages.items() if age > _MOST_COMMITS}
+    assert old - OLD.keys() == set(), "measure these again"
+    assert (OLD.keys() & ages.keys()) - old == set(), "these are new: take them off the list"
+
+
+def test_what_was_measured_says_when_and_where(modules):
+    """Each table on the page on performance, of every run that it has."""
+    _, figures = modules
+    runs = figures.results.runs()
+    for text, names in {
+        figures.comparison(): ["host_gemm-mkl-4-ranks", "transformer-mpirun-8192-8192-4-gpus"],
+        figures.factorisations(): [name for name in runs if re.match("factorisations-(debian|mkl)-", name)],
+        figures.many_calls(): [name for name in runs if name.startswith("many_calls-")],
+        figures.performance(): ["tensor_parallel-allgather_matmul-2-gpus"],
+        figures.all_results(): list(runs),
+    }.items():
+        for run in map(runs.__getitem__, names):
+            assert run.where in text
+            assert f"{run.date}, commit {run.commit}" in text
 
 
 def test_every_stored_run_is_shown(modules):
