@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,6 +15,8 @@ from typing import Any
 from benchmarks import results
 from benchmarks.results import Run, middle
 from pblasmp.drawing.charts import Bars, bar_chart
+
+tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 ROOT = Path(__file__).parents[1]
 
@@ -548,6 +553,47 @@ def gpu_runs() -> str:
         suites = "; ".join(f"{suite}: {outcome}" for suite, outcome in run["suites"].items())
         rows.append([run["cuBLASMp"], run["NCCL"], gpus + shared, suites, f"{run['date']}, {run['commit']}"])
     return table(["cuBLASMp", "NCCL", "GPUs", "what ran", "date, commit"], rows)
+
+
+TESTED = {
+    "cuBLASMp": "nvidia-cublasmp-cu13",
+    "NCCL": "nvidia-nccl-cu13",
+    "CUDA": "",
+    "driver": "",
+    "CuPy": "cupy-cuda13x",
+    "nccl4py": "nccl4py",
+    "nvmath-python": "nvmath-python",
+    "PyTorch": "torch",
+    "mpi4py": "mpi4py",
+    "MPICH": "mpich",
+    "NumPy": "numpy",
+    "SciPy": "scipy",
+}
+"""What is on the page on support, and the name of its package in pyproject.toml."""
+
+
+def support() -> str:
+    """Return the table of versions: the least that pip accepts, and those with which tests and benchmarks have run."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = [
+        *project["dependencies"],
+        *(x for extra in project["optional-dependencies"].values() for x in extra),
+    ]
+    least = {found[1]: found[2] for x in asked if (found := re.match(r"([\w-]+)>=([\w.]+)", x))}
+    runs = json.loads((ROOT / "tests" / "gpu" / "runs.json").read_text(encoding="utf-8"))
+    ran: dict[str, set[str]] = {name: set() for name in TESTED}
+    for versions in (*runs, *(run.versions for run in results.runs().values())):
+        for name, package in TESTED.items():
+            for key in (name, package):
+                if number := re.match(r"\d+(\.\d+){0,2}", str(versions.get(key, ""))):
+                    ran[name].add(number[0])
+    rows = [
+        [name, least.get(package, ""), ", ".join(sorted(ran[name], key=lambda x: [*map(int, x.split("."))]))]
+        for name, package in TESTED.items()
+    ]
+    python = project["requires-python"].removeprefix(">=")
+    said = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    return table(["", "at least", "has run with"], [["Python", python, ", ".join(said)], *rows])
 
 
 def title_of(run: Run) -> str:

@@ -7,6 +7,7 @@ import doctest
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -235,6 +236,21 @@ def test_what_was_measured_says_when_and_where(modules):
         for run in map(runs.__getitem__, names):
             assert run.where in text
             assert f"{run.date}, commit {run.commit}" in text
+
+
+def test_the_page_on_support_has_the_versions_of_the_records(modules):
+    _, figures = modules
+    rows = dict(re.findall(r"^\| (\w[\w-]*) \| (.*) \|$", figures.support(), re.MULTILINE))
+    assert set(rows) == {"Python", *figures.TESTED}
+    runs = json.loads((DOCS.parent / "tests/gpu/runs.json").read_text())
+    for name in ("cuBLASMp", "NCCL"):
+        versions = {run[name] for run in runs} - {""}
+        assert versions <= set(rows[name].split(" | ")[1].split(", "))
+    project = (DOCS.parent / "pyproject.toml").read_text()
+    for name, package in figures.TESTED.items():
+        least = rows[name].split(" | ")[0]
+        assert (f'"{package}>={least}"' in project) if package else not least
+    assert rows["Python"].startswith("3.10 | 3.10, ")
 
 
 def test_every_stored_run_is_shown(modules):
