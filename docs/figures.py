@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,6 +15,8 @@ from typing import Any
 from benchmarks import results
 from benchmarks.results import Run, middle
 from pblasmp.drawing.charts import Bars, bar_chart
+
+tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 ROOT = Path(__file__).parents[1]
 
@@ -177,8 +182,11 @@ def comparison() -> str:
     """Return the table on the page on performance: how much faster pblasmp is than what else one could use."""
     runs = results.runs()
 
+    measured: dict[str, None] = {}  # in the order of the table
+
     def row(what: str, benchmarks: Sequence[str], beside: str, contenders: Sequence[str]) -> list[str]:
         chosen = [runs[name] for name in benchmarks]
+        measured.update(dict.fromkeys(f"- {title_of(run)}: {source(run)}" for run in chosen))
         where = " or ".join(dict.fromkeys(run.where for run in chosen))
         return [what, where, beside, spread(ratio for run in chosen for _, ratio in compare(run, contenders))]
 
@@ -200,7 +208,9 @@ def comparison() -> str:
             f"{rates['pblasmp'] / rates['PyTorch']:.2f}",
         ],
     ]  # fmt: skip
-    return table(["", "on", "beside", "times as fast: median (least to most)"], rows, 1)
+    measured[f"- {title_of(training)}: {source(training)}"] = None
+    ratios = table(["", "on", "beside", "times as fast: median (least to most)"], rows, 1)
+    return "\n".join([ratios, *measured, ""])
 
 
 def replaced(text: str) -> str:
@@ -239,7 +249,8 @@ def charts(directory: Path) -> None:
         for row in runs["level3-debian-4-ranks"].rows
         if (case := row["case"]) and "debian" in row.get("ratios", {})
     ]
-    draw([Bars("level-3 routines", cases)], "ScaLAPACK", directory / "performance-host.svg")
+    about = source(runs["level3-debian-4-ranks"])
+    draw([Bars(f"level-3 routines, {about}", cases)], "ScaLAPACK", directory / "performance-host.svg")
     foreseen = [
         Bars(
             run.where, [(what[:44], {"measured": 1.0, "predicted": ratio}) for what, ratio in ratios.items()]
@@ -356,13 +367,14 @@ def many_calls() -> str:
 
 def factorisations() -> str:
     """Return the table of factorisations on CPU ranks: ScaLAPACK's times over pblasmp's, Debian's by its better one."""
-    rows = []
+    rows, measured = [], []
     for name, run in results.runs().items():
         library = next(
             (each for each in ("debian", "mkl") if name.startswith(f"factorisations-{each}-")), None
         )
         if library is None:
             continue
+        measured.append(f"- {title_of(run)}: {source(run)}")
         found: dict[tuple[str, str], list[float]] = {}
         for case, ratio in compare(run, ("debian", "debian-256", "mkl")):
             found.setdefault((case["grid"], case["routine"]), []).append(ratio)
@@ -371,14 +383,13 @@ def factorisations() -> str:
             beside = {"debian": "Debian's", "mkl": "MKL's"}[library]
             rows.append(
                 [
-                    beside, _on(grid, run), f"`{routine}`", f"{ahead} of {len(ratios)}", spread(ratios), run.date,
-                    run.commit,
+                    beside, _on(grid, run), f"`{routine}`", f"{ahead} of {len(ratios)}", spread(ratios)
                 ]
             )  # fmt: skip
     if not rows:
         return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
-    head = ["beside", "ranks on cores", "routine", "not slower", "times as fast", "date", "commit"]
-    return table(head, rows)
+    head = ["beside", "ranks on cores", "routine", "not slower", "times as fast"]
+    return "\n".join([table(head, rows), *measured, ""])
 
 
 def _on(grid: str, run: Run) -> str:
@@ -561,6 +572,47 @@ def gpu_runs() -> str:
         suites = "; ".join(f"{suite}: {outcome}" for suite, outcome in run["suites"].items())
         rows.append([run["cuBLASMp"], run["NCCL"], gpus + shared, suites, f"{run['date']}, {run['commit']}"])
     return table(["cuBLASMp", "NCCL", "GPUs", "what ran", "date, commit"], rows)
+
+
+TESTED = {
+    "cuBLASMp": "nvidia-cublasmp-cu13",
+    "NCCL": "nvidia-nccl-cu13",
+    "CUDA": "",
+    "driver": "",
+    "CuPy": "cupy-cuda13x",
+    "nccl4py": "nccl4py",
+    "nvmath-python": "nvmath-python",
+    "PyTorch": "torch",
+    "mpi4py": "mpi4py",
+    "MPICH": "mpich",
+    "NumPy": "numpy",
+    "SciPy": "scipy",
+}
+"""What is on the page on support, and the name of its package in pyproject.toml."""
+
+
+def support() -> str:
+    """Return the table of versions: the least that pip accepts, and those with which tests and benchmarks have run."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = [
+        *project["dependencies"],
+        *(x for extra in project["optional-dependencies"].values() for x in extra),
+    ]
+    least = {found[1]: found[2] for x in asked if (found := re.match(r"([\w-]+)>=([\w.]+)", x))}
+    runs = json.loads((ROOT / "tests" / "gpu" / "runs.json").read_text(encoding="utf-8"))
+    ran: dict[str, set[str]] = {name: set() for name in TESTED}
+    for versions in (*runs, *(run.versions for run in results.runs().values())):
+        for name, package in TESTED.items():
+            for key in (name, package):
+                if number := re.match(r"\d+(\.\d+){0,2}", str(versions.get(key, ""))):
+                    ran[name].add(number[0])
+    rows = [
+        [name, least.get(package, ""), ", ".join(sorted(ran[name], key=lambda x: [*map(int, x.split("."))]))]
+        for name, package in TESTED.items()
+    ]
+    python = project["requires-python"].removeprefix(">=")
+    said = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    return table(["", "at least", "has run with"], [["Python", python, ", ".join(said)], *rows])
 
 
 def title_of(run: Run) -> str:

@@ -389,7 +389,7 @@ def write_all(directory: Path) -> None:
         figures.vector_times, figures.factorisations,
         figures.rounding_blocks,
         figures.rounding_sums, figures.one_kernel, figures.gathered_rates, figures.all_results, figures.gpu_runs,
-        figures.predictions,
+        figures.predictions, figures.support,
     ):  # fmt: skip
         (directory / f"{table.__name__}.md").write_text(table(), encoding="utf-8")
     figures.charts(directory)

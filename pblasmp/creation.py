@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from .arithmetic import as_element, on_arrays
 from .comm import Cell, Side
 from .dtypes import DTYPES, FLOAT8, scalar
-from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
+from .errors import ArgumentError, ArgumentTypeError, LayoutError, not_two, short_repr
 from .handle import Handle, Matrix
 from .interop import as_local
 from .layout import Grid, MatrixDescriptor
 from .layout.axis import Axis
 from .layout.descriptor import is_integer
-from .layout.grid import as_block, as_grid, integer, one_of, pair
+from .layout.grid import PAIR_OF_SHAPE, as_block, as_grid, integer, one_of, pair
 from .philox import random_values
 from .runtime import Runtime
 from .scalapack import column_major_view, read_descriptor
@@ -119,7 +119,9 @@ def default_block(shape: Sequence[int], grid: Grid) -> tuple[int, int]:
     Both depend on the longer side of the grid, so that the blocks of two dimensions are equal if these are: products
     of matrices with default blocks need not move any.
     """
-    mb, nb = (min(DEFAULT_BLOCK, max(1, -(-n // max(grid.shape)))) for n in pair(shape, "shape", 0))
+    mb, nb = (
+        min(DEFAULT_BLOCK, max(1, -(-n // max(grid.shape)))) for n in pair(shape, "shape", 0, PAIR_OF_SHAPE)
+    )
     return mb, nb
 
 
@@ -215,7 +217,7 @@ def scatter(ctx: Runtime[Matrix], array: Any, layout: Layout, root: int) -> Matr
         if ctx.rank == root:
             array = as_numbers(array, "array")
             if array.ndim != 2:
-                raise ArgumentError(f"array: expected a matrix (2 dimensions), got {array.ndim}")
+                raise ArgumentError(f"array: {not_two(array.ndim)}")
     if descriptor is None:
         layout.given, kind = ctx.comm.bcast((array.shape, array.dtype) if ctx.rank == root else None, root)
         with ctx.agreement("scatter: descriptor"):

@@ -87,6 +87,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def not_two(ndim: int, array: str = "array") -> str:
+    """Return what is wrong with something of so many dimensions that should be a matrix, in words. Local."""
+    hint = f": a vector is a matrix of one column, {array}[:, None]" if ndim == 1 else ""
+    return f"expected a matrix (2 dimensions), got {ndim}{hint}"
+
+
 def short_repr(value: object) -> str:
     """Return ``repr(value)`` for a message, shortened if it is long, whatever the value is. Local."""
     try:

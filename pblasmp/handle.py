@@ -208,5 +208,8 @@ Matrix = TypeVar("Matrix", bound=Handle)
 
 def no_matrix(x: object, expected: str = "a DistributedMatrix") -> str:
     """Return what is wrong with an operand that should be a matrix, in words. Local."""
-    hint = ": distribute the array first, as with ctx.scatter(array)" if getattr(x, "ndim", 0) else ""
+    ndim = getattr(x, "ndim", 0)
+    hint = ": distribute the array first, as with ctx.scatter(array)" if ndim else ""
+    if ndim == 1:
+        hint = ": distribute the vector first as a matrix of one column, as with ctx.scatter(array[:, None])"
     return f"expected {expected}, got {type(x).__name__}{hint}"

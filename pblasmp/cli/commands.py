@@ -418,6 +418,7 @@ def tune(ranks: int | None, as_json: bool, **given: Any) -> None:
     epilog=examples(
         "pblasmp plan 40000 40000 40000 --ranks 8 --machine dgx-h100",
         "pblasmp plan 400000 400000 400000 --nodes 64..512 --machine dgx-h100 -o scaling.svg",
+        "pblasmp plan --cholesky 100000 --ranks 8 --machine dgx-h100",
         "pblasmp plan problem.toml --machine dgx-h100        what it takes, and whether to move the matrices first",
         "pblasmp plan --model llama-8b --tokens 4096 --machine dgx-h100",
         "pblasmp plan 330 300 280 --ranks 1024 --machine dgx-h100 --dry-run",
@@ -434,6 +435,8 @@ def tune(ranks: int | None, as_json: bool, **given: Any) -> None:
 @click.option(
     "--dtype", type=click.Choice(list(DTYPES)), help="Element type.  [default: float64; of models: bfloat16]"
 )
+@options.factorizations
+@click.option("--right", type=click.IntRange(1), help="Number of right-hand sides to solve for as well.")
 @click.option("--model", metavar="NAME", help="The layers of a model: llama-8b or llama-70b. Needs --tokens.")
 @click.option("--tokens", type=click.IntRange(1), help="Number of tokens, for --model.")
 @click.option(
@@ -447,33 +450,41 @@ def tune(ranks: int | None, as_json: bool, **given: Any) -> None:
 @as_json
 @common
 def plan(
-    what: tuple[str, ...], ranks: int | None, nodes: str | None, machine: str, dtype: str | None, model: str | None,
-    tokens: int | None, output: Path | None, dry_run: bool, as_json: bool,
+    what: tuple[str, ...], ranks: int | None, nodes: str | None, machine: str, dtype: str | None, right: int | None,
+    model: str | None, tokens: int | None, output: Path | None, dry_run: bool, as_json: bool, **orders: int | None,
 ) -> None:  # fmt: skip
     """Say which grid, blocks and algorithm are best on a machine, and what they take: without running anything."""
     from . import paper
 
     span = None if nodes is None else options.span(nodes)
+    factored = [(name, n) for name, n in orders.items() if n is not None]
+    if len(factored) > 1 or (factored and (what or model is not None)):
+        raise click.UsageError("expected one of a product, a file, a model and a factorization")
+    if right is not None and not factored:
+        raise click.UsageError("--right is for factorizations: which one is missing")
     if (model is None) != (tokens is None) or (model is not None and what):
         raise click.UsageError("--model and --tokens go together, without sizes and files")
     if ranks is not None and span is not None:
         raise click.UsageError("--nodes determines the ranks: leave --ranks out")
     if output is not None and span is None:
         raise click.UsageError("-o draws the scaling over --nodes, which is missing")
-    if dry_run and (model is not None or span is not None):
-        raise click.UsageError("--dry-run is for one product: leave --model and --nodes out")
+    if dry_run and (model is not None or span is not None or factored):
+        raise click.UsageError("--dry-run is for one product: leave factorizations, --model and --nodes out")
     if output is not None:
         options.require_chart(output)
     if model is not None and tokens is not None:
         found = paper.plan_model(model, tokens, machine, dtype or "bfloat16")
+    elif factored:
+        ((name, n),) = factored
+        found = paper.plan_sizes((name, n, right), ranks, span, machine, dtype or "float64")
     elif len(what) == 1:
         found = paper.plan_file(what[0], machine, dry=dry_run)
     elif len(what) == 3 and all(each.isdecimal() for each in what):
         m, n, k = map(int, what)
-        found = paper.plan_product((m, n, k), ranks, span, machine, dtype or "float64", dry=dry_run)
+        found = paper.plan_sizes((m, n, k), ranks, span, machine, dtype or "float64", dry=dry_run)
     else:
         raise click.UsageError(
-            f"expected three sizes or one descriptor file, got {' '.join(what) or 'nothing'}"
+            f"expected three sizes, one descriptor file or a factorization, got {' '.join(what) or 'nothing'}"
         )
     print_json(paper.as_values(found)) if as_json else paper.print_plan(found, output)
 

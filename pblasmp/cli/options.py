@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 
 from ..engines.choice import NAMES
 from ..errors import UnsupportedError
+from ..layout.factor_problem import BY_NAME
 from ..layout.forms import FORMS
 from ..resources import usable_cores
 from .terminal import use_colour
@@ -27,6 +28,7 @@ __all__ = [
     "common",
     "engine",
     "examples",
+    "factorizations",
     "grid",
     "number",
     "of_shapes",
@@ -199,6 +201,16 @@ def of_shapes(rest: str) -> Callable[[Command], Command]:
     return click.option(
         "--shape", "shapes", metavar="T,N,K", multiple=True, callback=shapes, help=f"Tokens, outputs{rest}"
     )
+
+
+def factorizations(command: Command) -> Command:
+    """Add an option for each factorization or solve that ``pblasmp plan`` takes: its order."""
+    for name in reversed(BY_NAME):
+        what = {"solve": "A system by LU", "lstsq": "Least squares by QR"}.get(name, name.capitalize())
+        command = click.option(
+            f"--{name}", metavar="N", type=click.IntRange(1), help=f"{what}, of an N × N matrix."
+        )(command)
+    return command
 
 
 engine = click.option(

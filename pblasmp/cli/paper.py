@@ -34,7 +34,7 @@ from .ranks import on_ranks
 
 _LARGE = 2048  # an H200 multiplies matrices of this order five times as fast as its host queues the product
 
-__all__ = ["as_values", "measure", "plan_file", "plan_model", "plan_product", "print_plan"]
+__all__ = ["as_values", "measure", "plan_file", "plan_model", "plan_sizes", "print_plan"]
 
 
 def measure(ranks: Sequence[int], output: Path, engine: EngineName, title: str | None) -> Machine:
@@ -104,8 +104,8 @@ def _memory(ctx: Any, *, gpus: bool) -> int:
     return memory_bytes() // max(int(ctx.size), machine_cores())
 
 
-def plan_product(
-    sizes: tuple[int, int, int],
+def plan_sizes(
+    sizes: tuple[int | str, int, int | None],
     ranks: int | None,
     nodes: tuple[int, int] | None,
     machine: str,
@@ -113,13 +113,14 @@ def plan_product(
     *,
     dry: bool = False,
 ) -> dict[str, Any]:
-    """Return the advice for a product, for one number of ranks or for numbers of nodes. Local.
+    """Return the advice for a product or a factorization, for one number of ranks or for numbers of nodes. Local.
 
     With ``dry`` the best choice is run on pretended ranks.
     """
     where = load_machine(machine)
+    asked: Any = advise  # mypy asks which of its two forms this is
     if nodes is None:
-        found = advise(*sizes, ranks or where.ranks_per_node, where, dtype=dtype)
+        found: Advice = asked(*sizes, ranks or where.ranks_per_node, where, dtype=dtype)
         return {
             "advice": [(0, found)],
             **(_dry(found.best.problem, found.best.prediction, where) if dry else {}),

@@ -10,8 +10,9 @@ from __future__ import annotations
 import atexit
 import sys
 import weakref
+from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from .agreement import closing, is_reported_here
 from .communicator import Communicator
@@ -30,19 +31,26 @@ class Ending(Protocol):
 
 
 _watched: list[tuple[weakref.ref[Ending], Communicator]] = []  # in order of making, the same on all ranks
-_previous_hook = sys.excepthook
+
+
+class _Hooks:
+    """What shows exceptions besides ``_hook``: what was there before it was set first, and last."""
+
+    first: Callable[..., Any] | None = None
+    last: Callable[..., Any] = sys.excepthook
+    asking = False  # the last one is being called
 
 
 def watch(context: Ending, comm: Communicator) -> None:
     """Close ``context``, whose ranks agree through ``comm``, when the process ends. Local."""
-    global _previous_hook
     _watched[:] = [(ref, comm) for ref, comm in _watched if ref() is not None or _is_open(comm)]
     _watched.append((weakref.ref(context), comm))
     atexit.unregister(_close_all)
     # What is registered last is called first: before the libraries that engines need end.
     atexit.register(_close_all)
     if sys.excepthook is not _hook:
-        _previous_hook, sys.excepthook = sys.excepthook, _hook
+        _Hooks.last, sys.excepthook = sys.excepthook, _hook
+        _Hooks.first = _Hooks.first or _Hooks.last
 
 
 def _is_open(comm: Communicator) -> bool:
@@ -51,12 +59,19 @@ def _is_open(comm: Communicator) -> bool:
 
 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if _Hooks.asking and _Hooks.first is not None:
+        _Hooks.first(kind, error, trace)  # a hook that was set after ours, as PyTorch's, calls ours in turn
+        return
     for ref, _ in reversed(_watched):
         context = ref()
         if context is not None:
             context.fail(error)
     if is_reported_here(error):
-        _previous_hook(kind, error, trace)
+        _Hooks.asking = True
+        try:
+            _Hooks.last(kind, error, trace)
+        finally:
+            _Hooks.asking = False
 
 
 def _close_all() -> None:

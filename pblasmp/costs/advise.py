@@ -7,13 +7,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from ..drawing.charts import Bars, bar_chart
 from ..dtypes import as_dtype
-from ..errors import ArgumentError, LayoutError
+from ..errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from ..layout import Grid, MatmulProblem, ParallelProblem
 from ..layout.axis import Axis
+from ..layout.factor_problem import BY_NAME, FactorProblem
 from ..layout.forms import Form
 from ..layout.grid import integer
 from ..problems.models import load_model
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ..drawing import Drawing
+    from ..layout import MatrixDescriptor
+    from ..layout.descriptor import MemoryOrder
+
+Where = str | PathLike[str] | Machine
 
 __all__ = [
     "Advice",
@@ -50,24 +55,30 @@ _LONG, _OF_LONG = 1 << 20, 3  # a longer k has many panels, each of which is cou
 class Choice:
     """A problem in some layout, and what it takes. Local."""
 
-    problem: MatmulProblem
+    problem: MatmulProblem | FactorProblem
     prediction: Prediction
+
+    @property
+    def layout(self) -> MatrixDescriptor:
+        """The layout of a product's result, or of the matrix that is factored."""
+        return self.problem.d if isinstance(self.problem, MatmulProblem) else self.problem.a
 
     @property
     def label(self) -> str:
         """Grid, block and algorithm in words."""
-        d = self.problem.d
-        return f"{d.grid.label} grid, blocks of {d.block[0]}, {self.prediction.algorithm}"
+        x = self.layout
+        order = f" in {x.order} order" if isinstance(self.problem, FactorProblem) else ""
+        return f"{x.grid.label} grid, blocks of {x.block[0]}{order}, {self.prediction.algorithm}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values. Local."""
-        d = self.problem.d
-        return {"grid": d.grid.label, "block": d.block[0], **self.prediction.to_dict()}
+        x = self.layout
+        return {"grid": x.grid.label, "block": x.block[0], "order": x.order, **self.prediction.to_dict()}
 
 
 @dataclass(frozen=True, eq=False)
 class Advice:
-    """Choices for one product, the best first. Local.
+    """Choices for one product or factorization, the best first. Local.
 
     Attributes:
         choices: all that were looked at: those that fit before those that do not, the fastest first.
@@ -122,44 +133,59 @@ class Advice:
         return "\n".join(lines)
 
 
+@overload
 def advise(
-    m: int,
+    m: int, n: int, k: int, ranks: int, machine: Where, *, dtype: DTypeLike = ..., order: str | None = ...
+) -> Advice: ...
+
+
+@overload
+def advise(
+    m: str, n: int, k: int | None = ..., *, ranks: int, machine: Where, dtype: DTypeLike = ...,
+    order: str | None = ...,
+) -> Advice: ...  # fmt: skip
+
+
+def advise(
+    m: int | str,
     n: int,
-    k: int,
-    ranks: int,
-    machine: str | PathLike[str] | Machine,
+    k: int | None = None,
+    ranks: int | None = None,
+    machine: Where | None = None,
     *,
     dtype: DTypeLike = "float64",
-    order: str = "C",
+    order: str | None = None,
 ) -> Advice:
-    """Return which grid, blocks and algorithm are best for a product. Local: needs no ranks, MPI or GPU.
+    """Return which layout and algorithm are best for a product, or a factorization. Local: needs no ranks, MPI or GPU.
+
+    ``advise(m, n, k, ranks, machine)`` or ``advise("cholesky", n, ranks=ranks, machine=machine)``.
 
     Args:
-        m, n, k: sizes of op(A) (m × k) and op(B) (k × n).
+        m, n, k: sizes of op(A) (m × k) and op(B) (k × n). Or m is "cholesky", "lu", "qr", "solve" or "lstsq" of an
+            n × n matrix, and k the number of right-hand sides, as for ``FactorProblem.of``.
         ranks: number of ranks.
         machine: a name in descriptors/machines, a file, or a ``Machine``.
         dtype: type of A and B.
-        order: memory order of all.
+        order: memory order of all; by default "C" for products, and "F", which panels have, for factorizations.
 
     Returns:
-        Choices, each with a ``problem`` that ``validate()`` accepts and its ``prediction``; the best comes first.
+        Choices, each with a ``problem`` that is legal and its ``prediction``; the best comes first.
 
     Raises:
-        ArgumentError: a size makes no sense, or the machine has too few ranks.
+        ArgumentError: a size makes no sense, or the machine is unknown or has too few ranks.
     """
-    m, n, k = (integer(x, name, 1, ArgumentError) for x, name in zip((m, n, k), "mnk", strict=True))
-    ranks = integer(ranks, "ranks", 1, ArgumentError)
-    where = load_machine(machine)
+    if machine is None:
+        raise ArgumentTypeError("machine: expected a machine's name or a file, got nothing")
+    ranks, where = integer(ranks, "ranks", 1, ArgumentError), load_machine(machine)
+    what = _what(m, n, k, dtype, order)
     choices = sorted(
-        _choices(m, n, k, ranks, where, dtype, order),
-        key=lambda each: (not each.prediction.fits, each.prediction.seconds),
+        what.choices(ranks, where), key=lambda each: (not each.prediction.fits, each.prediction.seconds)
     )
-    least = ranks if choices[0].prediction.fits else _least_ranks(m, n, k, ranks, where, dtype, order)
-    return Advice(tuple(choices), least)
+    return Advice(tuple(choices), ranks if choices[0].prediction.fits else _least_ranks(what, ranks, where))
 
 
 def scale(
-    m: int, n: int, k: int, nodes: Sequence[int], machine: str | PathLike[str] | Machine, **how: Any
+    m: int | str, n: int, k: int | None, nodes: Sequence[int], machine: Where, **how: Any
 ) -> list[tuple[int, Advice]]:
     """Return the advice for each number of nodes, all of whose ranks take part. Local.
 
@@ -172,7 +198,8 @@ def scale(
         ArgumentError: as ``advise``.
     """
     where = load_machine(machine)
-    return [(count, advise(m, n, k, count * where.ranks_per_node, where, **how)) for count in nodes]
+    of_any: Any = advise  # mypy asks which of its two forms this is
+    return [(count, of_any(m, n, k, count * where.ranks_per_node, where, **how)) for count in nodes]
 
 
 def perfect(advice: Sequence[tuple[int, Advice]]) -> tuple[int, float]:
@@ -196,26 +223,91 @@ def scaling_chart(advice: Sequence[tuple[int, Advice]]) -> Drawing:
     return chart
 
 
-def _choices(
-    m: int, n: int, k: int, ranks: int, machine: Machine, dtype: DTypeLike, order: str
-) -> Iterator[Choice]:
-    """Yield every grid with its best block, with each algorithm.
+@dataclass(frozen=True)
+class _AnyProduct:
+    """A product of any layout."""
 
-    GPUs push operands within a node. Between nodes they gather them or take them in panels, which need less memory and
-    arrive while those before are multiplied: panels are tried on the best grids, within a node if memory asks for it.
-    """
-    algorithms = _HOST if machine.engine == "host" else ("auto",)
-    found: list[Choice] = []
-    for grid in _grids(m, n, k, ranks):
-        problem = MatmulProblem.gemm(m, n, k, grid, _block(m, n, k, grid), dtype=dtype, order=order)
-        found += [Choice(problem, predict(problem, machine, algorithm)) for algorithm in algorithms]
-    yield from found
-    if machine.engine == "host":
-        return
-    enough = ranks <= machine.ranks_per_node and any(each.prediction.fits for each in found)
-    whole = [] if enough else [each for each in found if each.prediction.algorithm != "panels"]
-    for each in sorted(whole, key=lambda each: each.prediction.seconds)[:_IN_PANELS]:
-        yield Choice(each.problem, predict(each.problem, machine, "panels"))
+    m: int
+    n: int
+    k: int
+    dtype: DTypeLike
+    order: str
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all matrices."""
+        return (self.m * self.k + self.k * self.n + self.m * self.n) * as_dtype(self.dtype).itemsize
+
+    def on(self, grid: Grid) -> MatmulProblem:
+        """Return it on a grid, with the best block. Local."""
+        m, n, k = self.m, self.n, self.k
+        return MatmulProblem.gemm(m, n, k, grid, _block(m, n, k, grid), dtype=self.dtype, order=self.order)
+
+    def choices(self, ranks: int, machine: Machine) -> Iterator[Choice]:
+        """Yield every grid with its best block, with each algorithm. Local.
+
+        GPUs push operands within a node. Between nodes they gather them or take them in panels, which need less memory
+        and arrive while those before are multiplied: panels are tried on the best grids, within a node if memory asks
+        for it.
+        """
+        algorithms = _HOST if machine.engine == "host" else ("auto",)
+        problems = [self.on(grid) for grid in _grids(self.m, self.n, self.k, ranks)]
+        found = [
+            Choice(each, predict(each, machine, algorithm)) for each in problems for algorithm in algorithms
+        ]
+        yield from found
+        if machine.engine == "host":
+            return
+        enough = ranks <= machine.ranks_per_node and any(each.prediction.fits for each in found)
+        whole = [] if enough else [each for each in found if each.prediction.algorithm != "panels"]
+        for each in sorted(whole, key=lambda each: each.prediction.seconds)[:_IN_PANELS]:
+            yield Choice(each.problem, predict(each.problem, machine, "panels"))
+
+
+@dataclass(frozen=True)
+class _AnyFactorization:
+    """A factorization or a solve of any layout, as ``FactorProblem.of`` takes it."""
+
+    name: str
+    n: int
+    right: int | None
+    dtype: DTypeLike
+    order: MemoryOrder
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of A."""
+        return self.n**2 * as_dtype(self.dtype).itemsize
+
+    def on(self, grid: Grid) -> FactorProblem:
+        """Return it on a grid, with the best block. Local."""
+        block = _block(self.n, self.n, self.n, grid)
+        return FactorProblem.of(
+            self.name, self.n, grid, block, right=self.right, dtype=self.dtype, order=self.order
+        )
+
+    def choices(self, ranks: int, machine: Machine) -> Iterator[Choice]:
+        """Yield one row of processes, on which panels need not move, and the squarest grid. Local.
+
+        The panels are dealt round the ranks whatever the layout is, so other grids are no better.
+        """
+        for grid in dict.fromkeys((Grid(1, ranks), Grid.squarest(ranks))):
+            yield Choice(self.on(grid), predict(self.on(grid), machine))
+
+
+def _what(
+    m: object, n: object, k: object, dtype: DTypeLike, order: str | None
+) -> _AnyProduct | _AnyFactorization:
+    """Return what advice is asked for, or raise ArgumentError. Local."""
+    if isinstance(m, str):
+        if m not in BY_NAME:
+            raise ArgumentError(f"expected one of {', '.join(BY_NAME)}, or m, n and k, got {short_repr(m)}")
+        n = integer(n, "n", 1, ArgumentError)
+        k = None if k is None else integer(k, "k", 0, ArgumentError)
+        memory: Any = order or "F"
+        return _AnyFactorization(m, n, k, dtype, memory)
+    m, n, k = (integer(x, name, 1, ArgumentError) for x, name in zip((m, n, k), "mnk", strict=True))
+    return _AnyProduct(m, n, k, dtype, order or "C")
 
 
 def _grids(m: int, n: int, k: int, ranks: int) -> list[Grid]:
@@ -240,17 +332,15 @@ def _block(m: int, n: int, k: int, grid: Grid) -> int:
     return max(even) if even else min(sizes, key=uneven)
 
 
-def _least_ranks(m: int, n: int, k: int, ranks: int, machine: Machine, dtype: DTypeLike, order: str) -> int:
+def _least_ranks(what: _AnyProduct | _AnyFactorization, ranks: int, machine: Machine) -> int:
     """Return the fewest ranks that hold everything, of powers of two; 0 if the machine has no such number."""
     most = _LARGEST if machine.network is not None else machine.ranks_per_node
+    algorithm = "panels" if isinstance(what, _AnyProduct) else "auto"
     count = 1 << ranks.bit_length()
-    held = (m * k + k * n + m * n) * as_dtype(dtype).itemsize
     while count <= most:
-        if held / count <= machine.memory_bytes:
-            grid = Grid.squarest(count)
-            problem = MatmulProblem.gemm(m, n, k, grid, _block(m, n, k, grid), dtype=dtype, order=order)
-            if predict(problem, machine, "panels").fits:
-                return count
+        holds = what.nbytes / count <= machine.memory_bytes
+        if holds and predict(what.on(Grid.squarest(count)), machine, algorithm).fits:
+            return count
         count *= 2
     return 0
 
@@ -293,7 +383,7 @@ class MoveAdvice:
         }  # fmt: skip
 
 
-def advise_move(problem: MatmulProblem, machine: str | PathLike[str] | Machine) -> MoveAdvice:
+def advise_move(problem: MatmulProblem, machine: Where) -> MoveAdvice:
     """Return whether it pays to move the matrices of a product to the best layout on their ranks. Local.
 
     Raises:
@@ -305,6 +395,7 @@ def advise_move(problem: MatmulProblem, machine: str | PathLike[str] | Machine) 
     p = problem
     best = advise(p.m, p.n, p.k, keep.traffic.nranks, where, dtype=p.a.dtype, order=p.d.order).best
     q = best.problem
+    assert isinstance(q, MatmulProblem)
     a, b = (x if op == "N" else replace(x.T, order=x.order) for x, op in ((p.a, p.op_a), (p.b, p.op_b)))
     moves = ((a, q.a), (b, q.b), (q.d, p.d))
     predicted = [time_of_move(x, y, where) for x, y in moves if not x.same_places(y)]
@@ -355,7 +446,7 @@ class LayerAdvice:
 
 
 def advise_layers(
-    model: str, tokens: int, machine: str | PathLike[str] | Machine, *, dtype: DTypeLike = "bfloat16"
+    model: str, tokens: int, machine: Where, *, dtype: DTypeLike = "bfloat16"
 ) -> list[LayerAdvice]:
     """Return for each layer of a model how long it takes over 1, 2, 4, … ranks of a node. Local.
 

@@ -153,6 +153,25 @@ class _Done:
         """Do nothing. Local."""
 
 
+class Kept:
+    """Buffers without memory: what a rank keeps between calls is counted. Making one is local."""
+
+    def __init__(self, per_node: int) -> None:
+        self._per_node = per_node
+        self._sizes: dict[str, int] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """A rank's bytes in all buffers: of one that its node shares its part."""
+        return sum(self._sizes.values())
+
+    def get(self, name: str, nbytes: int, *, shared: bool) -> Ghost:
+        """Return bytes without memory. Local."""
+        own = -(-nbytes // self._per_node) if shared else nbytes
+        self._sizes[name] = max(self._sizes.get(name, 0), own)
+        return ghost((max(1, nbytes),), np.uint8)
+
+
 class PaperTransport(Room):
     """See ``engines.protocol.Transport``; every request is written into ``log``."""
 
@@ -163,6 +182,7 @@ class PaperTransport(Room):
         self._ranks, self._events = ranks, events
         self.rank, self.size, self.nodes = rank, ranks.size, ranks.nodes
         self.log: list[LogEntry] = []
+        self.kept = Kept(min(ranks.size, ranks.per_node))
         self._exchanges = 0
         self.collectives = self
 
@@ -228,11 +248,11 @@ class PaperTransport(Room):
 
     arrive = fence
 
-    def buffer(self, name: str, nbytes: int, *, shared: bool) -> Any:  # noqa: ARG002
+    def buffer(self, name: str, nbytes: int, *, shared: bool) -> Any:
         """Return bytes without memory; with it what panels are accompanied by: no fault, no pivot. Local."""
         if name == "panel facts":
             return np.zeros(max(1, nbytes), np.uint8)
-        return ghost((max(1, nbytes),), np.uint8)
+        return self.kept.get(f"transport {name}", nbytes, shared=shared)
 
     def _memory(self) -> tuple[int, int, int]:
         return self._ranks.memory_bytes or _PLENTY, 0, 0
@@ -245,14 +265,6 @@ class PaperTransport(Room):
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:  # noqa: ARG002
         """Return the type that partial sums travel in. Local."""
         return accumulation_dtype(dtype)
-
-
-class _PaperBuffers:
-    """Buffers without memory."""
-
-    def get(self, name: str, nbytes: int, *, shared: bool) -> Ghost:  # noqa: ARG002
-        """Return bytes without memory. Local."""
-        return ghost((max(1, nbytes),), np.uint8)
 
 
 class PaperOperations(HostOperations):
@@ -289,8 +301,8 @@ class PaperOperations(HostOperations):
         empty_like=np.empty_like,
     )
 
-    def __init__(self, events: list[Event], cores: int) -> None:
-        super().__init__("scipy", _PaperBuffers(), cores)  # type: ignore[arg-type]
+    def __init__(self, events: list[Event], cores: int, kept: Kept) -> None:
+        super().__init__("scipy", kept, cores)  # type: ignore[arg-type]
         self._events = events
         self.ahead = False
         self.flops = 0
@@ -397,8 +409,10 @@ class PaperEngine(HostEngine):
 
     def _begin(self, ranks: Ranks, rank: int) -> None:
         """Make operations and a transport. Local."""
-        self.operations: Any = PaperOperations(self.events, ranks.cores or ranks.per_node)
         self.transport: Any = PaperTransport(ranks, rank, self.events)
+        self.operations: Any = PaperOperations(
+            self.events, ranks.cores or ranks.per_node, self.transport.kept
+        )
 
     def to_host(self, array: Any, out: Any = None) -> Any:  # noqa: ARG002
         """Return the array. Local."""

@@ -15,13 +15,13 @@ from ..engines import dense
 from ..engines.dense.factor_panels import OwnPanels
 from ..engines.gpu.engine import GpuEngine
 from ..engines.gpu.factor_operations import GpuFactorOperations
-from ..engines.gpu.factor_panels import TOGETHER, QueuedPanels
+from ..engines.gpu.factor_panels import BUFFERS, TOGETHER, QueuedPanels
 from ..engines.gpu.kernels.lt import Batch
 from ..engines.gpu.kernels.views import View
 from ..engines.gpu.push import product as push
 from ..engines.tensor import messages
 from .ghosts import Ghost, ghost
-from .paper import Event, LogEntry, PaperEngine, PaperOperations, PaperTransport, PlannedExchange, Ranks
+from .paper import Event, Kept, LogEntry, PaperEngine, PaperOperations, PaperTransport, PlannedExchange, Ranks
 
 __all__ = ["PaperGpuEngine"]
 
@@ -68,8 +68,8 @@ class _PaperGpuOperations(PaperOperations):
         for _each in range(1 if batch is None else batch.size):
             self._count("gemm", d.rows, d.cols, k, 2 * d.rows * d.cols * k, x.dtype)
 
-    def __init__(self, events: list[Event], cores: int) -> None:
-        super().__init__(events, cores)
+    def __init__(self, events: list[Event], cores: int, kept: Kept) -> None:
+        super().__init__(events, cores, kept)
         self.own_panels = _PaperQueuedPanels
 
     def slab_dtype(self, dtype: np.dtype) -> np.dtype:
@@ -97,6 +97,10 @@ class _PaperQueuedPanels(QueuedPanels):
         """Panels that follow are others than those before. Local."""
         self._sweep += 1
         self._together = TOGETHER if delays else 1
+        if self.shape.workers > 1:
+            count = self.shape.rows * self.shape.width * self._together
+            for i in range(BUFFERS):
+                self._paper.operations.scratch(f"panel {i}", (1, count), self.dtype)
 
     def ahead(self) -> AbstractContextManager[None]:
         """Return a context for work that other ranks wait for. Local."""
@@ -243,8 +247,10 @@ class PaperGpuEngine(PaperEngine):
     methods = (*push.METHODS, *dense.METHODS, *messages.METHODS)
 
     def _begin(self, ranks: Ranks, rank: int) -> None:
-        self.operations: Any = _PaperGpuOperations(self.events, ranks.cores or ranks.per_node)
         self.transport: Any = _PaperGpuTransport(ranks, rank, self.events)
+        self.operations: Any = _PaperGpuOperations(
+            self.events, ranks.cores or ranks.per_node, self.transport.kept
+        )
         self.session = _PaperSession(_PaperGpu(self), _PaperRuntime(ranks.size))
 
     @contextlib.contextmanager

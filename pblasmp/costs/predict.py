@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from ..dtypes import accumulation_dtype, as_dtype
 from ..engines.request import AnyProblem
-from ..errors import ArgumentError, counted
+from ..errors import ArgumentError, ArgumentTypeError, counted, short_repr
 from ..layout import Level3Problem, MatrixDescriptor, ParallelProblem
 from ..layout.factor_problem import FactorProblem
 from ..layout.traffic import Kernel, Traffic, bytes_text
@@ -126,7 +126,8 @@ def predict(
     by messages, which their algorithms move, too.
 
     Args:
-        problem: a MatmulProblem, Level3Problem, ParallelProblem or FactorProblem.
+        problem: a MatmulProblem, Level3Problem, ParallelProblem or FactorProblem: ``MatmulProblem.gemm`` and
+            ``FactorProblem.of`` make them of sizes.
         machine: a name in descriptors/machines, a file, or a ``Machine``.
         algorithm: a name for ``algo``; "auto" takes the one that is the fastest by rule.
         alpha, beta: scalars; beta is 1 by default if the problem has a C.
@@ -140,6 +141,12 @@ def predict(
         UnsupportedError: there is no such algorithm, or it cannot compute the problem.
     """
     where = load_machine(machine)
+    if not isinstance(problem, get_args(AnyProblem)):
+        kinds = ", ".join(kind.__name__ for kind in get_args(AnyProblem))
+        raise ArgumentTypeError(
+            f"problem: expected one of {kinds}, got {short_repr(problem)}; advise takes names and sizes, and "
+            "FactorProblem.of makes a factorisation by name"
+        )
     size = nranks or size_of(problem)
     per_node = min(size, where.ranks_per_node)
     if size > per_node and where.network is None:

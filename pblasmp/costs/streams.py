@@ -23,7 +23,7 @@ from .replay import Times
 __all__ = ["replay_streams"]
 
 _MAIN, _AHEAD = 0, 1
-_NOTHING = 1e-13  # seconds
+_NOTHING = 1e-13  # seconds, and after some time a part of that time: less may not change the sum
 
 
 @dataclass(slots=True)
@@ -205,7 +205,7 @@ class _StreamingRank:
             return False
         if step.since > self.now:
             return False
-        if step.left * step.alone > _NOTHING:
+        if step.left * step.alone > _NOTHING * max(1.0, self.now):
             self._active[stream] = step
             return False
         queue.popleft()

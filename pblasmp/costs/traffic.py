@@ -216,9 +216,10 @@ def _run(ranks: Ranks, rank: int, problem: AnyProblem, options: Options, nearest
         held = sum(x.nbytes for x in arrays if x is not None)
     else:
         held = sum(_held(x, rank) for x in _matrices(problem).values())
-    workspace = product.workspace
+    kept = product.workspace.host_bytes + product.workspace.device_bytes
     sent, copied = product.sent_bytes, Ghost.copied - copied
     if isinstance(problem, FactorProblem):  # whose products do not say
+        kept = engine.transport.kept.nbytes
         sent = sum(nbytes for entry in engine.transport.log for nbytes, _ in entry.sends)
     else:
         copied = product.copied_bytes
@@ -232,7 +233,7 @@ def _run(ranks: Ranks, rank: int, problem: AnyProblem, options: Options, nearest
         Ghost.turned - turned,
         sent,
         copied,
-        held + workspace.host_bytes + workspace.device_bytes,
+        held + kept,
         engine.events,
     )
 

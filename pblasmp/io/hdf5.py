@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import DTYPES, FLOAT8, is_foreign
-from ..errors import ArgumentError, LibraryNotFoundError, short_repr
+from ..errors import ArgumentError, LibraryNotFoundError, not_two, short_repr
 from ..extras import install
 from ..layout.descriptor import MatrixDescriptor, MemoryOrder
 from .source import check_chunks, check_version, errors_naming, parts_of, reserve
@@ -150,7 +150,7 @@ def _find(file: h5py.File, path: Path, name: str | None) -> h5py.Dataset:
             f"{path}: {name!r} is a {type(found).__name__.lower()}, expected a dataset; {_what_is_in(file)}"
         )
     if found.ndim != 2:
-        raise ArgumentError(f"{path}: dataset {name!r}: expected a matrix (2 dimensions), got {found.ndim}")
+        raise ArgumentError(f"{path}: dataset {name!r}: {not_two(found.ndim)}")
     return found
 
 

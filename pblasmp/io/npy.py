@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..dtypes import is_foreign
-from ..errors import ArgumentError
+from ..errors import ArgumentError, not_two
 from ..layout.descriptor import MatrixDescriptor, MemoryOrder
 from .source import RawFile, errors_naming, reserve
 from .temporary import followed
@@ -64,7 +64,7 @@ def read_header(path: Path) -> Header:
             raise ArgumentError(f"{path}: not a readable .npy file: {what}") from None
         offset, size = file.tell(), os.fstat(file.fileno()).st_size
     if len(shape) != 2:
-        raise ArgumentError(f"{path}: expected a matrix (2 dimensions), got {len(shape)}")
+        raise ArgumentError(f"{path}: {not_two(len(shape))}")
     if (
         any(isinstance(extent, bool) for extent in shape)
         or min(shape) < 0

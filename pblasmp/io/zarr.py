@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import is_foreign
-from ..errors import ArgumentError, LibraryNotFoundError, short_repr
+from ..errors import ArgumentError, LibraryNotFoundError, not_two, short_repr
 from ..extras import install
 from ..layout.descriptor import MatrixDescriptor, MemoryOrder
 from .hdf5 import MARK, mark, marked_dtype, stored_dtype
@@ -71,7 +71,7 @@ class ZarrArray:
             hint = "" if name or not is_group(where) else "; it is a group: give dataset=, the array to load"
             raise ArgumentError(f"{shown}: not a readable Zarr array: {error}{hint}") from None
         if len(self._data.shape) != 2:
-            raise ArgumentError(f"{shown}: expected a matrix (2 dimensions), got {len(self._data.shape)}")
+            raise ArgumentError(f"{shown}: {not_two(len(self._data.shape))}")
         self.shape: tuple[int, int] = tuple(self._data.shape)
         self.dtype = marked_dtype(np.dtype(self._data.dtype), self._data.attrs)
         self.tile = check_chunks(shown, self.shape, tuple(self._data.chunks), self.dtype)

@@ -15,7 +15,7 @@ from ..dtypes import as_dtype
 from ..errors import ArgumentError, LayoutError, short_repr
 from ..hooks import hook
 from .axis import Axis, axis
-from .grid import Grid, as_block, as_grid, integer, one_of, pair
+from .grid import PAIR_OF_SHAPE, Grid, as_block, as_grid, integer, one_of, pair
 from .value import Value
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class MatrixDescriptor(Value):
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        put(self, "shape", pair(self.shape, "shape", 0))
+        put(self, "shape", pair(self.shape, "shape", 0, PAIR_OF_SHAPE))
         put(self, "block", as_block(self.block))
         put(self, "grid", as_grid(self.grid))
         put(self, "source", pair(self.source, "source", 0))

@@ -3,16 +3,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ..errors import ArgumentError, ArgumentTypeError, counted, short_repr
 from ..hooks import hook
 from .descriptor import MatrixDescriptor
-from .grid import one_of
+from .grid import Grid, as_grid, integer, one_of
 from .traffic import Traffic
 
-__all__ = ["FactorProblem", "FactorRoutine"]
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from .descriptor import MemoryOrder
+
+__all__ = ["BY_NAME", "FactorProblem", "FactorRoutine"]
+
+BY_NAME = ("cholesky", "lu", "qr", "solve", "lstsq")
+"""What ``FactorProblem.of`` makes."""
 
 FactorRoutine = Literal["cholesky", "lu", "qr", "lstsq", "triangular", "condition", "eigh", "svd"]
 
@@ -64,6 +73,55 @@ class FactorProblem:
             x = getattr(self, name)
             if not isinstance(x, MatrixDescriptor) and (x is not None or name == "a"):
                 raise ArgumentTypeError(f"{name}: expected a MatrixDescriptor, got {short_repr(x)}")
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        n: int,
+        grid: Grid | str | Sequence[int],
+        block: int,
+        *,
+        m: int | None = None,
+        right: int | None = None,
+        dtype: DTypeLike = "float64",
+        order: MemoryOrder = "C",
+    ) -> FactorProblem:
+        """Return a factorisation of an m × n matrix, or what also solves with it, all from process (0, 0). Local.
+
+        Args:
+            name: "cholesky", "lu" or "qr"; "solve", by LU, and "lstsq", by QR, have one right-hand side by default.
+            n: columns of A.
+            grid: the process grid of all the matrices: a ``Grid``, ``(2, 3)`` or ``"2x3"``.
+            block: the block size of every dimension.
+            m: rows of A, for "qr" and "lstsq"; by default n.
+            right: number of right-hand sides: A is also solved for them, with "qr" by least squares.
+            dtype: type of all.
+            order: memory order of all.
+
+        Raises:
+            ArgumentError: the name is unknown, or a number makes no sense.
+        """
+        if not one_of(name, BY_NAME):
+            raise ArgumentError(f"name: expected one of {', '.join(BY_NAME)}, got {short_repr(name)}")
+        n, grid = integer(n, "n", 1, ArgumentError), as_grid(grid)
+        rows = n if m is None else integer(m, "m", 1, ArgumentError)
+        if rows < n or (rows > n and name not in ("qr", "lstsq")):
+            fits = f"at least {n}" if name in ("qr", "lstsq") else f"{n}: {name} takes square matrices"
+            raise ArgumentError(f"m: expected {fits}, got {rows}")
+        solved = name in ("solve", "lstsq")
+        count = int(solved) if right is None else integer(right, "right", int(solved), ArgumentError)
+
+        def matrix(rows: int, cols: int) -> MatrixDescriptor:
+            return MatrixDescriptor((rows, cols), block, grid, dtype=dtype, order=order)
+
+        a = matrix(rows, n)
+        routine: FactorRoutine = {"solve": "lu", "lstsq": "qr"}.get(name, name)  # type: ignore[assignment]
+        if not count:
+            return cls(routine, a, c=a)
+        if routine == "qr":
+            routine = "lstsq"
+        return cls(routine, a, matrix(rows, count), d=matrix(n, count))
 
     @property
     def right(self) -> int:

@@ -49,6 +49,9 @@ def integer(value: object, name: str, minimum: int, error: type[ArgumentError] =
     return number
 
 
+PAIR_OF_SHAPE = "a pair of integers, (n, 1) for a vector"
+
+
 def pair(
     value: Sequence[int], name: str, minimum: int, expected: str = "a pair of integers"
 ) -> tuple[int, int]:

@@ -2,7 +2,8 @@
 """The device mesh of a context's ranks, and DTensors on it.
 
 A context made from a device mesh has that one. Others get one over the context's ranks, from PyTorch's process group.
-If MPI started the ranks and there is no group, one is made here, which lasts as long as the contexts that use it.
+If there is no group, as under MPI or in a process without a launcher, one is made here, which lasts as long as the
+contexts that use it.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class _Known:
 
 
 def mesh_of(ctx: Context) -> DeviceMesh | None:
-    """Return the device mesh of the context's ranks; None for one rank without a process group. Collective.
+    """Return the device mesh of the context's ranks; None for one of them by itself without a process group.
 
     Collective over the context, the first time.
 
@@ -116,7 +117,7 @@ def _made(ctx: Context) -> DeviceMesh | None:
             mine = dist.get_rank() if dist.is_initialized() else None
         ranks = ctx.comm.allgather(mine)
         if set(ranks) == {None}:
-            if ctx.size == 1:
+            if ctx.size == 1 and ctx.made_of is not None:  # one of several ranks, perhaps, by itself
                 return None
             start(ctx.comm, _FIRST)
             ctx.adopt(_OwnGroup())

@@ -7,10 +7,12 @@ import contextlib
 import io
 import os
 import re
+import subprocess
+import sys
 
-import numpy as np
 import pytest
 
+from pblasmp.launch import Job, interpreter
 from tests.helpers.command_line import kept_ranks, run_here
 from tests.helpers.docs import DOCS, PAGES, blocks, occurs
 from tests.helpers.mpi import run_on_one_node, starts_ranks
@@ -33,10 +35,15 @@ b = { block = [2, 3] }
 
 @pytest.fixture
 def directory(tmp_path):
-    """Return a directory with the files that the pages work on."""
-    rng = np.random.default_rng(0)
-    np.save(tmp_path / "A.npy", rng.random((300, 250)))
-    np.save(tmp_path / "B.npy", rng.random((250, 200)))
+    """Return a directory with the files that the pages work on: matrices, as the quickstart makes them."""
+    make = [
+        line
+        for block in blocks(DOCS / "quickstart.md", "sh")
+        for line in block.splitlines()
+        if "np.save" in line
+    ]
+    assert len(make) == 1
+    subprocess.run(["sh", "-c", make[0].replace("python", sys.executable, 1)], cwd=tmp_path, check=True)
     (tmp_path / "my_layout.toml").write_text(MY_LAYOUT)
     return tmp_path
 
@@ -55,6 +62,21 @@ def run_scripts(comm, directory):
 
 def test_scripts(directory):
     run_on_one_node(run_scripts, 4, directory=str(directory))
+
+
+def test_the_quickstart_works_as_typed(directory, monkeypatch):
+    """Its script in a file of the name that it gives, below mpirun, prints what the page shows."""
+    page = DOCS / "quickstart.md"
+    (script,), (shown,) = blocks(page, "python"), blocks(page, "text")
+    assert "Saved as `product.py`" in page.read_text()
+    (run,) = (block.split() for block in blocks(page, "sh") if block.startswith("mpirun"))
+    assert run == ["mpirun", "-n", "4", "python", "product.py"]
+    (directory / "product.py").write_text(script)
+    monkeypatch.chdir(directory)
+    with Job([*interpreter(), "product.py"], int(run[2]), directory / "output") as job:
+        status = job.wait(60)
+    printed = (directory / "output").read_text()
+    assert (status, occurs(shown, printed)) == (0, True), printed
 
 
 @pytest.mark.parametrize("page", COMMANDS, ids=lambda page: page.stem)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -454,6 +455,40 @@ def repeated(comm):
                 yield f"{function.__name__} {turn}", many or (None if right else "wrong")
 
 
+def right_hand_vectors(comm):
+    """A vector on the right is a matrix of one column; one-dimensional arrays are refused with the words for that."""
+    n, vector = 12, np.arange(12.0)
+    whole = np.diag(np.arange(1.0, 13)) + 0.1
+    with pb.Context(comm) as ctx:
+        a = ctx.scatter(whole if ctx.rank == 0 else None, block=2)
+        b = ctx.scatter(vector[:, None] if ctx.rank == 0 else None, block=2)
+        solves = {
+            "solve": partial(pb.linalg.solve, a), "lstsq": partial(pb.linalg.lstsq, a),
+            "cho_solve": partial(pb.linalg.cho_solve, pb.linalg.cho_factor(a)),
+            "lu_solve": partial(pb.linalg.lu_solve, pb.linalg.lu_factor(a)),
+        }  # fmt: skip
+        for name, solve in solves.items():
+            x = solve(b).gather()
+            right = x is None or np.allclose(whole @ x[:, 0], vector)
+            yield name, None if right else f"got {x}"
+            yield (
+                f"{name} of an array",
+                refused(lambda solve=solve: solve(vector), "ctx.scatter(array[:, None])"),
+            )
+        one = vector if ctx.rank == 0 else None
+        yield "scatter", refused(lambda: ctx.scatter(one, block=2), "array[:, None]")
+        yield "zeros", refused(lambda: ctx.zeros((n,)), "(n, 1) for a vector")
+
+
+def refused(call, words):
+    """What is wrong if a call does not raise ArgumentError or LayoutError with some words; None if it does."""
+    try:
+        found = call()
+    except (pb.ArgumentError, pb.LayoutError) as error:
+        return None if words in str(error) else f"said {error}"
+    return f"returned {found}"
+
+
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_large_and_faults(nranks):
     run_on_one_node(repeated, nranks)
@@ -461,5 +496,6 @@ def test_large_and_faults(nranks):
     run_mpi(gathered, nranks)
     run_mpi(algorithms, nranks)
     run_mpi(large, nranks)
+    run_mpi(right_hand_vectors, nranks)
     for direct in (False, True):
         run_mpi(faults, nranks, direct=direct)

@@ -132,7 +132,7 @@ def test_plan(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("1 2", "expected three sizes or one descriptor file, got 1 2"),
+        ("1 2", "expected three sizes, one descriptor file or a factorization, got 1 2"),
         ("8 8 8 --nodes 4..2", "--nodes 4..2: expected a number or first..last"),
         ("8 8 8 --nodes 1 --ranks 2", "leave --ranks out"),
         ("8 8 8 -o x.svg", "-o draws the scaling over --nodes"),

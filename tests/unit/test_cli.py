@@ -201,7 +201,7 @@ BAD = [
     ("bench -o chart.txt", "cannot draw 'chart.txt': expected a name that ends in"),
     ("bench -o none/chart.svg", "none/chart.svg: there is no directory none"),
     ("plan 8 8 8", "Missing option '--machine'"),
-    ("plan 8 8 --machine dgx-h100", "expected three sizes or one descriptor file, got 8 8"),
+    ("plan 8 8 --machine dgx-h100", "expected three sizes, one descriptor file or a factorization, got 8 8"),
     ("plan 0 8 8 --machine dgx-h100", "m: expected at least 1, got 0"),
     ("plan 8 8 8 --machine cray", "machine: expected one of 2-h100"),
     ("plan 8 8 8 --machine text.npy", "text.npy: not a TOML file"),

@@ -7,8 +7,11 @@ import doctest
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import re
+import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +169,94 @@ def test_the_readme_has_the_newest_measurements(modules):
     assert figures.replaced(readme.replace("as fast as cuSOLVERMp", "as fast as it")) == readme
 
 
+OLD = dict.fromkeys(
+    [
+        "host_gemm-debian-4-ranks", "host_gemm-mkl-4-ranks", "level3-debian-4-ranks",
+        "transformer-mpirun-8192-8192-4-gpus",
+    ],
+    "to be measured again",
+)  # fmt: skip
+"""Runs that are quoted though they are old, and why."""
+
+_MOST_COMMITS = 300  # of the engines: what was measured before so many is no longer what runs
+
+
+def commits_since(commit: str) -> int | None:
+    """Return how many commits of the engines are newer; None if it is unknown, or outside a checkout."""
+    command = ["git", "rev-list", "--count", f"{commit.rstrip('+')}..HEAD", "--", "pblasmp/engines"]
+    try:
+        done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return None if done.returncode else int(done.stdout)
+
+
+def quoted(figures, monkeypatch, directory):
+    """Return the runs that the README and the page on performance read, by name."""
+    read = {}
+
+    class Quoted(figures.Run):
+        def __getattribute__(self, name):
+            if name == "rows":
+                read[self.name] = self
+            return super().__getattribute__(name)
+
+    runs = {name: Quoted(**asdict(run)) for name, run in figures.results.runs().items()}
+    monkeypatch.setattr(figures.results, "runs", lambda: runs)
+    readme, page = figures.readers(), (DOCS / "performance.md").read_text()
+    for part in re.findall(r"_generated/(\w+)\.md", page):
+        getattr(figures, part)()
+    figures.charts(directory)
+    assert readme
+    return read
+
+
+def test_what_is_quoted_is_not_old(modules, monkeypatch, tmp_path):
+    """What the README or the page on performance quotes is measured again after so many commits of the engines."""
+    _, figures = modules
+    read = quoted(figures, monkeypatch, tmp_path)
+    assert {"factorisations-debian-4-ranks", "many_calls-debian-2x2-4-ranks", *OLD} <= read.keys()
+    assert commits_since("no such commit") is None
+    ages = {name: age for name, run in read.items() if (age := commits_since(run.commit)) is not None}
+    if not ages:
+        pytest.skip("the commits of the runs are unknown here")
+    assert commits_since("HEAD") == 0
+    old = {name for name, age in ages.items() if age > _MOST_COMMITS}
+    assert old - OLD.keys() == set(), "measure these again"
+    assert (OLD.keys() & ages.keys()) - old == set(), "these are new: take them off the list"
+
+
+def test_what_was_measured_says_when_and_where(modules):
+    """Each table on the page on performance, of every run that it has."""
+    _, figures = modules
+    runs = figures.results.runs()
+    for text, names in {
+        figures.comparison(): ["host_gemm-mkl-4-ranks", "transformer-mpirun-8192-8192-4-gpus"],
+        figures.factorisations(): [name for name in runs if re.match("factorisations-(debian|mkl)-", name)],
+        figures.many_calls(): [name for name in runs if name.startswith("many_calls-")],
+        figures.performance(): ["tensor_parallel-allgather_matmul-2-gpus"],
+        figures.all_results(): list(runs),
+    }.items():
+        for run in map(runs.__getitem__, names):
+            assert run.where in text
+            assert f"{run.date}, commit {run.commit}" in text
+
+
+def test_the_page_on_support_has_the_versions_of_the_records(modules):
+    _, figures = modules
+    rows = dict(re.findall(r"^\| (\w[\w-]*) \| (.*) \|$", figures.support(), re.MULTILINE))
+    assert set(rows) == {"Python", *figures.TESTED}
+    runs = json.loads((DOCS.parent / "tests/gpu/runs.json").read_text())
+    for name in ("cuBLASMp", "NCCL"):
+        versions = {run[name] for run in runs} - {""}
+        assert versions <= set(rows[name].split(" | ")[1].split(", "))
+    project = (DOCS.parent / "pyproject.toml").read_text()
+    for name, package in figures.TESTED.items():
+        least = rows[name].split(" | ")[0]
+        assert (f'"{package}>={least}"' in project) if package else not least
+    assert rows["Python"].startswith("3.10 | 3.10, ")
+
+
 def test_every_stored_run_is_shown(modules):
     _, figures = modules
     shown = figures.all_results()
@@ -197,11 +288,13 @@ def test_ratios_are_times_over_those_of_pblasmp(modules):
 def test_what_planning_shows_is_what_the_commands_print(modules, tmp_path):
     """A scaling, a layout that it pays to move, a model's layers."""
     generate, _ = modules
-    product, nodes, layout, model = generate.planned(DOCS / "planning.md", tmp_path)
+    product, nodes, layout, model, cholesky, lu = generate.planned(DOCS / "planning.md", tmp_path)
     assert product.startswith("best: ")
     assert [line.split()[0] for line in nodes.splitlines()[:5]] == ["8", "16", "32", "64", "128"]
     assert "does not fit" in nodes
     assert "pays at once" in layout
+    assert "cholesky of 100000 x 100000" in cholesky
+    assert "per rank: does not fit" in lu
     assert len(re.findall("best on", model)) == 6
     assert "<svg" in (tmp_path / "scaling.svg").read_text()
 

@@ -27,7 +27,8 @@ def shown(monkeypatch):
     errors = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: errors.append(error))
     monkeypatch.setattr(failures, "_watched", [])
-    monkeypatch.setattr(failures, "_previous_hook", None)
+    monkeypatch.setattr(failures._Hooks, "last", None)
+    monkeypatch.setattr(failures._Hooks, "first", None)
     return errors
 
 
@@ -43,6 +44,19 @@ def test_every_context_is_told_and_it_is_shown(shown):
     error = uncaught(ValueError("mine"))
     assert [context.errors for context in contexts] == [[error], [error]]
     assert shown == [error]  # once, however many contexts there are
+
+
+def test_hooks_that_call_each_other_end(shown):
+    """As PyTorch's, which are set between contexts, each with the one of before."""
+    contexts, calls = [Told() for _ in range(3)], []
+    for number, context in enumerate(contexts):
+        failures.watch(context, Serial())
+        before = sys.excepthook
+        sys.excepthook = lambda *given, before=before, number=number: (calls.append(number), before(*given))
+    error = uncaught(ValueError("mine"))
+    assert [context.errors for context in contexts] == [[error]] * 3
+    assert (shown, calls) == ([error], [2, 1])
+    assert uncaught(ValueError("again")) == shown[-1]
 
 
 def test_it_is_shown_by_one_rank(shown):

@@ -20,6 +20,7 @@ from pblasmp.costs.streams import replay_streams
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout.routines import ROUTINES
 from pblasmp.problems.files import find, read_toml
+from tests.helpers.command_line import run_here
 
 tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
@@ -174,7 +175,101 @@ def test_a_factorisation_that_does_not_fit():
         found = pb.predict(problem, machine(ranks_per_node=2, memory_bytes=1 << 20))
         assert not found.fits
         assert "does not fit" in str(found)
-        assert problem.traffic(memory_bytes=1).memory_bytes.sum() >= d.nbytes
+        counts = problem.traffic(memory_bytes=1)
+        assert 3 * d.nbytes <= counts.memory_bytes.sum() < 3.5 * d.nbytes  # A, the factors and the panels
+    for name in ("cholesky", "lu", "qr"):
+        problems = (pb.layout.FactorProblem.of(name, 8192, "1x2", 512, order=order) for order in "CF")
+        turned, kept = (pb.predict(each, "2-h200").memory_bytes for each in problems)
+        a = 8 * 8192**2 / 2
+        assert 3 * a < turned < 4.2 * a  # also of the panels that are on their way
+        assert kept == turned - a  # these are panels already
+
+
+def test_factorizations_by_name():
+    """As ``FactorProblem.of`` makes them: the problems that users' calls have."""
+    of = pb.layout.FactorProblem.of
+    square, tall, right = (
+        pb.MatrixDescriptor(shape, (16, 16), pb.Grid(2, 2), dtype="float32", order="F")
+        for shape in ((64, 64), (96, 64), (64, 3))
+    )
+    how = {"dtype": "float32", "order": "F"}
+    for name in ("cholesky", "lu", "qr"):
+        assert of(name, 64, "2x2", 16, **how) == pb.layout.FactorProblem(name, square, c=square)
+    assert of("qr", 64, (2, 2), 16, m=96, **how) == pb.layout.FactorProblem("qr", tall, c=tall)
+    solves = [of("solve", 64, "2x2", 16, right=3, **how), of("lu", 64, "2x2", 16, right=3, **how)]
+    assert solves == [pb.layout.FactorProblem("lu", square, right, d=right)] * 2
+    assert of("solve", 64, "2x2", 16).right == 1
+    assert of("cholesky", 64, "2x2", 16, right=3, **how).routine == "cholesky"
+    least = of("lstsq", 64, "2x2", 16, m=96, right=3, **how)
+    assert (least.routine, least.b.shape, least.d.shape) == ("lstsq", (96, 3), (64, 3))
+    for words, call in {
+        "name: expected one of cholesky, lu, qr, solve, lstsq, got 'svd'": lambda: of("svd", 8, "1x1", 2),
+        "n: .* 0": lambda: of("lu", 0, "1x1", 2),
+        "m: expected 8: lu takes square matrices, got 9": lambda: of("lu", 8, "1x1", 2, m=9),
+        "m: expected at least 8, got 7": lambda: of("qr", 8, "1x1", 2, m=7),
+        "right: .* 0": lambda: of("solve", 8, "1x1", 2, right=0),
+    }.items():
+        with pytest.raises(pb.ArgumentError, match=words):
+            call()
+    with pytest.raises(
+        pb.ArgumentTypeError, match=r"expected one of MatmulProblem.* FactorProblem\.of makes"
+    ):
+        pb.predict("cholesky", "dgx-h100")
+
+
+def test_advice_on_factorizations(capsys, monkeypatch):
+    """By name: the best layout, or from how many ranks on it fits; also on the command line, with errors in words."""
+    found = pb.advise("lu", 20_000, ranks=8, machine="dgx-h100")
+    assert [each.problem.a.grid.shape for each in found.choices] == [(1, 8), (2, 4)]
+    assert found.best.problem == pb.layout.FactorProblem.of(
+        "lu", 20_000, "1x8", found.best.layout.block[0], order="F"
+    )
+    best = [each.prediction.seconds for each in found.choices]
+    assert best == sorted(best)
+    assert "2x4 grid" in found.why_not_second
+    assert pb.advise("solve", 500, 7, ranks=2, machine="2-h100", order="C").best.problem.right == 7
+    cluster = machine(network={"bytes_per_second": 1e7})
+    large = pb.advise("cholesky", 4000, ranks=4, machine=cluster)  # 128 MB, three times, on 4 ranks of 100 MB
+    assert pb.advise("cholesky", 4000, ranks=8, machine=cluster).best.prediction.fits
+    assert (large.best.prediction.fits, large.least_ranks) == (True, 4)
+    larger = pb.advise("cholesky", 6000, ranks=4, machine=cluster)
+    assert (larger.best.prediction.fits, larger.least_ranks) == (False, 16)
+    assert "does not fit below 16 ranks" in str(larger)
+    for words, call in {
+        "expected one of cholesky, .*, or m, n and k, got 'svd'": lambda: pb.advise(
+            "svd", 8, ranks=1, machine=cluster
+        ),
+        "machine: expected one of .*dgx-h100": lambda: pb.advise("lu", 8, ranks=1, machine="cray"),
+        "machine: expected a machine's name": lambda: pb.advise("lu", 8, ranks=1),
+        "ranks: ": lambda: pb.advise("lu", 8, machine=cluster),
+        "k: expected an integer": lambda: pb.advise(8, 8, ranks=1, machine=cluster),
+    }.items():
+        with pytest.raises(pb.ArgumentError, match=words):
+            call()
+
+    def plan(arguments):
+        return run_here(["plan", *arguments.split()], monkeypatch, capsys)
+
+    for name in ("cholesky", "lu", "qr", "solve", "lstsq"):
+        done = plan(f"--{name} 3000 --right 5 --ranks 2 --machine 2-h100")
+        assert "time  " in done.stdout
+        assert (done.returncode, done.stderr, "5 columns" in done.stdout) == (0, "", True)
+    done = plan("--lu 400000 --machine 2-h100")
+    assert "per rank: does not fit" in done.stdout
+    assert "fits on no number of ranks that this machine has" in done.stdout
+    scaled = json.loads(plan("--qr 4000 --nodes 1..2 --machine dgx-h100 --json").stdout)
+    assert [each["nodes"] for each in scaled["plans"]] == [1, 2]
+    for arguments, words in {
+        "--lu 8 --qr 8": "expected one of a product, a file, a model and a factorization",
+        "--lu 8 8 8 8": "expected one of a product",
+        "8 8 8 --right 3": "--right is for factorizations",
+        "--lu 8 --dry-run": "--dry-run is for one product",
+        "--lu 0": "0 is not in the range",
+        "--lu 8 --ranks 4": "2-h100 is one node of 2 ranks, the layouts need 4",
+    }.items():
+        done = plan(f"{arguments} --machine 2-h100")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert words in done.stderr
 
 
 def kernel(seconds, ahead=False, name="gemm"):
@@ -227,6 +322,10 @@ def test_streams():
     assert replayed([kernel(2), fence, kernel(1)], [kernel(5, ahead=True), fence]) == ([6, 5], [0, 0])
     with pytest.raises(AssertionError, match="the ranks wait for each other"):
         replayed([Event("fetch", 5)], [fence])
+    # what is left of a step is less than what 1e9 seconds can tell apart
+    assert (
+        replayed([kernel(1e9), kernel(0.3, ahead=True), kernel(1 / 3)], queueing=1e-7, factor=3.0)[0][0] > 1e9
+    )
 
 
 def test_panels_and_updates():

@@ -209,8 +209,8 @@ def test_index_arrays_of_a_huge_matrix_are_as_large_as_they_must_be():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"shape": (3,)}, "shape: expected a pair of integers, got (3,)"),
-        ({"shape": 3}, "shape: expected a pair of integers, got 3"),
+        ({"shape": (3,)}, "shape: expected a pair of integers, (n, 1) for a vector, got (3,)"),
+        ({"shape": 3}, "shape: expected a pair of integers, (n, 1) for a vector, got 3"),
         ({"shape": (3, -1)}, "shape[1]: expected at least 0, got -1"),
         ({"shape": (3.5, 1)}, "shape[0]: expected an integer, got 3.5"),
         ({"block": (0, 1)}, "block[0]: expected at least 1, got 0"),
