@@ -419,6 +419,7 @@ def test_times_that_others_may_write_are_ignored(tmp_path, give_away):
     assert all(path.stat().st_mode & 0o022 == 0 for path in (file.parent, *file.parent.iterdir()))
     content = file.read_bytes()
     for path in (file, file.parent):
+        Path(f"{file}.lock").unlink()
         mode = path.stat().st_mode
         path.chmod(0o777)
         with pytest.warns(UserWarning, match="ignored, .* other users may write it"):
@@ -427,6 +428,7 @@ def test_times_that_others_may_write_are_ignored(tmp_path, give_away):
         assert "other users may write it" in save(file, [replace(times[0], machine="there")])
         path.chmod(mode)
         assert file.read_bytes() == content
+        assert Path(f"{file}.lock").exists() == (path == file), "nothing is made in such a folder"
     give_away(file)
     with pytest.warns(UserWarning, match="belongs to another user"):
         assert read_file(file) == []
