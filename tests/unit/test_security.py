@@ -316,10 +316,14 @@ def test_a_group_that_has_only_the_user_may_write_folders(file, monkeypatch, mem
     assert fault_of(file)
 
 
-def test_pipes_and_rings_of_links_are_refused_at_once(tmp_path):
+def test_pipes_folders_and_rings_of_links_are_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(pb.ArgumentError, match="no regular file"):
         open_trusted(tmp_path / "pipe")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(pb.ArgumentError, match=f"{tmp_path} is no regular file"):
+        open_trusted(tmp_path)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(pb.ArgumentError, match="too many symbolic links"):
