@@ -41,13 +41,12 @@ def open_trusted(path: Path) -> BinaryIO:
         raise ArgumentError(fault)
     # does not wait for the other end of a pipe
     number = os.open(os.path.realpath(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    file = os.fdopen(number, "rb")
     status = os.fstat(number)
     fault = _fault(str(path), status) if stat.S_ISREG(status.st_mode) else f"{path} is no regular file"
     if fault:
-        file.close()
+        os.close(number)
         raise ArgumentError(fault)
-    return file
+    return os.fdopen(number, "rb")
 
 
 @contextlib.contextmanager

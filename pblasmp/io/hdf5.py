@@ -67,7 +67,10 @@ class Hdf5Dataset:
         try:
             self._data = _find(self._file, path, name)
             self.shape: tuple[int, int] = self._data.shape
-            self.dtype = marked_dtype(self._data.dtype, self._data.attrs)
+            try:
+                self.dtype = marked_dtype(self._data.dtype, self._data.attrs)
+            except (TypeError, ValueError, OSError) as error:  # NumPy has no such type
+                raise ArgumentError(f"{path}: dataset {self._data.name!r}: not readable: {error}") from None
             chunks = self._data.chunks
             self.tile = check_chunks(path, self.shape, chunks, self.dtype) if chunks else (1, 1)
         except BaseException:
@@ -143,7 +146,7 @@ def _find(file: h5py.File, path: Path, name: str | None) -> h5py.Dataset:
         parts_of(name)
     try:
         found = file[name]
-    except (KeyError, ValueError, OSError):
+    except (KeyError, ValueError, OSError, RuntimeError):  # the last of links that lead in a circle
         raise ArgumentError(f"{path}: there is no dataset {short_repr(name)}; {_what_is_in(file)}") from None
     if not isinstance(found, h5py.Dataset):
         raise ArgumentError(

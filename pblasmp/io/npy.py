@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ _HEADERS = {
     (2, 0): np.lib.format.read_array_header_2_0,
     (3, 0): np.lib.format.read_array_header_2_0,  # in UTF-8: only names of fields differ, which no matrix has
 }
+_MOST_BYTES = 1 << 16  # of a header, of which NumPy reads 10,000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +52,18 @@ def read_header(path: Path) -> Header:
             f"{path}: not a readable .npy file: expected a file, got a device, socket or pipe"
         )
     with errors_naming(path), real.open("rb") as file:
+        start = io.BytesIO(file.read(_MOST_BYTES))  # the header itself may say that it has 4 GiB
         try:
-            version = np.lib.format.read_magic(file)
+            version = np.lib.format.read_magic(start)
             if version not in _HEADERS:
                 raise ValueError(f"version {version} of the format, expected (1, 0), (2, 0) or (3, 0)")
-            shape, fortran_order, dtype = _HEADERS[version](file)
+            shape, fortran_order, dtype = _HEADERS[version](start)
             if dtype.hasobject:
                 raise ValueError("expected numbers, got Python objects")
-        except OSError:
-            raise
         except Exception as error:  # noqa: BLE001 - NumPy parses what is there, and anything may come of it
             what = str(error) or type(error).__name__
             raise ArgumentError(f"{path}: not a readable .npy file: {what}") from None
-        offset, size = file.tell(), os.fstat(file.fileno()).st_size
+        offset, size = start.tell(), os.fstat(file.fileno()).st_size
     if len(shape) != 2:
         raise ArgumentError(f"{path}: {not_two(len(shape))}")
     if (

@@ -33,6 +33,7 @@ __all__ = [
     "check_kind",
     "followed",
     "is_being_written",
+    "is_temporary",
     "put_back",
     "remove_abandoned",
 ]
@@ -42,6 +43,7 @@ PATIENCE_SECONDS = 0.5  # for locks that are about to be released, such as those
 _EXCHANGE = 2  # RENAME_EXCHANGE in linux/fs.h
 _HERE = -100  # AT_FDCWD in fcntl.h
 _ASIDE = ".old"
+_TEMPORARY = re.compile(r"\..*\.pblasmp-[0-9a-f]{16}\.(tmp|old)", re.DOTALL)
 _ACCESS_LIST = "system.posix_acl_access"
 _NOT_OFFERED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EMLINK)
 
@@ -435,6 +437,11 @@ def _prefix(target: Path) -> str:
         longest = os.pathconf(target.parent, "PC_NAME_MAX")
     stem = target.name if len(name) + _AROUND <= longest else blake2b(name, digest_size=16).hexdigest()
     return f".{stem}.pblasmp-"
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether a name is like those of temporary files, which the next save removes. Local."""
+    return _TEMPORARY.fullmatch(name) is not None
 
 
 def _leftovers(target: Path, *endings: str) -> Iterator[Path]:

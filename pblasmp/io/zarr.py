@@ -22,13 +22,15 @@ from ..extras import install
 from ..layout.descriptor import MatrixDescriptor, MemoryOrder
 from .hdf5 import MARK, mark, marked_dtype, stored_dtype
 from .source import check_chunks, errors_naming, parts_of
-from .temporary import Replacement, followed, put_back
+from .temporary import Replacement, followed, is_temporary, put_back
 
 __all__ = ["NewArray", "ZarrArray"]
 
 _CHUNK = 1024  # rows and columns of the chunks of a new array
 _ARRAY, _OLD_ARRAY = "zarr.json", ".zarray"
 _RESERVED = (_ARRAY, _OLD_ARRAY, ".zgroup", ".zattrs", ".zmetadata")
+_MOST_METADATA = 1 << 26  # bytes of one of these
+_SLACK = 1 << 20  # bytes of a chunk's file beyond four times its numbers, which an index of shards may take
 _OF_AN_ARRAY = re.compile(r"zarr\.json|\.zarray|\.zattrs|\.zmetadata|c|(c\.)?\d+(\.\d+)*")
 
 # What compresses numbers and transforms them. Others may run what is in the file, as "pickle" does.
@@ -75,10 +77,25 @@ class ZarrArray:
         self.shape: tuple[int, int] = tuple(self._data.shape)
         self.dtype = marked_dtype(np.dtype(self._data.dtype), self._data.attrs)
         self.tile = check_chunks(shown, self.shape, tuple(self._data.chunks), self.dtype)
+        self._stored = tuple(getattr(self._data, "shards", None) or self._data.chunks)  # in one file
+        check_chunks(shown, self.shape, self._stored, self.dtype)
 
     def read(self, rows: slice, cols: slice) -> NDArray[Any]:
-        """Return a part. Local."""
-        values = np.asarray(self._data[rows, cols])
+        """Return a part. Local.
+
+        Raises:
+            ArgumentError: a chunk is no file, so that reading it may have no end, or is far too large, or not readable.
+        """
+        (high, wide), item = self._stored, self.dtype.itemsize
+        for i in range(rows.start // high, -(-rows.stop // high)):
+            for j in range(cols.start // wide, -(-cols.stop // wide)):
+                _check_file(self._where / _chunk_key(self._data, (i, j)), 4 * high * wide * item + _SLACK)
+        try:
+            values = np.asarray(self._data[rows, cols])
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001 - each codec raises others
+            raise ArgumentError(f"{self._where}: a chunk cannot be read: {error}") from None
         return values.view(self.dtype) if is_foreign(self.dtype) else values
 
     def check(self) -> None:
@@ -121,11 +138,9 @@ def _open(where: Path, *, write: bool = False) -> Any:
         Exception: it is not an array.
     """
     zarr = _zarr()
-    for name in (_ARRAY, _OLD_ARRAY):
+    for name in _RESERVED:
         path = where / name
-        if path.exists():
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise ArgumentError(f"{name} is not a file")
+        if _check_file(path, _MOST_METADATA) and name in (_ARRAY, _OLD_ARRAY):
             _check_codecs(json.loads(path.read_text(encoding="utf-8")))
     if not write:
         return zarr.open_array(str(where), mode="r")
@@ -136,21 +151,40 @@ def _open(where: Path, *, write: bool = False) -> Any:
         return zarr.open_array(str(where), mode="r+")
 
 
+def _check_file(path: Path, most: int) -> bool:
+    """Return whether a file is there; raise ArgumentError if it is something else, or larger than it can be. Local."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False  # whoever opens it says why it cannot be opened
+    if not stat.S_ISREG(status.st_mode):
+        raise ArgumentError(f"{path}: is not a file")
+    if status.st_size > most:
+        raise ArgumentError(f"{path}: has {status.st_size} bytes, expected at most {most}")
+    return True
+
+
+def _chunk_key(data: Any, number: tuple[int, int]) -> str:
+    """Return the name of a chunk's file, from the directory of the array. Local."""
+    return str(data._chunk_key(number) if _is_old() else data.metadata.encode_chunk_key(number))
+
+
 def _check_codecs(metadata: Any) -> None:
     if not isinstance(metadata, dict):
         raise ArgumentError("its metadata are not those of an array")
-    kind = metadata.get("dtype", metadata.get("data_type"))
-    if kind == "object" or "O" in repr(kind):
-        raise ArgumentError(f"expected numbers, got Python objects ({kind!r})")
+    for kind in (metadata.get("dtype"), metadata.get("data_type")):
+        if kind == "object" or "O" in repr(kind):
+            raise ArgumentError(f"expected numbers, got Python objects ({kind!r})")
     waiting = [metadata.get(key) for key in ("filters", "compressor", "codecs")]
     while waiting:
         codec = waiting.pop()
         if isinstance(codec, list):
             waiting.extend(codec)
         elif isinstance(codec, dict):
-            name = codec.get("id", codec.get("name"))
-            if str(name).removeprefix("numcodecs.") not in _CODECS:
-                raise ArgumentError(f"codec {name!r} is not one of those that only decode numbers")
+            for name in {"id", "name"} & codec.keys() or {"name"}:  # of old arrays, and of new ones
+                if str(codec.get(name)).removeprefix("numcodecs.") not in _CODECS:
+                    what = short_repr(codec.get(name))
+                    raise ArgumentError(f"codec {what} is not one of those that only decode numbers")
             configuration = codec.get("configuration")
             if isinstance(configuration, dict):
                 waiting.extend(configuration.get(key) for key in ("codecs", "index_codecs"))
@@ -170,9 +204,9 @@ def _version(where: Path) -> list[tuple[int, int]]:
 
 def is_group(path: Path) -> bool:
     """Return whether a directory is a Zarr group. Local."""
-    if not all(stat.S_ISREG((path / name).stat().st_mode) for name in _RESERVED if (path / name).exists()):
-        return False  # to open a pipe would take forever
     try:
+        for name in _RESERVED:
+            _check_file(path / name, _MOST_METADATA)  # to open a pipe would take forever
         _zarr().open_group(str(path), mode="r")
     except LibraryNotFoundError:
         raise
@@ -186,9 +220,10 @@ def _array_parts(name: str | None) -> list[str]:
         return []
     parts = parts_of(name)
     for part in parts:
-        if part in _RESERVED or part.startswith("__"):
+        if part in _RESERVED or part.startswith("__") or is_temporary(part):
+            whose = "pblasmp" if is_temporary(part) else "Zarr"
             raise ArgumentError(
-                f"dataset: expected a name, got {name!r}: {part!r} is one that Zarr uses itself"
+                f"dataset: expected a name, got {name!r}: {part!r} is one that {whose} uses itself"
             )
     return parts
 

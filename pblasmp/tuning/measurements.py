@@ -352,6 +352,8 @@ def save(file: Path | None, new: list[Entry]) -> str:
 def _locked(file: Path) -> Iterator[None]:
     number = os.open(f"{file}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
+        if fault := fault_of(Path(f"{file}.lock")):  # its owner could keep it locked
+            raise ArgumentError(fault)
         fcntl.flock(number, fcntl.LOCK_EX)
         yield
     finally:

@@ -334,7 +334,8 @@ def led_out(comm, directory):
             for name in names:
                 wrong = agreed_error(ctx, pb.ArgumentError, [word], a.save, main, dataset=name)
                 yield f"{name[:20]!r}", wrong
-        for name in ("a\0b", "..", "p//x", "zarr.json", "p/.zarray", "__x"):
+        temporary_names = [f"p/.x.pblasmp-0123456789abcdef.{ending}" for ending in ("tmp", "old")]
+        for name in ("a\0b", "..", "p//x", "zarr.json", "p/.zarray", "__x", *temporary_names):
             where = Path(directory) / "new.zarr"
             yield (
                 f"Zarr, {name!r}",
@@ -487,6 +488,7 @@ def zarr_metadata(**changes):
 OLD = {"zarr_format": 2, "shape": [2, 2], "chunks": [2, 2], "dtype": "<f8", "fill_value": 0, "order": "C"}
 OLD |= {"filters": None, "compressor": None}
 PICKLE = {"id": "pickle", "protocol": 5}
+BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 SHARDS = {"chunk_shape": [2, 2], "codecs": [{"name": "numcodecs.pickle"}], "index_codecs": []}
 RUNS_CODE = {
     "filter": (".zarray", OLD | {"filters": [PICKLE]}),
@@ -495,17 +497,58 @@ RUNS_CODE = {
     "objects": (".zarray", OLD | {"dtype": "|O", "filters": [{"id": "vlen-utf8"}]}),
     "codec": ("zarr.json", zarr_metadata(codecs=[{"name": "numcodecs.pickle"}])),
     "shards": ("zarr.json", zarr_metadata(codecs=[{"name": "sharding_indexed", "configuration": SHARDS}])),
+    "two names": ("zarr.json", zarr_metadata(codecs=[{"id": "gzip", "name": "numcodecs.pickle"}])),
+    "two types": ("zarr.json", zarr_metadata(dtype="<f8", data_type="object")),
 }
 ABSURD = {
     "extents": (zarr_metadata(shape=[10**18, 10**18], chunk=[10**9, 10**9]), MemoryError),
     "small chunks": (zarr_metadata(shape=[5000, 5000], chunk=[1, 1]), pb.ArgumentError),
     "large chunks": (zarr_metadata(chunk=[10**5, 10**5]), pb.ArgumentError),
+    "large shards": (
+        zarr_metadata(
+            chunk=[10**5, 10**5],
+            codecs=[
+                {
+                    "name": "sharding_indexed",
+                    "configuration": SHARDS | {"codecs": [BYTES], "index_codecs": [BYTES]},
+                }
+            ],
+        ),
+        pb.ArgumentError,
+    ),
     "no chunks": (zarr_metadata(chunk=[0, 0]), pb.ArgumentError),
     "negative": (zarr_metadata(shape=[-4, 4]), pb.ArgumentError),
     "fractions": (zarr_metadata(shape=[4.5, 4]), pb.ArgumentError),
     "nested": ("[" * 100_000, pb.ArgumentError),
     "number": ("9" * 100_000, pb.ArgumentError),
 }
+
+
+NO_CHUNKS = {
+    "pipe": (os.mkfifo, "is not a file"),
+    "endless": (lambda path: path.symlink_to("/dev/zero"), "is not a file"),
+    "folder": (Path.mkdir, "is not a file"),
+    "sparse": (
+        lambda path: (path.touch(), os.truncate(path, 1 << 40)),
+        "1099511627776 bytes, expected at most",
+    ),
+    "short": (lambda path: path.write_bytes(b"1"), "a chunk cannot be read"),
+}
+"""What may lie where a chunk should, and what is said of it."""
+
+
+def unreadable(path):
+    """Make an HDF5 file of datasets that HDF5 allows and NumPy does not, and of links in a circle."""
+    with h5py.File(path, "w") as file:
+        odd, tagged = h5py.h5t.NATIVE_INT32.copy(), h5py.h5t.create(h5py.h5t.OPAQUE, 8)
+        odd.set_size(3)
+        tagged.set_tag(b"NUMPY:__import__('os')")
+        square, one = h5py.h5s.create_simple((2, 2)), h5py.h5s.create(h5py.h5s.SCALAR)
+        for name, kind in (("time", h5py.h5t.UNIX_D32LE), ("three bytes", odd), ("tag", tagged)):
+            h5py.h5d.create(file.id, name.encode(), kind, square)
+        file["mark"] = np.ones((2, 2))
+        h5py.h5a.create(file["mark"].id, hdf5.MARK.encode(), h5py.h5t.UNIX_D32LE, one)
+        file["circle"], file["back"] = h5py.SoftLink("/back"), h5py.SoftLink("/circle")
 
 
 def crafted(comm, directory):
@@ -521,6 +564,17 @@ def crafted(comm, directory):
             (here / f"{name}.zarr" / "zarr.json").write_text(text)
         (here / "pipe.zarr").mkdir()
         os.mkfifo(here / "pipe.zarr" / "zarr.json")
+        (here / "attributes.zarr").mkdir()
+        (here / "attributes.zarr" / ".zarray").write_text(json.dumps(OLD))
+        os.mkfifo(here / "attributes.zarr" / ".zattrs")
+        (here / "sparse.zarr").mkdir()
+        (here / "sparse.zarr" / "zarr.json").touch()
+        os.truncate(here / "sparse.zarr" / "zarr.json", 1 << 40)
+        for name, (make, _) in NO_CHUNKS.items():
+            (here / f"chunk, {name}.zarr" / "c" / "0").mkdir(parents=True)
+            (here / f"chunk, {name}.zarr" / "zarr.json").write_text(json.dumps(zarr_metadata()))
+            make(here / f"chunk, {name}.zarr" / "c" / "0" / "0")
+        unreadable(here / "unreadable.h5")
         os.mkfifo(here / "pipe.h5")
         with h5py.File(here / "x.h5", "w") as file:
             file.create_dataset("small chunks", (5000, 5000), "f8", chunks=(1, 1))
@@ -541,7 +595,7 @@ def crafted(comm, directory):
     with pb.Context(comm, engine="host") as ctx:
         a = ctx.full((4, 4), 1.0, block=2)
         for name in RUNS_CODE:
-            word = "Python objects" if name == "objects" else "is not one of those"
+            word = "Python objects" if name in ("objects", "two types") else "is not one of those"
             path = here / f"{name}.zarr"
             yield name, agreed_error(ctx, pb.ArgumentError, [word], ctx.load, path)
             yield f"save over {name}", agreed_error(ctx, pb.ArgumentError, ["not replaced"], a.save, path)
@@ -570,7 +624,14 @@ def crafted(comm, directory):
             "many names",
             agreed_error(ctx, pb.ArgumentError, words, ctx.load, here / "x.h5", dataset="none"),
         )
-        for name in ("pipe.zarr", "pipe.h5"):
+        for name, (_, word) in NO_CHUNKS.items():
+            path = here / f"chunk, {name}.zarr"
+            yield path.name, agreed_error(ctx, pb.ArgumentError, [path.name, word], ctx.load, path)
+        for name in ("time", "three bytes", "tag", "mark", "circle"):
+            words = ["unreadable.h5", repr(f"/{name}") if name != "circle" else "no dataset 'circle'"]
+            load = ctx.load, here / "unreadable.h5"
+            yield f"HDF5: {name}", agreed_error(ctx, pb.ArgumentError, words, *load, dataset=name)
+        for name in ("pipe.zarr", "pipe.h5", "attributes.zarr", "sparse.zarr"):
             yield name, agreed_error(ctx, pb.ArgumentError, [name], ctx.load, here / name)
         yield "bool", agreed_error(ctx, pb.ArgumentError, ["True"], ctx.load, here / "bool.npy")
         after = on_rank_0(comm, lambda: sorted(str(x) for x in here.rglob("*")))

@@ -39,7 +39,7 @@ def communicators(group: Any) -> Any:
         yield f"{turn}: imax", None if request.Test() and out.tolist() == [size - 1, 0] else f"{out}"
         everyone = comm.allgather("x" * rank)
         yield f"{turn}: allgather", None if everyone == ["x" * r for r in range(size)] else f"{everyone}"
-        heard = [comm.bcast({"rank": rank}, root)["rank"] for root in range(size)]
+        heard = [comm.bcast({"rank": complex(rank)}, root)["rank"] for root in range(size)]
         yield f"{turn}: bcast", None if heard == list(range(size)) else f"{heard}"
         for dtype in ("float32", "complex128"):
             values = np.full((3, 2), rank + 1, dtype, order="F")

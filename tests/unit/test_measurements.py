@@ -281,7 +281,11 @@ def test_what_no_measurement_fills_is_not_read(tmp_path):
     with file.open("wb") as out:
         out.truncate(100 << 20)
     os.mkfifo(pipe)
-    for path, words in ((file, "larger than 8 MiB"), (pipe, "no regular file"), (tmp_path, "directory")):
+    for path, words in (
+        (file, "larger than 8 MiB"),
+        (pipe, "no regular file"),
+        (tmp_path, "no regular file"),
+    ):
         tracemalloc.start()
         with pytest.warns(UserWarning, match=words) as told:
             assert read_file(path) == []
