@@ -335,6 +335,8 @@ def test_no_launcher_says_what_to_install(pblasmp, monkeypatch, tmp_path):
     from pblasmp.launch import Job
 
     monkeypatch.setattr("pblasmp.cli.ranks.Job", Job)
+    # The interpreter of the tests needs a compiler in PATH.
+    monkeypatch.setattr("pblasmp.launch.interpreter", lambda: [sys.executable])
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     status, _, err = pblasmp("matmul", "--size", 8)
