@@ -22,7 +22,7 @@ from pblasmp.comm import wrap
 from pblasmp.comm.mpi_communicator import MpiCommunicator
 from tests.helpers.cases import agreed_error
 from tests.helpers.lengths import only_long
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import run_mpi, run_on_one_node
 
 HUGE = np.array([[1e300, -1e300, np.nan, 1e-300], [np.inf, 0.0, 1e200, -np.inf]])
 
@@ -308,7 +308,7 @@ def parts_of_a_job(comm):
 
 
 def test_parts_of_a_job():
-    run_mpi(parts_of_a_job, 4)
+    run_on_one_node(parts_of_a_job, 4)
 
 
 def _threads():

@@ -12,7 +12,7 @@ import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.context import Context
 from tests.helpers.cases import agreed_error
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import run_mpi, run_on_one_node
 
 M, N, NB = 7, 9, 2
 
@@ -205,7 +205,7 @@ def scopes(comm):
 
 
 def test_elements_of_process_rows_and_norms():
-    run_mpi(scopes, 4)
+    run_on_one_node(scopes, 4)
 
 
 def unlike(comm):
