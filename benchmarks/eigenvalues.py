@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time ``pb.linalg.eigh`` and ``svd`` on CPU ranks beside the same ScaLAPACK called directly.
+"""Compare ``pb.linalg.eigh`` and ``svd`` on CPU ranks with direct calls of the same ScaLAPACK.
 
 ``python -m benchmarks.eigenvalues`` starts its ranks itself, prints, and writes nothing. By order: the time of the
 library called with its arguments and workspaces prepared (p?syevd, p?gesvd, and a copy of A, which they overwrite), of

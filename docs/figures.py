@@ -148,7 +148,7 @@ def at_best_blocks(runs: Iterable[Run], routine: str) -> list[float]:
 
 
 def layers() -> str:
-    """Return how fast layers are beside NCCL + cuBLAS, in words; "" if no run is stored."""
+    """Return how fast layers are compared with NCCL + cuBLAS, in words; "" if no run is stored."""
     run = results.runs().get("layers-2-gpus")
     if run is None:
         return ""

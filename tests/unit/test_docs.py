@@ -161,6 +161,14 @@ def test_files_that_a_page_names_exist(page):
     assert [file for file in files if not (DOCS.parent / file).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_scripts_in_the_commands_of_a_page_exist(page):
+    command = r"python3? (?:-m ((?:benchmarks|tests)\.[\w.]*\w)|((?:benchmarks|examples)/\w+\.py))"
+    names = [file or module.replace(".", "/") for module, file in re.findall(command, page.read_text())]
+    found = {name: [*DOCS.parent.glob(name), *DOCS.parent.glob(f"{name}.py")] for name in names}
+    assert [name for name in names if not found[name]] == []
+
+
 def test_the_readme_has_the_newest_measurements(modules):
     _, figures = modules
     readme = (DOCS.parent / "README.md").read_text()
