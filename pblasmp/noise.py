@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import StatusError, UnsupportedError
+from .dtypes import as_dtype
+from .errors import LibraryNotFoundError, StatusError, UnsupportedError
 from .layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor
 from .level3 import geadd, symm, syrk, trmm, trsm
-from .linalg import cholesky, solve
+from .linalg import cholesky, eigvalsh, solve
 from .planning import algorithms, plan
 from .products import matmul
+from .scales import Scales
 from .tensor_parallel import allgather_matmul, matmul_allgather, matmul_allreduce, matmul_reduce_scatter
 
 if TYPE_CHECKING:
@@ -155,7 +157,7 @@ def wrong_runs(ctx: Context, trial: Trial, noise: Noise | None, runs: int = 300)
             result = trial.run(value)
             if result.size:
                 found.append((value, _ends(ctx, result)))
-    except (UnsupportedError, StatusError) as error:
+    except (LibraryNotFoundError, UnsupportedError, StatusError) as error:
         ctx.check_open()
         return str(error)
     wrong = 0
@@ -223,6 +225,29 @@ def _parallel_trials(ctx: Context, tokens: int, width: int) -> Iterator[Trial]:
         for algo in ("auto", *names):
             call = partial(function, x, w, ctx, algo=algo)
             yield Trial(f"{sizes}, {algo}", partial(run, call=call), 2**-10)
+        if ctx.engine.traits.on_gpus:
+            yield from _eight_bit_trials(ctx, function, of_x, of_w, k)
+
+
+def _eight_bit_trials(
+    ctx: Context, function: Callable[..., Any], of_x: tuple[int, int], of_w: tuple[int, int], inputs: int
+) -> Iterator[Trial]:
+    """Yield a product of 8-bit operands, one of whose scales is an array that changes as well."""
+    xp, kind = _arrays(ctx), as_dtype("float8_e4m3fn")
+    stored = np.arange(1, 9).astype(kind).view(np.uint8).tolist()
+    x, w, unit = xp.empty(of_x, np.uint8), xp.full(of_w, stored[0], np.uint8), xp.ones(1, np.float32)
+    how: dict[str, Any] = {"scales": Scales(a=unit, b=1 / inputs), "dtype": "float16"}
+
+    def run(value: float, algo: str) -> Array:
+        which = int(value) % len(stored)
+        x.fill(stored[which])
+        unit.fill(value / (which + 1))
+        return function(x, w, ctx, algo=algo, **how)
+
+    with plan(function, x, w, ctx, **how) as prepared:
+        names = [name for name, verdict in algorithms(prepared.problem, ctx).items() if verdict]
+    for algo in ("auto", *names):
+        yield Trial(f"{function.__name__}, 8 bits, {algo}", partial(run, algo=algo), 2**-9)
 
 
 def _matrix_trials(ctx: Context, n: int) -> Iterator[Trial]:
@@ -284,7 +309,7 @@ def _sided_by(
 
 
 def _factor_trials(ctx: Context, n: int) -> Iterator[Trial]:
-    """Yield a Cholesky factorisation and a solve with LU."""
+    """Yield eigenvalues, a Cholesky factorization and a solve with LU."""
     xp, kind = _arrays(ctx), np.dtype(np.float64)
     of = MatrixDescriptor((n, n), (-(-n // 16),) * 2, Grid.squarest(ctx.size), dtype=kind)
     of_b = MatrixDescriptor((n, 8), (of.block[0], 1), of.grid, dtype=kind)
@@ -302,5 +327,12 @@ def _factor_trials(ctx: Context, n: int) -> Iterator[Trial]:
         xp.multiply(first_b.local, value * value, out=b.local)
         return xp.where(found_x, solve(a, b).local / xp.where(found_x, x, 1), value)
 
+    def eigenvalues(value: float) -> Array:
+        xp.multiply(second.local, value, out=a.local)
+        return xp.asarray(eigvalsh(a) / found_values)
+
+    second = ctx.from_function(lambda i, j: (i == j) * 2.0 - (abs(i - j) == 1), of)  # of known eigenvalues
+    found_values = 2 - 2 * np.cos(np.arange(1, n + 1) * np.pi / (n + 1))
+    yield Trial(f"eigvalsh, order {n}", eigenvalues, 1e-6, slow=True)
     yield Trial(f"cholesky, order {n}", factored, 1e-6, slow=True)
     yield Trial(f"solve, order {n}", solved, 1e-6, slow=True)

@@ -152,6 +152,9 @@ class Operations(Protocol):
     def copy_where(self, dst: LocalArray, src: Any, mask: LocalArray | None) -> None:
         """Copy ``src`` (an array or a number) where ``mask`` is true, or everywhere if there is no mask."""
 
+    def scale_by_power(self, x: LocalArray, exponent: int) -> None:
+        """Multiply an array by a power of two, in its place; denormal numbers count, before and after."""
+
 
 class FactorOperations(Operations, Protocol):
     """The operations of an engine that also has a LAPACK. Local; arrays are in F order.

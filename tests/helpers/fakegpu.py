@@ -164,8 +164,17 @@ class _Pinned(np.ndarray):
         return self.ctypes.data
 
 
+def _elementwise_kernel(name: str, *arguments: Any) -> None:
+    """Play the engine's elementwise kernels."""
+    if name == "pblasmp_power":
+        x, unit, d = arguments
+        np.copyto(d, x * np.float64(unit), casting="unsafe")
+    else:
+        _sum_kernel(name, *arguments)
+
+
 def _sum_kernel(name: str, x: Any, c: Any, alpha: Any, beta: Any, *places: Any) -> None:
-    """Play the engine's only elementwise kernel: ``d = alpha x + beta c`` where its name says so."""
+    """Play ``d = alpha x + beta c``, where its name says so."""
     *places, d = places
     _, _, adds, keeps, conjugate, uplo, real = name.split("_")
     where: Any = True
@@ -639,7 +648,7 @@ class FakeGpu:
             tril=triangle(np.tril), triu=triangle(np.triu), arange=np.arange, uint8=np.uint8, uint64=np.uint64,
             tri=lambda n, **how: np.tri(n, **how).view(array_type),
             RawModule=partial(fakelapack.kernels, shared_memory=lambda: self.shared_memory),
-            ElementwiseKernel=lambda inputs, outputs, code, name: partial(_sum_kernel, name),
+            ElementwiseKernel=lambda inputs, outputs, code, name: partial(_elementwise_kernel, name),
             full=lambda n, value, dtype=float: np.full(n, value, dtype).view(array_type),
             zeros=lambda shape, dtype=float, order="C": np.zeros(shape, dtype, order).view(array_type),
             **{name: getattr(np, name) for name in _LIKE_NUMPY},

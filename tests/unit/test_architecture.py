@@ -163,6 +163,8 @@ LAYERS: dict[str, set[str]] = {
     },  # pblasmp/__init__.py
     "noise": {
         "errors",
+        "dtypes",
+        "scales",
         "layout",
         "context",
         "products",

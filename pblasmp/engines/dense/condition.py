@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...layout import MatrixDescriptor
-from ..local.extremes import largest, scale_by_power, scaling
+from ..local.extremes import largest, scaling
 from ..protocol import Engine
 from .factor_panels import FactorPanels, Mover, PanelJob, Workbench
 from .lapack import operations_of
@@ -70,7 +70,7 @@ class ConditionJob(PanelJob):
         everyones = self._engine.transport.comm.allgather(largest(self._operations.xp, own))
         exponent = scaling(float(np.max(everyones)), self._dtype, root=True)
         for panel in own:
-            scale_by_power(panel, exponent)
+            self._operations.scale_by_power(panel, exponent)
 
     def _norm_of_inverse(self, panels: FactorPanels, right: FactorPanels) -> float:
         """Return an estimate of the norm of A's inverse. The first rank decides what is solved next, and tells."""

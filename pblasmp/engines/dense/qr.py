@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...layout import MatrixDescriptor
-from ..local.extremes import column_sizes, is_dependent, largest, rank_tolerance, scale_by_power, scaling
+from ..local.extremes import column_sizes, is_dependent, largest, rank_tolerance, scaling
 from ..protocol import Engine, FactorOperations
 from .factor_panels import (
     FactorPanels,
@@ -173,8 +173,8 @@ class LeastSquaresJob(PanelJob):
             panels.settle()
         for y, _ in columns_of(right):
             count = len(y) if self._least else n
-            scale_by_power(y[:count], of_a - of_b)
-            scale_by_power(y[count:], -of_b)  # what is left of B
+            operations.scale_by_power(y[:count], of_a - of_b)
+            operations.scale_by_power(y[count:], -of_b)  # what is left of B
         bench.fence()
         self._x.back(x, right)
         return 0
@@ -192,7 +192,7 @@ class LeastSquaresJob(PanelJob):
         of_a, of_b = (scaling(size, dtype) for size in sizes)
         for each, exponent in zip(arrays, (of_a, of_b), strict=True):
             for array in each:
-                scale_by_power(array, exponent)
+                self._operations.scale_by_power(array, exponent)
         return sizes[0], of_a, of_b
 
     def _fault(self, panels: FactorPanels) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ...dtypes import DTYPES, accumulation_dtype, element_type, is_float8
 from ...errors import ArgumentError, UnsupportedError
 from ...logs import logger
 from ..arrays import blas_operand, scale
+from ..local.extremes import scale_by_power
 from ..local_part import LocalPart
 from ..product import Workspace
 from .kernels.float8 import to_bits
@@ -419,6 +421,32 @@ class GpuOperations:
         numbers = d.dtype.type(alpha), d.dtype.type(beta)
         where = () if part is None else (*places, part.part.diagonal)
         self._sums[how](x if alpha != 0 else d, c if beta != 0 else d, *numbers, *where, d)
+
+    def scale_by_power(self, x: Array, exponent: int) -> None:
+        """Queue the multiplication of an array by a power of two. Local."""
+        if x.dtype.char in "dD":
+            scale_by_power(x, exponent)
+            return
+        for part in (x.real, x.imag) if x.dtype.kind == "c" else (x,):
+            if exponent and part.size:
+                _power()(part, 2.0**exponent, part)
+
+
+@cache
+def _power() -> Any:
+    """Return a kernel that multiplies float32 by a power of two, by way of float64.
+
+    CuPy compiles kernels that take denormal numbers of float32 for 0: here they are integers.
+    """
+    import cupy
+
+    code = """
+    unsigned bits = __float_as_uint(x), size = bits & 0x7fffffffu;
+    double y = (size < 0x800000u ? int(size) * 0x1p-149 : double(__uint_as_float(size))) * unit;
+    size = y < 0x1p-126 ? unsigned(__double2uint_rn(y * 0x1p149)) : __float_as_uint(float(y));
+    d = __uint_as_float(size | (bits & 0x80000000u));
+    """
+    return cupy.ElementwiseKernel("float32 x, float64 unit", "float32 d", code, "pblasmp_power")
 
 
 def _sum(adds: bool, keeps: bool, conjugate: bool, uplo: str | None, hermitian: bool) -> Any:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ...dtypes import accumulation_dtype
 from ...errors import short_repr
 from ...layout.intersection import copy_all
+from ..local.extremes import scale_by_power
 from ..local_part import LocalPart
 from ..product import Workspace
 from . import blas, lapack
@@ -51,6 +52,8 @@ class HostOperations:
     stripes = 1  # messages are short anyway
     batches = False
     update_order = "C"  # k contiguous: BLAS then computes parts of a triangle a tenth faster
+
+    scale_by_power = staticmethod(scale_by_power)
 
     factor_width = 0
     factor_alone = 384  # one core's LAPACK is then as fast as two ranks that wait for each other

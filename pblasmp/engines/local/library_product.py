@@ -13,7 +13,7 @@ from ..arrays import new_part, same_memory
 from ..factor import FactorProduct
 from ..protocol import Engine
 from ..request import Operands
-from .extremes import largest, scale_by_power, scaling
+from .extremes import largest, scaling
 
 __all__ = ["LibraryProduct", "is_in"]
 
@@ -133,7 +133,7 @@ class LibraryProduct(FactorProduct):
         everyones = self._engine.transport.comm.allgather(largest(self._engine.xp, [array]))
         size = float(np.max(everyones))
         exponent = scaling(size, array.dtype, root=True)
-        scale_by_power(array, exponent)
+        self._engine.operations.scale_by_power(array, exponent)
         return size, exponent
 
 

@@ -300,9 +300,9 @@ class CusolvermpProduct(LibraryProduct):
         self._give_factor(given, a)
         if dependent.any():
             return Found(int(dependent.argmax()) + 1)
-        solved = self._rows(beside, n)
-        scale_by_power(b[:solved], by - of_right)
-        scale_by_power(b[solved:], -of_right)  # what is left of B
+        solved, operations = self._rows(beside, n), self._engine.operations
+        operations.scale_by_power(b[:solved], by - of_right)
+        operations.scale_by_power(b[solved:], -of_right)  # what is left of B
         self._back(beside, b, p.d, given.d)
         return Found()
 
