@@ -341,7 +341,7 @@ class Plan(Generic[Result]):
         except ArgumentError as error:  # others that have queued the run hear of it where they agree next
             with self._ctx.agreement("plan"):
                 raise error from None
-        with self._ctx.running(self._name, checks=False), call.stream():
+        with self._ctx.running(self._name, checks=False, computes=False), call.stream():
             self._ctx.control.channel.runs += 1
             bound.run()
             return call.result(None)
@@ -417,7 +417,8 @@ class Plan(Generic[Result]):
         bound = self._ctx.kept.bound(self._number, addresses)
         if bound is None:
             return None
-        with self._ctx.running(self._name, checks=not self._product.queues), stream():
+        queues = self._product.queues
+        with self._ctx.running(self._name, checks=not queues, computes=not queues), stream():
             replay = self._all_repeat(number, bound, used)
             if replay is None:
                 return False

@@ -281,7 +281,7 @@ class Runtime(Generic[Matrix]):
         self.check_open()
         return Agreement(self.control, call)
 
-    def running(self, call: str, *, checks: bool = True) -> Running:
+    def running(self, call: str, *, checks: bool = True, computes: bool = True) -> Running:
         """Return the block that goes around every collective call, including its agreements. Local.
 
         ``with ctx.running("matmul"):`` An exception that only this rank sees inside breaks the context on every rank;
@@ -291,7 +291,7 @@ class Runtime(Generic[Matrix]):
             ClosedError: the context is closed.
         """
         self.check_open()
-        return Running(self.control, call, checks=checks)
+        return Running(self.control, call, checks=checks, computes=computes)
 
     def all_repeat(self, call: str, number: int, ready: bool) -> bool | None:
         """Return whether all ranks are ready to repeat the call of that number in the same way. Collective.

@@ -152,30 +152,33 @@ class Running:
         comm: the ranks, those of the whole context.
         call: the name of the call in messages.
         checks: afterwards, look for ranks that have left; not needed if the call only queues work.
+        computes: whether NumPy computes anything inside.
 
     Raises:
         ClosedError: the context is broken, another thread is using it, or MPI is finalized.
     """
 
-    def __init__(self, comm: Communicator, call: str, *, checks: bool = True) -> None:
-        self._comm, self._call, self._checks = comm, call, checks
+    def __init__(self, comm: Communicator, call: str, *, checks: bool = True, computes: bool = True) -> None:
+        self._comm, self._call, self._checks, self._computes = comm, call, checks, computes
 
     def __enter__(self) -> None:
         _check_alive(self._comm)
-        self._comm.channel.take_turn(self._call)
         channel = self._comm.channel
-        self._before = np.seterr(all="ignore")
-        self._outermost = channel.user_state is None
-        if self._outermost:
-            channel.user_state = self._before
+        channel.take_turn(self._call)
+        if self._computes:
+            self._before = np.seterr(all="ignore")
+            self._outermost = channel.user_state is None
+            if self._outermost:
+                channel.user_state = self._before
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         channel = self._comm.channel
-        np.seterr(**self._before)
-        if self._outermost:
-            channel.user_state = None
+        if self._computes:
+            np.seterr(**self._before)
+            if self._outermost:
+                channel.user_state = None
         try:
             if error is not None:
                 break_off(self._comm, error, self._call)

@@ -260,7 +260,10 @@ def _product(
         y = _local(as_rows(x8), w8, units, dtype, bias)
         return y.reshape(*x8.shape[:-1], w8.shape[0]), x8.new_empty(0)
     scales, kind = Scales(a=units[0], b=units[1]), str(dtype).removeprefix("torch.")
-    return run(form, x8, w8, bias, ctx, False, keep, by_rule, total, scales=scales, dtype=kind, algo=algo)
+    y, gathered = run(
+        form, x8, w8, bias, ctx, False, keep, by_rule, total, scales=scales, dtype=kind, algo=algo
+    )
+    return y, x8.new_empty(0) if gathered is None else gathered
 
 
 def _product_fake(

@@ -271,14 +271,14 @@ def _check(
     agreement with which their product begins, unless they multiply alone. Collective over the context if it fails.
     """
     check_context(ctx, "pblasmp.torch")
+    like = None
     if not torch.compiler.is_compiling():
         ctx.check_open()
-    operators.refuse_transforms("pblasmp.torch")
-    like = None
-    if scales is None and type(algo) is type(backward_algo) is str and not torch.compiler.is_compiling():
-        like = form, ctx.name, algo, backward_algo, *map(_like, (x, w, bias))
-        if like in _passed:
-            return
+        operators.refuse_transforms("pblasmp.torch")
+        if scales is None and type(algo) is type(backward_algo) is str:
+            like = form, ctx.name, algo, backward_algo, _like(x), _like(w), _like(bias)
+            if like in _passed:
+                return
     error = _error(form, x, w, ctx, bias, scales) or operators.fault_of_algorithms(
         form, ctx, algo, backward_algo
     )
@@ -302,7 +302,8 @@ def _like(tensor: Tensor | None) -> Hashable:
     if not isinstance(tensor, Tensor):
         return (type(tensor),)
     split = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
-    return type(tensor), tensor.dtype, tensor.device, tensor.ndim, tensor.shape[-1:], split
+    dimensions = tensor.ndim
+    return type(tensor), tensor.dtype, tensor.device, dimensions, dimensions and tensor.shape[-1], split
 
 
 def _error(

@@ -239,7 +239,7 @@ def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a DTensor, any other tensor as it is. Local; has gradients."""
     if not isinstance(tensor, DTensor):
         return tensor
-    if _GRADIENTS_STAY_SPLIT or torch.compiler.is_compiling():
+    if _GRADIENTS_STAY_SPLIT or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return tensor.to_local()
     part: Tensor = _Local.apply(tensor)
     return part

@@ -184,14 +184,15 @@ def _product(
     total: int | None, algo: str, backward_algo: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return x wᵀ + bias, x w with ``transposed``; and the gathered x with ``keep``, otherwise an empty tensor."""
-    return run(form, x, w, bias, Context.named(name), transposed, keep, by_rule, total, algo=algo)
+    y, gathered = run(form, x, w, bias, Context.named(name), transposed, keep, by_rule, total, algo=algo)
+    return y, x.new_empty(0) if gathered is None else gathered
 
 
 def run(
     form: str, x: Tensor, w: Tensor, bias: Tensor | None, ctx: Context, transposed: bool, keep: bool, by_rule: bool,
     total: int | None, *, scales: Scales | None = None, **how: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Compute a product. Collective over the context, unless it is local.
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Compute a product, and return x gathered with ``keep``. Collective over the context, unless it is local.
 
     Args:
         by_rule: what is gathered must be split as ``shard`` does.
@@ -204,14 +205,14 @@ def run(
     """
     kind = FORMS[form]
     if kind.call is None:
-        return torch.nn.functional.linear(x, w.t() if transposed else w, bias), x.new_empty(0)
+        return torch.nn.functional.linear(x, w.t() if transposed else w, bias), None
     if kind.part_of_x and scales is None:
         x = x[..., own(x.shape[-1], ctx)]
     found = multiply(
         kind.call, ctx, in_rows(x), w, bias=bias, scales=scales,
         transposed=transposed, return_gathered=keep, by_rule=by_rule, **how,
     )  # fmt: skip
-    y, gathered = found if keep else (found, x.new_empty(0))
+    y, gathered = found if keep else (found, None)
     if total is not None and kind.gathers:
         axis, which, what = (0, "x", "rows") if kind.gathers == "x" else (-1, "w", "outputs")
         if y.shape[axis] != total:  # on every rank: what is gathered is split by shard's rule

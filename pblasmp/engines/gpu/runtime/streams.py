@@ -3,28 +3,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 __all__ = ["capture_of", "current", "external"]
 
 
-@contextmanager
-def current(stream: Any) -> Iterator[None]:
-    """Make a stream CuPy's current one, and restore the previous one afterwards. Local.
+class current:  # noqa: N801 - it is called like a function
+    """``with current(stream):`` a stream is CuPy's current one, and the previous one is again afterwards. Local.
 
     CuPy's own ``with stream:`` restores the stream of the surrounding ``with`` block: a stream that the user chose with
     ``use()`` would be lost.
     """
-    import cupy
 
-    before = cupy.cuda.get_current_stream()
-    stream.use()
-    try:
-        yield
-    finally:
-        before.use()
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        import cupy
+
+        self._before = cupy.cuda.get_current_stream()
+        self._stream.use()
+
+    def __exit__(self, *_: object) -> None:
+        self._before.use()
 
 
 def capture_of(stream: Any) -> int:
@@ -35,6 +37,7 @@ def capture_of(stream: Any) -> int:
     return int(number)
 
 
+@lru_cache(64)
 def external(handle: int, device: int) -> Any:
     """Return another library's stream as a CuPy stream. Local."""
     import cupy
