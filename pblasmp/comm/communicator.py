@@ -17,7 +17,6 @@ from .side_channel import Meeting, SideChannel
 __all__ = [
     "Array",
     "Communicator",
-    "MpiCollectives",
     "Request",
     "Votes",
     "allgather_alike",
@@ -131,20 +130,6 @@ class Communicator(Protocol):
 def described(comm: Communicator) -> str:
     """Return what ``repr`` shows of a communicator. Local."""
     return f"{type(comm).__name__}(rank {comm.rank} of {comm.size})"
-
-
-@runtime_checkable
-class MpiCollectives(Protocol):
-    """What only MPI communicators have: collectives over parts of different sizes, in counts of elements."""
-
-    def gather_into(self, part: Array, whole: Array, counts: Sequence[int]) -> None:
-        """Write every rank's ``part`` into ``whole``, in rank order (all contiguous in C order). Collective."""
-
-    def sum_scatter_into(self, whole: Array, part: Array, counts: Sequence[int]) -> None:
-        """Write the sum over the ranks of this rank's part of ``whole`` into ``part``. Collective."""
-
-    def sum_into(self, array: Array) -> None:
-        """As in ``Communicator``. Collective."""
 
 
 def _flat(array: Array) -> Array:

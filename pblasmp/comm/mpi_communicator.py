@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..errors import ClosedError, LibraryNotFoundError, PblasmpError, UnsupportedError
 from ..extras import install
 from ..launchers import Surroundings, parent_rank, surroundings
-from .communicator import Array, Communicator, Request, Votes, bytes_of, chunks, chunks_of_elements, described
+from .communicator import Array, Communicator, Request, Votes, chunks, chunks_of_elements, described
 from .locations import Location
 from .side_channel import Meeting, SideChannel, number_open
 
@@ -156,14 +156,6 @@ class MpiCommunicator:
     def sum_into(self, array: Array) -> None:
         for chunk in chunks_of_elements(array):
             self._done(self._comm.Iallreduce(self._mpi.IN_PLACE, chunk, op=self._mpi.SUM))
-
-    def gather_into(self, part: Array, whole: Array, counts: Sequence[int]) -> None:
-        sizes = [count * part.itemsize for count in counts]
-        data = whole.reshape(-1).view(np.uint8)
-        self._done(self._comm.Iallgatherv([bytes_of(part), self._mpi.BYTE], [data, sizes, self._mpi.BYTE]))
-
-    def sum_scatter_into(self, whole: Array, part: Array, counts: Sequence[int]) -> None:
-        self._done(self._comm.Ireduce_scatter(whole.reshape(-1), part.reshape(-1), counts))
 
     def bcast_into(self, array: Array, root: int) -> None:
         for chunk in chunks(array):

@@ -73,12 +73,10 @@ class LogEntry:
     """What a rank does with others, as its transport is asked to.
 
     Attributes:
-        kind: "exchange", "messages", "pushes" (which the receiver does not write down), "gather", "sum", "scatter" or
-            "fence".
+        kind: "exchange", "messages", "pushes" (which the receiver does not write down), "sum" or "fence".
         exchange, slots: of an exchange.
         sends, receives: of messages, (bytes, other rank) of each.
-        nbytes: of a collective, what this rank puts in.
-        counts: of collectives over parts, the bytes of each rank's part.
+        nbytes: of a sum, what this rank puts in.
     """
 
     kind: str
@@ -87,7 +85,6 @@ class LogEntry:
     sends: tuple[tuple[int, int], ...] = ()
     receives: tuple[tuple[int, int], ...] = ()
     nbytes: int = 0
-    counts: tuple[int, ...] = ()
 
 
 class Event(NamedTuple):
@@ -184,7 +181,6 @@ class PaperTransport(Room):
         self.log: list[LogEntry] = []
         self.kept = Kept(min(ranks.size, ranks.per_node))
         self._exchanges = 0
-        self.collectives = self
 
     def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> PlannedExchange:
         """Return an exchange between two layouts. Local.
@@ -226,20 +222,6 @@ class PaperTransport(Room):
     def sum_ranks(self, array: Ghost) -> None:
         """Write a sum over the ranks down. Local."""
         self.log.append(LogEntry("sum", nbytes=array.nbytes))
-
-    sum_into = sum_ranks
-
-    def gather_into(self, part: Ghost, whole: Ghost, counts: Sequence[int]) -> None:
-        """Write MPI_Allgatherv down. Local."""
-        item = whole.itemsize
-        self.log.append(LogEntry("gather", nbytes=part.nbytes, counts=tuple(each * item for each in counts)))
-
-    def sum_scatter_into(self, whole: Ghost, part: Ghost, counts: Sequence[int]) -> None:
-        """Write MPI_Reduce_scatter down. Local."""
-        item = part.itemsize
-        self.log.append(
-            LogEntry("scatter", nbytes=whole.nbytes, counts=tuple(each * item for each in counts))
-        )
 
     def fence(self) -> None:
         """Write a meeting of all ranks down. Local."""

@@ -256,17 +256,6 @@ class _PretendedRanks(Serial):
         """Sum over the ranks. Collective."""
         array[...] = sum(self._meet("sum", array.copy()))
 
-    def gather_into(self, part: Array, whole: Array, counts: Sequence[int]) -> None:
-        """Gather parts. Collective."""
-        del counts
-        whole.reshape(-1)[...] = np.concatenate([each.ravel() for each in self._meet("gather", part.copy())])
-
-    def sum_scatter_into(self, whole: Array, part: Array, counts: Sequence[int]) -> None:
-        """Sum and scatter. Collective."""
-        at = sum(counts[: self.rank])
-        total = sum(each.reshape(-1) for each in self._meet("scatter", whole.copy()))
-        part.reshape(-1)[...] = total[at : at + counts[self.rank]]
-
 
 class _PretendBuffers:
     """A rank's buffers: its own, and those of its node."""
@@ -290,7 +279,7 @@ class _PretendedTransport(HostTransport):
     def __init__(self, world: _RanksInTurn, rank: int, memory: _PretendBuffers) -> None:
         ranks: Any = _PretendedRanks(world, rank)
         super().__init__(ranks, world.nodes, memory, "")  # type: ignore[arg-type]
-        self.collectives, self.comm = ranks, Serial()
+        self.comm = Serial()
 
     def fits(self, nbytes: int) -> tuple[bool, int]:
         """Return that there is enough memory. Local."""

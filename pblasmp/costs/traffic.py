@@ -96,7 +96,7 @@ def traffic(
         shapes=[runs[rank].shapes for rank in sorted(runs)], touched_bytes=each(lambda x: x.touched_bytes), links=links,
         node_received=counts.received_here, collective_copies=each(lambda x: min(x.copied_bytes, x.touched_bytes)),
         node_bytes=counts.sent_here, shared_bytes=counts.shared, meetings=kinds["fence"],
-        collectives=kinds["sum"] + kinds["gather"] + kinds["scatter"], pieces=_pieces(asked, first.log),
+        collectives=kinds["sum"], pieces=_pieces(asked, first.log),
         events=[runs[rank].events for rank in range(ranks.size)] if isinstance(asked, FactorProblem) else [],
     )  # fmt: skip
 
@@ -379,10 +379,9 @@ def _exchanged(ranks: Ranks, log: list[LogEntry]) -> Counts:
 def _add_others(counts: Counts, ranks: Ranks, rank: int, run: _Run, *, shares: bool) -> None:
     """Add what a rank sends and copies outside exchanges; if ranks share memory, from or to that of its node.
 
-    Collectives move as much as their algorithm reports: parts and sums travel once.
+    Sums move as much as their algorithm reports: parts and sums travel once.
     """
     here = set(ranks.nodes[rank // ranks.per_node])
-    others = [each for each in range(ranks.size) if each != rank]
     counts.copied[rank] += run.copied_bytes
     counts.shared[rank] += run.copied_bytes if shares else 0
     counts.sent[rank] += run.sent_bytes
@@ -396,12 +395,6 @@ def _add_others(counts: Counts, ranks: Ranks, rank: int, run: _Run, *, shares: b
                 counts.received[to] += nbytes
                 counts.received_here[to] += nbytes if to in here else 0
                 counts.received_messages[to] += 1
-        elif entry.kind == "gather":
-            sends = tuple((entry.nbytes, each) for each in others)
-            receives = tuple((entry.counts[each], each) for each in others)
-        elif entry.kind == "scatter":
-            sends = tuple((entry.counts[each], each) for each in others)
-            receives = tuple((entry.counts[rank], each) for each in others)
         rest -= sum(nbytes for nbytes, _ in sends)
         counts.sent_here[rank] += sum(nbytes for nbytes, to in sends if to in here)
         counts.received[rank] += sum(nbytes for nbytes, _ in receives)

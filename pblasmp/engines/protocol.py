@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..comm import Communicator, Exchange, Side
-from ..comm.communicator import MpiCollectives
 from ..comm.progress import Progress
 from ..dtypes import is_foreign
 from ..layout import MatrixDescriptor
@@ -232,7 +231,6 @@ class Transport(Protocol):
         rank, size: this rank's number, and how many there are.
         nodes: the ranks of each node, in the order of their first ranks.
         why_not_shared: empty, or why the ranks of a node cannot share memory.
-        collectives: MPI's; None if the ranks do not communicate by MPI.
     """
 
     comm: Communicator
@@ -240,7 +238,6 @@ class Transport(Protocol):
     size: int
     nodes: tuple[tuple[int, ...], ...]
     why_not_shared: str
-    collectives: MpiCollectives | None
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Transfer:
         """Start messages, which wait for what was computed so far. Ranks match messages in order. Local.

@@ -29,8 +29,8 @@ class Traffic:
         algorithm: the algorithm.
         path: how it computes, in a few words.
         nranks, ranks_per_node: the ranks.
-        sent_bytes, received_bytes: bytes in messages to and from other ranks. In collectives parts and sums count as if
-            they travelled once, as in ``plan.report()``; with several nodes, sums as if between nodes.
+        sent_bytes, received_bytes: bytes in messages to and from other ranks. In sums over the ranks parts and results
+            count as if they travelled once, as in ``plan.report()``; with several nodes, as if between nodes.
         messages: messages that each rank sends; ``collectives`` are not among them.
         copied_bytes: bytes that each rank copies in its own memory or its node's.
         flops: floating-point operations of products and solves, four times as many of complex types.
@@ -47,7 +47,7 @@ class Traffic:
         node_received: of ``received_bytes``, those from ranks of the same node.
         shared_bytes: of ``copied_bytes``, those from or to memory that the ranks of the node share.
         collective_copies: of ``copied_bytes``, those that ``touched_bytes`` has as well.
-        collectives: sums over the ranks and MPI collectives in a run.
+        collectives: sums over the ranks in a run.
         meetings: times that all ranks wait for each other in a run, besides collectives.
         pieces: in how many pieces, one after another, what is sent arrives: products begin with the first.
         events: of a factorisation, for each rank what it does, in order.

@@ -28,14 +28,10 @@ NAMES = {
     **dict.fromkeys(("symm", "hemm"), (*SLABS, "stationary", "full")),
     **dict.fromkeys(UPDATES, ("summed", *SLABS, "full")),
     **dict.fromkeys(("geadd", "tradd"), ("moved",)),
-    **dict.fromkeys(("allgather_matmul", "allgather_matmul"), ("mpi", *SLABS, "pull", "push")),
-    **dict.fromkeys(
-        ("matmul_reduce_scatter", "matmul_reduce_scatter"), ("mpi", *SLABS, "pull", "ring", "push")
-    ),
-    **dict.fromkeys(
-        ("matmul_allreduce", "matmul_allreduce"), ("mpi", "sum", "one_shot", "two_shot", "ring", "push")
-    ),
-    "matmul_allgather": ("mpi", "pull", "push"),
+    **dict.fromkeys(("allgather_matmul", "allgather_matmul"), (*SLABS, "pull", "push")),
+    **dict.fromkeys(("matmul_reduce_scatter", "matmul_reduce_scatter"), (*SLABS, "pull", "ring", "push")),
+    **dict.fromkeys(("matmul_allreduce", "matmul_allreduce"), ("sum", "two_shot", "ring", "push")),
+    "matmul_allgather": ("pull", "push"),
 }
 """The algorithms of the host by function, or scheme."""
 
@@ -202,7 +198,7 @@ def refusals(comm):
         for case, words, function, args, how in (
             ("gathered x", "algo 'gathered': it does not return the gathered X", pb.allgather_matmul,
              (even["allgather_matmul"].local_x, even["allgather_matmul"].local_w), {**gathered, "algo": "gathered"}),
-            ("columns", "algo: the host engine has 'auto', 'mpi', 'pull', 'push' here, got 'sum'", pb.matmul_allgather,
+            ("columns", "algo: the host engine has 'auto', 'pull', 'push' here, got 'sum'", pb.matmul_allgather,
              (even["matmul_allgather"].local_x, even["matmul_allgather"].local_w), {"algo": "sum"}),
             *((("inputs", f"algo 'sum': inputs are {[4, *[3] * (p - 1)]} on the ranks, expected",
                 pb.matmul_allreduce, (x, w), {"algo": "sum"}),

@@ -22,15 +22,14 @@ from pblasmp.engines.host.direct import FIRST_SLABS
 from pblasmp.engines.product import Product
 from pblasmp.engines.protocol import Method
 from pblasmp.engines.request import Options
-from pblasmp.engines.tensor import collective
 from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi, run_on_one_node
 
 NAMES = [
-    *(("allgather_matmul", name) for name in ("shared", "gathered", "panels", "pull", "push", "mpi")),
-    *(("matmul_allreduce", name) for name in ("one_shot", "two_shot", "ring", "sum", "push", "mpi")),
-    *(("matmul_reduce_scatter", name) for name in ("pull", "ring", "push", "mpi")),
-    *(("matmul_allgather", name) for name in ("pull", "push", "mpi")),
+    *(("allgather_matmul", name) for name in ("shared", "gathered", "panels", "pull", "push")),
+    *(("matmul_allreduce", name) for name in ("two_shot", "ring", "sum", "push")),
+    *(("matmul_reduce_scatter", name) for name in ("pull", "ring", "push")),
+    *(("matmul_allgather", name) for name in ("pull", "push")),
 ]
 SIZES = [(7, 5, 9), (1, 3, 2), (64, 48, 40), (600, 300, 64)]  # fewer rows than ranks; several pieces
 
@@ -76,7 +75,7 @@ def results(comm):
             keep=5 if ctx.size < 3 else 10,
             first=ctx.size,
         ):
-            if ctx.size == 1 and name in ("one_shot", "two_shot", "ring", "pull"):
+            if ctx.size == 1 and name in ("two_shot", "ring", "pull"):
                 name = "auto"
             case, function = cases(form, dtype, sizes), getattr(pb, form)
             case.check(function(case.x, case.w, ctx, algo=name), case.product)
@@ -127,7 +126,7 @@ def one_after_another(comm):
 def shared_memory(comm):
     """A plan reports the memory that its ranks share."""
     for (form, name), dtype in itertools.product(NAMES, (np.float32, bfloat16)):
-        if name in ("pull", "ring", "one_shot", "two_shot"):
+        if name in ("pull", "ring", "two_shot"):
             with pb.Context(comm, engine="host") as ctx:
                 case = Case(ctx, form, dtype, (64, 48, 40))
                 with pb.plan(getattr(pb, form), case.x, case.w, ctx, algo=name) as plan:
@@ -174,10 +173,10 @@ def nothing_to_gather(comm, file):
     """A product without tokens has an empty result, and times that are not kept."""
     x, w = np.ones((0, 3)), np.ones((2, 3))
     with kept_in(file), pb.Context(comm, engine="host") as ctx:
-        for algo in ("mpi", "auto", "measure"):
+        for algo in ("push", "auto", "measure"):
             assert pb.matmul_allgather(x, w, ctx, algo=algo).shape == (0, 2 * comm.size)
         found = pb.tune(pb.matmul_allgather, x, w, ctx)
-        assert set(found.seconds) >= {"mpi"}
+        assert set(found.seconds) >= {"push"}
         assert (found.file, "an extent is 0" in found.reason) == ("", True)
         a, b = ctx.zeros((0, 4)), ctx.zeros((4, 4))
         assert pb.tune(pb.matmul, a, b).best
@@ -190,13 +189,6 @@ def nothing_to_gather(comm, file):
 @pytest.mark.parametrize("nranks", [1, 3])
 def test_products_without_tokens(nranks, tmp_path):
     run_mpi(nothing_to_gather, nranks, file=str(tmp_path / "tuning.json"))
-
-
-def too_long_for_mpi(comm):
-    with pb.Context(comm, engine="host") as ctx, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collective, "_LONGEST", 4 * 4 * comm.size * 8 - 1)
-        with pytest.raises(pb.UnsupportedError, match="collectives count no more than"):
-            pb.matmul_allgather(np.ones((4, 2)), np.ones((4, 2)), ctx, algo="mpi")
 
 
 @contextlib.contextmanager
@@ -341,7 +333,7 @@ def test_results(nranks):
     run_on_one_node(results, nranks, timeout=120)
 
 
-@pytest.mark.parametrize("name", ["one_shot", "two_shot", "ring"])
+@pytest.mark.parametrize("name", ["two_shot", "ring"])
 def test_allreduce_has_the_same_bits_on_every_rank_and_in_every_run(name):
     run_on_one_node(same_bits, 3, name=name)
 
@@ -361,10 +353,6 @@ def test_the_choice_by_rule(nranks):
 
 def test_ranks_of_several_nodes_share_nothing():
     run_mpi(several_nodes, 2)
-
-
-def test_what_is_too_long_for_mpi_is_refused():
-    run_mpi(too_long_for_mpi, 2)
 
 
 @pytest.mark.parametrize("nranks", [1, 2])

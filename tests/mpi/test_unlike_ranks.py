@@ -80,7 +80,7 @@ def equally_fast(ctx):
     known, d = ctx.engine.measured, pb.MatrixDescriptor((32, 32), (4, 4), pb.Grid(1, ctx.size))
     a = ctx.eye(d)
     sizes = [pb.MatmulProblem(*[pb.MatrixDescriptor((n, n), (4, 4), d.grid)] * 3) for n in (24, 40, 48)]
-    seconds = {"shared": 1e-3, "mpi": 1e-3, "gathered": 1e-3}
+    seconds = {"shared": 1e-3, "panels": 1e-3, "gathered": 1e-3}
     for count, problem in enumerate(sizes):
         known.add(known.entry(problem, Options(), seconds, "2026-01-01"))
         with pb.plan(pb.matmul, a, a) as plan:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ...comm import Exchange, Side
-from ...comm.communicator import MpiCollectives
 from ...comm.exchange import array_at
 from ...layout.intersection import Piece
 from ..moving.room import Room
@@ -37,7 +36,6 @@ class GpuTransport(Room):
     """
 
     why_not_shared = "GPUs share no memory: each needs its own slabs"
-    collectives: MpiCollectives | None = None
 
     def __init__(self, session: Session, operations: GpuOperations) -> None:
         self._session, self._runtime = session, session.runtime

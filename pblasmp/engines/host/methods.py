@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from .. import dense
 from ..protocol import Method
-from ..tensor import collective, messages, shared_memory
+from ..tensor import messages, shared_memory
 from .scalapack import methods as scalapack
 
 __all__ = ["METHODS"]
 
 METHODS: tuple[Method, ...] = (
-    *collective.METHODS,
     *dense.METHODS,
     *scalapack.METHODS,
     *shared_memory.METHODS,

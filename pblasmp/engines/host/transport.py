@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...comm import Communicator, Exchange, Side
-from ...comm.communicator import MpiCollectives
 from ...comm.progress import Progress
 from ...dtypes import accumulation_dtype
 from ...resources import available_bytes
@@ -42,7 +41,6 @@ class HostTransport(Room):
         super().__init__(comm)
         self.rank, self.size, self.nodes = comm.rank, comm.size, tuple(nodes)
         self.why_not_shared = why_not_shared
-        self.collectives: MpiCollectives | None = comm if isinstance(comm, MpiCollectives) else None
         self._comm, self._buffers = comm, buffers
         self._exchanges = lru_cache(_REMEMBERED)(partial(Exchange, comm))
 

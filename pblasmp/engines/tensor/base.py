@@ -2,7 +2,7 @@
 """What tensor-parallel products have in common: D[T, N] = alpha X W + beta C.
 
 All matrices are C-ordered; X is tokens × inputs, W inputs × outputs. An algorithm is a ``TensorProduct``, written in
-terms of tools: products, sums of parts, copies, memory that other ranks reach, and collectives. ``ParallelProduct`` has
+terms of tools: products, sums of parts, copies, and memory that other ranks reach. ``ParallelProduct`` has
 the tools for arrays, by an engine's operations and transport; the GPU's folder has them for kernels and copy engines.
 """
 
@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from ...comm.communicator import MpiCollectives
 from ...dtypes import accumulation_dtype, is_float8
 from ...layout import MatmulProblem, ParallelProblem
 from ...layout.forms import FORMS
@@ -155,10 +154,6 @@ class TensorProduct(Product, Generic[OperandsT]):
 
     # -- tools
 
-    def plain(self, operands: OperandsT) -> bool:
-        """Return whether D is the product alone: no C, no epilogue, no scale follows. Local."""
-        raise NotImplementedError
-
     def part(self, operands: OperandsT, x: Matrix, d: Matrix) -> None:
         """Compute a product whose result is added to others: ``d = alpha x W``."""
         raise NotImplementedError
@@ -177,37 +172,12 @@ class TensorProduct(Product, Generic[OperandsT]):
         """Copy a matrix."""
         raise NotImplementedError
 
-    def packed(self, matrix: Matrix) -> bool:
-        """Return whether there are no gaps between the rows of a matrix. Local."""
-        raise NotImplementedError
-
-    def memory(self, name: str) -> Matrix:
-        """Return this rank's own matrix of that name. Local."""
-        raise NotImplementedError
-
-    @staticmethod
-    def cut(matrix: Matrix, shapes: Sequence[tuple[int, int]]) -> list[Matrix]:
-        """Return matrices of these shapes, end to end in the memory of a contiguous one. Local."""
-        raise NotImplementedError
-
     def everyones(self, name: str) -> list[Matrix]:
         """Return each rank's matrix of the shared memory of that name."""
         raise NotImplementedError
 
     def meet(self) -> None:
         """Wait until every rank is here, and sees what all wrote to shared memory. Collective over the ranks."""
-        raise NotImplementedError
-
-    def all_gather(self, of: Matrix, to: Matrix, sizes: Sequence[int]) -> None:
-        """Write every rank's ``of``, with so many entries, end to end from ``to`` on. Collective over the ranks."""
-        raise NotImplementedError
-
-    def reduce_scatter(self, of: Matrix, to: Matrix, rows: Sequence[int]) -> None:
-        """Add the ranks' ``of``; each gets its ``rows`` in ``to``. Collective over the ranks."""
-        raise NotImplementedError
-
-    def all_reduce(self, matrix: Matrix) -> None:
-        """Replace a matrix by its sum over the ranks. Collective over the ranks."""
         raise NotImplementedError
 
 
@@ -244,10 +214,6 @@ class ParallelProduct(TensorProduct[Operands]):
             self._share_amax(amax)
 
     # -- tools
-
-    def plain(self, operands: Operands) -> bool:
-        """Return whether D is the product alone. Local."""
-        return operands.c is None and operands.epilogue is None and operands.scales is None
 
     def part(self, operands: Operands, x: Array, d: Array) -> None:
         """Compute ``d = alpha x W``."""
@@ -292,10 +258,6 @@ class ParallelProduct(TensorProduct[Operands]):
         """Copy a matrix."""
         to[...] = of
 
-    def packed(self, matrix: Array) -> bool:
-        """Return whether a matrix is contiguous. Local."""
-        return bool(matrix.flags.c_contiguous)
-
     def memory(self, name: str) -> Array:
         """Return this rank's own matrix of that name. Local."""
         wanted = self.own[name]
@@ -320,23 +282,6 @@ class ParallelProduct(TensorProduct[Operands]):
     def meet(self) -> None:
         """Wait until every rank is here, and sees what all wrote. Collective over the ranks."""
         self._transport.fence()
-
-    def all_gather(self, of: Array, to: Array, sizes: Sequence[int]) -> None:
-        """Write every rank's ``of`` end to end from ``to`` on. Collective over the ranks."""
-        self._collectives.gather_into(of, to, sizes)
-
-    def reduce_scatter(self, of: Array, to: Array, rows: Sequence[int]) -> None:
-        """Add the ranks' ``of``; each gets its ``rows`` in ``to``. Collective over the ranks."""
-        self._collectives.sum_scatter_into(of, to, [each * of.shape[1] for each in rows])
-
-    def all_reduce(self, matrix: Array) -> None:
-        """Replace a matrix by its sum over the ranks. Collective over the ranks."""
-        self._transport.sum_ranks(matrix)
-
-    @property
-    def _collectives(self) -> MpiCollectives:
-        assert self._transport.collectives is not None, "its refusal says so"
-        return self._transport.collectives
 
     # -- arithmetic
 

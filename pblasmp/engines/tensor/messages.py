@@ -45,7 +45,7 @@ class MessageGather(ParallelProduct):
         mine, total = parts[self.rank], operands.gathered
         if total is None:
             total = self.memory("gathered")
-        if operands.gathered is not None or not self.packed(x):  # messages must be contiguous
+        if operands.gathered is not None or not x.flags.c_contiguous:  # messages must be contiguous
             total[mine] = x
             x = total[mine]
         transfers = []
@@ -100,7 +100,7 @@ class MessageSum(ParallelProduct):
     def _gather(self, d: Array) -> None:
         """Send this rank's rows of D to all ranks, and receive theirs."""
         parts, total = self._parts, d
-        if not self.packed(d):
+        if not d.flags.c_contiguous:
             total = self._operations.scratch("outgoing", d.shape, d.dtype)
             total[parts[self.rank]] = d[parts[self.rank]]
         _exchange_parts(self, total[parts[self.rank]], lambda source: total[parts[source]]).finish()

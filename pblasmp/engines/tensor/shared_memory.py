@@ -18,7 +18,7 @@ from ..request import Operands, Options
 from .base import Memory, OperandsT, ParallelProduct, TensorMethod, TensorProduct
 from .messages import MESSAGES
 
-__all__ = ["METHODS", "PulledSum", "WholeSum"]
+__all__ = ["METHODS", "PulledSum"]
 
 Array = Any
 
@@ -29,40 +29,28 @@ class PulledSum(TensorProduct[OperandsT]):
     With AllReduce the others then copy these rows.
     """
 
-    _adds_all = False  # every rank adds all rows for itself
-
     def _prepare(self) -> None:
         p = self.p
         shape = p.tokens[0], p.outputs[0]
         self.shared["parts"] = Memory(self.travels, [shape] * p.size)
         self._rows = [self.rows_of(rank) for rank in range(self.size)]
-        self._copies = self.everywhere and not self._adds_all
-        if self._copies:
+        if self.everywhere:
             self.shared["sums"] = Memory(p.out_dtype, [shape] * p.size, disjoint=True)
 
     def _multiply(self, operands: OperandsT) -> None:
         parts, c, out = self.everyones("parts"), operands.c, operands.d
         self.part(operands, operands.a, parts[self.rank])
-        sums = self.everyones("sums") if self._copies else []
+        sums = self.everyones("sums") if self.everywhere else []
         self.meet()
-        if not self._adds_all:
-            mine = self._rows[self.rank]
-            parts = [part[mine] for part in parts]
-            if self.everywhere:
-                c, out = None if c is None else c[mine], out[mine]
+        mine = self._rows[self.rank]
+        parts = [part[mine] for part in parts]
         if not sums:
             self.add(operands, parts, [out], c)
             return
-        self.add(operands, parts, [out, sums[self.rank][mine]], c)
+        self.add(operands, parts, [out[mine], sums[self.rank][mine]], None if c is None else c[mine])
         self.meet()
         for rank in self.peers:
             self.copy(operands.d[self._rows[rank]], sums[rank][self._rows[rank]])
-
-
-class WholeSum(PulledSum[OperandsT]):
-    """GEMM + AllReduce: every rank adds all rows of all partial products."""
-
-    form, _adds_all = "matmul_allreduce", True
 
 
 class _SharedSum(PulledSum[Operands], ParallelProduct):
@@ -70,13 +58,9 @@ class _SharedSum(PulledSum[Operands], ParallelProduct):
 
     def _prepare(self) -> None:
         super()._prepare()
-        mine = slice(0, self.p.tokens[0]) if self._adds_all else self._rows[self.rank]
+        mine = self._rows[self.rank]
         row = self.p.outputs[0] * self.travels.itemsize
         self.copied_bytes = (mine.stop - mine.start) * row * (self.size - 1)
-
-
-class _SharedWholeSum(WholeSum[Operands], _SharedSum):
-    path = "partial products in memory that the ranks share, all added by every rank"
 
 
 class SharedInput(ParallelProduct):
@@ -229,16 +213,6 @@ class PullMethod(SharedMemoryMethod):
     }  # fmt: skip
 
 
-class OneShotMethod(SharedMemoryMethod):
-    """Every rank adds up all of the result."""
-
-    name = "one_shot"
-    kinds: ClassVar = {"matmul_allreduce": _SharedWholeSum}
-
-    def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
-        return 1.6 if problem.size > 1 else _ALONE
-
-
 class TwoShotMethod(SharedMemoryMethod):
     """Every rank adds up its rows of the result, and reads the others'."""
 
@@ -269,4 +243,4 @@ def _sum_bytes(p: ParallelProblem) -> int:
     return tokens * outputs * accumulation_dtype(p.out_dtype).itemsize
 
 
-METHODS = (PullMethod(), OneShotMethod(), TwoShotMethod(), RingMethod())
+METHODS = (PullMethod(), TwoShotMethod(), RingMethod())

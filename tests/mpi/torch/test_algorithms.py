@@ -28,12 +28,12 @@ from tests.helpers.mpi import run_mpi, run_on_one_node, run_torch, starts_ranks
 from tests.helpers.torch_ranks import Case, Split, compare, failure, host, integers, local, one_function, own
 
 NAMES = {
-    "allgather_matmul": {"shared", "gathered", "panels", "pull", "push", "mpi"},
-    "matmul_reduce_scatter": {"shared", "gathered", "panels", "pull", "ring", "push", "mpi"},
-    "matmul_allreduce": {"one_shot", "two_shot", "ring", "sum", "push", "mpi"},
-    "matmul_allgather": {"pull", "push", "mpi"},
+    "allgather_matmul": {"shared", "gathered", "panels", "pull", "push"},
+    "matmul_reduce_scatter": {"shared", "gathered", "panels", "pull", "ring", "push"},
+    "matmul_allreduce": {"two_shot", "ring", "sum", "push"},
+    "matmul_allgather": {"pull", "push"},
 }
-KEEP_GATHERED = {"pull", "push", "mpi"}
+KEEP_GATHERED = {"pull", "push"}
 PRODUCTS = {  # by function: what goes forward, and what gives the gradient of x
     pt.allgather_matmul: ("allgather_matmul", "matmul_reduce_scatter"),
     pt.matmul_reduce_scatter: ("matmul_reduce_scatter", "allgather_matmul"),
@@ -80,10 +80,6 @@ def spied() -> Iterator[Ran]:
         yield ran
 
 
-def by_mpi(ctx: pb.Context) -> bool:
-    return ctx.engine.transport.collectives is not None
-
-
 def split_of(function: Callable[..., Tensor], ctx: pb.Context, sizes: tuple[int, int, int]) -> Split:
     tokens, inputs, outputs = (own(extent, ctx) for extent in sizes)
     every: Any = slice(None)
@@ -114,10 +110,6 @@ def by_name(ctx: pb.Context, function: Callable[..., Tensor], sizes: tuple[int, 
     for how in choices(function):
         ((argument, name),) = how.items()
         product = forward if argument == "algo" else back
-        if name == "mpi" and not by_mpi(ctx):
-            with pytest.raises(pb.UnsupportedError, match="algo 'mpi': the ranks do not communicate by MPI"):
-                one_function(ctx, split._replace(function=partial(function, **how)), whole, 0)
-            continue
         keeps = product != "allgather_matmul" or name in KEEP_GATHERED
         with spied() as ran:
             if keeps:
@@ -185,8 +177,8 @@ def picked(form: Callable[..., Tensor], ctx: pb.Context) -> dict[str, str]:
     how = {}
     for argument, product in zip(("algo", "backward_algo"), PRODUCTS[form], strict=True):
         names = {
-            "allgather_matmul": "mpi" if by_mpi(ctx) else "push", "matmul_reduce_scatter": "push",
-            "matmul_allreduce": "one_shot", "matmul_allgather": "push",
+            "allgather_matmul": "push", "matmul_reduce_scatter": "push", "matmul_allreduce": "ring",
+            "matmul_allgather": "push",
         }  # fmt: skip
         if product:
             how[argument] = names[product]
@@ -252,8 +244,7 @@ def scaled(ctx: pb.Context) -> None:
         for how in choices(function):
             ((argument, name),) = how.items()
             product = PRODUCTS[function][argument == "backward_algo"]
-            gathers = product == "allgather_matmul" and name not in KEEP_GATHERED
-            if gathers or (name == "mpi" and not by_mpi(ctx)):
+            if product == "allgather_matmul" and name not in KEEP_GATHERED:
                 with pytest.raises(pb.UnsupportedError, match=f"algo '{name}': "):
                     run(**how)
                 continue

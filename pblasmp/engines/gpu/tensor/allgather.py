@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from ...tensor.base import Memory
-from ...tensor.collective import CollectiveGather
 from ..kernels.views import View
 from ..peers.flags import PIECES
 from .base import CopyProduct, NcclProduct, Views
@@ -12,8 +11,25 @@ from .base import CopyProduct, NcclProduct, Views
 __all__ = ["NcclGather", "PushedGather"]
 
 
-class NcclGather(CollectiveGather[Views], NcclProduct):
+class NcclGather(NcclProduct):
     """NCCL's AllGather (its Broadcasts if the ranks' tokens differ), then one product."""
+
+    form = "allgather_matmul"
+
+    def _prepare(self) -> None:
+        p, inputs = self.p, self.p.inputs[0]
+        if not p.return_gathered:
+            self.own["gathered"] = Memory(p.dtype, [(sum(p.tokens), inputs)])
+        self.own["shard"] = Memory(p.dtype, [(p.tokens[self.rank], inputs)])
+
+    def _multiply(self, operands: Views) -> None:
+        p, x = self.p, operands.a
+        gathered = operands.gathered or self.memory("gathered")
+        if not x.contiguous:
+            x = self.memory("shard")
+            self.copy(x, operands.a)
+        self.all_gather(x, gathered, [tokens * p.inputs[0] for tokens in p.tokens])
+        self.whole(operands, gathered, operands.c, operands.d)
 
 
 class PushedGather(CopyProduct):

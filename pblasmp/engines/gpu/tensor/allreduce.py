@@ -11,13 +11,12 @@ from itertools import cycle, pairwise
 from typing import TYPE_CHECKING
 
 from ...tensor.base import Memory
-from ...tensor.collective import CollectiveSum
 from ...tensor.pieces import EVEN, HALVES, SMALL_LAST, offsets, pieces, shares
-from ...tensor.shared_memory import PulledSum, WholeSum
+from ...tensor.shared_memory import PulledSum
 from ..kernels.views import View
 from ..peers.flags import PIECES
 from ..types import carried
-from .base import CopyProduct, NcclProduct, Views
+from .base import CopyProduct, NcclSum, Views
 
 if TYPE_CHECKING:
     from ....layout import ParallelProblem
@@ -29,16 +28,26 @@ __all__ = ["NcclAllReduce", "OneShotAllReduce", "PushedAllReduce", "RingAllReduc
 _PULL = 2  # most ranks that pull sums
 
 
-class NcclAllReduce(CollectiveSum[Views], NcclProduct):
+class NcclAllReduce(NcclSum):
     """One product, then NCCL's AllReduce."""
 
     form = "matmul_allreduce"
 
 
-class OneShotAllReduce(WholeSum[Views], CopyProduct):
+class OneShotAllReduce(CopyProduct):
     """One product into symmetric memory, then every rank reads all parts of all peers: for small results."""
 
+    form = "matmul_allreduce"
     name = "one_shot"
+
+    def _prepare(self) -> None:
+        self.shared["parts"] = Memory(self.travels, [(self.p.tokens[0], self.p.outputs[0])] * self.size)
+
+    def _multiply(self, operands: Views) -> None:
+        parts = self.everyones("parts")
+        self.part(operands, operands.a, parts[self.rank])
+        self.meet()
+        self.add(operands, parts, [operands.d], operands.c)
 
 
 class TwoShotAllReduce(PulledSum[Views], CopyProduct):

@@ -12,8 +12,7 @@ from ....errors import UnsupportedError
 from ....layout import ParallelProblem
 from ...product import Graphs, Workspace
 from ...request import Operands, Options
-from ...tensor.base import TensorProduct, row_major
-from ...tensor.pieces import offsets
+from ...tensor.base import Memory, TensorProduct, row_major
 from ..kernels.float8 import why_no_float8
 from ..kernels.lt import PLAIN, Fused, fuses
 from ..kernels.views import View
@@ -237,24 +236,11 @@ class CopyProduct(TensorProduct[Views]):
         """Queue a copy by a kernel."""
         self.gpu.copy("main", to, of)
 
-    def packed(self, matrix: View) -> bool:
-        """Return whether there are no gaps between the rows of a matrix. Local."""
-        return matrix.contiguous
-
     def memory(self, name: str) -> View:
         """Return this GPU's own matrix of that name. Local."""
         wanted = self.own[name]
         rows, cols = wanted.shapes[0]
         return View(self.gpu.scratch(name, wanted.nbytes), rows, cols, cols, wanted.dtype)
-
-    @staticmethod
-    def cut(matrix: View, shapes: Sequence[tuple[int, int]]) -> list[View]:
-        """Return matrices of these shapes, end to end in the memory of a contiguous one. Local."""
-        ends = offsets([rows * cols for rows, cols in shapes])
-        at = (matrix.address + end * matrix.dtype.itemsize for end in ends)
-        return [
-            View(each, rows, cols, cols, matrix.dtype) for each, (rows, cols) in zip(at, shapes, strict=False)
-        ]
 
     def everyones(self, name: str) -> list[View]:
         """Return each rank's matrix of the symmetric memory of that name. Local."""
@@ -270,18 +256,6 @@ class CopyProduct(TensorProduct[Views]):
         """Queue a barrier, in the main stream. Local."""
         self.gpu.meet()
 
-    def all_gather(self, of: View, to: View, sizes: Sequence[int]) -> None:
-        """Queue NCCL's AllGather, or its Broadcasts if the sizes differ."""
-        self.gpu.all_gather(of, to.address, [size * of.dtype.itemsize for size in sizes])
-
-    def reduce_scatter(self, of: View, to: View, rows: Sequence[int]) -> None:
-        """Queue NCCL's ReduceScatter, or its Reduce to each rank if the rows differ."""
-        self.gpu.reduce_scatter(of, to, rows)
-
-    def all_reduce(self, matrix: View) -> None:
-        """Queue NCCL's AllReduce."""
-        self.gpu.all_reduce(matrix)
-
     def finish(self, operands: Views, c: View | None, out: View) -> dict[str, Any]:
         """Return the arguments of ``Gpu.add`` for what it does after adding the parts of ``out``."""
         return {
@@ -296,6 +270,34 @@ class NcclProduct(CopyProduct):
     name = "nccl"
     registers = True
     needs_windows = False
+
+    def all_gather(self, of: View, to: View, sizes: Sequence[int]) -> None:
+        """Queue NCCL's AllGather of so many entries of each rank, or its Broadcasts if the sizes differ."""
+        self.gpu.all_gather(of, to.address, [size * of.dtype.itemsize for size in sizes])
+
+
+class NcclSum(NcclProduct):
+    """GEMM + ReduceScatter, or + AllReduce: one product, then its sum over the ranks."""
+
+    def _prepare(self) -> None:
+        p = self.p
+        self.own["partial"] = Memory(self.travels, [(p.tokens[0], p.outputs[0])])
+        if not self.everywhere:
+            self.own["sums"] = Memory(self.travels, [(p.rows[self.rank], p.outputs[0])])
+
+    def _multiply(self, operands: Views) -> None:
+        out = operands.d
+        straight = self.plain(operands) and out.contiguous and self.p.out_dtype == self.travels
+        partial = out if straight and self.everywhere else self.memory("partial")
+        self.part(operands, operands.a, partial)
+        if self.everywhere:
+            sums = partial
+            self.gpu.all_reduce(sums)
+        else:
+            sums = out if straight else self.memory("sums")
+            self.gpu.reduce_scatter(partial, sums, self.p.rows)
+        if not straight:
+            self.add(operands, [sums], [out], operands.c)
 
 
 def _first_sentence(kind: type) -> str:

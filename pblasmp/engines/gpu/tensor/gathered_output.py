@@ -6,16 +6,35 @@ from __future__ import annotations
 from itertools import pairwise
 
 from ...tensor.base import Memory
-from ...tensor.collective import CollectiveOutput
 from ...tensor.pieces import offsets, pieces
+from ..kernels.views import View
 from ..peers.flags import PIECES
 from .base import CopyProduct, NcclProduct, Views
 
 __all__ = ["NcclGatheredOutput", "PushedGatheredOutput"]
 
 
-class NcclGatheredOutput(CollectiveOutput[Views], NcclProduct):
+class NcclGatheredOutput(NcclProduct):
     """One product, then NCCL's AllGather (or its Broadcasts, of unlike parts), and copies to the ranks' columns."""
+
+    form = "matmul_allgather"
+
+    def _prepare(self) -> None:
+        p, tokens = self.p, self.p.tokens[0]
+        self.own["partial"] = Memory(p.out_dtype, [(tokens, p.outputs[self.rank])])
+        self.own["gathered"] = Memory(p.out_dtype, [(1, tokens * sum(p.outputs))])
+
+    def _multiply(self, operands: Views) -> None:
+        columns, shapes = self.p.slices("outputs"), [(self.p.tokens[0], cols) for cols in self.p.outputs]
+        mine = columns[self.rank]
+        part, gathered = self.memory("partial"), self.memory("gathered")
+        if part.cols:
+            self.whole(operands, operands.a, operands.c[:, mine] if operands.c else None, part)
+        sizes = [rows * cols for rows, cols in shapes]
+        self.all_gather(part, gathered, sizes)
+        for place, start, (rows, cols) in zip(columns, offsets(sizes), shapes, strict=False):
+            at = gathered.address + start * gathered.dtype.itemsize
+            self.copy(operands.d[:, place], View(at, rows, cols, cols, gathered.dtype))
 
 
 class PushedGatheredOutput(CopyProduct):

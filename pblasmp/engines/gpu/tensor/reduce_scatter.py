@@ -7,16 +7,15 @@ Parts are added in the order of the ranks, in float32 or wider, and rounded once
 from __future__ import annotations
 
 from ...tensor.base import Memory
-from ...tensor.collective import CollectiveSum
 from ...tensor.shared_memory import PulledSum
 from ..kernels.views import View
 from ..peers.flags import PIECES
-from .base import CopyProduct, NcclProduct, Views
+from .base import CopyProduct, NcclSum, Views
 
 __all__ = ["NcclReduceScatter", "PulledReduceScatter", "PushedReduceScatter", "StoredReduceScatter"]
 
 
-class NcclReduceScatter(CollectiveSum[Views], NcclProduct):
+class NcclReduceScatter(NcclSum):
     """One product, then NCCL's ReduceScatter (its Reduce to each rank if their tokens differ)."""
 
     form = "matmul_reduce_scatter"
