@@ -339,14 +339,19 @@ def vote_on(comm: Communicator, call: str, number: int) -> bool:
     return gather_on(comm, call, number, ()) is not None
 
 
-def compare_later(comm: Communicator, call: str, found: str) -> None:
+def compare_later(comm: Communicator, call: str, info: int, checksum: int) -> None:
     """Have the next agreement compare what each rank has found by computing the same as the others. Local.
 
     If ranks differ, they all raise an error then, and the context is broken: results are made of parts that do not
     belong together.
+
+    Args:
+        comm: the ranks.
+        call: what they called.
+        info: LAPACK's INFO.
+        checksum: of 32 bits, of the result and the pivots.
     """
-    digest = hashlib.blake2b(f"{call} {found}".encode(), digest_size=8).digest()
-    comm.channel.found = int.from_bytes(digest, "little", signed=True), f"{call}: {found}"
+    comm.channel.found = info << 32 ^ checksum, call, info, checksum
 
 
 def gather_on(
@@ -392,7 +397,9 @@ class _Vote:
     ) -> None:
         channel = comm.channel
         if channel.found:
-            facts[_FOUND], channel.found = channel.found[1], None
+            _, before, info, checksum = channel.found
+            facts[_FOUND] = f"{before}: INFO {info}, a result with the checksum {checksum:08x}"
+            channel.found = None
         self._comm, self._error, self._facts = comm, error, facts
         self._all = np.empty(3, np.int64)
         self._request = None

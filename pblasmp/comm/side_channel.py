@@ -138,7 +138,7 @@ class SideChannel:
         on_break: called once, when this rank's own thread learns that the context is broken.
         user_state: NumPy's error state outside the call that is running, None outside calls.
         runs: how many runs of plans this rank has queued; on a device the ranks do not agree on each of them.
-        found: a number, and a text, for what the next agreement compares besides; None for nothing.
+        found: what the next agreement compares besides, a number and what it is made of: see ``compare_later``.
     """
 
     def __init__(self, rank: int, members: Members) -> None:
@@ -152,7 +152,7 @@ class SideChannel:
         self.on_break: Callable[[], None] | None = None
         self.user_state: Any = None
         self.runs = 0
-        self.found: tuple[int, str] | None = None
+        self.found: tuple[int, str, int, int] | None = None
         self._members = members
         self._index = _made[members]
         _made[members] += 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import os
 import sys
 from functools import partial
 from unittest import mock
@@ -97,6 +98,19 @@ def test_ranks_that_round_differently():
     run_mpi(unlike, 2, timeout=30)
 
 
+def nudging(ctx, routine, result):
+    """Have a LAPACK routine of this rank find another last bit of one element of its argument of this number."""
+    direct = ctx.direct
+    plain = direct._function("d", routine)
+
+    def nudged(*args):
+        plain(*args)
+        first = np.ctypeslib.as_array(ctypes.c_double.from_address(args[result]))
+        first[...] = np.nextafter(first, 99)
+
+    direct._functions["d", routine] = nudged
+
+
 def finding(ctx, info, pivots):
     """Have LAPACK's getrf say something else on this rank: INFO, and pivots by a function of these."""
     direct = ctx.direct
@@ -113,10 +127,11 @@ def finding(ctx, info, pivots):
 
 
 def other_results(comm):
-    """Every rank factors all of a small matrix, one finds other pivots or INFO: the next call of any kind says so."""
-    whole, last = np.eye(8) * 4 + np.arange(64).reshape(8, 8) % 5, comm.rank == comm.size - 1
+    """Every rank factors all of a small matrix, one finds something else: the next call of any kind says so."""
+    whole, last = np.eye(8) * 40 + np.arange(64).reshape(8, 8) % 5, comm.rank == comm.size - 1
     singular = "exactly singular"
-    for name, call, info, then in (
+    upper = partial(pb.linalg.solve, assume_a="upper triangular")
+    for name, call, other, then in (
         ("pivots", pb.linalg.lu_factor, 0, lambda ctx, a: pb.matmul(a, a)),
         ("pivots, reduction", pb.linalg.lu_factor, 0, lambda ctx, a: pb.blas.dot(a[:, :1], a[:, 1:2])),
         ("pivots, agreement", pb.linalg.lu_factor, 0, lambda ctx, a: ctx.eye(8)),
@@ -125,6 +140,23 @@ def other_results(comm):
         ("pivots, inverse", pb.linalg.inv, 0, lambda ctx, a: a @ a),
         ("pivots, end", pb.linalg.lu_factor, 0, lambda ctx, a: ctx.close()),
         ("INFO", pb.linalg.lu_factor, 3, lambda ctx, a: a @ a),
+        ("a bit of solve", lambda a: pb.linalg.solve(a, a), ("getrs", 6), lambda ctx, a: a.norm()),
+        ("a bit of a triangular solve", lambda a: upper(a, a), ("trtrs", 7), lambda ctx, a: a @ a),
+        (
+            "a bit of cho_solve",
+            lambda a: pb.linalg.cho_solve((a, True), a),
+            ("potrs", 5),
+            lambda ctx, a: ctx.eye(8),
+        ),
+        ("a bit of inv", pb.linalg.inv, ("getri", 1), lambda ctx, a: a @ a),
+        ("a bit of inv, pos", partial(pb.linalg.inv, assume_a="pos"), ("potri", 2), lambda ctx, a: a @ a),
+        (
+            "a bit of inv, tri",
+            partial(pb.linalg.inv, assume_a="lower triangular"),
+            ("trtri", 3),
+            lambda ctx, a: a @ a,
+        ),
+        ("a bit of LU", pb.linalg.lu_factor, ("getrf", 2), lambda ctx, a: a @ a),
     ):
         ctx = pb.Context(comm, engine="host")
         a = ctx.scatter(whole, block=3)
@@ -132,7 +164,10 @@ def other_results(comm):
             call(a)
             yield f"{name}: alike {count}", None if (a @ a).shape == (8, 8) else "shape"
         if last:
-            finding(ctx, info, lambda pivots: np.minimum(pivots[::-1] + 1, 8))
+            if isinstance(other, tuple):
+                nudging(ctx, *other)
+            else:
+                finding(ctx, other, lambda pivots: np.minimum(pivots[::-1] + 1, 8))
         ctx.direct._forget()
         message = None
         try:
@@ -152,7 +187,7 @@ def other_results(comm):
             "found different things",
             "INFO 0",
             f"on rank {comm.size - 1}",
-            *(["INFO 3"] if info else []),
+            *(["INFO 3"] if other == 3 else []),
         ]
         good = len({text.rpartition("Error: ")[2] for text in texts}) == 1 and all(
             word in texts[0] for word in words
@@ -167,6 +202,45 @@ def other_results(comm):
 
 def test_ranks_that_find_other_pivots():
     run_on_one_node(other_results, 2)
+
+
+def other_threads(comm):
+    """Ranks whose BLAS have other numbers of threads do not each compute the same."""
+    last = comm.rank == comm.size - 1
+    whole = np.eye(8) * 40 + np.arange(64).reshape(8, 8) % 5
+    with (
+        mock.patch.dict(os.environ, {"OMP_NUM_THREADS": f"{1 + last}"}),
+        pb.Context(comm, engine="host") as ctx,
+    ):
+        a = ctx.scatter(whole, grid="2x1", block=3)
+        if last:
+            for routine, result in (("getrs", 6), ("potri", 2), ("getrf", 2)):
+                nudging(ctx, routine, result)
+        solved, plain = [], ctx.direct._function("d", "trsm")
+
+        def trsm(*args):
+            solved.append(math.prod(int.from_bytes(each, sys.byteorder) for each in args[4:6]))
+            plain(*args)
+
+        ctx.direct._functions["d", "trsm"] = trsm
+        for name, call, expected in (
+            ("solve", lambda a: pb.linalg.solve(a, a), np.eye(8)),
+            (
+                "inv",
+                partial(pb.linalg.inv, assume_a="pos"),
+                np.linalg.inv(np.triu(whole) + np.triu(whole, 1).T),
+            ),
+            ("trsm", lambda a: pb.blas.trsm(a, a), np.linalg.solve(np.tril(whole), whole)),  # the last one
+        ):
+            for count in range(2):
+                near = np.allclose(call(a).allgather(), expected, rtol=0, atol=1e-13)
+                yield f"{name} {count}", None if near else "another result"
+        elements = sum(ctx.comm.allgather(sum(solved)))
+        yield "elements solved for", None if elements == 2 * whole.size else f"{elements}"
+
+
+def test_ranks_with_other_numbers_of_threads():
+    run_on_one_node(other_threads, 2)
 
 
 def pivots_of_nan(comm):

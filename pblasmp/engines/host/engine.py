@@ -100,7 +100,11 @@ class HostEngine:
         self.operations: Operations = operations
         transport = HostTransport(comm, nodes, self._buffers, why_not_shared)
         self.transport: Transport = transport
-        self.direct: Direct | None = HostDirect(self._library, self._buffers, operations, transport)
+        rounding = blas.described(self._library), self.threads, sorted(blas.threads_set_by_user())
+        alike = len({*map(str, allgather_alike(comm, rounding))}) == 1
+        self.direct: Direct | None = HostDirect(
+            self._library, self._buffers, operations, transport, alike=alike
+        )
 
     def __repr__(self) -> str:
         return f"<engine {self.name}: {self.why}>"

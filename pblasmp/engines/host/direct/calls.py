@@ -10,7 +10,6 @@ reads this one any more. After a call without slabs both are free, and the next 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -58,15 +57,22 @@ class HostDirect:
         buffers: where slabs are; ``FIRST_SLABS`` is made, if ranks share memory.
         operations: sums of arrays.
         transport: which ranks share memory.
+        alike: all ranks round alike, as far as is known; if not, none computes what others compute, too.
 
     Attributes:
         sets: the sets of slabs.
     """
 
     def __init__(
-        self, library: str, buffers: Buffers, operations: HostOperations, transport: HostTransport
+        self,
+        library: str,
+        buffers: Buffers,
+        operations: HostOperations,
+        transport: HostTransport,
+        *,
+        alike: bool,
     ) -> None:
-        self._library, self._buffers = library, buffers
+        self._library, self._buffers, self._alike = library, buffers, alike
         self._operations, self._transport = operations, transport
         self._single = transport.size == 1
         self._able = self._single or (len(transport.nodes) == 1 and not transport.why_not_shared)
@@ -89,8 +95,9 @@ class HostDirect:
 
     def factors(self, routine: str, m: int, n: int, width: int) -> bool:
         """See ``Direct``. Local."""
-        small = is_small(m, n, width) if FAMILIES[routine] == "lapack" else may_be_factored(n)
-        return self._able and small
+        if FAMILIES[routine] == "lapack":
+            return self._able and self._alike and is_small(m, n, width)
+        return self._able and may_be_factored(n)
 
     def factor(self, control: Communicator, asked: Asked) -> Outcome | Literal[False] | None:
         """See ``Direct``. Collective over the context."""
@@ -100,8 +107,8 @@ class HostDirect:
         if done.outcome is None:  # of a matrix without elements
             return 0, None
         info, pivots = done.outcome()
-        if FAMILIES[asked.routine] == "lapack" and not self._single:  # each rank has computed all
-            compare_later(control, asked.call, f"INFO {info}{_digest(pivots)}")
+        if done.checksum is not None:
+            compare_later(control, asked.call, info, done.checksum())
         return info, pivots
 
     def _run(self, control: Communicator, asked: Asked) -> Program | Literal[False] | None:
@@ -224,7 +231,9 @@ class HostDirect:
         if found is not _UNKNOWN:
             return found
         try:
-            call = Preparation(asked, self._function, self._operations, self._transport, self._scratch)
+            call = Preparation(
+                asked, self._function, self._operations, self._transport, self._scratch, alike=self._alike
+            )
             _, _, _, m, n, _ = asked.d
             call.compute = _COMPUTERS[FAMILIES[asked.routine]](call) if m and n else list
             if call.nbytes > self.sets.most:
@@ -287,10 +296,6 @@ class HostDirect:
         both = self._buffers.get(_SLABS, 2 * nbytes, shared=True)
         self._forget()
         self._memory = [(half, host_address(half)) for half in (both[:nbytes], both[nbytes : 2 * nbytes])]
-
-
-def _digest(pivots: Array | None) -> str:
-    return "" if pivots is None else f", pivots {hashlib.blake2b(pivots.data, digest_size=8).hexdigest()}"
 
 
 def _do(steps: Steps) -> None:

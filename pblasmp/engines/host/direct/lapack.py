@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small factorisations, solves and inverses as direct calls: every rank runs LAPACK on its own copy of the operands.
 
-The ranks meet once, as in ``tiny`` calls.
+The ranks meet once, as in ``tiny`` calls. In their next call they compare checksums of their results.
 """
 
 from __future__ import annotations
 
 import ctypes
+import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -39,13 +40,15 @@ def computed_by_lapack(call: Preparation) -> Callable[[], Steps]:
     If A is singular, only factors are written. All ranks of the context compute, since each needs INFO.
 
     Raises:
-        UnfitError: the matrices are large, or D overlaps an operand and is not that operand itself.
+        UnfitError: the matrices are large, ranks round differently, or D overlaps an operand and is not that operand
+            itself.
     """
     asked = call.asked
     check_overlap(asked, asked.a if asked.b is None else asked.b)
     a, to = SubMatrix(asked.a), SubMatrix(asked.d)
     given = [a] if asked.b is None else [a, SubMatrix(asked.b)]
-    if not is_small(a.rows.extent, a.cols.extent, 0 if asked.b is None else to.cols.extent):
+    small = is_small(a.rows.extent, a.cols.extent, 0 if asked.b is None else to.cols.extent)
+    if not (small and call.alike):
         raise UnfitError
     copies: list[Whole] = []
     for x in given:
@@ -53,6 +56,7 @@ def computed_by_lapack(call: Preparation) -> Callable[[], Steps]:
     slabs = [] if call.single else [call.stage(x, *all_of(x), by_columns=True) for x in given]
     work = _Lapack(call, *copies)
     call.outcome = work.outcome
+    call.checksum = None if call.single else work.checksum
     ipiv = None if asked.ipiv is None else SubMatrix(asked.ipiv)
     if ipiv is not None and not call.single:
         told = call.stage(ipiv, *all_of(ipiv), by_columns=True)
@@ -184,3 +188,8 @@ class _Lapack:
     def outcome(self) -> Outcome:
         """Return what LAPACK said."""
         return self._info.value, self._pivots.copy() if self._made else None
+
+    def checksum(self) -> int:
+        """Return the checksum of the result and of its pivots."""
+        found = zlib.crc32((self._b or self._a).array.T)  # the array is in Fortran order
+        return zlib.crc32(self._pivots.data, found) if self._made else found

@@ -33,6 +33,7 @@ class Program(NamedTuple):
         staged: whether it uses slabs.
         weight: about how many steps it has.
         outcome: returns what LAPACK says of the last run; None if it is not asked.
+        checksum: returns one of the last run's result, which each rank has computed for itself; None if none has.
     """
 
     number: int
@@ -42,6 +43,7 @@ class Program(NamedTuple):
     staged: bool
     weight: int
     outcome: Callable[[], Outcome] | None
+    checksum: Callable[[], int] | None
 
 
 class Preparation:
@@ -53,9 +55,10 @@ class Preparation:
         operations: sums of arrays.
         transport: the ranks.
         scratch: memory of this rank alone, for ``tiny``: calls use it one at a time.
+        alike: all ranks round alike, as far as is known.
 
     Attributes:
-        asked, operations, scratch: as above.
+        asked, operations, scratch, alike: as above.
         letter: BLAS's letter of its type.
         single: there is one rank.
         ranks: how many there are; ``rank`` is this one.
@@ -65,7 +68,7 @@ class Preparation:
         compute: returns the steps after the vote.
         finish: returns the steps after one more meeting of the ranks; None if there is none.
         weight: steps inside steps.
-        outcome: see ``Program``.
+        outcome, checksum: see ``Program``.
     """
 
     before: Callable[[], Steps] | None = None
@@ -78,9 +81,11 @@ class Preparation:
         operations: HostOperations,
         transport: SharingTransport,
         scratch: Array,
+        *,
+        alike: bool,
     ) -> None:
         self.asked, self.letter, self.operations = asked, asked.d[0].pattern.letter, operations
-        self.scratch = scratch
+        self.scratch, self.alike = scratch, alike
         self.ranks, self.rank, self._transport = transport.size, transport.rank, transport
         self.single = self.ranks == 1
         self.number = 0 if self.single else vote_number(asked)
@@ -88,6 +93,7 @@ class Preparation:
         self.finish: Callable[[], Steps] | None = None
         self.weight = 0
         self.outcome: Callable[[], Outcome] | None = None
+        self.checksum: Callable[[], int] | None = None
         self._load = load
         self._staged: list[SharedSlabs] = []
         self._memory: tuple[Array, int] | None = None
@@ -178,5 +184,6 @@ class Preparation:
         compute = self.compute()
         weight = 1 + len(before) + len(compute) + self.weight
         del self.compute  # these functions refer to the preparation: without them it is freed at once
-        outcome, self.before, self.finish, self.outcome = self.outcome, None, None, None
-        return Program(self.number, before, compute, finish, memory is not None, weight, outcome)
+        outcome, checksum = self.outcome, self.checksum
+        self.before = self.finish = self.outcome = self.checksum = None
+        return Program(self.number, before, compute, finish, memory is not None, weight, outcome, checksum)

@@ -40,7 +40,7 @@ def scratch() -> Array:
 
 def is_tiny(call: Preparation, m: int, n: int, k: int) -> bool:
     """Return whether several ranks multiply m × k by k × n elements, so few that each rank may do all of it. Local."""
-    return not call.single and m * n * k <= _MOST and m * n + n * k + m * k <= _LARGEST
+    return call.alike and not call.single and m * n * k <= _MOST and m * n + n * k + m * k <= _LARGEST
 
 
 class Whole:
