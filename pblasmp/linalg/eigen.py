@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+import numpy as np
 from numpy.typing import NDArray
 
 from .. import level3
@@ -72,7 +73,8 @@ def eigh(
     elements would over- or underflow. NaN or infinity in A makes all eigenvalues and eigenvectors NaN.
 
     Libraries compute it. On CPU ranks that is ScaLAPACK, if one is found (see ``docs/solving.md``); up to an order of
-    200, and on one rank, the LAPACK of one rank, which tells the others. On GPUs it is cuSOLVERMp.
+    200, and on one rank, the LAPACK of one rank, which tells the others. On GPUs it is cuSOLVERMp; up to an order of
+    4,096, and on one rank, the cuSOLVER of one. What "auto" computes on several GPUs is always checked.
 
     Args:
         a: n × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
@@ -205,7 +207,14 @@ class _Eigh(FactorisationCall[Any]):
         if self.made is None:
             return found.values
         pairs = found.values, self.made
-        return self._confirmed(pairs) if self.how["check"] else pairs
+        unknown = bool(np.isnan(found.values).any())  # NaN or infinity in A
+        return self._confirmed(pairs) if self._checks and not unknown else pairs
+
+    @property
+    def _checks(self) -> bool:
+        """Whether eigenvectors are checked: cuSOLVERMp's have been wrong."""
+        chosen = self.how["algo"] == "auto" and self.ctx.engine.traits.on_gpus and self.ctx.size > 1
+        return chosen or bool(self.how["check"])
 
     def _confirmed(self, pairs: tuple[Values, Matrix]) -> tuple[Values, Matrix]:
         """Return eigenpairs that pass the check: these, or those of another algorithm. Collective."""

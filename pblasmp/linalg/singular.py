@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from ..engines.factor import FactorOperands, Found
-from ..errors import UnsupportedError
 from ..layout.factor_problem import FactorProblem
 from .call import FactorisationCall, Matrix, T, flag, layout_of, local_of
 from .orthogonal import form_q, qr
@@ -34,7 +33,7 @@ def svd(a: Matrix, full_matrices: bool = False, *, algo: str = "auto") -> SvdRes
     results NaN.
 
     ScaLAPACK computes it, if one is found (see ``docs/solving.md``); up to 200 rows and columns, and on one rank, the
-    LAPACK of one rank, which tells the others. GPUs raise UnsupportedError.
+    LAPACK of one rank, which tells the others. On GPUs it is the cuSOLVER of one, whose memory must hold it all.
 
     Args:
         a: m × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
@@ -82,14 +81,9 @@ class _Singular(FactorisationCall[T]):
 
     def check(self) -> None:
         self.check_matrix("a", square=False)
-        (m, n), engine = self["a"].shape, self.ctx.engine
+        m, n = self["a"].shape
         self.check_like("u", "a", (m, min(m, n)))
         self.check_like("vh", "a", (min(m, n), n))
-        problem = FactorProblem("svd", self["a"].descriptor)
-        if not self.faults and not any(row.serves(problem) for row in engine.methods):
-            raise UnsupportedError(
-                f"{self.name}: the {engine.name} engine computes no singular values: CPU ranks do, with ScaLAPACK"
-            )
 
     def new(self) -> Matrix | None:
         self._vh = self.given["vh"]

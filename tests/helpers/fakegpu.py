@@ -639,7 +639,19 @@ class FakeGpu:
         def empty(shape: Any, dtype: Any = float, order: str = "C") -> Any:
             return array_type(shape, dtype, None, None, order)
 
+        def solved(function: Callable[..., Any]) -> Callable[..., Any]:
+            """Return what calls a function of numpy.linalg on an array's values, and returns the library's arrays."""
+
+            def called(a: Any, **how: Any) -> Any:
+                found = function(np.asarray(a).view(np.ndarray), **how)
+                return tuple(each.view(array_type) for each in found) if isinstance(found, tuple) else found
+
+            return called
+
         return SimpleNamespace(
+            linalg=SimpleNamespace(
+                eigh=solved(np.linalg.eigh), eigvalsh=solved(np.linalg.eigvalsh), svd=solved(np.linalg.svd)
+            ),
             ndarray=array_type, empty=empty, asarray=asarray, from_dlpack=from_dlpack, asnumpy=asnumpy,
             lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided)), where=where,
             empty_like=lambda x: empty(x.shape, x.dtype, "F" if x.flags.f_contiguous else "C"),

@@ -239,14 +239,13 @@ class FakeSolver(SolverLibrary):
 
     def _syevd(self, told: dict[str, Any], a: np.ndarray) -> None:
         assert ctypes.string_at(told["jobz"], 1) == b"V"
-        squares = np.abs(a).max().astype("f8") ** 2  # it does not scale
-        assert np.finfo(a.dtype).tiny < squares < np.finfo(a.dtype).max or not a.any(), (
-            "syevd: no accurate numbers"
-        )
         values, vectors = np.linalg.eigh(np.tril(a), "L")
         equal = np.flatnonzero(np.diff(values) <= 8 * np.finfo(a.dtype).eps * np.abs(values).max())
         for j in equal[::2]:  # those come in any order
             values[[j, j + 1]], vectors[:, [j, j + 1]] = values[[j + 1, j]], vectors[:, [j + 1, j]]
+        far = a.any() and not 0.5 <= np.abs(np.concatenate([a.real, a.imag])).max() <= 2  # it does not scale
+        if far or (a.dtype.char in "fF" and 2 * len(equal) > len(values)):  # as on two H200
+            vectors[:, equal] = vectors[:, equal + 1]
         self._array(told["w"], values.shape, values.dtype.str)[...] = values
         self._put(told, "q", vectors.astype(a.dtype))
         self._put(told, "a", np.full_like(a, math.nan))

@@ -9,6 +9,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.host.scalapack import methods
 from pblasmp.engines.host.scalapack.product import LapackProduct
+from pblasmp.engines.local.spectral import OneRankMethod
 from pblasmp.errors import FactorizationError
 from tests.helpers.cases import agreed_error, first
 from tests.helpers.factor_cases import only, placed, positive, random
@@ -173,9 +174,7 @@ def checked(ctx, rng):
             z[:, 1] = z[:, 0]
         return info, values, column
 
-    class Other(methods.LapackMethod):
-        name = "scalapack"
-
+    class Other(OneRankMethod):
         def prepare(self, engine, problem, options, operands):
             product = super().prepare(engine, problem, options, operands)
             product._eigenvalues = computed.__get__(product)
@@ -189,7 +188,8 @@ def checked(ctx, rng):
         yield "wrong", agreed_error(ctx, FactorizationError, words, pb.linalg.eigh, a, check=True)
         words = ["eigh: the eigenvectors are wrong, by every algorithm"]
         yield "wrong pair", agreed_error(ctx, FactorizationError, words, pb.linalg.eigh, a, b, check=True)
-        patch.setattr(ctx.engine, "methods", [methods.LapackMethod(), Other()], raising=False)
+        other = Other("scalapack", LapackProduct, 200)
+        patch.setattr(ctx.engine, "methods", [*methods.METHODS[:1], other], raising=False)
         with pb.plan(pb.linalg.eigh, a, check=True) as plan:
             for found in (pb.linalg.eigh(a, check=True), plan()):
                 right = np.allclose(found[0], w) and pb.verify(pb.linalg.eigh, a, found=found)

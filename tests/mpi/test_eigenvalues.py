@@ -45,7 +45,7 @@ def by_scalapack(comm, count):
                 yield cases.svd(ctx, rng, dtype, shape, "scalapack", place=place)
         if ctx.size != 2:
             return
-        patch.setattr(methods, "SMALL", 0)
+        patch.setattr(methods.METHODS[0], "most", 0)
         yield from eigh_at_the_ends(ctx, rng, "complex128", keep=8)
         yield from cases.svd_at_the_ends(ctx, rng, "float32")
         whole = positive(rng, 30, "float64")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from .. import dense
 from ..protocol import Method
 from ..tensor import messages
+from . import cusolver
 from .cublasmp import methods as cublasmp
 from .cusolvermp import methods as cusolvermp
 from .push import product as push
@@ -20,4 +21,5 @@ METHODS: tuple[Method, ...] = (
     *dense.METHODS,
     *messages.METHODS,
     *cusolvermp.METHODS,
+    *cusolver.METHODS,
 )

@@ -39,13 +39,14 @@ def largest(xp: Any, arrays: Iterable[Array]) -> float:
     return float(found)
 
 
-def scaling(size: float, dtype: np.dtype, *, root: bool = False) -> int:
+def scaling(size: float, dtype: np.dtype, *, root: bool = False, always: bool = False) -> int:
     """Return the exponent of the power of two that brings ``size`` into the range in which LAPACK computes. Local.
 
     Args:
         size: the largest element.
         dtype: the element type.
         root: the range in which squares neither overflow nor underflow, as for eigenvalues.
+        always: bring it to 1 or a little more, wherever it is.
 
     Source: LAPACK, ?GELS and ?SYEVD, whose factors are no powers of two and so round.
     """
@@ -56,6 +57,8 @@ def scaling(size: float, dtype: np.dtype, *, root: bool = False) -> int:
     if root:
         least //= 2
     exponent = math.frexp(size)[1] - 1
+    if always:
+        return -exponent
     return max(least - exponent, 0) + min(-least - 1 - exponent, 0)
 
 

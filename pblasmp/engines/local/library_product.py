@@ -124,15 +124,19 @@ class LibraryProduct(FactorProduct):
         if array.size:
             self._engine.xp.conjugate(array, out=array)
 
-    def _scale(self, array: Array) -> tuple[float, int]:
+    def _scale(self, array: Array, *, always: bool = False) -> tuple[float, int]:
         """Scale a matrix by a power of two if squares of its elements over- or underflow. Collective.
+
+        Args:
+            array: this rank's part.
+            always: scale it in any case, to elements of about 1.
 
         Returns:
             The size of its largest element, and the exponent.
         """
         everyones = self._engine.transport.comm.allgather(largest(self._engine.xp, [array]))
         size = float(np.max(everyones))
-        exponent = scaling(size, array.dtype, root=True)
+        exponent = scaling(size, array.dtype, root=True, always=always)
         self._engine.operations.scale_by_power(array, exponent)
         return size, exponent
 

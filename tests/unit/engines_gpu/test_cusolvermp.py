@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.engines.gpu import cusolver
 from pblasmp.engines.gpu.cusolvermp import library
 from pblasmp.errors import LibraryNotFoundError
 from tests.helpers.cases import agreed_error, scattered
@@ -35,6 +36,7 @@ def everything(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
         with pb.Context(comm, engine="cublasmp") as ctx:
             for dtype, case in in_turn(TYPES, CASES, keep=2 if ctx.size == 1 else 4, first=ctx.size // 2):
                 yield case(ctx, rng, dtype)
+            patch.setattr(cusolver.METHODS[0], "most", 0)
             for dtype in ("float32", "complex128"):
                 yield from eigh_at_the_ends(ctx, rng, dtype, keep=4)
                 yield from least_squares_at_the_ends(ctx, rng, dtype, algo="cusolvermp")
@@ -85,6 +87,7 @@ def refusals(ctx: pb.Context, rng: np.random.Generator) -> Iterator[tuple[str, A
     yield "NaN", None if np.isnan(out[5:, 5]).all() and not np.triu(out, 1).any() else str(out)
     whole = np.diag(np.arange(8.0)) + 1
     where = scattered(ctx, d, whole)
+    yield from singular_values(ctx, rng)
     w, v = pb.linalg.eigh(where, subset_by_index=(2, 4))
     expected = np.linalg.eigvalsh(whole)
     found = v.allgather()
@@ -96,8 +99,6 @@ def refusals(ctx: pb.Context, rng: np.random.Generator) -> Iterator[tuple[str, A
     found = v.allgather()
     near = np.allclose(w, expected / 4) and np.allclose(whole @ found, 4 * found * w)
     yield "pair", None if near else f"{w}"
-    words = ["svd: the cublasmp engine computes no singular values"]
-    yield "svd", agreed_error(ctx, pb.UnsupportedError, words, pb.linalg.svd, where)
     words = ["eigh: a", "expected a square matrix"]
     yield "eigh", agreed_error(ctx, pb.ArgumentError, ["expected a square matrix"], pb.linalg.eigh, a[:4, :])
     with pb.plan(pb.linalg.eigh, a) as plan:
@@ -105,9 +106,19 @@ def refusals(ctx: pb.Context, rng: np.random.Generator) -> Iterator[tuple[str, A
         values, _ = plan()
         words = ["a CUDA graph: a factorization cannot be recorded"]
         yield "graph", agreed_error(ctx, pb.UnsupportedError, words, plan.graph)
-    said = report.algorithm == "cusolvermp" and "cuSOLVERMp" in report.path
+    said = ctx.size == 1 or (report.algorithm == "cusolvermp" and "cuSOLVERMp" in report.path)
     yield "plan", None if said and np.allclose(values, 3) else str(report)
     yield "moved", None if len(plan.report().moved) == 2 * (d.order == "C") else str(report)
+
+
+def singular_values(ctx: pb.Context, rng: np.random.Generator) -> Iterator[tuple[str, Any]]:
+    """By one GPU, of any size."""
+    whole = rng.standard_normal((7, 4)) * 1e-200
+    a = scattered(ctx, pb.MatrixDescriptor((7, 4), (2, 3), pb.Grid.squarest(ctx.size)), whole)
+    u, s, vh = pb.linalg.svd(a)
+    near = np.allclose((u.allgather() * (s * 1e200)) @ vh.allgather(), whole * 1e200)
+    same = np.array_equal(s, pb.linalg.svdvals(a)) and (np.diff(s) <= 0).all()
+    yield "svd", None if near and same else f"{s}"
 
 
 def chosen(ctx: pb.Context) -> Iterator[tuple[str, Any]]:

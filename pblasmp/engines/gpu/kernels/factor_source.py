@@ -385,7 +385,7 @@ extern "C" __global__ void __launch_bounds__(512) qr(
       T alpha = line[j], factor = number(0, 0), scale = number(0, 0);
       REAL below = re(dot[j]) / most;  // squares of the column below the diagonal, over most^2
       if (!(below == 0 && im(alpha) == 0)) {
-        REAL big = fmax(most, fmax(fabs(re(alpha)), fabs(im(alpha))));
+        REAL big = fmax(below == 0 ? (REAL)0 : most, fmax(fabs(re(alpha)), fabs(im(alpha))));
         REAL p = re(alpha) / big, q = im(alpha) / big, s = most / big;
         REAL norm = big * sqrt(p * p + q * q + s * below * s);
         REAL beta = re(alpha) >= 0 ? -norm : norm;

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from ....layout.factor_problem import FactorProblem
+from ...local.spectral import OneRankMethod, SpectralMethod
 from ...product import Product
 from ...protocol import Engine, Method
-from ...request import AnyProblem, Operands, Options
+from ...request import Operands, Options
 from .library import Scalapack, scalapack_of
 from .product import LapackProduct, ScalapackProduct, work_layout
 
@@ -18,14 +19,7 @@ SMALL = 200
 _INT_MAX = 2**31 - 1
 
 
-class _SpectralMethod(Method):
-    """Computes eigenvalues and singular values."""
-
-    def serves(self, problem: AnyProblem) -> bool:
-        return isinstance(problem, FactorProblem) and problem.routine in ("eigh", "svd")
-
-
-class ScalapackMethod(_SpectralMethod):
+class ScalapackMethod(SpectralMethod):
     """ScaLAPACK's p?syevd, p?syevr, p?gesvd, or those for complex matrices."""
 
     name = "scalapack"
@@ -51,26 +45,4 @@ class ScalapackMethod(_SpectralMethod):
         return ScalapackProduct(engine, problem, found)
 
 
-class LapackMethod(_SpectralMethod):
-    """One rank computes with its LAPACK, and tells the others: for small matrices, and for one rank."""
-
-    name = "lapack"
-
-    def refusal(
-        self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands | None
-    ) -> str:
-        longest = max(problem.a.shape)
-        if options.algo == self.name or engine.transport.size == 1 or longest <= SMALL:
-            return ""
-        return f"one rank would compute alone: only up to {SMALL} rows and columns, unless asked for by name"
-
-    def cost(self, engine: Engine, problem: FactorProblem, options: Options) -> float:
-        return 0.5 if engine.transport.size == 1 or max(problem.a.shape) <= SMALL else 2.0
-
-    def prepare(
-        self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands
-    ) -> Product:
-        return LapackProduct(engine, problem)
-
-
-METHODS: tuple[Method, ...] = (LapackMethod(), ScalapackMethod())
+METHODS: tuple[Method, ...] = (OneRankMethod("lapack", LapackProduct, SMALL), ScalapackMethod())

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Eigenvalues and singular values by a library: what is common, and libraries that compute on one rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...comm import Agreement
+from ...layout import Grid, MatrixDescriptor, Trapezoid
+from ...layout.factor_problem import FactorProblem
+from ..arrays import new_part
+from ..factor import FactorOperands, Found
+from ..product import Product
+from ..protocol import Engine, Method
+from ..request import AnyProblem, Operands, Options
+from .extremes import scale_by_power
+from .library_product import LibraryProduct, is_in
+
+__all__ = ["OneRankMethod", "OneRankProduct", "SpectralMethod", "SpectralProduct"]
+
+Array = Any
+
+_LOWER = Trapezoid("L")
+
+
+class SpectralMethod(Method):
+    """Computes eigenvalues and singular values."""
+
+    def serves(self, problem: AnyProblem) -> bool:
+        """Return whether these are eigenvalues or singular values. Local."""
+        return isinstance(problem, FactorProblem) and problem.routine in ("eigh", "svd")
+
+
+class SpectralProduct(LibraryProduct):
+    """Eigenvalues or singular values by a library. Making and running one is collective over the context.
+
+    Args:
+        engine: where.
+        problem: what is computed.
+        work: the layout in which A is computed with.
+    """
+
+    def __init__(self, engine: Engine, problem: FactorProblem, work: MatrixDescriptor) -> None:
+        super().__init__(engine, problem)
+        self._a = work
+        if not is_in(problem.a, work):
+            self.moved = (f"a to {work}",)
+
+    def _eigenvalues(self, a: Array, z: Array | None) -> tuple[int, Array, int]:
+        """Write eigenvectors. Collective over the context.
+
+        Returns:
+            INFO, the eigenvalues asked for, ascending, and the column of ``z`` with the eigenvector of the first.
+        """
+        raise NotImplementedError
+
+    def _singular_values(self, a: Array, u: Array | None, vh: Array | None) -> tuple[int, Array]:
+        """Return INFO and the singular values, descending; write U and V^H. Collective."""
+        raise NotImplementedError
+
+    def compute(self, operands: FactorOperands) -> Found:
+        """Compute, and return what was found. Collective over the context."""
+        p, work, given = self._problem, self._a, operands
+        real, least = np.dtype(p.a.dtype.char.lower()), min(p.a.shape)
+        first, last = p.subset or (0, least - 1)
+        wanted = {"d": (p.d, given.d), "c": (p.c, given.c)}
+        if least == 0:
+            return Found(values=np.empty(0, real))
+        part = _LOWER if p.routine == "eigh" else None
+        a = self._copied(p.a, given.a, work, part=part, conjugate=self._conjugate)
+        size, by = self._scale(a)
+        if not math.isfinite(size):  # it is unknown whether the library ends
+            for layout, array in wanted.values():
+                if layout is not None:
+                    array[...] = math.nan
+            return Found(values=np.full(last + 1 - first, math.nan, real))
+        layouts, places = self._places(wanted)
+        column = 0
+        if p.routine == "eigh":
+            info, values, column = self._eigenvalues(a, places["d"])
+        else:
+            info, values = self._singular_values(a, places["d"], places["c"])
+        told: Array
+        info, told = self._engine.transport.comm.bcast((info, values), 0)
+        if info:
+            return Found(info)
+        for name, (layout, array) in wanted.items():
+            if layout is not None:
+                self._home(layouts[name], places[name], column, layout, array)
+        scale_by_power(told, -by)
+        return Found(values=told)
+
+    def _places(
+        self, wanted: dict[str, tuple[MatrixDescriptor | None, Any]]
+    ) -> tuple[dict[str, MatrixDescriptor], dict[str, Any]]:
+        """Return the layouts of vectors while they are computed, and arrays, the results' own if they fit.
+
+        Collective over the context.
+        """
+        layouts: dict[str, MatrixDescriptor] = {}
+        places: dict[str, Any] = {}
+        for name, (x, array) in wanted.items():
+            places[name] = None
+            if x is not None:
+                shape = self._a.shape if self._problem.routine == "eigh" else x.shape
+                layouts[name] = work = replace(self._a, shape=shape)
+                places[name] = array if is_in(x, work) else new_part(self._engine, work)
+        return layouts, places
+
+    def _home(
+        self, work: MatrixDescriptor, array: Array, column: int, x: MatrixDescriptor, out: Array
+    ) -> None:
+        """Move vectors, as many as are wanted from a column on, to the result. Collective."""
+        if array is not out:
+            rank, end = self._engine.transport.rank, column + x.shape[1]
+            inside = work.global_indices(rank)[1] if rank < work.grid.size else np.empty(0, np.int64)
+            here = slice(*np.searchsorted(inside, (column, end)).tolist())
+            self._move(work[:, column:end], array[:, here], x, out)
+
+
+class OneRankProduct(SpectralProduct):
+    """Eigenvalues or singular values by the first rank, for which the others wait."""
+
+    def __init__(self, engine: Engine, problem: FactorProblem) -> None:
+        x = problem.a
+        shape = tuple(max(1, each) for each in x.shape)
+        super().__init__(
+            engine, problem, MatrixDescriptor(x.shape, shape, Grid(1, 1), dtype=x.dtype, order="F")
+        )
+
+    def _eigh(self, a: Array, subset: tuple[int, int] | None, *, vectors: bool) -> tuple[Array, Array]:
+        """Return eigenvalues, on the host, and eigenvectors if they are asked for; ``a`` may be overwritten. Local.
+
+        Raises:
+            numpy.linalg.LinAlgError: they are not found.
+        """
+        raise NotImplementedError
+
+    def _svd(self, a: Array, *, vectors: bool) -> tuple[Array, Array, Array]:
+        """Return U and V^H, if they are asked for, around the singular values, on the host. Local.
+
+        Raises:
+            numpy.linalg.LinAlgError: they are not found.
+        """
+        raise NotImplementedError
+
+    def _eigenvalues(self, a: Array, z: Array | None) -> tuple[int, Array, int]:
+        def compute() -> Array:
+            values, vectors = self._eigh(a, self._problem.subset, vectors=z is not None)
+            if z is not None:
+                z[:, : vectors.shape[1]] = vectors
+            return values
+
+        return *self._alone(compute), 0
+
+    def _singular_values(self, a: Array, u: Array | None, vh: Array | None) -> tuple[int, Array]:
+        def compute() -> Array:
+            left, values, right = self._svd(a, vectors=u is not None or vh is not None)
+            for place, found in ((u, left), (vh, right)):
+                if place is not None:
+                    place[...] = found
+            return values
+
+        return self._alone(compute)
+
+    def _alone(self, compute: Callable[[], Any]) -> tuple[int, NDArray[Any]]:
+        """Return INFO and the values, computed on the first rank. Collective."""
+        info, values = 0, np.empty(0)
+        with Agreement(self._engine.transport.comm, self._problem.routine):
+            if self._engine.transport.rank == 0:
+                try:
+                    values = compute()
+                except np.linalg.LinAlgError:
+                    info = 1
+        return info, values
+
+
+class OneRankMethod(SpectralMethod):
+    """One rank computes, and tells the others: for small matrices, and for one rank.
+
+    Args:
+        name: the algorithm's.
+        product: makes the product.
+        most: the largest order, or longer side, for which one rank is as fast as all.
+        alone: routines that the engine has no other algorithm for.
+    """
+
+    def __init__(
+        self, name: str, product: type[OneRankProduct], most: int, alone: tuple[str, ...] = ()
+    ) -> None:
+        self.name, self._product, self.most, self._alone = name, product, most, alone
+
+    def _suits(self, engine: Engine, problem: FactorProblem) -> bool:
+        one = engine.transport.size == 1 or problem.routine in self._alone
+        return one or max(problem.a.shape) <= self.most
+
+    def refusal(
+        self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands | None
+    ) -> str:
+        """Return why one rank is too slow, unless it is asked for by name. Local."""
+        if options.algo == self.name or self._suits(engine, problem):
+            return ""
+        return (
+            f"one rank would compute alone: only up to {self.most} rows and columns, unless asked for by name"
+        )
+
+    def cost(self, engine: Engine, problem: FactorProblem, options: Options) -> float:
+        """Return the least where one rank is as fast as all. Local."""
+        return 0.5 if self._suits(engine, problem) else 3.0
+
+    def prepare(
+        self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands
+    ) -> Product:
+        """Prepare the product. Collective over the context."""
+        return self._product(engine, problem)
