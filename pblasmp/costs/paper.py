@@ -272,10 +272,12 @@ class PaperOperations(HostOperations):
                 "conjugate",
                 "eye",
                 "less_equal",
+                "sqrt",
             )
         },
         max=lambda _array, axis=None: 1.0,  # noqa: ARG005 - as of a matrix that is neither tiny nor singular
         min=lambda _array, axis=None: -1.0,  # noqa: ARG005
+        sum=lambda _array, axis=None: 1.0,  # noqa: ARG005
         flatnonzero=lambda _array: np.empty(0, np.int64),
         lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=strided)),
         empty=lambda shape, dtype, order="C": ghost(shape, dtype, order),

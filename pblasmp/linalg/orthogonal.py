@@ -217,9 +217,9 @@ def lstsq(a: Matrix, b: Matrix, *, trans: Trans = 0, out: Matrix | None = None, 
     If op(A) has more columns than rows, X is the solution of the least norm. NumPy and SciPy also return residuals, the
     rank and singular values; here X alone.
 
-    A is of full rank, which is checked up to rounding: in the R of A, or of A^H if A is wide, no diagonal element is
-    as small as 100 sqrt(min(m, n, 100)) eps times the largest element of its column; eps is ``numpy.finfo``'s. So
-    columns may have units of their own. R is made without exchanges of columns: some nearly dependent ones pass.
+    A is of full rank, which is checked up to rounding: the smallest singular value of A, or of A^H if A is wide, with
+    columns scaled to norm 1 is estimated from R and is larger than 20 eps; eps is ``numpy.finfo``'s. So columns may
+    have units of their own.
 
     If the largest element of A or B is near the ends of the type's range, they are scaled, as in LAPACK.
 
@@ -289,8 +289,7 @@ class _LeastSquares(FactorisationCall[Matrix]):
             what = "row" if self._wide else "column"
             self.failed(
                 found.info,
-                f"has no full rank: up to rounding, the {what} at index {found.info - 1} is a combination of those "
-                "before it",
+                f"has no full rank: up to rounding, the {what} at index {found.info - 1} is a combination of others",
             )
         return self.written
 

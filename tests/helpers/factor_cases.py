@@ -396,6 +396,8 @@ def without_full_rank(ctx, rng, dtype, **how):
             f"without full rank {dtype} {whole.shape}",
             agreed_error(ctx, np.linalg.LinAlgError, words, partial(pb.linalg.lstsq, **how), a, b),
         )
+    if not how:
+        yield from dependent_unseen(ctx, dtype)
     units = np.array([1, 1e10, 1e-10, 3])
     a, b = (placed(ctx, rng, (np.tri(7, 4) * units).astype(dtype)) for _ in "ab")
     found = exact(pb.linalg.lstsq(a, b, **how).allgather()) * units[:, None] / units
@@ -406,6 +408,27 @@ def without_full_rank(ctx, rng, dtype, **how):
         placed(ctx, rng, whole.astype(dtype)), placed(ctx, rng, np.ones((6, 1), dtype)), **how
     )
     yield f"NaN in least squares {dtype}", None if np.isnan(found.allgather()).any() else "no NaN"
+
+
+def dependent_unseen(ctx, dtype):
+    """The columns u, u + h w and w depend on each other, but no diagonal element of R is near the rounding of 0."""
+    rng, eps = np.random.default_rng(62), float(np.finfo(dtype).eps)
+    u, w, right = (random(rng, (24, 1), dtype) for _ in range(3))
+    h = np.asarray(1000 * eps, dtype)
+    others = random(rng, (24, 3), dtype)
+    for name, whole in (
+        ("three columns", np.hstack([u, u + h * w, w])),
+        ("among others, with units", np.hstack([others, w * 1000, u + h * w, u / 1000])),
+    ):
+        for a, b in ((whole, right), (whole.conj().T, right[: whole.shape[1]])):
+            a, b = (placed(ctx, rng, each) for each in (a, b))
+            words = ["the matrix has no full rank", "is a combination of others"]
+            error = agreed_error(ctx, np.linalg.LinAlgError, words, pb.linalg.lstsq, a, b)
+            yield f"dependent, {name}, {dtype} {a.shape}", error
+    near = np.hstack([others, others.sum(1, keepdims=True) + 200 * np.asarray(eps, dtype) * w]).astype(dtype)
+    x = pb.linalg.lstsq(placed(ctx, rng, near), placed(ctx, rng, near)).allgather()
+    close = np.allclose(x, np.eye(4), atol=0.2)
+    yield f"ill-conditioned, but of full rank, {dtype}", None if close else f"{x}"
 
 
 def failures(ctx, rng):

@@ -3,13 +3,22 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ...layout import MatrixDescriptor
-from ..local.extremes import column_sizes, is_dependent, largest, rank_tolerance, scaling
+from ..local.extremes import (
+    SINGULAR,
+    column_sizes,
+    is_dependent,
+    largest,
+    rank_tolerance,
+    scaling,
+)
 from ..protocol import Engine, FactorOperations
 from .factor_panels import (
     FactorPanels,
@@ -28,6 +37,10 @@ from .sweeps import columns_of, sweep
 __all__ = ["LeastSquaresJob", "QrJob"]
 
 Array = Any
+
+_PROBES = (
+    8  # random vectors: with fewer, a singular value is now and then taken for one that is ten times as large
+)
 
 
 class QrJob(PanelJob):
@@ -132,16 +145,18 @@ class LeastSquaresJob(PanelJob):
         self._rows, self._comm = b.shape[0], engine.transport.comm
         self._tolerance = 0.0 if out is not None else rank_tolerance(a)
         shape = shape_of(engine, a, narrow=True)
-        beside = shape_beside(engine, shape, b.shape[1])
-        self._bench = bench = Workbench(engine, [shape, beside], a.dtype, reflectors=True)
+        shapes = [shape, shape_beside(engine, shape, b.shape[1])]
+        if out is None:
+            shapes.append(shape_beside(engine, shape, _PROBES)._replace(rows=a.shape[1]))
+        self._bench = bench = Workbench(engine, shapes, a.dtype, reflectors=True)
         self._a = Mover(bench, 0, a, conjugate=conjugate)
         self._out = None if out is None else Mover(bench, 0, out, conjugate=conjugate)
         self._b, self._x = Mover(bench, 1, b), Mover(bench, 1, x)
 
     def run(self, a: Array, b: Array, x: Array, out: Array = None) -> int:
-        """Compute; return 0, or i if column i of R, counted from 1, is the first that depends on those before it."""
+        """Compute; return 0, or i if column i of R, counted from 1, depends on others."""
         bench, operations, n = self._bench, self._operations, self._shape[1]
-        panels, right = bench.panels()
+        panels, right, *probe = bench.panels()
         self._a.into(a, panels)
         self._b.into(b, right)
         bench.fence()
@@ -155,7 +170,7 @@ class LeastSquaresJob(PanelJob):
         factor(operations, panels)
         panels.settle()
         bench.fence()
-        info = self._fault(panels)
+        info = self._fault(panels, *probe)
         if self._out is not None:
             self._out.back(out, panels)
         if info:
@@ -195,22 +210,63 @@ class LeastSquaresJob(PanelJob):
                 self._operations.scale_by_power(array, exponent)
         return sizes[0], of_a, of_b
 
-    def _fault(self, panels: FactorPanels) -> int:
-        """Return which column of R, from 1, is the first that depends on those before it, or 0. Collective."""
-        xp, found = self._operations.xp, []
+    def _fault(self, panels: FactorPanels, probe: FactorPanels | None = None) -> int:
+        """Return which column of R, from 1, depends on others, the first that the diagonal shows, or 0. Collective.
+
+        The diagonal alone does not show whether there is one. How large solutions for random vectors are does: as large
+        as the inverse of R with columns of norm 1. If they overflow, the diagonal decides.
+        """
+        xp, norms = self._operations.xp, {}
+        small: list[int] = []
+        zeros: list[int] = []
         for k in panels.mine:
             first, stop = panels.shape.bounds(k)
             if first == stop:
                 continue
-            above, square = panels.own(k)[:first], panels.own(k)[first:stop]
-            sizes = column_sizes(xp, xp.triu(square))
-            if first:
-                sizes = xp.maximum(sizes, column_sizes(xp, above))
-            dependent = xp.flatnonzero(is_dependent(xp, square.diagonal(), sizes, self._tolerance))
-            if dependent.size:
-                found.append(first + int(dependent[0]) + 1)
-                break
-        return min((each for every in self._comm.allgather(found) for each in every), default=0)
+            parts = [panels.own(k)[:first], xp.triu(panels.own(k)[first:stop])]
+            parts = parts if first else parts[1:]
+            sizes = functools.reduce(xp.maximum, (column_sizes(xp, each) for each in parts))
+            diagonal = parts[-1].diagonal()
+            for found, tolerance in (small, self._tolerance), (zeros, 0.0):
+                dependent = xp.flatnonzero(is_dependent(xp, diagonal, sizes, tolerance))
+                found += [first + int(each) + 1 for each in dependent[:1]]
+            if probe is not None:
+                squares = sum(xp.sum(_squared(xp, each / sizes), axis=0) for each in parts)
+                norms[first] = self._bench.on_host(xp.asarray(sizes * xp.sqrt(squares)))
+        everyones = self._comm.allgather((small, zeros, norms))
+        least = min((each for small, *_ in everyones for each in small), default=0)
+        if probe is None or any(zeros for _, zeros, _ in everyones):
+            return least
+        scale = np.ones((panels.shape.cols, 1))
+        for *_, norms in everyones:
+            for first, each in norms.items():
+                scale[first : first + panels.shape.width, 0] = each
+        squares = self._solved_squares(panels, probe, scale)
+        told = self._comm.allgather(sum(float(xp.sum(each)) for each in squares))
+        norm = math.sqrt(sum(told) / _PROBES)
+        if not math.isfinite(norm):
+            return least
+        if norm * SINGULAR * np.finfo(panels.dtype).eps < 1:
+            return 0
+        if least:
+            return least
+        rows = [self._bench.on_host(xp.sum(each, axis=1)) for each in squares]
+        everyones = self._comm.allgather(sum(rows, np.zeros(len(scale))))
+        return int(self._comm.bcast(int(np.argmax(sum(everyones))) + 1))
+
+    def _solved_squares(self, panels: FactorPanels, probe: FactorPanels, scale: Array) -> list[Array]:
+        """Return the squared sizes of ``scale R^-1`` times this rank's random vectors. Collective over the workers."""
+        operations, xp, columns = self._operations, self._operations.xp, columns_of(probe)
+        for k, (x, _) in zip(probe.mine, columns, strict=True):
+            x[...] = xp.asarray(np.random.default_rng(k).standard_normal(x.shape).astype(x.dtype))
+        sweep(operations, panels, columns, lower=False)
+        panels.settle()
+        return [_squared(xp, x * xp.asarray(scale)) for x, _ in columns]
+
+
+def _squared(xp: Any, x: Array) -> Array:
+    size = xp.abs(x)
+    return size * size
 
 
 class _Reflector:

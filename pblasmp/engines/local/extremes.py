@@ -72,6 +72,15 @@ def scale_by_power(x: Array, exponent: int) -> None:
             exponent -= step
 
 
+SINGULAR = 20
+"""Times eps: up to which the smallest singular value of columns of norm 1 is the rounding of 0.
+
+Of 118,000 products of random matrices with 2 to 500 columns and rank n - 1, in all types, it was estimated as 9.3 eps
+at most, in the median as about 1 eps. Of as many random matrices of full rank, with 3 rows more than columns, it was
+140,000 eps at least, in float32. Of square ones of order 200 in float32, which may be ill-conditioned, it was 300 eps.
+"""
+
+
 def rank_tolerance(a: MatrixDescriptor) -> float:
     """Return up to which part of its column a diagonal element of R is the rounding of 0. Local.
 
