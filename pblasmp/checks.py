@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from . import verification
 from .dtypes import element_type
+from .engines.local.extremes import largest, scale_by_power
 from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from .layout.grid import one_of
 from .matrix import DistributedMatrix
@@ -48,8 +49,8 @@ def verify(*args: Any, **how: Any) -> Verification:
         assert pb.verify(pb.linalg.eigh, a, found=(w, v))
 
     The residual, and whether vectors are orthonormal, are found on 8 random vectors of signs, in double precision: that
-    takes as long as reading the matrices a few times. ``error`` is the largest one, relative to what A makes of the
-    vectors; ``bound`` is 20 √n units of rounding.
+    takes as long as reading the matrices a few times. Matrices are scaled by powers of two, so that nothing overflows.
+    ``error`` is the largest one, relative to what A makes of the vectors; ``bound`` is 20 √n units of rounding.
 
     | function | checked |
     | --- | --- |
@@ -110,18 +111,25 @@ def _matrices_of(found: Any) -> list[Matrix]:
 
 
 class _Operator(NamedTuple):
-    """A matrix as it is known: whole ("gen"), a "tri"angle, perhaps with ones on its diagonal, or "her"mitian."""
+    """A matrix as it is known: whole ("gen"), a "tri"angle, perhaps with ones on its diagonal, or "her"mitian.
+
+    It is divided by 2 to the power of ``exponent``.
+    """
 
     matrix: Matrix
+    exponent: int = 0
     kind: str = "gen"
     uplo: str = "L"
     unit: bool = False
 
     def times(self, x: Array, op: str = "N") -> Array:
         """Return the product with vectors, the same on every rank. Collective."""
-        none = np.zeros(len(x))
+
+        def applied(op: str, kept: Callable[[Array, Array], Array] | None = None) -> Array:
+            return apply(self.matrix, op, x, np.zeros(len(x)), kept=kept, exponent=self.exponent)[0]
+
         if self.kind == "gen":
-            return apply(self.matrix, op, x, none)[0]
+            return applied(op)
         mirrors = {"her": "C", "sym": "T"}.get(self.kind, "")
         lower = (self.uplo == "L") == (op == "N" or bool(mirrors))
 
@@ -135,16 +143,16 @@ class _Operator(NamedTuple):
             return np.asarray(i == j)
 
         straight = "N" if mirrors else op
-        y = apply(self.matrix, straight, x, none, kept=strictly)[0]
+        y = applied(straight, strictly)
         if self.unit:
             least = min(len(x), len(y))
-            y[:least] += x[:least]
+            y[:least] += np.ldexp(1.0, -self.exponent) * x[:least]
             return y
-        on = apply(self.matrix, straight, x, none, kept=diagonal)[0]
+        on = applied(straight, diagonal)
         if mirrors:
-            y = y + apply(self.matrix, mirrors, x, none, kept=mirrored)[0]
+            y = y + applied(mirrors, mirrored)
         if mirrors == "C":
-            on = (on + apply(self.matrix, "C", x, none, kept=diagonal)[0]) / 2  # its real part alone counts
+            on = (on + applied("C", diagonal)) / 2  # its real part alone counts
         return y + on
 
 
@@ -184,7 +192,7 @@ class _Check:
     def _operator(self) -> _Operator:
         """A."""
         unit = bool(self._how.get("unit_diagonal", False)) and self._kind == "tri"
-        return _Operator(self._args[0], self._kind or "gen", self._uplo, unit)
+        return _Operator(self._args[0], self._exponents[0], self._kind or "gen", self._uplo, unit)
 
     def read(self) -> None:
         """Raise what is wrong with the arguments. Local."""
@@ -246,9 +254,13 @@ class _Check:
 
     def run(self, ctx: Runtime[Any]) -> Verification:
         """Check on random vectors. Collective over the context."""
-        a = self._args[0]
-        spoiled = self._spoiled(ctx, self._args)
-        nans = self._spoiled(ctx, _matrices_of(self._found))
+        a, given, found_matrices = self._args[0], self._args, _matrices_of(self._found)
+        told = ctx.comm.allgather([self._looked_at(ctx.rank, x) for x in (*given, *found_matrices)])
+        counts = [sum(count for count, _ in of_ranks) for of_ranks in zip(*told, strict=True)]
+        sizes = [max(size for _, size in of_ranks) for of_ranks in zip(*told, strict=True)]
+        # of powers of two beside which A, and what else is given, is neither large nor small
+        self._exponents = [2 * (math.frexp(size)[1] // 2) for size in sizes[: len(given)]]
+        spoiled, nans = sum(counts[: len(given)]), sum(counts[len(given) :])
         n = max(a.shape)
         bound = _FACTOR * math.sqrt(max(1, n)) * 2 * element_type(a.dtype).roundoff
         if not all(all(x.shape) for x in (*self._args, *_matrices_of(self._found))):
@@ -260,132 +272,138 @@ class _Check:
             return found
         wrong = getattr(self, f"_{self._name}")()
         error = max((each if not math.isnan(each) else math.inf for each in self._residuals), default=0.0)
-        told: Verification = ctx.comm.bcast(Verification(float(error), bound, 0, 0, int(wrong or 0)))
-        return told
+        verdict: Verification = ctx.comm.bcast(Verification(float(error), bound, 0, 0, int(wrong or 0)))
+        return verdict
 
-    def _spoiled(self, ctx: Runtime[Any], matrices: Sequence[Matrix]) -> int:
-        """Return how many numbers of matrices, of those that are read, are not finite. Collective."""
+    def _looked_at(self, rank: int, x: Matrix) -> tuple[int, float]:
+        """Return how many of this rank's numbers that are read are not finite, and the largest of the others. Local."""
         by_triangle = [self._args[0]] if self._kind != "gen" else []
         if self._name in ("eigh", "cholesky"):
             by_triangle = [*self._args, *([self._found] if self._name == "cholesky" else [])]
-        count = 0
-        for x in matrices:
-            local = x.on_host()
-            bad = ~np.isfinite(local)
-            if local.size and any(x is each for each in by_triangle):
-                rows, cols = x.descriptor.global_indices(ctx.rank)
-                upper = self._uplo == "U"
-                bad &= (rows[:, None] <= cols) if upper else (rows[:, None] >= cols)
-            count += int(np.count_nonzero(bad))
-        return sum(ctx.comm.allgather(count))
+        local = x.on_host()
+        read = np.ones(local.shape, bool)
+        if local.size and any(x is each for each in by_triangle):
+            rows, cols = x.descriptor.global_indices(rank)
+            read = (rows[:, None] <= cols) if self._uplo == "U" else (rows[:, None] >= cols)
+        finite = np.isfinite(local)
+        return int(np.count_nonzero(read & ~finite)), largest(np, [local[read & finite]])
 
     def _vectors(self, count: int) -> Array:
-        """Return random vectors of signs, small enough that sums of large numbers stay finite."""
-        step = 0.5 ** math.ceil(math.log2(2 * max(self._args[0].shape) + 2))
-        return np.random.default_rng(20).choice([-step, step], (count, _VECTORS))
+        """Return random vectors of signs."""
+        return np.random.default_rng(20).choice([-1.0, 1.0], (count, _VECTORS))
 
-    def _compare(self, left: Array, right: Array, size: float) -> None:
-        """Note the size of a difference relative to ``size``, which is positive unless all is zero."""
+    def _compare(self, left: Array, right: Array, size: float, exponent: int = 0) -> None:
+        """Note the size of a difference relative to ``size``, which is positive unless all is zero.
+
+        What was found has been divided by 2 to the power of ``exponent``: it is rounded to multiples of the smallest
+        number of its type, also where it is small itself.
+        """
         dtype = element_type(self._args[0].dtype)
-        smallest = dtype.smallest / dtype.roundoff * len(left)
-        peak = max(float(np.abs(left).max(initial=0)), size) or 1.0
-        distance = float(np.linalg.norm((left - right) / peak, axis=0).max(initial=0.0))
-        self._residuals.append(distance / (size / peak + smallest / peak))
+        smallest = float(np.ldexp(dtype.smallest / dtype.roundoff, -exponent)) * len(left)
+        self._residuals.append(_norm(left - right) / ((size + smallest) or 1.0))
 
-    def _orthonormal(self, v: Matrix, weight: _Operator | None = None, *, rows: bool = False) -> None:
+    def _orthonormal(self, v: _Operator, weight: _Operator | None = None, *, rows: bool = False) -> None:
         """Note how far V^H V, or V^H B V, or V V^H, is from the identity. Collective."""
         ops = ("C", "N") if rows else ("N", "C")
-        x = self._vectors(v.shape[0 if rows else 1])
-        y = apply(v, ops[0], x, np.zeros(len(x)))[0]
+        x = self._vectors(v.matrix.shape[0 if rows else 1])
+        y, size = v.times(x, ops[0]), _norm(x)
         if weight is not None:
+            grown = _norm(y) / size
+            size = max(size, _norm(weight.times(self._vectors(v.matrix.shape[0]))) * grown**2)
             y = weight.times(y)
-        size = _norm(x)
-        if weight is not None:
-            grown = _norm(apply(v, ops[0], x, np.zeros(len(x)))[0]) / _norm(x)
-            size = max(size, _norm(weight.times(self._vectors(v.shape[0]))) * grown**2)
-        self._compare(apply(v, ops[1], y, np.zeros(len(y)))[0], x, size)
+        self._compare(v.times(y, ops[1]), x, size, v.exponent)
 
     def _eigh(self) -> bool:
         (w, v), a = self._found, self._operator
-        b = a._replace(matrix=self._args[1]) if len(self._args) > 1 else None
+        b = None
+        of_v, of_w = 0, a.exponent
+        if len(self._args) > 1:
+            b = a._replace(matrix=self._args[1], exponent=self._exponents[1])
+            of_v, of_w = -b.exponent // 2, a.exponent - b.exponent
+        v = _Operator(v, of_v)
         x = self._vectors(len(w))
-        vx, vwx = (
-            apply(v, "N", each, np.zeros(len(w)))[0] for each in (x, w.astype(np.float64)[:, None] * x)
-        )
+        vx, vwx = (v.times(each) for each in (x, _scaled(w, of_w)[:, None] * x))
         right = vwx if b is None else b.times(vwx)
         # A, and B on the other side, decide how large the residual may be; vectors alone might be those of small ones.
-        size = _norm(a.times(self._vectors(v.shape[0]))) * max(1.0, _norm(vx) / _norm(x))
-        self._compare(a.times(vx), right, size)
+        size = _norm(a.times(self._vectors(v.matrix.shape[0]))) * max(1.0, _norm(vx) / _norm(x))
+        self._compare(a.times(vx), right, size, of_w)
         self._orthonormal(v, b)
         return bool((np.diff(w) < 0).any())
 
     def _svd(self) -> bool:
-        (u, s, vh), a = self._found, self._args[0]
-        count = len(s)
-        x = self._vectors(count)
-        sx = s.astype(np.float64)[:, None] * x
+        a, s = self._operator, self._found[1]
+        u, vh = (_Operator(each) for each in self._found[::2])
+        x = self._vectors(len(s))
+        sx = _scaled(s, a.exponent)[:, None] * x
         vx, usx, ux, vsx = (
-            apply(each, op, _padded(y, each.shape[axis]), np.zeros(each.shape[axis]))[0]
+            each.times(_padded(y, each.matrix.shape[axis]), op)
             for each, op, axis, y in ((vh, "C", 0, x), (u, "N", 1, sx), (u, "N", 1, x), (vh, "C", 0, sx))
         )
-        size = _norm(_Operator(a).times(self._vectors(a.shape[1])))
-        self._compare(_Operator(a).times(vx), usx, size)
-        self._compare(_Operator(a).times(ux, "C"), vsx, size)
+        size = _norm(a.times(self._vectors(a.matrix.shape[1])))
+        self._compare(a.times(vx), usx, size, a.exponent)
+        self._compare(a.times(ux, "C"), vsx, size, a.exponent)
         self._orthonormal(u)
         self._orthonormal(vh, rows=True)
         return bool((np.diff(s) > 0).any())
 
     def _solve(self) -> None:
-        a, op, b = self._operator, self._trans, self._args[1]
-        y = self._vectors(b.shape[1])
-        xy, by = (apply(each, "N", y, np.zeros(len(y)))[0] for each in (self._found, b))
-        signs = self._vectors(len(xy))
-        self._compare(_op(a, op, xy), by, _norm(_op(a, op, signs)) * _norm(xy) / _norm(signs) + _norm(by))
+        b = _Operator(self._args[1], self._exponents[1])
+        y = self._vectors(b.matrix.shape[1])
+        self._solved(y, b.times(y), b.exponent)
 
     _solve_triangular = _solve
 
     def _inv(self) -> None:
-        a = self._operator
-        y = self._vectors(a.matrix.shape[0])
-        xy = apply(self._found, "N", y, np.zeros(len(y)))[0]
-        self._compare(a.times(xy), y, _norm(a.times(y)) * _norm(xy) / _norm(y) + _norm(y))
+        y = self._vectors(self._args[0].shape[0])
+        self._solved(y, y, 0)
+
+    def _solved(self, y: Array, by: Array, of_b: int) -> None:
+        """Note the residual of op(A) X y = B y. Collective."""
+        a, op = self._operator, self._trans
+        x = _Operator(self._found, of_b - a.exponent)
+        xy, signs = x.times(y), self._vectors(len(by))
+        self._compare(
+            _op(a, op, xy), by, _norm(_op(a, op, signs)) * _norm(xy) / _norm(signs) + _norm(by), x.exponent
+        )
 
     def _cholesky(self) -> None:
         a = self._operator
-        factor = _Operator(self._found, "tri", a.uplo)
+        factor = _Operator(self._found, a.exponent // 2, "tri", a.uplo)
         x = self._vectors(a.matrix.shape[0])
         first, second = ("C", "N") if a.uplo == "L" else ("N", "C")
         ax = a.times(x)
-        self._compare(factor.times(factor.times(x, first), second), ax, _norm(ax))
+        self._compare(factor.times(factor.times(x, first), second), ax, _norm(ax), factor.exponent)
 
     def _lu_factor(self) -> None:
-        (factors, pivots), a = self._found, self._args[0]
-        (m, n), least = a.shape, min(a.shape)
+        (factors, pivots), a = self._found, self._operator
+        (m, n), least = factors.shape, min(factors.shape)
         x = self._vectors(n)
-        ux = _Operator(factors, "tri", "U").times(x)[:least]
-        lux = _Operator(factors, "tri", "L", unit=True).times(_padded(ux, n))[:m]
-        ax = _Operator(a).times(x)
+        ux = _Operator(factors, a.exponent, "tri", "U").times(x)[:least]
+        lux = _Operator(factors, 0, "tri", "L", unit=True).times(_padded(ux, n))[:m]
+        ax = a.times(x)
         for i, j in enumerate(np.asarray(pivots)):
             ax[[i, j]] = ax[[j, i]]
-        self._compare(lux, ax, _norm(ax) + _norm(ux))
+        self._compare(lux, ax, _norm(ax) + _norm(ux), a.exponent)
 
     def _qr(self) -> None:
-        a, q, r = self._args[0], self._found.q(), self._found.r()
-        x = self._vectors(a.shape[1])
-        rx = _Operator(r, "tri", "U").times(x)[: q.shape[1]]
-        ax = _Operator(a).times(x)
-        self._compare(apply(q, "N", rx, np.zeros(len(rx)))[0], ax, _norm(ax))
+        a, q = self._operator, _Operator(self._found.q())
+        x = self._vectors(a.matrix.shape[1])
+        rx = _Operator(self._found.r(), a.exponent, "tri", "U").times(x)[: q.matrix.shape[1]]
+        ax = a.times(x)
+        self._compare(q.times(rx), ax, _norm(ax), a.exponent)
         self._orthonormal(q)
 
 
 def _norm(x: Array) -> float:
-    """Return the largest 2-norm of a column, found without overflow."""
-    peak = float(np.abs(x).max(initial=0.0))
-    return (
-        peak * float(np.linalg.norm(x / (peak or 1.0), axis=0).max(initial=0.0))
-        if math.isfinite(peak)
-        else peak
-    )
+    """Return the largest 2-norm of a column."""
+    return float(np.linalg.norm(x, axis=0).max(initial=0.0))
+
+
+def _scaled(values: Array, exponent: int) -> Array:
+    """Return real numbers in double precision, divided by 2 to the power of ``exponent``."""
+    found = values.astype(np.float64)
+    scale_by_power(found, -exponent)
+    return found
 
 
 def _padded(x: Array, rows: int) -> Array:

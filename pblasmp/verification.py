@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from .dtypes import accumulation_dtype, element_type, scalar
 from .engines.local.epilogue import activate
+from .engines.local.extremes import largest, scale_by_power
 from .epilogue import Epilogue, along
 from .errors import UnsupportedError
 from .interop import as_local
@@ -337,8 +338,13 @@ class _Freivalds(NamedTuple):
         x = np.random.default_rng(20).choice([-step, step], (n, _VECTORS))
         x[cols] = 0
         ones = np.where(cols, 0, step)
-        bx, bx_size = apply(self.b, self.op_b, x, ones)
+        of_b = min(
+            0, _exponent(self.b)
+        )  # products of denormal numbers and the small vectors would lose digits
+        bx, bx_size = apply(self.b, self.op_b, x, ones, exponent=of_b)
         abx, abx_size = apply(self.a, self.op_a, bx, bx_size)
+        for each in (abx, abx_size):
+            scale_by_power(each, of_b)
         dx, _ = apply(self.d, "N", x, ones)
         of_d, bias = self.after.of_d, self.after.bias
         difference, size = dx / of_d - self.alpha * abx, abs(self.alpha) * abx_size
@@ -434,6 +440,13 @@ def _not_finite(matrix: DistributedMatrix) -> _NonFiniteCounts:
     return _NonFiniteCounts(counts[:m], counts[m:-1], int(counts[-1]))
 
 
+def _exponent(matrix: DistributedMatrix) -> int:
+    """Return the exponent of a power of two as large as the largest finite number of a matrix. Collective."""
+    local = matrix.on_host()
+    sizes = matrix.context.comm.allgather(largest(np, [local[np.isfinite(local)]]))
+    return math.frexp(max(sizes))[1]
+
+
 def _lines(matrix: DistributedMatrix, op: str, lines: NDArray[np.int64], axis: int) -> Array:
     """Return rows (axis 0) or columns of op(M), as columns in double precision, the same on every rank. Collective."""
     descriptor, comm = matrix.descriptor, matrix.context.comm
@@ -460,11 +473,12 @@ def apply(
     *,
     all_of_it: bool = False,
     kept: Callable[[Array, Array], Array] | None = None,
+    exponent: int = 0,
 ) -> tuple[Array, Array]:
     """Return ``op(M) x`` and ``|op(M)| size`` in double precision, the same on every rank. Collective.
 
     NaN and infinities of M count as zero unless ``all_of_it``; so do elements of op(M) for whose rows and columns
-    ``kept`` is False.
+    ``kept`` is False. M is divided by 2 to the power of ``exponent``.
     """
     descriptor, comm = matrix.descriptor, matrix.context.comm
     transposed = op in ("T", "C")
@@ -481,6 +495,7 @@ def apply(
             part = local[start : start + step].astype(y.dtype)
             if op in ("C", "R"):
                 np.conjugate(part, out=part)
+            scale_by_power(part, -exponent)
             if not all_of_it:
                 part[~np.isfinite(part)] = 0
             if kept is not None:

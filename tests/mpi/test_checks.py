@@ -118,9 +118,40 @@ def wrong_in_other_ways(ctx, rng):
     yield "zero", None if pb.verify(pb.linalg.eigh, zero, found=pb.linalg.eigh(zero)) else "zeros"
     empty = zero[:0, :0]
     yield "empty", None if pb.verify(pb.linalg.eigh, empty, found=pb.linalg.eigh(empty)) else "empty"
-    for scale in (1e-300, 1e300):
-        large = a * scale
-        yield f"{scale}", None if pb.verify(pb.linalg.eigh, large, found=pb.linalg.eigh(large)) else "a scale"
+    yield from at_the_ends(ctx, rng)
+
+
+def at_the_ends(ctx, rng):
+    """Matrices, and what is found of them, near the largest and the smallest numbers."""
+    for dtype in ("float64", "complex128"):
+        whole = positive(rng, 12, dtype)
+        whole /= 8 * np.abs(whole).sum(0).max()
+        right = random(rng, (12, 2), dtype) / 100
+        for exponent in (1024, 1020, -960, -1016):
+            a, b, one = (placed(ctx, rng, x * 2.0 ** (e // 2) * 2.0 ** (e - e // 2)) for x, e in (
+                (whole, exponent), (right, exponent), (right, 0)
+            ))  # fmt: skip
+            for name, given in (
+                ("eigh", (a,)), ("svd", (a,)), ("solve", (a, b)), ("solve", (a, one)), ("inv", (a,)),
+                ("cholesky", (a,)), ("lu_factor", (a,)), ("qr", (a,)),
+            ):  # fmt: skip
+                found = getattr(pb.linalg, name)(*given)
+                before = pb.verify(name, *given, found=found)
+                spoil(found, rng)
+                after = pb.verify(name, *given, found=found)
+                yield (
+                    f"{name} of {dtype} times 2^{exponent}",
+                    first(None if before else f"right: {before}", None if not after else f"wrong: {after}"),
+                )
+    large = ctx.scatter(1e300 * np.array([[1, 1], [1, 1 + 1e-10]]), block=1)
+    b = ctx.scatter(np.array([[0], [-1e300]]), block=1)  # A x is small, though A and x are not
+    x = ctx.scatter(np.array([[1e10], [-1e10]]), block=1)
+    yield "large terms", None if pb.verify(pb.linalg.solve, large, b, found=x) else "right"
+    yield "large terms, wrong", None if not pb.verify(pb.linalg.solve, large, b, found=x * 1.01) else "wrong"
+    a, b = ctx.full((6, 6), 2.0**1010, block=2), ctx.full((6, 6), 3 * 2.0**-1074, block=2)
+    d = a @ b
+    yield "denormal B", None if pb.verify(a, b, None, d) else "right"
+    yield "denormal B, wrong", None if not pb.verify(a, b, None, d * 1.01) else "wrong"
 
 
 def _columns(ctx, v, columns):
