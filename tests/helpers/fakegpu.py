@@ -420,6 +420,9 @@ class FakeGpu:
             recv=partial(self._message, "recv"),
             **(self._queued_nccl() if self.lt else {}),
         )
+        load = partial(fakelapack.loaded, shared_memory=lambda: self.shared_memory)
+        patch.setattr("pblasmp.engines.gpu.kernels.compiler.loaded", load)
+        patch.setattr("pblasmp.engines.gpu.kernels.compiler.Kernel", fakelapack.kernel)
         modules = {
             "cupy": self._cupy(),
             "cupy_backends.cuda.libs": SimpleNamespace(cublas=self._cublas(), cusolver=fakelapack.cusolver()),
@@ -659,7 +662,6 @@ class FakeGpu:
             copyto=copyto, conjugate=counted(np.conjugate), positive=counted(np.positive), cuda=self._cuda(),
             tril=triangle(np.tril), triu=triangle(np.triu), arange=np.arange, uint8=np.uint8, uint64=np.uint64,
             tri=lambda n, **how: np.tri(n, **how).view(array_type),
-            RawModule=partial(fakelapack.kernels, shared_memory=lambda: self.shared_memory),
             ElementwiseKernel=lambda inputs, outputs, code, name: partial(_elementwise_kernel, name),
             full=lambda n, value, dtype=float: np.full(n, value, dtype).view(array_type),
             zeros=lambda shape, dtype=float, order="C": np.zeros(shape, dtype, order).view(array_type),

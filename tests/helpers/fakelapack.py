@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import ctypes
+import re
+import struct
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.linalg import lapack
 
+from pblasmp.engines.gpu.kernels.compiler import Kernel
 from pblasmp.engines.gpu.kernels.factor_source import MEETING
 
 _TYPES = {"s": "f4", "d": "f8", "c": "c8", "z": "c16"}
@@ -65,18 +68,16 @@ def _potrf(letter: str, kind: str) -> Callable[..., None]:
     return call
 
 
-def kernels(
-    code: str, options: tuple[str, ...], enable_cooperative_groups: bool, shared_memory: Callable[[], int]
-) -> Any:
-    """cupy.RawModule: the kernels of factorisations compute, all others do nothing.
+def loaded(
+    device: int, text: str, name: str, room: int = 0, target: str = "", *, shared_memory: Callable[[], int]
+) -> int:
+    """``compiler.loaded``: the kernels of factorisations compute, all others do nothing.
 
     A block of threads has no more than ``shared_memory()`` bytes.
     """
-    assert (MEETING in code) == enable_cooperative_groups, (
-        "blocks meet if all run at once, which CUDA must know"
-    )
-    macros = dict(each.removeprefix("-D").split("=") for each in options if each.startswith("-D"))
-    kind = np.dtype(_KINDS.get(macros.get("KIND", ""), "u1"))
+    if room > shared_memory():
+        raise RuntimeError(f"CUDA_ERROR_INVALID_VALUE: {room} bytes of shared memory of {shared_memory()}")
+    macros = dict(re.findall(r"^#define (\w+) (.*)$", text, re.MULTILINE))
     played = dict(_PLAYED)
     if "MOST" in macros:
         played["pairs"] = partial(_pairs, int(macros["MOST"]))
@@ -86,55 +87,67 @@ def kernels(
         played["invert"] = partial(_invert, int(macros["WIDTH"]))
         played["triangles"] = partial(_triangles, int(macros["WIDTH"]))
         played["refine"] = partial(_refine, int(macros["WIDTH"]), float(macros.get("LIMIT", 0)))
-    together = enable_cooperative_groups
-    return SimpleNamespace(
-        get_function=lambda name: _Kernel(played.get(name), kind, shared_memory(), together=together)
-    )
+    kind = np.dtype(_KINDS.get(macros.get("KIND", ""), "u1"))
+    most = max(min(48 << 10, shared_memory()), room)
+    _KERNELS.append(_Kernel(played.get(name), kind, most, signature(text, name), together=MEETING in text))
+    return len(_KERNELS) - 1
+
+
+def signature(text: str, name: str) -> list[str]:
+    """The types of a kernel's arguments, as its text has them: in the letters of ``struct``.
+
+    "" for a structure, "?" for a scalar whose type is a macro.
+    """
+    found = re.search(rf"__global__[^;{{]*?\b{name}\(([^)]*)\)", text)
+    assert found is not None, name
+    types = [" ".join(each.split()[:-1]) for each in found[1].split(",")]
+    return ["Q" if "*" in each else _C_TYPES.get(each, "") for each in types]
+
+
+_C_TYPES = {"int": "i", "i64": "q", "u64": "Q", "u32": "I", "SUM": "?", "E": "?"}
 
 
 class _Kernel:
     """A kernel; what it is launched with is checked by those that are played."""
 
-    def __init__(self, played: Any, kind: np.dtype, most: int, *, together: bool) -> None:
+    def __init__(
+        self, played: Any, kind: np.dtype, most: int, parameters: list[str], *, together: bool
+    ) -> None:
         self.together = together  # whether CUDA begins all blocks at once
-        self._played, self._kind, self._room, self._most = played, kind, 0, most
-        self._types: list[np.dtype] = []  # of its arguments
-        _KERNELS.append(self)
-        self.kernel = SimpleNamespace(ptr=len(_KERNELS) - 1)
+        self._played, self._kind, self._most, self.parameters = played, kind, most, parameters
 
-    @property
-    def max_dynamic_shared_size_bytes(self) -> int:
-        """Shared memory, in bytes, that a launch may ask for."""
-        return self._room
-
-    @max_dynamic_shared_size_bytes.setter
-    def max_dynamic_shared_size_bytes(self, nbytes: int) -> None:
-        if nbytes > self._most:
-            raise RuntimeError(f"CUDA_ERROR_INVALID_VALUE: {nbytes} bytes of shared memory of {self._most}")
-        self._room = nbytes
-
-    def __call__(self, grid: Any, block: Any, arguments: Any, *, stream: Any, shared_mem: int = 0) -> None:
+    def __call__(self, grid: Any, block: Any, places: int, *, stream: int, shared_mem: int) -> None:
         assert 0 < block[0] <= 1024
         assert grid[0] > 0
-        assert shared_mem <= max(min(48 << 10, self._most), self._room)
-        self._types = [np.array(each).dtype for each in arguments]
+        assert shared_mem <= self._most
         if self._played is not None:
-            self._played(self._kind, *(each.item() if hasattr(each, "item") else each for each in arguments))
-
-    def again(self, grid: Any, block: Any, places: int, *, stream: int, shared_mem: int) -> None:
-        """Do what a call does, with arguments of its types at the addresses that are at ``places``."""
-        arguments = [
-            np.ndarray((), kind, (ctypes.c_byte * kind.itemsize).from_address(int(at)))[()]
-            for kind, at in zip(self._types, vector(places, len(self._types), "u8"), strict=True)
-        ]
-        self(grid, block, arguments, stream=stream, shared_mem=shared_mem)
+            at = vector(places, len(self.parameters), "u8").tolist()
+            given = zip(self.parameters, at, strict=True)
+            self._played(
+                self._kind, *(struct.unpack(kind, ctypes.string_at(each, struct.calcsize(kind)))[0]
+                              for kind, each in given)
+            )  # fmt: skip
 
 
 _KERNELS: list[_Kernel] = []
 
 
+def kernel(function: int, parameters: str, *, meets: bool = False) -> Kernel:
+    """``compiler.Kernel``, if the types of its parameters are those of the text."""
+    letters = re.findall(r"\d*[a-zA-Z]", parameters)
+    assert len(letters) == len(_KERNELS[function].parameters)
+    for letter, expected in zip(letters, _KERNELS[function].parameters, strict=True):
+        fits = (
+            letter[-1] in "fd"
+            if expected == "?"
+            else letter == expected or (not expected and letter[0].isdigit())
+        )
+        assert fits, (parameters, _KERNELS[function].parameters)
+    return Kernel(function, parameters, meets=meets)
+
+
 def launch_kernel(kernel: int, *shape: int) -> None:
-    """cupy_backends.cuda.api.driver.launchKernel, of a kernel that has been called before."""
+    """cupy_backends.cuda.api.driver.launchKernel."""
     *shape, extra = shape
     assert extra == 0
     assert not _KERNELS[kernel].together
@@ -149,7 +162,7 @@ def launch_cooperative_kernel(kernel: int, *shape: int) -> None:
 
 def _launch(kernel: int, *shape: int) -> None:
     *shape, shared, stream, places = shape
-    _KERNELS[kernel].again(tuple(shape[:3]), tuple(shape[3:]), places, stream=stream, shared_mem=shared)
+    _KERNELS[kernel](tuple(shape[:3]), tuple(shape[3:]), places, stream=stream, shared_mem=shared)
 
 
 def _look(kind: Any, a: int, ld: int, n: int, found: int) -> None:

@@ -97,7 +97,8 @@ SENTENCES = {
     "It is readable only by its owner": [f"{HERE}::{TEMPORARY}"],
     "no rank starts": [f"{HERE}::{TEMPORARY}"],
     "CUPY_CACHE_IN_MEMORY": [
-        "tests/unit/engines_gpu/test_devices.py::test_kernels_are_compiled_anew_if_others_may_write_cupys_folder"
+        "tests/unit/engines_gpu/test_devices.py::test_kernels_are_compiled_anew_if_others_may_write_cupys_folder",
+        "tests/unit/engines_gpu/test_compiler.py::test_files_that_others_may_write_are_not_loaded",
     ],
     "What pblasmp makes there": [
         f"{HERE}::test_whatever_the_umask_nobody_else_can_write_the_library",

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import re
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,46 +15,73 @@ import numpy as np
 import pytest
 
 from pblasmp.dtypes import DTYPES, FLOAT8
-from pblasmp.engines.gpu.kernels.kernels import Deal, Kernels, Launch, Tile, common_run, vector_width
+from pblasmp.engines.gpu.kernels.compiler import Kernel
+from pblasmp.engines.gpu.kernels.kernels import Deal, Kernels, Tile, common_run, vector_width
 from pblasmp.engines.gpu.kernels.stand_ins import stand_in
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.errors import ArgumentError
+from tests.helpers.fakelapack import signature
 
 ALL = DTYPES | FLOAT8
 
 
 class FakeCupy:
-    """Keeps what is compiled and launched."""
+    """Keeps what is compiled and launched; each argument as the text of the kernel declares it."""
 
     def __init__(self) -> None:
         self.compiled: list[dict[str, str]] = []
-        self.launches: list[tuple[int, int, tuple[Any, ...]]] = []
+        self.launches: list[tuple[int, int, list[Any]]] = []
         self.launched: list[dict[str, str]] = []  # how each of them was compiled
+        self.streams: list[int] = []
+        self._types: list[list[str]] = []
         runtime = SimpleNamespace(
             getDevice=lambda: 0, getDeviceProperties=lambda _: {"multiProcessorCount": 10}
         )
         self.cuda = SimpleNamespace(runtime=runtime)
 
-    def RawModule(self, code: str, options: tuple[str, ...], enable_cooperative_groups: bool) -> Any:  # noqa: N802
-        assert not enable_cooperative_groups  # no blocks of these kernels meet
-        macros = dict(option[2:].split("=") for option in options if option.startswith("-D"))
-        self.compiled.append(macros)
+    def loaded(self, device: int, text: str, name: str, room: int) -> int:
+        assert (device, room) == (0, 0)
+        self.compiled.append(dict(re.findall(r"^#define (\w+) (.*)$", text, re.MULTILINE)))
+        self._types.append(signature(text, name))
+        return len(self.compiled) - 1
 
-        def get_function(name: str) -> Any:
-            assert f" {name}(" in code
+    def launch(self, kernel: int, *shape: int) -> None:
+        blocks, many, one, threads, *ones, shared, stream, places, extra = shape
+        assert (one, *ones, shared, extra) == (1, 1, 1, 0, 0)
+        types, macros = self._types[kernel], self.compiled[kernel]
+        at = np.frombuffer(ctypes.string_at(places, 8 * len(types)), np.uint64).tolist()
+        ends = [*at[1:], at[-1] + (24 if types[-1] == "" else 8)]
+        scalar = _REAL.get(macros.get("SUM", macros.get("ELEMENT", "")), "V0")
+        arguments: list[Any] = []
+        for letter, begin, end in zip(types, at, ends, strict=True):
+            given = ctypes.string_at(begin, end - begin)
+            if letter == "?":
+                arguments.append(np.frombuffer(given, scalar, 1)[0])
+            elif letter:
+                arguments.append(np.frombuffer(given, letter, 1)[0])
+            else:
+                arguments.append({"p": np.frombuffer(given, np.uint64)})
+        assert many == (1 if "TILES" not in macros else np.count_nonzero(arguments[0]["p"][::5]))
+        self.launches.append((blocks, threads, arguments))
+        self.launched.append(macros)
+        self.streams.append(stream)
 
-            def launch(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...], stream: Any) -> None:
-                self.launches.append((grid[0], block[0], arguments))
-                self.launched.append(macros)
 
-            return launch
-
-        return SimpleNamespace(get_function=get_function)
+_REAL = {"float": "f4", "double": "f8", "c64": "c8", "c128": "c16"}
+STREAM = SimpleNamespace(ptr=0x51)
 
 
 @pytest.fixture
-def cupy() -> FakeCupy:
-    return FakeCupy()
+def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
+    fake = FakeCupy()
+    monkeypatch.setattr("pblasmp.engines.gpu.kernels.compiler.loaded", fake.loaded)
+    driver = SimpleNamespace(launchKernel=fake.launch, launchCooperativeKernel=None)  # no blocks meet
+    for name, module in (
+        ("cupy_backends", SimpleNamespace()), ("cupy_backends.cuda", SimpleNamespace()),
+        ("cupy_backends.cuda.api", SimpleNamespace(driver=driver)),
+    ):  # fmt: skip
+        monkeypatch.setitem(sys.modules, name, module)
+    return fake
 
 
 @pytest.fixture
@@ -85,7 +114,7 @@ def test_vectors_never_cross_an_alignment_or_a_row(dtype, cols, views, width):
 @pytest.mark.parametrize(("rows", "cols"), [(9, 64), (1, 1), (300, 1000), (5, 7)])
 def test_sums_cover_every_entry_once(cupy, kernels, dtype, rows, cols):
     parts = [view(dtype, rows, cols, at, ld=2 * cols) for at in (0x1000, 0x20000)]
-    kernels.add(None, parts, [view(dtype, rows, cols)])
+    kernels.add(STREAM, parts, [view(dtype, rows, cols)])
     (macros,), ((blocks, threads, arguments),) = cupy.compiled, cupy.launches
     ld_parts, ld_first, n, lines = (int(arguments[i]) for i in (1, 3, 5, 6))
     assert (ld_parts, ld_first, n, lines * int(macros["V"])) == (2 * cols, cols, rows, cols)
@@ -98,7 +127,7 @@ def test_sums_cover_every_entry_once(cupy, kernels, dtype, rows, cols):
 def test_sums_of_other_types(cupy, kernels):
     out = view("float8_e5m2")
     kernels.add(
-        None, [view("float16")] * 3, [out, view("float8_e5m2", ld=80), view("float8_e5m2", ld=80)],
+        STREAM, [view("float16")] * 3, [out, view("float8_e5m2", ld=80), view("float8_e5m2", ld=80)],
         beta=2, c=view("bfloat16"), bias=view("float32", 1), activation="gelu", scale=64, amax=128, blocks=3,
     )  # fmt: skip
     (macros,), ((blocks, _, arguments),) = cupy.compiled, cupy.launches
@@ -109,59 +138,59 @@ def test_sums_of_other_types(cupy, kernels):
     assert [x.item() for x in arguments[7:]] == [0x1000, 64, 2.0, 0x1000, 2, 64, 128]
 
 
-def test_a_launch_that_is_repeated_gives_the_driver_its_arguments(monkeypatch):
-    """The first time CuPy takes them; from then on the driver reads copies of them at the addresses that it gets."""
-    words = np.arange(1, 4, dtype=np.uint64).view([("p", np.uint64, 3)])[0]
-    arguments = words, np.int32(-7), np.float64(2.5), np.complex128(1 - 2j), np.float32(0.5)
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the driver is told: whether blocks meet, shape, stream, and where the arguments are."""
     seen: list[Any] = []
 
-    def kernel(*given: Any, stream: Any) -> None:
-        seen.append((*given, stream))
+    def queue(meets: bool, *given: Any) -> None:
+        *shape, stream, places = given if meets else given[:-1]
+        assert meets or given[-1] == 0
+        seen.append((meets, shape, stream, places))
 
-    def queue(*given: Any) -> None:
-        *shape, stream, places, extra = given
-        addresses = np.ctypeslib.as_array((ctypes.c_uint64 * 5).from_address(places))
-        read = [ctypes.string_at(int(at), each.nbytes) for at, each in zip(addresses, arguments, strict=True)]
-        seen.append((shape, stream, extra, read))
-
-    kernel.kernel = SimpleNamespace(ptr=0x77)
-    driver = SimpleNamespace(driver=SimpleNamespace(launchKernel=queue))
-    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.api", driver)
-    launch, streams = Launch(kernel, (5, 2), 128, arguments), [SimpleNamespace(ptr=at) for at in (1, 2, 3)]
-    for stream in streams:
-        launch(stream)
-    assert seen[0] == ((5, 2), (128,), arguments, streams[0])
-    read = [each.tobytes() for each in arguments]
-    assert seen[1:] == [([0x77, 5, 2, 1, 128, 1, 1, 0], at, 0, read) for at in (2, 3)]
+    driver = SimpleNamespace(launchKernel=partial(queue, False), launchCooperativeKernel=partial(queue, True))
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.api", SimpleNamespace(driver=driver))
+    return seen
 
 
-def test_a_launch_is_placed_at_real_addresses_and_never_given_to_cupy(monkeypatch):
+def at_places(places: int, *nbytes: int) -> list[bytes]:
+    addresses = np.frombuffer(ctypes.string_at(places, 8 * len(nbytes)), np.uint64).tolist()
+    assert all(at % 8 == 0 for at in addresses)
+    return [ctypes.string_at(at, n) for at, n in zip(addresses, nbytes, strict=True)]
+
+
+@pytest.mark.parametrize("meets", [False, True])
+def test_the_driver_finds_each_argument(monkeypatch, meets):
+    """Each as its type in C, wherever the one before ends; other arguments are there in the next launch."""
+    seen = launched(monkeypatch)
+    kernel = Kernel(0x77, "3Qif5sd2dI", meets=meets)
+    for number in (-7, 9):
+        given = 1, 2, 1 << 63, number, 0.5, b"bytes", 2.5, 1.0, -2.0, 6
+        kernel(STREAM, (5, 2), 128, given, 96)
+        assert seen[-1][:3] == (meets, [0x77, 5, 2, 1, 128, 1, 1, 96], 0x51)
+        expected = [
+            np.array(given[:3], np.uint64), np.int32(number), np.float32(0.5), np.array(list(b"bytes"), np.uint8),
+            np.float64(2.5), np.complex128(1 - 2j), np.uint32(6),
+        ]  # fmt: skip
+        assert at_places(seen[-1][3], *(x.nbytes for x in expected)) == [x.tobytes() for x in expected]
+
+
+def test_a_launch_is_placed_at_real_addresses(monkeypatch):
     """Only what is said to be addresses: the scalar's first byte would be taken for the number of some memory."""
-    words = np.array([stand_in(3, 0x70008), 7, stand_in(16) + 0x120, 0x5000], np.uint64)
-    arguments = words.view([("p", np.uint64, 4)])[0], np.int32(2), np.float64(-1.5)
-    seen: list[Any] = []
-
-    def queue(kernel: int, *given: Any) -> None:
-        *shape, stream, places, extra = given
-        addresses = np.ctypeslib.as_array((ctypes.c_uint64 * 3).from_address(places))
-        read = [ctypes.string_at(int(at), each.nbytes) for at, each in zip(addresses, arguments, strict=True)]
-        seen.append((kernel, shape, stream, extra, np.frombuffer(read[0], np.uint64).tolist(), read[1:]))
-
-    driver = SimpleNamespace(driver=SimpleNamespace(launchKernel=queue))
-    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.api", driver)
-    kernel = SimpleNamespace(kernel=SimpleNamespace(ptr=0x77))
-    template = Launch(kernel, (5,), 128, arguments, addresses=(0, 2, 3))
+    seen = launched(monkeypatch)
+    words = stand_in(3, 0x70008), 7, stand_in(16) + 0x120, 0x5000
+    template = Kernel(0x77, "4Qid").launch((5, 1), 128, (*words, 2, -1.5), addresses=(0, 2, 3))
     first, second = template.placed({3: 0x8000, 16: 1 << 40}), template.placed({3: 0x9000, 16: 1 << 41})
-    for launch, at in ((first, 1), (second, 2), (first, 3)):
-        launch(SimpleNamespace(ptr=at))
-    rest = [each.tobytes() for each in arguments[1:]]
-    where = {1: [0x8008, 7, (1 << 40) + 0x120, 0x5000], 2: [0x9008, 7, (1 << 41) + 0x120, 0x5000]}
-    shape = [5, 1, 1, 128, 1, 1, 0]
-    assert seen == [(0x77, shape, at, 0, where[which], rest) for at, which in ((1, 1), (2, 2), (3, 1))]
+    for launch, stream in ((first, 1), (second, 2), (first, 3)):
+        launch(SimpleNamespace(ptr=stream))
+        where = {1: [0x8008, 7, (1 << 40) + 0x120, 0x5000], 2: [0x9008, 7, (1 << 41) + 0x120, 0x5000]}
+        assert seen[-1][:3] == (False, [0x77, 5, 1, 1, 128, 1, 1, 0], stream)
+        addresses, *rest = at_places(seen[-1][3], 32, 4, 8)
+        assert np.frombuffer(addresses, np.uint64).tolist() == where[1 if launch is first else 2]
+        assert rest == [np.int32(2).tobytes(), np.float64(-1.5).tobytes()]
 
 
 def test_c_is_not_read_without_beta(cupy, kernels):
-    kernels.add(None, [view("float64")], [view("float64")], c=view("float64", at=0x5000))
+    kernels.add(STREAM, [view("float64")], [view("float64")], c=view("float64", at=0x5000))
     assert int(cupy.launches[0][2][7]) == 0
 
 
@@ -170,18 +199,18 @@ def test_a_sum_of_no_parts_is_c_and_bias(cupy, kernels, dtype):
     """Without an operand that is not read having a type that the kernel cannot read."""
     d, c = view(dtype, at=0x4000), view("bfloat16" if dtype.startswith("float8") else dtype, at=0x5000)
     for beta in (0, 2):
-        kernels.add(None, [], [d], beta=beta, c=c)
+        kernels.add(STREAM, [], [d], beta=beta, c=c)
     macros = cupy.compiled
     assert {each["P"] for each in macros} == {"0"}
     assert not {each[name] for each in macros for name in ("CTYPE", "BIAS")} & {"e4m3", "e5m2"}
     assert [int(arguments[7]) for _, _, arguments in cupy.launches] == [0, 0x5000]
     with pytest.raises(ArgumentError, match="other shapes"):
-        kernels.add(None, [], [d, view(dtype, rows=8)])
+        kernels.add(STREAM, [], [d, view(dtype, rows=8)])
 
 
 def test_large_sums_count_in_64_bits(cupy, kernels):
-    kernels.add(None, [view("float64", 2**20, 2**14)], [view("float64", 2**20, 2**14)])
-    kernels.add(None, [view("float64")], [view("float64")])
+    kernels.add(STREAM, [view("float64", 2**20, 2**14)], [view("float64", 2**20, 2**14)])
+    kernels.add(STREAM, [view("float64")], [view("float64")])
     assert [macros["INDEX"] for macros in cupy.compiled] == ["u64", "unsigned"]
 
 
@@ -197,13 +226,13 @@ def test_large_sums_count_in_64_bits(cupy, kernels):
 def test_sums_that_do_not_fit(cupy, kernels, how, why):
     how = {"parts": [view("float32")], "outs": [view("float32")]} | how
     with pytest.raises(ArgumentError, match=why):
-        kernels.add(None, how.pop("parts"), how.pop("outs"), **how)
+        kernels.add(STREAM, how.pop("parts"), how.pop("outs"), **how)
     assert not cupy.launches
 
 
 def test_nothing_is_launched_for_nothing(cupy, kernels):
-    kernels.add(None, [view("float32", 0)], [view("float32", 0)])
-    kernels.copy(None, view("float32", 5, 0), view("float32", 5, 0))
+    kernels.add(STREAM, [view("float32", 0)], [view("float32", 0)])
+    kernels.copy(STREAM, view("float32", 5, 0), view("float32", 5, 0))
     assert not cupy.launches
 
 
@@ -234,7 +263,7 @@ def test_copies_move_each_byte_once(cupy, kernels, seed):
             base + u * steps[0] + v * steps[1] + w * steps[2] + x for base, steps in ((to, there), (of, here))
         )
         expected.append(np.stack((targets, sources), axis=1))
-    kernels.move(None, moves)
+    kernels.move(STREAM, moves)
     moved = []
     for macros, (grid, _, (struct, count)) in zip(cupy.launched, cupy.launches, strict=True):
         each = np.reshape(struct["p"], (int(macros["MOVES"]), 13)).astype(int).tolist()
@@ -285,7 +314,7 @@ def test_transposing_copies_move_each_entry_once(cupy, kernels, size, extents):
     row_runs, rows, col_runs, cols = extents
     there = [rows * size, size, row_runs * rows * (cols + 2) * size, row_runs * rows * size]
     here = [rows * col_runs * (cols + 3) * size, col_runs * (cols + 3) * size, (cols + 3) * size, size]
-    kernels.transpose(None, 0x1000, there, 0x2000, here, extents, size, conjugate=size >= 8)
+    kernels.transpose(STREAM, 0x1000, there, 0x2000, here, extents, size, conjugate=size >= 8)
     (macros,), ((blocks, threads, arguments),) = cupy.compiled, cupy.launches
     assert (_BYTES[macros["T"]], macros["FLIP"], threads) == (size, "flipped" if size >= 8 else "", 256)
     to, there_, of, here_, all_rows, rows_run, all_cols, cols_run = arguments
@@ -310,7 +339,7 @@ def test_transposing_copies_move_each_entry_once(cupy, kernels, size, extents):
         for index in itertools.product(*map(range, extents))
     }
     assert moved == expected
-    kernels.transpose(None, 0x1000, there, 0x2000, here, (1, 0, 1, 5), size)
+    kernels.transpose(STREAM, 0x1000, there, 0x2000, here, (1, 0, 1, 5), size)
     assert len(cupy.launches) == 1
 
 
@@ -319,38 +348,38 @@ def test_copies_that_conjugate_take_a_complex_number_at_a_time(cupy, kernels, si
     """However well all of it is aligned."""
     there, here = (0, 0x400, 0), (0, 0x300, 0)
     for run in (32, 0x200):
-        kernels.move(None, [(0x1000, there, 0x9000, here, (1, 3, 1, run))], conjugate=size)
-    kernels.move(None, [(0x1000, there, 0x9000, here, (1, 3, 1, 32))])
+        kernels.move(STREAM, [(0x1000, there, 0x9000, here, (1, 3, 1, run))], conjugate=size)
+    kernels.move(STREAM, [(0x1000, there, 0x9000, here, (1, 3, 1, 32))])
     found = [(_BYTES[macros["T"]], macros["FLIP"]) for macros in cupy.launched]
     assert found == [(size, "flipped"), (size, "flipped"), (16, "")]
     assert [int(struct["p"][10]) for _, _, (struct, _) in cupy.launches] == [32 // size, 0x200 // size, 2]
     with pytest.raises(ArgumentError, match=f"complex numbers of {size} bytes at multiples of 4"):
-        kernels.move(None, [(0x1004, there, 0x9000, here, (1, 3, 1, 32))], conjugate=size)
+        kernels.move(STREAM, [(0x1004, there, 0x9000, here, (1, 3, 1, 32))], conjugate=size)
 
 
 def test_copies_of_negative_things(kernels):
     with pytest.raises(ArgumentError, match="none may be < 0"):
-        kernels.move(None, [(0, (0, 0, -4), 0, (0, 0, 4), (1, 1, 2, 4))])
+        kernels.move(STREAM, [(0, (0, 0, -4), 0, (0, 0, 4), (1, 1, 2, 4))])
     with pytest.raises(ArgumentError, match="a matrix of 9 x 64 is to be copied to 9 x 63"):
-        kernels.copy(None, view("float32", cols=63), view("float32"))
+        kernels.copy(STREAM, view("float32", cols=63), view("float32"))
 
 
 @pytest.mark.parametrize("name", ["raise_flags", "await_flags"])
 def test_one_warp_has_up_to_32_flags(cupy, kernels, name):
     queue = getattr(kernels, name)
-    queue(None, range(1, 35))
+    queue(STREAM, range(1, 35))
     waits = []
     for blocks, threads, (words, count) in cupy.launches:
         assert (blocks, threads) == (1, 32)
         waits.append(list(words["p"][: int(count)]))
     assert waits == [list(range(1, 33)), [33, 34]]
-    queue(None, [])
+    queue(STREAM, [])
     assert len(cupy.launches) == 2
 
 
 def test_barriers(cupy, kernels):
     for what in ("arrive", "await", "meet"):
-        kernels.signal(what, [1, 2, 3, 4], 2, 1, 2)(None)
+        kernels.signal(what, [1, 2, 3, 4], 2, 1, 2)(STREAM)
     for blocks, threads, arguments in cupy.launches:
         assert (blocks, threads) == (1, 32)
         assert [int(x) for x in arguments[1:]] == [4, 2, 1, 2]
@@ -367,7 +396,7 @@ def test_sums_of_tiles(cupy, kernels, count):
         dtype, [*tiles, Tile(1, 1, 1, 0, 7)], (False, 9), (False, 8), (True, 6), 2, 3, **how
     )
     for launch in launches:
-        launch(None)
+        launch(STREAM)
     assert len(cupy.launches) == len(launches) == -(-count // 32)
     found = []
     for (blocks, threads, arguments), macros in zip(cupy.launches, cupy.launched, strict=True):

@@ -29,6 +29,7 @@ from pblasmp.engines.gpu.tensor import one_kernel as algorithms
 from pblasmp.engines.request import Options
 from pblasmp.engines.tensor.pieces import offsets, shares
 from tests.helpers.copy_products import PRODUCTS, SPLIT, problem, product, queue
+from tests.helpers.fakenvrtc import FakeNvrtc
 from tests.helpers.fakepeers import Fault, Peers
 from tests.helpers.kernel_order import Order
 
@@ -371,30 +372,25 @@ def test_copies_of_what_no_tensor_map_reaches_are_reserved_and_counted(small, fo
 
 def test_a_kernel_is_loaded_once_on_each_gpu(monkeypatch):
     """However many plans use it; GPUs, forms and tilings are told apart."""
-    loaded = []
-    here = SimpleNamespace(device=0)
-    driver = SimpleNamespace(
-        cuCtxGetDevice=lambda: (0, here.device),
-        cuModuleLoadData=lambda cubin: (0, loaded.append((here.device, cubin)) or len(loaded)),
-        cuModuleGetFunction=lambda module, name: (0, (module, name)),
-        cuFuncSetAttribute=lambda *attribute: (0,),
-        CUfunction_attribute=SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8),
-        CUtensorMapDataType=SimpleNamespace(
-            CU_TENSOR_MAP_DATA_TYPE_FLOAT16=6, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16=9
-        ),
+    here, nvrtc = SimpleNamespace(device=0), FakeNvrtc(monkeypatch)
+    nvrtc.driver.cuCtxGetDevice = lambda: (0, here.device)
+    nvrtc.driver.CUtensorMapDataType = SimpleNamespace(
+        CU_TENSOR_MAP_DATA_TYPE_FLOAT16=6, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16=9
     )
-    for name, module in (("cuda", SimpleNamespace()), ("cuda.bindings", SimpleNamespace(driver=driver))):
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(kernels, "_compiled", lambda text: text)
-    kernels._loaded.cache_clear()
+    launches = SimpleNamespace(driver=SimpleNamespace(launchKernel=None, launchCooperativeKernel=None))
+    for name in ("cupy_backends", "cupy_backends.cuda"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.api", launches)
+    monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", "1")
     narrow, wide = (tiling(FORMS[0], 2, rows, 1792, "fetched", 132) for rows in (512, 2048))
     asked = [(0, FORMS[0], narrow), (0, FORMS[0], wide), (0, FORMS[1], wide), (1, FORMS[0], narrow)]
     functions = []
     for here.device, form, tiles in asked * 3:
         functions.append(OneKernel(form, HALF, 2, tiles)._function)
-    kernels._loaded.cache_clear()
-    assert len(loaded) == len(set(functions)) == len(asked)
+    assert len(nvrtc.modules) == len(set(functions)) == len(asked)
     assert functions == functions[: len(asked)] * 3
+    assert set(nvrtc.targets) == {"sm_90a"}
+    assert nvrtc.rooms == [tiles.shared_bytes for _, _, tiles in asked]
 
 
 class _Packed(ctypes.Structure):

@@ -1,16 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA kernels that are compiled when they are first needed."""
+"""CUDA kernels: compiled by NVRTC when they are first needed, kept on disk, queued with little work of the host."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import os
+import re
+import struct
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ....errors import ArgumentError, StatusError
+from ....trust import make_private, open_trusted
 from ...direct.addresses import host_address
+from .stand_ins import placed
 
-__all__ = ["CompiledKernels", "Repeated"]
+__all__ = ["CompiledKernels", "Kernel", "Launch", "check_driver", "kernel_folder", "loaded"]
+
+_ARGUMENT = 8  # bytes: each argument that the driver reads begins at a multiple
+_ALIGNED = 64  # bytes, of the first argument: descriptors of TMA begin at a multiple
+
+Grid = tuple[int, int]
 
 
 class CompiledKernels:
@@ -22,55 +38,212 @@ class CompiledKernels:
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
-        self._functions: dict[Any, Any] = {}
+        self._kernels: dict[Any, Kernel] = {}
 
-    def _compiled(self, name: str, code: str, *, room: int = 0, meets: bool = False, **macros: Any) -> Any:
+    def _compiled(
+        self, name: str, code: str, parameters: str, *, room: int = 0, meets: bool = False, **macros: Any
+    ) -> Kernel:
         """Return a kernel, with so many bytes of shared memory that a launch may ask for.
 
         If its blocks meet, it is launched as a cooperative one: none begins before there is room for all, and the
         driver refuses more than there can be.
         """
-        key = (name, *sorted(macros.items()))
-        if key not in self._functions:
-            options = ("-std=c++17", *(f"-D{macro}={value}" for macro, value in macros.items()))
-            module = self._cupy.RawModule(code=code, options=options, enable_cooperative_groups=meets)
-            kernel = module.get_function(name)
-            if room:
-                kernel.max_dynamic_shared_size_bytes = room
-            self._functions[key] = kernel
-        return self._functions[key]
+        key = (name, *macros.items())
+        found = self._kernels.get(key)
+        if found is None:
+            text = "\n".join([*(f"#define {macro} {value}" for macro, value in macros.items()), code])
+            function = loaded(self._cupy.cuda.runtime.getDevice(), text, name, room)
+            found = self._kernels[key] = Kernel(function, parameters, meets=meets)
+        return found
 
 
-class Repeated:
-    """A kernel whose blocks meet, and which is queued again and again, with other numbers each time. Local.
-
-    The first time CuPy compiles it and reads the numbers; from then on the driver gets their addresses, which costs the
-    host much less.
+class Kernel:
+    """A kernel of CUDA. Local.
 
     Args:
-        kernel: CuPy's.
-        blocks, threads: how many.
-        kinds: NumPy's types of its arguments, addresses and integers.
+        function: where it is.
+        parameters: their types in the letters of ``struct``: "Q" is an address, "i" an int, "6Q" a structure of six
+            words. What a structure has is given one by one.
+        meets: whether it is launched as a cooperative one.
     """
 
-    def __init__(self, kernel: Any, blocks: int, threads: int, kinds: Sequence[Any]) -> None:
-        self._kernel, self._kinds = kernel, tuple(kinds)
-        self._shape = blocks, 1, 1, threads, 1, 1
-        # a shorter integer is at the beginning of its word
-        self._words = np.zeros(len(self._kinds), np.int64)
-        self._places = host_address(self._words) + np.arange(len(self._kinds), dtype=np.uint64) * 8
+    __slots__ = ("_function", "_memory", "_more", "_place", "_places", "_queue", "_starts", "_struct")
+
+    def __init__(self, function: int, parameters: str, *, meets: bool = False) -> None:
+        from cupy_backends.cuda.api import driver
+
+        fields = re.findall(r"\d*[a-zA-Z]", parameters)
+        sizes = [-(-struct.calcsize(f"={field}") // _ARGUMENT) * _ARGUMENT for field in fields]
+        padded = (
+            f"{field}{size - struct.calcsize(f'={field}')}x"
+            for field, size in zip(fields, sizes, strict=True)
+        )
+        self._struct = struct.Struct("=" + "".join(padded))
+        self._starts = np.cumsum([0, *sizes[:-1]], dtype=np.uint64)
+        self._function, self._more = function, () if meets else (0,)
+        self._queue = driver.launchCooperativeKernel if meets else driver.launchKernel
+        memory: Any = np.zeros(self._struct.size + _ALIGNED, np.uint8)
+        self._memory: Any = memory[-host_address(memory) % _ALIGNED :]
+        self._places = self._starts + np.uint64(host_address(self._memory))
         self._place = host_address(self._places)
-        self._queue: Any = None
 
-    def __call__(self, stream: Any, numbers: Sequence[int], shared: int = 0) -> None:
+    def __call__(
+        self, stream: Any, grid: Grid, threads: int, arguments: Sequence[Any], shared: int = 0
+    ) -> None:
         """Queue it on a stream of CuPy, with so many bytes of shared memory. Local."""
-        if self._queue is None:
-            from cupy_backends.cuda.api import driver
+        self._struct.pack_into(self._memory, 0, *arguments)  # the driver copies them
+        self._queue(self._function, *grid, 1, threads, 1, 1, shared, stream.ptr, self._place, *self._more)
 
-            arguments = tuple(kind(number) for kind, number in zip(self._kinds, numbers, strict=True))
-            (blocks, *_), threads = self._shape, self._shape[3]
-            self._kernel((blocks,), (threads,), arguments, stream=stream, shared_mem=shared)
-            self._queue, self._at = driver.launchCooperativeKernel, int(self._kernel.kernel.ptr)
-            return
-        self._words[:] = numbers
-        self._queue(self._at, *self._shape, shared, stream.ptr, self._place)
+    def launch(
+        self, grid: Grid, threads: int, arguments: Sequence[Any], addresses: Sequence[int] = ()
+    ) -> Launch:
+        """Return what queues it with these arguments any number of times. Local.
+
+        Args:
+            grid, threads: how many blocks, and threads of each.
+            arguments: of the kernel.
+            addresses: which words of the first one are addresses, which may be stand-ins.
+        """
+        shape = self._function, *grid, 1, threads, 1, 1, 0
+        words = np.frombuffer(bytearray(self._struct.pack(*arguments)), np.uint64)
+        return Launch((self._queue, shape, self._starts, addresses, self._more), words)
+
+
+class Launch:
+    """A kernel with its arguments, to be queued any number of times. See ``Kernel.launch``. Local."""
+
+    __slots__ = ("_how", "_more", "_place", "_places", "_queue", "_shape", "_words")
+
+    def __init__(self, how: tuple[Any, ...], words: Any) -> None:
+        self._how, self._words = how, words
+        self._queue, self._shape, starts, _, self._more = how
+        self._places = starts + np.uint64(host_address(words))
+        self._place = host_address(self._places)
+
+    def __call__(self, stream: Any) -> None:
+        """Queue it on a stream of CuPy. Local."""
+        self._queue(*self._shape, stream.ptr, self._place, *self._more)
+
+    def placed(self, bases: Mapping[int, int]) -> Launch:
+        """Return the same launch with real addresses. Local.
+
+        Args:
+            bases: of each memory that a stand-in is in.
+        """
+        words = self._words.copy()
+        for at in self._how[3]:
+            words[at] = placed(int(words[at]), bases)
+        return Launch(self._how, words)
+
+
+@cache
+def loaded(device: int, text: str, name: str, room: int = 0, target: str = "") -> int:
+    """Return where a kernel is on a GPU, the current one, whose process keeps it. Local; may take seconds.
+
+    Args:
+        device: the GPU's CUDA index.
+        text: in CUDA C++, without headers.
+        name: of the kernel.
+        room: bytes of shared memory that a launch may ask for.
+        target: "sm_90a", for example; by default the GPU's own.
+
+    Raises:
+        StatusError: NVRTC or the driver refuses it.
+    """
+    from cuda.bindings import driver
+
+    status, module = driver.cuModuleLoadData(_machine_code(text, target or _target(device)))
+    check_driver((status,))
+    status, function = driver.cuModuleGetFunction(module, name.encode())
+    check_driver((status,))
+    if room:
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        check_driver(driver.cuFuncSetAttribute(function, attribute, room))
+    return int(function)
+
+
+def _target(device: int) -> str:
+    """Return what a GPU's kernels are compiled for: if NVRTC does not know the GPU yet, the driver finishes them."""
+    from cuda.bindings import driver, nvrtc
+
+    kinds = driver.CUdevice_attribute
+    status, major = driver.cuDeviceGetAttribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
+    check_driver((status,))
+    status, minor = driver.cuDeviceGetAttribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
+    check_driver((status,))
+    status, known = nvrtc.nvrtcGetSupportedArchs()
+    _check_nvrtc(status)
+    capability = 10 * major + minor
+    if capability in known:
+        return f"sm_{capability}"
+    return f"compute_{max(each for each in known if each < capability)}"
+
+
+def _machine_code(text: str, target: str) -> bytes:
+    """Return what a text is compiled to, from the user's files if it was compiled before."""
+    from cuda.bindings import nvrtc
+
+    status, *version = nvrtc.nvrtcVersion()
+    _check_nvrtc(status)
+    folder = kernel_folder()
+    if folder is None:
+        return _compiled(text, target)
+    told = hashlib.sha256(f"{version} {target}\n{text}".encode()).hexdigest()
+    file = folder / f"pblasmp-{told}.cubin"
+    with suppress(OSError, ArgumentError), open_trusted(file) as opened:
+        return opened.read()
+    code = _compiled(text, target)
+    with suppress(OSError):
+        make_private(folder)
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as new:
+            new.write(code)
+        Path(new.name).replace(file)  # another process may have been as fast
+    return code
+
+
+def kernel_folder() -> Path | None:
+    """Return the folder of CuPy in which compiled kernels are kept; None: they are kept in memory. Local."""
+    if os.environ.get("CUPY_CACHE_IN_MEMORY") == "1":
+        return None
+    try:
+        return Path(os.environ.get("CUPY_CACHE_DIR") or "~/.cupy/kernel_cache").expanduser()
+    except RuntimeError:  # no home directory
+        return None
+
+
+def _compiled(text: str, target: str) -> bytes:
+    """Return machine code, or for a target "compute_…" PTX.
+
+    Raises:
+        StatusError: NVRTC refuses it; the error has its log.
+    """
+    from cuda.bindings import nvrtc
+
+    status, program = nvrtc.nvrtcCreateProgram(text.encode(), b"pblasmp.cu", 0, [], [])
+    _check_nvrtc(status)
+    options = [f"--gpu-architecture={target}".encode(), b"-std=c++17"]
+    (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    if failed:
+        _, size = nvrtc.nvrtcGetProgramLogSize(program)
+        log = b" " * size
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise StatusError(f"NVRTC: {failed.name}: {log.decode(errors='replace').strip()}")
+    kind = "CUBIN" if target.startswith("sm_") else "PTX"
+    status, size = getattr(nvrtc, f"nvrtcGet{kind}Size")(program)
+    _check_nvrtc(status)
+    code = b" " * size
+    _check_nvrtc(*getattr(nvrtc, f"nvrtcGet{kind}")(program, code))
+    _check_nvrtc(*nvrtc.nvrtcDestroyProgram(program))
+    return bytes(code)
+
+
+def _check_nvrtc(status: Any) -> None:
+    if status:
+        raise StatusError(f"NVRTC: {status.name}")
+
+
+def check_driver(result: tuple[Any, ...]) -> None:
+    """Raise StatusError if a call of CUDA's driver reports an error. Local."""
+    status = result[0]
+    if status:
+        raise StatusError(f"CUDA driver: {status.name}")

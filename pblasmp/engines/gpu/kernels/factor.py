@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .compiler import CompiledKernels, Repeated
+from .compiler import CompiledKernels, Kernel
 from .factor_source import JUDGE, LOOK, LU, PAIRS, QR, SWAP
 from .solve_source import INVERT, REFINE, STEP, TRIANGLES
 
@@ -48,12 +48,11 @@ class FactorKernels(CompiledKernels):
         self._shared_memory = shared_memory
         self._limits = shared_memory - _RESERVED, min(multiprocessors, _BLOCKS)
         self._memory: dict[str, Array] = {}
-        self._steps: dict[tuple[str, int], Repeated] = {}
 
-    def _of(self, name: str, code: str, dtype: np.dtype, **how: Any) -> Any:
+    def _of(self, name: str, code: str, parameters: str, dtype: np.dtype, **how: Any) -> Kernel:
         """Return a kernel for a type; ``how`` is for ``_compiled``."""
         kind, real = _TYPES[dtype.name]
-        return self._compiled(name, code, **how, KIND=kind, REAL_KIND=real)
+        return self._compiled(name, code, parameters, **how, KIND=kind, REAL_KIND=real)
 
     def _kept(self, name: str, count: int, dtype: Any) -> Array:
         """Return zeros that are made once; they stay what the last kernel left there."""
@@ -67,17 +66,15 @@ class FactorKernels(CompiledKernels):
         ``judge`` must follow on the same stream before the next look.
         """
         found, n = self._kept("found", 2, np.int32), len(a)
-        kernel = self._of("look", LOOK, np.dtype(a.dtype))
-        blocks = -(-n * 32 // _THREADS)
-        kernel((blocks,), (_THREADS,), (_at(a), _ld(a), np.int32(n), _at(found)), stream=stream)
+        kernel = self._of("look", LOOK, "QqiQ", np.dtype(a.dtype))
+        kernel(stream, (-(-n * 32 // _THREADS), 1), _THREADS, (_at(a), _ld(a), n, _at(found)))
         return found
 
     def judge(self, stream: Any, a: Array, found: Array, info: Array, first: int) -> None:
         """Queue the making of INFO from what cuSOLVER found in the square on top of ``a``. Local."""
         rows, cols = a.shape
-        kernel = self._of("judge", JUDGE, np.dtype(a.dtype))
-        arguments = _at(a), _ld(a), np.int32(rows), np.int32(cols), _at(found), _at(info), np.int32(first)
-        kernel((1,), (_THREADS,), arguments, stream=stream)
+        kernel = self._of("judge", JUDGE, "QqiiQQi", np.dtype(a.dtype))
+        kernel(stream, (1, 1), _THREADS, (_at(a), _ld(a), rows, cols, _at(found), _at(info), first))
 
     def leaf(self, dtype: np.dtype) -> int:
         """Return how many rows and columns the blocks have that ``invert`` inverts: as the GPU has room. Local."""
@@ -93,7 +90,7 @@ class FactorKernels(CompiledKernels):
         diagonals; ``conditions`` becomes the condition of each block in the maximum norm.
         """
         width = self.leaf(np.dtype(a.dtype))
-        to = _at(copies), _at(inverses), np.int64(width), np.int64(width), _at(conditions)
+        to = _at(copies), _at(inverses), width, width, _at(conditions)
         self._invert(stream, np.dtype(a.dtype), len(a), (_at(a), *_steps(a)), to)
 
     def invert_triangles(self, stream: Any, triangles: Array, inverses: Array, wide: int) -> None:
@@ -102,17 +99,14 @@ class FactorKernels(CompiledKernels):
         The inverses go to the same places in ``inverses``.
         """
         # in a row of triangles, elements on the diagonal are wide + 1 apart: across triangles, too
-        n, none = len(triangles) // (wide + 1), np.uint64(0)
-        to = none, _at(inverses), np.int64(wide + 1), np.int64(wide), none
-        of = _at(triangles), np.int64(1), np.int64(wide)
-        self._invert(stream, np.dtype(triangles.dtype), n, of, to)
+        n, to = len(triangles) // (wide + 1), (0, _at(inverses), wide + 1, wide, 0)
+        self._invert(stream, np.dtype(triangles.dtype), n, (_at(triangles), 1, wide), to)
 
-    def _invert(self, stream: Any, dtype: np.dtype, n: int, of: Sequence[Any], to: Sequence[Any]) -> None:
+    def _invert(self, stream: Any, dtype: np.dtype, n: int, of: Sequence[int], to: Sequence[int]) -> None:
         width = self.leaf(dtype)
         memory = _inverting(width, dtype)
-        kernel = self._of("invert", INVERT, dtype, room=memory, WIDTH=width)
-        arguments = *of, np.int32(n), *to
-        kernel((-(-n // width),), (4 * width,), arguments, stream=stream, shared_mem=memory)
+        kernel = self._of("invert", INVERT, "QqqiQQqqQ", dtype, room=memory, WIDTH=width)
+        kernel(stream, (-(-n // width), 1), 4 * width, (*of, n, *to), memory)
 
     def triangles(
         self,
@@ -142,11 +136,9 @@ class FactorKernels(CompiledKernels):
             lower: which triangle.
             unit: its diagonal is taken as ones.
         """
-        kernel = self._of("triangles", TRIANGLES, np.dtype(a.dtype), WIDTH=wide)
-        numbers = (np.int32(each) for each in (*deal, lower, unit))
-        tiles = -(-wide // _SQUARE)
-        arguments = _at(a), _ld(a), np.int64(n), *numbers, _at(out)
-        kernel((tiles**2, count), (8 * _SQUARE,), arguments, stream=stream)
+        kernel = self._of("triangles", TRIANGLES, "QqqiiiiiiQ", np.dtype(a.dtype), WIDTH=wide)
+        arguments = _at(a), _ld(a), n, *deal, lower, unit, _at(out)
+        kernel(stream, ((-(-wide // _SQUARE)) ** 2, count), 8 * _SQUARE, arguments)
 
     def step(self, stream: Any, dtype: np.dtype, columns: int, numbers: Sequence[int]) -> None:
         """Queue one panel's step of a triangular solve for few right-hand sides. Local.
@@ -161,17 +153,9 @@ class FactorKernels(CompiledKernels):
                 its rows, and where the right-hand sides, or known unknowns, of these rows are; 1 if they are right-hand
                 sides, from which the new unknowns' part is subtracted, or 0.
         """
-        key = dtype.name, columns
-        if key not in self._steps:
-            kernel = self._of("step", STEP, dtype, meets=True, COLUMNS=columns)
-            address, extent, number = np.uint64, np.int64, np.int32
-            kinds = (
-                address, address, extent, number, number, address, address, address, extent, number, address, number,
-                address,
-            )  # fmt: skip
-            self._steps[key] = Repeated(kernel, self._most()[1], _THREADS, kinds)
-        memory, count = numbers[3] * columns * dtype.itemsize, int(self._kept("steps", 1, np.uint32).data.ptr)
-        self._steps[key](stream, (*numbers, count), memory)
+        kernel = self._of("step", STEP, "QQqiiQQQqiQiQ", dtype, meets=True, COLUMNS=columns)
+        memory, count = numbers[3] * columns * dtype.itemsize, _at(self._kept("steps", 1, np.uint32))
+        kernel(stream, (self._most()[1], 1), _THREADS, (*numbers, count), memory)
 
     def refine(
         self,
@@ -200,11 +184,9 @@ class FactorKernels(CompiledKernels):
         width = self.leaf(dtype)
         memory = 2 * width * _TILE * dtype.itemsize
         macros = {"WIDTH": width, "TILE": _TILE, "LIMIT": _WELL}
-        kernel = self._of("refine", REFINE, dtype, room=memory, **macros)
-        matrices = *_placed(x), *_placed(found)
-        more = *(np.uint64(each) for each in about), np.int32(turned), np.int32(size), np.int64(columns)
-        blocks = -(-columns // _TILE)
-        kernel((blocks,), (4 * width,), (*matrices, *more), stream=stream, shared_mem=memory)
+        kernel = self._of("refine", REFINE, "QqqQqqQQQiiq", dtype, room=memory, **macros)
+        arguments = *x, *found, *about, turned, size, columns
+        kernel(stream, (-(-columns // _TILE), 1), 4 * width, arguments, memory)
 
     def swap(self, stream: Any, a: Array, pivots: Array, first: int, *, back: bool = False) -> None:
         """Queue the exchange of row i of ``a`` with row ``pivots[i] - 1 - first``, for every i in turn. Local.
@@ -216,24 +198,22 @@ class FactorKernels(CompiledKernels):
         starts, total = range(0, len(pivots), _MOST), len(pivots)
         if total > _FEW:
             pairs = self._cupy.empty(4 * total, np.int32)  # CuPy gives it to later work on this stream only
-            kernel = self._compiled("pairs", PAIRS, MOST=_MOST)
-            arguments = _at(pivots), np.int32(total), np.int32(first), np.int32(back), _at(pairs)
-            kernel((len(starts),), (-(-min(total, _MOST) // 32) * 32,), arguments, stream=stream)
+            kernel = self._compiled("pairs", PAIRS, "QiiiQ", MOST=_MOST)
+            arguments = _at(pivots), total, first, back, _at(pairs)
+            kernel(stream, (len(starts), 1), -(-min(total, _MOST) // 32) * 32, arguments)
         for start in reversed(starts) if back else starts:
             some = pivots[start : start + _MOST]
             count, cols = len(some), a.shape[1]
-            place = _at(a[start:]), _ld(a), np.int64(cols)
-            numbers = np.int32(count), np.int32(first + start), np.int32(back)
-            blocks = min(-(-cols // _COLUMNS), 8 * self._most()[1])
-            threads = min(_THREADS, -(-2 * count // 32) * 32)
+            place = _at(a[start:]), _ld(a), cols
+            grid = min(-(-cols // _COLUMNS), 8 * self._most()[1]), 1
+            threads, dtype = min(_THREADS, -(-2 * count // 32) * 32), np.dtype(a.dtype)
             macros = {"COLUMNS": _COLUMNS, "FEW": _FEW}
             if count <= _FEW:
-                kernel = self._of("exchange", SWAP, np.dtype(a.dtype), **macros)
-                kernel((blocks,), (threads,), (*place, _at(some), *numbers), stream=stream)
+                kernel = self._of("exchange", SWAP, "QqqQiii", dtype, **macros)
+                kernel(stream, grid, threads, (*place, _at(some), count, first + start, back))
                 continue
-            kernel = self._of("swap", SWAP, np.dtype(a.dtype), **macros)
-            moves = _at(pairs[4 * start :]), np.int32(2 * count)
-            kernel((blocks,), (threads,), (*place, *moves), stream=stream)
+            kernel = self._of("swap", SWAP, "QqqQi", dtype, **macros)
+            kernel(stream, grid, threads, (*place, _at(pairs[4 * start :]), 2 * count))
 
     def _most(self) -> tuple[int, int]:
         """Return how many bytes of shared memory a block can have, and how many blocks run at the same time."""
@@ -260,7 +240,14 @@ class FactorKernels(CompiledKernels):
         return -(-rows // each), each
 
     def _launch(
-        self, name: str, code: str, stream: Any, a: Array, before: Sequence[Any], after: Sequence[Any]
+        self,
+        name: str,
+        code: str,
+        parameters: str,
+        stream: Any,
+        a: Array,
+        before: Sequence[int],
+        after: Sequence[int],
     ) -> None:
         """Queue a kernel all of whose blocks run at the same time, each with rows of ``a`` in shared memory."""
         rows, cols = a.shape
@@ -271,15 +258,11 @@ class FactorKernels(CompiledKernels):
         shown = self._kept(f"rows {name} {dtype.name}", 2 * (_BLOCKS + 1) * _WIDEST[name], dtype)
         sizes = self._kept(f"sizes {real.name}", 2 * _BLOCKS, real)
         widest = _widest(name, dtype)
-        kernel = self._of(name, code, dtype, room=self._most()[0], meets=True, WIDEST=widest)
-        ints = np.int32(rows), np.int32(cols), np.int32(each)
-        arguments = _at(a), _ld(a), *ints, *before, _at(shown), _at(sizes), *after, self._count()
-        memory = each * (cols + 1) * dtype.itemsize
-        kernel((blocks,), (_THREADS,), arguments, stream=stream, shared_mem=memory)
-
-    def _count(self) -> Any:
-        """Return the count of meetings, of one kernel at a time: a context's factorisations follow each other."""
-        return _at(self._kept("count", 1, np.uint32))
+        kernel = self._of(name, code, parameters, dtype, room=self._most()[0], meets=True, WIDEST=widest)
+        # meetings of one kernel at a time: a context's factorisations follow each other
+        count = self._kept("count", 1, np.uint32)
+        arguments = _at(a), _ld(a), rows, cols, each, *before, _at(shown), _at(sizes), *after, _at(count)
+        kernel(stream, (blocks, 1), _THREADS, arguments, each * (cols + 1) * dtype.itemsize)
 
     def lu(self, stream: Any, a: Array, pivots: Array, info: Array, first: int) -> None:
         """Queue the LU factorisation of a panel no wider than ``width`` says. Local.
@@ -287,15 +270,16 @@ class FactorKernels(CompiledKernels):
         Pivots count from 1, and ``first`` rows above ``a``. ``info`` becomes the number of the first zero pivot in the
         same way, if it is 0.
         """
-        before = _at(pivots), np.int32(first), _at(info)
-        self._launch("lu", LU, stream, a, before, [_at(self._kept("places", 2 * _BLOCKS, np.int32))])
+        places = self._kept("places", 2 * _BLOCKS, np.int32)
+        before = _at(pivots), first, _at(info)
+        self._launch("lu", LU, "QqiiiQiQQQQQ", stream, a, before, [_at(places)])
 
     def qr(self, stream: Any, a: Array, v: Array, t: Array, tau: Array) -> None:
         """Queue the QR factorisation of a panel no wider than ``width`` says, and no wider than high. Local.
 
         ``v`` becomes the Householder vectors with their ones and zeros, ``t``, contiguous in F order, their T.
         """
-        self._launch("qr", QR, stream, a, (_at(v), _ld(v), _at(t), _at(tau)), ())
+        self._launch("qr", QR, "QqiiiQqQQQQQ", stream, a, (_at(v), _ld(v), _at(t), _at(tau)), ())
 
 
 def _inverting(width: int, dtype: np.dtype) -> int:
@@ -307,22 +291,16 @@ def _widest(name: str, dtype: np.dtype) -> int:
     return _WIDEST[name] if dtype.itemsize < 16 else _WIDEST[name] // 2
 
 
-def _at(array: Array) -> Any:
-    return np.uint64(array.data.ptr)
+def _at(array: Array) -> int:
+    return int(array.data.ptr)
 
 
-def _placed(place: tuple[int, int, int]) -> tuple[Any, Any, Any]:
-    """Return an address, and how many elements apart rows and columns are, as arguments of a kernel."""
-    at, down, across = place
-    return np.uint64(at), np.int64(down), np.int64(across)
-
-
-def _steps(a: Array) -> tuple[Any, Any]:
+def _steps(a: Array) -> tuple[int, int]:
     """Return how many elements apart rows and columns are."""
     down, across = a.strides
-    return np.int64(down // a.itemsize), np.int64(across // a.itemsize)
+    return down // a.itemsize, across // a.itemsize
 
 
-def _ld(a: Array) -> Any:
+def _ld(a: Array) -> int:
     """Return the leading dimension of an array in F order."""
-    return np.int64(max(1, a.strides[1] // a.itemsize if a.shape[1] > 1 else len(a)))
+    return max(1, a.strides[1] // a.itemsize if a.shape[1] > 1 else len(a))

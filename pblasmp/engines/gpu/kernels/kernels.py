@@ -1,28 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine's own CUDA kernels: sums of the ranks' parts, barriers and flags, strided and transposing copies.
 
-They are compiled when they are first needed (CuPy caches them on disk), one module for each combination of types. They
-include no headers, since CuPy does not find CUDA's everywhere.
+They are compiled when they are first needed, one module for each combination of types. They include no headers, since
+CUDA's are not found everywhere.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ....dtypes import accumulation_dtype
 from ....errors import ArgumentError
-from ...direct.addresses import host_address
-from .compiler import CompiledKernels
+from .compiler import CompiledKernels, Launch
 from .source import ADD, MOVE, NUMBERS, SUM, SYNC, TRANSPOSE
-from .stand_ins import placed
 from .views import Move, View
 
-__all__ = ["Deal", "Kernels", "Launch", "Tile", "common_run", "vector_width"]
+__all__ = ["Deal", "Kernels", "Tile", "common_run", "vector_width"]
 
 _VECTOR_BYTES = 16
 _THREADS = 512
@@ -33,7 +30,6 @@ _MOVES = 32  # copies by one kernel, at most: parameters take up to 4 KB
 _WAITS = 32  # flags that one kernel waits for, at most: one thread of a warp each
 _TILES = 32  # of matrices that are added, by one kernel
 _U32 = 2**32
-_ARGUMENT = 8  # bytes: each argument that the driver reads begins at a multiple
 
 _TYPES = {
     "float64": "double",
@@ -75,85 +71,6 @@ def common_run(numbers: Sequence[int]) -> int:
     for number in numbers:
         together |= number
     return min(_VECTOR_BYTES, together & -together) if together else _VECTOR_BYTES
-
-
-class Launch:
-    """A kernel with its arguments, to be queued any number of times. Local.
-
-    The first time CuPy compiles the kernel and reads the arguments. From the second time on the driver gets the
-    addresses of copies of them, which costs the host much less.
-
-    Args:
-        kernel: CuPy's.
-        blocks, threads: how many.
-        arguments: of the kernel.
-        addresses: which words of the first argument are addresses, which may be stand-ins.
-    """
-
-    __slots__ = (
-        "_addresses", "_arguments", "_grid", "_kernel", "_memory", "_place", "_queue", "_shape", "_starts", "_threads",
-        "_words",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        kernel: Any,
-        blocks: tuple[int, ...],
-        threads: int,
-        arguments: tuple[Any, ...],
-        addresses: Sequence[int] = (),
-    ) -> None:
-        self._kernel, self._grid, self._threads, self._arguments = kernel, blocks, threads, arguments
-        self._addresses = addresses
-        self._shape: tuple[int, ...] | None = None
-        self._words: Any = None
-
-    def __call__(self, stream: Any) -> None:
-        """Queue it on a stream of CuPy. Local."""
-        if self._shape is None:
-            self._kernel(self._grid, (self._threads,), self._arguments, stream=stream)
-            self._shape = ()
-            return
-        if self._words is None:
-            self._pack()
-        self._queue(*self._shape, stream.ptr, self._place, 0)
-
-    def placed(self, bases: Mapping[int, int]) -> Launch:
-        """Return the same launch with real addresses, which CuPy never takes. Local.
-
-        Args:
-            bases: of each memory that a stand-in is in.
-        """
-        if self._words is None:
-            self._pack()
-        found: Launch = object.__new__(Launch)
-        found._shape, found._queue, found._starts = self._shape, self._queue, self._starts
-        words = self._words.copy()
-        for at in self._addresses:
-            words[at] = placed(int(words[at]), bases)
-        found._point(words)
-        return found
-
-    def _pack(self) -> None:
-        """Copy the arguments to where the driver reads them."""
-        from cupy_backends.cuda.api import driver
-
-        packed, starts = b"", []
-        for each in self._arguments:
-            starts.append(len(packed))
-            packed += np.array(each).tobytes()
-            packed += bytes(-len(packed) % _ARGUMENT)
-        self._starts = np.array(starts, np.uint64)
-        self._queue = driver.launchKernel
-        grid = (*self._grid, 1, 1)[:3]
-        self._shape = (int(self._kernel.kernel.ptr), *grid, self._threads, 1, 1, 0)
-        self._point(np.frombuffer(bytearray(packed), np.uint64))
-
-    def _point(self, words: Any) -> None:
-        """Take these words as the arguments."""
-        self._words = words
-        self._memory = self._starts + host_address(words)  # must last
-        self._place = host_address(self._memory)
 
 
 class Tile(NamedTuple):
@@ -199,9 +116,6 @@ class Kernels(CompiledKernels):
         properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
         self.multiprocessors = int(properties["multiProcessorCount"])
 
-    def _launch(self, kernel: Any, blocks: int, threads: int, stream: Any, *arguments: Any) -> None:
-        kernel((blocks,), (threads,), arguments, stream=stream)
-
     def signal(self, what: str, flags: Sequence[int], rank: int, kind: int, kinds: int) -> Launch:
         """Return half a barrier of all ranks, or a whole one. Local.
 
@@ -214,10 +128,8 @@ class Kernels(CompiledKernels):
             kinds: how many there are.
         """
         size = len(flags)
-        kernel = self._compiled(what, SYNC, RANKS=size, WAITS=_WAITS)
-        ints = (np.int32(size), np.int32(rank), np.int32(kind), np.int32(kinds))
-        threads = -(-size // 32) * 32
-        return Launch(kernel, (1,), threads, (_struct(flags), *ints))
+        kernel = self._compiled(what, SYNC, f"{size}Qiiii", RANKS=size, WAITS=_WAITS)
+        return kernel.launch((1, 1), -(-size // 32) * 32, (*flags, size, rank, kind, kinds))
 
     def raise_flags(self, stream: Any, flags: Sequence[int]) -> None:
         """Queue: set the words at these addresses, here or at peers, to 1. Local."""
@@ -229,11 +141,10 @@ class Kernels(CompiledKernels):
 
     def _launch_on_flags(self, name: str, stream: Any, flags: Sequence[int]) -> None:
         """Queue a kernel of one warp for every so many flags. Local."""
-        kernel = self._compiled(name, SYNC, RANKS=1, WAITS=_WAITS)
+        kernel = self._compiled(name, SYNC, f"{_WAITS}Qi", RANKS=1, WAITS=_WAITS)
         for first in range(0, len(flags), _WAITS):
             some = flags[first : first + _WAITS]
-            words = _struct([*some, *[0] * (_WAITS - len(some))])
-            self._launch(kernel, 1, _WAITS, stream, words, np.int32(len(some)))
+            kernel(stream, (1, 1), _WAITS, (*some, *[0] * (_WAITS - len(some)), len(some)))
 
     def add(
         self,
@@ -283,17 +194,15 @@ class Kernels(CompiledKernels):
         }  # fmt: skip
         if out.dtype.itemsize == 1:
             macros["FLOAT8"] = 1
-        kernel = self._compiled("add", NUMBERS + ADD, **macros)
+        parameters = f"{len(parts) or 1}QQ{len(outs)}QQQQQQQ{_letters(exact)}QiQQ"
+        kernel = self._compiled("add", NUMBERS + ADD, parameters, **macros)
         grid = min(blocks or 2 * self.multiprocessors, -(-first.rows * lines // _THREADS))
-        u64 = np.uint64
-        self._launch(
-            kernel, grid, _THREADS, stream,
-            _struct([part.address for part in parts], 1), u64(first.ld),
-            _struct([view.address for view in outs]), u64(out.ld), u64(outs[-1].ld),
-            u64(first.rows), u64(lines),
-            u64(c.address if c else 0), u64(c.ld if c else 0), _scalar(beta, exact),
-            u64(bias.address if bias else 0), np.int32(_ACTIVATIONS[activation]), u64(scale), u64(amax),
-        )  # fmt: skip
+        kernel(stream, (grid, 1), _THREADS, (
+            *([part.address for part in parts] or [0]), first.ld,
+            *(view.address for view in outs), out.ld, outs[-1].ld, first.rows, lines,
+            c.address if c else 0, c.ld if c else 0, *_scalar(beta, exact),
+            bias.address if bias else 0, _ACTIVATIONS[activation], scale, amax,
+        ))  # fmt: skip
 
     def copy(self, stream: Any, to: View, of: View) -> None:
         """Queue a copy of a matrix at memory speed. Local."""
@@ -352,14 +261,18 @@ class Kernels(CompiledKernels):
         for (to, there, of, here, (_, b, c, run)), total, count in zip(moves, totals, needed, strict=True):
             words += [to, of, *there, *here, b, c, run // word, total, first]
             first = (first + count) % grid
-        room = _room(len(moves))
-        kernel = self._compiled(
-            "move", MOVE, T=_WORDS[word], EACH=each, INDEX=_index(max(totals)), MOVES=room, FLIP=flip
-        )
-        each = len(words) // len(moves)
-        addresses = [each * i + at for i in range(len(moves)) for at in (0, 1)]
-        arguments = _struct(words, each * room), np.int32(len(moves))
-        return Launch(kernel, (grid,), _THREADS, arguments, addresses)
+        room, many = _room(len(moves)), len(words) // len(moves)
+        macros: dict[str, Any] = {
+            "T": _WORDS[word],
+            "EACH": each,
+            "INDEX": _index(max(totals)),
+            "MOVES": room,
+            "FLIP": flip,
+        }
+        kernel = self._compiled("move", MOVE, f"{many * room}Qi", **macros)
+        addresses = [many * i + at for i in range(len(moves)) for at in (0, 1)]
+        arguments = *words, *[0] * (many * (room - len(moves))), len(moves)
+        return kernel.launch((grid, 1), _THREADS, arguments, addresses)
 
     def sum(
         self,
@@ -394,14 +307,14 @@ class Kernels(CompiledKernels):
             tiles = [tile._replace(rows=tile.cols, cols=tile.rows, i=tile.j, j=tile.i) for tile in tiles]
             x, c, deals = (not x[0], x[1]), (not c[0], c[1]), deals[::-1]
             uplo = {"L": "U", "U": "L", "": ""}[uplo]
-        u64, strides = np.uint64, [(1, lead) if columns else (lead, 1) for columns, lead in (x, c)]
+        strides = [(1, lead) if columns else (lead, 1) for columns, lead in (x, c)]
         macros: dict[str, Any] = {
             "ELEMENT": _TYPES[dtype.name], "TRIANGLE": ("", "L", "U").index(uplo), "REAL": int(real),
             "CONJUGATE": int(conjugate), "KEEPS": int(beta != 0),
         }  # fmt: skip
         rest = (
-            u64(ld), *(u64(each) for pair in strides for each in pair), _scalar(alpha, dtype), _scalar(beta, dtype),
-            *(_struct([deal[0] | deal[1] << 32, deal[2] | deal[3] << 32, deal[4]]) for deal in deals),
+            ld, *(each for pair in strides for each in pair), *_scalar(alpha, dtype), *_scalar(beta, dtype),
+            *(number for deal in deals for number in (*deal, 0)),
         )  # fmt: skip
         launches = []
         for first in range(0, len(tiles), _TILES):
@@ -411,12 +324,14 @@ class Kernels(CompiledKernels):
                 for tile in some
                 for word in (*tile[:3], tile.rows | tile.cols << 32, tile.i | tile.j << 32)
             ]
-            kernel = self._compiled("sum", SUM, **macros, TILES=_room(len(some)))
+            room, number = _room(len(some)), _letters(dtype)
+            parameters = f"{5 * room}QQQQQQ{number}{number}6I6I"
+            kernel = self._compiled("sum", SUM, parameters, **macros, TILES=room)
             most = max(tile.rows * tile.cols for tile in some)
             grid = max(1, min(8 * self.multiprocessors // len(some), -(-most // _SUM_THREADS)))
-            tiles_struct = _struct(words, 5 * _room(len(some)))
+            words += [0] * (5 * (room - len(some)))
             addresses = [5 * i + at for i in range(len(some)) for at in range(3)]
-            launches.append(Launch(kernel, (grid, len(some)), _SUM_THREADS, (tiles_struct, *rest), addresses))
+            launches.append(kernel.launch((grid, len(some)), _SUM_THREADS, (*words, *rest), addresses))
         return launches
 
     def transpose(
@@ -445,14 +360,10 @@ class Kernels(CompiledKernels):
         if not row_runs * rows * col_runs * cols:
             return
         flip = "flipped" if conjugate else ""
-        kernel = self._compiled("transpose", TRANSPOSE, T=_WORDS[itemsize], FLIP=flip)
+        kernel = self._compiled("transpose", TRANSPOSE, "Q4QQ4QIIII", T=_WORDS[itemsize], FLIP=flip)
         tiles = -(-row_runs * rows // _TILE) * -(-col_runs * cols // _TILE)
-        u32, u64 = np.uint32, np.uint64
-        self._launch(
-            kernel, min(8 * self.multiprocessors, tiles), 8 * _TILE, stream,
-            u64(to), _struct(there), u64(of), _struct(here),
-            u32(row_runs * rows), u32(rows), u32(col_runs * cols), u32(cols),
-        )  # fmt: skip
+        arguments = to, *there, of, *here, row_runs * rows, rows, col_runs * cols, cols
+        kernel(stream, (min(8 * self.multiprocessors, tiles), 1), 8 * _TILE, arguments)
 
 
 def check_added(parts: Sequence[View], outs: Sequence[View], c: View | None, bias: View | None) -> None:
@@ -482,22 +393,17 @@ def _index(total: int) -> str:
     return "unsigned" if total < _U32 else "u64"
 
 
-def _struct(values: Sequence[int], room: int = 0) -> Any:
-    """Return a struct of addresses or strides, in the form that kernels take; zeros up to ``room`` follow."""
-    words = np.zeros(max(room, len(values)), np.uint64)
-    words[: len(values)] = values
-    return words.view(_words(len(words)))[0]
-
-
-@lru_cache
-def _words(count: int) -> np.dtype:
-    return np.dtype([("p", np.uint64, count)])
-
-
 def _room(count: int) -> int:
     """Return for how many parts a kernel is compiled that takes ``count`` of at most 32."""
     return 1 if count == 1 else 4 if count <= 4 else 32
 
 
-def _scalar(value: complex, dtype: np.dtype) -> Any:
-    return dtype.type(value) if dtype.kind == "c" else dtype.type(complex(value).real)
+def _scalar(value: complex, dtype: np.dtype) -> tuple[float, ...]:
+    """Return a scalar as a kernel takes it: a real number, or two."""
+    number = dtype.type(value if dtype.kind == "c" else complex(value).real)
+    return (float(number.real), float(number.imag)) if dtype.kind == "c" else (float(number),)
+
+
+def _letters(dtype: np.dtype) -> str:
+    """Return the type of such a scalar among a kernel's parameters."""
+    return {"float32": "f", "float64": "d", "complex64": "2f", "complex128": "2d"}[dtype.name]

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import StatusError
-from ..peers.windows import check_driver
+from .compiler import Kernel, check_driver, loaded
 from .views import View
 
 __all__ = [
@@ -236,7 +235,11 @@ class OneKernel:
         self._driver, self.ranks, self.tiles, self.sums = driver, ranks, tiles, form != "matmul_allgather"
         status, device = driver.cuCtxGetDevice()
         check_driver((status,))
-        self._function = _loaded(int(device), form, dtype.name, ranks, tiles)
+        text = source(
+            form, dtype.name, ranks, tiles.width, tiles.cluster, tiles.slots, tiles.stages, tiles.parts
+        )
+        self._function = loaded(int(device), text, "one_kernel", tiles.shared_bytes, "sm_90a")
+        self._kernel = Kernel(self._function, f"{job_bytes(ranks)}s")
         kinds = driver.CUtensorMapDataType
         self._kind = (
             kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16
@@ -244,21 +247,11 @@ class OneKernel:
             else kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
         )
 
-    def launch(self, job: KernelJob, blocks: int, stream: int) -> None:
+    def launch(self, job: KernelJob, blocks: int, stream: Any) -> None:
         """Queue the kernel; all its blocks must be able to run at once. Local to queue, collective to run."""
         together = self.tiles.cluster
         clusters = min(blocks // together, _resident(self._function, self.tiles, blocks))
-        packed = self._packed(job)
-        buffer = ctypes.create_string_buffer(len(packed) + _MAP_ALIGN_BYTES)
-        at = -(-ctypes.addressof(buffer) // _MAP_ALIGN_BYTES) * _MAP_ALIGN_BYTES
-        ctypes.memmove(at, packed, len(packed))
-        arguments = (ctypes.c_void_p * 1)(at)
-        shared, addresses = self.tiles.shared_bytes, ctypes.addressof(arguments)
-        check_driver(
-            self._driver.cuLaunchKernel(
-                self._function, clusters * together, 1, 1, _THREADS, 1, 1, shared, stream, addresses, 0
-            )
-        )
+        self._kernel(stream, (clusters * together, 1), _THREADS, [self._packed(job)], self.tiles.shared_bytes)
 
     def _packed(self, job: KernelJob) -> bytes:
         """Return ``struct Job`` of the kernel."""
@@ -304,22 +297,7 @@ class OneKernel:
 
 
 @cache
-def _loaded(device: int, form: str, dtype: str, ranks: int, tiles: Tiling) -> Any:  # noqa: ARG001 - a key of the cache
-    """Return the kernel's function on a GPU, the current one; it stays there for the process's other plans. Local."""
-    from cuda.bindings import driver
-
-    text = source(form, dtype, ranks, tiles.width, tiles.cluster, tiles.slots, tiles.stages, tiles.parts)
-    status, module = driver.cuModuleLoadData(_compiled(text))
-    check_driver((status,))
-    status, function = driver.cuModuleGetFunction(module, b"one_kernel")
-    check_driver((status,))
-    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    check_driver(driver.cuFuncSetAttribute(function, attribute, tiles.shared_bytes))
-    return function
-
-
-@cache
-def _resident(function: Any, tiles: Tiling, blocks: int) -> int:
+def _resident(function: int, tiles: Tiling, blocks: int) -> int:
     """Return how many clusters of the kernel's blocks the current GPU runs at once. Local."""
     from cuda.bindings import driver
 
@@ -333,32 +311,6 @@ def _resident(function: Any, tiles: Tiling, blocks: int) -> int:
     status, clusters = driver.cuOccupancyMaxActiveClusters(function, config)
     check_driver((status,))
     return int(clusters)
-
-
-@cache
-def _compiled(text: str) -> bytes:
-    """Return the machine code of a source for sm_90a. Local; takes seconds the first time.
-
-    Raises:
-        StatusError: NVRTC refuses it; the error has its log.
-    """
-    from cuda.bindings import nvrtc
-
-    status, program = nvrtc.nvrtcCreateProgram(text.encode(), b"one_kernel.cu", 0, [], [])
-    _check_nvrtc(status)
-    options = [b"--gpu-architecture=sm_90a", b"-std=c++17"]
-    (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    if failed:
-        _, size = nvrtc.nvrtcGetProgramLogSize(program)
-        log = b" " * size
-        nvrtc.nvrtcGetProgramLog(program, log)
-        raise StatusError(f"NVRTC: {failed.name}: {log.decode(errors='replace').strip()}")
-    status, size = nvrtc.nvrtcGetCUBINSize(program)
-    _check_nvrtc(status)
-    cubin = b" " * size
-    _check_nvrtc(*nvrtc.nvrtcGetCUBIN(program, cubin))
-    _check_nvrtc(*nvrtc.nvrtcDestroyProgram(program))
-    return bytes(cubin)
 
 
 def source(
@@ -398,8 +350,3 @@ def _wgmma(dtype: str, width: int) -> str:
         f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind} "
         f'{{{registers}}},%{count},%{count + 1},p,1,1,0,0;}}" : {operands} : "l"(a), "l"(b), "r"((int)(adds)));'
     )
-
-
-def _check_nvrtc(status: Any) -> None:
-    if status:
-        raise StatusError(f"NVRTC: {status.name}")

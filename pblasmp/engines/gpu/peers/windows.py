@@ -21,13 +21,14 @@ import numpy as np
 from ....comm import machines_of
 from ....errors import StatusError, UnsupportedError
 from ....memory.workspace import roomy
-from ..kernels.kernels import Kernels, Launch
+from ..kernels.compiler import Launch, check_driver
+from ..kernels.kernels import Kernels
 from ..runtime.nccl import Nccl
 from ..runtime.runtime import GpuRuntime
 from .flags import FLAGS, SLOTS
 
 __all__ = [
-    "ONE_KERNEL_CONTROL", "ONE_KERNEL_FLAGS", "ONE_KERNEL_INBOXES", "Buffer", "Windows", "check_driver", "open_windows",
+    "ONE_KERNEL_CONTROL", "ONE_KERNEL_FLAGS", "ONE_KERNEL_INBOXES", "Buffer", "Windows", "open_windows",
 ]  # fmt: skip
 
 ONE_KERNEL_FLAGS = "one_kernel flags"
@@ -374,10 +375,3 @@ def _pinned(cupy: Any, count: int, value: int) -> Any:
     words = np.frombuffer(cupy.cuda.alloc_pinned_memory(4 * count), np.uint32, count)
     words[:] = value
     return words
-
-
-def check_driver(result: tuple[Any, ...]) -> None:
-    """Raise StatusError if a call of CUDA's driver reports an error. Local."""
-    status = result[0]
-    if status:
-        raise StatusError(f"CUDA driver: {status.name}")

@@ -12,13 +12,13 @@ import os
 import stat
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ....comm import Communicator, machine, machines_of, share_of_cores
 from ....errors import LibraryNotFoundError, UnsupportedError
 from ....extras import install
 from ....trust import fault_of
+from ..kernels.compiler import kernel_folder
 
 __all__ = ["Device", "OnDevice", "find_device", "in_words"]
 
@@ -160,9 +160,8 @@ def in_words(error: Exception) -> str:
 
 def _keep_kernels_from_others() -> None:
     """Have CuPy keep compiled kernels in memory only, if another user could put some into its folder."""
-    try:
-        folder = Path(os.environ.get("CUPY_CACHE_DIR") or "~/.cupy/kernel_cache").expanduser()
-    except RuntimeError:  # no home directory
+    folder = kernel_folder()
+    if folder is None:
         return
     everyones = folder.is_dir() and folder.stat().st_mode & stat.S_ISVTX
     if everyones or fault_of(folder):

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.kernels import Kernels, Launch
+from ..kernels.compiler import Launch, check_driver
+from ..kernels.kernels import Kernels
 from ..kernels.lt import PLAIN, Fused, LocalProducts, Op
 from ..kernels.one_kernel import KernelJob, OneKernel
 from ..kernels.views import Blocks, Move, View, blocks
-from ..peers.windows import Windows, check_driver, open_windows
+from ..peers.windows import Windows, open_windows
 from .arena import BY_ADDRESS
 from .nccl import NCCL_SUM, NCCL_TYPES, Nccl
 from .runtime import GpuRuntime
@@ -230,7 +231,7 @@ class Gpu:
         ``blocks`` is how many there may be: one on a multiprocessor.
         """
         self._take_turn()
-        kernel.launch(job, blocks, self.stream("main").ptr)
+        kernel.launch(job, blocks, self.stream("main"))
 
     def push(self, stream: str, to: View, of: View, count: int = 1, steps: tuple[int, int] = (0, 0)) -> None:
         """Copy a matrix from or to a peer, by a copy engine. Local.
