@@ -29,7 +29,7 @@ SHAPES = (
     (8192, 1792, 4096), (16384, 1792, 4096), (4096, 3584, 8192), (8192, 3584, 8192), (4096, 6656, 16384),
 )  # fmt: skip
 ALGORITHMS = {
-    "matmul_reduce_scatter": ("pull", "store", "push", "one_kernel"),
+    "matmul_reduce_scatter": ("pull", "push", "one_kernel"),
     "matmul_allreduce": ("one_shot", "push", "ring", "one_kernel"),
     "matmul_allgather": ("nccl", "push", "one_kernel"),
 }

@@ -90,7 +90,6 @@ NUMBERS = [
     ("low-precision", "scales.BLOCK", str, "scales {} entries along k"),
     ("gpu-algorithms", "engines.gpu.tensor.methods._HIDES_COPIES", times_ten_to, "below {} operations, else"),
     ("gpu-algorithms", "engines.gpu.tensor.methods._PULLS", times_ten_to, '`"pull"` below {} operations per rank'),
-    ("gpu-algorithms", "engines.gpu.tensor.methods._STORES", times_ten_to, '`"store"` below {};'),
     ("gpu-algorithms", "engines.gpu.tensor.methods._HIDES_SUMS", times_ten_to, "and {} operations per rank on"),
     ("gpu-algorithms", "engines.gpu.tensor.methods._ONE_SHOT_WAVES", str, "below {} waves of tiles"),
     ("gpu-algorithms", "engines.gpu.tensor.methods._RING_WAVES", str, '`"ring"` from {} waves of tiles on'),

@@ -69,7 +69,7 @@ def test_results(ctx, gpu, numbers, form, name, dtype, transposed):
     np.testing.assert_array_equal(wide(out), expected if activation is None else np.maximum(expected, 0))
 
 
-@pytest.mark.parametrize(("scheme", "name"), [(AG, "push"), (RS, "pull"), (RS, "store"), (RS, "nccl"),
+@pytest.mark.parametrize(("scheme", "name"), [(AG, "push"), (RS, "pull"), (RS, "push"), (RS, "nccl"),
                                               (AR, "one_shot"), (AR, "two_shot")])  # fmt: skip
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_products_of_matrices(ctx, gpu, scheme, name, order):

@@ -44,15 +44,13 @@ def taken(form: str, size: int, sizes: tuple[int, int, int], *, refused: Collect
     ("size", "inputs", "best"),
     [
         (4, 2048, "pull"),  # 0.7e11 operations of all ranks
-        (4, 4096, "store"),  # 1.4e11: more than 2.5e10 each
-        (4, 8192, "store"),  # 2.7e11
-        (4, 16384, "push"),  # 5.5e11: more than 7.5e10 each
+        (4, 4096, "push"),  # 1.4e11: more than 2.5e10 each
+        (4, 16384, "push"),
         (8, 4096, "pull"),
-        (8, 16384, "store"),
-        (8, 32768, "push"),
+        (8, 16384, "push"),
         (2, 1024, "pull"),
         (2, 2048, "push"),
-        (2, 4096, "push"),  # as much for each of two as what four store: two never do
+        (2, 4096, "push"),
         (2, 16384, "push"),
     ],
 )

@@ -10,13 +10,13 @@ from .one_kernel import (
     OneKernelGatheredOutput,
     OneKernelReduceScatter,
 )
-from .reduce_scatter import NcclReduceScatter, PulledReduceScatter, PushedReduceScatter, StoredReduceScatter
+from .reduce_scatter import NcclReduceScatter, PulledReduceScatter, PushedReduceScatter
 
 __all__ = ["PRODUCTS"]
 
 PRODUCTS: tuple[type[CopyProduct], ...] = (
     NcclGather, PushedGather,
-    NcclReduceScatter, PulledReduceScatter, StoredReduceScatter, PushedReduceScatter, OneKernelReduceScatter,
+    NcclReduceScatter, PulledReduceScatter, PushedReduceScatter, OneKernelReduceScatter,
     NcclAllReduce, OneShotAllReduce, TwoShotAllReduce, PushedAllReduce, RingAllReduce, OneKernelAllReduce,
     NcclGatheredOutput, PushedGatheredOutput, OneKernelGatheredOutput,
 )  # fmt: skip

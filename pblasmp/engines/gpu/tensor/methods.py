@@ -132,7 +132,6 @@ _HIDES_COPIES = 1e10  # operations of all ranks that hide the extra cost of copi
 _HIDES_SENDING = 2000
 _HIDES_SUMS = 4e11  # operations per rank that hide, on more than two ranks, most of an AllReduce in pieces
 _PULLS = 2.5e10  # operations per rank below which GEMM + ReduceScatter is one GEMM and one sum
-_STORES = 7.5e10  # and below which, on more than two ranks, GEMMs store the parts where they are added
 _ONE_SHOT_BYTES = 512 << 10  # results that more than two ranks add one by one
 _ONE_SHOT_WAVES = 4
 _ONE_KERNEL = {
@@ -168,9 +167,7 @@ def _best(p: ParallelProblem, multiprocessors: int) -> str:
         hides = p.size == _PAIR or p.inputs[0] >= _HIDES_SENDING * (p.size - 1)
         return "push" if p.flops >= _HIDES_COPIES and hides else "nccl"
     if p.form == "matmul_reduce_scatter":
-        if p.flops < _PULLS * p.size:
-            return "pull"
-        return "store" if p.size > _PAIR and p.flops < _STORES * p.size else "push"
+        return "pull" if p.flops < _PULLS * p.size else "push"
     nbytes = p.tokens[0] * p.outputs[0] * p.out_dtype.itemsize
     if waves(p.tokens[0], p.outputs[0], multiprocessors) < _ONE_SHOT_WAVES:
         return "one_shot" if p.size == _PAIR or nbytes <= _ONE_SHOT_BYTES else "two_shot"

@@ -12,7 +12,7 @@ from ..kernels.views import View
 from ..peers.flags import PIECES
 from .base import CopyProduct, NcclSum, Views
 
-__all__ = ["NcclReduceScatter", "PulledReduceScatter", "PushedReduceScatter", "StoredReduceScatter"]
+__all__ = ["NcclReduceScatter", "PulledReduceScatter", "PushedReduceScatter"]
 
 
 class NcclReduceScatter(NcclSum):
@@ -28,50 +28,26 @@ class PulledReduceScatter(PulledSum[Views], CopyProduct):
     name = "pull"
 
 
-class _Slots(CopyProduct):
-    """A product for each rank's tokens, which end in that rank's memory, in a slot for each source."""
+class PushedReduceScatter(CopyProduct):
+    """A product for each rank's tokens, peers' first, pushed by copy engines while the next one is computed.
+
+    Parts end in a slot for each source.
+    """
 
     form = "matmul_reduce_scatter"
+    name = "push"
+    streams = ("copy",)
 
     def _prepare(self) -> None:
-        self.rows = self.p.slices("rows")
-        most = self.size * max(self.p.rows), self.p.outputs[0]
-        self.shared["parts"] = Memory(self.travels, [most] * self.size)
+        p = self.p
+        self.rows = p.slices("rows")
+        self.shared["parts"] = Memory(self.travels, [(self.size * max(p.rows), p.outputs[0])] * self.size)
+        self.own["partial"] = Memory(self.travels, [(sum(p.rows), p.outputs[0])])
 
     def slot(self, owner: int, source: int) -> View:
         """Return where ``owner`` receives the part of ``source``."""
         rows = self.p.rows[owner]
         return self.at("parts", owner)[source * rows : (source + 1) * rows]
-
-    def _add_slots(self, operands: Views) -> None:
-        parts = [self.slot(self.rank, source) for source in range(self.size)]
-        self.add(operands, parts, [operands.d], operands.c)
-
-
-class StoredReduceScatter(_Slots):
-    """A product for each rank's tokens that stores straight into that rank's memory, then one sum of what came."""
-
-    name = "store"
-    streams = ("gemm",)
-
-    def _multiply(self, operands: Views) -> None:
-        for step, owner in enumerate([*self.peers, self.rank]):
-            stream = "gemm" if step % 2 else "main"
-            self.part(operands, operands.a[self.rows[owner]], self.slot(owner, self.rank), stream)
-        self.gpu.follow("main", "gemm")
-        self.meet()
-        self._add_slots(operands)
-
-
-class PushedReduceScatter(_Slots):
-    """A product for each rank's tokens, peers' first, pushed by copy engines while the next one is computed."""
-
-    name = "push"
-    streams = ("copy",)
-
-    def _prepare(self) -> None:
-        super()._prepare()
-        self.own["partial"] = Memory(self.travels, [(sum(self.p.rows), self.p.outputs[0])])
 
     def _multiply(self, operands: Views) -> None:
         gpu, partial = self.gpu, self.memory("partial")
@@ -85,4 +61,5 @@ class PushedReduceScatter(_Slots):
         self.part(operands, operands.a[self.rows[self.rank]], self.slot(self.rank, self.rank))
         if self.p.rows[self.rank]:
             gpu.await_flags("main", [(source, PIECES.at(0)) for source in self.peers])
-            self._add_slots(operands)
+            parts = [self.slot(self.rank, source) for source in range(self.size)]
+            self.add(operands, parts, [operands.d], operands.c)
