@@ -302,7 +302,7 @@ class NcclSum(NcclProduct):
 
 def _first_sentence(kind: type) -> str:
     text = (kind.__doc__ or "").split(".")[0]
-    return text[:1].lower() + text[1:]
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 
 
 def _why_not_float8(p: ParallelProblem, options: Options) -> str:
