@@ -40,6 +40,7 @@ class Found:
         tau: of "qr": the factors of the reflectors.
         values: of "eigh": the eigenvalues, ascending; of "svd": the singular values, descending.
         condition: of "condition": the estimate.
+        doubtful: whether the vectors are to be checked: the library has returned wrong ones.
     """
 
     info: int = 0
@@ -48,6 +49,7 @@ class Found:
     tau: NDArray[Any] | None = None
     values: NDArray[Any] | None = None
     condition: float = 0.0
+    doubtful: bool = False
 
 
 class FactorProduct(Product):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import replace
 from functools import partial
@@ -14,18 +15,22 @@ from numpy.typing import NDArray
 from .. import level3
 from ..checks import of_eigenpairs
 from ..comm import agree_after
+from ..creation import Layout, random
 from ..engines.factor import FactorOperands, Found
 from ..engines.method import survey
 from ..engines.request import Options
 from ..errors import FactorizationError, UnsupportedError, short_repr
+from ..layout import MatrixDescriptor
 from ..layout.factor_problem import FactorProblem
 from ..logs import logger
+from ..products import matmul
+from ..verification import Verification
 from .call import FactorisationCall, Matrix, flag, turned
 from .positive import cholesky
 from .systems import whole_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ..layout.level3 import Uplo
     from ..layout.problem import Op
@@ -74,7 +79,7 @@ def eigh(
 
     Libraries compute it. On CPU ranks that is ScaLAPACK, if one is found (see ``docs/solving.md``); up to an order of
     200, and on one rank, the LAPACK of one rank, which tells the others. On GPUs it is cuSOLVERMp; up to an order of
-    4,096, and on one rank, the cuSOLVER of one. What "auto" computes on several GPUs is always checked.
+    16,384, and on one rank, the cuSOLVER of one. What "auto" computes on several GPUs is always checked.
 
     Args:
         a: n × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
@@ -207,19 +212,16 @@ class _Eigh(FactorisationCall[Any]):
         if self.made is None:
             return found.values
         pairs = found.values, self.made
-        unknown = bool(np.isnan(found.values).any())  # NaN or infinity in A
-        return self._confirmed(pairs) if self._checks and not unknown else pairs
+        if self.how["check"]:
+            return self._confirmed(pairs, of_eigenpairs)
+        return self._confirmed(pairs, _glance) if found.doubtful and self.how["algo"] == "auto" else pairs
 
-    @property
-    def _checks(self) -> bool:
-        """Whether eigenvectors are checked: cuSOLVERMp's have been wrong."""
-        chosen = self.how["algo"] == "auto" and self.ctx.engine.traits.on_gpus and self.ctx.size > 1
-        return chosen or bool(self.how["check"])
-
-    def _confirmed(self, pairs: tuple[Values, Matrix]) -> tuple[Values, Matrix]:
-        """Return eigenpairs that pass the check: these, or those of another algorithm. Collective."""
+    def _confirmed(
+        self, pairs: tuple[Values, Matrix], check: Callable[..., Verification]
+    ) -> tuple[Values, Matrix]:
+        """Return eigenpairs that pass a check: these, or those of another algorithm. Collective."""
         engine, a = self.ctx.engine, self["a"]
-        error = of_eigenpairs(a, *pairs, self.how["lower"])
+        error = check(a, *pairs, self.how["lower"])
         if error:
             return pairs
         verdicts = survey(engine, self.problem(), Options(algo=self.how["algo"]))
@@ -233,7 +235,7 @@ class _Eigh(FactorisationCall[Any]):
                 ).run()
             except UnsupportedError:  # every rank's
                 continue
-            failed[name] = of_eigenpairs(a, *found, self.how["lower"])
+            failed[name] = check(a, *found, self.how["lower"])
             if failed[name]:
                 logger.warning(
                     "eigh: eigenvectors of %s were wrong, those of %s are right", next(iter(failed)), name
@@ -245,6 +247,33 @@ class _Eigh(FactorisationCall[Any]):
                 f"eigh: the eigenvectors are wrong, by every algorithm; relative errors: {texts}"
             )
         raise AssertionError
+
+
+def _glance(a: Matrix, w: Values, v: Matrix, lower: bool) -> Verification:
+    """Return whether eigenpairs are right, by products with a few vectors on the ranks' devices. Collective."""
+    ctx, (n, count), dtype = a.context, v.shape, v.dtype
+    grid, block = v.descriptor.grid, v.descriptor.block
+    layout = MatrixDescriptor((count, _VECTORS), (block[1], _VECTORS), grid, dtype=dtype)
+    x = random(ctx, Layout(layout, {}), 20, "normal")
+    y = matmul(v, x)
+    errors = [(matmul(v, y, op_a="C") - x).norm("max")]
+    size = a.norm("inf", uplo="L" if lower else "U", kind="hermitian")
+    info = np.finfo(dtype)
+    if math.sqrt(info.tiny) < size < math.sqrt(info.max):  # else the products may over- or underflow
+        times = level3.hemm if dtype.kind == "c" else level3.symm
+        rest = times(a, y, uplo="L" if lower else "U")
+        if x.local.size:
+            rows, _ = layout.global_indices(ctx.rank)
+            x.local[...] *= ctx.engine.xp.asarray(w[rows])[:, None]
+        errors.append((rest - matmul(v, x)).norm("max") / size)
+    bound = _FACTOR * math.sqrt(n) * float(info.eps)
+    error = max(each if math.isfinite(each) else math.inf for each in errors)
+    told: Verification = ctx.comm.bcast(Verification(0.0 if np.isnan(w).any() else error, bound))
+    return told
+
+
+_VECTORS = 4  # that a glance multiplies with
+_FACTOR = 100.0  # times what rounding explains
 
 
 def _generalised(a: Matrix, b: Matrix, how: dict[str, Any]) -> tuple[Values, Matrix] | Values:

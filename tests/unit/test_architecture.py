@@ -87,12 +87,12 @@ LAYERS: dict[str, set[str]] = {
     "context": BOTTOM | {"layout", "epilogue", "docstrings", "runtime", "creation", "io", "matrix"},
     "verification": {"errors", "dtypes", "layout", "epilogue", "scales", "engines", "interop"}
     | {"runtime", "matrix_calls", "products", "matrix"},
-    "checks": {"errors", "dtypes", "layout", "runtime", "matrix_calls", "matrix", "verification"},
+    "checks": {"errors", "dtypes", "layout", "engines", "runtime", "matrix_calls", "matrix", "verification"},
     "level3": BOTTOM
     | {"layout", "engines", "docstrings", "runtime", "calls", "plans", "matrix_calls", "matrix"},
     "linalg": BOTTOM
     | {"layout", "engines", "runtime", "handle", "reductions", "calls", "plans", "matrix_calls", "matrix"}
-    | {"comm", "checks", "level3"},
+    | {"comm", "checks", "creation", "level3", "products", "verification"},
     "former": {"layout", "linalg"},
     "vector_calls": BOTTOM
     | {"layout", "engines", "runtime", "handle", "plans", "calls", "matrix_calls", "matrix"},

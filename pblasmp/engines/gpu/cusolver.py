@@ -12,13 +12,14 @@ __all__ = ["METHODS"]
 
 Array = Any
 
-_MOST = 4096  # rows and columns
+_MOST = 16384  # rows and columns
 
 
 class CusolverProduct(OneRankProduct):
     """Eigenvalues or singular values by cuSOLVER, through CuPy."""
 
     path = "cuSOLVER on one GPU"
+    always_scales = True
 
     def _eigh(self, a: Array, subset: tuple[int, int] | None, *, vectors: bool) -> tuple[Array, Array]:
         import cupy

@@ -44,7 +44,12 @@ class SpectralProduct(LibraryProduct):
         engine: where.
         problem: what is computed.
         work: the layout in which A is computed with.
+
+    Attributes:
+        always_scales: whether the library is only right for matrices whose largest elements are about 1.
     """
+
+    always_scales = False
 
     def __init__(self, engine: Engine, problem: FactorProblem, work: MatrixDescriptor) -> None:
         super().__init__(engine, problem)
@@ -74,7 +79,7 @@ class SpectralProduct(LibraryProduct):
             return Found(values=np.empty(0, real))
         part = _LOWER if p.routine == "eigh" else None
         a = self._copied(p.a, given.a, work, part=part, conjugate=self._conjugate)
-        size, by = self._scale(a)
+        size, by = self._scale(a, always=self.always_scales)
         if not math.isfinite(size):  # it is unknown whether the library ends
             for layout, array in wanted.values():
                 if layout is not None:

@@ -350,7 +350,7 @@ class CusolvermpProduct(LibraryProduct):
                 self._by_order(vectors, order, given.d)
         found = found[order]
         scale_by_power(found, -by)
-        return Found(values=found)
+        return Found(values=found, doubtful=p.d is not None)
 
     def _by_order(self, vectors: Array, order: NDArray[np.int64], out: Array) -> None:
         """Write column ``order[j]`` of the eigenvectors to column j of the result, by way of whole rows. Collective."""
