@@ -373,8 +373,8 @@ class PaperOperations(HostOperations):
         if part is None:
             d[...] = d
             return
-        for down, across, _ in part.tiles(self.tile):
-            d[down, across] = d[down, across]
+        for piece in part.pieces(self.tile):
+            d[piece.here] = d[piece.here]
 
 
 class PaperEngine(HostEngine):

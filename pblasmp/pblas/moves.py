@@ -16,7 +16,7 @@ from ..comm import Cell, Exchange, Side, agree_after
 from ..engines.direct import Moved, Part
 from ..errors import RankMismatchError, short_repr
 from ..layout import Grid, MatrixDescriptor, Trapezoid
-from ..layout.trapezoid import copy_part
+from ..layout.pieces import copy_part
 from ..matrix import DistributedMatrix
 from .arguments import Faults, as_routine, bound, signature_of
 from .direct import part_of

@@ -15,6 +15,7 @@ from ...comm import Cell, Exchange, Side
 from ...comm.exchange import SLOTS
 from ...comm.shared_memory import aligned, carve
 from ...layout import Level3Problem
+from ...layout.pieces import FINEST, TrianglePiece, pieces
 from ..composite import QueuedProduct
 from ..local_part import LocalPart
 from ..method import type_refusal
@@ -164,9 +165,10 @@ class SumProduct(QueuedProduct):
             rows, cols = x.global_indices(self._rank)
             if x.order == "C":
                 copy, mine, part, rows, cols = copy.T, mine.T, part and part.T, cols, rows
-            everything = [(slice(None), slice(None), False)]
-            for down, across, _ in everything if part is None else part.parts(rows, cols):
-                copy[down, across] = mine[down, across]
+            everything = [TrianglePiece(0, len(rows), 0, len(cols), False)]
+            cut = None if part is None else pieces(part, rows, cols, finest=FINEST)
+            for piece in everything if cut is None else cut:
+                copy[piece.here] = mine[piece.here]
         transport.fence()  # wait until every rank's part has been written
         return known
 

@@ -107,8 +107,9 @@ class Span(NamedTuple):
         return found
 
     def indices(self, process: int) -> NDArray[np.int64]:
-        """Return the indices of a process that has any, ascending. Local."""
-        return np.concatenate([np.arange(first, stop) for first, stop, _ in self.blocks(process)])
+        """Return the indices of a process, ascending. Local."""
+        found: NDArray[np.int64] = self.at_place(process, np.arange(self.count(process)))
+        return found
 
     def axis(self) -> Axis:
         """Return it as an axis. Local."""

@@ -220,8 +220,9 @@ class HostOperations:
         if part is None:
             _add(d, alpha, x, beta, c, None, conjugate)
             return
-        for down, across, tile in part.tiles(self.tile):
-            to, of, old = (y[down, across] for y in (d, x, c))
+        for piece in part.pieces(self.tile):
+            to, of, old = (y[piece.here] for y in (d, x, c))
+            tile = part.tile(piece)
             mask, real = (None, None) if tile is None else (tile.mask, tile.real)
             if mask is None or real is None:
                 _add(to, alpha, of, beta, old, mask, conjugate)

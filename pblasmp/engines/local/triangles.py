@@ -7,7 +7,7 @@ effect, even if they are NaN; elements that may not be written keep their values
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...layout import Trapezoid
+from ...layout.pieces import TrianglePiece, even_runs, pieces
 from ..arrays import scale
-from ..local_part import LocalPart, Tile, even_runs
+from ..local_part import LocalPart
 from ..protocol import Operations
 
 __all__ = ["Diagonal", "Gemm", "Kernel", "LeftPart", "ResultPart", "whole"]
@@ -92,16 +93,17 @@ class LeftPart:
             if g.beta != 1:
                 scale(g.target[across], g.beta)
         tasks = [partial(self._multiply, operations, g, band) for band in bands]
-        operations.concurrently(tasks, work=[sum(map(_Cut.elements, band)) for band in bands])
+        operations.concurrently(tasks, work=[_size(band) for band in bands])
 
     def _multiply(self, operations: Operations, g: Gemm, band: Iterable[_Cut]) -> None:
         for cut in band:
-            factors = g.left[cut.across, cut.along]
+            along, across = cut.piece.here
+            factors = g.left[across, along]
             if cut.mask is not None:
                 factors = self._masked(operations, factors, cut.mask, cut.diagonal)
-            old = g.c[cut.across] if g.c is not None and cut.first else None
+            old = g.c[across] if g.c is not None and cut.first else None
             beta = g.beta if cut.first else 1
-            operations.gemm(g.alpha, factors, g.right[cut.along], beta, g.target[cut.across], g.compute, old)
+            operations.gemm(g.alpha, factors, g.right[along], beta, g.target[across], g.compute, old)
 
     def _cut(self, operations: Operations, start: int, width: int) -> tuple[list[list[_Cut]], list[slice]]:
         """Return the parts for some indices of k by bands, and the rows without any; both are made once."""
@@ -110,30 +112,23 @@ class LeftPart:
             places = operations.xp.asarray(self._rows), operations.xp.asarray(ks)
             count = len(self._rows)
             step = operations.band or max(1, count)
-            bands = [
-                list(self._band(operations, at, min(at + step, count), ks, places))
-                for at in range(0, count, step)
-            ]
-            first = (cut.across for band in bands for cut in band if cut.first)
-            some = sorted(filter(None, bands), key=lambda band: -sum(map(_Cut.elements, band)))
+            ends = [min(at + step, count) for at in range(0, count, step)]
+            bands: list[list[_Cut]] = [[] for _ in ends]
+            begun = bytearray(count)  # whether a row has had a part: all rows of a part, or none
+            finest = _finest(operations, width)
+            for piece in pieces(self._part.T, ks, self._rows, ends, finest):
+                along, across = piece.here
+                mask = on_diagonal = None
+                if piece.cut:
+                    down, over = places[0][across], places[1][along]
+                    mask = self._part.T.mask(over, down).T  # in C order
+                    on_diagonal = None if self._diagonal == "stored" else down[:, None] == over
+                bands[piece.j // step].append(_Cut(piece, mask, on_diagonal, first=not begun[piece.j]))
+                begun[across] = b"\1" * (piece.j1 - piece.j)
+            first = (cut.piece.here[1] for band in bands for cut in band if cut.first)
+            some = sorted(filter(None, bands), key=lambda band: -_size(band))
             self._bands[start, width] = some, _gaps(first, count)
         return self._bands[start, width]
-
-    def _band(
-        self, operations: Operations, top: int, bottom: int, ks: Indices, places: tuple[Array, Array]
-    ) -> Iterator[_Cut]:
-        """Yield the parts of some rows. ``places`` are the indices of rows and k on the device."""
-        begun = bytearray(bottom - top)  # whether a row has had a part: all rows of a part, or none
-        finest = _finest(operations, len(ks))
-        for along, rows, cut in self._part.T.parts(ks, self._rows[top:bottom], finest):
-            across = slice(top + rows.start, top + rows.stop)
-            mask = on_diagonal = None
-            if cut:
-                down, over = places[0][across], places[1][along]
-                mask = self._part.T.mask(over, down).T  # in C order
-                on_diagonal = None if self._diagonal == "stored" else down[:, None] == over
-            yield _Cut(along, across, mask, on_diagonal, first=not begun[rows.start])
-            begun[rows] = b"\1" * (rows.stop - rows.start)
 
     def _masked(self, operations: Operations, factors: Array, mask: Array, on_diagonal: Array) -> Array:
         xp = operations.xp
@@ -146,20 +141,20 @@ class LeftPart:
 
 
 class _Cut(NamedTuple):
-    """A part of the left slab: indices of k, rows, which elements count, which are on the main diagonal.
+    """A part of the left slab, as k × rows: which elements count, which are on the main diagonal.
 
     ``first``: nothing has been added to these rows before.
     """
 
-    along: slice
-    across: slice
+    piece: TrianglePiece
     mask: Array
     diagonal: Array
     first: bool
 
-    def elements(self) -> int:
-        """Return how many elements of the left slab it has."""
-        return int((self.along.stop - self.along.start) * (self.across.stop - self.across.start))
+
+def _size(band: Iterable[_Cut]) -> int:
+    """Return how many elements of the left slab a band has."""
+    return sum(cut.piece.size for cut in band)
 
 
 def _gaps(parts: Iterable[slice], extent: int) -> list[slice]:
@@ -188,16 +183,17 @@ class ResultPart:
         """Multiply: the parts without a mask in place, the tiles on the diagonal in temporaries."""
         runs = self._runs(operations, g.target.dtype.itemsize)
         tasks = [partial(self._multiply, operations, g, run) for run in runs]
-        operations.concurrently(tasks, follows=g.follows, work=[sum(map(_elements, run)) for run in runs])
+        work = [run[0].size * len(run) for run in runs]
+        operations.concurrently(tasks, follows=g.follows, work=work)
 
-    @staticmethod
-    def _multiply(operations: Operations, g: Gemm, run: Sequence[Tile]) -> None:
-        """Multiply tiles of one size."""
+    def _multiply(self, operations: Operations, g: Gemm, run: Sequence[TrianglePiece]) -> None:
+        """Multiply pieces of one size."""
         c, factors, views = None if g.beta == 0 else g.c, [], []
-        for down, across, _ in run:
+        for piece in run:
+            down, across = piece.here
             factors.append((g.left[down], g.right[:, across]))
             views.append((g.target[down, across], None if c is None else c[down, across]))
-        if run[0][2] is None:
+        if not run[0].cut:
             parts = [(*both, *view) for both, view in zip(factors, views, strict=True)]
             operations.gemms(g.alpha, parts, g.beta, g.compute)
             return
@@ -208,23 +204,24 @@ class ResultPart:
         products = [each.T if by_columns else each for each in memory]
         parts = [(*both, product, None) for both, product in zip(factors, products, strict=True)]
         operations.gemms(g.alpha, parts, 0, g.compute)
-        for (_, _, part), (view, old), product in zip(run, views, products, strict=True):
+        for piece, (view, old), product in zip(run, views, products, strict=True):
+            part = self._local.tile(piece)
             operations.add(view, 1, product, g.beta, view if old is None else old, part, conjugate=False)
 
-    def _runs(self, operations: Operations, item: int) -> list[list[Tile]]:
-        """Return the tiles, those together that one call multiplies if the engine's can."""
-        tiles, found = self._tiles(operations), list[list[Tile]]()
+    def _runs(self, operations: Operations, item: int) -> list[list[TrianglePiece]]:
+        """Return the pieces, those together that one call multiplies if the engine's can."""
+        every, found = self._pieces(operations), list[list[TrianglePiece]]()
         if not operations.batches:
-            return [[tile] for tile in tiles]
+            return [[piece] for piece in every]
         for cut in (False, True):
-            some = [tile for tile in tiles if (tile[2] is not None) == cut]
-            most = max(1, _TEMPORARY // (item * _elements(some[0]))) if cut and some else None
-            found += even_runs(some, _about, most)
-        return sorted(found, key=lambda run: -sum(map(_elements, run)))
+            some = [piece for piece in every if piece.cut == cut]
+            most = max(1, _TEMPORARY // (item * some[0].size)) if cut and some else None
+            found += even_runs(some, most)
+        return sorted(found, key=lambda run: -run[0].size * len(run))
 
-    def _tiles(self, operations: Operations) -> list[Tile]:
+    def _pieces(self, operations: Operations) -> list[TrianglePiece]:
         self._local.indices(operations.xp)  # made now, since tasks on several streams read them
-        return self._local.tiles(_finest(operations, len(self._local.cols)))
+        return self._local.pieces(_finest(operations, len(self._local.cols)))
 
     def write(
         self,
@@ -244,16 +241,6 @@ class ResultPart:
             of: returns the values to add.
         """
         c = d if c is None else c
-        for down, across, part in self._tiles(operations):
-            added = of(down, across)
-            operations.add(d[down, across], 1, added, beta, c[down, across], part, conjugate=False)
-
-
-def _elements(tile: Tile) -> int:
-    down, across, _ = tile
-    return int((down.stop - down.start) * (across.stop - across.start))
-
-
-def _about(tile: Tile) -> tuple[tuple[int, int], tuple[int, int]]:
-    down, across, _ = tile
-    return (down.stop - down.start, across.stop - across.start), (down.start, across.start)
+        for piece in self._pieces(operations):
+            here, part = piece.here, self._local.tile(piece)
+            operations.add(d[here], 1, of(*here), beta, c[here], part, conjugate=False)

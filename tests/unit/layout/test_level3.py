@@ -11,9 +11,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.layout import Trapezoid
 from pblasmp.layout.level3 import ROUTINES
-from pblasmp.layout.trapezoid import copy_part
 from pblasmp.testing.level3 import dense, legal_flags, shapes, touched
-from tests.helpers.lengths import draws
 
 M, N, K = 4, 3, 5
 ALPHA, BETA = {"f": (2, -3), "c": (2 + 1j, -3 + 2j)}, {"f": (-1, 0), "c": (1 - 2j, 0)}
@@ -201,31 +199,6 @@ def test_what_is_touched(routine):
 def test_as_text():
     text = str(pb.Level3Problem("syrk", B, A, op_a="N", uplo="U"))
     assert text == "float64 syrk uplo=U op_a=N of 6 x 6 x 4 on 1x1 processes in row order"
-
-
-@pytest.mark.parametrize("uplo", "LU")
-@pytest.mark.parametrize("diagonal", [-3, 0, 2])
-def test_trapezoid_parts_are_the_elements(uplo, diagonal):
-    rng = np.random.default_rng(5)
-    for _ in range(draws(70, long=200)):
-        m, n = rng.integers(0, 14, 2)
-        rows = np.sort(rng.choice(14, m, replace=False))
-        cols = np.sort(rng.choice(14, n, replace=False))
-        part = Trapezoid(uplo, diagonal)
-        triangle = np.tril if uplo == "L" else np.triu
-        expected = triangle(np.ones((14, 14)), diagonal)[np.ix_(rows, cols)]
-        count = np.zeros((m, n))
-        finest = int(rng.integers(1, 4))
-        for down, across, cut in part.parts(rows, cols, finest):
-            assert not cut or across.stop - across.start <= finest
-            count[down, across] += part.mask(rows[down], cols[across]) if cut else 1
-        assert np.array_equal(count, expected)
-        assert np.array_equal(part.mask(rows, cols), expected)
-        assert np.array_equal(part.T.mask(cols, rows), expected.T)
-        assert np.array_equal(part.rest.mask(rows, cols), 1 - expected)
-        to = np.zeros((m, n))
-        copy_part(to, np.ones((m, n)), part, rows, cols)
-        assert np.array_equal(to, expected)
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ....layout.pieces import TrianglePiece, even_runs
 from ...direct.blas_form import factors_of_update, start_of_update
 from ...direct.spans import whole_span
 from ..kernels.kernels import Tile
 from .builder import CallBuilder, Compute, Queue
 from .products import product_of
 from .slabs import CublasMatrix
-from .strips import Strip, deal, portions, runs, strips_of
+from .strips import deal, portions, strips_of
 
 __all__ = ["updated"]
 
@@ -36,7 +37,7 @@ def updated(call: CallBuilder) -> Compute:
         product_of(call, k, first, second, factors[i].by_columns, factors[j].by_columns) for _, i, j in pairs
     ]
     start = call.copied(start_of_update(asked, to))
-    strips = strips_of(to.rows, to.row, to.cols, to.col, to.m, to.n, asked.uplo) if to.active else ()
+    strips = strips_of(to.rows, to.row, to.cols, to.col, asked.uplo) if to.active else ()
 
     def compute(stream: Any, base: int) -> list[Queue]:
         rank = call.gpu.rank
@@ -55,22 +56,21 @@ def updated(call: CallBuilder) -> Compute:
 
 
 def _whole_parts(
-    call: CallBuilder, stream: Any, strips: Sequence[Strip], terms: Sequence[Any]
+    call: CallBuilder, stream: Any, strips: Sequence[TrianglePiece], terms: Sequence[Any]
 ) -> list[Queue]:
     """Return the products of what is entirely in the triangle, one for each strip of columns."""
     to, item, handle = call.to, call.item, call.handle(stream)
     queue: list[Queue] = []
     right, below = (to.ld, 1) if to.by_columns else (1, to.ld)
     beta, one = call.scalar(call.asked.beta), call.scalar(1)
-    for strip in strips:
-        m, i = strip.stop - strip.start, strip.start
-        if not m:
+    for i, i1, j, j1, cut in strips:
+        if cut:
             continue
-        at = to.at + item * (i * below + strip.j * right)
+        at = to.at + item * (i * below + j * right)
         for number, (product, alpha, x, y) in enumerate(terms):
             queue.append(
                 product(
-                    handle, m, strip.width, alpha, x.below(i, item), x.ld, y.below(strip.j, item), y.ld,
+                    handle, i1 - i, j1 - j, alpha, x.below(i, item), x.ld, y.below(j, item), y.ld,
                     one if number else beta, at, to.ld,
                 )
             )  # fmt: skip
@@ -78,36 +78,34 @@ def _whole_parts(
 
 
 def _diagonal(
-    call: CallBuilder, stream: Any, strips: Sequence[Strip], terms: Sequence[Any], hermitian: bool
+    call: CallBuilder, stream: Any, strips: Sequence[TrianglePiece], terms: Sequence[Any], hermitian: bool
 ) -> list[Queue]:
     """Return the products of tiles on the diagonal, and the kernels that write their triangles."""
     to, item, gpu, asked = call.to, call.item, call.gpu, call.asked
-    tiles = [strip for strip in strips if strip.rows]
+    tiles = [strip for strip in strips if strip.cut]
     right, below = (to.ld, 1) if to.by_columns else (1, to.ld)
     queue: list[Queue] = []
     handle, one, zero = call.handle(stream), call.scalar(1), call.scalar(0)
     shares = list(portions(tiles, item))
-    sizes = [sum(tile.rows * tile.width for tile in some) * item for some in shares]
+    sizes = [sum(tile.size for tile in some) * item for some in shares]
     scratch = call.scratch(max(sizes)) if sizes else 0
     for some in shares:
         at, written = scratch, []
-        for run in runs(some):
+        for run in even_runs(some):
             first = run[0]
-            size = first.rows * first.width
-            ld = first.rows if to.by_columns else first.width
+            rows, cols = first.shape
+            ld = rows if to.by_columns else cols
             steps = (run[1].i - first.i, run[1].j - first.j) if len(run) > 1 else (0, 0)
             for number, (product, alpha, x, y) in enumerate(terms):
                 one_of_them = product(
-                    handle, first.rows, first.width, alpha, x.below(first.i, item), x.ld,
+                    handle, rows, cols, alpha, x.below(first.i, item), x.ld,
                     y.below(first.j, item), y.ld, one if number else zero, at, ld,
                 )  # fmt: skip
-                queue.append(_batched(call, one_of_them, x, y, steps, size, len(run)))
+                queue.append(_batched(call, one_of_them, x, y, steps, first.size, len(run)))
             for count, tile in enumerate(run):
                 d = to.at + item * (tile.i * below + tile.j * right)
-                written.append(
-                    (ld, Tile(d, at + count * size * item, d, tile.rows, tile.width, tile.i, tile.j))
-                )
-            at += len(run) * size * item
+                written.append((ld, Tile(d, at + count * first.size * item, d, rows, cols, tile.i, tile.j)))
+            at += len(run) * first.size * item
         for ld in sorted({ld for ld, _ in written}):
             launches = gpu.launches_of_sum(
                 call.dtype, [tile for of, tile in written if of == ld], (to.by_columns, to.ld), (to.by_columns, ld),

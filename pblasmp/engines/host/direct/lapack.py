@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ....layout import Trapezoid
 from ...direct import Outcome
 from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap
 from ..lapack import legal_pivots
@@ -86,10 +87,8 @@ def within_triangle(call: Preparation, to: SubMatrix, copies: Steps) -> Steps:
     There a new D is zero, and another keeps its values. A diagonal of ones is outside.
     """
     local = to.local()
-    rows, cols = to.rows.indices(to.row)[:, None], to.cols.indices(to.col)
-    outside = rows < cols if call.asked.uplo == "L" else rows > cols
-    if call.asked.diag == "U":
-        outside |= rows == cols
+    part = Trapezoid.of_shape((to.rows.extent, to.rows.extent), call.asked.uplo, call.asked.diag)
+    outside = part.rest.mask(to.rows.indices(to.row), to.cols.indices(to.col))
     if call.asked.new:
         return [*copies, (partial(np.copyto, where=outside), (local, local.dtype.type(0)))]
     kept: list[Array] = []

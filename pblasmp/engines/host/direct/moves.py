@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ....layout.trapezoid import copy_part
+from ....layout.pieces import copy_part
 from ...direct import Moved
 from ...direct.spans import whole_span
 from ...direct.sub_matrix import SubMatrix
