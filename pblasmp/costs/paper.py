@@ -19,7 +19,7 @@ import numpy as np
 from ..comm import Exchange, Side
 from ..comm.choice import Serial
 from ..dtypes import accumulation_dtype
-from ..engines.arrays import blas_operand, strided
+from ..engines.arrays import blas_operand
 from ..engines.host.engine import HostEngine
 from ..engines.host.operations import HostOperations
 from ..engines.local_part import LocalPart
@@ -27,6 +27,7 @@ from ..engines.moving.exchange_move import ExchangeMove
 from ..engines.moving.room import Room
 from ..errors import ArgumentError
 from ..layout import MatrixDescriptor
+from ..layout.intersection import strided
 from ..layout.traffic import Shapes
 from ..layout.trapezoid import Trapezoid
 from .ghosts import Ghost, ghost

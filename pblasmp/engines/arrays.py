@@ -14,7 +14,7 @@ from ..layout import MatrixDescriptor
 from .protocol import Engine
 from .request import LocalArray
 
-__all__ = ["address", "as_numpy", "blas_operand", "new_part", "overlap", "same_memory", "scale", "strided"]
+__all__ = ["address", "as_numpy", "blas_operand", "new_part", "overlap", "same_memory", "scale"]
 
 
 def as_numpy(xp: Any, array: LocalArray) -> NDArray[Any]:
@@ -29,13 +29,6 @@ def overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:
         return np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
-
-
-def strided(array: LocalArray, shape: tuple[int, ...], strides: tuple[int, ...]) -> LocalArray:
-    """Return a view of an array's memory from its first element on, in another shape. Local."""
-    if isinstance(array, np.ndarray):
-        return np.lib.stride_tricks.as_strided(array, shape, strides)
-    return array.strided(shape, strides)
 
 
 def same_memory(a: LocalArray, b: LocalArray) -> bool:

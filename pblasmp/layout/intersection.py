@@ -8,6 +8,7 @@ moves a stretch of rows × a stretch of columns, however many blocks it spans. 0
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ __all__ = [
     "intersect",
     "packed",
     "regular",
+    "strided",
     "tiled",
     "unpacked",
 ]
@@ -48,6 +50,11 @@ class Stretch(NamedTuple):
     src_step: int
     dst: int
     dst_step: int
+
+    @property
+    def back(self) -> Stretch:
+        """The same from the destination to the source."""
+        return Stretch(self.repeat, self.length, self.dst, self.dst_step, self.src, self.src_step)
 
 
 Stretches = tuple[Stretch, ...]
@@ -206,6 +213,11 @@ class Piece:
         """The same elements of the transposed matrix."""
         return Piece(self.cols, self.rows)
 
+    @property
+    def back(self) -> Piece:
+        """The copy from the destination to the source."""
+        return Piece(*(tuple(s.back for s in each) for each in (self.rows, self.cols)))
+
     def packed(self) -> Piece:
         """Return the copy from the source into a message of ``shape``."""
         return Piece(packed(self.rows), packed(self.cols))
@@ -266,7 +278,9 @@ def _solid(stretches: Stretches, source: bool) -> slice | None:
     return slice(start, at)
 
 
-def copy(dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> None:
+def copy(
+    dst: Array, src: Array, piece: Piece, *, conjugate: bool = False, where: Array | None = None
+) -> None:
     """Copy ``piece`` of one rank's local array to its place in another's, converting the type. Local.
 
     Args:
@@ -274,10 +288,14 @@ def copy(dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> No
         src: 2D array to read from.
         piece: where to read and where to write.
         conjugate: write the complex conjugates; no effect on real types.
+        where: which elements, in the shape of a message; None: all.
     """
     conjugate = conjugate and src.dtype.kind == "c"
-    for to, of in _both_views(dst, src, piece):
-        _copy(to, of, conjugate)
+    masks = itertools.repeat(None) if where is None else _views(where, piece.unpacked(), source=True)
+    for to, of, mask in zip(
+        _views(dst, piece, source=False), _views(src, piece, source=True), masks, strict=False
+    ):
+        _copy(to, of, conjugate, mask)
 
 
 def tiled(to: Array, of: Array) -> Iterator[tuple[Array, Array]]:
@@ -286,13 +304,12 @@ def tiled(to: Array, of: Array) -> Iterator[tuple[Array, Array]]:
         yield to[tile], of[tile]
 
 
-def _both_views(dst: Array, src: Array, piece: Piece) -> Iterator[tuple[Array, Array]]:
+def _views(array: Array, piece: Piece, *, source: bool) -> Iterator[Array]:
+    """Yield where a piece is in an array: runs of rows × runs of columns in 4 dimensions."""
     for rows in piece.rows:
+        down = rows[2:4] if source else rows[4:]
         for cols in piece.cols:
-            shape = (rows.repeat, rows.length, cols.repeat, cols.length)
-            to = _view(dst, shape, (rows.dst, rows.dst_step), (cols.dst, cols.dst_step))
-            of = _view(src, shape, (rows.src, rows.src_step), (cols.src, cols.src_step))
-            yield to, of
+            yield _view(array, (*rows[:2], *cols[:2]), down, cols[2:4] if source else cols[4:])
 
 
 def copy_all(dst: Array, src: Array, *, conjugate: bool = False) -> None:
@@ -300,15 +317,16 @@ def copy_all(dst: Array, src: Array, *, conjugate: bool = False) -> None:
     _copy(dst[None, :, None, :], src[None, :, None, :], conjugate and src.dtype.kind == "c")
 
 
-def _copy(to: Array, of: Array, conjugate: bool) -> None:
+def _copy(to: Array, of: Array, conjugate: bool, where: Array | None = None) -> None:
     for tile in _tiles(to, of):
+        mask: Any = True if where is None else where[tile]
         if conjugate:
-            np.conjugate(of[tile], out=to[tile])
+            np.conjugate(of[tile], out=to[tile], where=mask)
         else:
-            np.copyto(to[tile], of[tile], casting="unsafe")
+            np.copyto(to[tile], of[tile], casting="unsafe", where=mask)
 
 
-def _view(array: Array, shape: tuple[int, ...], row: tuple[int, int], col: tuple[int, int]) -> Array:
+def _view(array: Array, shape: tuple[int, ...], row: tuple[int, ...], col: tuple[int, ...]) -> Array:
     """Return runs of rows × runs of columns in 4 dimensions; ``row`` and ``col`` are (start, step)."""
     repeat, length, columns, width = shape
     if repeat == columns == 1:  # as_strided takes several times as long
@@ -316,7 +334,15 @@ def _view(array: Array, shape: tuple[int, ...], row: tuple[int, int], col: tuple
     down, across = array.strides
     raw = array.view(np.uint8) if is_float8(array.dtype) else array  # as_strided does not take all types
     strides = (down * row[1], down, across * col[1], across)
-    return as_strided(raw[row[0] :, col[0] :], shape, strides).view(array.dtype)
+    found: Array = strided(raw[row[0] :, col[0] :], shape, strides).view(array.dtype)
+    return found
+
+
+def strided(array: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    """Return a view of an array's memory from its first element on, in another shape. Local."""
+    return (
+        as_strided(array, shape, strides) if isinstance(array, np.ndarray) else array.strided(shape, strides)
+    )
 
 
 def _tiles(to: Array, of: Array) -> Sequence[tuple[slice, ...]]:
@@ -324,7 +350,7 @@ def _tiles(to: Array, of: Array) -> Sequence[tuple[slice, ...]]:
     if not to.size:
         return []
     down = to.strides[1] < to.strides[3]
-    if down == (of.strides[1] < of.strides[3]):
+    if down == (of.strides[1] < of.strides[3]) or not isinstance(to, np.ndarray):  # on paper nothing is copied
         return [()]
     count, length, columns, width = to.shape
     rows = _cuts(count, length, _SHORT if down else _LONG)
