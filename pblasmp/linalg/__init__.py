@@ -18,11 +18,13 @@ from .eigen import eigh, eigvalsh
 from .general import det, lu_factor, lu_solve, slogdet
 from .orthogonal import QrFactors, lstsq, qr
 from .positive import cho_factor, cho_solve, cholesky
+from .refinement import Refinement
 from .singular import SvdResult, svd, svdvals
 from .systems import inv, solve, solve_triangular
 
 __all__ = [
     "QrFactors",
+    "Refinement",
     "SvdResult",
     "cho_factor",
     "cho_solve",

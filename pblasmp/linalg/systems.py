@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from ..calls import factor_directly
+from ..comm import agree_after
 from ..engines.factor import FactorOperands, Found
 from ..errors import UnsupportedError, short_repr
 from ..layout.factor_problem import FactorProblem
+from ..layout.grid import one_of
+from ..logs import logger
 from ..matrix import DistributedMatrix
 from .call import FactorisationCall, Matrix, Pivots, flag, layout_of, local_of, op_of, turned
+from .refinement import SINGLE, Refinement, refined
 
 if TYPE_CHECKING:
+    from ..layout.problem import Op
     from .call import Trans
 
 __all__ = ["CALLS", "inv", "inverse_of", "solve", "solve_keeping", "solve_triangular", "whole_of"]
@@ -43,6 +49,7 @@ _TRIANGLES = {"lower triangular": True, "upper triangular": False}
 _COMPUTED = ("gen", "pos", "tri")
 
 
+@overload
 def solve(
     a: Matrix,
     b: Matrix,
@@ -53,7 +60,36 @@ def solve(
     unit_diagonal: bool = False,
     out: Matrix | None = None,
     algo: str = "auto",
-) -> Matrix:
+    refine: Literal["float32"] | None = None,
+    return_info: Literal[False] = False,
+) -> Matrix: ...
+@overload
+def solve(
+    a: Matrix,
+    b: Matrix,
+    assume_a: Assume = "gen",
+    *,
+    lower: bool = False,
+    transposed: bool | Trans = False,
+    unit_diagonal: bool = False,
+    out: Matrix | None = None,
+    algo: str = "auto",
+    refine: Literal["float32"],
+    return_info: Literal[True],
+) -> tuple[Matrix, Refinement]: ...
+def solve(
+    a: Matrix,
+    b: Matrix,
+    assume_a: Assume = "gen",
+    *,
+    lower: bool = False,
+    transposed: bool | Trans = False,
+    unit_diagonal: bool = False,
+    out: Matrix | None = None,
+    algo: str = "auto",
+    refine: Literal["float32"] | None = None,
+    return_info: bool = False,
+) -> Matrix | tuple[Matrix, Refinement]:
     """Return X with A X = B. Collective over the context.
 
     Args:
@@ -67,6 +103,10 @@ def solve(
         unit_diagonal: of a triangular A: the diagonal is taken as ones and not read.
         out: where to write X, which may be ``b``; by default a new matrix in the layout of B.
         algo: "auto", or the name of an algorithm.
+        refine: "float32": factor A in single precision, complex matrices in complex64, and refine X until the residual
+            of each column is as small as that of float64 factors. If that fails, since A is singular in single
+            precision or its condition exceeds about 1e7, A is factored in its own type after all.
+        return_info: with ``refine``: return ``(X, info)``; ``info`` is a :class:`Refinement`.
 
     Raises:
         FactorizationError: A is exactly singular, or not positive definite, at ``index``; then X is not computed.
@@ -75,10 +115,14 @@ def solve(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
 
-    Source: LAPACK, ?GESV, ?POSV, ?TRTRS; SciPy, scipy.linalg.solve.
+    Source: LAPACK, ?GESV, ?POSV, ?TRTRS, DSGESV and DSPOSV; SciPy, scipy.linalg.solve.
     """
-    flags: dict[str, Any] = {"lower": lower, "transposed": transposed, "unit_diagonal": unit_diagonal}
-    return _Solve(a=a, b=b, assume_a=assume_a, **flags, out=out, algo=algo).run()
+    given: dict[str, Any] = {"a": a, "b": b, "assume_a": assume_a, "out": out, "algo": algo}
+    given |= {"lower": lower, "transposed": transposed, "unit_diagonal": unit_diagonal}
+    if refine is None and return_info is False:
+        return _Solve(**given).run()
+    x, info = _RefinedSolve(**given, refine=refine, return_info=return_info).refined()
+    return (x, info) if return_info else x
 
 
 def solve_triangular(
@@ -139,13 +183,17 @@ class _Assuming(FactorisationCall[Matrix]):
         super().__init__(assume_a=assume_a, **flags, **arguments)
 
     def run(self) -> Matrix:
-        """Compute; a matrix of which one triangle is known is made whole first. Collective over the context."""
+        """Compute. Collective over the context."""
+        self.make_whole()
+        return super().run()
+
+    def make_whole(self) -> None:
+        """Make a matrix whole of which one triangle is known, if it has no routine. Collective over the context."""
         a, lower = self.given["a"], self.how["lower"]
         legal = isinstance(a, DistributedMatrix) and a.shape[0] == a.shape[1] and isinstance(lower, bool)
         if self.kind in ("sym", "her") and legal:
             self.given = {**self.given, "a": whole_of(self["a"], lower, hermitian=self.kind == "her")}
             self.kind, self.how = "gen", {**self.how, "assume_a": "gen"}
-        return super().run()
 
     def check(self) -> None:
         self.check_matrix("a")
@@ -198,8 +246,16 @@ class _Solve(_Assuming):
     like = "b"
     option = "transposed"  # the argument that says which transpose of A is meant
 
-    def __init__(self, *, transposed: object = False, **arguments: Any) -> None:
+    def __init__(
+        self,
+        *,
+        transposed: object = False,
+        refine: object = None,
+        return_info: object = False,
+        **arguments: Any,
+    ) -> None:
         super().__init__(**{self.option: op_of(transposed)}, **arguments)
+        self.refine, self.return_info = refine, flag(return_info)
 
     @property
     def op(self) -> str:
@@ -222,6 +278,12 @@ class _Solve(_Assuming):
         self.check_right("b", "a")
         self.check_like("factor", "a")
         self.check_like("out", "b")
+        self.check_refine()
+
+    def check_refine(self) -> None:
+        """Raise UnsupportedError if it is wanted: this call does not refine. Local."""
+        if self.refine is not None or self.return_info is not False:
+            raise UnsupportedError("solve: a refined solve is several calls: it has no plan of its own")
 
     def problem(self) -> FactorProblem:
         kind, op, upper = self.kind, self.op, self.upper
@@ -239,6 +301,46 @@ class _Solve(_Assuming):
     def operands(self) -> FactorOperands:
         a, factor = (turned(local_of(self.given[name]), self.upper) for name in ("a", "factor"))
         return FactorOperands(a, self["b"].local, factor, self.written.local)
+
+
+class _RefinedSolve(_Solve):
+    """A call of ``solve`` with ``refine``."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.how = {**self.how, "refine": self.refine, "return_info": self.return_info}
+
+    def check_refine(self) -> None:
+        """Note what does not fit a refined solve."""
+        self.check_flags("return_info")
+        dtype = self["a"].dtype.name
+        if not one_of(self.refine, ("float32",)):
+            expected = "'float32'" if self.refine is None else "None or 'float32'"
+            self.wrong(f"refine: expected {expected}, got {short_repr(self.refine)}")
+        elif dtype not in SINGLE:
+            self.fault(f"a: expected {' or '.join(SINGLE)} with refine, got {dtype}")
+        elif self.kind == "tri":
+            self.wrong("assume_a: expected a matrix that is factored with refine, not a triangle")
+
+    def new(self) -> Matrix | None:
+        return self.given["out"]
+
+    def refined(self) -> tuple[Matrix, Refinement]:
+        """Return X, and how it was found. Collective over the context."""
+        self.make_whole()
+        agree_after(False, partial(self.ctx.agreement, self.name), self.read)
+        a, b, lower, algo = self["a"], self["b"], self.how["lower"], self.how["algo"]
+        with self.ctx.running(self.name, checks=False):
+            op = cast("Op", self.op)
+            x, info = refined(a, b, positive=self.kind == "pos", lower=lower, op=op, algo=algo)
+            if x is None:
+                logger.info("solve: A is factored in its own type, not refined: %s", info.fallback)
+                how: dict[str, Any] = {"assume_a": self.kind, "lower": lower, "transposed": op, "algo": algo}
+                return _Solve(a=a, b=b, out=self.made, **how).run(), info
+            if self.made is not None:
+                self.made[:, :] = x
+                x = self.made
+        return x, info
 
 
 class _SolveTriangular(_Solve):

@@ -299,6 +299,7 @@ LINALG = {
         "lu_solve",
         "qr",
         "QrFactors",
+        "Refinement",
         "SvdResult",
     ),
     *(
