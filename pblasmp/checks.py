@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -38,7 +40,7 @@ def verify(
     **how: Any,
 ) -> Verification: ...
 @overload
-def verify(a: Callable[..., Any] | str, *args: DistributedMatrix, found: Any, **how: Any) -> Verification: ...
+def verify(a: Callable[..., Any] | str, *args: Any, found: Any, **how: Any) -> Verification: ...
 def verify(*args: Any, **how: Any) -> Verification:
     """Return whether a product, or what a factorisation has found, is right. Collective over the context.
 
@@ -57,14 +59,18 @@ def verify(*args: Any, **how: Any) -> Verification:
     | ``eigh`` | A V = V diag(w), or A V = B V diag(w); V^H V, or V^H B V, is I; w is ascending |
     | ``svd`` | A V = U diag(s); A^H U = V diag(s); U and V are orthonormal; s is descending |
     | ``solve``, ``solve_triangular``, ``inv`` | op(A) X = B, or A X = I |
+    | ``cho_solve``, ``lu_solve`` | the product of the factors, or its transpose, times X is B |
+    | ``lstsq`` | op(A)^H (op(A) X - B) = 0; of singular values the rank, and the sum of the squares |
     | ``cholesky``, ``lu_factor``, ``qr`` | the product of the factors is A; Q is orthonormal |
 
-    That eigenvalues of a subset are those asked for is not checked. If the arguments have NaN or infinities, it is
-    right that what was found has some, too.
+    It is not checked that eigenvalues of a subset are those asked for, nor that X of ``lstsq`` is the least of several
+    solutions; where singular values count as zero, X is checked up to the first of these. If the arguments have NaN or
+    infinities, it is right that what was found has some, too.
 
     Args:
         a: a product's A; or a function, ``pb.linalg.eigh`` or another one of the table, or its name.
-        *args: B, C or None, and D of the product; the matrices that the function was given, with the values of then.
+        *args: B, C or None, and D of the product; the matrices that the function was given, with the values of then,
+            or its pair of factors and what belongs to them.
         found: what the function has returned.
         **how: the function's other arguments; of a product those of :func:`pblasmp.verification.verify`: alpha, beta,
             op_a, op_b, epilogue, scales, scheme, exact.
@@ -82,12 +88,12 @@ def verify(*args: Any, **how: Any) -> Verification:
         raise TypeError("verify: expected what the function has returned as the argument found")
     found = how.pop("found")
     name = a if isinstance(a, str) else getattr(a, "__name__", "")
-    given = tuple(x for x in args if isinstance(x, DistributedMatrix))
-    matrices = [*given, *_matrices_of(found)]
-    ctx = context_of("verify", *matrices)
     check = _Check(name, args, found, how)
+    matrices = [*check.given, *_matrices_of(found)]
+    ctx = context_of("verify", *matrices)
     with ctx.agreement("verify") as facts:
         facts.update(function=name, options=str(sorted(how.items())), shapes=[x.shape for x in matrices])
+        facts["second"] = zlib.crc32(repr(np.asarray(check.second).tolist()).encode())
         named = {f"matrix {i}": x for i, x in enumerate(matrices, 1)}
         check_operands(ctx, [*named], named)
         check.read()
@@ -160,15 +166,25 @@ class _Check:
     """What a function has found for its arguments."""
 
     def __init__(self, name: str, args: Sequence[Any], found: Any, how: dict[str, Any]) -> None:
+        self.second: Any = None  # with factors: whether they are lower, or their pivots
+        if name in ("cho_solve", "lu_solve") and args and isinstance(args[0], (tuple, list)):
+            first, self.second = args[0] if len(args[0]) == 2 else (None, None)
+            args = first, *args[1:]
+        self.given = [x for x in args if isinstance(x, DistributedMatrix)]
         self._name, self._args, self._found, self._how = name, args, found, how
         self._residuals: list[float] = []
+
+    @property
+    def _bound(self) -> float:
+        a = self._args[0]
+        return _FACTOR * math.sqrt(max(1, *a.shape)) * 2 * element_type(a.dtype).roundoff
 
     @property
     def _kind(self) -> str | None:
         """What A is: "gen", "her"mitian, "sym"metric or "tri"angular; None if that is unknown."""
         if self._name in ("eigh", "cholesky"):
             return "her"
-        if self._name == "solve_triangular":
+        if self._name in ("solve_triangular", "cho_solve"):
             return "tri"
         assumed = self._how.get("assume_a", "gen")
         return _KINDS.get(assumed) if isinstance(assumed, str) else None
@@ -177,6 +193,8 @@ class _Check:
     def _uplo(self) -> str:
         """Which triangle of A is read, if not all of it is."""
         assumed = self._how.get("assume_a", "")
+        if self._name == "cho_solve":
+            return "L" if self.second else "U"
         if self._kind == "tri" and self._name != "solve_triangular":
             return "L" if assumed == "lower triangular" else "U"
         lower = self._how.get("lower", self._name in ("eigh", "cholesky"))
@@ -223,12 +241,27 @@ class _Check:
             raise ArgumentTypeError(
                 f"verify: {self._name} was given {matrices[0]} to {matrices[1]} matrices, got {given}"
             )
+        if wrong := self._wrong_second():
+            raise ArgumentError(wrong)
         if not _is_kind(self._found, kind):
             raise ArgumentTypeError(
                 f"found: expected what {self._name} returns, got {short_repr(self._found)}"
             )
         if wrong := self._misfit():
             raise LayoutError(f"found: {wrong}")
+
+    def _wrong_second(self) -> str:
+        """Return what is wrong with what belongs to the factors of a solve."""
+        n, given = len(self._args[0]), short_repr(self.second)
+        if self._name == "cho_solve" and not (
+            isinstance(self.second, (bool, int, np.bool_)) and self.second in (0, 1)
+        ):
+            return f"c_and_lower: expected a factor and True or False, got {given}"
+        if self._name == "lu_solve":
+            pivots = np.asarray(self.second)
+            if pivots.shape != (n,) or pivots.dtype.kind != "i" or not ((pivots >= 0) & (pivots < n)).all():
+                return f"lu_and_piv: expected factors and {n} integers from 0 to {n - 1}, got {given}"
+        return ""
 
     def _misfit(self) -> str:
         """Return what is wrong with the sizes of what was found."""
@@ -249,20 +282,23 @@ class _Check:
                 "" if fits else f"of a matrix of shape {(m, n)} the shapes {u.shape}, {s.shape}, {vh.shape}"
             )
         x = found if isinstance(found, DistributedMatrix) else _matrices_of(found)[0]
-        expected = self._args[1].shape if self._name.startswith("solve") else (m, n)
+        expected = self._args[1].shape if "solve" in self._name else (m, n)
+        if self._name == "lstsq":
+            expected = n if self._trans == "N" else m, self._args[1].shape[1]
+            if x is not found and len(found[3]) != min(m, n):
+                return f"expected {min(m, n)} singular values, got {len(found[3])}"
         return "" if x.shape == expected else f"expected the shape {expected}, got {x.shape}"
 
     def run(self, ctx: Runtime[Any]) -> Verification:
         """Check on random vectors. Collective over the context."""
-        a, given, found_matrices = self._args[0], self._args, _matrices_of(self._found)
+        given, found_matrices = self._args, _matrices_of(self._found)
         told = ctx.comm.allgather([self._looked_at(ctx.rank, x) for x in (*given, *found_matrices)])
         counts = [sum(count for count, _ in of_ranks) for of_ranks in zip(*told, strict=True)]
         sizes = [max(size for _, size in of_ranks) for of_ranks in zip(*told, strict=True)]
         # of powers of two beside which A, and what else is given, is neither large nor small
         self._exponents = [2 * (math.frexp(size)[1] // 2) for size in sizes[: len(given)]]
         spoiled, nans = sum(counts[: len(given)]), sum(counts[len(given) :])
-        n = max(a.shape)
-        bound = _FACTOR * math.sqrt(max(1, n)) * 2 * element_type(a.dtype).roundoff
+        bound = self._bound
         if not all(all(x.shape) for x in (*self._args, *_matrices_of(self._found))):
             return Verification(0.0, bound)  # nothing can be wrong
         if spoiled or nans:
@@ -347,24 +383,63 @@ class _Check:
         return bool((np.diff(s) > 0).any())
 
     def _solve(self) -> None:
-        b = _Operator(self._args[1], self._exponents[1])
-        y = self._vectors(b.matrix.shape[1])
-        self._solved(y, b.times(y), b.exponent)
+        self._solved_by(partial(_op, self._operator, self._trans), self._exponents[0])
 
     _solve_triangular = _solve
 
+    def _cho_solve(self) -> None:
+        factor = self._operator
+        first, second = ("C", "N") if factor.uplo == "L" else ("N", "C")
+        self._solved_by(lambda x: factor.times(factor.times(x, first), second), 2 * factor.exponent)
+
+    def _lu_solve(self) -> None:
+        op, factors, exponent = self._trans, self._args[0], self._exponents[0]
+        u, lower = _Operator(factors, exponent, "tri", "U"), _Operator(factors, 0, "tri", "L", unit=True)
+
+        def times(x: Array) -> Array:
+            if op == "N":
+                return _exchanged(lower.times(u.times(x)), self.second, back=True)
+            return u.times(lower.times(_exchanged(x, self.second), op), op)
+
+        self._solved_by(times, exponent)
+
+    def _lstsq(self) -> bool:
+        a, op, ranked = self._operator, self._trans, isinstance(self._found, tuple)
+        b = _Operator(self._args[1], self._exponents[1])
+        found, _, rank, values = self._found if ranked else (self._found, None, 0, np.empty(0))
+        x, s = _Operator(found, b.exponent - a.exponent), _scaled(values, a.exponent)
+        y = self._vectors(b.matrix.shape[1])
+        xy, by = x.times(y), b.times(y)
+        size = _norm(_op(a, op, self._vectors(len(xy)))) or 1.0
+        left = (_op(a, op, xy) - by) / size
+        adjoint = np.conj(a.times(np.conj(left))) if op == "T" else a.times(left, "C" if op == "N" else "N")
+        largest = size * _norm(xy) + _norm(by)
+        if rank < len(s):  # what counts as zero leaves its part of B
+            largest += float(s[rank]) / size * _norm(by) / self._bound
+        self._compare(adjoint, np.zeros_like(adjoint), largest, x.exponent)
+        if not ranked:
+            return False
+        whole = float(np.ldexp(a.matrix.norm(), -a.exponent))
+        if math.isfinite(whole):
+            self._compare(np.array([[np.linalg.norm(s)]]), np.array([[whole]]), whole, a.exponent)
+        rcond, eps = self._how.get("rcond"), 2 * element_type(a.matrix.dtype).roundoff
+        rcond = eps * max(a.matrix.shape) if rcond is None else rcond if rcond >= 0 else eps
+        return bool((np.diff(s) > 0).any() or rank != np.count_nonzero(s > rcond * s[0]))
+
     def _inv(self) -> None:
         y = self._vectors(self._args[0].shape[0])
-        self._solved(y, y, 0)
+        self._solved(y, y, -self._exponents[0], self._operator.times)
 
-    def _solved(self, y: Array, by: Array, of_b: int) -> None:
+    def _solved_by(self, times: Callable[[Array], Array], exponent: int) -> None:
+        """Note how far X is from a solution, for what multiplies by A over a power of two. Collective."""
+        b = _Operator(self._args[1], self._exponents[1])
+        y = self._vectors(b.matrix.shape[1])
+        self._solved(y, b.times(y), b.exponent - exponent, times)
+
+    def _solved(self, y: Array, by: Array, of_x: int, times: Callable[[Array], Array]) -> None:
         """Note the residual of op(A) X y = B y. Collective."""
-        a, op = self._operator, self._trans
-        x = _Operator(self._found, of_b - a.exponent)
-        xy, signs = x.times(y), self._vectors(len(by))
-        self._compare(
-            _op(a, op, xy), by, _norm(_op(a, op, signs)) * _norm(xy) / _norm(signs) + _norm(by), x.exponent
-        )
+        xy, signs = _Operator(self._found, of_x).times(y), self._vectors(len(by))
+        self._compare(times(xy), by, _norm(times(signs)) * _norm(xy) / _norm(signs) + _norm(by), of_x)
 
     def _cholesky(self) -> None:
         a = self._operator
@@ -381,8 +456,7 @@ class _Check:
         ux = _Operator(factors, a.exponent, "tri", "U").times(x)[:least]
         lux = _Operator(factors, 0, "tri", "L", unit=True).times(_padded(ux, n))[:m]
         ax = a.times(x)
-        for i, j in enumerate(np.asarray(pivots)):
-            ax[[i, j]] = ax[[j, i]]
+        ax = _exchanged(ax, pivots)
         self._compare(lux, ax, _norm(ax) + _norm(ux), a.exponent)
 
     def _qr(self) -> None:
@@ -406,6 +480,14 @@ def _scaled(values: Array, exponent: int) -> Array:
     return found
 
 
+def _exchanged(x: Array, pivots: Array, *, back: bool = False) -> Array:
+    """Return vectors with the rows exchanged as LU does, or ``back`` as they were."""
+    x, steps = x.copy(), list(enumerate(np.asarray(pivots)))
+    for i, j in reversed(steps) if back else steps:
+        x[[i, j]] = x[[j, i]]
+    return x
+
+
 def _padded(x: Array, rows: int) -> Array:
     """Return vectors with zeros below."""
     return np.concatenate([x, np.zeros((rows - len(x), x.shape[1]), x.dtype)]) if rows > len(x) else x[:rows]
@@ -424,12 +506,15 @@ def _is_kind(found: Any, kind: str) -> bool:
     """Return whether what was found is what a function returns."""
     if kind == "matrix":
         return isinstance(found, DistributedMatrix)
+    if kind == "x":
+        return isinstance(found, DistributedMatrix) or _is_kind(found, "x r n s")
     if kind == "qr":
         return isinstance(getattr(found, "factors", None), DistributedMatrix)
     kinds = {
         "w v": (np.ndarray, Matrix),
         "u s vh": (Matrix, np.ndarray, Matrix),
         "f p": (Matrix, np.ndarray),
+        "x r n s": (Matrix, np.ndarray, int, np.ndarray),
     }[kind]
     return (
         isinstance(found, tuple)
@@ -447,8 +532,11 @@ _KINDS = {
 _RULES = {
     "eigh": ((1, 2), "w v", "lower subset_by_index check"),
     "svd": ((1, 1), "u s vh", "full_matrices"),
-    "solve": ((2, 2), "matrix", "assume_a lower transposed unit_diagonal"),
+    "solve": ((2, 2), "matrix", "assume_a lower transposed unit_diagonal refine"),
     "solve_triangular": ((2, 2), "matrix", "trans lower unit_diagonal"),
+    "cho_solve": ((2, 2), "matrix", ""),
+    "lu_solve": ((2, 2), "matrix", "trans"),
+    "lstsq": ((2, 2), "x", "rcond trans"),
     "inv": ((1, 1), "matrix", "assume_a lower unit_diagonal"),
     "cholesky": ((1, 1), "matrix", "lower"),
     "lu_factor": ((1, 1), "f p", ""),

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import conditions, eigen, general, orthogonal, positive, singular, systems
+from . import conditions, eigen, general, least_squares, orthogonal, positive, singular, systems
 from .call import FactorisationCall
 from .conditions import cond, cond_estimate, norm
 from .eigen import eigh, eigvalsh
 from .general import det, lu_factor, lu_solve, slogdet
-from .orthogonal import QrFactors, lstsq, qr
+from .least_squares import LstsqResult, lstsq
+from .orthogonal import QrFactors, qr
 from .positive import cho_factor, cho_solve, cholesky
 from .refinement import Refinement
 from .singular import SvdResult, svd, svdvals
 from .systems import inv, solve, solve_triangular
 
 __all__ = [
+    "LstsqResult",
     "QrFactors",
     "Refinement",
     "SvdResult",
@@ -51,6 +53,7 @@ CALLS: dict[str, type[FactorisationCall[Any]]] = {
     **positive.CALLS,
     **general.CALLS,
     **orthogonal.CALLS,
+    **least_squares.CALLS,
     **systems.CALLS,
     **eigen.CALLS,
     **conditions.CALLS,

@@ -1,23 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QR factorizations, products with Q, and least squares."""
+"""QR factorizations, and products with Q."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 
 from ..engines.factor import FactorOperands, Found
 from ..layout.factor_problem import FactorProblem
-from ..layout.grid import one_of
-from .call import FactorisationCall, Matrix, digest, op_of, turned, words
+from .call import FactorisationCall, Matrix, digest, turned, words
 
-if TYPE_CHECKING:
-    from .call import Trans
-
-__all__ = ["CALLS", "QrFactors", "apply_q", "form_q", "lstsq", "lstsq_in_place", "qr"]
+__all__ = ["CALLS", "QrFactors", "apply_q", "form_q", "qr"]
 
 
 class QrFactors:
@@ -211,120 +207,5 @@ class _ApplyQ(_OfReflectors):
         return FactorOperands(self["a"].local, b, None, x, tau=self._tau)
 
 
-def lstsq(a: Matrix, b: Matrix, *, trans: Trans = 0, out: Matrix | None = None, algo: str = "auto") -> Matrix:
-    """Return the X that minimizes the norms of the columns of op(A) X - B. Collective over the context.
-
-    If op(A) has more columns than rows, X is the solution of the least norm. NumPy and SciPy also return residuals, the
-    rank and singular values; here X alone.
-
-    A is of full rank, which is checked up to rounding: the smallest singular value of A, or of A^H if A is wide, with
-    columns scaled to norm 1 is estimated from R and is larger than 20 eps; eps is ``numpy.finfo``'s. So columns may
-    have units of their own.
-
-    If the largest element of A or B is near the ends of the type's range, they are scaled, as in LAPACK.
-
-    Args:
-        a: m × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
-        b: as many rows as op(A), in any layout.
-        trans: 0 or "N" for A, 1 or "T" for its transpose, 2 or "C" for its conjugate transpose.
-        out: where to write X, with as many rows as op(A) has columns; by default a new matrix in B's blocks.
-        algo: "auto", or the name of an algorithm.
-
-    Raises:
-        FactorizationError: A has no full rank: its column ``index`` (row if A is wide) is a combination of others.
-        ArgumentError: shapes, types or options do not fit; the message names every fault.
-        RankMismatchError: the ranks gave different arguments.
-        UnsupportedError: the engine does not offer it.
-
-    Source: LAPACK, ?GELS.
-    """
-    return _LeastSquares(a=a, b=b, trans=trans, out=out, algo=algo).run()
-
-
-def lstsq_in_place(a: Matrix, b: Matrix, trans: Trans = 0) -> None:
-    """Do as ``lstsq`` with B of max(m, n) rows, which gets X, and A, which gets factors, as in LAPACK. Collective."""
-    _LeastSquaresInPlace(a=a, b=b, trans=trans, algo="auto").run()
-
-
-class _LeastSquares(FactorisationCall[Matrix]):
-    """A call of ``lstsq``."""
-
-    name = "lstsq"
-    matrices = ("a", "b", "out")
-    in_place = False
-
-    def __init__(self, *, trans: Trans, **arguments: Any) -> None:
-        super().__init__(trans=op_of(trans), **arguments, **{"in place": self.in_place})
-
-    @property
-    def _wide(self) -> bool:
-        rows, cols = self["a"].shape
-        return rows < cols
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        """The shape of op(A)."""
-        rows, cols = self["a"].shape
-        return (rows, cols) if one_of(self.how["trans"], "N") else (cols, rows)
-
-    def check(self) -> None:
-        a, b = self["a"], self["b"]
-        self.check_matrix("a", square=False)
-        self.check_trans()
-        rows, cols = self._shape
-        if b.dtype != a.dtype or b.shape[0] != rows:
-            self.fault(f"b: expected {rows} rows of {a.dtype.name}, got {words(b.shape, b.dtype)}")
-        self.check_like("out", "b", (cols, b.shape[1]))
-
-    def new(self) -> Matrix:
-        b = self["b"]
-        return self.out_or_new(replace(b.descriptor, shape=(self._shape[1], b.shape[1]), ld=None))
-
-    @property
-    def _right(self) -> Matrix:
-        return self["b"]
-
-    def end(self, found: Found) -> Matrix:
-        if found.info:
-            what = "row" if self._wide else "column"
-            self.failed(
-                found.info,
-                f"has no full rank: up to rounding, the {what} at index {found.info - 1} is a combination of others",
-            )
-        return self.written
-
-    def problem(self) -> FactorProblem:
-        wide, op = self._wide, self.how["trans"]
-        tall = wide == (op != "N")  # op(A) is
-        conjugate = not tall if op == "T" else wide
-        a = turned(self["a"].descriptor, wide)
-        b, x, solved = self._right.descriptor, self.written.descriptor, "N" if tall else "C"
-        return FactorProblem("lstsq", a, b, a if self.in_place else None, x, op=solved, conjugate=conjugate)
-
-    def operands(self) -> FactorOperands:
-        a = turned(self["a"].local, self._wide)
-        return FactorOperands(a, self._right.local, a if self.in_place else None, self.written.local)
-
-
-class _LeastSquaresInPlace(_LeastSquares):
-    """A call of ``lstsq_in_place``."""
-
-    in_place = True
-
-    def check(self) -> None:
-        a, b = self["a"], self["b"]
-        self.check_matrix("a", square=False)
-        self.check_trans()
-        if b.dtype != a.dtype or b.shape[0] != max(a.shape):
-            self.fault(f"b: expected {max(a.shape)} rows of {a.dtype.name}, got {words(b.shape, b.dtype)}")
-
-    def new(self) -> Matrix:
-        return self["b"]
-
-    @property
-    def _right(self) -> Matrix:
-        return self["b"][: self._shape[0], :]
-
-
-CALLS: dict[str, type[FactorisationCall[Any]]] = {"qr": _Qr, "lstsq": _LeastSquares}
+CALLS: dict[str, type[FactorisationCall[Any]]] = {"qr": _Qr}
 """The calls that can be planned, by function."""

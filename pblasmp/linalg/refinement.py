@@ -127,8 +127,7 @@ def _factored(
 def _told(left: Matrix, x: Matrix, size: float) -> float:
     """Return how large the largest column of a residual is, relative to that of X: one rank tells. Collective."""
     above, below = (abs(each).max(axis=0) for each in (left, x))
-    with np.errstate(all="ignore"):
-        ratios = np.where(above == 0, 0.0, above / size / below)
+    ratios = np.where(above == 0, 0.0, above / size / below)
     largest = float(ratios.max()) if np.isfinite(below).all() else math.inf
     told: float = left.context.comm.bcast(math.inf if math.isnan(largest) else largest)
     return told

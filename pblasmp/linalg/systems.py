@@ -6,6 +6,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
+import numpy as np
+
 from ..calls import factor_directly
 from ..comm import agree_after
 from ..engines.factor import FactorOperands, Found
@@ -330,7 +332,7 @@ class _RefinedSolve(_Solve):
         self.make_whole()
         agree_after(False, partial(self.ctx.agreement, self.name), self.read)
         a, b, lower, algo = self["a"], self["b"], self.how["lower"], self.how["algo"]
-        with self.ctx.running(self.name, checks=False):
+        with self.ctx.running(self.name, checks=False), np.errstate(all="ignore"):
             op = cast("Op", self.op)
             x, info = refined(a, b, positive=self.kind == "pos", lower=lower, op=op, algo=algo)
             if x is None:

@@ -16,7 +16,8 @@ from ..engines.direct import FAMILIES
 from ..errors import FactorizationError, short_repr
 from ..linalg import cho_solve, cholesky, lu_solve, qr, solve_triangular
 from ..linalg.general import lu_with_info
-from ..linalg.orthogonal import apply_q, form_q, lstsq_in_place
+from ..linalg.least_squares import lstsq_in_place
+from ..linalg.orthogonal import apply_q, form_q
 from ..linalg.systems import Assume, inverse_of, solve_keeping
 from ..matrix import DistributedMatrix
 from .arguments import Faults, as_routine, bound, signature_of

@@ -96,3 +96,87 @@ def refinement_ends(ctx, rng):
     if ctx.size > 1:
         refine = "float32" if ctx.rank else None
         yield "one rank", agreed_error(ctx, pb.RankMismatchError, ["solve"], la.solve, a, b, refine=refine)
+
+
+SCALES = ((1.0, 1.0), (1.0, 1.0), (1e30, 1e30), (1e-30, 1e-30), (1e30, 1.0), (1.0, 1e30))  # of A and of B
+
+
+def ranked_case(ctx, rng, dtype):
+    """Least squares of a matrix of any rank: X, residuals, rank and singular values beside NumPy's."""
+    (m, n), width, op = rng.integers(1, 24, 2), pick(rng, (0, 1, 3)), pick(rng, "NTC")
+    least, (of_a, of_b) = min(m, n), pick(rng, SCALES)
+    rank = int(pick(rng, (least, least, max(0, least - 2), least // 2)))
+    left, right = random(rng, (m, rank), dtype), random(rng, (rank, n), dtype)
+    if rank:
+        left, right = np.linalg.qr(left)[0], np.linalg.qr(right.conj().T)[0].conj().T
+    whole = ((left * np.linspace(3, 1, rank)) @ right).astype(dtype)
+    if rng.integers(6) == 0:
+        whole = random(rng, (m, n), dtype)
+    turned = {"N": whole, "T": whole.T, "C": whole.conj().T}[op]
+    b = random(rng, (len(turned), width), dtype)
+    wide = turned.astype("complex128" if turned.dtype.kind == "c" else "float64")
+    rcond = pick(rng, (None, -1, 0.437, 1e-3)) if rank == least else pick(rng, (None, 0.437, 1e-3))
+    numbers = rcond if rcond not in (None, -1) else np.finfo(dtype).eps * (1 if rcond else max(m, n))
+    expected = np.linalg.lstsq(wide, b, rcond=numbers)
+    out = pick(rng, (None, placed(ctx, rng, np.zeros((turned.shape[1], width), dtype))))
+    given = placed(ctx, rng, whole * dtype_of(dtype, of_a)), placed(ctx, rng, b * dtype_of(dtype, of_b))
+    found = la.lstsq(*given, rcond, trans=op, out=out)
+    name = f"{dtype} {op} {m} x {n}, {width}, rank {rank}, {rcond}, {of_a} {of_b}"
+    if out is not None and found.x is not out:
+        return name, "X is not out"
+    x, s = found.x.allgather() / of_b * of_a, found.s / of_a
+    residuals = found.residuals.astype("float64") / of_b / of_b
+    if dtype in ("float32", "complex64") and of_b != 1:  # out of its range
+        residuals = expected[1]
+    near = {"rtol": 2e4 * np.finfo(dtype).eps, "atol": 2e3 * np.finfo(dtype).eps}
+    pairs = (x, expected[0]), (residuals, expected[1]), (found.rank, expected[2]), (s, expected[3])
+    wrong = [
+        each for each in pairs if np.shape(each[0]) != np.shape(each[1]) or not np.allclose(*each, **near)
+    ]
+    if len(set(ctx.comm.allgather((found.rank, s.tobytes(), residuals.tobytes())))) > 1:
+        return name, "the ranks differ"
+    return name, f"{wrong}" if wrong else None
+
+
+def dtype_of(dtype, value):
+    return np.dtype(dtype).type(value)
+
+
+def ranks_at_the_ends(ctx, rng):
+    """Matrices without elements, zeros, NaN, NumPy's order of arguments, and what is refused."""
+    for m, n, k in ((4, 0, 2), (0, 4, 2), (0, 0, 2), (3, 2, 0), (2, 3, 0), (1, 1, 1), (3, 3, 1)):
+        whole, right = np.zeros((m, n)), random(rng, (m, k), "float64")
+        expected = np.linalg.lstsq(whole, right, None)
+        found = la.lstsq(ctx.scatter(whole, block=2), ctx.scatter(right, block=2), None)
+        pairs = zip((found.x.allgather(), *found[1:]), expected, strict=True)
+        same = all(np.shape(x) == np.shape(y) and np.allclose(x, y) for x, y in pairs)
+        yield f"zeros {m} x {n}, {k}", None if same else f"{found} {expected}"
+    right = random(rng, (6, 2), "float64")
+    spoiled = random(rng, (6, 4), "float64")
+    for value in (np.nan, np.inf):
+        whole, of_right = spoiled.copy(), right.copy()
+        whole[2, 1] = of_right[4, 1] = value
+        x, _, rank, s = la.lstsq(placed(ctx, rng, whole), placed(ctx, rng, right), rcond=None)
+        fine = rank == 0 and not np.isfinite(x.allgather()).any() and np.isnan(s).all()
+        yield f"{value} in A", None if fine else f"{x.allgather()} {s} {rank}"
+        x, _, rank, _ = la.lstsq(placed(ctx, rng, spoiled), placed(ctx, rng, of_right), rcond=None)
+        x, expected = x.allgather(), np.linalg.lstsq(spoiled, right, None)[0]
+        fine = rank == 4 and np.allclose(x[:, 0], expected[:, 0]) and not np.isfinite(x[:, 1]).all()
+        yield f"{value} in B", None if fine else f"{x}"
+    a, b = placed(ctx, rng, spoiled), placed(ctx, rng, right)
+    for kind, words, args, how in (
+        (pb.ArgumentError, ["rcond: expected None, a number or 'full rank', got 'x'"], (a, b, "x"), {}),
+        (pb.ArgumentError, ["rcond: expected None, a number", "got nan"], (a, b, np.nan), {}),
+        (pb.ArgumentError, ["rcond: expected None, a number", "got True"], (a, b, True), {}),
+        (pb.ArgumentError, ["b: expected 6 rows of float64, got 5 x 2"], (a, b[1:, :], None), {}),
+        (pb.ArgumentError, ["out: expected 4 x 2 of float64"], (a, b, None), {"out": b}),
+        (pb.UnsupportedError, ["algo", "got 'panels'"], (a, b, None), {"algo": "panels"}),
+    ):
+        yield words[0], agreed_error(ctx, kind, words, la.lstsq, *args, **how)
+    words = ["lstsq: with rcond it is several calls: it has no plan"]
+    yield "plan", agreed_error(ctx, pb.UnsupportedError, words, pb.plan, la.lstsq, a, b, None)
+    rcond = None if ctx.rank else "full rank"
+    yield "one rank", agreed_error(ctx, pb.RankMismatchError, ["lstsq"], la.lstsq, a, b, rcond)
+    large = ctx.zeros((210, 201), block=30)
+    words = ["scalapack: no ScaLAPACK", "pblasmp[scalapack]", "up to 200 rows and columns"]
+    yield "no library", agreed_error(ctx, pb.UnsupportedError, words, la.lstsq, large, large, None)

@@ -54,6 +54,22 @@ def found_by(ctx, rng, dtype, n=17):
     how = {"assume_a": "lower triangular"}
     yield "inv lower", pb.linalg.inv, (lower,), pb.linalg.inv(lower, **how), how
     yield "inv", pb.linalg.inv, (x,), pb.linalg.inv(x), {}
+    for uplo, is_lower in (("L", True), ("U", False)):
+        factor = pb.linalg.cho_factor(placed(ctx, rng, only(uplo, whole)), is_lower)
+        pair = placed(ctx, rng, only(uplo, factor[0].allgather())), is_lower
+        yield f"cho_solve {uplo}", pb.linalg.cho_solve, (pair, b), pb.linalg.cho_solve(pair, b), {}
+    for trans in (0, "T", 2):
+        pair, how = pb.linalg.lu_factor(x), {"trans": trans}
+        yield f"lu_solve {trans}", pb.linalg.lu_solve, (pair, b), pb.linalg.lu_solve(pair, b, **how), how
+    for name, a, trans in (("tall", r, "N"), ("wide", r, "C"), ("turned", wide, 1), ("of wide", wide, 0)):
+        right = b if len(a) == n and trans == "N" else placed(ctx, rng, random(rng, (n - 6, 2), dtype))
+        right = b if name == "turned" else right
+        how = {"trans": trans}
+        yield f"lstsq {name}", pb.linalg.lstsq, (a, right), pb.linalg.lstsq(a, right, **how), how
+        how = {"trans": trans, "rcond": None}
+        yield f"ranked {name}", pb.linalg.lstsq, (a, right), pb.linalg.lstsq(a, right, **how), how
+    low = placed(ctx, rng, np.outer(whole[0], whole[1, :9]))
+    yield "lstsq of rank 1", pb.linalg.lstsq, (low, b), pb.linalg.lstsq(low, b, None), {"rcond": None}
     for name, a in (("square", x), ("tall", r), ("wide", wide)):
         yield f"lu {name}", pb.linalg.lu_factor, (a,), pb.linalg.lu_factor(a), {}
         yield f"qr {name}", pb.linalg.qr, (a,), pb.linalg.qr(a), {}
@@ -107,6 +123,13 @@ def wrong_in_other_ways(ctx, rng):
         yield case, None if not pb.verify(pb.linalg.eigh, a, found=found) else "not seen"
     yield "signs", None if pb.verify(pb.linalg.eigh, a, found=(w, -1 * v)) else "signs are free"
     yield "svd sign", None if not pb.verify(pb.linalg.svd, a, found=(-1 * u, s, vh)) else "not seen"
+    x = pb.linalg.lstsq(a, a[:, :2], None)
+    for case, found in (
+        ("another rank", x._replace(rank=11)),
+        ("another singular value", x._replace(s=x.s * np.r_[1 + 1e-9, np.ones(11)])),
+        ("ascending", x._replace(s=x.s[::-1])),
+    ):
+        yield case, None if not pb.verify(pb.linalg.lstsq, a, a[:, :2], found=found) else "not seen"
     spoiled = a.copy()
     spoiled[3, 3] = np.nan
     yield (
@@ -175,6 +198,15 @@ def faults(ctx):
          {"found": (w, v), "lower": "X"}),
         ("unknown", pb.ArgumentError, ["eigh takes no nonsense"], (pb.linalg.eigh, a),
          {"found": (w, v), "nonsense": 1}),
+        ("no pair", pb.ArgumentError, ["cho_solve was given 2 to 2 matrices"], (pb.linalg.cho_solve, (a,), a),
+         {"found": v}),
+        ("not lower", pb.ArgumentError, ["c_and_lower: expected a factor and True or False, got 3"],
+         (pb.linalg.cho_solve, (a, 3), a), {"found": v}),
+        ("pivots", pb.ArgumentError, ["lu_and_piv: expected factors and 6 integers from 0 to 5"],
+         (pb.linalg.lu_solve, (a, np.arange(1, 7)), a), {"found": v}),
+        ("lstsq", pb.ArgumentError, ["found: expected what lstsq returns"], (pb.linalg.lstsq, a, a), {"found": (w, v)}),
+        ("of lstsq", pb.LayoutError, ["expected the shape (4, 6), got (6, 6)"], (pb.linalg.lstsq, a[:, :4], a),
+         {"found": v}),
         ("no found", TypeError, ["the argument found"], (pb.linalg.eigh, a), {}),
     ):  # fmt: skip
         yield case, agreed_error(ctx, kind, words, pb.verify, *args, **how)

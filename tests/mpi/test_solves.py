@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.engines.host.scalapack import finding, methods
 from tests.helpers import solve_cases as cases
+from tests.helpers.factor_cases import TYPES
 from tests.helpers.lengths import draws, only_long
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.spectral_cases import library
 
 RANKS = (1, 2, 3, *only_long(4, 5, 6))
 
@@ -26,3 +31,23 @@ def refined(comm, count):
 @pytest.mark.parametrize("nranks", RANKS)
 def test_refined(nranks):
     run_mpi(refined, nranks, count=draws(8, long=100))
+
+
+def ranked(comm, count, small):
+    rng = np.random.default_rng(17 + comm.size)
+    with pb.Context(comm, engine="host") as ctx, mock.patch.object(methods, "SMALL", small):
+        for i in range(count):
+            yield cases.ranked_case(ctx, rng, TYPES[i % 4])
+        if ctx.size == 2 and small:
+            yield from cases.ranks_at_the_ends(ctx, rng)
+
+
+@pytest.mark.parametrize("nranks", RANKS)
+def test_least_squares_of_any_rank(nranks, monkeypatch, tmp_path):
+    monkeypatch.setenv(finding.ENVIRONMENT, str(tmp_path))  # where no library is
+    run_mpi(ranked, nranks, count=draws(6, long=100), small=methods.SMALL)
+
+
+def test_least_squares_by_scalapack(monkeypatch):
+    monkeypatch.setenv(finding.ENVIRONMENT, str(library()))
+    run_on_one_node(ranked, 2, count=draws(4, long=60), small=0)

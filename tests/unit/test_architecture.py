@@ -298,6 +298,7 @@ LINALG = {
         "lu_factor",
         "lu_solve",
         "qr",
+        "LstsqResult",
         "QrFactors",
         "Refinement",
         "SvdResult",
