@@ -263,9 +263,6 @@ def _asked(
     ), d
 
 
-_FINE = Found()
-
-
 def factor_directly(
     routine: str,
     a: Any,
@@ -324,10 +321,8 @@ def factor_directly(
     if done is None or done is False:
         return done
     logger.debug("%s: computed directly", call)
-    info, found = done
-    if found is None:
-        return d, Found(info) if info else _FINE
-    return d, Found(info, found.astype(np.int64) - 1)
+    info, found, diagonal = done
+    return d, Found(info, None if found is None else found.astype(np.int64) - 1, diagonal)
 
 
 def _legal(options: Mapping[str, Any]) -> bool:

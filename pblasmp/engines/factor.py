@@ -36,7 +36,7 @@ class Found:
         info: 0, or as LAPACK counts it the order of the first leading minor that is not positive definite, or the index
             from 1 of the first diagonal element that is exactly zero. Of "lstsq" without factors: zero up to rounding.
         pivots: of "lu": row i was exchanged with ``pivots[i]``, from 0.
-        diagonal: of "lu" without right-hand sides: that of U.
+        diagonal: of "lu" that of U, of "cholesky" with right-hand sides that of L; None if the library keeps it.
         tau: of "qr": the factors of the reflectors.
         values: of "eigh": the eigenvalues, ascending; of "svd": the singular values, descending.
         condition: of "condition": the estimate.

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import conditions, eigen, general, least_squares, orthogonal, positive, singular, systems
+from . import eigen, general, least_squares, orthogonal, positive, singular, systems
 from .call import FactorisationCall
-from .conditions import cond, cond_estimate, norm
+from .conditions import cond, norm
 from .eigen import eigh, eigvalsh
-from .general import det, lu_factor, lu_solve, slogdet
+from .general import cond_estimate, det, lu_factor, lu_solve, slogdet
 from .least_squares import LstsqResult, lstsq
 from .orthogonal import QrFactors, qr
 from .positive import cho_factor, cho_solve, cholesky
@@ -56,7 +56,6 @@ CALLS: dict[str, type[FactorisationCall[Any]]] = {
     **least_squares.CALLS,
     **systems.CALLS,
     **eigen.CALLS,
-    **conditions.CALLS,
     **singular.CALLS,
 }
 """The calls that can be planned, by function."""

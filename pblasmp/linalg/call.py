@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import sys
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
@@ -44,6 +45,7 @@ __all__ = [
     "digest",
     "flag",
     "layout_of",
+    "level_of_caller",
     "local_of",
     "op_of",
     "pair_of",
@@ -327,6 +329,14 @@ class FactorisationCall(UserCall[T]):
             f"is not positive definite: its leading principal minor of order {info}, up to index {info - 1}, is not "
             "positive",
         )
+
+
+def level_of_caller() -> int:
+    """Return the ``stacklevel`` with which the caller's warning names the line outside pblasmp. Local."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "pblasmp":
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def flag(value: object) -> object:

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms and condition numbers, and what has no algorithm here: singular values."""
+"""Norms, and condition numbers that come of them."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from ..engines.factor import FactorOperands, Found
 from ..errors import ArgumentError, FactorizationError, LayoutError, UnsupportedError, short_repr
-from ..layout.factor_problem import FactorProblem
 from ..matrix_calls import check_operands, context_of
 from ..reductions import kind_of_norm
-from .call import FactorisationCall, Matrix
+from .call import Matrix
 from .systems import inv
 
-__all__ = ["CALLS", "cond", "cond_estimate", "norm"]
+__all__ = ["cond", "norm"]
 
 Order = Literal["fro", "inf", "max"] | float | None
 
@@ -84,52 +82,3 @@ def _check(call: str, a: Matrix, name: str, which: object) -> None:
             raise ArgumentError(f"{name}: expected {legal}, got {short_repr(which)}")
         if call == "cond" and a.shape[0] != a.shape[1]:
             raise LayoutError(f"cond: a: expected a square matrix, got {a.shape[0]} x {a.shape[1]}")
-
-
-def cond_estimate(a: Matrix, *, algo: str = "auto") -> float:
-    """Return an estimate of the condition number of a matrix in the 1-norm. Collective over the context.
-
-    It is the norm of A times a lower bound of the norm of its inverse, from an LU factorisation and a few solves. The
-    bound is nearly always within a factor of 3. The same on every rank.
-
-    Args:
-        a: n × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
-        algo: "auto", or the name of an algorithm.
-
-    Returns:
-        The estimate; infinite if A is exactly singular or so near to it that solves overflow, 0 for an empty matrix.
-
-    Raises:
-        ArgumentError: shapes or types do not fit.
-        RankMismatchError: the ranks gave different arguments.
-        UnsupportedError: the engine does not offer it.
-
-    Source: LAPACK, ?GECON.
-    """
-    return _Condition(a=a, algo=algo).run()
-
-
-class _Condition(FactorisationCall[float]):
-    """A call of ``cond_estimate``."""
-
-    name = "cond_estimate"
-    matrices = ("a",)
-
-    def check(self) -> None:
-        self.check_matrix("a")
-
-    def new(self) -> None:
-        return None
-
-    def problem(self) -> FactorProblem:
-        return FactorProblem("condition", self["a"].descriptor)
-
-    def operands(self) -> FactorOperands:
-        return FactorOperands(self["a"].local, None, None, None)
-
-    def end(self, found: Found) -> float:
-        return found.condition
-
-
-CALLS: dict[str, type[FactorisationCall[Any]]] = {"cond_estimate": _Condition}
-"""The calls that can be planned, by function."""

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..calls import factor_directly
 from ..comm import agree_after
@@ -16,7 +19,18 @@ from ..layout.factor_problem import FactorProblem
 from ..layout.grid import one_of
 from ..logs import logger
 from ..matrix import DistributedMatrix
-from .call import FactorisationCall, Matrix, Pivots, flag, layout_of, local_of, op_of, turned
+from .call import (
+    FactorisationCall,
+    Matrix,
+    Pivots,
+    flag,
+    layout_of,
+    level_of_caller,
+    local_of,
+    op_of,
+    turned,
+)
+from .general import cond_estimate
 from .refinement import SINGLE, Refinement, refined
 
 if TYPE_CHECKING:
@@ -110,6 +124,10 @@ def solve(
             precision or its condition exceeds about 1e7, A is factored in its own type after all.
         return_info: with ``refine``: return ``(X, info)``; ``info`` is a :class:`Refinement`.
 
+    If the reciprocal of A's condition number in the 1-norm is estimated below ``numpy.finfo(a.dtype).eps``, every rank
+    gives a ``scipy.linalg.LinAlgWarning``. It is estimated, by ``cond_estimate``, only where the diagonal of the factor
+    makes that likely: matrices exist, in single precision many large ones, that are ill-conditioned without a warning.
+
     Raises:
         FactorizationError: A is exactly singular, or not positive definite, at ``index``; then X is not computed.
             B keeps its values, also as ``out``; another ``out`` may have been written to.
@@ -172,6 +190,7 @@ class _Assuming(FactorisationCall[Matrix]):
         kind: that kind, one of ``_KINDS``; None if it is none.
     """
 
+    warns = False  # of ill-conditioned matrices
     triangular = False  # whether the function is for triangles alone, and ``lower`` says which
 
     def __init__(
@@ -226,7 +245,30 @@ class _Assuming(FactorisationCall[Matrix]):
     def end(self, found: Found) -> Matrix:
         if found.info and self.kind == "pos":
             self.not_positive(found.info)
-        return super().end(found)
+        x = super().end(found)
+        if self.warns and found.diagonal is not None and found.diagonal.size:
+            self._warn(found.diagonal)
+        return x
+
+    def _warn(self, diagonal: NDArray[Any]) -> None:
+        """Warn if A is ill-conditioned: found by an estimate if the factor's diagonal makes it likely. Collective."""
+        n, eps = len(diagonal), float(np.finfo(diagonal.dtype).eps)
+        with np.errstate(all="ignore"):
+            sizes = abs(diagonal)
+            ratio = sizes.min() / sizes.max()
+        likely = min(max(math.sqrt(eps), eps * n * n), 0.1 / n)
+        if not (ratio if self.kind == "gen" else ratio * ratio) < likely:
+            return
+        a = self["a"]
+        estimate = cond_estimate(a if self.kind == "gen" else whole_of(a, self.uplo == "L", hermitian=True))
+        if estimate > 1 / eps:
+            from scipy.linalg import LinAlgWarning
+
+            with self.ctx.agreement(self.name):
+                text = (
+                    f"{self.name}: ill-conditioned matrix (rcond={1 / estimate:.3g}): X may not be accurate"
+                )
+                warnings.warn(text, LinAlgWarning, stacklevel=level_of_caller())
 
 
 def whole_of(a: Matrix, lower: bool, *, hermitian: bool) -> Matrix:
@@ -243,6 +285,7 @@ class _Solve(_Assuming):
     """A call of ``solve``, or of ``solve_keeping``."""
 
     name = "solve"
+    warns = True
     matrices = ("a", "b", "factor", "out")
     optional = ("factor", "out")
     like = "b"

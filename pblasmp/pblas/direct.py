@@ -368,7 +368,7 @@ class DirectForm:
 
     def _info(self, args: Sequence[Any], known: _LegalCall, outcome: Outcome) -> int | None:
         """Return INFO, and write IPIV if it is a result; None if IPIV was no legal argument. Local."""
-        info, pivots = outcome
+        info, pivots, _ = outcome
         if info < 0:
             return None
         if known.pivot_rows is not None and pivots is not None:

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
+from scipy.linalg import LinAlgWarning
 
 import pblasmp as pb
 from tests.helpers.cases import agreed_error, pick
@@ -62,8 +65,10 @@ def refinement_ends(ctx, rng):
         spoiled = positive(rng, n, "float64")
         spoiled[3, 4] = spoiled[4, 3] = value
         a = placed(ctx, rng, spoiled)
-        x, info = la.solve(a, b, refine="float32", return_info=True)
-        plain = la.solve(a, b).allgather()  # by LU, which may lose an infinity, but not NaN
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LinAlgWarning)  # infinity is ill-conditioned
+            x, info = la.solve(a, b, refine="float32", return_info=True)
+            plain = la.solve(a, b).allgather()  # by LU, which may lose an infinity, but not NaN
         fine = np.array_equal(x.allgather(), plain, equal_nan=True) and f"A is {value}" in info.fallback
         yield f"{value} in A", None if fine else f"{info}"
         whole, of_right = positive(rng, n, "float64"), right.copy()
@@ -180,3 +185,68 @@ def ranks_at_the_ends(ctx, rng):
     large = ctx.zeros((210, 201), block=30)
     words = ["scalapack: no ScaLAPACK", "pblasmp[scalapack]", "up to 200 rows and columns"]
     yield "no library", agreed_error(ctx, pb.UnsupportedError, words, la.lstsq, large, large, None)
+
+
+def warned(ctx, call, *args, **how):
+    """The texts of the warnings of ill-conditioned matrices that every rank gives, in the line that calls."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call(*args, **how)
+    found = [(str(w.message), w.filename) for w in caught if issubclass(w.category, LinAlgWarning)]
+    everyones = ctx.comm.allgather(found)
+    assert all(each == found for each in everyones), everyones
+    assert all(file == __file__ for _, file in found), found
+    return [text for text, _ in found]
+
+
+def conditions_case(ctx, rng, dtype):
+    """A warning where SciPy gives one, and no other."""
+    n, kind, lower = (
+        int(pick(rng, (2, 9, 30))),
+        pick(rng, ("gen", "pos", "sym", "her")),
+        bool(rng.integers(2)),
+    )
+    eps = np.finfo(dtype).eps
+    u, v = (
+        np.linalg.qr(random(rng, (n, n), "complex128" if dtype.startswith("c") else "float64"))[0]
+        for _ in "uv"
+    )
+    s = np.linspace(1, 0.5, n)
+    s[-1] = ill = pick(rng, (1e-2, eps * 300 * n, eps / 100))
+    whole = (u * s) @ (v if kind == "gen" else u.conj().T)
+    if kind == "sym":
+        whole = (u * s) @ u.T
+    whole = (whole if kind == "gen" else (whole + (whole.T if kind == "sym" else whole.conj().T)) / 2).astype(
+        dtype
+    )
+    a = placed(ctx, rng, whole if kind == "gen" else only("L" if lower else "U", whole))
+    b = placed(ctx, rng, random(rng, (n, 2), dtype))
+    name = f"{dtype} {kind} {n} {ill}"
+    try:
+        texts = warned(ctx, la.solve, a, b, kind, lower=lower)
+    except np.linalg.LinAlgError:  # singular, or not positive definite, up to rounding
+        return name, None if ill < eps else "an error"
+    fine = (
+        (len(texts) == 1 and "solve: ill-conditioned matrix (rcond=" in texts[0]) if ill < eps else not texts
+    )
+    return name, None if fine else f"{texts}"
+
+
+def conditions_elsewhere(ctx, rng):
+    """Plans and refined solves warn, too; a warning that is an error on one rank is one on all; NaN gives none."""
+    hilbert = 1 / (1.0 + np.add.outer(np.arange(13), np.arange(13)))
+    a, b = placed(ctx, rng, hilbert), placed(ctx, rng, random(rng, (13, 1), "float64"))
+    with pb.plan(la.solve, a, b) as plan:
+        yield "plan", None if len(warned(ctx, plan)) == 1 else "no warning"
+    yield "refined", None if len(warned(ctx, la.solve, a, b, refine="float32")) == 1 else "no warning"
+    yield "NaN", None if not warned(ctx, la.solve, a * np.nan, b) else "a warning"
+    yield "one", None if not warned(ctx, la.solve, ctx.full((1, 1), 1e-300), ctx.eye(1)) else "a warning"
+    nothing, huge = ctx.zeros((0, 0), block=2), 1e308 * (1 + 1j) * np.eye(2)
+    yield "nothing", None if not warned(ctx, la.solve, nothing, ctx.zeros((0, 2))) else "a warning"
+    a = placed(ctx, rng, np.array([[np.inf, 1], [1, np.inf]]))
+    la.solve(a, placed(ctx, rng, np.eye(2)))  # no RuntimeWarning, which would be an error here
+    la.solve(placed(ctx, rng, huge), placed(ctx, rng, np.eye(2) + 0j))
+    a = placed(ctx, rng, hilbert)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if ctx.rank == ctx.size - 1 else "ignore")
+        yield "error", agreed_error(ctx, LinAlgWarning, ["solve: ill-conditioned"], la.solve, a, b)

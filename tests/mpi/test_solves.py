@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from unittest import mock
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.host.scalapack import finding, methods
 from tests.helpers import solve_cases as cases
-from tests.helpers.factor_cases import TYPES
+from tests.helpers.factor_cases import TYPES, panels_of
 from tests.helpers.lengths import draws, only_long
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.spectral_cases import library
@@ -51,3 +52,18 @@ def test_least_squares_of_any_rank(nranks, monkeypatch, tmp_path):
 def test_least_squares_by_scalapack(monkeypatch):
     monkeypatch.setenv(finding.ENVIRONMENT, str(library()))
     run_on_one_node(ranked, 2, count=draws(4, long=60), small=0)
+
+
+def conditions(comm, count):
+    rng = np.random.default_rng(27 + comm.size)
+    with pb.Context(comm, engine="host") as ctx:
+        for i in range(count):
+            with panels_of(ctx, 4) if rng.integers(2) else nullcontext():
+                yield cases.conditions_case(ctx, rng, TYPES[i % 4])
+        if ctx.size == 2:
+            yield from cases.conditions_elsewhere(ctx, rng)
+
+
+@pytest.mark.parametrize("nranks", RANKS)
+def test_ill_conditioned(nranks):
+    run_mpi(conditions, nranks, count=draws(12, long=150))

@@ -19,9 +19,14 @@ Array = Any
 
 
 class CholeskyJob(FactorSolveJob):
-    """A Cholesky factorisation, a solve with its factor L, or both. Making and running one is collective."""
+    """A Cholesky factorisation, a solve with its factor L, or both. Making and running one is collective.
+
+    Attributes:
+        diagonal: of the last run, L's, if A was factored and B was solved for; else None.
+    """
 
     lower = True
+    diagonal: Array = None
 
     def run(self, a: Array, out: Array = None, b: Array = None, x: Array = None) -> int:
         """Compute; return 0, or the order of the first leading minor that is not positive definite."""
@@ -36,6 +41,7 @@ class CholeskyJob(FactorSolveJob):
                 lower.settle()
             info = bench.fault(lower)
         if right and not info:
+            self.diagonal = None if self._factored or self._inverse else bench.diagonal(lower)
             if self._inverse:
                 identity(operations.xp, right[0])
             sides = sides_of(bench, lower, right[0], begins=self._inverse)

@@ -27,7 +27,7 @@ def _cholesky(engine: Engine, p: FactorProblem) -> Compute:
     job = CholeskyJob(
         engine, p.a, p.c, p.b, p.d, factored=p.factored, inverse=p.inverse, conjugate=p.conjugate
     )
-    return lambda given: Found(job.run(given.a, given.c, given.b, given.d))
+    return lambda given: Found(job.run(given.a, given.c, given.b, given.d), diagonal=job.diagonal)
 
 
 def _lu(engine: Engine, p: FactorProblem) -> Compute:

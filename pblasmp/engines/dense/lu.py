@@ -25,7 +25,7 @@ class LuJob(FactorSolveJob):
 
     Attributes:
         pivots: of the last run: row i was exchanged with ``pivots[i]``, both from 0.
-        diagonal: of the last run, U's; None if it also solved.
+        diagonal: of the last run, U's; None if A was factored already.
     """
 
     pivots: NDArray[np.int64]
@@ -61,7 +61,7 @@ class LuJob(FactorSolveJob):
         if not self._factored:
             info = self._factor(panels)
         self.pivots = bench.on_host(panels.pivots[:least]).astype(np.int64) - 1 if pivots is None else pivots
-        self.diagonal = bench.diagonal(panels) if not right else None
+        self.diagonal = None if self._factored else bench.diagonal(panels)
         if right and not info:
             self._solve(panels, right[0], op)
         self._move_out(both, out, x, solved=not info)

@@ -230,11 +230,18 @@ class Asked(NamedTuple):
     ipiv: Part | None = None
 
 
-Outcome = tuple[int, NDArray[np.int32] | None]
-"""What LAPACK says of a call: INFO, and the pivots, from 1, if the routine makes any.
+class Outcome(NamedTuple):
+    """What LAPACK says of a call.
 
-INFO is -1 if ``ipiv`` has numbers that are no rows of A, or columns that differ: then nothing has been computed.
-"""
+    Attributes:
+        info: INFO; -1 if ``ipiv`` has numbers that are no rows of A, or columns that differ: then nothing is computed.
+        pivots: from 1, if the routine makes any.
+        diagonal: that of U or L, if A has been factored to solve with it.
+    """
+
+    info: int
+    pivots: NDArray[np.int32] | None = None
+    diagonal: NDArray[Any] | None = None
 
 
 class Moved(NamedTuple):

@@ -105,11 +105,11 @@ class HostDirect:
         if not done:
             return done
         if done.outcome is None:  # of a matrix without elements
-            return 0, None
-        info, pivots = done.outcome()
+            return Outcome(0)
+        outcome = done.outcome()
         if done.checksum is not None:
-            compare_later(control, asked.call, info, done.checksum())
-        return info, pivots
+            compare_later(control, asked.call, outcome.info, done.checksum())
+        return outcome
 
     def _run(self, control: Communicator, asked: Asked) -> Program | Literal[False] | None:
         """Run a call; return its program, or what ``Direct.run`` does if that is not done. Collective."""

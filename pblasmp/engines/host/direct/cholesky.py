@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...direct import Part
+from ...direct import Outcome, Part
 from ...direct.spans import spread, whole_span
 from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, same_elements
 from .lapack import within_triangle
@@ -185,7 +185,8 @@ class _BlockedCholesky:
         self._factored = 2 * self._together + 1  # the last event
         self._of_lapack, self._failed, self._info = ctypes.c_int(0), 0, 0
         call.weight = 4 * len(self._starts)
-        call.outcome = lambda: (self._info, None)
+        self._diagonal: Array | None = None
+        call.outcome = lambda: Outcome(self._info, diagonal=self._diagonal)
 
     # -- flags, if there are several ranks: of ranks for events. The last one is for a fault.
 
@@ -374,6 +375,8 @@ class _BlockedCholesky:
     def tell(self) -> None:
         """Note what the run has found: 0, or the order of the first leading minor that is not positive."""
         self._info = max(0, int(self._fault[0]))
+        if self._call.asked.b is not None:
+            self._diagonal = self._array.diagonal().copy()
 
 
 def _alone(n: int, workers: int) -> int:

@@ -186,7 +186,8 @@ class _Lapack:
 
     def outcome(self) -> Outcome:
         """Return what LAPACK said."""
-        return self._info.value, self._pivots.copy() if self._made else None
+        diagonal = self._a.array.diagonal().copy() if self._asked.routine == "gesv" else None
+        return Outcome(self._info.value, self._pivots.copy() if self._made else None, diagonal)
 
     def checksum(self) -> int:
         """Return the checksum of the result and of its pivots."""
