@@ -249,6 +249,27 @@ class Context(Runtime[DistributedMatrix]):
         """
         return creation.from_local(self, local, descriptor)
 
+    def from_dlpack_shards(self, shard: Any, axis: int = 0) -> DistributedMatrix:
+        """Return a matrix whose rows, or columns, the ranks have in parts, without a copy. Collective over the context.
+
+        Rank 0 has the first part. All have equally many rows but for the last ones, which may have fewer.
+        ``A.to_dlpack_shard()`` is the way back.
+
+        Args:
+            shard: this rank's part, or the array that it is a part of: a two-dimensional array that shares its memory
+                by DLPack (NumPy's, CuPy's, PyTorch's, JAX's), with contiguous rows on all ranks, or contiguous columns;
+                a ``jax.Array`` that is split along one axis, with one device in each process; or a DTensor placed
+                ``Shard(0)`` or ``Shard(1)`` on a mesh of the context's ranks. JAX's arrays are not to be written to:
+                on CPUs the matrix is read-only.
+            axis: 0 if the ranks have rows, 1 if they have columns. Arrays that know it say it themselves.
+
+        Raises:
+            ArgumentError: the parts make no matrix, an array does not share its memory, or is split otherwise; raised
+                on every rank.
+            RankMismatchError: the parts have several types.
+        """
+        return creation.from_shards(self, shard, axis)
+
     def from_scalapack(self, local: Any, desc: Sequence[int], grid: Grid) -> DistributedMatrix:
         """Return the matrix that a local array and its ScaLAPACK descriptor describe, without a copy.
 

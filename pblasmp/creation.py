@@ -15,7 +15,7 @@ from .comm import Cell, Side
 from .dtypes import DTYPES, FLOAT8, scalar
 from .errors import ArgumentError, ArgumentTypeError, LayoutError, not_two, short_repr
 from .handle import Handle, Matrix
-from .interop import as_local
+from .interop import as_local, as_typed, shard_of
 from .layout import Grid, MatrixDescriptor
 from .layout.axis import Axis
 from .layout.descriptor import is_integer
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from .layout.descriptor import MemoryOrder
 
-__all__ = ["Block", "GridLike", "Layout", "LayoutKeywords", "default_block"]
+__all__ = ["Block", "GridLike", "Layout", "LayoutKeywords", "default_block", "shard_layout"]
 
 Block: TypeAlias = "int | Sequence[int]"
 GridLike: TypeAlias = "Grid | Sequence[int] | str"
@@ -316,6 +316,78 @@ def from_local(ctx: Runtime[Matrix], local: Any, descriptor: MatrixDescriptor) -
                 f"a multiple of {item} bytes apart"
             )
         return ctx.matrix(descriptor, array)
+
+
+def from_shards(ctx: Runtime[Matrix], array: Any, axis: int) -> Matrix:
+    """Return a matrix over shards. Collective over the context; see ``Context.from_dlpack_shards``."""
+    call = "from_dlpack_shards"
+    with ctx.agreement(call) as facts:
+        facts["axis"] = axis
+        if not (is_integer(axis) and axis in (0, 1)):
+            raise ArgumentError(f"axis: expected 0 or 1, got {short_repr(axis)}")
+        part, split, start = shard_of(array, ctx.rank, ctx.size)
+        local, dtype = as_typed(ctx.engine, part, "shard")
+        if local.ndim != 2:
+            raise ArgumentError(f"shard: {not_two(local.ndim)}")
+        legal = [
+            order
+            for order, i in (("C", 1), ("F", 0))
+            if local.shape[i] < 2 or local.strides[i] == local.itemsize
+        ]
+        mine = local.shape, axis if split is None else split, start, legal if local.size else ["C", "F"]
+    everyones = ctx.comm.allgather(mine)
+    with ctx.agreement(f"{call}: layout") as facts:
+        facts["dtype"] = dtype.name
+        descriptor = _of_shards(everyones, dtype)
+    return from_local(ctx, part, descriptor)
+
+
+def _of_shards(
+    everyones: Sequence[tuple[Any, int, int | None, list[str]]], dtype: np.dtype
+) -> MatrixDescriptor:
+    """Return the layout of shards: a block for each rank, of which the last may be shorter, or empty. Local."""
+    shapes, axes, starts, orders = zip(*everyones, strict=True)
+    if len(set(axes)) > 1:
+        raise ArgumentError(
+            f"shard: the ranks have arrays that are split along axes {', '.join(map(str, axes))}"
+        )
+    axis, count = axes[0], len(shapes)
+    extents, widths = [shape[axis] for shape in shapes], {shape[1 - axis] for shape in shapes}
+    total, block = sum(extents), max(1, *extents)
+    expected = [min(block, max(0, total - rank * block)) for rank in range(count)]
+    lines = "columns" if axis else "rows"
+    if extents != expected or len(widths) > 1:
+        raise LayoutError(
+            f"shard: the ranks have shapes {', '.join(map(str, shapes))}: expected as many {lines} on every rank, but "
+            "for the last ones, which may have fewer"
+        )
+    for rank, start in enumerate(starts):
+        if start is not None and extents[rank] and start != rank * block:
+            raise LayoutError(
+                f"shard: rank {rank} has the {lines} from {start} on, expected those from {rank * block} on: the "
+                "devices of the mesh are to be in the order of the context's ranks"
+            )
+    order: MemoryOrder
+    for order in ("C", "F"):
+        if all(order in legal for legal in orders):
+            shape = (total, *widths) if axis == 0 else (*widths, total)
+            return shard_layout(shape, axis, count, dtype, order, block)
+    raise LayoutError(f"shard: expected C order on all ranks, or F order; the ranks have {orders}")
+
+
+def shard_layout(
+    shape: tuple[int, ...],
+    axis: int,
+    size: int,
+    dtype: np.dtype,
+    order: MemoryOrder = "C",
+    block: int | None = None,
+) -> MatrixDescriptor:
+    """Return the layout of a matrix of which each of ``size`` ranks has a block of rows, or of columns. Local."""
+    blocks = [max(1, each) for each in shape]
+    blocks[axis] = -(-blocks[axis] // size) if block is None else block
+    grid = Grid(1, size) if axis else Grid(size, 1)
+    return MatrixDescriptor(shape, blocks, grid, dtype=dtype, order=order)
 
 
 def from_scalapack(ctx: Runtime[Matrix], local: Any, desc: Sequence[int], grid: Grid) -> Matrix:

@@ -7,7 +7,7 @@ import math
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ __all__ = [
     "loses_gradient",
     "new_like",
     "on_stream_of",
+    "shard_of",
     "view_like",
 ]
 
@@ -93,6 +94,53 @@ def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = Non
         return engine.adopt(_as_numpy(raw) if on_host else raw).view(engine.operations.stored(own))
     except ArgumentError as error:
         raise type(error)(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
+
+
+class Shard(NamedTuple):
+    """This rank's shard of a two-dimensional array.
+
+    Attributes:
+        part: the shard.
+        axis: along which the whole array is split; None if that is unknown.
+        start: where the shard begins along it; None if that is unknown.
+    """
+
+    part: Any
+    axis: int | None = None
+    start: int | None = None
+
+
+def shard_of(array: Any, rank: int, size: int) -> Shard:
+    """Return this rank's shard of a ``jax.Array`` or a DTensor, any other array as a shard. Local.
+
+    Raises:
+        ArgumentError: this process has none, or several, or it is another rank's.
+    """
+    if hasattr(array, "addressable_shards"):
+        shards, shape = array.addressable_shards, array.shape
+        if len(shards) != 1:
+            raise ArgumentError(
+                f"shard: a jax.Array with {len(shards)} shards in this process, expected one: a process per device"
+            )
+        split = [axis for axis, n in enumerate(shape) if shards[0].data.shape[axis] != n]
+        if len(split) > 1 or (size > 1 and not split):
+            kind = "replicated" if not split else "split along several axes"
+            raise ArgumentError(
+                f"shard: a jax.Array that is {kind}, expected one that is split along one axis"
+            )
+        if not split:
+            return Shard(shards[0].data)
+        return Shard(shards[0].data, split[0], shards[0].index[split[0]].start or 0)
+    if not hasattr(array, "placements"):
+        return Shard(array)
+    mesh, placement = array.device_mesh, array.placements[0]
+    if mesh.ndim != 1 or mesh.size() != size or mesh.get_local_rank() != rank:
+        raise ArgumentError(
+            f"shard: a DTensor on {mesh}, expected one on a mesh of the context's {size} ranks"
+        )
+    if not placement.is_shard() and size > 1:
+        raise ArgumentError(f"shard: a DTensor placed {placement}, expected Shard: redistribute it first")
+    return Shard(array.to_local(), placement.dim if placement.is_shard() else None)
 
 
 class _HostTensor:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from . import arithmetic, assignment, io, reductions
 from .comm import Cell, Side
-from .creation import Block, GridLike
+from .creation import Block, GridLike, shard_layout
 from .docstrings import public_face
 from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from .handle import Handle
@@ -147,6 +147,32 @@ class DistributedMatrix(Handle):
         return ScalapackMatrix(whole.local, i + 1, j + 1, desc)
 
     # -- moving
+
+    def to_dlpack_shard(self, axis: int = 0) -> Any:
+        """Return this rank's part of the rows, or columns, in C order. Collective over the context.
+
+        Every rank has equally many, in the order of the ranks, but for the last ones, which may have fewer: as DTensors
+        and JAX split arrays. It is the matrix's own local array if that is so already, and contiguous; else the matrix
+        is moved.
+        ``ctx.from_dlpack_shards`` is the way back.
+
+        Args:
+            axis: 0 for rows, 1 for columns.
+
+        Returns:
+            An array of NumPy or CuPy, which others take by DLPack: ``torch.from_dlpack``, ``jax.dlpack.from_dlpack``.
+
+        Raises:
+            ArgumentError: ``axis`` is neither 0 nor 1.
+        """
+        ctx = self.context
+        with ctx.agreement("to_dlpack_shard") as facts:
+            facts.update(matrix=self.descriptor, axis=axis)
+            if not (is_integer(axis) and axis in (0, 1)):
+                raise ArgumentError(f"axis: expected 0 or 1, got {short_repr(axis)}")
+            d = shard_layout(self.shape, axis, ctx.size, self.dtype)
+        same = self.descriptor.same_places(d) and all(ctx.comm.allgather(self.local.flags.c_contiguous))
+        return (self if same else self.redistribute(d)).local
 
     def gather(self, root: int = 0) -> NDArray[Any] | None:
         """Return the whole matrix as a NumPy array on ``root``, None elsewhere. Collective over the context."""

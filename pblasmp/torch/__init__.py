@@ -27,7 +27,7 @@ from .draws import initialize
 from .functions import allgather_matmul, matmul_allgather, matmul_allreduce, matmul_reduce_scatter
 from .fused_linear import FusedColumnParallelLinear
 from .linear import ColumnParallelLinear, RowParallelLinear
-from .meshes import init_process_group
+from .meshes import init_process_group, to_dtensor
 from .regions import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
@@ -63,5 +63,6 @@ __all__ = [
     "reduce_scatter_to_sequence_parallel_region",
     "scatter_to_sequence_parallel_region",
     "scatter_to_tensor_model_parallel_region",
+    "to_dtensor",
     "vocab_parallel_cross_entropy",
 ]

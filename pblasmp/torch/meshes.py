@@ -9,7 +9,7 @@ contexts that use it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,11 +17,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Placement
+from torch.distributed.tensor.placement_types import Placement, Shard
 
 from ..comm import Agreement, wrap
 from ..context import Context
-from ..errors import UnsupportedError
+from ..errors import ArgumentTypeError, UnsupportedError, short_repr
+from ..interop import view_like
+from ..matrix import DistributedMatrix
 from ..tensor_parallel import shard
 from .rendezvous import start
 
@@ -39,6 +41,7 @@ __all__ = [
     "on_mesh",
     "reduce",
     "reduce_scatter",
+    "to_dtensor",
 ]
 
 
@@ -215,6 +218,26 @@ def on_mesh(tensor: Tensor, mesh: DeviceMesh | None, placement: Placement, shape
         tensor, mesh, [placement], run_check=False, shape=torch.Size(shape), stride=_contiguous_strides(shape)
     )
     return whole
+
+
+def to_dtensor(x: DistributedMatrix, axis: int = 0) -> Tensor:
+    """Return a matrix as a DTensor, ``Shard(axis)`` on a mesh of the context's ranks. Collective over the context.
+
+    ``ctx.from_dlpack_shards`` is the way back. The tensor shares the matrix's memory if that lies so already; else the
+    matrix is moved. On one rank without a process group it is a plain tensor.
+
+    Args:
+        x: in any layout.
+        axis: 0 to split rows, 1 to split columns.
+
+    Raises:
+        ArgumentError: ``axis`` is neither 0 nor 1.
+        UnsupportedError: the ranks are not all in one process group, or not in its order; raised on every rank.
+    """
+    if not isinstance(x, DistributedMatrix):
+        raise ArgumentTypeError(f"x: expected a DistributedMatrix, got {short_repr(x)}")
+    part = view_like(torch.empty(0), x.to_dlpack_shard(axis), x.dtype)
+    return on_mesh(part, mesh_of(cast("Context", x.context)), Shard(axis), x.shape)
 
 
 def like(tensor: DTensor) -> Callable[[Tensor], Tensor]:

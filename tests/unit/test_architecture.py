@@ -130,7 +130,18 @@ LAYERS: dict[str, set[str]] = {
     }
     | {"linalg"},
     "preload": {"errors", "trust", "layout", "comm", "bindings", "engines", "pblas"},
-    "torch": {"errors", "extras", "layout", "scales", "comm", "calls", "context", "tensor_parallel"},
+    "torch": {
+        "errors",
+        "extras",
+        "layout",
+        "scales",
+        "comm",
+        "calls",
+        "context",
+        "interop",
+        "matrix",
+        "tensor_parallel",
+    },
     "": {
         "errors",
         "hooks",

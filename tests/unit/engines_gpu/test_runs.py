@@ -172,6 +172,8 @@ def test_arrays_of_other_libraries_are_taken_without_a_copy(ctx, lib):
     for foreign in (shared, exported):
         x = ctx.from_local(foreign, D)
         assert x.local.data.ptr == values.ctypes.data
+        whole = ctx.from_dlpack_shards(foreign)
+        assert whole.local.data.ptr == whole.to_dlpack_shard(1).data.ptr == values.ctypes.data
     assert not lib.gpu.copies
     for wrong in (values, [[1.0]]):
         with pytest.raises(pb.ArgumentError, match=rf"{type(wrong).__name__} does not share GPU memory"):

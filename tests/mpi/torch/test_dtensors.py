@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrices over DTensors, and DTensors over matrices: rows or columns, that come out even or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import pblasmp as pb
+import pblasmp.torch as pt
+from pblasmp.torch.meshes import mesh_of
+from tests.helpers.cases import agreed_error
+from tests.helpers.mpi import run_mpi
+from tests.helpers.torch_ranks import Case, host
+
+
+def there_and_back(comm: Any) -> Iterator[Case]:
+    with host(comm) as ctx:
+        mesh = mesh_of(ctx)
+        assert mesh is not None
+        for shape, axis in (((6, 4), 0), ((7, 5), 0), ((4, 7), 1), ((1, 3), 0), ((0, 3), 0)):
+            whole = torch.arange(shape[0] * shape[1], dtype=torch.float64).reshape(shape)
+            tensor = distribute_tensor(whole, mesh, [Shard(axis)])
+            x = ctx.from_dlpack_shards(tensor)
+            name = f"{shape} {axis}"
+            yield name, None if np.array_equal(x.allgather(), whole.numpy()) else f"{x}"
+            tensor.to_local()[:1, :1] = -1
+            yield f"{name} no copy", None if (x.local[:1, :1] == -1).all() else "a copy"
+            back = pt.to_dtensor(x, axis)
+            assert isinstance(back, DTensor)
+            placed = (back.placements, back.shape, back.device_mesh) == ((Shard(axis),), tensor.shape, mesh)
+            same = back.to_local().data_ptr() == x.local.ctypes.data or not x.local.size
+            yield (
+                f"{name} back",
+                None if placed and same and torch.equal(back.to_local(), tensor.to_local()) else f"{back}",
+            )
+        for dtype in (torch.float32, torch.bfloat16):
+            whole = torch.arange(20).reshape(5, 4).to(dtype)
+            x = ctx.from_dlpack_shards(distribute_tensor(whole, mesh, [Shard(0)]))
+            moved = pt.to_dtensor(x.redistribute(block=1, grid=(1, ctx.size)), 1).full_tensor()
+            yield f"{dtype}", None if torch.equal(moved, whole) and moved.dtype == dtype else f"{moved}"
+        square = distribute_tensor(torch.eye(4), mesh, [Replicate()])
+        words = ["shard: a DTensor placed R", "expected Shard: redistribute it first"]
+        yield "replicated", agreed_error(ctx, pb.ArgumentError, words, ctx.from_dlpack_shards, square)
+        gradients = distribute_tensor(torch.eye(4), mesh, [Shard(0)]).requires_grad_()
+        words = ["shard: a gradient is required"]
+        yield "gradients", agreed_error(ctx, pb.ArgumentError, words, ctx.from_dlpack_shards, gradients)
+        yield (
+            "x",
+            agreed_error(ctx, pb.ArgumentError, ["x: expected a DistributedMatrix"], pt.to_dtensor, whole),
+        )
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_there_and_back(nranks: int) -> None:
+    run_mpi(there_and_back, nranks)
+
+
+def test_of_one_process() -> None:
+    with pb.Context(engine="host") as ctx:
+        x = ctx.from_dlpack_shards(torch.arange(6.0).reshape(2, 3))
+        assert torch.equal(pt.to_dtensor(x, 1).full_tensor(), torch.arange(6.0).reshape(2, 3))
