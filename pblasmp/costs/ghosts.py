@@ -60,6 +60,8 @@ class Ghost:
         return _Data(self._view.__array_interface__["data"][0])
 
     def __getitem__(self, index: Any) -> Ghost:
+        if isinstance(index, np.ndarray):  # whole rows
+            return ghost((*index.shape, *self.shape[1:]), self.dtype)
         indices = index if isinstance(index, tuple) else (index,)
         # the rows and columns of every element
         if any(isinstance(each, (np.ndarray, list)) for each in indices):

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..comm import Communicator
 from ..dtypes import as_dtype
-from ..engines.dense.factor_panels import set_diagonal
+from ..engines.arrays import set_diagonal
 from ..engines.dense.lapack import operations_of, why_no_lapack
 from ..engines.moving.exchange_move import ExchangeMove
 from ..engines.protocol import Engine

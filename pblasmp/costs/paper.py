@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..comm import Exchange, Side
 from ..comm.choice import Serial
@@ -40,9 +41,11 @@ __all__ = [
     "PaperTransport",
     "PlannedExchange",
     "Ranks",
+    "pivots_anywhere",
 ]
 
 _PLENTY = 1 << 62
+_GOLDEN = 0.6180339887498949  # its multiples are dealt evenly between whole numbers
 _MOST_EXCHANGES = 1 << 13  # on a rank: each is planned and counted by itself
 
 
@@ -250,6 +253,12 @@ class PaperTransport(Room):
         return accumulation_dtype(dtype)
 
 
+def pivots_anywhere(first: int, stop: int, rows: int) -> NDArray[np.int64]:
+    """Return pivots of columns, from 1, that are dealt evenly over the rows below the diagonal. Local."""
+    columns = np.arange(first, stop)
+    return columns + 1 + (_GOLDEN * (columns + 1) % 1 * (rows - columns)).astype(np.int64)
+
+
 class PaperOperations(HostOperations):
     """The host's operations, which count instead of computing.
 
@@ -339,6 +348,10 @@ class PaperOperations(HostOperations):
             kernel = "swap", a.dtype.name, rows, cols, 0
             self.shapes[kernel] += 1
             self._events.append(Event("kernel", kernel, ahead=self.ahead))
+
+    def exchanged_rows(self, pivots: Any, first: int, rows: int) -> tuple[Any, Any]:
+        """Return what the pivots of a panel exchange if they are anywhere in its columns. Local."""
+        return super().exchanged_rows(pivots_anywhere(first, first + len(pivots), rows), first, rows)
 
     def geqrt(self, a: Any, t: Any) -> None:
         """Count the factorisation of a panel, or of each panel of a matrix and what it does to the rest. Local."""

@@ -14,7 +14,17 @@ from ..layout import MatrixDescriptor
 from .protocol import Engine
 from .request import LocalArray
 
-__all__ = ["address", "as_numpy", "blas_operand", "new_part", "overlap", "same_memory", "scale"]
+__all__ = [
+    "address",
+    "as_numpy",
+    "blas_operand",
+    "new_part",
+    "overlap",
+    "same_memory",
+    "scale",
+    "set_diagonal",
+    "strided",
+]
 
 
 def as_numpy(xp: Any, array: LocalArray) -> NDArray[Any]:
@@ -61,6 +71,20 @@ def scale(array: LocalArray, beta: complex) -> None:
         array[...] = 0
     elif beta != 1:
         array *= beta
+
+
+def strided(array: LocalArray, shape: tuple[int, ...], strides: tuple[int, ...]) -> LocalArray:
+    """Return a view of an array's memory from its first element on, in another shape. Local."""
+    if isinstance(array, np.ndarray):
+        return np.lib.stride_tricks.as_strided(array, shape, strides)
+    return array.strided(shape, strides)
+
+
+def set_diagonal(xp: Any, a: LocalArray, value: Any) -> None:
+    """Write a number, or a vector, to the diagonal of an array of ``xp``. Local."""
+    n = min(a.shape)
+    if n:
+        xp.lib.stride_tricks.as_strided(a, (n,), (sum(a.strides),))[...] = value
 
 
 def blas_operand(array: LocalArray) -> tuple[str, int]:

@@ -209,6 +209,12 @@ class FactorOperations(Operations, Protocol):
     ) -> None:
         """Exchange rows ``first`` to ``last`` (half-open) of ``a`` with those in ``pivots`` (from 1)."""
 
+    def exchanged_rows(self, pivots: Any, first: int, rows: int) -> tuple[Any, Any]:
+        """Return which of ``rows`` rows change as the pivots (from 1) of rows from ``first`` on say, and what they get.
+
+        Only of engines whose ``grid_panels`` factor by LU.
+        """
+
     def geqrt(self, a: LocalArray, t: LocalArray) -> None:
         """Replace ``a``, no wider than high, by R and Householder vectors, and write their T."""
 

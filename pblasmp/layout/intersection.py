@@ -350,7 +350,9 @@ def _tiles(to: Array, of: Array) -> Sequence[tuple[slice, ...]]:
     if not to.size:
         return []
     down = to.strides[1] < to.strides[3]
-    if down == (of.strides[1] < of.strides[3]) or not isinstance(to, np.ndarray):  # on paper nothing is copied
+    if down == (of.strides[1] < of.strides[3]) or not isinstance(
+        to, np.ndarray
+    ):  # on paper nothing is copied
         return [()]
     count, length, columns, width = to.shape
     rows = _cuts(count, length, _SHORT if down else _LONG)

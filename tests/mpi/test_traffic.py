@@ -11,6 +11,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.costs import move_traffic
+from pblasmp.costs.paper import pivots_anywhere
+from pblasmp.engines.dense.lu import permutation
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout import ParallelProblem
 from pblasmp.layout.routines import ROUTINES
@@ -28,11 +30,16 @@ class Wire:
     def __init__(self, ctx):
         self.comm = ctx.engine.transport.comm
         self.send, self.sent = self.comm.isend, []
-        self.comm.isend = self.isend
+        self.receive, self.received = self.comm.irecv, 0
+        self.comm.isend, self.comm.irecv = self.isend, self.irecv
 
     def isend(self, array, dest):
         self.sent.append((array.nbytes, dest))
         return self.send(array, dest)
+
+    def irecv(self, array, source):
+        self.received += array.nbytes
+        return self.receive(array, source)
 
     def take(self):
         """The bytes and the number of the messages since the last time."""
@@ -243,6 +250,13 @@ def run_factorisations(comm, per_node):
         yield from shared_out(ctx, of_factorisations(ctx, per_node))
 
 
+def permuted(ctx, d):
+    """The permutation matrix of which LU has the pivots of the counts on paper."""
+    n = d.shape[0]
+    rows = permutation(pivots_anywhere(0, n, n) - 1, n)
+    return ctx.from_function(lambda i, j: 1.0 * (i == rows[j]), d)
+
+
 def of_factorisations(ctx, per_node):
     rng = np.random.default_rng(64)
     wire, workers = Wire(ctx), ctx.engine.operations.workers
@@ -260,11 +274,12 @@ def of_factorisations(ctx, per_node):
         )
         a, b, x = ctx.eye(square), ctx.full(tall, 1), ctx.zeros(wide)
         thin = ctx.from_function(lambda i, j: 1.0 * (i == j), thin)
-        factors, pivots = pb.linalg.lu_factor(a)
+        p = permuted(ctx, square)
+        factors, pivots = pb.linalg.lu_factor(p)
         la, plan = pb.linalg, pb.plan
         for planned in (
             plan(la.cholesky, a), plan(la.cholesky, a, lower=False), plan(la.cho_solve, (a, True), b),
-            plan(la.lu_factor, a), plan(la.lu_solve, (factors, pivots), b, "T"), plan(la.solve, a, b),
+            plan(la.lu_factor, p), plan(la.lu_solve, (factors, pivots), b, "T"), plan(la.solve, p, b),
             plan(la.qr, thin), plan(la.lstsq, thin, b, out=x), plan(la.solve_triangular, a, b, lower=True),
         ):  # fmt: skip
             wire.take()
@@ -281,3 +296,36 @@ def test_factorisations(nranks, shared, monkeypatch):
     per_node = nranks if shared else max(1, nranks // 2)
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
     run_on_one_node(run_factorisations, nranks, per_node=per_node)
+
+
+# n^2 elements over the square root of the number of ranks, of which LU also exchanges rows, and QR adds up products
+VOLUMES = {
+    "cholesky": lambda n, p: n**2 / p**0.5,
+    "lu": lambda n, p: n**2 / p**0.5 + 2 * n**2 / p,
+    "qr": lambda n, p: 1.5 * n**2 / p**0.5,
+}
+
+
+def received(comm, n, block):
+    """The bytes that each rank receives in factorisations of square blocks where they are."""
+    nprow = {2: 1, 4: 2, 6: 2}[comm.size]
+    with pb.Context(comm, engine="host") as ctx:
+        d = pb.MatrixDescriptor((n, n), (block, block), pb.Grid(nprow, comm.size // nprow), order="F")
+        wire, la = Wire(ctx), pb.linalg
+        calls = {"cholesky": (la.cholesky, ctx.eye(d)), "lu": (la.lu_factor, permuted(ctx, d))}
+        calls["qr"] = la.qr, calls["lu"][1]
+        for routine, (call, a) in calls.items():
+            with pb.plan(call, a) as plan:
+                wire.received = 0
+                plan()
+                got = ctx.comm.allgather(wire.received)
+            paper = plan.problem.traffic(ranks_per_node=1).received_bytes.tolist()
+            yield routine, None if got == paper else f"on paper {paper}, in fact {got}"
+            most = max(got) / (8 * VOLUMES[routine](n, comm.size))
+            yield routine, None if most < 1 else f"{most:.2f} times the volume in two dimensions"
+
+
+@pytest.mark.parametrize("nranks", [2, 4, 6])
+def test_bytes_received_in_two_dimensions(nranks, monkeypatch):
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", "1")
+    run_on_one_node(received, nranks, n=384, block=32)

@@ -25,7 +25,7 @@ class CholeskyJob(FactorSolveJob):
         diagonal: of the last run, L's, if A was factored and B was solved for; else None.
     """
 
-    lower = True
+    lower, routine = True, "cholesky"
     diagonal: Array = None
 
     def run(self, a: Array, out: Array = None, b: Array = None, x: Array = None) -> int:

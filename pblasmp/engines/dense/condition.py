@@ -18,7 +18,7 @@ from ..local.extremes import largest, scaling
 from ..protocol import Engine
 from .factor_panels import FactorPanels, Mover, PanelJob, Workbench
 from .lapack import operations_of
-from .lu import factor, swap_left
+from .lu import factor
 from .panel_shape import shape_beside, shape_of
 from .sweeps import columns_of, sweep
 
@@ -54,7 +54,7 @@ class ConditionJob(PanelJob):
         factor(operations, panels)
         panels.settle()
         bench.fence()
-        swap_left(operations, panels)
+        panels.swap_left(operations)
         bench.fence()
         if bench.fault(panels):
             return math.inf

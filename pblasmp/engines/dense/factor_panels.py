@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -24,13 +25,14 @@ from numpy.typing import NDArray
 from ...comm.progress import Progress
 from ...comm.shared_memory import aligned, carve
 from ...layout import MatrixDescriptor, Trapezoid
-from ..arrays import same_memory
+from ..arrays import same_memory, set_diagonal
 from ..moving.tree import Branch, branch
 from ..protocol import Engine, FactorOperations
 from ..request import LocalArray, Operands
 from .factor_copies import CopiedParts
 from .lapack import is_shared, operations_of, sharing
 from .panel_shape import PanelShape
+from .reflector import Reflector
 
 __all__ = [
     "FactorPanels",
@@ -40,7 +42,6 @@ __all__ = [
     "Workbench",
     "identity",
     "real_diagonal",
-    "set_diagonal",
 ]
 
 Array = Any
@@ -84,6 +85,11 @@ class FactorPanels:
         """Return adjacent panels of this rank as one array: those of a group that ``later`` yields. Local."""
         return self.own(numbers[0])
 
+    def square(self, k: int) -> Array:
+        """Return the diagonal block of panel ``k``, one of this rank's; without rows, if another rank has it. Local."""
+        first, stop = self.shape.bounds(k)
+        return self.own(k)[first:stop]
+
     def publish(self, k: int) -> None:
         """Let the other workers have panel ``k``, which is this rank's, as it is. Local."""
         raise NotImplementedError
@@ -125,6 +131,54 @@ class FactorPanels:
             right = panel[first - top : stop - top]
             adjoint = right.T.conj() if right.dtype.kind == "c" else right.T
             operations.gemm(-1, panel[first - top :], adjoint, 1, self.run(numbers)[first:])
+
+    def getrf(self, operations: FactorOperations, k: int) -> None:
+        """Factor panel ``k`` with partial pivoting; it is this rank's and has been updated. Local."""
+        first, stop = self.shape.bounds(k)
+        pivots = self.pivots[first : min(stop, self.shape.rows)]
+        operations.getrf(self.own(k)[first:], pivots, self.info[k : k + 1], first)
+
+    def eliminate(self, operations: FactorOperations, panel: Array, k: int, group: Sequence[int]) -> None:
+        """Update adjacent panels of this rank with L of panel ``k``, as ``fetch`` returned it. Local."""
+        first, stop = self.shape.bounds(k)
+        end = min(stop, self.shape.rows)
+        square, below = panel[: end - first, : end - first], panel[end - first :, : end - first]
+        x = self.run(group)
+        operations.swap_rows(x, first, end, self.pivots)
+        operations.trsm(1, square, x[first:end], lower=True, unit=True)
+        operations.gemm(-1, below, x[first:end], 1, x[end:])
+
+    def swap_left(self, operations: FactorOperations) -> None:
+        """Exchange rows of this rank's panels as the panels to the right of each have done. Local."""
+        for own, first, last in self.exchanged():
+            operations.swap_rows(own, first, last, self.pivots)
+
+    def reflectors(self, k: int) -> int:
+        """Return how many reflectors panel ``k`` has. Local."""
+        first, stop = self.shape.bounds(k)
+        return min(stop, self.shape.rows) - first
+
+    def geqrt(self, operations: FactorOperations, k: int) -> None:
+        """Factor panel ``k`` by reflectors; it is this rank's and has been updated. Local."""
+        assert self.blocks is not None
+        count, panel, t = self.reflectors(k), self.own(k)[self.shape.bounds(k)[0] :], self.blocks[k]
+        operations.geqrt(panel[:, :count], t[:count, :count])
+        if count < panel.shape[1]:
+            Reflector(operations, panel, t, count, adjoint=True).apply(panel[:, count:])
+
+    def reflect(self, operations: FactorOperations, panel: Array, k: int, x: Array, *, adjoint: bool) -> None:
+        """Multiply columns by the reflectors of panel ``k``, as ``fetch`` returned it, or by their adjoint. Local."""
+        assert self.blocks is not None
+        count, t, x = self.reflectors(k), self.blocks[k], x[self.shape.bounds(k)[0] :]
+        if operations.gemqrt is not None:
+            operations.gemqrt(panel[:, :count], t[:count, :count], x, adjoint=adjoint)
+        else:
+            Reflector(operations, panel, t, count, adjoint=adjoint).apply(x)
+
+    def factors(self) -> Array:
+        """Return the factors of all reflectors: the diagonals of the Ts. After a fence; local."""
+        assert self.blocks is not None
+        return self.blocks[: self.shape.steps].diagonal(axis1=1, axis2=2).reshape(-1)
 
     def later(self, k: int) -> Iterator[tuple[int, Sequence[int]]]:
         """Yield groups of this rank's panels that panel ``k`` updates; panel ``k + 1`` comes first, alone. Local.
@@ -329,7 +383,9 @@ class Workbench:
         item = dtype.itemsize
         first = shapes[0]
         sizes = [8 * first.panels, 4 * first.panels, 4 * (min(first.rows, first.cols) + first.width)]
-        sizes.append(first.panels * first.width**2 * item if reflectors else 0)
+        # on a grid only the ranks with a panel's diagonal block have its T, and the others its diagonal
+        self._block = (first.width,) if first.grid is not None else (first.width, first.width)
+        sizes.append(first.panels * math.prod(self._block) * item if reflectors else 0)
         self._ld = [_leading(shape.rows, item) for shape in shapes]
         sizes += [ld * shape.cols * item for ld, shape in zip(self._ld, shapes, strict=True)]
         self._at = list(itertools.accumulate((aligned(size, 64) for size in sizes), initial=0))
@@ -363,10 +419,11 @@ class Workbench:
         )
         reflectors = None
         if self._reflectors:
-            size = first.width
             blocks = transport.buffer("reflectors", self._at[4] - self._at[3], shared=together)
-            reflectors = blocks[: first.panels * size**2 * item].view(self._dtype)
-            reflectors = reflectors.reshape(first.panels, size, size).transpose(0, 2, 1)
+            reflectors = blocks[: first.panels * math.prod(self._block) * item].view(self._dtype)
+            reflectors = reflectors.reshape(first.panels, *self._block)
+            if len(self._block) == 2:
+                reflectors = reflectors.transpose(0, 2, 1)
         if not self.shared or self.rank == 0:
             flags[...] = 0
             info[...] = 0
@@ -423,13 +480,14 @@ class Workbench:
         """Return the diagonal of a matrix in panels, a copy on every rank. After a fence; collective."""
         if isinstance(panels, SharedPanels):
             return panels.whole.diagonal().copy()
-        own = [panels.own(k)[panels.shape.bounds(k)[0] :].diagonal() for k in panels.mine]
+        squares = {k: square for k in panels.mine if len(square := panels.square(k))}
+        own = [square.diagonal() for square in squares.values()]
         ends = list(itertools.accumulate((len(part) for part in own), initial=0))
         together = self.engine.xp.empty(ends[-1], self._dtype)
         for part, start, stop in zip(own, ends, ends[1:], strict=False):
             together[start:stop] = part
         values = self.on_host(together)
-        parts = {k: values[start:stop] for k, start, stop in zip(panels.mine, ends, ends[1:], strict=False)}
+        parts = {k: values[start:stop] for k, start, stop in zip(squares, ends, ends[1:], strict=False)}
         everyone = self.engine.transport.comm.allgather(parts)
         known = {k: part for each in everyone for k, part in each.items()}
         return np.concatenate([np.empty(0, self._dtype), *(known[k] for k in sorted(known))])
@@ -447,7 +505,7 @@ class Workbench:
 
         If matrices are moved between ranks, it is the same on every rank.
         """
-        if self._own is SentPanels and self.engine.transport.size > 1:
+        if self.operations.own_panels is None and self.engine.transport.size > 1:
             return False
         if not self.shared:
             alone = self.engine.transport.size == 1
@@ -594,18 +652,11 @@ def identity(xp: Any, panels: FactorPanels) -> None:
     for k in panels.mine:
         own = panels.own(k)
         own[...] = 0
-        set_diagonal(xp, own[panels.shape.bounds(k)[0] :], 1)
+        set_diagonal(xp, panels.square(k), 1)
 
 
 def real_diagonal(xp: Any, panels: FactorPanels) -> None:
     """Make the diagonal of a Hermitian matrix in this rank's panels real, as rounding has not. Local."""
     for k in panels.mine if panels.dtype.kind == "c" else ():
-        square = panels.own(k)[panels.shape.bounds(k)[0] :]
+        square = panels.square(k)
         set_diagonal(xp, square, square.diagonal().real)
-
-
-def set_diagonal(xp: Any, a: Array, value: Any) -> None:
-    """Write a number, or a vector, to the diagonal of an array of ``xp``. Local."""
-    n = min(a.shape)
-    if n:
-        xp.lib.stride_tricks.as_strided(a, (n,), (sum(a.strides),))[...] = value

@@ -33,8 +33,10 @@ class FactorSolveJob(PanelJob):
 
     Attributes:
         lower: of these only the lower triangles count.
+        routine: what ``FactorProblem`` calls it.
     """
 
+    routine: ClassVar[str]
     lower: ClassVar[bool] = False
 
     def __init__(
@@ -52,7 +54,7 @@ class FactorSolveJob(PanelJob):
         lower = self.lower
         self._operations, self._factored, self._inverse = operations_of(engine), factored, inverse
         alone = b is None and x is None  # a solve needs panels that ranks have whole
-        shape = shape_of(engine, a if out is None else out, shared=lower and alone)
+        shape = shape_of(engine, a if out is None else out, routine=self.routine if alone else "")
         shapes = [shape]
         if inverse:
             shapes.append(shape_of_inverse(engine, shape))

@@ -28,6 +28,7 @@ class LuJob(FactorSolveJob):
         diagonal: of the last run, U's; None if A was factored already.
     """
 
+    routine = "lu"
     pivots: NDArray[np.int64]
     diagonal: Array
 
@@ -72,7 +73,7 @@ class LuJob(FactorSolveJob):
         panels.settle()
         if panels.shape.panels > 1:
             self._bench.fence()  # a panel whose rows are exchanged is read no more
-            swap_left(self._operations, panels)
+            panels.swap_left(self._operations)
         self._bench.fence()
         return self._bench.fault(panels)
 
@@ -114,26 +115,11 @@ def factor(operations: FactorOperations, panels: FactorPanels) -> None:
     Collective over the workers. ``panels.info`` of a panel is the index, from 1, of the first of its diagonal elements
     of U that is exactly zero.
     """
-    shape = panels.shape
 
     def finish(k: int) -> None:
-        first, stop = shape.bounds(k)
-        pivots = panels.pivots[first : min(stop, shape.rows)]
-        operations.getrf(panels.own(k)[first:], pivots, panels.info[k : k + 1], first)
+        panels.getrf(operations, k)
 
     def update(k: int, panel: Array, group: Sequence[int]) -> None:
-        first, stop = shape.bounds(k)
-        end = min(stop, shape.rows)
-        square, below = panel[: end - first, : end - first], panel[end - first :, : end - first]
-        x = panels.run(group)
-        operations.swap_rows(x, first, end, panels.pivots)
-        operations.trsm(1, square, x[first:end], lower=True, unit=True)
-        operations.gemm(-1, below, x[first:end], 1, x[end:])
+        panels.eliminate(operations, panel, k, group)
 
-    right_looking(panels, shape.steps, finish, update)
-
-
-def swap_left(operations: FactorOperations, panels: FactorPanels) -> None:
-    """Exchange rows of this rank's panels as the panels to the right of each have done. Local."""
-    for own, first, last in panels.exchanged():
-        operations.swap_rows(own, first, last, panels.pivots)
+    right_looking(panels, panels.shape.steps, finish, update)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,8 @@ __all__ = ["PanelShape", "shape_beside", "shape_of", "shape_of_inverse"]
 
 _WIDE = 512  # columns: updates with such panels are nearly as fast as with wider ones
 _ROUNDS = 8  # groups of panels that a rank has at least: with fewer, some ranks have much more work
+_UNLIKE = 3  # times: blocks are used as panels on hosts up to this ratio to their usual width
+_BETWEEN = 3  # bytes between nodes take as long as so many more within one: an order of magnitude is enough
 _FEW = 4  # right-hand sides are few up to this part of a panel's width
 
 
@@ -84,24 +87,25 @@ class PanelShape(NamedTuple):
         return MatrixDescriptor((self.rows, self.cols), block, grid, dtype=dtype, order="F")
 
 
-def shape_of(
-    engine: Engine, d: MatrixDescriptor, *, narrow: bool = False, shared: bool = False
-) -> PanelShape:
+def shape_of(engine: Engine, d: MatrixDescriptor, *, narrow: bool = False, routine: str = "") -> PanelShape:
     """Return the panels of a matrix that is factored. Local.
 
     Args:
         engine: where.
         d: its layout.
         narrow: for reflectors, which cost as much as their panel is wide.
-        shared: the ranks of a process column may share a panel.
+        routine: the factorisation, if nothing is solved: the ranks of a process column may share a panel.
     """
     operations, size = operations_of(engine), engine.transport.size
     rows, cols = d.shape
     usual = operations.panel_width(min(rows, cols))
     width = max(1, usual // 2) if narrow else usual
     if not is_shared(engine):
+        on_grid = operations.grid_panels is not None and routine in operations.grid_panels.routines
+        if operations.own_panels is None and on_grid:
+            return _shape_on_nodes(d, width, engine.transport.nodes, routine)
         kept = operations.own_panels is not None and size > 1
-        made = _shape_on_grid(operations, d, width, size) if kept and shared else None
+        made = _shape_on_grid(operations, d, width, size) if kept and on_grid else None
         made = made or (_shape_of_blocks(d, width, size) if kept else None)
         return made or PanelShape(rows, cols, width, size)
     workers = min(size, operations.workers)
@@ -110,6 +114,44 @@ def shape_of(
     if workers == 1 and not narrow:
         return PanelShape(rows, cols, max(1, cols), 1)
     return PanelShape(rows, cols, width, workers)
+
+
+def _shape_on_nodes(
+    d: MatrixDescriptor, usual: int, nodes: Sequence[Sequence[int]], routine: str
+) -> PanelShape:
+    """Return panels on the grid on which least travels: the matrix's own, if its blocks are square and fit. Local."""
+    (rows, cols), size = d.shape, sum(map(len, nodes))
+    least = min(rows, cols)
+    lower, upper = (max(1, m * least - least**2 // 2) for m in d.shape)
+    node_of = {rank: i for i, node in enumerate(nodes) for rank in node}
+
+    def travels(line: Sequence[int]) -> float:
+        """Return which part of an array is got by each of some ranks, if one of them has it; more between nodes."""
+        others = len({node_of[rank] for rank in line}) - 1
+        return (len(line) - 1 + _BETWEEN * others) / len(line)
+
+    def cost(made: PanelShape) -> float:
+        """Return how much a rank gets: of L along its row, and down its column of U, panels, and exchanged rows."""
+        grid = made.grid
+        assert grid is not None
+        across, down = (
+            [grid.rank(0, q) for q in range(grid.npcol)],
+            [grid.rank(p, 0) for p in range(grid.nprow)],
+        )
+        moved = 0 if d.same_places(made.described(d.dtype)) else 2 * rows * cols / size
+        beside = {"cholesky": 0.0, "lu": 2 * rows * cols / size, "qr": upper / grid.npcol}[routine]
+        panels = 2 * lower / size if routine != "cholesky" else 0
+        column = (upper / grid.npcol + beside + panels) * travels(down)
+        return lower / grid.nprow * travels(across) + column + moved * travels(range(size))
+
+    shapes = []
+    if d.grid.size == size and usual <= _UNLIKE * d.block[1] and d.block[1] <= _UNLIKE * usual:
+        shapes.append(PanelShape(rows, cols, d.block[1], size, grid=d.grid))
+    for down in range(1, size + 1):
+        if size % down == 0:
+            grids = (Grid(down, size // down, order) for order in ("row", "col"))
+            shapes += [PanelShape(rows, cols, usual, size, grid=grid) for grid in grids]
+    return min(shapes, key=cost)
 
 
 def _shape_on_grid(

@@ -27,7 +27,6 @@ from .factor_panels import (
     SharedPanels,
     Workbench,
     identity,
-    set_diagonal,
 )
 from .lapack import operations_of
 from .panel_shape import shape_beside, shape_of
@@ -73,7 +72,7 @@ class QrJob(PanelJob):
         conjugate: bool = False,
     ) -> None:
         self._operations, self._adjoint = operations_of(engine), adjoint
-        shape = shape_of(engine, a, narrow=True)
+        shape = shape_of(engine, a, narrow=True, routine="qr" if x is None else "")
         shapes = [shape] if x is None else [shape, shape_beside(engine, shape, x[1].shape[1])]
         self._bench = bench = Workbench(engine, shapes, a.dtype, reflectors=True)
         self._a = Mover(bench, 0, a)
@@ -269,47 +268,6 @@ def _squared(xp: Any, x: Array) -> Array:
     return size * size
 
 
-class _Reflector:
-    """I - V T V^H of one panel, as what applies it needs it. Local."""
-
-    def __init__(
-        self, operations: FactorOperations, panel: Array, t: Array, count: int, *, adjoint: bool
-    ) -> None:
-        self._operations, self._adjoint, self._count = operations, adjoint, count
-        self._v, self._t = panel[:, :count], t[:count, :count]
-        if operations.gemqrt is not None:
-            return
-        xp = operations.xp
-        self._top = xp.tril(self._v[:count], -1)
-        set_diagonal(xp, self._top, 1)
-        t = xp.triu(self._t)
-        self._t = t.conj().T if adjoint else t
-        conjugate = panel.dtype.kind == "c"
-        self._rest = self._v[count:]
-        self._top_h = self._top.conj().T if conjugate else self._top.T
-        self._rest_h = self._rest.conj().T if conjugate else self._rest.T
-
-    def apply(self, x: Array) -> None:
-        """Replace ``x`` by its product with it."""
-        operations, count = self._operations, self._count
-        if operations.gemqrt is not None:
-            operations.gemqrt(self._v, self._t, x, adjoint=self._adjoint)
-            return
-        w = operations.xp.empty((count, x.shape[1]), x.dtype, order="F")
-        operations.gemm(1, self._top_h, x[:count], 0, w)
-        operations.gemm(1, self._rest_h, x[count:], 1, w)
-        w2 = operations.xp.empty_like(w)
-        operations.gemm(1, self._t, w, 0, w2)
-        operations.gemm(-1, self._top, w2, 1, x[:count])
-        operations.gemm(-1, self._rest, w2, 1, x[count:])
-
-
-def _count(panels: FactorPanels, k: int) -> int:
-    """Return how many reflectors panel ``k`` has."""
-    first, stop = panels.shape.bounds(k)
-    return min(stop, panels.shape.rows) - first
-
-
 def _blocks(panels: FactorPanels) -> Array:
     assert panels.blocks is not None
     return panels.blocks
@@ -334,24 +292,17 @@ def factor(operations: FactorOperations, panels: FactorPanels) -> None:
         return
 
     def finish(k: int) -> None:
-        first, count = shape.bounds(k)[0], _count(panels, k)
-        panel, t = panels.own(k)[first:], _blocks(panels)[k]
-        operations.geqrt(panel[:, :count], t[:count, :count])
-        if count < panel.shape[1]:
-            _Reflector(operations, panel, t, count, adjoint=True).apply(panel[:, count:])
+        panels.geqrt(operations, k)
 
     def update(k: int, panel: Array, group: Sequence[int]) -> None:
-        reflector = _Reflector(operations, panel, _blocks(panels)[k], _count(panels, k), adjoint=True)
-        reflector.apply(panels.run(group)[shape.bounds(k)[0] :])
+        panels.reflect(operations, panel, k, panels.run(group), adjoint=True)
 
     right_looking(panels, shape.steps, finish, update)
 
 
 def factors_of(bench: Workbench, panels: FactorPanels) -> Array:
-    """Return the factors of all reflectors: the diagonals of the Ts. After a fence; local."""
-    shape = panels.shape
-    diagonals = _blocks(panels)[: shape.steps].diagonal(axis1=1, axis2=2).reshape(-1)
-    return bench.on_host(diagonals)[: min(shape.rows, shape.cols)].copy()
+    """Return the factors of all reflectors. After a fence; local."""
+    return bench.on_host(panels.factors())[: min(panels.shape.rows, panels.shape.cols)].copy()
 
 
 def block_reflectors(operations: FactorOperations, panels: FactorPanels, tau: Array) -> None:
@@ -359,7 +310,7 @@ def block_reflectors(operations: FactorOperations, panels: FactorPanels, tau: Ar
     for k in panels.mine:
         if k >= panels.shape.steps:
             break
-        first, count = panels.shape.bounds(k)[0], _count(panels, k)
+        first, count = panels.shape.bounds(k)[0], panels.reflectors(k)
         factors = operations.xp.asarray(np.ascontiguousarray(tau[first : first + count]))
         operations.larft(panels.own(k)[first:, :count], factors, _blocks(panels)[k][:count, :count])
 
@@ -381,6 +332,5 @@ def multiply(
     for k in steps if adjoint else reversed(steps):
         first = panels.shape.bounds(k)[0]
         panel = panels.again(k, slice(first, None))
-        reflector = _Reflector(operations, panel, _blocks(panels)[k], _count(panels, k), adjoint=adjoint)
         for x, _ in columns:
-            reflector.apply(x[first:])
+            panels.reflect(operations, panel, k, x, adjoint=adjoint)

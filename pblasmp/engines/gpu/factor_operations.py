@@ -13,8 +13,7 @@ import numpy as np
 
 from ...bindings import FillMode
 from ...dtypes import element_type
-from ..arrays import blas_operand, scale
-from ..dense.factor_panels import set_diagonal
+from ..arrays import blas_operand, scale, set_diagonal
 from .factor_panels import QueuedPanels
 from .grid_panels import GridPanels
 from .kernels.factor import FactorKernels

@@ -25,6 +25,8 @@ class GridPanels(QueuedPanels):
     there are process rows, and all links are busy at once.
     """
 
+    routines = ("cholesky",)
+
     def __init__(self, *about: Any, given: bool = False) -> None:
         super().__init__(*about, given=given)
         assert self.shape.grid is not None

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ...dtypes import accumulation_dtype
 from ...errors import short_repr
 from ...layout.intersection import copy_all
+from ..dense.split_panels import SplitPanels
 from ..local.extremes import scale_by_power
 from ..local_part import LocalPart
 from ..product import Workspace
@@ -58,7 +59,7 @@ class HostOperations:
     factor_width = 0
     factor_alone = 384  # one core's LAPACK is then as fast as two ranks that wait for each other
     own_panels: Any = None
-    grid_panels: Any = None
+    grid_panels: Any = SplitPanels
     spread: Any = None
     shared_from = shared_width = 0
 
@@ -185,6 +186,14 @@ class HostOperations:
     def swap_rows(self, a: Array, first: int, last: int, pivots: Array, *, back: bool = False) -> None:
         """Exchange rows of ``a`` with those that ``pivots`` names. Local."""
         lapack.laswp(self._library, a, first, last, pivots, back=back)
+
+    def exchanged_rows(self, pivots: Array, first: int, rows: int) -> tuple[Array, Array]:
+        """Return which rows change as the pivots of those from ``first`` on say, and which they get. Local."""
+        held: dict[int, int] = {}
+        for i, other in enumerate((pivots - 1).tolist(), first):
+            held[i], held[other] = held.get(other, other), held.get(i, i)
+        moved = np.array([each for each in held.items() if each[0] != each[1]], np.int64).reshape(-1, 2)
+        return moved[:, 0], moved[:, 1]
 
     def geqrt(self, a: Array, t: Array) -> None:
         """Replace ``a`` by R and Householder vectors, and write their T. Local."""

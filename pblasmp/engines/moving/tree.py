@@ -4,9 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["Branch", "branch"]
+import numpy as np
+
+from ..protocol import Engine
+
+__all__ = ["Branch", "Line", "Outbox", "branch"]
+
+Array = Any
 
 
 class Branch(NamedTuple):
@@ -56,3 +62,86 @@ def branch(nodes: Sequence[Sequence[int]], root: int, rank: int) -> Branch:
             bits >>= 1
     children.sort(key=lambda child: child != after)
     return Branch(parent, children)
+
+
+class Outbox:
+    """Named buffers that this rank sends from while it goes on: each is used again when it has been sent. Local."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._operations, self._transport = engine.operations, engine.transport
+        self._sent: dict[str, list[Any]] = {}
+
+    def room(self, name: str, shape: tuple[int, int], dtype: np.dtype) -> Array:
+        """Return the buffer of a name as an uninitialised array in F order, from which nothing is sent any more."""
+        self._finish(name)
+        return self._operations.scratch(name, shape, dtype, "F")
+
+    def send(self, name: str, messages: Sequence[tuple[Array, int]]) -> None:
+        """Begin to send arrays in the buffer of a name, or beside it, to ranks; empty ones are left out. Local."""
+        if messages := [(array, rank) for array, rank in messages if array.size]:
+            self._sent.setdefault(name, []).append(self._transport.start(messages, []))
+
+    def receive(self, messages: Sequence[tuple[Array, int]]) -> None:
+        """Wait for arrays from ranks. Local."""
+        if messages := [(array, rank) for array, rank in messages if array.size]:
+            self._transport.start([], messages).finish()
+
+    def push(self) -> None:
+        """Let MPI go on with what is sent: it may need this rank. Local."""
+        for transfers in self._sent.values():
+            transfers[:] = [transfer for transfer in transfers if not transfer.done()]
+
+    def settle(self) -> None:
+        """Wait until all is sent. Local."""
+        for name in list(self._sent):
+            self._finish(name)
+
+    def _finish(self, name: str) -> None:
+        for transfer in self._sent.pop(name, ()):
+            transfer.finish()
+
+
+class Line:
+    """Ranks among which arrays travel in trees: those of a process row or column, say. Making one is local.
+
+    Args:
+        engine: this rank's.
+        ranks: the ranks, this one among them. Roots are given as indices into these.
+        outbox: where what is sent lies.
+    """
+
+    def __init__(self, engine: Engine, ranks: Sequence[int], outbox: Outbox) -> None:
+        self._ranks, self._outbox = ranks, outbox
+        self._own = ranks.index(engine.transport.rank)
+        at = {rank: i for i, rank in enumerate(ranks)}
+        self._nodes = [[at[rank] for rank in node if rank in at] for node in engine.transport.nodes]
+        self._places: dict[int, Branch] = {}
+
+    def _place(self, root: int) -> Branch:
+        """Return this rank's place in the tree of a root."""
+        if root not in self._places:
+            parent, children = branch(self._nodes, root, self._own)
+            self._places[root] = Branch(
+                None if parent is None else self._ranks[parent], [self._ranks[child] for child in children]
+            )
+        return self._places[root]
+
+    def spread(self, root: int, name: str, arrays: Sequence[Array]) -> None:
+        """Let all ranks have what the root has in arrays, the first of them in the buffer of a name. Collective."""
+        place = self._place(root)
+        if place.parent is not None:
+            self._outbox.receive([(array, place.parent) for array in arrays])
+        self._outbox.send(name, [(array, child) for child in place.children for array in arrays])
+
+    def add_up(self, root: int, name: str, array: Array) -> None:
+        """Let the root have the sum of all ranks' arrays, which are in the buffer of a name. Collective.
+
+        The others' arrays are overwritten.
+        """
+        place = self._place(root)
+        for child in reversed(place.children):
+            term = self._outbox.room("term", array.shape, array.dtype)
+            self._outbox.receive([(term, child)])
+            array += term
+        if place.parent is not None:
+            self._outbox.send(name, [(array, place.parent)])

@@ -51,11 +51,7 @@ def test_a_tree_reaches_every_rank_and_every_node_once(nodes):
 
 @pytest.mark.parametrize("routine", ["cholesky", "lu"])
 def test_panels_travel_without_the_rows_above_their_diagonal(routine):
-    """On two nodes of four ranks; moves into panels and out of them come with it."""
-    d = pb.MatrixDescriptor((4096, 4096), (64, 64), pb.Grid(2, 4), order="F")
+    """On two nodes of four ranks, each of which has whole process columns; nothing else crosses."""
+    d = pb.MatrixDescriptor((4096, 4096), (64, 64), pb.Grid(2, 4, "col"), order="F")
     counts = pb.layout.FactorProblem(routine, a=d, c=d).traffic(ranks_per_node=4)
-    matrix = 8 * 4096**2
-    moves = 2 / 8  # at most what a rank has, twice
-    assert counts.received_bytes.max() < (0.5 + moves + 0.05) * matrix
-    between = sum(counts.received_bytes - counts.node_received)
-    assert between < (0.55 + 2 / 2) * matrix  # each panel once
+    assert sum(counts.received_bytes - counts.node_received) < 0.55 * 8 * 4096**2  # each panel once

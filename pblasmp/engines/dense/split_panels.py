@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Panels on a grid of CPU ranks: what a rank gets falls with the square root of their number.
+
+The matrix is block-cyclic in both directions, in square blocks. Of a panel, which a process column has, each rank gets
+only the rows that its process row has of the trailing matrix, along that row. What it needs of the other factor of an
+update travels along its process column: rows of L again (Cholesky), rows of U (LU), sums of V^H A (QR).
+
+A panel of LU or QR is factored by one rank of the process column, each in turn, which gets the rows of the others and
+returns them. So it needs no message for each column, and pivots are LAPACK's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from math import gcd
+from typing import Any
+
+from ..arrays import strided
+from ..moving.tree import Line, Outbox
+from ..protocol import Engine, FactorOperations
+from .factor_panels import OwnPanels
+from .reflector import Reflector
+
+__all__ = ["SplitPanels"]
+
+Array = Any
+
+
+class SplitPanels(OwnPanels):
+    """The panels of a matrix on a grid of CPU ranks. Making one is local.
+
+    ``blocks`` has of each panel of reflectors only their factors.
+    """
+
+    routines = ("cholesky", "lu", "qr")
+
+    def __init__(self, engine: Engine, array: Array, *about: Any, given: bool = False) -> None:
+        super().__init__(engine, array, *about, given=given)
+        shape, grid = self.shape, self.shape.grid
+        assert grid is not None
+        self._operations: Any = engine.operations
+        self._outbox = Outbox(engine)
+        self._row, self._col = grid.coords(self.rank)
+        across, down = (
+            [grid.rank(self._row, col) for col in range(grid.npcol)],
+            [grid.rank(row, self._col) for row in range(grid.nprow)],
+        )
+        self._down_ranks = down
+        self._across, self._down = (Line(engine, ranks, self._outbox) for ranks in (across, down))
+        self._rows = shape.described(self.dtype).rows
+        ends = [0, *(min(shape.bounds(k)[1], shape.rows) for k in range(shape.panels)), shape.rows]
+        # where each process row has the first row of each panel's diagonal, and the end of its rows
+        self._starts = [
+            [self._rows.local_window(row, 0, end).stop for end in ends] for row in range(grid.nprow)
+        ]
+        self._beside: tuple[int, Array] = (-1, None)  # what goes down with a panel, of later columns
+        self._ts: list[Array] = [None, None]  # of the panels in flight, where their diagonal blocks are
+
+    def _head(self, k: int) -> int:
+        """Return the process row that has the diagonal block of panel ``k``."""
+        return k % len(self._down_ranks)
+
+    def _root(self, k: int) -> int:
+        """Return the process row whose rank factors panel ``k`` of LU or QR."""
+        return k // self.shape.across % len(self._down_ranks)
+
+    def _room(self, name: str, rows: int, cols: int) -> Array:
+        return self._outbox.room(name, (rows, cols), self.dtype)
+
+    def square(self, k: int) -> Array:
+        """Return the diagonal block of panel ``k``, or no rows of it if another process row has it. Local."""
+        starts = self._starts[self._row]
+        return self.own(k)[starts[k] : starts[k + 1]]
+
+    def later(self, k: int) -> Iterator[tuple[int, Sequence[int]]]:
+        """Yield panel ``k + 1`` if this process column has it, then the rest together. Local."""
+        rest = [j for j in self.mine if j > k]
+        groups = ([rest[:1], rest[1:]] if rest[0] == k + 1 else [rest]) if rest else []
+        for group in filter(None, groups):
+            self._outbox.push()
+            yield k, group
+
+    def settle(self) -> None:
+        """Wait until all is sent. Local."""
+        self._outbox.settle()
+
+    # -- how panels travel
+
+    def publish(self, k: int) -> None:
+        """Let this process row have its rows of panel ``k``, which its process column has, as they are. Local."""
+        self._publish(k, self.own(k)[self._starts[self._row][k] :])
+
+    def _publish(self, k: int, own: Array) -> None:
+        panel = self._room(f"panel {k % 2}", *own.shape)
+        panel[...] = own
+        self._spread(k, panel)
+
+    def _spread(self, k: int, panel: Array) -> None:
+        """Let this process row have its rows of panel ``k``, which are in a buffer of the column that has it."""
+        arrays = [panel, *self.about(k)]
+        if self.blocks is not None and self._row == self._head(k):
+            if not self.has(k):
+                self._ts[k % 2] = self._room(f"t {k % 2}", self.shape.width, self.shape.width)
+            arrays.append(self._ts[k % 2])
+        self._across.spread(self.shape.column(k), f"panel {k % 2}", arrays)
+
+    def fetch(self, k: int) -> Array:
+        """Return this process row's rows of panel ``k`` from its diagonal block on, when they are published."""
+        first, stop = self.shape.bounds(k)
+        starts = self._starts[self._row]
+        if self.has(k):
+            return self.own(k)[starts[k] :]
+        panel = self._room(f"panel {k % 2}", starts[-1] - starts[k], stop - first)
+        self._spread(k, panel)
+        return panel
+
+    # -- Cholesky
+
+    def potrf(self, operations: FactorOperations, k: int) -> None:
+        """Factor panel ``k`` with the other ranks of its process column. Collective over these."""
+        first, stop = self.shape.bounds(k)
+        square, info = self._room(f"square {k % 2}", stop - first, stop - first), self.info[k : k + 1]
+        if self._row == self._head(k):
+            diagonal = self.square(k)
+            operations.potrf(diagonal, info, first)
+            square[...] = diagonal
+        self._down.spread(self._head(k), f"square {k % 2}", [square, info])
+        below = self.own(k)[self._starts[self._row][k + 1] :]
+        if not info[0] and below.size:
+            left = square.conj() if self.dtype.kind == "c" else square
+            operations.trsm(1, left, below.T, lower=True, unit=False)
+
+    def subtract(
+        self, operations: FactorOperations, panel: Array, k: int, blocks: Sequence[Sequence[int]]
+    ) -> None:
+        """Subtract from panels of this process column what panel ``k`` contributes. Collective over the column."""
+        if self._beside[0] != k:
+            self._beside = k, self._rows_of_columns(panel, k)
+        starts = self._starts[self._row]
+        for numbers in blocks:
+            at, own, top = self._columns(k, numbers), self.run(numbers), starts[numbers[0]]
+            right = self._beside[1][at : at + own.shape[1]]
+            adjoint = right.T.conj() if self.dtype.kind == "c" else right.T
+            operations.gemm(-1, panel[top - starts[k] :], adjoint, 1, own[top:])
+
+    def _columns(self, k: int, group: Sequence[int]) -> int:
+        """Return how many columns this process column has after panel ``k`` and before a group of panels."""
+        return (self.mine.index(group[0]) - sum(j <= k for j in self.mine)) * self.shape.width
+
+    def _rows_of_columns(self, panel: Array, k: int) -> Array:
+        """Return those rows of panel ``k`` whose numbers are columns of this process column's later panels."""
+        shape, starts = self.shape, self._starts
+        later = [j for j in self.mine if j > k]
+        width, cols = shape.width, panel.shape[1]
+        whole = self._room(f"columns {k % 2}", sum(b - a for a, b in map(shape.bounds, later)), cols)
+        down = len(starts)
+        period = down // gcd(down, shape.across)  # so many panels on, the same process row has their rows
+        for i, j in enumerate(later[:period]):
+            head, name = self._head(j), f"rows {k % 2} {i}"
+            rows = sum(b - a for a, b in map(shape.bounds, later[i::period]))
+            part = self._room(name, rows, cols)
+            if self._row == head:
+                step = period * shape.across // down * width
+                _copy_blocks(part, 0, width, panel, starts[head][j] - starts[head][k], step, rows, width)
+            self._down.spread(head, name, [part])
+            if period == 1:
+                return part
+            _copy_blocks(whole, i * width, period * width, part, 0, width, rows, width)
+        return whole
+
+    # -- LU
+
+    def getrf(self, operations: FactorOperations, k: int) -> None:
+        """Factor panel ``k`` with the other ranks of its process column. Collective over these."""
+        first, stop = self.shape.bounds(k)
+        pivots, info = self.pivots[first : min(stop, self.shape.rows)], self.info[k : k + 1]
+        whole = self._gathered(k)
+        if whole is not None:
+            operations.getrf(whole, pivots, info, first)
+        self._returned(k, whole, lambda _: [pivots, info])
+
+    def _gathered(self, k: int) -> Array:
+        """Return panel ``k`` from its diagonal on to the rank that factors it, and None to others of its column."""
+        root, ranks, starts = self._root(k), self._down_ranks, self._starts
+        own = self.own(k)[starts[self._row][k] :]
+        if len(ranks) == 1:
+            return own
+        if self._row != root:
+            part = self._room("part", *own.shape)
+            part[...] = own
+            self._outbox.send("part", [(part, ranks[root])])
+            return None
+        whole = self._room("whole", self.shape.rows - self.shape.bounds(k)[0], own.shape[1])
+        for row, rank in enumerate(ranks):
+            part = own
+            if row != root:
+                part = self._room("part", starts[row][-1] - starts[row][k], own.shape[1])
+                self._outbox.receive([(part, rank)])
+            self._copy_rows(k, whole, row, part, back=False)
+        return whole
+
+    def _returned(self, k: int, whole: Array, about: Callable[[int], Sequence[Array]]) -> None:
+        """Write panel ``k``, which ``_gathered`` returned, to where it was.
+
+        The ranks of the column also get what ``about`` returns for their process row.
+        """
+        root, ranks, starts = self._root(k), self._down_ranks, self._starts
+        own = self.own(k)[starts[self._row][k] :]
+        if len(ranks) == 1:
+            return
+        if self._row != root:
+            part = self._room("part", *own.shape)
+            self._outbox.receive([(each, ranks[root]) for each in (part, *about(self._row))])
+            own[...] = part
+            return
+        self._copy_rows(k, whole, root, own, back=True)
+        for row, rank in enumerate(ranks):
+            if row != root:
+                part = self._room(f"part {row}", starts[row][-1] - starts[row][k], own.shape[1])
+                self._copy_rows(k, whole, row, part, back=True)
+                self._outbox.send(f"part {row}", [(each, rank) for each in (part, *about(row))])
+
+    def _copy_rows(self, k: int, whole: Array, row: int, part: Array, *, back: bool) -> None:
+        """Copy the rows of a process row of panel ``k`` into the panel, or back."""
+        width, down = self.shape.width, len(self._down_ranks)
+        places = (whole, (row - self._head(k)) % down * width, down * width), (part, 0, width)
+        to, of = reversed(places) if back else places
+        _copy_blocks(*to, *of, len(part), width)
+
+    def eliminate(self, operations: FactorOperations, panel: Array, k: int, group: Sequence[int]) -> None:
+        """Update adjacent panels of this process column with a panel of L. Collective over the column."""
+        if self._beside[0] != k:
+            self._beside = k, self._rows_of_u(operations, panel, k)
+        starts, u, x = self._starts[self._row], self._beside[1], self.run(group)
+        at = self._columns(k, group)
+        below = panel[starts[k + 1] - starts[k] :, : len(u)]
+        operations.gemm(-1, below, u[:, at : at + x.shape[1]], 1, x[starts[k + 1] :])
+
+    def _rows_of_u(self, operations: FactorOperations, panel: Array, k: int) -> Array:
+        """Exchange rows of all columns but panel ``k``'s; return the rows of U of later ones. Collective."""
+        before, later = ([j for j in self.mine if j < k], [j for j in self.mine if j > k])
+        x = self.run(later)
+        self.swap_rows(operations, [x, self.run(before)] if before else [x], k)
+        starts, count = self._starts[self._row], self.reflectors(k)
+        u = self._room("u", count, x.shape[1])
+        if self._row == self._head(k):
+            rows = x[starts[k] : starts[k + 1]]
+            operations.trsm(1, panel[:count, :count], rows, lower=True, unit=True)
+            u[...] = rows
+        self._down.spread(self._head(k), "u", [u])
+        return u
+
+    def swap_left(self, operations: FactorOperations) -> None:
+        """Exchange rows as panels have after which this process column has none: ``eliminate`` was not called."""
+        for k in range(self.mine[-1] if self.mine else self.shape.steps, self.shape.steps):
+            if left := [j for j in self.mine if j < k]:
+                self.swap_rows(operations, [self.run(left)], k)
+        self._outbox.settle()
+
+    def swap_rows(
+        self, operations: FactorOperations, columns: Sequence[Array], k: int, *, back: bool = False
+    ) -> None:
+        """Exchange rows of columns of this process column as panel ``k`` has. Collective over the column."""
+        first, stop = self.shape.bounds(k)[0], min(self.shape.bounds(k)[1], self.shape.rows)
+        ranks, width = self._down_ranks, self.shape.width
+        if len(ranks) == 1:
+            for x in columns:
+                operations.swap_rows(x, first, stop, self.pivots, back=back)
+            return
+        places = operations.exchanged_rows(self.pivots[first:stop], first, self.shape.rows)
+        (to_row, to), (of_row, of) = (
+            (rows // width % len(ranks), rows // (width * len(ranks)) * width + rows % width)
+            for rows in (reversed(places) if back else places)
+        )
+        ends = list(itertools.accumulate((x.shape[1] for x in columns), initial=0))
+        parts = [(x, slice(*pair)) for x, pair in zip(columns, itertools.pairwise(ends), strict=True)]
+        arrived, receives = [], []
+        for row, rank in enumerate(ranks):
+            leave, arrive = (
+                of[(of_row == self._row) & (to_row == row)], to[(to_row == self._row) & (of_row == row)]
+            )  # fmt: skip
+            rows = None
+            if len(leave):
+                rows = self._room(f"rows to {row}", len(leave), ends[-1])
+                for x, part in parts:
+                    rows[:, part] = x[leave]
+                if rank != self.rank:
+                    self._outbox.send(f"rows to {row}", [(rows, rank)])
+            if len(arrive):
+                if rank != self.rank:
+                    rows = self._room(f"rows of {row}", len(arrive), ends[-1])
+                    receives.append((rows, rank))
+                assert rows is not None
+                arrived.append((arrive, rows))
+        self._outbox.receive(receives)
+        for place, rows in arrived:
+            for x, part in parts:
+                x[place] = rows[:, part]
+
+    # -- QR
+
+    def geqrt(self, operations: FactorOperations, k: int) -> None:
+        """Factor panel ``k`` with the other ranks of its process column. Collective over these."""
+        whole, width, head = self._gathered(k), self.shape.width, self._head(k)
+        assert self.blocks is not None
+        factors: Array = self.blocks[k]
+        self._ts[k % 2] = t = self._room(f"t {k % 2}", width, width)
+        if whole is not None:
+            count = min(whole.shape)
+            operations.geqrt(whole[:, :count], t[:count, :count])
+            factors[:count] = t.diagonal()[:count]
+            if count < whole.shape[1]:
+                Reflector(operations, whole, t, count, adjoint=True).apply(whole[:, count:])
+        self._returned(k, whole, lambda row: [factors, t] if row == head else [factors])
+
+    def reflect(self, operations: FactorOperations, panel: Array, k: int, x: Array, *, adjoint: bool) -> None:
+        """Multiply columns of this process column by the reflectors of panel ``k``. Collective over the column."""
+        head, count = self._head(k), self.reflectors(k)
+        x = x[self._starts[self._row][k] :]
+        if not x.shape[1]:
+            return
+        reflector = Reflector(
+            operations, panel, self._ts[k % 2], count, adjoint=adjoint, below=self._row != head
+        )
+        w, combined = (self._room(name, count, x.shape[1]) for name in ("products", "combined"))
+        reflector.products(x, w)
+        self._down.add_up(head, "products", w)
+        if self._row == head:
+            combined[...] = reflector.combined(w)
+        self._down.spread(head, "combined", [combined])
+        reflector.subtract(x, combined)
+
+    def factors(self) -> Array:
+        """Return the factors of all reflectors. Local."""
+        assert self.blocks is not None
+        return self.blocks[: self.shape.steps].reshape(-1)
+
+
+def _copy_blocks(
+    to: Array, at: int, step: int, of: Array, start: int, stride: int, rows: int, block: int
+) -> None:
+    """Copy rows in blocks that begin at ``start`` and ``stride`` apart to those at ``at``, ``step`` apart. Local."""
+    count, rest = divmod(rows, block)
+    if count:
+        cols = to.shape[1]
+        places = []
+        for array, first, apart in ((to, at, step), (of, start, stride)):
+            down, across = array.strides
+            places.append(strided(array[first:], (count, block, cols), (apart * down, down, across)))
+        places[0][...] = places[1]
+    if rest:
+        at, start = at + count * step, start + count * stride
+        to[at : at + rest] = of[start : start + rest]
