@@ -23,7 +23,6 @@ __all__ = [
     "same_memory",
     "scale",
     "set_diagonal",
-    "strided",
 ]
 
 
@@ -71,13 +70,6 @@ def scale(array: LocalArray, beta: complex) -> None:
         array[...] = 0
     elif beta != 1:
         array *= beta
-
-
-def strided(array: LocalArray, shape: tuple[int, ...], strides: tuple[int, ...]) -> LocalArray:
-    """Return a view of an array's memory from its first element on, in another shape. Local."""
-    if isinstance(array, np.ndarray):
-        return np.lib.stride_tricks.as_strided(array, shape, strides)
-    return array.strided(shape, strides)
 
 
 def set_diagonal(xp: Any, a: LocalArray, value: Any) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import gcd
 from typing import Any
 
-from ..arrays import strided
+from ...layout.intersection import strided
 from ..moving.tree import Line, Outbox
 from ..protocol import Engine, FactorOperations
 from .factor_panels import OwnPanels
