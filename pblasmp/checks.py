@@ -18,7 +18,7 @@ from .engines.local.extremes import largest, scale_by_power
 from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from .layout.grid import one_of
 from .matrix import DistributedMatrix
-from .matrix_calls import check_operands, context_of
+from .reading import check_operands, context_of
 from .runtime import Runtime
 from .verification import Verification, apply
 

@@ -10,18 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .calls import compute_directly, run
 from .docstrings import complete
-from .engines.direct import FAMILIES
-from .engines.request import Options
 from .layout import Level3Problem, MatrixDescriptor
 from .layout.grid import one_of
-from .layout.redistribution import with_c_like_d
 from .layout.routines import ROUTINES, Routine
 from .matrix import DistributedMatrix
-from .matrix_calls import MatrixCall, Reading, Recipe, check_c, check_operands
-from .plans import Task
-from .runtime import Runtime
+from .matrix_calls import MatrixCall
 
 if TYPE_CHECKING:
     from .layout.level3 import Diag, Side, Uplo
@@ -132,10 +126,7 @@ def trsm(
     algo: str = "auto",
 ) -> Matrix:
     """Return X with ``op(A) X = alpha B``, or ``X op(A) = alpha B``. Collective over the context."""
-    return _run(
-        "trsm", a, b, side=side, uplo=uplo, op_a=op_a, diag=diag, alpha=alpha, out=out,
-        algo=algo,
-    )  # fmt: skip
+    return _run("trsm", locals())
 
 
 @_described
@@ -152,10 +143,7 @@ def trmm(
     algo: str = "auto",
 ) -> Matrix:
     """Return ``alpha op(A) B`` or ``alpha B op(A)`` for a triangular A. Collective over the context."""
-    return _run(
-        "trmm", a, b, side=side, uplo=uplo, op_a=op_a, diag=diag, alpha=alpha, out=out,
-        algo=algo,
-    )  # fmt: skip
+    return _run("trmm", locals())
 
 
 @_described
@@ -172,9 +160,7 @@ def symm(
     algo: str = "auto",
 ) -> Matrix:
     """Return ``alpha A B + beta C`` or ``alpha B A + beta C`` for a symmetric A. Collective over the context."""
-    return _run(
-        "symm", a, b, c, side=side, uplo=uplo, alpha=alpha, beta=beta, out=out, algo=algo,
-    )  # fmt: skip
+    return _run("symm", locals())
 
 
 @_described
@@ -191,9 +177,7 @@ def hemm(
     algo: str = "auto",
 ) -> Matrix:
     """Return ``alpha A B + beta C`` or ``alpha B A + beta C`` for a Hermitian A. Collective over the context."""
-    return _run(
-        "hemm", a, b, c, side=side, uplo=uplo, alpha=alpha, beta=beta, out=out, algo=algo,
-    )  # fmt: skip
+    return _run("hemm", locals())
 
 
 @_described
@@ -209,9 +193,7 @@ def syrk(
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(A)^T + beta C``. Collective over the context."""
-    return _run(
-        "syrk", a, c=c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
-    )  # fmt: skip
+    return _run("syrk", locals())
 
 
 @_described
@@ -227,9 +209,7 @@ def herk(
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(A)^H + beta C``. Collective over the context."""
-    return _run(
-        "herk", a, c=c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
-    )  # fmt: skip
+    return _run("herk", locals())
 
 
 @_described
@@ -246,9 +226,7 @@ def syr2k(
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha (op(A) op(B)^T + op(B) op(A)^T) + beta C``. Collective over the context."""
-    return _run(
-        "syr2k", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
-    )  # fmt: skip
+    return _run("syr2k", locals())
 
 
 @_described
@@ -268,9 +246,7 @@ def her2k(
 
     Collective over the context.
     """
-    return _run(
-        "her2k", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
-    )  # fmt: skip
+    return _run("her2k", locals())
 
 
 @_described
@@ -287,9 +263,7 @@ def syrkx(
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(B)^T + beta C``, taken to be symmetric. Collective over the context."""
-    return _run(
-        "syrkx", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
-    )  # fmt: skip
+    return _run("syrkx", locals())
 
 
 @_described
@@ -306,9 +280,7 @@ def herkx(
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(B)^H + beta C``, taken to be Hermitian. Collective over the context."""
-    return _run(
-        "herkx", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
-    )  # fmt: skip
+    return _run("herkx", locals())
 
 
 @_described
@@ -323,9 +295,7 @@ def geadd(
     algo: str = "auto",
 ) -> Matrix:
     """Return ``alpha op(A) + beta C``. Collective over the context."""
-    return _run(
-        "geadd", a, c=c, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
-    )  # fmt: skip
+    return _run("geadd", locals())
 
 
 @_described
@@ -341,101 +311,39 @@ def tradd(
     algo: str = "auto",
 ) -> Matrix:
     """Return the triangle or trapezoid ``uplo`` of ``alpha op(A) + beta C``. Collective over the context."""
-    return _run(
-        "tradd", a, c=c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
-    )  # fmt: skip
+    return _run("tradd", locals())
 
 
-def routine_call(
-    routine: str,
-    a: Matrix,
-    b: Matrix | None = None,
-    c: Matrix | None = None,
-    *,
-    out: Matrix | None = None,
-    **how: Any,
-) -> MatrixCall:
-    """Return a call of the level-3 routine of that name. Local."""
-    return MatrixCall(routine, (a, b, c, out), {"routine": routine, **how}, _read)
+class _Level3Call(MatrixCall):
+    """A call of a level-3 routine."""
+
+    def __init__(self, routine: str, arguments: dict[str, Any]) -> None:
+        pop = arguments.pop
+        super().__init__(routine, routine, (pop("a"), pop("b", None), pop("c", None), pop("out")), arguments)
+
+    def new(self) -> MatrixDescriptor:
+        a, b, c, _ = self._given
+        like = c if c is not None or self.row.shape == "updated" else b
+        x: MatrixDescriptor = a.descriptor
+        if like is not None:
+            x = like.descriptor
+            return replace(x, ld=None)
+        along = 0 if one_of(self._how["op_a"], "N") else 1
+        order, block = x.shape[along], x.block[along]
+        return MatrixDescriptor((order, order), (block, block), x.grid, dtype=x.dtype, order=x.order)
+
+    def validate(self, problem: Level3Problem, facts: dict[str, Any]) -> None:  # noqa: ARG002
+        _, b, c, out = self._given
+        like = "c" if c is not None else "d" if b is None or self.row.shape == "updated" else "b"
+        problem.validate("out" if out is not None else like)
 
 
-def _run(
-    routine: str,
-    a: Matrix,
-    b: Matrix | None = None,
-    c: Matrix | None = None,
-    *,
-    out: Matrix | None = None,
-    algo: str,
-    **options: Any,
-) -> Matrix:
+def routine_call(routine: str, **arguments: Any) -> MatrixCall:
+    """Return a call of the level-3 routine of that name with these arguments, all of which are given. Local."""
+    return _Level3Call(routine, arguments)
+
+
+def _run(routine: str, arguments: dict[str, Any]) -> Matrix:
     """Return what the level-3 routine of that name computes. Collective over the context."""
-    voted = False
-    if (
-        routine in FAMILIES
-        and type(algo) is str
-        and algo == "auto"
-        and (b is not None or "b" not in ROUTINES[routine].operands)
-    ):
-        found = compute_directly(
-            routine, a, b, c, out, lambda: _result(routine, a, b, c, options.get("op_a", "N")), **options
-        )
-        if isinstance(found, DistributedMatrix):
-            return found
-        voted = found is False
-    result: Matrix = run(routine_call(routine, a, b, c, out=out, algo=algo, **options), voted=voted)
+    result: Matrix = _Level3Call(routine, arguments).run()
     return result
-
-
-def _read(
-    ctx: Runtime[Any],
-    facts: dict[str, Any],
-    a: Matrix,
-    b: Matrix | None,
-    c: Matrix | None,
-    out: Matrix | None,
-    *,
-    routine: str,
-    side: Side = "L",
-    uplo: Uplo = "L",
-    op_a: Op = "N",
-    diag: Diag = "N",
-    beta: complex = 0,
-    **how: Any,
-) -> Reading:
-    """Check the arguments of a routine, and add what must be equal on every rank to ``facts``. Local."""
-    traits = ROUTINES[routine]
-    required = traits.operands if traits.shape == "added" else traits.operands.replace("c", "")
-    check_operands(ctx, required, {"a": a, "b": b, "c": c, "out": out})
-    d = out.descriptor if out is not None else _result(routine, a, b, c, op_a)
-    of_b, of_c = (None if x is None else x.descriptor for x in (b, c))
-    asked = Level3Problem(routine, a.descriptor, d, of_b, of_c, side, uplo, op_a, diag)
-    options = Options.of(d.dtype, beta=beta, real=" ".join(traits.real), **how)
-    facts.update(asked.facts() | options.facts(), out="given" if out is not None else "new")
-    asked.validate(_name_of_result(traits, b, c, out))
-    check_c(asked, beta)
-    problem = asked if options.beta != 0 else replace(asked, c=None)
-    nearest = with_c_like_d(problem)
-    reasons = () if nearest == problem else ("c is moved to the layout of the result",)
-    partial = asked.written is not None
-    recipe = Recipe(Task(problem, options, nearest, reasons), d, traits.in_place, partial)
-    return recipe, recipe.matrices(ctx, a, b, c, out), None, None
-
-
-def _name_of_result(traits: Routine, b: Matrix | None, c: Matrix | None, out: Matrix | None) -> str:
-    """Return the argument that D's layout comes from, or "d" if that is A."""
-    if out is not None:
-        return "out"
-    return "c" if c is not None else "d" if b is None or traits.shape == "updated" else "b"
-
-
-def _result(routine: str, a: Matrix, b: Matrix | None, c: Matrix | None, op_a: str) -> MatrixDescriptor:
-    """Return the layout of a new result: C's, else B's; for a rank-k update A's blocks on A's grid."""
-    square = ROUTINES[routine].shape == "updated"
-    like = c if c is not None or square else b
-    if like is not None:
-        return replace(like.descriptor, ld=None)
-    x = a.descriptor
-    along = 0 if one_of(op_a, "N") else 1
-    order, block = x.shape[along], x.block[along]
-    return MatrixDescriptor((order, order), (block, block), x.grid, dtype=x.dtype, order=x.order)

@@ -4,109 +4,195 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from abc import abstractmethod
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
+from .calls import run
+from .dtypes import is_float8
+from .engines.direct import FAMILIES, Asked
 from .engines.product import Product
-from .engines.request import CONSTANTS, Operands, Problem
-from .errors import ArgumentError, ArgumentTypeError, LayoutError
-from .handle import Handle, no_matrix
-from .layout import Level3Problem, MatrixDescriptor, ParallelProblem
+from .engines.request import Operands, Options, Problem
+from .errors import ArgumentError, LayoutError
+from .handle import Handle
+from .layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
+from .layout.redistribution import with_c_like_d
+from .layout.routines import GEMM, ROUTINES, Routine
+from .logs import logger
 from .plans import Task, UserCall
-from .runtime import Runtime
+from .reading import check_operands, check_overlap, comparable, context_of, glance, number
+from .resources import rank_share
 
-__all__ = [
-    "Matrices",
-    "MatrixCall",
-    "Reading",
-    "Recipe",
-    "check_c",
-    "check_operands",
-    "check_overlap",
-    "context_of",
-]
+__all__ = ["MatrixCall", "as_read", "check_c"]
 
 Matrices = dict[str, Handle | None]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A routine on distributed matrices, but not the matrices: what the ranks have agreed on.
-
-    Attributes:
-        task: what is computed, and how.
-        result: D's layout.
-        in_place: the operand that may also be the result.
-        partial: only a part of the result is written.
-        names: what the caller calls operands that have other names than "a", "b" and "c".
-    """
-
-    task: Task
-    result: MatrixDescriptor
-    in_place: str = "c"
-    partial: bool = False
-    names: Mapping[str, str] = field(default_factory=dict)
-
-    def matrices(
-        self,
-        ctx: Runtime[Any],
-        a: Handle | None,
-        b: Handle | None,
-        c: Handle | None,
-        out: Handle | None,
-    ) -> Matrices:
-        """Return the operands, and ``out`` or a new matrix for the result. Local.
-
-        Raises:
-            ArgumentError: ``out`` shares memory with an operand that it must not overwrite.
-        """
-        result = ctx.allocate(self.result) if out is None else out
-        matrices: Matrices = {"a": a, "b": b, "c": c, "d": result}
-        check_overlap(ctx, matrices, self.in_place, self.names)
-        if self.partial and out is None and c is None:
-            result.local[...] = 0
-        return matrices
-
-
-Reading = tuple[Recipe, Matrices, Any, Any]  # the last two: an epilogue and scales, with the engine's arrays
+_OF_PRODUCTS = ("scheme", "epilogue", "scales")
+_ROWS = {"matmul": GEMM, **ROUTINES}
+_REMEMBERED = rank_share(1024, 1 << 16)  # direct calls
 
 
 class MatrixCall(UserCall[Any]):
-    """A call of a routine on distributed matrices.
+    """A call of a routine on distributed matrices, and the reader of its arguments.
 
-    A plan is kept from the second such call on.
+    It is direct if a glance at them shows that they are legal and that the engine can do without a plan. A plan is kept
+    from the second other call on.
 
     Args:
         name: the function's name.
-        given: A, B, C and ``out``.
-        how: its other arguments.
-        reader: ``reader(ctx, facts, *given, **how)`` checks them, and returns the recipe, the matrices "a", "b", "c"
-            and the result "d", None for those that are absent, and an epilogue and scales with the engine's arrays.
+        routine: "matmul" or one of ``ROUTINES``.
+        given: A, B, C and ``out``; None for those that are absent.
+        how: the function's other arguments.
+
+    Attributes:
+        direct: whether it may be a direct call.
+        called: what the function calls operands, if not "a", "b" and "c".
 
     Raises:
         ArgumentError: no argument is a matrix.
     """
 
-    _recipe: Recipe
+    called: Mapping[str, str] = MappingProxyType({})
+    _task: Task
+    _layout: MatrixDescriptor  # D's
     _matrices: Matrices
     _epilogue: Any = None
     _scales: Any = None
 
     def __init__(
-        self, name: str, given: Sequence[Any], how: Mapping[str, Any], reader: Callable[..., Reading]
+        self, name: str, routine: str, given: tuple[Any, ...], how: dict[str, Any], direct: bool = True
     ) -> None:
-        self.ctx, self.name = context_of(name, *given), name
-        self._given, self._how, self._reader = given, how, reader
+        a = given[0]
+        self.ctx = a.context if isinstance(a, Handle) else context_of(name, *given)
+        self.name, self.routine, self._given, self._how, self.direct = name, routine, given, how, direct
+
+    @property
+    def row(self) -> Routine:
+        """What the tables say of the routine."""
+        return _ROWS[self.routine]
+
+    # -- what a family of routines defines
+
+    @property
+    def required(self) -> str:
+        """Those of A, B and C that it must have."""
+        return self.row.required
+
+    def check(self) -> None:
+        """Raise an error that names what is wrong with the operands, all of which are matrices. Local."""
+
+    @abstractmethod
+    def new(self) -> MatrixDescriptor:
+        """Return the layout of a new result. Local."""
+
+    def validate(self, problem: Any, facts: dict[str, Any]) -> None:
+        """Raise LayoutError that names every reason why the problem is not legal. Local.
+
+        Args:
+            problem: what is asked for.
+            facts: gets what else must be equal on every rank.
+        """
+
+    def chosen(self, options: Options, nearest: MatmulProblem | Level3Problem) -> Options:
+        """Return the options, perhaps with an algorithm for "auto". Local."""
+        del nearest
+        return options
+
+    def bind(self, problem: Any) -> None:
+        """Read the arguments that are neither matrices nor options. Local."""
+
+    # -- at a glance
+
+    def run(self) -> Any:
+        """Compute. Collective over the context."""
+        how, found = self._how, None
+        if self.direct and type(how["algo"]) is str and how["algo"] == "auto" and self.routine in FAMILIES:
+            found = self.directly()
+        return run(self, voted=found is False) if found is None or found is False else found
+
+    def directly(self) -> Any:
+        """Return D, computed without a plan. Collective over the context.
+
+        Returns:
+            D. None if nothing has happened yet; False if the ranks have voted, and not all of them agreed.
+
+        Raises:
+            Exception: what the ranks agreed to raise.
+        """
+        ctx, out = self.ctx, self._given[3]
+        direct, known = ctx.direct, ctx.direct_calls
+        if direct is None or ctx.control.gone():
+            return None
+        ctx.check_open()
+        try:
+            asked = known.get(self._key())
+        except (
+            AttributeError,
+            TypeError,
+        ):  # one is no matrix, or what should be a number or a letter is none
+            return None
+        if asked is not None:
+            done = direct.run(ctx.control, asked) if out.writeable else None
+            return out if done else done
+        seen = self._seen()
+        if seen is None:
+            return None
+        asked, d = seen
+        done = direct.run(ctx.control, asked)
+        if not done:
+            return done
+        logger.debug("%s: computed directly", self.name)
+        if out is not None:
+            if len(known) >= _REMEMBERED:
+                known.clear()
+            known[self._key()] = asked
+        return d
+
+    def _key(self) -> tuple[Any, ...]:
+        """Return what all of a direct call depends on but whether D may be written. Local.
+
+        Calls of one key are equally legal. It does not keep the matrices' memory.
+        """
+        how = self._how
+        key = [self.name, *how.values(), type(how.get("alpha")), type(how.get("beta"))]
+        for x in self._given:
+            if x is None:
+                key.append(None)
+            else:
+                whole = x if x._view_of is None else x._view_of
+                key += whole._held, x._at
+        return tuple(key)
+
+    def _seen(self) -> tuple[Asked, Handle] | None:
+        """Return what the engine is asked for, and D; None if the call takes the ordinary way. Local."""
+        _, b, c, out = given = self._given
+        row, how, required = self.row, self._how, self.required
+        if (b is None and "b" in required) or (c is None and "c" in required):
+            return None
+        new = c is None and row.triangle == "d"
+        alpha, beta = how.get("alpha", 1), how.get("beta", 0)
+        found = glance(self.ctx, row.sizes, given, how, self.new, zeros=new)
+        if found is None:
+            return None
+        of_a, of_b, of_c, of_d, words, d = found
+        letter = of_d[0].pattern.letter
+        factor, other = number(alpha, letter, "alpha" in row.real), number(beta, letter, "beta" in row.real)
+        if not factor or other is None or (other != 0 and c is None):
+            return None
+        asked = Asked._make(
+            (self.name, self.routine, of_a, of_b, of_c, of_d, out is None, *words, factor, other, b"", None)
+        )
+        return asked, d
+
+    # -- with words
 
     def signature(self) -> Hashable:
         """Return all that decides how the call is computed; None if it has an epilogue or scales. Local."""
         given, how = self._given, self._how
         if how.get("epilogue") is not None or how.get("scales") is not None:
             return None
-        if not all(x is None or (isinstance(x, Handle) and x.context is self.ctx) for x in given):
-            return object()
-        if not all(isinstance(value, CONSTANTS) for value in how.values()):
+        if not comparable(self.ctx, given, how.values()):
             return object()
         # 1, 1.0 and 1 + 0j are equal
         options = tuple((name, type(value), value) for name, value in how.items())
@@ -114,16 +200,62 @@ class MatrixCall(UserCall[Any]):
 
     def read(self, facts: dict[str, Any]) -> None:
         """Check the arguments. Local."""
-        reading = self._reader(self.ctx, facts, *self._given, **self._how)
-        self._recipe, self._matrices, self._epilogue, self._scales = reading
+        given, how, row = self._given, self._how, self.row
+        a, b, c, out = (self.called.get(name, name) for name in ("a", "b", "c", "out"))
+        required = [self.called.get(name, name) for name in self.required]
+        check_operands(self.ctx, required, dict(zip((a, b, c, out), given, strict=True)))
+        self.check()
+        d = self.new() if given[3] is None else given[3].descriptor
+        asked = self._problem(d)
+        apart = (*row.options, *_OF_PRODUCTS)
+        rest = {name: value for name, value in how.items() if name not in apart}
+        options = Options.of(d.dtype, real=" ".join(row.real), **rest)
+        facts.update(asked.facts() | options.facts(), out="new" if given[3] is None else "given")
+        self.validate(asked, facts)
+        check_c(asked, how.get("beta", 0), c)
+        problem = as_read(asked, options.beta)
+        nearest: MatmulProblem | Level3Problem = with_c_like_d(problem)
+        reasons = () if nearest == problem else (f"{c} is moved to the layout of the result",)
+        if options.beta == 0:  # a C that is not read may have any layout
+            problem = nearest
+        self._task, self._layout = Task(problem, self.chosen(options, nearest), nearest, reasons), d
+        self._lay_out()
+        self.bind(problem)
 
-    def remembered(self) -> Recipe:
-        """Return the recipe. Local."""
-        return self._recipe
+    def _problem(self, d: MatrixDescriptor) -> MatmulProblem | Level3Problem:
+        """Return what is asked for, with a result in this layout. Local."""
+        how = self._how
+        a, b, c = (None if x is None else x.descriptor for x in self._given[:3])
+        options = {name: how[name] for name in (*self.row.options, "scheme") if name in how}
+        if self.row is GEMM:
+            return MatmulProblem(a, b, d, c=c, **options)  # type: ignore[arg-type]
+        return Level3Problem(self.routine, a, d, b, c, **options)  # type: ignore[arg-type]
 
-    def again(self, remembered: Recipe) -> None:
-        """Take the recipe, and the matrices with a new result. Local."""
-        self._recipe, self._matrices = remembered, remembered.matrices(self.ctx, *self._given)
+    def _lay_out(self) -> None:
+        """Put the matrices in their places, with a new one for the result if there is none. Local.
+
+        Raises:
+            ArgumentError: ``out`` shares memory with an operand that it must not overwrite.
+        """
+        a, b, c, out = self._given
+        d = self.ctx.allocate(self._layout) if out is None else out
+        self._matrices = {"a": a, "b": b, "c": c, "d": d}
+        check_overlap(self.ctx, self._matrices, self.row.in_place, self.called)
+        if self._writes_part and out is None and c is None:
+            d.local[...] = 0
+
+    @property
+    def _writes_part(self) -> bool:
+        return self.row.triangle == "d"
+
+    def remembered(self) -> tuple[Task, MatrixDescriptor]:
+        """Return what is computed, and how; and D's layout. Local."""
+        return self._task, self._layout
+
+    def again(self, remembered: tuple[Task, MatrixDescriptor]) -> None:
+        """Take these, and the matrices with a new result. Local."""
+        self._task, self._layout = remembered
+        self._lay_out()
 
     def key(self, number: int) -> Hashable:
         """Return the number of the call. Local."""
@@ -131,7 +263,7 @@ class MatrixCall(UserCall[Any]):
 
     def task(self) -> Task:
         """Return what is computed, and how. Local."""
-        return self._recipe.task
+        return self._task
 
     def operands(self) -> Operands:
         """Return the local arrays. Local."""
@@ -142,7 +274,7 @@ class MatrixCall(UserCall[Any]):
     @property
     def starts(self) -> bool:
         """Whether the result, of which only a part is written, is new and starts as a copy of C."""
-        return self._recipe.partial and self._given[3] is None and self._matrices["c"] is not None
+        return self._writes_part and self._given[3] is None and self._matrices["c"] is not None
 
     def start(self) -> None:
         """Copy C. Local."""
@@ -162,9 +294,8 @@ class MatrixCall(UserCall[Any]):
         Raises:
             ArgumentError: a matrix has another layout than the planned one.
         """
-        names = self._recipe.names
         for name, x in given.items():
-            said = names.get(name, name)
+            said = self.called.get(name, name)
             check_operands(self.ctx, said, {said: x})
             planned = self._matrices[name]
             if planned is None or x.descriptor != planned.descriptor:
@@ -175,7 +306,7 @@ class MatrixCall(UserCall[Any]):
                 raise ArgumentError(f"{said}: {misfit}")
         other = copy.copy(self)
         other._matrices = {**self._matrices, **given}
-        check_overlap(self.ctx, other._matrices, self._recipe.in_place, names)
+        check_overlap(self.ctx, other._matrices, self.row.in_place, self.called)
         return other
 
     def recorded(self) -> Any:
@@ -190,27 +321,16 @@ def _layout(x: Handle) -> str:
     return str(x.descriptor) if ld is None else f"{x.descriptor}, leading dimension {ld}"
 
 
-def context_of(call: str, *matrices: object) -> Runtime[Any]:
-    """Return the context of the first distributed matrix, or without one the only open context. Local.
+def as_read(problem: Any, beta: complex) -> Any:
+    """Return a product or routine without a C that is not read. Local.
 
-    In that one this rank tells the others that it has no matrix.
-
-    Raises:
-        ArgumentError: there is none, or several are open.
+    With an 8-bit D it keeps its C, whose type is that of biases.
     """
-    for x in matrices:
-        if isinstance(x, Handle):
-            return x.context
-    contexts: list[Runtime[Any]] = Runtime.all_open()
-    if len(contexts) == 1:
-        return contexts[0]
-    raise ArgumentTypeError(
-        f"{call}: expected distributed matrices; ctx.scatter, ctx.load and ctx.from_local make them"
-    )
+    return replace(problem, c=None) if beta == 0 and not is_float8(problem.d.dtype) else problem
 
 
-def check_c(problem: Problem, beta: complex) -> None:
-    """Raise ArgumentError if beta is nonzero and there is no C. Local."""
+def check_c(problem: Problem, beta: complex, name: str = "c") -> None:
+    """Raise ArgumentError if beta is nonzero and there is no C, which messages call ``name``. Local."""
     if beta == 0:
         return
     if isinstance(problem, ParallelProblem):
@@ -219,39 +339,5 @@ def check_c(problem: Problem, beta: complex) -> None:
     elif isinstance(problem, Level3Problem) and "c" not in problem.traits.operands:
         raise ArgumentError(f"beta: {problem.routine} has no C to scale, expected 0, got {beta}")
     elif problem.c is None:
-        raise ArgumentError(f"c: beta is {beta}, expected a matrix to scale by it")
-
-
-def check_operands(ctx: Runtime[Any], required: Container[str], matrices: Mapping[str, object]) -> None:
-    """Raise ArgumentError unless all ``required`` operands, and all that are given, are matrices of ``ctx``. Local."""
-    for name, x in matrices.items():
-        if x is None and name not in required:
-            continue
-        if not isinstance(x, Handle):
-            raise ArgumentTypeError(f"{name}: {no_matrix(x)}")
-        if x.context is not ctx:
-            raise ArgumentError(f"{name}: belongs to another context")
-
-
-def check_overlap(
-    ctx: Runtime[Any], matrices: Matrices, in_place: str, names: Mapping[str, str] | None = None
-) -> None:
-    """Raise ArgumentError if D shares memory with an operand, unless it is the operand ``in_place`` itself. Local.
-
-    ``names`` has what messages call the operands, if not "a", "b" and "c".
-    """
-    out = matrices["d"]
-    assert out is not None
-    if not getattr(out.local.flags, "writeable", True):
-        raise ArgumentError("out: its local array is read-only")
-    for name in "abc":
-        x = matrices[name]
-        if x is None:
-            continue
-        first = x.local[:1, :1], out.local[:1, :1]
-        if name == in_place and x.descriptor == out.descriptor and ctx.engine.overlap(*first):
-            continue  # the same memory
-        if ctx.engine.overlap(x.local, out.local):
-            said = (names or {}).get(name, name)
-            expected = f"{said} itself or a separate matrix" if name == in_place else "a separate matrix"
-            raise ArgumentError(f"out: shares memory with {said}; expected {expected}")
+        what = "a matrix" if name == "c" else "a vector"
+        raise ArgumentError(f"{name}: beta is {beta}, expected {what} to scale by it")

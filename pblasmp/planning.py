@@ -23,10 +23,10 @@ from .layout.redistribution import with_c_like_d
 from .layout.vector_routines import VECTOR_ROUTINES
 from .linalg import CALLS
 from .matrix import DistributedMatrix
-from .matrix_calls import check_c
+from .matrix_calls import as_read, check_c
 from .runtime import Runtime
 from .tuning.measure import LIMIT, Tuned, measure
-from .vector_calls import vector_call
+from .vector_calls import VectorCall
 
 if TYPE_CHECKING:
     from .plans import Plan
@@ -144,7 +144,7 @@ def _plan(
     if name in FORMS:
         return prepare(tensor_parallel.parallel_call(name, **given), call)
     if name in VECTOR_ROUTINES:
-        return prepare(vector_call(name, **given), call)
+        return prepare(VectorCall(name, given), call)
     return prepare(level3.routine_call(name, **given), call)
 
 
@@ -266,7 +266,7 @@ def _nearest(problem: Problem, options: Options, ctx: Runtime[Any]) -> Problem:
         nearest = with_c_like_d(problem if options.beta != 0 else replace(problem, c=None))
     else:
         products.check(problem)
-        nearest = with_c_like_d(products.as_read(problem, options.beta))
+        nearest = with_c_like_d(as_read(problem, options.beta))
     for x in (problem.a, problem.b, problem.c, problem.d):
         if x is not None:
             ctx.check_descriptor(x)

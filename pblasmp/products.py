@@ -3,23 +3,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .calls import compute_directly, run
-from .dtypes import is_float8, result_dtype
-from .engines.request import Options
+from .dtypes import result_dtype
 from .epilogue import Epilogue
 from .errors import ArgumentError, ArgumentTypeError
 from .handle import Handle, Matrix
 from .interop import as_local
 from .layout import MatmulProblem, MatrixDescriptor
 from .layout.grid import one_of
-from .layout.redistribution import nearest_legal, with_c_like_d
+from .layout.redistribution import nearest_legal
 from .layout.schemes import scheme_operands
-from .matrix_calls import Matrices, MatrixCall, Reading, Recipe, check_c, check_operands
-from .plans import Task
+from .matrix_calls import MatrixCall
 from .runtime import Runtime
 from .scales import Scales
 
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from .layout.problem import Op
     from .layout.schemes import Scheme
 
-__all__ = ["as_read", "check", "check_extras", "matmul", "matmul_call"]
+__all__ = ["check", "check_extras", "matmul", "matmul_call"]
 
 
 def matmul(
@@ -76,95 +74,61 @@ def matmul(
         UnsupportedError: the engine does not offer it.
         ClosedError: the context is closed.
     """
-    a, op_a = _untransposed(a, op_a)
-    b, op_b = _untransposed(b, op_b)
-    voted = False
     plain = (
         epilogue is None and scales is None and compute is None and comm_dtype is None and comm_sms is None
     )
-    if plain and type(algo) is str and algo == "auto" and one_of(scheme, ("gemm",)):
-        found = compute_directly(
-            "matmul", a, b, c, out, lambda: _default_result(a.descriptor, b.descriptor, c, op_a, op_b, scheme),
-            alpha=alpha, beta=beta, op_a=op_a, op_b=op_b,
+    how: dict[str, Any] = {"alpha": alpha, "beta": beta, "op_a": op_a, "op_b": op_b, "algo": algo}
+    if not plain or not one_of(scheme, ("gemm",)):
+        plain = False
+        how.update(
+            epilogue=epilogue, scales=scales, scheme=scheme, compute=compute, comm_dtype=comm_dtype, comm_sms=comm_sms
         )  # fmt: skip
-        if isinstance(found, Handle):
-            return found  # type: ignore[return-value]
-        voted = found is False
-    how = {
-        "alpha": alpha, "beta": beta, "op_a": op_a, "op_b": op_b, "epilogue": epilogue, "scales": scales, "algo": algo,
-        "scheme": scheme, "compute": compute, "comm_dtype": comm_dtype,
-        "comm_sms": comm_sms,
-    }  # fmt: skip
-    product: Matrix = run(MatrixCall("matmul", (a, b, c, out), how, _read), voted=voted)
+    product: Matrix = _call(a, b, c, out, how, plain).run()
     return product
 
 
 def matmul_call(
-    a: Matrix,
-    b: Matrix,
-    c: Matrix | None = None,
-    *,
-    out: Matrix | None = None,
-    op_a: Op = "N",
-    op_b: Op = "N",
-    **how: Any,
+    a: Matrix, b: Matrix, c: Matrix | None = None, *, out: Matrix | None = None, **how: Any
 ) -> MatrixCall:
     """Return a call of ``matmul`` with these arguments, all of which are given. Local."""
-    a, op_a = _untransposed(a, op_a)
-    b, op_b = _untransposed(b, op_b)
-    return MatrixCall("matmul", (a, b, c, out), {"op_a": op_a, "op_b": op_b, **how}, _read)
+    return _call(a, b, c, out, how, direct=False)
 
 
-def _read(
-    ctx: Runtime[Any],
-    facts: dict[str, Any],
-    a: Handle,
-    b: Handle,
-    c: Handle | None,
-    out: Handle | None,
-    *,
-    alpha: complex,
-    beta: complex,
-    op_a: Op,
-    op_b: Op,
-    epilogue: Epilogue | None,
-    scales: Scales | None,
-    scheme: Scheme,
-    **how: Any,
-) -> Reading:
-    """Check the arguments of ``matmul``, and add what must be equal on every rank to ``facts``. Local."""
-    check_operands(ctx, "ab", {"a": a, "b": b, "c": c, "out": out})
-    d = (
-        out.descriptor
-        if out is not None
-        else _default_result(a.descriptor, b.descriptor, c, op_a, op_b, scheme)
-    )
-    asked = MatmulProblem(
-        a.descriptor, b.descriptor, d, op_a, op_b, None if c is None else c.descriptor, scheme
-    )
-    options = Options.of(d.dtype, alpha=alpha, beta=beta, **how)
-    facts.update(asked.facts() | options.facts(), out="given" if out is not None else "new")
-    check_extras(epilogue, scales)
-    facts.update(epilogue=epilogue and epilogue.facts(), scales=scales and scales.facts())
-    named = "out" if out is not None else "c" if c is not None else "the result"
-    check(asked, named)
-    check_c(asked, beta)
-    with_c = as_read(asked, options.beta)
-    nearest = with_c_like_d(with_c)
-    problem = with_c if options.beta != 0 else nearest  # a C that is not read may have any layout
-    reasons = () if problem == nearest else ("c is moved to the layout of the result",)
-    recipe = Recipe(Task(problem, options, nearest, reasons), d)
-    matrices = recipe.matrices(ctx, a, b, c, out)
-    e = _epilogue(ctx, epilogue, problem, matrices)
-    if scales is not None:
-        scales = scales.bind(partial(as_local, ctx.engine, name="scales"), problem, ctx.rank)
-    return recipe, matrices, e, scales
+def _call(a: Any, b: Any, c: Any, out: Any, how: dict[str, Any], direct: bool) -> MatrixCall:
+    """Return a call of ``matmul``, of A rather than A.T. Local."""
+    if isinstance(a, Handle) and a._at[4]:
+        a, how["op_a"] = _untransposed(a, how["op_a"])
+    if isinstance(b, Handle) and b._at[4]:
+        b, how["op_b"] = _untransposed(b, how["op_b"])
+    return _MatmulCall("matmul", "matmul", (a, b, c, out), how, direct)
+
+
+class _MatmulCall(MatrixCall):
+    """A call of ``matmul``."""
+
+    def new(self) -> MatrixDescriptor:
+        a, b, c, _ = self._given
+        how = self._how
+        scheme = how.get("scheme", "gemm")
+        return _default_result(a.descriptor, b.descriptor, c, how["op_a"], how["op_b"], scheme)
+
+    def validate(self, problem: MatmulProblem, facts: dict[str, Any]) -> None:
+        _, _, c, out = self._given
+        epilogue, scales = self._how.get("epilogue"), self._how.get("scales")
+        check_extras(epilogue, scales)
+        facts.update(epilogue=epilogue and epilogue.facts(), scales=scales and scales.facts())
+        check(problem, "out" if out is not None else "c" if c is not None else "the result")
+
+    def bind(self, problem: MatmulProblem) -> None:
+        ctx, epilogue, scales = self.ctx, self._how.get("epilogue"), self._how.get("scales")
+        self._epilogue = _epilogue(ctx, epilogue, problem, self._matrices)
+        if scales is not None:
+            self._scales = scales.bind(partial(as_local, ctx.engine, name="scales"), problem, ctx.rank)
 
 
 def _untransposed(x: Any, op: Op) -> tuple[Any, Op]:
     """Return ``A, "T"`` for ``A.T, "N"``, and so for views of A.T: the result is then laid out as for A itself."""
-    transposed = isinstance(x, Handle) and x._at[4] and one_of(op, "NTC")
-    if not transposed or (op == "C" and x.dtype.kind == "c"):
+    if not one_of(op, "NTC") or (op == "C" and x.dtype.kind == "c"):
         return x, op
     return x.T, "T" if op == "N" else "N"
 
@@ -209,19 +173,11 @@ def check_extras(epilogue: object, scales: object) -> None:
         raise ArgumentTypeError(f"scales: expected Scales, got {type(scales).__name__}")
 
 
-def as_read(problem: MatmulProblem, beta: complex) -> MatmulProblem:
-    """Return a product without a C that is not read. Local.
-
-    With an 8-bit D it keeps its C, whose type is that of biases.
-    """
-    return replace(problem, c=None) if beta == 0 and not is_float8(problem.d.dtype) else problem
-
-
 def _epilogue(
     ctx: Runtime[Any],
     epilogue: Epilogue | None,
     problem: MatmulProblem,
-    matrices: Matrices,
+    matrices: Mapping[str, Handle | None],
 ) -> Epilogue | None:
     """Return an epilogue with the engine's arrays, None for one that does nothing."""
     if epilogue is None or not epilogue.name:

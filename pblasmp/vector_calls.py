@@ -3,35 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from .calls import compute_directly, number, run
 from .dtypes import element_type, scalar
 from .engines.dense import vectors as reductions
 from .engines.dense.vectors import Vector
 from .engines.direct import Asked
 from .engines.product import Product
-from .engines.request import CONSTANTS, Options
+from .engines.request import Options
 from .errors import ArgumentError, LayoutError, faults_text, short_repr
 from .handle import Handle
 from .layout import Level3Problem, MatmulProblem, MatrixDescriptor
 from .layout.grid import one_of
-from .layout.redistribution import with_c_like_d
 from .layout.vector_routines import VECTOR_ROUTINES, VectorRoutine
-from .matrix import DistributedMatrix
-from .matrix_calls import MatrixCall, Reading, Recipe, check_operands, context_of
-from .plans import Task
+from .matrix_calls import MatrixCall
+from .reading import check_operands, check_writable, comparable, context_of, number
 from .runtime import Runtime
 
-__all__ = [
-    "after_agreement", "as_level3", "column", "overwritten", "reduced", "same", "typed", "vector_call",
-]  # fmt: skip
+__all__ = ["VectorCall", "after_agreement", "column", "overwritten", "reduced", "same", "typed"]
 
-Matrix = DistributedMatrix
 Given = Mapping[str, Any]  # operands by name; None if absent
 
 
@@ -47,23 +41,15 @@ def same(x: Handle, y: Handle) -> bool:
     return here.whole is there.whole and here[1 : 3 if one else None] == there[1 : 3 if one else None]
 
 
-def _as_columns(row: VectorRoutine, given: Given, out: Any) -> tuple[dict[str, Any], Any]:
-    """Return the operands and ``out`` with every vector as a column. Local."""
-    columns = {name: x if name == "a" else column(x) for name, x in given.items()}
-    return columns, out if "a" in row.written else column(out)
-
-
-def _check(ctx: Runtime[Any], row: VectorRoutine, routine: str, given: Given, op_a: object = "N") -> None:
+def _check_fit(row: VectorRoutine, routine: str, given: Given, op_a: object = "N") -> None:
     """Raise an error that names every operand that does not fit. Local.
 
     Args:
-        ctx: the context.
         row: the routine's row of the table.
         routine: its name, in messages.
         given: the operands, vectors as columns, and perhaps "out"; None for those that are absent.
         op_a: what A is to be taken as.
     """
-    check_operands(ctx, "".join(given.keys() - {row.optional, "out"}), given)
     present = {name: x for name, x in given.items() if x is not None}
     faults = [*_size_faults(row, present, op_a), *_type_faults(present)]
     if faults:
@@ -112,39 +98,29 @@ def _agree(
         voted: whether this rank has tried a direct call, on which the ranks did not agree.
     """
     ctx = context_of(routine, *given.values())
-    row = VECTOR_ROUTINES[routine]
-    columns, _ = _as_columns(row, given, None)
-
-    def check_memory() -> None:
-        if writes:
-            _check_written(ctx, columns)
+    columns = {name: column(x) for name, x in given.items()}
 
     def first(facts: dict[str, Any]) -> bool:
-        _check(ctx, row, routine, columns)
+        check_operands(ctx, "xy", columns)
+        _check_fit(VECTOR_ROUTINES[routine], routine, columns)
         dtype = columns["x"].dtype
         facts.update({name: scalar(value, dtype, name) for name, value in options.items()})
         facts.update({name: x.descriptor for name, x in columns.items()})
-        check_memory()
-        return True
+        return again(True)
 
     def again(legal: bool) -> bool:
-        check_memory()
+        if writes:
+            _check_written(ctx, columns)
         return legal
 
-    signature = _signature(ctx, routine, columns, options)
+    signature = None
+    if comparable(ctx, columns.values(), options.values()) and all(x is not None for x in columns.values()):
+        values = tuple((name, type(value), value) for name, value in options.items())
+        signature = routine, values, *(x.descriptor for x in columns.values())
     known, _ = ctx.calls.agree(lambda: ctx.agreement(routine), signature, again, first, voted=voted)
     if not known:
         ctx.calls.remember(signature, True)
     return ctx
-
-
-def _signature(ctx: Runtime[Any], routine: str, columns: Given, options: Mapping[str, Any]) -> Hashable:
-    """Return what the ranks agree on in a call; None if it must be checked anew. Local."""
-    fit = all(isinstance(x, Handle) and x.context is ctx for x in columns.values())
-    if not (fit and all(isinstance(value, CONSTANTS) for value in options.values())):
-        return None
-    values = tuple((name, type(value), value) for name, value in options.items())
-    return routine, values, *(x.descriptor for x in columns.values())
 
 
 def overwritten(routine: str, given: Given, alpha: complex = 1) -> None:
@@ -165,9 +141,7 @@ def overwritten(routine: str, given: Given, alpha: complex = 1) -> None:
 
 
 def _check_written(ctx: Runtime[Any], columns: Given) -> None:
-    for name, x in columns.items():
-        if not getattr(x.local.flags, "writeable", True):
-            raise ArgumentError(f"{name}: its local array is read-only")
+    check_writable(columns)
     if len(columns) == 2:
         x, y = columns["x"], columns["y"]
         if not same(x, y) and ctx.engine.overlap(x.local, y.local):
@@ -204,19 +178,9 @@ def _fit_for_direct(columns: list[Any]) -> bool:
     x = columns[0]
     if not all(isinstance(each, Handle) and each.shape == (x.shape[0], 1) for each in columns):
         return False
-    return (
-        bool(x.shape[0])
-        and all(each.context is x.context and each.dtype == x.dtype for each in columns)
-        and _runs_directly(x.context)
-    )
-
-
-def _runs_directly(ctx: Runtime[Any]) -> bool:
-    """Return whether direct calls of levels 1 and 2 are possible: on GPUs plans do not move a matrix either. Local.
-
-    Raises:
-        ClosedError: the context is closed.
-    """
+    ctx = x.context
+    if not x.shape[0] or not all(each.context is ctx and each.dtype == x.dtype for each in columns):
+        return False
     if ctx.direct is None or ctx.engine.traits.on_gpus or ctx.control.gone():
         return False
     ctx.check_open()
@@ -277,20 +241,88 @@ class VectorCall(MatrixCall):
 
     Args:
         routine: its name.
-        given: its operands.
-        out: where to write the result; None: a new one.
-        how: its other arguments.
+        arguments: all of its function's.
     """
 
-    def __init__(self, routine: str, given: Given, out: Matrix | None, how: Mapping[str, Any]) -> None:
-        self._row, self._vectors, self._out = VECTOR_ROUTINES[routine], given, out
+    def __init__(self, routine: str, arguments: dict[str, Any]) -> None:
+        row, self.called, twin, self._required = _TWINS[routine]
+        self._vector_row, pop = row, arguments.pop
+        self._vectors = given = {name: pop(name) for name in row.sizes if name in arguments}
+        columns = {name: x if name == "a" else column(x) for name, x in given.items()}
         self.names = tuple(given)
-        operands = _operands(self._row, *_as_columns(self._row, given, out))
-        super().__init__(routine, operands, {"routine": routine, **how}, _read)
+        self._out = out = pop("out")
+        if row.written != "a":
+            out = column(out)
+        a, b, c = (columns.get(self.called.get(name, "")) for name in "abc")
+        how = {"algo": "auto", **arguments, **row.fixed}
+        if row.adds:
+            how["beta"] = 0 if c is None else 1
+        super().__init__(routine, twin, (a, b, c, out), how)
+
+    @property
+    def required(self) -> str:
+        """Those of A, B and C that it must have."""
+        return self._required
+
+    def directly(self) -> Any:
+        """See ``MatrixCall``; on GPUs plans do not move a matrix either. Collective over the context."""
+        found = None if self.ctx.engine.traits.on_gpus else super().directly()
+        return found if found is None or found is False else self._as_asked(found)
+
+    def _seen(self) -> tuple[Asked, Handle] | None:
+        x = self._vectors["x"]
+        return super()._seen() if x is not None and 1 in x.shape else None
+
+    def check(self) -> None:
+        """Raise an error that names every operand that does not fit. Local."""
+        op_a = self._how.get("op_a", "N")
+        if not one_of(op_a, ("N", "T", "C")):
+            raise ArgumentError(f"op_a: expected 'N', 'T' or 'C', got {short_repr(op_a)}")
+        _check_fit(self._vector_row, self.name, self._columns(), op_a)
+
+    def _columns(self) -> dict[str, Any]:
+        """Return the operands and ``out`` by the function's names, vectors as columns. Local."""
+        given = dict(zip(("a", "b", "c"), self._given, strict=False))
+        return {mine: given[theirs] for theirs, mine in self.called.items()} | {"out": self._given[3]}
+
+    def new(self) -> MatrixDescriptor:
+        """Return the layout of a new result. Local."""
+        row, given, c = self._vector_row, self._columns(), self._given[2]
+        x: MatrixDescriptor = given["x"].descriptor
+        if c is not None:
+            x = c.descriptor
+        elif row.written == "a":
+            y: MatrixDescriptor = given["y"].descriptor if "y" in given else x
+            shape, block = (x.shape[0], y.shape[0]), (x.block[0], y.block[0])
+            return MatrixDescriptor(shape, block, x.grid, dtype=x.dtype, order=x.order)
+        elif row.twin == "gemm":  # along A
+            a = given["a"].descriptor if self._how.get("op_a", "N") == "N" else given["a"].descriptor.T
+            lead = (a.lead[0], 0)
+            return MatrixDescriptor(
+                (a.shape[0], 1), (a.block[0], 1), a.grid, a.source, a.dtype, a.order, lead
+            )
+        return replace(x, ld=None)
+
+    def chosen(self, options: Options, nearest: MatmulProblem | Level3Problem) -> Options:
+        """Return the options: A stays where it is. Local."""
+        row = self._vector_row
+        stays = row.twin in ("gemm", "symm", "hemm", "trmm") and row.level == 2 and not row.adds
+        if stays and options.algo == "auto" and not self.ctx.engine.measured.seconds(nearest, options):
+            return replace(options, algo="stationary")
+        return options
 
     def result(self, found: Any) -> Any:
         """Return the result as the caller gets it. Local."""
-        return _as_asked(self._row, self._vectors, self._out, super().result(found))
+        return self._as_asked(super().result(found))
+
+    def _as_asked(self, result: Any) -> Any:
+        """Return ``out``, or a new result as a row if the vector that it is like is one. Local."""
+        if self._out is not None:
+            return self._out
+        given = self._vectors
+        like = given.get(self.called.get("c", "x"))
+        like = given["x"] if like is None else like
+        return result.T if "a" not in self._vector_row.written and column(like) is not like else result
 
     def replaced(self, given: Mapping[str, Any], product: Product) -> MatrixCall:
         """Return the call on other operands in the same layouts, with the same result. Local.
@@ -298,144 +330,15 @@ class VectorCall(MatrixCall):
         Raises:
             ArgumentError: an operand has another layout than the planned one.
         """
-        theirs = {mine: name for name, mine in self._row.passes.items()}
-        columns, _ = _as_columns(self._row, given, None)
-        return super().replaced({theirs[name]: x for name, x in columns.items()}, product)
+        theirs = {mine: name for name, mine in self.called.items()}
+        columns = {theirs[name]: x if name == "a" else column(x) for name, x in given.items()}
+        return super().replaced(columns, product)
 
 
-def vector_call(routine: str, **arguments: Any) -> VectorCall:
-    """Return the call of a function of this package's level 1 or 2, by its arguments. Local."""
-    given = {name: arguments.pop(name) for name in VECTOR_ROUTINES[routine].sizes if name in arguments}
-    return VectorCall(routine, given, arguments.pop("out"), arguments)
+def _twin(row: VectorRoutine) -> tuple[VectorRoutine, Mapping[str, str], str, str]:
+    """Return the row, what the function calls A, B and C, the level-3 routine and its required operands. Local."""
+    required = "".join(theirs for theirs, mine in row.passes.items() if mine != row.optional)
+    return row, row.passes, "matmul" if row.twin == "gemm" else row.twin, required
 
 
-def as_level3(routine: str, given: Given, out: Matrix | None, **how: Any) -> Matrix:
-    """Return what the level-3 routine of one column computes. Collective over the context."""
-    row = VECTOR_ROUTINES[routine]
-    columns, target = _as_columns(row, given, out)
-    done = _level3_directly(routine, columns, _operands(row, columns, target), **how)
-    if done is None or done is False:
-        found: Matrix = run(VectorCall(routine, given, out, how), voted=done is False)
-        return found
-    return _as_asked(row, given, out, done)
-
-
-def _operands(row: VectorRoutine, columns: Given, out: Any) -> tuple[Any, ...]:
-    """Return the operands of the level-3 routine. Local."""
-    places = {theirs: columns[mine] for theirs, mine in row.passes.items()}
-    return places.get("a"), places.get("b"), places.get("c"), out
-
-
-def _as_asked(row: VectorRoutine, given: Given, out: Matrix | None, result: Matrix) -> Matrix:
-    """Return ``out``, or a new result as a row if the vector that it is like is one. Local."""
-    if out is not None:
-        return out
-    like = given.get(row.passes.get("c", "x"))
-    like = given["x"] if like is None else like
-    return result.T if "a" not in row.written and column(like) is not like else result
-
-
-def _level3_directly(
-    routine: str, columns: Given, operands: Any, *, algo: str = "auto", beta: Any = 0, **how: Any
-) -> Any:
-    """Return the result, None or False if it takes the ordinary way. Collective over the context.
-
-    Args:
-        routine: its name.
-        columns: its operands, vectors as columns.
-        operands: those of the level-3 routine.
-        algo, beta, how: its other arguments.
-    """
-    row, (a, b, c, out) = VECTOR_ROUTINES[routine], operands
-    vectors = [x for name, x in columns.items() if name != "a"] + ([] if row.written == "a" else [out])
-    present = [x for x in (*columns.values(), out) if x is not None]
-    if (
-        type(algo) is not str
-        or algo != "auto"
-        or any(x is None for name, x in columns.items() if name != row.optional)
-        or not all(isinstance(x, Handle) for x in present)
-    ):
-        return None
-    if not _runs_directly(a.context):
-        return None
-    if any(x is not None and x.shape[1] != 1 for x in vectors):
-        return None
-    how = {**row.fixed, **how}
-    if row.twin == "gemm":
-        how = {"op_a": "N", "op_b": "N", **how}
-    elif row.twin in ("symm", "hemm", "trmm", "trsm"):
-        how["side"] = "L"
-    if row.adds:
-        beta = 0 if c is None else 1
-
-    def layout() -> MatrixDescriptor:
-        like = c.descriptor if c is not None else _result(row, columns, how.get("op_a", "N"))
-        return replace(like, ld=None)
-
-    twin = "matmul" if row.twin == "gemm" else row.twin
-    return compute_directly(twin, a, b, c, out, layout, call=routine, beta=beta, **how)
-
-
-def _read(
-    ctx: Runtime[Any],
-    facts: dict[str, Any],
-    a: Handle,
-    b: Handle | None,
-    c: Handle | None,
-    out: Handle | None,
-    *,
-    routine: str,
-    beta: complex = 0,
-    algo: str = "auto",
-    alpha: complex = 1,
-    **options: Any,
-) -> Reading:
-    """Check the arguments of a routine, and add what must be equal on every rank to ``facts``. Local."""
-    row = VECTOR_ROUTINES[routine]
-    taken = {"a": a, "b": b, "c": c}
-    given = {mine: taken[theirs] for theirs, mine in row.passes.items()}
-    op_a = options.get("op_a", "N")
-    if not one_of(op_a, ("N", "T", "C")):
-        raise ArgumentError(f"op_a: expected 'N', 'T' or 'C', got {short_repr(op_a)}")
-    _check(ctx, row, routine, given | {"out": out}, op_a)
-    if row.adds and c is not None:
-        beta = 1
-    of = {name: None if x is None else x.descriptor for name, x in taken.items()}
-    assert of["a"] is not None
-    like = of["c"] if of["c"] is not None else _result(row, given, op_a)
-    settled = replace(like, ld=None) if out is None else out.descriptor
-    chosen = Options.of(settled.dtype, alpha=alpha, beta=beta, real=" ".join(row.real), algo=algo)
-    if chosen.beta != 0 and c is None:
-        raise ArgumentError(f"{row.optional}: beta is {beta}, expected a vector to scale by it")
-    asked: MatmulProblem | Level3Problem
-    if row.twin == "gemm":
-        assert of["b"] is not None
-        asked = MatmulProblem(of["a"], of["b"], settled, c=of["c"], **{**options, **row.fixed})
-    else:
-        asked = Level3Problem(row.twin, of["a"], settled, of["b"], of["c"], **options)
-    facts.update(asked.facts() | chosen.facts(), out="given" if out is not None else "new")
-    problem = asked if chosen.beta != 0 else replace(asked, c=None)
-    nearest: MatmulProblem | Level3Problem = with_c_like_d(problem)  # type: ignore[type-var]
-    stays = row.twin in ("gemm", "symm", "hemm", "trmm") and row.level == 2 and not row.adds
-    if stays and chosen.algo == "auto" and not ctx.engine.measured.seconds(nearest, chosen):
-        chosen = replace(chosen, algo="stationary")
-    reasons = () if nearest == problem else (f"{row.optional} is moved to the layout of the result",)
-    in_place = next((each for each in ("c", "b") if row.passes.get(each) in (*row.written,)), "")
-    partial = isinstance(asked, Level3Problem) and asked.written is not None
-    task = Task(problem, chosen, nearest, reasons)
-    recipe = Recipe(task, settled, in_place, partial, row.passes)
-    return recipe, recipe.matrices(ctx, a, b, c, out), None, None
-
-
-def _result(row: VectorRoutine, given: Given, op_a: str) -> MatrixDescriptor:
-    """Return the layout of a new result that is like no operand: along A, or of an outer product."""
-    x: MatrixDescriptor = given["x"].descriptor
-    if row.written == "a":
-        y: MatrixDescriptor = given["y"].descriptor if "y" in given else x
-        shape, block = (x.shape[0], y.shape[0]), (x.block[0], y.block[0])
-        return MatrixDescriptor(shape, block, x.grid, dtype=x.dtype, order=x.order)
-    if row.twin != "gemm":
-        return x
-    a: MatrixDescriptor = given["a"].descriptor if op_a == "N" else given["a"].descriptor.T
-    lead = (a.lead[0], 0)
-    return MatrixDescriptor((a.shape[0], 1), (a.block[0], 1), a.grid, a.source, a.dtype, a.order, lead)
+_TWINS = {name: _twin(row) for name, row in VECTOR_ROUTINES.items() if row.twin}

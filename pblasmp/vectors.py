@@ -15,7 +15,7 @@ from .docstrings import complete
 from .handle import Handle
 from .layout.vector_routines import VECTOR_ROUTINES, VectorRoutine
 from .matrix import DistributedMatrix
-from .vector_calls import as_level3, column, overwritten, reduced, same
+from .vector_calls import VectorCall, column, overwritten, reduced, same
 
 if TYPE_CHECKING:
     from .layout.level3 import Diag, Uplo
@@ -88,6 +88,12 @@ def _meaning(row: VectorRoutine, name: str) -> str:
     return text + ("; None means zeros." if row.optional == name else ".")
 
 
+def _run(routine: str, arguments: dict[str, Any]) -> Matrix:
+    """Return what the level-3 routine of one column computes. Collective over the context."""
+    result: Matrix = VectorCall(routine, arguments).run()
+    return result
+
+
 # -- level 1
 
 
@@ -135,7 +141,7 @@ def amax(x: Matrix) -> tuple[Any, int]:
 @_described
 def axpy(x: Matrix, y: Matrix, *, alpha: complex = 1, out: Matrix | None = None) -> Matrix:
     """Return ``alpha x + y``, laid out like y. Collective over the context."""
-    return as_level3("axpy", {"x": x, "y": y}, out, alpha=alpha)
+    return _run("axpy", locals())
 
 
 @_described
@@ -143,7 +149,7 @@ def scal(x: Matrix, *, alpha: complex, out: Matrix | None = None) -> Matrix:
     """Return ``alpha x``, laid out like x. Collective over the context."""
     mine, target = column(x), column(out)
     if not (isinstance(mine, Handle) and isinstance(target, Handle) and same(mine, target)):
-        return as_level3("scal", {"x": x}, out, alpha=alpha)
+        return _run("scal", {"x": x, "alpha": alpha, "out": out})
     overwritten("scal", {"x": x}, alpha)
     assert out is not None
     return out
@@ -152,7 +158,7 @@ def scal(x: Matrix, *, alpha: complex, out: Matrix | None = None) -> Matrix:
 @_described
 def copy(x: Matrix, out: Matrix | None = None) -> Matrix:
     """Return a copy of x, laid out like x or written into ``out``. Collective over the context."""
-    return as_level3("copy", {"x": x}, out)
+    return _run("copy", locals())
 
 
 @_described
@@ -180,7 +186,7 @@ def gemv(
 
     A new result is laid out like y, or else along A, as a row if x is one. A stays where it is.
     """
-    return as_level3("gemv", {"a": a, "x": x, "y": y}, out, op_a=op_a, alpha=alpha, beta=beta, algo=algo)
+    return _run("gemv", locals())
 
 
 @_described
@@ -199,7 +205,7 @@ def symv(
 
     A new result is laid out like y, or else like x. A stays where it is.
     """
-    return as_level3("symv", {"a": a, "x": x, "y": y}, out, uplo=uplo, alpha=alpha, beta=beta, algo=algo)
+    return _run("symv", locals())
 
 
 @_described
@@ -219,7 +225,7 @@ def hemv(
     The imaginary parts of A's diagonal are taken as 0 and not read. A new result is laid out like y, or else like x. A
     stays where it is.
     """
-    return as_level3("hemv", {"a": a, "x": x, "y": y}, out, uplo=uplo, alpha=alpha, beta=beta, algo=algo)
+    return _run("hemv", locals())
 
 
 @_described
@@ -234,7 +240,7 @@ def trmv(
     algo: str = "auto",
 ) -> Matrix:
     """Return ``op(A) x`` for a triangular A, laid out like x. Collective over the context."""
-    return as_level3("trmv", {"a": a, "x": x}, out, uplo=uplo, op_a=op_a, diag=diag, algo=algo)
+    return _run("trmv", locals())
 
 
 @_described
@@ -249,7 +255,7 @@ def trsv(
     algo: str = "auto",
 ) -> Matrix:
     """Return y with ``op(A) y = x`` for a triangular A, laid out like x. Collective over the context."""
-    return as_level3("trsv", {"a": a, "x": x}, out, uplo=uplo, op_a=op_a, diag=diag, algo=algo)
+    return _run("trsv", locals())
 
 
 @_described
@@ -260,7 +266,7 @@ def ger(
 
     A new result is laid out like A, or else in x's blocks of rows and y's of columns, on x's grid.
     """
-    return as_level3("ger", {"x": x, "y": y, "a": a}, out, alpha=alpha)
+    return _run("ger", locals())
 
 
 @_described
@@ -271,7 +277,7 @@ def gerc(
 
     A new result is laid out like A, or else in x's blocks of rows and y's of columns, on x's grid.
     """
-    return as_level3("gerc", {"x": x, "y": y, "a": a}, out, alpha=alpha)
+    return _run("gerc", locals())
 
 
 @_described
@@ -282,7 +288,7 @@ def syr(
 
     Outside the triangle ``out`` keeps its values; a new matrix has those of A, or zeros.
     """
-    return as_level3("syr", {"x": x, "a": a}, out, uplo=uplo, alpha=alpha)
+    return _run("syr", locals())
 
 
 @_described
@@ -294,7 +300,7 @@ def her(
     Outside the triangle ``out`` keeps its values; a new matrix has those of A, or zeros. The imaginary parts of A's
     diagonal are not read; those of the result are 0.
     """
-    return as_level3("her", {"x": x, "a": a}, out, uplo=uplo, alpha=alpha)
+    return _run("her", locals())
 
 
 @_described
@@ -311,7 +317,7 @@ def syr2(
 
     Outside the triangle ``out`` keeps its values; a new matrix has those of A, or zeros.
     """
-    return as_level3("syr2", {"x": x, "y": y, "a": a}, out, uplo=uplo, alpha=alpha)
+    return _run("syr2", locals())
 
 
 @_described
@@ -329,4 +335,4 @@ def her2(
     Outside the triangle ``out`` keeps its values; a new matrix has those of A, or zeros. The imaginary parts of A's
     diagonal are not read; those of the result are 0.
     """
-    return as_level3("her2", {"x": x, "y": y, "a": a}, out, uplo=uplo, alpha=alpha)
+    return _run("her2", locals())

@@ -27,8 +27,9 @@ from .errors import UnsupportedError
 from .interop import as_local
 from .layout import MatmulProblem, MatrixDescriptor
 from .matrix import DistributedMatrix
-from .matrix_calls import check_c, check_operands, context_of
+from .matrix_calls import check_c
 from .products import check, check_extras
+from .reading import check_operands, context_of
 from .runtime import Runtime
 from .scales import Scales
 

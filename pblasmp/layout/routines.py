@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of level-3 routines other than GEMM.
+"""The table of level-3 routines.
 
-The functions of ``pblasmp.pblas``, cuBLASMp's prototypes and the tables of the docs are made from it.
+What calls check, the functions of ``pblasmp.pblas``, cuBLASMp's prototypes and the tables of the docs are made from it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["ROUTINES", "Routine"]
+from .sizes import Sizes
+
+__all__ = ["GEMM", "ROUTINES", "Routine"]
+
+_SIZES = {
+    "product": Sizes({"a": "m k op_a", "b": "k n op_b", "c": "m n", "d": "m n"}),
+    "sided": Sizes({"a": "side", "b": "m n", "c": "m n", "d": "m n"}),
+    "updated": Sizes({"a": "n k op_a", "b": "n k op_a", "c": "n n", "d": "n n"}),
+    "added": Sizes({"a": "m n op_a", "c": "m n", "d": "m n"}),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +29,7 @@ class Routine:
         formula: the definition, for people.
         operands: the matrices it reads, of "a", "b" and "c".
         options: the options that it has, of "side", "uplo", "op_a" and "diag".
-        shape: the rule of its sizes: "sided" (one square operand), "updated" (D is square) or "added".
+        shape: the rule of its sizes: "product", "sided" (one square operand), "updated" (D is square) or "added".
         triangle: the operand of which only the triangle ``uplo`` is touched: "a" (read) or "d" (written), or none.
         d_flips: the options that change if D is in C order: the routine then computes D's transpose.
         a_flips: the options that change if A is in C order: its memory then holds A's transpose.
@@ -34,6 +43,8 @@ class Routine:
             routine.
         cublasmp: cuBLASMp's arguments in their order, between the handle and the workspace; "C!" is written.
         since: the first version of cuBLASMp that has it, as ``bindings`` counts; 0: all that pblasmp supports.
+        required: the operands that a call must have: without C the others are added to nothing.
+        sizes: of its operands and of D.
 
     What can flip: "side" and "uplo"; "op", the transposition of A (and B); "conj", whether A (and B, if D is
     square) is conjugated; "alpha", whether alpha is; "swap", which of A and B comes first. Two flips cancel.
@@ -42,7 +53,7 @@ class Routine:
     formula: str
     operands: str
     options: tuple[str, ...]
-    shape: Literal["sided", "updated", "added"]
+    shape: Literal["product", "sided", "updated", "added"]
     triangle: Literal["a", "d", ""]
     d_flips: frozenset[str]
     a_flips: frozenset[str]
@@ -55,6 +66,13 @@ class Routine:
     pblas: str = ""
     cublasmp: str = ""
     since: int = 0
+    required: str = field(init=False)
+    sizes: Sizes = field(init=False)
+
+    def __post_init__(self) -> None:
+        needed = self.operands if self.shape == "added" else self.operands.replace("c", "")
+        object.__setattr__(self, "required", needed)
+        object.__setattr__(self, "sizes", _SIZES[self.shape])
 
     @property
     def in_place(self) -> Literal["b", "c"]:
@@ -77,6 +95,12 @@ def _routine(
         frozenset(d_flips.split()), frozenset(a_flips.split()), **traits,
     )  # fmt: skip
 
+
+GEMM = _routine(
+    "D = alpha op(A) op(B) + beta C", "abc", "op_a op_b", "product", "", "", "",
+    pblas="transa transb m n k alpha A B beta C",
+)  # fmt: skip
+"""``matmul``, which is no ``Level3Problem``: cuBLASMp has more of it."""
 
 _SOLVED, _SIDED = "side uplo transa diag m n alpha A B", "side uplo m n alpha A B beta C"
 _RANK_K, _RANK_2K = "uplo trans n k alpha A beta C", "uplo trans n k alpha A B beta C"
@@ -140,4 +164,4 @@ ROUTINES: dict[str, Routine] = {
         pblas="uplo trans m n alpha A beta C", cublasmp="uplo trans m n alpha A beta C!",
     ),
 }  # fmt: skip
-"""Every routine by its name."""
+"""Every routine other than GEMM by its name."""

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from ..calls import run
 from ..dtypes import ELEMENT_TYPES
+from ..engines.direct import Asked
 from ..engines.factor import FactorOperands, Found
 from ..engines.product import Product
-from ..engines.request import CONSTANTS, Options
+from ..engines.request import Options
 from ..errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -33,9 +34,11 @@ from ..handle import Handle
 from ..layout import MatrixDescriptor
 from ..layout.factor_problem import FactorProblem
 from ..layout.grid import one_of
+from ..layout.sizes import Sizes
+from ..logs import logger
 from ..matrix import DistributedMatrix
-from ..matrix_calls import check_operands, context_of
 from ..plans import Task, UserCall
+from ..reading import check_operands, check_writable, comparable, context_of, glance
 
 __all__ = [
     "FactorisationCall",
@@ -58,6 +61,9 @@ Pivots = NDArray[np.int64]
 Trans = Literal[0, 1, 2, "N", "T", "C"]
 T = TypeVar("T")
 
+_RECTANGULAR = Sizes({"a": "m n", "d": "m n"})
+_SQUARE = Sizes({"a": "n n", "d": "n n"})
+_SOLVED = Sizes({"a": "n n", "b": "n r", "d": "n r"})
 _TYPES = tuple(name for name, row in ELEMENT_TYPES.items() if row.blas)
 
 
@@ -125,18 +131,57 @@ class FactorisationCall(UserCall[T]):
 
     def run(self) -> T:
         """Compute. Collective over the context."""
-        found = self.directly() if one_of(self.how["algo"], ("auto",)) else None
+        algo = self.how["algo"]
+        found = self.directly() if type(algo) is str and algo == "auto" else None
         if not found:
             return run(self, voted=found is False)
         self.made, outcome = found
         return self.end(outcome)
 
     def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
-        """Return D and what was found, computed without a plan; None or False as ``factor_directly`` does.
+        """Return what ``at_once`` does. Collective over the context."""
+        return None
+
+    def at_once(
+        self, routine: str, a: Any, b: Any = None, *, pivots: Pivots | None = None, **options: Any
+    ) -> tuple[Matrix, Found] | Literal[False] | None:
+        """Factor A or solve as a direct call, if a glance at the arguments shows that they are legal.
 
         Collective over the context.
+
+        Args:
+            routine: LAPACK's, as ``Asked`` has it.
+            a, b: the caller's A, or its factors, and right-hand sides.
+            pivots: those of "getrs" and "getri", from 0.
+            options: those of "uplo", "op_a" and "diag" that the routine has.
+
+        Returns:
+            D and what LAPACK found. None if nothing has happened yet; False if the ranks have voted, and not all of
+            them agreed.
+
+        Raises:
+            Exception: what the ranks agreed to raise.
         """
-        return None
+        ctx, out = self.ctx, self.given["out"]
+        direct, like = ctx.direct, a if b is None else b
+        if direct is None or not isinstance(a, Handle) or not isinstance(like, Handle) or ctx.control.gone():
+            return None
+        ctx.check_open()
+        if not direct.factors(routine, *a.shape, 0 if b is None else like.shape[1]):
+            return None
+        sizes = _RECTANGULAR if routine == "getrf" else _SQUARE if b is None else _SOLVED
+        seen = glance(ctx, sizes, (a, b, None, out), options, lambda: replace(like.descriptor, ld=None))
+        given = b"" if pivots is None else _as_lapack(pivots, a.shape[0])
+        if seen is None or given is None:
+            return None
+        of_a, of_b, _, of_d, words, d = seen
+        asked = (self.name, routine, of_a, of_b, None, of_d, out is None, *words, 1, 0, given, None)
+        done = direct.factor(ctx.control, Asked._make(asked))
+        if done is None or done is False:
+            return done
+        logger.debug("%s: computed directly", self.name)
+        info, found, diagonal = done
+        return d, Found(info, None if found is None else found.astype(np.int64) - 1, diagonal)
 
     def signature(self) -> Hashable:
         """Return all that decides how the call is computed. Local."""
@@ -207,17 +252,11 @@ class FactorisationCall(UserCall[T]):
         return other
 
     def _writable(self) -> None:
-        for name in self.optional:
-            x = self.given.get(name)
-            if x is not None and not getattr(x.local.flags, "writeable", True):
-                raise ArgumentError(f"{name}: its local array is read-only")
+        check_writable({name: self.given.get(name) for name in self.optional})
 
     def _key(self) -> Hashable:
         """Return all that decides how the call is computed, the same on every rank if the arguments are legal."""
-        given: list[object] = list(self.given.values())
-        if not all(x is None or (isinstance(x, Handle) and x.context is self.ctx) for x in given):
-            return object()
-        if not all(isinstance(value, CONSTANTS) for value in self.how.values()):
+        if not comparable(self.ctx, self.given.values(), self.how.values()):
             return object()
         described = tuple(None if x is None else x.descriptor for x in self.given.values())
         return self.name, tuple(self.how.items()), described
@@ -337,6 +376,13 @@ def level_of_caller() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "pblasmp":
         level, frame = level + 1, frame.f_back
     return level
+
+
+def _as_lapack(pivots: Pivots, order: int) -> bytes | None:
+    """Return pivots from 0 as LAPACK has them, None if they are not legal. Local."""
+    if pivots.shape != (order,) or not ((pivots >= 0) & (pivots < order)).all():
+        return None
+    return (pivots + 1).astype(np.int32).tobytes()
 
 
 def flag(value: object) -> object:

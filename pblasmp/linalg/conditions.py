@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ..errors import ArgumentError, FactorizationError, LayoutError, UnsupportedError, short_repr
-from ..matrix_calls import check_operands, context_of
+from ..reading import check_operands, context_of
 from ..reductions import kind_of_norm
 from .call import Matrix
 from .systems import inv

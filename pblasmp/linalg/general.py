@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..calls import factor_directly
 from ..engines.factor import FactorOperands, Found
 from ..errors import short_repr
 from ..layout.factor_problem import FactorProblem
@@ -73,7 +72,7 @@ class _LuFactors(_Factors[T]):
     name = "lu_factor"
 
     def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
-        return factor_directly("getrf", self.given["a"], None, self.given["out"], call=self.name)
+        return self.at_once("getrf", self.given["a"])
 
 
 class _Lu(_LuFactors[tuple[Matrix, Pivots]]):
@@ -135,11 +134,10 @@ class _LuSolve(FactorisationCall[Matrix]):
         self.values = {"pivots": "" if self._pivots is None else digest(self._pivots)}
 
     def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
-        lu, b, out = self.given.values()
+        lu, b, _ = self.given.values()
         if b is None or self._pivots is None:
             return None
-        op = self.how["trans"]
-        return factor_directly("getrs", lu, b, out, call=self.name, pivots=self._pivots, op_a=op)
+        return self.at_once("getrs", lu, b, pivots=self._pivots, op_a=self.how["trans"])
 
     def check(self) -> None:
         self.check_matrix("lu")

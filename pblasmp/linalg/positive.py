@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeVar
 
-from ..calls import factor_directly
 from ..engines.factor import FactorOperands, Found
 from ..layout.factor_problem import FactorProblem
 from .call import FactorisationCall, Matrix, flag, pair_of, turned
@@ -68,8 +67,7 @@ class _Definite(FactorisationCall[T]):
         super().__init__(lower=flag(lower), **arguments)
 
     def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
-        a, out = self.given["a"], self.given["out"]
-        return factor_directly("potrf", a, None, out, call=self.name, uplo=self.uplo)
+        return self.at_once("potrf", self.given["a"], uplo=self.uplo)
 
     def check(self) -> None:
         self.check_matrix("a")
@@ -140,8 +138,8 @@ class _CholeskySolve(FactorisationCall[Matrix]):
         super().__init__(c=c, lower=flag(lower), **arguments)
 
     def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
-        c, b, out = self.given.values()
-        return factor_directly("potrs", c, b, out, call=self.name, uplo=self.uplo)
+        c, b, _ = self.given.values()
+        return None if b is None else self.at_once("potrs", c, b, uplo=self.uplo)
 
     def check(self) -> None:
         self.check_matrix("c")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ..calls import factor_directly
 from ..comm import agree_after
 from ..engines.factor import FactorOperands, Found
 from ..errors import UnsupportedError, short_repr
@@ -308,14 +307,13 @@ class _Solve(_Assuming):
         return str(self.how[self.option])
 
     def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
-        a, b, factor, out = self.given.values()
+        a, b, factor, _ = self.given.values()
         if b is None or factor is not None or self.kind not in _COMPUTED:
             return None
         if self.kind != "tri" and (self.unit or self.op != "N"):
             return None
         routine = {"gen": "gesv", "pos": "posv", "tri": "trtrs"}[self.kind]
-        options: dict[str, Any] = {"op_a": self.op, "uplo": self.uplo, "diag": self.diag}
-        return factor_directly(routine, a, b, out, call=self.name, **options)
+        return self.at_once(routine, a, b, op_a=self.op, uplo=self.uplo, diag=self.diag)
 
     def check(self) -> None:
         super().check()
@@ -459,15 +457,14 @@ class _Inverse(_Assuming):
         self._pivots = pivots
 
     def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
-        a, out, kind = self.given["a"], self.given["out"], self.kind
+        a, kind = self.given["a"], self.kind
         if kind not in _COMPUTED or (kind != "tri" and self.unit):
             return None
         if self.how["factored"]:
             routine = {"gen": "getri", "pos": "potri", "tri": "trtri"}[kind]
         else:
             routine = {"gen": "getrf getri", "pos": "potrf potri", "tri": "trtri laset"}[kind]
-        options: dict[str, Any] = {"uplo": self.uplo, "diag": self.diag}
-        return factor_directly(routine, a, None, out, call=self.name, pivots=self._pivots, **options)
+        return self.at_once(routine, a, pivots=self._pivots, uplo=self.uplo, diag=self.diag)
 
     def check(self) -> None:
         super().check()

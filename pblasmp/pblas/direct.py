@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import vector_calls
-from ..calls import number
 from ..dtypes import element_type
 from ..engines.direct import FAMILIES, Asked, Held, Outcome, Part, Pattern, host_address, pattern_at
 from ..engines.direct.spans import Axes, Span
 from ..engines.direct.sub_matrix import SubMatrix, in_first_column, local_rows
+from ..reading import number
 from ..resources import rank_share
 from .arguments import Faults
 from .grids import ProcessGrid, of_number

@@ -13,7 +13,7 @@ import pytest
 import scipy.linalg
 
 import pblasmp as pb
-from pblasmp import calls as module
+from pblasmp import matrix_calls as module
 from pblasmp import pblas
 from pblasmp.engines.host.buffers import Buffers
 from pblasmp.engines.host.direct import calls, in_place, tiny

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp import pblas, vector_calls
+from pblasmp import matrix_calls, pblas
 from pblasmp.engines.host.direct import HostDirect, in_place, tiny
 from pblasmp.pblas import routines as pblas_routines
 from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
@@ -366,7 +366,7 @@ def _triangle_calls(n, of_a, of_x, of_y, whole, at):
 def without_plans(comm):
     """The 0-based routines, called for the first time on columns of one grid: one vote, and no plan."""
     n, d = 40, pb.MatrixDescriptor((40, 40), (8, 8), pb.Grid(2, 2))
-    rng, looked, closer = np.random.default_rng(66), [], vector_calls.run
+    rng, looked, closer = np.random.default_rng(66), [], matrix_calls.run
     with pb.Context(comm, engine="host") as ctx:
         whole = np.tril(numbers(rng, (n, n), "float64")) + 9 * np.eye(n)
         given = [numbers(rng, (n, 1), "float64") for _ in range(2)]
@@ -389,7 +389,7 @@ def without_plans(comm):
             "scal": (partial(pb.blas.scal, x, alpha=2, out=x), 2 * u),
             "swap": (partial(pb.blas.swap, x, y), None),
         }
-        vector_calls.run = lambda *given, **how: looked.append(given[0].name) or closer(*given, **how)
+        matrix_calls.run = lambda *given, **how: looked.append(given[0].name) or closer(*given, **how)
         try:
             for name, (call, expected) in calls.items():
                 before = ctx.control.channel._agreements
@@ -403,7 +403,7 @@ def without_plans(comm):
                     None if near and votes == 1 else f"{votes} votes, right: {near}",
                 )
         finally:
-            vector_calls.run = closer
+            matrix_calls.run = closer
         yield "planned", str(looked) if looked else None
 
 

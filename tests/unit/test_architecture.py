@@ -64,11 +64,11 @@ LAYERS: dict[str, set[str]] = {
     "reductions": BOTTOM | {"layout", "comm", "engines", "handle", "arithmetic", "creation"},
     "norms": {"errors", "layout", "engines", "handle", "reductions"},
     "plans": BOTTOM | {"layout", "engines", "report", "tuning", "runtime"},
-    "calls": BOTTOM | {"layout", "engines", "runtime", "handle", "plans"},
-    "matrix_calls": BOTTOM | {"layout", "engines", "runtime", "handle", "plans"},
+    "calls": BOTTOM | {"runtime", "plans"},
+    "reading": BOTTOM | {"layout", "engines", "runtime", "handle"},
+    "matrix_calls": BOTTOM | {"layout", "engines", "runtime", "handle", "plans", "calls", "reading"},
     "products": BOTTOM
-    | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "handle", "calls", "plans"}
-    | {"matrix_calls"},
+    | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "handle", "matrix_calls"},
     "matrix": BOTTOM
     | {
         "layout",
@@ -86,16 +86,14 @@ LAYERS: dict[str, set[str]] = {
     },
     "context": BOTTOM | {"layout", "epilogue", "docstrings", "runtime", "creation", "io", "matrix"},
     "verification": {"errors", "dtypes", "layout", "epilogue", "scales", "engines", "interop"}
-    | {"runtime", "matrix_calls", "products", "matrix"},
-    "checks": {"errors", "dtypes", "layout", "engines", "runtime", "matrix_calls", "matrix", "verification"},
-    "level3": BOTTOM
-    | {"layout", "engines", "docstrings", "runtime", "calls", "plans", "matrix_calls", "matrix"},
+    | {"runtime", "reading", "matrix_calls", "products", "matrix"},
+    "checks": {"errors", "dtypes", "layout", "engines", "runtime", "reading", "matrix", "verification"},
+    "level3": {"layout", "docstrings", "matrix_calls", "matrix"},
     "linalg": BOTTOM
-    | {"layout", "engines", "runtime", "handle", "reductions", "calls", "plans", "matrix_calls", "matrix"}
+    | {"layout", "engines", "runtime", "handle", "reductions", "calls", "plans", "reading", "matrix"}
     | {"comm", "checks", "creation", "level3", "products", "verification"},
     "former": {"layout", "linalg"},
-    "vector_calls": BOTTOM
-    | {"layout", "engines", "runtime", "handle", "plans", "calls", "matrix_calls", "matrix"},
+    "vector_calls": BOTTOM | {"layout", "engines", "runtime", "handle", "reading", "matrix_calls"},
     "vectors": BOTTOM | {"layout", "docstrings", "handle", "vector_calls", "matrix"},
     "blas": {"level3", "vectors"},
     "tensor_parallel": BOTTOM
@@ -120,7 +118,7 @@ LAYERS: dict[str, set[str]] = {
         "scalapack",
         "comm",
         "engines",
-        "calls",
+        "reading",
         "products",
         "matrix",
         "context",

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reader of arguments that are distributed matrices: of products, levels 1 to 3 and factorizations.
+
+``glance`` goes by what the tables of routines say of sizes and options, and returns what a direct call needs, or None
+if anything about the arguments is unusual. It has no words for that: the checks, which name every fault, find them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from .engines.direct import Part
+from .engines.request import CONSTANTS
+from .errors import ArgumentError, ArgumentTypeError, PblasmpError
+from .handle import Handle, no_matrix
+from .layout import MatrixDescriptor
+from .layout.sizes import Sizes
+from .runtime import Runtime
+
+__all__ = [
+    "Glance", "check_operands", "check_overlap", "check_writable", "comparable", "context_of", "glance", "number",
+]  # fmt: skip
+
+_ABSENT = (-1, -1)
+_WORDS = frozenset(product("LR", "LU", "NTC", "NTC", "NU"))
+
+
+Glance = tuple[Part, Part | None, Part | None, Part, tuple[str, str, str, str, str], Any]
+"""What a direct call needs: A, B, C and D, None for those that are absent; its words in their order; the result."""
+
+
+def glance(
+    ctx: Runtime[Any],
+    sizes: Sizes,
+    matrices: tuple[Any, ...],
+    options: Mapping[str, Any],
+    new: Callable[[], MatrixDescriptor],
+    *,
+    zeros: bool = False,
+) -> Glance | None:
+    """Return what a direct call needs of its arguments; None if it takes the ordinary way. Local.
+
+    Args:
+        ctx: the context.
+        sizes: of A, B, C and D.
+        matrices: the caller's, and ``out``; None for those that are absent.
+        options: those of "side", "uplo", "op_a", "op_b" and "diag" that the call has, among others.
+        new: returns the layout of a new D.
+        zeros: a new D is filled with zeros.
+    """
+    get = options.get
+    words = get("side", "L"), get("uplo", "L"), get("op_a", "N"), get("op_b", "N"), get("diag", "N")
+    try:
+        legal = words in _WORDS
+    except TypeError:  # one is not even hashable
+        return None
+    extents: list[int] = []
+    parts = _sub_matrices(ctx, matrices, extents) if legal else None
+    if parts is None or 0 in extents or not sizes.fit(extents, words):
+        return None
+    a, b, c, d = parts
+    result = matrices[3]
+    if d is None:
+        result = _made(ctx, new, zeros=zeros)
+        d = None if result is None else result.direct_part()
+    elif not result.writeable:
+        return None
+    return None if a is None or d is None else (a, b, c, d, words, result)
+
+
+def _sub_matrices(ctx: Runtime[Any], matrices: Iterable[Any], extents: list[int]) -> list[Part | None] | None:
+    """Return what direct calls take, None for what is absent; None if they do not take all matrices together. Local.
+
+    ``extents`` gets their rows and columns, -1 for what is absent.
+    """
+    parts: list[Part | None] = []
+    letter = ""
+    for x in matrices:
+        if x is None:
+            parts.append(None)
+            extents += _ABSENT
+            continue
+        if not isinstance(x, Handle) or x.context is not ctx:
+            return None
+        part = x.direct_part()
+        if part is None:
+            return None
+        held, _, _, m, n, transposed = part
+        its = held.pattern.letter
+        if its != letter:
+            if letter:
+                return None
+            letter = its
+        parts.append(part)
+        extents += (n, m) if transposed else (m, n)
+    return parts
+
+
+def _made(ctx: Runtime[Any], new: Callable[[], MatrixDescriptor], *, zeros: bool) -> Any:
+    """Return a new matrix; None if that fails, perhaps on this rank only: the ordinary way finds it again. Local."""
+    try:
+        with ctx.engine.on_device():
+            made = ctx.allocate(new())
+            if zeros:
+                made.local[...] = 0
+    except (MemoryError, PblasmpError, RuntimeError):  # the last one of a GPU's library
+        return None
+    return made
+
+
+def number(value: Any, letter: str, real: bool) -> complex | None:
+    """Return a scalar as a type has it, None if it takes a closer look. Local.
+
+    Args:
+        value: the caller's.
+        letter: BLAS's, of the type.
+        real: whether it must be real for every type.
+    """
+    kind = type(value)
+    if kind is not float:
+        if isinstance(value, np.number):
+            value = value.item()
+        elif kind is not int and kind is not complex:
+            return None
+        try:
+            value = complex(value)
+        except (OverflowError, TypeError):
+            return None
+        if letter in "sd" or real:
+            return value.real if value.imag == 0 else None
+        return value  # type: ignore[no-any-return]
+    return value if letter in "sd" or real else complex(value)
+
+
+def context_of(call: str, *matrices: object) -> Runtime[Any]:
+    """Return the context of the first distributed matrix, or without one the only open context. Local.
+
+    In that one this rank tells the others that it has no matrix.
+
+    Raises:
+        ArgumentError: there is none, or several are open.
+    """
+    for x in matrices:
+        if isinstance(x, Handle):
+            return x.context
+    contexts: list[Runtime[Any]] = Runtime.all_open()
+    if len(contexts) == 1:
+        return contexts[0]
+    raise ArgumentTypeError(
+        f"{call}: expected distributed matrices; ctx.scatter, ctx.load and ctx.from_local make them"
+    )
+
+
+def comparable(ctx: Runtime[Any], matrices: Iterable[Any], options: Iterable[Any]) -> bool:
+    """Return whether two calls with these arguments, if they are equal, are alike: else check them anew. Local.
+
+    Args:
+        ctx: the context.
+        matrices: the caller's, None for those that are absent.
+        options: the other arguments.
+    """
+    if not all(isinstance(value, CONSTANTS) for value in options):
+        return False
+    return all(x is None or (isinstance(x, Handle) and x.context is ctx) for x in matrices)
+
+
+def check_operands(ctx: Runtime[Any], required: Container[str], matrices: Mapping[str, object]) -> None:
+    """Raise ArgumentError unless all ``required`` operands, and all that are given, are matrices of ``ctx``. Local."""
+    for name, x in matrices.items():
+        if x is None and name not in required:
+            continue
+        if not isinstance(x, Handle):
+            raise ArgumentTypeError(f"{name}: {no_matrix(x)}")
+        if x.context is not ctx:
+            raise ArgumentError(f"{name}: belongs to another context")
+
+
+def check_writable(matrices: Mapping[str, Handle | None]) -> None:
+    """Raise ArgumentError if a local array is read-only. Local."""
+    for name, x in matrices.items():
+        if x is not None and not getattr(x.local.flags, "writeable", True):
+            raise ArgumentError(f"{name}: its local array is read-only")
+
+
+def check_overlap(
+    ctx: Runtime[Any],
+    matrices: Mapping[str, Handle | None],
+    in_place: str,
+    names: Mapping[str, str] | None = None,
+) -> None:
+    """Raise ArgumentError if D shares memory with an operand, unless it is the operand ``in_place`` itself. Local.
+
+    ``names`` has what messages call the operands, if not "a", "b" and "c".
+    """
+    out = matrices["d"]
+    assert out is not None
+    check_writable({"out": out})
+    for name in "abc":
+        x = matrices[name]
+        if x is None:
+            continue
+        first = x.local[:1, :1], out.local[:1, :1]
+        if name == in_place and x.descriptor == out.descriptor and ctx.engine.overlap(*first):
+            continue  # the same memory
+        if ctx.engine.overlap(x.local, out.local):
+            said = (names or {}).get(name, name)
+            expected = f"{said} itself or a separate matrix" if name == in_place else "a separate matrix"
+            raise ArgumentError(f"out: shares memory with {said}; expected {expected}")
