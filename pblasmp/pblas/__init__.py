@@ -32,7 +32,6 @@ from .arguments import ParameterError
 from .auxiliary import FUNCTIONS as AUXILIARY
 from .eigenvalues import ROUTINES as EIGENVALUES
 from .factorisations import ROUTINES as FACTORISATIONS
-from .factorisations import factoriser
 from .grids import (
     blacs_barrier,
     blacs_exit,
@@ -50,7 +49,7 @@ from .grids import (
 )
 from .missing import instead_of
 from .moves import mover
-from .routines import ROUTINES, PblasFunction, variant
+from .routines import ROUTINES, PblasFunction, functions_of
 from .tools import descinit, descset, iceil, ilcm, indxg2l, indxg2p, indxl2g, infog1l, infog2l, numroc
 from .vectors import FUNCTIONS as VECTOR_FUNCTIONS
 
@@ -82,18 +81,8 @@ __all__ = [
     "numroc",
 ]
 
-_FACTORISATIONS: dict[str, Callable[..., object]] = {
-    f"p{letter}{name}": factoriser(name, letter, row)
-    for name, row in (*FACTORISATIONS.items(), *EIGENVALUES)
-    for letter in row.letters
-}
 _FUNCTIONS: dict[str, Callable[..., object]] = (
-    _FACTORISATIONS
-    | {
-        f"p{letter}{name}": variant(name, letter)
-        for name, routine in ROUTINES.items()
-        for letter in routine.letters
-    }
+    functions_of((*FACTORISATIONS.values(), *EIGENVALUES, *ROUTINES.values()))
     | VECTOR_FUNCTIONS
     | AUXILIARY
     | {f"p{letter}{name}": mover(name, letter) for name in ("gemr2d", "trmr2d") for letter in "sdcz"}

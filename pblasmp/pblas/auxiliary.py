@@ -7,7 +7,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from .direct import part_of
 from .grids import ProcessGrid, of_number, peers
 from .local import OwnElements, copied, element_place, filled, scaled, with_same_places
 from .operands import entries
-from .routines import DTYPE, PblasFunction, PblasRoutine, Values, function_of, takes_number
+from .routines import PblasFunction, PblasRoutine, Values, functions_of, names_of, takes_number
 
 __all__ = ["FUNCTIONS"]
 
@@ -65,29 +65,14 @@ class AuxiliaryRoutine(PblasRoutine):
     """An auxiliary routine as ScaLAPACK has it.
 
     Attributes:
-        run: computes it from the values of its arguments and its matrices.
-        result: the annotation of what it returns.
-        here: what it is called with pblasmp's matrices.
-        legal: the letters that its options may have.
         at_once: computes calls with legal arguments faster; see ``form``, after name and type.
         local: whether a call is local, given its arguments and grid; True: always.
-        scope: the processes that must make a call, if it is not always collective.
 
-    ``formula`` says in words what it does.
+    ``python`` computes it from the values of its arguments and its matrices.
     """
 
-    run: Callable[[Values, dict[str, DistributedMatrix]], Any] = lambda _values, _matrices: None
-    result: str = "None"
-    here: str = ""
-    legal: dict[str, str] = field(default_factory=dict)
     at_once: Callable[[str, np.dtype, Sequence[Any]], Any] | None = None
     local: Callable[[Values, ProcessGrid], bool] | bool = False
-    scope: str = ""
-
-    @property
-    def callers(self) -> str:
-        """The processes that must make a call, in words."""
-        return self.scope or PblasRoutine.callers.__get__(self)
 
     def is_local(self, values: Values, grid: ProcessGrid) -> bool:
         """Return whether a call, given its arguments, is computed without the grid's other processes. Local."""
@@ -97,50 +82,9 @@ class AuxiliaryRoutine(PblasRoutine):
         """Return ``at_once`` for one type. Local."""
         return None if self.at_once is None else partial(self.at_once, full, dtype)
 
-    @property
-    def returns(self) -> str:
-        """The annotation of what it returns."""
-        return self.result
-
-    @property
-    def summary(self) -> str:
-        """What it does, in words."""
-        return self.formula
-
-    @property
-    def source(self) -> str:
-        """The library that it is from, and what it is called here."""
-        return f"ScaLAPACK TOOLS, {{}}; here ``{self.here}``"
-
     def changes_nothing(self, values: Values) -> bool:  # noqa: ARG002
         """Return False: also of nothing there is a norm. Local."""
         return False
-
-    def letters_of(self, name: str, dtype: np.dtype) -> str:  # noqa: ARG002
-        """Return the letters that an option may have; empty if ``name`` is no option. Local."""
-        return self.legal.get(name, "")
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """The arguments to which numbers are written."""
-        return tuple(
-            each for each in self.names if each == "info" or (each == "alpha" and self.name == "elget")
-        )
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        """The arguments that are taken as they are and may differ from process to process."""
-        return ("work", "top", "cmatnm", "nout")
-
-    @property
-    def meanings(self) -> dict[str, str]:
-        """What the arguments are that only these routines have, in words."""
-        words = {name: f"{text}." for name, text in _WORDS.items()}
-        if self.legal.get("uplo") == "ULA":
-            words["uplo"] = f"{_EVERYTHING}."
-        if self.name == "elget":
-            words["alpha"] = "an array of one element to which the number is written, or None."
-        return words
 
     def check(self, faults: Faults, values: Values, grid: ProcessGrid) -> None:
         """Note a division by 0, and a process that there is not. Local."""
@@ -152,7 +96,7 @@ class AuxiliaryRoutine(PblasRoutine):
 
     def compute(self, values: Values, matrices: dict[str, DistributedMatrix]) -> Any:
         """Compute it. Collective over the grid."""
-        return self.run(values, matrices)
+        return self.python(values, matrices)
 
 
 def _norm(values: Values, matrices: dict[str, DistributedMatrix], kind: str | None = None) -> Any:
@@ -451,10 +395,21 @@ def _laprnt(values: Values, matrices: dict[str, DistributedMatrix]) -> None:
 
 
 def _row(
-    name: str, letters: str, arguments: str, shapes: dict[str, str], formula: str, run: Callable[..., Any], here: str,
+    name: str, letters: str, arguments: str, shapes: dict[str, str], summary: str, run: Callable[..., Any], here: str,
     **more: Any,
 ) -> AuxiliaryRoutine:  # fmt: skip
-    return AuxiliaryRoutine(name, letters, arguments, shapes, formula, run, run=run, here=here, **more)
+    legal, names = more.pop("legal", {}), names_of(arguments)
+    words = {each: f"{text}." for each, text in _WORDS.items()}
+    if legal.get("uplo") == "ULA":
+        words["uplo"] = f"{_EVERYTHING}."
+    if name == "elget":
+        words["alpha"] = "an array of one element to which the number is written, or None."
+    numbers = tuple(each for each in names if each == "info" or (each == "alpha" and name == "elget"))
+    return AuxiliaryRoutine(
+        name, letters, arguments, shapes, summary, run, f"ScaLAPACK TOOLS, {{}}; here ``{here}``", legal=legal,
+        meanings=words, numbers=numbers, answer=" and ".join(numbers) or "the result",
+        unread=("work", "top", "cmatnm", "nout"), **more,
+    )  # fmt: skip
 
 
 _SQUARE, _WHOLE = {"a": "n n"}, {"a": "m n"}
@@ -462,43 +417,39 @@ _NORMS, _UPLO, _DIAG = {"norm": "M1OIFE"}, {"uplo": "UL"}, {"diag": "NU"}
 
 _ROUTINES = (
     _row("lange", "sdcz", "norm m n A work", _WHOLE, "Return a norm of sub(A)", _norm, "A.norm(ord)",
-         result="Any", written="", legal=_NORMS, at_once=partial(_measured, "all")),
+         returns="Any", written="", legal=_NORMS, at_once=partial(_measured, "all")),
     _row("lansy", "sdcz", "norm uplo n A work", _SQUARE, "Return a norm of sub(A), which is symmetric",
          lambda v, x: _norm(v, x, "symmetric"), 'A.norm(ord, uplo="L", kind="symmetric")',
-         result="Any", written="", legal=_NORMS | _UPLO, at_once=partial(_measured, "symmetric")),
+         returns="Any", written="", legal=_NORMS | _UPLO, at_once=partial(_measured, "symmetric")),
     _row("lanhe", "cz", "norm uplo n A work", _SQUARE, "Return a norm of sub(A), which is Hermitian",
          lambda v, x: _norm(v, x, "hermitian"), 'A.norm(ord, uplo="L", kind="hermitian")',
-         result="Any", written="", legal=_NORMS | _UPLO, at_once=partial(_measured, "hermitian")),
+         returns="Any", written="", legal=_NORMS | _UPLO, at_once=partial(_measured, "hermitian")),
     _row("lantr", "sdcz", "norm uplo diag m n A work", _WHOLE,
          "Return a norm of sub(A), which is triangular or trapezoidal",
          lambda v, x: _norm(v, x, "triangular"), 'A.norm(ord, uplo="L")',
-         result="Any", written="", legal=_NORMS | _UPLO | _DIAG, at_once=partial(_measured, "triangular")),
+         returns="Any", written="", legal=_NORMS | _UPLO | _DIAG, at_once=partial(_measured, "triangular")),
     _row("lacpy", "sdcz", "uplo m n A B", {"a": "m n", "b": "m n"}, "Copy sub(A) to sub(B)", _lacpy,
          "B[...] = A", written="b", legal={"uplo": "ULA"}, at_once=_copied_at_once, local=_copies_in_place,
-         scope="Local. If processes do not have the same elements of sub(A) and sub(B), which ScaLAPACK requires, "
+         callers="Local. If processes do not have the same elements of sub(A) and sub(B), which ScaLAPACK requires, "
          "collective over the grid."),
     _row("laset", "sdcz", "uplo m n alpha beta A", _WHOLE,
          "Set sub(A) to beta on its diagonal and to alpha off it", _laset, "A[...] = alpha", written="a",
-         legal={"uplo": "ULA"}, at_once=_filled_at_once, local=True, scope="Local."),
+         legal={"uplo": "ULA"}, at_once=_filled_at_once, local=True, callers="Local."),
     _row("lascl", "sdcz", "type cfrom cto m n A info", _WHOLE, "Multiply sub(A) by cto / cfrom", _lascl,
-         "A *= cto / cfrom", result="int", written="a", legal={"type": "GLUH"}, real="cfrom cto",
-         at_once=_scaled_at_once, local=True, scope="Local."),
-    _row("latra", "sdcz", "n A", _SQUARE, "Return the trace of sub(A)", _latra, "A.trace()", result="Any", written="",
+         "A *= cto / cfrom", returns="int", written="a", legal={"type": "GLUH"}, real="cfrom cto",
+         at_once=_scaled_at_once, local=True, callers="Local."),
+    _row("latra", "sdcz", "n A", _SQUARE, "Return the trace of sub(A)", _latra, "A.trace()", returns="Any", written="",
          at_once=_traced),
     _row("elset", "sdcz", "A alpha", {"a": "1 1"}, "Set A(ia, ja) to alpha", _elset, "A[i, j] = alpha", written="a",
-         at_once=_set_at_once, local=True, scope="Local."),
+         at_once=_set_at_once, local=True, callers="Local."),
     _row("elget", "sdcz", "scope top alpha A", {"a": "1 1"}, "Return A(ia, ja)", _elget, "A[i, j]",
-         result="Any", written="", legal={"scope": "ARC "}, at_once=_got_at_once,
+         returns="Any", written="", legal={"scope": "ARC "}, at_once=_got_at_once,
          local=lambda given, _: str(given["scope"])[:1].upper() != "A",
-         scope='Local. With scope "R" or "C" collective over the process row or column that has the element, with "A" '
-         "over the grid."),
+         callers='Local. With scope "R" or "C" collective over the process row or column that has the element, with '
+         '"A" over the grid.'),
     _row("laprnt", "sdcz", "m n A irprnt icprnt cmatnm nout work", _WHOLE, "Print the elements of sub(A)", _laprnt,
          "print(A.gather())", written=""),
 )  # fmt: skip
 
-FUNCTIONS: dict[str, PblasFunction] = {
-    f"p{letter}{row.name}": function_of(row, f"p{letter}{row.name}", DTYPE[letter])
-    for row in _ROUTINES
-    for letter in row.letters
-}
+FUNCTIONS: dict[str, PblasFunction] = functions_of(_ROUTINES)
 """The auxiliary routines by their full names."""

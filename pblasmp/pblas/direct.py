@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from ..dtypes import element_type
 from ..engines.direct import FAMILIES, Asked, Held, Outcome, Part, Pattern, host_address, pattern_at
 from ..engines.direct.spans import Axes, Span
 from ..engines.direct.sub_matrix import SubMatrix, in_first_column, local_rows
+from ..layout.sizes import WORDS
 from ..reading import number
 from ..resources import rank_share
 from .arguments import Faults
@@ -187,68 +188,48 @@ class DirectForm:
     """A routine of PBLAS for one type as a direct call. Making one is local.
 
     Args:
+        routine: a ``PblasRoutine``.
         full: its name.
-        routine: what engines call it.
-        names: of its arguments.
-        shapes: by matrix, rows, columns and perhaps the option that exchanges them, or "side", as ``PblasRoutine``
-            has them; by vector, its length, and perhaps its length otherwise and that option.
-        passes: the engine's operands, "d" among them, each with the matrix or vector that takes its place.
-        written: the matrices and vectors that are written.
-        numbers: the arguments to which numbers are written.
         dtype: its type.
-        allowed: by option, its legal letters.
-        fixed: options that are the same in every call.
-        real: scalars that are real for every type.
-        beta: what it is if that is no argument.
     """
 
-    def __init__(
-        self,
-        full: str,
-        routine: str,
-        names: Sequence[str],
-        shapes: Mapping[str, str],
-        passes: Mapping[str, str],
-        written: str,
-        numbers: Sequence[str],
-        dtype: np.dtype,
-        allowed: Mapping[str, str],
-        fixed: Mapping[str, str],
-        real: str,
-        beta: float = 0.0,
-    ) -> None:
-        at = {name: i for i, name in enumerate(names)}
-        self._full, self._routine, self._dtype = full, routine, dtype
+    def __init__(self, routine: Any, full: str, dtype: np.dtype) -> None:
+        names = [each for each in routine.names if each not in routine.optional]
+        called, passes, fixed = routine.direct
+        at = {each: i for i, each in enumerate(names)}
+        self._full, self._routine, self._dtype = full, called, dtype
         self._letter = element_type(dtype).blas
-        self._real = "alpha" in real, "beta" in real
+        self._real = "alpha" in routine.real, "beta" in routine.real
         self.count = len(names)
-        defaults = {name: Asked._field_defaults[name] for name in _WORDS} | {**fixed}
-        self._words = [defaults[name] for name in _WORDS]
+        defaults = {name: Asked._field_defaults[name] for name in WORDS} | fixed
+        self._words = [defaults[name] for name in WORDS]
         self._options = [
             (
                 at[name],
-                _WORDS.index(_OPTIONS.get(name, name)),
+                WORDS.index(_OPTIONS.get(name, name)),
                 {each: letter for letter in letters for each in (letter, letter.lower())},
             )
-            for name, letters in allowed.items()
+            for name in names
+            if (letters := routine.letters_of(name, dtype))
         ]
-        self._sizes = [at[name] for name in ("m", "n", "k", "nrhs") if name in at]
-        self._alpha, self._beta, self._no_beta = at.get("alpha"), at.get("beta"), beta
+        self._sizes = [at[name] for name in routine.sizes if name in at]
+        self._alpha, self._beta = at.get("alpha"), at.get("beta")
+        self._no_beta = 0.0 if routine.beta is None else routine.beta.real
         self._first = next(at[name] for name in names if name.startswith("desc"))
         self._matrices = []
-        for name, words in shapes.items():
+        for name, words in routine.shapes.items():
             first, *rest = words.split() if words != "side" else ("m", "n", "side")
             other, option = (*rest, "")[:2] if rest else (first, "")
             inc = at.get(f"inc{name}", -1)
             which = at[first], at[other], at.get(option, -1)
-            self._matrices.append((at[name], which, option == "side", inc, name in written))
-        order = [*shapes]
+            self._matrices.append((at[name], which, option == "side", inc, name in routine.written))
+        order = [*routine.shapes]
         a, b, c, d = (order.index(passes[x]) if x in passes else -1 for x in "abcd")
         self._passes = a, b, c, d  # -1: None
-        self._numbers = [at[name] for name in numbers]
-        self._way = _WAYS.get(FAMILIES[routine], "run")
+        self._numbers = [at[name] for name in routine.numbers]
+        self._way = _WAYS.get(FAMILIES[called], "run")
         self._ipiv = at.get("ipiv", -1)
-        apart = {at[name] for x in shapes for name in (x, f"desc{x}")} | {*self._numbers, self._ipiv}
+        apart = {at[name] for x in routine.shapes for name in (x, f"desc{x}")} | {*self._numbers, self._ipiv}
         self._plain = itemgetter(*(i for i in range(len(names)) if i not in apart))
         self._places = [(i, i + 3, written) for i, _, _, _, written in self._matrices]
 
@@ -445,5 +426,4 @@ def _pivot_rows(a: Part) -> tuple[int, NDArray[np.int64]]:
 
 
 _WAYS = {"reduced": "reduce", "factored": "factor", "lapack": "factor"}  # methods that return something
-_WORDS = ("side", "uplo", "op_a", "op_b", "diag")  # in the order of ``Asked``
 _OPTIONS = {"trans": "op_a", "transa": "op_a", "transb": "op_b"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ScaLAPACK's drivers of eigenvalues and singular values under their own names: a table for ``factoriser``.
+"""ScaLAPACK's drivers of eigenvalues and singular values under their own names: a table.
 
 They compute by ``pblasmp.linalg.eigh`` and ``svd``. Unlike ScaLAPACK's own they keep A and B.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..linalg import eigh, eigvalsh
 from ..linalg.eigen import eigh_into
 from ..linalg.singular import svd_into
-from .factorisations import WANTED, FactorCall, ScalapackRoutine
+from .factorisations import WANTED, FactorCall, ScalapackRoutine, routine
 
 __all__ = ["ROUTINES"]
 
@@ -64,15 +64,14 @@ _TEXTS = {
 }
 
 
-def _rows() -> list[tuple[str, ScalapackRoutine]]:
+def _rows() -> list[ScalapackRoutine]:
     """Return the routines: real and complex ones differ in their names or in their workspaces."""
-    rows: list[tuple[str, ScalapackRoutine]] = []
+    rows: list[ScalapackRoutine] = []
 
     def add(name: str, arguments: str, shapes: dict[str, str], text: str, letters: str) -> None:
         written = tuple(each for each in shapes if each in WANTED)
         compute = _eigenvalues if "w" in arguments.split() else _singular_values
-        routine = ScalapackRoutine(arguments, shapes, written, compute, _TEXTS[text], _FAILED, letters)
-        rows.append((name, routine))
+        rows.append(routine(name, arguments, shapes, written, compute, _TEXTS[text], _FAILED, letters))
 
     for family, letters, more in (("sy", "sd", ""), ("he", "cz", "rwork lrwork ")):
         spaces = _SPACES.format(more)
@@ -96,4 +95,4 @@ def _rows() -> list[tuple[str, ScalapackRoutine]]:
 
 
 ROUTINES = _rows()
-"""The routines with their names, without p and the letter of the type."""
+"""The routines."""

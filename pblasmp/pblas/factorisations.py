@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ScaLAPACK's factorizations and solves under their own names: functions made from a table."""
+"""ScaLAPACK's factorizations and solves under their own names: a table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comm import agree_after
+from ..dtypes import element_type
 from ..engines.direct import FAMILIES
 from ..errors import FactorizationError, short_repr
 from ..linalg import cho_solve, cholesky, lu_solve, qr, solve_triangular
@@ -20,57 +19,19 @@ from ..linalg.least_squares import lstsq_in_place
 from ..linalg.orthogonal import apply_q, form_q
 from ..linalg.systems import Assume, inverse_of, solve_keeping
 from ..matrix import DistributedMatrix
-from .arguments import Faults, as_routine, bound, signature_of
+from .arguments import Faults
 from .direct import DirectForm
 from .grids import ProcessGrid
-from .operands import PblasOperand, check_grid, check_sharing, entries, one_grid_of
-from .routines import DTYPE, docstring, number_place, size_text, takes_number
+from .operands import PblasOperand
+from .routines import PblasRoutine, Values, names_of, number_place, takes_number
 
-__all__ = ["BESIDE", "ROUTINES", "SIZES", "WANTED", "FactorCall", "ScalapackRoutine", "factoriser"]
-
-Values = dict[str, Any]
-Compute = Callable[["FactorCall"], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ScalapackRoutine:
-    """A routine as ScaLAPACK has it.
-
-    Attributes:
-        arguments: in ScaLAPACK's order, but for INFO; "A" stands for a, ia, ja and desca; so do B and C for theirs.
-        shapes: by matrix, its rows and columns.
-        written: the matrices that are written.
-        compute: what it does.
-        text: what it does, in words.
-        fault: what INFO > 0 means, in words; "" if it is always 0.
-        letters: the types that have it.
-        adjoint: ``trans`` takes, besides "N", only what is the adjoint: "T" of real matrices, "C" of complex ones.
-    """
-
-    arguments: str
-    shapes: dict[str, str]
-    written: Sequence[str]
-    compute: Compute
-    text: str
-    fault: str = ""
-    letters: str = "sdcz"
-    adjoint: bool = False
-
-    @property
-    def names(self) -> list[str]:
-        """The arguments' names, in ScaLAPACK's order."""
-        out: list[str] = []
-        for word in self.arguments.split():
-            x = word.lower()
-            out += [x, f"i{x}", f"j{x}", f"desc{x}"] if word.isupper() else [x]
-        return [*out, "info"]
+__all__ = ["BESIDE", "ROUTINES", "SIZES", "WANTED", "FactorCall", "ScalapackRoutine", "routine"]
 
 
 @dataclass(frozen=True, slots=True)
 class FactorCall:
-    """A call of a routine, checked and agreed on: its options and sizes, and its matrices by letter."""
+    """A call of a routine, checked and agreed on: its arguments, and its matrices by letter."""
 
-    grid: ProcessGrid
     values: Values
     matrices: dict[str, DistributedMatrix]
 
@@ -96,6 +57,124 @@ class FactorCall:
     def unit(self) -> bool:
         """Whether the diagonal is taken as ones."""
         return bool(self["diag"] == "U")
+
+
+@dataclass(frozen=True, slots=True)
+class ScalapackRoutine(PblasRoutine):
+    """A factorisation, a solve or a driver as ScaLAPACK has it.
+
+    ``python`` does it to a ``FactorCall``.
+    """
+
+    def form(self, full: str, dtype: np.dtype) -> Callable[[Sequence[Any]], Any] | None:
+        """Return what computes calls with legal arguments as direct calls; see ``PblasRoutine``. Local."""
+        if self.name not in FAMILIES or len(self.written) > 1:  # direct solves keep A
+            return None
+        direct, names = DirectForm(self, full, dtype), self.names
+
+        def run(args: Sequence[Any]) -> Any:
+            if not takes_number(args[-1]) or (
+                len(names) > direct.count + 1 and self.asks(dict(zip(names, args, strict=True)))
+            ):
+                return None
+            return _with_info(args[-1], direct.run(args[: direct.count]))
+
+        return run
+
+    def asks(self, given: Values) -> bool:
+        """Return whether a call only asks how large workspaces must be. Local."""
+        return any(isinstance(given.get(name), (int, np.integer)) and given[name] == -1 for name in SIZES)
+
+    def nothing(self, given: Values) -> int:
+        """Return INFO of a call that only asks how large workspaces must be. Local."""
+        for name in _WORKS:
+            if given.get(name) is not None:
+                given[name][:1] = 1
+        return int(_with_info(given["info"], 0))
+
+    def changes_nothing(self, values: Values) -> bool:  # noqa: ARG002
+        """Return False: ``compute`` looks at the matrices. Local."""
+        return False
+
+    def read(self, values: Values) -> list[str]:
+        """Return the matrices that are looked at. Local."""
+        return [name for name in self.shapes if values.get(WANTED.get(name, "")) != "N"]
+
+    def shape(self, matrix: str, values: Values) -> tuple[int, int]:
+        """Return rows and columns of a matrix's part. Local."""
+        down, across = self.beyond(matrix, values)
+        return values[down], values[across]
+
+    def beyond(self, matrix: str, values: Values) -> tuple[str, str]:
+        """Return the arguments that are the rows and columns of a matrix's part. Local."""
+        down, across = (_size(values, each) for each in self.shapes[matrix].split())
+        return down, across
+
+    def check_values(self, faults: Faults, given: Values, values: Values, dtype: np.dtype) -> None:
+        """Note what else is wrong with what are no matrices, and add it to ``values``. Local."""
+        number_place(faults, "info", given["info"])
+        real = np.empty(0, dtype).real.dtype
+        if self.asks(given):
+            for name in _WORKS:
+                if given.get(name) is not None:
+                    kind = {"iwork": np.dtype("i4"), "rwork": real}.get(name, dtype)
+                    _check_array(faults, name, given[name], kind)
+            return
+        for name in BESIDE:
+            if name in given:
+                _check_array(faults, name, given[name], np.dtype("i4") if name == "ipiv" else dtype)
+        for name in _OUTPUTS:
+            if name in self.unread:
+                number_place(faults, name, given[name])
+        if "k" in values:
+            most = values["n"] if "side" not in values else values["m" if values["side"] == "L" else "n"]
+            if values["k"] > most:
+                faults.add("k", f"expected at most {most}, got {values['k']}")
+                values["k"] = most
+        if "w" in given or "s" in given:
+            _spectral_options(faults, given, values, real)
+
+    def check(self, faults: Faults, values: Values, grid: ProcessGrid) -> None:
+        """Note that IPIV or TAU is too short. Local."""
+        if faults:
+            return
+        a: PblasOperand = values["a"]
+        of_a, rank = a.descriptor(grid.grid, np.dtype("f8")), grid.context.rank
+        if "ipiv" in values:
+            rows = of_a.local_shape(rank)[0]
+            _check_length(faults, "ipiv", values["ipiv"], rows, "integers, one for each row")
+        if "tau" in values:
+            count = values["k"] if "k" in values else min(values["m"], values["n"])
+            end = min(a.j - 1 + count, of_a.shape[1])
+            here = of_a.cols.local_window(grid.grid.coords(rank)[1], 0, end).stop
+            what = "numbers, one for each column that has a reflector,"
+            _check_length(faults, "tau", values["tau"], here, what)
+
+    def compute(self, values: Values, matrices: dict[str, DistributedMatrix]) -> int:
+        """Compute, and return INFO. Collective over the grid."""
+        written, info = [matrices[name] for name in self.written if name in matrices], 0
+        ctx = matrices["a"].context
+        if not (written and not any(x.size for x in written)) and not (
+            values.get("k") == 0 and "side" in values
+        ):
+            letter = element_type(matrices["a"].dtype).blas
+            with ctx.running(
+                f"p{letter}{self.name}"
+            ):  # IPIV and TAU are gathered before the first vote on the result
+                try:
+                    self.python(FactorCall(values, matrices))
+                except (
+                    FactorizationError
+                ) as error:  # every rank's: it ends the call, it does not break the context
+                    info = error.index + 1
+        return int(_with_info(values["info"], info))
+
+
+def _with_info(place: Any, info: Any) -> Any:
+    """Return INFO, written to an argument that may be None; None and False as they are. Local."""
+    if place is not None and info is not None and info is not False:
+        place[...] = info
+    return info
 
 
 def _potrf(call: FactorCall) -> None:
@@ -176,9 +255,10 @@ def _here(call: FactorCall, axis: int, count: int) -> tuple[NDArray[np.int64], N
     Or columns, with axis 1.
     """
     part, whole = call.a.descriptor, call.a.place.whole.descriptor
-    process = call.grid.grid.coords(call.grid.context.rank)[axis]
+    process = whole.grid.coords(call.a.context.rank)[axis]
     mine = (part.rows, part.cols)[axis].globals(process)
-    before = (whole.rows, whole.cols)[axis].local_window(process, 0, call["ij"[axis] + "a"] - 1).stop
+    start = (call["a"].i, call["a"].j)[axis] - 1
+    before = (whole.rows, whole.cols)[axis].local_window(process, 0, start).stop
     mine = mine[mine < count]
     return mine, before + np.arange(len(mine))
 
@@ -191,7 +271,7 @@ def _whole(call: FactorCall, array: NDArray[Any], axis: int, count: int) -> NDAr
     mine, places = _here(call, axis, count)
     known = array.reshape(-1)[places]
     whole = np.zeros(count, known.dtype)
-    for indices, values in call.grid.context.comm.allgather((mine, known)):
+    for indices, values in call.a.context.comm.allgather((mine, known)):
         whole[indices] = values
     return whole
 
@@ -199,96 +279,18 @@ def _whole(call: FactorCall, array: NDArray[Any], axis: int, count: int) -> NDAr
 def _give_pivots(call: FactorCall, pivots: NDArray[np.int64]) -> None:
     """Write the pivots of this process's rows to IPIV: rows of A, from 1."""
     mine, places = _here(call, 0, len(pivots))
-    call["ipiv"].reshape(-1)[places] = pivots[mine] + call["ia"]
+    call["ipiv"].reshape(-1)[places] = pivots[mine] + call["a"].i
 
 
 def _take_pivots(call: FactorCall) -> NDArray[np.int64]:
     """Return all pivots of sub(A), from 0, of which each process has those of its rows in IPIV. Collective."""
-    pivots: NDArray[np.int64] = _whole(call, call["ipiv"], 0, call["n"]).astype(np.int64) - call["ia"]
+    pivots: NDArray[np.int64] = _whole(call, call["ipiv"], 0, call["n"]).astype(np.int64) - call["a"].i
     return pivots
 
-
-_MINOR = "the leading minor of order i of sub(A) is not positive"
-_ZERO = "the diagonal element i, from 1, of the triangular factor is exactly zero"
-_SQUARE = {"a": "n n"}
-_BESIDE = {"a": "n n", "b": "n nrhs"}
-
-ROUTINES = {
-    "potrf": ScalapackRoutine(
-        "uplo n A", _SQUARE, "a", _potrf, "Replace a triangle of sub(A) by its Cholesky factor",
-        _MINOR,
-    ),
-    "potrs": ScalapackRoutine(
-        "uplo n nrhs A B", _BESIDE, "b", _potrs,
-        "Replace sub(B) by the solution of sub(A) X = sub(B), with sub(A) as potrf has left it",
-    ),
-    "posv": ScalapackRoutine(
-        "uplo n nrhs A B", _BESIDE, "ab", _posv,
-        "Replace a triangle of sub(A) by its Cholesky factor, and sub(B) by the solution of sub(A) X = sub(B)",
-        _MINOR,
-    ),
-    "potri": ScalapackRoutine(
-        "uplo n A", _SQUARE, "a", _potri, "Replace a triangle of sub(A), as potrf has left it, by that of the inverse",
-        _ZERO,
-    ),
-    "getrf": ScalapackRoutine(
-        "m n A ipiv", {"a": "m n"}, "a", _getrf, "Replace sub(A) by its LU factors with partial pivoting",
-        _ZERO,
-    ),
-    "getrs": ScalapackRoutine(
-        "trans n nrhs A ipiv B", _BESIDE, "b", _getrs,
-        "Replace sub(B) by the solution of op(sub(A)) X = sub(B), with sub(A) as getrf has left it",
-    ),
-    "gesv": ScalapackRoutine(
-        "n nrhs A ipiv B", _BESIDE, "ab", _gesv,
-        "Replace sub(A) by its LU factors, and sub(B) by the solution of sub(A) X = sub(B)",
-        _ZERO,
-    ),
-    "getri": ScalapackRoutine(
-        "n A ipiv work lwork iwork liwork", _SQUARE, "a", _getri,
-        "Replace sub(A), as getrf has left it, by the inverse",
-        _ZERO,
-    ),
-    "trtri": ScalapackRoutine(
-        "uplo diag n A", _SQUARE, "a", _trtri, "Replace the triangle of sub(A) by its inverse",
-        _ZERO,
-    ),
-    "trtrs": ScalapackRoutine(
-        "uplo trans diag n nrhs A B", _BESIDE, "b", _trtrs,
-        "Replace sub(B) by the solution of op(sub(A)) X = sub(B) for a triangular sub(A)",
-        _ZERO,
-    ),
-    "geqrf": ScalapackRoutine(
-        "m n A tau work lwork", {"a": "m n"}, "a", _geqrf, "Replace sub(A) by R and the reflectors of Q",
-    ),
-    "gels": ScalapackRoutine(
-        "trans m n nrhs A B work lwork", {"a": "m n", "b": "longer nrhs"}, "ab", _gels,
-        "Replace sub(B) by the solution of op(sub(A)) X = sub(B) in the sense of least squares, or the least solution",
-        f"{_ZERO}; that an element is zero up to rounding is no fault here, but is one for ``pblasmp.linalg.lstsq``",
-        adjoint=True,
-    ),
-    **{
-        name: ScalapackRoutine(
-            "m n k A tau work lwork", {"a": "m n"}, "a", _orgqr,
-            "Replace k reflectors in sub(A), as geqrf has left them, by the first n columns of Q", letters=letters,
-        )
-        for name, letters in (("orgqr", "sd"), ("ungqr", "cz"))
-    },
-    **{
-        name: ScalapackRoutine(
-            "side trans m n k A tau C work lwork", {"a": "order k", "c": "m n"}, "c", _ormqr,
-            "Replace sub(C) by op(Q) sub(C) or sub(C) op(Q), with the k reflectors of Q in sub(A)", letters=letters,
-            adjoint=True,
-        )
-        for name, letters in (("ormqr", "sd"), ("unmqr", "cz"))
-    },
-}  # fmt: skip
-"""The routines by name, without p and the letter of the type."""
 
 _OPTIONS = {
     "uplo": "UL",
     "diag": "NU",
-    "trans": "NTC",
     "side": "LR",
     "jobz": "NV",
     "jobu": "NV",
@@ -333,7 +335,6 @@ _MEANINGS = {
     "gap": "is not written",
     "info": "a writeable array of one integer to which INFO is written; None: it is only returned",
 }
-_EXTENTS = {"longer": "max(m, n)", "least": "min(m, n)", "order": '(m if side is "L", n if it is "R")'}
 
 BESIDE = {"ipiv": 0, "tau": 1}
 """The arrays of one element for each local row of A (0), or for each local column (1)."""
@@ -344,128 +345,129 @@ SIZES = ("lwork", "lrwork", "liwork")
 WANTED = {"z": "jobz", "u": "jobu", "vt": "jobvt"}
 """The matrices that are only looked at if an option is "V"."""
 
+_OUTPUTS = ("m", "nz")  # of eigenvalues
 _WORKS = ("work", "rwork", "iwork")
 _LEFT_OUT = {*_WORKS, *SIZES, "ifail", "iclustr", "gap", "info"}
-_OUTPUTS = ("m", "nz")  # of eigenvalues
-_REALS = ("vl", "vu")
+
+_MINOR = "the leading minor of order i of sub(A) is not positive"
+_ZERO = "the diagonal element i, from 1, of the triangular factor is exactly zero"
+_SQUARE = {"a": "n n"}
+_BESIDE = {"a": "n n", "b": "n nrhs"}
 
 
-def factoriser(name: str, letter: str, routine: ScalapackRoutine) -> Callable[..., int]:
-    """Return a routine for one type, as a function with ScaLAPACK's signature. Local."""
-    full, dtype = f"p{letter}{name}", DTYPE[letter]
-    annotations = {each: _annotation(each, routine) for each in routine.names}
-    signature = signature_of(annotations, "int", _LEFT_OUT)
-    direct = _direct_form(name, full, dtype, routine)
-
-    def function(*args: Any, **kwargs: Any) -> int:
-        given = bound(full, signature, args, kwargs)
-        info = None
-        if direct is not None and takes_number(given["info"]) and not _asks(given):
-            info = direct.run(tuple(given.values())[: direct.count])
-        if info is None or info is False:
-            info = _run(full, routine, dtype, given, voted=info is False)
-        if given["info"] is not None:
-            given["info"][...] = info
-        return info
-
-    return as_routine(function, full, signature, _docstring(routine, full, dtype))
-
-
-def _direct_form(name: str, full: str, dtype: np.dtype, routine: ScalapackRoutine) -> DirectForm | None:
-    """Return a routine as a direct call, None if it is none."""
-    if name not in FAMILIES or len(routine.written) > 1:  # direct solves keep A
-        return None
-    names = [each for each in routine.names if each not in _LEFT_OUT]
-    allowed = {each: _OPTIONS[each] for each in names if each in _OPTIONS}
-    passes = {each: each for each in routine.shapes} | {"d": routine.written[0]}
-    return DirectForm(
-        full, name, names, routine.shapes, passes, routine.written[0], (), dtype, allowed, {}, ""
-    )
-
-
-def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values, *, voted: bool) -> int:
-    """Check the arguments, agree on them, compute, and return INFO. Collective over the grid.
+def routine(
+    name: str, arguments: str, shapes: dict[str, str], written: str | tuple[str, ...],
+    compute: Callable[[FactorCall], None], text: str, fault: str = "", letters: str = "sdcz", *, adjoint: bool = False,
+) -> ScalapackRoutine:  # fmt: skip
+    """Return a routine as ScaLAPACK has it. Local.
 
     Args:
-        full: the routine's name.
-        routine, dtype: the routine, for one type.
-        given: its arguments.
-        voted: whether this rank has tried a direct call, on which the ranks did not agree.
+        name, letters, shapes, written: as ``PblasRoutine`` has them.
+        arguments: without INFO.
+        compute: what it does.
+        text: what it does, in words.
+        fault: what INFO > 0 means, in words; "" if it is always 0.
+        adjoint: ``trans`` takes, besides "N", only what is the adjoint: "T" of real matrices, "C" of complex ones.
     """
-    grid = one_grid_of(Faults(full, routine.names, of_pblas=False), routine.shapes, given)
-    asks = _asks(given)
-    works = {name: given[name] for name in _WORKS if given.get(name) is not None}
-
-    def read(facts: Values) -> tuple[Values, dict[str, DistributedMatrix]]:
-        faults = Faults(full, routine.names, of_pblas=False)
-        number_place(faults, "info", given["info"])
-        facts["sizes of workspaces"] = "asked for" if asks else "not asked for"
-        if asks:
-            for name, work in works.items():
-                real = np.empty(0, dtype).real.dtype
-                _check_array(faults, name, work, {"iwork": np.dtype("i4"), "rwork": real}.get(name, dtype))
-            faults.check()
-            return {}, {}
-        values = _options(routine, faults, given, dtype)
-        matrices = _matrices(routine, faults, given, values, grid, dtype, facts)
-        faults.check()
-        facts.update(values)
-        return values, matrices
-
-    values, matrices = agree_after(voted, partial(grid.context.agreement, full), read)
-    if asks:
-        for work in works.values():
-            work[:1] = 1
-        return 0
-    written = [matrices[name] for name in routine.written if name in matrices]
-    if (written and not any(x.size for x in written)) or (values.get("k") == 0 and "side" in values):
-        return 0
-    with grid.context.running(full):  # IPIV and TAU are gathered before the first vote of what is computed
-        try:
-            routine.compute(FactorCall(grid, {**given, **values}, matrices))
-        except FactorizationError as error:  # every rank's: it ends the call, it does not break the context
-            return error.index + 1
-    return 0
+    names, meanings = names_of(f"{arguments} info"), {each: f"{words}." for each, words in _MEANINGS.items()}
+    outputs = _OUTPUTS if "w" in names else ()
+    if adjoint:
+        meanings["trans"] = '"N", or the adjoint: "T" for real matrices, "C" for complex ones.'
+    if outputs:
+        meanings["m"] = meanings["nz"].replace("eigenvectors", "eigenvalues")
+    apart = (*_LEFT_OUT, *BESIDE, *outputs, "w", "s", "abstol", "orfac")
+    return ScalapackRoutine(
+        name, letters, f"{arguments} info", shapes, text, compute, "ScaLAPACK, {}",
+        (name, {each: each for each in shapes} | {"d": written[0]}, {}),
+        trans=("NT", "NC") if adjoint else ("NTC", "NTC"), legal=_OPTIONS, written=written, meanings=meanings,
+        sizes=tuple(each for each in _SIZES if each not in outputs),
+        unread=tuple(each for each in names if each in apart),
+        optional=tuple(each for each in names if each in _LEFT_OUT), returns="int",
+        answer=f"INFO: 0{fault and f', or i > 0: {fault}'}", of_pblas=False, stages=False,
+    )  # fmt: skip
 
 
-def _asks(given: Values) -> bool:
-    """Return whether a call asks for the sizes of workspaces. Local."""
-    return any(isinstance(given.get(name), (int, np.integer)) and given[name] == -1 for name in SIZES)
+_ROWS = (
+    routine(
+        "potrf", "uplo n A", _SQUARE, "a", _potrf, "Replace a triangle of sub(A) by its Cholesky factor",
+        _MINOR,
+    ),
+    routine(
+        "potrs", "uplo n nrhs A B", _BESIDE, "b", _potrs,
+        "Replace sub(B) by the solution of sub(A) X = sub(B), with sub(A) as potrf has left it",
+    ),
+    routine(
+        "posv", "uplo n nrhs A B", _BESIDE, "ab", _posv,
+        "Replace a triangle of sub(A) by its Cholesky factor, and sub(B) by the solution of sub(A) X = sub(B)",
+        _MINOR,
+    ),
+    routine(
+        "potri", "uplo n A", _SQUARE, "a", _potri,
+        "Replace a triangle of sub(A), as potrf has left it, by that of the inverse", _ZERO,
+    ),
+    routine(
+        "getrf", "m n A ipiv", {"a": "m n"}, "a", _getrf, "Replace sub(A) by its LU factors with partial pivoting",
+        _ZERO,
+    ),
+    routine(
+        "getrs", "trans n nrhs A ipiv B", _BESIDE, "b", _getrs,
+        "Replace sub(B) by the solution of op(sub(A)) X = sub(B), with sub(A) as getrf has left it",
+    ),
+    routine(
+        "gesv", "n nrhs A ipiv B", _BESIDE, "ab", _gesv,
+        "Replace sub(A) by its LU factors, and sub(B) by the solution of sub(A) X = sub(B)",
+        _ZERO,
+    ),
+    routine(
+        "getri", "n A ipiv work lwork iwork liwork", _SQUARE, "a", _getri,
+        "Replace sub(A), as getrf has left it, by the inverse",
+        _ZERO,
+    ),
+    routine(
+        "trtri", "uplo diag n A", _SQUARE, "a", _trtri, "Replace the triangle of sub(A) by its inverse",
+        _ZERO,
+    ),
+    routine(
+        "trtrs", "uplo trans diag n nrhs A B", _BESIDE, "b", _trtrs,
+        "Replace sub(B) by the solution of op(sub(A)) X = sub(B) for a triangular sub(A)",
+        _ZERO,
+    ),
+    routine(
+        "geqrf", "m n A tau work lwork", {"a": "m n"}, "a", _geqrf, "Replace sub(A) by R and the reflectors of Q",
+    ),
+    routine(
+        "gels", "trans m n nrhs A B work lwork", {"a": "m n", "b": "longer nrhs"}, "ab", _gels,
+        "Replace sub(B) by the solution of op(sub(A)) X = sub(B) in the sense of least squares, or the least solution",
+        f"{_ZERO}; that an element is zero up to rounding is no fault here, but is one for ``pblasmp.linalg.lstsq``",
+        adjoint=True,
+    ),
+    *(
+        routine(
+            name, "m n k A tau work lwork", {"a": "m n"}, "a", _orgqr,
+            "Replace k reflectors in sub(A), as geqrf has left them, by the first n columns of Q", letters=letters,
+        )
+        for name, letters in (("orgqr", "sd"), ("ungqr", "cz"))
+    ),
+    *(
+        routine(
+            name, "side trans m n k A tau C work lwork", {"a": "order k", "c": "m n"}, "c", _ormqr,
+            "Replace sub(C) by op(Q) sub(C) or sub(C) op(Q), with the k reflectors of Q in sub(A)", letters=letters,
+            adjoint=True,
+        )
+        for name, letters in (("ormqr", "sd"), ("unmqr", "cz"))
+    ),
+)  # fmt: skip
+ROUTINES = {row.name: row for row in _ROWS}
+"""The routines by name, without p and the letter of the type."""
 
 
-def _options(routine: ScalapackRoutine, faults: Faults, given: Values, dtype: np.dtype) -> Values:
-    """Return the options and sizes, each in a standard form; note what is wrong with them."""
-    values: Values = {}
-    for name in routine.names:
-        if name in ("ipiv", "tau"):
-            _check_array(faults, name, given[name], np.dtype("i4") if name == "ipiv" else dtype)
-        elif name == "trans" and routine.adjoint:
-            values[name] = faults.letter(name, given[name], "NC" if dtype.kind == "c" else "NT")
-        elif name in _OPTIONS:
-            values[name] = faults.letter(name, given[name], _OPTIONS[name])
-        elif name in _OUTPUTS and "w" in routine.names:
-            number_place(faults, name, given[name])
-        elif name in _SIZES:
-            values[name] = faults.integer(name, given[name], 0)
-    if "k" in values:
-        most = values["n"] if "side" not in values else values["m" if values["side"] == "L" else "n"]
-        if values["k"] > most:
-            faults.add("k", f"expected at most {most}, got {values['k']}")
-            values["k"] = most
-    if "w" in routine.names or "s" in routine.names:
-        _spectral_options(routine, faults, given, values, dtype)
-    return values
-
-
-def _spectral_options(
-    routine: ScalapackRoutine, faults: Faults, given: Values, values: Values, dtype: np.dtype
-) -> None:
+def _spectral_options(faults: Faults, given: Values, values: Values, real: np.dtype) -> None:
     """Add the options that only eigenvalues and singular values have; note what is wrong with them."""
-    name = "w" if "w" in routine.names else "s"
-    _check_array(faults, name, given[name], np.empty(0, dtype).real.dtype)
+    name = "w" if "w" in given else "s"
+    _check_array(faults, name, given[name], real)
     least = values["n"] if name == "w" else min(values["m"], values["n"])
     _check_length(faults, name, given[name], least, "numbers")
-    if "ibtype" in routine.names and faults.integer("ibtype", given["ibtype"]) != 1:
+    if "ibtype" in given and faults.integer("ibtype", given["ibtype"]) != 1:
         faults.add("ibtype", f"expected 1, got {short_repr(given['ibtype'])}")
     kind, n = values.get("range"), values["n"]
     if kind == "I" and n:
@@ -505,94 +507,7 @@ def _check_array(faults: Faults, name: str, array: Any, dtype: np.dtype) -> None
         faults.add(name, f"expected a writeable array of {what}, got {type(array).__name__}")
 
 
-def _matrices(
-    routine: ScalapackRoutine,
-    faults: Faults,
-    given: Values,
-    values: Values,
-    grid: ProcessGrid,
-    dtype: np.dtype,
-    facts: Values,
-) -> dict[str, DistributedMatrix]:
-    """Return the matrices by letter; note what is wrong with them, and the facts that must be equal on all ranks."""
-    matrices: dict[str, DistributedMatrix] = {}
-    operands: dict[str, PblasOperand] = {}
-    for name, shape in routine.shapes.items():
-        if values.get(WANTED.get(name, "")) == "N":
-            continue
-        i, j = (faults.integer(each, given[each], 1) for each in (f"i{name}", f"j{name}"))
-        desc = entries(faults, f"desc{name}", given[f"desc{name}"])
-        down, across = (_size(values, each) for each in shape.split())
-        extents = values[down], values[across]
-        operands[name] = operand = PblasOperand(name, given[name], i, j, desc, extents, (down, across))
-        facts[name] = i, j, desc[2:8]
-        if not desc or check_grid(faults, name, desc, grid):
-            operand.check(faults, grid)
-    if faults:
-        return {}
-    for name, operand in operands.items():
-        matrix = operand.matrix(faults, grid, dtype, written=name in routine.written)
-        if matrix is not None:
-            matrices[name] = matrix
-    for name in routine.written:
-        if name in matrices:
-            check_sharing(faults, matrices, (name,))
-    of_a, rank = operands["a"].descriptor(grid.grid, dtype), grid.context.rank
-    if "ipiv" in routine.names:
-        _check_length(faults, "ipiv", given["ipiv"], of_a.local_shape(rank)[0], "integers, one for each row")
-    if "tau" in routine.names:
-        count = values["k"] if "k" in values else min(values["m"], values["n"])
-        end = min(operands["a"].j - 1 + count, of_a.shape[1])
-        here = of_a.cols.local_window(grid.grid.coords(rank)[1], 0, end).stop
-        _check_length(faults, "tau", given["tau"], here, "numbers, one for each column that has a reflector,")
-    return matrices
-
-
 def _check_length(faults: Faults, name: str, array: Any, least: int, what: str) -> None:
     """Note that IPIV or TAU is too short on this process."""
     if isinstance(array, np.ndarray) and array.size < least:
         faults.add(name, f"expected at least {least} {what} here, got {array.size}")
-
-
-def _annotation(name: str, routine: ScalapackRoutine) -> str:
-    if name in _OPTIONS:
-        return "str"
-    if name.startswith("desc"):
-        return "Sequence[int]"
-    if name in (*_REALS, "abstol", "orfac"):
-        return "float"
-    spectral = name in ("w", "s") or (name in _OUTPUTS and "w" in routine.names)
-    return "Any" if name in routine.shapes or name in _LEFT_OUT or name in BESIDE or spectral else "int"
-
-
-def _docstring(routine: ScalapackRoutine, full: str, dtype: np.dtype) -> str:
-    """Return the text that help() shows."""
-    note = (
-        "Collective over the grid. Indices are 1-based. Local arrays are in Fortran order, or have one dimension, "
-        "column after column; they are written in place."
-    )
-    meanings = {name: f"{_meaning(routine, name)}." for name in routine.names}
-    returns = f"INFO: 0{routine.fault and f', or i > 0: {routine.fault}'}."
-    return docstring(
-        f"{routine.text}, in {dtype.name}.", note, meanings, returns, f"ScaLAPACK, {full.upper()}"
-    )
-
-
-def _meaning(routine: ScalapackRoutine, name: str) -> str:
-    if name == "trans" and routine.adjoint:
-        return '"N", or the adjoint: "T" for real matrices, "C" for complex ones'
-    if name == "m" and "w" in routine.names:
-        return (
-            "a writeable array of one integer to which the number of eigenvalues is written; None: it is not"
-        )
-    if name in _MEANINGS:
-        return _MEANINGS[name]
-    x = "VT" if name.endswith("vt") else name[-1].upper()
-    if name.startswith("desc"):
-        return f"nine integers that describe {x}, see ``descinit``; eleven if ``DTYPE_`` is 2"
-    if name in _SIZES:
-        return f"{size_text(name, routine.shapes, routine.written)}, at least 0"
-    if name in routine.shapes:
-        rows, cols = routine.shapes[name].split()
-        return f"local array of {x}; sub({x}) is {_EXTENTS.get(rows, rows)} x {cols}"
-    return f"{'row' if name[0] == 'i' else 'column'} of {x}, from 1, where sub({x}) begins"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -228,7 +228,9 @@ def check_grid(faults: Faults, name: str, desc: Sequence[int], grid: ProcessGrid
 
 
 @contextmanager
-def staged(matrices: dict[str, DistributedMatrix], written: str) -> Iterator[dict[str, DistributedMatrix]]:
+def staged(
+    matrices: dict[str, DistributedMatrix], written: Container[str]
+) -> Iterator[dict[str, DistributedMatrix]]:
     """Yield matrices that the engine can use: copies on the GPU for NumPy arrays, written back at the end. Local."""
     used, back = {}, []
     for name, x in matrices.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,8 +18,8 @@ from ..comm import agree_after
 from ..dtypes import ELEMENT_TYPES, scalar
 from ..engines.direct import FAMILIES
 from ..errors import ArgumentError, short_repr
+from ..layout.routines import GEMM, Routine
 from ..layout.routines import ROUTINES as LEVEL3
-from ..layout.routines import Routine
 from ..matrix import DistributedMatrix
 from ..products import matmul
 from .arguments import Faults, as_routine, bound, signature_of
@@ -33,11 +33,12 @@ __all__ = [
     "VECTORS",
     "PblasFunction",
     "PblasRoutine",
-    "docstring",
+    "Values",
     "function_of",
+    "functions_of",
+    "names_of",
     "number_place",
     "takes_number",
-    "variant",
 ]
 
 PblasFunction = Callable[..., Any]
@@ -46,95 +47,102 @@ Values = dict[str, Any]
 DTYPE = {row.blas: row.dtype for row in ELEMENT_TYPES.values() if row.blas}
 """Element types by PBLAS's letters."""
 
-_OPTIONS = {
-    "side": ("LR", '"L" or "R": sub(A) is on the left or on the right'),
-    "uplo": ("UL", '"U" or "L": which triangle of it is used; the other is neither read nor written'),
-    "diag": ("NU", '"N", or "U": its diagonal is taken as ones and not read'),
-    "trans": ("NTC", '"N", "T" (transpose) or "C" (conjugate transpose)'),
+_LEGAL = {"side": "LR", "uplo": "UL", "diag": "NU"}
+_MEANINGS = {
+    "side": '"L" or "R": sub(A) is on the left or on the right.',
+    "uplo": '"U" or "L": which triangle of it is used; the other is neither read nor written.',
+    "diag": '"N", or "U": its diagonal is taken as ones and not read.',
 }
 
 VECTORS = ("x", "y")
 """The letters of vectors: rows or columns of matrices, which their increments tell apart."""
 
 _SCALARS = ("alpha", "beta", "cfrom", "cto")
+_REALS = ("vl", "vu", "abstol", "orfac")
 _PYTHON = {"trans": "op_a", "transa": "op_a", "transb": "op_b"}
-_KEPT = {*_OPTIONS, "transa", "transb", "alpha", "beta"}
+_KEPT = {*_LEGAL, *_PYTHON, "alpha", "beta"}
+
+
+def names_of(arguments: str) -> list[str]:
+    """Return the names of arguments; a matrix stands for four of them, a vector for five. Local."""
+    out: list[str] = []
+    for word in arguments.split():
+        x = word.lower()
+        out += [x, f"i{x}", f"j{x}", f"desc{x}"] if word.isupper() else [x]
+        out += [f"inc{x}"] if x in VECTORS else []
+    return out
 
 
 @dataclass(frozen=True, slots=True)
 class PblasRoutine:
-    """A level-3 routine as PBLAS has it.
+    """A routine of level 3 as PBLAS has it, and how its arguments are read; other kinds of routines derive from it.
 
     Attributes:
         name: without p and the letter of the type.
         letters: the types that have it.
         arguments: in PBLAS's order; "A" stands for a, ia, ja and desca; so do B and C for theirs. "X" and "Y" are
             vectors: "X" stands for x, ix, jx, descx and incx.
-        shapes: by matrix, rows and columns and perhaps the option that, unless it is "N", exchanges them; or "side":
-            square, of m rows for "L" and n for "R". By vector, its length, and perhaps its length otherwise and that
-            option.
-        formula: what it computes.
+        shapes: by matrix, its size as ``layout.sizes`` has it. By vector, its length, and perhaps its length otherwise
+            and the option that exchanges them.
+        summary: what it does, in words.
         python: the function of pblasmp that computes it.
-        fixed: arguments that are the same in every call.
+        source: the library that it is from, with a place for its name, and what it is called here.
+        direct: what engines call it; by their operands, "d" among them, its matrices; and options that never change.
         trans: the letters that its trans may have, for real and for complex types.
+        legal: those of its other options.
+        sizes: the arguments that are sizes.
         real: scalars that are real for every type.
         written: the matrices that are written, mostly one.
+        numbers: the arguments to which numbers are written.
+        unread: those that are taken as they are and may differ from process to process.
+        optional: those that are None if they are left out; they come last.
         note: more about the matrices, one sentence.
+        meanings: what the arguments are that only this kind of routine has, in words.
         beta: what the result is scaled by before the product is added, if that is no argument.
+        returns, answer: what it returns, as an annotation and in words.
+        callers: the processes that must make a call, in words.
+        of_pblas: entries of descriptors are counted as in PBLAS, not as in ScaLAPACK.
+        stages: whether GPUs compute with copies of arrays on the host.
     """
 
     name: str
     letters: str
     arguments: str
     shapes: dict[str, str]
-    formula: str
+    summary: str
     python: Callable[..., object]
-    fixed: Values = field(default_factory=dict)
+    source: str
+    direct: tuple[str, dict[str, str], Values] = ("", {}, {})
     trans: tuple[str, str] = ("NTC", "NTC")
+    legal: Mapping[str, str] = field(default_factory=lambda: _LEGAL)
+    sizes: tuple[str, ...] = ("m", "n", "k")
     real: str = ""
-    written: str = "c"
+    written: str | tuple[str, ...] = "c"
+    numbers: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
     note: str = ""
+    meanings: Mapping[str, str] = field(default_factory=dict)
     beta: complex | None = None
+    returns: str = "None"
+    answer: str = "the result"
+    callers: str = "Collective over the grid."
+    of_pblas: bool = True
+    stages: bool = True
 
     @property
     def names(self) -> list[str]:
         """The arguments' names, in PBLAS's order."""
-        out: list[str] = []
-        for word in self.arguments.split():
-            x = word.lower()
-            out += [x, f"i{x}", f"j{x}", f"desc{x}"] if word.isupper() else [x]
-            out += [f"inc{x}"] if x in VECTORS else []
-        return out
+        return names_of(self.arguments)
 
     def options(self, values: Values) -> Values:
         """Return the options and scalars under pblasmp's names. Local."""
-        return {
-            _PYTHON.get(name, name): value for name, value in values.items() if name in _KEPT
-        } | self.fixed
+        given = {_PYTHON.get(name, name): value for name, value in values.items() if name in _KEPT}
+        return given | self.direct[2]
 
-    def compute(self, values: Values, matrices: dict[str, DistributedMatrix]) -> None:
+    def compute(self, values: Values, matrices: dict[str, DistributedMatrix]) -> Any:
         """Write the result. Collective over the grid."""
-        self.python(*matrices.values(), out=matrices[self.written], **self.options(values))
-
-    @property
-    def direct(self) -> tuple[str, dict[str, str], Values]:
-        """What engines call it; by their operands, "d" among them, its matrices; and options that never change."""
-        return self.python.__name__, {**{x: x for x in self.shapes}, "d": self.written}, self.fixed
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """The arguments to which numbers are written."""
-        return ()
-
-    @property
-    def returns(self) -> str:
-        """The annotation of what it returns."""
-        return "None"
-
-    @property
-    def callers(self) -> str:
-        """The processes that must make a call, in words."""
-        return "Collective over the grid."
+        self.python(*matrices.values(), out=matrices[self.written[0]], **self.options(values))
 
     def is_local(self, values: Values, grid: ProcessGrid) -> bool:  # noqa: ARG002
         """Return whether a call, given its arguments, is computed without the grid's other processes. Local."""
@@ -146,37 +154,39 @@ class PblasRoutine:
         It returns the result, or True if there is none; None and False as ``DirectForm.run`` does. None: there is no
         such form.
         """
-        return _direct_form(self, full, dtype)
-
-    @property
-    def summary(self) -> str:
-        """What it does, in words."""
-        return f"Compute {self.formula}"
-
-    @property
-    def source(self) -> str:
-        """The library that it is from, with a place for its name, and what it is called here."""
-        name = self.python.__name__
-        return f"PBLAS, {{}}; here ``pblasmp.{'' if name == 'matmul' else 'blas.'}{name}``"
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        """The arguments that are taken as they are and may differ from process to process."""
-        return ()
+        return DirectForm(self, full, dtype).run if self.direct[0] in FAMILIES else None
 
     def letters_of(self, name: str, dtype: np.dtype) -> str:
         """Return the letters that an option may have; empty if ``name`` is no option. Local."""
         if name == "trans":
             return self.trans[dtype.kind == "c"]
-        return _OPTIONS[name][0] if name in _OPTIONS else "NTC" if name.startswith("trans") else ""
+        return self.legal.get(name, "NTC" if name.startswith("trans") else "")
 
-    @property
-    def meanings(self) -> dict[str, str]:
-        """What the arguments are that only this kind of routine has, in words."""
-        return {}
+    def faults(self, full: str) -> Faults:
+        """Return the faults of a call, none yet. Local."""
+        return Faults(full, self.names, of_pblas=self.of_pblas)
+
+    def check_values(self, faults: Faults, given: Values, values: Values, dtype: np.dtype) -> None:
+        """Note what else is wrong with what are no matrices, and add it to ``values``. Local."""
 
     def check(self, faults: Faults, values: Values, grid: ProcessGrid) -> None:
         """Note what else is wrong with the arguments. Local."""
+
+    def asks(self, given: Values) -> bool:  # noqa: ARG002
+        """Return whether a call only asks how large workspaces must be. Local."""
+        return False
+
+    def read(self, values: Values) -> Sequence[str]:  # noqa: ARG002
+        """Return the matrices that are looked at. Local."""
+        return [*self.shapes]
+
+    def beyond(self, matrix: str, values: Values) -> tuple[str, str] | None:  # noqa: ARG002
+        """Return the arguments that are at fault if a matrix's part is larger than the matrix; see ``PblasOperand``."""
+        return None
+
+    def nothing(self, given: Values) -> Any:  # noqa: ARG002
+        """Return what a call returns that computes nothing. Local."""
+        return None
 
     def changes_nothing(self, values: Values) -> bool:
         """Return whether it leaves everything as it is, even the imaginary parts of a Hermitian diagonal. Local."""
@@ -197,20 +207,21 @@ class PblasRoutine:
 
 def _of_row(name: str, row: Routine) -> PblasRoutine:
     """Return a routine of PBLAS as the table of routines says it is."""
-    if row.shape == "sided":
-        shapes, trans = {"a": "side", "b": "m n", "c": "m n"}, ("NTC", "NTC")
-    elif row.shape == "updated":
-        shapes = {"a": "n k trans", "b": "n k trans", "c": "n n"}
+    trans = ("NTC", "NTC")
+    if row.shape == "updated":
         trans = ("", "NC") if row.hermitian else ("NTC", "NT")
-    else:
-        shapes, trans = {"a": "m n trans", "c": "m n"}, ("NTC", "NTC")
     kind = "triangular" if row.triangular else "Hermitian" if row.hermitian else "symmetric"
     note = f"sub(A) is {kind}. " if row.shape == "sided" else ""
     if row.triangle == "d":
         note = f"Only one {'triangle' if row.shape == 'updated' else 'trapezoid'} of sub(C) is used. "
+    words = {option: word for word, option in _PYTHON.items() if word in row.pblas.split()}
+    shapes = {x: re.sub(r"op_\w", lambda found: words[found[0]], row.sizes.texts[x]) for x in row.operands}
+    python, called = (matmul, "matmul") if row is GEMM else (getattr(level3, name), name)
     return PblasRoutine(
-        name, "cz" if row.hermitian else "sdcz", row.pblas, {x: shapes[x] for x in row.operands}, _formula(row),
-        getattr(level3, name), trans=trans, real=" ".join(row.real), written=row.in_place, note=note,
+        name, "cz" if row.hermitian else "sdcz", row.pblas, shapes, f"Compute {_formula(row)}", python,
+        f"PBLAS, {{}}; here ``pblasmp.{'' if row is GEMM else 'blas.'}{called}``",
+        (called, {**{x: x for x in shapes}, "d": row.in_place}, {}),
+        trans=trans, real=" ".join(row.real), written=row.in_place, note=note,
     )  # fmt: skip
 
 
@@ -226,17 +237,12 @@ def _transposed(name: str, letters: str, op: str) -> PblasRoutine:
     geadd = ROUTINES["geadd"]
     return replace(
         geadd, name=name, letters=letters, arguments=geadd.arguments.removeprefix("trans "),
-        shapes={"a": "n m", "c": "m n"}, formula=geadd.formula.replace("op(sub(A))", f"sub(A)^{op.replace('C', 'H')}"),
-        fixed={"op_a": op},
+        shapes={"a": "n m", "c": "m n"}, summary=geadd.summary.replace("op(sub(A))", f"sub(A)^{op.replace('C', 'H')}"),
+        direct=(*geadd.direct[:2], {"op_a": op}),
     )  # fmt: skip
 
 
-_GEMM = PblasRoutine(
-    "gemm", "sdcz", "transa transb m n k alpha A B beta C", {"a": "m k transa", "b": "k n transb", "c": "m n"},
-    "sub(C) = alpha op(sub(A)) op(sub(B)) + beta sub(C)", matmul,
-)  # fmt: skip
-
-ROUTINES = {"gemm": _GEMM, **{name: _of_row(name, row) for name, row in LEVEL3.items() if row.pblas}}
+ROUTINES = {name: _of_row(name, row) for name, row in {"gemm": GEMM, **LEVEL3}.items() if row.pblas}
 """The level-3 routines by name."""
 
 ROUTINES |= {
@@ -249,15 +255,19 @@ ROUTINES |= {
 }
 
 
-def variant(name: str, letter: str) -> PblasFunction:
-    """Return the routine for one type, as a function with PBLAS's signature."""
-    return function_of(ROUTINES[name], f"p{letter}{name}", DTYPE[letter])
+def functions_of(routines: Iterable[PblasRoutine]) -> dict[str, PblasFunction]:
+    """Return routines for all their types, as functions by their full names. Local."""
+    return {
+        f"p{letter}{each.name}": function_of(each, f"p{letter}{each.name}", DTYPE[letter])
+        for each in routines
+        for letter in each.letters
+    }
 
 
 def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunction:
     """Return a routine for one type under its full name, as a function with PBLAS's signature."""
     annotations = {each: _annotation(each, routine, dtype) for each in routine.names}
-    signature = signature_of(annotations, routine.returns)
+    signature = signature_of(annotations, routine.returns, routine.optional)
     names, form, tells = routine.names, routine.form(full, dtype), routine.returns != "None"
     count = len(names)
 
@@ -272,48 +282,42 @@ def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunct
     return as_routine(function, full, signature, _docstring(routine, full, dtype))
 
 
-def _direct_form(routine: PblasRoutine, full: str, dtype: np.dtype) -> Callable[[Sequence[Any]], Any] | None:
-    """Return what runs the routine as a direct call, None if it is none."""
-    name, passes, fixed = routine.direct
-    if name not in FAMILIES:
-        return None
-    options = (each for each in routine.names if each in _OPTIONS or each.startswith("trans"))
-    allowed = {each: routine.letters_of(each, dtype) for each in options}
-    beta = 0.0 if routine.beta is None else routine.beta.real
-    return DirectForm(
-        full, name, routine.names, routine.shapes, passes, routine.written, routine.numbers, dtype, allowed, fixed,
-        routine.real, beta,
-    ).run  # fmt: skip
-
-
 def _run(routine: PblasRoutine, full: str, dtype: np.dtype, given: Values, *, voted: bool) -> Any:
     """Check the arguments, agree on them, compute. Collective over the grid, unless the call is local."""
-    faults = Faults(full, routine.names)
-    grid = one_grid_of(faults, routine.shapes, given)
+    grid = one_grid_of(routine.faults(full), routine.shapes, given)
     read = partial(_read, routine, full, dtype, given, grid)
     if routine.is_local(given, grid):
         values, matrices = read({})
     else:
         values, matrices = agree_after(voted, partial(grid.context.agreement, full), read)
-    if routine.changes_nothing(values):
-        return None
-    with grid.context.engine.on_device(), staged(matrices, routine.written) as used:
-        return routine.compute(values, used)
+    if routine.asks(given) or routine.changes_nothing(values):
+        return routine.nothing(given)
+    with grid.context.engine.on_device():
+        if not routine.stages:
+            return routine.compute(values, matrices)
+        with staged(matrices, routine.written) as used:
+            return routine.compute(values, used)
 
 
 def _read(
     routine: PblasRoutine, full: str, dtype: np.dtype, given: Values, grid: ProcessGrid, facts: dict[str, Any]
 ) -> tuple[Values, dict[str, DistributedMatrix]]:
     """Return the arguments in a standard form, and the matrices; add what must be equal to ``facts``. Local."""
-    faults = Faults(full, routine.names)
+    faults, matrices = routine.faults(full), {}
+    asks = routine.asks(given)
+    if routine.optional:
+        facts["sizes of workspaces"] = "asked for" if asks else "not asked for"
+    if asks:
+        routine.check_values(faults, given, {}, dtype)
+        faults.check()
+        return {}, {}
     values = _checked(routine, faults, given, dtype)
-    matrices = {}
-    for name in routine.shapes:
+    for name in routine.read(values):
         operand = values[name] = _operand(routine, faults, name, given, values)
         if not operand.desc or check_grid(faults, name, operand.desc, grid):
             operand.check(faults, grid)
     if not faults:
-        for name in routine.shapes:
+        for name in routine.read(values):
             matrix = values[name].matrix(faults, grid, dtype, written=name in routine.written)
             if matrix is not None:
                 matrices[name] = matrix
@@ -335,7 +339,7 @@ def _checked(routine: PblasRoutine, faults: Faults, given: Values, dtype: np.dty
         elif allowed := routine.letters_of(name, dtype):
             everything = allowed == "ULA" and isinstance(value, str) and value[:1].upper() not in ("U", "L")
             values[name] = "A" if everything else faults.letter(name, value, allowed)
-        elif name in ("m", "n", "k"):
+        elif name in routine.sizes:
             values[name] = faults.integer(name, value, 0)
         elif name in routine.numbers:
             values[name] = number_place(faults, name, value)
@@ -350,6 +354,7 @@ def _checked(routine: PblasRoutine, faults: Faults, given: Values, dtype: np.dty
                     faults.add(name, f"expected a real number, got {short_repr(value)}")
             except ArgumentError as error:
                 faults.add(name, str(error).partition(": ")[2])
+    routine.check_values(faults, given, values, dtype)
     return values
 
 
@@ -362,7 +367,8 @@ def _operand(routine: PblasRoutine, faults: Faults, name: str, given: Values, va
         values[f"is_row_{name}"] = increment == rows
         if increment not in (1, rows):
             faults.add(f"inc{name}", f"expected 1 (a column), or M_ (a row), here {rows}, got {increment}")
-    return PblasOperand(name, given[name], i, j, desc, routine.shape(name, values))
+    shape, beyond = routine.shape(name, values), routine.beyond(name, values)
+    return PblasOperand(name, given[name], i, j, desc, shape, beyond)
 
 
 def takes_number(value: Any) -> bool:
@@ -385,6 +391,8 @@ def _fact(value: Any) -> Any:
 
 
 def _annotation(name: str, routine: PblasRoutine, dtype: np.dtype) -> str:
+    if name in _REALS:
+        return "float"
     if name in routine.numbers:
         return "NDArray[Any] | None"
     if name in routine.unread:
@@ -407,10 +415,20 @@ def _docstring(routine: PblasRoutine, full: str, dtype: np.dtype) -> str:
         f"one dimension, column after column.{tail}"
     )
     meanings = {name: _meaning(routine, name, dtype) for name in routine.names}
-    returns = f"{' and '.join(routine.numbers) or 'the result'}." if routine.returns != "None" else ""
+    returns = f"{routine.answer}." if routine.returns != "None" else ""
     source = routine.source.format(full.upper())
     raises = _RAISED[routine.callers.startswith("Local")]
-    return docstring(f"{routine.summary}, in {dtype.name}.", note, meanings, returns, source, raises)
+    summary = f"{routine.summary}, in {dtype.name}."
+    lines = [summary, "", note, "", "Args:", *(f"    {name}: {text}" for name, text in meanings.items())]
+    if returns:
+        lines += ["", "Returns:", f"    {returns}"]
+    lines += ["", "Raises:", *(f"    {each}" for each in raises), "", f"Source: {source}."]
+    return "\n".join(
+        part
+        for line in lines
+        for part in textwrap.wrap(line, 100, subsequent_indent=" " * (8 if line.startswith("    ") else 0))
+        or [""]
+    )
 
 
 _RAISED = (
@@ -425,43 +443,21 @@ _RAISED = (
 """What collective and local routines raise."""
 
 
-def docstring(
-    summary: str, note: str, meanings: Mapping[str, str], returns: str, source: str,
-    raises: Sequence[str] = _RAISED[0],
-) -> str:  # fmt: skip
-    """Return the text that help() shows of a routine. Local.
-
-    Args:
-        summary: the first line.
-        note: a paragraph.
-        meanings: of the arguments, by name.
-        returns: what it returns; "" for nothing.
-        source: where the routine is documented.
-        raises: what it raises, each with the reason.
-    """
-    lines = [summary, "", note, "", "Args:", *(f"    {name}: {text}" for name, text in meanings.items())]
-    if returns:
-        lines += ["", "Returns:", f"    {returns}"]
-    lines += ["", "Raises:", *(f"    {each}" for each in raises), "", f"Source: {source}."]
-    return "\n".join(
-        part
-        for line in lines
-        for part in textwrap.wrap(line, 100, subsequent_indent=" " * (8 if line.startswith("    ") else 0))
-        or [""]
-    )
-
-
 def _meaning(routine: PblasRoutine, name: str, dtype: np.dtype) -> str:
-    x = name[-1].upper()
+    x = (
+        name.removeprefix("desc") if name[:4] == "desc" else name[1:] if name not in routine.shapes else name
+    ).upper()
     if name in routine.meanings:
         return routine.meanings[name]
     if name == "trans":
         words = {"N": '"N"', "T": '"T" (transpose)', "C": '"C" (conjugate transpose)'}
         return " or ".join(words[letter] for letter in routine.trans[dtype.kind == "c"]) + "."
-    if name in _OPTIONS or name.startswith("trans"):
-        return f"{_OPTIONS.get(name, _OPTIONS['trans'])[1]}."
-    if name in ("m", "n", "k"):
-        return f"{size_text(name, routine.shapes, routine.written)}, at least 0."
+    if name.startswith("trans"):
+        return '"N", "T" (transpose) or "C" (conjugate transpose).'
+    if name in _MEANINGS:
+        return _MEANINGS[name]
+    if name in routine.sizes:
+        return f"{_size_text(name, routine.shapes, routine.written)}, at least 0."
     if name in ("alpha", "beta"):
         return f"a{' real' * (dtype.kind != 'c' or name in routine.real.split())} number."
     if name.startswith("desc"):
@@ -472,6 +468,7 @@ def _meaning(routine: PblasRoutine, name: str, dtype: np.dtype) -> str:
             "vector get 0."
         )
     if name[:3] == "inc":
+        x = name[3:].upper()
         return f"1: sub({x}) is a column; ``M_`` of desc{x.lower()}: it is a row."
     if name in VECTORS:
         first, *rest = routine.shapes[name].split()
@@ -482,7 +479,7 @@ def _meaning(routine: PblasRoutine, name: str, dtype: np.dtype) -> str:
     return f"{'row' if name[0] == 'i' else 'column'} of {x}, from 1, where sub({x}) begins."
 
 
-def size_text(name: str, shapes: Mapping[str, str], written: Container[str]) -> str:
+def _size_text(name: str, shapes: Mapping[str, str], written: Container[str]) -> str:
     """Return what a size is, such as "rows of sub(C)". Local.
 
     Args:
@@ -516,9 +513,13 @@ def _number_text(name: str, dtype: np.dtype) -> str:
     return f"an array of one element, in {kind.name}, to which the result is written"
 
 
+_EXTENTS = {"longer": "max(m, n)", "least": "min(m, n)", "order": '(m if side is "L", n if it is "R")'}
+"""Extents that only ScaLAPACK's routines have, in words."""
+
+
 def _shape_text(words: list[str]) -> str:
     if words == ["side"]:
         return 'm x m if side is "L", n x n if it is "R"'
-    rows, cols, *option = words
+    rows, cols, *option = (_EXTENTS.get(word, word) for word in words)
     swapped = f', {cols} x {rows} unless {option[0]} is "N"' if option else ""
     return f"{rows} x {cols}{swapped}"

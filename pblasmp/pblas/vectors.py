@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,28 +22,6 @@ _NUMBERS = ("dot", "norm2", "asum", "amax", "indx")
 @dataclass(frozen=True, slots=True)
 class VectorFunction(PblasRoutine):
     """A routine of level 1 or 2 as PBLAS has it."""
-
-    @property
-    def direct(self) -> tuple[str, dict[str, str], Values]:
-        """What engines call it; by their operands, "d" among them, its operands; and options that never change."""
-        row = VECTOR_ROUTINES[self.python.__name__]
-        if self.name == "scal":  # it is in place, which sums are not
-            return "scal", {"a": "x", "d": "x"}, {}
-        if self.name == "swap":
-            return "swap", {"a": "x", "d": "y"}, {}
-        if not row.twin:
-            return self.name, {"a": "x", "d": "x"} | ({"b": "y"} if "y" in self.shapes else {}), {}
-        return "matmul" if row.twin == "gemm" else row.twin, {**row.passes, "d": self.written}, {**row.fixed}
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """The arguments to which numbers are written."""
-        return tuple(word for word in self.arguments.split() if word in _NUMBERS)
-
-    @property
-    def returns(self) -> str:
-        """The annotation of what it returns."""
-        return ("None", "Any", "tuple[Any, int]")[len(self.numbers)]
 
     def changes_nothing(self, values: Values) -> bool:
         """Return whether it leaves everything as it is, and returns no number. Local."""
@@ -71,7 +49,7 @@ class VectorFunction(PblasRoutine):
             vector_calls.after_agreement(self.name, matrices, values.get("alpha", 1))
             return
         read = [x for name, x in matrices.items() if name != "y" or self.name != "copy"]
-        self.python(*read, out=matrices[self.written], **self.options(values))
+        self.python(*read, out=matrices[self.written[0]], **self.options(values))
 
 
 def _in_scope(operand: PblasOperand, x: DistributedMatrix, values: Values) -> bool:
@@ -95,12 +73,23 @@ def _routine(name: str, row: VectorRoutine, *, real: str = "") -> VectorFunction
         trans = " trans" if operand in VECTORS and len(words) > 1 else ""
         shapes[operand] = sizes + trans
     formula = re.sub(r"\b[axyA]\b", lambda found: f"sub({found[0].upper()})", row.formula)
-    python: Callable[..., object] = getattr(vectors, name)
     triangle = "Only one triangle of sub(A) is used. " if "uplo" in row.options else ""
+    numbers = tuple(word for word in row.pblas.split() if word in _NUMBERS)
     return VectorFunction(
-        name, "", row.pblas, shapes, formula, python,
-        real=real or " ".join(row.real), written=row.written, note=triangle, beta=1 if row.adds else None,
+        name, "", row.pblas, shapes, f"Compute {formula}", getattr(vectors, name),
+        f"PBLAS, {{}}; here ``pblasmp.blas.{name}``", _direct(name, row), real=real or " ".join(row.real),
+        written=row.written, numbers=numbers, note=triangle, beta=1 if row.adds else None,
+        returns=("None", "Any", "tuple[Any, int]")[len(numbers)], answer=" and ".join(numbers),
     )  # fmt: skip
+
+
+def _direct(name: str, row: VectorRoutine) -> tuple[str, dict[str, str], Values]:
+    """Return what engines call it; by their operands, "d" among them, its operands; and options that never change."""
+    if name in ("scal", "swap"):  # in place, which sums are not
+        return name, {"a": "x", "d": row.written[-1]}, {}
+    if not row.twin:
+        return name, {"a": "x", "d": "x"} | ({"b": "y"} if "y" in row.sizes else {}), {}
+    return "matmul" if row.twin == "gemm" else row.twin, {**row.passes, "d": row.written}, {**row.fixed}
 
 
 ROUTINES: Mapping[str, VectorFunction] = {
