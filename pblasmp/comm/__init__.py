@@ -15,7 +15,7 @@ from .agreement import (
     vote_on,
 )
 from .board import make_boards
-from .cells import Cell, Cells
+from .cells import Cell, Cells, NodeCells
 from .choice import wrap
 from .communicator import Communicator, allgather_alike, gather_numbers
 from .exchange import Exchange, Side
@@ -40,6 +40,7 @@ __all__ = [
     "Cells",
     "Communicator",
     "Exchange",
+    "NodeCells",
     "RepeatedCalls",
     "Running",
     "SharedMemory",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..layout.grid import Grid
 
-__all__ = ["Cell", "Cells", "filled_up"]
+__all__ = ["Cell", "Cells", "NodeCells", "filled_up"]
 
 Coords = tuple[int, int]
 Numbers = NDArray[np.int64]
@@ -31,11 +31,16 @@ class Cells(Sequence[Cell]):
 
     Args:
         coords: the process row and column of each cell.
-        ranks: the ranks of each cell, its owner first; shorter rows are filled up with -1.
+        ranks: see the property of that name.
     """
 
     def __init__(self, coords: Numbers, ranks: Numbers) -> None:
-        self.coords, self.ranks = coords, ranks
+        self.coords, self._ranks = coords, ranks
+
+    @property
+    def ranks(self) -> Numbers:
+        """The ranks of each cell, its owner first; shorter rows are filled up with -1."""
+        return self._ranks
 
     @classmethod
     def of(cls, cells: Sequence[Cell]) -> Cells:
@@ -91,6 +96,32 @@ class Cells(Sequence[Cell]):
 
     def __hash__(self) -> int:
         return hash(self._made)
+
+
+class NodeCells(Cells):
+    """Cells that every rank of their owner's node can access, which takes memory only when it is asked for. Local.
+
+    Args:
+        coords: as of ``Cells``.
+        owners: the owner of each cell.
+        nodes: the ranks of each node.
+    """
+
+    def __init__(self, coords: Numbers, owners: Numbers, nodes: Sequence[tuple[int, ...]]) -> None:
+        self.coords, self.owners, self.nodes = coords, owners, nodes
+
+    @cached_property
+    def ranks(self) -> Numbers:  # type: ignore[override]
+        """The ranks of each cell."""
+        node = {rank: ranks for ranks in self.nodes for rank in ranks}
+        return filled_up(
+            [(each, *(rank for rank in node[each] if rank != each)) for each in self.owners.tolist()]
+        )
+
+    @property
+    def T(self) -> NodeCells:  # noqa: N802
+        """The same cells with their coordinates exchanged."""
+        return NodeCells(self.coords[:, ::-1], self.owners, self.nodes)
 
 
 def filled_up(lists: Sequence[Sequence[int]]) -> Numbers:

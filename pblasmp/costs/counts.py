@@ -14,11 +14,11 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comm import Cells, Side
-from ..comm.exchange import ends, message_elements, piece_of
+from ..comm import Cells, NodeCells, Side
+from ..comm.exchange import message_elements
 from ..layout.intersection import Piece, Stretch, common_counts, intersect
 
-__all__ = ["Counts", "Move", "by_pairs", "counts_of"]
+__all__ = ["Counts", "Move", "counts_of"]
 
 _PAIRS = 1 << 16  # pairs of cells looked at together
 
@@ -78,62 +78,27 @@ def counts_of(
     src, dst = moves[0]
     if not (src.cells and dst.cells):
         return Counts.none(size)
-    if Cells.of(src.cells).ranks.shape[1] == 1:
-        found = _by_periods(moves, node, limit)
-    else:
-        found = Counts.none(size)
-        for move in moves:
-            found.add(by_pairs(*move, node, limit))
+    readable = isinstance(src.cells, NodeCells) and src.cells.nodes == nodes
+    found = (_from_nodes if readable else _by_periods)(moves, node, limit)
     for name in ("sent", "received", "sent_here", "received_here", "copied", "shared"):
         getattr(found, name)[...] *= itemsize
     return found
 
 
-def by_pairs(src: Side, dst: Side, node: Numbers, limit: int) -> Counts:
-    """Return the counts of an exchange in elements, pair of cells by pair of cells. Local."""
-    found = Counts.none(len(node))
-    rows, cols = common_counts(src.rows, dst.rows), common_counts(src.cols, dst.cols)
-    for source in src.cells:
-        (p, q), s = source.coords, source.ranks
-        for target in dst.cells:
-            elements = int(rows[p, target.coords[0]] * cols[q, target.coords[1]])
-            if not elements:
-                continue
-            owner, writer = ends(s, target.ranks)
-            if owner == writer:
-                found.copied[owner] += elements
-                if owner != s[0] or len(target.ranks) > 1:
-                    found.shared[owner] += elements
-                continue
-            count = 1
-            if elements > limit:
-                count = len(piece_of(src, source, dst, target).split(limit, dst.order))
-            found.sent[owner] += elements
-            found.received[writer] += elements
-            found.messages[owner] += count
-            found.received_messages[writer] += count
-            if node[owner] == node[writer]:
-                found.sent_here[owner] += elements
-                found.received_here[writer] += elements
-    return found
-
-
 def _by_periods(moves: Sequence[Move], node: Numbers, limit: int) -> Counts:
-    """Return what ``by_pairs`` does for all moves together, if no two ranks share a cell of a source."""
+    """Return the counts in elements if each cell of a source is one rank's."""
     found = Counts.none(len(node))
     src, dst = moves[0]
-    elements: Factors = []
-    messages: Factors = []
-    for (a, b), times in _different(moves):
-        rows, cols = common_counts(a.rows, b.rows), common_counts(a.cols, b.cols)
-        elements.append((rows.astype(np.float64), times * cols.astype(np.float64)))
-        messages += [(down, times * across) for down, across in _message_factors(a, b, rows, cols, limit)]
-    elements, messages = _merged(elements), _merged(messages)
+    elements, messages = _factors(moves, limit)
     shape = elements[0][0].shape, elements[0][1].shape
     weights = ((elements, found.sent, found.received), (messages, found.messages, found.received_messages))
     source_cells, target_cells = Cells.of(src.cells), Cells.of(dst.cells)
-    owners, sources = source_cells.ranks[:, 0], source_cells.coords
-    targets, counts, writers = target_cells.coords, target_cells.counts, target_cells.ranks
+    owners, sources, targets = source_cells.ranks[:, 0], source_cells.coords, target_cells.coords
+    if isinstance(target_cells, NodeCells) and len(target_cells.nodes) == 1:  # everything is in reach
+        found.copied[owners] = _summed(elements, _histogram(targets, (shape[0][1], shape[1][1])), sources)
+        found.shared[owners] = found.copied[owners] if len(node) > 1 else 0
+        return found
+    counts, writers = target_cells.counts, target_cells.ranks
     groups = _alike(target_cells)
     if len(groups) <= counts.max(initial=1):  # few groups of many ranks: each source has one writer in each
         for group in groups:
@@ -142,11 +107,11 @@ def _by_periods(moves: Sequence[Move], node: Numbers, limit: int) -> Counts:
     everywhere = _histogram(targets, (shape[0][1], shape[1][1]))
     for factors, sent, received in weights:
         np.add.at(sent, owners, _summed(factors, everywhere, sources))
+        turned = [(down.T, across.T) for down, across in factors]
         for length in np.unique(counts):
             cells = np.flatnonzero(counts == length)
             for turn in range(length):
                 mine = _histogram(sources[owners % length == turn], (shape[0][0], shape[1][0]))
-                turned = [(down.T, across.T) for down, across in factors]
                 np.add.at(received, writers[cells, turn], _summed(turned, mine, targets[cells]))
     # Until here every rank also sends to itself: what it finds in cells that it can write is copied.
     cell_of = np.arange(len(counts)).repeat(counts)
@@ -170,6 +135,75 @@ def _by_periods(moves: Sequence[Move], node: Numbers, limit: int) -> Counts:
             np.add.at(found.sent_here, owners[i], here)
             np.add.at(found.received_here, writers[j, owners[i] % counts[j]], here)
     return found
+
+
+def _factors(moves: Sequence[Move], limit: int) -> tuple[Factors, Factors]:
+    """Return how many elements, and how many messages, processes of the two sides share in all moves together."""
+    elements: Factors = []
+    messages: Factors = []
+    for (a, b), times in _different(moves):
+        rows, cols = common_counts(a.rows, b.rows), common_counts(a.cols, b.cols)
+        elements.append((rows.astype(np.float64), times * cols.astype(np.float64)))
+        messages += [(down, times * across) for down, across in _message_factors(a, b, rows, cols, limit)]
+    return _merged(elements), _merged(messages)
+
+
+def _from_nodes(moves: Sequence[Move], node: Numbers, limit: int) -> Counts:
+    """Return the counts in elements if the ranks of a node read each other's cells, and write only their own."""
+    found = Counts.none(len(node))
+    src, dst = moves[0]
+    elements, messages = _factors(moves, limit)
+    (here, owners), (there, writers) = (
+        (cells.coords, cells.owners if isinstance(cells, NodeCells) else cells.ranks[:, 0])
+        for cells in (src.cells, Cells.of(dst.cells))
+    )
+    for factors, sent, received in (
+        (elements, found.sent, found.received), (messages, found.messages, found.received_messages),
+    ):  # fmt: skip
+        turned = [(down.T, across.T) for down, across in factors]
+        given = _summed(factors, _histogram(there, _ends(turned)), here)
+        taken = _summed(turned, _histogram(here, _ends(factors)), there)
+        near_given, near_taken = _within_nodes(factors, (here, node[owners]), (there, node[writers]))
+        np.add.at(sent, owners, given - near_given)
+        np.add.at(received, writers, taken - near_taken)
+        if factors is elements:
+            np.add.at(found.copied, writers, near_taken)
+    found.shared[...] = found.copied
+    for i, j in _joined(owners, writers):
+        np.subtract.at(found.shared, writers[j], _each(elements, here[i], there[j]))
+    return found
+
+
+def _within_nodes(
+    factors: Factors, of: tuple[Numbers, Numbers], to: tuple[Numbers, Numbers]
+) -> tuple[Numbers, Numbers]:
+    """Return what each process of ``of``, and of ``to``, shares with all of the other side on its node.
+
+    Args:
+        factors: as of ``_summed``.
+        of, to: the processes of the two sides, and their nodes.
+    """
+    (here, mine), (there, theirs) = of, to
+    given, taken = np.zeros(len(here), np.int64), np.zeros(len(there), np.int64)
+    nodes = np.unique(mine)
+    if len(nodes) ** 2 > len(here):  # many small nodes
+        for i, j in _joined(mine, theirs):
+            shared = _each(factors, here[i], there[j])
+            np.add.at(given, i, shared)
+            np.add.at(taken, j, shared)
+        return given, taken
+    turned = [(down.T, across.T) for down, across in factors]
+    for each in nodes:
+        i, j = np.flatnonzero(mine == each), np.flatnonzero(theirs == each)
+        given[i] = _summed(factors, _histogram(there[j], _ends(turned)), here[i])
+        taken[j] = _summed(turned, _histogram(here[i], _ends(factors)), there[j])
+    return given, taken
+
+
+def _ends(factors: Factors) -> tuple[int, int]:
+    """Return the number of process rows and columns of the side that factors are from."""
+    down, across = factors[0]
+    return len(down), len(across)
 
 
 def _alike(cells: Cells) -> list[list[int]]:

@@ -28,6 +28,7 @@ from ..engines.moving.exchange_move import ExchangeMove
 from ..engines.moving.room import Room
 from ..errors import ArgumentError
 from ..layout import MatrixDescriptor
+from ..layout.caches import Hashed
 from ..layout.intersection import strided
 from ..layout.traffic import Shapes
 from ..layout.trapezoid import Trapezoid
@@ -69,7 +70,7 @@ class Ranks:
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each node."""
         firsts = range(0, self.size, self.per_node)
-        return tuple(tuple(range(first, min(first + self.per_node, self.size))) for first in firsts)
+        return Hashed(Hashed(range(first, min(first + self.per_node, self.size))) for first in firsts)
 
 
 @dataclass(frozen=True)

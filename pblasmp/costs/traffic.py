@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 
-from ..comm import Cells, Side
+from ..comm import Side
 from ..comm.exchange import SLOTS
 from ..engines.factor import FactorOperands
 from ..engines.host.engine import HostEngine
@@ -19,9 +18,10 @@ from ..engines.request import AnyProblem, Operands, Options
 from ..errors import ArgumentError, LayoutError, UnsupportedError, counted, short_repr
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.factor_problem import FactorProblem
-from ..layout.grid import coordinates, integer
+from ..layout.grid import integer
 from ..layout.redistribution import nearest_legal, with_c_like_d
 from ..layout.traffic import Numbers, Shapes, Traffic
+from .classes import classes
 from .counts import Counts, Move, counts_of
 from .ghosts import Ghost
 from .paper import Event, LogEntry, PaperEngine, Ranks
@@ -65,22 +65,23 @@ def traffic(
     first = _run(ranks, 0, asked, options, nearest, gpus=gpus)
     options = replace(options, algo=first.algorithm)  # the ranks agree: one choice is enough
     counts = _exchanged(ranks, first.log)
-    like = _classes(asked, ranks, first)
+    like = classes(asked, ranks, first.algorithm, {entry.kind for entry in first.log})
     runs = {0: first} | {
         rank: _run(ranks, rank, asked, options, nearest, gpus=gpus) for rank in sorted({*like.tolist()} - {0})
     }
-    for rank, run in runs.items():
-        _add_others(counts, ranks, rank, run, shares=not gpus)
+    numbers = np.searchsorted(sorted(runs), like)
+    order = np.argsort(numbers, kind="stable")
+    members = np.split(order, np.searchsorted(numbers[order], np.arange(1, len(runs))))
+    for each, rank in zip(members, sorted(runs), strict=True):
+        _add_others(counts, ranks, each, runs[rank], shares=not gpus)
 
-    classes = np.searchsorted(sorted(runs), like)
-
-    def each(of: Any) -> Numbers:
+    def every(of: Any) -> Numbers:
         found = [of(runs[rank]) for rank in sorted(runs)]
         if max(found) > _LARGEST:
             raise ArgumentError(
                 f"the counts of a rank must fit into 64 bits, got {max(found):.3g} for {asked}"
             )
-        return np.array(found, np.int64)[classes]
+        return np.array(found, np.int64)[numbers]
 
     kinds = Counter(entry.kind for entry in first.log)
     links = {
@@ -91,10 +92,11 @@ def traffic(
     return Traffic(
         call=str(problem), algorithm=first.algorithm, path=first.path, nranks=ranks.size,
         ranks_per_node=ranks.per_node, sent_bytes=counts.sent, received_bytes=counts.received,
-        messages=counts.messages, copied_bytes=counts.copied, flops=each(lambda x: x.flops),
-        memory_bytes=each(lambda x: x.memory_bytes), like=classes, turned_bytes=each(lambda x: x.turned_bytes),
-        shapes=[runs[rank].shapes for rank in sorted(runs)], touched_bytes=each(lambda x: x.touched_bytes), links=links,
-        node_received=counts.received_here, collective_copies=each(lambda x: min(x.copied_bytes, x.touched_bytes)),
+        messages=counts.messages, copied_bytes=counts.copied, flops=every(lambda x: x.flops),
+        memory_bytes=every(lambda x: x.memory_bytes), like=numbers, turned_bytes=every(lambda x: x.turned_bytes),
+        shapes=[runs[rank].shapes for rank in sorted(runs)], touched_bytes=every(lambda x: x.touched_bytes),
+        links=links, node_received=counts.received_here,
+        collective_copies=every(lambda x: min(x.copied_bytes, x.touched_bytes)),
         node_bytes=counts.sent_here, shared_bytes=counts.shared, meetings=kinds["fence"],
         collectives=kinds["sum"], pieces=_pieces(asked, first.log),
         events=[runs[rank].events for rank in range(ranks.size)] if isinstance(asked, FactorProblem) else [],
@@ -304,51 +306,6 @@ def _held(x: MatrixDescriptor, rank: int) -> int:
     return x.lld(rank) * (rows if x.order == "C" else cols) * x.dtype.itemsize
 
 
-def _classes(problem: AnyProblem, ranks: Ranks, first: _Run) -> Numbers:
-    """Return for each rank the first one that does as many operations and needs as much memory.
-
-    Of a product that moves only slabs, those are ranks whose parts of the matrices have the same shapes.
-    """
-    everyone = np.arange(ranks.size)
-    messages = any(entry.kind in ("messages", "pushes") for entry in first.log)
-    if not isinstance(problem, MatmulProblem) or messages or problem.scheme != "gemm":
-        return everyone
-    node_of = everyone // ranks.per_node
-    kinds = [_numbered([len(node) for node in ranks.nodes])[node_of]]
-    shares = any(e.kind == "fence" for e in first.log)
-    for x in _matrices(problem).values():
-        rows, cols, grid = x.rows.counts(), x.cols.counts(), x.grid
-        down, across = Cells.of_grid(grid).coords.T
-        of_rows, of_cols = _numbered(rows), _numbered(cols)
-        shapes = np.zeros(ranks.size, np.int64)  # of ranks without a part
-        shapes[: grid.size] = 1 + of_rows[down] * (1 + of_cols.max()) + of_cols[across]
-        kinds.append(shapes)
-        if shares:  # memory of a node depends on all its ranks
-            coords = coordinates(grid)
-            of_nodes = [_extents(coords[node[0] : node[-1] + 1], rows, cols) for node in ranks.nodes]
-            kinds.append(_numbered(of_nodes)[node_of])
-    like = np.zeros(ranks.size, np.int64)
-    for kind in kinds:
-        _, firsts, like = np.unique(like * (1 + kind.max()) + kind, return_index=True, return_inverse=True)
-    return firsts[like]
-
-
-def _numbered(values: Sequence[Hashable]) -> Numbers:
-    """Return a number for each value, the same for equal ones."""
-    known: dict[Hashable, int] = {}
-    return np.array([known.setdefault(each, len(known)) for each in values], np.int64)
-
-
-def _extents(
-    coords: Sequence[tuple[int, int]], rows: list[int], cols: list[int]
-) -> tuple[tuple[int, ...], ...]:
-    """Return the extents of the different process rows, and columns, of some ranks."""
-    return tuple(
-        tuple(sorted(counts[p] for p in {each[axis] for each in coords}))
-        for axis, counts in enumerate((rows, cols))
-    )
-
-
 def _operands(log: list[LogEntry]) -> dict[tuple[int, int, str, int, int | None], list[Move]]:
     """Return the exchanges of each operand."""
     groups: dict[tuple[int, int, str, int, int | None], list[Move]] = {}
@@ -376,30 +333,43 @@ def _exchanged(ranks: Ranks, log: list[LogEntry]) -> Counts:
     return counts
 
 
-def _add_others(counts: Counts, ranks: Ranks, rank: int, run: _Run, *, shares: bool) -> None:
-    """Add what a rank sends and copies outside exchanges; if ranks share memory, from or to that of its node.
+def _add_others(counts: Counts, ranks: Ranks, members: Numbers, run: _Run, *, shares: bool) -> None:
+    """Add what ranks that do alike send and copy outside exchanges; if ranks share memory, from or to that of a node.
 
-    Sums move as much as their algorithm reports: parts and sums travel once.
+    Sums move as much as their algorithm reports: parts and sums travel once. What one of the ranks sends to each
+    other one, all of them do, and it sends as much to one that is alike as to any such.
+
+    Args:
+        counts: they are added to these.
+        ranks: all of them.
+        members: those that do alike.
+        run: what the first one does.
+        shares: whether ranks share memory.
     """
-    here = set(ranks.nodes[rank // ranks.per_node])
-    counts.copied[rank] += run.copied_bytes
-    counts.shared[rank] += run.copied_bytes if shares else 0
-    counts.sent[rank] += run.sent_bytes
-    rest = run.sent_bytes  # of sums over all ranks
+    counts.copied[members] += run.copied_bytes
+    counts.shared[members] += run.copied_bytes if shares else 0
+    counts.sent[members] += run.sent_bytes
+    size, rank = ranks.size, int(members[0])
+    to, of = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    sums = run.sent_bytes  # of sums over all ranks
     for entry in run.log:
-        sends, receives = entry.sends, entry.receives
-        counts.messages[rank] += len(sends)
-        counts.received_messages[rank] += len(receives)
+        for sizes, moved in ((to, entry.sends), (of, entry.receives)):
+            for nbytes, other in moved:
+                sizes[other] += nbytes
+        counts.messages[members] += len(entry.sends)
+        counts.received_messages[members] += len(entry.receives)
         if entry.kind == "pushes":
-            for nbytes, to in sends:
-                counts.received[to] += nbytes
-                counts.received_here[to] += nbytes if to in here else 0
-                counts.received_messages[to] += 1
-        rest -= sum(nbytes for nbytes, _ in sends)
-        counts.sent_here[rank] += sum(nbytes for nbytes, to in sends if to in here)
-        counts.received[rank] += sum(nbytes for nbytes, _ in receives)
-        counts.received_here[rank] += sum(nbytes for nbytes, of in receives if of in here)
-    counts.received[rank] += rest
-    if len(here) == ranks.size:
-        counts.sent_here[rank] += rest
-        counts.received_here[rank] += rest
+            for nbytes, other in entry.sends:
+                counts.received[other] += nbytes
+                counts.received_here[other] += nbytes if other in ranks.nodes[rank // ranks.per_node] else 0
+                counts.received_messages[other] += 1
+    node = np.arange(size) // ranks.per_node
+    for sizes in (to, of):
+        sizes[rank] = sizes[members[1]] if len(members) > 1 else 0
+    sums -= int(to.sum() - to[rank])
+    for sizes, here in ((to, counts.sent_here), (of, counts.received_here)):
+        here[members] += np.bincount(node, sizes).astype(np.int64)[node[members]] - sizes[members]
+    counts.received[members] += of.sum() - of[members] + sums
+    if len(ranks.nodes) == 1:
+        counts.sent_here[members] += sums
+        counts.received_here[members] += sums

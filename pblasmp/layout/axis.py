@@ -105,7 +105,8 @@ class Axis:
 
     def counts(self) -> list[int]:
         """Return how many indices each process owns."""
-        return [self.count(process) for process in range(self.nprocs)]
+        below = self._count_below
+        return [below(self.extent, process) for process in range(self.nprocs)]
 
     def index(self, i: int) -> int:
         """Return ``i`` checked to be an index of this axis."""

@@ -7,13 +7,25 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
-__all__ = ["sized_cache"]
+__all__ = ["Hashed", "sized_cache"]
 
 _ENTRIES = 4096
 _BYTES = 16 << 20
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Hashed(tuple[T, ...]):
+    """A tuple that computes its hash once: one with an item for each of 65,536 ranks is a key of caches."""
+
+    _hash: int | None = None
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = super().__hash__()
+        return self._hash
 
 
 def sized_cache(size: Callable[[Any], int], most: int = _BYTES) -> Callable[[Callable[P, R]], Callable[P, R]]:

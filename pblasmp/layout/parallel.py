@@ -273,8 +273,10 @@ class ParallelProblem(Problem):
             return "every rank gets all of the result: see the algorithms that sum partial products"
         if self.return_gathered:
             return "it does not return the gathered X"
-        first = tuple(n // max(1, self.inner) for n in self.tokens)
-        split = {"tokens": first, "outputs": self.outputs} if self.gathers else {"inputs": self.inputs}
+        first, rows = (tuple(n // max(1, self.inner) for n in x) for x in (self.tokens, self.rows))
+        split = {"inputs": self.inputs, "rows": rows}
+        if self.gathers:
+            split = {"tokens": first, "outputs": self.outputs}
         for name, shards in split.items():
             even = Axis.even(sum(shards), self.size).counts()
             if list(shards) != even:

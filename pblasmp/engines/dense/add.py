@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...comm import Cell, Exchange, Side
+from ...comm import Cells, Exchange, NodeCells, Side
 from ...comm.exchange import SLOTS
 from ...comm.shared_memory import aligned, carve
 from ...layout import Level3Problem
@@ -92,8 +92,7 @@ class SumProduct(QueuedProduct):
     def _share(self) -> None:
         """Find out whether each node has room for its ranks' parts of A, ``_shared`` bytes per rank. Collective."""
         transport, source = self._engine.transport, self._source
-        sizes = (rows * cols for rows, cols in map(source.local_shape, range(source.grid.size)))
-        nbytes = aligned(max(sizes) * source.dtype.itemsize)
+        nbytes = aligned(max(source.rows.counts()) * max(source.cols.counts()) * source.dtype.itemsize)
         most = max(map(len, transport.nodes))
         if most > 1 and not transport.why_not_shared and transport.fits(nbytes * most)[0]:
             self._shared = nbytes
@@ -103,16 +102,18 @@ class SumProduct(QueuedProduct):
         source, d = self._source, self._p.d
         if (source.rows, source.cols) != (d.rows, d.cols):
             return False
-        node = {rank: i for i, ranks in enumerate(self._engine.transport.nodes) for rank in ranks}
+        nodes = self._engine.transport.nodes
+        if len(nodes) == 1:
+            return True
+        node = {rank: i for i, ranks in enumerate(nodes) for rank in ranks}
         return all(node[source.grid.rank(*d.grid.coords(rank))] == node[rank] for rank in range(d.grid.size))
 
     def _moves(self) -> Iterator[_Stripe]:
         """Yield the exchanges that bring op(A) to where D is."""
         transport, of, to = self._engine.transport, Side.of(self._source), Side.of(self._p.d)
         if self._shared:
-            nodes = {rank: node for node in transport.nodes for rank in node}
-            cells = (Cell(c.coords, (*c.ranks, *nodes[c.ranks[0]])) for c in of.cells)
-            of = replace(of, cells=tuple(cells))
+            cells = Cells.of(of.cells)
+            of = replace(of, cells=NodeCells(cells.coords, cells.ranks[:, 0], transport.nodes))
         for start, stop in self._cuts():
             here, there = (replace(side, cols=side.cols.window(start, stop)) for side in (of, to))
             source, columns = (

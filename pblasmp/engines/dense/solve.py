@@ -7,10 +7,11 @@ one panel are solved, and their contribution to the other equations is subtracte
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
-from ...comm import Cell, Exchange, Side
+import numpy as np
+
+from ...comm import Exchange, NodeCells, Side
 from ...comm.exchange import SLOTS
 from ...comm.shared_memory import aligned, carve
 from ...layout import Level3Problem
@@ -19,7 +20,7 @@ from ..arrays import same_memory
 from ..composite import QueuedProduct
 from ..local.slab_terms import triangle_of
 from ..method import type_refusal
-from ..moving.operand import Operand
+from ..moving.operand import Operand, domain_of, everyone
 from ..moving.panels import FOLLOWS, Panels, domains, memory_refusal
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
@@ -51,13 +52,15 @@ class SolveProduct(QueuedProduct):
         if self._in_d:
             self.notes += ("the equations are solved in the memory of the result",)
         self._bytes = _slab_bytes(p, size)
-        groups = tuple(domains(engine, way))
-        self._domain = next(ranks for ranks in groups if rank in ranks)
+        groups = domains(engine, way)
+        self._domain = groups[domain_of(groups)[rank]]
         dealt = Axis.even(source.cols.extent, size)
-        self._shape = {each: (order, dealt.count(each)) for each in range(size)}
-        slabs = (
-            target if self._in_d else Side(Axis(order, max(1, order)), dealt, _cells(groups), source.order)
-        )
+        self._shapes, self._count = (order, dealt), size
+        slabs = target
+        if not self._in_d:
+            ranks = np.arange(size)
+            cells = NodeCells(np.column_stack((np.zeros_like(ranks), ranks)), ranks, groups)
+            slabs = Side(Axis(order, max(1, order)), dealt, cells, source.order)
         self._dtype, self._order, self._sizes = p.d.dtype, source.order, (p.b.grid.size, p.d.grid.size)
         exchange = engine.transport.exchange
         self._in = exchange(source, slabs, p.d.dtype)
@@ -128,20 +131,12 @@ class SolveProduct(QueuedProduct):
     def _carved(self) -> list[Array | None]:
         """Return the slabs of right-hand sides; None for those of other domains, which this rank cannot write."""
         memory = self._engine.transport.buffer("x", self._bytes * len(self._domain), shared=self._shared)
-        slabs: list[Array | None] = [None] * len(self._shape)
+        slabs: list[Array | None] = [None] * self._count
+        order, dealt = self._shapes
         for i, rank in enumerate(self._domain):
-            slabs[rank] = carve(memory, self._bytes * i, self._shape[rank], self._dtype, self._order)
+            shape = order, dealt.count(rank)
+            slabs[rank] = carve(memory, self._bytes * i, shape, self._dtype, self._order)
         return slabs
-
-
-@lru_cache(16)  # on paper, all ranks of a problem ask for them
-def _cells(groups: tuple[tuple[int, ...], ...]) -> tuple[Cell, ...]:
-    """Return a cell for each rank, which it owns and the ranks of its group can write."""
-    sharing = {each: ranks for ranks in groups for each in ranks}
-    return tuple(
-        Cell((0, each), (each, *(other for other in sharing[each] if other != each)))
-        for each in range(len(sharing))
-    )
 
 
 def _triangle(p: Level3Problem, engine: Engine) -> Operand:
@@ -151,14 +146,13 @@ def _triangle(p: Level3Problem, engine: Engine) -> Operand:
     rows, order = side.rows, p.a.shape[0]
     outer = rows if rows.nprocs == 1 else Axis(order, max(1, order))
     dtype = engine.operations.slab_dtype(p.a.dtype)
-    return Operand(p.a, flip, conjugate, ((0,),) * engine.transport.size, outer, dtype, "a")
+    return Operand(p.a, flip, conjugate, everyone(engine.transport.size), outer, dtype, "a")
 
 
 def _solves_in_d(p: Level3Problem, size: int) -> bool:
     """Return whether D's own layout deals the right-hand sides out evenly enough."""
     target = Side.of(p.d).T if p.side == "R" else Side.of(p.d)
-    columns = [target.cols.count(cell.coords[1]) for cell in target.cells]
-    return target.rows.nprocs == 1 and max(columns) * size <= _EVEN * target.cols.extent + size
+    return target.rows.nprocs == 1 and max(target.cols.counts()) * size <= _EVEN * target.cols.extent + size
 
 
 def _slab_bytes(p: Level3Problem, size: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...comm import Cell, Cells, Exchange, Side
+from ...comm import Cells, Exchange, NodeCells, Side
 from ...comm.exchange import SLOTS
 from ...comm.shared_memory import aligned, carve
 from ...dtypes import accumulation_dtype, is_float8
@@ -126,13 +126,16 @@ class StationaryProduct(QueuedProduct):
     def _find_moves(self, term: _StationaryTerm) -> Iterator[tuple[Exchange, list[int]]]:
         """Yield for each part of k the exchange that moves its partial products to D, and the ranks with those."""
         transport, large, width = self._engine.transport, term.large, self._width
-        reach = {rank: node for node in transport.nodes for rank in node} if self._shared else {}
+        every = Cells.of(large.cells)
         for part, count in enumerate(large.cols.counts()):
             if count:
-                having = {cell.ranks[0]: cell.coords[0] for cell in large.cells if cell.coords[1] == part}
-                cells = tuple(Cell((row, 0), (rank, *reach.get(rank, ()))) for rank, row in having.items())
+                here = every.coords[:, 1] == part
+                coords, ranks = every.coords[here] * (1, 0), every.ranks[here]
+                cells = (
+                    NodeCells(coords, ranks[:, 0], transport.nodes) if self._shared else Cells(coords, ranks)
+                )
                 partial = Side(large.rows, Axis(width, max(1, width)), cells, large.order)
-                yield transport.exchange(partial, self._seen.result, self._dtype), list(having)
+                yield transport.exchange(partial, self._seen.result, self._dtype), ranks[:, 0].tolist()
 
     def _queue(self, operands: Operands) -> None:
         """Compute D, which may be C, or B of trmm, from the local arrays. Collective over the ranks."""

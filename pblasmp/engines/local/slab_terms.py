@@ -9,9 +9,11 @@ transposed.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ...layout import Level3Problem, MatmulProblem, MatrixDescriptor, Trapezoid
-from ..moving.operand import Operand, needs
+from ...layout.caches import Hashed
+from ..moving.operand import Needs, Operand, needs
 from ..protocol import Engine
 from .triangles import Diagonal, Kernel, LeftPart, ResultPart, whole
 
@@ -171,8 +173,12 @@ def _merged(operands: list[Operand]) -> tuple[tuple[Operand, ...], list[int]]:
         if like == len(unique):
             unique.append(x)
         else:
-            both = zip(unique[like].needs, x.needs, strict=True)
-            merged = tuple(tuple(sorted({*here, *there})) for here, there in both)
-            unique[like] = replace(x, needs=merged)
+            unique[like] = replace(x, needs=_both(unique[like].needs, x.needs))
         index.append(like)
     return tuple(unique), index
+
+
+@lru_cache(16)
+def _both(here: Needs, there: Needs) -> Needs:
+    """Return which slabs each rank multiplies of two operands that are the same."""
+    return Hashed(tuple(sorted({*pair[0], *pair[1]})) for pair in zip(here, there, strict=True))

@@ -7,7 +7,6 @@ whole of k: a *slab*. Both are treated here as outer × k (op(B) transposed), so
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -22,10 +21,11 @@ from ...comm.exchange import SLOTS
 from ...comm.shared_memory import aligned, carve
 from ...layout import Grid, MatrixDescriptor
 from ...layout.axis import Axis
+from ...layout.caches import Hashed
 from ...layout.grid import coordinates
 from ..protocol import Engine, Transfer
 
-__all__ = ["Destination", "Operand", "Staging", "needs"]
+__all__ = ["Destination", "Needs", "Operand", "Staging", "domain_of", "everyone", "needs"]
 
 Array = Any
 Needs = tuple[tuple[int, ...], ...]  # for every rank, the slabs that it multiplies
@@ -37,9 +37,16 @@ def needs(d: MatrixDescriptor, size: int, axis: int) -> Needs:
 
 
 @lru_cache(64)
+def everyone(size: int) -> Needs:
+    """Return that each of ``size`` ranks multiplies the only slab. Local."""
+    return Hashed(((0,),) * size)
+
+
+@lru_cache(64)
 def _needs(grid: Grid, size: int, axis: int) -> Needs:
     of_process = [(process,) for process in range(grid.shape[axis])]
-    return (*(of_process[coords[axis]] for coords in coordinates(grid)), *[()] * (size - grid.size))
+    of_rank = (of_process[coords[axis]] for coords in coordinates(grid))
+    return Hashed((*of_rank, *[()] * (size - grid.size)))
 
 
 @dataclass(frozen=True)
@@ -105,16 +112,17 @@ class Operand:
         """Return the bytes of a slab ``width`` indices of k wide."""
         return aligned(self._counts[process] * width * self.dtype.itemsize)
 
-    def memory_bytes(self, ranks: Sequence[int], width: int) -> int:
+    def memory_bytes(self, ranks: tuple[int, ...], width: int) -> int:
         """Return the bytes that the slabs of ``ranks`` take if these ranks share them."""
         return sum(self.slab_bytes(process, width) for process in self.slabs(ranks))
 
-    def slabs(self, ranks: Sequence[int]) -> list[int]:
+    def slabs(self, ranks: tuple[int, ...]) -> list[int]:
         """Return the distinct slabs that ``ranks`` multiply, ascending."""
         return _needed(self.needs, ranks)
 
 
-def _needed(needs: Needs, ranks: Sequence[int]) -> list[int]:
+@lru_cache(1024)
+def _needed(needs: Needs, ranks: tuple[int, ...]) -> list[int]:
     return sorted({process for rank in ranks for process in needs[rank]})
 
 
@@ -127,6 +135,12 @@ def _slabs(needs: Needs, domains: tuple[tuple[int, ...], ...]) -> tuple[NDArray[
     coords = np.zeros((len(of_domain), 2), np.int64)
     coords[:, 0] = np.fromiter(chain.from_iterable(slabs), np.int64, len(coords))
     return of_domain, Cells(coords, filled_up(domains)[of_domain])
+
+
+@lru_cache(16)
+def domain_of(domains: tuple[tuple[int, ...], ...]) -> dict[int, int]:
+    """Return by rank the index of the group that it is in. Local."""
+    return {rank: i for i, ranks in enumerate(domains) for rank in ranks}
 
 
 class Destination:
@@ -143,11 +157,10 @@ class Destination:
         holder: the index of this rank's cell of the operand; None if it has none.
     """
 
-    def __init__(self, engine: Engine, operand: Operand, domains: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, engine: Engine, operand: Operand, domains: tuple[tuple[int, ...], ...]) -> None:
         rank = engine.transport.rank
-        here = next(i for i, ranks in enumerate(domains) if rank in ranks)
-        of_domain, self.cells = _slabs(operand.needs, tuple(domains))
-        mine = np.flatnonzero(of_domain == here)
+        of_domain, self.cells = _slabs(operand.needs, domains)
+        mine = np.flatnonzero(of_domain == domain_of(domains)[rank])
         self.mine = list(zip(mine.tolist(), self.cells.coords[mine, 0].tolist(), strict=True))
         self.holder = operand.cells.owned_by(rank)
 

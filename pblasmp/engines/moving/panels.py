@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
+from ...layout.caches import Hashed
 from ..protocol import Engine
 from ..request import Options
-from .operand import Destination, Operand, Staging
+from .operand import Destination, Operand, Staging, domain_of
 
 __all__ = ["FOLLOWS", "Panels", "cut", "domains", "memory_refusal"]
 
@@ -27,7 +28,7 @@ def domains(engine: Engine, way: str) -> tuple[tuple[int, ...], ...]:
 
 @lru_cache(8)
 def _alone(size: int) -> tuple[tuple[int, ...], ...]:
-    return tuple((rank,) for rank in range(size))
+    return Hashed((rank,) for rank in range(size))
 
 
 def cut(k: int, width: int, lead: int = 0, *, backwards: bool = False) -> list[tuple[int, int]]:
@@ -78,7 +79,7 @@ def memory_refusal(
         what = "a shared copy of the operands"
     else:
         nbytes = max(
-            sum(x.memory_bytes([rank], k) for x in moved for rank in node) + extra * len(node)
+            sum(x.memory_bytes((rank,), k) for x in moved for rank in node) + extra * len(node)
             for node in transport.nodes
         )
         what = "gathered operands"
@@ -119,7 +120,7 @@ class Panels:
         width = engine.operations.panel if in_panels else max(1, k)
         self.panels = cut(k, width, lead if in_panels else 0, backwards=backwards)
         groups = domains(engine, way)
-        domain = next(ranks for ranks in groups if engine.transport.rank in ranks)
+        domain = groups[domain_of(groups)[engine.transport.rank]]
         in_place = [x.in_place for x in operands]
         self._stagings: list[list[Staging | None]] = [[None for _ in self.panels] for _ in operands]
         for x, still, stagings in zip(operands, in_place, self._stagings, strict=True):

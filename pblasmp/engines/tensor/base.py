@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from ..local.epilogue import activate, scale_and_clip
 from ..product import Product
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
-from .pieces import shares
+from .pieces import offsets, shares
 
 __all__ = [
     "Matrices",
@@ -147,10 +148,13 @@ class TensorProduct(Product, Generic[OperandsT]):
 
     def rows_of(self, rank: int) -> slice:
         """Return the rows that a rank adds: of its own result, or its share if every rank gets all sums."""
+        return slice(self._ends[rank], self._ends[rank + 1])
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Where each rank's rows begin, and where the last ones end."""
         p = self.p
-        counts = shares(p.tokens[0], p.size) if self.everywhere else p.rows
-        start = sum(counts[:rank])
-        return slice(start, start + counts[rank])
+        return offsets(shares(p.tokens[0], p.size) if self.everywhere else p.rows)
 
     # -- tools
 
@@ -277,7 +281,7 @@ class ParallelProduct(TensorProduct[Operands]):
         wanted = self.shared[name]
         memory = self._transport.buffer(name, wanted.nbytes, shared=True)[: wanted.nbytes]
         found = self.cut(memory.view(wanted.dtype), wanted.shapes)
-        return found * self.size if wanted.disjoint else found
+        return found * self.size if len(found) == 1 else found
 
     def meet(self) -> None:
         """Wait until every rank is here, and sees what all wrote. Collective over the ranks."""

@@ -4,19 +4,54 @@
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.comm import Cell, Cells, Side
-from pblasmp.costs import counts
-from pblasmp.costs.counts import by_pairs, counts_of
+from pblasmp.comm import Cell, Cells, NodeCells, Side
+from pblasmp.comm.exchange import ends, piece_of
+from pblasmp.costs import counts, traffic
+from pblasmp.costs.counts import Counts, counts_of
 from pblasmp.engines.dense.stationary import StationaryMethod
-from tests.helpers.cases import layout
+from pblasmp.layout import ParallelProblem
+from pblasmp.layout.forms import FORMS
+from pblasmp.layout.intersection import common_counts
+from pblasmp.layout.routines import ROUTINES
+from pblasmp.testing.level3 import legal_flags, shapes
+from tests.helpers.cases import grids, layout, pick
 from tests.helpers.layouts import random_product
 from tests.helpers.lengths import draws
+
+
+def by_pairs(src, dst, node, limit):
+    """Return the counts of an exchange in elements, pair of cells by pair of cells."""
+    found = Counts.none(len(node))
+    rows, cols = common_counts(src.rows, dst.rows), common_counts(src.cols, dst.cols)
+    for source in src.cells:
+        (p, q), s = source.coords, source.ranks
+        for target in dst.cells:
+            elements = int(rows[p, target.coords[0]] * cols[q, target.coords[1]])
+            if not elements:
+                continue
+            owner, writer = ends(s, target.ranks)
+            if owner == writer:
+                found.copied[owner] += elements
+                if owner != s[0] or len(target.ranks) > 1:
+                    found.shared[owner] += elements
+                continue
+            count = 1
+            if elements > limit:
+                count = len(piece_of(src, source, dst, target).split(limit, dst.order))
+            found.sent[owner] += elements
+            found.received[writer] += elements
+            found.messages[owner] += count
+            found.received_messages[writer] += count
+            if node[owner] == node[writer]:
+                found.sent_here[owner] += elements
+                found.received_here[writer] += elements
+    return found
 
 
 def same(found, expected):
@@ -35,7 +70,11 @@ def test_by_periods_like_pair_by_pair(limit, monkeypatch):
         nodes = [tuple(range(i, min(i + per_node, size))) for i in range(0, size, per_node)]
         shape = tuple(int(x) for x in rng.integers(0, 90, 2))
         src, dst = (Side.of(layout(rng, shape, size)) for _ in range(2))
-        if rng.integers(2):
+        readable = rng.integers(3) == 0
+        if readable:
+            cells = Cells.of(src.cells)
+            src = Side(src.rows, src.cols, NodeCells(cells.coords, cells.ranks[:, 0], nodes), src.order)
+        elif rng.integers(2):
             of = {rank: node for node in nodes for rank in node}
             cells = tuple(Cell(cell.coords, of[cell.ranks[0]]) for cell in dst.cells)
             dst, shared = Side(dst.rows, dst.cols, cells, dst.order), True
@@ -118,6 +157,88 @@ def test_errors(how, words):
         p.traffic(**how)
     with pytest.raises(pb.UnsupportedError, match="got 'fastest'"):
         p.traffic("fastest")
+
+
+def unlike_each(problem, monkeypatch, *args, **how):
+    """What differs if each rank is counted by itself; and how many were counted."""
+    found = problem.traffic(*args, **how)
+    with monkeypatch.context() as patch:
+        patch.setattr(traffic, "classes", lambda _, ranks, *args: np.arange(ranks.size))
+        expected = problem.traffic(*args, **how)
+    wrong = [
+        each.name
+        for each in fields(found)
+        if isinstance(getattr(found, each.name), np.ndarray)
+        and each.name != "like"
+        and not np.array_equal(getattr(found, each.name), getattr(expected, each.name))
+    ]
+    if [found.shapes[i] for i in found.like] != expected.shapes:
+        wrong.append("shapes")
+    return wrong, len(found.shapes)
+
+
+def test_routines_by_classes(monkeypatch):
+    """Ranks that do alike are counted once, whatever part of a triangle they have."""
+    rng, counted, ranks = np.random.default_rng(12), 0, 0
+    for _ in range(draws(40, long=400)):
+        size = int(rng.choice([4, 6, 9, 16, 36, 64]))
+        name = pick(rng, list(ROUTINES))
+        flags = pick(rng, list(legal_flags(name, "complex64")))
+        known, grid = {}, pick(rng, grids(size)) if rng.integers(2) else None
+        of = {}
+        for each, shape in shapes(name, flags, *rng.integers(1, 150, 3).tolist()).items():
+            if each in ROUTINES[name].operands + "d":
+                made = layout(rng, shape, size, grid=grid, dtype="complex64")
+                of[each] = known.setdefault(shape, made) if rng.integers(2) else made
+        p = pb.Level3Problem(name, **of, **flags)
+        algorithms = ["auto"] if p.traits.shape == "added" else ["shared", "gathered", "panels"]
+        per_node = int(rng.integers(1, size + 1))
+        wrong, classes = unlike_each(
+            p, monkeypatch, pick(rng, algorithms), nranks=size, ranks_per_node=per_node
+        )
+        assert not wrong, (p, per_node)
+        counted, ranks = counted + classes, ranks + size
+    assert counted < ranks
+
+
+def test_tensor_parallel_products_by_classes(monkeypatch):
+    rng, kind = np.random.default_rng(13), np.dtype("float32")
+    for form in FORMS:
+        for algorithm in ("auto", "push"):
+            size = int(rng.choice([4, 9, 25]))
+            many, few = rng.integers(size, 200, 2).tolist()
+            split = tuple(pb.layout.axis.Axis.even(many, size).counts())
+            tokens, inputs, outputs = ((few,) * size for _ in range(3))
+            if form == "allgather_matmul":
+                tokens = split
+            elif form == "matmul_allgather":
+                outputs = split
+            else:
+                inputs = split
+            p = ParallelProblem(form, tokens, inputs, outputs, (0,) * size, kind, kind, kind)
+            p = replace(p, rows=p.default_rows())
+            per_node = size if algorithm == "auto" else int(rng.integers(1, size + 1))
+            wrong, classes = unlike_each(p, monkeypatch, algorithm, ranks_per_node=per_node)
+            assert not wrong, (p, algorithm, per_node)
+            assert classes <= 8
+
+
+@pytest.mark.parametrize("per_node", [8, None])
+@pytest.mark.parametrize("name", ["geadd", "tradd", "trsm", "syr2k"])
+def test_few_ranks_of_many_are_counted(name, per_node):
+    """On 1,024 ranks of a square grid, three kinds have parts of a triangle."""
+    x = pb.MatrixDescriptor((2048, 2048), 64, "32x32")
+    p = pb.Level3Problem(name, **dict.fromkeys((*ROUTINES[name].operands, "d"), x))
+    assert len(p.traffic(ranks_per_node=per_node).shapes) <= 6
+
+
+def test_rows_of_any_shares():
+    """Slabs have rows in equal blocks; once they were also taken for rows in other parts."""
+    kind = np.dtype("float64")
+    p = ParallelProblem("matmul_reduce_scatter", (5, 5), (3, 3), (4, 4), (2, 3), kind, kind, kind)
+    assert p.traffic().sent_bytes.sum() == 0
+    with pytest.raises(pb.UnsupportedError, match=r"rows are \[2, 3\] on the ranks, expected \[3, 2\]"):
+        p.traffic("panels")
 
 
 def test_memory_decides():
