@@ -115,7 +115,7 @@ _FORMER = {
 _OF_VALUES = {
     "draw": "drawing",
     "made_from": "problems.tables",
-    "to_toml": "problems.schema",
+    "to_toml": "problems.files",
     "traffic": "costs.traffic",
 }
 """Methods of layouts, and the modules that compute them."""

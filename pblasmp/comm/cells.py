@@ -111,7 +111,7 @@ class NodeCells(Cells):
         self.coords, self.owners, self.nodes = coords, owners, nodes
 
     @cached_property
-    def ranks(self) -> Numbers:  # type: ignore[override]
+    def ranks(self) -> Numbers:
         """The ranks of each cell."""
         node = {rank: ranks for ranks in self.nodes for rank in ranks}
         return filled_up(

@@ -153,10 +153,9 @@ def _from_nodes(moves: Sequence[Move], node: Numbers, limit: int) -> Counts:
     found = Counts.none(len(node))
     src, dst = moves[0]
     elements, messages = _factors(moves, limit)
-    (here, owners), (there, writers) = (
-        (cells.coords, cells.owners if isinstance(cells, NodeCells) else cells.ranks[:, 0])
-        for cells in (src.cells, Cells.of(dst.cells))
-    )
+    assert isinstance(src.cells, NodeCells)
+    targets = Cells.of(dst.cells)
+    here, owners, there, writers = src.cells.coords, src.cells.owners, targets.coords, targets.ranks[:, 0]
     for factors, sent, received in (
         (elements, found.sent, found.received), (messages, found.messages, found.received_messages),
     ):  # fmt: skip

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArgumentError, counted, short_repr
-from ..problems.files import find, load_table
+from ..problems.files import find, load_table, to_toml
 
 __all__ = ["Link", "Machine", "NodeOf", "load_machine", "machine_from", "machine_toml", "with_ranks"]
 
@@ -395,25 +395,13 @@ def with_ranks(table: dict[str, Any] | None, entry: dict[str, Any], **about: Any
 
 
 def machine_toml(table: Mapping[str, Any]) -> str:
-    """Return a machine's table as the text of its file. Local."""
+    """Return a machine's table as the text of its file, in which numbers have four digits. Local."""
 
-    def value(x: Any) -> str:
-        if isinstance(x, bool):
-            return str(x).lower()
+    def rounded(x: Any) -> Any:
         if isinstance(x, Mapping):
-            return "{ " + ", ".join(f"{key} = {value(each)}" for key, each in x.items()) + " }"
+            return {key: rounded(each) for key, each in x.items()}
         if isinstance(x, (list, tuple)):
-            return "[" + ", ".join(map(value, x)) + "]"
-        if isinstance(x, str):
-            return '"' + x.replace("\\", "\\\\").replace('"', '\\"') + '"'
-        return f"{x:.4g}" if isinstance(x, float) else str(x)
+            return [rounded(each) for each in x]
+        return float(f"{x:.4g}") if isinstance(x, float) else x
 
-    lines = [f"{key} = {value(each)}" for key, each in table.items() if key != "ranks"]
-    for entry in table["ranks"]:
-        lines += ["", "[[ranks]]"]
-        lines += [f"{key} = {value(each)}" for key, each in entry.items() if key not in (*_CURVES, *_PANELS)]
-        for name in (*_CURVES, *_PANELS):
-            if name in entry:
-                lines += ["", f"[ranks.{name}]"]
-                lines += [f"{dtype} = {value(curve)}" for dtype, curve in entry[name].items()]
-    return "\n".join(lines) + "\n"
+    return to_toml(rounded(table))

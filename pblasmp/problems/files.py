@@ -46,10 +46,12 @@ __all__ = [
     "load_problem_file",
     "load_table",
     "root",
+    "to_toml",
 ]
 
 with required("descriptor files", "cli"):
     tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    import tomli_w
 
 Source: TypeAlias = "str | PathLike[str] | IO[str] | IO[bytes]"
 
@@ -355,3 +357,8 @@ def _product(path: Path, data: Table) -> ProblemFile | list[str]:
         made.windows,
         **made.scalars,
     )
+
+
+def to_toml(data: Mapping[str, Any]) -> str:
+    """Return a table of plain values as the text of a file. Local."""
+    return tomli_w.dumps(data)

@@ -40,7 +40,6 @@ __all__ = [
     "raise_faults",
     "routine_faults",
     "table_faults",
-    "to_toml",
 ]
 
 Table = dict[str, Any]
@@ -495,21 +494,6 @@ def _conditions(rules: Sequence[Rule]) -> Iterator[Table]:
             yield from asked
         else:
             yield {"if": when, "then": asked[0] if len(asked) == 1 else {"allOf": asked}}
-
-
-# --- writing ---
-
-
-def to_toml(data: Table) -> str:
-    """Return ``data`` as TOML: values, and tables of values. Local."""
-    values = [f"{key} = {_value(value)}" for key, value in data.items() if not isinstance(value, dict)]
-    tables = [f"\n[{key}]\n{to_toml(value)}" for key, value in data.items() if isinstance(value, dict)]
-    return "".join(f"{line}\n" for line in values) + "".join(tables)
-
-
-def _value(value: Any) -> str:
-    """Return a text, a number or a list as TOML, which writes them as JSON does but for one character."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 if __name__ == "__main__":

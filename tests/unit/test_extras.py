@@ -65,7 +65,17 @@ class Finder:
 sys.meta_path.insert(0, Finder())
 import pblasmp as pb
 """
-OTHERS = {"click", "mpi4py", "pydantic", "rich", "scipy", "threadpoolctl", "tomli", "typing_extensions"}
+OTHERS = {
+    "click",
+    "mpi4py",
+    "pydantic",
+    "rich",
+    "scipy",
+    "threadpoolctl",
+    "tomli",
+    "tomli_w",
+    "typing_extensions",
+}
 """What only extras install."""
 
 

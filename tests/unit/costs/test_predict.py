@@ -468,6 +468,8 @@ def test_machines_that_come_with_pblasmp(path):
     assert found.measured or "not measured" in str(found)
     table, _ = read_toml(path)
     assert machine_from(tomllib.loads(machine_toml(table)), path.stem) == found
+    title = 'any "text" \x01 \x7f'
+    assert tomllib.loads(machine_toml({**table, "title": title}))["title"] == title
 
 
 @pytest.mark.parametrize(

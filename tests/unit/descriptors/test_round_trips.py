@@ -21,7 +21,7 @@ from pblasmp.layout import ParallelProblem
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.layout.schemes import SCHEMES
 from pblasmp.problems import files
-from pblasmp.problems.schema import to_toml
+from pblasmp.problems.files import to_toml
 from tests.helpers.lengths import draws
 from tests.helpers.oracle import descriptors
 
