@@ -145,8 +145,7 @@ def _round(
     if kind == "gpu":
         step("work ahead")
         table["queue"] = _measure_queue(engine, comm)
-        if engine.graphs() is not None:  # there are two streams
-            table["beside"], table["slows"] = _measure_beside(engine, comm)
+        table["beside"], table["slows"] = _measure_beside(engine, comm)
     return table
 
 

@@ -88,10 +88,13 @@ class _PaperQueuedPanels(QueuedPanels):
 
     def __init__(self, engine: PaperGpuEngine, array: Any, *about: Any, given: bool = False) -> None:
         OwnPanels.__init__(self, engine, array, *about, given=given)
-        self._gpu = None
+        self._main = None
         self._paper, self._sweep, self._together = engine, 0, 1
 
     subtract: Any = OwnPanels.subtract
+
+    def _event(self, stream: Any) -> None:
+        """Do nothing: there are no streams."""
 
     def begin(self, *, delays: bool = False) -> None:
         """Panels that follow are others than those before. Local."""

@@ -29,9 +29,12 @@ import pytest
 from ml_dtypes import bfloat16
 from numpy.lib.stride_tricks import as_strided
 
+from pblasmp.engines.gpu.runtime.gpu import Gpu
 from pblasmp.engines.gpu.runtime.nccl import NCCL_SUM, REDUCED_TYPES
+from pblasmp.engines.gpu.session import session_of
+from pblasmp.engines.gpu.tensor import methods
 from tests.helpers import fakelapack
-from tests.helpers.fakelt import FakeLt
+from tests.helpers.fakelt import FakeLt, MultiplyingLt
 
 _QUEUED = (
     "gemm",
@@ -211,7 +214,9 @@ class FakeGpu:
         devices: PCI addresses of the visible GPUs, by default one per rank; empty: none.
         deaf: pairs of GPUs that cannot reach each other.
         nccl_version: as NCCL numbers it.
-        lt: cuBLASLt, and with it kernels, windows and flags, all of which compute nothing; None: nvmath is missing.
+        lt: cuBLASLt, and with it kernels, windows and flags, all of which compute nothing; by default everything is
+            computed, there are neither windows nor direct calls, and "auto" takes cuBLASMp's tensor-parallel products.
+        computes: whether it is so.
         capability: the GPUs' compute capability, as CuPy has it.
         multiprocessors: how many each has.
         shared_memory: bytes that a block of threads can have: cudaDevAttrMaxSharedMemoryPerBlockOptin.
@@ -266,9 +271,8 @@ class FakeGpu:
         self.entered = [0]  # those of ``with`` blocks
         self.capturing: set[int] = set()
         self.nvshmem_ranks = nvshmem_ranks
-        self.lt = lt
-        if lt is not None:
-            lt.capability = int(capability)
+        self.computes, self.lt = lt is None, lt or MultiplyingLt()
+        self.lt.capability = int(capability)
         self.events: list[tuple[Any, ...]] = []
         self.allocations: list[int] = []
         self.copies: list[str] = []
@@ -418,9 +422,14 @@ class FakeGpu:
             group_end=self._group_end,
             send=partial(self._message, "send"),
             recv=partial(self._message, "recv"),
-            **(self._queued_nccl() if self.lt else {}),
+            reduce_scatter=self._reduce_scatter,
+            all_gather=self._all_gather,
         )
-        load = partial(fakelapack.loaded, shared_memory=lambda: self.shared_memory)
+        if self.computes:
+            self.lt.multiplied = lambda stream, m, n, k: self.events.append(("gemm", stream, (m, n, k)))
+            patch.setattr("pblasmp.engines.gpu.engine.GpuDirect", lambda *_: None)
+            patch.setattr(methods, "_why_not", partial(_named, methods._why_not))
+        load = partial(fakelapack.loaded, shared_memory=lambda: self.shared_memory, computes=self.computes)
         patch.setattr("pblasmp.engines.gpu.kernels.compiler.loaded", load)
         patch.setattr("pblasmp.engines.gpu.kernels.compiler.Kernel", fakelapack.kernel)
         modules = {
@@ -437,11 +446,10 @@ class FakeGpu:
             "nccl.bindings": SimpleNamespace(nccl=nccl),
             "cuda.core": SimpleNamespace(Device=lambda index: ("device", index)),
         }
-        if self.lt is not None:
-            members = {name: getattr(self.lt, name) for name in dir(self.lt) if not name.startswith("_")}
-            modules["nvmath.bindings.cublasLt"] = SimpleNamespace(**members)
-            modules["nvmath.bindings.cublas"] = self._solver()
-            modules["cuda.bindings"] = SimpleNamespace(driver=self._driver())
+        members = {name: getattr(self.lt, name) for name in dir(self.lt) if not name.startswith("_")}
+        modules["nvmath.bindings.cublasLt"] = SimpleNamespace(**members)
+        modules["nvmath.bindings.cublas"] = self._solver()
+        modules["cuda.bindings"] = SimpleNamespace(driver=self._driver())
         parents: dict[str, ModuleType] = {}
         for name, given in modules.items():
             content = self._watch(given)
@@ -466,10 +474,26 @@ class FakeGpu:
             **stream_operations(lambda *_: (0,)),
         )
 
-    @staticmethod
-    def _queued_nccl() -> dict[str, Any]:
-        """NCCL's collectives, which a GPU would wait in, and no host."""
-        return {name: lambda *_: None for name in ("reduce_scatter", "all_gather")}
+    def _reduce_scatter(
+        self, of: int, to: int, count: int, kind: int, operation: int, comm: Any, stream: int
+    ) -> None:
+        """NCCL's sum, of which each rank gets its part, by MPI."""
+        if not self.computes:  # a GPU would wait in it, and no host
+            return
+        names = {number: name for name, number in REDUCED_TYPES.items() if "complex" not in name}
+        dtype, ranks = np.dtype(names[kind]), self.communicators[int(comm)]
+        size, rank = (1, 0) if ranks is None else (ranks.size, ranks.rank)
+        mine = fakelapack.vector(of, size * count, dtype)
+        each = mine[None] if ranks is None else self._everyones(mine, ranks)
+        fakelapack.vector(to, count, dtype)[...] = sum(each)[rank * count : (rank + 1) * count]
+
+    def _all_gather(self, of: int, to: int, nbytes: int, kind: int, comm: Any, stream: int) -> None:
+        """NCCL's all-gather of bytes, by MPI."""
+        if not self.computes:
+            return
+        ranks, mine = self.communicators[int(comm)], fakelapack.vector(of, nbytes, "u1")
+        each = mine[None] if ranks is None else self._everyones(mine, ranks)
+        fakelapack.vector(to, each.size, "u1")[...] = each.reshape(-1)
 
     def _message(self, name: str, at: int, nbytes: int, kind: int, peer: int, comm: Any, stream: int) -> None:
         """One of NCCL's messages, by MPI."""
@@ -526,7 +550,7 @@ class FakeGpu:
     ) -> None:
         """NCCL's sum at one rank, by MPI: the other ranks' memory stays as it is."""
         self.events.append(("reduce", stream, root, count))
-        if self.comm is None or self.lt is not None:
+        if self.comm is None or not self.computes:
             return
         names = {number: name for name, number in REDUCED_TYPES.items() if "complex" not in name}
         assert (operation, stream) == (NCCL_SUM, self.stream)
@@ -538,7 +562,7 @@ class FakeGpu:
     def _broadcast(self, of: int, to: int, nbytes: int, kind: int, root: int, comm: Any, stream: int) -> None:
         """NCCL's broadcast by MPI: one in place is under way until a stream waits for it."""
         self.events.append(("broadcast", stream, root, nbytes))
-        if self.comm is None or self.lt is not None:
+        if self.comm is None or not self.computes:
             return
         assert kind == 1
         if of != to:
@@ -835,14 +859,17 @@ class FakeGpu:
             assert (stream, bool(nbytes)) == (self.stream, True)
             self.events.append(("cuBLAS", stream))
 
-        solves = {name: checked(call) for name, call in vars(self._cublas()).items() if "trsm" in name}
+        names = [f"{letter}{name}" for letter in "sdcz" for name in _QUEUED]
+        computed = {
+            name: checked(call) for name, call in vars(self._cublas()).items()
+            if "trsm" in name or (self.computes and name in names)
+        }  # fmt: skip
         return SimpleNamespace(
             create=create, destroy=lambda handle: self._release("cuBLAS", handle),
-            set_stream=set_stream, set_workspace=set_workspace, **solves,
-            **{f"{letter}{name}": queued for letter in "sdcz" for name in _QUEUED},
+            set_stream=set_stream, set_workspace=set_workspace, **(dict.fromkeys(names, queued) | computed),
         )  # fmt: skip
 
-    def _cublas(self) -> SimpleNamespace:
+    def _cublas(self) -> SimpleNamespace:  # noqa: C901 (a table of functions)
         def matrix(at: int, rows: int, cols: int, ld: int, kind: np.dtype, op: int) -> Any:
             rows, cols = (cols, rows) if op else (rows, cols)
             assert ld >= max(1, rows)
@@ -900,7 +927,43 @@ class FakeGpu:
 
             return solve
 
-        return SimpleNamespace(gemmEx=gemm_ex, **{f"{letter}trsm": trsm(letter) for letter in "sdcz"})
+        def gemm(letter: str) -> Any:
+            kind = np.dtype({"s": "f4", "d": "f8", "c": "c8", "z": "c16"}[letter])
+
+            def multiply(
+                handle: int, op_a: int, op_b: int, m: int, n: int, k: int,
+                alpha: int, a: int, lda: int, b: int, ldb: int, beta: int, d: int, ldd: int,
+            ) -> None:  # fmt: skip
+                self.events.append(("gemm", self.stream, (m, n, k)))
+                one, other = (
+                    np.frombuffer(ctypes.string_at(x, kind.itemsize), kind)[0] for x in (alpha, beta)
+                )
+                wide = np.complex128 if kind.kind == "c" else np.float64
+                left, right = matrix(a, m, k, lda, kind, op_a), matrix(b, k, n, ldb, kind, op_b)
+                out = matrix(d, m, n, ldd, kind, 0)
+                result = one * (left.astype(wide) @ right.astype(wide))
+                out[...] = result + other * out.astype(wide) if other else result
+
+            return multiply
+
+        def gemv(letter: str) -> Any:
+            def multiply(
+                handle: int, op: int, m: int, n: int, alpha: int, a: int, lda: int, x: int, one: int, beta: int,
+                y: int, step: int,
+            ) -> None:  # fmt: skip
+                assert one == step == 1
+                rows, cols = (n, m) if op else (m, n)
+                gemm(letter)(
+                    handle, op, 0, rows, 1, cols, alpha, a, lda, x, max(1, cols), beta, y, max(1, rows)
+                )
+
+            return multiply
+
+        return SimpleNamespace(
+            gemmEx=gemm_ex, **{f"{letter}trsm": trsm(letter) for letter in "sdcz"},
+            **{f"{letter}gemm": gemm(letter) for letter in "sdcz"},
+            **{f"{letter}gemv": gemv(letter) for letter in "sdcz"},
+        )  # fmt: skip
 
     # -- nccl4py
 
@@ -946,7 +1009,9 @@ class FakeGpu:
         self.communicators: dict[int, Any] = {}
         return SimpleNamespace(
             Communicator=Communicator,
-            RegisteredWindowHandle=type("RegisteredWindowHandle", (), {"get_peer_device_pointer": None}),
+            RegisteredWindowHandle=type(
+                "RegisteredWindowHandle", (), {} if self.computes else {"get_peer_device_pointer": None}
+            ),
             WindowFlag=SimpleNamespace(COLL_SYMMETRIC=1),
             get_unique_id=lambda: b"unique",
             mem_alloc=lambda nbytes, device: self._buffer("window", nbytes),
@@ -975,6 +1040,13 @@ class FakeGpu:
             init=init, finalize=finalize,
             buffer=lambda nbytes: self._buffer("symmetric", nbytes), free=lambda buffer: buffer.close(),
         )  # fmt: skip
+
+
+def _named(why_not: Any, kind: Any, engine: Any, p: Any, options: Any, operands: Any) -> str:
+    """Refuse a tensor-parallel product of the engine's own unless it is asked for, or plays with other GPUs."""
+    if options.algo == "auto" and isinstance(session_of(engine).gpu, Gpu):
+        return "the test is of other algorithms"
+    return str(why_not(kind, engine, p, options, operands))
 
 
 def _null_window(rank: int) -> int:

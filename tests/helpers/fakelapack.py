@@ -69,9 +69,16 @@ def _potrf(letter: str, kind: str) -> Callable[..., None]:
 
 
 def loaded(
-    device: int, text: str, name: str, room: int = 0, target: str = "", *, shared_memory: Callable[[], int]
+    device: int,
+    text: str,
+    name: str,
+    room: int = 0,
+    target: str = "",
+    *,
+    shared_memory: Callable[[], int],
+    computes: bool,
 ) -> int:
-    """``compiler.loaded``: the kernels of factorisations compute, all others do nothing.
+    """``compiler.loaded``: the kernels of factorisations compute, and if it ``computes`` those of copies and sums.
 
     A block of threads has no more than ``shared_memory()`` bytes.
     """
@@ -87,6 +94,9 @@ def loaded(
         played["invert"] = partial(_invert, int(macros["WIDTH"]))
         played["triangles"] = partial(_triangles, int(macros["WIDTH"]))
         played["refine"] = partial(_refine, int(macros["WIDTH"]), float(macros.get("LIMIT", 0)))
+    if computes:
+        for each in (_move, _transpose, _add):
+            played[each.__name__[1:]] = partial(each, macros)
     kind = np.dtype(_KINDS.get(macros.get("KIND", ""), "u1"))
     most = max(min(48 << 10, shared_memory()), room)
     _KERNELS.append(_Kernel(played.get(name), kind, most, signature(text, name), together=MEETING in text))
@@ -122,10 +132,10 @@ class _Kernel:
         assert shared_mem <= self._most
         if self._played is not None:
             at = vector(places, len(self.parameters), "u8").tolist()
-            given = zip(self.parameters, at, strict=True)
+            given = zip(self.parameters, at, strict=True)  # of a structure, where it is
             self._played(
                 self._kind, *(struct.unpack(kind, ctypes.string_at(each, struct.calcsize(kind)))[0]
-                              for kind, each in given)
+                              if kind.isalpha() else each for kind, each in given)
             )  # fmt: skip
 
 
@@ -331,3 +341,71 @@ _PLAYED = {
     "swap": _swap,
     "exchange": _exchange,
 }
+
+
+_WORDS = {"quad": "c16", "u64": "c8", "u32": "u4", "u16": "u2", "u8": "u1"}
+_NUMBERS = {**_KINDS, "bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+
+
+def _grid(at: int, extents: list[int], strides: list[int], kind: np.dtype) -> np.ndarray:
+    """The elements at an address, so many bytes apart along each dimension."""
+    nbytes = sum((n - 1) * step for n, step in zip(extents, strides, strict=True)) + kind.itemsize
+    return np.ndarray(extents, kind, (ctypes.c_char * nbytes).from_address(at), strides=strides)
+
+
+def _strides(at: int, count: int) -> list[int]:
+    return vector(at, count, "u8").tolist()
+
+
+def _put(macros: dict[str, str], target: np.ndarray, source: np.ndarray) -> None:
+    """Copy words, or the conjugates of complex numbers."""
+    target[...] = np.conj(source) if macros["FLIP"] else source
+
+
+def _word(macros: dict[str, str]) -> np.dtype:
+    return np.dtype(_WORDS[macros["T"]] if macros["FLIP"] else f"V{np.dtype(_WORDS[macros['T']]).itemsize}")
+
+
+def _move(macros: dict[str, str], kind: Any, moves: int, count: int) -> None:
+    word, piece = _word(macros), 32 * int(macros["EACH"]) or 1
+    for words in vector(moves, 13 * count, "u8").reshape(count, 13).tolist():
+        to, of, *strides, b, c, run, total, _ = words
+        extents = [total // (b * c * -(-run // piece)), b, c, run]
+        there, here = ([*steps, word.itemsize] for steps in (strides[:3], strides[3:]))
+        _put(macros, _grid(to, extents, there, word), _grid(of, extents, here, word))
+
+
+def _transpose(
+    macros: dict[str, str], kind: Any, to: int, there: int, of: int, here: int, rows: int, each_row: int, cols: int,
+    each_col: int,
+) -> None:  # fmt: skip
+    word, extents = _word(macros), [rows // each_row, each_row, cols // each_col, each_col]
+    _put(macros, _grid(to, extents, _strides(there, 4), word), _grid(of, extents, _strides(here, 4), word))
+
+
+def _add(
+    macros: dict[str, str], kind: Any, parts: int, ld_parts: int, outs: int, ld_first: int, ld_rest: int, rows: int,
+    lines: int, c: int, ld_c: int, beta: int, bias: int, activation: int, scale: int, amax: int,
+) -> None:  # fmt: skip
+    part, out, exact, of_c, of_bias = (
+        np.dtype(_NUMBERS[macros[name]]) for name in ("PART", "OUT", "SUM", "CTYPE", "BIAS")
+    )
+    cols = lines * int(macros["V"])
+
+    def numbers(at: int, ld: int, dtype: np.dtype) -> np.ndarray:
+        return _grid(at, [rows, cols], [ld * dtype.itemsize, dtype.itemsize], dtype)
+
+    y = np.zeros((rows, cols), exact)
+    for at in _strides(parts, int(macros["P"])):
+        y = y + numbers(at, ld_parts, part).astype(exact)
+    if c:
+        y = y + vector(beta, 1, exact)[0] * numbers(c, ld_c, of_c).astype(exact)
+    if bias:
+        y = y + vector(bias, cols, of_bias).astype(exact)
+    assert activation < 2, "gelu is not played"
+    y = np.maximum(y, 0) if activation else y
+    if amax:
+        largest = vector(amax, 1, "f4")
+        largest[0] = max(largest[0], abs(y).max())
+    for i, at in enumerate(_strides(outs, int(macros["OUTS"]))):
+        numbers(at, ld_rest if i else ld_first, out)[...] = y * vector(scale, 1, "f4")[0] if scale else y

@@ -8,8 +8,9 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
+from ml_dtypes import finfo
 
-from pblasmp.dtypes import DTYPES, accumulation_dtype
+from pblasmp.dtypes import DTYPES, FLOAT8, accumulation_dtype, is_float8
 from pblasmp.engines.gpu.types import DATA_TYPES
 
 # As in cublasLt.h of CUDA 13.
@@ -129,19 +130,55 @@ class FakeLt:
 
 
 class MultiplyingLt(FakeLt):
-    """Also multiplies, on the host's memory: without an epilogue, and no 8-bit floats."""
+    """Also multiplies, on the host's memory.
+
+    Attributes:
+        multiplied: called with the stream and the sizes of each product, as they are in F order.
+    """
+
+    multiplied: Any = staticmethod(lambda stream, m, n, k: None)
 
     def matmul(self, handle: int, desc: int, alpha: int, *rest: int) -> None:
         super().matmul(handle, desc, alpha, *rest)
         call = self.calls[-1]
-        assert call["EPILOGUE"] == Epilogue.DEFAULT
         a, b, c, d = (
             _batch(call[name], *layout) for name, layout in zip("abcd", call["layouts"], strict=True)
         )
         wide = np.result_type(accumulation_dtype(a.dtype), np.float64)
         op_a, op_b = (_OPS[call[name]] for name in ("TRANSA", "TRANSB"))
         product = call["alpha"] * (op_a(a.astype(wide)) @ op_b(b.astype(wide)))
-        d[...] = product + call["beta"] * c.astype(wide) if call["beta"] != 0 else product
+        for name in ("A_SCALE_POINTER", "B_SCALE_POINTER"):
+            product = product * _number(call, name)
+        product = product + call["beta"] * c.astype(wide) if call["beta"] != 0 else product
+        _store(d, _finished(call, product), call)
+        self.multiplied(call["stream"], *d.shape[1:], (a.shape[1] if call["TRANSA"] else a.shape[2]))
+
+
+def _number(call: dict[str, Any], name: str) -> float:
+    """The float32 at an attribute's address, by default 1."""
+    return float(np.frombuffer(ctypes.string_at(call[name], 4), np.float32)[0]) if call.get(name) else 1.0
+
+
+def _finished(call: dict[str, Any], y: np.ndarray) -> np.ndarray:
+    """The product after its epilogue: an entry of the bias for every row."""
+    names = Epilogue(call["EPILOGUE"]).name.split("_")
+    if "BIAS" in names:
+        kind = _DTYPES[call["BIAS_DATA_TYPE"]]
+        bias = np.frombuffer(ctypes.string_at(call["BIAS_POINTER"], y.shape[1] * kind.itemsize), kind)
+        y = y + bias.astype(y.dtype)[:, None]
+    if "GELU" in names:
+        y = y / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
+    return np.maximum(y, 0) if "RELU" in names else y
+
+
+def _store(d: np.ndarray, y: np.ndarray, call: dict[str, Any]) -> None:
+    """Round to the type of ``d``; 8-bit floats saturate, are scaled, and tell their largest value."""
+    if is_float8(d.dtype):
+        if call.get("AMAX_D_POINTER"):
+            ctypes.c_float.from_address(call["AMAX_D_POINTER"]).value = abs(y).max()
+        largest = float(finfo(d.dtype).max)
+        y = np.clip(y * _number(call, "D_SCALE_POINTER"), -largest, largest)
+    d[...] = y
 
 
 _OPS = (lambda x: x, lambda x: x.swapaxes(1, 2), lambda x: x.conj().swapaxes(1, 2))  # by cuBLAS's number
@@ -159,4 +196,6 @@ def _batch(at: int, kind: int, rows: int, cols: int, ld: int, *batch: tuple[str,
 
 
 _FLOAT8 = [int(number) for name, number in DATA_TYPES.items() if name.startswith("float8")]
-_DTYPES = {int(number): DTYPES[name] for name, number in DATA_TYPES.items() if name in DTYPES}
+_DTYPES = {
+    int(number): (DTYPES | FLOAT8)[name] for name, number in DATA_TYPES.items() if name in DTYPES | FLOAT8
+}

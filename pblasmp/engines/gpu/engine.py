@@ -81,8 +81,8 @@ class GpuEngine:
                 self.operations = GpuFactorOperations(self.session)
                 self.transport = GpuTransport(self.session, self.operations)
                 self._copies = HostCopies(cupy, self._ranks_here(), self.runtime.wait)
-                gpu, current = self.session.gpu, cupy.cuda.get_current_stream
-                self.direct = None if gpu is None else GpuDirect(gpu, current, self.runtime.follow_stream)
+                current, follow = cupy.cuda.get_current_stream, self.runtime.follow_stream
+                self.direct = GpuDirect(self.session.gpu, current, follow)
                 self.session.held_with = (self.operations, self.transport, self._copies)
             closing.pop_all()
 
@@ -227,9 +227,9 @@ class GpuEngine:
             return nullcontext()
         return streams.current(streams.external(handle, device))
 
-    def graphs(self) -> Recordings | None:
+    def graphs(self) -> Recordings:
         """Return a store for a product's CUDA graphs. Local."""
-        return None if self.session.gpu is None else self.session.recordings()
+        return self.session.recordings()
 
     def synchronize(self) -> None:
         """Wait until the device has done all its work; raise if a rank is gone. Local."""

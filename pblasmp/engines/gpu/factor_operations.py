@@ -86,11 +86,8 @@ class GpuFactorOperations(GpuOperations):
 
     def copy_panel(self, to: Array, of: Array) -> None:
         """Queue the copy of an array in F order. Local."""
-        if self._session.gpu is None or not to.size:
-            self.copy_where(to, of, None)
-        else:
-            stream = self.xp.cuda.get_current_stream()
-            self._session.gpu.kernels.copy(stream, View.of(to.T), View.of(of.T))
+        if to.size:
+            self._session.gpu.kernels.copy(self._current(), View.of(to.T), View.of(of.T))
 
     def potrf(self, a: Array, info: Array, first: int) -> None:
         """Queue the factorisation of a panel of a positive definite matrix. Local."""
@@ -181,11 +178,10 @@ class GpuFactorOperations(GpuOperations):
             dtype: of all three.
         """
         at, rows, cols, ld = a
-        products = self._products
-        if columns == 1 and products is not None and products.cublas is not None:
+        if columns == 1:
             stream, letter = int(self._current().ptr), element_type(dtype).blas
             places, lane = (at, ld, x, y), self._lane
-            products.gemv(stream, letter, op, (rows, cols), alpha, beta, places, kind=dtype, lane=lane)
+            self._products.gemv(stream, letter, op, (rows, cols), alpha, beta, places, kind=dtype, lane=lane)
             return
         to, of, turned = (rows, cols, _TURNED) if op == "N" else (cols, rows, _AS_IT_IS)
         matrices = x, columns, at, ld, y, columns
@@ -202,15 +198,8 @@ class GpuFactorOperations(GpuOperations):
         dtype: np.dtype,
     ) -> None:
         """Queue ``d = alpha op(a) op(b) + beta d`` on addresses, as ``LocalProducts.gemm``. Local."""
-        products = self._products
-        if products is not None and products.cublas is not None:
-            letter, lane = element_type(dtype).blas, self._lane
-            products.gemm(stream, letter, ops, sizes, alpha, beta, matrices, kind=dtype, lane=lane)
-            return
-        (m, n, k), (a, lda, b, ldb, d, ldd) = sizes, matrices  # rows of a view are columns
-        w = View(a, *((k, m) if ops[0] == "N" else (m, k)), lda, dtype)
-        x = View(b, *((n, k) if ops[1] == "N" else (k, n)), ldb, dtype)
-        self._gemm_ex(x, w, View(d, n, m, ldd, dtype), ops[1], ops[0], alpha, beta, None)
+        letter, lane = element_type(dtype).blas, self._lane
+        self._products.gemm(stream, letter, ops, sizes, alpha, beta, matrices, kind=dtype, lane=lane)
 
     def subtract(self, products: Sequence[Update], dtype: np.dtype) -> None:
         """Queue ``d -= a b^H`` for several matrices, on a few streams. Local."""

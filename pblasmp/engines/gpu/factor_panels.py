@@ -47,11 +47,11 @@ class QueuedPanels(OwnPanels):
         self._buffers: list[Array] = []  # flat
         self._together = 1  # panels side by side in a buffer
         self._deliveries = None
-        if self._gpu is not None and not self._gpu.why_no_windows and 1 < self._workers == self._gpu.size:
+        if not self._gpu.why_no_windows and 1 < self._workers == self._gpu.size:
             self._deliveries = Deliveries(self._gpu, "panel")
 
     def _stream(self) -> Any:
-        return self._main if self._gpu is None else self._gpu.stream(_LANE)
+        return self._gpu.stream(_LANE)
 
     def _event(self, stream: Any) -> Any:
         event = self._cuda.Event(disable_timing=True)
@@ -70,8 +70,7 @@ class QueuedPanels(OwnPanels):
         self._together = together
         self._main = self._cuda.get_current_stream()
         self._ready, self._free, self._reads, self._updated = {}, {}, None, None
-        if self._gpu is not None:
-            self._stream().wait_event(self._event(self._main))
+        self._stream().wait_event(self._event(self._main))
 
     def _made(self) -> list[Array]:
         """Return the buffers of panels that are sent, as they are in memory."""
@@ -88,8 +87,6 @@ class QueuedPanels(OwnPanels):
 
     def ahead(self) -> AbstractContextManager[None]:
         """Return a context for work on the panel after the next, on the stream "ahead". Local."""
-        if self._gpu is None:
-            return contextlib.nullcontext()
         if self._updated is not None:
             self._stream().wait_event(self._updated)
         return self._beside()
@@ -103,7 +100,7 @@ class QueuedPanels(OwnPanels):
         for j in (k + 1, k + 2):
             if rest and rest[0] == j:
                 yield k if j == k + 1 else first, (rest.pop(0),)
-            if j == k + 2 and self._gpu is not None:
+            if j == k + 2:
                 self._updated = self._event(self._main)
         if rest and k + 1 - first == self._together:
             yield first, rest
@@ -211,8 +208,6 @@ class QueuedPanels(OwnPanels):
         self._reads = slot
 
     def _beside(self) -> AbstractContextManager[None]:
-        if self._gpu is None:
-            return contextlib.nullcontext()
         context: AbstractContextManager[None] = self._operations.beside(_LANE)
         return context
 
@@ -250,7 +245,7 @@ class QueuedPanels(OwnPanels):
 
     def settle(self) -> None:
         """Let CuPy's current stream wait for the work ahead. Local."""
-        if self._gpu is not None and self._main is not None:
+        if self._main is not None:
             self._main.wait_event(self._event(self._stream()))
 
 

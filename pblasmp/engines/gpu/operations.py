@@ -65,7 +65,7 @@ class GpuOperations:
 
         self.xp: Any = cupy
         self._session, self._runtime, self._cublas = session, session.runtime, cublas
-        self._products = None if session.gpu is None else session.gpu.products
+        self._products = session.gpu.products
         self._handle = cupy.cuda.device.get_cublas_handle()
         self._lane = _LANES[0]
         self._factors = False
@@ -157,7 +157,7 @@ class GpuOperations:
     ) -> None:
         """Queue several products, as one batch if they are at equal distances. Local."""
         a, b, d, c = parts[0]
-        together = len(parts) > 1 and self._products is not None and a.shape[1] > 0
+        together = len(parts) > 1 and a.shape[1] > 0
         steps = [step for each in zip(*parts, strict=True) if (step := _step(each)) is not None]
         if together and len(steps) == len(parts[0]) and (c is None or self._reads(c, d)):
             self._queue_gemm(alpha, a, b, beta, d, compute, c, Batch(len(parts), *steps))
@@ -168,7 +168,7 @@ class GpuOperations:
     def _reads(self, c: Array, d: Array) -> bool:
         """Return whether products read ``c`` as it is where they write ``d``."""
         turned = blas_operand(d)[0] == "N"
-        return self._products is not None and c.dtype == d.dtype and contiguous(c, turned=turned)
+        return c.dtype == d.dtype and contiguous(c, turned=turned)
 
     def _queue_gemm(
         self,
@@ -211,8 +211,8 @@ class GpuOperations:
 
     def _queued_by_cublas(self, alpha: complex, a: Array, b: Array, beta: complex, d: Array) -> bool:
         """Queue a product by cuBLAS if it has the type, and all sizes fit into 32 bits; return whether. Local."""
-        products, dtype, k = self._products, d.dtype, a.shape[1]
-        if products is None or products.cublas is None or not (a.dtype == b.dtype == dtype) or k == 0:
+        dtype, k = d.dtype, a.shape[1]
+        if not (a.dtype == b.dtype == dtype) or k == 0:
             return False
         letter = _LETTERS.get(dtype)
         (of_a, lda), (of_b, ldb), (of_d, ldd) = blas_operand(a), blas_operand(b), blas_operand(d)
@@ -226,7 +226,9 @@ class GpuOperations:
             self._runtime.follow_stream()  # products share a workspace
         matrices = left.data.ptr, lda, right.data.ptr, ldb, d.data.ptr, ldd
         stream = self.xp.cuda.get_current_stream().ptr
-        products.gemm(stream, letter, ops, (m, n, k), alpha, beta, matrices, kind=dtype, lane=self._lane)
+        self._products.gemm(
+            stream, letter, ops, (m, n, k), alpha, beta, matrices, kind=dtype, lane=self._lane
+        )
         return True
 
     def multiply(
@@ -248,24 +250,22 @@ class GpuOperations:
         With ``batch``, queue as many such products.
         """
         stream = self.xp.cuda.get_current_stream()
-        if self._products is not None:
-            try:
-                self._products.multiply(
-                    stream.ptr, x, w, d,
-                    op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, c=c, compute=compute, batch=batch, lane=self._lane,
-                )  # fmt: skip
-            except UnsupportedError as error:
-                if is_float8(x.dtype):
-                    raise
-                self._substitute(f"in this context cuBLAS computed what cuBLASLt has not: {error}")
-            else:
-                return
+        try:
+            self._products.multiply(
+                stream.ptr, x, w, d,
+                op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, c=c, compute=compute, batch=batch, lane=self._lane,
+            )  # fmt: skip
+        except UnsupportedError as error:
+            if is_float8(x.dtype):
+                raise
+            self._substitute(f"in this context cuBLAS computed what cuBLASLt has not: {error}")
+        else:
+            return
         for i in range(1 if batch is None else batch.size):
             if i and batch is not None:
                 x, w, d = x.shifted(batch.x), w.shifted(batch.w), d.shifted(batch.d)
                 c = None if c is None else c.shifted(batch.c)
             if c is not None and c != d:
-                assert self._session.gpu is not None
                 self._session.gpu.kernels.copy(stream, d, c)
             self._gemm_ex(x, w, d, op_x, op_w, alpha, beta, compute)
 
@@ -307,12 +307,11 @@ class GpuOperations:
         Each goes to the stream that has the least to do by then.
         """
         gpu, lags = self._session.gpu, follows or self._lags
-        lanes = (_BESIDE if lags else _LANES)[: len(tasks)] if gpu is not None else ()
+        lanes = (_BESIDE if lags else _LANES)[: len(tasks)]
         if len(lanes) < 2:
             for task in tasks:
                 task()
             return
-        assert gpu is not None
         self._runtime.follow_stream()
         gpu.use_current_stream()
         others = [lane for lane in lanes if lane != _LANES[0]]
@@ -346,7 +345,6 @@ class GpuOperations:
     @contextmanager
     def beside(self, lane: str) -> Iterator[None]:
         """Queue the work of a block on the engine's stream of that name, which the caller orders. Local."""
-        assert self._session.gpu is not None
         before, self._lane = self._lane, lane
         try:
             with current(self._session.gpu.stream(lane)):
@@ -371,12 +369,9 @@ class GpuOperations:
             int(Operation.T if transposes else Operation.N), int(DiagType.UNIT if unit else DiagType.NON_UNIT),
             m, n, scalar.ctypes.data, int(a.data.ptr), lda, int(x.data.ptr), ldx,
         )  # fmt: skip
-        if self._products is None:
-            getattr(self._cublas, f"{letter}trsm")(self._handle, *arguments)
-        else:
-            if self._lane == _LANES[0]:
-                self._runtime.follow_stream()  # it shares a workspace with products
-            self._products.trsm(self.xp.cuda.get_current_stream().ptr, letter, *arguments, lane=self._lane)
+        if self._lane == _LANES[0]:
+            self._runtime.follow_stream()  # it shares a workspace with products
+        self._products.trsm(self.xp.cuda.get_current_stream().ptr, letter, *arguments, lane=self._lane)
 
     @staticmethod
     def _check(what: str, *numbers: int) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from importlib.util import find_spec
 from typing import Any, Protocol, cast
 
 from ...bindings import Library
 from ...comm import Communicator
-from ...extras import install
 from ..protocol import Engine
 from .cublasmp.library import Cublasmp, symmetric_heap
 from .runtime.device import Device
@@ -43,14 +41,13 @@ class Session:
     Attributes:
         runtime: the GPU, its streams and waits.
         nccl: NCCL's communicators.
-        gpu: local products, kernels, and peers' memory if it can be reached; None: ``why_no_gpu`` says why.
+        gpu: local products, kernels, and peers' memory if it can be reached.
         cublasmp: cuBLASMp's handle, grids and workspaces.
         solver: cuSOLVERMp, or why it cannot be used; None until ``solver_of`` has been asked.
         held_with: objects that are kept alive with the session.
     """
 
     def __init__(self, comm: Communicator, device: Device, library: Library, nccl: Any = None) -> None:
-        self.gpu: Gpu | None = None
         self.solver: Any = None
         self.held_with: tuple[Any, ...] = ()
         with ExitStack() as self._closing:  # frees what was made, last first, every step even if one fails
@@ -60,13 +57,8 @@ class Session:
             self._closing.callback(heap.close)
             self.nccl = Nccl(runtime, nccl)
             self._closing.callback(self.nccl.close)
-            missing = (
-                "" if find_spec("nvmath") is not None else f"nvmath-python is missing: {install('cu13')}"
-            )
-            self.why_no_gpu = next((each for each in comm.allgather(missing) if each), "")
-            if not self.why_no_gpu:
-                self.gpu = Gpu(runtime, self.nccl)
-                self._closing.callback(self.gpu.close)
+            self.gpu = Gpu(runtime, self.nccl)
+            self._closing.callback(self.gpu.close)
             self.cublasmp = Cublasmp(runtime, self.nccl, library, heap)
             self._closing.callback(self.cublasmp.close)
             self._closing = self._closing.pop_all()

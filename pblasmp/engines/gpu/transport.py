@@ -46,9 +46,9 @@ class GpuTransport(Room):
         self.nodes = tuple((rank,) for rank in range(self.size))  # no memory shared
         self._stream = runtime.cupy.cuda.Stream(non_blocking=True)
         self._exchanges = lru_cache(_REMEMBERED)(partial(Exchange, runtime.comm))
-        windows = None if session.gpu is None else session.gpu.windows
+        windows = session.gpu.windows
         self.near = frozenset(windows.members if windows is not None else ())
-        self.inbox = None if session.gpu is None or windows is None else Inbox(session.gpu)
+        self.inbox = None if windows is None else Inbox(session.gpu)
 
     def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
         """Return the exchange plan between two layouts. Local."""
@@ -97,7 +97,7 @@ class GpuTransport(Room):
         """
         conjugate = conjugate and src.dtype.kind == "c"
         gpu, minor = self._session.gpu, _contiguous(dst, src)
-        if gpu is None or dst.dtype != src.dtype or (conjugate and not _aligned(dst, src)):
+        if dst.dtype != src.dtype or (conjugate and not _aligned(dst, src)):
             _copy_values(self._cupy, dst, src, piece, conjugate)
             return
         stream = self._cupy.cuda.get_current_stream()

@@ -60,7 +60,7 @@ LIFE = [
     *made(4), "synchronize", "BufferDeregister", "window released", "window", "BufferRegister", "pinned", *HEARD,
     *GONE, "wait", *GONE, "wait", *GONE,
     "synchronize", "BufferDeregister", "window released", "GridDestroy", "BufferDeregister", "GridDestroy",
-    "Destroy", "communicator released", "window released",
+    "Destroy", "synchronize", "cuBLAS released", "communicator released", "window released",
 ]  # fmt: skip
 
 

@@ -471,7 +471,8 @@ LIFE = [
     *["MatrixDescriptorCreate"] * 3, "Her2k_bufferSize",
     "LoggerOpenFile", "LoggerSetLevel", "LoggerSetCallback", "Her2k", "LoggerSetCallback", "LoggerSetLevel",
     "wait", "SetStream", "Her2k", "wait", *["MatrixDescriptorDestroy"] * 3,
-    "synchronize", "BufferDeregister", "window released", "GridDestroy", "Destroy", "communicator released",
+    "synchronize", "BufferDeregister", "window released", "GridDestroy", "Destroy",
+    "synchronize", "cuBLAS released", "communicator released",
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,8 +25,12 @@ def lt() -> FakeLt:
 
 
 @pytest.fixture
-def products(lt: FakeLt) -> LocalProducts:
+def products(lt: FakeLt, monkeypatch: pytest.MonkeyPatch) -> LocalProducts:
     made = []
+    cublas = SimpleNamespace(create=lambda: 1, destroy=lambda handle: None)
+    modules = {"nvmath": None, "nvmath.bindings": SimpleNamespace(cublas=cublas, cublasLt=lt)}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module or SimpleNamespace())
 
     def empty(nbytes: int, dtype: Any) -> Any:
         made.append(nbytes)
@@ -35,7 +40,7 @@ def products(lt: FakeLt) -> LocalProducts:
         lt.copies.append((to, of, nbytes, kind, stream))
 
     runtime = SimpleNamespace(memcpyAsync=copy, memcpyDeviceToDevice="on the device")
-    return LocalProducts(SimpleNamespace(empty=empty, cuda=SimpleNamespace(runtime=runtime)), lt)
+    return LocalProducts(SimpleNamespace(empty=empty, cuda=SimpleNamespace(runtime=runtime)))
 
 
 def view(rows: int, cols: int, dtype: str = "bfloat16", at: int = 0x1000, ld: int = 0) -> View:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -79,7 +80,8 @@ def test_batches_of_products(
     operations, rng, count = ctx.engine.operations, np.random.default_rng(6), 3
     monkeypatch.setattr(ctx.engine.session.gpu, "kernels", EagerGpu().kernels)
     if library == "cuBLAS":
-        monkeypatch.setattr(operations, "_products", None)
+        why = pb.UnsupportedError("cuBLASLt found no algorithm")
+        monkeypatch.setattr(ctx.engine.session.gpu.products, "multiply", mock.Mock(side_effect=why))
     shapes, steps = {"x": (4, 5), "w": (6, 5), "d": (4, 6), "c": (4, 6)}, {"x": 23, "w": 31, "d": 29, "c": 37}
     values = {name: rng.integers(-3, 4, (count, *shape)) + 0.0 for name, shape in shapes.items()}
     views, parts = {}, {}
@@ -97,6 +99,7 @@ def test_batches_of_products(
     old = values["c" if own_c else "d"]
     expected = 2 * values["x"] @ values["w"].swapaxes(1, 2) - old
     np.testing.assert_array_equal([np.asarray(part) for part in parts["d"]], expected)
+    assert ("cuBLAS computed what cuBLASLt has not" in str(operations.remarks)) == (library == "cuBLAS")
 
 
 @pytest.mark.parametrize(

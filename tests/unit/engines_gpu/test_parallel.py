@@ -193,13 +193,6 @@ def test_what_is_refused(ctx, gpu, numbers, form, how, words):
         getattr(pb, form)(x, w, ctx, **how)
 
 
-def test_without_nvmath_they_say_what_to_install(ctx, numbers):
-    x, w = numbers((6, 4)), numbers((5, 4))
-    with pytest.raises(pb.UnsupportedError, match="nvmath-python is"):
-        pb.matmul_allreduce(x, w, ctx, algo="one_shot")
-    np.testing.assert_array_equal(wide(pb.matmul_allreduce(x, w, ctx, algo="push")), wide(x) @ wide(w).T)
-
-
 @pytest.mark.parametrize("algo", ["nccl", "push"])
 def test_gathered_x_is_written_where_the_caller_gets_it(ctx, gpu, numbers, algo):
     x, w = numbers((6, 4)), numbers((5, 4))

@@ -245,13 +245,6 @@ def test_small_buffers_and_no_traffic_where_everything_is_in_place():
     assert (pushed.sent_bytes, pushed.copied_bytes) == (0, 0)
 
 
-def test_without_nvmath_it_is_refused_and_said(ctx):
-    p = pb.MatmulProblem.gemm(8, 8, 8, pb.Grid(1, 1), 4, dtype="float32")
-    a, b = ctx.empty(p.a), ctx.empty(p.b)
-    with pytest.raises(pb.UnsupportedError, match="nvmath-python is missing"):
-        pb.matmul(a, b, algo="push")
-
-
 class Cupy:
     """Streams that record."""
 

@@ -121,9 +121,3 @@ def test_one_row_or_column_in_any_memory_order(ctx, gpu, orders, across):
         ["float32"] * 2,
         orders,
     )
-
-
-def test_without_kernels_cupy_copies_everything(ctx):
-    assert ctx.engine.session.gpu is None
-    copied(ctx, PIECE, SHAPES, ["float64", "float64"], "CC")
-    copied(ctx, PIECE, SHAPES, ["complex64", "complex64"], "FC", conjugate=True)

@@ -86,6 +86,19 @@ def test_without_nvshmem4py_old_versions_cannot_be_used(alone, stand_in):
         lib.gpu.assert_clean()
 
 
+@pytest.mark.parametrize(("module", "package"), [("nvmath", "nvmath-python"), ("nccl", "nccl4py")])
+def test_what_the_extra_brings_is_needed(alone, stand_in, module, package):
+    """Said when a context is made, with what to install; "auto" takes CPU ranks, and says why."""
+    with machine(stand_in(1000), without=[module]) as lib:
+        with pytest.raises(pb.LibraryNotFoundError, match=rf"{package} is not installed .*pblasmp\[cu13\]"):
+            pb.Context(engine="cublasmp")
+        with pb.Context() as ctx:
+            assert ctx.engine.name == "host"
+            assert f"{package} is not installed" in ctx.engine.why
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
 def test_symmetric_arrays_in_nvshmem(alone, stand_in):
     p = pb.MatmulProblem.allgather_matmul(4, 4, 4, 1, order="F", dtype="float32")
     with machine(stand_in(700)) as lib:

@@ -7,6 +7,7 @@ import ctypes
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -245,9 +246,12 @@ def _addresses(array: Any) -> NDArray[Any]:
 def open_library() -> Library | PblasmpError:
     """Return cuBLASMp, opened, or why it cannot be used here. Local."""
     try:
-        import nccl.core  # noqa: F401
+        package = "nccl4py"
+        import_module("nccl.core")
+        package = "nvmath-python"
+        import_module("nvmath.bindings.cublasLt")
     except ImportError as error:
-        return LibraryNotFoundError(f"nccl4py is not installed ({error}): {install('cu13')}")
+        return LibraryNotFoundError(f"{package} is not installed ({error}): {install('cu13')}")
     try:
         library = Library()
         if library.version < _WINDOWS_SINCE:

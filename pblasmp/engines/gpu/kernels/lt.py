@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ....dtypes import DTYPES, FLOAT8, accumulation_dtype, is_float8
-from ....errors import ArgumentError, LibraryNotFoundError, UnsupportedError
+from ....errors import ArgumentError, UnsupportedError
 from ..types import DATA_TYPES, OPS, compute_type
 from .views import View
 
@@ -118,38 +118,25 @@ class LocalProducts:
 
     Args:
         cupy: the module; its current device is the GPU.
-        binding: ``nvmath.bindings.cublasLt``, by default imported.
-        cublas: ``nvmath.bindings.cublas``, by default imported; None with a given ``binding``: there is no ``trsm``.
 
     Attributes:
-        cublas: as above.
-
-    Raises:
-        LibraryNotFoundError: nvmath-python is not installed.
+        cublas: nvmath.bindings.cublas.
     """
 
-    def __init__(self, cupy: Any, binding: Any = None, cublas: Any = None) -> None:
-        if binding is None:
-            try:
-                import nvmath.bindings.cublas
-                import nvmath.bindings.cublasLt
-            except ImportError as error:
-                raise LibraryNotFoundError(
-                    f"nvmath-python is not installed ({error}): pip install 'pblasmp[cu13]'"
-                ) from None
-            binding, cublas = nvmath.bindings.cublasLt, nvmath.bindings.cublas
+    def __init__(self, cupy: Any) -> None:
+        from nvmath.bindings import cublas, cublasLt
+
         self.cublas = cublas
-        self._cupy, self._lt = cupy, binding
+        self._cupy, self._lt = cupy, cublasLt
         self._prepared: OrderedDict[Any, _Prepared] = OrderedDict()  # the most recently used one is the last
         self._workspaces: dict[str, Any] = {}
         self._scalars: dict[Any, np.ndarray] = {}
         self._scales: dict[tuple[str, str], Any] = {}
         self._closing = ExitStack()
-        self._handle = binding.create()
-        self._closing.callback(binding.destroy, self._handle)
-        if cublas is not None:
-            self._solver: int = cublas.create()
-            self._closing.callback(cublas.destroy, self._solver)
+        self._handle = cublasLt.create()
+        self._closing.callback(cublasLt.destroy, self._handle)
+        self._solver: int = cublas.create()
+        self._closing.callback(cublas.destroy, self._solver)
         self._solves_on = -1, ""  # address of the stream that cuBLAS queues on, and the lane of its workspace
 
     def reserve(self) -> None:

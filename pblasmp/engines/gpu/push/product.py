@@ -329,7 +329,6 @@ class PushedProduct(Product):
     def __init__(
         self, engine: Engine, session: Session, p: MatmulProblem, options: Options, operands: Operands
     ) -> None:
-        assert session.gpu is not None
         self._engine, self._session, self._p, self._options = engine, session, p, options
         self._gpu = session.gpu
         follows, why = Finish.needed(p, operands), _why_not_one_kernel(operands)
@@ -510,8 +509,6 @@ class PushMethod(Method):
         why = type_refusal(engine, p, options, operands)
         if why:
             return why
-        if session.gpu is None:
-            return session.why_no_gpu
         if session.runtime.size > 1 and session.gpu.why_no_windows:
             return session.gpu.why_no_windows
         if 0 in (p.m, p.n, p.k) or options.alpha == 0:

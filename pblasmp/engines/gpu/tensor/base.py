@@ -85,7 +85,6 @@ class CopyProduct(TensorProduct[Views]):
 
     def __init__(self, session: Session, p: ParallelProblem, options: Options) -> None:
         gpu = session.gpu
-        assert gpu is not None, "its refusal says why there is none"
         why = self.why_not(gpu, p, options)
         if why:
             raise UnsupportedError(f"algorithm {self.name!r} of {self.form}: {why}")

@@ -114,7 +114,7 @@ def _why_not(
             return f"cuBLASLt has no product of {p.dtype.name} in {summed.name} for {p.out_dtype.name}"
     try:
         compute_type(DTYPES["bfloat16"] if is_float8(p.dtype) else p.dtype, options.compute)
-        why = session.why_no_gpu if session.gpu is None else kind.why_not(session.gpu, p, options)
+        why = kind.why_not(session.gpu, p, options)
     except PblasmpError as error:
         return str(error)
     by_rule = kind.name == "one_kernel" and options.algo == "auto" and options.comm_sms is None

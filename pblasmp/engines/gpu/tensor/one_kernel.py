@@ -60,7 +60,7 @@ def may_shut_out(session: Session) -> bool:
     Collective over the context.
     """
     (ranks, enough), gpu = _LETS_IN, session.gpu
-    needs = gpu is None or gpu.size > ranks or gpu.multiprocessors < enough
+    needs = gpu.size > ranks or gpu.multiprocessors < enough
     return needs and session.runtime.beside_others()
 
 
