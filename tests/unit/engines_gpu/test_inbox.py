@@ -129,6 +129,20 @@ def test_what_is_queued_does_not_depend_on_what_was_queued_before():
     assert twice[: len(once)] == once
 
 
+def test_one_kernel_waits_for_the_slots_of_all_receivers():
+    peers, waits = Peers(4), []
+    gpu = peers.gpus[0]
+    wait = gpu.await_flags
+
+    def noted(stream, flags):
+        waits.append([number for _, number in flags])
+        wait(stream, flags)
+
+    gpu.await_flags = noted
+    Messages(peers, 1, count=1)
+    assert [numbers for numbers in waits if set(numbers) & FREE] == [[SLOTS.first] * 3]
+
+
 def test_an_exchange_does_not_wait_for_one_that_began_later():
     """Not for all that the copy engines have: a large panel may be on its way behind a short one."""
     peers = Peers(2)

@@ -67,8 +67,8 @@ class Inbox:
         packed = gpu.scratch(f"outbox {box}", gpu.size * slot)
         self._free.remove(box)
         gpu.use_current_stream()
+        gpu.await_flags("main", [(to, SLOTS.at(box)) for to in packs])
         for to, (_, pack) in packs.items():
-            gpu.await_flags("main", [(to, SLOTS.at(box))])
             pack(packed + to * slot)
         if packs:
             gpu.follow("copy", "main")
