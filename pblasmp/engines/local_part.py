@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..layout import Trapezoid
-from ..layout.pieces import TrianglePiece, pieces
+from ..layout.pieces import Rectangle, pieces
 
 __all__ = ["LocalPart"]
 
@@ -30,8 +30,8 @@ class LocalPart:
     def __init__(self, part: Trapezoid, rows: Indices, cols: Indices, *, hermitian: bool = False) -> None:
         self.part, self.rows, self.cols, self.hermitian = part, rows, cols, hermitian
         self._is_tile = False
-        self._pieces: dict[int, list[TrianglePiece]] = {}
-        self._tiles: dict[TrianglePiece, LocalPart] = {}
+        self._pieces: dict[int, list[Rectangle]] = {}
+        self._tiles: dict[Rectangle, LocalPart] = {}
         self._indices: tuple[Array, Array] | None = None
 
     @cached_property
@@ -51,31 +51,31 @@ class LocalPart:
         """Which elements of the array are on the main diagonal, if that is real; otherwise None."""
         return self.rows[:, None] == self.cols if self.hermitian else None
 
-    def pieces(self, finest: int) -> list[TrianglePiece]:
+    def pieces(self, finest: int) -> list[Rectangle]:
         """Return the pieces that it consists of, the largest first; they are found once. Local.
 
         Args:
             finest: columns of the pieces that are only partly inside; such tiles are not divided further.
         """
         if self._is_tile:
-            return [TrianglePiece(0, len(self.rows), 0, len(self.cols), True)]
+            return [Rectangle(0, len(self.rows), 0, len(self.cols), True)]
         if finest not in self._pieces:
             found = pieces(self.part, self.rows, self.cols, finest=finest)
             self._pieces[finest] = sorted(found, key=lambda piece: -piece.size)
         return self._pieces[finest]
 
-    def tile(self, piece: TrianglePiece) -> LocalPart | None:
+    def tile(self, piece: Rectangle) -> LocalPart | None:
         """Return which elements of a piece are inside, None for all; made once, with the indices made so far. Local."""
-        if self._is_tile or not piece.cut:
-            return self if self._is_tile else None
-        if piece not in self._tiles:
+        if self._is_tile:
+            return self
+        if piece.cut and piece not in self._tiles:
             down, across = piece.here
             tile = LocalPart(self.part, self.rows[down], self.cols[across], hermitian=self.hermitian)
             tile._is_tile = True
             if self._indices is not None:
                 tile._indices = self._indices[0][down], self._indices[1][:, across]
             self._tiles[piece] = tile
-        return self._tiles[piece]
+        return self._tiles.get(piece)
 
     def indices(self, xp: Any) -> tuple[Array, Array]:
         """Return the global indices of rows (as a column) and columns (as a row), made once. Local."""

@@ -350,9 +350,8 @@ def _tiles(to: Array, of: Array) -> Sequence[tuple[slice, ...]]:
     if not to.size:
         return []
     down = to.strides[1] < to.strides[3]
-    if down == (of.strides[1] < of.strides[3]) or not isinstance(
-        to, np.ndarray
-    ):  # on paper nothing is copied
+    on_paper = not isinstance(to, np.ndarray)  # where nothing is copied
+    if on_paper or down == (of.strides[1] < of.strides[3]):
         return [()]
     count, length, columns, width = to.shape
     rows = _cuts(count, length, _SHORT if down else _LONG)

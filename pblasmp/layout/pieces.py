@@ -6,7 +6,8 @@ The columns are cut into bands. The diagonal crosses some rows of a band; those 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -14,14 +15,14 @@ from numpy.typing import NDArray
 
 from .trapezoid import Trapezoid
 
-__all__ = ["FINEST", "TrianglePiece", "copy_part", "even_runs", "pieces"]
+__all__ = ["FINEST", "Rectangle", "copy_part", "even_runs", "pieces"]
 
 FINEST = 64  # columns at the diagonal: smaller tiles waste less work but slow BLAS down
 
 Indices = NDArray[np.int64]
 
 
-class TrianglePiece(NamedTuple):
+class Rectangle(NamedTuple):
     """Rows ``i`` to ``i1`` and columns ``j`` to ``j1`` of a rank's part; if ``cut``, what the triangle has of them."""
 
     i: int
@@ -29,11 +30,6 @@ class TrianglePiece(NamedTuple):
     j: int
     j1: int
     cut: bool
-
-    @property
-    def T(self) -> TrianglePiece:  # noqa: N802
-        """The same elements of the transposed matrix."""
-        return TrianglePiece(self.j, self.j1, self.i, self.i1, self.cut)
 
     @property
     def here(self) -> tuple[slice, slice]:
@@ -55,13 +51,13 @@ def pieces(
     part: Trapezoid,
     rows: Indices,
     cols: Indices,
-    ends: Iterable[int] | None = None,
+    ends: Sequence[int] | None = None,
     finest: int | None = None,
-) -> Iterator[TrianglePiece]:
+) -> Iterator[Rectangle]:
     """Yield the pieces of a rank's part of a trapezoid, each element in one of them. Local.
 
-    Of each band, what is entirely inside comes first. What the diagonal crosses is halved, until no piece is cut, or
-    those that are have few columns.
+    For given columns, what is entirely inside comes first. What the diagonal crosses is halved, until no piece is cut,
+    or those that are have few columns.
 
     Args:
         part: the trapezoid.
@@ -69,50 +65,39 @@ def pieces(
         ends: places of columns where bands end, ascending; None: there is one band.
         finest: most columns of a piece that is cut; None: bands are not halved.
     """
-    lower, diagonal = part.uplo == "L", part.diagonal
-    below, index = rows.searchsorted, cols.item
-
-    def cut(top: int, bottom: int, j: int, j1: int) -> Iterator[TrianglePiece]:
-        """Yield the pieces of some columns; rows ``top`` to ``bottom`` are not done yet."""
-        i, i1 = int(below(index(j) - diagonal)), int(below(index(j1 - 1) - diagonal + 1))
-        first, stop = (i1, bottom) if lower else (top, i)
-        if stop > first:
-            yield TrianglePiece(first, stop, j, j1, False)
-        if i1 > i:
-            if finest is None or j1 - j <= finest:
-                yield TrianglePiece(i, i1, j, j1, True)
-            else:
-                middle = (j + j1 + 1) // 2
-                yield from cut(i, i1, j, middle)
-                yield from cut(i, i1, middle, j1)
-
-    height, j = len(rows), 0
-    for j1 in (len(cols),) if ends is None else ends:
-        if j1 > j:
-            yield from cut(0, height, j, j1)
-            j = j1
+    edges, lower, height = cols - part.diagonal, part.uplo == "L", len(rows)
+    for j, j1 in pairwise((0, *((len(cols),) if ends is None else ends))):
+        if j1 == j:
+            continue
+        i, i1 = int(rows.searchsorted(edges[j])), int(rows.searchsorted(edges[j1 - 1], "right"))
+        start, stop = (i1, height) if lower else (0, i)
+        if stop > start:
+            yield Rectangle(start, stop, j, j1, False)
+        if i1 > i and (finest is None or j1 - j <= finest):
+            yield Rectangle(i, i1, j, j1, True)
+        elif i1 > i:
+            halves = (j1 - j + 1) // 2, j1 - j
+            for half in pieces(part, rows[i:i1], cols[j:j1], halves, finest):
+                yield Rectangle(half.i + i, half.i1 + i, half.j + j, half.j1 + j, half.cut)
 
 
-def even_runs(some: Sequence[TrianglePiece], most: int | None = None) -> Iterator[list[TrianglePiece]]:
+def even_runs(some: Sequence[Rectangle], most: int | None = None) -> Iterator[list[Rectangle]]:
     """Yield runs of adjacent pieces of one size at equal distances, so that one call computes them all. Local.
 
     Args:
         some: pieces, in order.
         most: how many a run may have, at most.
     """
-    run: list[TrianglePiece] = []
+    run: list[Rectangle] = []
     for piece in some:
-        even = len(run) < 2 or _distance(run[-1], piece) == _distance(run[0], run[1])
+        pairs = ((run[-1], piece), (run[0], run[1])) if len(run) > 1 else ()
+        even = len({(b.i - a.i, b.j - a.j) for a, b in pairs}) < 2
         if run and (piece.shape != run[0].shape or not even or len(run) == most):
             yield run
             run = []
         run.append(piece)
     if run:
         yield run
-
-
-def _distance(a: TrianglePiece, b: TrianglePiece) -> tuple[int, int]:
-    return b.i - a.i, b.j - a.j
 
 
 def copy_part(

@@ -8,7 +8,7 @@ from typing import Any
 from ...layout import MatrixDescriptor, Trapezoid
 from ...layout.axis import Axis, axis
 from ...layout.intersection import Piece, Stretch, copy, intersect
-from ...layout.pieces import TrianglePiece, pieces
+from ...layout.pieces import Rectangle, pieces
 
 __all__ = ["CopiedParts"]
 
@@ -34,7 +34,7 @@ class CopiedParts:
         if rank >= d.grid.size or 0 in d.local_shape(rank):
             return
         process, axes, indices = d.grid.coords(rank), (d.rows, d.cols), d.global_indices(rank)
-        found = iter([TrianglePiece(0, len(indices[0]), 0, len(indices[1]), False)])
+        found = iter([Rectangle(0, len(indices[0]), 0, len(indices[1]), False)])
         if lower:
             strips = range(_STRIP, d.shape[1] + _STRIP, _STRIP)
             found = pieces(Trapezoid("L"), *indices, indices[1].searchsorted(strips).tolist())

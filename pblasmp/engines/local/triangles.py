@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...layout import Trapezoid
-from ...layout.pieces import TrianglePiece, even_runs, pieces
+from ...layout.pieces import Rectangle, even_runs, pieces
 from ..arrays import scale
 from ..local_part import LocalPart
 from ..protocol import Operations
@@ -146,7 +146,7 @@ class _Cut(NamedTuple):
     ``first``: nothing has been added to these rows before.
     """
 
-    piece: TrianglePiece
+    piece: Rectangle
     mask: Array
     diagonal: Array
     first: bool
@@ -186,7 +186,7 @@ class ResultPart:
         work = [run[0].size * len(run) for run in runs]
         operations.concurrently(tasks, follows=g.follows, work=work)
 
-    def _multiply(self, operations: Operations, g: Gemm, run: Sequence[TrianglePiece]) -> None:
+    def _multiply(self, operations: Operations, g: Gemm, run: Sequence[Rectangle]) -> None:
         """Multiply pieces of one size."""
         c, factors, views = None if g.beta == 0 else g.c, [], []
         for piece in run:
@@ -208,9 +208,9 @@ class ResultPart:
             part = self._local.tile(piece)
             operations.add(view, 1, product, g.beta, view if old is None else old, part, conjugate=False)
 
-    def _runs(self, operations: Operations, item: int) -> list[list[TrianglePiece]]:
+    def _runs(self, operations: Operations, item: int) -> list[list[Rectangle]]:
         """Return the pieces, those together that one call multiplies if the engine's can."""
-        every, found = self._pieces(operations), list[list[TrianglePiece]]()
+        every, found = self._pieces(operations), list[list[Rectangle]]()
         if not operations.batches:
             return [[piece] for piece in every]
         for cut in (False, True):
@@ -219,7 +219,7 @@ class ResultPart:
             found += even_runs(some, most)
         return sorted(found, key=lambda run: -run[0].size * len(run))
 
-    def _pieces(self, operations: Operations) -> list[TrianglePiece]:
+    def _pieces(self, operations: Operations) -> list[Rectangle]:
         self._local.indices(operations.xp)  # made now, since tasks on several streams read them
         return self._local.pieces(_finest(operations, len(self._local.cols)))
 

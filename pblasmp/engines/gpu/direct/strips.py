@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from ....layout import Trapezoid
-from ....layout.pieces import TrianglePiece, pieces
+from ....layout.pieces import Rectangle, pieces
 from ...direct.spans import Span
 from ..kernels.kernels import Deal
 
@@ -19,7 +19,7 @@ _SCRATCH = 64 << 20  # bytes for the tiles of a triangle that are summed at a ti
 
 
 @lru_cache(1024)
-def strips_of(rows: Span, row: int, cols: Span, col: int, uplo: str) -> tuple[TrianglePiece, ...]:
+def strips_of(rows: Span, row: int, cols: Span, col: int, uplo: str) -> tuple[Rectangle, ...]:
     """Return a rank's columns of a triangle, cut so that tiles on the diagonal get the same size."""
     lead = cols.lead if (col - cols.source) % cols.nprocs == 0 else 0
     n = cols.count(col)
@@ -28,9 +28,9 @@ def strips_of(rows: Span, row: int, cols: Span, col: int, uplo: str) -> tuple[Tr
     return tuple(pieces(Trapezoid(uplo), rows.indices(row), cols.indices(col), ends))
 
 
-def portions(tiles: Sequence[TrianglePiece], item: int) -> Iterator[list[TrianglePiece]]:
+def portions(tiles: Sequence[Rectangle], item: int) -> Iterator[list[Rectangle]]:
     """Yield tiles whose sums fit into the scratch memory together."""
-    some: list[TrianglePiece] = []
+    some: list[Rectangle] = []
     nbytes = 0
     for tile in tiles:
         size = tile.size * item

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ....layout.pieces import TrianglePiece, even_runs
+from ....layout.pieces import Rectangle, even_runs
 from ...direct.blas_form import factors_of_update, start_of_update
 from ...direct.spans import whole_span
 from ..kernels.kernels import Tile
@@ -56,7 +56,7 @@ def updated(call: CallBuilder) -> Compute:
 
 
 def _whole_parts(
-    call: CallBuilder, stream: Any, strips: Sequence[TrianglePiece], terms: Sequence[Any]
+    call: CallBuilder, stream: Any, strips: Sequence[Rectangle], terms: Sequence[Any]
 ) -> list[Queue]:
     """Return the products of what is entirely in the triangle, one for each strip of columns."""
     to, item, handle = call.to, call.item, call.handle(stream)
@@ -78,7 +78,7 @@ def _whole_parts(
 
 
 def _diagonal(
-    call: CallBuilder, stream: Any, strips: Sequence[TrianglePiece], terms: Sequence[Any], hermitian: bool
+    call: CallBuilder, stream: Any, strips: Sequence[Rectangle], terms: Sequence[Any], hermitian: bool
 ) -> list[Queue]:
     """Return the products of tiles on the diagonal, and the kernels that write their triangles."""
     to, item, gpu, asked = call.to, call.item, call.gpu, call.asked

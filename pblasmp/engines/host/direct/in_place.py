@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....layout.pieces import TrianglePiece
 from ...direct.blas_form import MIRRORED, old_values
 from ...direct.spans import Span, whole_span
 from ...direct.sub_matrix import SubMatrix, UnfitError
@@ -16,7 +15,7 @@ from .local_triangle import Triangular
 from .products import collected, copied, gemm, side_by_side
 from .program import Preparation
 from .slabs import Factor, SharedSlabs, Step, Steps, integer, scalar
-from .staircase import check_tiles, staircase
+from .staircase import TrianglePiece, check_tiles, staircase
 
 __all__ = ["multiplied_in_place"]
 
@@ -99,9 +98,9 @@ def multiplied_in_place(call: Preparation, x: SubMatrix, to: SubMatrix) -> Calla
 
 def _portions(piece: TrianglePiece) -> Iterator[TrianglePiece]:
     """Yield a piece in portions; a triangle stays whole."""
-    i, i1, j, j1, cut = piece
-    height, width = piece.shape
-    if cut or height * width <= _PORTION:
+    i, i1, j, j1, tile = piece
+    height, width = i1 - i, j1 - j
+    if tile or height * width <= _PORTION:
         yield piece
     elif height >= width:
         step = max(1, _PORTION // width)
@@ -139,7 +138,7 @@ class _StoredProducts:
     def steps(self, terms: list[_StoredProduct], *, symmetric: bool) -> Steps:
         """Return the steps of all products: first the triangles, then what is beside them."""
         call, x = self._call, self._x
-        pieces = sorted(staircase(x, call.asked.uplo), key=lambda piece: not piece.cut)
+        pieces = sorted(staircase(x, lower=call.asked.uplo == "L"), key=lambda piece: not piece.tile)
         if symmetric:
             pieces = [portion for piece in pieces for portion in _portions(piece)]
         steps: Steps = []
@@ -148,7 +147,7 @@ class _StoredProducts:
         ]
         for piece in pieces:
             for term, (sums, right) in zip(terms, factors, strict=True):
-                if not piece.cut:
+                if not piece.tile:
                     steps.append(self._rectangle(piece, sums, right, turned=term.turned))
                 elif not symmetric:
                     into, of = (

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ....layout import Trapezoid
-from ....layout.pieces import TrianglePiece
 from ...direct import host_address
 from ...direct.blas_form import MIRRORED, factors_of_update, start_of_update
 from ...direct.spans import aligned_spans, whole_span
@@ -17,7 +15,7 @@ from ...direct.sub_matrix import SubMatrix, UnfitError, check_overlap, same_rank
 from .products import copied, gemm
 from .program import Preparation
 from .slabs import Factor, Step, Steps, along, integer, real, scalar
-from .staircase import check_tiles, staircase
+from .staircase import Band, bands, check_tiles, staircase
 from .tiny import Whole, all_of, is_tiny
 
 __all__ = ["updated"]
@@ -145,7 +143,7 @@ class _Staircase:
         down: list[Factor],
         across: list[Factor],
     ) -> None:
-        self._update, self._k, self._d, self._down, self._uplo = update, k, d, down, call.asked.uplo
+        self._update, self._k, self._d, self._down, self._lower = update, k, d, down, call.asked.uplo == "L"
         self._call, self._item = call, d.held.pattern.itemsize
         self._scalars = [scalar(s, call.letter) for s in (call.asked.alpha, call.asked.beta, 1)]
         self._pairs = [(down[0], across[0])]
@@ -156,39 +154,51 @@ class _Staircase:
         """Return the steps that update it."""
         d, steps = self._d, []
         along = d.rows if d.cols.whole else d.cols
-        narrow = along.block < _NARROW and not (d.rows == d.cols and d.row == d.col)
-        most = self._call.scratch.nbytes // self._item
-        for piece in staircase(d, self._uplo, _WIDTH if narrow else 0, most):
-            if not piece.cut:
-                steps += self._products(piece, Factor(self._at(piece), d.by_columns, d.ld))
-            elif narrow:
-                steps += self._masked(piece)
+        if along.block < _NARROW and not (d.rows == d.cols and d.row == d.col):
+            most = self._call.scratch.nbytes // self._item
+            for band in bands(d, lower=self._lower, width=_WIDTH, most=most):
+                steps += self._band(band)
+            return steps
+        for piece in staircase(d, lower=self._lower):
+            i, i1, j, j1, tile = piece
+            if tile:
+                steps.append(self._tile(i, j, i1 - i))
             else:
-                factors = [x.below(piece.i, self._item) for x in self._down]
-                steps.append(self._update.step(piece.shape[0], factors, self._at(piece), d.ld))
+                steps += self._rest(i, i1, j, j1)
         return steps
 
-    def _at(self, piece: TrianglePiece) -> int:
-        """Return the address of a piece's first element."""
-        d, i, j = self._d, piece.i, piece.j
+    def _at(self, i: int, j: int) -> int:
+        """Return the address of an element of D."""
+        d = self._d
         return d.at + self._item * (i + j * d.ld if d.by_columns else i * d.ld + j)
 
-    def _masked(self, piece: TrianglePiece) -> Steps:
-        """Return the steps that update what the triangle has of a piece, in memory of this rank alone."""
-        memory, d = self._call.scratch, self._d
-        (down, across), here = piece.here, d.local()[piece.here]
-        mask = Trapezoid(self._uplo).mask(d.rows.indices(d.row)[down], d.cols.indices(d.col)[across])
-        beside = np.ndarray(here.shape, here.dtype, memory, order="F" if d.by_columns else "C")
-        at = Factor(host_address(memory), d.by_columns, here.shape[not d.by_columns])
-        before: Steps = [(np.copyto, (beside, here))] if self._call.asked.beta != 0 else []
-        return [*before, *self._products(piece, at), (np.copyto, (here, beside, "same_kind", mask))]
+    def _tile(self, i: int, j: int, width: int) -> Step:
+        """Return the step that updates a tile on the diagonal."""
+        factors = [x.below(i, self._item) for x in self._down]
+        return self._update.step(width, factors, self._at(i, j), self._d.ld)
 
-    def _products(self, piece: TrianglePiece, at: Factor) -> Steps:
-        """Return the steps that add to a piece that begins at ``at``, or to what stands for it there."""
+    def _band(self, band: Band) -> Steps:
+        """Return the steps that update what a mask has of a rectangle, in memory of this rank alone, or all of it."""
+        i, i1, j, j1, mask = band
+        if mask is None:
+            return self._rest(i, i1, j, j1)
+        memory, d = self._call.scratch, self._d
+        shape, here = (i1 - i, j1 - j), d.local()[i:i1, j:j1]
+        beside = np.ndarray(shape, here.dtype, memory, order="F" if d.by_columns else "C")
+        at = Factor(host_address(memory), d.by_columns, shape[not d.by_columns])
+        before: Steps = [(np.copyto, (beside, here))] if self._call.asked.beta != 0 else []
+        return [*before, *self._products(i, i1, j, j1, at), (np.copyto, (here, beside, "same_kind", mask))]
+
+    def _rest(self, i: int, i1: int, j: int, j1: int) -> Steps:
+        """Return the steps that update a rectangle."""
+        return self._products(i, i1, j, j1, Factor(self._at(i, j), self._d.by_columns, self._d.ld))
+
+    def _products(self, i: int, i1: int, j: int, j1: int, at: Factor) -> Steps:
+        """Return the steps that add to a rectangle that begins at ``at``, or to what stands for it there."""
         alpha, beta, one = self._scalars
         steps: Steps = []
         for x, y in self._pairs:
-            of = x.below(piece.i, self._item), y.below(piece.j, self._item)
-            steps.append(gemm(self._call, *piece.shape, self._k, alpha, *of, beta, at))
+            of = x.below(i, self._item), y.below(j, self._item)
+            steps.append(gemm(self._call, i1 - i, j1 - j, self._k, alpha, *of, beta, at))
             beta = one
         return steps
