@@ -374,6 +374,12 @@ class PaperOperations(HostOperations):
             rows, k = m - first, min(width, count - first)
             self._count("gemqrt", rows, n, k, 4 * rows * n * k - n * k * k, x.dtype)
 
+    def block_reflector(self, products: Any, tau: Any, t: Any) -> None:
+        """Count the products that it is. Local."""
+        del tau, t
+        n = len(products)
+        self._count("gemm", n, n, n, n**3 // 3, products.dtype)
+
     def larft(self, v: Any, tau: Any, t: Any) -> None:
         """Count the product that it is. Local."""
         del tau, t

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from ..engines import dense
-from ..engines.dense.factor_panels import OwnPanels
+from ..engines.dense.factor_panels import FactorPanels, OwnPanels, Workbench
 from ..engines.gpu.engine import GpuEngine
 from ..engines.gpu.factor_operations import GpuFactorOperations
 from ..engines.gpu.factor_panels import BUFFERS, TOGETHER, QueuedPanels
 from ..engines.gpu.kernels.lt import Batch
 from ..engines.gpu.kernels.views import View
 from ..engines.gpu.push import product as push
+from ..engines.protocol import FactorOperations, Transport
 from ..engines.tensor import messages
 from .ghosts import Ghost, ghost
 from .paper import Event, Kept, LogEntry, PaperEngine, PaperOperations, PaperTransport, PlannedExchange, Ranks
@@ -49,7 +50,6 @@ class _PaperGpuOperations(PaperOperations):
     """The operations of a GPU, which count instead of computing."""
 
     grid_panels: Any = None  # the model moves matrices to panels
-    spread: Any = None  # and counts the blocks on the diagonal as solved
     shared_from, shared_width = GpuFactorOperations.shared_from, GpuFactorOperations.shared_width
     gemqrt: Any = None  # reflectors are applied by products
     tile, band = GpuFactorOperations.tile, GpuFactorOperations.band
@@ -71,6 +71,7 @@ class _PaperGpuOperations(PaperOperations):
     def __init__(self, events: list[Event], cores: int, kept: Kept) -> None:
         super().__init__(events, cores, kept)
         self.own_panels = _PaperQueuedPanels
+        self.spread = _PaperSpread  # blocks on the diagonal are counted as solved
 
     def slab_dtype(self, dtype: np.dtype) -> np.dtype:
         """Return the type in which operands are kept and multiplied: short types stay as they are. Local."""
@@ -166,6 +167,91 @@ class _PaperQueuedPanels(QueuedPanels):
                 "publish", (self._sweep, k), sent if workers > 1 else 0, self._paper.operations.ahead
             )
             self._paper.events.append(event)
+
+
+class _PaperSpread:
+    """Few right-hand sides: their sum over all ranks counts, and panels stay where they are. Making one is local."""
+
+    def __init__(self, bench: Workbench, panels: FactorPanels, right: FactorPanels) -> None:
+        self._operations, self._panels, self._transport = bench.operations, panels, bench.engine.transport
+        self._right, self._placed = right, False
+        shape = right.shape.rows, right.shape.cols
+        self._whole = self._operations.scratch("spread", shape, right.dtype, "F")
+        self._whole[...] = right.own(0) if right.mine else 0
+
+    def swap(self, last: int, pivots: Any, *, back: bool = False) -> None:
+        """Exchange rows of all ranks' terms. Local."""
+        self._operations.swap_rows(self._whole, 0, last, pivots, back=back)
+
+    def count_all(self) -> None:
+        """Do nothing: all rows count. Local."""
+
+    def sweep(self, *, lower: bool, unit: bool = False, op: str = "N") -> None:
+        """Solve with a triangle of the matrix. Collective over the workers."""
+        _sweep_spread(
+            self._transport, self._operations, self._panels, self._whole,
+            placed=self._placed, lower=lower, unit=unit, op=op,
+        )  # fmt: skip
+        self._placed = True
+
+    def finish(self) -> None:
+        """Give the first rank the sum. Collective over the workers."""
+        self._transport.sum_ranks(self._whole.T)
+        if self._right.mine:
+            self._right.own(0)[...] = self._whole
+
+
+def _sweep_spread(
+    transport: Transport,
+    operations: FactorOperations,
+    panels: FactorPanels,
+    x: Any,
+    *,
+    placed: bool,
+    lower: bool,
+    unit: bool,
+    op: str,
+) -> None:
+    """Replace the sum of all ranks' ``x`` by the solution: afterwards a rank has the rows of its panels, and zeros.
+
+    With ``placed`` that is so before, too.
+    """
+    n, plain = panels.shape.cols, op == "N"
+    conjugate = op == "C" and panels.dtype.kind == "c"
+    known = x if plain else operations.scratch("known", x.shape, x.dtype, "F")
+    for k in range(panels.shape.panels) if lower == plain else reversed(range(panels.shape.panels)):
+        first, stop = panels.shape.bounds(k)
+        rest = slice(stop, n) if lower else slice(0, first)
+        rows, mine = x[first:stop], panels.has(k)
+        if plain or not placed:
+            _add_up(transport, operations, rows)
+            if not mine:
+                rows[...] = 0
+        if mine:
+            panel = panels.own(k)
+            square, beside = panel[first:stop], panel[rest]
+            if conjugate:
+                square, beside = square.conj(), beside.conj()
+            if plain:
+                operations.trsm(1, square, rows, lower=lower, unit=unit)
+                operations.gemm(-1, beside, rows, 1, x[rest])
+            else:
+                operations.gemm(-1, beside.T, known[rest], 1, rows)
+                operations.trsm(1, square.T, rows, lower=not lower, unit=unit)
+        if not plain:
+            known[first:stop] = rows
+            _add_up(transport, operations, known[first:stop])
+
+
+def _add_up(transport: Transport, operations: FactorOperations, rows: Any) -> None:
+    """Replace rows of an array in F order by their sum over all ranks. Collective."""
+    if rows.shape[1] == 1:
+        transport.sum_ranks(rows.T)
+        return
+    together = operations.scratch("spread rows", rows.shape, rows.dtype, "F")
+    together[...] = rows
+    transport.sum_ranks(together.T)
+    rows[...] = together
 
 
 class _PaperGpu:

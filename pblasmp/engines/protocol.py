@@ -161,12 +161,13 @@ class FactorOperations(Operations, Protocol):
     Attributes:
         workers: ranks of a node that may compute at the same time: no more than it has cores.
         factor_alone: order up to which one rank of a node factors a matrix alone.
-        own_panels: makes the panels of a rank whose arrays no other rank reads; None: MPI carries them.
+        own_panels: makes panels that ranks have whole, in arrays that no other rank reads; None: ranks that do not
+            share memory have all their matrices on a grid.
         grid_panels: makes panels that the ranks of a process column share; None: a rank has its panels whole.
         shared_from: elements that each of these ranks has of a panel, at least: for small ones, the host of every rank
             takes longer than its GPU.
         shared_width: columns of a shared panel, or as many as a block has if it is narrower.
-        spread: makes few right-hand sides that move while panels stay; None: ``dense.sweeps.Spread``.
+        spread: makes few right-hand sides that move while a rank's whole panels stay.
         gemqrt: ``gemqrt(v, t, x, adjoint=...)`` replaces x by Q x, or by the adjoint's product with x, for the
             reflectors that ``geqrt`` leaves in v and t; both then take matrices of any shape, and a t of fewer rows
             than columns, which has the Ts of as many columns each, side by side. None: products are used.
@@ -220,6 +221,9 @@ class FactorOperations(Operations, Protocol):
 
     def larft(self, v: LocalArray, tau: LocalArray, t: LocalArray) -> None:
         """Write the T of Householder vectors below the diagonal of ``v``, whose factors are ``tau``."""
+
+    def block_reflector(self, products: Any, tau: Any, t: Any) -> None:
+        """Write the T of Householder vectors V, whose factors are ``tau``, from V^H V. Only of the host's."""
 
 
 class Transfer(Protocol):

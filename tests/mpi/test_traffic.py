@@ -298,11 +298,13 @@ def test_factorisations(nranks, shared, monkeypatch):
     run_on_one_node(run_factorisations, nranks, per_node=per_node)
 
 
-# n^2 elements over the square root of the number of ranks, of which LU also exchanges rows, and QR adds up products
+# n^2 elements over the square root of the number of ranks; LU also exchanges rows, QR adds up products, and a solve
+# with n right-hand sides needs the factors again, along process rows, and the unknowns twice
 VOLUMES = {
     "cholesky": lambda n, p: n**2 / p**0.5,
     "lu": lambda n, p: n**2 / p**0.5 + 2 * n**2 / p,
     "qr": lambda n, p: 1.5 * n**2 / p**0.5,
+    "solve": lambda n, p: VOLUMES["lu"](n, p) + 3 * n**2 / p**0.5 + 2 * n**2 / p,
 }
 
 
@@ -312,10 +314,15 @@ def received(comm, n, block):
     with pb.Context(comm, engine="host") as ctx:
         d = pb.MatrixDescriptor((n, n), (block, block), pb.Grid(nprow, comm.size // nprow), order="F")
         wire, la = Wire(ctx), pb.linalg
-        calls = {"cholesky": (la.cholesky, ctx.eye(d)), "lu": (la.lu_factor, permuted(ctx, d))}
-        calls["qr"] = la.qr, calls["lu"][1]
-        for routine, (call, a) in calls.items():
-            with pb.plan(call, a) as plan:
+        a = permuted(ctx, d)
+        calls = {
+            "cholesky": (la.cholesky, ctx.eye(d)),
+            "lu": (la.lu_factor, a),
+            "qr": (la.qr, a),
+            "solve": (la.solve, a, a),
+        }
+        for routine, call in calls.items():
+            with pb.plan(*call) as plan:
                 wire.received = 0
                 plan()
                 got = ctx.comm.allgather(wire.received)

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from ..protocol import FactorOperations
-from .factor_panels import FactorPanels, identity, real_diagonal
+from .factor_panels import FactorPanels, real_diagonal
 from .factor_solve import FactorSolveJob
 from .right_looking import right_looking
 from .sweeps import sides_of
@@ -43,7 +43,7 @@ class CholeskyJob(FactorSolveJob):
         if right and not info:
             self.diagonal = None if self._factored or self._inverse else bench.diagonal(lower)
             if self._inverse:
-                identity(operations.xp, right[0])
+                right[0].set_identity(operations.xp)
             sides = sides_of(bench, lower, right[0], begins=self._inverse)
             sides.sweep(lower=True)
             sides.sweep(lower=True, op="C")

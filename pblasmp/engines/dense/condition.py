@@ -20,7 +20,7 @@ from .factor_panels import FactorPanels, Mover, PanelJob, Workbench
 from .lapack import operations_of
 from .lu import factor
 from .panel_shape import shape_beside, shape_of
-from .sweeps import columns_of, sweep
+from .sweeps import sides_of
 
 __all__ = ["ConditionJob"]
 
@@ -39,7 +39,7 @@ class ConditionJob(PanelJob):
 
     def __init__(self, engine: Engine, a: MatrixDescriptor) -> None:
         self._operations, self._engine = operations_of(engine), engine
-        shape = shape_of(engine, a)
+        shape = shape_of(engine, a, "condition")
         self._bench = Workbench(engine, [shape, shape_beside(engine, shape, 1)], a.dtype)
         self._a, self._n, self._dtype = Mover(self._bench, 0, a), a.shape[0], a.dtype
 
@@ -66,7 +66,7 @@ class ConditionJob(PanelJob):
 
     def _scale(self, panels: FactorPanels) -> None:
         """Scale A by a power of two, which keeps its condition, if it is near the ends of the range. Collective."""
-        own = [panels.own(k) for k in panels.mine]
+        own = panels.arrays()
         everyones = self._engine.transport.comm.allgather(largest(self._operations.xp, own))
         exponent = scaling(float(np.max(everyones)), self._dtype, root=True)
         for panel in own:
@@ -86,24 +86,29 @@ class ConditionJob(PanelJob):
             op = comm.bcast(told[0] if isinstance(told, tuple) else told, 0)
             if not isinstance(op, str):
                 return float(op)
-            y = self._solved(panels, right, told[1] if isinstance(told, tuple) else None, op)
+            x = told[1] if isinstance(told, tuple) else None
+            y = self._solved(panels, right, x if panels.whole_rows else comm.bcast(x, 0), op)
 
     def _solved(self, panels: FactorPanels, right: FactorPanels, x: Array, op: str) -> Array:
-        """Return the solution of ``op(A) y = x`` on the first rank, which has x; None on the others."""
-        operations, bench, n = self._operations, self._bench, self._n
-        columns = columns_of(right)
-        for own, _ in columns:
-            own[:, 0] = operations.xp.asarray(x)
-            if op == "N":
-                operations.swap_rows(own, 0, n, panels.pivots)
+        """Return the solution of ``op(A) y = x`` on the first rank; the ranks that have right-hand sides have x."""
+        bench, n = self._bench, self._n
+        for own in right.arrays():
+            own[:, 0] = self._operations.xp.asarray(x[right.rows])
+        sides = sides_of(bench, panels, right)
+        if op == "N":
+            sides.swap(n, panels.pivots)
         for lower in (op == "N", op != "N"):
-            sweep(operations, panels, columns, lower=lower, unit=lower, op=op)
-        panels.settle()
-        y = None
-        for own, _ in columns:
-            if op != "N":
-                operations.swap_rows(own, 0, n, panels.pivots, back=True)
-            y = bench.on_host(own[:, 0].copy())
+            sides.sweep(lower=lower, unit=lower, op=op)
+        if op != "N":
+            sides.swap(n, panels.pivots, back=True)
+        sides.finish()
+        parts = [(right.rows, bench.on_host(own[:, 0].copy())) for own in right.arrays()]
+        if panels.whole_rows:
+            return parts[0][1] if parts else None
+        y = np.empty(n, self._dtype)
+        for every in self._engine.transport.comm.allgather(parts):
+            for rows, values in every:
+                y[rows] = values
         return y
 
 
@@ -133,9 +138,9 @@ def _estimated(n: int, dtype: np.dtype) -> Generator[tuple[str, Array], Array, f
 
 
 def _largest_column(xp: Any, panels: FactorPanels) -> float:
-    """Return the largest 1-norm of a column of this rank's panels."""
-    own = [panels.own(k) for k in panels.mine]
-    return float(np.max([float(xp.abs(panel).sum(0).max()) for panel in own if panel.size], initial=0.0))
+    """Return the largest 1-norm of a column of this rank's panels. Collective."""
+    sums = [panels.total(xp.abs(columns).sum(0)) for columns in panels.arrays() if columns.shape[1]]
+    return float(np.max([float(each.max()) for each in sums], initial=0.0))
 
 
 def _norm(x: Array) -> float:

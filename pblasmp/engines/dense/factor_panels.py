@@ -26,7 +26,6 @@ from ...comm.progress import Progress
 from ...comm.shared_memory import aligned, carve
 from ...layout import MatrixDescriptor, Trapezoid
 from ..arrays import same_memory, set_diagonal
-from ..moving.tree import Branch, branch
 from ..protocol import Engine, FactorOperations
 from ..request import LocalArray, Operands
 from .factor_copies import CopiedParts
@@ -40,7 +39,6 @@ __all__ = [
     "OwnPanels",
     "PanelJob",
     "Workbench",
-    "identity",
     "real_diagonal",
 ]
 
@@ -62,9 +60,11 @@ class FactorPanels:
         pivots: row i was exchanged with ``pivots[i]``, both in the whole matrix, the latter counted from 1. Likewise.
         blocks: of each panel of reflectors, T. Likewise.
         sends: panels travel as messages, so that all workers take part whenever one is fetched.
+        whole_rows: a panel has all rows on one rank.
     """
 
     sends: bool
+    whole_rows = True
 
     def __init__(
         self, shape: PanelShape, dtype: np.dtype, rank: int, info: Array, pivots: Array, blocks: Array | None
@@ -85,10 +85,28 @@ class FactorPanels:
         """Return adjacent panels of this rank as one array: those of a group that ``later`` yields. Local."""
         return self.own(numbers[0])
 
+    @property
+    def rows(self) -> Any:
+        """Which rows of the matrix this rank has, to index an array that has all: here all. Local."""
+        return slice(None)
+
+    def upto(self, row: int) -> int:
+        """Return how many of this rank's rows come before a row of the matrix. Local."""
+        return row
+
+    def arrays(self) -> list[Array]:
+        """Return this rank's columns: its panels, or all together. Local."""
+        return [self.own(k) for k in self.mine]
+
     def square(self, k: int) -> Array:
         """Return the diagonal block of panel ``k``, one of this rank's; without rows, if another rank has it. Local."""
         first, stop = self.shape.bounds(k)
         return self.own(k)[first:stop]
+
+    def above(self, xp: Any, k: int) -> list[Array]:
+        """Return what this rank has of an upper triangle in panel ``k``: arrays, one at least with a row. Local."""
+        parts = [self.own(k)[: self.upto(self.shape.bounds(k)[0])], xp.triu(self.square(k))]
+        return [part for part in parts if len(part)] or [xp.zeros((1, parts[0].shape[1]), self.dtype)]
 
     def publish(self, k: int) -> None:
         """Let the other workers have panel ``k``, which is this rank's, as it is. Local."""
@@ -175,6 +193,27 @@ class FactorPanels:
         else:
             Reflector(operations, panel, t, count, adjoint=adjoint).apply(x)
 
+    def reflector(self, operations: FactorOperations, k: int) -> Array:
+        """Return panel ``k`` of reflectors from its diagonal on when all are final, for ``reflect``.
+
+        Collective over the workers, in one order.
+        """
+        return self.again(k, slice(self.shape.bounds(k)[0], None))
+
+    def set_factors(self, operations: FactorOperations, tau: Array) -> None:
+        """Write the Ts of this rank's panels of reflectors, whose factors are ``tau``. Local."""
+        assert self.blocks is not None
+        for k in self.mine:
+            if k >= self.shape.steps:
+                break
+            first, count = self.shape.bounds(k)[0], self.reflectors(k)
+            factors = operations.xp.asarray(np.ascontiguousarray(tau[first : first + count]))
+            operations.larft(self.own(k)[first:, :count], factors, self.blocks[k][:count, :count])
+
+    def total(self, sums: Array) -> Array:
+        """Return sums over this rank's rows, one of each of its columns, added up for all rows. Collective."""
+        return sums
+
     def factors(self) -> Array:
         """Return the factors of all reflectors: the diagonals of the Ts. After a fence; local."""
         assert self.blocks is not None
@@ -209,6 +248,12 @@ class FactorPanels:
     def above_kept(self) -> AbstractContextManager[None]:
         """Return a context at whose end what was above the diagonal of a square matrix is there again. Local."""
         return contextlib.nullcontext()
+
+    def set_identity(self, xp: Any) -> None:
+        """Write the identity, or its first columns, into this rank's panels. Local."""
+        for k in self.mine:
+            self.own(k)[...] = 0
+            set_diagonal(xp, self.square(k), 1)
 
     def again(self, k: int, rows: slice) -> Array:
         """Return rows of panel ``k``, to read, when all are final. Collective over the workers, in one order."""
@@ -271,85 +316,6 @@ class OwnPanels(FactorPanels):
         return [each for each in about if each.size]
 
 
-class SentPanels(OwnPanels):
-    """A CPU rank's own panels: MPI's messages, in a tree of the ranks. Making one is local.
-
-    Two panels travel at a time: in their buffers they are packed, received and passed on.
-    """
-
-    def __init__(self, engine: Engine, *about: Any, given: bool = False) -> None:
-        super().__init__(engine, *about, given=given)
-        self._engine = engine
-        self._sent: dict[int, Any] = {}  # by buffer, what is sent from there
-
-    def publish(self, k: int) -> None:
-        self._send_own(k, slice(self.shape.bounds(k)[0], None))
-
-    def _send_own(self, k: int, rows: slice) -> Array:
-        """Send rows of panel ``k``, one of this rank's, and return them. Local."""
-        own = self.own(k)[rows]
-        packed = own
-        if len(own) < self.shape.rows and self.shape.workers > 1:
-            packed = self._buffer(k, len(own))
-            packed[...] = own
-        self._send(k, packed)
-        return own
-
-    def _send(self, k: int, panel: Array) -> None:
-        """Send what is known of panel ``k`` to those that get it from this rank. Local."""
-        children = self._tree(k).children
-        arrays = [each for each in (panel, *self.about(k)) if each.size]
-        if children:
-            self._finish(k % 2)
-            sends = [(array, rank) for rank in children for array in arrays]
-            self._sent[k % 2] = self._engine.transport.start(sends, [])
-
-    def later(self, k: int) -> Iterator[tuple[int, Sequence[int]]]:
-        for each in super().later(k):
-            for transfer in self._sent.values():  # MPI may need this rank to go on
-                transfer.done()
-            yield each
-
-    def fetch(self, k: int) -> Array:
-        first = self.shape.bounds(k)[0]
-        return self.own(k)[first:] if self.has(k) else self._fetched(k, self.shape.rows - first)
-
-    def _fetched(self, k: int, rows: int) -> Array:
-        """Return so many rows of panel ``k`` of another rank, and pass them on."""
-        arrived = self._buffer(k, rows)
-        parent = self._tree(k).parent
-        assert parent is not None, "a rank without a panel is no root"
-        receives = [(array, parent) for array in (arrived, *self.about(k)) if array.size]
-        self._engine.transport.start([], receives).finish()
-        self._send(k, arrived)
-        return arrived
-
-    def _buffer(self, k: int, rows: int) -> Array:
-        """Return the buffer of panel ``k`` for so many rows, from which nothing is sent any more."""
-        self._finish(k % 2)
-        first, stop = self.shape.bounds(k)
-        name = f"panel {k % 2}"
-        return self._engine.operations.scratch(name, (rows, stop - first), self.array.dtype, "F")
-
-    def _tree(self, k: int) -> Branch:
-        transport, workers = self._engine.transport, self.shape.workers
-        nodes = [[rank for rank in node if rank < workers] for node in transport.nodes]
-        return branch(nodes, self.shape.owner(k), transport.rank)
-
-    def _finish(self, buffer: int) -> None:
-        if transfer := self._sent.pop(buffer, None):
-            transfer.finish()
-
-    def settle(self) -> None:
-        for buffer in (0, 1):
-            self._finish(buffer)
-
-    def again(self, k: int, rows: slice) -> Array:
-        if self.has(k):
-            return self._send_own(k, rows)
-        return self._fetched(k, len(range(self.shape.rows)[rows]))
-
-
 class PanelJob:
     """A call that is prepared once, to run on any arrays of the same layouts. Local."""
 
@@ -390,9 +356,7 @@ class Workbench:
         sizes += [ld * shape.cols * item for ld, shape in zip(self._ld, shapes, strict=True)]
         self._at = list(itertools.accumulate((aligned(size, 64) for size in sizes), initial=0))
         self.nbytes = self._at[-1]
-        self._own = self.operations.own_panels or SentPanels
-        if first.grid is not None:
-            self._own = self.operations.grid_panels
+        self._own = self.operations.own_panels if first.grid is None else self.operations.grid_panels
         if self.shared and not engine.transport.fits(self.nbytes)[0]:
             raise MemoryError(
                 f"a factorisation needs {self.nbytes} bytes that the ranks of a node share, which are not available"
@@ -645,14 +609,6 @@ def _leading(rows: int, item: int) -> int:
     """Return a leading dimension that keeps columns out of each other's way in the caches."""
     ld = -(-max(1, rows) * item // 64) * 64 // item
     return ld + 64 // item if ld * item % 1024 == 0 else ld
-
-
-def identity(xp: Any, panels: FactorPanels) -> None:
-    """Write the identity, or its first columns, into this rank's panels. Local."""
-    for k in panels.mine:
-        own = panels.own(k)
-        own[...] = 0
-        set_diagonal(xp, panels.square(k), 1)
 
 
 def real_diagonal(xp: Any, panels: FactorPanels) -> None:

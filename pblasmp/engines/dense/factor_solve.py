@@ -53,8 +53,8 @@ class FactorSolveJob(PanelJob):
     ) -> None:
         lower = self.lower
         self._operations, self._factored, self._inverse = operations_of(engine), factored, inverse
-        alone = b is None and x is None  # a solve needs panels that ranks have whole
-        shape = shape_of(engine, a if out is None else out, routine=self.routine if alone else "")
+        alone = b is None and x is None  # a solve on GPUs needs panels that ranks have whole
+        shape = shape_of(engine, a if out is None else out, self.routine, shared=lower and alone)
         shapes = [shape]
         if inverse:
             shapes.append(shape_of_inverse(engine, shape))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..protocol import FactorOperations
-from .factor_panels import FactorPanels, identity
+from .factor_panels import FactorPanels
 from .factor_solve import FactorSolveJob
 from .right_looking import right_looking
 from .sweeps import sides_of
@@ -82,7 +82,7 @@ class LuJob(FactorSolveJob):
         operations, bench, n = self._operations, self._bench, panels.shape.cols
         begins = self._inverse and bench.shared
         if self._inverse:
-            identity(operations.xp, right)
+            right.set_identity(operations.xp)
         sides = sides_of(bench, panels, right, begins=begins)
         if op == "N":
             if not begins:

@@ -12,7 +12,7 @@ from ...layout import Grid, MatrixDescriptor
 from ..protocol import Engine, FactorOperations
 from .lapack import is_shared, operations_of
 
-__all__ = ["PanelShape", "shape_beside", "shape_of", "shape_of_inverse"]
+__all__ = ["PanelShape", "are_few", "shape_beside", "shape_of", "shape_of_inverse"]
 
 _WIDE = 512  # columns: updates with such panels are nearly as fast as with wider ones
 _ROUNDS = 8  # groups of panels that a rank has at least: with fewer, some ranks have much more work
@@ -25,7 +25,7 @@ class PanelShape(NamedTuple):
     """The panels of one matrix: rows, columns, the columns of a panel, and the ranks that work on it.
 
     Panels are dealt round the ranks in groups of ``group`` adjacent ones, or with ``grid`` round its process columns:
-    then rows are dealt round the process rows in blocks that are as high as a group is wide.
+    then rows are dealt round the process rows in blocks of ``height``, or as high as a group is wide.
     """
 
     rows: int
@@ -34,6 +34,7 @@ class PanelShape(NamedTuple):
     workers: int
     group: int = 1
     grid: Grid | None = None
+    height: int = 0
 
     @property
     def across(self) -> int:
@@ -83,29 +84,31 @@ class PanelShape(NamedTuple):
         """
         across = self.workers if self.panels > self.workers else max(self.workers, size)
         width, grid = self.width * self.group, self.grid or Grid(1, across)
-        block = max(1, self.rows) if self.grid is None else width, width
+        block = max(1, self.rows) if self.grid is None else self.height or width, width
         return MatrixDescriptor((self.rows, self.cols), block, grid, dtype=dtype, order="F")
 
 
-def shape_of(engine: Engine, d: MatrixDescriptor, *, narrow: bool = False, routine: str = "") -> PanelShape:
+def shape_of(
+    engine: Engine, d: MatrixDescriptor, routine: str, *, narrow: bool = False, shared: bool = False
+) -> PanelShape:
     """Return the panels of a matrix that is factored. Local.
 
     Args:
         engine: where.
         d: its layout.
+        routine: what ``FactorProblem`` calls it.
         narrow: for reflectors, which cost as much as their panel is wide.
-        routine: the factorisation, if nothing is solved: the ranks of a process column may share a panel.
+        shared: the GPUs of a process column may share a panel.
     """
     operations, size = operations_of(engine), engine.transport.size
     rows, cols = d.shape
     usual = operations.panel_width(min(rows, cols))
     width = max(1, usual // 2) if narrow else usual
     if not is_shared(engine):
-        on_grid = operations.grid_panels is not None and routine in operations.grid_panels.routines
-        if operations.own_panels is None and on_grid:
+        if operations.own_panels is None:
             return _shape_on_nodes(d, width, engine.transport.nodes, routine)
-        kept = operations.own_panels is not None and size > 1
-        made = _shape_on_grid(operations, d, width, size) if kept and on_grid else None
+        kept = size > 1
+        made = _shape_on_grid(operations, d, width, size) if kept and shared else None
         made = made or (_shape_of_blocks(d, width, size) if kept else None)
         return made or PanelShape(rows, cols, width, size)
     workers = min(size, operations.workers)
@@ -139,8 +142,10 @@ def _shape_on_nodes(
             [grid.rank(p, 0) for p in range(grid.nprow)],
         )
         moved = 0 if d.same_places(made.described(d.dtype)) else 2 * rows * cols / size
-        beside = {"cholesky": 0.0, "lu": 2 * rows * cols / size, "qr": upper / grid.npcol}[routine]
-        panels = 2 * lower / size if routine != "cholesky" else 0
+        beside = panels = 0.0
+        if routine not in ("cholesky", "triangular"):
+            beside = upper / grid.npcol if routine in ("qr", "lstsq") else 2 * rows * cols / size
+            panels = 2 * lower / size
         column = (upper / grid.npcol + beside + panels) * travels(down)
         return lower / grid.nprow * travels(across) + column + moved * travels(range(size))
 
@@ -196,6 +201,11 @@ def shape_of_inverse(engine: Engine, factored: PanelShape) -> PanelShape:
     return PanelShape(n, n, factored.width if workers > 1 else max(1, min(n, usual)), workers)
 
 
+def are_few(factored: PanelShape, cols: int) -> bool:
+    """Return whether right-hand sides are so few that the panels of a matrix stay where they are. Local."""
+    return cols <= factored.width // _FEW and factored.across > 1
+
+
 def shape_beside(engine: Engine, factored: PanelShape, cols: int, *, spreads: bool = False) -> PanelShape:
     """Return the panels of right-hand sides: one for each rank that solves. Local.
 
@@ -203,11 +213,15 @@ def shape_beside(engine: Engine, factored: PanelShape, cols: int, *, spreads: bo
         engine: where.
         factored: the panels of the matrix.
         cols: how many right-hand sides there are.
-        spreads: if they are few, the first rank may have all: see ``sweeps.Spread``.
+        spreads: if they are few, the first rank may have all: see ``FactorOperations.spread``.
     """
+    grid = factored.grid
+    if grid is not None:
+        width = cols if are_few(factored, cols) else min(factored.width, -(-cols // grid.npcol))
+        return factored._replace(cols=cols, width=max(1, width), height=factored.width)
     workers = factored.workers
     if is_shared(engine):
         workers = min(engine.transport.size, operations_of(engine).workers, max(1, cols // 8))
-    elif spreads and cols <= factored.width // _FEW:
+    elif spreads and are_few(factored, cols):
         workers = 1
     return PanelShape(factored.rows, cols, max(1, -(-cols // workers)), workers)

@@ -26,12 +26,11 @@ from .factor_panels import (
     PanelJob,
     SharedPanels,
     Workbench,
-    identity,
 )
 from .lapack import operations_of
 from .panel_shape import shape_beside, shape_of
 from .right_looking import right_looking
-from .sweeps import columns_of, sweep
+from .sweeps import sides_of
 
 __all__ = ["LeastSquaresJob", "QrJob"]
 
@@ -72,7 +71,7 @@ class QrJob(PanelJob):
         conjugate: bool = False,
     ) -> None:
         self._operations, self._adjoint = operations_of(engine), adjoint
-        shape = shape_of(engine, a, narrow=True, routine="qr" if x is None else "")
+        shape = shape_of(engine, a, "qr", narrow=True)
         shapes = [shape] if x is None else [shape, shape_beside(engine, shape, x[1].shape[1])]
         self._bench = bench = Workbench(engine, shapes, a.dtype, reflectors=True)
         self._a = Mover(bench, 0, a)
@@ -101,11 +100,11 @@ class QrJob(PanelJob):
         panels, right = bench.panels()
         self._a.into(a, panels)
         if self._x is None:
-            identity(self._operations.xp, right)
+            right.set_identity(self._operations.xp)
         else:
             self._x.into(x, right)
         bench.fence()
-        block_reflectors(self._operations, panels, tau)
+        panels.set_factors(self._operations, tau)
         bench.fence()
         multiply(self._operations, panels, right, adjoint=self._adjoint)
         panels.settle()
@@ -143,7 +142,7 @@ class LeastSquaresJob(PanelJob):
         self._operations, self._least, self._shape = operations_of(engine), least, a.shape
         self._rows, self._comm = b.shape[0], engine.transport.comm
         self._tolerance = 0.0 if out is not None else rank_tolerance(a)
-        shape = shape_of(engine, a, narrow=True)
+        shape = shape_of(engine, a, "lstsq", narrow=True)
         shapes = [shape, shape_beside(engine, shape, b.shape[1])]
         if out is None:
             shapes.append(shape_beside(engine, shape, _PROBES)._replace(rows=a.shape[1]))
@@ -161,7 +160,7 @@ class LeastSquaresJob(PanelJob):
         bench.fence()
         size, of_a, of_b = self._scale(panels, right)
         if size == 0 and (self._out is not None or 0 in self._shape):
-            for y, _ in columns_of(right):
+            for y in right.arrays():
                 y[...] = 0
             bench.fence()
             self._x.back(x, right)
@@ -177,16 +176,17 @@ class LeastSquaresJob(PanelJob):
         if not self._least:
             multiply(operations, panels, right, adjoint=True)
             panels.settle()
-        columns = [(y[:n], 0) for y, _ in columns_of(right)]
-        sweep(operations, panels, columns, lower=False, op="C" if self._least else "N")
-        panels.settle()
+        sides = sides_of(bench, panels, right)
+        sides.sweep(lower=False, op="C" if self._least else "N")
+        sides.finish()
+        last = right.upto(n)
         if self._least:
-            for y, _ in columns_of(right):
-                y[n:] = 0
+            for y in right.arrays():
+                y[last:] = 0
             multiply(operations, panels, right)
             panels.settle()
-        for y, _ in columns_of(right):
-            count = len(y) if self._least else n
+        for y in right.arrays():
+            count = len(y) if self._least else last
             operations.scale_by_power(y[:count], of_a - of_b)
             operations.scale_by_power(y[count:], -of_b)  # what is left of B
         bench.fence()
@@ -200,7 +200,7 @@ class LeastSquaresJob(PanelJob):
             The size of A, and the exponents for A and for B.
         """
         xp, dtype = self._operations.xp, panels.dtype
-        arrays = [panels.own(k) for k in panels.mine], [y[: self._rows] for y, _ in columns_of(right)]
+        arrays = panels.arrays(), [y[: right.upto(self._rows)] for y in right.arrays()]
         everyones = self._comm.allgather(tuple(largest(xp, each) for each in arrays))
         sizes = [float(np.max(each)) for each in zip(*everyones, strict=True)]
         of_a, of_b = (scaling(size, dtype) for size in sizes)
@@ -218,20 +218,20 @@ class LeastSquaresJob(PanelJob):
         xp, norms = self._operations.xp, {}
         small: list[int] = []
         zeros: list[int] = []
-        for k in panels.mine:
-            first, stop = panels.shape.bounds(k)
-            if first == stop:
-                continue
-            parts = [panels.own(k)[:first], xp.triu(panels.own(k)[first:stop])]
-            parts = parts if first else parts[1:]
-            sizes = functools.reduce(xp.maximum, (column_sizes(xp, each) for each in parts))
-            diagonal = parts[-1].diagonal()
-            for found, tolerance in (small, self._tolerance), (zeros, 0.0):
-                dependent = xp.flatnonzero(is_dependent(xp, diagonal, sizes, tolerance))
-                found += [first + int(each) + 1 for each in dependent[:1]]
-            if probe is not None:
-                squares = sum(xp.sum(_squared(xp, each / sizes), axis=0) for each in parts)
-                norms[first] = self._bench.on_host(xp.asarray(sizes * xp.sqrt(squares)))
+        parts = {k: panels.above(xp, k) for k in panels.mine if k < panels.shape.steps}
+        sizes = {
+            k: functools.reduce(xp.maximum, (column_sizes(xp, x) for x in each)) for k, each in parts.items()
+        }
+        sizes = self._over_rows(panels, sizes, xp.maximum)
+        for k, size in sizes.items():
+            square = panels.square(k)
+            for found, tolerance in ((small, self._tolerance), (zeros, 0.0)) if len(square) else ():
+                dependent = xp.flatnonzero(is_dependent(xp, square.diagonal(), size, tolerance))
+                found += [panels.shape.bounds(k)[0] + int(each) + 1 for each in dependent[:1]]
+        if probe is not None:
+            sums = {k: sum(xp.sum(_squared(xp, x / sizes[k]), axis=0) for x in parts[k]) for k in parts}
+            for k, each in self._over_rows(panels, sums, xp.add).items():
+                norms[panels.shape.bounds(k)[0]] = self._bench.on_host(xp.asarray(sizes[k] * xp.sqrt(each)))
         everyones = self._comm.allgather((small, zeros, norms))
         least = min((each for small, *_ in everyones for each in small), default=0)
         if probe is None or any(zeros for _, zeros, _ in everyones):
@@ -249,18 +249,29 @@ class LeastSquaresJob(PanelJob):
             return 0
         if least:
             return least
-        rows = [self._bench.on_host(xp.sum(each, axis=1)) for each in squares]
-        everyones = self._comm.allgather(sum(rows, np.zeros(len(scale))))
+        rows = np.zeros(len(scale))
+        for each in squares:
+            rows[probe.rows] += self._bench.on_host(xp.sum(each, axis=1))
+        everyones = self._comm.allgather(rows)
         return int(self._comm.bcast(int(np.argmax(sum(everyones))) + 1))
 
     def _solved_squares(self, panels: FactorPanels, probe: FactorPanels, scale: Array) -> list[Array]:
         """Return the squared sizes of ``scale R^-1`` times this rank's random vectors. Collective over the workers."""
-        operations, xp, columns = self._operations, self._operations.xp, columns_of(probe)
-        for k, (x, _) in zip(probe.mine, columns, strict=True):
-            x[...] = xp.asarray(np.random.default_rng(k).standard_normal(x.shape).astype(x.dtype))
-        sweep(operations, panels, columns, lower=False)
-        panels.settle()
-        return [_squared(xp, x * xp.asarray(scale)) for x, _ in columns]
+        xp, columns = self._operations.xp, probe.arrays()
+        for k, x in zip(probe.mine, columns, strict=False):
+            values = np.random.default_rng(k).standard_normal((len(scale), x.shape[1]))
+            x[...] = xp.asarray(values[probe.rows].astype(x.dtype))
+        sides = sides_of(self._bench, panels, probe)
+        sides.sweep(lower=False)
+        sides.finish()
+        return [_squared(xp, x * xp.asarray(scale[probe.rows])) for x in columns]
+
+    def _over_rows(self, panels: FactorPanels, found: dict[int, Array], join: Any) -> dict[int, Array]:
+        """Return what this rank has found of its panels, joined with what ranks with other rows have. Collective."""
+        if panels.whole_rows:
+            return found
+        everyones = self._comm.allgather(found)
+        return {k: functools.reduce(join, (each[k] for each in everyones if k in each)) for k in found}
 
 
 def _squared(xp: Any, x: Array) -> Array:
@@ -305,32 +316,21 @@ def factors_of(bench: Workbench, panels: FactorPanels) -> Array:
     return bench.on_host(panels.factors())[: min(panels.shape.rows, panels.shape.cols)].copy()
 
 
-def block_reflectors(operations: FactorOperations, panels: FactorPanels, tau: Array) -> None:
-    """Write the Ts of this rank's panels of reflectors. Local."""
-    for k in panels.mine:
-        if k >= panels.shape.steps:
-            break
-        first, count = panels.shape.bounds(k)[0], panels.reflectors(k)
-        factors = operations.xp.asarray(np.ascontiguousarray(tau[first : first + count]))
-        operations.larft(panels.own(k)[first:, :count], factors, _blocks(panels)[k][:count, :count])
-
-
 def multiply(
     operations: FactorOperations, panels: FactorPanels, right: FactorPanels, *, adjoint: bool = False
 ) -> None:
     """Replace this rank's columns of a matrix by their product with Q, or Q^H. Collective over the workers."""
-    columns = columns_of(right)
+    columns = right.arrays()
     if not columns and not panels.sends:
         return
     if (together := _together(operations, panels)) is not None:
         whole, ts = together
-        for x, _ in columns:
+        for x in columns:
             operations.gemqrt(whole[:, : ts.shape[1]], ts, x, adjoint=adjoint)
         return
     panels.begin()
     steps = range(panels.shape.steps)
     for k in steps if adjoint else reversed(steps):
-        first = panels.shape.bounds(k)[0]
-        panel = panels.again(k, slice(first, None))
-        for x, _ in columns:
+        panel = panels.reflector(operations, k)
+        for x in columns:
             panels.reflect(operations, panel, k, x, adjoint=adjoint)

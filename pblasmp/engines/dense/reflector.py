@@ -61,6 +61,14 @@ class Reflector:
             beta = 1
         self._operations.gemm(1, _adjoint(self._rest), x[self._count :], beta, w)
 
+    def gram(self, products: Array) -> None:
+        """Write V^H V to ``products``."""
+        beta = 0
+        if self._top is not None:
+            self._operations.gemm(1, _adjoint(self._top), self._top, 0, products)
+            beta = 1
+        self._operations.gemm(1, _adjoint(self._rest), self._rest, beta, products)
+
     def combined(self, w: Array) -> Array:
         """Return T w, or the product with its adjoint."""
         w2 = self._operations.xp.empty_like(w)

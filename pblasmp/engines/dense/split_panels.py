@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from math import gcd
 from typing import Any
 
+import numpy as np
+
+from ...layout.axis import Axis
 from ...layout.intersection import strided
 from ..moving.tree import Line, Outbox
 from ..protocol import Engine, FactorOperations
@@ -31,46 +34,84 @@ class SplitPanels(OwnPanels):
     """The panels of a matrix on a grid of CPU ranks. Making one is local.
 
     ``blocks`` has of each panel of reflectors only their factors.
+
+    Attributes:
+        row: this rank's process row.
+        starts: where this rank has the first row of each panel's diagonal, and the end of its rows.
+        across, down: the ranks of this process row, and of this process column.
+        outbox: where what they are sent lies.
     """
 
-    routines = ("cholesky", "lu", "qr")
+    whole_rows = False
 
     def __init__(self, engine: Engine, array: Array, *about: Any, given: bool = False) -> None:
         super().__init__(engine, array, *about, given=given)
         shape, grid = self.shape, self.shape.grid
         assert grid is not None
         self._operations: Any = engine.operations
-        self._outbox = Outbox(engine)
-        self._row, self._col = grid.coords(self.rank)
+        self.outbox = Outbox(engine)
+        self.row, self._col = grid.coords(self.rank)
         across, down = (
-            [grid.rank(self._row, col) for col in range(grid.npcol)],
+            [grid.rank(self.row, col) for col in range(grid.npcol)],
             [grid.rank(row, self._col) for row in range(grid.nprow)],
         )
-        self._down_ranks = down
-        self._across, self._down = (Line(engine, ranks, self._outbox) for ranks in (across, down))
-        self._rows = shape.described(self.dtype).rows
+        self._ranks = down
+        self.across, self.down = (Line(engine, ranks, self.outbox) for ranks in (across, down))
+        described = shape.described(self.dtype)
+        self._rows: Axis = described.rows
+        self._cols: Axis = described.cols
         ends = [0, *(min(shape.bounds(k)[1], shape.rows) for k in range(shape.panels)), shape.rows]
         # where each process row has the first row of each panel's diagonal, and the end of its rows
         self._starts = [
             [self._rows.local_window(row, 0, end).stop for end in ends] for row in range(grid.nprow)
         ]
+        self.starts = self._starts[self.row]
         self._beside: tuple[int, Array] = (-1, None)  # what goes down with a panel, of later columns
         self._ts: list[Array] = [None, None]  # of the panels in flight, where their diagonal blocks are
 
-    def _head(self, k: int) -> int:
+    def head(self, k: int) -> int:
         """Return the process row that has the diagonal block of panel ``k``."""
-        return k % len(self._down_ranks)
+        return k % len(self._ranks)
+
+    @property
+    def rows(self) -> Array:
+        """Which rows of the matrix this rank has. Local."""
+        return self._rows.globals(self.row)
+
+    def upto(self, row: int) -> int:
+        """Return how many of this rank's rows come before a row of the matrix. Local."""
+        return int(self._rows.local_window(self.row, 0, row).stop)
+
+    def columns_upto(self, col: int) -> int:
+        """Return how many of this rank's columns come before a column of the matrix. Local."""
+        return int(self._cols.local_window(self._col, 0, min(col, self.shape.cols)).stop)
+
+    def local(self, rows: slice) -> slice:
+        """Return where this rank has rows of the matrix. Local."""
+        start, stop, _ = rows.indices(self.shape.rows)
+        return slice(self.upto(start), self.upto(stop))
+
+    def arrays(self) -> list[Array]:
+        """Return this rank's part of the matrix. Local."""
+        return [self.array] if self.mine else []
+
+    def set_identity(self, xp: Any) -> None:
+        """Write the identity, or its first columns. Local."""
+        self.array[...] = 0
+        cols = self._cols.globals(self._col)
+        _, i, j = np.intersect1d(self.rows, cols, assume_unique=True, return_indices=True)
+        self.array[i, j] = 1
 
     def _root(self, k: int) -> int:
         """Return the process row whose rank factors panel ``k`` of LU or QR."""
-        return k // self.shape.across % len(self._down_ranks)
+        return k // self.shape.across % len(self._ranks)
 
     def _room(self, name: str, rows: int, cols: int) -> Array:
-        return self._outbox.room(name, (rows, cols), self.dtype)
+        return self.outbox.room(name, (rows, cols), self.dtype)
 
     def square(self, k: int) -> Array:
         """Return the diagonal block of panel ``k``, or no rows of it if another process row has it. Local."""
-        starts = self._starts[self._row]
+        starts = self.starts
         return self.own(k)[starts[k] : starts[k + 1]]
 
     def later(self, k: int) -> Iterator[tuple[int, Sequence[int]]]:
@@ -78,18 +119,27 @@ class SplitPanels(OwnPanels):
         rest = [j for j in self.mine if j > k]
         groups = ([rest[:1], rest[1:]] if rest[0] == k + 1 else [rest]) if rest else []
         for group in filter(None, groups):
-            self._outbox.push()
+            self.outbox.push()
             yield k, group
 
     def settle(self) -> None:
         """Wait until all is sent. Local."""
-        self._outbox.settle()
+        self.outbox.settle()
 
     # -- how panels travel
 
     def publish(self, k: int) -> None:
         """Let this process row have its rows of panel ``k``, which its process column has, as they are. Local."""
-        self._publish(k, self.own(k)[self._starts[self._row][k] :])
+        self._publish(k, self.own(k)[self.starts[k] :])
+
+    def again(self, k: int, rows: slice) -> Array:
+        """Return this process row's part of rows of panel ``k``. Collective over the workers."""
+        here = self.local(rows)
+        if self.has(k):
+            own = self.own(k)[here]
+            self._publish(k, own)
+            return own
+        return self._fetched(k, here.stop - here.start)
 
     def _publish(self, k: int, own: Array) -> None:
         panel = self._room(f"panel {k % 2}", *own.shape)
@@ -99,19 +149,20 @@ class SplitPanels(OwnPanels):
     def _spread(self, k: int, panel: Array) -> None:
         """Let this process row have its rows of panel ``k``, which are in a buffer of the column that has it."""
         arrays = [panel, *self.about(k)]
-        if self.blocks is not None and self._row == self._head(k):
+        if self.blocks is not None and self.row == self.head(k):
             if not self.has(k):
                 self._ts[k % 2] = self._room(f"t {k % 2}", self.shape.width, self.shape.width)
             arrays.append(self._ts[k % 2])
-        self._across.spread(self.shape.column(k), f"panel {k % 2}", arrays)
+        self.across.spread(self.shape.column(k), f"panel {k % 2}", arrays)
 
     def fetch(self, k: int) -> Array:
         """Return this process row's rows of panel ``k`` from its diagonal block on, when they are published."""
+        start = self.starts[k]
+        return self.own(k)[start:] if self.has(k) else self._fetched(k, self.starts[-1] - start)
+
+    def _fetched(self, k: int, rows: int) -> Array:
         first, stop = self.shape.bounds(k)
-        starts = self._starts[self._row]
-        if self.has(k):
-            return self.own(k)[starts[k] :]
-        panel = self._room(f"panel {k % 2}", starts[-1] - starts[k], stop - first)
+        panel = self._room(f"panel {k % 2}", rows, stop - first)
         self._spread(k, panel)
         return panel
 
@@ -121,12 +172,12 @@ class SplitPanels(OwnPanels):
         """Factor panel ``k`` with the other ranks of its process column. Collective over these."""
         first, stop = self.shape.bounds(k)
         square, info = self._room(f"square {k % 2}", stop - first, stop - first), self.info[k : k + 1]
-        if self._row == self._head(k):
+        if self.row == self.head(k):
             diagonal = self.square(k)
             operations.potrf(diagonal, info, first)
             square[...] = diagonal
-        self._down.spread(self._head(k), f"square {k % 2}", [square, info])
-        below = self.own(k)[self._starts[self._row][k + 1] :]
+        self.down.spread(self.head(k), f"square {k % 2}", [square, info])
+        below = self.own(k)[self.starts[k + 1] :]
         if not info[0] and below.size:
             left = square.conj() if self.dtype.kind == "c" else square
             operations.trsm(1, left, below.T, lower=True, unit=False)
@@ -137,7 +188,7 @@ class SplitPanels(OwnPanels):
         """Subtract from panels of this process column what panel ``k`` contributes. Collective over the column."""
         if self._beside[0] != k:
             self._beside = k, self._rows_of_columns(panel, k)
-        starts = self._starts[self._row]
+        starts = self.starts
         for numbers in blocks:
             at, own, top = self._columns(k, numbers), self.run(numbers), starts[numbers[0]]
             right = self._beside[1][at : at + own.shape[1]]
@@ -157,13 +208,13 @@ class SplitPanels(OwnPanels):
         down = len(starts)
         period = down // gcd(down, shape.across)  # so many panels on, the same process row has their rows
         for i, j in enumerate(later[:period]):
-            head, name = self._head(j), f"rows {k % 2} {i}"
+            head, name = self.head(j), f"rows {k % 2} {i}"
             rows = sum(b - a for a, b in map(shape.bounds, later[i::period]))
             part = self._room(name, rows, cols)
-            if self._row == head:
+            if self.row == head:
                 step = period * shape.across // down * width
                 _copy_blocks(part, 0, width, panel, starts[head][j] - starts[head][k], step, rows, width)
-            self._down.spread(head, name, [part])
+            self.down.spread(head, name, [part])
             if period == 1:
                 return part
             _copy_blocks(whole, i * width, period * width, part, 0, width, rows, width)
@@ -182,21 +233,21 @@ class SplitPanels(OwnPanels):
 
     def _gathered(self, k: int) -> Array:
         """Return panel ``k`` from its diagonal on to the rank that factors it, and None to others of its column."""
-        root, ranks, starts = self._root(k), self._down_ranks, self._starts
-        own = self.own(k)[starts[self._row][k] :]
+        root, ranks, starts = self._root(k), self._ranks, self._starts
+        own = self.own(k)[starts[self.row][k] :]
         if len(ranks) == 1:
             return own
-        if self._row != root:
+        if self.row != root:
             part = self._room("part", *own.shape)
             part[...] = own
-            self._outbox.send("part", [(part, ranks[root])])
+            self.outbox.send("part", [(part, ranks[root])])
             return None
         whole = self._room("whole", self.shape.rows - self.shape.bounds(k)[0], own.shape[1])
         for row, rank in enumerate(ranks):
             part = own
             if row != root:
                 part = self._room("part", starts[row][-1] - starts[row][k], own.shape[1])
-                self._outbox.receive([(part, rank)])
+                self.outbox.receive([(part, rank)])
             self._copy_rows(k, whole, row, part, back=False)
         return whole
 
@@ -205,13 +256,13 @@ class SplitPanels(OwnPanels):
 
         The ranks of the column also get what ``about`` returns for their process row.
         """
-        root, ranks, starts = self._root(k), self._down_ranks, self._starts
-        own = self.own(k)[starts[self._row][k] :]
+        root, ranks, starts = self._root(k), self._ranks, self._starts
+        own = self.own(k)[starts[self.row][k] :]
         if len(ranks) == 1:
             return
-        if self._row != root:
+        if self.row != root:
             part = self._room("part", *own.shape)
-            self._outbox.receive([(each, ranks[root]) for each in (part, *about(self._row))])
+            self.outbox.receive([(each, ranks[root]) for each in (part, *about(self.row))])
             own[...] = part
             return
         self._copy_rows(k, whole, root, own, back=True)
@@ -219,12 +270,12 @@ class SplitPanels(OwnPanels):
             if row != root:
                 part = self._room(f"part {row}", starts[row][-1] - starts[row][k], own.shape[1])
                 self._copy_rows(k, whole, row, part, back=True)
-                self._outbox.send(f"part {row}", [(each, rank) for each in (part, *about(row))])
+                self.outbox.send(f"part {row}", [(each, rank) for each in (part, *about(row))])
 
     def _copy_rows(self, k: int, whole: Array, row: int, part: Array, *, back: bool) -> None:
         """Copy the rows of a process row of panel ``k`` into the panel, or back."""
-        width, down = self.shape.width, len(self._down_ranks)
-        places = (whole, (row - self._head(k)) % down * width, down * width), (part, 0, width)
+        width, down = self.shape.width, len(self._ranks)
+        places = (whole, (row - self.head(k)) % down * width, down * width), (part, 0, width)
         to, of = reversed(places) if back else places
         _copy_blocks(*to, *of, len(part), width)
 
@@ -232,7 +283,7 @@ class SplitPanels(OwnPanels):
         """Update adjacent panels of this process column with a panel of L. Collective over the column."""
         if self._beside[0] != k:
             self._beside = k, self._rows_of_u(operations, panel, k)
-        starts, u, x = self._starts[self._row], self._beside[1], self.run(group)
+        starts, u, x = self.starts, self._beside[1], self.run(group)
         at = self._columns(k, group)
         below = panel[starts[k + 1] - starts[k] :, : len(u)]
         operations.gemm(-1, below, u[:, at : at + x.shape[1]], 1, x[starts[k + 1] :])
@@ -241,34 +292,43 @@ class SplitPanels(OwnPanels):
         """Exchange rows of all columns but panel ``k``'s; return the rows of U of later ones. Collective."""
         before, later = ([j for j in self.mine if j < k], [j for j in self.mine if j > k])
         x = self.run(later)
-        self.swap_rows(operations, [x, self.run(before)] if before else [x], k)
-        starts, count = self._starts[self._row], self.reflectors(k)
+        first = self.shape.bounds(k)[0]
+        columns = [x, self.run(before)] if before else [x]
+        self.swap_rows(operations, columns, first, first + self.reflectors(k))
+        starts, count = self.starts, self.reflectors(k)
         u = self._room("u", count, x.shape[1])
-        if self._row == self._head(k):
+        if self.row == self.head(k):
             rows = x[starts[k] : starts[k + 1]]
             operations.trsm(1, panel[:count, :count], rows, lower=True, unit=True)
             u[...] = rows
-        self._down.spread(self._head(k), "u", [u])
+        self.down.spread(self.head(k), "u", [u])
         return u
 
     def swap_left(self, operations: FactorOperations) -> None:
         """Exchange rows as panels have after which this process column has none: ``eliminate`` was not called."""
+        least = min(self.shape.rows, self.shape.cols)
         for k in range(self.mine[-1] if self.mine else self.shape.steps, self.shape.steps):
             if left := [j for j in self.mine if j < k]:
-                self.swap_rows(operations, [self.run(left)], k)
-        self._outbox.settle()
+                first, stop = self.shape.bounds(k)
+                self.swap_rows(operations, [self.run(left)], first, min(stop, least))
+        self.outbox.settle()
 
     def swap_rows(
-        self, operations: FactorOperations, columns: Sequence[Array], k: int, *, back: bool = False
+        self,
+        operations: FactorOperations,
+        columns: Sequence[Array],
+        first: int,
+        last: int,
+        *,
+        back: bool = False,
     ) -> None:
-        """Exchange rows of columns of this process column as panel ``k`` has. Collective over the column."""
-        first, stop = self.shape.bounds(k)[0], min(self.shape.bounds(k)[1], self.shape.rows)
-        ranks, width = self._down_ranks, self.shape.width
+        """Exchange rows ``first`` to ``last`` (half-open) with those of the pivots. Collective over the column."""
+        ranks, width = self._ranks, self._rows.block
         if len(ranks) == 1:
             for x in columns:
-                operations.swap_rows(x, first, stop, self.pivots, back=back)
+                operations.swap_rows(x, first, last, self.pivots, back=back)
             return
-        places = operations.exchanged_rows(self.pivots[first:stop], first, self.shape.rows)
+        places = operations.exchanged_rows(self.pivots[first:last], first, self.shape.rows)
         (to_row, to), (of_row, of) = (
             (rows // width % len(ranks), rows // (width * len(ranks)) * width + rows % width)
             for rows in (reversed(places) if back else places)
@@ -278,7 +338,7 @@ class SplitPanels(OwnPanels):
         arrived, receives = [], []
         for row, rank in enumerate(ranks):
             leave, arrive = (
-                of[(of_row == self._row) & (to_row == row)], to[(to_row == self._row) & (of_row == row)]
+                of[(of_row == self.row) & (to_row == row)], to[(to_row == self.row) & (of_row == row)]
             )  # fmt: skip
             rows = None
             if len(leave):
@@ -286,14 +346,14 @@ class SplitPanels(OwnPanels):
                 for x, part in parts:
                     rows[:, part] = x[leave]
                 if rank != self.rank:
-                    self._outbox.send(f"rows to {row}", [(rows, rank)])
+                    self.outbox.send(f"rows to {row}", [(rows, rank)])
             if len(arrive):
                 if rank != self.rank:
                     rows = self._room(f"rows of {row}", len(arrive), ends[-1])
                     receives.append((rows, rank))
                 assert rows is not None
                 arrived.append((arrive, rows))
-        self._outbox.receive(receives)
+        self.outbox.receive(receives)
         for place, rows in arrived:
             for x, part in parts:
                 x[place] = rows[:, part]
@@ -302,7 +362,7 @@ class SplitPanels(OwnPanels):
 
     def geqrt(self, operations: FactorOperations, k: int) -> None:
         """Factor panel ``k`` with the other ranks of its process column. Collective over these."""
-        whole, width, head = self._gathered(k), self.shape.width, self._head(k)
+        whole, width, head = self._gathered(k), self.shape.width, self.head(k)
         assert self.blocks is not None
         factors: Array = self.blocks[k]
         self._ts[k % 2] = t = self._room(f"t {k % 2}", width, width)
@@ -316,20 +376,51 @@ class SplitPanels(OwnPanels):
 
     def reflect(self, operations: FactorOperations, panel: Array, k: int, x: Array, *, adjoint: bool) -> None:
         """Multiply columns of this process column by the reflectors of panel ``k``. Collective over the column."""
-        head, count = self._head(k), self.reflectors(k)
-        x = x[self._starts[self._row][k] :]
+        head, count = self.head(k), self.reflectors(k)
+        x = x[self.starts[k] :]
         if not x.shape[1]:
             return
         reflector = Reflector(
-            operations, panel, self._ts[k % 2], count, adjoint=adjoint, below=self._row != head
+            operations, panel, self._ts[k % 2], count, adjoint=adjoint, below=self.row != head
         )
         w, combined = (self._room(name, count, x.shape[1]) for name in ("products", "combined"))
         reflector.products(x, w)
-        self._down.add_up(head, "products", w)
-        if self._row == head:
+        self.down.add_up(head, "products", w)
+        if self.row == head:
             combined[...] = reflector.combined(w)
-        self._down.spread(head, "combined", [combined])
+        self.down.spread(head, "combined", [combined])
         reflector.subtract(x, combined)
+
+    def reflector(self, operations: FactorOperations, k: int) -> Array:
+        """Return this process row's rows of panel ``k`` of reflectors, of which it makes T again. Collective."""
+        first, count, head = self.shape.bounds(k)[0], self.reflectors(k), self.head(k)
+        if self.has(k):
+            assert self.blocks is not None
+            products = self._room("products", count, count)
+            own = self.own(k)[self.starts[k] :]
+            Reflector(operations, own, None, count, adjoint=False, below=self.row != head).gram(products)
+            self.down.add_up(head, "products", products)
+            if self.row == head:
+                self._ts[k % 2] = t = self._room(f"t {k % 2}", self.shape.width, self.shape.width)
+                operations.block_reflector(products, self.blocks[k][:count], t[:count, :count])
+        return self.again(k, slice(first, None))
+
+    def set_factors(self, operations: FactorOperations, tau: Array) -> None:
+        """Take the factors of all reflectors, from which the Ts are made when they are needed. Local."""
+        assert self.blocks is not None
+        for k in range(self.shape.steps):
+            first, count = self.shape.bounds(k)[0], self.reflectors(k)
+            self.blocks[k][:count] = operations.xp.asarray(tau[first : first + count])
+
+    def total(self, sums: Array) -> Array:
+        """Return the sum of a row vector over the process column. Collective over it."""
+        whole = self.outbox.room("sums", (1, len(sums)), sums.dtype)
+        whole[0] = sums
+        self.down.add_up(0, "sums", whole)
+        found = self.outbox.room("total sums", (1, len(sums)), sums.dtype)
+        found[...] = whole
+        self.down.spread(0, "total sums", [found])
+        return found[0]
 
     def factors(self) -> Array:
         """Return the factors of all reflectors. Local."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Triangular solves with a matrix in panels.
 
-Each worker solves for the right-hand sides that it has, and gets all panels. For few right-hand sides panels stay where
-they are: then the right-hand sides are spread over the workers, each of which has the rows of its panels.
+Each worker solves for the right-hand sides that it has, and gets all panels. For few right-hand sides panels of GPUs
+stay where they are: then the right-hand sides are spread over the workers, each of which has the rows of its panels.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..protocol import Operations, Transport
+from ..protocol import Operations
 from .factor_panels import FactorPanels, Workbench
+from .split_panels import SplitPanels
+from .split_sides import SplitSides
 
-__all__ = ["Columns", "Dealt", "Sides", "Spread", "columns_of", "sides_of", "sweep"]
+__all__ = ["Columns", "Dealt", "Sides", "columns_of", "sides_of", "sweep"]
 
 Array = Any
 Columns = Sequence[tuple[Array, int]]
@@ -120,98 +122,11 @@ class Dealt:
         self._panels.settle()
 
 
-class Spread:
-    """Few right-hand sides: their sum over all ranks counts, and panels stay where they are. Making one is local.
-
-    Args as for ``Dealt``; the first rank has ``right``.
-    """
-
-    def __init__(self, bench: Workbench, panels: FactorPanels, right: FactorPanels) -> None:
-        self._operations, self._panels, self._transport = bench.operations, panels, bench.engine.transport
-        self._right, self._placed = right, False
-        shape = right.shape.rows, right.shape.cols
-        self._whole = self._operations.scratch("spread", shape, right.dtype, "F")
-        self._whole[...] = right.own(0) if right.mine else 0
-
-    def swap(self, last: int, pivots: Array, *, back: bool = False) -> None:
-        """Exchange rows of all ranks' terms. Local."""
-        self._operations.swap_rows(self._whole, 0, last, pivots, back=back)
-
-    def count_all(self) -> None:
-        """Do nothing: all rows count. Local."""
-
-    def sweep(self, *, lower: bool, unit: bool = False, op: str = "N") -> None:
-        """Solve with a triangle of the matrix. Collective over the workers."""
-        _sweep_spread(
-            self._transport, self._operations, self._panels, self._whole,
-            placed=self._placed, lower=lower, unit=unit, op=op,
-        )  # fmt: skip
-        self._placed = True
-
-    def finish(self) -> None:
-        """Give the first rank the sum. Collective over the workers."""
-        self._transport.sum_ranks(self._whole.T)
-        if self._right.mine:
-            self._right.own(0)[...] = self._whole
-
-
 def sides_of(bench: Workbench, panels: FactorPanels, right: FactorPanels, *, begins: bool = False) -> Sides:
     """Return right-hand sides in the form that their shape says. Local."""
+    if isinstance(panels, SplitPanels):
+        return SplitSides(bench.operations, panels, right, begins=begins)
     if panels.sends and right.shape.workers < panels.shape.workers:
-        spread = bench.operations.spread or Spread
-        sides: Sides = spread(bench, panels, right)
+        sides: Sides = bench.operations.spread(bench, panels, right)
         return sides
     return Dealt(bench, panels, right, begins=begins)
-
-
-def _sweep_spread(
-    transport: Transport,
-    operations: Operations,
-    panels: FactorPanels,
-    x: Array,
-    *,
-    placed: bool,
-    lower: bool,
-    unit: bool,
-    op: str,
-) -> None:
-    """Replace the sum of all ranks' ``x`` by the solution: afterwards a rank has the rows of its panels, and zeros.
-
-    With ``placed`` that is so before, too.
-    """
-    n, plain = panels.shape.cols, op == "N"
-    conjugate = op == "C" and panels.dtype.kind == "c"
-    known = x if plain else operations.scratch("known", x.shape, x.dtype, "F")
-    for k in range(panels.shape.panels) if lower == plain else reversed(range(panels.shape.panels)):
-        first, stop = panels.shape.bounds(k)
-        rest = slice(stop, n) if lower else slice(0, first)
-        rows, mine = x[first:stop], panels.has(k)
-        if plain or not placed:
-            _add_up(transport, operations, rows)
-            if not mine:
-                rows[...] = 0
-        if mine:
-            panel = panels.own(k)
-            square, beside = panel[first:stop], panel[rest]
-            if conjugate:
-                square, beside = square.conj(), beside.conj()
-            if plain:
-                operations.trsm(1, square, rows, lower=lower, unit=unit)
-                operations.gemm(-1, beside, rows, 1, x[rest])
-            else:
-                operations.gemm(-1, beside.T, known[rest], 1, rows)
-                operations.trsm(1, square.T, rows, lower=not lower, unit=unit)
-        if not plain:
-            known[first:stop] = rows
-            _add_up(transport, operations, known[first:stop])
-
-
-def _add_up(transport: Transport, operations: Operations, rows: Array) -> None:
-    """Replace rows of an array in F order by their sum over all ranks. Collective."""
-    if rows.shape[1] == 1:
-        transport.sum_ranks(rows.T)
-        return
-    together = operations.scratch("spread rows", rows.shape, rows.dtype, "F")
-    together[...] = rows
-    transport.sum_ranks(together.T)
-    rows[...] = together

@@ -9,10 +9,10 @@ import numpy as np
 
 from ...layout import MatrixDescriptor
 from ..protocol import Engine
-from .factor_panels import Mover, PanelJob, Workbench, identity
+from .factor_panels import Mover, PanelJob, Workbench
 from .lapack import operations_of
 from .panel_shape import shape_beside, shape_of, shape_of_inverse
-from .sweeps import columns_of, sweep
+from .sweeps import sides_of
 
 __all__ = ["TriangularJob"]
 
@@ -46,7 +46,7 @@ class TriangularJob(PanelJob):
         conjugate: bool = False,
     ) -> None:
         self._operations, self._unit, self._op = operations_of(engine), unit, op
-        shape = shape_of(engine, a)
+        shape = shape_of(engine, a, "triangular")
         beside = shape_of_inverse(engine, shape) if b is None else shape_beside(engine, shape, b.shape[1])
         self._bench = bench = Workbench(engine, [shape, beside], a.dtype)
         self._a = Mover(bench, 0, a, lower=True, conjugate=conjugate)
@@ -61,15 +61,15 @@ class TriangularJob(PanelJob):
         if self._b is not None:
             self._b.into(b, right)
         else:
-            identity(self._operations.xp, right)
+            right.set_identity(self._operations.xp)
         bench.fence()
         if not self._unit:
             zeros = np.flatnonzero(bench.diagonal(panels) == 0)
             if zeros.size:
                 return int(zeros[0]) + 1
-        columns = columns_of(right, begins=self._b is None)
-        sweep(self._operations, panels, columns, lower=True, unit=self._unit, op=self._op)
-        panels.settle()
+        sides = sides_of(bench, panels, right, begins=self._b is None)
+        sides.sweep(lower=True, unit=self._unit, op=self._op)
+        sides.finish()
         bench.fence()
         self._x.back(x, right)
         return 0

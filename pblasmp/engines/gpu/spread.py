@@ -98,7 +98,7 @@ class QueuedSpread:
 
     def _forget_others(self) -> None:
         """Replace the rows of other ranks' panels by zeros. Local."""
-        x, rank, (_, n, width, workers, group, _) = self._x, self._panels.rank, self._shape
+        x, rank, (_, n, width, workers, group, *_) = self._x, self._panels.rank, self._shape
         deal = width * group
         whole = n // (deal * workers) * deal * workers
         rounds = x[:whole].reshape(-1, workers, deal * self._columns)

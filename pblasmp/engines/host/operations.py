@@ -208,6 +208,13 @@ class HostOperations:
         """Write the T of Householder vectors. Local."""
         lapack.larft(self._library, v, tau, t)
 
+    def block_reflector(self, products: Array, tau: Array, t: Array) -> None:
+        """Write the T of Householder vectors V, whose factors are ``tau``, from V^H V. Local."""
+        t[...] = 0
+        for i, factor in enumerate(tau):
+            t[:i, i] = -factor * (t[:i, :i] @ products[:i, i])
+            t[i, i] = factor
+
     def copy_where(self, dst: Array, src: Any, mask: Array | None) -> None:
         """Copy ``src`` where ``mask`` is true. Local."""
         np.copyto(dst, src, where=True if mask is None else mask)
