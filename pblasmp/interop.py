@@ -203,9 +203,7 @@ def address_of(array: Any) -> int:
 def new_like(array: Any, engine: Engine, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     """Return an uninitialized C-ordered array of the same library, and on the same device, as ``array``. Local."""
     if is_torch(array):
-        import torch
-
-        return torch.empty(shape, dtype=_torch_type(dtype), device=array.device)
+        return array.new_empty(shape, dtype=_torch_type(dtype))
     flat = engine.empty((1, math.prod(shape)), dtype, "C", max(1, math.prod(shape)))
     return flat.reshape(shape)
 
