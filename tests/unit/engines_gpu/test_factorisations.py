@@ -39,7 +39,7 @@ from tests.helpers.fakelt import FakeLt
 from tests.helpers.lengths import in_turn
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-from tests.helpers.solve_cases import conditions_case, refined_case
+from tests.helpers.solve_cases import conditions_case, ranked_case, refined_case
 from tests.helpers.stream_order import StreamOrder
 
 
@@ -70,6 +70,7 @@ def everything(comm: Any, path: str) -> Any:
                 yield refined_case(ctx, rng, "complex128")
                 for dtype in TYPES:
                     yield conditions_case(ctx, rng, dtype)
+                    yield ranked_case(ctx, rng, dtype)
                 yield from one_right_hand_side(ctx)
         yield "inverses", None if invert.call_count else "none"
         lib.assert_clean()
