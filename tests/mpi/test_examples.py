@@ -66,12 +66,13 @@ def run(path, directory, more=0):
         return job.wait(60), job.output.read_text()
 
 
-def needs_torch(path):
-    return "import torch" in path.read_text()
+def needs(path):
+    """The library that pblasmp does without, but the example does not."""
+    return next((name for name in ("torch", "jax") if f"\nimport {name}\n" in path.read_text()), None)
 
 
 def needs_ranks(path):
-    return header_of(path)["ranks"] is not None and not needs_torch(path)
+    return header_of(path)["ranks"] is not None and not needs(path)
 
 
 ON_RANKS = list(filter(needs_ranks, EXAMPLES))
@@ -85,8 +86,8 @@ OUTSIDE = ROOT / "examples" / "scalapack_port.py"
     ids=lambda path: path.stem,
 )
 def test_example(path, tmp_path):
-    if needs_torch(path):
-        pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
+    if extra := needs(path):
+        pytest.importorskip(extra, reason=f"it is not installed: pip install 'pblasmp[{extra}]'")
     check(path, *run(path, tmp_path))
 
 
