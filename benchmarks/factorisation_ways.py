@@ -3,7 +3,7 @@
 
 By order: on one rank alone, on several ranks together, and in panels; then what pblasmp takes, and how much longer that
 is than the fastest. So one sees the orders from which each is faster, on which the limits in
-``pblasmp/engines/host/direct/cholesky.py`` and ``host/operations.py`` rest. It starts its ranks itself, prints, and
+``pblasmp/engines/host/direct/limits.py`` and ``host/operations.py`` rest. It starts its ranks itself, prints, and
 writes nothing.
 """
 
@@ -16,7 +16,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
-from unittest import mock
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -42,16 +41,20 @@ _GRIDS = {1: (1, 1), 2: (1, 2), 4: (2, 2)}
 
 @contextmanager
 def limits(ctx: Any, way: str) -> Iterator[None]:
-    """Within, a context's first call of a factorisation goes one way; so do later ones on the same matrix."""
-    from pblasmp.engines.host.direct import cholesky
+    """Within, a context's factorisations go one way."""
+    from pblasmp.engines.host.direct.limits import LIMITS
 
     alone = {"alone": _ENDLESS, "together": 0}.get(way)
     if alone is None:
         yield
         return
     ctx.engine.operations.factor_alone = alone
-    with mock.patch.multiple(cholesky, _MOST=_ENDLESS, _MEETING=alone):
+    saved = LIMITS.cholesky, LIMITS.meeting
+    LIMITS.cholesky, LIMITS.meeting = _ENDLESS, alone
+    try:
         yield
+    finally:
+        LIMITS.cholesky, LIMITS.meeting = saved
 
 
 def contenders(case: Case, comm: Any, opened: ExitStack) -> dict[str, Matrices]:
@@ -64,8 +67,7 @@ def contenders(case: Case, comm: Any, opened: ExitStack) -> dict[str, Matrices]:
             continue  # the others are computed in panels, anyway; one rank is alone
         ctx = opened.enter_context(pb.Context(comm, engine="host"))
         found[way] = m = Matrices(ctx, case)
-        with limits(ctx, way):
-            run(way, m)()
+        run(way, m)()
     return found
 
 
@@ -73,7 +75,14 @@ def run(way: str, m: Matrices) -> Callable[[], Any]:
     """Return what computes one way."""
     import pblasmp as pb
 
-    return (lambda: pb.linalg.cholesky(m.a, out=m.a, algo="panels")) if way == "panels" else m.run_pblasmp
+    if way == "panels":
+        return lambda: pb.linalg.cholesky(m.a, out=m.a, algo="panels")
+
+    def compute() -> None:
+        with limits(m.a.context, way):
+            m.run_pblasmp()
+
+    return compute
 
 
 def time_all(comm: Any, options: argparse.Namespace) -> None:

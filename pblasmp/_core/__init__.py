@@ -3,7 +3,7 @@
 
 It is plain C without Python's headers, so one build serves every Python of an architecture. It is compiled when pblasmp
 is installed, if there is a C compiler. Without it everything works on one node as it does between nodes: by messages.
-See ``meet.h`` for what the functions do.
+See ``meet.h`` for meetings of ranks, and ``call.h`` for direct calls.
 """
 
 from __future__ import annotations
@@ -11,16 +11,70 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..errors import ArgumentError
 from .build import LIBRARY, digest
 
-__all__ = ["LIBRARY", "VALUES", "VOTE", "BoardState", "Core", "load", "why_not"]
+__all__ = [
+    "BLAS", "LIBRARY", "MATRIX", "PIVOTS", "ROUTINES", "SCRATCH", "STATUSES", "VALUES", "VOTE", "WAIT", "BoardState",
+    "CallState", "Core", "load", "pack_request", "why_not",
+]  # fmt: skip
 
 VALUES = 7  # these two as in meet.h
 VOTE = 3
+
+# In the order of call.h.
+STATUSES = (
+    *(
+        "UNFIT",
+        "BY_PYTHON",
+        "DONE",
+        "DONE_STAGED",
+        "AWAIT_VOTE",
+        "AWAIT_OTHERS",
+        "NEEDS_ROOM",
+        "BROKEN",
+        "OK",
+    ),
+)
+ROUTINES = (
+    *("matmul", "trsm", "trmm", "symm", "hemm", "syrk", "herk", "syr2k", "her2k", "geadd"),
+    *("scal", "swap", "dot", "dotc", "nrm2", "asum", "amax"),
+    *("potrf", "posv", "getrf", "getrs", "gesv", "potrs", "trtrs", "getri", "potri", "trtri"),
+    *("getrf getri", "potrf potri", "trtri laset"),
+)
+BLAS = (
+    *("gemm", "gemv", "ger", "gerc", "axpy", "scal", "swap", "dot", "asum"),
+    *(
+        "trsm",
+        "trmm",
+        "trsv",
+        "trmv",
+        "symm",
+        "hemm",
+        "hemv",
+        "syrk",
+        "herk",
+        "syr2k",
+        "her2k",
+        "her",
+        "her2",
+    ),
+    *("potrf", "potrs", "potri", "getrf", "getrs", "getri", "trtrs", "trtri"),
+)
+PIVOTS = 256
+SCRATCH = (1 << 19) + (1 << 18)  # bytes
+WAIT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
+_LETTERS = 4  # s, d, c, z
+MATRIX = struct.Struct("=16q8s3q")
+"""``matrix`` of call.h."""
+
+_REQUEST = struct.Struct("=3q8s4d32q")
+pack_request = _REQUEST.pack_into
+"""``pack_request(room, 0, ...)`` writes what ``CallState`` calls the request: as ``call`` of call.h begins."""
 
 _VARIABLE = "PBLASMP_CORE"
 
@@ -38,8 +92,35 @@ class BoardState(ctypes.Structure):
     )
 
 
+class CallState(ctypes.Structure):
+    """``call`` of call.h up to what is C's alone."""
+
+    _fields_ = (
+        ("request", ctypes.c_char * _REQUEST.size),
+        ("unlike", ctypes.c_int64),
+        ("memory", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("capacity", "most")),
+        ("votes", ctypes.c_void_p),
+        ("meets", ctypes.c_void_p),
+        ("ranks", ctypes.c_int64),
+        ("rank", ctypes.c_int64),
+        ("workers", ctypes.c_int64),
+        ("alike", ctypes.c_int64),
+        ("limits", ctypes.c_void_p),
+        ("scratch", ctypes.c_void_p),
+        ("waits", WAIT),
+        ("functions", ctypes.c_void_p * len(BLAS) * _LETTERS),
+        *((name, ctypes.c_int64) for name in ("number", "nbytes", "checksum", "told")),
+        ("tells", ctypes.c_double * 4),
+        ("factor", ctypes.c_void_p),
+        ("factor_ld", ctypes.c_int64),
+        ("pivots", ctypes.c_int32 * PIVOTS),
+        ("info", ctypes.c_int32),
+    )
+
+
 class Core(NamedTuple):
-    """The functions of meet.h, under their names there.
+    """The functions of meet.h and call.h, under their names there.
 
     They have no prototypes, with which ctypes takes three times as long to call them. So an argument must be a Python
     integer of 32 bits, or have a type of ctypes: ``c_void_p`` or ``c_int64``.
@@ -53,15 +134,19 @@ class Core(NamedTuple):
     board_gather: Callable[..., int]
     flag_raise: Callable[..., int]
     flag_is_up: Callable[..., int]
+    call_size: Callable[..., int]
+    part_copy: Callable[..., int]
     # Those that wait let other threads of Python run.
     board_meet: Callable[..., int]
     board_vote: Callable[..., int]
     board_sleep: Callable[..., int]
     flag_await: Callable[..., int]
     flag_sleep: Callable[..., int]
+    call_start: Callable[..., int]
+    call_go_on: Callable[..., int]
 
 
-_WAITS = "board_meet", "board_vote", "board_sleep", "flag_await", "flag_sleep"
+_WAITS = "board_meet", "board_vote", "board_sleep", "flag_await", "flag_sleep", "call_start", "call_go_on"
 
 
 @functools.cache

@@ -18,9 +18,9 @@ from pathlib import Path
 __all__ = ["LIBRARY", "build", "digest"]
 
 _HERE = Path(__file__).parent
-_SOURCES = "meet.h", "meet.c"
+_SOURCES = tuple(sorted(path.name for path in _HERE.glob("*.[ch]")))
 LIBRARY = _HERE / "core.linux.so"  # of a name with two dots no importer takes it for a module
-_OPTIONS = "-std=c11", "-O2", "-fPIC", "-shared"
+_OPTIONS = "-std=c11", "-O3", "-fPIC", "-shared"
 
 
 def digest() -> str:
@@ -45,7 +45,15 @@ def build(target: Path) -> str:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".core-") as room:
         made = Path(room) / target.name
         sources = (str(_HERE / name) for name in _SOURCES if name.endswith(".c"))
-        command = [*compiler, *_OPTIONS, f'-DCORE_SOURCES="{digest()}"', "-o", str(made), *sources]
+        command = [
+            compiler[0],
+            *_OPTIONS,
+            *compiler[1:],
+            f'-DCORE_SOURCES="{digest()}"',
+            "-o",
+            str(made),
+            *sources,
+        ]
         why_not = _run(command)
         if not why_not:
             made.replace(target)

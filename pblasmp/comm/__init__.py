@@ -11,10 +11,11 @@ from .agreement import (
     compare_later,
     gather_on,
     is_agreed,
+    late_vote,
     leave,
     vote_on,
 )
-from .board import make_boards
+from .board import YIELDS, make_boards
 from .cells import Cell, Cells, NodeCells
 from .choice import wrap
 from .communicator import Communicator, allgather_alike, gather_numbers
@@ -35,6 +36,7 @@ from .shared_memory import SharedMemory
 from .side_channel import SideChannel
 
 __all__ = [
+    "YIELDS",
     "Agreement",
     "Cell",
     "Cells",
@@ -54,6 +56,7 @@ __all__ = [
     "gather_numbers",
     "gather_on",
     "is_agreed",
+    "late_vote",
     "leave",
     "machine",
     "machines_of",

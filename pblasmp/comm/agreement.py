@@ -27,7 +27,7 @@ from .side_channel import SideChannel, text_of
 
 __all__ = [
     "CLOSING", "NUMBER", "Agreement", "Running", "break_off", "closing", "compare_later", "differs_in", "gather_on",
-    "is_agreed", "leave", "vote_on",
+    "is_agreed", "late_vote", "leave", "vote_on",
 ]  # fmt: skip
 
 NUMBER = "number of the call"
@@ -361,19 +361,39 @@ def gather_on(
 
     Collective over ``comm``; at most 4 values, as many on each rank. Without a board the list is empty.
     """
-    board, posted = comm.board, None
+    board = comm.board
     if comm.channel.found:
         number ^= comm.channel.found[0]
-    if board is not None:
-        comm.channel.begin_agreement()
-        told: list[tuple[float, ...]] | None = board.vote(number, values, patient=comm.patient)
-        if told is None:
-            posted = board.latest()
-            comm.wait(posted, comm.channel.place(call))
-            told = posted.told(len(values))
-        if told is not None:
-            comm.channel.found = None
-            return told
+    if board is None:
+        return _looked_closer(comm, call, number, None)
+    comm.channel.begin_agreement()
+    told: list[tuple[float, ...]] | None = board.vote(number, values, patient=comm.patient)
+    if told is None:
+        return late_vote(comm, call, number, len(values))
+    comm.channel.found = None
+    return told
+
+
+def late_vote(comm: Communicator, call: str, number: int, count: int) -> list[tuple[float, ...]] | None:
+    """Return what ``gather_on`` does of the vote that this rank has begun last by the board. Collective over ``comm``.
+
+    Args:
+        comm, call: as there.
+        number: what this rank has voted for.
+        count: how many values each rank tells.
+    """
+    assert comm.board is not None
+    posted = comm.board.latest()
+    comm.wait(posted, comm.channel.place(call))
+    told: list[tuple[float, ...]] | None = posted.told(count)
+    if told is None:
+        return _looked_closer(comm, call, number, posted)
+    comm.channel.found = None
+    return told
+
+
+def _looked_closer(comm: Communicator, call: str, number: int, posted: Any) -> list[tuple[float, ...]] | None:
+    """Return what ``gather_on`` does of ranks that did not all vote for this number, or that have no board."""
     vote = _Vote(comm, {"call": call, NUMBER: f"direct {number}"}, None, number, posted)
     vote.wait()
     error = vote.outcome()

@@ -53,6 +53,9 @@ class Board:
         lines: what the ranks share, of shape (2, ranks + 1, 8), aligned to 64 bytes, and zero at first.
         rank: this rank's number.
         processes: those of all ranks.
+
+    Attributes:
+        address: of the core's ``board``.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Board:
         bytes_found = self._found.data.cast("B")
         self._told_by_all = [bytes_found[: 8 * size * count] for count in range(len(_READ))]
         self._vote, self._meet, self._arrive = core.board_vote, core.board_meet, core.board_arrive
+        self.address = ctypes.addressof(self._state)
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
         """Start writing the element-wise maximum over the ranks of at most 7 values into ``out``. Collective."""
@@ -106,7 +110,7 @@ class Board:
             _WRITE[count](self._told, 0, *values)
         if self._vote(self._at, count, YIELDS if patient else 0) != 1:
             return None
-        return self._rows(count) if count else []
+        return self.rows(count) if count else []
 
     def latest(self) -> _Posted:
         """Return the reduction that this rank has begun last. Local."""
@@ -118,8 +122,8 @@ class Board:
         self._core.board_bring(self._at, values.size)
         return _Posted(self, out)
 
-    def _rows(self, count: int) -> Told:
-        """Return the reals that have been found of each rank."""
+    def rows(self, count: int) -> Told:
+        """Return the ``count`` reals that each rank has told in the vote that is over. Local."""
         return list(_READ[count](self._told_by_all[count]))
 
 
@@ -155,7 +159,7 @@ class _Posted:
         board = self._board
         if board._core.board_voted(board._at, self._count, count) != 1:
             return None
-        return board._rows(count) if count else []
+        return board.rows(count) if count else []
 
     def sleep(self) -> None:
         """Sleep until another rank arrives, but not for long."""

@@ -34,7 +34,13 @@ Request: TypeAlias = Any  # mpi4py's request, or another object with such a Test
 
 
 class Votes(Protocol):
-    """An object through which ranks reduce a few integers."""
+    """An object through which ranks reduce a few integers.
+
+    Attributes:
+        address: of what the compiled core knows of it.
+    """
+
+    address: int
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request | None:
         """Start writing the element-wise maximum over the ranks to ``out``; None if it is done already. Collective."""
@@ -43,6 +49,9 @@ class Votes(Protocol):
         self, number: int, values: Sequence[float] = (), *, patient: bool = False
     ) -> list[tuple[float, ...]] | None:
         """Find out whether all ranks have this number; at most 4 values are told with it: see ``Board``. Collective."""
+
+    def rows(self, count: int) -> list[tuple[float, ...]]:
+        """Return the ``count`` values that each rank has told in the vote that is over. Local."""
 
     def gather(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request:
         """Start writing at most 7 integers of each rank into the rows of ``out``. Collective."""

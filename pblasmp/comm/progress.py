@@ -14,7 +14,7 @@ from .. import _core
 from .board import BUSY_SECONDS, NAP_SECONDS, YIELDS
 from .communicator import Communicator
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "await_flag"]
 
 
 class Progress:
@@ -40,6 +40,13 @@ class Progress:
         """Wait until thing ``i`` is ready. Local."""
         if not self._core.flag_await(self._at, i, YIELDS if self._comm.patient else 0):
             self._comm.wait(_Awaited(self._core, self._at, i))
+
+
+def await_flag(comm: Communicator, address: int) -> None:
+    """Wait until the flag at an address is up. Local."""
+    core = _core.load()
+    assert core is not None
+    comm.wait(_Awaited(core, ctypes.c_void_p(address), 0))
 
 
 class _Awaited:

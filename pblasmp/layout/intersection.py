@@ -32,7 +32,6 @@ __all__ = [
     "packed",
     "regular",
     "strided",
-    "tiled",
     "unpacked",
 ]
 
@@ -296,12 +295,6 @@ def copy(
         _views(dst, piece, source=False), _views(src, piece, source=True), masks, strict=False
     ):
         _copy(to, of, conjugate, mask)
-
-
-def tiled(to: Array, of: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield the parts of two arrays, runs of rows × runs of columns, that are copied one after the other. Local."""
-    for tile in _tiles(to, of):
-        yield to[tile], of[tile]
 
 
 def _views(array: Array, piece: Piece, *, source: bool) -> Iterator[Array]:

@@ -32,8 +32,6 @@ import pblasmp.comm.board
 import pblasmp.comm.exchange
 import pblasmp.comm.mpi_communicator
 import pblasmp.engines.host.direct.calls
-import pblasmp.engines.host.direct.products
-import pblasmp.engines.host.direct.slabs
 import pblasmp.engines.host.operations
 from tests.helpers.process import descriptors, held
 
@@ -49,10 +47,8 @@ PLACES: dict[str, tuple[Any, str, int]] = {
     "vote": (pblasmp.comm.agreement._Vote, "outcome", 40),
     "gemm": (pblasmp.engines.host.operations.HostOperations, "gemm", 20),
     "direct vote": (pblasmp.comm.board.Board, "vote", 20),
-    "direct": (pblasmp.engines.host.direct.products, "gemm", 10),
-    "slabs": (pblasmp.engines.host.direct.slabs.SharedSlabs, "write", 10),
-    "steps": (pblasmp.engines.host.direct.calls, "_do", 20),
-    "sum": (pblasmp.engines.host.direct.products, "quietly", 5),
+    "direct": (pblasmp.engines.host.direct.calls.HostDirect, "_status", 10),
+    "late vote": (pblasmp.engines.host.direct.calls, "late_vote", 5),
     "mmap": (mmap, "mmap", 3),
 }
 KINDS = [

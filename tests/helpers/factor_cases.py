@@ -14,11 +14,11 @@ from unittest import mock
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.engines.host.direct import cholesky, lapack
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.linalg.systems import solve_keeping
 from tests.helpers.cases import agreed_error, first, layout, pick, scattered
 from tests.helpers.lengths import draws, in_turn
+from tests.helpers.limits import changed_limits
 
 TYPES = ("float32", "float64", "complex64", "complex128")
 KINDS = {"L": "lower triangular", "U": "upper triangular"}  # of triangles, as ``assume_a``
@@ -28,7 +28,7 @@ MOST = 30  # how large an error may be, in the units of ``relative``
 @contextlib.contextmanager
 def planned():
     """Within, no factorisation is a direct call."""
-    with mock.patch.object(cholesky, "_MOST", 0), mock.patch.object(lapack, "_MOST", 0):
+    with changed_limits(cholesky=0, lapack=0):
         yield
 
 
@@ -55,9 +55,8 @@ def panels_of(ctx, width):
 @contextlib.contextmanager
 def direct_blocks_of(ctx, width):
     """Within, direct factorisations have blocks of ``width`` columns, on which every rank works."""
-    how = {"_WIDTH": width, "_PART": width, "_MEETING": width**3, "_TOGETHER": 2, "_FACTORING": 8 * width}
-    workers = mock.patch.object(ctx.engine.operations, "workers", ctx.size)
-    with mock.patch.multiple(cholesky, **how), workers:
+    how = {"width": width, "part": width, "meeting": width**3, "rows": 2, "factoring": 8 * width}
+    with changed_limits(**how), mock.patch.object(ctx.engine.operations, "workers", ctx.size):
         yield
 
 

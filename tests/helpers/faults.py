@@ -28,6 +28,7 @@ import pblasmp.comm.exchange
 import pblasmp.comm.mpi_communicator
 import pblasmp.comm.side_channel
 import pblasmp.context
+import pblasmp.engines.host.direct.calls
 import pblasmp.engines.host.engine
 import pblasmp.engines.host.operations
 import pblasmp.plans
@@ -375,7 +376,7 @@ def caught_from_close():
 def caught_in_a_vote():
     on_one_node = len({*WORLD.allgather(os.uname().nodename)}) == 1
     votes = (
-        (pblasmp.comm.board.Board, "vote")
+        (pblasmp.engines.host.direct.calls.HostDirect, "_status")
         if on_one_node
         else (pblasmp.comm.mpi_communicator.MpiCommunicator, "imax")
     )

@@ -16,8 +16,8 @@ import pblasmp as pb
 from pblasmp import matrix_calls as module
 from pblasmp import pblas
 from pblasmp.engines.host.buffers import Buffers
-from pblasmp.engines.host.direct import calls, in_place, tiny
-from pblasmp.engines.host.direct import products as products_module
+from pblasmp.engines.host.direct import calls
+from pblasmp.engines.host.direct.limits import LIMITS
 from pblasmp.pblas import moves
 from tests.helpers.cases import agreed_error, first, misplaced_view, part, scattered, unlike
 from tests.helpers.factor_cases import (
@@ -30,6 +30,7 @@ from tests.helpers.factor_cases import (
     triangular_case,
 )  # fmt: skip
 from tests.helpers.lengths import draws, in_turn, only_long
+from tests.helpers.limits import changed_limits
 from tests.helpers.mpi import run_on_one_node as run_mpi
 
 N, NB = 40, 6
@@ -129,7 +130,7 @@ def test_cholesky_needs_no_plans(nranks):
 
 
 def narrow(comm):
-    """Updates in narrow blocks take few steps, touch one triangle, and read no other; C is not read if beta is 0."""
+    """Updates in narrow blocks are direct, touch one triangle, and read no other; C is not read if beta is 0."""
     rng = np.random.default_rng(6)
     n, k, shift = 130, 3, 2
     left, right = (rng.integers(-4, 5, (n, k)).astype(float) for _ in range(2))
@@ -152,12 +153,8 @@ def narrow(comm):
                 getattr(pb.blas, routine)(*operands, view, uplo=uplo, beta=beta, out=view)
                 start = expected_now
             same = np.array_equal(c.allgather(), start, equal_nan=True)
-            weights = [p.weight for half in ctx.direct._programs for p in half.values() if p]
-            few = _planned(ctx) == 0 and max(weights, default=0) < 80
-            yield (
-                f"{routine} {grid} {block} {uplo} {beta} {order}",
-                None if same and few else f"{same} {weights}",
-            )
+            wrong = None if same and _planned(ctx) == 0 else f"{same}, {_planned(ctx)} calls needed a plan"
+            yield f"{routine} {grid} {block} {uplo} {beta} {order}", wrong
 
 
 @pytest.mark.parametrize("nranks", [2, 3, 4])
@@ -237,31 +234,27 @@ def products(comm):
 def long_sums(comm):
     """Products whose inner dimension is so long that their larger operand stays where it is, and partial sums move."""
     rng = np.random.default_rng(7)
-    least, products_module._LEAST = products_module._LEAST, 0
     grid = pb.Grid.squarest(comm.size)
-    try:
-        with pb.Context(comm, engine="host") as ctx:
-            for count, (op_a, op_b) in enumerate(("NN", "TN", "NT", "TT", "CN", "NC", "CT", "TC")):
-                dtype = "complex128" if "C" in op_a + op_b else "float64"
-                x, y = (rng.integers(-4, 5, shape).astype(dtype) for shape in ((70, 70), (70, 70)))
-                if dtype == "complex128":
-                    x, y = x + 1j * y, y - 2j * x
-                order = "FC"[count % 2] if "C" not in op_a + op_b else "F"
-                a = ctx.scatter(x, block=(4, 5), grid=grid, order=order)
-                b = ctx.scatter(y, block=(5, 3), grid=grid, order="F", source=(grid.nprow - 1, 0))
-                c = ctx.full((40, 40), 2, block=(2, 1), grid=grid, dtype=dtype, order="F")
-                for m, n in ((9, 4), (4, 9), (6, 6), (1, 5)):
-                    i, k = slice(3, 3 + m), slice(1 + count, 61 + count)
-                    j = slice(5, 5 + n)
-                    of_a, of_b = (i, k) if op_a == "N" else (k, i), (k, j) if op_b == "N" else (j, k)
-                    into = c[i, j]
-                    op = {"N": lambda v: v, "T": lambda v: v.T, "C": lambda v: v.T.conj()}
-                    expected = op[op_a](x[of_a]) @ op[op_b](y[of_b]) - into.allgather()
-                    pb.matmul(a[of_a], b[of_b], into, op_a=op_a, op_b=op_b, beta=-1, out=into)
-                    yield f"{op_a}{op_b} {m} {n}", misplaced_view(into, expected)
-            yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
-    finally:
-        products_module._LEAST = least
+    with changed_limits(stay=0), pb.Context(comm, engine="host") as ctx:
+        for count, (op_a, op_b) in enumerate(("NN", "TN", "NT", "TT", "CN", "NC", "CT", "TC")):
+            dtype = "complex128" if "C" in op_a + op_b else "float64"
+            x, y = (rng.integers(-4, 5, shape).astype(dtype) for shape in ((70, 70), (70, 70)))
+            if dtype == "complex128":
+                x, y = x + 1j * y, y - 2j * x
+            order = "FC"[count % 2] if "C" not in op_a + op_b else "F"
+            a = ctx.scatter(x, block=(4, 5), grid=grid, order=order)
+            b = ctx.scatter(y, block=(5, 3), grid=grid, order="F", source=(grid.nprow - 1, 0))
+            c = ctx.full((40, 40), 2, block=(2, 1), grid=grid, dtype=dtype, order="F")
+            for m, n in ((9, 4), (4, 9), (6, 6), (1, 5)):
+                i, k = slice(3, 3 + m), slice(1 + count, 61 + count)
+                j = slice(5, 5 + n)
+                of_a, of_b = (i, k) if op_a == "N" else (k, i), (k, j) if op_b == "N" else (j, k)
+                into = c[i, j]
+                op = {"N": lambda v: v, "T": lambda v: v.T, "C": lambda v: v.T.conj()}
+                expected = op[op_a](x[of_a]) @ op[op_b](y[of_b]) - into.allgather()
+                pb.matmul(a[of_a], b[of_b], into, op_a=op_a, op_b=op_b, beta=-1, out=into)
+                yield f"{op_a}{op_b} {m} {n}", misplaced_view(into, expected)
+        yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
 
 
 @pytest.mark.parametrize("nranks", [4, *only_long(6)])
@@ -349,11 +342,8 @@ def triangles(comm, most):
 
     Calls of up to ``most`` multiplications are tiny.
     """
-    before, tiny._MOST = tiny._MOST, most
-    try:
+    with changed_limits(tiny=most):
         yield from _triangles(comm)
-    finally:
-        tiny._MOST = before
 
 
 def _triangles(comm):
@@ -375,7 +365,7 @@ def _triangles(comm):
             whole = x.allgather()
             every = list(enumerate(("LLNN", "RLNN", "LUTN", "RUCU", "LLCU", "RUNN", "LLTU", "RLCN")))
             for ((count, (side, uplo, op, diag)),) in in_turn(
-                every, keep=2, first=(tiny._MOST == 0) + (dtype == "complex128")
+                every, keep=2, first=(LIMITS.tiny == 0) + (dtype == "complex128")
             ):
                 i, k, other, j = 1 + count % 3, n - 4, 17 + count % 5, 2 + count
                 a = x[i : i + k, i : i + k]
@@ -415,15 +405,14 @@ def _triangles(comm):
 
 @pytest.mark.parametrize("nranks", [2, 4])
 def test_triangles_over_several_processes(nranks):
-    for most in (0, tiny._MOST):
+    for most in (0, LIMITS.tiny):
         run_mpi(triangles, nranks, most=most)
 
 
 def symmetric_in_one_line(comm):
     """Symmetric matrices whose rows, or columns, each process has all of, times few columns: one set of sums."""
-    rng, n, most, portion = np.random.default_rng(9), 29, tiny._MOST, in_place._PORTION
-    tiny._MOST, in_place._PORTION = 0, 40
-    with pb.Context(comm, engine="host") as ctx:
+    rng, n = np.random.default_rng(9), 29
+    with changed_limits(tiny=0, portion=40), pb.Context(comm, engine="host") as ctx:
         for shape in ((1, comm.size), (comm.size, 1)):
             for count, (dtype, order, uplo) in enumerate(
                 [("f8", "F", "L"), ("c16", "F", "U"), ("f8", "C", "U"), ("c16", "C", "L")]
@@ -444,7 +433,6 @@ def symmetric_in_one_line(comm):
                 pb.blas.symm(a[i : i + k, j : j + k], of, uplo=uplo, alpha=2, out=to)
                 yield f"{dtype} {order} {uplo} on {shape}", misplaced_view(d, out)
         yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
-    tiny._MOST, in_place._PORTION = most, portion
 
 
 @pytest.mark.parametrize("nranks", [2, 4])
@@ -1177,57 +1165,6 @@ def test_small_factorisations_need_no_plans(nranks):
     run_mpi(small_lu, nranks)
 
 
-def bounded(comm):
-    """Ever new calls are not kept, and repeated ones only as long as there is room, fit for direct calls or not."""
-    with pb.Context(comm, engine="host") as ctx:
-        layout = {"block": (4, 3), "grid": pb.Grid.squarest(comm.size)}
-        a, c = (ctx.zeros((20, 20), **layout) for _ in range(2))
-        y, z = (ctx.zeros((20, 20), **layout, dtype="complex64") for _ in range(2))
-        direct = ctx.direct
-
-        def kept():
-            first, second = direct._programs
-            return len({*first, *second}) + len(direct._reducers), direct._steps
-
-        def added_up(rows, cols):
-            return pb.blas.asum(a[cols.stop : cols.stop + rows.stop, :1])
-
-        windows = [(slice(0, i), slice(0, j)) for i in range(1, 7) for j in range(1, 7)]
-        for repeat in range(3):
-            for here in windows:
-                pb.blas.geadd(a[here], c[here], beta=1, out=c[here])
-                pb.matmul(
-                    z[here].T, z[here[1], here[1]], op_a="C", out=y[here]
-                )  # one rank cannot do that directly
-                added_up(*here)
-            if not repeat:
-                yield "once", kept() != (0, 0) and f"{kept()} programs and steps are kept"
-        yield "often", not kept()[0] and "nothing is kept"
-        yield "reductions", len(direct._reducers) != len(windows) and f"{len(direct._reducers)} are kept"
-        direct._forget()
-        for repeat in range(5):  # an odd number of calls with slabs, each after one without
-            for i in range(1, 4):
-                pb.blas.geadd(a[:i, :i], c[:i, :i], beta=1, out=c[:i, :i])
-                pb.blas.geadd(a[4 : 4 + i, 8:9], c[:i, 2:3], beta=1, out=c[:i, 2:3])
-            if repeat == 1:
-                steps = kept()[1]
-        yield (
-            "in either set",
-            kept()[1] != steps and f"{kept()[1]} steps are kept for calls that took {steps}",
-        )
-        direct._forget()
-        calls._KEPT_STEPS, before = 40, calls._KEPT_STEPS
-        try:
-            for here in windows * 3:
-                pb.blas.geadd(a[here], c[here], beta=1, out=c[here])
-                pb.matmul(z[here].T, z[here[1], here[1]], op_a="C", out=y[here])
-                added_up(*here)
-                count, steps = kept()
-                yield f"{here}", (count > 40 or steps > 50) and f"{count} programs of {steps} steps are kept"
-        finally:
-            calls._KEPT_STEPS = before
-
-
 def crowded(comm):
     """A node that has no more shared memory: calls that need more are planned, those that fit go on as before."""
     rng = np.random.default_rng(77)
@@ -1236,7 +1173,6 @@ def crowded(comm):
         a = ctx.scatter(x, block=16, grid=pb.Grid.squarest(comm.size))
         few, get = slice(0, 64), Buffers.get
         yield "before", unlike(pb.matmul(a[few, :], a[few, :].T).allgather(), x[few] @ x[few].T)
-        programs = sum(map(len, ctx.direct._programs))
 
         def refuses(buffers, name, nbytes, *, shared):
             if name == calls._SLABS:
@@ -1253,10 +1189,9 @@ def crowded(comm):
             first(misplaced_view(found, x @ x.T), _planned(ctx) == 0 and "it was not planned"),
         )
         planned = _planned(ctx)
-        for count in range(3):  # the first is the program from before, bound to the memory from before
+        for count in range(3):
             yield f"fits {count}", unlike(pb.matmul(a[few, :], a[few, :].T).allgather(), x[few] @ x[few].T)
         yield "still direct", _planned(ctx) != planned and "small calls are planned"
-        yield "kept", sum(map(len, ctx.direct._programs)) < programs and "programs are gone"
         yield "large again", unlike(pb.matmul(a, a.T).allgather(), x @ x.T)
 
 
@@ -1286,11 +1221,6 @@ def test_the_first_call_of_a_context_makes_no_shared_memory():
     run_mpi(ready, 4)
 
 
-@pytest.mark.parametrize("nranks", [1, 2, *only_long(4)])
-def test_programs_take_little_memory(nranks):
-    run_mpi(bounded, nranks)
-
-
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_the_same_call_again(nranks):
     run_mpi(again, nranks)
@@ -1313,7 +1243,7 @@ def test_moves_between_grids():
 
 
 def failures_before_anything_has_happened(comm):
-    """Where one rank cannot make its program, all take the ordinary way, and the context goes on."""
+    """Where one rank cannot begin a call, all take the ordinary way, and the context goes on."""
     rng = np.random.default_rng(1)
     x, y = rng.standard_normal((2, N, N))
 
@@ -1336,16 +1266,20 @@ def failures_before_anything_has_happened(comm):
             return cols
 
         cases = {
-            "product": ("Preparation", lambda: pb.matmul(a, b, out=d), x @ y),
-            "reduced": ("Reducer", lambda: np.array([pb.blas.dot(a[:, :1], b[:, :1])]), x[:, 0] @ y[:, 0]),
-            "moved": ("Move", move, x[:8, mine]),
-            "without": (None, lambda: pb.matmul(a, b, out=d), x @ y),
+            "product": (calls.HostDirect, "_load", lambda: pb.matmul(a, b, out=d), x @ y),
+            "reduced": (
+                *(calls.HostDirect, "_load", lambda: np.array([pb.blas.dot(a[:, :1], b[:, :1])])),
+                x[:, 0] @ y[:, 0],
+            ),
+            "norm": (calls, "MatrixReducer", lambda: np.array([pb.linalg.norm(a)]), np.linalg.norm(x)),
+            "moved": (calls, "Move", move, x[:8, mine]),
+            "without": (None, "", lambda: pb.matmul(a, b, out=d), x @ y),
         }
         for error in (MemoryError("no room"), pb.LibraryNotFoundError("no routine")):
-            for name, (made, compute, expected) in cases.items():
+            for name, (of, made, compute, expected) in cases.items():
                 with ExitStack() as patched:
-                    if made and comm.rank == 1:
-                        patched.enter_context(mock.patch.object(calls, made, fails))
+                    if of and comm.rank == 1:
+                        patched.enter_context(mock.patch.object(of, made, fails))
                     found = compute()
                 yield f"{name}, {error}", _far(found, expected)
         pblas.gridexit(wide)

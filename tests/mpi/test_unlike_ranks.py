@@ -7,14 +7,13 @@ import contextlib
 import ctypes
 import math
 import os
-import sys
 from functools import partial
 from unittest import mock
 
 import numpy as np
 
 import pblasmp as pb
-from pblasmp import verification
+from pblasmp import _core, verification
 from pblasmp.engines.dense import condition
 from pblasmp.engines.request import Options
 from pblasmp.linalg import general
@@ -98,32 +97,43 @@ def test_ranks_that_round_differently():
     run_mpi(unlike, 2, timeout=30)
 
 
+POINTERS = {
+    "trsm": 11, "getrf": 6, "getrs": 9, "getri": 7, "potrs": 8, "potri": 5, "trtrs": 10, "trtri": 6,
+}  # fmt: skip
+
+
+def followed(ctx, routine, function):
+    """Have this rank's BLAS or LAPACK routine for float64 followed by a function of its arguments' addresses."""
+    direct, prototype = ctx.direct, ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * POINTERS[routine])
+    direct._load("d")
+    functions, place = direct._state.functions["sdcz".index("d")], _core.BLAS.index(routine)
+    plain = prototype(functions[place])
+    both = prototype(lambda *args: (plain(*args), function(*args))[0])
+    vars(direct).setdefault("kept", []).append(both)  # it stays as long as there is an address of it
+    functions[place] = ctypes.cast(both, ctypes.c_void_p).value
+
+
 def nudging(ctx, routine, result):
     """Have a LAPACK routine of this rank find another last bit of one element of its argument of this number."""
-    direct = ctx.direct
-    plain = direct._function("d", routine)
 
-    def nudged(*args):
-        plain(*args)
+    def nudge(*args):
         first = np.ctypeslib.as_array(ctypes.c_double.from_address(args[result]))
         first[...] = np.nextafter(first, 99)
 
-    direct._functions["d", routine] = nudged
+    followed(ctx, routine, nudge)
 
 
 def finding(ctx, info, pivots):
     """Have LAPACK's getrf say something else on this rank: INFO, and pivots by a function of these."""
-    direct = ctx.direct
-    plain = direct._function("d", "getrf")
 
-    def getrf(m, n, a, ld, of_pivots, of_info):
-        plain(m, n, a, ld, of_pivots, of_info)
-        least = min(int.from_bytes(each, sys.byteorder) for each in (m, n))
+    def say(m, n, _a, _ld, of_pivots, of_info):
+        least = min(ctypes.c_int32.from_address(each).value for each in (m, n))
         there = np.ctypeslib.as_array((ctypes.c_int32 * least).from_address(of_pivots))
         there[:] = pivots(there)
-        of_info._obj.value = info or of_info._obj.value
+        if info:
+            ctypes.c_int32.from_address(of_info).value = info
 
-    direct._functions["d", "getrf"] = getrf
+    followed(ctx, "getrf", say)
 
 
 def other_results(comm):
@@ -168,7 +178,6 @@ def other_results(comm):
                 nudging(ctx, *other)
             else:
                 finding(ctx, other, lambda pivots: np.minimum(pivots[::-1] + 1, 8))
-        ctx.direct._forget()
         message = None
         try:
             call(a)
@@ -216,13 +225,12 @@ def other_threads(comm):
         if last:
             for routine, result in (("getrs", 6), ("potri", 2), ("getrf", 2)):
                 nudging(ctx, routine, result)
-        solved, plain = [], ctx.direct._function("d", "trsm")
+        solved = []
 
-        def trsm(*args):
-            solved.append(math.prod(int.from_bytes(each, sys.byteorder) for each in args[4:6]))
-            plain(*args)
+        def note(*args):
+            solved.append(math.prod(ctypes.c_int32.from_address(each).value for each in args[4:6]))
 
-        ctx.direct._functions["d", "trsm"] = trsm
+        followed(ctx, "trsm", note)
         for name, call, expected in (
             ("solve", lambda a: pb.linalg.solve(a, a), np.eye(8)),
             (

@@ -11,10 +11,12 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import matrix_calls, pblas
-from pblasmp.engines.host.direct import HostDirect, in_place, tiny
+from pblasmp.engines.host.direct import HostDirect
+from pblasmp.engines.host.direct.limits import LIMITS
 from pblasmp.pblas import routines as pblas_routines
 from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
 from tests.helpers.lengths import draws, in_turn, only_long
+from tests.helpers.limits import changed_limits
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.vector_cases import DTYPES, WRITERS, called, legal_options, of_level_1, vector
 
@@ -22,14 +24,12 @@ from tests.helpers.vector_cases import DTYPES, WRITERS, called, legal_options, o
 def everything(comm, count):
     """One in two as if it was not tiny."""
     rng, coin = np.random.default_rng(61), np.random.default_rng(66)
-    before = tiny._MOST
     with pb.Context(comm, engine="host") as ctx:
         for routine in WRITERS:
             every = legal_options(routine), DTYPES * count
             for options, dtype in in_turn(*every, keep=1 if comm.size == 1 else 4):
-                tiny._MOST = before * int(coin.integers(2))
-                yield f"{routine} {options} {dtype}", called(ctx, rng, routine, options, dtype)
-    tiny._MOST = before
+                with changed_limits(tiny=LIMITS.tiny * int(coin.integers(2))):
+                    yield f"{routine} {options} {dtype}", called(ctx, rng, routine, options, dtype)
 
 
 def level_1(comm):
@@ -116,14 +116,12 @@ def by_one_vote(comm):
     """PBLAS's routines that write: one vote; products share vectors and partial sums alone."""
     n, block = 256, 16
     ictxt, needed, looked = pblas.gridinit(None, "Row", 2, 2, engine="host"), [], []
-    closer, kept = pblas_routines._run, HostDirect._kept
+    closer, carried_out = pblas_routines._run, HostDirect._status
     rng = np.random.default_rng(65)
     _, _, row, col = pblas.gridinfo(ictxt)
     rows = pblas.numroc(n, block, row, 0, 2)
     desc, column = (pblas.descinit(n, k, block, block, 0, 0, ictxt, rows) for k in (n, 1))
     whole, x, y = (numbers(rng, shape, "float64") for shape in ((n, n), (n, 1), (n, 1)))
-    ranks = pblas.grids.of_number(ictxt).context.engine.transport
-    fence, waits = ranks.fence, []
     at = [(np.arange(n) // block) % 2 == p for p in (row, col)]
     a = np.asfortranarray(whole[at[0]][:, at[1]])
     of_x, of_y = (np.asfortranarray(z[at[0]][:, : 1 - col]) for z in (x, y))
@@ -181,12 +179,13 @@ def by_one_vote(comm):
     }  # fmt: skip
     pblas_routines._run = lambda *given, **how: looked.append(given[1]) or closer(*given, **how)
 
-    def keep(self, asked, call):
+    def carry_out(self, control, asked):
+        status = carried_out(self, control, asked)
         twice = asked.routine == "symm"  # a triangle is read by rows and by columns
-        needed.append(call.nbytes // 2 if twice else call.nbytes)
-        return kept(self, asked, call)
+        needed.append(self._state.nbytes // 2 if twice else self._state.nbytes)
+        return status
 
-    HostDirect._kept = keep
+    HostDirect._status = carry_out
     try:
         for name, given in calls.items():
             if name == "pdgemv T":
@@ -199,11 +198,6 @@ def by_one_vote(comm):
                 y = expected[name]()
                 same_here = (of_y == y[at[0]][:, : 1 - col]).all()
             yield name, None if same_here else "another result"
-        ranks.fence = lambda: waits.append(1) or fence()
-        pblas.pdgemv(*calls["pdgemv T"]())
-        ranks.fence = fence
-        waited = len(waits) == (col == 0) and (of_y == expected["pdgemv T"]()[at[0]][:, : 1 - col]).all()
-        yield "who gets no part of y does not wait for the others'", None if waited else f"{len(waits)} waits"
         yield from _small_calls(n, (of_x, column), (of_y, column), (x, y), at[0], col)
         yield from _triangle_calls(n, (a, desc), (of_x, column), (of_y, column), whole, at)
         taken = len(looked)
@@ -214,7 +208,7 @@ def by_one_vote(comm):
         yield "one rank looks closer", None if near and len(looked) == taken + 1 else f"{found}, {looked}"
         del looked[taken:]
     finally:
-        pblas_routines._run, HostDirect._kept = closer, kept
+        pblas_routines._run, HostDirect._status = closer, carried_out
     pblas.gridexit(ictxt)
     yield "looked closer", str(looked) if looked else None
     most = 8 * n * (1 + 2) + 64 * 8  # x, and two partial sums of each element
@@ -336,10 +330,9 @@ def _triangle_calls(n, of_a, of_x, of_y, whole, at):
         full = part + part.T - np.diag(part.diagonal())
         if x.size:
             y[...] = np.nan
-        for alpha, portion in ((2.0, in_place._PORTION), (3.0, 40)):  # elements; blocks have 64 or more
-            in_place._PORTION, before = portion, in_place._PORTION
-            pblas.pdsymv(uplo, n, alpha, a, 1, 1, desc, *as_x, 0.0, *as_y)
-            in_place._PORTION = before
+        for alpha, portion in ((2.0, LIMITS.portion), (3.0, 40)):  # elements; blocks have 64 or more
+            with changed_limits(portion=portion):
+                pblas.pdsymv(uplo, n, alpha, a, 1, 1, desc, *as_x, 0.0, *as_y)
             expected = alpha * full @ given[0]
             same_here = (y == expected[at[0]][:, None][:, : 1 - col]).all()
             yield f"pdsymv {uplo} in portions of {portion}", None if same_here else "another result"

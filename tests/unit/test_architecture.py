@@ -45,7 +45,7 @@ LAYERS: dict[str, set[str]] = {
     "comm": BOTTOM | {"layout", "_core"},
     "memory": BOTTOM | {"layout"},
     "bindings": BOTTOM | {"layout"},
-    "engines": BOTTOM | {"trust", "layout", "epilogue", "scales", "comm", "memory", "bindings"},
+    "engines": BOTTOM | {"trust", "layout", "epilogue", "scales", "comm", "memory", "bindings", "_core"},
     "interop": {"errors", "dtypes", "engines"},
     "report": {"layout", "engines"},
     "philox": set(),

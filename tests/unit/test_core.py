@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import shlex
 import shutil
 import sysconfig
 from pathlib import Path
@@ -42,6 +43,13 @@ def test_python_lays_out_a_board_as_c_does(tmp_path):
         + f'_Static_assert(VALUES == {_core.VALUES} && VOTE == {_core.VOTE}, "");\n'
     )
     assert not build._run([*build._compiler(), "-std=c11", "-fsyntax-only", str(check)])
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """What is compiled need not be fast."""
+    if build._compiler() is not None:
+        monkeypatch.setenv("CC", f"{shlex.join(build._compiler())} -O0")
 
 
 @pytest.fixture

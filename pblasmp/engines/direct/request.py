@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..._core import MATRIX
 from ...dtypes import element_type
 from ...layout import Grid, MatrixDescriptor, Trapezoid
 from .addresses import host_address
@@ -69,15 +70,18 @@ class Held:
         address: of its first element.
         ld: elements from one column to the next, or from one row to the next in C order.
         end: the address after its last element.
+        core: the address of what the compiled core knows of it; 0 before ``for_core`` is called.
     """
 
-    __slots__ = ("_array", "_memory", "_on_host", "_shape", "_strides", "address", "end", "ld", "pattern")
+    __slots__ = (
+        "_array", "_in_core", "_on_host", "_shape", "_strides", "address", "core", "end", "ld", "pattern",
+    )  # fmt: skip
 
     def __init__(self, pattern: Pattern, array: Any, address: int, ld: int, nbytes: int) -> None:
         self.pattern, self.address, self.ld, self.end = pattern, address, ld, address + nbytes
         self._shape, self._strides, self._on_host = array.shape, array.strides, type(array) is np.ndarray
         self._array: Any = None
-        self._memory: Any = None
+        self.core = 0
 
     @classmethod
     def of(cls, pattern: Pattern, array: Any) -> Held | None:
@@ -103,8 +107,21 @@ class Held:
         found.pattern, found.ld, found.address = self.pattern, self.ld, address
         found.end = address + self.end - self.address
         found._shape, found._strides, found._on_host = self._shape, self._strides, False
-        found._array = found._memory = None
+        found._array = None
+        found.core = 0
         return found
+
+    def for_core(self) -> int:
+        """Tell the compiled core of it, and return ``core``. Local."""
+        pattern = self.pattern
+        nprow, npcol, order = pattern.grid
+        packed = MATRIX.pack(
+            *pattern.rows, *pattern.cols, nprow, npcol, ("", "row", "col").index(order), pattern.by_columns,
+            pattern.itemsize, "sdczi".index(pattern.letter), pattern.digest, self.address, self.end, self.ld,
+        )  # fmt: skip
+        self._in_core = np.frombuffer(packed, np.int64)  # it stays as long as there is an address of it
+        self.core = host_address(self._in_core)
+        return self.core
 
     @property
     def array(self) -> Any:
@@ -113,17 +130,6 @@ class Held:
             interface = {"data": (self.address, False), "shape": self._shape, "strides": self._strides}
             self._array = alias({**interface, "typestr": self.pattern.dtype.str, "version": 3})
         return self._array
-
-    @property
-    def memory(self) -> NDArray[np.uint8]:
-        """The bytes from the first element to the last, on the host."""
-        found = self._memory
-        if found is None:
-            nbytes = self.end - self.address
-            found = self._memory = alias(
-                {"data": (self.address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
-            )
-        return found  # type: ignore[no-any-return]
 
 
 class _Interface:

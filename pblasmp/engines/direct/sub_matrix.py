@@ -14,7 +14,7 @@ from .spans import Axes, Span, whole_span
 
 __all__ = [
     "SubMatrix", "UnfitError", "check_overlap", "in_first_column", "local_rows", "place_of", "same_elements",
-    "same_rank", "stays", "vote_number",
+    "same_rank", "vote_number",
 ]  # fmt: skip
 
 Array = Any
@@ -202,24 +202,6 @@ def _options_as_bytes(
     alpha, beta = map(complex, scalars)
     options = f"{call} {routine} {side}{uplo}{op_a}{op_b}{diag} {new} "
     return options.encode() + struct.pack("=4d", alpha.real, alpha.imag, beta.real, beta.imag)
-
-
-def stays(x: SubMatrix, d: SubMatrix, across: Span, *, flipped: bool = False) -> bool:
-    """Return whether each rank that multiplies a slab of ``x`` has it: all of k and the rows that it has of D.
-
-    Args:
-        x: the operand, as rows × k.
-        d: the result.
-        across: the dimension of D that x does not share.
-        flipped: x's rows are D's columns.
-    """
-    rows = d.cols if flipped else d.rows
-    if not x.cols.whole or not across.whole or x.rows != rows:
-        return False
-    column, k = across.source, x.cols.source
-    processes = range(rows.nprocs)
-    of_d = [d.rank(column, p) if flipped else d.rank(p, column) for p in processes]
-    return [x.rank(p, k) for p in processes] == of_d
 
 
 def same_rank(x: SubMatrix, d: SubMatrix) -> bool:

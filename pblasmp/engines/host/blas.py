@@ -29,20 +29,13 @@ from ..arrays import blas_operand, scale
 with required("CPU ranks", "run"):
     from threadpoolctl import threadpool_info
 
-__all__ = ["gemm", "library_name", "load", "trsm"]
+__all__ = ["address", "gemm", "library_name", "load", "trsm"]
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 _INT_MAX = 2**31 - 1
-_POINTERS = {
-    "dot": 5, "sdot": 5, "asum": 3, "scal": 4, "copy": 5, "swap": 5, "axpy": 6,
-    "ger": 9, "geru": 9, "gerc": 9, "syr": 7, "her": 7, "syr2": 9, "her2": 9,
-    "gemv": 11, "symv": 10, "hemv": 10, "trmv": 8, "trsv": 8,
-    "gemm": 13, "trsm": 11, "trmm": 11, "symm": 12, "hemm": 12, "syrk": 10, "herk": 10, "syr2k": 12, "her2k": 12,
-    "potrf": 5, "potrs": 8, "potri": 5, "getrf": 6, "getrs": 9, "getri": 7, "laswp": 7,
-    "trtrs": 10, "trtri": 6,
-    "geqrt": 9, "geqrt3": 7, "larft": 9, "gemqrt": 14,
+_POINTERS = {  # of functions that Python calls
+    "gemm": 13, "trsm": 11, "potrf": 5, "getrf": 6, "laswp": 7, "geqrt": 9, "geqrt3": 7, "larft": 9, "gemqrt": 14,
 }  # fmt: skip
-_NUMBERS = {"dot", "sdot", "asum"}  # those that return a number, here in double precision: ddot, dsdot, dasum
 _LAPACK = {
     "potrf", "potrs", "potri", "getrf", "getrs", "getri", "trtrs", "trtri", "laswp",
     "geqrt", "geqrt3", "larft", "gemqrt",
@@ -89,16 +82,21 @@ def load(library: str, letter: str, routine: str = "gemm") -> Callable[..., Any]
     Raises:
         LibraryNotFoundError: MKL was asked for and is not installed, or takes integers of 64 bits.
     """
-    result = ctypes.c_double if routine in _NUMBERS else None
-    prototype = ctypes.CFUNCTYPE(result, *[ctypes.c_void_p] * _POINTERS[routine])
+    prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * _POINTERS[routine])
+    return prototype(address(library, letter, routine))
+
+
+def address(library: str, letter: str, routine: str) -> int:
+    """Return where a Fortran routine of a local BLAS or of its LAPACK is; raises as ``load`` does. Local."""
     if library == "mkl":
-        return prototype((f"{letter}{routine}_", _mkl()))
+        function = getattr(_mkl(), f"{letter}{routine}_")
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
     capsule = _cython("lapack" if routine in _LAPACK else "blas").__pyx_capi__[f"{letter}{routine}"]
     get_name = ctypes.pythonapi.PyCapsule_GetName
     get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
     get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    return prototype(get_pointer(capsule, get_name(capsule)))
+    return int(get_pointer(capsule, get_name(capsule)))
 
 
 def _cython(library: str) -> ModuleType:

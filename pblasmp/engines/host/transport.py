@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...comm import Communicator, Exchange, Side
-from ...comm.progress import Progress
+from ...comm.communicator import Votes
+from ...comm.progress import Progress, await_flag
 from ...dtypes import accumulation_dtype
 from ...resources import available_bytes
 from ..moving.room import Room
@@ -81,7 +82,17 @@ class HostTransport(Room):
             comm.barrier()
             return
         if not comm.board.meet(patient=comm.patient):
-            comm.wait(comm.board.latest())
+            self.await_others()
+
+    def await_others(self) -> None:
+        """Wait for the ranks that have not come to the meeting by the board that this one has come to last. Local."""
+        assert self._comm.board is not None
+        self._comm.wait(self._comm.board.latest())
+
+    @property
+    def board(self) -> Votes | None:
+        """Where the ranks meet, if they share memory."""
+        return self._comm.board
 
     def arrive(self) -> None:
         """Take part in a ``fence`` of the other ranks without waiting for them, if this one reads nothing. Local.
@@ -98,6 +109,10 @@ class HostTransport(Room):
     def progress(self, flags: NDArray[np.int64]) -> Progress:
         """Return flags in shared memory. Local."""
         return Progress(self._comm, flags)
+
+    def await_flag(self, address: int) -> None:
+        """Wait until a flag in shared memory is up. Local."""
+        await_flag(self._comm, address)
 
     def _memory(self) -> tuple[int, int, int]:
         return available_bytes(), *self._buffers.held("transport ")

@@ -1,61 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a direct call runs on CPU ranks: a program of steps, made once and kept for the same call.
+"""How a direct call runs on CPU ranks: in the compiled core, which prepares it anew each time.
 
 One meeting of the ranks per call: each rank first writes what others need of its operands into shared memory; then all
 vote on one number, which also says that everything has been written; then each rank computes its part of the result.
 If several ranks compute a part together, they meet once more before they take it; who takes nothing does not wait.
 There are two sets of slabs. A rank that writes into one has voted since all ranks began to read the other, so nobody
 reads this one any more. After a call without slabs both are free, and the next call takes the first.
+
+The core does all that as long as a wait takes a moment. Longer waits, and what to do if ranks differ, are Python's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any, Literal
 
-from ....comm import Communicator, break_off, compare_later, gather_on, vote_on
+import numpy as np
+
+from .... import _core
+from ....comm import YIELDS, Communicator, break_off, compare_later, gather_on, late_vote
 from ....errors import LibraryNotFoundError
-from ....resources import rank_share
-from ...direct import FAMILIES, Asked, Moved, Outcome, host_address
+from ...direct import FAMILIES, Asked, Moved, Outcome, Part, alias, host_address
 from ...direct.slab_sets import SlabSets
-from ...direct.sub_matrix import UnfitError
+from ...direct.sub_matrix import SubMatrix, UnfitError
+from ...local.reductions import REDUCTIONS
 from .. import blas
 from ..buffers import Buffers
 from ..operations import HostOperations
 from ..transport import HostTransport
-from .cholesky import factored, may_be_factored, solved
-from .lapack import computed_by_lapack, is_small
+from .limits import LIMITS, is_small, may_be_factored
+from .matrix_reductions import MatrixReducer
 from .moves import Move
-from .products import added, matmul
-from .program import MOST, Preparation, Program
-from .slabs import Array, Steps
-from .tiny import scratch
-from .triangles import sided, triangular
-from .updates import updated
-from .vectors import MatrixReducer, Reducer, exchanged, scaled
 
 __all__ = ["FIRST_SLABS", "HostDirect"]
 
-_UNKNOWN: Any = object()
 _EARLY = MemoryError, LibraryNotFoundError
 """What may fail on one rank before anything has happened: the ordinary way works, or the ranks agree on the error."""
-_KEPT_STEPS = rank_share(
-    1 << 15, 1 << 20
-)  # of all kept programs: each is a call with its arguments, about 500 bytes
-_SEEN = rank_share(1 << 16, 1 << 20)  # calls that are remembered by a number each
-_LEAST = 1 << 20  # bytes of a set of slabs
+_LEAST, _MOST = 1 << 20, 32 << 20  # bytes of a set of slabs; a call that needs more is worth a plan
 _SLABS = "direct slabs"
 FIRST_SLABS = _SLABS, 2 * _LEAST
 """The shared buffer of the first two sets of slabs, and its bytes: it takes no memory before it is used."""
+_ALIGNED = 64
+
+_LETTERS = "sdcz"
+_REAL = {  # what types have in place of a routine
+    "gerc": "ger", "hemm": "symm", "hemv": "symv", "herk": "syrk", "her2k": "syr2k", "her": "syr", "her2": "syr2",
+}  # fmt: skip
+_COMPLEX = {"ger": "geru"}
+_NUMBERS = "dot", "asum"  # in double precision for all types
+_ROUTINES = {name: number for number, name in enumerate(_core.ROUTINES)}
+_ABSENT = 0, 0, 0, 0, 0, 0
+_UNFIT, _BY_PYTHON, _DONE_STAGED, _AWAIT_VOTE, _AWAIT_OTHERS, _NEEDS_ROOM, _BROKEN = map(
+    _core.STATUSES.index,
+    ("UNFIT", "BY_PYTHON", "DONE_STAGED", "AWAIT_VOTE", "AWAIT_OTHERS", "NEEDS_ROOM", "BROKEN"),
+)
+_UNLIKE = -1  # the ranks have voted, and not all of them agree
 
 
 class HostDirect:
-    """Direct calls of the host engine. Making one is local.
+    """Direct calls of the host engine; without the core none is for them. Making one is local.
 
     Args:
         library: the local BLAS.
         buffers: where slabs are; ``FIRST_SLABS`` is made, if ranks share memory.
-        operations: sums of arrays.
+        operations: they know how many ranks may compute at the same time.
         transport: which ranks share memory.
         alike: all ranks round alike, as far as is known; if not, none computes what others compute, too.
 
@@ -72,114 +83,51 @@ class HostDirect:
         *,
         alike: bool,
     ) -> None:
-        self._library, self._buffers, self._alike = library, buffers, alike
-        self._operations, self._transport = operations, transport
+        self._library, self._buffers, self._transport = library, buffers, transport
+        self._operations, self._alike = operations, alike
         self._single = transport.size == 1
-        self._able = self._single or (len(transport.nodes) == 1 and not transport.why_not_shared)
-        self.sets = SlabSets(self._reserve, _LEAST, MOST)
-        self._scratch = scratch()
-        self._memory: list[tuple[Array, int]] = []  # the two sets of slabs and their addresses
-        self._functions: dict[tuple[str, str], Callable[..., Any]] = {}
-        # By set of slabs; None for a call that is not for direct calls.
-        self._programs: tuple[dict[Asked, Program | None], ...] = {}, {}
-        self._reducers: dict[Asked, Reducer | MatrixReducer] = {}
-        self._steps = 0
-        self._seen: set[int] = set()  # hashes of calls that have been made once
-        if self._able and not self._single:
+        core = _core.load()
+        shares = len(transport.nodes) == 1 and not transport.why_not_shared
+        self._core = core if self._single or shares else None
+        self.sets = SlabSets(self._reserve, _LEAST, _MOST)
+        self._memory: list[Any] = []  # the two sets
+        if self._core is None:
+            return
+        self._room = ctypes.create_string_buffer(self._core.call_size())
+        self._call = ctypes.c_void_p(ctypes.addressof(self._room))
+        self._state = state = _core.CallState.from_buffer(self._room)
+        self._start, self._go_on = self._core.call_start, self._core.call_go_on
+        self._letters = ""  # the types whose functions of the BLAS the core knows
+        self._addresses = 0, 0  # of the sets
+        state.ranks, state.rank, state.alike = transport.size, transport.rank, alike
+        state.limits = ctypes.addressof(LIMITS)
+        # Aligned, since a BLAS may round otherwise elsewhere: all ranks must find the same pivots.
+        self._scratch = np.empty(_core.SCRATCH + _ALIGNED, np.uint8)
+        state.scratch = -(-host_address(self._scratch) // _ALIGNED) * _ALIGNED
+        self._failures: list[BaseException] = []  # of a wait
+        self._waits = state.waits = _core.WAIT(partial(_waited, transport, self._failures))
+        if not self._single:
             self.sets.fit(_LEAST)  # the buffer is there
 
     def run(self, control: Communicator, asked: Asked) -> bool | None:
         """See ``Direct``. Collective over the context."""
-        done = self._run(control, asked)
-        return done if not done else True
+        done: bool | None = self._in_turn(control, asked, self._done)
+        return done
+
+    def reduce(self, control: Communicator, asked: Asked) -> Any:
+        """See ``Direct``. Collective over the context."""
+        return self._in_turn(control, asked, self._of_matrix if ": " in asked.routine else self._reduced)
 
     def factors(self, routine: str, m: int, n: int, width: int) -> bool:
         """See ``Direct``. Local."""
         if FAMILIES[routine] == "lapack":
-            return self._able and self._alike and is_small(m, n, width)
-        return self._able and may_be_factored(n)
+            return self._core is not None and self._alike and is_small(m, n, width)
+        return self._core is not None and may_be_factored(n)
 
     def factor(self, control: Communicator, asked: Asked) -> Outcome | Literal[False] | None:
         """See ``Direct``. Collective over the context."""
-        done = self._run(control, asked)
-        if not done:
-            return done
-        if done.outcome is None:  # of a matrix without elements
-            return Outcome(0)
-        outcome = done.outcome()
-        if done.checksum is not None:
-            compare_later(control, asked.call, outcome.info, done.checksum())
+        outcome: Outcome | Literal[False] | None = self._in_turn(control, asked, self._outcome)
         return outcome
-
-    def _run(self, control: Communicator, asked: Asked) -> Program | Literal[False] | None:
-        """Run a call; return its program, or what ``Direct.run`` does if that is not done. Collective."""
-        if not self._able or (not self._single and control.board is None):
-            return None
-        channel = control.channel
-        channel.take_turn(asked.call)
-        try:
-            if not self._single:
-                return self._run_together(control, asked)
-            program: Program | None = self._found(asked)
-            if program is None:
-                return None
-            channel.runs += 1
-            _do(program.compute)
-            return program
-        finally:
-            channel.end_turn()
-
-    def _run_together(self, control: Communicator, asked: Asked) -> Program | Literal[False] | None:
-        """Run a call if it is for direct calls, and if the ranks agree."""
-        try:
-            found: Any = self._found(asked)
-            if found is None:
-                return None
-            fits = type(found) is Program
-            if fits:
-                _do(found.before)
-            if not vote_on(control, asked.call, found.number):
-                return False
-            if not fits:
-                if not self.sets.fit(found.nbytes):
-                    return False
-                found = self._kept(asked, found)
-                _do(found.before)
-                self._transport.fence()
-            control.channel.runs += 1
-            _do(found.compute)
-            if found.finish:
-                self._transport.fence()
-                _do(found.finish)
-            elif found.finish is not None:
-                self._transport.arrive()
-            self.sets.turn() if found.staged else self.sets.start_over()
-        except BaseException as error:
-            break_off(control, error, asked.call)
-            raise
-        program: Program = found
-        return program
-
-    def reduce(self, control: Communicator, asked: Asked) -> Any:
-        """See ``Direct``. Collective over the context."""
-        if not self._able or (not self._single and control.board is None):
-            return None
-        channel = control.channel
-        channel.take_turn(asked.call)
-        try:
-            try:
-                reducer = self._reducers.get(asked) or self._new_reducer(asked)
-                mine = reducer.part()
-            except (UnfitError, *_EARLY):
-                return None
-            rows = [list(mine)] if self._single else gather_on(control, asked.call, reducer.number, mine)
-            channel.runs += 1
-            return False if rows is None else reducer.total(rows)
-        except BaseException as error:
-            break_off(control, error, asked.call)
-            raise
-        finally:
-            channel.end_turn()
 
     def move(self, control: Communicator, moved: Moved) -> bool | None:
         """See ``Direct``. Collective over the context."""
@@ -187,131 +135,207 @@ class HostDirect:
             move = Move(moved)
         except _EARLY:
             return None
+        done: bool | None
+        if self._single:
+            done = self._in_turn(control, moved, lambda *_: move.alone())
+            return done
         # a large copy needs no more memory than it has
-        room = min(max(_LEAST, self.sets.capacity), self.sets.most)
-        if not self._single and (not self._able or control.board is None or move.nbytes > room):
+        if move.nbytes > min(max(_LEAST, self.sets.capacity), self.sets.most):
+            return None
+        done = self._in_turn(control, moved, partial(self._moved, move))
+        return done
+
+    def _in_turn(
+        self, control: Communicator, asked: Asked | Moved, compute: Callable[[Communicator, Any], Any]
+    ) -> Any:
+        """Return what ``compute`` does, None if there is no core or no board. Collective over the context."""
+        if self._core is None or (not self._single and control.board is None):
             return None
         channel = control.channel
-        channel.take_turn(moved.call)
+        channel.take_turn(asked.call)
         try:
-            if self._single:
-                return move.alone()
-            ready = move.nbytes <= self.sets.capacity
-            if ready:
-                _do(move.write(self._memory[self.sets.half][0]))
-            told = gather_on(control, moved.call, move.number, move.told)
-            if told is None or not move.fits(told):
-                return False
-            if not ready:
-                if not self.sets.fit(move.nbytes):
-                    return False
-                _do(move.write(self._memory[self.sets.half][0]))
-                self._transport.fence()
-            channel.runs += 1
-            move.read(self._memory[self.sets.half][0])
-            self.sets.turn()
+            done = compute(control, asked)
+            if done is not None and done is not False:
+                channel.runs += 1
+            return done
         except BaseException as error:
-            break_off(control, error, moved.call)
+            break_off(control, error, asked.call)
             raise
         finally:
             channel.end_turn()
-        return True
 
-    def _function(self, letter: str, routine: str) -> Callable[..., Any]:
-        found = self._functions.get((letter, routine))
-        if found is None:
-            found = self._functions[letter, routine] = blas.load(self._library, letter, routine)
-        return found
+    # -- calls: each returns None and False as ``Direct.run`` does
 
-    # -- programs
+    def _done(self, control: Communicator, asked: Asked) -> bool | None:
+        status = self._status(control, asked)
+        return None if status == _UNFIT else status != _UNLIKE
 
-    def _found(self, asked: Asked) -> Any:
-        """Return the program of a call; the call itself if it needs more memory; None if it is not for direct calls."""
-        found = self._programs[self.sets.half].get(asked, _UNKNOWN)
-        if found is not _UNKNOWN:
-            return found
-        try:
-            call = Preparation(
-                asked, self._function, self._operations, self._transport, self._scratch, alike=self._alike
+    def _outcome(self, control: Communicator, asked: Asked) -> Outcome | Literal[False] | None:
+        self._state.workers = self._operations.workers
+        done = self._done(control, asked)
+        if not done:
+            return done
+        state, routine, (_, _, _, m, n, _) = self._state, asked.routine, asked.a
+        if not min(asked.d[3:5]):
+            return Outcome(0)
+        pivots = diagonal = None
+        if routine in ("getrf", "gesv", "getrf getri"):
+            pivots = np.array(state.pivots[: min(m, n)], np.int32)
+        if routine in ("gesv", "posv"):
+            dtype, step = asked.d[0].pattern.dtype, (state.factor_ld + 1) * asked.d[0].pattern.itemsize
+            place = {"data": (state.factor, False), "shape": (n,), "strides": (step,)}
+            diagonal = alias({**place, "typestr": dtype.str, "version": 3}).copy()
+        if FAMILIES[routine] == "lapack" and not self._single:  # each rank has computed all
+            compare_later(control, asked.call, state.info, state.checksum)
+        return Outcome(state.info, pivots, diagonal)
+
+    def _reduced(self, control: Communicator, asked: Asked) -> Any:
+        status = self._status(control, asked)
+        if status <= _UNFIT:
+            return None if status == _UNFIT else False
+        state, (part, total) = self._state, REDUCTIONS[asked.routine]
+        if status == _BY_PYTHON:
+            return self._gathered(
+                control, asked, state.number ^ state.unlike, _part_by_numpy(asked, part), total
             )
-            _, _, _, m, n, _ = asked.d
-            call.compute = _COMPUTERS[FAMILIES[asked.routine]](call) if m and n else list
-            if call.nbytes > self.sets.most:
-                raise UnfitError
-            return self._kept(asked, call) if call.nbytes <= self.sets.capacity else call
-        except UnfitError:
-            self._keep(asked, None, in_both=True)
+        if self._single:
+            return total([state.tells[: state.told]])
+        assert control.board is not None
+        return total(control.board.rows(state.told))
+
+    def _of_matrix(self, control: Communicator, asked: Asked) -> Any:
+        try:
+            reducer = MatrixReducer(asked, single=self._single)
+            mine = reducer.part()
+        except (UnfitError, *_EARLY):
             return None
-        except _EARLY:
-            return None
+        return self._gathered(control, asked, reducer.number, mine, reducer.total)
 
-    def _kept(self, asked: Asked, call: Preparation) -> Program:
-        """Return a call's program in the set of slabs that comes next."""
-        program = call.bind(self._memory[self.sets.half] if call.nbytes else None)
-        self._keep(asked, program, in_both=not call.nbytes)
-        return program
+    def _gathered(
+        self,
+        control: Communicator,
+        asked: Asked,
+        number: int,
+        mine: Sequence[float],
+        total: Callable[..., Any],
+    ) -> Any:
+        """Return the total of what the ranks tell."""
+        rows = [list(mine)] if self._single else gather_on(control, asked.call, number, mine)
+        return False if rows is None else total(rows)
 
-    def _new_reducer(self, asked: Asked) -> Reducer | MatrixReducer:
-        of_matrix = ": " in asked.routine
-        reducer = (
-            MatrixReducer(asked, single=self._single)
-            if of_matrix
-            else Reducer(asked, self._function, single=self._single)
-        )
-        if self._comes_again(asked, 1):
-            self._reducers[asked] = reducer
-        return reducer
-
-    def _keep(self, asked: Asked, program: Program | None, *, in_both: bool) -> None:
-        """Keep a program if the call comes again: for both sets of slabs if it uses none."""
-        if self._comes_again(asked, 1 if program is None else program.weight):
-            half = self.sets.half
-            for programs in self._programs if in_both else self._programs[half : half + 1]:
-                programs[asked] = program
-
-    def _comes_again(self, asked: Asked, steps: int) -> bool:
-        """Return whether a call has been made before, and make room for its steps.
-
-        Most calls on ever new sub-matrices are not made again.
-        """
-        name = hash(asked)
-        if name not in self._seen:
-            if len(self._seen) >= _SEEN:
-                self._seen.clear()
-            self._seen.add(name)
+    def _moved(self, move: Move, control: Communicator, moved: Moved) -> bool | None:
+        assert self._core is not None
+        ready = move.nbytes <= self.sets.capacity
+        if ready:
+            move.write(self._core, self._memory[self.sets.half])
+        told = gather_on(control, moved.call, move.number, move.told)
+        if told is None or not move.fits(told):
             return False
-        self._steps += steps
-        if self._steps > _KEPT_STEPS:
-            self._forget()
+        if not ready:
+            if not self.sets.fit(move.nbytes):
+                return False
+            move.write(self._core, self._memory[self.sets.half])
+            self._transport.fence()
+        move.read(self._core, self._memory[self.sets.half])
+        self.sets.turn()
         return True
 
-    def _forget(self) -> None:
-        for programs in self._programs:
-            programs.clear()
-        self._reducers.clear()
-        self._steps = 0
+    # -- the core
+
+    def _status(self, control: Communicator, asked: Asked) -> int:
+        """Have the core carry out a call; return how that has ended."""
+        state, sets, channel = self._state, self.sets, control.channel
+        if asked.d[0].pattern.letter not in self._letters:
+            try:
+                self._load(asked.d[0].pattern.letter)
+            except _EARLY:
+                return _UNFIT
+        if not self._single:
+            assert control.board is not None
+            assert self._transport.board is not None
+            state.votes, state.meets = control.board.address, self._transport.board.address
+            state.unlike = channel.found[0] if channel.found else 0
+        state.memory, state.most = self._addresses[sets.half], sets.most
+        call, routine, a, b, c, d, new, side, uplo, op_a, op_b, diag, alpha, beta, pivots, ipiv = asked
+        if pivots:
+            ctypes.memmove(state.pivots, pivots, min(len(pivots), ctypes.sizeof(state.pivots)))
+        _core.pack_request(
+            self._room, 0, _ROUTINES[routine], _number_of(call), new, (side + uplo + op_a + op_b + diag).encode(),
+            alpha.real, alpha.imag, beta.real, beta.imag, *_packed(a), *_packed(b), *_packed(c), *_packed(d),
+            *_packed(ipiv), len(pivots) // 4, YIELDS if control.patient else 0,
+        )  # fmt: skip
+        status: int = self._start(self._call)
+        if status <= _BY_PYTHON:
+            return status
+        if not self._single:
+            channel.begin_agreement()
+        while status > _DONE_STAGED:
+            if not self._waited_for(control, call, status):
+                return _UNFIT if self._single else _UNLIKE
+            status = self._go_on(self._call)
+        channel.found = None
+        if status == _DONE_STAGED and not self._single:
+            sets.turn()
+        else:
+            sets.start_over()
+        return status
+
+    def _waited_for(self, control: Communicator, call: str, status: int) -> bool:
+        """Do what the core needs to go on; return whether it may."""
+        if status == _AWAIT_VOTE:
+            return late_vote(control, call, self._state.number, self._state.told) is not None
+        if status == _AWAIT_OTHERS:
+            self._transport.await_others()
+            return True
+        if status == _BROKEN:
+            raise self._failures.pop()
+        assert status == _NEEDS_ROOM
+        fits = self.sets.fit(self._state.nbytes)
+        self._state.memory = self._addresses[self.sets.half]
+        return fits
+
+    def _load(self, letter: str) -> None:
+        """Tell the core where the BLAS has its functions for a type."""
+        others = _REAL if letter in "sd" else _COMPLEX
+        self._state.functions[_LETTERS.index(letter)][:] = [
+            blas.address(self._library, "d" if name in _NUMBERS else letter, others.get(name, name))
+            for name in _core.BLAS
+        ]
+        self._letters += letter
 
     def _reserve(self, nbytes: int) -> None:
-        """Replace both sets of slabs; programs are bound to them. Collective over the context."""
-        both = self._buffers.get(_SLABS, 2 * nbytes, shared=True)
-        self._forget()
-        self._memory = [(half, host_address(half)) for half in (both[:nbytes], both[nbytes : 2 * nbytes])]
+        """Replace both sets of slabs. Collective over the context."""
+        both = self._buffers.get(_SLABS, 2 * nbytes, shared=not self._single)
+        self._memory = [both[:nbytes], both[nbytes : 2 * nbytes]]
+        first = host_address(both)
+        self._addresses, self._state.capacity = (first, first + nbytes), nbytes
 
 
-def _do(steps: Steps) -> None:
-    for function, arguments in steps:
-        function(*arguments)
+@cache
+def _number_of(call: str) -> int:
+    """Return a number for the name of a call in messages."""
+    return int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
 
 
-_COMPUTERS: dict[str, Callable[[Preparation], Callable[[], Steps]]] = {
-    "product": matmul,
-    "triangular": triangular,
-    "sided": sided,
-    "updated": updated,
-    "added": added,
-    "scaled": scaled,
-    "exchanged": exchanged,
-    "factored": factored,
-    "solved": solved,
-    "lapack": computed_by_lapack,
-}
+def _packed(part: Part | None) -> tuple[int, ...]:
+    """Return what the core takes of a part."""
+    return _ABSENT if part is None else (part[0].core or part[0].for_core(), *part[1:])
+
+
+def _waited(transport: HostTransport, failures: list[BaseException], flag: int) -> int:
+    """Wait for a flag; return 0, or 1 if that has failed: the core then returns."""
+    try:
+        transport.await_flag(flag)
+    except BaseException as error:  # noqa: BLE001 - C cannot pass it on
+        failures.append(error)
+        return 1
+    return 0
+
+
+def _part_by_numpy(asked: Asked, part: Callable[..., Sequence[float]]) -> Sequence[float]:
+    """Return what this rank finds in its part of the vectors."""
+    vectors = [SubMatrix(each) for each in (asked.a, asked.b) if each is not None]
+    x, nothing = vectors[0], np.empty(0, asked.d[0].pattern.dtype)
+    arrays = [y.local()[:, 0] if y.active else nothing for y in vectors]
+    with np.errstate(all="ignore"):
+        return part(np, arrays, lambda at: x.rows.at_place(x.row, at))

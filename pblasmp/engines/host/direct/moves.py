@@ -3,21 +3,27 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import struct
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ...._core import Core
 from ....layout.pieces import copy_part
-from ...direct import Moved
-from ...direct.spans import whole_span
+from ...direct import Moved, Part, host_address
 from ...direct.sub_matrix import SubMatrix
-from .slabs import Array, SharedSlabs, Steps
 
 __all__ = ["Move"]
 
 _RANKS = 1 << 24  # of a grid, at most
 _NONE = 0, 0, 0
+_PART = struct.Struct("=6q")
+
+Array = NDArray[Any]
 
 
 def _complete(told: Sequence[tuple[float, float]]) -> bool:
@@ -47,7 +53,7 @@ class Move:
         self.told: list[int] = []
         for number, size, index in (moved.of_a or _NONE, moved.of_b or _NONE):
             self.told += number, size * _RANKS + index
-        self._moved, self._whole = moved, (whole_span(m), whole_span(n))
+        self._moved = moved
 
     def alone(self) -> bool | None:
         """Copy between grids of this rank alone; None if one of them is none."""
@@ -61,25 +67,31 @@ class Move:
             copy_part(to, of, part, *map(np.arange, to.shape))
         return True
 
-    def write(self, memory: Array) -> Steps:
-        """Return the steps that write what this rank has into the slab."""
-        if self._moved.a is None:
-            return []
-        return SharedSlabs(SubMatrix(self._moved.a), *self._whole, 0, True).write(memory)
+    def write(self, core: Core, memory: Array) -> None:
+        """Write what this rank has into the slab."""
+        if self._moved.a is not None:
+            _copy(core, self._moved.a, memory, back=False)
 
     def fits(self, told: Sequence[Sequence[float]]) -> bool:
         """Return whether what the ranks say of both matrices fits together: the same on every rank."""
         return all(_complete([(row[i], row[i + 1]) for row in told]) for i in (0, 2))
 
-    def read(self, memory: Array) -> None:
+    def read(self, core: Core, memory: Array) -> None:
         """Write what is in the slab into this rank's part."""
-        if self._moved.b is None:
+        b, part = self._moved.b, self._moved.part
+        if b is None:
             return
-        b, part = SubMatrix(self._moved.b), self._moved.part
-        slab = SharedSlabs(b, *self._whole, 0, True)
         if part is None:
-            for function, arguments in slab.read(b, memory):
-                function(*arguments)
-        elif b.active:
-            rows, cols = b.rows.indices(b.row), b.cols.indices(b.col)
-            copy_part(b.local(), slab.array(memory, 0, 0)[np.ix_(rows, cols)], part, rows, cols)
+            _copy(core, b, memory, back=True)
+            return
+        to = SubMatrix(b)
+        if to.active:
+            rows, cols = to.rows.indices(to.row), to.cols.indices(to.col)
+            slab: Array = np.ndarray(self._moved.shape, b[0].pattern.dtype, memory, order="F")
+            copy_part(to.local(), slab[np.ix_(rows, cols)], part, rows, cols)
+
+
+def _copy(core: Core, part: Part, memory: Array, *, back: bool) -> None:
+    held, *place = part
+    packed = np.frombuffer(_PART.pack(held.core or held.for_core(), *place), np.int64)
+    core.part_copy(ctypes.c_void_p(host_address(packed)), ctypes.c_void_p(host_address(memory)), int(back))

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Cholesky factorisations: in place on one rank, else on a copy of the matrix that the ranks share.
+ *
+ * Systems of equations are solved with such a copy, for a part of the right-hand sides on each rank.
+ *
+ * Blocks of the diagonal are narrow: the solves beside them, in which a BLAS is slowest, are then a small part of the
+ * work. If the matrix is large enough for several ranks, each solves for its part of the rows below a block of the
+ * diagonal, and then updates its part of the triangle that is left. The first rank's part is smaller, since it also
+ * factors the next block of the diagonal. The last columns it factors alone.
+ *
+ * A matrix is meant as LAPACK sees it, in Fortran order: the lower triangle of one in C order is an upper triangle.
+ */
+#include "call.h"
+
+#include <math.h>
+
+enum { NOT_A_NUMBER = -1 }; /* a fault that is no error */
+
+static const char *uplo_of(const call *c)
+{
+    return c->is_lower ? "L" : "U";
+}
+
+static const char *adjoint_of(const call *c)
+{
+    return c->letter < C ? "T" : "C";
+}
+
+/* -- events: 2 k, a rank has updated for block k; 2 k + 1, it has solved with it; the last one, of the first rank: all is
+ * done. Flags are of ranks for events, and one more, an integer, says at which order there is a fault. */
+
+static int64_t last_event(const call *c)
+{
+    return 2 * c->blocks_together + 1;
+}
+
+static void tell(const call *c, int64_t event)
+{
+    flag_raise(c->flags, (int)(event * c->workers_here + c->rank));
+}
+
+static int hear(const call *c, int64_t event)
+{
+    for (int64_t rank = 0; rank < (event ? c->workers_here : 1); rank++)
+        if (rank != c->rank && await_flag(c, (int)(event * c->workers_here + rank)) != OK)
+            return BROKEN;
+    return OK;
+}
+
+static int64_t *fault_of(call *c)
+{
+    return is_single(c) ? &c->fault : (int64_t *)(void *)(c->flags + c->flag_count - 1);
+}
+
+/* -- who computes what */
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* How many of the last columns one rank factors alone.
+ *
+ * A block of w columns that has m columns to its right takes w m (m + w) / 2 multiplications, for its solve and its
+ * update. Each of p ranks does a part of them, and they wait for each other twice: several are faster if
+ * (1 - 1/p) w m (m + w) / 2 > 2 ``meeting``. */
+static int64_t columns_alone(const call *c, int64_t n)
+{
+    const limits *l = c->limits;
+    if (c->workers_here == 1)
+        return n;
+    double half = (double)l->width / 2, saved = (1 - 1 / (double)c->workers_here) * (double)l->width;
+    return least(n, (int64_t)rint(sqrt(half * half + 4 * (double)l->meeting / saved) - half));
+}
+
+/* Where equal parts begin. */
+static int64_t equal_part(const limits *l, int64_t extent, int64_t parts, int64_t part)
+{
+    int64_t step = ((extent + parts - 1) / parts + l->rows - 1) / l->rows * l->rows;
+    return least(extent, part * step);
+}
+
+/* Where parts of the rows of a triangle begin: all take as long, with a block in the first. */
+static int64_t triangular_part(const limits *l, int64_t extent, int64_t parts, int64_t part)
+{
+    if (part == 0 || part == parts)
+        return part ? extent : 0;
+    double ahead = (double)l->factoring / (double)l->width; /* elements of the update */
+    double share = ((double)extent * (double)extent / 2 + ahead) / (double)parts;
+    double rest = (double)part * share - ahead, end = sqrt(rest > 0 ? 2 * rest : 0);
+    int64_t rows = (int64_t)rint(end / (double)l->rows) * l->rows;
+    return least(extent, rows > l->width ? rows : l->width);
+}
+
+/* -- steps */
+
+static char *place(const call *c, int64_t i, int64_t j)
+{
+    return c->array.at + c->item * (c->is_lower ? i + j * c->array.ld : j + i * c->array.ld);
+}
+
+/* Factor block k of the diagonal. */
+static void factor(call *c, int64_t k)
+{
+    int64_t start = k * c->limits->width, width = least(c->limits->width, c->order - start);
+    int32_t info = 0;
+    BLAS(c, 5, POTRF)(uplo_of(c), INT(width), place(c, start, start), INT(c->array.ld), &info);
+    if (info > 0) { /* libraries differ in whether NaN is a fault */
+        int64_t i = start + info - 1;
+        c->failed = start;
+        *fault_of(c) = is_nan(c, (tile){place(c, i, i), 0, 0}, 0, 0) ? NOT_A_NUMBER : i + 1;
+    }
+}
+
+/* Solve with a block of the diagonal for rows i to i1 of its columns. */
+static void solve(const call *c, int64_t start, int64_t width, int64_t i, int64_t i1)
+{
+    if (i < i1)
+        BLAS(c, 11, TRSM)
+        (c->is_lower ? "R" : "L", uplo_of(c), adjoint_of(c), "N", INT(c->is_lower ? i1 - i : width),
+         INT(c->is_lower ? width : i1 - i), &c->one, place(c, start, start), INT(c->array.ld), place(c, i, start),
+         INT(c->array.ld));
+}
+
+/* Update rows i to i1 of the triangle that begins below a block of the diagonal. */
+static void update(const call *c, int64_t start, int64_t width, int64_t below, int64_t i, int64_t i1)
+{
+    const char *of = c->is_lower ? "N" : adjoint_of(c), *other = c->is_lower ? adjoint_of(c) : "N";
+    int64_t m = i1 - i, n = i - below;
+    char *rows = place(c, i, start), *cols = place(c, below, start);
+    if (i < i1 && n)
+        BLAS(c, 13, GEMM)
+        (of, other, INT(c->is_lower ? m : n), INT(c->is_lower ? n : m), INT(width), &c->less, c->is_lower ? rows : cols,
+         INT(c->array.ld), c->is_lower ? cols : rows, INT(c->array.ld), &c->one, place(c, i, below), INT(c->array.ld));
+    if (i < i1)
+        BLAS(c, 10, HERK)
+        (uplo_of(c), of, INT(m), INT(width), &c->less, rows, INT(c->array.ld), &c->one, place(c, i, i), INT(c->array.ld));
+}
+
+/* Factor the array; the ranks meet before and after it. */
+static int factor_blocks(call *c)
+{
+    int64_t n = c->order, width = c->limits->width, rank = c->rank, count = (n + width - 1) / width;
+    int64_t *fault = fault_of(c), together = c->blocks_together;
+    if (is_single(c))
+        *fault = 0;
+    if (rank == 0) {
+        factor(c, 0);
+        if (together)
+            tell(c, 0);
+    }
+    for (int64_t k = 0; k < (rank == 0 ? count : rank < c->workers_here ? together : 0); k++) {
+        int shared = k < together;
+        if ((shared || (k == together && k)) && hear(c, 2 * k) != OK)
+            return BROKEN;
+        if (*fault)
+            break;
+        int64_t start = k * width, w = least(width, n - start), below = start + w, share = shared ? c->workers_here : 1;
+        int64_t rest = n - below;
+        solve(c, start, w, below + equal_part(c->limits, rest, share, rank), below + equal_part(c->limits, rest, share, rank + 1));
+        if (shared) {
+            tell(c, 2 * k + 1);
+            if (hear(c, 2 * k + 1) != OK)
+                return BROKEN;
+        }
+        update(c, start, w, below, below + triangular_part(c->limits, rest, share, rank),
+               below + triangular_part(c->limits, rest, share, rank + 1));
+        if (rank == 0 && k + 1 < count)
+            factor(c, k + 1);
+        if (shared)
+            tell(c, 2 * k + 2);
+    }
+    if (rank == 0 && *fault == NOT_A_NUMBER)
+        fill_triangle(c, (tile){place(c, c->failed, c->failed), c->item, c->array.ld * c->item}, n - c->failed, c->is_lower,
+                      NAN);
+    return OK;
+}
+
+static void note_fault(call *c)
+{
+    c->factor_at = c->array.at, c->factor_ld = c->array.ld;
+    int64_t fault = *fault_of(c);
+    c->info = (int32_t)(fault > 0 ? fault : 0);
+}
+
+/* Have an array of this order factored by the first ranks. */
+static void prepare_blocks(call *c, int64_t n, int is_lower)
+{
+    int64_t most = least(c->workers, c->ranks), parts = n / c->limits->part;
+    c->order = n, c->is_lower = is_lower;
+    c->workers_here = parts < 1 ? 1 : least(most, parts);
+    c->blocks_together = (n - columns_alone(c, n) + c->limits->width - 1) / c->limits->width;
+    if (!is_single(c))
+        have_flags(c, (last_event(c) + 1) * c->workers_here + 1);
+}
+
+/* -- potrf: D becomes A's factor in a triangle; outside it a new D is zero, another keeps its values */
+
+static int factor_alone(call *c)
+{
+    if (!c->to.active)
+        return OK;
+    if (!same_elements(&c->a, &c->d))
+        take_triangle(c, tile_of(&c->x), &c->to, c->uplo == 'L');
+    c->array = c->to.here;
+    factor_blocks(c);
+    note_fault(c);
+    return OK;
+}
+
+static int factor_together(call *c)
+{
+    c->array = slab(c, c->left, 0, 0);
+    return factor_blocks(c);
+}
+
+static int take_factor(call *c)
+{
+    note_fault(c);
+    take_triangle(c, elements(c, slab(c, c->left, 0, 0)), &c->to, c->uplo == 'L');
+    return OK;
+}
+
+int prepare_factored(call *c)
+{
+    REQUIRE(apart_but(c, &c->a));
+    c->x = view_of(&c->a, 0, 0), c->to = view_of(&c->d, 0, 0);
+    int64_t n = c->to.rows.extent;
+    int by_columns = c->to.here.by_columns;
+    REQUIRE(n <= c->limits->cholesky);
+    if (is_single(c))
+        c->compute = factor_alone;
+    else {
+        c->left = room_for(c, span_all(n), span_all(n), by_columns);
+        c->left->triangle = &c->x;
+        c->compute = factor_together, c->finish = take_factor, c->takes = 1;
+    }
+    prepare_blocks(c, n, (c->uplo == 'L') == by_columns);
+    return OK;
+}
+
+/* -- posv on copies: D becomes the solution X of A X = B */
+
+/* Solve for this rank's columns of right-hand sides, unless there is a fault. */
+static int solve_columns(call *c, operand x)
+{
+    int64_t width = c->to.cols.extent, first = equal_part(c->limits, width, c->workers_here, c->rank);
+    int64_t stop = equal_part(c->limits, width, c->workers_here, c->rank + 1);
+    if (!is_single(c) && c->rank == 0)
+        tell(c, last_event(c));
+    else if (!is_single(c) && await_flag(c, (int)(last_event(c) * c->workers_here)) != OK)
+        return BROKEN;
+    if (c->rank >= c->workers_here || first == stop || *fault_of(c) > 0)
+        return OK;
+    const char *ops[2] = {c->is_lower ? "N" : adjoint_of(c), c->is_lower ? adjoint_of(c) : "N"};
+    for (int k = 0; k < 2; k++)
+        BLAS(c, 11, TRSM)
+        ("L", uplo_of(c), ops[k], "N", INT(c->order), INT(stop - first), &c->one, c->array.at, INT(c->array.ld),
+         x.at + first * x.ld * c->item, INT(x.ld));
+    return OK;
+}
+
+static int solve_alone(call *c)
+{
+    c->array = slab(c, c->left, 0, 0);
+    copy_triangle(c, elements(c, c->array), &c->x, c->uplo == 'L', 0, 0);
+    copy_old(c);
+    factor_blocks(c);
+    note_fault(c);
+    return solve_columns(c, c->to.here);
+}
+
+static int solve_together(call *c)
+{
+    c->array = slab(c, c->left, 0, 0);
+    int found = factor_blocks(c);
+    return found == OK ? solve_columns(c, slab(c, c->right, 0, 0)) : found;
+}
+
+static int take_solution(call *c)
+{
+    note_fault(c);
+    if (c->info == 0)
+        take(c, c->right, &c->to);
+    return OK;
+}
+
+int prepare_solved(call *c)
+{
+    REQUIRE(apart_but(c, &c->b));
+    c->x = view_of(&c->a, 0, 0), c->y = view_of(&c->b, 0, 0), c->to = view_of(&c->d, 0, 0);
+    int64_t n = c->to.rows.extent;
+    REQUIRE(n <= c->limits->cholesky);
+    c->left = room_for(c, span_all(n), span_all(n), 1);
+    if (is_single(c)) {
+        REQUIRE(c->to.here.by_columns && same_places(&c->y, &c->to));
+        c->old = c->y, c->has_old = !same_elements(&c->b, &c->d);
+        c->compute = solve_alone;
+    } else {
+        c->left->triangle = &c->x;
+        c->right = stage_all(c, &c->y, 1);
+        c->compute = solve_together, c->finish = take_solution, c->takes = 1;
+    }
+    prepare_blocks(c, n, c->uplo == 'L');
+    return OK;
+}

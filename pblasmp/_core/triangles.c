@@ -1,0 +1,467 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Triangular and symmetric matrices: products, and solves. */
+#include "call.h"
+
+static const int64_t FEW = 4;          /* columns of B, for so many times as many rows */
+static const int64_t SMALL = 1 << 14;  /* elements of a result, up to which computing in place beats making a plan */
+static const int64_t FEW_BLOCKS = 16;
+
+static char mirrored(char uplo)
+{
+    return uplo == 'L' ? 'U' : 'L';
+}
+
+static char other_side(char side)
+{
+    return side == 'L' ? 'R' : 'L';
+}
+
+/* -- BLAS's trsm and trmm */
+
+/* Find the side, the triangle and the op for a triangular matrix and another one in Fortran order, or not. */
+static int find_words(call *c, int of_columns, int by_columns)
+{
+    char op = c->op_a == 'C' && c->letter < C ? 'T' : c->op_a;
+    if (of_columns != by_columns) {
+        REQUIRE(op != 'C'); /* BLAS conjugates only what it transposes */
+        op = op == 'N' ? 'T' : 'N';
+    }
+    c->words.op = op;
+    c->words.side = by_columns ? c->side : other_side(c->side);
+    c->words.uplo = of_columns ? c->uplo : mirrored(c->uplo);
+    return OK;
+}
+
+/* Replace b, of m x n, by the result. */
+static void triangular(const call *c, int64_t m, int64_t n, operand a, operand unused, operand b)
+{
+    int solves = c->routine == TRSM;
+    const words *w = &c->words;
+    (void)unused;
+    if (!b.by_columns) {
+        int64_t rows = m;
+        m = n, n = rows;
+    }
+    if (n == 1 && w->side == 'L' && is_one(c, &c->factor)) /* for one column the others are slow */
+        (solves ? BLAS(c, 8, TRSV) : BLAS(c, 8, TRMV))(&w->uplo, &w->op, &c->diag, INT(m), a.at, INT(a.ld), b.at,
+                                                       INT(1));
+    else
+        (solves ? BLAS(c, 11, TRSM) : BLAS(c, 11, TRMM))(&w->side, &w->uplo, &w->op, &c->diag, INT(m), INT(n),
+                                                         &c->factor, a.at, INT(a.ld), b.at, INT(b.ld));
+}
+
+/* -- columns of B (rows from the right) that no rank has all of are dealt out anew, in slabs */
+
+static int compute_shares(call *c)
+{
+    int64_t row = c->side == 'L' ? 0 : c->rank, col = c->side == 'L' ? c->rank : 0;
+    int64_t m = span_count(&c->start->rows, row), n = span_count(&c->start->cols, col);
+    if (m && n)
+        triangular(c, m, n, slab(c, c->left, 0, 0), slab(c, c->left, 0, 0), slab(c, c->start, row, col));
+    return OK;
+}
+
+static int take_shares(call *c)
+{
+    take(c, c->start, &c->to);
+    return OK;
+}
+
+static int prepare_shares(call *c)
+{
+    int by_columns = c->to.here.by_columns;
+    span whole = span_all(c->x.rows.extent);
+    int64_t count = (c->side == 'L' ? &c->to.cols : &c->to.rows)->extent;
+    span shares = {count, (count + c->ranks - 1) / c->ranks, 0, c->ranks, 0};
+    c->left = stage(c, &c->x, whole, whole, by_columns);
+    c->y = view_of(&c->b, 0, 0);
+    c->start = stage(c, &c->y, c->side == 'L' ? whole : shares, c->side == 'L' ? shares : whole, by_columns);
+    c->compute = compute_shares, c->finish = take_shares, c->takes = c->to.active;
+    return find_words(c, by_columns, by_columns);
+}
+
+/* -- the triangle stays where it is: columns and partial sums move
+ *
+ * If only the rows or only the columns of a symmetric matrix are dealt out, both products have the same columns and sums,
+ * each as long as the matrix. */
+
+static int64_t place_in(const call *c, const span *s, int64_t process, int64_t place)
+{
+    return c->together ? span_at_place(s, process, place) : place;
+}
+
+static void add_rectangle(const call *c, const stored_product *t, const piece *p)
+{
+    const view *x = &c->x;
+    operand of = from(c, x->here, p->i, p->j), right = slab(c, t->right, 0, t->col), sums = slab(c, t->sums, t->row, t->col);
+    int64_t down = place_in(c, &x->rows, x->row, p->i), across = place_in(c, &x->cols, x->col, p->j);
+    int64_t m = p->i1 - p->i, n = p->j1 - p->j;
+    if (t->turned) {
+        int64_t rows = m, at = down;
+        m = n, n = rows, down = across, across = at;
+        of.by_columns = !of.by_columns, of.conjugated = c->adjoint;
+    }
+    right.at += across * c->item, sums.at += down * c->item;
+    gemm(c, m, t->right->rows.extent, n, &c->factor, of, right, &c->one, sums);
+}
+
+static void multiply_portions(const call *c, const piece *p)
+{
+    int64_t m = p->i1 - p->i, n = p->j1 - p->j, by_rows = m >= n;
+    int64_t step = !c->is_symmetric || m * n <= c->limits->portion ? (by_rows ? m : n) : c->limits->portion / (by_rows ? n : m);
+    step = step ? step : 1;
+    for (int64_t at = 0; at < (by_rows ? m : n); at += step) {
+        piece portion = *p;
+        if (by_rows)
+            portion.i = p->i + at, portion.i1 = portion.i + step < p->i1 ? portion.i + step : p->i1;
+        else
+            portion.j = p->j + at, portion.j1 = portion.j + step < p->j1 ? portion.j + step : p->j1;
+        for (int k = 0; k < c->terms; k++)
+            add_rectangle(c, &c->term[k], &portion);
+    }
+}
+
+/* A tile on the diagonal of a triangular matrix: nothing has been added to its sums yet. */
+static void multiply_triangle(const call *c, const stored_product *t, const piece *p)
+{
+    int64_t i = t->turned ? p->j : p->i, i1 = t->turned ? p->j1 : p->i1, j = t->turned ? p->i : p->j;
+    int64_t width = t->right->rows.extent;
+    operand right = slab(c, t->right, 0, t->col), sums = slab(c, t->sums, t->row, t->col);
+    sums.at += i * c->item;
+    tile of = {right.at + j * c->item, c->item, right.ld * c->item};
+    tile_copy(elements(c, sums), of, i1 - i, width, c->item);
+    operand a = from(c, c->x.here, p->i, p->j);
+    triangular(c, i1 - i, width, a, a, sums);
+}
+
+static void multiply_symmetric(const call *c, const stored_product *t, const piece *p)
+{
+    const view *x = &c->x;
+    operand of = from(c, x->here, p->i, p->j), right = slab(c, t->right, 0, t->col), sums = slab(c, t->sums, t->row, t->col);
+    int64_t m = p->i1 - p->i, width = t->right->rows.extent;
+    char uplo = x->here.by_columns ? c->uplo : mirrored(c->uplo);
+    sums.at += place_in(c, &x->rows, x->row, p->i) * c->item;
+    right.at += place_in(c, &x->cols, x->col, p->j) * c->item;
+    if (width == 1 && (c->adjoint || c->letter < C))
+        BLAS(c, 10, HEMV)
+        (&uplo, INT(m), &c->factor, of.at, INT(of.ld), right.at, INT(1), &c->one, sums.at, INT(1));
+    else
+        (c->adjoint ? BLAS(c, 12, HEMM) : BLAS(c, 12, SYMM))("L", &uplo, INT(m), INT(width), &c->factor, of.at,
+                                                            INT(of.ld), right.at, INT(right.ld), &c->one, sums.at,
+                                                            INT(sums.ld));
+}
+
+static void multiply_tile(call *c, const piece *p)
+{
+    if (!p->is_tile)
+        return;
+    if (c->is_symmetric)
+        multiply_symmetric(c, &c->term[0], p);
+    else
+        multiply_triangle(c, &c->term[0], p);
+}
+
+static void multiply_rest(call *c, const piece *p)
+{
+    if (!p->is_tile)
+        multiply_portions(c, p);
+}
+
+static int multiply_stored(call *c)
+{
+    const view *x = &c->x;
+    if (!x->active)
+        return OK;
+    for (int k = 0; k < (c->together ? 1 : c->terms); k++) {
+        const stored_product *t = &c->term[k];
+        operand sums = slab(c, t->sums, t->row, t->col);
+        int64_t m = span_count(&t->sums->rows, t->row), width = t->right->rows.extent;
+        tile_fill(elements(c, sums), m, width, c->item);
+    }
+    staircase(c, x, c->uplo == 'L', multiply_tile);
+    staircase(c, x, c->uplo == 'L', multiply_rest);
+    return OK;
+}
+
+static int add_terms(call *c)
+{
+    static const double one[2] = {1, 0};
+    copy_old(c);
+    for (int k = 0; k < (c->together ? 1 : c->terms); k++)
+        collect(c, &c->to, c->term[k].sums, &c->term[k].parts, k ? one : c->beta);
+    return OK;
+}
+
+static int prepare_stored(call *c)
+{
+    const view *x = &c->x;
+    int from_right = c->side == 'R'; /* A is symmetric, and D's transpose is A times B's */
+    REQUIRE(has_tiles(x));
+    c->is_symmetric = c->routine == SYMM || c->routine == HEMM;
+    c->adjoint = c->letter >= C && (c->routine == HEMM || c->op_a == 'C');
+    REQUIRE(!from_right || (c->is_symmetric && !c->adjoint));
+    REQUIRE(!c->adjoint || x->here.by_columns); /* BLAS conjugates only what it transposes */
+    if (from_right)
+        c->to = view_of(&c->d, 1, 0);
+    REQUIRE(find_old(c) == OK);
+    c->y = view_of(&c->b, !from_right, 0);
+    c->together = c->is_symmetric && (span_whole(&x->rows) || span_whole(&x->cols));
+    span width = span_all(c->y.rows.extent);
+    for (int turned = 0; turned < 2; turned++) {
+        if (!c->is_symmetric && turned != (c->op_a != 'N'))
+            continue;
+        stored_product *t = &c->term[c->terms++];
+        if (c->together && turned) {
+            *t = c->term[0], t->turned = 1;
+            continue;
+        }
+        span along = turned ? x->rows : x->cols, across = turned ? x->cols : x->rows;
+        *t = (stored_product){.turned = turned, .row = turned ? x->col : x->row, .col = turned ? x->row : x->col};
+        t->parts = along;
+        if (c->together) {
+            int by_rows = span_whole(&x->rows);
+            t->parts = by_rows ? x->cols : x->rows;
+            t->row = 0, t->col = by_rows ? x->col : x->row;
+            along = across = span_all(x->rows.extent);
+        }
+        t->right = stage(c, &c->y, width, along, 0);
+        t->sums = room_for(c, across, span_side_by_side(width.extent, t->parts.nprocs), 1);
+    }
+    c->compute = multiply_stored, c->finish = add_terms, c->takes = c->to.active;
+    return c->is_symmetric ? OK : find_words(c, x->here.by_columns, 1);
+}
+
+/* -- trsm of one column: the matrix stays where it is; the solution and partial sums move
+ *
+ * Block after block of the diagonal, the rank that has it subtracts what the ranks of its process row have summed up, and
+ * solves. The ranks of its process column then multiply their parts of these columns, and begin with the rows of the next
+ * blocks. Each says by a flag when others can go on. */
+
+typedef struct {
+    int64_t start, stop, row, col; /* of the matrix, and the process that has their square */
+} diagonal;
+
+static const span *blocks_along(const view *a)
+{
+    return span_whole(&a->rows) ? &a->cols : &a->rows;
+}
+
+/* Block k in the order in which they are solved. */
+static diagonal block_at(const call *c, int64_t k)
+{
+    const view *a = &c->x;
+    const span *s = blocks_along(a);
+    int64_t start = (c->upwards ? c->blocks - 1 - k : k) * s->block - s->lead, stop = start + s->block;
+    start = start > 0 ? start : 0, stop = stop < s->extent ? stop : s->extent;
+    return (diagonal){start, stop, span_process(&a->rows, start), span_process(&a->cols, start)};
+}
+
+/* Flags: a block is solved; the sums of a process column are complete for its rows. */
+static int solved(const call *c, int64_t k)
+{
+    return (int)(k * (1 + c->x.cols.nprocs));
+}
+
+static int summed(const call *c, int64_t k, int64_t col)
+{
+    return solved(c, k) + 1 + (int)col;
+}
+
+/* How many blocks come before the next one of the same process column. */
+static int64_t period(const view *a)
+{
+    return span_whole(&a->cols) ? 1 : a->cols.nprocs;
+}
+
+static int subtract(call *c, int64_t k, int64_t col, operand x, const diagonal *b)
+{
+    const view *a = &c->x;
+    if (col != a->col && await_flag(c, summed(c, k, col)) != OK)
+        return BROKEN;
+    operand found = slab(c, c->left, a->row, col);
+    found.at += span_below(&a->rows, b->start, a->row) * c->item;
+    BLAS(c, 6, AXPY)(INT(b->stop - b->start), &c->less, found.at, INT(1), x.at, INT(1));
+    return OK;
+}
+
+static int solve_block(call *c, int64_t k, const diagonal *b)
+{
+    const view *a = &c->x;
+    operand x = slab(c, c->right, 0, 0);
+    x.at += b->start * c->item;
+    int64_t n = a->cols.nprocs, first = block_at(c, 0).col;
+    for (int64_t turn = 0; turn < n; turn++) {
+        int64_t col = turn == 0 ? a->col : turn - (turn <= a->col); /* this rank's own first */
+        int64_t since = span_whole(&a->cols) ? (col != first) * k : (c->upwards ? first - col + n : col - first + n) % n;
+        if (since < k && subtract(c, k, col, x, b) != OK) /* it has had a block */
+            return BROKEN;
+    }
+    int64_t i = span_below(&a->rows, b->start, a->row), j = span_below(&a->cols, b->start, a->col);
+    triangular(c, b->stop - b->start, 1, from(c, a->here, i, j), x, x);
+    flag_raise(c->flags, solved(c, k));
+    return OK;
+}
+
+/* Multiply the columns of a block in the rows of blocks first to last, if this rank has any, which it returns. */
+static int64_t multiply_rows(call *c, const diagonal *b, int64_t first, int64_t last, int really)
+{
+    const view *a = &c->x;
+    if (first > last)
+        return 0;
+    diagonal low = block_at(c, c->upwards ? last : first), high = block_at(c, c->upwards ? first : last);
+    int64_t i = span_below(&a->rows, low.start, a->row), i1 = span_below(&a->rows, high.stop, a->row);
+    if (i < i1 && really) {
+        operand x = slab(c, c->right, 0, 0), sums = slab(c, c->left, a->row, a->col);
+        x.at += b->start * c->item, sums.at += i * c->item;
+        x.by_columns = 0, x.ld = 1;
+        gemm(c, i1 - i, 1, b->stop - b->start, &c->one, from(c, a->here, i, span_below(&a->cols, b->start, a->col)), x,
+             &c->one, sums);
+    }
+    return i1 - i;
+}
+
+static void tell_sums(call *c, int64_t first, int64_t last)
+{
+    for (int64_t t = first; t <= last; t++) {
+        diagonal b = block_at(c, t);
+        if (b.row == c->x.row && b.col != c->x.col)
+            flag_raise(c->flags, summed(c, t, c->x.col));
+    }
+}
+
+static int multiply_columns(call *c, int64_t k, const diagonal *b)
+{
+    int64_t last = c->blocks - 1, next = k + period(&c->x), soon = next < last ? next : last;
+    int64_t rows = multiply_rows(c, b, k + 1, soon, 0) + multiply_rows(c, b, soon + 1, last, 0);
+    if (b->row != c->x.row && rows && await_flag(c, solved(c, k)) != OK)
+        return BROKEN;
+    multiply_rows(c, b, k + 1, soon, 1);
+    tell_sums(c, k + 1, soon);
+    multiply_rows(c, b, soon + 1, last, 1);
+    tell_sums(c, soon + 1, next <= last ? soon : last);
+    return OK;
+}
+
+static int solve_chain(call *c)
+{
+    const view *a = &c->x;
+    if (a->active) {
+        operand sums = slab(c, c->left, a->row, a->col);
+        tile_fill(elements(c, sums), a->m, 1, c->item);
+        for (int64_t k = 0; k < c->blocks; k++) {
+            diagonal b = block_at(c, k);
+            if (b.col != a->col)
+                continue;
+            if (b.row == a->row && solve_block(c, k, &b) != OK)
+                return BROKEN;
+            if (multiply_columns(c, k, &b) != OK)
+                return BROKEN;
+        }
+    }
+    if (!c->to.active)
+        return OK;
+    if (await_flag(c, solved(c, c->blocks - 1)) != OK)
+        return BROKEN;
+    take(c, c->right, &c->to);
+    return OK;
+}
+
+/* UNFIT if it takes longer than to copy the matrix, or BLAS has no such mixture of memory orders. */
+static int prepare_chain(call *c)
+{
+    int turned = c->op_a != 'N';
+    view a = view_of(&c->a, turned, c->op_a == 'C');
+    const span *s = blocks_along(&a);
+    int64_t n = a.rows.extent, count = (s->lead + n + s->block - 1) / s->block;
+    REQUIRE(has_tiles(&a));
+    REQUIRE(is_one(c, &c->factor) && !(a.here.conjugated && a.here.by_columns));
+    REQUIRE(count <= FEW_BLOCKS || count <= n * n / c->limits->handoff);
+    REQUIRE(find_words(c, a.here.by_columns != turned, 1) == OK);
+    c->x = a, c->y = view_of(&c->b, 0, 0);
+    c->blocks = count, c->upwards = (c->uplo == 'L') == turned;
+    c->right = stage(c, &c->y, span_all(n), span_all(1), 1);
+    c->left = room_for(c, c->x.rows, span_side_by_side(1, c->x.cols.nprocs), 1);
+    have_flags(c, count * (1 + c->x.cols.nprocs));
+    c->compute = solve_chain;
+    return OK;
+}
+
+int prepare_triangular(call *c)
+{
+    REQUIRE(apart_but(c, &c->b));
+    c->x = view_of(&c->a, 0, 0), c->to = view_of(&c->d, 0, 0);
+    view *x = &c->x, *to = &c->to;
+    int64_t m = to->rows.extent, n = to->cols.extent;
+    int tiny = is_tiny(c, x->rows.extent, m, n);
+    if (!is_single(c) && !tiny && !same_rank(x, to)) {
+        if (c->routine == TRMM && (m == 1 || n == 1) && x->rows.extent > 1)
+            return prepare_stored(c);
+        if (c->routine == TRSM && n == 1 && c->side == 'L' && prepare_chain(c) == OK)
+            return OK;
+    }
+    if (!is_single(c) && !tiny && !span_whole(c->side == 'L' ? &to->rows : &to->cols))
+        return prepare_shares(c);
+    c->kernel = triangular;
+    c->old = view_of(&c->b, 0, 0);
+    if (!is_single(c) && !span_whole(c->side == 'L' ? &to->rows : &to->cols)) {
+        int by_columns = to->here.by_columns;
+        c->left = stage_all(c, x, by_columns), c->start = stage_all(c, &c->old, by_columns);
+        c->compute = compute_everywhere;
+        return find_words(c, by_columns, by_columns);
+    }
+    /* A rank solves for, or multiplies, its columns of B (rows from the right): it has all of each. */
+    if (!same_elements(&c->b, &c->d)) {
+        c->has_old = same_places(&c->old, to);
+        if (!c->has_old)
+            c->start = stage(c, &c->old, to->rows, to->cols, to->here.by_columns);
+    }
+    int by_columns = c->op_a == 'C' && !is_single(c) ? to->here.by_columns : x->here.by_columns;
+    if (!is_single(c) && (by_columns != x->here.by_columns || !same_rank(x, to)))
+        c->left = stage_all(c, x, by_columns);
+    c->compute = compute_here;
+    return find_words(c, by_columns, to->here.by_columns);
+}
+
+/* -- symm and hemm */
+
+static void symmetric(const call *c, int64_t m, int64_t n, operand x, operand y, operand d)
+{
+    int is_hermitian = c->routine == HEMM, plain = x.by_columns && y.by_columns && d.by_columns;
+    char side = d.by_columns ? c->side : other_side(c->side), uplo = x.by_columns ? c->uplo : mirrored(c->uplo);
+    if (c->side == 'L' && n == 1 && (c->letter < C || (is_hermitian && plain))) /* for one column the others are slow */
+        BLAS(c, 10, HEMV)
+        (&uplo, INT(m), &c->factor, x.at, INT(x.ld), y.at, INT(along(y)), &c->other, d.at, INT(along(d)));
+    else
+        (is_hermitian ? BLAS(c, 12, HEMM) : BLAS(c, 12, SYMM))(&side, &uplo, INT(d.by_columns ? m : n),
+                                                              INT(d.by_columns ? n : m), &c->factor, x.at, INT(x.ld),
+                                                              y.at, INT(y.ld), &c->other, d.at, INT(d.ld));
+}
+
+int prepare_sided(call *c)
+{
+    REQUIRE(apart_but(c, &c->c));
+    c->x = view_of(&c->a, 0, 0), c->y = view_of(&c->b, 0, 0), c->to = view_of(&c->d, 0, 0);
+    view *x = &c->x, *y = &c->y, *to = &c->to;
+    int64_t m = to->rows.extent, n = to->cols.extent;
+    c->kernel = symmetric;
+    if (!is_single(c) && !(same_rank(x, to) && same_rank(y, to))) {
+        if (!is_tiny(c, x->rows.extent, m, n)) {
+            int64_t along = c->side == 'L' ? m : n, few = c->side == 'L' ? n : m;
+            REQUIRE(FEW * few <= along || m * n <= SMALL);
+            return prepare_stored(c);
+        }
+        REQUIRE(find_old(c) == OK);
+        c->left = stage_all(c, x, to->here.by_columns);
+        c->right = stage_all(c, y, to->here.by_columns);
+        c->compute = compute_everywhere;
+        return OK;
+    }
+    REQUIRE(find_old(c) == OK);
+    int is_vector = c->side == 'L' && n == 1 && c->letter < C;
+    int is_hermitian = c->routine == HEMM && c->letter >= C;
+    /* BLAS takes no other mixture of memory orders. */
+    REQUIRE(is_vector || y->here.by_columns == to->here.by_columns);
+    REQUIRE(!is_hermitian || x->here.by_columns == to->here.by_columns);
+    c->compute = compute_here;
+    return OK;
+}

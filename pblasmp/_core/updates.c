@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rank-k and rank-2k updates: BLAS's for triangles of D that a rank has, products for the rest. */
+#include "call.h"
+
+/* -- what a rank has of a triangle: tiles on the diagonal, and what is below or above each of them */
+
+int has_tiles(const view *x)
+{
+    return span_whole(&x->rows) || span_whole(&x->cols) || (x->rows.block == x->cols.block && x->rows.lead == x->cols.lead);
+}
+
+static void visit_if_any(call *c, visit *see, int64_t i, int64_t i1, int64_t j, int64_t j1, int is_tile)
+{
+    piece p = {i, i1, j, j1, is_tile};
+    if (i < i1 && j < j1)
+        see(c, &p);
+}
+
+void staircase(call *c, const view *x, int is_lower, visit *see)
+{
+    if (span_equal(&x->rows, &x->cols) && x->row == x->col) {
+        visit_if_any(c, see, 0, x->m, 0, x->n, 1);
+        return;
+    }
+    int by_rows = span_whole(&x->cols);
+    const span *across = by_rows ? &x->cols : &x->rows; /* the blocks of one dimension, one after the other */
+    int64_t other = by_rows ? x->col : x->row;
+    blocks b = blocks_of(by_rows ? &x->rows : &x->cols, by_rows ? x->row : x->col);
+    while (blocks_next(&b)) {
+        int64_t i = span_below(across, b.start, other), i1 = span_below(across, b.stop, other);
+        int64_t j = b.place, j1 = b.place + b.stop - b.start;
+        if (by_rows) {
+            visit_if_any(c, see, j, j1, i, i1, 1);
+            visit_if_any(c, see, j, j1, is_lower ? 0 : i1, is_lower ? i : x->n, 0);
+        } else {
+            visit_if_any(c, see, i, i1, j, j1, 1);
+            visit_if_any(c, see, is_lower ? i1 : 0, is_lower ? x->m : i, j, j1, 0);
+        }
+    }
+}
+
+/* -- BLAS's updates of a triangle in Fortran order: d = alpha x x^T + beta d, or x y^T + y x^T */
+
+static int find_update(call *c, int by_columns)
+{
+    int is_hermitian = (c->routine == HERK || c->routine == HER2K) && c->letter >= C, of_d = c->to.here.by_columns;
+    /* BLAS conjugates only what it transposes */
+    REQUIRE(!is_hermitian || ((c->op_a != 'N') != of_d) == by_columns);
+    double alpha[2] = {c->alpha[0], is_hermitian && !of_d ? -c->alpha[1] : c->alpha[1]};
+    c->factor = scalar_of(alpha, c->letter);
+    /* BLAS's level 2 has no symmetric updates of complex matrices, and conjugates nothing of a Hermitian one's. */
+    int fit = c->letter < C || (is_hermitian && of_d && by_columns);
+    c->is_vector = c->x.cols.extent == 1 && is_one(c, &c->other) && fit;
+    c->adjoint = is_hermitian;
+    c->words.uplo = (c->uplo == 'L') == of_d ? 'L' : 'U';
+    c->words.op = by_columns ? 'N' : is_hermitian ? 'C' : 'T';
+    return OK;
+}
+
+/* Update n x n elements of d. */
+static void update(const call *c, int64_t m, int64_t n, operand x, operand y, operand d)
+{
+    const words *w = &c->words;
+    int64_t k = c->x.cols.extent;
+    (void)m;
+    if (c->b.of == NULL) {
+        if (c->is_vector)
+            BLAS(c, 7, HER)(&w->uplo, INT(n), &c->factor, x.at, INT(along(x)), d.at, INT(d.ld));
+        else
+            (c->adjoint ? BLAS(c, 10, HERK) : BLAS(c, 10, SYRK))(&w->uplo, &w->op, INT(n), INT(k), &c->factor, x.at,
+                                                                INT(x.ld), &c->other, d.at, INT(d.ld));
+    } else if (c->is_vector)
+        BLAS(c, 9, HER2)
+        (&w->uplo, INT(n), &c->factor, x.at, INT(along(x)), y.at, INT(along(y)), d.at, INT(d.ld));
+    else
+        (c->adjoint ? BLAS(c, 12, HER2K) : BLAS(c, 12, SYR2K))(&w->uplo, &w->op, INT(n), INT(k), &c->factor, x.at,
+                                                              INT(x.ld), y.at, INT(y.ld), &c->other, d.at, INT(d.ld));
+}
+
+/* -- what this rank has of a triangle: A, and B if there is one, in its rows and in its columns are in slabs */
+
+static operand of_rows(const call *c, const slabs *s)
+{
+    return slab(c, s, c->to.row, 0);
+}
+
+static operand of_cols(const call *c, const slabs *s)
+{
+    const view *d = &c->to;
+    int64_t n = d->rows.nprocs, col = d->col;
+    if (c->aligned) /* rows and columns begin with different processes, perhaps */
+        col = (col - d->cols.source + d->rows.source + n) % n;
+    return slab(c, s, col, 0);
+}
+
+static void add_products(const call *c, const piece *p, operand d)
+{
+    int64_t m = p->i1 - p->i, n = p->j1 - p->j, k = c->x.cols.extent;
+    const slabs *x = c->left, *y = c->right == NULL ? c->left : c->right;
+    const slabs *x_across = c->aligned ? x : c->across[0], *y_across = c->aligned ? y : c->across[c->right != NULL];
+    gemm(c, m, n, k, &c->factor, from(c, of_rows(c, x), p->i, 0), from(c, of_cols(c, y_across), p->j, 0), &c->other,
+         d);
+    if (c->right != NULL)
+        gemm(c, m, n, k, &c->factor, from(c, of_rows(c, y), p->i, 0), from(c, of_cols(c, x_across), p->j, 0),
+             &c->one, d);
+}
+
+static void update_piece(call *c, const piece *p)
+{
+    operand d = from(c, c->to.here, p->i, p->j);
+    if (!p->is_tile) {
+        add_products(c, p, d);
+        return;
+    }
+    operand x = from(c, of_rows(c, c->left), p->i, 0);
+    operand y = c->right == NULL ? x : from(c, of_rows(c, c->right), p->i, 0);
+    update(c, p->i1 - p->i, p->i1 - p->i, x, y, d);
+}
+
+static int update_stairs(call *c)
+{
+    const view *d = &c->to;
+    if (!d->active)
+        return OK;
+    copy_old(c);
+    staircase(c, d, c->uplo == 'L', update_piece);
+    return OK;
+}
+
+int prepare_updated(call *c)
+{
+    int is_hermitian = (c->routine == HERK || c->routine == HER2K) && c->letter >= C, two = c->b.of != NULL;
+    REQUIRE(apart_but(c, &c->c));
+    REQUIRE(c->letter < C || c->op_a != (is_hermitian ? 'T' : 'C')); /* BLAS knows only the other op */
+    c->to = view_of(&c->d, 0, 0);
+    /* Outside the triangle D keeps its values, a new one gets those of C. */
+    if (c->c.of != NULL && !same_elements(&c->c, &c->d) && (c->is_new || c->beta[0] != 0 || c->beta[1] != 0)) {
+        REQUIRE(c->is_new);
+        c->old = view_of(&c->c, c->to.transposed != (c->d.transposed != 0), 0), c->has_old = 1;
+        REQUIRE(same_places(&c->old, &c->to));
+    }
+    c->x = view_of(&c->a, c->op_a != 'N', 0), c->y = two ? view_of(&c->b, c->op_a != 'N', 0) : c->x;
+    view *x = &c->x, *y = &c->y, *to = &c->to;
+    int64_t n = to->rows.extent, k = x->cols.extent;
+    int by_columns = to->here.by_columns;
+    c->kernel = update;
+    if (is_single(c) || (same_rank(x, to) && same_rank(y, to))) {
+        REQUIRE(x->here.by_columns == y->here.by_columns);
+        c->compute = compute_here;
+        return find_update(c, x->here.by_columns);
+    }
+    if (is_tiny(c, n, n, k)) {
+        by_columns = by_columns != (is_hermitian && c->op_a != 'N'); /* BLAS conjugates only what it transposes */
+        c->left = stage_all(c, x, by_columns), c->right = two ? stage_all(c, y, by_columns) : NULL;
+        c->compute = compute_everywhere;
+        return find_update(c, by_columns);
+    }
+    REQUIRE(c->letter < C && has_tiles(to));
+    c->aligned = span_aligned(&to->rows, &to->cols);
+    c->left = stage(c, x, to->rows, span_all(k), by_columns);
+    c->right = two ? stage(c, y, to->rows, span_all(k), by_columns) : NULL;
+    if (!c->aligned) {
+        c->across[0] = stage(c, x, to->cols, span_all(k), by_columns);
+        c->across[1] = two ? stage(c, y, to->cols, span_all(k), by_columns) : c->across[0];
+    }
+    c->compute = update_stairs;
+    return find_update(c, by_columns);
+}

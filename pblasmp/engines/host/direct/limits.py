@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Up to where which way of computing a direct call is faster.
+
+``python -m benchmarks.factorisation_ways`` measures those of factorisations, and times what is computed on both sides
+of each.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+__all__ = ["LIMITS", "is_small", "may_be_factored"]
+
+
+class Limits(ctypes.Structure):
+    """``limits`` of call.h.
+
+    Attributes:
+        tiny, tiny_elements: multiplications, and elements of all matrices, of a call that each rank computes all of: to
+            divide the work takes a second meeting, or hands results from rank to rank, which takes longer.
+        stay: elements that move in a product before it is worth looking whether fewer do if results move instead.
+        portion: elements of a symmetric matrix that a cache keeps between the product with them and the one with their
+            transpose.
+        handoff: elements of a triangular matrix that are copied while a block's solution is handed on, when nobody
+            computes.
+        lapack: multiplications of a factorisation that each rank computes all of. Larger calls are worth a plan, in
+            which the ranks share the work.
+        cholesky: rows and columns: larger matrices are factored in panels, whose updates move less memory.
+        width: of a block of the diagonal, in Cholesky's.
+        part: rows: the least that a rank has of a matrix there.
+        rows: of which a part is a multiple, as those are that the kernels of OpenBLAS compute at a time.
+        meeting: multiplications of an update that take as long as ranks that wait for each other.
+        factoring: multiplications of an update that take as long as to factor a block of the diagonal.
+    """
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64)
+        for name in (
+            *("tiny", "tiny_elements", "stay", "portion", "handoff", "lapack"),
+            *("cholesky", "width", "part", "rows", "meeting", "factoring"),
+        )
+    )
+
+
+LIMITS = Limits(
+    tiny=1 << 15, tiny_elements=1 << 13, stay=1 << 17, portion=1 << 16, handoff=1 << 14, lapack=1 << 22,
+    cholesky=1536, width=48, part=128, rows=8, meeting=470_000, factoring=240_000,
+)  # fmt: skip
+_ELEMENTS = 1 << 15  # that a rank has room for, in at most two matrices
+
+
+def is_small(m: int, n: int, width: int) -> bool:
+    """Return whether each rank may factor m × n elements, and solve for ``width`` columns, by itself. Local."""
+    return m * n * (min(m, n) + width) <= LIMITS.lapack and m * (n + width) <= _ELEMENTS
+
+
+def may_be_factored(n: int) -> bool:
+    """Return whether a symmetric matrix of order ``n`` may be factored at once. Local."""
+    return bool(n <= LIMITS.cholesky)

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Direct calls of the compiled core against NumPy, on random sub-matrices in random layouts; also under sanitizers."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp import _core
+from pblasmp._core import build
+from pblasmp.engines.direct import host_address
+from pblasmp.engines.direct.spans import Axes, Span
+from pblasmp.engines.host.direct.limits import LIMITS, Limits
+from tests.helpers.core_ranks import CoreRanks, Spread
+from tests.helpers.limits import changed_limits
+from tests.helpers.sources import ROOT
+
+pytestmark = pytest.mark.skipif(_core.load() is None, reason="there is no core")
+needs_compiler = pytest.mark.skipif(build._compiler() is None, reason="there is no C compiler")
+TYPES = "fdFD"
+
+
+@needs_compiler
+def test_python_lays_out_calls_as_c_does(tmp_path):
+    """And numbers routines, functions and statuses as it does."""
+    state, request = _core.CallState, _core._REQUEST.size
+    names = {"request": "routine", "factor": "factor_at"}
+    checks = [
+        *(f"offsetof(call, {names.get(n, n)}) == {getattr(state, n).offset}" for n, *_ in state._fields_),
+        *(f"offsetof(limits, {n}) == {getattr(Limits, n).offset}" for n, _ in Limits._fields_),
+        f"offsetof(call, unlike) == {request}",
+        f"sizeof(matrix) == {_core.MATRIX.size}",
+        f"sizeof(limits) == {ctypes.sizeof(Limits)}",
+        f"PIVOTS == {_core.PIVOTS}",
+        f"SCRATCH + WORK == {_core.SCRATCH}",
+        *(f"{name.upper().replace(' ', '_')} == {i}" for i, name in enumerate(_core.ROUTINES)),
+        *(f"B_{name.upper()} == {i}" for i, name in enumerate(_core.BLAS)),
+        *(f"{name} == {i}" for i, name in enumerate(_core.STATUSES)),
+        f"ROUTINES == {len(_core.ROUTINES)}",
+        f"BLAS_FUNCTIONS == {len(_core.BLAS)}",
+    ]
+    check = tmp_path / "check.c"
+    check.write_text(
+        f'#include "{ROOT}/pblasmp/_core/call.h"\n'
+        + "".join(f'_Static_assert({each}, "{each}");\n' for each in checks)
+    )
+    assert not build._run([*build._compiler(), "-std=c11", "-fsyntax-only", str(check)])
+
+
+class CSpan(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in Span._fields]
+
+
+class CPlaces(ctypes.Structure):
+    _fields_ = [("first", ctypes.c_int64), ("count", ctypes.c_int64)]
+
+
+def functions(**results):
+    """Functions of the core that Python calls in tests alone."""
+    library = ctypes.CDLL(str(_core.LIBRARY))
+    for name, result in results.items():
+        getattr(library, name).restype = result
+    return library
+
+
+def test_spans_are_those_of_python():
+    rng = np.random.default_rng(0)
+    core = functions(
+        span_of=CSpan, places_of=CPlaces, span_below=ctypes.c_int64, span_at_place=ctypes.c_int64,
+        span_before=ctypes.c_int64, span_process=ctypes.c_int64,
+    )  # fmt: skip
+    for _ in range(500):
+        block, nprocs, extent, start = (
+            int(rng.integers(low, high)) for low, high in ((1, 9), (1, 5), (1, 40), (0, 20))
+        )
+        axes = Axes(
+            block, nprocs, int(rng.integers(nprocs)), int(rng.integers(block)), int(rng.integers(-1, nprocs))
+        )
+        packed = (ctypes.c_int64 * 5)(*axes)
+        span = Span.of(axes, start, extent)
+        of = core.span_of(packed, ctypes.c_int64(start), ctypes.c_int64(extent))
+        assert tuple(getattr(of, name) for name in Span._fields) == span
+        whole, at = (
+            Span.of(axes, 0, start + extent),
+            core.places_of(packed, *map(ctypes.c_int64, (start, extent))),
+        )
+        counts = (whole.below(start, axes.mine), span.count(axes.mine)) if axes.mine >= 0 else (0, 0)
+        assert (at.first, at.count) == counts
+        before = 0
+        for turn in range(nprocs):
+            p = (span.source + turn) % nprocs
+            assert core.span_before(ctypes.byref(of), ctypes.c_int64(p)) == before
+            before += span.count(p)
+            for stop in range(extent + 1):
+                assert core.span_below(ctypes.byref(of), *map(ctypes.c_int64, (stop, p))) == span.below(
+                    stop, p
+                )
+            for place in range(span.count(p)):
+                index = core.span_at_place(ctypes.byref(of), *map(ctypes.c_int64, (p, place)))
+                assert index == span.at_place(p, place)
+                assert core.span_process(ctypes.byref(of), ctypes.c_int64(index)) == (p if nprocs > 1 else 0)
+
+
+class Tile(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p), ("down", ctypes.c_int64), ("across", ctypes.c_int64)]
+
+    @classmethod
+    def of(cls, array):
+        return cls(host_address(array), *array.strides)
+
+
+def test_tiles_are_copied_summed_and_filled():
+    rng, core = np.random.default_rng(1), functions()
+    for _ in range(300):
+        char, m, n = rng.choice([*TYPES]), int(rng.integers(0, 40)), int(rng.integers(0, 40))
+        d, x, c = (
+            np.array(
+                rng.integers(-9, 10, (m + 2, n + 3)) * (1 + 2j if char in "FD" else 1), char, order=order
+            )[1:-1, :n]
+            for order in rng.choice([*"CF"], 3)
+        )
+        if min(m, n) == 0:
+            continue
+        letter, sizes = TYPES.index(char), (ctypes.c_int64(m), ctypes.c_int64(n))
+        alpha, beta = (
+            complex(*rng.integers(-2, 3, 2)) if char in "FD" else int(rng.integers(-2, 3)) for _ in "ab"
+        )
+        alpha = alpha or 1
+        conjugated = bool(char in "FD" and rng.integers(2))
+        expected = alpha * (x.conj() if conjugated else x) + beta * c
+        if beta == 0:
+            c[...] = np.nan
+        factors = [(ctypes.c_double * 2)(z.real, z.imag) for z in (alpha, beta)]
+        core.tile_sum(
+            Tile.of(d), factors[0], Tile.of(x), factors[1], Tile.of(c), *sizes, letter, int(conjugated)
+        )
+        assert np.array_equal(d, expected.astype(char))
+        core.tile_copy(Tile.of(d), Tile.of(x), *sizes, ctypes.c_int64(x.itemsize))
+        assert np.array_equal(d, x)
+        if char in "FD":
+            core.tile_conjugate(Tile.of(d), Tile.of(x), *sizes, letter)
+            assert np.array_equal(d, x.conj())
+        core.tile_fill(Tile.of(d), *sizes, ctypes.c_int64(x.itemsize))
+        assert not d.any()
+
+
+class Cases:
+    """Random matrices, dealt out at random on grids of some ranks."""
+
+    def __init__(self, size, seed):
+        self.rng, self.size, self.ranks = np.random.default_rng(seed), size, CoreRanks(size)
+        self.char, self.grids = (
+            "d",
+            [(p, q) for p in range(1, size + 1) for q in range(1, size + 1) if p * q <= size],
+        )
+
+    def values(self, m, n):
+        values = self.rng.integers(-4, 5, (m, n)).astype(self.char)
+        return values * (1 - 2j) if self.char in "FD" else values
+
+    def spread(self, values, block=0):
+        """A view of these values in a larger matrix; what is around is NaN."""
+        rng, (m, n), turned = self.rng, values.shape, bool(self.rng.integers(2))
+        i, j, more, beside = map(int, rng.integers(0, 6, 4))
+        p, q = self.grids[rng.integers(len(self.grids))]
+        rows, cols = (n, m) if turned else (m, n)
+        whole = np.full((i + rows + more, j + cols + beside), np.nan, self.char)
+        whole[i : i + rows, j : j + cols] = values.T if turned else values
+        descriptor = pb.MatrixDescriptor(
+            whole.shape, (block, block) if block else tuple(map(int, rng.integers(1, 9, 2))),
+            pb.Grid(p, q, str(rng.choice(["row", "col"]))), (int(rng.integers(p)), int(rng.integers(q))),
+            np.dtype(self.char), str(rng.choice([*"CF"])),
+        )  # fmt: skip
+        return Spread(whole, descriptor), (i, j, rows, cols, turned)
+
+    def compute(self, routine, given, into, **how):
+        """Make a call; return the result, or None if it is not for direct calls, which no rank may take otherwise."""
+        matrices = [*given, into]
+        parts = [
+            [None if x is None else x[0].part(rank, x[1]) for x in matrices] for rank in range(self.size)
+        ]
+        before = into[0].whole()
+        ended = {*self.ranks.run(routine, parts, **how)}
+        if ended == {"UNFIT"}:
+            return None
+        assert len(ended) == 1
+        assert ended <= {"DONE", "DONE_STAGED"}
+        i, j, m, n, turned = into[1]
+        after = into[0].whole()
+        found = after[i : i + m, j : j + n].copy()
+        after[i : i + m, j : j + n] = before[i : i + m, j : j + n]
+        assert np.array_equal(after, before, equal_nan=True)  # around it nothing is written
+        return found.T if turned else found
+
+
+OPS = {"N": lambda x: x, "T": lambda x: x.T, "C": lambda x: x.conj().T}
+
+
+def products(cases, rng):
+    """A product, or a sum, and what it should be."""
+    m, n, k = map(int, rng.integers(1, 20, 3))
+    op_a, op_b = map(str, rng.choice([*"NTC"], 2))
+    beta, z = float(rng.integers(-1, 2)), cases.values(m, n)
+    d = cases.spread(z)
+    if rng.integers(3) == 0:
+        y = cases.values(m, n)
+        given = [cases.spread(OPS[op_a](y)), None, d]
+        return ("geadd", given, d, {"words": f"LL{op_a}NN", "alpha": -1.0, "beta": beta}), -y + beta * z
+    x, y = cases.values(m, k), cases.values(k, n)
+    given = [cases.spread(OPS[op](v)) for op, v in ((op_a, x), (op_b, y))]
+    return (
+        "matmul",
+        [*given, d],
+        d,
+        {"words": f"LL{op_a}{op_b}N", "alpha": 2.0, "beta": beta},
+    ), 2 * x @ y + beta * z
+
+
+def triangle(cases, uplo, diag, n):
+    """A triangular matrix whose inverse has small integers, with NaN where nothing is read."""
+    x = np.tril(cases.values(n, n), -1) * np.tri(n, k=-1) * (np.arange(n) % 3 == 0) + np.eye(n)
+    inside = np.tri(n, k=-(diag == "U"), dtype=bool)
+    stored = np.where(inside, x, np.nan).astype(cases.char)
+    return (x, stored) if uplo == "L" else (x.T, stored.T)
+
+
+def triangles(cases, rng):
+    """A triangular product or solve."""
+    (side, uplo, op, diag), routine = (str(rng.choice([*w])) for w in ("LR", "LU", "NTC", "NU")), "trmm"
+    m, n = (int(rng.choice([1, 2, 7, 18])) for _ in "mn")
+    x, stored = triangle(cases, uplo, diag, m if side == "L" else n)
+    b, alpha = cases.values(m, n), float(rng.choice([1, 2]))
+    expected = alpha * (OPS[op](x) @ b if side == "L" else b @ OPS[op](x))
+    if rng.integers(2):
+        routine, b, expected = "trsm", expected / alpha, alpha * b
+    a, given = cases.spread(stored, int(rng.integers(0, 5))), cases.spread(b)
+    into = given if rng.integers(2) else cases.spread(cases.values(m, n))
+    return (routine, [a, given, None], into, {"words": f"{side}{uplo}{op}N{diag}", "alpha": alpha}), expected
+
+
+def symmetric(cases, rng):
+    """A symmetric or Hermitian matrix times another one."""
+    (side, uplo), m, n = (
+        (str(rng.choice([*w])) for w in ("LR", "LU")),
+        *map(int, rng.choice([1, 2, 6, 19], 2)),
+    )
+    beta, k, routine = float(rng.integers(-1, 2)), m if side == "L" else n, str(rng.choice(["symm", "hemm"]))
+    x, b, z = cases.values(k, k), cases.values(m, n), cases.values(m, n)
+    x = x + (x.conj().T if routine == "hemm" else x.T)
+    inside = np.tri(k, dtype=bool) if uplo == "L" else np.tri(k, dtype=bool).T
+    a, given, d = (
+        cases.spread(np.where(inside, x, np.nan), int(rng.integers(0, 4))),
+        cases.spread(b),
+        cases.spread(z),
+    )
+    expected = (x @ b if side == "L" else b @ x) + beta * z
+    return (routine, [a, given, d], d, {"words": f"{side}{uplo}NNN", "beta": beta}), expected
+
+
+def updates(cases, rng):
+    """An update of a triangle; the other one keeps its NaN."""
+    routine, uplo = str(rng.choice(["syrk", "herk", "syr2k", "her2k"])), str(rng.choice([*"LU"]))
+    n, k, beta = int(rng.integers(1, 24)), int(rng.integers(1, 6)), float(rng.integers(-1, 2))
+    adjoint = "C" if routine.startswith("he") else "T"
+    op = str(rng.choice(["N", adjoint]))
+    x, y, z = cases.values(n, k), cases.values(n, k), cases.values(n, n)
+    z = z + OPS[adjoint](z)
+    inside = np.tri(n, dtype=bool) if uplo == "L" else np.tri(n, dtype=bool).T
+    expected = x @ OPS[adjoint](x) if routine.endswith("rk") else x @ OPS[adjoint](y) + y @ OPS[adjoint](x)
+    d = cases.spread(np.where(inside, z, np.nan), int(rng.integers(0, 4)))
+    given = [cases.spread(OPS[op](x)), None if routine.endswith("rk") else cases.spread(OPS[op](y)), d]
+    call = routine, given, d, {"words": f"L{uplo}{op}NN", "beta": beta}
+    return call, np.where(inside, expected + beta * z, np.nan)
+
+
+def factors(cases, rng):
+    """A Cholesky factor, an inverse of a triangle, or solutions; outside a triangle D keeps its values."""
+    n, width, uplo = int(rng.integers(1, 30)), int(rng.integers(1, 6)), str(rng.choice([*"LU"]))
+    inside = np.tri(n, dtype=bool) if uplo == "L" else np.tri(n, dtype=bool).T
+    z = cases.values(n, n).astype("D" if cases.char in "FD" else "d")
+    whole, y = z @ z.conj().T + 9 * n * np.eye(n), cases.values(n, width)
+    x = np.linalg.cholesky(whole) if uplo == "L" else np.linalg.cholesky(whole).conj().T
+    stored = np.where(inside, whole, np.nan)
+    routine = str(rng.choice(["potrf", "posv", "gesv", "trtri", "potrf potri"]))
+    words = {"words": f"L{uplo}NNN"}
+    if routine in ("posv", "gesv"):
+        d = cases.spread(whole @ y)
+        a = cases.spread(stored if routine == "posv" else whole)
+        return (routine, [a, d, None], d, words), y
+    a, d = cases.spread(x if routine == "trtri" else stored), cases.spread(z)
+    expected = np.where(inside, x if routine == "potrf" else np.linalg.inv(x), z)
+    if routine == "potrf potri":
+        expected = np.linalg.inv(whole)
+    return (routine, [a, None, None], d, words), expected
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("draw", [products, triangles, symmetric, updates, factors])
+def test_calls_on_random_sub_matrices(draw, size):
+    """Tiny ones as if they were not, in one case of two; so that every way is taken with every rank."""
+    cases, computed, count = Cases(size, 2), 0, 60
+    rng, tiny = cases.rng, LIMITS.tiny
+    for _ in range(count):
+        cases.char = str(rng.choice([*TYPES]))
+        (routine, given, into, how), expected = draw(cases, rng)
+        limits = {"width": 3, "part": 3, "meeting": 9, "rows": 2, "factoring": 9}
+        with changed_limits(tiny=tiny * int(rng.integers(2)), stay=0, portion=20, **limits):
+            found = cases.compute(routine, given, into, **how)
+        if found is None:
+            continue
+        computed += 1
+        near = 2e-3 if cases.char in "fF" else 1e-9
+        np.testing.assert_allclose(
+            found, expected, near, near * (draw is factors), err_msg=f"{routine} {how}"
+        )
+    assert computed > count / 4
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_numbers_of_vectors(size):
+    cases = Cases(size, 3)
+    rng, total = cases.rng, {"dot": "sum", "dotc": "sum", "asum": "sum", "nrm2": "squares", "amax": "largest"}
+    computed = 0
+    for _ in range(100):
+        cases.char, n, routine = (
+            str(rng.choice([*TYPES])),
+            int(rng.integers(1, 40)),
+            str(rng.choice([*total])),
+        )
+        x, y = cases.values(n, 1), cases.values(n, 1)
+        a = cases.spread(x)
+        b = a if rng.integers(2) else cases.spread(y)
+        y = x if b is a else y
+        two = routine in ("dot", "dotc")
+        parts = [
+            [a[0].part(r, a[1]), b[0].part(r, b[1]) if two else None, None, a[0].part(r, a[1])]
+            for r in range(size)
+        ]
+        ended = {*cases.ranks.run(routine, parts)}
+        if ended == {"UNFIT"}:
+            continue
+        told = np.array([cases.ranks.told(rank) for rank in range(size)])
+        if "BY_PYTHON" in ended:
+            assert routine == "nrm2"
+            continue
+        computed += 1
+        sizes = abs(x.real) + abs(x.imag)
+        if routine == "amax":
+            best = max(map(tuple, told), key=lambda row: (row[0], -row[1]))
+            at = int(sizes.argmax())
+            assert best == (sizes[at, 0], at, x[at, 0].real, x[at, 0].imag)
+            continue
+        sums = {
+            "dot": (x.T @ y)[0, 0],
+            "dotc": (x.conj().T @ y)[0, 0],
+            "asum": sizes.sum(),
+            "nrm2": (abs(x) ** 2).sum(),
+        }
+        found = told.sum(axis=0)
+        found = found[1] if routine == "nrm2" else complex(*found) if two else found[0]
+        assert np.isclose(found, sums[routine])
+    assert computed > 40
+
+
+def test_ranks_that_ask_for_different_things():
+    ranks, cases = CoreRanks(2), Cases(2, 4)
+    x = cases.spread(np.ones((4, 4)))
+    part, other = (x[0].part(0, (*x[1][:4], turned)) for turned in (False, True))
+    assert ranks.run("scal", [[part, None, None, part], [other, None, None, other]]) == ["UNLIKE"] * 2
+    assert ranks.run("scal", [[part, None, None, part]] * 2, alpha=2.0) == ["DONE"] * 2
