@@ -10,7 +10,6 @@ alone, of a small product. NVLink multicast is never used.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -21,8 +20,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pblasmp as pb
-from benchmarks import results
-from benchmarks.one_kernel import _shape
+from benchmarks.one_kernel import run_on_gpus
 
 FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 SHAPES = ((2048, 2048, 2048), (4096, 1792, 4096), (8192, 3584, 8192))
@@ -196,38 +194,11 @@ def row(ctx: pb.Context, form: str, shape: tuple[int, int, int], rounds: int) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
-    parser.add_argument(
-        "--shapes",
-        nargs="+",
-        type=_shape,
-        default=list(SHAPES),
-        metavar="T,N,K",
-        help="tokens, outputs, inputs",
-    )
-    results.add_option(parser)
-    options = parser.parse_args()
-    with pb.Context(engine="cublasmp") as ctx:
-        import cupy
-        import torch
-        import torch.distributed as dist
-
-        torch.cuda.set_device(cupy.cuda.runtime.getDevice())
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29547")
-        dist.init_process_group("nccl", rank=ctx.rank, world_size=ctx.size)
+    def rows(ctx: pb.Context, options: argparse.Namespace) -> list[dict[str, Any]]:
         shapes = (SMALL, *options.shapes)
-        rows = [row(ctx, form, shape, options.rounds) for form in options.forms for shape in shapes]
-        directory = results.directory_of(options)
-        if ctx.rank == 0 and directory is not None:
-            run = results.Run(
-                benchmark="layers", date=results.today(), commit=results.this_commit(), ranks=ctx.size,
-                gpus=ctx.size, **results.facts(ctx), options=results.options_of(options), reference="",
-                sample="all", rows=rows,
-            )  # fmt: skip
-            results.save(run, directory)
-        dist.destroy_process_group()
+        return [row(ctx, form, shape, options.rounds) for form in options.forms for shape in shapes]
+
+    run_on_gpus("layers", __doc__, FORMS, SHAPES, 7, rows)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -165,14 +165,26 @@ def _shape(text: str) -> tuple[int, int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
+    def rows(ctx: pb.Context, options: argparse.Namespace) -> list[dict[str, Any]]:
+        clock = Clock(ctx, options.rounds)
+        return [row(Case(clock, form, *shape), shape) for form in options.forms for shape in options.shapes]
+
+    run_on_gpus("one_kernel", __doc__, FORMS, SHAPES, 20, rows)
+
+
+def run_on_gpus(
+    benchmark: str, doc: str, forms: Sequence[str], shapes: Sequence[tuple[int, int, int]], rounds: int,
+    rows: Callable[[pb.Context, argparse.Namespace], list[dict[str, Any]]],
+) -> None:  # fmt: skip
+    """Run a benchmark of tensor-parallel products beside NCCL's collectives, and store its rows if asked to."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--forms", nargs="+", choices=forms, default=list(forms))
     parser.add_argument(
         "--shapes",
         nargs="+",
         type=_shape,
-        default=list(SHAPES),
+        default=list(shapes),
         metavar="T,N,K",
         help="tokens, outputs, inputs",
     )
@@ -186,14 +198,13 @@ def main() -> None:
         torch.cuda.set_device(cupy.cuda.runtime.getDevice())
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29541")
         dist.init_process_group("nccl", rank=ctx.rank, world_size=ctx.size)
-        clock = Clock(ctx, options.rounds)
-        rows = [row(Case(clock, form, *shape), shape) for form in options.forms for shape in options.shapes]
+        found = rows(ctx, options)
         directory = results.directory_of(options)
         if ctx.rank == 0 and directory is not None:
             run = results.Run(
-                benchmark="one_kernel", date=results.today(), commit=results.this_commit(), ranks=ctx.size,
+                benchmark=benchmark, date=results.today(), commit=results.this_commit(), ranks=ctx.size,
                 gpus=ctx.size, **results.facts(ctx), options=results.options_of(options), reference="",
-                sample="all", rows=rows,
+                sample="all", rows=found,
             )  # fmt: skip
             results.save(run, directory)
         dist.destroy_process_group()
