@@ -488,10 +488,15 @@ def _mismatch(facts: list[dict[str, str]]) -> RankMismatchError:
     calls = [each["call"] for each in facts]
     if len(set(calls)) > 1:
         return RankMismatchError("the ranks made different calls:" + _by_rank(calls))
-    names = [name for name in facts[0] if len({each.get(name) for each in facts}) > 1]
-    text = "".join(f"\n  {name}:" + _by_rank([str(each.get(name)) for each in facts]) for name in names)
+    everyones = dict.fromkeys(name for each in facts for name in each)
+    names = [name for name in everyones if len({each.get(name) for each in facts}) > 1]
+    # A fact that some ranks lack shows that they came another way: as to a plan. Without a number of the call they do
+    # not come again to agree on the details.
+    common = [name for name in names if all(name in each for each in facts)]
+    shown = common or [name for name in names if name != NUMBER][:1]
+    text = "".join(f"\n  {name}:" + _by_rank([str(each.get(name)) for each in facts]) for name in shown)
     error = RankMismatchError(f"{calls[0]}: the ranks gave different arguments:{text}")
-    _mark(error).differing = names
+    _mark(error).differing = common
     return error
 
 

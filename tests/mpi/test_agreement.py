@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -400,6 +401,24 @@ def other_calls(comm, directory):
                     f"{here} and {there}",
                     error(pb.RankMismatchError, words, calls[there if comm.rank == last else here]),
                 )
+        column, out = a[:, :1], ctx.zeros(d)
+        for function, *given in (
+            (pb.matmul, a, a, None), (pb.linalg.lu_factor, a), (pb.linalg.solve, a, a), (pb.blas.syrk, a),
+            (pb.blas.gemv, a, column),
+        ):  # fmt: skip
+            how = {"out": out} if function is pb.matmul else {}
+            with contextlib.suppress(pb.FactorizationError):
+                function(*given, **how)  # a call that is repeated
+            for planned in (comm.rank == last, comm.rank == 0):
+                words = ["the ranks gave different arguments:", "what asks for it:", "plan on rank"]
+                call = functools.partial(pb.plan, function) if planned else function
+                yield (
+                    f"{function.__name__} and its plan",
+                    error(pb.RankMismatchError, words, call, *given, **how),
+                )
+        words = ["copy: the ranks gave different arguments:"]
+        call = a.copy if comm.rank == last else functools.partial(pb.blas.copy, column)
+        yield "two calls of a name", error(pb.RankMismatchError, words, call)
         if comm.size == 4:
             words = ["load on rank 0", "gather on rank 1", "save on rank 2", "plan on rank 3"]
             mine = ("load", "gather", "save", "plan")[comm.rank]
