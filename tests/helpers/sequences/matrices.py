@@ -634,7 +634,8 @@ def _by_numpy(
 
 
 @call(
-    3, layout=Draw.layout, seed=Draw.seed, n=Draw.upto(40), how=Draw.of("gen", "pos", "tri", "lu", "cholesky", "lstsq"),
+    3, layout=Draw.layout, seed=Draw.seed, n=Draw.upto(40),
+    how=Draw.of("gen", "pos", "tri", "lu", "cholesky", "lstsq", "ranked", "refined"),
     uplo=Draw.of("L", "U"), singular=Draw.upto(8),
 )  # fmt: skip
 def solve(s: Session, layout: Any, seed: int, n: int, how: str, uplo: str, singular: int) -> None:
@@ -643,12 +644,15 @@ def solve(s: Session, layout: Any, seed: int, n: int, how: str, uplo: str, singu
     row = ELEMENT_TYPES.get(dtype.name)
     if s.ctx.engine.name != "host" or row is None or not row.blas or n == 0:
         raise SkipStep
+    if how == "refined" and dtype.name not in ("float64", "complex128"):
+        raise SkipStep
     whole = integers((n, n), dtype, seed, 2).astype(exact(np.zeros(1, dtype)).dtype) / (8 * n) + 2 * np.eye(n)
     if how in ("pos", "cholesky"):
         whole = (whole + whole.conj().T) / 2
     triangle = np.tril if uplo == "L" else np.triu
     whole = triangle(whole) if how == "tri" else whole
-    if singular == 0 and how != "lstsq":
+    least = how in ("lstsq", "ranked")
+    if singular == 0 and not least:
         whole[n // 2, :] = whole[:, n // 2] = 0
     a, b, x = (s.make(seed + i, shape, dtype) for i, shape in enumerate(((n, n), (n, 3), (n, 3))))
     s.fill(a, whole.astype(dtype))
@@ -660,6 +664,8 @@ def solve(s: Session, layout: Any, seed: int, n: int, how: str, uplo: str, singu
             (pb.linalg.cholesky(a.matrix, lower=uplo == "L"), uplo == "L"), b.matrix
         ),
         "lstsq": lambda: pb.linalg.lstsq(a.matrix, b.matrix),
+        "ranked": lambda: pb.linalg.lstsq(a.matrix, b.matrix, None).x,
+        "refined": lambda: pb.linalg.solve(a.matrix, b.matrix, refine="float32", out=x.matrix),
     }
     try:
         found = calls.get(
@@ -668,7 +674,7 @@ def solve(s: Session, layout: Any, seed: int, n: int, how: str, uplo: str, singu
     except pb.FactorizationError as error:
         expect("" if singular == 0 and error.index == n // 2 else f"{error}")
         return
-    expect("" if singular or how == "lstsq" else "no error for a singular matrix")
+    expect("" if singular or least else "no error for a singular matrix")
     s.check(Held(found, x.whole), 500 * np.finfo(dtype).eps * max(1, abs(x.whole).max()))
 
 
@@ -697,6 +703,14 @@ def spectrum(s: Session, layout: Any, seed: int, n: int, how: str, uplo: str) ->
         if pb.verify(pb.linalg.svd if how == "svd" else pb.linalg.eigh, *given, found=found, **how_called)
         else f"{how}: wrong"
     )
+
+
+@call(2, of=Draw.slot, to=Draw.slot, axis=Draw.of(0, 1))
+def shards(s: Session, of: int, to: int, axis: int) -> None:
+    """To shards of rows or columns, as other libraries have them, and back."""
+    held = s.pick(of)
+    back = s.ctx.from_dlpack_shards(held.matrix.to_dlpack_shard(axis), axis)
+    s.keep(to, back.copy(), held.whole.copy())
 
 
 @call(2, of=Draw.slot, to=Draw.slot)
