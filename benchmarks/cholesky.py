@@ -20,6 +20,7 @@ if __package__ in (None, ""):
 
 import pblasmp as pb
 from benchmarks import results
+from benchmarks.cusolvermp import open_solver
 from examples.cholesky import factor
 
 
@@ -57,7 +58,9 @@ def contenders(ctx: pb.Context) -> dict[str, Callable[[pb.DistributedMatrix], ob
         found["cublasmp"] = lambda x: factor(ctx, x, "cublasmp")
     found["pb.linalg.cholesky"] = lambda x: pb.linalg.cholesky(x, out=x)
     if ctx.engine.device is not None:
-        found["cusolvermp"] = lambda x: pb.linalg.cholesky(x, out=x, algo="cusolvermp")
+        solver = open_solver(ctx)
+        if not isinstance(solver, str):
+            found["cusolvermp"] = solver.cholesky
     return found
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 import pblasmp as pb
 from benchmarks import results
+from benchmarks.cusolvermp import Solver, open_solver
 from benchmarks.ranks import paired
 from pblasmp.engines.gpu.session import session_of
 
@@ -27,7 +28,6 @@ ROUTINES = ("potrf", "getrf", "geqrf", "potrs", "getrs")
 _SOLVES = ("potrs", "getrs")
 _MOST = 30  # how large a residual may be, in units of n, the norms and the rounding
 _COLUMNS = 3  # right-hand sides that a factorisation is checked with
-_CONTENDERS = {"pblasmp": "panels", "cusolvermp": "cusolvermp"}
 
 
 class Case(NamedTuple):
@@ -53,12 +53,18 @@ class Case(NamedTuple):
 
 
 class Matrices:
-    """The matrices of a case. Collective to make."""
+    """The matrices of a case. Collective to make.
 
-    def __init__(self, ctx: pb.Context, case: Case) -> None:
+    Args:
+        ctx: where.
+        case: the case.
+        solver: cuSOLVERMp, if the contender "cusolvermp" is there.
+    """
+
+    def __init__(self, ctx: pb.Context, case: Case, solver: Solver | None = None) -> None:
         import cupy
 
-        self.case, self.ctx, self._cupy = case, ctx, cupy
+        self.case, self.ctx, self._cupy, self._solver = case, ctx, cupy, solver
         d = self._layout(case.n)
         self.a, self.b = ctx.empty(d), ctx.empty(self._layout(case.nrhs or _COLUMNS))
         self._kernels = {
@@ -95,33 +101,44 @@ class Matrices:
         else:
             self.fill(self.a, self.case.routine[:2])
 
-    def factor(self, algo: str) -> None:
-        """Factor A in place. Collective."""
-        kind = self.case.routine[:5]
-        if kind in ("potrf", "potrs"):
-            pb.linalg.cholesky(self.a, out=self.a, algo=algo)
-        elif kind in ("getrf", "getrs"):
-            self.found = pb.linalg.lu_factor(self.a, out=self.a, algo=algo)[1]
+    def factor(self, name: str = "pblasmp") -> None:
+        """Factor A in place, by a contender. Collective."""
+        kind, solver, how = self.case.routine[:2], self._solver, {"out": self.a, "algo": "panels"}
+        if name == "cusolvermp":
+            assert solver is not None
+            routines = {"potrf": solver.cholesky, "potrs": solver.cholesky, "geqrf": solver.qr}
+            self.found = routines.get(self.case.routine, solver.lu)(self.a)
+        elif kind == "po":
+            pb.linalg.cholesky(self.a, **how)
+        elif self.case.routine != "geqrf":
+            self.found = pb.linalg.lu_factor(self.a, **how)[1]
         else:
-            self.found = pb.linalg.qr(self.a, out=self.a, algo=algo)
+            self.found = pb.linalg.qr(self.a, **how)
 
-    def solve(self, algo: str) -> None:
-        """Solve in place with the factors. Collective."""
-        if self.case.routine[:2] == "po":
-            pb.linalg.cho_solve((self.a, True), self.b, out=self.b, algo=algo)
+    def solve(self, name: str) -> None:
+        """Solve in place with the factors, by a contender. Collective."""
+        positive, solver, how = self.case.routine[:2] == "po", self._solver, {"out": self.b, "algo": "panels"}
+        if name == "cusolvermp":
+            assert solver is not None
+            if positive:
+                solver.cho_solve(self.a, self.b)
+            else:
+                solver.lu_solve(self.a, self.found, self.b)
+        elif positive:
+            pb.linalg.cho_solve((self.a, True), self.b, **how)
         else:
-            pb.linalg.lu_solve((self.a, self.found), self.b, out=self.b, algo=algo)
+            pb.linalg.lu_solve((self.a, self.found), self.b, **how)
 
-    def call(self, algo: str) -> Callable[[], None]:
-        """Return what is timed. Collective to run."""
-        return (lambda: self.solve(algo)) if self.case.routine in _SOLVES else (lambda: self.factor(algo))
+    def call(self, name: str) -> Callable[[], None]:
+        """Return what is timed of a contender. Collective to run."""
+        return (lambda: self.solve(name)) if self.case.routine in _SOLVES else (lambda: self.factor(name))
 
-    def residual(self, algo: str) -> float:
-        """Return the error of a factorisation, or of a solve, in units of rounding. Collective."""
+    def residual(self, name: str) -> float:
+        """Return a contender's error of a factorisation, or of a solve, in units of rounding. Collective."""
         case = self.case
         self.fill(self.a, case.routine[:2])
         size = float(self.a.norm(1))
-        self.factor(algo)
+        self.factor(name)
         self.fill(self.b, "ge")
         if case.routine == "geqrf":  # A^T A x and R^T R x
             squared = pb.blas.trmm(self.a, pb.blas.trmm(self.a, self.b, uplo="U"), uplo="U", op_a="T")
@@ -129,7 +146,7 @@ class Matrices:
             wanted = pb.matmul(self.a, pb.matmul(self.a, self.b), op_a="T")
             scale = size**2 * float(self.b.norm(1))
             return float((squared - wanted).norm(1)) / (scale * case.n * np.finfo(float).eps)
-        self.solve(algo)
+        self.solve(name)
         x = self.b.copy()
         self.fill(self.b, "ge")
         self.fill(self.a, case.routine[:2])
@@ -152,14 +169,15 @@ def cases(options: argparse.Namespace, ranks: int) -> list[Case]:
 
 
 def time_case(
-    ctx: pb.Context, case: Case, names: Sequence[str], options: argparse.Namespace
+    ctx: pb.Context, case: Case, solver: Solver | None, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Check and time the contenders on one case, in turns. Collective."""
-    m = Matrices(ctx, case)
+    m = Matrices(ctx, case, solver)
+    names = ["pblasmp"] if solver is None else ["pblasmp", "cusolvermp"]
     errors = {}
     if case.n <= options.check:
         for name in names:
-            errors[name] = m.residual(_CONTENDERS[name])
+            errors[name] = m.residual(name)
             if not errors[name] < _MOST:
                 raise SystemExit(f"{case}: the residual of {name} is {errors[name]}")
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -168,9 +186,9 @@ def time_case(
             name = names[(turn + i) % len(names)]
             if case.routine in _SOLVES:
                 m.fill(m.a, case.routine[:2])
-                m.factor("panels")
+                m.factor()
             m.restore()
-            run = m.call(_CONTENDERS[name])
+            run = m.call(name)
             ctx.engine.synchronize()
             ctx.comm.barrier()
             start = time.perf_counter()
@@ -272,11 +290,11 @@ def print_timeline(ctx: pb.Context, case: Case) -> None:
     for turn in range(2):
         if case.routine in _SOLVES:
             m.fill(m.a, case.routine[:2])
-            m.factor("panels")
+            m.factor()
         m.restore()
         ctx.engine.synchronize()
         ctx.comm.barrier()
-        found = Timeline(ctx).of(m.call("panels")) if turn else m.call("panels")()
+        found = Timeline(ctx).of(m.call("pblasmp")) if turn else m.call("pblasmp")()
     for rank, rows in enumerate(ctx.comm.allgather(found)):
         if ctx.rank == 0:
             print(
@@ -303,9 +321,11 @@ def run(options: argparse.Namespace) -> None:
 
 def time_cases(ctx: pb.Context, chosen: Sequence[Case], options: argparse.Namespace) -> None:
     """Time some cases, and write the times where the options say. Collective."""
-    names, rows = _present(ctx), []
+    solver, rows = open_solver(ctx), []
+    if isinstance(solver, str) and ctx.rank == 0:
+        print(f"cusolvermp: {solver}")
     for case in chosen:
-        rows.append(time_case(ctx, case, names, options))
+        rows.append(time_case(ctx, case, None if isinstance(solver, str) else solver, options))
         if ctx.rank == 0:
             print(_line(rows[-1]), flush=True)
     directory = results.directory_of(options)
@@ -316,19 +336,6 @@ def time_cases(ctx: pb.Context, chosen: Sequence[Case], options: argparse.Namesp
             sample="all", rows=rows,
         )  # fmt: skip
         print(f"all times: {results.save(kept, directory)}")
-
-
-def _present(ctx: pb.Context) -> list[str]:
-    """Return the contenders that there are: cuSOLVERMp where it is installed. Collective."""
-    d = pb.MatrixDescriptor((8, 8), (8, 8), pb.Grid(1, ctx.size))
-    a = ctx.from_function(lambda i, j: 1.0 * (i == j), d)
-    try:
-        pb.linalg.cholesky(a, algo="cusolvermp")
-    except pb.PblasmpError as error:
-        if ctx.rank == 0:
-            print(f"cusolvermp: {error}")
-        return ["pblasmp"]
-    return list(_CONTENDERS)
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """cuSOLVERMp, simulated: C functions with the bindings' prototypes, on the memory of every rank's simulated GPU.
 
-It refuses what the library refuses, and notes as faults what the library computes wrongly or never ends on.
+It computes eigenvalues, and notes as faults what the library computes wrongly or never ends on.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy.linalg import lapack
 
-from pblasmp.bindings import SOLVER_FUNCTIONS, DataType, Operation, SolverLibrary, SolverStatus, ctype
+from pblasmp.bindings import SOLVER_FUNCTIONS, DataType, SolverLibrary, SolverStatus, ctype
 from tests.helpers.fakegpu import FakeGpu
 
 TYPES = {DataType.R_32F: "f4", DataType.R_64F: "f8", DataType.C_32F: "c8", DataType.C_64F: "c16"}
@@ -81,19 +80,11 @@ class FakeSolver(SolverLibrary):
             return self._compute(short, told)
         return 0
 
-    # -- what the library refuses, and what it does wrong
+    # -- what the library asks for, and what it does wrong
 
     def _query(self, short: str, told: dict[str, Any]) -> int:
         for name, value in zip(("workspaceInBytesOnDevice", "workspaceInBytesOnHost"), WORK, strict=True):
             ctypes.c_size_t.from_address(told[name]).value = value
-        if short in ("Getrs", "Gels") and told["trans"] != Operation.N:
-            return SolverStatus.NOT_SUPPORTED
-        if short == "Gels" and told["m"] < told["n"]:
-            return SolverStatus.NOT_SUPPORTED
-        if short in ("Ormqr", "Gels"):
-            beside = self.alive[told["descB" if short == "Gels" else "descC"]]
-            if self.alive[beside["grid"]]["numColDevices"] > 1 and beside["N_A"] < beside["NB_A"]:
-                return SolverStatus.NOT_SUPPORTED
         return 0
 
     def _check(self, short: str, told: dict[str, Any]) -> None:
@@ -110,8 +101,6 @@ class FakeSolver(SolverLibrary):
                 self.faults.append(f"{short}: {letter} is a part of a matrix")
             if grid["numRowDevices"] * grid["numColDevices"] != (self.gpu.comm.size if self.gpu.comm else 1):
                 self.faults.append(f"{short}: not all ranks are in the grid")
-            if short in ("Getrf", "Getrs") and grid["numRowDevices"] > 1:
-                self.faults.append(f"{short}: several rows of processes, whose pivots are others")
         if len(blocks) > 1:
             self.faults.append(f"{short}: layouts {blocks}")
         if self.alive[told["handle"]]["stream"] != self.gpu.stream:
@@ -164,78 +153,11 @@ class FakeSolver(SolverLibrary):
         if part.size:
             part[...] = whole[np.ix_(rows, cols)]
 
-    def _columns(
-        self, told: dict[str, Any], name: str, kind: str, whole: np.ndarray | None = None
-    ) -> np.ndarray:
-        """What accompanies the columns of A: given to this rank's if ``whole`` is not None, else read from all."""
-        desc = self.alive[told["descA"]]
-        _, cols = self._owned(desc)
-        part = self._array(told[name], (len(cols),), kind)
-        if whole is not None:
-            padded = np.zeros(desc["N_A"], kind)
-            padded[: len(whole)] = whole
-            if part.size:
-                part[...] = padded[cols]
-            return whole
-        found, comm = np.zeros(desc["N_A"], kind), self._comm(desc)
-        for at, values in comm.allgather((cols, part.copy())) if comm else [(cols, part)]:
-            found[at] = values
-        return found
-
     # -- routines
 
     def _compute(self, short: str, told: dict[str, Any]) -> int:
         self._check(short, told)
         return int(getattr(self, f"_{short.lower()}")(told, self._whole(told, "a")) or 0)
-
-    def _potrf(self, told: dict[str, Any], a: np.ndarray) -> int:
-        a[np.triu_indices(len(a), 1)] = np.nan  # is not read
-        factor, found = lapack.get_lapack_funcs("potrf", (a,))(a, lower=1, clean=0)
-        found = self._first_fault(a) if found or np.isnan(np.tril(factor)).any() else 0
-        rows, cols, part = self._part(told, "a")
-        if part.size:
-            lower = np.asarray(rows)[:, None] >= np.asarray(cols)
-            part[lower] = factor[np.ix_(rows, cols)][lower]
-            if found and found - 1 in rows and found - 1 in cols:  # the root of a negative number
-                part[rows.index(found - 1), cols.index(found - 1)] = np.nan
-        self._array(told["info"], (1,), "i4")[0] = found
-        return SolverStatus.INTERNAL_ERROR if found else 0
-
-    def _potrs(self, told: dict[str, Any], a: np.ndarray) -> None:
-        lower = np.tril(a)
-        self._put(told, "b", np.linalg.solve(lower @ lower.conj().T, self._whole(told, "b")))
-
-    def _getrf(self, told: dict[str, Any], a: np.ndarray) -> None:
-        factors, pivots, _ = lapack.get_lapack_funcs("getrf", (a,))(a)
-        self._put(told, "a", factors)
-        self._columns(told, "ipiv", "i8", pivots.astype("i8") + 1)
-
-    def _getrs(self, told: dict[str, Any], a: np.ndarray) -> None:
-        pivots = self._columns(told, "ipiv", "i8") - 1
-        b = self._whole(told, "b")
-        for i, other in enumerate(pivots.tolist()):
-            b[[i, other]] = b[[other, i]]
-        lower = np.tril(a, -1) + np.eye(len(a), dtype=a.dtype)
-        self._put(told, "b", np.linalg.solve(np.triu(a), np.linalg.solve(lower, b)))
-
-    def _geqrf(self, told: dict[str, Any], a: np.ndarray) -> None:
-        factors, tau = lapack.get_lapack_funcs("geqrf", (a,))(a)[:2]
-        self._put(told, "a", factors)
-        self._columns(told, "tau", a.dtype.str, tau)
-
-    def _ormqr(self, told: dict[str, Any], a: np.ndarray) -> None:
-        q = self._q(a, self._columns(told, "tau", a.dtype.str), told["k"])
-        self._put(told, "c", (q if told["trans"] == Operation.N else q.conj().T) @ self._whole(told, "c"))
-
-    def _gels(self, told: dict[str, Any], a: np.ndarray) -> None:
-        b = self._whole(told, "b")
-        factors, tau = lapack.get_lapack_funcs("geqrf", (a,))(a)[:2]
-        b = self._q(factors, tau, told["n"]).conj().T @ b
-        top = np.triu(factors)[: told["n"]]
-        if (top.diagonal() != 0).all():
-            b[: told["n"]] = np.linalg.solve(top, b[: told["n"]])
-        self._put(told, "a", factors)
-        self._put(told, "b", b)
 
     def _syevd(self, told: dict[str, Any], a: np.ndarray) -> None:
         assert ctypes.string_at(told["jobz"], 1) == b"V"
@@ -249,20 +171,3 @@ class FakeSolver(SolverLibrary):
         self._array(told["w"], values.shape, values.dtype.str)[...] = values
         self._put(told, "q", vectors.astype(a.dtype))
         self._put(told, "a", np.full_like(a, math.nan))
-
-    def _first_fault(self, a: np.ndarray) -> int:
-        """The order of the first leading minor that is not positive."""
-        for k in range(1, len(a) + 1):
-            part = np.tril(a[:k, :k])
-            found = lapack.get_lapack_funcs("potrf", (a,))(part, lower=1)[1]
-            if found or np.isnan(part).any():
-                return k
-        return 0
-
-    def _q(self, factors: np.ndarray, tau: np.ndarray, count: int) -> np.ndarray:
-        q = np.eye(len(factors), dtype=factors.dtype)
-        for j in reversed(range(count)):
-            v = np.zeros(len(factors), factors.dtype)
-            v[j], v[j + 1 :] = 1, factors[j + 1 :, j]
-            q -= tau[j] * np.outer(v, v.conj() @ q)
-        return q

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Factorisations by cuSOLVERMp, one case at random each, on simulated and on real GPUs.
+"""Eigenvalues by cuSOLVERMp, one case at random each, on simulated and on real GPUs.
 
 Every rank draws the same cases from generators with the same seed.
 """
@@ -12,15 +12,12 @@ from typing import Any
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.linalg.orthogonal import apply_q
 from tests.helpers.cases import first, pick
 from tests.helpers.factor_cases import (
     TYPES,
     exact,
-    norm,
     only,
     placed,
-    positive,
     random,
     relative,
     too_large,
@@ -28,109 +25,10 @@ from tests.helpers.factor_cases import (
 )
 from tests.helpers.lengths import in_turn
 
-__all__ = ["CASES", "TYPES", "eigh_at_the_ends"]
+__all__ = ["TYPES", "eigh", "eigh_at_the_ends", "ends"]
 
 Case = tuple[str, str | None]
 ALGO: dict[str, Any] = {"algo": "cusolvermp"}
-
-
-def cholesky(ctx: pb.Context, rng: np.random.Generator, dtype: str, n: int = 0) -> Case:
-    """A factor, in place or not, and solutions with and without it."""
-    n, uplo = n or int(rng.integers(1, 20)), pick(rng, "LU")
-    whole = positive(rng, n, dtype)
-    a, b = placed(ctx, rng, only(uplo, whole)), placed(ctx, rng, random(rng, (n, 3), dtype))
-    right, op = b.allgather(), pick(rng, "NTC")
-    left = {"N": exact(whole), "T": exact(whole).T, "C": exact(whole)}[op]
-    solution = exact(pb.linalg.solve(a, b, "pos", lower=uplo == "L", transposed=op, **ALGO).allgather())
-    out = a if rng.integers(2) else None
-    found = pb.linalg.cholesky(a, lower=uplo == "L", out=out, **ALGO)
-    factor = found.allgather()
-    outside = factor[np.triu_indices(n, 1) if uplo == "L" else np.tril_indices(n, -1)]
-    kept = np.isnan(outside).all() if out is not None else (outside == 0).all()
-    again = exact(pb.linalg.cho_solve((found, uplo == "L"), b, out=b, **ALGO).allgather())
-    lower = exact(np.tril(factor) if uplo == "L" else np.triu(factor).conj().T)
-    errors = too_large(
-        factor=relative(lower @ lower.conj().T - exact(whole), exact(whole), n, dtype),
-        solve=relative(left @ solution - right, left * max(1, norm(solution)), n, dtype),
-        cho_solve=relative(exact(whole) @ again - right, exact(whole) * max(1, norm(again)), n, dtype),
-    )
-    return f"cholesky {dtype} {n} {uplo} {op} {a.descriptor} {b.descriptor}", first(
-        errors, None if kept else "the other triangle"
-    )
-
-
-def lu(ctx: pb.Context, rng: np.random.Generator, dtype: str, n: int = 0) -> Case:
-    """Factors of any shape, and solutions with and without them."""
-    n = n or int(rng.integers(1, 20))
-    rows = pick(rng, (n, n, int(rng.integers(1, 20))))
-    whole = random(rng, (rows, n), dtype)
-    a = placed(ctx, rng, whole)
-    found, pivots = pb.linalg.lu_factor(a, out=a if rng.integers(2) else None, **ALGO)
-    factors, least = found.allgather(), min(rows, n)
-    lower, upper = exact(np.tril(factors, -1))[:, :least], exact(np.triu(factors))[:least]
-    np.fill_diagonal(lower, 1)
-    rebuilt = lower @ upper
-    for i, other in reversed(list(enumerate(pivots.tolist()))):
-        rebuilt[[i, other]] = rebuilt[[other, i]]
-    errors = {"lu": relative(rebuilt - whole, exact(whole), n, dtype)}
-    errors["growth"] = 20 * np.abs(lower).max(initial=0)  # as with partial pivoting
-    if rows == n:
-        b = placed(ctx, rng, random(rng, (n, 3), dtype))
-        right, a = exact(b.allgather()), placed(ctx, rng, whole)
-        for name, x in (
-            ("solve", pb.linalg.solve(a, b, **ALGO)),
-            ("lu_solve", pb.linalg.lu_solve((found, pivots), b, out=b, **ALGO)),
-        ):
-            x = exact(x.allgather())
-            errors[name] = relative(whole @ x - right, exact(whole) * max(1, norm(x)), n, dtype)
-        sign, size = pb.linalg.slogdet(a, **ALGO)
-        expected = np.linalg.slogdet(exact(whole))
-        near = np.allclose([sign, size], expected, rtol=1e-3, atol=1e-3)
-        errors["slogdet"] = 0 if near else np.inf
-    return f"lu {dtype} {rows} x {n} {a.descriptor}", too_large(**errors)
-
-
-def qr(ctx: pb.Context, rng: np.random.Generator, dtype: str, n: int = 0) -> Case:
-    """R and reflectors, Q formed, and applied from both sides."""
-    n = n or int(rng.integers(1, 15))
-    rows = n + int(rng.integers(0, 10))
-    whole = random(rng, (rows, n), dtype)
-    a = placed(ctx, rng, whole)
-    found = pb.linalg.qr(a, out=a if rng.integers(2) else None, **ALGO)
-    q, r = exact(found.q(**ALGO).allgather()), exact(found.r().allgather())
-    b = placed(ctx, rng, random(rng, (rows, 3), dtype))
-    right = exact(b.allgather())
-    there = found.apply(b, "C", **ALGO)
-    projected = exact(there.allgather())
-    back = exact(found.apply(there, out=there, **ALGO).allgather())
-    side = placed(ctx, rng, right.T.astype(dtype))
-    beside = exact(apply_q(found.factors, found.tau, side, "N", "R", **ALGO).allgather())
-    conjugated = exact(found.apply(placed(ctx, rng, right.conj().astype(dtype)), "C", **ALGO).allgather())
-    errors = too_large(
-        qr=relative(q @ r - whole, exact(whole), rows, dtype),
-        orthogonal=relative(q.conj().T @ q - np.eye(n), np.eye(n), rows, dtype),
-        apply=relative(projected[:n] - q.conj().T @ right, right, rows, dtype),
-        back=relative(back - right, right, rows, dtype),
-        right=relative(beside - conjugated.conj().T, right, rows, dtype),
-    )
-    return f"qr {dtype} {rows} x {n} {a.descriptor} {b.descriptor}", errors
-
-
-def lstsq(ctx: pb.Context, rng: np.random.Generator, dtype: str, n: int = 0) -> Case:
-    """A least-squares solution of a tall A, or of the adjoint of a wide one."""
-    n = n or int(rng.integers(1, 15))
-    wide = bool(rng.integers(2))  # a square A has no adjoint here
-    rows = n + int(rng.integers(wide, 10))
-    whole = random(rng, (rows, n), dtype)
-    op = ("C" if np.dtype(dtype).kind == "c" else pick(rng, "TC")) if wide else "N"
-    a = placed(ctx, rng, whole.conj().T.copy() if wide else whole)
-    b = placed(ctx, rng, random(rng, (rows, 3), dtype))
-    x = exact(pb.linalg.lstsq(a, b, trans=op, **ALGO).allgather())
-    left = exact(whole)
-    rest = left.conj().T @ (left @ x - exact(b.allgather()))
-    scale = norm(left) ** 2 * max(1, norm(x))
-    errors = too_large(lstsq=relative(rest / scale, np.eye(1), rows, dtype))
-    return f"lstsq {dtype} {rows} x {n} {op} {a.descriptor} {b.descriptor}", errors
 
 
 def eigh(ctx: pb.Context, rng: np.random.Generator, dtype: str, n: int = 0) -> Case:
@@ -199,6 +97,3 @@ def eigh_at_the_ends(
         w, found = pb.linalg.eigh(placed(ctx, rng, whole.astype(dtype)))
         same = np.isnan(w).all() and np.isnan(found.allgather()).all()
         yield f"eigh {dtype} {bad}", None if same else f"{w}"
-
-
-CASES = (cholesky, lu, qr, lstsq, eigh)

@@ -15,12 +15,11 @@ from ...comm import Agreement
 from ...layout import Grid, MatrixDescriptor, Trapezoid
 from ...layout.factor_problem import FactorProblem
 from ..arrays import new_part
-from ..factor import FactorOperands, Found
+from ..factor import FactorOperands, FactorProduct, Found
 from ..product import Product
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
-from .extremes import scale_by_power
-from .library_product import LibraryProduct, is_in
+from .extremes import largest, scale_by_power, scaling
 
 __all__ = ["OneRankMethod", "OneRankProduct", "SpectralMethod", "SpectralProduct"]
 
@@ -37,7 +36,7 @@ class SpectralMethod(Method):
         return isinstance(problem, FactorProblem) and problem.routine in ("eigh", "svd")
 
 
-class SpectralProduct(LibraryProduct):
+class SpectralProduct(FactorProduct):
     """Eigenvalues or singular values by a library. Making and running one is collective over the context.
 
     Args:
@@ -52,8 +51,7 @@ class SpectralProduct(LibraryProduct):
     always_scales = False
 
     def __init__(self, engine: Engine, problem: FactorProblem, work: MatrixDescriptor) -> None:
-        super().__init__(engine, problem)
-        self._a = work
+        self._engine, self._problem, self._a = engine, problem, work
         if not is_in(problem.a, work):
             self.moved = (f"a to {work}",)
 
@@ -78,8 +76,13 @@ class SpectralProduct(LibraryProduct):
         if least == 0:
             return Found(values=np.empty(0, real))
         part = _LOWER if p.routine == "eigh" else None
-        a = self._copied(p.a, given.a, work, part=part, conjugate=self._conjugate)
-        size, by = self._scale(a, always=self.always_scales)
+        a = new_part(self._engine, work)
+        if part is not None:
+            a[...] = 0
+        self._move(p.a, given.a, work, a, part)
+        if p.conjugate and a.size:
+            self._engine.xp.conjugate(a, out=a)
+        size, by = self._scaled(a)
         if not math.isfinite(size):  # it is unknown whether the library ends
             for layout, array in wanted.values():
                 if layout is not None:
@@ -100,6 +103,32 @@ class SpectralProduct(LibraryProduct):
                 self._home(layouts[name], places[name], column, layout, array)
         scale_by_power(told, -by)
         return Found(values=told)
+
+    def _move(
+        self,
+        source: MatrixDescriptor,
+        array: Array,
+        target: MatrixDescriptor,
+        out: Array,
+        part: Trapezoid | None = None,
+    ) -> None:
+        move = self._engine.prepare_move(source, target, (array, out), part)
+        try:
+            move.run(Operands(array, None, None, out))
+        finally:
+            move.close()
+
+    def _scaled(self, array: Array) -> tuple[float, int]:
+        """Scale a matrix by a power of two if squares of its elements over- or underflow. Collective.
+
+        Returns:
+            The size of its largest element, and the exponent.
+        """
+        everyones = self._engine.transport.comm.allgather(largest(self._engine.xp, [array]))
+        size = float(np.max(everyones))
+        exponent = scaling(size, array.dtype, root=True, always=self.always_scales)
+        self._engine.operations.scale_by_power(array, exponent)
+        return size, exponent
 
     def _places(
         self, wanted: dict[str, tuple[MatrixDescriptor | None, Any]]
@@ -224,3 +253,8 @@ class OneRankMethod(SpectralMethod):
     ) -> Product:
         """Prepare the product. Collective over the context."""
         return self._product(engine, problem)
+
+
+def is_in(x: MatrixDescriptor, work: MatrixDescriptor) -> bool:
+    """Return whether a matrix's local arrays are what the layout ``work`` has. Local."""
+    return x.order == "F" and x.same_places(work)
