@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Count what ranks receive in factorizations between nodes: ``python -m benchmarks.volumes``.
+"""Count what ranks receive between nodes: ``python -m benchmarks.volumes``, with ``--products`` in products.
 
-``traffic()`` runs the algorithm of every rank on arrays without values. The script prints a table in Markdown: bytes
-received by the rank that receives most, beside the volume of an algorithm in two dimensions that sends each rank only
-what it multiplies, once; and the memory of the rank that needs most, beside its part of the two matrices.
+``traffic()`` runs the algorithm of every rank on arrays without values. The script prints a table in Markdown.
+
+Of factorizations: bytes received by the rank that receives most, beside the volume of an algorithm in two dimensions
+that sends each rank only what it multiplies, once; and the memory of the rank that needs most, beside its part of the
+two matrices.
+
+Of products on nodes of 8 ranks: bytes received by the rank that receives most, beside SUMMA's, which sends each rank
+its rows of A and columns of B, and beside the bound of COSMA's authors, 2 m n k / (P sqrt(S)) elements for P ranks that
+each keep S, here a rank's part of the three matrices. Ranks of a node share what it receives, so the bound is not one
+for them.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Iterable
 
 import pblasmp as pb
 from pblasmp.layout.factor_problem import FactorProblem, FactorRoutine
@@ -39,6 +47,27 @@ def row(routine: FactorRoutine, n: int, block: int, ranks: int) -> tuple[str, ..
     )  # fmt: skip
 
 
+def product(n: int, block: int, nodes: int) -> tuple[str, ...]:
+    """Return the cells of one product of square matrices, on 8 ranks a node in the squarest grid."""
+    ranks, grid = 8 * nodes, pb.Grid.squarest(8 * nodes)
+    found = pb.MatmulProblem.gemm(n, n, n, grid, block).traffic(ranks_per_node=8)
+    most = int(found.received_bytes.max())
+    summa = 8 * n * n * (1 / grid.nprow + 1 / grid.npcol)
+    bound = 8 * 2 * n**3 / (ranks * math.sqrt(3 * n * n / ranks))
+    return (
+        str(nodes), f"{grid.nprow} × {grid.npcol}", f'`"{found.algorithm}"`', f"{most / 2**30:.2f} GiB",
+        f"{most / summa:.2f}", f"{most / bound:.2f}",
+    )  # fmt: skip
+
+
+def show(head: str, numbers: int, rows: Iterable[tuple[str, ...]]) -> None:
+    """Print a table as it is counted, whose last columns are numbers."""
+    words = head.count("|") - 1 - numbers
+    print(head + "\n|" + " --- |" * words + " ---: |" * numbers)
+    for cells in rows:
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
@@ -47,14 +76,15 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=50_000)
     parser.add_argument("--block", type=int, default=128)
     parser.add_argument("--ranks", type=int, nargs="+", default=[16, 64, 256, 1024])
+    parser.add_argument("--products", action="store_true", help="of products, on 4 to 1,024 nodes of 8 ranks")
     given = parser.parse_args()
-    print(
-        "| | ranks | received at most | ÷ volume in 2D | memory beyond both matrices |\n| --- |"
-        + " ---: |" * 4
-    )
-    for routine in ROUTINES:
-        for ranks in given.ranks:
-            print("| " + " | ".join(row(routine, given.n, given.block, ranks)) + " |", flush=True)
+    n, block = given.n, given.block
+    if given.products:
+        head = "| nodes | grid | algorithm | received at most | ÷ SUMMA | ÷ 2mnk/(P√S) |"
+        show(head, 3, (product(n, block, 4**i) for i in range(1, 6)))
+    else:
+        head = "| | ranks | received at most | ÷ volume in 2D | memory beyond both matrices |"
+        show(head, 4, (row(routine, n, block, ranks) for routine in ROUTINES for ranks in given.ranks))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 from dataclasses import fields, replace
 
@@ -87,6 +88,20 @@ def test_by_periods_like_pair_by_pair(limit, monkeypatch):
             getattr(expected, each.name)[...] *= 3
         assert same(found, expected), (src, dst, nodes)
     assert shared
+
+
+@pytest.mark.parametrize(("nranks", "per_node"), [(6, 1), (64, 8), (512, 8)])
+def test_no_rank_receives_more_than_by_summa(nranks, per_node):
+    """On every grid: its rows of A and its columns of B, without what it has."""
+    for (m, n, k), nprow in itertools.product(
+        ((4096,) * 3, (16384, 1024, 512), (512, 1024, 16384)), (1, 2, nranks // 2, nranks)
+    ):
+        p = pb.MatmulProblem.gemm(m, n, k, pb.Grid(nprow, nranks // nprow), 64)
+        got = p.traffic(ranks_per_node=per_node).received_bytes
+        for rank in {0, 1, nranks // 2, nranks - 1, int(got.argmax())}:
+            (rows, cols), a, b = p.d.local_shape(rank), p.a.local_shape(rank), p.b.local_shape(rank)
+            summa = rows * (k - a[1]) + (k - b[0]) * cols
+            assert got[rank] <= 8 * summa, (p, rank)
 
 
 @pytest.mark.parametrize("algorithm", ["gathered", "shared", "panels", "auto"])
