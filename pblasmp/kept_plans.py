@@ -77,7 +77,10 @@ class KeptPlans:
         """Keep a plan, and close the least recently used ones if they take too much. Collective over the context."""
         mine = max(_LEAST_BYTES, held_bytes(plan, self._engine))
         # what is closed must be the same on every rank
-        nbytes = max(self._engine.transport.comm.allgather(mine))
+        comm, greatest = self._engine.transport.comm, np.zeros(1, np.int64)
+        if (request := comm.imax(np.array([mine]), greatest)) is not None:
+            comm.wait(request)
+        nbytes = int(greatest[0])
         self._plans[self._whole(key)] = plan, nbytes
         self.nbytes += nbytes
         while self.nbytes > self._most and len(self._plans) > 1:

@@ -18,7 +18,7 @@ from .agreement import (
 from .board import YIELDS, make_boards
 from .cells import Cell, Cells, NodeCells
 from .choice import wrap
-from .communicator import Communicator, allgather_alike, gather_numbers
+from .communicator import Communicator, allgather_alike, gather_numbers, greatest
 from .exchange import Exchange, Side
 from .failures import watch
 from .locations import (
@@ -55,6 +55,7 @@ __all__ = [
     "compare_later",
     "gather_numbers",
     "gather_on",
+    "greatest",
     "is_agreed",
     "late_vote",
     "leave",

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ClosedError, PblasmpError, RankMismatchError
-from .communicator import Communicator
+from .communicator import Communicator, greatest
 from .mpi_communicator import FINALIZED
 from .side_channel import SideChannel, text_of
 
@@ -307,7 +307,7 @@ def closing(comm: Communicator, *, here: bool, may_rest: bool = False) -> tuple[
         with Agreement(comm, CLOSING):
             pass
         try:
-            everywhere, rests = map(all, zip(*comm.allgather((here, may_rest)), strict=True))
+            everywhere, rests = (not one for one in greatest(comm, (not here, not may_rest)))
         except BaseException as error:
             channel.break_(error, CLOSING)  # the other ranks are waiting for this rank's answer
             raise

@@ -25,6 +25,7 @@ __all__ = [
     "chunks_of_elements",
     "described",
     "gather_numbers",
+    "greatest",
 ]
 
 _CHUNK_BYTES = 1 << 30  # MPI 3 counts in 32-bit ints
@@ -172,12 +173,17 @@ def allgather_alike(comm: Communicator, value: Any) -> list[Any]:
         return [value]
     digest = hashlib.blake2b(pickle.dumps(value), digest_size=8).digest()
     mine = int.from_bytes(digest, "little", signed=True)
-    found = np.empty(2, np.int64)
-    request = comm.imax(np.array([~mine, mine], np.int64), found)
+    low, high = greatest(comm, (~mine, mine))
+    return [value] * comm.size if ~low == high else comm.allgather(value)
+
+
+def greatest(comm: Communicator, numbers: Sequence[int]) -> list[int]:
+    """Return of each number the largest that a rank gives, in one reduction. Collective."""
+    found = np.empty(len(numbers), np.int64)
+    request = comm.imax(np.array(numbers, np.int64), found)
     if request is not None:
         comm.wait(request)
-    low, high = found.tolist()
-    return [value] * comm.size if ~low == high else comm.allgather(value)
+    return [int(each) for each in found]
 
 
 def gather_numbers(comm: Communicator, values: Sequence[float]) -> NDArray[np.float64]:

@@ -22,7 +22,7 @@ class _Plan:
 
 def _engine(others=0):
     """An engine of which another rank says that each plan takes so many bytes."""
-    comm = SimpleNamespace(allgather=lambda mine: [mine, others])
+    comm = SimpleNamespace(imax=lambda mine, out: out.fill(max(int(mine[0]), others)))
     return SimpleNamespace(
         transport=SimpleNamespace(comm=comm),
         operations=object(),

@@ -362,13 +362,26 @@ def test_those_that_stay_in_a_broken_context_are_aborted_by_the_one_that_broke_i
 def test_an_exception_between_agreeing_to_close_and_closing_breaks_the_context():
     def work(comm):
         if comm.rank == 1:
-            comm.allgather = lambda told: [].pop()  # fails before the others have heard of this rank
+            steps = iter([] if comm.board else [comm.imax])
+
+            def imax(*to):  # fails before the others have heard of this rank
+                return next(steps)(*to)
+
+            comm.imax = imax
         return closing(comm, here=True)
 
     errors = on_ranks(3, work)
-    why = "rank 1 left closing the context with IndexError"
-    assert [type(error) for error in errors] == [ClosedError, IndexError, ClosedError]
+    why = "rank 1 left closing the context with StopIteration"
+    assert [type(error) for error in errors] == [ClosedError, StopIteration, ClosedError]
     assert all(why in str(errors[rank]) for rank in (0, 2))
+
+
+def test_closing_sends_nothing_that_grows_with_the_ranks():
+    def work(comm):
+        comm.allgather = lambda told: [].pop()
+        return closing(comm, here=True, may_rest=comm.rank != 1)
+
+    assert on_ranks(3, work) == [(True, False)] * 3
 
 
 def test_alone_nobody_is_told():
