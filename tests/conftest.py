@@ -16,16 +16,7 @@ from hypothesis import settings
 
 from pblasmp import launch
 from tests.helpers import warm
-
-# No deadline: machines are shared. In continuous integration the examples are the same in every run.
-settings.register_profile(
-    "pblasmp",
-    deadline=None,
-    derandomize=bool(os.environ.get("CI")),
-    print_blob=True,
-    max_examples=100 if os.environ.get("PBLASMP_TESTS") == "long" else 50,
-)
-settings.load_profile("pblasmp")
+from tests.helpers.slow import choose_form, has_long_form
 
 # Ctrl-C interrupts, also where the tests run in the background of a shell, which has it ignored.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -52,6 +43,23 @@ gc.disable()
 
 # Start ranks from the preloaded fork server.
 _interpreter = launch.interpreter = warm.Interpreter(os.environ)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the form of the tests: ``-m slow`` asks for the long ones."""
+    slow = config.getoption("markexpr") == "slow"
+    choose_form(slow=slow)
+    # No deadline: machines are shared. The examples are the same in every run.
+    settings.register_profile("pblasmp", deadline=None, derandomize=True, max_examples=100 if slow else 50)
+    settings.load_profile("pblasmp")
+
+
+@pytest.hookimpl(tryfirst=True)  # before those that are not asked for are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that have a long form."""
+    for item in items:
+        if isinstance(item, pytest.Function) and has_long_form(item.module):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

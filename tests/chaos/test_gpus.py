@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from tests.chaos.gpus import FAULTS, TRIALS, judged, tried
-from tests.helpers.lengths import only_long
 from tests.helpers.mpi import starts_ranks
 from tests.helpers.recorder import build
+from tests.helpers.slow import only_long
 
 
 @pytest.fixture(scope="module")

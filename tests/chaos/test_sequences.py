@@ -25,11 +25,11 @@ from pblasmp.launch import Job as Ranks
 from tests.chaos import sequences
 from tests.chaos.sequences import GROWTH, WARM_UP, Sequences, Watch, grown, read, run
 from tests.helpers.gpu.jobs import Job
-from tests.helpers.lengths import draws, only_long
 from tests.helpers.machine import machine
 from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
 from tests.helpers.recorder import build
 from tests.helpers.sequences import CALLS, Gpu, Step, drawn, replay, shortened, steps_of
+from tests.helpers.slow import draws, only_long
 
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 

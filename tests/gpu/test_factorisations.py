@@ -30,7 +30,7 @@ from tests.helpers.factor_cases import (
     too_large,
     without_full_rank,
 )
-from tests.helpers.lengths import draws, only_long
+from tests.helpers.slow import draws, only_long
 
 
 def faults_of(outcomes):

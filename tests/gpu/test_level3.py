@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The level-3 routines on GPUs against float64 NumPy, cuBLASMp's and those that "auto" takes.
 
-PBLASMP_TRACE=1 says which call is under way; PBLASMP_TESTS=long tries all options with all types and memory orders.
+PBLASMP_TRACE=1 says which call is under way; `-m slow` tries all options with all types and memory orders.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pblasmp.layout.level3 import ROUTINES
 from tests.helpers.gpu.level3 import Case, cases, every_case, expected_of, one_case, values_of
 from tests.helpers.gpu.moves import say
 from tests.helpers.gpu.products import everywhere, integers, part_of, place, poisoned, wrong
-from tests.helpers.lengths import draws
+from tests.helpers.slow import draws
 
 COUNT = draws(3, long=25)  # of each routine, in layouts that fit and in any
 

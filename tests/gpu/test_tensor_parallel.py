@@ -13,7 +13,7 @@ import pblasmp as pb
 from pblasmp.dtypes import DTYPES
 from pblasmp.tensor_parallel import shard
 from tests.helpers.gpu.products import everywhere
-from tests.helpers.lengths import in_turn
+from tests.helpers.slow import in_turn
 
 FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 TYPES = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128")

@@ -16,8 +16,8 @@ import pblasmp as pb
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.linalg.systems import solve_keeping
 from tests.helpers.cases import agreed_error, first, layout, pick, scattered
-from tests.helpers.lengths import draws, in_turn
 from tests.helpers.limits import changed_limits
+from tests.helpers.slow import draws, in_turn
 
 TYPES = ("float32", "float64", "complex64", "complex128")
 KINDS = {"L": "lower triangular", "U": "upper triangular"}  # of triangles, as ``assume_a``

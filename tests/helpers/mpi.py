@@ -15,6 +15,7 @@ from pblasmp.launch import Launcher, surroundings
 from pblasmp.testing import RanksFailedError, run_torch
 from pblasmp.testing.runner import run_launched
 from tests.helpers.nodes import Nodes
+from tests.helpers.slow import is_long
 
 __all__ = [
     "NODES",
@@ -29,7 +30,7 @@ __all__ = [
 
 ROOT = Path(__file__).parents[2]
 
-_SECONDS = 300.0 if os.environ.get("PBLASMP_TESTS") else 60.0  # long forms take longer
+_SECONDS = 300.0 if is_long() else 60.0
 NODES = os.environ.get("PBLASMP_TEST_NODES", "")
 """On which nodes the ranks of all tests are to be: see ``launcher_on``."""
 

@@ -23,7 +23,7 @@ from tests.helpers.factor_cases import (
     too_large,
     unscaled,
 )
-from tests.helpers.lengths import in_turn
+from tests.helpers.slow import in_turn
 
 __all__ = ["TYPES", "eigh", "eigh_at_the_ends", "ends"]
 

@@ -18,8 +18,8 @@ import pytest
 import pblasmp as pb
 from pblasmp import _core
 from tests.helpers.cases import agreed_error, first, misplaced, scattered
-from tests.helpers.lengths import only_long
 from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.slow import only_long
 
 LIMIT = 5.0  # seconds; it takes milliseconds, but machines may be busy
 

@@ -15,8 +15,8 @@ from pblasmp.engines.product import Product
 from pblasmp.engines.protocol import Method
 from pblasmp.layout import ParallelProblem
 from tests.helpers.cases import agreed_error, first, misplaced, numbers, scattered, unlike
-from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, Case
 
 SLABS = ("shared", "gathered", "panels")

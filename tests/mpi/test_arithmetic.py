@@ -24,8 +24,8 @@ from tests.helpers.cases import (
     scattered,
     unlike,
 )
-from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import draws, in_turn, only_long
 
 Factor = IntEnum("Factor", {"THREE": 3})  # a number whose type is not Python's own
 SYMBOLS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}

@@ -16,8 +16,8 @@ from pblasmp import launch
 from pblasmp.launch import find_launcher
 from pblasmp.layout.forms import FORMS
 from reference.scalapack import locate
-from tests.helpers.lengths import only_long
 from tests.helpers.mpi import starts_ranks
+from tests.helpers.slow import only_long
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,8 +13,8 @@ from pblasmp.engines.local.spectral import OneRankMethod
 from pblasmp.errors import FactorizationError
 from tests.helpers.cases import agreed_error, first
 from tests.helpers.factor_cases import only, placed, positive, random
-from tests.helpers.lengths import only_long
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import only_long
 
 TYPES = ("float32", "complex128")
 

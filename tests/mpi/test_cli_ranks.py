@@ -25,8 +25,8 @@ from pblasmp.cli.options import DEFAULT_RANKS
 from pblasmp.cli.ranks import on_ranks
 from pblasmp.launch import find_launcher
 from tests.helpers.command_line import kept_ranks, run_here
-from tests.helpers.lengths import only_long
 from tests.helpers.mpi import ROOT, starts_ranks
+from tests.helpers.slow import only_long
 
 pytestmark = starts_ranks
 

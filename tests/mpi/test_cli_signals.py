@@ -12,8 +12,8 @@ import sys
 from pblasmp import launch
 from pblasmp.cli import signals
 from tests.chaos.signals import campaign
-from tests.helpers.lengths import draws
 from tests.helpers.mpi import ROOT, starts_ranks
+from tests.helpers.slow import draws
 
 pytestmark = starts_ranks
 

@@ -12,8 +12,8 @@ import pytest
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
 from tests.helpers.cases import SIZES, TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
-from tests.helpers.lengths import in_turn
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import in_turn
 
 ALL_TYPES = (*TYPES, *FLOAT8)
 

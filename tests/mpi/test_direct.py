@@ -29,9 +29,9 @@ from tests.helpers.factor_cases import (
     positive,
     triangular_case,
 )  # fmt: skip
-from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.limits import changed_limits
 from tests.helpers.mpi import run_on_one_node as run_mpi
+from tests.helpers.slow import draws, in_turn, only_long
 
 N, NB = 40, 6
 

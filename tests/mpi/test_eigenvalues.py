@@ -15,8 +15,8 @@ from pblasmp.engines.host.scalapack.library import Scalapack
 from tests.helpers import spectral_cases as cases
 from tests.helpers.cases import agreed_error, first, pick
 from tests.helpers.factor_cases import TYPES, only, placed, positive
-from tests.helpers.lengths import draws
 from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.slow import draws
 from tests.helpers.solver_cases import eigh_at_the_ends
 
 la = pb.linalg

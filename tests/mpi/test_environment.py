@@ -21,8 +21,8 @@ from pblasmp import resources, runtime
 from pblasmp.comm import wrap
 from pblasmp.comm.mpi_communicator import MpiCommunicator
 from tests.helpers.cases import agreed_error
-from tests.helpers.lengths import only_long
 from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.slow import only_long
 
 HUGE = np.array([[1e300, -1e300, np.nan, 1e-300], [np.inf, 0.0, 1e200, -np.inf]])
 

@@ -31,9 +31,9 @@ from tests.helpers.epilogues import (
     part,
     part_of_d,
 )
-from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
 from tests.helpers.schemes import AG, AR, MAKERS, RS
+from tests.helpers.slow import draws, in_turn, only_long
 
 ORDERS = tuple(map("".join, itertools.product("CF", repeat=3)))
 

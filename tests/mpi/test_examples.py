@@ -17,8 +17,8 @@ import pytest
 
 from pblasmp import launch
 from pblasmp.launch import Job
-from tests.helpers.lengths import only_long
 from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.slow import only_long
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

@@ -32,8 +32,8 @@ from tests.helpers.factor_cases import (
     too_large,
     without_full_rank,
 )
-from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.slow import draws, in_turn, only_long
 
 
 def everything(comm, count, keep=1):

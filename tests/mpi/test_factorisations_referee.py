@@ -29,9 +29,9 @@ from tests.helpers.factor_cases import (
     relative,
     too_large,
 )
-from tests.helpers.lengths import draws, only_long
 from tests.helpers.mpi import run_on_one_node as run_mpi
 from tests.helpers.pblas_cases import Held
+from tests.helpers.slow import draws, only_long
 
 
 @pytest.fixture(scope="module")

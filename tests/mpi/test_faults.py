@@ -11,8 +11,8 @@ import pytest
 
 from pblasmp import launch
 from pblasmp.launch import Job
-from tests.helpers.lengths import only_long
 from tests.helpers.mpi import NODES, ROOT, launcher_on, starts_ranks
+from tests.helpers.slow import only_long
 
 LIMIT = 60.0
 GRACE = 1.0  # seconds that a rank waits for others before it aborts them

@@ -24,8 +24,8 @@ from pblasmp.dtypes import FLOAT8
 from pblasmp.io import files, hdf5, temporary
 from tests.helpers.cases import TYPES, agreed_error, first
 from tests.helpers.interrupts import steps
-from tests.helpers.lengths import draws, in_turn
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import draws, in_turn
 
 FORMATS = {
     "npy": ("x.npy", None),

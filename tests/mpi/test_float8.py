@@ -10,8 +10,8 @@ import pytest
 import pblasmp as pb
 from tests.helpers import float8
 from tests.helpers.cases import agreed_error, first, misplaced
-from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import in_turn, only_long
 
 
 def everything(comm):

@@ -16,8 +16,8 @@ import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
 from pblasmp.io import files, hdf5
 from tests.helpers.cases import TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
-from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import in_turn, only_long
 
 NAMES = {"hdf5": ("x.h5", "g/x"), "zarr group": ("g.zarr", "g/x"), "zarr": ("x.zarr", None)}
 

@@ -12,8 +12,8 @@ import pblasmp as pb
 from pblasmp.comm.choice import Serial
 from pblasmp.comm.shared_memory import SharedMemory
 from tests.helpers.interrupts import left_open
-from tests.helpers.lengths import draws
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import draws
 
 
 def shared_memory(_, path):

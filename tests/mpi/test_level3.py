@@ -13,9 +13,9 @@ from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.testing.level3 import legal_flags
 from tests.helpers.cases import extents, pick, short_messages
-from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.level3_cases import DTYPES, called
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import draws, in_turn, only_long
 
 PATHS = ("auto", "shared", "gathered", "panels")
 

@@ -15,8 +15,8 @@ from pblasmp.engines.host import transport as host_transport
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout import Trapezoid
 from tests.helpers.cases import agreed_error, first, layout, misplaced, numbers, pick, scattered
-from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import in_turn, only_long
 
 
 def square(ctx, extent, block, dtype="float64", **more):

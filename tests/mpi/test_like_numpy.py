@@ -30,8 +30,8 @@ from tests.helpers.cases import (
     scattered,
     unlike,
 )
-from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import draws, in_turn, only_long
 
 OPERATORS = {
     "+": operator.add,

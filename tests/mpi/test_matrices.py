@@ -23,8 +23,8 @@ from tests.helpers.cases import (
     short_messages,
     unlike,
 )
-from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import draws, in_turn, only_long
 
 SHAPES = ((0, 0), (0, 5), (5, 0), (1, 1), (1, 17), (13, 9), (20, 20))
 BLOCKS = ((1, 1), (2, 3), (7, 4), (40, 50))

@@ -14,8 +14,8 @@ import pytest
 
 from pblasmp import launch
 from pblasmp.launch import Job
-from tests.helpers.lengths import only_long
 from tests.helpers.mpi import ROOT, starts_ranks
+from tests.helpers.slow import only_long
 
 ENTRIES = """
 import numpy as np

@@ -10,9 +10,9 @@ import pblasmp as pb
 from pblasmp.comm.mpi_communicator import MpiCommunicator
 from tests.helpers import factor_cases, level3_cases, vector_cases
 from tests.helpers.cases import grids, layout, misplaced, numbers, scattered, unlike
-from tests.helpers.lengths import only_long
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.nodes import ranks_of_nodes
+from tests.helpers.slow import only_long
 from tests.helpers.tensor_cases import FORMS, Case
 
 

@@ -17,8 +17,8 @@ import pblasmp as pb
 from pblasmp.dtypes import DTYPES
 from pblasmp.io import files, npy
 from tests.helpers.cases import TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
-from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import draws, in_turn, only_long
 
 
 def _file(comm, path, values):

@@ -22,8 +22,8 @@ from pblasmp.engines.host.direct import FIRST_SLABS
 from pblasmp.engines.product import Product
 from pblasmp.engines.protocol import Method
 from pblasmp.engines.request import Options
-from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.slow import in_turn, only_long
 
 NAMES = [
     *(("allgather_matmul", name) for name in ("shared", "gathered", "panels", "pull", "push")),

@@ -11,9 +11,9 @@ import pytest
 import pblasmp as pb
 from pblasmp import pblas
 from tests.helpers.cases import agreed_error
-from tests.helpers.lengths import in_turn
 from tests.helpers.mpi import run_mpi
 from tests.helpers.prototypes import PROTOTYPES
+from tests.helpers.slow import in_turn
 
 TYPES = {"s": "float32", "d": "float64", "c": "complex64", "z": "complex128"}
 LEGAL = {"side": "L", "uplo": "u", "diag": "Non-unit", "m": 8, "n": 8, "k": 8, "alpha": 2.0, "beta": 1}

@@ -11,9 +11,9 @@ from pblasmp import pblas
 from pblasmp.pblas.routines import DTYPE
 from tests.helpers.cases import agreed_error, first, pick
 from tests.helpers.factor_cases import exact, only, positive, random, relative, too_large
-from tests.helpers.lengths import in_turn
 from tests.helpers.mpi import run_mpi
 from tests.helpers.pblas_cases import Held
+from tests.helpers.slow import in_turn
 
 ROUTINES = ("ev", "evd", "evr", "evx", "gvx")
 

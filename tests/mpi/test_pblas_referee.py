@@ -21,9 +21,9 @@ from pblasmp.pblas.routines import DTYPE, ROUTINES
 from pblasmp.pblas.vectors import ROUTINES as VECTORS
 from reference.scalapack import ScaLAPACK, locate
 from tests.helpers.cases import first, grids, numbers, pick, scattered, unlike
-from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_on_one_node as run_mpi
 from tests.helpers.pblas_cases import Held, arguments, differing, held, matrices, options, scalars, triangle
+from tests.helpers.slow import draws, in_turn, only_long
 
 SIZES = (1, 2, 4, *only_long(6))
 

@@ -24,8 +24,8 @@ from tests.helpers.cases import (
     product,
     scattered,
 )
-from tests.helpers.lengths import draws
 from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.slow import draws
 
 PATHS = ("shared", "gathered", "panels", "stationary")
 

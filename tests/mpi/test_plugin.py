@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pblasmp import launch
-from tests.helpers.lengths import only_long
 from tests.helpers.mpi import ROOT, starts_ranks
+from tests.helpers.slow import only_long
 
 pytestmark = starts_ranks
 

@@ -14,7 +14,7 @@ import pytest
 
 from pblasmp.launch import find_launcher, interpreter
 from reference.scalapack import PATIENT, locate
-from tests.helpers.lengths import only_long
+from tests.helpers.slow import only_long
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 120

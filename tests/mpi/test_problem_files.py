@@ -18,8 +18,8 @@ from pblasmp.layout.routines import ROUTINES
 from pblasmp.problems.files import find, load_any_file, load_problem_file
 from pblasmp.testing.level3 import legal_flags, shapes
 from tests.helpers.cases import SIZES, first, grids, layout, misplaced, numbers, pick, product, scattered
-from tests.helpers.lengths import in_turn
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import in_turn
 
 DTYPES = ("float64", "float32", "complex64")
 

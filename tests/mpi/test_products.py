@@ -26,8 +26,8 @@ from tests.helpers.cases import (
     scattered,
     short_messages,
 )
-from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import draws, in_turn, only_long
 
 PATHS = ("shared", "gathered", "panels", "stationary")
 ORDERS = tuple(map("".join, itertools.product("CF", repeat=3)))

@@ -15,9 +15,9 @@ from pblasmp.layout.level3 import ROUTINES
 from pblasmp.testing.level3 import legal_flags
 from tests.helpers import factor_cases, level3_cases, vector_cases
 from tests.helpers.cases import extents, pick
-from tests.helpers.lengths import draws, only_long
 from tests.helpers.level3_cases import DTYPES
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import draws, only_long
 from tests.helpers.vector_cases import WRITERS
 
 BANDS = (1, 16), (33, 128), (33, 128)  # tiny and direct; larger calls in the long form

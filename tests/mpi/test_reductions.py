@@ -12,8 +12,8 @@ import pblasmp as pb
 from pblasmp import reductions
 from pblasmp.dtypes import FLOAT8
 from tests.helpers.cases import TYPES, agreed_error, exact, first, layout, numbers, pick, scattered
-from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import draws, in_turn, only_long
 
 NORMS = {
     "fro": lambda x: np.sqrt((abs(x) ** 2).sum()),

@@ -18,8 +18,8 @@ import pytest
 import pblasmp as pb
 from pblasmp.testing import pool as pools
 from pblasmp.testing import runner
-from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import ROOT, RanksFailedError, run_mpi, run_on_one_node, starts_ranks
+from tests.helpers.slow import in_turn, only_long
 
 HERE = "tests.mpi.test_runner"
 

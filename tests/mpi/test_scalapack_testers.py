@@ -9,7 +9,7 @@ import pytest
 
 from pblasmp.errors import LibraryNotFoundError
 from reference import testers
-from tests.helpers.lengths import draws, only_long
+from tests.helpers.slow import draws, only_long
 
 SHORT = [
     tester

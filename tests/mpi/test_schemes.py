@@ -22,9 +22,9 @@ from tests.helpers.cases import (
     product,
     scattered,
 )
-from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi
 from tests.helpers.schemes import AG, AR, MAKERS, RS
+from tests.helpers.slow import in_turn, only_long
 
 FLIPPED = {"N": "T", "T": "N", "C": "N"}
 

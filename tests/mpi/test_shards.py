@@ -12,8 +12,8 @@ import pytest
 import pblasmp as pb
 from pblasmp.tensor_parallel import shard
 from tests.helpers.cases import agreed_error
-from tests.helpers.lengths import only_long
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import only_long
 
 
 class Shared:

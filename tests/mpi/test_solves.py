@@ -13,8 +13,8 @@ import pblasmp as pb
 from pblasmp.engines.host.scalapack import finding, methods
 from tests.helpers import solve_cases as cases
 from tests.helpers.factor_cases import TYPES, panels_of
-from tests.helpers.lengths import draws, only_long
 from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.slow import draws, only_long
 from tests.helpers.spectral_cases import library
 
 RANKS = (1, 2, 3, *only_long(4, 5, 6))

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 import pblasmp as pb
-from tests.helpers.lengths import in_turn
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import in_turn
 from tests.helpers.sweeps import cases, fault, label, sweeps
 
 SIZES = (2, 4, 6)

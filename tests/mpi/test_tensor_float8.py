@@ -12,8 +12,8 @@ import pytest
 import pblasmp as pb
 from tests.helpers.cases import agreed_error, first, unlike
 from tests.helpers.float8 import E4, E5
-from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, other_split
 from tests.helpers.tensor_float8 import TYPES, Case
 

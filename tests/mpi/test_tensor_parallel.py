@@ -13,8 +13,8 @@ import pytest
 
 import pblasmp as pb
 from tests.helpers.cases import TYPES, agreed_error, first, pick, unlike
-from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, Case, gelu, other_split, sizes
 
 SIZES = (1, 2, 3, 4)

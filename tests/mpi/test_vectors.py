@@ -15,9 +15,9 @@ from pblasmp.engines.host.direct import HostDirect
 from pblasmp.engines.host.direct.limits import LIMITS
 from pblasmp.pblas import routines as pblas_routines
 from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
-from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.limits import changed_limits
 from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.slow import draws, in_turn, only_long
 from tests.helpers.vector_cases import DTYPES, WRITERS, called, legal_options, of_level_1, vector
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import pblasmp as pb
 from tests.helpers.cases import agreed_error
-from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import in_turn, only_long
 
 DTYPES = ("float64", "float32", "complex128", "complex64", "float16", "bfloat16")
 SHAPES = ((40, 50, 300), (1, 1, 1), (30, 20, 0), (0, 5, 5), (5, 0, 5))

@@ -24,8 +24,8 @@ from tests.helpers.cases import (
     short_messages,
     unlike,
 )
-from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.mpi import run_mpi
+from tests.helpers.slow import draws, in_turn, only_long
 
 
 def _window(rng, extent):

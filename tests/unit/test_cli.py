@@ -30,7 +30,7 @@ from pblasmp.cli.terminal import use_colour
 from pblasmp.problems.files import check as check_file
 from pblasmp.problems.files import find
 from tests.helpers.command_line import run_here
-from tests.helpers.lengths import only_long
+from tests.helpers.slow import only_long
 
 ROOT = Path(__file__).parents[2]
 PROBLEM = """

@@ -23,7 +23,7 @@ from pblasmp.plans import Graph
 from reference.scalapack import locate
 from tests.helpers.docs import DOCS, PAGES, blocks
 from tests.helpers.fresh import run_fresh
-from tests.helpers.lengths import only_long
+from tests.helpers.slow import only_long
 
 DOCUMENTED = re.compile(
     r"^\.\. (?:auto(?:class|function|exception)|py:data):: (?:pblasmp\.)?((?:(?:blas|linalg)\.)?\w+)$",

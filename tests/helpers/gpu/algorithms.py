@@ -22,8 +22,8 @@ from pblasmp.engines.dense import add
 from pblasmp.engines.tensor import messages
 from pblasmp.layout.level3 import ROUTINES
 from tests.helpers import epilogues, float8
-from tests.helpers.lengths import in_turn
 from tests.helpers.schemes import AG, AR, MAKERS, RS
+from tests.helpers.slow import in_turn
 from tests.helpers.tensor_cases import FORMS, Case
 
 from .jobs import TURNS, Job

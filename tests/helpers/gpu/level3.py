@@ -15,7 +15,7 @@ import numpy as np
 import pblasmp as pb
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.testing import level3 as reference
-from tests.helpers.lengths import in_turn
+from tests.helpers.slow import in_turn
 
 from .jobs import TURNS, Job
 from .moves import AROUND, End, around, grids, random_end, say

@@ -23,8 +23,8 @@ import pblasmp.torch as pt
 from pblasmp.calls import UserCall
 from pblasmp.plans import Plan
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
-from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi, run_on_one_node, run_torch, starts_ranks
+from tests.helpers.slow import in_turn, only_long
 from tests.helpers.torch_ranks import Case, Split, compare, failure, host, integers, local, one_function, own
 
 NAMES = {

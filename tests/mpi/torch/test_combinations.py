@@ -22,8 +22,8 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import pblasmp as pb
 import pblasmp.torch as pt
-from tests.helpers.lengths import only_long
 from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
+from tests.helpers.slow import only_long
 from tests.helpers.torch_ranks import Case, Mlp, compare, failure, full, host, integers, own, world
 
 RUN = {"mpirun": run_mpi, "torchrun": run_torch}

@@ -30,8 +30,8 @@ import pblasmp.torch as pt
 from pblasmp.torch import float8
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
 from tests.helpers.docs import DOCS, blocks
-from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
+from tests.helpers.slow import in_turn, only_long
 from tests.helpers.torch_ranks import UNEVEN, Case, Split, compare, device, failure, host, local, own, world
 
 E4, E5 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)

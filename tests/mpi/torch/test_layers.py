@@ -20,8 +20,8 @@ import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.torch import float8, meshes, operators
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
-from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import ROOT, run_mpi, run_torch, starts_ranks
+from tests.helpers.slow import in_turn, only_long
 from tests.helpers.torch_ranks import (
     TOLERANCE,
     UNEVEN,

@@ -24,8 +24,8 @@ from torch.distributed.tensor.parallel import parallelize_module
 import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.torch import draws
-from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
+from tests.helpers.slow import in_turn, only_long
 from tests.helpers.torch_ranks import Case, compare, failure, full, host, integers, local, own, world
 
 MARKS = ("tensor_model_parallel", "partition_dim", "partition_stride")

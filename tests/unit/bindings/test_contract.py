@@ -23,7 +23,7 @@ import pytest
 from pblasmp.bindings import FUNCTIONS, SOLVER_FUNCTIONS, GridMapping, SolverStatus
 from pblasmp.bindings.enums import C_ENUMS
 from tests.helpers.header import Header, differences, enum_differences, parse
-from tests.helpers.lengths import in_turn
+from tests.helpers.slow import in_turn
 
 BUILDS = {
     501: "0.5.1.65",

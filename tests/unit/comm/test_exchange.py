@@ -21,7 +21,7 @@ from pblasmp.costs.pretend import _PretendedRanks, _RanksInTurn
 from pblasmp.layout.axis import Axis
 from pblasmp.layout.intersection import Piece, intersect
 from tests.helpers.cases import layout, part
-from tests.helpers.lengths import draws
+from tests.helpers.slow import draws
 from tests.helpers.threads import on_ranks
 
 

@@ -23,7 +23,7 @@ from pblasmp.layout.routines import ROUTINES
 from pblasmp.testing.level3 import legal_flags, shapes
 from tests.helpers.cases import grids, layout, pick
 from tests.helpers.layouts import random_product
-from tests.helpers.lengths import draws
+from tests.helpers.slow import draws
 
 
 def by_pairs(src, dst, node, limit):

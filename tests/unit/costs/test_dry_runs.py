@@ -12,7 +12,7 @@ from pblasmp.costs.pretend import _PretendedRanks, _RanksInTurn, dry_run
 from pblasmp.layout import ParallelProblem
 from tests.helpers.cases import numbers
 from tests.helpers.layouts import random_product
-from tests.helpers.lengths import only_long
+from tests.helpers.slow import only_long
 
 SLABS = ("shared", "gathered", "panels", "stationary")
 

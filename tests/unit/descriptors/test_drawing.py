@@ -18,7 +18,7 @@ import pblasmp as pb
 from pblasmp.drawing import labels
 from pblasmp.drawing.terminal import show
 from pblasmp.problems import files
-from tests.helpers.lengths import only_long
+from tests.helpers.slow import only_long
 
 PROBLEMS = [path.stem for path in files.find("problems")]
 

@@ -22,8 +22,8 @@ from pblasmp.layout.level3 import ROUTINES
 from pblasmp.layout.schemes import SCHEMES
 from pblasmp.problems import files
 from pblasmp.problems.files import to_toml
-from tests.helpers.lengths import draws
 from tests.helpers.oracle import descriptors
+from tests.helpers.slow import draws
 
 if sys.version_info >= (3, 11):
     import tomllib

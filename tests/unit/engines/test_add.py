@@ -11,7 +11,7 @@ import pblasmp as pb
 from pblasmp.engines.dense import add
 from pblasmp.engines.host.operations import HostOperations
 from tests.helpers.cases import OPS, misplaced, numbers, scattered
-from tests.helpers.lengths import in_turn
+from tests.helpers.slow import in_turn
 from tests.helpers.threads import on_ranks
 
 SQUARE = pb.MatrixDescriptor((12, 12), (3, 3), pb.Grid(2, 2))

@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from pblasmp.engines.host import blas
 from pblasmp.errors import ArgumentError, LibraryNotFoundError
-from tests.helpers.lengths import in_turn
+from tests.helpers.slow import in_turn
 
 ORIENTATIONS = {  # views of rows × cols in larger memory, one dimension contiguous
     "C": lambda rows, cols, kind: np.full((rows + 2, cols), 99, kind)[1:-1],

@@ -10,7 +10,7 @@ import scipy.linalg.cython_blas  # noqa: F401 - threads cannot import it at the 
 import pblasmp as pb
 from pblasmp.engines.host.operations import HostOperations
 from tests.helpers.cases import OPS, misplaced, numbers, scattered
-from tests.helpers.lengths import in_turn
+from tests.helpers.slow import in_turn
 from tests.helpers.threads import on_ranks
 
 A = pb.MatrixDescriptor((12, 12), (3, 3), pb.Grid(2, 2))

@@ -13,7 +13,7 @@ from pblasmp.engines.local import triangles
 from pblasmp.engines.local.triangles import Gemm, LeftPart, ResultPart
 from pblasmp.engines.local_part import LocalPart
 from pblasmp.layout import Trapezoid
-from tests.helpers.lengths import only_long
+from tests.helpers.slow import only_long
 
 
 class Counting:

@@ -35,9 +35,9 @@ from tests.helpers.gpu.algorithms import (
     small_panels,
 )
 from tests.helpers.gpu.moves import one_move
-from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.slow import draws, in_turn, only_long
 
 RANKS = [1, *only_long(2), 4]
 KEEP = {1: 7, 2: 7, 4: 9}  # of how many combinations one is tried

@@ -15,9 +15,9 @@ from pblasmp.engines.gpu.cusolvermp import library
 from pblasmp.errors import LibraryNotFoundError
 from tests.helpers.cases import agreed_error, scattered
 from tests.helpers.fakesolver import FakeSolver
-from tests.helpers.lengths import only_long
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.slow import only_long
 from tests.helpers.solver_cases import TYPES, eigh, eigh_at_the_ends
 
 

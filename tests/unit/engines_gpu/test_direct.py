@@ -20,9 +20,9 @@ from pblasmp.layout.routines import ROUTINES
 from tests.helpers.cases import agreed_error, first
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.fakepeers import FakePeer, Fault, Peers
-from tests.helpers.lengths import draws, only_long
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.slow import draws, only_long
 
 STREAM = SimpleNamespace(ptr=1, is_capturing=lambda: False)
 OPS = {"N": lambda x: x, "T": np.transpose, "C": lambda x: x.conj().T}

@@ -12,10 +12,10 @@ import pblasmp as pb
 from pblasmp.bindings import DataType, MatmulAttribute, MatmulEpilogue, ResultScheme
 from tests.helpers import epilogues
 from tests.helpers.fused_machines import Following
-from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.machine import Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.schemes import AG, AR, MAKERS, RS
+from tests.helpers.slow import in_turn, only_long
 
 KINDS = epilogues.KINDS
 A = MatmulAttribute

@@ -36,9 +36,9 @@ from tests.helpers.factor_cases import (
     without_full_rank,
 )
 from tests.helpers.fakelt import FakeLt
-from tests.helpers.lengths import in_turn
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.slow import in_turn
 from tests.helpers.solve_cases import conditions_case, ranked_case, refined_case
 from tests.helpers.stream_order import StreamOrder
 

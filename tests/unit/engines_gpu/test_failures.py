@@ -9,10 +9,10 @@ from typing import Any
 import pblasmp as pb
 from pblasmp.bindings import Status
 from tests.helpers.failing_calls import left_behind, lives, names
-from tests.helpers.lengths import draws, in_turn
 from tests.helpers.machine import Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.schemes import AG, AR, RS
+from tests.helpers.slow import draws, in_turn
 
 
 def life(lib: Witness, comm: Any = None) -> None:

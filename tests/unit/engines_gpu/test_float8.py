@@ -21,10 +21,10 @@ from pblasmp.engines.gpu.kernels.float8 import convert, to_bits
 from tests.helpers import float8
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.fused_machines import Scaling
-from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.schemes import AG, AR, RS
+from tests.helpers.slow import in_turn, only_long
 
 A = MatmulAttribute
 E4, E5 = float8.E4, float8.E5

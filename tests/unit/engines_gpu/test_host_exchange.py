@@ -11,9 +11,9 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.gpu import host_exchange
 from tests.helpers.gpu.host_arrays import one_trip
-from tests.helpers.lengths import draws, only_long
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.slow import draws, only_long
 
 
 def trips(comm: Any, path: str, directory: str, panel: int) -> Any:

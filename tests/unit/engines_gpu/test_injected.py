@@ -29,9 +29,9 @@ from tests.helpers.cases import agreed_error
 from tests.helpers.copy_products import PRODUCTS
 from tests.helpers.failing_calls import left_behind, lives
 from tests.helpers.fakelt import FakeLt
-from tests.helpers.lengths import draws
 from tests.helpers.machine import Meeting, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.slow import draws
 
 PATIENCE = 0.3  # seconds; messages of ranks that are alive take less, also on a busy machine
 SPARED = (

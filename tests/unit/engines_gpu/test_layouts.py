@@ -18,10 +18,10 @@ from pblasmp.pblas.routines import ROUTINES as PBLAS
 from tests.helpers.cases import pick
 from tests.helpers.gpu.algorithms import one_product
 from tests.helpers.gpu.level3 import one_case, random_case
-from tests.helpers.lengths import draws
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.pblas_cases import arguments, differing, matrices, options
+from tests.helpers.slow import draws
 
 RANKS = [1, 2, 4]
 

@@ -24,9 +24,9 @@ from pblasmp.layout.level3 import ROUTINES
 from pblasmp.testing import level3 as reference
 from tests.helpers.failing_calls import left_behind, lives, names
 from tests.helpers.gpu.level3 import cases, one_case
-from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.slow import draws, in_turn, only_long
 
 SQUARE = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1), dtype="complex64", order="F")
 OF_CUBLASMP = [name for name in ROUTINES if f"cublasMp{name.capitalize()}" in FUNCTIONS]

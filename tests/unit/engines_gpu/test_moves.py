@@ -16,9 +16,9 @@ from pblasmp.engines.gpu.cublasmp import faults, move
 from tests.helpers.failing_calls import left_behind, lives, names
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.gpu.moves import one_move
-from tests.helpers.lengths import draws, in_turn, only_long
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.slow import draws, in_turn, only_long
 
 D = pb.MatrixDescriptor((6, 8), (2, 3), pb.Grid(1, 1), dtype="float32", order="F")
 

@@ -20,8 +20,8 @@ from pblasmp.engines.local.triangles import Gemm, ResultPart
 from pblasmp.layout import Trapezoid
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.fakelt import MultiplyingLt
-from tests.helpers.lengths import in_turn
 from tests.helpers.machine import Witness, machine
+from tests.helpers.slow import in_turn
 
 
 @pytest.fixture

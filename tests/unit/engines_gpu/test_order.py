@@ -29,8 +29,8 @@ from pblasmp.engines.moving.exchange_move import ExchangeMove
 from pblasmp.engines.request import Operands
 from tests.helpers.fakelapack import matrix, vector
 from tests.helpers.fakelt import FakeLt
-from tests.helpers.lengths import draws
 from tests.helpers.machine import Multiplying, Witness, machine
+from tests.helpers.slow import draws
 from tests.helpers.stream_order import StreamOrder
 
 SLABS = ["gathered", "panels"]

@@ -15,9 +15,9 @@ import pytest
 import pblasmp as pb
 from pblasmp.problems import files
 from tests.helpers.gpu.multiply import multiply
-from tests.helpers.lengths import in_turn
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.slow import in_turn
 
 SCALARS = [
     (1, 0, None),

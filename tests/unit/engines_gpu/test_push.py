@@ -23,7 +23,7 @@ from pblasmp.engines.product import Bound, Product
 from pblasmp.engines.request import Operands
 from tests.helpers.fakepeers import Fault, Peers
 from tests.helpers.layouts import random_product
-from tests.helpers.lengths import draws, in_turn
+from tests.helpers.slow import draws, in_turn
 
 OPS = {"N": lambda x: x, "T": np.transpose, "C": lambda x: x.conj().T}
 

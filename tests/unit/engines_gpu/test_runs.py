@@ -14,10 +14,10 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.gpu.runtime.streams import current
 from pblasmp.pblas import gridexit, gridinit, pdlaset
-from tests.helpers.lengths import in_turn
 from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.schemes import AG, RS
+from tests.helpers.slow import in_turn
 
 D = pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, 1))
 

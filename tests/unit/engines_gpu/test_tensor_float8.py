@@ -16,9 +16,9 @@ from tests.helpers.copy_products import PRODUCTS
 from tests.helpers.fakelt import MultiplyingLt
 from tests.helpers.float8 import E4, E5
 from tests.helpers.fused_machines import Scaling
-from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, on_gpu, other_split
 from tests.helpers.tensor_cases import Case as WideCase
 from tests.helpers.tensor_float8 import TYPES, Case

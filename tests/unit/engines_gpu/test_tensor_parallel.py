@@ -15,9 +15,9 @@ import pblasmp as pb
 from pblasmp.engines.gpu.operations import GpuOperations
 from tests.helpers.cases import TYPES, agreed_error, first, pick, unlike
 from tests.helpers.fused_machines import Following
-from tests.helpers.lengths import in_turn, only_long
 from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, Case, gelu, on_gpu, other_split, sizes
 
 

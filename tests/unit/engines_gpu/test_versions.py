@@ -16,9 +16,9 @@ from pblasmp.engines.gpu import open_library
 from pblasmp.engines.gpu.cublasmp import faults
 from pblasmp.layout import Grid
 from tests.helpers.gpu.multiply import multiply
-from tests.helpers.lengths import in_turn
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.slow import in_turn
 
 VERSIONS = [500, 700, 800, 900, 1000]
 

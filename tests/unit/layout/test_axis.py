@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from pblasmp.errors import ArgumentError, LayoutError
 from pblasmp.layout import Axis, numroc
-from tests.helpers.lengths import draws
 from tests.helpers.oracle import axes, deal, owned
+from tests.helpers.slow import draws
 
 few = settings(max_examples=draws(30, long=100))
 

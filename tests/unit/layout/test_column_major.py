@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
-from tests.helpers.lengths import in_turn
 from tests.helpers.oracle import empty, read, views, write
+from tests.helpers.slow import in_turn
 
 PRODUCTS = list(itertools.product("NTC", repeat=2))
 ORDERS = ["".join(letters) for letters in itertools.product("CF", "CF", "CF", "-CF")]  # of A, B, D, C

@@ -21,8 +21,8 @@ from pblasmp.layout.intersection import (
     packed,
     unpacked,
 )
-from tests.helpers.lengths import draws
 from tests.helpers.oracle import axes, deal, descriptors, empty, number, read, views, write
+from tests.helpers.slow import draws
 
 few = settings(max_examples=draws(30, long=100))
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
 from pblasmp.layout.redistribution import nearest_legal
-from tests.helpers.lengths import draws
 from tests.helpers.oracle import descriptors
+from tests.helpers.slow import draws
 
 few = settings(max_examples=draws(30, long=100))
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from pblasmp.errors import LayoutError
 from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
-from tests.helpers.lengths import draws
 from tests.helpers.schemes import AG, AR, MAKERS, RS
+from tests.helpers.slow import draws
 
 few = settings(max_examples=draws(30, long=100))
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pblasmp.errors import ArgumentError, LayoutError
 from pblasmp.layout import Grid, MatrixDescriptor
-from tests.helpers.lengths import draws
 from tests.helpers.oracle import descriptors, local_indices
+from tests.helpers.slow import draws
 
 few = settings(max_examples=draws(30, long=100))
 

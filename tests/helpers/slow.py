@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two forms of a test: ``pytest`` runs the short ones, always the same cases, ``pytest -m slow`` the long ones.
+
+A test that calls one of these functions, or whose helpers do, has a long form, in which it tries all: ``conftest.py``
+marks it as slow, and says by an environment variable, which ranks inherit, which form is run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Collection, Iterator
+from types import ModuleType
+from typing import Any
+
+__all__ = ["choose_form", "draws", "has_long_form", "in_turn", "is_long", "only_long"]
+
+_VARIABLE = "PBLASMP_TESTS"
+
+
+def choose_form(*, slow: bool) -> None:
+    """Have this process, and those that it starts, run long or short forms. Local."""
+    os.environ[_VARIABLE] = "slow" if slow else ""
+
+
+def is_long() -> bool:
+    """Return whether long forms are run. Local."""
+    return os.environ.get(_VARIABLE) == "slow"
+
+
+def draws(count: int, *, long: int) -> int:
+    """Return how many random cases a test draws: ``count``, or ``long`` of them. Local."""
+    return long if is_long() else count
+
+
+def only_long(*values: Any) -> tuple[Any, ...]:
+    """Return the values in long forms, else none: of a parameter, those whose cases others run, too. Local."""
+    return values if is_long() else ()
+
+
+def in_turn(*factors: Collection[Any], keep: int, first: int = 0) -> Iterator[tuple[Any, ...]]:
+    """Return one in ``keep`` of the combinations: those whose positions add up to ``first`` modulo ``keep``. Local.
+
+    The values of a factor with ``keep`` values take turns: every combination of the other factors comes with one of
+    them. Two values of any factors come together if another factor has ``keep`` values or more. The ``keep`` possible
+    ``first`` have no combination in common and, together, all.
+    """
+    everything = is_long()
+    numbered = itertools.product(*(list(enumerate(factor)) for factor in factors))
+    return (
+        tuple(value for _, value in combination)
+        for combination in numbered
+        if everything or sum(position for position, _ in combination) % keep == first % keep
+    )
+
+
+_FUNCTIONS = draws, in_turn, only_long
+_known: dict[str, bool] = {__name__: False}
+
+
+def has_long_form(module: ModuleType) -> bool:
+    """Return whether a test module, or one of the helpers that it uses, calls one of these functions. Local."""
+    found = _known.get(module.__name__)
+    if found is None:
+        _known[module.__name__] = False  # while it is looked at: modules may use each other
+        values = list(vars(module).values())
+        names = {
+            getattr(each, "__name__" if isinstance(each, ModuleType) else "__module__", "") for each in values
+        }
+        helpers = [sys.modules[name] for name in names if str(name).startswith("tests.helpers.")]
+        found = any(each is function for each in values for function in _FUNCTIONS)
+        found = found or any(has_long_form(each) for each in helpers)
+        _known[module.__name__] = found
+    return found

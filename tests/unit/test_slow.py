@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Short forms leave out what others try, long ones nothing; the marker says which tests have one."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from types import ModuleType
+
+import pytest
+
+from tests.helpers import factor_cases, layouts
+from tests.helpers.slow import choose_form, draws, has_long_form, in_turn, only_long
+
+FACTORS = "abcd", "CFK", (1, 2, 3)
+
+
+@pytest.fixture(autouse=True)
+def _short_at_first(monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    choose_form(slow=False)
+
+
+@pytest.mark.parametrize("keep", [2, 3])
+def test_parts_are_disjoint_and_whole(keep):
+    parts = [list(in_turn(*FACTORS, keep=keep, first=first)) for first in range(keep)]
+    assert sorted(itertools.chain(*parts)) == sorted(itertools.product(*FACTORS))
+
+
+def test_every_combination_of_the_others_comes_with_one_value():
+    found = list(in_turn(*FACTORS, keep=3))
+    assert sorted(each[:2] for each in found) == sorted(itertools.product(*FACTORS[:2]))
+    for i, j in itertools.combinations(range(3), 2):  # and every two values come together
+        pairs = {(each[i], each[j]) for each in found}
+        assert pairs == set(itertools.product(FACTORS[i], FACTORS[j]))
+
+
+def test_forms():
+    assert draws(2, long=9) == 2
+    assert [2, *only_long(3, 4)] == [2]
+    choose_form(slow=True)
+    assert list(in_turn(*FACTORS, keep=3)) == list(itertools.product(*FACTORS))
+    assert draws(2, long=9) == 9
+    assert [2, *only_long(3, 4)] == [2, 3, 4]
+
+
+def module_with(**names):
+    found = ModuleType(f"with {sorted(names)}")
+    vars(found).update(names)
+    return found
+
+
+def test_which_modules_have_a_long_form():
+    assert has_long_form(module_with(number=3, draws=draws))
+    assert has_long_form(module_with(cases=factor_cases.CASES, helper=factor_cases))
+    assert has_long_form(module_with(one=factor_cases.least_squares_at_the_ends))  # a helper's function
+    assert not has_long_form(module_with(number=3, layouts=layouts))
+
+
+def test_marker(request):
+    assert request.node.get_closest_marker("slow")
