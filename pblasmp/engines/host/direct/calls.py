@@ -195,9 +195,12 @@ class HostDirect:
             return None if status == _UNFIT else False
         state, (part, total) = self._state, REDUCTIONS[asked.routine]
         if status == _BY_PYTHON:
-            return self._gathered(
+            found = self._gathered(
                 control, asked, state.number ^ state.unlike, _part_by_numpy(asked, part), total
             )
+            if found is not False:
+                self.sets.start_over()  # as the other ranks do
+            return found
         if self._single:
             return total([state.tells[: state.told]])
         assert control.board is not None
