@@ -23,14 +23,12 @@ from .layout.routines import GEMM, ROUTINES, Routine
 from .logs import logger
 from .plans import Task, UserCall
 from .reading import check_operands, check_overlap, comparable, context_of, glance, number
-from .resources import rank_share
 
 __all__ = ["MatrixCall", "as_read", "check_c"]
 
 Matrices = dict[str, Handle | None]
 _OF_PRODUCTS = ("scheme", "epilogue", "scales")
 _ROWS = {"matmul": GEMM, **ROUTINES}
-_REMEMBERED = rank_share(1024, 1 << 16)  # direct calls
 
 
 class MatrixCall(UserCall[Any]):
@@ -120,49 +118,20 @@ class MatrixCall(UserCall[Any]):
         Raises:
             Exception: what the ranks agreed to raise.
         """
-        ctx, out = self.ctx, self._given[3]
-        direct, known = ctx.direct, ctx.direct_calls
+        ctx = self.ctx
+        direct = ctx.direct
         if direct is None or ctx.control.gone():
             return None
         ctx.check_open()
-        try:
-            asked = known.get(self._key())
-        except (
-            AttributeError,
-            TypeError,
-        ):  # one is no matrix, or what should be a number or a letter is none
-            return None
-        if asked is not None:
-            done = direct.run(ctx.control, asked) if out.writeable else None
-            return out if done else done
         seen = self._seen()
         if seen is None:
             return None
         asked, d = seen
         done = direct.run(ctx.control, asked)
-        if not done:
-            return done
-        logger.debug("%s: computed directly", self.name)
-        if out is not None:
-            if len(known) >= _REMEMBERED:
-                known.clear()
-            known[self._key()] = asked
-        return d
-
-    def _key(self) -> tuple[Any, ...]:
-        """Return what all of a direct call depends on but whether D may be written. Local.
-
-        Calls of one key are equally legal. It does not keep the matrices' memory.
-        """
-        how = self._how
-        key = [self.name, *how.values(), type(how.get("alpha")), type(how.get("beta"))]
-        for x in self._given:
-            if x is None:
-                key.append(None)
-            else:
-                whole = x if x._view_of is None else x._view_of
-                key += whole._held, x._at
-        return tuple(key)
+        if done:
+            logger.debug("%s: computed directly", self.name)
+            return d
+        return done
 
     def _seen(self) -> tuple[Asked, Handle] | None:
         """Return what the engine is asked for, and D; None if the call takes the ordinary way. Local."""

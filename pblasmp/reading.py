@@ -121,19 +121,19 @@ def number(value: Any, letter: str, real: bool) -> complex | None:
         real: whether it must be real for every type.
     """
     kind = type(value)
+    is_real = letter in "sd" or real
     if kind is not float:
         if isinstance(value, np.number):
             value = value.item()
         elif kind is not int and kind is not complex:
             return None
         try:
-            value = complex(value)
+            value = float(value) if kind is int else complex(value)
         except (OverflowError, TypeError):
             return None
-        if letter in "sd" or real:
+        if is_real:
             return value.real if value.imag == 0 else None
-        return value  # type: ignore[no-any-return]
-    return value if letter in "sd" or real else complex(value)
+    return value if is_real else complex(value)
 
 
 def context_of(call: str, *matrices: object) -> Runtime[Any]:

@@ -67,7 +67,6 @@ class Runtime(Generic[Matrix]):
         engine: computes.
         calls: what the ranks have agreed on, by call.
         kept: plans for repeated calls.
-        direct_calls: those that have been legal, by what all of a call depends on.
         parallel_calls: tensor-parallel calls that have been made, by the kinds of their arrays.
         name: names it in this process; operators of PyTorch take texts.
         made_at: where in the caller's program.
@@ -93,7 +92,6 @@ class Runtime(Generic[Matrix]):
         self._children: list[Closable] = []
         self._adopted = 0
         self.calls = RepeatedCalls()
-        self.direct_calls: dict[Any, Any] = {}
         self.parallel_calls: dict[Any, Any] = {}
         watch(self, self.control)
         try:

@@ -71,7 +71,7 @@ class CoreRanks:
             state, room, meetings, _ = self._ranks[rank]
             _core.pack_request(
                 room, 0, _core.ROUTINES.index(routine), 0, new, words.encode(), alpha.real, alpha.imag, beta.real,
-                beta.imag, *(each for part in parts[rank] for each in calls._packed(part)), *calls._ABSENT, 0, 10,
+                beta.imag, *(each for part in parts[rank] for each in part or calls._ABSENT), *calls._ABSENT, 0, 10,
             )  # fmt: skip
             status = self.core.call_start(ctypes.c_void_p(ctypes.addressof(state)))
             waits = {"AWAIT_VOTE": 0, "AWAIT_OTHERS": 1}

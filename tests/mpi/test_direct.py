@@ -13,7 +13,6 @@ import pytest
 import scipy.linalg
 
 import pblasmp as pb
-from pblasmp import matrix_calls as module
 from pblasmp import pblas
 from pblasmp.engines.host.buffers import Buffers
 from pblasmp.engines.host.direct import calls
@@ -533,30 +532,6 @@ def again(comm):
             "read-only",
             agreed_error(ctx, pb.ArgumentError, ["read-only"], pb.matmul, b[:9, :], b, out=c[:9, :]),
         )
-
-
-def known_again(comm):
-    """Calls on equal views are looked up by a key, one for each kind of number, and only on the same matrices."""
-    with pb.Context(comm, engine="host") as ctx:
-        a, b, c, d = (ctx.full((12, 12), 1.0, block=3, grid=pb.Grid.squarest(comm.size)) for _ in range(4))
-        known = ctx.direct_calls
-
-        def update(alpha=2.0, b=b, out=c):
-            pb.matmul(a[:6, 3:9], b[3:9, 6:], out[:6, 6:], alpha=alpha, beta=1.0, out=out[:6, 6:])
-            return len(known)
-
-        yield "first", update() != 1 and f"{len(known)} are known"
-        yield "again", update() != 1 and f"{len(known)} are known"
-        yield "values", unlike(c.allgather()[:6, 6:], np.full((6, 6), 25.0))
-        yield "an integer", update(alpha=2) != 2 and f"{len(known)} are known"
-        yield "another B", update(b=d) != 3 and f"{len(known)} are known"
-        yield "another D", update(out=d) != 4 and f"{len(known)} are known"
-        yield "another window", (pb.blas.geadd(a[:5, :5], c[:5, :5], out=c[:5, :5]), len(known) != 5)[1]
-        before, module._REMEMBERED = module._REMEMBERED, 5
-        try:
-            yield "bounded", update(alpha=3.0) != 1 and f"{len(known)} are known"
-        finally:
-            module._REMEMBERED = before
 
 
 def extreme_on_one_rank(comm):
@@ -1240,7 +1215,6 @@ def test_the_first_call_of_a_context_makes_no_shared_memory():
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_the_same_call_again(nranks):
     run_mpi(again, nranks)
-    run_mpi(known_again, nranks)
 
 
 def test_ranks_that_scale_and_ranks_that_do_not():

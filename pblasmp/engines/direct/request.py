@@ -70,18 +70,17 @@ class Held:
         address: of its first element.
         ld: elements from one column to the next, or from one row to the next in C order.
         end: the address after its last element.
-        core: the address of what the compiled core knows of it; 0 before ``for_core`` is called.
     """
 
     __slots__ = (
-        "_array", "_in_core", "_on_host", "_shape", "_strides", "address", "core", "end", "ld", "pattern",
+        "_array", "_at", "_in_core", "_on_host", "_shape", "_strides", "address", "end", "ld", "pattern",
     )  # fmt: skip
 
     def __init__(self, pattern: Pattern, array: Any, address: int, ld: int, nbytes: int) -> None:
         self.pattern, self.address, self.ld, self.end = pattern, address, ld, address + nbytes
         self._shape, self._strides, self._on_host = array.shape, array.strides, type(array) is np.ndarray
         self._array: Any = None
-        self.core = 0
+        self._at = 0
 
     @classmethod
     def of(cls, pattern: Pattern, array: Any) -> Held | None:
@@ -108,20 +107,21 @@ class Held:
         found.end = address + self.end - self.address
         found._shape, found._strides, found._on_host = self._shape, self._strides, False
         found._array = None
-        found.core = 0
+        found._at = 0
         return found
 
-    def for_core(self) -> int:
-        """Tell the compiled core of it, and return ``core``. Local."""
-        pattern = self.pattern
-        nprow, npcol, order = pattern.grid
-        packed = MATRIX.pack(
-            *pattern.rows, *pattern.cols, nprow, npcol, ("", "row", "col").index(order), pattern.by_columns,
-            pattern.itemsize, "sdczi".index(pattern.letter), pattern.digest, self.address, self.end, self.ld,
-        )  # fmt: skip
-        self._in_core = np.frombuffer(packed, np.int64)  # it stays as long as there is an address of it
-        self.core = host_address(self._in_core)
-        return self.core
+    def __index__(self) -> int:
+        """Return the address of what the compiled core knows of it. Local."""
+        if not self._at:
+            pattern = self.pattern
+            nprow, npcol, order = pattern.grid
+            packed = MATRIX.pack(
+                *pattern.rows, *pattern.cols, nprow, npcol, ("", "row", "col").index(order), pattern.by_columns,
+                pattern.itemsize, "sdczi".index(pattern.letter), pattern.digest, self.address, self.end, self.ld,
+            )  # fmt: skip
+            self._in_core = np.frombuffer(packed, np.int64)  # it stays as long as there is an address of it
+            self._at = host_address(self._in_core)
+        return self._at
 
     @property
     def array(self) -> Any:

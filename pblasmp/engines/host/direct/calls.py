@@ -23,7 +23,7 @@ import numpy as np
 from .... import _core
 from ....comm import YIELDS, Communicator, break_off, compare_later, gather_on, late_vote
 from ....errors import LibraryNotFoundError
-from ...direct import FAMILIES, Asked, Moved, Outcome, Part, alias, host_address
+from ...direct import FAMILIES, Asked, Moved, Outcome, alias, host_address
 from ...direct.slab_sets import SlabSets
 from ...direct.sub_matrix import SubMatrix, UnfitError
 from ...local.reductions import REDUCTIONS
@@ -100,7 +100,7 @@ class HostDirect:
         self._letters = ""  # the types whose functions of the BLAS the core knows
         self._addresses = 0, 0  # of the sets
         state.ranks, state.rank, state.alike = transport.size, transport.rank, alike
-        state.limits = ctypes.addressof(LIMITS)
+        state.most, state.limits = _MOST, ctypes.addressof(LIMITS)
         # Aligned, since a BLAS may round otherwise elsewhere: all ranks must find the same pivots.
         self._scratch = np.empty(_core.SCRATCH + _ALIGNED, np.uint8)
         state.scratch = -(-host_address(self._scratch) // _ALIGNED) * _ALIGNED
@@ -258,14 +258,14 @@ class HostDirect:
             assert self._transport.board is not None
             state.votes, state.meets = control.board.address, self._transport.board.address
             state.unlike = channel.found[0] if channel.found else 0
-        state.memory, state.most = self._addresses[sets.half], sets.most
+            state.memory = self._addresses[sets.half]
         call, routine, a, b, c, d, new, side, uplo, op_a, op_b, diag, alpha, beta, pivots, ipiv = asked
         if pivots:
             ctypes.memmove(state.pivots, pivots, min(len(pivots), ctypes.sizeof(state.pivots)))
         _core.pack_request(
             self._room, 0, _ROUTINES[routine], _number_of(call), new, (side + uplo + op_a + op_b + diag).encode(),
-            alpha.real, alpha.imag, beta.real, beta.imag, *_packed(a), *_packed(b), *_packed(c), *_packed(d),
-            *_packed(ipiv), len(pivots) // 4, YIELDS if control.patient else 0,
+            alpha.real, alpha.imag, beta.real, beta.imag, *a, *(b or _ABSENT), *(c or _ABSENT), *d, *(ipiv or _ABSENT),
+            len(pivots) // 4, YIELDS if control.patient else 0,
         )  # fmt: skip
         status: int = self._start(self._call)
         if status <= _BY_PYTHON:
@@ -294,7 +294,7 @@ class HostDirect:
             raise self._failures.pop()
         assert status == _NEEDS_ROOM
         fits = self.sets.fit(self._state.nbytes)
-        self._state.memory = self._addresses[self.sets.half]
+        self._state.memory, self._state.most = self._addresses[self.sets.half], self.sets.most
         return fits
 
     def _load(self, letter: str) -> None:
@@ -318,11 +318,6 @@ class HostDirect:
 def _number_of(call: str) -> int:
     """Return a number for the name of a call in messages."""
     return int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
-
-
-def _packed(part: Part | None) -> tuple[int, ...]:
-    """Return what the core takes of a part."""
-    return _ABSENT if part is None else (part[0].core or part[0].for_core(), *part[1:])
 
 
 def _waited(transport: HostTransport, failures: list[BaseException], flag: int) -> int:

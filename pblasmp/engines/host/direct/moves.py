@@ -92,6 +92,5 @@ class Move:
 
 
 def _copy(core: Core, part: Part, memory: Array, *, back: bool) -> None:
-    held, *place = part
-    packed = np.frombuffer(_PART.pack(held.core or held.for_core(), *place), np.int64)
+    packed = np.frombuffer(_PART.pack(*part), np.int64)
     core.part_copy(ctypes.c_void_p(host_address(packed)), ctypes.c_void_p(host_address(memory)), int(back))
