@@ -48,7 +48,7 @@ from .grids import (
     gridinit,
 )
 from .missing import instead_of
-from .moves import mover
+from .moves import FUNCTIONS as MOVES
 from .routines import ROUTINES, PblasFunction, functions_of
 from .tools import descinit, descset, iceil, ilcm, indxg2l, indxg2p, indxl2g, infog1l, infog2l, numroc
 from .vectors import FUNCTIONS as VECTOR_FUNCTIONS
@@ -85,7 +85,7 @@ _FUNCTIONS: dict[str, Callable[..., object]] = (
     functions_of((*FACTORISATIONS.values(), *EIGENVALUES, *ROUTINES.values()))
     | VECTOR_FUNCTIONS
     | AUXILIARY
-    | {f"p{letter}{name}": mover(name, letter) for name in ("gemr2d", "trmr2d") for letter in "sdcz"}
+    | MOVES
 )
 __all__ += [*sorted(_FUNCTIONS)]  # noqa: PLE0604
 globals().update(_FUNCTIONS)

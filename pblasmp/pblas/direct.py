@@ -12,75 +12,61 @@ from numpy.typing import NDArray
 
 from .. import vector_calls
 from ..dtypes import element_type
-from ..engines.direct import FAMILIES, Asked, Held, Outcome, Part, Pattern, host_address, pattern_at
-from ..engines.direct.spans import Axes, Span
+from ..engines.direct import FAMILIES, Asked, Held, Outcome, Part, Pattern, host_address, pattern_of
+from ..engines.direct.spans import Axes
 from ..engines.direct.sub_matrix import SubMatrix, in_first_column, local_rows
+from ..errors import ArgumentError
 from ..layout.sizes import WORDS
 from ..reading import number
 from ..resources import rank_share
+from ..scalapack import column_major_view
 from .arguments import Faults
 from .grids import ProcessGrid, of_number
-from .operands import entries
+from .operands import PblasOperand, entries
 
 __all__ = ["DirectForm", "part_of"]
 
-_INTEGER = {int}
 _REMEMBERED = rank_share(1024, 1 << 16)  # layouts of a grid, and calls
 
 
-class _LegalDescriptor:
-    """A legal descriptor. Local.
+class _LegalDescriptor(NamedTuple):
+    """A legal descriptor.
 
-    Args:
+    Attributes:
         pattern: its layout.
         m, n: rows and columns.
-        rows, cols: those of the local array.
+        here: those of the local array.
         lld: its leading dimension.
     """
 
-    def __init__(self, pattern: Pattern, m: int, n: int, rows: int, cols: int, lld: int) -> None:
-        self.m, self.n = m, n
-        self._pattern, self._rows, self._cols, self._lld = pattern, rows, cols, lld
+    pattern: Pattern
+    m: int
+    n: int
+    here: tuple[int, int]
+    lld: int
 
-    def held(self, array: NDArray[Any], address: int) -> Held | None:
-        """Return a local array as direct calls take it; None if there is something to say about it."""
-        rows, cols, lld = self._rows, self._cols, self._lld
-        if not (rows and cols):
-            return Held(self._pattern, array, address, lld, 0) if array.ndim in (1, 2) else None
-        item = self._pattern.itemsize
-        if array.ndim == 1:
-            if array.size < lld * cols or array.strides[0] != item:
-                return None
-            array = array[: lld * cols].reshape((lld, cols), order="F")
-        elif array.ndim != 2 or array.shape[0] < rows or array.shape[1] < cols:
+    def held(self, array: NDArray[Any]) -> Held | None:
+        """Return a local array as direct calls take it; None if there is something to say about it. Local."""
+        try:
+            return Held.of(self.pattern, column_major_view(array, self.here, self.lld))
+        except ArgumentError:
             return None
-        down, across = array.strides
-        if (down != item and rows > 1) or (across != lld * item and cols > 1):
-            return None
-        return Held(self._pattern, array, address, lld, item * (lld * (cols - 1) + rows))
 
 
 def _layout(grid: ProcessGrid, desc: Any, dtype: np.dtype) -> _LegalDescriptor | None:
     """Return a descriptor's layout, None if there is something to say about it. Local."""
-    values = tuple(desc.tolist() if type(desc) is np.ndarray else desc)
-    if len(values) != 9 or values[0] != 1 or not {*map(type, values)} <= _INTEGER:
-        faults = Faults("", ["desc"])
-        values = entries(faults, "desc", desc)
-        if faults:
-            return None
-    _, context, m, n, mb, nb, rsrc, csrc, lld = values
-    if of_number(context) is not grid or min(m, n) < 0 or min(mb, nb, lld) < 1:
+    faults = Faults("", ["desc", "i", "j"])
+    values = entries(faults, "desc", desc)
+    if faults or of_number(values[1]) is not grid:
         return None
-    if not (0 <= rsrc < grid.grid.nprow and 0 <= csrc < grid.grid.npcol):
+    shape = values[2], values[3]
+    whole = PblasOperand("", None, 1, 1, values, shape)
+    whole.check(faults, grid)
+    if faults:
         return None
-    pattern = pattern_at((m, n), (mb, nb), grid.grid, (rsrc, csrc), dtype, "F", grid.context.rank)
-    if pattern is None:
-        return None
-    rows, cols = (
-        Span.of(axes, 0, extent).count(axes.mine) if axes.mine >= 0 else 0
-        for axes, extent in ((pattern.rows, m), (pattern.cols, n))
-    )
-    return None if lld < rows else _LegalDescriptor(pattern, m, n, rows, cols, lld)
+    descriptor, rank = whole.descriptor(grid.grid, dtype), grid.context.rank
+    pattern = pattern_of(descriptor, rank)
+    return pattern and _LegalDescriptor(pattern, *shape, descriptor.local_shape(rank), values[8])
 
 
 Place = tuple[int, tuple[int, ...], tuple[int, ...], Any]
@@ -98,11 +84,11 @@ def _looked_up(grid: ProcessGrid, place: Place, array: Any, desc: Any, dtype: np
     known = grid.layouts
     if len(known) >= _REMEMBERED:
         known.clear()
-    address, _, _, of = place
+    of = place[-1]
     layout: _LegalDescriptor | None = known.get((dtype.char, of))
     if layout is None:
         layout = known[dtype.char, of] = _layout(grid, desc, dtype)
-    held = None if layout is None else layout.held(array, address)
+    held = None if layout is None else layout.held(array)
     found = known[dtype.char, place] = None if layout is None or held is None else (layout.m, layout.n, held)
     return found
 

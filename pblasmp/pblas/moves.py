@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,77 +19,29 @@ from ..errors import RankMismatchError, short_repr
 from ..layout import Grid, MatrixDescriptor, Trapezoid
 from ..layout.pieces import copy_part
 from ..matrix import DistributedMatrix
-from .arguments import Faults, as_routine, bound, signature_of
+from .arguments import Faults
 from .direct import part_of
 from .grids import meant, of_number
 from .operands import PblasOperand, check_sharing, entries, staged
-from .routines import DTYPE, PblasFunction
+from .routines import PblasRoutine, Values, functions_of
 
-__all__ = ["mover"]
-
-_GENERAL = ["m", "n", "a", "ia", "ja", "desca", "b", "ib", "jb", "descb", "ictxt"]
-_ARGUMENTS = {"gemr2d": _GENERAL, "trmr2d": ["uplo", "diag", *_GENERAL]}
-"""The arguments' names, in ScaLAPACK's order."""
-_TEXT = """Copy {what} of sub(A) to sub(B), which may be on another grid, in {dtype}.
-
-Collective over the grid of ``ictxt``. Indices are 1-based, local arrays are in Fortran order, or have one dimension,
-column after column. A process outside A's grid gives a descriptor whose context is -1; its other arguments for A are
-not read. The same goes for B.
-
-Args:
-{options}    m: rows of sub(A) and sub(B).
-    n: columns of sub(A) and sub(B).
-    a: local array of A.
-    ia: row of A, from 1, where sub(A) begins.
-    ja: column of A, from 1, where sub(A) begins.
-    desca: nine integers that describe A, see ``descinit``.
-    b: local array of B, which is written in place.
-    ib: row of B, from 1, where sub(B) begins.
-    jb: column of B, from 1, where sub(B) begins.
-    descb: nine integers that describe B.
-    ictxt: a context of all the processes that have a part of A or B.
-
-Raises:
-    ParameterError: an argument is illegal, on every process; its ``info`` says which.
-    RankMismatchError: the processes gave different arguments.
-
-Source: ScaLAPACK REDIST, {name}; here ``DistributedMatrix.redistribute``.
-"""
-_OPTIONS = """\
-    uplo: "U" or "L": which trapezoid; the rest of sub(B) keeps its values.
-    diag: "N", or "U": without its diagonal.
-"""
+__all__ = ["FUNCTIONS"]
 
 Described = tuple[Grid, tuple[int, ...], int, int]  # a grid, M_ to CSRC_, the first row and column
 
 
-def mover(name: str, letter: str) -> PblasFunction:
-    """Return "gemr2d" or "trmr2d" for one type, as a function with ScaLAPACK's signature."""
-    full, names = f"p{letter}{name}", _ARGUMENTS[name]
-    kinds = {
-        "uplo": "str",
-        "diag": "str",
-        "a": "Any",
-        "b": "Any",
-        "desca": "Sequence[int]",
-        "descb": "Sequence[int]",
-    }
-    signature = signature_of({x: kinds.get(x, "int") for x in names}, "None")
+@dataclass(frozen=True, slots=True)
+class MoveRoutine(PblasRoutine):
+    """p?gemr2d or p?trmr2d, whose matrices may be on two grids."""
 
-    def function(*args: Any, **kwargs: Any) -> None:
-        given = bound(full, signature, args, kwargs)
-        done = _move_at_once(full, DTYPE[letter], given)
-        if not done:
-            _move(full, names, DTYPE[letter], given, voted=done is False)
+    def form(self, full: str, dtype: np.dtype) -> Callable[[Sequence[Any]], Any]:
+        """Return what computes calls with legal arguments at once; see ``PblasRoutine``. Local."""
+        names = self.names
+        return lambda args: _move_at_once(full, dtype, dict(zip(names, args, strict=True)))
 
-    triangular = name == "trmr2d"
-    text = _TEXT.format(
-        what="a trapezoid" if triangular else "all",
-        dtype=DTYPE[letter].name,
-        options=_OPTIONS if triangular else "",
-        name=full.upper(),
-    )
-    return as_routine(function, full, signature, text)
+    def run(self, full: str, dtype: np.dtype, given: Values, *, voted: bool) -> None:
+        """Check the arguments, agree on them, move. Collective over the grid of ictxt."""
+        _move(full, self.names, dtype, given, voted=voted)
 
 
 def _move_at_once(full: str, dtype: np.dtype, given: dict[str, Any]) -> bool | None:
@@ -286,3 +239,25 @@ def _write(b: DistributedMatrix, arrived: NDArray[Any], part: Trapezoid | None) 
         copy_part(host, arrived, part, *b.descriptor.global_indices(b.context.rank))
     if host is not b.local:
         b.context.engine.from_host(b.local, host)
+
+
+_NOTE = (
+    "A process outside A's grid gives a descriptor whose context is -1; its other arguments for A are not read. The "
+    "same goes for B. "
+)
+_MEANINGS = {
+    "uplo": '"U" or "L": which trapezoid; the rest of sub(B) keeps its values.',
+    "diag": '"N", or "U": without its diagonal.',
+    "ictxt": "a context of all the processes that have a part of A or B.",
+}
+
+FUNCTIONS = functions_of(
+    MoveRoutine(
+        name, "sdcz", f"{options}m n A B ictxt", {"a": "m n", "b": "m n"},
+        f"Copy {what} of sub(A) to sub(B), which may be on another grid", DistributedMatrix.redistribute,
+        "ScaLAPACK REDIST, {}; here ``DistributedMatrix.redistribute``", written="b", note=_NOTE, meanings=_MEANINGS,
+        callers="Collective over the grid of ``ictxt``.",
+    )
+    for name, options, what in (("gemr2d", "", "all"), ("trmr2d", "uplo diag ", "a trapezoid"))
+)  # fmt: skip
+"""The functions by their full names."""

@@ -156,6 +156,28 @@ class PblasRoutine:
         """
         return DirectForm(self, full, dtype).run if self.direct[0] in FAMILIES else None
 
+    def run(self, full: str, dtype: np.dtype, given: Values, *, voted: bool) -> Any:
+        """Check the arguments, agree on them, compute. Collective over the grid, unless the call is local.
+
+        Args:
+            full, dtype: the routine's name and type.
+            given: the arguments.
+            voted: whether this rank has tried a direct call, on which the ranks did not agree.
+        """
+        grid = one_grid_of(self.faults(full), self.shapes, given)
+        read = partial(_read, self, full, dtype, given, grid)
+        if self.is_local(given, grid):
+            values, matrices = read({})
+        else:
+            values, matrices = agree_after(voted, partial(grid.context.agreement, full), read)
+        if self.asks(given) or self.changes_nothing(values):
+            return self.nothing(given)
+        with grid.context.engine.on_device():
+            if not self.stages:
+                return self.compute(values, matrices)
+            with staged(matrices, self.written) as used:
+                return self.compute(values, used)
+
     def letters_of(self, name: str, dtype: np.dtype) -> str:
         """Return the letters that an option may have; empty if ``name`` is no option. Local."""
         if name == "trans":
@@ -277,26 +299,9 @@ def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunct
         done = None if form is None else form(args)
         if done is not None and done is not False:
             return done if tells else None
-        return _run(routine, full, dtype, dict(zip(names, args, strict=True)), voted=done is False)
+        return routine.run(full, dtype, dict(zip(names, args, strict=True)), voted=done is False)
 
     return as_routine(function, full, signature, _docstring(routine, full, dtype))
-
-
-def _run(routine: PblasRoutine, full: str, dtype: np.dtype, given: Values, *, voted: bool) -> Any:
-    """Check the arguments, agree on them, compute. Collective over the grid, unless the call is local."""
-    grid = one_grid_of(routine.faults(full), routine.shapes, given)
-    read = partial(_read, routine, full, dtype, given, grid)
-    if routine.is_local(given, grid):
-        values, matrices = read({})
-    else:
-        values, matrices = agree_after(voted, partial(grid.context.agreement, full), read)
-    if routine.asks(given) or routine.changes_nothing(values):
-        return routine.nothing(given)
-    with grid.context.engine.on_device():
-        if not routine.stages:
-            return routine.compute(values, matrices)
-        with staged(matrices, routine.written) as used:
-            return routine.compute(values, used)
 
 
 def _read(

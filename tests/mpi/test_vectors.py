@@ -13,7 +13,7 @@ import pblasmp as pb
 from pblasmp import matrix_calls, pblas
 from pblasmp.engines.host.direct import HostDirect
 from pblasmp.engines.host.direct.limits import LIMITS
-from pblasmp.pblas import routines as pblas_routines
+from pblasmp.pblas.routines import PblasRoutine
 from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
 from tests.helpers.limits import changed_limits
 from tests.helpers.mpi import run_mpi, run_on_one_node
@@ -116,7 +116,7 @@ def by_one_vote(comm):
     """PBLAS's routines that write: one vote; products share vectors and partial sums alone."""
     n, block = 256, 16
     ictxt, needed, looked = pblas.gridinit(None, "Row", 2, 2, engine="host"), [], []
-    closer, carried_out = pblas_routines._run, HostDirect._status
+    closer, carried_out = PblasRoutine.run, HostDirect._status
     rng = np.random.default_rng(65)
     _, _, row, col = pblas.gridinfo(ictxt)
     rows = pblas.numroc(n, block, row, 0, 2)
@@ -177,7 +177,7 @@ def by_one_vote(comm):
         "pdgemv N": lambda: 2 * whole @ x - y, "pdgemv T": lambda: 2 * whole.T @ x, "pdaxpy": lambda: 3 * x + y,
         "pdcopy": lambda: x, "pdger": lambda: whole + 2 * x @ y.T, "pdsyr": lambda: whole + np.tril(x @ x.T),
     }  # fmt: skip
-    pblas_routines._run = lambda *given, **how: looked.append(given[1]) or closer(*given, **how)
+    PblasRoutine.run = lambda *given, **how: looked.append(given[1]) or closer(*given, **how)
 
     def carry_out(self, control, asked):
         status = carried_out(self, control, asked)
@@ -208,7 +208,7 @@ def by_one_vote(comm):
         yield "one rank looks closer", None if near and len(looked) == taken + 1 else f"{found}, {looked}"
         del looked[taken:]
     finally:
-        pblas_routines._run, HostDirect._status = closer, carried_out
+        PblasRoutine.run, HostDirect._status = closer, carried_out
     pblas.gridexit(ictxt)
     yield "looked closer", str(looked) if looked else None
     most = 8 * n * (1 + 2) + 64 * 8  # x, and two partial sums of each element

@@ -16,11 +16,9 @@ from .request import (
     Part,
     Pattern,
     alias,
-    pattern_at,
     pattern_of,
 )  # fmt: skip
 
 __all__ = [
-    "FAMILIES", "Asked", "Direct", "Held", "Moved", "Outcome", "Part", "Pattern", "alias", "host_address", "pattern_at",
-    "pattern_of",
+    "FAMILIES", "Asked", "Direct", "Held", "Moved", "Outcome", "Part", "Pattern", "alias", "host_address", "pattern_of",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..._core import MATRIX
 from ...dtypes import element_type
-from ...layout import Grid, MatrixDescriptor, Trapezoid
+from ...layout import MatrixDescriptor, Trapezoid
 from .addresses import host_address
 from .spans import Axes
 
@@ -27,7 +27,6 @@ __all__ = [
     "Part",
     "Pattern",
     "alias",
-    "pattern_at",
     "pattern_of",
 ]
 
@@ -154,14 +153,7 @@ Part = tuple[Held, int, int, int, int, bool]
 def pattern_of(descriptor: MatrixDescriptor, rank: int) -> Pattern | None:
     """Return what is known of a layout on this rank; None if BLAS lacks the type or an integer is too large. Local."""
     d = descriptor
-    return pattern_at(d.shape, d.block, d.grid, d.source, d.dtype, d.order, rank, d.lead, d.ld)
-
-
-def pattern_at(
-    shape: Pair, block: Pair, grid: Grid, source: Pair, dtype: np.dtype, order: str, rank: int,
-    lead: Pair = (0, 0), ld: int | None = None,
-) -> Pattern | None:  # fmt: skip
-    """Return what ``pattern_of`` does, for the legal entries of a descriptor. Local."""
+    shape, block, grid, source, lead, ld, dtype = d.shape, d.block, d.grid, d.source, d.lead, d.ld, d.dtype
     letter = element_type(dtype).blas
     if not letter or max(*shape, *block) > _LARGEST:
         return None
@@ -169,10 +161,10 @@ def pattern_at(
     row, col = grid.coords(rank) if rank < grid.size else (-1, -1)
     numbering = "" if 1 in grid.shape else grid.order
     entries = _ENTRIES.pack(*shape, *block, nprow, npcol, *source, *lead, ld or 0)
-    digest = hashlib.blake2b(entries + f"{letter}{order}{numbering}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(entries + f"{letter}{d.order}{numbering}".encode(), digest_size=8).digest()
     return Pattern(
         Axes(block[0], nprow, source[0], lead[0], row), Axes(block[1], npcol, source[1], lead[1], col),
-        (nprow, npcol, numbering), grid.size, order == "F", letter, dtype, dtype.itemsize, dtype.kind == "c", digest,
+        (nprow, npcol, numbering), grid.size, d.order == "F", letter, dtype, dtype.itemsize, dtype.kind == "c", digest,
     )  # fmt: skip
 
 
