@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import FunctionType
-from typing import TypeVar
+from typing import Any, TypeVar
 
-__all__ = ["complete", "public_face"]
+from .layout.routines import ROUTINES, Routine
+from .layout.vector_routines import VECTOR_ROUTINES, VectorRoutine
+
+__all__ = ["described", "public_face"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 Class = TypeVar("Class", bound=type)
 
@@ -24,21 +29,110 @@ def public_face(cls: Class) -> Class:
     return cls
 
 
-def complete(
-    function: Callable[..., object], meaning: Callable[[str], str], raises: Iterable[str], *more: str
-) -> None:
-    """Append the sections that tables know to a docstring, of four spaces' indentation. Local.
+def described(function: F) -> F:
+    """Complete the docstring of a routine of levels 1 to 3, of four spaces' indentation, by what the tables say. Local.
 
     Args:
         function: the function; its docstring has what is particular to it.
-        meaning: returns what an argument is, by its name.
-        raises: lines on errors.
-        more: paragraphs: the first ones before the arguments, one that starts with "Source" at the end.
     """
-    before = [each for each in more if not each.startswith("Source")]
-    after = [each for each in more if each.startswith("Source")]
-    text = [(function.__doc__ or "").rstrip(), *(f"    {each}" for each in before)]
-    arguments = [f"        {name}: {meaning(name)}" for name in inspect.signature(function).parameters]
-    text += ["\n".join(["    Args:", *arguments])]
-    text += ["\n".join(["    Raises:", *(f"        {line}" for line in raises)])]
-    function.__doc__ = "\n\n".join([*text, *(f"    {each}" for each in after)]) + "\n    "
+    name = function.__name__
+    row: Routine | VectorRoutine = ROUTINES[name] if name in ROUTINES else VECTOR_ROUTINES[name]
+    parameters = inspect.signature(function).parameters
+    text = [(function.__doc__ or "").rstrip(), *(f"    {each}" for each in _notes(row))]
+    text += ["\n".join(["    Args:", *(f"        {each}: {_meaning(row, each)}" for each in parameters)])]
+    text += ["\n".join(["    Raises:", *(f"        {line}" for line in _RAISES)])]
+    if isinstance(row, VectorRoutine):
+        text += [f"    Source: PBLAS, {', '.join(each.upper() for each in row.names)}."]
+    function.__doc__ = "\n\n".join(text) + "\n    "
+    return function
+
+
+_RAISES = (
+    "ArgumentError: shapes, types or options do not fit; the message names every fault.",
+    "RankMismatchError: the ranks gave different arguments.",
+    "UnsupportedError: the engine does not offer it.",
+)
+_WORDS = {
+    "side": '"L": A is to the left of B; "R": to the right.',
+    "op_a": '"N", "T" or "C" (conjugate transpose).',
+    "diag": '"U": A has ones on its diagonal, which is not read.',
+}
+
+
+def _notes(row: Routine | VectorRoutine) -> list[str]:
+    """Return what else there is to say of a level-3 routine's result, in paragraphs of a docstring. Local."""
+    notes: list[str] = []
+    if isinstance(row, VectorRoutine):
+        return notes
+    if row.triangle == "d":
+        zeros = "" if row.shape == "added" else ", or zeros if there is no C"
+        notes.append(
+            "Only the triangle ``uplo`` of C is read, and only that of the result is written: outside it\n"
+            f"    ``out`` keeps its values, and a new matrix has those of C{zeros}."
+        )
+    if row.hermitian:
+        what = "A's diagonal are taken as 0 and not read"
+        if row.triangle == "d":
+            what = "C's diagonal are not read; those of the result are 0"
+        notes.append(f"The imaginary parts of {what}.")
+    return notes
+
+
+def _meaning(row: Routine | VectorRoutine, name: str) -> str:
+    """Return what an argument is, in words. Local."""
+    if name in _WORDS and not (name == "op_a" and isinstance(row, Routine) and row.shape == "updated"):
+        return _WORDS[name]
+    if name in ("alpha", "beta"):
+        return f"a {'real ' * (name in row.real)}number; with 0 {_unread(row, name)} read."
+    return _in_level3(row, name) if isinstance(row, Routine) else _in_vectors(row, name)
+
+
+def _unread(row: Routine | VectorRoutine, scalar: str) -> str:
+    """Return what is not read if a scalar is 0. Local."""
+    if isinstance(row, VectorRoutine):
+        return "y is not" if scalar == "beta" else "what it multiplies is not"
+    return "C is not" if scalar == "beta" else "neither A nor B is" if "b" in row.operands else "A is not"
+
+
+def _in_level3(row: Routine, name: str) -> str:
+    updated, added = row.shape == "updated", row.shape == "added"
+    if name == "a" and row.shape == "sided":
+        kind = "triangular" if row.triangular else "Hermitian" if row.hermitian else "symmetric"
+        return f"square {kind} matrix, of which only the triangle ``uplo`` is read."
+    if name in "abc":
+        rows, cols, *option = row.sizes.texts[name].split()
+        text = f"{rows} × {cols}" + f', or {cols} × {rows} if ``op_a`` is not "N"' * bool(option)
+        if name == "c":
+            text += (
+                f"{'' if added else ', in any layout; None means zeros'}. With ``beta == 0`` it is not read"
+            )
+        return f"{text}."
+    if name == "uplo":
+        return (
+            f'"L" or "U": the triangle {"of A that is read" if row.triangle == "a" else "that is computed"}.'
+        )
+    if name == "op_a":
+        mine, other = "CT" if row.hermitian else "TC"
+        return f'"N" or "{mine}"; for real types "{other}" is "{mine}".'
+    if name == "out":
+        like = "of C" if added else "of B" if "c" not in row.operands else "of C, else of B"
+        if updated:
+            like = "of C, else in A's blocks on A's grid"
+        return f"where to write the result, which may be ``{row.in_place}``; by default a new one in the layout {like}."
+    return '"auto", or the name of an algorithm: ``pb.algorithms`` lists them.'
+
+
+def _in_vectors(row: VectorRoutine, name: str) -> str:
+    absent = "; None means zeros" if row.optional == name else ""
+    if name in row.sizes:
+        first, *rest = row.sizes[name].split()
+        if name == "a":
+            return f"{first} × {rest[0]}{absent}."
+        other = f', or of {rest[0]} if ``op_a`` is not "N"' if rest else ""
+        return f"a vector of {first} elements, 1 × {first} or {first} × 1{other}{absent}."
+    if name == "uplo":
+        return '"L" or "U": the triangle that is used; the other one is neither read nor written.'
+    if name == "out":
+        new = "matrix" if row.written == "a" else "vector"
+        return f"where to write the result, which may be ``{row.written[-1]}``; by default a new {new}."
+    return '"auto", which moves only vectors and partial sums, or the name of an algorithm of the level-3 routine.'

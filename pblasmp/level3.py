@@ -6,14 +6,12 @@ Each routine returns a new matrix or writes into ``out=``; ``pb.plan(routine, ..
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from .docstrings import complete
+from .docstrings import described
 from .layout import Level3Problem, MatrixDescriptor
 from .layout.grid import one_of
-from .layout.routines import ROUTINES, Routine
 from .matrix import DistributedMatrix
 from .matrix_calls import MatrixCall
 
@@ -38,81 +36,9 @@ __all__ = [
 ]
 
 Matrix = DistributedMatrix
-F = TypeVar("F", bound=Callable[..., Any])
-
-_WORDS = {
-    "side": '"L": A is to the left of B; "R": to the right.',
-    "diag": '"U": A has ones on its diagonal, which is not read.',
-    "algo": '"auto", or the name of an algorithm: ``pb.algorithms`` lists them.',
-}
 
 
-_RAISES = (
-    "ArgumentError: sizes, types or options do not fit; the message names every fault.",
-    "RankMismatchError: the ranks gave different arguments.",
-    "UnsupportedError: the engine does not offer it.",
-)
-
-
-def _described(function: F) -> F:
-    """Complete a routine's docstring by what the table says of it and of its arguments. Local."""
-    row = ROUTINES[function.__name__]
-    has_c = "c" in row.operands
-    complete(function, lambda name: _meaning(row, name, has_c), _RAISES, *_notes(row))
-    return function
-
-
-def _notes(row: Routine) -> list[str]:
-    """Return what else there is to say of a result, in paragraphs of a docstring. Local."""
-    notes = []
-    if row.triangle == "d":
-        zeros = "" if row.shape == "added" else ", or zeros if there is no C"
-        notes.append(
-            "Only the triangle ``uplo`` of C is read, and only that of the result is written: outside it\n"
-            f"    ``out`` keeps its values, and a new matrix has those of C{zeros}."
-        )
-    if row.hermitian:
-        what = "A's diagonal are taken as 0 and not read"
-        if row.triangle == "d":
-            what = "C's diagonal are not read; those of the result are 0"
-        notes.append(f"The imaginary parts of {what}.")
-    return notes
-
-
-def _meaning(row: Routine, name: str, has_c: bool) -> str:
-    """Return what an argument is, in words. Local."""
-    updated, added = row.shape == "updated", row.shape == "added"
-    if name == "a" and row.shape == "sided":
-        kind = "triangular" if row.triangular else "Hermitian" if row.hermitian else "symmetric"
-        return f"square {kind} matrix, of which only the triangle ``uplo`` is read."
-    if name in "ab":
-        sizes = ("m × n", "n × m") if added else ("n × k", "k × n")
-        return "m × n." if row.shape == "sided" else f'{sizes[0]}, or {sizes[1]} if ``op_a`` is not "N".'
-    if name == "c":
-        like = "n × n" if updated else "m × n"
-        return f"{like}{'' if added else ', in any layout; None means zeros'}. With ``beta == 0`` it is not read."
-    if name == "uplo":
-        return (
-            f'"L" or "U": the triangle {"of A that is read" if row.triangle == "a" else "that is computed"}.'
-        )
-    if name == "op_a":
-        if not updated:
-            return '"N", "T" or "C" (conjugate transpose).'
-        mine, other = "CT" if row.hermitian else "TC"
-        return f'"N" or "{mine}"; for real types "{other}" is "{mine}".'
-    if name in ("alpha", "beta"):
-        kind = "a real number" if name in row.real else "a number"
-        what = "C is not" if name == "beta" else "neither A nor B is" if "b" in row.operands else "A is not"
-        return f"{kind}; with 0 {what} read."
-    if name == "out":
-        like = "of C" if added else "of B" if not has_c else "of C, else of B"
-        if updated:
-            like = "of C, else in A's blocks on A's grid"
-        return f"where to write the result, which may be ``{row.in_place}``; by default a new one in the layout {like}."
-    return _WORDS[name]
-
-
-@_described
+@described
 def trsm(
     a: Matrix,
     b: Matrix,
@@ -129,7 +55,7 @@ def trsm(
     return _run("trsm", locals())
 
 
-@_described
+@described
 def trmm(
     a: Matrix,
     b: Matrix,
@@ -146,7 +72,7 @@ def trmm(
     return _run("trmm", locals())
 
 
-@_described
+@described
 def symm(
     a: Matrix,
     b: Matrix,
@@ -163,7 +89,7 @@ def symm(
     return _run("symm", locals())
 
 
-@_described
+@described
 def hemm(
     a: Matrix,
     b: Matrix,
@@ -180,7 +106,7 @@ def hemm(
     return _run("hemm", locals())
 
 
-@_described
+@described
 def syrk(
     a: Matrix,
     c: Matrix | None = None,
@@ -196,7 +122,7 @@ def syrk(
     return _run("syrk", locals())
 
 
-@_described
+@described
 def herk(
     a: Matrix,
     c: Matrix | None = None,
@@ -212,7 +138,7 @@ def herk(
     return _run("herk", locals())
 
 
-@_described
+@described
 def syr2k(
     a: Matrix,
     b: Matrix,
@@ -229,7 +155,7 @@ def syr2k(
     return _run("syr2k", locals())
 
 
-@_described
+@described
 def her2k(
     a: Matrix,
     b: Matrix,
@@ -249,7 +175,7 @@ def her2k(
     return _run("her2k", locals())
 
 
-@_described
+@described
 def syrkx(
     a: Matrix,
     b: Matrix,
@@ -266,7 +192,7 @@ def syrkx(
     return _run("syrkx", locals())
 
 
-@_described
+@described
 def herkx(
     a: Matrix,
     b: Matrix,
@@ -283,7 +209,7 @@ def herkx(
     return _run("herkx", locals())
 
 
-@_described
+@described
 def geadd(
     a: Matrix,
     c: Matrix,
@@ -298,7 +224,7 @@ def geadd(
     return _run("geadd", locals())
 
 
-@_described
+@described
 def tradd(
     a: Matrix,
     c: Matrix,

@@ -23,6 +23,7 @@ from .runtime import Runtime
 
 __all__ = [
     "Glance", "check_operands", "check_overlap", "check_writable", "comparable", "context_of", "glance", "number",
+    "sub_matrices",
 ]  # fmt: skip
 
 _ABSENT = (-1, -1)
@@ -59,7 +60,7 @@ def glance(
     except TypeError:  # one is not even hashable
         return None
     extents: list[int] = []
-    parts = _sub_matrices(ctx, matrices, extents) if legal else None
+    parts = sub_matrices(ctx, matrices, extents) if legal else None
     if parts is None or 0 in extents or not sizes.fit(extents, words):
         return None
     a, b, c, d = parts
@@ -72,7 +73,7 @@ def glance(
     return None if a is None or d is None else (a, b, c, d, words, result)
 
 
-def _sub_matrices(ctx: Runtime[Any], matrices: Iterable[Any], extents: list[int]) -> list[Part | None] | None:
+def sub_matrices(ctx: Runtime[Any], matrices: Iterable[Any], extents: list[int]) -> list[Part | None] | None:
     """Return what direct calls take, None for what is absent; None if they do not take all matrices together. Local.
 
     ``extents`` gets their rows and columns, -1 for what is absent.

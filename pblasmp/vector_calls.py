@@ -21,10 +21,10 @@ from .layout import Level3Problem, MatmulProblem, MatrixDescriptor
 from .layout.grid import one_of
 from .layout.vector_routines import VECTOR_ROUTINES, VectorRoutine
 from .matrix_calls import MatrixCall
-from .reading import check_operands, check_writable, comparable, context_of, number
+from .reading import check_operands, check_writable, comparable, context_of, number, sub_matrices
 from .runtime import Runtime
 
-__all__ = ["VectorCall", "after_agreement", "column", "overwritten", "reduced", "same", "typed"]
+__all__ = ["VectorCall", "after_agreement", "column", "computed", "same", "typed"]
 
 Given = Mapping[str, Any]  # operands by name; None if absent
 
@@ -85,20 +85,60 @@ def _type_faults(present: Given) -> Iterator[str]:
             yield f"{name}: dtype is {other.dtype.name}, expected {x.dtype.name} like {first}"
 
 
-def _agree(
-    routine: str, given: Given, options: Mapping[str, Any], *, writes: bool = False, voted: bool = False
-) -> Runtime[Any]:
-    """Check the arguments and agree on them: of repeated calls with one vote. Collective over the context.
+def computed(routine: str, given: Given, alpha: complex = 1) -> Any:
+    """Compute what is no level-3 routine: "scal" and "swap", which write their operands, and numbers. Collective.
 
     Args:
         routine: its name.
         given: its operands.
+        alpha: what "scal" multiplies by.
+
+    Returns:
+        The number, as a NumPy scalar; None for the others.
+    """
+    columns = {name: column(x) for name, x in given.items()}
+    found = _directly(routine, [*columns.values()], alpha)
+    if found is not None and found is not False:
+        return None if routine in _WRITING else typed(columns["x"].dtype, routine, found)
+    _agree(routine, columns, {"alpha": alpha} if routine == "scal" else {}, voted=found is False)
+    return after_agreement(routine, given, alpha)
+
+
+_WRITING = ("scal", "swap")
+
+
+def _directly(routine: str, columns: list[Any], alpha: complex) -> Any:
+    """Return what a direct call returns, None or False if it takes the ordinary way. Collective over the context."""
+    x, extents = columns[0], list[int]()
+    ctx = x.context if isinstance(x, Handle) else None
+    if ctx is None or ctx.direct is None or ctx.engine.traits.on_gpus or ctx.control.gone():
+        return None
+    ctx.check_open()
+    parts = sub_matrices(ctx, columns, extents)
+    if parts is None or not extents[0] or extents != [extents[0], 1] * len(columns):
+        return None
+    of_x, of_y = parts[0], parts[-1]
+    assert of_x is not None
+    assert of_y is not None
+    if routine not in _WRITING:
+        asked = Asked(routine, routine, of_x, of_y if len(parts) > 1 else None, None, of_x, False)
+        return ctx.direct.reduce(ctx.control, asked)
+    factor = number(alpha, of_x[0].pattern.letter, real=False)
+    if not factor or not all(each.writeable for each in columns):
+        return None
+    return ctx.direct.run(ctx.control, Asked(routine, routine, of_x, None, None, of_y, False, alpha=factor))
+
+
+def _agree(routine: str, columns: Given, options: Mapping[str, Any], *, voted: bool) -> None:
+    """Check the arguments and agree on them: of repeated calls with one vote. Collective over the context.
+
+    Args:
+        routine: its name.
+        columns: its operands.
         options: its other arguments: numbers.
-        writes: all operands are written.
         voted: whether this rank has tried a direct call, on which the ranks did not agree.
     """
-    ctx = context_of(routine, *given.values())
-    columns = {name: column(x) for name, x in given.items()}
+    ctx = context_of(routine, *columns.values())
 
     def first(facts: dict[str, Any]) -> bool:
         check_operands(ctx, "xy", columns)
@@ -109,8 +149,12 @@ def _agree(
         return again(True)
 
     def again(legal: bool) -> bool:
-        if writes:
-            _check_written(ctx, columns)
+        if routine in _WRITING:
+            check_writable(columns)
+        if routine == "swap":
+            x, y = columns["x"], columns["y"]
+            if not same(x, y) and ctx.engine.overlap(x.local, y.local):
+                raise ArgumentError("y: shares memory with x; expected x itself or a separate vector")
         return legal
 
     signature = None
@@ -120,71 +164,6 @@ def _agree(
     known, _ = ctx.calls.agree(lambda: ctx.agreement(routine), signature, again, first, voted=voted)
     if not known:
         ctx.calls.remember(signature, True)
-    return ctx
-
-
-def overwritten(routine: str, given: Given, alpha: complex = 1) -> None:
-    """Compute "scal" or "swap", which write their operands. Collective over the context."""
-    columns = [column(x) for x in given.values()]
-    done = None
-    if _fit_for_direct(columns):
-        x, y = columns[0], columns[-1]
-        factor = number(alpha, element_type(x.dtype).blas, real=False)
-        of_x, of_y = x.direct_part(), y.direct_part()
-        if factor and of_x is not None and of_y is not None and all(each.writeable for each in columns):
-            asked = Asked(routine, routine, of_x, None, None, of_y, False, alpha=factor)
-            done = x.context.direct.run(x.context.control, asked)
-    if not done:
-        options = {"alpha": alpha} if routine == "scal" else {}
-        _agree(routine, given, options, writes=True, voted=done is False)
-        after_agreement(routine, given, alpha)
-
-
-def _check_written(ctx: Runtime[Any], columns: Given) -> None:
-    check_writable(columns)
-    if len(columns) == 2:
-        x, y = columns["x"], columns["y"]
-        if not same(x, y) and ctx.engine.overlap(x.local, y.local):
-            raise ArgumentError("y: shares memory with x; expected x itself or a separate vector")
-
-
-def reduced(routine: str, given: Given) -> Any:
-    """Return the number that a routine of level 1 computes, as a NumPy scalar. Collective over the context."""
-    found = _reduced_directly(routine, [column(x) for x in given.values()])
-    if found is not None and found is not False:
-        return typed(given["x"].dtype, routine, found)
-    _agree(routine, given, {}, voted=found is False)
-    return after_agreement(routine, given)
-
-
-def _reduced_directly(routine: str, columns: list[Any]) -> Any:
-    """Return the number, None or False if it takes the ordinary way. Collective over the context."""
-    if not _fit_for_direct(columns):
-        return None
-    parts = [each.direct_part() for each in columns]
-    if None in parts:
-        return None
-    of_x, of_y = parts[0], parts[1] if len(parts) > 1 else None
-    ctx = columns[0].context
-    return ctx.direct.reduce(ctx.control, Asked(routine, routine, of_x, of_y, None, of_x, False))
-
-
-def _fit_for_direct(columns: list[Any]) -> bool:
-    """Return whether these are columns of one length and type in an open context whose engine is for them. Local.
-
-    Raises:
-        ClosedError: the context is closed.
-    """
-    x = columns[0]
-    if not all(isinstance(each, Handle) and each.shape == (x.shape[0], 1) for each in columns):
-        return False
-    ctx = x.context
-    if not x.shape[0] or not all(each.context is ctx and each.dtype == x.dtype for each in columns):
-        return False
-    if ctx.direct is None or ctx.engine.traits.on_gpus or ctx.control.gone():
-        return False
-    ctx.check_open()
-    return True
 
 
 def after_agreement(routine: str, given: Given, alpha: complex = 1) -> Any:

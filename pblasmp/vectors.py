@@ -7,15 +7,12 @@ level 1 that write a vector, are level-3 routines of one column; ``layout.vector
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from .docstrings import complete
+from .docstrings import described
 from .handle import Handle
-from .layout.vector_routines import VECTOR_ROUTINES, VectorRoutine
 from .matrix import DistributedMatrix
-from .vector_calls import VectorCall, column, overwritten, reduced, same
+from .vector_calls import VectorCall, column, computed, same
 
 if TYPE_CHECKING:
     from .layout.level3 import Diag, Uplo
@@ -45,47 +42,6 @@ __all__ = [
 ]
 
 Matrix = DistributedMatrix
-F = TypeVar("F", bound=Callable[..., Any])
-
-_WORDS = {
-    "uplo": '"L" or "U": the triangle that is used; the other one is neither read nor written.',
-    "op_a": '"N", "T" or "C" (conjugate transpose).',
-    "diag": '"U": A has ones on its diagonal, which is not read.',
-    "alpha": "a number; with 0 what it multiplies is not read.",
-    "beta": "a number; with 0 y is not read.",
-    "algo": '"auto", which moves only vectors and partial sums, or the name of an algorithm of the level-3 routine.',
-}
-
-
-_RAISES = (
-    "ArgumentError: shapes, types or options do not fit; the message names every fault.",
-    "RankMismatchError: the ranks gave different arguments.",
-)
-
-
-def _described(function: F) -> F:
-    """Complete a routine's docstring by what the table says of its arguments. Local."""
-    row = VECTOR_ROUTINES[function.__name__]
-    source = f"Source: PBLAS, {', '.join(name.upper() for name in row.names)}."
-    complete(function, partial(_meaning, row), _RAISES, source)
-    return function
-
-
-def _meaning(row: VectorRoutine, name: str) -> str:
-    """Return what an argument is, in words."""
-    if name == "out":
-        of = row.written[-1]
-        new = "matrix" if of == "a" else "vector"
-        return f"where to write the result, which may be ``{of}``; by default a new {new}."
-    if name not in row.sizes:
-        return f"{_WORDS[name][:-1]}, real." if name in row.real else _WORDS[name]
-    first, *rest = row.sizes[name].split()
-    if name == "a":
-        absent = "; None means zeros" if row.optional == "a" else ""
-        return f"{first} × {rest[0]}{absent}."
-    text = f"a vector of {first} elements, 1 × {first} or {first} × 1"
-    text += f', or of {rest[0]} if ``op_a`` is not "N"' if rest else ""
-    return text + ("; None means zeros." if row.optional == name else ".")
 
 
 def _run(routine: str, arguments: dict[str, Any]) -> Matrix:
@@ -97,80 +53,80 @@ def _run(routine: str, arguments: dict[str, Any]) -> Matrix:
 # -- level 1
 
 
-@_described
+@described
 def dot(x: Matrix, y: Matrix) -> Any:
     """Return the sum of x_i y_i, a NumPy scalar, on every rank. Collective over the context."""
-    return reduced("dot", {"x": x, "y": y})
+    return computed("dot", {"x": x, "y": y})
 
 
-@_described
+@described
 def dotc(x: Matrix, y: Matrix) -> Any:
     """Return the sum of conj(x_i) y_i, a NumPy scalar, on every rank. Collective over the context."""
-    return reduced("dotc", {"x": x, "y": y})
+    return computed("dotc", {"x": x, "y": y})
 
 
-@_described
+@described
 def nrm2(x: Matrix) -> Any:
     """Return the Euclidean norm, a real NumPy scalar, on every rank. Collective over the context.
 
     It is scaled like LAPACK's nrm2: it overflows or underflows only if the norm itself does.
     """
-    return reduced("nrm2", {"x": x})
+    return computed("nrm2", {"x": x})
 
 
-@_described
+@described
 def asum(x: Matrix) -> Any:
     """Return the sum of the absolute values, a real NumPy scalar, on every rank. Collective over the context.
 
     Of a complex number those of its real and imaginary part are added, as BLAS does.
     """
-    return reduced("asum", {"x": x})
+    return computed("asum", {"x": x})
 
 
-@_described
+@described
 def amax(x: Matrix) -> tuple[Any, int]:
     """Return ``(value, index)`` of the element of largest absolute value, on every rank. Collective over the context.
 
     The index is 0-based in x, the first of equals. Of a complex number the absolute values of its real and imaginary
     part are added, as BLAS does. NaN counts as the largest. An empty vector has (0, -1).
     """
-    value, index = reduced("amax", {"x": x})
+    value, index = computed("amax", {"x": x})
     return value, index
 
 
-@_described
+@described
 def axpy(x: Matrix, y: Matrix, *, alpha: complex = 1, out: Matrix | None = None) -> Matrix:
     """Return ``alpha x + y``, laid out like y. Collective over the context."""
     return _run("axpy", locals())
 
 
-@_described
+@described
 def scal(x: Matrix, *, alpha: complex, out: Matrix | None = None) -> Matrix:
     """Return ``alpha x``, laid out like x. Collective over the context."""
     mine, target = column(x), column(out)
     if not (isinstance(mine, Handle) and isinstance(target, Handle) and same(mine, target)):
         return _run("scal", {"x": x, "alpha": alpha, "out": out})
-    overwritten("scal", {"x": x}, alpha)
+    computed("scal", {"x": x}, alpha)
     assert out is not None
     return out
 
 
-@_described
+@described
 def copy(x: Matrix, out: Matrix | None = None) -> Matrix:
     """Return a copy of x, laid out like x or written into ``out``. Collective over the context."""
     return _run("copy", locals())
 
 
-@_described
+@described
 def swap(x: Matrix, y: Matrix) -> None:
     """Exchange the elements of two vectors, in any layouts. Collective over the context."""
-    overwritten("swap", {"x": x, "y": y})
+    computed("swap", {"x": x, "y": y})
 
 
 # -- level 2
 
 
-@_described
+@described
 def gemv(
     a: Matrix,
     x: Matrix,
@@ -189,7 +145,7 @@ def gemv(
     return _run("gemv", locals())
 
 
-@_described
+@described
 def symv(
     a: Matrix,
     x: Matrix,
@@ -208,7 +164,7 @@ def symv(
     return _run("symv", locals())
 
 
-@_described
+@described
 def hemv(
     a: Matrix,
     x: Matrix,
@@ -228,7 +184,7 @@ def hemv(
     return _run("hemv", locals())
 
 
-@_described
+@described
 def trmv(
     a: Matrix,
     x: Matrix,
@@ -243,7 +199,7 @@ def trmv(
     return _run("trmv", locals())
 
 
-@_described
+@described
 def trsv(
     a: Matrix,
     x: Matrix,
@@ -258,7 +214,7 @@ def trsv(
     return _run("trsv", locals())
 
 
-@_described
+@described
 def ger(
     x: Matrix, y: Matrix, a: Matrix | None = None, *, alpha: complex = 1, out: Matrix | None = None
 ) -> Matrix:
@@ -269,7 +225,7 @@ def ger(
     return _run("ger", locals())
 
 
-@_described
+@described
 def gerc(
     x: Matrix, y: Matrix, a: Matrix | None = None, *, alpha: complex = 1, out: Matrix | None = None
 ) -> Matrix:
@@ -280,7 +236,7 @@ def gerc(
     return _run("gerc", locals())
 
 
-@_described
+@described
 def syr(
     x: Matrix, a: Matrix | None = None, *, uplo: Uplo = "L", alpha: complex = 1, out: Matrix | None = None
 ) -> Matrix:
@@ -291,7 +247,7 @@ def syr(
     return _run("syr", locals())
 
 
-@_described
+@described
 def her(
     x: Matrix, a: Matrix | None = None, *, uplo: Uplo = "L", alpha: float = 1, out: Matrix | None = None
 ) -> Matrix:
@@ -303,7 +259,7 @@ def her(
     return _run("her", locals())
 
 
-@_described
+@described
 def syr2(
     x: Matrix,
     y: Matrix,
@@ -320,7 +276,7 @@ def syr2(
     return _run("syr2", locals())
 
 
-@_described
+@described
 def her2(
     x: Matrix,
     y: Matrix,

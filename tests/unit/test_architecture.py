@@ -49,7 +49,7 @@ LAYERS: dict[str, set[str]] = {
     "interop": {"errors", "dtypes", "engines"},
     "report": {"layout", "engines"},
     "philox": set(),
-    "docstrings": set(),
+    "docstrings": {"layout"},
     "kept_plans": {"logs", "resources", "engines"},
     "timing": {"comm", "engines"},
     "costs": BOTTOM | {"lazy", "layout", "problems", "drawing", "comm", "engines", "timing"},
