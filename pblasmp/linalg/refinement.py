@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import level3
 from ..dtypes import element_type
@@ -71,16 +72,17 @@ def refined(
     except FactorizationError as fault:  # every rank's
         return None, Refinement(0, math.nan, f"in single precision {str(fault).partition(': ')[2]}")
     bound = math.sqrt(len(a)) * 2 * element_type(a.dtype).roundoff
-    x, before = correction(right), math.inf
+    x, before = correction(right, right.norm("max")), math.inf
     for step in range(_MOST + 1):
         left = residual(x)
-        error = _told(left, x, size)
+        peaks = _peaks(left)
+        error = _told(peaks, _peaks(x), size, x)
         if error <= bound:
             return (x.conj() if turned else x), Refinement(step, error, "")
         if not error <= before / 2:
             break
         before = error
-        x += correction(left)
+        x += correction(left, float(peaks.max()))
     return None, Refinement(step, math.nan, f"after {step} steps the error is {error:.1e}, not {bound:.1e}")
 
 
@@ -97,8 +99,8 @@ def _operator(
 
 def _factored(
     a: Matrix, size: float, positive: bool, lower: bool, op: Op, algo: str
-) -> Callable[[Matrix], Matrix]:
-    """Factor A in single precision, and return what solves with the factors. Collective.
+) -> Callable[[Matrix, float], Matrix]:
+    """Factor A in single precision, and return what solves for a B, given its largest element. Collective.
 
     Raises:
         FactorizationError: A is singular, or not positive definite, in single precision.
@@ -113,23 +115,25 @@ def _factored(
     else:
         solve = partial(lu_solve, lu_factor(low, out=low, algo=algo), trans=op, algo=algo)
 
-    def correction(r: Matrix) -> Matrix:
-        by = _near_one(r.norm("max"))
-        y = (r * by).astype(single)
-        x = solve(y, out=y).astype(r.dtype)
-        x /= by
-        x *= scale
-        return x
+    def correction(r: Matrix, peak: float) -> Matrix:
+        by, wide = _near_one(peak), r.dtype
+        y = r.map(lambda values: values * by, dtype=single)
+        return solve(y, out=y).map(lambda values: values.astype(wide) / by * scale)
 
     return correction
 
 
-def _told(left: Matrix, x: Matrix, size: float) -> float:
-    """Return how large the largest column of a residual is, relative to that of X: one rank tells. Collective."""
-    above, below = (abs(each).max(axis=0) for each in (left, x))
+def _peaks(x: Matrix) -> NDArray[Any]:
+    """Return the largest absolute value of each column, on every rank. Collective."""
+    found: NDArray[Any] = abs(x).max(axis=0)
+    return found
+
+
+def _told(above: NDArray[Any], below: NDArray[Any], size: float, x: Matrix) -> float:
+    """Return the largest ratio of the peaks of a residual to those of X: one rank tells. Collective."""
     ratios = np.where(above == 0, 0.0, above / size / below)
     largest = float(ratios.max()) if np.isfinite(below).all() else math.inf
-    told: float = left.context.comm.bcast(math.inf if math.isnan(largest) else largest)
+    told: float = x.context.comm.bcast(math.inf if math.isnan(largest) else largest)
     return told
 
 

@@ -130,6 +130,18 @@ def test_eigenvalues_beside_scalapack():
     assert all(float(each) > 0 for row in rows for each in row[2:5])
 
 
+def test_refined():
+    command = [*launch.interpreter(), "-m", "benchmarks.refined", "-n", "40", "--pairs", "1", "--block", "16"]
+    done = subprocess.run(
+        [str(find_launcher().path), "-n", "2", *command],
+        check=False, cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.split()[1:2] == ["40"]]
+    assert [row[0] for row in rows] == ["gen", "pos"]
+    assert all(0 < int(row[5]) < 10 and float(row[6]) > 0 for row in rows)
+
+
 def test_rounding(tmp_path):
     script = [
         *launch.interpreter(),
