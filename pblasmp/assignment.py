@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arithmetic import as_element, check_pair, check_writable, copied, is_scalar
-from .comm import Cell, Side
+from .comm import Side
 from .creation import as_numbers
 from .dtypes import scalar
 from .errors import ArgumentError, ArgumentTypeError, RankMismatchError
 from .handle import Handle
-from .layout.axis import Axis
 from .layout.descriptor import expanded, is_integer
 
 __all__ = ["set_item"]
@@ -138,7 +137,6 @@ def _root(theirs: list[Any]) -> int | None:
 def _move_array(whole: NDArray[Any] | None, root: int, part: Handle) -> None:
     """Write the array of one rank into ``part``. Collective over the context."""
     ctx, d = part.context, part.descriptor
-    rows, cols = (Axis(extent, max(1, extent)) for extent in d.shape)
-    side = Side(rows, cols, (Cell((0, 0), (root,)),), d.order)
-    values = None if whole is None else np.array(whole)
-    ctx.engine.put(side, [values], Side.of(d), ctx.cells(d, part.local), d.dtype)
+    values = {} if whole is None else {0: np.array(whole)}
+    side = Side.on_rank(root, d.shape, d.order)
+    ctx.engine.put(side, values, Side.of(d), ctx.cells(d, part.local), d.dtype)

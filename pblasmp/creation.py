@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arithmetic import as_element, on_arrays
-from .comm import Cell, Side
+from .comm import Side
 from .dtypes import DTYPES, FLOAT8, scalar
 from .errors import ArgumentError, ArgumentTypeError, LayoutError, not_two, short_repr
 from .handle import Handle, Matrix
 from .interop import as_local, as_typed, shard_of
 from .layout import Grid, MatrixDescriptor
-from .layout.axis import Axis
 from .layout.descriptor import is_integer
 from .layout.grid import PAIR_OF_SHAPE, as_block, as_grid, integer, one_of, pair
 from .philox import random_values
@@ -232,9 +231,8 @@ def scatter(ctx: Runtime[Matrix], array: Any, layout: Layout, root: int) -> Matr
         if ctx.rank == root:
             _check_fits(array, "array", descriptor)
         out = ctx.allocate(descriptor)
-    rows, cols = (Axis(extent, max(1, extent)) for extent in descriptor.shape)
-    whole = Side(rows, cols, (Cell((0, 0), (root,)),), descriptor.order)
-    mine = [array if ctx.rank == root else None]
+    whole = Side.on_rank(root, descriptor.shape, descriptor.order)
+    mine = {0: array} if ctx.rank == root else {}
     ctx.engine.put(whole, mine, Side.of(descriptor), ctx.cells(descriptor, out.local), descriptor.dtype)
     return out
 

@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import arithmetic, assignment, io, reductions
-from .comm import Cell, Side
+from .comm import Side
 from .creation import Block, GridLike, shard_layout
 from .docstrings import public_face
 from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from .handle import Handle
 from .layout import MatrixDescriptor, Trapezoid
-from .layout.axis import Axis
 from .layout.descriptor import expanded, is_integer
 from .layout.grid import as_block, as_grid, one_of
 from .norms import norm_of_stored
@@ -187,8 +186,9 @@ class DistributedMatrix(Handle):
             ctx.check_rank(root, "root")
             here = everywhere or ctx.rank == root
             whole = np.empty(d.shape, d.dtype, order=d.order) if here else None
-        target = Side(_whole(d.shape[0]), _whole(d.shape[1]), (Cell((0, 0), (root,)),), d.order)
-        ctx.engine.get(Side.of(d), ctx.cells(d, self.local), target, [whole], d.dtype)
+        target = Side.on_rank(root, d.shape, d.order)
+        wanted = {0: whole} if ctx.rank == root else {}
+        ctx.engine.get(Side.of(d), ctx.cells(d, self.local), target, wanted, d.dtype)
         return whole
 
     def allgather(self) -> NDArray[Any]:
@@ -611,7 +611,3 @@ def _may_know(other: object) -> bool:
     """
     known = arithmetic.is_scalar(other) or hasattr(other, "ndim") or type(other).__module__ == "builtins"
     return not known
-
-
-def _whole(extent: int) -> Axis:
-    return Axis(extent, max(1, extent))

@@ -17,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arithmetic import check_pair, is_scalar
-from .comm import Cell, Exchange, Side
+from .comm import Cells, Exchange, Side
 from .creation import diagonal_places
 from .dtypes import as_dtype, is_foreign, scalar
 from .engines.arrays import as_numpy
 from .engines.local.sums import joined, root, squares
 from .errors import ArgumentError, ArgumentTypeError, short_repr
 from .handle import Handle
+from .layout import Grid
 from .layout.axis import Axis
 from .layout.descriptor import is_integer
 
@@ -218,11 +219,10 @@ def _columns(
     n, (nprow, _) = d.shape[1], d.grid.shape
     partial = Side(Axis(nprow, 1, 0, nprow), d.cols, Side.of(d).cells, "C")
     shares = Axis(n, max(1, -(-n // ctx.size)), 0, ctx.size)
-    cells = tuple(Cell((0, rank), (rank,)) for rank in range(ctx.size))
+    cells = Cells.of_grid(Grid(1, ctx.size))
     room = np.zeros((nprow, shares.count(ctx.rank)), wide)
-    exchange = Exchange(ctx.comm, partial, Side(Axis(nprow, nprow), shares, cells, "C"), wide)
-    everyone = range(ctx.size)
-    exchange.run(ctx.cells(d, mine), [room if rank == ctx.rank else None for rank in everyone])
+    exchange = Exchange(ctx.comm, partial, Side(Axis.whole(nprow), shares, cells, "C"), wide)
+    exchange.run(ctx.cells(d, mine), {ctx.rank: room})
     with np.errstate(all="ignore"):
         share = reduce(join, room)
     return np.concatenate(ctx.comm.allgather(share))

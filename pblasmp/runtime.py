@@ -339,9 +339,9 @@ class Runtime(Generic[Matrix]):
         grid = descriptor.grid
         return grid.coords(self.rank) if self.rank < grid.size else None
 
-    def cells(self, descriptor: MatrixDescriptor, local: LocalArray) -> list[LocalArray | None]:
-        """Return the local arrays of a matrix's cells, as an exchange takes them: None for other ranks. Local."""
-        return [local if rank == self.rank else None for rank in range(descriptor.grid.size)]
+    def cells(self, descriptor: MatrixDescriptor, local: LocalArray) -> dict[int, LocalArray]:
+        """Return this rank's part of a matrix by the index of its cell, as an exchange takes it. Local."""
+        return {self.rank: local} if self.rank < descriptor.grid.size else {}
 
     def allocate(self, descriptor: MatrixDescriptor, *, symmetric: bool = False) -> Matrix:
         """Return an uninitialised matrix without agreement. Local; collective if ``symmetric``."""

@@ -19,7 +19,7 @@ from .board import YIELDS, make_boards
 from .cells import Cell, Cells, NodeCells
 from .choice import wrap
 from .communicator import Communicator, allgather_alike, gather_numbers, greatest
-from .exchange import Exchange, Side
+from .exchange import CellArrays, Exchange, Side
 from .failures import watch
 from .locations import (
     machine,
@@ -39,6 +39,7 @@ __all__ = [
     "YIELDS",
     "Agreement",
     "Cell",
+    "CellArrays",
     "Cells",
     "Communicator",
     "Exchange",

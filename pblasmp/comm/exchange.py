@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,14 @@ from ..layout.intersection import Piece, common_counts, copy, intersect
 from .cells import Cell, Cells
 from .communicator import Communicator, Request
 
-__all__ = ["SLOTS", "Exchange", "Side", "array_at", "ends", "message_elements", "piece_of"]
+__all__ = ["SLOTS", "CellArrays", "Exchange", "Side", "ends", "message_elements", "piece_of"]
 
 _MESSAGE_BYTES = 2 << 20
 SLOTS = 4  # messages that a rank sends at once, and that it awaits at once from each other rank
 
 Array = NDArray[Any]
+CellArrays: TypeAlias = Mapping[int, Any]
+"""Local arrays of some cells of a side, by their indices."""
 Coords = tuple[int, int]
 
 
@@ -41,7 +43,7 @@ class Side:
 
     rows: Axis
     cols: Axis
-    cells: Sequence[Cell]
+    cells: Cells
     order: str
 
     @classmethod
@@ -49,10 +51,16 @@ class Side:
         """Return the side of a matrix on the first ranks of the communicator."""
         return cls(descriptor.rows, descriptor.cols, Cells.of_grid(descriptor.grid), descriptor.order)
 
+    @classmethod
+    def on_rank(cls, rank: int, shape: tuple[int, int], order: str) -> Side:
+        """Return the side of a matrix that one rank has all of, as its only cell."""
+        rows, cols = map(Axis.whole, shape)
+        return cls(rows, cols, Cells.of([Cell((0, 0), (rank,))]), order)
+
     @property
     def T(self) -> Side:  # noqa: N802
         """The same arrays seen transposed."""
-        return Side(self.cols, self.rows, Cells.of(self.cells).T, "C" if self.order == "F" else "F")
+        return Side(self.cols, self.rows, self.cells.T, "C" if self.order == "F" else "F")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +120,13 @@ class Exchange:
         if not (src.cells and dst.cells):
             return 0
         sizes = _sizes(src, dst)
-        cells = [Cells.of(side.cells) for side in (src, dst)]
         # Shorter rows are filled up with their owner.
-        sources, targets = (np.where(each.ranks < 0, each.ranks[:, :1], each.ranks) for each in cells)
+        sources, targets = (
+            np.where(each.ranks < 0, each.ranks[:, :1], each.ranks) for each in (src.cells, dst.cells)
+        )
         crosses = ~(sources[:, None, :, None] == targets[None, :, None, :]).any(axis=(2, 3))
         owners = sources[:, 0]
-        counts = cells[1].counts
+        counts = dst.cells.counts
         writers = targets[np.arange(len(counts)), owners[:, None] % counts]
         between = np.zeros((sources.max() + 1, targets.max() + 1), np.int64)
         np.add.at(
@@ -142,21 +151,19 @@ class Exchange:
         """What this rank receives, by sender."""
         return self._receives
 
-    def run(
-        self, src: Sequence[Array | None], dst: Sequence[Array | None], *, conjugate: bool = False
-    ) -> None:
+    def run(self, src: CellArrays, dst: CellArrays, *, conjugate: bool = False) -> None:
         """Move everything. Collective over the ranks that have something to send or receive.
 
         Args:
-            src, dst: the local array of each cell, None for those that this rank neither reads nor writes.
+            src, dst: the local arrays of the cells that this rank reads and writes, by their indices.
             conjugate: write the complex conjugates.
         """
         self.start(src, dst, conjugate=conjugate, slots=SLOTS).finish()
 
     def start(
         self,
-        src: Sequence[Array | None],
-        dst: Sequence[Array | None],
+        src: CellArrays,
+        dst: CellArrays,
         *,
         conjugate: bool = False,
         slots: int | None = None,
@@ -207,7 +214,7 @@ def _within(side: Side, rows: Sequence[int], cols: Sequence[int]) -> list[int]:
 
 def _sizes(src: Side, dst: Side) -> NDArray[np.int64]:
     """Return how many elements each cell of ``src`` and each cell of ``dst`` share."""
-    sources, targets = (Cells.of(side.cells).coords for side in (src, dst))
+    sources, targets = src.cells.coords, dst.cells.coords
     rows, cols = common_counts(src.rows, dst.rows), common_counts(src.cols, dst.cols)
     sizes: NDArray[np.int64] = (
         rows[sources[:, None, 0], targets[:, 0]] * cols[sources[:, None, 1], targets[:, 1]]
@@ -232,8 +239,8 @@ class _ExchangeTransfer:
     def __init__(
         self,
         exchange: Exchange,
-        src: Sequence[Array | None],
-        dst: Sequence[Array | None],
+        src: CellArrays,
+        dst: CellArrays,
         conjugate: bool,
         slots: int | None,
     ) -> None:
@@ -274,8 +281,8 @@ class _ExchangeTransfer:
     def _copy_own(self) -> None:
         part = self._own.popleft()
         copy(
-            array_at(self._dst, part.dst),
-            array_at(self._src, part.src),
+            self._dst[part.dst],
+            self._src[part.src],
             part.piece,
             conjugate=self._conjugate,
         )
@@ -285,7 +292,7 @@ class _ExchangeTransfer:
         while self._free and self._outgoing:
             self._free -= 1
             rank, part = self._outgoing.popleft()
-            source = array_at(self._src, part.src)
+            source = self._src[part.src]
             message, flat = None, None
             if source.dtype == self._dtype and not self._conjugate:
                 message = part.piece.region(source, self._order, source=True)
@@ -302,7 +309,7 @@ class _ExchangeTransfer:
         incoming = self._incoming[rank]
         while incoming and self._awaited[rank] < self._slots:
             part = incoming.popleft()
-            target = array_at(self._dst, part.dst)
+            target = self._dst[part.dst]
             place = (
                 part.piece.region(target, self._order, source=False) if target.dtype == self._dtype else None
             )
@@ -351,7 +358,7 @@ class _ExchangeTransfer:
             for request in earlier:  # chunks arrive in any order
                 self._comm.wait(request)
             if part is not None:
-                copy(array_at(self._dst, part.dst), message, part.piece.unpacked())
+                copy(self._dst[part.dst], message, part.piece.unpacked())
             if flat is not None:
                 self._spare.append(flat)
             if rank == -1:
@@ -360,13 +367,6 @@ class _ExchangeTransfer:
             else:
                 self._awaited[rank] -= 1 if part is None else self._weight
                 self._receive(rank)
-
-
-def array_at(arrays: Sequence[Array | None], i: int) -> Array:
-    """Return the array of grid cell ``i``, which this rank has. Local."""
-    array = arrays[i]
-    assert array is not None, "exchange: got no array for a grid cell of this rank"
-    return array
 
 
 def _in_turn(queues: dict[int, list[_CellPair]], me: int) -> list[tuple[int, _CellPair]]:

@@ -92,7 +92,7 @@ def _by_periods(moves: Sequence[Move], node: Numbers, limit: int) -> Counts:
     elements, messages = _factors(moves, limit)
     shape = elements[0][0].shape, elements[0][1].shape
     weights = ((elements, found.sent, found.received), (messages, found.messages, found.received_messages))
-    source_cells, target_cells = Cells.of(src.cells), Cells.of(dst.cells)
+    source_cells, target_cells = src.cells, dst.cells
     owners, sources, targets = source_cells.ranks[:, 0], source_cells.coords, target_cells.coords
     if isinstance(target_cells, NodeCells) and len(target_cells.nodes) == 1:  # everything is in reach
         found.copied[owners] = _summed(elements, _histogram(targets, (shape[0][1], shape[1][1])), sources)
@@ -154,7 +154,7 @@ def _from_nodes(moves: Sequence[Move], node: Numbers, limit: int) -> Counts:
     src, dst = moves[0]
     elements, messages = _factors(moves, limit)
     assert isinstance(src.cells, NodeCells)
-    targets = Cells.of(dst.cells)
+    targets = dst.cells
     here, owners, there, writers = src.cells.coords, src.cells.owners, targets.coords, targets.ranks[:, 0]
     for factors, sent, received in (
         (elements, found.sent, found.received), (messages, found.messages, found.received_messages),

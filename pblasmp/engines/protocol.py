@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comm import Communicator, Exchange, Side
+from ..comm import CellArrays, Communicator, Exchange, Side
 from ..comm.progress import Progress
 from ..dtypes import is_foreign
 from ..layout import MatrixDescriptor
@@ -264,13 +264,13 @@ class Transport(Protocol):
     def start_exchange(
         self,
         exchange: Exchange,
-        src: Sequence[LocalArray | None],
-        dst: Sequence[LocalArray | None],
+        src: CellArrays,
+        dst: CellArrays,
         *,
         conjugate: bool = False,
         slots: int | None = None,
     ) -> Transfer:
-        """Start the moves of an exchange plan between the local arrays of its cells, None for cells of other ranks.
+        """Start the moves of an exchange plan between this rank's arrays, by the indices of their cells.
 
         Without ``slots`` all messages are in flight when this returns; otherwise at most that many at a time, and
         the rest follow in ``finish``.
@@ -404,18 +404,18 @@ class Engine(Protocol):
     def put(
         self,
         src: Side,
-        values: Sequence[NDArray[Any] | None],
+        values: CellArrays,
         dst: Side,
-        arrays: Sequence[LocalArray | None],
+        arrays: CellArrays,
         dtype: np.dtype,
     ) -> None:
         """Move arrays on the host into local arrays of another layout, converting their type. Collective.
 
         Args:
             src: the layout of the arrays on the host; if several ranks have some, each has its own cells.
-            values: one for each cell, None for cells of other ranks; copied fastest in memory order ``src.order``.
+            values: this rank's, by the indices of their cells; copied fastest in memory order ``src.order``.
             dst: the layout to move them to.
-            arrays: the local arrays of the cells of ``dst``.
+            arrays: this rank's local arrays of ``dst``, likewise.
             dtype: their element type.
 
         Raises:
@@ -425,9 +425,9 @@ class Engine(Protocol):
     def get(
         self,
         src: Side,
-        arrays: Sequence[LocalArray | None],
+        arrays: CellArrays,
         dst: Side,
-        values: Sequence[NDArray[Any] | None],
+        values: CellArrays,
         dtype: np.dtype,
     ) -> None:
         """Move local arrays into arrays on the host of the same type and another layout, see ``put``. Collective."""

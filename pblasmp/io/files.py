@@ -208,7 +208,7 @@ def load(
                         values = as_values(source.read(*tile), kind)
                 source.check()
                 count.add(local.nbytes)
-            mine = [values if rank == ctx.rank else None for rank in range(tiling.layout.grid.size)]
+            mine = {} if values is None else {ctx.rank: values}
             cells = ctx.cells(inner, local)
             ctx.engine.put(Side.of(tiling.layout[window]), mine, Side.of(inner), cells, kind)
         with ctx.agreement("load: closing"):  # afterwards no rank has the file open, or locks it
@@ -358,7 +358,7 @@ def save(
             inner, local = part.window(window)
             tile = tiling.tile(window, ctx.rank)
             values = None if tile is None else np.empty([each.stop - each.start for each in tile], d.dtype)
-            mine = [values if rank == ctx.rank else None for rank in range(tiling.layout.grid.size)]
+            mine = {} if values is None else {ctx.rank: values}
             cells = ctx.cells(inner, local)
             ctx.engine.get(Side.of(inner), cells, Side.of(tiling.layout[window]), mine, d.dtype)
             with ctx.agreement("save: writing"):

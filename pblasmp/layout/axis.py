@@ -67,6 +67,11 @@ class Axis:
         extent, nprocs = integer(extent, "extent", 0), integer(nprocs, "nprocs", 1)
         return cls(extent, max(1, -(-extent // nprocs)), 0, nprocs)
 
+    @classmethod
+    def whole(cls, extent: int) -> Axis:
+        """Return ``extent`` indices that one process has all of."""
+        return cls(extent, max(1, extent))
+
     def _check(self, process: int) -> int:
         if type(process) is int and 0 <= process < self.nprocs:
             return process  # nearly always

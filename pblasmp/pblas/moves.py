@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comm import Cell, Exchange, Side, agree_after
+from ..comm import Cell, Cells, Exchange, Side, agree_after
 from ..engines.direct import Moved, Part
 from ..errors import RankMismatchError, short_repr
 from ..layout import Grid, MatrixDescriptor, Trapezoid
@@ -216,12 +216,13 @@ def _side(
         )
     whole = MatrixDescriptor((m, n), (mb, nb), grid, (rsrc, csrc), dtype, "F")
     part = whole[i - 1 : i - 1 + shape[0], j - 1 : j - 1 + shape[1]]
-    cells = tuple(Cell(coords, (found[coords],)) for coords in map(grid.coords, range(grid.size)))
+    cells = Cells.of([Cell(coords, (found[coords],)) for coords in map(grid.coords, range(grid.size))])
     return replace(Side.of(part), cells=cells)
 
 
-def _in_cells(side: Side, rank: int, array: NDArray[Any] | None) -> list[NDArray[Any] | None]:
-    return [array if rank in cell.ranks else None for cell in side.cells]
+def _in_cells(side: Side, rank: int, array: NDArray[Any] | None) -> dict[int, NDArray[Any]]:
+    mine = side.cells.owned_by(rank)
+    return {} if mine is None or array is None else {mine: array}
 
 
 def _on_host(x: DistributedMatrix) -> NDArray[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...comm import Cells, Exchange, NodeCells, Side
+from ...comm import Exchange, NodeCells, Side
 from ...comm.exchange import SLOTS
 from ...comm.shared_memory import aligned, carve
 from ...layout import Level3Problem
@@ -112,8 +112,8 @@ class SumProduct(QueuedProduct):
         """Yield the exchanges that bring op(A) to where D is."""
         transport, of, to = self._engine.transport, Side.of(self._source), Side.of(self._p.d)
         if self._shared:
-            cells = Cells.of(of.cells)
-            of = replace(of, cells=NodeCells(cells.coords, cells.ranks[:, 0], transport.nodes))
+            owners = of.cells.ranks[:, 0]
+            of = replace(of, cells=NodeCells(of.cells.coords, owners, transport.nodes))
         for start, stop in self._cuts():
             here, there = (replace(side, cols=side.cols.window(start, stop)) for side in (of, to))
             source, columns = (
@@ -197,11 +197,8 @@ class SumProduct(QueuedProduct):
 
     def _start(self, stripe: _Stripe, known: dict[int, Array], there: Array) -> Any:
         """Start moving a stripe to an array of this rank."""
-        of = [
-            x if x is None or self._shared else x[:, stripe.source]
-            for x in map(known.get, range(self._p.a.grid.size))
-        ]
-        to = [there if i == self._rank else None for i in range(self._p.d.grid.size)]
+        of = known if self._shared else {i: x[:, stripe.source] for i, x in known.items()}
+        to = {self._rank: there}
         return self._engine.transport.start_exchange(
             stripe.exchange, of, to, conjugate=self._conjugate, slots=SLOTS if self._ahead == 1 else None
         )

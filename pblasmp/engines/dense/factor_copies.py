@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...layout import MatrixDescriptor, Trapezoid
-from ...layout.axis import Axis, axis
+from ...layout.axis import Axis
 from ...layout.intersection import Piece, Stretch, copy, intersect
 from ...layout.pieces import Rectangle, pieces
 
@@ -59,5 +59,4 @@ class CopiedParts:
 
 def _within(of: Axis, process: int, part: slice) -> tuple[Stretch, ...]:
     """Return where the indices of a process are among all indices of a part of an axis. Local."""
-    extent = part.stop - part.start
-    return intersect(of.window(part.start, part.stop), process, axis(extent, extent, 0, 1, 0), 0)
+    return intersect(of.window(part.start, part.stop), process, Axis.whole(part.stop - part.start), 0)

@@ -55,13 +55,13 @@ class SolveProduct(QueuedProduct):
         groups = domains(engine, way)
         self._domain = groups[domain_of(groups)[rank]]
         dealt = Axis.even(source.cols.extent, size)
-        self._shapes, self._count = (order, dealt), size
+        self._shapes = order, dealt
         slabs = target
         if not self._in_d:
             ranks = np.arange(size)
             cells = NodeCells(np.column_stack((np.zeros_like(ranks), ranks)), ranks, groups)
-            slabs = Side(Axis(order, max(1, order)), dealt, cells, source.order)
-        self._dtype, self._order, self._sizes = p.d.dtype, source.order, (p.b.grid.size, p.d.grid.size)
+            slabs = Side(Axis.whole(order), dealt, cells, source.order)
+        self._dtype, self._order = p.d.dtype, source.order
         exchange = engine.transport.exchange
         self._in = exchange(source, slabs, p.d.dtype)
         self._out = None if self._in_d else exchange(slabs, target, p.d.dtype)
@@ -98,15 +98,12 @@ class SolveProduct(QueuedProduct):
             b, d = b.T, d.T
         transport = self._engine.transport
         rank = transport.rank
-        given, wanted = (
-            [x if i == rank else None for i in range(size)]
-            for x, size in zip((b, d), self._sizes, strict=True)
-        )
-        slabs: list[Array | None] = wanted if self._in_d else self._carved()
+        given, wanted = {rank: b}, {rank: d}
+        slabs = wanted if self._in_d else self._carved()
         arriving = self._panels.arrive({"a": operands.a}) if self._engine.traits.queues else None
         if not self._stays(b, d):
             transport.start_exchange(self._in, given, slabs, slots=SLOTS).finish()
-        mine = slabs[rank] if rank < len(slabs) else None
+        mine = slabs.get(rank)
         if self._shared and not self._panels.fenced:
             transport.fence()  # wait until the right-hand sides of the node have been written
         if arriving is None:  # ranks that share memory first agree that they have read the last call's panels
@@ -128,15 +125,14 @@ class SolveProduct(QueuedProduct):
         if x[rest].size:
             operations.gemm(-1, panel[rest], x[start:stop], alpha, x[rest])
 
-    def _carved(self) -> list[Array | None]:
-        """Return the slabs of right-hand sides; None for those of other domains, which this rank cannot write."""
+    def _carved(self) -> dict[int, Array]:
+        """Return the slabs of right-hand sides that this rank can write, by rank."""
         memory = self._engine.transport.buffer("x", self._bytes * len(self._domain), shared=self._shared)
-        slabs: list[Array | None] = [None] * self._count
         order, dealt = self._shapes
-        for i, rank in enumerate(self._domain):
-            shape = order, dealt.count(rank)
-            slabs[rank] = carve(memory, self._bytes * i, shape, self._dtype, self._order)
-        return slabs
+        return {
+            rank: carve(memory, self._bytes * i, (order, dealt.count(rank)), self._dtype, self._order)
+            for i, rank in enumerate(self._domain)
+        }
 
 
 def _triangle(p: Level3Problem, engine: Engine) -> Operand:
@@ -144,7 +140,7 @@ def _triangle(p: Level3Problem, engine: Engine) -> Operand:
     flip, conjugate, _ = triangle_of(p)
     side = Side.of(p.a).T if flip else Side.of(p.a)
     rows, order = side.rows, p.a.shape[0]
-    outer = rows if rows.nprocs == 1 else Axis(order, max(1, order))
+    outer = rows if rows.nprocs == 1 else Axis.whole(order)
     dtype = engine.operations.slab_dtype(p.a.dtype)
     return Operand(p.a, flip, conjugate, everyone(engine.transport.size), outer, dtype, "a")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ...comm import Cell, Exchange, Side
+from ...comm import Cells, Exchange, Side
 from ...comm.exchange import SLOTS
-from ...layout import Level3Problem, MatrixDescriptor
+from ...layout import Grid, Level3Problem, MatrixDescriptor
 from ...layout.axis import Axis
 from ..local.triangles import Gemm, ResultPart
 from ..method import type_refusal
@@ -37,7 +37,6 @@ class _SplitOperand:
 
     exchange: Exchange | None
     shape: tuple[int, int]
-    cells: tuple[int, int]
 
 
 class SummedUpdate(Product):
@@ -53,10 +52,10 @@ class SummedUpdate(Product):
         matrices = [p.a] if p.b is None else [p.a, p.b]
         sides, size = _sides(p), engine.transport.size
         like = sides[0] if sides[0].rows.nprocs == 1 and len(sides[0].cells) == size else None
-        cells = tuple(Cell((0, rank), (rank,)) for rank in range(size))
+        cells = Cells.of_grid(Grid(1, size))
         self._dealt = []
         for side, matrix in zip(sides, matrices, strict=True):
-            target = like or Side(Axis(order, max(1, order)), Axis.even(p.k, size), cells, side.order)
+            target = like or Side(Axis.whole(order), Axis.even(p.k, size), cells, side.order)
             self._dealt.append(_dealt(engine, side, target, matrix))
         indices = np.arange(order)
         self._multiply = ResultPart(self._part, indices, indices, hermitian=p.is_hermitian)
@@ -98,11 +97,8 @@ class SummedUpdate(Product):
             return local.conj() if self._conjugate else local
         transport = self._engine.transport
         mine: Array = self._engine.xp.empty(dealt.shape, self._p.d.dtype, order=dealt.exchange.order)
-        arrays = [
-            [x if i == transport.rank else None for i in range(n)]
-            for x, n in zip((local, mine), dealt.cells, strict=True)
-        ]
-        transport.start_exchange(dealt.exchange, *arrays, conjugate=self._conjugate, slots=SLOTS).finish()
+        of, to = {transport.rank: local}, {transport.rank: mine}
+        transport.start_exchange(dealt.exchange, of, to, conjugate=self._conjugate, slots=SLOTS).finish()
         return mine
 
     def _add_up(self, partial: Array, x: Array, y: Array | None = None) -> None:
@@ -125,7 +121,7 @@ def _dealt(engine: Engine, side: Side, target: Side, matrix: MatrixDescriptor) -
     shape = (target.rows.extent, target.cols.count(here.coords[1]) if here is not None else 0)
     same = (side.rows, side.cols, side.cells) == (target.rows, target.cols, target.cells)
     exchange = None if same else engine.transport.exchange(side, target, matrix.dtype)
-    return _SplitOperand(exchange, shape, (len(side.cells), len(target.cells)))
+    return _SplitOperand(exchange, shape)
 
 
 # -- the row of the registry

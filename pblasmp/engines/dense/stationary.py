@@ -126,7 +126,7 @@ class StationaryProduct(QueuedProduct):
     def _find_moves(self, term: _StationaryTerm) -> Iterator[tuple[Exchange, list[int]]]:
         """Yield for each part of k the exchange that moves its partial products to D, and the ranks with those."""
         transport, large, width = self._engine.transport, term.large, self._width
-        every = Cells.of(large.cells)
+        every = large.cells
         for part, count in enumerate(large.cols.counts()):
             if count:
                 here = every.coords[:, 1] == part
@@ -134,7 +134,7 @@ class StationaryProduct(QueuedProduct):
                 cells = (
                     NodeCells(coords, ranks[:, 0], transport.nodes) if self._shared else Cells(coords, ranks)
                 )
-                partial = Side(large.rows, Axis(width, max(1, width)), cells, large.order)
+                partial = Side(large.rows, Axis.whole(width), cells, large.order)
                 yield transport.exchange(partial, self._seen.result, self._dtype), ranks[:, 0].tolist()
 
     def _queue(self, operands: Operands) -> None:
@@ -160,8 +160,8 @@ class StationaryProduct(QueuedProduct):
         free = iter(parts)
         for term, of_term, moves in zip(self._seen.terms, partials, self._moves, strict=True):
             for exchange, ranks in moves:
-                part, of = next(free), [of_term.get(rank) for rank in ranks]
-                to = [part if rank == self._rank else None for rank in range(len(self._seen.result.cells))]
+                of = {i: of_term[rank] for i, rank in enumerate(ranks) if rank in of_term}
+                to = {self._rank: next(free)}
                 transport.start_exchange(exchange, of, to, conjugate=term.conjugate, slots=SLOTS).finish()
         for part in parts[1:]:
             parts[0] += part
@@ -231,7 +231,7 @@ def _see(engine: Engine, p: Sided) -> _Seen:
 def _needs(large: Side, size: int) -> tuple[tuple[int, ...], ...]:
     """Return which part of k each rank multiplies: none if it has no part of the large operand."""
     counts, parts = large.rows.counts(), [(part,) for part in range(large.cols.nprocs)]
-    coords = Cells.of(large.cells).coords.tolist()
+    coords = large.cells.coords.tolist()
     held = (parts[part] if counts[row] else () for row, part in coords)
     return (*held, *[()] * (size - len(coords)))
 

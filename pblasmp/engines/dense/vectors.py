@@ -48,9 +48,5 @@ def _aligned(engine: Engine, y: Vector, x: Vector) -> Array:
     transport = engine.transport
     there = engine.operations.scratch("aligned", x.local.shape, y.descriptor.dtype, x.descriptor.order)
     exchange = transport.exchange(Side.of(y.descriptor), Side.of(x.descriptor), y.descriptor.dtype)
-    source, target = (
-        [array if rank == transport.rank else None for rank in range(d.grid.size)]
-        for d, array in ((y.descriptor, y.local), (x.descriptor, there))
-    )
-    transport.start_exchange(exchange, source, target).finish()
+    transport.start_exchange(exchange, {transport.rank: y.local}, {transport.rank: there}).finish()
     return there

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...bindings import Library, version_text
-from ...comm import Communicator, Side
+from ...comm import CellArrays, Communicator, Side
 from ...dtypes import is_float8
 from ...errors import ArgumentError
 from ...layout import MatrixDescriptor
@@ -164,9 +164,9 @@ class GpuEngine:
     def put(
         self,
         src: Side,
-        values: Sequence[NDArray[Any] | None],
+        values: CellArrays,
         dst: Side,
-        arrays: Sequence[Any | None],
+        arrays: CellArrays,
         dtype: np.dtype,
     ) -> None:
         """Queue the move of arrays on the host to GPUs; they have been read when this returns. Collective."""
@@ -175,9 +175,9 @@ class GpuEngine:
     def get(
         self,
         src: Side,
-        arrays: Sequence[Any | None],
+        arrays: CellArrays,
         dst: Side,
-        values: Sequence[NDArray[Any] | None],
+        values: CellArrays,
         dtype: np.dtype,
     ) -> None:
         """Move arrays on GPUs to arrays on the host. Collective."""

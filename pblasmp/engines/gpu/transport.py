@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...comm import Exchange, Side
-from ...comm.exchange import array_at
+from ...comm import CellArrays, Exchange, Side
 from ...layout.intersection import Piece
 from ..moving.room import Room
 from ..protocol import Transfer
@@ -78,8 +77,8 @@ class GpuTransport(Room):
     def start_exchange(
         self,
         exchange: Exchange,
-        src: Sequence[Array | None],
-        dst: Sequence[Array | None],
+        src: CellArrays,
+        dst: CellArrays,
         *,
         conjugate: bool = False,
         slots: int | None = None,
@@ -160,8 +159,8 @@ class _QueuedExchange:
         transport: GpuTransport,
         cupy: Any,
         exchange: Exchange,
-        src: Sequence[Array | None],
-        dst: Sequence[Array | None],
+        src: CellArrays,
+        dst: CellArrays,
         conjugate: bool,
     ) -> None:
         self._transport, self._cupy, self._exchange = transport, cupy, exchange
@@ -191,12 +190,12 @@ class _QueuedExchange:
         if sends or receives:
             self._messages = transport.start(sends, receives)
         for part in exchange.copies:
-            of, to = array_at(self._src, part.src), array_at(self._dst, part.dst)
+            of, to = self._src[part.src], self._dst[part.dst]
             transport.copy_piece(to, of, part.piece, conjugate=self._conjugate)
 
     def _message(self, part: Any) -> Array:
         """Return the contiguous entries of a message to NCCL: in the local array, or packed."""
-        source, message = array_at(self._src, part.src), None
+        source, message = self._src[part.src], None
         if source.dtype == self._kind and not self._conjugate:
             message = part.piece.region(source, self._order, source=True)
         if message is None:
@@ -206,7 +205,7 @@ class _QueuedExchange:
 
     def _place(self, part: Any) -> Array:
         """Return where a message from NCCL arrives: in the local array, or where it is unpacked from."""
-        target, place = array_at(self._dst, part.dst), None
+        target, place = self._dst[part.dst], None
         if target.dtype == self._kind:
             place = part.piece.region(target, self._order, source=False)
         if place is None:
@@ -224,7 +223,7 @@ class _QueuedExchange:
             self._messages.finish()
             self._messages = None
         for part, message in self._arriving:
-            self._transport.copy_piece(array_at(self._dst, part.dst), message, part.piece.unpacked())
+            self._transport.copy_piece(self._dst[part.dst], message, part.piece.unpacked())
         self._arriving = []
 
     def _nbytes(self, parts: Sequence[Any]) -> int:
@@ -233,13 +232,13 @@ class _QueuedExchange:
     def _pack(self, parts: Sequence[Any], at: int) -> None:
         """Queue the writing of a message at an address."""
         for part, message in self._views(parts, at):
-            source = array_at(self._src, part.src)
+            source = self._src[part.src]
             self._transport.copy_piece(message, source, part.piece.packed(), conjugate=self._conjugate)
 
     def _unpack(self, parts: Sequence[Any], at: int) -> None:
         """Queue the reading of a message at an address."""
         for part, message in self._views(parts, at):
-            self._transport.copy_piece(array_at(self._dst, part.dst), message, part.piece.unpacked())
+            self._transport.copy_piece(self._dst[part.dst], message, part.piece.unpacked())
 
     def _views(self, parts: Sequence[Any], at: int) -> Iterator[tuple[Any, Array]]:
         """Yield each part of a message with the memory that it is in, from an address on."""

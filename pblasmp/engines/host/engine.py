@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ...comm import (
     Agreement,
+    CellArrays,
     Communicator,
     Exchange,
     Side,
@@ -178,9 +179,9 @@ class HostEngine:
     def put(
         self,
         src: Side,
-        values: Sequence[NDArray[Any] | None],
+        values: CellArrays,
         dst: Side,
-        arrays: Sequence[NDArray[Any] | None],
+        arrays: CellArrays,
         dtype: np.dtype,
     ) -> None:
         """Move arrays to other ranks. Collective."""
@@ -189,9 +190,9 @@ class HostEngine:
     def get(
         self,
         src: Side,
-        arrays: Sequence[NDArray[Any] | None],
+        arrays: CellArrays,
         dst: Side,
-        values: Sequence[NDArray[Any] | None],
+        values: CellArrays,
         dtype: np.dtype,
     ) -> None:
         """Move arrays to other ranks. Collective."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...comm import Communicator, Exchange, Side
+from ...comm import CellArrays, Communicator, Exchange, Side
 from ...comm.communicator import Votes
 from ...comm.progress import Progress, await_flag
 from ...dtypes import accumulation_dtype
@@ -62,8 +62,8 @@ class HostTransport(Room):
     def start_exchange(
         self,
         exchange: Exchange,
-        src: Sequence[Array | None],
-        dst: Sequence[Array | None],
+        src: CellArrays,
+        dst: CellArrays,
         *,
         conjugate: bool = False,
         slots: int | None = None,

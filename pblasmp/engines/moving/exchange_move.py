@@ -39,15 +39,13 @@ class ExchangeMove(QueuedProduct):
         self._part: LocalPart | None = None  # this rank's elements of it
         if part is not None and rank < target.grid.size:
             self._part = LocalPart(part, *target.global_indices(rank))
-        self._cells = source.grid.size, target.grid.size
         self._exchange = engine.transport.exchange(Side.of(source), Side.of(target), source.dtype)
         self.sent_bytes, self.copied_bytes = self._exchange.sent_bytes, self._exchange.copied_bytes
 
     def _queue(self, operands: Operands) -> None:
         engine, rank, source, target = self._engine, self._engine.transport.rank, operands.a, operands.d
         arriving = target if self._whole else engine.xp.empty_like(target)
-        arrays = zip((source, arriving), self._cells, strict=True)
-        src, dst = ([array if each == rank else None for each in range(size)] for array, size in arrays)
-        engine.transport.start_exchange(self._exchange, src, dst, slots=SLOTS).finish()
+        moved = {rank: source}, {rank: arriving}
+        engine.transport.start_exchange(self._exchange, *moved, slots=SLOTS).finish()
         if self._part is not None:
             engine.operations.add(target, 1, arriving, 0, target, self._part, conjugate=False)

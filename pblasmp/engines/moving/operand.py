@@ -78,11 +78,6 @@ class Operand:
         """The operand as it is distributed, as outer × k."""
         return Side.of(self.matrix.T if self.flip else self.matrix)  # whose cells are made once
 
-    @property
-    def cells(self) -> Cells:
-        """The cells of that."""
-        return Cells.of(self.side.cells)
-
     @cached_property
     def _counts(self) -> list[int]:
         return self.outer.counts()
@@ -103,7 +98,7 @@ class Operand:
             or self.conjugate
         ):
             return False
-        coords, ranks = self.cells.coords, self.cells.ranks
+        coords, ranks = side.cells.coords, side.cells.ranks
         here = coords[:, 1] == holders[0]
         held = dict(zip(ranks[here, 0].tolist(), coords[here, 0].tolist(), strict=True))
         return all(held.get(rank) == need for rank, needs in enumerate(self.needs) for need in needs)
@@ -162,7 +157,7 @@ class Destination:
         of_domain, self.cells = _slabs(operand.needs, domains)
         mine = np.flatnonzero(of_domain == domain_of(domains)[rank])
         self.mine = list(zip(mine.tolist(), self.cells.coords[mine, 0].tolist(), strict=True))
-        self.holder = operand.cells.owned_by(rank)
+        self.holder = operand.side.cells.owned_by(rank)
 
 
 class Staging:
@@ -175,9 +170,9 @@ class Staging:
         side, cells, me = operand.side, destination.cells, destination.holder
         self._width = stop - start
         src = Side(side.rows, side.cols.window(start, stop), side.cells, side.order)
-        dst = Side(operand.outer, Axis(self._width, max(1, self._width)), cells, operand.order or side.order)
+        dst = Side(operand.outer, Axis.whole(self._width), cells, operand.order or side.order)
         self._exchange = engine.transport.exchange(src, dst, operand.matrix.dtype)
-        pcol = int(operand.cells.coords[me, 1]) if me is not None else 0
+        pcol = int(side.cells.coords[me, 1]) if me is not None else 0
         self._window = side.cols.local_window(pcol, start, stop)
         self.sent_bytes = self._exchange.sent_bytes
         self.copied_bytes = self._exchange.copied_bytes
@@ -190,13 +185,13 @@ class Staging:
         """
         operand, at = self._operand, 0
         stored = self._engine.operations.stored(operand.dtype)
-        slabs: list[Array | None] = [None] * len(self._destination.cells)
+        slabs: dict[int, Array] = {}
         mine: dict[int, Array] = {}
         for i, process in self._destination.mine:
             shape = (operand.outer.count(process), self._width)
             slabs[i] = mine[process] = carve(memory, at, shape, stored, self._exchange.order)
             at += operand.slab_bytes(process, self._width)
-        sources: list[Array | None] = [None] * operand.matrix.grid.size
+        sources: dict[int, Array] = {}
         if self._destination.holder is not None:
             sources[self._destination.holder] = operand.local(array)[:, self._window]
         transfer = self._engine.transport.start_exchange(

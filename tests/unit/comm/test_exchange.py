@@ -29,7 +29,7 @@ def test_every_element_is_moved_once_for_each_copy():
     """Three copies of a matrix on two groups of ranks that share one, and one rank with its own."""
     d = pb.MatrixDescriptor((17, 13), (3, 2), pb.Grid(2, 2), source=(1, 0), dtype="float32")
     whole = Axis(17, 17), Axis(13, 13)
-    copies = Side(*whole, tuple(Cell((0, 0), ranks) for ranks in ((0, 1), (2, 3), (4,))), "C")
+    copies = Side(*whole, Cells.of([Cell((0, 0), ranks) for ranks in ((0, 1), (2, 3), (4,))]), "C")
     exchanges = [
         Exchange(SimpleNamespace(rank=rank), Side.of(d), copies, np.dtype(np.float32)) for rank in range(5)
     ]
@@ -50,8 +50,8 @@ def test_every_element_is_moved_once_for_each_copy():
 def test_what_several_ranks_reach_is_read_by_the_one_that_writes():
     """Two copies, each reached by two ranks, go to four ranks: nothing crosses ranks but for the fifth."""
     whole = Axis(6, 6), Axis(4, 4)
-    shared = Side(Axis(6, 3, 0, 2), whole[1], (Cell((0, 0), (0, 1)), Cell((1, 0), (2, 3))), "C")
-    targets = Side(*whole, tuple(Cell((0, 0), (rank,)) for rank in range(5)), "C")
+    shared = Side(Axis(6, 3, 0, 2), whole[1], Cells.of([Cell((0, 0), (0, 1)), Cell((1, 0), (2, 3))]), "C")
+    targets = Side(*whole, Cells.of([Cell((0, 0), (rank,)) for rank in range(5)]), "C")
     exchanges = [
         Exchange(SimpleNamespace(rank=rank), shared, targets, np.dtype(np.float64)) for rank in range(5)
     ]
@@ -278,7 +278,7 @@ def random_side(rng, shape, size):
         nprocs = int(rng.integers(1, 4))
         rows = Axis(shape[0], int(rng.integers(1, 9)), int(rng.integers(nprocs)), nprocs)
         cells = tuple(Cell((p, 0), group) for group in groups for p in range(nprocs) if rng.integers(4))
-        return Side(rows, Axis(shape[1], max(1, shape[1])), cells, "C")
+        return Side(rows, Axis(shape[1], max(1, shape[1])), Cells.of(cells), "C")
     nprow = int(rng.integers(1, 4))
     grid = pb.Grid(nprow, int(rng.integers(1, size // nprow + 1)), rng.choice(["row", "col"]))
     start = rng.integers(0, 12, 2).tolist() if kind else [0, 0]

@@ -78,7 +78,7 @@ def test_by_periods_like_pair_by_pair(limit, monkeypatch):
         elif rng.integers(2):
             of = {rank: node for node in nodes for rank in node}
             cells = tuple(Cell(cell.coords, of[cell.ranks[0]]) for cell in dst.cells)
-            dst, shared = Side(dst.rows, dst.cols, cells, dst.order), True
+            dst, shared = Side(dst.rows, dst.cols, Cells.of(cells), dst.order), True
         node = np.repeat(np.arange(len(nodes)), [len(ranks) for ranks in nodes])
         expected = by_pairs(src, dst, node, limit)
         found = counts_of([(src, dst)], 1, size, nodes, 4)

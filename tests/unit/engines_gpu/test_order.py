@@ -201,7 +201,7 @@ def test_exchanges_on_several_streams_take_turns(ctx, lib):
     for i in (0, 1, 0):
         lib.gpu.events.clear()
         with streams[i]:
-            transport.start_exchange(exchange, [a.local], [b.local]).finish()
+            transport.start_exchange(exchange, {0: a.local}, {0: b.local}).finish()
         assert i == 0 or lib.gpu.did("wait") == [(streams[i].ptr, streams[1 - i].ptr)]
     assert lib.gpu.did("wait") == [(streams[0].ptr, streams[1].ptr)]
 
