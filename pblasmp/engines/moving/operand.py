@@ -7,6 +7,7 @@ whole of k: a *slab*. Both are treated here as outer × k (op(B) transposed), so
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -25,7 +26,7 @@ from ...layout.caches import Hashed
 from ...layout.grid import coordinates
 from ..protocol import Engine, Transfer
 
-__all__ = ["Destination", "Needs", "Operand", "Staging", "domain_of", "everyone", "needs"]
+__all__ = ["Needs", "Operand", "Staging", "domain_of", "everyone", "needs"]
 
 Array = Any
 Needs = tuple[tuple[int, ...], ...]  # for every rank, the slabs that it multiplies
@@ -121,7 +122,7 @@ def _needed(needs: Needs, ranks: tuple[int, ...]) -> list[int]:
     return sorted({process for rank in ranks for process in needs[rank]})
 
 
-@lru_cache(16)  # every panel has the same slabs
+@lru_cache(16)  # operands with the same needs have the same slabs
 def _slabs(needs: Needs, domains: tuple[tuple[int, ...], ...]) -> tuple[NDArray[np.int64], Cells]:
     """Return the domain of each slab, and the cells of the slabs in an exchange."""
     alone = domains == tuple(zip(range(len(needs))))
@@ -138,64 +139,64 @@ def domain_of(domains: tuple[tuple[int, ...], ...]) -> dict[int, int]:
     return {rank: i for i, ranks in enumerate(domains) for rank in ranks}
 
 
-class Destination:
-    """The slabs of an operand on all ranks, the same for every panel of k. Making one is local.
+class Staging:
+    """The moves that bring panels of k of an operand into slabs. Making one is local.
 
     Args:
         engine: where they are.
         operand: what they are slabs of.
         domains: groups of ranks that share slabs; every rank is in one.
+        panels: the first index of k of each, and the one after the last.
 
     Attributes:
-        cells: the cell of each slab in an exchange.
-        mine: the index of each slab that this rank shares, and its process.
-        holder: the index of this rank's cell of the operand; None if it has none.
+        sent_bytes, copied_bytes: bytes that this rank sends and copies for all panels.
+        message_bytes: of each panel, what its messages take.
     """
 
-    def __init__(self, engine: Engine, operand: Operand, domains: tuple[tuple[int, ...], ...]) -> None:
-        rank = engine.transport.rank
-        of_domain, self.cells = _slabs(operand.needs, domains)
-        mine = np.flatnonzero(of_domain == domain_of(domains)[rank])
-        self.mine = list(zip(mine.tolist(), self.cells.coords[mine, 0].tolist(), strict=True))
-        self.holder = operand.side.cells.owned_by(rank)
-
-
-class Staging:
-    """The moves that bring indices ``start`` to ``stop`` of k of an operand into slabs. Making one is local."""
-
     def __init__(
-        self, engine: Engine, operand: Operand, destination: Destination, start: int, stop: int
+        self,
+        engine: Engine,
+        operand: Operand,
+        domains: tuple[tuple[int, ...], ...],
+        panels: Sequence[tuple[int, int]],
     ) -> None:
-        self._engine, self._operand, self._destination = engine, operand, destination
-        side, cells, me = operand.side, destination.cells, destination.holder
-        self._width = stop - start
-        src = Side(side.rows, side.cols.window(start, stop), side.cells, side.order)
-        dst = Side(operand.outer, Axis.whole(self._width), cells, operand.order or side.order)
-        self._exchange = engine.transport.exchange(src, dst, operand.matrix.dtype)
+        transport, side = engine.transport, operand.side
+        self._engine, self._operand = engine, operand
+        of_domain, cells = _slabs(operand.needs, domains)
+        shared = np.flatnonzero(of_domain == domain_of(domains)[transport.rank])
+        # the slabs that this rank shares, and their processes
+        self._shared = list(zip(shared.tolist(), cells.coords[shared, 0].tolist(), strict=True))
+        self._holder = me = side.cells.owned_by(transport.rank)  # its cell of the operand, if it has one
         pcol = int(side.cells.coords[me, 1]) if me is not None else 0
-        self._window = side.cols.local_window(pcol, start, stop)
-        self.sent_bytes = self._exchange.sent_bytes
-        self.copied_bytes = self._exchange.copied_bytes
-        self.message_bytes = engine.transport.message_bytes(self._exchange)
+        order = operand.order or side.order
+        self._panels = [(stop - start, side.cols.local_window(pcol, start, stop)) for start, stop in panels]
+        self._exchanges = [
+            transport.exchange(
+                Side(side.rows, side.cols.window(start, stop), side.cells, side.order),
+                Side(operand.outer, Axis.whole(stop - start), cells, order),
+                operand.matrix.dtype,
+            )
+            for start, stop in panels
+        ]
+        self.sent_bytes = sum(each.sent_bytes for each in self._exchanges)
+        self.copied_bytes = sum(each.copied_bytes for each in self._exchanges)
+        self.message_bytes = [transport.message_bytes(each) for each in self._exchanges]
 
-    def start(self, array: Array, memory: Array, *, ahead: bool) -> tuple[Transfer, dict[int, Array]]:
-        """Start moving ``array``'s part into slabs laid out in ``memory``; return (transfer, slab by process).
+    def start(self, i: int, array: Array, memory: Array, *, ahead: bool) -> tuple[Transfer, dict[int, Array]]:
+        """Start moving panel ``i`` of ``array`` into slabs laid out in ``memory``; return (transfer, slab by process).
 
         With ``ahead`` all messages are in flight when this returns; without, they have arrived, a few MiB at a time.
         """
-        operand, at = self._operand, 0
+        operand, at, mine = self._operand, 0, dict[int, Array]()
+        exchange, (width, window) = self._exchanges[i], self._panels[i]
         stored = self._engine.operations.stored(operand.dtype)
-        slabs: dict[int, Array] = {}
-        mine: dict[int, Array] = {}
-        for i, process in self._destination.mine:
-            shape = (operand.outer.count(process), self._width)
-            slabs[i] = mine[process] = carve(memory, at, shape, stored, self._exchange.order)
-            at += operand.slab_bytes(process, self._width)
-        sources: dict[int, Array] = {}
-        if self._destination.holder is not None:
-            sources[self._destination.holder] = operand.local(array)[:, self._window]
+        for _, process in self._shared:
+            mine[process] = carve(memory, at, (operand.outer.count(process), width), stored, exchange.order)
+            at += operand.slab_bytes(process, width)
+        given = {} if self._holder is None else {self._holder: operand.local(array)[:, window]}
+        slabs = {cell: mine[process] for cell, process in self._shared}
         transfer = self._engine.transport.start_exchange(
-            self._exchange, sources, slabs, conjugate=operand.conjugate, slots=None if ahead else SLOTS
+            exchange, given, slabs, conjugate=operand.conjugate, slots=None if ahead else SLOTS
         )
         if not ahead:
             transfer.finish()

@@ -10,7 +10,7 @@ from typing import Any
 from ...layout.caches import Hashed
 from ..protocol import Engine
 from ..request import Options
-from .operand import Destination, Operand, Staging, domain_of
+from .operand import Operand, Staging, domain_of
 
 __all__ = ["FOLLOWS", "Panels", "cut", "domains", "memory_refusal"]
 
@@ -122,14 +122,13 @@ class Panels:
         groups = domains(engine, way)
         domain = groups[domain_of(groups)[engine.transport.rank]]
         in_place = [x.in_place for x in operands]
-        self._stagings: list[list[Staging | None]] = [[None for _ in self.panels] for _ in operands]
-        for x, still, stagings in zip(operands, in_place, self._stagings, strict=True):
-            if not still and self.panels:
-                destination = Destination(engine, x, groups)
-                stagings[:] = (Staging(engine, x, destination, *panel) for panel in self.panels)
-        made = [s for stagings in self._stagings for s in stagings if s is not None]
-        self.sent_bytes = sum(s.sent_bytes for s in made)
-        self.copied_bytes = sum(s.copied_bytes for s in made)
+        self._stagings = [
+            None if still or not self.panels else Staging(engine, x, groups, self.panels)
+            for x, still in zip(operands, in_place, strict=True)
+        ]
+        made = [staging for staging in self._stagings if staging is not None]
+        self.sent_bytes = sum(staging.sent_bytes for staging in made)
+        self.copied_bytes = sum(staging.copied_bytes for staging in made)
         # Whether the ranks wait for each other after writing slabs: the same on every rank, even an idle one.
         self.fenced = self._shared and not all(in_place)
         widths = [stop - start for start, stop in self.panels]
@@ -143,14 +142,12 @@ class Panels:
             for part in range(self._parts)
         ]
         self.nbytes = sum(map(sum, self._bytes)) if made else 0
-        self.nbytes += sum(  # of the two panels that are under way at once
-            sum(sorted(s.message_bytes for s in stagings if s is not None)[-2:])
-            for stagings in self._stagings
-        )
+        # two panels are under way at once
+        self.nbytes += sum(sum(sorted(staging.message_bytes)[-2:]) for staging in made)
         if engine.traits.queues:  # the ranks agree now, but not in a run
             for i in range(min(self._parts, len(self.panels))):
-                for which, stagings in enumerate(self._stagings):
-                    if stagings[i] is not None:
+                for which, staging in enumerate(self._stagings):
+                    if staging is not None:
                         self._buffer(which, i)
 
     def _buffer(self, which: int, i: int) -> Array:
@@ -188,15 +185,11 @@ class Panels:
 
     def _start(self, i: int, arrays: dict[str, Array]) -> list[Any]:
         """Start moving panel ``i``; panels take turns in parts of the buffers."""
-        parts: list[Any] = []
-        for which, (x, stagings) in enumerate(zip(self._operands, self._stagings, strict=True)):
-            staging = stagings[i]
-            if staging is None:
-                parts.append(None)
-                continue
-            memory = self._buffer(which, i)
-            parts.append(staging.start(arrays[x.source], memory, ahead=len(self.panels) > 1))
-        return parts
+        ahead = len(self.panels) > 1
+        return [
+            staging and staging.start(i, arrays[x.source], self._buffer(which, i), ahead=ahead)
+            for which, (x, staging) in enumerate(zip(self._operands, self._stagings, strict=True))
+        ]
 
     @staticmethod
     def _arrived(part: Any) -> dict[int, Array] | None:
