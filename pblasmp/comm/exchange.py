@@ -82,6 +82,7 @@ class Exchange:
         dtype: element type of what travels; local arrays of another type are converted.
 
     Attributes:
+        copies, sends, receives: what this rank copies itself, sends by receiver, and receives by sender.
         sent_bytes: what this rank sends to others in one run.
         copied_bytes: what this rank copies itself in one run.
     """
@@ -90,9 +91,9 @@ class Exchange:
         self._comm = comm
         self.dtype = dtype
         self.order = dst.order
-        self._copies: list[_CellPair] = []
-        self._sends: dict[int, list[_CellPair]] = {}
-        self._receives: dict[int, list[_CellPair]] = {}
+        self.copies: list[_CellPair] = []
+        self.sends: dict[int, list[_CellPair]] = {}
+        self.receives: dict[int, list[_CellPair]] = {}
         me = comm.rank
         self._sides = src, dst
         for i, j in _pairs(me, src, dst):
@@ -102,15 +103,15 @@ class Exchange:
                 continue
             part = _CellPair(i, j, piece_of(src, source, dst, target))
             if owner == writer:
-                self._copies.append(part)
+                self.copies.append(part)
             elif me == owner:
-                self._sends.setdefault(writer, []).append(part)
+                self.sends.setdefault(writer, []).append(part)
             else:
-                self._receives.setdefault(owner, []).append(part)
+                self.receives.setdefault(owner, []).append(part)
         self.sent_bytes = dtype.itemsize * sum(
-            part.piece.size for parts in self._sends.values() for part in parts
+            part.piece.size for parts in self.sends.values() for part in parts
         )
-        self.copied_bytes = dtype.itemsize * sum(part.piece.size for part in self._copies)
+        self.copied_bytes = dtype.itemsize * sum(part.piece.size for part in self.copies)
         self._limit = message_elements(dtype.itemsize)
 
     @cached_property
@@ -135,21 +136,6 @@ class Exchange:
             sizes[crosses],
         )
         return int(between.max()) * self.dtype.itemsize
-
-    @property
-    def copies(self) -> Sequence[_CellPair]:
-        """What this rank copies itself."""
-        return self._copies
-
-    @property
-    def sends(self) -> Mapping[int, Sequence[_CellPair]]:
-        """What this rank sends, by receiver."""
-        return self._sends
-
-    @property
-    def receives(self) -> Mapping[int, Sequence[_CellPair]]:
-        """What this rank receives, by sender."""
-        return self._receives
 
     def run(self, src: CellArrays, dst: CellArrays, *, conjugate: bool = False) -> None:
         """Move everything. Collective over the ranks that have something to send or receive.
@@ -250,12 +236,12 @@ class _ExchangeTransfer:
         self._order = exchange.order
         self._dtype = exchange.dtype
         limit = exchange._limit if slots is not None else 1 << 62
-        queues = {rank: self._messages(parts, limit) for rank, parts in exchange._sends.items()}
+        queues = {rank: self._messages(parts, limit) for rank, parts in exchange.sends.items()}
         self._outgoing = deque(_in_turn(queues, self._comm.rank))
         self._incoming = {
-            rank: deque(self._messages(parts, limit)) for rank, parts in exchange._receives.items()
+            rank: deque(self._messages(parts, limit)) for rank, parts in exchange.receives.items()
         }
-        self._own = deque(self._messages(exchange._copies, limit))
+        self._own = deque(self._messages(exchange.copies, limit))
         self._spare: list[Array] = []
         self._slots, self._weight = (1 << 62, 1) if slots is None else (slots, slots)
         self._awaited = dict.fromkeys(self._incoming, 0)  # by source: slots in use

@@ -162,10 +162,6 @@ class TensorProduct(Product, Generic[OperandsT]):
         """Compute a product whose result is added to others: ``d = alpha x W``."""
         raise NotImplementedError
 
-    def whole(self, operands: OperandsT, x: Matrix, c: Matrix | None, d: Matrix) -> None:
-        """Compute a product with C, bias, activation and D's scale."""
-        raise NotImplementedError
-
     def add(
         self, operands: OperandsT, parts: Sequence[Matrix], outs: Sequence[Matrix], c: Matrix | None
     ) -> None:

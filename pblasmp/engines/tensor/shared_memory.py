@@ -8,8 +8,7 @@ have agreed since the previous run, so that no rank still reads what is overwrit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from ...dtypes import accumulation_dtype
 from ...layout import ParallelProblem
@@ -161,23 +160,13 @@ _WORTH_A_TURN = 1 << 20  # bytes of a rank's rows of the sum from which on "ring
 class SharedMemoryMethod(TensorMethod):
     """A tensor-parallel product on the ranks of one node.
 
-    Attributes:
+    Args:
+        name: the algorithm.
         kinds: its products by form.
     """
 
-    kinds: ClassVar[Mapping[str, type[ParallelProduct]]]
-
-    def __init__(self) -> None:
-        self.forms = tuple(self.kinds)
-
-    def shared_bytes(self, p: ParallelProblem) -> int:
-        """Return how many bytes the ranks share. Local."""
-        tokens, outputs, inputs = p.sizes
-        if p.gathers:
-            return tokens * inputs * accumulation_dtype(p.dtype).itemsize
-        if not p.sums:
-            return tokens * outputs * p.out_dtype.itemsize
-        return p.size * _sum_bytes(p)
+    def __init__(self, name: str, **kinds: type[ParallelProduct]) -> None:
+        self.name, self.forms, self._kinds = name, tuple(kinds), kinds
 
     def refusal(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
@@ -191,7 +180,8 @@ class SharedMemoryMethod(TensorMethod):
         why = MESSAGES.refusal(engine, problem, options, operands)
         if why:
             return why
-        needed = self.shared_bytes(problem)
+        product = self._kinds[problem.form](engine, problem, options)
+        needed = sum(each.nbytes for each in product.shared.values())
         fits, limit = transport.fits(needed)
         return "" if fits else f"{needed} bytes of shared memory are needed, {limit} are available"
 
@@ -201,46 +191,25 @@ class SharedMemoryMethod(TensorMethod):
     def prepare(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
     ) -> ParallelProduct:
-        return self.kinds[problem.form](engine, problem, options)
-
-
-class PullMethod(SharedMemoryMethod):
-    """Every rank reads what it needs from the memory of the others."""
-
-    name = "pull"
-    kinds: ClassVar = {
-        "allgather_matmul": SharedInput, "matmul_reduce_scatter": _SharedSum, "matmul_allgather": SharedOutput,
-    }  # fmt: skip
-
-
-class TwoShotMethod(SharedMemoryMethod):
-    """Every rank adds up its rows of the result, and reads the others'."""
-
-    name = "two_shot"
-    kinds: ClassVar = {"matmul_allreduce": _SharedSum}
-
-    def shared_bytes(self, p: ParallelProblem) -> int:
-        return super().shared_bytes(p) + p.sizes[0] * p.sizes[1] * p.out_dtype.itemsize
+        return self._kinds[problem.form](engine, problem, options)
 
 
 class RingMethod(SharedMemoryMethod):
     """Every rank adds its contribution to one sum after the other."""
 
-    name = "ring"
-    kinds: ClassVar = {"matmul_reduce_scatter": RingSum, "matmul_allreduce": RingSum}
-
-    def shared_bytes(self, p: ParallelProblem) -> int:
-        return _sum_bytes(p)
-
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
+        """Return less than that of the others if a rank adds many bytes. Local."""
         if problem.size == 1:
             return _ALONE
-        return 1.4 if _sum_bytes(problem) // problem.size >= _WORTH_A_TURN else 1.7
+        tokens, outputs, _ = problem.sizes
+        mine = tokens * outputs * accumulation_dtype(problem.out_dtype).itemsize // problem.size
+        return 1.4 if mine >= _WORTH_A_TURN else 1.7
 
 
-def _sum_bytes(p: ParallelProblem) -> int:
-    tokens, outputs, _ = p.sizes
-    return tokens * outputs * accumulation_dtype(p.out_dtype).itemsize
-
-
-METHODS = (PullMethod(), TwoShotMethod(), RingMethod())
+METHODS = (
+    SharedMemoryMethod(
+        "pull", allgather_matmul=SharedInput, matmul_reduce_scatter=_SharedSum, matmul_allgather=SharedOutput
+    ),
+    SharedMemoryMethod("two_shot", matmul_allreduce=_SharedSum),
+    RingMethod("ring", matmul_reduce_scatter=RingSum, matmul_allreduce=RingSum),
+)

@@ -39,7 +39,7 @@ def test_every_element_is_moved_once_for_each_copy():
     assert copied == [*parts, 0]  # each rank writes its own part of its group's copy
     assert sent == [2 * part for part in parts] + [0]
     received = [
-        sum(part.piece.size for parts in exchange._receives.values() for part in parts)
+        sum(part.piece.size for parts in exchange.receives.values() for part in parts)
         for exchange in exchanges
     ]
     assert 4 * sum(received) == sum(sent)
