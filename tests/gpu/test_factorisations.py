@@ -50,6 +50,31 @@ def test_every_layout(ctx, case, dtype):
     assert not found, "\n".join(found)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "float64"])
+def test_columns_of_denormal_numbers(ctx, dtype):
+    """Q is orthogonal and L at most 1, and their products are A up to the rounding of such numbers."""
+    rng, (rows, cols) = np.random.default_rng(94), (200, 40)
+    quantum = float(np.finfo(dtype).smallest_subnormal)
+    for columns in (slice(None), slice(3, 4), slice(39, 40)):  # all of them, or one
+        whole = random(rng, (rows, cols), dtype)
+        whole[:, columns] = np.round(whole[:, columns] * 1000) * quantum
+        grid = pb.Grid(1, ctx.size)
+        a = ctx.scatter(whole, pb.MatrixDescriptor((rows, cols), (16, 16), grid, dtype=dtype, order="F"))
+        rounding = 40 * quantum + 40 * np.finfo(dtype).eps * np.abs(exact(whole)).max(0)
+        found = pb.linalg.qr(a)
+        q, r = exact(found.q().allgather()), exact(found.r().allgather())
+        assert np.abs(q.conj().T @ q - np.eye(cols)).max() < 100 * np.finfo(dtype).eps
+        assert (np.abs(q @ r - whole).max(0) <= rounding).all()
+        factors, pivots = pb.linalg.lu_factor(a)
+        both = exact(factors.allgather())
+        lower, upper = np.tril(both, -1) + np.eye(rows, cols), np.triu(both)[:cols]
+        rebuilt = lower @ upper
+        for i, other in reversed(list(enumerate(pivots.tolist()))):
+            rebuilt[[i, other]] = rebuilt[[other, i]]
+        assert np.abs(np.tril(both, -1)).max() < 1.01 * np.sqrt(2)  # sizes of complex numbers are sums
+        assert (np.abs(rebuilt - whole).max(0) <= 100 * rounding).all()
+
+
 def test_failures(ctx):
     with panels_of(ctx, 4):
         rng = np.random.default_rng(92)

@@ -322,7 +322,9 @@ extern "C" __global__ void __launch_bounds__(512) qr(
   T* x = (T*)memory;
   T* y = x + (i64)w * rows;  // the column, conjugated and scaled
   __shared__ REAL size_[16];
-  __shared__ T part[16][WIDEST], line[WIDEST], dot[WIDEST], use[WIDEST], t_[WIDEST][WIDEST], factors[3];
+  __shared__ T part[16][WIDEST], line[WIDEST], dot[WIDEST], use[WIDEST], t_[WIDEST][WIDEST], factors[4];
+  __shared__ REAL shrinks;
+  const REAL LEAST = sizeof(REAL) == 4 ? (REAL)1.1754943508222875e-38 : (REAL)2.2250738585072014e-308;  // no denormal
   const int t = threadIdx.x, block = blockIdx.x, blocks = gridDim.x, warps = blockDim.x / 32;
   const int base = block * rows, mine = min(rows, m - base), lane = t % 32, warp = t / 32;
   for (int c = 0; c < w; ++c)
@@ -347,12 +349,14 @@ extern "C" __global__ void __launch_bounds__(512) qr(
     __syncthreads();
     for (int c = warp; c < w; c += 2 * warps) {  // two columns at a time hide each other's latency
       int d = min(c + warps, w - 1);
+      const T *of = c == j ? y : x + c * rows, *beside = d == j ? y : x + d * rows;  // with itself: scaled twice
+      const REAL sign = c == j ? -1 : 1, besides = d == j ? -1 : 1;
       T sum = number(0, 0), more = sum;
       #pragma unroll 4
       for (int r = lane; r < mine; r += 32) {
         T each = y[r];
-        sum = plus(sum, times(each, x[c * rows + r]));
-        more = plus(more, times(each, x[d * rows + r]));
+        sum = plus(sum, times(each, number(re(of[r]), sign * im(of[r]))));
+        more = plus(more, times(each, number(re(beside[r]), besides * im(beside[r]))));
       }
       for (int k = 16; k; k >>= 1) { sum = plus(sum, other(sum, k)); more = plus(more, other(more, k)); }
       if (lane == 0) {
@@ -369,8 +373,8 @@ extern "C" __global__ void __launch_bounds__(512) qr(
     T sum = number(0, 0);
     if (lane < w)
       for (int b = warp; b < blocks; b += warps) {
-        REAL size = sizes[side * blocks + b];
-        sum = plus(sum, scaled(show[b * WIDEST + lane], size > 0 ? size / most : 1 / most));
+        REAL size = sizes[side * blocks + b], share = size > 0 ? size / most : (REAL)0;
+        sum = plus(sum, scaled(show[b * WIDEST + lane], lane == j ? share * share : share));
       }
     if (lane < w) part[warp][lane] = sum;
     if (t < w) line[t] = show[blocks * WIDEST + t];
@@ -378,29 +382,31 @@ extern "C" __global__ void __launch_bounds__(512) qr(
     if (t < w) {
       sum = part[0][t];
       for (int i = 1; i < warps; ++i) sum = plus(sum, part[i][t]);
-      dot[t] = sum;  // times ``most``
+      dot[t] = sum;  // times ``most``; of the column itself, its squares over most^2
     }
     __syncthreads();
     if (t == 0) {
-      T alpha = line[j], factor = number(0, 0), scale = number(0, 0);
-      REAL below = re(dot[j]) / most;  // squares of the column below the diagonal, over most^2
-      if (!(below == 0 && im(alpha) == 0)) {
+      T alpha = line[j], factor = number(0, 0), scale = factor, by_most = factor;
+      REAL below = re(dot[j]), tiny = 0;
+      if (!(below == 0 && im(alpha) == 0)) {  // all in units of the largest number: denormal ones have few digits
         REAL big = fmax(below == 0 ? (REAL)0 : most, fmax(fabs(re(alpha)), fabs(im(alpha))));
-        REAL p = re(alpha) / big, q = im(alpha) / big, s = most / big;
-        REAL norm = big * sqrt(p * p + q * q + s * below * s);
-        REAL beta = re(alpha) >= 0 ? -norm : norm;
-        factor = number((beta - re(alpha)) / beta, -im(alpha) / beta);
-        scale = over(number(1, 0), number(re(alpha) - beta, im(alpha)));
-        alpha = number(beta, 0);
+        REAL p = re(alpha) / big, q = im(alpha) / big, s = below == 0 ? (REAL)0 : most / big;
+        REAL norm = sqrt(p * p + q * q + s * below * s), beta = p >= 0 ? -norm : norm;
+        T unit = over(number(1, 0), number(p - beta, q));
+        factor = number((beta - p) / beta, -q / beta);
+        by_most = scaled(unit, s);
+        if (big < LEAST) { tiny = big; scale = unit; }  // 1 / big may be infinite
+        else scale = over(number(1, 0), number(re(alpha) - beta * big, im(alpha)));
+        alpha = number(beta * big, 0);
       }
-      factors[0] = factor; factors[1] = scale; factors[2] = alpha;
+      factors[0] = factor; factors[1] = scale; factors[2] = alpha; factors[3] = by_most; shrinks = tiny;
       if (block == 0) tau[j] = factor;
     }
     __syncthreads();
-    const T factor = factors[0], scale = factors[1], diagonal = factors[2];
+    const T factor = factors[0], scale = factors[1], diagonal = factors[2], by_most = factors[3];
+    const REAL tiny = shrinks;
     const bool acts = !is_zero(factor);
     if (t < w && acts) {
-      T by_most = scaled(scale, most);
       if (t > j) use[t] = times(conjugate(factor), plus(line[t], times(conjugate(by_most), dot[t])));
       if (t < j) use[t] = plus(conjugate(line[t]), times(by_most, conjugate(dot[t])));
     }
@@ -409,8 +415,11 @@ extern "C" __global__ void __launch_bounds__(512) qr(
       for (int r = t; r < mine; r += blockDim.x) {
         if (base + r < j) continue;
         T e = number(1, 0);
-        if (base + r > j) x[j * rows + r] = e = times(x[j * rows + r], scale);
-        else x[j * rows + r] = diagonal;
+        if (base + r > j) {
+          e = x[j * rows + r];
+          if (tiny > 0) e = number(re(e) / tiny, im(e) / tiny);
+          x[j * rows + r] = e = times(e, scale);
+        } else x[j * rows + r] = diagonal;
         for (int c = j + 1; c < w; ++c) take(x[c * rows + r], e, use[c]);
       }
     if (block == 0)
