@@ -17,7 +17,7 @@ from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import draws, only_long
 from tests.helpers.spectral_cases import library
 
-RANKS = (1, 2, 3, *only_long(4, 5, 6))
+RANKS = (1, 2, *only_long(3, 4, 5, 6))
 
 
 def refined(comm, count):
@@ -31,7 +31,7 @@ def refined(comm, count):
 
 @pytest.mark.parametrize("nranks", RANKS)
 def test_refined(nranks):
-    run_mpi(refined, nranks, count=draws(8, long=100))
+    run_mpi(refined, nranks, count=draws(6, long=100))
 
 
 def ranked(comm, count, small):
@@ -46,12 +46,12 @@ def ranked(comm, count, small):
 @pytest.mark.parametrize("nranks", RANKS)
 def test_least_squares_of_any_rank(nranks, monkeypatch, tmp_path):
     monkeypatch.setenv(finding.ENVIRONMENT, str(tmp_path))  # where no library is
-    run_mpi(ranked, nranks, count=draws(6, long=100), small=methods.SMALL)
+    run_mpi(ranked, nranks, count=draws(5, long=100), small=methods.SMALL)
 
 
 def test_least_squares_by_scalapack(monkeypatch):
     monkeypatch.setenv(finding.ENVIRONMENT, str(library()))
-    run_on_one_node(ranked, 2, count=draws(4, long=60), small=0)
+    run_on_one_node(ranked, 2, count=draws(3, long=60), small=0)
 
 
 def conditions(comm, count):
@@ -66,4 +66,4 @@ def conditions(comm, count):
 
 @pytest.mark.parametrize("nranks", RANKS)
 def test_ill_conditioned(nranks):
-    run_mpi(conditions, nranks, count=draws(12, long=150))
+    run_mpi(conditions, nranks, count=draws(8, long=150))
