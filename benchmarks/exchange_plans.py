@@ -17,7 +17,7 @@ import numpy as np
 from pblasmp.comm import Exchange
 from pblasmp.engines.host.buffers import Buffers
 from pblasmp.engines.host.transport import HostTransport
-from pblasmp.engines.moving.operand import Destination, Operand, Staging, needs
+from pblasmp.engines.moving.operand import Operand, Staging, needs
 from pblasmp.layout import Grid, MatrixDescriptor
 from pblasmp.layout.intersection import common_counts, intersect
 
@@ -37,7 +37,7 @@ def planned(grid: Grid, block: int, start: int, panels: int, width: int, rank: i
     a = MatrixDescriptor((n + start, k + start), (block, block), grid)[start:, start:]
     b = MatrixDescriptor((k + start, n + start), (block, block), grid)[start:, start:]
     d = MatrixDescriptor((n, n), (64, 64), grid)
-    domains = [(each,) for each in range(grid.size)]
+    domains = tuple((each,) for each in range(grid.size))
     comm: Any = SimpleNamespace(rank=rank, size=grid.size)
     transport = HostTransport(comm, domains, Buffers(comm), "")
     engine: Any = SimpleNamespace(transport=transport)
@@ -49,9 +49,8 @@ def planned(grid: Grid, block: int, start: int, panels: int, width: int, rank: i
         operand = Operand(
             matrix, flip, False, needs(d, grid.size, which), outer, np.dtype(np.float64), "ab"[which]
         )
-        destination = Destination(engine, operand, domains)
-        found += [Staging(engine, operand, destination, i * width, (i + 1) * width) for i in range(panels)]
-    return time.process_time() - begin, sum(_parts(each._exchange) for each in found)
+        found.append(Staging(engine, operand, domains, [(i * width, (i + 1) * width) for i in range(panels)]))
+    return time.process_time() - begin, sum(_parts(each) for staging in found for each in staging._exchanges)
 
 
 def _parts(exchange: Exchange) -> int:

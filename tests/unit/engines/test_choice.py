@@ -384,12 +384,12 @@ def test_transposed_and_conjugated_operands():
 def test_ranks_outside_the_grid_need_no_slab():
     for operand in operands(SQUARE, 6):
         assert operand.needs[4:] == ((), ())
-        assert operand.slabs([4, 5]) == []
-        assert operand.memory_bytes([4, 5], 40) == 0
+        assert operand.slabs((4, 5)) == []
+        assert operand.memory_bytes((4, 5), 40) == 0
     a, b = operands(SQUARE, 6)
     assert a.needs[:4] == ((0,), (0,), (1,), (1,))
     assert b.needs[:4] == ((0,), (1,), (0,), (1,))
-    assert a.slabs([3, 0, 1]) == [0, 1]
+    assert a.slabs((3, 0, 1)) == [0, 1]
     assert (a.slab_bytes(0, 40), b.slab_bytes(1, 40)) == (SLAB_A, SLAB_B)
 
 
