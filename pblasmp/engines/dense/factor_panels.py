@@ -615,4 +615,5 @@ def real_diagonal(xp: Any, panels: FactorPanels) -> None:
     """Make the diagonal of a Hermitian matrix in this rank's panels real, as rounding has not. Local."""
     for k in panels.mine if panels.dtype.kind == "c" else ():
         square = panels.square(k)
-        set_diagonal(xp, square, square.diagonal().real)
+        # A copy: CuPy takes an assignment of parts of the same numbers, of another type, for one of itself.
+        set_diagonal(xp, square, square.diagonal().real.copy())

@@ -71,7 +71,7 @@ class GpuOperations:
         self._factors = False
         self._turn, self._lags = 0, False  # whether the caller's stream has yet to wait for the last tasks
         # kernels, by what they add and where
-        self._sums: dict[tuple[bool, bool, bool, str | None, bool], Any] = {}
+        self._sums: dict[tuple[Any, ...], Any] = {}
         self.remarks: tuple[str, ...] = ()
         self._values: dict[np.dtype, Array] = {}  # value of every byte as an 8-bit float, by type
 
@@ -410,7 +410,7 @@ class GpuOperations:
             d, x, c, *places = (each.T for each in (d, x, c, *places))
         is_complex, uplo = d.dtype.kind == "c", None if part is None else part.part.uplo
         hermitian = is_complex and part is not None and part.hermitian
-        how = alpha != 0, beta != 0, conjugate and is_complex, uplo, hermitian
+        how = _factor(alpha, "alpha"), _factor(beta, "beta"), conjugate and is_complex, uplo, hermitian
         if how not in self._sums:
             self._sums[how] = _sum(*how)
         numbers = d.dtype.type(alpha), d.dtype.type(beta)
@@ -444,14 +444,20 @@ def _power() -> Any:
     return cupy.ElementwiseKernel("float32 x, float64 unit", "float32 d", code, "pblasmp_power")
 
 
-def _sum(adds: bool, keeps: bool, conjugate: bool, uplo: str | None, hermitian: bool) -> Any:
+def _factor(value: complex, name: str) -> str | None:
+    """Return what a term is multiplied by in a kernel; "" for 1, which would cost denormal numbers; None for 0."""
+    return None if value == 0 else "" if value == 1 else f"{name} * "
+
+
+def _sum(alpha: str | None, beta: str | None, conjugate: bool, uplo: str | None, hermitian: bool) -> Any:
     """Return a kernel that reads and writes only what it must, and only once."""
     import cupy
 
     left, right = "conj(x)" if conjugate else "x", "c"
     if hermitian:
         left, right = (f"(row == col ? T(real({each})) : {each})" for each in (left, right))
-    terms = [f"alpha * {left}"] * adds + [f"beta * {right}"] * keeps
+    factors = (alpha, left), (beta, right)
+    terms = [f"{factor}{term}" for factor, term in factors if factor is not None]
     code = f"d = {' + '.join(terms) or 'T(0)'};"
     if hermitian:
         code += " if (row == col) d = T(real(d));"
@@ -460,7 +466,16 @@ def _sum(adds: bool, keeps: bool, conjugate: bool, uplo: str | None, hermitian: 
         arguments += ", int64 row, int64 col, int64 diagonal"
         code = f"if (col - row {'<=' if uplo == 'L' else '>='} diagonal) {{ {code} }}"
     name = "_".join(
-        ["pblasmp_sum", "ax" * adds, "bc" * keeps, "conj" * conjugate, uplo or "", "real" * hermitian]
+        [
+            "pblasmp_sum",
+            *(
+                "" if factor is None else f"{factor[:1]}{term}"
+                for factor, term in ((alpha, "x"), (beta, "c"))
+            ),
+            "conj" * conjugate,
+            uplo or "",
+            "real" * hermitian,
+        ]
     )
     return cupy.ElementwiseKernel(arguments, "T d", code, name)
 
