@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal, NoReturn, TypeVar, cast
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ from ..errors import (
 )
 from ..handle import Handle
 from ..layout import MatrixDescriptor
-from ..layout.factor_problem import FactorProblem
+from ..layout.factor_problem import FactorProblem, FactorRoutine
 from ..layout.grid import one_of
 from ..layout.sizes import Sizes
 from ..logs import logger
@@ -44,15 +44,13 @@ __all__ = [
     "FactorisationCall",
     "Matrix",
     "Pivots",
+    "Roles",
     "T",
     "digest",
     "flag",
-    "layout_of",
     "level_of_caller",
-    "local_of",
     "op_of",
     "pair_of",
-    "turned",
     "words",
 ]
 
@@ -65,6 +63,33 @@ _RECTANGULAR = Sizes({"a": "m n", "d": "m n"})
 _SQUARE = Sizes({"a": "n n", "d": "n n"})
 _SOLVED = Sizes({"a": "n n", "b": "n r", "d": "n r"})
 _TYPES = tuple(name for name, row in ELEMENT_TYPES.items() if row.blas)
+
+
+class Roles(NamedTuple):
+    """A call as a ``FactorProblem``.
+
+    Attributes:
+        routine: the problem's.
+        a, b, c, d: its matrices; None for those that it lacks.
+        turned: those of them whose transposes are meant.
+        options: its other attributes.
+    """
+
+    routine: FactorRoutine
+    a: Matrix
+    b: Matrix | None = None
+    c: Matrix | None = None
+    d: Matrix | None = None
+    turned: str = ""
+    options: Mapping[str, Any] = MappingProxyType({})
+
+    def each(self, what: str) -> list[Any]:
+        """Return the layout, or the local array, of A, B, C and D; None for those that there are not. Local."""
+        found: list[Any] = []
+        for name, x in (("a", self.a), ("b", self.b), ("c", self.c), ("d", self.d)):
+            its = None if x is None else getattr(x, what)
+            found.append(its.T if its is not None and name in self.turned else its)
+        return found
 
 
 class FactorisationCall(UserCall[T]):
@@ -90,6 +115,8 @@ class FactorisationCall(UserCall[T]):
     like = "a"
     values: Mapping[str, str] = MappingProxyType({})
     made: Matrix | None = None
+    _pivots: Pivots | None = None
+    _tau: NDArray[Any] | None = None
 
     def __init__(self, **arguments: Any) -> None:
         given: dict[str, Matrix | None] = {name: arguments.pop(name, None) for name in self.matrices}
@@ -110,12 +137,8 @@ class FactorisationCall(UserCall[T]):
         return self.out_or_new(self[self.like].descriptor)
 
     @abstractmethod
-    def problem(self) -> FactorProblem:
-        """Return what is computed. Local."""
-
-    @abstractmethod
-    def operands(self) -> FactorOperands:
-        """Return the local arrays, as the problem calls them. Local."""
+    def roles(self) -> Roles:
+        """Return what is computed, on which matrices. Local."""
 
     def end(self, found: Found) -> T:
         """Return what the function returns, the matrix it writes if not overridden. Collective over the context.
@@ -128,6 +151,16 @@ class FactorisationCall(UserCall[T]):
         return cast("T", self.written)
 
     # -- what every call does
+
+    def problem(self) -> FactorProblem:
+        """Return what is computed. Local."""
+        roles = self.roles()
+        return FactorProblem(roles.routine, *roles.each("descriptor"), **roles.options)
+
+    def operands(self) -> FactorOperands:
+        """Return the local arrays, as the problem calls them. Local."""
+        a, b, c, d = self.roles().each("local")
+        return FactorOperands(a, b, c, d, pivots=self._pivots, tau=self._tau)
 
     def run(self) -> T:
         """Compute. Collective over the context."""
@@ -402,11 +435,6 @@ def pair_of(pair: object) -> tuple[Any, Any]:
     return (pair[0], pair[1]) if isinstance(pair, (tuple, list)) and len(pair) == 2 else (pair, None)
 
 
-def turned(x: Any, transposed: bool) -> Any:
-    """Return a descriptor or an array, or its transpose; None stays None. Local."""
-    return x.T if transposed and x is not None else x
-
-
 def words(shape: tuple[int, int], dtype: Any) -> str:
     """Return a shape and a type as messages have them. Local."""
     return f"{shape[0]} x {shape[1]} of {dtype.name}"
@@ -415,13 +443,3 @@ def words(shape: tuple[int, int], dtype: Any) -> str:
 def digest(array: NDArray[Any]) -> str:
     """Return a text that differs if the values do. Local."""
     return hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=8).hexdigest()
-
-
-def local_of(x: Matrix | None) -> Any:
-    """Return the local array; None if there is no matrix. Local."""
-    return None if x is None else x.local
-
-
-def layout_of(x: Matrix | None) -> MatrixDescriptor | None:
-    """Return the layout; None if there is no matrix. Local."""
-    return None if x is None else x.descriptor

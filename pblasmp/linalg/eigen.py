@@ -16,16 +16,15 @@ from .. import level3
 from ..checks import of_eigenpairs
 from ..comm import agree_after
 from ..creation import Layout, random
-from ..engines.factor import FactorOperands, Found
+from ..engines.factor import Found
 from ..engines.method import survey
 from ..engines.request import Options
 from ..errors import FactorizationError, UnsupportedError, short_repr
 from ..layout import MatrixDescriptor
-from ..layout.factor_problem import FactorProblem
 from ..logs import logger
 from ..products import matmul
 from ..verification import Verification
-from .call import FactorisationCall, Matrix, flag, turned
+from .call import FactorisationCall, Matrix, Roles, flag
 from .positive import cholesky
 from .systems import whole_of
 
@@ -196,14 +195,9 @@ class _Eigh(FactorisationCall[Any]):
             return None
         return self.out_or_new(replace(self["a"].descriptor, shape=self._shape, ld=None))
 
-    def problem(self) -> FactorProblem:
-        a = turned(self["a"].descriptor, self.upper)
-        d = None if self.made is None else self.made.descriptor
-        return FactorProblem("eigh", a, d=d, conjugate=self.upper, subset=self._subset)
-
-    def operands(self) -> FactorOperands:
-        d = None if self.made is None else self.made.local
-        return FactorOperands(turned(self["a"].local, self.upper), None, None, d)
+    def roles(self) -> Roles:
+        options = {"conjugate": self.upper, "subset": self._subset}
+        return Roles("eigh", self["a"], d=self.made, turned="a" * self.upper, options=options)
 
     def end(self, found: Found) -> tuple[Values, Matrix] | Values:
         if found.info:

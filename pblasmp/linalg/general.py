@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engines.factor import FactorOperands, Found
+from ..engines.factor import Found
 from ..errors import short_repr
-from ..layout.factor_problem import FactorProblem
-from .call import FactorisationCall, Matrix, Pivots, T, digest, op_of, pair_of
+from .call import FactorisationCall, Matrix, Pivots, Roles, T, digest, op_of, pair_of
 
 if TYPE_CHECKING:
     from .call import Trans
@@ -59,11 +58,8 @@ class _Factors(FactorisationCall[T]):
         self.check_matrix("a", square=self.square)
         self.check_like("out", "a")
 
-    def problem(self) -> FactorProblem:
-        return FactorProblem("lu", self["a"].descriptor, c=self.written.descriptor)
-
-    def operands(self) -> FactorOperands:
-        return FactorOperands(self["a"].local, None, self.written.local, None)
+    def roles(self) -> Roles:
+        return Roles("lu", self["a"], c=self.written)
 
 
 class _LuFactors(_Factors[T]):
@@ -150,13 +146,9 @@ class _LuSolve(FactorisationCall[Matrix]):
         elif p is None or len(p) != n or not ((p >= 0) & (p < n)).all():
             self.wrong(f"pivots: expected {n} integers from 0 to {n - 1}, got {short_repr(self._given)}")
 
-    def problem(self) -> FactorProblem:
-        lu, b, x = self["lu"].descriptor, self["b"].descriptor, self.written.descriptor
-        return FactorProblem("lu", lu, b, None, x, factored=True, op=self.how["trans"])
-
-    def operands(self) -> FactorOperands:
-        lu, b, x = self["lu"].local, self["b"].local, self.written.local
-        return FactorOperands(lu, b, None, x, pivots=self._pivots)
+    def roles(self) -> Roles:
+        options = {"factored": True, "op": self.how["trans"]}
+        return Roles("lu", self["lu"], self["b"], d=self.written, options=options)
 
 
 def _integers(values: object) -> Pivots | None:
@@ -303,11 +295,8 @@ class _Condition(FactorisationCall[float]):
     def new(self) -> None:
         return None
 
-    def problem(self) -> FactorProblem:
-        return FactorProblem("condition", self["a"].descriptor)
-
-    def operands(self) -> FactorOperands:
-        return FactorOperands(self["a"].local, None, None, None)
+    def roles(self) -> Roles:
+        return Roles("condition", self["a"])
 
     def end(self, found: Found) -> float:
         return found.condition

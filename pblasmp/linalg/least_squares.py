@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 
 from ..comm import agree_after
 from ..dtypes import element_type
-from ..engines.factor import FactorOperands, Found
+from ..engines.factor import Found
 from ..engines.local.extremes import scaling
 from ..errors import UnsupportedError, short_repr
-from ..layout.factor_problem import FactorProblem
 from ..layout.grid import one_of
 from ..products import matmul
-from .call import FactorisationCall, Matrix, op_of, turned, words
+from .call import FactorisationCall, Matrix, Roles, op_of, words
 from .orthogonal import qr
 from .singular import svd
 
@@ -177,17 +176,13 @@ class _LeastSquares(FactorisationCall[Matrix]):
             )
         return self.written
 
-    def problem(self) -> FactorProblem:
-        wide, op = self._wide, self.how["trans"]
+    def roles(self) -> Roles:
+        a, wide, op = self["a"], self._wide, self.how["trans"]
         tall = wide == (op != "N")  # op(A) is
         conjugate = not tall if op == "T" else wide
-        a = turned(self["a"].descriptor, wide)
-        b, x, solved = self._right.descriptor, self.written.descriptor, "N" if tall else "C"
-        return FactorProblem("lstsq", a, b, a if self.in_place else None, x, op=solved, conjugate=conjugate)
-
-    def operands(self) -> FactorOperands:
-        a = turned(self["a"].local, self._wide)
-        return FactorOperands(a, self._right.local, a if self.in_place else None, self.written.local)
+        options = {"op": "N" if tall else "C", "conjugate": conjugate}
+        c = a if self.in_place else None
+        return Roles("lstsq", a, self._right, c, self.written, "ac" * wide, options)
 
 
 class _LeastSquaresInPlace(_LeastSquares):

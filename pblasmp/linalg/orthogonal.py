@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from ..engines.factor import FactorOperands, Found
-from ..layout.factor_problem import FactorProblem
-from .call import FactorisationCall, Matrix, digest, turned, words
+from ..engines.factor import Found
+from .call import FactorisationCall, Matrix, Roles, digest, words
 
 __all__ = ["CALLS", "QrFactors", "apply_q", "form_q", "qr"]
 
@@ -104,11 +103,8 @@ class _Qr(FactorisationCall[QrFactors]):
         self.check_matrix("a", square=False)
         self.check_like("out", "a")
 
-    def problem(self) -> FactorProblem:
-        return FactorProblem("qr", self["a"].descriptor, c=self.written.descriptor)
-
-    def operands(self) -> FactorOperands:
-        return FactorOperands(self["a"].local, None, self.written.local, None)
+    def roles(self) -> Roles:
+        return Roles("qr", self["a"], c=self.written)
 
     def end(self, found: Found) -> QrFactors:
         assert found.tau is not None
@@ -153,13 +149,8 @@ class _FormQ(_OfReflectors):
     def new(self) -> Matrix:
         return self.out_or_new(replace(self["a"].descriptor, shape=self._shape, ld=None))
 
-    def problem(self) -> FactorProblem:
-        return FactorProblem(
-            "qr", self["a"].descriptor, d=self.written.descriptor, factored=True, inverse=True
-        )
-
-    def operands(self) -> FactorOperands:
-        return FactorOperands(self["a"].local, None, None, self.written.local, tau=self._tau)
+    def roles(self) -> Roles:
+        return Roles("qr", self["a"], d=self.written, options={"factored": True, "inverse": True})
 
 
 def apply_q(
@@ -196,15 +187,11 @@ class _ApplyQ(_OfReflectors):
             self.fault(f"b: expected {a.shape[0]} {axis} of {a.dtype.name}, got {words(b.shape, b.dtype)}")
         self.check_like("out", "b")
 
-    def problem(self) -> FactorProblem:
+    def roles(self) -> Roles:
         right = self._right
-        b, x = (turned(each.descriptor, right) for each in (self["b"], self.written))
         op = "C" if (self.how["op"] == "C") != right else "N"
-        return FactorProblem("qr", self["a"].descriptor, b, None, x, op=op, factored=True, conjugate=right)
-
-    def operands(self) -> FactorOperands:
-        b, x = (turned(each.local, self._right) for each in (self["b"], self.written))
-        return FactorOperands(self["a"].local, b, None, x, tau=self._tau)
+        options = {"op": op, "factored": True, "conjugate": right}
+        return Roles("qr", self["a"], self["b"], d=self.written, turned="bd" * right, options=options)
 
 
 CALLS: dict[str, type[FactorisationCall[Any]]] = {"qr": _Qr}

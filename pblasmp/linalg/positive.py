@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeVar
 
-from ..engines.factor import FactorOperands, Found
-from ..layout.factor_problem import FactorProblem
-from .call import FactorisationCall, Matrix, flag, pair_of, turned
+from ..engines.factor import Found
+from .call import FactorisationCall, Matrix, Roles, flag, pair_of
 
 __all__ = ["CALLS", "cho_factor", "cho_solve", "cholesky"]
 
@@ -77,13 +76,9 @@ class _Definite(FactorisationCall[T]):
     def new(self) -> Matrix:
         return self.out_or_new(self["a"].descriptor, zeros=True)
 
-    def problem(self) -> FactorProblem:
-        a, out = (turned(x.descriptor, self.upper) for x in (self["a"], self.written))
-        return FactorProblem("cholesky", a, c=out, conjugate=self.upper)
-
-    def operands(self) -> FactorOperands:
-        a, out = (turned(x.local, self.upper) for x in (self["a"], self.written))
-        return FactorOperands(a, None, out, None)
+    def roles(self) -> Roles:
+        upper = self.upper
+        return Roles("cholesky", self["a"], c=self.written, turned="ac" * upper, options={"conjugate": upper})
 
 
 class _Cholesky(_Definite[Matrix]):
@@ -152,14 +147,9 @@ class _CholeskySolve(FactorisationCall[Matrix]):
         self.check_right("b", "c")
         self.check_like("out", "b")
 
-    def problem(self) -> FactorProblem:
-        c = turned(self["c"].descriptor, self.upper)
-        b, x = self["b"].descriptor, self.written.descriptor
-        return FactorProblem("cholesky", c, b, None, x, factored=True, conjugate=self.upper)
-
-    def operands(self) -> FactorOperands:
-        c = turned(self["c"].local, self.upper)
-        return FactorOperands(c, self["b"].local, None, self.written.local)
+    def roles(self) -> Roles:
+        options = {"factored": True, "conjugate": self.upper}
+        return Roles("cholesky", self["c"], self["b"], None, self.written, "a" * self.upper, options)
 
 
 CALLS: dict[str, type[FactorisationCall[Any]]] = {

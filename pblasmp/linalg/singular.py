@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from ..engines.factor import FactorOperands, Found
-from ..layout.factor_problem import FactorProblem
-from .call import FactorisationCall, Matrix, T, flag, layout_of, local_of
+from ..engines.factor import Found
+from .call import FactorisationCall, Matrix, Roles, T, flag
 from .orthogonal import form_q, qr
 
 __all__ = ["CALLS", "SvdResult", "svd", "svd_into", "svdvals"]
@@ -89,13 +88,8 @@ class _Singular(FactorisationCall[T]):
         self._vh = self.given["vh"]
         return self.given["u"]
 
-    def problem(self) -> FactorProblem:
-        u, vh = (layout_of(x) for x in (self.made, self._vh))
-        return FactorProblem("svd", self["a"].descriptor, c=vh, d=u)
-
-    def operands(self) -> FactorOperands:
-        u, vh = (local_of(x) for x in (self.made, self._vh))
-        return FactorOperands(self["a"].local, None, vh, u)
+    def roles(self) -> Roles:
+        return Roles("svd", self["a"], c=self._vh, d=self.made)
 
     def values_of(self, found: Found) -> Values:
         """Return the singular values, or raise that there are none. Collective over the context."""

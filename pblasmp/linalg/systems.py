@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..comm import agree_after
-from ..engines.factor import FactorOperands, Found
+from ..engines.factor import Found
 from ..errors import UnsupportedError, short_repr
-from ..layout.factor_problem import FactorProblem
+from ..layout.factor_problem import FactorRoutine
 from ..layout.grid import one_of
 from ..logs import logger
 from ..matrix import DistributedMatrix
@@ -22,12 +22,10 @@ from .call import (
     FactorisationCall,
     Matrix,
     Pivots,
+    Roles,
     flag,
-    layout_of,
     level_of_caller,
-    local_of,
     op_of,
-    turned,
 )
 from .general import cond_estimate
 from .refinement import SINGLE, Refinement, refined
@@ -328,22 +326,17 @@ class _Solve(_Assuming):
         if self.refine is not None or self.return_info is not False:
             raise UnsupportedError("solve: a refined solve is several calls: it has no plan of its own")
 
-    def problem(self) -> FactorProblem:
+    def roles(self) -> Roles:
         kind, op, upper = self.kind, self.op, self.upper
-        a, factor = (turned(layout_of(self.given[name]), upper) for name in ("a", "factor"))
-        b, x = self["b"].descriptor, self.written.descriptor
+        matrices = self["a"], self["b"], self.given["factor"], self.written, "ac" * upper
         if kind == "gen":
-            return FactorProblem("lu", a, b, factor, x, op=op)
+            return Roles("lu", *matrices, {"op": op})
         if kind == "pos":
             # The transpose of a Hermitian matrix is its conjugate.
-            return FactorProblem("cholesky", a, b, factor, x, conjugate=upper != (op == "T"))
+            return Roles("cholesky", *matrices, {"conjugate": upper != (op == "T")})
         solved = op if not upper else "T" if op == "N" else "N"
-        conjugate = upper and op == "C"
-        return FactorProblem("triangular", a, b, None, x, op=solved, unit=self.unit, conjugate=conjugate)
-
-    def operands(self) -> FactorOperands:
-        a, factor = (turned(local_of(self.given[name]), self.upper) for name in ("a", "factor"))
-        return FactorOperands(a, self["b"].local, factor, self.written.local)
+        options = {"op": solved, "unit": self.unit, "conjugate": upper and op == "C"}
+        return Roles("triangular", *matrices, options)
 
 
 class _RefinedSolve(_Solve):
@@ -473,17 +466,11 @@ class _Inverse(_Assuming):
     def new(self) -> Matrix:
         return self.out_or_new(self["a"].descriptor, zeros=self.how["factored"])
 
-    def problem(self) -> FactorProblem:
-        a, x = (turned(each.descriptor, self.upper) for each in (self["a"], self.written))
-        kind, factored = self.kind, self.how["factored"]
-        if kind == "tri":
-            return FactorProblem("triangular", a, d=x, factored=factored, inverse=True, unit=self.unit)
-        routine: Literal["lu", "cholesky"] = "lu" if kind == "gen" else "cholesky"
-        return FactorProblem(routine, a, d=x, factored=factored, inverse=True, conjugate=self.upper)
-
-    def operands(self) -> FactorOperands:
-        a, x = (turned(each.local, self.upper) for each in (self["a"], self.written))
-        return FactorOperands(a, None, None, x, pivots=self._pivots)
+    def roles(self) -> Roles:
+        kind, upper, options = self.kind, self.upper, {"factored": self.how["factored"], "inverse": True}
+        routine: FactorRoutine = "triangular" if kind == "tri" else "lu" if kind == "gen" else "cholesky"
+        options |= {"unit": self.unit} if kind == "tri" else {"conjugate": upper}
+        return Roles(routine, self["a"], d=self.written, turned="ad" * upper, options=options)
 
 
 CALLS: dict[str, type[FactorisationCall[Any]]] = {
