@@ -141,6 +141,8 @@ class MatrixCall(UserCall[Any]):
             return None
         new = c is None and row.triangle == "d"
         alpha, beta = how.get("alpha", 1), how.get("beta", 0)
+        if out is None and not number(alpha, "z", real=False):  # before a result is made for nothing
+            return None
         found = glance(self.ctx, row.sizes, given, how, self.new, zeros=new)
         if found is None:
             return None
