@@ -48,7 +48,7 @@ class Rectangle(NamedTuple):
 
 
 def pieces(
-    part: Trapezoid,
+    part: Trapezoid | None,
     rows: Indices,
     cols: Indices,
     ends: Sequence[int] | None = None,
@@ -60,11 +60,15 @@ def pieces(
     or those that are have few columns.
 
     Args:
-        part: the trapezoid.
+        part: the trapezoid; None: the whole matrix, which is one piece.
         rows, cols: global index of each of the rank's rows and columns, ascending.
         ends: places of columns where bands end, ascending; None: there is one band.
         finest: most columns of a piece that is cut; None: bands are not halved.
     """
+    if part is None:
+        if len(rows) and len(cols):
+            yield Rectangle(0, len(rows), 0, len(cols), False)
+        return
     edges, lower, height = cols - part.diagonal, part.uplo == "L", len(rows)
     for j, j1 in pairwise((0, *((len(cols),) if ends is None else ends))):
         if j1 == j:
@@ -101,16 +105,20 @@ def even_runs(some: Sequence[Rectangle], most: int | None = None) -> Iterator[li
 
 
 def copy_part(
-    dst: NDArray[np.generic], src: NDArray[np.generic], part: Trapezoid, rows: Indices, cols: Indices
+    dst: NDArray[np.generic],
+    src: NDArray[np.generic],
+    part: Trapezoid | None,
+    rows: Indices,
+    cols: Indices,
 ) -> None:
     """Copy the elements of ``part`` from one local array to another with the same layout. Local.
 
     Args:
         dst, src: local arrays of one shape.
-        part: what to copy; everything else of ``dst`` keeps its values.
+        part: what to copy, None for all; everything else of ``dst`` keeps its values.
         rows, cols: global indices of their rows and columns, ascending.
     """
     for piece in pieces(part, rows, cols, finest=FINEST):
         down, across = here = piece.here
-        where = part.mask(rows[down], cols[across]) if piece.cut else True
+        where = part.mask(rows[down], cols[across]) if part is not None and piece.cut else True
         np.copyto(dst[here], src[here], where=where)

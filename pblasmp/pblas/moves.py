@@ -234,10 +234,7 @@ def _on_host(x: DistributedMatrix) -> NDArray[Any]:
 def _write(b: DistributedMatrix, arrived: NDArray[Any], part: Trapezoid | None) -> None:
     """Put what has arrived, or ``part`` of it, into sub(B). Local."""
     host = _on_host(b)
-    if part is None:
-        host[...] = arrived
-    else:
-        copy_part(host, arrived, part, *b.descriptor.global_indices(b.context.rank))
+    copy_part(host, arrived, part, *b.descriptor.global_indices(b.context.rank))
     if host is not b.local:
         b.context.engine.from_host(b.local, host)
 

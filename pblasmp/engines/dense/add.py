@@ -15,7 +15,7 @@ from ...comm import Exchange, NodeCells, Side
 from ...comm.exchange import SLOTS
 from ...comm.shared_memory import aligned, carve
 from ...layout import Level3Problem
-from ...layout.pieces import FINEST, Rectangle, pieces
+from ...layout.pieces import FINEST, pieces
 from ..composite import QueuedProduct
 from ..local_part import LocalPart
 from ..method import type_refusal
@@ -166,9 +166,7 @@ class SumProduct(QueuedProduct):
             rows, cols = x.global_indices(self._rank)
             if x.order == "C":
                 copy, mine, part, rows, cols = copy.T, mine.T, part and part.T, cols, rows
-            everything = [Rectangle(0, len(rows), 0, len(cols), False)]
-            cut = None if part is None else pieces(part, rows, cols, finest=FINEST)
-            for piece in everything if cut is None else cut:
+            for piece in pieces(part, rows, cols, finest=FINEST):
                 copy[piece.here] = mine[piece.here]
         transport.fence()  # wait until every rank's part has been written
         return known

@@ -8,7 +8,7 @@ from typing import Any
 from ...layout import MatrixDescriptor, Trapezoid
 from ...layout.axis import Axis
 from ...layout.intersection import Piece, Stretch, copy, intersect
-from ...layout.pieces import Rectangle, pieces
+from ...layout.pieces import pieces
 
 __all__ = ["CopiedParts"]
 
@@ -31,15 +31,13 @@ class CopiedParts:
         self, d: MatrixDescriptor, rank: int, *, lower: bool = False, strictly: bool = False
     ) -> None:
         self._parts: list[tuple[Window, Window, Piece, Array]] = []  # where here and there, and a mask
-        if rank >= d.grid.size or 0 in d.local_shape(rank):
+        if rank >= d.grid.size:
             return
         process, axes, indices = d.grid.coords(rank), (d.rows, d.cols), d.global_indices(rank)
-        found = iter([Rectangle(0, len(indices[0]), 0, len(indices[1]), False)])
-        if lower:
-            strips = range(_STRIP, d.shape[1] + _STRIP, _STRIP)
-            found = pieces(Trapezoid("L"), *indices, indices[1].searchsorted(strips).tolist())
+        strips = range(_STRIP, d.shape[1] + _STRIP, _STRIP)
+        ends = indices[1].searchsorted(strips).tolist()
         moved_out = Trapezoid("L", -int(strictly))
-        for piece in found:
+        for piece in pieces(Trapezoid("L") if lower else None, *indices, ends):
             rows, cols = (of[here] for of, here in zip(indices, piece.here, strict=True))
             there = slice(int(rows[0]), int(rows[-1]) + 1), slice(int(cols[0]), int(cols[-1]) + 1)
             shared = map(_within, axes, process, there)

@@ -17,11 +17,11 @@ from ...comm import Cells, Exchange, NodeCells, Side
 from ...comm.exchange import SLOTS
 from ...comm.shared_memory import aligned, carve
 from ...dtypes import accumulation_dtype, is_float8
-from ...layout import Level3Problem, MatmulProblem, MatrixDescriptor, Trapezoid
+from ...layout import Level3Problem, MatmulProblem, MatrixDescriptor
 from ...layout.axis import Axis
 from ..composite import QueuedProduct
 from ..local.slab_terms import SidedPart, matmul_slabs, routine_slabs, sided_parts
-from ..local.triangles import Diagonal, Gemm, Kernel, LeftPart, whole
+from ..local.triangles import Gemm, Kernel, LeftPart, whole
 from ..method import plain_refusal, type_refusal
 from ..moving.operand import Operand
 from ..moving.panels import Panels
@@ -44,18 +44,14 @@ class _StationaryTerm:
 
     Attributes:
         large: L, as outer × k.
-        flip, conjugate: what turns the operand that stays into L. For a conjugate, it is multiplied by conj(S), and the
-            product is conjugated when it is moved.
+        of: what turns the operand that stays into L, and which part of L counts. For a conjugate, it is multiplied by
+            conj(S), and the product is conjugated when it is moved.
         small: S, as k × width.
-        part, diagonal: which part of L counts, None for all.
     """
 
     large: Side
-    flip: bool
-    conjugate: bool
+    of: SidedPart
     small: Operand
-    part: Trapezoid | None = None
-    diagonal: Diagonal = "stored"
 
     def rows(self, rank: int) -> int:
         """Return how many rows of L a rank has. Local."""
@@ -63,12 +59,11 @@ class _StationaryTerm:
 
     def kernel(self, stays: MatrixDescriptor, rank: int) -> Kernel:
         """Return the kernel that multiplies this rank's part of L. Local."""
-        if self.part is None or rank >= stays.grid.size:
+        of = self.of
+        if of.part is None or rank >= stays.grid.size:
             return whole
         rows, cols = stays.global_indices(rank)
-        return LeftPart(
-            self.part, *((cols, self.diagonal, rows) if self.flip else (rows, self.diagonal, cols))
-        )
+        return LeftPart(of.part, *((cols, of.diagonal, rows) if of.flip else (rows, of.diagonal, cols)))
 
 
 @dataclass(frozen=True)
@@ -162,7 +157,7 @@ class StationaryProduct(QueuedProduct):
             for exchange, ranks in moves:
                 of = {i: of_term[rank] for i, rank in enumerate(ranks) if rank in of_term}
                 to = {self._rank: next(free)}
-                transport.start_exchange(exchange, of, to, conjugate=term.conjugate, slots=SLOTS).finish()
+                transport.start_exchange(exchange, of, to, conjugate=term.of.conjugate, slots=SLOTS).finish()
         for part in parts[1:]:
             parts[0] += part
         return parts[0]
@@ -179,8 +174,8 @@ class StationaryProduct(QueuedProduct):
                 continue
             slab = slabs[term.large.cells[self._rank].coords[1]] if isinstance(slabs, dict) else slabs
             right = operations.operand(slab, term.small.dtype, "w")
-            alpha = complex(options.alpha).conjugate() if term.conjugate else options.alpha
-            left, mine = x.T if term.flip else x, of_term[self._rank]
+            alpha = complex(options.alpha).conjugate() if term.of.conjugate else options.alpha
+            left, mine = x.T if term.of.flip else x, of_term[self._rank]
             kernel(operations, Gemm(alpha, left, right, 0, mine, compute=options.compute))
         return partials
 
@@ -224,7 +219,7 @@ def _see(engine: Engine, p: Sided) -> _Seen:
         large = Side.of(stays).T if x.flip else Side.of(stays)
         needs = _needs(large, size)
         small = Operand(comes, flip, conjugate != x.conjugate, needs, large.cols, dtype, source)
-        terms.append(_StationaryTerm(large, x.flip, x.conjugate, small, x.part, x.diagonal))
+        terms.append(_StationaryTerm(large, x, small))
     return _Seen(turned, "b" if b_stays else "a", result.T if turned else result, tuple(terms))
 
 

@@ -92,6 +92,8 @@ def test_indices_with_gaps(bits, uplo, diagonal):
     to = np.zeros(expected.shape)
     copy_part(to, np.ones(to.shape), part, rows, cols)
     assert np.array_equal(to, expected)
+    copy_part(to, np.full(to.shape, 2), None, rows, cols)
+    assert np.array_equal(to, np.full(to.shape, 2))
 
 
 @pytest.mark.parametrize("most", [None, 1, 2])
