@@ -8,7 +8,6 @@ moves a stretch of rows × a stretch of columns, however many blocks it spans. 0
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -290,19 +289,18 @@ def copy(
         where: which elements, in the shape of a message; None: all.
     """
     conjugate = conjugate and src.dtype.kind == "c"
-    masks = itertools.repeat(None) if where is None else _views(where, piece.unpacked(), source=True)
-    for to, of, mask in zip(
-        _views(dst, piece, source=False), _views(src, piece, source=True), masks, strict=False
-    ):
-        _copy(to, of, conjugate, mask)
+    masks = None if where is None else _both_views(where, where, piece.unpacked().packed())
+    for to, of in _both_views(dst, src, piece):
+        _copy(to, of, conjugate, None if masks is None else next(masks)[0])
 
 
-def _views(array: Array, piece: Piece, *, source: bool) -> Iterator[Array]:
-    """Yield where a piece is in an array: runs of rows × runs of columns in 4 dimensions."""
+def _both_views(dst: Array, src: Array, piece: Piece) -> Iterator[tuple[Array, Array]]:
     for rows in piece.rows:
-        down = rows[2:4] if source else rows[4:]
         for cols in piece.cols:
-            yield _view(array, (*rows[:2], *cols[:2]), down, cols[2:4] if source else cols[4:])
+            shape = (rows.repeat, rows.length, cols.repeat, cols.length)
+            to = _view(dst, shape, (rows.dst, rows.dst_step), (cols.dst, cols.dst_step))
+            of = _view(src, shape, (rows.src, rows.src_step), (cols.src, cols.src_step))
+            yield to, of
 
 
 def copy_all(dst: Array, src: Array, *, conjugate: bool = False) -> None:
@@ -319,7 +317,7 @@ def _copy(to: Array, of: Array, conjugate: bool, where: Array | None = None) -> 
             np.copyto(to[tile], of[tile], casting="unsafe", where=mask)
 
 
-def _view(array: Array, shape: tuple[int, ...], row: tuple[int, ...], col: tuple[int, ...]) -> Array:
+def _view(array: Array, shape: tuple[int, ...], row: tuple[int, int], col: tuple[int, int]) -> Array:
     """Return runs of rows × runs of columns in 4 dimensions; ``row`` and ``col`` are (start, step)."""
     repeat, length, columns, width = shape
     if repeat == columns == 1:  # as_strided takes several times as long

@@ -69,20 +69,25 @@ def pieces(
         if len(rows) and len(cols):
             yield Rectangle(0, len(rows), 0, len(cols), False)
         return
-    edges, lower, height = cols - part.diagonal, part.uplo == "L", len(rows)
-    for j, j1 in pairwise((0, *((len(cols),) if ends is None else ends))):
-        if j1 == j:
-            continue
-        i, i1 = int(rows.searchsorted(edges[j])), int(rows.searchsorted(edges[j1 - 1], "right"))
-        start, stop = (i1, height) if lower else (0, i)
+    edges, lower = cols - part.diagonal, part.uplo == "L"
+    first, after = rows.searchsorted(edges), rows.searchsorted(edges, "right")
+
+    def cut(top: int, bottom: int, j: int, j1: int) -> Iterator[Rectangle]:
+        """Yield the pieces of some columns; rows ``top`` to ``bottom`` are not done yet."""
+        i, i1 = int(first[j]), int(after[j1 - 1])  # the diagonal is between these
+        start, stop = (i1, bottom) if lower else (top, i)
         if stop > start:
             yield Rectangle(start, stop, j, j1, False)
         if i1 > i and (finest is None or j1 - j <= finest):
             yield Rectangle(i, i1, j, j1, True)
         elif i1 > i:
-            halves = (j1 - j + 1) // 2, j1 - j
-            for half in pieces(part, rows[i:i1], cols[j:j1], halves, finest):
-                yield Rectangle(half.i + i, half.i1 + i, half.j + j, half.j1 + j, half.cut)
+            middle = (j + j1 + 1) // 2
+            yield from cut(i, i1, j, middle)
+            yield from cut(i, i1, middle, j1)
+
+    for j, j1 in pairwise((0, *((len(cols),) if ends is None else ends))):
+        if j1 > j:
+            yield from cut(0, len(rows), j, j1)
 
 
 def even_runs(some: Sequence[Rectangle], most: int | None = None) -> Iterator[list[Rectangle]]:

@@ -294,6 +294,28 @@ def test_counts_of_an_extent_beyond_memory():
     assert counts.sum(axis=0).tolist() == dst.counts()
 
 
+@pytest.mark.parametrize(
+    ("order", "back", "conjugate"), [("C", False, True), ("F", True, False), ("C", True, True)]
+)
+def test_a_mask_restricts_a_copy(order, back, conjugate):
+    """It is in the order of a message: several runs of rows and columns, turned and conjugated, and the way back."""
+    rng = np.random.default_rng(2)
+    (m, i), (n, j) = ((Axis(47, block, 1, 2, lead), Axis(47, 5, 0, 3)) for block, lead in ((3, 1), (8, 0)))
+    piece = Piece(intersect(m, 1, i, 0), intersect(n, 1, j, 1))
+    shapes = (m.count(1), n.count(1)), (i.count(0), j.count(1))
+    if back:
+        piece, shapes = piece.back, shapes[::-1]
+    src = np.asarray(rng.random(shapes[0]) + 1j, order=order)
+    message, mask = np.empty(piece.shape, complex), rng.integers(2, size=piece.shape).astype(bool)
+    copy(message, src, piece.packed(), conjugate=conjugate)
+    expected, found = np.zeros(shapes[1], complex), np.zeros(shapes[1], complex)
+    copy(expected, np.where(mask, message, 0), piece.unpacked())
+    copy(found, src, piece, conjugate=conjugate, where=mask)
+    assert len(piece.rows) > 1 < len(piece.cols)
+    assert 0 < np.count_nonzero(found) == mask.sum()
+    assert np.array_equal(found, expected)
+
+
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
 @pytest.mark.parametrize("conjugate", [False, True])
 def test_copy_all_of_nothing_into_the_other_memory_order(shape, conjugate):
