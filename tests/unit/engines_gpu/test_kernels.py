@@ -35,8 +35,9 @@ class FakeCupy:
         self.streams: list[int] = []
         self._types: list[list[str]] = []
         runtime = SimpleNamespace(
-            getDevice=lambda: 0, getDeviceProperties=lambda _: {"multiProcessorCount": 10}
-        )
+            getDevice=lambda: 0, setDevice=lambda device: None,
+            getDeviceProperties=lambda _: {"multiProcessorCount": 10},
+        )  # fmt: skip
         self.cuda = SimpleNamespace(runtime=runtime)
 
     def loaded(self, device: int, text: str, name: str, room: int) -> int:

@@ -52,7 +52,10 @@ class CompiledKernels:
         found = self._kernels.get(key)
         if found is None:
             text = "\n".join([*(f"#define {macro} {value}" for macro, value in macros.items()), code])
-            function = loaded(self._cupy.cuda.runtime.getDevice(), text, name, room)
+            runtime = self._cupy.cuda.runtime
+            device = runtime.getDevice()
+            runtime.setDevice(device)  # a thread that has not used the GPU yet has no context for the driver
+            function = loaded(device, text, name, room)
             found = self._kernels[key] = Kernel(function, parameters, meets=meets)
         return found
 

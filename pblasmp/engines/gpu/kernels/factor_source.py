@@ -11,17 +11,28 @@ COMMON = (
     COMPLEX
     + r"""
 typedef unsigned int u32; typedef unsigned long long u64; typedef long long i64;
+__device__ __forceinline__ float re(float a) { return a; }
+__device__ __forceinline__ double re(double a) { return a; }
+__device__ __forceinline__ float re(c64 a) { return a.x; }
+__device__ __forceinline__ double re(c128 a) { return a.x; }
+__device__ __forceinline__ float im(float) { return 0; }
+__device__ __forceinline__ double im(double) { return 0; }
+__device__ __forceinline__ float im(c64 a) { return a.y; }
+__device__ __forceinline__ double im(c128 a) { return a.y; }
+__device__ __forceinline__ void set(float& a, float x, float) { a = x; }
+__device__ __forceinline__ void set(double& a, double x, double) { a = x; }
+__device__ __forceinline__ void set(c64& a, float x, float y) { a.x = x; a.y = y; }
+__device__ __forceinline__ void set(c128& a, double x, double y) { a.x = x; a.y = y; }
 #ifdef KIND
 typedef KIND T; typedef REAL_KIND REAL;
+__device__ __forceinline__ T number(REAL x, REAL y) { T a; set(a, x, y); return a; }
+__device__ __forceinline__ T negative(T a) { return number(-re(a), -im(a)); }
+__device__ __forceinline__ bool is_zero(T a) { return re(a) == 0 && im(a) == 0; }
 #endif
 __device__ __forceinline__ float size_of(float a) { return fabsf(a); }
 __device__ __forceinline__ double size_of(double a) { return fabs(a); }
 __device__ __forceinline__ float size_of(c64 a) { return fabsf(a.x) + fabsf(a.y); }
 __device__ __forceinline__ double size_of(c128 a) { return fabs(a.x) + fabs(a.y); }
-__device__ __forceinline__ bool is_zero(float a) { return a == 0; }
-__device__ __forceinline__ bool is_zero(double a) { return a == 0; }
-__device__ __forceinline__ bool is_zero(c64 a) { return a.x == 0 && a.y == 0; }
-__device__ __forceinline__ bool is_zero(c128 a) { return a.x == 0 && a.y == 0; }
 __device__ __forceinline__ void take(float& d, float a, float b) { d -= a * b; }
 __device__ __forceinline__ void take(double& d, double a, double b) { d -= a * b; }
 __device__ __forceinline__ void take(c64& d, c64 a, c64 b)
@@ -298,20 +309,7 @@ QR = (
     COMMON
     + MEETING
     + r"""
-__device__ __forceinline__ float re(float a) { return a; }
-__device__ __forceinline__ double re(double a) { return a; }
-__device__ __forceinline__ float re(c64 a) { return a.x; }
-__device__ __forceinline__ double re(c128 a) { return a.x; }
-__device__ __forceinline__ float im(float) { return 0; }
-__device__ __forceinline__ double im(double) { return 0; }
-__device__ __forceinline__ float im(c64 a) { return a.y; }
-__device__ __forceinline__ double im(c128 a) { return a.y; }
-__device__ __forceinline__ void set(float& a, float x, float) { a = x; }
-__device__ __forceinline__ void set(double& a, double x, double) { a = x; }
-__device__ __forceinline__ void set(c64& a, float x, float y) { a.x = x; a.y = y; }
-__device__ __forceinline__ void set(c128& a, double x, double y) { a.x = x; a.y = y; }
-__device__ __forceinline__ T number(REAL x, REAL y) { T a; set(a, x, y); return a; }
-__device__ __forceinline__ T times(T a, T b) { T d = number(0, 0); take(d, number(-re(a), -im(a)), b); return d; }
+__device__ __forceinline__ T times(T a, T b) { T d = number(0, 0); take(d, negative(a), b); return d; }
 __device__ __forceinline__ T scaled(T a, REAL s) { return number(re(a) * s, im(a) * s); }
 __device__ __forceinline__ T other(T a, int lane)
 { REAL x = __shfl_xor_sync(~0u, re(a), lane), y = __shfl_xor_sync(~0u, im(a), lane); return number(x, y); }

@@ -7,22 +7,6 @@ from .factor_source import COMMON, MEETING
 
 __all__ = ["INVERT", "REFINE", "STEP", "TRIANGLES"]
 
-_SUMS = r"""
-__device__ __forceinline__ void one(float& a) { a = 1; }
-__device__ __forceinline__ void one(double& a) { a = 1; }
-__device__ __forceinline__ void one(c64& a) { a.x = 1; a.y = 0; }
-__device__ __forceinline__ void one(c128& a) { a.x = 1; a.y = 0; }
-__device__ __forceinline__ float negative(float a) { return -a; }
-__device__ __forceinline__ double negative(double a) { return -a; }
-__device__ __forceinline__ c64 negative(c64 a) { a.x = -a.x; a.y = -a.y; return a; }
-__device__ __forceinline__ c128 negative(c128 a) { a.x = -a.x; a.y = -a.y; return a; }
-__device__ REAL row(const T* x, int i, int size) {  // the sum of sizes in a row of a lower triangle
-  REAL sum = 0;
-  for (int k = 0; k <= i && k < size; ++k) sum += size_of(x[k * WIDTH + i]);
-  return sum;
-}
-"""
-
 # A block of threads for each block of the diagonal of a lower triangle, n x n: its copy, with zeros above the diagonal,
 # and its inverse. Copies go side by side into a matrix with WIDTH rows, unless copy is null, inverses into one whose
 # columns are ld apart, each as many times apart elements behind the first as there are rows above it.
@@ -30,8 +14,12 @@ __device__ REAL row(const T* x, int i, int size) {  // the sum of sizes in a row
 # row of both, unless it is null.
 INVERT = (
     COMMON
-    + _SUMS
     + r"""
+__device__ REAL row(const T* x, int i, int size) {  // the sum of sizes in a row of a lower triangle
+  REAL sum = 0;
+  for (int k = 0; k <= i && k < size; ++k) sum += size_of(x[k * WIDTH + i]);
+  return sum;
+}
 extern "C" __global__ void __launch_bounds__(4 * WIDTH) invert(
     const T* a, i64 down, i64 across, int n, T* copy, T* inverse, i64 apart, i64 ld, REAL* conditions) {
   extern __shared__ __align__(16) unsigned char memory[];
@@ -58,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(4 * WIDTH) invert(
     __syncthreads();
     if (part == 0) {
       sum = plus(plus(parts[i], parts[WIDTH + i]), plus(parts[2 * WIDTH + i], parts[3 * WIDTH + i]));
-      if (i == j) one(sum);
+      if (i == j) sum = number(1, 0);
       if (i >= j && i < size) x[j * WIDTH + i] = over(sum, pivots[j]);
     }
     __syncthreads();
@@ -83,7 +71,6 @@ extern "C" __global__ void __launch_bounds__(4 * WIDTH) invert(
 # the next.
 TRIANGLES = (
     COMMON
-    + _SUMS
     + r"""
 extern "C" __global__ void __launch_bounds__(256) triangles(
     const T* a, i64 ld, i64 n, int width, int group, int workers, int rank, int lower, int unit, T* out) {
@@ -104,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(256) triangles(
   for (int c = y; c < 32; c += 8) {
     int row = top + x, col = left + c;
     T value = lower ? tile[c][x] : tile[x][c];
-    if (row == col && (unit || row >= size)) one(value);
+    if (row == col && (unit || row >= size)) value = number(1, 0);
     if (row < WIDTH && col < WIDTH) out[(i64)col * WIDTH + row] = value;
   }
 }
@@ -117,7 +104,6 @@ extern "C" __global__ void __launch_bounds__(256) triangles(
 # threads has TILE columns.
 REFINE = (
     COMMON
-    + _SUMS
     + r"""
 extern "C" __global__ void __launch_bounds__(4 * WIDTH) refine(
     T* x, i64 down, i64 across, const T* found, i64 found_down, i64 found_across, const T* block, const T* inverse,
@@ -171,8 +157,6 @@ extern "C" __global__ void __launch_bounds__(4 * WIDTH) refine(
 # subtracted then; backward, what its transpose contributes to right is subtracted before.
 STEP = (
     COMMON
-    + "#define WIDTH 1\n"
-    + _SUMS
     + MEETING
     + r"""
 __device__ __forceinline__ T fresh(const T* p) {  // what another block may have written
