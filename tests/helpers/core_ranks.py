@@ -98,6 +98,10 @@ class CoreRanks:
         state = self._ranks[rank][0]
         return state.tells[: state.told]
 
+    def info(self, rank):
+        """What LAPACK said on a rank in the last call."""
+        return self._ranks[rank][0].info
+
 
 class Spread:
     """A matrix whose parts all ranks have in this process.

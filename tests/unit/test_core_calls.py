@@ -162,9 +162,13 @@ class Cases:
         return values * (1 - 2j) if self.char in "FD" else values
 
     def spread(self, values, block=0):
-        """A view of these values in a larger matrix; what is around is NaN."""
+        """A view of these values in a larger matrix; what is around is NaN.
+
+        With square blocks of an order, those of the diagonal of a square matrix are each on one rank.
+        """
         rng, (m, n), turned = self.rng, values.shape, bool(self.rng.integers(2))
         i, j, more, beside = map(int, rng.integers(0, 6, 4))
+        j = i if block else j
         p, q = self.grids[rng.integers(len(self.grids))]
         rows, cols = (n, m) if turned else (m, n)
         whole = np.full((i + rows + more, j + cols + beside), np.nan, self.char)
@@ -241,6 +245,17 @@ def triangles(cases, rng):
     return (routine, [a, given, None], into, {"words": f"{side}{uplo}{op}N{diag}", "alpha": alpha}), expected
 
 
+def solves_of_one_column(cases, rng):
+    """A triangular solve whose matrix stays where it is."""
+    uplo, op, diag = (str(rng.choice([*w])) for w in ("LU", "NTC", "NU"))
+    n = int(rng.integers(5, 30))
+    x, stored = triangle(cases, uplo, diag, n)
+    y = cases.values(n, 1)
+    a, b = cases.spread(stored, int(rng.integers(1, 9))), cases.spread(OPS[op](x) @ y)
+    into = b if rng.integers(2) else cases.spread(y)
+    return ("trsm", [a, b, None], into, {"words": f"L{uplo}{op}N{diag}"}), y
+
+
 def symmetric(cases, rng):
     """A symmetric or Hermitian matrix times another one."""
     (side, uplo), m, n = (
@@ -284,21 +299,24 @@ def factors(cases, rng):
     whole, y = z @ z.conj().T + 9 * n * np.eye(n), cases.values(n, width)
     x = np.linalg.cholesky(whole) if uplo == "L" else np.linalg.cholesky(whole).conj().T
     stored = np.where(inside, whole, np.nan)
-    routine = str(rng.choice(["potrf", "posv", "gesv", "trtri", "potrf potri"]))
+    routine = str(rng.choice(["potrf", "posv", "gesv", "trtri", "potrf potri", "getrf getri", "trtri laset"]))
     words = {"words": f"L{uplo}NNN"}
     if routine in ("posv", "gesv"):
         d = cases.spread(whole @ y)
         a = cases.spread(stored if routine == "posv" else whole)
         return (routine, [a, d, None], d, words), y
-    a, d = cases.spread(x if routine == "trtri" else stored), cases.spread(z)
+    given = {"trtri": x, "trtri laset": np.where(inside, x, np.nan), "getrf getri": whole}.get(
+        routine, stored
+    )
+    a, d = cases.spread(given), cases.spread(z)
     expected = np.where(inside, x if routine == "potrf" else np.linalg.inv(x), z)
-    if routine == "potrf potri":
-        expected = np.linalg.inv(whole)
+    if routine != "potrf" and " " in routine:
+        expected = np.linalg.inv(x if routine.startswith("tr") else whole)
     return (routine, [a, None, None], d, words), expected
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("draw", [products, triangles, symmetric, updates, factors])
+@pytest.mark.parametrize("draw", [products, triangles, solves_of_one_column, symmetric, updates, factors])
 def test_calls_on_random_sub_matrices(draw, size):
     """Tiny ones as if they were not, in one case of two; so that every way is taken with every rank."""
     cases, computed, count = Cases(size, 2), 0, 60
@@ -363,6 +381,46 @@ def test_numbers_of_vectors(size):
         found = found[1] if routine == "nrm2" else complex(*found) if two else found[0]
         assert np.isclose(found, sums[routine])
     assert computed > 40
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_vectors_that_are_exchanged(size):
+    cases, computed = Cases(size, 5), 0
+    for _ in range(30):
+        cases.char, n = str(cases.rng.choice([*TYPES])), int(cases.rng.integers(1, 40))
+        x, y = cases.values(n, 1), cases.values(n, 1)
+        a, d = cases.spread(x), cases.spread(y)
+        found = cases.compute("swap", [a, None, None], d)
+        if found is None:
+            continue
+        computed += 1
+        i, j, m, n, turned = a[1]
+        other = a[0].whole()[i : i + m, j : j + n]
+        assert np.array_equal(found, x)
+        assert np.array_equal(other.T if turned else other, y)
+    assert computed == 30
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("routine", ["potrf", "posv", "potrf potri"])
+def test_faults_of_positive_definite_matrices(routine, size):
+    """The order of the first minor that is not positive; NaN is no fault."""
+    cases, n = Cases(size, 6), 20
+    for at, value in ((13, -1.0), (13, np.nan)):
+        for cases.char in TYPES:
+            whole = 3 * np.eye(n) + 1
+            whole[at, at] = value
+            d = cases.spread(np.ones((n, 3) if routine == "posv" else (n, n)))
+            given = [cases.spread(whole), d if routine == "posv" else None, None]
+            limits = {"width": 3, "part": 3, "meeting": 9, "rows": 2, "factoring": 9}
+            with changed_limits(**limits):
+                found = cases.compute(routine, given, d)
+            if found is None:
+                continue
+            info = {cases.ranks.info(rank) for rank in range(size)}
+            assert info == {0 if np.isnan(value) else at + 1}
+            if np.isnan(value) and routine != "posv":
+                assert np.isnan(found[at:, at:][np.tri(n - at, dtype=bool)]).all()
 
 
 def test_ranks_that_ask_for_different_things():
