@@ -31,7 +31,10 @@ Given = Mapping[str, Any]  # operands by name; None if absent
 
 def column(x: Any) -> Any:
     """Return a vector as a matrix of one column; what is no vector as it is. Local."""
-    return x.T if isinstance(x, Handle) and x.shape[0] == 1 != x.shape[1] else x
+    if not isinstance(x, Handle):
+        return x
+    _, _, m, n, transposed = x._at
+    return x.T if (n == 1 != m if transposed else m == 1 != n) else x
 
 
 def same(x: Handle, y: Handle) -> bool:
@@ -227,12 +230,12 @@ class VectorCall(MatrixCall):
         row, self.called, twin, self._required = _TWINS[routine]
         self._vector_row, pop = row, arguments.pop
         self._vectors = given = {name: pop(name) for name in row.sizes if name in arguments}
-        columns = {name: x if name == "a" else column(x) for name, x in given.items()}
         self.names = tuple(given)
         self._out = out = pop("out")
         if row.written != "a":
             out = column(out)
-        a, b, c = (columns.get(self.called.get(name, "")) for name in "abc")
+        names = self.called.get("a", ""), self.called.get("b", ""), self.called.get("c", "")
+        a, b, c = [given.get(name) if name == "a" else column(given.get(name)) for name in names]
         how = {"algo": "auto", **arguments, **row.fixed}
         if row.adds:
             how["beta"] = 0 if c is None else 1
