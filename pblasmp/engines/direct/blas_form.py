@@ -8,8 +8,6 @@ from .request import Asked, Part
 from .sub_matrix import SubMatrix, UnfitError, same_elements
 
 __all__ = [
-    "MIRRORED",
-    "OTHER_SIDE",
     "factors_of_product",
     "factors_of_update",
     "moved_in_place",
@@ -19,8 +17,8 @@ __all__ = [
     "triangular_words",
 ]
 
-MIRRORED = {"L": "U", "U": "L"}
-OTHER_SIDE = {"L": "R", "R": "L"}
+_MIRRORED = {"L": "U", "U": "L"}
+_OTHER_SIDE = {"L": "R", "R": "L"}
 
 
 def factors_of_product(asked: Asked) -> tuple[SubMatrix, SubMatrix]:
@@ -51,8 +49,8 @@ def triangular_words(asked: Asked, of_columns: bool, by_columns: bool) -> tuple[
         if op == "C":
             raise UnfitError
         op = "T" if op == "N" else "N"
-    side = asked.side if by_columns else OTHER_SIDE[asked.side]
-    return side, asked.uplo if of_columns else MIRRORED[asked.uplo], op
+    side = asked.side if by_columns else _OTHER_SIDE[asked.side]
+    return side, asked.uplo if of_columns else _MIRRORED[asked.uplo], op
 
 
 def sided_words(asked: Asked, x: SubMatrix, y: SubMatrix, to: SubMatrix) -> tuple[str, str, str, int, int]:
@@ -68,8 +66,8 @@ def sided_words(asked: Asked, x: SubMatrix, y: SubMatrix, to: SubMatrix) -> tupl
     hermitian = asked.routine == "hemm" and asked.d[0].pattern.is_complex
     if y.by_columns != to.by_columns or (hermitian and x.by_columns != to.by_columns):
         raise UnfitError
-    side = asked.side if to.by_columns else OTHER_SIDE[asked.side]
-    uplo = asked.uplo if x.by_columns else MIRRORED[asked.uplo]
+    side = asked.side if to.by_columns else _OTHER_SIDE[asked.side]
+    uplo = asked.uplo if x.by_columns else _MIRRORED[asked.uplo]
     m, n = (to.m, to.n) if to.by_columns else (to.n, to.m)
     return "hemm" if hermitian else "symm", side, uplo, m, n
 

@@ -14,7 +14,7 @@ from ...layout.axis import axis as cached_axis
 from ...layout.caches import sized_cache
 from ...layout.intersection import Stretch, intersect
 
-__all__ = ["Axes", "Span", "aligned_spans", "spread", "whole_span"]
+__all__ = ["Axes", "Span", "spread", "whole_span"]
 
 
 class Axes(NamedTuple):
@@ -79,10 +79,6 @@ class Span(NamedTuple):
         blocks, rest = divmod(place + (0 if turn else self.lead), self.block)
         return (blocks * self.nprocs + turn) * self.block + rest - self.lead
 
-    def process(self, index: int) -> int:
-        """Return which process has an index. Local."""
-        return 0 if self.nprocs == 1 else (self.source + (self.lead + index) // self.block) % self.nprocs
-
     def count(self, process: int) -> int:
         """Return how many indices a process has. Local."""
         return self.below(self.extent, process)
@@ -92,19 +88,6 @@ class Span(NamedTuple):
         if self.nprocs == 1:
             return [self.extent]
         return [self.below(self.extent, p) for p in range(self.nprocs)]
-
-    def blocks(self, process: int) -> list[tuple[int, int, int]]:
-        """Return the blocks of a process: the first index, the index after the last, and the first's place. Local."""
-        if self.nprocs == 1:
-            return [(0, self.extent, 0)]
-        found, at = [], 0
-        start = (process - self.source) % self.nprocs * self.block - self.lead
-        while start < self.extent:
-            first, stop = max(start, 0), min(start + self.block, self.extent)
-            found.append((first, stop, at))
-            at += stop - first
-            start += self.block * self.nprocs
-        return found
 
     def indices(self, process: int) -> NDArray[np.int64]:
         """Return the indices of a process, ascending. Local."""
@@ -122,18 +105,15 @@ def whole_span(extent: int) -> Span:
     return Span(extent, extent or 1, 0, 1, 0)
 
 
-def aligned_spans(a: Span, b: Span) -> bool:
-    """Return whether the indices are dealt out alike, perhaps beginning with different processes. Local."""
-    return a.extent == b.extent and a.block == b.block and a.nprocs == b.nprocs and a.lead == b.lead
-
-
 @sized_cache(lambda found: 350 * len(found))
 def spread(of: Span, process: int, to: Span) -> list[tuple[int, Stretch]]:
     """Return where the indices of a process go in another distribution: processes, with what each of them gets. Local.
 
     The place in ``of`` is the source of a stretch, that in ``to`` its destination.
     """
-    if aligned_spans(of, to):
+    if of._replace(source=0) == to._replace(
+        source=0
+    ):  # dealt out alike, perhaps beginning with different processes
         count = of.count(process)
         target = (process - of.source + to.source) % of.nprocs
         return [(target, Stretch(1, count, 0, 0, 0, 0))] if count else []
