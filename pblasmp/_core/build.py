@@ -20,7 +20,8 @@ __all__ = ["LIBRARY", "build", "digest"]
 _HERE = Path(__file__).parent
 _SOURCES = tuple(sorted(path.name for path in _HERE.glob("*.[ch]")))
 LIBRARY = _HERE / "core.linux.so"  # of a name with two dots no importer takes it for a module
-_OPTIONS = "-std=c11", "-O3", "-fPIC", "-shared"
+# Functions of other libraries that have one of its names must not take their places.
+_OPTIONS = "-std=c11", "-O3", "-fPIC", "-shared", "-Wl,-Bsymbolic"
 
 
 def digest() -> str:

@@ -7,6 +7,8 @@ import ctypes
 import importlib.util
 import shlex
 import shutil
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,6 +121,21 @@ def test_wheels_are_for_a_platform_with_the_core_and_for_all_without(tmp_path, m
             data, (warning,) = installed("standard", tmp_path, monkeypatch)
             assert data == {"force_include": {}}
             assert warning.startswith(f"pblasmp is installed without its compiled core: {why}")
+
+
+@needs_compiler
+def test_functions_of_other_libraries_do_not_take_its_places(tmp_path):
+    other, library = tmp_path / "other.c", tmp_path / "other.so"
+    names = "gemm", "view_of", "span_of", "compute_here"
+    other.write_text("".join(f"void {name}(void) {{ __builtin_trap(); }}\n" for name in names))
+    assert not build._run([*build._compiler(), "-shared", "-fPIC", "-o", str(library), str(other)])
+    script = (
+        f"import ctypes; ctypes.CDLL({str(library)!r}, mode=ctypes.RTLD_GLOBAL)\n"
+        "import pblasmp as pb\nctx = pb.Context(engine='host')\na = ctx.eye(4)\n"
+        "print(pb.matmul(a, a).local.trace(), len(ctx.kept._plans))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["4.0", "0"], done
 
 
 def test_info_and_doctor_say_which_core_there_is(monkeypatch, capsys):
