@@ -161,6 +161,7 @@ class FactorOperations(Operations, Protocol):
     Attributes:
         workers: ranks of a node that may compute at the same time: no more than it has cores.
         factor_alone: order up to which one rank of a node factors a matrix alone.
+        factor_wait: elements that travel between nodes in the time in which a rank waits for another one.
         own_panels: makes panels that ranks have whole, in arrays that no other rank reads; None: ranks that do not
             share memory have all their matrices on a grid.
         grid_panels: makes panels that the ranks of a process column share; None: a rank has its panels whole.
@@ -175,6 +176,7 @@ class FactorOperations(Operations, Protocol):
 
     workers: int
     factor_alone: int
+    factor_wait: int
     own_panels: Any
     grid_panels: Any
     shared_from: int

@@ -41,14 +41,15 @@ def panels_of(ctx, width):
         finally:
             ctx.engine.operations.factor_width = saved
         return
-    saved = HostOperations.factor_width, HostOperations.factor_alone, ctx.engine.operations.workers
-    HostOperations.factor_width, HostOperations.factor_alone = width, 3
-    ctx.engine.operations.workers = ctx.size
+    saved, ctx.engine.operations.workers = ctx.engine.operations.workers, ctx.size
     try:
-        with planned():
+        with (
+            planned(),
+            mock.patch.multiple(HostOperations, factor_width=width, factor_alone=3, factor_wait=0),
+        ):
             yield
     finally:
-        HostOperations.factor_width, HostOperations.factor_alone, ctx.engine.operations.workers = saved
+        ctx.engine.operations.workers = saved
 
 
 @contextlib.contextmanager

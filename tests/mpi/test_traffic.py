@@ -245,7 +245,7 @@ def run_factorisations(comm, per_node):
     with (
         pb.Context(comm, engine="host") as ctx,
         short_messages(64),
-        mock.patch.multiple(HostOperations, factor_width=8, factor_alone=4),
+        mock.patch.multiple(HostOperations, factor_width=8, factor_alone=4, factor_wait=0),
     ):
         yield from shared_out(ctx, of_factorisations(ctx, per_node))
 
@@ -311,7 +311,7 @@ VOLUMES = {
 def received(comm, n, block):
     """The bytes that each rank receives in factorisations of square blocks where they are."""
     nprow = {2: 1, 4: 2, 6: 2}[comm.size]
-    with pb.Context(comm, engine="host") as ctx:
+    with pb.Context(comm, engine="host") as ctx, mock.patch.object(HostOperations, "factor_wait", 0):
         d = pb.MatrixDescriptor((n, n), (block, block), pb.Grid(nprow, comm.size // nprow), order="F")
         wire, la = Wire(ctx), pb.linalg
         a = permuted(ctx, d)

@@ -106,7 +106,7 @@ def shape_of(
     width = max(1, usual // 2) if narrow else usual
     if not is_shared(engine):
         if operations.own_panels is None:
-            return _shape_on_nodes(d, width, engine.transport.nodes, routine)
+            return _shape_on_nodes(operations, d, width, engine.transport.nodes, routine)
         kept = size > 1
         made = _shape_on_grid(operations, d, width, size) if kept and shared else None
         made = made or (_shape_of_blocks(d, width, size) if kept else None)
@@ -120,9 +120,13 @@ def shape_of(
 
 
 def _shape_on_nodes(
-    d: MatrixDescriptor, usual: int, nodes: Sequence[Sequence[int]], routine: str
+    operations: FactorOperations,
+    d: MatrixDescriptor,
+    usual: int,
+    nodes: Sequence[Sequence[int]],
+    routine: str,
 ) -> PanelShape:
-    """Return panels on the grid on which least travels: the matrix's own, if its blocks are square and fit. Local."""
+    """Return panels on the grid where ranks wait least: the matrix's own, if its blocks are square and fit. Local."""
     (rows, cols), size = d.shape, sum(map(len, nodes))
     least = min(rows, cols)
     lower, upper = (max(1, m * least - least**2 // 2) for m in d.shape)
@@ -134,7 +138,10 @@ def _shape_on_nodes(
         return (len(line) - 1 + _BETWEEN * others) / len(line)
 
     def cost(made: PanelShape) -> float:
-        """Return how much a rank gets: of L along its row, and down its column of U, panels, and exchanged rows."""
+        """Return how much a rank gets: of L along its row, and down its column of U, panels, and exchanged rows.
+
+        How often it waits for its column counts as what it could get meanwhile.
+        """
         grid = made.grid
         assert grid is not None
         across, down = (
@@ -142,11 +149,13 @@ def _shape_on_nodes(
             [grid.rank(p, 0) for p in range(grid.nprow)],
         )
         moved = 0 if d.same_places(made.described(d.dtype)) else 2 * rows * cols / size
-        beside = panels = 0.0
+        beside, panels, waits = 0.0, 0.0, 2
         if routine not in ("cholesky", "triangular"):
+            waits = 4
             beside = upper / grid.npcol if routine in ("qr", "lstsq") else 2 * rows * cols / size
             panels = 2 * lower / size
         column = (upper / grid.npcol + beside + panels) * travels(down)
+        column += waits * made.steps * operations.factor_wait * (grid.nprow > 1)
         return lower / grid.nprow * travels(across) + column + moved * travels(range(size))
 
     shapes = []

@@ -51,7 +51,7 @@ class GpuFactorOperations(GpuOperations):
     """
 
     workers = 1 << 30
-    factor_alone = 0
+    factor_alone = factor_wait = 0
     own_panels: Any = QueuedPanels
     grid_panels: Any = GridPanels
     spread: Any = QueuedSpread

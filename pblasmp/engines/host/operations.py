@@ -58,6 +58,7 @@ class HostOperations:
 
     factor_width = 0
     factor_alone = 384  # one core's LAPACK is then as fast as two ranks that wait for each other
+    factor_wait = 100_000  # 80 microseconds at 10 GB/s
     own_panels: Any = None
     grid_panels: Any = SplitPanels
     spread: Any = None
