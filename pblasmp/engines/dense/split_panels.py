@@ -61,11 +61,7 @@ class SplitPanels(OwnPanels):
         self._rows: Axis = described.rows
         self._cols: Axis = described.cols
         ends = [0, *(min(shape.bounds(k)[1], shape.rows) for k in range(shape.panels)), shape.rows]
-        # where each process row has the first row of each panel's diagonal, and the end of its rows
-        self._starts = [
-            [self._rows.local_window(row, 0, end).stop for end in ends] for row in range(grid.nprow)
-        ]
-        self.starts = self._starts[self.row]
+        self.starts = [self.upto(end) for end in ends]
         self._beside: tuple[int, Array] = (-1, None)  # what goes down with a panel, of later columns
         self._ts: list[Array] = [None, None]  # of the panels in flight, where their diagonal blocks are
 
@@ -80,7 +76,14 @@ class SplitPanels(OwnPanels):
 
     def upto(self, row: int) -> int:
         """Return how many of this rank's rows come before a row of the matrix. Local."""
-        return int(self._rows.local_window(self.row, 0, row).stop)
+        return self._upto(row, self.row)
+
+    def _upto(self, row: int, process_row: int) -> int:
+        return int(self._rows.local_window(process_row, 0, row).stop)
+
+    def _rows_from(self, k: int, process_row: int) -> int:
+        """Return how many rows a process row has from panel ``k``'s diagonal on."""
+        return self._upto(self.shape.rows, process_row) - self._upto(self.shape.bounds(k)[0], process_row)
 
     def columns_upto(self, col: int) -> int:
         """Return how many of this rank's columns come before a column of the matrix. Local."""
@@ -201,11 +204,10 @@ class SplitPanels(OwnPanels):
 
     def _rows_of_columns(self, panel: Array, k: int) -> Array:
         """Return those rows of panel ``k`` whose numbers are columns of this process column's later panels."""
-        shape, starts = self.shape, self._starts
+        shape, starts, down = self.shape, self.starts, len(self._ranks)
         later = [j for j in self.mine if j > k]
         width, cols = shape.width, panel.shape[1]
         whole = self._room(f"columns {k % 2}", sum(b - a for a, b in map(shape.bounds, later)), cols)
-        down = len(starts)
         period = down // gcd(down, shape.across)  # so many panels on, the same process row has their rows
         for i, j in enumerate(later[:period]):
             head, name = self.head(j), f"rows {k % 2} {i}"
@@ -213,7 +215,7 @@ class SplitPanels(OwnPanels):
             part = self._room(name, rows, cols)
             if self.row == head:
                 step = period * shape.across // down * width
-                _copy_blocks(part, 0, width, panel, starts[head][j] - starts[head][k], step, rows, width)
+                _copy_blocks(part, 0, width, panel, starts[j] - starts[k], step, rows, width)
             self.down.spread(head, name, [part])
             if period == 1:
                 return part
@@ -233,8 +235,8 @@ class SplitPanels(OwnPanels):
 
     def _gathered(self, k: int) -> Array:
         """Return panel ``k`` from its diagonal on to the rank that factors it, and None to others of its column."""
-        root, ranks, starts = self._root(k), self._ranks, self._starts
-        own = self.own(k)[starts[self.row][k] :]
+        root, ranks = self._root(k), self._ranks
+        own = self.own(k)[self.starts[k] :]
         if len(ranks) == 1:
             return own
         if self.row != root:
@@ -246,7 +248,7 @@ class SplitPanels(OwnPanels):
         for row, rank in enumerate(ranks):
             part = own
             if row != root:
-                part = self._room("part", starts[row][-1] - starts[row][k], own.shape[1])
+                part = self._room("part", self._rows_from(k, row), own.shape[1])
                 self.outbox.receive([(part, rank)])
             self._copy_rows(k, whole, row, part, back=False)
         return whole
@@ -256,8 +258,8 @@ class SplitPanels(OwnPanels):
 
         The ranks of the column also get what ``about`` returns for their process row.
         """
-        root, ranks, starts = self._root(k), self._ranks, self._starts
-        own = self.own(k)[starts[self.row][k] :]
+        root, ranks = self._root(k), self._ranks
+        own = self.own(k)[self.starts[k] :]
         if len(ranks) == 1:
             return
         if self.row != root:
@@ -268,7 +270,7 @@ class SplitPanels(OwnPanels):
         self._copy_rows(k, whole, root, own, back=True)
         for row, rank in enumerate(ranks):
             if row != root:
-                part = self._room(f"part {row}", starts[row][-1] - starts[row][k], own.shape[1])
+                part = self._room(f"part {row}", self._rows_from(k, row), own.shape[1])
                 self._copy_rows(k, whole, row, part, back=True)
                 self.outbox.send(f"part {row}", [(each, rank) for each in (part, *about(row))])
 
@@ -336,11 +338,10 @@ class SplitPanels(OwnPanels):
         ends = list(itertools.accumulate((x.shape[1] for x in columns), initial=0))
         parts = [(x, slice(*pair)) for x, pair in zip(columns, itertools.pairwise(ends), strict=True)]
         arrived, receives = [], []
-        for row, rank in enumerate(ranks):
-            leave, arrive = (
-                of[(of_row == self.row) & (to_row == row)], to[(to_row == self.row) & (of_row == row)]
-            )  # fmt: skip
-            rows = None
+        leaves, arrives = of_row == self.row, to_row == self.row
+        for row in sorted({*to_row[leaves].tolist(), *of_row[arrives].tolist()}):
+            rank, rows = ranks[row], None
+            leave, arrive = of[leaves & (to_row == row)], to[arrives & (of_row == row)]
             if len(leave):
                 rows = self._room(f"rows to {row}", len(leave), ends[-1])
                 for x, part in parts:
