@@ -499,3 +499,45 @@ def test_large_and_faults(nranks):
     run_mpi(right_hand_vectors, nranks)
     for direct in (False, True):
         run_mpi(faults, nranks, direct=direct)
+
+
+def on_grid(comm):
+    """Factorisations and solves where the matrices are, on a grid of several process rows and columns."""
+    rng, n, la = np.random.default_rng(66), 45, pb.linalg
+    grids = [pb.Grid(2, comm.size // 2), pb.Grid(comm.size // 2, 2, "col")]
+    with pb.Context(comm, engine="host") as ctx, panels_of(ctx, 8):
+        for dtype, grid in zip(("float64", "complex128"), grids, strict=True):
+
+            def on(x, grid=grid):
+                return ctx.scatter(x if ctx.rank == 0 else None, block=8, grid=grid, order="F", dtype=x.dtype)
+
+            shapes = (n, n), (n + 9, n), (n, 2), (n, 31)
+            whole, tall, *right = (random(rng, shape, dtype) for shape in shapes)
+            definite = positive(rng, n, dtype)
+            a, s, t = map(on, (whole, definite, tall))
+            lower, (factors, pivots), (q, r) = la.cholesky(s), la.lu_factor(a), la.qr(t)
+            pairs = {
+                "cholesky": (lower, np.linalg.cholesky(definite)),
+                "lu": (factors, scipy.linalg.lu_factor(whole)[0]),
+                "qr": (q @ r, tall),
+                "inv": (la.inv(a), np.linalg.inv(whole)),
+                "inv of a positive one": (la.inv(s, "pos"), np.linalg.inv(definite)),
+            }
+            for b in right:
+                for trans, op in enumerate((whole, whole.T, whole.conj().T)):
+                    found = la.lu_solve((factors, pivots), on(b), trans)
+                    pairs[f"lu_solve {b.shape[1]} {trans}"] = found, np.linalg.solve(op, b)
+                found = la.cho_solve((lower, True), on(b))
+                pairs[f"cho_solve {b.shape[1]}"] = found, np.linalg.solve(definite, b)
+                over = np.vstack([b, b[:9]])
+                found = la.lstsq(t, on(over))
+                pairs[f"lstsq {b.shape[1]}"] = found, np.linalg.lstsq(tall, over, None)[0]
+            for name, (found, expected) in pairs.items():
+                yield f"{dtype} {name}", None if np.allclose(found.allgather(), expected) else "wrong"
+            condition, exact = la.cond_estimate(a), np.linalg.cond(whole, 1)
+            yield f"{dtype} condition", None if exact / 3 < condition < 1.001 * exact else f"{condition}"
+
+
+def test_grids_between_nodes(monkeypatch):
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", "1")
+    run_mpi(on_grid, 6)
