@@ -535,7 +535,7 @@ def test_algorithms_are_told_as_plans_report_them(nranks):
 
 @pytest.mark.parametrize("nranks", [1, 3])
 def test_an_algorithm_is_one_row(nranks):
-    run_mpi(one_row, nranks)
+    run_on_one_node(one_row, nranks)  # "pull" reads what the ranks of a node share
 
 
 @pytest.mark.parametrize("nranks", [1, 2])
