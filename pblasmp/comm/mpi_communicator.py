@@ -7,6 +7,7 @@ import contextlib
 import os
 import pickle
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,7 +19,7 @@ from ..extras import install
 from ..launchers import Surroundings, parent_rank, surroundings
 from .communicator import Array, Communicator, Request, Votes, chunks, chunks_of_elements, described
 from .locations import Location
-from .side_channel import Meeting, SideChannel, number_open
+from .side_channel import Meeting, SideChannel, broken_channels, number_open
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -35,13 +36,18 @@ _may_use_mpi: set[tuple[int, Surroundings | None]] = set()
 """This process once it is known to be no child of a rank, and what has started it; a fork has another number."""
 
 
+_Counts = Counter[tuple[str, int]]
+_CALLS, _TO, _FROM = ("calls", 0), "to", "from"
+"""What a rank counts on a communicator: collective calls that it has begun, and messages to and from each rank."""
+
+
 class _Notes:
     """Notes as messages of an MPI communicator."""
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    def __init__(self, comm: MPI.Comm, counts: _Counts) -> None:
         from mpi4py import MPI
 
-        self._comm, self._mpi, self._gone = comm, MPI, MPI.Is_finalized
+        self._comm, self._mpi, self._gone, self._counts = comm, MPI, MPI.Is_finalized, counts
         self.any_thread = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._sent: list[Request] = []
 
@@ -51,6 +57,7 @@ class _Notes:
         others = [rank for rank in range(self._comm.size) if rank != self._comm.rank] if to is None else [to]
         self._sent = [each for each in self._sent if not each.Test()]
         self._sent += [self._comm.Isend(note, rank, _NOTE) for rank in others]
+        self._counts.update((_TO, rank) for rank in others)
 
     def arrived(self) -> list[bytes]:
         mpi = self._mpi
@@ -60,6 +67,7 @@ class _Notes:
             self._comm.Probe(mpi.ANY_SOURCE, _NOTE, status)
             note = bytearray(status.Get_count(mpi.BYTE))
             self._comm.Recv(note, status.source, _NOTE)
+            self._counts[_FROM, status.source] += 1
             notes.append(bytes(note))
         return notes
 
@@ -78,9 +86,11 @@ class MpiCommunicator:
         self.board: Votes | None = None
         self.channel = channel
         self._locations: list[Location] = []
+        self._counts: _Counts = Counter()
+        channel.communicators.append((comm, self._counts))
         self._carries_notes = not channel.connected
         if self._carries_notes:
-            channel.connect(_Notes(comm))
+            channel.connect(_Notes(comm, self._counts))
 
     __repr__ = described
 
@@ -89,23 +99,31 @@ class MpiCommunicator:
         """The communicator of mpi4py. An MPI library ends the process if it is used after MPI_Finalize.
 
         Raises:
-            ClosedError: MPI is finalized.
+            ClosedError: MPI is finalized, or the context is broken, and this has been freed.
         """
         if self.gone():
             raise ClosedError(FINALIZED)
+        if not self._made:
+            raise self.channel.error()
         return self._made
 
     @property
     def handle(self) -> int:
         """The communicator as C has it: MPICH's integer, or Open MPI's address."""
+        self.channel.dirty = True  # what is done with it is not counted
         return int(self._mpi._handleof(self._comm))
+
+    def _begun(self, request: Request) -> Request:
+        """Count a collective call that has begun."""
+        self._counts[_CALLS] += 1
+        return self.channel.watch(request)
 
     def _done(self, request: Request) -> None:
         """Wait for a collective call that has begun."""
-        self.wait(self.channel.watch(request))
+        self.wait(self._begun(request))
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request:
-        return self.channel.watch(self._comm.Iallreduce(values, out, op=self._mpi.MAX))
+        return self._begun(self._comm.Iallreduce(values, out, op=self._mpi.MAX))
 
     def allgather(self, value: Any) -> list[Any]:
         mine = pickle.dumps(value)
@@ -162,10 +180,16 @@ class MpiCommunicator:
             self._done(self._comm.Ibcast(chunk, root))
 
     def isend(self, array: Array, dest: int) -> list[Request]:
-        return [self.channel.watch(self._comm.Isend(chunk, dest)) for chunk in chunks(array)]
+        sent = [self.channel.watch(self._comm.Isend(chunk, dest)) for chunk in chunks(array)]
+        self._counts[_TO, dest] += len(sent)
+        return sent
 
     def irecv(self, array: Array, source: int) -> list[Request]:
-        return [self.channel.watch(self._comm.Irecv(chunk, source), receives=True) for chunk in chunks(array)]
+        begun = [
+            self.channel.watch(self._comm.Irecv(chunk, source), receives=True) for chunk in chunks(array)
+        ]
+        self._counts[_FROM, source] += len(begun)
+        return begun
 
     def locations(self) -> list[Location]:
         if not self._locations:
@@ -175,11 +199,13 @@ class MpiCommunicator:
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
         color = next(i for i, group in enumerate(groups) if self.rank in group)
+        self._counts[_CALLS] += 1
         with _enough_communicators():
             return MpiCommunicator(self._comm.Split(color, self.rank), self.channel, patient=self.patient)
 
     def duplicate(self) -> Communicator:
         mpi()
+        self._counts[_CALLS] += 2
         return duplicate_of(self._comm)
 
     def abort(self, code: int) -> NoReturn:
@@ -255,11 +281,63 @@ def mpi() -> Any:
 
 def duplicate_of(comm: MPI.Comm) -> MpiCommunicator:
     """Return a duplicate with a separate channel, once all ranks have arrived."""
-    channel = SideChannel(comm.rank, world_ranks(comm))
-    here = comm.Ibarrier()
+    members = world_ranks(comm)
+    channel = SideChannel(comm.rank, members)
+    broken = np.array([len(broken_channels(members))])
+    most = np.empty_like(broken)
+    here = comm.Iallreduce(broken, most, op=mpi().MAX)  # a barrier, too
     channel.until(channel.watch(here).Test, patient=True, place=channel.making())
+    if most[0]:
+        _free_broken(comm, members)
     with _enough_communicators():
         return MpiCommunicator(comm.Dup(), channel)
+
+
+_Tally = tuple[tuple[int, ...], int, _Counts]
+"""Who has a communicator, a rank of these, and what it has counted."""
+
+
+def _free_broken(comm: MPI.Comm, members: tuple[int, ...]) -> None:
+    """Free communicators of broken contexts of these processes where nothing is under way. Collective over ``comm``.
+
+    Of others messages may be left, which a later communicator that gets the same number would take for its own.
+    """
+    mine = {channel.index: channel for channel in broken_channels(members)}
+    for channel in mine.values():
+        channel.look()
+    everyones = comm.allgather(
+        {
+            index: [(world_ranks(each), each.rank, counts) for each, counts in channel.communicators]
+            for index, channel in mine.items()
+            if channel.is_idle()
+        }
+    )
+    for index in sorted(set.intersection(*(set(each) for each in everyones))):
+        if all(map(_is_over, zip(*(each[index] for each in everyones), strict=True))):
+            channel = mine[index]
+            channel.close()
+            for each, _ in channel.communicators:
+                each.Free()
+            channel.forget_broken()
+
+
+def _is_over(tallies: Sequence[_Tally]) -> bool:
+    """Return whether all that ranks have begun on a communicator, or on one of each node, they have done together."""
+    counts: dict[tuple[int, ...], list[tuple[int, _Counts]]] = {}
+    for members, rank, each in tallies:
+        counts.setdefault(members, []).append((rank, each))
+    for members, of_ranks in counts.items():
+        open_: Counter[tuple[int, int]] = Counter()
+        for rank, each in of_ranks:
+            for (kind, other), count in each.items():
+                if kind == _TO:
+                    open_[rank, other] += count
+                elif kind == _FROM:
+                    open_[other, rank] -= count
+        calls = {each[_CALLS] for _, each in of_ranks}
+        if any(open_.values()) or len(calls) > 1 or len(of_ranks) < len(members):
+            return False
+    return True
 
 
 def world_ranks(comm: MPI.Comm) -> tuple[int, ...]:

@@ -47,6 +47,7 @@ Members = tuple[int, ...]
 
 _kept_for_good: list[Any] = []  # transfers that did not end, with the memory that they use
 _open: weakref.WeakSet[SideChannel] = weakref.WeakSet()
+_broken: list[SideChannel] = []  # those of broken contexts whose communicators have not been freed
 _made: Counter[Members] = Counter()
 _threads: set[int] = set()  # identifiers of the threads that have used a context
 
@@ -103,7 +104,7 @@ class Meeting(NamedTuple):
         """Return whether this process has not reached this place yet. Local."""
         if self.number == _MAKING:
             return _made[self.members] <= self.channel
-        here = [each for each in _open if (each._members, each._index) == (self.members, self.channel)]
+        here = [each for each in _open if (each._members, each.index) == (self.members, self.channel)]
         return any(each._agreements < self.number for each in here)
 
 
@@ -138,7 +139,10 @@ class SideChannel:
         on_break: called once, when this rank's own thread learns that the context is broken.
         user_state: NumPy's error state outside the call that is running, None outside calls.
         runs: how many runs of plans this rank has queued; on a device the ranks do not agree on each of them.
+        index: which channel of these processes.
         found: what the next agreement compares besides, a number and what it is made of: see ``compare_later``.
+        communicators: MPI's of the context, each with what this rank has counted on it.
+        dirty: they have been used in ways that are not counted, or transfers on them were given up.
     """
 
     def __init__(self, rank: int, members: Members) -> None:
@@ -153,8 +157,10 @@ class SideChannel:
         self.user_state: Any = None
         self.runs = 0
         self.found: tuple[int, str, int, int] | None = None
+        self.communicators: list[tuple[Any, Any]] = []
+        self.dirty = False
         self._members = members
-        self._index = _made[members]
+        self.index = _made[members]
         _made[members] += 1
         self.connected = False
         self._transport: NoteTransport | None = None
@@ -229,7 +235,7 @@ class SideChannel:
 
     def place(self, call: str) -> Meeting:
         """Return the place at which a rank waits in the agreement that it has begun last."""
-        return Meeting(self._members, self._index, self._agreements, f"{call} ({self.name})")
+        return Meeting(self._members, self.index, self._agreements, f"{call} ({self.name})")
 
     def until(
         self,
@@ -353,7 +359,7 @@ class SideChannel:
         try:
             for note in transport.arrived():
                 index, kind, rank, value = _read_note(note) or _NO_NOTE
-                if index != self._index or rank == self.rank or rank >= self.size:
+                if index != self.index or rank == self.rank or rank >= self.size:
                     continue  # no note of these ranks, meant for an earlier context of theirs, or sent by this rank
                 if kind == _WAITS:
                     self._waiting[rank] = value
@@ -392,6 +398,8 @@ class SideChannel:
 
     def _let_go(self) -> None:
         """Do what is local when a context breaks."""
+        if self.communicators and self not in _broken:
+            _broken.append(self)
         self._abort_device()
         on_break, self.on_break = self.on_break, None
         if on_break is not None:
@@ -405,7 +413,7 @@ class SideChannel:
 
     def _send(self, kind: str, value: Any, to: int | None = None) -> None:
         if self._transport is not None and not self.closed:
-            note = json.dumps((self._index, kind, self.rank, value), ensure_ascii=False)
+            note = json.dumps((self.index, kind, self.rank, value), ensure_ascii=False)
             self._transport.send(note.encode(errors="surrogatepass"), to)
 
     def _give_up(self) -> None:
@@ -415,6 +423,7 @@ class SideChannel:
         _kept_for_good.append(under_way)
         for transfer, receives in under_way:
             if receives and transfer and hasattr(transfer, "Cancel"):
+                self.dirty = True
                 transfer.Cancel()
         deadline = time.monotonic() + _DRAIN_SECONDS
         left = [transfer for transfer, _ in under_way if transfer]
@@ -422,8 +431,18 @@ class SideChannel:
             with contextlib.suppress(RuntimeError):  # a transfer failed: errors of MPI and PyTorch
                 left = [transfer for transfer in left if not transfer.Test()]
             time.sleep(_PAUSE_SECONDS)
+        self.dirty |= bool(left)
         under_way[:] = [(transfer, False) for transfer in left]
         _kept_for_good[:] = filter(None, _kept_for_good)
+
+    def is_idle(self) -> bool:
+        """Return whether nothing is under way here. Local."""
+        return not self.dirty and all(transfer.Test() for transfer, _ in self._under_way)
+
+    def forget_broken(self) -> None:
+        """Forget this channel, whose communicators have been freed. Local."""
+        self._transport, self.communicators = None, []
+        _broken.remove(self)
 
     def leave(self, weight: int) -> None:
         """Tell the others that this rank leaves the broken context.
@@ -456,7 +475,7 @@ class SideChannel:
 
     def making(self) -> Meeting:
         """Return the place at which a rank waits while it makes a context."""
-        return Meeting(self._members, self._index, _MAKING, "making a context")
+        return Meeting(self._members, self.index, _MAKING, "making a context")
 
     def _tell_where(self, place: Meeting | None) -> None:
         """Tell where this rank waits, None for its device: one rank of each context, so that many waits cost little.
@@ -552,6 +571,12 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
+def broken_channels(members: Members) -> list[SideChannel]:
+    """Return the channels of broken contexts of these processes that still have communicators. Local."""
+    _broken[:] = [each for each in _broken if not each.dirty]
+    return [each for each in _broken if each._members == members]
+
+
 def number_open() -> int:
     """Return how many contexts of this process have not been closed. Local."""
     return len(_open)
@@ -592,6 +617,7 @@ def _after_fork() -> None:
     """Give up all contexts in a child, which is not its parent's rank."""
     for channel in list(_open):
         channel.disown()
+    _broken.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

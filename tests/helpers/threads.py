@@ -116,7 +116,7 @@ class ThreadComm:
         self.owns_channel = channel is None
         if channel is None:
             channel = SideChannel(rank, tuple(range(group.size)))
-            channel._index = 0  # of one process they would all be different
+            channel.index = 0  # of one process they would all be different
             channel.connect(Notes(group, rank))
         self.channel = channel
         self.board: Any = None

@@ -239,9 +239,9 @@ def test_threads_may_take_turns():
 def test_notes_of_an_earlier_channel_are_not_taken_for_this_ones():
     def work(comm):
         if comm.rank == 0:
-            comm.channel._index += 1
+            comm.channel.index += 1
             raised(runs, comm, ValueError("of another"))
-            comm.channel._index -= 1
+            comm.channel.index -= 1
         else:
             time.sleep(0.1)
             comm.channel.check()
@@ -449,7 +449,7 @@ def test_rank_0_compares_where_ranks_wait_for_their_devices(behind):
     second.device, second.runs = Device(), 2
     second.until(later(), for_runs=True)
     assert second._transport.to == [0]
-    first._index = second._index
+    first.index = second.index
     first.device, first.runs = Device(), 1 if behind else 2
     first._transport.coming = list(second._transport.sent)
     done = later()
