@@ -30,7 +30,7 @@ def classes(problem: AnyProblem, ranks: Ranks, algorithm: str, kinds: Collection
         problem: what is computed.
         ranks: all of them.
         algorithm: by which.
-        kinds: those of the entries in a rank's log. Messages and pushes go from each rank to certain others.
+        kinds: those of the entries in a rank's log. Messages go from each rank to certain others.
     """
     like = np.zeros(ranks.size, np.int64)
     found: Iterable[Numbers] = [np.arange(ranks.size)]
@@ -39,7 +39,7 @@ def classes(problem: AnyProblem, ranks: Ranks, algorithm: str, kinds: Collection
         problem = problem if isinstance(view, str) else view
     if isinstance(problem, ParallelProblem):
         found = _of_shares(problem, ranks)
-    elif not {"messages", "pushes"} & set(kinds) and (
+    elif "messages" not in kinds and (
         isinstance(problem, MatmulProblem) or (isinstance(problem, Level3Problem) and algorithm in _OF_SLABS)
     ):
         found = _of_matrices(problem, ranks, shares="fence" in kinds)

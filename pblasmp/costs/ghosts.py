@@ -31,9 +31,6 @@ class Ghost:
     copied: ClassVar[int] = 0
     """Of these, those that ``np.copyto`` wrote."""
 
-    turned: ClassVar[int] = 0
-    """Of these, those that were copied from one memory order to another."""
-
     def __init__(self, view: NDArray[Any]) -> None:
         self._view = view
 
@@ -72,8 +69,6 @@ class Ghost:
         part = self[index]
         np.broadcast_shapes(np.shape(part), np.shape(value))  # raises ValueError if they do not fit
         Ghost.written += part.nbytes
-        if isinstance(value, Ghost):
-            part._count_turned(value, part.nbytes)
 
     def view(self, dtype: np.dtype) -> Ghost:
         """Return the same bytes as another type."""
@@ -118,17 +113,6 @@ class Ghost:
     def _order(self) -> str:
         return "F" if self.ndim == 2 and self.strides[0] < self.strides[1] else "C"
 
-    @property
-    def _fastest(self) -> int:
-        """The axis along which elements are closest."""
-        near = [(abs(stride), axis) for axis, stride in enumerate(self.strides) if self.shape[axis] > 1]
-        return min(near, default=(0, -1))[1]
-
-    def _count_turned(self, of: Any, nbytes: int) -> None:
-        """Count a copy to this array if its memory order is another than that of what is copied."""
-        if isinstance(of, Ghost) and of.shape == self.shape and of._fastest != self._fastest:
-            Ghost.turned += nbytes
-
     def _combined(self, other: Any) -> Ghost:
         shape = np.broadcast_shapes(self.shape, np.shape(other))
         return ghost(shape, np.result_type(self.dtype, getattr(other, "dtype", self.dtype)))
@@ -161,7 +145,6 @@ class Ghost:
             nbytes = args[0].nbytes if where is True else int(where.sum()) * args[0].itemsize
             Ghost.written += nbytes
             Ghost.copied += nbytes
-            args[0]._count_turned(args[1], nbytes)
             return None
         if function in (np.tril, np.triu):
             return args[0].copy()

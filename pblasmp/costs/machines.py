@@ -6,10 +6,9 @@ docs/planning.md explains the files.
 
 from __future__ import annotations
 
-import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -27,18 +26,16 @@ _TOP = {
 _MOST_RANKS = 4096  # of a node
 _LARGEST = 1e100
 _CURVES = ("gemm", "trsm", "potrf", "getrf")
-_PANELS = ("getrf_panel", "geqrt_panel", "trsm_panel", "gemqrt", "update", "products")
+_FORMER = {
+    "turn", "beside", "slows", "queue", "getrf_panel", "geqrt_panel", "trsm_panel", "gemqrt", "update", "products",
+}  # fmt: skip
+"""Keys of files that earlier releases wrote. Of these, panels still say what a column takes."""
 _ENTRY = {
-    "ranks", "call_seconds", "launch_seconds", "meeting_seconds", "calls", "copy", "link", "turn", "swap",
-    "beside", "slows", "queue", *_CURVES, *_PANELS,
+    "ranks", "call_seconds", "launch_seconds", "meeting_seconds", "calls", "copy", "link", "swap", "columns",
+    *_CURVES, *_FORMER,
 }  # fmt: skip
 
-
 Curve = tuple[tuple[int, float], ...]
-Panels = Mapping[int, Curve]
-"""By width, how many seconds a column of a panel takes, by the number of rows."""
-Products = Mapping[tuple[int, int, int], float]
-"""By m, n and k, which each have the same extents, the operations per second of products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +59,9 @@ class NodeOf:
         gemm: by element type, the floating-point operations per second in products of n × n matrices, by n.
         trsm, potrf, getrf: likewise in solves of n equations for n right-hand sides and in factorisations of n × n
             matrices; empty if that was not measured.
-        getrf_panel, geqrt_panel: by element type, how long factorisations of panels take.
-        trsm_panel: likewise solves with few equations, the columns, for many right-hand sides, the rows.
-        gemqrt: by element type and n, the operations per second in products of a panel's reflectors with m × n
-            matrices, by m.
-        update: by element type and k, the operations per second in products of n × k and k × n matrices that are added,
-            by n.
-        products: by element type, the operations per second of m × k by k × n products that are added, by m,
-            n and k, in column-major order.
+        columns: by kernel ("getrf" or "geqrt"), the seconds of each column of a panel besides those of its operations.
         copy: copies in a rank's own memory.
-        turn: copies from one memory order to the other; like ``copy`` if that was not measured.
-        swap: exchanges of rows; likewise.
-        beside: on GPUs, what work ahead takes longer while products run, in seconds by kernel: for each column of a
-            panel, or for a product.
-        slows: how many times as long those products take.
-        queue: what it takes the host to queue that, in seconds by kernel, likewise.
+        swap: exchanges of rows; like ``copy`` if that was not measured.
         link: messages to other ranks of the node; None if there are none.
         launch_seconds: what it takes the host to start a local product.
         meeting_seconds: how long the ranks take to wait for each other.
@@ -96,21 +81,12 @@ class NodeOf:
     trsm: Mapping[str, Curve] = field(default_factory=dict)
     potrf: Mapping[str, Curve] = field(default_factory=dict)
     getrf: Mapping[str, Curve] = field(default_factory=dict)
-    getrf_panel: Mapping[str, Panels] = field(default_factory=dict)
-    geqrt_panel: Mapping[str, Panels] = field(default_factory=dict)
-    trsm_panel: Mapping[str, Panels] = field(default_factory=dict)
-    gemqrt: Mapping[str, Panels] = field(default_factory=dict)
-    update: Mapping[str, Panels] = field(default_factory=dict)
-    products: Mapping[str, Products] = field(default_factory=dict)
-    turn: Link | None = None
+    columns: Mapping[str, float] = field(default_factory=dict)
     swap: Link | None = None
-    beside: Mapping[str, float] = field(default_factory=dict)
-    slows: Mapping[str, float] = field(default_factory=dict)
-    queue: Mapping[str, float] = field(default_factory=dict)
 
     def curve(self, kernel: str, dtype: str) -> Curve:
         """Return the rates that were measured for a kernel and a type or the real type of its precision. Local."""
-        curves: Mapping[str, Curve] = getattr(self, kernel)
+        curves: Mapping[str, Curve] = getattr(self, kernel) if kernel in _CURVES else {}
         return curves.get(dtype) or curves.get(_LIKE.get(dtype, ""), ())
 
     def rate(self, dtype: str, size: float, kernel: str = "gemm") -> float:
@@ -119,52 +95,7 @@ class NodeOf:
         What was not measured has the rate of products, and a type that was not measured that of float32.
         """
         curve = self.curve(kernel, dtype) or self.curve("gemm", dtype) or self.curve("gemm", "float32")
-        if not curve:
-            curve = next(iter(self.gemm.values()))
-        return _between(curve, size)
-
-    def product_rate(self, dtype: str, m: int, n: int, k: int) -> float:
-        """Return the operations per second of a product of m × k and k × n matrices. Local.
-
-        If products of all shapes were measured, interpolated between these, but for what is larger in every dimension;
-        if not, as fast as square ones of as many operations, or as those with a small k.
-        """
-        of = self.products.get(dtype)
-        if of and min(m, n, k) < max(of)[0]:
-            return _between_shapes(of, (m, n, k))
-        return self.update_rate(dtype, (m * n) ** 0.5, k) or self.rate(dtype, (m * n * k) ** (1 / 3))
-
-    def update_rate(self, dtype: str, size: float, k: int) -> float | None:
-        """Return the operations per second of products with a small k; None if k is not small, or none was measured.
-
-        Local.
-        """
-        of = self.update.get(dtype) or self.update.get(_LIKE.get(dtype, ""))
-        if not of or k > max(of) or 2 * k > size:
-            return None
-        return _between(tuple((width, _between(curve, size)) for width, curve in of.items()), k)
-
-    def reflection_rate(self, dtype: str, m: int, n: int) -> float | None:
-        """Return the operations per second in products of a panel's reflectors with an m × n matrix, None if unknown.
-
-        Local.
-        """
-        of = self.gemqrt.get(dtype) or self.gemqrt.get(_LIKE.get(dtype, ""))
-        if not of:
-            return None
-        return _between(tuple((cols, _between(curve, m)) for cols, curve in of.items()), n)
-
-    def panel_seconds(self, kernel: str, dtype: str, rows: int, cols: int) -> float | None:
-        """Return how long a kernel takes on a panel, interpolated between measured ones; None if none was. Local.
-
-        A column takes about as long in panels of any width. What is wider than measured is a panel only if it is a
-        factorisation of something tall.
-        """
-        panels: Mapping[str, Panels] = getattr(self, f"{kernel}_panel")
-        of = panels.get(dtype) or panels.get(_LIKE.get(dtype, ""))
-        if not of or (cols > max(of) and (kernel == "trsm" or rows < 2 * cols)):
-            return None
-        return cols * _between(tuple((width, _taller(curve, rows)) for width, curve in of.items()), cols)
+        return _between(curve or next(iter(self.gemm.values())), size)
 
     def largest(self, dtype: str) -> int:
         """Return the largest n of products that was measured for a type, 0 if none was. Local."""
@@ -181,32 +112,6 @@ def _between(curve: Curve, size: float) -> float:
     (low, below), (high, above) = curve[i - 1], curve[i]
     part = math.log(size / low) / math.log(high / low)
     return math.exp(math.log(below) * (1 - part) + math.log(above) * part)
-
-
-def _between_shapes(products: Products, shape: tuple[int, int, int]) -> float:
-    """Return the value at a shape, interpolated in logarithms; outside of what was measured that of its end."""
-    extents = sorted({m for m, _, _ in products})
-    near = []
-    for x in shape:
-        i = min(max(bisect_left(extents, x), 1), len(extents) - 1)
-        low, high = extents[i - 1], extents[i]
-        part = math.log(x / low) / math.log(high / low)
-        part = min(max(part, 0.0), 1.0)
-        near.append(((low, 1 - part), (high, part)))
-    total = 0.0
-    for corner in itertools.product(*near):
-        weight = math.prod(part for _, part in corner)
-        m, n, k = (at for at, _ in corner)
-        total += weight * math.log(products[m, n, k])
-    return math.exp(total)
-
-
-def _taller(curve: Curve, rows: float) -> float:
-    """Return the value at ``rows``, interpolated; beyond the curve, extrapolated from its last two points."""
-    if len(curve) < 2 or rows <= curve[-1][0]:
-        return _between(curve, rows)
-    (low, below), (high, above) = curve[-2:]
-    return float(above * (rows / high) ** (math.log(above / below) / math.log(high / low)))
 
 
 _LIKE = {"complex64": "float32", "complex128": "float64", "float16": "bfloat16", "bfloat16": "float16"}
@@ -306,17 +211,8 @@ def _machine(table: Mapping[str, Any], name: str) -> Machine:
             trsm=_curves(entry.get("trsm", {})),
             potrf=_curves(entry.get("potrf", {})),
             getrf=_curves(entry.get("getrf", {})),
-            getrf_panel=_panels(entry.get("getrf_panel", {})),
-            geqrt_panel=_panels(entry.get("geqrt_panel", {})),
-            trsm_panel=_panels(entry.get("trsm_panel", {})),
-            gemqrt=_panels(entry.get("gemqrt", {}), each=False),
-            update=_panels(entry.get("update", {}), each=False),
-            products={dtype: _products(points) for dtype, points in entry.get("products", {}).items()},
-            turn=_link(entry["turn"]) if "turn" in entry else None,
+            columns=_columns(entry),
             swap=_link(entry["swap"]) if "swap" in entry else None,
-            beside={name: _seconds(seconds) for name, seconds in entry.get("beside", {}).items()},
-            slows={name: _seconds(times) for name, times in entry.get("slows", {}).items()},
-            queue={name: _seconds(seconds) for name, seconds in entry.get("queue", {}).items()},
         )
         for entry in table["ranks"]
     )
@@ -331,32 +227,24 @@ def _machine(table: Mapping[str, Any], name: str) -> Machine:
     )  # fmt: skip
 
 
+def _columns(entry: Mapping[str, Any]) -> dict[str, float]:
+    """Return what a column takes: of files of earlier releases, in the smallest panel of those that they have."""
+    panels = {name: entry.get(f"{name}_panel", {}).values() for name in ("getrf", "geqrt")}
+    found = {
+        name: min((rows, cols, _positive(seconds) / cols) for points in of for rows, cols, seconds in points)[
+            2
+        ]
+        for name, of in panels.items()
+        if of
+    }
+    return found | {name: _seconds(seconds) for name, seconds in entry.get("columns", {}).items()}
+
+
 def _curves(table: Mapping[str, Any]) -> dict[str, Curve]:
     return {
         dtype: tuple(sorted((_positive(n), float(_positive(rate))) for n, rate in curve))
         for dtype, curve in table.items()
     }
-
-
-def _panels(table: Mapping[str, Any], *, each: bool = True) -> dict[str, Panels]:
-    """Return by element type and columns what ``[rows, columns, value]`` say; ``each``: the value of a column."""
-    found: dict[str, dict[int, list[tuple[int, float]]]] = {}
-    for dtype, points in table.items():
-        for rows, cols, value in points:
-            of = found.setdefault(dtype, {}).setdefault(_positive(cols), [])
-            of.append((_positive(rows), _positive(value) / (cols if each else 1)))
-    return {
-        dtype: {width: tuple(sorted(points)) for width, points in sorted(of.items())}
-        for dtype, of in found.items()
-    }
-
-
-def _products(points: Iterable[Any]) -> Products:
-    found = {(_positive(m), _positive(n), _positive(k)): float(_positive(rate)) for m, n, k, rate in points}
-    extents = {m for m, _, _ in found}
-    if len(extents) < 2 or len(found) != len(extents) ** 3 or not {*itertools.chain(*found)} <= extents:
-        raise ValueError("products: expected all m, n and k of at least two extents")
-    return found
 
 
 def _positive(value: Any) -> Any:

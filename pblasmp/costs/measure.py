@@ -6,11 +6,9 @@ Everything is timed as a run among many, as predictions mean it: threads and cac
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from functools import partial
 from statistics import median
 from typing import Any
@@ -27,7 +25,7 @@ from ..engines.request import AnyProblem, Operands
 from ..layout import Grid, MatrixDescriptor
 from ..timing import in_a_row, repeated, samples
 from .machines import machine_from
-from .predict import FLOPS, kind_of, predict
+from .predict import FACTORED, FLOPS, kind_of, predict
 
 Made = tuple[Callable[[], Any], int, float]
 """What runs a kernel, how often it does, and the operations of the kernel."""
@@ -47,17 +45,11 @@ _SOLVES = ("float32", "float64")
 # GPUs factor nothing else at once
 _SQUARES = {"host": (64, 128, 256, 512, 1024, 2048), "gpu": (256, 512, 1024)}
 _SIZES = {"host": (32, 64, 128, 256, 512, 1024, 2048), "gpu": (256, 512, 1024, 2048, 4096, 8192, 16384)}
-_WIDTHS: dict[str, dict[str, tuple[int, ...]]] = {
-    "host": {"getrf": (64, 128), "geqrt": (32, 64), "trsm": ()},
-    "gpu": {"getrf": (256, 512, 1024), "geqrt": (128, 256, 512), "trsm": (256, 512, 1024)},
-}  # of panels
-_HEIGHTS = {"host": (64, 128, 256, 512, 1024, 2048), "gpu": (512, 8192, 32768)}
-_UPDATED = (1024, 4096, 16384)
-_REFLECTED = (64, 1024)  # columns
-_EXTENTS = (16, 64, 256, 1024)  # of products of all shapes
+_PANEL = {
+    "host": (128, 64),
+    "gpu": (512, 256),
+}  # rows and columns: with more rows, operations take most of the time
 _SWAPPED = {"host": (1024, 512, 64), "gpu": (16384, 8192, 512)}  # rows, columns, exchanges
-_TURNED = {"host": 1024, "gpu": 8192}
-_BESIDE = 8192, 512, "float64"  # the order of products, the columns of panels beside them
 # up to n so many in a CUDA graph: launching small ones one by one takes longer
 _RECORDED = ((1024, 16), (2048, 4))
 
@@ -107,8 +99,6 @@ def _round(
     table["meeting_seconds"] = seconds(engine.transport.fence) if comm.size > 1 else 0.0
     step("copies")
     table["copy"] = {"bytes_per_second": _COPIED[kind] / seconds(_copy(engine))}
-    turned, nbytes = _turn(engine)
-    table["turn"] = {"bytes_per_second": nbytes / seconds(turned)}
     if comm.size > 1:
         step("messages")
         table["link"] = _measure_link(engine, comm, seconds, table["call_seconds"])
@@ -127,77 +117,16 @@ def _round(
             dtype: list(_curve(comm, dtype, _SQUARES[kind], seconds, partial(make, engine)))
             for dtype in _SOLVES
         }
-    for name, panel in _PANELS.items():
-        step(f"panels: {name}")
-        table[f"{name}_panel"] = {
-            dtype: list(_panel_points(comm, kind, name, seconds, partial(panel, engine, dtype)))
-            for dtype in _SOLVES
-        }
-    if operations_of(engine).gemqrt is not None:
-        step("products with reflectors")
-        table["gemqrt"] = {dtype: list(_reflections(engine, comm, dtype, seconds)) for dtype in _SOLVES}
-    step("products of other shapes")
-    shapes = "update" if kind == "gpu" else "products"
-    table[shapes] = {dtype: list(_SHAPES[shapes](engine, comm, dtype, seconds)) for dtype in _SOLVES}
+    step("panels")
+    rows, cols = _PANEL[kind]
+    table["columns"] = {
+        name: max(comm.allgather(seconds(make(engine, "float64", rows, cols)))) / cols
+        for name, make in _PANELS.items()
+    }
     step("exchanges of rows")
     swap, nbytes = _swap(engine)
     table["swap"] = {"bytes_per_second": nbytes / seconds(swap)}
-    if kind == "gpu":
-        step("work ahead")
-        table["queue"] = _measure_queue(engine, comm)
-        table["beside"], table["slows"] = _measure_beside(engine, comm)
     return table
-
-
-def _panel_points(
-    comm: Communicator,
-    kind: str,
-    name: str,
-    seconds: Callable[[Callable[[], Any]], float],
-    make: Callable[[int, int], Callable[[], Any]],
-) -> Iterator[list[Any]]:
-    """Yield rows, columns and seconds of what ``make`` returns. Collective over the ranks."""
-    for cols in _WIDTHS[kind][name]:
-        for rows in _HEIGHTS[kind]:
-            if rows >= cols:
-                yield [rows, cols, max(comm.allgather(seconds(make(rows, cols))))]
-
-
-def _reflections(
-    engine: Engine, comm: Communicator, dtype: str, seconds: Callable[[Callable[[], Any]], float]
-) -> Iterator[list[Any]]:
-    """Yield m, n and the operations per second of a panel's reflectors times m × n. Collective over the ranks."""
-    operations, k = operations_of(engine), _WIDTHS[_kind(engine)]["geqrt"][-1]
-    for m in _HEIGHTS[_kind(engine)]:
-        v, _, _ = _panel(engine, m, k, dtype)
-        t = engine.xp.zeros((k, k), v.dtype, order="F")
-        operations.geqrt(v, t)
-        for n in _REFLECTED:
-            x, _, _ = _panel(engine, m, n, dtype)
-            took = max(comm.allgather(seconds(partial(operations.gemqrt, v, t, x, adjoint=True))))
-            yield [m, n, FLOPS["gemqrt"](m, n, k) / took]
-
-
-def _update_points(
-    engine: Engine, comm: Communicator, dtype: str, seconds: Callable[[Callable[[], Any]], float]
-) -> Iterator[list[Any]]:
-    """Yield n, k and the operations per second of n × k times k × n. Collective over the ranks."""
-    for k in _WIDTHS["gpu"]["getrf"]:
-        for n in _UPDATED:
-            took = max(comm.allgather(seconds(_update(engine, dtype, n, n, k))))
-            yield [n, k, FLOPS["gemm"](n, n, k) / took]
-
-
-def _product_points(
-    engine: Engine, comm: Communicator, dtype: str, seconds: Callable[[Callable[[], Any]], float]
-) -> Iterator[list[Any]]:
-    """Yield m, n, k and the operations per second of m × k times k × n. Collective over the ranks."""
-    for shape in itertools.product(_EXTENTS, repeat=3):
-        took = max(comm.allgather(seconds(_update(engine, dtype, *shape))))
-        yield [*shape, FLOPS["gemm"](*shape) / took]
-
-
-_SHAPES = {"update": _update_points, "products": _product_points}
 
 
 def measure_calls(
@@ -220,7 +149,7 @@ def measure_calls(
     for _ in range(_ROUNDS):
         for problem, run in calls:
             foreseen = predict(problem, machine, nranks=comm.size)
-            if engine.traits.queues and not foreseen.traffic.events:
+            if engine.traits.queues and kind_of(problem) not in FACTORED:
                 launches = max(sum(shapes.values()) for shapes in foreseen.traffic.shapes)
                 took = max(comm.allgather(_queueing(engine, run)))
                 rest = took - launches * float(table["launch_seconds"])
@@ -314,20 +243,6 @@ def _geqrt_panel(engine: Engine, dtype: str, m: int, n: int) -> Callable[[], Any
     return lambda: operations_of(engine).geqrt(a, t)
 
 
-def _update(engine: Engine, dtype: str, m: int, n: int, k: int) -> Callable[[], Any]:
-    """Return what multiplies two matrices and subtracts the product, as factorizations do."""
-    kind = as_dtype(dtype)
-    a, b, d = (engine.empty((rows, cols), kind, "F", rows) for rows, cols in ((m, k), (k, n), (m, n)))
-    a[...], b[...], d[...] = 0, 0, 0
-    return lambda: engine.operations.gemm(-1, a, b, 1, d)
-
-
-def _trsm_panel(engine: Engine, dtype: str, m: int, n: int) -> Callable[[], Any]:
-    """Return what solves ``n`` equations for ``m`` right-hand sides, as below a panel's square."""
-    (a, _, _), (x, _, _) = _panel(engine, n, n, dtype), _panel(engine, m, n, dtype)
-    return lambda: engine.operations.trsm(1, a, x.T, lower=True, unit=False)
-
-
 def _panel(engine: Engine, m: int, n: int, dtype: str) -> tuple[Any, Any, Any]:
     """Return a matrix near the identity, so that it can be factored again and again, and room for INFO and pivots."""
     xp = engine.xp
@@ -339,44 +254,7 @@ def _panel(engine: Engine, m: int, n: int, dtype: str) -> tuple[Any, Any, Any]:
 
 
 _FACTORISATIONS = {"potrf": _potrf, "getrf": _getrf}
-_PANELS = {"getrf": _getrf_panel, "geqrt": _geqrt_panel, "trsm": _trsm_panel}
-
-
-def _on_streams(engine: Any, *runs: Callable[[], Any] | None) -> list[float]:
-    """Return the seconds of work on the caller's stream and on "ahead", which are given it one after the other."""
-    cuda, operations = engine.xp.cuda, engine.operations
-    begins, ends = [cuda.Event() for _ in runs], [cuda.Event() for _ in runs]
-    engine.synchronize()
-    for i, (run, where) in enumerate(zip(runs, (nullcontext(), operations.beside("ahead")), strict=True)):
-        with where:
-            stream = cuda.get_current_stream()
-            begins[i].record(stream)
-            if run is not None:
-                run()
-            ends[i].record(stream)
-    engine.synchronize()
-    times = (cuda.get_elapsed_time(*pair) for pair in zip(begins, ends, strict=True))
-    return [float(each) * 1e-3 for each in times]
-
-
-def _gemm_panel(engine: Engine, dtype: str, m: int, n: int) -> Callable[[], Any]:
-    a, b, d = (_panel(engine, *shape, dtype)[0] for shape in ((m, n), (n, n), (m, n)))
-    return lambda: engine.operations.gemm(-1, a, b, 1, d)
-
-
-def _potrf_square(engine: Engine, dtype: str, _: int, n: int) -> Callable[[], Any]:
-    return _potrf(engine, n, dtype)[0]
-
-
-_AHEAD = {**_PANELS, "gemm": _gemm_panel, "potrf": _potrf_square}
-
-
-def _measure_queue(engine: Engine, comm: Communicator) -> dict[str, float]:
-    """Return how long the host takes to queue a column of panels by kernel, and a product. Collective."""
-    n, width, dtype = _BESIDE
-    took = {name: _queueing(engine, make(engine, dtype, n, width)) for name, make in _AHEAD.items()}
-    every = comm.allgather({name: each / (1 if name == "gemm" else width) for name, each in took.items()})
-    return {name: max(each[name] for each in every) for name in every[0]}
+_PANELS = {"getrf": _getrf_panel, "geqrt": _geqrt_panel}
 
 
 def _swap(engine: Engine) -> tuple[Callable[[], Any], int]:
@@ -387,39 +265,6 @@ def _swap(engine: Engine) -> tuple[Callable[[], Any], int]:
     others = np.random.default_rng(0).integers(count, rows, count, dtype=np.int32) + 1
     pivots = engine.xp.asarray(others.astype(np.int32))
     return lambda: operations_of(engine).swap_rows(a, 0, count, pivots), 2 * count * cols * a.itemsize
-
-
-def _measure_beside(engine: Any, comm: Communicator) -> tuple[dict[str, float], ...]:
-    """Return how many more seconds a column of a panel takes while products run, and how many times as long these do.
-
-    On GPUs; collective over the ranks.
-    """
-    operations = engine.operations
-    n, width, dtype = _BESIDE
-    a, b, d = (
-        engine.empty(shape, as_dtype(dtype), "C", shape[1]) for shape in ((n, width), (width, n), (n, n))
-    )
-    a[...], b[...], d[...] = 0, 0, 0
-
-    def usual(*runs: Callable[[], Any] | None) -> list[float]:
-        found = [_on_streams(engine, *runs) for _ in range(5)]
-        return [median(each) for each in zip(*found, strict=True)]
-
-    def product() -> None:
-        operations.gemm(-1, a, b, 1, d)
-
-    one = usual(product, None)[0]
-    beside, slows = {}, {}
-    for name, make in _AHEAD.items():
-        ahead = make(engine, dtype, n, width)
-        alone = usual(None, ahead)[1]
-        products = in_a_row(product, 2 + int(4 * alone / one))
-        whole, (longer, took) = usual(products, None)[0], usual(products, ahead)
-        beside[name] = max(0.0, took - alone) / (1 if name == "gemm" else width)
-        left = max(took - (longer - whole), took / 2)  # what the products done meanwhile take alone
-        slows[name] = max(1.0, took / left)
-    every = comm.allgather((beside, slows))
-    return tuple({name: max(each[i][name] for each in every) for name in _AHEAD} for i in range(2))
 
 
 def _recorded(engine: Engine, n: int, run: Callable[[], Any]) -> tuple[Callable[[], Any], int]:
@@ -448,18 +293,6 @@ def _copy(engine: Engine) -> Callable[[], None]:
         b[...] = a
 
     return run
-
-
-def _turn(engine: Engine) -> tuple[Callable[[], None], int]:
-    """Return what copies a square from one memory order to the other, and the bytes it writes."""
-    n = _TURNED[_kind(engine)]
-    a, b = (engine.empty((n, n), np.dtype(np.float64), order, n) for order in "CF")
-    a[...] = 0
-
-    def run() -> None:
-        b[...] = a
-
-    return run, 8 * n * n
 
 
 def _measure_link(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,6 @@ from ..layout.trapezoid import Trapezoid
 from .ghosts import Ghost, ghost
 
 __all__ = [
-    "Event",
     "LogEntry",
     "PaperEngine",
     "PaperOperations",
@@ -78,7 +77,7 @@ class LogEntry:
     """What a rank does with others, as its transport is asked to.
 
     Attributes:
-        kind: "exchange", "messages", "pushes" (which the receiver does not write down), "sum" or "fence".
+        kind: "exchange", "messages", "sum" or "fence".
         exchange, slots: of an exchange.
         sends, receives: of messages, (bytes, other rank) of each.
         nbytes: of a sum, what this rank puts in.
@@ -90,23 +89,6 @@ class LogEntry:
     sends: tuple[tuple[int, int], ...] = ()
     receives: tuple[tuple[int, int], ...] = ()
     nbytes: int = 0
-
-
-class Event(NamedTuple):
-    """What a rank does in a factorisation, in order.
-
-    Attributes:
-        kind: "kernel"; "publish" and "fetch" of a panel; "passed": it is passed on; "updated": the panel after the next
-            has been; "messages"; or "fence".
-        what: the kernel, as in ``Traffic.shapes``; which panel; or what is sent and received, as in ``LogEntry``.
-        nbytes: of the panel, if it is sent.
-        ahead: on GPUs, it is on the stream for work that other ranks wait for.
-    """
-
-    kind: str
-    what: Any = None
-    nbytes: int = 0
-    ahead: bool = False
 
 
 class PlannedExchange:
@@ -130,18 +112,12 @@ class _OneOfMany(Serial):
 
 
 class _PaperFlags:
-    """Flags of shared panels."""
-
-    def __init__(self, events: list[Event]) -> None:
-        self._events = events
+    """Flags of shared panels, which nobody waits for."""
 
     def done(self, i: int) -> None:
-        """Write down that a panel is ready. Local."""
-        self._events.append(Event("publish", i))
+        """Do nothing. Local."""
 
-    def wait(self, i: int) -> None:
-        """Write down that a panel is awaited. Local."""
-        self._events.append(Event("fetch", i))
+    wait = done
 
 
 class _Done:
@@ -179,9 +155,9 @@ class PaperTransport(Room):
 
     why_not_shared = ""
 
-    def __init__(self, ranks: Ranks, rank: int, events: list[Event]) -> None:
+    def __init__(self, ranks: Ranks, rank: int) -> None:
         super().__init__(_OneOfMany())
-        self._ranks, self._events = ranks, events
+        self._ranks = ranks
         self.rank, self.size, self.nodes = rank, ranks.size, ranks.nodes
         self.log: list[LogEntry] = []
         self.kept = Kept(min(ranks.size, ranks.per_node))
@@ -207,14 +183,12 @@ class PaperTransport(Room):
     def start(self, sends: Sequence[tuple[Ghost, int]], receives: Sequence[tuple[Ghost, int]]) -> _Done:
         """Write messages down. Local."""
         made = (tuple((array.nbytes, rank) for array, rank in each) for each in (sends, receives))
-        entry = LogEntry("messages", sends=next(made), receives=next(made))
-        self.log.append(entry)
-        self._events.append(Event("messages", (entry.sends, entry.receives)))
+        self.log.append(LogEntry("messages", sends=next(made), receives=next(made)))
         return _Done()
 
     def progress(self, flags: Any) -> _PaperFlags:  # noqa: ARG002
         """Return flags of shared panels. Local."""
-        return _PaperFlags(self._events)
+        return _PaperFlags()
 
     def start_exchange(
         self, exchange: PlannedExchange, src: Any, dst: Any, *, conjugate: bool = False, slots: int | None = None
@@ -231,7 +205,6 @@ class PaperTransport(Room):
     def fence(self) -> None:
         """Write a meeting of all ranks down. Local."""
         self.log.append(LogEntry("fence"))
-        self._events.append(Event("fence"))
 
     arrive = fence
 
@@ -296,10 +269,8 @@ class PaperOperations(HostOperations):
         empty_like=np.empty_like,
     )
 
-    def __init__(self, events: list[Event], cores: int, kept: Kept) -> None:
+    def __init__(self, cores: int, kept: Kept) -> None:
         super().__init__("scipy", kept, cores)  # type: ignore[arg-type]
-        self._events = events
-        self.ahead = False
         self.flops = 0
         self.shapes: Shapes = Counter()
 
@@ -307,7 +278,6 @@ class PaperOperations(HostOperations):
         self.flops += flops * (4 if dtype.kind == "c" else 1)
         if flops:
             self.shapes[kernel, dtype.name, m, n, k] += 1
-            self._events.append(Event("kernel", (kernel, dtype.name, m, n, k), ahead=self.ahead))
 
     def gemm(
         self, alpha: complex, a: Any, b: Any, beta: complex, d: Any, compute: Any = None, c: Any = None
@@ -348,7 +318,6 @@ class PaperOperations(HostOperations):
         if rows and cols:
             kernel = "swap", a.dtype.name, rows, cols, 0
             self.shapes[kernel] += 1
-            self._events.append(Event("kernel", kernel, ahead=self.ahead))
 
     def exchanged_rows(self, pivots: Any, first: int, rows: int) -> tuple[Any, Any]:
         """Return what the pivots of a panel exchange if they are anywhere in its columns. Local."""
@@ -406,18 +375,14 @@ class PaperEngine(HostEngine):
         rank: which one this is.
     """
 
+    _transport: type[PaperTransport] = PaperTransport
+    _operations: type[PaperOperations] = PaperOperations
+
     def __init__(self, ranks: Ranks, rank: int) -> None:
         self.why = "on paper"
-        self.events: list[Event] = []
-        self._begin(ranks, rank)
+        self.transport: Any = self._transport(ranks, rank)
+        self.operations: Any = self._operations(ranks.cores or ranks.per_node, self.transport.kept)
         self.xp: Any = self.operations.xp
-
-    def _begin(self, ranks: Ranks, rank: int) -> None:
-        """Make operations and a transport. Local."""
-        self.transport: Any = PaperTransport(ranks, rank, self.events)
-        self.operations: Any = PaperOperations(
-            self.events, ranks.cores or ranks.per_node, self.transport.kept
-        )
 
     def to_host(self, array: Any, out: Any = None) -> Any:  # noqa: ARG002
         """Return the array. Local."""

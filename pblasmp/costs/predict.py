@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, get_args
 
@@ -14,18 +14,18 @@ import numpy as np
 from ..dtypes import accumulation_dtype, as_dtype
 from ..engines.request import AnyProblem
 from ..errors import ArgumentError, ArgumentTypeError, counted, short_repr
-from ..layout import Level3Problem, MatrixDescriptor, ParallelProblem
+from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.factor_problem import FactorProblem
-from ..layout.traffic import Kernel, Traffic, bytes_text
+from ..layout.traffic import LINKS, Kernel, Shapes, Traffic, bytes_text
 from .machines import Machine, NodeOf, load_machine
-from .replay import replay
-from .streams import replay_streams
-from .traffic import move_traffic, size_of, traffic
+from .traffic import move_traffic, operands_bytes, size_of, traffic
 
 __all__ = ["FLOPS", "Prediction", "kernel_seconds", "kind_of", "predict", "time_of_move", "time_text"]
 
-_BAND = (0.8, 1.25)  # of the prediction, for what was measured: see the validation
-_WIDE = (0.5, 2.0)  # for what is extrapolated
+_PRODUCT_BAND = (0.8, 1.25)  # of the prediction, for products that were measured: see the validation
+_WIDE = (0.5, 2.0)  # for all else
+FACTORED = ("cholesky", "lu", "qr", "lstsq", "triangular")
+PANELS = ("potrf", "getrf", "geqrt")
 FLOPS: dict[str, Callable[[int, int, int], float]] = {
     "gemm": lambda m, n, k: 2 * m * n * k,
     "trsm": lambda m, n, k: m * n * k,
@@ -35,6 +35,10 @@ FLOPS: dict[str, Callable[[int, int, int], float]] = {
     "gemqrt": lambda m, n, k: (4 * m - k) * n * k,
 }
 """Operations of a kernel. Source: LAPACK Working Note 41."""
+_ALL = (*FLOPS, "swap")
+_BESIDE = 1.6  # times as long a panel takes a GPU beside products, which leave it few multiprocessors
+_RUN = 4  # ranks of a factorization are counted, at most; the others are taken to do as these
+_PARTS = 4  # in which GPUs of a node push operands
 _BEYOND = 2  # products of matrices so many times as large as measured ones are extrapolated
 
 
@@ -122,8 +126,8 @@ def predict(
     """Return how long a computation takes on a machine, and what it needs. Local: needs no ranks, MPI or GPU.
 
     It is the time of a call among many: threads and caches are warm, and the host queues the next call while a GPU
-    computes. Products of the GPUs of a node are counted as they push operands; other counts of GPUs are those of slabs
-    by messages, which their algorithms move, too.
+    computes. Counts of GPUs are those of operands that are gathered by messages. Of a factorization on many ranks, some
+    are counted; if its matrices alone do not fit into the memory, none.
 
     Args:
         problem: a MatmulProblem, Level3Problem, ParallelProblem or FactorProblem: ``MatmulProblem.gemm`` and
@@ -153,11 +157,39 @@ def predict(
         raise ArgumentError(
             f"machine: {where.name} is one node of {counted(where.ranks_per_node, 'rank')}, the layouts need {size}"
         )
+    if isinstance(problem, FactorProblem) and not problem.faults():
+        held = operands_bytes(problem)
+        if held > where.memory_bytes:
+            return _too_large(where, problem, size, per_node, held)
+    pushed = where.engine == "gpu" and isinstance(problem, MatmulProblem) and size == per_node
     counts = traffic(
-        problem, algorithm, alpha=alpha, beta=beta, nranks=size, ranks_per_node=per_node,
-        memory_bytes=per_node * where.memory_bytes, cores=where.cores or None, gpus=where.engine == "gpu",
+        problem, "gathered" if pushed and algorithm == "push" else algorithm,
+        alpha=alpha, beta=beta, nranks=size, ranks_per_node=per_node, memory_bytes=per_node * where.memory_bytes,
+        cores=where.cores or None, gpus=where.engine == "gpu", most=_RUN,
     )  # fmt: skip
+    if pushed and counts.algorithm == "gathered":  # GPUs of a node push what is gathered here
+        counts = replace(counts, algorithm="push", path="push")
     return _timed(where, counts, kind_of(problem))
+
+
+def _too_large(machine: Machine, problem: FactorProblem, size: int, per_node: int, held: int) -> Prediction:
+    """Return the prediction for a factorization whose matrices are larger than the memory, counting nothing."""
+    nothing = np.zeros(size, np.int64)
+    (m, n), dtype = problem.a.shape, problem.a.dtype.name
+    kernel = {"cholesky": "potrf", "lu": "getrf"}.get(problem.routine, "geqrt")
+    flops = int(FLOPS[kernel](m, n, min(m, n))) * (4 if dtype.startswith("complex") else 1)
+    side = max(1, int((flops / 2 / size) ** (1 / 3)))
+    counts = Traffic(
+        str(problem), "panels", "panels", size, per_node, nothing, nothing, nothing, nothing, nothing + flops // size,
+        nothing + held, [Counter({("gemm", dtype, side, side, side): 1})], nothing, nothing,
+        dict.fromkeys(LINKS, 0), nothing, nothing, nothing, nothing, 0, 0,
+    )  # fmt: skip
+    found = _timed(machine, counts, kind_of(problem))
+    remark = "its matrices alone do not fit: only its operations are counted, at the speed of products"
+    return replace(
+        found, low=_WIDE[0] * found.seconds, high=_WIDE[1] * found.seconds,
+        extrapolated=(*found.extrapolated, remark),
+    )  # fmt: skip
 
 
 def kind_of(problem: AnyProblem) -> str:
@@ -176,33 +208,31 @@ def time_of_move(source: MatrixDescriptor, target: MatrixDescriptor, machine: Ma
 
 
 def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
+    """Return how long counts take: kernels by their rates, messages and copies by theirs, and latencies of all."""
     here, remark = machine.node_of(counts.ranks_per_node)
     remarks = [remark] if remark else []
     if not machine.measured:
         remarks.append(f"{machine.name} was not measured")
-    several = counts.nranks > counts.ranks_per_node
+    size, several = counts.nranks, counts.nranks > counts.ranks_per_node
     if several and machine.measured:
         remarks.append("the network was not measured")
-    gpus = machine.engine == "gpu"
+    gpus, factors = machine.engine == "gpu", kind in FACTORED
     working = here
-    if counts.events and 0 < machine.cores < counts.ranks_per_node:  # the others leave the cores to them
+    if factors and 0 < machine.cores < counts.ranks_per_node:  # the others leave the cores to them
         working, remark = machine.node_of(machine.cores)
         remarks += [remark] if remark else []
     # On CPU ranks each kernel's time has that to start it; a GPU's host starts them while it computes.
     least = 0.0 if gpus else working.launch_seconds
 
-    def seconds_of(kernel: Kernel) -> float:
-        return max(least, kernel_seconds(working, kernel, remarks))
-
-    classes = [
-        sum(count * seconds_of(kernel) for kernel, count in shapes.items()) for shapes in counts.shapes
-    ]
-    hosts = np.zeros(counts.nranks)
-    if gpus and not counts.events:
-        hosts += (
-            here.launch_seconds * np.array([sum(shapes.values()) for shapes in counts.shapes])[counts.like]
+    def seconds_of(shapes: Shapes, kernels: Collection[str] = FLOPS) -> float:
+        """Return how long the kernels of some names take."""
+        return sum(
+            count * max(least, kernel_seconds(working, kernel, remarks))
+            for kernel, count in shapes.items()
+            if kernel[0] in kernels
         )
-    compute = np.array(classes)[counts.like]
+
+    compute = np.array([seconds_of(shapes, _ALL) for shapes in counts.shapes])[counts.like]
     link, network = here.link or here.copy, machine.network
     moved = np.maximum(counts.node_bytes, counts.node_received) / link.bytes_per_second
     latency = link.seconds
@@ -211,38 +241,35 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
         arriving = counts.received_bytes - counts.node_received
         moved = moved + np.maximum(out, arriving) / network.bytes_per_second
         latency = network.seconds
-    rounds = max(1, counts.nranks - 1).bit_length()
-    moved = moved + counts.messages * latency + counts.collectives * rounds * latency
-    copies = (
-        counts.copied_bytes - counts.collective_copies + counts.touched_bytes
-    ) / here.copy.bytes_per_second
-    if here.turn is not None:
-        copies = copies + counts.turned_bytes * (
-            1 / here.turn.bytes_per_second - 1 / here.copy.bytes_per_second
-        )
+    rounds = max(1, size - 1).bit_length()
+    moved = moved + (counts.messages + counts.collectives * rounds) * latency
+    written = counts.copied_bytes - counts.collective_copies + counts.touched_bytes
+    copies = written / here.copy.bytes_per_second
     waits = counts.meetings * here.meeting_seconds * (1 + (rounds if several else 0))
-    if counts.events:
-        way = network if several and network is not None else link
-        if gpus:
-            finished, passed = replay_streams(counts.events, seconds_of, partial(_in_streams, here), way)
-        else:
-            finished, passed = replay(counts.events, seconds_of, way)
-        exposed = finished - compute + np.maximum(moved - passed, 0) + copies + waits
+    if factors:  # panels are finished one after the other, while the ranks update with those before
+        panels, solves = (
+            np.array([seconds_of(shapes, names) for shapes in counts.shapes])[counts.like]
+            for names in (PANELS, ("trsm",) if kind == "cholesky" else ())
+        )
+        chain = panels.sum() * (_BESIDE if gpus else 1) + solves.sum()
+        exposed = np.maximum(chain - compute, -panels if gpus else 0) + moved + copies + waits
     elif machine.overlaps:  # pieces arrive while those before are multiplied; the first is waited for
-        first = moved / counts.pieces
-        exposed = first + (1 - 1 / counts.pieces) * np.maximum(moved - compute, 0) + copies + waits
+        pieces = max(counts.pieces, _PARTS if gpus and not several else 1)
+        first = moved / pieces
+        exposed = first + (1 - 1 / pieces) * np.maximum(moved - compute, 0) + copies + waits
     else:
         exposed = moved + copies + waits
     total = compute + exposed
-    hosts += here.calls.get(kind, here.call_seconds)
-    # A GPU's host queues the next call while this one runs, but for factorisations, which wait for what they find.
-    call = np.maximum(hosts - total, 0) if gpus and not counts.events else hosts
+    kernels = np.array([sum(shapes.values()) for shapes in counts.shapes])[counts.like]
+    hosts = here.calls.get(kind, here.call_seconds) + (here.launch_seconds * kernels if gpus else 0)
+    # A GPU's host queues the next call while this one runs.
+    call = np.maximum(hosts - total, 0) if gpus else np.full(size, hosts)
     slowest = int((total + call).argmax())
     seconds = float((total + call)[slowest])
-    band = _WIDE if remarks else _BAND
+    narrow = _PRODUCT_BAND if not factors else _WIDE
+    band = _WIDE if remarks else narrow
     memory = int(counts.memory_bytes.max())
-    # Kernels in several streams of a GPU together take longer than the time in which they run.
-    computing = np.minimum(compute, total)
+    computing = np.minimum(compute, total)  # kernels that run beside others count once
     average = float(computing.mean())
     left = max(0.0, seconds - average)
     calling = min(float(call[slowest]), left)
@@ -253,47 +280,32 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
     )  # fmt: skip
 
 
-def _in_streams(here: NodeOf, kernel: Kernel) -> tuple[float, float, float]:
-    """Return what a kernel takes longer beside products, how it slows these down, and how long it takes to queue it."""
-    name, _, m, n, _ = kernel
-    count = {"gemm": 1, "trsm": m}.get(name, n)
-    if name == "swap":
-        name, count = "gemm", 1  # a kernel or two
-    return here.beside.get(name, 0.0) * count, here.slows.get(name, 1.0), here.queue.get(name, 0.0) * count
-
-
 def kernel_seconds(here: NodeOf, kernel: Kernel, remarks: list[str]) -> float:
-    """Return how long a kernel takes, and add a remark if that was not measured. Local."""
+    """Return how long a kernel takes, and add a remark if that was not measured. Local.
+
+    That is the longer one of its operations at their rate and the bytes that it touches, and of a panel its columns.
+    """
     name, dtype, m, n, k = kernel
     if name == "swap":
         return 2 * m * n * as_dtype(dtype).itemsize / (here.swap or here.copy).bytes_per_second
     if dtype not in here.gemm:
         dtype = accumulation_dtype(as_dtype(dtype)).name  # the host multiplies in that
     size = (m * n * k) ** (1 / 3)
-    factor = 4 if dtype.startswith("complex") else 1
-    flops = FLOPS[name](m, n, k) * factor
-    rows, cols = (n, m) if name == "trsm" else (m, n)
-    if rows >= cols and name in ("getrf", "geqrt", "trsm"):
-        took = here.panel_seconds(name, dtype, rows, cols)
-        if took is not None:
-            return took * factor
-    touched = (m * k + k * n + m * n) * as_dtype(dtype).itemsize
     if not here.largest(dtype):
         remarks.append(f"products of {dtype} were not measured")
     elif size > _BEYOND * here.largest(dtype):
         remarks.append(f"local products larger than n = {here.largest(dtype)}, the largest measured")
-    rate: float | None = None
-    if name == "gemm":
-        rate = here.product_rate(dtype, m, n, k)
-    elif name == "gemqrt":
-        rate = here.reflection_rate(dtype, m, n)
-    if rate is None:
-        like = "gemm" if name in ("geqrt", "gemqrt") else name
-        rate = here.rate(dtype, size, like)
-        if like != name or not here.curve(name, dtype):
-            remarks.append(f"{name} of {dtype} was not measured: taken to be as fast as products")
+    flops = FLOPS[name](m, n, k) * (4 if dtype.startswith("complex") else 1)
+    touched = (m * k + k * n + m * n) * as_dtype(dtype).itemsize
+    panel = name == "geqrt" or (name == "getrf" and (m >= 2 * n or not here.curve(name, dtype)))
+    like = "gemm" if panel or name == "gemqrt" else name
+    if panel and name not in here.columns:
+        remarks.append(f"{name} of panels was not measured: taken to be as fast as products")
+    elif like != "gemm" and not here.curve(name, dtype):
+        remarks.append(f"{name} of {dtype} was not measured: taken to be as fast as products")
     # A copy reads and writes each byte.
-    return max(flops / rate, touched / here.copy.bytes_per_second / 2)
+    took = max(flops / here.rate(dtype, size, like), touched / here.copy.bytes_per_second / 2)
+    return took + (n * here.columns.get(name, 0.0) if panel else 0.0)
 
 
 def time_text(seconds: float) -> str:

@@ -24,9 +24,17 @@ from ..layout.traffic import Numbers, Shapes, Traffic
 from .classes import classes
 from .counts import Counts, Move, counts_of
 from .ghosts import Ghost
-from .paper import Event, LogEntry, PaperEngine, Ranks
+from .paper import LogEntry, PaperEngine, Ranks
 
-__all__ = ["asked_problem", "dtype_of", "move_traffic", "operands_of", "size_of", "traffic"]
+__all__ = [
+    "asked_problem",
+    "dtype_of",
+    "move_traffic",
+    "operands_bytes",
+    "operands_of",
+    "size_of",
+    "traffic",
+]
 
 
 _LARGEST = 2**63 - 1
@@ -44,10 +52,14 @@ def traffic(
     memory_bytes: int | None = None,
     cores: int | None = None,
     gpus: bool = False,
+    most: int | None = None,
 ) -> Traffic:
     """Return what each CPU rank of a computation does, which ``problem.traffic`` documents. Local.
 
     ``cores`` is how many a node has, which is how many of its ranks work on a factorization; by default all.
+
+    ``most`` ranks of a factorization are counted, evenly chosen, and the others are taken to do as the one before: by
+    default all, so that the counts are exact.
 
     ``gpus`` counts algorithms by messages as they run on GPUs, where operands of short types stay as they are.
 
@@ -66,6 +78,9 @@ def traffic(
     options = replace(options, algo=first.algorithm)  # the ranks agree: one choice is enough
     counts = _exchanged(ranks, first.log)
     like = classes(asked, ranks, first.algorithm, {entry.kind for entry in first.log})
+    if most is not None and isinstance(asked, FactorProblem) and len(np.unique(like)) > most:
+        chosen = np.linspace(0, ranks.size - 1, most).astype(np.int64)
+        like = chosen[np.searchsorted(chosen, np.arange(ranks.size), "right") - 1]
     runs = {0: first} | {
         rank: _run(ranks, rank, asked, options, nearest, gpus=gpus) for rank in sorted({*like.tolist()} - {0})
     }
@@ -93,13 +108,12 @@ def traffic(
         call=str(problem), algorithm=first.algorithm, path=first.path, nranks=ranks.size,
         ranks_per_node=ranks.per_node, sent_bytes=counts.sent, received_bytes=counts.received,
         messages=counts.messages, copied_bytes=counts.copied, flops=every(lambda x: x.flops),
-        memory_bytes=every(lambda x: x.memory_bytes), like=numbers, turned_bytes=every(lambda x: x.turned_bytes),
+        memory_bytes=every(lambda x: x.memory_bytes), like=numbers,
         shapes=[runs[rank].shapes for rank in sorted(runs)], touched_bytes=every(lambda x: x.touched_bytes),
         links=links, node_received=counts.received_here,
         collective_copies=every(lambda x: min(x.copied_bytes, x.touched_bytes)),
         node_bytes=counts.sent_here, shared_bytes=counts.shared, meetings=kinds["fence"],
         collectives=kinds["sum"], pieces=_pieces(asked, first.log),
-        events=[runs[rank].events for rank in range(ranks.size)] if isinstance(asked, FactorProblem) else [],
     )  # fmt: skip
 
 
@@ -137,7 +151,7 @@ def move_traffic(
         ranks_per_node=ranks.per_node, sent_bytes=counts.sent, received_bytes=counts.received,
         messages=counts.messages, copied_bytes=counts.copied, flops=nothing, memory_bytes=memory, shapes=[Shapes()],
         like=nothing,
-        touched_bytes=nothing, turned_bytes=nothing, node_received=counts.received_here, collective_copies=nothing,
+        touched_bytes=nothing, node_received=counts.received_here, collective_copies=nothing,
         links=links, node_bytes=counts.sent_here, shared_bytes=counts.shared, collectives=0, meetings=0,
     )  # fmt: skip
 
@@ -147,6 +161,11 @@ def size_of(problem: AnyProblem) -> int:
     if isinstance(problem, ParallelProblem):
         return problem.size
     return max(x.grid.size for x in _matrices(problem).values())
+
+
+def operands_bytes(problem: MatmulProblem | Level3Problem | FactorProblem) -> int:
+    """Return the bytes of the first rank's parts of all matrices. Local."""
+    return sum(_held(x, 0) for x in _matrices(problem).values())
 
 
 def operands_of(engine: HostEngine, problem: AnyProblem) -> Operands:
@@ -199,11 +218,9 @@ class _Run:
     flops: int
     shapes: Shapes
     touched_bytes: int
-    turned_bytes: int
     sent_bytes: int
     copied_bytes: int
     memory_bytes: int
-    events: list[Event]
 
 
 def _run(ranks: Ranks, rank: int, problem: AnyProblem, options: Options, nearest: Any, *, gpus: bool) -> _Run:
@@ -211,7 +228,7 @@ def _run(ranks: Ranks, rank: int, problem: AnyProblem, options: Options, nearest
     engine = _engine(ranks, rank, gpus=gpus)
     operands = operands_of(engine, problem)
     product, verdicts = prepare(engine, problem, options, operands, nearest)
-    before, copied, turned = Ghost.written, Ghost.copied, Ghost.turned
+    before, copied = Ghost.written, Ghost.copied
     product.run(operands)
     arrays = (operands.a, operands.b, operands.c, operands.d, operands.gathered)
     if isinstance(problem, ParallelProblem):
@@ -232,11 +249,9 @@ def _run(ranks: Ranks, rank: int, problem: AnyProblem, options: Options, nearest
         engine.operations.flops,
         engine.operations.shapes,
         Ghost.written - before,
-        Ghost.turned - turned,
         sent,
         copied,
         held + kept,
-        engine.events,
     )
 
 
@@ -358,11 +373,6 @@ def _add_others(counts: Counts, ranks: Ranks, members: Numbers, run: _Run, *, sh
                 sizes[other] += nbytes
         counts.messages[members] += len(entry.sends)
         counts.received_messages[members] += len(entry.receives)
-        if entry.kind == "pushes":
-            for nbytes, other in entry.sends:
-                counts.received[other] += nbytes
-                counts.received_here[other] += nbytes if other in ranks.nodes[rank // ranks.per_node] else 0
-                counts.received_messages[other] += 1
     node = np.arange(size) // ranks.per_node
     for sizes in (to, of):
         sizes[rank] = sizes[members[1]] if len(members) > 1 else 0

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,6 @@ class Traffic:
             "getrf", "geqrt"; "gemqrt" with k reflectors; "swap": exchanges of m rows of n columns.
         like: the class of each rank.
         touched_bytes: bytes that each rank writes in local sums and copies, besides ``copied_bytes``.
-        turned_bytes: of these, those copied from one memory order to the other.
         links: bytes of all ranks by where they go: "same_rank", "same_node" or "other_node". Copies from or to memory
             that the ranks of a node share count as "same_node".
         node_bytes: of ``sent_bytes``, those to ranks of the same node.
@@ -50,7 +49,6 @@ class Traffic:
         collectives: sums over the ranks in a run.
         meetings: times that all ranks wait for each other in a run, besides collectives.
         pieces: in how many pieces, one after another, what is sent arrives: products begin with the first.
-        events: of a factorisation, for each rank what it does, in order.
     """
 
     call: str
@@ -67,7 +65,6 @@ class Traffic:
     shapes: list[Shapes]
     like: Numbers
     touched_bytes: Numbers
-    turned_bytes: Numbers
     links: dict[str, int]
     node_bytes: Numbers
     node_received: Numbers
@@ -76,7 +73,6 @@ class Traffic:
     collectives: int
     meetings: int
     pieces: int = 1
-    events: Sequence[Sequence[Any]] = ()
 
     @property
     def imbalance(self) -> float:

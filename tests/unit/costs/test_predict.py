@@ -12,11 +12,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.costs.advise import advise_layers, advise_move, scale
-from pblasmp.costs.machines import Link, load_machine, machine_from, machine_toml, with_ranks
-from pblasmp.costs.paper import Event
+from pblasmp.costs.machines import load_machine, machine_from, machine_toml, with_ranks
 from pblasmp.costs.predict import kernel_seconds
-from pblasmp.costs.replay import replay
-from pblasmp.costs.streams import replay_streams
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout.routines import ROUTINES
 from pblasmp.problems.files import find, read_toml
@@ -272,128 +269,65 @@ def test_advice_on_factorizations(capsys, monkeypatch):
         assert words in done.stderr
 
 
-def kernel(seconds, ahead=False, name="gemm"):
-    return Event("kernel", (name, "float64", seconds, 1, 1), ahead=ahead)
-
-
-def test_replays():
-    """CPU ranks wait for panels, messages and each other."""
-    link, seconds = Link(10.0, 1.0), lambda of: float(of[2])
-
-    def replayed(*events):
-        finished, passed = replay(events, seconds, link)
-        return finished.tolist(), passed.tolist()
-
-    first = [kernel(3), Event("publish", 0), kernel(4)]
-    assert replayed(first, [kernel(1), Event("fetch", 0), kernel(5)]) == ([7, 8], [0, 0])
-    sends = Event("messages", (((20, 1),), ()))
-    assert replayed([kernel(1), sends], [Event("messages", ((), ((20, 0),)))]) == ([4, 4], [3, 0])
-    fence = Event("fence")
-    assert replayed([kernel(2), fence, kernel(1)], [kernel(5), fence]) == ([6, 5], [0, 0])
-    ahead = [kernel(2), kernel(6), kernel(3, ahead=True), Event("publish", 1, 20, ahead=True)]
-    assert replayed(ahead, [Event("fetch", 1)]) == ([11, 14], [0, 0])
-    with pytest.raises(AssertionError, match="the ranks wait for each other"):
-        replayed([Event("fetch", 5)], [fence])
-
-
-def test_streams():
-    """Two streams of a GPU: who waits for what, what they take longer beside each other, and the host's time."""
-    link = Link(10.0, 1.0)
-
-    def replayed(*events, more=0.0, queueing=0.0, factor=1.0):
-        finished, passed = replay_streams(
-            events, lambda of: float(of[2]), lambda _: (more, factor, queueing), link
-        )
-        return [round(each, 9) for each in finished.tolist()], passed.tolist()
-
-    fetch, fence, updated = Event("fetch", 1), Event("fence"), Event("updated")
-    ahead = [kernel(2), updated, kernel(6), kernel(3, ahead=True), Event("publish", 1, 20, ahead=True)]
-    assert replayed(ahead, [fetch]) == ([8, 8], [0, 0])  # it begins at 2 and arrives at 2 + 3 + 3
-    assert replayed(ahead, [fetch, kernel(4)]) == ([8, 12], [0, 0])
-    assert replayed(ahead, [fetch, kernel(4, ahead=True)]) == ([8, 12], [0, 0])  # it came on that stream
-    # beside the product work ahead takes 3 + 3 seconds, and the product twice as long
-    assert replayed([*ahead[:2], kernel(2), *ahead[3:4]], more=3.0, factor=2.0) == ([7], [0])
-    assert replayed([kernel(4), kernel(3, ahead=True)], more=3.0, factor=2.0) == ([7], [0])
-    # an exchange of rows leaves most of the GPU to the other stream
-    assert replayed([kernel(9, name="swap"), kernel(3, ahead=True)], more=3.0, factor=2.0) == ([10.5], [0])
-    assert replayed([kernel(1), kernel(1), kernel(1)], queueing=2.0) == ([7], [0])
-    sends, awaits = Event("messages", (((20, 1),), ())), Event("messages", ((), ((20, 0),)))
-    assert replayed([kernel(1), sends], [awaits, kernel(1)]) == ([4, 5], [3, 0])
-    assert replayed([kernel(2), fence, kernel(1)], [kernel(5, ahead=True), fence]) == ([6, 5], [0, 0])
-    with pytest.raises(AssertionError, match="the ranks wait for each other"):
-        replayed([Event("fetch", 5)], [fence])
-    # what is left of a step is less than what 1e9 seconds can tell apart
-    assert (
-        replayed([kernel(1e9), kernel(0.3, ahead=True), kernel(1 / 3)], queueing=1e-7, factor=3.0)[0][0] > 1e9
-    )
-
-
-def test_panels_and_updates():
-    """Panels by rows and columns, in seconds; products with a small k; exchanges of rows; copies that turn."""
+def test_panels():
+    """Columns of panels take their time, one after the other; exchanges of rows; files of earlier releases."""
     panel = {"float64": [[100, 10, 1.0], [1000, 10, 2.0], [100, 20, 4.0]]}
-    node = {
-        **NODE, "getrf_panel": panel, "trsm_panel": panel, "update": {"float64": [[10, 5, 1e6], [1000, 5, 1e8]]},
-        "gemqrt": {"float64": [[10, 5, 1e5], [1000, 5, 1e7], [10, 50, 1e6]]},
-        "swap": {"bytes_per_second": 1e3}, "turn": {"bytes_per_second": 1e4},
-    }  # fmt: skip
-    here, remarks = machine(ranks=[node]).nodes[0], []
+    node = {**NODE, "columns": {"getrf": 0.25, "geqrt": 0.5}, "swap": {"bytes_per_second": 1e3}}
+    remarks = []
 
-    def seconds(*kernel):
-        return kernel_seconds(here, kernel, remarks)
+    def seconds(*kernel, of=node):
+        return kernel_seconds(machine(ranks=[of]).nodes[0], kernel, remarks)
 
-    assert seconds("getrf", "float64", 100, 10, 10) == pytest.approx(1)
-    assert seconds("getrf", "float64", 100, 20, 20) == pytest.approx(4)
-    assert seconds("getrf", "complex128", 1000, 10, 10) == pytest.approx(8)
-    assert seconds("getrf", "float64", 10**5, 10, 10) == pytest.approx(
-        8
-    )  # twice as long for ten times the rows
-    assert 1 < seconds("getrf", "float64", 300, 10, 10) < 2
-    assert 1.5 < seconds("getrf", "float64", 100, 14, 14) < 4 < 8 == seconds("getrf", "float64", 100, 40, 40)
-    assert seconds("trsm", "float64", 10, 1000, 10) == pytest.approx(2)
-    assert seconds("trsm", "float64", 50, 1000, 50) == pytest.approx(
-        50 * 1000 * 50 / 1e9
-    )  # too many equations
-    assert seconds("gemm", "float64", 1000, 1000, 5) == pytest.approx(2 * 1000 * 1000 * 5 / 1e8)
-    assert seconds("gemm", "float64", 1000, 1000, 6) == pytest.approx(2 * 1000 * 1000 * 6 / 1e9)
-    assert seconds("gemqrt", "float64", 100, 5, 2) == pytest.approx((4 * 100 - 2) * 5 * 2 / 1e6)
-    assert seconds("gemqrt", "float64", 10, 60, 2) == pytest.approx((4 * 10 - 2) * 60 * 2 / 1e6)
+    flops = 2 * 100 * 10 * 10 - 110 * 100 + 2 * 1000 / 3
+    assert seconds("getrf", "float64", 100, 10, 10) == pytest.approx(flops / 1e9 + 10 * 0.25)
+    assert seconds("getrf", "complex128", 100, 10, 10) == pytest.approx(4 * flops / 1e9 + 10 * 0.25)
+    assert seconds("geqrt", "float64", 100, 10, 10) == pytest.approx(2 * 10 * 10 * (100 - 10 / 3) / 1e9 + 5)
+    assert seconds("gemqrt", "float64", 100, 5, 2) == pytest.approx((4 * 100 - 2) * 5 * 2 / 1e9, rel=0.5)
     assert seconds("swap", "float64", 4, 50, 0) == pytest.approx(2 * 4 * 50 * 8 / 1e3)
-    assert not [each for each in remarks if "panel" in each]
-    d = {order: pb.MatrixDescriptor((64, 64), (16, 16), pb.Grid(1, 1), order=order) for order in "CF"}
-    slow, fast = (
-        pb.predict(pb.FactorProblem("lu", a=x, c=x), machine(ranks=[{**node, "ranks": 1}]))
-        for x in d.values()
-    )
-    assert slow.traffic.turned_bytes.tolist() == [2 * 64 * 64 * 8]
-    assert fast.traffic.turned_bytes.tolist() == [0]
+    square = {**node, "getrf": {"float64": [[10, 1e3], [100, 1e3]]}}
+    assert seconds("getrf", "float64", 60, 60, 60, of=square) == pytest.approx(2 / 3 * 60**3 / 1e3)
+    assert seconds("getrf", "float64", 200, 60, 60, of=square) < 60 * 0.25 + 1
+    assert not remarks
+    former = {
+        **NODE,
+        "getrf_panel": panel,
+        "geqrt_panel": panel,
+        "update": panel,
+        "turn": {"bytes_per_second": 1},
+    }
+    assert machine(ranks=[former]).nodes[0].columns == {"getrf": 0.1, "geqrt": 0.1}
 
 
-def test_products_of_all_shapes():
-    """Interpolated by m, n and k; other types and what is larger in every dimension are as fast as square products."""
-    thin = [[m, n, k, 1e6 * m * n**2 * k**3] for m in (1, 10) for n in (1, 10) for k in (1, 10)]
-    node = {**NODE, "copy": {"bytes_per_second": 1e15}, "products": {"float64": thin}}
-    here = machine(ranks=[node]).nodes[0]
+def test_factorizations_wait_for_panels():
+    """What panels take one after the other, if that is more than a rank computes; and both bands."""
+    node = {**NODE, "columns": {"getrf": 1.0}, "cholesky": {}, "calls": {"lu": 0.0}}
+    del node["cholesky"]
+    square = pb.MatrixDescriptor((256, 256), (64, 64), pb.Grid(1, 4), order="F")
+    lu = pb.FactorProblem("lu", a=square, c=square)
+    with mock.patch.multiple(HostOperations, factor_width=32, factor_alone=16):
+        found = pb.predict(lu, machine(ranks=[node]))
+        fast = pb.predict(lu, machine(ranks=[{**node, "columns": {}}]))
+    assert found.seconds - fast.seconds == pytest.approx(256, rel=0.05)  # not a quarter of it
+    assert (found.low, found.high) == (found.seconds * 0.5, found.seconds * 2)
 
-    def rate(m, n, k, dtype="float64"):
-        return 2 * m * n * k / kernel_seconds(here, ("gemm", dtype, m, n, k), [])
 
-    assert rate(1, 10, 10) == pytest.approx(1e11)
-    assert rate(10, 1, 10) == pytest.approx(1e10)
-    assert rate(2, 3, 5) == pytest.approx(1e6 * 2 * 9 * 125)
-    assert rate(1, 10, 1000) == pytest.approx(rate(1, 10, 10))
-    assert rate(10, 10, 10) == pytest.approx(1e9)
-    assert rate(10, 20, 30) == pytest.approx(1e9)
-    assert rate(1, 10, 10, "float32") == pytest.approx(1e9)
-    d = {order: pb.MatrixDescriptor((6, 8), (6, 8), pb.Grid(1, 1), order=order) for order in "CF"}
-    a, b = (pb.MatrixDescriptor(shape, shape, pb.Grid(1, 1)) for shape in ((6, 7), (7, 8)))
-    shapes = {order: pb.MatmulProblem(a, b, d=x).traffic().shapes for order, x in d.items()}
-    assert shapes["F"] == [{("gemm", "float64", 6, 8, 7): 1}]
-    assert shapes["C"] == [{("gemm", "float64", 8, 6, 7): 1}]  # BLAS computes the transpose
-    for faulty in (thin[1:], thin[:1]):
-        with pytest.raises(
-            pb.ArgumentError, match="products: expected all m, n and k of at least two extents"
-        ):
-            machine(ranks=[{**node, "products": {"float64": faulty}}])
+def test_what_does_not_fit_is_not_counted():
+    """A factorization whose matrices are larger than the memory: at once, with the time of its operations."""
+    with mock.patch("pblasmp.costs.predict.traffic", side_effect=AssertionError("it was counted")):
+        found = pb.predict(pb.FactorProblem.of("cholesky", 10**6, "1x8", 512), "dgx-h100")
+    assert not found.fits
+    assert "its matrices alone do not fit" in str(found)
+    assert found.compute_seconds == pytest.approx(1e18 / 3 / 8 / 47e12, rel=0.01)
+    assert found.memory_bytes >= 2 * 8 * 10**12 / 8
+
+
+def test_some_ranks_of_a_factorization_are_counted():
+    p = pb.FactorProblem.of("lu", 640, "1x32", 16)
+    with mock.patch.multiple(HostOperations, factor_width=16, factor_alone=16):
+        exact = p.traffic(ranks_per_node=8)
+        found = pb.predict(p, "dgx-h100")
+    assert len(exact.shapes) == 32
+    assert len(found.traffic.shapes) <= 4
 
 
 def test_nodes_and_imbalance():

@@ -18,10 +18,7 @@ from tests.helpers.mpi import run_mpi, starts_ranks
 
 SMALL = {
     "_SIZES": {"gpu": (8, 16)}, "_SQUARES": {"gpu": (8, 16)}, "_COPIED": {"gpu": 1 << 12}, "_SENT": {"gpu": 1 << 10},
-    "_WIDTHS": {"gpu": {"getrf": (4, 8), "geqrt": (2, 4), "trsm": (4, 8)}}, "_HEIGHTS": {"gpu": (8, 16)},
-    "_UPDATED": (16, 32), "_SWAPPED": {"gpu": (16, 8, 4)}, "_TURNED": {"gpu": 8},
-    "_measure_beside": lambda *_: (dict.fromkeys(measure._AHEAD, 0.5), dict.fromkeys(measure._AHEAD, 1.5)),
-    "_BESIDE": (16, 8, "float64"), "_ROUNDS": 1, "_QUEUED": 1,
+    "_PANEL": {"gpu": (16, 8)}, "_SWAPPED": {"gpu": (16, 8, 4)}, "_ROUNDS": 1, "_QUEUED": 1,
 }  # fmt: skip
 
 
@@ -45,16 +42,16 @@ def measured(comm: Any, path: str) -> Any:
         entry["calls"] = measure.measure_calls(ctx.engine, ctx.comm, entry, calls)
         about = {"title": "two", "engine": "gpu", "measured": True, "ranks_per_node": ctx.size}
         here = machine_from({**about, "ranks": [entry]}, "here")
-        wanted = {"getrf", "geqrt", "trsm", "gemm", "potrf"}
-        yield "queue", None if {*entry["queue"]} == wanted else entry["queue"]
-        points = entry["getrf_panel"]["float64"]
-        yield "panels", None if [x[:2] for x in points] == [[8, 4], [8, 8], [16, 4], [16, 8]] else points
+        yield (
+            "columns",
+            None if {*entry["columns"]} == {"getrf", "geqrt"} else entry["columns"],
+        )
         yield "calls", None if {*entry["calls"]} == {"product", "lu"} else entry["calls"]
         lu = FactorProblem("lu", a=square, c=square)
         found = pb.predict(lu, here)
         yield "prediction", None if np.isfinite(found.seconds) and not found.extrapolated else str(found)
-        slow = machine_from({**about, "ranks": [{**entry, "queue": dict.fromkeys(wanted, 1.0)}]}, "slow")
-        yield "host", None if pb.predict(lu, slow).seconds > 8 else "the host's time does not count"
+        slow = machine_from({**about, "ranks": [{**entry, "launch_seconds": 1.0}]}, "slow")
+        yield "host", None if pb.predict(lu, slow).seconds > 0.9 else "the host's time does not count"
 
 
 @starts_ranks

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.costs.traffic import traffic
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.gpu.push import plan as sections
 from pblasmp.engines.gpu.push.plan import PushPlan
@@ -111,32 +110,19 @@ def test_any_layout(monkeypatch, size, seed, dtype):
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 6])
-def test_counts_on_paper(size):
-    """What a rank pushes, copies and receives, by the code that plans it; one node only."""
+def test_what_is_pushed_arrives(size):
     rng = np.random.default_rng(size)
     for _ in range(8):
         p, _ = random_product(rng, size, 24, dtype="float32")
-        counts = traffic(p, "push", nranks=size, gpus=True)
         case = Case(Peers(size), p)
-        assert counts.algorithm == "push"
-        assert counts.sent_bytes.tolist() == [each.sent_bytes for each in case.pushed]
-        copied = [each.copied_bytes for each in case.pushed]
-        assert counts.copied_bytes.tolist() == copied
-        received = [
-            sum(
-                part.shape[0] * part.shape[1] * 4
-                for slab in case.plan.slabs
-                for part in slab.parts(rank)
-                if part.source != rank
-            )
+        received = sum(
+            part.shape[0] * part.shape[1] * 4
+            for slab in case.plan.slabs
             for rank in range(size)
-        ]
-        assert counts.received_bytes.tolist() == received
-        assert counts.links == {"same_rank": sum(copied), "same_node": sum(received), "other_node": 0}
-        assert counts.messages.tolist() == [sum(map(len, each._steps)) for each in case.pushed]
-        assert counts.flops.sum() == p.flops
-    with pytest.raises(pb.UnsupportedError, match="GPUs of other nodes are out of reach"):
-        traffic(p, "push", nranks=size, ranks_per_node=1, gpus=True)
+            for part in slab.parts(rank)
+            if part.source != rank
+        )
+        assert sum(each.sent_bytes for each in case.pushed) == received
 
 
 PLAIN = pb.MatmulProblem.gemm(18, 20, 24, pb.Grid(2, 2), 4, dtype="float32", order="C")
