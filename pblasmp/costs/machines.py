@@ -231,9 +231,11 @@ def _columns(entry: Mapping[str, Any]) -> dict[str, float]:
     """Return what a column takes: of files of earlier releases, in the smallest panel of those that they have."""
     panels = {name: entry.get(f"{name}_panel", {}).values() for name in ("getrf", "geqrt")}
     found = {
-        name: min((rows, cols, _positive(seconds) / cols) for points in of for rows, cols, seconds in points)[
-            2
-        ]
+        name: min(
+            (rows, cols, _positive(seconds) / _positive(cols))
+            for points in of
+            for rows, cols, seconds in points
+        )[2]
         for name, of in panels.items()
         if of
     }
