@@ -229,16 +229,14 @@ def _machine(table: Mapping[str, Any], name: str) -> Machine:
 
 def _columns(entry: Mapping[str, Any]) -> dict[str, float]:
     """Return what a column takes: of files of earlier releases, in the smallest panel of those that they have."""
-    panels = {name: entry.get(f"{name}_panel", {}).values() for name in ("getrf", "geqrt")}
-    found = {
-        name: min(
-            (rows, cols, _positive(seconds) / _positive(cols))
-            for points in of
-            for rows, cols, seconds in points
-        )[2]
-        for name, of in panels.items()
-        if of
-    }
+    found = {}
+    for name in ("getrf", "geqrt"):
+        points = [each for of in entry.get(f"{name}_panel", {}).values() for each in of]
+        if points:
+            _, cols, seconds = min(
+                (rows, _positive(cols), _positive(seconds)) for rows, cols, seconds in points
+            )
+            found[name] = seconds / cols
     return found | {name: _seconds(seconds) for name, seconds in entry.get("columns", {}).items()}
 
 
