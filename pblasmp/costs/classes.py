@@ -9,13 +9,16 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 import numpy as np
 
 from ..comm import Cells
+from ..engines.dense.factor_copies import STRIP
+from ..engines.dense.panel_shape import shape_beside, shape_of, shape_of_inverse
 from ..engines.request import AnyProblem
 from ..engines.tensor.pieces import shares
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.axis import Axis
+from ..layout.factor_problem import FactorProblem
 from ..layout.grid import coordinates
 from ..layout.traffic import Numbers
-from .paper import Ranks
+from .paper import PaperEngine, Ranks
 
 __all__ = ["classes"]
 
@@ -43,6 +46,8 @@ def classes(problem: AnyProblem, ranks: Ranks, algorithm: str, kinds: Collection
         isinstance(problem, MatmulProblem) or (isinstance(problem, Level3Problem) and algorithm in _OF_SLABS)
     ):
         found = _of_matrices(problem, ranks, shares="fence" in kinds)
+    elif isinstance(problem, FactorProblem) and "messages" not in kinds:
+        found = _of_factorization(problem, ranks)
     for kind in found:
         _, firsts, like = np.unique(like * (1 + kind.max()) + kind, return_index=True, return_inverse=True)
     return firsts[like]
@@ -61,6 +66,40 @@ def _of_shares(p: ParallelProblem, ranks: Ranks) -> Iterator[Numbers]:
     ]
 
 
+def _of_factorization(p: FactorProblem, ranks: Ranks) -> Iterator[Numbers]:
+    """Yield what decides in a factorization whose panels are shared: which panels a rank has, and its parts."""
+    engine = PaperEngine(ranks, 0)
+    here = np.arange(ranks.size)
+    shapes = [shape_of(engine, p.a, p.routine, narrow=narrow) for narrow in (False, True)]
+    shapes += [shape_of_inverse(engine, each) for each in shapes if p.inverse]
+    yield np.where(here < max(each.panels for each in shapes), 1 + here, 0)
+    if p.d is not None:  # right-hand sides, and rows whose columns are permuted
+        for each in shapes:
+            beside = shape_beside(engine, each, p.d.shape[1])
+            ends = np.minimum((1 + here) * beside.width, beside.cols)
+            yield np.where(here < beside.workers, np.maximum(ends - here * beside.width, 0), 0)
+            rows = np.diff(each.rows * np.arange(ranks.size + 1) // each.workers)
+            yield np.where(here < each.workers, rows, 0)
+    for x in (p.a, p.b, p.c, p.d):
+        if x is None:
+            continue
+        yield _of_parts(x, ranks.size)
+        if x.shape[0] == x.shape[1]:  # a triangle may be copied, in strips of columns
+            strips = np.arange(STRIP, x.shape[1] + STRIP, STRIP)
+            cuts = _numbered(
+                [np.searchsorted(x.cols.globals(q), strips).tobytes() for q in range(x.cols.nprocs)]
+            )
+            yield _on_grid(x, cuts[Cells.of_grid(x.grid).coords[:, 1]], ranks.size)
+            yield _on_grid(x, _cuts(x), ranks.size)
+
+
+def _of_parts(x: MatrixDescriptor, size: int) -> Numbers:
+    """Return a number for the shape of each rank's part of a matrix."""
+    down, across = Cells.of_grid(x.grid).coords.T
+    of_rows, of_cols = _numbered(x.rows.counts()), _numbered(x.cols.counts())
+    return _on_grid(x, of_rows[down] * (1 + of_cols.max()) + of_cols[across], size)
+
+
 def _of_matrices(problem: MatmulProblem | Level3Problem, ranks: Ranks, *, shares: bool) -> Iterator[Numbers]:
     """Yield, as numbers for each rank, all that decides what it does."""
     node_of = np.arange(ranks.size) // ranks.per_node
@@ -68,12 +107,9 @@ def _of_matrices(problem: MatmulProblem | Level3Problem, ranks: Ranks, *, shares
     for x in (getattr(problem, name) for name in "abcd"):
         if x is None:
             continue
-        rows, cols = x.rows.counts(), x.cols.counts()
-        down, across = Cells.of_grid(x.grid).coords.T
-        of_rows, of_cols = _numbered(rows), _numbered(cols)
-        yield _on_grid(x, of_rows[down] * (1 + of_cols.max()) + of_cols[across], ranks.size)
+        yield _of_parts(x, ranks.size)
         if shares:  # memory of a node depends on all its ranks
-            coords = coordinates(x.grid)
+            rows, cols, coords = x.rows.counts(), x.cols.counts(), coordinates(x.grid)
             yield _numbered([_extents(coords[n[0] : n[-1] + 1], rows, cols) for n in ranks.nodes])[node_of]
     if isinstance(problem, Level3Problem):
         yield from _of_routine(problem, ranks)

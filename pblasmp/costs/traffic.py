@@ -364,22 +364,29 @@ def _add_others(counts: Counts, ranks: Ranks, members: Numbers, run: _Run, *, sh
     counts.copied[members] += run.copied_bytes
     counts.shared[members] += run.copied_bytes if shares else 0
     counts.sent[members] += run.sent_bytes
+    sums = run.sent_bytes  # of sums over all ranks
+    messages = [entry for entry in run.log if entry.sends or entry.receives]
+    if messages:
+        sums -= _add_messages(counts, ranks, members, messages)
+    counts.received[members] += sums
+    if len(ranks.nodes) == 1:
+        counts.sent_here[members] += sums
+        counts.received_here[members] += sums
+
+
+def _add_messages(counts: Counts, ranks: Ranks, members: Numbers, messages: list[LogEntry]) -> int:
+    """Add what ranks that do alike send and receive in messages, but for the bytes sent, which it returns."""
     size, rank = ranks.size, int(members[0])
     to, of = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    sums = run.sent_bytes  # of sums over all ranks
-    for entry in run.log:
+    for entry in messages:
         for sizes, moved in ((to, entry.sends), (of, entry.receives)):
             for nbytes, other in moved:
                 sizes[other] += nbytes
         counts.messages[members] += len(entry.sends)
         counts.received_messages[members] += len(entry.receives)
-    node = np.arange(size) // ranks.per_node
-    for sizes in (to, of):
-        sizes[rank] = sizes[members[1]] if len(members) > 1 else 0
-    sums -= int(to.sum() - to[rank])
+    sent, node = int(to.sum()), np.arange(size) // ranks.per_node
     for sizes, here in ((to, counts.sent_here), (of, counts.received_here)):
+        sizes[rank] = sizes[members[1]] if len(members) > 1 else 0
         here[members] += np.bincount(node, sizes).astype(np.int64)[node[members]] - sizes[members]
-    counts.received[members] += of.sum() - of[members] + sums
-    if len(ranks.nodes) == 1:
-        counts.sent_here[members] += sums
-        counts.received_here[members] += sums
+    counts.received[members] += of.sum() - of[members]
+    return sent

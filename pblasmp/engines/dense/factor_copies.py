@@ -10,11 +10,11 @@ from ...layout.axis import Axis
 from ...layout.intersection import Piece, Stretch, copy, intersect
 from ...layout.pieces import pieces
 
-__all__ = ["CopiedParts"]
+__all__ = ["STRIP", "CopiedParts"]
 
 Array = Any
 Window = tuple[slice, slice]
-_STRIP = 128  # columns at a time of a triangle that is copied
+STRIP = 128  # columns at a time of a triangle that is copied
 
 
 class CopiedParts:
@@ -31,10 +31,10 @@ class CopiedParts:
         self, d: MatrixDescriptor, rank: int, *, lower: bool = False, strictly: bool = False
     ) -> None:
         self._parts: list[tuple[Window, Window, Piece, Array]] = []  # where here and there, and a mask
-        if rank >= d.grid.size:
+        if rank >= d.grid.size or 0 in d.local_shape(rank):
             return
         process, axes, indices = d.grid.coords(rank), (d.rows, d.cols), d.global_indices(rank)
-        strips = range(_STRIP, d.shape[1] + _STRIP, _STRIP)
+        strips = range(STRIP, d.shape[1] + STRIP, STRIP)
         ends = indices[1].searchsorted(strips).tolist()
         moved_out = Trapezoid("L", -int(strictly))
         for piece in pieces(Trapezoid("L") if lower else None, *indices, ends):

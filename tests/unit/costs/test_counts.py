@@ -16,7 +16,8 @@ from pblasmp.comm.exchange import ends, piece_of
 from pblasmp.costs import counts, traffic
 from pblasmp.costs.counts import Counts, counts_of
 from pblasmp.engines.dense.stationary import StationaryMethod
-from pblasmp.layout import ParallelProblem
+from pblasmp.engines.host.operations import HostOperations
+from pblasmp.layout import FactorProblem, ParallelProblem
 from pblasmp.layout.forms import FORMS
 from pblasmp.layout.intersection import common_counts
 from pblasmp.layout.routines import ROUTINES
@@ -236,6 +237,26 @@ def test_tensor_parallel_products_by_classes(monkeypatch):
             wrong, classes = unlike_each(p, monkeypatch, algorithm, ranks_per_node=per_node)
             assert not wrong, (p, algorithm, per_node)
             assert classes <= 12
+
+
+@pytest.mark.parametrize("cores", [3, None])
+def test_factorizations_by_classes(cores, monkeypatch):
+    """In shared panels a rank does what its panels and its parts of the matrices say."""
+    rng, counted, ranks = np.random.default_rng(14), 0, 0
+    monkeypatch.setattr(HostOperations, "factor_width", 16)
+    monkeypatch.setattr(HostOperations, "factor_alone", 4)
+    for routine in ("cholesky", "lu", "qr", "lstsq", "triangular"):
+        for inverse in (False, True):
+            size, (n, k) = int(rng.choice([4, 9, 25])), rng.integers(20, 150, 2).tolist()
+            a, b, x, whole = (layout(rng, shape, size) for shape in ((n, n), (n, k), (n, k), (n, n)))
+            given = {"d": whole, "inverse": True} if inverse else {"b": b, "d": x}
+            if routine == "qr" or (routine == "lstsq" and inverse):
+                given, routine = {"c": whole}, "qr"
+            p = FactorProblem(routine, a, **given)
+            wrong, classes = unlike_each(p, monkeypatch, nranks=size, cores=cores)
+            assert not wrong, p
+            counted, ranks = counted + classes, ranks + size
+    assert counted < ranks
 
 
 @pytest.mark.parametrize("per_node", [8, None])
