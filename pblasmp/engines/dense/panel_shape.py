@@ -18,6 +18,7 @@ _WIDE = 512  # columns: updates with such panels are nearly as fast as with wide
 _ROUNDS = 8  # groups of panels that a rank has at least: with fewer, some ranks have much more work
 _UNLIKE = 3  # times: blocks are used as panels on hosts up to this ratio to their usual width
 _BETWEEN = 3  # bytes between nodes take as long as so many more within one: an order of magnitude is enough
+_WORTH = 1.7  # a matrix is moved to another grid if that saves two fifths: the model is no better than that
 _FEW = 4  # right-hand sides are few up to this part of a panel's width
 
 
@@ -159,13 +160,16 @@ def _shape_on_nodes(
         return lower / grid.nprow * travels(across) + column + moved * travels(range(size))
 
     shapes = []
-    if d.grid.size == size and usual <= _UNLIKE * d.block[1] and d.block[1] <= _UNLIKE * usual:
-        shapes.append(PanelShape(rows, cols, d.block[1], size, grid=d.grid))
     for down in range(1, size + 1):
         if size % down == 0:
             grids = (Grid(down, size // down, order) for order in ("row", "col"))
             shapes += [PanelShape(rows, cols, usual, size, grid=grid) for grid in grids]
-    return min(shapes, key=cost)
+    best = min(shapes, key=cost)
+    if d.grid.size == size and usual <= _UNLIKE * d.block[1] and d.block[1] <= _UNLIKE * usual:
+        own = PanelShape(rows, cols, d.block[1], size, grid=d.grid)
+        if d.same_places(own.described(d.dtype)) and cost(own) <= _WORTH * cost(best):
+            return own
+    return best
 
 
 def _shape_on_grid(
