@@ -44,6 +44,13 @@ class VectorFunction(PblasRoutine):
                 values[name][...] = number
         return numbers[0] if len(numbers) == 1 else tuple(numbers)
 
+    def options(self, values: Values) -> Values:
+        """See ``PblasRoutine``; pblasmp's functions of vectors set themselves what never changes. Local."""
+        fixed = self.direct[2]
+        return {
+            name: value for name, value in PblasRoutine.options(self, values).items() if name not in fixed
+        }
+
     def _write(self, values: Values, matrices: dict[str, DistributedMatrix]) -> None:
         if self.name in ("scal", "swap"):
             vector_calls.after_agreement(self.name, matrices, values.get("alpha", 1))

@@ -546,7 +546,7 @@ class Mover:
             xp.conjugate(panels.array, out=panels.array)
 
     def back(self, local: LocalArray, panels: FactorPanels) -> None:
-        """Move the matrix out of panels. Collective over the context; with shared panels a fence comes before."""
+        """Move the matrix out of panels, which keep it. Collective over the context; with shared ones after a fence."""
         if self._moved is not None:
             assert isinstance(panels, SharedPanels)
             if not (panels.given and same_memory(local, panels.whole)):
@@ -555,11 +555,13 @@ class Mover:
         assert isinstance(panels, OwnPanels)
         if panels.given and same_memory(local, panels.array):
             return
-        if self.conjugate:
-            self._bench.engine.xp.conjugate(panels.array, out=panels.array)
-        rows = self._d.shape[0]
+        rows, xp = self._d.shape[0], self._bench.engine.xp
         described = self._bench.described(self._i)[:rows, :]
+        if self.conjugate:
+            xp.conjugate(panels.array, out=panels.array)
         self._move(described, panels.array[:rows], self._d, local, self._part)
+        if self.conjugate:  # the caller may go on with them
+            xp.conjugate(panels.array, out=panels.array)
 
     def _move(
         self,

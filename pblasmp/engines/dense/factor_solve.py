@@ -93,8 +93,6 @@ class FactorSolveJob(PanelJob):
         if self._out is not None:
             self._out.back(out, panels[0])
         if self._x is not None and solved:
-            moves = [(self._x, x)]
+            self._x.back(x, panels[1])
             if self._mirrored is not None:
-                moves.append((self._mirrored, x.T))
-            for mover, local in sorted(moves, key=lambda move: move[0].conjugate):  # this may change panels
-                mover.back(local, panels[1])
+                self._mirrored.back(x.T, panels[1])
