@@ -253,7 +253,7 @@ class VectorCall(MatrixCall):
 
     def _seen(self) -> tuple[Asked, Handle] | None:
         x = self._vectors["x"]
-        return super()._seen() if x is not None and 1 in x.shape else None
+        return super()._seen() if isinstance(x, Handle) and 1 in x.shape else None
 
     def check(self) -> None:
         """Raise an error that names every operand that does not fit. Local."""

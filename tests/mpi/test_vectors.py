@@ -435,6 +435,7 @@ def mistakes(comm):
             (kinds, ["epilogue: expected an Epilogue"], pb.verify, (square,) * 4, {"epilogue": "relu"}),
             (arguments, ["x: belongs to another context"], pb.blas.gemv, (a, matrix((4, 1), ctx=other)), {}),
             (kinds, ["x: expected a DistributedMatrix, got ndarray"], pb.blas.gemv, (a, np.ones((4, 1))), {}),
+            (kinds, ["x: expected a DistributedMatrix"], pb.blas.gemv, (a, x if comm.rank else "x"), {}),
             *((kinds, ["expected a DistributedMatrix, got NoneType"], call, (None, x), {})
               for call in (pb.blas.gemv, pb.blas.symv, pb.blas.axpy, pb.blas.ger)),
             *((kinds, ["y: expected a DistributedMatrix, got NoneType"], call, (x, None), {})
