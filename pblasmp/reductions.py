@@ -27,6 +27,7 @@ from .handle import Handle
 from .layout import Grid
 from .layout.axis import Axis
 from .layout.descriptor import is_integer
+from .reading import check_operands, context_of
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -292,11 +293,11 @@ def allclose(
         ArgumentError: the shapes or contexts differ, or a tolerance is negative.
         TypeError: ``a`` is no matrix, or ``b`` is neither a matrix nor a number.
     """
-    if not isinstance(a, Handle):
-        raise ArgumentTypeError(f"a: expected a DistributedMatrix, got {type(a).__name__}")
-    ctx, d = a.context, a.descriptor
+    ctx = context_of("allclose", a, b)
     with ctx.running("allclose"):
         with ctx.agreement("allclose") as facts:
+            check_operands(ctx, ("a",), {"a": a})
+            d = a.descriptor
             facts.update(a=d, b=b.descriptor if isinstance(b, Handle) else b)
             facts.update(rtol=rtol, atol=atol, equal_nan=equal_nan)
             for name, tolerance in (("rtol", rtol), ("atol", atol)):
@@ -308,6 +309,8 @@ def allclose(
                 raise ArgumentTypeError(
                     f"b: expected a DistributedMatrix or a number, got {type(b).__name__}"
                 )
+            if not isinstance(equal_nan, (bool, np.bool_)):
+                raise ArgumentTypeError(f"equal_nan: expected True or False, got {short_repr(equal_nan)}")
         other = b
         if isinstance(b, Handle) and not (d.same_places(b.descriptor) and d.order == b.descriptor.order):
             with ctx.agreement("allclose: moving"):

@@ -170,7 +170,7 @@ class _Eigh(FactorisationCall[Any]):
         a = self["a"]
         self.check_matrix("a")
         self.check_flags("lower", "eigvals_only", "check")
-        if self.how["check"] and self.how["eigvals_only"]:
+        if self.how["check"] is True and self.how["eigvals_only"] is True:
             self.wrong("check: expected False with eigvals_only: there are no eigenvectors to check")
         if self.given["b"] is not None:
             self.check_second()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -537,6 +538,8 @@ def as_written(comm):
             ("close to another shape", pb.ArgumentError, ["(12, 12)", "(1, 12)"], pb.allclose, a, a[3]),
             ("a negative tolerance", pb.ArgumentError, ["rtol"], pb.allclose, a, a, -1.0),
             ("close to a text", TypeError, ["b: expected"], pb.allclose, a, "a"),
+            ("one text", TypeError, ["a: expected"], pb.allclose, a if comm.rank else "a", a),
+            ("perhaps NaN", TypeError, ["equal_nan: exp"], partial(pb.allclose, equal_nan=np.ones(2)), a, a),
         ):
             yield case, agreed_error(ctx, error, words, call, *given)
         nan = ctx.full((7, 5), np.nan)

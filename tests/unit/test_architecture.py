@@ -61,11 +61,11 @@ LAYERS: dict[str, set[str]] = {
     | {"layout", "scalapack", "comm", "engines", "interop", "philox", "runtime", "handle", "arithmetic"},
     "assignment": BOTTOM | {"layout", "comm", "handle", "arithmetic", "creation"},
     "io": BOTTOM | {"trust", "layout", "comm", "runtime", "handle", "creation"},
-    "reductions": BOTTOM | {"layout", "comm", "engines", "handle", "arithmetic", "creation"},
+    "reading": BOTTOM | {"layout", "engines", "runtime", "handle"},
+    "reductions": BOTTOM | {"layout", "comm", "engines", "handle", "arithmetic", "creation", "reading"},
     "norms": {"errors", "layout", "engines", "handle", "reductions"},
     "plans": BOTTOM | {"layout", "engines", "report", "tuning", "runtime"},
     "calls": BOTTOM | {"runtime", "plans"},
-    "reading": BOTTOM | {"layout", "engines", "runtime", "handle"},
     "matrix_calls": BOTTOM | {"layout", "engines", "runtime", "handle", "plans", "calls", "reading"},
     "products": BOTTOM
     | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "handle", "matrix_calls"},
