@@ -605,9 +605,10 @@ _INSTEAD = "use gather() or allgather() for the whole matrix, .local for this ra
 
 
 def _may_know(other: object) -> bool:
-    """Return whether the type of an operand may define its own operators for matrices. Local.
+    """Return whether the type of an operand defines its own operators, perhaps for matrices. Local.
 
-    Numbers, arrays and Python's own types don't: every rank refuses what is neither a matrix nor a number.
+    Numbers and arrays don't do so for matrices: every rank refuses what is neither a matrix nor a number.
     """
-    known = arithmetic.is_scalar(other) or hasattr(other, "ndim") or type(other).__module__ == "builtins"
-    return not known
+    if arithmetic.is_scalar(other) or hasattr(other, "ndim"):
+        return False
+    return hasattr(type(other), "__radd__") or hasattr(type(other), "__rmatmul__")

@@ -232,6 +232,8 @@ def errors(comm):
                 yield f"{symbol} {name}", agreed_error(ctx, TypeError, words, function, a, wrong)
                 if symbol not in IN_PLACE:
                     yield f"{name} {symbol}", agreed_error(ctx, TypeError, words, function, wrong, a)
+        mixed = a if comm.rank != last else d
+        yield "one layout", agreed_error(ctx, TypeError, ["MatrixDescriptor"], operator.add, a, mixed)
         yield "masked", agreed_error(ctx, TypeError, [], operator.add, a, np.ma.masked_array(1.0, True))
         yield "an item", agreed_error(ctx, TypeError, ["str"], a.__setitem__, np.s_[:, :], "7")
         shape = ["(6, 8)", "(8, 6)"]
