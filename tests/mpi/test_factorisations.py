@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import scipy.linalg
 
 import pblasmp as pb
 from pblasmp import pblas
+from pblasmp.engines.host.transport import HostTransport
 from pblasmp.layout import Axis
 from pblasmp.pblas import factorisations as pblas_factorisations
 from tests.helpers.cases import agreed_error, first, layout, pick, scattered, short_messages, unlike
@@ -501,8 +503,32 @@ def test_large_and_faults(nranks):
         run_mpi(faults, nranks, direct=direct)
 
 
+class Slow:
+    """A transfer that ends when it must, not before. What is on its way must not be written meanwhile."""
+
+    def __init__(self, transfer, sends):
+        self.transfer, self.sent = transfer, [(array, array.copy()) for array, _ in sends]
+
+    def done(self):
+        return False
+
+    def finish(self):
+        self.transfer.finish()
+        assert all(np.array_equal(array, copy, equal_nan=True) for array, copy in self.sent), (
+            "written too early"
+        )
+
+
 def on_grid(comm):
     """Factorisations and solves where the matrices are, on a grid of several process rows and columns."""
+    start = HostTransport.start
+    with mock.patch.object(
+        HostTransport, "start", lambda self, sends, receives: Slow(start(self, sends, receives), sends)
+    ):
+        yield from on_grid_of_slow_messages(comm)
+
+
+def on_grid_of_slow_messages(comm):
     rng, n, la = np.random.default_rng(66), 45, pb.linalg
     grids = [pb.Grid(2, comm.size // 2), pb.Grid(comm.size // 2, 2, "col")]
     with pb.Context(comm, engine="host") as ctx, panels_of(ctx, 8):

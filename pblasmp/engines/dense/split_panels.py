@@ -154,7 +154,7 @@ class SplitPanels(OwnPanels):
         arrays = [panel, *self.about(k)]
         if self.blocks is not None and self.row == self.head(k):
             if not self.has(k):
-                self._ts[k % 2] = self._room(f"t {k % 2}", self.shape.width, self.shape.width)
+                self._new_t(k)
             arrays.append(self._ts[k % 2])
         self.across.spread(self.shape.column(k), f"panel {k % 2}", arrays)
 
@@ -361,12 +361,17 @@ class SplitPanels(OwnPanels):
 
     # -- QR
 
+    def _new_t(self, k: int) -> Array:
+        """Return a new array for the T of panel ``k``: that of an earlier one may still be on its way. Local."""
+        self._ts[k % 2] = t = np.empty((self.shape.width,) * 2, self.dtype, order="F")
+        return t
+
     def geqrt(self, operations: FactorOperations, k: int) -> None:
         """Factor panel ``k`` with the other ranks of its process column. Collective over these."""
-        whole, width, head = self._gathered(k), self.shape.width, self.head(k)
+        whole, head = self._gathered(k), self.head(k)
         assert self.blocks is not None
         factors: Array = self.blocks[k]
-        self._ts[k % 2] = t = self._room(f"t {k % 2}", width, width)
+        t = self._new_t(k)
         if whole is not None:
             count = min(whole.shape)
             operations.geqrt(whole[:, :count], t[:count, :count])
@@ -402,7 +407,7 @@ class SplitPanels(OwnPanels):
             Reflector(operations, own, None, count, adjoint=False, below=self.row != head).gram(products)
             self.down.add_up(head, "products", products)
             if self.row == head:
-                self._ts[k % 2] = t = self._room(f"t {k % 2}", self.shape.width, self.shape.width)
+                t = self._new_t(k)
                 operations.block_reflector(products, self.blocks[k][:count], t[:count, :count])
         return self.again(k, slice(first, None))
 
