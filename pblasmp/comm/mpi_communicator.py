@@ -309,7 +309,7 @@ def _free_broken(comm: MPI.Comm, members: tuple[int, ...]) -> None:
         {
             index: [(world_ranks(each), each.rank, counts) for each, counts in channel.communicators]
             for index, channel in mine.items()
-            if channel.is_idle()
+            if channel.is_idle() and all(each != mpi().COMM_NULL for each, _ in channel.communicators)
         }
     )
     for index in sorted(set.intersection(*(set(each) for each in everyones))):

@@ -241,7 +241,6 @@ def memory_that_is_short(comm: Any, path: str) -> Any:
             "random": lambda: ctx.random(a.descriptor, seed=1),
             "scatter": lambda: ctx.scatter(np.ones((64, 64)) if ctx.rank == 0 else None, a.descriptor),
             "load": lambda: ctx.load(file, descriptor=a.descriptor),
-            "allgather": a.allgather,
             "copy": a.copy,
             "transposed copy": a.T.copy,
             "astype": lambda: a.astype("float32"),
