@@ -12,6 +12,7 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 
@@ -22,7 +23,10 @@ __all__ = ["Nodes", "ranks_of_nodes"]
 _ON_HOST = 'hostname "$1" && shift && exec "$@"'
 _AT_RANK = """\
 nodes=$1 together=$2; shift 2
-if [ "$together" ]; then node=$((PMI_RANK * nodes / PMI_SIZE)); else node=$((PMI_RANK % nodes)); fi
+least=$((PMI_SIZE / nodes)) larger=$((PMI_SIZE % nodes))
+if [ -z "$together" ]; then node=$((PMI_RANK % nodes))
+elif [ $PMI_RANK -lt $((larger * (least + 1))) ]; then node=$((PMI_RANK / (least + 1)))
+else node=$(((PMI_RANK - larger) / least)); fi
 exec unshare --uts sh -c "$0" sh "node$node" "$@"
 """
 
@@ -73,8 +77,11 @@ class Nodes(Launcher):
 def ranks_of_nodes(form: str, nranks: int) -> list[list[int]]:
     """Return the ranks that these nodes have, by node. Local."""
     made = Nodes.of(form)
-    node = [rank * made.nodes // nranks if made.together else rank % made.nodes for rank in range(nranks)]
-    return [[rank for rank in range(nranks) if node[rank] == each] for each in range(made.nodes)]
+    if not made.together:
+        return [list(range(node, nranks, made.nodes)) for node in range(made.nodes)]
+    least, larger = divmod(nranks, made.nodes)  # the first ones have one rank more, as MPICH has it
+    starts = [node * least + min(node, larger) for node in range(made.nodes + 1)]
+    return [list(range(start, stop)) for start, stop in pairwise(starts)]
 
 
 def _without_host_names() -> str:
