@@ -176,7 +176,7 @@ def run_on_gpus(
     benchmark: str, doc: str, forms: Sequence[str], shapes: Sequence[tuple[int, int, int]], rounds: int,
     rows: Callable[[pb.Context, argparse.Namespace], list[dict[str, Any]]],
 ) -> None:  # fmt: skip
-    """Run a benchmark of tensor-parallel products beside NCCL's collectives, and store its rows if asked to."""
+    """Run a benchmark of tensor-parallel products beside NCCL's collectives; ``--results`` saves what it finds."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--forms", nargs="+", choices=forms, default=list(forms))

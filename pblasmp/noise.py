@@ -244,8 +244,11 @@ def _eight_bit_trials(
         unit.fill(value / (which + 1))
         return function(x, w, ctx, algo=algo, **how)
 
-    with plan(function, x, w, ctx, **how) as prepared:
-        names = [name for name, verdict in algorithms(prepared.problem, ctx).items() if verdict]
+    try:
+        with plan(function, x, w, ctx, **how) as prepared:
+            names = [name for name, verdict in algorithms(prepared.problem, ctx).items() if verdict]
+    except UnsupportedError:  # every rank's: GPUs without such products
+        return
     for algo in ("auto", *names):
         yield Trial(f"{function.__name__}, 8 bits, {algo}", partial(run, algo=algo), 2**-9)
 

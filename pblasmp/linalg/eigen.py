@@ -251,7 +251,8 @@ def _glance(a: Matrix, w: Values, v: Matrix, lower: bool) -> Verification:
     x = random(ctx, Layout(layout, {}), 20, "normal")
     y = matmul(v, x)
     errors = [(matmul(v, y, op_a="C") - x).norm("max")]
-    size = a.norm("inf", uplo="L" if lower else "U", kind="hermitian")
+    # one rank says whether the rest is computed
+    size: float = ctx.comm.bcast(a.norm("inf", uplo="L" if lower else "U", kind="hermitian"))
     info = np.finfo(dtype)
     if math.sqrt(info.tiny) < size < math.sqrt(info.max):  # else the products may over- or underflow
         times = level3.hemm if dtype.kind == "c" else level3.symm
