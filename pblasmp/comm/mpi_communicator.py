@@ -313,7 +313,9 @@ def _free_broken(comm: MPI.Comm, members: tuple[int, ...]) -> None:
         }
     )
     for index in sorted(set.intersection(*(set(each) for each in everyones))):
-        if all(map(_is_over, zip(*(each[index] for each in everyones), strict=True))):
+        of_ranks = [each[index] for each in everyones]
+        alike = len(set(map(len, of_ranks))) == 1  # else a rank was left behind while they were made
+        if alike and all(map(_is_over, zip(*of_ranks, strict=True))):
             channel = mine[index]
             channel.close()
             for each, _ in channel.communicators:
