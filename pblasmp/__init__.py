@@ -50,15 +50,15 @@ if TYPE_CHECKING:
     from .layout import MatrixDescriptor as MatrixDescriptor
     from .layout import ParallelProblem as ParallelProblem
     from .layout import numroc as numroc
-    from .matrix import DistributedMatrix as DistributedMatrix
+    from .matrix.distributed import DistributedMatrix as DistributedMatrix
+    from .matrix.products import matmul as matmul
+    from .matrix.reductions import allclose as allclose
     from .planning import algorithms as algorithms
     from .planning import plan as plan
     from .planning import tune as tune
-    from .plans import Plan as Plan
     from .problems.files import load_problem as load_problem
-    from .products import matmul as matmul
-    from .reductions import allclose as allclose
-    from .report import Report as Report
+    from .runtime.plans import Plan as Plan
+    from .runtime.report import Report as Report
     from .scales import Scales as Scales
     from .tensor_parallel import allgather_matmul as allgather_matmul
     from .tensor_parallel import matmul_allgather as matmul_allgather
@@ -81,13 +81,13 @@ _NAMES = {
         "PblasmpError RankMismatchError StatusError UnsupportedError"
     ),
     "layout": "FactorProblem Grid Level3Problem MatmulProblem MatrixDescriptor ParallelProblem numroc",
-    "matrix": "DistributedMatrix",
+    "matrix.distributed": "DistributedMatrix",
+    "matrix.products": "matmul",
+    "matrix.reductions": "allclose",
     "planning": "algorithms plan tune",
-    "plans": "Plan",
     "problems.files": "load_problem",
-    "products": "matmul",
-    "reductions": "allclose",
-    "report": "Report",
+    "runtime.plans": "Plan",
+    "runtime.report": "Report",
     "scales": "Scales",
     "tensor_parallel": "allgather_matmul matmul_allgather matmul_allreduce matmul_reduce_scatter",
     "verification": "Verification",
@@ -156,7 +156,7 @@ def _former(name: str) -> object:
     value: object = getattr(home, last)
     how = ""
     if module == "linalg":
-        changed = importlib.import_module(".former", __name__).FORMER.get(name)
+        changed = importlib.import_module(".linalg.former", __name__).FORMER.get(name)
         if changed is not None:
             value, how = changed, ", whose arguments are NumPy's and SciPy's"
     warnings.warn(

@@ -17,9 +17,9 @@ from .dtypes import element_type
 from .engines.local.extremes import largest, scale_by_power
 from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from .layout.grid import one_of
-from .matrix import DistributedMatrix
-from .reading import check_operands, context_of
-from .runtime import Runtime
+from .matrix.distributed import DistributedMatrix
+from .runtime.reading import check_operands, context_of
+from .runtime.runtime import Runtime
 from .verification import Verification, apply
 
 __all__ = ["of_eigenpairs", "verify"]

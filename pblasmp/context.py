@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from . import creation, io
-from .creation import Layout, LayoutKeywords
 from .docstrings import public_face
 from .epilogue import aux_layout
 from .errors import ArgumentError
 from .layout import Grid, MatrixDescriptor
 from .layout.grid import one_of
-from .matrix import DistributedMatrix
-from .runtime import Runtime
+from .matrix import creation, io
+from .matrix.creation import Layout, LayoutKeywords
+from .matrix.distributed import DistributedMatrix
+from .runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .io import Progress
+    from .matrix.io import Progress
 
 __all__ = ["Context"]
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import level3, linalg, products, tensor_parallel, vectors
-from .calls import prepare
+from . import linalg, tensor_parallel
+from .blas import level3, vectors
+from .blas.vector_calls import VectorCall
 from .context import Context
 from .engines.method import Verdict, survey
 from .engines.request import AnyProblem, Options, Problem
 from .errors import ArgumentError, ArgumentTypeError, LayoutError, UnsupportedError
-from .former import Former
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.factor_problem import FactorProblem
 from .layout.forms import FORMS
@@ -22,14 +22,16 @@ from .layout.level3 import ROUTINES
 from .layout.redistribution import with_c_like_d
 from .layout.vector_routines import VECTOR_ROUTINES
 from .linalg import CALLS
-from .matrix import DistributedMatrix
-from .matrix_calls import as_read, check_c
-from .runtime import Runtime
+from .linalg.former import Former
+from .matrix import products
+from .matrix.distributed import DistributedMatrix
+from .runtime.calls import prepare
+from .runtime.matrix_calls import as_read, check_c
+from .runtime.runtime import Runtime
 from .tuning.measure import LIMIT, Tuned, measure
-from .vector_calls import VectorCall
 
 if TYPE_CHECKING:
-    from .plans import Plan
+    from .runtime.plans import Plan
 
 __all__ = ["algorithms", "plan", "tune"]
 

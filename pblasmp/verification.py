@@ -24,13 +24,13 @@ from .engines.local.epilogue import activate
 from .engines.local.extremes import largest, scale_by_power
 from .epilogue import Epilogue, along
 from .errors import UnsupportedError
-from .interop import as_local
 from .layout import MatmulProblem, MatrixDescriptor
-from .matrix import DistributedMatrix
-from .matrix_calls import check_c
-from .products import check, check_extras
-from .reading import check_operands, context_of
-from .runtime import Runtime
+from .matrix.distributed import DistributedMatrix
+from .matrix.products import check, check_extras
+from .runtime.interop import as_local
+from .runtime.matrix_calls import check_c
+from .runtime.reading import check_operands, context_of
+from .runtime.runtime import Runtime
 from .scales import Scales
 
 if TYPE_CHECKING:

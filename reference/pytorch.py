@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from pblasmp import Context, PblasmpError
-from pblasmp.interop import as_local, view_like
+from pblasmp.runtime.interop import as_local, view_like
 
 __all__ = ["by_pytorch"]
 

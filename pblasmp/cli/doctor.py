@@ -17,9 +17,9 @@ from ..costs.measure import measure_speed
 from ..engines.choice import EngineName
 from ..info import collect
 from ..layout import Grid, MatmulProblem
+from ..matrix.products import matmul
 from ..noise import Noise, trials, wrong_runs
 from ..planning import algorithms
-from ..products import matmul
 from ..verification import verify
 from .progress import Reporter
 from .ranks import FailureError, on_ranks

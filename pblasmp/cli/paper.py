@@ -24,9 +24,9 @@ from ..engines.choice import EngineName
 from ..errors import ArgumentError
 from ..layout import Grid, MatmulProblem, MatrixDescriptor
 from ..layout.forms import FORMS
+from ..matrix.products import matmul
 from ..planning import plan
 from ..problems.files import load_problem, load_table
-from ..products import matmul
 from ..resources import machine_cores, memory_bytes
 from .options import require_directory
 from .progress import Reporter

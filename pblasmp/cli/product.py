@@ -18,16 +18,16 @@ import pblasmp as pb
 
 from ..comm import nodes_of
 from ..context import Context
-from ..creation import default_block
 from ..dtypes import DTYPES, as_dtype, scalar
 from ..engines.choice import EngineName
 from ..errors import ArgumentError
-from ..io.files import format_of, open_source
-from ..io.source import Source, element_type
 from ..launchers import surroundings
 from ..layout import Grid, MatmulProblem
 from ..layout.problem import Op
-from ..matrix import DistributedMatrix
+from ..matrix.creation import default_block
+from ..matrix.distributed import DistributedMatrix
+from ..matrix.io.files import format_of, open_source
+from ..matrix.io.source import Source, element_type
 from ..timing import samples
 from .options import require_directory
 from .progress import Reporter

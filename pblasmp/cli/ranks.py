@@ -16,9 +16,9 @@ from typing import Any
 
 import click
 
-from ..io.temporary import remove_abandoned
 from ..launch import Job, python_command
 from ..launchers import NoLauncher, surroundings
+from ..matrix.io.temporary import remove_abandoned
 from ..trust import private_folder
 from .options import DEFAULT_RANKS
 from .progress import Channel, Reporter

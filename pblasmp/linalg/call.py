@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..calls import run
 from ..dtypes import ELEMENT_TYPES
 from ..engines.direct import Asked
 from ..engines.factor import FactorOperands, Found
@@ -30,15 +29,16 @@ from ..errors import (
     faults_text,
     short_repr,
 )
-from ..handle import Handle
 from ..layout import MatrixDescriptor
 from ..layout.factor_problem import FactorProblem, FactorRoutine
 from ..layout.grid import one_of
 from ..layout.sizes import Sizes
 from ..logs import logger
-from ..matrix import DistributedMatrix
-from ..plans import Task, UserCall
-from ..reading import check_operands, check_writable, comparable, context_of, glance
+from ..matrix.distributed import DistributedMatrix
+from ..runtime.calls import run
+from ..runtime.handle import Handle
+from ..runtime.plans import Task, UserCall
+from ..runtime.reading import check_operands, check_writable, comparable, context_of, glance
 
 __all__ = [
     "FactorisationCall",

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Literal
 
 from ..errors import ArgumentError, FactorizationError, LayoutError, UnsupportedError, short_repr
-from ..reading import check_operands, context_of
-from ..reductions import kind_of_norm
+from ..matrix.reductions import kind_of_norm
+from ..runtime.reading import check_operands, context_of
 from .call import Matrix
 from .systems import inv
 

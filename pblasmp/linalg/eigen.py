@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import level3
+from ..blas import level3
 from ..checks import of_eigenpairs
 from ..comm import agree_after
-from ..creation import Layout, random
 from ..engines.factor import Found
 from ..engines.method import survey
 from ..engines.request import Options
 from ..errors import FactorizationError, UnsupportedError, short_repr
 from ..layout import MatrixDescriptor
 from ..logs import logger
-from ..products import matmul
+from ..matrix.creation import Layout, random
+from ..matrix.products import matmul
 from ..verification import Verification
 from .call import FactorisationCall, Matrix, Roles, flag
 from .positive import cholesky

@@ -17,7 +17,7 @@ from ..engines.factor import Found
 from ..engines.local.extremes import scaling
 from ..errors import UnsupportedError, short_repr
 from ..layout.grid import one_of
-from ..products import matmul
+from ..matrix.products import matmul
 from .call import FactorisationCall, Matrix, Roles, op_of, words
 from .orthogonal import qr
 from .singular import svd

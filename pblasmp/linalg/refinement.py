@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import level3
+from ..blas import level3
 from ..dtypes import element_type
 from ..errors import FactorizationError
-from ..products import matmul
+from ..matrix.products import matmul
 from .general import lu_factor, lu_solve
 from .positive import cho_factor, cho_solve
 

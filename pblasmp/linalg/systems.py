@@ -17,7 +17,7 @@ from ..errors import UnsupportedError, short_repr
 from ..layout.factor_problem import FactorRoutine
 from ..layout.grid import one_of
 from ..logs import logger
-from ..matrix import DistributedMatrix
+from ..matrix.distributed import DistributedMatrix
 from .call import (
     FactorisationCall,
     Matrix,

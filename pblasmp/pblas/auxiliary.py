@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from ..blas.level3 import geadd, tradd
 from ..dtypes import element_type
 from ..engines.direct import Asked, Part
 from ..errors import ArgumentError
 from ..layout import MatrixDescriptor, Trapezoid
-from ..level3 import geadd, tradd
-from ..matrix import DistributedMatrix
-from ..reading import number
+from ..matrix.distributed import DistributedMatrix
+from ..runtime.reading import number
 from .arguments import Faults
 from .direct import part_of
 from .grids import ProcessGrid, of_number, peers

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import vector_calls
+from ..blas import vector_calls
 from ..dtypes import element_type
 from ..engines.direct import FAMILIES, Asked, Held, Outcome, Part, Pattern, host_address, pattern_of
 from ..engines.direct.spans import Axes
 from ..engines.direct.sub_matrix import SubMatrix, in_first_column, local_rows
 from ..errors import ArgumentError
 from ..layout.sizes import WORDS
-from ..reading import number
 from ..resources import rank_share
+from ..runtime.reading import number
 from ..scalapack import column_major_view
 from .arguments import Faults
 from .grids import ProcessGrid, of_number

@@ -18,7 +18,7 @@ from ..linalg.general import lu_with_info
 from ..linalg.least_squares import lstsq_in_place
 from ..linalg.orthogonal import apply_q, form_q
 from ..linalg.systems import Assume, inverse_of, solve_keeping
-from ..matrix import DistributedMatrix
+from ..matrix.distributed import DistributedMatrix
 from .arguments import Faults
 from .direct import DirectForm
 from .grids import ProcessGrid

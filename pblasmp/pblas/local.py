@@ -14,7 +14,7 @@ from ..engines.direct.spans import Axes, Span
 from ..engines.direct.sub_matrix import SubMatrix
 from ..layout import Trapezoid
 from ..layout.caches import sized_cache
-from ..matrix import DistributedMatrix
+from ..matrix.distributed import DistributedMatrix
 
 __all__ = ["OwnElements", "copied", "element_place", "filled", "scaled", "with_same_places"]
 

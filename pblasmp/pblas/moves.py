@@ -18,7 +18,7 @@ from ..engines.direct import Moved, Part
 from ..errors import RankMismatchError, short_repr
 from ..layout import Grid, MatrixDescriptor, Trapezoid
 from ..layout.pieces import copy_part
-from ..matrix import DistributedMatrix
+from ..matrix.distributed import DistributedMatrix
 from .arguments import Faults
 from .direct import part_of
 from .grids import meant, of_number

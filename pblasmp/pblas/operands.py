@@ -16,7 +16,7 @@ from ..engines.arrays import overlap
 from ..engines.protocol import Engine
 from ..errors import PblasmpError, short_repr
 from ..layout import Grid, MatrixDescriptor
-from ..matrix import DistributedMatrix
+from ..matrix.distributed import DistributedMatrix
 from ..scalapack import column_major_view
 from .arguments import Faults
 from .grids import ProcessGrid, meant, of_number

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import level3
+from ..blas import level3
 from ..comm import agree_after
 from ..dtypes import ELEMENT_TYPES, scalar
 from ..engines.direct import FAMILIES
 from ..errors import ArgumentError, short_repr
 from ..layout.routines import GEMM, Routine
 from ..layout.routines import ROUTINES as LEVEL3
-from ..matrix import DistributedMatrix
-from ..products import matmul
+from ..matrix.distributed import DistributedMatrix
+from ..matrix.products import matmul
 from .arguments import Faults, as_routine, bound, signature_of
 from .direct import DirectForm
 from .grids import ProcessGrid

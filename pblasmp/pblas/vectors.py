@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .. import vector_calls, vectors
+from ..blas import vector_calls, vectors
 from ..layout.vector_routines import VECTOR_ROUTINES, VectorRoutine
-from ..matrix import DistributedMatrix
+from ..matrix.distributed import DistributedMatrix
 from .operands import PblasOperand
 from .routines import DTYPE, VECTORS, PblasFunction, PblasRoutine, Values, function_of
 

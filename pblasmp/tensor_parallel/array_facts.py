@@ -14,10 +14,10 @@ import numpy as np
 from ..dtypes import FLOAT8, as_dtype, is_float8
 from ..engines.request import Options
 from ..errors import ArgumentError, LayoutError
-from ..interop import as_typed
 from ..layout import Grid, MatmulProblem, ParallelProblem
 from ..layout.axis import Axis
 from ..layout.parallel import Form
+from ..runtime.interop import as_typed
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from ..calls import run
 from ..context import Context
 from ..dtypes import as_dtype, is_float8, result_dtype
 from ..engines.arrays import same_memory
@@ -22,7 +21,11 @@ from ..engines.product import Product
 from ..engines.request import CONSTANTS, Operands, Options
 from ..epilogue import Epilogue, bias_dtype
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from ..interop import (
+from ..layout import MatmulProblem
+from ..layout.grid import integer, one_of
+from ..layout.parallel import Form
+from ..runtime.calls import run
+from ..runtime.interop import (
     address_of,
     as_local,
     as_typed,
@@ -34,11 +37,8 @@ from ..interop import (
     on_stream_of,
     view_like,
 )
-from ..layout import MatmulProblem
-from ..layout.grid import integer, one_of
-from ..layout.parallel import Form
-from ..plans import Plan, Task, UserCall
-from ..runtime import Runtime
+from ..runtime.plans import Plan, Task, UserCall
+from ..runtime.runtime import Runtime
 from ..scales import Scales
 from .array_facts import SIZES, ArrayFacts, Specification, check_rule, leading, typed_operand, types_of
 

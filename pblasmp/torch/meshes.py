@@ -22,8 +22,8 @@ from torch.distributed.tensor.placement_types import Placement, Shard
 from ..comm import Agreement, wrap
 from ..context import Context
 from ..errors import ArgumentTypeError, UnsupportedError, short_repr
-from ..interop import view_like
-from ..matrix import DistributedMatrix
+from ..matrix.distributed import DistributedMatrix
+from ..runtime.interop import view_like
 from ..tensor_parallel import shard
 from .rendezvous import start
 

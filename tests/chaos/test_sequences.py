@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp import launch, matrix_calls
+from pblasmp import launch
 from pblasmp.engines.gpu.runtime import host_copies
 from pblasmp.launch import Job as Ranks
+from pblasmp.runtime import matrix_calls
 from tests.chaos import sequences
 from tests.chaos.sequences import GROWTH, WARM_UP, Sequences, Watch, grown, read, run
 from tests.helpers.gpu.jobs import Job

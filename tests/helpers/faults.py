@@ -31,8 +31,8 @@ import pblasmp.context
 import pblasmp.engines.host.direct.calls
 import pblasmp.engines.host.engine
 import pblasmp.engines.host.operations
-import pblasmp.plans
-import pblasmp.runtime
+import pblasmp.runtime.plans
+import pblasmp.runtime.runtime
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -144,7 +144,7 @@ def no_such_engine():
 
 def in_the_making():
     if RANK == 1:
-        pblasmp.runtime.choose_engine = lambda *args: 1 / 0
+        pblasmp.runtime.runtime.choose_engine = lambda *args: 1 / 0
     with pb.Context(engine="host"):
         pass
 
@@ -340,7 +340,7 @@ def caught_in_a_product():
 
 def caught_between_two_parts():
     """One rank has prepared a product, and does not run it."""
-    caught_in(lambda _, a: pb.matmul(a, a, algo="panels"), pblasmp.plans.Plan, "_log")
+    caught_in(lambda _, a: pb.matmul(a, a, algo="panels"), pblasmp.runtime.plans.Plan, "_log")
 
 
 def caught_between_two_parts_of_a_run():
@@ -348,13 +348,13 @@ def caught_between_two_parts_of_a_run():
 
     def work(_, a):
         plan = pb.plan(pb.matmul, a, a, algo="panels")
-        function = fails_on_rank_1(pblasmp.plans.Plan, "_hold", MemoryError("no room"))
+        function = fails_on_rank_1(pblasmp.runtime.plans.Plan, "_hold", MemoryError("no room"))
         try:
             plan()
         finally:
-            pblasmp.plans.Plan._hold = function
+            pblasmp.runtime.plans.Plan._hold = function
 
-    caught_in(work, pblasmp.plans.Plan, "_hold", 1)
+    caught_in(work, pblasmp.runtime.plans.Plan, "_hold", 1)
 
 
 def caught_from_close():
@@ -547,7 +547,7 @@ def finalised_before_the_end():
 
 
 def too_many_plans():
-    pblasmp.runtime._MANY = 50
+    pblasmp.runtime.runtime._MANY = 50
     with pb.Context(engine="host") as ctx:
         a = matrix(ctx)
         plans = [pb.plan(pb.matmul, a, a) for _ in range(49)]

@@ -436,7 +436,7 @@ def test_algo(pblasmp):
 
 
 WRONG = """
-import pblasmp.plans as m
+import pblasmp.runtime.plans as m
 right = m.Plan._run
 def wrong(self, *given):
     result = right(self, *given)
@@ -460,7 +460,7 @@ def test_a_wrong_product_is_found_and_not_written(command, patched, tmp_path):
 
 ON_RANK_1 = """
 import os
-import pblasmp.plans as m
+import pblasmp.runtime.plans as m
 def call(self, *rest):
     if self._ctx.rank == 1:
         {fault}
@@ -524,10 +524,12 @@ m.{name} = slow
 @pytest.mark.parametrize(
     ("module", "name", "number", "status", "said"),
     [
-        ("pblasmp.plans", "Plan._run", signal.SIGINT, 130, "pblasmp: interrupted\n"),
-        *only_long(("pblasmp.io.source", "RawFile.write", signal.SIGINT, 130, "pblasmp: interrupted\n")),
-        ("pblasmp.io.source", "RawFile.write", signal.SIGTERM, 143, ""),
-        ("pblasmp.io.source", "RawFile.write", signal.SIGHUP, 129, ""),
+        ("pblasmp.runtime.plans", "Plan._run", signal.SIGINT, 130, "pblasmp: interrupted\n"),
+        *only_long(
+            ("pblasmp.matrix.io.source", "RawFile.write", signal.SIGINT, 130, "pblasmp: interrupted\n")
+        ),
+        ("pblasmp.matrix.io.source", "RawFile.write", signal.SIGTERM, 143, ""),
+        ("pblasmp.matrix.io.source", "RawFile.write", signal.SIGHUP, 129, ""),
     ],
 )
 def test_signals_leave_nothing_behind(start, patched, tmp_path, module, name, number, status, said):
@@ -548,7 +550,7 @@ def test_signals_leave_nothing_behind(start, patched, tmp_path, module, name, nu
 
 
 def test_ranks_end_when_the_command_is_killed(start, patched, tmp_path):
-    patched(SLOW.format(module="pblasmp.plans", name="Plan._run", here=str(tmp_path)))
+    patched(SLOW.format(module="pblasmp.runtime.plans", name="Plan._run", here=str(tmp_path)))
     process = start("matmul", "-n", 2, "--size", 64)
     wait_for((tmp_path / "slow").exists)
     assert len(processes(tmp_path)) > 2

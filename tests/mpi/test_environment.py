@@ -17,9 +17,10 @@ import pytest
 import threadpoolctl
 
 import pblasmp as pb
-from pblasmp import resources, runtime
+from pblasmp import resources
 from pblasmp.comm import wrap
 from pblasmp.comm.mpi_communicator import MpiCommunicator
+from pblasmp.runtime import runtime
 from tests.helpers.cases import agreed_error
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import only_long

@@ -21,7 +21,7 @@ import zarr
 
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
-from pblasmp.io import files, hdf5, temporary
+from pblasmp.matrix.io import files, hdf5, temporary
 from tests.helpers.cases import TYPES, agreed_error, first
 from tests.helpers.interrupts import steps
 from tests.helpers.mpi import run_mpi
@@ -743,12 +743,12 @@ def interrupted(_, directory, one_step):
 
             call()
             state[0] = 1
-            total, _ = steps(call, "pblasmp/io/")
+            total, _ = steps(call, "pblasmp/matrix/io/")
             state[0] = 0
             for stop_at in range(1, total + 1, every):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", ResourceWarning)  # a file was closed with its object
-                    _, where = steps(call, "pblasmp/io/", stop_at)
+                    _, where = steps(call, "pblasmp/matrix/io/", stop_at)
                     gc.collect()
                 found = values_of(ctx, path, dataset)
                 yield f"{kind}, {where}", None if found in ([0], [1]) else f"{found}"

@@ -14,7 +14,7 @@ import zarr
 
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
-from pblasmp.io import files, hdf5
+from pblasmp.matrix.io import files, hdf5
 from tests.helpers.cases import TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
 from tests.helpers.mpi import run_mpi
 from tests.helpers.slow import in_turn, only_long

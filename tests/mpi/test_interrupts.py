@@ -28,14 +28,18 @@ def shared_memory(_, path):
 def save(_, path):
     with pb.Context(engine="host") as ctx:
         a = ctx.scatter(np.eye(8), block=(2, 2))
-        return list(left_open(lambda: a.save(f"{path}/a.npy"), "pblasmp/io/", draws(17, long=1))), names(path)
+        return list(
+            left_open(lambda: a.save(f"{path}/a.npy"), "pblasmp/matrix/io/", draws(17, long=1))
+        ), names(path)
 
 
 def load(_, path):
     with pb.Context(engine="host") as ctx:
         a = ctx.scatter(np.eye(8), block=(2, 2))
         a.save(f"{path}/a.npy")
-        found = left_open(lambda: ctx.load(f"{path}/a.npy", a.descriptor), "pblasmp/io/", draws(17, long=1))
+        found = left_open(
+            lambda: ctx.load(f"{path}/a.npy", a.descriptor), "pblasmp/matrix/io/", draws(17, long=1)
+        )
         return list(found), names(path)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES
-from pblasmp.io import files, npy
+from pblasmp.matrix.io import files, npy
 from tests.helpers.cases import TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
 from tests.helpers.mpi import run_mpi
 from tests.helpers.slow import draws, in_turn, only_long

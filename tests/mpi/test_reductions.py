@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp import reductions
 from pblasmp.dtypes import FLOAT8
+from pblasmp.matrix import reductions
 from tests.helpers.cases import TYPES, agreed_error, exact, first, layout, numbers, pick, scattered
 from tests.helpers.mpi import run_mpi
 from tests.helpers.slow import draws, in_turn, only_long

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp import matrix_calls, pblas
+from pblasmp import pblas
 from pblasmp.engines.host.direct import HostDirect
 from pblasmp.engines.host.direct.limits import LIMITS
 from pblasmp.pblas.routines import PblasRoutine
+from pblasmp.runtime import matrix_calls
 from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
 from tests.helpers.limits import changed_limits
 from tests.helpers.mpi import run_mpi, run_on_one_node

@@ -19,7 +19,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
-from pblasmp.plans import Graph
+from pblasmp.runtime.plans import Graph
 from reference.scalapack import locate
 from tests.helpers.docs import DOCS, PAGES, blocks
 from tests.helpers.fresh import run_fresh

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.former import FORMER
+from pblasmp.linalg.former import FORMER
 
 
 def former(name):

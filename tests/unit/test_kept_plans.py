@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.kept_plans import KeptPlans, held_bytes
+from pblasmp.runtime.kept_plans import KeptPlans, held_bytes
 
 
 class _Plan:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pblasmp.arithmetic import _is_whole, _whole_power
+from pblasmp.matrix.arithmetic import _is_whole, _whole_power
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 5, 8, -1, -2])

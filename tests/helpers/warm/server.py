@@ -34,7 +34,7 @@ from . import JOB, command
 # What ranks of the tests import. None of it may start MPI or a thread, or keep what it finds in the environment.
 _MODULES = (
     "numpy", "scipy.linalg.blas", "threadpoolctl", "pytest", "hypothesis", "click", "click.shell_completion",
-    "rich.console", "pblasmp.context", "pblasmp.engines.host", "pblasmp.products", "pblasmp.level3",
+    "rich.console", "pblasmp.context", "pblasmp.engines.host", "pblasmp.matrix.products", "pblasmp.blas.level3",
     "pblasmp.tensor_parallel", "pblasmp.pblas", "pblasmp.problems.files", "pblasmp.drawing", "pblasmp.cli.commands",
     "pblasmp.cli.bench", "pblasmp.cli.product", "pblasmp.cli.rank", "pblasmp.cli.run", "pblasmp.cli.tune",
     "pblasmp.testing.rank",

@@ -20,8 +20,8 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import pblasmp as pb
 import pblasmp.torch as pt
-from pblasmp.calls import UserCall
-from pblasmp.plans import Plan
+from pblasmp.runtime.calls import UserCall
+from pblasmp.runtime.plans import Plan
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
 from tests.helpers.mpi import run_mpi, run_on_one_node, run_torch, starts_ranks
 from tests.helpers.slow import in_turn, only_long

@@ -552,7 +552,7 @@ def test_what_users_call_is_documented():
 
 
 def test_a_temporary_tensor_lasts_as_long_as_what_is_over_its_memory():
-    from pblasmp.interop import as_local
+    from pblasmp.runtime.interop import as_local
 
     with pb.Context(engine="host") as ctx:
         over = as_local(ctx.engine, torch.full((300, 300), 7.0), "x")

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp import plans
 from pblasmp.engines.gpu.cublasmp import faults
 from pblasmp.layout.level3 import ROUTINES
+from pblasmp.runtime import plans
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.gpu.algorithms import (
     EPILOGUES,

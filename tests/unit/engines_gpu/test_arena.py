@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp import plans
 from pblasmp.engines.gpu.runtime.arena import Arena
 from pblasmp.engines.gpu.runtime.graphs import Recordings
 from pblasmp.engines.gpu.runtime.turns import Turns
+from pblasmp.runtime import plans
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks

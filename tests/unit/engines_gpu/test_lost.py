@@ -20,7 +20,7 @@ import pblasmp as pb
 from pblasmp.comm import side_channel
 from pblasmp.engines.gpu.runtime import health as module
 from pblasmp.layout import Grid
-from pblasmp.plans import Plan
+from pblasmp.runtime.plans import Plan
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Meeting, machine
 from tests.helpers.mpi import run_mpi, starts_ranks

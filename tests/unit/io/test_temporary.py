@@ -14,8 +14,8 @@ import sys
 
 import pytest
 
-from pblasmp.io import temporary
-from pblasmp.io.temporary import Replacement, followed, put_back, remove_abandoned
+from pblasmp.matrix.io import temporary
+from pblasmp.matrix.io.temporary import Replacement, followed, put_back, remove_abandoned
 
 
 def names(path):
@@ -87,7 +87,7 @@ def test_what_a_killed_process_left_is_removed_and_nothing_in_use(tmp_path):
     script = f"""
 import sys, time
 from pathlib import Path
-from pblasmp.io.temporary import Replacement
+from pblasmp.matrix.io.temporary import Replacement
 with Replacement(Path({str(tmp_path / "x")!r})):
     print("there", flush=True)
     time.sleep(60)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .dtypes import as_dtype, element_type, is_float8
-from .engines.arrays import address
-from .errors import ArgumentError
+from ..dtypes import as_dtype, element_type, is_float8
+from ..engines.arrays import address
+from ..errors import ArgumentError
 
 if TYPE_CHECKING:
-    from .engines.protocol import Engine
+    from ..engines.protocol import Engine
 
 __all__ = [
     "address_of",

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .dtypes import DTYPES, FLOAT8, as_dtype, is_foreign, scalar
-from .engines.arrays import same_memory
-from .errors import ArgumentError, ArgumentTypeError, short_repr
-from .handle import Handle, Matrix, no_matrix
-from .layout.grid import integer
+from ..dtypes import DTYPES, FLOAT8, as_dtype, is_foreign, scalar
+from ..engines.arrays import same_memory
+from ..errors import ArgumentError, ArgumentTypeError, short_repr
+from ..layout.grid import integer
+from ..runtime.handle import Handle, Matrix, no_matrix
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .engines.direct import Held, Part, pattern_of
-from .engines.request import Operands
-from .layout import MatrixDescriptor, Trapezoid
+from ..engines.direct import Held, Part, pattern_of
+from ..engines.request import Operands
+from ..layout import MatrixDescriptor, Trapezoid
 from .runtime import Runtime
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from functools import partial
 from typing import Literal, TypeVar
 
-from .logs import logger
+from ..logs import logger
 from .plans import Plan, UserCall
 
 __all__ = ["prepare", "run"]

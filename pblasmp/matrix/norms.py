@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .engines.arrays import as_numpy
-from .engines.local.sums import joined, root, squares
-from .errors import ArgumentError, short_repr
-from .handle import Handle
-from .layout.grid import one_of
+from ..engines.arrays import as_numpy
+from ..engines.local.sums import joined, root, squares
+from ..errors import ArgumentError, short_repr
+from ..layout.grid import one_of
+from ..runtime.handle import Handle
 from .reductions import kind_of_norm
 
 __all__ = ["norm_of_stored"]

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from .engines.direct import Part
-from .engines.request import CONSTANTS
-from .errors import ArgumentError, ArgumentTypeError, PblasmpError
+from ..engines.direct import Part
+from ..engines.request import CONSTANTS
+from ..errors import ArgumentError, ArgumentTypeError, PblasmpError
+from ..layout import MatrixDescriptor
+from ..layout.sizes import Sizes
 from .handle import Handle, no_matrix
-from .layout import MatrixDescriptor
-from .layout.sizes import Sizes
 from .runtime import Runtime
 
 __all__ = [

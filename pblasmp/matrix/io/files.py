@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comm import Side
-from ..dtypes import as_dtype
-from ..errors import ArgumentError, ArgumentTypeError, ClosedError, short_repr
-from ..handle import Handle, Matrix
-from ..layout import Grid, MatrixDescriptor
-from ..runtime import Runtime
+from ...comm import Side
+from ...dtypes import as_dtype
+from ...errors import ArgumentError, ArgumentTypeError, ClosedError, short_repr
+from ...layout import Grid, MatrixDescriptor
+from ...runtime.handle import Handle, Matrix
+from ...runtime.runtime import Runtime
 from . import hdf5, npy, zarr
 from .source import Progress, RawFile, Source, Target, as_values, element_type, errors_naming
 from .temporary import Replacement
@@ -27,8 +27,8 @@ from .temporary import Replacement
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from ...layout.descriptor import MemoryOrder
     from ..creation import Layout
-    from ..layout.descriptor import MemoryOrder
 
 __all__ = ["OpenFile", "load", "open_source", "save"]
 

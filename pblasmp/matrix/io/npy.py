@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dtypes import is_foreign
-from ..errors import ArgumentError, not_two
-from ..layout.descriptor import MatrixDescriptor, MemoryOrder
+from ...dtypes import is_foreign
+from ...errors import ArgumentError, not_two
+from ...layout.descriptor import MatrixDescriptor, MemoryOrder
 from .source import RawFile, errors_naming, reserve
 from .temporary import followed
 

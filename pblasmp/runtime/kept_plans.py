@@ -11,10 +11,10 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from .engines.product import Bound
-from .engines.protocol import Engine
-from .logs import logger
-from .resources import rank_share
+from ..engines.product import Bound
+from ..engines.protocol import Engine
+from ..logs import logger
+from ..resources import rank_share
 
 __all__ = ["Closable", "KeptPlans", "held_bytes"]
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import is_foreign
-from ..errors import ArgumentError, LibraryNotFoundError, not_two, short_repr
-from ..extras import install
-from ..layout.descriptor import MatrixDescriptor, MemoryOrder
+from ...dtypes import is_foreign
+from ...errors import ArgumentError, LibraryNotFoundError, not_two, short_repr
+from ...extras import install
+from ...layout.descriptor import MatrixDescriptor, MemoryOrder
 from .hdf5 import MARK, mark, marked_dtype, stored_dtype
 from .source import check_chunks, errors_naming, parts_of
 from .temporary import Replacement, followed, is_temporary, put_back

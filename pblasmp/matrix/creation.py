@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from ..comm import Side
+from ..dtypes import DTYPES, FLOAT8, scalar
+from ..errors import ArgumentError, ArgumentTypeError, LayoutError, not_two, short_repr
+from ..layout import Grid, MatrixDescriptor
+from ..layout.descriptor import is_integer
+from ..layout.grid import PAIR_OF_SHAPE, as_block, as_grid, integer, one_of, pair
+from ..runtime.handle import Handle, Matrix
+from ..runtime.interop import as_local, as_typed, shard_of
+from ..runtime.runtime import Runtime
+from ..scalapack import column_major_view, read_descriptor
 from .arithmetic import as_element, on_arrays
-from .comm import Side
-from .dtypes import DTYPES, FLOAT8, scalar
-from .errors import ArgumentError, ArgumentTypeError, LayoutError, not_two, short_repr
-from .handle import Handle, Matrix
-from .interop import as_local, as_typed, shard_of
-from .layout import Grid, MatrixDescriptor
-from .layout.descriptor import is_integer
-from .layout.grid import PAIR_OF_SHAPE, as_block, as_grid, integer, one_of, pair
 from .philox import random_values
-from .runtime import Runtime
-from .scalapack import column_major_view, read_descriptor
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from .layout.descriptor import MemoryOrder
+    from ..layout.descriptor import MemoryOrder
 
 __all__ = ["Block", "GridLike", "Layout", "LayoutKeywords", "default_block", "shard_layout"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import linalg
-from .layout.grid import one_of
+from .. import linalg
+from ..layout.grid import one_of
 
 __all__ = ["FORMER", "Former"]
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .engines.method import Verdict
-from .engines.product import Workspace
-from .layout.traffic import bytes_text
+from ..engines.method import Verdict
+from ..engines.product import Workspace
+from ..layout.traffic import bytes_text
 
 __all__ = ["Report"]
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import DTYPES, FLOAT8, is_foreign
-from ..errors import ArgumentError, short_repr
-from ..layout.descriptor import MemoryOrder
+from ...dtypes import DTYPES, FLOAT8, is_foreign
+from ...errors import ArgumentError, short_repr
+from ...layout.descriptor import MemoryOrder
 
 __all__ = [
     "Progress",

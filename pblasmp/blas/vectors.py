@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .docstrings import described
-from .handle import Handle
-from .matrix import DistributedMatrix
+from ..docstrings import described
+from ..matrix.distributed import DistributedMatrix
+from ..runtime.handle import Handle
 from .vector_calls import VectorCall, column, computed, same
 
 if TYPE_CHECKING:
-    from .layout.level3 import Diag, Uplo
-    from .layout.problem import Op
+    from ..layout.level3 import Diag, Uplo
+    from ..layout.problem import Op
 
 __all__ = [
     "amax",

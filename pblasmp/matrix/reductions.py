@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..comm import Cells, Exchange, Side
+from ..dtypes import as_dtype, is_foreign, scalar
+from ..engines.arrays import as_numpy
+from ..engines.local.sums import joined, root, squares
+from ..errors import ArgumentError, ArgumentTypeError, short_repr
+from ..layout import Grid
+from ..layout.axis import Axis
+from ..layout.descriptor import is_integer
+from ..runtime.handle import Handle
+from ..runtime.reading import check_operands, context_of
 from .arithmetic import check_pair, is_scalar
-from .comm import Cells, Exchange, Side
 from .creation import diagonal_places
-from .dtypes import as_dtype, is_foreign, scalar
-from .engines.arrays import as_numpy
-from .engines.local.sums import joined, root, squares
-from .errors import ArgumentError, ArgumentTypeError, short_repr
-from .handle import Handle
-from .layout import Grid
-from .layout.axis import Axis
-from .layout.descriptor import is_integer
-from .reading import check_operands, context_of
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import DTYPES, FLOAT8, is_foreign
-from ..errors import ArgumentError, LibraryNotFoundError, not_two, short_repr
-from ..extras import install
-from ..layout.descriptor import MatrixDescriptor, MemoryOrder
+from ...dtypes import DTYPES, FLOAT8, is_foreign
+from ...errors import ArgumentError, LibraryNotFoundError, not_two, short_repr
+from ...extras import install
+from ...layout.descriptor import MatrixDescriptor, MemoryOrder
 from .source import check_chunks, check_version, errors_naming, parts_of, reserve
 from .temporary import PATIENCE_SECONDS, check_kind, followed, is_being_written
 

@@ -11,16 +11,16 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
-from .engines.method import Verdict, prepare
-from .engines.product import Bound, Product, Workspace
-from .engines.request import AnyProblem, Operands, Options
-from .errors import ArgumentError, ArgumentTypeError, ClosedError, PblasmpError, UnsupportedError
-from .layout import Level3Problem, MatmulProblem, ParallelProblem
-from .layout.factor_problem import FactorProblem
-from .logs import logger
+from ..engines.method import Verdict, prepare
+from ..engines.product import Bound, Product, Workspace
+from ..engines.request import AnyProblem, Operands, Options
+from ..errors import ArgumentError, ArgumentTypeError, ClosedError, PblasmpError, UnsupportedError
+from ..layout import Level3Problem, MatmulProblem, ParallelProblem
+from ..layout.factor_problem import FactorProblem
+from ..logs import logger
+from ..tuning.measure import measure
 from .report import Report
 from .runtime import Runtime
-from .tuning.measure import measure
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -10,17 +10,17 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from ..dtypes import is_float8
+from ..engines.direct import FAMILIES, Asked
+from ..engines.product import Product
+from ..engines.request import Operands, Options, Problem
+from ..errors import ArgumentError, LayoutError
+from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
+from ..layout.redistribution import with_c_like_d
+from ..layout.routines import GEMM, ROUTINES, Routine
+from ..logs import logger
 from .calls import run
-from .dtypes import is_float8
-from .engines.direct import FAMILIES, Asked
-from .engines.product import Product
-from .engines.request import Operands, Options, Problem
-from .errors import ArgumentError, LayoutError
 from .handle import Handle
-from .layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
-from .layout.redistribution import with_c_like_d
-from .layout.routines import GEMM, ROUTINES, Routine
-from .logs import logger
 from .plans import Task, UserCall
 from .reading import check_operands, check_overlap, comparable, context_of, glance, number
 

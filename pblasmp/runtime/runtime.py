@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
-from .comm import (
+from ..comm import (
     Agreement,
     Communicator,
     RepeatedCalls,
@@ -27,16 +27,16 @@ from .comm import (
     watch,
     wrap,
 )
-from .engines.choice import EngineName, choose_engine
-from .engines.direct import Direct
-from .engines.protocol import Engine
-from .engines.request import LocalArray
-from .errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError, counted, short_repr
+from ..engines.choice import EngineName, choose_engine
+from ..engines.direct import Direct
+from ..engines.protocol import Engine
+from ..engines.request import LocalArray
+from ..errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError, counted, short_repr
+from ..layout import MatrixDescriptor
+from ..layout.grid import integer
+from ..logs import logger
+from ..tuning.measurements import Measured, machine_of, read_file, tuning_file
 from .kept_plans import Closable, KeptPlans
-from .layout import MatrixDescriptor
-from .layout.grid import integer
-from .logs import logger
-from .tuning.measurements import Measured, machine_of, read_file, tuning_file
 
 if TYPE_CHECKING:
     from mpi4py import MPI

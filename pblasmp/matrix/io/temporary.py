@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ..errors import ArgumentError
-from ..trust import on_the_way
+from ...errors import ArgumentError
+from ...trust import on_the_way
 
 if TYPE_CHECKING:
     from typing_extensions import Self

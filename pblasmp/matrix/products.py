@@ -8,24 +8,24 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .dtypes import result_dtype
-from .epilogue import Epilogue
-from .errors import ArgumentError, ArgumentTypeError
-from .handle import Handle, Matrix
-from .interop import as_local
-from .layout import MatmulProblem, MatrixDescriptor
-from .layout.grid import one_of
-from .layout.redistribution import nearest_legal
-from .layout.schemes import scheme_operands
-from .matrix_calls import MatrixCall
-from .runtime import Runtime
-from .scales import Scales
+from ..dtypes import result_dtype
+from ..epilogue import Epilogue
+from ..errors import ArgumentError, ArgumentTypeError
+from ..layout import MatmulProblem, MatrixDescriptor
+from ..layout.grid import one_of
+from ..layout.redistribution import nearest_legal
+from ..layout.schemes import scheme_operands
+from ..runtime.handle import Handle, Matrix
+from ..runtime.interop import as_local
+from ..runtime.matrix_calls import MatrixCall
+from ..runtime.runtime import Runtime
+from ..scales import Scales
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from .layout.problem import Op
-    from .layout.schemes import Scheme
+    from ..layout.problem import Op
+    from ..layout.schemes import Scheme
 
 __all__ = ["check", "check_extras", "matmul", "matmul_call"]
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..comm import Side
+from ..dtypes import scalar
+from ..errors import ArgumentError, ArgumentTypeError, RankMismatchError
+from ..layout.descriptor import expanded, is_integer
+from ..runtime.handle import Handle
 from .arithmetic import as_element, check_pair, check_writable, copied, is_scalar
-from .comm import Side
 from .creation import as_numbers
-from .dtypes import scalar
-from .errors import ArgumentError, ArgumentTypeError, RankMismatchError
-from .handle import Handle
-from .layout.descriptor import expanded, is_integer
 
 __all__ = ["set_item"]
 

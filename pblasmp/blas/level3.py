@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .docstrings import described
-from .layout import Level3Problem, MatrixDescriptor
-from .layout.grid import one_of
-from .matrix import DistributedMatrix
-from .matrix_calls import MatrixCall
+from ..docstrings import described
+from ..layout import Level3Problem, MatrixDescriptor
+from ..layout.grid import one_of
+from ..matrix.distributed import DistributedMatrix
+from ..runtime.matrix_calls import MatrixCall
 
 if TYPE_CHECKING:
-    from .layout.level3 import Diag, Side, Uplo
-    from .layout.problem import Op
+    from ..layout.level3 import Diag, Side, Uplo
+    from ..layout.problem import Op
 
 __all__ = [
     "geadd",

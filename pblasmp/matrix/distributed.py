@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, TypeAli
 import numpy as np
 from numpy.typing import NDArray
 
+from ..comm import Side
+from ..docstrings import public_face
+from ..errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
+from ..layout import MatrixDescriptor, Trapezoid
+from ..layout.descriptor import expanded, is_integer
+from ..layout.grid import as_block, as_grid, one_of
+from ..runtime.handle import Handle
+from ..scalapack import ScalapackMatrix, leading_dimension
 from . import arithmetic, assignment, io, reductions
-from .comm import Side
 from .creation import Block, GridLike, shard_layout
-from .docstrings import public_face
-from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
-from .handle import Handle
-from .layout import MatrixDescriptor, Trapezoid
-from .layout.descriptor import expanded, is_integer
-from .layout.grid import as_block, as_grid, one_of
 from .norms import norm_of_stored
 from .products import matmul
-from .scalapack import ScalapackMatrix, leading_dimension
 
 if TYPE_CHECKING:
     from types import EllipsisType
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
     from typing_extensions import Self
 
+    from ..layout.descriptor import MemoryOrder
+    from ..layout.level3 import Diag, Uplo
     from .io import Progress
-    from .layout.descriptor import MemoryOrder
-    from .layout.level3 import Diag, Uplo
 
 __all__ = ["DistributedMatrix"]
 
