@@ -5,7 +5,7 @@
 library called with its arguments and workspaces prepared (p?syevd, p?gesvd, and a copy of A, which they overwrite), of
 pblasmp with the same library, of pblasmp with one rank's LAPACK, and the overhead: how much longer pblasmp takes than
 the library, in percent, the median over rounds in which all take turns. The order from which LAPACK on one rank is
-slower is ``SMALL`` in ``pblasmp/engines/host/scalapack/methods.py``.
+slower is ``SMALL`` in ``pblasmp/engines/host/spectral_libraries.py``.
 """
 
 from __future__ import annotations

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from pblasmp.comm import Exchange
-from pblasmp.engines.host.buffers import Buffers
-from pblasmp.engines.host.transport import HostTransport
-from pblasmp.engines.moving.operand import Operand, Staging, needs
+from pblasmp.engines.host.transport import Buffers, HostTransport
+from pblasmp.engines.moving.panels import Operand, Staging, needs
 from pblasmp.layout import Grid, MatrixDescriptor
 from pblasmp.layout.intersection import common_counts, intersect
 

@@ -13,7 +13,7 @@ import pblasmp as pb
 from benchmarks import results
 from pblasmp.cli.bench import BenchOptions, measure, print_bench
 from pblasmp.cli.progress import Reporter
-from pblasmp.layout.forms import FORMS
+from pblasmp.layout.schemes import FORMS
 from reference.pytorch import by_pytorch
 
 

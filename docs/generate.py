@@ -24,7 +24,7 @@ from pblasmp.bindings import FUNCTIONS, version_text
 from pblasmp.cli.commands import cli
 from pblasmp.engines.product import Workspace
 from pblasmp.layout.level3 import ROUTINES
-from pblasmp.layout.vector_routines import VECTOR_ROUTINES
+from pblasmp.layout.routines import VECTOR_ROUTINES
 from pblasmp.pblas.missing import MISSING
 from pblasmp.problems.files import load_problem_file
 from reference.testers import RESULTS

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeVar
 
-from .layout.routines import ROUTINES, Routine
-from .layout.vector_routines import VECTOR_ROUTINES, VectorRoutine
+from .layout.routines import ROUTINES, VECTOR_ROUTINES, Routine, VectorRoutine
 
 __all__ = ["described", "public_face"]
 

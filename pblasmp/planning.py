@@ -17,10 +17,9 @@ from .engines.request import AnyProblem, Options, Problem
 from .errors import ArgumentError, ArgumentTypeError, LayoutError, UnsupportedError
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.factor_problem import FactorProblem
-from .layout.forms import FORMS
-from .layout.level3 import ROUTINES
-from .layout.redistribution import with_c_like_d
-from .layout.vector_routines import VECTOR_ROUTINES
+from .layout.level3 import ROUTINES, with_c_like_d
+from .layout.routines import VECTOR_ROUTINES
+from .layout.schemes import FORMS
 from .linalg import CALLS
 from .linalg.former import Former
 from .matrix import products

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .dtypes import accumulation_dtype, element_type, scalar
-from .engines.local.epilogue import activate
 from .engines.local.extremes import largest, scale_by_power
+from .engines.local.finish import activate
 from .epilogue import Epilogue, along
 from .errors import UnsupportedError
 from .layout import MatmulProblem, MatrixDescriptor

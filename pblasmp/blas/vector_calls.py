@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import element_type, scalar
-from ..engines.dense import vectors as reductions
-from ..engines.dense.vectors import Vector
 from ..engines.direct import Asked
+from ..engines.local import reductions
+from ..engines.local.reductions import Vector
 from ..engines.product import Product
 from ..engines.request import Options
 from ..errors import ArgumentError, LayoutError, faults_text, short_repr
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor
 from ..layout.grid import one_of
-from ..layout.vector_routines import VECTOR_ROUTINES, VectorRoutine
+from ..layout.routines import VECTOR_ROUTINES, VectorRoutine
 from ..runtime.handle import Handle
 from ..runtime.matrix_calls import MatrixCall
 from ..runtime.reading import check_operands, check_writable, comparable, context_of, number, sub_matrices

@@ -20,8 +20,8 @@ from ..engines.choice import EngineName
 from ..errors import ArgumentError, PblasmpError, counted
 from ..launchers import surroundings
 from ..layout.axis import Axis
-from ..layout.forms import FORMS, Form
-from ..layout.traffic import bytes_text
+from ..layout.schemes import FORMS, Form
+from ..layout.value import bytes_text
 from ..planning import plan as plan_of_product
 from ..timing import samples
 from .options import require_chart

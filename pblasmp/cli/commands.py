@@ -17,7 +17,7 @@ from ..dtypes import DTYPES
 from ..errors import LayoutError
 from ..launchers import surroundings
 from ..layout import Level3Problem
-from ..layout.forms import FORMS, Form
+from ..layout.schemes import FORMS, Form
 from . import options
 from .options import FILE, DescriptorFile, algo, as_json, common, engine, examples
 from .progress import describe, is_bad_input, warnings_to

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from ..engines.choice import NAMES
 from ..errors import UnsupportedError
 from ..layout.factor_problem import BY_NAME
-from ..layout.forms import FORMS
+from ..layout.schemes import FORMS
 from ..resources import usable_cores
 from .terminal import use_colour
 

@@ -23,7 +23,7 @@ from ..dtypes import as_dtype
 from ..engines.choice import EngineName
 from ..errors import ArgumentError
 from ..layout import Grid, MatmulProblem, MatrixDescriptor
-from ..layout.forms import FORMS
+from ..layout.schemes import FORMS
 from ..matrix.products import matmul
 from ..planning import plan
 from ..problems.files import load_problem, load_table

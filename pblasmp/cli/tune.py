@@ -12,7 +12,7 @@ from ..context import Context
 from ..dtypes import as_dtype
 from ..engines.choice import EngineName
 from ..launchers import surroundings
-from ..layout.forms import FORMS, Form
+from ..layout.schemes import FORMS, Form
 from ..planning import tune as tune_product
 from ..problems.models import load_model
 from .bench import default_shapes, require_even

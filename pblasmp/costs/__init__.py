@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..lazy import submodule
 
 if TYPE_CHECKING:
-    from ..layout.traffic import Traffic as Traffic
+    from ..layout.value import Traffic as Traffic
     from .advise import Advice as Advice
     from .predict import Prediction as Prediction
     from .pretend import DryRun as DryRun
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .traffic import move_traffic as move_traffic
 
 _HOME = {
-    "Advice": ".advise", "DryRun": ".pretend", "Prediction": ".predict", "Traffic": "..layout.traffic",
+    "Advice": ".advise", "DryRun": ".pretend", "Prediction": ".predict", "Traffic": "..layout.value",
     "dry_run": ".pretend", "move_traffic": ".traffic",
 }  # fmt: skip
 """The modules of the public names, which are imported when they are first used: counts take less than that."""

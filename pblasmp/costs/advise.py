@@ -15,8 +15,8 @@ from ..errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from ..layout import Grid, MatmulProblem, ParallelProblem
 from ..layout.axis import Axis
 from ..layout.factor_problem import BY_NAME, FactorProblem
-from ..layout.forms import Form
 from ..layout.grid import integer
+from ..layout.schemes import Form
 from ..problems.models import load_model
 from .machines import Machine, load_machine
 from .predict import Prediction, predict, time_of_move, time_text

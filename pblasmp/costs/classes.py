@@ -12,12 +12,12 @@ from ..comm import Cells
 from ..engines.dense.factor_copies import STRIP
 from ..engines.dense.panel_shape import shape_beside, shape_of, shape_of_inverse
 from ..engines.request import AnyProblem
-from ..engines.tensor.pieces import shares
+from ..engines.tensor.tensor_product import shares
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.axis import Axis
 from ..layout.factor_problem import FactorProblem
 from ..layout.grid import coordinates
-from ..layout.traffic import Numbers
+from ..layout.value import Numbers
 from .paper import PaperEngine, Ranks
 
 __all__ = ["classes"]

@@ -23,15 +23,14 @@ from ..dtypes import accumulation_dtype
 from ..engines.arrays import blas_operand
 from ..engines.host.engine import HostEngine
 from ..engines.host.operations import HostOperations
-from ..engines.local_part import LocalPart
 from ..engines.moving.exchange_move import ExchangeMove
 from ..engines.moving.room import Room
 from ..errors import ArgumentError
 from ..layout import MatrixDescriptor
 from ..layout.caches import Hashed
 from ..layout.intersection import strided
-from ..layout.traffic import Shapes
-from ..layout.trapezoid import Trapezoid
+from ..layout.pieces import LocalPart, Trapezoid
+from ..layout.value import Shapes
 from .ghosts import Ghost, ghost
 
 __all__ = [

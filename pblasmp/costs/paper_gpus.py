@@ -14,7 +14,7 @@ from ..engines import dense
 from ..engines.dense.factor_panels import FactorPanels, OwnPanels, Workbench
 from ..engines.gpu.engine import GpuEngine
 from ..engines.gpu.factor_operations import GpuFactorOperations
-from ..engines.tensor import messages
+from ..engines.tensor.algorithms import MESSAGES
 from .paper import PaperEngine, PaperOperations, PaperTransport, PlannedExchange
 
 __all__ = ["PaperGpuEngine"]
@@ -138,5 +138,5 @@ class PaperGpuEngine(PaperEngine):
     """The engine of one of many GPU ranks that nobody has started; see ``PaperEngine``."""
 
     traits = GpuEngine.traits
-    methods = (*dense.METHODS, *messages.METHODS)
+    methods = (*dense.METHODS, MESSAGES)
     _transport, _operations = _PaperGpuTransport, _PaperGpuOperations

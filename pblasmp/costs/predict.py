@@ -16,7 +16,7 @@ from ..engines.request import AnyProblem
 from ..errors import ArgumentError, ArgumentTypeError, counted, short_repr
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.factor_problem import FactorProblem
-from ..layout.traffic import LINKS, Kernel, Shapes, Traffic, bytes_text
+from ..layout.value import LINKS, Kernel, Shapes, Traffic, bytes_text
 from .machines import Machine, NodeOf, load_machine
 from .traffic import move_traffic, operands_bytes, size_of, traffic
 

@@ -11,16 +11,17 @@ import numpy as np
 
 from ..comm import Side
 from ..comm.exchange import SLOTS
-from ..engines.factor import FactorOperands
 from ..engines.host.engine import HostEngine
 from ..engines.method import prepare
+from ..engines.product import FactorOperands
 from ..engines.request import AnyProblem, Operands, Options
 from ..errors import ArgumentError, LayoutError, UnsupportedError, counted, short_repr
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.factor_problem import FactorProblem
 from ..layout.grid import integer
-from ..layout.redistribution import nearest_legal, with_c_like_d
-from ..layout.traffic import Numbers, Shapes, Traffic
+from ..layout.level3 import with_c_like_d
+from ..layout.problem import nearest_legal
+from ..layout.value import Numbers, Shapes, Traffic
 from .classes import classes
 from .counts import Counts, Move, counts_of
 from .ghosts import Ghost

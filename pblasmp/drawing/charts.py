@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..layout.traffic import bytes_text
+from ..layout.value import bytes_text
 from .svg import Drawing
 
 __all__ = ["Bars", "Lines", "bar_chart", "line_chart"]

@@ -21,7 +21,7 @@ from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelPro
 from ..layout.axis import Axis
 from ..layout.factor_problem import FactorProblem
 from ..layout.grid import Grid
-from ..layout.trapezoid import Trapezoid
+from ..layout.pieces import Trapezoid
 from .labels import PALETTE, Block, Colours, MatrixView, block_count, blocks, formula, sizes, views
 
 if TYPE_CHECKING:

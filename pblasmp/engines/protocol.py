@@ -19,9 +19,8 @@ from ..comm import CellArrays, Communicator, Exchange, Side
 from ..comm.progress import Progress
 from ..dtypes import is_foreign
 from ..layout import MatrixDescriptor
-from ..layout.trapezoid import Trapezoid
+from ..layout.pieces import LocalPart, Trapezoid
 from .direct import Direct
-from .local_part import LocalPart
 from .product import Graphs, Product, Workspace
 from .request import AnyProblem, LocalArray, Operands, Options
 

@@ -9,8 +9,8 @@ from .factor_problem import FactorProblem
 from .grid import Grid, as_block, as_grid
 from .level3 import ColumnMajorLevel3, Level3Problem
 from .parallel import ParallelProblem
+from .pieces import Trapezoid
 from .problem import ColumnMajorProduct, MatmulProblem
-from .trapezoid import Trapezoid
 
 __all__ = [
     "Axis",

@@ -11,7 +11,7 @@ from ..errors import ArgumentError, ArgumentTypeError, counted, short_repr
 from ..hooks import hook
 from .descriptor import MatrixDescriptor
 from .grid import Grid, as_grid, integer, one_of
-from .traffic import Traffic
+from .value import Traffic
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

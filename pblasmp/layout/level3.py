@@ -5,19 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ..dtypes import DTYPES, is_float8
 from ..errors import ArgumentError, ArgumentTypeError, LayoutError, faults_text, short_repr
 from .descriptor import MatrixDescriptor, MemoryOrder
 from .grid import one_of
-from .product import Op
+from .pieces import Trapezoid
+from .problem import MatmulProblem, Op, shape_text
 from .routines import ROUTINES, Routine
-from .rules import shape_text
-from .trapezoid import Trapezoid
 from .value import Problem
 
-__all__ = ["ROUTINES", "ColumnMajorLevel3", "Diag", "Level3Problem", "Routine", "Side", "Uplo"]
+__all__ = [
+    "ROUTINES",
+    "ColumnMajorLevel3",
+    "Diag",
+    "Level3Problem",
+    "Routine",
+    "Side",
+    "Uplo",
+    "with_c_like_d",
+]
 
 Side = Literal["L", "R"]
 Uplo = Literal["L", "U"]
@@ -288,3 +296,13 @@ def _fortran(x: MatrixDescriptor, order: MemoryOrder) -> MatrixDescriptor:
     if x.order != order:
         x = replace(x, order=order, ld=None)
     return x.T if order == "C" else x
+
+
+AnyRoutine = TypeVar("AnyRoutine", MatmulProblem, Level3Problem)
+
+
+def with_c_like_d(p: AnyRoutine) -> AnyRoutine:
+    """Return ``p`` with C in the layout of D, as every algorithm needs it. Local."""
+    if p.c is None or p.c.same_places(p.d):
+        return p
+    return replace(p, c=replace(p.d, dtype=p.c.dtype, ld=None))

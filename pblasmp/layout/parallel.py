@@ -18,9 +18,9 @@ from ..dtypes import is_float8
 from ..errors import ArgumentError, counted, short_repr
 from .axis import Axis
 from .descriptor import MatrixDescriptor
-from .forms import FORMS, Form
 from .grid import Grid, one_of
 from .problem import MatmulProblem
+from .schemes import FORMS, Form
 from .value import Problem
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's part of a triangle or trapezoid, cut into rectangles. Pure, 0-based.
+"""Triangles, trapezoids, and a rank's part of one, cut into rectangles. Pure, 0-based.
 
 The columns are cut into bands. The diagonal crosses some rows of a band; those beyond, on one side, are all inside.
 """
@@ -7,19 +7,67 @@ The columns are cut into bands. The diagonal crosses some rows of a band; those 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .trapezoid import Trapezoid
-
-__all__ = ["FINEST", "Rectangle", "copy_part", "even_runs", "pieces"]
-
-FINEST = 64  # columns at the diagonal: smaller tiles waste less work but slow BLAS down
+__all__ = ["FINEST", "LocalPart", "Rectangle", "Trapezoid", "copy_part", "even_runs", "pieces"]
 
 Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Trapezoid:
+    """The elements (i, j) with ``j - i <= diagonal`` ("L") or ``j - i >= diagonal`` ("U"). Local.
+
+    Attributes:
+        uplo: "L" or "U".
+        diagonal: the last (first) diagonal that belongs to it; 0 is the main diagonal, positive ones are above it.
+    """
+
+    uplo: str
+    diagonal: int = 0
+
+    @classmethod
+    def of_shape(cls, shape: tuple[int, int], uplo: str, diag: str = "N") -> Trapezoid:
+        """Return the part of a matrix that ScaLAPACK's p?trmr2d moves. Local.
+
+        A tall upper trapezoid ends, and a wide lower one begins, so that its diagonal ends in the last corner.
+
+        Args:
+            shape: rows and columns.
+            uplo: "L" or "U".
+            diag: "U" leaves out the diagonal.
+
+        Source: ScaLAPACK REDIST, p?trmr2d (the functions insidemat of its four types).
+        """
+        rows, cols = shape
+        inward = int(diag == "U")
+        if uplo == "L":
+            return cls("L", max(cols - rows, 0) - inward)
+        return cls("U", min(cols - rows, 0) + inward)
+
+    @property
+    def T(self) -> Trapezoid:  # noqa: N802
+        """The same elements of the transposed matrix."""
+        return Trapezoid("L" if self.uplo == "U" else "U", -self.diagonal)
+
+    @property
+    def rest(self) -> Trapezoid:
+        """All the other elements."""
+        return Trapezoid("U", self.diagonal + 1) if self.uplo == "L" else Trapezoid("L", self.diagonal - 1)
+
+    def mask(self, rows: Indices, cols: Indices) -> NDArray[np.bool_]:
+        """Return which elements of these rows and columns belong to it, as a rows × cols array in F order."""
+        apart: Indices = (cols[:, None] - rows).T
+        return apart <= self.diagonal if self.uplo == "L" else apart >= self.diagonal
+
+
+FINEST = 64  # columns at the diagonal: smaller tiles waste less work but slow BLAS down
 
 
 class Rectangle(NamedTuple):
@@ -127,3 +175,72 @@ def copy_part(
         down, across = here = piece.here
         where = part.mask(rows[down], cols[across]) if part is not None and piece.cut else True
         np.copyto(dst[here], src[here], where=where)
+
+
+Array = Any  # numpy.ndarray or cupy.ndarray
+
+
+class LocalPart:
+    """The elements of a local array that are in a trapezoid of its matrix. Local.
+
+    Args:
+        part: the trapezoid.
+        rows, cols: global index of each row and column of the array, ascending.
+        hermitian: the main diagonal is real: its imaginary parts are not read, and are written as 0.
+    """
+
+    def __init__(self, part: Trapezoid, rows: Indices, cols: Indices, *, hermitian: bool = False) -> None:
+        self.part, self.rows, self.cols, self.hermitian = part, rows, cols, hermitian
+        self._is_tile = False
+        self._pieces: dict[int, list[Rectangle]] = {}
+        self._tiles: dict[Rectangle, LocalPart] = {}
+        self._indices: tuple[Array, Array] | None = None
+
+    @cached_property
+    def T(self) -> LocalPart:  # noqa: N802
+        """The same elements of the transposed array."""
+        turned = LocalPart(self.part.T, self.cols, self.rows, hermitian=self.hermitian)
+        turned._is_tile = self._is_tile
+        return turned
+
+    @cached_property
+    def mask(self) -> NDArray[np.bool_]:
+        """Which elements of the array are inside."""
+        return self.part.mask(self.rows, self.cols)
+
+    @cached_property
+    def real(self) -> NDArray[np.bool_] | None:
+        """Which elements of the array are on the main diagonal, if that is real; otherwise None."""
+        return self.rows[:, None] == self.cols if self.hermitian else None
+
+    def pieces(self, finest: int) -> list[Rectangle]:
+        """Return the pieces that it consists of, the largest first; they are found once. Local.
+
+        Args:
+            finest: columns of the pieces that are only partly inside; such tiles are not divided further.
+        """
+        if self._is_tile:
+            return [Rectangle(0, len(self.rows), 0, len(self.cols), True)]
+        if finest not in self._pieces:
+            found = pieces(self.part, self.rows, self.cols, finest=finest)
+            self._pieces[finest] = sorted(found, key=lambda piece: -piece.size)
+        return self._pieces[finest]
+
+    def tile(self, piece: Rectangle) -> LocalPart | None:
+        """Return which elements of a piece are inside, None for all; made once, with the indices made so far. Local."""
+        if self._is_tile:
+            return self
+        if piece.cut and piece not in self._tiles:
+            down, across = piece.here
+            tile = LocalPart(self.part, self.rows[down], self.cols[across], hermitian=self.hermitian)
+            tile._is_tile = True
+            if self._indices is not None:
+                tile._indices = self._indices[0][down], self._indices[1][:, across]
+            self._tiles[piece] = tile
+        return self._tiles.get(piece)
+
+    def indices(self, xp: Any) -> tuple[Array, Array]:
+        """Return the global indices of rows (as a column) and columns (as a row), made once. Local."""
+        if self._indices is None:
+            self._indices = xp.asarray(self.rows[:, None]), xp.asarray(self.cols[None, :])
+        return self._indices

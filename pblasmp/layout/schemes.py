@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The 1D layouts of AllGather + GEMM, GEMM + ReduceScatter and GEMM + AllReduce, as cuBLASMp requires them.
+"""The four tensor-parallel products by name, and the 1D layouts of three of them as cuBLASMp requires them.
 
 All F-ordered: D[m, n] = op(A) op(B) over P ranks. Source: NVIDIA's cuBLASMp documentation of tensor
 parallelism and measurements with 0.7.0 and 0.10.0 (docs/schemes.md has the table).
@@ -7,11 +7,11 @@ parallelism and measurements with 0.7.0 and 0.10.0 (docs/schemes.md has the tabl
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import ArgumentError, LayoutError, short_repr
 from .descriptor import MatrixDescriptor
-from .forms import FORMS
 from .grid import Grid, integer
 
 if TYPE_CHECKING:
@@ -19,7 +19,45 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-__all__ = ["OPS", "SCHEMES", "Op", "Operands", "Scheme", "scheme_faults", "scheme_operands", "scheme_ops"]
+__all__ = [
+    "FORMS",
+    "OPS",
+    "SCHEMES",
+    "Form",
+    "FormNames",
+    "Op",
+    "Operands",
+    "Scheme",
+    "scheme_faults",
+    "scheme_operands",
+    "scheme_ops",
+]
+
+Form = Literal["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"]
+"""A tensor-parallel product, by the name of its public function."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormNames:
+    """What a tensor-parallel product is called.
+
+    Attributes:
+        short: a short form, with which names of files begin.
+        title: as papers and cuBLASMp's documentation call it.
+    """
+
+    short: str
+    title: str
+
+
+FORMS: dict[Form, FormNames] = {
+    "allgather_matmul": FormNames("ag", "AllGather + GEMM"),
+    "matmul_reduce_scatter": FormNames("rs", "GEMM + ReduceScatter"),
+    "matmul_allreduce": FormNames("ar", "GEMM + AllReduce"),
+    "matmul_allgather": FormNames("ga", "GEMM + AllGather of the output"),
+}
+"""Every tensor-parallel product by its name."""
+
 
 Op = Literal["N", "T", "C"]
 Scheme = Literal["gemm", "allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce"]

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from ..dtypes import ELEMENT_TYPES
 from ..engines.direct import Asked
-from ..engines.factor import FactorOperands, Found
-from ..engines.product import Product
+from ..engines.product import FactorOperands, Found, Product
 from ..engines.request import Options
 from ..errors import (
     ArgumentError,
@@ -32,7 +31,7 @@ from ..errors import (
 from ..layout import MatrixDescriptor
 from ..layout.factor_problem import FactorProblem, FactorRoutine
 from ..layout.grid import one_of
-from ..layout.sizes import Sizes
+from ..layout.routines import Sizes
 from ..logs import logger
 from ..matrix.distributed import DistributedMatrix
 from ..runtime.calls import run

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from ..blas import level3
 from ..checks import of_eigenpairs
 from ..comm import agree_after
-from ..engines.factor import Found
 from ..engines.method import survey
+from ..engines.product import Found
 from ..engines.request import Options
 from ..errors import FactorizationError, UnsupportedError, short_repr
 from ..layout import MatrixDescriptor

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engines.factor import Found
+from ..engines.product import Found
 from ..errors import short_repr
 from .call import FactorisationCall, Matrix, Pivots, Roles, T, digest, op_of, pair_of
 

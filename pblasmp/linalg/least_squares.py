@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ..comm import agree_after
 from ..dtypes import element_type
-from ..engines.factor import Found
 from ..engines.local.extremes import scaling
+from ..engines.product import Found
 from ..errors import UnsupportedError, short_repr
 from ..layout.grid import one_of
 from ..matrix.products import matmul

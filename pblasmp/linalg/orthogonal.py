@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from ..engines.factor import Found
+from ..engines.product import Found
 from .call import FactorisationCall, Matrix, Roles, digest, words
 
 __all__ = ["CALLS", "QrFactors", "apply_q", "form_q", "qr"]

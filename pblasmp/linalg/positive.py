@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeVar
 
-from ..engines.factor import Found
+from ..engines.product import Found
 from .call import FactorisationCall, Matrix, Roles, flag, pair_of
 
 __all__ = ["CALLS", "cho_factor", "cho_solve", "cholesky"]

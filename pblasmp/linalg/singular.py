@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from ..engines.factor import Found
+from ..engines.product import Found
 from .call import FactorisationCall, Matrix, Roles, T, flag
 from .orthogonal import form_q, qr
 

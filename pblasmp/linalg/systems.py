@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..comm import agree_after
-from ..engines.factor import Found
+from ..engines.product import Found
 from ..errors import UnsupportedError, short_repr
 from ..layout.factor_problem import FactorRoutine
 from ..layout.grid import one_of

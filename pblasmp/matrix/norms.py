@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engines.arrays import as_numpy
-from ..engines.local.sums import joined, root, squares
+from ..engines.local.reductions import joined, root, squares
 from ..errors import ArgumentError, short_repr
 from ..layout.grid import one_of
 from ..runtime.handle import Handle

@@ -13,7 +13,7 @@ from ..epilogue import Epilogue
 from ..errors import ArgumentError, ArgumentTypeError
 from ..layout import MatmulProblem, MatrixDescriptor
 from ..layout.grid import one_of
-from ..layout.redistribution import nearest_legal
+from ..layout.problem import nearest_legal
 from ..layout.schemes import scheme_operands
 from ..runtime.handle import Handle, Matrix
 from ..runtime.interop import as_local

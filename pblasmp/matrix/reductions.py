@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..comm import Cells, Exchange, Side
 from ..dtypes import as_dtype, is_foreign, scalar
 from ..engines.arrays import as_numpy
-from ..engines.local.sums import joined, root, squares
+from ..engines.local.reductions import joined, root, squares
 from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..layout import Grid
 from ..layout.axis import Axis

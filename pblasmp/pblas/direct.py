@@ -16,7 +16,7 @@ from ..engines.direct import FAMILIES, Asked, Held, Outcome, Part, Pattern, host
 from ..engines.direct.spans import Axes
 from ..engines.direct.sub_matrix import SubMatrix, in_first_column, local_rows
 from ..errors import ArgumentError
-from ..layout.sizes import WORDS
+from ..layout.routines import WORDS
 from ..resources import rank_share
 from ..runtime.reading import number
 from ..scalapack import column_major_view

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..blas import vector_calls, vectors
-from ..layout.vector_routines import VECTOR_ROUTINES, VectorRoutine
+from ..layout.routines import VECTOR_ROUTINES, VectorRoutine
 from ..matrix.distributed import DistributedMatrix
 from .operands import PblasOperand
 from .routines import DTYPE, VECTORS, PblasFunction, PblasRoutine, Values, function_of

@@ -10,7 +10,7 @@ from inspect import signature
 import numpy as np
 
 from .. import pblas
-from ..layout.vector_routines import VECTOR_ROUTINES
+from ..layout.routines import VECTOR_ROUTINES
 from ..pblas.factorisations import BESIDE, SIZES, ScalapackRoutine
 from ..pblas.factorisations import ROUTINES as FACTORISATIONS
 from ..pblas.routines import DTYPE, ROUTINES

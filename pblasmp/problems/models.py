@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ArgumentError, LayoutError
-from ..layout.forms import Form
+from ..layout.schemes import Form
 from .files import find, load_table
 
 __all__ = ["Layer", "load_model"]

@@ -17,9 +17,8 @@ from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 from ..dtypes import ELEMENT_TYPES
 from ..errors import LayoutError, faults_text, short_repr
 from ..extras import required
-from ..layout.forms import FORMS
 from ..layout.routines import ROUTINES
-from ..layout.schemes import SCHEMES
+from ..layout.schemes import FORMS, SCHEMES
 
 with required("descriptor files", "cli"):
     from pydantic import Field, Strict, TypeAdapter, ValidationError

@@ -17,8 +17,7 @@ from ..layout.descriptor import MatrixDescriptor, window_of
 from ..layout.grid import Grid, as_grid
 from ..layout.level3 import Level3Problem
 from ..layout.parallel import ParallelProblem
-from ..layout.problem import MatmulProblem
-from ..layout.product import Op
+from ..layout.problem import MatmulProblem, Op
 from ..layout.schemes import Scheme, scheme_operands, scheme_ops
 from .schema import (
     OperandTable,

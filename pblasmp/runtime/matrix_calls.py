@@ -16,7 +16,7 @@ from ..engines.product import Product
 from ..engines.request import Operands, Options, Problem
 from ..errors import ArgumentError, LayoutError
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
-from ..layout.redistribution import with_c_like_d
+from ..layout.level3 import with_c_like_d
 from ..layout.routines import GEMM, ROUTINES, Routine
 from ..logs import logger
 from .calls import run

@@ -17,7 +17,7 @@ from ..engines.direct import Part
 from ..engines.request import CONSTANTS
 from ..errors import ArgumentError, ArgumentTypeError, PblasmpError
 from ..layout import MatrixDescriptor
-from ..layout.sizes import Sizes
+from ..layout.routines import Sizes
 from .handle import Handle, no_matrix
 from .runtime import Runtime
 

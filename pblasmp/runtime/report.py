@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..engines.method import Verdict
 from ..engines.product import Workspace
-from ..layout.traffic import bytes_text
+from ..layout.value import bytes_text
 
 __all__ = ["Report"]
 

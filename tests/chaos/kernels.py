@@ -19,8 +19,8 @@ from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.engines.gpu.kernels.kernels import Kernels
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.gpu.operations import GpuOperations
-from pblasmp.engines.local_part import LocalPart
 from pblasmp.layout import Trapezoid
+from pblasmp.layout.pieces import LocalPart
 
 TYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 WIDE = {"float16": np.float32, "bfloat16": np.float32, "float32": np.float32, "float64": np.float64}

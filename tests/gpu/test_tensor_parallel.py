@@ -193,7 +193,7 @@ def test_bench(ctx):
     """What ``pblasmp bench`` does on each rank: pblasmp as NCCL + cuBLAS, and a time for each."""
     from pblasmp.cli.bench import BenchOptions, _work
     from pblasmp.cli.progress import Reporter
-    from pblasmp.layout.forms import FORMS
+    from pblasmp.layout.schemes import FORMS
 
     shapes = ((256, 128, 512), (1024, 512, 1024))
     result = _work(BenchOptions(tuple(FORMS), shapes, None, 3, "cublasmp", None), Reporter())

@@ -16,7 +16,7 @@ from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.gpu.runtime.gpu import Gpu
 from pblasmp.engines.gpu.types import carried
 from pblasmp.engines.request import Options
-from pblasmp.engines.tensor.pieces import offsets, shares
+from pblasmp.engines.tensor.tensor_product import offsets, shares
 from pblasmp.layout import ParallelProblem
 from tests.helpers.copy_products import PRODUCTS, SPLIT, problem, product, queue
 

@@ -11,7 +11,7 @@ import itertools
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.layout.vector_routines import VECTOR_ROUTINES
+from pblasmp.layout.routines import VECTOR_ROUTINES
 from tests.helpers.cases import OPS, first, numbers, pick
 from tests.helpers.level3_cases import DTYPES, all_placed, placed, triangular, unlike
 

@@ -14,7 +14,7 @@ from benchmarks import many_calls
 from benchmarks.results import load, runs
 from pblasmp import launch
 from pblasmp.launch import find_launcher
-from pblasmp.layout.forms import FORMS
+from pblasmp.layout.schemes import FORMS
 from reference.scalapack import locate
 from tests.helpers.mpi import starts_ranks
 from tests.helpers.slow import only_long

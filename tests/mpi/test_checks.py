@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.host.scalapack import methods
-from pblasmp.engines.host.scalapack.product import LapackProduct
+from pblasmp.engines.host import spectral_libraries
+from pblasmp.engines.host.spectral_libraries import LapackProduct
 from pblasmp.engines.local.spectral import OneRankMethod
 from pblasmp.errors import FactorizationError
 from tests.helpers.cases import agreed_error, first
@@ -249,7 +249,7 @@ def checked(ctx, rng):
         words = ["eigh: the eigenvectors are wrong, by every algorithm"]
         yield "wrong pair", agreed_error(ctx, FactorizationError, words, pb.linalg.eigh, a, b, check=True)
         other = Other("scalapack", LapackProduct, 200)
-        patch.setattr(ctx.engine, "methods", [*methods.METHODS[:1], other], raising=False)
+        patch.setattr(ctx.engine, "methods", [*spectral_libraries.METHODS[:1], other], raising=False)
         with pb.plan(pb.linalg.eigh, a, check=True) as plan:
             for found in (pb.linalg.eigh(a, check=True), plan()):
                 right = np.allclose(found[0], w) and pb.verify(pb.linalg.eigh, a, found=found)

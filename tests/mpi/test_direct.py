@@ -14,9 +14,9 @@ import scipy.linalg
 
 import pblasmp as pb
 from pblasmp import pblas
-from pblasmp.engines.host.buffers import Buffers
 from pblasmp.engines.host.direct import calls
 from pblasmp.engines.host.direct.limits import LIMITS
+from pblasmp.engines.host.transport import Buffers
 from pblasmp.pblas import moves
 from tests.helpers.cases import agreed_error, first, misplaced_view, part, scattered, unlike
 from tests.helpers.factor_cases import (

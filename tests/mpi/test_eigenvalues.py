@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.host.scalapack import finding, methods
-from pblasmp.engines.host.scalapack.library import Scalapack
+from pblasmp.engines.host import scalapack_library, spectral_libraries
+from pblasmp.engines.host.scalapack_library import Scalapack
 from tests.helpers import spectral_cases as cases
 from tests.helpers.cases import agreed_error, first, pick
 from tests.helpers.factor_cases import TYPES, only, placed, positive
@@ -27,7 +27,7 @@ KINDS = ("all", "subset", "values", "pair")
 def library(monkeypatch):
     """The ScaLAPACK that is here, which contexts find."""
     found = cases.library()
-    monkeypatch.setenv(finding.ENVIRONMENT, str(found))
+    monkeypatch.setenv(scalapack_library.ENVIRONMENT, str(found))
     return found
 
 
@@ -45,7 +45,7 @@ def by_scalapack(comm, count):
                 yield cases.svd(ctx, rng, dtype, shape, "scalapack", place=place)
         if ctx.size != 2:
             return
-        patch.setattr(methods.METHODS[0], "most", 0)
+        patch.setattr(spectral_libraries.METHODS[0], "most", 0)
         yield from eigh_at_the_ends(ctx, rng, "complex128", keep=8)
         yield from cases.svd_at_the_ends(ctx, rng, "float32")
         whole = positive(rng, 30, "float64")
@@ -171,7 +171,7 @@ def without_a_library(ctx):
 
 
 def test_lapack_without_a_library(monkeypatch):
-    monkeypatch.setenv(finding.ENVIRONMENT, "/nowhere/libscalapack.so")
+    monkeypatch.setenv(scalapack_library.ENVIRONMENT, "/nowhere/libscalapack.so")
     for nranks in (1, 3):
         run_mpi(by_lapack, nranks, count=draws(6, long=60))
 
@@ -205,7 +205,7 @@ def test_a_second_mpi_that_a_library_needs_is_not_called(library, tmp_path, monk
     (tmp_path / "second.c").write_text(SECOND)
     command = ["cc", "-shared", "-fPIC", "-Wl,-soname,libmpich.so.12", "-o", "libmpich.so.12", "second.c"]
     subprocess.run(command, cwd=tmp_path, check=True)
-    monkeypatch.setenv(finding.ENVIRONMENT, str(tmp_path))
+    monkeypatch.setenv(scalapack_library.ENVIRONMENT, str(tmp_path))
     run_on_one_node(once, 2, launch=True)
 
 
@@ -223,7 +223,7 @@ def test_a_library_that_cannot_be_used(name, tmp_path, monkeypatch):
     if name:
         contents = b"\0libmpi.so.40\0" if "openmpi" in name else b"nothing"
         (tmp_path / name).write_bytes(contents)
-    monkeypatch.setenv(finding.ENVIRONMENT, str(tmp_path))
+    monkeypatch.setenv(scalapack_library.ENVIRONMENT, str(tmp_path))
     words = {
         "libscalapack-openmpi.so.2.2": [
             "is built for Open MPI",

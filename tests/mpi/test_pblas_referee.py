@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_info
 
 import pblasmp as pb
 from pblasmp import pblas
-from pblasmp.layout.vector_routines import VECTOR_ROUTINES
+from pblasmp.layout.routines import VECTOR_ROUTINES
 from pblasmp.pblas.routines import DTYPE, ROUTINES
 from pblasmp.pblas.vectors import ROUTINES as VECTORS
 from reference.scalapack import ScaLAPACK, locate

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.host.scalapack import finding, methods
+from pblasmp.engines.host import scalapack_library, spectral_libraries
 from tests.helpers import solve_cases as cases
 from tests.helpers.factor_cases import TYPES, panels_of
 from tests.helpers.mpi import run_mpi, run_on_one_node
@@ -36,7 +36,7 @@ def test_refined(nranks):
 
 def ranked(comm, count, small):
     rng = np.random.default_rng(17 + comm.size)
-    with pb.Context(comm, engine="host") as ctx, mock.patch.object(methods, "SMALL", small):
+    with pb.Context(comm, engine="host") as ctx, mock.patch.object(spectral_libraries, "SMALL", small):
         for i in range(count):
             yield cases.ranked_case(ctx, rng, TYPES[i % 4])
         if ctx.size == 2 and small:
@@ -45,12 +45,12 @@ def ranked(comm, count, small):
 
 @pytest.mark.parametrize("nranks", RANKS)
 def test_least_squares_of_any_rank(nranks, monkeypatch, tmp_path):
-    monkeypatch.setenv(finding.ENVIRONMENT, str(tmp_path))  # where no library is
-    run_mpi(ranked, nranks, count=draws(5, long=100), small=methods.SMALL)
+    monkeypatch.setenv(scalapack_library.ENVIRONMENT, str(tmp_path))  # where no library is
+    run_mpi(ranked, nranks, count=draws(5, long=100), small=spectral_libraries.SMALL)
 
 
 def test_least_squares_by_scalapack(monkeypatch):
-    monkeypatch.setenv(finding.ENVIRONMENT, str(library()))
+    monkeypatch.setenv(scalapack_library.ENVIRONMENT, str(library()))
     run_on_one_node(ranked, 2, count=draws(3, long=60), small=0)
 
 

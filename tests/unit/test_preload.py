@@ -14,7 +14,7 @@ import sysconfig
 import pytest
 
 from pblasmp import ArgumentError, LibraryNotFoundError, UnsupportedError, pblas, preload
-from pblasmp.layout.vector_routines import VECTOR_ROUTINES
+from pblasmp.layout.routines import VECTOR_ROUTINES
 from pblasmp.pblas.factorisations import ROUTINES as FACTORISATIONS
 from pblasmp.pblas.routines import ROUTINES
 from pblasmp.preload.source import ROWS, source

@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 from ..protocol import Method
-from . import add, factor_methods, full, slabs, solve, split_k, stationary, stationary_solve, sum_over_ranks
+from . import add, factor_methods, slabs, solve, stationary, steps, summed
 
 __all__ = ["METHODS"]
 
 METHODS: tuple[Method, ...] = (
-    *split_k.METHODS,
+    *summed.METHODS,
     *slabs.METHODS,
     *stationary.METHODS,
     *solve.METHODS,
     *add.METHODS,
-    *sum_over_ranks.METHODS,
-    *full.METHODS,
-    *stationary_solve.METHODS,
+    *steps.METHODS,
     *factor_methods.METHODS,
 )

@@ -15,9 +15,8 @@ from ...comm import Exchange, NodeCells, Side
 from ...comm.exchange import SLOTS
 from ...comm.shared_memory import aligned, carve
 from ...layout import Level3Problem
-from ...layout.pieces import FINEST, pieces
+from ...layout.pieces import FINEST, LocalPart, pieces
 from ..composite import QueuedProduct
-from ..local_part import LocalPart
 from ..method import type_refusal
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options

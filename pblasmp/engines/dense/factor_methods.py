@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from ...comm import Agreement
 from ...layout.factor_problem import FactorProblem
-from ..factor import FactorOperands, FactorProduct, Found
-from ..product import Product
+from ..product import FactorOperands, FactorProduct, Found, Product
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 from .cholesky import CholeskyJob

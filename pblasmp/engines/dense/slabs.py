@@ -20,12 +20,11 @@ from ...dtypes import accumulation_dtype
 from ...layout import Level3Problem, MatmulProblem, ParallelProblem
 from ..arrays import same_memory
 from ..composite import QueuedProduct
-from ..local.epilogue import Finish, number
+from ..local.finish import Finish, number
 from ..local.slab_terms import Slabs, matmul_slabs, routine_slabs
 from ..local.triangles import Gemm
 from ..method import type_refusal
-from ..moving.operand import Operand
-from ..moving.panels import FOLLOWS, Panels, memory_refusal
+from ..moving.panels import FOLLOWS, Operand, Panels, memory_refusal
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options, Problem
 

@@ -20,8 +20,7 @@ from ..arrays import same_memory
 from ..composite import QueuedProduct
 from ..local.slab_terms import triangle_of
 from ..method import type_refusal
-from ..moving.operand import Operand, domain_of, everyone
-from ..moving.panels import FOLLOWS, Panels, domains, memory_refusal
+from ..moving.panels import FOLLOWS, Operand, Panels, domain_of, domains, everyone, memory_refusal
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 

@@ -23,8 +23,7 @@ from ..composite import QueuedProduct
 from ..local.slab_terms import SidedPart, matmul_slabs, routine_slabs, sided_parts
 from ..local.triangles import Gemm, Kernel, LeftPart, whole
 from ..method import plain_refusal, type_refusal
-from ..moving.operand import Operand
-from ..moving.panels import Panels
+from ..moving.panels import Operand, Panels
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 

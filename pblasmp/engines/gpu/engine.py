@@ -17,7 +17,7 @@ from ...comm import CellArrays, Communicator, Side
 from ...dtypes import is_float8
 from ...errors import ArgumentError
 from ...layout import MatrixDescriptor
-from ...layout.trapezoid import Trapezoid
+from ...layout.pieces import Trapezoid
 from ..direct import Direct
 from ..product import Product
 from ..protocol import Method, Traits

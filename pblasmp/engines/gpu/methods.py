@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .. import dense
 from ..protocol import Method
-from ..tensor import messages
+from ..tensor.algorithms import MESSAGES
 from . import cusolver
 from .cublasmp import methods as cublasmp
 from .cusolvermp import methods as cusolvermp
@@ -19,7 +19,7 @@ METHODS: tuple[Method, ...] = (
     *tensor.METHODS,
     *push.METHODS,
     *dense.METHODS,
-    *messages.METHODS,
+    MESSAGES,
     *cusolvermp.METHODS,
     *cusolver.METHODS,
 )

@@ -14,10 +14,10 @@ import numpy as np
 from ...bindings import DiagType, FillMode, Operation, SideMode
 from ...dtypes import DTYPES, accumulation_dtype, element_type, is_float8
 from ...errors import ArgumentError, UnsupportedError
+from ...layout.pieces import LocalPart
 from ...logs import logger
 from ..arrays import blas_operand, scale
 from ..local.extremes import scale_by_power
-from ..local_part import LocalPart
 from ..product import Workspace
 from .kernels.float8 import to_bits
 from .kernels.lt import Batch, Op

@@ -30,20 +30,27 @@ from ...comm import (
 from ...dtypes import is_float8
 from ...errors import ArgumentTypeError
 from ...layout import MatrixDescriptor
-from ...layout.trapezoid import Trapezoid
+from ...layout.pieces import Trapezoid
+from .. import dense
 from ..arrays import overlap
 from ..direct import Direct, alias
 from ..moving.exchange_move import ExchangeMove
 from ..protocol import Method, Operations, Traits, Transport
-from . import blas
-from .buffers import Buffers
+from ..tensor import algorithms
+from . import blas, spectral_libraries
+from .blas import ThreadLimit
 from .direct import FIRST_SLABS, HostDirect
-from .methods import METHODS
 from .operations import HostOperations
-from .threads import ThreadLimit
-from .transport import HostTransport
+from .transport import Buffers, HostTransport
 
-__all__ = ["HostEngine"]
+__all__ = ["METHODS", "HostEngine"]
+
+METHODS: tuple[Method, ...] = (
+    *dense.METHODS,
+    *spectral_libraries.METHODS,
+    *algorithms.METHODS,
+)
+
 
 _NOTHING = nullcontext()
 _LITTLE = 16 << 20  # bytes of buffers that an engine which rests may keep

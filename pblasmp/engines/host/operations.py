@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from ...dtypes import accumulation_dtype
 from ...errors import short_repr
 from ...layout.intersection import copy_all
+from ...layout.pieces import LocalPart
 from ..dense.split_panels import SplitPanels
 from ..local.extremes import scale_by_power
-from ..local_part import LocalPart
 from ..product import Workspace
 from . import blas, lapack
-from .buffers import Buffers
+from .transport import Buffers
 
 __all__ = ["HostOperations"]
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Level-1 reductions: what each rank finds in its part of a vector, and what all of these make, rank after rank.
+"""Reductions: what each rank finds in its part of a vector or matrix, and what all of these make, rank after rank.
 
-Sums are made in double precision, in the order of the ranks: every rank gets the same bits.
+Sums are made in double precision, in the order of the ranks: every rank gets the same bits. Sums of squares neither
+overflow nor underflow where their square root does not: they are scaled, like LAPACK's lassq.
 """
 
 from __future__ import annotations
@@ -12,9 +13,73 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .sums import joined, root, squares
+from ...comm import Side, gather_numbers
+from ...layout import MatrixDescriptor
+from ..protocol import Engine
 
-__all__ = ["MATRIX_REDUCTIONS", "REDUCTIONS", "Reduction", "stored"]
+__all__ = [
+    "MATRIX_REDUCTIONS",
+    "PLAIN",
+    "REDUCTIONS",
+    "Reduction",
+    "Vector",
+    "joined",
+    "reduced",
+    "root",
+    "squares",
+    "stored",
+]
+
+_SAFE = 2.0**-400, 2.0**400  # squares in between, and sums of them, neither underflow nor overflow
+PLAIN = 2.0**-800, 2.0**1000
+"""Sums of squares in between have lost nothing."""
+
+Scaled = tuple[int, float]
+"""``(e, s)``: s times 4 to the e."""
+
+
+def squares(xp: Any, values: Any) -> Scaled:
+    """Return the sum of the squares of the absolute values, in double precision, as ``(e, s)``. Local.
+
+    Args:
+        xp: the module of the array.
+        values: float64 or complex128, at least one.
+    """
+    parts = (values.real, values.imag) if values.dtype.kind == "c" else (values,)
+    total = sum(_plain(xp, part) for part in parts)  # it may overflow, which math.fsum raises
+    if PLAIN[0] < total < PLAIN[1]:
+        return 0, total
+    largest = max((float(xp.abs(part).max()) for part in parts), key=lambda x: (math.isnan(x), x))
+    if largest == 0 or not math.isfinite(largest):
+        return 0, largest
+    exponent = 0
+    if not _SAFE[0] < largest < _SAFE[1] and largest > 0:
+        exponent = math.frexp(largest)[1]
+        parts = tuple(xp.ldexp(part, -exponent) for part in parts)
+    return exponent, math.fsum(_plain(xp, part) for part in parts)
+
+
+def _plain(xp: Any, part: Any) -> float:
+    """Return a sum of squares without scaling; a vector's by BLAS."""
+    return float(xp.dot(part, part) if part.ndim == 1 else xp.sum(part * part))
+
+
+def joined(sums: list[Scaled]) -> Scaled:
+    """Return the sum of some ``(e, s)``, as one. Local."""
+    if not any(e for e, _ in sums):
+        return 0, math.fsum(s for _, s in sums)
+    exponent = max((e for e, s in sums if s), default=0)
+    return exponent, math.fsum(math.ldexp(s, 2 * (e - exponent)) for e, s in sums)
+
+
+def root(total: Scaled) -> float:
+    """Return the square root of ``(e, s)``; infinity if it is too large for double precision. Local."""
+    exponent, sum_of_squares = total
+    try:
+        return math.ldexp(math.sqrt(sum_of_squares), exponent)
+    except OverflowError:
+        return math.inf
+
 
 Array = Any
 Place = Callable[[int], int]
@@ -194,3 +259,39 @@ MATRIX_REDUCTIONS = {
 For "norm 1" a rank must have all of a column of which it has any, for "norm inf" all of a row; if elements count twice,
 all of the matrix. "element" is of a matrix that has one.
 """
+
+
+class Vector(NamedTuple):
+    """A matrix of one column.
+
+    Attributes:
+        descriptor: its layout.
+        local: this rank's part, of one column or none.
+    """
+
+    descriptor: MatrixDescriptor
+    local: Array
+
+
+def reduced(engine: Engine, routine: str, vectors: Sequence[Vector]) -> Any:
+    """Return what one of ``REDUCTIONS`` makes of its vectors, the same on every rank. Collective over the ranks."""
+    x, *others = vectors
+    rank, rows, grid = engine.transport.rank, x.descriptor.rows, x.descriptor.grid
+
+    def index(at: int) -> int:
+        return int(rows.to_global(grid.coords(rank)[0], at))
+
+    part, total = REDUCTIONS[routine]
+    arrays = [x.local, *(_aligned(engine, y, x) for y in others)]
+    return total(gather_numbers(engine.transport.comm, part(engine.xp, arrays, index)).tolist())
+
+
+def _aligned(engine: Engine, y: Vector, x: Vector) -> Array:
+    """Return the elements of ``y`` that are where this rank's elements of ``x`` are. Collective over the ranks."""
+    if y.descriptor.same_places(x.descriptor):
+        return y.local
+    transport = engine.transport
+    there = engine.operations.scratch("aligned", x.local.shape, y.descriptor.dtype, x.descriptor.order)
+    exchange = transport.exchange(Side.of(y.descriptor), Side.of(x.descriptor), y.descriptor.dtype)
+    transport.start_exchange(exchange, {transport.rank: y.local}, {transport.rank: there}).finish()
+    return there

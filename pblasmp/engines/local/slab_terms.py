@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from ...layout import Level3Problem, MatmulProblem, MatrixDescriptor, Trapezoid
 from ...layout.caches import Hashed
-from ..moving.operand import Needs, Operand, needs
+from ..moving.panels import Needs, Operand, needs
 from ..protocol import Engine
 from .triangles import Diagonal, Kernel, LeftPart, ResultPart, whole
 

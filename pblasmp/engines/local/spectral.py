@@ -15,8 +15,7 @@ from ...comm import Agreement
 from ...layout import Grid, MatrixDescriptor, Trapezoid
 from ...layout.factor_problem import FactorProblem
 from ..arrays import new_part
-from ..factor import FactorOperands, FactorProduct, Found
-from ..product import Product
+from ..product import FactorOperands, FactorProduct, Found, Product
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 from .extremes import largest, scale_by_power, scaling

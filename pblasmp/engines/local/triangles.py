@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...layout import Trapezoid
-from ...layout.pieces import Rectangle, even_runs, pieces
+from ...layout.pieces import LocalPart, Rectangle, even_runs, pieces
 from ..arrays import scale
-from ..local_part import LocalPart
 from ..protocol import Operations
 
 __all__ = ["Diagonal", "Gemm", "Kernel", "LeftPart", "ResultPart", "whole"]

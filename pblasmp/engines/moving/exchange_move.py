@@ -6,9 +6,8 @@ from __future__ import annotations
 from ...comm import Side
 from ...comm.exchange import SLOTS
 from ...layout import MatrixDescriptor
-from ...layout.trapezoid import Trapezoid
+from ...layout.pieces import LocalPart, Trapezoid
 from ..composite import QueuedProduct
-from ..local_part import LocalPart
 from ..protocol import Engine
 from ..request import Operands
 

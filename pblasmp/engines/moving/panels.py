@@ -1,20 +1,220 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operands that arrive in slabs, panel by panel, at the ranks that share them."""
+"""How operands reach the ranks that multiply them: in slabs, panel by panel, at the ranks that share them.
+
+Each rank needs, of op(A), the rows of its process row of D, and of op(B) the columns of its process column, over the
+whole of k: a *slab*. Both are treated here as outer × k (op(B) transposed), so that the same code serves both.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any
 
-from ...layout.caches import Hashed
-from ..protocol import Engine
-from ..request import Options
-from .operand import Operand, Staging, domain_of
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["FOLLOWS", "Panels", "cut", "domains", "memory_refusal"]
+from ...comm import Cells, Side
+from ...comm.cells import filled_up
+from ...comm.exchange import SLOTS
+from ...comm.shared_memory import aligned, carve
+from ...layout import Grid, MatrixDescriptor
+from ...layout.axis import Axis
+from ...layout.caches import Hashed
+from ...layout.grid import coordinates
+from ..protocol import Engine, Transfer
+from ..request import Options
+
+__all__ = [
+    "FOLLOWS",
+    "Needs",
+    "Operand",
+    "Panels",
+    "Staging",
+    "cut",
+    "domain_of",
+    "domains",
+    "everyone",
+    "memory_refusal",
+    "needs",
+]
 
 Array = Any
+Needs = tuple[tuple[int, ...], ...]  # for every rank, the slabs that it multiplies
+
+
+def needs(d: MatrixDescriptor, size: int, axis: int) -> Needs:
+    """Return for each of ``size`` ranks its process row (axis 0) or column (1) in D's grid, if it has one. Local."""
+    return _needs(d.grid, size, axis)
+
+
+@lru_cache(64)
+def everyone(size: int) -> Needs:
+    """Return that each of ``size`` ranks multiplies the only slab. Local."""
+    return Hashed(((0,),) * size)
+
+
+@lru_cache(64)
+def _needs(grid: Grid, size: int, axis: int) -> Needs:
+    of_process = [(process,) for process in range(grid.shape[axis])]
+    of_rank = (of_process[coords[axis]] for coords in coordinates(grid))
+    return Hashed((*of_rank, *[()] * (size - grid.size)))
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand of a product, as outer × k.
+
+    Attributes:
+        matrix: its descriptor.
+        flip: whether its local arrays are transposed to be outer × k.
+        conjugate: whether its values are conjugated on the way.
+        needs: for every rank, which slabs (processes of ``outer``) it multiplies, ascending; none without a part of D.
+        outer: the dimension that it shares with D, distributed as in D.
+        dtype: the type of its slabs.
+        source: "a" or "b": the operand whose local arrays these are.
+        order: memory order of its slabs as outer × k; empty: that of the matrix.
+    """
+
+    matrix: MatrixDescriptor
+    flip: bool
+    conjugate: bool
+    needs: tuple[tuple[int, ...], ...]
+    outer: Axis
+    dtype: np.dtype
+    source: str = "a"
+    order: str = ""
+
+    @cached_property
+    def side(self) -> Side:
+        """The operand as it is distributed, as outer × k."""
+        return Side.of(self.matrix.T if self.flip else self.matrix)  # whose cells are made once
+
+    @cached_property
+    def _counts(self) -> list[int]:
+        return self.outer.counts()
+
+    def local(self, array: Array) -> Array:
+        """Return a local array as outer × k."""
+        return array.T if self.flip else array
+
+    @cached_property
+    def in_place(self) -> bool:
+        """Whether every rank already holds the slab that it multiplies, ready for BLAS."""
+        side = self.side
+        holders = [process for process, count in enumerate(side.cols.counts()) if count] or [0]
+        if (
+            len(holders) > 1
+            or (side.rows != self.outer and not side.rows.nprocs == self.outer.nprocs == 1)
+            or self.dtype != self.matrix.dtype
+            or self.conjugate
+        ):
+            return False
+        coords, ranks = side.cells.coords, side.cells.ranks
+        here = coords[:, 1] == holders[0]
+        held = dict(zip(ranks[here, 0].tolist(), coords[here, 0].tolist(), strict=True))
+        return all(held.get(rank) == need for rank, needs in enumerate(self.needs) for need in needs)
+
+    def slab_bytes(self, process: int, width: int) -> int:
+        """Return the bytes of a slab ``width`` indices of k wide."""
+        return aligned(self._counts[process] * width * self.dtype.itemsize)
+
+    def memory_bytes(self, ranks: tuple[int, ...], width: int) -> int:
+        """Return the bytes that the slabs of ``ranks`` take if these ranks share them."""
+        return sum(self.slab_bytes(process, width) for process in self.slabs(ranks))
+
+    def slabs(self, ranks: tuple[int, ...]) -> list[int]:
+        """Return the distinct slabs that ``ranks`` multiply, ascending."""
+        return _needed(self.needs, ranks)
+
+
+@lru_cache(1024)
+def _needed(needs: Needs, ranks: tuple[int, ...]) -> list[int]:
+    return sorted({process for rank in ranks for process in needs[rank]})
+
+
+@lru_cache(16)  # operands with the same needs have the same slabs
+def _slabs(needs: Needs, domains: tuple[tuple[int, ...], ...]) -> tuple[NDArray[np.int64], Cells]:
+    """Return the domain of each slab, and the cells of the slabs in an exchange."""
+    alone = domains == tuple(zip(range(len(needs))))
+    slabs = needs if alone else [_needed(needs, ranks) for ranks in domains]
+    of_domain = np.arange(len(slabs)).repeat(np.fromiter(map(len, slabs), np.int64, len(slabs)))
+    coords = np.zeros((len(of_domain), 2), np.int64)
+    coords[:, 0] = np.fromiter(chain.from_iterable(slabs), np.int64, len(coords))
+    return of_domain, Cells(coords, filled_up(domains)[of_domain])
+
+
+@lru_cache(16)
+def domain_of(domains: tuple[tuple[int, ...], ...]) -> dict[int, int]:
+    """Return by rank the index of the group that it is in. Local."""
+    return {rank: i for i, ranks in enumerate(domains) for rank in ranks}
+
+
+class Staging:
+    """The moves that bring panels of k of an operand into slabs. Making one is local.
+
+    Args:
+        engine: where they are.
+        operand: what they are slabs of.
+        domains: groups of ranks that share slabs; every rank is in one.
+        panels: the first index of k of each, and the one after the last.
+
+    Attributes:
+        sent_bytes, copied_bytes: bytes that this rank sends and copies for all panels.
+        message_bytes: of each panel, what its messages take.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        operand: Operand,
+        domains: tuple[tuple[int, ...], ...],
+        panels: Sequence[tuple[int, int]],
+    ) -> None:
+        transport, side = engine.transport, operand.side
+        self._engine, self._operand = engine, operand
+        of_domain, cells = _slabs(operand.needs, domains)
+        shared = np.flatnonzero(of_domain == domain_of(domains)[transport.rank])
+        # the slabs that this rank shares, and their processes
+        self._shared = list(zip(shared.tolist(), cells.coords[shared, 0].tolist(), strict=True))
+        self._holder = me = side.cells.owned_by(transport.rank)  # its cell of the operand, if it has one
+        pcol = int(side.cells.coords[me, 1]) if me is not None else 0
+        order = operand.order or side.order
+        self._panels = [(stop - start, side.cols.local_window(pcol, start, stop)) for start, stop in panels]
+        self._exchanges = [
+            transport.exchange(
+                Side(side.rows, side.cols.window(start, stop), side.cells, side.order),
+                Side(operand.outer, Axis.whole(stop - start), cells, order),
+                operand.matrix.dtype,
+            )
+            for start, stop in panels
+        ]
+        self.sent_bytes = sum(each.sent_bytes for each in self._exchanges)
+        self.copied_bytes = sum(each.copied_bytes for each in self._exchanges)
+        self.message_bytes = [transport.message_bytes(each) for each in self._exchanges]
+
+    def start(self, i: int, array: Array, memory: Array, *, ahead: bool) -> tuple[Transfer, dict[int, Array]]:
+        """Start moving panel ``i`` of ``array`` into slabs laid out in ``memory``; return (transfer, slab by process).
+
+        With ``ahead`` all messages are in flight when this returns; without, they have arrived, a few MiB at a time.
+        """
+        operand, at, mine = self._operand, 0, dict[int, Array]()
+        exchange, (width, window) = self._exchanges[i], self._panels[i]
+        stored = self._engine.operations.stored(operand.dtype)
+        for _, process in self._shared:
+            mine[process] = carve(memory, at, (operand.outer.count(process), width), stored, exchange.order)
+            at += operand.slab_bytes(process, width)
+        given = {} if self._holder is None else {self._holder: operand.local(array)[:, window]}
+        slabs = {cell: mine[process] for cell, process in self._shared}
+        transfer = self._engine.transport.start_exchange(
+            exchange, given, slabs, conjugate=operand.conjugate, slots=None if ahead else SLOTS
+        )
+        if not ahead:
+            transfer.finish()
+        return transfer, mine
+
 
 FOLLOWS = 4  # use a short first panel only if k is at least so many times as long
 

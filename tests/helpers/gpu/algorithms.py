@@ -19,7 +19,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.engines.dense import add
-from pblasmp.engines.tensor import messages
+from pblasmp.engines.tensor import algorithms
 from pblasmp.layout.level3 import ROUTINES
 from tests.helpers import epilogues, float8
 from tests.helpers.schemes import AG, AR, MAKERS, RS
@@ -76,7 +76,7 @@ def small_panels(ctx: pb.Context, width: int = 7) -> Iterator[None]:
     operations = type(ctx.engine.operations)
     with (
         mock.patch.multiple(operations, panel=width, lead=3, panel_flops=100.0),
-        mock.patch.object(messages, "_PANEL", 2),
+        mock.patch.object(algorithms, "_PANEL", 2),
         mock.patch.object(add, "_LEAST", 0),
     ):
         yield

@@ -18,9 +18,9 @@ from pblasmp.costs.counts import Counts, counts_of
 from pblasmp.engines.dense.stationary import StationaryMethod
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout import FactorProblem, ParallelProblem
-from pblasmp.layout.forms import FORMS
 from pblasmp.layout.intersection import common_counts
 from pblasmp.layout.routines import ROUTINES
+from pblasmp.layout.schemes import FORMS
 from pblasmp.testing.level3 import legal_flags, shapes
 from tests.helpers.cases import grids, layout, pick
 from tests.helpers.layouts import random_product

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from pblasmp.layout.forms import FORMS
+from pblasmp.layout.schemes import FORMS
 from pblasmp.problems import files
 from tests.helpers import golden
 from tests.helpers.schemes import AG, AR, RS

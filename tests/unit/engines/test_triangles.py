@@ -11,8 +11,8 @@ import pytest
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.engines.local import triangles
 from pblasmp.engines.local.triangles import Gemm, LeftPart, ResultPart
-from pblasmp.engines.local_part import LocalPart
 from pblasmp.layout import Trapezoid
+from pblasmp.layout.pieces import LocalPart
 from tests.helpers.slow import only_long
 
 

@@ -10,7 +10,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.gpu.peers import flags
 from pblasmp.engines.gpu.push import plan
-from pblasmp.engines.tensor.pieces import EVEN, HALVES, SMALL_LAST
+from pblasmp.engines.tensor.tensor_product import EVEN, HALVES, SMALL_LAST
 
 
 def test_no_two_things_share_a_flag():

@@ -27,7 +27,7 @@ from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.gpu.tensor import methods
 from pblasmp.engines.gpu.tensor import one_kernel as algorithms
 from pblasmp.engines.request import Options
-from pblasmp.engines.tensor.pieces import offsets, shares
+from pblasmp.engines.tensor.tensor_product import offsets, shares
 from tests.helpers.copy_products import PRODUCTS, SPLIT, problem, product, queue
 from tests.helpers.fakenvrtc import FakeNvrtc
 from tests.helpers.fakepeers import Fault, Peers

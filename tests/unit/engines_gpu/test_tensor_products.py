@@ -13,7 +13,7 @@ from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.engines.gpu.kernels.lt import Fused
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.request import Options
-from pblasmp.engines.tensor.pieces import offsets, pieces, shares
+from pblasmp.engines.tensor.tensor_product import offsets, pieces, shares
 from pblasmp.errors import UnsupportedError
 from tests.helpers.copy_products import PRODUCTS, SPLIT, problem, product, queue
 from tests.helpers.fakepeers import Fault, Peers

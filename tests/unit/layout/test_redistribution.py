@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
-from pblasmp.layout.redistribution import nearest_legal
+from pblasmp.layout.problem import nearest_legal
 from tests.helpers.oracle import descriptors
 from tests.helpers.slow import draws
 

@@ -6,9 +6,8 @@ from itertools import product
 import pytest
 
 from pblasmp.layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor
-from pblasmp.layout.redistribution import nearest_legal
-from pblasmp.layout.routines import GEMM, ROUTINES
-from pblasmp.layout.sizes import WORDS
+from pblasmp.layout.problem import nearest_legal
+from pblasmp.layout.routines import GEMM, ROUTINES, WORDS
 
 LEGAL = {"side": "LR", "uplo": "L", "op_a": "NT", "op_b": "NT", "diag": "N"}
 SHAPES = [*product((2, 3), repeat=2)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pblasmp.layout.traffic import bytes_text
+from pblasmp.layout.value import bytes_text
 
 
 @pytest.mark.parametrize(

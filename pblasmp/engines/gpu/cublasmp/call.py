@@ -12,7 +12,7 @@ from typing import Any
 
 from ....layout import Grid, MatrixDescriptor
 from ....layout.axis import Axis
-from ....layout.trapezoid import Trapezoid
+from ....layout.pieces import Trapezoid
 from ...product import Bound, Graphs, Product, Workspace
 from ...request import Operands
 from ..runtime.graphs import Recordings

@@ -19,7 +19,7 @@ from ....errors import ArgumentError
 from ....layout import MatmulProblem
 from ....scales import Scales
 from ...composite import WrappedProduct
-from ...local.epilogue import Finish
+from ...local.finish import Finish
 from ...product import Product
 from ...protocol import Engine
 from ...request import Operands

@@ -12,8 +12,8 @@ import numpy as np
 from ....bindings import FUNCTIONS
 from ....dtypes import accumulation_dtype
 from ....layout import Level3Problem, MatmulProblem, MatrixDescriptor
+from ....layout.pieces import LocalPart
 from ...arrays import same_memory, scale
-from ...local_part import LocalPart
 from ...product import Product
 from ...protocol import Engine
 from ...request import Operands, Options

@@ -9,7 +9,7 @@ from ....bindings import FUNCTIONS, version_text
 from ....dtypes import is_float8
 from ....errors import PblasmpError, UnsupportedError
 from ....layout import Level3Problem, MatmulProblem, ParallelProblem
-from ....layout.redistribution import nearest_legal
+from ....layout.problem import nearest_legal
 from ...composite import MovedProduct
 from ...product import Product
 from ...protocol import Engine, Method

@@ -10,7 +10,7 @@ from ....comm import Side
 from ....dtypes import is_float8
 from ....layout import MatrixDescriptor
 from ....layout.intersection import Piece, Stretch
-from ....layout.trapezoid import Trapezoid
+from ....layout.pieces import Trapezoid
 from ...arrays import new_part
 from ...composite import Composite, QueuedProduct
 from ...moving.exchange_move import ExchangeMove

@@ -15,8 +15,8 @@ from ....bindings import FillMode
 from ....layout import Grid, MatrixDescriptor
 from ....layout.factor_problem import FactorProblem
 from ...arrays import new_part
-from ...factor import FactorOperands, Found
 from ...local.spectral import SpectralProduct
+from ...product import FactorOperands, Found
 from ...protocol import Engine
 from .library import Cusolvermp
 

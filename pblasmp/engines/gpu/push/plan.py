@@ -24,7 +24,7 @@ from ....dtypes import is_float8
 from ....layout import MatmulProblem
 from ....layout.axis import Axis
 from ....layout.intersection import Stretch, Stretches, extent, intersect, packed, regular, unpacked
-from ...moving.operand import needs
+from ...moving.panels import needs
 from ..peers.flags import PUSHED
 
 __all__ = ["Part", "PushPlan", "Slab", "clip", "common_order", "cuts", "push_plan", "runs"]

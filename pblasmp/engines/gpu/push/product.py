@@ -19,7 +19,7 @@ import numpy as np
 from ....dtypes import accumulation_dtype, is_float8
 from ....layout import MatmulProblem
 from ....layout.intersection import Stretches, packed, unpacked
-from ...local.epilogue import Finish, number, read_by_host
+from ...local.finish import Finish, number, read_by_host
 from ...method import type_refusal
 from ...product import Graphs, Product, Workspace
 from ...protocol import Engine, Method

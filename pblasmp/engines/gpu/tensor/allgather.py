@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ...tensor.base import Memory
+from ...tensor.tensor_product import Memory
 from ..kernels.views import View
 from ..peers.flags import PIECES
 from .base import CopyProduct, NcclProduct, Views

@@ -10,9 +10,8 @@ from __future__ import annotations
 from itertools import cycle, pairwise
 from typing import TYPE_CHECKING
 
-from ...tensor.base import Memory
-from ...tensor.pieces import EVEN, HALVES, SMALL_LAST, offsets, pieces, shares
-from ...tensor.shared_memory import PulledSum
+from ...tensor.algorithms import PulledSum
+from ...tensor.tensor_product import EVEN, HALVES, SMALL_LAST, Memory, offsets, pieces, shares
 from ..kernels.views import View
 from ..peers.flags import PIECES
 from ..types import carried

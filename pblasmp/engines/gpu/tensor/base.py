@@ -12,7 +12,7 @@ from ....errors import UnsupportedError
 from ....layout import ParallelProblem
 from ...product import Graphs, Workspace
 from ...request import Operands, Options
-from ...tensor.base import Memory, TensorProduct, row_major
+from ...tensor.tensor_product import Memory, TensorProduct, row_major
 from ..kernels.float8 import why_no_float8
 from ..kernels.lt import PLAIN, Fused, fuses
 from ..kernels.views import View

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from ...tensor.base import Memory
-from ...tensor.pieces import offsets, pieces
+from ...tensor.tensor_product import Memory, offsets, pieces
 from ..kernels.views import View
 from ..peers.flags import PIECES
 from .base import CopyProduct, NcclProduct, Views

@@ -15,9 +15,8 @@ from ...method import library_refusal
 from ...product import Product
 from ...protocol import Engine
 from ...request import AnyProblem, Operands, Options
-from ...tensor.base import TensorMethod
-from ...tensor.messages import MESSAGES
-from ...tensor.pieces import waves
+from ...tensor.algorithms import MESSAGES
+from ...tensor.tensor_product import TensorMethod, waves
 from ..kernels.lt import fuses
 from ..session import session_of
 from ..types import carried, compute_type

@@ -20,7 +20,7 @@ import numpy as np
 from ....dtypes import is_float8
 from ....layout import ParallelProblem
 from ...request import Options
-from ...tensor.pieces import offsets, shares
+from ...tensor.tensor_product import offsets, shares
 from ..kernels.one_kernel import (
     TILE_ROWS,
     KernelJob,

@@ -6,8 +6,8 @@ Parts are added in the order of the ranks, in float32 or wider, and rounded once
 
 from __future__ import annotations
 
-from ...tensor.base import Memory
-from ...tensor.shared_memory import PulledSum
+from ...tensor.algorithms import PulledSum
+from ...tensor.tensor_product import Memory
 from ..kernels.views import View
 from ..peers.flags import PIECES
 from .base import CopyProduct, NcclSum, Views

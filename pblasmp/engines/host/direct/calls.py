@@ -28,9 +28,8 @@ from ...direct.slab_sets import SlabSets
 from ...direct.sub_matrix import SubMatrix, UnfitError
 from ...local.reductions import REDUCTIONS
 from .. import blas
-from ..buffers import Buffers
 from ..operations import HostOperations
-from ..transport import HostTransport
+from ..transport import Buffers, HostTransport
 from .limits import LIMITS, is_small, may_be_factored
 from .matrix_reductions import MatrixReducer
 from .moves import Move

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....layout import Grid, MatrixDescriptor
-from ....layout.factor_problem import FactorProblem
-from ...local.spectral import OneRankProduct, SpectralProduct
-from ...protocol import Engine
-from .library import Scalapack
+from ...layout import Grid, MatrixDescriptor
+from ...layout.factor_problem import FactorProblem
+from ..local.spectral import OneRankMethod, OneRankProduct, SpectralMethod, SpectralProduct
+from ..product import Product
+from ..protocol import Engine, Method
+from ..request import Operands, Options
+from .scalapack_library import Scalapack, scalapack_of
 
-__all__ = ["LapackProduct", "ScalapackProduct", "work_layout"]
+__all__ = ["METHODS", "SMALL", "LapackProduct", "ScalapackProduct", "work_layout"]
 
 Array = NDArray[Any]
 
@@ -134,3 +136,38 @@ class LapackProduct(OneRankProduct):
 
         found = svd(a, full_matrices=False, compute_uv=vectors, overwrite_a=True, check_finite=False)
         return found if vectors else (a, found, a)
+
+
+SMALL = 200
+"""The largest order, or longer side, for which one rank is as fast as all."""
+
+_INT_MAX = 2**31 - 1
+
+
+class ScalapackMethod(SpectralMethod):
+    """ScaLAPACK's p?syevd, p?syevr, p?gesvd, or those for complex matrices."""
+
+    name = "scalapack"
+
+    def refusal(
+        self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands | None
+    ) -> str:
+        work = work_layout(problem.a, engine.transport.size)
+        rows, cols = work.local_shape(0)
+        if max(rows * cols, *work.shape) > _INT_MAX:
+            return "a rank would have more elements than ScaLAPACK's 32-bit integers count: take more ranks"
+        found = scalapack_of(engine)
+        return found if isinstance(found, str) else ""
+
+    def cost(self, engine: Engine, problem: FactorProblem, options: Options) -> float:
+        return 1.0
+
+    def prepare(
+        self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands
+    ) -> Product:
+        found = scalapack_of(engine)
+        assert isinstance(found, Scalapack)
+        return ScalapackProduct(engine, problem, found)
+
+
+METHODS: tuple[Method, ...] = (OneRankMethod("lapack", LapackProduct, SMALL), ScalapackMethod())
