@@ -18,7 +18,6 @@ import numpy as np
 from ..comm import Communicator
 from ..dtypes import as_dtype
 from ..engines.arrays import set_diagonal
-from ..engines.dense.lapack import operations_of, why_no_lapack
 from ..engines.moving.exchange_move import ExchangeMove
 from ..engines.protocol import Engine
 from ..engines.request import AnyProblem, Operands
@@ -109,8 +108,6 @@ def _round(
     for dtype in _SOLVES:
         step(f"solves of {dtype}")
         table["trsm"][dtype] = list(_curve(comm, dtype, _SIZES[kind], seconds, _solves(engine)))
-    if why_no_lapack(engine):
-        return table
     for name, make in _FACTORISATIONS.items():
         step(f"factorizations: {name}")
         table[name] = {
@@ -225,7 +222,7 @@ def _solves(engine: Engine) -> Callable[[int, str], Made]:
 
 def _potrf(engine: Engine, n: int, dtype: str) -> Made:
     a, info, _ = _panel(engine, n, n, dtype)
-    return lambda: operations_of(engine).potrf(a, info, 0), 1, FLOPS["potrf"](n, n, n)
+    return lambda: engine.operations.potrf(a, info, 0), 1, FLOPS["potrf"](n, n, n)
 
 
 def _getrf(engine: Engine, n: int, dtype: str) -> Made:
@@ -234,13 +231,13 @@ def _getrf(engine: Engine, n: int, dtype: str) -> Made:
 
 def _getrf_panel(engine: Engine, dtype: str, m: int, n: int) -> Callable[[], Any]:
     a, info, pivots = _panel(engine, m, n, dtype)
-    return lambda: operations_of(engine).getrf(a, pivots, info, 0)
+    return lambda: engine.operations.getrf(a, pivots, info, 0)
 
 
 def _geqrt_panel(engine: Engine, dtype: str, m: int, n: int) -> Callable[[], Any]:
     a, _, _ = _panel(engine, m, n, dtype)
     t = engine.xp.zeros((n, n), a.dtype, order="F")
-    return lambda: operations_of(engine).geqrt(a, t)
+    return lambda: engine.operations.geqrt(a, t)
 
 
 def _panel(engine: Engine, m: int, n: int, dtype: str) -> tuple[Any, Any, Any]:
@@ -264,7 +261,7 @@ def _swap(engine: Engine) -> tuple[Callable[[], Any], int]:
     a[...] = 0
     others = np.random.default_rng(0).integers(count, rows, count, dtype=np.int32) + 1
     pivots = engine.xp.asarray(others.astype(np.int32))
-    return lambda: operations_of(engine).swap_rows(a, 0, count, pivots), 2 * count * cols * a.itemsize
+    return lambda: engine.operations.swap_rows(a, 0, count, pivots), 2 * count * cols * a.itemsize
 
 
 def _recorded(engine: Engine, n: int, run: Callable[[], Any]) -> tuple[Callable[[], Any], int]:

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..comm import CellArrays, Communicator, Exchange, Side
-from ..comm.progress import Progress
 from ..dtypes import is_foreign
 from ..layout import MatrixDescriptor
 from ..layout.pieces import LocalPart, Trapezoid
@@ -26,20 +25,22 @@ from .request import AnyProblem, LocalArray, Operands, Options
 
 __all__ = [
     "Engine",
-    "FactorOperations",
     "Method",
     "Operations",
-    "SharingTransport",
     "Traits",
     "Transfer",
     "Transport",
 ]
+
+_SHARE = 0.8  # of the free memory
 
 Message = tuple[LocalArray, int]  # a contiguous array and the other rank
 
 
 class Operations(Protocol):
     """The operations of a rank on its own arrays. Local; on GPUs everything is queued on CuPy's current stream.
+
+    Those of LAPACK take arrays in F order.
 
     Attributes:
         xp: the module of the arrays: numpy or cupy.
@@ -51,6 +52,16 @@ class Operations(Protocol):
         stripes: number of parts in which a large matrix is moved and added.
         update_order: memory order of the slabs of rank-k updates, as rows × k; empty: that of the matrix.
         batches: ``gemms`` computes products at equal distances together, at the cost of more temporaries.
+        workers: ranks of a node that may compute at the same time: no more than it has cores.
+        factor_alone: order up to which one rank of a node factors a matrix alone.
+        factor_wait: elements that travel between nodes in the time in which a rank waits for another one.
+        own_panels: makes panels that ranks have whole, in arrays that no other rank reads; None: ranks that do not
+            share memory have all their matrices on a grid.
+        grid_panels: makes panels that the ranks of a process column share; None: a rank has its panels whole.
+        shared_from: elements that each of these ranks has of a panel, at least: for small ones, the host of every rank
+            takes longer than its GPU.
+        shared_width: columns of a shared panel, or as many as a block has if it is narrower.
+        spread: makes few right-hand sides that move while a rank's whole panels stay.
     """
 
     xp: Any
@@ -62,6 +73,14 @@ class Operations(Protocol):
     stripes: int
     update_order: str
     batches: bool
+    workers: int
+    factor_alone: int
+    factor_wait: int
+    own_panels: Any
+    grid_panels: Any
+    shared_from: int
+    shared_width: int
+    spread: Any
 
     def workspace(self, nbytes: int) -> Workspace:
         """Return ``nbytes`` of scratch memory in the form in which a plan reports it."""
@@ -153,36 +172,6 @@ class Operations(Protocol):
     def scale_by_power(self, x: LocalArray, exponent: int) -> None:
         """Multiply an array by a power of two, in its place; denormal numbers count, before and after."""
 
-
-class FactorOperations(Operations, Protocol):
-    """The operations of an engine that also has a LAPACK. Local; arrays are in F order.
-
-    Attributes:
-        workers: ranks of a node that may compute at the same time: no more than it has cores.
-        factor_alone: order up to which one rank of a node factors a matrix alone.
-        factor_wait: elements that travel between nodes in the time in which a rank waits for another one.
-        own_panels: makes panels that ranks have whole, in arrays that no other rank reads; None: ranks that do not
-            share memory have all their matrices on a grid.
-        grid_panels: makes panels that the ranks of a process column share; None: a rank has its panels whole.
-        shared_from: elements that each of these ranks has of a panel, at least: for small ones, the host of every rank
-            takes longer than its GPU.
-        shared_width: columns of a shared panel, or as many as a block has if it is narrower.
-        spread: makes few right-hand sides that move while a rank's whole panels stay.
-        gemqrt: ``gemqrt(v, t, x, adjoint=...)`` replaces x by Q x, or by the adjoint's product with x, for the
-            reflectors that ``geqrt`` leaves in v and t; both then take matrices of any shape, and a t of fewer rows
-            than columns, which has the Ts of as many columns each, side by side. None: products are used.
-    """
-
-    workers: int
-    factor_alone: int
-    factor_wait: int
-    own_panels: Any
-    grid_panels: Any
-    shared_from: int
-    shared_width: int
-    spread: Any
-    gemqrt: Any
-
     def factoring(self) -> AbstractContextManager[None]:
         """Return a context for a factorisation or a solve, whose products all have sizes of their own."""
 
@@ -211,20 +200,19 @@ class FactorOperations(Operations, Protocol):
     ) -> None:
         """Exchange rows ``first`` to ``last`` (half-open) of ``a`` with those in ``pivots`` (from 1)."""
 
-    def exchanged_rows(self, pivots: Any, first: int, rows: int) -> tuple[Any, Any]:
-        """Return which of ``rows`` rows change as the pivots (from 1) of rows from ``first`` on say, and what they get.
-
-        Only of engines whose ``grid_panels`` factor by LU.
-        """
-
     def geqrt(self, a: LocalArray, t: LocalArray) -> None:
         """Replace ``a``, no wider than high, by R and Householder vectors, and write their T."""
 
+    @property
+    def gemqrt(self) -> Any:
+        """``gemqrt(v, t, x, adjoint=...)`` replaces x by Q x, or by the adjoint's product with x.
+
+        For the reflectors that ``geqrt`` leaves in v and t; both then take matrices of any shape, and a t of fewer rows
+        than columns, which has the Ts of as many columns each, side by side. None: products are used.
+        """
+
     def larft(self, v: LocalArray, tau: LocalArray, t: LocalArray) -> None:
         """Write the T of Householder vectors below the diagonal of ``v``, whose factors are ``tau``."""
-
-    def block_reflector(self, products: Any, tau: Any, t: Any) -> None:
-        """Write the T of Householder vectors V, whose factors are ``tau``, from V^H V. Only of the host's."""
 
 
 class Transfer(Protocol):
@@ -286,21 +274,23 @@ class Transport(Protocol):
     def buffer(self, name: str, nbytes: int, *, shared: bool) -> LocalArray:
         """Return at least ``nbytes`` of the buffer ``name`` as bytes. Collective over the node if ``shared``."""
 
+    def _memory(self) -> tuple[int, int, int]:
+        """Return the bytes that are free on this node, and those of this rank's and of the node's buffers. Local."""
+
     def fits(self, nbytes: int) -> tuple[bool, int]:
-        """Return whether every node has ``nbytes`` of memory available, and the least that any node has. Collective."""
+        """Return whether every node has ``nbytes`` of memory available, and the least that any node has. Collective.
+
+        Memory that buffers already have is used again, and so is available.
+        """
+        everyone = self.comm.allgather(self._memory())
+        limits = []
+        for node in self.nodes:
+            free, own, shared = zip(*(everyone[rank] for rank in node), strict=True)
+            limits.append(int(min(free) * _SHARE) + sum(own) + max(shared))
+        return nbytes <= min(limits), min(limits)
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
         """Return the type in which partial sums of a result of ``dtype`` travel. Local."""
-
-
-class SharingTransport(Transport, Protocol):
-    """The transport of ranks that share memory."""
-
-    def progress(self, flags: NDArray[np.int64]) -> Progress:
-        """Return flags in shared memory, by which ranks tell each other what is ready. Local."""
-
-    def arrive(self) -> None:
-        """Take part in a ``fence`` of the other ranks without waiting for them. Local."""
 
 
 @dataclass(frozen=True, slots=True)

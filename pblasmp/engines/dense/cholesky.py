@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from ..protocol import FactorOperations
+from ..protocol import Operations
 from .factor_panels import FactorPanels, real_diagonal
 from .factor_solve import FactorSolveJob
 from .right_looking import right_looking
@@ -55,7 +55,7 @@ class CholeskyJob(FactorSolveJob):
         return info
 
 
-def factor(operations: FactorOperations, panels: FactorPanels) -> None:
+def factor(operations: Operations, panels: FactorPanels) -> None:
     """Replace the lower triangle of a matrix in panels by L with A = L L^H. Collective over the workers.
 
     If it is not positive definite, ``panels.info`` of the first panel that shows it is the order of the leading minor

@@ -16,8 +16,7 @@ import numpy as np
 from ...layout import MatrixDescriptor
 from ..local.extremes import largest, scaling
 from ..protocol import Engine
-from .factor_panels import FactorPanels, Mover, PanelJob, Workbench
-from .lapack import operations_of
+from .factor_panels import FactorPanels, Mover, Workbench
 from .lu import factor
 from .panel_shape import shape_beside, shape_of
 from .sweeps import sides_of
@@ -29,7 +28,7 @@ Array = Any
 _MOST = 5  # iterations: more hardly ever improve the estimate
 
 
-class ConditionJob(PanelJob):
+class ConditionJob:
     """An estimate of the condition number in the 1-norm. Making and running one is collective over the context.
 
     Args:
@@ -38,7 +37,7 @@ class ConditionJob(PanelJob):
     """
 
     def __init__(self, engine: Engine, a: MatrixDescriptor) -> None:
-        self._operations, self._engine = operations_of(engine), engine
+        self._operations, self._engine = engine.operations, engine
         shape = shape_of(engine, a, "condition")
         self._bench = Workbench(engine, [shape, shape_beside(engine, shape, 1)], a.dtype)
         self._a, self._n, self._dtype = Mover(self._bench, 0, a), a.shape[0], a.dtype

@@ -12,7 +12,6 @@ from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 from .cholesky import CholeskyJob
 from .condition import ConditionJob
-from .lapack import operations_of, why_no_lapack
 from .lu import LuJob
 from .qr import LeastSquaresJob, QrJob
 from .triangular import TriangularJob
@@ -100,11 +99,10 @@ class PanelsMethod(Method):
     def refusal(
         self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands | None
     ) -> str:
-        why = why_no_lapack(engine)
-        if why or problem.factored or problem.routine not in _TALL:
-            return why
+        if problem.factored or problem.routine not in _TALL:
+            return ""
         (rows, _), dtype = problem.a.shape, problem.a.dtype
-        most = operations_of(engine).tallest(dtype)
+        most = engine.operations.tallest(dtype)
         return "" if rows <= most else f"{rows} rows: these GPUs factor {most} at most, of {dtype.name}"
 
     def cost(self, engine: Engine, problem: FactorProblem, options: Options) -> float:
@@ -122,7 +120,7 @@ class _PanelsProduct(FactorProduct):
     path = "panels"
 
     def __init__(self, engine: Engine, problem: FactorProblem) -> None:
-        self._operations = operations_of(engine)
+        self._operations = engine.operations
         try:
             self._compute = _JOBS[problem.routine](engine, problem)
         except MemoryError as error:  # the same on every rank

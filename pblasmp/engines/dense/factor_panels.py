@@ -26,18 +26,16 @@ from ...comm.progress import Progress
 from ...comm.shared_memory import aligned, carve
 from ...layout import MatrixDescriptor, Trapezoid
 from ..arrays import same_memory, set_diagonal
-from ..protocol import Engine, FactorOperations
+from ..protocol import Engine, Operations
 from ..request import LocalArray, Operands
 from .factor_copies import CopiedParts
-from .lapack import is_shared, operations_of, sharing
-from .panel_shape import PanelShape
+from .panel_shape import PanelShape, is_shared
 from .reflector import Reflector
 
 __all__ = [
     "FactorPanels",
     "Mover",
     "OwnPanels",
-    "PanelJob",
     "Workbench",
     "real_diagonal",
 ]
@@ -126,14 +124,12 @@ class FactorPanels:
         """Return a context for work that the other ranks wait for. Local."""
         return contextlib.nullcontext()
 
-    def potrf(self, operations: FactorOperations, k: int) -> None:
+    def potrf(self, operations: Operations, k: int) -> None:
         """Factor panel ``k`` of a positive definite matrix, which is this rank's and has been updated. Local."""
         first = self.shape.bounds(k)[0]
         operations.potrf(self.own(k)[first:], self.info[k : k + 1], first)
 
-    def subtract(
-        self, operations: FactorOperations, panel: Array, k: int, blocks: Sequence[Sequence[int]]
-    ) -> None:
+    def subtract(self, operations: Operations, panel: Array, k: int, blocks: Sequence[Sequence[int]]) -> None:
         """Subtract from panels of this rank, from their diagonal on, what a panel contributes. Local.
 
         Args:
@@ -150,13 +146,13 @@ class FactorPanels:
             adjoint = right.T.conj() if right.dtype.kind == "c" else right.T
             operations.gemm(-1, panel[first - top :], adjoint, 1, self.run(numbers)[first:])
 
-    def getrf(self, operations: FactorOperations, k: int) -> None:
+    def getrf(self, operations: Operations, k: int) -> None:
         """Factor panel ``k`` with partial pivoting; it is this rank's and has been updated. Local."""
         first, stop = self.shape.bounds(k)
         pivots = self.pivots[first : min(stop, self.shape.rows)]
         operations.getrf(self.own(k)[first:], pivots, self.info[k : k + 1], first)
 
-    def eliminate(self, operations: FactorOperations, panel: Array, k: int, group: Sequence[int]) -> None:
+    def eliminate(self, operations: Operations, panel: Array, k: int, group: Sequence[int]) -> None:
         """Update adjacent panels of this rank with L of panel ``k``, as ``fetch`` returned it. Local."""
         first, stop = self.shape.bounds(k)
         end = min(stop, self.shape.rows)
@@ -166,7 +162,7 @@ class FactorPanels:
         operations.trsm(1, square, x[first:end], lower=True, unit=True)
         operations.gemm(-1, below, x[first:end], 1, x[end:])
 
-    def swap_left(self, operations: FactorOperations) -> None:
+    def swap_left(self, operations: Operations) -> None:
         """Exchange rows of this rank's panels as the panels to the right of each have done. Local."""
         for own, first, last in self.exchanged():
             operations.swap_rows(own, first, last, self.pivots)
@@ -176,7 +172,7 @@ class FactorPanels:
         first, stop = self.shape.bounds(k)
         return min(stop, self.shape.rows) - first
 
-    def geqrt(self, operations: FactorOperations, k: int) -> None:
+    def geqrt(self, operations: Operations, k: int) -> None:
         """Factor panel ``k`` by reflectors; it is this rank's and has been updated. Local."""
         assert self.blocks is not None
         count, panel, t = self.reflectors(k), self.own(k)[self.shape.bounds(k)[0] :], self.blocks[k]
@@ -184,7 +180,7 @@ class FactorPanels:
         if count < panel.shape[1]:
             Reflector(operations, panel, t, count, adjoint=True).apply(panel[:, count:])
 
-    def reflect(self, operations: FactorOperations, panel: Array, k: int, x: Array, *, adjoint: bool) -> None:
+    def reflect(self, operations: Operations, panel: Array, k: int, x: Array, *, adjoint: bool) -> None:
         """Multiply columns by the reflectors of panel ``k``, as ``fetch`` returned it, or by their adjoint. Local."""
         assert self.blocks is not None
         count, t, x = self.reflectors(k), self.blocks[k], x[self.shape.bounds(k)[0] :]
@@ -193,14 +189,14 @@ class FactorPanels:
         else:
             Reflector(operations, panel, t, count, adjoint=adjoint).apply(x)
 
-    def reflector(self, operations: FactorOperations, k: int) -> Array:
+    def reflector(self, operations: Operations, k: int) -> Array:
         """Return panel ``k`` of reflectors from its diagonal on when all are final, for ``reflect``.
 
         Collective over the workers, in one order.
         """
         return self.again(k, slice(self.shape.bounds(k)[0], None))
 
-    def set_factors(self, operations: FactorOperations, tau: Array) -> None:
+    def set_factors(self, operations: Operations, tau: Array) -> None:
         """Write the Ts of this rank's panels of reflectors, whose factors are ``tau``. Local."""
         assert self.blocks is not None
         for k in self.mine:
@@ -316,13 +312,6 @@ class OwnPanels(FactorPanels):
         return [each for each in about if each.size]
 
 
-class PanelJob:
-    """A call that is prepared once, to run on any arrays of the same layouts. Local."""
-
-    def close(self) -> None:
-        """Do nothing: its memory is the engine's. Collective over the context."""
-
-
 class Workbench:
     """The place where one kind of call computes: panels of its matrices, made anew for each run in memory that is kept.
 
@@ -343,7 +332,7 @@ class Workbench:
         self, engine: Engine, shapes: Sequence[PanelShape], dtype: np.dtype, *, reflectors: bool = False
     ) -> None:
         self.engine, self._shapes, self._dtype, self._reflectors = engine, shapes, dtype, reflectors
-        self.operations = operations_of(engine)
+        self.operations = engine.operations
         self.rank = engine.transport.rank
         self.shared = is_shared(engine)
         item = dtype.itemsize
@@ -368,7 +357,7 @@ class Workbench:
         Args:
             places: for each matrix an array that may be computed in, as ``Mover.place`` returns it, or None.
         """
-        transport = self.engine.transport
+        transport: Any = self.engine.transport  # which has ``progress`` if the ranks share panels
         first, item = self._shapes[0], self._dtype.itemsize
         together = self.shared and transport.size > 1
         facts = transport.buffer("panel facts", self._at[3], shared=together)
@@ -403,7 +392,7 @@ class Workbench:
                 assert memory is not None
                 whole = carve(memory, at, (ld, shape.cols), self._dtype, "F")[: shape.rows]
                 alone = i or shape.workers == 1
-                out.append(SharedPanels(whole, None if alone else sharing(transport).progress(flags), *about))
+                out.append(SharedPanels(whole, None if alone else transport.progress(flags), *about))
                 continue
             own = self.described(i).local_shape(self.rank) if self.rank < shape.workers else (0, 0)
             array = place
@@ -422,11 +411,12 @@ class Workbench:
 
         The other ranks must not read or write shared panels before the next fence.
         """
-        if self.shared and self.engine.transport.size > 1:
+        transport: Any = self.engine.transport
+        if self.shared and transport.size > 1:
             if any(self.rank < each.shape.workers for each in panels):
-                self.engine.transport.fence()
+                transport.fence()
             else:
-                sharing(self.engine.transport).arrive()
+                transport.arrive()
 
     def fault(self, panels: FactorPanels) -> int:
         """Return the least index, from 1, that LAPACK found fault with, or 0. After a fence; local."""

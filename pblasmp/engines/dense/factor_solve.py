@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from ...layout import MatrixDescriptor
 from ..protocol import Engine
-from .factor_panels import FactorPanels, Mover, PanelJob, Workbench
-from .lapack import operations_of
+from .factor_panels import FactorPanels, Mover, Workbench
 from .panel_shape import shape_beside, shape_of, shape_of_inverse
 
 __all__ = ["FactorSolveJob"]
@@ -17,7 +16,7 @@ __all__ = ["FactorSolveJob"]
 Array = Any
 
 
-class FactorSolveJob(PanelJob):
+class FactorSolveJob:
     """A factorisation, a solve with the factors, or both. Making one is collective over the context.
 
     Args:
@@ -52,7 +51,7 @@ class FactorSolveJob(PanelJob):
         conjugate: bool = False,
     ) -> None:
         lower = self.lower
-        self._operations, self._factored, self._inverse = operations_of(engine), factored, inverse
+        self._operations, self._factored, self._inverse = engine.operations, factored, inverse
         alone = b is None and x is None  # a solve on GPUs needs panels that ranks have whole
         shape = shape_of(engine, a if out is None else out, self.routine, shared=lower and alone)
         shapes = [shape]

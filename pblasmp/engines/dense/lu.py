@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..protocol import FactorOperations
+from ..protocol import Operations
 from .factor_panels import FactorPanels
 from .factor_solve import FactorSolveJob
 from .right_looking import right_looking
@@ -109,7 +109,7 @@ def permutation(pivots: NDArray[np.int64], n: int) -> NDArray[np.int64]:
     return np.array(rows, np.int64)
 
 
-def factor(operations: FactorOperations, panels: FactorPanels) -> None:
+def factor(operations: Operations, panels: FactorPanels) -> None:
     """Replace a matrix in panels by L and U, without the exchanges of rows in panels to the left. Collective.
 
     Collective over the workers. ``panels.info`` of a panel is the index, from 1, of the first of its diagonal elements

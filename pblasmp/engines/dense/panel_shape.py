@@ -9,10 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ...layout import Grid, MatrixDescriptor
-from ..protocol import Engine, FactorOperations
-from .lapack import is_shared, operations_of
+from ..protocol import Engine, Operations
 
-__all__ = ["PanelShape", "are_few", "shape_beside", "shape_of", "shape_of_inverse"]
+__all__ = ["PanelShape", "are_few", "is_shared", "shape_beside", "shape_of", "shape_of_inverse"]
 
 _WIDE = 512  # columns: updates with such panels are nearly as fast as with wider ones
 _ROUNDS = 8  # groups of panels that a rank has at least: with fewer, some ranks have much more work
@@ -89,6 +88,16 @@ class PanelShape(NamedTuple):
         return MatrixDescriptor((self.rows, self.cols), block, grid, dtype=dtype, order="F")
 
 
+def is_shared(engine: Engine) -> bool:
+    """Return whether all ranks are on one node and share memory, in which writes are seen in their order. Local."""
+    transport = engine.transport
+    if engine.operations.own_panels is not None:
+        return False
+    return transport.size == 1 or (
+        transport.comm.board is not None and len(transport.nodes) == 1 and not transport.why_not_shared
+    )
+
+
 def shape_of(
     engine: Engine, d: MatrixDescriptor, routine: str, *, narrow: bool = False, shared: bool = False
 ) -> PanelShape:
@@ -101,7 +110,7 @@ def shape_of(
         narrow: for reflectors, which cost as much as their panel is wide.
         shared: the GPUs of a process column may share a panel.
     """
-    operations, size = operations_of(engine), engine.transport.size
+    operations, size = engine.operations, engine.transport.size
     rows, cols = d.shape
     usual = operations.panel_width(min(rows, cols))
     width = max(1, usual // 2) if narrow else usual
@@ -121,7 +130,7 @@ def shape_of(
 
 
 def _shape_on_nodes(
-    operations: FactorOperations,
+    operations: Operations,
     d: MatrixDescriptor,
     usual: int,
     nodes: Sequence[Sequence[int]],
@@ -172,9 +181,7 @@ def _shape_on_nodes(
     return best
 
 
-def _shape_on_grid(
-    operations: FactorOperations, d: MatrixDescriptor, usual: int, size: int
-) -> PanelShape | None:
+def _shape_on_grid(operations: Operations, d: MatrixDescriptor, usual: int, size: int) -> PanelShape | None:
     """Return panels that are shared where the matrix is, in square blocks on several process rows, or None. Local."""
     block = d.block[1]
     group = -(-block // max(1, operations.shared_width))
@@ -209,8 +216,8 @@ def shape_of_inverse(engine: Engine, factored: PanelShape) -> PanelShape:
     n = factored.cols
     if not is_shared(engine):
         return factored
-    workers = min(engine.transport.size, operations_of(engine).workers) if factored.workers > 1 else 1
-    usual = operations_of(engine).panel_width(n)
+    workers = min(engine.transport.size, engine.operations.workers) if factored.workers > 1 else 1
+    usual = engine.operations.panel_width(n)
     return PanelShape(n, n, factored.width if workers > 1 else max(1, min(n, usual)), workers)
 
 
@@ -226,7 +233,7 @@ def shape_beside(engine: Engine, factored: PanelShape, cols: int, *, spreads: bo
         engine: where.
         factored: the panels of the matrix.
         cols: how many right-hand sides there are.
-        spreads: if they are few, the first rank may have all: see ``FactorOperations.spread``.
+        spreads: if they are few, the first rank may have all: see ``Operations.spread``.
     """
     grid = factored.grid
     if grid is not None:
@@ -234,7 +241,7 @@ def shape_beside(engine: Engine, factored: PanelShape, cols: int, *, spreads: bo
         return factored._replace(cols=cols, width=max(1, width), height=factored.width)
     workers = factored.workers
     if is_shared(engine):
-        workers = min(engine.transport.size, operations_of(engine).workers, max(1, cols // 8))
+        workers = min(engine.transport.size, engine.operations.workers, max(1, cols // 8))
     elif spreads and are_few(factored, cols):
         workers = 1
     return PanelShape(factored.rows, cols, max(1, -(-cols // workers)), workers)

@@ -19,15 +19,13 @@ from ..local.extremes import (
     rank_tolerance,
     scaling,
 )
-from ..protocol import Engine, FactorOperations
+from ..protocol import Engine, Operations
 from .factor_panels import (
     FactorPanels,
     Mover,
-    PanelJob,
     SharedPanels,
     Workbench,
 )
-from .lapack import operations_of
 from .panel_shape import shape_beside, shape_of
 from .right_looking import right_looking
 from .sweeps import sides_of
@@ -41,7 +39,7 @@ _PROBES = (
 )
 
 
-class QrJob(PanelJob):
+class QrJob:
     """A QR factorisation, or a product with the Q of one. Making and running one is collective.
 
     Collective over the context.
@@ -70,7 +68,7 @@ class QrJob(PanelJob):
         adjoint: bool = False,
         conjugate: bool = False,
     ) -> None:
-        self._operations, self._adjoint = operations_of(engine), adjoint
+        self._operations, self._adjoint = engine.operations, adjoint
         shape = shape_of(engine, a, "qr", narrow=True)
         shapes = [shape] if x is None else [shape, shape_beside(engine, shape, x[1].shape[1])]
         self._bench = bench = Workbench(engine, shapes, a.dtype, reflectors=True)
@@ -113,7 +111,7 @@ class QrJob(PanelJob):
         self._y.back(y, right)
 
 
-class LeastSquaresJob(PanelJob):
+class LeastSquaresJob:
     """The least-squares solution of A X = B for a tall A, or the least solution of A^H X = B. Collective.
 
     Collective over the context.
@@ -139,7 +137,7 @@ class LeastSquaresJob(PanelJob):
         least: bool = False,
         conjugate: bool = False,
     ) -> None:
-        self._operations, self._least, self._shape = operations_of(engine), least, a.shape
+        self._operations, self._least, self._shape = engine.operations, least, a.shape
         self._rows, self._comm = b.shape[0], engine.transport.comm
         self._tolerance = 0.0 if out is not None else rank_tolerance(a)
         shape = shape_of(engine, a, "lstsq", narrow=True)
@@ -284,7 +282,7 @@ def _blocks(panels: FactorPanels) -> Array:
     return panels.blocks
 
 
-def _together(operations: FactorOperations, panels: FactorPanels) -> tuple[Array, Array] | None:
+def _together(operations: Operations, panels: FactorPanels) -> tuple[Array, Array] | None:
     """Return all panels as one array and their Ts side by side, if LAPACK takes them so here; else None. Local."""
     if operations.gemqrt is None or not isinstance(panels, SharedPanels):
         return None
@@ -293,7 +291,7 @@ def _together(operations: FactorOperations, panels: FactorPanels) -> tuple[Array
     return panels.whole, ts[:, :least]
 
 
-def factor(operations: FactorOperations, panels: FactorPanels) -> None:
+def factor(operations: Operations, panels: FactorPanels) -> None:
     """Replace a matrix in panels by R and the reflectors, and write their Ts. Collective over the workers."""
     shape = panels.shape
     alone = _together(operations, panels) if shape.workers == 1 else None
@@ -317,7 +315,7 @@ def factors_of(bench: Workbench, panels: FactorPanels) -> Array:
 
 
 def multiply(
-    operations: FactorOperations, panels: FactorPanels, right: FactorPanels, *, adjoint: bool = False
+    operations: Operations, panels: FactorPanels, right: FactorPanels, *, adjoint: bool = False
 ) -> None:
     """Replace this rank's columns of a matrix by their product with Q, or Q^H. Collective over the workers."""
     columns = right.arrays()

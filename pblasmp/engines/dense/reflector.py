@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..arrays import set_diagonal
-from ..protocol import FactorOperations
+from ..protocol import Operations
 
 __all__ = ["Reflector"]
 
@@ -27,7 +27,7 @@ class Reflector:
 
     def __init__(
         self,
-        operations: FactorOperations,
+        operations: Operations,
         panel: Array,
         t: Array,
         count: int,

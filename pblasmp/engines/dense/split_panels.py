@@ -21,7 +21,7 @@ import numpy as np
 from ...layout.axis import Axis
 from ...layout.intersection import strided
 from ..moving.tree import Line, Outbox
-from ..protocol import Engine, FactorOperations
+from ..protocol import Engine, Operations
 from .factor_panels import OwnPanels
 from .reflector import Reflector
 
@@ -171,7 +171,7 @@ class SplitPanels(OwnPanels):
 
     # -- Cholesky
 
-    def potrf(self, operations: FactorOperations, k: int) -> None:
+    def potrf(self, operations: Operations, k: int) -> None:
         """Factor panel ``k`` with the other ranks of its process column. Collective over these."""
         first, stop = self.shape.bounds(k)
         square, info = self._room(f"square {k % 2}", stop - first, stop - first), self.info[k : k + 1]
@@ -185,9 +185,7 @@ class SplitPanels(OwnPanels):
             left = square.conj() if self.dtype.kind == "c" else square
             operations.trsm(1, left, below.T, lower=True, unit=False)
 
-    def subtract(
-        self, operations: FactorOperations, panel: Array, k: int, blocks: Sequence[Sequence[int]]
-    ) -> None:
+    def subtract(self, operations: Operations, panel: Array, k: int, blocks: Sequence[Sequence[int]]) -> None:
         """Subtract from panels of this process column what panel ``k`` contributes. Collective over the column."""
         if self._beside[0] != k:
             self._beside = k, self._rows_of_columns(panel, k)
@@ -224,7 +222,7 @@ class SplitPanels(OwnPanels):
 
     # -- LU
 
-    def getrf(self, operations: FactorOperations, k: int) -> None:
+    def getrf(self, operations: Operations, k: int) -> None:
         """Factor panel ``k`` with the other ranks of its process column. Collective over these."""
         first, stop = self.shape.bounds(k)
         pivots, info = self.pivots[first : min(stop, self.shape.rows)], self.info[k : k + 1]
@@ -281,7 +279,7 @@ class SplitPanels(OwnPanels):
         to, of = reversed(places) if back else places
         _copy_blocks(*to, *of, len(part), width)
 
-    def eliminate(self, operations: FactorOperations, panel: Array, k: int, group: Sequence[int]) -> None:
+    def eliminate(self, operations: Operations, panel: Array, k: int, group: Sequence[int]) -> None:
         """Update adjacent panels of this process column with a panel of L. Collective over the column."""
         if self._beside[0] != k:
             self._beside = k, self._rows_of_u(operations, panel, k)
@@ -290,7 +288,7 @@ class SplitPanels(OwnPanels):
         below = panel[starts[k + 1] - starts[k] :, : len(u)]
         operations.gemm(-1, below, u[:, at : at + x.shape[1]], 1, x[starts[k + 1] :])
 
-    def _rows_of_u(self, operations: FactorOperations, panel: Array, k: int) -> Array:
+    def _rows_of_u(self, operations: Operations, panel: Array, k: int) -> Array:
         """Exchange rows of all columns but panel ``k``'s; return the rows of U of later ones. Collective."""
         before, later = ([j for j in self.mine if j < k], [j for j in self.mine if j > k])
         x = self.run(later)
@@ -306,7 +304,7 @@ class SplitPanels(OwnPanels):
         self.down.spread(self.head(k), "u", [u])
         return u
 
-    def swap_left(self, operations: FactorOperations) -> None:
+    def swap_left(self, operations: Operations) -> None:
         """Exchange rows as panels have after which this process column has none: ``eliminate`` was not called."""
         least = min(self.shape.rows, self.shape.cols)
         for k in range(self.mine[-1] if self.mine else self.shape.steps, self.shape.steps):
@@ -317,7 +315,7 @@ class SplitPanels(OwnPanels):
 
     def swap_rows(
         self,
-        operations: FactorOperations,
+        operations: Operations,
         columns: Sequence[Array],
         first: int,
         last: int,
@@ -330,7 +328,7 @@ class SplitPanels(OwnPanels):
             for x in columns:
                 operations.swap_rows(x, first, last, self.pivots, back=back)
             return
-        places = operations.exchanged_rows(self.pivots[first:last], first, self.shape.rows)
+        places = self._operations.exchanged_rows(self.pivots[first:last], first, self.shape.rows)
         (to_row, to), (of_row, of) = (
             (rows // width % len(ranks), rows // (width * len(ranks)) * width + rows % width)
             for rows in (reversed(places) if back else places)
@@ -366,7 +364,7 @@ class SplitPanels(OwnPanels):
         self._ts[k % 2] = t = np.empty((self.shape.width,) * 2, self.dtype, order="F")
         return t
 
-    def geqrt(self, operations: FactorOperations, k: int) -> None:
+    def geqrt(self, operations: Operations, k: int) -> None:
         """Factor panel ``k`` with the other ranks of its process column. Collective over these."""
         whole, head = self._gathered(k), self.head(k)
         assert self.blocks is not None
@@ -380,7 +378,7 @@ class SplitPanels(OwnPanels):
                 Reflector(operations, whole, t, count, adjoint=True).apply(whole[:, count:])
         self._returned(k, whole, lambda row: [factors, t] if row == head else [factors])
 
-    def reflect(self, operations: FactorOperations, panel: Array, k: int, x: Array, *, adjoint: bool) -> None:
+    def reflect(self, operations: Operations, panel: Array, k: int, x: Array, *, adjoint: bool) -> None:
         """Multiply columns of this process column by the reflectors of panel ``k``. Collective over the column."""
         head, count = self.head(k), self.reflectors(k)
         x = x[self.starts[k] :]
@@ -397,7 +395,7 @@ class SplitPanels(OwnPanels):
         self.down.spread(head, "combined", [combined])
         reflector.subtract(x, combined)
 
-    def reflector(self, operations: FactorOperations, k: int) -> Array:
+    def reflector(self, operations: Operations, k: int) -> Array:
         """Return this process row's rows of panel ``k`` of reflectors, of which it makes T again. Collective."""
         first, count, head = self.shape.bounds(k)[0], self.reflectors(k), self.head(k)
         if self.has(k):
@@ -408,10 +406,10 @@ class SplitPanels(OwnPanels):
             self.down.add_up(head, "products", products)
             if self.row == head:
                 t = self._new_t(k)
-                operations.block_reflector(products, self.blocks[k][:count], t[:count, :count])
+                self._operations.block_reflector(products, self.blocks[k][:count], t[:count, :count])
         return self.again(k, slice(first, None))
 
-    def set_factors(self, operations: FactorOperations, tau: Array) -> None:
+    def set_factors(self, operations: Operations, tau: Array) -> None:
         """Take the factors of all reflectors, from which the Ts are made when they are needed. Local."""
         assert self.blocks is not None
         for k in range(self.shape.steps):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..protocol import FactorOperations
+from ..protocol import Operations
 from .factor_panels import FactorPanels
 from .panel_shape import are_few
 from .split_panels import SplitPanels
@@ -32,7 +32,7 @@ class SplitSides:
     """
 
     def __init__(
-        self, operations: FactorOperations, panels: SplitPanels, right: FactorPanels, *, begins: bool = False
+        self, operations: Operations, panels: SplitPanels, right: FactorPanels, *, begins: bool = False
     ) -> None:
         assert isinstance(right, SplitPanels)
         self._operations, self._panels, self._right, self._begins = operations, panels, right, begins

@@ -76,7 +76,7 @@ class Sides(Protocol):
     """Right-hand sides, which are replaced by solutions. Making one is local."""
 
     def swap(self, last: int, pivots: Array, *, back: bool = False) -> None:
-        """Exchange rows 0 to ``last`` with those in ``pivots``, from 1; see ``FactorOperations``. Collective."""
+        """Exchange rows 0 to ``last`` with those in ``pivots``, from 1; see ``Operations``. Collective."""
 
     def count_all(self) -> None:
         """Let all rows count from now on. Local."""

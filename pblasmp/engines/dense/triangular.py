@@ -9,8 +9,7 @@ import numpy as np
 
 from ...layout import MatrixDescriptor
 from ..protocol import Engine
-from .factor_panels import Mover, PanelJob, Workbench
-from .lapack import operations_of
+from .factor_panels import Mover, Workbench
 from .panel_shape import shape_beside, shape_of, shape_of_inverse
 from .sweeps import sides_of
 
@@ -19,7 +18,7 @@ __all__ = ["TriangularJob"]
 Array = Any
 
 
-class TriangularJob(PanelJob):
+class TriangularJob:
     """A solve with a lower triangular matrix. Making and running one is collective over the context.
 
     Args:
@@ -45,7 +44,7 @@ class TriangularJob(PanelJob):
         op: str = "N",
         conjugate: bool = False,
     ) -> None:
-        self._operations, self._unit, self._op = operations_of(engine), unit, op
+        self._operations, self._unit, self._op = engine.operations, unit, op
         shape = shape_of(engine, a, "triangular")
         beside = shape_of_inverse(engine, shape) if b is None else shape_beside(engine, shape, b.shape[1])
         self._bench = bench = Workbench(engine, [shape, beside], a.dtype)

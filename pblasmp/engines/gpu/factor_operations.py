@@ -39,7 +39,7 @@ _WIDTHS = ((40_000, 1024), (4_000, 512), (0, 256))  # order from which on panels
 
 
 class GpuFactorOperations(GpuOperations):
-    """See ``engines.protocol.FactorOperations``. Everything is queued on CuPy's current stream. Making one is local.
+    """See ``engines.protocol.Operations``. Everything is queued on CuPy's current stream. Making one is local.
 
     Args:
         session: whose streams, memory and local products are used.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from ..protocol import FactorOperations
+from ..protocol import Operations
 from .factor_panels import BUFFERS, QueuedPanels, place_of
 
 __all__ = ["GridPanels"]
@@ -49,7 +49,7 @@ class GridPanels(QueuedPanels):
         count = max(1, shape.rows) * shape.width * self._together
         return [scratch(f"panel {i}", (1, count), self.dtype)[0] for i in range(BUFFERS)]
 
-    def potrf(self, operations: FactorOperations, k: int) -> None:
+    def potrf(self, operations: Operations, k: int) -> None:
         """Factor panel ``k``, together with the other ranks of its process column. Local to queue."""
         first, stop = self.shape.bounds(k)
         own, square, head = self.own(k), self._square[: stop - first, : stop - first], self._head(k)

@@ -11,8 +11,7 @@ import numpy as np
 
 from ...comm import CellArrays, Exchange, Side
 from ...layout.intersection import Piece
-from ..moving.room import Room
-from ..protocol import Transfer
+from ..protocol import Transfer, Transport
 from .kernels.views import View, moves, transposing_moves
 from .operations import GpuOperations
 from .peers.inbox import Inbox
@@ -26,7 +25,7 @@ Array = Any
 _REMEMBERED = 64  # exchange plans: repeated products are not planned anew
 
 
-class GpuTransport(Room):
+class GpuTransport(Transport):
     """See ``engines.protocol.Transport``. Making one is local.
 
     Args:
@@ -39,7 +38,7 @@ class GpuTransport(Room):
     def __init__(self, session: Session, operations: GpuOperations) -> None:
         self._session, self._runtime = session, session.runtime
         runtime = session.runtime
-        super().__init__(runtime.comm)
+        self.comm = runtime.comm
         self._cupy, self._nccl, self._operations = runtime.cupy, session.nccl, operations
         self.rank, self.size = runtime.rank, runtime.size
         self.nodes = tuple((rank,) for rank in range(self.size))  # no memory shared

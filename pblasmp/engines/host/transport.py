@@ -16,8 +16,7 @@ from ...comm.progress import Progress, await_flag
 from ...dtypes import accumulation_dtype
 from ...logs import logger
 from ...resources import available_bytes
-from ..moving.room import Room
-from ..protocol import Transfer
+from ..protocol import Transfer, Transport
 
 __all__ = ["Buffers", "HostTransport"]
 
@@ -69,7 +68,7 @@ Array = NDArray[Any]
 _REMEMBERED = 64  # exchange plans: repeated products are not planned anew
 
 
-class HostTransport(Room):
+class HostTransport(Transport):
     """See ``engines.protocol.Transport``. Making one is local.
 
     Args:
@@ -82,10 +81,9 @@ class HostTransport(Room):
     def __init__(
         self, comm: Communicator, nodes: Sequence[tuple[int, ...]], buffers: Buffers, why_not_shared: str
     ) -> None:
-        super().__init__(comm)
         self.rank, self.size, self.nodes = comm.rank, comm.size, tuple(nodes)
         self.why_not_shared = why_not_shared
-        self._comm, self._buffers = comm, buffers
+        self.comm, self._buffers = comm, buffers
         self._exchanges = lru_cache(_REMEMBERED)(partial(Exchange, comm))
 
     def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
@@ -98,9 +96,9 @@ class HostTransport(Room):
 
     def start(self, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]) -> Transfer:
         """Start messages. Local."""
-        requests = [request for array, rank in receives for request in self._comm.irecv(array, rank)]
-        requests += [request for array, rank in sends for request in self._comm.isend(array, rank)]
-        return _MpiMessages(self._comm, requests, [array for array, _ in (*sends, *receives)])
+        requests = [request for array, rank in receives for request in self.comm.irecv(array, rank)]
+        requests += [request for array, rank in sends for request in self.comm.isend(array, rank)]
+        return _MpiMessages(self.comm, requests, [array for array, _ in (*sends, *receives)])
 
     def start_exchange(
         self,
@@ -116,11 +114,11 @@ class HostTransport(Room):
 
     def sum_ranks(self, array: Array) -> None:
         """Replace a contiguous array by its sum over all ranks. Collective."""
-        self._comm.sum_into(array)
+        self.comm.sum_into(array)
 
     def fence(self) -> None:
         """Wait until every rank has written what its node shares. Collective."""
-        comm = self._comm
+        comm = self.comm
         if comm.board is None:
             comm.barrier()
             return
@@ -129,21 +127,21 @@ class HostTransport(Room):
 
     def await_others(self) -> None:
         """Wait for the ranks that have not come to the meeting by the board that this one has come to last. Local."""
-        assert self._comm.board is not None
-        self._comm.wait(self._comm.board.latest())
+        assert self.comm.board is not None
+        self.comm.wait(self.comm.board.latest())
 
     @property
     def board(self) -> Votes | None:
         """Where the ranks meet, if they share memory."""
-        return self._comm.board
+        return self.comm.board
 
     def arrive(self) -> None:
         """Take part in a ``fence`` of the other ranks without waiting for them, if this one reads nothing. Local.
 
         The ranks vote by a board, and do so before any of them meets again.
         """
-        assert self._comm.board is not None
-        self._comm.board.arrive()
+        assert self.comm.board is not None
+        self.comm.board.arrive()
 
     def buffer(self, name: str, nbytes: int, *, shared: bool) -> NDArray[np.uint8]:
         """Return at least ``nbytes`` of the buffer ``name``. Collective over the node if ``shared``."""
@@ -151,11 +149,11 @@ class HostTransport(Room):
 
     def progress(self, flags: NDArray[np.int64]) -> Progress:
         """Return flags in shared memory. Local."""
-        return Progress(self._comm, flags)
+        return Progress(self.comm, flags)
 
     def await_flag(self, address: int) -> None:
         """Wait until a flag in shared memory is up. Local."""
-        await_flag(self._comm, address)
+        await_flag(self.comm, address)
 
     def _memory(self) -> tuple[int, int, int]:
         return available_bytes(), *self._buffers.held("transport ")
