@@ -25,7 +25,6 @@ if __package__ in (None, ""):
 
 from benchmarks.launches import Launches, NotFetchedError, add_options, is_rank
 from benchmarks.ranks import (
-    SETTLE_SECONDS,
     cores,
     interleaved,
     paired,
@@ -168,7 +167,7 @@ def time_all(comm: Any, flavour: Flavour, arguments: argparse.Namespace) -> list
         ):
             work = Work(comm, n, width, ops)
             for case in group:
-                settle = 0 if arguments.quick else SETTLE_SECONDS
+                settle = 0 if arguments.quick else arguments.settle
                 result = time_case(comm, ctx, slk, work, case, arguments.pairs, settle)
                 if comm.rank == 0:
                     if not rows:
@@ -253,7 +252,7 @@ def main() -> None:
     parser.add_argument("--block", type=int, nargs="+", default=[64, 128, 256])
     parser.add_argument("--grid", nargs="+", default=["2x2", "4x1", "1x4"], help=f"grids of {NRANKS} ranks")
     parser.add_argument("--ops", nargs="+", default=["NN", "TN"])
-    add_options(parser, pairs=9)
+    add_options(parser, pairs=9, settles=True)
     parser.add_argument("--only", choices=LAUNCHES, nargs="+", default=list(LAUNCHES), help="launches to do")
     arguments = parser.parse_args()
     if arguments.quick:

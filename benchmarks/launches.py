@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks import results
 from benchmarks.fetch_scalapack import fetch
-from benchmarks.ranks import machine, on_ranks, print_facts, run_ranks, versions
+from benchmarks.ranks import SETTLE_SECONDS, machine, on_ranks, print_facts, run_ranks, versions
 from reference.scalapack import ScaLAPACK
 
 __all__ = ["Launches", "NotFetchedError", "add_options", "is_rank", "variants"]
@@ -24,9 +24,14 @@ class NotFetchedError(SystemExit):
     """A ScaLAPACK that could not be fetched."""
 
 
-def add_options(parser: argparse.ArgumentParser, *, pairs: int) -> None:
-    """Add ``--pairs``, ``--quick``, ``--results``, and what a launch tells its ranks."""
+def add_options(parser: argparse.ArgumentParser, *, pairs: int, settles: bool = False) -> None:
+    """Add ``--pairs``, ``--quick``, ``--results``, ``--settle`` if asked to, and what a launch tells its ranks."""
     parser.add_argument("--pairs", type=int, default=pairs, help="measured rounds per case")
+    if settles:
+        parser.add_argument(
+            "--settle", type=float, default=SETTLE_SECONDS, metavar="SECONDS",
+            help="how long ranks sleep before each run; less is enough with a core to spare for each rank",
+        )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="small matrices: does it run?")
     results.add_option(parser)
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # where a launch leaves its rows

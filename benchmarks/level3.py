@@ -22,12 +22,7 @@ if __package__ in (None, ""):
 
 from benchmarks import results, timeline
 from benchmarks.launches import Launches, add_options, is_rank, variants
-from benchmarks.ranks import (
-    SETTLE_SECONDS,
-    interleaved,
-    on_ranks,
-    paired,
-)
+from benchmarks.ranks import interleaved, on_ranks, paired
 from pblasmp.dtypes import ELEMENT_TYPES
 from reference.scalapack import Flavour, ScaLAPACK
 
@@ -189,7 +184,7 @@ def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, options: argparse
         found, expected = m.run()[counts], call()[counts]
         if not np.allclose(found, expected, rtol=0, atol=1e-12 * m.k * max(1, abs(expected).max(initial=0))):
             raise SystemExit(f"{case}: the results differ on rank {comm.rank}")
-    settle = 0 if options.quick else SETTLE_SECONDS
+    settle = 0 if options.quick else options.settle
     seconds = interleaved(comm, contenders, options.pairs, settle=settle, check=lambda *_: None)
     slk.gridexit(context)
     ratios = {name: paired(seconds, name, "pblasmp") for name in contenders if name != "pblasmp"}
@@ -332,7 +327,7 @@ def main() -> None:
     )
     parser.add_argument("--block", type=int, default=128)
     parser.add_argument("--grid", default="2x2", help=f"grid of {NRANKS} ranks")
-    add_options(parser, pairs=9)
+    add_options(parser, pairs=9, settles=True)
     parser.add_argument("--only", nargs="+", help="routines to time")
     parser.add_argument(
         "--scalapack", choices=LAUNCHES, nargs="+", default=list(LAUNCHES), help="launches to do"

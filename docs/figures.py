@@ -190,7 +190,7 @@ def comparison() -> str:
         where = " or ".join(dict.fromkeys(run.where for run in chosen))
         return [what, where, beside, spread(ratio for run in chosen for _, ratio in compare(run, contenders))]
 
-    training = runs["transformer-mpirun-8192-8192-4-gpus"]
+    training = runs["transformer-mpirun-8192-4096-2-gpus"]
     rates = {name: median(each) for name, each in training.rows[0]["rates"].items()}
     rows = [
         row("products, float64", ["host_gemm-debian-4-ranks"], "ScaLAPACK, OpenBLAS", ["pdgemm"]),
