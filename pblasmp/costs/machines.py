@@ -25,14 +25,13 @@ _TOP = {
 }  # fmt: skip
 _MOST_RANKS = 4096  # of a node
 _LARGEST = 1e100
-_CURVES = ("gemm", "trsm", "potrf", "getrf")
 _FORMER = {
     "turn", "beside", "slows", "queue", "getrf_panel", "geqrt_panel", "trsm_panel", "gemqrt", "update", "products",
+    "trsm", "potrf", "getrf", "swap",
 }  # fmt: skip
-"""Keys of files that earlier releases wrote. Of these, panels still say what a column takes."""
+"""Keys of files that earlier releases wrote. They are left out."""
 _ENTRY = {
-    "ranks", "call_seconds", "launch_seconds", "meeting_seconds", "calls", "copy", "link", "swap", "columns",
-    *_CURVES, *_FORMER,
+    "ranks", "call_seconds", "launch_seconds", "meeting_seconds", "calls", "copy", "link", "columns", "gemm", *_FORMER,
 }  # fmt: skip
 
 Curve = tuple[tuple[int, float], ...]
@@ -45,10 +44,6 @@ class Link:
     bytes_per_second: float
     seconds: float = 0.0
 
-    def time(self, nbytes: float, moves: float = 0) -> float:
-        """Return how long ``moves`` moves of ``nbytes`` together take. Local."""
-        return nbytes / self.bytes_per_second + moves * self.seconds
-
 
 @dataclass(frozen=True)
 class NodeOf:
@@ -57,11 +52,9 @@ class NodeOf:
     Attributes:
         ranks: how many ranks.
         gemm: by element type, the floating-point operations per second in products of n × n matrices, by n.
-        trsm, potrf, getrf: likewise in solves of n equations for n right-hand sides and in factorisations of n × n
-            matrices; empty if that was not measured.
-        columns: by kernel ("getrf" or "geqrt"), the seconds of each column of a panel besides those of its operations.
+        columns: by kernel ("trsm", "potrf", "getrf" or "geqrt"), the seconds of each equation, or column, besides those
+            of its operations.
         copy: copies in a rank's own memory.
-        swap: exchanges of rows; like ``copy`` if that was not measured.
         link: messages to other ranks of the node; None if there are none.
         launch_seconds: what it takes the host to start a local product.
         meeting_seconds: how long the ranks take to wait for each other.
@@ -78,28 +71,22 @@ class NodeOf:
     meeting_seconds: float = 0.0
     call_seconds: float = 0.0
     calls: Mapping[str, float] = field(default_factory=dict)
-    trsm: Mapping[str, Curve] = field(default_factory=dict)
-    potrf: Mapping[str, Curve] = field(default_factory=dict)
-    getrf: Mapping[str, Curve] = field(default_factory=dict)
     columns: Mapping[str, float] = field(default_factory=dict)
-    swap: Link | None = None
 
-    def curve(self, kernel: str, dtype: str) -> Curve:
-        """Return the rates that were measured for a kernel and a type or the real type of its precision. Local."""
-        curves: Mapping[str, Curve] = getattr(self, kernel) if kernel in _CURVES else {}
-        return curves.get(dtype) or curves.get(_LIKE.get(dtype, ""), ())
+    def _curve(self, dtype: str) -> Curve:
+        return self.gemm.get(dtype) or self.gemm.get(_LIKE.get(dtype, ""), ())
 
-    def rate(self, dtype: str, size: float, kernel: str = "gemm") -> float:
-        """Return the operations per second of a kernel on n × n matrices, interpolated between measured n. Local.
+    def rate(self, dtype: str, size: float) -> float:
+        """Return the operations per second in products of n × n matrices, interpolated between measured n. Local.
 
-        What was not measured has the rate of products, and a type that was not measured that of float32.
+        A type that was not measured has the rate of the real type of its precision, or else that of float32.
         """
-        curve = self.curve(kernel, dtype) or self.curve("gemm", dtype) or self.curve("gemm", "float32")
+        curve = self._curve(dtype) or self._curve("float32")
         return _between(curve or next(iter(self.gemm.values())), size)
 
     def largest(self, dtype: str) -> int:
         """Return the largest n of products that was measured for a type, 0 if none was. Local."""
-        curve = self.curve("gemm", dtype)
+        curve = self._curve(dtype)
         return curve[-1][0] if curve else 0
 
 
@@ -208,11 +195,7 @@ def _machine(table: Mapping[str, Any], name: str) -> Machine:
             meeting_seconds=_seconds(entry.get("meeting_seconds", 0)),
             call_seconds=_seconds(entry.get("call_seconds", 0)),
             gemm=_curves(entry["gemm"]),
-            trsm=_curves(entry.get("trsm", {})),
-            potrf=_curves(entry.get("potrf", {})),
-            getrf=_curves(entry.get("getrf", {})),
-            columns=_columns(entry),
-            swap=_link(entry["swap"]) if "swap" in entry else None,
+            columns={name: _seconds(seconds) for name, seconds in entry.get("columns", {}).items()},
         )
         for entry in table["ranks"]
     )
@@ -225,19 +208,6 @@ def _machine(table: Mapping[str, Any], name: str) -> Machine:
         _link(table["network"]) if "network" in table else None, table.get("description", ""),
         int(table.get("cores", 0)),
     )  # fmt: skip
-
-
-def _columns(entry: Mapping[str, Any]) -> dict[str, float]:
-    """Return what a column takes: of files of earlier releases, in the smallest panel of those that they have."""
-    found = {}
-    for name in ("getrf", "geqrt"):
-        points = [each for of in entry.get(f"{name}_panel", {}).values() for each in of]
-        if points:
-            _, cols, seconds = min(
-                (rows, _positive(cols), _positive(seconds)) for rows, cols, seconds in points
-            )
-            found[name] = seconds / cols
-    return found | {name: _seconds(seconds) for name, seconds in entry.get("columns", {}).items()}
 
 
 def _curves(table: Mapping[str, Any]) -> dict[str, Curve]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -24,10 +23,7 @@ from ..engines.request import AnyProblem, Operands
 from ..layout import Grid, MatrixDescriptor
 from ..timing import in_a_row, repeated, samples
 from .machines import machine_from
-from .predict import FACTORED, FLOPS, kind_of, predict
-
-Made = tuple[Callable[[], Any], int, float]
-"""What runs a kernel, how often it does, and the operations of the kernel."""
+from .predict import FACTORED, kind_of, predict
 
 __all__ = ["measure_calls", "measure_ranks", "measure_speed"]
 
@@ -40,15 +36,11 @@ _TYPES = {
     "host": ("float32", "float64", "complex64", "complex128"),
     "gpu": ("bfloat16", "float32", "float64"),
 }
-_SOLVES = ("float32", "float64")
-# GPUs factor nothing else at once
-_SQUARES = {"host": (64, 128, 256, 512, 1024, 2048), "gpu": (256, 512, 1024)}
 _SIZES = {"host": (32, 64, 128, 256, 512, 1024, 2048), "gpu": (256, 512, 1024, 2048, 4096, 8192, 16384)}
 _PANEL = {
     "host": (128, 64),
     "gpu": (512, 256),
 }  # rows and columns: with more rows, operations take most of the time
-_SWAPPED = {"host": (1024, 512, 64), "gpu": (16384, 8192, 512)}  # rows, columns, exchanges
 # up to n so many in a CUDA graph: launching small ones one by one takes longer
 _RECORDED = ((1024, 16), (2048, 4))
 
@@ -101,28 +93,15 @@ def _round(
     if comm.size > 1:
         step("messages")
         table["link"] = _measure_link(engine, comm, seconds, table["call_seconds"])
-    table["gemm"], table["trsm"] = {}, {}
+    table["gemm"] = {}
     for dtype in _TYPES[kind]:
         step(f"products of {dtype}")
-        table["gemm"][dtype] = list(_curve(comm, dtype, _SIZES[kind], seconds, _products(engine)))
-    for dtype in _SOLVES:
-        step(f"solves of {dtype}")
-        table["trsm"][dtype] = list(_curve(comm, dtype, _SIZES[kind], seconds, _solves(engine)))
-    for name, make in _FACTORISATIONS.items():
-        step(f"factorizations: {name}")
-        table[name] = {
-            dtype: list(_curve(comm, dtype, _SQUARES[kind], seconds, partial(make, engine)))
-            for dtype in _SOLVES
-        }
+        table["gemm"][dtype] = list(_curve(engine, comm, dtype, seconds))
     step("panels")
     rows, cols = _PANEL[kind]
     table["columns"] = {
-        name: max(comm.allgather(seconds(make(engine, "float64", rows, cols)))) / cols
-        for name, make in _PANELS.items()
+        name: max(comm.allgather(seconds(make(engine, rows, cols)))) / cols for name, make in _COLUMNS.items()
     }
-    step("exchanges of rows")
-    swap, nbytes = _swap(engine)
-    table["swap"] = {"bytes_per_second": nbytes / seconds(swap)}
     return table
 
 
@@ -187,81 +166,53 @@ def _kind(engine: Engine) -> str:
 
 
 def _curve(
-    comm: Communicator,
-    dtype: str,
-    sizes: tuple[int, ...],
-    seconds: Callable[[Callable[[], Any]], float],
-    make: Callable[[int, str], Made],
+    engine: Engine, comm: Communicator, dtype: str, seconds: Callable[[Callable[[], Any]], float]
 ) -> Iterator[list[Any]]:
-    """Yield each n and the operations per second of what ``make`` returns. Collective over the ranks."""
-    for n in sizes:
-        run, times, flops = make(n, dtype)
+    """Yield each n and the operations per second of n × n products. Collective over the ranks."""
+    for n in _SIZES[_kind(engine)]:
+        run, times = _recorded(engine, n, _product(engine, n, dtype))
         took = max(comm.allgather(seconds(run))) / times
-        yield [n, flops * (4 if dtype.startswith("complex") else 1) / took]
+        yield [n, 2 * n**3 * (4 if dtype.startswith("complex") else 1) / took]
         if 8 * took > _LONG:  # of twice the order
             return
 
 
-def _products(engine: Engine) -> Callable[[int, str], Made]:
-    return lambda n, dtype: (*_recorded(engine, n, _product(engine, n, dtype)), FLOPS["gemm"](n, n, n))
+def _trsm(engine: Engine, m: int, n: int) -> Callable[[], Any]:
+    """Return what solves n equations for n right-hand sides."""
+    del m
+    a, x = (_panel(engine, n, n)[0] for _ in range(2))
+    x[...] = 0
+    return lambda: engine.operations.trsm(1, a, x, lower=True, unit=False)
 
 
-def _solves(engine: Engine) -> Callable[[int, str], Made]:
-    """Return what makes solves of n equations for n right-hand sides."""
-
-    def make(n: int, dtype: str) -> Made:
-        kind = as_dtype(dtype)
-        a, x = (engine.empty((n, n), kind, "C", n) for _ in range(2))
-        a[...], x[...] = 0, 0
-        set_diagonal(engine.xp, a, 1)
-        run, times = _recorded(engine, n, lambda: engine.operations.trsm(1, a, x, lower=True, unit=False))
-        return run, times, FLOPS["trsm"](n, n, n)
-
-    return make
+def _potrf(engine: Engine, m: int, n: int) -> Callable[[], Any]:
+    del m
+    a, info, _ = _panel(engine, n, n)
+    return lambda: engine.operations.potrf(a, info, 0)
 
 
-def _potrf(engine: Engine, n: int, dtype: str) -> Made:
-    a, info, _ = _panel(engine, n, n, dtype)
-    return lambda: engine.operations.potrf(a, info, 0), 1, FLOPS["potrf"](n, n, n)
-
-
-def _getrf(engine: Engine, n: int, dtype: str) -> Made:
-    return _getrf_panel(engine, dtype, n, n), 1, FLOPS["getrf"](n, n, n)
-
-
-def _getrf_panel(engine: Engine, dtype: str, m: int, n: int) -> Callable[[], Any]:
-    a, info, pivots = _panel(engine, m, n, dtype)
+def _getrf(engine: Engine, m: int, n: int) -> Callable[[], Any]:
+    a, info, pivots = _panel(engine, m, n)
     return lambda: engine.operations.getrf(a, pivots, info, 0)
 
 
-def _geqrt_panel(engine: Engine, dtype: str, m: int, n: int) -> Callable[[], Any]:
-    a, _, _ = _panel(engine, m, n, dtype)
+def _geqrt(engine: Engine, m: int, n: int) -> Callable[[], Any]:
+    a, _, _ = _panel(engine, m, n)
     t = engine.xp.zeros((n, n), a.dtype, order="F")
     return lambda: engine.operations.geqrt(a, t)
 
 
-def _panel(engine: Engine, m: int, n: int, dtype: str) -> tuple[Any, Any, Any]:
+_COLUMNS = {"trsm": _trsm, "potrf": _potrf, "getrf": _getrf, "geqrt": _geqrt}
+
+
+def _panel(engine: Engine, m: int, n: int) -> tuple[Any, Any, Any]:
     """Return a matrix near the identity, so that it can be factored again and again, and room for INFO and pivots."""
     xp = engine.xp
-    a = engine.empty((m, n), as_dtype(dtype), "F", m)
+    a = engine.empty((m, n), np.dtype(np.float64), "F", m)
     small = (31 * xp.arange(m)[:, None] + 17 * xp.arange(n)) % 101 - 50
     a[...] = small / (5000.0 * m)
     set_diagonal(xp, a, 1)
     return a, xp.zeros(1, np.int32), xp.zeros(n, np.int32)
-
-
-_FACTORISATIONS = {"potrf": _potrf, "getrf": _getrf}
-_PANELS = {"getrf": _getrf_panel, "geqrt": _geqrt_panel}
-
-
-def _swap(engine: Engine) -> tuple[Callable[[], Any], int]:
-    """Return what exchanges as many rows as a panel has columns with others far below, and the bytes it writes."""
-    rows, cols, count = _SWAPPED[_kind(engine)]
-    a = engine.empty((rows, cols), np.dtype(np.float64), "F", rows)
-    a[...] = 0
-    others = np.random.default_rng(0).integers(count, rows, count, dtype=np.int32) + 1
-    pivots = engine.xp.asarray(others.astype(np.int32))
-    return lambda: engine.operations.swap_rows(a, 0, count, pivots), 2 * count * cols * a.itemsize
 
 
 def _recorded(engine: Engine, n: int, run: Callable[[], Any]) -> tuple[Callable[[], Any], int]:

@@ -26,6 +26,8 @@ _PRODUCT_BAND = (0.8, 1.25)  # of the prediction, for products that were measure
 _WIDE = (0.5, 2.0)  # for all else
 FACTORED = ("cholesky", "lu", "qr", "lstsq", "triangular")
 PANELS = ("potrf", "getrf", "geqrt")
+COLUMNS = ("trsm", *PANELS)
+"""Kernels that take one column, or one equation, after the other."""
 FLOPS: dict[str, Callable[[int, int, int], float]] = {
     "gemm": lambda m, n, k: 2 * m * n * k,
     "trsm": lambda m, n, k: m * n * k,
@@ -37,6 +39,9 @@ FLOPS: dict[str, Callable[[int, int, int], float]] = {
 """Operations of a kernel. Source: LAPACK Working Note 41."""
 _ALL = (*FLOPS, "swap")
 _BESIDE = 1.6  # times as long a panel takes a GPU beside products, which leave it few multiprocessors
+_TRIANGLES = (
+    1.6  # times as long as products solves and panels take for their operations, besides their columns
+)
 _RUN = 4  # ranks of a factorization are counted, at most; the others are taken to do as these
 _PARTS = 4  # in which GPUs of a node push operands
 _BEYOND = 2  # products of matrices so many times as large as measured ones are extrapolated
@@ -266,8 +271,8 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
     call = np.maximum(hosts - total, 0) if gpus else np.full(size, hosts)
     slowest = int((total + call).argmax())
     seconds = float((total + call)[slowest])
-    narrow = _PRODUCT_BAND if not factors else _WIDE
-    band = _WIDE if remarks else narrow
+    products = all(kernel[0] == "gemm" for shapes in counts.shapes for kernel in shapes)
+    band = _PRODUCT_BAND if products and not remarks else _WIDE
     memory = int(counts.memory_bytes.max())
     computing = np.minimum(compute, total)  # kernels that run beside others count once
     average = float(computing.mean())
@@ -283,11 +288,11 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
 def kernel_seconds(here: NodeOf, kernel: Kernel, remarks: list[str]) -> float:
     """Return how long a kernel takes, and add a remark if that was not measured. Local.
 
-    That is the longer one of its operations at their rate and the bytes that it touches, and of a panel its columns.
+    That is the longer one of its operations at the rate of products and the bytes that it touches, and its columns.
     """
     name, dtype, m, n, k = kernel
     if name == "swap":
-        return 2 * m * n * as_dtype(dtype).itemsize / (here.swap or here.copy).bytes_per_second
+        return 2 * m * n * as_dtype(dtype).itemsize / here.copy.bytes_per_second
     if dtype not in here.gemm:
         dtype = accumulation_dtype(as_dtype(dtype)).name  # the host multiplies in that
     size = (m * n * k) ** (1 / 3)
@@ -295,17 +300,14 @@ def kernel_seconds(here: NodeOf, kernel: Kernel, remarks: list[str]) -> float:
         remarks.append(f"products of {dtype} were not measured")
     elif size > _BEYOND * here.largest(dtype):
         remarks.append(f"local products larger than n = {here.largest(dtype)}, the largest measured")
+    if name in COLUMNS and name not in here.columns:
+        remarks.append(f"{name} was not measured: taken to be as fast as products")
     flops = FLOPS[name](m, n, k) * (4 if dtype.startswith("complex") else 1)
     touched = (m * k + k * n + m * n) * as_dtype(dtype).itemsize
-    panel = name == "geqrt" or (name == "getrf" and (m >= 2 * n or not here.curve(name, dtype)))
-    like = "gemm" if panel or name == "gemqrt" else name
-    if panel and name not in here.columns:
-        remarks.append(f"{name} of panels was not measured: taken to be as fast as products")
-    elif like != "gemm" and not here.curve(name, dtype):
-        remarks.append(f"{name} of {dtype} was not measured: taken to be as fast as products")
     # A copy reads and writes each byte.
-    took = max(flops / here.rate(dtype, size, like), touched / here.copy.bytes_per_second / 2)
-    return took + (n * here.columns.get(name, 0.0) if panel else 0.0)
+    slower = _TRIANGLES if name in COLUMNS else 1
+    took = max(slower * flops / here.rate(dtype, size), touched / here.copy.bytes_per_second / 2)
+    return took + k * here.columns.get(name, 0.0)
 
 
 def time_text(seconds: float) -> str:

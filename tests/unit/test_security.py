@@ -750,8 +750,6 @@ float64 = [[10, 1e9], [100, 1e10]]
         ("1e10", f"1{'0' * 400}", "expected a positive number"),
         ("1e-6", "-1", "expected a positive number, got -1"),
         ("[ranks.gemm]", "columns = { getrf = inf }\n[ranks.gemm]", "expected a positive number, got inf"),
-        ("[ranks.gemm]", "getrf_panel.x = [[1, 0, 1]]\n[ranks.gemm]", "expected a positive number, got 0"),
-        ("[ranks.gemm]", "geqrt_panel.x = [[1, 2]]\n[ranks.gemm]", "expected 3"),
     ],
 )
 def test_absurd_numbers_of_machines_are_refused(tmp_path, old, new, message):
