@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from scipy.linalg import lapack
+from scipy.linalg import lapack, solve_triangular
 
 from pblasmp.engines.gpu.kernels.compiler import Kernel
 from pblasmp.engines.gpu.kernels.factor_source import MEETING
@@ -92,8 +92,9 @@ def loaded(
         played["step"] = partial(_step, int(macros["COLUMNS"]))
     if "WIDTH" in macros:
         played["invert"] = partial(_invert, int(macros["WIDTH"]))
+        played["conditions"] = partial(_conditions, int(macros["WIDTH"]))
         played["triangles"] = partial(_triangles, int(macros["WIDTH"]))
-        played["refine"] = partial(_refine, int(macros["WIDTH"]), float(macros.get("LIMIT", 0)))
+        played["refine"] = partial(_refine, macros)
     if computes:
         for each in (_move, _transpose, _add):
             played[each.__name__[1:]] = partial(each, macros)
@@ -252,37 +253,25 @@ def _carry(kind: Any, a: int, ld: int, cols: int, pairs: np.ndarray) -> None:
         x[to] = x[of]
 
 
-def _invert(
-    width: int,
-    kind: Any,
-    a: int,
-    down: int,
-    across: int,
-    n: int,
-    copies: int,
-    inverses: int,
-    apart: int,
-    ld: int,
-    conditions: int,
-) -> None:
-    if copies:
-        matrix(copies, width, n, width, kind)[...] = 0
+def _invert(width: int, kind: Any, a: int, inverse: int, ld: int, n: int) -> None:
     for start in range(0, n, width):
-        size = min(width, n - start)
-        at = a + start * (down + across) * kind.itemsize
-        block = np.tril(_strided(at, size, size, kind, down, across))
-        if copies:
-            matrix(copies, width, n, width, kind)[:size, start : start + size] = block
+        size, behind = min(width, n - start), start * (ld + 1) * kind.itemsize
+        block, to = (matrix(at + behind, size, size, ld, kind) for at in (a, inverse))
+        found = np.full_like(block, np.nan)
         with np.errstate(all="ignore"):
-            inverse = np.full_like(block, np.nan)
             if np.all(block.diagonal()):
-                inverse = np.tril(np.linalg.inv(block))
-            whole = np.zeros((width, size), kind)
-            whole[:size] = inverse
-            matrix(inverses + start * apart * kind.itemsize, width, size, ld, kind)[...] = whole
-            sizes = [abs(each).sum(1).max() for each in (block, inverse)]
-        if conditions:
-            vector(conditions, -(-n // width), _REAL[kind])[start // width] = sizes[0] * sizes[1]
+                found = np.linalg.inv(np.tril(block))
+        lower = np.tri(size, dtype=bool)
+        to[lower] = found[lower]
+
+
+def _conditions(wide: int, kind: Any, triangles: int, inverses: int, out: int, count: int) -> None:
+    found = vector(out, count, _REAL[kind])
+    for i in range(count):
+        places = (at + i * wide * (wide + 1) * kind.itemsize for at in (triangles, inverses))
+        sizes = [abs(np.tril(matrix(at, wide, wide, wide, kind))).sum(1).max() for at in places]
+        with np.errstate(all="ignore"):
+            found[i] = sizes[0] * sizes[1]
 
 
 def _triangles(
@@ -320,15 +309,18 @@ def _step(
 
 
 def _refine(
-    width: int, limit: float, kind: Any, x: int, down: int, across: int, found: int, found_down: int,
-    found_across: int, block: int, inverse: int, condition: int, turned: int, size: int, columns: int,
+    macros: dict[str, str], kind: Any, x: int, down: int, across: int, found: int, found_down: int,
+    found_across: int, triangle: int, inverse: int, condition: int, turned: int, size: int, columns: int,
 ) -> None:  # fmt: skip
-    right = _strided(x, size, columns, kind, down, across)
+    right, wide = _strided(x, size, columns, kind, down, across), int(macros["WIDTH"])
     known = _strided(found, size, columns, kind, found_down, found_across).copy()
-    factor, solve = (matrix(at, size, size, width, kind) for at in (block, inverse))
+    factor, solve = (np.tril(matrix(at, size, size, wide, kind)) for at in (triangle, inverse))
     if turned:
         factor, solve = factor.T, solve.T
-    if not vector(condition, 1, _REAL[kind])[0] <= limit:
+    worst = vector(condition, 1, _REAL[kind])[0]
+    if not worst <= float(macros["POOR"]):
+        known = solve_triangular(factor, right, lower=not turned, check_finite=False)
+    elif not worst <= float(macros["FAIR"]):
         known += solve @ (right - factor @ known)
     right[...] = known
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...bindings import FillMode
 from ...dtypes import element_type
-from ..arrays import blas_operand, scale, set_diagonal
+from ..arrays import scale, set_diagonal
 from .factor_panels import QueuedPanels
 from .grid_panels import GridPanels
 from .kernels.factor import FactorKernels
@@ -22,6 +22,7 @@ from .kernels.views import View
 from .operations import LANES, GpuOperations
 from .session import Session
 from .spread import QueuedSpread
+from .triangles import Halves
 
 __all__ = ["GpuFactorOperations"]
 
@@ -33,7 +34,6 @@ Update = tuple[tuple[int, int, int], tuple[int, int, int, int, int, int]]
 _TURNED: tuple[Op, Op] = ("N", "T")
 _AS_IT_IS: tuple[Op, Op] = ("N", "N")
 _ADJOINT: tuple[Op, Op] = ("N", "C")
-_OTHER: dict[Op, Op] = {"N": "T", "T": "N"}
 
 _WIDTHS = ((40_000, 1024), (4_000, 512), (0, 256))  # order from which on panels are so wide
 
@@ -104,57 +104,14 @@ class GpuFactorOperations(GpuOperations):
             self.trsm(1, left, below.T, lower=True, unit=False)
 
     def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
-        """Queue the solution of ``a y = alpha x`` in the place of ``x``. Local.
-
-        If it is large, by products with the inverses of the blocks on the diagonal of ``a``: cuBLAS, which solves with
-        small blocks, leaves most multiprocessors idle. A step of iterative refinement follows for blocks with a large
-        condition, as those with ones on the diagonal often have: these are left to cuBLAS.
-        """
+        """Queue the solution of ``a y = alpha x`` in the place of ``x``, if it is large by products. Local."""
         order, columns = self.inverts
-        if unit or len(a) < order or x.shape[1] < columns:
+        if len(a) < order or x.shape[1] < columns:
             super().trsm(alpha, a, x, lower=lower, unit=unit)
             return
-        n, dtype = len(a), np.dtype(x.dtype)
-        width, lane, stream = self.kernels.leaf(dtype), self._lane, self._current()
-        (flag, ldx), columns = blas_operand(x), x.shape[1]
-        by_rows = flag == "T"
-        blocks, inverses = (
-            self._room(f"{name} {lane}", (width, n), dtype) for name in ("blocks", "inverses")
-        )
-        conditions = self._room(f"conditions {lane}", (-(-n // width), 1), np.dtype(dtype.char.lower()))
-        room = self._room(f"found {lane}", (x.shape[1], width) if by_rows else (width, x.shape[1]), dtype)
-        self.kernels.invert(stream, a if lower else a.T, blocks, inverses, conditions)
         if alpha != 1:
             scale(x, alpha)
-        item, at, to, block = dtype.itemsize, int(a.data.ptr), int(x.data.ptr), int(blocks.data.ptr)
-        inverse, condition, found = (int(each.data.ptr) for each in (inverses, conditions, room))
-        (down, across), steps, real = a.strides, x.strides, conditions.itemsize
-        (flag, lda), ldr = blas_operand(a), columns if by_rows else width
-        of: Op = "N" if flag == "N" else "T"
-        by: Op = "N" if lower else "T"
-        starts = range(0, n, width)
-        for start in starts if lower else reversed(starts):
-            stop = min(start + width, n)
-            size, first, before = stop - start, *((0, start) if lower else (stop, n - stop))
-            own, known = to + start * steps[0], to + first * steps[0]
-            beside, own_inverse = at + start * down + first * across, inverse + start * width * item
-            if by_rows:  # cuBLAS writes columns: compute the transpose
-                if before:
-                    matrices = known, ldx, beside, lda, own, ldx
-                    self.multiply_at(
-                        stream.ptr, ("N", _OTHER[of]), (columns, size, before), -1, 1, matrices, dtype
-                    )
-                matrices = own, ldx, own_inverse, width, found, ldr
-                self.multiply_at(stream.ptr, ("N", _OTHER[by]), (columns, size, size), 1, 0, matrices, dtype)
-            else:
-                if before:
-                    matrices = beside, lda, known, ldx, own, ldx
-                    self.multiply_at(stream.ptr, (of, "N"), (size, columns, before), -1, 1, matrices, dtype)
-                matrices = own_inverse, width, own, ldx, found, ldr
-                self.multiply_at(stream.ptr, (by, "N"), (size, columns, size), 1, 0, matrices, dtype)
-            about = block + start * width * item, own_inverse, condition + start // width * real
-            places = (own, *(step // item for step in steps)), (found, *((ldr, 1) if by_rows else (1, ldr)))
-            self.kernels.refine(stream, dtype, (size, columns), *places, about, turned=not lower)
+        Halves(self, a, x, lower=lower, unit=unit).run()
 
     def apply(
         self,
@@ -213,7 +170,7 @@ class GpuFactorOperations(GpuOperations):
         for sizes, matrices in products:
             self.multiply_at(stream, ops, sizes, -1, 1, matrices, dtype)
 
-    def _room(self, name: str, shape: tuple[int, int], dtype: np.dtype) -> Array:
+    def room(self, name: str, shape: tuple[int, int], dtype: np.dtype) -> Array:
         """Return an array in F order in a buffer that only the current lane uses. Local."""
         if self._lane == "main":
             return self.scratch(name, shape, dtype, "F")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Few right-hand sides on several GPUs: they move, panels stay, and a panel takes few launches of the host.
 
-cuBLAS's ``trsm`` of a few columns takes as long as its rows take one after another. So the triangles on the diagonal
-are inverted, all at once, and a panel's unknowns are products: by the inverse, and of one step of iterative refinement.
+cuBLAS's ``trsm`` of a few columns takes as long as its rows take one after another. So a panel's unknowns are products:
+by the inverse of its triangle, and of one step of iterative refinement.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 from ..dense.factor_panels import Workbench
 from .factor_panels import QueuedPanels
-from .kernels.lt import Batch, Op
-from .kernels.views import View
+from .kernels.lt import Op
 from .session import session_of
+from .triangles import Triangles
 
 __all__ = ["QueuedSpread"]
 
@@ -43,7 +43,7 @@ class QueuedSpread:
         self._x: Array = None  # all right-hand sides, in C order; None before and after the sweeps
         # which rows of x are right: "terms" of sums over the ranks, "own" of this rank's panels, or "all"
         self._rows = "terms"
-        self._triangles: _Triangles | None = None
+        self._triangles: _PanelTriangles | None = None
         held = self._columns * self._shape.width * self._item
         self._by_kernel = self._columns <= _FEW and held <= _HELD
 
@@ -76,7 +76,7 @@ class QueuedSpread:
             self._spread()
         asked = lower, unit
         if self._triangles is None or self._triangles.asked != asked:
-            self._triangles = _Triangles(self._operations, self._panels, *asked)
+            self._triangles = _PanelTriangles(self._operations, self._panels, *asked)
         conjugates = op == "C" and self._dtype.kind == "c"  # conj(T)^T x = b as T^T conj(x) = conj(b)
         if conjugates:
             self._conjugate()
@@ -112,7 +112,9 @@ class QueuedSpread:
         """Return the address of a row of all right-hand sides."""
         return int(self._x.data.ptr) + row * self._columns * self._item
 
-    def _step(self, triangles: _Triangles, k: int, right: int, x: int, *, lower: bool, forward: bool) -> None:
+    def _step(
+        self, triangles: _PanelTriangles, k: int, right: int, x: int, *, lower: bool, forward: bool
+    ) -> None:
         """Queue the solution for the rows of panel ``k`` from those at ``right``, which it spoils, at ``x``.
 
         What is below the panel's triangle, or above it, is subtracted from later rows if the sweep goes ``forward``,
@@ -138,7 +140,7 @@ class QueuedSpread:
         if rows and forward:
             operations.apply("N", beside, x, -1, 1, others, columns, dtype)
 
-    def _forward(self, triangles: _Triangles, *, lower: bool) -> None:
+    def _forward(self, triangles: _PanelTriangles, *, lower: bool) -> None:
         """Solve with a triangle. A panel's rank gets the sum of all terms, and subtracts what later rows have of it."""
         if self._rows == "own":
             self._forget_others()
@@ -152,7 +154,7 @@ class QueuedSpread:
                 self._step(triangles, k, part, rows, lower=lower, forward=True)
         self._rows = "own"
 
-    def _backward(self, triangles: _Triangles, *, lower: bool) -> None:
+    def _backward(self, triangles: _PanelTriangles, *, lower: bool) -> None:
         """Solve with a transposed triangle. A panel's rank has it whole, and sends its solutions to all others."""
         if self._rows == "terms":
             self._transport.sum_ranks(self._x)
@@ -172,73 +174,28 @@ class QueuedSpread:
         return int(self._stream.ptr)
 
 
-class _Triangles:
+class _PanelTriangles:
     """The triangles on the diagonal of this rank's panels, and their inverses. Making one is local.
-
-    Both are lower ones: an upper triangle is transposed. They are ``wide`` columns wide, with a diagonal of ones behind
-    those of a panel.
 
     Attributes:
         asked: what it was made for: lower ones, with ones on their diagonals.
-        wide: as above.
+        wide: columns of each.
     """
 
     def __init__(self, operations: Any, panels: QueuedPanels, lower: bool, unit: bool) -> None:
         self.asked = lower, unit
         self._operations, self._shape, self._dtype = operations, panels.shape, panels.dtype
-        shape, dtype, kernels = panels.shape, panels.dtype, operations.kernels
-        wide = leaf = kernels.leaf(dtype)
+        shape, wide = panels.shape, operations.kernels.leaf(panels.dtype)
         while wide < shape.width:
             wide *= 2
         self.wide, count = wide, len(panels.mine)
         self._numbers = {k: i for i, k in enumerate(panels.mine)}
-        if not count:
-            return
-        size = count * wide * (wide + 1)
-        both, inverses = (
-            operations.scratch(f"triangles {name}", (1, size), dtype)[0]
-            for name in ("themselves", "inverted")
-        )
-        inverses.fill(0)
-        stream = operations.xp.cuda.get_current_stream()
         deal = shape.width, shape.group, shape.workers, panels.rank
-        kernels.triangles(stream, panels.array, count, deal, shape.cols, both, wide, lower=lower, unit=unit)
-        kernels.invert_triangles(stream, both, inverses, wide)
-        self._at, self._inverse = int(both.data.ptr), int(inverses.data.ptr)
-        while leaf < wide:
-            self._join(leaf, count * wide // (2 * leaf))
-            leaf *= 2
-
-    def _join(self, half: int, count: int) -> None:
-        """Invert all blocks of twice ``half`` columns, whose halves have been: X21 = -X22 L21 X11."""
-        operations, dtype, wide = self._operations, self._dtype, self.wide
-        apart, below, square = 2 * half * (wide + 1), half, half * half
-        products = operations.scratch("triangles joined", (1, count * square), dtype)[0]
-        inner = View(int(products.data.ptr), half, half, half, dtype)  # views are transposes
-        first = View(self._inverse, half, half, wide, dtype)
-        last, found, left = (
-            first.shifted(half * (wide + 1)),
-            first.shifted(below),
-            View(self._at, half, half, wide, dtype).shifted(below),
-        )
-        operations.multiply(
-            first, left, inner, None, op_x="N", op_w="N", batch=Batch(count, apart, apart, square, square)
-        )
-        operations.multiply(
-            inner,
-            last,
-            found,
-            None,
-            op_x="N",
-            op_w="N",
-            alpha=-1,
-            batch=Batch(count, square, apart, apart, apart),
-        )
+        self._all = Triangles(operations, panels.array, count, deal, shape.cols, wide, lower=lower, unit=unit)
 
     def of(self, k: int) -> tuple[int, int]:
         """Return where the inverse of the triangle of panel ``k`` is, and the triangle. Local."""
-        behind = self._numbers[k] * self.wide * (self.wide + 1) * self._dtype.itemsize
-        return self._inverse + behind, self._at + behind
+        return self._all.of(self._numbers[k])
 
     def solve(self, k: int, right: int, x: int, columns: int, *, turned: bool) -> None:
         """Queue the solution for the rows of panel ``k`` from those at ``right``, which it spoils, at ``x``. Local.

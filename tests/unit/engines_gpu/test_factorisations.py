@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -113,11 +114,14 @@ def test_every_layout(stand_in: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shifts", [(3, 3), (0.01, 0.01), (3, 0.01), (0.01, 3)])
+@pytest.mark.parametrize("shifts", [(3, 3), (0.01, 0.01), (3, 0.01), (0.01, 3), (1e-13, 1e-13)])
 def test_a_solve_by_inverses_is_as_accurate_as_lapack(
     lib: Any, ctx: Any, dtype: str, shifts: tuple[float, float]
 ) -> None:
-    """Small shifts of the diagonal's first part, or of the rest, make its blocks ill-conditioned."""
+    """Small shifts of the diagonal's first part, or of the rest, make its blocks ill-conditioned.
+
+    If all are very small, a step of refinement is not enough.
+    """
     rng, operations, eps = np.random.default_rng(5), ctx.engine.operations, np.finfo(dtype).eps
     above = np.triu(np.ones((19, 19), bool), 1)
     shift = np.diag(np.repeat(shifts, (8, 11)))
@@ -229,6 +233,21 @@ def on_process_rows(comm: Any, path: str) -> Any:
                             yield from factor_cases.not_positive(ctx, rng)
         lib.assert_clean()
         lib.gpu.assert_clean()
+
+
+def test_most_of_a_solve_is_in_large_products(lib: Any, ctx: Any) -> None:
+    """One of half the order, two of a quarter, four of an eighth; eight triangles are left, each with its inverse."""
+    n, columns, operations, xp = 64, 5, ctx.engine.operations, ctx.engine.xp
+    for lower, unit, order in itertools.product((True, False), (True, False), "CF"):
+        x = xp.asarray(np.ones((n, columns), order=order))
+        with (
+            by_inverses(ctx, 2),
+            mock.patch.object(operations, "multiply_at", side_effect=operations.multiply_at) as multiply,
+        ):
+            operations.trsm(1, xp.asarray(np.eye(n)), x, lower=lower, unit=unit)
+        sizes = Counter(tuple(sorted(call.args[2])) for call in multiply.mock_calls)
+        assert sizes == {(5, 32, 32): 1, (5, 16, 16): 2, (5, 8, 8): 4 + 8}
+        assert np.all(np.asarray(x) == 1)
 
 
 def solves_with_small_pivots(

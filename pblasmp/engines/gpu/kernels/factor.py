@@ -10,7 +10,7 @@ import numpy as np
 
 from .compiler import CompiledKernels, Kernel
 from .factor_source import JUDGE, LOOK, LU, PAIRS, QR, SWAP
-from .solve_source import INVERT, REFINE, STEP, TRIANGLES
+from .solve_source import CONDITIONS, INVERT, REFINE, STEP, TRIANGLES
 
 __all__ = ["FactorKernels"]
 
@@ -26,8 +26,8 @@ _RESERVED = 16384  # bytes of shared memory that a panel does not get
 _BLOCKS = 1024  # for which there are slots, at most
 _SQUARE = 32  # rows and columns that a block of threads copies of a triangle
 _LEAF = 128  # rows of a block of 8 bytes an element that is inverted in shared memory
-_SUMS = 2  # sums for each row of it, beside it
-_TILE = 32  # right-hand sides that a block of threads refines
+_TILE = 16  # right-hand sides that a block of threads refines, at most
+_PARTS = 4  # threads for each row of a block
 _WELL = 100  # condition up to which a solution by an inverse needs no refinement
 
 _TYPES = {"float32": ("float", "float"), "float64": ("double", "double"), "complex64": ("c64", "float")}
@@ -79,34 +79,26 @@ class FactorKernels(CompiledKernels):
     def leaf(self, dtype: np.dtype) -> int:
         """Return how many rows and columns the blocks have that ``invert`` inverts: as the GPU has room. Local."""
         width = _LEAF if dtype.itemsize < 16 else _LEAF // 2
-        while width > 1 and _inverting(width, dtype) + _SUMS * width * dtype.itemsize > self._shared_memory:
+        while width > 1 and _inverting(width, dtype) > self._shared_memory:
             width //= 2
         return width
 
-    def invert(self, stream: Any, a: Array, copies: Array, inverses: Array, conditions: Array) -> None:
-        """Queue the inversion of the blocks on the diagonal of a lower triangle, which is in any order. Local.
-
-        ``inverses``, in F order, becomes the inverses side by side, ``copies`` the blocks, both with zeros above their
-        diagonals; ``conditions`` becomes the condition of each block in the maximum norm.
-        """
-        width = self.leaf(np.dtype(a.dtype))
-        to = _at(copies), _at(inverses), width, width, _at(conditions)
-        self._invert(stream, np.dtype(a.dtype), len(a), (_at(a), *_steps(a)), to)
-
-    def invert_triangles(self, stream: Any, triangles: Array, inverses: Array, wide: int) -> None:
+    def invert(self, stream: Any, triangles: Array, inverses: Array, wide: int) -> None:
         """Queue the inversion of the blocks on the diagonals of what ``triangles`` has written. Local.
 
         The inverses go to the same places in ``inverses``.
         """
         # in a row of triangles, elements on the diagonal are wide + 1 apart: across triangles, too
-        n, to = len(triangles) // (wide + 1), (0, _at(inverses), wide + 1, wide, 0)
-        self._invert(stream, np.dtype(triangles.dtype), n, (_at(triangles), 1, wide), to)
-
-    def _invert(self, stream: Any, dtype: np.dtype, n: int, of: Sequence[int], to: Sequence[int]) -> None:
+        dtype, n = np.dtype(triangles.dtype), len(triangles) // (wide + 1)
         width = self.leaf(dtype)
         memory = _inverting(width, dtype)
-        kernel = self._of("invert", INVERT, "QqqiQQqqQ", dtype, room=memory, WIDTH=width)
-        kernel(stream, (-(-n // width), 1), 4 * width, (*of, n, *to), memory)
+        kernel = self._of("invert", INVERT, "QQqi", dtype, room=memory, WIDTH=width)
+        kernel(stream, (-(-n // width), 1), _PARTS * width, (_at(triangles), _at(inverses), wide, n), memory)
+
+    def conditions(self, stream: Any, triangles: Array, inverses: Array, wide: int, out: Array) -> None:
+        """Queue finding the condition of each triangle in the maximum norm. Local."""
+        kernel = self._of("conditions", CONDITIONS, "QQQi", np.dtype(triangles.dtype), WIDTH=wide)
+        kernel(stream, (len(out), 1), _PARTS * wide, (_at(triangles), _at(inverses), _at(out), len(out)))
 
     def triangles(
         self,
@@ -165,28 +157,33 @@ class FactorKernels(CompiledKernels):
         x: tuple[int, int, int],
         found: tuple[int, int, int],
         about: tuple[int, int, int],
+        wide: int,
         *,
         turned: bool,
     ) -> None:
         """Queue writing ``found``, the solution by an inverse, to ``x``, which has the right-hand sides. Local.
 
-        If the condition of the block is large, after a step of iterative refinement.
+        If the condition of the triangle is large, after a step of iterative refinement; if that is not enough, what
+        substitution gives.
 
         Args:
             stream: where it is queued.
             dtype: the element type.
             shape: of x and of what was found.
             x, found: the address of each, and how many elements apart its rows and columns are.
-            about: where the block is, its inverse and its condition, as ``invert`` wrote them.
-            turned: it is solved for with the transpose of the block.
+            about: where the triangle is, its inverse and its condition.
+            wide: columns of both.
+            turned: it is solved for with the transpose of the triangle.
         """
         size, columns = shape
-        width = self.leaf(dtype)
-        memory = 2 * width * _TILE * dtype.itemsize
-        macros = {"WIDTH": width, "TILE": _TILE, "LIMIT": _WELL}
-        kernel = self._of("refine", REFINE, "QqqQqqQQQiiq", dtype, room=memory, **macros)
+        tile, each = _TILE, 2 * wide * dtype.itemsize
+        while tile > _PARTS and tile * each > self._shared_memory:
+            tile //= 2
+        poor = float(np.finfo(dtype).eps) ** -0.5
+        macros = {"WIDTH": wide, "TILE": tile, "FAIR": _WELL, "POOR": poor}
+        kernel = self._of("refine", REFINE, "QqqQqqQQQiiq", dtype, room=tile * each, **macros)
         arguments = *x, *found, *about, turned, size, columns
-        kernel(stream, (-(-columns // _TILE), 1), 4 * width, arguments, memory)
+        kernel(stream, (-(-columns // tile), 1), _PARTS * wide, arguments, tile * each)
 
     def swap(self, stream: Any, a: Array, pivots: Array, first: int, *, back: bool = False) -> None:
         """Queue the exchange of row i of ``a`` with row ``pivots[i] - 1 - first``, for every i in turn. Local.
@@ -283,7 +280,7 @@ class FactorKernels(CompiledKernels):
 
 
 def _inverting(width: int, dtype: np.dtype) -> int:
-    """Return the shared memory, in bytes, in which a block so wide is inverted, without its ``_SUMS``."""
+    """Return the shared memory, in bytes, in which a block so wide is inverted."""
     return width * (width + 5) * dtype.itemsize
 
 
@@ -293,12 +290,6 @@ def _widest(name: str, dtype: np.dtype) -> int:
 
 def _at(array: Array) -> int:
     return int(array.data.ptr)
-
-
-def _steps(a: Array) -> tuple[int, int]:
-    """Return how many elements apart rows and columns are."""
-    down, across = a.strides
-    return down // a.itemsize, across // a.itemsize
 
 
 def _ld(a: Array) -> int:

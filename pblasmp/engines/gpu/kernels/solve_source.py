@@ -5,38 +5,26 @@ from __future__ import annotations
 
 from .factor_source import COMMON, MEETING
 
-__all__ = ["INVERT", "REFINE", "STEP", "TRIANGLES"]
+__all__ = ["CONDITIONS", "INVERT", "REFINE", "STEP", "TRIANGLES"]
 
-# A block of threads for each block of the diagonal of a lower triangle, n x n: its copy, with zeros above the diagonal,
-# and its inverse. Copies go side by side into a matrix with WIDTH rows, unless copy is null, inverses into one whose
-# columns are ld apart, each as many times apart elements behind the first as there are rows above it.
-# a[i * down + j * across] is in row i, column j. conditions[b] becomes the product of the largest sums of sizes in a
-# row of both, unless it is null.
+# A block of threads for each block of WIDTH columns on the diagonals of lower triangles: its inverse, to the same
+# place. Triangles have ld columns of ld elements, and one more is between them. n is the columns of all triangles.
+# Above diagonals nothing is written.
 INVERT = (
     COMMON
     + r"""
-__device__ REAL row(const T* x, int i, int size) {  // the sum of sizes in a row of a lower triangle
-  REAL sum = 0;
-  for (int k = 0; k <= i && k < size; ++k) sum += size_of(x[k * WIDTH + i]);
-  return sum;
-}
-extern "C" __global__ void __launch_bounds__(4 * WIDTH) invert(
-    const T* a, i64 down, i64 across, int n, T* copy, T* inverse, i64 apart, i64 ld, REAL* conditions) {
+extern "C" __global__ void __launch_bounds__(4 * WIDTH) invert(const T* a, T* inverse, i64 ld, int n) {
   extern __shared__ __align__(16) unsigned char memory[];
   T *x = (T*)memory, *pivots = x + WIDTH * WIDTH, *parts = pivots + WIDTH;  // x(i, j) is x[j * WIDTH + i]
-  __shared__ REAL sums[2][WIDTH];
   int t = threadIdx.x, start = blockIdx.x * WIDTH, size = min(WIDTH, n - start), i = t % WIDTH, part = t / WIDTH;
-  i64 base = (i64)start * WIDTH;
+  i64 base = start * (ld + 1);
   for (int at = t; at < WIDTH * size; at += 4 * WIDTH) {
     int r = at % WIDTH, c = at / WIDTH;
     T value = {};
-    if (r < size && r >= c) value = a[(start + r) * down + (start + c) * across];
+    if (r < size && r >= c) value = a[base + c * ld + r];
     if (r == c) pivots[c] = value;
     x[at] = value;
-    if (copy) copy[base + at] = value;
   }
-  __syncthreads();
-  if (t < WIDTH) sums[0][i] = row(x, i, size);
   __syncthreads();
   for (int j = size - 1; j >= 0; --j) {  // columns from j + 1 on are inverted
     T sum = {};
@@ -51,16 +39,42 @@ extern "C" __global__ void __launch_bounds__(4 * WIDTH) invert(
     }
     __syncthreads();
   }
-  for (int at = t; at < WIDTH * size; at += 4 * WIDTH)
-    inverse[start * apart + at / WIDTH * ld + at % WIDTH] = x[at];
-  if (!conditions) return;
-  if (t < WIDTH) sums[1][i] = row(x, i, size);
-  __syncthreads();
-  if (t == 0) {
-    REAL most[2] = {0, 0};
-    for (int k = 0; k < 2; ++k)
-      for (int r = 0; r < size; ++r) if (most[k] == most[k] && !(sums[k][r] <= most[k])) most[k] = sums[k][r];
-    conditions[blockIdx.x] = most[0] * most[1];
+  for (int at = t; at < WIDTH * size; at += 4 * WIDTH) {
+    int r = at % WIDTH, c = at / WIDTH;
+    if (r < size && r >= c) inverse[base + c * ld + r] = x[at];
+  }
+}
+"""
+)
+
+# The conditions of lower triangles of WIDTH columns, WIDTH * (WIDTH + 1) elements apart: the product of the largest
+# sums of sizes in a row of a triangle and of its inverse.
+CONDITIONS = (
+    COMMON
+    + r"""
+__device__ __forceinline__ REAL larger(REAL a, REAL b) { return a != a || a > b ? a : b; }  // NaN is the largest
+extern "C" __global__ void __launch_bounds__(4 * WIDTH) conditions(
+    const T* triangles, const T* inverses, REAL* conditions, int count) {
+  __shared__ REAL sums[4][WIDTH], most[2];
+  const int i = threadIdx.x % WIDTH, part = threadIdx.x / WIDTH;
+  for (int triangle = blockIdx.x; triangle < count; triangle += gridDim.x) {
+    for (int pass = 0; pass < 2; ++pass) {
+      const T* x = (pass ? inverses : triangles) + (i64)triangle * WIDTH * (WIDTH + 1);
+      REAL sum = 0;
+      #pragma unroll 8
+      for (int k = part; k <= i; k += 4) sum += size_of(x[k * WIDTH + i]);
+      sums[part][i] = sum;
+      __syncthreads();
+      if (threadIdx.x < 32) {
+        REAL all = 0;
+        for (int r = threadIdx.x; r < WIDTH; r += 32)
+          all = larger(all, sums[0][r] + sums[1][r] + sums[2][r] + sums[3][r]);
+        for (int lane = 16; lane; lane >>= 1) all = larger(all, __shfl_xor_sync(~0u, all, lane));
+        if (threadIdx.x == 0) most[pass] = all;
+      }
+      __syncthreads();
+    }
+    if (threadIdx.x == 0) conditions[triangle] = most[0] * most[1];
   }
 }
 """
@@ -98,41 +112,59 @@ extern "C" __global__ void __launch_bounds__(256) triangles(
 """
 )
 
-# The unknowns of one block on the diagonal, size x columns, have been found by its inverse; right are the right-hand
-# sides less the contributions of other unknowns. x becomes what was found, after a step of iterative refinement if the
-# block's condition asks for it. Block and inverse are those of INVERT, or turned their transposes. Each block of
-# threads has TILE columns.
+# The unknowns of one triangle, size x columns, have been found by its inverse; x has the right-hand sides less the
+# contributions of other unknowns, and becomes the unknowns. What was found is taken as it is if the condition of the
+# triangle is at most FAIR, after a step of iterative refinement if it is at most POOR; beyond, a step is not enough,
+# and the equations are solved by substitution. Triangle and inverse are lower ones, or turned their transposes. Each
+# block of threads has TILE columns.
 REFINE = (
     COMMON
     + r"""
 extern "C" __global__ void __launch_bounds__(4 * WIDTH) refine(
-    T* x, i64 down, i64 across, const T* found, i64 found_down, i64 found_across, const T* block, const T* inverse,
+    T* x, i64 down, i64 across, const T* found, i64 found_down, i64 found_across, const T* triangle, const T* inverse,
     const REAL* condition, int turned, int size, i64 columns) {
   extern __shared__ __align__(16) unsigned char memory[];
   T *right = (T*)memory, *known = right + WIDTH * TILE;  // row i, column c is [i * TILE + c]
   int t = threadIdx.x, threads = 4 * WIDTH, i = t % WIDTH, from = t / WIDTH * (TILE / 4);
   i64 first = (i64)blockIdx.x * TILE;
   int wide = (int)min((i64)TILE, columns - first);
-  bool refines = !(*condition <= LIMIT);
+  bool refines = !(*condition <= FAIR), substitutes = !(*condition <= POOR);
   for (int at = t; at < WIDTH * TILE; at += threads) {
     int r = across == 1 ? at / TILE : at % WIDTH, c = across == 1 ? at % TILE : at / WIDTH;
-    T old = {}, now = {};
-    if (r < size && c < wide) {
-      now = found[r * found_down + (first + c) * found_across];
-      if (refines) old = x[r * down + (first + c) * across];
-    }
-    right[r * TILE + c] = old;
-    known[r * TILE + c] = now;
+    bool inside = r < size && c < wide;
+    T now = {}, old = {};
+    if (inside) now = found[r * found_down + (first + c) * found_across];
+    if (inside && refines) old = x[r * down + (first + c) * across];
+    if (inside && !refines) x[r * down + (first + c) * across] = now;
+    if (refines) { right[r * TILE + c] = old; known[r * TILE + c] = now; }
   }
+  if (!refines) return;
   __syncthreads();
-  if (refines) {
-    T sums[TILE / 4];
+  T sums[TILE / 4];
+  if (substitutes) {
+    #pragma unroll
+    for (int c = 0; c < TILE / 4; ++c) sums[c] = right[i * TILE + from + c];
+    for (int step = 0; step < size; ++step) {
+      int k = turned ? size - 1 - step : step;
+      if (i == k)
+        #pragma unroll
+        for (int c = 0; c < TILE / 4; ++c) known[k * TILE + from + c] = over(sums[c], triangle[k * WIDTH + k]);
+      __syncthreads();
+      if (turned ? i < k : i > k) {
+        T factor = triangle[turned ? i * WIDTH + k : k * WIDTH + i];
+        #pragma unroll
+        for (int c = 0; c < TILE / 4; ++c) take(sums[c], factor, known[k * TILE + from + c]);
+      }
+    }
+    __syncthreads();
+  } else {
+    int begin = turned ? i / 32 * 32 : 0, end = turned ? size : min(size, i / 32 * 32 + 32);  // alike in a warp
     for (int pass = 0; pass < 2; ++pass) {
       T *of = pass ? right : known, *to = pass ? known : right;
-      const T* by = pass ? inverse : block;
+      const T* by = pass ? inverse : triangle;
       #pragma unroll
       for (int c = 0; c < TILE / 4; ++c) { sums[c] = to[i * TILE + from + c]; if (pass) sums[c] = negative(sums[c]); }
-      for (int k = 0; k < size; ++k) {
+      for (int k = begin; k < end; ++k) {
         T factor = by[turned ? i * WIDTH + k : k * WIDTH + i];
         #pragma unroll
         for (int c = 0; c < TILE / 4; ++c) take(sums[c], factor, of[k * TILE + from + c]);
