@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -26,6 +27,8 @@ _GPU_PACKAGES = (
     *("nvidia-cusolvermp-cu12", "nvidia-cusolvermp-cu13"),
     *("nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvshmem4py-cu12", "nvshmem4py-cu13", "cuda-pathfinder"),
 )
+
+_SETTINGS = ("NCCL_", "UCX_", "FI_", "MPIR_CVAR_", "OMPI_MCA_", "CUDA_VISIBLE_DEVICES", "PBLASMP_")
 
 _ANSWER_SECONDS = 60
 
@@ -90,6 +93,51 @@ for i in range(count):
         "reaches": reaches,
     }
 """
+# NCCL takes its plugin by the variable; each version of the interface is a table that begins with the plugin's name.
+_ASK_NETWORK = """
+import ctypes, os
+try:  # MPICH's wheel brings a libfabric of its own
+    import mpi4py
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+except Exception:
+    pass
+def loaded(*names):
+    for name in names:
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        with open("/proc/self/maps") as maps:
+            stem = os.path.basename(name).partition(".so")[0]
+            paths = [line.split(maxsplit=5)[5].strip() for line in maps if "/" + stem in line]
+        return library, (paths or [name])[0]
+    return None, ""
+answer = {}
+chosen = os.environ.get("NCCL_NET_PLUGIN", "")
+names = ["libnccl-net.so"] if not chosen else [chosen, f"libnccl-net-{chosen}.so"]
+library, path = (None, "") if chosen == "none" else loaded(*names)
+if library is None:
+    why = "NCCL_NET_PLUGIN=none" if chosen == "none" else f"{names[-1]} was not found"
+    answer["NCCL network plugin"] = {"version": f"none: {why}; NCCL has InfiniBand and sockets of its own"}
+for number in range(20, 3, -1) if library is not None else ():
+    try:
+        name = ctypes.c_char_p.in_dll(library, f"ncclNetPlugin_v{number}").value or b""
+    except ValueError:
+        continue
+    answer["NCCL network plugin"] = {"version": f"{name.decode(errors='replace')}, v{number}", "path": path}
+    break
+else:
+    if library is not None:
+        answer["NCCL network plugin"] = {"problem": "no table of NCCL's network", "path": path}
+library, path = loaded("libfabric.so.1", "libfabric.so")
+if library is not None:
+    library.fi_version.restype = ctypes.c_uint32
+    major, minor = divmod(library.fi_version(), 1 << 16)
+    answer["libfabric"] = {"version": f"{major}.{minor}", "path": path}
+else:
+    answer["libfabric"] = {"version": "none: libfabric.so.1 was not found"}
+"""
 _ASK_ENGINE = """
 import os, sys
 from pblasmp.launchers import LAUNCHERS
@@ -120,11 +168,14 @@ def collect() -> dict[str, Facts]:
         "mpirun": _mpirun(),
         **_ask(_ASK_CUBLASMP, "cuBLASMp"),
         **_ask(_ASK_GPUS, "GPUs"),
+        **_ask(_ASK_NETWORK, "network"),
         **_ask(_ASK_ENGINE, "engine"),
     }
     if problem := _unlike(found["mpirun"].get("family"), found["MPI library"]):
         found["mpirun"]["problem"] = problem
     versions = {name: version for name in _GPU_PACKAGES if (version := _version(name))}
+    settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)}
+    found["settings"] = settings or {"version": "none"}
     return found | {"GPU packages": versions or {"problem": "none installed"}}
 
 

@@ -501,10 +501,10 @@ def plan(
 @as_json
 @common
 def doctor(ranks: int | None, machine: str | None, runs: int | None, engine: Any, as_json: bool) -> None:
-    """Check that ranks start, share memory and compute right here, and say what to do if not."""
-    from .doctor import diagnose, print_diagnosis
+    """Show where the ranks are; check that they start, share memory and compute right; say what to do if not."""
+    from .doctor import diagnose, print_diagnosis, print_seats
 
-    found = diagnose(ranks, engine, machine, runs)
+    found = diagnose(ranks, engine, machine, runs, (lambda _: None) if as_json else print_seats)
     if leading():
         print_json(found) if as_json else print_diagnosis(found)
     if found["faults"]:

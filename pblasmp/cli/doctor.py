@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,10 @@ from ..context import Context
 from ..costs.machines import load_machine
 from ..costs.measure import measure_speed
 from ..engines.choice import EngineName
+from ..engines.gpu.session import session_of
+from ..errors import PblasmpError
 from ..info import collect
+from ..launchers import surroundings
 from ..layout import Grid, MatmulProblem
 from ..matrix.products import matmul
 from ..noise import Noise, trials, wrong_runs
@@ -23,9 +26,10 @@ from ..planning import algorithms
 from ..verification import verify
 from .progress import Reporter
 from .ranks import FailureError, on_ranks
-from .terminal import plain
+from .seats import Seat, faults_of_seats, lines_of_seats, seats_of_ranks
+from .terminal import leading, plain
 
-__all__ = ["diagnose", "print_diagnosis"]
+__all__ = ["diagnose", "print_diagnosis", "print_seats"]
 
 _ORDER = 384
 _SLOW = 0.5  # of the speed in the machine's file
@@ -38,7 +42,11 @@ _SLOW_SHARE = 10  # of these for calls for which the host waits
 
 
 def diagnose(
-    ranks: int | None, engine: EngineName, machine: str | Path | None, runs: int | None = None
+    ranks: int | None,
+    engine: EngineName,
+    machine: str | Path | None,
+    runs: int | None = None,
+    show_seats: Callable[[Sequence[Seat]], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Return what was found: facts, checks of the ranks, and faults, each with a cure. Collective over ranks.
 
@@ -47,18 +55,25 @@ def diagnose(
         engine: what they compute with.
         machine: a machine's name or file, to compare speeds with.
         runs: how often each call is repeated under noise; None: 300 times on GPUs, 5 on CPU ranks.
+        show_seats: is told where the ranks are before they compute, as that may take long, or not end.
 
     Raises:
         ArgumentError: ``machine`` is no machine.
     """
     known = None if machine is None else load_machine(machine)
-    facts = collect()
-    faults = [] if ranks == 1 else list(_of_facts(facts))  # one rank needs no MPI
-    found: dict[str, Any] = {"facts": facts, "faults": faults}
+    found: dict[str, Any] = {"facts": {}, "faults": []}
     try:
+        found |= on_ranks(seats_of_ranks, engine != "host", ranks)
+        seats = [Seat(**each) for each in found["seats"]]
+        show_seats(seats)
+        found["faults"] += faults_of_seats(seats)
         found |= on_ranks(_work, (engine, runs), ranks)
-    except FailureError as error:
-        found["faults"].append((f"the ranks failed: {error}", "pblasmp info shows what they depend on"))
+    except (FailureError, PblasmpError) as error:
+        found["faults"].append((f"the ranks failed: {error}", _cure()))
+    if leading():  # it starts processes
+        found["facts"] = collect()
+        found["faults"] += [] if ranks == 1 else _of_facts(found["facts"])  # one rank needs no MPI
+    if "ranks" not in found:
         return found
     found["faults"] += [
         (f"{name}: {why}", "report this with the output") for name, why in found["wrong"].items()
@@ -78,6 +93,17 @@ def diagnose(
                     (f"{name}: {share}", "is the machine busy, or are the ranks bound to one core?")
                 )
     return found
+
+
+def _cure() -> str:
+    """Return what to do if ranks do not find each other, or cannot compute. Local."""
+    around = surroundings()
+    if around is not None and around.name == "Slurm":
+        return (
+            "srun --mpi=list shows which MPIs Slurm starts: MPICH and Intel MPI want pmi2, Open MPI wants pmix, and "
+            "mpi4py is to be built with such an MPI; pblasmp info shows what the ranks depend on"
+        )
+    return "pblasmp info shows what they depend on"
 
 
 def _of_facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -137,7 +163,9 @@ def _work(options: tuple[EngineName, int | None], reporter: Reporter) -> dict[st
         return {
             **places(ctx.comm, gpus=gpus),
             "engine": ctx.engine.name, "why": ctx.engine.why, "machine": ctx.engine.machine,
-            "why_not_shared": "" if gpus else ctx.engine.transport.why_not_shared, "checked": checked, "wrong": wrong,
+            "why_not_shared": "" if gpus else ctx.engine.transport.why_not_shared,
+            "why_no_windows": session_of(ctx.engine).gpu.why_no_windows if gpus else "",
+            "checked": checked, "wrong": wrong,
             "noise": {"calls": calls, "runs": runs},
             "speed": speed, "gemm_size": size,
         }  # fmt: skip
@@ -166,6 +194,13 @@ def _words(fact: str | list[dict[str, Any]]) -> str:
     return ", ".join(" ".join(str(each[name]) for name in names if each.get(name)) for each in fact)
 
 
+def print_seats(seats: Sequence[Seat]) -> None:
+    """Print who is where, from the process that prints for all. Local."""
+    if leading():
+        for line in lines_of_seats(seats):
+            click.echo(f"{'node':<12} {plain(line)}")
+
+
 def print_diagnosis(found: dict[str, Any]) -> None:
     """Print what was found, and the verdict last. Local."""
     facts = found["facts"]
@@ -188,6 +223,8 @@ def print_diagnosis(found: dict[str, Any]) -> None:
         click.echo(f"{'ranks':<12} {where}, engine {found['engine']} ({plain(found['why'])})")
         if found["engine"] == "host":
             click.echo(f"{'binding':<12} the ranks of a node may run on {found['cores']} cores")
+        if why := found.get("why_no_windows"):
+            click.echo(f"{'windows':<12} none: {plain(why)}")
         click.echo(
             f"{'products':<12} right by {', '.join(x for x in found['checked'] if x not in found['wrong'])}"
         )

@@ -31,6 +31,7 @@ from .locations import (
     this_process,
 )
 from .mpi_communicator import world_ranks
+from .network import interfaces, unlike_interfaces
 from .repeated_calls import RepeatedCalls, agree_after
 from .shared_memory import SharedMemory
 from .side_channel import SideChannel
@@ -57,6 +58,7 @@ __all__ = [
     "gather_numbers",
     "gather_on",
     "greatest",
+    "interfaces",
     "is_agreed",
     "late_vote",
     "leave",
@@ -68,6 +70,7 @@ __all__ = [
     "ranks_per_node",
     "share_of_cores",
     "this_process",
+    "unlike_interfaces",
     "vote_on",
     "watch",
     "world_ranks",

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..comm import Agreement, Communicator, Running, machines_of
+from ..comm import Agreement, Communicator, Running, interfaces, machines_of
 from ..errors import ArgumentError, UnsupportedError
 
 __all__ = ["start"]
@@ -107,7 +106,7 @@ def _listening(addresses: list[str], ranks: int) -> list[socket.socket]:
 def _addresses() -> list[str]:
     """Return addresses at which others may reach this host, the most likely first. Local."""
     # Many hosts resolve their own name to a loopback address, or wait long for someone who knows it.
-    own = list(_interfaces()) or _resolved(socket.gethostname())
+    own = list(interfaces()) or _resolved(socket.gethostname())
     found = [*_resolved(os.environ.get("MASTER_ADDR", "")), *own]
     far = [each for each in found if not (ip_address(each).is_loopback or ip_address(each).is_link_local)]
     return [*dict.fromkeys(far), _LOOPBACK]  # hosts may be parts of one machine without a network
@@ -119,24 +118,6 @@ def _resolved(name: str) -> list[str]:
         if name:
             return [str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     return []
-
-
-def _interfaces() -> dict[str, str]:
-    """Return the names of this host's network interfaces by their IPv4 addresses. Local."""
-    try:
-        from fcntl import ioctl
-    except ImportError:
-        return {}
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # it has no address
-                answer = ioctl(link, _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
-                found[socket.inet_ntoa(answer[20:24])] = name
-    return found
-
-
-_GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 
 
 def _check_interfaces() -> None:
@@ -154,6 +135,6 @@ def _show_to_gloo(mine: str) -> None:
 
     By itself it tells the other ranks the address of the host's own name.
     """
-    name = _interfaces().get(mine)
+    name = interfaces().get(mine)
     if name is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

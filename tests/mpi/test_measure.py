@@ -144,7 +144,7 @@ def test_faults_that_doctor_finds():
     ranks = {
         "ranks": 4, "nodes": 1, "ranks_of_node": 4, "cores": 1, "why_not_shared": "sealed", "engine": "host", "why": "",
         "checked": ["shared", "panels"], "wrong": {"panels": "the product is wrong"}, "gemm_size": 8,
-        "speed": {"copy": 1e9, "gemm": 1e12},
+        "speed": {"copy": 1e9, "gemm": 1e12}, "seats": [],
     }  # fmt: skip
     with (
         mock.patch.object(doctor, "on_ranks", return_value=ranks),
@@ -152,8 +152,8 @@ def test_faults_that_doctor_finds():
     ):
         found = doctor.diagnose(4, "host", "dgx-h100")
     faults = [fault for fault, cure in found["faults"] if cure]
-    assert faults[2:] == [
-        "panels: the product is wrong", "4 ranks of a node share 1 cores",
+    assert faults == [
+        "MPI library: none", "mpirun: foreign", "panels: the product is wrong", "4 ranks of a node share 1 cores",
         "the ranks of a node share no memory: sealed",
         "copy: 0 % of what dgx-h100 has", "gemm: 10 % of what dgx-h100 has",
     ]  # fmt: skip
@@ -174,7 +174,7 @@ def test_what_doctor_prints(capsys):
     ranks = {
         "ranks": 1, "nodes": 1, "ranks_of_node": 1, "cores": 2, "why_not_shared": "", "engine": "host",
         "why": "asked for", "checked": ["gathered"], "wrong": {}, "gemm_size": 8, "speed": {"copy": 1e9, "gemm": 1e12},
-        "noise": {"calls": 3, "runs": 5},
+        "noise": {"calls": 3, "runs": 5}, "seats": [], "why_no_windows": "sockets",
     }  # fmt: skip
     for count, verdict in ((1, "everything works"), (2, "one fault")):
         with (
@@ -189,8 +189,29 @@ def test_what_doctor_prints(capsys):
             "numpy        2.0, openblas 0.3 Haswell /openblas.so",
             "ranks        one rank on one node, engine host (asked for)",
         ]  # fmt: skip
+        assert "windows      none: sockets" in lines
         assert "binding      the ranks of a node may run on 2 cores" in lines
         assert "noise        3 calls repeated 5 times beside other work, with late ranks" in lines
+
+
+def test_ranks_that_do_not_find_each_other_are_a_fault(monkeypatch, capsys):
+    """Whatever the reason is, doctor says it with a cure; one that Slurm has to do with names its option."""
+    alone = pb.LibraryNotFoundError("Slurm started 4 ranks, but mpi4py's MPI library sees 1")
+    for environ, cure in (
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "srun --mpi=list"),
+        ({}, "pblasmp info"),
+    ):
+        with (
+            mock.patch.dict("os.environ", environ, clear=True),
+            mock.patch.object(doctor, "on_ranks", side_effect=alone),
+            mock.patch.object(doctor, "collect", return_value={"MPI library": {}, "mpirun": {}}),
+        ):
+            found = doctor.diagnose(None, "host", None)
+        doctor.print_diagnosis(found)
+        text = capsys.readouterr().out
+        assert f"the ranks failed: {alone}" in text
+        assert cure in text
+        assert text.endswith("one fault\n")
 
 
 def placed(comm):

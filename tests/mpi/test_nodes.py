@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.cli.progress import Reporter
+from pblasmp.cli.seats import Seat, faults_of_seats, lines_of_seats, seats_of_ranks
 from pblasmp.comm.mpi_communicator import MpiCommunicator
 from tests.helpers import factor_cases, level3_cases, vector_cases
 from tests.helpers.cases import grids, layout, misplaced, numbers, scattered, unlike
@@ -62,6 +64,22 @@ def everything(comm, nodes, folder):
         for form in FORMS:
             case = Case(rng, comm, form, "float32", 13, 9, 11)
             yield form, unlike(case(ctx), case.expected())
+
+
+def sat(comm):
+    seats = [Seat(**each) for each in seats_of_ranks(False, Reporter())["seats"]]
+    faults = [fault for fault, _ in faults_of_seats(seats)]
+    return list(lines_of_seats(seats)), faults, seats[comm.rank].together
+
+
+@starts_ranks
+def test_where_doctor_finds_ranks(monkeypatch):
+    """Nodes that are one machine are a fault."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    lines, faults, together = run_mpi(sat, 4, on_nodes="interleaved:2")[1]
+    assert [line.split(", ")[:2] for line in lines] == [["node0: ranks 0", "2"], ["node1: ranks 1", "3"]]
+    assert faults == ["node0 and node1 are one machine: their ranks share no memory"]
+    assert list(together) == [1, 3]
 
 
 def set_up(comm):

@@ -12,6 +12,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.comm import wrap
+from pblasmp.engines.gpu.runtime import device
 from pblasmp.engines.gpu.runtime.device import find_device
 from tests.helpers.machine import Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -84,6 +85,37 @@ def machines(comm: Any, path: str) -> Any:
 @starts_ranks
 def test_gpus_of_machines_of_one_name(stand_in):
     run_mpi(machines, 3, path=stand_in(1000))
+
+
+def settings(comm: Any, path: str) -> Any:
+    """What the user has set, and which variable the error names then; only on rank 1."""
+    cases = {
+        "no interface": ({"NCCL_SOCKET_IFNAME": "none"}, {}, "=none leaves NCCL no network interface of"),
+        "none left": ({"NCCL_SOCKET_IFNAME": "^lo,e,i,b,d,v,t,w,s"}, {}, "NCCL_SOCKET_IFNAME=^lo,e"),
+        "not exactly": ({"NCCL_SOCKET_IFNAME": "=l"}, {}, "NCCL_SOCKET_IFNAME=="),
+        "begins so": ({"NCCL_SOCKET_IFNAME": "none,l"}, {}, ""),
+        "exactly": ({"NCCL_SOCKET_IFNAME": "=lo"}, {}, ""),
+        "hidden": ({"CUDA_VISIBLE_DEVICES": "-1"}, {"devices": []}, "has 3: CUDA_VISIBLE_DEVICES=-1 hides them"),
+    }  # fmt: skip
+    for case, (given, how, message) in cases.items():
+        mine = comm.rank == 1
+        with (
+            patch.dict(os.environ, given if mine else {}),
+            patch.object(device, "gpus_of_machine", lambda: ["a", "b", "c"]),
+            machine(path, comm=comm, **(how if mine else {})) as lib,
+        ):
+            told = ""
+            try:
+                pb.Context(comm, engine="cublasmp").close()
+            except pb.PblasmpError as error:
+                told = str(error)
+            yield case, None if message in told and bool(message) == bool(told) else told
+            lib.assert_clean()
+
+
+@starts_ranks
+def test_errors_name_the_variable_to_set(stand_in):
+    run_mpi(settings, 2, path=stand_in(1000))
 
 
 def choice(comm: Any, lib: Witness, expected: type[Exception] | None, message: str) -> str | None:

@@ -360,6 +360,12 @@ def test_a_null_window_is_none(machine, null):
     assert machine.log[-1][0] == "freed"
 
 
+def test_variables_that_switch_windows_off_are_named(machine, monkeypatch):
+    machine.null = "0"
+    monkeypatch.setenv("NCCL_WIN_ENABLE", "0")
+    assert machine.open().endswith("a null window, as NCCL_WIN_ENABLE=0 asks for")
+
+
 def test_gpus_without_peer_access_have_no_windows(machine):
     machine.deaf = True
     assert machine.open() == "rank 0's GPU cannot reach rank 1's (no peer access)"

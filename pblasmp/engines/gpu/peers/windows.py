@@ -11,6 +11,7 @@ product, and between its GEMMs and its sums.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from copy import copy
@@ -164,7 +165,7 @@ class Windows:
                 flags = self._core.WindowFlag.COLL_SYMMETRIC
                 window = self._communicator.register_window(array, flags=flags)
                 if window is None or not window.handle:  # a success to NCCL: None is nccl4py 0.4's
-                    raise NullWindowError(f"NCCL gave rank {self.rank} a null window")
+                    raise NullWindowError(f"NCCL gave rank {self.rank} a null window{_switched_off()}")
                 new.callback(window.close)
                 peers = {rank: window.get_peer_device_pointer(i) for rank, i in self._index.items()}
                 missing = [rank for rank, address in peers.items() if not address]
@@ -350,6 +351,15 @@ def open_windows(runtime: GpuRuntime, nccl: Nccl, kernels: Kernels) -> Windows |
                 if isinstance(error, NullWindowError):
                     runtime.why_unregistered = why[-1]
     return "; ".join(why)
+
+
+def _switched_off() -> str:
+    """Return which variables keep NCCL from registering windows, "" if none does. Local.
+
+    Source: NCCL's user guide, environment variables.
+    """
+    off = [f"{name}=0" for name in ("NCCL_WIN_ENABLE", "NCCL_CUMEM_ENABLE") if os.environ.get(name) == "0"]
+    return f", as {' and '.join(off)} asks for" if off else ""
 
 
 def _why_deaf(runtime: GpuRuntime) -> str:

@@ -12,6 +12,7 @@ import os
 import stat
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ....comm import Communicator, machine, machines_of, share_of_cores
@@ -20,8 +21,10 @@ from ....extras import install
 from ....trust import fault_of
 from ..kernels.compiler import kernel_folder
 
-__all__ = ["Device", "OnDevice", "find_device", "in_words"]
+__all__ = ["VISIBLE", "Device", "OnDevice", "find_device", "gpus_of_machine", "in_words", "visible_gpus"]
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_GPUS = Path("/proc/driver/nvidia/gpus")
 _SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # NCCL 2.30 or later obeys it
 
 
@@ -134,7 +137,7 @@ def _own(indices: list[int], number: int, *, share: bool) -> Device | Exception:
     try:
         count = runtime.getDeviceCount()
         if count == 0:
-            return LibraryNotFoundError("no GPU is visible")
+            return LibraryNotFoundError(f"no GPU is visible{_hidden()}")
         if share:
             indices = [index % count for index in indices]
         if 1 < count < len(indices) and not share:
@@ -145,7 +148,36 @@ def _own(indices: list[int], number: int, *, share: bool) -> Device | Exception:
         index = indices[number] if count > 1 else 0
         return Device(index, runtime.deviceGetPCIBusId(index), *machine())
     except runtime.CUDARuntimeError as error:
-        return LibraryNotFoundError(f"no GPU can be used: {in_words(error)}")
+        return LibraryNotFoundError(f"no GPU can be used: {in_words(error)}{_hidden()}")
+
+
+def _hidden() -> str:
+    """Return which variable hides this machine's GPUs from this process, "" if none does. Local."""
+    there, shown = len(gpus_of_machine()), os.environ.get(VISIBLE)
+    if not there:
+        return ""
+    what = f"; this machine has {there}"
+    return what if shown is None else f"{what}: {VISIBLE}={shown} hides them"
+
+
+def gpus_of_machine() -> list[str]:
+    """Return the PCI addresses of this machine's GPUs, also of those that this process does not see. Local."""
+    with suppress(OSError):
+        return sorted(each.name for each in _GPUS.iterdir())
+    return []
+
+
+def visible_gpus() -> tuple[list[str], list[tuple[int, int]]]:
+    """Return the PCI addresses of the GPUs that this process sees, and which of them do not reach which. Local."""
+    try:
+        import cupy
+
+        cuda = cupy.cuda.runtime
+        gpus = range(cuda.getDeviceCount())
+        deaf = [(i, j) for i in gpus for j in gpus if i != j and not cuda.deviceCanAccessPeer(i, j)]
+        return [cuda.deviceGetPCIBusId(i) for i in gpus], deaf
+    except Exception:  # noqa: BLE001 - _own says what is missing
+        return [], []
 
 
 def in_words(error: Exception) -> str:

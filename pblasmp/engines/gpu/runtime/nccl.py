@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ....comm import unlike_interfaces
+from ....errors import UnsupportedError
 from .health import nccl_handle
 from .runtime import GpuRuntime
 
@@ -61,6 +63,8 @@ class Nccl:
             self._word = runtime.cupy.zeros(1, np.int32)
             if given is not None:
                 return self._core.Communicator(given) if isinstance(given, int) else given
+            if fault := unlike_interfaces():  # NCCL fails with an internal error
+                raise UnsupportedError(f"Context: {fault}")
             if runtime.rank == 0:
                 uid = self._core.get_unique_id()
         uid = runtime.comm.bcast(uid)
