@@ -3,7 +3,7 @@
 
 It is plain C without Python's headers, so one build serves every Python of an architecture. It is compiled when pblasmp
 is installed, if there is a C compiler. Without it everything works on one node as it does between nodes: by messages.
-See ``meet.h`` for meetings of ranks, and ``call.h`` for direct calls.
+See ``meet.h`` for meetings of ranks, ``call.h`` for direct calls, and ``launch.h`` for repeated calls on GPUs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from ..errors import ArgumentError
 from .build import LIBRARY, digest
 
 __all__ = [
-    "BLAS", "LIBRARY", "MATRIX", "PIVOTS", "ROUTINES", "SCRATCH", "STATUSES", "VALUES", "VOTE", "WAIT", "BoardState",
-    "CallState", "Core", "load", "pack_request", "why_not",
+    "BLAS", "FAILED", "LATE", "LIBRARY", "MATRIX", "PIVOTS", "QUEUED", "ROUTINES", "SCRATCH", "STATUSES", "UNFIT_NOW",
+    "UNLIKE", "UNREADY", "VALUES", "VOTE", "WAIT", "BoardState", "CallState", "Core", "LaunchState", "load",
+    "pack_request", "why_not",
 ]  # fmt: skip
 
 VALUES = 7  # these two as in meet.h
 VOTE = 3
+QUEUED, UNFIT_NOW, LATE, UNLIKE, UNREADY = range(5)  # as in launch.h
+FAILED = 1000
 
 # In the order of call.h.
 STATUSES = (
@@ -119,8 +122,30 @@ class CallState(ctypes.Structure):
     )
 
 
+class LaunchState(ctypes.Structure):
+    """``launch`` of launch.h."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "context_of",
+                "captures",
+                "queue_graph",
+                "queue_kernel",
+                "context",
+                "what",
+                "arguments",
+            )
+        ),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+    )
+
+
 class Core(NamedTuple):
-    """The functions of meet.h and call.h, under their names there.
+    """The functions of meet.h, call.h and launch.h, under their names there.
 
     They have no prototypes, with which ctypes takes three times as long to call them. So an argument must be a Python
     integer of 32 bits, or have a type of ctypes: ``c_void_p`` or ``c_int64``.
@@ -144,9 +169,14 @@ class Core(NamedTuple):
     flag_sleep: Callable[..., int]
     call_start: Callable[..., int]
     call_go_on: Callable[..., int]
+    launch_again: Callable[..., int]
+    launch_now: Callable[..., int]
 
 
-_WAITS = "board_meet", "board_vote", "board_sleep", "flag_await", "flag_sleep", "call_start", "call_go_on"
+_WAITS = (
+    *("board_meet", "board_vote", "board_sleep", "flag_await", "flag_sleep", "call_start", "call_go_on"),
+    *("launch_again", "launch_now"),
+)
 
 
 @functools.cache

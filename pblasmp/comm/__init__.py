@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from .agreement import (
     Agreement,
+    Launched,
+    Ready,
     Running,
     break_off,
     closing,
@@ -12,6 +14,7 @@ from .agreement import (
     gather_on,
     is_agreed,
     late_vote,
+    launch_on,
     leave,
     vote_on,
 )
@@ -44,7 +47,9 @@ __all__ = [
     "Cells",
     "Communicator",
     "Exchange",
+    "Launched",
     "NodeCells",
+    "Ready",
     "RepeatedCalls",
     "Running",
     "SharedMemory",
@@ -61,6 +66,7 @@ __all__ = [
     "interfaces",
     "is_agreed",
     "late_vote",
+    "launch_on",
     "leave",
     "machine",
     "machines_of",

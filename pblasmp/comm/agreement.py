@@ -15,19 +15,20 @@ import time
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import _core
 from ..errors import ClosedError, PblasmpError, RankMismatchError
 from .communicator import Communicator, greatest
 from .mpi_communicator import FINALIZED
 from .side_channel import SideChannel, text_of
 
 __all__ = [
-    "CLOSING", "NUMBER", "Agreement", "Running", "break_off", "closing", "compare_later", "differs_in", "gather_on",
-    "is_agreed", "late_vote", "leave", "vote_on",
+    "CLOSING", "NUMBER", "Agreement", "Launched", "Ready", "Running", "break_off", "closing", "compare_later",
+    "differs_in", "gather_on", "is_agreed", "late_vote", "launch_on", "leave", "vote_on",
 ]  # fmt: skip
 
 NUMBER = "number of the call"
@@ -372,6 +373,69 @@ def gather_on(
         return late_vote(comm, call, number, len(values))
     comm.channel.found = None
     return told
+
+
+class Ready(Protocol):
+    """What is queued on a GPU with one call of the compiled core.
+
+    Attributes:
+        launch: the address of the core's ``launch``.
+        stream: where it is queued.
+    """
+
+    launch: Any
+    stream: Any
+
+    def check(self, failed: int) -> None:
+        """Raise StatusError for an error of the driver, by its number. Local."""
+
+
+Launched = Literal["queued", "unfit", "unlike", "unready"]
+_LAUNCHED: dict[int, Launched] = {
+    _core.QUEUED: "queued", _core.UNFIT_NOW: "unfit", _core.UNLIKE: "unlike", _core.UNREADY: "unready",
+}  # fmt: skip
+
+
+def launch_on(comm: Communicator, call: str, number: int, ready: Ready) -> Launched:
+    """Vote as ``gather_on`` does, telling that this rank is ready; queue what is if all ranks are. Collective.
+
+    Collective over ``comm``; ranks that are not ready tell so by ``gather_on``. It takes the turn of this thread, and
+    breaks the context if it fails.
+
+    Returns:
+        "queued", or why not: "unlike" is None of ``gather_on``; "unready": all make this call, but not all are ready;
+        "unfit": nothing has happened, since another GPU is the current one, the stream records, or there is no board.
+
+    Raises:
+        Exception: as ``gather_on``; StatusError: the GPU's driver refuses it.
+    """
+    channel, core = comm.channel, _core.load()
+    if core is None or channel.found or (comm.board is None and comm.size > 1):
+        return "unfit"
+    _check_alive(comm)
+    channel.take_turn(call, on_device=False)
+    try:
+        if comm.board is None:
+            found = core.launch_again(None, 0, ready.launch, ready.stream)
+        else:
+            found = comm.board.vote_to_launch(number, ready.launch, ready.stream, patient=comm.patient)
+            if found != _core.UNFIT_NOW:
+                channel.begin_agreement()
+            if found in (_core.LATE, _core.UNLIKE):
+                told = late_vote(comm, call, number, 1)
+                if told is None:
+                    return "unlike"
+                if not all(each[0] for each in told):
+                    return "unready"
+                found = core.launch_now(ready.launch, ready.stream)
+        if found > _core.FAILED:
+            ready.check(found - _core.FAILED)
+        return _LAUNCHED[found]
+    except BaseException as error:
+        break_off(comm, error, call)
+        raise
+    finally:
+        channel.end_turn()
 
 
 def late_vote(comm: Communicator, call: str, number: int, count: int) -> list[tuple[float, ...]] | None:

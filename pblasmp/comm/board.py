@@ -16,6 +16,7 @@ import os
 import struct
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +112,14 @@ class Board:
         if self._vote(self._at, count, YIELDS if patient else 0) != 1:
             return None
         return self.rows(count) if count else []
+
+    def vote_to_launch(self, number: int, launch: Any, stream: Any, *, patient: bool) -> int:
+        """Vote for a number, and queue on a GPU what all ranks have ready; return what ``launch_again`` says.
+
+        Collective. Each rank tells one value with its vote, whether it is ready. ``latest`` knows of a late vote.
+        """
+        self._mine[1] = number
+        return self._core.launch_again(self._at, YIELDS if patient else 0, launch, stream)
 
     def latest(self) -> _Posted:
         """Return the reduction that this rank has begun last. Local."""

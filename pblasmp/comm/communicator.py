@@ -51,6 +51,9 @@ class Votes(Protocol):
     ) -> list[tuple[float, ...]] | None:
         """Find out whether all ranks have this number; at most 4 values are told with it: see ``Board``. Collective."""
 
+    def vote_to_launch(self, number: int, launch: Any, stream: Any, *, patient: bool) -> int:
+        """Vote, and queue on a GPU what all ranks have ready: see ``Board``. Collective."""
+
     def rows(self, count: int) -> list[tuple[float, ...]]:
         """Return the ``count`` values that each rank has told in the vote that is over. Local."""
 

@@ -191,10 +191,10 @@ class SideChannel:
 
     # -- one thread at a time
 
-    def take_turn(self, call: str) -> None:
+    def take_turn(self, call: str, *, on_device: bool = True) -> None:
         """Reserve the context for this thread until ``end_turn``; a thread may take several turns.
 
-        Meanwhile the rank's device is the current one.
+        Meanwhile the rank's device is the current one, if it has to be ``on_device``.
 
         Raises:
             ClosedError: the context is broken, or another thread is using it. That breaks it, since the ranks could see
@@ -209,7 +209,7 @@ class SideChannel:
         if self.cause:
             self._turn.release()
             raise self.error()
-        if not self._turns and self.device is not None:
+        if on_device and not self._turns and self.device is not None:
             self._on_device = self.device.current()
             self._on_device.__enter__()
         self._turns += 1

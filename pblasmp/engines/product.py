@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..comm import Ready
 from ..errors import UnsupportedError
 from .request import LocalArray, Operands
 
@@ -44,6 +45,13 @@ class RecordedGraph(Protocol):
     @property
     def current(self) -> bool:
         """Whether the memory whose addresses it holds has not been replaced."""
+
+    def at_once(self, stream: int | None) -> Ready | None:
+        """Return what queues it on a stream with one call; None if more is to be done. Local.
+
+        Args:
+            stream: its address; None: the array library's current one.
+        """
 
     def launch(self) -> None:
         """Queue it on the current stream. Local."""
@@ -197,6 +205,14 @@ class Bound:
     def _queue(self) -> Any:
         """Compute or queue it without a graph. Collective over the context."""
         return self._product._queue(self.operands)
+
+    def at_once(self, stream: int | None) -> Ready | None:
+        """Return what runs it on a stream with one call; None if more is to be done. Local.
+
+        Args:
+            stream: its address; None: the array library's current one.
+        """
+        return None if self._graph is None else self._graph.at_once(stream)
 
     def capture(self) -> Callable[[], None]:
         """Record it as a CUDA graph, and return what replays that on CuPy's current stream. Collective.

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +30,8 @@ __all__ = [
     "new_like",
     "on_stream_of",
     "shard_of",
+    "stream_getter",
+    "torch_type",
     "view_like",
 ]
 
@@ -203,13 +206,14 @@ def address_of(array: Any) -> int:
 def new_like(array: Any, engine: Engine, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     """Return an uninitialized C-ordered array of the same library, and on the same device, as ``array``. Local."""
     if is_torch(array):
-        return array.new_empty(shape, dtype=_torch_type(dtype))
+        return array.new_empty(shape, dtype=torch_type(dtype))
     flat = engine.empty((1, math.prod(shape)), dtype, "C", max(1, math.prod(shape)))
     return flat.reshape(shape)
 
 
 @lru_cache
-def _torch_type(dtype: np.dtype) -> Any:
+def torch_type(dtype: np.dtype) -> Any:
+    """Return PyTorch's type of the same name as one of NumPy's. Local."""
     import torch
 
     return getattr(torch, dtype.name)
@@ -226,20 +230,28 @@ def view_like(array: Any, local: Any, dtype: np.dtype) -> Any:
     return shown.view(getattr(torch, dtype.name)) if storage else shown
 
 
-def _stream_of(device: int) -> int:
-    """Return PyTorch's current stream of a GPU. Local."""
+def stream_getter(array: Any) -> Callable[[], int | None]:
+    """Return what gives the address of PyTorch's current stream on an array's GPU; None for other arrays. Local."""
+    if not is_torch(array) or array.device.type != "cuda":
+        return _no_stream
     import torch
 
+    index = array.device.index
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # without the object, which takes 3 us to make
-    return int(torch.cuda.current_stream(device).cuda_stream if raw is None else raw(device))
+    return (lambda: int(torch.cuda.current_stream(index).cuda_stream)) if raw is None else partial(raw, index)
+
+
+def _no_stream() -> None:
+    """Return None."""
 
 
 def on_stream_of(engine: Engine, array: Any) -> AbstractContextManager[Any]:
     """Return a context in which the engine queues on PyTorch's stream if ``array`` is a tensor on a GPU. Local."""
     if not is_torch(array) or array.device.type != "cuda":
         return nullcontext()
-    index = array.device.index
-    return engine.on_stream(_stream_of(index), index)
+    handle = stream_getter(array)()
+    assert handle is not None
+    return engine.on_stream(handle, array.device.index)
 
 
 def in_c_order(array: Any) -> bool:

@@ -407,8 +407,14 @@ class Plan(Generic[Result]):
         number: int,
         used: Callable[[], object],
         stream: Callable[[], AbstractContextManager[Any]],
+        handle: int | None,
     ) -> bool | None:
         """Run again on arrays at these addresses, without a look at them. Collective over the context.
+
+        Args:
+            addresses, number, used: as for ``repeat``.
+            stream: returns the block in which the stream of the arrays is the current one.
+            handle: its address, if it need not be the current one.
 
         Returns:
             Whether it has run. None if nothing has happened: it has not run on such arrays before. False if the ranks
@@ -417,9 +423,17 @@ class Plan(Generic[Result]):
         bound = self._ctx.kept.bound(self._number, addresses)
         if bound is None:
             return None
-        queues = self._product.queues
-        with self._ctx.running(self._name, checks=not queues, computes=not queues), stream():
-            replay = self._all_repeat(number, bound, used)
+        ctx, queues, told = self._ctx, self._product.queues, "unfit"
+        if (ready := bound.at_once(handle)) is not None:
+            told = ctx.launch_again(self._name, number, ready)
+            if told == "unlike":
+                return False
+            if told != "unfit":
+                self._repeat(used)
+            if told == "queued":
+                return True
+        with ctx.running(self._name, checks=not queues, computes=not queues), stream():
+            replay = False if told == "unready" else self._all_repeat(number, bound, used)
             if replay is None:
                 return False
             bound.run(replay=replay)
@@ -431,11 +445,15 @@ class Plan(Generic[Result]):
         ready = bound is not None and bound.runs >= _RUNS_BEFORE_GRAPHS and not self._product.registers
         replay = ctx.all_repeat(self._name, number, ready)
         if replay is not None:
-            if not self._repeats % _REPEATS_BETWEEN_USES:
-                used()
-            self._repeats += 1  # the same on every rank
-            ctx.control.channel.runs += 1
+            self._repeat(used)
         return replay
+
+    def _repeat(self, used: Callable[[], object]) -> None:
+        """Count a run of a call that all ranks repeat. Local."""
+        if not self._repeats % _REPEATS_BETWEEN_USES:
+            used()
+        self._repeats += 1  # the same on every rank
+        self._ctx.control.channel.runs += 1
 
     def input_buffer(self) -> Any:
         """Return the plan's own array for x, which it reads from then on: fill it, and call ``plan()``.

@@ -15,11 +15,14 @@ from weakref import WeakValueDictionary
 from ..comm import (
     Agreement,
     Communicator,
+    Launched,
+    Ready,
     RepeatedCalls,
     Running,
     closing,
     gather_on,
     is_agreed,
+    launch_on,
     leave,
     make_boards,
     most_ranks,
@@ -313,6 +316,11 @@ class Runtime(Generic[Matrix]):
             return False if vote_on(self.control, call, number) else None
         told = gather_on(self.control, call, number, [ready])
         return None if told is None else all(each[0] for each in told)
+
+    def launch_again(self, call: str, number: int, ready: Ready) -> Launched:
+        """Queue at once what this rank has ready if all ranks do: see ``launch_on``. Collective over the context."""
+        self.check_open()
+        return launch_on(self.control, call, number, ready)
 
     def check_open(self) -> None:
         """Raise ClosedError if the context is closed. Local."""

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -35,6 +35,8 @@ from ..runtime.interop import (
     loses_gradient,
     new_like,
     on_stream_of,
+    stream_getter,
+    torch_type,
     view_like,
 )
 from ..runtime.plans import Plan, Task, UserCall
@@ -45,7 +47,7 @@ from .array_facts import SIZES, ArrayFacts, Specification, check_rule, leading, 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
 
-__all__ = ["ParallelCall", "check_algorithm", "check_context", "multiply"]
+__all__ = ["Made", "ParallelCall", "check_algorithm", "check_context", "key_of", "multiply"]
 
 _ACTIVATIONS = ("relu", "gelu")
 _ARRAYS = ("x", "w", "c", "out", "bias", "scales")
@@ -314,8 +316,7 @@ class ParallelCall(UserCall[Any]):
             return None
         self._spec, self._known = remembered
         self._make_results()
-        arrays = self.x, self.w, self.bias, self._result, self._gathered
-        return tuple(0 if each is None else address_of(each) for each in arrays)
+        return _addresses(self.x, self.w, self.bias, self._result, self._gathered)
 
     def placed(self) -> Operands:
         """Return the local arrays of a call that has its place. Local."""
@@ -521,23 +522,81 @@ class ParallelCall(UserCall[Any]):
         self._buffer = self._memory = None
 
 
-class _Made(NamedTuple):
-    """A call that all ranks have made, and whose plan is kept.
+class Made:
+    """A call that all ranks have made, and whose plan is kept. Local to make.
 
-    Attributes:
-        number: of the call.
-        spec: what all ranks know of it, by which its plan is found.
-        known: what is known of this rank's arrays.
+    Args:
+        call: the call.
+        number: its number.
         plan: the kept plan, perhaps closed since.
     """
 
-    number: int
-    spec: Specification
-    known: ArrayFacts
-    plan: Plan[Any]
+    __slots__ = (
+        "_dtype",
+        "_engine",
+        "_find",
+        "_gathered_dtype",
+        "_known",
+        "_number",
+        "_plan",
+        "_stream",
+        "_tensors",
+    )
+
+    def __init__(self, call: ParallelCall, number: int, plan: Plan[Any]) -> None:
+        ctx, known = call.ctx, call._known
+        self._engine, self._known, self._number, self._plan = ctx.engine, known, number, plan
+        self._find = partial(ctx.kept.find, call._spec)
+        self._stream = stream_getter(call.x)
+        self._tensors = all(is_torch(each) for each in (call.x, call.w, call.bias) if each is not None)
+        if self._tensors:
+            self._dtype, self._gathered_dtype = torch_type(known.out_dtype), torch_type(known.dtype)
+
+    def again(self, x: Any, w: Any, bias: Any) -> tuple[Any, Any] | Literal[False] | None:
+        """Make it again, on arrays like those. Collective over the context.
+
+        Returns:
+            The result, and x gathered or None. None if nothing has happened: the arrays must be read. False if the
+            ranks have voted, and not all of them repeat it.
+        """
+        plan, known = self._plan, self._known
+        if not plan.current:
+            return None
+        shape = known.gathered_shape
+        if self._tensors:
+            y = x.new_empty(known.shape, dtype=self._dtype)
+            gathered = None if shape is None else x.new_empty(shape, dtype=self._gathered_dtype)
+            addresses: tuple[int, ...] = (
+                x.data_ptr(), w.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr(),
+                0 if gathered is None else gathered.data_ptr(),
+            )  # fmt: skip
+        else:
+            y, gathered = _new_results(self._engine, known, x)
+            addresses = _addresses(x, w, bias, y, gathered)
+        done = plan.rerun(
+            addresses, self._number, self._find, partial(on_stream_of, self._engine, x), self._stream()
+        )
+        return (y, gathered) if done else None if done is None else False
+
+
+def _addresses(*arrays: Any) -> tuple[int, ...]:
+    """Return where arrays are, 0 for those that are absent. Local."""
+    return tuple(0 if each is None else address_of(each) for each in arrays)
 
 
 _MOST_MADE = 1024
+
+
+def key_of(form: str, x: Any, w: Any, bias: Any, how: Mapping[str, Any]) -> Hashable:
+    """Return what tells calls without c, out and scales apart, but for where their arrays are. Local.
+
+    Args:
+        form: the function's name.
+        x, w, bias: its arrays.
+        how: its other arguments, in the same order in each place that calls this.
+    """
+    numbers = type(how.get("alpha")), type(how.get("beta"))  # 1, 1.0 and 1 + 0j are equal
+    return form, *how, *how.values(), numbers, _kind(x), _kind(w), _kind(bias)
 
 
 def multiply(
@@ -561,23 +620,20 @@ def multiply(
         ctx, x, w, c, out, bias, scales: its arguments.
         **how: the others, in the same order in each place that calls this.
     """
-    key = None
+    key, voted = None, False
     if c is None and out is None and scales is None and isinstance(ctx, Context):
         try:
-            numbers = type(how.get("alpha")), type(how.get("beta"))  # 1, 1.0 and 1 + 0j are equal
-            key = form, *how, *how.values(), numbers, _kind(x), _kind(w), _kind(bias)
-            made: _Made | None = ctx.parallel_calls.get(key)
+            key = key_of(form, x, w, bias, how)
+            made: Made | None = ctx.parallel_calls.get(key)
         except Exception:  # noqa: BLE001 - reading the arguments says what is wrong
             key = made = None
         if made is not None:
-            found = _repeated(ctx, made, x, w, bias)
-            if found is not None:
-                if found:
-                    return found[0]
-                return run(ParallelCall(form, ctx, x, w, c, out, bias, scales, **how), voted=True)
-            key = None
+            found = made.again(x, w, bias)
+            if found:
+                return found[0] if found[1] is None else found
+            key, voted = None, found is False
     call = ParallelCall(form, ctx, x, w, c, out, bias, scales, **how)
-    result = run(call)
+    result = run(call, voted=voted)
     if key is not None:
         number, _ = ctx.calls.known(call.signature())
         if number:
@@ -585,27 +641,8 @@ def multiply(
                 ctx.parallel_calls.clear()
             plan = ctx.kept.peek(call._spec)
             if plan is not None:
-                ctx.parallel_calls[key] = _Made(number, call._spec, call._known, plan)
+                ctx.parallel_calls[key] = Made(call, number, plan)
     return result
-
-
-def _repeated(ctx: Context, made: _Made, x: Any, w: Any, bias: Any) -> tuple[Any] | Literal[False] | None:
-    """Return the result of a call that was made before, as ``Plan.rerun`` has it. Collective over the context."""
-    number, spec, known, plan = made
-    if not plan.current:
-        return None
-    y, gathered = _new_results(ctx.engine, known, x)
-    addresses = (
-        address_of(x),
-        address_of(w),
-        0 if bias is None else address_of(bias),
-        address_of(y),
-        0 if gathered is None else address_of(gathered),
-    )
-    done = plan.rerun(addresses, number, partial(ctx.kept.find, spec), partial(on_stream_of, ctx.engine, x))
-    if not done:
-        return None if done is None else False
-    return (y if gathered is None else (y, gathered),)
 
 
 def _new_results(engine: Engine, known: ArrayFacts, like: Any, out: Any = None) -> tuple[Any, Any]:
@@ -626,7 +663,7 @@ def _kind(array: Any) -> Hashable:
     if array is None:
         return None
     if is_torch(array):
-        state = array.is_conj(), array.is_neg(), loses_gradient(array)
+        state = array.is_conj(), array.is_neg(), array.requires_grad and loses_gradient(array)
         return type(array), array.shape, array.stride(), array.dtype, array.device, state
     device, writeable = getattr(array, "device", None), getattr(array.flags, "writeable", True)
     return type(array), array.shape, array.strides, array.dtype, getattr(device, "id", None), writeable

@@ -70,14 +70,70 @@ def nan_bytes(nbytes: int) -> np.ndarray:
 
 
 class _Graph:
+    """A graph; ``graph`` and ``graphExec`` are its handles, as CuPy has them."""
+
     def __init__(self, events: list[tuple[Any, ...]]) -> None:
         self._events = events
+        self.graph = self.graphExec = id(self)
 
     def launch(self) -> None:
         self._events.append(("graph launched",))
 
     def __del__(self) -> None:
         self._events.append(("graph destroyed",))
+
+
+class DriverForC:
+    """What the compiled core calls of CUDA's driver, and what tells of graphs.
+
+    Attributes:
+        kernel: the address of the kernel that all graphs consist of; 0: they consist of more.
+        error: what the driver returns where something is queued.
+        on: the stream on which something was queued last.
+    """
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        at = ctypes.c_void_p
+        self.kernel = self.error = self.on = 0
+        self._arguments = (at * 1)()
+
+        def write(kind: Any, to: int, value: int) -> int:
+            kind.from_address(to).value = value
+            return 0
+
+        def queued(what: str, stream: int | None) -> int:
+            gpu.stay_at_home(what)
+            gpu.events.append((what,))
+            self.on = stream or 0
+            return self.error
+
+        def parameters(node: int, to: int) -> int:
+            words = (at * 9).from_address(to)
+            words[0], words[5] = self.kernel, ctypes.addressof(self._arguments)
+            (ctypes.c_uint * 7).from_address(to + 8)[:] = 4, 1, 1, 384, 1, 1, 1024
+            return 0
+
+        def nodes(graph: int, to: int, count: int) -> int:
+            (at * 2).from_address(to)[0] = graph
+            return write(ctypes.c_size_t, count, 1 if self.kernel else 2)
+
+        functions: dict[str, tuple[int, Callable[..., int]]] = {
+            "cuCtxGetCurrent": (1, lambda to: write(at, to, 1 + gpu.current)),
+            "cuStreamIsCapturing": (
+                2,
+                lambda stream, to: write(ctypes.c_int, to, (stream or 0) in gpu.capturing),
+            ),
+            "cuGraphLaunch": (2, lambda _, stream: queued("graph launched", stream)),
+            "cuGraphGetNodes": (3, nodes),
+            "cuGraphNodeGetType": (2, lambda _, to: write(ctypes.c_int, to, 0)),
+            "cuGraphKernelNodeGetParams_v2": (2, parameters),
+        }
+        for name, (count, function) in functions.items():
+            setattr(self, name, ctypes.CFUNCTYPE(ctypes.c_int, *[at] * count)(function))
+        of_node = ctypes.CFUNCTYPE(ctypes.c_int, at, ctypes.c_int, at)
+        self.cuGraphKernelNodeGetAttribute = of_node(lambda *_: 0)
+        launches = ctypes.CFUNCTYPE(ctypes.c_int, at, *[ctypes.c_uint] * 7, at, at, at)
+        self.cuLaunchKernel = launches(lambda *told: queued("kernel launched", told[8]))
 
 
 class CUDARuntimeError(RuntimeError):
@@ -429,6 +485,8 @@ class FakeGpu:
             self.lt.multiplied = lambda stream, m, n, k: self.events.append(("gemm", stream, (m, n, k)))
             patch.setattr("pblasmp.engines.gpu.engine.GpuDirect", lambda *_: None)
             patch.setattr(methods, "_why_not", partial(_named, methods._why_not))
+        self.driver_for_c = DriverForC(self)
+        patch.setattr("pblasmp.engines.gpu.runtime.relaunch._driver", lambda: self.driver_for_c)
         load = partial(fakelapack.loaded, shared_memory=lambda: self.shared_memory, computes=self.computes)
         patch.setattr("pblasmp.engines.gpu.kernels.compiler.loaded", load)
         patch.setattr("pblasmp.engines.gpu.kernels.compiler.Kernel", fakelapack.kernel)

@@ -47,6 +47,25 @@ def test_python_lays_out_a_board_as_c_does(tmp_path):
     assert not build._run([*build._compiler(), "-std=c11", "-fsyntax-only", str(check)])
 
 
+@needs_compiler
+def test_python_lays_out_a_launch_as_c_does(tmp_path):
+    room = _core.LaunchState
+    check = tmp_path / "check.c"
+    check.write_text(
+        f'#include "{ROOT}/pblasmp/_core/launch.h"\n#include <stddef.h>\n'
+        f'_Static_assert(sizeof(launch) == {ctypes.sizeof(room)}, "");\n'
+        + "".join(
+            f'_Static_assert(offsetof(launch, {name}) == {getattr(room, name).offset}, "");\n'
+            for name, _ in room._fields_
+        )
+        + "".join(
+            f'_Static_assert({name} == {getattr(_core, name)}, "");\n'
+            for name in ("QUEUED", "UNFIT_NOW", "LATE", "UNLIKE", "UNREADY", "FAILED")
+        )
+    )
+    assert not build._run([*build._compiler(), "-std=c11", "-fsyntax-only", str(check)])
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """What is compiled need not be fast."""

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from .... import _core
 from ....errors import ClosedError
 from .arena import GraphMemory
+from .relaunch import Relaunch
 from .runtime import GpuRuntime
 from .streams import current
 
@@ -40,6 +42,15 @@ class Recordings:
     def take_turn(self) -> None:
         """Queue next what takes the whole GPU. Local."""
         self._runtime.take_turn()
+
+    def follows(self, stream: int, *, takes_turn: bool) -> bool:
+        """Return whether nothing is to be ordered before more work on a stream, which may take the whole GPU. Local."""
+        runtime = self._runtime
+        return runtime.stream.ptr == stream and runtime.turns.nothing_to_order(runtime, takes=takes_turn)
+
+    def current_stream(self) -> int:
+        """Return the address of CuPy's current stream. Local."""
+        return int(self._runtime.cupy.cuda.get_current_stream().ptr)
 
     def record(self, queue: Callable[[], None], *, allocates: bool = False) -> _Recorded:
         """Record a product that has run once. Local.
@@ -73,7 +84,7 @@ class Recordings:
     def close(self) -> None:
         """Destroy the graphs: NCCL destroys no communicator while a graph holds work on it."""
         for recorded in self._recorded:
-            recorded.graph = recorded.memory = None
+            recorded.drop()
 
 
 class _Recorded:
@@ -90,11 +101,32 @@ class _Recorded:
     ) -> None:
         self._store, self.graph, self.generation, self.memory = store, graph, generation, memory
         self._takes_turn = takes_turn
+        by_core = _core.load() is not None and hasattr(graph, "graphExec")
+        self._again = Relaunch(graph) if by_core else None
+
+    def drop(self) -> None:
+        """Destroy it. Local."""
+        self._again = self.graph = self.memory = None
 
     @property
     def current(self) -> bool:
         """Whether the memory whose addresses it holds is still in use, and its product open."""
         return self.graph is not None and self.generation == self._store._arena.generation
+
+    def at_once(self, stream: int | None) -> Relaunch | None:
+        """Return what queues it on a stream with one call; None if more is to be done. Local.
+
+        Args:
+            stream: its address; None: CuPy's current one.
+        """
+        if not self.current:
+            return None
+        if stream is None:
+            stream = self._store.current_stream()
+        if not self._store.follows(stream, takes_turn=self._takes_turn):
+            return None
+        again = self._again
+        return again if again is None or again.at == stream else again.on(stream)
 
     def launch(self) -> None:
         """Queue it on CuPy's current stream. Local."""

@@ -38,6 +38,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._members: weakref.WeakSet[Member] = weakref.WeakSet()
+        self._alone = True
         self._behind: weakref.WeakSet[Member] = weakref.WeakSet()  # those whose work waits for the last turn
         self._last: Member | None = None
         self.taken = 0
@@ -45,12 +46,18 @@ class Turns:
     def join(self, member: Member) -> None:
         """Order a context from now on. Local."""
         self._members.add(member)
+        self._alone = len(self._members) == 1
 
     def leave(self, member: Member) -> None:
         """Forget a context, whose work has ended. Local."""
         self._members.discard(member)
+        self._alone = len(self._members) <= 1
         if self._last is member:
             self._last = None
+
+    def nothing_to_order(self, member: Member, *, takes: bool) -> bool:
+        """Return whether ``follow``, and ``take`` if the work ``takes`` a turn, would do nothing now. Local."""
+        return (self._alone and self._last is member) if takes else self._last is None or self._last is member
 
     def follow(self, member: Member, stream: Any) -> None:
         """Let what a context queues on a stream from now on wait for the last turn of another one. Local."""

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A call that all ranks repeat on GPUs: one vote, and what was recorded of it is queued again.
+ *
+ * CUDA's driver is not linked: its functions come as addresses.
+ */
+#ifndef PBLASMP_LAUNCH_H
+#define PBLASMP_LAUNCH_H
+
+#include "meet.h"
+
+/* What is to be queued: a kernel, or a graph. */
+typedef struct {
+    int (*context_of)(void **context);                /* cuCtxGetCurrent */
+    int (*captures)(void *stream, int *status);       /* cuStreamIsCapturing */
+    int (*queue_graph)(void *graph, void *stream);    /* cuGraphLaunch */
+    int (*queue_kernel)(void *function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared,
+                        void *stream, void **arguments, void **more); /* cuLaunchKernel */
+    void *context;                                    /* that must be the current one */
+    void *what;                                       /* the kernel or the graph */
+    void **arguments;                                 /* of the kernel; NULL: it is a graph */
+    unsigned grid[3], block[3], shared;
+} launch;
+
+/* What came of it; the driver's errors follow FAILED. */
+enum {
+    QUEUED,
+    UNFIT_NOW, /* another context is the current one, or the stream records: nothing has happened */
+    LATE,      /* the vote is cast, and not over yet */
+    UNLIKE,    /* it is over: not all have voted for this number, or one found a fault */
+    UNREADY,   /* all have, but some have nothing recorded */
+    FAILED = 1000,
+};
+
+/* Vote for the number in mine[1], telling that this rank is ready, and queue it if all are. Alone, a rank has no board. */
+int launch_again(board *b, int yields, const launch *l, void *stream);
+
+/* Queue it. */
+int launch_now(const launch *l, void *stream);
+
+#endif

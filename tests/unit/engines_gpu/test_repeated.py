@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Repeated calls of tensor-parallel products: one vote and one launch by the compiled core, or what else it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp import _core
+from pblasmp.engines.gpu.runtime import graphs
+from pblasmp.engines.gpu.runtime.relaunch import Relaunch
+from pblasmp.tensor_parallel import call
+from tests.helpers.eagergpu import EagerGpu
+from tests.helpers.fakelt import FakeLt
+from tests.helpers.machine import Multiplying, machine
+from tests.helpers.mpi import run_mpi, starts_ranks
+
+pytestmark = pytest.mark.skipif(
+    _core.load() is None, reason="without the compiled core nothing is launched by it"
+)
+
+
+@pytest.fixture
+def multiply(ctx, monkeypatch) -> Callable[[], None]:
+    """Make one call, always on the same arrays; it has been made until a graph is recorded, which is launched twice."""
+    import cupy
+
+    gpu = EagerGpu()
+    gpu.arena = ctx.engine.session.runtime.arena
+    monkeypatch.setattr(ctx.engine.session, "gpu", gpu)
+    x, w, y = (cupy.asarray(np.ones(shape)) for shape in ((6, 4), (5, 4), (6, 5)))
+    monkeypatch.setattr(call, "new_like", lambda *_: y)  # as an allocator does that gives memory again
+
+    def multiply() -> None:
+        assert pb.matmul_reduce_scatter(x, w, ctx, algo="pull") is y
+
+    for _ in range(5):
+        multiply()
+    return multiply
+
+
+@pytest.fixture
+def in_python(multiply, monkeypatch) -> list[int]:
+    """Has an entry for each graph that Python launches."""
+    found, launch = [], graphs._Recorded.launch
+    monkeypatch.setattr(graphs._Recorded, "launch", lambda self: (found.append(1), launch(self)))
+    return found
+
+
+def test_the_core_launches(lib, multiply, in_python):
+    launched = len(lib.gpu.did("graph launched"))
+    for _ in range(3):
+        multiply()
+    assert len(lib.gpu.did("graph launched")) == launched + 3
+    assert not in_python
+
+
+def test_a_graph_of_one_kernel_is_launched_as_a_kernel(ctx, lib, multiply, in_python):
+    lib.gpu.driver_for_c.kernel = 0xABC0
+    ctx.engine.session.runtime.arena.replaced()  # recorded anew
+    multiply()
+    multiply()
+    assert len(lib.gpu.did("kernel launched")) == 1
+    assert len(in_python) == 1  # the first one after it was recorded
+
+
+def test_another_stream_waits_first(lib, multiply, in_python):
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        multiply()
+        assert len(in_python) == 1
+        assert lib.gpu.did("wait")[-1][0] == stream.ptr
+        multiply()
+    assert len(in_python) == 1
+    assert lib.gpu.driver_for_c.on == stream.ptr
+    multiply()
+    assert len(in_python) == 2
+
+
+def test_another_gpu_is_not_launched_on(lib, multiply, in_python):
+    launched = len(lib.gpu.did("graph launched"))
+    lib.gpu.current = 3
+    multiply()
+    assert lib.gpu.current == 3
+    lib.gpu.current = 0
+    assert len(lib.gpu.did("graph launched")) == launched + 1
+    assert len(in_python) == 1
+
+
+def test_what_the_user_records_is_queued(lib, multiply, in_python):
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        multiply()
+        launched = len(lib.gpu.did("graph launched"))
+        stream.begin_capture("relaxed")
+        multiply()
+        stream.end_capture()
+    assert len(lib.gpu.did("graph launched")) == launched
+    assert len(in_python) == 1
+
+
+@pytest.mark.parametrize("takes", [False, True])
+def test_another_context_s_turn_is_waited_for(ctx, lib, multiply, in_python, takes):
+    let_wait = lambda self, stream, other: True  # noqa: E731
+    other = type("Member", (), {"stream": ctx.engine.session.runtime.stream, "let_wait": let_wait})()
+    turns = ctx.engine.session.runtime.turns
+    turns.join(other)
+    multiply()
+    assert not in_python
+    if takes:
+        turns.take(other, other.stream)
+        multiply()
+        assert len(in_python) == 1
+    turns.leave(other)
+
+
+def test_replaced_memory_is_not_launched_with(ctx, multiply, in_python, lib):
+    ctx.engine.session.runtime.arena.replaced()
+    captured = len(lib.gpu.did("capture ends"))
+    multiply()
+    assert len(lib.gpu.did("capture ends")) == captured + 1
+
+
+def test_an_error_of_the_driver(lib, multiply):
+    lib.gpu.driver_for_c.error = 700
+    with pytest.raises(pb.StatusError, match="CUDA driver: error 700"):
+        multiply()
+    lib.gpu.driver_for_c.error = 0
+    multiply()
+
+
+def test_what_cannot_be_asked_of_a_graph_is_an_error():
+    with pytest.raises(pb.StatusError, match="error 1"):
+        Relaunch.check(object.__new__(Relaunch), 1)
+
+
+def unlike_ranks(comm: Any, path: str) -> Any:
+    """Ranks that are late, that have nothing recorded, or make another call."""
+    with machine(path, Multiplying, comm=comm, lt=FakeLt()) as lib, pytest.MonkeyPatch.context() as patch:
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            yield from cases(ctx, lib, patch)
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+def cases(ctx: pb.Context, lib: Multiplying, patch: pytest.MonkeyPatch) -> Any:
+    import cupy
+
+    x, w, other = (cupy.asarray(np.ones(shape, np.float32)) for shape in ((8, 4), (6, 4), (8, 4)))
+    y = cupy.asarray(np.ones((4, 6), np.float32))
+    patch.setattr(call, "new_like", lambda *_: y)
+
+    def multiply(x: Any = x, algo: str = "push") -> int:
+        before = len(lib.gpu.did("graph launched"))
+        pb.matmul_reduce_scatter(x, w, ctx, algo=algo)
+        return len(lib.gpu.did("graph launched")) - before
+
+    for _ in range(5):
+        last = multiply()
+    yield "replayed", None if last == 1 else f"{last} launches"
+    if ctx.rank:
+        time.sleep(0.05)  # longer than a vote waits in the core
+    yield "one rank is late", None if multiply() == 1 else "not launched"
+    found = multiply(other if ctx.rank else x)
+    yield "one rank's array is elsewhere", None if found == 0 else f"{found} launches"
+    yield "again", None if multiply() == 1 else "not launched"
+    try:
+        multiply(algo="pull" if ctx.rank else "push")
+        yield "another call", "no error"
+    except pb.RankMismatchError as error:
+        yield "another call", None if "algo" in str(error) else str(error)
+    yield "after it", None if multiply() == 1 else "not launched"
+
+
+@starts_ranks
+def test_ranks_that_differ(stand_in):
+    run_mpi(unlike_ranks, 2, path=stand_in(1000))
