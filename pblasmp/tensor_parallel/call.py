@@ -47,7 +47,7 @@ from .array_facts import SIZES, ArrayFacts, Specification, check_rule, leading, 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
 
-__all__ = ["Made", "ParallelCall", "check_algorithm", "check_context", "key_of", "multiply"]
+__all__ = ["Made", "ParallelCall", "check_algorithm", "check_context", "made_before", "multiply"]
 
 _ACTIVATIONS = ("relu", "gelu")
 _ARRAYS = ("x", "w", "c", "out", "bias", "scales")
@@ -523,60 +523,55 @@ class ParallelCall(UserCall[Any]):
 
 
 class Made:
-    """A call that all ranks have made, and whose plan is kept. Local to make.
+    """A call that has been made, to be made again on arrays like those. Local to make.
 
     Args:
         call: the call.
+        how: its arguments besides arrays.
         number: its number.
         plan: the kept plan, perhaps closed since.
     """
 
     __slots__ = (
-        "_dtype",
-        "_engine",
-        "_find",
-        "_gathered_dtype",
-        "_known",
-        "_number",
-        "_plan",
-        "_stream",
-        "_tensors",
-    )
+        "_dtype", "_engine", "_find", "_form", "_gathered_dtype", "_how", "_known", "_number", "_plan", "_stream",
+        "_tensors", "ctx",
+    )  # fmt: skip
 
-    def __init__(self, call: ParallelCall, number: int, plan: Plan[Any]) -> None:
-        ctx, known = call.ctx, call._known
-        self._engine, self._known, self._number, self._plan = ctx.engine, known, number, plan
-        self._find = partial(ctx.kept.find, call._spec)
+    def __init__(self, call: ParallelCall, how: Mapping[str, Any], number: int, plan: Plan[Any]) -> None:
+        self.ctx, self._form, self._how, known = call.ctx, call.form, how, call._known
+        self._engine, self._known, self._number, self._plan = call.ctx.engine, known, number, plan
+        self._find = partial(call.ctx.kept.find, call._spec)
         self._stream = stream_getter(call.x)
         self._tensors = all(is_torch(each) for each in (call.x, call.w, call.bias) if each is not None)
         if self._tensors:
             self._dtype, self._gathered_dtype = torch_type(known.out_dtype), torch_type(known.dtype)
 
-    def again(self, x: Any, w: Any, bias: Any) -> tuple[Any, Any] | Literal[False] | None:
-        """Make it again, on arrays like those. Collective over the context.
+    def __call__(self, x: Any, w: Any, bias: Any) -> Any:
+        """Make the call, and return what the function does. Collective over the context.
 
-        Returns:
-            The result, and x gathered or None. None if nothing has happened: the arrays must be read. False if the
-            ranks have voted, and not all of them repeat it.
+        On arrays at the same addresses as before they are not read again: the ranks vote on its number, and its plan
+        runs, on GPUs as a graph.
         """
-        plan, known = self._plan, self._known
-        if not plan.current:
-            return None
-        shape = known.gathered_shape
-        if self._tensors:
-            y = x.new_empty(known.shape, dtype=self._dtype)
-            gathered = None if shape is None else x.new_empty(shape, dtype=self._gathered_dtype)
-            addresses: tuple[int, ...] = (
-                x.data_ptr(), w.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr(),
-                0 if gathered is None else gathered.data_ptr(),
-            )  # fmt: skip
-        else:
-            y, gathered = _new_results(self._engine, known, x)
-            addresses = _addresses(x, w, bias, y, gathered)
-        done = plan.rerun(
-            addresses, self._number, self._find, partial(on_stream_of, self._engine, x), self._stream()
-        )
-        return (y, gathered) if done else None if done is None else False
+        plan, known, done = self._plan, self._known, None
+        if plan.current:
+            shape = known.gathered_shape
+            if self._tensors:
+                y = x.new_empty(known.shape, dtype=self._dtype)
+                gathered = None if shape is None else x.new_empty(shape, dtype=self._gathered_dtype)
+                addresses: tuple[int, ...] = (
+                    x.data_ptr(), w.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr(),
+                    0 if gathered is None else gathered.data_ptr(),
+                )  # fmt: skip
+            else:
+                y, gathered = _new_results(self._engine, known, x)
+                addresses = _addresses(x, w, bias, y, gathered)
+            done = plan.rerun(
+                addresses, self._number, self._find, partial(on_stream_of, self._engine, x), self._stream()
+            )
+            if done:
+                return y if gathered is None else (y, gathered)
+        call = ParallelCall(self._form, self.ctx, x, w, None, None, bias, None, **self._how)
+        return run(call, voted=done is False)
 
 
 def _addresses(*arrays: Any) -> tuple[int, ...]:
@@ -587,7 +582,7 @@ def _addresses(*arrays: Any) -> tuple[int, ...]:
 _MOST_MADE = 1024
 
 
-def key_of(form: str, x: Any, w: Any, bias: Any, how: Mapping[str, Any]) -> Hashable:
+def _key(form: str, x: Any, w: Any, bias: Any, how: Mapping[str, Any]) -> Hashable:
     """Return what tells calls without c, out and scales apart, but for where their arrays are. Local.
 
     Args:
@@ -612,28 +607,24 @@ def multiply(
 ) -> Any:
     """Return what a tensor-parallel function returns. Collective over the context.
 
-    A call like an earlier one, on arrays at the same addresses, is not read again: the ranks vote on its number, and
-    its plan runs, on GPUs as a graph.
+    A call like an earlier one is made as ``Made`` does.
 
     Args:
         form: the function's name.
         ctx, x, w, c, out, bias, scales: its arguments.
         **how: the others, in the same order in each place that calls this.
     """
-    key, voted = None, False
+    key = None
     if c is None and out is None and scales is None and isinstance(ctx, Context):
         try:
-            key = key_of(form, x, w, bias, how)
+            key = _key(form, x, w, bias, how)
             made: Made | None = ctx.parallel_calls.get(key)
         except Exception:  # noqa: BLE001 - reading the arguments says what is wrong
             key = made = None
         if made is not None:
-            found = made.again(x, w, bias)
-            if found:
-                return found[0] if found[1] is None else found
-            key, voted = None, found is False
+            return made(x, w, bias)
     call = ParallelCall(form, ctx, x, w, c, out, bias, scales, **how)
-    result = run(call, voted=voted)
+    result = run(call)
     if key is not None:
         number, _ = ctx.calls.known(call.signature())
         if number:
@@ -641,8 +632,14 @@ def multiply(
                 ctx.parallel_calls.clear()
             plan = ctx.kept.peek(call._spec)
             if plan is not None:
-                ctx.parallel_calls[key] = Made(call, number, plan)
+                ctx.parallel_calls[key] = Made(call, how, number, plan)
     return result
+
+
+def made_before(form: Form, ctx: Runtime[Any], x: Any, w: Any, bias: Any, **how: Any) -> Made | None:
+    """Return a call that ``multiply`` has made with arguments like these, if it can be made again. Local."""
+    made: Made | None = ctx.parallel_calls.get(_key(form, x, w, bias, how))
+    return made
 
 
 def _new_results(engine: Engine, known: ArrayFacts, like: Any, out: Any = None) -> tuple[Any, Any]:

@@ -365,7 +365,8 @@ def _scaled_to_gradients(node: Any, gy: Tensor | None, _: None) -> Gradients:
         gx, gathered = of_x(needs_w)
         gw = of_w(gathered) if needs_w else None
     elif needs_x and needs_w:
-        gx, gw = beside(gy, lambda: of_x()[0], lambda: (of_w(g8),))
+        operations = 2.0 * g8.numel() * (w8.numel() // max(1, g8.shape[-1]))
+        gx, gw = beside(gy, operations, lambda: of_x()[0], lambda: (of_w(g8),))
     else:
         gx, gw = (of_x()[0], None) if needs_x else (None, of_w(g8))
     return gx, gw, gb, *rest

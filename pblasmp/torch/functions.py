@@ -5,23 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from ..context import Context
 from ..errors import ArgumentError, ArgumentTypeError, LayoutError, PblasmpError
 from ..scales import Scales
 from ..tensor_parallel.call import check_context
 from . import operators
 from .float8 import fault_of_scales, scaled_product
-from .meshes import local, on_mesh
+from .meshes import local, on_mesh, part_of
 from .scaling import DelayedScaling
-
-if TYPE_CHECKING:
-    from ..context import Context
 
 __all__ = [
     "allgather_matmul",
@@ -215,6 +213,14 @@ def multiply(
     If there are ``mains``, the gradient of this rank's part of w is added to them, each has its next rows, and w gets
     none.
     """
+    key = _key(form, x, w, ctx, bias, scales, algo, backward_algo)
+    if key is not None and (known := ctx.parallel_calls.get(key)) is not None:
+        ctx.check_open()
+        asked, needs = known
+        if needs:
+            found: Tensor = operators.EagerProduct.apply(x, w, bias, asked, mains)
+            return found
+        return asked.forward(x, part_of(w), None if bias is None else part_of(bias))[0]
     kind = operators.FORMS[form]
     _check(form, x, w, ctx, bias, scales, algo, backward_algo)
     needs_x, needs_w = (torch.is_grad_enabled() and each.requires_grad for each in (x, w))
@@ -229,12 +235,16 @@ def multiply(
     part = local(x)
     if scales is None and operators.is_eager(part, w, bias):
         needs_bias = bias is not None and bias.requires_grad and torch.is_grad_enabled()
-        if needs_x or needs_w or needs_bias:
-            asked = operators.Multiplication(form, ctx.name, keep, by_rule, total, algo, backward_algo, mains)
-            y = operators.EagerProduct.apply(part, w, bias, asked)
+        needs = needs_x or needs_w or needs_bias
+        asked = operators.Multiplication(form, ctx, keep, by_rule, total, algo, backward_algo)
+        if needs:
+            y = operators.EagerProduct.apply(part, w, bias, asked, mains)
         else:
-            parts = part, local(w), None if bias is None else local(bias)
-            y, _ = operators.run(form, *parts, ctx, False, keep, by_rule, total, algo=algo)
+            y, _ = asked.forward(part, part_of(w), None if bias is None else part_of(bias))
+        if key is not None:
+            if len(ctx.parallel_calls) >= _MOST_KNOWN:
+                ctx.parallel_calls.clear()
+            ctx.parallel_calls[key] = asked, needs
     else:
         operands = part, operators.adding_to(mains, local(w)), None if bias is None else local(bias)
         if scales is not None:
@@ -246,6 +256,41 @@ def multiply(
     if not isinstance(x, DTensor):
         return y
     return on_mesh(y, x.device_mesh, _placement(kind.y, y.ndim), (*x.shape[:-1], w.shape[0]))
+
+
+_MOST_KNOWN = 1024
+
+
+def _key(
+    form: str,
+    x: object,
+    w: object,
+    ctx: object,
+    bias: object,
+    scales: object,
+    algo: object,
+    backward_algo: object,
+) -> Hashable:
+    """Return what tells calls apart that nothing but autograd looks at, but for where their arrays are. Local.
+
+    None for others, and for those that may be wrong.
+    """
+    if scales is not None or torch.compiler.is_compiling() or not operators.is_eager(x, w, bias):
+        return None
+    if type(x) is DTensor or type(algo) is not str or type(backward_algo) is not str:
+        return None
+    if not isinstance(ctx, Context) or torch._C._are_functorch_transforms_active():
+        return None
+    return form, algo, backward_algo, torch.is_grad_enabled(), _seen(x), _seen(w), _seen(bias)
+
+
+def _seen(tensor: Any) -> Hashable:
+    """Return what a product looks at of a tensor. Local."""
+    if tensor is None:
+        return None
+    if type(tensor) is DTensor:
+        return operators.seen(tensor._local_tensor), tensor._spec, tensor.requires_grad
+    return operators.seen(tensor), tensor.requires_grad
 
 
 # -- DTensors, and checks

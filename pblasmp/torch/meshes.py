@@ -39,6 +39,7 @@ __all__ = [
     "local",
     "mesh_of",
     "on_mesh",
+    "part_of",
     "reduce",
     "reduce_scatter",
     "to_dtensor",
@@ -266,6 +267,11 @@ def local(tensor: Tensor) -> Tensor:
         return tensor.to_local()
     part: Tensor = _Local.apply(tensor)
     return part
+
+
+def part_of(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor without a history, any other tensor as it is. Local."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 _GRADIENTS_STAY_SPLIT = not str(torch.__version__).startswith(("2.11.", "2.12."))

@@ -23,7 +23,7 @@ Operators take the context by its name: torch.compile then sees a constant, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, wraps
 from typing import Any, NamedTuple, TypeAlias
 
@@ -34,8 +34,8 @@ from torch.distributed.tensor import DTensor
 from ..context import Context
 from ..errors import ArgumentTypeError, LayoutError, PblasmpError, UnsupportedError
 from ..scales import Scales
-from ..tensor_parallel.call import check_algorithm, multiply
-from .meshes import like
+from ..tensor_parallel.call import Made, check_algorithm, made_before, multiply
+from .meshes import like, part_of
 
 __all__ = [
     "FORMS",
@@ -56,6 +56,7 @@ __all__ = [
     "product",
     "refuse_transforms",
     "run",
+    "seen",
     "shape_of_product",
 ]
 
@@ -213,14 +214,21 @@ def run(
         transposed=transposed, return_gathered=keep, by_rule=by_rule, **how,
     )  # fmt: skip
     y, gathered = found if keep else (found, None)
-    if total is not None and kind.gathers:
-        axis, which, what = (0, "x", "rows") if kind.gathers == "x" else (-1, "w", "outputs")
-        if y.shape[axis] != total:  # on every rank: what is gathered is split by shard's rule
-            raise LayoutError(
-                f"{which}: the ranks hold {y.shape[axis]} {what} together, expected {total}: under torch.compile "
-                f"every rank has the same number of {what}, or {which} is a DTensor"
-            )
+    if total is not None:
+        _check_total(kind, y, total)
     return y, gathered
+
+
+def _check_total(kind: Form, y: Tensor, total: int) -> None:
+    """Raise LayoutError unless so many rows or outputs were gathered, if any were. Local."""
+    if not kind.gathers:
+        return
+    axis, which, what = (0, "x", "rows") if kind.gathers == "x" else (-1, "w", "outputs")
+    if y.shape[axis] != total:  # on every rank: what is gathered is split by shard's rule
+        raise LayoutError(
+            f"{which}: the ranks hold {y.shape[axis]} {what} together, expected {total}: under torch.compile "
+            f"every rank has the same number of {what}, or {which} is a DTensor"
+        )
 
 
 def shape_of_product(
@@ -258,31 +266,41 @@ def _product_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 @once
 def _product_back(node: Any, gy: Tensor | None, _: None) -> Gradients:
-    return *_gradients(node, gy, product), *(None,) * 8
+    def multiply(gy: Tensor, w: Tensor, keep: bool, total: int | None) -> tuple[Tensor, Tensor]:
+        back = FORMS[node.form].back
+        found: tuple[Tensor, Tensor] = product(
+            gy, w, None, back, node.context_name, True, keep, bool(FORMS[back].gathers), total, node.backward_algo,
+            "auto",
+        )  # fmt: skip
+        return found
+
+    return *_gradients(node, gy, Context.named(node.context_name), multiply), *(None,) * 8
 
 
-def _gradients(node: Any, gy: Tensor | None, multiply: Callable[..., tuple[Tensor, Tensor]]) -> Gradients:
-    """Return the gradients of x, w and bias, by ``multiply``, which has the arguments of ``product``. Collective.
+def _gradients(
+    node: Any, gy: Tensor | None, ctx: Context, multiply: Callable[..., tuple[Tensor, Tensor | None]]
+) -> Gradients:
+    """Return the gradients of x, w and bias. Collective over the context, unless the product back is local.
 
-    Collective over the context, unless the product back is local.
+    Args:
+        node: of the product.
+        gy: the gradient of y.
+        ctx: the context.
+        multiply: returns the gradient of x and that of y gathered, as ``Multiplication.backward`` does.
     """
     if gy is None:  # y was not used
         return None, None, None
     x, w = node.saved_tensors
-    kind, ctx = FORMS[node.form], Context.named(node.context_name)
+    kind = FORMS[node.form]
     if kind.gathers == "y":
         gy = gy[..., own(gy.shape[-1], ctx)]
     if kind.part_of_x and x is not None:
         x = x[..., own(node.shape[-1], ctx)]
     needs_x, *needs = node.needs_input_grad[:3]
 
-    def of_x(keep: bool = False) -> tuple[Tensor, Tensor]:
-        back = FORMS[kind.back]
+    def of_x(keep: bool = False) -> tuple[Tensor, Tensor | None]:
         total = node.shape[0] if kind.scatters else node.shape[-1] if kind.part_of_x else None
-        return multiply(
-            gy, w, None, kind.back, node.context_name, True, keep, bool(back.gathers), total, node.backward_algo,
-            "auto",
-        )  # fmt: skip
+        return multiply(gy, w, keep, total)
 
     if kind.scatters:
         gx, gathered = of_x(any(needs))
@@ -291,7 +309,8 @@ def _gradients(node: Any, gy: Tensor | None, multiply: Callable[..., tuple[Tenso
         return None, *_of_parameters(node, gy, x)
     if FORMS[kind.back].call is None:
         return of_x()[0], *_of_parameters(node, gy, x)
-    return beside(gy, lambda: of_x()[0], lambda: _of_parameters(node, gy, x))
+    operations = 2.0 * gy.numel() * (w.numel() // max(1, gy.shape[-1]))
+    return beside(gy, operations, lambda: of_x()[0], lambda: _of_parameters(node, gy, x))
 
 
 product = operator(
@@ -304,17 +323,108 @@ product = operator(
 product.register_autograd(_product_back, setup_context=_product_saves)
 
 
-class Multiplication(NamedTuple):
-    """A product's arguments besides its operands, as ``product`` has them; and where weights' gradients are added."""
+class Again:
+    """A product of plain tensors with its options, for calls with weights and biases that are alike. Local to make.
 
-    form: str
-    context_name: str
-    keep: bool
-    by_rule: bool
-    total: int | None
-    algo: str
-    backward_algo: str
-    mains: Sequence[Tensor] = ()
+    They are not read again: see ``Made``.
+
+    Args:
+        form, ctx, transposed, keep, by_rule, total, algo: as for ``run``.
+    """
+
+    def __init__(
+        self,
+        form: str,
+        ctx: Context,
+        transposed: bool,
+        keep: bool,
+        by_rule: bool,
+        total: int | None,
+        algo: str,
+    ) -> None:
+        self._arguments = ctx, transposed, keep, by_rule, total
+        self._form, self._kind, self._ctx, self._keep = form, FORMS[form], ctx, keep
+        self._how = {"transposed": transposed, "return_gathered": keep, "by_rule": by_rule, "algo": algo}
+        self._made: dict[Any, Made] = {}
+
+    def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return what ``run`` does. Collective over the context, unless it is local."""
+        key = seen(x)
+        made = self._made.get(key)
+        if made is not None:
+            if self._kind.part_of_x:
+                x = x[..., own(x.shape[-1], self._ctx)]
+            found = made(x, w, bias)
+            y, gathered = found if self._keep else (found, None)
+            if self._arguments[-1] is not None:
+                _check_total(self._kind, y, self._arguments[-1])
+            return y, gathered
+        ctx, transposed, keep, by_rule, total = self._arguments
+        result = run(self._form, x, w, bias, ctx, transposed, keep, by_rule, total, algo=self._how["algo"])
+        if self._kind.call is not None:
+            part = x[..., own(x.shape[-1], ctx)] if self._kind.part_of_x else x
+            if in_rows(part) is part:
+                made = made_before(self._kind.call, ctx, part, w, bias, **self._how)
+            if made is not None and len(self._made) < _MOST_SEEN:
+                self._made[key] = made
+        return result
+
+
+_MOST_SEEN = 256  # kinds of x for which a product is not read again
+
+
+def seen(tensor: Tensor) -> Hashable:
+    """Return what a product looks at of a plain tensor, apart from its values and where they are. Local."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_neg()
+
+
+class Multiplication:
+    """A product and, by ``backward``, the one that gives the gradient of x; with their options. Local to make.
+
+    For calls with weights and biases that are alike.
+
+    Args:
+        form: one of ``FORMS``.
+        ctx: the context.
+        keep, by_rule, total, algo: as for ``run``.
+        backward_algo: the algorithm of the product back.
+
+    Attributes:
+        form, ctx: as above.
+        forward: the product.
+    """
+
+    def __init__(
+        self,
+        form: str,
+        ctx: Context,
+        keep: bool,
+        by_rule: bool,
+        total: int | None,
+        algo: str,
+        backward_algo: str,
+    ) -> None:
+        self.form, self.ctx, self._how = form, ctx, (keep, by_rule, total, algo, backward_algo)
+        self.forward = Again(form, ctx, False, keep, by_rule, total, algo)
+        self._backward: dict[tuple[bool, int | None], Again] = {}
+
+    def in_open_context(self) -> Multiplication:
+        """Return it, or the same in a later context that has the name of its own, which is closed. Local.
+
+        Raises:
+            ClosedError: there is none.
+        """
+        ctx = Context.named(self.ctx.name)
+        return self if ctx is self.ctx else Multiplication(self.form, ctx, *self._how)
+
+    def backward(self, gy: Tensor, w: Tensor, keep: bool, total: int | None) -> tuple[Tensor, Tensor | None]:
+        """Return the gradient of x, and with ``keep`` that of y gathered. Collective, unless it is local."""
+        found = self._backward.get((keep, total))
+        if found is None:
+            back = FORMS[self.form].back
+            found = Again(back, self.ctx, True, keep, bool(FORMS[back].gathers), total, self._how[-1])
+            self._backward[keep, total] = found
+        return found(gy, w, None)
 
 
 def is_eager(*operands: Tensor | None) -> bool:
@@ -333,19 +443,21 @@ _PLAIN = {Tensor, torch.nn.Parameter, DTensor, type(None)}
 class EagerProduct(torch.autograd.Function):
     """``product`` without the detour over PyTorch's operators, which takes longer than a small product.
 
-    Takes x, w, bias and a ``Multiplication``; w and bias may be DTensors, and so are their gradients then.
+    Takes x, w, bias, a ``Multiplication`` and the tensors to which the weights' gradient is added; w and bias may be
+    DTensors, and so are their gradients then.
     """
 
     @staticmethod
-    def forward(node: Any, x: Tensor, w: Tensor, bias: Tensor | None, asked: Multiplication) -> Tensor:
+    def forward(
+        node: Any, x: Tensor, w: Tensor, bias: Tensor | None, asked: Multiplication, mains: Sequence[Tensor]
+    ) -> Tensor:
         """Return the product. Collective over the context, unless it is local."""
-        form, name, keep, by_rule, total, algo, node.backward_algo, node.mains = asked
-        node.form, node.context_name, node.shape = form, name, x.shape
+        node.asked, node.form, node.mains, node.shape = asked, asked.form, mains, x.shape
         node.set_materialize_grads(False)
         node.split = tuple(like(each) if isinstance(each, DTensor) else None for each in (w, bias))
-        w, bias = (each.to_local() if isinstance(each, DTensor) else each for each in (w, bias))
-        y, gathered = run(form, x, w, bias, Context.named(name), False, keep, by_rule, total, algo=algo)
-        kind, (needs_x, needs_w, *_) = FORMS[form], node.needs_input_grad
+        w, bias = part_of(w), None if bias is None else part_of(bias)
+        y, gathered = asked.forward(x, w, bias)
+        kind, (needs_x, needs_w, *_) = FORMS[asked.form], node.needs_input_grad
         kept = gathered if kind.gathers == "x" else x
         node.save_for_backward(kept if needs_w else None, w if needs_x or kind.scatters else None)
         return y
@@ -354,20 +466,37 @@ class EagerProduct(torch.autograd.Function):
     @once
     def backward(node: Any, *gradients: Tensor | None) -> Gradients:
         """Return the gradients. Collective over the context, unless they are local."""
-        gx, *others = _gradients(node, gradients[0], _product)
+        asked = node.asked.in_open_context()
+        gx, *others = _gradients(node, gradients[0], asked.ctx, asked.backward)
         parts = zip(others, node.split, strict=True)
-        return gx, *(part if part is None or split is None else split(part) for part, split in parts), None
+        return (
+            gx,
+            *(part if part is None or split is None else split(part) for part, split in parts),
+            None,
+            None,
+        )
 
 
 # -- gradients of parameters
 
 
-def beside(like: Tensor, first: Callable[[], Tensor], then: Callable[[], Gradients]) -> Gradients:
+_WORTH_A_STREAM = 2e10
+"""Operations, less than which take less time than another stream takes to be used."""
+
+
+def beside(
+    like: Tensor, operations: float, first: Callable[[], Tensor], then: Callable[[], Gradients]
+) -> Gradients:
     """Return the results of both; on GPUs ``then`` runs while ``first`` does, and must not need its result. Local.
 
     Products on several GPUs wait for each other, which leaves room for the weights' gradient.
+
+    Args:
+        like: a tensor of either.
+        operations: of ``then``: a little is done behind ``first``.
+        first, then: compute.
     """
-    streams = _streams(like)
+    streams = None if operations < _WORTH_A_STREAM else _streams(like)
     if streams is None:
         return first(), *then()
     current, side = streams
