@@ -82,7 +82,7 @@ class GpuEngine:
                 self.transport = GpuTransport(self.session, self.operations)
                 self._copies = HostCopies(cupy, self._ranks_here(), self.runtime.wait)
                 current, follow = cupy.cuda.get_current_stream, self.runtime.follow_stream
-                self.direct = GpuDirect(self.session.gpu, current, follow)
+                self.direct = GpuDirect(self.session.gpu, current, follow, self.session.recordings().record)
                 self.session.held_with = (self.operations, self.transport, self._copies)
             closing.pop_all()
 

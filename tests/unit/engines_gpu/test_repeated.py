@@ -143,16 +143,16 @@ def test_what_cannot_be_asked_of_a_graph_is_an_error():
         Relaunch.check(object.__new__(Relaunch), 1)
 
 
-def unlike_ranks(comm: Any, path: str) -> Any:
-    """Ranks that are late, that have nothing recorded, or make another call."""
+def on_ranks(comm: Any, path: str, cases: str) -> Any:
     with machine(path, Multiplying, comm=comm, lt=FakeLt()) as lib, pytest.MonkeyPatch.context() as patch:
         with pb.Context(comm, engine="cublasmp") as ctx:
-            yield from cases(ctx, lib, patch)
+            yield from globals()[cases](ctx, lib, patch)
         lib.assert_clean()
         lib.gpu.assert_clean()
 
 
-def cases(ctx: pb.Context, lib: Multiplying, patch: pytest.MonkeyPatch) -> Any:
+def unlike_calls(ctx: pb.Context, lib: Multiplying, patch: pytest.MonkeyPatch) -> Any:
+    """Ranks that are late, that have nothing recorded, or make another call."""
     import cupy
 
     x, w, other = (cupy.asarray(np.ones(shape, np.float32)) for shape in ((8, 4), (6, 4), (8, 4)))
@@ -181,6 +181,48 @@ def cases(ctx: pb.Context, lib: Multiplying, patch: pytest.MonkeyPatch) -> Any:
     yield "after it", None if multiply() == 1 else "not launched"
 
 
+def direct_calls(ctx: pb.Context, lib: Multiplying, _: pytest.MonkeyPatch) -> Any:
+    """A repeated direct call replays a graph for each set of slabs."""
+    a, b, c = (ctx.zeros((64, 64), block=16, order="F", dtype="float32") for _ in range(3))
+    kinds = ("graph launched", "cuBLAS", "capture ends")
+
+    def multiply(beta: float = 0) -> list[int]:
+        before = [len(lib.gpu.did(kind)) for kind in kinds]
+        pb.matmul(a, b, c, beta=beta, out=c)
+        return [len(lib.gpu.did(kind)) - n for kind, n in zip(kinds, before, strict=True)]
+
+    sets = 2 if ctx.size > 1 else 1
+    found = [multiply() for _ in range(3 * sets)]
+    recorded = [[0, 1, 0]] * (2 * sets) + [[0, 2, 1]] * sets
+    yield "until it is recorded", None if found == recorded else f"{found}"
+    found = [multiply() for _ in range(4)]
+    yield "after it", None if found == [[1, 0, 0]] * 4 else f"{found}"
+    if ctx.rank:
+        time.sleep(0.05)
+    found = [multiply() for _ in range(2)]
+    yield "one rank is late", None if found == [[1, 0, 0]] * 2 else f"{found}"
+    ctx.engine.session.runtime.arena.replaced()
+    found = multiply()
+    yield "memory was replaced", None if found == [0, 2, 1] else f"{found}"
+    multiply()
+    if ctx.rank == ctx.size - 1:
+        ctx.engine.direct._calls.clear()
+    found = [multiply() for _ in range(2)]
+    yield "one rank has forgotten it", None if found == [[0, 1, 0]] * 2 else f"{found}"
+    if ctx.size > 1:
+        try:
+            multiply(beta=ctx.rank)
+            yield "another call", "no error"
+        except pb.RankMismatchError as error:
+            yield "another call", None if "beta" in str(error) else str(error)
+
+
 @starts_ranks
-def test_ranks_that_differ(stand_in):
-    run_mpi(unlike_ranks, 2, path=stand_in(1000))
+@pytest.mark.parametrize("cases", ["unlike_calls", "direct_calls"])
+def test_ranks_that_differ(stand_in, cases):
+    run_mpi(on_ranks, 2, path=stand_in(1000), cases=cases)
+
+
+def test_direct_calls_of_one_rank(alone, stand_in):
+    with machine(stand_in(1000), Multiplying, lt=FakeLt()) as own, pb.Context(engine="cublasmp") as ctx:
+        assert [error for _, error in direct_calls(ctx, own, pytest.MonkeyPatch()) if error] == []

@@ -17,6 +17,7 @@ from ..kernels.views import Move
 from .slabs import StagedOperand, covers
 
 if TYPE_CHECKING:
+    from ...product import RecordedGraph
     from ..runtime.gpu import Gpu
 
 __all__ = [
@@ -87,14 +88,17 @@ class QueuedCall:
         template: what calls like it queue.
         bases: of the operands' memory, by number.
         bound: what is queued, by set of slabs.
+        uses, graphs: how often it was, and a graph of it, by set of slabs.
         memory: what ``bound`` was bound to: a generation of symmetric memory, and where scratch memory and slabs are.
     """
 
-    __slots__ = ("bases", "bound", "memory", "number", "template")
+    __slots__ = ("bases", "bound", "graphs", "memory", "number", "template", "uses")
 
     def __init__(self, number: int, template: Template, bases: dict[int, int]) -> None:
         self.number, self.template, self.bases = number, template, bases
         self.bound: list[list[Queue] | None] = [None, None]
+        self.graphs: list[RecordedGraph | None] = [None, None]
+        self.uses = [0, 0]
         self.memory = (-1, 0, 0)
 
 

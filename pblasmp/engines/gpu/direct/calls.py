@@ -8,7 +8,8 @@ the barrier of the call before, which its peers reached after they had read this
 
 What a call queues depends on how its operands are dealt out, and on addresses. The former is the same for many calls of
 a program that walks over a matrix: these have one template, whose addresses are stand-ins. A new call is placed at its
-addresses, and kept: a repeated call only votes and queues. Nothing that is kept holds an array.
+addresses, and kept: a repeated call only votes and queues, from the fourth time on as a graph for each set of slabs,
+by the compiled core. Nothing that is kept holds an array.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ....comm import Communicator, break_off, vote_on
+from ....comm import Communicator, Launched, break_off, gather_on, launch_on
 from ...direct import FAMILIES, Asked, Moved, Part
 from ...direct.slab_sets import SlabSets
 from ...direct.sub_matrix import UnfitError, check_overlap, place_of, same_elements, vote_number
+from ...product import RecordedGraph
 from ..kernels.stand_ins import beginning, stand_in
 from .builder import SCRATCH, SLABS_OF, CallBuilder, Computer, Cublas, Queue, QueuedCall, Template
 from .products import added, matmul, sided, triangular
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["GpuDirect"]
 
 _REMEMBERED = 1024  # calls that are kept bound, a few kB each
+_USES_BEFORE_GRAPHS = 3  # of a set of slabs
+_MOST_GRAPHS = 512
 _LEAST = 1 << 24  # bytes of a set of slabs
 _MOST = 512 << 20  # bytes of a set of slabs: a panel of 512 columns and 65536 rows, and its half
 _SLABS, _TRIANGLE = "direct slabs", "direct triangle"
@@ -44,17 +48,25 @@ class GpuDirect:
         gpu: this rank's GPU.
         current: returns CuPy's current stream.
         follow: lets work move to CuPy's current stream.
+        record: returns a CUDA graph of what a function queues on CuPy's current stream; None: there are no graphs.
 
     Attributes:
         sets: the sets of slabs.
     """
 
-    def __init__(self, gpu: Gpu, current: Callable[[], Any], follow: Callable[[], None]) -> None:
-        self.gpu, self._current, self._follow = gpu, current, follow
+    def __init__(
+        self,
+        gpu: Gpu,
+        current: Callable[[], Any],
+        follow: Callable[[], None],
+        record: Callable[[Callable[[], None]], RecordedGraph] | None = None,
+    ) -> None:
+        self.gpu, self._current, self._follow, self._record = gpu, current, follow, record
         self._single = gpu.size == 1
         self.sets = SlabSets(lambda nbytes: gpu.reserve(_SLABS, 2 * nbytes), _LEAST, _MOST)
         self._calls: dict[Any, QueuedCall | None] = {}
         self._templates: dict[Any, Template | None] = {}
+        self._graphs = 0  # that the calls have
         self._cublas = Cublas(gpu)
 
     # -- the call
@@ -62,6 +74,9 @@ class GpuDirect:
     def run(self, control: Communicator, asked: Asked) -> bool | None:
         """See ``Direct``. Collective over the context."""
         channel, name = control.channel, asked.call
+        told = self._launched(control, asked)
+        if told in ("queued", "unlike"):
+            return told == "queued"
         channel.take_turn(name)
         try:
             stream = self._current()
@@ -70,7 +85,7 @@ class GpuDirect:
             call = self._found(stream, asked)
             if call is None or call.template.nbytes > self.sets.most:
                 return None
-            if not self._single and not vote_on(control, name, call.number):
+            if told != "unready" and not self._single and gather_on(control, name, call.number, (0,)) is None:
                 return False
             if not self.sets.fit(call.template.nbytes):
                 return False
@@ -81,6 +96,7 @@ class GpuDirect:
             channel.runs += 1
             for function, arguments in queue:
                 function(*arguments)
+            self._note(call, half, queue, stream)
             if call.template.nbytes:
                 self.sets.turn()
         except BaseException as error:
@@ -89,6 +105,45 @@ class GpuDirect:
         finally:
             channel.end_turn()
         return True
+
+    def _launched(self, control: Communicator, asked: Asked) -> Launched:
+        """Launch a call's graph if all ranks have one; return what ``launch_on`` does. Collective over the context."""
+        stream = self._current()
+        call = self._calls.get(_key_of(stream, asked))
+        graph = None if call is None else call.graphs[self.sets.half]
+        ready = None if graph is None else graph.at_once(stream.ptr)
+        if call is None or ready is None:
+            return "unfit"
+        told = launch_on(control, asked.call, call.number, ready)
+        if told == "queued":
+            control.channel.runs += 1
+            if call.template.nbytes:
+                self.sets.turn()
+        return told
+
+    def _note(self, call: QueuedCall, half: int, queue: list[Queue], stream: Any) -> None:
+        """Count a use of a set of slabs; record a graph of what a call queues with it that is made often. Local."""
+        call.uses[half] += 1
+        graph = call.graphs[half]
+        if self._record is None or call.uses[half] < _USES_BEFORE_GRAPHS or (graph and graph.current):
+            return
+        if graph is None:
+            if self._graphs == _MOST_GRAPHS:
+                return
+            self._graphs += 1
+
+        def queued() -> None:
+            here = self._current()
+            self.gpu.products.solver(here.ptr)
+            if call.template.scratch:  # the graph keeps it
+                self.gpu.scratch(_TRIANGLE, call.template.scratch)
+            for function, arguments in queue:
+                function(
+                    *(arguments if len(arguments) > 1 else (here,))
+                )  # kernels are given the stream alone
+
+        call.graphs[half] = self._record(queued)
+        self.gpu.products.solver(stream.ptr)
 
     def reduce(self, control: Communicator, asked: Asked) -> Any:
         """See ``Direct``: reductions take the ordinary way here. Local."""
@@ -107,9 +162,7 @@ class GpuDirect:
 
     def _found(self, stream: Any, asked: Asked) -> QueuedCall | None:
         """Return a call, kept or new; None if it is not for direct calls."""
-        key = (
-            stream.ptr, *asked[:2], *map(_key, asked[2:6]), *asked[6:],
-        )  # fmt: skip
+        key = _key_of(stream, asked)
         try:
             return self._calls[key]
         except KeyError:
@@ -117,6 +170,7 @@ class GpuDirect:
         if max(len(self._calls), len(self._templates)) >= _REMEMBERED:
             self._calls.clear()
             self._templates.clear()
+            self._graphs = 0
             self._cublas.scalars.clear()
         try:
             found = self._made(stream, asked)
@@ -192,6 +246,12 @@ class GpuDirect:
                     bases[SLABS_OF + rank] = gpu.symmetric(_SLABS, rank) + half * self.sets.capacity
             queue = call.bound[half] = template.placed(bases)
         return queue
+
+
+def _key_of(stream: Any, asked: Asked) -> Any:
+    """Return what tells calls apart."""
+    call, routine, a, b, c, d, *others = asked
+    return stream.ptr, call, routine, _key(a), _key(b), _key(c), _key(d), *others
 
 
 def _key(part: Part | None) -> Any:
