@@ -2,7 +2,9 @@
 # Makes each rank a host of its own, with one GPU; as root. A machine with one GPU is enough: hosts share it.
 #   mpirun -n 2 sh tests/gpu/hosts.sh python3 -m pytest tests/gpu/test_vectors.py
 rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:?start it with mpirun}}
-gpus=$(nvidia-smi -L | wc -l)
-export CUDA_VISIBLE_DEVICES=$((rank % gpus)) NCCL_HOSTID=host$rank NCCL_SOCKET_IFNAME=lo GLOO_SOCKET_IFNAME=lo
+gpus=${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd, -)}
+count=$(echo "$gpus" | tr , '\n' | wc -l)
+CUDA_VISIBLE_DEVICES=$(echo "$gpus" | cut -d, -f$((rank % count + 1)))
+export CUDA_VISIBLE_DEVICES NCCL_HOSTID=host$rank NCCL_SOCKET_IFNAME=lo GLOO_SOCKET_IFNAME=lo
 # shellcheck disable=SC2016 - the inner shell expands it
 exec unshare --uts sh -c 'hostname "$0" && exec "$@"' "host$rank" "$@"
