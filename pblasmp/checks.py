@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import zlib
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from .engines.local.extremes import largest, scale_by_power
 from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from .layout.grid import one_of
 from .matrix.distributed import DistributedMatrix
-from .runtime.reading import check_operands, context_of
+from .runtime.reading import check_operands, context_of, refuse
 from .runtime.runtime import Runtime
 from .verification import Verification, apply
 
@@ -81,12 +82,18 @@ def verify(*args: Any, **how: Any) -> Verification:
         UnsupportedError: the epilogue has gradients, the scales are of blocks, or the scheme has an epilogue.
         RankMismatchError: the ranks gave different arguments.
     """
-    if not args or not (isinstance(args[0], str) or callable(args[0])):
+    if "found" not in how and not (args and (isinstance(args[0], str) or callable(args[0]))):
+        try:
+            inspect.signature(verification.verify).bind(*args, **how)
+        except TypeError as wrong:
+            refuse("verify", ArgumentTypeError(f"verify: {wrong}"), *args)
         return verification.verify(*args, **how)
-    a, args = args[0], args[1:]
-    if "found" not in how:
-        raise TypeError("verify: expected what the function has returned as the argument found")
-    found = how.pop("found")
+    if not args or "found" not in how:
+        error = ArgumentTypeError(
+            "verify: expected a function, what it was given and, as found, what it has returned"
+        )
+        refuse("verify", error, *args)
+    a, args, found = args[0], args[1:], how.pop("found")
     name = a if isinstance(a, str) else getattr(a, "__name__", "")
     check = _Check(name, args, found, how)
     matrices = [*check.given, *_matrices_of(found)]

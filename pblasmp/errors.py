@@ -99,4 +99,6 @@ def short_repr(value: object) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # integers of thousands of digits, lists in lists in lists
         return f"a value of type {type(value).__name__} that is too large to print"
+    except Exception:  # noqa: BLE001 - the user's code
+        return f"a value of type {type(value).__name__} that cannot be printed"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +23,11 @@ from .layout.schemes import FORMS
 from .linalg import CALLS
 from .linalg.former import Former
 from .matrix import products
-from .matrix.distributed import DistributedMatrix
 from .runtime.calls import prepare
 from .runtime.matrix_calls import as_read, check_c
+from .runtime.reading import refuse
 from .runtime.runtime import Runtime
+from .tensor_parallel.call import check_context
 from .tuning.measure import LIMIT, Tuned, measure
 
 if TYPE_CHECKING:
@@ -129,11 +130,7 @@ def _plan(
     try:
         name, bound = _bound(call, function, args, kwargs)
     except ArgumentError as error:  # other ranks may have found no fault
-        ctx = _context_in((*args, *kwargs.values()))
-        if ctx is None:
-            raise
-        with ctx.agreement(call):
-            raise error from None
+        refuse(call, error, *args, *kwargs.values())
     bound.apply_defaults()
     given = bound.arguments
     if call == "tune" and "algo" in given:
@@ -172,16 +169,6 @@ def _bound(
         return name, inspect.signature(found).bind(*args, **kwargs)
     except TypeError as error:
         raise ArgumentTypeError(f"{call}: {name}: {error}") from None
-
-
-def _context_in(values: Iterable[object]) -> Runtime[Any] | None:
-    """Return the first context that is among some arguments, or that a matrix among them belongs to. Local."""
-    for x in values:
-        if isinstance(x, DistributedMatrix):
-            return x.context
-        if isinstance(x, Context):
-            return x
-    return None
 
 
 def _public(name: str) -> Callable[..., Any] | None:
@@ -227,6 +214,7 @@ def algorithms(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: there is no algorithm called ``algo`` for this problem.
     """
+    check_context(ctx, "algorithms")
     with ctx.agreement("algorithms") as facts:
         kinds: tuple[type, ...] = (MatmulProblem, Level3Problem, ParallelProblem, FactorProblem)
         if not isinstance(problem, kinds):

@@ -114,7 +114,7 @@ def _directly(routine: str, columns: list[Any], alpha: complex) -> Any:
     """Return what a direct call returns, None or False if it takes the ordinary way. Collective over the context."""
     x, extents = columns[0], list[int]()
     ctx = x.context if isinstance(x, Handle) else None
-    if ctx is None or ctx.direct is None or ctx.engine.traits.on_gpus or ctx.control.gone():
+    if ctx is None or ctx.direct is None or ctx.engine.traits.on_gpus or ctx.is_closed or ctx.control.gone():
         return None
     ctx.check_open()
     parts = sub_matrices(ctx, columns, extents)

@@ -37,7 +37,7 @@ from .mpi_communicator import world_ranks
 from .network import interfaces, unlike_interfaces
 from .repeated_calls import RepeatedCalls, agree_after
 from .shared_memory import SharedMemory
-from .side_channel import SideChannel
+from .side_channel import SideChannel, where_others_wait
 
 __all__ = [
     "YIELDS",
@@ -79,6 +79,7 @@ __all__ = [
     "unlike_interfaces",
     "vote_on",
     "watch",
+    "where_others_wait",
     "world_ranks",
     "wrap",
 ]

@@ -14,15 +14,16 @@ import sys
 import threading
 import time
 import weakref
+import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import ClosedError
 
-__all__ = ["Meeting", "NoteTransport", "SideChannel", "nap", "number_open", "text_of"]
+__all__ = ["Meeting", "NoteTransport", "SideChannel", "nap", "number_open", "text_of", "where_others_wait"]
 
 YIELDS = 500  # polls that yield the core before a wait sleeps: a sleep takes longer
 WOKEN_YIELDS = 100  # the same if another rank ends the sleep: meanwhile, ranks that work have one core less
@@ -41,7 +42,7 @@ _LONGEST_TEXT = 2000  # characters of a cause: short notes can be sent without a
 
 _MAKING = -1
 
-_BROKEN, _WAITS, _HERE, _LEFT = "broken", "waits", "here", "left"
+_BROKEN, _WAITS, _HERE, _LEFT, _ASKS, _COME = "broken", "waits", "here", "left", "asks", "come"
 
 Members = tuple[int, ...]
 
@@ -170,6 +171,9 @@ class SideChannel:
         self._waiting: dict[int, Meeting] = {}
         self._stalls: dict[int, _Stall] = {}
         self._left: dict[int, int] = {}
+        # Ranks that ask in which channel others wait: the agreement here, and what stands for the channel they mean.
+        self._asked: dict[int, tuple[int, int]] = {}
+        self._expected = 0  # the last agreement in which another rank has said that it waits
         self._under_way: list[tuple[Any, bool]] = []
         self._most = 64
         self._turn = threading.RLock()
@@ -282,6 +286,8 @@ class SideChannel:
                 if not looks:
                     continue
             self.check()
+            if self._asked and place is not None:
+                self._answer()
             if (place is None and not for_runs) or time.monotonic() < stalls:
                 continue
             if place is not None and _several_threads():  # another one may take part while this one waits
@@ -367,6 +373,10 @@ class SideChannel:
                     self._note_stall(rank, _Stall(*value))
                 elif kind == _LEFT:
                     self._left[rank] = value
+                elif kind == _ASKS:
+                    self._asked[rank] = value
+                elif kind == _COME:
+                    self._expected = max(self._expected, value)
                 elif not self.cause:
                     self._gives_up = True
                     self.cause, self._conflict = value
@@ -477,6 +487,43 @@ class SideChannel:
         """Return the place at which a rank waits while it makes a context."""
         return Meeting(self._members, self.index, _MAKING, "making a context")
 
+    # -- a rank that does not know in which context it makes a call
+
+    def ask(self, first: SideChannel) -> None:
+        """Ask whether other ranks wait in the agreement that this rank begins next here.
+
+        If all ranks ask, and all those of ``first`` mean it, it is that one.
+        """
+        self._asked[self.rank] = self._agreements + 1, first._name_of_ranks()
+        self._send(_ASKS, self._asked[self.rank])
+
+    def _name_of_ranks(self) -> int:
+        return zlib.crc32(repr((self._members, self.index)).encode())
+
+    def ask_no_longer(self) -> None:
+        """Withdraw the question."""
+        self._asked.pop(self.rank)
+        self._send(_ASKS, (0, 0))
+
+    def _answer(self) -> None:
+        """Tell the ranks that ask that this one waits."""
+        asking = [rank for rank, (number, _) in self._asked.items() if 0 < number <= self._agreements]
+        for rank in asking:
+            self._send(_COME, self._asked.pop(rank)[0], rank)
+
+    def others_wait(self) -> bool:
+        """Return whether another rank waits in the agreement that this rank begins next."""
+        self.look()
+        return self._expected > self._agreements
+
+    def meant(self, first: SideChannel) -> SideChannel | None:
+        """Return which channel it is if all ranks ask, ``first`` or this one; None if they do not all ask here."""
+        if [number for number, _ in self._asked.values()].count(self._agreements + 1) < self.size:
+            return None
+        name = first._name_of_ranks()
+        mean_it = {self._members[rank] for rank, (_, each) in self._asked.items() if each == name}
+        return first if mean_it.issuperset(first._members) else self
+
     def _tell_where(self, place: Meeting | None) -> None:
         """Tell where this rank waits, None for its device: one rank of each context, so that many waits cost little.
 
@@ -541,8 +588,11 @@ def _read_note(note: bytes) -> tuple[int, str, int, Any] | None:
         index, kind, rank, value = json.loads(note)
         if not (_is_count(index) and _is_count(rank)):
             return None
-        if kind == _LEFT:
+        if kind in (_LEFT, _COME):
             fits = _is_count(value)
+        elif kind == _ASKS:
+            number, first = value = tuple(value)
+            fits = _is_count(number) and _is_count(first)
         elif kind == _HERE:
             agreements, runs, call = value = tuple(value)
             fits = type(agreements) is int and _is_count(runs) and type(call) is str
@@ -569,6 +619,26 @@ def _read_meeting(value: Any) -> Meeting:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
+
+
+def where_others_wait(channels: Sequence[SideChannel], first: SideChannel) -> SideChannel:
+    """Return the channel, of several, in whose next agreement other ranks wait, for a rank that cannot tell.
+
+    If all ranks of ``channels[0]`` ask, it is that one, or ``first`` if all of its ranks have this as ``first``.
+    Collective over the channels' ranks, each of which waits in one of them or asks.
+    """
+    began = time.monotonic()
+    for each in channels:
+        each.ask(first)
+    found = None
+    while found is None:
+        awaited = filter(SideChannel.others_wait, channels)
+        found = next(awaited, None) or channels[0].meant(first)
+        found = found or next((each for each in channels if each.cause), None)
+        nap(began)
+    for each in channels:
+        each.ask_no_longer()
+    return found
 
 
 def broken_channels(members: Members) -> list[SideChannel]:

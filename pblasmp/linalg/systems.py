@@ -302,7 +302,8 @@ class _Solve(_Assuming):
     @property
     def op(self) -> str:
         """Which transpose of A is meant: "N", "T" or "C"."""
-        return str(self.how[self.option])
+        given = self.how[self.option]
+        return given if isinstance(given, str) else ""
 
     def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
         a, b, factor, _ = self.given.values()

@@ -20,6 +20,7 @@ from ..engines.arrays import same_memory
 from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..layout.grid import integer
 from ..runtime.handle import Handle, Matrix, no_matrix
+from ..runtime.reading import check_operands, context_of
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -92,15 +93,16 @@ def binary(symbol: str, left: Any, right: Any, *, in_place: bool = False) -> Any
     """
     matrix: Handle = left if isinstance(left, Handle) else right
     other = right if matrix is left else left
-    ctx, d = matrix.context, matrix.descriptor
-    both = isinstance(other, Handle)
+    d, both = matrix.descriptor, isinstance(other, Handle)
     call = f"matrix {symbol}{'=' if in_place else ''}"
+    ctx = context_of(call, matrix, other)
     with ctx.agreement(call) as facts:
         if not both and not is_scalar(other):
             raise ArgumentTypeError(f"{call}: {no_matrix(other, 'a DistributedMatrix or a number')}")
         facts.update(left=_fact(left), right=_fact(right))
         dtype = _result_dtype(d.dtype, other) if not both else promote(d.dtype, other.dtype)
         if both:
+            check_operands(ctx, "", {"left": matrix})
             check_pair(call, matrix, other)
         else:
             scalar(other, DTYPES["complex128"], "scalar")

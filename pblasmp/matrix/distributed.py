@@ -94,12 +94,13 @@ class DistributedMatrix(Handle):
         """
         if isinstance(index, tuple) and len(index) == 3:
             index = expanded(index)
+        given = index if isinstance(index, tuple) else (index,)
         if (
-            isinstance(index, tuple)
-            and len(index) == 2
-            and type(index[0]) is not slice  # nearly always
-            and all(map(is_integer, index))
-        ):
+            given
+            and type(given[0]) is not slice  # nearly always
+            and not any(isinstance(each, slice) or each is ... for each in given)
+            and (len(given) > 1 or not is_integer(given[0]))
+        ):  # also if it is wrong: other ranks may ask for an element
             with self.context.running("matrix[i, j]"):
                 return reductions.element(self, index)
         return self.part(index)

@@ -216,17 +216,22 @@ def of_number(number: Any) -> ProcessGrid | None:
 
 
 def meant(numbers: Iterable[Any]) -> ProcessGrid | None:
-    """Return the grid whose processes can agree that a call's contexts are wrong, None if that is unknown. Local.
+    """Return the grid of a call's contexts, or whose processes can agree that they are wrong; None if that is unknown.
 
-    It is the only grid that this process is in. There is none with -1, the context of processes outside a grid, nor
-    with that of a grid that is closed: then the processes of the open one need not make the call.
+    If they are of several grids or of none, it is that in which the other processes make the call. There is none with
+    -1, the context of processes outside a grid, nor with that of a grid that is closed: then the processes of an open
+    one need not make the call. Local if they are of one grid, else collective over that grid.
     """
-    elsewhere = any(
-        isinstance(each, (int, np.integer)) and (each == -1 or each in _known) for each in numbers
-    )
-    contexts = Context.all_open()  # a broken one has left its grids without closing them
-    grids = [grid for grid in _known.values() if grid is not None and grid.context in contexts]
-    return grids[0] if len(grids) == 1 and not elsewhere else None
+    numbers = list(numbers)
+    given = [grid for grid in map(of_number, numbers) if grid is not None]
+    if len({id(grid.context) for grid in given}) == 1:
+        return given[0]
+    if not given and any(isinstance(x, (int, np.integer)) and (x == -1 or x in _known) for x in numbers):
+        return None
+    grids = [*given, *(grid for grid in _known.values() if grid is not None)]
+    contexts = [grid.context for grid in grids]
+    found = Context.where_others_call(contexts[0] if given else None, contexts)
+    return next((grid for grid in grids if grid.context is found), None)
 
 
 def peers(grid: ProcessGrid, scope: str) -> list[int]:

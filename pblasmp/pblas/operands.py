@@ -200,7 +200,7 @@ def one_grid_of(faults: Faults, names: Iterable[str], given: Mapping[str, Any]) 
     """
     descs = {x: given[f"desc{x}"] for x in names}
     contexts = [_context_of(desc) for desc in descs.values()]
-    found = next(filter(None, map(of_number, contexts)), None) or meant(contexts)
+    found = meant(contexts)
     if found is None:
         for x, desc in descs.items():
             values = entries(faults, f"desc{x}", desc)

@@ -101,6 +101,7 @@ def prepare(call: UserCall[Result], asked: str = "plan") -> Plan[Result]:
         call: the call.
         asked: what the user has called, on which the ranks agree, too.
     """
+    call.find_context()
     with call.ctx.running(call.name, checks=False), call.stream():
         with call.ctx.agreement(call.name) as facts:
             facts["what asks for it"] = asked

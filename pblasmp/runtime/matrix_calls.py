@@ -70,6 +70,10 @@ class MatrixCall(UserCall[Any]):
         """What the tables say of the routine."""
         return _ROWS[self.routine]
 
+    def find_context(self) -> None:
+        """Find out where the other ranks make this call, if that is in doubt. Collective over that context."""
+        self.ctx = context_of(self.name, *self._given)
+
     # -- what a family of routines defines
 
     @property
@@ -107,6 +111,8 @@ class MatrixCall(UserCall[Any]):
         how, found = self._how, None
         if self.direct and type(how["algo"]) is str and how["algo"] == "auto" and self.routine in FAMILIES:
             found = self.directly()
+        if found is None:
+            self.find_context()
         return run(self, voted=found is False) if found is None or found is False else found
 
     def directly(self) -> Any:
@@ -120,7 +126,7 @@ class MatrixCall(UserCall[Any]):
         """
         ctx = self.ctx
         direct = ctx.direct
-        if direct is None or ctx.control.gone():
+        if direct is None or ctx.is_closed or ctx.control.gone():
             return None
         ctx.check_open()
         seen = self._seen()

@@ -71,6 +71,9 @@ class UserCall(ABC, Generic[Result]):
 
     # -- reading the arguments
 
+    def find_context(self) -> None:
+        """Set ``ctx`` to that in which the other ranks make this call, if that is in doubt. Collective over it."""
+
     def stream(self) -> AbstractContextManager[Any]:
         """Return the block in which the stream of the call's arrays is the current one. Local."""
         return _NO_STREAM

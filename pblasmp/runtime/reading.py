@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from itertools import product
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from .runtime import Runtime
 
 __all__ = [
     "Glance", "check_operands", "check_overlap", "check_writable", "comparable", "context_of", "glance", "number",
-    "sub_matrices",
+    "refuse", "sub_matrices",
 ]  # fmt: skip
 
 _ABSENT = (-1, -1)
@@ -65,12 +65,14 @@ def glance(
         return None
     a, b, c, d = parts
     result = matrices[3]
+    if a is None:
+        return None
     if d is None:
         result = _made(ctx, new, zeros=zeros)
         d = None if result is None else result.direct_part()
     elif not result.writeable:
         return None
-    return None if a is None or d is None else (a, b, c, d, words, result)
+    return None if d is None else (a, b, c, d, words, result)
 
 
 def sub_matrices(ctx: Runtime[Any], matrices: Iterable[Any], extents: list[int]) -> list[Part | None] | None:
@@ -138,22 +140,47 @@ def number(value: Any, letter: str, real: bool) -> complex | None:
 
 
 def context_of(call: str, *matrices: object) -> Runtime[Any]:
-    """Return the context of the first distributed matrix, or without one the only open context. Local.
+    """Return the context of the arguments that are distributed matrices. Local if they have one that is open.
 
-    In that one this rank tells the others that it has no matrix.
+    Without one, or with several, it is that in which the other ranks make this call: there this rank tells them what is
+    wrong with its arguments. Collective over that context.
+
+    Args:
+        call: its name.
+        matrices: the arguments; a context is its own.
 
     Raises:
-        ArgumentError: there is none, or several are open.
+        ArgumentError: no context is open.
+        ClosedError: the matrices are of a closed context, and no other is open.
     """
-    for x in matrices:
-        if isinstance(x, Handle):
-            return x.context
-    contexts: list[Runtime[Any]] = Runtime.all_open()
-    if len(contexts) == 1:
-        return contexts[0]
+    contexts = [
+        x.context if isinstance(x, Handle) else x for x in matrices if isinstance(x, (Handle, Runtime))
+    ]
+    different = {id(ctx): ctx for ctx in contexts if not ctx.is_closed}
+    if len(different) == 1:
+        return different.popitem()[1]
+    found: Runtime[Any] | None = Runtime.where_others_call(next(iter(different.values()), None))
+    if found is not None:
+        return found
+    for ctx in contexts:
+        ctx.check_open()
     raise ArgumentTypeError(
         f"{call}: expected distributed matrices; ctx.scatter, ctx.load and ctx.from_local make them"
     )
+
+
+def refuse(call: str, error: Exception, *values: object) -> NoReturn:
+    """Raise what is wrong with a call on all ranks of its context, which ``context_of`` finds. Collective over it.
+
+    Without an open context, raise it here. Local.
+    """
+    try:
+        ctx = context_of(call, *values)
+    except PblasmpError:
+        raise error from None
+    with ctx.agreement(call):
+        raise error from None
+    raise AssertionError  # an agreement raises what is raised in it
 
 
 def comparable(ctx: Runtime[Any], matrices: Iterable[Any], options: Iterable[Any]) -> bool:
@@ -177,6 +204,7 @@ def check_operands(ctx: Runtime[Any], required: Container[str], matrices: Mappin
         if not isinstance(x, Handle):
             raise ArgumentTypeError(f"{name}: {no_matrix(x)}")
         if x.context is not ctx:
+            x.context.check_open()
             raise ArgumentError(f"{name}: belongs to another context")
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
@@ -28,6 +28,7 @@ from ..comm import (
     most_ranks,
     vote_on,
     watch,
+    where_others_wait,
     wrap,
 )
 from ..engines.choice import EngineName, choose_engine
@@ -147,6 +148,30 @@ class Runtime(Generic[Matrix]):
     def all_open(cls) -> list[Self]:
         """Return the open contexts of this process, the last made first. Local."""
         return [ctx for ctx in reversed(list(_by_name.values())) if ctx._open]
+
+    @classmethod
+    def where_others_call(
+        cls, first: Runtime[Any] | None = None, among: Container[Runtime[Any]] | None = None
+    ) -> Self | None:
+        """Return the open context in which a call is made that this rank cannot tell by its arguments.
+
+        With several it is the one in which other ranks wait; if all ask, that which comes ``first`` in the arguments,
+        else the largest, of these the first. Collective over the context. None if no context is open, or none of those
+        that it is ``among``.
+        """
+        known = [ctx for ctx in cls.all_open() if among is None or ctx in among]
+        contexts = sorted(known, key=lambda ctx: ctx.size)[::-1]
+        several = [ctx for ctx in contexts if ctx.size > 1 and not ctx.control.channel.cause]
+        if len(several) < 2:
+            return next(iter(several or contexts), None)
+        channels = [ctx.control.channel for ctx in several]
+        met = where_others_wait(channels, channels[0] if first is None else first.control.channel)
+        return next(ctx for ctx in several if ctx.control.channel is met)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the ranks have closed it, or are about to; not if it is broken."""
+        return not (self._open or self.control.channel.cause)
 
     @property
     def rank(self) -> int:

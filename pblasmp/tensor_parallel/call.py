@@ -40,6 +40,7 @@ from ..runtime.interop import (
     view_like,
 )
 from ..runtime.plans import Plan, Task, UserCall
+from ..runtime.reading import refuse
 from ..runtime.runtime import Runtime
 from ..scales import Scales
 from .array_facts import SIZES, ArrayFacts, Specification, check_rule, leading, typed_operand, types_of
@@ -54,9 +55,10 @@ _ARRAYS = ("x", "w", "c", "out", "bias", "scales")
 
 
 def check_context(ctx: object, call: str) -> None:
-    """Raise ArgumentError unless ``ctx`` is a context. Local."""
+    """Raise ArgumentError unless ``ctx`` is a context. Local if it is; else collective, as ``refuse``."""
     if not isinstance(ctx, Context):
-        raise ArgumentTypeError(f"{call}: ctx: expected a pblasmp.Context, got {type(ctx).__name__}")
+        error = ArgumentTypeError(f"{call}: ctx: expected a pblasmp.Context, got {type(ctx).__name__}")
+        refuse(call, error)
 
 
 def check_algorithm(ctx: Runtime[Any], form: Form, algo: str, argument: str) -> None:

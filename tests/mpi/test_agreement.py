@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp import _core
+from pblasmp import _core, pblas
 from tests.helpers.cases import agreed_error, first, misplaced, scattered
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import only_long
@@ -279,6 +279,85 @@ def _rows_with_a_tail(shape):
     return np.zeros(shape[0], kind)["row"]
 
 
+def bad_operands_beside_other_contexts(comm):
+    """Which context a rank means that gives no matrix, or one of another context, it learns from the others."""
+    last, alone = comm.size - 1, comm.Split(comm.rank)
+    bad = comm.rank == last
+    on = f"(on rank {last})"
+    contexts = [
+        pb.Context(comm, engine="host"),
+        pb.Context(alone, engine="host"),
+        pb.Context(comm, engine="host"),
+    ]
+    closed = pb.Context(comm, engine="host")
+    gone = closed.eye((6, 6), block=2)
+    closed.close()
+    for which, ctx in enumerate(contexts):
+        if ctx.size == 1:
+            continue
+        error = Timed(ctx)
+        foreign = contexts[2 - which].eye((6, 6), block=2)
+        a = ctx.eye((6, 6), block=2)
+        y = np.ones((2, 2))
+        b, product = a.copy(), a @ a
+        d = a.descriptor
+        problem = pb.MatmulProblem(d, d, d)
+
+        def wrong(value, right):
+            return value if bad else right
+
+        another, none, past = "belongs to another context", "expected a DistributedMatrix, got", "is closed"
+        for case, kind, words, call, args in (
+            ("a number", pb.ArgumentError, none, pb.matmul, (wrong(1, a), wrong(2, b))),
+            ("no matrix anywhere", pb.ArgumentError, none, pb.matmul, (1, 2)),
+            ("foreign", pb.ArgumentError, another, pb.matmul, (wrong(foreign, a), b)),
+            ("foreign anywhere", pb.ArgumentError, another, pb.matmul, (foreign, b)),
+            ("closed", pb.ClosedError, past, pb.matmul, (wrong(gone, a), b)),
+            ("closed alone", pb.ClosedError, past, pb.matmul, (wrong(gone, a), wrong(gone, b))),
+            ("level 3", pb.ArgumentError, none, pb.blas.syrk, (wrong(None, a),)),
+            ("level 2", pb.ArgumentError, another, pb.blas.gemv, (wrong(foreign, a), b[:, 0:1])),
+            ("level 1", pb.ArgumentError, another, pb.blas.dot, (wrong(foreign, b)[:, 0:1], b[:, 0:1])),
+            ("level 1, closed", pb.ClosedError, past, pb.blas.nrm2, (wrong(gone, b)[:, 0:1],)),
+            ("factorization", pb.ArgumentError, none, pb.linalg.cholesky, (wrong([[1.0]], a),)),
+            ("solve", pb.ArgumentError, another, pb.linalg.solve, (wrong(foreign, a), b)),
+            ("norm", pb.ArgumentError, none, pb.linalg.norm, (wrong("x", a),)),
+            ("+", pb.ArgumentError, "left: " + another, operator.add, (wrong(foreign, a), b)),
+            ("allclose", pb.ArgumentError, none, pb.allclose, (wrong(3, a), wrong(3, b))),
+            ("plan", pb.ArgumentError, another, pb.plan, (pb.matmul, wrong(foreign, a), b)),
+            ("plan of nothing", pb.ArgumentError, "one of the functions", pb.plan,
+             wrong(("x", 1, 2), (pb.matmul, a, b))),
+            ("tune", pb.ArgumentError, none, pb.tune, (pb.matmul, wrong(1, a), wrong(2, b))),
+            ("algorithms", pb.ArgumentError, "expected a pblasmp.Context", pb.algorithms, (problem, wrong(1, ctx))),
+            ("verify", pb.ArgumentError, "verify: expected a function", pb.verify, (wrong("x", a), b, None, product)),
+            ("tensor parallel", pb.ArgumentError, "ctx: expected a pblasmp.Context", pb.matmul_allreduce,
+             (y, y, wrong(None, ctx))),
+            ("element", pb.ArgumentError, "index: expected", a.__getitem__, (wrong(("x", 0), (0, 0)),)),
+            ("element of nothing", pb.ArgumentError, "index: expected", a.__getitem__, (wrong("x", (0, 0)),)),
+            ("element of three", pb.ArgumentError, "index: expected", a.__getitem__, (wrong((0, 0, 0), (0, 0)),)),
+        ):  # fmt: skip
+            everywhere = case.endswith("anywhere")
+            yield f"{case}, context {which}", error(kind, [words, *([] if everywhere else [on])], call, *args)
+        yield f"right, context {which}", first(misplaced(a @ b, np.eye(6)))
+    grids = [pblas.gridinit(ctx, "Row", 1, ctx.size) for ctx in contexts if ctx.size > 1]
+    for mine, other in (grids, grids[::-1]):
+        desc, elsewhere = (pblas.descinit(6, 6, 6, 6, 0, 0, each, 6) for each in (mine, other))
+        local = np.ones((6, 6), order="F")
+        for case, words, given in (
+            ("no descriptor", "(desca): expected nine", "x"),
+            ("another grid", "is not the context of the other", elsewhere),
+        ):
+            args = (
+                *("N", "N", 6, 6, 6, 1.0, local, 1, 1, wrong(given, desc), local, 1, 1, desc),
+                *(0.0, local.copy("F"), 1, 1, desc),
+            )
+            yield case, error(pb.ArgumentError, [words, on], pblas.pdgemm, *args)
+    for grid in grids:
+        pblas.gridexit(grid)
+    for ctx in contexts:
+        ctx.close()
+    alone.Free()
+
+
 def other_arguments(comm, directory):
     last = comm.size - 1
     bad = comm.rank == last
@@ -512,6 +591,11 @@ def test_bad_input_on_one_rank(nranks, tmp_path):
 @pytest.mark.parametrize("nranks", [*only_long(2), 4])
 def test_bad_operand_on_one_rank(nranks):
     _run(bad_operand_on_one_rank, nranks)
+
+
+@pytest.mark.parametrize("nranks", [2, *only_long(3)])
+def test_bad_operand_beside_other_contexts(nranks):
+    _run(bad_operands_beside_other_contexts, nranks)
 
 
 @pytest.mark.parametrize("nranks", [2, *only_long(4)])

@@ -443,7 +443,7 @@ def mistakes(comm):
               for call in (pb.blas.axpy, pb.blas.dot, pb.blas.ger, pb.blas.syr2)),
             (kinds, ["alpha: expected a number, got 1000", "…"], pb.blas.axpy, (x, x), {"alpha": 10**4000}),
             (kinds, ["alpha: expected a number", "too large to print"], pb.blas.axpy, (x, x), {"alpha": 10**5000}),
-            (kinds, ["dot: expected distributed matrices"], pb.blas.dot, (np.ones(3), np.ones(3)), {}),
+            (kinds, ["x: expected a DistributedMatrix, got ndarray"], pb.blas.dot, (np.ones(3), np.ones(3)), {}),
             (arguments, ["out: shares memory with x"], pb.blas.gemv, (square, x), {"out": x}),
             (arguments, ["ord: expected 'fro'"], a.norm, ("nuc",), {"uplo": "L"}),
             (arguments, ["uplo: expected 'L' or 'U', got None"], a.norm, (), {"diag": "U"}),
