@@ -14,7 +14,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.bindings import FillMode, Operation
-from pblasmp.engines.gpu.cusolvermp.library import Cusolvermp, solver_of
+from pblasmp.engines.gpu.cusolvermp import Cusolvermp, solver_of
 from pblasmp.engines.gpu.session import session_of
 
 __all__ = ["Solver", "open_solver"]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib
 
-from . import hooks as _hooks
+from . import lazy as _hooks
 from .lazy import submodule as _submodule
 
 TYPE_CHECKING = False  # typing's own takes as long to import as all the rest of this module
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .drawing import draw as draw
     from .engines.method import Verdict as Verdict
     from .epilogue import Epilogue as Epilogue
+    from .epilogue import Scales as Scales
     from .errors import ArgumentError as ArgumentError
     from .errors import ArgumentTypeError as ArgumentTypeError
     from .errors import ClosedError as ClosedError
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from .problems.files import load_problem as load_problem
     from .runtime.plans import Plan as Plan
     from .runtime.report import Report as Report
-    from .scales import Scales as Scales
     from .tensor_parallel import allgather_matmul as allgather_matmul
     from .tensor_parallel import matmul_allgather as matmul_allgather
     from .tensor_parallel import matmul_allreduce as matmul_allreduce
@@ -75,7 +75,7 @@ _NAMES = {
     "costs.predict": "predict",
     "drawing": "draw",
     "engines.method": "Verdict",
-    "epilogue": "Epilogue",
+    "epilogue": "Epilogue Scales",
     "errors": (
         "ArgumentError ArgumentTypeError ClosedError FactorizationError LayoutError LibraryNotFoundError "
         "PblasmpError RankMismatchError StatusError UnsupportedError"
@@ -88,7 +88,6 @@ _NAMES = {
     "problems.files": "load_problem",
     "runtime.plans": "Plan",
     "runtime.report": "Report",
-    "scales": "Scales",
     "tensor_parallel": "allgather_matmul matmul_allgather matmul_allreduce matmul_reduce_scatter",
     "verification": "Verification",
 }

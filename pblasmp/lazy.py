@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules of a package that are imported when they are first used."""
+"""What is looked up when it is first used: modules of a package, and functions that parts above register."""
 
 from __future__ import annotations
 
 import importlib
 
-__all__ = ["submodule"]
+TYPE_CHECKING = False  # see pblasmp/__init__.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["hook", "register", "submodule"]
 
 
 def submodule(package: str, name: str) -> object:
@@ -27,3 +32,16 @@ def submodule(package: str, name: str) -> object:
         if error.name != module:
             raise
     raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+
+_HOOKS: dict[str, Callable[..., Any]] = {}
+
+
+def register(name: str, function: Callable[..., Any]) -> None:
+    """Let ``hook(name)`` return a function. Local."""
+    _HOOKS[name] = function
+
+
+def hook(name: str) -> Callable[..., Any]:
+    """Return the function registered under a name. Local."""
+    return _HOOKS[name]

@@ -21,12 +21,12 @@ import numpy as np
 
 from .blas.level3 import geadd, symm, syrk, trmm, trsm
 from .dtypes import as_dtype
+from .epilogue import Scales
 from .errors import LibraryNotFoundError, StatusError, UnsupportedError
 from .layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor
 from .linalg import cholesky, eigvalsh, solve
 from .matrix.products import matmul
 from .planning import algorithms, plan
-from .scales import Scales
 from .tensor_parallel import allgather_matmul, matmul_allgather, matmul_allreduce, matmul_reduce_scatter
 
 if TYPE_CHECKING:

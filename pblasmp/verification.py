@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from .dtypes import accumulation_dtype, element_type, scalar
 from .engines.local.extremes import largest, scale_by_power
 from .engines.local.finish import activate
-from .epilogue import Epilogue, along
+from .epilogue import Epilogue, Scales, along
 from .errors import UnsupportedError
 from .layout import MatmulProblem, MatrixDescriptor
 from .matrix.distributed import DistributedMatrix
@@ -31,7 +31,6 @@ from .runtime.interop import as_local
 from .runtime.matrix_calls import check_c
 from .runtime.reading import check_operands, context_of
 from .runtime.runtime import Runtime
-from .scales import Scales
 
 if TYPE_CHECKING:
     from .layout.problem import Op

@@ -19,10 +19,9 @@ from .agreement import (
     vote_on,
 )
 from .board import YIELDS, make_boards
-from .cells import Cell, Cells, NodeCells
 from .choice import wrap
 from .communicator import Communicator, allgather_alike, gather_numbers, greatest
-from .exchange import CellArrays, Exchange, Side
+from .exchange import Cell, CellArrays, Cells, Exchange, NodeCells, Side
 from .failures import watch
 from .locations import (
     machine,

@@ -17,7 +17,7 @@ import numpy as np
 from ..comm import Communicator
 from ..dtypes import as_dtype
 from ..engines.arrays import set_diagonal
-from ..engines.moving.exchange_move import ExchangeMove
+from ..engines.composite import ExchangeMove
 from ..engines.protocol import Engine
 from ..engines.request import AnyProblem, Operands
 from ..layout import Grid, MatrixDescriptor

@@ -21,9 +21,9 @@ from ..comm import Exchange, Side
 from ..comm.choice import Serial
 from ..dtypes import accumulation_dtype
 from ..engines.arrays import blas_operand
+from ..engines.composite import ExchangeMove
 from ..engines.host.engine import HostEngine
 from ..engines.host.operations import HostOperations
-from ..engines.moving.exchange_move import ExchangeMove
 from ..errors import ArgumentError
 from ..layout import MatrixDescriptor
 from ..layout.caches import Hashed

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..dtypes import as_dtype, scalar
-from ..epilogue import Epilogue
+from ..epilogue import Epilogue, Scales
 from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
 from ..layout.factor_problem import FactorProblem
 from ..layout.grid import integer
-from ..scales import Scales
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..dtypes import as_dtype
 from ..errors import ArgumentError, LayoutError, short_repr
-from ..hooks import hook
+from ..lazy import hook
 from .axis import Axis, axis
 from .grid import PAIR_OF_SHAPE, Grid, as_block, as_grid, integer, one_of, pair
 from .value import Value

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ..errors import ArgumentError, ArgumentTypeError, counted, short_repr
-from ..hooks import hook
+from ..lazy import hook
 from .descriptor import MatrixDescriptor
 from .grid import Grid, as_grid, integer, one_of
 from .value import Traffic

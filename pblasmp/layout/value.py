@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import LayoutError
-from ..hooks import hook
+from ..lazy import hook
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import eigen, general, least_squares, orthogonal, positive, singular, systems
+from . import eigen, general, least_squares, orthogonal, positive, systems
 from .call import FactorisationCall
 from .conditions import cond, norm
-from .eigen import eigh, eigvalsh
+from .eigen import SvdResult, eigh, eigvalsh, svd, svdvals
 from .general import cond_estimate, det, lu_factor, lu_solve, slogdet
 from .least_squares import LstsqResult, lstsq
 from .orthogonal import QrFactors, qr
 from .positive import cho_factor, cho_solve, cholesky
 from .refinement import Refinement
-from .singular import SvdResult, svd, svdvals
 from .systems import inv, solve, solve_triangular
 
 __all__ = [
@@ -56,7 +55,6 @@ CALLS: dict[str, type[FactorisationCall[Any]]] = {
     **least_squares.CALLS,
     **systems.CALLS,
     **eigen.CALLS,
-    **singular.CALLS,
 }
 """The calls that can be planned, by function."""
 

@@ -19,8 +19,8 @@ from ..errors import UnsupportedError, short_repr
 from ..layout.grid import one_of
 from ..matrix.products import matmul
 from .call import FactorisationCall, Matrix, Roles, op_of, words
+from .eigen import svd
 from .orthogonal import qr
-from .singular import svd
 
 if TYPE_CHECKING:
     from .call import Trans

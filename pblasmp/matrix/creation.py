@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,14 +22,64 @@ from ..runtime.interop import as_local, as_typed, shard_of
 from ..runtime.runtime import Runtime
 from ..scalapack import column_major_view, read_descriptor
 from .arithmetic import as_element, on_arrays
-from .philox import random_values
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ..layout.descriptor import MemoryOrder
 
-__all__ = ["Block", "GridLike", "Layout", "LayoutKeywords", "default_block", "shard_layout"]
+__all__ = [
+    "Block",
+    "GridLike",
+    "Layout",
+    "LayoutKeywords",
+    "default_block",
+    "philox4x32",
+    "random_values",
+    "shard_layout",
+]
+
+_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_WEYL = 0x9E3779B9, 0xBB67AE85
+_LOW = 0xFFFFFFFF
+
+
+def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
+    """Return four 32-bit numbers, in uint64 arrays, for counters of four such numbers, which broadcast. Local."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        a, b = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (b >> 32) ^ c1 ^ k0, b & _LOW, (a >> 32) ^ c3 ^ k1, a & _LOW
+        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+    return c0, c1, c2, c3
+
+
+def random_values(xp: Any, i: Any, j: Any, seed: int, dtype: np.dtype, distribution: str) -> Any:
+    """Return the elements at rows ``i`` (a column, uint64) and columns ``j`` (a row) of a random matrix. Local.
+
+    Args:
+        xp: NumPy or CuPy, whose arrays ``i`` and ``j`` are.
+        i, j: global indices.
+        seed: 0 to 2**64 - 1.
+        dtype: element type; for complex types both parts are random.
+        distribution: "uniform" in [0, 1), or "normal" with mean 0 and variance 1.
+
+    Returns:
+        float64 or complex128; uniform numbers are exact in ``dtype``, which makes none of them 1.
+    """
+    counter = i & _LOW, j >> 32, j & _LOW, i >> 32
+    words = philox4x32(counter, (seed & _LOW, seed >> 32))
+    bits = (words[0] << 32) | words[1], (words[2] << 32) | words[3]
+    if distribution == "normal":  # Box and Muller: two normal numbers from two uniform ones
+        radius = xp.sqrt(-2 * xp.log(((bits[0] >> 11) + 1) * 2.0**-53))
+        angle = (bits[1] >> 11) * (2.0**-52 * np.pi)
+        real = radius * xp.cos(angle)
+        return real + 1j * (radius * xp.sin(angle)) if dtype.kind == "c" else real
+    digits = int(ml_dtypes.finfo(dtype).nmant) + 1  # type: ignore[no-untyped-call]
+    real = (bits[0] >> (64 - digits)) * 2.0**-digits
+    return real + 1j * ((bits[1] >> (64 - digits)) * 2.0**-digits) if dtype.kind == "c" else real
+
 
 Block: TypeAlias = "int | Sequence[int]"
 GridLike: TypeAlias = "Grid | Sequence[int] | str"

@@ -21,8 +21,8 @@ from ..runtime.handle import Handle
 from ..scalapack import ScalapackMatrix, leading_dimension
 from . import arithmetic, assignment, io, reductions
 from .creation import Block, GridLike, shard_layout
-from .norms import norm_of_stored
 from .products import matmul
+from .reductions import norm_of_stored
 
 if TYPE_CHECKING:
     from types import EllipsisType

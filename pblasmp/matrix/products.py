@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..dtypes import result_dtype
-from ..epilogue import Epilogue
+from ..epilogue import Epilogue, Scales
 from ..errors import ArgumentError, ArgumentTypeError
 from ..layout import MatmulProblem, MatrixDescriptor
 from ..layout.grid import one_of
@@ -19,7 +19,6 @@ from ..runtime.handle import Handle, Matrix
 from ..runtime.interop import as_local
 from ..runtime.matrix_calls import MatrixCall
 from ..runtime.runtime import Runtime
-from ..scales import Scales
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

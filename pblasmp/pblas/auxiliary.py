@@ -23,8 +23,7 @@ from ..runtime.reading import number
 from .arguments import Faults
 from .direct import part_of
 from .grids import ProcessGrid, of_number, peers
-from .local import OwnElements, copied, element_place, filled, scaled, with_same_places
-from .operands import entries
+from .operands import OwnElements, copied, element_place, entries, filled, scaled, with_same_places
 from .routines import PblasFunction, PblasRoutine, Values, functions_of, names_of, takes_number
 
 __all__ = ["FUNCTIONS"]

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..linalg import eigh, eigvalsh
-from ..linalg.eigen import eigh_into
-from ..linalg.singular import svd_into
+from ..linalg.eigen import eigh_into, svd_into
 from .factorisations import WANTED, FactorCall, ScalapackRoutine, routine
 
 __all__ = ["ROUTINES"]

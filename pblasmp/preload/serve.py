@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 import numpy as np
 
 from .. import pblas
-from ..bindings.finding import path_of
+from ..bindings.library import path_of
 from ..comm import world_ranks
 from ..engines.choice import EngineName
 from ..errors import PblasmpError

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ..context import Context
+    from ..epilogue import Scales
     from ..layout.parallel import Form
-    from ..scales import Scales
 
 __all__ = [
     "allgather_matmul",

@@ -21,7 +21,7 @@ from ..runtime.interop import as_typed
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
-    from ..scales import Scales
+    from ..epilogue import Scales
 
 __all__ = ["SIZES", "ArrayFacts", "Specification", "check_rule", "leading", "typed_operand", "types_of"]
 

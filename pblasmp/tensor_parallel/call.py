@@ -19,7 +19,7 @@ from ..engines.arrays import same_memory
 from ..engines.method import check_parallel
 from ..engines.product import Product
 from ..engines.request import CONSTANTS, Operands, Options
-from ..epilogue import Epilogue, bias_dtype
+from ..epilogue import Epilogue, Scales, bias_dtype
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ..layout import MatmulProblem
 from ..layout.grid import integer, one_of
@@ -42,7 +42,6 @@ from ..runtime.interop import (
 from ..runtime.plans import Plan, Task, UserCall
 from ..runtime.reading import refuse
 from ..runtime.runtime import Runtime
-from ..scales import Scales
 from .array_facts import SIZES, ArrayFacts, Specification, check_rule, leading, typed_operand, types_of
 
 if TYPE_CHECKING:

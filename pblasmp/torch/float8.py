@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
 from ..context import Context
+from ..epilogue import Scales
 from ..errors import short_repr
-from ..scales import Scales
 from .meshes import reduce
 from .operators import (
     FORMS,

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from ..context import Context
+from ..epilogue import Scales
 from ..errors import ArgumentError, ArgumentTypeError, LayoutError, PblasmpError
-from ..scales import Scales
 from ..tensor_parallel.call import check_context
 from . import operators
 from .float8 import fault_of_scales, scaled_product

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from ..epilogue import Scales
 from ..errors import ArgumentError, ArgumentTypeError
 from ..layout.grid import integer
-from ..scales import Scales
 from ..tensor_parallel import shard
 from . import functions, operators
 from .meshes import device_type, local

@@ -32,8 +32,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..context import Context
+from ..epilogue import Scales
 from ..errors import ArgumentTypeError, LayoutError, PblasmpError, UnsupportedError
-from ..scales import Scales
 from ..tensor_parallel.call import Made, check_algorithm, made_before, multiply
 from .meshes import like, part_of
 

@@ -14,9 +14,9 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement
 
 from ..context import Context
+from ..epilogue import Scales
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ..layout.grid import integer
-from ..scales import Scales
 from ..tensor_parallel.call import check_context
 from .linear import ColumnParallelLinear, RowParallelLinear
 from .meshes import context_of

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.gpu.cusolvermp.library import solver_of
+from pblasmp.engines.gpu.cusolvermp import solver_of
 from pblasmp.engines.gpu.session import session_of
 from tests.helpers import solver_cases
 from tests.helpers.gpu.products import everywhere

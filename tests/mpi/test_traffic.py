@@ -12,7 +12,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.costs import move_traffic
 from pblasmp.costs.paper import pivots_anywhere
-from pblasmp.engines.dense.lu import permutation
+from pblasmp.engines.dense.elimination import permutation
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout import ParallelProblem
 from pblasmp.layout.routines import ROUTINES

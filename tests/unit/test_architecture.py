@@ -27,7 +27,6 @@ PACKAGE = ROOT / "pblasmp"
 BOTTOM = {"errors", "extras", "dtypes", "launchers", "logs", "resources"}
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
-    "hooks": set(),
     "lazy": set(),
     "trust": {"errors"},
     "extras": {"errors"},
@@ -35,9 +34,8 @@ LAYERS: dict[str, set[str]] = {
     "launchers": {"errors", "extras"},
     "logs": {"errors", "launchers"},
     "resources": {"launchers"},
-    "layout": {"errors", "hooks", "dtypes"},
+    "layout": {"errors", "lazy", "dtypes"},
     "epilogue": {"errors", "dtypes", "layout"},
-    "scales": {"errors", "dtypes", "layout"},
     "scalapack": {"errors", "dtypes", "layout"},
     "problems": {"errors", "lazy", "extras", "dtypes", "layout"},
     "drawing": {"errors", "layout", "problems"},
@@ -45,21 +43,21 @@ LAYERS: dict[str, set[str]] = {
     "comm": BOTTOM | {"layout", "_core"},
     "memory": BOTTOM | {"layout"},
     "bindings": BOTTOM | {"layout"},
-    "engines": BOTTOM | {"trust", "layout", "epilogue", "scales", "_core", "comm", "memory", "bindings"},
+    "engines": BOTTOM | {"trust", "layout", "epilogue", "_core", "comm", "memory", "bindings"},
     "docstrings": {"layout"},
     "timing": {"comm", "engines"},
     "costs": BOTTOM | {"lazy", "layout", "problems", "drawing", "comm", "engines", "timing"},
     "tuning": {"errors", "trust", "layout", "comm", "engines", "timing"},
     "runtime": BOTTOM | {"lazy", "layout", "comm", "engines", "tuning"},
     "matrix": BOTTOM
-    | {"lazy", "trust", "layout", "epilogue", "scales"}
+    | {"lazy", "trust", "layout", "epilogue"}
     | {"scalapack", "comm", "engines", "docstrings", "runtime"},
     "context": BOTTOM | {"layout", "epilogue", "docstrings", "runtime", "matrix"},
-    "verification": {"errors", "dtypes", "layout", "epilogue", "scales", "engines", "runtime", "matrix"},
+    "verification": {"errors", "dtypes", "layout", "epilogue", "engines", "runtime", "matrix"},
     "checks": {"errors", "dtypes", "layout", "engines", "runtime", "matrix", "verification"},
     "blas": BOTTOM | {"layout", "engines", "docstrings", "runtime", "matrix"},
     "linalg": BOTTOM | {"layout", "comm", "engines", "runtime", "matrix", "verification", "checks", "blas"},
-    "tensor_parallel": BOTTOM | {"layout", "epilogue", "scales", "engines", "runtime", "context"},
+    "tensor_parallel": BOTTOM | {"layout", "epilogue", "engines", "runtime", "context"},
     "planning": {"errors", "layout", "engines", "tuning", "runtime"}
     | {"matrix", "context", "blas", "linalg", "tensor_parallel"},
     "pblas": BOTTOM
@@ -69,14 +67,14 @@ LAYERS: dict[str, set[str]] = {
         "errors",
         "extras",
         "layout",
-        "scales",
+        "epilogue",
         "comm",
         "runtime",
         "matrix",
         "context",
         "tensor_parallel",
     },
-    "": {"errors", "hooks", "lazy", "layout", "epilogue", "scales", "problems", "drawing", "engines", "costs"}
+    "": {"errors", "lazy", "layout", "epilogue", "problems", "drawing", "engines", "costs"}
     | {
         "runtime",
         "matrix",
@@ -89,7 +87,7 @@ LAYERS: dict[str, set[str]] = {
         "planning",
         "pblas",
     },  # pblasmp/__init__.py
-    "noise": {"errors", "dtypes", "layout", "scales", "matrix"}
+    "noise": {"errors", "dtypes", "layout", "epilogue", "matrix"}
     | {"context", "blas", "linalg", "tensor_parallel", "planning"},
     "launch": {"launchers", "logs"},
     "testing": {"errors", "trust", "layout", "comm", "launch"},

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pblasmp.dtypes import DTYPES, FLOAT8
-from pblasmp.matrix.philox import philox4x32, random_values
+from pblasmp.matrix.creation import philox4x32, random_values
 
 # kat_vectors of Random123 1.14, philox4x32 with 10 rounds: counter, key, result
 KNOWN = [

@@ -13,8 +13,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8, accumulation_dtype, as_dtype, is_float8
+from pblasmp.epilogue import block_scales
 from pblasmp.layout import Level3Problem
-from pblasmp.scales import block_scales
 
 GRID = pb.Grid(2, 2)
 E4, E5 = "float8_e4m3fn", "float8_e5m2"

@@ -16,8 +16,8 @@ import numpy as np
 from ...layout import MatrixDescriptor
 from ..local.extremes import largest, scaling
 from ..protocol import Engine
+from .elimination import factor_lu
 from .factor_panels import FactorPanels, Mover, Workbench
-from .lu import factor
 from .panel_shape import shape_beside, shape_of
 from .sweeps import sides_of
 
@@ -50,7 +50,7 @@ class ConditionJob:
         bench.fence()
         self._scale(panels)
         size = float(np.max(self._engine.transport.comm.allgather(_largest_column(operations.xp, panels))))
-        factor(operations, panels)
+        factor_lu(operations, panels)
         panels.settle()
         bench.fence()
         panels.swap_left(operations)

@@ -10,11 +10,10 @@ from ...layout.factor_problem import FactorProblem
 from ..product import FactorOperands, FactorProduct, Found, Product
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
-from .cholesky import CholeskyJob
 from .condition import ConditionJob
-from .lu import LuJob
+from .elimination import CholeskyJob, LuJob
 from .qr import LeastSquaresJob, QrJob
-from .triangular import TriangularJob
+from .sweeps import TriangularJob
 
 __all__ = ["METHODS"]
 

@@ -20,6 +20,7 @@ from ..local.extremes import (
     scaling,
 )
 from ..protocol import Engine, Operations
+from .elimination import right_looking
 from .factor_panels import (
     FactorPanels,
     Mover,
@@ -27,7 +28,6 @@ from .factor_panels import (
     Workbench,
 )
 from .panel_shape import shape_beside, shape_of
-from .right_looking import right_looking
 from .sweeps import sides_of
 
 __all__ = ["LeastSquaresJob", "QrJob"]

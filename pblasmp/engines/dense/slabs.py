@@ -21,8 +21,7 @@ from ...layout import Level3Problem, MatmulProblem, ParallelProblem
 from ..arrays import same_memory
 from ..composite import QueuedProduct
 from ..local.finish import Finish, number
-from ..local.slab_terms import Slabs, matmul_slabs, routine_slabs
-from ..local.triangles import Gemm
+from ..local.slab_terms import Gemm, Slabs, matmul_slabs, routine_slabs
 from ..method import type_refusal
 from ..moving.panels import FOLLOWS, Operand, Panels, memory_refusal
 from ..protocol import Engine, Method

@@ -20,8 +20,16 @@ from ...dtypes import accumulation_dtype, is_float8
 from ...layout import Level3Problem, MatmulProblem, MatrixDescriptor
 from ...layout.axis import Axis
 from ..composite import QueuedProduct
-from ..local.slab_terms import SidedPart, matmul_slabs, routine_slabs, sided_parts
-from ..local.triangles import Gemm, Kernel, LeftPart, whole
+from ..local.slab_terms import (
+    Gemm,
+    Kernel,
+    LeftPart,
+    SidedPart,
+    matmul_slabs,
+    routine_slabs,
+    sided_parts,
+    whole,
+)
 from ..method import plain_refusal, type_refusal
 from ..moving.panels import Operand, Panels
 from ..protocol import Engine, Method

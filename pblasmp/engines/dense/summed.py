@@ -17,7 +17,7 @@ from ...dtypes import accumulation_dtype
 from ...layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ...layout.axis import Axis
 from ..local.finish import Finish, number
-from ..local.triangles import Gemm, ResultPart
+from ..local.slab_terms import Gemm, ResultPart
 from ..method import travel_refusal, type_refusal
 from ..product import Product
 from ..protocol import Engine, Method

@@ -18,24 +18,38 @@ from ...dtypes import is_float8
 from ...errors import ArgumentError
 from ...layout import MatrixDescriptor
 from ...layout.pieces import Trapezoid
+from .. import dense
 from ..direct import Direct
 from ..product import Product
 from ..protocol import Method, Traits
-from . import host_exchange
+from ..tensor.algorithms import MESSAGES
+from . import cusolvermp, transport
+from .cublasmp import methods as cublasmp
 from .cublasmp.move import prepare_move
 from .direct import GpuDirect
 from .factor_operations import GpuFactorOperations
-from .methods import METHODS
-from .runtime import streams
+from .push import product as push
+from .runtime import arena
 from .runtime.device import Device
 from .runtime.graphs import Recordings
 from .runtime.host_copies import HostCopies
 from .runtime.links import links_of
 from .runtime.nccl import nccl_version
 from .session import Session
+from .tensor import methods as tensor
 from .transport import GpuTransport
 
-__all__ = ["GpuEngine"]
+__all__ = ["METHODS", "GpuEngine"]
+
+
+METHODS: tuple[Method, ...] = (
+    *cublasmp.METHODS,
+    *tensor.METHODS,
+    *push.METHODS,
+    *dense.METHODS,
+    MESSAGES,
+    *cusolvermp.METHODS,
+)
 
 
 class GpuEngine:
@@ -50,7 +64,7 @@ class GpuEngine:
 
     Attributes:
         session: what is made only once: communicators, grids, workspaces, symmetric memory.
-        runtime: its streams, waits and agreement.
+        runtime: its arena, waits and agreement.
     """
 
     name = "cublasmp"
@@ -170,7 +184,7 @@ class GpuEngine:
         dtype: np.dtype,
     ) -> None:
         """Queue the move of arrays on the host to GPUs; they have been read when this returns. Collective."""
-        host_exchange.put(self, src, values, dst, arrays, dtype)
+        transport.put(self, src, values, dst, arrays, dtype)
 
     def get(
         self,
@@ -181,7 +195,7 @@ class GpuEngine:
         dtype: np.dtype,
     ) -> None:
         """Move arrays on GPUs to arrays on the host. Collective."""
-        host_exchange.get(self, src, arrays, dst, values, dtype)
+        transport.get(self, src, arrays, dst, values, dtype)
 
     def to_host(self, array: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return a NumPy copy of the values, or ``out`` with them. Local."""
@@ -225,7 +239,7 @@ class GpuEngine:
         """Return a context in which another library's stream is CuPy's current one, if it is this GPU's. Local."""
         if device != self.device.index or self.xp.cuda.get_current_stream().ptr == handle:
             return nullcontext()
-        return streams.current(streams.external(handle, device))
+        return arena.current(arena.external(handle, device))
 
     def graphs(self) -> Recordings:
         """Return a store for a product's CUDA graphs. Local."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..dense.factor_panels import OwnPanels
 from ..protocol import Engine
-from .peers.deliveries import Deliveries
+from .peers.inbox import Deliveries
 from .session import session_of
 
 __all__ = ["BUFFERS", "TOGETHER", "QueuedPanels", "place_of"]

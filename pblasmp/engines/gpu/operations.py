@@ -22,7 +22,7 @@ from ..product import Workspace
 from .kernels.float8 import to_bits
 from .kernels.lt import Batch, Op
 from .kernels.views import View, contiguous
-from .runtime.streams import current
+from .runtime.arena import current
 from .session import Session
 from .types import DATA_TYPES, compute_type, stored_dtype
 

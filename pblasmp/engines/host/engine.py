@@ -33,8 +33,8 @@ from ...layout import MatrixDescriptor
 from ...layout.pieces import Trapezoid
 from .. import dense
 from ..arrays import overlap
+from ..composite import ExchangeMove
 from ..direct import Direct, alias
-from ..moving.exchange_move import ExchangeMove
 from ..protocol import Method, Operations, Traits, Transport
 from ..tensor import algorithms
 from . import blas, spectral_libraries

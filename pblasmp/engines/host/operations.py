@@ -19,7 +19,7 @@ from ...layout.pieces import LocalPart
 from ..dense.split_panels import SplitPanels
 from ..local.extremes import scale_by_power
 from ..product import Workspace
-from . import blas, lapack
+from . import blas
 from .transport import Buffers
 
 __all__ = ["HostOperations"]
@@ -167,7 +167,7 @@ class HostOperations:
         """Factor a panel of a positive definite matrix. Local."""
         n = a.shape[1]
         square, below = a[:n], a[n:]
-        found = lapack.potrf(self._library, square, lower=True)
+        found = blas.potrf(self._library, square, lower=True)
         if found and np.isnan(square[found - 1, found - 1]):  # LAPACK's libraries differ in this
             a[...] = np.nan
             found = 0
@@ -178,15 +178,15 @@ class HostOperations:
 
     def getrf(self, a: Array, pivots: Array, info: Array, first: int) -> None:
         """Factor a panel of any matrix. Local."""
-        found = lapack.getrf(self._library, a, pivots)
-        lapack.legal_pivots(pivots, len(a))
+        found = blas.getrf(self._library, a, pivots)
+        blas.legal_pivots(pivots, len(a))
         pivots += first
         if found:
             info[0] = first + found
 
     def swap_rows(self, a: Array, first: int, last: int, pivots: Array, *, back: bool = False) -> None:
         """Exchange rows of ``a`` with those that ``pivots`` names. Local."""
-        lapack.laswp(self._library, a, first, last, pivots, back=back)
+        blas.laswp(self._library, a, first, last, pivots, back=back)
 
     def exchanged_rows(self, pivots: Array, first: int, rows: int) -> tuple[Array, Array]:
         """Return which rows change as the pivots of those from ``first`` on say, and which they get. Local."""
@@ -198,16 +198,16 @@ class HostOperations:
 
     def geqrt(self, a: Array, t: Array) -> None:
         """Replace ``a`` by R and Householder vectors, and write their T. Local."""
-        lapack.geqrt(self._library, a, t)
+        blas.geqrt(self._library, a, t)
 
     def gemqrt(self, v: Array, t: Array, x: Array, *, adjoint: bool) -> None:
         """Replace ``x`` by its product with the reflectors of a panel. Local."""
         work = self.scratch("reflected", (x.shape[1], len(t)), x.dtype, "F")
-        lapack.gemqrt(self._library, v, t, x, work, adjoint=adjoint)
+        blas.gemqrt(self._library, v, t, x, work, adjoint=adjoint)
 
     def larft(self, v: Array, tau: Array, t: Array) -> None:
         """Write the T of Householder vectors. Local."""
-        lapack.larft(self._library, v, tau, t)
+        blas.larft(self._library, v, tau, t)
 
     def block_reflector(self, products: Array, tau: Array, t: Array) -> None:
         """Write the T of Householder vectors V, whose factors are ``tau``, from V^H V. Local."""

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from ...dtypes import accumulation_dtype, element_type, is_float8
-from ...epilogue import Epilogue, along, vector_axis
+from ...epilogue import Epilogue, Scales, along, vector_axis
 from ...layout import MatmulProblem, MatrixDescriptor
-from ...scales import Scales
 from ..protocol import Engine
 from ..request import Operands
 

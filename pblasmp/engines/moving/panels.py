@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...comm import Cells, Side
-from ...comm.cells import filled_up
-from ...comm.exchange import SLOTS
+from ...comm.exchange import SLOTS, filled_up
 from ...comm.shared_memory import aligned, carve
 from ...layout import Grid, MatrixDescriptor
 from ...layout.axis import Axis

@@ -18,9 +18,9 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 
 from ...dtypes import accumulation_dtype, is_float8
+from ...epilogue import Scales
 from ...layout import MatmulProblem, ParallelProblem
 from ...layout.schemes import FORMS
-from ...scales import Scales
 from ..local.finish import activate, scale_and_clip
 from ..product import Product
 from ..protocol import Engine, Method

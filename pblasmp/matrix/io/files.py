@@ -20,7 +20,7 @@ from ...errors import ArgumentError, ArgumentTypeError, ClosedError, short_repr
 from ...layout import Grid, MatrixDescriptor
 from ...runtime.handle import Handle, Matrix
 from ...runtime.runtime import Runtime
-from . import hdf5, npy, zarr
+from . import hdf5, source, zarr
 from .source import Progress, RawFile, Source, Target, as_values, element_type, errors_naming
 from .temporary import Replacement
 
@@ -76,7 +76,7 @@ def open_source(path: Path, dataset: str | None = None) -> Source:
     kind = format_of(path)
     if kind == "hdf5":
         return hdf5.Hdf5Dataset(path, dataset)
-    return npy.NpyFile(path) if kind == "npy" else zarr.ZarrArray(path, dataset)
+    return source.NpyFile(path) if kind == "npy" else zarr.ZarrArray(path, dataset)
 
 
 class _TilesInTurn:
@@ -407,4 +407,4 @@ def _create(
         if kind == "hdf5":
             hdf5.begin(new.path, new.target)
             return new, (new.path, hdf5.add(new.path, str(dataset), d))
-        return new, (new.path, npy.create(new.path, replace(d, ld=None), order))
+        return new, (new.path, source.create(new.path, replace(d, ld=None), order))

@@ -13,7 +13,7 @@ import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.dtypes import ELEMENT_TYPES, as_dtype, is_float8, is_foreign
 from pblasmp.layout import Trapezoid
-from pblasmp.matrix.philox import random_values
+from pblasmp.matrix.creation import random_values
 from pblasmp.pblas.routines import DTYPE, ROUTINES
 from pblasmp.testing import level3
 from tests.helpers.gpu.products import OPS, integers

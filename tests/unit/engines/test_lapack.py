@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pblasmp.engines.host import lapack
+from pblasmp.engines.host import blas
 
 
 def padded(array):
@@ -30,7 +30,7 @@ def test_reflectors(kind, rows, cols, width):
     a, x, least = numbers((rows, cols)), numbers((rows, 3)), min(rows, cols)
     found, applied = padded(a), padded(x)
     t, work = np.full((width, least), np.nan, kind, order="F"), np.empty(3 * width, kind)
-    lapack.geqrt("scipy", found, t)
+    blas.geqrt("scipy", found, t)
     unit = np.tril(found[:, :least], -1) + np.eye(rows, least, dtype=kind)
     q = np.eye(rows, dtype=kind)
     for i in range(least):  # the factors are the diagonals of the Ts
@@ -38,7 +38,7 @@ def test_reflectors(kind, rows, cols, width):
     few = 100 * np.finfo(kind).eps
     np.testing.assert_allclose(q @ np.triu(found), a, atol=few)
     for adjoint, expected in ((True, q.conj().T @ x), (False, x)):
-        lapack.gemqrt("scipy", found[:, :least], t, applied, work, adjoint=adjoint)
+        blas.gemqrt("scipy", found[:, :least], t, applied, work, adjoint=adjoint)
         np.testing.assert_allclose(applied, expected, atol=few)
     assert (applied.base[[0, -2, -1]] == 99).all()
     assert (found.base[[0, -2, -1]] == 99).all()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pblasmp.engines.host.operations import HostOperations
-from pblasmp.engines.local import triangles
-from pblasmp.engines.local.triangles import Gemm, LeftPart, ResultPart
+from pblasmp.engines.local import slab_terms
+from pblasmp.engines.local.slab_terms import Gemm, LeftPart, ResultPart
 from pblasmp.layout import Trapezoid
 from pblasmp.layout.pieces import LocalPart
 from tests.helpers.slow import only_long
@@ -82,9 +82,9 @@ def test_a_long_diagonal_is_covered_by_a_few_tiles(uplo, n, tile, batches):
     assert np.array_equal(np.where(inside, target, 0), np.where(inside, left @ right, 0))
     assert np.isnan(target[inside == 0]).all()
     assert operations.uploads == 2  # indices of all rows and columns
-    assert operations.cut <= 2 * triangles._TILES
-    assert operations.whole <= 4 * triangles._TILES
-    assert operations.elements < inside.sum() * (1 + 2 / min(n // tile, triangles._TILES))
+    assert operations.cut <= 2 * slab_terms._TILES
+    assert operations.whole <= 4 * slab_terms._TILES
+    assert operations.elements < inside.sum() * (1 + 2 / min(n // tile, slab_terms._TILES))
     assert (operations.calls == operations.whole) == (not batches)
     if n == 512:  # squares of 256, 128, 64 and 32, and those on the diagonal
         assert operations.calls == 5
@@ -102,8 +102,8 @@ def test_the_largest_bands_of_a_triangular_product_are_begun_first(uplo):
 
 
 def test_tiles_are_as_narrow_as_the_engine_asks_for():
-    assert triangles._finest(SimpleNamespace(tile=256), 100) == 256
-    assert triangles._finest(SimpleNamespace(tile=256), 256 * triangles._TILES + 1) == 257
+    assert slab_terms._finest(SimpleNamespace(tile=256), 100) == 256
+    assert slab_terms._finest(SimpleNamespace(tile=256), 256 * slab_terms._TILES + 1) == 257
 
 
 @pytest.mark.parametrize("hermitian", [False, True])

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.gpu import cusolver
-from pblasmp.engines.gpu.cusolvermp import library
+from pblasmp.engines.gpu import cusolvermp
 from pblasmp.errors import LibraryNotFoundError
 from tests.helpers.cases import agreed_error, scattered
 from tests.helpers.fakesolver import FakeSolver
@@ -24,7 +23,7 @@ from tests.helpers.solver_cases import TYPES, eigh, eigh_at_the_ends
 def opened(lib: Witness, patch: pytest.MonkeyPatch, version: int = 901) -> FakeSolver:
     """Have contexts find a simulated cuSOLVERMp."""
     solver = FakeSolver(lib.gpu, version)
-    patch.setattr(library, "SolverLibrary", lambda: solver)
+    patch.setattr(cusolvermp, "SolverLibrary", lambda: solver)
     return solver
 
 
@@ -35,7 +34,7 @@ def everything(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
         with pb.Context(comm, engine="cublasmp") as ctx:
             for dtype in TYPES:
                 yield eigh(ctx, rng, dtype)
-            patch.setattr(cusolver.METHODS[0], "most", 0)
+            patch.setattr(cusolvermp.METHODS[1], "most", 0)
             for dtype in ("float32", "complex128"):
                 yield from eigh_at_the_ends(ctx, rng, dtype, keep=4)
             yield from calls(ctx, rng)
@@ -108,7 +107,7 @@ def test_everything(nranks: int, stand_in: Callable[..., str]) -> None:
 
 
 def without(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """A rank lacks the library, or it is too old: every rank says why, once."""
+    """A rank lacks the cusolvermp, or it is too old: every rank says why, once."""
     with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
         asked = []
 
@@ -118,8 +117,8 @@ def without(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
                 raise LibraryNotFoundError("cuSOLVERMp (libcusolverMp.so.0) was not found")
             return FakeSolver(lib.gpu)
 
-        patch.setattr(library, "SolverLibrary", lacking)
-        patch.setattr(cusolver.METHODS[0], "most", 0)
+        patch.setattr(cusolvermp, "SolverLibrary", lacking)
+        patch.setattr(cusolvermp.METHODS[1], "most", 0)
         with pb.Context(comm, engine="cublasmp") as ctx:
             a = ctx.eye(6)
             for _ in range(2):

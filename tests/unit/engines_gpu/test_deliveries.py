@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pblasmp.engines.gpu.kernels.views import View
-from pblasmp.engines.gpu.peers import deliveries
-from pblasmp.engines.gpu.peers.deliveries import Deliveries
+from pblasmp.engines.gpu.peers import inbox
+from pblasmp.engines.gpu.peers.inbox import Deliveries
 from tests.helpers.fakepeers import Fault, Peers
 
 BYTES = np.dtype(np.uint8)
@@ -77,7 +77,7 @@ def test_a_rank_passes_chunks_on_before_it_has_them_all():
 
 
 def test_no_signal_can_be_left_out():
-    with mock.patch.object(deliveries, "_ALIGNED", 16):  # several chunks of little memory
+    with mock.patch.object(inbox, "_ALIGNED", 16):  # several chunks of little memory
         peers = Peers(3)
         Delivered(peers, 5, 4)
         names = peers.gpus[1].names

@@ -24,7 +24,7 @@ from pblasmp.engines.gpu.factor_panels import QueuedPanels
 from pblasmp.engines.gpu.grid_panels import GridPanels
 from pblasmp.engines.gpu.kernels import factor
 from pblasmp.engines.gpu.kernels.factor import FactorKernels
-from pblasmp.engines.gpu.peers.deliveries import Deliveries
+from pblasmp.engines.gpu.peers.inbox import Deliveries
 from tests.helpers import factor_cases
 from tests.helpers.cases import agreed_error
 from tests.helpers.factor_cases import (

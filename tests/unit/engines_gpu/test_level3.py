@@ -18,7 +18,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.bindings import FUNCTIONS, ComputeType, Status
 from pblasmp.engines.gpu.cublasmp.contracts import nearest_level3
-from pblasmp.engines.gpu.methods import METHODS
+from pblasmp.engines.gpu.engine import METHODS
 from pblasmp.layout import Level3Problem
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.testing import level3 as reference

@@ -15,8 +15,8 @@ import pblasmp as pb
 from pblasmp.engines.gpu.kernels.lt import Batch
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.gpu.operations import GpuOperations
-from pblasmp.engines.local import triangles
-from pblasmp.engines.local.triangles import Gemm, ResultPart
+from pblasmp.engines.local import slab_terms
+from pblasmp.engines.local.slab_terms import Gemm, ResultPart
 from pblasmp.layout import Trapezoid
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.fakelt import MultiplyingLt
@@ -115,7 +115,7 @@ def test_equal_parts_of_a_triangle_are_one_call(
 ) -> None:
     """In two panels, in every memory order, C in another order than D or not."""
     monkeypatch.setattr(GpuOperations, "tile", 1)
-    monkeypatch.setattr(triangles, "_TILES", 99)
+    monkeypatch.setattr(slab_terms, "_TILES", 99)
     rng, k, triangle = np.random.default_rng(3), 6, Trapezoid("L")
     written = triangle.mask(rows, cols)
     for orders, beta in in_turn(list(itertools.product("CF", repeat=4)), (0, -1), keep=2, first=few):

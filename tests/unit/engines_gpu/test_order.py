@@ -24,8 +24,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.comm import Side
+from pblasmp.engines.composite import ExchangeMove
 from pblasmp.engines.gpu.operations import GpuOperations
-from pblasmp.engines.moving.exchange_move import ExchangeMove
 from pblasmp.engines.request import Operands
 from tests.helpers.fakelapack import matrix, vector
 from tests.helpers.fakelt import FakeLt

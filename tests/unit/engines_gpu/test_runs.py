@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.gpu.runtime.streams import current
+from pblasmp.engines.gpu.runtime.arena import current
 from pblasmp.pblas import gridexit, gridinit, pdlaset
 from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks

@@ -15,7 +15,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES
 from pblasmp.engines.gpu.kernels.one_kernel import tiling, way_of_parts
-from pblasmp.engines.gpu.runtime import streams
+from pblasmp.engines.gpu.runtime import arena
 from pblasmp.engines.gpu.runtime.graphs import Recordings
 from pblasmp.engines.gpu.runtime.runtime import GpuRuntime
 from pblasmp.engines.gpu.runtime.turns import Turns, turns_on
@@ -212,7 +212,7 @@ def test_captures_are_told_apart_by_the_driver(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=driver))
-    assert [streams.capture_of(Stream(ptr)) for ptr in (1, 2)] == [41, 42]
+    assert [arena.capture_of(Stream(ptr)) for ptr in (1, 2)] == [41, 42]
     assert asked == [1, 2]
 
 

@@ -17,8 +17,7 @@ from ...product import Bound, Graphs, Product, Workspace
 from ...request import Operands
 from ..runtime.graphs import Recordings
 from ..types import DATA_TYPES
-from .library import Cublasmp
-from .log import Listening
+from .library import Cublasmp, Listening
 
 __all__ = ["PreparedCall", "columns", "part_mask", "write_part"]
 

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cublasmp: cuBLASMp in a context: its handle, grids, workspaces, and symmetric memory for its operands."""
+"""CuBLASMp opened for a context, and its log."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....bindings import GridLayout, Library
+from ....bindings import GridLayout, Library, LoggerCallback
 from ....errors import LibraryNotFoundError, PblasmpError
 from ....extras import install
 from ....layout import Grid
@@ -24,7 +26,48 @@ from ..runtime.runtime import GpuRuntime
 from ..types import stored_dtype
 from . import faults
 
-__all__ = ["Cublasmp", "open_library", "symmetric_heap"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Cublasmp", "Listening", "open_library", "symmetric_heap"]
+
+_TRACE = 5
+
+
+class Listening:
+    """Within the ``with`` block, collects in ``said`` the log lines that name the algorithm that the library takes.
+
+    If the user has set the log's level, it stays as it is, and lines that it excludes are not collected.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self.said: list[str] = []
+        self._callback = LoggerCallback(self._hear)
+        self._users_own = any(name in os.environ for name in ("CUBLASMP_LOG_LEVEL", "CUBLASMP_LOG_MASK"))
+
+    def _hear(self, _level: int, _function: bytes | None, message: bytes | None) -> None:
+        text = (message or b"").decode(errors="replace").strip()
+        if "using " in text.lower() and text not in self.said:
+            self.said.append(text)
+
+    def __enter__(self) -> Self:
+        library = self._library
+        with ExitStack() as undo:
+            if not self._users_own:  # otherwise the log would also go to the user's standard output
+                library.cublasMpLoggerOpenFile(os.devnull.encode())
+                undo.callback(library.cublasMpLoggerSetLevel, 0)
+                library.cublasMpLoggerSetLevel(_TRACE)
+            undo.callback(library.cublasMpLoggerSetCallback, None)
+            library.cublasMpLoggerSetCallback(self._callback)
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._undo.close()
+
 
 _WINDOWS_SINCE = 800
 

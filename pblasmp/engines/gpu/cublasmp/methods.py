@@ -17,7 +17,7 @@ from ...request import AnyProblem, Operands, Options
 from ..runtime.runtime import NO_MULTICAST
 from ..session import session_of
 from ..types import ALGO_TYPES, MULTICAST
-from . import epilogues, faults, scales
+from . import epilogues, faults
 from .contracts import nearest_level3, symbol_of
 from .level3 import CublasmpLevel3, ScaledC
 from .library import Cublasmp
@@ -59,7 +59,7 @@ class MatmulMethod(Method):
         if self.name in MULTICAST and not library.runtime.multicast:
             return f"it needs NVLink multicast, which {NO_MULTICAST} switches off"
         try:
-            scales.check(
+            epilogues.check(
                 p, None if operands is None else operands.scales, library.version, library.runtime.capability
             )
             _later(library, p, options, operands)

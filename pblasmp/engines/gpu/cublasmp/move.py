@@ -12,8 +12,7 @@ from ....layout import MatrixDescriptor
 from ....layout.intersection import Piece, Stretch
 from ....layout.pieces import Trapezoid
 from ...arrays import new_part
-from ...composite import Composite, QueuedProduct
-from ...moving.exchange_move import ExchangeMove
+from ...composite import Composite, ExchangeMove, QueuedProduct
 from ...product import Product
 from ...protocol import Engine
 from ...request import Operands

@@ -18,7 +18,7 @@ from ....layout import ColumnMajorProduct, MatmulProblem
 from ...request import Operands, Options
 from ..kernels.lt import SCALE_ALIGNED
 from ..types import ALGO_TYPES, DATA_TYPES, compute_type
-from . import epilogues, faults, scales
+from . import epilogues, faults
 from .call import PreparedCall, columns
 from .library import Cublasmp
 
@@ -133,7 +133,7 @@ class CublasmpProduct(PreparedCall):
                 self._epilogue, problem, library.version, library.runtime.rank, library.address
             )
         if self._scales is not None:
-            found |= scales.attributes(self._scales, problem, self._place)
+            found |= epilogues.scale_attributes(self._scales, problem, self._place)
         return found
 
     def _place(self, name: str, value: Any) -> int:

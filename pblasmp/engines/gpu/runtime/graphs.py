@@ -10,10 +10,9 @@ from typing import Any
 
 from .... import _core
 from ....errors import ClosedError
-from .arena import GraphMemory
+from .arena import GraphMemory, current
 from .relaunch import Relaunch
 from .runtime import GpuRuntime
-from .streams import current
 
 __all__ = ["Recordings"]
 

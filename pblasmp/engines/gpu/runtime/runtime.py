@@ -10,10 +10,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ....comm import Agreement, Communicator, is_agreed, nodes_of
-from .arena import Arena
+from .arena import Arena, capture_of
 from .device import Device
 from .health import Health
-from .streams import capture_of
 from .turns import turns_on
 
 __all__ = ["NO_MULTICAST", "GpuRuntime"]

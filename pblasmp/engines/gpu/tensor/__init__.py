@@ -1,16 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensor-parallel products on GPUs from local GEMMs and copies that overlap them."""
 
-from .allgather import NcclGather, PushedGather
-from .allreduce import NcclAllReduce, OneShotAllReduce, PushedAllReduce, RingAllReduce, TwoShotAllReduce
 from .base import CopyProduct
-from .gathered_output import NcclGatheredOutput, PushedGatheredOutput
+from .copies import (
+    NcclAllReduce,
+    NcclGather,
+    NcclGatheredOutput,
+    NcclReduceScatter,
+    OneShotAllReduce,
+    PulledReduceScatter,
+    PushedAllReduce,
+    PushedGather,
+    PushedGatheredOutput,
+    PushedReduceScatter,
+    RingAllReduce,
+    TwoShotAllReduce,
+)
 from .one_kernel import (
     OneKernelAllReduce,
     OneKernelGatheredOutput,
     OneKernelReduceScatter,
 )
-from .reduce_scatter import NcclReduceScatter, PulledReduceScatter, PushedReduceScatter
 
 __all__ = ["PRODUCTS"]
 

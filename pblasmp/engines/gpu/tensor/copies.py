@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GEMM + AllReduce on GPUs: every rank multiplies all tokens by its inputs, and gets the sums for all tokens.
-
-Every entry is added by one rank, or by all in the same order: in float32 or wider, in the order of the ranks, rounded
-once. So every rank has the same bits, in every run; only NCCL rounds on the way.
-"""
+"""AllGather + GEMM on GPUs: every rank has some of the tokens, and gets its outputs for all tokens."""
 
 from __future__ import annotations
 
@@ -15,14 +11,136 @@ from ...tensor.tensor_product import EVEN, HALVES, SMALL_LAST, Memory, offsets, 
 from ..kernels.views import View
 from ..peers.flags import PIECES
 from ..types import carried
-from .base import CopyProduct, NcclSum, Views
+from .base import CopyProduct, NcclProduct, NcclSum, Views
 
 if TYPE_CHECKING:
     from ....layout import ParallelProblem
     from ...request import Options
     from ..runtime.gpu import Gpu
 
-__all__ = ["NcclAllReduce", "OneShotAllReduce", "PushedAllReduce", "RingAllReduce", "TwoShotAllReduce"]
+__all__ = [
+    "NcclAllReduce",
+    "NcclGather",
+    "NcclGatheredOutput",
+    "NcclReduceScatter",
+    "OneShotAllReduce",
+    "PulledReduceScatter",
+    "PushedAllReduce",
+    "PushedGather",
+    "PushedGatheredOutput",
+    "PushedReduceScatter",
+    "RingAllReduce",
+    "TwoShotAllReduce",
+]
+
+
+class NcclGather(NcclProduct):
+    """NCCL's AllGather (its Broadcasts if the ranks' tokens differ), then one product."""
+
+    form = "allgather_matmul"
+
+    def _prepare(self) -> None:
+        p, inputs = self.p, self.p.inputs[0]
+        if not p.return_gathered:
+            self.own["gathered"] = Memory(p.dtype, [(sum(p.tokens), inputs)])
+        self.own["shard"] = Memory(p.dtype, [(p.tokens[self.rank], inputs)])
+
+    def _multiply(self, operands: Views) -> None:
+        p, x = self.p, operands.a
+        gathered = operands.gathered or self.memory("gathered")
+        if not x.contiguous:
+            x = self.memory("shard")
+            self.copy(x, operands.a)
+        self.all_gather(x, gathered, [tokens * p.inputs[0] for tokens in p.tokens])
+        self.whole(operands, gathered, operands.c, operands.d)
+
+
+class PushedGather(CopyProduct):
+    """Copy engines push every rank's tokens to all peers; each multiplies its own first, the others' as they come.
+
+    If the caller wants all of X, kernels copy it there when no product runs.
+    """
+
+    form = "allgather_matmul"
+    name = "push"
+    streams = ("copy",)
+
+    def _prepare(self) -> None:
+        self.rows = self.p.slices("tokens")
+        everything = sum(self.p.tokens), self.p.inputs[0]
+        self.shared["gathered"] = Memory(self.p.dtype, [everything] * self.size)
+
+    def _multiply(self, operands: Views) -> None:
+        gpu, rows, everyones = self.gpu, self.rows, self.everyones("gathered")
+        mine, gathered = rows[self.rank], everyones[self.rank]
+        # first the peer that needs this shard first
+        for peer in reversed(self.peers) if operands.a.rows else ():
+            gpu.push("copy", everyones[peer][mine], operands.a)
+            gpu.raise_flag("copy", peer, PIECES.at(0))
+        self._shard(operands, mine, operands.a)
+        for peer in self.peers:
+            if self.p.tokens[peer]:
+                gpu.await_flags("main", [(peer, PIECES.at(0))])
+                self._shard(operands, rows[peer], gathered[rows[peer]])
+        if operands.gathered:
+            for others in (slice(0, mine.start), slice(mine.stop, None)):
+                self.copy(operands.gathered[others], gathered[others])
+            self.copy(operands.gathered[mine], operands.a)
+
+    def _shard(self, operands: Views, rows: slice, x: View) -> None:
+        """Queue the product of a rank's tokens."""
+        self.whole(operands, x, operands.c[rows] if operands.c else None, operands.d[rows])
+
+
+class NcclReduceScatter(NcclSum):
+    """One product, then NCCL's ReduceScatter (its Reduce to each rank if their tokens differ)."""
+
+    form = "matmul_reduce_scatter"
+
+
+class PulledReduceScatter(PulledSum[Views], CopyProduct):
+    """One product into symmetric memory, then a kernel that reads its tokens' parts from all peers and adds them."""
+
+    form = "matmul_reduce_scatter"
+    name = "pull"
+
+
+class PushedReduceScatter(CopyProduct):
+    """A product for each rank's tokens, peers' first, pushed by copy engines while the next one is computed.
+
+    Parts end in a slot for each source.
+    """
+
+    form = "matmul_reduce_scatter"
+    name = "push"
+    streams = ("copy",)
+
+    def _prepare(self) -> None:
+        p = self.p
+        self.rows = p.slices("rows")
+        self.shared["parts"] = Memory(self.travels, [(self.size * max(p.rows), p.outputs[0])] * self.size)
+        self.own["partial"] = Memory(self.travels, [(sum(p.rows), p.outputs[0])])
+
+    def slot(self, owner: int, source: int) -> View:
+        """Return where ``owner`` receives the part of ``source``."""
+        rows = self.p.rows[owner]
+        return self.at("parts", owner)[source * rows : (source + 1) * rows]
+
+    def _multiply(self, operands: Views) -> None:
+        gpu, partial = self.gpu, self.memory("partial")
+        for owner in self.peers:
+            lines = partial[self.rows[owner]]
+            if lines.rows:
+                self.part(operands, operands.a[self.rows[owner]], lines)
+                gpu.follow("copy", "main")
+                gpu.push("copy", self.slot(owner, self.rank), lines)
+                gpu.raise_flag("copy", owner, PIECES.at(0))
+        self.part(operands, operands.a[self.rows[self.rank]], self.slot(self.rank, self.rank))
+        if self.p.rows[self.rank]:
+            gpu.await_flags("main", [(source, PIECES.at(0)) for source in self.peers])
+            parts = [self.slot(self.rank, source) for source in range(self.size)]
+            self.add(operands, parts, [operands.d], operands.c)
+
 
 _PULL = 2  # most ranks that pull sums
 
@@ -208,3 +326,57 @@ class RingAllReduce(CopyProduct):
         for piece, lines in enumerate(self.pieces[peer]):
             gpu.await_flag("pull", peer, PIECES.at(self.count + piece))
             gpu.push("pull", out[peer][lines], sums[peer][lines])
+
+
+class NcclGatheredOutput(NcclProduct):
+    """One product, then NCCL's AllGather (or its Broadcasts, of unlike parts), and copies to the ranks' columns."""
+
+    form = "matmul_allgather"
+
+    def _prepare(self) -> None:
+        p, tokens = self.p, self.p.tokens[0]
+        self.own["partial"] = Memory(p.out_dtype, [(tokens, p.outputs[self.rank])])
+        self.own["gathered"] = Memory(p.out_dtype, [(1, tokens * sum(p.outputs))])
+
+    def _multiply(self, operands: Views) -> None:
+        columns, shapes = self.p.slices("outputs"), [(self.p.tokens[0], cols) for cols in self.p.outputs]
+        mine = columns[self.rank]
+        part, gathered = self.memory("partial"), self.memory("gathered")
+        if part.cols:
+            self.whole(operands, operands.a, operands.c[:, mine] if operands.c else None, part)
+        sizes = [rows * cols for rows, cols in shapes]
+        self.all_gather(part, gathered, sizes)
+        for place, start, (rows, cols) in zip(columns, offsets(sizes), shapes, strict=False):
+            at = gathered.address + start * gathered.dtype.itemsize
+            self.copy(operands.d[:, place], View(at, rows, cols, cols, gathered.dtype))
+
+
+class PushedGatheredOutput(CopyProduct):
+    """In pieces of the tokens: copy engines carry each to its columns everywhere, during the GEMM of the next."""
+
+    form = "matmul_allgather"
+    name = "push"
+    streams = ("pull", "tell")
+
+    def _prepare(self) -> None:
+        p, tokens = self.p, self.p.tokens[0]
+        self.pieces = offsets(pieces(tokens, max(p.outputs), self.gpu.multiprocessors))
+        self.shared["parts"] = Memory(p.out_dtype, [(tokens, outputs) for outputs in p.outputs])
+
+    def _multiply(self, operands: Views) -> None:
+        gpu, columns, parts = self.gpu, self.p.slices("outputs"), self.everyones("parts")
+        mine, own = columns[self.rank], parts[self.rank]
+        for piece, (start, stop) in enumerate(pairwise(self.pieces)):
+            rows = slice(start, stop)
+            if own.cols:
+                self.whole(
+                    operands, operands.a[rows], operands.c[rows, mine] if operands.c else None, own[rows]
+                )
+                gpu.follow("tell", "main")
+                for peer in self.peers:
+                    gpu.raise_flag("tell", peer, PIECES.at(piece))
+            for peer in self.peers:
+                if self.p.outputs[peer]:
+                    gpu.await_flag("pull", peer, PIECES.at(piece))
+                    gpu.push("pull", operands.d[rows, columns[peer]], parts[peer][rows])
+        self.copy(operands.d[:, mine], own)

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cholesky and LU factorizations of panels, and solves with the factors: right-looking, one panel ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...layout import MatrixDescriptor
+from ..protocol import Engine, Operations
+from .factor_panels import FactorPanels, Mover, Workbench, real_diagonal
+from .panel_shape import shape_beside, shape_of, shape_of_inverse
+from .sweeps import sides_of
+
+__all__ = ["CholeskyJob", "FactorSolveJob", "LuJob", "factor_lu", "permutation", "right_looking"]
+
+Array = Any
+
+
+def right_looking(
+    panels: FactorPanels,
+    steps: int,
+    finish: Callable[[int], None],
+    update: Callable[[int, Array, Sequence[int]], None],
+    *,
+    ends_at_fault: bool = False,
+    delays: bool = False,
+) -> None:
+    """Factor panels, one after another, and update the later ones with each. Collective over the workers.
+
+    The next panel is updated and factored first, so that the other ranks have it before they need it.
+
+    Args:
+        panels: the matrix.
+        steps: how many panels are factored.
+        finish: ``finish(k)`` factors panel k, one of this rank's, which has been updated.
+        update: ``update(k, panel, group)`` updates adjacent panels of this rank with panel k, from its diagonal on, and
+            with ``delays`` also with the panels after it, which follow it in the same array.
+        ends_at_fault: what comes after a panel with a fault is useless. If not, as in LU, where U's diagonal may have a
+            zero, all panels are factored.
+        delays: an update may wait for more panels: what two have in common is multiplied at once.
+    """
+    if panels.rank >= panels.shape.workers:
+        return
+    panels.begin(delays=delays)
+    if steps and panels.has(0):
+        with panels.ahead():
+            finish(0)
+            panels.publish(0)
+    for k in range(steps):
+        panel = panels.fetch(k)
+        if ends_at_fault and panels.failed(k):
+            break
+        for first, group in panels.later(k):
+            known = panel if first == k else panels.joined(first, k)
+            if group[0] > k + 1:
+                update(first, known, group)
+                continue
+            with panels.ahead():
+                update(first, known, group)
+                if k + 1 < steps:
+                    finish(k + 1)
+                    panels.publish(k + 1)
+
+
+class FactorSolveJob:
+    """A factorisation, a solve with the factors, or both. Making one is collective over the context.
+
+    Args:
+        engine: where.
+        a: the layout of A, or of its factors.
+        out: the layout of the factors; None if they are not wanted, or A is factored already.
+        b: the layout of right-hand sides; None without them.
+        x: the layout of solutions, or of the inverse; None without them.
+        factored: A is factored already.
+        inverse: the right-hand sides are the identity. Of an inverse with ``lower`` the other triangle is that of a
+            Hermitian matrix, but if ``factored`` it is not written.
+        conjugate: the panels hold the conjugates of A, of its factors and of the inverse.
+
+    Attributes:
+        lower: of these only the lower triangles count.
+        routine: what ``FactorProblem`` calls it.
+    """
+
+    routine: ClassVar[str]
+    lower: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        engine: Engine,
+        a: MatrixDescriptor,
+        out: MatrixDescriptor | None = None,
+        b: MatrixDescriptor | None = None,
+        x: MatrixDescriptor | None = None,
+        *,
+        factored: bool = False,
+        inverse: bool = False,
+        conjugate: bool = False,
+    ) -> None:
+        lower = self.lower
+        self._operations, self._factored, self._inverse = engine.operations, factored, inverse
+        alone = b is None and x is None  # a solve on GPUs needs panels that ranks have whole
+        shape = shape_of(engine, a if out is None else out, self.routine, shared=lower and alone)
+        shapes = [shape]
+        if inverse:
+            shapes.append(shape_of_inverse(engine, shape))
+        elif b is not None:
+            shapes.append(shape_beside(engine, shape, b.shape[1], spreads=True))
+        self._bench = bench = Workbench(engine, shapes, a.dtype)
+        self._a = Mover(bench, 0, a, lower=lower, conjugate=conjugate)
+        self._out = None if out is None else Mover(bench, 0, out, lower=lower, conjugate=conjugate)
+        self._b = None if b is None else Mover(bench, 1, b)
+        self._part_of_x = lower and inverse
+        self._x: Mover | None = None
+        self._mirrored: Mover | None = None
+        if x is not None:
+            conjugate = conjugate and inverse
+            self._x = Mover(bench, 1, x, lower=self._part_of_x, conjugate=conjugate)
+            if self._part_of_x and not factored:
+                self._mirrored = Mover(bench, 1, x.T, lower=True, strictly=True, conjugate=not conjugate)
+
+    def _moved_in(self, a: Array, out: Array, b: Array, x: Array) -> list[FactorPanels]:
+        """Return the panels of A, and of right-hand sides if there are any. Collective; a fence must follow."""
+        place = beside = None
+        if self._out is not None:
+            place = self._out.place(out, a, b, x)
+        elif self._factored:
+            place = self._a.place(a, a, b, x)
+        if self._x is not None and not self._part_of_x:
+            beside = self._x.place(x, b, a, out)
+        panels = self._bench.panels(place, beside)
+        self._a.into(a, panels[0])
+        if self._b is not None:
+            self._b.into(b, panels[1])
+        return panels
+
+    def _move_out(self, panels: Sequence[FactorPanels], out: Array, x: Array, *, solved: bool) -> None:
+        """Move the factors out of panels, and the solutions if there are any. Collective; after a fence."""
+        if self._out is not None:
+            self._out.back(out, panels[0])
+        if self._x is not None and solved:
+            self._x.back(x, panels[1])
+            if self._mirrored is not None:
+                self._mirrored.back(x.T, panels[1])
+
+
+class CholeskyJob(FactorSolveJob):
+    """A Cholesky factorisation, a solve with its factor L, or both. Making and running one is collective.
+
+    Attributes:
+        diagonal: of the last run, L's, if A was factored and B was solved for; else None.
+    """
+
+    lower, routine = True, "cholesky"
+    diagonal: Array = None
+
+    def run(self, a: Array, out: Array = None, b: Array = None, x: Array = None) -> int:
+        """Compute; return 0, or the order of the first leading minor that is not positive definite."""
+        bench, operations = self._bench, self._operations
+        lower, *right = panels = self._moved_in(a, out, b, x)
+        bench.handed_in(panels)
+        info = 0
+        if not self._factored:
+            with lower.above_kept():  # updates are of whole squares
+                factor_cholesky(operations, lower)
+                bench.fence()
+                lower.settle()
+            info = bench.fault(lower)
+        if right and not info:
+            self.diagonal = None if self._factored or self._inverse else bench.diagonal(lower)
+            if self._inverse:
+                right[0].set_identity(operations.xp)
+            sides = sides_of(bench, lower, right[0], begins=self._inverse)
+            sides.sweep(lower=True)
+            sides.sweep(lower=True, op="C")
+            sides.finish()
+            if self._inverse:
+                real_diagonal(operations.xp, right[0])
+            bench.fence()
+        self._move_out(panels, out, x, solved=not info)
+        return info
+
+
+def factor_cholesky(operations: Operations, panels: FactorPanels) -> None:
+    """Replace the lower triangle of a matrix in panels by L with A = L L^H. Collective over the workers.
+
+    If it is not positive definite, ``panels.info`` of the first panel that shows it is the order of the leading minor
+    that is not positive, and the work ends there.
+    """
+    shape = panels.shape
+
+    def finish(k: int) -> None:
+        panels.potrf(operations, k)
+
+    def update(k: int, panel: Array, group: Sequence[int]) -> None:
+        blocks = [list(block) for _, block in groupby(group, lambda j: j // shape.group)]  # adjacent panels
+        panels.subtract(operations, panel, k, blocks)
+
+    right_looking(panels, shape.panels, finish, update, ends_at_fault=True, delays=True)
+
+
+class LuJob(FactorSolveJob):
+    """An LU factorisation, a solve with the factors, or both. Making and running one is collective.
+
+    Attributes:
+        pivots: of the last run: row i was exchanged with ``pivots[i]``, both from 0.
+        diagonal: of the last run, U's; None if A was factored already.
+    """
+
+    routine = "lu"
+    pivots: NDArray[np.int64]
+    diagonal: Array
+
+    def run(
+        self,
+        a: Array,
+        out: Array = None,
+        b: Array = None,
+        x: Array = None,
+        pivots: NDArray[np.int64] | None = None,
+        *,
+        op: str = "N",
+    ) -> int:
+        """Compute; return 0, or i if U's diagonal element i, counted from 1, is the first that is exactly zero.
+
+        Args:
+            a, out, b, x: the local arrays.
+            pivots: of an A that is factored already.
+            op: "N", "T" or "C": solve with A, its transpose, or its conjugate transpose.
+        """
+        bench = self._bench
+        panels, *right = both = self._moved_in(a, out, b, x)
+        least = min(panels.shape.rows, panels.shape.cols)
+        if pivots is not None and (bench.rank == 0 or not bench.shared):
+            panels.pivots[:least] = bench.engine.xp.asarray((pivots + 1).astype(np.int32))
+        if self._factored:
+            bench.fence()  # all ranks read the pivots
+        else:
+            bench.handed_in(both)
+        info = 0
+        if not self._factored:
+            info = self._factor(panels)
+        self.pivots = bench.on_host(panels.pivots[:least]).astype(np.int64) - 1 if pivots is None else pivots
+        self.diagonal = None if self._factored else bench.diagonal(panels)
+        if right and not info:
+            self._solve(panels, right[0], op)
+        self._move_out(both, out, x, solved=not info)
+        return info
+
+    def _factor(self, panels: FactorPanels) -> int:
+        factor_lu(self._operations, panels)
+        panels.settle()
+        if panels.shape.panels > 1:
+            self._bench.fence()  # a panel whose rows are exchanged is read no more
+            panels.swap_left(self._operations)
+        self._bench.fence()
+        return self._bench.fault(panels)
+
+    def _solve(self, panels: FactorPanels, right: FactorPanels, op: str) -> None:
+        """Replace the right-hand sides by the solutions."""
+        operations, bench, n = self._operations, self._bench, panels.shape.cols
+        begins = self._inverse and bench.shared
+        if self._inverse:
+            right.set_identity(operations.xp)
+        sides = sides_of(bench, panels, right, begins=begins)
+        if op == "N":
+            if not begins:
+                sides.swap(n, panels.pivots)
+            sides.sweep(lower=True, unit=True)
+            sides.count_all()
+            sides.sweep(lower=False)
+        else:
+            sides.sweep(lower=False, op=op)
+            sides.sweep(lower=True, unit=True, op=op)
+            sides.swap(n, panels.pivots, back=True)
+        sides.finish()
+        bench.fence()
+        if begins:  # A^-1 = (L U)^-1 P: its columns are permuted
+            bench.permute_columns(right, np.argsort(permutation(self.pivots, n)))
+            bench.fence()
+
+
+def permutation(pivots: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+    """Return P as a list of rows: row i of P A is row ``p[i]`` of A. Local."""
+    rows = list(range(n))
+    for i, other in enumerate(pivots.tolist()):
+        rows[i], rows[other] = rows[other], rows[i]
+    return np.array(rows, np.int64)
+
+
+def factor_lu(operations: Operations, panels: FactorPanels) -> None:
+    """Replace a matrix in panels by L and U, without the exchanges of rows in panels to the left. Collective.
+
+    Collective over the workers. ``panels.info`` of a panel is the index, from 1, of the first of its diagonal elements
+    of U that is exactly zero.
+    """
+
+    def finish(k: int) -> None:
+        panels.getrf(operations, k)
+
+    def update(k: int, panel: Array, group: Sequence[int]) -> None:
+        panels.eliminate(operations, panel, k, group)
+
+    right_looking(panels, panels.shape.steps, finish, update)
