@@ -58,6 +58,8 @@ python_maximum_signature_line_length = 90
 
 html_theme = "furo"
 html_title = f"pblasmp {release}"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"source_repository": "", "top_of_page_buttons": []}

@@ -504,7 +504,7 @@ def rounding_sums() -> str:
 
 
 def one_kernel() -> str:
-    """Return the tables of docs/one-kernel.md, by number of GPUs."""
+    """Return the tables of docs/internals/one-kernel.md, by number of GPUs."""
     runs = results.runs()
     found = [runs[name] for name in ("one_kernel-2-gpus", "one_kernel-4-gpus")]
     return "\n".join(f"{run.gpus} GPUs:\n\n{_one_kernel(run)}" for run in found)
@@ -539,7 +539,7 @@ def _one_kernel(run: Run) -> str:
 
 
 def gathered_rates() -> str:
-    """Return what AllGather + GEMM of 1024 x 1024 x 1024 reaches by each way, for docs/one-kernel.md."""
+    """Return what AllGather + GEMM of 1024 x 1024 x 1024 reaches by each way, for docs/internals/one-kernel.md."""
     run = results.runs()["tensor_parallel-allgather_matmul-4-gpus"]
     row = next(row for row in run.rows if set(row["case"].values()) == {1024})
     ways = {

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted([*DOCS.glob("*.md"), *DOCS.glob("internals/*.md")])
 
 
 def blocks(page: Path, language: str) -> list[str]:

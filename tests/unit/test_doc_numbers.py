@@ -88,17 +88,17 @@ NUMBERS = [
     ("epilogues", "epilogue._MASK_LD", str, "mask are multiples of {} bits"),
     ("epilogues", "epilogue._GELU_LD", str, "gelu's argument multiples of {} elements"),
     ("low-precision", "epilogue.BLOCK", str, "scales {} entries along k"),
-    ("gpu-algorithms", "engines.gpu.tensor.methods._HIDES_COPIES", times_ten_to, "below {} operations, else"),
-    ("gpu-algorithms", "engines.gpu.tensor.methods._PULLS", times_ten_to, '`"pull"` below {} operations per rank'),
-    ("gpu-algorithms", "engines.gpu.tensor.methods._HIDES_SUMS", times_ten_to, "and {} operations per rank on"),
-    ("gpu-algorithms", "engines.gpu.tensor.methods._ONE_SHOT_WAVES", str, "below {} waves of tiles"),
-    ("gpu-algorithms", "engines.gpu.tensor.methods._RING_WAVES", str, '`"ring"` from {} waves of tiles on'),
+    ("internals/gpu", "engines.gpu.tensor.methods._HIDES_COPIES", times_ten_to, "below {} operations, else"),
+    ("internals/gpu", "engines.gpu.tensor.methods._PULLS", times_ten_to, '`"pull"` below {} operations per rank'),
+    ("internals/gpu", "engines.gpu.tensor.methods._HIDES_SUMS", times_ten_to, "and {} operations per rank on"),
+    ("internals/gpu", "engines.gpu.tensor.methods._ONE_SHOT_WAVES", str, "below {} waves of tiles"),
+    ("internals/gpu", "engines.gpu.tensor.methods._RING_WAVES", str, '`"ring"` from {} waves of tiles on'),
     (
-        "gpu-algorithms", "engines.gpu.tensor.methods._ONE_SHOT_BYTES", lambda x: f"{x >> 10} KiB",
+        "internals/gpu", "engines.gpu.tensor.methods._ONE_SHOT_BYTES", lambda x: f"{x >> 10} KiB",
         "for results up to {}",
     ),
-    ("gpu-algorithms", "engines.gpu.push.plan._LINE", str, "in blocks of fewer than {}"),
-    ("gpu-algorithms", "engines.gpu.push.plan._SIDE", str, "a product of about {} × "),
+    ("internals/gpu", "engines.gpu.push.plan._LINE", str, "in blocks of fewer than {}"),
+    ("internals/gpu", "engines.gpu.push.plan._SIDE", str, "a product of about {} × "),
 ]  # fmt: skip
 
 

@@ -53,12 +53,14 @@ def everything(comm: Any) -> Iterator[Case]:
 
 
 def page(comm: Any) -> None:
-    """The script of docs/torch.md."""
+    """The script of docs/torch-8-bits.md."""
     torch.set_num_threads(1)
     (script,) = [
-        block for block in blocks(DOCS / "torch.md", "{code-block} python") if "DelayedScaling" in block
+        block
+        for block in blocks(DOCS / "torch-8-bits.md", "{code-block} python")
+        if "DelayedScaling" in block
     ]
-    exec(compile(script, "torch.md", "exec"), {})
+    exec(compile(script, "torch-8-bits.md", "exec"), {})
 
 
 def drawn(ctx: pb.Context, seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

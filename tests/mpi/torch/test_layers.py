@@ -546,7 +546,7 @@ def test_with_torchrun(nranks):
 def test_what_users_call_is_documented():
     import pblasmp.torch
 
-    page = (ROOT / "docs" / "torch.md").read_text()
+    page = (ROOT / "docs" / "api" / "torch.md").read_text()
     assert all(f":: pblasmp.torch.{name}" in page for name in pblasmp.torch.__all__)
     docs = {name: getattr(pblasmp.torch, name).__doc__ for name in pblasmp.torch.__all__}
     assert not [name for name, doc in docs.items() if "ollective over" not in doc and "Local" not in doc]

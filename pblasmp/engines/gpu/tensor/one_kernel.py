@@ -6,7 +6,7 @@ needs it. There are two sets of boxes and flags, for odd and for even calls. A c
 that it needs of its peers, so no rank is two calls ahead of another, and no barrier is needed. Flags hold the number of
 the call and are never lowered.
 
-There is none for AllGather + GEMM: copy engines and a GEMM for each shard are as fast (docs/one-kernel.md).
+There is none for AllGather + GEMM: copy engines and a GEMM for each shard are as fast (docs/internals/one-kernel.md).
 """
 
 from __future__ import annotations
