@@ -125,22 +125,8 @@ class CallState(ctypes.Structure):
 class LaunchState(ctypes.Structure):
     """``launch`` of launch.h."""
 
-    _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                "context_of",
-                "captures",
-                "queue_graph",
-                "queue_kernel",
-                "context",
-                "what",
-                "arguments",
-            )
-        ),
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint),
+    _fields_ = tuple(
+        (name, ctypes.c_void_p) for name in ("context_of", "captures", "queue", "context", "graph")
     )
 
 

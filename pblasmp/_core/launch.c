@@ -5,10 +5,7 @@
 
 int launch_now(const launch *l, void *stream)
 {
-    const unsigned *g = l->grid, *t = l->block;
-    int error = l->arguments == NULL ? l->queue_graph(l->what, stream)
-                                     : l->queue_kernel(l->what, g[0], g[1], g[2], t[0], t[1], t[2], l->shared, stream,
-                                                       l->arguments, NULL);
+    int error = l->queue(l->graph, stream);
     return error ? FAILED + error : QUEUED;
 }
 

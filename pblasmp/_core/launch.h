@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A call that all ranks repeat on GPUs: one vote, and what was recorded of it is queued again.
+/* A call that all ranks repeat on GPUs: one vote, and the graph that was recorded of it is queued again.
  *
  * CUDA's driver is not linked: its functions come as addresses.
  */
@@ -8,17 +8,13 @@
 
 #include "meet.h"
 
-/* What is to be queued: a kernel, or a graph. */
+/* What is to be queued. */
 typedef struct {
-    int (*context_of)(void **context);                /* cuCtxGetCurrent */
-    int (*captures)(void *stream, int *status);       /* cuStreamIsCapturing */
-    int (*queue_graph)(void *graph, void *stream);    /* cuGraphLaunch */
-    int (*queue_kernel)(void *function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared,
-                        void *stream, void **arguments, void **more); /* cuLaunchKernel */
-    void *context;                                    /* that must be the current one */
-    void *what;                                       /* the kernel or the graph */
-    void **arguments;                                 /* of the kernel; NULL: it is a graph */
-    unsigned grid[3], block[3], shared;
+    int (*context_of)(void **context);          /* cuCtxGetCurrent */
+    int (*captures)(void *stream, int *status); /* cuStreamIsCapturing */
+    int (*queue)(void *graph, void *stream);    /* cuGraphLaunch */
+    void *context;                              /* that must be the current one */
+    void *graph;
 } launch;
 
 /* What came of it; the driver's errors follow FAILED. */

@@ -70,11 +70,11 @@ def nan_bytes(nbytes: int) -> np.ndarray:
 
 
 class _Graph:
-    """A graph; ``graph`` and ``graphExec`` are its handles, as CuPy has them."""
+    """A graph; ``graphExec`` is its handle, as CuPy has it."""
 
     def __init__(self, events: list[tuple[Any, ...]]) -> None:
         self._events = events
-        self.graph = self.graphExec = id(self)
+        self.graphExec = id(self)
 
     def launch(self) -> None:
         self._events.append(("graph launched",))
@@ -84,56 +84,33 @@ class _Graph:
 
 
 class DriverForC:
-    """What the compiled core calls of CUDA's driver, and what tells of graphs.
+    """What the compiled core calls of CUDA's driver.
 
     Attributes:
-        kernel: the address of the kernel that all graphs consist of; 0: they consist of more.
         error: what the driver returns where something is queued.
         on: the stream on which something was queued last.
     """
 
     def __init__(self, gpu: FakeGpu) -> None:
         at = ctypes.c_void_p
-        self.kernel = self.error = self.on = 0
-        self._arguments = (at * 1)()
+        self.error = self.on = 0
 
         def write(kind: Any, to: int, value: int) -> int:
             kind.from_address(to).value = value
             return 0
 
-        def queued(what: str, stream: int | None) -> int:
-            gpu.stay_at_home(what)
-            gpu.events.append((what,))
+        def queue(graph: int, stream: int | None) -> int:
+            gpu.stay_at_home("a launch")
+            gpu.events.append(("graph launched",))
             self.on = stream or 0
             return self.error
 
-        def parameters(node: int, to: int) -> int:
-            words = (at * 9).from_address(to)
-            words[0], words[5] = self.kernel, ctypes.addressof(self._arguments)
-            (ctypes.c_uint * 7).from_address(to + 8)[:] = 4, 1, 1, 384, 1, 1, 1024
-            return 0
+        def captures(stream: int | None, to: int) -> int:
+            return write(ctypes.c_int, to, (stream or 0) in gpu.capturing)
 
-        def nodes(graph: int, to: int, count: int) -> int:
-            (at * 2).from_address(to)[0] = graph
-            return write(ctypes.c_size_t, count, 1 if self.kernel else 2)
-
-        functions: dict[str, tuple[int, Callable[..., int]]] = {
-            "cuCtxGetCurrent": (1, lambda to: write(at, to, 1 + gpu.current)),
-            "cuStreamIsCapturing": (
-                2,
-                lambda stream, to: write(ctypes.c_int, to, (stream or 0) in gpu.capturing),
-            ),
-            "cuGraphLaunch": (2, lambda _, stream: queued("graph launched", stream)),
-            "cuGraphGetNodes": (3, nodes),
-            "cuGraphNodeGetType": (2, lambda _, to: write(ctypes.c_int, to, 0)),
-            "cuGraphKernelNodeGetParams_v2": (2, parameters),
-        }
-        for name, (count, function) in functions.items():
-            setattr(self, name, ctypes.CFUNCTYPE(ctypes.c_int, *[at] * count)(function))
-        of_node = ctypes.CFUNCTYPE(ctypes.c_int, at, ctypes.c_int, at)
-        self.cuGraphKernelNodeGetAttribute = of_node(lambda *_: 0)
-        launches = ctypes.CFUNCTYPE(ctypes.c_int, at, *[ctypes.c_uint] * 7, at, at, at)
-        self.cuLaunchKernel = launches(lambda *told: queued("kernel launched", told[8]))
+        of_one, of_two = (ctypes.CFUNCTYPE(ctypes.c_int, *[at] * count) for count in (1, 2))
+        self.cuCtxGetCurrent = of_one(lambda to: write(at, to, 1 + gpu.current))
+        self.cuStreamIsCapturing, self.cuGraphLaunch = of_two(captures), of_two(queue)
 
 
 class CUDARuntimeError(RuntimeError):

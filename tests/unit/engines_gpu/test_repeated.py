@@ -60,15 +60,6 @@ def test_the_core_launches(lib, multiply, in_python):
     assert not in_python
 
 
-def test_a_graph_of_one_kernel_is_launched_as_a_kernel(ctx, lib, multiply, in_python):
-    lib.gpu.driver_for_c.kernel = 0xABC0
-    ctx.engine.session.runtime.arena.replaced()  # recorded anew
-    multiply()
-    multiply()
-    assert len(lib.gpu.did("kernel launched")) == 1
-    assert len(in_python) == 1  # the first one after it was recorded
-
-
 def test_another_stream_waits_first(lib, multiply, in_python):
     import cupy
 

@@ -12,30 +12,9 @@ from ....errors import StatusError
 
 __all__ = ["Relaunch"]
 
-_KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
-_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-_ATTRIBUTE_BYTES = 64
-
-
-class _KernelNode(ctypes.Structure):
-    """CUDA_KERNEL_NODE_PARAMS_v2."""
-
-    _fields_ = (
-        ("function", ctypes.c_void_p),
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint),
-        ("arguments", ctypes.c_void_p),
-        ("more", ctypes.c_void_p),
-        ("kernel", ctypes.c_void_p),
-        ("context", ctypes.c_void_p),
-    )
-
 
 class Relaunch:
     """A recorded graph, to be queued any number of times while it exists. Local.
-
-    A graph of one kernel is queued as that kernel, which takes less time.
 
     Args:
         graph: CuPy's.
@@ -45,7 +24,7 @@ class Relaunch:
         at: the address of the stream.
 
     Raises:
-        StatusError: the driver refuses to tell of it.
+        StatusError: the driver has no current context.
     """
 
     __slots__ = ("_state", "at", "launch", "stream")
@@ -53,19 +32,11 @@ class Relaunch:
     def __init__(self, graph: Any) -> None:
         context, driver = ctypes.c_void_p(), _driver()
         self.check(driver.cuCtxGetCurrent(ctypes.byref(context)))
-        self._state = LaunchState(
-            *(
-                ctypes.cast(function, ctypes.c_void_p).value
-                for function in (
-                    driver.cuCtxGetCurrent, driver.cuStreamIsCapturing, driver.cuGraphLaunch, driver.cuLaunchKernel
-                )
-            ),
-            context.value, graph.graphExec,
-        )  # fmt: skip
-        node = self._only_kernel(driver, graph.graph)
-        if node is not None:
-            self._state.what, self._state.arguments = node.function, node.arguments
-            self._state.grid, self._state.block, self._state.shared = node.grid, node.block, node.shared
+        functions = (
+            ctypes.cast(function, ctypes.c_void_p).value
+            for function in (driver.cuCtxGetCurrent, driver.cuStreamIsCapturing, driver.cuGraphLaunch)
+        )
+        self._state = LaunchState(*functions, context.value, graph.graphExec)
         self.launch = ctypes.c_void_p(ctypes.addressof(self._state))
         self.on(0)
 
@@ -73,22 +44,6 @@ class Relaunch:
         """Let it be queued on a stream, by its address; return it. Local."""
         self.at, self.stream = stream, ctypes.c_void_p(stream)
         return self
-
-    def _only_kernel(self, driver: Any, graph: int) -> _KernelNode | None:
-        """Return the kernel that a graph consists of, whose arguments it keeps; None if it is anything else."""
-        count, kind, params = ctypes.c_size_t(2), ctypes.c_int(), _KernelNode()
-        nodes = (ctypes.c_void_p * 2)()
-        self.check(driver.cuGraphGetNodes(ctypes.c_void_p(graph), nodes, ctypes.byref(count)))
-        if count.value != 1 or nodes[1]:
-            return None
-        node = ctypes.c_void_p(nodes[0])
-        self.check(driver.cuGraphNodeGetType(node, ctypes.byref(kind)))
-        if kind.value != _KERNEL_NODE:
-            return None
-        self.check(driver.cuGraphKernelNodeGetParams_v2(node, ctypes.byref(params)))
-        together = (ctypes.c_int * (_ATTRIBUTE_BYTES // 4))()
-        self.check(driver.cuGraphKernelNodeGetAttribute(node, _COOPERATIVE, ctypes.byref(together)))
-        return params if params.function and params.arguments and not together[0] else None
 
     def check(self, failed: int) -> None:
         """Raise StatusError for an error of the driver, by its number. Local."""
