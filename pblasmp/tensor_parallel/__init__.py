@@ -229,6 +229,7 @@ def matmul_allgather(
     w_dtype: DTypeLike | None = None,
     algo: str = "auto",
     compute: str | None = None,
+    comm_sms: int | None = None,
 ) -> Any:
     """Return ``activation(alpha X Wᵀ + beta C + bias)`` on every rank; each computes the columns of its weights.
 
@@ -243,7 +244,7 @@ def matmul_allgather(
         activation, alpha, beta: as for ``allgather_matmul``.
         c: like the result, and may be the result itself; each rank reads the columns that it computes.
         out: where to write the result: (..., N).
-        dtype, scales, x_dtype, w_dtype, algo, compute: as for ``allgather_matmul``.
+        dtype, scales, x_dtype, w_dtype, algo, compute, comm_sms: as for ``allgather_matmul``.
 
     Returns:
         (..., N), an array of x's library.
@@ -254,7 +255,7 @@ def matmul_allgather(
     return multiply(
         "matmul_allgather", ctx, x, w, c, out, bias, scales,
         transposed=transposed, dtype=dtype, alpha=alpha, beta=beta, activation=activation, algo=algo,
-        compute=compute, x_dtype=x_dtype, w_dtype=w_dtype,
+        compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
     )  # fmt: skip
 
 

@@ -77,6 +77,7 @@ def test_options_that_an_algorithm_cannot_obey_are_refused():
             lambda: pb.matmul(a, a, comm_sms=4),
             lambda: pb.matmul(a, a, comm_sms=4, algo="panels"),
             lambda: pb.matmul_allreduce(x, w, ctx, comm_sms=4),
+            lambda: pb.matmul_allgather(x, w, ctx, comm_sms=4),
         ):
             with pytest.raises(pb.UnsupportedError, match="comm_sms is for cuBLASMp's algorithms"):
                 call()
