@@ -113,8 +113,8 @@ class Handle:
     @property
     def writeable(self) -> bool:
         """Whether its local array may be written to. Local."""
-        flags = (self if self._view_of is None else self._view_of)._array.flags
-        return getattr(flags, "writeable", True)
+        array: Any = (self if self._view_of is None else self._view_of)._array
+        return not isinstance(array, np.ndarray) or array.flags.writeable  # CuPy's always are
 
     def direct_part(self) -> Part | None:
         """Return what direct calls take; None if they do not take this matrix. Local."""
