@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -238,6 +239,7 @@ class ParallelProblem(Problem):
             turned=turned, transposed=transposed, conjugated=conjugated,
         )  # fmt: skip
 
+    @lru_cache(64)  # noqa: B019 - of few problems, for which each algorithm asks
     def as_scheme(self) -> MatmulProblem | str:
         """Return the product in the 1D layouts of cuBLASMp's schemes, or why it has none. Local."""
         if self.form == "matmul_allgather":

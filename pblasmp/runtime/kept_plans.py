@@ -142,16 +142,18 @@ class KeptPlans:
         return key, self._engine.measured.added
 
 
+def _shared(engine: Engine) -> set[int]:
+    """Return which objects an engine has, and those that these have: what plans share, by ``id``."""
+    found = [engine, engine.transport.comm, *vars(engine).values()]
+    return {id(x) for each in found for x in (each, *getattr(each, "__dict__", {}).values())}
+
+
 _SHARED = (ModuleType, type, BuiltinFunctionType, str, bytes, int, float, complex, np.dtype)
 
 
 def held_bytes(plan: object, engine: Engine) -> int:
     """Return about how many bytes a plan holds, apart from what its engine and its context do. Local."""
-    comm = engine.transport.comm
-    context = getattr(plan, "_ctx", None)
-    seen = {
-        id(x) for x in (engine, engine.operations, engine.transport, comm, context, engine.device, gc.garbage)
-    }
+    seen = _shared(engine) | {id(getattr(plan, "_ctx", None)), id(gc.garbage)}
     total, left = 0, [plan]
     while left:
         x = left.pop()

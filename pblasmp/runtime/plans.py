@@ -255,7 +255,6 @@ class Plan(Generic[Result]):
         if ctx.engine.traits.queues:
             with ctx.agreement(what):
                 self._settle = ctx.engine.lifetime()
-            with ctx.agreement(what):
                 made = prepare(ctx.engine, self._asked, self._options, operands, nearest)
         else:
             with ctx.running(what):

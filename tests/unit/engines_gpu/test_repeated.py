@@ -14,6 +14,7 @@ import pblasmp as pb
 from pblasmp import _core
 from pblasmp.engines.gpu.runtime import graphs
 from pblasmp.engines.gpu.runtime.relaunch import Relaunch
+from pblasmp.runtime.kept_plans import held_bytes
 from pblasmp.tensor_parallel import call
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.fakelt import FakeLt
@@ -58,6 +59,13 @@ def test_the_core_launches(lib, multiply, in_python):
         multiply()
     assert len(lib.gpu.did("graph launched")) == launched + 3
     assert not in_python
+
+
+def test_a_kept_plan_holds_nothing_of_its_engine(ctx, multiply):
+    """All of its engine is some 3000 objects, which take 10 ms to count for each new plan."""
+    (plan, nbytes), *_ = ctx.kept._plans.values()
+    assert held_bytes(plan, ctx.engine) < 1 << 15
+    assert nbytes == 1 << 17  # what each counts at least
 
 
 def test_another_stream_waits_first(lib, multiply, in_python):
