@@ -74,15 +74,17 @@ class GpuDirect:
     def run(self, control: Communicator, asked: Asked) -> bool | None:
         """See ``Direct``. Collective over the context."""
         channel, name = control.channel, asked.call
-        told = self._launched(control, asked)
+        stream = self._current()
+        key = _key_of(stream, asked)
+        told = self._launched(control, asked, key, stream)
         if told in ("queued", "unlike"):
             return told == "queued"
         channel.take_turn(name)
         try:
-            stream = self._current()
+            stream = self._current()  # of this rank's GPU, which is the current one now
             if stream.is_capturing():  # a replay would not take turns with the sets of slabs
                 return None
-            call = self._found(stream, asked)
+            call = self._found(stream, asked, key if key[0] == stream.ptr else _key_of(stream, asked))
             if call is None or call.template.nbytes > self.sets.most:
                 return None
             if told != "unready" and not self._single and gather_on(control, name, call.number, (0,)) is None:
@@ -106,10 +108,9 @@ class GpuDirect:
             channel.end_turn()
         return True
 
-    def _launched(self, control: Communicator, asked: Asked) -> Launched:
+    def _launched(self, control: Communicator, asked: Asked, key: Any, stream: Any) -> Launched:
         """Launch a call's graph if all ranks have one; return what ``launch_on`` does. Collective over the context."""
-        stream = self._current()
-        call = self._calls.get(_key_of(stream, asked))
+        call = self._calls.get(key)
         graph = None if call is None else call.graphs[self.sets.half]
         ready = None if graph is None else graph.at_once(stream.ptr)
         if call is None or ready is None:
@@ -160,9 +161,8 @@ class GpuDirect:
     def factor(self, control: Communicator, asked: Asked) -> None:
         """See ``Direct``. Local."""
 
-    def _found(self, stream: Any, asked: Asked) -> QueuedCall | None:
-        """Return a call, kept or new; None if it is not for direct calls."""
-        key = _key_of(stream, asked)
+    def _found(self, stream: Any, asked: Asked, key: Any) -> QueuedCall | None:
+        """Return a call, kept or new, by what ``_key_of`` returns; None if it is not for direct calls."""
         try:
             return self._calls[key]
         except KeyError:
