@@ -370,6 +370,46 @@ def weights_beside(ctx: pb.Context) -> None:
                 assert ("recorded" in log) == (wanted is BESIDE)
 
 
+def known(ctx: pb.Context) -> None:
+    """Calls that are found without a second reading: what changes between them is seen nevertheless."""
+    tokens, inputs = own(8, ctx), own(12, ctx)
+    forms = (
+        (pt.allgather_matmul, tokens, (own(16, ctx),)),
+        (pt.matmul_reduce_scatter, (..., inputs), (..., inputs)),
+        (split_matmul_allreduce, slice(None), (..., inputs)),
+    )
+    for function, of_x, of_w in forms:
+        of_y = {0: (..., own(16, ctx)), 1: tokens, 2: slice(None)}[
+            [each[0] for each in forms].index(function)
+        ]
+        for turn in range(10):
+            x, w = (integers(ctx, 40 + turn + seed, *shape) for seed, shape in ((0, (8, 12)), (20, (16, 12))))
+            mine, weights = x[of_x].clone(), w[of_w].clone()
+            if turn % 3 == 1:  # rows that are further apart
+                mine = torch.cat([mine, mine], 1)[:, : mine.shape[1]]
+            needs = turn % 4 > 1, turn % 5 > 2
+            for tensor, need in zip((mine, weights), needs, strict=True):
+                tensor.requires_grad_(need)
+            x.requires_grad_(), w.requires_grad_()
+            expected = nn.functional.linear(x, w)
+            factors = integers(ctx, 60 + turn, 8, 16)
+            (expected * factors).sum().backward()
+            with torch.set_grad_enabled(turn != 7):
+                y = function(mine, weights, ctx)
+            where = f"{function.__name__}, turn {turn}"
+            compare(where, y, expected[of_y])
+            assert y.requires_grad == (any(needs) and turn != 7), where
+            if not y.requires_grad:
+                continue
+            (y * factors[of_y]).sum().backward()
+            for name, tensor, whole, of in (("x", mine, x, of_x), ("w", weights, w, of_w)):
+                gradient = whole.grad[of] if tensor.requires_grad else None
+                if name == "x" and function is split_matmul_allreduce and gradient is not None:
+                    gradient = whole.grad
+                compare(f"{where}: gradient of {name}", tensor.grad, gradient)
+        assert any(isinstance(found, tuple) and found[0].form for found in ctx.parallel_calls.values())
+
+
 def refused(ctx: pb.Context) -> None:
     def raises(match: str, function: Callable[[], object]) -> None:
         with pytest.raises(pb.ArgumentError, match=match):
@@ -446,7 +486,7 @@ def uneven_gradients(ctx: pb.Context) -> None:
 
 LAYERS = (
     partly_frozen, used_twice, accumulated, values_of_rank_0, autocast, strided, one_row, weights_beside,
-    refused, uneven_gradients
+    known, refused, uneven_gradients
 )  # fmt: skip
 
 # -- training
