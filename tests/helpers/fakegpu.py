@@ -45,7 +45,12 @@ _QUEUED = (
     "hemm",
 )  # of direct calls, which compute nothing here
 _TAG = 4711  # of NCCL's messages, which MPI carries
-_COLLECTIVE = ("init", "split", "all_reduce", "register_window")  # a rank that fails in these has taken part
+_COLLECTIVE = (
+    "init",
+    "split",
+    "all_reduce",
+    "RegisteredWindowHandle",
+)  # a rank that fails in these has taken part
 _RELEASES = (
     *("destroy", "use", "finalize", "free"),
     *("matmul_desc_destroy", "matrix_layout_destroy", "matmul_preference_destroy"),
@@ -391,7 +396,7 @@ class FakeGpu:
             except CUDARuntimeError:
                 if name in ("init", "split") and getattr(result, "ptr", 0):
                     result.destroy()  # the library's own clean-up
-                if name == "register_window":
+                if name == "RegisteredWindowHandle":
                     result.close()
                 raise
             return result
@@ -1028,9 +1033,6 @@ class FakeGpu:
                 part = self.comm.Split(_undefined() if color is None else color, key)
                 return type(self)(0) if color is None else self._over(part)
 
-            def register_window(self, array: Any, *, flags: int) -> Any:
-                return gpu._window(array.size)
-
             def destroy(self) -> None:
                 gpu._release("communicator", self.ptr)
 
@@ -1041,12 +1043,19 @@ class FakeGpu:
             def get_async_error(self) -> int:
                 return gpu.nccl_error
 
+        class RegisteredWindowHandle:
+            """What windows are made by."""
+
+            if not gpu.computes:
+                get_peer_device_pointer = None
+
+            def __new__(cls, comm: int, address: int, nbytes: int, flags: int) -> Any:
+                return gpu._counted("RegisteredWindowHandle", gpu._window)(nbytes)
+
         self.communicators: dict[int, Any] = {}
         return SimpleNamespace(
             Communicator=Communicator,
-            RegisteredWindowHandle=type(
-                "RegisteredWindowHandle", (), {} if self.computes else {"get_peer_device_pointer": None}
-            ),
+            RegisteredWindowHandle=RegisteredWindowHandle,
             WindowFlag=SimpleNamespace(COLL_SYMMETRIC=1),
             get_unique_id=lambda: b"unique",
             mem_alloc=lambda nbytes, device: self._buffer("window", nbytes),

@@ -24,6 +24,7 @@ from ....errors import StatusError, UnsupportedError
 from ....memory.workspace import roomy
 from ..kernels.compiler import Launch, check_driver
 from ..kernels.kernels import Kernels
+from ..runtime.health import nccl_handle
 from ..runtime.nccl import Nccl
 from ..runtime.runtime import GpuRuntime
 from .flags import FLAGS, SLOTS
@@ -148,7 +149,7 @@ class Windows:
         buffer = self.buffer(name)
         if nbytes <= buffer.nbytes:
             return buffer
-        nbytes, runtime, cupy = roomy(nbytes), self._runtime, self._runtime.cupy
+        nbytes, runtime = roomy(nbytes), self._runtime
         what = f"{nbytes} bytes of symmetric memory for {name!r}"
         with ExitStack() as new:  # is given back if a rank fails
             with self._runtime.agreement(what):
@@ -157,14 +158,11 @@ class Windows:
                 new.callback(memory.close)
                 self._cuda.memset(int(memory.handle), 0, nbytes)
                 self._cuda.deviceSynchronize()
-                pointer = cupy.cuda.MemoryPointer(
-                    cupy.cuda.UnownedMemory(int(memory.handle), nbytes, memory, runtime.device.index), 0
-                )
-                array = cupy.ndarray(nbytes, np.uint8, pointer)
             with self._runtime.agreement(what, blocks=True):
-                flags = self._core.WindowFlag.COLL_SYMMETRIC
-                window = self._communicator.register_window(array, flags=flags)
-                if window is None or not window.handle:  # a success to NCCL: None is nccl4py 0.4's
+                # Communicator.register_window imports PyTorch, if it is there, to ask it what an array is: 3 s
+                register, flags = self._core.RegisteredWindowHandle, self._core.WindowFlag.COLL_SYMMETRIC
+                window = register(nccl_handle(self._communicator), int(memory.handle), nbytes, flags)
+                if not window.handle:  # a success to NCCL
                     raise NullWindowError(f"NCCL gave rank {self.rank} a null window{_switched_off()}")
                 new.callback(window.close)
                 peers = {rank: window.get_peer_device_pointer(i) for rank, i in self._index.items()}
@@ -324,7 +322,7 @@ def open_windows(runtime: GpuRuntime, nccl: Nccl, kernels: Kernels) -> Windows |
     from nccl import core
 
     handle = getattr(core, "RegisteredWindowHandle", None)
-    if not hasattr(nccl.all, "register_window") or not hasattr(handle, "get_peer_device_pointer"):
+    if not hasattr(handle, "get_peer_device_pointer"):
         return "nccl4py 0.4 or later is needed for peers' addresses: pip install -U nccl4py"
     if runtime.size == 1:
         return "one rank has no peers"
