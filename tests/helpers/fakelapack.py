@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import re
 import struct
 from collections.abc import Callable
@@ -90,6 +91,8 @@ def loaded(
         played["pairs"] = partial(_pairs, int(macros["MOST"]))
     if "COLUMNS" in macros:
         played["step"] = partial(_step, int(macros["COLUMNS"]))
+    if "HALF" in macros:
+        played["join"] = partial(_join, macros)
     if "WIDTH" in macros:
         played["invert"] = partial(_invert, int(macros["WIDTH"]))
         played["conditions"] = partial(_conditions, int(macros["WIDTH"]))
@@ -134,9 +137,10 @@ class _Kernel:
         if self._played is not None:
             at = vector(places, len(self.parameters), "u8").tolist()
             given = zip(self.parameters, at, strict=True)  # of a structure, where it is
+            how = {"grid": grid} if "grid" in inspect.signature(self._played).parameters else {}
             self._played(
                 self._kind, *(struct.unpack(kind, ctypes.string_at(each, struct.calcsize(kind)))[0]
-                              if kind.isalpha() else each for kind, each in given)
+                              if kind.isalpha() else each for kind, each in given), **how
             )  # fmt: skip
 
 
@@ -265,6 +269,20 @@ def _invert(width: int, kind: Any, a: int, inverse: int, ld: int, n: int) -> Non
         to[lower] = found[lower]
 
 
+def _join(macros: dict[str, str], kind: Any, a: int, inverse: int, ld: int, *, grid: tuple[int, ...]) -> None:
+    half, columns = int(macros["HALF"]), int(macros["COLUMNS"])
+    assert grid[1] * columns == half
+    for pair in range(grid[0]):
+        behind = pair * 2 * half * (ld + 1) * kind.itemsize
+        below, last = half * kind.itemsize, half * (ld + 1) * kind.itemsize
+        between, x11, x22, to = (
+            matrix(at, half, half, ld, kind)
+            for at in (a + behind + below, *(inverse + behind + each for each in (0, last, below)))
+        )
+        with np.errstate(all="ignore"):
+            to[...] = -(x22 @ (between @ x11))
+
+
 def _conditions(wide: int, kind: Any, triangles: int, inverses: int, out: int, count: int) -> None:
     found = vector(out, count, _REAL[kind])
     for i in range(count):
@@ -276,7 +294,7 @@ def _conditions(wide: int, kind: Any, triangles: int, inverses: int, out: int, c
 
 def _triangles(
     wide: int, kind: Any, a: int, ld: int, n: int, width: int, group: int, workers: int, rank: int, lower: int,
-    unit: int, out: int,
+    unit: int, out: int, inverse: int,
 ) -> None:  # fmt: skip
     mine = [k for k in range(-(-n // width)) if k // group % workers == rank]
     for i, k in enumerate(mine):
@@ -286,7 +304,9 @@ def _triangles(
         triangle[:size, :size] = np.tril(square) if lower else np.triu(square).T
         if unit:
             np.fill_diagonal(triangle, 1)
-        matrix(out + i * wide * (wide + 1) * kind.itemsize, wide, wide, wide, kind)[...] = triangle
+        behind = i * wide * (wide + 1) * kind.itemsize
+        matrix(out + behind, wide, wide, wide, kind)[...] = triangle
+        matrix(inverse + behind, wide, wide, wide, kind)[...] = 0
 
 
 def _step(

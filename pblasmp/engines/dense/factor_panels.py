@@ -255,6 +255,15 @@ class FactorPanels:
         """Return rows of panel ``k``, to read, when all are final. Collective over the workers, in one order."""
         raise NotImplementedError
 
+    def strips(self) -> Iterator[tuple[int, ...]]:
+        """Yield the numbers of panels that are read together, since ``begin``. Local."""
+        for k in range(self.shape.panels):
+            yield (k,)
+
+    def strip(self, numbers: Sequence[int], rows: slice) -> Array:
+        """Return rows of panels that ``strips`` has yielded, side by side; see ``again``."""
+        return self.again(numbers[0], rows)
+
 
 class SharedPanels(FactorPanels):
     """All panels as one array of the node's memory, or the only rank's own array if ``given``. Making one is local."""

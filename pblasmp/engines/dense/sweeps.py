@@ -26,6 +26,8 @@ __all__ = ["Columns", "Dealt", "Sides", "SplitSides", "TriangularJob", "columns_
 
 Array = Any
 
+_WIDE = 1024  # columns of a panel that is not read together with the next: products with it fill a GPU
+
 
 class SplitSides:
     """See ``sweeps.Sides``. Making one is local.
@@ -182,13 +184,14 @@ def sweep(
     """
     if not columns and not panels.sends:
         return
-    panels.begin()
-    n, plain = panels.shape.cols, op == "N"
+    shape = panels.shape
+    panels.begin(delays=shape.width < _WIDE)
+    n, plain, strips = shape.cols, op == "N", list(panels.strips())
     conjugate = op == "C" and panels.dtype.kind == "c"
-    for k in range(panels.shape.panels) if lower == plain else reversed(range(panels.shape.panels)):
-        first, stop = panels.shape.bounds(k)
+    for numbers in strips if lower == plain else reversed(strips):
+        first, stop = shape.bounds(numbers[0])[0], shape.bounds(numbers[-1])[1]
         rest = slice(stop, n) if lower else slice(0, first)
-        panel = panels.again(k, slice(first, n) if lower else slice(stop))
+        panel = panels.strip(numbers, slice(first, n) if lower else slice(stop))
         at = stop - first if lower else first
         square, beside = (panel[:at], panel[at:]) if lower else (panel[at:], panel[:at])
         if conjugate and columns:

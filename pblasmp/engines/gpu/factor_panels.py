@@ -61,7 +61,7 @@ class QueuedPanels(OwnPanels):
     def begin(self, *, delays: bool = False) -> None:
         """Begin on CuPy's current stream: work ahead waits for what it has so far. Collective the first time.
 
-        With ``delays`` most panels are updated with two others at a time.
+        With ``delays`` most panels are updated with two others at a time, and read two at a time.
         """
         together = TOGETHER if delays else 1
         if self._workers > 1 and (not self._buffers or together > self._together):
@@ -107,11 +107,13 @@ class QueuedPanels(OwnPanels):
 
     def joined(self, first: int, k: int) -> Array:
         """Return panels ``first`` to ``k`` side by side, from the first one's diagonal on. Local."""
-        shape = self.shape
-        top = shape.bounds(first)[0]
+        return self._side_by_side(first, k, self.shape.bounds(first)[0], self.shape.rows)
+
+    def _side_by_side(self, first: int, k: int, top: int, stop: int) -> Array:
+        """Return rows of panels ``first`` to ``k``, from their buffer, if they have travelled."""
         if self._workers == 1:
-            return self.run(range(first, k + 1))[top:]
-        rows, cols = shape.rows - top, shape.bounds(k)[1] - top
+            return self.run(range(first, k + 1))[top:stop]
+        rows, cols = stop - top, self.shape.bounds(k)[1] - self.shape.bounds(first)[0]
         return self._buffers[self._slot(k)][: rows * cols].reshape(cols, rows).T
 
     def subtract(self, operations: Any, panel: Any, k: int, blocks: Sequence[Sequence[int]]) -> None:
@@ -189,12 +191,13 @@ class QueuedPanels(OwnPanels):
 
     def fetch(self, k: int) -> Array:
         """Return panel ``k`` from its diagonal on: the caller's stream waits until it is there. Local to queue."""
-        return self._fetched(k, self._top(k))[self.shape.bounds(k)[0] - self._top(k) :]
+        top = self._top(k)
+        return self._fetched(k, top, self.shape.rows)[self.shape.bounds(k)[0] - top :]
 
-    def _fetched(self, k: int, first: int) -> Array:
-        buffer = None if self._workers == 1 else self._buffer(k, self.shape.rows - first)
+    def _fetched(self, k: int, first: int, stop: int) -> Array:
+        buffer = None if self._workers == 1 else self._buffer(k, stop - first)
         self._arrived(k, buffer)
-        return self.own(k)[first:] if buffer is None else buffer
+        return self.own(k)[first:stop] if buffer is None else buffer
 
     def _arrived(self, k: int, buffer: Array = None) -> None:
         """Let the caller's stream wait until panel ``k`` is there: in ``buffer``, if it is another rank's."""
@@ -212,11 +215,24 @@ class QueuedPanels(OwnPanels):
         return context
 
     def again(self, k: int, rows: slice) -> Array:
-        """Return rows of panel ``k``, which travels whole. Local to queue, collective to run."""
+        """Return rows of panel ``k``, which alone travel. Local to queue, collective to run."""
+        first, stop, _ = rows.indices(self.shape.rows)
         if self.has(k):
             with self._beside():
-                self._send(k, self.own(k))
-        return self._fetched(k, 0)[rows]
+                self._send(k, self.own(k)[first:stop])
+        return self._fetched(k, first, stop)
+
+    def strips(self) -> Iterator[tuple[int, ...]]:
+        """Yield the numbers of panels that come side by side in a buffer. Local."""
+        for first in range(0, self.shape.panels, self._together):
+            yield tuple(range(first, min(first + self._together, self.shape.panels)))
+
+    def strip(self, numbers: Sequence[int], rows: slice) -> Array:
+        """Return rows of panels side by side; see ``again``."""
+        for k in numbers:
+            self.again(k, rows)
+        first, stop, _ = rows.indices(self.shape.rows)
+        return self._side_by_side(numbers[0], numbers[-1], first, stop)
 
     def above_kept(self) -> AbstractContextManager[None]:
         """Return a context at whose end what was above the diagonal is there again, in the caller's array. Local."""

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import blas_operand
-from .kernels.lt import Batch, Op
-from .kernels.views import View
+from .kernels.lt import Op
 
 __all__ = ["Halves", "Triangles"]
 
@@ -63,26 +62,8 @@ class Triangles:
             operations.room(f"triangles {name}", (1, size), self._dtype)[0]
             for name in ("themselves", "inverted")
         )
-        self._inverses.fill(0)
-        kernels.triangles(stream, a, count, deal, n, self._both, wide, lower=lower, unit=unit)
+        kernels.triangles(stream, a, count, deal, n, self._both, self._inverses, wide, lower=lower, unit=unit)
         kernels.invert(stream, self._both, self._inverses, wide)
-        half = kernels.leaf(self._dtype)
-        while half < wide:
-            self._join(half, count * wide // (2 * half))
-            half *= 2
-
-    def _join(self, half: int, count: int) -> None:
-        """Invert all blocks of twice ``half`` columns, whose halves have been: X21 = -X22 L21 X11."""
-        operations, dtype, wide = self._operations, self._dtype, self.wide
-        apart, below, square = 2 * half * (wide + 1), half, half * half
-        products = operations.room("triangles joined", (1, count * square), dtype)[0]
-        inner = View(int(products.data.ptr), half, half, half, dtype)  # views are transposes
-        first = View(int(self._inverses.data.ptr), half, half, wide, dtype)
-        last, found = first.shifted(half * (wide + 1)), first.shifted(below)
-        left = View(int(self._both.data.ptr), half, half, wide, dtype).shifted(below)
-        queue, how = operations.multiply, {"op_x": "N", "op_w": "N"}
-        queue(first, left, inner, None, **how, batch=Batch(count, apart, apart, square, square))
-        queue(inner, last, found, None, **how, alpha=-1, batch=Batch(count, square, apart, apart, apart))
 
     def of(self, i: int) -> tuple[int, int]:
         """Return where the inverse of a triangle is, and the triangle. Local."""

@@ -358,6 +358,15 @@ def deliveries(comm: Any, path: str) -> Any:
             ctx.zeros(pb.MatrixDescriptor((5, 0), (4, 4), pb.Grid(1, comm.size), order="F"))
         ).q()
         yield "no panel", None if empty.shape == (5, 0) else f"{empty.shape}"
+        # panels are read two at a time, each only from the first one's diagonal on; the second sweep is upwards
+        b = ctx.zeros(a.descriptor)
+        lib.gpu.events.clear()
+        with mock.patch.object(ctx.engine.operations, "trsm", side_effect=ctx.engine.operations.trsm) as trsm:
+            pb.linalg.cho_solve((a, True), b, out=b)
+        sizes = [nbytes for *_, nbytes in lib.gpu.did("broadcast") if nbytes >= 8 * 4 * 8]
+        down = [8 * 4 * (24 - 8 * (k // 2)) for k in range(6)]
+        found = sizes, [call.args[1].shape for call in trsm.mock_calls]
+        yield "strips", None if found == (down + down[::-1], [(8, 8)] * 6) else f"{found}"
         # of cuBLAS, a product for what is beside a panel, if anything is, and three for its unknowns; or one kernel
         for few, launches in ((0, 2 * (4 * 3 - comm.rank)), (4, 0)):
             b = ctx.zeros(a.descriptor[:, :1])

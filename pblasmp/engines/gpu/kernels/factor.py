@@ -10,7 +10,7 @@ import numpy as np
 
 from .compiler import CompiledKernels, Kernel
 from .factor_source import JUDGE, LOOK, LU, PAIRS, QR, SWAP
-from .solve_source import CONDITIONS, INVERT, REFINE, STEP, TRIANGLES
+from .solve_source import CONDITIONS, INVERT, JOIN, REFINE, STEP, TRIANGLES
 
 __all__ = ["FactorKernels"]
 
@@ -28,10 +28,12 @@ _SQUARE = 32  # rows and columns that a block of threads copies of a triangle
 _LEAF = 128  # rows of a block of 8 bytes an element that is inverted in shared memory
 _TILE = 16  # right-hand sides that a block of threads refines, at most
 _PARTS = 4  # threads for each row of a block
+_JOINED = 8  # columns of an inverse that a block of threads makes of two
 _WELL = 100  # condition up to which a solution by an inverse needs no refinement
 
 _TYPES = {"float32": ("float", "float"), "float64": ("double", "double"), "complex64": ("c64", "float")}
 _TYPES["complex128"] = ("c128", "double")
+_POOR = {"float": 2.0**11.5, "double": 2.0**26}  # conditions up to which a step of refinement is enough: 1/√ε
 
 
 class FactorKernels(CompiledKernels):
@@ -84,16 +86,19 @@ class FactorKernels(CompiledKernels):
         return width
 
     def invert(self, stream: Any, triangles: Array, inverses: Array, wide: int) -> None:
-        """Queue the inversion of the blocks on the diagonals of what ``triangles`` has written. Local.
-
-        The inverses go to the same places in ``inverses``.
-        """
+        """Queue the inversion of what ``triangles`` has written, ``wide`` columns each. Local."""
         # in a row of triangles, elements on the diagonal are wide + 1 apart: across triangles, too
         dtype, n = np.dtype(triangles.dtype), len(triangles) // (wide + 1)
         width = self.leaf(dtype)
         memory = _inverting(width, dtype)
         kernel = self._of("invert", INVERT, "QQqi", dtype, room=memory, WIDTH=width)
-        kernel(stream, (-(-n // width), 1), _PARTS * width, (_at(triangles), _at(inverses), wide, n), memory)
+        places = _at(triangles), _at(inverses), wide
+        kernel(stream, (-(-n // width), 1), _PARTS * width, (*places, n), memory)
+        while width < wide:
+            columns = min(_JOINED, width)
+            kernel = self._of("join", JOIN, "QQq", dtype, HALF=width, COLUMNS=columns)
+            kernel(stream, (n // (2 * width), width // columns), width, places)
+            width *= 2
 
     def conditions(self, stream: Any, triangles: Array, inverses: Array, wide: int, out: Array) -> None:
         """Queue finding the condition of each triangle in the maximum norm. Local."""
@@ -108,6 +113,7 @@ class FactorKernels(CompiledKernels):
         deal: tuple[int, int, int, int],
         n: int,
         out: Array,
+        inverses: Array,
         wide: int,
         *,
         lower: bool,
@@ -124,12 +130,13 @@ class FactorKernels(CompiledKernels):
             n: the order of the whole matrix.
             out: of ``wide`` + 1 columns of ``wide`` for each panel, the first ``wide`` become the triangle: L or, if it
                 is not ``lower``, the transpose of U, with zeros above the diagonal and ones behind its last column.
+            inverses: becomes zero in the same places.
             wide: at least as many as columns of a panel.
             lower: which triangle.
             unit: its diagonal is taken as ones.
         """
-        kernel = self._of("triangles", TRIANGLES, "QqqiiiiiiQ", np.dtype(a.dtype), WIDTH=wide)
-        arguments = _at(a), _ld(a), n, *deal, lower, unit, _at(out)
+        kernel = self._of("triangles", TRIANGLES, "QqqiiiiiiQQ", np.dtype(a.dtype), WIDTH=wide)
+        arguments = _at(a), _ld(a), n, *deal, lower, unit, _at(out), _at(inverses)
         kernel(stream, ((-(-wide // _SQUARE)) ** 2, count), 8 * _SQUARE, arguments)
 
     def step(self, stream: Any, dtype: np.dtype, columns: int, numbers: Sequence[int]) -> None:
@@ -179,8 +186,7 @@ class FactorKernels(CompiledKernels):
         tile, each = _TILE, 2 * wide * dtype.itemsize
         while tile > _PARTS and tile * each > self._shared_memory:
             tile //= 2
-        poor = float(np.finfo(dtype).eps) ** -0.5
-        macros = {"WIDTH": wide, "TILE": tile, "FAIR": _WELL, "POOR": poor}
+        macros = {"WIDTH": wide, "TILE": tile, "FAIR": _WELL, "POOR": _POOR[_TYPES[dtype.name][1]]}
         kernel = self._of("refine", REFINE, "QqqQqqQQQiiq", dtype, room=tile * each, **macros)
         arguments = *x, *found, *about, turned, size, columns
         kernel(stream, (-(-columns // tile), 1), _PARTS * wide, arguments, tile * each)

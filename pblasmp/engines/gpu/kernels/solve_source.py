@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .factor_source import COMMON, MEETING
 
-__all__ = ["CONDITIONS", "INVERT", "REFINE", "STEP", "TRIANGLES"]
+__all__ = ["CONDITIONS", "INVERT", "JOIN", "REFINE", "STEP", "TRIANGLES"]
 
 # A block of threads for each block of WIDTH columns on the diagonals of lower triangles: its inverse, to the same
 # place. Triangles have ld columns of ld elements, and one more is between them. n is the columns of all triangles.
@@ -47,6 +47,37 @@ extern "C" __global__ void __launch_bounds__(4 * WIDTH) invert(const T* a, T* in
 """
 )
 
+# Inverses of twice as many columns, X21 = -X22 L21 X11: of two blocks of HALF columns on a diagonal the inverses X11
+# and X22 are known, and L21 is between them. Places are those of INVERT. Each block of threads has COLUMNS columns.
+JOIN = (
+    COMMON
+    + r"""
+extern "C" __global__ void __launch_bounds__(HALF) join(const T* a, T* inverse, i64 ld) {
+  __shared__ T right[HALF][COLUMNS];
+  const int i = threadIdx.x, left = blockIdx.y * COLUMNS;
+  const i64 base = blockIdx.x * 2 * HALF * (ld + 1);
+  const T *first = inverse + base + left * ld, *last = inverse + base + HALF * (ld + 1), *between = a + base + HALF;
+  T *to = inverse + base + HALF + left * ld, sums[COLUMNS];
+  for (int c = 0; c < COLUMNS; ++c) right[i][c] = first[c * ld + i];
+  for (int pass = 0; pass < 2; ++pass) {
+    __syncthreads();
+    for (int c = 0; c < COLUMNS; ++c) sums[c] = T{};
+    const T* by = pass ? last : between;
+    const int begin = pass ? 0 : left, end = pass ? min(HALF, i / 32 * 32 + 32) : HALF;  // the rest is zero
+    #pragma unroll 4
+    for (int k = begin; k < end; ++k) {
+      T factor = by[k * ld + i];
+      #pragma unroll
+      for (int c = 0; c < COLUMNS; ++c) take(sums[c], factor, right[k][c]);
+    }
+    __syncthreads();
+    for (int c = 0; c < COLUMNS; ++c) right[i][c] = sums[c];
+  }
+  for (int c = 0; c < COLUMNS; ++c) to[c * ld + i] = negative(sums[c]);
+}
+"""
+)
+
 # The conditions of lower triangles of WIDTH columns, WIDTH * (WIDTH + 1) elements apart: the product of the largest
 # sums of sizes in a row of a triangle and of its inverse.
 CONDITIONS = (
@@ -82,12 +113,13 @@ extern "C" __global__ void __launch_bounds__(4 * WIDTH) conditions(
 
 # The triangles on the diagonal of a rank's panels, each WIDTH x WIDTH with zeros above the diagonal and ones behind the
 # last column: L, or the transpose of U. Block y of threads copies panel y; WIDTH + 1 columns of WIDTH are from one to
-# the next.
+# the next. Zeros go to the same places in inverse.
 TRIANGLES = (
     COMMON
     + r"""
 extern "C" __global__ void __launch_bounds__(256) triangles(
-    const T* a, i64 ld, i64 n, int width, int group, int workers, int rank, int lower, int unit, T* out) {
+    const T* a, i64 ld, i64 n, int width, int group, int workers, int rank, int lower, int unit, T* out,
+    T* inverse) {
   __shared__ T tile[32][33];
   const int tiles = (WIDTH + 31) / 32, top = blockIdx.x % tiles * 32, left = blockIdx.x / tiles * 32;
   const int x = threadIdx.x % 32, y = threadIdx.x / 32, i = blockIdx.y;
@@ -95,6 +127,7 @@ extern "C" __global__ void __launch_bounds__(256) triangles(
   const int size = (int)min((i64)width, n - at);
   const T* square = a + (i64)i * width * ld + at;
   out += (i64)i * WIDTH * (WIDTH + 1);
+  inverse += (i64)i * WIDTH * (WIDTH + 1);
   for (int c = y; c < 32; c += 8) {
     int row = (lower ? top : left) + x, col = (lower ? left : top) + c;
     T value = {};
@@ -106,7 +139,9 @@ extern "C" __global__ void __launch_bounds__(256) triangles(
     int row = top + x, col = left + c;
     T value = lower ? tile[c][x] : tile[x][c];
     if (row == col && (unit || row >= size)) value = number(1, 0);
-    if (row < WIDTH && col < WIDTH) out[(i64)col * WIDTH + row] = value;
+    if (row >= WIDTH || col >= WIDTH) continue;
+    out[(i64)col * WIDTH + row] = value;
+    inverse[(i64)col * WIDTH + row] = T{};
   }
 }
 """
