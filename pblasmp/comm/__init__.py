@@ -20,7 +20,7 @@ from .agreement import (
 )
 from .board import YIELDS, make_boards
 from .choice import wrap
-from .communicator import Communicator, allgather_alike, gather_numbers, greatest
+from .communicator import Communicator, allgather_alike, gather_numbers, greatest, largest_size
 from .exchange import Cell, CellArrays, Cells, Exchange, NodeCells, Side
 from .failures import watch
 from .locations import (
@@ -64,6 +64,7 @@ __all__ = [
     "greatest",
     "interfaces",
     "is_agreed",
+    "largest_size",
     "late_vote",
     "launch_on",
     "leave",

@@ -189,6 +189,15 @@ def greatest(comm: Communicator, numbers: Sequence[int]) -> list[int]:
     return [int(each) for each in found]
 
 
+def largest_size(comm: Communicator, *sizes: float) -> list[float]:
+    """Return of each number that is not negative the largest that a rank gives; NaN if a rank gives that. Collective.
+
+    In one reduction: such numbers are ordered as the integers of their bits are, and NaN is behind infinity.
+    """
+    bits = np.abs(np.array(sizes, np.float64)).view(np.int64)
+    return [float(each) for each in np.array(greatest(comm, bits.tolist()), np.int64).view(np.float64)]
+
+
 def gather_numbers(comm: Communicator, values: Sequence[float]) -> NDArray[np.float64]:
     """Return every rank's numbers, at most 7 and as many on each, as one row for each rank. Collective."""
     mine = np.array(values, np.float64)

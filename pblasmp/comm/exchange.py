@@ -158,7 +158,8 @@ def filled_up(lists: Sequence[Sequence[int]]) -> Numbers:
 
 
 _MESSAGE_BYTES = 2 << 20
-SLOTS = 4  # messages that a rank sends at once, and that it awaits at once from each other rank
+SLOTS = 4  # messages that a rank sends at once
+_AWAITED = 16  # messages in buffers that it awaits at once, from however many ranks
 
 Array = NDArray[Any]
 CellArrays: TypeAlias = Mapping[int, Any]
@@ -369,19 +370,18 @@ class _ExchangeTransfer:
         limit = exchange._limit if slots is not None else 1 << 62
         queues = {rank: self._messages(parts, limit) for rank, parts in exchange.sends.items()}
         self._outgoing = deque(_in_turn(queues, self._comm.rank))
-        self._incoming = {
-            rank: deque(self._messages(parts, limit)) for rank, parts in exchange.receives.items()
-        }
+        queues = {rank: self._messages(parts, limit) for rank, parts in exchange.receives.items()}
+        self._incoming = deque(_in_turn(queues, self._comm.rank, receives=True))
         self._own = deque(self._messages(exchange.copies, limit))
         self._spare: list[Array] = []
-        self._slots, self._weight = (1 << 62, 1) if slots is None else (slots, slots)
-        self._awaited = dict.fromkeys(self._incoming, 0)  # by source: slots in use
+        sources = min(len(queues), _AWAITED)
+        self._slots, self._weight = (1 << 62, 1) if slots is None else (slots * sources, slots)
+        self._awaited = 0  # slots in use
         self._requests: list[Request] = []
         # With each request: source (-1 if this rank sends), part to unpack, the message, its flat buffer, and the
         # requests of the message's earlier chunks.
         self._after: list[tuple[int, _CellPair | None, Array, Array | None, list[Request]]] = []
-        for rank in self._incoming:
-            self._receive(rank)
+        self._receive()
         self._free = len(self._outgoing) if slots is None else slots
         self._fill()
         while slots is None and self._own:
@@ -418,23 +418,23 @@ class _ExchangeTransfer:
                 copy(message, source, part.piece.packed(), conjugate=self._conjugate)
             self._post(self._comm.isend(message, rank), -1, None, message, flat)
 
-    def _receive(self, rank: int) -> None:
-        """Post the next receives from ``rank`` while there are free slots; one that needs a buffer takes them all.
+    def _receive(self) -> None:
+        """Post the next receives; one that needs a buffer takes several slots.
 
-        Both ranks go through the messages in one order, and the oldest is always awaited: so it arrives.
+        All ranks go through the messages in one order, that of turns, and the first of them that is not there yet is
+        always both being sent and awaited: so it arrives.
         """
-        incoming = self._incoming[rank]
-        while incoming and self._awaited[rank] < self._slots:
-            part = incoming.popleft()
+        while self._incoming and self._awaited < self._slots:
+            rank, part = self._incoming.popleft()
             target = self._dst[part.dst]
             place = (
                 part.piece.region(target, self._order, source=False) if target.dtype == self._dtype else None
             )
             if place is not None:
-                self._awaited[rank] += 1
+                self._awaited += 1
                 self._post(self._comm.irecv(place, rank), rank, None, place, None)
                 continue
-            self._awaited[rank] += self._weight
+            self._awaited += self._weight
             message, flat = self._buffer(part.piece)
             self._post(self._comm.irecv(message, rank), rank, part, message, flat)
 
@@ -482,12 +482,18 @@ class _ExchangeTransfer:
                 self._free += 1
                 self._fill()
             else:
-                self._awaited[rank] -= 1 if part is None else self._weight
-                self._receive(rank)
+                self._awaited -= 1 if part is None else self._weight
+                self._receive()
 
 
-def _in_turn(queues: dict[int, list[_CellPair]], me: int) -> list[tuple[int, _CellPair]]:
-    """Return all messages, one for each rank in turn from the one after ``me`` on, so that all receivers are busy."""
-    ranks = sorted(queues, key=lambda rank: (rank < me, rank))
+def _in_turn(
+    queues: dict[int, list[_CellPair]], me: int, *, receives: bool = False
+) -> list[tuple[int, _CellPair]]:
+    """Return all messages, one for each rank in turn, so that all receivers are busy.
+
+    In its first turn a rank sends to the one after it and receives from the one before it, and so on: both ends of a
+    message have it in the same turn.
+    """
+    ranks = sorted(queues, key=lambda rank: (rank > me, -rank) if receives else (rank < me, rank))
     longest = max(map(len, queues.values()), default=0)
     return [(rank, queues[rank][i]) for i in range(longest) for rank in ranks if i < len(queues[rank])]

@@ -212,12 +212,12 @@ class PaperTransport:
             return np.zeros(max(1, nbytes), np.uint8)
         return self.kept.get(f"transport {name}", nbytes, shared=shared)
 
-    def _memory(self) -> tuple[int, int, int]:
-        return self._ranks.memory_bytes or _PLENTY, 0, 0
+    def _available(self) -> int:
+        return self._ranks.memory_bytes or _PLENTY
 
     def fits(self, nbytes: int) -> tuple[bool, int]:
         """Return whether a node has room for ``nbytes``, and how many it has. Local."""
-        limit = self._memory()[0]
+        limit = self._available()
         return nbytes <= limit, limit
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:  # noqa: ARG002

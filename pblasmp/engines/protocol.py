@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comm import CellArrays, Communicator, Exchange, Side
+from ..comm import CellArrays, Communicator, Exchange, Side, greatest
 from ..dtypes import is_foreign
 from ..layout import MatrixDescriptor
 from ..layout.pieces import LocalPart, Trapezoid
@@ -24,6 +24,7 @@ from .product import Graphs, Product, Workspace
 from .request import AnyProblem, LocalArray, Operands, Options
 
 __all__ = [
+    "SHARE",
     "Engine",
     "Method",
     "Operations",
@@ -32,7 +33,8 @@ __all__ = [
     "Transport",
 ]
 
-_SHARE = 0.8  # of the free memory
+SHARE = 0.8
+"""Of the free memory: what products take at most."""
 
 Message = tuple[LocalArray, int]  # a contiguous array and the other rank
 
@@ -274,20 +276,16 @@ class Transport(Protocol):
     def buffer(self, name: str, nbytes: int, *, shared: bool) -> LocalArray:
         """Return at least ``nbytes`` of the buffer ``name`` as bytes. Collective over the node if ``shared``."""
 
-    def _memory(self) -> tuple[int, int, int]:
-        """Return the bytes that are free on this node, and those of this rank's and of the node's buffers. Local."""
-
-    def fits(self, nbytes: int) -> tuple[bool, int]:
-        """Return whether every node has ``nbytes`` of memory available, and the least that any node has. Collective.
+    def _available(self) -> int:
+        """Return the bytes that this node has available. Collective over the node.
 
         Memory that buffers already have is used again, and so is available.
         """
-        everyone = self.comm.allgather(self._memory())
-        limits = []
-        for node in self.nodes:
-            free, own, shared = zip(*(everyone[rank] for rank in node), strict=True)
-            limits.append(int(min(free) * _SHARE) + sum(own) + max(shared))
-        return nbytes <= min(limits), min(limits)
+
+    def fits(self, nbytes: int) -> tuple[bool, int]:
+        """Return whether every node has ``nbytes`` of memory available, and the least that any node has. Collective."""
+        least = -greatest(self.comm, [-self._available()])[0]
+        return nbytes <= least, least
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
         """Return the type in which partial sums of a result of ``dtype`` travel. Local."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comm import Cells, Exchange, Side
+from ..comm import Cells, Exchange, Side, largest_size
 from ..dtypes import as_dtype, is_foreign, scalar
 from ..engines.arrays import as_numpy
 from ..engines.local.reductions import joined, root, squares
@@ -125,7 +125,7 @@ def _largest(matrix: Handle) -> float:
     with ctx.agreement("norm") as facts, np.errstate(all="ignore"):
         facts.update(matrix=matrix.descriptor, ord="max")
         mine = [float(xp.abs(values).max()) for xp, _, values in _slabs(matrix)]
-    return float(np.max(ctx.comm.allgather(float(np.max(mine, initial=0))), initial=0))
+    return largest_size(ctx.comm, float(np.max(mine, initial=0)))[0]
 
 
 # -- sums, means, extremes

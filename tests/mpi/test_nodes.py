@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -82,8 +84,8 @@ def test_where_doctor_finds_ranks(monkeypatch):
     assert list(together) == [1, 3]
 
 
-def set_up(comm):
-    """Which functions of MPI this rank calls, together with all others, to open a context."""
+def collective_calls(comm):
+    """Which functions of MPI this rank calls together with all others: to open a context, and to plan and compute."""
     from mpi4py import MPI
 
     calls = []
@@ -100,19 +102,41 @@ def set_up(comm):
     names = [name for name in names if hasattr(MPI.Intracomm, name)]
     counting = type("Counting", (MPI.Intracomm,), {name: counted(name) for name in names})
     made = MpiCommunicator.__init__
-    MpiCommunicator.__init__ = lambda self, comm, *args, **how: made(self, counting(comm), *args, **how)
-    with pb.Context(comm):
-        return sorted(calls)
+    with (
+        mock.patch.object(
+            MpiCommunicator,
+            "__init__",
+            lambda self, comm, *args, **how: made(self, counting(comm), *args, **how),
+        ),
+        pb.Context(comm) as ctx,
+    ):
+        opening = sorted(calls)
+        a = scattered(
+            ctx, layout(np.random.default_rng(1), (30, 30), comm.size), np.eye(30) * np.arange(1.0, 31)
+        )
+        calls.clear()
+        plan = pb.plan(pb.matmul, a, a, algo="panels")
+        largest = a.norm("max")
+        fault = plan is None or None if largest == 30 else f"{largest}"
+        return opening, sorted(calls), fault
 
 
 @starts_ranks
 def test_setting_up_takes_as_many_calls_however_many_ranks_there_are():
-    """Of these one alone has parts from all ranks, and brings them to all: where they are."""
-    called, *others = run_mpi(set_up, 4, on_nodes="interleaved:2") + run_mpi(set_up, 2, on_nodes="blocks:2")
+    """Of these one alone has parts from all ranks, and brings them to all: where they are. So it is with 4,096."""
+    everyones = run_mpi(collective_calls, 4, on_nodes="interleaved:2") + run_mpi(
+        collective_calls, 2, on_nodes="blocks:2"
+    )
+    called, *others = [opening for opening, *_ in everyones]
     assert others == [called] * 5
     assert called.count("Iallgather") == 1
     assert not {"Isend", "Irecv", "Send", "Recv", "Iallgatherv"} & {*called}
     assert len(called) < 16
+    for _, calls, fault in everyones:
+        assert fault is None
+        assert {*calls} <= {"Iallreduce", "Ibarrier", "Isend", "Irecv", "Ibcast"}, (
+            "nothing comes from all ranks to all"
+        )
 
 
 @starts_ranks

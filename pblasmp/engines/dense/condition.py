@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ...comm import largest_size
 from ...layout import MatrixDescriptor
 from ..local.extremes import largest, scaling
 from ..protocol import Engine
@@ -49,7 +50,7 @@ class ConditionJob:
         self._a.into(a, panels)
         bench.fence()
         self._scale(panels)
-        size = float(np.max(self._engine.transport.comm.allgather(_largest_column(operations.xp, panels))))
+        (size,) = largest_size(self._engine.transport.comm, _largest_column(operations.xp, panels))
         factor_lu(operations, panels)
         panels.settle()
         bench.fence()
@@ -66,8 +67,8 @@ class ConditionJob:
     def _scale(self, panels: FactorPanels) -> None:
         """Scale A by a power of two, which keeps its condition, if it is near the ends of the range. Collective."""
         own = panels.arrays()
-        everyones = self._engine.transport.comm.allgather(largest(self._operations.xp, own))
-        exponent = scaling(float(np.max(everyones)), self._dtype, root=True)
+        (size,) = largest_size(self._engine.transport.comm, largest(self._operations.xp, own))
+        exponent = scaling(size, self._dtype, root=True)
         for panel in own:
             self._operations.scale_by_power(panel, exponent)
 

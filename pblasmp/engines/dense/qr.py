@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...comm import largest_size
 from ...layout import MatrixDescriptor
 from ..local.extremes import (
     SINGULAR,
@@ -199,8 +200,7 @@ class LeastSquaresJob:
         """
         xp, dtype = self._operations.xp, panels.dtype
         arrays = panels.arrays(), [y[: right.upto(self._rows)] for y in right.arrays()]
-        everyones = self._comm.allgather(tuple(largest(xp, each) for each in arrays))
-        sizes = [float(np.max(each)) for each in zip(*everyones, strict=True)]
+        sizes = largest_size(self._comm, *(largest(xp, each) for each in arrays))
         of_a, of_b = (scaling(size, dtype) for size in sizes)
         for each, exponent in zip(arrays, (of_a, of_b), strict=True):
             for array in each:
@@ -250,8 +250,8 @@ class LeastSquaresJob:
         rows = np.zeros(len(scale))
         for each in squares:
             rows[probe.rows] += self._bench.on_host(xp.sum(each, axis=1))
-        everyones = self._comm.allgather(rows)
-        return int(self._comm.bcast(int(np.argmax(sum(everyones))) + 1))
+        self._comm.sum_into(rows)
+        return int(self._comm.bcast(int(np.argmax(rows)) + 1))
 
     def _solved_squares(self, panels: FactorPanels, probe: FactorPanels, scale: Array) -> list[Array]:
         """Return the squared sizes of ``scale R^-1`` times this rank's random vectors. Collective over the workers."""

@@ -12,7 +12,7 @@ import numpy as np
 from ...comm import Agreement, CellArrays, Exchange, Side
 from ...dtypes import is_float8
 from ...layout.intersection import Piece
-from ..protocol import Transfer, Transport
+from ..protocol import SHARE, Transfer, Transport
 from .kernels.views import View, moves, transposing_moves
 from .operations import GpuOperations
 from .peers.inbox import Inbox
@@ -134,8 +134,8 @@ class GpuTransport(Transport):
         """Return at least ``nbytes`` of the buffer ``name``. Local."""
         return self._operations.bytes(name, nbytes, "transport")
 
-    def _memory(self) -> tuple[int, int, int]:
-        return self._runtime.available_bytes, self._runtime.arena.held("transport"), 0
+    def _available(self) -> int:
+        return int(self._runtime.available_bytes * SHARE) + self._runtime.arena.held("transport")
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
         """Return the type asked for, by default the result's, or bfloat16 if that has 8 bits. Local."""

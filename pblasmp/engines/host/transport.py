@@ -16,7 +16,7 @@ from ...comm.progress import Progress, await_flag
 from ...dtypes import accumulation_dtype
 from ...logs import logger
 from ...resources import available_bytes
-from ..protocol import Transfer, Transport
+from ..protocol import SHARE, Transfer, Transport
 
 __all__ = ["Buffers", "HostTransport"]
 
@@ -26,10 +26,13 @@ class Buffers:
 
     Args:
         node: the ranks of this node.
+
+    Attributes:
+        node: likewise.
     """
 
     def __init__(self, node: Communicator) -> None:
-        self._node = node
+        self.node = node
         self._shared: dict[str, SharedMemory] = {}
         self._private: dict[str, NDArray[np.uint8]] = {}
 
@@ -38,7 +41,7 @@ class Buffers:
         if shared:
             nbytes = max(1, nbytes)
             if name not in self._shared:
-                self._shared[name] = SharedMemory(self._node, nbytes)
+                self._shared[name] = SharedMemory(self.node, nbytes)
             return self._shared[name].array(nbytes)
         if name not in self._private or self._private[name].size < nbytes:
             self._private[name] = np.empty(max(1, nbytes), np.uint8)
@@ -52,7 +55,7 @@ class Buffers:
 
     def why_not_shared(self, name: str, nbytes: int) -> str:
         """Make a shared buffer; return an empty string, or why ranks cannot share memory. Collective over the node."""
-        memory = self._shared[name] = SharedMemory(self._node, nbytes)
+        memory = self._shared[name] = SharedMemory(self.node, nbytes)
         return memory.why_not
 
     def close(self) -> None:
@@ -155,8 +158,11 @@ class HostTransport(Transport):
         """Wait until a flag in shared memory is up. Local."""
         await_flag(self.comm, address)
 
-    def _memory(self) -> tuple[int, int, int]:
-        return available_bytes(), *self._buffers.held("transport ")
+    def _available(self) -> int:
+        mine = available_bytes(), *self._buffers.held("transport ")
+        memory: list[tuple[int, int, int]] = self._buffers.node.allgather(mine)
+        free = min(each for each, *_ in memory)
+        return int(free * SHARE) + sum(own for _, own, _ in memory) + max(shared for *_, shared in memory)
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
         """Return the type that products are summed in: here sums never travel in less precision. Local."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...comm import Agreement
+from ...comm import Agreement, largest_size
 from ...layout import Grid, MatrixDescriptor, Trapezoid
 from ...layout.factor_problem import FactorProblem
 from ..arrays import new_part
@@ -123,8 +123,7 @@ class SpectralProduct(FactorProduct):
         Returns:
             The size of its largest element, and the exponent.
         """
-        everyones = self._engine.transport.comm.allgather(largest(self._engine.xp, [array]))
-        size = float(np.max(everyones))
+        (size,) = largest_size(self._engine.transport.comm, largest(self._engine.xp, [array]))
         exponent = scaling(size, array.dtype, root=True, always=self.always_scales)
         self._engine.operations.scale_by_power(array, exponent)
         return size, exponent

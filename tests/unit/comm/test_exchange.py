@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from functools import partial
 from types import SimpleNamespace
 
@@ -164,18 +163,18 @@ class Counted(_PretendedRanks):
     """A rank whose messages are done once both ranks have begun them; it hears of them late and in any order.
 
     Attributes:
-        most: the most receives from one rank that were open at once.
+        most: the most receives that were open at once.
     """
 
     def __init__(self, world, rank, rng):
         super().__init__(world, rank)
-        self.rng, self.open, self.source, self.most = rng, Counter(), {}, 0
+        self.rng, self.open, self.received, self.most = rng, 0, {}, 0
 
     def irecv(self, array, source):
         posted = super().irecv(array, source)
-        self.source.update((id(each), (source, each)) for each in posted)
-        self.open[source] += len(posted)
-        self.most = max(self.most, self.open[source])
+        self.received.update((id(each), each) for each in posted)
+        self.open += len(posted)
+        self.most = max(self.most, self.open)
         return posted
 
     def test_some(self, requests):
@@ -183,15 +182,16 @@ class Counted(_PretendedRanks):
         told = self.rng.permutation(done)[: self.rng.integers(1, 4)].astype(int).tolist()
         for i in told:
             requests[i].waits += 1
-            self.open[self.source.pop(id(requests[i]), (None,))[0]] -= 1
+            self.open -= self.received.pop(id(requests[i]), None) is not None
         return told
 
 
-@pytest.mark.parametrize("slots", [1, SLOTS])
+@pytest.mark.parametrize(("slots", "awaited"), [(1, 1), (SLOTS, 2), (SLOTS, 16)])
 @pytest.mark.parametrize("travels", ["float64", "float32"])
-def test_few_receives_are_open_at_once(slots, travels, monkeypatch):
-    """However many messages there are, whichever ends first; no rank waits for one that is not sent, or taken, yet."""
+def test_few_receives_are_open_at_once(slots, awaited, travels, monkeypatch):
+    """However many messages and ranks there are, whichever ends first; no rank waits for one that is not sent yet."""
     monkeypatch.setattr(exchange_module, "_MESSAGE_BYTES", 64)
+    monkeypatch.setattr(exchange_module, "_AWAITED", awaited)
     rng = np.random.default_rng(3)
     values = np.arange(60.0 * 50).reshape(60, 50)
     most, messages = 0, 0
@@ -214,7 +214,7 @@ def test_few_receives_are_open_at_once(slots, travels, monkeypatch):
         world.run(run)
         assert right == [True] * 4
         most, messages = max(most, *(each.most for each in ranks)), messages + world.messages.sum()
-    assert most <= slots
+    assert most <= min(3, awaited) * slots
     assert messages > 200
 
 
@@ -243,6 +243,8 @@ def test_cells_as_arrays_are_those_of_a_grid(order):
 def test_messages_take_turns_and_begin_after_this_rank():
     queues = {0: ["a", "b", "c"], 1: ["d"], 3: ["e", "f"]}
     assert _in_turn(queues, 2) == [(3, "e"), (0, "a"), (1, "d"), (3, "f"), (0, "b"), (0, "c")]
+    received = _in_turn(queues, 2, receives=True)
+    assert received == [(1, "d"), (0, "a"), (3, "e"), (0, "b"), (3, "f"), (0, "c")]
     assert _in_turn({}, 0) == []
 
 
