@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .comm import largest_size
 from .dtypes import accumulation_dtype, element_type, scalar
 from .engines.local.extremes import largest, scale_by_power
 from .engines.local.finish import activate
@@ -444,8 +443,8 @@ def _not_finite(matrix: DistributedMatrix) -> _NonFiniteCounts:
 def _exponent(matrix: DistributedMatrix) -> int:
     """Return the exponent of a power of two as large as the largest finite number of a matrix. Collective."""
     local = matrix.on_host()
-    (size,) = largest_size(matrix.context.comm, largest(np, [local[np.isfinite(local)]]))
-    return math.frexp(size)[1]
+    sizes = matrix.context.comm.allgather(largest(np, [local[np.isfinite(local)]]))
+    return math.frexp(max(sizes))[1]
 
 
 def _lines(matrix: DistributedMatrix, op: str, lines: NDArray[np.int64], axis: int) -> Array:

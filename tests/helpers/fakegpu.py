@@ -613,10 +613,10 @@ class FakeGpu:
         memory = (ctypes.c_char * nbytes).from_address(of)
         self.under_way.setdefault(stream, []).append(self.comm.Ibcast(memory, root))
 
-    def _window(self, nbytes: int) -> Any:
-        """Memory that all ranks register together: who does so alone waits for ever."""
-        if self.comm is not None:
-            self.finish([self.comm.Ibarrier()])
+    def _window(self, nbytes: int, comm: Any) -> Any:
+        """Memory that the ranks of a communicator register together: who does so alone waits for ever."""
+        if comm is not None:
+            self.finish([comm.Ibarrier()])
             if self.stuck:
                 self.faults.append("registered a window that other ranks do not")
         if self.null_windows:
@@ -1050,7 +1050,7 @@ class FakeGpu:
                 get_peer_device_pointer = None
 
             def __new__(cls, comm: int, address: int, nbytes: int, flags: int) -> Any:
-                return gpu._counted("RegisteredWindowHandle", gpu._window)(nbytes)
+                return gpu._counted("RegisteredWindowHandle", gpu._window)(nbytes, gpu.communicators[comm])
 
         self.communicators: dict[int, Any] = {}
         return SimpleNamespace(

@@ -435,11 +435,24 @@ def test_how_many_gpus_are_in_a_domain(machine, nodes, found):
     assert (windows if isinstance(windows, str) else windows.size) == found
 
 
-def test_a_rank_that_is_alone_on_its_node_reaches_nobody(machine):
+def test_ranks_that_are_all_alone_on_their_nodes_reach_nobody(machine):
     machine.unreachable = True
-    assert machine.open((0, 1), (2,)) == (
-        "NCCL has no window over all ranks: rank 0 cannot reach rank 1's GPU memory; a rank is alone on its node"
+    assert machine.open((0,), (1,)) == (
+        "NCCL has no window over all ranks: rank 0 cannot reach rank 1's GPU memory; every rank is alone on its node"
     )
+
+
+@pytest.mark.parametrize("nodes", [[(0, 1), (2,)], [(0,), (1, 2)]])
+def test_a_rank_that_is_alone_on_its_node_takes_nobodys_windows(machine, nodes):
+    """It has memory of its own, which is registered nowhere, and grows it together with the others."""
+    machine.unreachable = True
+    windows = machine.open(*nodes)
+    assert isinstance(windows, Windows)
+    assert windows.members == nodes[0]
+    machine.log.clear()
+    assert set(windows.reserve("parts", 1000).peers) == {*nodes[0]}
+    windows.close()
+    assert ("deregistered" in {what[0] for what in machine.log}) is (len(nodes[0]) > 1)
 
 
 def test_the_first_product_finds_that_everyone_arrived(machine):
@@ -523,16 +536,16 @@ def two_domains(comm: Any, path: str) -> Any:
         patch.setenv("PBLASMP_RANKS_PER_NODE", "2")
         with pb.Context(comm, engine="cublasmp") as ctx:
             gpu, transport = ctx.engine.session.gpu, ctx.engine.transport
-            mine = {0, 1} if comm.rank < 2 else {2, 3}
+            mine = {0, 1} if comm.rank < 2 else {*range(2, comm.size)}
             yield (
                 "members",
                 None if set(gpu.windows.members) == transport.near == mine else str(transport.near),
             )
             yield "local products", None if ctx.engine.operations._products is gpu.products else "none"
-            d = pb.MatrixDescriptor((256, 256), (64, 64), pb.Grid(2, 2), dtype="float32")
+            d = pb.MatrixDescriptor((256, 256), (64, 64), pb.Grid.squarest(comm.size), dtype="float32")
             for problem, refused in (
                 (pb.MatmulProblem(a=d, b=d, d=d), "push"),
-                (pb.MatmulProblem.matmul_allreduce(64, 64, 64, 4, dtype="float32"), "two_shot"),
+                (pb.MatmulProblem.matmul_allreduce(96, 96, 96, comm.size, dtype="float32"), "two_shot"),
             ):
                 found = pb.algorithms(problem, ctx)
                 why = found[refused].why
@@ -541,7 +554,7 @@ def two_domains(comm: Any, path: str) -> Any:
             a = ctx.zeros(d)
             boxes = len(transport.inbox._free)
             patch.setattr(faults, "moves_unseen", lambda *_: True)  # so that it is moved by messages
-            a.redistribute(replace(d, block=(32, 32)))
+            a.redistribute(replace(d, block=(16, 16)))
             yield "boxes", None if len(transport.inbox._free) == boxes else "one is not given back"
             sent = {peer for _, peer, _ in lib.gpu.did("send")}
             yield "messages", None if sent and not sent & mine else f"NCCL sent to {sent}"
@@ -549,7 +562,8 @@ def two_domains(comm: Any, path: str) -> Any:
 
 @starts_ranks
 def test_windows_of_two_domains(stand_in):
-    run_mpi(two_domains, 4, timeout=60, path=stand_in(1000))
+    for nranks in (4, 3):  # of three, one is alone on its node
+        run_mpi(two_domains, nranks, timeout=60, path=stand_in(1000))
 
 
 def without_windows(comm: Any, path: str) -> Any:

@@ -78,20 +78,22 @@ class Buffer:
 class Windows:
     """The symmetric memory of ranks that reach each other's GPUs: of an NVLink domain. Use ``open_windows``.
 
-    The ranks of all domains make, grow and close theirs together.
+    The ranks of all domains make, grow and close theirs together; a rank that is alone in its domain needs no NCCL for
+    that.
 
     Args:
         runtime: this rank's GPU.
         communicator: nccl4py's, of the members.
         members: the ranks of this rank's domain, in the communicator's order.
         kernels: for the barriers.
+        largest: how many ranks the largest domain has: buffers are as large in all of them.
 
     Attributes:
         members: as above.
     """
 
     def __init__(
-        self, runtime: GpuRuntime, communicator: Any, members: tuple[int, ...], kernels: Kernels
+        self, runtime: GpuRuntime, communicator: Any, members: tuple[int, ...], kernels: Kernels, largest: int
     ) -> None:
         import nccl.core
         from cuda.bindings import driver
@@ -109,7 +111,7 @@ class Windows:
             self._up = runtime.cupy.full(FLAGS * self.size, _UP, np.uint32)
             self._raised = _pinned(runtime.cupy, FLAGS * self.size, _UP)
             self._far = _pinned(runtime.cupy, _RAISED_AT_ONCE // 4, _FAR)
-        words = len(KINDS) * (self.size + 2) + FLAGS * self.size
+        words = len(KINDS) * (largest + 2) + FLAGS * largest
         self._flags = self.reserve("flags", 4 * words)
         self._first = 4 * len(KINDS) * (self.size + 2)
         addresses = [self._flags.peers[rank] for rank in members]
@@ -159,13 +161,15 @@ class Windows:
                 self._cuda.memset(int(memory.handle), 0, nbytes)
                 self._cuda.deviceSynchronize()
             with self._runtime.agreement(what, blocks=True):
-                # Communicator.register_window imports PyTorch, if it is there, to ask it what an array is: 3 s
-                register, flags = self._core.RegisteredWindowHandle, self._core.WindowFlag.COLL_SYMMETRIC
-                window = register(nccl_handle(self._communicator), int(memory.handle), nbytes, flags)
-                if not window.handle:  # a success to NCCL
-                    raise NullWindowError(f"NCCL gave rank {self.rank} a null window{_switched_off()}")
-                new.callback(window.close)
-                peers = {rank: window.get_peer_device_pointer(i) for rank, i in self._index.items()}
+                window, peers = None, {self.rank: int(memory.handle)}
+                if self.size > 1:
+                    # Communicator.register_window imports PyTorch, if it is there, to ask it what an array is: 3 s
+                    register, flags = self._core.RegisteredWindowHandle, self._core.WindowFlag.COLL_SYMMETRIC
+                    window = register(nccl_handle(self._communicator), int(memory.handle), nbytes, flags)
+                    if not window.handle:  # a success to NCCL
+                        raise NullWindowError(f"NCCL gave rank {self.rank} a null window{_switched_off()}")
+                    new.callback(window.close)
+                    peers = {rank: window.get_peer_device_pointer(i) for rank, i in self._index.items()}
                 missing = [rank for rank, address in peers.items() if not address]
                 if missing:
                     raise UnsupportedError(f"rank {self.rank} cannot reach rank {missing[0]}'s GPU memory")
@@ -335,14 +339,15 @@ def open_windows(runtime: GpuRuntime, nccl: Nccl, kernels: Kernels) -> Windows |
     why = []
     for domains in ([(everyone,)] if whole else []) + ([tuple(nodes)] if divided else []):
         which = next(i for i, members in enumerate(domains) if runtime.rank in members)
-        if max(map(len, domains)) > _MOST_RANKS:
-            why.append(f"barriers take {_MOST_RANKS} ranks, not {max(map(len, domains))}")
-        elif min(map(len, domains)) == 1:
-            why.append("a rank is alone on its node")
+        largest = max(map(len, domains))
+        if largest > _MOST_RANKS:
+            why.append(f"barriers take {_MOST_RANKS} ranks, not {largest}")
+        elif largest == 1:
+            why.append("every rank is alone on its node")
         else:
             communicator = nccl.all if len(domains) == 1 else nccl.split(which)
             try:
-                return Windows(runtime, communicator, domains[which], kernels)
+                return Windows(runtime, communicator, domains[which], kernels, largest)
             except UnsupportedError as error:
                 over = "all ranks" if len(domains) == 1 else "the ranks of each node"
                 why.append(f"NCCL has no window over {over}: {error}")
