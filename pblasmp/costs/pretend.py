@@ -279,7 +279,6 @@ class _PretendedTransport(HostTransport):
     def __init__(self, world: _RanksInTurn, rank: int, memory: _PretendBuffers) -> None:
         ranks: Any = _PretendedRanks(world, rank)
         super().__init__(ranks, world.nodes, memory, "")  # type: ignore[arg-type]
-        self.comm = Serial()
 
     def fits(self, nbytes: int) -> tuple[bool, int]:
         """Return that there is enough memory. Local."""
