@@ -44,6 +44,7 @@ TITLES = {
     "redistribution": "Moving a matrix",
     "vectors": "Routines of levels 1 and 2",
     "rounding": "Errors by where sums are rounded",
+    "nodes": "Routines on simulated nodes, beside Debian's ScaLAPACK",
     "cholesky": "Cholesky factorisation by level-3 routines",
     "factorisations-debian": "Factorisations and solves beside Debian's ScaLAPACK",
     "factorisations-mkl": "Factorisations and solves beside MKL's ScaLAPACK",
@@ -390,6 +391,26 @@ def factorisations() -> str:
         return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
     head = ["beside", "ranks on cores", "routine", "not slower", "times as fast"]
     return "\n".join([table(head, rows), *measured, ""])
+
+
+def nodes() -> str:
+    """Return the table of each routine on one, two and four simulated nodes, beside Debian's ScaLAPACK."""
+    run = results.runs().get("nodes-4-ranks")
+    if run is None:
+        return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
+    rows = []
+    for row in run.rows:
+        case, own = row["case"], middle(row, "pblasmp")
+        assert own is not None
+        rows.append([
+            f"`{case['routine']}`", str(case["nodes"]), f'`"{row["by"]}"`' if row["by"] else "",
+            f"{row['received_bytes'] / 2**20:.2f}", f"{digits(1e3 * own)}",
+            f"{row['ratios']['debian']:.2f}" if row["ratios"] else row["failed"],
+        ])  # fmt: skip
+    head = ["routine", "nodes", "algorithm", "MiB received at most", "ms", "Debian's time ÷ pblasmp's"]
+    sizes = f"Order {run.rows[0]['case']['n']}, blocks of {run.rows[0]['case']['block']}, float64"
+    about = f"{sizes}; the load of the machine was {run.machine['load']:.1f}."
+    return f"{table(head, rows, 3)}\n{about} {source(run)}\n"
 
 
 def _on(grid: str, run: Run) -> str:

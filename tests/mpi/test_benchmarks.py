@@ -73,6 +73,19 @@ def test_host_gemm_memory(tmp_path):
     assert 0 <= second < 100  # it takes the slabs that the first one has left
 
 
+def test_routines_on_simulated_nodes(tmp_path):
+    """Nothing comes from other nodes where there are none; the docs' table has what was measured."""
+    if locate("debian") is None:
+        pytest.skip("ScaLAPACK (debian) is not here: python -m benchmarks.fetch_scalapack fetches it")
+    given = ("--only", "potrf", "--nodes", "1", "2")
+    one, two = run_quick("nodes.py", tmp_path, *given)["nodes"].rows
+    assert one["received_bytes"] == 0 < two["received_bytes"] < 2 * 8 * 128 * 128
+    for row in (one, two):
+        assert {len(times) for times in row["seconds"].values()} == {2}
+        assert {*row["seconds"]} >= {"pblasmp"}
+        assert ("debian" in row["ratios"]) != ("failed" in row)
+
+
 def test_vectors_beside_scalapack(tmp_path):
     if locate("debian") is None:
         pytest.skip("ScaLAPACK (debian) is not here: python -m benchmarks.fetch_scalapack fetches it")
