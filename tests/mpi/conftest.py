@@ -1,8 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``mpirun -n 4 python -m pytest tests/mpi``: all ranks run pytest."""
+"""ScaLAPACK for tests; and ``mpirun -n 4 python -m pytest tests/mpi``: all ranks run pytest."""
 
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from reference.scalapack import locate
 from tests.helpers.under_mpirun import (  # noqa: F401 - hooks
     pytest_configure,
     pytest_runtest_logreport,
     pytest_runtest_logstart,
 )
+
+
+@pytest.fixture(scope="session")
+def scalapack() -> str:
+    """The ScaLAPACK that is here; without one skip, or fail where PBLASMP_SCALAPACK says that it is required."""
+    found = next((flavour for flavour in ("debian", "mkl") if locate(flavour)), None)
+    if found is None:
+        missing = "no ScaLAPACK: python -m benchmarks.fetch_scalapack --only mkl fetches one"
+        assert os.environ.get("PBLASMP_SCALAPACK") != "required", missing
+        pytest.skip(missing)
+    return found

@@ -9,7 +9,6 @@ rest have any layout, and are compared with NumPy.
 from __future__ import annotations
 
 import itertools
-import os
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ import pytest
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.pblas.routines import DTYPE
-from reference.scalapack import ScaLAPACK, locate
+from reference.scalapack import ScaLAPACK
 from tests.helpers.cases import first, pick
 from tests.helpers.factor_cases import (
     direct_blocks_of,
@@ -32,17 +31,6 @@ from tests.helpers.factor_cases import (
 from tests.helpers.mpi import run_on_one_node as run_mpi
 from tests.helpers.pblas_cases import Held
 from tests.helpers.slow import draws, only_long
-
-
-@pytest.fixture(scope="module")
-def flavour():
-    """The ScaLAPACK that is here; without one skip, or fail where PBLASMP_SCALAPACK says that it is required."""
-    found = next((flavour for flavour in ("debian", "mkl") if locate(flavour)), None)
-    if found is None:
-        missing = "no ScaLAPACK: python -m benchmarks.fetch_scalapack --only mkl fetches one"
-        assert os.environ.get("PBLASMP_SCALAPACK") != "required", missing
-        pytest.skip(missing)
-    return found
 
 
 class Call:
@@ -373,6 +361,6 @@ def everything(comm, count, flavour):
 
 
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
-def test_beside_scalapack(nranks, flavour):
+def test_beside_scalapack(nranks, scalapack):
     count = draws({1: 8, 2: 4, 4: 2, 6: 1}[nranks], long=52)  # of each routine; the types take turns
-    run_mpi(everything, nranks, count=count, flavour=flavour, timeout=120, launch=True)
+    run_mpi(everything, nranks, count=count, flavour=scalapack, timeout=120, launch=True)

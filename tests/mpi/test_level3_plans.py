@@ -12,7 +12,6 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.host import operations
 from pblasmp.engines.host import transport as host_transport
-from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout import Trapezoid
 from tests.helpers.cases import agreed_error, first, layout, misplaced, numbers, pick, scattered
 from tests.helpers.mpi import run_mpi
@@ -59,44 +58,6 @@ def runs(comm):
             yield "its report", None if told and report.workspace == plan.workspace else text
         with pb.plan(pb.matmul, a, b, alpha=2) as plan:
             yield "of matmul", misplaced(plan(), 2 * x @ y)
-
-
-def both_sides(comm):
-    """The same slabs to the left and to the right, on every path."""
-    HostOperations.panel = 4
-    rng = np.random.default_rng(65)
-    with pb.Context(comm, engine="host") as ctx:
-        algos = ("shared", "gathered", "panels")
-        for algo, order, uplo in in_turn(algos, "CF", "LU", keep=2, first=comm.size):
-            d = square(ctx, 17, 3, order=order)
-            x, y = numbers(rng, (17, 11), "float64"), numbers(rng, (17, 11), "float64")
-            a, b = (scattered(ctx, layout(rng, v.shape, ctx.size), v) for v in (x, y))
-            triangle = np.tril if uplo == "L" else np.triu
-            case = f"{algo} {order} {uplo}"
-            result = pb.blas.syrk(a, uplo=uplo, out=ctx.zeros(d), algo=algo)
-            yield f"syrk {case}", misplaced(result, triangle(x @ x.T))
-            result = pb.blas.syr2k(a, b, uplo=uplo, out=ctx.zeros(d), algo=algo)
-            yield f"syr2k {case}", misplaced(result, triangle(x @ y.T + y @ x.T))
-
-
-def neighbours(comm):
-    """Right-hand sides and the result are parts of one matrix, and local arrays of theirs begin at one address."""
-    rng = np.random.default_rng(67)
-    with pb.Context(comm, engine="host") as ctx:
-        t = np.tril(numbers(rng, (5, 5), "float64"), -1) // 4 + 2 * np.eye(5)
-        x = numbers(rng, (5, 4 * ctx.size), "float64")
-        for order, side, width in itertools.product("CF", "LR", (1, 2)):
-            seen = [v if side == "L" else v.T for v in (t, np.hstack([t @ x, x]))]
-            grid = pb.Grid(1, ctx.size) if side == "L" else pb.Grid(ctx.size, 1)
-            parts = [slice(i * width, (i + 1) * width) for i in (0, ctx.size // 2)]
-            of, to = ((slice(None), part)[:: 1 if side == "L" else -1] for part in parts)
-            a, whole = (
-                scattered(ctx, pb.MatrixDescriptor(v.shape, (1, 1), grid, order=order), v) for v in seen
-            )
-            pb.blas.trsm(a, whole[of], side=side, uplo="L" if side == "L" else "U", out=whole[to])
-            expected = seen[1].copy()
-            expected[to] = (x if side == "L" else x.T)[of]
-            yield f"{order} {side} {width}", misplaced(whole, expected)
 
 
 def moves(comm):
@@ -295,16 +256,6 @@ def triangles(comm):
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_plans(nranks):
     run_mpi(runs, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_slabs_on_both_sides(nranks):
-    run_mpi(both_sides, nranks)
-
-
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_solutions_beside_their_right_hand_sides(nranks):
-    run_mpi(neighbours, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, 4])

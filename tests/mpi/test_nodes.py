@@ -12,7 +12,8 @@ import pblasmp as pb
 from pblasmp.cli.progress import Reporter
 from pblasmp.cli.seats import Seat, faults_of_seats, lines_of_seats, seats_of_ranks
 from pblasmp.comm.mpi_communicator import MpiCommunicator
-from tests.helpers import factor_cases, level3_cases, vector_cases
+from tests.helpers import factor_cases
+from tests.helpers.calls import called, legal_options, of_level_1
 from tests.helpers.cases import grids, layout, misplaced, numbers, scattered, unlike
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.nodes import ranks_of_nodes
@@ -54,11 +55,11 @@ def everything(comm, nodes, folder):
             ("trmm", {"side": "L", "uplo": "U", "op_a": "T", "diag": "U"}),
             ("symm", {"side": "R", "uplo": "L"}),
         ):
-            yield routine, level3_cases.called(ctx, rng, routine, flags, "float64", "auto", (70, 45, 33))
-        yield from vector_cases.of_level_1(ctx, rng, "complex128", 50)
+            yield routine, called(ctx, rng, routine, flags, "float64", sizes=(70, 45, 33))
+        yield from of_level_1(ctx, rng, "complex128", 50)
         for routine in ("gemv", "ger", "trsv"):
-            options = vector_cases.legal_options(routine)[-1]
-            yield routine, vector_cases.called(ctx, rng, routine, options, "float64", sizes=(41, 33))
+            options = legal_options(routine)[-1]
+            yield routine, called(ctx, rng, routine, options, "float64", sizes=(41, 33))
         with factor_cases.panels_of(ctx, 5):
             for case in (factor_cases.cholesky_case, factor_cases.lu_case, factor_cases.qr_case):
                 yield case(ctx, rng, "float64")

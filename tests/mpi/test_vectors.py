@@ -15,29 +15,10 @@ from pblasmp.engines.host.direct import HostDirect
 from pblasmp.engines.host.direct.limits import LIMITS
 from pblasmp.pblas.routines import PblasRoutine
 from pblasmp.runtime import matrix_calls
-from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
+from tests.helpers.calls import DTYPES, vector
+from tests.helpers.cases import agreed_error, first, layout, numbers, scattered
 from tests.helpers.limits import changed_limits
 from tests.helpers.mpi import run_mpi, run_on_one_node
-from tests.helpers.slow import draws, in_turn, only_long
-from tests.helpers.vector_cases import DTYPES, WRITERS, called, legal_options, of_level_1, vector
-
-
-def everything(comm, count):
-    """One in two as if it was not tiny."""
-    rng, coin = np.random.default_rng(61), np.random.default_rng(66)
-    with pb.Context(comm, engine="host") as ctx:
-        for routine in WRITERS:
-            every = legal_options(routine), DTYPES * count
-            for options, dtype in in_turn(*every, keep=1 if comm.size == 1 else 4):
-                with changed_limits(tiny=LIMITS.tiny * int(coin.integers(2))):
-                    yield f"{routine} {options} {dtype}", called(ctx, rng, routine, options, dtype)
-
-
-def level_1(comm):
-    rng = np.random.default_rng(62)
-    with pb.Context(comm, engine="host") as ctx:
-        for dtype in DTYPES * draws(4, long=6):
-            yield from of_level_1(ctx, rng, dtype, pick(rng, (0, 1, 2, 9, 30)))
 
 
 def extremes(comm):
@@ -513,18 +494,12 @@ def test_plans_of_vectors(tmp_path):
     run_mpi(planned, 2, file=str(tmp_path / "tuning.json"))
 
 
-@pytest.mark.parametrize("nranks", [1, 4, *only_long(6)])
-def test_every_option(nranks):
-    run_mpi(everything, nranks, count=draws(1, long=2))
-
-
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_reductions_and_swap(nranks):
     run_mpi(numbers_and_extremes, nranks)
 
 
 def numbers_and_extremes(comm):
-    yield from level_1(comm)
     yield from extremes(comm)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 import pblasmp as pb
+from tests.helpers.calls import DTYPES, WRITERS, called, legal_options, vector
 from tests.helpers.cases import first
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-from tests.helpers.vector_cases import DTYPES, WRITERS, called, legal_options, vector
 
 
 def everything(comm: Any, path: str) -> Any:

@@ -1,0 +1,567 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of calls: a routine of levels 1 to 3, its options, a type, sizes, where operands are, and a way to call it.
+
+Every operand has a place of its own, as PBLAS allows: grid, blocks, source, memory order, offset, transposition. It is
+part of a larger matrix. What may not be read is NaN, and what is around a result stays as it is. Numbers are small
+integers, so that results are exact: they are compared with NumPy's for equality.
+
+Ranks draw the same calls from generators with the same seed, or from the same ``Tape``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+import pblasmp as pb
+from pblasmp import pblas
+from pblasmp.engines.host.operations import HostOperations
+from pblasmp.layout.routines import GEMM, ROUTINES, VECTOR_ROUTINES
+from pblasmp.pblas.routines import DTYPE, names_of
+from pblasmp.testing import level3
+from tests.helpers.cases import OPS, first, layout, numbers, pick, scattered
+from tests.helpers.limits import changed_limits
+from tests.helpers.pairs import pairs
+
+__all__ = [
+    "DTYPES",
+    "FUNCTIONS",
+    "WRITERS",
+    "Tape",
+    "called",
+    "combinations",
+    "computed",
+    "drawn",
+    "legal_options",
+    "of_level_1",
+    "scalars",
+    "stored",
+    "thresholds",
+    "vector",
+    "ways_of",
+]  # fmt: skip
+
+DTYPES = ("float32", "float64", "complex64", "complex128")
+_LETTERS = {np.dtype(dtype).name: letter for letter, dtype in DTYPE.items()}
+WRITERS = tuple(name for name, row in VECTOR_ROUTINES.items() if row.written and name != "swap")
+"""The routines of levels 1 and 2 that write a matrix or one vector."""
+FUNCTIONS = ("matmul", *ROUTINES, *WRITERS)
+"""The routines that write one matrix or vector."""
+
+
+def ways_of(routine: str) -> tuple[str, ...]:
+    """The ways to call a routine: plainly, often, by a plan, under PBLAS's name, with each algorithm by its name."""
+    ways = ("auto", "often", "plan", "pblas")
+    if routine in VECTOR_ROUTINES or (routine != "matmul" and ROUTINES[routine].shape == "added"):
+        return ways
+    ways = (*ways, "shared", "gathered", "panels")
+    if routine != "matmul" and ROUTINES[routine].shape == "updated":
+        return (*ways, "summed", "full")
+    ways = (*ways, "stationary")
+    return ways if routine == "matmul" or ROUTINES[routine].triangular else (*ways, "full")
+
+
+def legal_options(routine: str, dtype: str = "float64") -> list[dict[str, str]]:
+    """Every combination of a routine's options."""
+    if routine == "matmul":
+        return [{"op_a": a, "op_b": b} for a, b in itertools.product("NTC", repeat=2)]
+    if routine in ROUTINES:
+        return level3.legal_flags(routine, dtype)
+    letters = {"uplo": "LU", "op_a": "NTC", "diag": "NU"}
+    names = VECTOR_ROUTINES[routine].options
+    return [dict(zip(names, each, strict=True)) for each in itertools.product(*(letters[x] for x in names))]
+
+
+def combinations(routine: str, *factors: Collection[Any]) -> Iterator[tuple[Any, ...]]:
+    """Legal options of a routine, a type and values of other factors: all pairs of them; in long forms, all of them."""
+    every = legal_options(routine, "complex64") + legal_options(routine)
+    letters = {name: list(dict.fromkeys(each[name] for each in every)) for name in every[0]}
+    dtypes = (*DTYPES, "float16", "bfloat16") if routine == "matmul" else DTYPES
+
+    def legal(row: list[Any]) -> bool:
+        options = dict(zip(letters, row, strict=False))
+        return len(row) <= len(letters) or options in legal_options(routine, row[len(letters)])
+
+    for row in pairs(*letters.values(), dtypes, *factors, legal=legal):
+        yield dict(zip(letters, row, strict=False)), *row[len(letters) :]
+
+
+class Tape:
+    """Numbers that were drawn elsewhere, as a generator: zeros choose what is first, least, and nearest to nothing.
+
+    Values of matrices, which no failure depends on, come from a generator.
+    """
+
+    def __init__(self, drawn: list[int]) -> None:
+        self._drawn, self._values = iter(drawn), np.random.default_rng(len(drawn))
+
+    def integers(self, low: Any, high: Any = None, size: Any = None) -> Any:
+        """As of ``numpy.random.Generator``."""
+        low, high = (0, low) if high is None else (low, high)
+        if size is None:
+            return np.int64(low + next(self._drawn, 0) % (high - low))
+        if isinstance(size, int):
+            return np.array([self.integers(low, high) for _ in range(size)])
+        return self._values.integers(low, high, size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._values, name)
+
+
+@contextmanager
+def thresholds(rng: Any) -> Iterator[str]:
+    """Within, small matrices on CPU ranks take the ways of large ones."""
+    limits = pick(rng, ({}, {"tiny": 0}, {"tiny": 0, "portion": 40}, {"tiny": 0, "stay": 0}))
+    how = {"panel": pick(rng, (4, 7, 1 << 10)), "lead": pick(rng, (0, 2))}
+    if rng.integers(2):
+        how |= {"tile": 16, "band": pick(rng, (0, 40))}
+    with changed_limits(**limits), mock.patch.multiple(HostOperations, **how):
+        yield f"{limits} {how}"
+
+
+# -- operands
+
+
+@dataclass
+class Operand:
+    """The part ``window`` of a larger matrix, of which every rank has the values, or the transpose of such a part."""
+
+    matrix: pb.DistributedMatrix
+    parent: pb.DistributedMatrix
+    whole: np.ndarray
+    window: tuple[slice, slice]
+    transposed: bool
+
+    def expect(self, values: np.ndarray) -> None:
+        """From now on it has these values."""
+        self.whole[self.window] = values.T if self.transposed else values
+
+    def changed(self) -> str | None:
+        """What is wrong unless every value, also around the window, is as ``whole`` says; NaN is NaN."""
+        return _unlike(self.parent, self.whole)
+
+
+class Place(NamedTuple):
+    """Where in a larger matrix some values begin, and how that is dealt out."""
+
+    grid: pb.Grid
+    block: tuple[int, int]
+    source: tuple[int, int]
+    start: tuple[int, int]
+
+
+def _two(rng: Any, least: int, stop: int) -> tuple[int, int]:
+    i, j = rng.integers(least, stop, 2).tolist()
+    return i, j
+
+
+def _place(ctx: pb.Context, rng: Any, grid: pb.Grid | None) -> Place:
+    d = layout(rng, (0, 0), ctx.size, grid=grid, block=_two(rng, 1, pick(rng, (9, 9, 65))))
+    return Place(d.grid, d.block, d.source, _two(rng, 0, 6) if rng.integers(2) else (0, 0))
+
+
+def _side_by_side(
+    ctx: pb.Context, rng: Any, matrices: list[np.ndarray], at: Place, order: str, *, turns: bool
+) -> list[Operand]:
+    """Matrices of one type, all parts of the same larger one, perhaps as transposes; poison around and between them."""
+    turned = [turns and rng.integers(4) == 3 for _ in matrices]
+    held = [x.T if transposed else x for x, transposed in zip(matrices, turned, strict=True)]
+    windows, (height, width) = [], (0, 0)
+    for x in held:
+        i, j = (start + extent for start, extent in zip(at.start, (0, width), strict=True))
+        windows.append((slice(i, i + x.shape[0]), slice(j, j + x.shape[1])))
+        height, width = max(height, windows[-1][0].stop), windows[-1][1].stop
+    below, beside = _two(rng, 0, 6) if rng.integers(2) else (0, 0)
+    how = {"grid": at.grid, "block": at.block, "source": at.source, "order": order}
+    d = layout(rng, (height + below, width + beside), ctx.size, dtype=matrices[0].dtype, **how)
+    whole = np.full(d.shape, 77, d.dtype)
+    for x, window in zip(held, windows, strict=True):
+        whole[window] = x
+    parent = scattered(ctx, d, whole)
+    return [
+        Operand(parent[window].T if transposed else parent[window], parent, whole, window, transposed)
+        for window, transposed in zip(windows, turned, strict=True)
+    ]
+
+
+def _all_placed(
+    ctx: pb.Context, rng: Any, values: dict[str, np.ndarray], grid: pb.Grid | None = None
+) -> dict[str, Operand]:
+    """Matrices by name, each at a place of its own or of another, or all parts of one; on a grid, as PBLAS has them."""
+    orders, turns = "F" if grid else "CF", grid is None
+    if rng.integers(4) == 3:
+        at, order = _place(ctx, rng, grid), pick(rng, orders)
+        found = _side_by_side(ctx, rng, [*values.values()], at, order, turns=turns)
+        return dict(zip(values, found, strict=True))
+    places: list[Place] = []
+    operands = {}
+    for name, x in values.items():
+        places.append(pick(rng, places) if places and rng.integers(3) else _place(ctx, rng, grid))
+        (operands[name],) = _side_by_side(ctx, rng, [x], places[-1], pick(rng, orders), turns=turns)
+    return operands
+
+
+# -- values
+
+
+def triangular(rng: Any, order: int, dtype: str) -> np.ndarray:
+    """A triangular matrix whose solutions are exact: powers of two on the diagonal, few others."""
+    a = numbers(rng, (order, order), dtype) * (rng.integers(0, 4, (order, order)) == 0)
+    units = [1, -1, 2, 0.5] if np.dtype(dtype).kind == "f" else [1, -1, 2, 1j, -0.5j]
+    np.fill_diagonal(a, rng.choice(np.array(units), order))
+    return a.astype(dtype)
+
+
+def stored(uplo: str, order: int, *, unit: bool = False) -> np.ndarray:
+    """Which elements of a triangle are read or written."""
+    ones = np.ones((order, order), bool)
+    return np.tril(ones, -int(unit)) if uplo == "L" else np.triu(ones, int(unit))
+
+
+def _touched(routine: str, name: str, options: dict[str, str], shape: tuple[int, ...]) -> np.ndarray:
+    """Which elements of an operand may be read, or are written."""
+    if routine in ROUTINES and name != "b":
+        return level3.touched(routine, name, options, shape)
+    if name == "a" and "uplo" in options:
+        return stored(options["uplo"], shape[0], unit=options.get("diag") == "U")
+    return np.ones(shape, bool)
+
+
+def _shapes(routine: str, options: dict[str, str], sizes: tuple[int, int, int]) -> dict[str, tuple[int, int]]:
+    """The shapes of the operands; vectors are columns."""
+    m, n, k = sizes
+    if routine == "matmul":
+        a, b = ((x, y)[:: 1 if options[op] == "N" else -1] for op, x, y in (("op_a", m, k), ("op_b", k, n)))
+        return {"a": a, "b": b, "c": (m, n), "d": (m, n)}
+    if routine in ROUTINES:
+        return level3.shapes(routine, options, m, n, k)
+    extents, found = _extents(routine, sizes), {}
+    for name, letters in VECTOR_ROUTINES[routine].sizes.items():
+        words = letters.split()
+        if name == "a":
+            found[name] = extents[words[0]], extents[words[1]]
+        else:
+            found[name] = extents[words[-1 if options.get("op_a", "N") != "N" else 0]], 1
+    return found
+
+
+def _extents(routine: str, sizes: tuple[int, ...]) -> dict[str, int]:
+    """The sizes by PBLAS's names; square matrices have one."""
+    m, n = sizes[:2]
+    square = routine in VECTOR_ROUTINES and "n n" in VECTOR_ROUTINES[routine].sizes.values()
+    return dict(zip("mnk", (m, m if square else n, *sizes[2:]), strict=False))
+
+
+def scalars(rng: Any, routine: str, dtype: str) -> tuple[Any, Any]:
+    """An alpha and a beta that the routine takes."""
+    alpha, beta = pick(rng, (1, 2, -1, 0.5)), pick(rng, (0, 1, -2, 0.5))
+    if routine not in VECTOR_ROUTINES and rng.integers(8) == 7:
+        alpha = 0
+    if dtype.startswith("c"):
+        real = () if routine == "matmul" else {**ROUTINES, **VECTOR_ROUTINES}[routine].real
+        alpha, beta = alpha * (1 if "alpha" in real else 1 + 2j), beta * (1 if "beta" in real else 2 - 1j)
+    return alpha, beta
+
+
+def _filled(a: np.ndarray, uplo: str, *, hermitian: bool) -> np.ndarray:
+    """The symmetric or Hermitian matrix of which ``a`` has a triangle."""
+    part = np.where(stored(uplo, len(a), unit=True), a, 0)
+    diagonal = a.diagonal().real if hermitian else a.diagonal()
+    return part + (part.conj().T if hermitian else part.T) + np.diag(diagonal)
+
+
+def _solvable(rng: Any, routine: str, options: dict[str, str], values: dict[str, np.ndarray]) -> np.ndarray:
+    """Make A triangular and B, or x, what a solution is multiplied to; return the solution."""
+    b, dtype = ("b" if routine == "trsm" else "x"), values["a"].dtype
+    values["a"] = triangular(rng, len(values["a"]), dtype)
+    t = np.where(stored(options["uplo"], len(values["a"]), unit=options["diag"] == "U"), values["a"], 0)
+    t = OPS[options["op_a"]](t + np.eye(len(t)) if options["diag"] == "U" else t)
+    x = values[b] // 2 if dtype.kind == "f" else values[b]
+    values[b] = (t @ x if options.get("side", "L") == "L" else x @ t).astype(dtype)
+    return x
+
+
+def computed(
+    routine: str, values: dict[str, np.ndarray], options: dict[str, str], alpha: Any, beta: Any
+) -> np.ndarray:
+    """What a routine computes, but for solves, also outside of a triangle; vectors have one column."""
+    if routine == "matmul":
+        a, b = (OPS[options[f"op_{x}"]](values[x].astype(complex)) for x in "ab")
+        found = alpha * (a @ b) if alpha else np.zeros((len(a), b.shape[1]))
+        found = found + beta * values["c"] if beta else found
+        return found if values["a"].dtype.kind == "c" else found.real
+    if routine in ROUTINES:
+        return level3.dense(routine, values, options, alpha, beta)
+    a, x, y = (values.get(name) for name in "axy")
+    hermitian = routine in ("hemv", "her", "her2") and x.dtype.kind == "c"
+    if routine in ("axpy", "copy", "scal"):
+        return {"axpy": lambda: alpha * x + y, "copy": lambda: x, "scal": lambda: alpha * x}[routine]()
+    if routine == "trmv":
+        t = np.where(stored(options["uplo"], len(a), unit=options["diag"] == "U"), a, 0)
+        return OPS[options["op_a"]](t + np.eye(len(a)) if options["diag"] == "U" else t) @ x
+    if routine in ("gemv", "symv", "hemv"):
+        full = (
+            OPS[options["op_a"]](a) if routine == "gemv" else _filled(a, options["uplo"], hermitian=hermitian)
+        )
+        return alpha * (full @ x) + (beta * y if beta else 0)
+    if routine in ("ger", "gerc"):
+        return alpha * x @ (y.T if routine == "ger" else y.conj().T) + (0 if a is None else a)
+    turned = np.conj if hermitian else np.asarray
+    added = alpha * x @ turned((x if y is None else y).T)
+    if y is not None:
+        added = added + turned(alpha) * y @ turned(x.T)
+    old = np.zeros_like(added) if a is None else a.copy()
+    if hermitian:
+        np.fill_diagonal(old.imag, 0)
+    return added + old
+
+
+class Drawn(NamedTuple):
+    """The operands of a call: their values, what ScaLAPACK may be given in their place, and the result."""
+
+    values: dict[str, np.ndarray]
+    plain: dict[str, np.ndarray]
+    wanted: np.ndarray
+
+
+def drawn(
+    rng: Any, routine: str, options: dict[str, str], dtype: str, sizes: tuple[int, int, int],
+    alpha: Any, beta: Any, without: str = "",
+) -> Drawn:  # fmt: skip
+    """Values of the operands, but of one that is left out; NaN where the routine may not read."""
+    shapes = _shapes(routine, options, sizes)
+    has = "xya" if routine in VECTOR_ROUTINES else _row(routine).operands
+    names = [x for x in shapes if x in has and x != without and (routine, x) != ("copy", "y")]
+    values = {name: numbers(rng, shapes[name], dtype) for name in names}
+    solution = _solvable(rng, routine, options, values) if routine in ("trsm", "trsv") else None
+    plain = {name: x.copy() for name, x in values.items()}
+    for name, x in values.items():
+        scaled = routine == "matmul" or routine in ROUTINES
+        old = name == ("c" if scaled else "y") and _has_beta(routine)
+        unread = ~_touched(routine, name, options, x.shape)
+        unread |= (beta == 0) if old else (alpha == 0 and scaled)
+        x[unread] = np.nan
+    diagonal = values.get("a" if routine in ("hemm", "hemv", "her", "her2") else "c")
+    if routine.startswith("he") and dtype.startswith("c") and diagonal is not None:
+        np.fill_diagonal(diagonal.imag, np.nan)  # it is taken to be real
+    if solution is not None:
+        wanted = alpha * solution if routine == "trsm" and alpha else 0 * solution if alpha == 0 else solution
+    else:
+        wanted = computed(routine, plain, options, alpha, beta)
+    return Drawn(values, plain, wanted.astype(dtype))
+
+
+def _has_beta(routine: str) -> bool:
+    return "beta" in _row(routine).pblas or routine in ("syrkx", "herkx")
+
+
+def _row(routine: str) -> Any:
+    return GEMM if routine == "matmul" else {**ROUTINES, **VECTOR_ROUTINES}[routine]
+
+
+# -- one call
+
+
+def called(
+    ctx: pb.Context, rng: Any, routine: str, options: dict[str, str], dtype: str, way: str = "auto",
+    sizes: tuple[int, ...] | None = None, grid: Any = None, referee: Any = None,
+) -> str | None:  # fmt: skip
+    """Call a routine; return what is wrong with the result, or with what is around it and the operands. Collective.
+
+    Args:
+        options: those of ``legal_options``.
+        way: see ``ways_of``.
+        sizes: m, n and k, as far as it has them.
+        grid: for the way "pblas" the grid of all ranks and its context.
+        referee: for the same way what takes a routine's name and its arguments: ScaLAPACK's routine.
+    """
+    row, is_vectors = _row(routine), routine in VECTOR_ROUTINES
+    sizes = (*(sizes or (int(each) for each in rng.integers(0, 13, 3))), 0)[:3]
+    target = row.written if is_vectors else row.in_place
+    optional = (
+        row.optional if is_vectors else "c" * ("c" in row.operands and routine not in ("geadd", "tradd"))
+    )
+    name = _pblas_name(routine, dtype) if way == "pblas" else ""
+    # a plan of scal, which is one of a sum, writes to no operand
+    asks = (
+        "in place"
+        if name
+        else pick(rng, ("new", "out", "in place")[: 2 if (routine, way) == ("scal", "plan") else 3])
+    )
+    without = optional if asks != "in place" and rng.integers(2) else ""
+    alpha, beta = scalars(rng, routine, dtype)
+    beta = 0 if without or not _has_beta(routine) else beta
+    values, plain, wanted = drawn(rng, routine, options, dtype, sizes, alpha, beta, without)
+    flat = {x: is_vectors and x != "a" and bool(rng.integers(2)) for x in (*"abcxy", "out")}  # as a row
+    if (
+        dtype in ("float16", "bfloat16") and asks == "out" and rng.integers(2)
+    ):  # C and D may be in single precision
+        wanted = computed(routine, plain, options, alpha, beta).astype("float32")
+        values |= {"c": values["c"].astype("float32")} if "c" in values else {}
+    if asks == "out":
+        values["out"] = np.full_like(wanted, np.nan)
+    elif asks == "in place" and target not in values:  # of copy
+        values[target] = plain[target] = np.full_like(wanted, np.nan)
+    is_row = {x: flat[x] and (x != "out" or target != "a") for x in values}
+    shown = {x: v.T if is_row[x] else v for x, v in values.items()}
+    given = _all_placed(ctx, rng, shown, grid and grid[0] if name else None)
+    out = given.get("out") or (given[target] if asks == "in place" else None)
+    before = values.get("out", values.get(target, np.zeros_like(wanted)))
+    mask = _touched(routine, "d" if routine in ROUTINES else target, options, wanted.shape)
+    if name and _changes_nothing(routine, sizes, alpha, beta):
+        mask = np.zeros_like(mask)
+    wanted = np.where(mask, wanted, before)
+    like = "out" if asks == "out" else target if target in values else "x"
+    if (
+        target != "a" and is_row.get(like) and (out is not None or wanted.size != 1)
+    ):  # one element is a column
+        wanted = wanted.T
+    text = f"{asks}, {alpha=}, {beta=}, {sizes}, {[f'{x}: {each.matrix}' for x, each in given.items()]}"
+    if name:
+        ops = {"trans": options.get("op_a"), "transa": options.get("op_a"), "transb": options.get("op_b")}
+        known = {**options, **ops, **_extents(routine, sizes), "alpha": alpha, "beta": beta}
+        wrong = _by_pblas_name(name, routine, known, given, plain, grid[1], referee, target, wanted)
+        return wrong and f"{name} {text}: {wrong}"
+    how = {**options, **({"alpha": alpha} if "alpha" in row.pblas or not is_vectors else {})}
+    how |= {"beta": beta} if _has_beta(routine) else {}
+    how |= {"algo": way} if way not in ("auto", "often", "plan", "pblas") else {}
+    order = "x" if routine == "copy" else row.sizes if is_vectors else row.operands
+    operands = [given[x].matrix if x in given else None for x in order if x in given or x == optional]
+    function = pb.matmul if routine == "matmul" else getattr(pb.blas, routine)
+    times = 1 if asks == "in place" or way not in ("often", "plan") else 3
+    if out is not None:
+        how["out"] = out.matrix
+    if way == "plan":
+        with pb.plan(function, *operands, **how) as plan:
+            results = [plan() for _ in range(times)]
+    else:
+        results = [function(*operands, **how) for _ in range(times)]
+    if out is not None:
+        out.expect(wanted)
+    wrong = first(
+        _unlike(results[-1], wanted),
+        None if out is None or results[-1] is out.matrix else "the result is not out",
+        *(x.changed() for x in given.values()),
+    )
+    return wrong and f"{results[-1]}, {text}: {wrong}"
+
+
+def _changes_nothing(routine: str, sizes: tuple[int, ...], alpha: Any, beta: Any) -> bool:
+    """Whether PBLAS writes nothing: where A has no elements no y, where 0 is added not even a Hermitian diagonal."""
+    extents = _extents(routine, sizes)
+    if routine in VECTOR_ROUTINES:
+        return 0 in (extents.get(word, 1) for word in _row(routine).pblas.split())
+    has_k = "k" in _row(routine).pblas.split()
+    return beta == 1 and (alpha == 0 or (has_k and extents["k"] == 0))
+
+
+def _pblas_name(routine: str, dtype: str) -> str:
+    """PBLAS's name of a routine for a type; empty if there is none."""
+    letter = _LETTERS.get(dtype)
+    if routine in VECTOR_ROUTINES:
+        return next((name for name, of in VECTOR_ROUTINES[routine].names.items() if of == letter), "")
+    name = f"p{letter}{'gemm' if routine == 'matmul' else routine}"
+    return name if hasattr(pblas, name) else ""
+
+
+def _by_pblas_name(
+    name: str, routine: str, known: dict[str, Any], given: dict[str, Operand], plain: dict[str, np.ndarray],
+    context: int, referee: Any, target: str, wanted: np.ndarray,
+) -> str | None:  # fmt: skip
+    """Call a routine under PBLAS's name, and ScaLAPACK's with what is legal for it; ``known`` are their arguments."""
+    row, arrays = _row(routine), {}
+
+    def arguments(context: int) -> list[Any]:
+        for x, each in given.items():
+            arrays[x], i, j, desc = each.matrix.to_scalapack(context=context)
+            inc = int(desc[2]) if plain[x].shape != each.matrix.shape else 1
+            known.update({x: arrays[x], f"i{x}": i, f"j{x}": j, f"desc{x}": desc, f"inc{x}": inc})
+        return [known[each] for each in names_of(row.pblas)]
+
+    getattr(pblas, name)(*arguments(context))
+    given[target].expect(wanted)
+    wrong = first(*(x.changed() for x in given.values()))
+    if wrong or referee is None:
+        return wrong
+    call, theirs = referee
+    dtype = plain[target].dtype
+    for x in ("alpha", "beta"):
+        known[x] = np.array(known[x], np.dtype(dtype.char.lower()) if x in row.real else dtype)
+    for x, each in given.items():
+        each.expect(np.nan_to_num(plain[x].reshape(each.matrix.shape)))
+    for x, each in given.items():
+        rows, cols = each.parent.descriptor.global_indices(each.parent.context.rank)
+        arrays[x][...] = each.whole[rows[:, None], cols]
+    call(f"{name}_", *arguments(theirs))
+    found = given[target].matrix
+    rows, cols = found.descriptor.global_indices(found.context.rank)
+    part = wanted[rows[:, None], cols]
+    near = np.isclose(found.local, part, rtol=200 * np.finfo(dtype).eps, atol=0) | np.isnan(part)
+    return None if near.all() else f"ScaLAPACK has {found.local}, expected {part}"
+
+
+def _unlike(result: pb.DistributedMatrix, expected: np.ndarray) -> str | None:
+    """What is wrong with this rank's part of a matrix; NaN is NaN."""
+    d = result.descriptor
+    if result.shape != expected.shape:
+        return f"shape {result.shape}, expected {expected.shape}"
+    if result.context.rank >= d.grid.size:
+        return None
+    rows, cols = d.global_indices(result.context.rank)
+    part, found = expected[rows[:, None], cols], result.local
+    if np.array_equal(found, part, equal_nan=True):
+        return None
+    where = np.argwhere(~((found == part) | (np.isnan(part) & np.isnan(found))))
+    i = tuple(where[0])
+    return f"{d}: {len(where)} values differ, first at {i}: {found[i]}, expected {part[i]}"
+
+
+# -- numbers
+
+
+def vector(
+    ctx: pb.Context, rng: Any, dtype: str, n: int, values: np.ndarray | None = None
+) -> tuple[Operand, np.ndarray]:
+    """A row or a column of numbers in a larger matrix, and its elements."""
+    x = numbers(rng, (n, 1), dtype) if values is None else values.reshape(-1, 1).astype(dtype)
+    return _all_placed(ctx, rng, {"x": x.T if rng.integers(2) else x})["x"], x.reshape(-1)
+
+
+def of_level_1(ctx: pb.Context, rng: Any, dtype: str, n: int) -> Iterator[tuple[str, str | None]]:
+    """Run the reductions of two vectors, and exchange them; yield what is wrong with each."""
+    x, y = (numbers(rng, n, dtype) for _ in "xy")
+    rows = (z.reshape(1, n) for z in (x, y))
+    a, b = _all_placed(
+        ctx, rng, {name: pick(rng, (z, z.T)) for name, z in zip("ab", rows, strict=True)}
+    ).values()
+    real = np.dtype(dtype).type(0).real.dtype
+    sizes = abs(x.real) + abs(x.imag)
+    at = int(sizes.argmax()) if n else -1
+    value, index = pb.blas.amax(a.matrix)
+    found = {
+        "dot": (pb.blas.dot(a.matrix, b.matrix), (x * y).sum(), dtype),
+        "dotc": (pb.blas.dotc(a.matrix, b.matrix), (x.conj() * y).sum(), dtype),
+        "asum": (pb.blas.asum(a.matrix), sizes.sum(), real),
+        "amax": (value, x[at] if n else 0, dtype),
+        "nrm2": (pb.blas.nrm2(a.matrix), np.sqrt((abs(x.astype("complex128")) ** 2).sum()), real),
+    }
+    wrong = {
+        name: f"{got!r}, expected {expected} of {kind}"
+        for name, (got, expected, kind) in found.items()
+        if got.dtype != kind or abs(got - expected) > (name == "nrm2") * 2 * np.finfo(real).eps * expected
+    }
+    if index != at:
+        wrong["index"] = f"{index}, expected {at}"
+    yield f"reductions {dtype} {n}", f"{wrong}" if wrong else None
+    pb.blas.swap(a.matrix, b.matrix)
+    a.expect(y.reshape(a.matrix.shape))
+    b.expect(x.reshape(b.matrix.shape))
+    yield f"swap {dtype} {n}", first(a.changed(), b.changed())
+    pb.blas.swap(a.matrix, a.matrix.T)
+    yield "swap with itself", a.changed()

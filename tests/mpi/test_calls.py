@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every routine × options × types × places of operands × ways to call it: see ``tests/helpers/calls.py``."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pblasmp as pb
+from pblasmp import pblas
+from reference.scalapack import ScaLAPACK
+from tests.helpers import factor_cases
+from tests.helpers.calls import (
+    DTYPES,
+    FUNCTIONS,
+    Tape,
+    called,
+    combinations,
+    legal_options,
+    of_level_1,
+    thresholds,
+    ways_of,
+)
+from tests.helpers.cases import extents, pick, short_messages
+from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.slow import draws, is_long, only_long
+
+BANDS = (0, 2), (1, 16), (1, 16), (33, 100)
+
+
+@contextmanager
+def grids(ctx, slk=None):
+    """Grids of all ranks, each with its context, for PBLAS's names; with ScaLAPACK's beside."""
+    shapes = [(p, ctx.size // p) for p in range(1, ctx.size + 1) if ctx.size % p == 0]
+    found = [
+        (
+            (pb.Grid(*shape, order), pblas.gridinit(ctx, order, *shape)),
+            slk and (slk.call, slk.grid(*shape, order)),
+        )
+        for shape in shapes
+        for order in ("row", "col")
+    ]
+    yield found
+    for (_, ours), theirs in found:
+        pblas.gridexit(ours)
+        if theirs:
+            slk.gridexit(theirs[1])
+
+
+def check(case, wrong):
+    """Fail on this rank, and with it on all, unless nothing is wrong."""
+    assert not wrong, f"{case}: {wrong}"
+
+
+def one(ctx, rng, routine, options, dtype, way, grid, bands=BANDS):
+    """One call of the table, in small messages or large ones, on either side of the thresholds."""
+    sizes = extents(rng, *bands)
+    with thresholds(rng) as how, short_messages(pick(rng, (64, 1000, 1 << 22))):
+        wrong = called(ctx, rng, routine, options, dtype, way, sizes, *grid)
+    check(f"{routine} {options} {dtype} {way} {how}", wrong)
+
+
+def table(comm, routines, seed, bands=BANDS):
+    """Every option in every type and way: all of them, or, in the short form, all pairs of those."""
+    rng = np.random.default_rng([seed, comm.size])
+    with pb.Context(comm, engine="host") as ctx, grids(ctx) as every:
+        for routine in routines:
+            for options, dtype, way in combinations(routine, ways_of(routine)):
+                one(ctx, rng, routine, options, dtype, way, pick(rng, every)[:1], bands)
+
+
+@pytest.mark.parametrize("routines", [FUNCTIONS[:7], FUNCTIONS[7:]], ids=["first", "second"])
+@pytest.mark.parametrize("nranks", [1, 2, 4, *only_long(6)])
+def test_every_call(nranks, routines):
+    run_mpi(table, nranks, routines=routines, seed=51)
+
+
+@pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), *only_long((6, 4)), (3, 1)])
+def test_every_call_on_several_nodes(nranks, per_node, monkeypatch):
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
+    routines = FUNCTIONS if is_long() else FUNCTIONS[nranks % 3 :: 3]
+    run_mpi(table, nranks, routines=routines, seed=52)
+
+
+# -- at random
+
+
+def a_call(ctx, rng, every):
+    """Any call, reduction or factorization, drawn."""
+    name = pick(rng, (*FUNCTIONS, "reductions", *factor_cases.CASES))
+    dtype = pick(rng, DTYPES)
+    if name == "reductions":
+        for case in of_level_1(ctx, rng, dtype, extents(rng, *BANDS)[0]):
+            check(*case)
+    elif name in FUNCTIONS:
+        options, way = pick(rng, legal_options(name, dtype)), pick(rng, ways_of(name))
+        one(ctx, rng, name, options, dtype, way, pick(rng, every)[:1])
+    else:
+        how = pick(rng, (factor_cases.direct_blocks_of, factor_cases.panels_of))
+        with how(ctx, int(rng.integers(1, 9))), short_messages(pick(rng, (64, 1000, 1 << 22))):
+            check(*name(ctx, rng, dtype))
+
+
+def some_calls(comm, tapes):
+    with pb.Context(comm, engine="host") as ctx, grids(ctx) as every:
+        for tape in tapes:
+            a_call(ctx, Tape(tape), every)
+
+
+TAPES = st.lists(st.lists(st.integers(0, 2**20), min_size=1, max_size=60), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4, *only_long(3, 6)])
+@given(tapes=TAPES)
+@settings(max_examples=draws(20, long=400))
+def test_random_calls(nranks, tapes):
+    """Hypothesis draws what the ranks are to do, and shrinks it: to one call, without all that need not be."""
+    run_mpi(some_calls, nranks, tapes=tapes)
+
+
+@pytest.mark.parametrize(
+    ("nranks", "form"),
+    [(3, "interleaved:2"), *only_long((2, "blocks:2"), (4, "blocks:2"), (5, "interleaved:3"))],
+)
+def test_random_calls_between_nodes(nranks, form):
+    rng = np.random.default_rng(nranks)
+    tapes = rng.integers(0, 2**20, (draws(60, long=1500), 60)).tolist()
+    run_mpi(some_calls, nranks, on_nodes=form, tapes=tapes)
+
+
+# -- beside ScaLAPACK
+
+
+def refereed(comm, flavour, seed):
+    """Every routine of PBLAS in every type: ScaLAPACK leaves what we leave, and what NumPy computes."""
+    slk, rng = ScaLAPACK(flavour, comm), np.random.default_rng([seed, comm.size])
+    with pb.Context(comm, engine="host") as ctx, grids(ctx, slk) as every:
+        for routine in FUNCTIONS:
+            for options, dtype in combinations(routine):
+                if dtype in DTYPES:
+                    (grid, theirs), sizes = pick(rng, every), extents(rng, (0, 15))
+                    wrong = called(ctx, rng, routine, options, dtype, "pblas", sizes, grid, theirs)
+                    check(f"{routine} {options} {dtype}", wrong)
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4, *only_long(6)])
+def test_beside_scalapack(nranks, scalapack):
+    run_on_one_node(refereed, nranks, flavour=scalapack, seed=1, timeout=120, launch=True)
