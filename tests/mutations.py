@@ -191,13 +191,16 @@ def make_map(processes: int) -> None:
         (MAP / "seconds.json").write_text(json.dumps(dict(pool.map(one, _tests())), indent=0))
 
 
-def executed() -> dict[str, list[str]]:
-    """Of each line, as "path:number", the test files that execute it, the shortest first. Local."""
+def executed(limit: float) -> dict[str, list[str]]:
+    """Of each line, as "path:number", the test files that execute it, the shortest first, of some seconds. Local."""
     seconds: dict[str, float] = json.loads((MAP / "seconds.json").read_text())
     found: dict[str, list[str]] = {}
+    left: dict[str, float] = {}
     for test in sorted(seconds, key=lambda name: seconds[name]):
         for line in (MAP / (test.replace("/", "+") + ".lines")).read_text().splitlines():
-            found.setdefault(line, []).append(test)
+            left[line] = left.get(line, limit) - seconds[test]
+            if left[line] > 0 or line not in found:
+                found.setdefault(line, []).append(test)
     return found
 
 
@@ -271,6 +274,9 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["pblasmp/"], help="files or folders to change")
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seconds", type=float, default=120, help="of tests for each mutation, on an idle machine"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--tests", nargs="+", help="only these test files; and mutations that they execute")
     parser.add_argument("--without", nargs="+", default=[], help="without these test files")
@@ -283,7 +289,7 @@ def main() -> None:
     start, allowed = time.monotonic(), set(given.tests or _tests()) - set(given.without)
     tests = {
         line: kept
-        for line, files in executed().items()
+        for line, files in executed(given.seconds).items()
         if (kept := [each for each in files if each in allowed])
     }
     if given.again:

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -21,110 +21,6 @@ from tests.helpers.fresh import run_fresh
 from tests.helpers.sources import ROOT, source
 
 PACKAGE = ROOT / "pblasmp"
-
-# From the bottom up: the parts of the package, and what each may import of it besides itself. Imports under
-# TYPE_CHECKING and within functions count.
-BOTTOM = {"errors", "extras", "dtypes", "launchers", "logs", "resources"}
-LAYERS: dict[str, set[str]] = {
-    "errors": set(),
-    "lazy": set(),
-    "trust": {"errors"},
-    "extras": {"errors"},
-    "dtypes": {"errors"},
-    "launchers": {"errors", "extras"},
-    "logs": {"errors", "launchers"},
-    "resources": {"launchers"},
-    "layout": {"errors", "lazy", "dtypes"},
-    "epilogue": {"errors", "dtypes", "layout"},
-    "scalapack": {"errors", "dtypes", "layout"},
-    "problems": {"errors", "lazy", "extras", "dtypes", "layout"},
-    "drawing": {"errors", "layout", "problems"},
-    "_core": {"errors"},
-    "comm": BOTTOM | {"layout", "_core"},
-    "memory": BOTTOM | {"layout"},
-    "bindings": BOTTOM | {"layout"},
-    "engines": BOTTOM | {"trust", "layout", "epilogue", "_core", "comm", "memory", "bindings"},
-    "docstrings": {"layout"},
-    "timing": {"comm", "engines"},
-    "costs": BOTTOM | {"lazy", "layout", "problems", "drawing", "comm", "engines", "timing"},
-    "tuning": {"errors", "trust", "layout", "comm", "engines", "timing"},
-    "runtime": BOTTOM | {"lazy", "layout", "comm", "engines", "tuning"},
-    "matrix": BOTTOM
-    | {"lazy", "trust", "layout", "epilogue"}
-    | {"scalapack", "comm", "engines", "docstrings", "runtime"},
-    "context": BOTTOM | {"layout", "epilogue", "docstrings", "runtime", "matrix"},
-    "verification": {"errors", "dtypes", "layout", "epilogue", "engines", "runtime", "matrix"},
-    "checks": {"errors", "dtypes", "layout", "engines", "runtime", "matrix", "verification"},
-    "blas": BOTTOM | {"layout", "engines", "docstrings", "runtime", "matrix"},
-    "linalg": BOTTOM | {"layout", "comm", "engines", "runtime", "matrix", "verification", "checks", "blas"},
-    "tensor_parallel": BOTTOM | {"layout", "epilogue", "engines", "runtime", "context"},
-    "planning": {"errors", "layout", "engines", "tuning", "runtime"}
-    | {"matrix", "context", "blas", "linalg", "tensor_parallel"},
-    "pblas": BOTTOM
-    | {"layout", "scalapack", "comm", "engines", "runtime", "matrix", "context", "blas", "linalg"},
-    "preload": {"errors", "trust", "layout", "comm", "bindings", "engines", "pblas"},
-    "torch": {
-        "errors",
-        "extras",
-        "layout",
-        "epilogue",
-        "comm",
-        "runtime",
-        "matrix",
-        "context",
-        "tensor_parallel",
-    },
-    "": {"errors", "lazy", "layout", "epilogue", "problems", "drawing", "engines", "costs"}
-    | {
-        "runtime",
-        "matrix",
-        "context",
-        "verification",
-        "checks",
-        "blas",
-        "linalg",
-        "tensor_parallel",
-        "planning",
-        "pblas",
-    },  # pblasmp/__init__.py
-    "noise": {"errors", "dtypes", "layout", "epilogue", "matrix"}
-    | {"context", "blas", "linalg", "tensor_parallel", "planning"},
-    "launch": {"launchers", "logs"},
-    "testing": {"errors", "trust", "layout", "comm", "launch"},
-    "pytest_plugin": {"testing"},
-    "info": {"errors", "dtypes", "launchers", "resources", "_core", "bindings", "", "launch"},
-    "cli": BOTTOM
-    | {"trust", "layout", "problems", "drawing", "comm", "engines", "timing", "costs", "runtime", "matrix"}
-    | {
-        "context",
-        "verification",
-        "tensor_parallel",
-        "planning",
-        "preload",
-        "torch",
-        "",
-        "noise",
-        "launch",
-        "testing",
-        "info",
-    },
-    "__main__": {"cli"},
-}
-
-# The layers inside engines/, from the bottom up: folders, and of the files beside them those that are named here; all
-# others are the protocol. An engine imports nothing of another engine.
-ENGINE_LAYERS: dict[str, set[str]] = {
-    "direct": set(),
-    "protocol": {"direct"},
-    "moving": {"protocol"},
-    "local": {"protocol", "moving"},
-    "dense": {"protocol", "moving", "local"},
-    "tensor": {"protocol", "moving", "local"},
-    "host": {"direct", "protocol", "moving", "local", "dense", "tensor"},
-    "gpu": {"direct", "protocol", "moving", "local", "dense", "tensor"},
-    "registry": {"protocol", "moving", "local", "dense", "tensor", "host", "gpu"},
-}
-REGISTRY = {"choice"}
 
 LAYOUT_MAY_IMPORT = {
     *(
@@ -242,59 +138,11 @@ def imports_of(path: Path) -> Iterator[str]:
 MODULES = {module_of(path): path for path in sources()}
 
 
-def part_of(module: str) -> str:
-    return module.partition(".")[2].partition(".")[0]
-
-
-def test_imports_point_down():
-    wrong = {}
-    for module, path in MODULES.items():
-        part = part_of(module)
-        assert part in LAYERS, f"say in this test which layer pblasmp.{part} belongs to"
-        used = {part_of(m) for m in imports_of(path) if m.partition(".")[0] == "pblasmp"}
-        wrong[module] = used - LAYERS[part] - {part}
-    assert {module: parts for module, parts in wrong.items() if parts} == {}
-
-
-def test_layers_are_in_order():
-    below: set[str] = set()
-    for part, may_import in LAYERS.items():
-        assert may_import <= below, f"pblasmp.{part}: {sorted(may_import - below)} come later"
-        below.add(part)
-    assert {part_of(module) for module in MODULES} == set(LAYERS)
-
-
-def engine_layer(module: str) -> str:
-    """The layer of a module of pblasmp.engines: its folder, "registry" or "protocol"."""
-    name = module.split(".")[2]
-    if name in ENGINE_LAYERS and (PACKAGE / "engines" / name).is_dir():
-        return name
-    return "registry" if name in REGISTRY else "protocol"
-
-
-def of_engines(modules: Iterable[str]) -> Iterator[str]:
-    return (m for m in modules if m.startswith("pblasmp.engines."))
-
-
-def test_imports_point_down_inside_engines():
-    wrong = {}
-    for module in of_engines(MODULES):
-        layer = engine_layer(module)
-        used = {engine_layer(m) for m in of_engines(imports_of(MODULES[module]))}
-        wrong[module] = used - ENGINE_LAYERS[layer] - {layer}
-    assert {module: layers for module, layers in wrong.items() if layers} == {}
-
-
-def test_layers_of_engines_are_in_order():
-    below: set[str] = set()
-    for layer, may_import in ENGINE_LAYERS.items():
-        assert may_import <= below, (
-            f"pblasmp.engines: {layer} imports {sorted(may_import - below)}, which come later"
-        )
-        below.add(layer)
-    folders = {path.parent.name for path in (PACKAGE / "engines").glob("*/__init__.py")}
-    assert folders | {"protocol", "registry"} == set(ENGINE_LAYERS)
-    assert all((PACKAGE / "engines" / f"{name}.py").exists() for name in REGISTRY)
+def test_imports_go_one_way():
+    """As the contracts in pyproject.toml have it."""
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_no_module_imports_itself_through_others():
