@@ -50,8 +50,9 @@ def pytest_configure(config: pytest.Config) -> None:
     slow = config.getoption("markexpr") == "slow"
     choose_form(slow=slow)
     # No deadline: machines are shared. The examples are the same in every run.
-    settings.register_profile("pblasmp", deadline=None, derandomize=True, max_examples=100 if slow else 50)
-    settings.load_profile("pblasmp")
+    settings.register_profile("short", deadline=None, derandomize=True, max_examples=50)
+    settings.register_profile("slow", settings.get_profile("short"), max_examples=100)
+    settings.load_profile("slow" if slow else "short")
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that are not asked for are left out

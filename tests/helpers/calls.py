@@ -5,7 +5,7 @@ Every operand has a place of its own, as PBLAS allows: grid, blocks, source, mem
 part of a larger matrix. What may not be read is NaN, and what is around a result stays as it is. Numbers are small
 integers, so that results are exact: they are compared with NumPy's for equality.
 
-Ranks draw the same calls from generators with the same seed, or from the same ``Tape``.
+Ranks draw the same calls from generators with the same seed, or from the same ``tape.Tape``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp import pblas
+from pblasmp.engines.dense import add
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout.routines import GEMM, ROUTINES, VECTOR_ROUTINES
 from pblasmp.pblas.routines import DTYPE, names_of
@@ -33,7 +34,6 @@ __all__ = [
     "DTYPES",
     "FUNCTIONS",
     "WRITERS",
-    "Tape",
     "called",
     "combinations",
     "computed",
@@ -92,36 +92,18 @@ def combinations(routine: str, *factors: Collection[Any]) -> Iterator[tuple[Any,
         yield dict(zip(letters, row, strict=False)), *row[len(letters) :]
 
 
-class Tape:
-    """Numbers that were drawn elsewhere, as a generator: zeros choose what is first, least, and nearest to nothing.
-
-    Values of matrices, which no failure depends on, come from a generator.
-    """
-
-    def __init__(self, drawn: list[int]) -> None:
-        self._drawn, self._values = iter(drawn), np.random.default_rng(len(drawn))
-
-    def integers(self, low: Any, high: Any = None, size: Any = None) -> Any:
-        """As of ``numpy.random.Generator``."""
-        low, high = (0, low) if high is None else (low, high)
-        if size is None:
-            return np.int64(low + next(self._drawn, 0) % (high - low))
-        if isinstance(size, int):
-            return np.array([self.integers(low, high) for _ in range(size)])
-        return self._values.integers(low, high, size)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._values, name)
-
-
 @contextmanager
 def thresholds(rng: Any) -> Iterator[str]:
     """Within, small matrices on CPU ranks take the ways of large ones."""
     limits = pick(rng, ({}, {"tiny": 0}, {"tiny": 0, "portion": 40}, {"tiny": 0, "stay": 0}))
-    how = {"panel": pick(rng, (4, 7, 1 << 10)), "lead": pick(rng, (0, 2))}
+    how = {"panel": pick(rng, (4, 7, 1 << 10)), "lead": pick(rng, (0, 2)), "stripes": pick(rng, (1, 2))}
     if rng.integers(2):
         how |= {"tile": 16, "band": pick(rng, (0, 40))}
-    with changed_limits(**limits), mock.patch.multiple(HostOperations, **how):
+    with (
+        changed_limits(**limits),
+        mock.patch.multiple(HostOperations, **how),
+        mock.patch.multiple(add, _LEAST=0, _MOST=100),
+    ):
         yield f"{limits} {how}"
 
 

@@ -17,7 +17,6 @@ from tests.helpers import factor_cases
 from tests.helpers.calls import (
     DTYPES,
     FUNCTIONS,
-    Tape,
     called,
     combinations,
     legal_options,
@@ -28,6 +27,7 @@ from tests.helpers.calls import (
 from tests.helpers.cases import extents, pick, short_messages
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import draws, is_long, only_long
+from tests.helpers.tape import Tape, tapes
 
 BANDS = (0, 2), (1, 16), (1, 16), (33, 100)
 
@@ -105,21 +105,18 @@ def a_call(ctx, rng, every):
             check(*name(ctx, rng, dtype))
 
 
-def some_calls(comm, tapes):
+def some_calls(comm, given):
     with pb.Context(comm, engine="host") as ctx, grids(ctx) as every:
-        for tape in tapes:
+        for tape in given:
             a_call(ctx, Tape(tape), every)
 
 
-TAPES = st.lists(st.lists(st.integers(0, 2**20), min_size=1, max_size=60), min_size=1, max_size=6)
-
-
 @pytest.mark.parametrize("nranks", [1, 2, 4, *only_long(3, 6)])
-@given(tapes=TAPES)
+@given(drawn=st.lists(tapes(30), min_size=1, max_size=6))
 @settings(max_examples=draws(20, long=400))
-def test_random_calls(nranks, tapes):
+def test_random_calls(nranks, drawn):
     """Hypothesis draws what the ranks are to do, and shrinks it: to one call, without all that need not be."""
-    run_mpi(some_calls, nranks, tapes=tapes)
+    run_mpi(some_calls, nranks, given=drawn)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +125,8 @@ def test_random_calls(nranks, tapes):
 )
 def test_random_calls_between_nodes(nranks, form):
     rng = np.random.default_rng(nranks)
-    tapes = rng.integers(0, 2**20, (draws(60, long=1500), 60)).tolist()
-    run_mpi(some_calls, nranks, on_nodes=form, tapes=tapes)
+    drawn = rng.integers(0, 2**20, (draws(60, long=1500), 60)).tolist()
+    run_mpi(some_calls, nranks, on_nodes=form, given=drawn)
 
 
 # -- beside ScaLAPACK

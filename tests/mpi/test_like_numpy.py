@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random statements on matrices, each against NumPy: operators on chains of views, in place, and overlapping.
 
-Every rank draws the same statements. After each one all matrices are compared whole, so that a write outside the place
-it was meant for is found, too. Values are small integers: every result is exact in every type.
+Hypothesis draws the statements, and shrinks them. After each one all matrices are compared whole, so that a write
+outside the place it was meant for is found, too. Values are small integers: every result is exact in every type.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
@@ -33,6 +34,7 @@ from tests.helpers.cases import (
 )
 from tests.helpers.mpi import run_mpi
 from tests.helpers.slow import draws, in_turn, only_long
+from tests.helpers.tape import Tape, tapes
 
 OPERATORS = {
     "+": operator.add,
@@ -46,7 +48,6 @@ IN_PLACE = {
 }  # fmt: skip
 ALL_TYPES = (*TYPES, *TYPES, *FLOAT8)
 SIDE = 9
-PROGRAMS = 24
 STATEMENTS = 12
 
 
@@ -106,8 +107,8 @@ def view(rng, x, size=None, *, writes=False):
 class Program:
     """Matrices in random layouts, and random statements on them."""
 
-    def __init__(self, ctx, seed):
-        self.ctx, self.rng = ctx, np.random.default_rng((ctx.size, seed))
+    def __init__(self, ctx, rng):
+        self.ctx, self.rng = ctx, rng
         kinds = [pick(self.rng, ALL_TYPES) for _ in range(2)]
         self.matrices = [self.matrix(name, kinds[i % 2]) for i, name in enumerate("ABC")]
 
@@ -400,17 +401,14 @@ def complex_into_real(x, y):
     return np.iscomplexobj(y) and not np.iscomplexobj(x)
 
 
-def programs(comm, count):
+def program(comm, tape):
     with pb.Context(comm, engine="host") as ctx, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # 8-bit floats overflow
-        for seed in range(count):
-            program = Program(ctx, seed)
-            layouts = ", ".join(f"{x.text}: {x.matrix.descriptor!r}" for x in program.matrices)
-            for number in range(STATEMENTS):
-                text, wrong = program.step()
-                yield f"program {seed}, statement {number}: {text} with {layouts}", wrong
-                if wrong:
-                    break
+        program = Program(ctx, Tape(tape))
+        layouts = ", ".join(f"{x.text}: {x.matrix.descriptor!r}" for x in program.matrices)
+        for _ in range(STATEMENTS):
+            text, wrong = program.step()
+            assert not wrong, f"{text} with {layouts}: {wrong}"
 
 
 def _add_in_transpose(a):
@@ -566,5 +564,7 @@ def test_shifts_and_transposes_in_place(nranks):
 
 
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 3, 4, *only_long(5, 6)])
-def test_statements_mean_what_they_mean_in_numpy(nranks):
-    run_mpi(programs, nranks, count=draws(PROGRAMS // 6, long=PROGRAMS))
+@given(tape=tapes(150))
+@settings(max_examples=draws(5, long=100))
+def test_statements_mean_what_they_mean_in_numpy(nranks, tape):
+    run_mpi(program, nranks, tape=tape)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import operator
-
 import numpy as np
 import pytest
 
@@ -13,47 +11,16 @@ from tests.helpers.cases import (
     TYPES,
     agreed_error,
     first,
-    grids,
     layout,
     misplaced,
-    misplaced_view,
     numbers,
     pick,
-    product,
     scattered,
     short_messages,
     unlike,
 )
 from tests.helpers.mpi import run_mpi
-from tests.helpers.slow import draws, in_turn, only_long
-
-
-def _window(rng, extent):
-    start, stop = sorted(int(x) for x in rng.integers(0, extent + 1, 2))
-    return slice(start, stop)
-
-
-def sub_matrices(comm):
-    rng = np.random.default_rng(11)
-    with pb.Context(comm, engine="host") as ctx:
-        for count, grid in enumerate(grids(comm.size) * draws(6 // comm.size, long=6 // comm.size + 1)):
-            d = layout(rng, (14, 11), comm.size, grid=grid, dtype=pick(rng, TYPES))
-            values = numbers(rng, d.shape, d.dtype)
-            a = scattered(ctx, d, values)
-            i, j = _window(rng, 14), _window(rng, 11)
-            view = a[i, j]
-            inner_i, inner_j = _window(rng, view.shape[0]), _window(rng, view.shape[1])
-            inner = view.T[inner_j, inner_i]
-            expected = values[i, j]
-            wrong = first(
-                misplaced_view(view, expected),
-                unlike(view.allgather(), expected),
-                misplaced_view(inner, expected[inner_i, inner_j].T),
-                unlike(inner.allgather(), expected[inner_i, inner_j].T),
-            )
-            view.local[...] = 9  # the parent has it too, there and nowhere else
-            values[i, j] = 9
-            yield f"{count}: {d} at {i}, {j}", first(wrong, unlike(a.allgather(), values))
+from tests.helpers.slow import draws, only_long
 
 
 def slices(comm):
@@ -101,48 +68,6 @@ def slices(comm):
             yield f"[{index}] is refused", wrong
 
 
-def transposes(comm):
-    rng = np.random.default_rng(13)
-    with pb.Context(comm, engine="host") as ctx:
-        for dtype, order in in_turn(("float64", "complex64", "bfloat16"), "CF", keep=2):
-            da = layout(rng, (9, 12), comm.size, block=(2, 3), dtype=dtype, order=order)
-            db = layout(rng, (9, 10), comm.size, block=(2, 4), dtype=dtype, grid=da.grid)
-            x, y = numbers(rng, da.shape, dtype), numbers(rng, db.shape, dtype)
-            a, b = scattered(ctx, da, x), scattered(ctx, db, y)
-            h = a.H
-            shares = np.shares_memory(a.T.local, a.local) or a.local.size == 0
-            case = f"{dtype} {order}: "
-            yield (
-                case + "T and H",
-                first(
-                    misplaced_view(a.T, x.T),
-                    misplaced_view(a.T.T, x),
-                    misplaced_view(h, x.conj().T),
-                    unlike(a.T.allgather(), x.T),
-                    unlike(h.allgather(), x.conj().T),
-                    None if shares else "T is a copy",
-                    misplaced(a, x),
-                ),
-            )
-            for name, result, expected in (
-                ("A.T @ B", a.T @ b, product(x, y, op_a="T")),
-                ("B.T @ A", b.T @ a, product(y, x, op_a="T")),
-                ("B.T @ A.T.T", b.T @ a.T.T, product(y, x, op_a="T")),
-                ("A.H @ B", h @ b, product(x, y, op_a="C")),
-                ("A @ A.T", a @ a.T, product(x, x, op_b="T")),
-                ("A @ A.H", a @ h, product(x, x, op_b="C")),
-                ("matmul(A.T, B.T.T, op_a=N)", pb.matmul(a.T, b.T.T), product(x, y, op_a="T")),
-                ("matmul(A.T, A, op_a=T, op_b=C)", pb.matmul(a.T, a, op_a="T", op_b="C"), product(x, x, op_b="C")),
-                ("matmul(A.T, B, op_a=C)", pb.matmul(a.T, a.T, op_a="C"), product(x.conj(), x, op_b="T")),
-            ):  # fmt: skip
-                yield (
-                    case + name,
-                    first(misplaced(result, expected), unlike(result.allgather(), expected)),
-                )
-        wrong = agreed_error(ctx, TypeError, ["DistributedMatrix"], operator.matmul, a, np.ones((12, 2)))
-        yield "A @ NumPy array is refused", wrong
-
-
 def moves(comm):
     rng = np.random.default_rng(14)
     with pb.Context(comm, engine="host") as ctx:
@@ -176,18 +101,8 @@ def moves(comm):
         yield "a grid too large", agreed_error(ctx, pb.ArgumentError, words, a.redistribute, beyond)
 
 
-@pytest.mark.parametrize("nranks", [1, 3, 4, *only_long(6)])
-def test_sub_matrices_are_views(nranks):
-    run_mpi(sub_matrices, nranks)
-
-
 def test_slices_mean_what_they_mean_in_numpy():
     run_mpi(slices, 2)
-
-
-@pytest.mark.parametrize("nranks", [*only_long(2), 4, *only_long(6)])
-def test_transposes_and_the_products_written_with_them(nranks):
-    run_mpi(transposes, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 3, *only_long(4), 6])
