@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -191,9 +191,10 @@ def make_map(processes: int) -> None:
         (MAP / "seconds.json").write_text(json.dumps(dict(pool.map(one, _tests())), indent=0))
 
 
-def executed(limit: float) -> dict[str, list[str]]:
-    """Of each line, as "path:number", the test files that execute it, the shortest first, of some seconds. Local."""
-    seconds: dict[str, float] = json.loads((MAP / "seconds.json").read_text())
+def executed(allowed: Collection[str], limit: float) -> dict[str, list[str]]:
+    """Of each line, as "path:number", those test files that execute it, the shortest first, of some seconds. Local."""
+    known: dict[str, float] = json.loads((MAP / "seconds.json").read_text())
+    seconds = {name: known[name] for name in known if name in allowed}
     found: dict[str, list[str]] = {}
     left: dict[str, float] = {}
     for test in sorted(seconds, key=lambda name: seconds[name]):
@@ -287,11 +288,7 @@ def main() -> None:
         make_map(given.processes)
         return
     start, allowed = time.monotonic(), set(given.tests or _tests()) - set(given.without)
-    tests = {
-        line: kept
-        for line, files in executed(given.seconds).items()
-        if (kept := [each for each in files if each in allowed])
-    }
+    tests = executed(allowed, given.seconds)
     if given.again:
         mutations = [Mutation(**each) for each in json.loads(given.again.read_text()) if each["outcome"]]
     else:
