@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import contextmanager
 
 import numpy as np
@@ -64,12 +65,17 @@ def one(ctx, rng, routine, options, dtype, way, grid, bands=BANDS):
     check(f"{routine} {options} {dtype} {way} {how}", wrong)
 
 
+def shared_out(comm, cases):
+    """All cases on one rank; in the short form half of them on two ranks, and the other half on more."""
+    return itertools.islice(cases, int(comm.size > 2), None, 1 if comm.size == 1 or is_long() else 2)
+
+
 def table(comm, routines, seed, bands=BANDS):
     """Every option in every type and way: all of them, or, in the short form, all pairs of those."""
     rng = np.random.default_rng([seed, comm.size])
     with pb.Context(comm, engine="host") as ctx, grids(ctx) as every:
         for routine in routines:
-            for options, dtype, way in combinations(routine, ways_of(routine)):
+            for options, dtype, way in shared_out(comm, combinations(routine, ways_of(routine))):
                 one(ctx, rng, routine, options, dtype, way, pick(rng, every)[:1], bands)
 
 
@@ -137,7 +143,7 @@ def refereed(comm, flavour, seed):
     slk, rng = ScaLAPACK(flavour, comm), np.random.default_rng([seed, comm.size])
     with pb.Context(comm, engine="host") as ctx, grids(ctx, slk) as every:
         for routine in FUNCTIONS:
-            for options, dtype in combinations(routine):
+            for options, dtype in shared_out(comm, combinations(routine)):
                 if dtype in DTYPES:
                     (grid, theirs), sizes = pick(rng, every), extents(rng, (0, 15))
                     wrong = called(ctx, rng, routine, options, dtype, "pblas", sizes, grid, theirs)
