@@ -7,8 +7,6 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from allpairspy import AllPairs
-
 from tests.helpers.slow import is_long
 
 __all__ = ["pairs"]
@@ -27,6 +25,8 @@ def pairs(*factors: Sequence[Any], legal: Callable[[list[Any]], bool] = bool) ->
         return (list(each) for each in itertools.product(*factors) if legal(list(each)))
     if len(factors) == 1:
         return ([each] for each in factors[0])
+    from allpairspy import AllPairs  # which the tests on GPUs do without
+
     numbered = AllPairs(  # what it combines is hashable, and no two are equal
         [range(len(factor)) for factor in factors],
         filter_func=lambda row: legal([factor[i] for factor, i in zip(factors, row, strict=False)]),
