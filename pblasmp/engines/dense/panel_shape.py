@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -116,7 +117,8 @@ def shape_of(
     width = max(1, usual // 2) if narrow else usual
     if not is_shared(engine):
         if operations.own_panels is None:
-            return _shape_on_nodes(operations, d, width, engine.transport.nodes, routine)
+            nodes = tuple(map(tuple, engine.transport.nodes))
+            return _shape_on_nodes(d, width, nodes, routine, operations.factor_wait)
         kept = size > 1
         made = _shape_on_grid(operations, d, width, size) if kept and shared else None
         made = made or (_shape_of_blocks(d, width, size) if kept else None)
@@ -129,14 +131,23 @@ def shape_of(
     return PanelShape(rows, cols, width, workers)
 
 
+@lru_cache(64)  # paper engines ask for each rank
 def _shape_on_nodes(
-    operations: Operations,
     d: MatrixDescriptor,
     usual: int,
-    nodes: Sequence[Sequence[int]],
+    nodes: tuple[tuple[int, ...], ...],
     routine: str,
+    wait: float,
 ) -> PanelShape:
-    """Return panels on the grid where ranks wait least: the matrix's own, if its blocks are square and fit. Local."""
+    """Return panels on the grid where ranks wait least: the matrix's own, if its blocks are square and fit. Local.
+
+    Args:
+        d: the matrix's layout.
+        usual: how wide panels are, if they are not the matrix's own.
+        nodes: the ranks of each.
+        routine: what ``FactorProblem`` calls it.
+        wait: elements that a rank could get while it waits for its column once.
+    """
     (rows, cols), size = d.shape, sum(map(len, nodes))
     least = min(rows, cols)
     lower, upper = (max(1, m * least - least**2 // 2) for m in d.shape)
@@ -165,7 +176,7 @@ def _shape_on_nodes(
             beside = upper / grid.npcol if routine in ("qr", "lstsq") else 2 * rows * cols / size
             panels = 2 * lower / size
         column = (upper / grid.npcol + beside + panels) * travels(down)
-        column += waits * made.steps * operations.factor_wait * (grid.nprow > 1)
+        column += waits * made.steps * wait * (grid.nprow > 1)
         return lower / grid.nprow * travels(across) + column + moved * travels(range(size))
 
     shapes = []

@@ -292,3 +292,12 @@ def test_the_ranks_choose_once(monkeypatch):
     counts = pb.MatmulProblem.gemm(110, 90, 70, "3x4", 8).traffic(ranks_per_node=4)
     assert len(counts.shapes) > 4
     assert len(asked) == 1
+
+
+def test_ranks_on_paper_choose_the_panels_of_a_factorization_once(monkeypatch):
+    """What one rank finds by looking at all ranks is not found again for each of them."""
+    rank, calls = pb.Grid.rank, []
+    monkeypatch.setattr(pb.Grid, "rank", lambda *args: calls.append(1) or rank(*args))
+    d = pb.MatrixDescriptor((256, 256), (8, 8), pb.Grid(8, 8))
+    pb.FactorProblem("cholesky", d, c=d).traffic(ranks_per_node=4)
+    assert len(calls) < 15_000  # 36,672 if each rank looks
