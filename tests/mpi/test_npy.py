@@ -405,6 +405,7 @@ def save_errors(comm, directory):
         words = [os.strerror(errno.EIO), f"(on rank {last})" if comm.size > 1 else "y.npy"]
         yield "one rank cannot write", refused(OSError, words, "x.npy", progress=failing)
         yield "an order that is none", refused(pb.ArgumentError, ["'C' or 'F'"], "x.npy", order="K")
+        yield "an array as order", refused(pb.ArgumentError, ["'C' or 'F'"], "x.npy", order=np.ones(2))
         for name in (
             "x.csv",
             "x.npz",

@@ -18,6 +18,7 @@ from ...comm import Side
 from ...dtypes import as_dtype
 from ...errors import ArgumentError, ArgumentTypeError, ClosedError, short_repr
 from ...layout import Grid, MatrixDescriptor
+from ...layout.grid import one_of
 from ...runtime.handle import Handle, Matrix
 from ...runtime.runtime import Runtime
 from . import hdf5, source, zarr
@@ -381,7 +382,7 @@ def _file_order(
 ) -> MemoryOrder:
     """Return the order to write a file in."""
     _check_dataset(path, dataset)
-    if order not in ("C", "F", None):
+    if order is not None and not one_of(order, ("C", "F")):
         raise ArgumentError(f"order: expected 'C' or 'F', got {short_repr(order)}")
     if format_of(path) == "npy":
         return order or default
