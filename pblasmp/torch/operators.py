@@ -535,7 +535,7 @@ def _of_parameters(node: Any, gy: Tensor, x: Tensor | None) -> tuple[Tensor | No
         if node.mains:
             _add_to(node.mains, rows, as_rows(x))
         else:
-            gw = rows.t() @ as_rows(x)
+            gw = torch.mm(rows.t(), as_rows(x))
     return gw, rows.sum(0) if needs_bias and rows is not None else None
 
 
@@ -569,7 +569,7 @@ def _add_to(mains: Sequence[Tensor], gy: Tensor, x: Tensor) -> None:
 
 def as_rows(tensor: Tensor) -> Tensor:
     """Return a tensor with all dimensions but the last folded into one. Local."""
-    return tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
+    return tensor if tensor.ndim == 2 else tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
 
 
 def in_rows(tensor: Tensor) -> Tensor:
