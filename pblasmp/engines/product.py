@@ -91,6 +91,7 @@ class Product:
         workspace: memory that it needs on this rank.
         sent_bytes: bytes that this rank sends to other ranks in one run.
         copied_bytes: bytes that this rank copies, in its own memory or the node's, in one run.
+        has_tables: what it keeps on the host may grow with the problem.
         holds_memory: it keeps arrays as large as the operands until it is closed.
         replays: from the second run on the same arrays on, a recorded CUDA graph is replayed.
         registers: a library may register the memory of arrays with a graph, which must not outlive them then.
@@ -104,6 +105,7 @@ class Product:
     workspace = Workspace(0, 0)
     sent_bytes: int = 0
     copied_bytes: int = 0
+    has_tables: bool = True
     holds_memory: bool = False
     replays: bool = False
     registers: bool = False

@@ -55,7 +55,7 @@ def _run_anew(call: UserCall[Result], signature: Hashable, voted: bool) -> Resul
     if key is None or (plan._product.holds_memory and not call.keeps_memory):
         with plan:
             return plan._run_with(call)
-    return plan._run_with(call, partial(ctx.kept.keep, key, plan))
+    return plan._run_with(call, partial(ctx.kept.keep, key, plan, has_tables=plan._product.has_tables))
 
 
 def _new_plan(call: UserCall[Result]) -> Plan[Result]:

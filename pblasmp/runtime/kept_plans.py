@@ -73,14 +73,21 @@ class KeptPlans:
         """Return what ``find`` does, without using it: to ask before the ranks have agreed. Local."""
         return self._plans.get(self._whole(key), (None,))[0]
 
-    def keep(self, key: Hashable, plan: Closable) -> None:
-        """Keep a plan, and close the least recently used ones if they take too much. Collective over the context."""
-        mine = max(_LEAST_BYTES, held_bytes(plan, self._engine))
-        # what is closed must be the same on every rank
-        comm, greatest = self._engine.transport.comm, np.zeros(1, np.int64)
-        if (request := comm.imax(np.array([mine]), greatest)) is not None:
-            comm.wait(request)
-        nbytes = int(greatest[0])
+    def keep(self, key: Hashable, plan: Closable, *, has_tables: bool = True) -> None:
+        """Keep a plan, and close the least recently used ones if they take too much. Collective over the context.
+
+        Args:
+            key: the key.
+            plan: the plan.
+            has_tables: it may take more than what each counts at least; the same on every rank.
+        """
+        nbytes = _LEAST_BYTES
+        if has_tables:  # what is closed must be the same on every rank
+            comm, greatest = self._engine.transport.comm, np.zeros(1, np.int64)
+            mine = np.array([max(nbytes, held_bytes(plan, self._engine))])
+            if (request := comm.imax(mine, greatest)) is not None:
+                comm.wait(request)
+            nbytes = int(greatest[0])
         self._plans[self._whole(key)] = plan, nbytes
         self.nbytes += nbytes
         while self.nbytes > self._most and len(self._plans) > 1:

@@ -80,6 +80,7 @@ class CopyProduct(TensorProduct[Views]):
     """Whether it leaves ``comm_sms`` multiprocessors to others."""
     ranks: ClassVar[int | None] = None
     """The number of ranks that it is for; None: any."""
+    has_tables = False
     streams: tuple[str, ...] = ()
     """The streams that it forks from the main one."""
 
