@@ -215,7 +215,9 @@ def chosen(count: int, seed: int, tests: dict[str, list[str]], parts: list[str])
             everything += [each for each in found if f"{each.path}:{each.line}" in tests]
     rng = random.Random(seed)
     step = len(everything) / min(count, len(everything))
-    return [everything[int((i + rng.random()) * step)] for i in range(min(count, len(everything)))]
+    found = [everything[int((i + rng.random()) * step)] for i in range(min(count, len(everything)))]
+    rng.shuffle(found)  # so that those of a run that is ended early are spread, too
+    return found
 
 
 def run(mutations: list[Mutation], tests: dict[str, list[str]], processes: int) -> None:
