@@ -469,7 +469,10 @@ class FakeGpu:
             patch.setattr(methods, "_why_not", partial(_named, methods._why_not))
         self.driver_for_c = DriverForC(self)
         patch.setattr("pblasmp.engines.gpu.runtime.relaunch._driver", lambda: self.driver_for_c)
-        load = partial(fakelapack.loaded, shared_memory=lambda: self.shared_memory, computes=self.computes)
+        load = partial(
+            fakelapack.loaded, shared_memory=lambda: self.shared_memory,
+            multiprocessors=lambda: self.multiprocessors, computes=self.computes,
+        )  # fmt: skip
         patch.setattr("pblasmp.engines.gpu.kernels.compiler.loaded", load)
         patch.setattr("pblasmp.engines.gpu.kernels.compiler.Kernel", fakelapack.kernel)
         modules = {
@@ -762,7 +765,7 @@ class FakeGpu:
 
         def copy_lines(to: int, to_pitch: int, of: int, of_pitch: int, width: int, height: int, kind: int,
                        stream: int) -> None:  # fmt: skip
-            if max(to_pitch, of_pitch) >= 1 << 31:
+            if max(to_pitch, of_pitch) >= 1 << 31 or (height > 1 and min(to_pitch, of_pitch) < width):
                 raise CUDARuntimeError("cudaErrorInvalidPitchValue: invalid pitch argument")
             for line in range(height) if kind != runtime.memcpyDefault else ():
                 ctypes.memmove(to + line * to_pitch, of + line * of_pitch, width)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import math
 import re
 import struct
 from collections.abc import Callable
@@ -77,11 +78,13 @@ def loaded(
     target: str = "",
     *,
     shared_memory: Callable[[], int],
+    multiprocessors: Callable[[], int],
     computes: bool,
 ) -> int:
     """``compiler.loaded``: the kernels of factorisations compute, and if it ``computes`` those of copies and sums.
 
-    A block of threads has no more than ``shared_memory()`` bytes.
+    A block of threads has no more than ``shared_memory()`` bytes; a multiprocessor has a KiB more, and each block that
+    runs on it takes a KiB besides.
     """
     if room > shared_memory():
         raise RuntimeError(f"CUDA_ERROR_INVALID_VALUE: {room} bytes of shared memory of {shared_memory()}")
@@ -103,7 +106,12 @@ def loaded(
             played[each.__name__[1:]] = partial(each, macros)
     kind = np.dtype(_KINDS.get(macros.get("KIND", ""), "u1"))
     most = max(min(48 << 10, shared_memory()), room)
-    _KERNELS.append(_Kernel(played.get(name), kind, most, signature(text, name), together=MEETING in text))
+
+    def at_once(threads: int, room: int) -> int:
+        return multiprocessors() * min(2048 // threads, (shared_memory() + 1024) // (room + 1024))
+
+    together = at_once if MEETING in text else None
+    _KERNELS.append(_Kernel(played.get(name), kind, most, signature(text, name), together))
     return len(_KERNELS) - 1
 
 
@@ -124,10 +132,8 @@ _C_TYPES = {"int": "i", "i64": "q", "u64": "Q", "u32": "I", "SUM": "?", "E": "?"
 class _Kernel:
     """A kernel; what it is launched with is checked by those that are played."""
 
-    def __init__(
-        self, played: Any, kind: np.dtype, most: int, parameters: list[str], *, together: bool
-    ) -> None:
-        self.together = together  # whether CUDA begins all blocks at once
+    def __init__(self, played: Any, kind: np.dtype, most: int, parameters: list[str], together: Any) -> None:
+        self.together = together  # how many blocks there is room for at once, if CUDA begins all at once
         self._played, self._kind, self._most, self.parameters = played, kind, most, parameters
 
     def __call__(self, grid: Any, block: Any, places: int, *, stream: int, shared_mem: int) -> None:
@@ -170,8 +176,10 @@ def launch_kernel(kernel: int, *shape: int) -> None:
 
 
 def launch_cooperative_kernel(kernel: int, *shape: int) -> None:
-    """The same of launchCooperativeKernel."""
-    assert _KERNELS[kernel].together
+    """The same of launchCooperativeKernel: all blocks must be there at once."""
+    most = _KERNELS[kernel].together(shape[3], shape[6])
+    if math.prod(shape[:3]) > most:
+        raise RuntimeError(f"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE: {shape[:3]} blocks, room for {most}")
     _launch(kernel, *shape)
 
 
