@@ -90,6 +90,19 @@ def test_a_long_diagonal_is_covered_by_a_few_tiles(uplo, n, tile, batches):
         assert operations.calls == 5
 
 
+def test_tiles_of_a_diagonal_that_are_multiplied_at_once_take_little_memory(monkeypatch):
+    monkeypatch.setattr(slab_terms, "_TEMPORARY", 4 * 8 * 8 * 8)  # of 16 on this diagonal, four at a time
+    operations, left, right = Counting(8, batches=True), np.ones((128, 2)), np.ones((2, 128))
+    taken = []
+    operations.xp.empty = lambda shape, dtype: taken.append(shape) or np.empty(shape, dtype)
+    target = np.zeros((128, 128), order="F")
+    ResultPart(Trapezoid("L"), np.arange(128), np.arange(128), hermitian=False)(
+        operations, Gemm(1, left, right, 0, target)
+    )
+    assert np.array_equal(target, 2 * np.tri(128))
+    assert taken == [(4, 8, 8)] * 4
+
+
 @pytest.mark.parametrize("uplo", "LU")
 def test_the_largest_bands_of_a_triangular_product_are_begun_first(uplo):
     operations, n = Counting(1), 20
