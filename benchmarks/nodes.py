@@ -163,21 +163,27 @@ def algorithm(m: Matrices | Products) -> str:
 
 @contextmanager
 def counted(comm: Any, per: int) -> Iterator[list[int]]:
-    """Within, count the bytes of messages that this rank receives from other nodes, of ``per`` ranks each."""
+    """Within, count the bytes that this rank receives from other nodes, of ``per`` ranks each: messages, and sums."""
     from pblasmp.comm.mpi_communicator import MpiCommunicator
 
-    nbytes, receive = [0], MpiCommunicator.irecv
+    nbytes = [0]
 
     def irecv(self: MpiCommunicator, array: Any, source: int) -> Any:
         if self.size == comm.size and source // per != comm.rank // per:
             nbytes[0] += array.nbytes
         return receive(self, array, source)
 
-    MpiCommunicator.irecv = irecv  # type: ignore[method-assign]
+    def sum_into(self: MpiCommunicator, array: Any) -> None:
+        if self.size > per:
+            nbytes[0] += array.nbytes
+        add(self, array)
+
+    receive, add = MpiCommunicator.irecv, MpiCommunicator.sum_into
+    MpiCommunicator.irecv, MpiCommunicator.sum_into = irecv, sum_into  # type: ignore[method-assign]
     try:
         yield nbytes
     finally:
-        MpiCommunicator.irecv = receive  # type: ignore[method-assign]
+        MpiCommunicator.irecv, MpiCommunicator.sum_into = receive, add  # type: ignore[method-assign]
 
 
 def time_case(options: argparse.Namespace) -> dict[str, Any]:
