@@ -105,10 +105,10 @@ class ConditionJob:
         parts = [(right.rows, bench.on_host(own[:, 0].copy())) for own in right.arrays()]
         if panels.whole_rows:
             return parts[0][1] if parts else None
-        y = np.empty(n, self._dtype)
-        for every in self._engine.transport.comm.allgather(parts):
-            for rows, values in every:
-                y[rows] = values
+        y = np.zeros(n, self._dtype)  # one rank has each element
+        for rows, values in parts:
+            y[rows] = values
+        self._engine.transport.comm.sum_into(y)
         return y
 
 

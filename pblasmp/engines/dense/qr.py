@@ -220,7 +220,7 @@ class LeastSquaresJob:
         sizes = {
             k: functools.reduce(xp.maximum, (column_sizes(xp, x) for x in each)) for k, each in parts.items()
         }
-        sizes = self._over_rows(panels, sizes, xp.maximum)
+        sizes = self._over_rows(panels, sizes, add=False)
         for k, size in sizes.items():
             square = panels.square(k)
             for found, tolerance in ((small, self._tolerance), (zeros, 0.0)) if len(square) else ():
@@ -228,8 +228,11 @@ class LeastSquaresJob:
                 found += [panels.shape.bounds(k)[0] + int(each) + 1 for each in dependent[:1]]
         if probe is not None:
             sums = {k: sum(xp.sum(_squared(xp, x / sizes[k]), axis=0) for x in parts[k]) for k in parts}
-            for k, each in self._over_rows(panels, sums, xp.add).items():
-                norms[panels.shape.bounds(k)[0]] = self._bench.on_host(xp.asarray(sizes[k] * xp.sqrt(each)))
+            sums = self._over_rows(panels, sums, add=True)
+            for k in (k for k in sums if len(panels.square(k))):  # others of the process column have the same
+                norms[panels.shape.bounds(k)[0]] = self._bench.on_host(
+                    xp.asarray(sizes[k] * xp.sqrt(sums[k]))
+                )
         everyones = self._comm.allgather((small, zeros, norms))
         least = min((each for small, *_ in everyones for each in small), default=0)
         if probe is None or any(zeros for _, zeros, _ in everyones):
@@ -264,12 +267,21 @@ class LeastSquaresJob:
         sides.finish()
         return [_squared(xp, x * xp.asarray(scale[probe.rows])) for x in columns]
 
-    def _over_rows(self, panels: FactorPanels, found: dict[int, Array], join: Any) -> dict[int, Array]:
-        """Return what this rank has found of its panels, joined with what ranks with other rows have. Collective."""
+    def _over_rows(self, panels: FactorPanels, found: dict[int, Array], *, add: bool) -> dict[int, Array]:
+        """Return what this rank has found of its panels, joined with what ranks with other rows have. Collective.
+
+        Numbers of columns, none negative: either they are added, or the largest counts.
+        """
         if panels.whole_rows:
             return found
-        everyones = self._comm.allgather(found)
-        return {k: functools.reduce(join, (each[k] for each in everyones if k in each)) for k in found}
+        columns = np.zeros(panels.shape.cols)
+        for k, each in found.items():
+            columns[slice(*panels.shape.bounds(k))] = each
+        if add:
+            self._comm.sum_into(columns)
+        else:
+            columns = np.array(largest_size(self._comm, *columns))
+        return {k: columns[slice(*panels.shape.bounds(k))].astype(each.dtype) for k, each in found.items()}
 
 
 def _squared(xp: Any, x: Array) -> Array:
