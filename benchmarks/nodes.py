@@ -263,7 +263,7 @@ def shown(row: dict[str, Any]) -> str:
     """Return a row as a line."""
     case, own = row["case"], median(row["seconds"]["pblasmp"])
     beside = f"{row['ratios']['debian']:6.2f}" if row["ratios"] else f"  ({row['failed']})"
-    received = f"{row['received_bytes'] / 2**20:8.2f} MiB"
+    received = f"{row['received_bytes'] / 1024:8.1f} KiB"
     return f"{case['routine']:6} {case['nodes']} nodes {own * 1e3:9.2f} ms {beside} {received} {row['by']}"
 
 
