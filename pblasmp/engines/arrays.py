@@ -10,19 +10,21 @@ from numpy.typing import NDArray
 
 from ..comm import Agreement
 from ..errors import ArgumentError
-from ..layout import MatrixDescriptor
+from ..layout import MatrixDescriptor, Trapezoid
 from .protocol import Engine
-from .request import LocalArray
+from .request import LocalArray, Operands
 
 __all__ = [
     "address",
     "as_numpy",
     "blas_operand",
+    "move",
     "new_part",
     "overlap",
     "same_memory",
     "scale",
     "set_diagonal",
+    "window_of",
 ]
 
 
@@ -60,6 +62,29 @@ def new_part(engine: Engine, x: MatrixDescriptor) -> LocalArray:
     shape, ld = (x.local_shape(rank), x.lld(rank)) if inside else ((0, 0), 1)
     with Agreement(engine.transport.comm, "making a matrix"):
         return engine.empty(shape, x.dtype, x.order, ld)
+
+
+def move(
+    engine: Engine,
+    source: MatrixDescriptor,
+    target: MatrixDescriptor,
+    arrays: tuple[LocalArray, LocalArray],
+    part: Trapezoid | None = None,
+) -> None:
+    """Move everything, or ``part``, between the local arrays of two matrices of one shape. Collective."""
+    prepared = engine.prepare_move(source, target, arrays, part)
+    try:
+        prepared.run(Operands(arrays[0], None, None, arrays[1]))
+    finally:
+        prepared.close()
+
+
+def window_of(array: LocalArray, x: MatrixDescriptor, rank: int, window: tuple[slice, slice]) -> LocalArray:
+    """Return what a rank's local array of a matrix has of some rows and columns; all of it outside the grid. Local."""
+    if rank >= x.grid.size:
+        return array
+    (rows, cols), (p, q) = x.ranges(window), x.grid.coords(rank)
+    return array[x.rows.local_window(p, *rows), x.cols.local_window(q, *cols)]
 
 
 def scale(array: LocalArray, beta: complex) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..engines.arrays import move
 from ..engines.direct import Held, Part, pattern_of
-from ..engines.request import Operands
 from ..layout import MatrixDescriptor, Trapezoid
 from .runtime import Runtime
 
@@ -186,11 +186,7 @@ class Handle:
         Collective over the context.
         """
         arrays = self.local, out.local
-        move = self.context.engine.prepare_move(self.descriptor, out.descriptor, arrays, part)
-        try:
-            move.run(Operands(arrays[0], None, None, arrays[1]))
-        finally:
-            move.close()
+        move(self.context.engine, self.descriptor, out.descriptor, arrays, part)
 
     def on_host(self) -> NDArray[Any]:
         """Return the local array as a NumPy array: itself, or a copy if it is on a GPU. Local."""

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from ...comm.progress import Progress
 from ...comm.shared_memory import aligned, carve
 from ...layout import MatrixDescriptor, Trapezoid
-from ..arrays import same_memory, set_diagonal
+from ..arrays import move, same_memory, set_diagonal, window_of
 from ..protocol import Engine, Operations
-from ..request import LocalArray, Operands
+from ..request import LocalArray
 from .factor_copies import CopiedParts
 from .panel_shape import PanelShape, is_shared
 from .reflector import Reflector
@@ -571,39 +571,17 @@ class Mover:
         part: Trapezoid | None = None,
     ) -> None:
         """Move a matrix; of a lower triangle, in block columns from the diagonal on, little more than itself."""
-        rows, cols = d.shape
+        bench, (rows, cols) = self._bench, d.shape
         width = max(1, cols)
         if self._part is not None and not d.same_places(to):
-            shape = self._bench.shape(self._i)
+            shape = bench.shape(self._i)
             unit = shape.width * shape.group * shape.workers
             width = -(-max(_SLAB, cols // _SLABS) // unit) * unit
         for first in range(0, cols, width):
             top = 0 if width >= cols else min(first, rows)
             window = slice(top, rows), slice(first, min(first + width, cols))
-            self._move_part(d, array, to, out, window, part)
-
-    def _move_part(
-        self,
-        d: MatrixDescriptor,
-        array: Array,
-        to: MatrixDescriptor,
-        out: Array,
-        window: tuple[slice, slice],
-        part: Trapezoid | None,
-    ) -> None:
-        engine = self._bench.engine
-        d, to, array, out = d[window], to[window], self._local(d, array, window), self._local(to, out, window)
-        move = engine.prepare_move(d, to, (array, out), part)
-        try:
-            move.run(Operands(array, None, None, out))
-        finally:
-            move.close()
-
-    def _local(self, d: MatrixDescriptor, array: Array, window: tuple[slice, slice]) -> Array:
-        if self._bench.rank >= d.grid.size:
-            return array
-        (rows, cols), (p, q) = d.ranges(window), d.grid.coords(self._bench.rank)
-        return array[d.rows.local_window(p, *rows), d.cols.local_window(q, *cols)]
+            arrays = window_of(array, d, bench.rank, window), window_of(out, to, bench.rank, window)
+            move(bench.engine, d[window], to[window], arrays, part)
 
 
 def _leading(rows: int, item: int) -> int:

@@ -164,7 +164,7 @@ class SlabMethod(Method):
     """Products of slabs of the operands.
 
     Args:
-        name: which ranks share slabs: "shared" or "gathered".
+        name: which ranks share slabs, "shared" or "gathered"; or "panels", those of panels of k.
         cost: each way is slower than the one before by about a copy of the operands.
     """
 
@@ -195,6 +195,12 @@ class SlabMethod(Method):
         return memory_refusal(engine, self.name, needs, options)
 
     def cost(self, engine: Engine, problem: Any, options: Options) -> float:
+        """Return for panels a little less than gathering costs if most of a long k arrives after a first panel."""
+        triangle = isinstance(problem, Level3Problem) and (
+            problem.traits.shape == "updated" or problem.traits.triangular
+        )
+        if self.name == "panels" and triangle and 0 < FOLLOWS * engine.operations.lead <= problem.k:
+            return 2.9
         return self._cost
 
     def prepare(self, engine: Engine, problem: Any, options: Options, operands: Operands) -> SlabProduct:
@@ -204,21 +210,6 @@ class SlabMethod(Method):
         return SlabProduct(engine, _slabs(engine, problem, options), options, self.name, operands, finish)
 
 
-class PanelMethod(SlabMethod):
-    """Products of slabs of panels of k."""
-
-    def __init__(self) -> None:
-        super().__init__("panels", 4.0)
-
-    def cost(self, engine: Engine, problem: Any, options: Options) -> float:
-        """Return more than gathering costs, or a little less if most of a long k arrives after a first panel."""
-        if isinstance(problem, Level3Problem) and (
-            problem.traits.shape == "updated" or problem.traits.triangular
-        ):
-            return 2.9 if 0 < FOLLOWS * engine.operations.lead <= problem.k else 4.0
-        return 4.0
-
-
 def _slabs(engine: Engine, problem: Problem, options: Options) -> Slabs:
     if isinstance(problem, MatmulProblem):
         return matmul_slabs(problem, options.alpha, engine)
@@ -226,4 +217,4 @@ def _slabs(engine: Engine, problem: Problem, options: Options) -> Slabs:
     return routine_slabs(problem, options.alpha, engine)
 
 
-METHODS = (SlabMethod("shared", 2.0), SlabMethod("gathered", 3.0), PanelMethod())
+METHODS = (SlabMethod("shared", 2.0), SlabMethod("gathered", 3.0), SlabMethod("panels", 4.0))

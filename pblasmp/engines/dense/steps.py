@@ -17,7 +17,7 @@ from typing import Any, Literal
 from ...layout import Level3Problem, MatmulProblem, MatrixDescriptor, Trapezoid
 from ...layout.pieces import LocalPart
 from ...layout.problem import Op
-from ..arrays import new_part, same_memory, scale
+from ..arrays import new_part, same_memory, scale, window_of
 from ..composite import Composite
 from ..local.slab_terms import triangle_of
 from ..method import plain_refusal, prepare_step, type_refusal
@@ -70,11 +70,7 @@ class SteppedProduct(Composite):
         if not name:
             return None
         array = self._own[name] if name in self._own else getattr(operands, name)
-        x = self._layouts[name]
-        if window is ALL or self._rank >= x.grid.size:
-            return array
-        (rows, cols), (p, q) = x.ranges(window), x.grid.coords(self._rank)
-        return array[x.rows.local_window(p, *rows), x.cols.local_window(q, *cols)]
+        return array if window is ALL else window_of(array, self._layouts[name], self._rank, window)
 
 
 _STRIPES = 4  # in which a triangle is computed: together 10/16 of its square

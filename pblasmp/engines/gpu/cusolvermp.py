@@ -15,7 +15,7 @@ from ...bindings import FillMode, GridMapping, SolverLibrary, version_text
 from ...errors import LibraryNotFoundError, PblasmpError, StatusError
 from ...layout import Grid, MatrixDescriptor
 from ...layout.factor_problem import FactorProblem
-from ..arrays import new_part
+from ..arrays import move, new_part
 from ..local.spectral import OneRankMethod, OneRankProduct, SpectralProduct
 from ..product import FactorOperands, Found, Product
 from ..protocol import Engine, Method
@@ -221,10 +221,10 @@ class CusolvermpProduct(SpectralProduct):
         size, n = self._engine.transport.size, len(order)
         rows = replace(self._a, block=(-(-n // size), n), grid=Grid(size, 1), ld=None)
         whole = new_part(self._engine, rows)
-        self._move(self._a, vectors, rows, whole)
+        move(self._engine, self._a, rows, (vectors, whole))
         if whole.size:
             whole[...] = whole[:, self._engine.xp.asarray(order)]
-        self._move(rows, whole, self._a, vectors)
+        move(self._engine, rows, self._a, (whole, vectors))
 
 
 class CusolvermpMethod(Method):

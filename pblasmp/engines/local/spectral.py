@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...comm import Agreement, largest_size
 from ...layout import Grid, MatrixDescriptor, Trapezoid
 from ...layout.factor_problem import FactorProblem
-from ..arrays import new_part
+from ..arrays import move, new_part, window_of
 from ..product import FactorOperands, FactorProduct, Found, Product
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
@@ -78,7 +78,7 @@ class SpectralProduct(FactorProduct):
         a = new_part(self._engine, work)
         if part is not None:
             a[...] = 0
-        self._move(p.a, given.a, work, a, part)
+        move(self._engine, p.a, work, (given.a, a), part)
         if p.conjugate and a.size:
             self._engine.xp.conjugate(a, out=a)
         size, by = self._scaled(a)
@@ -102,20 +102,6 @@ class SpectralProduct(FactorProduct):
                 self._home(layouts[name], places[name], column, layout, array)
         scale_by_power(told, -by)
         return Found(values=told)
-
-    def _move(
-        self,
-        source: MatrixDescriptor,
-        array: Array,
-        target: MatrixDescriptor,
-        out: Array,
-        part: Trapezoid | None = None,
-    ) -> None:
-        move = self._engine.prepare_move(source, target, (array, out), part)
-        try:
-            move.run(Operands(array, None, None, out))
-        finally:
-            move.close()
 
     def _scaled(self, array: Array) -> tuple[float, int]:
         """Scale a matrix by a power of two if squares of its elements over- or underflow. Collective.
@@ -150,10 +136,9 @@ class SpectralProduct(FactorProduct):
     ) -> None:
         """Move vectors, as many as are wanted from a column on, to the result. Collective."""
         if array is not out:
-            rank, end = self._engine.transport.rank, column + x.shape[1]
-            inside = work.global_indices(rank)[1] if rank < work.grid.size else np.empty(0, np.int64)
-            here = slice(*np.searchsorted(inside, (column, end)).tolist())
-            self._move(work[:, column:end], array[:, here], x, out)
+            wanted = slice(None), slice(column, column + x.shape[1])
+            here = window_of(array, work, self._engine.transport.rank, wanted)
+            move(self._engine, work[wanted], x, (here, out))
 
 
 class OneRankProduct(SpectralProduct):

@@ -390,7 +390,14 @@ class SharedMemoryMethod(TensorMethod):
         return "" if fits else f"{needed} bytes of shared memory are needed, {limit} are available"
 
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
-        return 1.5 if problem.size > 1 else _ALONE
+        """Return for "ring" less than for the others if a rank adds many bytes. Local."""
+        if problem.size == 1:
+            return _ALONE
+        if self.name != "ring":
+            return 1.5
+        tokens, outputs, _ = problem.sizes
+        mine = tokens * outputs * accumulation_dtype(problem.out_dtype).itemsize // problem.size
+        return 1.4 if mine >= _WORTH_A_TURN else 1.7
 
     def prepare(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
@@ -398,23 +405,11 @@ class SharedMemoryMethod(TensorMethod):
         return self._kinds[problem.form](engine, problem, options)
 
 
-class RingMethod(SharedMemoryMethod):
-    """Every rank adds its contribution to one sum after the other."""
-
-    def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
-        """Return less than that of the others if a rank adds many bytes. Local."""
-        if problem.size == 1:
-            return _ALONE
-        tokens, outputs, _ = problem.sizes
-        mine = tokens * outputs * accumulation_dtype(problem.out_dtype).itemsize // problem.size
-        return 1.4 if mine >= _WORTH_A_TURN else 1.7
-
-
 METHODS = (
     SharedMemoryMethod(
         "pull", allgather_matmul=SharedInput, matmul_reduce_scatter=_SharedSum, matmul_allgather=SharedOutput
     ),
     SharedMemoryMethod("two_shot", matmul_allreduce=_SharedSum),
-    RingMethod("ring", matmul_reduce_scatter=RingSum, matmul_allreduce=RingSum),
+    SharedMemoryMethod("ring", matmul_reduce_scatter=RingSum, matmul_allreduce=RingSum),
     MESSAGES,
 )
