@@ -9,7 +9,6 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 import numpy as np
 
 from ..comm import Cells
-from ..engines.dense.factor_copies import STRIP
 from ..engines.dense.panel_shape import shape_beside, shape_of, shape_of_inverse
 from ..engines.request import AnyProblem
 from ..engines.tensor.tensor_product import shares
@@ -17,6 +16,7 @@ from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelPro
 from ..layout.axis import Axis
 from ..layout.factor_problem import FactorProblem
 from ..layout.grid import coordinates
+from ..layout.pieces import STRIP
 from ..layout.value import Numbers
 from .paper import PaperEngine, Ranks
 

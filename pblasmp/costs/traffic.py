@@ -13,7 +13,6 @@ from ..comm import Side
 from ..comm.exchange import SLOTS
 from ..engines.host.engine import HostEngine
 from ..engines.method import prepare
-from ..engines.product import FactorOperands
 from ..engines.request import AnyProblem, Operands, Options
 from ..errors import ArgumentError, LayoutError, UnsupportedError, counted, short_repr
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
@@ -173,7 +172,7 @@ def operands_of(engine: HostEngine, problem: AnyProblem) -> Operands:
     """Return a rank's arrays of a problem. Local."""
     if isinstance(problem, FactorProblem):
         least = min(problem.a.shape)
-        return FactorOperands(
+        return Operands(
             **{name: _part(engine, getattr(problem, name)) for name in "abcd"},
             pivots=np.zeros(least, np.int64), tau=np.zeros(least, problem.a.dtype),
         )  # fmt: skip

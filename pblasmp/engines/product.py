@@ -21,7 +21,6 @@ from .request import LocalArray, Operands
 
 __all__ = [
     "Bound",
-    "FactorOperands",
     "FactorProduct",
     "Found",
     "Graphs",
@@ -238,19 +237,6 @@ class Bound:
         del self.operands
 
 
-@dataclass(eq=False)
-class FactorOperands(Operands):
-    """The arrays of one run on this rank, by the names that ``FactorProblem`` has for their layouts.
-
-    Attributes:
-        pivots: of LU factors, from 0.
-        tau: of reflectors, their factors.
-    """
-
-    pivots: NDArray[np.int64] | None = None
-    tau: NDArray[Any] | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
     """What a run found besides the matrices it wrote, the same on every rank.
@@ -278,10 +264,9 @@ class Found:
 class FactorProduct(Product):
     """A prepared factorisation, or what is solved with one."""
 
-    def compute(self, operands: FactorOperands) -> Found:
+    def compute(self, operands: Operands) -> Found:
         """Compute, and return what was found. Collective over the context."""
         raise NotImplementedError
 
     def _queue(self, operands: Operands) -> Found:
-        assert isinstance(operands, FactorOperands)
         return self.compute(operands)

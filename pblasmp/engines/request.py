@@ -17,7 +17,7 @@ from ..layout.factor_problem import FactorProblem
 from ..layout.grid import integer
 
 if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+    from numpy.typing import DTypeLike, NDArray
 
 __all__ = ["CONSTANTS", "AnyProblem", "LocalArray", "Operands", "Options", "Problem"]
 
@@ -112,6 +112,8 @@ class Operands:
         epilogue: bias, activation and their gradients, with this engine's arrays.
         scales: of 8-bit operands and results, with this engine's arrays.
         gathered: an array for all of X, from AllGather + GEMM; None if it is not wanted.
+        pivots: of LU factors, from 0.
+        tau: of reflectors, their factors.
     """
 
     a: LocalArray
@@ -121,6 +123,8 @@ class Operands:
     epilogue: Epilogue | None = None
     scales: Scales | None = None
     gathered: LocalArray | None = None
+    pivots: NDArray[np.int64] | None = None
+    tau: NDArray[Any] | None = None
 
     @property
     def follows(self) -> str:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ..dtypes import ELEMENT_TYPES
 from ..engines.direct import Asked
-from ..engines.product import FactorOperands, Found, Product
-from ..engines.request import Options
+from ..engines.product import Found, Product
+from ..engines.request import Operands, Options
 from ..errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -156,10 +156,10 @@ class FactorisationCall(UserCall[T]):
         roles = self.roles()
         return FactorProblem(roles.routine, *roles.each("descriptor"), **roles.options)
 
-    def operands(self) -> FactorOperands:
+    def operands(self) -> Operands:
         """Return the local arrays, as the problem calls them. Local."""
         a, b, c, d = self.roles().each("local")
-        return FactorOperands(a, b, c, d, pivots=self._pivots, tau=self._tau)
+        return Operands(a, b, c, d, pivots=self._pivots, tau=self._tau)
 
     def run(self) -> T:
         """Compute. Collective over the context."""
@@ -249,7 +249,7 @@ class FactorisationCall(UserCall[T]):
         self.again(remembered)
         return ()
 
-    def placed(self) -> FactorOperands:
+    def placed(self) -> Operands:
         """Return the local arrays. Local."""
         return self.operands()
 

@@ -12,7 +12,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.dense import factor_panels, panel_shape
-from pblasmp.engines.gpu import factor_panels as queued
+from pblasmp.engines.gpu import grid_panels as queued
 from tests.helpers.cases import layout, pick
 from tests.helpers.factor_cases import (
     CASES,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ...comm import Agreement
 from ...layout.factor_problem import FactorProblem
-from ..product import FactorOperands, FactorProduct, Found, Product
+from ..product import FactorProduct, Found, Product
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 from .condition import ConditionJob
@@ -17,7 +17,7 @@ from .sweeps import TriangularJob
 
 __all__ = ["METHODS"]
 
-Compute = Callable[[FactorOperands], Found]
+Compute = Callable[[Operands], Found]
 
 
 def _cholesky(engine: Engine, p: FactorProblem) -> Compute:
@@ -30,7 +30,7 @@ def _cholesky(engine: Engine, p: FactorProblem) -> Compute:
 def _lu(engine: Engine, p: FactorProblem) -> Compute:
     job = LuJob(engine, p.a, p.c, p.b, p.d, factored=p.factored, inverse=p.inverse)
 
-    def compute(given: FactorOperands) -> Found:
+    def compute(given: Operands) -> Found:
         info = job.run(given.a, given.c, given.b, given.d, given.pivots, op=p.op)
         return Found(info, job.pivots, job.diagonal)
 
@@ -41,7 +41,7 @@ def _qr(engine: Engine, p: FactorProblem) -> Compute:
     if not p.factored:
         factoring = QrJob(engine, p.a, p.c)
 
-        def factor(given: FactorOperands) -> Found:
+        def factor(given: Operands) -> Found:
             factoring.factor(given.a, given.c)
             return Found(tau=factoring.tau)
 
@@ -49,7 +49,7 @@ def _qr(engine: Engine, p: FactorProblem) -> Compute:
     assert p.d is not None
     job = QrJob(engine, p.a, None, (p.b, p.d), adjoint=p.op == "C", conjugate=p.conjugate)
 
-    def apply(given: FactorOperands) -> Found:
+    def apply(given: Operands) -> Found:
         job.apply(given.a, given.tau, given.b, given.d)
         return Found()
 
@@ -126,7 +126,7 @@ class _PanelsProduct(FactorProduct):
             with Agreement(engine.transport.comm, problem.routine):
                 raise error from None
 
-    def compute(self, operands: FactorOperands) -> Found:
+    def compute(self, operands: Operands) -> Found:
         with self._operations.factoring():
             return self._compute(operands)
 

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from ...comm.progress import Progress
 from ...comm.shared_memory import aligned, carve
 from ...layout import MatrixDescriptor, Trapezoid
+from ...layout.pieces import CopiedParts
 from ..arrays import move, same_memory, set_diagonal, window_of
 from ..protocol import Engine, Operations
 from ..request import LocalArray
-from .factor_copies import CopiedParts
 from .panel_shape import PanelShape, is_shared
 from .reflector import Reflector
 

@@ -17,7 +17,7 @@ from ...layout import Grid, MatrixDescriptor
 from ...layout.factor_problem import FactorProblem
 from ..arrays import move, new_part
 from ..local.spectral import OneRankMethod, OneRankProduct, SpectralProduct
-from ..product import FactorOperands, Found, Product
+from ..product import Found, Product
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 from .session import Session, session_of
@@ -192,7 +192,7 @@ class CusolvermpProduct(SpectralProduct):
         library.grid(self._a.grid)
         self.path = "cuSOLVERMp" + (", on moved matrices" if self.moved else "")
 
-    def compute(self, operands: FactorOperands) -> Found:
+    def compute(self, operands: Operands) -> Found:
         """Compute, and return what was found. Collective over the context."""
         return replace(super().compute(operands), doubtful=self._problem.d is not None)
 

@@ -14,8 +14,7 @@ import numpy as np
 from ...bindings import FillMode
 from ...dtypes import element_type
 from ..arrays import scale, set_diagonal
-from .factor_panels import QueuedPanels
-from .grid_panels import GridPanels
+from .grid_panels import GridPanels, QueuedPanels
 from .kernels.factor import FactorKernels
 from .kernels.lt import Op
 from .kernels.views import View

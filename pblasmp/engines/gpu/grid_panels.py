@@ -1,18 +1,276 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Panels on a grid of GPUs with several process rows: the matrix stays where it is, and ranks share each panel."""
+"""Panels of factorizations on GPUs: a rank's own, queued, and those that the ranks of a process column share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import groupby
 from typing import Any
 
-from ..protocol import Operations
-from .factor_panels import BUFFERS, QueuedPanels, place_of
+from ..dense.factor_panels import OwnPanels
+from ..protocol import Engine, Operations
+from .peers.inbox import Deliveries
+from .session import session_of
 
-__all__ = ["GridPanels"]
+__all__ = ["BUFFERS", "TOGETHER", "GridPanels", "QueuedPanels", "place_of"]
 
 Array = Any
+
+_LANE = "ahead"
+BUFFERS = Deliveries.count  # one is read by the update, one by the panel ahead, one arrives
+TOGETHER = 2  # panels that update others at once: products over more columns read and write these less often
+_LARGE = 64 << 20  # bytes of a panel that copy engines deliver, at least: they begin later than NCCL
+
+
+class QueuedPanels(OwnPanels):
+    """A GPU's own panels, which all others get. Nothing waits on the host. Making one is local.
+
+    Copy engines deliver large ones if all GPUs reach each other; NCCL broadcasts the others.
+
+    Two streams work at the same time. On "ahead", of the highest priority, a panel is updated, factored and broadcast;
+    on the caller's stream the rest is updated with the panel before. Events order them.
+    """
+
+    def __init__(self, engine: Engine, array: Array, *about: Any, given: bool = False) -> None:
+        super().__init__(engine, array, *about, given=given)
+        session = session_of(engine)
+        self._cuda, self._nccl, self._gpu = session.runtime.cupy.cuda, session.nccl, session.gpu
+        self._operations: Any = engine.operations  # GpuFactorOperations, which makes these
+        self._workers = self.shape.workers
+        self._main: Any = None
+        self._updated: Any = None  # an event: the panel after the next may be worked on
+        self._ready: dict[int, Any] = {}  # events by buffer: the panel has arrived
+        self._free: dict[int, Any] = {}  # events by buffer: the panel in it has been used
+        self._reads: int | None = None  # the buffer that the caller's stream reads
+        self._buffers: list[Array] = []  # flat
+        self._together = 1  # panels side by side in a buffer
+        self._deliveries = None
+        if not self._gpu.why_no_windows and 1 < self._workers == self._gpu.size:
+            self._deliveries = Deliveries(self._gpu, "panel")
+
+    def _stream(self) -> Any:
+        return self._gpu.stream(_LANE)
+
+    def _event(self, stream: Any) -> Any:
+        event = self._cuda.Event(disable_timing=True)
+        event.record(stream)
+        return event
+
+    def begin(self, *, delays: bool = False) -> None:
+        """Begin on CuPy's current stream: work ahead waits for what it has so far. Collective the first time.
+
+        With ``delays`` most panels are updated with two others at a time, and read two at a time.
+        """
+        together = TOGETHER if delays else 1
+        if self._workers > 1 and (not self._buffers or together > self._together):
+            self._together = together
+            self._buffers = self._made()
+        self._together = together
+        self._main = self._cuda.get_current_stream()
+        self._ready, self._free, self._reads, self._updated = {}, {}, None, None
+        self._stream().wait_event(self._event(self._main))
+
+    def _made(self) -> list[Array]:
+        """Return the buffers of panels that are sent, as they are in memory."""
+        rows, width = max(1, self.shape.rows), max(1, self.shape.width)
+        count, deliveries = rows * width * self._together, self._deliveries
+        if deliveries is None:
+            scratch = self._operations.scratch
+            return [scratch(f"panel {i}", (1, count), self.dtype)[0] for i in range(BUFFERS)]
+        xp, nbytes = self._operations.xp, count * self.dtype.itemsize
+        about = self.about(0) if self.shape.panels else []
+        deliveries.reserve(deliveries.size(nbytes, [each.nbytes for each in about]))
+        memory = [xp.cuda.UnownedMemory(deliveries.address(i), nbytes, deliveries) for i in range(BUFFERS)]
+        return [xp.ndarray(count, self.dtype, xp.cuda.MemoryPointer(each, 0)) for each in memory]
+
+    def ahead(self) -> AbstractContextManager[None]:
+        """Return a context for work on the panel after the next, on the stream "ahead". Local."""
+        if self._updated is not None:
+            self._stream().wait_event(self._updated)
+        return self._beside()
+
+    def later(self, k: int) -> Iterator[tuple[int, Sequence[int]]]:
+        """Yield panel ``k + 1`` if it is this rank's, then ``k + 2``, then all others together. Local.
+
+        The others come only when all panels that are side by side with ``k`` are there.
+        """
+        rest, first = [j for j in self.mine if j > k], self._first(k)
+        for j in (k + 1, k + 2):
+            if rest and rest[0] == j:
+                yield k if j == k + 1 else first, (rest.pop(0),)
+            if j == k + 2:
+                self._updated = self._event(self._main)
+        if rest and k + 1 - first == self._together:
+            yield first, rest
+
+    def joined(self, first: int, k: int) -> Array:
+        """Return panels ``first`` to ``k`` side by side, from the first one's diagonal on. Local."""
+        return self._side_by_side(first, k, self.shape.bounds(first)[0], self.shape.rows)
+
+    def _side_by_side(self, first: int, k: int, top: int, stop: int) -> Array:
+        """Return rows of panels ``first`` to ``k``, from their buffer, if they have travelled."""
+        if self._workers == 1:
+            return self.run(range(first, k + 1))[top:stop]
+        rows, cols = stop - top, self.shape.bounds(k)[1] - self.shape.bounds(first)[0]
+        return self._buffers[self._slot(k)][: rows * cols].reshape(cols, rows).T
+
+    def subtract(self, operations: Any, panel: Any, k: int, blocks: Sequence[Sequence[int]]) -> None:
+        """Queue the updates of panels on a few streams, by addresses: views take most of the host's time. Local."""
+        at, ld = place_of(panel)
+        top, item, depth = k * self.shape.width, self.dtype.itemsize, panel.shape[1]
+        products = []
+        for numbers in blocks:
+            first, stop = numbers[0] * self.shape.width, self.shape.bounds(numbers[-1])[1]
+            rows = at + (first - top) * item
+            updated = self.address(numbers[0], first)
+            sizes = self.shape.rows - first, stop - first, depth
+            products.append((sizes, (rows, ld, rows, ld, *updated)))
+        operations.subtract(products, self.dtype)
+
+    def address(self, k: int, row: int) -> tuple[int, int]:
+        """Return where a row of panel ``k`` begins, one of this rank's, and its leading dimension."""
+        at, ld = place_of(self.array)
+        group, across = self.shape.group, self.shape.across
+        column = (k // group // across * group + k % group) * self.shape.width
+        return at + (column * ld + row) * self.dtype.itemsize, ld
+
+    def _first(self, k: int) -> int:
+        """Return the first of the panels that are side by side with ``k``."""
+        return k - k % self._together
+
+    def _slot(self, k: int) -> int:
+        return k // self._together % BUFFERS
+
+    def _top(self, k: int) -> int:
+        """Return the row from which on panel ``k`` is sent."""
+        return self.shape.bounds(self._first(k))[0]
+
+    def exchanged(self) -> Iterator[tuple[Array, int, int]]:
+        """Yield all panels before each later one, together, with its pivots: few kernels exchange rows. Local."""
+        shape = self.shape
+        for k in range(1, shape.steps):
+            left = [j for j in self.mine if j < k]
+            if left:
+                first, stop = shape.bounds(k)
+                yield self.run(left), first, min(stop, shape.rows)
+
+    def failed(self, k: int) -> bool:
+        """Return False: what was found is on the GPU, and is read at the end. Local."""
+        return False
+
+    def publish(self, k: int) -> None:
+        """Queue the broadcast of panel ``k`` after what CuPy's current stream has. Local."""
+        self._send(k, self.own(k)[self._top(k) :])
+
+    def _send(self, k: int, panel: Array) -> None:
+        if self._workers > 1:
+            self._broadcast(k, panel)
+        self._ready[self._slot(k)] = self._event(self._cuda.get_current_stream())
+
+    def _broadcast(self, k: int, panel: Array) -> None:
+        """Queue a broadcast on CuPy's current stream; ``panel`` is the owner's, or only has the shape."""
+        slot, owner, stream = self._slot(k), self.shape.owner(k), self._cuda.get_current_stream()
+        if slot in self._free:
+            stream.wait_event(self._free.pop(slot))
+        buffer, about = self._buffer(k, len(panel)), self.about(k)
+        if owner == self.rank:
+            self._operations.copy_panel(buffer, panel)
+        if self._deliveries is not None and buffer.nbytes >= _LARGE:
+            beside = [(int(each.data.ptr), each.nbytes) for each in about]
+            start = int(buffer.data.ptr) - self._deliveries.address(slot)
+            self._deliveries.deliver(_LANE, slot, owner, buffer.nbytes, beside, start=start)
+        else:
+            self._nccl.broadcast(int(stream.ptr), [each for each in (buffer, *about) if each.size], owner)
+
+    def _buffer(self, k: int, rows: int) -> Array:
+        first, stop = self.shape.bounds(k)
+        at = rows * (first - self._top(k))
+        return self._buffers[self._slot(k)][at : at + rows * (stop - first)].reshape(stop - first, rows).T
+
+    def fetch(self, k: int) -> Array:
+        """Return panel ``k`` from its diagonal on: the caller's stream waits until it is there. Local to queue."""
+        top = self._top(k)
+        return self._fetched(k, top, self.shape.rows)[self.shape.bounds(k)[0] - top :]
+
+    def _fetched(self, k: int, first: int, stop: int) -> Array:
+        buffer = None if self._workers == 1 else self._buffer(k, stop - first)
+        self._arrived(k, buffer)
+        return self.own(k)[first:stop] if buffer is None else buffer
+
+    def _arrived(self, k: int, buffer: Array = None) -> None:
+        """Let the caller's stream wait until panel ``k`` is there: in ``buffer``, if it is another rank's."""
+        slot = self._slot(k)
+        if self._reads not in (None, slot):
+            self._free[self._reads] = self._event(self._main)
+        if not self.has(k):
+            with self._beside():
+                self._send(k, buffer)
+        self._main.wait_event(self._ready[slot])
+        self._reads = slot
+
+    def _beside(self) -> AbstractContextManager[None]:
+        context: AbstractContextManager[None] = self._operations.beside(_LANE)
+        return context
+
+    def again(self, k: int, rows: slice) -> Array:
+        """Return rows of panel ``k``, which alone travel. Local to queue, collective to run."""
+        first, stop, _ = rows.indices(self.shape.rows)
+        if self.has(k):
+            with self._beside():
+                self._send(k, self.own(k)[first:stop])
+        return self._fetched(k, first, stop)
+
+    def strips(self) -> Iterator[tuple[int, ...]]:
+        """Yield the numbers of panels that come side by side in a buffer. Local."""
+        for first in range(0, self.shape.panels, self._together):
+            yield tuple(range(first, min(first + self._together, self.shape.panels)))
+
+    def strip(self, numbers: Sequence[int], rows: slice) -> Array:
+        """Return rows of panels side by side; see ``again``."""
+        for k in numbers:
+            self.again(k, rows)
+        first, stop, _ = rows.indices(self.shape.rows)
+        return self._side_by_side(numbers[0], numbers[-1], first, stop)
+
+    def above_kept(self) -> AbstractContextManager[None]:
+        """Return a context at whose end what was above the diagonal is there again, in the caller's array. Local."""
+        return self._with_squares() if self.given else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _with_squares(self) -> Iterator[None]:
+        operations, squares = self._operations, self._squares()
+        width = self.shape.width * self.shape.group
+        room = operations.scratch("above", (width, width * len(squares)), self.dtype, "F")
+        kept = [room[: len(square), i * width :][:, : len(square)] for i, square in enumerate(squares)]
+        for square, copy in zip(squares, kept, strict=True):
+            operations.copy_panel(copy, square)
+        yield
+        above = operations.xp.tri(width, k=-1, dtype=bool).T
+        for square, copy in zip(squares, kept, strict=True):
+            operations.copy_where(square, copy, above[: len(square), : len(square)])
+
+    def _squares(self) -> list[Array]:
+        """Return this rank's squares on the diagonal, of adjacent panels, which are updated together."""
+        runs, bounds = (
+            [list(run) for _, run in groupby(self.mine, lambda k: k // self.shape.group)],
+            self.shape.bounds,
+        )
+        return [self.run(run)[bounds(run[0])[0] : bounds(run[-1])[1]] for run in runs]
+
+    def settle(self) -> None:
+        """Let CuPy's current stream wait for the work ahead. Local."""
+        if self._main is not None:
+            self._main.wait_event(self._event(self._stream()))
+
+
+def place_of(array: Array) -> tuple[int, int]:
+    """Return the address of an array in F order, and its leading dimension."""
+    rows, cols = array.shape
+    return int(array.data.ptr), max(1, rows, array.strides[1] // array.itemsize if cols > 1 else 1)
+
+
 Parts = list[Array]
 """A panel, or several side by side: the rows of each process row, one after another, in F order."""
 

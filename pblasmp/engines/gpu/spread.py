@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..dense.factor_panels import Workbench
-from .factor_panels import QueuedPanels
+from .grid_panels import QueuedPanels
 from .kernels.lt import Op
 from .session import session_of
 from .triangles import Triangles

@@ -15,7 +15,7 @@ from ...comm import Agreement, largest_size
 from ...layout import Grid, MatrixDescriptor, Trapezoid
 from ...layout.factor_problem import FactorProblem
 from ..arrays import move, new_part, window_of
-from ..product import FactorOperands, FactorProduct, Found, Product
+from ..product import FactorProduct, Found, Product
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 from .extremes import largest, scale_by_power, scaling
@@ -66,7 +66,7 @@ class SpectralProduct(FactorProduct):
         """Return INFO and the singular values, descending; write U and V^H. Collective."""
         raise NotImplementedError
 
-    def compute(self, operands: FactorOperands) -> Found:
+    def compute(self, operands: Operands) -> Found:
         """Compute, and return what was found. Collective over the context."""
         p, work, given = self._problem, self._a, operands
         real, least = np.dtype(p.a.dtype.char.lower()), min(p.a.shape)

@@ -17,11 +17,10 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.dense import factor_panels, panel_shape
-from pblasmp.engines.gpu import factor_panels as factor_panels_of_gpus
+from pblasmp.engines.gpu import grid_panels as factor_panels_of_gpus
 from pblasmp.engines.gpu import spread
 from pblasmp.engines.gpu.factor_operations import GpuFactorOperations
-from pblasmp.engines.gpu.factor_panels import QueuedPanels
-from pblasmp.engines.gpu.grid_panels import GridPanels
+from pblasmp.engines.gpu.grid_panels import GridPanels, QueuedPanels
 from pblasmp.engines.gpu.kernels import factor
 from pblasmp.engines.gpu.kernels.factor import FactorKernels
 from pblasmp.engines.gpu.peers.inbox import Deliveries
