@@ -186,9 +186,15 @@ def _lacpy(values: Values, matrices: dict[str, DistributedMatrix]) -> None:
 def _copies_in_place(given: Values, grid: ProcessGrid) -> bool:
     """Return whether each process has the same elements of sub(A) and sub(B). Local.
 
-    Of illegal descriptors, which the processes must agree on, that is unknown: False.
+    So it is for any sizes, legal or not, if both begin alike in one layout. Of illegal descriptors, which the processes
+    must agree on, it is unknown: False.
     """
     try:
+        layouts = [[int(value) for value in given[f"desc{x}"]] for x in "ab"]
+        begins = [[operator.index(given[f"{at}{x}"]) for at in "ij"] for x in "ab"]
+        alike = all(len(each) == 9 and of_number(each[1]) is grid for each in layouts)
+        if alike and layouts[0][2:8] == layouts[1][2:8] and begins[0] == begins[1]:
+            return True
         m, n = operator.index(given["m"]), operator.index(given["n"])
         parts = []
         for x in "ab":
@@ -201,7 +207,7 @@ def _copies_in_place(given: Values, grid: ProcessGrid) -> bool:
             if min(i, j, m, n) < 0 or i + m > whole.shape[0] or j + n > whole.shape[1]:
                 return False
             parts.append(whole[i : i + m, j : j + n])
-    except (TypeError, ArgumentError):
+    except (TypeError, ValueError, ArgumentError):
         return False
     return parts[0].same_places(parts[1])
 

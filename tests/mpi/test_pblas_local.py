@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from unittest import mock
 
 import numpy as np
+import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
@@ -260,3 +262,31 @@ def test_blacs_names():
 
 def test_copies_between_other_layouts_are_collective():
     run_mpi(unlike, 2)
+
+
+def illegal_copies(comm):
+    """What one process gives wrongly does not make it wait for others, whose own copies are done."""
+    with pb.Context(comm, engine="host") as ctx:
+        ictxt = pblas.gridinit(ctx, "Row", 1, comm.size)
+        desc = pblas.descinit(12, 12, 2, 2, 0, 0, ictxt, 12)
+        a, b = np.ones((12, 12), order="F"), np.zeros((12, 12), order="F")
+        for at, wrong, word in (
+            (1, "x", "(m)"),
+            (1, -1, "(m)"),
+            (2, 99, "(ja)"),
+            (3, None, "(a)"),
+            (7, [1], "(b)"),
+        ):
+            args = ["A", 4, 4, a, 1, 1, desc, b, 1, 1, desc]
+            if comm.rank == 1:
+                args[at] = wrong
+                with pytest.raises(pb.ArgumentError, match=re.escape(word)):
+                    pblas.pdlacpy(*args)
+            else:
+                pblas.pdlacpy(*args)
+            comm.barrier()
+        pblas.gridexit(ictxt)
+
+
+def test_illegal_arguments_of_one_process_in_local_copies():
+    run_mpi(illegal_copies, 2)
