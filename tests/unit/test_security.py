@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import re
+import stat
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,7 @@ from pblasmp.launch import last_lines
 from pblasmp.launchers import find_launcher
 from pblasmp.problems.files import load_grid
 from pblasmp.testing.pool import World
-from pblasmp.trust import fault_of, open_trusted, private_folder
+from pblasmp.trust import fault_of, make_private, open_trusted, private_folder
 from pblasmp.tuning.measurements import Entry, read_file, save, tuning_file
 from tests.helpers.command_line import run_here
 from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
@@ -451,6 +452,12 @@ def test_nor_can_others_keep_it_locked(tmp_path, give_away):
     give_away(tmp_path / "tuning.json.lock")
     assert "belongs to another user" in save(tmp_path / "tuning.json", [])
     assert not (tmp_path / "tuning.json").exists()
+
+
+def test_folders_on_the_way_are_made_for_the_user_alone(tmp_path):
+    make_private(tmp_path / "a" / "b" / "c")
+    made = [tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"]
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in made] == [0o700] * 3
 
 
 def test_temporary_folders_in_which_others_can_replace_files_are_refused(tmp_path, monkeypatch, capsys):
