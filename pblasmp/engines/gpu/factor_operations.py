@@ -34,6 +34,7 @@ _TURNED: tuple[Op, Op] = ("N", "T")
 _AS_IT_IS: tuple[Op, Op] = ("N", "N")
 _ADJOINT: tuple[Op, Op] = ("N", "C")
 
+_LEAST, _MANY = 256, 1 << 21  # of fewer equations, if unknowns are so many: at least so many equations
 _WIDTHS = ((40_000, 1024), (4_000, 512), (0, 256))  # order from which on panels are so wide
 
 
@@ -46,7 +47,8 @@ class GpuFactorOperations(GpuOperations):
     Attributes:
         factor_width: columns of a panel; 0: by the order of the matrix.
         kernels: what is compiled for them.
-        inverts: equations and right-hand sides from which on ``trsm`` takes inverses of blocks.
+        inverts: equations and right-hand sides from which on ``trsm`` takes inverses of blocks; with a diagonal of
+            ones, twice as many equations.
     """
 
     workers = 1 << 30
@@ -58,7 +60,7 @@ class GpuFactorOperations(GpuOperations):
     shared_width = 1024
     gemqrt: Any = None
     factor_width = 0
-    inverts = 256, 2048
+    inverts = 1024, 128
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -104,13 +106,19 @@ class GpuFactorOperations(GpuOperations):
 
     def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
         """Queue the solution of ``a y = alpha x`` in the place of ``x``, if it is large by products. Local."""
-        order, columns = self.inverts
-        if len(a) < order or x.shape[1] < columns:
+        if not self._halves_win(len(a), x.shape[1], unit=unit):
             super().trsm(alpha, a, x, lower=lower, unit=unit)
             return
         if alpha != 1:
             scale(x, alpha)
         Halves(self, a, x, lower=lower, unit=unit).run()
+
+    def _halves_win(self, n: int, columns: int, *, unit: bool) -> bool:
+        """Return whether products and inverses take less time than cuBLAS's ``trsm``, as on an H200. Local."""
+        order, least = self.inverts
+        if n >= order * (1 + unit):  # L of LU often has large conditions: then refinement takes as long again
+            return columns >= least
+        return not unit and n >= _LEAST and n * columns >= _MANY
 
     def apply(
         self,

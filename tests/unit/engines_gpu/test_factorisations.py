@@ -17,12 +17,13 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.dense import factor_panels, panel_shape
+from pblasmp.engines.gpu import factor_operations, spread
 from pblasmp.engines.gpu import grid_panels as factor_panels_of_gpus
-from pblasmp.engines.gpu import spread
 from pblasmp.engines.gpu.factor_operations import GpuFactorOperations
 from pblasmp.engines.gpu.grid_panels import GridPanels, QueuedPanels
 from pblasmp.engines.gpu.kernels import factor
 from pblasmp.engines.gpu.kernels.factor import FactorKernels
+from pblasmp.engines.gpu.operations import GpuOperations
 from pblasmp.engines.gpu.peers.inbox import Deliveries
 from tests.helpers import factor_cases
 from tests.helpers.cases import agreed_error
@@ -247,6 +248,21 @@ def test_most_of_a_solve_is_in_large_products(lib: Any, ctx: Any) -> None:
         sizes = Counter(tuple(sorted(call.args[2])) for call in multiply.mock_calls)
         assert sizes == {(5, 32, 32): 1, (5, 16, 16): 2, (5, 8, 8): 4 + 8}
         assert np.all(np.asarray(x) == 1)
+
+
+@pytest.mark.parametrize(
+    ("n", "columns", "unit", "by_products"),
+    [(1024, 128, False, True), (1023, 128, False, False), (1024, 127, False, False), (1024, 4096, True, False),
+     (2048, 128, True, True), (256, 8192, False, True), (256, 8191, False, False), (255, 1 << 20, False, False)],
+)  # fmt: skip
+def test_which_solves_are_products(ctx: Any, n: int, columns: int, unit: bool, by_products: bool) -> None:
+    a, x = (np.broadcast_to(1.0, shape) for shape in ((n, n), (n, columns)))
+    with (
+        mock.patch.object(factor_operations, "Halves") as halves,
+        mock.patch.object(GpuOperations, "trsm") as trsm,
+    ):
+        ctx.engine.operations.trsm(1, a, x, lower=True, unit=unit)
+    assert (halves.call_count, trsm.call_count) == (by_products, not by_products)
 
 
 def solves_with_small_pivots(
