@@ -379,10 +379,12 @@ class Ready(Protocol):
     """What is queued on a GPU with one call of the compiled core.
 
     Attributes:
-        launch: the address of the core's ``launch``.
+        core: the compiled core.
+        launch: the address of its ``launch``.
         stream: where it is queued.
     """
 
+    core: _core.Core
     launch: Any
     stream: Any
 
@@ -409,8 +411,8 @@ def launch_on(comm: Communicator, call: str, number: int, ready: Ready) -> Launc
     Raises:
         Exception: as ``gather_on``; StatusError: the GPU's driver refuses it.
     """
-    channel, core = comm.channel, _core.load()
-    if core is None or channel.found or (comm.board is None and comm.size > 1):
+    channel, core = comm.channel, ready.core
+    if channel.found or (comm.board is None and comm.size > 1):
         return "unfit"
     _check_alive(comm)
     channel.take_turn(call, on_device=False)

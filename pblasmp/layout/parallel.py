@@ -267,6 +267,7 @@ class ParallelProblem(Problem):
         faults = [*map(self.named, p.faults()), *self.misaligned()] if is_float8(self.dtype) else []
         return f"cuBLASMp does not take it: {faults[0]}" if faults else p
 
+    @lru_cache(64)  # noqa: B019 - likewise
     def as_gemm(self) -> MatmulProblem | str:
         """Return the product in layouts of equal blocks, the last ones shorter or empty, or why it has none. Local."""
         if self.form == "matmul_allgather":

@@ -571,6 +571,9 @@ class Made:
             )
             if done:
                 return y if gathered is None else (y, gathered)
+            y = gathered = (
+                None  # the next ones get their memory, and the plan is bound to what later calls get
+            )
         call = ParallelCall(self._form, self.ctx, x, w, None, None, bias, None, **self._how)
         return run(call, voted=done is False)
 

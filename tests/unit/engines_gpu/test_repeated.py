@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,32 @@ def test_the_core_launches(lib, multiply, in_python):
         multiply()
     assert len(lib.gpu.did("graph launched")) == launched + 3
     assert not in_python
+
+
+def test_results_that_get_memory_again_are_launched_with(ctx, lib, monkeypatch):
+    """An allocator gives the memory of a dropped result again: the call drops its own, too, before it reads on."""
+    import cupy
+
+    gpu = EagerGpu()
+    gpu.arena = ctx.engine.session.runtime.arena
+    monkeypatch.setattr(ctx.engine.session, "gpu", gpu)
+    x, w, *rooms = (cupy.asarray(np.ones(shape)) for shape in ((6, 4), (5, 4), (6, 5), (6, 5)))
+    given: list[Any] = [lambda: None, lambda: None]
+
+    def new_like(*_: Any) -> Any:
+        free = next(i for i, each in enumerate(given) if each() is None)
+        array = rooms[free][...]
+        given[free] = weakref.ref(array)
+        return array
+
+    monkeypatch.setattr(call, "new_like", new_like)
+    for _ in range(5):
+        pb.matmul_reduce_scatter(x, w, ctx, algo="pull")
+    assert len(lib.gpu.did("capture ends")) == 1
+    launched = len(lib.gpu.did("graph launched"))
+    monkeypatch.setattr(graphs._Recorded, "launch", None)
+    pb.matmul_reduce_scatter(x, w, ctx, algo="pull")
+    assert len(lib.gpu.did("graph launched")) == launched + 1
 
 
 def test_a_kept_plan_holds_nothing_of_its_engine(ctx, multiply):

@@ -313,6 +313,7 @@ def _resident(function: int, tiles: Tiling, blocks: int) -> int:
     return int(clusters)
 
 
+@cache
 def source(
     form: str,
     dtype: str,

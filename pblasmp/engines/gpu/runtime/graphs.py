@@ -100,8 +100,8 @@ class _Recorded:
     ) -> None:
         self._store, self.graph, self.generation, self.memory = store, graph, generation, memory
         self._takes_turn = takes_turn
-        by_core = _core.load() is not None and hasattr(graph, "graphExec")
-        self._again = Relaunch(graph) if by_core else None
+        core = _core.load() if hasattr(graph, "graphExec") else None
+        self._again = None if core is None else Relaunch(graph, core)
 
     def drop(self) -> None:
         """Destroy it. Local."""

@@ -7,7 +7,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from ...._core import LaunchState
+from ...._core import Core, LaunchState
 from ....errors import StatusError
 
 __all__ = ["Relaunch"]
@@ -18,18 +18,20 @@ class Relaunch:
 
     Args:
         graph: CuPy's.
+        core: the compiled core.
 
     Attributes:
-        launch, stream: as in ``comm.Ready``.
+        core, launch, stream: as in ``comm.Ready``.
         at: the address of the stream.
 
     Raises:
         StatusError: the driver has no current context.
     """
 
-    __slots__ = ("_state", "at", "launch", "stream")
+    __slots__ = ("_state", "at", "core", "launch", "stream")
 
-    def __init__(self, graph: Any) -> None:
+    def __init__(self, graph: Any, core: Core) -> None:
+        self.core = core
         context, driver = ctypes.c_void_p(), _driver()
         self.check(driver.cuCtxGetCurrent(ctypes.byref(context)))
         functions = (
