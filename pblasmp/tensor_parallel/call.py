@@ -571,9 +571,7 @@ class Made:
             )
             if done:
                 return y if gathered is None else (y, gathered)
-            y = gathered = (
-                None  # the next ones get their memory, and the plan is bound to what later calls get
-            )
+            del y, gathered  # so that the next results get their memory, which the plan is bound to then
         call = ParallelCall(self._form, self.ctx, x, w, None, None, bias, None, **self._how)
         return run(call, voted=done is False)
 
