@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -40,10 +40,76 @@ def described(function: F) -> F:
     text = [(function.__doc__ or "").rstrip(), *(f"    {each}" for each in _notes(row))]
     text += ["\n".join(["    Args:", *(f"        {each}: {_meaning(row, each)}" for each in parameters)])]
     text += ["\n".join(["    Raises:", *(f"        {line}" for line in _RAISES)])]
+    text += [
+        "\n".join(["    Example:", *(f"        {line}" for line in _example(name, parameters.values()))])
+    ]
     if isinstance(row, VectorRoutine):
         text += [f"    Source: PBLAS, {', '.join(each.upper() for each in row.names)}."]
     function.__doc__ = "\n\n".join(text) + "\n    "
     return function
+
+
+_OPERANDS = {
+    "a": "[[2.0, 0], [1, 2]]", "b": "[[1.0, 2], [3, 4]]", "c": "[[1.0, 1], [1, 1]]", "x": "[[1.0], [2]]",
+    "y": "[[3.0], [4]]",
+}  # fmt: skip
+"""What examples compute with: A as a lower triangle, which is also that of a symmetric matrix."""
+_RESULTS = {
+    "amax": "(2.0, 1)",
+    "asum": "3.0",
+    "axpy": "[[4.0], [6.0]]",
+    "copy": "[[1.0], [2.0]]",
+    "dot": "11.0",
+    "dotc": "11.0",
+    "geadd": "[[3.0, 1.0], [2.0, 3.0]]",
+    "gemv": "[[2.0], [5.0]]",
+    "ger": "[[3.0, 4.0], [6.0, 8.0]]",
+    "gerc": "[[3.0, 4.0], [6.0, 8.0]]",
+    "hemm": "[[5.0, 8.0], [7.0, 10.0]]",
+    "hemv": "[[4.0], [5.0]]",
+    "her": "[[1.0, 0.0], [2.0, 4.0]]",
+    "her2": "[[6.0, 0.0], [10.0, 16.0]]",
+    "her2k": "[[4.0, 0.0], [11.0, 22.0]]",
+    "herk": "[[4.0, 0.0], [2.0, 5.0]]",
+    "herkx": "[[2.0, 0.0], [5.0, 11.0]]",
+    "nrm2": "2.236068",
+    "scal": "[[2.0], [4.0]]",
+    "swap": "x: [[3.0], [4.0]]",
+    "symm": "[[5.0, 8.0], [7.0, 10.0]]",
+    "symv": "[[4.0], [5.0]]",
+    "syr": "[[1.0, 0.0], [2.0, 4.0]]",
+    "syr2": "[[6.0, 0.0], [10.0, 16.0]]",
+    "syr2k": "[[4.0, 0.0], [11.0, 22.0]]",
+    "syrk": "[[4.0, 0.0], [2.0, 5.0]]",
+    "syrkx": "[[2.0, 0.0], [5.0, 11.0]]",
+    "tradd": "[[3.0, 1.0], [2.0, 3.0]]",
+    "trmm": "[[2.0, 4.0], [7.0, 10.0]]",
+    "trmv": "[[2.0], [5.0]]",
+    "trsm": "[[0.5, 1.0], [1.25, 1.5]]",
+    "trsv": "[[0.5], [0.75]]",
+}
+"""What they print."""
+
+
+def _example(name: str, parameters: Iterable[inspect.Parameter]) -> Iterator[str]:
+    """Yield the lines of an example of a routine, with the arguments that have no default. Local."""
+    given = [each.name for each in parameters if each.default is each.empty]
+    for each in given:
+        if each in _OPERANDS:
+            yield f">>> {each} = ctx.scatter(np.array({_OPERANDS[each]}), block=1)"
+    result, call = _RESULTS[name], ", ".join(each if each in _OPERANDS else f"{each}=2" for each in given)
+    if result.startswith("[["):
+        yield f">>> pb.blas.{name}({call}).allgather().tolist()"
+    elif name == "swap":
+        yield f">>> pb.blas.swap({call})"
+        yield ">>> x.allgather().tolist()"
+        result = result.removeprefix("x: ")
+    elif name == "amax":
+        yield f">>> value, index = pb.blas.amax({call})"
+        yield ">>> float(value), index"
+    else:
+        yield f">>> round(float(pb.blas.{name}({call})), 6)"
+    yield result
 
 
 _RAISES = (

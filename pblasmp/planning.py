@@ -58,6 +58,15 @@ def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[
         ArgumentError: there is no such function to plan.
         TypeError: the function has no such argument, or one is missing.
         Exception: what the function raises for these arguments.
+
+    Example:
+        >>> a = ctx.eye((4, 4), block=2)
+        >>> with pb.plan(pb.matmul, a, a) as product:
+        ...     float(product().trace())
+        4.0
+
+    See Also:
+        tune, algorithms.
     """
     return _plan("plan", function, args, kwargs)
 
@@ -213,6 +222,15 @@ def algorithms(
         ArgumentError: the problem is not legal, is not for as many ranks as the context has, or has no C for ``beta``.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: there is no algorithm called ``algo`` for this problem.
+
+    Example:
+        >>> a = ctx.eye((4, 4), block=2)
+        >>> problem = pb.MatmulProblem.gemm(4, 4, 4, a.descriptor.grid, 2)
+        >>> "gathered" in pb.algorithms(problem, ctx)
+        True
+
+    See Also:
+        plan, whose ``report()`` says the same; tune.
     """
     check_context(ctx, "algorithms")
     with ctx.agreement("algorithms") as facts:

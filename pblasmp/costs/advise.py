@@ -173,6 +173,13 @@ def advise(
 
     Raises:
         ArgumentError: a size makes no sense, or the machine is unknown or has too few ranks.
+
+    Example:
+        >>> pb.advise("lu", 20_000, ranks=8, machine="dgx-h100").best.layout.grid.shape
+        (1, 8)
+
+    See Also:
+        predict.
     """
     if machine is None:
         raise ArgumentTypeError("machine: expected a machine's name or a file, got nothing")

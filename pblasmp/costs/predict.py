@@ -148,6 +148,15 @@ def predict(
     Raises:
         ArgumentError: there is no such machine, it has too few ranks, or the problem is not legal.
         UnsupportedError: there is no such algorithm, or it cannot compute the problem.
+
+    Example:
+        >>> problem = pb.MatmulProblem.gemm(10_000, 10_000, 10_000, "2x4", 512)
+        >>> found = pb.predict(problem, "dgx-h100")
+        >>> found.fits, found.low < found.seconds < found.high
+        (True, True)
+
+    See Also:
+        advise; ``problem.traffic()``.
     """
     where = load_machine(machine)
     if not isinstance(problem, get_args(AnyProblem)):

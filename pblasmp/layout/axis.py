@@ -33,6 +33,10 @@ def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
         LayoutError: an argument is out of range.
 
     Source: ScaLAPACK TOOLS, NUMROC.
+
+    Example:
+        >>> [pb.numroc(10, 2, p, 0, 3) for p in range(3)]
+        [4, 4, 2]
     """
     return Axis(n, nb, isrcproc, nprocs).count(iproc)
 

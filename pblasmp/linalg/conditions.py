@@ -31,6 +31,14 @@ def norm(a: Matrix, ord: Order = None) -> float:  # noqa: A002 - NumPy's name
         UnsupportedError: ``ord`` is 2, -2 or "nuc": those need singular values.
 
     Source: NumPy, numpy.linalg.norm.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[4.0, 2], [2, 5]]), block=1)
+        >>> float(pb.linalg.norm(a)), float(pb.linalg.norm(a, 1))
+        (7.0, 7.0)
+
+    See Also:
+        cond.
     """
     _check("norm", a, "ord", ord)
     return a.norm("fro" if ord is None else ord)
@@ -56,6 +64,14 @@ def cond(a: Matrix, p: Order = 1, *, algo: str = "auto") -> float:
         UnsupportedError: ``p`` is None, 2, -2 or "nuc": those need singular values.
 
     Source: NumPy, numpy.linalg.cond.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[4.0, 2], [2, 5]]), block=1)
+        >>> round(float(pb.linalg.cond(a)), 6)
+        3.0625
+
+    See Also:
+        cond_estimate, norm, svdvals.
     """
     _check("cond", a, "p", p)
     try:

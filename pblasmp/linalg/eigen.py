@@ -103,6 +103,15 @@ def eigh(
         UnsupportedError: the engine does not offer it, or no library is found; the message says which to install.
 
     Source: LAPACK, ?SYEVD, ?HEEVD and ?SYGVD; ScaLAPACK, P?SYEVD and P?SYEVR; cuSOLVERMp, cusolverMpSyevd.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[2.0, 1], [1, 2]]), block=1)
+        >>> w, v = pb.linalg.eigh(a)
+        >>> w.round(6).tolist(), round(float((a @ v)[:, :1].norm()), 6)
+        ([1.0, 3.0], 1.0)
+
+    See Also:
+        eigvalsh, svd.
     """
     how: dict[str, Any] = {
         "lower": lower,
@@ -129,6 +138,14 @@ def eigvalsh(
 
     Raises:
         FactorizationError, ArgumentError, RankMismatchError, UnsupportedError: as ``eigh`` does.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[2.0, 1], [1, 2]]), block=1)
+        >>> pb.linalg.eigvalsh(a).round(6).tolist()
+        [1.0, 3.0]
+
+    See Also:
+        eigh.
     """
     if b is None:
         values: Values = _Eigvalsh(a=a, lower=lower, subset_by_index=subset_by_index, algo=algo).run()
@@ -358,6 +375,15 @@ def svd(a: Matrix, full_matrices: bool = False, *, algo: str = "auto") -> SvdRes
         UnsupportedError: the engine does not offer it, or no library is found; the message says which to install.
 
     Source: LAPACK, ?GESDD; ScaLAPACK, P?GESVD.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[0.0, 3], [4, 0]]), block=1)
+        >>> u, s, vh = pb.linalg.svd(a)
+        >>> s.round(6).tolist(), u.shape, vh.shape
+        ([4.0, 3.0], (2, 2), (2, 2))
+
+    See Also:
+        svdvals, eigh.
     """
     return _Svd(a=a, full_matrices=full_matrices, algo=algo).run()
 
@@ -370,6 +396,14 @@ def svdvals(a: Matrix, *, algo: str = "auto") -> Values:
 
     Raises:
         FactorizationError, ArgumentError, RankMismatchError, UnsupportedError: as ``svd`` does.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[0.0, 3], [4, 0]]), block=1)
+        >>> pb.linalg.svdvals(a).round(6).tolist()
+        [4.0, 3.0]
+
+    See Also:
+        svd.
     """
     return _Svdvals(a=a, algo=algo).run()
 

@@ -40,6 +40,15 @@ def lu_factor(a: Matrix, *, out: Matrix | None = None, algo: str = "auto") -> tu
         UnsupportedError: the engine does not offer it.
 
     Source: LAPACK, ?GETRF; SciPy, scipy.linalg.lu_factor.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[4.0, 2], [2, 5]]), block=1)
+        >>> lu, piv = pb.linalg.lu_factor(a)
+        >>> lu.allgather().tolist(), piv.tolist()
+        ([[4.0, 2.0], [0.5, 4.0]], [0, 1])
+
+    See Also:
+        lu_solve, solve.
     """
     return _Lu(a=a, out=out, algo=algo).run()
 
@@ -112,6 +121,16 @@ def lu_solve(
         UnsupportedError: the engine does not offer it.
 
     Source: LAPACK, ?GETRS; SciPy, scipy.linalg.lu_solve.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[4.0, 2], [2, 5]]), block=1)
+        >>> b = ctx.scatter(np.array([[8.0], [12]]), block=1)
+        >>> x = pb.linalg.lu_solve(pb.linalg.lu_factor(a), b)
+        >>> x.allgather().round(6).tolist()
+        [[1.0], [2.0]]
+
+    See Also:
+        lu_factor, solve.
     """
     return _LuSolve(lu_and_piv=lu_and_piv, b=b, trans=trans, out=out, algo=algo).run()
 
@@ -180,6 +199,15 @@ def slogdet(a: Matrix, *, algo: str = "auto") -> tuple[Any, float]:
         UnsupportedError: the engine does not offer it.
 
     Source: NumPy, numpy.linalg.slogdet.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[4.0, 2], [2, 5]]), block=1)
+        >>> sign, logarithm = pb.linalg.slogdet(a)
+        >>> float(sign), round(float(np.exp(logarithm)), 6)
+        (1.0, 16.0)
+
+    See Also:
+        det.
     """
     return _SignAndLogarithm(a=a, algo=algo).run()
 
@@ -198,6 +226,14 @@ def det(a: Matrix, *, algo: str = "auto") -> Any:
         UnsupportedError: the engine does not offer it.
 
     Source: NumPy, numpy.linalg.det.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[4.0, 2], [2, 5]]), block=1)
+        >>> float(pb.linalg.det(a))
+        16.0
+
+    See Also:
+        slogdet.
     """
     return _Determinant(a=a, algo=algo).run()
 
@@ -279,6 +315,14 @@ def cond_estimate(a: Matrix, *, algo: str = "auto") -> float:
         UnsupportedError: the engine does not offer it.
 
     Source: LAPACK, ?GECON.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[4.0, 2], [2, 5]]), block=1)
+        >>> round(pb.linalg.cond_estimate(a), 6)
+        3.0625
+
+    See Also:
+        cond.
     """
     return _Condition(a=a, algo=algo).run()
 

@@ -110,6 +110,16 @@ def lstsq(
         UnsupportedError: the engine does not offer it, or no library is found; the message says which to install.
 
     Source: LAPACK, ?GELS, ?GELSD; NumPy, numpy.linalg.lstsq.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[1.0, 0], [0, 1], [0, 0]]), block=1)
+        >>> b = ctx.scatter(np.array([[1.0], [2], [3]]), block=1)
+        >>> x = pb.linalg.lstsq(a, b)
+        >>> x.allgather().round(6).tolist()
+        [[1.0], [2.0]]
+
+    See Also:
+        solve, qr.
     """
     given: dict[str, Any] = {"a": a, "b": b, "trans": trans, "out": out, "algo": algo}
     if one_of(rcond, ("full rank",)):

@@ -90,6 +90,15 @@ def qr(a: Matrix, *, out: Matrix | None = None, algo: str = "auto") -> QrFactors
         UnsupportedError: the engine does not offer it.
 
     Source: LAPACK, ?GEQRF.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[3.0, 0], [4, 5]]), block=1)
+        >>> q, r = pb.linalg.qr(a)
+        >>> abs(r.allgather()).round(6).tolist()
+        [[5.0, 4.0], [0.0, 3.0]]
+
+    See Also:
+        lstsq, lu_factor.
     """
     return _Qr(a=a, out=out, algo=algo).run()
 

@@ -33,6 +33,14 @@ def cholesky(a: Matrix, lower: bool = True, *, out: Matrix | None = None, algo: 
         UnsupportedError: the engine does not offer it.
 
     Source: LAPACK, ?POTRF; NumPy, numpy.linalg.cholesky.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[4.0, 2], [2, 5]]), block=1)
+        >>> pb.linalg.cholesky(a).allgather().tolist()
+        [[2.0, 0.0], [1.0, 2.0]]
+
+    See Also:
+        cho_factor and cho_solve, to solve with it; solve with ``assume_a="pos"``.
     """
     return _Cholesky(a=a, lower=lower, out=out, algo=algo).run()
 
@@ -55,6 +63,15 @@ def cho_factor(
         UnsupportedError: the engine does not offer it.
 
     Source: LAPACK, ?POTRF; SciPy, scipy.linalg.cho_factor.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[4.0, 2], [2, 5]]), block=1)
+        >>> c, lower = pb.linalg.cho_factor(a)
+        >>> np.triu(c.allgather()).tolist(), lower
+        ([[2.0, 1.0], [0.0, 2.0]], False)
+
+    See Also:
+        cho_solve, cholesky.
     """
     return _CholeskyFactor(a=a, lower=lower, out=out, algo=algo).run()
 
@@ -117,6 +134,16 @@ def cho_solve(
         UnsupportedError: the engine does not offer it.
 
     Source: LAPACK, ?POTRS; SciPy, scipy.linalg.cho_solve.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[4.0, 2], [2, 5]]), block=1)
+        >>> b = ctx.scatter(np.array([[8.0], [12]]), block=1)
+        >>> x = pb.linalg.cho_solve(pb.linalg.cho_factor(a), b)
+        >>> x.allgather().round(6).tolist()
+        [[1.0], [2.0]]
+
+    See Also:
+        cho_factor, solve.
     """
     return _CholeskySolve(c_and_lower=c_and_lower, b=b, out=out, algo=algo).run()
 

@@ -133,6 +133,16 @@ def solve(
         UnsupportedError: the engine does not offer it.
 
     Source: LAPACK, ?GESV, ?POSV, ?TRTRS, DSGESV and DSPOSV; SciPy, scipy.linalg.solve.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[4.0, 2], [2, 5]]), block=1)
+        >>> b = ctx.scatter(np.array([[8.0], [12]]), block=1)
+        >>> x = pb.linalg.solve(a, b, assume_a="pos")
+        >>> x.allgather().round(6).tolist()
+        [[1.0], [2.0]]
+
+    See Also:
+        lu_factor and cho_factor, to solve again and again; solve_triangular, lstsq.
     """
     given: dict[str, Any] = {"a": a, "b": b, "assume_a": assume_a, "out": out, "algo": algo}
     given |= {"lower": lower, "transposed": transposed, "unit_diagonal": unit_diagonal}
@@ -169,6 +179,16 @@ def solve_triangular(
         UnsupportedError: the engine does not offer it.
 
     Source: LAPACK, ?TRTRS; SciPy, scipy.linalg.solve_triangular.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[2.0, 0], [1, 2]]), block=1)
+        >>> b = ctx.scatter(np.array([[2.0], [5]]), block=1)
+        >>> x = pb.linalg.solve_triangular(a, b, lower=True)
+        >>> x.allgather().round(6).tolist()
+        [[1.0], [2.0]]
+
+    See Also:
+        solve; pb.blas.trsm.
     """
     return _SolveTriangular(
         a=a, b=b, trans=trans, lower=lower, unit_diagonal=unit_diagonal, out=out, algo=algo
@@ -418,6 +438,14 @@ def inv(
         UnsupportedError: the engine does not offer it.
 
     Source: LAPACK, ?GETRI, ?POTRI, ?TRTRI; NumPy, numpy.linalg.inv.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[4.0, 2], [2, 5]]), block=1)
+        >>> (16 * pb.linalg.inv(a)).allgather().round(6).tolist()
+        [[5.0, -2.0], [-2.0, 4.0]]
+
+    See Also:
+        solve, which is faster and more accurate than a product with the inverse.
     """
     return _Inverse(
         a=a, assume_a=assume_a, lower=lower, unit_diagonal=unit_diagonal, out=out, algo=algo

@@ -72,6 +72,14 @@ def matmul(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
         ClosedError: the context is closed.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[1.0, 2], [3, 4]]), block=1)
+        >>> pb.matmul(a, a, op_b="T").allgather().tolist()
+        [[5.0, 11.0], [11.0, 25.0]]
+
+    See Also:
+        plan, to prepare a product that is repeated; ``a @ b``.
     """
     plain = (
         epilogue is None and scales is None and compute is None and comm_dtype is None and comm_sms is None

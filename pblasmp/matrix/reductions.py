@@ -303,6 +303,11 @@ def allclose(
     Raises:
         ArgumentError: the shapes or contexts differ, or a tolerance is negative.
         TypeError: ``a`` is no matrix, or ``b`` is neither a matrix nor a number.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[4.0, 2], [2, 5]]), block=1)
+        >>> pb.allclose(a, a + 1e-12), pb.allclose(a, a + 1)
+        (True, False)
     """
     ctx = context_of("allclose", a, b)
     with ctx.running("allclose"):

@@ -156,6 +156,13 @@ def load_problem(file: Source) -> MatmulProblem | Level3Problem | ParallelProble
 
     Raises:
         LayoutError: the file cannot be read or holds no problem; the message names the file and every fault.
+
+    Example:
+        >>> pb.load_problem("grid-2x2").d.grid.shape
+        (2, 2)
+
+    See Also:
+        MatmulProblem.gemm, to make one of sizes.
     """
     return load_any_file(file).problem
 

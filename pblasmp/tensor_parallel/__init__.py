@@ -103,6 +103,14 @@ def allgather_matmul(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
         ClosedError: the context is closed.
+
+    Example:
+        >>> x, w = np.ones((2, 3)), np.ones((4, 3))  # 2 tokens of each rank, 4 outputs of 3 inputs
+        >>> pb.allgather_matmul(x, w, ctx).shape == (2 * ctx.size, 4)
+        True
+
+    See Also:
+        matmul_reduce_scatter; pblasmp.torch has the same with gradients.
     """
     return multiply(
         "allgather_matmul", ctx, x, w, c, out, bias, scales,
@@ -154,6 +162,15 @@ def matmul_reduce_scatter(
 
     Raises:
         ArgumentError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
+
+    Example:
+        >>> x, w = np.ones((2 * ctx.size, 3)), np.ones((4, 3))  # 3 inputs of each rank
+        >>> y = pb.matmul_reduce_scatter(x, w, ctx)
+        >>> y.shape, bool((y == 3 * ctx.size).all())
+        ((2, 4), True)
+
+    See Also:
+        allgather_matmul, matmul_allreduce.
     """
     return multiply(
         "matmul_reduce_scatter", ctx, x, w, c, out, bias, scales,
@@ -203,6 +220,14 @@ def matmul_allreduce(
 
     Raises:
         ArgumentError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
+
+    Example:
+        >>> x, w = np.ones((2, 3)), np.ones((4, 3))  # 3 inputs of each rank
+        >>> bool((pb.matmul_allreduce(x, w, ctx) == 3 * ctx.size).all())
+        True
+
+    See Also:
+        matmul_reduce_scatter.
     """
     return multiply(
         "matmul_allreduce", ctx, x, w, c, out, bias, scales,
@@ -251,6 +276,14 @@ def matmul_allgather(
 
     Raises:
         ArgumentError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
+
+    Example:
+        >>> x, w = np.ones((2, 3)), np.ones((4, 3))  # 4 outputs of each rank
+        >>> pb.matmul_allgather(x, w, ctx).shape == (2, 4 * ctx.size)
+        True
+
+    See Also:
+        allgather_matmul.
     """
     return multiply(
         "matmul_allgather", ctx, x, w, c, out, bias, scales,
