@@ -53,14 +53,13 @@ def everything(comm: Any) -> Iterator[Case]:
 
 
 def page(comm: Any) -> None:
-    """The script of docs/torch-8-bits.md."""
+    """The scripts of docs/torch.md and docs/torch-8-bits.md: what they train gets better."""
     torch.set_num_threads(1)
-    (script,) = [
-        block
-        for block in blocks(DOCS / "torch-8-bits.md", "{code-block} python")
-        if "DelayedScaling" in block
-    ]
-    exec(compile(script, "torch-8-bits.md", "exec"), {})
+    for name in ("torch", "torch-8-bits"):
+        (script,) = [x for x in blocks(DOCS / f"{name}.md", "{code-block} python") if "losses" in x]
+        found: dict[str, Any] = {}
+        exec(compile(script, f"{name}.md", "exec"), found)
+        assert found["losses"][-1] < 0.7 * found["losses"][0]
 
 
 def drawn(ctx: pb.Context, seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
