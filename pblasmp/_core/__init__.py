@@ -38,6 +38,8 @@ STATUSES = (
         "DONE_STAGED",
         "AWAIT_VOTE",
         "AWAIT_OTHERS",
+        "SEND_AND_VOTE",
+        "SEND_SUMS",
         "NEEDS_ROOM",
         "BROKEN",
         "OK",
@@ -107,6 +109,9 @@ class CallState(ctypes.Structure):
         ("meets", ctypes.c_void_p),
         ("ranks", ctypes.c_int64),
         ("rank", ctypes.c_int64),
+        ("nodes", ctypes.c_int64),
+        ("node", ctypes.c_int64),
+        ("node_of", ctypes.c_void_p),
         ("workers", ctypes.c_int64),
         ("alike", ctypes.c_int64),
         ("limits", ctypes.c_void_p),
@@ -139,6 +144,7 @@ class Core(NamedTuple):
 
     board_arrive: Callable[..., int]
     board_bring: Callable[..., int]
+    board_deliver: Callable[..., int]
     board_absent: Callable[..., int]
     board_voted: Callable[..., int]
     board_largest: Callable[..., int]
@@ -146,6 +152,8 @@ class Core(NamedTuple):
     flag_raise: Callable[..., int]
     flag_is_up: Callable[..., int]
     call_size: Callable[..., int]
+    call_pack: Callable[..., int]
+    call_unpack: Callable[..., int]
     part_copy: Callable[..., int]
     # Those that wait let other threads of Python run.
     board_meet: Callable[..., int]
@@ -178,6 +186,7 @@ def _opened() -> Core | str:
     if quick.core_sources() != digest().encode():
         return f"{LIBRARY} was compiled from other sources: install pblasmp again"
     functions: dict[str, Any] = {name: getattr(quick, name) for name in Core._fields}
+    quick.call_pack.restype = quick.call_unpack.restype = ctypes.c_int64
     return Core(**functions | {name: getattr(waits, name) for name in _WAITS})
 
 

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { ALONE, VOTING, VOTING_FOR_ROOM, WRITING, LAST }; /* what a call waits for */
+enum { ALONE, VOTING, VOTING_FOR_ROOM, WRITING, SENDING, LAST }; /* what a call waits for */
 
 enum { CHUNK = 256 }; /* runs of rows that are looked up at a time */
 
@@ -128,18 +128,24 @@ slabs *room_for(call *c, span rows, span cols, int by_columns)
     return s;
 }
 
-slabs *stage(call *c, const view *x, span rows, span cols, int by_columns)
+slabs *stage(call *c, const view *x, span rows, span cols, int by_columns, whose readers)
 {
     slabs *s = room_for(c, rows, cols, by_columns);
     c->nbytes += (x->of->item - c->item) * rows.extent * cols.extent; /* pivots are of another type */
     s->item = x->of->item;
-    s->staged = x;
+    s->staged = x, s->readers = readers;
     return s;
 }
 
-slabs *stage_all(call *c, const view *x, int by_columns)
+slabs *stage_all(call *c, const view *x, int by_columns, const view *readers)
 {
-    return stage(c, x, span_all(x->rows.extent), span_all(x->cols.extent), by_columns);
+    whose all = {readers, ANY, ANY};
+    return stage(c, x, span_all(x->rows.extent), span_all(x->cols.extent), by_columns, all);
+}
+
+void give_home(slabs *s, whose writers, const view *home, span across)
+{
+    s->writers = writers, s->home = home, s->across = across;
 }
 
 slabs *own_room(call *c, int64_t m, int64_t n, int by_columns)
@@ -164,8 +170,73 @@ operand slab(const call *c, const slabs *s, int64_t row, int64_t col)
                    span_count(&s->cols, col));
 }
 
-/* Copy what slabs have in common with this rank's part of a matrix of their shape: into them, or ``back``. */
-static void spread(const call *c, const slabs *s, const view *x, int back)
+/* -- several nodes: who reads and writes slabs */
+
+typedef struct {
+    uint64_t rows, cols; /* a bit for each process */
+} processes;
+
+static const processes every = {~UINT64_C(0), ~UINT64_C(0)};
+
+static int has(uint64_t set, int64_t process)
+{
+    return process >= PROCESSES || (set >> process & 1);
+}
+
+/* A rank's process in a view; whether it has a part of it. */
+static int find_process(const view *v, int64_t rank, int64_t *row, int64_t *col)
+{
+    const matrix *of = v->of;
+    if (rank >= of->nprow * of->npcol)
+        return 0;
+    int by_columns = of->numbering == 2 || of->npcol == 1;
+    int64_t p = by_columns ? rank % of->nprow : rank / of->npcol, q = by_columns ? rank / of->nprow : rank % of->npcol;
+    *row = v->transposed ? q : p, *col = v->transposed ? p : q;
+    return span_count(&v->rows, *row) && span_count(&v->cols, *col);
+}
+
+static uint64_t along_one(const span *s, int which, const view *v, int64_t rank, int64_t row, int64_t col)
+{
+    uint64_t found = 0;
+    if (which == ANY || s->nprocs == 1)
+        return ~found;
+    if (which & ROW)
+        found |= UINT64_C(1) << row;
+    if (which & COL)
+        found |= UINT64_C(1) << col;
+    if (which & ACROSS) {
+        int64_t n = v->rows.nprocs;
+        found |= UINT64_C(1) << (col - v->cols.source + v->rows.source + n) % n;
+    }
+    if (which & NUMBER)
+        found |= UINT64_C(1) << rank;
+    return found;
+}
+
+/* The slabs that are a rank's: none if it has no part of the view. */
+static processes slabs_of(const slabs *s, const whose *w, int64_t rank)
+{
+    int64_t row = 0, col = 0;
+    if (w->in != NULL && !find_process(w->in, rank, &row, &col))
+        return (processes){0, 0};
+    return (processes){along_one(&s->rows, w->row, w->in, rank, row, col), along_one(&s->cols, w->col, w->in, rank, row, col)};
+}
+
+/* Those that any rank of a node reads, and perhaps a few more. */
+static processes read_at(const call *c, const slabs *s, const whose *w, int64_t node)
+{
+    processes found = {0, 0};
+    for (int64_t rank = 0; rank < c->ranks; rank++)
+        if (c->node_of[rank] == node) {
+            processes of = slabs_of(s, w, rank);
+            found.rows |= of.rows, found.cols |= of.cols;
+        }
+    return found;
+}
+
+/* Copy what slabs have in common with this rank's part of a matrix of their shape: into those of some processes, or
+ * ``back``. */
+static void spread(const call *c, const slabs *s, const view *x, int back, processes some)
 {
     run rows[CHUNK], col;
     runs down = runs_of(&x->rows, x->row, &s->rows);
@@ -176,6 +247,8 @@ static void spread(const call *c, const slabs *s, const view *x, int back)
         runs across = runs_of(&x->cols, x->col, &s->cols);
         while (runs_next(&across, &col))
             for (const run *row = rows; row < rows + count; row++) {
+                if (!has(some.rows, row->process) || !has(some.cols, col.process))
+                    continue;
                 operand there = slab_of(c, s, row->before, row->held, col.before, col.held);
                 tile in = tile_from(tile_at(there.at, there.ld, there.by_columns, s->item), row->to, col.to);
                 tile of = tile_from(local, row->from, col.from);
@@ -192,20 +265,20 @@ static void spread(const call *c, const slabs *s, const view *x, int back)
 void give(const call *c, const slabs *s, const view *x)
 {
     if (x->active)
-        spread(c, s, x, 0);
+        spread(c, s, x, 0, every);
 }
 
 void take(const call *c, const slabs *s, const view *to)
 {
     if (to->active)
-        spread(c, s, to, 1);
+        spread(c, s, to, 1, every);
 }
 
 static void write_slabs(call *c)
 {
     for (const slabs *s = c->room; s < c->room + c->rooms; s++) {
-        if (s->staged != NULL)
-            give(c, s, s->staged);
+        if (s->staged != NULL && s->staged->active)
+            spread(c, s, s->staged, 0, is_on_one_node(c) ? every : read_at(c, s, &s->readers, c->node));
         operand all = slab(c, s, 0, 0);
         if (s->triangle != NULL)
             copy_triangle(c, elements(c, all), s->triangle, c->uplo == 'L', 0, 0);
@@ -287,7 +360,111 @@ void part_copy(const part *p, char *memory, int back)
     view x = view_of(p, 0, 0);
     slabs s = {.rows = span_all(x.rows.extent), .cols = span_all(x.cols.extent), .by_columns = 1, .item = p->of->item};
     if (x.active)
-        spread(&c, &s, &x, back);
+        spread(&c, &s, &x, back, every);
+}
+
+/* -- messages between nodes */
+
+typedef struct {
+    char *at;      /* what comes next in the message; NULL: it is only counted */
+    int unpacks;
+    int64_t nbytes;
+} parcel;
+
+/* Pack, or unpack, a piece that is at ``there`` in slabs; it is read at ``here``. */
+static void carry(const call *c, parcel *p, const slabs *s, tile here, tile there, int64_t m, int64_t n, int conjugated)
+{
+    int64_t nbytes = m * n * s->item;
+    if (p->at != NULL) {
+        tile in = tile_at(p->at, s->by_columns ? m : n, s->by_columns, s->item);
+        if (p->unpacks)
+            tile_copy(there, in, m, n, s->item);
+        else if (conjugated)
+            tile_conjugate(in, here, m, n, c->letter);
+        else
+            tile_copy(in, here, m, n, s->item);
+        p->at += nbytes;
+    }
+    p->nbytes += nbytes;
+}
+
+static tile place_of(const slabs *s, operand there, int64_t i, int64_t j)
+{
+    return tile_from(tile_at(there.at, there.ld, there.by_columns, s->item), i, j);
+}
+
+static void carry_staged(const call *c, parcel *p, const slabs *s, int64_t rank, int64_t node)
+{
+    const view *x = s->staged;
+    int64_t at_row, at_col;
+    processes readers = read_at(c, s, &s->readers, node);
+    if (!readers.rows || !readers.cols || !find_process(x, rank, &at_row, &at_col))
+        return;
+    run row, col;
+    runs down = runs_of(&x->rows, at_row, &s->rows);
+    while (runs_next(&down, &row)) {
+        runs right = runs_of(&x->cols, at_col, &s->cols);
+        while (has(readers.rows, row.process) && runs_next(&right, &col)) {
+            if (!has(readers.cols, col.process))
+                continue;
+            tile there = place_of(s, slab_of(c, s, row.before, row.held, col.before, col.held), row.to, col.to);
+            carry(c, p, s, tile_from(tile_of(x), row.from, col.from), there, row.count, col.count, x->here.conjugated);
+        }
+    }
+}
+
+static int64_t only(uint64_t set)
+{
+    int64_t found = 0;
+    while (!(set >> found & 1))
+        found++;
+    return found;
+}
+
+/* What a rank has computed in its slab. */
+static void carry_home(const call *c, parcel *p, const slabs *s, int64_t rank, int64_t node)
+{
+    const view *home = s->home;
+    processes mine = slabs_of(s, &s->writers, rank), readers = {0, 0};
+    if (!mine.rows || !mine.cols)
+        return;
+    for (int64_t reader = 0; reader < c->ranks; reader++) {
+        int64_t r = 0, q = 0;
+        if (c->node_of[reader] == node && find_process(home, reader, &r, &q))
+            readers.rows |= UINT64_C(1) << (home->rows.nprocs > 1 ? r : 0), readers.cols |= UINT64_C(1) << (home->cols.nprocs > 1 ? q : 0);
+    }
+    int64_t at_row = s->rows.nprocs == 1 ? 0 : only(mine.rows), at_col = s->cols.nprocs == 1 ? 0 : only(mine.cols);
+    operand whole = slab(c, s, at_row, at_col);
+    run row, col;
+    runs down = runs_of(&s->rows, at_row, &home->rows);
+    while (runs_next(&down, &row)) {
+        runs right = runs_of(&s->across, s->across.nprocs == 1 ? 0 : at_col, &home->cols);
+        while (has(readers.rows, row.process) && runs_next(&right, &col))
+            if (has(readers.cols, col.process)) {
+                tile at = place_of(s, whole, row.from, col.from);
+                carry(c, p, s, at, at, row.count, col.count, 0);
+            }
+    }
+}
+
+static int64_t carry_all(const call *c, parcel p, int64_t rank, int64_t node)
+{
+    for (const slabs *s = c->room; s < c->room + c->rooms; s++)
+        if (c->state == VOTING && s->staged != NULL)
+            carry_staged(c, &p, s, rank, node);
+        else if (c->state == SENDING && s->home != NULL)
+            carry_home(c, &p, s, rank, node);
+    return p.nbytes;
+}
+
+int64_t call_pack(const call *c, int64_t node, char *to)
+{
+    return carry_all(c, (parcel){to, 0, 0}, c->rank, node);
+}
+
+int64_t call_unpack(call *c, int64_t rank, char *from)
+{
+    return carry_all(c, (parcel){from, 1, 0}, rank, c->node);
 }
 
 /* -- the number that ranks vote on */
@@ -343,18 +520,30 @@ static int finish(call *c)
     return found == OK ? end(c) : found;
 }
 
-/* All ranks agree, and have written their slabs. */
-static int compute(call *c)
+/* What the ranks have computed together is complete in each rank's memory, or has been received. */
+static int meet(call *c)
 {
-    int found = c->compute == NULL ? OK : c->compute(c);
-    if (found != OK || c->finish == NULL)
-        return found == OK ? end(c) : found;
+    if (c->meets == NULL) /* alone on its node */
+        return c->takes ? finish(c) : end(c);
     if (!c->takes) {
         board_arrive(c->meets);
         return end(c);
     }
     c->state = LAST;
     return board_meet(c->meets, (int)c->yields) ? finish(c) : AWAIT_OTHERS;
+}
+
+/* All ranks agree, and have written their slabs. */
+static int compute(call *c)
+{
+    int found = c->compute == NULL ? OK : c->compute(c);
+    if (found != OK || c->finish == NULL)
+        return found == OK ? end(c) : found;
+    if (!is_on_one_node(c)) {
+        c->state = SENDING;
+        return SEND_SUMS;
+    }
+    return meet(c);
 }
 
 static int prepare(call *c)
@@ -397,6 +586,8 @@ int call_start(call *c)
     if (found != OK)
         return found;
     REQUIRE(c->nbytes <= c->most);
+    /* Flags are memory that all ranks share. */
+    REQUIRE(is_on_one_node(c) || (!c->flag_count && c->nbytes <= c->capacity));
     int fits = c->nbytes <= c->capacity;
     if (is_single(c)) {
         c->state = ALONE;
@@ -407,6 +598,8 @@ int call_start(call *c)
     c->state = fits ? VOTING : VOTING_FOR_ROOM;
     c->votes->mine[1] = c->number;
     memcpy(&c->votes->mine[VOTE], c->tells, sizeof(double) * (size_t)c->told);
+    if (!is_on_one_node(c))
+        return SEND_AND_VOTE;
     return board_vote(c->votes, (int)c->told, (int)c->yields) == 1 ? call_go_on(c) : AWAIT_VOTE;
 }
 
@@ -423,6 +616,8 @@ int call_go_on(call *c)
     case ALONE:
     case VOTING:
         return compute(c);
+    case SENDING:
+        return meet(c);
     default:
         return finish(c);
     }

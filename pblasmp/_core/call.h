@@ -2,6 +2,10 @@
 /* Direct calls of CPU ranks: each rank writes what others need of its operands into memory that all share, the ranks
  * vote, and each computes what it has of the result with the local BLAS.
  *
+ * Each node has slabs of its own. What ranks of other nodes read there is packed into one message to each node, which
+ * also says what its sender votes for; whoever receives it writes it into the slabs. Both know without being told which
+ * elements it has: all ranks know all layouts, and what each rank reads.
+ *
  * A call is prepared anew each time: that takes a microsecond. ``engines/host/direct/calls.py`` says how ranks meet.
  */
 #ifndef PBLASMP_CALL_H
@@ -20,7 +24,9 @@ enum {
     DONE,         /* without slabs */
     DONE_STAGED,  /* with slabs */
     AWAIT_VOTE,   /* wait for the vote, then go on; or not all ranks voted for the same */
-    AWAIT_OTHERS, /* wait for the other ranks, then go on */
+    AWAIT_OTHERS, /* wait for the other ranks of the node, then go on */
+    SEND_AND_VOTE, /* send other nodes what call_pack packs for them, together with the votes; then as AWAIT_VOTE */
+    SEND_SUMS,    /* send other nodes what call_pack packs for them, receive what they send, then go on */
     NEEDS_ROOM,   /* make sets of ``nbytes``, then go on */
     BROKEN,       /* a wait has failed */
     OK,           /* between functions here */
@@ -71,6 +77,21 @@ typedef struct {
     int transposed, active;
 } view;
 
+/* Which slabs are a rank's, by its process in a view: those of a process along their rows, and along their columns. What
+ * is not dealt out is everyone's. */
+enum {
+    ANY,
+    ROW = 1,     /* that of the view's rows */
+    COL = 2,     /* or of its columns */
+    ACROSS = 4,  /* or the one that has a column's indices among the view's rows: both are dealt out alike */
+    NUMBER = 8,  /* the rank's number, with or without a view */
+};
+
+typedef struct {
+    const view *in; /* ranks outside it, or without a part of it, have none; NULL: all ranks have */
+    int row, col;   /* any of the above */
+} whose;
+
 /* Copies of an operand's parts, one for each process of another distribution, in shared memory. */
 typedef struct {
     span rows, cols;
@@ -80,11 +101,16 @@ typedef struct {
     int64_t item;       /* bytes of an element */
     const view *staged; /* what is written there before the vote; NULL: nothing */
     const view *triangle; /* or of what a triangle is */
+    whose readers;        /* of what is staged */
+    const view *home;     /* what is computed here is read where this is; NULL: by who computes it */
+    whose writers;        /* who does */
+    span across;          /* the columns of a slab, among those of ``home``, if ``cols`` are not: partial sums */
 } slabs;
 
 enum {
     SLABS = 8,                   /* at most */
     PIVOTS = 256,                /* at most */
+    PROCESSES = 64,              /* at most, if ranks are on several nodes */
     SCRATCH = 1 << 19, WORK = 1 << 18, /* bytes of the memory of this rank alone, and after them of LAPACK's workspace */
 };
 
@@ -136,6 +162,8 @@ struct call {
     /* The ranks. */
     board *votes, *meets;
     int64_t ranks, rank;
+    int64_t nodes, node;    /* how many there are, and which is this rank's */
+    const int64_t *node_of; /* of each rank */
     int64_t workers; /* ranks that may compute at the same time */
     int64_t alike;   /* all ranks round alike, as far as is known; if not, none computes what others compute, too */
     const limits *limits;
@@ -185,6 +213,11 @@ size_t call_size(void);
 int call_start(call *c);
 int call_go_on(call *c);
 
+/* If a call waits to send: what this rank sends to a node goes to ``to``, or, if that is NULL, nowhere; what a rank has sent
+ * to this node goes into slabs. Return how many bytes that are. */
+int64_t call_pack(const call *c, int64_t node, char *to);
+int64_t call_unpack(call *c, int64_t rank, char *from);
+
 /* A number of a number and a word: different words give different ones. */
 uint64_t mixed(uint64_t h, uint64_t word);
 
@@ -205,6 +238,11 @@ phase prepare_exchanged, prepare_reduced, prepare_lapack, prepare_factored, prep
 static inline int is_single(const call *c)
 {
     return c->ranks == 1;
+}
+
+static inline int is_on_one_node(const call *c)
+{
+    return c->nodes == 1;
 }
 
 static inline int64_t along(operand x) /* from an element of a column to the next */
@@ -231,8 +269,10 @@ int apart_but(const call *c, const part *in_place);
 int find_old(call *c);        /* C, if it is read and is not D; UNFIT if it is not where D is */
 void copy_old(const call *c);
 slabs *room_for(call *c, span rows, span cols, int by_columns);
-slabs *stage(call *c, const view *x, span rows, span cols, int by_columns);
-slabs *stage_all(call *c, const view *x, int by_columns); /* for every rank */
+slabs *stage(call *c, const view *x, span rows, span cols, int by_columns, whose readers);
+slabs *stage_all(call *c, const view *x, int by_columns, const view *readers); /* NULL: every rank */
+/* What is computed in slabs is read where ``home`` is. */
+void give_home(slabs *s, whose writers, const view *home, span across);
 slabs *own_room(call *c, int64_t m, int64_t n, int by_columns);
 operand slab(const call *c, const slabs *s, int64_t row, int64_t col);
 void give(const call *c, const slabs *s, const view *x); /* write what this rank has of a matrix into slabs, or back */

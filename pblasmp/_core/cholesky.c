@@ -298,7 +298,7 @@ int prepare_solved(call *c)
         c->compute = solve_alone;
     } else {
         c->left->triangle = &c->x;
-        c->right = stage_all(c, &c->y, 1);
+        c->right = stage_all(c, &c->y, 1, NULL);
         c->compute = solve_together, c->finish = take_solution, c->takes = 1;
     }
     prepare_blocks(c, n, c->uplo == 'L');

@@ -215,13 +215,13 @@ int prepare_lapack(call *c)
     REQUIRE(is_single(c) || c->alike);
     REQUIRE(m * n * (least + width) <= c->limits->lapack && m * (n + width) * c->item <= SCRATCH && least <= PIVOTS);
     if (!is_single(c)) {
-        c->left = stage_all(c, &c->x, 1);
-        c->right = two ? stage_all(c, &c->y, 1) : NULL;
+        c->left = stage_all(c, &c->x, 1, NULL);
+        c->right = two ? stage_all(c, &c->y, 1, NULL) : NULL;
     }
     if (c->ipiv.of != NULL) {
         c->old = view_of(&c->ipiv, 0, 0);
         REQUIRE(c->old.rows.extent <= PIVOTS);
-        c->across[0] = is_single(c) ? NULL : stage_all(c, &c->old, 1);
+        c->across[0] = is_single(c) ? NULL : stage_all(c, &c->old, 1, NULL);
     }
     c->compute = compute_by_lapack;
     return OK;

@@ -98,13 +98,18 @@ static int comes(const line *l, int64_t count, moment *m)
 
 /* The order of these two, and of the two in board_sleep, is the same for all: either this rank sees that others sleep, or
  * they see that it has come. */
+static void note_coming(board *b, int64_t rank)
+{
+    line *set = set_of(b, b->count), *of = set + rank;
+    atomic_store_explicit(&of->count, b->count, memory_order_seq_cst);
+    if (atomic_load_explicit(&set[b->size].count, memory_order_seq_cst) == b->count)
+        wake_all(low_word(&of->count));
+}
+
 static void come(board *b)
 {
-    int64_t count = ++b->count;
-    line *set = set_of(b, count), *mine = set + b->rank;
-    atomic_store_explicit(&mine->count, count, memory_order_seq_cst);
-    if (atomic_load_explicit(&set[b->size].count, memory_order_seq_cst) == count)
-        wake_all(low_word(&mine->count));
+    b->count++;
+    note_coming(b, b->rank);
 }
 
 void board_arrive(board *b)
@@ -117,6 +122,12 @@ void board_bring(board *b, int values)
     line *mine = set_of(b, b->count + 1) + b->rank;
     memcpy(mine->values, b->mine, sizeof(int64_t) * (size_t)values);
     come(b);
+}
+
+void board_deliver(board *b, int rank, const int64_t *values)
+{
+    memcpy(set_of(b, b->count)[rank].values, values, sizeof(int64_t) * VALUES);
+    note_coming(b, rank);
 }
 
 int board_meet(board *b, int yields)

@@ -48,6 +48,10 @@ typedef struct {
 void board_arrive(board *b);
 void board_bring(board *b, int values);
 
+/* Of a rank that shares no memory with this one: it has come to the meeting that this rank has come to last, with these
+ * VALUES values. One rank of each node says so. */
+void board_deliver(board *b, int rank, const int64_t *values);
+
 /* Come to the next meeting and wait for a moment: yield the core so many times or, if that is 0, poll for some 40
  * microseconds. Return whether all have come. */
 int board_meet(board *b, int yields);

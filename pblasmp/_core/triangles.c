@@ -73,9 +73,11 @@ static int prepare_shares(call *c)
     span whole = span_all(c->x.rows.extent);
     int64_t count = (c->side == 'L' ? &c->to.cols : &c->to.rows)->extent;
     span shares = {count, (count + c->ranks - 1) / c->ranks, 0, c->ranks, 0};
-    c->left = stage(c, &c->x, whole, whole, by_columns);
+    c->left = stage_all(c, &c->x, by_columns, NULL);
     c->y = view_of(&c->b, 0, 0);
-    c->start = stage(c, &c->y, c->side == 'L' ? whole : shares, c->side == 'L' ? shares : whole, by_columns);
+    whose ranks = {NULL, NUMBER, NUMBER};
+    c->start = stage(c, &c->y, c->side == 'L' ? whole : shares, c->side == 'L' ? shares : whole, by_columns, ranks);
+    give_home(c->start, ranks, &c->to, c->start->cols);
     c->compute = compute_shares, c->finish = take_shares, c->takes = c->to.active;
     return find_words(c, by_columns, by_columns);
 }
@@ -224,8 +226,12 @@ static int prepare_stored(call *c)
             t->row = 0, t->col = by_rows ? x->col : x->row;
             along = across = span_all(x->rows.extent);
         }
-        t->right = stage(c, &c->y, width, along, 0);
+        int of_row = turned ? COL : ROW, of_col = turned ? ROW : COL;
+        if (c->together)
+            of_row = ANY, of_col = span_whole(&x->rows) ? COL : ROW;
+        t->right = stage(c, &c->y, width, along, 0, (whose){x, ANY, of_col});
         t->sums = room_for(c, across, span_side_by_side(width.extent, t->parts.nprocs), 1);
+        give_home(t->sums, (whose){x, of_row, of_col}, &c->to, width);
     }
     c->compute = multiply_stored, c->finish = add_terms, c->takes = c->to.active;
     return c->is_symmetric ? OK : find_words(c, x->here.by_columns, 1);
@@ -373,13 +379,13 @@ static int prepare_chain(call *c)
     view a = view_of(&c->a, turned, c->op_a == 'C');
     const span *s = blocks_along(&a);
     int64_t n = a.rows.extent, count = (s->lead + n + s->block - 1) / s->block;
-    REQUIRE(has_tiles(&a));
+    REQUIRE(is_on_one_node(c) && has_tiles(&a));
     REQUIRE(is_one(c, &c->factor) && !(a.here.conjugated && a.here.by_columns));
     REQUIRE(count <= FEW_BLOCKS || count <= n * n / c->limits->handoff);
     REQUIRE(find_words(c, a.here.by_columns != turned, 1) == OK);
     c->x = a, c->y = view_of(&c->b, 0, 0);
     c->blocks = count, c->upwards = (c->uplo == 'L') == turned;
-    c->right = stage(c, &c->y, span_all(n), span_all(1), 1);
+    c->right = stage_all(c, &c->y, 1, NULL);
     c->left = room_for(c, c->x.rows, span_side_by_side(1, c->x.cols.nprocs), 1);
     have_flags(c, count * (1 + c->x.cols.nprocs));
     c->compute = solve_chain;
@@ -405,7 +411,7 @@ int prepare_triangular(call *c)
     c->old = view_of(&c->b, 0, 0);
     if (!is_single(c) && !span_whole(c->side == 'L' ? &to->rows : &to->cols)) {
         int by_columns = to->here.by_columns;
-        c->left = stage_all(c, x, by_columns), c->start = stage_all(c, &c->old, by_columns);
+        c->left = stage_all(c, x, by_columns, to), c->start = stage_all(c, &c->old, by_columns, to);
         c->compute = compute_everywhere;
         return find_words(c, by_columns, by_columns);
     }
@@ -413,11 +419,11 @@ int prepare_triangular(call *c)
     if (!same_elements(&c->b, &c->d)) {
         c->has_old = same_places(&c->old, to);
         if (!c->has_old)
-            c->start = stage(c, &c->old, to->rows, to->cols, to->here.by_columns);
+            c->start = stage(c, &c->old, to->rows, to->cols, to->here.by_columns, (whose){to, ROW, COL});
     }
     int by_columns = c->op_a == 'C' && !is_single(c) ? to->here.by_columns : x->here.by_columns;
     if (!is_single(c) && (by_columns != x->here.by_columns || !same_rank(x, to)))
-        c->left = stage_all(c, x, by_columns);
+        c->left = stage_all(c, x, by_columns, to);
     c->compute = compute_here;
     return find_words(c, by_columns, to->here.by_columns);
 }
@@ -451,8 +457,8 @@ int prepare_sided(call *c)
             return prepare_stored(c);
         }
         REQUIRE(find_old(c) == OK);
-        c->left = stage_all(c, x, to->here.by_columns);
-        c->right = stage_all(c, y, to->here.by_columns);
+        c->left = stage_all(c, x, to->here.by_columns, to);
+        c->right = stage_all(c, y, to->here.by_columns, to);
         c->compute = compute_everywhere;
         return OK;
     }

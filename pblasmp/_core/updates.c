@@ -151,17 +151,18 @@ int prepare_updated(call *c)
     }
     if (is_tiny(c, n, n, k)) {
         by_columns = by_columns != (is_hermitian && c->op_a != 'N'); /* BLAS conjugates only what it transposes */
-        c->left = stage_all(c, x, by_columns), c->right = two ? stage_all(c, y, by_columns) : NULL;
+        c->left = stage_all(c, x, by_columns, to), c->right = two ? stage_all(c, y, by_columns, to) : NULL;
         c->compute = compute_everywhere;
         return find_update(c, by_columns);
     }
     REQUIRE(c->letter < C && has_tiles(to));
     c->aligned = span_aligned(&to->rows, &to->cols);
-    c->left = stage(c, x, to->rows, span_all(k), by_columns);
-    c->right = two ? stage(c, y, to->rows, span_all(k), by_columns) : NULL;
+    whose of_rows = {to, c->aligned ? ROW | ACROSS : ROW, ANY}, of_cols = {to, COL, ANY};
+    c->left = stage(c, x, to->rows, span_all(k), by_columns, of_rows);
+    c->right = two ? stage(c, y, to->rows, span_all(k), by_columns, of_rows) : NULL;
     if (!c->aligned) {
-        c->across[0] = stage(c, x, to->cols, span_all(k), by_columns);
-        c->across[1] = two ? stage(c, y, to->cols, span_all(k), by_columns) : c->across[0];
+        c->across[0] = stage(c, x, to->cols, span_all(k), by_columns, of_cols);
+        c->across[1] = two ? stage(c, y, to->cols, span_all(k), by_columns, of_cols) : c->across[0];
     }
     c->compute = update_stairs;
     return find_update(c, by_columns);

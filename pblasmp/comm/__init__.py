@@ -18,7 +18,7 @@ from .agreement import (
     leave,
     vote_on,
 )
-from .board import YIELDS, make_boards
+from .board import YIELDS, open_boards
 from .choice import wrap
 from .communicator import Communicator, allgather_alike, gather_numbers, greatest, largest_size
 from .exchange import Cell, CellArrays, Cells, Exchange, NodeCells, Side
@@ -34,11 +34,13 @@ from .locations import (
 )
 from .mpi_communicator import world_ranks
 from .network import interfaces, unlike_interfaces
+from .post import LARGEST
 from .repeated_calls import RepeatedCalls, agree_after
 from .shared_memory import SharedMemory
 from .side_channel import SideChannel, where_others_wait
 
 __all__ = [
+    "LARGEST",
     "YIELDS",
     "Agreement",
     "Cell",
@@ -70,9 +72,9 @@ __all__ = [
     "leave",
     "machine",
     "machines_of",
-    "make_boards",
     "most_ranks",
     "nodes_of",
+    "open_boards",
     "ranks_per_node",
     "share_of_cores",
     "this_process",

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Votes and barriers of ranks that share memory: each rank writes its own line and reads all lines.
+"""Votes and barriers of ranks: each rank writes its own line in shared memory and reads all lines.
 
 A reduction by messages takes several rounds, and in each of them a rank needs other ranks to run. If ranks outnumber
 cores, the ranks that have finished begin to compute, and the others must wait for a core in each round. Here each rank
-needs a core only once.
+needs a core only once. Each node has such a board; lines of ranks of other nodes are written by who receives their
+messages.
 
 The work is done by the compiled core: see ``_core/meet.h``.
 """
@@ -23,11 +24,14 @@ from numpy.typing import NDArray
 
 from .. import _core
 from ..errors import ClosedError
-from .communicator import Communicator
+from .communicator import Communicator, Parcel, Votes, allgather_alike
 from .locations import began, nodes_of
+from .mpi_communicator import MpiCommunicator
+from .post import Post
 from .shared_memory import SharedMemory
+from .side_channel import nap
 
-__all__ = ["BUSY_SECONDS", "NAP_SECONDS", "YIELDS", "Board", "make_boards"]
+__all__ = ["BUSY_SECONDS", "NAP_SECONDS", "YIELDS", "Board", "make_boards", "open_boards"]
 
 YIELDS = 60  # of the core, before a wait also looks for notes of other ranks
 BUSY_SECONDS = 1e-3  # that a wait only yields the core
@@ -35,6 +39,7 @@ NAP_SECONDS = 0.01  # longest sleep of a rank that nobody wakes: notes may have 
 
 _LINE = 8  # integers: a cache line for each rank
 _LOOK_SECONDS = 0.05  # between two checks that the other processes still run
+_MOST_NODES, _MOST_RANKS = 8, 64  # that vote by messages to each node: of more, a reduction takes less time
 
 # By how many reals a rank tells.
 _WRITE = [struct.Struct(f"={count}d").pack_into for count in range(_core.VALUES - _core.VOTE + 1)]
@@ -53,14 +58,22 @@ class Board:
         core: the compiled core.
         lines: what the ranks share, of shape (2, ranks + 1, 8), aligned to 64 bytes, and zero at first.
         rank: this rank's number.
-        processes: those of all ranks.
+        processes: those of all ranks; None for those of other nodes.
+        post: sends messages to other nodes, if there are any.
 
     Attributes:
         address: of the core's ``board``.
+        here: another board, of this node's ranks; None if this rank is alone there.
+        node_of: the node of each rank; None if there is one.
     """
 
     def __init__(
-        self, core: _core.Core, lines: NDArray[np.int64], rank: int, processes: Sequence[Process]
+        self,
+        core: _core.Core,
+        lines: NDArray[np.int64],
+        rank: int,
+        processes: Sequence[Process | None],
+        post: Post | None = None,
     ) -> None:
         size: int = lines.shape[1] - 1
         assert lines.ctypes.data % (8 * _LINE) == 0
@@ -76,14 +89,17 @@ class Board:
         self._told_by_all = [bytes_found[: 8 * size * count] for count in range(len(_READ))]
         self._vote, self._meet, self._arrive = core.board_vote, core.board_meet, core.board_arrive
         self.address = ctypes.addressof(self._state)
+        self.here: Votes | None = None
+        self.node_of = None if post is None else post.node_of
+        self._post = post
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
         """Start writing the element-wise maximum over the ranks of at most 7 values into ``out``. Collective."""
-        return self._post(values, out)
+        return self._begin(values, out)
 
     def gather(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
         """Start writing at most 7 values of each rank into the rows of ``out``. Collective."""
-        return self._post(values, out)
+        return self._begin(values, out)
 
     def arrive(self) -> None:
         """Come to a meeting of all ranks without waiting for the others. Local."""
@@ -94,6 +110,7 @@ class Board:
 
         With ``patient`` this rank leaves the core to other processes meanwhile.
         """
+        assert self._post is None
         return self._meet(self._at, YIELDS if patient else 0) == 1
 
     def vote(self, number: int, values: Sequence[float] = (), *, patient: bool = False) -> Told | None:
@@ -109,6 +126,9 @@ class Board:
         self._mine[1] = number
         if count:
             _WRITE[count](self._told, 0, *values)
+        if self._post is not None:
+            self.cast(count, None)
+            return None
         if self._vote(self._at, count, YIELDS if patient else 0) != 1:
             return None
         return self.rows(count) if count else []
@@ -121,14 +141,41 @@ class Board:
         self._mine[1] = number
         return self._core.launch_again(self._at, YIELDS if patient else 0, launch, stream)
 
+    def cast(self, count: int, parcel: Parcel | None) -> None:
+        """Cast the vote that is in the core's ``mine``, which tells ``count`` values; ``latest`` waits for it. Local.
+
+        Args:
+            count: as above.
+            parcel: what goes with it to other nodes.
+        """
+        self._mine[0], self._mine[2] = ~self._mine[1], 0
+        self._bring(_core.VOTE + count, parcel)
+
+    def exchange(self, parcel: Parcel) -> None:
+        """See ``Votes``. Collective."""
+        assert self._post is not None
+        self._post.exchange(parcel)
+
+    def _bring(self, count: int, parcel: Parcel | None = None) -> None:
+        if self._post is not None:
+            self._post.send(self._mine, parcel)
+        self._core.board_bring(self._at, count)
+
+    def _received(self) -> bool:
+        """Write the lines of ranks whose messages have arrived; return whether no more are to come."""
+        return self._post is None or self._post.arrived(self._deliver)
+
+    def _deliver(self, rank: int, address: int) -> None:
+        self._core.board_deliver(self._at, rank, ctypes.c_void_p(address))
+
     def latest(self) -> _Posted:
         """Return the reduction that this rank has begun last. Local."""
         return _Posted(self, None)
 
-    def _post(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
+    def _begin(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
         if values.size:
             self._values[: values.size] = values
-        self._core.board_bring(self._at, values.size)
+        self._bring(values.size)
         return _Posted(self, out)
 
     def rows(self, count: int) -> Told:
@@ -139,16 +186,21 @@ class Board:
 class _Posted:
     """A reduction that has begun, with the interface of the requests of mpi4py and of process groups."""
 
-    __slots__ = ("_absent", "_board", "_count", "_next_look", "_out", "_since")
+    __slots__ = ("_absent", "_board", "_count", "_next_look", "_out", "_received", "_since")
 
     def __init__(self, board: Board, out: NDArray[np.int64] | None) -> None:
         self._board, self._out = board, out
         self._count = ctypes.c_int64(board._state.count)
         self._absent = 0  # the first rank that has not arrived
+        self._received = False  # all messages from other nodes
         self._since = 0.0
         self._next_look = _LOOK_SECONDS
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
+        if self and not self._received:
+            self._received = self._board._received()
+            if not self._received:
+                return False
         if self:
             absent = self._next_absent(self._absent)
             if absent == self._board._size and self._out is not None:
@@ -172,7 +224,10 @@ class _Posted:
 
     def sleep(self) -> None:
         """Sleep until another rank arrives, but not for long."""
-        if self:
+        if not self._received:  # a message wakes nobody
+            self._since = self._since or time.monotonic()
+            nap(self._since)
+        elif self:
             board = self._board
             board._core.board_sleep(board._at, self._count, self._absent, int(1e6 * NAP_SECONDS))
 
@@ -194,8 +249,9 @@ class _Posted:
         self._next_look = waited + _LOOK_SECONDS
         rank, size = self._next_absent(0), self._board._size
         while rank < size:
-            number, since = self._board._processes[rank]
-            if began(number) != since and self._next_absent(rank) == rank:  # it may arrive and then end
+            number, since = self._board._processes[rank] or (0, "")
+            # it may arrive and then end
+            if number and began(number) != since and self._next_absent(rank) == rank:
                 raise ClosedError(f"rank {rank} has ended")
             rank = self._next_absent(rank + 1)
 
@@ -215,8 +271,8 @@ def make_boards(comm: Communicator, number: int) -> list[Board] | list[None]:
     if comm.size == 1:
         return [None] * number
     locations = comm.locations()
-    core, cores = _core.load(), {each.core for each in locations}
-    if core is None or len(cores) > 1 or len(nodes_of(locations)) > 1:
+    core = _core.load()
+    if core is None or len({each.core for each in locations}) > 1 or len(nodes_of(locations)) > 1:
         return [None] * number
     shape = number, 2, comm.size + 1, _LINE
     nbytes = 8 * math.prod(shape)
@@ -228,3 +284,35 @@ def make_boards(comm: Communicator, number: int) -> list[Board] | list[None]:
         Board(core, lines, comm.rank, processes)
         for lines in memory.array(nbytes).view(np.int64).reshape(shape)
     ]
+
+
+def open_boards(comm: Communicator, control: Communicator) -> None:
+    """Let the same ranks of two communicators meet by boards, those of ``control`` also between nodes. Collective."""
+    comm.board, control.board = make_boards(comm, 2)
+    if control.board is not None:
+        control.board.here = comm.board
+    elif isinstance(control, MpiCommunicator) and comm.node is not None:
+        control.board = _between_nodes(comm, control, comm.node)
+
+
+def _between_nodes(comm: Communicator, control: MpiCommunicator, node: Communicator) -> Board | None:
+    """Return the board of the ranks of several nodes; None if one has no core, or they are too many. Collective."""
+    locations = comm.locations()
+    nodes, core = nodes_of(locations), _core.load()
+    few = len(nodes) <= _MOST_NODES and comm.size <= _MOST_RANKS
+    if core is None or len({each.core for each in locations}) > 1 or not few:
+        return None
+    shapes = (2, comm.size + 1, _LINE), (2, node.size + 1, _LINE)
+    sizes = [8 * math.prod(shape) for shape in shapes]
+    memory = SharedMemory(node, sum(sizes))
+    if any(allgather_alike(comm, memory.why_not)):
+        return None
+    both = memory.array(sum(sizes)).view(np.int64)
+    lines, lines_here = both[: sizes[0] // 8].reshape(shapes[0]), both[sizes[0] // 8 :].reshape(shapes[1])
+    here = next(ranks for ranks in nodes if comm.rank in ranks)
+    processes = [(each.process, each.began) for each in locations]
+    mine = [process if rank in here else None for rank, process in enumerate(processes)]
+    board = Board(core, lines, comm.rank, mine, Post(control, nodes))
+    if node.size > 1:
+        board.here = Board(core, lines_here, node.rank, [processes[rank] for rank in here])
+    return board

@@ -35,6 +35,7 @@ class Serial:  # its arguments matter only if there are several ranks
     size = 1
     patient = False
     board: Votes | None = None
+    node: Communicator | None = None
 
     def __init__(self) -> None:
         self.channel = SideChannel(0, (0,))

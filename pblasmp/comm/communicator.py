@@ -17,6 +17,7 @@ from .side_channel import Meeting, SideChannel
 __all__ = [
     "Array",
     "Communicator",
+    "Parcel",
     "Request",
     "Votes",
     "allgather_alike",
@@ -34,14 +35,28 @@ Array = NDArray[Any]
 Request: TypeAlias = Any  # mpi4py's request, or another object with such a Test()
 
 
+class Parcel(Protocol):
+    """What goes with a vote to other nodes. All ranks know, without being told, what each of them sends."""
+
+    def pack(self, node: int, address: int) -> int:
+        """Write what this rank sends to a node; return how many bytes that are. Local."""
+
+    def unpack(self, rank: int, address: int) -> int:
+        """Take what a rank has sent to this node, from 0 only count it; return how many bytes that are. Local."""
+
+
 class Votes(Protocol):
     """An object through which ranks reduce a few integers.
 
     Attributes:
         address: of what the compiled core knows of it.
+        here: where the ranks of this node meet, apart from these votes; None if this one is alone there.
+        node_of: the node of each rank; None if there is one.
     """
 
     address: int
+    here: Votes | None
+    node_of: NDArray[np.int64] | None
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request | None:
         """Start writing the element-wise maximum over the ranks to ``out``; None if it is done already. Collective."""
@@ -66,6 +81,12 @@ class Votes(Protocol):
     def meet(self, *, patient: bool) -> bool:
         """Come to a meeting of all ranks; return whether all come within a moment. Collective."""
 
+    def cast(self, count: int, parcel: Parcel | None) -> None:
+        """Cast the vote that the core has made, and what goes with it to other nodes: see ``Board``. Local."""
+
+    def exchange(self, parcel: Parcel) -> None:
+        """Send and receive what all ranks know that they send to other nodes, and nothing else. Collective."""
+
     def latest(self) -> Request:
         """Return the reduction, vote or meeting that this rank has begun last, to wait for it. Local."""
 
@@ -80,6 +101,7 @@ class Communicator(Protocol):
         patient: waits yield the core to other processes, for nodes with fewer cores than ranks: there a busy wait
             takes time from the ranks that are waited for. True until an engine has counted the cores.
         board: where its ranks vote, if they share memory; None if votes are messages.
+        node: the ranks of this node, if there are several nodes and an engine has found that out.
     """
 
     rank: int
@@ -87,6 +109,7 @@ class Communicator(Protocol):
     channel: SideChannel
     patient: bool
     board: Votes | None
+    node: Communicator | None
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request | None:
         """Start writing the element-wise maximum over the ranks to ``out``; None if it is done already. Collective."""

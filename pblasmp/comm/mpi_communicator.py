@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["FINALIZED", "check_world", "duplicate_of", "mpi", "world_ranks"]
 
-_NOTE = 1  # tag of the side channel's messages
+_DATA, _NOTE = (
+    0,
+    1,
+)  # tags of messages, and of the side channel's, which another one must not take for its own
 _LETTER = 256  # bytes that carry a value to other ranks, if it is small
 _SIZE = 8  # of them say how many the value has; pickle stops at its end
 FINALIZED = "MPI is finalized: the ranks can no longer communicate, so no collective call is possible"
@@ -84,6 +87,7 @@ class MpiCommunicator:
         self.size = comm.Get_size()
         self.patient = patient
         self.board: Votes | None = None
+        self.node: Communicator | None = None
         self.channel = channel
         self._locations: list[Location] = []
         self._counts: _Counts = Counter()
@@ -180,15 +184,21 @@ class MpiCommunicator:
             self._done(self._comm.Ibcast(chunk, root))
 
     def isend(self, array: Array, dest: int) -> list[Request]:
-        sent = [self.channel.watch(self._comm.Isend(chunk, dest)) for chunk in chunks(array)]
-        self._counts[_TO, dest] += len(sent)
-        return sent
+        return [self.isend_whole(chunk, dest) for chunk in chunks(array)]
 
     def irecv(self, array: Array, source: int) -> list[Request]:
-        begun = [
-            self.channel.watch(self._comm.Irecv(chunk, source), receives=True) for chunk in chunks(array)
-        ]
-        self._counts[_FROM, source] += len(begun)
+        return [self.irecv_at_most(chunk, source) for chunk in chunks(array)]
+
+    def isend_whole(self, data: Array, dest: int) -> Request:
+        """Start sending contiguous data in one message. Local."""
+        sent = self.channel.watch(self._comm.Isend(data, dest, _DATA))
+        self._counts[_TO, dest] += 1
+        return sent
+
+    def irecv_at_most(self, room: Array, source: int) -> Request:
+        """Start receiving one message, which may be shorter than ``room``, which is contiguous. Local."""
+        begun = self.channel.watch(self._comm.Irecv(room, source, _DATA), receives=True)
+        self._counts[_FROM, source] += 1
         return begun
 
     def locations(self) -> list[Location]:

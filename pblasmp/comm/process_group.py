@@ -167,6 +167,7 @@ class _Gloo:
         self.size = len(self._ranks)
         self.patient = True
         self.board: Votes | None = None
+        self.node: Communicator | None = None
         self._locations: list[Location] = []
         name = "-".join(map(str, self._ranks))
         _made[name] += 1

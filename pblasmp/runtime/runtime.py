@@ -24,8 +24,8 @@ from ..comm import (
     is_agreed,
     launch_on,
     leave,
-    make_boards,
     most_ranks,
+    open_boards,
     vote_on,
     watch,
     where_others_wait,
@@ -102,7 +102,7 @@ class Runtime(Generic[Matrix]):
             self.engine: Engine = choose_engine(engine, self.comm, nccl)
             self.kept = KeptPlans(self.engine, most_ranks(self.comm.locations()))
             self.control.patient = self.comm.patient
-            self.comm.board, self.control.board = make_boards(self.comm, 2)
+            open_boards(self.comm, self.control)
             self._begin()
             logger.info("engine %s on %d ranks: %s", self.engine.name, self.comm.size, self.engine.why)
         except BaseException as error:

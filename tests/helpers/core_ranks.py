@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import queue
 import threading
 
 import numpy as np
@@ -26,21 +27,36 @@ def aligned(nbytes):
 
 
 class CoreRanks:
-    """Ranks that share a set of slabs and two boards."""
+    """Ranks that share a set of slabs and two boards, or those of each node do.
 
-    def __init__(self, size):
+    Args:
+        size: how many there are.
+        nodes: the node of each rank; None if they are on one.
+    """
+
+    def __init__(self, size, nodes=None):
         self.core, self.size = _core.load(), size
-        self._shared = [aligned(nbytes) for nbytes in (SET, 2 * (size + 1) * 64, 2 * (size + 1) * 64)]
+        self.nodes = np.array(nodes or [0] * size, np.int64)
+        rooms = SET, 2 * (size + 1) * 64, 2 * (size + 1) * 64
+        self._shared = [[aligned(nbytes) for nbytes in rooms] for _ in range(self.nodes.max() + 1)]
         self._ranks = [self._rank(rank) for rank in range(size)]
+        self._sent = {(of, to): queue.SimpleQueue() for of in range(size) for to in range(size)}
 
     def _rank(self, rank):
-        (_, slabs), *boards = self._shared
+        node = int(self.nodes[rank])
+        (_, slabs), *boards = self._shared[node]
+        here = np.flatnonzero(self.nodes == node).tolist()
         room = ctypes.create_string_buffer(self.core.call_size())
         state = _core.CallState.from_buffer(room)
         found = np.zeros(_core.VALUES * self.size, np.int64)
-        meetings = [_core.BoardState(at, host_address(found), 0, self.size, rank) for _, at in boards]
+        places = (self.size, rank), (len(here), here.index(rank))
+        meetings = [
+            _core.BoardState(at, host_address(found), 0, *place)
+            for (_, at), place in zip(boards, places, strict=True)
+        ]
         scratch, at = aligned(_core.SCRATCH)
         state.ranks, state.rank, state.workers, state.alike, state.scratch = self.size, rank, self.size, 1, at
+        state.nodes, state.node, state.node_of = len(self._shared), node, host_address(self.nodes)
         state.memory, state.capacity, state.most, state.limits = slabs, SET, SET, ctypes.addressof(LIMITS)
         state.votes, state.meets = map(ctypes.addressof, meetings)
         waits = state.waits = _core.WAIT(self._wait)
@@ -51,6 +67,30 @@ class CoreRanks:
                 for name in _core.BLAS
             ]
         return state, room, meetings, (found, scratch, waits)
+
+    def _exchange(self, rank, values):
+        """Send other nodes what a call packs for them, after ``values``, and unpack what they send.
+
+        The first rank of a node receives all of it.
+        """
+        state, _, meetings, _ = self._ranks[rank]
+        call, node = ctypes.c_void_p(ctypes.addressof(state)), int(self.nodes[rank])
+        firsts = [int(np.flatnonzero(self.nodes == each)[0]) for each in range(len(self._shared))]
+        for other, first in enumerate(firsts):
+            if other != node:
+                sent = np.zeros(self.core.call_pack(call, ctypes.c_int64(other), None), np.uint8)
+                self.core.call_pack(call, ctypes.c_int64(other), ctypes.c_void_p(host_address(sent)))
+                self._sent[rank, first].put((values, sent))
+        if rank != firsts[node]:
+            return
+        for other in np.flatnonzero(self.nodes != node).tolist():
+            told, sent = self._sent[other, rank].get()
+            if told == values == [] or told[:2] == values[:2]:
+                at = ctypes.c_void_p(host_address(sent))
+                assert self.core.call_unpack(call, ctypes.c_int64(other), at) == sent.size
+            if told:
+                line = (ctypes.c_int64 * _core.VALUES)(*told)
+                self.core.board_deliver(ctypes.c_void_p(ctypes.addressof(meetings[0])), other, line)
 
     def _wait(self, flag):
         while not self.core.flag_await(ctypes.c_void_p(flag), 0, 10):
@@ -66,6 +106,8 @@ class CoreRanks:
             words, alpha, beta, new: the other arguments.
         """
         ended = [None] * self.size
+        for (slabs, _), *_ in self._shared:
+            slabs.fill(255)  # NaN: nothing is left of earlier calls
 
         def compute(rank):
             state, room, meetings, _ = self._ranks[rank]
@@ -74,11 +116,21 @@ class CoreRanks:
                 beta.imag, *(each for part in parts[rank] for each in part or calls._ABSENT), *calls._ABSENT, 0, 10,
             )  # fmt: skip
             status = self.core.call_start(ctypes.c_void_p(ctypes.addressof(state)))
-            waits = {"AWAIT_VOTE": 0, "AWAIT_OTHERS": 1}
+            waits = {"AWAIT_VOTE": 0, "AWAIT_OTHERS": 1, "SEND_AND_VOTE": 0, "SEND_SUMS": 1}
             while (name := _core.STATUSES[status]) in waits:
+                if name == "SEND_SUMS":
+                    self._exchange(rank, [])
+                    status = self.core.call_go_on(ctypes.c_void_p(ctypes.addressof(state)))
+                    continue
+                if name == "SEND_AND_VOTE":
+                    mine = meetings[0].mine
+                    mine[0], mine[2] = ~mine[1], 0
+                    self.core.board_bring(ctypes.c_void_p(ctypes.addressof(meetings[0])), _core.VALUES)
+                    self._exchange(rank, list(mine))
+                    name = "AWAIT_VOTE"
                 board = ctypes.c_void_p(ctypes.addressof(meetings[waits[name]]))
                 count = ctypes.c_int64(meetings[waits[name]].count)
-                while self.core.board_absent(board, count, 0) < self.size:
+                while self.core.board_absent(board, count, 0) < meetings[waits[name]].size:
                     pass
                 if name == "AWAIT_VOTE" and self.core.board_voted(board, count, state.told) != 1:
                     name = "UNLIKE"

@@ -374,13 +374,7 @@ def caught_from_close():
 
 
 def caught_in_a_vote():
-    on_one_node = len({*WORLD.allgather(os.uname().nodename)}) == 1
-    votes = (
-        (pblasmp.engines.host.direct.calls.HostDirect, "_status")
-        if on_one_node
-        else (pblasmp.comm.mpi_communicator.MpiCommunicator, "imax")
-    )
-    caught_in(lambda _, a: a @ a, *votes)
+    caught_in(lambda _, a: a @ a, pblasmp.engines.host.direct.calls.HostDirect, "_status")
 
 
 def caught_alarm():

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
 from unittest import mock
 
 import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp import _core
 from pblasmp.cli.progress import Reporter
 from pblasmp.cli.seats import Seat, faults_of_seats, lines_of_seats, seats_of_ranks
 from pblasmp.comm.mpi_communicator import MpiCommunicator
@@ -67,6 +71,57 @@ def everything(comm, nodes, folder):
         for form in FORMS:
             case = Case(rng, comm, form, "float32", 13, 9, 11)
             yield form, unlike(case(ctx), case.expected())
+
+
+@contextlib.contextmanager
+def counted(ctx, found):
+    """Write into ``found`` how the ranks exchange something: by which functions."""
+    post, others = ctx.control.board._post, (ctx.control, ctx.comm)
+    names = {
+        post: ("send", "exchange"),
+        **dict.fromkeys(others, ("imax", "allgather", "bcast", "barrier", "isend")),
+    }
+    with contextlib.ExitStack() as stack:
+        for of, each in names.items():
+            for name in each:
+                if of is not ctx.control or name != "isend":  # that is the post's
+                    function = functools.partial(
+                        lambda name, do, *given: found.append(name) or do(*given), name
+                    )
+                    do = getattr(of, name)
+                    stack.enter_context(mock.patch.object(of, name, functools.partial(function, do)))
+        yield
+
+
+def direct_calls(comm):
+    """Small calls take one exchange between nodes, those that sum up parts of several ranks one more, back."""
+    rng = np.random.default_rng(3)
+    once, twice = ["send"], ["send", "exchange"]
+    with pb.Context(comm, engine="host") as ctx:
+        n, r = 24, slice(3, 20)
+        for a_grid, b_grid in itertools.product((grids(comm.size)[0], *grids(comm.size)[-2:]), repeat=2):
+            x, y, z = (rng.integers(-4, 5, (n, n)).astype(float) for _ in range(3))
+            lower = np.tril(x)
+            a, b, c, t = (
+                ctx.scatter(values, pb.MatrixDescriptor(values.shape, (4, 4), grid))
+                for values, grid in ((x, a_grid), (y, b_grid), (z, a_grid), (lower, b_grid))
+            )
+            for name, exchanges, expected, call, *given in (
+                ("matmul", [once], x[r, r] @ y[r, r], pb.matmul, a[r, r], b[r, r]),
+                ("geadd", [once], x[r, r] + z[r, r], pb.blas.geadd, a[r, r], c[r, r]),
+                ("dot", [once], x[r, 0] @ z[r, 0], pb.blas.dot, a[r, :1], c[r, :1]),
+                ("trmm", [once, twice], lower[r, r] @ x[r, r], pb.blas.trmm, t[r, r], a[r, r]),
+                ("gemv", [once, twice], y[r, r] @ x[r, 1:2], pb.blas.gemv, b[r, r], a[r, 1:2]),
+            ):
+                ways = []
+                with counted(ctx, ways):
+                    found = call(*given)
+                found = found.allgather() if hasattr(found, "allgather") else found
+                wrong = unlike(np.asarray(found), np.asarray(expected))
+                yield (
+                    f"{name} on {a_grid}, {b_grid}",
+                    wrong or (None if ways in exchanges else f"exchanges: {ways}"),
+                )
 
 
 def sat(comm):
@@ -151,3 +206,12 @@ def test_setting_up_takes_as_many_calls_however_many_ranks_there_are():
 )
 def test_every_kind_of_call(nranks, form, tmp_path):
     run_mpi(everything, nranks, on_nodes=form, nodes=ranks_of_nodes(form, nranks), folder=str(tmp_path))
+
+
+@starts_ranks
+@pytest.mark.skipif(_core.load() is None, reason="there is no core")
+@pytest.mark.parametrize(
+    ("nranks", "form"), [(3, "blocks:2"), *only_long((2, "blocks:2"), (4, "blocks:2"), (4, "interleaved:3"))]
+)
+def test_direct_calls_take_one_exchange_each_way(nranks, form):
+    run_mpi(direct_calls, nranks, on_nodes=form)

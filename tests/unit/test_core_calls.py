@@ -150,8 +150,8 @@ def test_tiles_are_copied_summed_and_filled():
 class Cases:
     """Random matrices, dealt out at random on grids of some ranks."""
 
-    def __init__(self, size, seed):
-        self.rng, self.size, self.ranks = np.random.default_rng(seed), size, CoreRanks(size)
+    def __init__(self, size, seed, nodes=None):
+        self.rng, self.size, self.ranks = np.random.default_rng(seed), size, CoreRanks(size, nodes)
         self.char, self.grids = (
             "d",
             [(p, q) for p in range(1, size + 1) for q in range(1, size + 1) if p * q <= size],
@@ -315,11 +315,13 @@ def factors(cases, rng):
     return (routine, [a, None, None], d, words), expected
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("size", "nodes"), [(1, None), (2, None), (3, None), (2, [0, 1]), (3, [0, 1, 0]), (4, [0, 1, 1, 2])]
+)
 @pytest.mark.parametrize("draw", [products, triangles, solves_of_one_column, symmetric, updates, factors])
-def test_calls_on_random_sub_matrices(draw, size):
+def test_calls_on_random_sub_matrices(draw, size, nodes):
     """Tiny ones as if they were not, in one case of two; so that every way is taken with every rank."""
-    cases, computed, count = Cases(size, 2), 0, 60
+    cases, computed, count = Cases(size, 2, nodes), 0, 60
     rng, tiny = cases.rng, LIMITS.tiny
     for _ in range(count):
         cases.char = str(rng.choice([*TYPES]))

@@ -91,6 +91,7 @@ class HostEngine:
         nodes = nodes_of(locations)
         # After everything that the ranks may agree to fail in.
         self._node = comm if len(nodes) == 1 else comm.split(nodes)
+        comm.node = None if len(nodes) == 1 else self._node
         self._buffers = Buffers(self._node)
         why_not_shared = self._buffers.why_not_shared(*FIRST_SLABS)
         if len(nodes) > 1:

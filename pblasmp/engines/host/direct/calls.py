@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a direct call runs on CPU ranks: in the compiled core, which prepares it anew each time.
 
-One meeting of the ranks per call: each rank first writes what others need of its operands into shared memory; then all
-vote on one number, which also says that everything has been written; then each rank computes its part of the result.
+One meeting of the ranks per call: each rank first writes what others need of its operands into memory that its node
+shares; then all vote on one number, which also says that everything has been written; then each rank computes its part
+of the result.
 If several ranks compute a part together, they meet once more before they take it; who takes nothing does not wait.
+What ranks of another node need travels with the vote: one message from each rank to each other node. What is computed
+together between nodes takes one more, back.
 There are two sets of slabs. A rank that writes into one has voted since all ranks began to read the other, so nobody
 reads this one any more. After a call without slabs both are free, and the next call takes the first.
 
@@ -21,7 +24,16 @@ from typing import Any, Literal
 import numpy as np
 
 from .... import _core
-from ....comm import YIELDS, Communicator, break_off, compare_later, gather_on, late_vote
+from ....comm import (
+    LARGEST,
+    YIELDS,
+    Communicator,
+    allgather_alike,
+    break_off,
+    compare_later,
+    gather_on,
+    late_vote,
+)
 from ....errors import LibraryNotFoundError
 from ...direct import FAMILIES, Asked, Moved, Outcome, alias, host_address
 from ...direct.slab_sets import SlabSets
@@ -52,9 +64,15 @@ _COMPLEX = {"ger": "geru"}
 _NUMBERS = "dot", "asum"  # in double precision for all types
 _ROUTINES = {name: number for number, name in enumerate(_core.ROUTINES)}
 _ABSENT = 0, 0, 0, 0, 0, 0
-_UNFIT, _BY_PYTHON, _DONE_STAGED, _AWAIT_VOTE, _AWAIT_OTHERS, _NEEDS_ROOM, _BROKEN = map(
+(
+    *(_UNFIT, _BY_PYTHON, _DONE_STAGED, _AWAIT_VOTE, _AWAIT_OTHERS, _SEND_AND_VOTE, _SEND_SUMS, _NEEDS_ROOM),
+    _BROKEN,
+) = map(
     _core.STATUSES.index,
-    ("UNFIT", "BY_PYTHON", "DONE_STAGED", "AWAIT_VOTE", "AWAIT_OTHERS", "NEEDS_ROOM", "BROKEN"),
+    (
+        *("UNFIT", "BY_PYTHON", "DONE_STAGED", "AWAIT_VOTE", "AWAIT_OTHERS"),
+        *("SEND_AND_VOTE", "SEND_SUMS", "NEEDS_ROOM", "BROKEN"),
+    ),
 )
 _UNLIKE = -1  # the ranks have voted, and not all of them agree
 
@@ -86,8 +104,8 @@ class HostDirect:
         self._operations, self._alike = operations, alike
         self._single = transport.size == 1
         core = _core.load()
-        shares = len(transport.nodes) == 1 and not transport.why_not_shared
-        self._core = core if self._single or shares else None
+        self._core = core if self._single or not transport.why_not_shared else None
+        self._on_one_node = len(transport.nodes) == 1
         self.sets = SlabSets(self._reserve, _LEAST, _MOST)
         self._memory: list[Any] = []  # the two sets
         if self._core is None:
@@ -98,6 +116,7 @@ class HostDirect:
         self._start, self._go_on = self._core.call_start, self._core.call_go_on
         self._letters = ""  # the types whose functions of the BLAS the core knows
         self._addresses = 0, 0  # of the sets
+        self._node_of: Any = None  # the node of each rank
         state.ranks, state.rank, state.alike = transport.size, transport.rank, alike
         state.most, state.limits = _MOST, ctypes.addressof(LIMITS)
         # Aligned, since a BLAS may round otherwise elsewhere: all ranks must find the same pivots.
@@ -105,8 +124,14 @@ class HostDirect:
         state.scratch = -(-host_address(self._scratch) // _ALIGNED) * _ALIGNED
         self._failures: list[BaseException] = []  # of a wait
         self._waits = state.waits = _core.WAIT(partial(_waited, transport, self._failures))
-        if not self._single:
+        state.nodes = 1
+        if self._on_one_node and not self._single:
             self.sets.fit(_LEAST)  # the buffer is there
+        elif not self._single:  # they do not grow: what ranks send has a limit, too
+            fits = self.sets.fit(LARGEST)
+            state.nodes, state.most = len(transport.nodes), LARGEST
+            if not all(allgather_alike(transport.comm, fits)):
+                self._core = None
 
     def run(self, control: Communicator, asked: Asked) -> bool | None:
         """See ``Direct``. Collective over the context."""
@@ -121,7 +146,7 @@ class HostDirect:
         """See ``Direct``. Local."""
         if FAMILIES[routine] == "lapack":
             return self._core is not None and self._alike and is_small(m, n, width)
-        return self._core is not None and may_be_factored(n)
+        return self._core is not None and self._on_one_node and may_be_factored(n)
 
     def factor(self, control: Communicator, asked: Asked) -> Outcome | Literal[False] | None:
         """See ``Direct``. Collective over the context."""
@@ -130,6 +155,8 @@ class HostDirect:
 
     def move(self, control: Communicator, moved: Moved) -> bool | None:
         """See ``Direct``. Collective over the context."""
+        if not self._on_one_node:
+            return None
         try:
             move = Move(moved)
         except _EARLY:
@@ -254,8 +281,11 @@ class HostDirect:
                 return _UNFIT
         if not self._single:
             assert control.board is not None
-            assert self._transport.board is not None
-            state.votes, state.meets = control.board.address, self._transport.board.address
+            here = control.board.here
+            state.votes, state.meets = control.board.address, None if here is None else here.address
+            node_of = control.board.node_of
+            if node_of is not self._node_of and node_of is not None:
+                state.node, state.node_of, self._node_of = node_of[state.rank], node_of.ctypes.data, node_of
             state.unlike = channel.found[0] if channel.found else 0
             state.memory = self._addresses[sets.half]
         call, routine, a, b, c, d, new, side, uplo, op_a, op_b, diag, alpha, beta, pivots, ipiv = asked
@@ -284,10 +314,16 @@ class HostDirect:
 
     def _waited_for(self, control: Communicator, call: str, status: int) -> bool:
         """Do what the core needs to go on; return whether it may."""
-        if status == _AWAIT_VOTE:
+        board = control.board
+        if status == _SEND_AND_VOTE and board is not None:
+            board.cast(self._state.told, self)
+        if status in (_AWAIT_VOTE, _SEND_AND_VOTE):
             return late_vote(control, call, self._state.number, self._state.told) is not None
-        if status == _AWAIT_OTHERS:
-            self._transport.await_others()
+        if status == _SEND_SUMS and board is not None:
+            board.exchange(self)
+            return True
+        if status == _AWAIT_OTHERS and board is not None and board.here is not None:
+            control.wait(board.here.latest())
             return True
         if status == _BROKEN:
             raise self._failures.pop()
@@ -295,6 +331,16 @@ class HostDirect:
         fits = self.sets.fit(self._state.nbytes)
         self._state.memory, self._state.most = self._addresses[self.sets.half], self.sets.most
         return fits
+
+    def pack(self, node: int, address: int) -> int:
+        """See ``Parcel``."""
+        assert self._core is not None
+        return self._core.call_pack(self._call, ctypes.c_int64(node), ctypes.c_void_p(address))
+
+    def unpack(self, rank: int, address: int) -> int:
+        """See ``Parcel``."""
+        assert self._core is not None
+        return self._core.call_unpack(self._call, ctypes.c_int64(rank), ctypes.c_void_p(address))
 
     def _load(self, letter: str) -> None:
         """Tell the core where the BLAS has its functions for a type."""
