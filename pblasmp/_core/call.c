@@ -139,7 +139,7 @@ slabs *stage(call *c, const view *x, span rows, span cols, int by_columns, whose
 
 slabs *stage_all(call *c, const view *x, int by_columns, const view *readers)
 {
-    whose all = {readers, ANY, ANY};
+    whose all = {readers, ANY, ANY, 0};
     return stage(c, x, span_all(x->rows.extent), span_all(x->cols.extent), by_columns, all);
 }
 
@@ -217,7 +217,7 @@ static uint64_t along_one(const span *s, int which, const view *v, int64_t rank,
 static processes slabs_of(const slabs *s, const whose *w, int64_t rank)
 {
     int64_t row = 0, col = 0;
-    if (w->in != NULL && !find_process(w->in, rank, &row, &col))
+    if ((w->below && rank >= w->below) || (w->in != NULL && !find_process(w->in, rank, &row, &col)))
         return (processes){0, 0};
     return (processes){along_one(&s->rows, w->row, w->in, rank, row, col), along_one(&s->cols, w->col, w->in, rank, row, col)};
 }
@@ -284,7 +284,7 @@ static void write_slabs(call *c)
             copy_triangle(c, elements(c, all), s->triangle, c->uplo == 'L', 0, 0);
     }
     c->flags = (flag *)(void *)(c->memory + c->flags_at);
-    if (c->rank == 0)
+    if (c->here == 0)
         memset(c->flags, 0, sizeof(flag) * (size_t)c->flag_count);
 }
 
@@ -567,6 +567,9 @@ static int prepare(call *c)
     c->rooms = c->has_old = c->takes = 0;
     c->nbytes = c->told = c->owned = c->flags_at = c->flag_count = 0;
     c->terms = c->info = 0;
+    c->here = c->rank;
+    for (int64_t rank = c->rank - 1; rank >= 0 && !is_on_one_node(c); rank--)
+        c->here -= c->node_of[rank] != c->node;
     c->across[0] = c->across[1] = NULL;
     if (!c->d.m || !c->d.n)
         return OK;
@@ -586,8 +589,7 @@ int call_start(call *c)
     if (found != OK)
         return found;
     REQUIRE(c->nbytes <= c->most);
-    /* Flags are memory that all ranks share. */
-    REQUIRE(is_on_one_node(c) || (!c->flag_count && c->nbytes <= c->capacity));
+    REQUIRE(is_on_one_node(c) || c->nbytes <= c->capacity);
     int fits = c->nbytes <= c->capacity;
     if (is_single(c)) {
         c->state = ALONE;

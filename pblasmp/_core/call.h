@@ -90,6 +90,7 @@ enum {
 typedef struct {
     const view *in; /* ranks outside it, or without a part of it, have none; NULL: all ranks have */
     int row, col;   /* any of the above */
+    int64_t below;  /* if it is not 0, only ranks below it have any */
 } whose;
 
 /* Copies of an operand's parts, one for each process of another distribution, in shared memory. */
@@ -172,7 +173,7 @@ struct call {
     blas *functions[LETTERS][BLAS_FUNCTIONS];
     /* What comes of it. */
     int64_t number, nbytes;
-    int64_t checksum; /* of 32 bits, of a result and its pivots that each rank has computed for itself */
+    int64_t checksum; /* of 32 bits, of a result and its pivots that each rank, or node, has computed for itself */
     int64_t told;    /* how many numbers this rank tells with its vote */
     double tells[4];
     char *factor_at;        /* A's factor, if it has been factored to solve with it */
@@ -197,6 +198,7 @@ struct call {
     int64_t flag_count;
     flag *flags;
     int64_t owned;        /* bytes of scratch that are in use */
+    int64_t here;         /* this rank's number among those of its node */
     /* Of routines. */
     words words;          /* for the BLAS */
     int adjoint, is_symmetric, is_vector, together, aligned, upwards;

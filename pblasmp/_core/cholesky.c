@@ -8,11 +8,14 @@
  * diagonal, and then updates its part of the triangle that is left. The first rank's part is smaller, since it also
  * factors the next block of the diagonal. The last columns it factors alone.
  *
+ * Each of several nodes does all of it, with one rank, on a copy of its own: then nobody waits for messages.
+ *
  * A matrix is meant as LAPACK sees it, in Fortran order: the lower triangle of one in C order is an upper triangle.
  */
 #include "call.h"
 
 #include <math.h>
+#include <string.h>
 
 enum { NOT_A_NUMBER = -1 }; /* a fault that is no error */
 
@@ -36,13 +39,13 @@ static int64_t last_event(const call *c)
 
 static void tell(const call *c, int64_t event)
 {
-    flag_raise(c->flags, (int)(event * c->workers_here + c->rank));
+    flag_raise(c->flags, (int)(event * c->workers_here + c->here));
 }
 
 static int hear(const call *c, int64_t event)
 {
     for (int64_t rank = 0; rank < (event ? c->workers_here : 1); rank++)
-        if (rank != c->rank && await_flag(c, (int)(event * c->workers_here + rank)) != OK)
+        if (rank != c->here && await_flag(c, (int)(event * c->workers_here + rank)) != OK)
             return BROKEN;
     return OK;
 }
@@ -140,7 +143,7 @@ static void update(const call *c, int64_t start, int64_t width, int64_t below, i
 /* Factor the array; the ranks meet before and after it. */
 static int factor_blocks(call *c)
 {
-    int64_t n = c->order, width = c->limits->width, rank = c->rank, count = (n + width - 1) / width;
+    int64_t n = c->order, width = c->limits->width, rank = c->here, count = (n + width - 1) / width;
     int64_t *fault = fault_of(c), together = c->blocks_together;
     if (is_single(c))
         *fault = 0;
@@ -180,13 +183,19 @@ static void note_fault(call *c)
 {
     c->factor_at = c->array.at, c->factor_ld = c->array.ld;
     int64_t fault = *fault_of(c);
+    uint64_t sum = 0, word = 0;
     c->info = (int32_t)(fault > 0 ? fault : 0);
+    for (int64_t i = 0; i < c->order && !is_on_one_node(c); i++) {
+        memcpy(&word, place(c, i, i), (size_t)least(c->item, sizeof word));
+        sum = mixed(sum, word);
+    }
+    c->checksum = (int64_t)(sum >> 32);
 }
 
 /* Have an array of this order factored by the first ranks. */
 static void prepare_blocks(call *c, int64_t n, int is_lower)
 {
-    int64_t most = least(c->workers, c->ranks), parts = n / c->limits->part;
+    int64_t most = is_on_one_node(c) ? least(c->workers, c->ranks) : 1, parts = n / c->limits->part;
     c->order = n, c->is_lower = is_lower;
     c->workers_here = parts < 1 ? 1 : least(most, parts);
     c->blocks_together = (n - columns_alone(c, n) + c->limits->width - 1) / c->limits->width;
@@ -221,9 +230,20 @@ static int take_factor(call *c)
     return OK;
 }
 
+/* A copy of the triangle; of all of the matrix between nodes, where what is around it is not read either. */
+static slabs *stage_triangle(call *c, int by_columns)
+{
+    int64_t n = c->x.rows.extent;
+    if (!is_on_one_node(c))
+        return stage_all(c, &c->x, by_columns, NULL);
+    slabs *s = room_for(c, span_all(n), span_all(n), by_columns);
+    s->triangle = &c->x;
+    return s;
+}
+
 int prepare_factored(call *c)
 {
-    REQUIRE(apart_but(c, &c->a));
+    REQUIRE(apart_but(c, &c->a) && (is_on_one_node(c) || c->alike));
     c->x = view_of(&c->a, 0, 0), c->to = view_of(&c->d, 0, 0);
     int64_t n = c->to.rows.extent;
     int by_columns = c->to.here.by_columns;
@@ -231,8 +251,7 @@ int prepare_factored(call *c)
     if (is_single(c))
         c->compute = factor_alone;
     else {
-        c->left = room_for(c, span_all(n), span_all(n), by_columns);
-        c->left->triangle = &c->x;
+        c->left = stage_triangle(c, by_columns);
         c->compute = factor_together, c->finish = take_factor, c->takes = 1;
     }
     prepare_blocks(c, n, (c->uplo == 'L') == by_columns);
@@ -244,13 +263,13 @@ int prepare_factored(call *c)
 /* Solve for this rank's columns of right-hand sides, unless there is a fault. */
 static int solve_columns(call *c, operand x)
 {
-    int64_t width = c->to.cols.extent, first = equal_part(c->limits, width, c->workers_here, c->rank);
-    int64_t stop = equal_part(c->limits, width, c->workers_here, c->rank + 1);
-    if (!is_single(c) && c->rank == 0)
+    int64_t width = c->to.cols.extent, first = equal_part(c->limits, width, c->workers_here, c->here);
+    int64_t stop = equal_part(c->limits, width, c->workers_here, c->here + 1);
+    if (!is_single(c) && c->here == 0)
         tell(c, last_event(c));
     else if (!is_single(c) && await_flag(c, (int)(last_event(c) * c->workers_here)) != OK)
         return BROKEN;
-    if (c->rank >= c->workers_here || first == stop || *fault_of(c) > 0)
+    if (c->here >= c->workers_here || first == stop || *fault_of(c) > 0)
         return OK;
     const char *ops[2] = {c->is_lower ? "N" : adjoint_of(c), c->is_lower ? adjoint_of(c) : "N"};
     for (int k = 0; k < 2; k++)
@@ -287,17 +306,17 @@ static int take_solution(call *c)
 
 int prepare_solved(call *c)
 {
-    REQUIRE(apart_but(c, &c->b));
+    REQUIRE(apart_but(c, &c->b) && (is_on_one_node(c) || c->alike));
     c->x = view_of(&c->a, 0, 0), c->y = view_of(&c->b, 0, 0), c->to = view_of(&c->d, 0, 0);
     int64_t n = c->to.rows.extent;
     REQUIRE(n <= c->limits->cholesky);
-    c->left = room_for(c, span_all(n), span_all(n), 1);
     if (is_single(c)) {
+        c->left = room_for(c, span_all(n), span_all(n), 1);
         REQUIRE(c->to.here.by_columns && same_places(&c->y, &c->to));
         c->old = c->y, c->has_old = !same_elements(&c->b, &c->d);
         c->compute = solve_alone;
     } else {
-        c->left->triangle = &c->x;
+        c->left = stage_triangle(c, 1);
         c->right = stage_all(c, &c->y, 1, NULL);
         c->compute = solve_together, c->finish = take_solution, c->takes = 1;
     }

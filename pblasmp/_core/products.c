@@ -93,9 +93,9 @@ static int prepare_in_place(call *c, int flipped)
     /* BLAS conjugates only what it transposes; slabs are conjugated when they are written. */
     int by_columns = !c->x.here.by_columns;
     int64_t width = c->y.rows.extent;
-    c->right = stage(c, &c->y, span_all(width), c->x.cols, c->y.here.by_columns, (whose){&c->x, ANY, COL});
+    c->right = stage(c, &c->y, span_all(width), c->x.cols, c->y.here.by_columns, (whose){&c->x, ANY, COL, 0});
     c->left = room_for(c, c->x.rows, span_side_by_side(width, c->x.cols.nprocs), by_columns);
-    give_home(c->left, (whose){&c->x, ROW, COL}, &c->into, span_all(width));
+    give_home(c->left, (whose){&c->x, ROW, COL, 0}, &c->into, span_all(width));
     c->compute = multiply_in_place, c->finish = add_up, c->takes = c->to.active;
     return OK;
 }
@@ -116,9 +116,9 @@ int prepare_product(call *c)
         if (of_vector ? moved > here : moved >= LARGER * here && moved >= c->limits->stay)
             return prepare_in_place(c, n > m);
         if (!x_stays)
-            c->left = stage(c, x, to->rows, span_all(k), x->here.by_columns, (whose){to, ROW, ANY});
+            c->left = stage(c, x, to->rows, span_all(k), x->here.by_columns, (whose){to, ROW, ANY, 0});
         if (!y_stays)
-            c->right = stage(c, y, to->cols, span_all(k), y->here.by_columns, (whose){to, COL, ANY});
+            c->right = stage(c, y, to->cols, span_all(k), y->here.by_columns, (whose){to, COL, ANY, 0});
     }
     REQUIRE(c->left != NULL || !x->here.conjugated || x->here.by_columns != to->here.by_columns);
     REQUIRE(c->right != NULL || !y->here.conjugated || y->here.by_columns == to->here.by_columns);
@@ -151,7 +151,7 @@ int prepare_sum(call *c)
     c->x = view_of(&c->a, c->op_a != 'N', c->op_a == 'C'), c->to = view_of(&c->d, 0, 0);
     REQUIRE(find_old(c) == OK);
     if (!is_single(c) && !same_places(&c->x, &c->to))
-        c->left = stage(c, &c->x, c->to.rows, c->to.cols, c->to.here.by_columns, (whose){to, ROW, COL});
+        c->left = stage(c, &c->x, c->to.rows, c->to.cols, c->to.here.by_columns, (whose){to, ROW, COL, 0});
     c->compute = add;
     return OK;
 }

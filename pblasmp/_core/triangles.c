@@ -74,8 +74,9 @@ static int prepare_shares(call *c)
     int64_t count = (c->side == 'L' ? &c->to.cols : &c->to.rows)->extent;
     span shares = {count, (count + c->ranks - 1) / c->ranks, 0, c->ranks, 0};
     c->left = stage_all(c, &c->x, by_columns, NULL);
+    c->left->readers.below = (count + shares.block - 1) / shares.block;
     c->y = view_of(&c->b, 0, 0);
-    whose ranks = {NULL, NUMBER, NUMBER};
+    whose ranks = {NULL, NUMBER, NUMBER, 0};
     c->start = stage(c, &c->y, c->side == 'L' ? whole : shares, c->side == 'L' ? shares : whole, by_columns, ranks);
     give_home(c->start, ranks, &c->to, c->start->cols);
     c->compute = compute_shares, c->finish = take_shares, c->takes = c->to.active;
@@ -229,9 +230,9 @@ static int prepare_stored(call *c)
         int of_row = turned ? COL : ROW, of_col = turned ? ROW : COL;
         if (c->together)
             of_row = ANY, of_col = span_whole(&x->rows) ? COL : ROW;
-        t->right = stage(c, &c->y, width, along, 0, (whose){x, ANY, of_col});
+        t->right = stage(c, &c->y, width, along, 0, (whose){x, ANY, of_col, 0});
         t->sums = room_for(c, across, span_side_by_side(width.extent, t->parts.nprocs), 1);
-        give_home(t->sums, (whose){x, of_row, of_col}, &c->to, width);
+        give_home(t->sums, (whose){x, of_row, of_col, 0}, &c->to, width);
     }
     c->compute = multiply_stored, c->finish = add_terms, c->takes = c->to.active;
     return c->is_symmetric ? OK : find_words(c, x->here.by_columns, 1);
@@ -379,7 +380,7 @@ static int prepare_chain(call *c)
     view a = view_of(&c->a, turned, c->op_a == 'C');
     const span *s = blocks_along(&a);
     int64_t n = a.rows.extent, count = (s->lead + n + s->block - 1) / s->block;
-    REQUIRE(is_on_one_node(c) && has_tiles(&a));
+    REQUIRE(is_on_one_node(c) && has_tiles(&a)); /* flags are memory that all ranks share */
     REQUIRE(is_one(c, &c->factor) && !(a.here.conjugated && a.here.by_columns));
     REQUIRE(count <= FEW_BLOCKS || count <= n * n / c->limits->handoff);
     REQUIRE(find_words(c, a.here.by_columns != turned, 1) == OK);
@@ -419,7 +420,7 @@ int prepare_triangular(call *c)
     if (!same_elements(&c->b, &c->d)) {
         c->has_old = same_places(&c->old, to);
         if (!c->has_old)
-            c->start = stage(c, &c->old, to->rows, to->cols, to->here.by_columns, (whose){to, ROW, COL});
+            c->start = stage(c, &c->old, to->rows, to->cols, to->here.by_columns, (whose){to, ROW, COL, 0});
     }
     int by_columns = c->op_a == 'C' && !is_single(c) ? to->here.by_columns : x->here.by_columns;
     if (!is_single(c) && (by_columns != x->here.by_columns || !same_rank(x, to)))

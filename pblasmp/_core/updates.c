@@ -157,7 +157,7 @@ int prepare_updated(call *c)
     }
     REQUIRE(c->letter < C && has_tiles(to));
     c->aligned = span_aligned(&to->rows, &to->cols);
-    whose of_rows = {to, c->aligned ? ROW | ACROSS : ROW, ANY}, of_cols = {to, COL, ANY};
+    whose of_rows = {to, c->aligned ? ROW | ACROSS : ROW, ANY, 0}, of_cols = {to, COL, ANY, 0};
     c->left = stage(c, x, to->rows, span_all(k), by_columns, of_rows);
     c->right = two ? stage(c, y, to->rows, span_all(k), by_columns, of_rows) : NULL;
     if (!c->aligned) {

@@ -36,8 +36,8 @@ int prepare_exchanged(call *c)
     REQUIRE(apart_but(c, NULL));
     c->x = view_of(&c->a, 0, 0), c->to = view_of(&c->d, 0, 0);
     if (!is_single(c) && !same_places(&c->x, &c->to)) {
-        c->left = stage(c, &c->x, c->to.rows, c->to.cols, c->x.here.by_columns, (whose){&c->to, ROW, COL});
-        c->right = stage(c, &c->to, c->x.rows, c->x.cols, c->to.here.by_columns, (whose){&c->x, ROW, COL});
+        c->left = stage(c, &c->x, c->to.rows, c->to.cols, c->x.here.by_columns, (whose){&c->to, ROW, COL, 0});
+        c->right = stage(c, &c->to, c->x.rows, c->x.cols, c->to.here.by_columns, (whose){&c->x, ROW, COL, 0});
     }
     c->compute = exchange;
     return OK;

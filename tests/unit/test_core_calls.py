@@ -321,7 +321,7 @@ def factors(cases, rng):
 @pytest.mark.parametrize("draw", [products, triangles, solves_of_one_column, symmetric, updates, factors])
 def test_calls_on_random_sub_matrices(draw, size, nodes):
     """Tiny ones as if they were not, in one case of two; so that every way is taken with every rank."""
-    cases, computed, count = Cases(size, 2, nodes), 0, 60
+    cases, computed, count = Cases(size, 2, nodes), 0, 30 if nodes else 60
     rng, tiny = cases.rng, LIMITS.tiny
     for _ in range(count):
         cases.char = str(rng.choice([*TYPES]))
@@ -403,11 +403,11 @@ def test_vectors_that_are_exchanged(size):
     assert computed == 30
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(("size", "nodes"), [(1, None), (3, None), (3, [0, 1, 1])])
 @pytest.mark.parametrize("routine", ["potrf", "posv", "potrf potri"])
-def test_faults_of_positive_definite_matrices(routine, size):
+def test_faults_of_positive_definite_matrices(routine, size, nodes):
     """The order of the first minor that is not positive; NaN is no fault."""
-    cases, n = Cases(size, 6), 20
+    cases, n = Cases(size, 6, nodes), 20
     for at, value in ((13, -1.0), (13, np.nan)):
         for cases.char in TYPES:
             whole = 3 * np.eye(n) + 1

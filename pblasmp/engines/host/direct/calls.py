@@ -146,7 +146,7 @@ class HostDirect:
         """See ``Direct``. Local."""
         if FAMILIES[routine] == "lapack":
             return self._core is not None and self._alike and is_small(m, n, width)
-        return self._core is not None and self._on_one_node and may_be_factored(n)
+        return self._core is not None and (self._on_one_node or self._alike) and may_be_factored(n)
 
     def factor(self, control: Communicator, asked: Asked) -> Outcome | Literal[False] | None:
         """See ``Direct``. Collective over the context."""
@@ -211,7 +211,9 @@ class HostDirect:
             dtype, step = asked.d[0].pattern.dtype, (state.factor_ld + 1) * asked.d[0].pattern.itemsize
             place = {"data": (state.factor, False), "shape": (n,), "strides": (step,)}
             diagonal = alias({**place, "typestr": dtype.str, "version": 3}).copy()
-        if FAMILIES[routine] == "lapack" and not self._single:  # each rank has computed all
+        if (
+            FAMILIES[routine] == "lapack" and not self._single
+        ) or not self._on_one_node:  # each has computed all
             compare_later(control, asked.call, state.info, state.checksum)
         return Outcome(state.info, pivots, diagonal)
 
