@@ -26,13 +26,12 @@ from typing import Any
 import numpy as np
 
 from pblasmp.dtypes import accumulation_dtype
+from pblasmp.engines.gpu.kernels.compiler import placed
 from pblasmp.engines.gpu.kernels.kernels import check_added
 from pblasmp.engines.gpu.kernels.lt import PLAIN, Batch
 from pblasmp.engines.gpu.kernels.one_kernel import parts_in_boxes
-from pblasmp.engines.gpu.kernels.stand_ins import placed
 from pblasmp.engines.gpu.kernels.views import Blocks, Move, View, blocks
-from pblasmp.engines.gpu.peers.flags import SLOTS
-from pblasmp.engines.gpu.peers.windows import ONE_KERNEL_INBOXES
+from pblasmp.engines.gpu.peers.windows import ONE_KERNEL_INBOXES, SLOTS
 from pblasmp.engines.gpu.runtime.gpu import Gpu
 
 ROOM = 1 << 16  # bytes of each rank

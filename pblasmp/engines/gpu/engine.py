@@ -30,10 +30,9 @@ from .direct import GpuDirect
 from .factor_operations import GpuFactorOperations
 from .push import product as push
 from .runtime import arena
-from .runtime.device import Device
+from .runtime.device import Device, links_of
 from .runtime.graphs import Recordings
 from .runtime.host_copies import HostCopies
-from .runtime.links import links_of
 from .runtime.nccl import nccl_version
 from .session import Session
 from .tensor import methods as tensor

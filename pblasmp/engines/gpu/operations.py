@@ -19,9 +19,8 @@ from ...logs import logger
 from ..arrays import blas_operand, scale
 from ..local.extremes import scale_by_power
 from ..product import Workspace
-from .kernels.float8 import to_bits
 from .kernels.lt import Batch, Op
-from .kernels.views import View, contiguous
+from .kernels.views import View, contiguous, to_bits
 from .runtime.arena import current
 from .session import Session
 from .types import DATA_TYPES, compute_type, stored_dtype

@@ -17,7 +17,7 @@ import pblasmp as pb
 from pblasmp.bindings import ComputeType, DataType, MatmulAttribute, MatrixScale
 from pblasmp.dtypes import DTYPES, FLOAT8, as_dtype
 from pblasmp.engines.gpu.cublasmp.epilogues import check
-from pblasmp.engines.gpu.kernels.float8 import convert, to_bits
+from pblasmp.engines.gpu.kernels.views import convert, to_bits
 from tests.helpers import float8
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.fused_machines import Scaling

@@ -16,8 +16,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.gpu.cublasmp import faults
-from pblasmp.engines.gpu.peers.flags import FLAGS
 from pblasmp.engines.gpu.peers.windows import (
+    FLAGS,
     ONE_KERNEL_CONTROL,
     ONE_KERNEL_FLAGS,
     ONE_KERNEL_INBOXES,

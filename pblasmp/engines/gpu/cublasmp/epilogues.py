@@ -19,7 +19,7 @@ from ...local.finish import Finish
 from ...product import Product
 from ...protocol import Engine
 from ...request import Operands
-from ..kernels.float8 import why_no_float8
+from ..kernels.views import why_no_float8
 from ..types import DATA_TYPES
 
 __all__ = ["FinishedProduct", "attributes", "check", "scale_attributes", "why_not_fused"]

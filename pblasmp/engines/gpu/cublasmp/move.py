@@ -16,7 +16,7 @@ from ...composite import Composite, ExchangeMove, QueuedProduct
 from ...product import Product
 from ...protocol import Engine
 from ...request import Operands
-from ..kernels.float8 import convert
+from ..kernels.views import convert
 from ..session import Session
 from . import faults
 from .call import PreparedCall, columns, part_mask, write_part

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..kernels.views import View
-from .flags import CHUNKS, MESSAGES, ROOMS, SLOTS
+from .windows import CHUNKS, MESSAGES, ROOMS, SLOTS
 
 if TYPE_CHECKING:
     from ..runtime.gpu import Gpu

@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,68 @@ from ..kernels.kernels import Kernels
 from ..runtime.health import nccl_handle
 from ..runtime.nccl import Nccl
 from ..runtime.runtime import GpuRuntime
-from .flags import FLAGS, SLOTS
 
 __all__ = [
-    "ONE_KERNEL_CONTROL", "ONE_KERNEL_FLAGS", "ONE_KERNEL_INBOXES", "Buffer", "Windows", "open_windows",
-]  # fmt: skip
+    "CHUNKS",
+    "FLAGS",
+    "MESSAGES",
+    "ONE_KERNEL_CONTROL",
+    "ONE_KERNEL_FLAGS",
+    "ONE_KERNEL_INBOXES",
+    "PIECES",
+    "PUSHED",
+    "RANGES",
+    "ROOMS",
+    "SLOTS",
+    "Buffer",
+    "FlagRange",
+    "Windows",
+    "open_windows",
+]
+
+FLAGS = 80
+"""How many flags every rank has from every other one."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlagRange:
+    """Consecutive flags for things that are counted from 0.
+
+    Attributes:
+        what: what each signals.
+        first: the first flag.
+        count: how many there are.
+    """
+
+    what: str
+    first: int
+    count: int
+
+    def at(self, i: int) -> int:
+        """Return the number of the flag of thing ``i``. Local.
+
+        Raises:
+            IndexError: there are not so many.
+        """
+        if not 0 <= i < self.count:
+            raise IndexError(f"flags: {self.what} {i}: there are {self.count}")
+        return self.first + i
+
+
+PUSHED = FlagRange("chunk of A", 0, 8), FlagRange("chunk of B", 8, 8)
+PIECES = FlagRange("piece of a tensor-parallel product", 16, 16)
+MESSAGES = FlagRange("message in box", 32, 16)
+SLOTS = FlagRange("free slot of box", 48, 16)
+CHUNKS = FlagRange("chunk of a delivery", 64, 12)
+ROOMS = FlagRange("free buffer of deliveries", 76, 3)
+RANGES = (*PUSHED, PIECES, MESSAGES, SLOTS, CHUNKS, ROOMS)
+
+_ENDS = [flags.first + flags.count for flags in RANGES]
+if any(
+    end > first for end, first in zip(_ENDS, [*(flags.first for flags in RANGES[1:]), FLAGS], strict=True)
+):
+    raise ValueError(f"flags: the ranges must follow each other, below {FLAGS}: {RANGES}")
+
 
 ONE_KERNEL_FLAGS = "one_kernel flags"
 """The symmetric buffer of the flags of ``one_kernel.cu``."""

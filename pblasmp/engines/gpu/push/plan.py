@@ -25,7 +25,7 @@ from ....layout import MatmulProblem
 from ....layout.axis import Axis
 from ....layout.intersection import Stretch, Stretches, extent, intersect, packed, regular, unpacked
 from ...moving.panels import needs
-from ..peers.flags import PUSHED
+from ..peers.windows import PUSHED
 
 __all__ = ["Part", "PushPlan", "Slab", "clip", "common_order", "cuts", "push_plan", "runs"]
 

@@ -24,10 +24,9 @@ from ...method import type_refusal
 from ...product import Graphs, Product, Workspace
 from ...protocol import Engine, Method
 from ...request import AnyProblem, Operands, Options
-from ..kernels.float8 import why_no_float8
 from ..kernels.lt import Batch, Op
-from ..kernels.views import View, contiguous, moves
-from ..peers.flags import PUSHED
+from ..kernels.views import View, contiguous, moves, why_no_float8
+from ..peers.windows import PUSHED
 from ..runtime.gpu import Gpu
 from ..session import Session, session_of
 from .plan import Part, PushPlan, Slab, push_plan

@@ -21,7 +21,16 @@ from ....extras import install
 from ....trust import fault_of
 from ..kernels.compiler import kernel_folder
 
-__all__ = ["VISIBLE", "Device", "OnDevice", "find_device", "gpus_of_machine", "in_words", "visible_gpus"]
+__all__ = [
+    "VISIBLE",
+    "Device",
+    "OnDevice",
+    "find_device",
+    "gpus_of_machine",
+    "in_words",
+    "links_of",
+    "visible_gpus",
+]
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _GPUS = Path("/proc/driver/nvidia/gpus")
@@ -198,3 +207,46 @@ def _keep_kernels_from_others() -> None:
     everyones = folder.is_dir() and folder.stat().st_mode & stat.S_ISVTX
     if everyones or fault_of(folder):
         os.environ["CUPY_CACHE_IN_MEMORY"] = "1"
+
+
+_LIBRARY = "libnvidia-ml.so.1"  # the driver's
+_MAX_LINKS = 36  # more than any GPU has; beyond a GPU's own number NVML answers with an error
+
+
+def links_of(bus: str, nvml: Any = None) -> str:
+    """Return the links of the GPU at a PCI address, "18 NVLinks" or "PCIe 5 x16"; empty if that is unknown. Local.
+
+    Args:
+        bus: the address, as CUDA gives it.
+        nvml: the management library, by default the driver's.
+    """
+    try:
+        nvml = nvml or ctypes.CDLL(_LIBRARY)
+        if nvml.nvmlInit_v2():
+            return ""
+    except (OSError, AttributeError):
+        return ""
+    try:
+        return _asked(nvml, bus)
+    except AttributeError:  # an old driver
+        return ""
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _asked(nvml: Any, bus: str) -> str:
+    device, number = ctypes.c_void_p(), ctypes.c_uint()
+    if nvml.nvmlDeviceGetHandleByPciBusId_v2(bus.encode(), ctypes.byref(device)):
+        return ""
+    active = 0
+    for link in range(_MAX_LINKS):
+        if nvml.nvmlDeviceGetNvLinkState(device, ctypes.c_uint(link), ctypes.byref(number)) == 0:
+            active += number.value
+    if active:
+        return f"{active} NVLinks"
+    found = []
+    for name in ("nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkWidth"):
+        if getattr(nvml, name)(device, ctypes.byref(number)):
+            return ""
+        found.append(number.value)
+    return f"PCIe {found[0]} x{found[1]}"

@@ -13,9 +13,8 @@ from ....layout import ParallelProblem
 from ...product import Graphs, Workspace
 from ...request import Operands, Options
 from ...tensor.tensor_product import Memory, TensorProduct, row_major
-from ..kernels.float8 import why_no_float8
 from ..kernels.lt import PLAIN, Fused, fuses
-from ..kernels.views import View
+from ..kernels.views import View, why_no_float8
 from ..types import carried
 
 if TYPE_CHECKING:

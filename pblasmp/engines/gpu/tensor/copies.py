@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...tensor.algorithms import PulledSum
 from ...tensor.tensor_product import EVEN, HALVES, SMALL_LAST, Memory, offsets, pieces, shares
 from ..kernels.views import View
-from ..peers.flags import PIECES
+from ..peers.windows import PIECES
 from ..types import carried
 from .base import CopyProduct, NcclProduct, NcclSum, Views
 
