@@ -54,6 +54,9 @@ def computes(comm, without):
             yield "still right", misplaced_view(a @ a, x @ x)
 
 
-@pytest.mark.parametrize(("nranks", "without"), [(2, (0, 1)), (2, (1,)), (1, (0,))])
-def test_ranks_without_the_core(nranks, without):
+@pytest.mark.parametrize(
+    ("nranks", "without", "per_node"), [(2, (0, 1), 2), (2, (1,), 2), (2, (1,), 1), (1, (0,), 1)]
+)
+def test_ranks_without_the_core(nranks, without, per_node, monkeypatch):
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
     run_mpi(computes, nranks, without=without)

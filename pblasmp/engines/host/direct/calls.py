@@ -104,8 +104,10 @@ class HostDirect:
         self._operations, self._alike = operations, alike
         self._single = transport.size == 1
         core = _core.load()
-        self._core = core if self._single or not transport.why_not_shared else None
         self._on_one_node = len(transport.nodes) == 1
+        # between nodes all ranks go on, or none does: they agree below
+        everywhere = self._on_one_node or all(each.core for each in transport.comm.locations())
+        self._core = core if self._single or (everywhere and not transport.why_not_shared) else None
         self.sets = SlabSets(self._reserve, _LEAST, _MOST)
         self._memory: list[Any] = []  # the two sets
         if self._core is None:
