@@ -90,7 +90,7 @@ def verify(*args: Any, **how: Any) -> Verification:
         return verification.verify(*args, **how)
     if not args or "found" not in how:
         error = ArgumentTypeError(
-            "verify: expected a function, what it was given and, as found, what it has returned"
+            "verify: expected a function, what it was given and, as the argument found, what it has returned"
         )
         refuse("verify", error, *args)
     a, args, found = args[0], args[1:], how.pop("found")

@@ -120,6 +120,7 @@ class ThreadComm:
             channel.connect(Notes(group, rank))
         self.channel = channel
         self.board: Any = None
+        self.node: Any = None
         self.turn = 0
         self.received: dict[int, int] = defaultdict(int)
 

@@ -162,7 +162,7 @@ def choices(comm):
     host_transport.available_bytes = lambda: available[0] if comm.rank == comm.size - 1 else 1 << 40
     with pb.Context(comm, engine="host") as ctx:
         # Buffers of the case before are not counted as available.
-        ctx.engine.transport._memory = lambda: (host_transport.available_bytes(), 0, 0)
+        ctx.engine.transport._available = lambda: int(0.8 * host_transport.available_bytes())
         d = _square(ctx, 256, 32)
         x, y = numbers(np.random.default_rng(43), (2, 256, 256), "float64")
         a, b = scattered(ctx, d, x), scattered(ctx, d, y)

@@ -281,7 +281,8 @@ class LeastSquaresJob:
             self._comm.sum_into(columns)
         else:
             columns = np.array(largest_size(self._comm, *columns))
-        return {k: columns[slice(*panels.shape.bounds(k))].astype(each.dtype) for k, each in found.items()}
+        real = panels.dtype.type(0).real.dtype
+        return {k: columns[slice(*panels.shape.bounds(k))].astype(real) for k in found}
 
 
 def _squared(xp: Any, x: Array) -> Array:
