@@ -163,27 +163,27 @@ def algorithm(m: Matrices | Products) -> str:
 
 @contextmanager
 def counted(comm: Any, per: int) -> Iterator[list[int]]:
-    """Within, count the bytes that this rank receives from other nodes, of ``per`` ranks each: messages, and sums."""
+    """Within, count the bytes that this rank sends to other nodes, of ``per`` ranks each: messages, and sums."""
     from pblasmp.comm.mpi_communicator import MpiCommunicator
 
     nbytes = [0]
 
-    def irecv(self: MpiCommunicator, array: Any, source: int) -> Any:
-        if self.size == comm.size and source // per != comm.rank // per:
-            nbytes[0] += array.nbytes
-        return receive(self, array, source)
+    def isend_whole(self: MpiCommunicator, data: Any, dest: int) -> Any:
+        if self.size == comm.size and dest // per != comm.rank // per:
+            nbytes[0] += data.nbytes
+        return send(self, data, dest)
 
     def sum_into(self: MpiCommunicator, array: Any) -> None:
         if self.size > per:
             nbytes[0] += array.nbytes
         add(self, array)
 
-    receive, add = MpiCommunicator.irecv, MpiCommunicator.sum_into
-    MpiCommunicator.irecv, MpiCommunicator.sum_into = irecv, sum_into  # type: ignore[method-assign]
+    send, add = MpiCommunicator.isend_whole, MpiCommunicator.sum_into
+    MpiCommunicator.isend_whole, MpiCommunicator.sum_into = isend_whole, sum_into  # type: ignore[method-assign]
     try:
         yield nbytes
     finally:
-        MpiCommunicator.irecv, MpiCommunicator.sum_into = receive, add  # type: ignore[method-assign]
+        MpiCommunicator.isend_whole, MpiCommunicator.sum_into = send, add  # type: ignore[method-assign]
 
 
 def time_case(options: argparse.Namespace) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def time_case(options: argparse.Namespace) -> dict[str, Any]:
         )
     ratios = {name: paired(seconds, name, "pblasmp") for name in contenders if name != "pblasmp"}
     plain = {"routine": case.routine, "n": case.n, "block": case.block, "nodes": nodes}
-    row = {"case": plain, "by": by, "seconds": seconds, "ratios": ratios, "received_bytes": most}
+    row = {"case": plain, "by": by, "seconds": seconds, "ratios": ratios, "sent_bytes": most}
     return row | ({"failed": options.alone} if options.alone else {})
 
 
@@ -263,8 +263,8 @@ def shown(row: dict[str, Any]) -> str:
     """Return a row as a line."""
     case, own = row["case"], median(row["seconds"]["pblasmp"])
     beside = f"{row['ratios']['debian']:6.2f}" if row["ratios"] else f"  ({row['failed']})"
-    received = f"{row['received_bytes'] / 1024:8.1f} KiB"
-    return f"{case['routine']:6} {case['nodes']} nodes {own * 1e3:9.2f} ms {beside} {received} {row['by']}"
+    sent = f"{row['sent_bytes'] / 1024:8.1f} KiB"
+    return f"{case['routine']:6} {case['nodes']} nodes {own * 1e3:9.2f} ms {beside} {sent} {row['by']}"
 
 
 def main() -> None:
@@ -292,7 +292,7 @@ def main() -> None:
     about = machine(), versions()
     print_facts(*about)
     print(
-        "routine, median, Debian's / pblasmp's, most bytes that a rank receives from other nodes, algorithm"
+        "routine, median, Debian's / pblasmp's, most bytes that a rank sends to other nodes, algorithm"
     )
     rows: list[dict[str, Any]] = []
     directory = results.directory_of(options)

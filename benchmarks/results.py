@@ -40,8 +40,8 @@ class Run:
             is pblasmp, over pblasmp's; the median over the rounds.
         sample: what the lists of times hold: "all", or a summary such as "median of 9".
         rows: a dictionary for each case: ``case`` (what is computed), and for each contender ``seconds``, ``rates``
-            (tokens per second), ``ratios``, ``errors`` or ``ranges``; ``received_bytes``: the most that a rank gets
-            from other nodes.
+            (tokens per second), ``ratios``, ``errors`` or ``ranges``; ``sent_bytes``: the most that a rank sends
+            to other nodes.
     """
 
     benchmark: str
@@ -222,7 +222,7 @@ def faults(run: Mapping[str, Any]) -> list[str]:
 
 
 def _row_faults(row: Mapping[str, Any], reference: Any) -> Iterator[str]:
-    unknown = set(row) - {"case", "by", "flops", "failed", "received_bytes", *_LISTS, *_NUMBERS}
+    unknown = set(row) - {"case", "by", "flops", "failed", "sent_bytes", *_LISTS, *_NUMBERS}
     if unknown:
         yield f"unknown keys {', '.join(sorted(unknown))}"
     if not any(row.get(key) for key in (*_LISTS, *_NUMBERS, "failed")):

@@ -404,10 +404,10 @@ def nodes() -> str:
         assert own is not None
         rows.append([
             f"`{case['routine']}`", str(case["nodes"]), f'`"{row["by"]}"`' if row["by"] else "",
-            digits(row["received_bytes"] / 1024), digits(1e3 * own),
+            digits(row["sent_bytes"] / 1024), digits(1e3 * own),
             f"{row['ratios']['debian']:.2f}" if row["ratios"] else row["failed"],
         ])  # fmt: skip
-    head = ["routine", "nodes", "algorithm", "KiB received at most", "ms", "Debian's time ÷ pblasmp's"]
+    head = ["routine", "nodes", "algorithm", "KiB sent at most", "ms", "Debian's time ÷ pblasmp's"]
     sizes = f"Order {run.rows[0]['case']['n']}, blocks of {run.rows[0]['case']['block']}, float64"
     about = f"{sizes}; the load of the machine was {run.machine['load']:.1f}."
     return f"{table(head, rows, 3)}\n{about} {source(run)}\n"

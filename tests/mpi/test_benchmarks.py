@@ -79,7 +79,7 @@ def test_routines_on_simulated_nodes(tmp_path):
         pytest.skip("ScaLAPACK (debian) is not here: python -m benchmarks.fetch_scalapack fetches it")
     given = ("--only", "potrf", "--nodes", "1", "2")
     one, two = run_quick("nodes.py", tmp_path, *given)["nodes"].rows
-    assert one["received_bytes"] == 0 < two["received_bytes"] < 2 * 8 * 128 * 128
+    assert one["sent_bytes"] == 0 < two["sent_bytes"] < 2 * 8 * 128 * 128
     for row in (one, two):
         assert {len(times) for times in row["seconds"].values()} == {2}
         assert {*row["seconds"]} >= {"pblasmp"}

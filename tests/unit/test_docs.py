@@ -177,11 +177,6 @@ def test_the_readme_has_the_newest_measurements(modules):
     assert figures.replaced(readme.replace("as fast as cuSOLVERMp", "as fast as it")) == readme
 
 
-OLD = dict.fromkeys(
-    ["host_gemm-debian-4-ranks", "host_gemm-mkl-4-ranks", "level3-debian-4-ranks"], "to be measured again"
-)
-"""Runs that are quoted though they are old, and why."""
-
 _MOST_COMMITS = 300  # of the engines: what was measured before so many is no longer what runs
 
 
@@ -219,15 +214,13 @@ def test_what_is_quoted_is_not_old(modules, monkeypatch, tmp_path):
     """What the README or the page on performance quotes is measured again after so many commits of the engines."""
     _, figures = modules
     read = quoted(figures, monkeypatch, tmp_path)
-    assert {"factorisations-debian-4-ranks", "many_calls-debian-2x2-4-ranks", *OLD} <= read.keys()
+    assert {"factorisations-debian-4-ranks", "many_calls-debian-2x2-4-ranks"} <= read.keys()
     assert commits_since("no such commit") is None
     ages = {name: age for name, run in read.items() if (age := commits_since(run.commit)) is not None}
     if not ages:
         pytest.skip("the commits of the runs are unknown here")
     assert commits_since("HEAD") == 0
-    old = {name for name, age in ages.items() if age > _MOST_COMMITS}
-    assert old - OLD.keys() == set(), "measure these again"
-    assert (OLD.keys() & ages.keys()) - old == set(), "these are new: take them off the list"
+    assert {name for name, age in ages.items() if age > _MOST_COMMITS} == set(), "measure these again"
 
 
 def test_what_was_measured_says_when_and_where(modules):
