@@ -291,9 +291,7 @@ def main() -> None:
         return
     about = machine(), versions()
     print_facts(*about)
-    print(
-        "routine, median, Debian's / pblasmp's, most bytes that a rank sends to other nodes, algorithm"
-    )
+    print("routine, median, Debian's / pblasmp's, most bytes that a rank sends to other nodes, algorithm")
     rows: list[dict[str, Any]] = []
     directory = results.directory_of(options)
     plain = {key: getattr(options, key) for key in ("n", "block", "pairs", "limit")}
