@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time the Cholesky factorisation of examples/: ``mpirun -n 4 python benchmarks/cholesky.py -n 65536 --block 512``.
+"""Time the Cholesky factorization of examples/: ``mpirun -n 4 python benchmarks/cholesky.py -n 65536 --block 512``.
 
 The same program in one run with the routines that "auto" takes and, on GPUs, with cuBLASMp's; then
 ``pb.linalg.cholesky``, also by cuSOLVERMp's routine if that is installed. The factor is checked against the matrix each
@@ -68,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-n", type=int, default=2048, help="order of the matrix")
     parser.add_argument("--block", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=2, help="factorisations by each; the fastest counts")
+    parser.add_argument("--rounds", type=int, default=2, help="factorizations by each; the fastest counts")
     results.add_option(parser)
     options = parser.parse_args()
     if options.n <= options.block:

@@ -32,7 +32,7 @@ from benchmarks.ranks import (
     share_cores,
     versions,
 )
-from reference.scalapack import PATIENT, Flavour, ScaLAPACK, locate
+from reference.scalapack import PATIENT, Flavor, ScaLAPACK, locate
 
 ROUTINES = ("eigh", "svd")
 
@@ -114,11 +114,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10, help="of each order and routine, about")
     parser.add_argument("--pairs", type=int, default=3, help="rounds at least")
     options = parser.parse_args()
-    flavour: Flavour = options.scalapack
+    flavor: Flavor = options.scalapack
     if not on_ranks():
-        folder = locate(flavour)
+        folder = locate(flavor)
         if folder is None:
-            raise SystemExit(f"no ScaLAPACK: python -m benchmarks.fetch_scalapack --only {flavour}")
+            raise SystemExit(f"no ScaLAPACK: python -m benchmarks.fetch_scalapack --only {flavor}")
         for nranks in options.ranks:
             environ = {"PBLASMP_SCALAPACK_LIBRARY": str(folder)} | (PATIENT if nranks > cores() else {})
             run_ranks("benchmarks.eigenvalues", sys.argv[1:], nranks, environ)
@@ -129,11 +129,11 @@ def main() -> None:
 
     comm = MPI.COMM_WORLD
     share_cores(comm)
-    slk = ScaLAPACK(flavour, comm)
+    slk = ScaLAPACK(flavor, comm)
     with pb.Context(comm, engine="host") as ctx:
         if comm.rank == 0:
             print_facts(machine(), versions())
-            head = "".join(f"{name:>12}" for name in (flavour, "scalapack", "lapack"))
+            head = "".join(f"{name:>12}" for name in (flavor, "scalapack", "lapack"))
             print(f"{comm.size} ranks, milliseconds\n{'':5}{'n':>7}{head}{'overhead %':>12}", flush=True)
         for routine in options.only:
             for n in options.n:

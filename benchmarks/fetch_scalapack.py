@@ -20,7 +20,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.ranks import on_ranks, run_ranks  # noqa: E402
-from reference.scalapack import Flavour, ScaLAPACK, cache, locate  # noqa: E402
+from reference.scalapack import Flavor, ScaLAPACK, cache, locate  # noqa: E402
 
 _DEBIAN = ("libscalapack-mpich2.2", "libopenblas0-pthread", "libgfortran5", "libquadmath0")
 _MKL = (
@@ -67,28 +67,28 @@ def fetch_debian(target: Path, work: Path) -> None:
     subprocess.run(["cc", *library, "-o", target / "libmpich.so.12", source], check=True)
 
 
-def fetch(flavour: Flavour) -> Path:
+def fetch(flavor: Flavor) -> Path:
     """Return the directory of this ScaLAPACK, fetching it first where it is missing."""
-    if (found := locate(flavour)) is not None:
+    if (found := locate(flavor)) is not None:
         return found
-    print(f"fetching ScaLAPACK ({flavour}) into {cache()} ...", file=sys.stderr, flush=True)
+    print(f"fetching ScaLAPACK ({flavor}) into {cache()} ...", file=sys.stderr, flush=True)
     cache().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache(), prefix="fetch-") as scratch:
-        target, work = Path(scratch, flavour), Path(scratch, "work")
+        target, work = Path(scratch, flavor), Path(scratch, "work")
         target.mkdir()
         work.mkdir()
-        {"mkl": fetch_mkl, "debian": fetch_debian}[flavour](target, work)
-        target.rename(cache() / flavour)
-    return cache() / flavour
+        {"mkl": fetch_mkl, "debian": fetch_debian}[flavor](target, work)
+        target.rename(cache() / flavor)
+    return cache() / flavor
 
 
-def check(flavour: Flavour) -> None:
+def check(flavor: Flavor) -> None:
     """Compare p?gemm with NumPy: types, ops, ragged blocks, sources. Collective over four ranks."""
     import numpy as np
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    slk = ScaLAPACK(flavour, comm)
+    slk = ScaLAPACK(flavor, comm)
     context = slk.grid(2, 2)
     place = divmod(comm.rank, 2)
     m, n, k = 117, 89, 111
@@ -117,22 +117,22 @@ def check(flavour: Flavour) -> None:
             slk.gemm(op_a, op_b, m, n, k, 2, a, desc_a, b, desc_b, -1, c, desc_c)
             expected = 2 * (op[op_a](x) @ op[op_b](y)) - z
             if not np.array_equal(c, expected[mine]):
-                raise SystemExit(f"ScaLAPACK ({flavour}) {dtype} {op_a}{op_b}: wrong on rank {comm.rank}")
+                raise SystemExit(f"ScaLAPACK ({flavor}) {dtype} {op_a}{op_b}: wrong on rank {comm.rank}")
     slk.gridexit(context)
     if comm.rank == 0:
-        print(f"ScaLAPACK ({flavour}): p?gemm right in 4 types x 5 op pairs on 2x2 ranks")
+        print(f"ScaLAPACK ({flavor}): p?gemm right in 4 types x 5 op pairs on 2x2 ranks")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=["mkl", "debian"], help="one of the two")
     only = parser.parse_args().only
-    for flavour in (only,) if only else ("mkl", "debian"):
+    for flavor in (only,) if only else ("mkl", "debian"):
         if on_ranks():
-            check(flavour)
+            check(flavor)
         else:
-            print(f"ScaLAPACK ({flavour}): {fetch(flavour)}")
-            run_ranks("benchmarks.fetch_scalapack", ["--only", flavour], 4)
+            print(f"ScaLAPACK ({flavor}): {fetch(flavor)}")
+            run_ranks("benchmarks.fetch_scalapack", ["--only", flavor], 4)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from benchmarks.ranks import (
     paired,
     sleeping_barrier,
 )
-from reference.scalapack import Flavour, ScaLAPACK
+from reference.scalapack import Flavor, ScaLAPACK
 
 NRANKS = 4
 LAUNCHES = ("debian", "mkl", "memory")
@@ -135,7 +135,7 @@ def time_case(
         return z
 
     contenders = {"pblasmp": lambda: pb.matmul(a, b, out=d, op_a=op_a, op_b=op_b).local}
-    if slk.flavour == "mkl":
+    if slk.flavor == "mkl":
         contenders["pdgemm"] = pdgemm
     else:
         contenders["pdgemm"] = lambda: pdgemm(32)
@@ -154,13 +154,13 @@ def time_case(
     return {"case": case.plain(), "seconds": seconds, "ratios": ratios}
 
 
-def time_all(comm: Any, flavour: Flavour, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def time_all(comm: Any, flavor: Flavor, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Time every case of one launch; rank 0 prints a row for each. Collective over comm."""
     import pblasmp as pb
 
     rows: list[dict[str, Any]] = []
-    slk = ScaLAPACK(flavour, comm)
-    blas = {"debian": "OpenBLAS", "mkl": "MKL"}[flavour]
+    slk = ScaLAPACK(flavor, comm)
+    blas = {"debian": "OpenBLAS", "mkl": "MKL"}[flavor]
     with pb.Context(comm, engine="host") as ctx:
         for (n, width, ops), group in itertools.groupby(
             cases(arguments), key=lambda case: (case.n, case.width, case.ops)

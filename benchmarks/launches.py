@@ -103,7 +103,7 @@ def _environment(launch: str) -> dict[str, str]:
 
 def variants(slk: ScaLAPACK, call: Callable[[], Any]) -> Mapping[str, Callable[[], Any]]:
     """Return what a call of ScaLAPACK contends as: Debian's as shipped, and with PBLAS's logical block raised."""
-    if slk.flavour == "mkl":
+    if slk.flavor == "mkl":
         return {"mkl": call}
 
     def with_block(block: int) -> Any:

@@ -24,7 +24,7 @@ from benchmarks import results, timeline
 from benchmarks.launches import Launches, add_options, is_rank, variants
 from benchmarks.ranks import interleaved, on_ranks, paired
 from pblasmp.dtypes import ELEMENT_TYPES
-from reference.scalapack import Flavour, ScaLAPACK
+from reference.scalapack import Flavor, ScaLAPACK
 
 NRANKS = 4
 _FILLED = 1 << 26  # elements at a time: their temporaries take some bytes each
@@ -191,13 +191,13 @@ def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, options: argparse
     return {"case": case.plain(n, options), "flops": m.flops(), "seconds": seconds, "ratios": ratios}
 
 
-def time_all(comm: Any, flavour: Flavour, options: argparse.Namespace) -> list[dict[str, Any]]:
+def time_all(comm: Any, flavor: Flavor, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Time every case of one launch; rank 0 prints a row for each. Collective over comm."""
     import pblasmp as pb
 
     rows: list[dict[str, Any]] = []
-    slk = ScaLAPACK(flavour, comm)
-    names = ["mkl"] if flavour == "mkl" else ["debian", "debian-256"]
+    slk = ScaLAPACK(flavor, comm)
+    names = ["mkl"] if flavor == "mkl" else ["debian", "debian-256"]
     if comm.rank == 0:
         print(
             f"\n{options.grid}, blocks of {options.block}; time / pblasmp's, median of {options.pairs} pairs"

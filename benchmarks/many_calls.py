@@ -26,7 +26,7 @@ if __package__ in (None, ""):
 from benchmarks import results
 from benchmarks.fetch_scalapack import fetch
 from benchmarks.ranks import interleaved, machine, on_ranks, paired, print_facts, run_ranks, versions
-from reference.scalapack import Flavour, ScaLAPACK
+from reference.scalapack import Flavor, ScaLAPACK
 
 GRIDS = ("1x1", "1x2", "2x2")
 SIZES = (256, 512, 1024, 2048)
@@ -39,7 +39,7 @@ Window = tuple[int, int, int, int]  # first row and column, rows, columns
 
 
 def cholesky(n: int, nb: int) -> Iterator[Step]:
-    """Yield a right-looking Cholesky factorisation."""
+    """Yield a right-looking Cholesky factorization."""
     for k in range(0, n, nb):
         w, rest = min(nb, n - k), n - min(k + nb, n)
         yield "potrf", k, w
@@ -50,7 +50,7 @@ def cholesky(n: int, nb: int) -> Iterator[Step]:
 
 
 def lu(n: int, nb: int) -> Iterator[Step]:
-    """Yield a right-looking LU factorisation without pivoting: the columns are diagonally dominant."""
+    """Yield a right-looking LU factorization without pivoting: the columns are diagonally dominant."""
     for k in range(0, n, nb):
         w, rest = min(nb, n - k), n - min(k + nb, n)
         yield "getrf", k, w
@@ -154,13 +154,13 @@ class Work:
             self.context = slk.grid(*grid)
             self.their_desc = slk.descriptor(self.context, (n, n), (nb, nb), (0, 0), lld)
             calls = list(map(self._scalapack, self.steps))
-            self.doors |= dict.fromkeys(_NAMES[slk.flavour], (self.theirs, calls))
+            self.doors |= dict.fromkeys(_NAMES[slk.flavor], (self.theirs, calls))
 
     def run(self, door: str) -> Any:
         """Run the algorithm; return this rank's part of the matrix."""
         array, calls = self.doors[door]
         array[...] = self.start
-        if self.slk is not None and self.slk.flavour == "debian":
+        if self.slk is not None and self.slk.flavor == "debian":
             self.slk.logical_block = _LARGER_BLOCK if door == "debian-256" else _SHIPPED_BLOCK
         for call in calls:
             call()
@@ -312,10 +312,8 @@ def time_case(
     work.close()
     row: dict[str, Any] = {"case": case, "seconds": seconds}
     if slk is not None:
-        row["ratios"] = {
-            name: paired(seconds, name, slk.flavour) for name in work.doors if name != slk.flavour
-        }
-        row["ratios"] |= {f"{name}, first time": first[name] / first[slk.flavour] for name in ("pblas", "pb")}
+        row["ratios"] = {name: paired(seconds, name, slk.flavor) for name in work.doors if name != slk.flavor}
+        row["ratios"] |= {f"{name}, first time": first[name] / first[slk.flavor] for name in ("pblas", "pb")}
     return row
 
 
@@ -392,12 +390,12 @@ def main() -> None:
         measure(options)
         return
     print_facts(machine(), versions())
-    for flavour in options.scalapack:
-        if flavour != "none":
-            fetch(flavour)
+    for flavor in options.scalapack:
+        if flavor != "none":
+            fetch(flavor)
         for grid in options.grids:
             rows, cols = map(int, grid.split("x"))
-            run_ranks("benchmarks.many_calls", [*sys.argv[1:], "--rank-of", grid, flavour], rows * cols)
+            run_ranks("benchmarks.many_calls", [*sys.argv[1:], "--rank-of", grid, flavor], rows * cols)
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -409,8 +407,8 @@ def measure(options: argparse.Namespace) -> None:
     comm = MPI.COMM_WORLD
     grid, asked = options.rank_of
     rows, cols = map(int, grid.split("x"))
-    flavour: Flavour | None = None if asked == "none" else asked
-    slk = None if flavour is None else ScaLAPACK(flavour, comm)
+    flavor: Flavor | None = None if asked == "none" else asked
+    slk = None if flavor is None else ScaLAPACK(flavor, comm)
     found = []
     with pb.Context(comm, engine="host") as ctx:
         cases = [
@@ -418,7 +416,7 @@ def measure(options: argparse.Namespace) -> None:
             for name in options.only for n in options.n for nb in options.blocks if 2 * nb <= n
         ]  # fmt: skip
         if comm.rank == 0:
-            print(f"\n{grid}: medians of {options.pairs} rounds, ms, and times over {flavour}'s")
+            print(f"\n{grid}: medians of {options.pairs} rounds, ms, and times over {flavor}'s")
         for name in options.only:  # the first times are not those of loading libraries
             time_case(comm, ctx, slk, {"algorithm": name, "n": 32, "block": 16}, (rows, cols), 1)
         for case in cases:
@@ -440,7 +438,7 @@ def measure(options: argparse.Namespace) -> None:
                 run = results.Run(
                     benchmark=f"many_calls-{asked}-{grid}", date=results.today(), commit=results.this_commit(),
                     ranks=comm.size, gpus=0, **results.facts(ctx), options={"pairs": options.pairs},
-                    reference=flavour or "", sample="all", rows=found,
+                    reference=flavor or "", sample="all", rows=found,
                 )  # fmt: skip
                 print(f"all times: {results.save(results.with_earlier(run, directory), directory)}")
 

@@ -25,7 +25,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import results
-from benchmarks.factorisations import Case, Matrices
+from benchmarks.factorizations import Case, Matrices
 from benchmarks.ranks import (
     ROOT,
     cores,

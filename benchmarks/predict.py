@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hold predictions against measurements: ``mpirun -n 2 python -m benchmarks.predict --machine here.toml``.
 
-Products of all forms, level-3 routines and factorisations, timed as plans and predicted from the machine's file, which
+Products of all forms, level-3 routines and factorizations, timed as plans and predicted from the machine's file, which
 ``pblasmp measure`` has written before. Both are medians of rounds that lie apart, each a call among many. ``--stored``
 predicts a stored run again, so that a change of the model can be judged; that needs neither ranks nor GPUs. Prints
 Markdown.
@@ -125,7 +125,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument(
         "--stored", type=Path, metavar="FILE",
-        help="a run of this benchmark, or of factorisations on GPUs, that is predicted again instead of measured",
+        help="a run of this benchmark, or of factorizations on GPUs, that is predicted again instead of measured",
     )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="only check that the script runs")
     results.add_option(parser)
@@ -172,12 +172,12 @@ def main() -> None:
 
 
 def again(arguments: argparse.Namespace) -> None:
-    """Predict a stored run again: of this benchmark, or of factorisations on GPUs. Local."""
+    """Predict a stored run again: of this benchmark, or of factorizations on GPUs. Local."""
     stored = results.load(arguments.stored)
     kind = "gpu" if stored.gpus else "host"
-    if stored.benchmark == "factorisations-gpu":
+    if stored.benchmark == "factorizations-gpu":
         table(
-            (each for each in map(_factorisation, stored.rows) if each is not None), arguments, stored.ranks
+            (each for each in map(_factorization, stored.rows) if each is not None), arguments, stored.ranks
         )
         return
     known = dict(problems(kind, stored.ranks))
@@ -195,8 +195,8 @@ def again(arguments: argparse.Namespace) -> None:
         print(f"\n{results.save(replace(stored, options=options, rows=rows), Path(directory))}")
 
 
-def _factorisation(row: dict[str, Any]) -> tuple[str, FactorProblem, list[float]] | None:
-    """Return a factorisation of ``gpu_factorisations`` in words, as a problem, and its times; None of solves."""
+def _factorization(row: dict[str, Any]) -> tuple[str, FactorProblem, list[float]] | None:
+    """Return a factorization of ``gpu_factorizations`` in words, as a problem, and its times; None of solves."""
     case, names = row["case"], {"potrf": "cholesky", "getrf": "lu", "geqrf": "qr"}
     if case["routine"] not in names:
         return None

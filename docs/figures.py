@@ -45,10 +45,10 @@ TITLES = {
     "vectors": "Routines of levels 1 and 2",
     "rounding": "Errors by where sums are rounded",
     "nodes": "Routines on simulated nodes, beside Debian's ScaLAPACK",
-    "cholesky": "Cholesky factorisation by level-3 routines",
-    "factorisations-debian": "Factorisations and solves beside Debian's ScaLAPACK",
-    "factorisations-mkl": "Factorisations and solves beside MKL's ScaLAPACK",
-    "factorisations-gpu": "Factorisations and solves on GPUs",
+    "cholesky": "Cholesky factorization by level-3 routines",
+    "factorizations-debian": "Factorizations and solves beside Debian's ScaLAPACK",
+    "factorizations-mkl": "Factorizations and solves beside MKL's ScaLAPACK",
+    "factorizations-gpu": "Factorizations and solves on GPUs",
     "tensor_parallel": "Tensor-parallel products: ",
     "layers": "Tensor-parallel products as users call them",
     "one_kernel": "Products and collectives in one kernel, as CUDA graphs",
@@ -110,7 +110,7 @@ def readers() -> str:
     solvers = []
     for count in (2, 4):
         on = [
-            run for name, run in runs.items() if name.startswith("factorisations-gpu-") and run.gpus == count
+            run for name, run in runs.items() if name.startswith("factorizations-gpu-") and run.gpus == count
         ]
         ratios = (
             (name, at_best_blocks(on, routine))
@@ -118,7 +118,7 @@ def readers() -> str:
         )
         told = ", ".join(f"{name} {spread(each)}" for name, each in ratios if each)
         solvers.append(f"{told} times as fast as cuSOLVERMp ({on[0].where})")
-    hosts, calls = runs["factorisations-debian-4-ranks"], runs["many_calls-debian-2x2-4-ranks"]
+    hosts, calls = runs["factorizations-debian-4-ranks"], runs["many_calls-debian-2x2-4-ranks"]
     products = runs["gpu_matmul-2d-2-gpus"]
     plans = [runs[f"tensor_parallel-{form}-2-gpus"] for form in FORMS]
     return READERS.format(
@@ -366,12 +366,12 @@ def many_calls() -> str:
     return "\n".join(parts)
 
 
-def factorisations() -> str:
-    """Return the table of factorisations on CPU ranks: ScaLAPACK's times over pblasmp's, Debian's by its better one."""
+def factorizations() -> str:
+    """Return the table of factorizations on CPU ranks: ScaLAPACK's times over pblasmp's, Debian's by its better one."""
     rows, measured = [], []
     for name, run in results.runs().items():
         library = next(
-            (each for each in ("debian", "mkl") if name.startswith(f"factorisations-{each}-")), None
+            (each for each in ("debian", "mkl") if name.startswith(f"factorizations-{each}-")), None
         )
         if library is None:
             continue

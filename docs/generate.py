@@ -386,7 +386,7 @@ def write_all(directory: Path) -> None:
         raise ValueError("README.md: the table of comparison is old: python docs/figures.py writes it")
     for table in (
         figures.comparison, figures.layer_times, figures.performance, figures.level3_gpu, figures.many_calls,
-        figures.vector_times, figures.factorisations, figures.nodes,
+        figures.vector_times, figures.factorizations, figures.nodes,
         figures.rounding_blocks,
         figures.rounding_sums, figures.one_kernel, figures.gathered_rates, figures.all_results, figures.gpu_runs,
         figures.predictions, figures.support,

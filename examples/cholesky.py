@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run: mpirun -n 4 python examples/cholesky.py
-"""Solve a symmetric positive definite system: a blocked Cholesky factorisation with sub-matrices, in place.
+"""Solve a symmetric positive definite system: a blocked Cholesky factorization with sub-matrices, in place.
 
 The arguments are the order and the block size, by default 600 and 64; 20000 and 1024 keep four GPUs busy.
 

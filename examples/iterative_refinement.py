@@ -2,7 +2,7 @@
 # Run: mpirun -n 4 python examples/iterative_refinement.py
 """Solve in float64 with factors in float32: each step solves for the residual of the step before.
 
-The factorisation, which takes nearly all of the time, then runs at the speed and in the memory of float32.
+The factorization, which takes nearly all of the time, then runs at the speed and in the memory of float32.
 
 Prints:
     after 0 steps the error is below 1e-4

@@ -2,7 +2,7 @@
 # Run: mpirun -n 4 python examples/kohn_sham.py
 """A Kohn-Sham-like problem: a chain of atoms in one dimension, in a basis of Gaussians, until it is self-consistent.
 
-Each cycle solves H C = S C diag(e) for the occupied orbitals: a generalised eigenproblem on CPU ranks. Above a basis of
+Each cycle solves H C = S C diag(e) for the occupied orbitals: a generalized eigenproblem on CPU ranks. Above a basis of
 200 functions that takes a ScaLAPACK (see the page on solving systems):
 
     mpirun -n 16 python examples/kohn_sham.py --atoms 400 --cycles 10

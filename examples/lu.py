@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run: mpirun -n 4 python examples/lu.py
-"""Solve a diagonally dominant system: a blocked LU factorisation without pivoting, in place.
+"""Solve a diagonally dominant system: a blocked LU factorization without pivoting, in place.
 
 The arguments are the order and the block size, by default 600 and 64.
 

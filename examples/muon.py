@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run: mpirun -n 2 python examples/muon.py
-"""Muon's step on tensor-parallel weights: the momentum is orthogonalised in bfloat16 by Newton-Schulz iterations.
+"""Muon's step on tensor-parallel weights: the momentum is orthogonalized in bfloat16 by Newton-Schulz iterations.
 
 The ranks keep their shards of the weights, of the gradients and of the momentum, as PyTorch's DTensors; a product over
 all ranks needs the whole of none. On two GPUs, with the sizes of a large MLP:
@@ -33,7 +33,7 @@ args = parser.parse_args()
 QUINTIC = 3.4445, -4.7750, 2.0315  # X <- a X + b X (X^T X) + c X (X^T X)^2
 
 
-def orthogonalised(momentum: pb.DistributedMatrix, steps: int = 5) -> pb.DistributedMatrix:
+def orthogonalized(momentum: pb.DistributedMatrix, steps: int = 5) -> pb.DistributedMatrix:
     """Return U V^T for the singular value decomposition U S V^T of a matrix, nearly. Collective."""
     a, b, c = QUINTIC
     x = (momentum / (momentum.norm() + 1e-7)).astype("bfloat16")
@@ -59,7 +59,7 @@ class Muon:
         for weight, momentum in zip(self._weights, self._momenta, strict=True):
             momentum.mul_(0.95).add_(weight.grad)
             along = weight.grad.add(momentum, alpha=0.95)  # Nesterov's
-            update = orthogonalised(self._ctx.from_dlpack_shards(along))  # over the shards, where they are
+            update = orthogonalized(self._ctx.from_dlpack_shards(along))  # over the shards, where they are
             axis = weight.placements[0].dim
             scale = max(1, weight.shape[0] / weight.shape[1]) ** 0.5
             weight.add_(pt.to_dtensor(update, axis).to(weight.dtype), alpha=-self._lr * scale)
@@ -78,7 +78,7 @@ with pb.Context() as ctx:
     down = pt.RowParallelLinear(args.hidden, args.width, bias=False, ctx=ctx, device=device)
     x = torch.randn(args.tokens, args.width, generator=torch.Generator().manual_seed(1)).to(device)
     y = torch.sin(x.cumsum(1))
-    optimiser = Muon(ctx, [up.weight, down.weight], lr=0.02)
+    optimizer = Muon(ctx, [up.weight, down.weight], lr=0.02)
 
     losses, seconds = [], 0.0
     for _ in range(args.steps):
@@ -87,7 +87,7 @@ with pb.Context() as ctx:
         loss.backward()
         losses.append(loss.item())  # waits for a GPU
         start = time.perf_counter()
-        updates = optimiser.step()
+        updates = optimizer.step()
         ctx.engine.synchronize()
         seconds = time.perf_counter() - start
 

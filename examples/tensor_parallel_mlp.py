@@ -45,13 +45,13 @@ class Split(Whole):
 
 def train(model, x, target):
     """Return the sum of squares in the first and in the last step."""
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     losses = []
     for _ in range(STEPS):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = (model(x) - target).square().sum()
         (loss / (TOKENS * WIDTH)).backward()  # the mean over all ranks' tokens
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     return losses[0], losses[-1]
 

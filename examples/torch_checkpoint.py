@@ -37,15 +37,15 @@ def mlp(ctx=None):
     return nn.Sequential(up, nn.GELU(), down)
 
 
-def train(model, optimiser, steps):
+def train(model, optimizer, steps):
     device = next(model.parameters()).device
     for step in steps:
         x = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(step)).to(device)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = (model(x) - torch.sin(3 * x)).square().mean()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
     return loss.item()
 
 
@@ -63,10 +63,10 @@ dist.broadcast_object_list(path)
 
 with pb.Context(engine="host") as ctx:
     model = mlp(ctx)
-    optimiser = adam(model)
-    train(model, optimiser, range(10))
-    weights, moments = get_state_dict(model, optimiser)
-    dcp.save({"model": weights, "optimiser": moments}, checkpoint_id=path[0])
+    optimizer = adam(model)
+    train(model, optimizer, range(10))
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=path[0])
     if rank == 0:
         print(f"{ctx.size} ranks: trained 10 steps and saved")
 
@@ -74,18 +74,18 @@ pair = dist.new_group([0, 1])
 if rank < 2:
     with pb.Context(pair, engine="host") as ctx:
         model = mlp(ctx)
-        optimiser = adam(model)
-        weights, moments = get_state_dict(model, optimiser)
-        dcp.load({"model": weights, "optimiser": moments}, checkpoint_id=path[0], process_group=pair)
-        set_state_dict(model, optimiser, model_state_dict=weights, optim_state_dict=moments)
-        loss = train(model, optimiser, range(10, 20))
+        optimizer = adam(model)
+        weights, moments = get_state_dict(model, optimizer)
+        dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=path[0], process_group=pair)
+        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+        loss = train(model, optimizer, range(10, 20))
         if rank == 0:
             print(f"{ctx.size} ranks: loaded and trained 10 more steps")
 
 if rank == 0:
     whole = mlp()
-    optimiser = adam(whole)
-    train(whole, optimiser, range(10))
+    optimizer = adam(whole)
+    train(whole, optimizer, range(10))
     loaded = mlp().state_dict()
     dcp.load(
         {"model": loaded},
@@ -94,7 +94,7 @@ if rank == 0:
     )
     print("one process: loaded the weights into torch.nn.Linear")
     alike = all(torch.allclose(loaded[name], value, atol=1e-6) for name, value in whole.state_dict().items())
-    expected = train(whole, optimiser, range(10, 20))
+    expected = train(whole, optimizer, range(10, 20))
     print(f"the same as in one process: {alike and abs(loss - expected) < 1e-4 * expected}")
     shutil.rmtree(path[0])
 

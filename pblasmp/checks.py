@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a product, or what a factorisation has found, is right: on a few random vectors, in O(n²)."""
+"""Whether a product, or what a factorization has found, is right: on a few random vectors, in O(n²)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def verify(
 @overload
 def verify(a: Callable[..., Any] | str, *args: Any, found: Any, **how: Any) -> Verification: ...
 def verify(*args: Any, **how: Any) -> Verification:
-    """Return whether a product, or what a factorisation has found, is right. Collective over the context.
+    """Return whether a product, or what a factorization has found, is right. Collective over the context.
 
     ``verify(a, b, c, d)`` checks that D is ``alpha op(A) op(B) + beta C``, see below. Called with a function, it checks
     what that has returned for the same arguments:

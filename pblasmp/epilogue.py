@@ -208,7 +208,7 @@ def aux_layout(d: MatrixDescriptor, rank: int, activation: str) -> tuple[tuple[i
     """Return ``(shape, leading dimension in elements, dtype)`` of a rank's auxiliary array, in D's memory order. Local.
 
     "gelu" and "dgelu": D's shape and type (bfloat16 for 8 bits), the leading dimension a multiple of 8.
-    "relu" and "drelu": bytes, each with eight neighbours of D along its contiguous dimension, lowest bit first, that
+    "relu" and "drelu": bytes, each with eight neighbors of D along its contiguous dimension, lowest bit first, that
     dimension padded to a multiple of 128.
     """
     shape = d.local_shape(rank)

@@ -42,7 +42,7 @@ _VALUES = 50  # that runs go through
 _TURNS = 0.3  # of the runs: those with a product beside them
 _NAPS = 0.3  # those in which a rank comes late
 _NAP = 1.5e-3  # seconds, at most
-_NEIGHBOUR = """
+_NEIGHBOR = """
 import sys, threading, time
 threading.Thread(target=lambda: (sys.stdin.read(), sys.exit()), daemon=True).start()
 gpu = int(sys.argv[1])
@@ -70,11 +70,11 @@ class Noise:
         seed: of the random numbers; each rank has others.
         beside: products on another stream of this process, on CPU ranks on another thread.
         naps: some ranks come late to some runs.
-        neighbour: another process computes on this rank's GPU, or on the cores.
+        neighbor: another process computes on this rank's GPU, or on the cores.
     """
 
     def __init__(
-        self, ctx: Context, seed: int = 0, *, beside: bool = True, naps: bool = True, neighbour: bool = False
+        self, ctx: Context, seed: int = 0, *, beside: bool = True, naps: bool = True, neighbor: bool = False
     ) -> None:
         self._random = random.Random(f"{seed} {ctx.rank}")
         self._gpu = ctx.engine.traits.on_gpus
@@ -91,9 +91,9 @@ class Noise:
             )
         else:
             self._big = np.ones((n, n), np.float32)
-        if neighbour:
+        if neighbor:
             gpu = str(ctx.engine.device.index if self._gpu else -1)
-            command = [sys.executable, "-c", _NEIGHBOUR, gpu]
+            command = [sys.executable, "-c", _NEIGHBOR, gpu]
             self._job = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             assert self._job.stdout is not None
             self._job.stdout.readline()
@@ -120,7 +120,7 @@ class Noise:
         self.close()
 
     def close(self) -> None:
-        """End the neighbour. Local."""
+        """End the neighbor. Local."""
         if self._job is not None:
             self._job.communicate()
             self._job = None

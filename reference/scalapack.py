@@ -19,7 +19,7 @@ import numpy as np
 
 from pblasmp.errors import LibraryNotFoundError
 
-Flavour = Literal["mkl", "debian"]
+Flavor = Literal["mkl", "debian"]
 
 _NEEDED = {"mkl": "libmkl_scalapack_lp64.so*", "debian": "libscalapack-mpich.so*"}
 _LETTER = dict(zip(map(np.dtype, ("float32", "float64", "complex64", "complex128")), "sdcz", strict=True))
@@ -37,36 +37,36 @@ def cache() -> Path:
     return Path(os.environ.get("PBLASMP_CACHE") or Path.home() / ".cache" / "pblasmp")
 
 
-def locate(flavour: Flavour) -> Path | None:
+def locate(flavor: Flavor) -> Path | None:
     """Return the directory that holds this ScaLAPACK: the environment's or the cache's; None without one."""
-    places = [cache() / flavour] if flavour == "debian" else [Path(sys.prefix, "lib"), cache() / flavour]
-    return next((place for place in places if list(place.glob(_NEEDED[flavour]))), None)
+    places = [cache() / flavor] if flavor == "debian" else [Path(sys.prefix, "lib"), cache() / flavor]
+    return next((place for place in places if list(place.glob(_NEEDED[flavor]))), None)
 
 
 class ScaLAPACK:
     """ScaLAPACK and its BLACS, loaded into this process and bound to an mpi4py communicator.
 
-    One flavour per process: both define the same symbols. Illegal arguments abort the job.
+    One flavor per process: both define the same symbols. Illegal arguments abort the job.
 
     Raises:
-        LibraryNotFoundError: this flavour is not installed, or it cannot work with this process's MPI.
+        LibraryNotFoundError: this flavor is not installed, or it cannot work with this process's MPI.
     """
 
-    def __init__(self, flavour: Flavour, comm: Any) -> None:
+    def __init__(self, flavor: Flavor, comm: Any) -> None:
         from mpi4py import MPI
 
-        self.flavour, self.comm = flavour, comm
-        directory = locate(flavour)
+        self.flavor, self.comm = flavor, comm
+        directory = locate(flavor)
         if directory is None:
             raise LibraryNotFoundError(
-                f"no ScaLAPACK ({flavour}): python -m benchmarks.fetch_scalapack fetches it"
+                f"no ScaLAPACK ({flavor}): python -m benchmarks.fetch_scalapack fetches it"
             )
         openmpi = "Open MPI" in MPI.Get_library_version()
-        if openmpi and flavour == "debian":
+        if openmpi and flavor == "debian":
             raise LibraryNotFoundError("ScaLAPACK (debian) is built for MPICH, this process runs Open MPI")
         # mpi4py keeps MPI's symbols to itself, and BLACS does not say which MPI it wants.
         ctypes.CDLL(_mapped("libmpi"), mode=ctypes.RTLD_GLOBAL)
-        if flavour == "mkl":
+        if flavor == "mkl":
             blacs = "blacs_openmpi" if openmpi else "blacs_intelmpi"
             names = ["core", "sequential", "intel_lp64", f"{blacs}_lp64", "scalapack_lp64"]
             libraries = [_load(directory, f"libmkl_{name}.so*") for name in names]
@@ -82,7 +82,7 @@ class ScaLAPACK:
     @property
     def kernels(self) -> str:
         """The processor for which its OpenBLAS has chosen kernels; empty with another BLAS."""
-        if self.flavour != "debian":
+        if self.flavor != "debian":
             return ""
         name = self._find("openblas_get_corename")
         name.restype = ctypes.c_char_p

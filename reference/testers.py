@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ScaLAPACK's own testers, as Debian has compiled them, with pblasmp preloaded.
 
-They check the PBLAS by itself, and ScaLAPACK's factorisations and solvers, which call it. Every product goes to pblasmp
+They check the PBLAS by itself, and ScaLAPACK's factorizations and solvers, which call it. Every product goes to pblasmp
 (``--min 0``); what it leaves to ScaLAPACK is counted. Needs Linux on x86-64, ``apt-get``, a C compiler, the wheel of
 MPICH, and Debian's ScaLAPACK: ``python -m benchmarks.fetch_scalapack --only debian``.
 
@@ -77,9 +77,9 @@ TESTERS = (
     *(
         Tester(f"x{letter}{name}", f"{name.upper()}.dat", about, estimates=False)
         for name, about in (
-            ("llt", "Cholesky factorisation and solves"),
-            ("lu", "LU factorisation and solves"),
-            ("qr", "QR and other orthogonal factorisations"),
+            ("llt", "Cholesky factorization and solves"),
+            ("lu", "LU factorization and solves"),
+            ("qr", "QR and other orthogonal factorizations"),
             ("ls", "least squares"),
             ("inv", "inverses"),
         )

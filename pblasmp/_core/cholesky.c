@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cholesky factorisations: in place on one rank, else on a copy of the matrix that the ranks share.
+/* Cholesky factorizations: in place on one rank, else on a copy of the matrix that the ranks share.
  *
  * Systems of equations are solved with such a copy, for a part of the right-hand sides on each rank.
  *

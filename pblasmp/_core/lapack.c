@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Small factorisations, solves and inverses: every rank runs LAPACK on its own copy of the operands.
+/* Small factorizations, solves and inverses: every rank runs LAPACK on its own copy of the operands.
  *
  * The ranks meet once, as in tiny calls. All of them compute, since each needs INFO. In their next call they compare
  * checksums of their results.

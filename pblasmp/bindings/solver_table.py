@@ -73,7 +73,7 @@ _ROWS = (
         " int64_t N_A, int64_t MB_A, int64_t NB_A, uint32_t RSRC_A, uint32_t CSRC_A, int64_t LLD_A",
     ),
     _function("DestroyMatrixDesc", "cusolverMpMatrixDescriptor_t desc"),
-    # Factorisations, and what is solved with them
+    # Factorizations, and what is solved with them
     *_routine("Potrf", _UPLO, _N, _matrix("A")),
     *_routine("Potrs", _UPLO, _N, _NRHS, _matrix("A", const=True), _matrix("B")),
     *_routine("Getrf", _M, _N, _matrix("A"), "int64_t* ipiv"),

@@ -300,7 +300,7 @@ def show(ctx: click.Context, file: str, output: Path | None, as_json: bool) -> N
         if isinstance(found, ParallelFile):
             print_shares(found)
         else:
-            show_in_terminal(found, console(colour=bool(ctx.color)))
+            show_in_terminal(found, console(color=bool(ctx.color)))
     if faults and not isinstance(found, ParallelFile):
         what = found.problem.routine if isinstance(found.problem, Level3Problem) else "product"
         raise LayoutError(f"{plain(found.path)}: this {what} is not legal")

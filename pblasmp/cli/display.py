@@ -7,7 +7,7 @@ import click
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from .progress import Reporter
-from .terminal import console, use_colour
+from .terminal import console, use_color
 
 __all__ = ["Display"]
 
@@ -17,13 +17,13 @@ class Display(Reporter):
 
     def __init__(self) -> None:
         context = click.get_current_context(silent=True)
-        colour = use_colour("auto") if context is None else bool(context.color)
+        color = use_color("auto") if context is None else bool(context.color)
         self._progress = Progress(
             SpinnerColumn(finished_text="[green]✓"),
             TextColumn("{task.description}"),
             BarColumn(),
             TimeElapsedColumn(),
-            console=console(colour=colour, stderr=True, terminal=True),
+            console=console(color=color, stderr=True, terminal=True),
             transient=True,
         )
         self._task: TaskID | None = None

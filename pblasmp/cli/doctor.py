@@ -151,7 +151,7 @@ def _work(options: tuple[EngineName, int | None], reporter: Reporter) -> dict[st
                 wrong[name] = "the product is wrong"
         runs = _RUNS[gpus] if runs is None else runs
         calls = 0
-        with Noise(ctx, neighbour=True) as noise:
+        with Noise(ctx, neighbor=True) as noise:
             for trial in trials(ctx, _NOISY[gpus]) if runs else ():
                 reporter.step(f"under noise: {trial.name}")
                 found = wrong_runs(ctx, trial, noise, -(-runs // _SLOW_SHARE) if trial.slow else runs)

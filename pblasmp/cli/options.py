@@ -16,7 +16,7 @@ from ..errors import UnsupportedError
 from ..layout.factor_problem import BY_NAME
 from ..layout.schemes import FORMS
 from ..resources import usable_cores
-from .terminal import use_colour
+from .terminal import use_color
 
 __all__ = [
     "DEFAULT_RANKS",
@@ -235,19 +235,19 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def common(command: Command) -> Command:
     """Add the options of every command: --color, and --debug, which run_command_line looks for itself."""
     debug = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
-    colour = click.option(
+    color = click.option(
         "--color",
         type=click.Choice(["auto", "always", "never"]),
         expose_value=False,
-        callback=_colour,
+        callback=_color,
         help="Colors in the output.  [default: auto, on a terminal unless NO_COLOR is set]",
     )
-    return colour(debug(command))
+    return color(debug(command))
 
 
-def _colour(ctx: click.Context, _param: click.Parameter, when: str | None) -> None:
+def _color(ctx: click.Context, _param: click.Parameter, when: str | None) -> None:
     if when is not None or ctx.color is None:  # otherwise the option before the command's name counts
-        ctx.color = use_colour(when or "auto")
+        ctx.color = use_color(when or "auto")
 
 
 def examples(*lines: str) -> str:

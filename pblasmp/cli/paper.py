@@ -73,11 +73,11 @@ def _measure(engine: EngineName, reporter: Reporter) -> dict[str, Any]:
         product: Any = plan(matmul, a, b, out=out)
         routine: Any = plan("trsm", a, b, out=out)
         forms: list[Any] = [plan(form, x, w, ctx) for form in FORMS]
-        factorisations: list[Any] = [plan(name, a) for name in ("cholesky", "lu_factor", "qr")]
-        for each in (product, routine, *forms, *factorisations):
+        factorizations: list[Any] = [plan(name, a) for name in ("cholesky", "lu_factor", "qr")]
+        for each in (product, routine, *forms, *factorizations):
             open_plans.enter_context(each)
         entry = measure_ranks(ctx.engine, ctx.comm, product, reporter.step)
-        calls = [(each.problem, each) for each in (product, routine, *factorisations)]
+        calls = [(each.problem, each) for each in (product, routine, *factorizations)]
         calls += [(each.problem, partial(each, x)) for each in forms]
         entry["calls"] = measure_calls(ctx.engine, ctx.comm, entry, calls)
         gpus = ctx.engine.traits.on_gpus

@@ -157,7 +157,7 @@ def _nodes(seats: Sequence[Seat]) -> list[Node]:
 
 def _ranks(ranks: Sequence[int]) -> str:
     """Return "0-3, 8" of 0, 1, 2, 3, 8. Local."""
-    # In a run of neighbours a rank's distance from its place in the list stays the same.
+    # In a run of neighbors a rank's distance from its place in the list stays the same.
     apart = groupby(enumerate(ranks), key=lambda each: each[1] - each[0])
     runs = [[rank for _, rank in run] for _, run in apart]
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

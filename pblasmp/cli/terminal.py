@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output to the terminal: colours, escaped text from files, JSON, and which rank prints for all."""
+"""Output to the terminal: colors, escaped text from files, JSON, and which rank prints for all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..launchers import PROCESSES, ancestors, surroundings
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["caution", "complain", "console", "is_terminal", "leading", "plain", "print_json", "use_colour"]
+__all__ = ["caution", "complain", "console", "is_terminal", "leading", "plain", "print_json", "use_color"]
 
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # all but the line feed
@@ -70,8 +70,8 @@ def _for_json(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def use_colour(when: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether standard output takes colours: "always", "never", or "auto". Local.
+def use_color(when: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether standard output takes colors: "always", "never", or "auto". Local.
 
     "auto" means no if NO_COLOR is set (https://no-color.org), if TERM is dumb, or if the output is not a terminal.
     """
@@ -99,13 +99,13 @@ def is_terminal(descriptor: int) -> bool:
         return False
 
 
-def console(*, colour: bool, stderr: bool = False, terminal: bool | None = None) -> Console:
+def console(*, color: bool, stderr: bool = False, terminal: bool | None = None) -> Console:
     """Return rich's console on standard output or standard error. Local."""
     from rich.console import Console  # which takes longer to import than the rest of the command line
 
     return Console(
         stderr=stderr,
-        force_terminal=colour if terminal is None else terminal,
-        color_system="auto" if colour else None,
-        no_color=not colour,
+        force_terminal=color if terminal is None else terminal,
+        color_system="auto" if color else None,
+        no_color=not color,
     )

@@ -157,7 +157,7 @@ class Communicator(Protocol):
         """End every rank at once, this one too. Local."""
 
     def gone(self) -> bool:
-        """Return whether the ranks can no longer communicate, because the user has finalised MPI. Local."""
+        """Return whether the ranks can no longer communicate, because the user has finalized MPI. Local."""
 
     def free(self) -> None:
         """Free what wrap() or split() made. Collective."""

@@ -60,7 +60,7 @@ class NodeOf:
         meeting_seconds: how long the ranks take to wait for each other.
         call_seconds: what a call takes the host besides that.
         calls: the same for some kinds of problems: "product", "routine", a form of tensor-parallel products, or a
-            factorisation.
+            factorization.
     """
 
     ranks: int

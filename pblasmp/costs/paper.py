@@ -296,7 +296,7 @@ class PaperOperations(HostOperations):
         self._count("trsm", m, n, m, m * m * n, x.dtype)
 
     def potrf(self, a: Any, info: Any, first: int) -> None:
-        """Count the factorisation of a panel. Local."""
+        """Count the factorization of a panel. Local."""
         del info, first
         n = a.shape[1]
         self._count("potrf", n, n, n, n**3 // 3, a.dtype)
@@ -304,7 +304,7 @@ class PaperOperations(HostOperations):
             self.trsm(1, a[:n], a[n:].T, lower=True, unit=False)
 
     def getrf(self, a: Any, pivots: Any, info: Any, first: int) -> None:
-        """Count the factorisation of a panel. Local."""
+        """Count the factorization of a panel. Local."""
         del pivots, info, first
         (m, n), k = a.shape, min(a.shape)
         self._count("getrf", m, n, k, 2 * m * n * k - (m + n) * k**2 + 2 * k**3 // 3, a.dtype)
@@ -322,7 +322,7 @@ class PaperOperations(HostOperations):
         return super().exchanged_rows(pivots_anywhere(first, first + len(pivots), rows), first, rows)
 
     def geqrt(self, a: Any, t: Any) -> None:
-        """Count the factorisation of a panel, or of each panel of a matrix and what it does to the rest. Local."""
+        """Count the factorization of a panel, or of each panel of a matrix and what it does to the rest. Local."""
         (m, n), width = a.shape, len(t)
         for first in range(0, min(m, n), width):
             rows, cols = m - first, min(width, m - first, n - first)

@@ -163,7 +163,7 @@ def predict(
         kinds = ", ".join(kind.__name__ for kind in get_args(AnyProblem))
         raise ArgumentTypeError(
             f"problem: expected one of {kinds}, got {short_repr(problem)}; advise takes names and sizes, and "
-            "FactorProblem.of makes a factorisation by name"
+            "FactorProblem.of makes a factorization by name"
         )
     size = nranks or size_of(problem)
     per_node = min(size, where.ranks_per_node)

@@ -16,8 +16,8 @@ from .svg import Drawing
 
 __all__ = ["Bars", "Lines", "bar_chart", "line_chart"]
 
-_COLOURS = ("#1b6ca8", "#e08a2e", "#5ab1e6", "#8a8a8a", "#5b8c5a", "#b05a9a", "#a05a2c", "#444444")
-_INK, _GREY, _PALE = "#222222", "#6b6b6b", "#dddddd"
+_COLORS = ("#1b6ca8", "#e08a2e", "#5ab1e6", "#8a8a8a", "#5b8c5a", "#b05a9a", "#a05a2c", "#444444")
+_INK, _GRAY, _PALE = "#222222", "#6b6b6b", "#dddddd"
 _WIDTH, _LABELS, _MARGIN = 760.0, 190.0, 12.0
 _BAR = 11.0  # the height of a bar
 _PLOT = 300.0  # the height of a line chart
@@ -54,10 +54,10 @@ def bar_chart(charts: Sequence[Bars], *, reference: str, order: Sequence[str] = 
     found = dict.fromkeys([*order, *(name for chart in kept for _, times in chart.cases for name in times)])
     everywhere = {name for chart in kept for _, times in chart.cases for name in times}
     names = [name for name in found if name != reference and name in everywhere]
-    colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
+    colors = {name: _COLORS[i % len(_COLORS)] for i, name in enumerate(names)}
     canvas = _Canvas()
     for chart in kept:
-        _draw_bars(canvas, chart, reference, colours)
+        _draw_bars(canvas, chart, reference, colors)
     return canvas.drawing(", ".join(chart.title for chart in kept))
 
 
@@ -90,22 +90,22 @@ class _Canvas:
             f"{html.escape(text, quote=False)}</text>"
         )
 
-    def line(self, points: Sequence[tuple[float, float]], colour: str, width: float = 1) -> None:
+    def line(self, points: Sequence[tuple[float, float]], color: str, width: float = 1) -> None:
         where = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         self.parts.append(
-            f'<polyline points="{where}" fill="none" stroke="{colour}" stroke-width="{width:g}"/>'
+            f'<polyline points="{where}" fill="none" stroke="{color}" stroke-width="{width:g}"/>'
         )
 
-    def heading(self, title: str, colours: Mapping[str, str]) -> None:
-        """Write a title, and below it the contenders in their colours."""
+    def heading(self, title: str, colors: Mapping[str, str]) -> None:
+        """Write a title, and below it the contenders in their colors."""
         self.text(_MARGIN, self.bottom + 14, f"{title} (less is better)", 13, bold=True)
         x, self.bottom = _MARGIN, self.bottom + 24
-        for name, colour in colours.items():
+        for name, color in colors.items():
             width = 26 + 6.5 * len(name)
             if x > _MARGIN and x + width > _WIDTH:
                 x, self.bottom = _MARGIN, self.bottom + 16
             self.parts.append(
-                f'<rect x="{x:.1f}" y="{self.bottom:.1f}" width="10" height="10" fill="{colour}"/>'
+                f'<rect x="{x:.1f}" y="{self.bottom:.1f}" width="10" height="10" fill="{color}"/>'
             )
             self.text(x + 14, self.bottom + 9, name)
             x += width
@@ -122,8 +122,8 @@ class _Canvas:
         return Drawing("\n".join([head, about, white, *self.parts, "</svg>"]))
 
 
-def _draw_bars(canvas: _Canvas, chart: Bars, reference: str, colours: Mapping[str, str]) -> None:
-    here = {n: c for n, c in colours.items() if any(n in times for _, times in chart.cases)}
+def _draw_bars(canvas: _Canvas, chart: Bars, reference: str, colors: Mapping[str, str]) -> None:
+    here = {n: c for n, c in colors.items() if any(n in times for _, times in chart.cases)}
     canvas.heading(f"{chart.title}: time / {reference}", here)
     ratios = [
         (case, {n: times[n] / times[reference] for n in here if n in times}) for case, times in chart.cases
@@ -139,7 +139,7 @@ def _draw_bars(canvas: _Canvas, chart: Bars, reference: str, colours: Mapping[st
                 f'<rect x="{_LABELS:.1f}" y="{canvas.bottom:.1f}" width="{scale * ratio:.1f}" '
                 f'height="{_BAR - 1:.1f}" fill="{here[name]}"/>'
             )
-            canvas.text(_LABELS + scale * ratio + 4, canvas.bottom + 9, f"{ratio:.2f}", 9, fill=_GREY)
+            canvas.text(_LABELS + scale * ratio + 4, canvas.bottom + 9, f"{ratio:.2f}", 9, fill=_GRAY)
             canvas.bottom += _BAR
         canvas.bottom += 6 if each else _BAR + 6
     canvas.line([(_LABELS + scale, top - 4), (_LABELS + scale, canvas.bottom)], _INK)
@@ -148,8 +148,8 @@ def _draw_bars(canvas: _Canvas, chart: Bars, reference: str, colours: Mapping[st
 
 def _draw_lines(canvas: _Canvas, chart: Lines) -> None:
     names = dict.fromkeys(name for _, times in chart.points for name in times)
-    colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
-    canvas.heading(f"{chart.title}: µs", colours)
+    colors = {name: _COLORS[i % len(_COLORS)] for i, name in enumerate(names)}
+    canvas.heading(f"{chart.title}: µs", colors)
     values = [time for _, times in chart.points for time in times.values()]
     if not values:
         return
@@ -168,19 +168,19 @@ def _draw_lines(canvas: _Canvas, chart: Lines) -> None:
     for power in range(least, most + 1):
         y = down(10.0**power)
         canvas.line([(left, y), (right, y)], _PALE)
-        canvas.text(left - 6, y + 4, f"{10.0**power:g}", 10, fill=_GREY, anchor="end")
+        canvas.text(left - 6, y + 4, f"{10.0**power:g}", 10, fill=_GRAY, anchor="end")
     shown = -math.inf
     for size in sizes:
-        canvas.line([(across(size), top + _PLOT), (across(size), top + _PLOT + 4)], _GREY)
+        canvas.line([(across(size), top + _PLOT), (across(size), top + _PLOT + 4)], _GRAY)
         if across(size) - shown >= 56:
             shown = across(size)
-            canvas.text(shown, top + _PLOT + 17, bytes_text(size), 10, fill=_GREY, anchor="middle")
-    for name, colour in colours.items():
+            canvas.text(shown, top + _PLOT + 17, bytes_text(size), 10, fill=_GRAY, anchor="middle")
+    for name, color in colors.items():
         points = [
             (across(size), down(times[name]))
             for size, times in sorted(chart.points, key=lambda p: p[0])
             if name in times
         ]
-        canvas.line(points, colour, 1.5)
-        canvas.parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>' for x, y in points]
+        canvas.line(points, color, 1.5)
+        canvas.parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{color}"/>' for x, y in points]
     canvas.bottom = top + _PLOT + 40

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts and colours of both kinds of drawing."""
+"""Texts and colors of both kinds of drawing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PALETTE",
     "Block",
-    "Colours",
+    "Colors",
     "MatrixView",
     "block_count",
     "blocks",
@@ -31,7 +31,7 @@ __all__ = [
 
 
 PALETTE = ("#77AADD", "#EEDD88", "#EE8866", "#44BB99", "#FFAABB", "#BBCC33", "#99DDFF", "#BBAADD")
-"""Light colours that the colour-blind can tell apart, for black text on them (after Paul Tol's qualitative "light")."""
+"""Light colors that the color-blind can tell apart, for black text on them (after Paul Tol's qualitative "light")."""
 
 
 class Block(NamedTuple):
@@ -56,14 +56,14 @@ def block_count(axis: Axis) -> int:
     return -(-(axis.lead + axis.extent) // axis.block) if axis.extent else 0
 
 
-class Colours:
-    """Maps a rank to an index in ``PALETTE``: few ranks have a colour each; of many, neighbours differ."""
+class Colors:
+    """Maps a rank to an index in ``PALETTE``: few ranks have a color each; of many, neighbors differ."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
     def __call__(self, rank: int) -> int:
-        """Return the colour of ``rank``."""
+        """Return the color of ``rank``."""
         if self.grid.size <= len(PALETTE) or rank >= self.grid.size:
             return rank % len(PALETTE)
         prow, pcol = self.grid.coords(rank)

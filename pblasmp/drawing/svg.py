@@ -22,7 +22,7 @@ from ..layout.axis import Axis
 from ..layout.factor_problem import FactorProblem
 from ..layout.grid import Grid
 from ..layout.pieces import Trapezoid
-from .labels import PALETTE, Block, Colours, MatrixView, block_count, blocks, formula, sizes, views
+from .labels import PALETTE, Block, Colors, MatrixView, block_count, blocks, formula, sizes, views
 
 if TYPE_CHECKING:
     from ..problems.files import ProblemFile, RoutineFile
@@ -35,7 +35,7 @@ _THIN = 8.0  # the shortest side of a matrix
 _MOST_BLOCKS = 24  # on a side; if a matrix has more, a corner is drawn
 _MOST_ROWS, _MOST_COLUMNS = 8, 6  # of processes
 _MARGIN, _GAP = 12.0, 34.0
-_INK, _GREY, _RED = "#222222", "#6b6b6b", "#a02020"
+_INK, _GRAY, _RED = "#222222", "#6b6b6b", "#a02020"
 
 
 Window = tuple[tuple[int, int], tuple[int, int]]
@@ -262,7 +262,7 @@ class _Picture:
 
     def matrix(self, panel: Panel, left: float, top: float) -> tuple[float, float]:
         """Draw a matrix and its local arrays below; return how far right and down they reach."""
-        grid, colours = panel.grid, Colours(panel.grid)
+        grid, colors = panel.grid, Colors(panel.grid)
         right = self.text(left, top + 14, f"{panel.name}  {panel.details}".strip(), 12)
         rows, cols = _corner(panel.rows), _corner(panel.cols)
         extents = [cells[-1].stop if cells else 0 for cells in (rows, cols)]
@@ -271,19 +271,19 @@ class _Picture:
         x, y = left + 7.0 * len(str(extents[0])), top + 42
         height, width = down * extents[0], across * extents[1]
         if not (rows and cols):
-            self.text(x, y, "(empty)", 11, fill=_GREY)
+            self.text(x, y, "(empty)", 11, fill=_GRAY)
             y += 8
         for i in _spaced(rows, down, 12) if cols else ():
-            self.text(x - 4, y + down * i + 9, str(i), 9, fill=_GREY, text_anchor="end")
+            self.text(x - 4, y + down * i + 9, str(i), 9, fill=_GRAY, text_anchor="end")
         for j in _spaced(cols, across, 8 + 6 * len(str(extents[1]))) if rows else ():
-            self.text(x + across * j + 1, y - 4, str(j), 9, fill=_GREY, text_anchor="start")
+            self.text(x + across * j + 1, y - 4, str(j), 9, fill=_GRAY, text_anchor="start")
         for row in rows:
             for col in cols:
                 rank = grid.rank(row.process, col.process)
                 place = x + across * col.start, y + down * row.start
                 size = across * (col.stop - col.start), down * (row.stop - row.start)
                 where = f"rank {rank}: [{row.start}:{row.stop}, {col.start}:{col.stop}]"
-                self.box(*place, *size, PALETTE[colours(rank)], where)
+                self.box(*place, *size, PALETTE[colors(rank)], where)
                 self.label(*place, *size, str(rank))
         if panel.part is not None and rows and cols:
             self.veil(panel.part, x, y, width, height, extents)
@@ -292,10 +292,10 @@ class _Picture:
         total = block_count(panel.rows), block_count(panel.cols)
         if total != (len(rows), len(cols)):
             note = f"{len(rows)} × {len(cols)} of {total[0]} × {total[1]} blocks"
-            self.text(x, y + height + 14, note, 10, fill=_GREY)
+            self.text(x, y + height + 14, note, 10, fill=_GRAY)
             height += 16
         whose = "local arrays" if panel.window is None else "local arrays of the part"
-        self.text(left, y + height + 22, whose, 10, fill=_GREY)
+        self.text(left, y + height + 22, whose, 10, fill=_GRAY)
         used = panel.rows, panel.cols
         if panel.window is not None:
             used = panel.rows.window(*panel.window[0]), panel.cols.window(*panel.window[1])
@@ -310,20 +310,20 @@ class _Picture:
         self, grid: Grid, widths: Sequence[str], heights: Sequence[str], left: float, top: float
     ) -> tuple[float, float]:
         """Draw the process grid with the shape of each local array; return how far right and down it reaches."""
-        colours = Colours(grid)
+        colors = Colors(grid)
         shapes = [[f"{m} × {n}" if m else "" for n in widths[:_MOST_COLUMNS]] for m in heights[:_MOST_ROWS]]
         width = 18 + 6.5 * max(len(str(grid.size - 1)) + 5, *(len(text) for row in shapes for text in row))
         for prow, row in enumerate(shapes):
             for pcol, text in enumerate(row):
                 rank = grid.rank(prow, pcol)
                 x, y = left + width * pcol, top + 32 * prow
-                self.box(x, y, width, 32, PALETTE[colours(rank)], f"rank {rank} at ({prow}, {pcol})")
+                self.box(x, y, width, 32, PALETTE[colors(rank)], f"rank {rank} at ({prow}, {pcol})")
                 self.text(x + 5, y + (13 if text else 20), f"rank {rank}", 10, text_anchor="start")
                 if text:
                     self.text(x + 5, y + 26, text, 10, text_anchor="start")
         right, bottom = left + width * len(shapes[0]), top + 32 * len(shapes)
         if grid.nprow > len(shapes) or grid.npcol > len(shapes[0]):
-            self.text(left, bottom + 14, f"… of {grid.nprow} × {grid.npcol} processes", 10, fill=_GREY)
+            self.text(left, bottom + 14, f"… of {grid.nprow} × {grid.npcol} processes", 10, fill=_GRAY)
             bottom += 16
         return right, bottom
 

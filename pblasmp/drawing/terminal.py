@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank owns what, in the terminal: matrices as coloured maps, process grids, and every rank's local shapes."""
+"""Which rank owns what, in the terminal: matrices as colored maps, process grids, and every rank's local shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..layout import Level3Problem
-from .labels import PALETTE, Colours, MatrixView, block_count, blocks, formula, grid_in_words, sizes, views
+from .labels import PALETTE, Colors, MatrixView, block_count, blocks, formula, grid_in_words, sizes, views
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ def show(file: ProblemFile | RoutineFile, console: Console | None = None) -> Non
     """Draw a problem in the terminal: who owns which block, and the shape of every local array. Local.
 
     Small matrices are drawn element by element, larger ones block by block, as much as fits. Without
-    colours, every element shows the number of its rank.
+    colors, every element shows the number of its rank.
 
     Args:
         file: the problem; it need not be legal: its faults are listed.
@@ -46,12 +46,12 @@ def show(file: ProblemFile | RoutineFile, console: Console | None = None) -> Non
 
 def _page(file: ProblemFile | RoutineFile, width: int, *, plain: bool) -> RenderableType:
     drawn = views(file)
-    colours = Colours(file.problem.d.grid)
+    colors = Colors(file.problem.d.grid)
     parts: list[RenderableType] = [Text(file.title, style="bold")]
     if file.description:
         parts.append(Text(file.description, style="dim"))
     parts += [Text(f"{formula(file)}   {sizes(file)}"), Text()]
-    maps = [Group(*_heading(view), *_map(view, colours, width, plain=plain)) for view in drawn]
+    maps = [Group(*_heading(view), *_map(view, colors, width, plain=plain)) for view in drawn]
     parts.append(Columns([Padding(item, (0, 2, 1, 0)) for item in maps]))
     grids: dict[Grid, list[str]] = {}
     for view in drawn:
@@ -59,8 +59,8 @@ def _page(file: ProblemFile | RoutineFile, width: int, *, plain: bool) -> Render
         grids.setdefault(like, []).append(view.name)
     for grid, names in grids.items():
         of = f"{', '.join(names)}: " if len(grids) > 1 else ""
-        parts += [Text(f"{of}{grid_in_words(grid)}"), *_process_grid(grid, colours, width), Text()]
-    return Group(*parts, _local_shapes(drawn, colours), _verdict(file))
+        parts += [Text(f"{of}{grid_in_words(grid)}"), *_process_grid(grid, colors, width), Text()]
+    return Group(*parts, _local_shapes(drawn, colors), _verdict(file))
 
 
 def _verdict(file: ProblemFile | RoutineFile) -> Text:
@@ -71,9 +71,9 @@ def _verdict(file: ProblemFile | RoutineFile) -> Text:
     return Text("\n  - ".join([f"This {what} is not legal:", *faults]), style="red")
 
 
-def _ink(colour: int, *, shaded: bool = False) -> Style:
-    """Return the style of black text on a colour of the palette."""
-    red, green, blue = (int(PALETTE[colour][i : i + 2], 16) * (_SHADE if shaded else 1) for i in (1, 3, 5))
+def _ink(color: int, *, shaded: bool = False) -> Style:
+    """Return the style of black text on a color of the palette."""
+    red, green, blue = (int(PALETTE[color][i : i + 2], 16) * (_SHADE if shaded else 1) for i in (1, 3, 5))
     return Style(color="#000000", bgcolor=Color.from_rgb(red, green, blue))
 
 
@@ -117,7 +117,7 @@ def _heading(view: MatrixView) -> list[Text]:
     ]
 
 
-def _map(view: MatrixView, colours: Colours, width: int, *, plain: bool) -> list[Text]:
+def _map(view: MatrixView, colors: Colors, width: int, *, plain: bool) -> list[Text]:
     """Return the lines of a map: by element if that fits, else by block, as many as fit."""
     x, rows, cols = view.parent, view.rows, view.cols
     if 0 in x.shape:
@@ -130,7 +130,7 @@ def _map(view: MatrixView, colours: Colours, width: int, *, plain: bool) -> list
         columns = _units(x.cols, cols, x.shape[1], by_element=True)
         return [
             _header(columns, cell, margin),
-            *_lines(lines, columns, x.grid, colours, cell, margin, plain=plain),
+            *_lines(lines, columns, x.grid, colors, cell, margin, plain=plain),
         ]
     cell = digits + 2
     most = _MOST_LINES, max(1, (width - margin - 2) // cell)
@@ -141,7 +141,7 @@ def _map(view: MatrixView, colours: Colours, width: int, *, plain: bool) -> list
     shown = _shown(total[0], most[0], x.grid.nprow), _shown(total[1], most[1], x.grid.npcol)
     lines = _units(x.rows, rows, shown[0], by_element=False)
     columns = _units(x.cols, cols, shown[1], by_element=False)
-    drawn = _lines(lines, columns, x.grid, colours, cell, margin, plain=plain)
+    drawn = _lines(lines, columns, x.grid, colors, cell, margin, plain=plain)
     if shown[1] < total[1]:
         drawn = [line.append(" …") for line in drawn]
     if shown[0] < total[0]:
@@ -172,7 +172,7 @@ def _lines(
     rows: Sequence[_Unit],
     cols: Sequence[_Unit],
     grid: Grid,
-    colours: Colours,
+    colors: Colors,
     cell: int,
     margin: int,
     *,
@@ -188,14 +188,14 @@ def _lines(
             (str(row.start) if not seen[row.block] else "").rjust(margin - 1) + " ", "dim"
         )
         seen[row.block] += 1
-        labelled = seen[row.block] == (heights[row.block] + 1) // 2  # the line in the middle of the blocks
+        labeled = seen[row.block] == (heights[row.block] + 1) // 2  # the line in the middle of the blocks
         at = 0
         while at < len(cols):
             block, width = cols[at].block, widths[cols[at].block]
             rank = grid.rank(row.process, cols[at].process)
-            label = str(rank).center(cell) * width if plain else (str(rank) * labelled).center(cell * width)
+            label = str(rank).center(cell) * width if plain else (str(rank) * labeled).center(cell * width)
             alike = (row.block if grid.nprow == 1 else 0) + (block if grid.npcol == 1 else 0)
-            ink = _ink(colours(rank), shaded=alike % 2 == 1)
+            ink = _ink(colors(rank), shaded=alike % 2 == 1)
             for i, col in enumerate(cols[at : at + width]):
                 if row.inside and col.inside:
                     line.append(label[i * cell : (i + 1) * cell], ink)
@@ -206,7 +206,7 @@ def _lines(
     return lines
 
 
-def _process_grid(grid: Grid, colours: Colours, width: int) -> list[Text]:
+def _process_grid(grid: Grid, colors: Colors, width: int) -> list[Text]:
     """Return the ranks where they are in the grid."""
     cell = len(str(grid.size - 1)) + 2
     if grid.nprow > _MOST_LINES or grid.npcol * cell > width:
@@ -214,11 +214,11 @@ def _process_grid(grid: Grid, colours: Colours, width: int) -> list[Text]:
     lines = []
     for prow in range(grid.nprow):
         ranks = [grid.rank(prow, pcol) for pcol in range(grid.npcol)]
-        lines.append(Text.assemble(*((str(rank).center(cell), _ink(colours(rank))) for rank in ranks)))
+        lines.append(Text.assemble(*((str(rank).center(cell), _ink(colors(rank))) for rank in ranks)))
     return lines
 
 
-def _local_shapes(drawn: Sequence[MatrixView], colours: Colours) -> Table:
+def _local_shapes(drawn: Sequence[MatrixView], colors: Colors) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("rank", *(f"local {view.name}" for view in drawn)):
         table.add_column(title)
@@ -228,7 +228,7 @@ def _local_shapes(drawn: Sequence[MatrixView], colours: Colours) -> Table:
             table.add_row(" …")
         else:
             cells = [_local_shape(view, rank) for view in drawn]
-            table.add_row(Text(f" {rank} ", style=_ink(colours(rank))), *cells)
+            table.add_row(Text(f" {rank} ", style=_ink(colors(rank))), *cells)
     return table
 
 

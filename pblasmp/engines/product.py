@@ -177,7 +177,7 @@ class Bound:
             replay: the same on every rank; False: this run does not.
 
         Returns:
-            What was found besides: of a factorisation ``Found``, else None.
+            What was found besides: of a factorization ``Found``, else None.
         """
         first = self._product.first
         if first is None:
@@ -262,7 +262,7 @@ class Found:
 
 
 class FactorProduct(Product):
-    """A prepared factorisation, or what is solved with one."""
+    """A prepared factorization, or what is solved with one."""
 
     def compute(self, operands: Operands) -> Found:
         """Compute, and return what was found. Collective over the context."""

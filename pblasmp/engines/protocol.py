@@ -88,7 +88,7 @@ class Operations(Protocol):
         """Return ``nbytes`` of scratch memory in the form in which a plan reports it."""
 
     def scratch(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str = "C") -> LocalArray:
-        """Return an uninitialised array in the buffer ``name``, which all products of the engine share."""
+        """Return an uninitialized array in the buffer ``name``, which all products of the engine share."""
 
     def stored(self, dtype: np.dtype) -> np.dtype:
         """Return the type of local arrays of ``dtype``: itself, or bytes for types that the array library lacks."""
@@ -175,7 +175,7 @@ class Operations(Protocol):
         """Multiply an array by a power of two, in its place; denormal numbers count, before and after."""
 
     def factoring(self) -> AbstractContextManager[None]:
-        """Return a context for a factorisation or a solve, whose products all have sizes of their own."""
+        """Return a context for a factorization or a solve, whose products all have sizes of their own."""
 
     def panel_width(self, order: int) -> int:
         """Return how many columns a panel of a matrix of that order has."""
@@ -365,7 +365,7 @@ class Engine(Protocol):
     def empty(
         self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False
     ) -> LocalArray:
-        """Return an uninitialised local array with leading dimension ``ld``. Collective if ``symmetric``."""
+        """Return an uninitialized local array with leading dimension ``ld``. Collective if ``symmetric``."""
 
     def lifetime(self) -> Callable[[], None]:
         """Return a function to be called before arrays that are made from now on are freed.

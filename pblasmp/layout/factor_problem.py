@@ -87,7 +87,7 @@ class FactorProblem:
         dtype: DTypeLike = "float64",
         order: MemoryOrder = "C",
     ) -> FactorProblem:
-        """Return a factorisation of an m × n matrix, or what also solves with it, all from process (0, 0). Local.
+        """Return a factorization of an m × n matrix, or what also solves with it, all from process (0, 0). Local.
 
         Args:
             name: "cholesky", "lu" or "qr"; "solve", by LU, and "lstsq", by QR, have one right-hand side by default.

@@ -36,7 +36,7 @@ class Traffic:
         path: how it computes, in a few words.
         nranks, ranks_per_node: the ranks.
         sent_bytes, received_bytes: bytes in messages to and from other ranks. In sums over the ranks parts and results
-            count as if they travelled once, as in ``plan.report()``; with several nodes, as if between nodes.
+            count as if they traveled once, as in ``plan.report()``; with several nodes, as if between nodes.
         messages: messages that each rank sends; ``collectives`` are not among them.
         copied_bytes: bytes that each rank copies in its own memory or its node's.
         flops: floating-point operations of products and solves, four times as many of complex types.

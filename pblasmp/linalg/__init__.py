@@ -3,7 +3,7 @@
 
 Systems of equations, Cholesky, LU with partial pivoting, QR, least squares, inverses, determinants, eigenvalues,
 singular values, norms and condition numbers. Matrices of a call may have any layouts; algorithms move them to those
-that they take. A function is a ``FactorisationCall``: it is computed by a plan, whose algorithm is one of the engine's
+that they take. A function is a ``FactorizationCall``: it is computed by a plan, whose algorithm is one of the engine's
 registry.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import eigen, general, least_squares, orthogonal, positive, systems
-from .call import FactorisationCall
+from .call import FactorizationCall
 from .conditions import cond, norm
 from .eigen import SvdResult, eigh, eigvalsh, svd, svdvals
 from .general import cond_estimate, det, lu_factor, lu_solve, slogdet
@@ -48,7 +48,7 @@ __all__ = [
     "svdvals",
 ]
 
-CALLS: dict[str, type[FactorisationCall[Any]]] = {
+CALLS: dict[str, type[FactorizationCall[Any]]] = {
     **positive.CALLS,
     **general.CALLS,
     **orthogonal.CALLS,

@@ -40,7 +40,7 @@ from ..runtime.plans import Task, UserCall
 from ..runtime.reading import check_operands, check_writable, comparable, context_of, glance
 
 __all__ = [
-    "FactorisationCall",
+    "FactorizationCall",
     "Matrix",
     "Pivots",
     "Roles",
@@ -91,7 +91,7 @@ class Roles(NamedTuple):
         return found
 
 
-class FactorisationCall(UserCall[T]):
+class FactorizationCall(UserCall[T]):
     """One call: its arguments, what is wrong with them, and how it is computed. A function is a subclass.
 
     Args:
@@ -265,7 +265,7 @@ class FactorisationCall(UserCall[T]):
         """Return what the function returns. Collective over the context."""
         return self.end(found)
 
-    def replaced(self, given: Mapping[str, Any], product: Product) -> FactorisationCall[T]:  # noqa: ARG002
+    def replaced(self, given: Mapping[str, Any], product: Product) -> FactorizationCall[T]:  # noqa: ARG002
         """Return the call on other matrices in the same layouts. Local.
 
         Raises:

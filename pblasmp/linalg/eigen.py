@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eigenvalues of symmetric and Hermitian matrices, also generalised."""
+"""Eigenvalues of symmetric and Hermitian matrices, also generalized."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..logs import logger
 from ..matrix.creation import Layout, random
 from ..matrix.products import matmul
 from ..verification import Verification
-from .call import FactorisationCall, Matrix, Roles, T, flag
+from .call import FactorizationCall, Matrix, Roles, T, flag
 from .orthogonal import form_q, qr
 from .positive import cholesky
 from .systems import whole_of
@@ -83,7 +83,7 @@ def eigh(
 
     Args:
         a: n × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
-        b: n × n and positive definite, for the generalised problem; None: the identity. It keeps its values.
+        b: n × n and positive definite, for the generalized problem; None: the identity. It keeps its values.
         lower: read the lower triangles of A and B, not the upper.
         subset_by_index: the first and the last eigenvalue that are wanted, from 0; None: all.
         eigvals_only: whether to compute no eigenvectors.
@@ -120,7 +120,7 @@ def eigh(
         "check": check,
         "algo": algo,
     }
-    return _Eigh(a=a, **how).run() if b is None else _generalised(a, b, how)
+    return _Eigh(a=a, **how).run() if b is None else _generalized(a, b, how)
 
 
 def eigvalsh(
@@ -162,7 +162,7 @@ def eigh_into(a: Matrix, out: Matrix | None, lower: bool, subset: tuple[int, int
     return values
 
 
-class _Eigh(FactorisationCall[Any]):
+class _Eigh(FactorizationCall[Any]):
     """A call of ``eigh``."""
 
     name = "eigh"
@@ -201,7 +201,7 @@ class _Eigh(FactorisationCall[Any]):
 
     def check_second(self) -> None:
         """Raise UnsupportedError: this call has no B. Local."""
-        raise UnsupportedError("eigh: a generalised problem is several calls: it has no plan of its own")
+        raise UnsupportedError("eigh: a generalized problem is several calls: it has no plan of its own")
 
     @property
     def _shape(self) -> tuple[int, int]:
@@ -289,7 +289,7 @@ _VECTORS = 4  # that a glance multiplies with
 _FACTOR = 100.0  # times what rounding explains
 
 
-def _generalised(a: Matrix, b: Matrix, how: dict[str, Any]) -> tuple[Values, Matrix] | Values:
+def _generalized(a: Matrix, b: Matrix, how: dict[str, Any]) -> tuple[Values, Matrix] | Values:
     """Return what ``eigh`` returns for A and B: by the Cholesky factor of B and a standard problem. Collective."""
     call = _Pair(a=a, b=b, **how)
     ctx = call.ctx
@@ -413,7 +413,7 @@ def svd_into(a: Matrix, u: Matrix | None, vh: Matrix | None) -> Values:
     return _Svdvals(a=a, u=u, vh=vh, algo="auto").run()
 
 
-class _Singular(FactorisationCall[T]):
+class _Singular(FactorizationCall[T]):
     """A call of ``svd``, ``svdvals`` or ``svd_into``."""
 
     matrices = ("a", "u", "vh")
@@ -490,7 +490,7 @@ def _completed(x: Matrix) -> Matrix:
     return whole
 
 
-CALLS: dict[str, type[FactorisationCall[Any]]] = {
+CALLS: dict[str, type[FactorizationCall[Any]]] = {
     "eigh": _Eigh,
     "eigvalsh": _Eigvalsh,
     "svd": _Svd,

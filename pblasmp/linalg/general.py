@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..engines.product import Found
 from ..errors import short_repr
-from .call import FactorisationCall, Matrix, Pivots, Roles, T, digest, op_of, pair_of
+from .call import FactorizationCall, Matrix, Pivots, Roles, T, digest, op_of, pair_of
 
 if TYPE_CHECKING:
     from .call import Trans
@@ -58,7 +58,7 @@ def lu_with_info(a: Matrix, *, out: Matrix | None = None) -> tuple[Matrix, Pivot
     return _LuWithInfo(a=a, out=out, algo="auto").run()
 
 
-class _Factors(FactorisationCall[T]):
+class _Factors(FactorizationCall[T]):
     """A call that factors A."""
 
     square = False
@@ -135,7 +135,7 @@ def lu_solve(
     return _LuSolve(lu_and_piv=lu_and_piv, b=b, trans=trans, out=out, algo=algo).run()
 
 
-class _LuSolve(FactorisationCall[Matrix]):
+class _LuSolve(FactorizationCall[Matrix]):
     """A call of ``lu_solve``."""
 
     name = "lu_solve"
@@ -299,7 +299,7 @@ def _product(numbers: NDArray[np.float64]) -> np.float64:
 def cond_estimate(a: Matrix, *, algo: str = "auto") -> float:
     """Return an estimate of the condition number of a matrix in the 1-norm. Collective over the context.
 
-    It is the norm of A times a lower bound of the norm of its inverse, from an LU factorisation and a few solves. The
+    It is the norm of A times a lower bound of the norm of its inverse, from an LU factorization and a few solves. The
     bound is nearly always within a factor of 3. The same on every rank.
 
     Args:
@@ -327,7 +327,7 @@ def cond_estimate(a: Matrix, *, algo: str = "auto") -> float:
     return _Condition(a=a, algo=algo).run()
 
 
-class _Condition(FactorisationCall[float]):
+class _Condition(FactorizationCall[float]):
     """A call of ``cond_estimate``."""
 
     name = "cond_estimate"
@@ -346,7 +346,7 @@ class _Condition(FactorisationCall[float]):
         return found.condition
 
 
-CALLS: dict[str, type[FactorisationCall[Any]]] = {
+CALLS: dict[str, type[FactorizationCall[Any]]] = {
     "lu_factor": _Lu,
     "lu_solve": _LuSolve,
     "slogdet": _SignAndLogarithm,

@@ -18,7 +18,7 @@ from ..engines.product import Found
 from ..errors import UnsupportedError, short_repr
 from ..layout.grid import one_of
 from ..matrix.products import matmul
-from .call import FactorisationCall, Matrix, Roles, op_of, words
+from .call import FactorizationCall, Matrix, Roles, op_of, words
 from .eigen import svd
 from .orthogonal import qr
 
@@ -132,7 +132,7 @@ def lstsq_in_place(a: Matrix, b: Matrix, trans: Trans = 0) -> None:
     _LeastSquaresInPlace(a=a, b=b, trans=trans, algo="auto").run()
 
 
-class _LeastSquares(FactorisationCall[Matrix]):
+class _LeastSquares(FactorizationCall[Matrix]):
     """A call of ``lstsq``."""
 
     name = "lstsq"
@@ -295,5 +295,5 @@ def _scale_rows(x: Matrix, factors: NDArray[Any]) -> None:
         x.local[...] *= ctx.engine.xp.asarray(factors[rows])[:, None]
 
 
-CALLS: dict[str, type[FactorisationCall[Any]]] = {"lstsq": _LeastSquares}
+CALLS: dict[str, type[FactorizationCall[Any]]] = {"lstsq": _LeastSquares}
 """The calls that can be planned, by function."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from ..engines.product import Found
-from .call import FactorisationCall, Matrix, Roles, digest, words
+from .call import FactorizationCall, Matrix, Roles, digest, words
 
 __all__ = ["CALLS", "QrFactors", "apply_q", "form_q", "qr"]
 
@@ -103,7 +103,7 @@ def qr(a: Matrix, *, out: Matrix | None = None, algo: str = "auto") -> QrFactors
     return _Qr(a=a, out=out, algo=algo).run()
 
 
-class _Qr(FactorisationCall[QrFactors]):
+class _Qr(FactorizationCall[QrFactors]):
     """A call of ``qr``."""
 
     name = "qr"
@@ -132,7 +132,7 @@ def form_q(
     return _FormQ(a=a, tau=tau, cols=cols, out=out, algo=algo).run()
 
 
-class _OfReflectors(FactorisationCall[Matrix]):
+class _OfReflectors(FactorizationCall[Matrix]):
     """A call that is given the factors of reflectors."""
 
     def __init__(self, *, tau: NDArray[Any], **arguments: Any) -> None:
@@ -203,5 +203,5 @@ class _ApplyQ(_OfReflectors):
         return Roles("qr", self["a"], self["b"], d=self.written, turned="bd" * right, options=options)
 
 
-CALLS: dict[str, type[FactorisationCall[Any]]] = {"qr": _Qr}
+CALLS: dict[str, type[FactorizationCall[Any]]] = {"qr": _Qr}
 """The calls that can be planned, by function."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeVar
 
 from ..engines.product import Found
-from .call import FactorisationCall, Matrix, Roles, flag, pair_of
+from .call import FactorizationCall, Matrix, Roles, flag, pair_of
 
 __all__ = ["CALLS", "cho_factor", "cho_solve", "cholesky"]
 
@@ -76,7 +76,7 @@ def cho_factor(
     return _CholeskyFactor(a=a, lower=lower, out=out, algo=algo).run()
 
 
-class _Definite(FactorisationCall[T]):
+class _Definite(FactorizationCall[T]):
     """A call that factors A."""
 
     def __init__(self, *, lower: bool, **arguments: Any) -> None:
@@ -148,7 +148,7 @@ def cho_solve(
     return _CholeskySolve(c_and_lower=c_and_lower, b=b, out=out, algo=algo).run()
 
 
-class _CholeskySolve(FactorisationCall[Matrix]):
+class _CholeskySolve(FactorizationCall[Matrix]):
     """A call of ``cho_solve``."""
 
     name = "cho_solve"
@@ -179,7 +179,7 @@ class _CholeskySolve(FactorisationCall[Matrix]):
         return Roles("cholesky", self["c"], self["b"], None, self.written, "a" * self.upper, options)
 
 
-CALLS: dict[str, type[FactorisationCall[Any]]] = {
+CALLS: dict[str, type[FactorizationCall[Any]]] = {
     "cholesky": _Cholesky,
     "cho_factor": _CholeskyFactor,
     "cho_solve": _CholeskySolve,

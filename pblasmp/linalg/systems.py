@@ -19,7 +19,7 @@ from ..layout.grid import one_of
 from ..logs import logger
 from ..matrix.distributed import DistributedMatrix
 from .call import (
-    FactorisationCall,
+    FactorizationCall,
     Matrix,
     Pivots,
     Roles,
@@ -200,7 +200,7 @@ def solve_keeping(a: Matrix, b: Matrix, factor: Matrix, *, lower: bool, out: Mat
     return _Solve(a=a, b=b, assume_a="pos", lower=lower, factor=factor, out=out, algo="auto").run()
 
 
-class _Assuming(FactorisationCall[Matrix]):
+class _Assuming(FactorizationCall[Matrix]):
     """A call that is told what kind of matrix A is.
 
     Attributes:
@@ -502,7 +502,7 @@ class _Inverse(_Assuming):
         return Roles(routine, self["a"], d=self.written, turned="ad" * upper, options=options)
 
 
-CALLS: dict[str, type[FactorisationCall[Any]]] = {
+CALLS: dict[str, type[FactorizationCall[Any]]] = {
     "solve": _Solve,
     "solve_triangular": _SolveTriangular,
     "inv": _Inverse,

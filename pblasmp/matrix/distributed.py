@@ -180,7 +180,7 @@ class DistributedMatrix(Handle):
             return self._gather("gather", root, everywhere=False)
 
     def _gather(self, call: str, root: int, *, everywhere: bool) -> NDArray[Any] | None:
-        """Return the whole matrix on ``root``; elsewhere None or, with ``everywhere``, an uninitialised array."""
+        """Return the whole matrix on ``root``; elsewhere None or, with ``everywhere``, an uninitialized array."""
         ctx, d = self.context, self.descriptor
         with ctx.agreement(call) as facts:
             facts.update(matrix=d, root=root)

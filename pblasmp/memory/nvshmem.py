@@ -30,7 +30,7 @@ def nvshmem_core() -> Any:
 
 
 class NvshmemHeap:
-    """NVSHMEM over all ranks of a context: initialised if needed, finalised only if initialised here. Collective.
+    """NVSHMEM over all ranks of a context: initialized if needed, finalized only if initialized here. Collective.
 
     Args:
         rank, size: this rank's number, and how many ranks there are: all that NVSHMEM knows.

@@ -18,7 +18,7 @@ Options may be in lower case and longer than one letter. An illegal argument rai
 ``ArgumentError``, on every process. Its ``info`` is the number that PBLAS reports: -i for argument i, -(100 i + j) for
 an entry of descriptor i. For DTYPE_ to NB_, j is 1 to 6; for RSRC_, CSRC_ and LLD_ it is 9, 10 and 11, because PBLAS
 counts the entries of its longer descriptor. In one of eleven integers, IMB_ to NB_ are 5 to 8. Redistribution and
-``infog2l``, for which ScaLAPACK has no such numbers, use the same ones. Factorisations and solves have ScaLAPACK's: 7,
+``infog2l``, for which ScaLAPACK has no such numbers, use the same ones. Factorizations and solves have ScaLAPACK's: 7,
 8 and 9 for RSRC_, CSRC_ and LLD_, and a sub-matrix that is larger than the rest of its matrix is a fault of M, N, K or
 NRHS, not of IA or JA.
 """
@@ -31,7 +31,7 @@ from ..errors import ArgumentError
 from .arguments import ParameterError
 from .auxiliary import FUNCTIONS as AUXILIARY
 from .eigenvalues import ROUTINES as EIGENVALUES
-from .factorisations import ROUTINES as FACTORISATIONS
+from .factorizations import ROUTINES as FACTORIZATIONS
 from .grids import (
     blacs_barrier,
     blacs_exit,
@@ -82,7 +82,7 @@ __all__ = [
 ]
 
 _FUNCTIONS: dict[str, Callable[..., object]] = (
-    functions_of((*FACTORISATIONS.values(), *EIGENVALUES, *ROUTINES.values()))
+    functions_of((*FACTORIZATIONS.values(), *EIGENVALUES, *ROUTINES.values()))
     | VECTOR_FUNCTIONS
     | AUXILIARY
     | MOVES

@@ -34,7 +34,7 @@ class ParameterError(ArgumentError):
     Attributes:
         info: as ScaLAPACK's INFO: ``-i`` if argument i is illegal, ``-(100 * i + j)`` if entry j of descriptor i is,
             both counted from 1. PBLAS's numbers of ``RSRC_``, ``CSRC_`` and ``LLD_`` are 9, 10 and 11, those of
-            ScaLAPACK's factorisations and solves 7, 8 and 9. If several arguments are illegal, the number of the first.
+            ScaLAPACK's factorizations and solves 7, 8 and 9. If several arguments are illegal, the number of the first.
     """
 
     info: int = 0

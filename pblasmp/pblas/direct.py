@@ -220,7 +220,7 @@ class DirectForm:
         self._places = [(i, i + 3, written) for i, _, _, _, written in self._matrices]
 
     def run(self, args: Sequence[Any]) -> Any:
-        """Compute a call; return True, the numbers that it makes, or a factorisation's INFO.
+        """Compute a call; return True, the numbers that it makes, or a factorization's INFO.
 
         None if nothing has happened, False if the ranks have voted and did not agree. Collective over the grid.
         """

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..linalg import eigh, eigvalsh
 from ..linalg.eigen import eigh_into, svd_into
-from .factorisations import WANTED, FactorCall, ScalapackRoutine, routine
+from .factorizations import WANTED, FactorCall, ScalapackRoutine, routine
 
 __all__ = ["ROUTINES"]
 

@@ -2,7 +2,7 @@
 """Existing ScaLAPACK programs, with their large calls computed by pblasmp: ``pblasmp preload``.
 
 A small C library, made from the tables of routines (``source``) and compiled when it is first needed, is loaded into
-the program before its ScaLAPACK (LD_PRELOAD). It has the names of the PBLAS and of factorisations. It passes large
+the program before its ScaLAPACK (LD_PRELOAD). It has the names of the PBLAS and of factorizations. It passes large
 calls to a Python inside the program's process (``serve``), and leaves all others to the program's own library.
 """
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from .. import pblas
 from ..layout.routines import VECTOR_ROUTINES
-from ..pblas.factorisations import BESIDE, SIZES, ScalapackRoutine
-from ..pblas.factorisations import ROUTINES as FACTORISATIONS
+from ..pblas.factorizations import BESIDE, SIZES, ScalapackRoutine
+from ..pblas.factorizations import ROUTINES as FACTORIZATIONS
 from ..pblas.routines import DTYPE, ROUTINES
 from ..pblas.vectors import ROUTINES as VECTORS
 
@@ -51,7 +51,7 @@ def _rows() -> Iterator[tuple[str, Row]]:
         for letter in routine.letters:
             real = tuple(routine.real.split())
             yield f"p{letter}{name}", Row(names, tuple(routine.shapes), {}, (), real, DTYPE[letter], volume)
-    for name, row in FACTORISATIONS.items():
+    for name, row in FACTORIZATIONS.items():
         beside = {each: axis for each, axis in BESIDE.items() if each in row.names}
         sizes = tuple(each for each in row.names if each in SIZES)
         volume = _volume_of_factors(row)
@@ -82,7 +82,7 @@ def _volume(arguments: list[str]) -> str:
 
 
 def _volume_of_factors(routine: ScalapackRoutine) -> str:
-    """Return the text for the multiplications of a factorisation, an inverse, or a solve with a known factor."""
+    """Return the text for the multiplications of a factorization, an inverse, or a solve with a known factor."""
     at = {each: f"INTEGER(a{i})" for i, each in enumerate(routine.names)}
     third = at["k"] if "k" in at else at["nrhs"] if routine.written == "b" else at["n"]
     return f"{at.get('m', at['n'])} * {at['n']} * {third}"
@@ -129,7 +129,7 @@ def _is_value(name: str, row: Row) -> bool:
 
 
 _HEAD = r"""
-/* Made by pblasmp.preload.source. PBLAS, factorisations and moves for LD_PRELOAD: large calls go to pblasmp, in a
+/* Made by pblasmp.preload.source. PBLAS, factorizations and moves for LD_PRELOAD: large calls go to pblasmp, in a
    Python in the process, all others to the program's own library. To be loaded it needs neither Python nor MPI. */
 #define _GNU_SOURCE
 #include <ctype.h>

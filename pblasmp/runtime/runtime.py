@@ -377,7 +377,7 @@ class Runtime(Generic[Matrix]):
         return {self.rank: local} if self.rank < descriptor.grid.size else {}
 
     def allocate(self, descriptor: MatrixDescriptor, *, symmetric: bool = False) -> Matrix:
-        """Return an uninitialised matrix without agreement. Local; collective if ``symmetric``."""
+        """Return an uninitialized matrix without agreement. Local; collective if ``symmetric``."""
         inside = self.rank < descriptor.grid.size
         shape, ld = (descriptor.local_shape(self.rank), descriptor.lld(self.rank)) if inside else ((0, 0), 1)
         local = self.engine.empty(shape, descriptor.dtype, descriptor.order, ld, symmetric=symmetric)

@@ -273,7 +273,7 @@ class SequenceParallel(ParallelStyle):
 
     Raises:
         ArgumentError: on application: the module takes statistics over tokens, or its parameters have hooks or
-            gradients, which would be lost. In its forward pass: it normalises the dimension that is split; raised on
+            gradients, which would be lost. In its forward pass: it normalizes the dimension that is split; raised on
             every rank that has such an input.
     """
 

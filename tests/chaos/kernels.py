@@ -137,7 +137,7 @@ def one_transpose(cupy: Any, kernels: Kernels, rng: random.Random, seed: int) ->
     conjugate = size >= 8 and rng.random() < 0.5
 
     def place(inner: int, outer: int) -> dict[int, int]:
-        """Return the bytes from one to the next: of a run of ``inner`` are neighbours, ``outer`` are further apart."""
+        """Return the bytes from one to the next: of a run of ``inner`` are neighbors, ``outer`` are further apart."""
         steps = {inner: size, inner - 1: (extents[inner] + rng.randint(0, 3)) * size}
         steps[outer] = extents[inner - 1] * steps[inner - 1] + rng.randint(0, 3) * size
         return steps | {outer - 1: extents[outer] * steps[outer] + rng.randint(0, 3) * size}

@@ -40,7 +40,7 @@ def same(ctx: pb.Context, found: Any, expected: np.ndarray) -> str:
 
 
 def products(ctx: pb.Context, w: np.ndarray) -> Iterator[tuple[str, str]]:
-    """Products, moves, sums and factorisations of matrices that are made here, again and again."""
+    """Products, moves, sums and factorizations of matrices that are made here, again and again."""
     a, b = ctx.scatter(w, block=32), ctx.scatter(w, block=48, order="F")
     spd = w @ w.T + N * np.eye(N)
     for turn in range(4):  # direct calls, kept plans, replays

@@ -119,7 +119,7 @@ def test_a_solve_is_run_again_and_as_a_graph(ctx, algo, side, order):
             assert everywhere(ctx, "" if close else f"run {turn}") == ""
 
 
-def test_a_factorisation_by_blocks(ctx):
+def test_a_factorization_by_blocks(ctx):
     """Cholesky of an SPD matrix from sub-matrices, syrk, gemm and trsm, checked by its residual."""
     n, nb, grid = 320, 32, pb.Grid.squarest(ctx.size)
     d = pb.MatrixDescriptor((n, n), (nb, nb), grid)

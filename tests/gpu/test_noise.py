@@ -13,10 +13,10 @@ RUNS, SLOW_RUNS = 300, 20
 
 
 @pytest.mark.parametrize("n", [2048, 256])
-@pytest.mark.parametrize("neighbour", [False, True], ids=["one job", "two jobs"])
-def test_every_algorithm(ctx, n, neighbour):
+@pytest.mark.parametrize("neighbor", [False, True], ids=["one job", "two jobs"])
+def test_every_algorithm(ctx, n, neighbor):
     wrong = {}
-    with Noise(ctx, seed=n, neighbour=neighbour) as noise:
+    with Noise(ctx, seed=n, neighbor=neighbor) as noise:
         for trial in trials(ctx, n):
             found = wrong_runs(ctx, trial, noise, SLOW_RUNS if trial.slow else RUNS)
             if not isinstance(found, str) and found:
@@ -38,6 +38,6 @@ def test_cublasmp_needs_its_barrier(ctx, monkeypatch):
         return pb.allgather_matmul(x, w, ctx, algo="default")
 
     monkeypatch.setattr(faults, "ends_before_peers_have_read", lambda *_: False)
-    with Noise(ctx, naps=False, neighbour=True) as noise:
+    with Noise(ctx, naps=False, neighbor=True) as noise:
         found = [wrong_runs(ctx, Trial("without", run, 2**-10), noise) for _ in range(3)]
     assert any(found)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of factorisations share: matrices to factor, in layouts at random, and errors in units of rounding.
+"""What the tests of factorizations share: matrices to factor, in layouts at random, and errors in units of rounding.
 
 Every rank draws the same cases from generators with the same seed.
 """
@@ -26,14 +26,14 @@ MOST = 30  # how large an error may be, in the units of ``relative``
 
 @contextlib.contextmanager
 def planned():
-    """Within, no factorisation is a direct call."""
+    """Within, no factorization is a direct call."""
     with changed_limits(cholesky=0, lapack=0):
         yield
 
 
 @contextlib.contextmanager
 def panels_of(ctx, width):
-    """Within, factorisations have panels of ``width`` columns, and every rank works on them. None is a direct call."""
+    """Within, factorizations have panels of ``width`` columns, and every rank works on them. None is a direct call."""
     if ctx.engine.name != "host":
         ctx.engine.operations.factor_width, saved = width, ctx.engine.operations.factor_width
         try:
@@ -54,7 +54,7 @@ def panels_of(ctx, width):
 
 @contextlib.contextmanager
 def direct_blocks_of(ctx, width):
-    """Within, direct factorisations have blocks of ``width`` columns, on which every rank works."""
+    """Within, direct factorizations have blocks of ``width`` columns, on which every rank works."""
     how = {"width": width, "part": width, "meeting": width**3, "rows": 2, "factoring": 8 * width}
     with changed_limits(**how), mock.patch.object(ctx.engine.operations, "workers", ctx.size):
         yield

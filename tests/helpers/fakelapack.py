@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cuSOLVER and the engine's kernels of factorisations, played by SciPy's LAPACK on the memory at real addresses."""
+"""cuSOLVER and the engine's kernels of factorizations, played by SciPy's LAPACK on the memory at real addresses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def matrix(at: int, rows: int, cols: int, ld: int, kind: Any) -> np.ndarray:
 
 
 def _strided(at: int, rows: int, cols: int, kind: np.dtype, down: int, across: int) -> np.ndarray:
-    """The matrix at an address, whose neighbours are so many numbers apart."""
+    """The matrix at an address, whose neighbors are so many numbers apart."""
     nbytes = (1 + (rows - 1) * down + (cols - 1) * across) * kind.itemsize
     memory = (ctypes.c_char * nbytes).from_address(at)
     return np.ndarray((rows, cols), kind, memory, strides=(down * kind.itemsize, across * kind.itemsize))
@@ -81,7 +81,7 @@ def loaded(
     multiprocessors: Callable[[], int],
     computes: bool,
 ) -> int:
-    """``compiler.loaded``: the kernels of factorisations compute, and if it ``computes`` those of copies and sums.
+    """``compiler.loaded``: the kernels of factorizations compute, and if it ``computes`` those of copies and sums.
 
     A block of threads has no more than ``shared_memory()`` bytes; a multiprocessor has a KiB more, and each block that
     runs on it takes a KiB besides.

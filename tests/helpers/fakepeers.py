@@ -87,7 +87,7 @@ class Peers:
 
     Args:
         size: ranks.
-        skip: the synchronisation to leave out: ``(rank, number)``, counted as they are queued.
+        skip: the synchronization to leave out: ``(rank, number)``, counted as they are queued.
         multiprocessors: of each, which decide how many pieces a product is cut into.
     """
 
@@ -161,11 +161,11 @@ class Peers:
 
     # -- queueing
 
-    def queue(self, op: Op, *, synchronises: bool = False) -> None:
+    def queue(self, op: Op, *, synchronizes: bool = False) -> None:
         rank = op.stream[0]
-        if synchronises:
-            number = self.gpus[rank].synchronisations
-            self.gpus[rank].synchronisations += 1
+        if synchronizes:
+            number = self.gpus[rank].synchronizations
+            self.gpus[rank].synchronizations += 1
             self.gpus[rank].names.append(op.name)
             if self.skip == (rank, number):
                 return
@@ -255,7 +255,7 @@ class FakePeer:
     why_no_windows: str = ""
     capability: int = 90
     shared_gpus: bool = False
-    synchronisations: int = 0
+    synchronizations: int = 0
     names: list[str] = field(default_factory=list)
     generation: int = 0
 
@@ -321,10 +321,10 @@ class FakePeer:
         arrivals = [self.peers.arrivals.setdefault((rank, "end"), []) for rank in range(self.size)]
         self._queue(
             "await all", "main", lambda clock: [join(clock, came[epoch - 1]) for came in arrivals],
-            ready=lambda: all(len(came) >= epoch for came in arrivals), synchronises=True,
+            ready=lambda: all(len(came) >= epoch for came in arrivals), synchronizes=True,
         )  # fmt: skip
         for name in names:
-            self._follow(name, "main", synchronises=False)  # what a graph needs
+            self._follow(name, "main", synchronizes=False)  # what a graph needs
 
     def end(self, *names: str) -> None:
         for name in names:
@@ -333,7 +333,7 @@ class FakePeer:
 
     def _arrive(self, kind: str) -> None:
         came = self.peers.arrivals.setdefault((self.rank, kind), [])
-        self._queue("arrive", "main", lambda clock: came.append(clock.copy()), synchronises=kind == "end")
+        self._queue("arrive", "main", lambda clock: came.append(clock.copy()), synchronizes=kind == "end")
 
     def meet(self) -> None:
         self._met += 1
@@ -345,15 +345,15 @@ class FakePeer:
         self._arrive("between")
         self._queue(
             "meet", "main", lambda clock: [join(clock, they[epoch - 1]) for they in everyone],
-            ready=lambda: all(len(they) >= epoch for they in everyone), synchronises=True,
+            ready=lambda: all(len(they) >= epoch for they in everyone), synchronizes=True,
         )  # fmt: skip
 
     def follow(self, later: str, earlier: str) -> None:
-        self._follow(later, earlier, synchronises=True)
+        self._follow(later, earlier, synchronizes=True)
 
-    def _follow(self, later: str, earlier: str, *, synchronises: bool) -> None:
+    def _follow(self, later: str, earlier: str, *, synchronizes: bool) -> None:
         self.mark(earlier, earlier)
-        self._await_mark(later, earlier, synchronises=synchronises)
+        self._await_mark(later, earlier, synchronizes=synchronizes)
 
     def mark(self, name: str, stream: str) -> None:
         seen = self._marks[name] = []
@@ -364,9 +364,9 @@ class FakePeer:
         self._queue("record", stream, record)
 
     def await_mark(self, stream: str, name: str) -> None:
-        self._await_mark(stream, name, synchronises=True)
+        self._await_mark(stream, name, synchronizes=True)
 
-    def _await_mark(self, stream: str, name: str, *, synchronises: bool) -> None:
+    def _await_mark(self, stream: str, name: str, *, synchronizes: bool) -> None:
         seen = self._marks[name]
 
         def wait(clock: np.ndarray) -> None:
@@ -375,7 +375,7 @@ class FakePeer:
 
         self._queue(
             f"{stream} follows {name}", stream, wait,
-            ready=lambda: bool(seen), synchronises=synchronises,
+            ready=lambda: bool(seen), synchronizes=synchronizes,
         )  # fmt: skip
 
     def one_kernel(self, kernel: Any, job: Any, blocks: int) -> None:
@@ -390,7 +390,7 @@ class FakePeer:
                 raise Fault(f"rank {self.rank} raises flag {number} of rank {rank} that was not seen yet")
             flag.up, flag.raised = True, clock.copy()
 
-        self._queue(f"raise {number} of {rank}", stream, do, synchronises=True)
+        self._queue(f"raise {number} of {rank}", stream, do, synchronizes=True)
 
     def raise_flags(self, stream: str, flags: Iterable[tuple[int, int]]) -> None:
         assert stream == "main", "a GEMM may run next to other streams"
@@ -404,7 +404,7 @@ class FakePeer:
             join(clock, flag.raised)
             flag.up, flag.lowered = False, clock.copy()
 
-        self._queue(f"await {number} of {rank}", stream, do, ready=lambda: flag.up, synchronises=True)
+        self._queue(f"await {number} of {rank}", stream, do, ready=lambda: flag.up, synchronizes=True)
 
     def await_flags(self, stream: str, flags: Iterable[tuple[int, int]]) -> None:
         assert stream == "main", "a GEMM may run next to other streams"

@@ -535,7 +535,7 @@ def one_has_lost_it_while_others_close():
         ctx.close()
 
 
-def finalised_before_the_end():
+def finalized_before_the_end():
     keep.append(pb.Context(engine="host"))
     MPI.Finalize()
 

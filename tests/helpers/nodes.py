@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several nodes made of one machine: hosts with names of their own, between which MPI shares no memory.
 
-PBLASMP_RANKS_PER_NODE also makes nodes, but inside the library, and of neighbouring ranks only. Here the ranks of a
+PBLASMP_RANKS_PER_NODE also makes nodes, but inside the library, and of neighboring ranks only. Here the ranks of a
 node may be far apart, as ``srun --distribution=cyclic`` places them.
 """
 
@@ -37,7 +37,7 @@ class Nodes(Launcher):
 
     Attributes:
         nodes: how many.
-        together: whether a node has neighbouring ranks ("blocks"), or each rank is on another node than the one before
+        together: whether a node has neighboring ranks ("blocks"), or each rank is on another node than the one before
             it ("interleaved").
     """
 

@@ -24,7 +24,7 @@ Case = tuple[str, str | None]
 
 def library() -> Path:
     """The folder of the ScaLAPACK that is here; without one skip, or fail where PBLASMP_SCALAPACK requires one."""
-    found = next((path for flavour in ("debian", "mkl") if (path := locate(flavour))), None)
+    found = next((path for flavor in ("debian", "mkl") if (path := locate(flavor))), None)
     if found is None:
         missing = "no ScaLAPACK: python -m benchmarks.fetch_scalapack --only debian fetches one"
         assert os.environ.get("PBLASMP_SCALAPACK") != "required", missing

@@ -18,7 +18,7 @@ from tests.helpers.under_mpirun import (  # noqa: F401 - hooks
 @pytest.fixture(scope="session")
 def scalapack() -> str:
     """The ScaLAPACK that is here; without one skip, or fail where PBLASMP_SCALAPACK says that it is required."""
-    found = next((flavour for flavour in ("debian", "mkl") if locate(flavour)), None)
+    found = next((flavor for flavor in ("debian", "mkl") if locate(flavor)), None)
     if found is None:
         missing = "no ScaLAPACK: python -m benchmarks.fetch_scalapack --only mkl fetches one"
         assert os.environ.get("PBLASMP_SCALAPACK") != "required", missing

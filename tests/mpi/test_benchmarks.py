@@ -97,27 +97,27 @@ def test_vectors_beside_scalapack(tmp_path):
     assert contenders | {"vote"} == set(rows[-1]["seconds"])
 
 
-@pytest.mark.parametrize("flavour", [*only_long("mkl"), "debian"])
-def test_host_gemm_beside_scalapack(tmp_path, flavour):
-    if locate(flavour) is None:
-        pytest.skip(f"ScaLAPACK ({flavour}) is not here: python -m benchmarks.fetch_scalapack fetches it")
-    (run,) = run_quick("host_gemm.py", tmp_path, "--only", flavour).values()
-    assert (run.name, run.ranks, run.gpus) == (f"host_gemm-{flavour}-4-ranks", 4, 0)
+@pytest.mark.parametrize("flavor", [*only_long("mkl"), "debian"])
+def test_host_gemm_beside_scalapack(tmp_path, flavor):
+    if locate(flavor) is None:
+        pytest.skip(f"ScaLAPACK ({flavor}) is not here: python -m benchmarks.fetch_scalapack fetches it")
+    (run,) = run_quick("host_gemm.py", tmp_path, "--only", flavor).values()
+    assert (run.name, run.ranks, run.gpus) == (f"host_gemm-{flavor}-4-ranks", 4, 0)
     assert all({"pblasmp", "pdgemm"} <= set(row["seconds"]) for row in run.rows)
     assert all("pdgemm" in row["ratios"] for row in run.rows)
 
 
-def test_factorisations_beside_scalapack(tmp_path):
+def test_factorizations_beside_scalapack(tmp_path):
     if locate("debian") is None:
         pytest.skip("ScaLAPACK (debian) is not here: python -m benchmarks.fetch_scalapack fetches it")
-    (run,) = run_quick("factorisations.py", tmp_path, "--scalapack", "debian").values()
-    assert (run.name, run.ranks, run.gpus) == ("factorisations-debian-2-ranks", 2, 0)
+    (run,) = run_quick("factorizations.py", tmp_path, "--scalapack", "debian").values()
+    assert (run.name, run.ranks, run.gpus) == ("factorizations-debian-2-ranks", 2, 0)
     assert [row["case"]["routine"] for row in run.rows] == ["potrf", "getrf", "geqrf", "posv", "gesv", "gels"]
     assert all({"pblasmp", "debian", "debian-256"} == set(row["seconds"]) for row in run.rows)
 
 
-def test_ways_of_factorisations():
-    command = [*launch.interpreter(), "-m", "benchmarks.factorisation_ways", "-n", "100", "--ranks", "2"]
+def test_ways_of_factorizations():
+    command = [*launch.interpreter(), "-m", "benchmarks.factorization_ways", "-n", "100", "--ranks", "2"]
     done = subprocess.run(
         [*command, "--seconds", "0", "--only", "potrf", "getrf"],
         check=False, cwd=ROOT, capture_output=True, text=True, timeout=120,
@@ -298,12 +298,12 @@ def test_transformer_with_fused_products(tmp_path):
     assert list(rates_of(done.stdout)) == ["pblasmp", "PyTorch", "PyTorch async TP, compiled"]
 
 
-@pytest.mark.parametrize("flavour", [*only_long("mkl"), "debian"])
-def test_level3_beside_scalapack(tmp_path, flavour):
-    if locate(flavour) is None:
-        pytest.skip(f"ScaLAPACK ({flavour}) is not here: python -m benchmarks.fetch_scalapack fetches it")
+@pytest.mark.parametrize("flavor", [*only_long("mkl"), "debian"])
+def test_level3_beside_scalapack(tmp_path, flavor):
+    if locate(flavor) is None:
+        pytest.skip(f"ScaLAPACK ({flavor}) is not here: python -m benchmarks.fetch_scalapack fetches it")
     routines = *only_long("trsm"), "herk", "syrkx"
-    (run,) = run_quick("level3.py", tmp_path, "--scalapack", flavour, "--only", *routines).values()
+    (run,) = run_quick("level3.py", tmp_path, "--scalapack", flavor, "--only", *routines).values()
     assert {row["case"]["routine"] for row in run.rows} == {*routines}
     assert all(bool(row["ratios"]) == (row["case"]["routine"] != "syrkx") for row in run.rows)
 

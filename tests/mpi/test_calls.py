@@ -138,9 +138,9 @@ def test_random_calls_between_nodes(nranks, form):
 # -- beside ScaLAPACK
 
 
-def refereed(comm, flavour, seed):
+def refereed(comm, flavor, seed):
     """Every routine of PBLAS in every type: ScaLAPACK leaves what we leave, and what NumPy computes."""
-    slk, rng = ScaLAPACK(flavour, comm), np.random.default_rng([seed, comm.size])
+    slk, rng = ScaLAPACK(flavor, comm), np.random.default_rng([seed, comm.size])
     with pb.Context(comm, engine="host") as ctx, grids(ctx, slk) as every:
         for routine in FUNCTIONS:
             for options, dtype in shared_out(comm, combinations(routine)):
@@ -152,4 +152,4 @@ def refereed(comm, flavour, seed):
 
 @pytest.mark.parametrize("nranks", [1, 2, 4, *only_long(6)])
 def test_beside_scalapack(nranks, scalapack):
-    run_on_one_node(refereed, nranks, flavour=scalapack, seed=1, timeout=120, launch=True)
+    run_on_one_node(refereed, nranks, flavor=scalapack, seed=1, timeout=120, launch=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pb.verify`` of what factorisations have found, right and slightly wrong, and ``eigh`` with ``check=True``."""
+"""``pb.verify`` of what factorizations have found, right and slightly wrong, and ``eigh`` with ``check=True``."""
 
 from __future__ import annotations
 

@@ -448,8 +448,8 @@ def moved_together(comm):
             pblas.gridexit(ictxt)
 
 
-def factorisations(comm, count):
-    """Every layout, type and option of Cholesky factorisations on which all ranks work, and of what LAPACK computes."""
+def factorizations(comm, count):
+    """Every layout, type and option of Cholesky factorizations on which all ranks work, and of what LAPACK computes."""
     rng = np.random.default_rng(10)
     with pb.Context(comm, engine="host") as ctx:
         for case, dtype in itertools.product((cholesky_case, lu_case, triangular_case), TYPES * count):
@@ -570,12 +570,12 @@ def factorisations(comm, count):
 
 
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
-def test_factorisations_need_no_plans(nranks):
-    run_mpi(factorisations, nranks, count=draws(1, long=8))
+def test_factorizations_need_no_plans(nranks):
+    run_mpi(factorizations, nranks, count=draws(1, long=8))
 
 
 def small(comm):
-    """Small factorisations, solves and inverses need no plan, large ones do; they write nothing else."""
+    """Small factorizations, solves and inverses need no plan, large ones do; they write nothing else."""
     rng = np.random.default_rng(15)
     n, grid = 30, pb.Grid.squarest(comm.size)
     whole = rng.standard_normal((n, n)) + 6 * np.eye(n)
@@ -801,7 +801,7 @@ def small_lu(comm):
 
 
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
-def test_small_factorisations_need_no_plans(nranks):
+def test_small_factorizations_need_no_plans(nranks):
     run_mpi(small, nranks)
     run_mpi(small_pblas, nranks)
     run_mpi(small_lu, nranks)

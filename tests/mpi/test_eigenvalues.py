@@ -138,7 +138,7 @@ def faults(ctx, rng):
          {"algo": "elpa"}),
         ("indefinite", pb.FactorizationError, ["eigh: b: the matrix is not positive definite", "up to index 6"],
          la.eigh, (a, b), {}),
-        ("plan", pb.UnsupportedError, ["a generalised problem is several calls"], pb.plan, (la.eigh, a, a), {}),
+        ("plan", pb.UnsupportedError, ["a generalized problem is several calls"], pb.plan, (la.eigh, a, a), {}),
     ):  # fmt: skip
         yield name, agreed_error(ctx, kind, words, function, *args, **how)
     if ctx.size > 1:

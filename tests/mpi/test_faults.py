@@ -299,12 +299,12 @@ def test_a_rank_that_ends_is_told_to_the_others(name, status, tmp_path):
 
 @starts_ranks
 @pytest.mark.parametrize(
-    "name", ["one_has_lost_it", "one_has_lost_it_while_others_close", "finalised_before_the_end"]
+    "name", ["one_has_lost_it", "one_has_lost_it_while_others_close", "finalized_before_the_end"]
 )
 def test_however_a_context_is_lost_the_job_ends(name, tmp_path):
     status, printed, _ = ends(name, tmp_path)
     assert status == 0, printed
-    assert printed.count("ResourceWarning: Context(") == (name != "finalised_before_the_end"), printed
+    assert printed.count("ResourceWarning: Context(") == (name != "finalized_before_the_end"), printed
 
 
 @starts_ranks

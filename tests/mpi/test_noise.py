@@ -43,7 +43,7 @@ def refused(ctx, value):
 
 
 def what_is_found(comm):
-    with pb.Context(comm) as ctx, Noise(ctx, naps=False, neighbour=True) as noise:
+    with pb.Context(comm) as ctx, Noise(ctx, naps=False, neighbor=True) as noise:
         of_another_run.last = 1.0
         late = Trial("late", partial(of_another_run, ctx, 1), 1e-3)
         nan = Trial("nan", lambda _: np.array([np.nan]))

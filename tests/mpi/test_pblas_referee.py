@@ -34,11 +34,11 @@ def both_grids(ctx, slk, shape, order):
     return own, theirs
 
 
-def vectors(comm, count, flavour, seed=1):
+def vectors(comm, count, flavor, seed=1):
     """Level 1 in every type with everything at random: numbers where PBLAS puts them, and what is written twice."""
-    slk = ScaLAPACK(flavour, comm)
+    slk = ScaLAPACK(flavor, comm)
     numpys = {each["architecture"] for each in threadpool_info() if each["internal_api"] == "openblas"}
-    if flavour == "debian" and numpys:
+    if flavor == "debian" and numpys:
         yield "kernels", None if slk.kernels in numpys else f"{slk.kernels}, NumPy has {numpys}"
     rng = np.random.default_rng(seed)
     with pb.Context(comm, engine="host") as ctx:
@@ -108,9 +108,9 @@ def passed(x, place, context):
     return [x.local(place), *x.at, x.desc(context, place)]
 
 
-def auxiliary(comm, count, flavour, seed=1):
+def auxiliary(comm, count, flavor, seed=1):
     """Norms, copies, constants, scaling, traces and elements."""
-    slk = ScaLAPACK(flavour, comm)
+    slk = ScaLAPACK(flavor, comm)
     rng = np.random.default_rng(seed)
     with pb.Context(comm, engine="host") as ctx:
         shapes = [(p, comm.size // p) for p in range(1, comm.size + 1) if comm.size % p == 0]
@@ -194,9 +194,9 @@ def auxiliary(comm, count, flavour, seed=1):
             slk.gridexit(theirs)
 
 
-def moves(comm, count, flavour):
+def moves(comm, count, flavor):
     """p?gemr2d and p?trmr2d between grids of any size."""
-    slk = ScaLAPACK(flavour, comm)
+    slk = ScaLAPACK(flavor, comm)
     rng = np.random.default_rng(3)
     with pb.Context(comm, engine="host") as ctx:
         everybody = both_grids(ctx, slk, (1, comm.size), "row")
@@ -229,9 +229,9 @@ def moves(comm, count, flavour):
                 slk.gridexit(theirs)
 
 
-def tools(comm, flavour):
+def tools(comm, flavor):
     """Descriptors and indices."""
-    slk = ScaLAPACK(flavour, comm)
+    slk = ScaLAPACK(flavor, comm)
     rng = np.random.default_rng(4)
     shape = pb.Grid.squarest(comm.size).shape
     with pb.Context(comm, engine="host") as ctx:
@@ -262,9 +262,9 @@ def tools(comm, flavour):
         slk.gridexit(theirs)
 
 
-def interoperation(comm, flavour):
+def interoperation(comm, flavor):
     """Matrices, and parts of them, are given to ScaLAPACK and back where they are."""
-    slk = ScaLAPACK(flavour, comm)
+    slk = ScaLAPACK(flavor, comm)
     rng = np.random.default_rng(5)
     with pb.Context(comm, engine="host") as ctx:
         for number, grid in enumerate(grids(comm.size)):
@@ -307,12 +307,12 @@ def interoperation(comm, flavour):
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
 def test_moves_tools_and_matrices(nranks, scalapack):
     few = draws(2 if nranks == 1 else 1, long=2)
-    run_mpi(others, nranks, count=few, moved=draws(2, long=7), flavour=scalapack, launch=True)
+    run_mpi(others, nranks, count=few, moved=draws(2, long=7), flavor=scalapack, launch=True)
 
 
-def others(comm, count, moved, flavour):
-    yield from vectors(comm, count, flavour)
-    yield from auxiliary(comm, count, flavour)
-    yield from moves(comm, moved, flavour)
-    yield from tools(comm, flavour)
-    yield from interoperation(comm, flavour)
+def others(comm, count, moved, flavor):
+    yield from vectors(comm, count, flavor)
+    yield from auxiliary(comm, count, flavor)
+    yield from moves(comm, moved, flavor)
+    yield from tools(comm, flavor)
+    yield from interoperation(comm, flavor)

@@ -86,7 +86,7 @@ def preloaded(tmp_path, preload_cache):
     [*only_long((4, 100, "3 of 3"), (2, 0, "3 of 3")), (2, 100, "3 of 3"), (1, 1000, "0 of 11")],
 )
 def test_large_products_are_pblasmps(preloaded, program, ranks, least, counts):
-    """Two products of 160 × 160 matrices and a factorisation; eight calls more within ScaLAPACK's own."""
+    """Two products of 160 × 160 matrices and a factorization; eight calls more within ScaLAPACK's own."""
     done = preloaded(program, ranks, least, 160, 32)
     assert done.stdout == "info 0, worst entry of S - L L^T small\n", done.stderr
     found, seconds, grids, others = shares(done.stderr)

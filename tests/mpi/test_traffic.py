@@ -238,16 +238,16 @@ def test_moves():
     run_mpi(run_moves, 6)
 
 
-# -- factorisations
+# -- factorizations
 
 
-def run_factorisations(comm, per_node):
+def run_factorizations(comm, per_node):
     with (
         pb.Context(comm, engine="host") as ctx,
         short_messages(64),
         mock.patch.multiple(HostOperations, factor_width=8, factor_alone=4, factor_wait=0),
     ):
-        yield from shared_out(ctx, of_factorisations(ctx, per_node))
+        yield from shared_out(ctx, of_factorizations(ctx, per_node))
 
 
 def permuted(ctx, d):
@@ -257,7 +257,7 @@ def permuted(ctx, d):
     return ctx.from_function(lambda i, j: 1.0 * (i == rows[j]), d)
 
 
-def of_factorisations(ctx, per_node):
+def of_factorizations(ctx, per_node):
     rng = np.random.default_rng(64)
     wire, workers = Wire(ctx), ctx.engine.operations.workers
 
@@ -291,11 +291,11 @@ def of_factorisations(ctx, per_node):
 
 
 @pytest.mark.parametrize(("shared", "nranks"), list(in_turn((True, False), SIZES, keep=2)))
-def test_factorisations(nranks, shared, monkeypatch):
+def test_factorizations(nranks, shared, monkeypatch):
     """Within a node all copies go to and from the panels that its ranks share; between nodes panels are sent."""
     per_node = nranks if shared else max(1, nranks // 2)
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    run_on_one_node(run_factorisations, nranks, per_node=per_node)
+    run_on_one_node(run_factorizations, nranks, per_node=per_node)
 
 
 # n^2 elements over the square root of the number of ranks; LU also exchanges rows, QR adds up products, and a solve
@@ -309,7 +309,7 @@ VOLUMES = {
 
 
 def received(comm, n, block):
-    """The bytes that each rank receives in factorisations of square blocks where they are."""
+    """The bytes that each rank receives in factorizations of square blocks where they are."""
     nprow = {2: 1, 4: 2, 6: 2}[comm.size]
     with pb.Context(comm, engine="host") as ctx, mock.patch.object(HostOperations, "factor_wait", 0):
         d = pb.MatrixDescriptor((n, n), (block, block), pb.Grid(nprow, comm.size // nprow), order="F")

@@ -13,7 +13,7 @@ from tests.helpers.mpi import run_mpi
 
 
 def computes(comm, without):
-    """Agreements, products, level 2 and 1, solves and factorisations, twice: kept plans, too."""
+    """Agreements, products, level 2 and 1, solves and factorizations, twice: kept plans, too."""
     with pytest.MonkeyPatch.context() as patch:
         if comm.rank in without:
             patch.setenv("PBLASMP_CORE", "0")

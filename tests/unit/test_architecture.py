@@ -289,7 +289,7 @@ def test_public_callables_say_who_must_call_them():
     assert not silent
 
 
-def test_every_file_names_its_licence():
+def test_every_file_names_its_license():
     files = [p for d in ("pblasmp", "tests", "examples", "benchmarks") for p in (ROOT / d).rglob("*.py")]
     missing = [p for p in files if not p.read_text().startswith("# SPDX-License-Identifier: Apache-2.0\n")]
     assert not missing

@@ -34,9 +34,9 @@ def test_bars_are_as_long_as_their_ratios():
         for each in root.iter(f"{SPACE}rect")
         if each.get("x") == "190.0"
     ]
-    (colour_y, y), (colour_x, x), (colour_same, one) = bars
+    (color_y, y), (color_x, x), (color_same, one) = bars
     assert y == pytest.approx(3 * x, abs=0.2)
-    assert colour_x != colour_y == colour_same  # a contender has one colour in every chart
+    assert color_x != color_y == color_same  # a contender has one color in every chart
     assert one == pytest.approx(y, abs=0.2)  # each chart has its own scale
 
 

@@ -26,7 +26,7 @@ from pblasmp.cli import options
 from pblasmp.cli.commands import cli
 from pblasmp.cli.progress import Channel
 from pblasmp.cli.ranks import FailureError
-from pblasmp.cli.terminal import use_colour
+from pblasmp.cli.terminal import use_color
 from pblasmp.problems.files import check as check_file
 from pblasmp.problems.files import find
 from tests.helpers.command_line import run_here
@@ -510,7 +510,7 @@ def test_control_characters_are_escaped(pblasmp, tmp_path):
         assert r"a\x1bb: unknown key" in out + err
 
 
-def test_colours(pblasmp, files, monkeypatch):
+def test_colors(pblasmp, files, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[" in pblasmp("check", "good.toml", "--color=always")[1]
@@ -520,9 +520,9 @@ def test_colours(pblasmp, files, monkeypatch):
     monkeypatch.setattr("pblasmp.cli.terminal.is_terminal", lambda _: True)
     settings = (({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False))
     for environ, expected in settings:
-        assert use_colour("auto", environ) is expected
-        assert use_colour("always", environ)
-        assert not use_colour("never", environ)
+        assert use_color("auto", environ) is expected
+        assert use_color("always", environ)
+        assert not use_color("never", environ)
 
 
 def test_under_a_launcher_its_own_output_decides(monkeypatch, tmp_path):

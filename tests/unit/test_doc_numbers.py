@@ -61,7 +61,7 @@ NUMBERS = [
     ("testing", "testing.pool._LIMIT", str, "At most {} ranks are kept"),
     ("errors", "runtime.runtime._MANY", {1000: "a thousand"}.get, "when {} plans are open"),
     ("errors", "comm.agreement._BLOCKED_SECONDS", "{:.0f}".format, "still in theirs {} seconds later"),
-    ("errors", "comm.side_channel._DRAIN_SECONDS", {0.1: "a tenth of a second"}.get, "cancelled within {}"),
+    ("errors", "comm.side_channel._DRAIN_SECONDS", {0.1: "a tenth of a second"}.get, "canceled within {}"),
     ("errors", "comm.process_group._LOOK_SECONDS", lambda x: f"{x * 1000:.0f} ms", "ranks poll every {}"),
     ("gpu", "engines.gpu.runtime.health._EXIT_SECONDS", str, "ends a process {} seconds after"),
     ("gpu", "engines.gpu.transport._PANEL_BYTES", mib, "pinned memory, {} at a time"),

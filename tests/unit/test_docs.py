@@ -214,7 +214,7 @@ def test_what_is_quoted_is_not_old(modules, monkeypatch, tmp_path):
     """What the README or the page on performance quotes is measured again after so many commits of the engines."""
     _, figures = modules
     read = quoted(figures, monkeypatch, tmp_path)
-    assert {"factorisations-debian-4-ranks", "many_calls-debian-2x2-4-ranks"} <= read.keys()
+    assert {"factorizations-debian-4-ranks", "many_calls-debian-2x2-4-ranks"} <= read.keys()
     assert commits_since("no such commit") is None
     ages = {name: age for name, run in read.items() if (age := commits_since(run.commit)) is not None}
     if not ages:
@@ -229,7 +229,7 @@ def test_what_was_measured_says_when_and_where(modules):
     runs = figures.results.runs()
     for text, names in {
         figures.comparison(): ["host_gemm-mkl-4-ranks", "transformer-mpirun-8192-4096-2-gpus"],
-        figures.factorisations(): [name for name in runs if re.match("factorisations-(debian|mkl)-", name)],
+        figures.factorizations(): [name for name in runs if re.match("factorizations-(debian|mkl)-", name)],
         figures.many_calls(): [name for name in runs if name.startswith("many_calls-")],
         figures.performance(): ["tensor_parallel-allgather_matmul-2-gpus"],
         figures.all_results(): list(runs),

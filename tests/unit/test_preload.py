@@ -15,7 +15,7 @@ import pytest
 
 from pblasmp import ArgumentError, LibraryNotFoundError, UnsupportedError, pblas, preload
 from pblasmp.layout.routines import VECTOR_ROUTINES
-from pblasmp.pblas.factorisations import ROUTINES as FACTORISATIONS
+from pblasmp.pblas.factorizations import ROUTINES as FACTORIZATIONS
 from pblasmp.pblas.routines import ROUTINES
 from pblasmp.preload.source import ROWS, source
 
@@ -35,7 +35,7 @@ def compiled(preload_cache, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(preload_cache))
 
 
-def test_the_library_has_products_factorisations_and_vectors_and_is_compiled_once(
+def test_the_library_has_products_factorizations_and_vectors_and_is_compiled_once(
     compiled, preload_cache, monkeypatch
 ):
     library = preload.library()
@@ -49,7 +49,7 @@ def test_the_library_has_products_factorisations_and_vectors_and_is_compiled_onc
         assert hasattr(loaded, f"C{name}") == (watched or name in moves), name
     products = {f"p{letter}{name}" for name, routine in ROUTINES.items() for letter in routine.letters}
     vectors = {name for row in VECTOR_ROUTINES.values() for name in row.names}
-    factors = {f"p{letter}{name}" for name, row in FACTORISATIONS.items() for letter in row.letters}
+    factors = {f"p{letter}{name}" for name, row in FACTORIZATIONS.items() for letter in row.letters}
     assert set(ROWS) == products | vectors | factors | moves
     files = [path for path in (preload_cache / "pblasmp").iterdir() if path.is_file()]
     assert files == [library]

@@ -81,7 +81,7 @@ SENTENCES = {
         f"{HERE}::test_a_group_that_has_only_the_user_may_write_folders",
     ],
     "keeps in its cache": [
-        f"{PRELOAD}::test_the_library_has_products_factorisations_and_vectors_and_is_compiled_once",
+        f"{PRELOAD}::test_the_library_has_products_factorizations_and_vectors_and_is_compiled_once",
         f"{HERE}::test_a_link_in_place_of_the_library_is_not_followed_to_others",
     ],
     "A library that others may write": [f"{HERE}::test_a_library_of_others_is_compiled_anew"],
@@ -516,7 +516,7 @@ def test_what_a_variable_names_is_taken_as_it_is(tmp_path, monkeypatch, stand_in
 # -- code
 
 
-class Traveller:
+class Traveler:
     """What leaves its mark in a process that unpickles it."""
 
     def __init__(self, mark):
@@ -528,7 +528,7 @@ class Traveller:
 
 def travels(comm, mark):
     with pb.Context(comm, engine="host") as ctx:
-        ctx.comm.bcast(Traveller(mark) if ctx.rank == 0 else None)
+        ctx.comm.bcast(Traveler(mark) if ctx.rank == 0 else None)
         return os.getpid()
 
 
@@ -544,16 +544,16 @@ def test_no_npy_file_runs_code(tmp_path):
     code = f"__import__('pathlib').Path({str(mark)!r}).touch()"
     head = b"\x93NUMPY\x02\x00"
     objects = io.BytesIO()
-    np.save(objects, np.array([[Traveller(mark)]], dtype=object), allow_pickle=True)
+    np.save(objects, np.array([[Traveler(mark)]], dtype=object), allow_pickle=True)
     expressions = [f"{code}\n", f"{{'descr': {code}, 'fortran_order': False, 'shape': (2, 2)}}\n"]
     texts = [head + len(text).to_bytes(4, "little") + text.encode() for text in expressions]
     with pb.Context(engine="host") as ctx:
-        for content in (objects.getvalue(), pickle.dumps(Traveller(mark)), *texts):
+        for content in (objects.getvalue(), pickle.dumps(Traveler(mark)), *texts):
             path.write_bytes(content + bytes(64))
             with pytest.raises(pb.ArgumentError, match="not a readable"):
                 ctx.load(path)
     assert list(tmp_path.iterdir()) == [path]
-    pickle.loads(pickle.dumps(Traveller(mark)))
+    pickle.loads(pickle.dumps(Traveler(mark)))
     assert len(list(tmp_path.iterdir())) == 2, "it does leave a mark"
 
 
@@ -585,7 +585,7 @@ def test_no_descriptor_file_runs_code(tmp_path, load):
         path.write_text(f"{text}\n")
         with pytest.raises((pb.LayoutError, pb.ArgumentError)):
             load(path)
-    path.write_bytes(pickle.dumps(Traveller(mark)))
+    path.write_bytes(pickle.dumps(Traveler(mark)))
     with pytest.raises((pb.LayoutError, pb.ArgumentError)):
         load(path)
     assert list(tmp_path.iterdir()) == [path]

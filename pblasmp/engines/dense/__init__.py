@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products, level-3 routines and factorisations that every engine can run. A new one is a file and a row here."""
+"""Products, level-3 routines and factorizations that every engine can run. A new one is a file and a row here."""
 
 from __future__ import annotations
 

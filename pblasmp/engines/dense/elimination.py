@@ -68,7 +68,7 @@ def right_looking(
 
 
 class FactorSolveJob:
-    """A factorisation, a solve with the factors, or both. Making one is collective over the context.
+    """A factorization, a solve with the factors, or both. Making one is collective over the context.
 
     Args:
         engine: where.
@@ -149,7 +149,7 @@ class FactorSolveJob:
 
 
 class CholeskyJob(FactorSolveJob):
-    """A Cholesky factorisation, a solve with its factor L, or both. Making and running one is collective.
+    """A Cholesky factorization, a solve with its factor L, or both. Making and running one is collective.
 
     Attributes:
         diagonal: of the last run, L's, if A was factored and B was solved for; else None.
@@ -204,7 +204,7 @@ def factor_cholesky(operations: Operations, panels: FactorPanels) -> None:
 
 
 class LuJob(FactorSolveJob):
-    """An LU factorisation, a solve with the factors, or both. Making and running one is collective.
+    """An LU factorization, a solve with the factors, or both. Making and running one is collective.
 
     Attributes:
         pivots: of the last run: row i was exchanged with ``pivots[i]``, both from 0.

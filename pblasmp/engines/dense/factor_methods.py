@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Factorisations on panels as an algorithm of every engine that has a LAPACK for its arrays."""
+"""Factorizations on panels as an algorithm of every engine that has a LAPACK for its arrays."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class PanelsMethod(Method):
 
 
 class _PanelsProduct(FactorProduct):
-    """A factorisation on panels. Making and running one is collective over the context."""
+    """A factorization on panels. Making and running one is collective over the context."""
 
     path = "panels"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Panels: a matrix as block columns, dealt round the ranks that work on it. Factorisations compute on these.
+"""Panels: a matrix as block columns, dealt round the ranks that work on it. Factorizations compute on these.
 
 A block-cyclic matrix of any blocks, grid, order and offset is moved into panels, factored there, and moved back: so one
 program serves every layout, blocks of 16 are as fast as blocks of 128, and a panel, which one rank has whole, is
@@ -118,7 +118,7 @@ class FactorPanels:
         raise NotImplementedError
 
     def begin(self, *, delays: bool = False) -> None:
-        """Begin a factorisation or a solve; with ``delays`` an update may wait for more panels. Local."""
+        """Begin a factorization or a solve; with ``delays`` an update may wait for more panels. Local."""
 
     def ahead(self) -> AbstractContextManager[None]:
         """Return a context for work that the other ranks wait for. Local."""
@@ -357,11 +357,11 @@ class Workbench:
         self._own = self.operations.own_panels if first.grid is None else self.operations.grid_panels
         if self.shared and not engine.transport.fits(self.nbytes)[0]:
             raise MemoryError(
-                f"a factorisation needs {self.nbytes} bytes that the ranks of a node share, which are not available"
+                f"a factorization needs {self.nbytes} bytes that the ranks of a node share, which are not available"
             )
 
     def panels(self, *places: LocalArray) -> list[FactorPanels]:
-        """Return the panels for a run, uninitialised. Collective over the context.
+        """Return the panels for a run, uninitialized. Collective over the context.
 
         Args:
             places: for each matrix an array that may be computed in, as ``Mover.place`` returns it, or None.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QR factorisation of panels by Householder reflectors, Q formed or applied, and least squares."""
+"""QR factorization of panels by Householder reflectors, Q formed or applied, and least squares."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PROBES = (
 
 
 class QrJob:
-    """A QR factorisation, or a product with the Q of one. Making and running one is collective.
+    """A QR factorization, or a product with the Q of one. Making and running one is collective.
 
     Collective over the context.
 
@@ -54,7 +54,7 @@ class QrJob:
         conjugate: what Q is multiplied by is conjugated first, and so is the product.
 
     Attributes:
-        tau: of the last factorisation, the factors of its reflectors, on every rank.
+        tau: of the last factorization, the factors of its reflectors, on every rank.
     """
 
     tau: Array

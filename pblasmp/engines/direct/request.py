@@ -294,7 +294,7 @@ class Direct(Protocol):
         """
 
     def factors(self, routine: str, m: int, n: int, width: int) -> bool:
-        """Return whether a factorisation may be a direct call. Local.
+        """Return whether a factorization may be a direct call. Local.
 
         Args:
             routine: as in ``Asked``.
@@ -303,7 +303,7 @@ class Direct(Protocol):
         """
 
     def factor(self, control: Any, asked: Asked) -> Outcome | Literal[False] | None:
-        """Compute a factorisation or a solve; return None or False as ``run`` does. Collective over the context.
+        """Compute a factorization or a solve; return None or False as ``run`` does. Collective over the context.
 
         Raises:
             Exception: what the ranks agreed to raise.

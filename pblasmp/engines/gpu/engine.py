@@ -132,7 +132,7 @@ class GpuEngine:
     def empty(
         self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False
     ) -> Any:
-        """Return an uninitialised local array with leading dimension ``ld``. Local; collective if ``symmetric``."""
+        """Return an uninitialized local array with leading dimension ``ld``. Local; collective if ``symmetric``."""
         with self.on_device():
             return self.session.cublasmp.empty(shape, dtype, order, ld, symmetric=symmetric)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What factorisations need of a GPU: panels by cuSOLVER and by kernels of the engine, exchanges of rows."""
+"""What factorizations need of a GPU: panels by cuSOLVER and by kernels of the engine, exchanges of rows."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class GpuFactorOperations(GpuOperations):
             self._session.gpu.kernels.copy(self._current(), View.of(to.T), View.of(of.T))
 
     def potrf(self, a: Array, info: Array, first: int) -> None:
-        """Queue the factorisation of a panel of a positive definite matrix. Local."""
+        """Queue the factorization of a panel of a positive definite matrix. Local."""
         n = a.shape[1]
         square, below = a[:n], a[n:]
         if not n:
@@ -194,7 +194,7 @@ class GpuFactorOperations(GpuOperations):
         more: tuple[int, ...],
         info: Array,
     ) -> None:
-        """Queue one of cuSOLVER's factorisations; its arguments in C are in this order, then workspace and info."""
+        """Queue one of cuSOLVER's factorizations; its arguments in C are in this order, then workspace and info."""
         if self._lapack is None:
             from cupy_backends.cuda.libs import cusolver
 
@@ -212,7 +212,7 @@ class GpuFactorOperations(GpuOperations):
     # -- LU
 
     def getrf(self, a: Array, pivots: Array, info: Array, first: int) -> None:
-        """Queue the factorisation of a panel of any matrix. Local."""
+        """Queue the factorization of a panel of any matrix. Local."""
         least = min(a.shape)
         if not least:
             return
@@ -252,7 +252,7 @@ class GpuFactorOperations(GpuOperations):
     # -- QR
 
     def geqrt(self, a: Array, t: Array) -> None:
-        """Queue the QR factorisation of a panel. Local."""
+        """Queue the QR factorization of a panel. Local."""
         rows, cols = a.shape
         if not cols:
             return

@@ -110,7 +110,7 @@ class QueuedPanels(OwnPanels):
         return self._side_by_side(first, k, self.shape.bounds(first)[0], self.shape.rows)
 
     def _side_by_side(self, first: int, k: int, top: int, stop: int) -> Array:
-        """Return rows of panels ``first`` to ``k``, from their buffer, if they have travelled."""
+        """Return rows of panels ``first`` to ``k``, from their buffer, if they have traveled."""
         if self._workers == 1:
             return self.run(range(first, k + 1))[top:stop]
         rows, cols = stop - top, self.shape.bounds(k)[1] - self.shape.bounds(first)[0]

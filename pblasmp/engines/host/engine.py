@@ -144,7 +144,7 @@ class HostEngine:
         *,
         symmetric: bool = False,
     ) -> NDArray[Any]:
-        """Return an uninitialised local array with leading dimension ``ld``. Local."""
+        """Return an uninitialized local array with leading dimension ``ld``. Local."""
         rows, cols = shape
         try:
             if order == "C":

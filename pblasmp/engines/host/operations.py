@@ -156,7 +156,7 @@ class HostOperations:
         blas.trsm(self._library, alpha, a, x, lower=lower, unit=unit)
 
     def factoring(self) -> AbstractContextManager[None]:
-        """Return a context for a factorisation, in which nothing is different. Local."""
+        """Return a context for a factorization, in which nothing is different. Local."""
         return nullcontext()
 
     def panel_width(self, order: int) -> int:

@@ -167,7 +167,7 @@ def read_by_host(operands: Operands) -> str:
 
 
 def _pack(xp: Any, bits: Array, out: Array) -> None:
-    """Write a boolean matrix into bytes, eight neighbours of a row in each, lowest bit first; the rest is 0."""
+    """Write a boolean matrix into bytes, eight neighbors of a row in each, lowest bit first; the rest is 0."""
     padded = xp.zeros((out.shape[0], out.shape[1] * 8), xp.uint8)
     padded[:, : bits.shape[1]] = bits
     weights = 1 << xp.arange(8, dtype=xp.uint8)

@@ -72,7 +72,7 @@ class Outbox:
         self._sent: dict[str, list[Any]] = {}
 
     def room(self, name: str, shape: tuple[int, int], dtype: np.dtype) -> Array:
-        """Return the buffer of a name as an uninitialised array in F order, from which nothing is sent any more."""
+        """Return the buffer of a name as an uninitialized array in F order, from which nothing is sent any more."""
         self._finish(name)
         return self._operations.scratch(name, shape, dtype, "F")
 

@@ -309,7 +309,7 @@ def main(listener: int, address: str) -> None:
         importlib.import_module(name)
     if importlib.util.find_spec("torch"):
         importlib.import_module("pblasmp.torch")
-        importlib.import_module("torch._dynamo")  # 1.3 s, as soon as an optimiser takes a step
+        importlib.import_module("torch._dynamo")  # 1.3 s, as soon as an optimizer takes a step
         inspect.stack()  # torchrun asks for it, and the first time takes 1 s
     _load_mpi()
     threadpoolctl.threadpool_info()  # so that it knows whose libraries have threads

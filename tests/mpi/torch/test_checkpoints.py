@@ -48,18 +48,18 @@ def split_model(whole: nn.Sequential, ctx: pb.Context) -> nn.Sequential:
     )
 
 
-def trained(model: nn.Module, optimiser: torch.optim.Optimizer, steps: range) -> list[float]:
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
     """Train with clipping; return the norms that were clipped."""
     norms = []
     for step in steps:
         width = model[-1].normalized_shape[0]
         data = torch.Generator().manual_seed(step)
         x = torch.randn(6, width, dtype=torch.float64, generator=data)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (model(x) - x.roll(1)).square().sum().backward()
         norm = nn.utils.clip_grad_norm_(split_only(model), 0.5)
         norms.append((norm.full_tensor() if isinstance(norm, DTensor) else norm).item())
-        optimiser.step()
+        optimizer.step()
     return norms
 
 
@@ -67,7 +67,7 @@ def split_only(model: nn.Module) -> list[nn.Parameter]:
     return [p for name, p in model.named_parameters() if not name.startswith("3.")]
 
 
-def optimiser_of(model: nn.Module) -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
@@ -82,18 +82,18 @@ def save(comm: Any, directory: str, sizes: tuple[int, int]) -> None:
     with host(comm) as ctx:
         whole = whole_model(sizes)
         split = split_model(whole, ctx)
-        optimisers = [optimiser_of(each) for each in (whole, split)]
+        optimizers = [optimizer_of(each) for each in (whole, split)]
         expected, norms = (
-            trained(model, opt, range(2)) for model, opt in zip((whole, split), optimisers, strict=True)
+            trained(model, opt, range(2)) for model, opt in zip((whole, split), optimizers, strict=True)
         )
         assert norms == pytest.approx(expected, rel=1e-12)
         assert len(set(ctx.comm.allgather(norms[0]))) == 1
         compare_models(split, whole)
-        model_state, optimiser_state = get_state_dict(split, optimisers[1])
-        dcp.save({"model": model_state, "optimiser": optimiser_state}, checkpoint_id=directory)
+        model_state, optimizer_state = get_state_dict(split, optimizers[1])
+        dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=directory)
         if ctx.rank == 0:
             torch.save(whole.state_dict(), Path(directory) / "expected.pt")
-            torch.save(optimisers[0].state_dict(), Path(directory) / "expected_optimiser.pt")
+            torch.save(optimizers[0].state_dict(), Path(directory) / "expected_optimizer.pt")
         ctx.comm.barrier()
 
 
@@ -102,17 +102,17 @@ def load(comm: Any, directory: str, sizes: tuple[int, int]) -> None:
     with host(comm) as ctx:
         whole = whole_model(sizes, seed=5)
         split = split_model(whole, ctx)
-        optimisers = [optimiser_of(each) for each in (whole, split)]
+        optimizers = [optimizer_of(each) for each in (whole, split)]
         whole.load_state_dict(torch.load(Path(directory) / "expected.pt"))
-        optimisers[0].load_state_dict(torch.load(Path(directory) / "expected_optimiser.pt"))
-        model_state, optimiser_state = get_state_dict(split, optimisers[1])
+        optimizers[0].load_state_dict(torch.load(Path(directory) / "expected_optimizer.pt"))
+        model_state, optimizer_state = get_state_dict(split, optimizers[1])
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as PyTorch warns on one rank
-            dcp.load({"model": model_state, "optimiser": optimiser_state}, checkpoint_id=directory)
-        set_state_dict(split, optimisers[1], model_state_dict=model_state, optim_state_dict=optimiser_state)
+            dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=directory)
+        set_state_dict(split, optimizers[1], model_state_dict=model_state, optim_state_dict=optimizer_state)
         compare_models(split, whole)
         expected, norms = (
-            trained(model, opt, range(2, 5)) for model, opt in zip((whole, split), optimisers, strict=True)
+            trained(model, opt, range(2, 5)) for model, opt in zip((whole, split), optimizers, strict=True)
         )
         assert norms == pytest.approx(expected, rel=1e-12)
         compare_models(split, whole)

@@ -73,21 +73,21 @@ def trained_alike(
 ) -> None:
     """Three steps of AdamW with clipping: losses, norms and parameters as in one process."""
     run = run or split
-    optimisers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in (whole, split)]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in (whole, split)]
     for step in range(3):
         words, target = batch(step, 7)  # tokens that no number of ranks divides
         expected = nn.functional.cross_entropy(whole(words).flatten(0, 1), target.flatten())
         loss = pt.vocab_parallel_cross_entropy(run(words), target, ctx)
         compare(f"step {step}: loss", loss, expected, 1e-12)
-        for optimiser in optimisers:
-            optimiser.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         expected.backward()
         loss.backward()
         if clip:
             norms = [full(nn.utils.clip_grad_norm_(m.parameters(), 0.1)).item() for m in (whole, split)]
             assert norms[1] == pytest.approx(norms[0], rel=1e-10)
-        for optimiser in optimisers:
-            optimiser.step()
+        for optimizer in optimizers:
+            optimizer.step()
     for (name, got), expected in zip(split.named_parameters(), whole.parameters(), strict=True):
         compare(name, full(got), expected, 1e-10)
 
@@ -311,19 +311,19 @@ def one_fsdp(ctx: pb.Context, mesh: DeviceMesh, sequence_parallel: bool) -> None
     split = Mlp((8, 6, 8), whole, ctx, sequence_parallel=sequence_parallel)
     for layer in (split.up, split.down, split):
         fully_shard(layer, mesh=mesh["dp"])
-    optimisers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in (whole, split)]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in (whole, split)]
     for step in range(3):
         x = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
         mine = x.chunk(2)[mesh["dp"].get_local_rank()]
         mine = mine[own(4, ctx)] if sequence_parallel else mine
-        for optimiser in optimisers:
-            optimiser.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         (whole(x).square().sum() / 2).backward()
         split(mine).square().sum().backward()  # FSDP takes the mean over its ranks
         norms = [full(nn.utils.clip_grad_norm_(m.parameters(), 0.1)).item() for m in (whole, split)]
         assert norms[1] == pytest.approx(norms[0], rel=1e-10)
-        for optimiser in optimisers:
-            optimiser.step()
+        for optimizer in optimizers:
+            optimizer.step()
     for (name, got), expected in zip(split.named_parameters(), whole.parameters(), strict=True):
         compare(name, full(got), expected, 1e-10)
 

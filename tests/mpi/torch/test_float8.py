@@ -251,13 +251,13 @@ def loss_goes_down(ctx: pb.Context) -> None:
         curves = []
         for scales in (None, pt.DelayedScaling(amax_history_len=16)):
             model = Mlp(ctx, dtype, sequence_parallel, scales)
-            optimiser = torch.optim.AdamW(model.parameters(), lr=0.01)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
             losses = []
             for _ in range(60):
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 loss = (model(x[tokens]).float() - target[tokens]).square().sum() / target.numel()
                 loss.backward()
-                optimiser.step()
+                optimizer.step()
                 losses.append(sum(ctx.comm.allgather(loss.item())) if sequence_parallel else loss.item())
             curves.append(losses)
         plain, eight = curves
@@ -610,15 +610,15 @@ def one_fsdp(ctx: pb.Context, mesh: DeviceMesh, dtype: torch.dtype) -> None:
     sharded = copy.deepcopy(model)
     for layer in (sharded.up, sharded.down, sharded):
         fully_shard(layer, mesh=mesh["dp"])
-    optimisers = [torch.optim.SGD(each.parameters(), lr=0.01) for each in (model, sharded)]
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.01) for each in (model, sharded)]
     for step in range(3):
         x = drawn(ctx, step, 8, 32, dtype=dtype)[own(8, ctx)]
         results = []
-        for each, optimiser in zip((model, sharded), optimisers, strict=True):
-            optimiser.zero_grad()
+        for each, optimizer in zip((model, sharded), optimizers, strict=True):
+            optimizer.zero_grad()
             results.append(each(x))
             results[-1].square().sum().backward()
-            optimiser.step()
+            optimizer.step()
         compare(f"step {step}: y", results[1], results[0], TOLERANCE[dtype])
         for got, expected in zip(sharded.buffers(), model.buffers(), strict=True):
             compare(f"step {step}: histories", got, expected, TOLERANCE[dtype])
@@ -642,11 +642,11 @@ def save(comm: Any, directory: str) -> None:
 
 def trained(ctx: pb.Context, scales: Any, steps: range) -> Mlp:
     model = Mlp(ctx, torch.float32, False, scales)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in steps:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         model(drawn(ctx, step, 8, 32)).square().sum().backward()
-        optimiser.step()
+        optimizer.step()
     return model
 
 

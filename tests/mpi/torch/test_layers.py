@@ -534,7 +534,7 @@ def ten_steps(
     torch.manual_seed(0)
     whole = model(sizes, None, ctx, dtype=dtype, device=device(ctx))
     split = model(sizes, whole, ctx, sequence_parallel=sequence_parallel)
-    optimisers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (whole, split)]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (whole, split)]
     tokens = own(sizes[0], ctx) if sequence_parallel else slice(None)
     tolerance = TOLERANCE[dtype]
     for step in range(10):
@@ -544,8 +544,8 @@ def ten_steps(
         )
         mine = x[tokens].clone().requires_grad_()
         x.requires_grad_()
-        for optimiser in optimisers:
-            optimiser.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         expected, y = whole(x), split(mine)
         compare(f"step {step}: y", y, expected[tokens], tolerance)
         (expected - target).square().mean().backward()
@@ -557,8 +557,8 @@ def ten_steps(
             compare(
                 f"step {step}: gradient of {layer_name}", layer.weight.grad, like.weight.grad[part], tolerance
             )
-        for optimiser in optimisers:
-            optimiser.step()
+        for optimizer in optimizers:
+            optimizer.step()
     for layer_name, layer in split.named_children():
         like = getattr(whole, layer_name)
         part = layer.shard if layer._split == 0 else (..., layer.shard)

@@ -453,15 +453,15 @@ def values_at_rank_0_only(ctx: pb.Context, mesh: DeviceMesh) -> None:
                 assert torch.equal(full(got), like), f"{type(layer).__name__}.{name}"
 
 
-INITIALISERS: tuple[tuple[str, dict[str, float]], ...] = (
+INITIALIZERS: tuple[tuple[str, dict[str, float]], ...] = (
     ("uniform_", {"a": -1, "b": 3}), ("normal_", {"mean": 1, "std": 0.1}), ("trunc_normal_", {}),
     ("trunc_normal_", {"a": 1.0, "b": 3.0}), ("xavier_uniform_", {}), ("xavier_normal_", {}),
     ("kaiming_uniform_", {"a": 2}), ("kaiming_normal_", {}), ("constant_", {"val": 2}), ("ones_", {}), ("zeros_", {}),
 )  # fmt: skip
-ON_WHOLES = (*INITIALISERS, ("orthogonal_", {}), ("sparse_", {"sparsity": 0.3}), ("eye_", {}))
+ON_WHOLES = (*INITIALIZERS, ("orthogonal_", {}), ("sparse_", {"sparsity": 0.3}), ("eye_", {}))
 
 
-def initialisers(ctx: pb.Context, mesh: DeviceMesh) -> None:
+def initializers(ctx: pb.Context, mesh: DeviceMesh) -> None:
     """torch.nn.init gives split weights the whole one's numbers, drawn all at once or some at a time."""
     for at_once, (n, k), dtype in (
         (2**18, (7, 8), torch.float32), (64, (40, 33), torch.float64), (64, (3, 64), torch.bfloat16),
@@ -469,7 +469,7 @@ def initialisers(ctx: pb.Context, mesh: DeviceMesh) -> None:
     ):  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(draws, "_AT_ONCE", at_once)
-            for name, how in INITIALISERS:
+            for name, how in INITIALIZERS:
                 for layer in (
                     pt.ColumnParallelLinear(k, n, ctx=ctx, dtype=dtype, bias=False),
                     pt.RowParallelLinear(k, n, ctx=ctx, dtype=dtype, bias=False),
@@ -878,7 +878,7 @@ def main_grads(ctx: pb.Context, mesh: DeviceMesh) -> None:
 
 CASES = (
     marks_last, frozen_stays_frozen, sequences, copies_of_sequence_modules, dtensors_through_sequence_modules,
-    what_sequences_refuse, dropout, ties, ties_that_cannot_be_kept, modules_in_several_places, on_meta, initialisers,
+    what_sequences_refuse, dropout, ties, ties_that_cannot_be_kept, modules_in_several_places, on_meta, initializers,
     rank_0s_numbers, loss_options, subclasses, padding, batch_first, bias_apart, wrong_types, regions, fused,
     values_at_rank_0_only, scattered, main_grads,
 )  # fmt: skip

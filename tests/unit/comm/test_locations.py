@@ -17,7 +17,7 @@ def on(*machines: str) -> list[Location]:
     return [HERE._replace(machine=(name, "")) for name in machines]
 
 
-def test_ranks_of_a_machine_need_not_be_neighbours():
+def test_ranks_of_a_machine_need_not_be_neighbors():
     assert machines_of(on("a", "b", "a", "c", "b")) == [(0, 2), (1, 4), (3,)]
 
 

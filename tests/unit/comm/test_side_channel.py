@@ -159,10 +159,10 @@ def test_an_error_that_cannot_be_shown_is_told_by_its_type():
 
 
 class Transfer:
-    """Something under way that ends ``after`` so many looks at it, or when it is cancelled."""
+    """Something under way that ends ``after`` so many looks at it, or when it is canceled."""
 
     def __init__(self, after=1 << 60):
-        self.after, self.cancelled = after, False
+        self.after, self.canceled = after, False
 
     def __bool__(self):
         return self.after > 0
@@ -172,7 +172,7 @@ class Transfer:
         return not self
 
     def Cancel(self):  # noqa: N802 - as in mpi4py
-        self.cancelled, self.after = True, 1
+        self.canceled, self.after = True, 1
 
 
 def test_transfers_of_a_broken_context_are_ended_or_kept(monkeypatch):
@@ -190,7 +190,7 @@ def test_transfers_of_a_broken_context_are_ended_or_kept(monkeypatch):
         return None
 
     on_ranks(2, work)
-    assert (receiving.cancelled, received.cancelled, sending.cancelled) == (True, False, False)
+    assert (receiving.canceled, received.canceled, sending.canceled) == (True, False, False)
     assert [[transfer for transfer, _ in each] for each in kept] == [[sending]]  # nothing of the other rank
 
 
@@ -662,21 +662,21 @@ def test_what_another_thread_has_read_this_rank_acts_on(channels):
     a.device = device
     a._transport.coming.append((0, "broken", 1, ("a cause", None)))
     a.rescue()
-    assert (transfer.cancelled, device.aborted) == (False, [])  # MPI's requests are the rank's own thread's
+    assert (transfer.canceled, device.aborted) == (False, [])  # MPI's requests are the rank's own thread's
     assert str(raised(a.check)) == f"{BROKEN}a cause"
-    assert (transfer.cancelled, device.aborted) == (True, [False])
+    assert (transfer.canceled, device.aborted) == (True, [False])
 
 
 class Kept:
-    """A receive that ends when it is cancelled."""
+    """A receive that ends when it is canceled."""
 
-    cancelled = False
+    canceled = False
 
     def Test(self):  # noqa: N802 - mpi4py's name
-        return self.cancelled
+        return self.canceled
 
     def Cancel(self):  # noqa: N802
-        self.cancelled = True
+        self.canceled = True
 
 
 def test_notes_that_only_the_ranks_thread_may_read_are_left_to_it(channels, monkeypatch):

@@ -107,7 +107,7 @@ def test_kernels_calls_and_hosts():
     assert pb.predict(symm, machine(ranks_per_node=2, memory_bytes=1 << 34)).algorithm == "shared"
 
 
-def test_factorisations():
+def test_factorizations():
     """One rank: the sum of its kernels. Two: each panel is awaited, too."""
     n, node = 512, {**NODE, "calls": {"lu": 0.0}, "copy": {"bytes_per_second": 1e15}, "meeting_seconds": 0.0}
     node["link"] = {"bytes_per_second": 1e15}
@@ -164,7 +164,7 @@ def test_parts_of_the_time_are_not_negative():
         assert " -" not in str(found).replace(" - ", "")
 
 
-def test_a_factorisation_that_does_not_fit():
+def test_a_factorization_that_does_not_fit():
     """It is counted like a product, also with CPU ranks that share memory."""
     d = pb.MatrixDescriptor((1024, 1024), 128, pb.Grid(1, 2))
     for name in ("cholesky", "lu", "qr"):
@@ -403,7 +403,7 @@ def test_machines_that_come_with_pblasmp(path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"colour": 3}, "colour: unknown key"),
+        ({"color": 3}, "color: unknown key"),
         ({"ranks": []}, r"ranks: expected tables \[\[ranks\]\]"),
         ({"ranks": [{"ranks": 1}]}, r"ranks\[0\].copy: missing; ranks\[0\].gemm: missing"),
         ({"ranks_per_node": 0}, "expected a positive number, got 0"),

@@ -41,10 +41,10 @@ HUGE = made(10**9, 128, pb.Grid(1000, 1000))
 FAULTY = files.load_problem_file(files.root() / "invalid" / "many-faults.toml")
 
 
-def terminal(file, width=110, colour=None):
-    if colour is not None:
+def terminal(file, width=110, color=None):
+    if color is not None:
         Style._add.cache_clear()  # Rich keeps a style's codes as the first console of the process had them
-    console = Console(file=io.StringIO(), width=width, color_system=colour, force_terminal=colour is not None)
+    console = Console(file=io.StringIO(), width=width, color_system=color, force_terminal=color is not None)
     show(file, console)
     return console.file.getvalue()
 
@@ -70,7 +70,7 @@ def test_terminal_shows_every_owner_and_every_local_shape(wide, subtests):
 
 
 def check_owners(drawn, expected, text):
-    """Without colours a line of the map is a line of the golden owners, in order."""
+    """Without colors a line of the map is a line of the golden owners, in order."""
     for view in drawn:
         facts = expected[view.name[0].lower()]
         title = f"{view.name}  {facts['shape'][0]} × {facts['shape'][1]}"
@@ -117,17 +117,17 @@ def test_terminal_marks_what_is_outside_of_a_window():
     assert any("· · · 4 4 4 5 5 5 3 · ·" in line for line in lines)
 
 
-def test_terminal_colours_are_those_of_the_ranks():
-    text = terminal(files.load_problem_file("grid-2x2"), colour="truecolor")
-    for rank, colour in enumerate(labels.PALETTE[:4]):
-        red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+def test_terminal_colors_are_those_of_the_ranks():
+    text = terminal(files.load_problem_file("grid-2x2"), color="truecolor")
+    for rank, color in enumerate(labels.PALETTE[:4]):
+        red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
         assert re.search(rf"48;2;{red};{green};{blue}m *{rank} *\x1b", text)
     assert "48;2;0;0;0" not in text
     assert len(set(re.findall(r"48;2;\d+;\d+;\d+", text))) == 4
 
 
 def test_blocks_of_one_rank_can_be_told_apart():
-    text = terminal(files.load_problem_file("one-rank"), colour="truecolor")
+    text = terminal(files.load_problem_file("one-rank"), color="truecolor")
     assert len(set(re.findall(r"48;2;\d+;\d+;\d+", text))) == 2
 
 
@@ -180,14 +180,14 @@ def test_formula(name, alpha, beta, line):
     assert labels.formula(dataclasses.replace(files.load_problem_file(name), alpha=alpha, beta=beta)) == line
 
 
-def test_neighbours_in_the_grid_differ_in_colour():
+def test_neighbors_in_the_grid_differ_in_color():
     for grid in (pb.Grid(3, 4), pb.Grid(8, 8, "col"), pb.Grid(2, 3)):
-        colours = labels.Colours(grid)
+        colors = labels.Colors(grid)
         for prow, pcol in itertools.product(range(grid.nprow), range(grid.npcol)):
-            mine = colours(grid.rank(prow, pcol))
-            assert prow + 1 == grid.nprow or mine != colours(grid.rank(prow + 1, pcol))
-            assert pcol + 1 == grid.npcol or mine != colours(grid.rank(prow, pcol + 1))
-    assert len({labels.Colours(pb.Grid(2, 4))(rank) for rank in range(8)}) == 8
+            mine = colors(grid.rank(prow, pcol))
+            assert prow + 1 == grid.nprow or mine != colors(grid.rank(prow + 1, pcol))
+            assert pcol + 1 == grid.npcol or mine != colors(grid.rank(prow, pcol + 1))
+    assert len({labels.Colors(pb.Grid(2, 4))(rank) for rank in range(8)}) == 8
 
 
 ROUTINE = """

@@ -20,7 +20,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.drawing import labels
-from pblasmp.drawing.labels import PALETTE, Colours
+from pblasmp.drawing.labels import PALETTE, Colors
 from pblasmp.layout import ParallelProblem
 from pblasmp.problems import files
 
@@ -39,7 +39,7 @@ def elements(svg):
 
 
 def boxes(drawing):
-    """The blocks of a picture: (rank, rows, columns, colour), and their places."""
+    """The blocks of a picture: (rank, rows, columns, color), and their places."""
     found = []
     for rect in elements(drawing.svg)["rect"]:
         tip = rect.find(f"{SVG}title")
@@ -54,7 +54,7 @@ def texts(drawing):
     return [text.text for text in elements(drawing.svg)["text"]]
 
 
-def test_factorisations_have_pictures():
+def test_factorizations_have_pictures():
     d = pb.MatrixDescriptor((8, 8), 2, "2x2")
     b = pb.MatrixDescriptor((8, 3), 2, "2x2")
     for problem, names, text in (
@@ -86,9 +86,9 @@ def test_every_owner_of_every_operand(subtests):
                 drawing = pb.draw(x)
                 assert drawing.svg == x._repr_html_() == drawing._repr_html_()
                 owners = {}
-                colours = Colours(x.grid)
-                for rank, rows, cols, colour, (_, _, width, height) in boxes(drawing):
-                    assert colour == PALETTE[colours(rank)]
+                colors = Colors(x.grid)
+                for rank, rows, cols, color, (_, _, width, height) in boxes(drawing):
+                    assert color == PALETTE[colors(rank)]
                     assert width > 0 < height
                     owners |= {(i, j): str(rank) for i in rows for j in cols}
                 expected = golden[letter]["owners"]

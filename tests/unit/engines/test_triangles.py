@@ -123,7 +123,7 @@ def test_tiles_are_as_narrow_as_the_engine_asks_for():
 @pytest.mark.parametrize(("alpha", "beta"), [(0, 0), (1, 0), (0, 1), (1, 1), (2, -1)])
 @pytest.mark.parametrize("diagonal", [-1, 0])
 def test_what_is_outside_is_not_added(diagonal, alpha, beta, hermitian):
-    """It may be memory that nobody has written, where a signalling NaN makes NumPy warn."""
+    """It may be memory that nobody has written, where a signaling NaN makes NumPy warn."""
     part = LocalPart(Trapezoid("L", diagonal), np.arange(5), np.arange(5), hermitian=hermitian)
     rng = np.random.default_rng(4)
     x, c = (np.asfortranarray(rng.integers(-3, 4, (5, 5)) + 1j, np.complex64) for _ in "xc")

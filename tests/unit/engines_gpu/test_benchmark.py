@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pblasmp as pb
-from benchmarks import gpu_factorisations
+from benchmarks import gpu_factorizations
 from benchmarks.gpu_devices import c_call, gpu_machine
 from tests.helpers.factor_cases import panels_of
 from tests.helpers.machine import machine
@@ -40,11 +40,11 @@ class Clock:
         pass
 
 
-def test_the_time_line_of_a_factorisation(ctx, lib):
+def test_the_time_line_of_a_factorization(ctx, lib):
     """Every step that is queued, by what contains it, and the time between."""
     d = pb.MatrixDescriptor((12, 12), (12, 12), pb.Grid(1, 1), order="F")
     a = ctx.from_function(lambda i, j: 4.0 * (i == j), d)
-    timeline = gpu_factorisations.Timeline(ctx)
+    timeline = gpu_factorizations.Timeline(ctx)
     timeline._cuda = SimpleNamespace(
         Event=Clock, get_current_stream=lambda: None, get_elapsed_time=lambda first, last: last.at - first.at
     )

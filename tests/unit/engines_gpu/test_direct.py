@@ -243,7 +243,7 @@ def test_any_layout(routine, size):
 
 
 def factor(ranks: Ranks, d: pb.MatrixDescriptor, values: np.ndarray) -> list[Held]:
-    """Queue what a Cholesky factorisation by blocks asks for, without its diagonal blocks."""
+    """Queue what a Cholesky factorization by blocks asks for, without its diagonal blocks."""
     whole, (n, _), nb = ranks.matrix(values, d), d.shape, d.block[0]
     for k in range(0, n - nb, nb):
         rest = n - k - nb

@@ -152,7 +152,7 @@ def test_an_exchange_does_not_wait_for_one_that_began_later():
         assert "main follows copy" not in gpu.names
 
 
-def test_a_free_slot_is_not_signalled_by_a_copy():
+def test_a_free_slot_is_not_signaled_by_a_copy():
     """A copy engine would first carry what it has begun: the next message would wait for the one before."""
     peers = Peers(2)
     kernels: list[int] = []

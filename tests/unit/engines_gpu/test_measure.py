@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measuring simulated GPUs: every number that predictions of factorisations read is there, and they read it."""
+"""Measuring simulated GPUs: every number that predictions of factorizations read is there, and they read it."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ def test_work_between_tasks_that_follow_each_other_waits_for_those_before_the_la
             lanes.known.clear()
 
 
-def test_a_factorisation_has_its_products_from_cublas(lib: Any, ctx: Any) -> None:
+def test_a_factorization_has_its_products_from_cublas(lib: Any, ctx: Any) -> None:
     """On the stream and with the workspace of its lane, which the simulator checks; level 3 takes cuBLASLt's."""
     a = ctx.eye(replace(D, dtype="float64"))
     with mock.patch.object(ctx.engine.operations, "factor_width", 2):
@@ -287,7 +287,7 @@ def test_a_factorisation_has_its_products_from_cublas(lib: Any, ctx: Any) -> Non
     assert lib.gpu.lt.calls
 
 
-def test_products_of_factorisations_take_every_memory_order(lib: Any, ctx: Any) -> None:
+def test_products_of_factorizations_take_every_memory_order(lib: Any, ctx: Any) -> None:
     """What cuBLAS is given, computed on the host's memory."""
     operations, xp, rng = ctx.engine.operations, ctx.engine.xp, np.random.default_rng(3)
 

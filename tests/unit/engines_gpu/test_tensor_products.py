@@ -108,7 +108,7 @@ class Case:
             for algorithms in chosen:
                 queue(algorithms[rank], **arrays, activation=self.activation)
                 gpu.use(*(a for a in arrays.values() if a is not None))
-                signals += [gpu.synchronisations] if rank == 1 else []
+                signals += [gpu.synchronizations] if rank == 1 else []
         self.peers.run(seed)
         for rank, (out, gathered) in enumerate(outs):
             if gathered is not None:

@@ -133,7 +133,7 @@ def test_a_problem_is_a_value():
         ({"b": (4, 4)}, r"b: expected a MatrixDescriptor, got \(4, 4\)"),
     ],
 )
-def test_a_factorisation_that_is_none(how, words):
+def test_a_factorization_that_is_none(how, words):
     with pytest.raises(pb.ArgumentError, match=words):
         pb.FactorProblem(**{"routine": "lu", "a": pb.MatrixDescriptor((4, 4), 2, "1x1"), **how})
 

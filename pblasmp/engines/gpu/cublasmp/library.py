@@ -217,7 +217,7 @@ class Cublasmp:
     def empty(
         self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False
     ) -> Any:
-        """Return an uninitialised local array with leading dimension ``ld``. Local; collective if ``symmetric``."""
+        """Return an uninitialized local array with leading dimension ``ld``. Local; collective if ``symmetric``."""
         rows, cols = shape
         padded = (rows, ld) if order == "C" else (ld, cols)
         block = self._symmetric(padded[0] * padded[1] * dtype.itemsize) if symmetric else None

@@ -155,7 +155,7 @@ class GpuDirect:
         return None
 
     def factors(self, routine: str, m: int, n: int, width: int) -> bool:
-        """See ``Direct``: factorisations take the ordinary way here. Local."""
+        """See ``Direct``: factorizations take the ordinary way here. Local."""
         return False
 
     def factor(self, control: Communicator, asked: Asked) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA kernels of factorisations: panels, exchanges of rows, what LAPACK says of NaN. Matrices are in F order."""
+"""CUDA kernels of factorizations: panels, exchanges of rows, what LAPACK says of NaN. Matrices are in F order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _POOR = {"float": 2.0**11.5, "double": 2.0**26}  # conditions up to which a step
 
 
 class FactorKernels(CompiledKernels):
-    """The kernels of factorisations. Local.
+    """The kernels of factorizations. Local.
 
     Args:
         cupy: the module.
@@ -262,13 +262,13 @@ class FactorKernels(CompiledKernels):
         sizes = self._kept(f"sizes {real.name}", 2 * _BLOCKS, real)
         widest = _widest(name, dtype)
         kernel = self._of(name, code, parameters, dtype, room=self._most()[0], meets=True, WIDEST=widest)
-        # meetings of one kernel at a time: a context's factorisations follow each other
+        # meetings of one kernel at a time: a context's factorizations follow each other
         count = self._kept("count", 1, np.uint32)
         arguments = _at(a), _ld(a), rows, cols, each, *before, _at(shown), _at(sizes), *after, _at(count)
         kernel(stream, (blocks, 1), _THREADS, arguments, each * (cols + 1) * dtype.itemsize)
 
     def lu(self, stream: Any, a: Array, pivots: Array, info: Array, first: int) -> None:
-        """Queue the LU factorisation of a panel no wider than ``width`` says. Local.
+        """Queue the LU factorization of a panel no wider than ``width`` says. Local.
 
         Pivots count from 1, and ``first`` rows above ``a``. ``info`` becomes the number of the first zero pivot in the
         same way, if it is 0.
@@ -278,7 +278,7 @@ class FactorKernels(CompiledKernels):
         self._launch("lu", LU, "QqiiiQiQQQQQ", stream, a, before, [_at(places)])
 
     def qr(self, stream: Any, a: Array, v: Array, t: Array, tau: Array) -> None:
-        """Queue the QR factorisation of a panel no wider than ``width`` says, and no wider than high. Local.
+        """Queue the QR factorization of a panel no wider than ``width`` says, and no wider than high. Local.
 
         ``v`` becomes the Householder vectors with their ones and zeros, ``t``, contiguous in F order, their T.
         """

@@ -2,7 +2,7 @@
 """Messages between GPUs that reach each other: copy engines push them into the receivers' symmetric memory.
 
 This needs no multiprocessor, so messages travel while a product runs. Each exchange under way has a box: memory on
-every rank with a slot for each sender. A sender writes to a slot once the receiver has signalled that it is free: at
+every rank with a slot for each sender. A sender writes to a slot once the receiver has signaled that it is free: at
 first, and when the previous message has been unpacked.
 """
 

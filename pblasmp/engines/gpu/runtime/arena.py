@@ -205,7 +205,7 @@ class Arena:
         return self._noted is None and bool(self._cupy.cuda.get_current_stream().is_capturing())
 
     def buffer(self, owner: str, name: str, nbytes: int) -> Array:
-        """Return at least ``nbytes`` of an owner's buffer, as an uninitialised array of bytes.
+        """Return at least ``nbytes`` of an owner's buffer, as an uninitialized array of bytes.
 
         Products get theirs when they are prepared, too: a buffer must not grow while a graph records.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Up to where which way of computing a direct call is faster.
 
-``python -m benchmarks.factorisation_ways`` measures those of factorisations, and times what is computed on both sides
+``python -m benchmarks.factorization_ways`` measures those of factorizations, and times what is computed on both sides
 of each.
 """
 
@@ -23,7 +23,7 @@ class Limits(ctypes.Structure):
             transpose.
         handoff: elements of a triangular matrix that are copied while a block's solution is handed on, when nobody
             computes.
-        lapack: multiplications of a factorisation that each rank computes all of. Larger calls are worth a plan, in
+        lapack: multiplications of a factorization that each rank computes all of. Larger calls are worth a plan, in
             which the ranks share the work.
         cholesky: rows and columns: larger matrices are factored in panels, whose updates move less memory.
         width: of a block of the diagonal, in Cholesky's.

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time factorisations and solves next to ScaLAPACK's: ``python benchmarks/factorisations.py``.
+"""Time factorizations and solves next to ScaLAPACK's: ``python benchmarks/factorizations.py``.
 
 It starts its ranks itself, one launch for each ScaLAPACK and number of ranks: Debian's with OpenBLAS, as shipped and
 with PBLAS's logical block raised, and MKL's with MKL as pblasmp's local BLAS, too. All compute in place on the same
 local arrays, in turns; what restores the matrices between two runs is not timed. Residuals are checked once for each
 case. Short cases have more rounds than long ones, and portions (``--only``, ``-n``, ``--grid``) of one commit are put
 together. Where ranks outnumber cores, MPICH is told to leave the core while it waits.
-On GPUs, beside cuSOLVERMp: ``mpirun -n 2 python benchmarks/factorisations.py --gpu``.
+On GPUs, beside cuSOLVERMp: ``mpirun -n 2 python benchmarks/factorizations.py --gpu``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import gpu_factorisations
+from benchmarks import gpu_factorizations
 from benchmarks.launches import Launches, add_options, is_rank, variants
 from benchmarks.ranks import cores, interleaved, paired, share_cores
-from reference.scalapack import PATIENT, Flavour, ScaLAPACK
+from reference.scalapack import PATIENT, Flavor, ScaLAPACK
 
 LAUNCHES = ("debian", "mkl")
 GRIDS = ("1x1", "1x2", "2x2", "4x1")
@@ -206,14 +206,14 @@ def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, options: argparse
     return {"case": case.plain(), "flops": case.flops(), "seconds": seconds, "ratios": ratios}
 
 
-def time_all(comm: Any, flavour: Flavour, options: argparse.Namespace) -> list[dict[str, Any]]:
+def time_all(comm: Any, flavor: Flavor, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Time every case of one launch; rank 0 prints a row for each. Collective over comm."""
     import pblasmp as pb
 
     rows: list[dict[str, Any]] = []
     share_cores(comm)
-    slk = ScaLAPACK(flavour, comm)
-    names = ["mkl"] if flavour == "mkl" else ["debian", "debian-256"]
+    slk = ScaLAPACK(flavor, comm)
+    names = ["mkl"] if flavor == "mkl" else ["debian", "debian-256"]
     grids = [tuple(map(int, grid.split("x"))) for grid in options.grid]
     if comm.rank == 0:
         print(f"\n{comm.size} ranks; pblasmp's median; time / pblasmp's, and the ratio of the least times")
@@ -261,7 +261,7 @@ def main() -> None:
     add_options(parser, pairs=7)
     parser.add_argument("--seconds", type=float, default=0.4, help="more rounds, if they take less than this")
     parser.add_argument("--check", type=int, help="largest order whose residuals are checked")
-    routines = dict.fromkeys((*ROUTINES, *gpu_factorisations.ROUTINES))
+    routines = dict.fromkeys((*ROUTINES, *gpu_factorizations.ROUTINES))
     parser.add_argument("--only", nargs="+", choices=routines, help="routines to time")
     parser.add_argument(
         "--scalapack", choices=LAUNCHES, nargs="+", default=list(LAUNCHES), help="launches to do"
@@ -274,18 +274,18 @@ def main() -> None:
         options.n, options.block, options.nrhs, options.rhs = [80], [16], 5, [5]
         options.grid = ["1x1", "1x2"] if options.gpu else ["1x2"]
     if options.gpu:
-        gpu_factorisations.run(options)
+        gpu_factorizations.run(options)
         return
     if is_rank(parser, options):
         rank_main(options)
         return
-    launches = Launches("benchmarks.factorisations", options)
+    launches = Launches("benchmarks.factorizations", options)
     sizes = sorted({p * q for p, q in (map(int, grid.split("x")) for grid in options.grid)})
     for launch in options.scalapack:
         for ranks in sizes:
             how = {"pairs": options.pairs, "seconds": options.seconds, "nrhs": options.nrhs}
             environ = PATIENT if ranks > cores() else {}
-            launches.run(launch, ranks, f"factorisations-{launch}", environ, options=how)
+            launches.run(launch, ranks, f"factorizations-{launch}", environ, options=how)
 
 
 def rank_main(options: argparse.Namespace) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Factorisations under ScaLAPACK's names, next to ScaLAPACK's own: the same local arrays, arguments and INFO.
+"""Factorizations under ScaLAPACK's names, next to ScaLAPACK's own: the same local arrays, arguments and INFO.
 
 A factor that the algorithm fixes, up to rounding, is compared element by element; solutions by their residuals.
 ScaLAPACK wants square blocks and an offset of whole blocks: half of the cases have these, and are given to both; the
@@ -343,8 +343,8 @@ def gels_case(call):
 CASES = (potrf_case, posv_case, getrf_case, gesv_case, trtrs_case, geqrf_case, gels_case)
 
 
-def everything(comm, count, flavour):
-    slk = ScaLAPACK(flavour, comm)
+def everything(comm, count, flavor):
+    slk = ScaLAPACK(flavor, comm)
     rng = np.random.default_rng(71)
     with pb.Context(comm, engine="host") as ctx:
         shapes = [(p, comm.size // p) for p in range(1, comm.size + 1) if comm.size % p == 0]
@@ -363,4 +363,4 @@ def everything(comm, count, flavour):
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
 def test_beside_scalapack(nranks, scalapack):
     count = draws({1: 8, 2: 4, 4: 2, 6: 1}[nranks], long=52)  # of each routine; the types take turns
-    run_mpi(everything, nranks, count=count, flavour=scalapack, timeout=120, launch=True)
+    run_mpi(everything, nranks, count=count, flavor=scalapack, timeout=120, launch=True)

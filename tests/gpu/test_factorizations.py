@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Factorisations and solves on GPUs: every type and option in layouts at random, large matrices, failures."""
+"""Factorizations and solves on GPUs: every type and option in layouts at random, large matrices, failures."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time the ways in which CPU ranks factor a matrix, side by side: ``python -m benchmarks.factorisation_ways``.
+"""Time the ways in which CPU ranks factor a matrix, side by side: ``python -m benchmarks.factorization_ways``.
 
 By order: on one rank alone, on several ranks together, and in panels; then what pblasmp takes, and how much longer that
 is than the fastest. So one sees the orders from which each is faster, on which the limits in
@@ -20,7 +20,7 @@ from typing import Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.factorisations import Case, Matrices
+from benchmarks.factorizations import Case, Matrices
 from benchmarks.ranks import (
     cores,
     interleaved,
@@ -41,7 +41,7 @@ _GRIDS = {1: (1, 1), 2: (1, 2), 4: (2, 2)}
 
 @contextmanager
 def limits(ctx: Any, way: str) -> Iterator[None]:
-    """Within, a context's factorisations go one way."""
+    """Within, a context's factorizations go one way."""
     from pblasmp.engines.host.direct.limits import LIMITS
 
     alone = {"alone": _ENDLESS, "together": 0}.get(way)
@@ -128,7 +128,7 @@ def main() -> None:
         return
     print_facts(machine(), versions())
     for ranks in options.ranks:
-        run_ranks("benchmarks.factorisation_ways", sys.argv[1:], ranks, PATIENT if ranks > cores() else {})
+        run_ranks("benchmarks.factorization_ways", sys.argv[1:], ranks, PATIENT if ranks > cores() else {})
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class FactorCall:
 
 @dataclass(frozen=True, slots=True)
 class ScalapackRoutine(PblasRoutine):
-    """A factorisation, a solve or a driver as ScaLAPACK has it.
+    """A factorization, a solve or a driver as ScaLAPACK has it.
 
     ``python`` does it to a ``FactorCall``.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Factorisations on simulated GPUs: every type, option and layout at random, what cannot be factored, and the order."""
+"""Factorizations on simulated GPUs: every type, option and layout at random, what cannot be factored, and the order."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def test_ranks_of_a_process_column_share_panels(stand_in: Any) -> None:
 
 
 def moved(ctx: pb.Context, d: pb.MatrixDescriptor) -> int:
-    """How often factorisations in place, and solves with their factors, move the matrix."""
+    """How often factorizations in place, and solves with their factors, move the matrix."""
     a, b = ctx.from_function(lambda i, j: 4.0 * (i == j), d), ctx.zeros(d[:, :1])
     with mock.patch.object(ctx.engine, "prepare_move", wraps=ctx.engine.prepare_move) as prepare:
         pb.linalg.cho_solve((pb.linalg.cholesky(a, out=a), True), b, out=b)

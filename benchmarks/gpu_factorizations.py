@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time factorisations and solves on GPUs beside cuSOLVERMp's; ``factorisations.py --gpu`` calls it.
+"""Time factorizations and solves on GPUs beside cuSOLVERMp's; ``factorizations.py --gpu`` calls it.
 
 Both compute in place on the same local arrays, in turns, on matrices of float64 in F order. What restores the matrices
 is not timed. Before they are timed, what each computes is checked by the residual of a product or a system.
@@ -27,7 +27,7 @@ __all__ = ["ROUTINES", "run"]
 ROUTINES = ("potrf", "getrf", "geqrf", "potrs", "getrs")
 _SOLVES = ("potrs", "getrs")
 _MOST = 30  # how large a residual may be, in units of n, the norms and the rounding
-_COLUMNS = 3  # right-hand sides that a factorisation is checked with
+_COLUMNS = 3  # right-hand sides that a factorization is checked with
 
 
 class Case(NamedTuple):
@@ -134,7 +134,7 @@ class Matrices:
         return (lambda: self.solve(name)) if self.case.routine in _SOLVES else (lambda: self.factor(name))
 
     def residual(self, name: str) -> float:
-        """Return a contender's error of a factorisation, or of a solve, in units of rounding. Collective."""
+        """Return a contender's error of a factorization, or of a solve, in units of rounding. Collective."""
         case = self.case
         self.fill(self.a, case.routine[:2])
         size = float(self.a.norm(1))
@@ -208,7 +208,7 @@ def time_case(
 
 
 class Timeline:
-    """What a rank's streams do during a factorisation or solve on panels: CUDA events around what is queued. Local.
+    """What a rank's streams do during a factorization or solve on panels: CUDA events around what is queued. Local.
 
     Args:
         ctx: where it runs.
@@ -331,7 +331,7 @@ def time_cases(ctx: pb.Context, chosen: Sequence[Case], options: argparse.Namesp
     directory = results.directory_of(options)
     if ctx.rank == 0 and directory is not None:
         kept = results.Run(
-            benchmark="factorisations-gpu", date=results.today(), commit=results.this_commit(), ranks=ctx.size,
+            benchmark="factorizations-gpu", date=results.today(), commit=results.this_commit(), ranks=ctx.size,
             gpus=ctx.size, **results.facts(ctx), options=results.options_of(options), reference="pblasmp",
             sample="all", rows=rows,
         )  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Factorisations on ranks: every type, option and layout at random, on one node and between nodes; errors."""
+"""Factorizations on ranks: every type, option and layout at random, on one node and between nodes; errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.engines.host.transport import HostTransport
 from pblasmp.layout import Axis
-from pblasmp.pblas import factorisations as pblas_factorisations
+from pblasmp.pblas import factorizations as pblas_factorizations
 from tests.helpers.cases import agreed_error, first, layout, pick, scattered, short_messages, unlike
 from tests.helpers.factor_cases import (
     CASES,
@@ -328,15 +328,15 @@ def gathered(comm):
                 "pdgetri": (8, a, 1, 1, desc, beside),
                 "pdormqr": ("L", "N", 8, 8, 8, a, 1, 1, desc, beside, b, 1, 1, desc),
             }[name]
-            here, message = pblas_factorisations._here, "no answer"
+            here, message = pblas_factorizations._here, "no answer"
             if comm.rank == comm.size - 1:
-                pblas_factorisations._here = _out_of_memory
+                pblas_factorizations._here = _out_of_memory
             try:
                 getattr(pblas, name)(*given)
             except (MemoryError, pb.ClosedError) as error:
                 message = str(error)
             finally:
-                pblas_factorisations._here = here
+                pblas_factorizations._here = here
             good = "injected" in message if comm.rank == comm.size - 1 else f"left {name}" in message
             yield name, None if good else message
 
@@ -359,7 +359,7 @@ def alike(found, expected):
 
 
 def algorithms(comm):
-    """``algo=`` of every factorisation, its plan, the plan's report, and what they refuse."""
+    """``algo=`` of every factorization, its plan, the plan's report, and what they refuse."""
     rng = np.random.default_rng(77)
     with pb.Context(comm, engine="host") as ctx:
         a, b = (placed(ctx, rng, positive(rng, 9, "float64")) for _ in "ab")
@@ -520,7 +520,7 @@ class Slow:
 
 
 def on_grid(comm):
-    """Factorisations and solves where the matrices are, on a grid of several process rows and columns."""
+    """Factorizations and solves where the matrices are, on a grid of several process rows and columns."""
     start = HostTransport.start
     with mock.patch.object(
         HostTransport, "start", lambda self, sends, receives: Slow(start(self, sends, receives), sends)
