@@ -250,8 +250,8 @@ def charts(directory: Path) -> None:
         for row in runs["level3-debian-4-ranks"].rows
         if (case := row["case"]) and "debian" in row.get("ratios", {})
     ]
-    about = source(runs["level3-debian-4-ranks"])
-    draw([Bars(f"level-3 routines, {about}", cases)], "ScaLAPACK", directory / "performance-host.svg")
+    run = runs["level3-debian-4-ranks"]
+    draw([Bars(f"level-3 routines, {run.where}", cases)], "ScaLAPACK", directory / "performance-host.svg")
     foreseen = [
         Bars(
             run.where, [(what[:44], {"measured": 1.0, "predicted": ratio}) for what, ratio in ratios.items()]

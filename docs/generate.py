@@ -392,6 +392,7 @@ def write_all(directory: Path) -> None:
         figures.predictions, figures.support,
     ):  # fmt: skip
         (directory / f"{table.__name__}.md").write_text(table(), encoding="utf-8")
+    (directory / "readers.md").write_text(figures.readers().replace("](docs/", "]("), encoding="utf-8")
     figures.charts(directory)
     for i, output in enumerate(planned(ROOT / "docs/planning.md", directory)):
         (directory / f"plan-{i}.md").write_text(f"```text\n{output}```\n", encoding="utf-8")
