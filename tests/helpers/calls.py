@@ -400,10 +400,8 @@ def called(
         mask = np.zeros_like(mask)
     wanted = np.where(mask, wanted, before)
     like = "out" if asks == "out" else target if target in values else "x"
-    if (
-        target != "a" and is_row.get(like) and (out is not None or wanted.size != 1)
-    ):  # one element is a column
-        wanted = wanted.T
+    if target != "a" and is_row.get(like) and (out is not None or values[like].size != 1):
+        wanted = wanted.T  # one element is a column
     text = f"{asks}, {alpha=}, {beta=}, {sizes}, {[f'{x}: {each.matrix}' for x, each in given.items()]}"
     if name:
         ops = {"trans": options.get("op_a"), "transa": options.get("op_a"), "transb": options.get("op_b")}
