@@ -94,6 +94,8 @@ class Agreement:
         call: what they call, in messages.
         blocks: a library call inside waits for the other ranks. If it fails on one rank, the others may wait in it
             forever: if they have not voted 20 seconds later, this rank prints its fault and ends the job.
+        nests: the block agrees on other communicators of the context. If it fails on one rank, the others may wait for
+            it in one of those: if they have not voted 20 seconds later, this rank's fault breaks the context.
 
     Raises:
         RankMismatchError: the ranks made different calls or have different facts.
@@ -102,8 +104,8 @@ class Agreement:
         ClosedError: the context is broken, or MPI is finalized.
     """
 
-    def __init__(self, comm: Communicator, call: str, *, blocks: bool = False) -> None:
-        self._comm, self._blocks = comm, blocks
+    def __init__(self, comm: Communicator, call: str, *, blocks: bool = False, nests: bool = False) -> None:
+        self._comm, self._blocks, self._nests = comm, blocks, nests
         self._facts: dict[str, Any] = {"call": call}
 
     def __enter__(self) -> dict[str, Any]:
@@ -125,7 +127,7 @@ class Agreement:
             if error is not None and text_of(error) in channel.cause:
                 return  # this error has broken the context: nobody votes any more
             _raise_device_fault(channel, error)  # other ranks may wait for this device instead of voting
-            outcome = _vote(self._comm, self._facts, error, blocks=self._blocks)
+            outcome = _vote(self._comm, self._facts, error, blocks=self._blocks, nests=self._nests)
         except BaseException as second:
             channel.break_(second, call)  # the other ranks are waiting for this rank's vote
             raise
@@ -226,19 +228,25 @@ def _raise_device_fault(channel: SideChannel, error: BaseException | None) -> No
 
 
 def _vote(
-    comm: Communicator, facts: dict[str, Any], error: Exception | None, *, blocks: bool
+    comm: Communicator, facts: dict[str, Any], error: Exception | None, *, blocks: bool, nests: bool
 ) -> BaseException | None:
-    """Return the error that the ranks agree to raise, None if there is none. Collective."""
+    """Return the error that the ranks agree to raise, None if there is none. Collective.
+
+    Raises:
+        Exception: ``error``, since the others wait for this rank elsewhere.
+    """
     call = facts["call"]
     try:
         facts = _as_texts(facts)
     except Exception as unprintable:  # noqa: BLE001 - the user's code is this rank's fault
         facts, error = {"call": call}, error or unprintable
     vote = _Vote(comm, facts, error)
-    if blocks and error is not None:
+    if error is not None and (blocks or nests):
         deadline = time.monotonic() + _BLOCKED_SECONDS
         while not vote.done() and not comm.channel.cause:
             if time.monotonic() > deadline:
+                if nests:
+                    raise error
                 _abort(comm, error)
             comm.channel.look()
             time.sleep(0.001)

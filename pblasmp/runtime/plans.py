@@ -253,7 +253,7 @@ class Plan(Generic[Result]):
         ctx, what = self._ctx, f"{self._name}: preparing"
         made: tuple[Product, dict[str, Verdict]]
         if ctx.engine.traits.queues:
-            with ctx.agreement(what):
+            with ctx.agreement(what, nests=True):
                 self._settle = ctx.engine.lifetime()
                 made = prepare(ctx.engine, self._asked, self._options, operands, nearest)
         else:

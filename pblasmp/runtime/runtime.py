@@ -298,14 +298,18 @@ class Runtime(Generic[Matrix]):
 
     # -- what every collective call does
 
-    def agreement(self, call: str) -> Agreement:
+    def agreement(self, call: str, *, nests: bool = False) -> Agreement:
         """Return the agreement that every collective call of this context begins with. Local.
+
+        Args:
+            call: what the ranks call, in messages.
+            nests: the engine agrees inside: see ``Agreement``.
 
         Raises:
             ClosedError: the context is closed.
         """
         self.check_open()
-        return Agreement(self.control, call)
+        return Agreement(self.control, call, nests=nests)
 
     def running(self, call: str, *, checks: bool = True, computes: bool = True) -> Running:
         """Return the block that goes around every collective call, including its agreements. Local.

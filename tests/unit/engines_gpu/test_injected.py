@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.comm import agreement
 from pblasmp.comm.side_channel import SideChannel
 from pblasmp.engines.gpu.runtime import health
 from pblasmp.engines.gpu.tensor.base import CopyProduct
@@ -45,6 +46,8 @@ SPARED = (
     ),  # may see fewer GPUs than there are
     ("init", "pblasmp.memory.nvshmem:__init__"),  # ends on all ranks or, in NVSHMEM, on none
 )
+ALONE = "get_current_stream", "pblasmp.engines.gpu.engine:lifetime"
+"""Fails while the other ranks wait in an agreement of the engine: fails on every rank, also in the short form."""
 OTHER, ITS_STREAM = 7, 471100  # a GPU that no rank has, and the stream that the user has chosen there
 RELEASES = (
     *("destroy", "close", "finalize", "free", "deviceSynchronize", "use"),
@@ -142,6 +145,7 @@ def failures(comm: Any, path: str, directory: str, reach: bool = False, keep: in
         keep: of how many places one fails on a rank.
     """
     health._FLAGS_SECONDS = 0.02  # what flags can end, ends at once on these GPUs
+    agreement._BLOCKED_SECONDS = PATIENCE
     begins = overlapped_life if reach else life
     how = lambda: {"lt": FakeLt()} if reach else {}  # noqa: E731
     with machine(path, Meeting, comm=comm, **how()) as lib:
@@ -153,7 +157,7 @@ def failures(comm: Any, path: str, directory: str, reach: bool = False, keep: in
     yield "places", None if len(mine) >= 40 else f"{len(mine)}"
     for failing in range(comm.size):
         places = comm.bcast(mine if comm.rank == failing else None, failing)
-        for place in places[failing::keep]:
+        for place in dict.fromkeys((ALONE, *places[failing::keep])):
             with machine(path, Meeting, comm=comm.Dup(), **how()) as lib:
                 broken_off = Path(directory, f"{failing} {' '.join(place)}")
                 lib.gpu.patience, lib.gpu.hopeless = PATIENCE, broken_off.exists
