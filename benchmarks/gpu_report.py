@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pblasmp.drawing.charts import Bars, bar_chart
+from benchmarks.charts import Bars, bar_chart
 from pblasmp.timing import slowest
 
 NCCL, GEMM, AUTO, SYMMETRIC, NVMATH = "NCCL + cuBLAS", "GEMM alone", "auto", "auto, symmetric", "nvmath"

@@ -38,7 +38,7 @@ def main() -> None:
         small = ((8 * ctx.size, 16, 8 * ctx.size),) if asked.quick else ()
         options = BenchOptions(
             products=tuple(asked.products or FORMS), shapes=tuple(asked.shapes or small), dtype=asked.dtype,
-            samples=2 if asked.quick else asked.samples, engine=asked.engine, output=None, algo="all",
+            samples=2 if asked.quick else asked.samples, engine=asked.engine, algo="all",
         )  # fmt: skip
         found = measure(ctx, options, Reporter(), by_pytorch)
         if ctx.rank == 0:

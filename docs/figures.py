@@ -13,8 +13,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks import results
+from benchmarks.charts import Bars, bar_chart
 from benchmarks.results import Run, middle
-from pblasmp.drawing.charts import Bars, bar_chart
 
 tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,17 +13,14 @@ import numpy as np
 
 from ..comm import is_agreed
 from ..context import Context
-from ..drawing.charts import Bars, Lines, bar_chart, line_chart
 from ..dtypes import ELEMENT_TYPES, as_dtype
 from ..engines.choice import EngineName
-from ..errors import ArgumentError, PblasmpError, counted
-from ..launchers import surroundings
+from ..errors import ArgumentError, PblasmpError
 from ..layout.axis import Axis
 from ..layout.schemes import FORMS, Form
 from ..layout.value import bytes_text
 from ..planning import plan as plan_of_product
 from ..timing import samples
-from .options import require_chart
 from .progress import Reporter
 from .ranks import on_ranks
 from .separate import Separate
@@ -33,7 +29,6 @@ __all__ = [
     "BenchOptions",
     "bench",
     "default_shapes",
-    "draw_bench",
     "measure",
     "print_bench",
     "require_even",
@@ -65,7 +60,6 @@ class BenchOptions:
         dtype: of all arrays; None: bfloat16 on GPUs, float32 on the host.
         samples: runs that are timed.
         engine: as in Context.
-        output: a picture to draw.
         algo: how the products are computed: "auto", the name of an algorithm, or "all" that apply, side by side.
         sizes: bytes that the collective moves, instead of shapes.
     """
@@ -75,7 +69,6 @@ class BenchOptions:
     dtype: str | None
     samples: int
     engine: EngineName
-    output: Path | None
     algo: str = "auto"
     sizes: tuple[int, ...] = ()
 
@@ -85,17 +78,9 @@ def bench(options: BenchOptions, nranks: int | None) -> dict[str, Any]:
 
     Raises:
         PblasmpError: the options are not valid.
-        OSError: the picture's directory does not exist.
         FailureError: a rank that was started failed.
     """
-    if surroundings() is None:
-        _validate(options)
     return on_ranks(_work, options, nranks)
-
-
-def _validate(options: BenchOptions) -> None:
-    if options.output is not None:
-        require_chart(options.output)
 
 
 def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
@@ -118,7 +103,6 @@ def measure(
     """
     shapes = options.shapes or default_shapes(ctx.size, on_gpus=ctx.engine.traits.on_gpus)
     with ctx.agreement("pblasmp bench"):
-        _validate(options)
         for name in options.products:
             for shape in shapes:
                 require_even(name, shape, ctx.size)
@@ -252,31 +236,6 @@ def print_bench(result: dict[str, Any], *, rate: bool = False) -> None:
     """Print a table for each product: times, or ``rate``. Local."""
     for line in _lines(result, rate):
         click.echo(line)
-
-
-def draw_bench(options: BenchOptions, result: dict[str, Any]) -> None:
-    """Draw the chart, if one was asked for. Local."""
-    if options.output is None:
-        return
-    sections = result["sections"].items()
-    if options.sizes:
-        line_chart(
-            [
-                Lines(_title(name, result), [(row["bytes"], row["us"]) for row in rows])
-                for name, rows in sections
-            ]
-        ).save(options.output)
-        return
-    charts = [
-        Bars(_title(name, result), [(row["case"], row["us"]) for row in rows]) for name, rows in sections
-    ]
-    chart = bar_chart(charts, reference=ALONE, order=(OWN, SYMMETRIC, result["separate"]))
-    if chart is not None:
-        chart.save(options.output)
-
-
-def _title(name: Form, result: dict[str, Any]) -> str:
-    return f"{FORMS[name].title}, {counted(result['ranks'], 'rank')}"
 
 
 def _cell(row: dict[str, Any], column: str, rate: bool) -> str:

@@ -320,10 +320,10 @@ def list_problems(as_json: bool) -> None:
 @cli.command(
     epilog=examples(
         "pblasmp bench -n 4                                 all four, at a few shapes",
-        "pblasmp bench -n 4 -p allgather_matmul -p matmul_reduce_scatter --output chart.svg",
+        "pblasmp bench -n 4 -p allgather_matmul -p matmul_reduce_scatter --json > times.json",
         "pblasmp bench -n 2 -p matmul_allreduce --shape 1024,512,2048 --dtype float64 --engine host",
         "pblasmp bench -n 4 -p matmul_allreduce --algo all  every algorithm, side by side",
-        "pblasmp bench -n 4 -p matmul_allreduce --algo all --sizes 1KiB-64MiB -o chart.svg",
+        "pblasmp bench -n 4 -p matmul_allreduce --algo all --sizes 1KiB-64MiB",
         "mpirun -n 8 pblasmp bench -p allgather_matmul      on ranks already running",
     )
 )
@@ -334,8 +334,7 @@ def list_problems(as_json: bool) -> None:
     "--sizes",
     metavar="FROM-TO",
     callback=options.sizes,
-    help="Choose the shapes by the bytes that the collective moves, such as 1KiB-1GiB in steps of four times; "
-    "the chart is a line plot.",
+    help="Choose the shapes by the bytes that the collective moves, such as 1KiB-1GiB in steps of four times.",
 )
 @click.option(
     "--dtype",
@@ -354,12 +353,11 @@ def list_problems(as_json: bool) -> None:
 )
 @click.option("--rate", is_flag=True, help="Print TFLOP/s over all ranks instead of times.")
 @engine
-@click.option("-o", "--output", metavar="PICTURE", type=FILE, help="Draw a chart, an SVG file.")
 @as_json
 @common
 def bench(ranks: int | None, products: tuple[Form, ...], rate: bool, as_json: bool, **given: Any) -> None:
     """Compare tensor-parallel products with GEMM plus a separate collective, and with GEMM alone."""
-    from .bench import BenchOptions, draw_bench, print_bench
+    from .bench import BenchOptions, print_bench
     from .bench import bench as run_bench
 
     if given["shapes"] and given["sizes"]:
@@ -368,7 +366,6 @@ def bench(ranks: int | None, products: tuple[Form, ...], rate: bool, as_json: bo
     result = run_bench(options, ranks)
     if leading():
         print_json(result) if as_json else print_bench(result, rate=rate)
-        draw_bench(options, result)
     if not all(row["good"] for rows in result["sections"].values() for row in rows):
         raise FailureError("a product is wrong")
 
@@ -417,7 +414,7 @@ def tune(ranks: int | None, as_json: bool, **given: Any) -> None:
 @cli.command(
     epilog=examples(
         "pblasmp plan 40000 40000 40000 --ranks 8 --machine dgx-h100",
-        "pblasmp plan 400000 400000 400000 --nodes 64..512 --machine dgx-h100 -o scaling.svg",
+        "pblasmp plan 400000 400000 400000 --nodes 64..512 --machine dgx-h100",
         "pblasmp plan --cholesky 100000 --ranks 8 --machine dgx-h100",
         "pblasmp plan problem.toml --machine dgx-h100        what it takes, and whether to move the matrices first",
         "pblasmp plan --model llama-8b --tokens 4096 --machine dgx-h100",
@@ -440,9 +437,6 @@ def tune(ranks: int | None, as_json: bool, **given: Any) -> None:
 @click.option("--model", metavar="NAME", help="The layers of a model: llama-8b or llama-70b. Needs --tokens.")
 @click.option("--tokens", type=click.IntRange(1), help="Number of tokens, for --model.")
 @click.option(
-    "-o", "--output", metavar="PICTURE", type=FILE, help="Draw the scaling over --nodes, an SVG file."
-)
-@click.option(
     "--dry-run",
     is_flag=True,
     help="Also run every rank in this process, on zeros: is each message awaited, and can nothing deadlock?",
@@ -451,7 +445,7 @@ def tune(ranks: int | None, as_json: bool, **given: Any) -> None:
 @common
 def plan(
     what: tuple[str, ...], ranks: int | None, nodes: str | None, machine: str, dtype: str | None, right: int | None,
-    model: str | None, tokens: int | None, output: Path | None, dry_run: bool, as_json: bool, **orders: int | None,
+    model: str | None, tokens: int | None, dry_run: bool, as_json: bool, **orders: int | None,
 ) -> None:  # fmt: skip
     """Say which grid, blocks and algorithm are best on a machine, and what they take: without running anything."""
     from . import paper
@@ -466,12 +460,8 @@ def plan(
         raise click.UsageError("--model and --tokens go together, without sizes and files")
     if ranks is not None and span is not None:
         raise click.UsageError("--nodes determines the ranks: leave --ranks out")
-    if output is not None and span is None:
-        raise click.UsageError("-o draws the scaling over --nodes, which is missing")
     if dry_run and (model is not None or span is not None or factored):
         raise click.UsageError("--dry-run is for one product: leave factorizations, --model and --nodes out")
-    if output is not None:
-        options.require_chart(output)
     if model is not None and tokens is not None:
         found = paper.plan_model(model, tokens, machine, dtype or "bfloat16")
     elif factored:
@@ -486,7 +476,7 @@ def plan(
         raise click.UsageError(
             f"expected three sizes, one descriptor file or a factorization, got {' '.join(what) or 'nothing'}"
         )
-    print_json(paper.as_values(found)) if as_json else paper.print_plan(found, output)
+    print_json(paper.as_values(found)) if as_json else paper.print_plan(found)
 
 
 @cli.command(epilog=examples("pblasmp doctor -n 4", "mpirun -n 8 pblasmp doctor --machine node.toml"))

@@ -12,7 +12,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from ..engines.choice import NAMES
-from ..errors import UnsupportedError
 from ..layout.factor_problem import BY_NAME
 from ..layout.schemes import FORMS
 from ..resources import usable_cores
@@ -35,7 +34,6 @@ __all__ = [
     "ops",
     "products",
     "ranks",
-    "require_chart",
     "require_directory",
     "shapes",
     "sizes",
@@ -71,13 +69,6 @@ def require_directory(path: Path) -> None:
     """Raise FileNotFoundError unless the directory of a file that is to be written exists. Local."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no directory {path.parent}")
-
-
-def require_chart(path: Path) -> None:
-    """Raise UnsupportedError or FileNotFoundError unless a chart can be drawn into that file. Local."""
-    if path.suffix.lower() != ".svg":
-        raise UnsupportedError(f"cannot draw {str(path)!r}: expected a name that ends in .svg")
-    require_directory(path)
 
 
 def grid(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:

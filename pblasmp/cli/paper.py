@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from ..context import Context
-from ..costs.advise import Advice, advise, advise_layers, advise_move, perfect, scale, scaling_chart
+from ..costs.advise import Advice, advise, advise_layers, advise_move, perfect, scale
 from ..costs.machines import Machine, load_machine, machine_from, machine_toml, with_ranks
 from ..costs.measure import measure_calls, measure_ranks
 from ..costs.predict import Prediction, predict, time_text
@@ -201,8 +201,8 @@ def as_values(found: dict[str, Any]) -> dict[str, Any]:
     return {name: each.to_dict() for name, each in found.items()}
 
 
-def print_plan(found: dict[str, Any], chart: Path | None) -> None:
-    """Print a plan; with ``chart`` also draw it. Local."""
+def print_plan(found: dict[str, Any]) -> None:
+    """Print a plan. Local."""
     if "layers" in found:
         for each in found["layers"]:
             times = "  ".join(f"{n}: {time_text(x.seconds)}" for n, x in each.predictions.items())
@@ -220,8 +220,6 @@ def print_plan(found: dict[str, Any], chart: Path | None) -> None:
         _print_scaling(advice)
     if "dry_run" in found:
         click.echo(str(found["dry_run"]))
-    if chart is not None:
-        scaling_chart(advice).save(chart)
 
 
 def _print_scaling(advice: list[tuple[int, Advice]]) -> None:

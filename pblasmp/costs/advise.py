@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, overload
 
-from ..drawing.charts import Bars, bar_chart
 from ..dtypes import as_dtype
 from ..errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from ..layout import Grid, MatmulProblem, ParallelProblem
@@ -24,7 +23,6 @@ from .predict import Prediction, predict, time_of_move, time_text
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ..drawing import Drawing
     from ..layout import MatrixDescriptor
     from ..layout.descriptor import MemoryOrder
 
@@ -40,7 +38,6 @@ __all__ = [
     "advise_move",
     "perfect",
     "scale",
-    "scaling_chart",
 ]
 
 _BLOCKS = (64, 128, 256, 512, 1024)
@@ -213,21 +210,6 @@ def perfect(advice: Sequence[tuple[int, Advice]]) -> tuple[int, float]:
     """Return the first number of nodes whose memory is enough, and its number of nodes times its seconds. Local."""
     nodes, first = next((each for each in advice if each[1].best.prediction.fits), advice[0])
     return nodes, nodes * first.best.prediction.seconds
-
-
-def scaling_chart(advice: Sequence[tuple[int, Advice]]) -> Drawing:
-    """Return a chart of what ``scale`` returns: the time relative to perfect scaling. Local."""
-    first, work = perfect(advice)
-    cases = [
-        (f"{nodes} nodes", {"perfect": work / nodes, "predicted": each.best.prediction.seconds})
-        for nodes, each in advice
-        if nodes >= first
-    ]
-    remarks = _remarks(each.best.prediction for _, each in advice)
-    title = "; ".join(["time relative to perfect scaling", *(f"extrapolated: {each}" for each in remarks)])
-    chart = bar_chart([Bars(title, cases)], reference="perfect")
-    assert chart is not None
-    return chart
 
 
 @dataclass(frozen=True)

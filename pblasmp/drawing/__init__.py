@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drawings of which rank owns what: as SVG (``draw``, which needs no library), and in the terminal (``terminal.show``).
-
-Charts of times are in ``charts``.
-"""
+"""Drawings of which rank owns what: SVG by ``draw``, which needs no library; by ``terminal.show`` in the terminal."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts of times as SVG: bars relative to a reference, and lines over sizes. Needs no library.
+"""Charts of times as SVG: bars relative to a reference. Needs no library.
 
 All coordinates are pixels from the upper left corner.
 """
@@ -7,20 +7,17 @@ All coordinates are pixels from the upper left corner.
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..layout.value import bytes_text
-from .svg import Drawing
+from pblasmp.drawing import Drawing
 
-__all__ = ["Bars", "Lines", "bar_chart", "line_chart"]
+__all__ = ["Bars", "bar_chart"]
 
 _COLORS = ("#1b6ca8", "#e08a2e", "#5ab1e6", "#8a8a8a", "#5b8c5a", "#b05a9a", "#a05a2c", "#444444")
-_INK, _GRAY, _PALE = "#222222", "#6b6b6b", "#dddddd"
+_INK, _GRAY = "#222222", "#6b6b6b"
 _WIDTH, _LABELS, _MARGIN = 760.0, 190.0, 12.0
 _BAR = 11.0  # the height of a bar
-_PLOT = 300.0  # the height of a line chart
 
 
 class Bars(NamedTuple):
@@ -28,13 +25,6 @@ class Bars(NamedTuple):
 
     title: str
     cases: Sequence[tuple[str, Mapping[str, float]]]
-
-
-class Lines(NamedTuple):
-    """A line chart: sizes in bytes, each with its times in microseconds by contender."""
-
-    title: str
-    points: Sequence[tuple[int, Mapping[str, float]]]
 
 
 def bar_chart(charts: Sequence[Bars], *, reference: str, order: Sequence[str] = ()) -> Drawing | None:
@@ -59,18 +49,6 @@ def bar_chart(charts: Sequence[Bars], *, reference: str, order: Sequence[str] = 
     for chart in kept:
         _draw_bars(canvas, chart, reference, colors)
     return canvas.drawing(", ".join(chart.title for chart in kept))
-
-
-def line_chart(charts: Sequence[Lines]) -> Drawing:
-    """Draw each contender's time over the size, on logarithmic axes. Local.
-
-    Args:
-        charts: one above the other.
-    """
-    canvas = _Canvas()
-    for chart in charts:
-        _draw_lines(canvas, chart)
-    return canvas.drawing(", ".join(chart.title for chart in charts))
 
 
 class _Canvas:
@@ -144,43 +122,3 @@ def _draw_bars(canvas: _Canvas, chart: Bars, reference: str, colors: Mapping[str
         canvas.bottom += 6 if each else _BAR + 6
     canvas.line([(_LABELS + scale, top - 4), (_LABELS + scale, canvas.bottom)], _INK)
     canvas.bottom += 16
-
-
-def _draw_lines(canvas: _Canvas, chart: Lines) -> None:
-    names = dict.fromkeys(name for _, times in chart.points for name in times)
-    colors = {name: _COLORS[i % len(_COLORS)] for i, name in enumerate(names)}
-    canvas.heading(f"{chart.title}: µs", colors)
-    values = [time for _, times in chart.points for time in times.values()]
-    if not values:
-        return
-    least, most = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    most = max(most, least + 1)
-    sizes = sorted({size for size, _ in chart.points})
-    first, last = math.log2(sizes[0]), math.log2(sizes[-1])
-    left, right, top = 60.0, _WIDTH - 30, canvas.bottom
-
-    def across(size: int) -> float:
-        return left + (right - left) * ((math.log2(size) - first) / (last - first) if last > first else 0.5)
-
-    def down(time: float) -> float:
-        return top + _PLOT * (most - math.log10(time)) / (most - least)
-
-    for power in range(least, most + 1):
-        y = down(10.0**power)
-        canvas.line([(left, y), (right, y)], _PALE)
-        canvas.text(left - 6, y + 4, f"{10.0**power:g}", 10, fill=_GRAY, anchor="end")
-    shown = -math.inf
-    for size in sizes:
-        canvas.line([(across(size), top + _PLOT), (across(size), top + _PLOT + 4)], _GRAY)
-        if across(size) - shown >= 56:
-            shown = across(size)
-            canvas.text(shown, top + _PLOT + 17, bytes_text(size), 10, fill=_GRAY, anchor="middle")
-    for name, color in colors.items():
-        points = [
-            (across(size), down(times[name]))
-            for size, times in sorted(chart.points, key=lambda p: p[0])
-            if name in times
-        ]
-        canvas.line(points, color, 1.5)
-        canvas.parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{color}"/>' for x, y in points]
-    canvas.bottom = top + _PLOT + 40
