@@ -16,6 +16,7 @@ from hypothesis import settings
 
 from pblasmp import launch
 from tests.helpers import warm
+from tests.helpers.ranks.pool import pool
 from tests.helpers.slow import choose_form, has_long_form
 
 # Ctrl-C interrupts, also where the tests run in the background of a shell, which has it ignored.
@@ -45,8 +46,18 @@ gc.disable()
 _interpreter = launch.interpreter = warm.Interpreter(os.environ)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--fresh-ranks``."""
+    parser.addoption(
+        "--fresh-ranks",
+        action="store_true",
+        help="start new ranks for every run_mpi, to see whether a test depends on earlier ones",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the form of the tests: ``-m slow`` asks for the long ones."""
+    """Choose the form of the tests: ``-m slow`` asks for the long ones. Obey ``--fresh-ranks``."""
+    pool.keep = not config.getoption("fresh_ranks")
     slow = config.getoption("markexpr") == "slow"
     choose_form(slow=slow)
     # No deadline: machines are shared. The examples are the same in every run.
@@ -89,9 +100,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.hookimpl(trylast=True)  # after those that were kept
 def pytest_unconfigure() -> None:
-    """End what starts them; collect garbage once, so that pytest, which does so five times, finds nothing to search."""
+    """End ranks that were kept, and what starts them.
+
+    Collect garbage once, so that pytest, which does so five times, finds nothing to search.
+    """
+    pool.close()
     _interpreter.close()
     gc.collect()
     gc.freeze()

@@ -14,8 +14,8 @@ import pblasmp as pb
 from ..context import Context
 from ..layout import MatrixDescriptor
 from ..problems.files import RoutineFile
-from ..testing.level3 import dense, touched
 from .progress import Reporter
+from .reference import dense, touched
 
 __all__ = ["integers", "run_routine"]
 

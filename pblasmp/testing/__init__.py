@@ -9,8 +9,8 @@
     def test_sums():
         assert run_mpi(sums, 4, offset=1) == [10, 10, 10, 10]
 
-The ranks are kept for the next test. ``run_mpi`` is also a fixture of projects that ask for
-the plugin: ``pytest_plugins = ["pblasmp.pytest_plugin"]`` in conftest.py.
+``run_mpi`` is also a fixture of projects that ask for the plugin: ``pytest_plugins = ["pblasmp.pytest_plugin"]`` in
+conftest.py.
 """
 
 from __future__ import annotations

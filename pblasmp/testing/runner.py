@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running a function on ranks: on kept ones, on new ones or, under mpirun, on those that are running already."""
+"""Running a function on ranks that are started for it or, under mpirun, on those that are running already."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,23 +16,48 @@ from typing import Any
 from .. import launch as launching
 from ..comm.mpi_communicator import mpi
 from ..errors import ArgumentError, short_repr
-from ..launch import Launcher, surroundings
-from .pool import RanksFailedError, World, pool
+from ..launch import Job, Launcher, surroundings
+from ..trust import private_folder
 from .rank import run_function
 
-__all__ = ["RanksFailedError", "run_launched", "run_mpi", "run_torch"]
+__all__ = [
+    "RanksFailedError",
+    "Torchrun",
+    "import_path",
+    "named",
+    "results_of",
+    "run_mpi",
+    "run_torch",
+    "story",
+    "write_stacks",
+]
 
 Function = Callable[..., Any]
 
+_GRACE_SECONDS = 1.0  # for ranks that are about to answer, once another one has failed
+_LOOK_SECONDS = 0.02
+_SHOWN_LINES = 40
+_RANK = (  # a rank imports from where this process does
+    "import gc, json, sys\n"
+    "gc.disable()\n"  # imports leave no garbage
+    "with open(sys.argv[1] + '/call') as file: sys.path[:] = json.load(file)['path']\n"
+    "from pblasmp.testing.rank import main\n"
+    "main(*sys.argv[1:])"
+)
+
+
+class RanksFailedError(AssertionError):
+    """At least one rank failed, or the call did not end in time; the message tells how it went on each rank."""
+
 
 def run_mpi(
-    function: Function | str, nranks: int, *, timeout: float = 60.0, launch: bool = False, **kwargs: Any
+    function: Function | str, nranks: int, *, timeout: float = 60.0, launch: bool = True, **kwargs: Any
 ) -> list[Any]:
     """Run ``function(comm, **kwargs)`` on ``nranks`` MPI ranks and return what each returned, by rank. Local.
 
-    ``comm`` is the ranks' ``MPI.COMM_WORLD``. The ranks are kept for the next call for as many ranks; a call that
-    fails ends them. On them warnings are errors. A generator function runs many cases in one call: it yields
-    ``(case, error)``, with None for a case that passed, and must yield the same cases on every rank.
+    ``comm`` is the ranks' ``MPI.COMM_WORLD``. The ranks are started for this call. On them warnings are errors. A
+    generator function runs many cases in one call: it yields ``(case, error)``, with None for a case that passed, and
+    must yield the same cases on every rank.
 
     If mpirun started this process, nothing is launched: the first ranks of its world run the function, with a
     separate communicator.
@@ -38,7 +66,7 @@ def run_mpi(
         function: a function at the top level of an importable module, or "module:name".
         nranks: the number of ranks.
         timeout: seconds for the whole call.
-        launch: start new ranks for this call alone, to test how ranks start and end, or what libraries read on loading.
+        launch: has no effect any more: ranks are always new.
         **kwargs: arguments of the function; they travel as JSON, and so do results.
 
     Raises:
@@ -48,38 +76,26 @@ def run_mpi(
         ArgumentError: the function is not at the top level of a module, or ``nranks`` is not at least 1.
     """
     __tracebackhide__ = True
-    name, file = _name(function, nranks), _file(function)
+    del launch
+    name, file = named(function, nranks)
     if surroundings():
         outcomes = _run_here(name, file, nranks, kwargs)
     else:
-        outcomes = _run(name, file, nranks, kwargs, timeout, launch, None)
-    return _results(name, outcomes)
+        outcomes = _run(name, file, nranks, kwargs, timeout, None)
+    return results_of(name, outcomes)
 
 
 def run_torch(
-    function: Function | str, nranks: int, *, timeout: float = 60.0, launch: bool = False, **kwargs: Any
+    function: Function | str, nranks: int, *, timeout: float = 60.0, launch: bool = True, **kwargs: Any
 ) -> list[Any]:
     """Run ``function(group, **kwargs)`` on ``nranks`` ranks that torchrun starts, without MPI. Local.
 
     ``group`` is PyTorch's default process group, with gloo. Everything else is as in :func:`run_mpi`.
     """
     __tracebackhide__ = True
-    return run_launched(Torchrun(), function, nranks, timeout=timeout, launch=launch, **kwargs)
-
-
-def run_launched(
-    launcher: Launcher,
-    function: Function | str,
-    nranks: int,
-    *,
-    timeout: float = 60.0,
-    launch: bool = False,
-    **kwargs: Any,
-) -> list[Any]:
-    """Do what :func:`run_mpi` does on ranks that this launcher starts. Local."""
-    __tracebackhide__ = True
-    name = _name(function, nranks)
-    return _results(name, _run(name, _file(function), nranks, kwargs, timeout, launch, launcher))
+    del launch
+    name, file = named(function, nranks)
+    return results_of(name, _run(name, file, nranks, kwargs, timeout, Torchrun()))
 
 
 class Torchrun(Launcher):
@@ -98,46 +114,111 @@ class Torchrun(Launcher):
         return {"OMP_NUM_THREADS": "1", **environ}
 
 
-def _name(function: Function | str, nranks: object) -> str:
-    """Return "module:name", or raise ArgumentError if the ranks could not find it, or there would be no rank. Local."""
+def named(function: Function | str, nranks: object) -> tuple[str, str]:
+    """Return "module:name", and the module's file for ranks that cannot import it by name; "" if unknown. Local.
+
+    Raises:
+        ArgumentError: the ranks could not find it, or there would be no rank.
+    """
     if not isinstance(nranks, int) or nranks < 1:
         raise ArgumentError(f"nranks: expected an integer, at least 1, got {short_repr(nranks)}")
     if isinstance(function, str):
-        return function
+        return function, ""
     name = getattr(function, "__qualname__", "<")
     if "<" in name:  # <lambda>, <locals>, or no function
         raise ArgumentError(
             "function: expected one at the top level of a module, where ranks can find it by name, "
             f"got {short_repr(function)}"
         )
-    return f"{function.__module__}:{name}"
+    file = getattr(sys.modules.get(function.__module__), "__file__", None) or ""
+    return f"{function.__module__}:{name}", file
 
 
-def _file(function: Function | str) -> str:
-    """Return where the function's module is, for modules that cannot be imported by name; "" if that is unknown."""
-    module = None if isinstance(function, str) else sys.modules.get(function.__module__)
-    return getattr(module, "__file__", None) or ""
+def import_path() -> list[str]:
+    """Return where this process looks for modules, whatever its working directory will be. Local."""
+    return [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 ("" is the working directory)
 
 
 def _run(
-    name: str,
-    file: str,
-    nranks: int,
-    kwargs: dict[str, Any],
-    timeout: float,
-    launch: bool,
-    launcher: Launcher | None,
+    name: str, file: str, nranks: int, kwargs: dict[str, Any], timeout: float, launcher: Launcher | None
 ) -> list[dict[str, Any]]:
+    """Run a function on ranks that are started for it, and return what each answered."""
     __tracebackhide__ = True
-    if pool.keep and not launch:
-        return pool.call(name, file, nranks, kwargs, timeout, launcher)
-    with World(nranks, launcher) as world:
-        answers = world.call(name, file, kwargs, timeout)
-        world.dismiss()
-        if (status := world.wait(timeout)) != 0:
-            how = f"did not end in {timeout:g} s" if status is None else f"ended with status {status}"
-            raise RanksFailedError(world.story(f"{name} returned on {nranks} ranks, but the job {how}"))
-    return answers
+    call = {"name": name, "file": file, "nranks": nranks, "kwargs": kwargs, "path": import_path()}
+    with private_folder("pblasmp-test-") as directory:
+        (directory / "call").write_text(json.dumps(call))
+        kind = "mpi" if launcher is None else launcher.kind
+        command = [*launching.interpreter(), "-W", "error", "-c", _RANK, str(directory), kind]
+        start = time.monotonic()
+        with Job(command, nranks, directory / "output", launcher=launcher) as job:
+            how = _ending(job, directory, nranks, start + timeout)
+            answers = _answers(directory, nranks)
+            if not how and None not in answers:
+                return [answer or {} for answer in answers]
+            seconds = time.monotonic() - start
+            if job.poll() is None:
+                write_stacks([pid for rank, pid in _pids(directory, nranks).items() if answers[rank] is None])
+            how = how.format(timeout) if how else "ended without an answer"
+            title = f"{name} on {nranks} ranks ({job.launcher.kind}) {how} after {seconds:.1f} s"
+            raise RanksFailedError(story(title, directory, answers, job.tail(_SHOWN_LINES)))
+
+
+def _ending(job: Job, directory: Path, nranks: int, deadline: float) -> str:
+    """Wait for the end of a job; return an empty string, or what went wrong. A failing rank's job does not end."""
+    failed = False
+    while (status := job.wait(_LOOK_SECONDS)) is None:
+        now, gone = time.monotonic(), [r for r, pid in _pids(directory, nranks).items() if not _lives(pid)]
+        answers = _answers(directory, nranks)
+        if now >= deadline or (failed and None not in answers):
+            return "failed" if failed else "did not end in {:g} s"
+        if not failed and (
+            any(answers[r] is None for r in gone) or any("error" in (x or ()) for x in answers)
+        ):
+            failed, deadline = True, min(deadline, now + _GRACE_SECONDS)
+    return f"ended with status {status}" if status else ""
+
+
+def _answers(directory: Path, nranks: int) -> list[dict[str, Any] | None]:
+    files = (directory / f"answer{rank}" for rank in range(nranks))
+    return [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+
+def _pids(directory: Path, nranks: int) -> dict[int, int]:
+    """Return the processes of the ranks that have started, by rank."""
+    files = {rank: directory / f"pid{rank}" for rank in range(nranks)}
+    return {r: int(text) for r, file in files.items() if file.exists() and (text := file.read_text())}
+
+
+def _lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def write_stacks(pids: Sequence[int]) -> None:
+    """Have ranks that are still running write their stacks. Local."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR2)
+    if pids:
+        time.sleep(0.3)
+
+
+def story(title: str, directory: Path, answers: Sequence[dict[str, Any] | None], printed: str) -> str:
+    """Return what happened on every rank, by its answer and what it has left in the directory. Local."""
+    parts = [title]
+    for rank, answer in enumerate(answers):
+        file, stack = directory / f"case{rank}", directory / f"stack{rank}"
+        last = file.read_text().partition("\n")[0] if file.exists() else ""
+        case = f" (after case {last})" if last else ""
+        if answer is None:
+            report = stack.read_text().rstrip() if stack.exists() else ""
+            report = report or "no report: it was killed, or it exited without returning"
+            parts.append(f"--- rank {rank} did not finish{case}\n{report}")
+        elif "error" in answer:
+            parts.append(f"--- rank {rank} FAILED{case}\n{answer['error'].rstrip()}")
+        else:
+            parts.append(f"--- rank {rank} was done")
+    parts.append(f"--- printed\n{printed}")
+    return "\n".join(parts)
 
 
 def _run_here(name: str, file: str, nranks: int, kwargs: dict[str, Any]) -> list[dict[str, Any]]:
@@ -157,8 +238,8 @@ def _run_here(name: str, file: str, nranks: int, kwargs: dict[str, Any]) -> list
         comm.Free()
 
 
-def _results(name: str, outcomes: Sequence[dict[str, Any]]) -> list[Any]:
-    """Return every rank's result; raise if a case failed, ranks ran different cases, or there was none."""
+def results_of(name: str, outcomes: Sequence[dict[str, Any]]) -> list[Any]:
+    """Return every rank's result; raise if a case failed, ranks ran different cases, or there was none. Local."""
     __tracebackhide__ = True
     results = [outcome["result"] for outcome in outcomes]
     if not outcomes[0]["cases"]:

@@ -25,7 +25,7 @@ from pblasmp.engines.dense import add
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout.routines import GEMM, ROUTINES, VECTOR_ROUTINES
 from pblasmp.pblas.routines import DTYPE, names_of
-from pblasmp.testing import level3
+from tests.helpers import level3
 from tests.helpers.cases import OPS, first, layout, numbers, pick, scattered
 from tests.helpers.limits import changed_limits
 from tests.helpers.pairs import pairs

@@ -18,7 +18,7 @@ from pblasmp.bindings import DataType, MatmulAttribute, MatmulEpilogue, Operatio
 from pblasmp.dtypes import as_dtype
 from pblasmp.engines.gpu.types import DATA_TYPES
 from pblasmp.layout.level3 import ROUTINES
-from pblasmp.testing import level3 as reference
+from tests.helpers import level3 as reference
 from tests.helpers.fakegpu import FakeGpu
 from tests.helpers.recorder import Call, Recorder
 

@@ -12,9 +12,10 @@ import pytest
 
 from pblasmp import testing
 from pblasmp.launch import Launcher, surroundings
-from pblasmp.testing import RanksFailedError, run_torch
-from pblasmp.testing.runner import run_launched
+from pblasmp.testing import RanksFailedError
+from pblasmp.testing.runner import Torchrun
 from tests.helpers.nodes import Nodes
+from tests.helpers.ranks import pool as pools
 from tests.helpers.slow import is_long
 
 __all__ = [
@@ -55,12 +56,23 @@ def run_mpi(
     launch: bool = False,
     **kwargs: Any,
 ) -> list[Any]:
-    """Do what ``pblasmp.testing.run_mpi`` does, on simulated nodes if asked to: see ``launcher_on``. Local."""
+    """Do what ``pblasmp.testing.run_mpi`` does, on kept ranks, and on simulated nodes if asked to: see ``launcher_on``.
+
+    Local. With ``launch`` the ranks are new.
+    """
     __tracebackhide__ = True
+    if surroundings():
+        return testing.run_mpi(function, nranks, **kwargs)
     launcher = launcher_on(on_nodes, nranks)
-    if launcher is None:
-        return testing.run_mpi(function, nranks, timeout=timeout, launch=launch, **kwargs)
-    return run_launched(launcher, function, nranks, timeout=timeout, launch=launch, **kwargs)
+    return pools.run(launcher, function, nranks, kwargs, timeout=timeout, launch=launch)
+
+
+def run_torch(
+    function: Any, nranks: int, *, timeout: float = 60.0, launch: bool = False, **kwargs: Any
+) -> list[Any]:
+    """Do what ``pblasmp.testing.run_torch`` does, on kept ranks. Local."""
+    __tracebackhide__ = True
+    return pools.run(Torchrun(), function, nranks, kwargs, timeout=timeout, launch=launch)
 
 
 run_on_one_node = partial(run_mpi, on_nodes="")

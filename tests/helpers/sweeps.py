@@ -7,8 +7,8 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.layout.level3 import ROUTINES
-from pblasmp.testing.level3 import OPS, dense, shapes, touched
 from tests.helpers.gpu.products import integers, part_of, place
+from tests.helpers.level3 import OPS, dense, shapes, touched
 from tests.helpers.sweep_files import Sweep, find_sweeps, load_sweep
 
 NAMES = ("gemm", *(name for name in ROUTINES if name not in ("syrkx", "herkx")))  # those that PBLAS has

@@ -7,11 +7,14 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from pblasmp import launch
+import pblasmp as pb
+from pblasmp import launch, testing
 from tests.helpers.mpi import ROOT, starts_ranks
 from tests.helpers.slow import only_long
 
@@ -35,8 +38,8 @@ def test_local_shapes(run_mpi, grid):
 def pid(comm):
     return os.getpid()
 
-def test_ranks_stay(run_mpi):
-    print("same ranks:", run_mpi(pid, 2) == run_mpi(pid, 2))
+def test_ranks_are_new(run_mpi):
+    assert not set(run_mpi(pid, 2)) & set(run_mpi(pid, 2))
 
 def cases(comm, worst):
     for n in range(4):
@@ -91,18 +94,57 @@ def _left(mark):
 def test_a_session(session, mode):
     result = session("-v", "-s", f"--import-mode={mode}")
     result.assert_outcomes(passed=4, failed=1)
-    result.stdout.fnmatch_lines(["*same ranks: True*", "*test_layouts:cases on 2 ranks (*) failed after *"])
+    result.stdout.fnmatch_lines(["*test_layouts:cases on 2 ranks (*) failed after *"])
     text = result.stdout.str()
     assert "--- rank 0 did not finish (after case 'n=1')" in text
     assert "--- rank 1 FAILED (after case 'n=1')" in text
     assert re.search(r"E +ValueError: my mistake", text)
 
 
-def test_cases_by_their_names_on_fresh_ranks(session):
-    names = ["test_layouts.py::test_cases[9]", "test_layouts.py::test_ranks_stay"]
-    result = session("-s", "--import-mode=importlib", "--fresh-ranks", *names)
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["*same ranks: False*"])
+def test_a_case_by_its_name(session):
+    session("--import-mode=importlib", "test_layouts.py::test_cases[9]").assert_outcomes(passed=1)
+
+
+def rank_of(comm, offset):
+    return {"rank": comm.rank + offset, "row": np.arange(2), "total": np.int64(comm.size)}
+
+
+def leaves(comm):
+    if comm.rank == 1:
+        os._exit(0)
+    comm.Barrier()
+
+
+def never_ends(comm):
+    while True:
+        time.sleep(0.01)
+
+
+def leaves_a_context_open(comm):
+    pb.Context(comm, engine="host")
+
+
+def test_results_of_users_ranks():
+    row = {"row": [0, 1], "total": 2}
+    assert testing.run_mpi(rank_of, 2, offset=3) == [{"rank": 3, **row}, {"rank": 4, **row}]
+    with pytest.raises(pb.ArgumentError, match="function: expected one at the top level of a module"):
+        testing.run_mpi(lambda comm: comm.rank, 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "timeout", "words"),
+    [
+        (leaves, 60.0, ["rank 1 did not finish\nno report"]),
+        (never_ends, 5.0, ["did not end in 5 s", "in never_ends"]),
+        (leaves_a_context_open, 60.0, ["rank 0 FAILED\n", "ResourceWarning"]),
+    ],
+)
+def test_failures_of_users_ranks(function, timeout, words):
+    start = time.monotonic()
+    with pytest.raises(testing.RanksFailedError) as caught:
+        testing.run_mpi(function, 2, timeout=timeout)
+    assert all(each in str(caught.value) for each in words), caught.value
+    assert time.monotonic() - start < 15
 
 
 def test_only_projects_that_ask_for_it_get_the_plugin(pytester):

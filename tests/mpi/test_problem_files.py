@@ -16,8 +16,8 @@ from pblasmp.cli.progress import Reporter
 from pblasmp.cli.run_routine import run_routine
 from pblasmp.layout.routines import ROUTINES
 from pblasmp.problems.files import find, load_any_file, load_problem_file
-from pblasmp.testing.level3 import legal_flags, shapes
 from tests.helpers.cases import SIZES, first, grids, layout, misplaced, numbers, pick, product, scattered
+from tests.helpers.level3 import legal_flags, shapes
 from tests.helpers.mpi import run_mpi
 from tests.helpers.slow import in_turn
 

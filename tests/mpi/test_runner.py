@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.testing import pool as pools
-from pblasmp.testing import runner
 from tests.helpers.mpi import ROOT, RanksFailedError, run_mpi, run_on_one_node, starts_ranks
+from tests.helpers.ranks import pool as pools
 from tests.helpers.slow import in_turn, only_long
 
 HERE = "tests.mpi.test_runner"
@@ -142,7 +141,7 @@ def _marked():
     """This module's ranks can be distinguished from others, which are kept meanwhile."""
     own = pools.Pool()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "pool", own)
+        patch.setattr(pools, "pool", own)
         patch.setattr(pools, "_GRACE_SECONDS", 0.3)
         patch.setenv("PBLASMP_TEST_OF", str(os.getpid()))
         yield
@@ -153,7 +152,7 @@ def _marked():
 def new_python(monkeypatch, request):
     """Ranks are what users get: new Pythons, not forks of one that has imported already; in the short form, once."""
     own = pools.Pool()
-    monkeypatch.setattr(runner, "pool", own)
+    monkeypatch.setattr(pools, "pool", own)
     if request.node.name == NEW or only_long(True):
         monkeypatch.setattr("pblasmp.launch.interpreter", lambda: [sys.executable])
     monkeypatch.setenv("PBLASMP_TEST_OF", f"{os.getpid()}, new")
@@ -303,7 +302,7 @@ def test_ranks_are_replaced_when_they_break(how):
     if how == "raises":
         failure(all_raise, 2)
     else:
-        (world,) = runner.pool._worlds.values()
+        (world,) = pools.pool._worlds.values()
         os.kill(min(before), signal.SIGKILL)
         assert world.wait(10.0) is not None
     after = {pid for pid, _ in run_mpi(whole_world, 2)}

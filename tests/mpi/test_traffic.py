@@ -17,8 +17,8 @@ from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout import ParallelProblem
 from pblasmp.layout.routines import ROUTINES
 from pblasmp.problems.files import find, load_problem_file
-from pblasmp.testing.level3 import legal_flags, shapes
 from tests.helpers.cases import SIZES, grids, layout, pick, short_messages
+from tests.helpers.level3 import legal_flags, shapes
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import draws, in_turn, only_long
 from tests.helpers.tensor_cases import FORMS

@@ -58,7 +58,6 @@ NUMBERS = [
     ("solving", "engines.gpu.spread._FEW", str, "For up to {} right-hand sides one kernel"),
     ("matrices", "matrix.creation.DEFAULT_BLOCK", str, "| `block` | `64` or `(64, 32)` | {};"),
     ("matrices", "matrix.io.files.TILE_BYTES", mib, "contiguous tiles of about {}"),
-    ("testing", "testing.pool._LIMIT", str, "At most {} ranks are kept"),
     ("errors", "runtime.runtime._MANY", {1000: "a thousand"}.get, "when {} plans are open"),
     ("errors", "comm.agreement._BLOCKED_SECONDS", "{:.0f}".format, "still in theirs {} seconds later"),
     ("errors", "comm.side_channel._DRAIN_SECONDS", {0.1: "a tenth of a second"}.get, "canceled within {}"),

@@ -31,11 +31,11 @@ from pblasmp.costs.machines import load_machine
 from pblasmp.launch import last_lines
 from pblasmp.launchers import find_launcher
 from pblasmp.problems.files import load_grid
-from pblasmp.testing.pool import World
 from pblasmp.trust import fault_of, make_private, open_trusted, private_folder
 from pblasmp.tuning.measurements import Entry, read_file, save, tuning_file
 from tests.helpers.command_line import run_here
 from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
+from tests.helpers.ranks.pool import World
 
 OTHER = os.getuid() + 12345
 COMPILER = """#!/bin/sh
@@ -471,7 +471,7 @@ def test_temporary_folders_in_which_others_can_replace_files_are_refused(tmp_pat
     with pytest.raises(pb.ArgumentError, match="set TMPDIR"):
         World(1)
     with pytest.raises(pb.ArgumentError, match="set TMPDIR"):
-        testing.run_mpi(hello, 1, launch=True)
+        testing.run_mpi(hello, 1)
     with pytest.raises(pb.ArgumentError, match="set TMPDIR"):
         preload.run(["true"], 0, "host")
     done = run_here(["matmul", "--size", "8", "-n", "1"], monkeypatch, capsys)

@@ -14,7 +14,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.layout.level3 import ROUTINES
-from pblasmp.testing import level3 as reference
+from tests.helpers import level3 as reference
 from tests.helpers.slow import in_turn
 
 from .jobs import TURNS, Job

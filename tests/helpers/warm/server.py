@@ -38,7 +38,7 @@ _MODULES = (
     "pblasmp.tensor_parallel", "pblasmp.pblas", "pblasmp.problems.files", "pblasmp.drawing", "pblasmp.cli.commands",
     "pblasmp.cli.bench", "pblasmp.cli.product", "pblasmp.cli.rank", "pblasmp.cli.run", "pblasmp.cli.tune",
     "pblasmp.testing.rank",
-    "tests.helpers.fakegpu", "tests.helpers.fakelt", "tests.helpers.fakepeers",
+    "tests.helpers.ranks.rank", "tests.helpers.fakegpu", "tests.helpers.fakelt", "tests.helpers.fakepeers",
 )  # fmt: skip
 # Variables that Python or a library reads as it starts. Where one differs, a fork is not what a new Python would be.
 _READ_AT_START = re.compile(

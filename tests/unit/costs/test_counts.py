@@ -21,9 +21,9 @@ from pblasmp.layout import FactorProblem, ParallelProblem
 from pblasmp.layout.intersection import common_counts
 from pblasmp.layout.routines import ROUTINES
 from pblasmp.layout.schemes import FORMS
-from pblasmp.testing.level3 import legal_flags, shapes
 from tests.helpers.cases import grids, layout, pick
 from tests.helpers.layouts import random_product
+from tests.helpers.level3 import legal_flags, shapes
 from tests.helpers.slow import draws
 
 

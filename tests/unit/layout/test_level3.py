@@ -11,7 +11,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.layout import Trapezoid
 from pblasmp.layout.level3 import ROUTINES
-from pblasmp.testing.level3 import dense, legal_flags, shapes, touched
+from tests.helpers.level3 import dense, legal_flags, shapes, touched
 
 M, N, K = 4, 3, 5
 ALPHA, BETA = {"f": (2, -3), "c": (2 + 1j, -3 + 2j)}, {"f": (-1, 0), "c": (1 - 2j, 0)}

@@ -8,9 +8,7 @@ import contextlib
 import json
 import os
 import selectors
-import signal
 import socket
-import sys
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -18,12 +16,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .. import launch
-from ..launch import Job, Launcher, last_lines
-from ..trust import private_folder
+from pblasmp import launch
+from pblasmp.launch import Job, Launcher, last_lines
+from pblasmp.testing import RanksFailedError
+from pblasmp.testing.runner import import_path, named, results_of, story, write_stacks
+from pblasmp.trust import private_folder
+
 from .rank import socket_path
 
-__all__ = ["Pool", "RanksFailedError", "World", "pool"]
+__all__ = ["Pool", "World", "pool", "run"]
 
 _LIMIT = 16  # most ranks that are kept: enough for worlds of 1, 2, 3, 4 and 6
 _GRACE_SECONDS = 1.0  # for ranks that are about to answer, once another one has failed
@@ -33,13 +34,9 @@ _RANK = (  # a rank imports from where this process does
     "import gc, json, sys\n"
     "gc.disable()\n"  # imports leave no garbage
     "with open(sys.argv[1] + '/path.json') as file: sys.path[:] = json.load(file)\n"
-    "from pblasmp.testing.rank import main\n"
+    "from tests.helpers.ranks.rank import main\n"
     "main(*sys.argv[1:])"
 )
-
-
-class RanksFailedError(AssertionError):
-    """At least one rank failed, or the call did not end in time; the message tells how it went on each rank."""
 
 
 @dataclass
@@ -70,7 +67,7 @@ class World:
         self._links: list[_RankConnection] = []
         with contextlib.ExitStack() as stack:
             self._directory = stack.enter_context(private_folder("pblasmp-test-"))
-            (self._directory / "path.json").write_text(json.dumps(_import_path()))
+            (self._directory / "path.json").write_text(json.dumps(import_path()))
             self._server = stack.enter_context(socket.socket(socket.AF_UNIX))
             with socket_path(self._directory) as path:
                 self._server.bind(path)
@@ -78,7 +75,7 @@ class World:
             self._selector = stack.enter_context(selectors.DefaultSelector())
             self._selector.register(self._server, selectors.EVENT_READ)
             command = [*launch.interpreter(), "-W", "error", "-c", _RANK, str(self._directory), str(nranks)]
-            command.append("torch" if launcher is not None and launcher.kind == "torchrun" else "mpi")
+            command.append("mpi" if launcher is None else launcher.kind)
             output = self._directory / "output"
             self._job = stack.enter_context(Job(command, nranks, output, launcher=launcher))
             self._resources = stack.pop_all()
@@ -125,7 +122,7 @@ class World:
             "file": file,
             "kwargs": kwargs,
             "directory": os.getcwd(),  # noqa: PTH109 (as chdir takes it)
-            "path": _import_path(),
+            "path": import_path(),
             "variables": self._changed_variables(),
         }
         start = time.monotonic()
@@ -212,44 +209,20 @@ class World:
 
     def _ask_for_stacks(self) -> None:
         """Have the ranks that are still running write their stacks."""
-        running = [link.pid for link in self._links if link.answer is None and link.pid]
-        if not (running and self.alive):
-            return
-        for pid in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR2)
-        time.sleep(0.3)
+        if self.alive:
+            write_stacks([link.pid for link in self._links if link.answer is None and link.pid])
 
     def story(self, title: str, printed: int = 0) -> str:
         """Return the state of every rank, and the output: that of ranks without its first ``printed`` bytes. Local."""
-        links = {link.rank: link for link in self._links}
-        parts = [title]
-        for rank in range(self.nranks):
-            link = links.get(rank)
-            file = self._directory / f"case{rank}"
-            last = file.read_text().partition("\n")[0] if file.exists() else ""
-            case = f" (after case {last})" if last else ""
-            if link is None or link.answer is None:
-                stack = self._directory / f"stack{rank}"
-                report = stack.read_text().rstrip() if stack.exists() else ""
-                report = report or "no report: it was killed, or it exited without returning"
-                parts.append(f"--- rank {rank} did not finish{case}\n{report}")
-            elif "error" in link.answer:
-                parts.append(f"--- rank {rank} FAILED{case}\n{link.answer['error'].rstrip()}")
-            else:
-                parts.append(f"--- rank {rank} was done")
+        answers = {link.rank: link.answer for link in self._links}
         said = last_lines(self._printed, _SHOWN_LINES, printed)
-        parts.append("--- printed\n" + "\n".join([said, self._job.tail(_SHOWN_LINES)]).strip("\n"))
-        return "\n".join(parts)
+        told = "\n".join([said, self._job.tail(_SHOWN_LINES)]).strip("\n")
+        return story(title, self._directory, [answers.get(rank) for rank in range(self.nranks)], told)
 
     @property
     def _printed(self) -> Path:
         """What the ranks have printed; the job's own output is the launcher's."""
         return self._directory / "printed"
-
-
-def _import_path() -> list[str]:
-    return [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 ("" is the working directory)
 
 
 class Pool:
@@ -309,3 +282,32 @@ class Pool:
 
 pool = Pool()
 atexit.register(pool.close)
+
+
+def run(
+    launcher: Launcher | None,
+    function: Any,
+    nranks: int,
+    kwargs: dict[str, Any],
+    *,
+    timeout: float,
+    launch: bool,
+) -> list[Any]:
+    """Do what ``pblasmp.testing.run_mpi`` does on kept ranks or, with ``launch`` or without a pool, new ones. Local.
+
+    Args:
+        launcher: what starts them; None: mpirun.
+        function, nranks, kwargs, timeout: as there.
+        launch: new ranks for this call alone, to test how ranks start and end, or what libraries read on loading.
+    """
+    __tracebackhide__ = True
+    name, file = named(function, nranks)
+    if pool.keep and not launch:
+        return results_of(name, pool.call(name, file, nranks, kwargs, timeout, launcher))
+    with World(nranks, launcher) as world:
+        answers = world.call(name, file, kwargs, timeout)
+        world.dismiss()
+        if (status := world.wait(timeout)) != 0:
+            how = f"did not end in {timeout:g} s" if status is None else f"ended with status {status}"
+            raise RanksFailedError(world.story(f"{name} returned on {nranks} ranks, but the job {how}"))
+    return results_of(name, answers)
