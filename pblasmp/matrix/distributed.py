@@ -22,7 +22,6 @@ from ..scalapack import ScalapackMatrix, leading_dimension
 from . import arithmetic, assignment, io, reductions
 from .creation import Block, GridLike, shard_layout
 from .products import matmul
-from .reductions import norm_of_stored
 
 if TYPE_CHECKING:
     from types import EllipsisType
@@ -521,9 +520,7 @@ class DistributedMatrix(Handle):
             ArgumentError: there is no such norm, or the matrix is not square although ``kind`` says so.
         """
         with self.context.running("norm"):
-            if uplo is None and diag == "N" and kind == "triangular":
-                return reductions.norm(self, ord)
-            return norm_of_stored(self, ord, uplo, diag, kind)
+            return reductions.norm(self, ord, uplo, diag, kind)
 
     def sum(self, axis: int | None = None, *, dtype: DTypeLike | None = None) -> Any:
         """Return the sum of all elements, or of each column or row, on every rank. Collective over the context.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..comm import Cells, Exchange, Side, largest_size
 from ..dtypes import as_dtype, is_foreign, scalar
 from ..engines.arrays import as_numpy
-from ..engines.local.reductions import joined, root, squares
+from ..engines.local.reductions import joined, root, squares_of_stored, stored
 from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..layout import Grid
 from ..layout.axis import Axis
@@ -41,7 +41,6 @@ __all__ = [
     "kind_of_norm",
     "mean",
     "norm",
-    "norm_of_stored",
     "total",
     "trace",
 ]
@@ -63,38 +62,91 @@ def _local(matrix: Handle, *, on_host: bool = False) -> tuple[Any, Any]:
     return engine.xp, matrix.local
 
 
-def _slabs(matrix: Handle, *, on_host: bool = False) -> Iterator[tuple[Any, slice, Any]]:
-    """Yield the array module, which columns, and their elements: the local array, slab by slab, as double precision."""
+class _Stored(NamedTuple):
+    """What a triangle of a matrix describes; see ``engines.local.reductions.stored``."""
+
+    kind: str
+    uplo: str
+    diag: str
+
+    @property
+    def T(self) -> _Stored:  # noqa: N802
+        """The same of the transpose."""
+        return self._replace(uplo="L" if self.uplo == "U" else "U")
+
+
+def _slabs(
+    matrix: Handle, of: _Stored | None = None, *, on_host: bool = False
+) -> Iterator[tuple[Any, slice, Any, Any]]:
+    """Yield the array module, which columns, their elements in double precision, and which count twice; None: none.
+
+    These are the local array, slab by slab, or what a triangle in it describes.
+    """
     xp, local = _local(matrix, on_host=on_host)
     rows, cols = local.shape
     size = _SLAB if isinstance(local, np.ndarray) else _SLAB_OF_GPUS
-    wide = _wide(matrix.dtype)
+    wide, d = _wide(matrix.dtype), matrix.descriptor
     if not local.size:
         return
-    if matrix.descriptor.order == "C":
-        step = max(1, size // cols)
-        for at in range(0, rows, step):
-            yield xp, slice(0, cols), local[at : at + step].astype(wide, copy=False)
-    else:
-        step = max(1, size // rows)
-        for at in range(0, cols, step):
-            yield xp, slice(at, at + step), local[:, at : at + step].astype(wide, copy=False)
+    indices = None if of is None else [xp.asarray(each) for each in d.global_indices(matrix.context.rank)]
+    step = max(1, size // (cols if d.order == "C" else rows))
+    for at in range(0, rows if d.order == "C" else cols, step):
+        some, every = slice(at, at + step), slice(None)
+        down, across = (some, every) if d.order == "C" else (every, some)
+        values, twice = local[down, across].astype(wide, copy=False), None
+        if of is not None and indices is not None:
+            values, twice = stored(xp, values, indices[0][down], indices[1][across], *of)
+        yield xp, across, values, twice
 
 
 # -- norms
 
 
-def norm(matrix: Handle, which: object) -> float:
+def norm(
+    matrix: Handle, which: object, uplo: object = None, diag: object = "N", kind: object = "triangular"
+) -> float:
     """Return a norm. Collective over the context; see ``DistributedMatrix.norm``."""
-    kind = kind_of_norm(which)
-    if kind == "fro":
-        return _frobenius(matrix)
-    if kind == "max":
-        return _largest(matrix)
-    summed = matrix if kind == "1" else matrix.T
-    facts = {"matrix": matrix.descriptor, "ord": which}
-    sums = _columns(summed, "norm", facts, lambda: _check(which), _SUMS_OF_ABSOLUTES)
-    return float(sums.max(initial=0))
+    ctx, named, what = matrix.context, kind_of_norm(which), {"matrix": matrix.descriptor, "ord": which}
+    of = None
+    if uplo is not None or diag != "N" or kind != "triangular":
+        of = _Stored(str(kind), str(uplo), str(diag))
+        what |= {"uplo": uplo, "diag": diag, "kind": kind}
+
+    def check() -> None:
+        if named is None:
+            raise ArgumentError(f"ord: expected 'fro', 1, 'inf' or 'max', got {short_repr(which)}")
+        if of is not None:
+            _check_stored(matrix.shape, uplo, diag, kind)
+
+    if named not in ("fro", "max"):
+        summed, of = (matrix, of) if named == "1" else (matrix.T, of and of.T)
+        sums = _columns(summed, "norm", what, check, _SUMS_OF_ABSOLUTES, of)
+        if of is not None and of.kind != "triangular":
+            sums = sums + _columns(summed.T, "norm", what, check, _SUMS_OF_ABSOLUTES, of.T, mirrored=True)
+        return float(sums.max(initial=0))
+    with ctx.agreement("norm") as facts, np.errstate(all="ignore"):
+        facts.update(what)
+        check()
+        if named == "max":
+            largest = float(np.max([float(xp.abs(x).max()) for xp, _, x, _ in _slabs(matrix, of)], initial=0))
+        else:  # scaled like LAPACK's lassq: no square overflows, and none that matters underflows
+            mine = joined([squares_of_stored(xp, x, twice) for xp, _, x, twice in _slabs(matrix, of)])
+    return largest_size(ctx.comm, largest)[0] if named == "max" else root(joined(ctx.comm.allgather(mine)))
+
+
+def _check_stored(shape: tuple[int, int], uplo: object, diag: object, kind: object) -> None:
+    """Raise ArgumentError unless a triangle can describe a matrix of this shape in this way. Local."""
+    for name, value, legal in (
+        ("uplo", uplo, ("L", "U")),
+        ("diag", diag, ("N", "U")),
+        ("kind", kind, ("triangular", "symmetric", "hermitian")),
+    ):
+        if not one_of(value, legal):
+            raise ArgumentError(f"{name}: expected {' or '.join(map(repr, legal))}, got {short_repr(value)}")
+    if kind != "triangular" and shape[0] != shape[1]:
+        raise ArgumentError(f"kind: a {kind} matrix is square, got {shape[0]}x{shape[1]}")
+    if kind != "triangular" and diag == "U":
+        raise ArgumentError(f"diag: 'U' is for triangular matrices, got {kind!r}")
 
 
 def kind_of_norm(which: object) -> str | None:
@@ -104,28 +156,6 @@ def kind_of_norm(which: object) -> str | None:
     if isinstance(which, (int, float, np.number)) and not isinstance(which, bool):
         return "1" if which == 1 else "inf" if which == math.inf else None
     return None
-
-
-def _check(which: object) -> None:
-    if kind_of_norm(which) is None:
-        raise ArgumentError(f"ord: expected 'fro', 1, 'inf' or 'max', got {short_repr(which)}")
-
-
-def _frobenius(matrix: Handle) -> float:
-    """Scale like LAPACK's lassq: no square overflows, and none that matters underflows."""
-    ctx = matrix.context
-    with ctx.agreement("norm") as facts, np.errstate(all="ignore"):
-        facts.update(matrix=matrix.descriptor, ord="fro")
-        mine = joined([squares(xp, values) for xp, _, values in _slabs(matrix)])
-    return root(joined(ctx.comm.allgather(mine)))
-
-
-def _largest(matrix: Handle) -> float:
-    ctx = matrix.context
-    with ctx.agreement("norm") as facts, np.errstate(all="ignore"):
-        facts.update(matrix=matrix.descriptor, ord="max")
-        mine = [float(xp.abs(values).max()) for xp, _, values in _slabs(matrix)]
-    return largest_size(ctx.comm, float(np.max(mine, initial=0)))[0]
 
 
 # -- sums, means, extremes
@@ -211,9 +241,18 @@ def _check_axis(axis: object) -> None:
 
 
 def _columns(
-    matrix: Handle, call: str, what: dict[str, Any], check: Callable[[], None], reduction: _ColumnReduction
+    matrix: Handle,
+    call: str,
+    what: dict[str, Any],
+    check: Callable[[], None],
+    reduction: _ColumnReduction,
+    of: _Stored | None = None,
+    *,
+    mirrored: bool = False,
 ) -> NDArray[Any]:
     """Return a number for each column, in double precision. Collective over the context.
+
+    With ``of`` they are of what a triangle describes, or of what is ``mirrored`` to its other side.
 
     The processes of a column have numbers of their parts: each rank joins those of an equal share of the columns,
     always in the order of the process rows, and gets the others' shares.
@@ -225,8 +264,8 @@ def _columns(
         facts.update(what)
         check()
         mine = np.full((1, matrix.local.shape[1]), reduction.start, wide)
-        for xp, cols, values in _slabs(matrix):
-            found = reduction.of(values)
+        for xp, cols, values, twice in _slabs(matrix, of):
+            found = reduction.of(xp.where(twice, values, 0) if mirrored else values)
             mine[0, cols] = join(mine[0, cols], as_numpy(xp, found))
     n, (nprow, _) = d.shape[1], d.grid.shape
     partial = Side(Axis(nprow, 1, 0, nprow), d.cols, Side.of(d).cells, "C")
@@ -334,116 +373,12 @@ def allclose(
             b.move_to(other)
         with ctx.agreement("allclose: comparing"):
             on_host = is_foreign(d.dtype) or (isinstance(other, Handle) and is_foreign(other.dtype))
-            theirs = (v for _, _, v in _slabs(other, on_host=on_host)) if isinstance(other, Handle) else None
+            theirs = (
+                (v for _, _, v, _ in _slabs(other, on_host=on_host)) if isinstance(other, Handle) else None
+            )
             mine = True
-            for xp, _, values in _slabs(a, on_host=on_host):
+            for xp, _, values, _ in _slabs(a, on_host=on_host):
                 right = other if theirs is None else next(theirs)
                 close = xp.isclose(values, right, rtol=rtol, atol=atol, equal_nan=equal_nan)
                 mine = mine and bool(close.all())
         return all(ctx.comm.allgather(mine))
-
-
-Sums = NDArray[np.float64]
-
-
-def norm_of_stored(matrix: Handle, which: object, uplo: object, diag: object, kind: object) -> float:
-    """Return a norm of what a triangle describes. Collective over the context; see ``DistributedMatrix.norm``."""
-    ctx, d = matrix.context, matrix.descriptor
-    with ctx.agreement("norm") as facts, np.errstate(all="ignore"):
-        facts.update(matrix=d, ord=which, uplo=uplo, diag=diag, kind=kind)
-        named = kind_of_norm(which)
-        if named is None:
-            raise ArgumentError(f"ord: expected 'fro', 1, 'inf' or 'max', got {short_repr(which)}")
-        for name, value, legal in (
-            ("uplo", uplo, ("L", "U")),
-            ("diag", diag, ("N", "U")),
-            ("kind", kind, ("triangular", "symmetric", "hermitian")),
-        ):
-            if not one_of(value, legal):
-                raise ArgumentError(
-                    f"{name}: expected {' or '.join(map(repr, legal))}, got {short_repr(value)}"
-                )
-        mirrored = kind != "triangular"
-        if mirrored and d.shape[0] != d.shape[1]:
-            raise ArgumentError(f"kind: a {kind} matrix is square, got {d.shape[0]}x{d.shape[1]}")
-        if mirrored and diag == "U":
-            raise ArgumentError(f"diag: 'U' is for triangular matrices, got {kind!r}")
-        parts = _Parts(matrix, str(uplo), unit=diag == "U", real=kind == "hermitian")
-        mine = {"max": parts.largest, "fro": parts.squares}.get(named, parts.sums)
-        found = mine(mirrored=mirrored)
-    everyones = ctx.comm.allgather(found)
-    ones = min(d.shape) if diag == "U" else 0
-    if named == "max":
-        return float(np.max([*everyones, float(ones > 0)], initial=0))
-    if named == "fro":
-        return root(joined([*everyones, (0, float(ones))]))
-    by_row, by_column = (reduce(np.add, each) for each in zip(*everyones, strict=True))
-    sums: Sums = by_column if named == "1" else by_row
-    sums[:ones] += 1
-    return float(sums.max(initial=0))
-
-
-class _Parts:
-    """This rank's elements of a triangle, slab by slab. Local.
-
-    Args:
-        matrix: the matrix.
-        uplo: "L" or "U".
-        unit: the diagonal is left out.
-        real: the imaginary parts of the diagonal are taken as 0.
-    """
-
-    def __init__(self, matrix: Handle, uplo: str, *, unit: bool, real: bool) -> None:
-        ctx, self._d = matrix.context, matrix.descriptor
-        ctx.engine.synchronize()  # before values are read: that would wait forever if a rank is gone
-        self._xp, self._local = ctx.engine.xp, matrix.local
-        self._upper, self._unit, self._real = uplo == "U", unit, real
-        inside = ctx.coords(self._d) is not None and self._local.size
-        self._rows, self._cols = self._d.global_indices(ctx.rank) if inside else (np.empty(0, np.int64),) * 2
-
-    def _slabs(self) -> Iterator[tuple[slice, Any, Any]]:
-        """Yield which columns, the elements with 0 outside the triangle, and which are on the diagonal."""
-        if not len(self._rows) or not len(self._cols):
-            return
-        xp, step = self._xp, max(1, _SLAB // len(self._rows))
-        wide = np.complex128 if self._local.dtype.kind == "c" else np.float64
-        rows = xp.asarray(self._rows)[:, None]
-        for at in range(0, len(self._cols), step):
-            part = slice(at, at + step)
-            apart = xp.asarray(self._cols[part])[None] - rows
-            inside = (apart >= int(self._unit)) if self._upper else (apart <= -int(self._unit))
-            values = xp.where(inside, self._local[:, part].astype(wide), 0)
-            if self._real and values.dtype.kind == "c":
-                values = xp.where(apart == 0, values.real, values)
-            yield part, values, apart == 0
-
-    def largest(self, *, mirrored: bool) -> float:  # noqa: ARG002
-        """Return the largest absolute value."""
-        return float(np.max([float(self._xp.abs(values).max()) for _, values, _ in self._slabs()], initial=0))
-
-    def squares(self, *, mirrored: bool) -> tuple[int, float]:
-        """Return the sum of squares, scaled; off the diagonal twice if ``mirrored``."""
-        xp, found = self._xp, []
-        for _, values, on_diagonal in self._slabs():
-            exponent, total = squares(xp, xp.where(on_diagonal, 0, values))
-            found += [
-                (exponent, total * (2 if mirrored else 1)),
-                squares(xp, xp.where(on_diagonal, values, 0)),
-            ]
-        return joined(found)
-
-    def sums(self, *, mirrored: bool) -> tuple[Sums, Sums]:
-        """Return the sums of absolute values by row and by column of the matrix."""
-        xp, (m, n) = self._xp, self._d.shape
-        by_row, by_column = np.zeros(m), np.zeros(n)
-        for part, values, on_diagonal in self._slabs():
-            sizes = xp.abs(values)
-            columns, rows = (as_numpy(xp, sizes.sum(axis=axis)) for axis in (0, 1))
-            by_row[self._rows] += rows
-            by_column[self._cols[part]] += columns
-            if mirrored:
-                beside = xp.where(on_diagonal, 0, sizes)
-                columns, rows = (as_numpy(xp, beside.sum(axis=axis)) for axis in (0, 1))
-                by_column[self._rows] += rows
-                by_row[self._cols[part]] += columns
-        return by_row, by_column

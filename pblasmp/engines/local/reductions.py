@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ __all__ = [
     "reduced",
     "root",
     "squares",
+    "squares_of_stored",
     "stored",
 ]
 
@@ -171,11 +173,12 @@ def _chosen(rows: Rows) -> tuple[complex, int]:
 
 
 def stored(
-    values: Array, rows: Array, cols: Array, kind: str, uplo: str, diag: str
+    xp: Any, values: Array, rows: Array, cols: Array, kind: str, uplo: str, diag: str
 ) -> tuple[Array, Array | None]:
-    """Return what elements on the host stand for, in double precision, and which of them count twice; None: none.
+    """Return what elements stand for, in double precision, and which of them count twice; None: none. Local.
 
     Args:
+        xp: the module of the arrays.
         values: elements of a matrix, a part of its rows and columns.
         rows, cols: which, counted from 0.
         kind: "all", "triangular", "symmetric", "hermitian", or "diagonal": the rest counts as 0.
@@ -188,12 +191,12 @@ def stored(
     apart = cols - rows[:, None]
     on_diagonal = apart == 0
     if kind == "diagonal":
-        return np.where(on_diagonal, values, 0), None
-    found = np.where(apart >= 0 if uplo == "U" else apart <= 0, values, 0)
+        return xp.where(on_diagonal, values, 0), None
+    found = xp.where(apart >= 0 if uplo == "U" else apart <= 0, values, 0)
     if kind == "triangular":
-        return (np.where(on_diagonal, 1, found) if diag == "U" else found), None
+        return (xp.where(on_diagonal, 1, found) if diag == "U" else found), None
     if kind == "hermitian":
-        found = np.where(on_diagonal, found.real, found)
+        found = xp.where(on_diagonal, found.real, found)
     return found, ~on_diagonal
 
 
@@ -202,11 +205,12 @@ def _if_any(find: Callable[..., Sequence[float]], empty: Sequence[float]) -> Cal
     return lambda _, matrix, __: find(*matrix) if matrix[0].size else empty
 
 
-def _matrix_squares(values: Array, twice: Array | None) -> Sequence[float]:
+def squares_of_stored(xp: Any, values: Array, twice: Array | None) -> Scaled:
+    """Return the sum of the squares of what ``stored`` returns, as ``squares`` does. Local."""
     if twice is None:
-        return squares(np, values)
-    exponent, total = squares(np, np.where(twice, values, 0))
-    return joined([(exponent, 2 * total), squares(np, np.where(twice, 0, values))])
+        return squares(xp, values)
+    exponent, total = squares(xp, xp.where(twice, values, 0))
+    return joined([(exponent, 2 * total), squares(xp, xp.where(twice, 0, values))])
 
 
 def _largest_sum(axis: int) -> Callable[..., Sequence[float]]:
@@ -245,7 +249,7 @@ REDUCTIONS = {
 """By routine. nrm2 is scaled like LAPACK's."""
 
 MATRIX_REDUCTIONS = {
-    "norm fro": Reduction(_if_any(_matrix_squares, (0, 0.0)), _norm),
+    "norm fro": Reduction(_if_any(partial(squares_of_stored, np), (0, 0.0)), _norm),
     "norm max": Reduction(_if_any(lambda values, _: (float(np.abs(values).max()),), (0.0,)), _greatest),
     "norm 1": Reduction(_if_any(_largest_sum(0), (0.0,)), _greatest),
     "norm inf": Reduction(_if_any(_largest_sum(1), (0.0,)), _greatest),

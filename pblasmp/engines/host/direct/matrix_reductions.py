@@ -47,5 +47,5 @@ class MatrixReducer:
     def part(self) -> Sequence[float]:
         """Return what this rank finds in its elements."""
         with np.errstate(all="ignore"):
-            of = stored(self._array, self._rows, self._cols, self._kind, *self._options)
+            of = stored(np, self._array, self._rows, self._cols, self._kind, *self._options)
             return self._find(np, of, int)
