@@ -347,7 +347,7 @@ class FakeGpu:
             return
         place = _place()
         package, _, part = place.partition(".")
-        if package == "pblasmp" and not part.startswith("testing."):  # not the test's own work
+        if package == "pblasmp" and not part.startswith("testing:"):  # not the test's own work
             self.faults.append(f"{name} while GPU {self.current} is current, not {self.home}: {place}")
 
     def enter(self, name: str) -> None:

@@ -12,8 +12,7 @@ import pytest
 
 from pblasmp import testing
 from pblasmp.launch import Launcher, surroundings
-from pblasmp.testing import RanksFailedError
-from pblasmp.testing.runner import Torchrun
+from pblasmp.testing import RanksFailedError, Torchrun
 from tests.helpers.nodes import Nodes
 from tests.helpers.ranks import pool as pools
 from tests.helpers.slow import is_long

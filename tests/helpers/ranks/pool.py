@@ -18,8 +18,7 @@ from typing import Any
 
 from pblasmp import launch
 from pblasmp.launch import Job, Launcher, last_lines
-from pblasmp.testing import RanksFailedError
-from pblasmp.testing.runner import import_path, named, results_of, story, write_stacks
+from pblasmp.testing import RanksFailedError, import_path, named, results_of, story, write_stacks
 from pblasmp.trust import private_folder
 
 from .rank import socket_path

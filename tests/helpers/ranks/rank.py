@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any
 
 from pblasmp.comm import side_channel
-from pblasmp.testing.rank import import_module, run_function, world_of
+from pblasmp.testing import import_module, run_function, world_of
 
 __all__ = ["State", "socket_path"]
 

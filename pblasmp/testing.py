@@ -1,36 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running a function on ranks that are started for it or, under mpirun, on those that are running already."""
+"""Tests on MPI ranks from a plain pytest.
+
+    from pblasmp.testing import run_mpi
+
+    def sums(comm, offset):
+        return comm.allreduce(comm.rank + offset)
+
+    def test_sums():
+        assert run_mpi(sums, 4, offset=1) == [10, 10, 10, 10]
+
+``run_mpi`` is also a fixture of projects that ask for the plugin: ``pytest_plugins = ["pblasmp.pytest_plugin"]`` in
+conftest.py.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import gc
+import importlib
+import importlib.util
+import inspect
 import json
 import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from .. import launch as launching
-from ..comm.mpi_communicator import mpi
-from ..errors import ArgumentError, short_repr
-from ..launch import Job, Launcher, surroundings
-from ..trust import private_folder
-from .rank import run_function
+import numpy as np
 
-__all__ = [
-    "RanksFailedError",
-    "Torchrun",
-    "import_path",
-    "named",
-    "results_of",
-    "run_mpi",
-    "run_torch",
-    "story",
-    "write_stacks",
-]
+from . import launch as launching
+from .comm.mpi_communicator import mpi
+from .errors import ArgumentError, short_repr
+from .launch import Job, Launcher, surroundings
+from .trust import private_folder
+
+__all__ = ["RanksFailedError", "run_mpi", "run_torch"]
 
 Function = Callable[..., Any]
 
@@ -41,8 +51,8 @@ _RANK = (  # a rank imports from where this process does
     "import gc, json, sys\n"
     "gc.disable()\n"  # imports leave no garbage
     "with open(sys.argv[1] + '/call') as file: sys.path[:] = json.load(file)['path']\n"
-    "from pblasmp.testing.rank import main\n"
-    "main(*sys.argv[1:])"
+    "from pblasmp.testing import run_rank\n"
+    "run_rank(*sys.argv[1:])"
 )
 
 
@@ -255,3 +265,119 @@ def results_of(name: str, outcomes: Sequence[dict[str, Any]]) -> list[Any]:
             f"{name} on {len(results)} ranks, {len(names[0])} cases, failed:\n" + "\n".join(faults)
         )
     return results
+
+
+# -- on a rank
+
+
+def run_function(
+    name: str, file: str, comm: Any, kwargs: dict[str, Any], done: Callable[[str], object] = str
+) -> dict[str, Any]:
+    """Run "module:function" and return what it returned or, for a generator, the cases that it yielded.
+
+    Args:
+        name: the function.
+        file: where its module is, in case it cannot be imported by name.
+        comm: its first argument.
+        kwargs: its keyword arguments.
+        done: called with the name of each case after it.
+    """
+    module, _, attribute = name.partition(":")
+    function: Any = import_module(module, file)
+    for part in attribute.split("."):
+        function = getattr(function, part)
+    outcome: dict[str, Any]
+    if inspect.isgeneratorfunction(function):
+        cases = []
+        for case, error in function(comm, **kwargs):
+            cases.append((case, error))
+            done(case)
+        outcome = {"cases": True, "result": cases}
+    else:
+        outcome = {"cases": False, "result": function(comm, **kwargs)}
+    whole: dict[str, Any] = json.loads(json.dumps(outcome, default=_plain))
+    return whole
+
+
+def import_module(name: str, file: str) -> ModuleType:
+    """Import a module by name, else from its file: pytest's import mode "importlib" leaves sys.path alone. Local."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not file or not error.name or not f"{name}.".startswith(f"{error.name}."):
+            raise
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is not a Python module")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _plain(value: Any) -> Any:
+    """Turn NumPy values into JSON's."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a rank's result must be JSON, not {type(value).__name__}")
+
+
+def world_of(kind: str) -> tuple[Any, int, int]:
+    """Return the communicator of all ranks, this rank and how many there are. Collective over all ranks.
+
+    Args:
+        kind: "torchrun", or a launcher of MPI.
+    """
+    if kind == "torchrun":
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        return dist.group.WORLD, dist.get_rank(), dist.get_world_size()
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+
+
+def run_rank(folder: str, kind: str) -> None:
+    """Run the call in a directory on this rank. Collective over all ranks.
+
+    The rank leaves its number, its answer, its last case and, at SIGUSR2, its stack there. If it has failed it waits
+    for its end: the others are still to say where they are.
+
+    Args:
+        folder: the directory.
+        kind: as of ``world_of``.
+    """
+    directory = Path(folder)
+    call = json.loads((directory / "call").read_text())
+    comm, rank, size = world_of(kind)
+    stack = (directory / f"stack{rank}").open("w")  # open until the process ends
+    faulthandler.register(signal.SIGUSR2, file=stack)
+    (directory / f"pid{rank}").write_text(str(os.getpid()))
+    last = os.open(directory / f"case{rank}", os.O_WRONLY | os.O_CREAT, 0o600)
+    left: list[str] = []
+    sys.unraisablehook = lambda x: left.append(f"{x.err_msg or 'ignored'}: {x.exc_value!r}")
+    gc.enable()
+    try:
+        if size != call["nranks"]:
+            raise RuntimeError(
+                f"a world of {size} ranks, not {call['nranks']}: mpirun and libmpi do not match"
+            )
+        # the name of a case is written over that of the one before
+        answer = run_function(
+            call["name"], call["file"], comm, call["kwargs"],
+            lambda case: os.pwrite(last, f"{case!r}\n".encode(), 0),
+        )  # fmt: skip
+        gc.collect()
+        if left:
+            answer = {"error": "\n".join(left)}
+    except BaseException:  # noqa: BLE001 (whatever ends a function is what the report is about)
+        answer = {"error": traceback.format_exc()}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    made = directory / f"made{rank}"
+    made.write_text(json.dumps(answer))
+    made.rename(directory / f"answer{rank}")
+    while "error" in answer:
+        signal.pause()
