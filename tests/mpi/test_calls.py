@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import contextmanager
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pblasmp as pb
-from pblasmp import pblas
+from pblasmp import _core, pblas
+from pblasmp.pblas.routines import PblasRoutine
+from pblasmp.runtime import matrix_calls
 from reference.scalapack import ScaLAPACK
 from tests.helpers import factor_cases
 from tests.helpers.calls import (
@@ -90,6 +93,36 @@ def test_every_call_on_several_nodes(nranks, per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
     routines = FUNCTIONS if is_long() else FUNCTIONS[nranks % 3 :: 3]
     run_mpi(table, nranks, routines=routines, seed=52)
+
+
+def counted(comm):
+    """Small calls in any layout take one vote, no plan and no closer look, but where matrices overlap and the like."""
+    rng, looked, run, closer = np.random.default_rng(53), [], matrix_calls.run, PblasRoutine.run
+    planned = "herkx", "syrkx", "tradd"  # always
+    with (
+        pb.Context(comm, engine="host") as ctx,
+        grids(ctx) as every,
+        mock.patch.object(matrix_calls, "run", lambda *given, **how: looked.append(1) or run(*given, **how)),
+        mock.patch.object(
+            PblasRoutine, "run", lambda *given, **how: looked.append(1) or closer(*given, **how)
+        ),
+    ):
+        channel = ctx.control.channel
+        for routine, way in itertools.product(FUNCTIONS, ("auto", "pblas")):
+            direct = 0
+            for dtype in DTYPES * 2:
+                options, grid = pick(rng, legal_options(routine, dtype)), pick(rng, every)[:1]
+                before = channel._agreements
+                looked.clear()
+                wrong = called(ctx, rng, routine, options, dtype, way, (9, 7, 11), *grid)
+                check(f"{routine} {options} {dtype} {way}", wrong)
+                direct += not looked and channel._agreements == before + 1
+            assert direct >= 3 or routine in planned, f"{routine} {way}: {direct} of 8 are direct"
+
+
+@pytest.mark.skipif(_core.load() is None, reason="there is no core")
+def test_small_calls_need_no_plan():
+    run_on_one_node(counted, 2)
 
 
 # -- at random

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,12 +12,8 @@ import pytest
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.engines.host.direct import HostDirect
-from pblasmp.engines.host.direct.limits import LIMITS
-from pblasmp.pblas.routines import PblasRoutine
-from pblasmp.runtime import matrix_calls
 from tests.helpers.calls import DTYPES, vector
 from tests.helpers.cases import agreed_error, first, layout, numbers, scattered
-from tests.helpers.limits import changed_limits
 from tests.helpers.mpi import run_mpi, run_on_one_node
 
 
@@ -94,107 +90,24 @@ def what_moves(comm):
         yield "sent", str(wrong) if wrong else None
 
 
-def by_one_vote(comm):
-    """PBLAS's routines that write: one vote; products share vectors and partial sums alone."""
-    n, block = 256, 16
-    ictxt, needed, looked = pblas.gridinit(None, "Row", 2, 2, engine="host"), [], []
-    closer, carried_out = PblasRoutine.run, HostDirect._status
-    rng = np.random.default_rng(65)
-    _, _, row, col = pblas.gridinfo(ictxt)
-    rows = pblas.numroc(n, block, row, 0, 2)
-    desc, column = (pblas.descinit(n, k, block, block, 0, 0, ictxt, rows) for k in (n, 1))
-    whole, x, y = (numbers(rng, shape, "float64") for shape in ((n, n), (n, 1), (n, 1)))
-    at = [(np.arange(n) // block) % 2 == p for p in (row, col)]
-    a = np.asfortranarray(whole[at[0]][:, at[1]])
-    of_x, of_y = (np.asfortranarray(z[at[0]][:, : 1 - col]) for z in (x, y))
-    calls = {
-        "pdgemv N": lambda: (
-            "N",
-            n,
-            n,
-            2.0,
-            a,
-            1,
-            1,
-            desc,
-            of_x,
-            1,
-            1,
-            column,
-            1,
-            -1.0,
-            of_y,
-            1,
-            1,
-            column,
-            1,
-        ),
-        "pdgemv T": lambda: (
-            "T",
-            n,
-            n,
-            2.0,
-            a,
-            1,
-            1,
-            desc,
-            of_x,
-            1,
-            1,
-            column,
-            1,
-            0.0,
-            of_y,
-            1,
-            1,
-            column,
-            1,
-        ),
-        "pdaxpy": lambda: (n, 3.0, of_x, 1, 1, column, 1, of_y, 1, 1, column, 1),
-        "pdcopy": lambda: (n, of_x, 1, 1, column, 1, of_y, 1, 1, column, 1),
-        "pdger": lambda: (n, n, 2.0, of_x, 1, 1, column, 1, of_y, 1, 1, column, 1, a, 1, 1, desc),
-        "pdsyr": lambda: ("L", n, 1.0, of_x, 1, 1, column, 1, a, 1, 1, desc),
-    }
-    expected = {
-        "pdgemv N": lambda: 2 * whole @ x - y, "pdgemv T": lambda: 2 * whole.T @ x, "pdaxpy": lambda: 3 * x + y,
-        "pdcopy": lambda: x, "pdger": lambda: whole + 2 * x @ y.T, "pdsyr": lambda: whole + np.tril(x @ x.T),
-    }  # fmt: skip
-    PblasRoutine.run = lambda *given, **how: looked.append(given[1]) or closer(*given, **how)
+def what_is_shared(comm):
+    """Direct products with a vector share it and partial sums alone, never A."""
+    n, d, needed = 256, pb.MatrixDescriptor((256, 256), (16, 16), pb.Grid(2, 2)), []
+    status = HostDirect._status
 
     def carry_out(self, control, asked):
-        status = carried_out(self, control, asked)
-        twice = asked.routine == "symm"  # a triangle is read by rows and by columns
-        needed.append(self._state.nbytes // 2 if twice else self._state.nbytes)
-        return status
+        found = status(self, control, asked)
+        needed.append(self._state.nbytes)
+        return found
 
-    HostDirect._status = carry_out
-    try:
-        for name, given in calls.items():
-            if name == "pdgemv T":
-                of_y[...] = np.nan  # with a beta of 0 it is not read
-            getattr(pblas, name.split()[0])(*given())
-            if name in ("pdger", "pdsyr"):
-                whole = expected[name]()
-                same_here = (a == whole[at[0]][:, at[1]]).all()
-            else:
-                y = expected[name]()
-                same_here = (of_y == y[at[0]][:, : 1 - col]).all()
-            yield name, None if same_here else "another result"
-        yield from _small_calls(n, (of_x, column), (of_y, column), (x, y), at[0], col)
-        yield from _triangle_calls(n, (a, desc), (of_x, column), (of_y, column), whole, at)
-        taken = len(looked)
-        last = np.int64(n) if row * 2 + col == 3 else n
-        found = pblas.pdasum(last, None, of_x, 1, 1, column, 1)
-        expected_sum = abs(of_x).sum() if col == 0 else 0
-        near = bool(found) == (col == 0) and found >= expected_sum
-        yield "one rank looks closer", None if near and len(looked) == taken + 1 else f"{found}, {looked}"
-        del looked[taken:]
-    finally:
-        PblasRoutine.run, HostDirect._status = closer, carried_out
-    pblas.gridexit(ictxt)
-    yield "looked closer", str(looked) if looked else None
-    most = 8 * n * (1 + 2) + 64 * 8  # x, and two partial sums of each element
-    yield "shared memory", None if needed and max(needed) <= most else f"{needed}, at most {most}"
+    with pb.Context(comm, engine="host") as ctx, mock.patch.object(HostDirect, "_status", carry_out):
+        a, x = ctx.zeros(d), ctx.zeros(d[:, :1])
+        for routine, twice in ((pb.blas.gemv, 1), (pb.blas.trmv, 1), (pb.blas.symv, 2)):
+            needed.clear()
+            routine(a, x, **{} if routine is pb.blas.trmv else {"alpha": 2.0})
+            most = twice * (8 * n * (1 + 2) + 64 * 8)  # x, and two partial sums of each element
+            # a triangle is read by rows and by columns
+            yield routine.__name__, None if needed and max(needed) <= most else f"{needed}, at most {most}"
 
 
 def known_calls(comm):
@@ -221,6 +134,8 @@ def known_calls(comm):
     x[...] = 4
     yield "other values", None if dot() == 8.0 * n * here else "the old ones"
     yield "another array", None if dot(x=spare) == 10.0 * n * here else "the old one"
+    yield "of one dimension", None if dot(x=x.reshape(-1, order="F")) == 8.0 * n * here else "another number"
+    yield "one rank looks closer", None if dot(n=np.int64(n) if last else n) == 8.0 * n * here else "another"
     for what, given in (
         ("a float for n", {"n": 64.0}), ("True for n", {"n": True}), ("too many", {"n": n + 1}),
         ("another type", {"x": np.asfortranarray(x, np.float32)}), ("short", {"x": x[: rows - 1]}),
@@ -258,128 +173,6 @@ def _raises(kind, call):
     except kind:
         return True
     return False
-
-
-def _small_calls(n, of_x, of_y, values, at, col):
-    """Reductions, scal and swap on vectors of one layout and, for swap, of two."""
-    (x, desc_x), (y, desc_y) = of_x, of_y
-    one, other = (z[:, 0] for z in values)
-    one, other = one.copy(), np.zeros(n)
-    y[...] = 0
-    as_x, as_y = (x, 1, 1, desc_x, 1), (y, 1, 1, desc_y, 1)
-    number, index = np.full(1, 7.0), np.full(1, 7, np.int32)
-    for name, expected in (
-        ("pdnrm2", np.sqrt((one * one).sum())), ("pdasum", abs(one).sum()), ("pddot", 0.0),
-    ):  # fmt: skip
-        found = getattr(pblas, name)(n, number, *as_x, *(as_y if name == "pddot" else ()))
-        expected = expected if col == 0 else 0.0
-        near = abs(number[0] - expected) <= 1e-14 * abs(expected) and found == number[0]
-        yield name, None if near else f"{found}, {number}, expected {expected}"
-    pblas.pdamax(n - 7, number, index, x, 8, 1, desc_x, 1)
-    best = 7 + abs(one[7:]).argmax()
-    expected = (one[best], best + 1) if col == 0 else (0, 0)
-    yield "pdamax", None if (number[0], index[0]) == expected else f"{number}, {index}, expected {expected}"
-    flat = x.reshape(-1, order="F")  # of one dimension, and empty where there is no part
-    found = pblas.pdasum(n, None, flat, 1, 1, desc_x, 1)
-    yield "one dimension", None if bool(found) == (col == 0) else f"{found}"
-    pblas.pdscal(n, 3.0, *as_x)
-    pblas.pdswap(n, *as_x, *as_y)
-    same_here = (x == other[at][:, None][:, : 1 - col]).all() and (
-        y == 3 * one[at][:, None][:, : 1 - col]
-    ).all()
-    yield "pdscal, pdswap", None if same_here else "another result"
-    pblas.pdswap(n - 20, x, 1, 1, desc_x, 1, y, 21, 1, desc_y, 1)  # between ranks
-    other[:-20], one[20:] = 3 * one[20:], one[20:] * 0
-    same_here = (x == other[at][:, None][:, : 1 - col]).all() and (
-        y == 3 * one[at][:, None][:, : 1 - col]
-    ).all()
-    yield "pdswap at another offset", None if same_here else "another result"
-    if col == 0:
-        x[...] = np.arange(n)[at][:, None] % 7 - 3
-        y[...] = np.arange(n)[at][:, None] % 5 - 2
-
-
-def _triangle_calls(n, of_a, of_x, of_y, whole, at):
-    """Products of a symmetric or triangular matrix with a vector: its triangles stay where they are."""
-    (a, desc), (x, desc_x), (y, desc_y) = of_a, of_x, of_y
-    col = 0 if x.shape[1] else 1
-    given = np.arange(n) % 7 - 3.0, np.arange(n) % 5 - 2.0
-    as_x, as_y = (x, 1, 1, desc_x, 1), (y, 1, 1, desc_y, 1)
-    for uplo in "LU":
-        part = np.tril(whole) if uplo == "L" else np.triu(whole)
-        unread = np.where((np.tril if uplo == "L" else np.triu)(np.ones((n, n))) > 0, whole, np.nan)
-        a[...] = unread[at[0]][:, at[1]]
-        full = part + part.T - np.diag(part.diagonal())
-        if x.size:
-            y[...] = np.nan
-        for alpha, portion in ((2.0, LIMITS.portion), (3.0, 40)):  # elements; blocks have 64 or more
-            with changed_limits(portion=portion):
-                pblas.pdsymv(uplo, n, alpha, a, 1, 1, desc, *as_x, 0.0, *as_y)
-            expected = alpha * full @ given[0]
-            same_here = (y == expected[at[0]][:, None][:, : 1 - col]).all()
-            yield f"pdsymv {uplo} in portions of {portion}", None if same_here else "another result"
-        for trans in "NT":
-            a[...] = (unread / 1024 + np.eye(n))[at[0]][:, at[1]]
-            if x.size:
-                y[...] = given[1][at[0]][:, None]
-            pblas.pdtrsv(uplo, trans, "N", n, a, 1, 1, desc, *as_y)
-            t = np.where(np.isnan(unread), 0, unread) / 1024 + np.eye(n)
-            expected = np.linalg.solve(t if trans == "N" else t.T, given[1])[at[0]][:, None][:, : 1 - col]
-            near = np.allclose(y, expected, rtol=1e-12, atol=1e-12)
-            yield f"pdtrsv {uplo} {trans}", None if near else "another result"
-            a[...] = unread[at[0]][:, at[1]]
-            for diag in "NU":
-                if x.size:
-                    y[...] = given[1][at[0]][:, None]
-                pblas.pdtrmv(uplo, trans, diag, n, a, 1, 1, desc, *as_y)
-                t = part - np.diag(part.diagonal()) + np.eye(n) if diag == "U" else part
-                expected = (t if trans == "N" else t.T) @ given[1]
-                same_here = (y == expected[at[0]][:, None][:, : 1 - col]).all()
-                yield f"pdtrmv {uplo}{trans}{diag}", None if same_here else "another result"
-
-
-def without_plans(comm):
-    """The 0-based routines, called for the first time on columns of one grid: one vote, and no plan."""
-    n, d = 40, pb.MatrixDescriptor((40, 40), (8, 8), pb.Grid(2, 2))
-    rng, looked, closer = np.random.default_rng(66), [], matrix_calls.run
-    with pb.Context(comm, engine="host") as ctx:
-        whole = np.tril(numbers(rng, (n, n), "float64")) + 9 * np.eye(n)
-        given = [numbers(rng, (n, 1), "float64") for _ in range(2)]
-        a, (x, y) = scattered(ctx, d, whole), (scattered(ctx, replace(d[:, :1], ld=None), z) for z in given)
-        u, v = given
-        full = whole + np.tril(whole, -1).T
-        z = ctx.zeros((n, 1), block=8, grid=(2, 2))
-        row = ctx.zeros((1, n), block=8, grid=(2, 2))
-        calls = {
-            "gemv": (partial(pb.blas.gemv, a, x), whole @ u),
-            "gemv of a row": (partial(pb.blas.gemv, a, x, op_a="T", alpha=2, out=row), 2 * whole.T @ u),
-            "symv": (partial(pb.blas.symv, a, x, y, beta=1.0, out=z), full @ u + v),
-            "trmv": (partial(pb.blas.trmv, a, x, op_a="T"), whole.T @ u),
-            "trsv": (partial(pb.blas.trsv, a, x), np.linalg.solve(whole, u)),
-            "ger": (partial(pb.blas.ger, x, y, a, alpha=2), 2 * u @ v.T + whole),
-            "syr": (partial(pb.blas.syr, x), np.tril(u @ u.T)),
-            "syr2": (partial(pb.blas.syr2, x, y, a), np.tril(u @ v.T + v @ u.T) + whole),
-            "axpy": (partial(pb.blas.axpy, x, y, alpha=3), 3 * u + v),
-            "copy": (partial(pb.blas.copy, x), u),
-            "scal": (partial(pb.blas.scal, x, alpha=2, out=x), 2 * u),
-            "swap": (partial(pb.blas.swap, x, y), None),
-        }
-        matrix_calls.run = lambda *given, **how: looked.append(given[0].name) or closer(*given, **how)
-        try:
-            for name, (call, expected) in calls.items():
-                before = ctx.control.channel._agreements
-                found = call()
-                votes = ctx.control.channel._agreements - before
-                there = [comm.bcast(z.gather()) for z in ((x, y) if found is None else (found,))]
-                right = np.hstack([v, 2 * u]) if expected is None else expected
-                near = np.allclose(np.hstack(there).reshape(right.shape), right, rtol=1e-13, atol=1e-13)
-                yield (
-                    f"{name} without a plan",
-                    None if near and votes == 1 else f"{votes} votes, right: {near}",
-                )
-        finally:
-            matrix_calls.run = closer
-        yield "planned", str(looked) if looked else None
 
 
 def mistakes(comm):
@@ -510,6 +303,5 @@ def test_mistakes_and_what_moves():
 def others(comm):
     yield from mistakes(comm)
     yield from what_moves(comm)
-    yield from by_one_vote(comm)
+    yield from what_is_shared(comm)
     yield from known_calls(comm)
-    yield from without_plans(comm)
