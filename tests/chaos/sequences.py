@@ -7,8 +7,8 @@
 Each sequence runs on a new context: small and large matrices that are scattered, moved, viewed, computed with, saved
 and loaded; plans that are kept and dropped, on several streams, with CUDA graphs and sleeping ranks; mistakes on all
 ranks or on one; lack of memory. Every result is compared with NumPy's. What a closed context leaves behind is counted.
-A sequence that fails is made as short as it can be and printed; ``--replay FILE`` runs what a file has, as JSON or as
-printed. The status is 1 where something was wrong, or where memory, descriptors or threads grow.
+A sequence that fails is made as short as it can be, by Hypothesis, and printed; ``--replay FILE`` runs what a file has,
+as JSON or as printed. The status is 1 where something was wrong, or where memory, descriptors or threads grow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import contextlib
 import faulthandler
 import gc
 import os
-import random
 import shutil
 import sys
 import tempfile
@@ -42,9 +41,9 @@ from tests.helpers.sequences import (
     Outcome,
     Simulated,
     Step,
-    drawn,
     replay,
-    shortened,
+    search,
+    sequences,
     steps_of,
 )
 from tests.helpers.sequences.matrices import FORMATS
@@ -55,8 +54,7 @@ ROOT = Path(__file__).parents[2]
 _SIMULATED = {"simulated": Simulated, "away": Away}  # the user has made another GPU the current one
 ENGINES = ("host", "cublasmp", *_SIMULATED)
 STUCK = 120.0  # seconds of a step after which it hangs
-ENOUGH = 5  # sequences that fail
-SHORTEN = 60.0  # seconds at most for making one shorter
+PORTION = 20  # sequences of one seed
 WARM_UP = 8  # sequences until all that is kept for the whole process is there
 GROWTH = {"descriptors": 0, "threads": 0, "resident KiB": 64 << 10, "CuPy KiB": 16 << 10, "GPU KiB": 64 << 10}
 """What may be added between two closed contexts after the warm-up: of memory, what allocators keep."""
@@ -103,36 +101,23 @@ def grown(before: dict[str, int], after: dict[str, int]) -> list[str]:
 
 
 class Sequences:
-    """Random sequences, one after the other. All ranks draw the same.
+    """Random sequences, one after the other.
 
     Args:
         comm: the ranks, of mpi4py.
         device: where they run.
-        seed: of the draws.
         length: how many steps a sequence has.
         only: names of steps that are drawn; by default all.
-        say: prints a line, on rank 0.
 
     Attributes:
         counts: how often each step was made; "-" before those that had nothing to do.
-        failed: numbers of the sequences that failed.
         held: what the process held after each sequence.
     """
 
-    def __init__(
-        self,
-        comm: Any,
-        device: Host,
-        *,
-        seed: int = 0,
-        length: int = 60,
-        only: Sequence[str] = (),
-        say: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self.comm, self.device, self.seed, self.length, self.only = comm, device, seed, length, only
-        self._say = say if comm.rank == 0 else lambda text: None
+    def __init__(self, comm: Any, device: Host, *, length: int = 60, only: Sequence[str] = ()) -> None:
+        self.comm, self.device = comm, device
+        self._drawn = sequences(comm.size, length, device.large, only)
         self.counts: Counter[str] = Counter()
-        self.failed: list[int] = []
         self.held: list[dict[str, int]] = []
         self.watch = Watch(comm.rank)
 
@@ -149,49 +134,24 @@ class Sequences:
         saved = [["save", {"of": 0, "to": 0, "kind": kind, "order": None}] for kind in FORMATS]
         self.counts += self.replay(steps_of([["create", made], *saved])).counts
 
-    def run(self, number: int) -> None:
-        """Make a sequence; if it fails, print it as short as it can be. Collective over the ranks."""
-        rng = random.Random(f"{self.seed} {number}")
-        steps = drawn(rng, self.comm.size, self.length, self.device.large, self.only)
-        outcome = self.replay(steps, f"sequence {number} of seed {self.seed}")
-        self.counts += outcome.counts
-        if outcome.faults:
-            self.failed.append(number)
-            self._say(f"FAILED sequence {number} of seed {self.seed}, step {outcome.at}: {outcome.kind}")
-            self.shorten(steps, outcome)
-        else:
-            self.held.append(self._held())
+    def search(self, count: int, seed: int, *, shrink: bool = True) -> str:
+        """Make random sequences; return what is wrong with the smallest that fails. Collective over the ranks."""
+        return search(self.comm, self._drawn, count, seed, self._one, shrink=shrink)
 
-    def replay(self, steps: Sequence[Step], name: str = "replay") -> Outcome:
+    def _one(self, steps: Sequence[Step]) -> str:
+        outcome = self.replay(steps)
+        self.counts += outcome.counts
+        if not outcome.faults:
+            self.held.append(self._held())
+            return ""
+        made = "".join(f"    {step},\n" for step in steps[: outcome.at + 1])
+        faults = "\n".join(fault.rstrip()[:2000] for fault in outcome.faults[:3])
+        return f"step {outcome.at} on {self.comm.size} ranks, {outcome.kind}:\n{made}{faults}"
+
+    def replay(self, steps: Sequence[Step]) -> Outcome:
         """Run a sequence in a new directory. Collective over the ranks."""
         with self._directory() as directory:
-            return replay(
-                self.comm, self.device, directory, steps, lambda what: self.watch.doing(f"{name}, {what}")
-            )
-
-    def shorten(self, steps: Sequence[Step], outcome: Outcome) -> list[Step]:
-        """Return and print the shortest sequence found that fails likewise. Collective over the ranks."""
-        last = [outcome]
-
-        def likewise(less: Sequence[Step]) -> bool:
-            found = self.replay(less, "a shorter sequence")
-            if same := found.kind == outcome.kind:
-                last[0] = found
-            return same
-
-        end = time.monotonic() + SHORTEN
-        first = list(steps[: outcome.at + 1])
-        if not likewise(first):
-            self._say("  it does not fail again; all its steps until then:")
-            kept = first
-        else:
-            kept = shortened(first, likewise, lambda: bool(self.comm.bcast(time.monotonic() < end)))
-            self._say(f"  {len(kept)} of {len(steps)} steps are enough on {self.comm.size} ranks:")
-        for step in kept:
-            self._say(f"    {step},")
-        for fault in last[0].faults[:3]:
-            self._say("  " + fault.rstrip().replace("\n", "\n  ")[:2000])
-        return kept
+            return replay(self.comm, self.device, directory, steps, self.watch.doing)
 
     @contextlib.contextmanager
     def _directory(self) -> Iterator[Path]:
@@ -233,41 +193,32 @@ class Sequences:
         return f"{sum(made.values())} steps, {nothing} more had nothing to do"
 
 
-def run(sequences: Sequences, *, seconds: float, count: int, first: int, say: Callable[[str], None]) -> int:
+def run(program: Sequences, *, seconds: float, count: int, seed: int, say: Callable[[str], None]) -> int:
     """Make sequences for some time, or some number of them; return the status. Collective over the ranks."""
-    comm, start, said, number = sequences.comm, time.monotonic(), time.monotonic(), first
-
-    def going_on() -> bool:
-        if len(sequences.failed) >= ENOUGH:
-            return False
-        return number < first + count if count else bool(comm.bcast(time.monotonic() < start + seconds))
-
-    sequences.begin()
-    while going_on():
+    comm, start, first, fault = program.comm, time.monotonic(), seed, ""
+    program.begin()
+    while not fault:
         try:
-            sequences.run(number)
+            fault = program.search(count or PORTION, seed)
         except BaseException:
-            print(f"rank {comm.rank} raises: {sequences.watch.what}", file=sys.stderr, flush=True)
+            print(f"rank {comm.rank} raises: {program.watch.what}", file=sys.stderr, flush=True)
             raise
-        number += 1
-        if time.monotonic() > said + 30:
-            said = time.monotonic()
-            say(f"{said - start:5.0f} s  {number - first} sequences, {sequences.summary()}")
-    growth = sequences.growth()
-    made = {name: count for name, count in sorted(sequences.counts.items()) if name[0] != "-"}
+        say(f"FAILED, seed {seed}: {fault}" if fault else f"seed {seed}: {program.summary()}")
+        seed += 1
+        if count or not comm.bcast(time.monotonic() < start + seconds):
+            break
+    growth = program.growth()
+    made = {name: times for name, times in sorted(program.counts.items()) if name[0] != "-"}
     say(f"{made}")
-    for line in comm.allgather(
-        f"rank {comm.rank}: {sequences.held[-1] if sequences.held else 'nothing held'}"
-    ):
+    for line in comm.allgather(f"rank {comm.rank}: {program.held[-1] if program.held else 'nothing held'}"):
         say(line)
     if growth:
         say(f"{growth}; rank 0 has the threads {[thread.name for thread in threading.enumerate()]}")
     say(
-        f"{number - first} sequences of seed {sequences.seed} from {first} on {comm.size} ranks in "
-        f"{time.monotonic() - start:.0f} s, {len(sequences.failed)} failed {sequences.failed or ''}: "
-        f"{sequences.summary()}"
+        f"seeds {first} to {seed - 1} on {comm.size} ranks in {time.monotonic() - start:.0f} s, "
+        f"{'one failed' if fault else 'none failed'}: {program.summary()}"
     )
-    return int(bool(sequences.failed or growth))
+    return int(bool(fault or growth))
 
 
 def number_on_node(comm: Any) -> int:
@@ -323,29 +274,24 @@ def work(given: argparse.Namespace) -> int:
     missing = [name for name in ("npy", "h5", "zarr") if name not in FORMATS]
     if missing:
         say(f"left out, since their libraries are missing: {', '.join(missing)}")
-    only = [
-        name
-        for name in (given.only.split(",") if given.only else CALLS)
-        if name not in given.without.split(",")
-    ]
+    only = [x for x in given.only.split(",") if x] or list(CALLS)
+    only = [name for name in only if name not in given.without.split(",")]
     with device(comm, given.engine) as where:
-        sequences = Sequences(
-            comm, where, seed=given.seed, length=given.length, say=say,
-            only=only if given.only or given.without else (),
-        )  # fmt: skip
+        program = Sequences(
+            comm, where, length=given.length, only=only if given.only or given.without else ()
+        )
         try:
             if given.replay is None:
-                return run(
-                    sequences, seconds=60 * given.minutes, count=given.sequences, first=given.first, say=say
-                )
+                how = {"seconds": 60 * given.minutes, "count": given.sequences, "seed": given.seed}
+                return run(program, **how, say=say)
             steps = read(given.replay)
-            outcome = sequences.replay(steps)
+            outcome = program.replay(steps)
             for fault in outcome.faults:
                 say(f"step {outcome.at}: {fault}")
             say(f"{len(steps)} steps, {outcome.kind or 'all well'}")
             return int(bool(outcome.faults))
         finally:
-            sequences.watch.close()
+            program.watch.close()
 
 
 def start(nranks: int, arguments: Sequence[str]) -> NoReturn:
@@ -364,10 +310,7 @@ def main() -> int:
     parser.add_argument("--engine", choices=ENGINES, default="cublasmp")
     parser.add_argument("-n", type=int, default=0, help="start so many ranks; not under mpirun")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--first", type=int, default=0, help="the first sequence; --sequences 1 makes it alone"
-    )
-    parser.add_argument("--length", type=int, default=100, help="steps of a sequence")
+    parser.add_argument("--length", type=int, default=60, help="steps of a sequence")
     parser.add_argument("--only", default="", help="names of the steps that are drawn, with commas")
     parser.add_argument("--without", default="", help="names of steps that are not drawn, with commas")
     parser.add_argument("--replay", type=Path, help="run the sequence in this file")

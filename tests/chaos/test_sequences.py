@@ -10,13 +10,13 @@ import contextlib
 import json
 import os
 import random
-import re
 import time
 from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 import pblasmp as pb
 from pblasmp import launch
@@ -29,7 +29,8 @@ from tests.helpers.gpu.jobs import Job
 from tests.helpers.machine import machine
 from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
 from tests.helpers.recorder import build
-from tests.helpers.sequences import CALLS, Gpu, Step, drawn, replay, shortened, steps_of
+from tests.helpers.sequences import CALLS, Gpu, Step, replay, search, steps_of
+from tests.helpers.sequences.steps import Draw
 from tests.helpers.slow import draws, only_long
 
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -37,48 +38,33 @@ ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 @contextlib.contextmanager
 def program(comm, engine, **how):
-    """The program on the ranks of a test, and the lines that it says."""
-    lines = []
+    """The program on the ranks of a test."""
     with sequences.device(comm, engine) as device:
-        found = Sequences(comm, device, say=lines.append, **how)
-        found.lines = lines
+        found = Sequences(comm, device, **how)
         try:
             yield found
         finally:
             found.watch.close()
 
 
-def some(comm, engine, seed, count, length):
-    """Run some sequences; return what the program said, and how often each step was made."""
-    with program(comm, engine, seed=seed, length=length) as found:
-        for number in range(count):
-            found.run(number)
-        return found.lines, dict(found.counts)
+def some(comm, engine, count, length):
+    """Make some sequences; return what is wrong, and how many ended."""
+    with program(comm, engine, length=length) as found:
+        return found.search(count + 1, comm.size), found.counts["end"]
 
 
 @starts_ranks
-@pytest.mark.parametrize("nranks", [1, *only_long(2), 3, *only_long(4, 5), 6])
-def test_sequences_on_cpu_ranks(nranks):
-    count = draws(1, long=3)
-    lines, counts = run_mpi(some, nranks, engine="host", seed=nranks, count=count, length=60)[0]
-    assert not lines, "\n".join(lines)
-    assert counts["end"] == count
-
-
-@starts_ranks
-@pytest.mark.parametrize("nranks", [*only_long(1), 2, *only_long(4)])
-def test_sequences_on_simulated_gpus(nranks):
-    count = draws(1, long=2)
-    lines, counts = run_mpi(some, nranks, engine="simulated", seed=nranks, count=count, length=40)[0]
-    assert not lines, "\n".join(lines)
-    assert counts["end"] == count
-
-
-@starts_ranks
-def test_sequences_while_another_gpu_is_current():
-    lines, counts = run_mpi(some, 2, engine="away", seed=2, count=draws(2, long=20), length=40)[0]
-    assert not lines, "\n".join(lines)
-    assert counts["end"] >= 2
+@pytest.mark.parametrize(
+    ("engine", "nranks"),
+    [("host", 1), *only_long(("host", 2)), ("host", 3), *only_long(("host", 4), ("host", 5)), ("host", 6),
+     *only_long(("simulated", 1)), ("simulated", 2), *only_long(("simulated", 4)), ("away", 2)],
+)  # fmt: skip
+def test_sequences(engine, nranks):
+    """The simulated GPU of "away" is not the current one."""
+    count = draws(2, long=20) if engine == "away" else draws(1, long=3)
+    wrong, ended = run_mpi(some, nranks, engine=engine, count=count, length=40)[0]
+    assert not wrong, wrong
+    assert ended == count + 1
 
 
 def layout(m, n, block=(64, 64)):
@@ -96,17 +82,24 @@ ONCE_WRONG = {
 """By name, sequences that have failed: the numbers of ranks, the engine, and the steps."""
 
 
-def one(comm, engine, steps, directory):
-    with program(comm, engine) as found:
-        outcome = found.replay(steps_of(steps))
-        return outcome.faults
+def one(comm, engine, steps, spoil=False):
+    with pytest.MonkeyPatch.context() as patch, program(comm, engine) as found:
+        if spoil:
+            one_buffer_twice(patch)
+        return found.replay(steps_of(steps)).kind
 
 
 @starts_ranks
 @pytest.mark.parametrize("name", ONCE_WRONG)
-def test_what_was_wrong_once(name, tmp_path):
+def test_what_was_wrong_once(name):
     nranks, engine, steps = ONCE_WRONG[name]
-    assert run_mpi(one, nranks, engine=engine, steps=steps, directory=str(tmp_path))[0] == []
+    assert run_mpi(one, nranks, engine=engine, steps=steps) == [""] * nranks
+
+
+@starts_ranks
+def test_what_was_wrong_once_is_found():
+    nranks, engine, steps = ONCE_WRONG["a small copy to the host, then a large one"]
+    assert run_mpi(one, nranks, engine=engine, steps=steps, spoil=True) == ["wrong"]
 
 
 # -- what it finds
@@ -164,46 +157,34 @@ def no_agreement(patch):
 
 
 SPOILED = {
-    "one buffer twice": (
-        one_buffer_twice,
-        1,
-        "simulated",
-        ("random_numbers", "scatter", "gather", "view"),
-        11,
-        2,
-    ),
-    "operands of another run": (stale_operands, 2, "host", ("prepare", "run", "wait"), 11, 5),
-    "a plan of another call": (calls_that_differ, 2, "host", ("many", "matmul", "scatter"), 7, 1),
-    "written without agreement": (no_agreement, 3, "host", ("scatter", "in_place", "mistake"), 3, 2),
+    "operands of another run": (stale_operands, 2, "host", ("prepare", "run", "wait")),
+    "a plan of another call": (calls_that_differ, 2, "host", ("many", "matmul", "scatter")),
+    "written without agreement": (no_agreement, 3, "host", ("scatter", "in_place", "mistake")),
 }
-"""What is spoiled, on how many ranks, the steps that are drawn, a seed that soon finds it, and at most how many
-steps are needed."""
+"""What is spoiled, on how many ranks, and the steps that are drawn."""
 
 
 def found_in(comm, what):
-    spoil, _, engine, only, seed, _ = SPOILED[what]
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        program(comm, engine, seed=seed, length=40, only=only) as found,
-    ):
+    spoil, _, engine, only = SPOILED[what]
+    with pytest.MonkeyPatch.context() as patch, program(comm, engine, length=40, only=only) as found:
         spoil(patch)
-        for number in range(20):
-            found.run(number)
-            if found.failed:
-                break
-        return found.lines
+        return found.search(20, 0, shrink=False)
 
 
 @starts_ranks
 @pytest.mark.parametrize("what", SPOILED)
 def test_a_fault_between_calls_is_found(what):
-    _, nranks, *_, enough = SPOILED[what]
-    lines = run_mpi(found_in, nranks, what=what)[0]
-    text = "\n".join(lines)
-    assert "FAILED sequence" in text
-    needed = re.search(r"(\d+) of \d+ steps are enough", text)
-    assert needed, text
-    assert int(needed[1]) <= enough, text
+    assert run_mpi(found_in, SPOILED[what][1], what=what)[0].startswith("step ")
+
+
+def smallest(comm):
+    numbers = st.lists(st.integers(0, 99))
+    return search(comm, numbers, 100, 0, lambda found: f"{found}" if sum(found) > 150 else "")
+
+
+def test_what_is_wrong_is_made_small():
+    """On rank 0; the others follow."""
+    assert run_mpi(smallest, 2) == ["[52, 99]"] * 2
 
 
 # -- the program
@@ -215,8 +196,8 @@ def test_the_command_starts_its_ranks(tmp_path):
         "--engine=host",
         "-n",
         "2",
-        "--sequences=1",
-        "--first=3",
+        "--sequences=2",
+        "--seed=3",
         "--length=10",
         "--without=many,context",
     ]
@@ -225,13 +206,18 @@ def test_the_command_starts_its_ranks(tmp_path):
         status = job.wait(120)
         output = job.output.read_text()
     assert status == 0, output
-    assert "1 sequences of seed 0 from 3 on 2 ranks" in output
-    assert "0 failed" in output
+    assert "seeds 3 to 3 on 2 ranks" in output
+    assert "none failed" in output
 
 
-def test_every_step_is_drawn_and_plain(tmp_path):
-    steps = [step for seed in range(40) for step in drawn(random.Random(seed), 4, 100, 1 << 20)]
-    assert {step.name for step in steps} == CALLS.keys()
+def any_step(rng, name, ranks=4):
+    draw = Draw(rng, ranks, 1 << 20)
+    return Step(name, {key: how(draw) for key, how in CALLS[name].draws.items()})
+
+
+def test_every_step_is_plain(tmp_path):
+    rng = random.Random(1)
+    steps = [any_step(rng, name) for name in CALLS for _ in range(20)]
     (tmp_path / "steps").write_text("".join(f"  {step},\n" for step in steps))
     assert read(tmp_path / "steps") == steps
     (tmp_path / "steps").write_text(json.dumps([[step.name, step.given] for step in steps]))
@@ -239,22 +225,23 @@ def test_every_step_is_drawn_and_plain(tmp_path):
 
 
 def played(*, fails=(), more=0, seconds=0.0):
-    """A program whose sequences only note their numbers, and that holds ``more`` after each one."""
+    """A program whose sequences only note their seeds, and that holds ``more`` after each one."""
     done = []
     program = SimpleNamespace(
         comm=SimpleNamespace(rank=0, size=1, allgather=lambda x: [x], bcast=lambda x: x),
-        counts=Counter(), failed=[], held=[], seed=7, summary=lambda: "nothing",
+        counts=Counter(), held=[], summary=lambda: "nothing",
         watch=SimpleNamespace(what="step 4: ['gather', {}]"),
     )  # fmt: skip
 
-    def one_sequence(number):
-        done.append(number)
-        if number in fails:
-            program.failed.append(number)
-        program.held.append({"descriptors": 7 + more * len(program.held)})
+    def some_sequences(count, seed):
+        done.append(seed)
+        program.held.extend(
+            {"descriptors": 7 + more * i} for i in range(len(program.held), len(program.held) + count)
+        )
         time.sleep(seconds)
+        return "wrong" if seed in fails else ""
 
-    program.run, program.begin = one_sequence, lambda: None
+    program.search, program.begin = some_sequences, lambda: None
     program.growth = lambda: Sequences.growth(program)
     lines = []
     return program, done, lines
@@ -263,38 +250,39 @@ def played(*, fails=(), more=0, seconds=0.0):
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_process_that_grows_has_a_status(more):
     program, done, lines = played(more=more)
-    assert run(program, seconds=0, count=20, first=3, say=lines.append) == more
-    assert done == list(range(3, 23))
+    assert run(program, seconds=0, count=20, seed=3, say=lines.append) == more
+    assert done == [3]
     assert ("GROWN descriptors 16, then 24" in "\n".join(lines)) == bool(more)
 
 
 def test_growth_is_not_judged_while_it_warms_up():
     program, _, lines = played(more=1)
-    assert run(program, seconds=0, count=WARM_UP, first=0, say=lines.append) == 0
+    assert run(program, seconds=0, count=WARM_UP, seed=0, say=lines.append) == 0
 
 
-def test_what_fails_has_a_status_and_ends_soon():
-    program, done, lines = played(fails=range(2, 30))
-    assert run(program, seconds=0, count=30, first=0, say=lines.append) == 1
-    assert done == list(range(2 + sequences.ENOUGH))
-    assert "5 failed [2, 3, 4, 5, 6]" in lines[-1]
+def test_what_fails_has_a_status_and_ends_it():
+    program, done, lines = played(fails=[2])
+    assert run(program, seconds=9, count=0, seed=0, say=lines.append) == 1
+    assert done == [0, 1, 2]
+    assert "FAILED, seed 2: wrong" in lines
+    assert "one failed" in lines[-1]
 
 
 def test_time_ends_it():
     program, done, lines = played(seconds=0.02)
-    assert run(program, seconds=0.2, count=0, first=0, say=lines.append) == 0
+    assert run(program, seconds=0.2, count=0, seed=0, say=lines.append) == 0
     assert 1 < len(done) <= 10
 
 
 def test_an_error_comes_with_what_was_being_done(capsys):
     program, _, lines = played()
 
-    def fails(number):
-        raise pb.ClosedError(f"in {number}")
+    def fails(count, seed):
+        raise pb.ClosedError(f"in {seed}")
 
-    program.run = fails
+    program.search = fails
     with pytest.raises(pb.ClosedError, match="in 4"):
-        run(program, seconds=0, count=1, first=4, say=lines.append)
+        run(program, seconds=0, count=1, seed=4, say=lines.append)
     assert capsys.readouterr().err == "rank 0 raises: step 4: ['gather', {}]\n"
 
 
@@ -338,49 +326,12 @@ def test_a_rank_takes_the_gpu_of_its_number(tmp_path):
         assert lib.gpu.current == 1
 
 
-# -- sequences are made shorter
-
-
-def plain(*numbers):
-    layout = {"layout": {"shape": [8, 3]}}
-    return [Step("scatter", {"to": number, **layout}) for number in numbers]
-
-
-def test_a_sequence_is_made_shorter():
-    tried = []
-
-    def fails(steps):
-        tried.append(len(steps))
-        places = [step.given["to"] for step in steps]
-        return 3 in places and 17 in places[places.index(3) :] and steps[-1].given["layout"]["shape"][0] > 2
-
-    kept = shortened(plain(*range(40)), fails)
-    assert [step.given["to"] for step in kept] == [3, 17]
-    assert [step.given["layout"]["shape"] for step in kept] == [[1, 1], [4, 1]]
-    assert len(tried) < 60
-
-
-def test_what_needs_every_step_is_kept():
-    steps = plain(1, 2, 3)
-    assert shortened(steps, lambda less: len(less) == 3 and less[0].given == steps[0].given)[0] == steps[0]
-
-
-def test_no_more_is_tried_when_time_is_up():
-    steps = plain(*range(40))
-    left = [True] * 3
-
-    def in_time():
-        return bool(left) and left.pop()
-
-    assert len(shortened(steps, lambda less: True, in_time)) >= 10
-
-
 def missing_steps(comm):
     """Every prefix left out of a sequence: what steps act on may be missing."""
-    with sequences.device(comm, "host") as device:
-        steps = drawn(random.Random(2), comm.size, 40, device.large)
-        with program(comm, "host") as found:
-            return [found.replay(steps[first:]).faults for first in range(0, len(steps), 7)]
+    rng = random.Random(2)
+    steps = [any_step(rng, name, comm.size) for name in rng.choices([*CALLS], k=40)]
+    with program(comm, "host") as found:
+        return [found.replay(steps[first:]).faults for first in range(0, len(steps), 7)]
 
 
 @starts_ranks

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.sequences import Gpu, drawn, replay, steps_of
+from tests.helpers.sequences import Gpu, replay, search, sequences, steps_of
 
 COUNT = 12
 LENGTH = 40
@@ -50,10 +49,9 @@ def failure(comm, gpu, path: Path, steps):
     )
 
 
-@pytest.mark.parametrize("number", range(COUNT))
-def test_sequences(comm, gpu, tmp_path, number):
-    steps = drawn(random.Random(f"gpu {number}"), comm.size, LENGTH, Gpu.large)
-    fault = failure(comm, gpu, tmp_path, steps)
+def test_sequences(comm, gpu, tmp_path):
+    drawn = sequences(comm.size, LENGTH, Gpu.large)
+    fault = search(comm, drawn, COUNT, 0, lambda steps: failure(comm, gpu, tmp_path, steps))
     assert not fault, fault
 
 

@@ -2,14 +2,14 @@
 """Random sequences of public calls on one context, each result against NumPy: what state between calls can spoil.
 
 A step is a call's name and plain data, and is legal whatever came before, so that steps can be left out until only
-those remain that a failure needs. Ranks are given the sequence, or draw the same one.
+those remain that a failure needs. Rank 0 draws sequences by Hypothesis; all ranks make them.
 """
 
 from __future__ import annotations
 
 from .devices import Away, Gpu, Host, Simulated
-from .runs import Outcome, replay, shortened
-from .steps import CALLS, Step, drawn, steps_of
+from .runs import Outcome, replay, search
+from .steps import CALLS, Step, sequences, steps_of
 
 __all__ = [
     "CALLS",
@@ -19,8 +19,8 @@ __all__ = [
     "Outcome",
     "Simulated",
     "Step",
-    "drawn",
     "replay",
-    "shortened",
+    "search",
+    "sequences",
     "steps_of",
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequences are run on a context of their own, and made shorter as long as they fail."""
+"""Sequences are run on a context of their own; random ones are drawn, and made small where they fail."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+from hypothesis import strategies as st
+
 import pblasmp as pb
 
 from . import matrices, mistakes, plans  # noqa: F401 - they register their steps
 from .devices import Host
 from .plans import refused
-from .session import Session, SkipStep, WrongError
+from .session import Session, SkipStep, WrongError, expect
 from .steps import CALLS, Step
 
-__all__ = ["Outcome", "replay", "shortened"]
+__all__ = ["Outcome", "replay", "search"]
 
 
 @dataclass
@@ -105,45 +108,47 @@ def _fault(outcome: Outcome, comm: Any, session: Session, number: int, step: Ste
         outcome.kind = next((kind for kind in kinds if kind != "ClosedError"), kinds[0])
 
 
-def shortened(
-    steps: Sequence[Step], fails: Callable[[Sequence[Step]], bool], in_time: Callable[[], bool] = lambda: True
-) -> list[Step]:
-    """Return a sequence that still fails, without the steps that it needs not. Collective if ``fails`` is.
+def search(
+    comm: Any, strategy: st.SearchStrategy[Any], count: int, seed: int, one: Callable[[Any], str], *,
+    shrink: bool = True,
+) -> str:  # fmt: skip
+    """Make random sequences until one is wrong: rank 0 draws them, and makes what fails small, by Hypothesis.
 
-    Parts are left out, first halves, then smaller ones (A. Zeller and R. Hildebrandt, "Simplifying and isolating
-    failure-inducing input", 2002); then shapes are halved.
+    Returns what is wrong with the last that failed, the smallest; empty if none did. Collective over ``comm``.
 
     Args:
-        steps: a sequence that fails.
-        fails: says whether a sequence fails likewise; the same on every rank.
-        in_time: says whether to go on; the same on every rank.
+        comm: the ranks, of mpi4py.
+        strategy: what to draw.
+        count: how many, with the smallest of all, which is the first.
+        seed: of the draws.
+        one: makes a sequence; says what was wrong, the same on every rank. Collective.
+        shrink: whether to look for a smaller one.
     """
-    kept = list(steps)
-    size = max(1, len(kept) // 2)
-    while in_time():
-        before = len(kept)
-        at = len(kept)
-        while at > 0 and in_time():  # from the end: what failed needs what came before
-            at = max(0, at - size)
-            less = kept[:at] + kept[at + size :]
-            if len(less) < len(kept) and less and fails(less):
-                kept = less
-        if size == 1 and len(kept) == before:
-            break
-        size = max(1, size // 2)
-    for i in range(len(kept)):
-        while in_time() and (smaller := _smaller(kept[i])) is not None:
-            less = [*kept[:i], smaller, *kept[i + 1 :]]
-            if not fails(less):
-                break
-            kept = less
-    return kept
+    failed = [""]
+    if comm.rank:
+        while (drawn := comm.bcast(None)) is not None:
+            one(drawn)
+        return str(comm.bcast(None))
 
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=count, database=None, deadline=None, verbosity=hypothesis.Verbosity.quiet,
+        phases=[hypothesis.Phase.generate, *[hypothesis.Phase.shrink] * shrink],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )  # fmt: skip
+    @hypothesis.given(strategy)
+    def every(drawn: Any) -> None:
+        comm.bcast(drawn)
+        fault = one(drawn)
+        failed[0] = fault or failed[0]
+        expect(fault)
 
-def _smaller(step: Step) -> Step | None:
-    """Return the step with half the extents, None where it has no shape or they are 1."""
-    layout = step.given.get("layout", {})
-    if max(layout.get("shape", [1])) <= 1:
-        return None
-    shape = [max(1, extent // 2) for extent in layout["shape"]]
-    return Step(step.name, {**step.given, "layout": {**layout, "shape": shape}})
+    try:
+        every()
+    except WrongError:
+        pass
+    except hypothesis.errors.Flaky:
+        failed[0] += "\nIt does not fail again."
+    finally:
+        comm.bcast(None)
+    return str(comm.bcast(failed[0]))

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from hypothesis import strategies as st
 
 import pblasmp as pb
 from tests.helpers.gpu.moves import CONVERTS, grids
 
-__all__ = ["CALLS", "SLOTS", "TYPES", "Draw", "Step", "call", "descriptor", "drawn", "steps_of"]
+__all__ = ["CALLS", "SLOTS", "TYPES", "Draw", "Step", "call", "descriptor", "sequences", "steps_of"]
 
 SLOTS = 6  # places for matrices, for plans, for files
 TYPES = ("float64", "float64", "float32", "complex128", "complex64", "float16", "bfloat16")
@@ -61,7 +63,7 @@ def call(weight: float, **draws: Callable[[Draw], Any]) -> Callable[[Function], 
 
 
 class Draw:
-    """Draws parameters. Every rank draws the same.
+    """Draws parameters. Of Hypothesis's integers, not its floats, which are rarely ordinary.
 
     Args:
         rng: draws.
@@ -87,12 +89,12 @@ class Draw:
 
     def shape(self) -> list[int]:
         """A shape: mostly small, now and then so large that copies and messages come in several parts."""
-        kind, rng = self.rng.random(), self.rng
+        kind, rng = self.rng.randrange(100) / 100, self.rng
         if kind < 0.04:
             return [rng.randrange(3), rng.randrange(3)]
         if kind < 0.55 * (1 - self.often):
             return [rng.choice(EXTENTS), rng.choice(EXTENTS)]
-        share = rng.uniform(0.02, 0.3) if kind < 1 - self.often else rng.uniform(1, 3)
+        share = rng.randrange(2, 31) / (100 if kind < 1 - self.often else 10)
         elements = share * self.large / 8
         rows = int(elements**0.5 * rng.choice([0.5, 1, 1, 2]))
         return [rows, int(elements / rows)]
@@ -109,9 +111,9 @@ class Draw:
             "block": block,
             "grid": [grid.nprow, grid.npcol, grid.order],
             "source": [rng.randrange(grid.nprow), rng.randrange(grid.npcol)],
-            "dtype": dtype or (rng.choice(TYPES) if rng.random() < 0.95 else "float8_e4m3fn"),
+            "dtype": dtype or (rng.choice(TYPES) if rng.randrange(20) < 19 else "float8_e4m3fn"),
             "order": rng.choice("CF"),
-            "pad": rng.randint(1, 5) if rng.random() < 0.2 else 0,
+            "pad": rng.randint(1, 5) if rng.randrange(5) == 4 else 0,
         }
 
     def elsewhere(self) -> dict[str, Any]:
@@ -122,7 +124,7 @@ class Draw:
 
     def window(self) -> list[int]:
         """First row and number of rows, first column and number of columns, each modulo what there is."""
-        return [self.rng.randrange(300) if self.rng.random() < 0.7 else 0 for _ in range(4)]
+        return [self.rng.randrange(300) if self.rng.randrange(10) > 2 else 0 for _ in range(4)]
 
     def scalar(self) -> int:
         """A number."""
@@ -162,29 +164,40 @@ def converts(dtype: str, choice: int) -> str:
     return kinds[choice % len(kinds)]
 
 
-def drawn(rng: random.Random, ranks: int, length: int, large: int, only: Iterable[str] = ()) -> list[Step]:
-    """Return a random sequence.
+@st.composite
+def sequences(draw: st.DrawFn, ranks: int, length: int, large: int, only: Collection[str] = ()) -> list[Step]:
+    """A strategy of Hypothesis's: sequences, most of them with some of the calls only.
 
-    It has some of the calls only, so that each often meets any other (A. Groce and others, "Swarm testing", 2012), few
-    or many large matrices, and often only a few steps, since much goes wrong at a beginning.
+    So each call often meets any other (A. Groce and others, "Swarm testing", 2012). There are few or many large
+    matrices, and often only a few steps, since much goes wrong at a beginning.
 
     Args:
-        rng: draws it.
+        draw: of Hypothesis.
         ranks: of the context.
         length: how many steps, at most.
         large: bytes of the smallest large matrix.
         only: names of the calls; by default all.
     """
-    share, able = rng.choice([0.3, 0.6, 1]), list(only or CALLS)
-    names = [name for name in able if rng.random() < share]
+    rng, able = draw(st.randoms(use_true_random=False)), list(only or CALLS)
+    share, often = draw(st.sampled_from([1, 0.6, 0.3])), draw(st.sampled_from([0.05, 0.2, 0.5]))
+    names = [name for name in able if rng.randrange(10) < 10 * share]
     for makers in (MATRICES, ("prepare",)):  # without which others have nothing to do
         if not set(makers) & set(names):
             names += [rng.choice(found)] if (found := [name for name in makers if name in able]) else []
     names = names or able
-    draw = Draw(rng, ranks, large, rng.choice([0.05, 0.2, 0.5]))
     begins = [name for name in BEGIN if name in names] or names
-    taken = rng.choices(begins, k=rng.choice([1, 2, 4]))
-    taken += rng.choices(names, [CALLS[name].weight for name in names], k=rng.choice([4, 15, length, length]))
-    if not only and rng.random() < 0.5:
-        taken.insert(0, "panels")
-    return [Step(name, {key: how(draw) for key, how in CALLS[name].draws.items()}) for name in taken]
+    least = min(length, draw(st.sampled_from([1, 10, 40, 40])))
+    weighted = [name for name in names for _ in range(round(2 * CALLS[name].weight))] or names
+
+    def some(names: list[str], least: int, most: int) -> list[Step]:
+        return draw(st.lists(_step(names, ranks, large, often), min_size=least, max_size=most))
+
+    first = [Step("panels", {"width": 7})] if not only and draw(st.booleans()) else []
+    return [*first, *some(begins, 1, 4), *some(weighted, least, length)]
+
+
+@st.composite
+def _step(draw: st.DrawFn, names: list[str], ranks: int, large: int, often: float) -> Step:
+    name = draw(st.sampled_from(names))
+    of = Draw(draw(st.randoms(use_true_random=False)), ranks, large, often)
+    return Step(name, {key: how(of) for key, how in CALLS[name].draws.items()})
