@@ -165,7 +165,7 @@ def layer_times() -> str:
     """Return the times of tensor-parallel products as users call them, in microseconds."""
     run = results.runs().get("layers-2-gpus")
     if run is None:
-        return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
+        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
     names = list(run.rows[0]["seconds"])
     rows = [
         [
@@ -331,7 +331,7 @@ def many_calls() -> str:
         for library in ("debian", "mkl")
     )
     if not debian:
-        return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
+        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
     rows = []
     for run in (*debian, *mkl):
         for large in (True, False):
@@ -388,7 +388,7 @@ def factorizations() -> str:
                 ]
             )  # fmt: skip
     if not rows:
-        return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
+        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
     head = ["beside", "ranks on cores", "routine", "not slower", "times as fast"]
     return "\n".join([table(head, rows), *measured, ""])
 
@@ -397,7 +397,7 @@ def nodes() -> str:
     """Return the table of each routine on one, two and four simulated nodes, beside Debian's ScaLAPACK."""
     run = results.runs().get("nodes-4-ranks")
     if run is None:
-        return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
+        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
     rows = []
     for row in run.rows:
         case, own = row["case"], middle(row, "pblasmp")
@@ -425,7 +425,7 @@ def vector_times() -> str:
     """Return how often routines of levels 1 and 2 are not slower than Debian's, and what any call takes at least."""
     found = [run for name, run in results.runs().items() if name.startswith("vectors-")]
     if not found or not all(_PREPARED in run.rows[-1]["seconds"] for run in found):
-        return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
+        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
     ahead, floors, votes, theirs, below, total = [], [], [], [], 0, 0
     for run in found:
         grid = f"{run.rows[0]['case']['grid'].replace('x', '×')} ranks on {run.machine['cores']} cores"
@@ -670,7 +670,7 @@ def predictions() -> str:
     """Return how far predictions are from measurements: a line for each run, and its misses."""
     found = predicted()
     if not found:
-        return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
+        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
     lines, misses = [], []
     for run, ratios in found:
         line = [run.where]

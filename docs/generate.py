@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import click
 import figures
+import flow
 from click.testing import CliRunner
 
 import pblasmp as pb
@@ -62,9 +63,6 @@ VARIABLES = {"Context": "ctx", "DistributedMatrix": "A", "Plan": "plan"}
 DRAWN = (
     "docs/pictures/matrix.toml",
     "sub-all",
-    "nvidia-allgather",
-    "nvidia-reduce-scatter",
-    "nvidia-allreduce",
     *(
         f"docs/pictures/tensor-parallel-{form}.toml"
         for form in ("allgather", "reduce-scatter", "allreduce", "output")
@@ -394,6 +392,7 @@ def write_all(directory: Path) -> None:
         (directory / f"{table.__name__}.md").write_text(table(), encoding="utf-8")
     (directory / "readers.md").write_text(figures.readers().replace("](docs/", "]("), encoding="utf-8")
     figures.charts(directory)
+    flow.write(directory)
     for i, output in enumerate(planned(ROOT / "docs/planning.md", directory)):
         (directory / f"plan-{i}.md").write_text(f"```text\n{output}```\n", encoding="utf-8")
     for file in (*DRAWN, *GALLERY):

@@ -2,7 +2,7 @@
 """The four tensor-parallel products by name, and the 1D layouts of three of them as cuBLASMp requires them.
 
 All F-ordered: D[m, n] = op(A) op(B) over P ranks. Source: NVIDIA's cuBLASMp documentation of tensor
-parallelism and measurements with 0.7.0 and 0.10.0 (docs/schemes.md has the table).
+parallelism and measurements with 0.7.0 and 0.10.0 (docs/tensor-parallel.md has the table).
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def allgather_matmul(
         c: like the result, and may be the result itself (``out=c``).
         out: where to write the result: (T, ..., N/P).
         dtype: type of the result: that of ``out``, else of x, by default; or float32 if that has 16 bits. With 8-bit
-            floats bfloat16 by default, or float16, float32 or 8 bits: docs/low-precision.md.
+            floats bfloat16 by default, or float16, float32 or 8 bits: docs/products-with-more.md.
         scales: with 8-bit x and w, ``pblasmp.Scales`` (a: x's, b: w's, d: the result's, amax), the same on every rank.
         x_dtype, w_dtype: the 8-bit floats that bytes stand for (CuPy has no such type); with scales e4m3 by default.
         return_gathered: return X gathered, (T, ..., K), as well.
