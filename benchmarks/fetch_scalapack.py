@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetch the ScaLAPACKs that the benchmarks compare with, and check them: ``python -m benchmarks.fetch_scalapack``.
 
-MKL's comes from its wheel, Debian's from the distribution's packages. Nothing is installed: the shared
-objects are unpacked into $PBLASMP_CACHE (~/.cache/pblasmp).
+MKL's comes from its wheel, Debian's from the distribution's packages, as does ELPA with its Open MPI. Nothing is
+installed: the shared objects are unpacked into $PBLASMP_CACHE (~/.cache/pblasmp).
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Literal
 
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.ranks import on_ranks, run_ranks  # noqa: E402
+from reference.elpa import locate_elpa  # noqa: E402
 from reference.scalapack import Flavor, ScaLAPACK, cache, locate  # noqa: E402
 
 _DEBIAN = ("libscalapack-mpich2.2", "libopenblas0-pthread", "libgfortran5", "libquadmath0")
@@ -67,17 +69,36 @@ def fetch_debian(target: Path, work: Path) -> None:
     subprocess.run(["cc", *library, "-o", target / "libmpich.so.12", source], check=True)
 
 
-def fetch(flavor: Flavor) -> Path:
-    """Return the directory of this ScaLAPACK, fetching it first where it is missing."""
-    if (found := locate(flavor)) is not None:
+def fetch_elpa(target: Path, work: Path) -> None:
+    """Download Debian's ELPA and Open MPI with apt-get, and what of theirs is not installed, and unpack all."""
+    asked = [
+        "apt-get",
+        "install",
+        "-s",
+        "--no-install-recommends",
+        "libelpa19",
+        "openmpi-bin",
+        "libopenblas0-pthread",
+    ]
+    told = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
+    packages = [line.split()[1] for line in told.splitlines() if line.startswith("Inst ")]
+    subprocess.run(["apt-get", "download", *packages], cwd=work, check=True, stdout=subprocess.DEVNULL)
+    for package in sorted(work.glob("*.deb")):
+        subprocess.run(["dpkg", "-x", package, target], check=True)
+
+
+def fetch(flavor: Flavor | Literal["elpa"]) -> Path:
+    """Return the directory of this library, fetching it first where it is missing."""
+    found = locate_elpa() if flavor == "elpa" else locate(flavor)
+    if found is not None:
         return found
-    print(f"fetching ScaLAPACK ({flavor}) into {cache()} ...", file=sys.stderr, flush=True)
+    print(f"fetching {flavor} into {cache()} ...", file=sys.stderr, flush=True)
     cache().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache(), prefix="fetch-") as scratch:
         target, work = Path(scratch, flavor), Path(scratch, "work")
         target.mkdir()
         work.mkdir()
-        {"mkl": fetch_mkl, "debian": fetch_debian}[flavor](target, work)
+        {"mkl": fetch_mkl, "debian": fetch_debian, "elpa": fetch_elpa}[flavor](target, work)
         target.rename(cache() / flavor)
     return cache() / flavor
 
@@ -125,14 +146,15 @@ def check(flavor: Flavor) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=["mkl", "debian"], help="one of the two")
+    parser.add_argument("--only", choices=["mkl", "debian", "elpa"], help="one of them; ELPA only so")
     only = parser.parse_args().only
     for flavor in (only,) if only else ("mkl", "debian"):
         if on_ranks():
             check(flavor)
         else:
-            print(f"ScaLAPACK ({flavor}): {fetch(flavor)}")
-            run_ranks("benchmarks.fetch_scalapack", ["--only", flavor], 4)
+            print(f"{flavor}: {fetch(flavor)}")
+            if flavor != "elpa":
+                run_ranks("benchmarks.fetch_scalapack", ["--only", flavor], 4)
 
 
 if __name__ == "__main__":

@@ -117,6 +117,12 @@ class MpiCommunicator:
         self.channel.dirty = True  # what is done with it is not counted
         return int(self._mpi._handleof(self._comm))
 
+    @property
+    def fortran_handle(self) -> int:
+        """The communicator as Fortran has it: an integer."""
+        self.channel.dirty = True
+        return int(self._comm.py2f())
+
     def _begun(self, request: Request) -> Request:
         """Count a collective call that has begun."""
         self._counts[_CALLS] += 1

@@ -77,9 +77,9 @@ def eigh(
     A V = V diag(w), with V^H V = I; with ``b``, A V = B V diag(w) and V^H B V = I. A is scaled if squares of its
     elements would over- or underflow. NaN or infinity in A makes all eigenvalues and eigenvectors NaN.
 
-    Libraries compute it. On CPU ranks that is ScaLAPACK, if one is found (see ``docs/solving.md``); up to an order of
-    200, and on one rank, the LAPACK of one rank, which tells the others. On GPUs it is cuSOLVERMp; up to an order of
-    16,384, and on one rank, the cuSOLVER of one. What "auto" computes on several GPUs is always checked.
+    Libraries compute it. On CPU ranks that is ELPA or ScaLAPACK, if one is found (see ``docs/solving.md``); up to an
+    order of 200, and on one rank, the LAPACK of one rank, which tells the others. On GPUs it is cuSOLVERMp; up to an
+    order of 16,384, and on one rank, the cuSOLVER of one. What "auto" computes on several GPUs is always checked.
 
     Args:
         a: n × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
@@ -102,7 +102,8 @@ def eigh(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it, or no library is found; the message says which to install.
 
-    Source: LAPACK, ?SYEVD, ?HEEVD and ?SYGVD; ScaLAPACK, P?SYEVD and P?SYEVR; cuSOLVERMp, cusolverMpSyevd.
+    Source: LAPACK, ?SYEVD, ?HEEVD and ?SYGVD; ScaLAPACK, P?SYEVD and P?SYEVR; ELPA, elpa_eigenvectors; cuSOLVERMp,
+    cusolverMpSyevd.
 
     Example:
         >>> a = ctx.scatter(np.array([[2.0, 1], [1, 2]]), block=1)

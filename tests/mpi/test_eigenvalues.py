@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.host import scalapack_library, spectral_libraries
-from pblasmp.engines.host.scalapack_library import Scalapack
+from pblasmp.engines.host import spectral_libraries
+from pblasmp.engines.host.scalapack_library import SCALAPACK, Scalapack
 from tests.helpers import spectral_cases as cases
 from tests.helpers.cases import agreed_error, first, pick
 from tests.helpers.factor_cases import TYPES, only, placed, positive
@@ -27,7 +27,7 @@ KINDS = ("all", "subset", "values", "pair")
 def library(monkeypatch):
     """The ScaLAPACK that is here, which contexts find."""
     found = cases.library()
-    monkeypatch.setenv(scalapack_library.ENVIRONMENT, str(found))
+    monkeypatch.setenv(SCALAPACK.environment, str(found))
     return found
 
 
@@ -134,8 +134,8 @@ def faults(ctx, rng):
         ("b's shape", argument, ["b: expected 9 x 9 of float64, got 4 x 4 of float64"], la.eigh, (a, b[:4, :4]), {}),
         ("no matrix", argument, ["b: expected a DistributedMatrix, got"], la.eigh, (a, np.eye(9)), {}),
         ("type", argument, ["a: expected one of", "got bfloat16"], la.svd, (a.astype("bfloat16"),), {}),
-        ("algo", pb.UnsupportedError, ["'auto', 'lapack', 'scalapack' here, got 'elpa'"], la.eigh, (a,),
-         {"algo": "elpa"}),
+        ("algo", pb.UnsupportedError, ["'auto', 'lapack', 'elpa', 'scalapack' here, got 'mrrr'"], la.eigh, (a,),
+         {"algo": "mrrr"}),
         ("indefinite", pb.FactorizationError, ["eigh: b: the matrix is not positive definite", "up to index 6"],
          la.eigh, (a, b), {}),
         ("plan", pb.UnsupportedError, ["a generalized problem is several calls"], pb.plan, (la.eigh, a, a), {}),
@@ -171,7 +171,7 @@ def without_a_library(ctx):
 
 
 def test_lapack_without_a_library(monkeypatch):
-    monkeypatch.setenv(scalapack_library.ENVIRONMENT, "/nowhere/libscalapack.so")
+    monkeypatch.setenv(SCALAPACK.environment, "/nowhere/libscalapack.so")
     for nranks in (1, 3):
         run_mpi(by_lapack, nranks, count=draws(6, long=60))
 
@@ -205,7 +205,7 @@ def test_a_second_mpi_that_a_library_needs_is_not_called(library, tmp_path, monk
     (tmp_path / "second.c").write_text(SECOND)
     command = ["cc", "-shared", "-fPIC", "-Wl,-soname,libmpich.so.12", "-o", "libmpich.so.12", "second.c"]
     subprocess.run(command, cwd=tmp_path, check=True)
-    monkeypatch.setenv(scalapack_library.ENVIRONMENT, str(tmp_path))
+    monkeypatch.setenv(SCALAPACK.environment, str(tmp_path))
     run_on_one_node(once, 2, launch=True)
 
 
@@ -223,7 +223,7 @@ def test_a_library_that_cannot_be_used(name, tmp_path, monkeypatch):
     if name:
         contents = b"\0libmpi.so.40\0" if "openmpi" in name else b"nothing"
         (tmp_path / name).write_bytes(contents)
-    monkeypatch.setenv(scalapack_library.ENVIRONMENT, str(tmp_path))
+    monkeypatch.setenv(SCALAPACK.environment, str(tmp_path))
     words = {
         "libscalapack-openmpi.so.2.2": [
             "is built for Open MPI",

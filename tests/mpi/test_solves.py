@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.host import scalapack_library, spectral_libraries
+from pblasmp.engines.host import spectral_libraries
+from pblasmp.engines.host.scalapack_library import SCALAPACK
 from tests.helpers import solve_cases as cases
 from tests.helpers.factor_cases import TYPES, panels_of
 from tests.helpers.mpi import run_mpi, run_on_one_node
@@ -45,12 +46,12 @@ def ranked(comm, count, small):
 
 @pytest.mark.parametrize("nranks", RANKS)
 def test_least_squares_of_any_rank(nranks, monkeypatch, tmp_path):
-    monkeypatch.setenv(scalapack_library.ENVIRONMENT, str(tmp_path))  # where no library is
+    monkeypatch.setenv(SCALAPACK.environment, str(tmp_path))  # where no library is
     run_mpi(ranked, nranks, count=draws(5, long=100), small=spectral_libraries.SMALL)
 
 
 def test_least_squares_by_scalapack(monkeypatch):
-    monkeypatch.setenv(scalapack_library.ENVIRONMENT, str(library()))
+    monkeypatch.setenv(SCALAPACK.environment, str(library()))
     run_on_one_node(ranked, 2, count=draws(3, long=60), small=0)
 
 

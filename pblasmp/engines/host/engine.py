@@ -78,11 +78,11 @@ class HostEngine:
     xp: Any = np
     device: Any = None
     methods: Sequence[Method] = METHODS
-    scalapack: Any = None  # ScaLAPACK, or why it cannot be used; None until ``scalapack_of`` has been asked
 
     def __init__(self, comm: Communicator, why: str) -> None:
         self.why = why
         self._comm = comm
+        self.mpi_libraries: dict[str, Any] = {}  # by name, or why it cannot be used: see ``library_of``
         with Agreement(comm, "HostEngine"):
             self._library = blas.library_name()
             blas.load(self._library, "d")  # now, so that its threads can be limited
@@ -270,8 +270,9 @@ class HostEngine:
 
     def close(self) -> None:
         """Free shared memory and give BLAS its threads back. Collective over the context."""
-        if self.scalapack is not None and not isinstance(self.scalapack, str):
-            self.scalapack.close()
+        for library in self.mpi_libraries.values():
+            if not isinstance(library, str):
+                library.close()
         self._buffers.close()
         self.rest()
         if self._node is not self._comm:

@@ -1,22 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding and opening a ScaLAPACK that was built for the MPI library of this process.
-
-If ``PBLASMP_SCALAPACK_LIBRARY`` is set, only the file that it names is tried, or the ScaLAPACKs in the folder that it
-names. Otherwise the first of these is taken: that of MKL's wheel, then those of Debian and of other distributions,
-where the loader looks. A second MPI would begin a job of its own, so a library must name that of the process.
-"""
+"""ScaLAPACK on the ranks of a context."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
-import os
-import re
-import sys
-import sysconfig
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,166 +13,12 @@ from numpy.typing import NDArray
 
 from ...comm import Agreement, Communicator
 from ...dtypes import element_type
-from ...errors import LibraryNotFoundError, PblasmpError, StatusError, UnsupportedError
+from ...errors import LibraryNotFoundError, StatusError, UnsupportedError
 from ...extras import install
 from ...layout import Grid, MatrixDescriptor
+from .mpi_libraries import OPEN_MPI, MpiLibrary, library_of
 
-__all__ = ["ENVIRONMENT", "Scalapack", "open_scalapack", "scalapack_of"]
-
-ENVIRONMENT = "PBLASMP_SCALAPACK_LIBRARY"
-
-_MPICH, _OPEN_MPI = "MPICH", "Open MPI"
-_FAMILIES = (
-    (_MPICH, re.compile(r"libmpi(ch)?\.so\.12\b")),  # Intel MPI and MVAPICH have the same binary interface
-    (_OPEN_MPI, re.compile(r"libmpi\.so\.[2-8]0\b")),
-    ("the MPI ABI", re.compile(r"libmpi_abi\.so\.\d")),
-)
-_MKL = "libmkl_scalapack_lp64.so"
-_MKL_BLACS = {_MPICH: "blacs_intelmpi_lp64", _OPEN_MPI: "blacs_openmpi_lp64"}
-_NAME = re.compile(rb"libmpi[\w-]*\.so\.\d+")
-_MISSING = re.compile(r"([^\s:/]+): cannot open shared object file")
-
-
-def open_scalapack() -> list[ctypes.CDLL]:
-    """Return the libraries that hold ScaLAPACK and its BLACS, opened; the first that has a name is meant. Local.
-
-    Raises:
-        LibraryNotFoundError: there is none for this process's MPI, or it cannot be opened.
-    """
-    mpi = _mpi()
-    family = _family_of([Path(mpi).name])
-    refused: list[str] = []
-    for path in _candidates():
-        why = _misfit(path, family)
-        if not why:
-            ctypes.CDLL(mpi, mode=ctypes.RTLD_GLOBAL)  # mpi4py keeps MPI's names to itself
-            with _same_kernels():
-                return _mkl(path, family) if path.name.startswith(_MKL) else [_opened(path)]
-        refused.append(f"{path} {why}")
-    found = f" Not taken: {'; '.join(refused)}." if refused else ""
-    raise LibraryNotFoundError(
-        f"no ScaLAPACK for {family} was found.{found} Install MKL's: {install('scalapack')}; or the package "
-        f"{'libscalapack-openmpi2.2' if family == _OPEN_MPI else 'libscalapack-mpich2.2'} of Debian and Ubuntu; or set "
-        f"{ENVIRONMENT} to the path of a library"
-    )
-
-
-def _mpi() -> str:
-    """Return the path of the MPI library that mpi4py calls."""
-    from mpi4py import MPI
-
-    from ...bindings.library import path_of
-
-    return path_of(ctypes.CDLL(MPI.__file__).MPI_Comm_size)
-
-
-def _family_of(names: list[str]) -> str:
-    """Return whose binary interface the libraries of these names have; the first name if that is unknown."""
-    for family, pattern in _FAMILIES:
-        if any(pattern.match(name) for name in names):
-            return family
-    return names[0] if names else ""
-
-
-def _candidates() -> Iterator[Path]:
-    """Yield the files that may be ScaLAPACK, the best first."""
-    named = os.environ.get(ENVIRONMENT)
-    if named:
-        path = Path(named).absolute()
-        if not path.exists():
-            raise LibraryNotFoundError(f"no ScaLAPACK at {path}, which {ENVIRONMENT} names")
-        yield from _in(path) if path.is_dir() else [path]
-        return
-    folders = [Path(sys.prefix, "lib")]
-    if "MKLROOT" in os.environ:
-        folders += [Path(os.environ["MKLROOT"], "lib"), Path(os.environ["MKLROOT"], "lib", "intel64")]
-    folders += [Path(each) for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if each]
-    multiarch = sysconfig.get_config_var("MULTIARCH") or f"{os.uname().machine}-linux-gnu"
-    folders += [Path("/usr/lib", multiarch), Path("/usr/lib64"), Path("/usr/local/lib"), Path("/usr/lib")]
-    folders += [Path("/usr/lib64", each, "lib") for each in ("mpich", "openmpi")]  # Fedora and its kin
-    for folder in dict.fromkeys(folders):
-        yield from _in(folder)
-
-
-def _in(folder: Path) -> Iterator[Path]:
-    """Yield the ScaLAPACKs in a folder, each once."""
-    seen = set()
-    for pattern in (f"{_MKL}*", "libscalapack*.so*"):
-        for path in sorted(folder.glob(pattern)):
-            real = path.resolve()
-            if real not in seen and real.is_file():
-                seen.add(real)
-                yield path
-
-
-def _misfit(path: Path, family: str) -> str:
-    """Return why a library cannot be called in this process, or an empty string."""
-    if path.name.startswith(_MKL):
-        blacs = _MKL_BLACS.get(family)
-        if blacs and any(path.parent.glob(f"libmkl_{blacs}.so*")):
-            return ""
-        return f"has no BLACS for {family} beside it"
-    try:
-        names = [name.decode() for name in _NAME.findall(path.read_bytes())]
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    built_for = _family_of(names)
-    return "" if built_for in ("", family) else f"is built for {built_for}"
-
-
-def _mkl(path: Path, family: str) -> list[ctypes.CDLL]:
-    """Return MKL's libraries, which need each other in a circle: so no name may be bound before it is used."""
-    layers = "core", "sequential", "intel_lp64", _MKL_BLACS[family]
-    files = [next(iter(sorted(path.parent.glob(f"libmkl_{name}.so*"))), None) for name in layers]
-    missing = [f"libmkl_{name}.so" for name, file in zip(layers, files, strict=True) if file is None]
-    if missing:
-        raise LibraryNotFoundError(f"{path} needs {', '.join(missing)} beside it")
-    opened = [_load(each, os.RTLD_LAZY | os.RTLD_GLOBAL) for each in (*filter(None, files), path)]
-    return opened[::-1]
-
-
-def _opened(path: Path, helped: frozenset[str] = frozenset()) -> ctypes.CDLL:
-    """Return a library; what it needs and the loader does not find, unlike ``helped``, is looked for beside it."""
-    try:
-        return _load(path, os.RTLD_LAZY)
-    except LibraryNotFoundError as error:
-        match = _MISSING.search(str(error))
-        if match is None or match[1] in helped or not (path.parent / match[1]).exists():
-            raise
-        helped |= {match[1]}
-        _opened(path.parent / match[1], helped)
-        return _opened(path, helped)
-
-
-def _load(path: Path, mode: int) -> ctypes.CDLL:
-    """Return a library, opened in this mode: ctypes itself would bind all names at once."""
-    dl: Any = ctypes.CDLL(None)
-    dl.dlopen.restype, dl.dlerror.restype = ctypes.c_void_p, ctypes.c_char_p
-    handle = dl.dlopen(os.fsencode(path), mode)
-    if not handle:
-        raise LibraryNotFoundError(os.fsdecode(dl.dlerror() or b"cannot open the library: ") or str(path))
-    return ctypes.CDLL(str(path), handle=handle)
-
-
-@contextlib.contextmanager
-def _same_kernels() -> Iterator[None]:
-    """Have an OpenBLAS that is loaded meanwhile use the kernels of NumPy's, unless OPENBLAS_CORETYPE says which.
-
-    A distribution's is older. On a processor that it does not know it uses kernels that are several times slower.
-    """
-    from threadpoolctl import threadpool_info
-
-    name = "OPENBLAS_CORETYPE"
-    cores = [each.get("architecture") for each in threadpool_info() if each["internal_api"] == "openblas"]
-    if name in os.environ or not (cores and cores[0]):
-        yield
-        return
-    os.environ[name] = cores[0]
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
-
+__all__ = ["SCALAPACK", "Scalapack", "scalapack_of"]
 
 Array = NDArray[Any]
 
@@ -192,29 +27,21 @@ _INTEGER = np.dtype(np.int32)
 _LETTER = ctypes.c_size_t(1)  # the length of a letter, which compilers of Fortran pass after all arguments
 
 
+def _install(mpi: str) -> str:
+    package = "libscalapack-openmpi2.2" if mpi == OPEN_MPI else "libscalapack-mpich2.2"
+    return f"MKL's: {install('scalapack')}; or the package {package} of Debian and Ubuntu"
+
+
+SCALAPACK = MpiLibrary(
+    "ScaLAPACK", "PBLASMP_SCALAPACK_LIBRARY", ("libmkl_scalapack_lp64.so*", "libscalapack*.so*"), _install
+)
+"""ScaLAPACK with its BLACS."""
+
+
 def scalapack_of(engine: Any) -> Scalapack | str:
-    """Return ScaLAPACK, or why a rank has none; the engine keeps either. Collective over the context."""
-    if engine.scalapack is None:
-        comm: Communicator = engine.transport.comm
-        libraries, why = _open(comm)
-        why = next((each for each in comm.allgather(why) if each), "")
-        engine.scalapack = why or Scalapack(comm, libraries)
-        if not why:
-            engine.limit_new_library()
-    found: Scalapack | str = engine.scalapack
+    """Return ScaLAPACK, or why a rank has none. Collective over the context."""
+    found: Scalapack | str = library_of(engine, SCALAPACK, Scalapack)
     return found
-
-
-def _open(comm: Communicator) -> tuple[list[ctypes.CDLL], str]:
-    """Return the opened libraries, and why there are none. Local."""
-    if getattr(comm, "handle", None) is None:
-        return [], "ScaLAPACK needs ranks that communicate by MPI"
-    try:
-        return open_scalapack(), ""
-    except PblasmpError as error:
-        return [], str(error)
-    except Exception as error:  # noqa: BLE001 - the other ranks have to hear of it, whatever it is
-        return [], f"ScaLAPACK cannot be used: {type(error).__name__}: {error}"
 
 
 class Scalapack:
@@ -222,7 +49,7 @@ class Scalapack:
 
     Args:
         comm: the ranks.
-        libraries: as ``open_scalapack`` returns them.
+        libraries: as ``SCALAPACK.opened`` returns them.
     """
 
     def __init__(self, comm: Communicator, libraries: Sequence[ctypes.CDLL]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eigenvalues and singular values by ScaLAPACK, or by the LAPACK of one rank, on matrices moved to its layout."""
+"""Eigenvalues and singular values by ScaLAPACK, ELPA or the LAPACK of one rank, on matrices moved to its layout."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...layout import Grid, MatrixDescriptor
+from ...layout import Grid, MatrixDescriptor, Trapezoid
 from ...layout.factor_problem import FactorProblem
+from ..arrays import move
 from ..local.spectral import OneRankMethod, OneRankProduct, SpectralMethod, SpectralProduct
 from ..product import Product
 from ..protocol import Engine, Method
-from ..request import Operands, Options
+from ..request import AnyProblem, Operands, Options
+from .elpa_library import Elpa, elpa_of
 from .scalapack_library import Scalapack, scalapack_of
 
 __all__ = ["METHODS", "SMALL", "LapackProduct", "ScalapackProduct", "work_layout"]
@@ -28,7 +30,8 @@ _BLOCKS = 16, 256  # of those that stay
 def work_layout(x: MatrixDescriptor, size: int) -> MatrixDescriptor:
     """Return the layout in which a matrix is computed with by ``size`` ranks: its own, if that is a good one. Local.
 
-    ScaLAPACK takes F order, square blocks, and a matrix that begins on the first process.
+    ScaLAPACK and ELPA take F order, square blocks, and a matrix that begins on the first process. ELPA fails if a
+    process has nothing of it.
     """
     rows, cols = x.block
     if (
@@ -40,7 +43,7 @@ def work_layout(x: MatrixDescriptor, size: int) -> MatrixDescriptor:
     ):
         return replace(x, order="F", ld=None)
     grid = Grid.squarest(size)
-    block = max(1, min(_BLOCK, -(-max(x.shape) // max(grid.nprow, grid.npcol))))
+    block = max(1, min(_BLOCK, max(x.shape) // max(grid.nprow, grid.npcol)))
     return MatrixDescriptor(x.shape, (block, block), grid, dtype=x.dtype, order="F")
 
 
@@ -117,6 +120,35 @@ class ScalapackProduct(SpectralProduct):
         return library.call("gesvd", p.a.dtype, shared, works, p.routine, self._more), values
 
 
+class ElpaProduct(SpectralProduct):
+    """Eigenvalues by ELPA."""
+
+    def __init__(self, engine: Engine, problem: FactorProblem, library: Elpa) -> None:
+        super().__init__(engine, problem, work_layout(problem.a, engine.transport.size))
+        self._library = library
+        self.path = "ELPA" + (", on moved matrices" if self.moved else "")
+
+    def _eigenvalues(self, a: Array, z: Array | None) -> tuple[int, Array, int]:
+        work, library = self._a, self._library
+        first, last = self._problem.subset or (0, work.shape[0] - 1)
+        # It reads both triangles.
+        above = np.zeros_like(a)
+        move(self._engine, work.T, work, (a.T, above), Trapezoid("U", 1))
+        a += above.conj()
+        if a.dtype.kind == "c":
+            rows, cols = work.global_indices(self._engine.transport.rank)
+            a.imag[rows[:, None] == cols] = 0
+        if not library.single:  # as Debian's is built
+            a = a.astype(np.promote_types(a.dtype, np.float64), order="F")
+        vectors = (
+            None if z is None else z if (z.dtype, z.strides) == (a.dtype, a.strides) else np.zeros_like(a)
+        )
+        info, values = library.solve(replace(work, dtype=a.dtype), a, vectors, last + 1)
+        if z is not None and vectors is not z:
+            z[...] = vectors
+        return info, values[first : last + 1].astype(work.dtype.char.lower()), first
+
+
 class LapackProduct(OneRankProduct):
     """Eigenvalues or singular values by LAPACK."""
 
@@ -170,4 +202,37 @@ class ScalapackMethod(SpectralMethod):
         return ScalapackProduct(engine, problem, found)
 
 
-METHODS: tuple[Method, ...] = (OneRankMethod("lapack", LapackProduct, SMALL), ScalapackMethod())
+class ElpaMethod(SpectralMethod):
+    """ELPA's one-stage solver."""
+
+    name = "elpa"
+
+    def serves(self, problem: AnyProblem) -> bool:
+        """Return whether these are eigenvalues. Local."""
+        return isinstance(problem, FactorProblem) and problem.routine == "eigh"
+
+    def refusal(
+        self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands | None
+    ) -> str:
+        (n, _), grid = problem.a.shape, work_layout(problem.a, engine.transport.size).grid
+        if 1 < n < max(grid.nprow, grid.npcol):
+            return f"ELPA needs at least as many rows as its {grid} have: take fewer ranks"
+        found = elpa_of(engine)
+        return found if isinstance(found, str) else ""
+
+    def cost(self, engine: Engine, problem: FactorProblem, options: Options) -> float:
+        return 0.9
+
+    def prepare(
+        self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands
+    ) -> Product:
+        found = elpa_of(engine)
+        assert isinstance(found, Elpa)
+        return ElpaProduct(engine, problem, found)
+
+
+METHODS: tuple[Method, ...] = (
+    OneRankMethod("lapack", LapackProduct, SMALL),
+    ElpaMethod(),
+    ScalapackMethod(),
+)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Eigenvalues by ELPA on CPU ranks: by a stand-in for it everywhere, by Debian's where it has been fetched."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.engines.host.elpa_library import ELPA
+from pblasmp.engines.host.mpi_libraries import MpiLibrary
+from reference.elpa import command, environment, locate_elpa
+from tests.helpers import elpa_cases as cases
+from tests.helpers.cases import agreed_error
+from tests.helpers.fake_elpa import opened
+from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
+from tests.helpers.slow import draws
+
+la = pb.linalg
+
+
+def by_a_stand_in(comm, count):
+    rng = np.random.default_rng(101 + comm.size)
+    with pytest.MonkeyPatch.context() as patch:
+        for how in ({}, {"single": False}, {"old": True}):
+            patch.setattr(MpiLibrary, "opened", opened(**how))
+            with pb.Context(comm, engine="host") as ctx:
+                yield from cases.cases(ctx, rng, count)
+        for fault in faults if comm.size > 1 else ():
+            yield from fault(comm, patch)
+
+
+def taken(comm, patch):
+    """Large matrices by "auto", though ScaLAPACK is looked for, too; singular values are not ELPA's."""
+    with pb.Context(comm, engine="host") as ctx, pb.plan(la.eigh, ctx.eye(201, block=32)) as plan:
+        yield "auto", None if "elpa: taken" in str(plan.report()) else str(plan.report())
+        words = ["'auto', 'lapack', 'scalapack' here, got 'elpa'"]
+        yield "svd", agreed_error(ctx, pb.UnsupportedError, words, la.svdvals, ctx.eye(4), algo="elpa")
+
+
+def refused(comm, patch):
+    with pb.Context(comm, engine="host") as ctx:
+        words = ["algo 'elpa': ELPA needs at least as many rows as its 1x3"]
+        small = agreed_error(ctx, pb.UnsupportedError, words, la.eigh, ctx.eye(2), algo="elpa")
+        yield "2 x 2 on 3 processes", small if comm.size == 3 else None
+
+
+def failing(comm, patch):
+    """What ELPA reports: no convergence; anything else."""
+    for fails, error, words in (
+        ("compute", pb.FactorizationError, ["eigenvalues that the library does not find: INFO is 13"]),
+        ("elpa_setup", pb.StatusError, ["elpa_setup: ELPA's error -6"]),
+        ("elpa_set_integer", pb.StatusError, ["elpa_set_integer: ELPA's error -2"]),
+        ("elpa_init", pb.UnsupportedError, ["libelpa.so lacks the interface of 20170403"]),
+    ):
+        with pb.Context(comm, engine="host") as ctx:
+            if fails != "elpa_init":
+                patch.setattr(MpiLibrary, "opened", opened())
+                la.eigvalsh(ctx.eye(4), algo="elpa")
+                ctx.engine.mpi_libraries["ELPA"]._library.fails = fails
+            else:
+                patch.setattr(MpiLibrary, "opened", opened(fails=fails))
+            yield fails, agreed_error(ctx, error, words, la.eigh, ctx.eye(4), algo="elpa")
+
+
+def spoiled(comm, patch):
+    """Wrong eigenvectors are found by ``check=True``, and computed by another algorithm."""
+    patch.setattr(MpiLibrary, "opened", opened(spoils=True))
+    with pb.Context(comm, engine="host") as ctx:
+        a = ctx.scatter(np.diag([3.0, 1, 2, 5, 4]), block=2)
+        w, v = la.eigh(a, algo="elpa")
+        wrong = abs(v.allgather()).max()
+        yield "unchecked", None if wrong == 2 else f"{wrong}"
+        w, v = la.eigh(a, check=True)
+        right = np.allclose(abs(v.allgather()).sum(0), 1) and np.allclose(w, [1, 2, 3, 4, 5])
+        yield "checked", None if right else f"{w} {v.allgather()}"
+
+
+faults = (taken, refused, failing, spoiled)
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 3])
+def test_elpa(nranks):
+    run_mpi(by_a_stand_in, nranks, count=draws({1: 3, 2: 5, 3: 3}[nranks], long=40))
+
+
+def absent(comm, wrong):
+    with pb.Context(comm, engine="host") as ctx:
+        yield "absent", agreed_error(ctx, pb.UnsupportedError, wrong, la.eigh, ctx.eye(4), algo="elpa")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (None, ["no ELPA at", "which PBLASMP_ELPA_LIBRARY names"]),
+        ("libelpa_onenode.so.19", ["no ELPA for MPICH was found", "set PBLASMP_ELPA_LIBRARY"]),
+        ("libelpa.so.19", ["is built for Open MPI", "built for MPICH"]),
+    ],
+)
+def test_an_elpa_that_cannot_be_used(name, words, tmp_path, monkeypatch):
+    folder = tmp_path / "lib"
+    if name:
+        folder.mkdir()
+        (folder / name).write_bytes(b"\0libmpi_mpifh.so.40\0libmpi.so.40\0")
+    monkeypatch.setenv(ELPA.environment, str(folder))
+    run_mpi(absent, 2, wrong=words)
+
+
+@starts_ranks
+def test_debians_elpa():
+    folder = locate_elpa()
+    if folder is None:
+        pytest.skip("no ELPA: python -m benchmarks.fetch_scalapack --only elpa fetches one")
+    ranks = [sys.executable, "-m", "tests.helpers.elpa_cases", str(draws(4, long=60))]
+    environ = {**os.environ, **environment(folder)}
+    done = subprocess.run(
+        [*command(folder, 2), *ranks],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["right"]), done.stdout + done.stderr
