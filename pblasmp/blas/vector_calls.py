@@ -239,12 +239,19 @@ class VectorCall(MatrixCall):
         how = {"algo": "auto", **arguments, **row.fixed}
         if row.adds:
             how["beta"] = 0 if c is None else 1
+        if routine == "scal" and isinstance(a, Handle) and isinstance(out, Handle) and same(a, out):
+            out = a  # one element is its own transpose
         super().__init__(routine, twin, (a, b, c, out), how)
 
     @property
     def required(self) -> str:
         """Those of A, B and C that it must have."""
         return self._required
+
+    @property
+    def in_place(self) -> str:
+        """That of A, B and C which ``out`` may be."""
+        return "a" if self.name == "scal" else super().in_place
 
     def directly(self) -> Any:
         """See ``MatrixCall``; on GPUs plans do not move a matrix either. Collective over the context."""

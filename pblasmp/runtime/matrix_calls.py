@@ -81,6 +81,11 @@ class MatrixCall(UserCall[Any]):
         """Those of A, B and C that it must have."""
         return self.row.required
 
+    @property
+    def in_place(self) -> str:
+        """That of A, B and C which ``out`` may be."""
+        return self.row.in_place
+
     def check(self) -> None:
         """Raise an error that names what is wrong with the operands, all of which are matrices. Local."""
 
@@ -217,7 +222,7 @@ class MatrixCall(UserCall[Any]):
         a, b, c, out = self._given
         d = self.ctx.allocate(self._layout) if out is None else out
         self._matrices = {"a": a, "b": b, "c": c, "d": d}
-        check_overlap(self.ctx, self._matrices, self.row.in_place, self.called)
+        check_overlap(self.ctx, self._matrices, self.in_place, self.called)
         if self._writes_part and out is None and c is None:
             d.local[...] = 0
 
@@ -283,7 +288,7 @@ class MatrixCall(UserCall[Any]):
                 raise ArgumentError(f"{said}: {misfit}")
         other = copy.copy(self)
         other._matrices = {**self._matrices, **given}
-        check_overlap(self.ctx, other._matrices, self.row.in_place, self.called)
+        check_overlap(self.ctx, other._matrices, self.in_place, self.called)
         return other
 
     def recorded(self) -> Any:

@@ -370,12 +370,7 @@ def called(
         row.optional if is_vectors else "c" * ("c" in row.operands and routine not in ("geadd", "tradd"))
     )
     name = _pblas_name(routine, dtype) if way == "pblas" else ""
-    # a plan of scal, which is one of a sum, writes to no operand
-    asks = (
-        "in place"
-        if name
-        else pick(rng, ("new", "out", "in place")[: 2 if (routine, way) == ("scal", "plan") else 3])
-    )
+    asks = "in place" if name else pick(rng, ("new", "out", "in place"))
     without = optional if asks != "in place" and rng.integers(2) else ""
     alpha, beta = scalars(rng, routine, dtype)
     beta = 0 if without or not _has_beta(routine) else beta

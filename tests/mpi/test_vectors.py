@@ -269,6 +269,25 @@ def planned(comm, file):
                         other = agreed_error(ctx, pb.LayoutError, ["x: its layout is"], plan, x=a[:5, :1])
                     case = f"{function.__name__} of {x.shape}"
                     yield case, first(max(wrong) > 1e-13 and f"{wrong}", other)
+            for x in (ctx.scatter(left, block=3), ctx.scatter(left.T.copy(), block=3).T, ctx.full((1, 1), 7)):
+                before = x.allgather()
+                for out in (x, x.T):
+                    tuned = pb.tune(pb.blas.scal, x, alpha=3, out=out)
+                    same = np.array_equal(x.allgather(), before) and "moved" in tuned.seconds
+                    with pb.plan(pb.blas.scal, x, alpha=3, out=out) as plan:
+                        results = plan(), plan()
+                        same &= np.allclose(x.allgather(), 9 * before, rtol=1e-14) and results[1] is out
+                        plan(x=pb.blas.copy(x))  # another x, the same result
+                        same &= np.allclose(x.allgather(), 27 * before, rtol=1e-14)
+                    x[...] = before
+                    yield f"scal in place, {x.shape}, {out.shape}", None if same else f"{x.allgather()}"
+            x = ctx.scatter(left, block=3)
+            words = ["out: shares memory with x; expected x itself"]
+            part = {"alpha": 2, "out": x[1:6]}
+            yield (
+                "scal of a part",
+                agreed_error(ctx, pb.ArgumentError, words, pb.plan, pb.blas.scal, x[:5], **part),
+            )
             found = pb.tune(pb.blas.gemv, a, x)
             with pb.plan(pb.blas.gemv, a, x) as plan:
                 report = plan.report()
