@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import threading
@@ -16,12 +17,12 @@ import time
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from ..errors import ClosedError
+from ..errors import ClosedError, RankMismatchError
 
 __all__ = ["Meeting", "NoteTransport", "SideChannel", "nap", "number_open", "text_of", "where_others_wait"]
 
@@ -173,7 +174,8 @@ class SideChannel:
         self._left: dict[int, int] = {}
         # Ranks that ask in which channel others wait: the agreement here, and what stands for the channel they mean.
         self._asked: dict[int, tuple[int, int]] = {}
-        self._expected = 0  # the last agreement in which another rank has said that it waits
+        # The last agreement in which each rank has said that it waits, and its name.
+        self._met: dict[int, tuple[int, str]] = {}
         self._under_way: list[tuple[Any, bool]] = []
         self._most = 64
         self._turn = threading.RLock()
@@ -250,6 +252,7 @@ class SideChannel:
         sleep: Callable[[], None] | None = None,
         place: Meeting | None = None,
         for_runs: bool = False,
+        peers: Collection[int] = (),
     ) -> None:
         """Wait until ``done()``.
 
@@ -260,14 +263,15 @@ class SideChannel:
             sleep: like ``pause``, but used only after polling for a while, or at once if other programs need the cores.
             place: where all ranks wait for each other, if this is such a wait.
             for_runs: this is a wait for work that was queued on the device.
+            peers: the ranks that it needs, if others may be in later calls.
 
         Raises:
             ClosedError: the context is broken.
+            RankMismatchError: one of the peers is in a later call.
         """
         began = time.monotonic()
-        polls, stalls = 0, began + _STALL_SECONDS
+        polls, stalled = 0, False
         yields = YIELDS if sleep is None else min(YIELDS, WOKEN_YIELDS)
-        stalled = False
         if sleep is not None and self._crowded:
             self._crowded -= 1
             pause = sleep
@@ -287,16 +291,22 @@ class SideChannel:
                     continue
             self.check()
             if self._asked and place is not None:
-                self._answer()
-            if (place is None and not for_runs) or time.monotonic() < stalls:
-                continue
-            if place is not None and _several_threads():  # another one may take part while this one waits
-                continue
-            if not stalled:
-                stalled = True
-                self._tell_where(place)
-            if place is not None:
-                self._check_order(place)
+                self._answer(place)
+            if (place or for_runs or peers) and time.monotonic() >= began + _STALL_SECONDS:
+                stalled = self._stalled(place, peers, again=stalled)
+
+    def _stalled(self, place: Meeting | None, peers: Collection[int], *, again: bool) -> bool:
+        """Tell where this rank has waited for long, unless it has done so; raise an error if it waits in vain."""
+        if peers:
+            self._check_peers(peers)
+            return False
+        if place is not None and _several_threads():  # another one may take part while this one waits
+            return again
+        if not again:
+            self._tell_where(place)
+        if place is not None:
+            self._check_order(place)
+        return True
 
     def watch(self, transfer: Any, *, receives: bool = False) -> Any:
         """Remember a transfer (what has mpi4py's ``Test``) until it is done, and return it."""
@@ -376,7 +386,7 @@ class SideChannel:
                 elif kind == _ASKS:
                     self._asked[rank] = value
                 elif kind == _COME:
-                    self._expected = max(self._expected, value)
+                    self._met[rank] = value
                 elif not self.cause:
                     self._gives_up = True
                     self.cause, self._conflict = value
@@ -501,20 +511,28 @@ class SideChannel:
         return zlib.crc32(repr((self._members, self.index)).encode())
 
     def ask_no_longer(self) -> None:
-        """Withdraw the question."""
-        self._asked.pop(self.rank)
-        self._send(_ASKS, (0, 0))
+        """Withdraw the question, if there is one."""
+        if self._asked.pop(self.rank, None):
+            self._send(_ASKS, (0, 0))
 
-    def _answer(self) -> None:
-        """Tell the ranks that ask that this one waits."""
+    def _check_peers(self, peers: Collection[int]) -> None:
+        """Raise RankMismatchError if one of these ranks waits in the next agreement, which this one has not begun."""
+        if self.rank not in self._asked:
+            self.ask(self)
+        for rank, call in self.waiting().items():
+            if rank in peers:
+                raise RankMismatchError(f"rank {rank} makes another call: it waits in {call}")
+
+    def _answer(self, place: Meeting) -> None:
+        """Tell the ranks that ask where this one waits."""
         asking = [rank for rank, (number, _) in self._asked.items() if 0 < number <= self._agreements]
         for rank in asking:
-            self._send(_COME, self._asked.pop(rank)[0], rank)
+            self._send(_COME, (self._asked.pop(rank)[0], place.call), rank)
 
-    def others_wait(self) -> bool:
-        """Return whether another rank waits in the agreement that this rank begins next."""
+    def waiting(self) -> dict[int, str]:
+        """Return the ranks that wait in the agreement that this rank, which asks, begins next, with their calls."""
         self.look()
-        return self._expected > self._agreements
+        return {rank: call for rank, (number, call) in self._met.items() if number > self._agreements}
 
     def meant(self, first: SideChannel) -> SideChannel | None:
         """Return which channel it is if all ranks ask, ``first`` or this one; None if they do not all ask here."""
@@ -588,8 +606,11 @@ def _read_note(note: bytes) -> tuple[int, str, int, Any] | None:
         index, kind, rank, value = json.loads(note)
         if not (_is_count(index) and _is_count(rank)):
             return None
-        if kind in (_LEFT, _COME):
+        if kind == _LEFT:
             fits = _is_count(value)
+        elif kind == _COME:
+            number, call = value = tuple(value)
+            fits = _is_count(number) and type(call) is str
         elif kind == _ASKS:
             number, first = value = tuple(value)
             fits = _is_count(number) and _is_count(first)
@@ -621,18 +642,24 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def where_others_wait(channels: Sequence[SideChannel], first: SideChannel) -> SideChannel:
+def where_others_wait(
+    channels: Sequence[SideChannel], first: SideChannel, limit: float = math.inf
+) -> SideChannel | None:
     """Return the channel, of several, in whose next agreement other ranks wait, for a rank that cannot tell.
 
     If all ranks of ``channels[0]`` ask, it is that one, or ``first`` if all of its ranks have this as ``first``.
-    Collective over the channels' ranks, each of which waits in one of them or asks.
+    Collective over the channels' ranks, each of which waits in one of them or asks; with a limit local.
+
+    Args:
+        channels, first: see above.
+        limit: seconds after which it is None.
     """
     began = time.monotonic()
     for each in channels:
         each.ask(first)
     found = None
-    while found is None:
-        awaited = filter(SideChannel.others_wait, channels)
+    while found is None and time.monotonic() <= began + limit:
+        awaited = filter(SideChannel.waiting, channels)
         found = next(awaited, None) or channels[0].meant(first)
         found = found or next((each for each in channels if each.cause), None)
         nap(began)

@@ -16,13 +16,13 @@ import numpy as np
 from ..blas.level3 import geadd, tradd
 from ..dtypes import element_type
 from ..engines.direct import Asked, Part
-from ..errors import ArgumentError
+from ..errors import ArgumentError, RankMismatchError
 from ..layout import MatrixDescriptor, Trapezoid
 from ..matrix.distributed import DistributedMatrix
 from ..runtime.reading import number
 from .arguments import Faults
 from .direct import part_of
-from .grids import ProcessGrid, of_number, peers
+from .grids import PATIENCE, ProcessGrid, exchanged, of_number, peers
 from .operands import OwnElements, copied, element_place, entries, filled, scaled, with_same_places
 from .routines import PblasFunction, PblasRoutine, Values, functions_of, names_of, takes_number
 
@@ -47,6 +47,7 @@ _WORDS = {
     "cmatnm": "the matrix's name",
     "nout": "0 (standard error), a file to write to, or any other number (standard output)",
 }
+_SCOPES = {"R": "process row", "C": "process column"}
 _SMALL = 1 << 18  # elements of a matrix whose norm is made at once
 _PLACE = ("a", "ia", "ja", "desca", "work")
 _NORM_ARGUMENTS = {
@@ -65,17 +66,27 @@ class AuxiliaryRoutine(PblasRoutine):
 
     Attributes:
         at_once: computes calls with legal arguments faster; see ``form``, after name and type.
-        local: whether a call is local, given its arguments and grid; True: always.
+        local: whether a call is local, as ``is_local`` says; True: always.
 
     ``python`` computes it from the values of its arguments and its matrices.
     """
 
     at_once: Callable[[str, np.dtype, Sequence[Any]], Any] | None = None
-    local: Callable[[Values, ProcessGrid], bool] | bool = False
+    local: Callable[[Values, ProcessGrid], bool | None] | bool = False
 
-    def is_local(self, values: Values, grid: ProcessGrid) -> bool:
-        """Return whether a call, given its arguments, is computed without the grid's other processes. Local."""
-        return self.local if isinstance(self.local, bool) else self.local(values, grid)
+    def is_local(self, given: Values, grid: ProcessGrid) -> bool | None:
+        """Return whether a call is computed without the grid's other processes; None if illegal arguments hide it.
+
+        Local.
+        """
+        return self.local if isinstance(self.local, bool) else self.local(given, grid)
+
+    @property
+    def patience(self) -> float:
+        """For how many seconds a process whose arguments hide it waits to learn what call others make."""
+        if isinstance(self.local, bool):
+            return 0.0 if self.local else math.inf
+        return PATIENCE
 
     def form(self, full: str, dtype: np.dtype) -> Callable[[Sequence[Any]], Any] | None:
         """Return ``at_once`` for one type. Local."""
@@ -183,11 +194,11 @@ def _lacpy(values: Values, matrices: dict[str, DistributedMatrix]) -> None:
         tradd(a, b, uplo=uplo, beta=0, out=b)
 
 
-def _copies_in_place(given: Values, grid: ProcessGrid) -> bool:
+def _copies_in_place(given: Values, grid: ProcessGrid) -> bool | None:
     """Return whether each process has the same elements of sub(A) and sub(B). Local.
 
-    So it is for any sizes, legal or not, if both begin alike in one layout. Of illegal descriptors, which the processes
-    must agree on, it is unknown: False.
+    So it is for any sizes, legal or not, if both begin alike in one layout. Of other illegal descriptors, places and
+    sizes it is unknown: None.
     """
     try:
         layouts = [[int(value) for value in given[f"desc{x}"]] for x in "ab"]
@@ -201,14 +212,14 @@ def _copies_in_place(given: Values, grid: ProcessGrid) -> bool:
             faults = Faults("p?lacpy", [f"desc{x}"])
             desc = entries(faults, f"desc{x}", given[f"desc{x}"])
             if faults or of_number(desc[1]) is not grid:
-                return False
+                return None
             i, j = operator.index(given[f"i{x}"]) - 1, operator.index(given[f"j{x}"]) - 1
             whole = MatrixDescriptor(desc[2:4], desc[4:6], grid.grid, desc[6:8], np.dtype("f8"), "F")
             if min(i, j, m, n) < 0 or i + m > whole.shape[0] or j + n > whole.shape[1]:
-                return False
+                return None if min(m, n) else False
             parts.append(whole[i : i + m, j : j + n])
     except (TypeError, ValueError, ArgumentError):
-        return False
+        return None
     return parts[0].same_places(parts[1])
 
 
@@ -318,6 +329,12 @@ def _set_at_once(full: str, dtype: np.dtype, args: Sequence[Any]) -> Any:  # noq
     return True
 
 
+def _is_of_some(given: Values, _: ProcessGrid) -> bool | None:
+    """Return whether p?elget is not a call of the whole grid; None if the scope is illegal. Local."""
+    scope = given["scope"][:1].upper() if isinstance(given["scope"], str) else ""
+    return scope != "A" if scope and scope in "ARC " else None
+
+
 def _elget(values: Values, matrices: dict[str, DistributedMatrix]) -> Any:
     a, scope = matrices["a"], values["scope"]
     if scope == "A":
@@ -327,7 +344,8 @@ def _elget(values: Values, matrices: dict[str, DistributedMatrix]) -> Any:
     mine = a.on_host()[0, 0] if a.local.size else a.dtype.type(0)
     grid = of_number(values["a"].desc[1])
     assert grid is not None
-    return _written(values["alpha"], _sent(grid, scope, (d.rows.owner(0), d.cols.owner(0)), mine))
+    owner, place = (d.rows.owner(0), d.cols.owner(0)), (values["a"].i, values["a"].j)
+    return _written(values["alpha"], _sent(grid, scope, owner, place, mine))
 
 
 def _got_at_once(full: str, dtype: np.dtype, args: Sequence[Any]) -> Any:
@@ -344,7 +362,7 @@ def _got_at_once(full: str, dtype: np.dtype, args: Sequence[Any]) -> Any:
         return told if told is None or told is False else _written(alpha, _number(dtype, told))
     process, place = element_place(part)
     mine = part[0].array[place] if process == grid.info[2:] else dtype.type(0)
-    return _written(alpha, _sent(grid, scope, process, mine))
+    return _written(alpha, _sent(grid, scope, process, (_index(i), _index(j)), mine))
 
 
 def _index(i: Any) -> Any:
@@ -359,26 +377,26 @@ def _written(alpha: Any, number: Any) -> Any:
     return number
 
 
-def _sent(grid: ProcessGrid, scope: str, owner: tuple[int, int], mine: Any) -> Any:
+def _sent(grid: ProcessGrid, scope: str, owner: tuple[int, int], place: tuple[int, int], mine: Any) -> Any:
     """Return the element of a process in its process row ("R") or column ("C"), ``mine`` elsewhere.
 
-    Collective over that process row or column.
+    Collective over that process row or column: each of its processes tells all others which element it asks for.
+
+    Raises:
+        RankMismatchError: they ask for different ones, or one of them makes another call.
     """
     axis = {"R": 0, "C": 1}.get(scope)
     here, ctx = grid.info[2:], grid.context
     if axis is None or here[axis] != owner[axis] or grid.grid.shape[1 - axis] == 1:
         return mine
-    comm, number = ctx.comm, np.full(1, mine)
-    with ctx.running("p?elget"):  # who needs it asks for it: no message is left to be taken for another
-        others = peers(grid, scope) if here == owner else [grid.grid.rank(*owner)]
-        asked = np.zeros((len(others), 1))
-        for messages, sends in ((asked, here != owner), ([number] * len(others), here == owner)):
-            move = comm.isend if sends else comm.irecv
-            places = zip(messages, others, strict=True)
-            requests = [request for message, peer in places for request in move(message, peer)]
-            for request in requests:
-                comm.wait(request)
-    return number[0]
+    others, at = peers(grid, scope), grid.grid.rank(*owner)
+    told = np.array([*place, mine.real, mine.imag])
+    heard = exchanged(ctx, "p?elget", others, told)
+    places = {tuple(int(i) for i in each[:2]) for each in (told, *heard)}
+    if len(places) > 1:
+        raise RankMismatchError(f"p?elget: the processes of a {_SCOPES[scope]} ask for {sorted(places)}")
+    real, imag = (heard[others.index(at)] if at in others else told)[2:]
+    return mine.dtype.type(complex(real, imag) if mine.dtype.kind == "c" else real)
 
 
 def _laprnt(values: Values, matrices: dict[str, DistributedMatrix]) -> None:
@@ -449,7 +467,7 @@ _ROUTINES = (
          at_once=_set_at_once, local=True, callers="Local."),
     _row("elget", "sdcz", "scope top alpha A", {"a": "1 1"}, "Return A(ia, ja)", _elget, "A[i, j]",
          returns="Any", written="", legal={"scope": "ARC "}, at_once=_got_at_once,
-         local=lambda given, _: str(given["scope"])[:1].upper() != "A",
+         local=_is_of_some,
          callers='Local. With scope "R" or "C" collective over the process row or column that has the element, with '
          '"A" over the grid.'),
     _row("laprnt", "sdcz", "m n A irprnt icprnt cmatnm nout work", _WHOLE, "Print the elements of sub(A)", _laprnt,

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ..engines.choice import EngineName
 
 __all__ = [
+    "PATIENCE",
     "ProcessGrid",
     "blacs_barrier",
     "blacs_exit",
@@ -37,6 +39,7 @@ __all__ = [
     "blacs_pcoord",
     "blacs_pinfo",
     "blacs_pnum",
+    "exchanged",
     "gridexit",
     "gridinfo",
     "gridinit",
@@ -86,6 +89,9 @@ class _Outside:
     def close(self) -> None:
         pass
 
+
+PATIENCE = 1.0
+"""For how many seconds a process whose arguments are illegal waits to learn whether others wait for it."""
 
 _known: dict[int, ProcessGrid | None] = {}  # by number; None if it is closed
 _resting: dict[Any, list[ProcessGrid]] = {}  # by key; the last one that was closed is last
@@ -215,12 +221,13 @@ def of_number(number: Any) -> ProcessGrid | None:
         return None
 
 
-def meant(numbers: Iterable[Any]) -> ProcessGrid | None:
+def meant(numbers: Iterable[Any], limit: float = math.inf) -> ProcessGrid | None:
     """Return the grid of a call's contexts, or whose processes can agree that they are wrong; None if that is unknown.
 
     If they are of several grids or of none, it is that in which the other processes make the call. There is none with
     -1, the context of processes outside a grid, nor with that of a grid that is closed: then the processes of an open
-    one need not make the call. Local if they are of one grid, else collective over that grid.
+    one need not make the call. Local if they are of one grid, else collective over that grid, of which other processes
+    must wait within ``limit`` seconds.
     """
     numbers = list(numbers)
     given = [grid for grid in map(of_number, numbers) if grid is not None]
@@ -230,7 +237,7 @@ def meant(numbers: Iterable[Any]) -> ProcessGrid | None:
         return None
     grids = [*given, *(grid for grid in _known.values() if grid is not None)]
     contexts = [grid.context for grid in grids]
-    found = Context.where_others_call(contexts[0] if given else None, contexts)
+    found = Context.where_others_call(contexts[0] if given else None, contexts, limit)
     return next((grid for grid in grids if grid.context is found), None)
 
 
@@ -242,6 +249,24 @@ def peers(grid: ProcessGrid, scope: str) -> list[int]:
         of.rank(i, col) for i in range(of.nprow)
     ]  # fmt: skip
     return [peer for peer in everyone if peer != rank]
+
+
+def exchanged(ctx: Context, call: str, others: Sequence[int], told: NDArray[Any]) -> NDArray[Any]:
+    """Send an array to some ranks, and return what each of them has sent. Collective over these ranks.
+
+    Raises:
+        ClosedError: the context is broken: by RankMismatchError on this rank if one of them makes another call.
+    """
+    heard = np.zeros((len(others), *told.shape), told.dtype)
+    with ctx.running(call):
+        requests = []
+        for peer, place in zip(others, heard, strict=True):
+            requests += [*ctx.comm.irecv(place, peer), *ctx.comm.isend(told, peer)]
+        ctx.control.channel.until(
+            lambda: all(each.Test() for each in requests), patient=ctx.comm.patient, peers=others
+        )
+        ctx.control.channel.ask_no_longer()
+    return heard
 
 
 def gridinfo(ictxt: int) -> tuple[int, int, int, int]:
@@ -453,17 +478,14 @@ def blacs_barrier(ictxt: int, scope: str) -> None:
     if found is None:
         faults.add("ictxt", f"{short_repr(ictxt)} is not a context of this process")
     letter = faults.letter("scope", scope, "ARC")
+    if faults:
+        found = found or meant([ictxt], PATIENCE)
+        if found is not None and found.context.is_awaited("blacs_barrier", PATIENCE):
+            with found.context.agreement("blacs_barrier"):
+                faults.check()
     faults.check()
     assert found is not None
-    comm = found.context.comm
-    with found.context.running("blacs_barrier"):
-        if letter == "A":
-            comm.barrier()
+    if letter == "A":
+        with found.context.agreement("blacs_barrier"):
             return
-        others = peers(found, letter)
-        token, heard = np.zeros(1), np.zeros((len(others), 1))
-        requests = []
-        for peer, place in zip(others, heard, strict=True):
-            requests += [*comm.irecv(place, peer), *comm.isend(token, peer)]
-        for request in requests:
-            comm.wait(request)
+    exchanged(found.context, "blacs_barrier", peers(found, letter), np.zeros(1))

@@ -205,20 +205,23 @@ def check_sharing(faults: Faults, matrices: dict[str, DistributedMatrix], writte
                 faults.add(target, f"its local array shares memory with that of {name.upper()}")
 
 
-def one_grid_of(faults: Faults, names: Iterable[str], given: Mapping[str, Any]) -> ProcessGrid:
+def one_grid_of(
+    faults: Faults, names: Iterable[str], given: Mapping[str, Any], limit: float = math.inf
+) -> ProcessGrid:
     """Return the grid whose processes agree on a call's arguments: that of its descriptors. Local.
 
     Args:
         faults: of the call.
         names: of its matrices.
         given: its arguments.
+        limit: see ``meant``.
 
     Raises:
         ParameterError: no descriptor has a context of this process, and it is not in one grid only.
     """
     descs = {x: given[f"desc{x}"] for x in names}
     contexts = [_context_of(desc) for desc in descs.values()]
-    found = meant(contexts)
+    found = meant(contexts, limit)
     if found is None:
         for x, desc in descs.items():
             values = entries(faults, f"desc{x}", desc)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -144,9 +145,17 @@ class PblasRoutine:
         """Write the result. Collective over the grid."""
         self.python(*matrices.values(), out=matrices[self.written[0]], **self.options(values))
 
-    def is_local(self, values: Values, grid: ProcessGrid) -> bool:  # noqa: ARG002
-        """Return whether a call, given its arguments, is computed without the grid's other processes. Local."""
+    def is_local(self, given: Values, grid: ProcessGrid) -> bool | None:  # noqa: ARG002
+        """Return whether a call is computed without the grid's other processes; None if illegal arguments hide it.
+
+        Local.
+        """
         return False
+
+    @property
+    def patience(self) -> float:
+        """For how many seconds a process whose arguments hide it waits to learn what call others make."""
+        return math.inf
 
     def form(self, full: str, dtype: np.dtype) -> Callable[[Sequence[Any]], Any] | None:
         """Return what computes calls if a glance at all of their arguments shows that they are legal. Local.
@@ -164,9 +173,12 @@ class PblasRoutine:
             given: the arguments.
             voted: whether this rank has tried a direct call, on which the ranks did not agree.
         """
-        grid = one_grid_of(self.faults(full), self.shapes, given)
+        grid = one_grid_of(self.faults(full), self.shapes, given, self.patience)
         read = partial(_read, self, full, dtype, given, grid)
-        if self.is_local(given, grid):
+        local = self.is_local(given, grid)
+        if local is None:  # others are told if they wait for it; if they have gone on, they never will
+            local = not grid.context.is_awaited(full, self.patience)
+        if local:
             values, matrices = read({})
         else:
             values, matrices = agree_after(voted, partial(grid.context.agreement, full), read)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import warnings
 from collections.abc import Callable, Container
@@ -151,13 +152,16 @@ class Runtime(Generic[Matrix]):
 
     @classmethod
     def where_others_call(
-        cls, first: Runtime[Any] | None = None, among: Container[Runtime[Any]] | None = None
+        cls,
+        first: Runtime[Any] | None = None,
+        among: Container[Runtime[Any]] | None = None,
+        limit: float = math.inf,
     ) -> Self | None:
         """Return the open context in which a call is made that this rank cannot tell by its arguments.
 
         With several it is the one in which other ranks wait; if all ask, that which comes ``first`` in the arguments,
         else the largest, of these the first. Collective over the context. None if no context is open, or none of those
-        that it is ``among``.
+        that it is ``among``; or if after ``limit`` seconds nobody waits: then it is local.
         """
         known = [ctx for ctx in cls.all_open() if among is None or ctx in among]
         contexts = sorted(known, key=lambda ctx: ctx.size)[::-1]
@@ -165,8 +169,16 @@ class Runtime(Generic[Matrix]):
         if len(several) < 2:
             return next(iter(several or contexts), None)
         channels = [ctx.control.channel for ctx in several]
-        met = where_others_wait(channels, channels[0] if first is None else first.control.channel)
-        return next(ctx for ctx in several if ctx.control.channel is met)
+        met = where_others_wait(channels, channels[0] if first is None else first.control.channel, limit)
+        return next((ctx for ctx in several if ctx.control.channel is met), None)
+
+    def is_awaited(self, call: str, limit: float) -> bool:
+        """Return whether within ``limit`` seconds other ranks wait in a call for this one, or ask, too. Local."""
+        channel = self.control.channel
+        if self.size == 1 or where_others_wait([channel], channel, limit) is None:
+            return False
+        calls = channel.waiting().values()
+        return not calls or any(each.startswith(f"{call} (") for each in calls)
 
     @property
     def is_closed(self) -> bool:

@@ -357,6 +357,30 @@ def bad_operands_beside_other_contexts(comm):
     for ctx in contexts:
         ctx.close()
     alone.Free()
+    yield from a_matrix_of_another_context(comm)
+
+
+def a_matrix_of_another_context(comm):
+    """One matrix of another open context is a legal call there: all ranks get an error, and both contexts end."""
+    mine, other = (pb.Context(comm, engine="host") for _ in range(2))
+    x, foreign = (ctx.full((6, 1), 1.0, block=2) for ctx in (mine, other))
+    bad = comm.rank == comm.size - 1
+    for ctx, call in (
+        (mine, functools.partial(pb.blas.nrm2, foreign if bad else x)),
+        (mine, x.sum),
+        (other, foreign.sum),
+    ):
+        try:
+            call()
+            found = "no error"
+        except pb.ClosedError as error:
+            text = "the ranks use their contexts in different orders"
+            found = None if text in str(error) else str(error)
+        yield f"one of another context, {ctx is mine}", found
+    with pb.Context(comm, engine="host") as again:
+        yield "another context", first(misplaced(again.full((2, 2), 1.0, block=1), np.ones((2, 2))))
+    for ctx in (mine, other):
+        ctx.close()
 
 
 def other_arguments(comm, directory):

@@ -94,7 +94,7 @@ def alone(comm, rank):
                     told(call[name], given, info)
                     for name, given, info in (
                         ("elset", (*a.at(M + 1, 1), 1.0), -2),
-                        ("elget", ("x", " ", None, *a.at(1, 1)), -1),
+                        ("elget", (" ", " ", 3, *a.at(1, 1)), -3),
                         ("elget", (" ", " ", None, *a.at(1, N + 1)), -6),
                         ("laset", ("A", M, N, "1", 0.0, *a.place), -4),
                         ("lascl", ("G", 0.0, 1.0, M, N, *a.place, None), -2),
@@ -276,6 +276,8 @@ def illegal_copies(comm):
             (2, 99, "(ja)"),
             (3, None, "(a)"),
             (7, [1], "(b)"),
+            (4, 11, "(ia)"),  # others have the same elements of A and B, this process cannot know that
+            (10, [1, -5], "(descb)"),
         ):
             args = ["A", 4, 4, a, 1, 1, desc, b, 1, 1, desc]
             if comm.rank == 1:
@@ -286,6 +288,59 @@ def illegal_copies(comm):
                 pblas.pdlacpy(*args)
             comm.barrier()
         pblas.gridexit(ictxt)
+
+
+def illegal_here(comm):
+    """A process whose arguments hide what others do is not left waiting, nor are they: of scopes and contexts, too."""
+    bad = comm.rank == 1
+    array, y = np.arange(144.0).reshape(12, 12, order="F"), np.zeros((12, 12), order="F")
+    with pb.Context(comm, engine="host") as first, pb.Context(comm, engine="host") as ctx:
+        grids = [pblas.gridinit(each, "Row", 1, 2) for each in (first, ctx)]
+        desc = pblas.descinit(12, 12, 2, 2, 0, 0, grids[1], 12)
+        unknown = desc.copy()
+        unknown[1] = 77
+        for call, args in (
+            (pblas.pdelset, (array, 1, 1, unknown, 1.0)),
+            (pblas.pdlaset, ("A", 2, 2, 0.0, 0.0, array, 1, 1, unknown)),
+            (pblas.pdlascl, ("G", 1.0, 2.0, 2, 2, array, 1, 1, unknown, None)),
+            (pblas.pdelget, (" ", " ", None, array, 1, 1, unknown)),
+        ):
+            if bad:
+                with pytest.raises(pblas.ParameterError, match="77 is not a context"):
+                    call(*args)
+            comm.barrier()
+        wrong = pblas.ParameterError, ["(on rank 1)"]
+        unlike = pb.RankMismatchError, ["p?elget: the processes of a process row ask for [(1, 1), (1, 4)]"]
+        apart = pb.RankMismatchError, ["blacs_barrier on rank 0", "eye on rank 1"]
+        for name, (kind, words), call, args in (
+            ("scope", wrong, pblas.pdelget, ("q" if bad else "A", " ", None, array, 1, 1, desc)),
+            ("copy", wrong, pblas.pdlacpy, ("A", 3, 3, array, 13 * bad + 1, 1, desc, y, 1, 3, desc)),
+            ("barrier", wrong, pblas.blacs_barrier, (grids[1], "q" if bad else "A")),
+            ("another element", unlike, pblas.pdelget, ("R", " ", None, array, 1, 4 if bad else 1, desc)),
+            ("another call", apart, *((ctx.eye, ((2, 2),)) if bad else (pblas.blacs_barrier, (grids[1], "A")))),
+        ):  # fmt: skip
+            block = {"block": 1} if call == ctx.eye else {}
+            yield name, agreed_error(ctx, kind, words, call, *args, **block)
+        for scope in "AR":
+            pblas.blacs_barrier(grids[1], scope)
+        found = pblas.pdelget("R", " ", None, array, 2, 3, desc)
+        yield "afterwards", None if found == 1 else f"{found}"
+        # What a row exchanges is no agreement: a process that goes on breaks the context.
+        error = ""
+        try:
+            pblas.pdelget("R", " ", None, array, 13 * bad + 1, 1, desc)
+        except pblas.ParameterError:
+            try:
+                ctx.eye((2, 2), block=1)
+            except pb.ClosedError as found:
+                error = str(found)
+        except pb.RankMismatchError as found:
+            error = str(found)
+        yield "a row without one", None if "rank 1 makes another call: it waits in eye" in error else error
+
+
+def test_illegal_arguments_of_one_process_leave_nobody_waiting():
+    run_mpi(illegal_here, 2)
 
 
 def test_illegal_arguments_of_one_process_in_local_copies():
