@@ -285,8 +285,7 @@ def show(ctx: click.Context, file: str, output: Path | None, as_json: bool) -> N
     from ..drawing import draw
     from ..drawing.terminal import show as show_in_terminal
     from ..problems.files import ParallelFile
-    from .descriptor_files import describe_problem, parse, read_text
-    from .parallel_file import print_shares
+    from .descriptor_files import describe_problem, parse, print_shares, read_text
 
     found = parse(file, read_text(file))
     faults = found.problem.faults()

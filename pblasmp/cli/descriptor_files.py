@@ -14,8 +14,9 @@ from typing import Any
 import click
 
 from ..errors import LayoutError, counted
-from ..layout import MatrixDescriptor
+from ..layout import MatrixDescriptor, ParallelProblem
 from ..problems.files import (
+    MOST_BYTES,
     ParallelFile,
     ProblemFile,
     RoutineFile,
@@ -26,7 +27,6 @@ from ..problems.files import (
     path_of,
     unreadable,
 )
-from ..problems.toml_limits import MOST_BYTES
 from .terminal import plain
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "parse",
     "print_checked",
     "print_list",
+    "print_shares",
     "read_text",
     "shipped",
 ]
@@ -160,8 +161,6 @@ def check_files(files: tuple[str, ...]) -> list[dict[str, Any]]:
 def describe_problem(file: AnyFile) -> dict[str, Any]:
     """Return the contents of a problem file in JSON's types. Local."""
     if isinstance(file, ParallelFile):
-        from .parallel_file import describe
-
         return describe(file)
     p = file.problem
     what: dict[str, Any]
@@ -257,3 +256,40 @@ def print_list(problems: list[dict[str, Any]]) -> None:
     for one in problems:
         ranks = counted(one["nranks"], "rank")
         click.echo(f"{click.style(one['name'].ljust(width), bold=True)}  {ranks:<8}  {one['title']}")
+
+
+# -- tensor-parallel products
+
+
+def shares(p: ParallelProblem) -> list[dict[str, Any]]:
+    """Return for each rank the shapes of its arrays: X, W and the result. Local."""
+    of_result = [p.sizes[1]] * p.size if p.form == "matmul_allgather" else p.outputs
+    rows = zip(p.tokens, p.inputs, p.outputs, p.rows, of_result, strict=True)
+    return [
+        {"x": [t, k], "w": [n, k] if p.outputs_first else [k, n], "result": [of, columns]}
+        for t, k, n, of, columns in rows
+    ]
+
+
+def describe(file: ParallelFile) -> dict[str, Any]:
+    """Return the contents of a file in JSON's types. Local."""
+    p = file.problem
+    m, n, k = p.sizes
+    about = {"title": file.title, "description": file.description, "product": str(p), "m": m, "n": n, "k": k}
+    return {**p.to_dict(), **about, "nranks": p.size, "ranks": shares(p)}
+
+
+def print_shares(file: ParallelFile) -> None:
+    """Print what every rank holds. Local."""
+    click.secho(file.title, bold=True)
+    if file.description:
+        click.echo(file.description)
+    click.echo(f"{file.problem}\n")
+    rows = [("rank", "x", "w", "result")]
+    for rank, each in enumerate(shares(file.problem)):
+        x, w, result = (f"{down} × {across}" for down, across in each.values())
+        rows.append((str(rank), x, w, result))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    click.echo("\nThis product is legal.")

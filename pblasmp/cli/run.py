@@ -1,27 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pblasmp run``: the product or routine of a descriptor file, on integers, against NumPy on one rank."""
+"""``pblasmp run``: what a descriptor file describes, on integers, against NumPy. Every comparison is exact."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
 import pblasmp as pb
 
 from ..context import Context
 from ..errors import LayoutError, counted
 from ..launchers import surroundings
+from ..layout import MatrixDescriptor, ParallelProblem
 from ..problems.files import ParallelFile, ProblemFile, RoutineFile
 from ..resources import memory_bytes, usable_cores
 from .descriptor_files import AnyFile, legal, read_text
-from .parallel_file import needed_bytes, run_parallel
 from .progress import Reporter
 from .ranks import on_ranks
-from .run_routine import integers, run_routine
+from .reference import dense, touched
 
-__all__ = ["print_run", "run_file"]
+__all__ = [
+    "integers",
+    "needed_bytes",
+    "print_run",
+    "run_file",
+    "run_parallel",
+    "run_routine",
+]
 
 
 def run_file(
@@ -149,3 +159,147 @@ def print_run(result: dict[str, Any]) -> None:
         else f"{result['wrong']} DIFFER{'S' if result['wrong'] == 1 else ''} from"
     )
     click.echo(f"  result     {counted(result['elements'], 'element')}, {agree} NumPy's")
+
+
+Array = NDArray[Any]
+
+
+def run_routine(ctx: Context, found: RoutineFile, algo: str, reporter: Reporter) -> tuple[Any, int]:
+    """Run the routine of a file with alpha 1, and beta 1 if there is a C. Collective over the context.
+
+    Returns:
+        The plan's report, and on rank 0 how many elements of D's whole matrix differ from NumPy's.
+    """
+    problem = found.problem
+    has = problem.traits
+    reporter.step("making operands")
+    values, expected = _values(found) if ctx.rank == 0 else ({}, None)
+    wholes = {name: ctx.scatter(values.get(name), parent) for name, parent in found.parents.items()}
+    parts = {name: whole[found.windows[name]] for name, whole in wholes.items()}
+    operands: dict[str, Any] = {name: parts[name] for name in has.operands if name in parts}
+    how: dict[str, Any] = {name: getattr(problem, name) for name in has.options}
+    if "c" in has.operands:
+        how["beta"] = int("c" in parts)
+        operands.setdefault("c", parts["d"] if has.shape == "added" else None)  # sums need one, read or not
+    reporter.step("computing")
+    run: Any = pb.plan(problem.routine, **operands, out=parts["d"], algo=algo, **how)
+    with run as plan:
+        plan()
+        report = plan.report()
+    reporter.step("comparing")
+    got = wholes["d"].gather()
+    return report, 0 if got is None else int(np.count_nonzero(got != expected))
+
+
+def _values(found: RoutineFile) -> tuple[dict[str, Array], Array]:
+    """Return the whole matrices, and what D's must hold afterwards."""
+    p = found.problem
+    wholes = {name: _whole(seed, parent) for seed, (name, parent) in enumerate(found.parents.items())}
+    parts = {name: whole[found.windows[name]] for name, whole in wholes.items()}
+    flags = {name: getattr(p, name) for name in p.traits.options}
+    if p.traits.solves:
+        _make_solvable(parts["a"])
+        result = parts["b"].copy()
+        parts["b"][...] = dense("trmm", parts, flags, 1, 0)  # the solution is the B from before
+    else:
+        result = dense(p.routine, parts, flags, 1, int("c" in parts))
+    expected = wholes["d"].copy()
+    np.copyto(expected[found.windows["d"]], result, where=touched(p.routine, "d", flags, result.shape))
+    return wholes, expected.astype(found.parents["d"].dtype)
+
+
+def integers(seed: int, descriptor: MatrixDescriptor) -> Callable[[Array, Array], Array]:
+    """Return a function of indices whose values are small integers, complex for a complex matrix. Local."""
+
+    def values(i: Array, j: Array) -> Array:
+        real: Array = (3 * i + 5 * j + i * j + seed) % 7 - 3.0
+        return real + 1j * ((i + 2 * j + seed) % 5 - 2) if descriptor.dtype.kind == "c" else real
+
+    return values
+
+
+def _whole(seed: int, descriptor: MatrixDescriptor) -> Array:
+    return integers(seed, descriptor)(*np.ogrid[: descriptor.shape[0], : descriptor.shape[1]])
+
+
+def _make_solvable(a: Array) -> None:
+    """Give a matrix integer inverses of both triangles: ones and minus ones on the diagonal, few other elements.
+
+    Off the diagonal only elements in an odd row and an even column are not 0, and the product of two such matrices is
+    0. So the inverse of D + N is D - D N D, and all algorithms compute with small integers.
+    """
+    i, j = np.ogrid[: a.shape[0], : a.shape[1]]
+    a[(i % 2 == 0) | (j % 2 == 1)] = 0
+    np.fill_diagonal(a, 1 - 2 * (np.arange(len(a)) % 3 == 1))
+
+
+def needed_bytes(p: ParallelProblem) -> int:
+    """Return how much memory each rank needs to compute the whole product as well. Local."""
+    tokens, outputs, inputs = p.sizes
+    return 4 * np.dtype(complex).itemsize * (tokens * inputs + outputs * inputs + tokens * outputs)
+
+
+def run_parallel(ctx: Context, file: ParallelFile, algo: str, reporter: Reporter) -> tuple[Any, int, int]:
+    """Run the function of a file, and compare exactly with NumPy on every rank. Collective over the context.
+
+    Returns:
+        The plan's report, how many elements of the ranks' results are wrong, and how many there are.
+    """
+    p, rank = file.problem, ctx.rank
+    with ctx.agreement("pblasmp run"):
+        if ctx.size != p.size:
+            raise LayoutError(f"{file.path} is for {p.size} ranks, got {ctx.size}")
+        if p.turned or p.transposed or p.conjugated:
+            raise LayoutError(
+                f"{file.path}: a product of matrices in this form, which no function computes: run its own file"
+            )
+    reporter.step("making operands")
+    tokens, outputs, inputs = p.sizes
+    X, W, C = (
+        integers(seed, MatrixDescriptor((rows, cols), 1, "1x1", dtype=kind))(*np.ogrid[:rows, :cols])
+        for seed, (rows, cols, kind) in enumerate(
+            ((tokens, inputs, p.dtype), (outputs, inputs, p.w_dtype), (tokens, outputs, p.out_dtype))
+        )
+    )
+    expected = (X @ W.T + (0 if p.c_dtype is None else C)).astype(p.out_dtype)
+    ends = list(accumulate(p.inputs)) if p.sums else []
+    mine = slice(ends[rank] - p.inputs[rank], ends[rank]) if p.sums else slice(None)
+    of_x = p.slices("tokens")[rank] if p.gathers else slice(None)
+    of_w = slice(None) if p.sums else p.slices("outputs")[rank]
+    of_y = p.slices("rows")[rank] if p.form == "matmul_reduce_scatter" else slice(None)
+    result = of_y, of_w if p.gathers else slice(None)
+    w = _array(ctx, p, "w", W[of_w, mine] if p.outputs_first else W[of_w, mine].T, p.w_dtype)
+    how: dict[str, Any] = {"transposed": not p.outputs_first, "dtype": p.out_dtype, "algo": algo}
+    if p.c_dtype is not None:
+        how |= {"beta": 1, "c": _folded(p, _array(ctx, p, "c", C[result], p.c_dtype))}
+    if p.return_gathered:
+        how["return_gathered"] = True
+    x = _folded(p, _array(ctx, p, "x", X[of_x, mine], p.dtype))
+    reporter.step("multiplying")
+    with pb.plan(p.form, x, w, ctx, **how) as plan:
+        found = plan()
+        report = plan.report()
+        reporter.step("comparing")
+        pairs = [(found, expected[result])]
+        if p.return_gathered:
+            pairs = [(found[0], expected[result]), (found[1], X.astype(p.dtype))]
+        wrong = sum(
+            int(np.count_nonzero(ctx.engine.to_host(got).reshape(wanted.shape) != wanted))
+            for got, wanted in pairs
+        )
+    counts = ctx.comm.allgather((wrong, sum(wanted.size for _, wanted in pairs)))
+    return report, sum(each for each, _ in counts), sum(each for _, each in counts)
+
+
+def _array(ctx: Context, p: ParallelProblem, name: str, values: Any, dtype: np.dtype) -> Any:
+    """Return values as an array of this rank's, its rows as far apart as the file says. Local."""
+    apart = dict(p.row_bytes).get(name)
+    ld = values.shape[1] if apart is None else apart[ctx.rank] // dtype.itemsize
+    array = ctx.engine.empty(values.shape, dtype, "C", max(1, ld))
+    ctx.engine.from_host(array, values.astype(dtype))
+    return array
+
+
+def _folded(p: ParallelProblem, array: Any) -> Any:
+    """Return an array whose first dimension is in groups of ``inner`` tokens. Local."""
+    return array if p.inner == 1 else array.reshape(-1, p.inner, array.shape[1])

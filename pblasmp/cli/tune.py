@@ -14,11 +14,10 @@ from ..engines.choice import EngineName
 from ..launchers import surroundings
 from ..layout.schemes import FORMS, Form
 from ..planning import tune as tune_product
-from ..problems.models import load_model
-from .bench import default_shapes, require_even
+from ..problems.files import load_model
+from .bench import Separate, default_shapes, require_even
 from .progress import Reporter
 from .ranks import on_ranks
-from .separate import Separate
 from .terminal import plain
 
 __all__ = ["TuneOptions", "print_tuned", "tune"]

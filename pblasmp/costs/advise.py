@@ -16,7 +16,7 @@ from ..layout.axis import Axis
 from ..layout.factor_problem import BY_NAME, FactorProblem
 from ..layout.grid import integer
 from ..layout.schemes import Form
-from ..problems.models import load_model
+from ..problems.files import load_model
 from .machines import Machine, load_machine
 from .predict import Prediction, predict, time_of_move, time_text
 

@@ -21,8 +21,7 @@ from ..layout.grid import integer
 from ..layout.level3 import with_c_like_d
 from ..layout.problem import nearest_legal
 from ..layout.value import Numbers, Shapes, Traffic
-from .classes import classes
-from .counts import Counts, Move, counts_of
+from .counts import Counts, Move, classes, counts_of
 from .ghosts import Ghost
 from .paper import LogEntry, PaperEngine, Ranks
 

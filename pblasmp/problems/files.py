@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptor files: problems as TOML. descriptors/README.md explains the format. 0-based.
+"""Descriptor files: problems as TOML, and layers of models. descriptors/README.md explains the format. 0-based.
 
 Loading a file checks its structure and its values. Whether the problem is legal is a separate question, which the
 problem's ``validate`` answers.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,18 +31,22 @@ from ..layout.grid import Grid, as_grid
 from ..layout.level3 import Level3Problem
 from ..layout.parallel import ParallelProblem
 from ..layout.problem import MatmulProblem
+from ..layout.schemes import Form
 from .schema import GridTable, Table, parallel_faults, problem_faults, routine_faults, table_faults
 from .tables import Window, product_operands, routine_operands
-from .toml_limits import MOST_BYTES, excess
 
 __all__ = [
+    "MOST_BYTES",
+    "Layer",
     "ParallelFile",
     "ProblemFile",
     "RoutineFile",
     "check",
+    "excess",
     "find",
     "load_any_file",
     "load_grid",
+    "load_model",
     "load_problem",
     "load_problem_file",
     "load_table",
@@ -369,3 +374,86 @@ def _product(path: Path, data: Table) -> ProblemFile | list[str]:
 def to_toml(data: Mapping[str, Any]) -> str:
     """Return a table of plain values as the text of a file. Local."""
     return tomli_w.dumps(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One linear layer that is split over ranks.
+
+    Attributes:
+        name: its name in the model.
+        product: the tensor-parallel product that it is, by its name in ``FORMS``.
+        outputs, inputs: sizes of the whole layer.
+    """
+
+    name: str
+    product: Form
+    outputs: int
+    inputs: int
+
+    def shape(self, tokens: int, ranks: int) -> tuple[int, int, int]:
+        """Return tokens, outputs (per rank if these are split) and inputs. Local.
+
+        Raises:
+            LayoutError: outputs or inputs cannot be split evenly over the ranks.
+        """
+        splits = self.product in ("allgather_matmul", "matmul_allgather")
+        extent = self.outputs if splits else self.inputs
+        if extent % ranks:
+            what = "outputs" if splits else "inputs"
+            raise LayoutError(f"{self.name}: {extent} {what} cannot be split evenly over {ranks} ranks")
+        return tokens, self.outputs // ranks if splits else self.outputs, self.inputs
+
+
+def load_model(name: str) -> list[Layer]:
+    """Return the layers of a model that comes with pblasmp. Local.
+
+    Raises:
+        ArgumentError: there is no such model.
+    """
+    files = {path.stem: path for path in find("models")}
+    if name not in files:
+        raise ArgumentError(f"model: expected one of {', '.join(files)}, got {name!r}")
+    return [Layer(**layer) for layer in load_table(files[name])["layers"]]
+
+
+# The memory and the time of reading a TOML file are to be within a small multiple of its size. Python's tomllib keeps
+# every beginning of a dotted key, about a kilobyte for each table, and reads numbers with a regular expression that
+# remembers each digit. So what no descriptor file has is refused before it is parsed.
+MOST_BYTES = 1 << 22
+_MOST_PARTS = 8  # of a dotted key
+_MOST_KEYS = 4000
+_MOST_LISTS = 100_000
+_LONGEST_WORD = 10_000  # characters
+
+_ESCAPES = re.compile(r'\\["\\]')  # outside of a string there are none, and in '...' they do not matter
+# An end that is missing is a fault that tomllib finds; here a string then goes to the end of the line or text, so that
+# no character is looked at twice.
+_STRINGS = re.compile(
+    r'"""[\s\S]*?(?:"{3,5}|\Z)'
+    r"|'''[\s\S]*?(?:'{3,5}|\Z)"
+    r'|"[^"\n]*"?'
+    r"|'[^'\n]*'?"
+    r"|\#[^\n]*|[ \t\r]+"
+)
+_WORDS = re.compile(r"[^\n,=\[\]{}]+")
+_HEADERS = re.compile(r"^\[[^,\n]*$", re.MULTILINE)
+
+
+def excess(text: str) -> str:
+    """Return what a TOML text has more of than any descriptor file; an empty string if nothing. Local."""
+    text = _ESCAPES.sub("", text)
+    bare = _STRINGS.sub(lambda found: "s" if found[0][0] in "\"'" else "", text)
+    keys = bare.count("=") + sum(1 for _ in _HEADERS.finditer(bare))
+    if keys > _MOST_KEYS:
+        return f"it has {keys} keys, expected at most {_MOST_KEYS}"
+    lists = bare.count("[") + bare.count("{")
+    if lists > _MOST_LISTS:
+        return f"it has {lists} lists and tables, expected at most {_MOST_LISTS}"
+    for found in _WORDS.finditer(bare):
+        word = found[0]
+        if word.count(".") >= _MOST_PARTS:
+            return f"a dotted key has {word.count('.') + 1} parts, expected at most {_MOST_PARTS}"
+        if len(word) > _LONGEST_WORD:
+            return f"a key or a number has {len(word)} characters, expected at most {_LONGEST_WORD}"
+    return ""

@@ -822,7 +822,7 @@ def test_only_what_is_split_must_divide(pblasmp, tmp_path, monkeypatch, product,
 
 def test_bench_tells_a_wrong_product(command, patched):
     patched(
-        "import pblasmp.cli.separate as r; f = r.Separate.error; "
+        "import pblasmp.cli.bench as r; f = r.Separate.error; "
         "r.Separate.error = lambda self, y: f(self, y + (self._ctx.rank == 1))"
     )
     how = ("--shape=8,6,4", "--samples=1", "--dtype=bfloat16")

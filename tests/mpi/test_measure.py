@@ -17,8 +17,8 @@ from click.testing import CliRunner
 import pblasmp as pb
 from pblasmp import timing
 from pblasmp.cli import doctor
+from pblasmp.cli.bench import Separate
 from pblasmp.cli.commands import cli
-from pblasmp.cli.separate import Separate
 from pblasmp.costs import measure
 from pblasmp.costs.machines import machine_from, machine_toml, with_ranks
 from pblasmp.problems.files import read_toml

@@ -13,7 +13,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.cli.progress import Reporter
-from pblasmp.cli.run_routine import run_routine
+from pblasmp.cli.run import run_routine
 from pblasmp.layout.routines import ROUTINES
 from pblasmp.problems.files import find, load_any_file, load_problem_file
 from tests.helpers.cases import SIZES, first, grids, layout, misplaced, numbers, pick, product, scattered

@@ -10,8 +10,7 @@ from ...layout.factor_problem import FactorProblem
 from ..product import FactorProduct, Found, Product
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
-from .condition import ConditionJob
-from .elimination import CholeskyJob, LuJob
+from .elimination import CholeskyJob, ConditionJob, LuJob
 from .qr import LeastSquaresJob, QrJob
 from .sweeps import TriangularJob
 

@@ -7,7 +7,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.problems import files
-from pblasmp.problems.models import Layer, load_model
+from pblasmp.problems.files import Layer, load_model
 
 
 @pytest.mark.parametrize("file", files.find("models"), ids=lambda file: file.stem)
