@@ -5,8 +5,7 @@ A *direct call* is computed at once, without a problem, a choice of algorithms a
 everything that it needs to know about a sub-matrix is a few integers, so that a call on a new one costs little.
 """
 
-from .addresses import host_address
-from .request import (
+from .asked import (
     FAMILIES,
     Asked,
     Direct,
@@ -16,6 +15,7 @@ from .request import (
     Part,
     Pattern,
     alias,
+    host_address,
     pattern_of,
 )  # fmt: skip
 

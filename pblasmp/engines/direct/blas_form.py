@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from ...layout.routines import ROUTINES
-from .request import Asked, Part
+from .asked import Asked, Part
 from .sub_matrix import SubMatrix, UnfitError, same_elements
 
 __all__ = [

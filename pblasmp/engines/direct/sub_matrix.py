@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from ...resources import rank_share
-from .request import Asked, Part
+from .asked import Asked, Part
 from .spans import Axes, Span, whole_span
 
 __all__ = [

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from pblasmp.engines.direct.slab_sets import SlabSets
+from pblasmp.engines.direct.asked import SlabSets
 
 
 def test_sets_grow_until_there_is_no_room():

@@ -11,7 +11,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.direct import FAMILIES, Asked, Held, pattern_of
-from pblasmp.engines.direct.slab_sets import SlabSets
+from pblasmp.engines.direct.asked import SlabSets
 from pblasmp.engines.gpu.direct import GpuDirect, calls, strips
 from pblasmp.engines.gpu.direct.builder import Template
 from pblasmp.engines.request import Options

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pblasmp.engines.direct.request import Axes
+from pblasmp.engines.direct.asked import Axes
 from pblasmp.engines.direct.spans import Span
 from pblasmp.layout import Trapezoid
 from pblasmp.layout.pieces import Rectangle, copy_part, even_runs, pieces

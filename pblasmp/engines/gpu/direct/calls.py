@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....comm import Communicator, Launched, break_off, gather_on, launch_on
 from ...direct import FAMILIES, Asked, Moved, Part
-from ...direct.slab_sets import SlabSets
+from ...direct.asked import SlabSets
 from ...direct.sub_matrix import UnfitError, check_overlap, place_of, same_elements, vote_number
 from ...product import RecordedGraph
 from ..kernels.stand_ins import beginning, stand_in

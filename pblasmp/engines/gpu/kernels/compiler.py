@@ -18,7 +18,7 @@ import numpy as np
 
 from ....errors import ArgumentError, StatusError
 from ....trust import make_private, open_trusted
-from ...direct.addresses import host_address
+from ...direct.asked import host_address
 from .stand_ins import placed
 
 __all__ = ["CompiledKernels", "Kernel", "Launch", "check_driver", "kernel_folder", "loaded"]

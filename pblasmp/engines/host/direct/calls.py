@@ -36,15 +36,14 @@ from ....comm import (
 )
 from ....errors import LibraryNotFoundError
 from ...direct import FAMILIES, Asked, Moved, Outcome, alias, host_address
-from ...direct.slab_sets import SlabSets
+from ...direct.asked import SlabSets
 from ...direct.sub_matrix import SubMatrix, UnfitError
 from ...local.reductions import REDUCTIONS
 from .. import blas
 from ..operations import HostOperations
 from ..transport import Buffers, HostTransport
+from .by_python import MatrixReducer, Move
 from .limits import LIMITS, is_small, may_be_factored
-from .matrix_reductions import MatrixReducer
-from .moves import Move
 
 __all__ = ["FIRST_SLABS", "HostDirect"]
 

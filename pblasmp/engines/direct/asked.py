@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A direct call as it is asked for, and what is known of its operands: plain integers."""
+"""A direct call as it is asked for, what is known of its operands: plain integers; and the memory that it uses."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import struct
+import sys
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -14,7 +17,6 @@ from numpy.typing import NDArray
 from ..._core import MATRIX
 from ...dtypes import element_type
 from ...layout import MatrixDescriptor, Trapezoid
-from .addresses import host_address
 from .spans import Axes
 
 __all__ = [
@@ -26,7 +28,9 @@ __all__ = [
     "Outcome",
     "Part",
     "Pattern",
+    "SlabSets",
     "alias",
+    "host_address",
     "pattern_of",
 ]
 
@@ -308,3 +312,87 @@ class Direct(Protocol):
         Raises:
             Exception: what the ranks agreed to raise.
         """
+
+
+# ``__array_interface__`` and ``ctypes`` make several objects each time, which takes longer than a short call of the
+# BLAS. The address is the first field of NumPy's array object, after what all objects of Python begin with.
+# Source: NumPy's C API, ``PyArrayObject``.
+_REMEMBERED = 4096  # places of array objects
+_HEAD = object.__basicsize__
+
+
+class _Fields(dict[int, "ctypes.c_size_t"]):
+    """The address fields of array objects, by where these are. They are read only while there is an array."""
+
+    def __missing__(self, place: int) -> ctypes.c_size_t:
+        if len(self) >= _REMEMBERED:
+            self.clear()
+        field = self[place] = ctypes.c_size_t.from_address(place + _HEAD)
+        return field
+
+
+_fields = _Fields()
+
+
+def _by_interface(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _by_field(array: Any) -> int:
+    return _fields[id(array)].value
+
+
+def _readable() -> bool:
+    """Return whether arrays have their addresses where NumPy's C API says. Local."""
+    if sys.implementation.name != "cpython":
+        return False
+    whole = np.zeros(8)
+    return all(_by_field(each) == _by_interface(each) for each in (whole, whole[3:], np.zeros((3, 5)).T))
+
+
+host_address = _by_field if _readable() else _by_interface
+"""``host_address(array)`` returns the address of the first element of a NumPy array, which is no subclass's. Local."""
+
+
+class SlabSets:
+    """The sizes of an engine's two sets of slabs, the same on every rank, and whose turn it is. Local to make.
+
+    Args:
+        reserve: makes room for two sets of so many bytes each. Collective over the context; raises MemoryError on every
+            rank if there is none, and then leaves the sets as they were.
+        least: bytes of a set, at least.
+        most: bytes of a set, at most.
+
+    Attributes:
+        half: the set of the next call that has slabs, 0 or 1.
+        capacity: bytes of a set.
+        most: as above; no more than there are, once there was no room for more.
+    """
+
+    def __init__(self, reserve: Callable[[int], None], least: int, most: int) -> None:
+        self._reserve, self._least, self.most = reserve, least, most
+        self.half = self.capacity = 0
+
+    def fit(self, nbytes: int) -> bool:
+        """Make sets of at least ``nbytes``, and return whether that was possible. Collective over the context."""
+        if nbytes <= self.capacity:
+            return True
+        nbytes = max(self._least, 1 << (nbytes - 1).bit_length())
+        try:
+            self._reserve(nbytes)
+        except MemoryError:
+            self.most = self.capacity
+            return False
+        self.capacity = nbytes
+        return True
+
+    def turn(self) -> None:
+        """Let the next call use the other set. Local."""
+        self.half ^= 1
+
+    def start_over(self) -> None:
+        """Let the next call use the first set: since the last call that has slabs, all ranks have met. Local.
+
+        Calls that come again in the same order then find the set that they had before.
+        """
+        self.half = 0
