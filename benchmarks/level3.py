@@ -79,7 +79,7 @@ class Matrices:
         self, ctx: Any, case: Case, n: int, block: int, grid: tuple[int, int], width: int = 0
     ) -> None:
         import pblasmp as pb
-        from pblasmp.layout.level3 import ROUTINES
+        from pblasmp.layout.level3_problem import ROUTINES
 
         traits = ROUTINES[case.routine]
         self.case, self.n, self.k = case, n, 16 * n if case.long else n

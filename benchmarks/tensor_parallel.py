@@ -12,7 +12,7 @@ import argparse
 import pblasmp as pb
 from benchmarks import results
 from pblasmp.cli.bench import BenchOptions, measure, print_bench
-from pblasmp.cli.progress import Reporter
+from pblasmp.cli.reports import Reporter
 from pblasmp.layout.schemes import FORMS
 from reference.pytorch import by_pytorch
 

@@ -56,7 +56,7 @@ def arguments(
     """Return the arguments of a call in PBLAS's order; vectors are columns."""
     import numpy as np
 
-    from pblasmp.pblas.vectors import ROUTINES
+    from pblasmp.pblas.vector_functions import ROUTINES
 
     routine = ROUTINES[name]
     scalars = {"alpha": np.array([1.0]), "beta": np.array([1.0])}
@@ -109,7 +109,7 @@ def time_case(
     import numpy as np
 
     from pblasmp import pblas
-    from pblasmp.pblas.vectors import ROUTINES
+    from pblasmp.pblas.vector_functions import ROUTINES
 
     grid = tuple(map(int, grid_of(comm.size, options).split("x")))
     own, theirs = pblas.gridinit(None, "Row", *grid, engine="host"), slk.grid(*grid)

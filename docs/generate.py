@@ -24,7 +24,7 @@ import pblasmp.pblas as names
 from pblasmp.bindings import FUNCTIONS, version_text
 from pblasmp.cli.commands import cli
 from pblasmp.engines.product import Workspace
-from pblasmp.layout.level3 import ROUTINES
+from pblasmp.layout.level3_problem import ROUTINES
 from pblasmp.layout.routines import VECTOR_ROUTINES
 from pblasmp.pblas.missing import MISSING
 from pblasmp.problems.files import load_problem_file

@@ -17,14 +17,14 @@ from .engines.request import AnyProblem, Options, Problem
 from .errors import ArgumentError, ArgumentTypeError, LayoutError, UnsupportedError
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.factor_problem import FactorProblem
-from .layout.level3 import ROUTINES, with_c_like_d
+from .layout.level3_problem import ROUTINES, with_c_like_d
 from .layout.routines import VECTOR_ROUTINES
 from .layout.schemes import FORMS
 from .linalg import CALLS
 from .linalg.former import Former
 from .matrix import products
-from .runtime.calls import prepare
 from .runtime.matrix_calls import as_read, check_c
+from .runtime.planned import prepare
 from .runtime.reading import refuse
 from .runtime.runtime import Runtime
 from .tensor_parallel.call import check_context

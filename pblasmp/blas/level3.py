@@ -16,7 +16,7 @@ from ..matrix.distributed import DistributedMatrix
 from ..runtime.matrix_calls import MatrixCall
 
 if TYPE_CHECKING:
-    from ..layout.level3 import Diag, Side, Uplo
+    from ..layout.level3_problem import Diag, Side, Uplo
     from ..layout.problem import Op
 
 __all__ = [

@@ -11,8 +11,8 @@ import numpy as np
 
 from ..dtypes import element_type, scalar
 from ..engines.direct import Asked
-from ..engines.local import reductions
-from ..engines.local.reductions import Vector
+from ..engines.local import sums
+from ..engines.local.sums import Vector
 from ..engines.product import Product
 from ..engines.request import Options
 from ..errors import ArgumentError, LayoutError, faults_text, short_repr
@@ -188,7 +188,7 @@ def after_agreement(routine: str, given: Given, alpha: complex = 1) -> Any:
             return None
         ctx.engine.synchronize()  # before values are read: that would wait forever if a rank is gone
         parts = [Vector(each.descriptor, each.local) for each in columns]
-        return typed(x.dtype, routine, reductions.reduced(ctx.engine, routine, parts))
+        return typed(x.dtype, routine, sums.reduced(ctx.engine, routine, parts))
 
 
 def typed(dtype: np.dtype, routine: str, found: Any) -> Any:

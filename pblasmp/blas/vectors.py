@@ -15,7 +15,7 @@ from ..runtime.handle import Handle
 from .vector_calls import VectorCall, column, computed, same
 
 if TYPE_CHECKING:
-    from ..layout.level3 import Diag, Uplo
+    from ..layout.level3_problem import Diag, Uplo
     from ..layout.problem import Op
 
 __all__ = [

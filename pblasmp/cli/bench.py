@@ -14,15 +14,15 @@ import numpy as np
 from ..comm import is_agreed
 from ..context import Context
 from ..dtypes import ELEMENT_TYPES, accumulation_dtype, as_dtype
-from ..engines.choice import EngineName
+from ..engines.choose import EngineName
 from ..errors import ArgumentError, PblasmpError
 from ..layout.axis import Axis
 from ..layout.schemes import FORMS, Form
 from ..layout.value import bytes_text
 from ..planning import plan as plan_of_product
 from ..timing import samples
-from .progress import Reporter
 from .ranks import on_ranks
+from .reports import Reporter
 
 __all__ = ["BenchOptions", "Separate", "bench", "default_shapes", "measure", "print_bench", "require_even"]
 

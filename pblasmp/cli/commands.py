@@ -20,8 +20,8 @@ from ..layout import Level3Problem
 from ..layout.schemes import FORMS, Form
 from . import options
 from .options import FILE, DescriptorFile, algo, as_json, common, engine, examples
-from .progress import describe, is_bad_input, warnings_to
 from .ranks import FailureError
+from .reports import describe, is_bad_input, warnings_to
 from .signals import reraise
 from .terminal import caution, complain, console, leading, plain, print_json
 
@@ -177,7 +177,7 @@ def matmul(
 
     Files end in .npy, .h5, .hdf5 or .zarr; A.h5:NAME is one of several matrices in a file.
     """
-    from .product import ProductOptions, multiply, print_result
+    from .matmul import ProductOptions, multiply, print_result
 
     _require_consistent(given, beta, size)
     ranks = _ranks_of_grid(ranks, given["grid"])
@@ -283,7 +283,7 @@ def check(files: tuple[str, ...], as_json: bool) -> None:
 def show(ctx: click.Context, file: str, output: Path | None, as_json: bool) -> None:
     """Show who owns which block of the matrices of a descriptor file, and every local array."""
     from ..drawing import draw
-    from ..drawing.terminal import show as show_in_terminal
+    from ..drawing.maps import show as show_in_terminal
     from ..problems.files import ParallelFile
     from .descriptor_files import describe_problem, parse, print_shares, read_text
 
@@ -447,7 +447,7 @@ def plan(
     model: str | None, tokens: int | None, dry_run: bool, as_json: bool, **orders: int | None,
 ) -> None:  # fmt: skip
     """Say which grid, blocks and algorithm are best on a machine, and what they take: without running anything."""
-    from . import paper
+    from . import advice
 
     span = None if nodes is None else options.span(nodes)
     factored = [(name, n) for name, n in orders.items() if n is not None]
@@ -462,20 +462,20 @@ def plan(
     if dry_run and (model is not None or span is not None or factored):
         raise click.UsageError("--dry-run is for one product: leave factorizations, --model and --nodes out")
     if model is not None and tokens is not None:
-        found = paper.plan_model(model, tokens, machine, dtype or "bfloat16")
+        found = advice.plan_model(model, tokens, machine, dtype or "bfloat16")
     elif factored:
         ((name, n),) = factored
-        found = paper.plan_sizes((name, n, right), ranks, span, machine, dtype or "float64")
+        found = advice.plan_sizes((name, n, right), ranks, span, machine, dtype or "float64")
     elif len(what) == 1:
-        found = paper.plan_file(what[0], machine, dry=dry_run)
+        found = advice.plan_file(what[0], machine, dry=dry_run)
     elif len(what) == 3 and all(each.isdecimal() for each in what):
         m, n, k = map(int, what)
-        found = paper.plan_sizes((m, n, k), ranks, span, machine, dtype or "float64", dry=dry_run)
+        found = advice.plan_sizes((m, n, k), ranks, span, machine, dtype or "float64", dry=dry_run)
     else:
         raise click.UsageError(
             f"expected three sizes, one descriptor file or a factorization, got {' '.join(what) or 'nothing'}"
         )
-    print_json(paper.as_values(found)) if as_json else paper.print_plan(found)
+    print_json(advice.as_values(found)) if as_json else advice.print_plan(found)
 
 
 @cli.command(epilog=examples("pblasmp doctor -n 4", "mpirun -n 8 pblasmp doctor --machine node.toml"))
@@ -517,9 +517,9 @@ def doctor(ranks: int | None, machine: str | None, runs: int | None, engine: Any
 @common
 def measure(counts: tuple[int, ...], output: Path, title: str | None, engine: Any) -> None:
     """Measure what the ranks of this machine compute, copy and send, for pblasmp plan and pb.predict."""
-    from . import paper
+    from . import advice
 
-    machine = paper.measure(counts, output, engine, title)
+    machine = advice.measure(counts, output, engine, title)
     if leading():
         measured = ", ".join(str(each.ranks) for each in machine.nodes)
         click.echo(f"{plain(str(output))}: {plain(machine.title)}, measured with {measured} ranks")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import click
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from .progress import Reporter
+from .reports import Reporter
 from .terminal import console, use_color
 
 __all__ = ["Display"]

@@ -13,8 +13,8 @@ import click
 from ..comm import Communicator, machines_of, share_of_cores
 from ..context import Context
 from ..costs.machines import load_machine
-from ..costs.measure import measure_speed
-from ..engines.choice import EngineName
+from ..costs.speeds import measure_speed
+from ..engines.choose import EngineName
 from ..engines.gpu.session import session_of
 from ..errors import PblasmpError
 from ..info import collect
@@ -24,8 +24,8 @@ from ..matrix.products import matmul
 from ..noise import Noise, trials, wrong_runs
 from ..planning import algorithms
 from ..verification import verify
-from .progress import Reporter
 from .ranks import FailureError, on_ranks
+from .reports import Reporter
 from .seats import Seat, faults_of_seats, lines_of_seats, seats_of_ranks
 from .terminal import leading, plain
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from ..engines.choice import NAMES
+from ..engines.choose import NAMES
 from ..layout.factor_problem import BY_NAME
 from ..layout.schemes import FORMS
 from ..resources import usable_cores

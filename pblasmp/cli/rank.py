@@ -11,7 +11,7 @@ from pathlib import Path
 from ..comm.mpi_communicator import check_world
 from ..launchers import surroundings
 from ..logs import show_logs
-from .progress import Channel, LogHandler, warnings_to
+from .reports import Channel, LogHandler, warnings_to
 
 __all__ = ["main"]
 

@@ -21,7 +21,7 @@ from ..launchers import NoLauncher, surroundings
 from ..matrix.io.temporary import remove_abandoned
 from ..trust import private_folder
 from .options import DEFAULT_RANKS
-from .progress import Channel, Reporter
+from .reports import Channel, Reporter
 from .terminal import caution, is_terminal, plain
 
 __all__ = ["FailureError", "on_ranks"]

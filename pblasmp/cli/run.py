@@ -20,9 +20,9 @@ from ..layout import MatrixDescriptor, ParallelProblem
 from ..problems.files import ParallelFile, ProblemFile, RoutineFile
 from ..resources import memory_bytes, usable_cores
 from .descriptor_files import AnyFile, legal, read_text
-from .progress import Reporter
 from .ranks import on_ranks
 from .reference import dense, touched
+from .reports import Reporter
 
 __all__ = [
     "integers",

@@ -21,7 +21,7 @@ from ..comm import Communicator, interfaces, machines_of, unlike_interfaces, wra
 from ..comm.locations import Location
 from ..engines.gpu.runtime.device import VISIBLE, gpus_of_machine, visible_gpus
 from ..resources import available_bytes, memory_bytes
-from .progress import Reporter
+from .reports import Reporter
 
 __all__ = ["Seat", "faults_of_seats", "lines_of_seats", "seats_of_ranks"]
 

@@ -10,14 +10,14 @@ import click
 
 from ..context import Context
 from ..dtypes import as_dtype
-from ..engines.choice import EngineName
+from ..engines.choose import EngineName
 from ..launchers import surroundings
 from ..layout.schemes import FORMS, Form
 from ..planning import tune as tune_product
 from ..problems.files import load_model
 from .bench import Separate, default_shapes, require_even
-from .progress import Reporter
 from .ranks import on_ranks
+from .reports import Reporter
 from .terminal import plain
 
 __all__ = ["TuneOptions", "print_tuned", "tune"]

@@ -18,7 +18,7 @@ from ..errors import ArgumentError, LayoutError, UnsupportedError, counted, shor
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.factor_problem import FactorProblem
 from ..layout.grid import integer
-from ..layout.level3 import with_c_like_d
+from ..layout.level3_problem import with_c_like_d
 from ..layout.problem import nearest_legal
 from ..layout.value import Numbers, Shapes, Traffic
 from .counts import Counts, Move, classes, counts_of

@@ -7,7 +7,7 @@ from .axis import Axis, numroc
 from .descriptor import MatrixDescriptor
 from .factor_problem import FactorProblem
 from .grid import Grid, as_block, as_grid
-from .level3 import ColumnMajorLevel3, Level3Problem
+from .level3_problem import ColumnMajorLevel3, Level3Problem
 from .parallel import ParallelProblem
 from .pieces import Trapezoid
 from .problem import ColumnMajorProduct, MatmulProblem

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 from . import eigen, general, least_squares, orthogonal, positive, systems
-from .call import FactorizationCall
 from .conditions import cond, norm
 from .eigen import SvdResult, eigh, eigvalsh, svd, svdvals
+from .factorization_call import FactorizationCall
 from .general import cond_estimate, det, lu_factor, lu_solve, slogdet
 from .least_squares import LstsqResult, lstsq
 from .orthogonal import QrFactors, qr

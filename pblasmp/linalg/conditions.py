@@ -8,7 +8,7 @@ from typing import Literal
 from ..errors import ArgumentError, FactorizationError, LayoutError, UnsupportedError, short_repr
 from ..matrix.reductions import kind_of_norm
 from ..runtime.reading import check_operands, context_of
-from .call import Matrix
+from .factorization_call import Matrix
 from .systems import inv
 
 __all__ = ["cond", "norm"]

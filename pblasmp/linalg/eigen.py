@@ -24,7 +24,7 @@ from ..logs import logger
 from ..matrix.creation import Layout, random
 from ..matrix.products import matmul
 from ..verification import Verification
-from .call import FactorizationCall, Matrix, Roles, T, flag
+from .factorization_call import FactorizationCall, Matrix, Roles, T, flag
 from .orthogonal import form_q, qr
 from .positive import cholesky
 from .systems import whole_of
@@ -32,7 +32,7 @@ from .systems import whole_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..layout.level3 import Uplo
+    from ..layout.level3_problem import Uplo
     from ..layout.problem import Op
 
 __all__ = ["CALLS", "SvdResult", "eigh", "eigh_into", "eigvalsh", "svd", "svd_into", "svdvals"]

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from ..engines.product import Found
 from ..errors import short_repr
-from .call import FactorizationCall, Matrix, Pivots, Roles, T, digest, op_of, pair_of
+from .factorization_call import FactorizationCall, Matrix, Pivots, Roles, T, digest, op_of, pair_of
 
 if TYPE_CHECKING:
-    from .call import Trans
+    from .factorization_call import Trans
 
 __all__ = ["CALLS", "cond_estimate", "det", "lu_factor", "lu_solve", "lu_with_info", "slogdet"]
 

@@ -18,12 +18,12 @@ from ..engines.product import Found
 from ..errors import UnsupportedError, short_repr
 from ..layout.grid import one_of
 from ..matrix.products import matmul
-from .call import FactorizationCall, Matrix, Roles, op_of, words
 from .eigen import svd
+from .factorization_call import FactorizationCall, Matrix, Roles, op_of, words
 from .orthogonal import qr
 
 if TYPE_CHECKING:
-    from .call import Trans
+    from .factorization_call import Trans
 
 __all__ = ["CALLS", "LstsqResult", "lstsq", "lstsq_in_place"]
 

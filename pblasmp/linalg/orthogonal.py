@@ -10,7 +10,7 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from ..engines.product import Found
-from .call import FactorizationCall, Matrix, Roles, digest, words
+from .factorization_call import FactorizationCall, Matrix, Roles, digest, words
 
 __all__ = ["CALLS", "QrFactors", "apply_q", "form_q", "qr"]
 

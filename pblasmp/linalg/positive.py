@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeVar
 
 from ..engines.product import Found
-from .call import FactorizationCall, Matrix, Roles, flag, pair_of
+from .factorization_call import FactorizationCall, Matrix, Roles, flag, pair_of
 
 __all__ = ["CALLS", "cho_factor", "cho_solve", "cholesky"]
 

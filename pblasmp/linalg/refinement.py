@@ -20,9 +20,9 @@ from .positive import cho_factor, cho_solve
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..layout.level3 import Uplo
+    from ..layout.level3_problem import Uplo
     from ..layout.problem import Op
-    from .call import Matrix
+    from .factorization_call import Matrix
 
 __all__ = ["SINGLE", "Refinement", "refined"]
 

@@ -18,7 +18,7 @@ from ..layout.factor_problem import FactorRoutine
 from ..layout.grid import one_of
 from ..logs import logger
 from ..matrix.distributed import DistributedMatrix
-from .call import (
+from .factorization_call import (
     FactorizationCall,
     Matrix,
     Pivots,
@@ -32,7 +32,7 @@ from .refinement import SINGLE, Refinement, refined
 
 if TYPE_CHECKING:
     from ..layout.problem import Op
-    from .call import Trans
+    from .factorization_call import Trans
 
 __all__ = ["CALLS", "inv", "inverse_of", "solve", "solve_keeping", "solve_triangular", "whole_of"]
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ..layout.descriptor import MemoryOrder
-    from ..layout.level3 import Diag, Uplo
+    from ..layout.level3_problem import Diag, Uplo
     from .io import Progress
 
 __all__ = ["DistributedMatrix"]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..comm import Cells, Exchange, Side, largest_size
 from ..dtypes import as_dtype, is_foreign, scalar
 from ..engines.arrays import as_numpy
-from ..engines.local.reductions import joined, root, squares_of_stored, stored
+from ..engines.local.sums import joined, root, squares_of_stored, stored
 from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..layout import Grid
 from ..layout.axis import Axis
@@ -63,7 +63,7 @@ def _local(matrix: Handle, *, on_host: bool = False) -> tuple[Any, Any]:
 
 
 class _Stored(NamedTuple):
-    """What a triangle of a matrix describes; see ``engines.local.reductions.stored``."""
+    """What a triangle of a matrix describes; see ``engines.local.sums.stored``."""
 
     kind: str
     uplo: str

@@ -32,6 +32,7 @@ from .arguments import ParameterError
 from .auxiliary import FUNCTIONS as AUXILIARY
 from .eigenvalues import ROUTINES as EIGENVALUES
 from .factorizations import ROUTINES as FACTORIZATIONS
+from .functions import ROUTINES, PblasFunction, functions_of
 from .grids import (
     blacs_barrier,
     blacs_exit,
@@ -49,9 +50,8 @@ from .grids import (
 )
 from .missing import instead_of
 from .moves import FUNCTIONS as MOVES
-from .routines import ROUTINES, PblasFunction, functions_of
 from .tools import descinit, descset, iceil, ilcm, indxg2l, indxg2p, indxl2g, infog1l, infog2l, numroc
-from .vectors import FUNCTIONS as VECTOR_FUNCTIONS
+from .vector_functions import FUNCTIONS as VECTOR_FUNCTIONS
 
 __all__ = [
     "ArgumentError",

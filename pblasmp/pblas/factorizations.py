@@ -21,9 +21,9 @@ from ..linalg.systems import Assume, inverse_of, solve_keeping
 from ..matrix.distributed import DistributedMatrix
 from .arguments import Faults
 from .direct import DirectForm
+from .functions import PblasRoutine, Values, names_of, number_place, takes_number
 from .grids import ProcessGrid
 from .operands import PblasOperand
-from .routines import PblasRoutine, Values, names_of, number_place, takes_number
 
 __all__ = ["BESIDE", "ROUTINES", "SIZES", "WANTED", "FactorCall", "ScalapackRoutine", "routine"]
 

@@ -24,7 +24,7 @@ from .arguments import Faults
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..engines.choice import EngineName
+    from ..engines.choose import EngineName
 
 __all__ = [
     "PATIENCE",

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..engines.choice import EngineName
+from ..engines.choose import EngineName
 from ..errors import ArgumentError, LibraryNotFoundError, UnsupportedError
 from ..trust import fault_of, make_private, open_trusted, private_folder
-from .source import source
+from .c_source import source
 
 __all__ = ["COUNTS", "VECTORS", "Calls", "environment", "library", "run"]
 

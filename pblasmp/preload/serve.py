@@ -18,9 +18,9 @@ import numpy as np
 from .. import pblas
 from ..bindings.library import path_of
 from ..comm import world_ranks
-from ..engines.choice import EngineName
+from ..engines.choose import EngineName
 from ..errors import PblasmpError
-from .source import ROWS, Row
+from .c_source import ROWS, Row
 
 __all__ = ["Server", "begin"]
 

@@ -28,7 +28,7 @@ from ..errors import (
 from ..extras import required
 from ..layout.descriptor import MatrixDescriptor
 from ..layout.grid import Grid, as_grid
-from ..layout.level3 import Level3Problem
+from ..layout.level3_problem import Level3Problem
 from ..layout.parallel import ParallelProblem
 from ..layout.problem import MatmulProblem
 from ..layout.schemes import Form

@@ -15,7 +15,7 @@ from ..dtypes import as_dtype, result_dtype, scalar
 from ..errors import ArgumentError
 from ..layout.descriptor import MatrixDescriptor, window_of
 from ..layout.grid import Grid, as_grid
-from ..layout.level3 import Level3Problem
+from ..layout.level3_problem import Level3Problem
 from ..layout.parallel import ParallelProblem
 from ..layout.problem import MatmulProblem, Op
 from ..layout.schemes import Scheme, scheme_operands, scheme_ops

@@ -16,11 +16,11 @@ from ..engines.product import Product
 from ..engines.request import Operands, Options, Problem
 from ..errors import ArgumentError, LayoutError
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
-from ..layout.level3 import with_c_like_d
+from ..layout.level3_problem import with_c_like_d
 from ..layout.routines import GEMM, ROUTINES, Routine
 from ..logs import logger
-from .calls import run
 from .handle import Handle
+from .planned import run
 from .plans import Task, UserCall
 from .reading import check_operands, check_overlap, comparable, context_of, glance, number
 

@@ -32,7 +32,7 @@ from ..comm import (
     where_others_wait,
     wrap,
 )
-from ..engines.choice import EngineName, choose_engine
+from ..engines.choose import EngineName, choose_engine
 from ..engines.direct import Direct
 from ..engines.protocol import Engine
 from ..engines.request import LocalArray

@@ -24,7 +24,6 @@ from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ..layout import MatmulProblem
 from ..layout.grid import integer, one_of
 from ..layout.parallel import Form
-from ..runtime.calls import run
 from ..runtime.interop import (
     address_of,
     as_local,
@@ -39,6 +38,7 @@ from ..runtime.interop import (
     torch_type,
     view_like,
 )
+from ..runtime.planned import run
 from ..runtime.plans import Plan, Task, UserCall
 from ..runtime.reading import refuse
 from ..runtime.runtime import Runtime

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.layout.level3 import ROUTINES
+from pblasmp.layout.level3_problem import ROUTINES
 from tests.helpers.gpu.algorithms import (
     EPILOGUES,
     KEPT,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.layout.level3 import ROUTINES
+from pblasmp.layout.level3_problem import ROUTINES
 from tests.helpers.gpu.level3 import Case, cases, every_case, expected_of, one_case, values_of
 from tests.helpers.gpu.moves import say
 from tests.helpers.gpu.products import everywhere, integers, part_of, place, poisoned, wrong

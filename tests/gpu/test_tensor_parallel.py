@@ -192,7 +192,7 @@ def test_pytorch_tensors(ctx, form):
 def test_bench(ctx):
     """What ``pblasmp bench`` does on each rank: pblasmp as NCCL + cuBLAS, and a time for each."""
     from pblasmp.cli.bench import BenchOptions, _work
-    from pblasmp.cli.progress import Reporter
+    from pblasmp.cli.reports import Reporter
     from pblasmp.layout.schemes import FORMS
 
     shapes = ((256, 128, 512), (1024, 512, 1024))

@@ -17,7 +17,7 @@ from threadpoolctl import ThreadpoolController
 from pblasmp.bindings import DataType, MatmulAttribute, MatmulEpilogue, Operation, Status
 from pblasmp.dtypes import as_dtype
 from pblasmp.engines.gpu.types import DATA_TYPES
-from pblasmp.layout.level3 import ROUTINES
+from pblasmp.layout.level3_problem import ROUTINES
 from tests.helpers import level3 as reference
 from tests.helpers.fakegpu import FakeGpu
 from tests.helpers.recorder import Call, Recorder

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.layout.level3 import ROUTINES
+from pblasmp.layout.level3_problem import ROUTINES
 from tests.helpers.gpu.products import integers, part_of, place
 from tests.helpers.level3 import OPS, dense, shapes, touched
 from tests.helpers.sweep_files import Sweep, find_sweeps, load_sweep

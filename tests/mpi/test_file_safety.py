@@ -21,7 +21,7 @@ import zarr
 
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
-from pblasmp.matrix.io import files, hdf5, temporary
+from pblasmp.matrix.io import hdf5, saving, temporary
 from tests.helpers.cases import TYPES, agreed_error, first
 from tests.helpers.interrupts import steps
 from tests.helpers.mpi import run_mpi
@@ -438,17 +438,17 @@ def long_names(comm, directory):
 def replaced_while_loaded(comm, directory):
     """Ranks never put together a matrix of two versions."""
     here = Path(directory)
-    with pb.Context(comm, engine="host") as ctx, changed(files, TILE_BYTES=64):
+    with pb.Context(comm, engine="host") as ctx, changed(saving, TILE_BYTES=64):
         for kind, (file, dataset) in FORMATS.items():
             for name in ("old", "new"):
                 (here / name).mkdir(exist_ok=True)
                 ctx.full((40, 4), {"old": 1.0, "new": 2.0}[name], block=2).save(
                     here / name / file, dataset=dataset
                 )
-            chunk = files.zarr._CHUNK
-            files.zarr._CHUNK = 2
+            chunk = saving.zarr._CHUNK
+            saving.zarr._CHUNK = 2
             ctx.full((40, 4), 1.0, block=2).save(here / "old" / file, dataset=dataset)
-            files.zarr._CHUNK = chunk
+            saving.zarr._CHUNK = chunk
             where = (here / "old" / file, here / "new" / file)
             calls = []
 
@@ -688,7 +688,7 @@ def zarr_saves(comm, directory):
             (here / "old.zarr" / "notes.txt").write_text("a user's")
         comm.Barrier()
         here_too = here / "new.zarr"
-        with changed(files.zarr, _check_length=lambda _: zarr.open_group(here_too, mode="a")):
+        with changed(saving.zarr, _check_length=lambda _: zarr.open_group(here_too, mode="a")):
             words = ["another job made", "new.zarr"]
             yield (
                 "at the same moment",

@@ -14,7 +14,7 @@ import zarr
 
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
-from pblasmp.matrix.io import files, hdf5
+from pblasmp.matrix.io import hdf5, saving
 from tests.helpers.cases import TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
 from tests.helpers.mpi import run_mpi
 from tests.helpers.slow import in_turn, only_long
@@ -29,7 +29,7 @@ def there_and_back(comm, directory):
             path = Path(directory) / name
             for (dtype,) in in_turn((*TYPES, *FLOAT8), keep=2, first=number):
                 shape = pick(rng, ((37, 41), (1, 9), (16, 16), (0, 4), (5, 0)))
-                files.TILE_BYTES = pick(rng, (200, 8 << 20))
+                saving.TILE_BYTES = pick(rng, (200, 8 << 20))
                 d = layout(rng, shape, comm.size, dtype=dtype)
                 values = numbers(rng, shape, d.dtype if d.dtype.kind == "c" else "float64").astype(d.dtype)
                 a = ctx.scatter(values if comm.rank == 0 else None, d)
@@ -38,7 +38,7 @@ def there_and_back(comm, directory):
                 e = ctx.load(path, layout(rng, shape, comm.size, dtype=dtype), dataset=dataset)
                 same = b.dtype == d.dtype
                 wrong = first(misplaced(b, values), misplaced(e, values), None if same else f"{b.dtype}")
-                files.TILE_BYTES = 8 << 20
+                saving.TILE_BYTES = 8 << 20
                 yield f"{kind}, {d}", wrong
             left = sorted(x.name for x in Path(directory).iterdir())
             comm.Barrier()
@@ -206,7 +206,7 @@ def several(comm, directory):
 
 def unfinished(comm, directory):
     """Files of several matrices that are never complete: an older one stays, and nothing is left."""
-    here, write, wrong = Path(directory), files.RawFile.write, []
+    here, write, wrong = Path(directory), saving.RawFile.write, []
 
     def left():
         comm.Barrier()
@@ -228,9 +228,9 @@ def unfinished(comm, directory):
         with ctx.open_file(here / "x.h5") as file:
             a.save(file, dataset="a")
             if comm.rank == comm.size - 1:
-                files.RawFile.write = full
+                saving.RawFile.write = full
             wrong.append(agreed_error(ctx, OSError, ["no room"], a.save, file, dataset="b"))
-            files.RawFile.write = write
+            saving.RawFile.write = write
             wrong.append(agreed_error(ctx, pb.ClosedError, ["could not be saved"], a.save, file, dataset="c"))
 
     with pb.Context(comm, engine="host") as ctx, pb.Context(comm, engine="host") as other:

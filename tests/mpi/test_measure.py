@@ -19,7 +19,7 @@ from pblasmp import timing
 from pblasmp.cli import doctor
 from pblasmp.cli.bench import Separate
 from pblasmp.cli.commands import cli
-from pblasmp.costs import measure
+from pblasmp.costs import speeds
 from pblasmp.costs.machines import machine_from, machine_toml, with_ranks
 from pblasmp.problems.files import read_toml
 from tests.helpers.mpi import run_mpi, run_on_one_node
@@ -35,15 +35,15 @@ SMALL = {
 
 
 def measured(comm):
-    with mock.patch.multiple(measure, **SMALL), pb.Context(comm, engine="host") as ctx:
+    with mock.patch.multiple(speeds, **SMALL), pb.Context(comm, engine="host") as ctx:
         a = ctx.zeros(pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, ctx.size)))
-        entry = measure.measure_ranks(ctx.engine, ctx.comm, lambda: a @ a, lambda _: None)
+        entry = speeds.measure_ranks(ctx.engine, ctx.comm, lambda: a @ a, lambda _: None)
         product = pb.plan(pb.matmul, a, a)
         calls = [
             (product.problem, lambda: time.sleep(0.03)),
             (pb.Level3Problem("trmm", a=a.descriptor, b=a.descriptor, d=a.descriptor), product),
         ]
-        return {**entry, "calls": measure.measure_calls(ctx.engine, ctx.comm, entry, calls)}
+        return {**entry, "calls": speeds.measure_calls(ctx.engine, ctx.comm, entry, calls)}
 
 
 def test_measure(tmp_path):
@@ -78,8 +78,8 @@ def test_the_median_round_counts():
         {"link": {"bytes_per_second": x, "seconds": y}} for x, y in ((4.0, 0.5), (6.0, 0.75), (3.0, 0.25))
     ]
     rounds = [slow | links[0], fast | links[1], slow | links[2]]
-    with mock.patch.object(measure, "_round", side_effect=rounds), mock.patch.object(measure, "_ROUNDS", 3):
-        assert measure.measure_ranks(None, SimpleNamespace(size=2), None) == {
+    with mock.patch.object(speeds, "_round", side_effect=rounds), mock.patch.object(speeds, "_ROUNDS", 3):
+        assert speeds.measure_ranks(None, SimpleNamespace(size=2), None) == {
             "ranks": 2, "call_seconds": 3.0, "copy": {"bytes_per_second": 5.0},
             "gemm": {"float64": [[8, 2.0], [16, 4.0]]}, "link": {"bytes_per_second": 4.0, "seconds": 0.5},
         }  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import _core
-from pblasmp.cli.progress import Reporter
+from pblasmp.cli.reports import Reporter
 from pblasmp.cli.seats import Seat, faults_of_seats, lines_of_seats, seats_of_ranks
 from pblasmp.comm.mpi_communicator import MpiCommunicator
 from tests.helpers import factor_cases

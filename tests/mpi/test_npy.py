@@ -15,7 +15,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES
-from pblasmp.matrix.io import files, source
+from pblasmp.matrix.io import saving, source
 from tests.helpers.cases import TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
 from tests.helpers.mpi import run_mpi
 from tests.helpers.slow import draws, in_turn, only_long
@@ -122,12 +122,12 @@ def choices(comm, directory):
             ),
         )
         steps: list[tuple[int, int]] = []
-        files.TILE_BYTES, saved = 256, files.TILE_BYTES
+        saving.TILE_BYTES, saved = 256, saving.TILE_BYTES
         a = ctx.load(c, block=4, progress=lambda done, total: steps.append((done, total)))
         read = list(steps)
         steps.clear()
         a.save(f"{directory}/d.npy", progress=lambda done, total: steps.append((done, total)))
-        files.TILE_BYTES = saved
+        saving.TILE_BYTES = saved
         for what, told in (("reading", read), ("writing", steps)):
             mine = a.local.nbytes
             ends = told[0] == (0, mine) and told[-1] == (mine, mine) and all(x[1] == mine for x in told)
@@ -144,7 +144,7 @@ def memory(comm, directory):
     """A rank holds its part, and never the whole."""
     values = np.arange(800 * 1000, dtype=np.float64).reshape(800, 1000)
     path = _file(comm, f"{directory}/x.npy", values)
-    files.TILE_BYTES = 1 << 17
+    saving.TILE_BYTES = 1 << 17
     with pb.Context(comm, engine="host") as ctx:
         for order in "CF":
             d = pb.MatrixDescriptor(values.shape, (64, 64), pb.Grid.squarest(comm.size), order=order)
@@ -163,24 +163,24 @@ def memory(comm, directory):
                 ),
             )
             comm.Barrier()
-    files.TILE_BYTES = 8 << 20
+    saving.TILE_BYTES = 8 << 20
 
 
 def tiles(comm, directory):
     """Files shared out in tiles of every kind: many rows, one row, parts of rows that are longer than a tile."""
     rng = np.random.default_rng(24)
-    saved = files.TILE_BYTES
+    saved = saving.TILE_BYTES
     path = f"{directory}/x.npy"
     with pb.Context(comm, engine="host") as ctx:
         shapes = (1, 150), (150, 1), (19, 41), (3, 130), (0, 3)
         for tile, shape in in_turn((8, 100, 1000, 1 << 20), shapes, keep=2, first=comm.size // 2):
             order = pick(rng, "CF")
             values = np.asarray(numbers(rng, shape, "float64"), order=order)
-            files.TILE_BYTES = tile
+            saving.TILE_BYTES = tile
             a = ctx.scatter(values if comm.rank == 0 else None, layout(rng, shape, comm.size))
             a.save(path, order=order)
             b = ctx.load(path, layout(rng, shape, comm.size))
-            files.TILE_BYTES = saved
+            saving.TILE_BYTES = saved
             yield f"{tile} B, {shape} {order}", first(misplaced(b, values), unlike(np.load(path), values))
             comm.Barrier()
 

@@ -10,8 +10,8 @@ from mpi4py import MPI
 
 import pblasmp as pb
 from pblasmp import pblas
-from pblasmp.pblas.routines import DTYPE, ROUTINES
-from pblasmp.pblas.vectors import ROUTINES as VECTORS
+from pblasmp.pblas.functions import DTYPE, ROUTINES
+from pblasmp.pblas.vector_functions import ROUTINES as VECTORS
 from tests.helpers.cases import first, numbers
 from tests.helpers.mpi import run_mpi
 from tests.helpers.pblas_cases import arguments, differing, held, matrices, options

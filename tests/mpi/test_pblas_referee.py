@@ -18,8 +18,8 @@ from threadpoolctl import threadpool_info
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.layout.routines import VECTOR_ROUTINES
-from pblasmp.pblas.routines import DTYPE
-from pblasmp.pblas.vectors import ROUTINES as VECTORS
+from pblasmp.pblas.functions import DTYPE
+from pblasmp.pblas.vector_functions import ROUTINES as VECTORS
 from reference.scalapack import ScaLAPACK
 from tests.helpers.cases import first, grids, numbers, pick, scattered, unlike
 from tests.helpers.mpi import run_on_one_node as run_mpi

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.cli.progress import Reporter
+from pblasmp.cli.reports import Reporter
 from pblasmp.cli.run import run_routine
 from pblasmp.layout.routines import ROUTINES
 from pblasmp.problems.files import find, load_any_file, load_problem_file

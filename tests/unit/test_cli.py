@@ -24,8 +24,8 @@ import pblasmp as pb
 from pblasmp import info, launch, resources
 from pblasmp.cli import options
 from pblasmp.cli.commands import cli
-from pblasmp.cli.progress import Channel
 from pblasmp.cli.ranks import FailureError
+from pblasmp.cli.reports import Channel
 from pblasmp.cli.terminal import use_color
 from pblasmp.problems.files import check as check_file
 from pblasmp.problems.files import find
@@ -269,7 +269,7 @@ def test_a_fault_of_ours_says_so(pblasmp, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("pblasmp.cli.product.multiply", broken)
+    monkeypatch.setattr("pblasmp.cli.matmul.multiply", broken)
     status, _, err = pblasmp("matmul")
     assert (status, err) == (1, "pblasmp: ZeroDivisionError: oops (a bug in pblasmp)\n")
 
@@ -278,7 +278,7 @@ def test_interrupted_before_any_rank(pblasmp, monkeypatch):
     def interrupted(*_):
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("pblasmp.cli.product.multiply", interrupted)
+    monkeypatch.setattr("pblasmp.cli.matmul.multiply", interrupted)
     status, _, err = pblasmp("matmul")
     assert (status, err.strip()) == (130, "pblasmp: interrupted")
 
@@ -315,7 +315,7 @@ def test_status_1_is_a_failure_and_2_bad_input(pblasmp, monkeypatch, tmp_path, e
             raise FailureError(told["error"], 2 if told["bad_input"] else 1)
         raise error
 
-    monkeypatch.setattr("pblasmp.cli.product.multiply", fails)
+    monkeypatch.setattr("pblasmp.cli.matmul.multiply", fails)
     found, _, err = pblasmp("matmul", "--size", 8)
     assert found == status
     assert err.startswith("pblasmp: ")

@@ -26,7 +26,7 @@ import pytest
 import pblasmp as pb
 from pblasmp import launch, preload, testing
 from pblasmp.bindings import Library
-from pblasmp.cli.progress import Channel
+from pblasmp.cli.reports import Channel
 from pblasmp.costs.machines import load_machine
 from pblasmp.launch import last_lines
 from pblasmp.launchers import find_launcher

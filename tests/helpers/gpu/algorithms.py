@@ -20,7 +20,7 @@ import numpy as np
 import pblasmp as pb
 from pblasmp.engines.dense import add
 from pblasmp.engines.tensor import algorithms
-from pblasmp.layout.level3 import ROUTINES
+from pblasmp.layout.level3_problem import ROUTINES
 from tests.helpers import epilogues, float8
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 from tests.helpers.slow import in_turn

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.layout.level3 import ROUTINES
+from pblasmp.layout.level3_problem import ROUTINES
 from tests.helpers import level3 as reference
 from tests.helpers.slow import in_turn
 

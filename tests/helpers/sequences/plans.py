@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.layout.level3 import ROUTINES
+from pblasmp.layout.level3_problem import ROUTINES
 from tests.helpers import epilogues, float8
 from tests.helpers.copy_products import PRODUCTS as OF_TENSORS
 from tests.helpers.gpu.algorithms import (

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import pblasmp as pb
 import pblasmp.torch as pt
-from pblasmp.runtime.calls import UserCall
+from pblasmp.runtime.planned import UserCall
 from pblasmp.runtime.plans import Plan
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
 from tests.helpers.mpi import run_mpi, run_on_one_node, run_torch, starts_ranks

@@ -16,7 +16,7 @@ from rich.style import Style
 
 import pblasmp as pb
 from pblasmp.drawing import labels
-from pblasmp.drawing.terminal import show
+from pblasmp.drawing.maps import show
 from pblasmp.problems import files
 from tests.helpers.slow import only_long
 

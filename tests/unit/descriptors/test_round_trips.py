@@ -18,7 +18,7 @@ from jsonschema import Draft202012Validator
 import pblasmp as pb
 from pblasmp.dtypes import ELEMENT_TYPES, as_dtype, result_dtype
 from pblasmp.layout import ParallelProblem
-from pblasmp.layout.level3 import ROUTINES
+from pblasmp.layout.level3_problem import ROUTINES
 from pblasmp.layout.schemes import SCHEMES
 from pblasmp.problems import files
 from pblasmp.problems.files import to_toml

@@ -15,7 +15,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.gpu.cublasmp import faults
-from pblasmp.layout.level3 import ROUTINES
+from pblasmp.layout.level3_problem import ROUTINES
 from pblasmp.runtime import plans
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.gpu.algorithms import (

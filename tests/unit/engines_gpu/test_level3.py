@@ -20,7 +20,7 @@ from pblasmp.bindings import FUNCTIONS, ComputeType, Status
 from pblasmp.engines.gpu.cublasmp.contracts import nearest_level3
 from pblasmp.engines.gpu.engine import METHODS
 from pblasmp.layout import Level3Problem
-from pblasmp.layout.level3 import ROUTINES
+from pblasmp.layout.level3_problem import ROUTINES
 from tests.helpers import level3 as reference
 from tests.helpers.failing_calls import left_behind, lives, names
 from tests.helpers.gpu.level3 import cases, one_case

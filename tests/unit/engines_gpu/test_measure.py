@@ -10,7 +10,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp import timing
-from pblasmp.costs import measure
+from pblasmp.costs import speeds
 from pblasmp.costs.machines import machine_from
 from pblasmp.layout.factor_problem import FactorProblem
 from tests.helpers.machine import Multiplying, machine
@@ -30,16 +30,16 @@ def seconds(run: Any, _: Any = None) -> float:
 def measured(comm: Any, path: str) -> Any:
     with (
         machine(path, Multiplying, comm=comm),
-        mock.patch.multiple(measure, **SMALL),
+        mock.patch.multiple(speeds, **SMALL),
         mock.patch.object(timing, "device_seconds", seconds),
         pb.Context(comm, engine="cublasmp") as ctx,
     ):
         square = pb.MatrixDescriptor((32, 32), (8, 8), pb.Grid(1, ctx.size))
         a = ctx.eye(square)
         product = pb.plan(pb.matmul, a, a)
-        entry = measure.measure_ranks(ctx.engine, ctx.comm, product, lambda _: None)
+        entry = speeds.measure_ranks(ctx.engine, ctx.comm, product, lambda _: None)
         calls = [(each.problem, each) for each in (product, pb.plan("lu", a))]
-        entry["calls"] = measure.measure_calls(ctx.engine, ctx.comm, entry, calls)
+        entry["calls"] = speeds.measure_calls(ctx.engine, ctx.comm, entry, calls)
         about = {"title": "two", "engine": "gpu", "measured": True, "ranks_per_node": ctx.size}
         here = machine_from({**about, "ranks": [entry]}, "here")
         yield (

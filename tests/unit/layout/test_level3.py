@@ -10,7 +10,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.layout import Trapezoid
-from pblasmp.layout.level3 import ROUTINES
+from pblasmp.layout.level3_problem import ROUTINES
 from tests.helpers.level3 import dense, legal_flags, shapes, touched
 
 M, N, K = 4, 3, 5

@@ -19,7 +19,7 @@ from ...._core import Core
 from ....layout.pieces import copy_part
 from ...direct import Asked, Moved, Part, host_address
 from ...direct.sub_matrix import SubMatrix, UnfitError, vote_number
-from ...local.reductions import MATRIX_REDUCTIONS, stored
+from ...local.sums import MATRIX_REDUCTIONS, stored
 
 __all__ = ["MatrixReducer", "Move"]
 

@@ -38,7 +38,7 @@ from ....errors import LibraryNotFoundError
 from ...direct import FAMILIES, Asked, Moved, Outcome, alias, host_address
 from ...direct.asked import SlabSets
 from ...direct.sub_matrix import SubMatrix, UnfitError
-from ...local.reductions import REDUCTIONS
+from ...local.sums import REDUCTIONS
 from .. import blas
 from ..operations import HostOperations
 from ..transport import Buffers, HostTransport

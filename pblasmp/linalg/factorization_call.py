@@ -34,8 +34,8 @@ from ..layout.grid import one_of
 from ..layout.routines import Sizes
 from ..logs import logger
 from ..matrix.distributed import DistributedMatrix
-from ..runtime.calls import run
 from ..runtime.handle import Handle
+from ..runtime.planned import run
 from ..runtime.plans import Task, UserCall
 from ..runtime.reading import check_operands, check_writable, comparable, context_of, glance
 

@@ -16,11 +16,11 @@ import click
 from ..context import Context
 from ..costs.advise import Advice, advise, advise_layers, advise_move, perfect, scale
 from ..costs.machines import Machine, load_machine, machine_from, machine_toml, with_ranks
-from ..costs.measure import measure_calls, measure_ranks
 from ..costs.predict import Prediction, predict, time_text
 from ..costs.pretend import dry_run
+from ..costs.speeds import measure_calls, measure_ranks
 from ..dtypes import as_dtype
-from ..engines.choice import EngineName
+from ..engines.choose import EngineName
 from ..errors import ArgumentError
 from ..layout import Grid, MatmulProblem, MatrixDescriptor
 from ..layout.schemes import FORMS
@@ -29,8 +29,8 @@ from ..planning import plan
 from ..problems.files import load_problem, load_table
 from ..resources import machine_cores, memory_bytes
 from .options import require_directory
-from .progress import Reporter
 from .ranks import on_ranks
+from .reports import Reporter
 
 _LARGE = 2048  # an H200 multiplies matrices of this order five times as fast as its host queues the product
 

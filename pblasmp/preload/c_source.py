@@ -13,8 +13,8 @@ from .. import pblas
 from ..layout.routines import VECTOR_ROUTINES
 from ..pblas.factorizations import BESIDE, SIZES, ScalapackRoutine
 from ..pblas.factorizations import ROUTINES as FACTORIZATIONS
-from ..pblas.routines import DTYPE, ROUTINES
-from ..pblas.vectors import ROUTINES as VECTORS
+from ..pblas.functions import DTYPE, ROUTINES
+from ..pblas.vector_functions import ROUTINES as VECTORS
 
 __all__ = ["ROWS", "Row", "source"]
 
@@ -129,7 +129,7 @@ def _is_value(name: str, row: Row) -> bool:
 
 
 _HEAD = r"""
-/* Made by pblasmp.preload.source. PBLAS, factorizations and moves for LD_PRELOAD: large calls go to pblasmp, in a
+/* Made by pblasmp.preload.c_source. PBLAS, factorizations and moves for LD_PRELOAD: large calls go to pblasmp, in a
    Python in the process, all others to the program's own library. To be loaded it needs neither Python nor MPI. */
 #define _GNU_SOURCE
 #include <ctype.h>

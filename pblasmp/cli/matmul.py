@@ -19,19 +19,19 @@ import pblasmp as pb
 from ..comm import nodes_of
 from ..context import Context
 from ..dtypes import DTYPES, as_dtype, scalar
-from ..engines.choice import EngineName
+from ..engines.choose import EngineName
 from ..errors import ArgumentError
 from ..launchers import surroundings
 from ..layout import Grid, MatmulProblem
 from ..layout.problem import Op
 from ..matrix.creation import default_block
 from ..matrix.distributed import DistributedMatrix
-from ..matrix.io.files import format_of, open_source
+from ..matrix.io.saving import format_of, open_source
 from ..matrix.io.source import Source, element_type
 from ..timing import samples
 from .options import require_directory
-from .progress import Reporter
 from .ranks import on_ranks
+from .reports import Reporter
 from .terminal import plain
 
 __all__ = ["ProductOptions", "multiply", "print_result"]
