@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cuSOLVERMp's factorizations and solves, to be timed beside pblasmp's: in place, in layouts that it takes.
+"""cuSOLVERMp's factorizations and solves, to be compared with pblasmp's: in place, in layouts that it takes.
 
 These are float64 matrices in F order with square blocks on a grid of all ranks. On several rows of processes its pivots
 of LU are not those of partial pivoting.

@@ -6,7 +6,7 @@ with PBLAS's logical block raised, and MKL's with MKL as pblasmp's local BLAS, t
 local arrays, in turns; what restores the matrices between two runs is not timed. Residuals are checked once for each
 case. Short cases have more rounds than long ones, and portions (``--only``, ``-n``, ``--grid``) of one commit are put
 together. Where ranks outnumber cores, MPICH is told to leave the core while it waits.
-On GPUs, beside cuSOLVERMp: ``mpirun -n 2 python benchmarks/factorizations.py --gpu``.
+On GPUs, compared with cuSOLVERMp: ``mpirun -n 2 python benchmarks/factorizations.py --gpu``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time factorizations and solves on GPUs beside cuSOLVERMp's; ``factorizations.py --gpu`` calls it.
+"""Time factorizations and solves on GPUs, compared with cuSOLVERMp's; ``factorizations.py --gpu`` calls it.
 
 Both compute in place on the same local arrays, in turns, on matrices of float64 in F order. What restores the matrices
 is not timed. Before they are timed, what each computes is checked by the residual of a product or a system.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks beside ScaLAPACK share: their options, the launches of ranks, and files of results."""
+"""What the benchmarks against ScaLAPACK share: their options, the launches of ranks, and files of results."""
 
 from __future__ import annotations
 

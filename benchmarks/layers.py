@@ -2,7 +2,7 @@
 """Time tensor-parallel products as users call them: ``mpirun -n 2 python3 benchmarks/layers.py``.
 
 A layer without and with gradients, the function of pblasmp.torch, the plain call, and a plan of the same product;
-beside them PyTorch's GEMM and NCCL's collective in eager mode. One rank per GPU, bfloat16. Calls are queued in a row:
+compared with PyTorch's GEMM and NCCL's collective in eager mode. One rank per GPU, bfloat16. Calls are queued in a row:
 the time of one is the device's time between them, so the host's time counts where it is the longer one; "host" is that
 alone, of a small product. NVLink multicast is never used.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each routine on one node, on two and on four, beside Debian's ScaLAPACK: ``python benchmarks/nodes.py``.
+"""Each routine on one node, on two and on four, compared with Debian's ScaLAPACK: ``python benchmarks/nodes.py``.
 
 The nodes are made of one machine: MPICH sends messages between them over sockets (MPIR_CVAR_NUM_CLIQUES), and pblasmp
 takes them for nodes (PBLASMP_RANKS_PER_NODE). Both contenders run in the same processes, in turns, on the same arrays.

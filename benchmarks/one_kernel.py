@@ -2,7 +2,7 @@
 """Time tensor-parallel products as CUDA graphs, by every algorithm: ``mpirun -n 2 python3 benchmarks/one_kernel.py``.
 
 One rank per GPU. The ranks replay a graph some times in a row, after a replay in which they wait for each other; the
-slowest one's time per replay counts, on the device's clock. Beside pblasmp's algorithms: PyTorch's GEMM and NCCL's
+slowest one's time per replay counts, on the device's clock. Compared with: PyTorch's GEMM and NCCL's
 collective one after the other, and the GEMM alone. Every result is checked. NVLink multicast is never used.
 """
 
@@ -176,7 +176,7 @@ def run_on_gpus(
     benchmark: str, doc: str, forms: Sequence[str], shapes: Sequence[tuple[int, int, int]], rounds: int,
     rows: Callable[[pb.Context, argparse.Namespace], list[dict[str, Any]]],
 ) -> None:  # fmt: skip
-    """Run a benchmark of tensor-parallel products beside NCCL's collectives; ``--results`` saves what it finds."""
+    """Compare tensor-parallel products with NCCL's collectives; ``--results`` saves what it finds."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--forms", nargs="+", choices=forms, default=list(forms))

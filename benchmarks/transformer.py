@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train transformer blocks beside PyTorch's own tensor parallelism: ``mpirun -n 2 python -m benchmarks.transformer``.
+"""Transformer blocks against PyTorch's own tensor parallelism: ``mpirun -n 2 python -m benchmarks.transformer``.
 
 The block of examples/torch_transformer.py, heads, MLP and tokens split: forward, loss, backward and optimizer step.
 Every way trains a copy of the same model on the same ranks and tokens. Its losses are compared with those of one

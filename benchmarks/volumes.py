@@ -3,14 +3,14 @@
 
 ``traffic()`` runs the algorithm of every rank on arrays without values. The script prints a table in Markdown.
 
-Of factorizations: bytes received by the rank that receives most, beside the volume of an algorithm in two dimensions
-that sends each rank only what it multiplies, once; and the memory of the rank that needs most, beside its part of the
-two matrices.
+Of factorizations: bytes received by the rank that receives most, compared with the volume of an algorithm in two
+dimensions that sends each rank only what it multiplies, once; and the memory of the rank that needs most, compared with
+its part of the two matrices.
 
-Of products on nodes of 8 ranks: bytes received by the rank that receives most, beside SUMMA's, which sends each rank
-its rows of A and columns of B, and beside the bound of COSMA's authors, 2 m n k / (P sqrt(S)) elements for P ranks that
-each keep S, here a rank's part of the three matrices. Ranks of a node share what it receives, so the bound is not one
-for them.
+Of products on nodes of 8 ranks: bytes received by the rank that receives most, compared with SUMMA's, which sends each
+rank its rows of A and columns of B, and with the bound of COSMA's authors, 2 m n k / (P sqrt(S)) elements for P ranks
+that each keep S, here a rank's part of the three matrices. Ranks of a node share what it receives, so the bound is not
+one for them.
 """
 
 from __future__ import annotations

@@ -31,30 +31,30 @@ OTHERS = ("GEMM alone", SEPARATE, "PyTorch", "PyTorch's", "cuBLASMp's", "nvmath"
 """What names of contenders begin with that are not algorithms of pblasmp."""
 
 TITLES = {
-    "host_gemm-debian": "Products beside Debian's ScaLAPACK and NumPy",
-    "host_gemm-debian-thin": "A matrix times few columns, beside Debian's ScaLAPACK and NumPy",
-    "host_gemm-mkl": "Products beside MKL's ScaLAPACK",
+    "host_gemm-debian": "Products, compared with Debian's ScaLAPACK and NumPy",
+    "host_gemm-debian-thin": "A matrix times few columns, compared with Debian's ScaLAPACK and NumPy",
+    "host_gemm-mkl": "Products, compared with MKL's ScaLAPACK",
     "host_gemm-memory": "Peak memory of a product",
-    "level3-debian": "Level-3 routines beside Debian's ScaLAPACK",
-    "level3-debian-thin": "Level-3 routines with few columns, beside Debian's ScaLAPACK",
-    "level3-mkl": "Level-3 routines beside MKL's ScaLAPACK",
+    "level3-debian": "Level-3 routines, compared with Debian's ScaLAPACK",
+    "level3-debian-thin": "Level-3 routines with few columns, compared with Debian's ScaLAPACK",
+    "level3-mkl": "Level-3 routines, compared with MKL's ScaLAPACK",
     "level3-gpu": "Level-3 routines on GPUs",
-    "many_calls-debian": "Many calls on sub-matrices, beside Debian's PBLAS: ",
-    "many_calls-mkl": "Many calls on sub-matrices, beside MKL's PBLAS: ",
+    "many_calls-debian": "Many calls on sub-matrices, compared with Debian's PBLAS: ",
+    "many_calls-mkl": "Many calls on sub-matrices, compared with MKL's PBLAS: ",
     "redistribution": "Moving a matrix",
     "vectors": "Routines of levels 1 and 2",
     "rounding": "Errors by where sums are rounded",
-    "nodes": "Routines on simulated nodes, beside Debian's ScaLAPACK",
+    "nodes": "Routines on simulated nodes, compared with Debian's ScaLAPACK",
     "cholesky": "Cholesky factorization by level-3 routines",
-    "factorizations-debian": "Factorizations and solves beside Debian's ScaLAPACK",
-    "factorizations-mkl": "Factorizations and solves beside MKL's ScaLAPACK",
+    "factorizations-debian": "Factorizations and solves, compared with Debian's ScaLAPACK",
+    "factorizations-mkl": "Factorizations and solves, compared with MKL's ScaLAPACK",
     "factorizations-gpu": "Factorizations and solves on GPUs",
     "tensor_parallel": "Tensor-parallel products: ",
     "layers": "Tensor-parallel products as users call them",
     "one_kernel": "Products and collectives in one kernel, as CUDA graphs",
     "transformer": "Transformer blocks in training",
-    "predict": "Predictions beside measurements",
-    "predict-h200": "Predictions beside measurements: H200",
+    "predict": "Predictions and measurements",
+    "predict-h200": "Predictions and measurements: H200",
     "gpu_matmul-2d": "2D block-cyclic products",
     "gpu_matmul-layouts": "2D block-cyclic products by op and layout",
     "gpu_matmul-allgather_matmul": "AllGather + GEMM in the layout of the scheme",
@@ -62,7 +62,7 @@ TITLES = {
     "gpu_matmul-matmul_allreduce": "GEMM + AllReduce in the layout of the scheme",
     "gpu_matmul-host": "Host time per call",
     "gpu_host": "Host time of many small calls",
-    "gpu_matmul-nvmath": "Beside nvmath-python: ",
+    "gpu_matmul-nvmath": "Compared with nvmath-python: ",
 }
 
 
@@ -86,20 +86,20 @@ def compare(run: Run, contenders: Sequence[str]) -> Iterator[tuple[Mapping[str, 
 
 
 def spread(ratios: Iterable[float]) -> str:
-    """Return the median of some ratios, and the least and the most of them."""
+    """Return the median of some ratios, and their minimum and maximum."""
     found = sorted(ratios)
     if len(found) == 1:
         return f"{found[0]:.2f}"
-    return f"{median(found):.2f} ({found[0]:.2f} to {found[-1]:.2f})"
+    return f"{median(found):.2f} ({found[0]:.2f}–{found[-1]:.2f})"
 
 
 READERS = """\
 | you have | you get | how fast |
 | --- | --- | --- |
-| a script for mpirun: [quickstart](docs/quickstart.md) | matrices with NumPy's operators, `A @ B`, `pb.linalg.solve`, Cholesky, LU, QR, least squares, eigenvalues; .npy, HDF5 and Zarr files | factorizations and solves {hosts} times as fast as ScaLAPACK with OpenBLAS ({hosts_on}) |
-| a code written against ScaLAPACK: [porting](docs/porting.md), [preload](docs/preload.md) | levels 1 to 3, factorizations and eigenvalues under ScaLAPACK's names (`pdgemm`, `pdpotrf`, `pdgesv`, `pdsyev`), in NumPy arrays; a compiled program runs unchanged under `pblasmp preload` | blocked algorithms, call by call on sub-matrices, {calls} times as fast as Debian's PBLAS ({calls_on}); calls of level 1 and [small ones](docs/performance.md) are slower |
-| GPUs: [GPUs](docs/gpu.md), [linear algebra](docs/solving.md) | the same scripts on cuBLASMp, and algorithms of our own where they are faster | {solvers}; products {products} times as fast as NCCL + cuBLAS ({products_on}) |
-| tensor-parallel layers: [products](docs/tensor-parallel.md), [PyTorch](docs/torch.md) | AllGather + GEMM, GEMM + ReduceScatter, + AllReduce, + AllGather; layers with gradients, DTensor, FSDP2, torch.compile, 8 bits | products {plans} times as fast as NCCL + cuBLAS, in turns or as one CUDA graph ({plans_on}){layers} |
+| a script for mpirun: [quickstart](docs/quickstart.md) | matrices with NumPy's operators, `A @ B`, `pb.linalg.solve`, Cholesky, LU, QR, least squares, eigenvalues; .npy, HDF5 and Zarr files | factorizations and solves {hosts} times the speed of ScaLAPACK with OpenBLAS ({hosts_on}) |
+| a code written against ScaLAPACK: [porting](docs/porting.md), [preload](docs/preload.md) | levels 1 to 3, factorizations and eigenvalues under ScaLAPACK's names (`pdgemm`, `pdpotrf`, `pdgesv`, `pdsyev`), in NumPy arrays; a compiled program runs unchanged under `pblasmp preload` | blocked algorithms, call by call on sub-matrices, {calls} times the speed of Debian's PBLAS ({calls_on}); calls of level 1 and [small ones](docs/performance.md) are slower |
+| GPUs: [GPUs](docs/gpu.md), [linear algebra](docs/solving.md) | the same scripts on cuBLASMp, and algorithms of our own where they are faster | {solvers}; products {products} times the speed of NCCL + cuBLAS ({products_on}) |
+| tensor-parallel layers: [products](docs/tensor-parallel.md), [PyTorch](docs/torch.md) | AllGather + GEMM, GEMM + ReduceScatter, + AllReduce, + AllGather; layers with gradients, DTensor, FSDP2, torch.compile, 8 bits | products {plans} times the speed of NCCL + cuBLAS, in turns or as one CUDA graph ({plans_on}){layers} |
 | layouts to test or to plan: [layouts](docs/layouts.md), [planning](docs/planning.md) | who owns what, is this product legal, what does it send, how long does it take on 1,000 ranks | without MPI or a GPU |
 """  # noqa: E501
 
@@ -117,7 +117,7 @@ def readers() -> str:
             for name, routine in (("Cholesky", "potrf"), ("LU", "getrf"), ("QR", "geqrf"))
         )
         told = ", ".join(f"{name} {spread(each)}" for name, each in ratios if each)
-        solvers.append(f"{told} times as fast as cuSOLVERMp ({on[0].where})")
+        solvers.append(f"{told} times the speed of cuSOLVERMp ({on[0].where})")
     hosts, calls = runs["factorizations-debian-4-ranks"], runs["many_calls-debian-2x2-4-ranks"]
     products = runs["gpu_matmul-2d-2-gpus"]
     plans = [runs[f"tensor_parallel-{form}-2-gpus"] for form in FORMS]
@@ -210,7 +210,7 @@ def comparison() -> str:
         ],
     ]  # fmt: skip
     measured[f"- {title_of(training)}: {source(training)}"] = None
-    ratios = table(["", "on", "beside", "times as fast: median (least to most)"], rows, 1)
+    ratios = table(["", "on", "compared with", "speedup: median (min–max)"], rows, 1)
     return "\n".join([ratios, *measured, ""])
 
 
@@ -231,7 +231,7 @@ def own(row: Mapping[str, Any]) -> float | None:
 
 
 def fastest(row: Mapping[str, Any]) -> float | None:
-    """Return the shortest time in a row of an algorithm that was asked for by name, None if there is none."""
+    """Return the shortest time in a row of an algorithm that was requested by name, None if there is none."""
     others = (*OTHERS, "pblasmp")
     times = [middle(row, name) for name in row.get("seconds", {}) if not name.startswith(others)]
     return min((time for time in times if time is not None), default=None)
@@ -348,7 +348,7 @@ def many_calls() -> str:
             beside = "Debian's" if run.reference == "debian" else "MKL's"
             rows.append([beside, _on(grid, run), what, str(len(chosen)), *ratios])
     contenders = ["`pblasmp.pblas`", "views", "views, first time", "Debian's, blocks of 256"]
-    head = ["beside", "ranks on cores", "matrices", "cases", *contenders]
+    head = ["compared with", "ranks on cores", "matrices", "cases", *contenders]
     parts = [table(head, rows, 5), *(f"{source(run)}\n" for run in (*debian, *mkl))]
     calls: dict[str, list[str]] = {}
     for run in debian:
@@ -389,12 +389,12 @@ def factorizations() -> str:
             )  # fmt: skip
     if not rows:
         return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
-    head = ["beside", "ranks on cores", "routine", "not slower", "times as fast"]
+    head = ["compared with", "ranks on cores", "routine", "not slower", "speedup: median (min–max)"]
     return "\n".join([table(head, rows), *measured, ""])
 
 
 def nodes() -> str:
-    """Return the table of each routine on one, two and four simulated nodes, beside Debian's ScaLAPACK."""
+    """Return the table of each routine on one, two and four simulated nodes, compared with Debian's ScaLAPACK."""
     run = results.runs().get("nodes-4-ranks")
     if run is None:
         return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
@@ -443,7 +443,7 @@ def vector_times() -> str:
     of_that = f", of which the vote of all ranks is {_listed(votes)}" if votes else ""
     sizes = found[0].options["n"]
     return (
-        f"Beside Debian's ScaLAPACK, n from {min(sizes)} to {max(sizes)}, these routines are not slower "
+        f"Compared with Debian's ScaLAPACK, n from {min(sizes)} to {max(sizes)}, these routines are not slower "
         f"{_listed(ahead)}. The first number compares with ScaLAPACK called from Python, by ctypes, which turns the "
         "arguments into pointers in each call; the one in parentheses with the same call whose pointers were made "
         "beforehand, as in a Fortran program.\n\n"
@@ -554,13 +554,13 @@ def _one_kernel(run: Run) -> str:
         SEPARATE,
         "others",
         "one kernel",
-        "times as fast as the best",
+        "speedup over the best",
     ]
     return table(head, rows, 5) + f"\n{source(run)}\n"
 
 
 def gathered_rates() -> str:
-    """Return what AllGather + GEMM of 1024 x 1024 x 1024 reaches by each way, for docs/internals/one-kernel.md."""
+    """Return what AllGather + GEMM of 1024 x 1024 x 1024 reaches by each algorithm, for internals/one-kernel.md."""
     run = results.runs()["tensor_parallel-allgather_matmul-4-gpus"]
     row = next(row for row in run.rows if set(row["case"].values()) == {1024})
     ways = {
@@ -681,7 +681,7 @@ def predictions() -> str:
             misses += [[run.where, what, f"{ratio:.2f}"] for what, ratio in wrong.items()]
         lines.append(line)
     parts = [
-        "Predicted over measured time, the median (least to most):\n",
+        "Predicted over measured time, median (min–max):\n",
         table(["on", "products within 0.8 to 1.25", "", "all else within half to twice", ""], lines, 4),
     ]
     if misses:

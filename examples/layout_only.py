@@ -8,8 +8,7 @@ Prints:
     A[4, 12] is on rank 3 at [1, 4]
     A^T is 13x10 float64 in blocks of 2x3 on 3x2 processes in col order, F order
     A^T A is legal: 13 x 13 x 10
-    a fault in this product:
-      - b: the rows of op(B) are in blocks of 2, expected 3 like the columns of op(A)
+    this product: b: the rows of op(B) are in blocks of 2, expected 3 like the columns of op(A)
 """
 
 from __future__ import annotations

@@ -77,9 +77,10 @@ class ClosedError(PblasmpError, RuntimeError):
 
 
 def faults_text(where: str, faults: Sequence[str]) -> str:
-    """Return a message that lists every fault: ``2 faults in this product:``, then one per line. Local."""
-    count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
-    return "\n  - ".join([f"{count} in {where}:", *faults])
+    """Return a message that names every fault, the first one in the first line, which logs and pytest show. Local."""
+    first, *others = faults
+    count = f" has {len(faults)} faults" if others else ""
+    return "\n  - ".join([f"{where}{count}: {first}", *others])
 
 
 def counted(number: int, noun: str) -> str:

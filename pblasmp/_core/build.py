@@ -32,7 +32,7 @@ def digest() -> str:
 
 
 def _compiler() -> list[str] | None:
-    """Return ``$CC``, which may have options, or the first of the usual names that is there; None without one."""
+    """Return ``$CC``, which may have options, or the first of the usual names that exists; None without one."""
     given = shlex.split(os.environ.get("CC", ""))
     candidates = [given] if given else [["cc"], ["gcc"], ["clang"]]
     return next((each for each in candidates if shutil.which(each[0])), None)

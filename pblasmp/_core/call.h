@@ -148,7 +148,7 @@ typedef int wait(int64_t flag); /* returns 0 once it is up; else the call is bro
 typedef void blas(void);
 
 struct call {
-    /* What is asked for: ``Asked`` of engines/direct/request.py. */
+    /* What is requested: ``Asked`` of engines/direct/request.py. */
     int64_t routine, name; /* its number above, and one of its name in messages */
     int64_t is_new;
     char side, uplo, op_a, op_b, diag, unused[3];

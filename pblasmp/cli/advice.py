@@ -41,7 +41,7 @@ def measure(ranks: Sequence[int], output: Path, engine: EngineName, title: str |
     """Measure this machine on each number of ranks, and write its file. Collective over ranks.
 
     Raises:
-        PblasmpError: the file that is there is no machine's.
+        PblasmpError: the existing file is not a machine's.
         FileNotFoundError: its directory does not exist.
         FailureError: a rank that was started failed.
     """

@@ -484,7 +484,7 @@ def plan(
 @click.option(
     "--runs",
     type=click.IntRange(0),
-    help="How often each call is repeated beside other work.  [default: 300 on GPUs, 5 on CPU ranks]",
+    help="How often each call is repeated while other work runs.  [default: 300 on GPUs, 5 on CPU ranks]",
 )
 @engine
 @as_json

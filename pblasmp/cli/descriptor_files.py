@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from ..errors import LayoutError, counted
+from ..errors import LayoutError, counted, faults_text
 from ..layout import MatrixDescriptor, ParallelProblem
 from ..problems.files import (
     MOST_BYTES,
@@ -214,10 +214,8 @@ def print_checked(checked: list[dict[str, Any]]) -> None:
     for one in checked:
         file, faults = plain(one["file"]), one["faults"]
         if faults:
-            count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
-            click.secho(f"{file}: {count}", fg="red")
-            for fault in faults:
-                click.echo("  - " + plain(fault).replace("\n", "\n    "))
+            first, *others = (plain(fault).replace("\n", "\n    ") for fault in faults)
+            click.secho(faults_text(file, [first, *others]), fg="red")
             continue
         click.secho(f"{file}: legal", fg="green")
         if "title" in one:

@@ -231,7 +231,7 @@ def print_diagnosis(found: dict[str, Any]) -> None:
         noise = found["noise"]
         if noise["calls"]:
             repeated = f"{noise['calls']} calls repeated {noise['runs']} times"
-            click.echo(f"{'noise':<12} {repeated} beside other work, with late ranks")
+            click.echo(f"{'noise':<12} {repeated} while other work runs, with late ranks")
         for name, unit in (("copy", "GB/s"), ("gemm", "GFLOP/s")):
             beside = f", expected {found['expected'][name] / 1e9:.1f}" if "expected" in found else ""
             click.echo(f"{name:<12} {found['speed'][name] / 1e9:.1f} {unit} per rank{beside}")

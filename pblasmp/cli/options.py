@@ -217,7 +217,7 @@ algo = click.option(
     metavar="NAME",
     default="auto",
     show_default=True,
-    help="Algorithm, by its name in Python; a wrong name lists those that there are.",
+    help="Algorithm, by its name in Python; an unknown name prints the list.",
 )
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

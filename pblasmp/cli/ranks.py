@@ -66,7 +66,7 @@ def on_ranks(work: Work, options: Any, nranks: int | None) -> Result:
         FailureError: a new rank failed.
         LibraryNotFoundError: there is no launcher.
         ArgumentError: the folder of temporary files is not trusted: the orders of new ranks lie there.
-        click.UsageError: the launcher started a different number of ranks from what was asked for.
+        click.UsageError: the launcher started a different number of ranks from what was requested.
     """
     around = surroundings()
     if around is None:

@@ -39,6 +39,7 @@ _FOUND = "found"
 
 CLOSING = "closing the context"
 _LEAVING = "leaving the context"
+_MOST_NAMED = 4  # calls in the first line of an error
 _GRACE_SECONDS = 1.0
 _BLOCKED_SECONDS = 20.0
 
@@ -561,7 +562,8 @@ def _values(facts: tuple[tuple[str, str], ...], faulty: bool) -> NDArray[np.int6
 def _mismatch(facts: list[dict[str, str]]) -> RankMismatchError:
     calls = [each["call"] for each in facts]
     if len(set(calls)) > 1:
-        return RankMismatchError("the ranks made different calls:" + _by_rank(calls))
+        some = ", ".join(list(dict.fromkeys(calls))[:_MOST_NAMED])
+        return RankMismatchError(f"the ranks made different calls: {some}{_by_rank(calls)}")
     everyones = dict.fromkeys(name for each in facts for name in each)
     names = [name for name in everyones if len({each.get(name) for each in facts}) > 1]
     # A fact that some ranks lack shows that they came another way: as to a plan. Without a number of the call they do
@@ -569,7 +571,7 @@ def _mismatch(facts: list[dict[str, str]]) -> RankMismatchError:
     common = [name for name in names if all(name in each for each in facts)]
     shown = common or [name for name in names if name != NUMBER][:1]
     text = "".join(f"\n  {name}:" + _by_rank([str(each.get(name)) for each in facts]) for name in shown)
-    error = RankMismatchError(f"{calls[0]}: the ranks gave different arguments:{text}")
+    error = RankMismatchError(f"{calls[0]}: the ranks gave different arguments: {', '.join(shown)}{text}")
     _mark(error).differing = common
     return error
 

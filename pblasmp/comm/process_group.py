@@ -72,8 +72,8 @@ class _Message:
 class _Messages:
     """Messages to one rank, or from one, which end in their order: a thread waits for them while there are any.
 
-    gloo cannot be polled. One thread for all ranks could wait for a message that comes only after another one that
-    is there already has been taken.
+    gloo cannot be polled. One thread for all ranks could wait for a message that comes only after another one,
+    which has arrived, is taken.
     """
 
     def __init__(self, changed: threading.Condition) -> None:

@@ -144,7 +144,7 @@ class SideChannel:
         index: which channel of these processes.
         found: what the next agreement compares besides, a number and what it is made of: see ``compare_later``.
         communicators: MPI's of the context, each with what this rank has counted on it.
-        dirty: they have been used in ways that are not counted, or transfers on them were given up.
+        dirty: they have been used without being counted, or transfers on them were given up.
     """
 
     def __init__(self, rank: int, members: Members) -> None:

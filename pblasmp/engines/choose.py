@@ -34,8 +34,8 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
 
     Raises:
         ArgumentError: the name is unknown, or PBLASMP_RANKS_PER_NODE is not a positive integer.
-        LibraryNotFoundError: "cublasmp" was asked for, and a library, driver or GPU is missing.
-        UnsupportedError: "cublasmp" was asked for, and two ranks have the same GPU, or the library is too old.
+        LibraryNotFoundError: "cublasmp" was requested, and a library, driver or GPU is missing.
+        UnsupportedError: "cublasmp" was requested, and two ranks have the same GPU, or the library is too old.
     """
     with Agreement(comm, "Context") as facts:
         facts["engine"] = name
@@ -43,7 +43,7 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
             raise ArgumentError(f"engine: expected one of {', '.join(NAMES)}, got {name!r}")
         facts["PBLASMP_RANKS_PER_NODE"] = ranks_per_node()
     if name == "host":
-        return HostEngine(comm, "asked for")
+        return HostEngine(comm, "requested")
     why = _without_cupy(comm)
     if why and name == "auto":
         return HostEngine(comm, why)  # without loading any module for GPUs
@@ -64,7 +64,7 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
     try:
         with Agreement(comm, "Context") as facts:
             facts["cuBLASMp"] = version_text(library.version)
-            engine = GpuEngine(comm, device, library, "asked for" if name == "cublasmp" else why, nccl)
+            engine = GpuEngine(comm, device, library, "requested" if name == "cublasmp" else why, nccl)
     except Exception:
         if engine is not None:  # another rank has failed to make one
             engine.close()

@@ -65,7 +65,7 @@ def library_refusal(options: Options, operands: Planned, *, leaves_sms: bool = F
 
 
 def travel_refusal(asked: np.dtype | None, travels: np.dtype) -> str:
-    """Return why partial sums cannot travel in the type asked for or a wider one, or an empty string. Local."""
+    """Return why partial sums cannot travel in the type requested or a wider one, or an empty string. Local."""
     if asked is None or asked == travels or asked.itemsize < travels.itemsize:
         return ""
     return f"comm_dtype: partial sums travel in {travels.name} here, not in {asked}"
@@ -76,7 +76,7 @@ class Verdict:
     """The verdict on an algorithm for a problem; true if the algorithm is known to apply. Local.
 
     Attributes:
-        applies: whether the algorithm can be taken; None if that was not asked, since another one was taken first.
+        applies: whether the algorithm can be taken; None if that was not tried, since another one was taken first.
         why: why it was taken, or not.
         taken: it is the one that runs, chosen by "auto" or by name.
     """
@@ -92,7 +92,7 @@ class Verdict:
         if self.taken:
             return f"taken: {self.why}" if self.why else "taken"
         if self.applies is None:
-            return f"not asked: {self.why}"
+            return f"not tried: {self.why}"
         return f"applies: {self.why}" if self.applies and self.why else self.why or "applies"
 
 
@@ -128,7 +128,7 @@ def choose(
 ) -> tuple[Method, Any, dict[str, Verdict]]:
     """Return the algorithm to take, the problem as it sees it, and the verdict on every algorithm.
 
-    Collective over the context. Algorithms that come after the one taken, by rule or by measured times, are not asked
+    Collective over the context. Algorithms that come after the one taken, by rule or by measured times, are not tried
     whether they apply.
 
     Raises:
@@ -152,7 +152,7 @@ def choose(
                 each: _verdict(each, name, options, refused.get(each, ""), measured) for each in known
             }
             for each in known.keys() - refused.keys() - {name}:
-                why = verdicts[each].why if options.algo == "auto" else f"{name} was asked for"
+                why = verdicts[each].why if options.algo == "auto" else f"{name} was requested"
                 verdicts[each] = Verdict(applies=None, why=why)
             return known[name], views[name], verdicts
         refused[name] = why
@@ -204,12 +204,12 @@ def _verdict(
     if name == best:
         reason = "the fastest by rule"
         if options.algo != "auto":
-            reason = "asked for"
+            reason = "requested"
         elif name in measured:
             reason = f"measured on this machine, about {measured[name] * 1e6:.0f} µs"
         return Verdict(applies=True, why=reason, taken=True)
     if options.algo != "auto" or best is None:
-        return Verdict(applies=True, why="not asked for")
+        return Verdict(applies=True, why="not requested")
     if best in measured and name in measured:
         return Verdict(applies=True, why=f"slower than {best}: measured, about {measured[name] * 1e6:.0f} µs")
     if best in measured:

@@ -83,7 +83,7 @@ class Roles(NamedTuple):
     options: Mapping[str, Any] = MappingProxyType({})
 
     def each(self, what: str) -> list[Any]:
-        """Return the layout, or the local array, of A, B, C and D; None for those that there are not. Local."""
+        """Return the layout, or the local array, of A, B, C and D; None for those that are missing. Local."""
         found: list[Any] = []
         for name, x in (("a", self.a), ("b", self.b), ("c", self.c), ("d", self.d)):
             its = None if x is None else getattr(x, what)

@@ -310,7 +310,7 @@ _MEANINGS = {
         "an array of int32 for each of this process's rows of A and a block more: row i of A was exchanged with row "
         "ipiv[l], counted from 1, l being i's place here, from 0"
     ),
-    "work": "is written only if a size is asked for, to 1; None: it is not",
+    "work": "is written only if a size is requested, to 1; None: it is not",
     "lwork": "-1 asks for the size of ``work``; otherwise not read",
     "iwork": "as ``work``",
     "liwork": "as ``lwork``",

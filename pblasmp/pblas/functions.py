@@ -323,7 +323,7 @@ def _read(
     faults, matrices = routine.faults(full), {}
     asks = routine.asks(given)
     if routine.optional:
-        facts["sizes of workspaces"] = "asked for" if asks else "not asked for"
+        facts["sizes of workspaces"] = "requested" if asks else "not requested"
     if asks:
         routine.check_values(faults, given, {}, dtype)
         faults.check()

@@ -324,8 +324,7 @@ def load_table(file: str | PathLike[str]) -> Table:
 
 def file_error(path: Path, faults: list[str]) -> LayoutError:
     """Return the error that names a file and all its faults. Local."""
-    text = faults[0] if len(faults) == 1 else faults_text("this file", faults)
-    return LayoutError(f"{path}: {text}")
+    return LayoutError(faults_text(str(path), faults))
 
 
 def _read(file: Source, kind: str = "problems") -> tuple[Path, Table, list[str]]:

@@ -41,7 +41,7 @@ class Place(NamedTuple):
 class Handle:
     """A descriptor and this rank's local array. Users have ``DistributedMatrix``; modules below it take this. Local.
 
-    A view knows where it is in its matrix. Its descriptor and its local array are made when they are asked for: a
+    A view knows where it is in its matrix. Its descriptor and its local array are made on first use: a
     product of views may need neither.
 
     Attributes:

@@ -20,7 +20,7 @@ class Report:
     Attributes:
         call: the product: ops, sizes, type, scheme.
         engine: name of the engine; ``ctx.engine.why`` says why it was chosen.
-        asked: the algorithm asked for.
+        asked: the algorithm requested.
         path: how it is computed.
         sent_bytes: bytes that this rank sends to other ranks in one run.
         copied_bytes: bytes that this rank copies within its node's memory in one run.
@@ -56,7 +56,7 @@ class Report:
         lines = [
             self.call,
             f"  engine     {self.engine}",
-            f"  path       {self.path} (asked for: {self.asked})",
+            f"  path       {self.path} (requested: {self.asked})",
             f"  each run   {bytes_text(self.sent_bytes)} sent, {bytes_text(self.copied_bytes)} copied by this rank",
             f"  workspace  {bytes_text(device)} on the device, {bytes_text(host)} on the host",
             *(f"  first      {move}" for move in self.moved),

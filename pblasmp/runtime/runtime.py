@@ -105,7 +105,8 @@ class Runtime(Generic[Matrix]):
             self.control.patient = self.comm.patient
             open_boards(self.comm, self.control)
             self._begin()
-            logger.info("engine %s on %d ranks: %s", self.engine.name, self.comm.size, self.engine.why)
+            ranks = counted(self.comm.size, "rank")
+            logger.info("engine %s on %s: %s", self.engine.name, ranks, self.engine.why)
         except BaseException as error:
             if is_agreed(error, self.comm):
                 if hasattr(self, "engine"):

@@ -152,7 +152,7 @@ def by_name(comm):
                 said = (report.algorithm, report.asked, report.algorithms[algo].why) == (
                     algo,
                     algo,
-                    "asked for",
+                    "requested",
                 )
                 listed = set(report.algorithms) == set(NAMES[name])
                 yield f"{name} {algo}", wrong or (None if said and listed else str(report))

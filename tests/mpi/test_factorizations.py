@@ -294,7 +294,7 @@ def names(comm):
         asked = pblas.pdgetri(8, *at, ipiv, work, -1, iwork, -1)
         yield "sizes", None if (asked, work[0], iwork[0]) == (0, 1, 1) else f"{asked} {work} {iwork}"
         if comm.size > 1:
-            size, words = -1 if comm.rank else 10, ["sizes of workspaces", "not asked for on rank 0"]
+            size, words = -1 if comm.rank else 10, ["sizes of workspaces", "not requested on rank 0"]
             wrong = agreed_error(ctx, pb.RankMismatchError, words, pblas.pdgeqrf, 8, 8, *at, tau, work, size)
             yield "sizes on some ranks", wrong
         yield "nothing", None if pblas.pdgetrf(0, 8, *at, ipiv) == pblas.pdpotrf("L", 0, *at) == 0 else "INFO"
@@ -392,7 +392,7 @@ def algorithms(comm):
                 yield f"{name} plan", first(*(alike(plan(), expected) for _ in range(2)))
                 report, problem = plan.report(), plan.problem
             said = (report.algorithm, report.asked, str(report.algorithms["panels"])) == (
-                "panels", "panels", "taken: asked for",
+                "panels", "panels", "taken: requested",
             )  # fmt: skip
             yield f"{name} report", None if said and "panels" in str(report) else str(report)
             verdicts = pb.algorithms(problem, ctx)

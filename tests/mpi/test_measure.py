@@ -169,7 +169,7 @@ def test_what_doctor_prints(capsys):
     }  # fmt: skip
     ranks = {
         "ranks": 1, "nodes": 1, "ranks_of_node": 1, "cores": 2, "why_not_shared": "", "engine": "host",
-        "why": "asked for", "checked": ["gathered"], "wrong": {}, "gemm_size": 8, "speed": {"copy": 1e9, "gemm": 1e12},
+        "why": "requested", "checked": ["gathered"], "wrong": {}, "gemm_size": 8, "speed": {"copy": 1e9, "gemm": 1e12},
         "noise": {"calls": 3, "runs": 5}, "seats": [], "why_no_windows": "sockets",
     }  # fmt: skip
     for count, verdict in ((1, "everything works"), (2, "one fault")):
@@ -183,11 +183,11 @@ def test_what_doctor_prints(capsys):
         assert lines[:4] == [
             "mpirun       5.0, /usr/bin/mpirun", "MPI library  none",
             "numpy        2.0, openblas 0.3 Haswell /openblas.so",
-            "ranks        one rank on one node, engine host (asked for)",
+            "ranks        one rank on one node, engine host (requested)",
         ]  # fmt: skip
         assert "windows      none: sockets" in lines
         assert "binding      the ranks of a node may run on 2 cores" in lines
-        assert "noise        3 calls repeated 5 times beside other work, with late ranks" in lines
+        assert "noise        3 calls repeated 5 times while other work runs, with late ranks" in lines
 
 
 def test_ranks_that_do_not_find_each_other_are_a_fault(monkeypatch, capsys):

@@ -170,7 +170,7 @@ BAD = [
     ("run illegal.toml", "illegal.toml"),
     (
         "run illegal_routine.toml",
-        "illegal_routine.toml: a fault in this trsm: - b: shape is 4x2, expected 4x3",
+        "illegal_routine.toml: this trsm: b: shape is 4x2, expected 4x3",
     ),
     ("run faulty_routine.toml", "faulty_routine.toml: op_b: unknown key"),
     ("run routine.toml -n 1", "routine.toml needs 2 ranks, got 1: give -n 2"),
@@ -358,8 +358,8 @@ def test_check_explains(pblasmp, files):
     assert out.startswith("good.toml: legal\n  Small\n  NN product of 4 × 4 × 4")
     assert out.count("in blocks of 2x2 on 1x2 processes") == 3
     _, out, _ = pblasmp("check", "bad.toml", "illegal.toml")
-    assert "bad.toml: a fault\n  - blok: unknown key" in out
-    assert "illegal.toml: a fault\n  - b: the rows of op(B) are in blocks of 3" in out
+    assert "bad.toml: blok: unknown key" in out
+    assert "illegal.toml: b: the rows of op(B) are in blocks of 3" in out
 
 
 def test_check_takes_the_names_of_problems_and_grids_that_come_along(pblasmp):
@@ -381,9 +381,9 @@ def test_many_faults_are_one_per_line(pblasmp, command):
     faults = check_file(MANY)
     status, out, err = pblasmp(command, MANY)
     assert status == 2
-    assert [line.strip() for line in (out + err).splitlines() if line.startswith("  - ")] == [
-        f"- {x}" for x in faults
-    ]
+    first, *others = (out + err).splitlines()[: len(faults)]
+    assert first.endswith(f" has {len(faults)} faults: {faults[0]}")
+    assert others == [f"  - {x}" for x in faults[1:]]
     assert len(faults) > 3
 
 

@@ -27,13 +27,13 @@ def test_silent_unless_asked():
 
 
 def test_levels():
-    engine = "pblasmp INFO: engine host on 1 ranks: asked for\n"
+    engine = "pblasmp INFO: engine host on 1 rank: requested\n"
     assert run(SCRIPT, PBLASMP_LOG="info") == (0, engine)
     assert run(SCRIPT, PBLASMP_LOG="DEBUG") == (0, engine + "pblasmp DEBUG: details\n")
 
 
 def test_a_program_that_configures_logging_gets_it():
-    assert run(f"{LAST}\n{SCRIPT}") == (0, "pblasmp None engine host on 1 ranks: asked for\n")
+    assert run(f"{LAST}\n{SCRIPT}") == (0, "pblasmp None engine host on 1 rank: requested\n")
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,6 @@ def stored_dtype(dtype: np.dtype) -> np.dtype:
 def carried(dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
     """Return the type in which partial sums of a result of ``dtype`` travel. Local.
 
-    It is the one that was asked for, by default the result's, or bfloat16 if that has 8 bits.
+    It is the one that was requested, by default the result's, or bfloat16 if that has 8 bits.
     """
     return asked or (DTYPES["bfloat16"] if is_float8(dtype) else dtype)

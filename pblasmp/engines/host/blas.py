@@ -61,7 +61,7 @@ _LAPACK = {
 
 
 def library_name() -> str:
-    """Return which local BLAS is asked for: "scipy" or "mkl" (environment variable PBLASMP_BLAS). Local."""
+    """Return which local BLAS is requested: "scipy" or "mkl" (environment variable PBLASMP_BLAS). Local."""
     name = os.environ.get("PBLASMP_BLAS", "scipy").lower()
     if name not in ("scipy", "mkl"):
         raise LibraryNotFoundError(f"PBLASMP_BLAS: expected 'scipy' or 'mkl', got {name!r}")
@@ -98,7 +98,7 @@ def load(library: str, letter: str, routine: str = "gemm") -> Callable[..., Any]
     """Return a Fortran routine of a local BLAS or of its LAPACK as a C function of pointers. Local.
 
     Raises:
-        LibraryNotFoundError: MKL was asked for and is not installed, or takes integers of 64 bits.
+        LibraryNotFoundError: MKL was requested and is not installed, or takes integers of 64 bits.
     """
     prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * _POINTERS[routine])
     return prototype(address(library, letter, routine))

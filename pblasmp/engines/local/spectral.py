@@ -224,7 +224,7 @@ class OneRankMethod(SpectralMethod):
         if options.algo == self.name or self._suits(engine, problem):
             return ""
         return (
-            f"one rank would compute alone: only up to {self.most} rows and columns, unless asked for by name"
+            f"one rank would compute alone: only up to {self.most} rows and columns, unless requested by name"
         )
 
     def cost(self, engine: Engine, problem: FactorProblem, options: Options) -> float:

@@ -297,7 +297,7 @@ def _replaced(file: h5py.File, name: str) -> h5py.Dataset | None:
 
 
 def _place(file: h5py.File, name: str) -> tuple[h5py.Group, list[str]]:
-    """Follow a name: return the innermost group that is there, and what remains of the name.
+    """Follow a name: return the innermost existing group, and what remains of the name.
 
     Raises:
         ArgumentError: the name leads through a dataset or into another file.

@@ -107,7 +107,7 @@ def test_ranks_are_named_as_ranges(ranks, named):
 def test_other_facts():
     errors = agree(a=lambda rank: "xyxzxx"[rank], b=7, c=lambda rank: rank // 5)
     assert texts(errors, RankMismatchError) == (
-        "call: the ranks gave different arguments:\n"
+        "call: the ranks gave different arguments: a, c\n"
         "  a:\n    x on ranks 0, 2, 4-5\n    y on rank 1\n    z on rank 3\n"
         "  c:\n    0 on ranks 0-4\n    1 on rank 5"
     )
@@ -128,7 +128,7 @@ def test_a_fact_that_some_ranks_lack():
 def test_other_calls_go_before_other_facts():
     errors = agree(lambda rank: "matmul" if rank < 4 else "gather", a=lambda rank: rank)
     assert texts(errors, RankMismatchError) == (
-        "the ranks made different calls:\n    matmul on ranks 0-3\n    gather on ranks 4-5"
+        "the ranks made different calls: matmul, gather\n    matmul on ranks 0-3\n    gather on ranks 4-5"
     )
 
 

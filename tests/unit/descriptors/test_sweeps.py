@@ -98,7 +98,7 @@ def test_faults(edit, fault):
 def test_files_that_cannot_be_read(tmp_path):
     path = tmp_path / "x.toml"
     path.write_text("grids = 3")
-    with pytest.raises(pb.LayoutError, match=r"(?s)x.toml: 8 faults in this file:.*grids: expected"):
+    with pytest.raises(pb.LayoutError, match=r"(?s)x.toml has 8 faults: .*grids: expected"):
         load_sweep(path)
     with pytest.raises(pb.LayoutError, match="cannot be read"):
         load_sweep(tmp_path / "none.toml")

@@ -206,7 +206,7 @@ def test_engines_by_name_without_cupy(monkeypatch):
         pb.Context(Serial(), engine="gpu")
     with pytest.raises(pb.LibraryNotFoundError):  # nothing takes its place
         pb.Context(Serial(), engine="cublasmp")
-    for name, why in (("auto", "no cublasmp: CuPy is not installed (on rank 0)"), ("host", "asked for")):
+    for name, why in (("auto", "no cublasmp: CuPy is not installed (on rank 0)"), ("host", "requested")):
         with pb.Context(Serial(), engine=name) as ctx:
             assert (ctx.engine.name, ctx.engine.why) == ("host", why)
 
@@ -247,10 +247,10 @@ def test_the_cheapest_that_applies_is_taken():
     found, viewed, verdicts = choose(engine(rows=rows), SQUARE, Options(), NONE)
     assert (found.name, viewed) == ("good", SQUARE)
     assert said(verdicts) == {
-        "slow": "not asked: slower than good by rule",
+        "slow": "not tried: slower than good by rule",
         "quick": "it is out of order",
         "good": "taken: the fastest by rule",
-        "equal": "not asked: slower than good by rule",
+        "equal": "not tried: slower than good by rule",
     }
     assert [name for name, verdict in verdicts.items() if verdict] == ["good"]
     surveyed = survey(engine(rows=rows), SQUARE, Options())
@@ -274,7 +274,7 @@ def test_nothing_is_said_to_apply_that_was_never_asked():
         _, _, verdicts = choose(engine(rows=rows), SQUARE, Options(algo=algo), NONE)
         assert [verdict.applies for verdict in verdicts.values()] == [True, None, False]
         assert [row.asked for row in rows] == [1, 0, 0]
-        assert str(verdicts["refuses"]).startswith("not asked: ")
+        assert str(verdicts["refuses"]).startswith("not tried: ")
         assert not verdicts["refuses"]
         rows[0].asked = 0
     assert survey(engine(rows=rows), SQUARE, Options())["refuses"] == Verdict(False, "it is out of order")
@@ -298,12 +298,12 @@ def test_an_algorithm_is_taken_by_name():
     rows = rows_of_four()
     found, _, verdicts = choose(engine(rows=rows), SQUARE, options, NONE)
     assert found.name == "slow"
-    assert str(verdicts["slow"]) == "taken: asked for"
+    assert str(verdicts["slow"]) == "taken: requested"
     assert survey(engine(rows=rows), SQUARE, options) == {
-        "slow": Verdict(True, "asked for", taken=True),
+        "slow": Verdict(True, "requested", taken=True),
         "quick": Verdict(False, "it is out of order"),
-        "good": Verdict(True, "not asked for"),
-        "equal": Verdict(True, "not asked for"),
+        "good": Verdict(True, "not requested"),
+        "equal": Verdict(True, "not requested"),
     }
 
 

@@ -194,7 +194,7 @@ def test_ranks_that_share_cores_wait_patiently(stand_in):
 
 def test_why(lib):
     with pb.Context(engine="cublasmp") as asked, pb.Context() as chosen:
-        assert asked.engine.why == "asked for"
+        assert asked.engine.why == "requested"
         assert chosen.engine.why == "cuBLASMp 0.10.0 on each rank's own GPU, here 0000:00:00.0"
 
 
@@ -230,7 +230,7 @@ def test_no_driver_is_not_an_insufficient_one(lib, monkeypatch, driver):
 
 def test_a_context_on_the_host_looks_for_nothing(lib):
     with pb.Context(engine="host") as ctx:
-        assert ctx.engine.why == "asked for"
+        assert ctx.engine.why == "requested"
     assert not lib.calls
 
 

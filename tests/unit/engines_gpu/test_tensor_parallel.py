@@ -109,7 +109,7 @@ def in_order(comm: Any, path: str) -> Any:
             sizes_sent = {each[3] for each in gpu.events if each[0] == "send"}
             wrong = unlike(np.asarray(y), case.expected())
             yield (
-                "or in the one asked for",
+                "or in the one requested",
                 wrong or (None if sizes_sent == {2 * 3 * p * 4} else f"{sizes_sent}"),
             )
             words = ["x and w: a gradient is required", "call pblasmp.torch.matmul_reduce_scatter"]

@@ -150,7 +150,7 @@ def test_faults(arguments, words):
 def test_all_faults_at_once():
     problem = pb.Level3Problem("symm", Z, B, A, Z)
     assert len(problem.faults()) == 4
-    with pytest.raises(pb.LayoutError, match="4 faults in this symm"):
+    with pytest.raises(pb.LayoutError, match="this symm has 4 faults: "):
         problem.validate()
 
 
