@@ -81,6 +81,16 @@ def verify(*args: Any, **how: Any) -> Verification:
         ArgumentError: another argument is wrong, or matrices are of different contexts.
         UnsupportedError: the epilogue has gradients, the scales are of blocks, or the scheme has an epilogue.
         RankMismatchError: the ranks gave different arguments.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[4.0, 2], [2, 5]]), block=1)
+        >>> bool(pb.verify(a, a, None, a @ a)), bool(pb.verify(a, a, None, a))
+        (True, False)
+        >>> bool(pb.verify(pb.linalg.inv, a, found=pb.linalg.inv(a)))
+        True
+
+    See Also:
+        allclose, linalg.cond_estimate.
     """
     if "found" not in how and not (args and (isinstance(args[0], str) or callable(args[0]))):
         try:

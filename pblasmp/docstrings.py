@@ -43,6 +43,7 @@ def described(function: F) -> F:
     text += [
         "\n".join(["    Example:", *(f"        {line}" for line in _example(name, parameters.values()))])
     ]
+    text += [f"    See Also:\n        {_see_also(name, row)}"]
     if isinstance(row, VectorRoutine):
         text += [f"    Source: PBLAS, {', '.join(each.upper() for each in row.names)}."]
     function.__doc__ = "\n\n".join(text) + "\n    "
@@ -110,6 +111,32 @@ def _example(name: str, parameters: Iterable[inspect.Parameter]) -> Iterator[str
     else:
         yield f">>> round(float(pb.blas.{name}({call})), 6)"
     yield result
+
+
+_ALIKE = (
+    ("trsm", "trmm", "trsv", "trmv"), ("symm", "hemm", "symv", "hemv"),
+    ("syrk", "herk", "syr2k", "her2k", "syrkx", "herkx"), ("geadd", "tradd"),
+    ("gemv", "symv", "hemv", "trmv", "trsv"), ("ger", "gerc", "syr", "syr2", "her", "her2"),
+    ("dot", "dotc", "nrm2", "asum", "amax"), ("copy", "swap", "scal", "axpy"),
+)  # fmt: skip
+"""Routines that users compare; each one's docstring names the others."""
+_BETTER_KNOWN = {
+    "trsm": "pb.linalg.solve_triangular", "trsv": "pb.linalg.solve_triangular", "gemv": "pb.matmul",
+    "geadd": "A.redistribute", "tradd": "A.redistribute", "nrm2": "pb.linalg.norm", "amax": "A.max",
+}  # fmt: skip
+"""What else computes the same, under a name of NumPy's or SciPy's."""
+
+
+def _see_also(name: str, row: Routine | VectorRoutine) -> str:
+    """Return the names of what is like a routine, of PBLAS's last. Local."""
+    like = dict.fromkeys(each for group in _ALIKE if name in group for each in group if each != name)
+    better = [f"``{_BETTER_KNOWN[name]}``"] if name in _BETTER_KNOWN else []
+    if isinstance(row, VectorRoutine):
+        names = [*row.names]
+    else:
+        names = [f"p{'z' if row.hermitian else 'd'}{name}"] if row.pblas else []
+    last = [f"``pblasmp.pblas.{names[0]}`` with PBLAS's arguments"] if names else []
+    return ", ".join([*better, *like, *last]) + "."
 
 
 _RAISES = (

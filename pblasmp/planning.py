@@ -99,6 +99,15 @@ def tune(
         ArgumentError: there is no such function, or ``limit`` is not a positive number.
         UnsupportedError: no algorithm can compute it, or it is a factorization.
         Exception: what the function raises for these arguments.
+
+    Example:
+        >>> a = ctx.eye((64, 64), block=16)
+        >>> tuned = pb.tune(pb.matmul, a, a, limit=1.0)
+        >>> tuned.best in tuned.seconds
+        True
+
+    See Also:
+        algorithms, which says what is taken and why; plan; ``pblasmp tune`` in a terminal.
     """
     with _plan("tune", function, args, kwargs) as planned:
         ctx, problem = planned._ctx, planned.problem

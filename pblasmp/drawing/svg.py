@@ -101,6 +101,14 @@ def draw(x: Any) -> Drawing:
     Raises:
         ArgumentTypeError: ``x`` is none of these.
         LayoutError: ``x`` is a tensor-parallel product that has no block-cyclic layout.
+
+    Example:
+        >>> picture = pb.draw(pb.MatrixDescriptor((10, 13), (3, 2), "2x3"))
+        >>> picture.svg[:4], picture.svg.count("rank 5") > 0
+        ('<svg', True)
+
+    See Also:
+        load_problem, to draw a descriptor file; ``pblasmp show`` in a terminal.
     """
     if hasattr(x, "windows"):
         return _of_file(x)

@@ -37,6 +37,9 @@ def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
     Example:
         >>> [pb.numroc(10, 2, p, 0, 3) for p in range(3)]
         [4, 4, 2]
+
+    See Also:
+        MatrixDescriptor.local_shape, of both dimensions; ``pblasmp.pblas.numroc``, which takes arrays.
     """
     return Axis(n, nb, isrcproc, nprocs).count(iproc)
 

@@ -347,6 +347,9 @@ def allclose(
         >>> a = ctx.scatter(np.array([[4.0, 2], [2, 5]]), block=1)
         >>> pb.allclose(a, a + 1e-12), pb.allclose(a, a + 1)
         (True, False)
+
+    See Also:
+        verify, which checks results without a reference.
     """
     ctx = context_of("allclose", a, b)
     with ctx.running("allclose"):

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples in the docstrings of public functions: each has one, and it prints on every rank what it shows."""
+"""Docstrings of public functions: each names what is like it, and has an example that prints what it shows."""
 
 from __future__ import annotations
 
 import doctest
 import inspect
+import re
+import sys
 
 import numpy as np
 
 import pblasmp as pb
+from pblasmp import pblas
 from tests.helpers.mpi import run_on_one_node
-
-WITHOUT = {"draw", "tune", "verify"}
-"""Functions at the top without an example: a page of the docs shows what they print."""
 
 
 def functions():
@@ -33,12 +33,25 @@ def run_examples(comm):
             if found.examples:
                 told.clear()
                 runner.run(found, out=told.append)
-            yield (
-                name,
-                "".join(told) or (None if found.examples or name.partition(".")[2] in WITHOUT else "none"),
-            )
+            yield name, "".join(told) or (None if found.examples else "none")
             told.clear()
 
 
 def test_examples():
     run_on_one_node(run_examples, 2)
+
+
+def test_related_functions():
+    """Names of functions alone, as in "plan, which ...", are those of the same module or of the top."""
+    for name, function in functions():
+        _, found, text = inspect.getdoc(function).partition("See Also:\n")
+        assert found, name
+        words = re.split(r"[\s,;.]+", re.sub(r"``.*?``", "", text.partition("\n\n")[0]))
+        assert all(hasattr(pblas, each) for each in re.findall(r"``pblasmp\.pblas\.(\w+)``", text)), name
+        module = sys.modules[name.rpartition(".")[0]]
+        assert {word for word in words if "_" in word} <= {
+            *module.__all__,
+            *pb.__all__,
+            "local_shape",
+            "cond_estimate",
+        }
