@@ -6,6 +6,7 @@ conf.py has everything written to docs/_generated before each build, so that not
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
@@ -350,6 +351,34 @@ def gallery() -> str:
     )
 
 
+class Example(NamedTuple):
+    """A script of examples/, as the page of examples shows it."""
+
+    name: str
+    command: str
+    code: str
+    prints: str
+
+    @classmethod
+    def read(cls, path: Path) -> Example:
+        """Return the script of a file: its second line is the command, its docstring ends with what it prints."""
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        _, _, printed = (ast.get_docstring(tree) or "").partition("\nPrints:\n")
+        code = "\n".join(text.splitlines()[tree.body[0].end_lineno :])
+        code = code.replace("from __future__ import annotations\n", "").strip()
+        command = text.splitlines()[1].removeprefix("# Run: ")
+        return cls(path.stem, command, code, inspect.cleandoc(printed))
+
+    def write(self, directory: Path) -> None:
+        """Write the whole script between its command and its output, and the output alone."""
+        prints = f"Its output contains\n\n```text\n{self.prints}\n```\n"
+        run = f"```sh\n{self.command}\n```\n"
+        whole = f"{run}\n```python\n{self.code}\n```\n\n{prints}"
+        (directory / f"example-{self.name}.md").write_text(whole, encoding="utf-8")
+        (directory / f"prints-{self.name}.md").write_text(f"{run}\n{prints}", encoding="utf-8")
+
+
 def planned(page: Path, directory: Path) -> Iterator[str]:
     """Yield what each ``pblasmp plan`` of a page prints. Files that they need and draw are in ``directory``."""
     text = page.read_text(encoding="utf-8")
@@ -391,6 +420,8 @@ def write_all(directory: Path) -> None:
     ):  # fmt: skip
         (directory / f"{table.__name__}.md").write_text(table(), encoding="utf-8")
     (directory / "readers.md").write_text(figures.readers().replace("](docs/", "]("), encoding="utf-8")
+    for path in (ROOT / "examples").glob("*.py"):
+        Example.read(path).write(directory)
     figures.charts(directory)
     flow.write(directory)
     for i, output in enumerate(planned(ROOT / "docs/planning.md", directory)):

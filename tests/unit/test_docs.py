@@ -169,6 +169,23 @@ def test_scripts_in_the_commands_of_a_page_exist(page):
     assert [name for name in names if not found[name]] == []
 
 
+def test_every_example_is_on_a_page_with_its_output(modules, tmp_path):
+    generate, _ = modules
+    text = (DOCS / "examples.md").read_text() + (DOCS / "whole-problems.md").read_text()
+    paths = sorted((DOCS.parent / "examples").glob("*.py"))
+    assert [path.stem for path in paths if not re.search(rf"(example-|examples/){path.stem}\b", text)] == []
+    for path in paths:
+        generate.Example.read(path).write(tmp_path)
+    shown = (tmp_path / "example-poisson.md").read_text()
+    parts = [
+        "mpirun -n 4 python examples/poisson.py\n",
+        "\nside = 24 ",
+        "\nsource 2: the residual is below 1e-12\n",
+    ]
+    assert all(part in shown for part in parts)
+    assert "annotations" not in shown
+
+
 def test_the_readme_has_the_newest_measurements(modules):
     _, figures = modules
     readme = (DOCS.parent / "README.md").read_text()
