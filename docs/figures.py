@@ -45,6 +45,9 @@ TITLES = {
     "vectors": "Routines of levels 1 and 2",
     "rounding": "Errors by where sums are rounded",
     "nodes": "Routines on simulated nodes, compared with Debian's ScaLAPACK",
+    "eigenvalues-debian": "Eigenvalues and singular values, compared with Debian's ScaLAPACK, called directly",
+    "eigenvalues-mkl": "Eigenvalues and singular values, compared with MKL's ScaLAPACK, called directly",
+    "eigenvalues-elpa": "Eigenvalues, compared with Debian's ELPA, called directly",
     "cholesky": "Cholesky factorization by level-3 routines",
     "factorizations-debian": "Factorizations and solves, compared with Debian's ScaLAPACK",
     "factorizations-mkl": "Factorizations and solves, compared with MKL's ScaLAPACK",
@@ -411,6 +414,36 @@ def nodes() -> str:
     sizes = f"Order {run.rows[0]['case']['n']}, blocks of {run.rows[0]['case']['block']}, float64"
     about = f"{sizes}; the load of the machine was {run.machine['load']:.1f}."
     return f"{table(head, rows, 3)}\n{about} {source(run)}\n"
+
+
+def eigenvalues() -> str:
+    """Return the table of what eigenvalues and singular values take beside direct calls of the same libraries."""
+    found = [run for name, run in results.runs().items() if name.startswith("eigenvalues-")]
+    if not found:
+        return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
+    rows = []
+    for run in found:
+        for row in run.rows:
+            case, times, ratios = row["case"], row["seconds"], row["ratios"]
+            algo, own = next((name, middle(row, name)) for name in times if name in ("elpa", "scalapack"))
+            assert own is not None
+            other = f"{ratios['scalapack4py'] - 1:+.1%}" if "scalapack4py" in ratios else ""
+            rows.append([
+                f"`{case['routine']}`", run.options["library"], str(run.ranks), str(case["n"]),
+                digits(1e3 * own), f"{ratios[algo] - 1:+.1%}", other, f"{ratios['lapack']:.2f}",
+            ])  # fmt: skip
+    head = [
+        "call",
+        "library",
+        "ranks",
+        "n",
+        "ms",
+        "over the library",
+        "scalapack4py",
+        "one rank's LAPACK ÷ library",
+    ]
+    load = max(run.machine["load"] for run in found)
+    return f"{table(head, rows, 6)}\nThe load of the machine was {load:.1f} at most. {source(found[-1])}\n"
 
 
 def _on(grid: str, run: Run) -> str:

@@ -80,6 +80,11 @@ class ScaLAPACK:
         self._system = handle(MPI._handleof(comm))
 
     @property
+    def path(self) -> str:
+        """The shared object that has ScaLAPACK, and with Debian's also BLACS."""
+        return self._libraries[0]._name
+
+    @property
     def kernels(self) -> str:
         """The processor for which its OpenBLAS has chosen kernels; empty with another BLAS."""
         if self.flavor != "debian":

@@ -86,6 +86,17 @@ def test_routines_on_simulated_nodes(tmp_path):
         assert ("debian" in row["ratios"]) != ("failed" in row)
 
 
+def test_eigenvalues_beside_scalapack(tmp_path):
+    if locate("debian") is None:
+        assert os.environ.get("PBLASMP_SCALAPACK") != "required", "no ScaLAPACK (debian)"
+        pytest.skip("ScaLAPACK (debian) is not here: python -m benchmarks.fetch_scalapack fetches it")
+    given = ("--ranks", "2", "--pairs", "1")
+    (run,) = run_quick("eigenvalues.py", tmp_path, *given).values()
+    assert (run.name, run.reference) == ("eigenvalues-debian-2-ranks", "library")
+    assert [row["case"]["routine"] for row in run.rows] == ["eigh", "svd"]
+    assert all({"scalapack", "lapack"} <= set(row["ratios"]) for row in run.rows)
+
+
 def test_vectors_beside_scalapack(tmp_path):
     if locate("debian") is None:
         pytest.skip("ScaLAPACK (debian) is not here: python -m benchmarks.fetch_scalapack fetches it")
@@ -126,21 +137,6 @@ def test_ways_of_factorizations():
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("  100")]
     assert [len(row) for row in rows] == [6, 5]  # LU is computed in panels, anyway
     assert all(float(row[-1]) >= 1 for row in rows)
-
-
-def test_eigenvalues_beside_scalapack():
-    if locate("debian") is None:
-        assert os.environ.get("PBLASMP_SCALAPACK") != "required", "no ScaLAPACK (debian)"
-        pytest.skip("no ScaLAPACK (debian)")
-    command = [*launch.interpreter(), "-m", "benchmarks.eigenvalues", "-n", "24", "--ranks", "2"]
-    done = subprocess.run(
-        [*command, "--seconds", "0", "--pairs", "1"],
-        check=False, cwd=ROOT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = [line.split() for line in done.stdout.splitlines() if line.split()[1:2] == ["24"]]
-    assert [row[0] for row in rows] == ["eigh", "svd"]
-    assert all(float(each) > 0 for row in rows for each in row[2:5])
 
 
 def test_refined():
