@@ -45,6 +45,7 @@ __all__ = [
     "thresholds",
     "vector",
     "ways_of",
+    "written",
 ]  # fmt: skip
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
@@ -213,6 +214,12 @@ def _touched(routine: str, name: str, options: dict[str, str], shape: tuple[int,
     if name == "a" and "uplo" in options:
         return stored(options["uplo"], shape[0], unit=options.get("diag") == "U")
     return np.ones(shape, bool)
+
+
+def written(routine: str, options: dict[str, str], shape: tuple[int, ...]) -> np.ndarray:
+    """Which elements of the result are written."""
+    name = "d" if routine in ROUTINES else "c" if routine == "matmul" else _row(routine).written
+    return _touched(routine, name, options, shape)
 
 
 def _shapes(routine: str, options: dict[str, str], sizes: tuple[int, int, int]) -> dict[str, tuple[int, int]]:
@@ -390,7 +397,7 @@ def called(
     given = _all_placed(ctx, rng, shown, grid and grid[0] if name else None)
     out = given.get("out") or (given[target] if asks == "in place" else None)
     before = values.get("out", values.get(target, np.zeros_like(wanted)))
-    mask = _touched(routine, "d" if routine in ROUTINES else target, options, wanted.shape)
+    mask = written(routine, options, wanted.shape)
     if name and _changes_nothing(routine, sizes, alpha, beta):
         mask = np.zeros_like(mask)
     wanted = np.where(mask, wanted, before)

@@ -16,8 +16,9 @@ from pblasmp.engines.gpu.direct import GpuDirect, calls, strips
 from pblasmp.engines.gpu.direct.builder import Template
 from pblasmp.engines.request import Options
 from pblasmp.layout import ParallelProblem
-from pblasmp.layout.routines import ROUTINES
-from tests.helpers.cases import agreed_error, first
+from tests.helpers.calls import computed, legal_options, scalars, written
+from tests.helpers.calls import drawn as calls_drawn
+from tests.helpers.cases import agreed_error, first, pick
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.fakepeers import FakePeer, Fault, Peers
 from tests.helpers.machine import Multiplying, machine
@@ -25,7 +26,6 @@ from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import draws, only_long
 
 STREAM = SimpleNamespace(ptr=1, is_capturing=lambda: False)
-OPS = {"N": lambda x: x, "T": np.transpose, "C": lambda x: x.conj().T}
 
 
 @pytest.fixture
@@ -103,77 +103,10 @@ class Ranks:
         assert len({tuple(control.numbers) for control in self.controls}) == 1
 
 
-def expected(routine: str, a: Any, b: Any, c: Any, how: dict[str, Any]) -> np.ndarray:
-    """What a routine computes, by NumPy; of a triangle also what is outside of it."""
-    alpha, beta = how.get("alpha", 1), how.get("beta", 0)
-    op = OPS[how.get("op_a", "N")]
-    lower = how.get("uplo", "L") == "L"
-    old = beta * c if c is not None and beta else 0
-    if routine == "matmul":
-        return alpha * op(a) @ OPS[how.get("op_b", "N")](b) + old
-    if routine == "geadd":
-        return alpha * op(a) + old
-    if ROUTINES[routine].shape == "sided":
-        half = np.tril(a) if lower else np.triu(a)
-        if routine in ("trsm", "trmm"):
-            if how.get("diag") == "U":
-                np.fill_diagonal(half, 1)
-            half = op(half)
-        else:
-            rest = half - np.diag(np.diag(half))
-            half = half + (rest.conj().T if routine == "hemm" else rest.T)
-            if routine == "hemm":
-                np.fill_diagonal(half, half.diagonal().real)
-        if routine == "trsm":
-            return alpha * (
-                np.linalg.solve(half, b) if how["side"] == "L" else np.linalg.solve(half.T, b.T).T
-            )
-        return alpha * (half @ b if how.get("side", "L") == "L" else b @ half) + old
-    turn = (lambda x: x.conj().T) if ROUTINES[routine].hermitian else np.transpose
-    x, y = op(a), op(a if b is None else b)
-    sums = alpha * x @ turn(y)
-    if b is not None:
-        sums = sums + (np.conj(alpha) if ROUTINES[routine].hermitian else alpha) * y @ turn(x)
-    sums = sums + old
-    if ROUTINES[routine].hermitian:
-        np.fill_diagonal(sums, sums.diagonal().real)
-    return sums
-
-
-def random_case(rng: np.random.Generator, size: int, routine: str, dtype: str) -> tuple[dict[str, Any], ...]:
-    """Return sizes of the operands and options."""
-    is_complex = np.dtype(dtype).kind == "c"
-    m, n, k = (int(x) for x in rng.integers(1, 12, 3))
-    how: dict[str, Any] = {"alpha": -2.0, "beta": float(rng.integers(0, 2))}
-    ops = "NTC" if is_complex else "NT"
-    if routine == "matmul":
-        how |= {"op_a": rng.choice(list(ops)), "op_b": rng.choice(list(ops))}
-        shapes = {
-            "a": (m, k) if how["op_a"] == "N" else (k, m),
-            "b": (k, n) if how["op_b"] == "N" else (n, k),
-        }
-        return {**shapes, "c": (m, n)}, how
-    if routine == "geadd":
-        how |= {"op_a": rng.choice(list(ops))}
-        return {"a": (m, n) if how["op_a"] == "N" else (n, m), "c": (m, n)}, how
-    if ROUTINES[routine].shape == "sided":
-        how |= {"side": rng.choice(["L", "R"]), "uplo": rng.choice(["L", "U"])}
-        order = m if how["side"] == "L" else n
-        if routine in ("trsm", "trmm"):
-            how |= {"op_a": rng.choice(list(ops)), "diag": rng.choice(["N", "U"]), "beta": 0}
-            return {"a": (order, order), "b": (m, n)}, how
-        return {"a": (order, order), "b": (m, n), "c": (m, n)}, how
-    other = "C" if ROUTINES[routine].hermitian and is_complex else "T"
-    how |= {"op_a": rng.choice(["N", other]), "uplo": rng.choice(["L", "U"])}
-    factor = (n, k) if how["op_a"] == "N" else (k, n)
-    shapes = {"a": factor, "b": factor} if "2k" in routine else {"a": factor}
-    return {**shapes, "c": (n, n)}, how
-
-
-def sub_matrices(
-    rng: np.random.Generator, ranks: Ranks, shapes: dict[str, Any], dtype: str, *, alike: bool, most: int
-) -> Any:
-    """Return matrices with room around the operands, their layouts, values, and where the operands are in them."""
+def placed(
+    rng: np.random.Generator, ranks: Ranks, values: dict[str, np.ndarray], *, alike: bool, most: int
+) -> dict[str, Any]:
+    """Return matrices with room around these parts: what ranks hold, the layout, all values, and where the part is."""
     found = {}
     nprow = int(rng.choice([p for p in range(1, ranks.peers.size + 1) if ranks.peers.size % p == 0]))
     grid, block, order = (
@@ -182,26 +115,18 @@ def sub_matrices(
         rng.choice(list("CF")),
     )
     whole_blocks = rng.integers(3) == 0
-    for name, (m, n) in shapes.items():
-        i, j = (int(x) for x in rng.integers(0, 6, 2))
+    for name, x in values.items():
+        i, j = (int(start) for start in rng.integers(0, 6, 2))
         if whole_blocks:
             i, j = i // block * block, j // block * block
         if not alike and rng.integers(2):
             block, order = int(rng.integers(1, most)), rng.choice(list("CF"))
         source = (0, 0) if most > 5 else tuple(int(rng.integers(p)) for p in grid.shape)
-        d = pb.MatrixDescriptor((i + m + 2, j + n + 1), block, grid, source, dtype, order)
-        values = rng.integers(-3, 4, d.shape).astype(dtype)
-        if np.dtype(dtype).kind == "c":
-            values = values + 1j * rng.integers(-3, 4, d.shape)
-        if name == "a" and shapes["a"][0] == shapes["a"][1]:
-            values[i : i + m, j : j + n] += 9 * np.eye(m)
-        found[name] = [ranks.matrix(values, d), d, values, (i, j, m, n)]
+        d = pb.MatrixDescriptor((i + len(x) + 2, j + x.shape[1] + 1), block, grid, source, x.dtype, order)
+        whole, at = np.full(d.shape, 77, d.dtype), (slice(i, i + len(x)), slice(j, j + x.shape[1]))
+        whole[at] = x
+        found[name] = ranks.matrix(whole, d), d, whole, at
     return found
-
-
-def window(values: np.ndarray, at: Any) -> np.ndarray:
-    i, j, m, n = at
-    return values[i : i + m, j : j + n]
 
 
 @pytest.mark.usefixtures("_small")
@@ -210,27 +135,27 @@ def window(values: np.ndarray, at: Any) -> np.ndarray:
 def test_any_layout(routine, size):
     """Each routine on sub-matrices anywhere: each call twice, so that it is bound and found again."""
     done = 0
-    seeds = draws(6, long=14)
+    seeds, name = draws(6, long=14), "b" if routine in ("trsm", "trmm") else "c"
     for seed in range(seeds):
-        rng = np.random.default_rng([seed, size])
+        rng = np.random.default_rng([seed, size, 5])
         dtype = "complex128" if seed % 3 == 2 else "float64"
         ranks = Ranks(size)
-        shapes, how = random_case(rng, size, routine, dtype)
+        options = pick(rng, legal_options(routine, dtype))
+        (alpha, beta), sizes = scalars(rng, routine, dtype), tuple(int(x) for x in rng.integers(1, 12, 3))
+        alpha, beta = alpha or 2, 0 if name == "b" else beta
+        drawn = calls_drawn(rng, routine, options, dtype, sizes, alpha, beta)
         here = routine in ("symm", "hemm")  # these only if one rank has all operands
-        x = sub_matrices(rng, ranks, shapes, dtype, alike=seed % 4 > 0, most=40 if here else 5)
-        name = "b" if routine in ("trsm", "trmm") else "c"
-        parts = {key: (helds, *at, False) for key, (helds, _, _, at) in x.items()}
+        x = placed(rng, ranks, drawn.values, alike=seed % 4 > 0, most=40 if here else 5)
+        parts = {
+            key: (helds, at[0].start, at[1].start, *drawn.plain[key].shape, False)
+            for key, (helds, _, _, at) in x.items()
+        }
         parts["d"] = parts[name]
-        helds, layout, before, at = x[name]
-        want = before.copy()
+        helds, layout, want, at = x[name]
         for _ in range(2):
-            values = {key: window(each[2], each[3]) for key, each in x.items()} | {name: window(want, at)}
-            result = expected(routine, values["a"], values.get("b"), values.get("c"), how)
-            if ROUTINES.get(routine) is not None and ROUTINES[routine].triangle == "d":
-                n = at[2]
-                inside = np.tri(n, dtype=bool) if how["uplo"] == "L" else np.tri(n, dtype=bool).T
-                result = np.where(inside, result, window(want, at))
-            window(want, at)[...] = result
+            result = computed(routine, drawn.plain | {name: want[at]}, options, alpha, beta)
+            want[at] = np.where(written(routine, options, want[at].shape), result, want[at])
+        how = {**options, "alpha": alpha, "beta": beta}
         answers = [ranks.run(parts, routine=routine, **how) for _ in range(2)]
         assert answers[0] == answers[1]
         if answers[0] is None:
@@ -238,7 +163,7 @@ def test_any_layout(routine, size):
         done += 1
         ranks.finish(seed)
         got = ranks.whole(helds, layout)
-        assert np.allclose(got, want, rtol=1e-9, atol=1e-9), f"{seed}: {how}"
+        assert np.allclose(got, want, rtol=1e-9, atol=1e-9, equal_nan=True), f"{seed}: {how}"
     assert done >= (seeds - 4 if size == 1 else 2)
 
 
