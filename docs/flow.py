@@ -61,7 +61,7 @@ DIRECT_CALL = {
     ),
     "closer": Box(
         470, 116, 270, "look closer", ("a fault, an unusual argument,", "or votes that differ", "step 2: reading"),
-        "pblasmp/runtime/calls.py", CALL,
+        "pblasmp/runtime/planned.py", CALL,
     ),
     "host": Box(
         30, 482, 350, "CPU ranks", ("the compiled core copies what others need,", "and calls the BLAS"),
