@@ -123,7 +123,15 @@ class Program:
             found = view(self.rng, pick(self.rng, self.matrices), size, writes=writes)
             if found is not None:
                 return found
-        return pick(self.rng, self.matrices).at(window(self.rng, (SIDE, SIDE), size))
+        size = size or (SIDE, SIDE)
+        fit = [
+            x
+            for each in self.matrices
+            for x in (each, each.T)
+            if np.all(np.greater_equal(x.array.shape, size))
+        ]
+        x = pick(self.rng, fit)
+        return x.at(window(self.rng, x.array.shape, size))
 
     def size(self):
         return tuple(int(n) for n in self.rng.integers(1, 6, 2))
