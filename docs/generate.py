@@ -286,7 +286,9 @@ def ported() -> str:
     missing = [
         f"| {', '.join(f'`{x}`' for x in each.split(', '))} | {why} |" for each, why in MISSING.items()
     ]
-    head = ["| here | with pblasmp's matrices |", "| --- | --- |"]
+    listed = ", ".join(f"! {name}" for name in sorted(name for each in groups.values() for name in each))
+    search = f"```{{index}} {listed}\n```\n"  # so that a search for a name leads here
+    head = [search, "| here | with pblasmp's matrices |", "| --- | --- |"]
     words = "Left out: what only other routines use, such as `pdlarfb` and, without blocks, `pdgetf2`.\n"
     return "\n".join([*head, *rows, "", "| not here | instead |", "| --- | --- |", *missing, "", words])
 

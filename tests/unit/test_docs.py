@@ -119,6 +119,26 @@ def test_every_name_of_pblas_is_found_by_search(modules):
     }
 
 
+def test_search_leads_to_the_right_page(modules):
+    """A main entry of the index comes before all pages that only have the word."""
+    generate, _ = modules
+    listed = {
+        page.stem: {
+            word
+            for line in re.findall(r"^```{index} (.*)$", page.read_text(), re.MULTILINE)
+            for word in line.removeprefix("! ").split(", ! ")
+        }
+        for page in PAGES
+    }
+    for word, page in {
+        "speed": "performance", "pdsyev": "solving", "positive definite": "solving", "Slurm": "running",
+        "install": "quickstart",
+    }.items():  # fmt: skip
+        assert [stem for stem, words in listed.items() if word in words] == [page]
+    (names,) = re.findall(r"^```{index} (.*)$", generate.ported(), re.MULTILINE)
+    assert {name for name in pblas.__all__ if name[0] == "p"} <= set(names.removeprefix("! ").split(", ! "))
+
+
 def test_every_name_of_scalapack_is_here_or_said_to_be_missing(modules):
     generate, _ = modules
     directory = locate("debian")
