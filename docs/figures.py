@@ -420,7 +420,7 @@ def eigenvalues() -> str:
     """Return the table of what eigenvalues and singular values take beside direct calls of the same libraries."""
     found = [run for name, run in results.runs().items() if name.startswith("eigenvalues-")]
     if not found:
-        return "No run is stored yet: see [benchmarks](benchmarks.md).\n"
+        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
     rows = []
     for run in found:
         for row in run.rows:
