@@ -27,8 +27,6 @@ from .terminal import caution, complain, console, leading, plain, print_json
 
 __all__ = ["cli", "run_command_line"]
 
-_REAL = [name for name, dtype in DTYPES.items() if dtype.kind != "c"]
-
 
 def run_command_line() -> NoReturn:
     """Run the command line and exit: with status 1 for a failure, 2 for bad input. Local."""
@@ -122,20 +120,20 @@ def cli(ctx: click.Context) -> None:
 @click.option(
     "--grid",
     metavar="RxC",
-    callback=options.grid,
+    type=options.GRID,
     help="Rows and columns of ranks.  [default: the squarest]",
 )
 @click.option(
     "--block",
     metavar="MB[,NB[,KB]]",
-    callback=options.block,
+    type=options.BLOCK,
     help="Block sizes along m, n and k: one for all, or one each; KB is NB unless given.  [default: 256, or less so "
     "that every rank has a part]",
 )
 @click.option(
     "--trans",
     metavar="OPS",
-    callback=options.ops,
+    type=options.OPS,
     default="NN",
     show_default=True,
     help="Two letters of N, T and C: the ops of A and B.",
@@ -143,12 +141,12 @@ def cli(ctx: click.Context) -> None:
 @click.option(
     "--alpha",
     metavar="NUMBER",
-    callback=options.number,
+    type=options.NUMBER,
     default="1",
     show_default=True,
     help="Scales the product.",
 )
-@click.option("--beta", metavar="NUMBER", callback=options.number, help="Scales C.  [default: 1 with --c]")
+@click.option("--beta", metavar="NUMBER", type=options.NUMBER, help="Scales C.  [default: 1 with --c]")
 @click.option("--c", metavar="C.npy", type=FILE, help="Matrix to add.")
 @click.option(
     "--dtype",
@@ -332,14 +330,11 @@ def list_problems(as_json: bool) -> None:
 @click.option(
     "--sizes",
     metavar="FROM-TO",
-    callback=options.sizes,
+    type=options.SIZES,
+    default=(),
     help="Choose the shapes by the bytes that the collective moves, such as 1KiB-1GiB in steps of four times.",
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(_REAL),
-    help="Element type.  [default: bfloat16 on GPUs, float32 on CPUs]",
-)
+@options.real_dtype
 @click.option(
     "--samples", type=click.IntRange(1), default=20, show_default=True, help="Number of timed runs."
 )
@@ -379,13 +374,11 @@ def bench(ranks: int | None, products: tuple[Form, ...], rate: bool, as_json: bo
 @options.ranks()
 @options.products("the model's, or each of them")
 @options.of_shapes(", inputs, as for bench.")
-@click.option("--model", metavar="NAME", help="The layers of a model: llama-8b or llama-70b. Needs --tokens.")
-@click.option("--tokens", metavar="T,...", callback=options.tokens, help="Numbers of tokens, for --model.")
+@options.model
 @click.option(
-    "--dtype",
-    type=click.Choice(_REAL),
-    help="Element type.  [default: bfloat16 on GPUs, float32 on CPUs]",
+    "--tokens", metavar="T,...", type=options.TOKENS, default=(), help="Numbers of tokens, for --model."
 )
+@options.real_dtype
 @click.option(
     "--limit",
     type=click.FloatRange(0, min_open=True),
@@ -423,7 +416,11 @@ def tune(ranks: int | None, as_json: bool, **given: Any) -> None:
 @click.argument("what", nargs=-1, metavar="M N K | FILE")
 @click.option("--ranks", type=click.IntRange(1), help="Number of ranks.  [default: those of a node]")
 @click.option(
-    "--nodes", metavar="FIRST..LAST", help="Numbers of nodes: FIRST, the powers of two after it, and LAST."
+    "--nodes",
+    "span",
+    metavar="FIRST..LAST",
+    type=options.SPAN,
+    help="Numbers of nodes: FIRST, the powers of two after it, and LAST.",
 )
 @click.option(
     "--machine", required=True, help="A machine that comes with pblasmp, or a file of pblasmp measure."
@@ -433,7 +430,7 @@ def tune(ranks: int | None, as_json: bool, **given: Any) -> None:
 )
 @options.factorizations
 @click.option("--right", type=click.IntRange(1), help="Number of right-hand sides to solve for as well.")
-@click.option("--model", metavar="NAME", help="The layers of a model: llama-8b or llama-70b. Needs --tokens.")
+@options.model
 @click.option("--tokens", type=click.IntRange(1), help="Number of tokens, for --model.")
 @click.option(
     "--dry-run",
@@ -443,13 +440,12 @@ def tune(ranks: int | None, as_json: bool, **given: Any) -> None:
 @as_json
 @common
 def plan(
-    what: tuple[str, ...], ranks: int | None, nodes: str | None, machine: str, dtype: str | None, right: int | None,
-    model: str | None, tokens: int | None, dry_run: bool, as_json: bool, **orders: int | None,
+    what: tuple[str, ...], ranks: int | None, span: tuple[int, int] | None, machine: str, dtype: str | None,
+    right: int | None, model: str | None, tokens: int | None, dry_run: bool, as_json: bool, **orders: int | None,
 ) -> None:  # fmt: skip
     """Say which grid, blocks and algorithm are best on a machine, and what they take: without running anything."""
     from . import advice
 
-    span = None if nodes is None else options.span(nodes)
     factored = [(name, n) for name, n in orders.items() if n is not None]
     if len(factored) > 1 or (factored and (what or model is not None)):
         raise click.UsageError("expected one of a product, a file, a model and a factorization")

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
+from ..dtypes import DTYPES
 from ..engines.choose import NAMES
 from ..layout.factor_problem import BY_NAME
 from ..layout.schemes import FORMS
@@ -18,28 +20,10 @@ from ..resources import usable_cores
 from .terminal import use_color
 
 __all__ = [
-    "DEFAULT_RANKS",
-    "FILE",
-    "DescriptorFile",
-    "algo",
-    "as_json",
-    "block",
-    "common",
-    "engine",
-    "examples",
-    "factorizations",
-    "grid",
-    "number",
-    "of_shapes",
-    "ops",
-    "products",
-    "ranks",
-    "require_directory",
-    "shapes",
-    "sizes",
-    "span",
-    "tokens",
-]
+    "BLOCK", "DEFAULT_RANKS", "FILE", "GRID", "NUMBER", "OPS", "SIZES", "SPAN", "TOKENS", "DescriptorFile", "algo",
+    "as_json", "common", "engine", "examples", "factorizations", "model", "of_shapes", "products", "ranks",
+    "real_dtype", "require_directory",
+]  # fmt: skip
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -71,98 +55,88 @@ def require_directory(path: Path) -> None:
         raise FileNotFoundError(f"{path}: there is no directory {path.parent}")
 
 
-def grid(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:
-    """Return the rows and columns of "2x3"."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"([0-9]{1,9})[x×]([0-9]{1,9})", text)
-    if match is None or 0 in (found := (int(match[1]), int(match[2]))):
-        raise click.BadParameter(f"{text!r}: expected rows x columns of ranks, for example 2x2", ctx, param)
-    return found
+class _Text(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """The value of an option that is read from a text.
+
+    Args:
+        pattern: what the whole text matches, spaces left out.
+        expected: says that in words, and gives an example.
+        read: returns the value, or raises ValueError if the text has none.
+    """
+
+    name = "text"
+
+    def __init__(self, pattern: str, expected: str, read: Callable[[str], Any]) -> None:
+        self._pattern, self._expected, self._read = pattern, expected, read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value of a text; others are defaults."""
+        if not isinstance(value, str):
+            return value
+        text = value.replace(" ", "")
+        with suppress(ValueError):
+            if re.fullmatch(self._pattern, text):
+                return self._read(text)
+        raise click.BadParameter(f"{value!r}: expected {self._expected}", ctx, param)
 
 
-def block(ctx: click.Context, param: click.Parameter, text: str | None) -> int | tuple[int, ...] | None:
-    """Return the block sizes of "64", "64,32" or "64,32,16" as ``MatmulProblem.gemm`` takes them."""
-    if text is None:
-        return None
-    if not re.fullmatch("[1-9][0-9]{0,9}(,[1-9][0-9]{0,9}){0,2}", text.replace(" ", "")):
-        message = (
-            f"{text!r}: expected one block size, or two or three for m, n and k, for example 64 or 64,32"
-        )
-        raise click.BadParameter(message, ctx, param)
-    found = tuple(map(int, text.split(",")))
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall("[0-9]+", text)))
+
+
+def _one_or_more(text: str) -> int | tuple[int, ...]:
+    """Return block sizes as ``MatmulProblem.gemm`` takes them."""
+    found = _integers(text)
     return found if len(found) > 1 else found[0]
 
 
-def span(text: str) -> tuple[int, int]:
-    """Return the numbers of "1..512", or of "8" twice."""
-    match = re.fullmatch(r"([1-9][0-9]{0,8})(?:\.\.([1-9][0-9]{0,8}))?", text)
-    if match is None or int(match[1]) > int(match[2] or match[1]):
-        raise click.UsageError(f"--nodes {text}: expected a number or first..last, for example 1..512")
-    return int(match[1]), int(match[2] or match[1])
+def _first_and_last(text: str) -> tuple[int, int]:
+    found = _integers(text)
+    if found[0] > found[-1]:
+        raise ValueError
+    return found[0], found[-1]
 
 
-def number(ctx: click.Context, param: click.Parameter, text: str | None) -> complex | None:
-    """Return a real or complex number."""
-    if text is None:
-        return None
-    try:
-        found = complex(text.replace("i", "j") if not re.search("inf|nan", text, re.IGNORECASE) else text)
-    except ValueError:
-        message = f"{text!r}: expected a number, for example 2, -0.5 or 1+2j"
-        raise click.BadParameter(message, ctx, param) from None
+def _number(text: str) -> complex:
+    found = complex(text if re.search("inf|nan", text, re.IGNORECASE) else text.replace("i", "j"))
     return found if found.imag else found.real
-
-
-def ops(ctx: click.Context, param: click.Parameter, text: str) -> str:
-    """Return the two letters of --trans."""
-    if not re.fullmatch("[NTC]{2}", text):
-        message = f"{text!r}: expected two letters of N, T and C, for A and for B, for example TN"
-        raise click.BadParameter(message, ctx, param)
-    return text
-
-
-def shapes(
-    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
-) -> tuple[tuple[int, int, int], ...]:
-    """Return T, N and K of each --shape."""
-    found = []
-    for text in texts:
-        match = re.fullmatch(r"([0-9]{1,12}),([0-9]{1,12}),([0-9]{1,12})", text.replace(" ", ""))
-        if match is None or 0 in (shape := (int(match[1]), int(match[2]), int(match[3]))):
-            message = f"{text!r}: expected tokens, outputs and inputs, for example 1024,512,2048"
-            raise click.BadParameter(message, ctx, param)
-        found.append(shape)
-    return tuple(found)
 
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
-def sizes(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, ...]:
+def _bytes_by_four(text: str) -> tuple[int, ...]:
     """Return the bytes of "1KiB-1GiB" in steps of four."""
-    if text is None:
-        return ()
-    match = re.fullmatch("([1-9][0-9]{0,3})([KMG]iB|B)-([1-9][0-9]{0,3})([KMG]iB|B)", text.replace(" ", ""))
-    first, last = (int(match[i]) * _UNITS[match[i + 1]] for i in (1, 3)) if match else (1, 0)
+    first, last = (int(n) * _UNITS[unit] for n, unit in re.findall("([0-9]+)([A-Za-z]+)", text))
     if first > last:
-        message = f"{text!r}: expected the least and the largest, for example 1KiB-1GiB"
-        raise click.BadParameter(message, ctx, param)
+        raise ValueError
     found = [first]
     while found[-1] * 4 <= last:
         found.append(found[-1] * 4)
     return tuple(found)
 
 
-def tokens(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, ...]:
-    """Return the numbers of "1024,4096"."""
-    if text is None:
-        return ()
-    found = text.replace(" ", "").split(",")
-    if not all(re.fullmatch("[1-9][0-9]{0,11}", each) for each in found):
-        message = f"{text!r}: expected numbers of tokens, for example 1024,4096"
-        raise click.BadParameter(message, ctx, param)
-    return tuple(map(int, found))
+_COUNT = "[1-9][0-9]{0,8}"
+GRID = _Text(f"{_COUNT}[x×]{_COUNT}", "rows x columns of ranks, for example 2x2", _integers)
+BLOCK = _Text(
+    f"{_COUNT}[0-9]?(,{_COUNT}[0-9]?){{0,2}}",
+    "one block size, or two or three for m, n and k, for example 64 or 64,32",
+    _one_or_more,
+)
+SPAN = _Text(f"{_COUNT}(\\.\\.{_COUNT})?", "a number or first..last, for example 1..512", _first_and_last)
+NUMBER = _Text(".*", "a number, for example 2, -0.5 or 1+2j", _number)
+OPS = _Text("[NTC]{2}", "two letters of N, T and C, for A and for B, for example TN", str)
+SHAPE = _Text(
+    "[1-9][0-9]{0,11}(,[1-9][0-9]{0,11}){2}",
+    "tokens, outputs and inputs, for example 1024,512,2048",
+    _integers,
+)
+SIZES = _Text(
+    "[1-9][0-9]{0,3}([KMG]iB|B)-[1-9][0-9]{0,3}([KMG]iB|B)",
+    "the least and the largest, for example 1KiB-1GiB",
+    _bytes_by_four,
+)
+TOKENS = _Text("[1-9][0-9]{0,11}(,[1-9][0-9]{0,11})*", "numbers of tokens, for example 1024,4096", _integers)
 
 
 def ranks(default: str = "one per core, at most 4") -> Callable[[Command], Command]:
@@ -190,7 +164,7 @@ def products(default: str) -> Callable[[Command], Command]:
 def of_shapes(rest: str) -> Callable[[Command], Command]:
     """Return the option --shape; ``rest`` is of its help, after "Tokens, outputs"."""
     return click.option(
-        "--shape", "shapes", metavar="T,N,K", multiple=True, callback=shapes, help=f"Tokens, outputs{rest}"
+        "--shape", "shapes", metavar="T,N,K", multiple=True, type=SHAPE, help=f"Tokens, outputs{rest}"
     )
 
 
@@ -218,6 +192,16 @@ algo = click.option(
     default="auto",
     show_default=True,
     help="Algorithm, by its name in Python; an unknown name prints the list.",
+)
+
+real_dtype = click.option(
+    "--dtype",
+    type=click.Choice([name for name, dtype in DTYPES.items() if dtype.kind != "c"]),
+    help="Element type.  [default: bfloat16 on GPUs, float32 on CPUs]",
+)
+
+model = click.option(
+    "--model", metavar="NAME", help="The layers of a model: llama-8b or llama-70b. Needs --tokens."
 )
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -121,7 +121,7 @@ def test_plan():
     ("arguments", "words"),
     [
         ("1 2", "expected three sizes, one descriptor file or a factorization, got 1 2"),
-        ("8 8 8 --nodes 4..2", "--nodes 4..2: expected a number or first..last"),
+        ("8 8 8 --nodes 4..2", "'4..2': expected a number or first..last"),
         ("8 8 8 --nodes 1 --ranks 2", "leave --ranks out"),
         ("8 8 8 --nodes 1..2 --dry-run", "--dry-run is for one product"),
         ("--model llama-8b", "--model and --tokens go together"),

@@ -206,7 +206,7 @@ BAD = [
     ("plan 8 8 8 --machine folder.npy", "folder.npy: cannot be read: Is a directory"),
     ("plan 8 8 8 --machine good.toml", "machine good: m: unknown key"),
     ("plan none.toml --machine dgx-h100", "none.toml: cannot be read: No such file or directory"),
-    ("plan 8 8 8 --machine dgx-h100 --nodes 4..1", "--nodes 4..1: expected a number or first..last"),
+    ("plan 8 8 8 --machine dgx-h100 --nodes 4..1", "'4..1': expected a number or first..last"),
     (
         "plan 99999999999 99999999999 8 --machine dgx-h100 --ranks 1",
         "an array of 99999999999 × 99999999999 float64 is too large: expected at most 2^60 bytes on a rank",
