@@ -27,7 +27,7 @@ from pblasmp.cli.commands import cli
 from pblasmp.engines.product import Workspace
 from pblasmp.layout.level3_problem import ROUTINES
 from pblasmp.layout.routines import VECTOR_ROUTINES
-from pblasmp.pblas.missing import MISSING
+from pblasmp.pblas.routine_functions import MISSING
 from pblasmp.problems.files import load_problem_file
 from reference.testers import RESULTS
 

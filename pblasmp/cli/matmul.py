@@ -26,8 +26,8 @@ from ..layout import Grid, MatmulProblem
 from ..layout.problem import Op
 from ..matrix.creation import default_block
 from ..matrix.distributed import DistributedMatrix
+from ..matrix.io.formats import Source, element_type
 from ..matrix.io.saving import format_of, open_source
-from ..matrix.io.source import Source, element_type
 from ..timing import samples
 from .options import require_directory
 from .ranks import on_ranks

@@ -24,6 +24,7 @@ from .communicator import Communicator, allgather_alike, gather_numbers, greates
 from .exchange import Cell, CellArrays, Cells, Exchange, NodeCells, Side
 from .failures import watch
 from .locations import (
+    interfaces,
     machine,
     machines_of,
     most_ranks,
@@ -31,9 +32,9 @@ from .locations import (
     ranks_per_node,
     share_of_cores,
     this_process,
+    unlike_interfaces,
 )
 from .mpi_communicator import world_ranks
-from .network import interfaces, unlike_interfaces
 from .post import LARGEST
 from .repeated_calls import RepeatedCalls, agree_after
 from .shared_memory import SharedMemory

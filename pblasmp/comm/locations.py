@@ -7,7 +7,9 @@ import math
 import os
 import platform
 import socket
+import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +22,7 @@ from ..resources import core_quota, machine_cores, own_cores
 __all__ = [
     "Location",
     "began",
+    "interfaces",
     "machine",
     "machines_of",
     "most_ranks",
@@ -27,6 +30,7 @@ __all__ = [
     "ranks_per_node",
     "share_of_cores",
     "this_process",
+    "unlike_interfaces",
 ]
 
 
@@ -140,3 +144,47 @@ def share_of_cores(locations: Sequence[Location]) -> Fraction:
     shares = [Fraction(cores, max(ranks, math.ceil(Fraction(of_job * cores, all_cores))))]
     shares += [Fraction(each.quota) / of_job for each in locations if each.quota]
     return min(shares)
+
+
+_NCCL_INTERFACES = "NCCL_SOCKET_IFNAME"
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
+
+
+def interfaces() -> dict[str, str]:
+    """Return the names of this host's network interfaces by their IPv4 addresses. Local."""
+    try:
+        from fcntl import ioctl
+    except ImportError:
+        return {}
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has no address
+                answer = ioctl(link, _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+                found[socket.inet_ntoa(answer[20:24])] = name
+    return found
+
+
+def unlike_interfaces() -> str:
+    """Return why NCCL finds no interface by NCCL_SOCKET_IFNAME on this host, "" if it does or may choose. Local.
+
+    The variable has beginnings of names, after "=" whole names, after "^" what NCCL leaves out.
+    Source: NCCL's user guide, environment variables.
+    """
+    given = os.environ.get(_NCCL_INTERFACES, "")
+    wanted = [each for each in given.lstrip("^=").split(",") if each]
+    with suppress(OSError):
+        there = [name for _, name in socket.if_nameindex()]
+        named = {
+            name
+            for name in there
+            for each in wanted
+            if (name == each if given.lstrip("^").startswith("=") else name.startswith(each))
+        }
+        left = [name for name in there if (name in named) is not given.startswith("^")]
+        if wanted and not left:
+            return (
+                f"{_NCCL_INTERFACES}={given} leaves NCCL no network interface of {socket.gethostname()}, "
+                f"which has {', '.join(there)}"
+            )
+    return ""

@@ -30,9 +30,8 @@ from collections.abc import Callable
 from ..errors import ArgumentError
 from .arguments import ParameterError
 from .auxiliary import FUNCTIONS as AUXILIARY
-from .eigenvalues import ROUTINES as EIGENVALUES
+from .factorizations import DRIVERS
 from .factorizations import ROUTINES as FACTORIZATIONS
-from .functions import ROUTINES, PblasFunction, functions_of
 from .grids import (
     blacs_barrier,
     blacs_exit,
@@ -48,8 +47,8 @@ from .grids import (
     gridinfo,
     gridinit,
 )
-from .missing import instead_of
 from .moves import FUNCTIONS as MOVES
+from .routine_functions import ROUTINES, PblasFunction, functions_of, instead_of
 from .tools import descinit, descset, iceil, ilcm, indxg2l, indxg2p, indxl2g, infog1l, infog2l, numroc
 from .vector_functions import FUNCTIONS as VECTOR_FUNCTIONS
 
@@ -82,7 +81,7 @@ __all__ = [
 ]
 
 _FUNCTIONS: dict[str, Callable[..., object]] = (
-    functions_of((*FACTORIZATIONS.values(), *EIGENVALUES, *ROUTINES.values()))
+    functions_of((*FACTORIZATIONS.values(), *DRIVERS, *ROUTINES.values()))
     | VECTOR_FUNCTIONS
     | AUXILIARY
     | MOVES

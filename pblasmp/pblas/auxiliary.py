@@ -22,9 +22,9 @@ from ..matrix.distributed import DistributedMatrix
 from ..runtime.reading import number
 from .arguments import Faults
 from .direct import part_of
-from .functions import PblasFunction, PblasRoutine, Values, functions_of, names_of, takes_number
 from .grids import PATIENCE, ProcessGrid, exchanged, of_number, peers
 from .operands import OwnElements, copied, element_place, entries, filled, scaled, with_same_places
+from .routine_functions import PblasFunction, PblasRoutine, Values, functions_of, names_of, takes_number
 
 __all__ = ["FUNCTIONS"]
 

@@ -21,9 +21,9 @@ from ..layout.pieces import copy_part
 from ..matrix.distributed import DistributedMatrix
 from .arguments import Faults
 from .direct import part_of
-from .functions import PblasRoutine, Values, functions_of
 from .grids import meant, of_number
 from .operands import PblasOperand, check_sharing, entries, staged
+from .routine_functions import PblasRoutine, Values, functions_of
 
 __all__ = ["FUNCTIONS"]
 

@@ -11,8 +11,8 @@ from typing import Any
 from ..blas import vector_calls, vectors
 from ..layout.routines import VECTOR_ROUTINES, VectorRoutine
 from ..matrix.distributed import DistributedMatrix
-from .functions import DTYPE, VECTORS, PblasFunction, PblasRoutine, Values, function_of
 from .operands import PblasOperand
+from .routine_functions import DTYPE, VECTORS, PblasFunction, PblasRoutine, Values, function_of
 
 __all__ = ["FUNCTIONS", "ROUTINES", "VectorFunction"]
 

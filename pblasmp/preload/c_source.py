@@ -13,7 +13,7 @@ from .. import pblas
 from ..layout.routines import VECTOR_ROUTINES
 from ..pblas.factorizations import BESIDE, SIZES, ScalapackRoutine
 from ..pblas.factorizations import ROUTINES as FACTORIZATIONS
-from ..pblas.functions import DTYPE, ROUTINES
+from ..pblas.routine_functions import DTYPE, ROUTINES
 from ..pblas.vector_functions import ROUTINES as VECTORS
 
 __all__ = ["ROWS", "Row", "source"]

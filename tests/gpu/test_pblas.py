@@ -9,7 +9,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
-from pblasmp.pblas.functions import DTYPE, ROUTINES
+from pblasmp.pblas.routine_functions import DTYPE, ROUTINES
 from tests.helpers.cases import pick
 from tests.helpers.gpu.products import everywhere
 from tests.helpers.pblas_cases import arguments, differing, held, matrices, options

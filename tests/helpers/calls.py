@@ -24,7 +24,7 @@ from pblasmp import pblas
 from pblasmp.engines.dense import add
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout.routines import GEMM, ROUTINES, VECTOR_ROUTINES
-from pblasmp.pblas.functions import DTYPE, names_of
+from pblasmp.pblas.routine_functions import DTYPE, names_of
 from tests.helpers import level3
 from tests.helpers.cases import OPS, first, layout, numbers, pick, scattered
 from tests.helpers.limits import changed_limits

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import pblasmp as pb
 from pblasmp import _core, pblas
-from pblasmp.pblas.functions import PblasRoutine
+from pblasmp.pblas.routine_functions import PblasRoutine
 from pblasmp.runtime import matrix_calls
 from reference.scalapack import ScaLAPACK
 from tests.helpers import factor_cases

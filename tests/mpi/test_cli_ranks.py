@@ -526,10 +526,10 @@ m.{name} = slow
     [
         ("pblasmp.runtime.plans", "Plan._run", signal.SIGINT, 130, "pblasmp: interrupted\n"),
         *only_long(
-            ("pblasmp.matrix.io.source", "RawFile.write", signal.SIGINT, 130, "pblasmp: interrupted\n")
+            ("pblasmp.matrix.io.formats", "RawFile.write", signal.SIGINT, 130, "pblasmp: interrupted\n")
         ),
-        ("pblasmp.matrix.io.source", "RawFile.write", signal.SIGTERM, 143, ""),
-        ("pblasmp.matrix.io.source", "RawFile.write", signal.SIGHUP, 129, ""),
+        ("pblasmp.matrix.io.formats", "RawFile.write", signal.SIGTERM, 143, ""),
+        ("pblasmp.matrix.io.formats", "RawFile.write", signal.SIGHUP, 129, ""),
     ],
 )
 def test_signals_leave_nothing_behind(start, patched, tmp_path, module, name, number, status, said):

@@ -15,7 +15,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
-from pblasmp.pblas.functions import DTYPE
+from pblasmp.pblas.routine_functions import DTYPE
 from reference.scalapack import ScaLAPACK
 from tests.helpers.cases import first, pick
 from tests.helpers.factor_cases import (

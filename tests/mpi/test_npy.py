@@ -15,7 +15,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES
-from pblasmp.matrix.io import saving, source
+from pblasmp.matrix.io import formats, saving
 from tests.helpers.cases import TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
 from tests.helpers.mpi import run_mpi
 from tests.helpers.slow import draws, in_turn, only_long
@@ -444,7 +444,7 @@ def test_a_new_file_has_its_space(tmp_path):
     """A full disk is an error before anything is computed or written."""
     d = pb.MatrixDescriptor((300, 1000), (10, 10), pb.Grid(2, 2))
     (tmp_path / "x.npy").touch()
-    source.create(tmp_path / "x.npy", d, "F")
+    formats.create(tmp_path / "x.npy", d, "F")
     status = (tmp_path / "x.npy").stat()
     assert status.st_blocks * 512 >= d.nbytes
     found = np.load(tmp_path / "x.npy")

@@ -8,7 +8,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
-from pblasmp.pblas.functions import DTYPE
+from pblasmp.pblas.routine_functions import DTYPE
 from tests.helpers.cases import agreed_error, first, pick
 from tests.helpers.factor_cases import exact, only, positive, random, relative, too_large
 from tests.helpers.mpi import run_mpi

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 import pblasmp as pb
 from pblasmp import pblas
-from pblasmp.pblas.functions import DTYPE, ROUTINES
+from pblasmp.pblas.routine_functions import DTYPE, ROUTINES
 from pblasmp.pblas.vector_functions import ROUTINES as VECTORS
 from tests.helpers.cases import first, numbers
 from tests.helpers.mpi import run_mpi

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_info
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.layout.routines import VECTOR_ROUTINES
-from pblasmp.pblas.functions import DTYPE
+from pblasmp.pblas.routine_functions import DTYPE
 from pblasmp.pblas.vector_functions import ROUTINES as VECTORS
 from reference.scalapack import ScaLAPACK
 from tests.helpers.cases import first, grids, numbers, pick, scattered, unlike

@@ -16,7 +16,7 @@ import pytest
 from pblasmp import ArgumentError, LibraryNotFoundError, UnsupportedError, pblas, preload
 from pblasmp.layout.routines import VECTOR_ROUTINES
 from pblasmp.pblas.factorizations import ROUTINES as FACTORIZATIONS
-from pblasmp.pblas.functions import ROUTINES
+from pblasmp.pblas.routine_functions import ROUTINES
 from pblasmp.preload.c_source import ROWS, source
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from ..protocol import Method
-from . import add, factor_methods, slabs, solve, stationary, steps, summed
+from . import add, factor_methods, slab_products, solve, stationary, steps, summed
 
 __all__ = ["METHODS"]
 
 METHODS: tuple[Method, ...] = (
     *summed.METHODS,
-    *slabs.METHODS,
+    *slab_products.METHODS,
     *stationary.METHODS,
     *solve.METHODS,
     *add.METHODS,

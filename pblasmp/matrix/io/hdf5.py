@@ -23,7 +23,7 @@ from ...dtypes import DTYPES, FLOAT8, is_foreign
 from ...errors import ArgumentError, LibraryNotFoundError, not_two, short_repr
 from ...extras import install
 from ...layout.descriptor import MatrixDescriptor, MemoryOrder
-from .source import check_chunks, check_version, errors_naming, parts_of, reserve
+from .formats import check_chunks, check_version, errors_naming, parts_of, reserve
 from .temporary import PATIENCE_SECONDS, check_kind, followed, is_being_written
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from ...layout import Grid, MatrixDescriptor
 from ...layout.grid import one_of
 from ...runtime.handle import Handle, Matrix
 from ...runtime.runtime import Runtime
-from . import hdf5, source, zarr
-from .source import Progress, RawFile, Source, Target, as_values, element_type, errors_naming
+from . import formats, hdf5, zarr
+from .formats import Progress, RawFile, Source, Target, as_values, element_type, errors_naming
 from .temporary import Replacement
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def open_source(path: Path, dataset: str | None = None) -> Source:
     kind = format_of(path)
     if kind == "hdf5":
         return hdf5.Hdf5Dataset(path, dataset)
-    return source.NpyFile(path) if kind == "npy" else zarr.ZarrArray(path, dataset)
+    return formats.NpyFile(path) if kind == "npy" else zarr.ZarrArray(path, dataset)
 
 
 class _TilesInTurn:
@@ -408,4 +408,4 @@ def _create(
         if kind == "hdf5":
             hdf5.begin(new.path, new.target)
             return new, (new.path, hdf5.add(new.path, str(dataset), d))
-        return new, (new.path, source.create(new.path, replace(d, ld=None), order))
+        return new, (new.path, formats.create(new.path, replace(d, ld=None), order))

@@ -20,8 +20,8 @@ from ...dtypes import is_foreign
 from ...errors import ArgumentError, LibraryNotFoundError, not_two, short_repr
 from ...extras import install
 from ...layout.descriptor import MatrixDescriptor, MemoryOrder
+from .formats import check_chunks, errors_naming, parts_of
 from .hdf5 import MARK, mark, marked_dtype, stored_dtype
-from .source import check_chunks, errors_naming, parts_of
 from .temporary import Replacement, followed, is_temporary, put_back
 
 __all__ = ["NewArray", "ZarrArray"]

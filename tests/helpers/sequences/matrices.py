@@ -14,7 +14,7 @@ from pblasmp import pblas
 from pblasmp.dtypes import ELEMENT_TYPES, as_dtype, is_float8, is_foreign
 from pblasmp.layout import Trapezoid
 from pblasmp.matrix.creation import random_values
-from pblasmp.pblas.functions import DTYPE, ROUTINES
+from pblasmp.pblas.routine_functions import DTYPE, ROUTINES
 from tests.helpers import level3
 from tests.helpers.gpu.products import OPS, integers
 from tests.helpers.pblas_cases import Held as Fortran

@@ -13,8 +13,8 @@ import pytest
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.layout.level3_problem import ROUTINES
-from pblasmp.pblas.functions import DTYPE
-from pblasmp.pblas.functions import ROUTINES as PBLAS
+from pblasmp.pblas.routine_functions import DTYPE
+from pblasmp.pblas.routine_functions import ROUTINES as PBLAS
 from tests.helpers.cases import pick
 from tests.helpers.gpu.algorithms import one_product
 from tests.helpers.gpu.level3 import one_case, random_case
