@@ -379,8 +379,9 @@ scaled = operator(
     "SymInt? total, str algo, str backward_algo) -> (Tensor, Tensor)",
     _scaled,
     _scaled_fake,
+    _scaled_to_gradients,
+    _scaled_saves,
 )
-scaled.register_autograd(_scaled_to_gradients, setup_context=_scaled_saves)
 
 
 # -- the backward pass

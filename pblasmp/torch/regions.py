@@ -216,5 +216,6 @@ region = operator(
     "(Tensor x, str ctx, str forward, str back, int dim, SymInt? total) -> Tensor",
     _region,
     _region_fake,
+    _region_back,
+    _region_saves,
 )
-region.register_autograd(_region_back, setup_context=_region_saves)

@@ -336,8 +336,9 @@ vocab_embedding = operator(
     "(Tensor words, Tensor weight, str ctx, int total, int padding, bool scatter) -> Tensor",
     _embedding,
     _embedding_fake,
+    _embedding_back,
+    _embedding_saves,
 )
-vocab_embedding.register_autograd(_embedding_back, setup_context=_embedding_saves)
 
 
 def _gather_rows(x: Tensor, name: str, total: int) -> Tensor:
@@ -456,8 +457,9 @@ vocab_losses = operator(
     "(Tensor logits, Tensor target, Tensor? weight, str ctx, int ignore, float smoothing) -> (Tensor, Tensor, Tensor)",
     _losses,
     _losses_fake,
+    _losses_back,
+    _losses_saves,
 )
-vocab_losses.register_autograd(_losses_back, setup_context=_losses_saves)
 
 
 # -- checks
