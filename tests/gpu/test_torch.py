@@ -7,13 +7,18 @@ torchrun --nproc-per-node 4 -m pytest tests/gpu/test_torch.py
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import pblasmp as pb
 import pblasmp.torch as pt
@@ -194,3 +199,83 @@ def test_a_whole_step_is_a_cuda_graph(ctx):
         graph.reset()
 
     check(ctx, [("captured", ranks.failure(captured, ctx))])
+
+
+def fully_sharded(layer: torch.nn.Module) -> torch.nn.Module:
+    return fully_shard(layer, mesh=init_device_mesh("cuda", (dist.get_world_size(),)))
+
+
+def distributed(layer: torch.nn.Module) -> torch.nn.Module:
+    return DistributedDataParallel(layer, process_group=dist.new_group())
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("wrap", [fully_sharded, distributed], ids=lambda wrap: wrap.__name__)
+def test_data_parallel_layers_beside_tensor_parallel_ones(ctx, wrap, captured):
+    """Communicators of PyTorch's run beside ours, ranks late in turn; the losses are those of one process."""
+
+    def trained(ctx: pb.Context) -> None:
+        if not dist.is_initialized():
+            pt.init_process_group()
+        torch.manual_seed(0)
+        sizes = (64, 64), (64, 256), (256, 64), (64, 64)
+        wholes = [torch.nn.Linear(*each, bias=False, device="cuda", dtype=torch.float64) for each in sizes]
+        given = [torch.randn(128, 64, dtype=torch.float64).to("cuda") for _ in range(20)]
+        rate, mine = 1e-4, ranks.own(128, ctx)
+
+        def training(layers: list[torch.nn.Module], x: torch.Tensor, rates: Iterable[float]) -> Any:
+            model = torch.nn.Sequential(*layers[:2], torch.nn.GELU(), *layers[2:])
+            optimizer = torch.optim.SGD(
+                [
+                    {"params": layer.parameters(), "lr": rate}
+                    for layer, rate in zip(layers, rates, strict=True)
+                ]
+            )
+
+            def step() -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = (model(x) - x.roll(1, 1)).square().sum()
+                loss.backward()
+                optimizer.step()
+                return loss.detach()
+
+            return step
+
+        x, part = given[0].clone(), given[0][mine].clone()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        how = {"ctx": ctx, "sequence_parallel": True}
+        with torch.cuda.stream(stream):
+            split = [
+                wrap(copy.deepcopy(wholes[0])), pt.ColumnParallelLinear.from_linear(wholes[1], **how),
+                pt.RowParallelLinear.from_linear(wholes[2], **how), wrap(copy.deepcopy(wholes[3])),
+            ]  # fmt: skip
+            alone = training(wholes, x, [rate] * 4)
+            # data-parallel layers average the ranks' gradients, the others sum them
+            together = training(split, part, [ctx.size * rate, rate, rate, ctx.size * rate])
+            expected, losses, graph = [], [], None
+            for turn, batch in enumerate(given):
+                x.copy_(batch)
+                part.copy_(batch[mine])
+                expected.append(alone())
+                if captured and turn == 12:
+                    graph = torch.cuda.CUDAGraph()
+                    torch.cuda.synchronize()
+                    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                        loss = together()
+                if (turn + ctx.rank) % 3 == 0:
+                    torch.cuda._sleep(1_000_000)
+                if graph is None:
+                    losses.append(together())
+                else:
+                    graph.replay()
+                    losses.append(loss.clone())
+        stream.synchronize()
+        sums = torch.stack(losses)
+        dist.all_reduce(sums)
+        torch.testing.assert_close(sums, torch.stack(expected), rtol=1e-10, atol=0)
+        assert sums[-1] < sums[0]
+        if graph is not None:
+            graph.reset()
+
+    check(ctx, [(f"{wrap.__name__}, captured: {captured}", ranks.failure(trained, ctx))])
