@@ -66,10 +66,13 @@ with pb.Context() as ctx:
     start_jax(ctx)
     theta, unravel = ravel_pytree(initial(jax.random.key(0), (2, args.width, args.width, 1)))
 
-    def outputs(theta, xs):
-        return jax.vmap(lambda x: model(unravel(theta), x))(xs)
+    def output(theta, x):
+        return model(unravel(theta), x)
 
-    jacobian, outputs = jax.jit(jax.jacrev(outputs)), jax.jit(outputs)
+    outputs = jax.jit(jax.vmap(output, in_axes=(None, 0)))
+    jacobian = jax.jit(
+        jax.vmap(jax.grad(output), in_axes=(None, 0))
+    )  # jacrev needs memory for samples x samples
 
     each = args.samples // ctx.size  # samples of this process
     n = each * ctx.size
