@@ -7,6 +7,7 @@ of LU are not those of partial pivoting.
 
 from __future__ import annotations
 
+import ctypes
 from contextlib import ExitStack
 from typing import Any
 
@@ -64,6 +65,14 @@ class Solver:
         """Replace a matrix by R and the reflectors."""
         tau = self._of_columns(a, np.zeros(a.shape[1]))
         self._call("Geqrf", a, *a.shape, a, after=(tau.data.ptr,))
+
+    def eigenvalues(self, a: pb.DistributedMatrix) -> np.ndarray:
+        """Return the eigenvalues of a symmetric matrix, which it keeps; compute the eigenvectors, too."""
+        cupy, job = self._library.runtime.cupy, ctypes.create_string_buffer(b"V")
+        copied, vectors, values = a.copy(), self._ctx.empty(a.descriptor), cupy.zeros(len(a))
+        given = ctypes.addressof(job), FillMode.LOWER, len(a), copied, values, vectors
+        self._call("Syevd", a, *given)
+        return np.sort(cupy.asnumpy(values))
 
     def _of_columns(self, a: pb.DistributedMatrix, whole: np.ndarray) -> Any:
         """Return this rank's part of what accompanies the columns of A, on its GPU."""

@@ -20,7 +20,7 @@ from typing import Any
 DIRECTORY = Path(__file__).resolve().parent / "results"
 
 _LISTS = ("seconds", "device_seconds", "rates", "ranges")
-_NUMBERS = ("ratios", "errors")
+_NUMBERS = ("ratios", "errors", "bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Run:
             is pblasmp, over pblasmp's; the median over the rounds.
         sample: what the lists of times hold: "all", or a summary such as "median of 9".
         rows: a dictionary for each case: ``case`` (what is computed), and for each contender ``seconds``, ``rates``
-            (tokens per second), ``ratios``, ``errors`` or ``ranges``; ``sent_bytes``: the most that a rank sends
-            to other nodes.
+            (tokens per second), ``ratios``, ``errors``, ``ranges`` or ``bytes`` (of memory by number of a matrix);
+            ``sent_bytes``: the most that a rank sends to other nodes.
     """
 
     benchmark: str

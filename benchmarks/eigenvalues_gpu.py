@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time ``pb.linalg.eigh`` on GPUs beside cuSOLVER and cuSOLVERMp: ``mpirun -n 2 python -m benchmarks.eigenvalues_gpu``.
+
+One rank per GPU, float64, all eigenvalues and eigenvectors. cuSOLVER has one GPU, by CuPy, while the others wait;
+cuSOLVERMp is called on all with its arguments prepared and a copy of A, which it overwrites. By order: the seconds, and
+the bytes of GPU memory that the rank with the most has at the peak, A and the results included, for each of its n²/P
+numbers. The ways take turns, and their results are checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+import pblasmp as pb
+from benchmarks import results
+from benchmarks.cusolvermp import Solver, open_solver
+
+OURS, ONE_GPU, RAW = "pblasmp", "cuSOLVER on one GPU", "cuSOLVERMp"
+LOOK_SECONDS = 1e-3  # between two looks at the GPU's memory
+
+
+class Peak:
+    """The most memory of this rank's GPU that is in use meanwhile."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self._device, self._ended, self.bytes = cupy.cuda.Device(), threading.Event(), 0
+
+    def _look(self) -> None:
+        import cupy
+
+        with self._device:
+            while not self._ended.is_set():
+                free, total = cupy.cuda.runtime.memGetInfo()
+                self.bytes = max(self.bytes, total - free)
+                self._ended.wait(LOOK_SECONDS)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        watcher = threading.Thread(target=self._look)
+        watcher.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            watcher.join()
+
+
+def used_bytes(ctx: pb.Context) -> int:
+    """Return how much of this rank's GPU memory is in use, unused blocks of pools given back. Local."""
+    import cupy
+
+    ctx.engine.synchronize()
+    cupy.get_default_memory_pool().free_all_blocks()
+    free, total = cupy.cuda.runtime.memGetInfo()
+    return int(total - free)
+
+
+def on_one_gpu(ctx: pb.Context, a: pb.DistributedMatrix) -> Callable[[], Any]:
+    """Return cuSOLVER's computation of a matrix that rank 0 has whole. Collective."""
+    import cupy
+
+    whole = a.redistribute(grid=pb.Grid(1, 1), block=len(a)).local
+
+    def run() -> Any:
+        values = None if ctx.rank else cupy.linalg.eigh(whole)[0].get()
+        return ctx.comm.bcast(values)
+
+    return run
+
+
+def contenders(
+    ctx: pb.Context, a: pb.DistributedMatrix, solver: Solver | str
+) -> Iterator[tuple[str, Callable[[], Callable[[], Any]]]]:
+    """Yield the ways by name: what returns the way ready to run. Collective."""
+    yield OURS, lambda: lambda: pb.linalg.eigh(a)[0]
+    yield ONE_GPU, partial(on_one_gpu, ctx, a)
+    if isinstance(solver, Solver):
+        yield RAW, lambda: partial(solver.eigenvalues, a)
+
+
+def time_order(
+    ctx: pb.Context, solver: Solver | str, n: int, options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Yield the row of an order, if there is one on this rank. Collective."""
+    layout = {"block": min(options.block, -(-n // (4 * ctx.size))), "grid": pb.Grid.squarest(ctx.size)}
+    a = ctx.random((n, n), seed=n, order="F", **layout)
+    a += a.T
+    empty = used_bytes(ctx) - a.local.nbytes
+    seconds: dict[str, list[float]] = {}
+    most: dict[str, float] = {}
+    expected = None
+    for turn in range(options.rounds + 1):
+        for name, make in contenders(ctx, a, solver):
+            run = make()
+            ctx.engine.synchronize()
+            ctx.comm.barrier()
+            peak = Peak()
+            with ExitStack() as watch:
+                if not turn:  # which may cost time
+                    watch.enter_context(peak.watching())
+                start = time.perf_counter()
+                values = run()
+                ctx.engine.synchronize()
+                took = time.perf_counter() - start
+            if turn or n > options.once:
+                seconds.setdefault(name, []).append(max(ctx.comm.allgather(took)))
+            if not turn:
+                alone = name == ONE_GPU  # which has A as a whole besides its part
+                held, numbers = (empty + a.local.nbytes, n * n) if alone else (empty, n * n / ctx.size)
+                most[name] = max(ctx.comm.allgather((peak.bytes - held) / numbers))
+            expected = values if expected is None else expected
+            if not np.allclose(values, expected, atol=1e-10 * n):
+                raise SystemExit(f"order {n} by {name}: wrong values")
+            del run, values
+            used_bytes(ctx)
+        if n > options.once:
+            break
+    if ctx.rank == 0:
+        told = "; ".join(
+            f"{name} {median(times):.3f} s, {most[name]:.1f} bytes" for name, times in seconds.items()
+        )
+        print(f"{ctx.size} GPUs, n = {n}: {told}", flush=True)
+        yield {"case": {"n": n}, "seconds": seconds, "bytes": most}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-n", type=int, nargs="+", default=[8192, 16384, 32768])
+    parser.add_argument("--block", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=3, help="after one that warms up")
+    parser.add_argument("--once", type=int, default=20000, help="orders above it run once")
+    results.add_option(parser)
+    options = parser.parse_args()
+    with pb.Context(engine="cublasmp") as ctx:
+        solver = open_solver(ctx)
+        small = ctx.random((2048, 2048), seed=1, order="F", block=256, grid=pb.Grid.squarest(ctx.size))
+        small += small.T
+        pb.linalg.eigh(small)  # loads libraries and kernels
+        if isinstance(solver, Solver):
+            pb.linalg.eigh(small, algo="cusolvermp", check=True)
+            solver.eigenvalues(small)
+        rows = [row for n in options.n for row in time_order(ctx, solver, n, options)]
+        directory = results.directory_of(options)
+        if ctx.rank == 0 and directory is not None:
+            run = results.Run(
+                benchmark="eigenvalues_gpu", date=results.today(), commit=results.this_commit(), ranks=ctx.size,
+                gpus=ctx.size, **results.facts(ctx), options=results.options_of(options), reference="",
+                sample="all", rows=rows,
+            )  # fmt: skip
+            results.save(run, directory)
+
+
+if __name__ == "__main__":
+    main()
