@@ -41,8 +41,9 @@ def by_scalapack(comm, count):
             n = int(rng.integers(1, 70))
             yield cases.eigh(ctx, rng, dtype, n, "scalapack", place=place, kind=kind)
             if i % 2:
-                shape = tuple(int(x) for x in rng.integers(1, 50, 2))
+                shape = int(rng.integers(1, 50)), int(rng.integers(max(3, ctx.size), 50))
                 yield cases.svd(ctx, rng, dtype, shape, "scalapack", place=place)
+        yield from too_small(ctx)
         if ctx.size != 2:
             return
         patch.setattr(spectral_libraries.METHODS[0], "most", 0)
@@ -60,6 +61,21 @@ def by_scalapack(comm, count):
         yield "no convergence", agreed_error(ctx, pb.FactorizationError, words, la.eigh, a)
         words = ["svd: the matrix has singular values that the library does not find"]
         yield "no svd", agreed_error(ctx, pb.FactorizationError, words, la.svd, a)
+
+
+def too_small(ctx):
+    """Matrices with fewer rows and columns than ranks, on which p?gesvd fails; the smallest that it takes."""
+    for shape in ((1, 2), (2, 3), (1, 1), (3, 1), (4, 2), (2, 4)):
+        whole = np.arange(1.0, 1 + np.prod(shape)).reshape(shape) ** 2
+        a = ctx.scatter(whole, block=2)
+        if (ctx.size > 1 and shape == (1, 2)) or (ctx.size > 3 and shape == (2, 3)):
+            words = [
+                "algo 'scalapack': p?gesvd fails, or never ends, on matrices with fewer rows and columns"
+            ]
+            yield f"svd {shape}", agreed_error(ctx, pb.UnsupportedError, words, la.svd, a, algo="scalapack")
+            continue
+        u, s, vh = la.svd(a, algo="scalapack")
+        yield f"svd {shape}", None if np.allclose(u.allgather() * s @ vh.allgather(), whole) else f"{s}"
 
 
 @pytest.mark.parametrize("nranks", [1, 2, 4])

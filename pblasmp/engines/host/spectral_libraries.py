@@ -134,10 +134,11 @@ class ElpaProduct(SpectralProduct):
         # It reads both triangles.
         above = np.zeros_like(a)
         move(self._engine, work.T, work, (a.T, above), Trapezoid("U", 1))
-        a += above.conj()
         if a.dtype.kind == "c":
+            np.conjugate(above, out=above)
             rows, cols = work.global_indices(self._engine.transport.rank)
             a.imag[rows[:, None] == cols] = 0
+        a += above
         if not library.single:  # as Debian's is built
             a = a.astype(np.promote_types(a.dtype, np.float64), order="F")
         vectors = (
@@ -176,6 +177,17 @@ SMALL = 200
 _INT_MAX = 2**31 - 1
 
 
+def _never_ends(p: FactorProblem, size: int) -> bool:
+    """Return whether p?gesvd fails on so small a matrix, as that of ScaLAPACK 2.2 does. Local.
+
+    It deals out the rows of U and the columns of V^H to all ranks. One that gets none computes the values by another
+    algorithm, so their last bits differ: INFO is min(m, n) + 1, or ranks wait for each other for ever. So do they for a
+    single row of two elements.
+    """
+    wanted = [length for x, length in zip((p.d, p.c), p.a.shape, strict=True) if x is not None]
+    return size > 1 and (p.a.shape == (1, 2) or (min(p.a.shape) > 1 and 0 < max(wanted, default=0) < size))
+
+
 class ScalapackMethod(SpectralMethod):
     """ScaLAPACK's p?syevd, p?syevr, p?gesvd, or those for complex matrices."""
 
@@ -188,6 +200,10 @@ class ScalapackMethod(SpectralMethod):
         rows, cols = work.local_shape(0)
         if max(rows * cols, *work.shape) > _INT_MAX:
             return "a rank would have more elements than ScaLAPACK's 32-bit integers count: take more ranks"
+        if problem.routine == "svd" and _never_ends(problem, engine.transport.size):
+            return (
+                "p?gesvd fails, or never ends, on matrices with fewer rows and columns than there are ranks"
+            )
         found = scalapack_of(engine)
         return found if isinstance(found, str) else ""
 
