@@ -7,10 +7,13 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
-__all__ = ["Hashed", "sized_cache"]
+__all__ = ["MOST_BYTES", "Hashed", "limit_caches", "sized_cache"]
 
 _ENTRIES = 4096
-_BYTES = 16 << 20
+MOST_BYTES = 16 << 20
+"""What the results of one cache may take, unless ``limit_caches`` says less."""
+
+_most = MOST_BYTES
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,14 +31,22 @@ class Hashed(tuple[T, ...]):
         return self._hash
 
 
-def sized_cache(size: Callable[[Any], int], most: int = _BYTES) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def limit_caches(most: int) -> None:
+    """Let the results of each cache take no more than ``most`` bytes from now on. Local."""
+    global _most  # noqa: PLW0603
+    _most = most
+
+
+def sized_cache(
+    size: Callable[[Any], int], most: int | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator like ``functools.lru_cache``, whose cache is emptied when its results take too much memory.
 
     Local.
 
     Args:
         size: returns the bytes of a result.
-        most: bytes that all results may take together, apart from the newest one.
+        most: bytes that all results may take together, apart from the newest one; None: see ``limit_caches``.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -46,7 +57,7 @@ def sized_cache(size: Callable[[Any], int], most: int = _BYTES) -> Callable[[Cal
             nonlocal held
             result = function(*args, **kwargs)
             held += size(result)
-            if held > most:
+            if held > (_most if most is None else most):
                 cached.cache_clear()
                 held = size(result)
             return result

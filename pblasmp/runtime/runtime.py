@@ -38,8 +38,10 @@ from ..engines.protocol import Engine
 from ..engines.request import LocalArray
 from ..errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError, counted, short_repr
 from ..layout import MatrixDescriptor
+from ..layout.caches import MOST_BYTES, limit_caches
 from ..layout.grid import integer
 from ..logs import logger
+from ..resources import rank_share
 from ..tuning.measurements import Measured, machine_of, read_file, tuning_file
 from .kept_plans import Closable, KeptPlans
 
@@ -54,6 +56,7 @@ __all__ = ["Runtime"]
 Matrix = TypeVar("Matrix")
 
 _MANY = 1000
+_CACHES_OF_MACHINE = 1 << 29  # bytes of one kind of cache, of all ranks of a machine
 _LITTLE = 1 << 20  # bytes of the kept plans of a context that rests
 _by_name: WeakValueDictionary[str, Any] = WeakValueDictionary()
 _groups: dict[tuple[tuple[tuple[str, str], int], ...], int] = {}
@@ -101,7 +104,9 @@ class Runtime(Generic[Matrix]):
         watch(self, self.control)
         try:
             self.engine: Engine = choose_engine(engine, self.comm, nccl)
-            self.kept = KeptPlans(self.engine, most_ranks(self.comm.locations()))
+            sharing = most_ranks(self.comm.locations())
+            self.kept = KeptPlans(self.engine, sharing)
+            limit_caches(rank_share(MOST_BYTES, _CACHES_OF_MACHINE, sharing))
             self.control.patient = self.comm.patient
             open_boards(self.comm, self.control)
             self._begin()

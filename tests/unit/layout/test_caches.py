@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import pblasmp as pb
 from pblasmp.layout.axis import Axis
-from pblasmp.layout.caches import sized_cache
+from pblasmp.layout.caches import MOST_BYTES, limit_caches, sized_cache
 from pblasmp.layout.intersection import common_counts, intersect
+from pblasmp.runtime import runtime
 
 
 def test_results_are_remembered_until_they_take_too_much():
@@ -36,3 +38,24 @@ def test_what_many_large_grids_share_takes_little_memory():
         stretches = intersect(Axis(length, 3, 0, 2, 0), 0, Axis(length, 7, 0, 3, 0), 0)
     assert stretches
     assert intersect.cache_info().currsize * 300 * len(stretches) <= 18 << 20
+
+
+def test_ranks_of_a_large_machine_keep_less(monkeypatch):
+    """What a rank's caches hold follows the number of ranks of the machine, counted when a context is made."""
+    made = []
+
+    @sized_cache(lambda found: found << 20)
+    def mebibytes(n):
+        made.append(n)
+        return n
+
+    try:
+        for ranks, expected in ((2, [3, 4]), (256, [3, 4, 3])):  # 16 MiB, and 2
+            monkeypatch.setattr(runtime, "most_ranks", lambda _, ranks=ranks: ranks)
+            with pb.Context(engine="host"):
+                mebibytes.cache_clear()
+                made.clear()
+                assert [mebibytes(n) for n in (3, 4, 3)] == [3, 4, 3]
+                assert made == expected
+    finally:
+        limit_caches(MOST_BYTES)
