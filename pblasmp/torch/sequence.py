@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,12 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from ..errors import ArgumentError
 from ..tensor_parallel import shard
 from .meshes import context_of, like, on_mesh
-from .operators import once
+from .operators import Gradients, once
 from .ties import tied
 from .wholes import check_parameters
+
+if TYPE_CHECKING:
+    from ..context import Context
 
 __all__ = ["Sequence", "work_on_part"]
 
@@ -93,8 +96,8 @@ class _OnPart(torch.nn.Module):
             if isinstance(parameter, DTensor)
         ]
         try:
-            for parameters, name, parameter in held:
-                parameters[name] = _plain(parameter)
+            for (parameters, name, _), plain in zip(held, _plain([each for *_, each in held]), strict=True):
+                parameters[name] = plain
             if self.training and not torch.compiler.is_compiling() and _drops(self):
                 with _own_numbers(mesh.get_local_rank(), x):
                     y = super().forward(*args, **kwargs)
@@ -126,34 +129,46 @@ def _new(kind: Any) -> torch.nn.Module:
     return new
 
 
-def _plain(parameter: DTensor) -> Any:
-    """Return a parameter as a plain tensor, whose gradient is summed over the ranks. Local."""
-    if not torch.compiler.is_compiling():
-        return _Summed.apply(parameter)
-    same = parameter.redistribute(placements=parameter.placements)  # which reduces the gradient
-    return same.to_local(grad_placements=[Partial()])
+def _plain(parameters: list[DTensor]) -> list[Any]:
+    """Return parameters as plain tensors, whose gradients are summed over the ranks. Local."""
+    if torch.compiler.is_compiling():  # a redistribution reduces the gradient
+        same = (each.redistribute(placements=each.placements) for each in parameters)
+        return [each.to_local(grad_placements=[Partial()]) for each in same]
+    learning = {
+        id(each): each for each in parameters if each.requires_grad
+    }  # once, if it is in several places
+    summed = dict(zip(learning, _Summed.apply(*learning.values()), strict=True)) if learning else {}
+    return [summed[id(each)] if id(each) in summed else each.to_local() for each in parameters]
 
 
 class _Summed(torch.autograd.Function):
     """What a compiler takes from two functions of PyTorch, in one: they take longer than a norm."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: DTensor) -> Tensor:
-        """Return the parameter. Local."""
-        ctx.mesh, ctx.split = parameter.device_mesh, like(parameter)
-        return parameter.to_local().detach()  # not the DTensor's own tensor, which would get a history
+    def forward(ctx: Any, *parameters: DTensor) -> tuple[Tensor, ...]:
+        """Return the parameters. Local."""
+        ctx.set_materialize_grads(False)
+        ctx.mesh, ctx.split = parameters[0].device_mesh, [like(each) for each in parameters]
+        # not the DTensors' own tensors, which would get a history
+        return tuple(each.to_local().detach() for each in parameters)
 
     @staticmethod
     @once
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        """Return the gradient, summed. Collective over the mesh."""
-        assert gradients[0] is not None
-        total = gradients[0].clone(memory_format=torch.contiguous_format)
-        _sum(total, ctx.mesh)
-        return ctx.split(total)
+    def backward(ctx: Any, *gradients: Tensor | None) -> Gradients:
+        """Return the gradients, summed, of each type at once. Collective over the mesh."""
+        found: list[Tensor | None] = [None] * len(gradients)
+        kinds = dict.fromkeys(each.dtype for each in gradients if each is not None)
+        for kind in kinds:
+            given = {i: each for i, each in enumerate(gradients) if each is not None and each.dtype == kind}
+            whole = torch.cat([each.reshape(-1) for each in given.values()])
+            _sum(whole, ctx.mesh, " and ".join(str(tuple(each.shape)) for each in given.values()))
+            parts = whole.split([each.numel() for each in given.values()])
+            for (i, each), part in zip(given.items(), parts, strict=True):
+                found[i] = ctx.split[i](part.view(each.shape))
+        return tuple(found)
 
 
-def _sum(tensor: Tensor, mesh: DeviceMesh) -> None:
+def _sum(tensor: Tensor, mesh: DeviceMesh, what: str) -> None:
     """Sum a tensor over the ranks, in place; in the context of the mesh, if there is one, they agree on it before.
 
     Collective over the mesh.
@@ -161,9 +176,23 @@ def _sum(tensor: Tensor, mesh: DeviceMesh) -> None:
     ctx, call = context_of(mesh), "SequenceParallel"
     with nullcontext() if ctx is None else ctx.running(call):
         if ctx is not None:
-            with ctx.agreement(call) as facts:
-                facts["sum"] = f"{tuple(tensor.shape)} {tensor.dtype}"
+            _agree(ctx, call, f"{what} {tensor.dtype}")
         dist.all_reduce(tensor, group=mesh.get_group())
+
+
+def _agree(ctx: Context, call: str, what: str) -> None:
+    """Agree on what is summed, by one vote if all ranks have done so before. Collective over the context."""
+
+    def first(facts: dict[str, Any]) -> None:
+        facts["sum"] = what
+
+    key = call, what
+    number, known = ctx.calls.known(key)
+    alike = number and ctx.all_repeat(call, number, ready=True) is not None
+    if not alike:
+        voted = bool(number)
+        if not ctx.calls.agree(lambda: ctx.agreement(call), key, lambda _: known, first, voted=voted)[0]:
+            ctx.calls.remember(key, True)
 
 
 def _check_dim(module: torch.nn.Module, x: Tensor, dim: int) -> None:
@@ -204,7 +233,7 @@ def _total(mine: int, mesh: DeviceMesh, device: torch.device) -> int:
         return mine * ranks
     counts = torch.zeros(ranks, dtype=torch.int64, device=device)
     counts[mesh.get_local_rank()] = mine
-    _sum(counts, mesh)
+    _sum(counts, mesh, f"{tuple(counts.shape)}")
     found: list[int] = counts.tolist()
     expected = [shard(sum(found), ranks, rank) for rank in range(ranks)]
     lengths = [part.stop - part.start for part in expected]

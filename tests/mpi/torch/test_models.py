@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -241,6 +243,23 @@ def what_sequences_refuse(ctx: pb.Context, mesh: DeviceMesh) -> None:
         lambda: parallelize_module(norm, mesh, pt.SequenceParallel(sequence_dim=1)),
     )
     raises("sequence_dim: expected", lambda: pt.SequenceParallel(sequence_dim=-1))
+
+
+def gradients_of_sequence_modules_take_one_sum(ctx: pb.Context, mesh: DeviceMesh) -> None:
+    """All parameters of a module take one sum and, repeated, one vote without an agreement; frozen ones none."""
+    split = parallelize_module(made(SEQUENCE_MODULES[4]), mesh, pt.SequenceParallel())
+    x, kind = drawn(1, ctx.size, 8)[own(ctx.size, ctx)], type(ctx)
+    for frozen in (0, 1, 4):
+        for parameter in list(split.parameters())[:frozen]:
+            parameter.requires_grad_(False)
+        for _ in range(3):
+            with (
+                patch.object(dist, "all_reduce", wraps=dist.all_reduce) as sums,
+                patch.object(kind, "agreement", autospec=True, side_effect=kind.agreement) as agreements,
+            ):
+                split(x.clone().requires_grad_()).sum().backward()
+            assert sums.call_count == (frozen < 4)
+        assert not agreements.called
 
 
 def dropout(ctx: pb.Context, mesh: DeviceMesh) -> None:
@@ -878,7 +897,8 @@ def main_grads(ctx: pb.Context, mesh: DeviceMesh) -> None:
 
 CASES = (
     marks_last, frozen_stays_frozen, sequences, copies_of_sequence_modules, dtensors_through_sequence_modules,
-    what_sequences_refuse, dropout, ties, ties_that_cannot_be_kept, modules_in_several_places, on_meta, initializers,
+    gradients_of_sequence_modules_take_one_sum, what_sequences_refuse, dropout, ties, ties_that_cannot_be_kept,
+    modules_in_several_places, on_meta, initializers,
     rank_0s_numbers, loss_options, subclasses, padding, batch_first, bias_apart, wrong_types, regions, fused,
     values_at_rank_0_only, scattered, main_grads,
 )  # fmt: skip
