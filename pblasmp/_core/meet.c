@@ -38,6 +38,7 @@ static const void *low_word(const _Atomic int64_t *count)
 /* -- a moment */
 
 typedef struct {
+    int64_t most; /* nanoseconds */
     int yields, polls;
     int64_t end;
 } moment;
@@ -68,7 +69,7 @@ static int goes_on(moment *m)
     if (m->polls++ % POLLS == 0) {
         int64_t t = now();
         if (m->end == 0)
-            m->end = t + MOMENT_NS;
+            m->end = t + m->most;
         if (t > m->end)
             return 0;
     }
@@ -132,7 +133,7 @@ void board_deliver(board *b, int rank, const int64_t *values)
 
 int board_meet(board *b, int yields)
 {
-    moment m = {yields, 0, 0};
+    moment m = {MOMENT_NS, yields, 0, 0};
     come(b);
     const line *set = set_of(b, b->count);
     for (int64_t i = 0; i < b->size; i++)
@@ -160,7 +161,12 @@ static int read_votes(board *b, int64_t count, int told, moment *m)
 
 int board_vote(board *b, int told, int yields)
 {
-    moment m = {yields, 0, 0};
+    return board_vote_within(b, told, yields, MOMENT_NS);
+}
+
+int board_vote_within(board *b, int told, int yields, int64_t nanoseconds)
+{
+    moment m = {nanoseconds, yields, 0, 0};
     b->mine[0] = ~b->mine[1];
     b->mine[2] = 0;
     board_bring(b, VOTE + told);
@@ -223,7 +229,7 @@ int flag_is_up(const flag *flags, int i)
 
 int flag_await(flag *flags, int i, int yields)
 {
-    moment m = {yields, 0, 0};
+    moment m = {MOMENT_NS, yields, 0, 0};
     while (!flag_is_up(flags, i))
         if (!goes_on(&m))
             return 0;

@@ -60,6 +60,9 @@ int board_meet(board *b, int yields);
  * number and none found a fault; ``found`` then has what each rank tells. 0 if not, ABSENT if that is not known yet. */
 int board_vote(board *b, int told, int yields);
 
+/* The same, polling for so long. */
+int board_vote_within(board *b, int told, int yields, int64_t nanoseconds);
+
 /* Of a meeting that this rank has come to: the first rank, from ``rank`` on, that has not; their number if all have. */
 int board_absent(const board *b, int64_t count, int rank);
 

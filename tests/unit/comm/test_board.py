@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import random
@@ -366,3 +367,31 @@ def test_ranks_that_cannot_share_a_board_vote_by_messages(why, monkeypatch):
 
 def test_one_rank_needs_none():
     assert make_boards(Serial(), 2) == [None, None]
+
+
+def test_a_launch_waits_for_votes_that_come_some_hundred_microseconds_later():
+    queue = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: 0)
+    ask = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))(
+        lambda at: at.__setitem__(0, None) or 0
+    )
+    at = [ctypes.cast(each, ctypes.c_void_p).value for each in (ask, queue, queue)]
+    state = _core.LaunchState(*at, None, None)
+    launch = ctypes.c_void_p(ctypes.addressof(state))
+
+    def work(comm):
+        mine, found = one_board(comm), []
+        if mine is None:
+            return "late"
+        for turn in range(40):
+            if comm.rank:
+                time.sleep(2e-4)
+                found.append(mine.vote_to_launch(turn, launch, None, patient=False))
+            else:
+                began = time.perf_counter()
+                found.append(mine.vote_to_launch(turn, launch, None, patient=False))
+                if found[-1] == _core.QUEUED and time.perf_counter() - began > 1.5e-4:
+                    found.append("waited")
+            comm.barrier()
+        return "waited" if "waited" in found or comm.rank else found
+
+    assert on_ranks(2, work)[0] == "waited"
