@@ -2,9 +2,9 @@
 """Time tensor-parallel products as users call them: ``mpirun -n 2 python3 benchmarks/layers.py``.
 
 A layer without and with gradients, the function of pblasmp.torch, the plain call, and a plan of the same product;
-compared with PyTorch's GEMM and NCCL's collective in eager mode. One rank per GPU, bfloat16. Calls are queued in a row:
-the time of one is the device's time between them, so the host's time counts where it is the longer one; "host" is that
-alone, of a small product. NVLink multicast is never used.
+compared with PyTorch's GEMM and NCCL's collective in eager mode, with gradients as a torch.autograd.Function. One rank
+per GPU, bfloat16. Calls are queued in a row: the time of one is the device's time between them, so the host's time
+counts where it is the longer one; "host" is that alone, of a small product. NVLink multicast is never used.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Case:
         self.plan = pb.plan(plain, x, w, ctx)
         self.runs["plan"] = self.plan
         self.runs[NCCL] = self._nccl(x, w, tokens, outputs)
-        self.runs[f"{NCCL}, forward and backward"] = self._nccl_back(needs, w, tokens, outputs)
+        self.runs[f"{NCCL}, forward and backward"] = self._nccl_back(needs, w, gradient)
 
     def _without_gradients(self, run: Callable[[], Any]) -> Callable[[], Any]:
         def quiet() -> None:
@@ -112,34 +112,53 @@ class Case:
             ),
         }[self.form]
 
-    def _nccl_back(self, x: Any, w: Any, tokens: int, outputs: int) -> Callable[[], Any]:
-        """Return the product and its gradients in the same way, without autograd's own time."""
-        torch, dist, size = self.torch, self.dist, self.ctx.size
-        forward = self._nccl(x.detach(), w, tokens, outputs)
-        empty = lambda *shape: torch.empty(shape, device="cuda", dtype=torch.bfloat16)  # noqa: E731
-        x = x.detach()
-        rows = tokens // size if self.form == "matmul_reduce_scatter" else tokens
-        gy = torch.ones(rows, w.shape[0], device="cuda", dtype=torch.bfloat16)
-        gx, whole = empty(tokens, w.shape[1]), empty(tokens, w.shape[0])
-        every_x, part = empty(tokens, w.shape[1]), empty(tokens // size, w.shape[1])
+    def _nccl_back(self, x: Any, w: Any, gradient: Any) -> Callable[[], Any]:
+        """Return the product and its gradients in the same way, as a function with gradients that a user writes."""
+        torch, dist, size, rank, form = self.torch, self.dist, self.ctx.size, self.ctx.rank, self.form
 
-        def back() -> None:
-            forward()
-            if self.form == "matmul_reduce_scatter":
-                dist.all_gather_into_tensor(whole, gy)
-                torch.mm(whole, w, out=gx)
-                torch.mm(whole.t(), x)
-            elif self.form == "allgather_matmul":
-                torch.mm(gy, w, out=gx)
-                dist.reduce_scatter_tensor(part, gx)
-                torch.mm(gy.t(), every_x)
-            else:
-                torch.mm(gy, w, out=gx)
-                if self.form == "matmul_allgather":
-                    dist.all_reduce(gx)
-                torch.mm(gy.t(), x)
+        def gathered(part: Any) -> Any:
+            whole = part.new_empty(size * part.shape[0], part.shape[1])
+            dist.all_gather_into_tensor(whole, part)
+            return whole
 
-        return back
+        def scattered(whole: Any) -> Any:
+            part = whole.new_empty(whole.shape[0] // size, whole.shape[1])
+            dist.reduce_scatter_tensor(part, whole)
+            return part
+
+        def summed(y: Any) -> Any:
+            dist.all_reduce(y)
+            return y
+
+        plain: Callable[[Any], Any] = lambda y: y  # noqa: E731
+        before, after, back, behind = {
+            "allgather_matmul": (gathered, plain, plain, scattered),
+            "matmul_reduce_scatter": (plain, scattered, gathered, plain),
+            "matmul_allreduce": (plain, summed, plain, plain),
+            "matmul_allgather": (plain, gathered, lambda g: g.chunk(size)[rank], summed),
+        }[form]
+
+        class Product(torch.autograd.Function):  # type: ignore[misc, name-defined]
+            @staticmethod
+            def forward(node: Any, x: Any, w: Any) -> Any:
+                x = before(x)
+                node.save_for_backward(x, w)
+                return after(x @ w.t())
+
+            @staticmethod
+            def backward(node: Any, *gradients: Any) -> Any:
+                x, w = node.saved_tensors
+                g = back(gradients[0])
+                return behind(g @ w), g.t() @ x
+
+        w = w.clone().requires_grad_()
+        gradient = gradient if form != "matmul_allgather" else torch.cat(gradient.chunk(size, 1))
+
+        def run() -> None:
+            Product.apply(x, w).backward(gradient)
+            x.grad = w.grad = None
+
+        return run
 
     def seconds(self, run: Callable[[], Any], rounds: int) -> list[float]:
         """Return the slowest rank's time of a call on the device's clock, for each round. Collective."""
