@@ -47,6 +47,7 @@ TITLES = {
     "nodes": "Routines on simulated nodes, compared with Debian's ScaLAPACK",
     "eigenvalues-debian": "Eigenvalues and singular values, compared with Debian's ScaLAPACK, called directly",
     "eigenvalues-mkl": "Eigenvalues and singular values, compared with MKL's ScaLAPACK, called directly",
+    "eigenvalues_gpu": "Eigenvalues on GPUs, compared with cuSOLVER and cuSOLVERMp",
     "eigenvalues-elpa": "Eigenvalues, compared with Debian's ELPA, called directly",
     "cholesky": "Cholesky factorization by level-3 routines",
     "factorizations-debian": "Factorizations and solves, compared with Debian's ScaLAPACK",
@@ -444,6 +445,19 @@ def eigenvalues() -> str:
     ]
     load = max(run.machine["load"] for run in found)
     return f"{table(head, rows, 6)}\nThe load of the machine was {load:.1f} at most. {source(found[-1])}\n"
+
+
+def eigenvalues_on_gpus() -> str:
+    """Return the table of eigenvalues and eigenvectors on GPUs: seconds, and bytes of memory by number of a matrix."""
+    run = results.runs().get("eigenvalues_gpu-2-gpus")
+    if run is None:
+        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
+    names = list(run.rows[0]["seconds"])
+    rows = [
+        [str(row["case"]["n"]), *(f"{middle(row, name):.2f}, {row['bytes'][name]:.0f}" for name in names)]
+        for row in run.rows
+    ]
+    return f"{table(['n', *names], rows, len(names) + 1)}\n{source(run)}\n"
 
 
 def _on(grid: str, run: Run) -> str:
