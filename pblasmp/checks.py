@@ -62,7 +62,7 @@ def verify(*args: Any, **how: Any) -> Verification:
     | ``solve``, ``solve_triangular``, ``inv`` | op(A) X = B, or A X = I |
     | ``cho_solve``, ``lu_solve`` | the product of the factors, or its transpose, times X is B |
     | ``lstsq`` | op(A)^H (op(A) X - B) = 0; of singular values the rank, and the sum of the squares |
-    | ``cholesky``, ``lu_factor``, ``qr`` | the product of the factors is A; Q is orthonormal |
+    | ``cholesky``, ``cho_factor``, ``lu_factor``, ``qr`` | the product of the factors is A; Q is orthonormal |
 
     It is not checked that eigenvalues of a subset are those asked for, nor that X of ``lstsq`` is the least of several
     solutions; where singular values count as zero, X is checked up to the first of these. If the arguments have NaN or
@@ -187,6 +187,8 @@ class _Check:
         if name in ("cho_solve", "lu_solve") and args and isinstance(args[0], (tuple, list)):
             first, self.second = args[0] if len(args[0]) == 2 else (None, None)
             args = first, *args[1:]
+        if name == "cho_factor" and isinstance(found, tuple) and len(found) == 2:
+            found, self.second = found
         self.given = [x for x in args if isinstance(x, DistributedMatrix)]
         self._name, self._args, self._found, self._how = name, args, found, how
         self._residuals: list[float] = []
@@ -199,7 +201,7 @@ class _Check:
     @property
     def _kind(self) -> str | None:
         """What A is: "gen", "her"mitian, "sym"metric or "tri"angular; None if that is unknown."""
-        if self._name in ("eigh", "cholesky"):
+        if self._name in ("eigh", "cholesky", "cho_factor"):
             return "her"
         if self._name in ("solve_triangular", "cho_solve"):
             return "tri"
@@ -274,6 +276,8 @@ class _Check:
             isinstance(self.second, (bool, int, np.bool_)) and self.second in (0, 1)
         ):
             return f"c_and_lower: expected a factor and True or False, got {given}"
+        if self._name == "cho_factor" and self.second is not bool(self._how.get("lower", False)):
+            return f"found: expected a factor and the argument lower, got {given}"
         if self._name == "lu_solve":
             pivots = np.asarray(self.second)
             if pivots.shape != (n,) or pivots.dtype.kind != "i" or not ((pivots >= 0) & (pivots < n)).all():
@@ -316,7 +320,7 @@ class _Check:
         self._exponents = [2 * (math.frexp(size)[1] // 2) for size in sizes[: len(given)]]
         spoiled, nans = sum(counts[: len(given)]), sum(counts[len(given) :])
         bound = self._bound
-        if not all(all(x.shape) for x in (*self._args, *_matrices_of(self._found))):
+        if self._name != "svd" and not all(all(x.shape) for x in (*self._args, *_matrices_of(self._found))):
             return Verification(0.0, bound)  # nothing can be wrong
         if spoiled or nans:
             found: Verification = ctx.comm.bcast(
@@ -331,8 +335,8 @@ class _Check:
     def _looked_at(self, rank: int, x: Matrix) -> tuple[int, float]:
         """Return how many of this rank's numbers that are read are not finite, and the largest of the others. Local."""
         by_triangle = [self._args[0]] if self._kind != "gen" else []
-        if self._name in ("eigh", "cholesky"):
-            by_triangle = [*self._args, *([self._found] if self._name == "cholesky" else [])]
+        if self._name in ("eigh", "cholesky", "cho_factor"):
+            by_triangle = [*self._args, *([] if self._name == "eigh" else [self._found])]
         local = x.on_host()
         read = np.ones(local.shape, bool)
         if local.size and any(x is each for each in by_triangle):
@@ -386,6 +390,11 @@ class _Check:
     def _svd(self) -> bool:
         a, s = self._operator, self._found[1]
         u, vh = (_Operator(each) for each in self._found[::2])
+        for each, rows in ((u, False), (vh, True)):
+            if all(each.matrix.shape):
+                self._orthonormal(each, rows=rows)
+        if not len(s):
+            return False
         x = self._vectors(len(s))
         sx = _scaled(s, a.exponent)[:, None] * x
         vx, usx, ux, vsx = (
@@ -395,8 +404,6 @@ class _Check:
         size = _norm(a.times(self._vectors(a.matrix.shape[1])))
         self._compare(a.times(vx), usx, size, a.exponent)
         self._compare(a.times(ux, "C"), vsx, size, a.exponent)
-        self._orthonormal(u)
-        self._orthonormal(vh, rows=True)
         return bool((np.diff(s) > 0).any())
 
     def _solve(self) -> None:
@@ -465,6 +472,8 @@ class _Check:
         first, second = ("C", "N") if a.uplo == "L" else ("N", "C")
         ax = a.times(x)
         self._compare(factor.times(factor.times(x, first), second), ax, _norm(ax), factor.exponent)
+
+    _cho_factor = _cholesky
 
     def _lu_factor(self) -> None:
         (factors, pivots), a = self._found, self._operator
@@ -556,6 +565,7 @@ _RULES = {
     "lstsq": ((2, 2), "x", "rcond trans"),
     "inv": ((1, 1), "matrix", "assume_a lower unit_diagonal"),
     "cholesky": ((1, 1), "matrix", "lower"),
+    "cho_factor": ((1, 1), "matrix", "lower"),
     "lu_factor": ((1, 1), "f p", ""),
     "qr": ((1, 1), "qr", ""),
 }

@@ -32,6 +32,8 @@ def found_by(ctx, rng, dtype, n=17):
         yield "eigh", pb.linalg.eigh, (h,), pb.linalg.eigh(h, lower=lower), {"lower": lower}
         yield "pair", pb.linalg.eigh, (h, p), pb.linalg.eigh(h, p, lower=lower), {"lower": lower}
         yield "cholesky", pb.linalg.cholesky, (p,), pb.linalg.cholesky(p, lower), {"lower": lower}
+        how = {"lower": lower} if lower else {}
+        yield "cho_factor", pb.linalg.cho_factor, (p,), pb.linalg.cho_factor(p, lower), how
     yield (
         "subset",
         pb.linalg.eigh,
@@ -40,7 +42,7 @@ def found_by(ctx, rng, dtype, n=17):
         {"subset_by_index": (2, 5)},
     )
     for full in (False, True):
-        for a in (r, wide):
+        for a in (r, wide, *([r[:, :0], r[:0, :4]] if full else [])):
             yield f"svd {full}", pb.linalg.svd, (a,), pb.linalg.svd(a, full), {"full_matrices": full}
     for assume, a, trans in (("gen", x, True), ("pos", s, True), ("upper triangular", s, "C"), ("gen", x, 0)):
         how = {"assume_a": assume, "transposed": trans}
@@ -79,7 +81,7 @@ def spoil(found, rng):
     """Change one element, by a part of it, of a matrix in what was found; yield what was there before."""
     matrix = found if isinstance(found, pb.DistributedMatrix) else getattr(found, "factors", None)
     if matrix is None:
-        matrix = found[1] if isinstance(found[0], np.ndarray) else found[0]
+        matrix = next(each for each in found if isinstance(each, pb.DistributedMatrix) and all(each.shape))
     whole = matrix.allgather()
     kept = np.where(np.isfinite(whole), np.abs(whole), 0)
     i, j = np.unravel_index(kept.argmax(), whole.shape)
@@ -202,6 +204,8 @@ def faults(ctx):
          {"found": v}),
         ("not lower", pb.ArgumentError, ["c_and_lower: expected a factor and True or False, got 3"],
          (pb.linalg.cho_solve, (a, 3), a), {"found": v}),
+        ("not that lower", pb.ArgumentError, ["found: expected a factor and the argument lower, got True"],
+         (pb.linalg.cho_factor, a), {"found": (a, True)}),
         ("pivots", pb.ArgumentError, ["lu_and_piv: expected factors and 6 integers from 0 to 5"],
          (pb.linalg.lu_solve, (a, np.arange(1, 7)), a), {"found": v}),
         ("lstsq", pb.ArgumentError, ["found: expected what lstsq returns"], (pb.linalg.lstsq, a, a), {"found": (w, v)}),
