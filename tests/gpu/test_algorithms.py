@@ -24,13 +24,11 @@ from tests.helpers.gpu.algorithms import (
     every_epilogue,
     every_float8,
     one_parallel,
-    one_product,
-    one_routine,
     one_scheme,
     repeated_calls,
-    routine_algorithms,
     small_panels,
 )
+from tests.helpers.gpu.calls import algorithms, one_call
 from tests.helpers.gpu.products import everywhere
 
 COUNT = int(os.environ.get("PBLASMP_RANDOM_PRODUCTS", "200"))
@@ -39,7 +37,7 @@ BATCHES = range(max(1, COUNT // BATCH))
 FEWER = max(4, COUNT // 8)
 SHOWN = 5  # faults
 
-CALLS = [(routine, algo) for routine in ROUTINES for algo in routine_algorithms(routine)]
+CALLS = [(routine, algo) for routine in ROUTINES for algo in algorithms(routine)]
 
 
 def all_right(
@@ -63,16 +61,12 @@ def none_wrong(ctx: pb.Context, cases: Iterable[tuple[str, str]]) -> None:
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("algo", PRODUCTS["gemm"])
+@pytest.mark.parametrize("algo", [*algorithms("matmul"), "default"])
 def test_products(ctx, algo, batch):
     with small_panels(ctx):
-        all_right(one_product, ctx, algo, seeds=range(batch * BATCH, batch * BATCH + min(BATCH, COUNT)))
-
-
-@pytest.mark.parametrize("algo", [*PRODUCTS["gemm"], "default"])
-def test_products_whose_operands_are_moved(ctx, algo):
-    with small_panels(ctx):
-        all_right(one_product, ctx, algo, seeds=range(FEWER), anywhere=True)
+        all_right(
+            one_call, ctx, "matmul", algo, seeds=range(batch * BATCH, batch * BATCH + min(BATCH, COUNT))
+        )
 
 
 @pytest.mark.parametrize(("name", "how"), KEPT + NOT_KEPT)
@@ -102,7 +96,7 @@ def test_float8(ctx, algo):
 @pytest.mark.parametrize(("routine", "algo"), CALLS)
 def test_routines(ctx, routine, algo):
     with small_panels(ctx):
-        all_right(one_routine, ctx, routine, algo, seeds=range(FEWER))
+        all_right(one_call, ctx, routine, algo, seeds=range(FEWER))
 
 
 @pytest.mark.parametrize(("form", "algo"), [(form, algo) for form in PARALLEL for algo in PARALLEL[form]])
@@ -121,7 +115,7 @@ def test_larger_ones(ctx):
         d = pb.MatrixDescriptor(x.shape, block, grid, dtype="float32")
         matrices.append(ctx.scatter(x.astype(np.float32) if ctx.rank == 0 else None, d))
     expected = values[0] @ values[1]
-    for algo in PRODUCTS["gemm"]:
+    for algo in algorithms("matmul"):
         with pb.plan(pb.matmul, *matrices, algo=algo) as plan:
             for _ in range(3):
                 assert np.array_equal(plan().allgather(), expected), algo

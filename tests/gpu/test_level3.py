@@ -15,51 +15,63 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.layout.level3_problem import ROUTINES
-from tests.helpers.gpu.level3 import Case, cases, every_case, expected_of, one_case, values_of
+from tests.helpers.calls import legal_options
+from tests.helpers.gpu.calls import call_job, one_call
 from tests.helpers.gpu.moves import say
-from tests.helpers.gpu.products import everywhere, integers, part_of, place, poisoned, wrong
-from tests.helpers.slow import draws
+from tests.helpers.gpu.products import everywhere, integers, part_of, place, poisoned
+from tests.helpers.slow import draws, in_turn
 
 COUNT = draws(3, long=25)  # of each routine, in layouts that fit and in any
 
 
-def checked(ctx, calls, algo):
-    """Make calls, each with a seed; fail with the first that are wrong. Collective."""
-    faults = [fault for seed, case in calls if (fault := everywhere(ctx, one_case(ctx, case, seed, algo)))]
+TYPES = "float64", "float32", "complex128", "complex64"
+
+
+def checked(ctx, calls, routine, algo):
+    """Make calls, given by seeds and what is not drawn; fail with the first that are wrong. Collective."""
+    faults = [
+        fault for seed, how in calls if (fault := everywhere(ctx, one_call(ctx, routine, algo, seed, **how)))
+    ]
     assert not faults, f"{len(faults)} wrong:\n" + "\n".join(faults[:5])
+
+
+def every_option(routine, sizes, dtypes, keep):
+    """Calls with all options, in layouts that fit: types and memory orders take turns; in long forms, all."""
+    for number in range(max(len(legal_options(routine, dtype)) for dtype in dtypes)):
+        for dtype, order in in_turn(dtypes, "CF", keep=keep, first=number):
+            if number < len(options := legal_options(routine, dtype)):
+                how = {"dtype": dtype, "options": options[number], "order": order}
+                yield number, {**how, "sizes": sizes, "layouts": "sources"}
 
 
 @pytest.mark.parametrize("algo", ["auto", "cublasmp"])
 @pytest.mark.parametrize("routine", ROUTINES)
 def test_every_option(ctx, routine, algo):
-    checked(ctx, enumerate(every_case(routine, ctx.size, 37, 8)), algo)
+    checked(ctx, every_option(routine, (37, 34, 42), TYPES, 3), routine, algo)
 
 
 @pytest.mark.parametrize("algo", ["auto", "cublasmp"])
 @pytest.mark.parametrize("mode", ["fits", "sources", "any"])
 @pytest.mark.parametrize("routine", ROUTINES)
 def test_random_calls(ctx, routine, mode, algo):
-    checked(ctx, cases(routine, ctx.size, COUNT, 1000 * ctx.size, mode), algo)
+    checked(ctx, ((seed, {"layouts": mode}) for seed in range(COUNT)), routine, algo)
 
 
 @pytest.mark.parametrize("algo", ["auto", "cublasmp"])
 @pytest.mark.parametrize("routine", ROUTINES)
 def test_larger_ones(ctx, routine, algo):
     """Many blocks to a process, and several processes to a row."""
-    chosen = (
-        case for case in every_case(routine, ctx.size, 300, 24) if case.dtype in ("float64", "complex64")
-    )
-    checked(ctx, enumerate(itertools.islice(chosen, 0, None, draws(6, long=9))), algo)
+    chosen = every_option(routine, (300, 297, 305), ("float64", "complex64"), 2)
+    checked(ctx, itertools.islice(chosen, 0, None, 6), routine, algo)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("routine", ROUTINES)
 def test_narrow_types_are_right_or_refused(ctx, routine, dtype):
-    case = next(case for case in every_case(routine, ctx.size, 24, 8) if case.dtype == "float32")
-    ends = {name: replace(end, parent=replace(end.parent, dtype=dtype)) for name, end in case.ends.items()}
     fault = ""
+    how = {"dtype": dtype, "options": legal_options(routine)[0], "sizes": (24, 21, 29), "layouts": "fits"}
     try:
-        fault = everywhere(ctx, one_case(ctx, replace(case, ends=ends, dtype=dtype), 1, "cublasmp"))
+        fault = everywhere(ctx, one_call(ctx, routine, "cublasmp", 1, **how))
     except pb.UnsupportedError as error:
         say(ctx, f"{routine} {dtype}: {error}")
     except pb.StatusError as error:
@@ -139,9 +151,8 @@ def test_a_factorization_by_blocks(ctx):
 
 
 def test_the_reference_can_fail(ctx):
-    case: Case = next(every_case("trmm", ctx.size, 12, 4))
-    values = values_of(case, 1)
-    other = {**values, "b": values["b"] + 1}
-    assert not np.array_equal(expected_of(case, values), expected_of(case, other))
-    d = case.ends["d"].parent
-    assert everywhere(ctx, wrong(ctx, place(ctx, values["b"], d), other["b"])) != ""
+    job = call_job(ctx, np.random.default_rng(2), "trmm", layouts="fits", sizes=(12, 9, 17))
+    found = ctx.engine.to_host(job.run(0))
+    job.close()
+    assert everywhere(ctx, job.wrong(found, 0)) == ""
+    assert everywhere(ctx, job.wrong(found, 1)) != ""

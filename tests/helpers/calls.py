@@ -34,13 +34,18 @@ __all__ = [
     "DTYPES",
     "FUNCTIONS",
     "WRITERS",
+    "Call",
+    "Place",
+    "all_placed",
     "called",
     "combinations",
     "computed",
     "drawn",
     "legal_options",
     "of_level_1",
+    "prepared",
     "scalars",
+    "side_by_side",
     "stored",
     "thresholds",
     "vector",
@@ -120,6 +125,8 @@ class Operand:
     whole: np.ndarray
     window: tuple[slice, slice]
     transposed: bool
+    apart: np.ndarray
+    """What of the larger matrix belongs to no operand."""
 
     def expect(self, values: np.ndarray) -> None:
         """From now on it has these values."""
@@ -128,6 +135,10 @@ class Operand:
     def changed(self) -> str | None:
         """What is wrong unless every value, also around the window, is as ``whole`` says; NaN is NaN."""
         return _unlike(self.parent, self.whole)
+
+    def around(self) -> str | None:
+        """What is wrong unless all that belongs to no operand is as it was."""
+        return _unlike(self.parent, self.whole, self.apart)
 
 
 class Place(NamedTuple):
@@ -149,7 +160,7 @@ def _place(ctx: pb.Context, rng: Any, grid: pb.Grid | None) -> Place:
     return Place(d.grid, d.block, d.source, _two(rng, 0, 6) if rng.integers(2) else (0, 0))
 
 
-def _side_by_side(
+def side_by_side(
     ctx: pb.Context, rng: Any, matrices: list[np.ndarray], at: Place, order: str, *, turns: bool
 ) -> list[Operand]:
     """Matrices of one type, all parts of the same larger one, perhaps as transposes; poison around and between them."""
@@ -163,30 +174,30 @@ def _side_by_side(
     below, beside = _two(rng, 0, 6) if rng.integers(2) else (0, 0)
     how = {"grid": at.grid, "block": at.block, "source": at.source, "order": order}
     d = layout(rng, (height + below, width + beside), ctx.size, dtype=matrices[0].dtype, **how)
-    whole = np.full(d.shape, 77, d.dtype)
+    whole, apart = np.full(d.shape, 77, d.dtype), np.ones(d.shape, bool)
     for x, window in zip(held, windows, strict=True):
-        whole[window] = x
+        whole[window], apart[window] = x, False
     parent = scattered(ctx, d, whole)
     return [
-        Operand(parent[window].T if transposed else parent[window], parent, whole, window, transposed)
+        Operand(parent[window].T if transposed else parent[window], parent, whole, window, transposed, apart)
         for window, transposed in zip(windows, turned, strict=True)
     ]
 
 
-def _all_placed(
+def all_placed(
     ctx: pb.Context, rng: Any, values: dict[str, np.ndarray], grid: pb.Grid | None = None
 ) -> dict[str, Operand]:
     """Matrices by name, each at a place of its own or of another, or all parts of one; on a grid, as PBLAS has them."""
     orders, turns = "F" if grid else "CF", grid is None
     if rng.integers(4) == 3:
         at, order = _place(ctx, rng, grid), pick(rng, orders)
-        found = _side_by_side(ctx, rng, [*values.values()], at, order, turns=turns)
+        found = side_by_side(ctx, rng, [*values.values()], at, order, turns=turns)
         return dict(zip(values, found, strict=True))
     places: list[Place] = []
     operands = {}
     for name, x in values.items():
         places.append(pick(rng, places) if places and rng.integers(3) else _place(ctx, rng, grid))
-        (operands[name],) = _side_by_side(ctx, rng, [x], places[-1], pick(rng, orders), turns=turns)
+        (operands[name],) = side_by_side(ctx, rng, [x], places[-1], pick(rng, orders), turns=turns)
     return operands
 
 
@@ -194,8 +205,8 @@ def _all_placed(
 
 
 def triangular(rng: Any, order: int, dtype: str) -> np.ndarray:
-    """A triangular matrix whose solutions are exact: powers of two on the diagonal, few others."""
-    a = numbers(rng, (order, order), dtype) * (rng.integers(0, 4, (order, order)) == 0)
+    """A triangle whose solutions are exact, and its inverse small: powers of two on the diagonal, few others."""
+    a = numbers(rng, (order, order), dtype) * (rng.integers(0, max(4, order // 3), (order, order)) == 0) / 16
     units = [1, -1, 2, 0.5] if np.dtype(dtype).kind == "f" else [1, -1, 2, 1j, -0.5j]
     np.fill_diagonal(a, rng.choice(np.array(units), order))
     return a.astype(dtype)
@@ -357,6 +368,89 @@ def _row(routine: str) -> Any:
 # -- one call
 
 
+@dataclass
+class Call:
+    """A call, ready to be made.
+
+    Attributes:
+        function, operands, how: of ``pb``, and its arguments.
+        given: the operands by name, ``out`` among them if the result goes to none of them.
+        out: where the result goes; None if it is new.
+        turns: by turn, what the operands hold before it.
+        plain: by turn, what ScaLAPACK may be given in their place.
+        results: by turn, the result.
+    """
+
+    function: Any
+    operands: list[Any]
+    how: dict[str, Any]
+    given: dict[str, Operand]
+    out: Operand | None
+    turns: list[dict[str, np.ndarray]]
+    plain: list[dict[str, np.ndarray]]
+    results: list[np.ndarray]
+
+    def __str__(self) -> str:
+        given = [f"{x}: {each.matrix}" for x, each in self.given.items()]
+        return f"{self.function.__name__} {self.how}, {given}"
+
+
+def prepared(
+    ctx: pb.Context, rng: Any, routine: str, options: dict[str, str], dtype: str, sizes: tuple[int, int, int],
+    asks: str, *, turns: int = 1, name: str = "", grid: pb.Grid | None = None, placed: Any = all_placed,
+) -> Call:  # fmt: skip
+    """Draw the operands of a call, and put them in their places. Collective.
+
+    Args:
+        asks: where the result goes: "new", "out", "in place".
+        turns: how often there are other operands.
+        name: PBLAS's, if it is called by that.
+        grid: of all operands, if it is.
+        placed: puts operands in their places.
+    """
+    row, is_vectors = _row(routine), routine in VECTOR_ROUTINES
+    target = row.written if is_vectors else row.in_place
+    optional = (
+        row.optional if is_vectors else "c" * ("c" in row.operands and routine not in ("geadd", "tradd"))
+    )
+    without = optional if asks != "in place" and rng.integers(2) else ""
+    alpha, beta = scalars(rng, routine, dtype)
+    beta = 0 if without or not _has_beta(routine) else beta
+    flat = {x: is_vectors and x != "a" and bool(rng.integers(2)) for x in (*"abcxy", "out")}  # as a row
+    # C and D may be in single precision
+    wide = dtype in ("float16", "bfloat16") and routine == "matmul" and asks == "out" and rng.integers(2)
+    every = [drawn(rng, routine, options, dtype, sizes, alpha, beta, without) for _ in range(turns)]
+    held, results = [], []
+    for values, plain, wanted in every:
+        if wide:
+            wanted = computed(routine, plain, options, alpha, beta).astype("float32")
+            values |= {"c": values["c"].astype("float32")} if "c" in values else {}
+        if asks == "out":
+            values["out"] = np.full_like(wanted, np.nan)
+        elif asks == "in place" and target not in values:  # of copy
+            values[target] = plain[target] = np.full_like(wanted, np.nan)
+        is_row = {x: flat[x] and (x != "out" or target != "a") for x in values}
+        held.append({x: v.T if is_row[x] else v for x, v in values.items()})
+        before = values.get("out", values.get(target, np.zeros_like(wanted)))
+        mask = written(routine, options, wanted.shape)
+        if name and _changes_nothing(routine, sizes, alpha, beta):
+            mask = np.zeros_like(mask)
+        wanted = np.where(mask, wanted, before)
+        like = "out" if asks == "out" else target if target in values else "x"
+        if target != "a" and is_row.get(like) and (asks != "new" or values[like].size != 1):
+            wanted = wanted.T  # one element is a column
+        results.append(wanted)
+    given = placed(ctx, rng, held[0], grid)
+    out = given.get("out") or (given[target] if asks == "in place" else None)
+    how = {**options, **({"alpha": alpha} if "alpha" in row.pblas or not is_vectors else {})}
+    how |= {"beta": beta} if _has_beta(routine) else {}
+    how |= {} if out is None else {"out": out.matrix}
+    order = "x" if routine == "copy" else row.sizes if is_vectors else row.operands
+    operands = [given[x].matrix if x in given else None for x in order if x in given or x == optional]
+    function = pb.matmul if routine == "matmul" else getattr(pb.blas, routine)
+    return Call(function, operands, how, given, out, held, [plain for _, plain, _ in every], results)
+
+
 def called(
     ctx: pb.Context, rng: Any, routine: str, options: dict[str, str], dtype: str, way: str = "auto",
     sizes: tuple[int, ...] | None = None, grid: Any = None, referee: Any = None,
@@ -370,66 +464,29 @@ def called(
         grid: for the way "pblas" the grid of all ranks and its context.
         referee: for the same way what takes a routine's name and its arguments: ScaLAPACK's routine.
     """
-    row, is_vectors = _row(routine), routine in VECTOR_ROUTINES
     sizes = (*(sizes or (int(each) for each in rng.integers(0, 13, 3))), 0)[:3]
-    target = row.written if is_vectors else row.in_place
-    optional = (
-        row.optional if is_vectors else "c" * ("c" in row.operands and routine not in ("geadd", "tradd"))
-    )
     name = _pblas_name(routine, dtype) if way == "pblas" else ""
     asks = "in place" if name else pick(rng, ("new", "out", "in place"))
-    without = optional if asks != "in place" and rng.integers(2) else ""
-    alpha, beta = scalars(rng, routine, dtype)
-    beta = 0 if without or not _has_beta(routine) else beta
-    values, plain, wanted = drawn(rng, routine, options, dtype, sizes, alpha, beta, without)
-    flat = {x: is_vectors and x != "a" and bool(rng.integers(2)) for x in (*"abcxy", "out")}  # as a row
-    if (
-        dtype in ("float16", "bfloat16") and asks == "out" and rng.integers(2)
-    ):  # C and D may be in single precision
-        wanted = computed(routine, plain, options, alpha, beta).astype("float32")
-        values |= {"c": values["c"].astype("float32")} if "c" in values else {}
-    if asks == "out":
-        values["out"] = np.full_like(wanted, np.nan)
-    elif asks == "in place" and target not in values:  # of copy
-        values[target] = plain[target] = np.full_like(wanted, np.nan)
-    is_row = {x: flat[x] and (x != "out" or target != "a") for x in values}
-    shown = {x: v.T if is_row[x] else v for x, v in values.items()}
-    given = _all_placed(ctx, rng, shown, grid and grid[0] if name else None)
-    out = given.get("out") or (given[target] if asks == "in place" else None)
-    before = values.get("out", values.get(target, np.zeros_like(wanted)))
-    mask = written(routine, options, wanted.shape)
-    if name and _changes_nothing(routine, sizes, alpha, beta):
-        mask = np.zeros_like(mask)
-    wanted = np.where(mask, wanted, before)
-    like = "out" if asks == "out" else target if target in values else "x"
-    if target != "a" and is_row.get(like) and (out is not None or values[like].size != 1):
-        wanted = wanted.T  # one element is a column
-    text = f"{asks}, {alpha=}, {beta=}, {sizes}, {[f'{x}: {each.matrix}' for x, each in given.items()]}"
+    of_grid = {"name": name, "grid": grid[0]} if name else {}
+    call = prepared(ctx, rng, routine, options, dtype, sizes, asks, **of_grid)
+    text = f"{asks}, {sizes}, {call}"
+    (wanted,), out, how = call.results, call.out, call.how
     if name:
-        ops = {"trans": options.get("op_a"), "transa": options.get("op_a"), "transb": options.get("op_b")}
-        known = {**options, **ops, **_extents(routine, sizes), "alpha": alpha, "beta": beta}
-        wrong = _by_pblas_name(name, routine, known, given, plain, grid[1], referee, target, wanted)
+        wrong = _by_pblas_name(name, routine, call, sizes, grid[1], referee)
         return wrong and f"{name} {text}: {wrong}"
-    how = {**options, **({"alpha": alpha} if "alpha" in row.pblas or not is_vectors else {})}
-    how |= {"beta": beta} if _has_beta(routine) else {}
     how |= {"algo": way} if way not in ("auto", "often", "plan", "pblas") else {}
-    order = "x" if routine == "copy" else row.sizes if is_vectors else row.operands
-    operands = [given[x].matrix if x in given else None for x in order if x in given or x == optional]
-    function = pb.matmul if routine == "matmul" else getattr(pb.blas, routine)
     times = 1 if asks == "in place" or way not in ("often", "plan") else 3
-    if out is not None:
-        how["out"] = out.matrix
     if way == "plan":
-        with pb.plan(function, *operands, **how) as plan:
+        with pb.plan(call.function, *call.operands, **how) as plan:
             results = [plan() for _ in range(times)]
     else:
-        results = [function(*operands, **how) for _ in range(times)]
+        results = [call.function(*call.operands, **how) for _ in range(times)]
     if out is not None:
         out.expect(wanted)
     wrong = first(
         _unlike(results[-1], wanted),
         None if out is None or results[-1] is out.matrix else "the result is not out",
-        *(x.changed() for x in given.values()),
+        *(x.changed() for x in call.given.values()),
     )
     return wrong and f"{results[-1]}, {text}: {wrong}"
 
@@ -453,11 +510,13 @@ def _pblas_name(routine: str, dtype: str) -> str:
 
 
 def _by_pblas_name(
-    name: str, routine: str, known: dict[str, Any], given: dict[str, Operand], plain: dict[str, np.ndarray],
-    context: int, referee: Any, target: str, wanted: np.ndarray,
-) -> str | None:  # fmt: skip
-    """Call a routine under PBLAS's name, and ScaLAPACK's with what is legal for it; ``known`` are their arguments."""
-    row, arrays = _row(routine), {}
+    name: str, routine: str, call: Call, sizes: tuple[int, int, int], context: int, referee: Any
+) -> str | None:
+    """Call a routine under PBLAS's name, and ScaLAPACK's with what is legal for it."""
+    row, (plain,), (wanted,), given, how = _row(routine), call.plain, call.results, call.given, call.how
+    arrays: dict[str, Any] = {}
+    ops = {"trans": how.get("op_a"), "transa": how.get("op_a"), "transb": how.get("op_b")}
+    known = {"beta": 0, **how, **ops, **_extents(routine, sizes)}
 
     def arguments(context: int) -> list[Any]:
         for x, each in given.items():
@@ -467,39 +526,44 @@ def _by_pblas_name(
         return [known[each] for each in names_of(row.pblas)]
 
     getattr(pblas, name)(*arguments(context))
-    given[target].expect(wanted)
+    call.out.expect(wanted)
     wrong = first(*(x.changed() for x in given.values()))
     if wrong or referee is None:
         return wrong
-    call, theirs = referee
-    dtype = plain[target].dtype
+    run, theirs = referee
+    dtype = wanted.dtype
     for x in ("alpha", "beta"):
-        known[x] = np.array(known[x], np.dtype(dtype.char.lower()) if x in row.real else dtype)
+        known[x] = np.array(known.get(x, 0), np.dtype(dtype.char.lower()) if x in row.real else dtype)
     for x, each in given.items():
         each.expect(np.nan_to_num(plain[x].reshape(each.matrix.shape)))
     for x, each in given.items():
         rows, cols = each.parent.descriptor.global_indices(each.parent.context.rank)
         arrays[x][...] = each.whole[rows[:, None], cols]
-    call(f"{name}_", *arguments(theirs))
-    found = given[target].matrix
+    run(f"{name}_", *arguments(theirs))
+    found = call.out.matrix
     rows, cols = found.descriptor.global_indices(found.context.rank)
     part = wanted[rows[:, None], cols]
     near = np.isclose(found.local, part, rtol=200 * np.finfo(dtype).eps, atol=0) | np.isnan(part)
     return None if near.all() else f"ScaLAPACK has {found.local}, expected {part}"
 
 
-def _unlike(result: pb.DistributedMatrix, expected: np.ndarray) -> str | None:
-    """What is wrong with this rank's part of a matrix; NaN is NaN."""
+def _unlike(
+    result: pb.DistributedMatrix, expected: np.ndarray, among: np.ndarray | None = None
+) -> str | None:
+    """What is wrong with this rank's part of a matrix, or with some elements of it; NaN is NaN."""
     d = result.descriptor
     if result.shape != expected.shape:
         return f"shape {result.shape}, expected {expected.shape}"
     if result.context.rank >= d.grid.size:
         return None
     rows, cols = d.global_indices(result.context.rank)
-    part, found = expected[rows[:, None], cols], result.local
+    part, found = expected[rows[:, None], cols], result.on_host()
     if np.array_equal(found, part, equal_nan=True):
         return None
-    where = np.argwhere(~((found == part) | (np.isnan(part) & np.isnan(found))))
+    same = (found == part) | (np.isnan(part) & np.isnan(found))
+    where = np.argwhere(~same if among is None else ~same & among[rows[:, None], cols])
+    if not len(where):
+        return None
     i = tuple(where[0])
     return f"{d}: {len(where)} values differ, first at {i}: {found[i]}, expected {part[i]}"
 
@@ -512,14 +576,14 @@ def vector(
 ) -> tuple[Operand, np.ndarray]:
     """A row or a column of numbers in a larger matrix, and its elements."""
     x = numbers(rng, (n, 1), dtype) if values is None else values.reshape(-1, 1).astype(dtype)
-    return _all_placed(ctx, rng, {"x": x.T if rng.integers(2) else x})["x"], x.reshape(-1)
+    return all_placed(ctx, rng, {"x": x.T if rng.integers(2) else x})["x"], x.reshape(-1)
 
 
 def of_level_1(ctx: pb.Context, rng: Any, dtype: str, n: int) -> Iterator[tuple[str, str | None]]:
     """Run the reductions of two vectors, and exchange them; yield what is wrong with each."""
     x, y = (numbers(rng, n, dtype) for _ in "xy")
     rows = (z.reshape(1, n) for z in (x, y))
-    a, b = _all_placed(
+    a, b = all_placed(
         ctx, rng, {name: pick(rng, (z, z.T)) for name, z in zip("ab", rows, strict=True)}
     ).values()
     real = np.dtype(dtype).type(0).real.dtype

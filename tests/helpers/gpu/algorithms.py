@@ -20,16 +20,14 @@ import numpy as np
 import pblasmp as pb
 from pblasmp.engines.dense import add
 from pblasmp.engines.tensor import algorithms
-from pblasmp.layout.level3_problem import ROUTINES
 from tests.helpers import epilogues, float8
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 from tests.helpers.slow import in_turn
 from tests.helpers.tensor_cases import FORMS, Case
 
 from .jobs import TURNS, Job
-from .level3 import one_case, random_case
-from .moves import AROUND, End, around, grids, random_end, say
-from .products import OPS, integers, part_of, turned, unequal, wrong_part
+from .moves import End, say
+from .products import OPS, integers, part_of, unequal, wrong_part
 
 PRODUCTS = {
     "gemm": ("gathered", "panels", "stationary"),
@@ -59,17 +57,6 @@ EPILOGUES = {
 TOLERANCE = 2.0**-7  # of results of 16 bits, which are rounded
 
 
-def routine_algorithms(routine: str) -> tuple[str, ...]:
-    """The algorithms of a level-3 routine that are not cuBLASMp's."""
-    traits = ROUTINES[routine]
-    if traits.shape == "added":
-        return ("moved",)
-    more: tuple[str, ...] = ("summed", "full")
-    if traits.shape == "sided":
-        more = ("stationary",) if traits.triangular else ("stationary", "full")
-    return ("gathered", "panels", *more)
-
-
 @contextmanager
 def small_panels(ctx: pb.Context, width: int = 7) -> Iterator[None]:
     """Within, there are several panels of k, and of a gathered output's columns, also where matrices are small."""
@@ -82,129 +69,7 @@ def small_panels(ctx: pb.Context, width: int = 7) -> Iterator[None]:
         yield
 
 
-# -- products
-
-
-def _extents(rng: random.Random) -> list[int]:
-    largest = rng.choice([9, 40, 40, 150, 400])
-    return [rng.randint(0 if rng.random() < 0.03 else 1, largest) for _ in range(3)]
-
-
-def _blocks(rng: random.Random, extents: list[int]) -> list[int]:
-    blocks = [rng.randint(1, rng.choice([3, 16, 64, max(extents) + 5])) for _ in range(3)]
-    while np.prod([e // b + 1 for e, b in zip(extents, blocks, strict=True)]) > 1500:
-        blocks = [b * 2 for b in blocks]
-    return blocks
-
-
-def _lies(
-    rng: random.Random, shape: tuple[int, int], block: tuple[int, int], grid: pb.Grid, dtype: Any
-) -> End:
-    """Return a layout in these blocks on this grid: a whole matrix, or part of one from a block's boundary."""
-    inside = rng.random() < 0.4
-    before = [rng.randint(0, 2) * b if inside else 0 for b in block]
-    after = [rng.randint(0, 9) if inside else 0 for _ in block]
-    whole = tuple(o + e + a for o, e, a in zip(before, shape, after, strict=True))
-    source = rng.randrange(grid.nprow), rng.randrange(grid.npcol)
-    parent = pb.MatrixDescriptor(whole, block, grid, source, dtype, rng.choice("CF"))
-    if rng.random() < 0.2:
-        parent = replace(parent, ld=max(whole) + rng.randint(0, 5))
-    return End(parent, tuple(slice(o, o + e) for o, e in zip(before, shape, strict=True)))
-
-
-def _like(rng: random.Random, end: End) -> End:
-    """Return another matrix of the same blocks on the same processes, as C is to D."""
-    parent = end.parent
-    return End(replace(parent, order=rng.choice("CF"), ld=None), end.window)
-
-
-def random_product(rng: random.Random, ranks: int, anywhere: bool) -> tuple[dict[str, End], str, str]:
-    """Return where the operands and the result are, and the ops.
-
-    Args:
-        rng: draws them.
-        ranks: of the context.
-        anywhere: each with different blocks and grid, from any element: layouts that cuBLASMp refuses.
-    """
-    m, n, k = extents = _extents(rng)
-    op_a, op_b = rng.choice("NTC"), rng.choice("NTC")
-    shapes = {"a": (m, k), "b": (k, n), "d": (m, n)}
-    turned = {"a": op_a != "N", "b": op_b != "N", "d": False}
-    dtype = rng.choice(TYPES)
-    out = "float32" if dtype in ("float16", "bfloat16") and rng.random() < 0.3 else dtype
-    kinds = {"a": dtype, "b": dtype, "d": out}
-    blocks = dict(zip("mnk", _blocks(rng, extents), strict=True))
-    grid = rng.choice(grids(ranks))
-    ends = {}
-    for name, rows, cols in (("a", "m", "k"), ("b", "k", "n"), ("d", "m", "n")):
-        shape, block = shapes[name], (blocks[rows], blocks[cols])
-        if turned[name]:
-            shape, block = shape[::-1], block[::-1]
-        if anywhere:
-            ends[name] = random_end(rng, ranks, shape, kinds[name])
-        else:
-            on = grid if name == "d" else rng.choice([grid, grid.T])
-            ends[name] = _lies(rng, shape, block, on, kinds[name])
-    if rng.random() < 0.4:
-        ends["c"] = random_end(rng, ranks, shapes["d"], out) if anywhere else _like(rng, ends["d"])
-    return ends, op_a, op_b
-
-
-def product_job(
-    ctx: pb.Context, rng: random.Random, algo: str, *, anywhere: bool = False, planned: bool = True
-) -> Job:
-    """Return a product of random matrices by ``algo``, by a plan or the plain function. Collective over the context."""
-    ends, op_a, op_b = random_product(rng, ctx.size, anywhere)
-    seed, dtype = rng.randrange(1 << 30), ends["a"].parent.dtype
-    say(ctx, f"{algo} {op_a}{op_b} {ends}")
-    alpha, beta = rng.choice([1, 1, 2, -1, 0]), rng.choice([1, -2]) if "c" in ends else 0
-    limit = 1 if dtype.itemsize == 2 else 3
-    shapes = {name: end.parent[end.window].shape for name, end in ends.items()}
-    operands = [name for name in "abc" if name in ends]
-    values = [
-        {name: integers(shapes[name], dtype, seed + 10 * turn + i, limit) for i, name in enumerate(operands)}
-        for turn in range(TURNS)
-    ]
-    matrices = {name: ends[name].place(ctx, values[0][name], np.nan)[1] for name in operands}
-    nothing = np.full(shapes["d"], np.nan)
-    parent, out = ends["d"].place(ctx, nothing, AROUND)
-    loads = [turned(ctx, matrices[name], [of_turn[name] for of_turn in values]) for name in operands]
-
-    def expected(turn: int) -> np.ndarray | None:
-        x = values[turn]
-        whole = alpha * (OPS[op_a](x["a"]) @ OPS[op_b](x["b"]))
-        return part_of(ctx, whole + (beta * x["c"] if beta else 0), out.descriptor)
-
-    call = functools.partial(
-        pb.matmul, matrices["a"], matrices["b"], matrices.get("c"), out=out, alpha=alpha, beta=beta, op_a=op_a,
-        op_b=op_b, algo=algo,
-    )  # fmt: skip
-    plan = pb.plan(call.func, *call.args, **call.keywords) if planned else None
-    tolerance = TOLERANCE if out.dtype.itemsize == 2 else 0
-    return Job(
-        f"{algo} {alpha=} {beta=} {op_a}{op_b} {ends}", plan or call,
-        [*loads, turned(ctx, out, [nothing] * TURNS)], expected,
-        lambda found, part: unequal(found, part, out.dtype, tolerance),
-        lambda: around(ctx, parent, ends["d"]), plan,
-    )  # fmt: skip
-
-
-def one_product(ctx: pb.Context, algo: str, seed: int, *, anywhere: bool = False) -> str:
-    """Multiply random matrices by ``algo``, twice; return what is wrong. Only cuBLASMp's moves others than C."""
-    job = product_job(ctx, random.Random(f"{algo} {seed} {anywhere}"), algo, anywhere=anywhere)
-    assert job.plan is not None
-    with job.plan:
-        fault = ""
-        for turn in range(TURNS):
-            found = ctx.engine.to_host(job.run(turn))
-            fault = fault or job.wrong(found, turn)
-        report = job.plan.report()
-    fault = fault or job.around()
-    if algo not in ("auto", report.algorithm):
-        fault = fault or f"{report.algorithm} was taken"
-    if algo != "default" and any(not line.startswith("c is moved to") for line in report.moved):
-        fault = fault or f"moved {report.moved}"
-    return f"seed {seed}: {fault}: {job.what}" if fault else ""
+# -- repeated calls
 
 
 KEPT: list[tuple[str, dict[str, str]]] = [
@@ -323,16 +188,6 @@ def every_float8(
             say(ctx, f"{algo} {p}")
             fault = float8.scaled(ctx, rng, p, algo=algo, tolerance=2.0**-8)
             yield f"{algo} {scheme} {order} {types}", fault or ""
-
-
-# -- level 3
-
-
-def one_routine(ctx: pb.Context, routine: str, algo: str, seed: int) -> str:
-    """Call a routine in layouts as they come; return what is wrong."""
-    rng = random.Random(f"{routine} {algo} {seed}")
-    case = random_case(rng, ctx.size, routine, "any")
-    return one_case(ctx, case, seed, algo=algo)
 
 
 # -- tensor-parallel products

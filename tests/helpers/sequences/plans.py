@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import random
-from dataclasses import replace
 
 import numpy as np
 
@@ -17,13 +16,11 @@ from tests.helpers.copy_products import PRODUCTS as OF_TENSORS
 from tests.helpers.gpu.algorithms import (
     PARALLEL,
     parallel_job,
-    product_job,
-    routine_algorithms,
     scheme_of,
     small_panels,
 )
+from tests.helpers.gpu.calls import algorithms, call_job
 from tests.helpers.gpu.jobs import TURNS, Job, copied
-from tests.helpers.gpu.level3 import random_case, routine_job
 from tests.helpers.gpu.moves import move_job
 from tests.helpers.gpu.products import integers, place
 from tests.helpers.schemes import SCHEMES
@@ -59,7 +56,7 @@ def prepare(s: Session, slot: int, kind: str, seed: int, stream: int, planned: b
     algo = rng.choice(
         {
             "product": PRODUCTS,
-            "routine": ("auto", *routine_algorithms(routine)),
+            "routine": ("auto", *algorithms(routine)),
             "parallel": ("auto", *PARALLEL[form], *overlapped),
             "move": ("auto",),
         }[kind]
@@ -71,17 +68,15 @@ def prepare(s: Session, slot: int, kind: str, seed: int, stream: int, planned: b
 
 def _job(s: Session, rng: random.Random, kind: str, algo: str, form: str, routine: str, planned: bool) -> Job:
     seed, most = rng.randrange(1 << 30), rng.choice([70, 70, 300, 800])
-    if kind == "product":
-        return product_job(s.ctx, rng, algo, anywhere=rng.random() < 0.3, planned=planned)
+    if kind in ("product", "routine"):
+        name = "matmul" if kind == "product" else routine
+        return call_job(s.ctx, np.random.default_rng(seed), name, algo, planned=planned)
     if kind == "move":
         return move_job(s.ctx, rng)
-    if kind == "parallel":
-        return parallel_job(
-            s.ctx, np.random.default_rng(seed), form, algo, uneven=rng.random() < 0.3, planned=planned,
-            most=most if s.device.flops > most**3 else 70,
-        )  # fmt: skip
-    case = replace(random_case(rng, s.ctx.size, routine, rng.choice(["any", "sources"])), new=False)
-    return routine_job(s.ctx, case, seed, algo, planned=planned)
+    return parallel_job(
+        s.ctx, np.random.default_rng(seed), form, algo, uneven=rng.random() < 0.3, planned=planned,
+        most=most if s.device.flops > most**3 else 70,
+    )  # fmt: skip
 
 
 def _planned(s: Session, slot: int) -> Planned:
@@ -213,7 +208,7 @@ def panels(s: Session, width: int) -> None:
 def context(s: Session, seed: int) -> None:
     """A product in another context of the same ranks."""
     with pb.Context(s.comm, engine=s.device.engine) as ctx:
-        job = product_job(ctx, random.Random(seed), "auto")
+        job = call_job(ctx, np.random.default_rng(seed), "matmul")
         with contextlib.closing(job):
             expect(job.wrong(ctx.engine.to_host(job.run(1)), 1))
 

@@ -27,13 +27,11 @@ from tests.helpers.gpu.algorithms import (
     every_epilogue,
     every_float8,
     one_parallel,
-    one_product,
-    one_routine,
     one_scheme,
     repeated_calls,
-    routine_algorithms,
     small_panels,
 )
+from tests.helpers.gpu.calls import algorithms, one_call
 from tests.helpers.gpu.moves import one_move
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -74,13 +72,12 @@ def on_the_gpu(lib: Witness, run: Callable[..., Any]) -> Callable[..., Any]:
     return watched
 
 
-def products(comm: Any, path: str, count: int) -> Any:
+def calls(comm: Any, path: str, count: int) -> Any:
     with played(path, comm, width=16) as (ctx, _):
-        for algo in PRODUCTS["gemm"]:
-            for seed in range(count):
-                yield f"{algo} {seed}", one_product(ctx, algo, seed) or None
-                if seed % 4 == 0:
-                    yield f"{algo} {seed} moved", one_product(ctx, algo, seed, anywhere=True) or None
+        for routine in ("matmul", *ROUTINES):
+            for algo in algorithms(routine):
+                for seed in range(count * (1 + (routine == "matmul"))):
+                    yield f"{routine} {algo} {seed}", one_call(ctx, routine, algo, seed) or None
 
 
 def schemes(comm: Any, path: str, count: int) -> Any:
@@ -106,14 +103,6 @@ def eight_bits(comm: Any, path: str, keep: int) -> Any:
         for algo in EPILOGUES:
             for case, fault in every_float8(ctx, algo, rng, keep=keep):
                 yield case, fault or None
-
-
-def routines(comm: Any, path: str, count: int) -> Any:
-    with played(path, comm, width=16) as (ctx, _):
-        for routine in ROUTINES:
-            for algo in routine_algorithms(routine):
-                for seed in range(count):
-                    yield f"{routine} {algo} {seed}", one_routine(ctx, routine, algo, seed) or None
 
 
 def tensor_parallel(comm: Any, path: str, count: int) -> Any:
@@ -142,8 +131,8 @@ def moves(comm: Any, path: str, count: int, reach: bool) -> Any:
 
 @starts_ranks
 @pytest.mark.parametrize("ranks", RANKS)
-def test_products(stand_in, ranks):
-    run_mpi(products, ranks, path=stand_in(1000), count=draws(2, long=40))
+def test_calls(stand_in, ranks):
+    run_mpi(calls, ranks, path=stand_in(1000), count=draws(1, long=8))
 
 
 @starts_ranks
@@ -166,12 +155,6 @@ def test_float8(stand_in, ranks):
 
 @starts_ranks
 @pytest.mark.parametrize("ranks", RANKS)
-def test_routines(stand_in, ranks):
-    run_mpi(routines, ranks, path=stand_in(1000), count=draws(1, long=6))
-
-
-@starts_ranks
-@pytest.mark.parametrize("ranks", RANKS)
 def test_tensor_parallel(stand_in, ranks):
     run_mpi(tensor_parallel, ranks, path=stand_in(1000), count=draws(2, long=8))
 
@@ -186,14 +169,14 @@ def test_moves_by_messages(stand_in, ranks, reach):
 def let_go(comm: Any, path: str) -> Any:
     """A plan that is closed, and what a plain call was given, keep no array; nor does a product that is prepared."""
     d = pb.MatrixDescriptor((12, 12), (3, 2), pb.Grid.squarest(comm.size), dtype="float32")
-    calls = [("matmul", "ab", algo) for algo in ("default", *PRODUCTS["gemm"])]
-    calls += [
+    every = [("matmul", "ab", algo) for algo in ("default", *algorithms("matmul"))]
+    every += [
         (name, "a" if name in ("syrk", "herk") else "ac" if name in ("geadd", "tradd") else "ab", algo)
         for name in ROUTINES
-        for algo in routine_algorithms(name)
+        for algo in algorithms(name)
     ]
     with played(path, comm) as (ctx, _):
-        for ((name, operands, algo),) in in_turn(calls, keep=2):
+        for ((name, operands, algo),) in in_turn(every, keep=2):
             given = {x: ctx.eye(d) for x in operands}
             for _ in range(3):  # the last one by a plan that is kept
                 function = pb.matmul if name == "matmul" else getattr(pb.blas, name)
@@ -240,7 +223,7 @@ def out_of_order(comm: Any, path: str) -> Any:
                         wait(self, event)
 
                 patch.setattr(stream, "wait_event", deaf)
-                one_product(ctx, "gathered", 3)
+                one_call(ctx, "matmul", "gathered", 0, sizes=(40, 40, 40))
             try:
                 lib.gpu.assert_clean()
                 yield name, "nobody saw it"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from typing import Any
 
@@ -16,32 +15,19 @@ from pblasmp.layout.level3_problem import ROUTINES
 from pblasmp.pblas.routine_functions import DTYPE
 from pblasmp.pblas.routine_functions import ROUTINES as PBLAS
 from tests.helpers.cases import pick
-from tests.helpers.gpu.algorithms import one_product
-from tests.helpers.gpu.level3 import one_case, random_case
+from tests.helpers.gpu.calls import one_call
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.pblas_cases import arguments, differing, matrices, options
-from tests.helpers.slow import draws
-
-RANKS = [1, 2, 4]
+from tests.helpers.slow import draws, only_long
 
 
-def products(comm: Any, path: str, count: int) -> Any:
+def calls(comm: Any, path: str, count: int) -> Any:
     with machine(path, Multiplying, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
-            for seed in range(count):
-                yield f"{seed}", one_product(ctx, "auto", seed, anywhere=True) or None
-        lib.assert_clean()
-        lib.gpu.assert_clean()
-
-
-def routines(comm: Any, path: str, count: int) -> Any:
-    with machine(path, Multiplying, comm=comm) as lib:
-        with pb.Context(comm, engine="cublasmp") as ctx:
-            for routine in ROUTINES:
-                for seed in range(count):
-                    case = random_case(random.Random(f"{routine} {seed}"), ctx.size, routine, "any")
-                    yield f"{routine} {seed}", one_case(ctx, case, seed) or None
+            for routine in ("matmul", *ROUTINES):
+                for seed in range(count * (1 + 4 * (routine == "matmul"))):
+                    yield f"{routine} {seed}", one_call(ctx, routine, "auto", seed) or None
         lib.assert_clean()
         lib.gpu.assert_clean()
 
@@ -117,15 +103,9 @@ def test_local_names(stand_in):
 
 
 @starts_ranks
-@pytest.mark.parametrize("ranks", RANKS)
-def test_products(stand_in, ranks):
-    run_mpi(products, ranks, path=stand_in(1000), count=draws(5, long=30))
-
-
-@starts_ranks
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_routines(stand_in, ranks):
-    run_mpi(routines, ranks, path=stand_in(1000), count=draws(1, long=8))
+@pytest.mark.parametrize("ranks", [1, *only_long(2), 4])
+def test_calls(stand_in, ranks):
+    run_mpi(calls, ranks, path=stand_in(1000), count=draws(1, long=8))
 
 
 @starts_ranks
