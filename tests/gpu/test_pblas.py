@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import cupy
 import numpy as np
 import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
-from pblasmp.pblas.routine_functions import DTYPE, ROUTINES
+from pblasmp.pblas.routine_functions import DTYPE
+from tests.helpers.calls import DTYPES, FUNCTIONS, called, legal_options
 from tests.helpers.cases import pick
 from tests.helpers.gpu.products import everywhere
-from tests.helpers.pblas_cases import arguments, differing, held, matrices, options
+from tests.helpers.pblas_cases import differing, held
 
 CASES = 3  # of every routine in every type
 
@@ -29,33 +32,20 @@ def both(ctx: pb.Context, host: pb.Context):
     ]
 
 
-def test_routines_like_the_host(ctx, host):
+def test_routines(ctx, host):
+    """On NumPy's and on CuPy's arrays."""
     rng = np.random.default_rng(21)
-    every, faults = both(ctx, host), []
-    for name, routine in ROUTINES.items():
-        for letter in routine.letters * CASES:
-            dtype = DTYPE[letter]
-            shape, gpu, cpu = pick(rng, every)
-            values = options(routine, rng, dtype)
-            xs, _ = matrices(routine, rng, shape, values, dtype)
-            device, w, place = bool(rng.integers(2)), routine.written, pblas.gridinfo(gpu)[2:]
-            function = getattr(pblas, f"p{letter}{name}")
-            expected = {x: held.local(place) for x, held in xs.items()}
-            function(*arguments(routine, values, cpu, xs, expected, place))
-            arrays = {x: on(device, held.local(place)) for x, held in xs.items()}
-            case = f"p{letter}{name} {shape} {values} {xs} {'CuPy' if device else 'NumPy'}"
-            try:
-                function(*arguments(routine, values, gpu, xs, arrays, place))
-            except pb.PblasmpError as error:
-                faults.append(f"{case}: {type(error).__name__}: {error}")
-                continue
-            bound = 200 * np.finfo(dtype).eps * np.abs(expected[w]).max(initial=1)
-            wrong = everywhere(ctx, differing(cupy.asnumpy(arrays[w]), expected[w], bound) or "")
-            if wrong:
-                faults.append(f"{case}: {wrong}")
-    for _, gpu, cpu in every:
-        pblas.gridexit(gpu)
-        pblas.gridexit(cpu)
+    every, faults = [(pb.Grid(*shape), gpu) for shape, gpu, _ in both(ctx, host)], []
+    for routine, dtype in itertools.product(FUNCTIONS, DTYPES * CASES):
+        options, grid = pick(rng, legal_options(routine, dtype)), pick(rng, every)
+        try:
+            fault = called(ctx, rng, routine, options, dtype, "pblas", None, grid) or ""
+        except pb.PblasmpError as error:  # raised on every rank
+            fault = f"{type(error).__name__}: {error}"
+        if fault := everywhere(ctx, fault):
+            faults.append(f"{routine} {options} {dtype}: {fault}")
+    for _, number in every:
+        pblas.gridexit(number)
     assert not faults, "\n".join(faults)
 
 

@@ -55,6 +55,8 @@ __all__ = [
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
 _LETTERS = {np.dtype(dtype).name: letter for letter, dtype in DTYPE.items()}
+_REAL = "pcsscal", "pzdscal"
+"""Their alpha is real."""
 WRITERS = tuple(name for name, row in VECTOR_ROUTINES.items() if row.written and name != "swap")
 """The routines of levels 1 and 2 that write a matrix or one vector."""
 FUNCTIONS = ("matmul", *ROUTINES, *WRITERS)
@@ -415,6 +417,7 @@ def prepared(
     )
     without = optional if asks != "in place" and rng.integers(2) else ""
     alpha, beta = scalars(rng, routine, dtype)
+    alpha = alpha.real if name in _REAL else alpha
     beta = 0 if without or not _has_beta(routine) else beta
     flat = {x: is_vectors and x != "a" and bool(rng.integers(2)) for x in (*"abcxy", "out")}  # as a row
     # C and D may be in single precision
@@ -465,14 +468,15 @@ def called(
         referee: for the same way what takes a routine's name and its arguments: ScaLAPACK's routine.
     """
     sizes = (*(sizes or (int(each) for each in rng.integers(0, 13, 3))), 0)[:3]
-    name = _pblas_name(routine, dtype) if way == "pblas" else ""
+    name = _pblas_name(rng, routine, options, dtype) if way == "pblas" else ""
     asks = "in place" if name else pick(rng, ("new", "out", "in place"))
     of_grid = {"name": name, "grid": grid[0]} if name else {}
     call = prepared(ctx, rng, routine, options, dtype, sizes, asks, **of_grid)
     text = f"{asks}, {sizes}, {call}"
     (wanted,), out, how = call.results, call.out, call.how
     if name:
-        wrong = _by_pblas_name(name, routine, call, sizes, grid[1], referee)
+        hosted = ctx.engine.name != "host" and bool(rng.integers(2))
+        wrong = _by_pblas_name(name, routine, call, sizes, grid[1], referee, hosted)
         return wrong and f"{name} {text}: {wrong}"
     how |= {"algo": way} if way not in ("auto", "often", "plan", "pblas") else {}
     times = 1 if asks == "in place" or way not in ("often", "plan") else 3
@@ -500,32 +504,44 @@ def _changes_nothing(routine: str, sizes: tuple[int, ...], alpha: Any, beta: Any
     return beta == 1 and (alpha == 0 or (has_k and extents["k"] == 0))
 
 
-def _pblas_name(routine: str, dtype: str) -> str:
-    """PBLAS's name of a routine for a type; empty if there is none."""
+def _pblas_name(rng: Any, routine: str, options: dict[str, str], dtype: str) -> str:
+    """One of PBLAS's names of a routine for a type; empty if there is none."""
     letter = _LETTERS.get(dtype)
     if routine in VECTOR_ROUTINES:
-        return next((name for name, of in VECTOR_ROUTINES[routine].names.items() if of == letter), "")
-    name = f"p{letter}{'gemm' if routine == 'matmul' else routine}"
-    return name if hasattr(pblas, name) else ""
+        names = [name for name, of in VECTOR_ROUTINES[routine].names.items() if of == letter]
+        return pick(rng, names) if names else ""
+    names = [f"p{letter}{'gemm' if routine == 'matmul' else routine}"]
+    if routine == "geadd" and options["op_a"] != "N":
+        op = options["op_a"].replace("T", "U").lower() if dtype.startswith("c") else ""
+        names.append(f"p{letter}tran{op}")
+    return pick(rng, names) if hasattr(pblas, names[0]) else ""
 
 
 def _by_pblas_name(
-    name: str, routine: str, call: Call, sizes: tuple[int, int, int], context: int, referee: Any
+    name: str, routine: str, call: Call, sizes: tuple[int, int, int], context: int, referee: Any, hosted: bool
 ) -> str | None:
-    """Call a routine under PBLAS's name, and ScaLAPACK's with what is legal for it."""
+    """Call a routine under PBLAS's name, and ScaLAPACK's with what is legal for it; ``hosted``: on NumPy's arrays."""
     row, (plain,), (wanted,), given, how = _row(routine), call.plain, call.results, call.given, call.how
     arrays: dict[str, Any] = {}
     ops = {"trans": how.get("op_a"), "transa": how.get("op_a"), "transb": how.get("op_b")}
     known = {"beta": 0, **how, **ops, **_extents(routine, sizes)}
+    engine = next(iter(given.values())).matrix.context.engine
+    words = row.pblas.removeprefix("trans ") if name[2:].startswith("tran") else row.pblas
 
     def arguments(context: int) -> list[Any]:
         for x, each in given.items():
             arrays[x], i, j, desc = each.matrix.to_scalapack(context=context)
+            if hosted:
+                arrays[x] = np.asfortranarray(engine.to_host(arrays[x]))
+                desc = [*desc[:8], max(1, len(arrays[x]))]
             inc = int(desc[2]) if plain[x].shape != each.matrix.shape else 1
             known.update({x: arrays[x], f"i{x}": i, f"j{x}": j, f"desc{x}": desc, f"inc{x}": inc})
-        return [known[each] for each in names_of(row.pblas)]
+        return [known[each] for each in names_of(words)]
 
     getattr(pblas, name)(*arguments(context))
+    if hosted:
+        written_to = next(x for x, each in given.items() if each is call.out)
+        engine.from_host(call.out.matrix.to_scalapack(context=context)[0], arrays[written_to])
     call.out.expect(wanted)
     wrong = first(*(x.changed() for x in given.values()))
     if wrong or referee is None:
@@ -533,7 +549,8 @@ def _by_pblas_name(
     run, theirs = referee
     dtype = wanted.dtype
     for x in ("alpha", "beta"):
-        known[x] = np.array(known.get(x, 0), np.dtype(dtype.char.lower()) if x in row.real else dtype)
+        is_real = x in row.real or name in _REAL
+        known[x] = np.array(known.get(x, 0), np.dtype(dtype.char.lower()) if is_real else dtype)
     for x, each in given.items():
         each.expect(np.nan_to_num(plain[x].reshape(each.matrix.shape)))
     for x, each in given.items():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +13,11 @@ import pytest
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.layout.level3_problem import ROUTINES
-from pblasmp.pblas.routine_functions import DTYPE
-from pblasmp.pblas.routine_functions import ROUTINES as PBLAS
+from tests.helpers.calls import DTYPES, FUNCTIONS, called, legal_options
 from tests.helpers.cases import pick
 from tests.helpers.gpu.calls import one_call
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-from tests.helpers.pblas_cases import arguments, differing, matrices, options
 from tests.helpers.slow import draws, only_long
 
 
@@ -33,31 +32,23 @@ def calls(comm: Any, path: str, count: int) -> Any:
 
 
 def pblas_names(comm: Any, path: str, count: int) -> Any:
+    """On NumPy's and on CuPy's arrays; most are never moved by cuBLASMp."""
+    stay = "matmul", "syrk", "trsm", "trmm", "symm", "geadd"
     rng = np.random.default_rng(83)
     with machine(path, Multiplying, comm=comm) as lib:
-        with pb.Context(comm, engine="cublasmp") as ctx, pb.Context(comm, engine="host") as host:
+        with pb.Context(comm, engine="cublasmp") as ctx:
             shapes = [(p, ctx.size // p) for p in range(1, ctx.size + 1) if ctx.size % p == 0]
-            every = [(s, *(pblas.gridinit(x, "Row", *s) for x in (ctx, host))) for s in shapes]
-            for turn, name in enumerate(("gemm", "syrk", "trsm", "trmm", "symm", "geadd")):
-                routine = PBLAS[name]
-                for case in range(count):
-                    letter = "sdcz"[(turn + case) % 4]
-                    dtype, (shape, gpu, cpu) = DTYPE[letter], pick(rng, every)
-                    values = options(routine, rng, dtype)
-                    xs, _ = matrices(routine, rng, shape, values, dtype)
-                    place, function = pblas.gridinfo(gpu)[2:], getattr(pblas, f"p{letter}{name}")
-                    expected, arrays = ({x: held.local(place) for x, held in xs.items()} for _ in range(2))
-                    function(*arguments(routine, values, cpu, xs, expected, place))
-                    lib.clear()
-                    function(*arguments(routine, values, gpu, xs, arrays, place))
-                    out = expected[routine.written]
-                    bound = 200 * np.finfo(dtype).eps * np.abs(out).max(initial=1)
-                    wrong = differing(arrays[routine.written], out, bound) or ""
-                    wrong = wrong or ("cublasMpGemr2D was called" if lib.of("Gemr2D") else "")
-                    yield f"{name} {case} {shape} {values} {xs}", wrong or None
-            for _, gpu, cpu in every:
-                pblas.gridexit(gpu)
-                pblas.gridexit(cpu)
+            every = [(pb.Grid(*shape), pblas.gridinit(ctx, "Row", *shape)) for shape in shapes]
+            for routine, dtype in itertools.product(FUNCTIONS[:-4], DTYPES * count):
+                options, grid = pick(rng, legal_options(routine, dtype)), pick(rng, every)
+                lib.clear()
+                wrong = called(ctx, rng, routine, options, dtype, "pblas", (9, 7, 11), grid)
+                wrong = wrong or (
+                    "cublasMpGemr2D was called" if routine in stay and lib.of("Gemr2D") else None
+                )
+                yield f"{routine} {options} {dtype} {grid}", wrong
+            for _, number in every:
+                pblas.gridexit(number)
         lib.assert_clean()
         lib.gpu.assert_clean()
 
