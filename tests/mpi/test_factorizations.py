@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from functools import partial
 from unittest import mock
 
@@ -16,6 +17,7 @@ from pblasmp import pblas
 from pblasmp.engines.host.transport import HostTransport
 from pblasmp.layout import Axis
 from pblasmp.pblas import factorizations as pblas_factorizations
+from tests.helpers import factor_cases
 from tests.helpers.cases import agreed_error, first, layout, pick, scattered, short_messages, unlike
 from tests.helpers.factor_cases import (
     CASES,
@@ -77,17 +79,8 @@ def large(comm):
             )
 
 
-def told_kind(call, found):
-    """Call, and add the type of the exception to those found."""
-    try:
-        call()
-    except Exception as error:
-        found.append(type(error))
-        raise
-
-
 def faults(comm, *, direct):
-    """What is not positive definite, NaN, and arguments that do not fit; in panels, or as small direct calls."""
+    """What is not positive definite, singular or no number; in panels, or as small direct calls."""
     rng = np.random.default_rng(63)
     with (
         pb.Context(comm, engine="host") as ctx,
@@ -109,145 +102,6 @@ def faults(comm, *, direct):
                 ctx, pb.FactorizationError, ["index 4"], pb.linalg.solve, a, b, assume, out=b
             )
             yield f"B after a failed {assume}", first(wrong, unlike(b.allgather(), right))
-        square, wide = (ctx.zeros(layout(rng, shape, comm.size)) for shape in ((6, 6), (6, 7)))
-        single = ctx.zeros(layout(rng, (6, 6), comm.size, dtype="float32"))
-        half = ctx.zeros(layout(rng, (6, 6), comm.size, dtype="float16"))
-        for kind, words, call in (
-            (pb.LayoutError, ["a: expected a square matrix, got 6 x 7"], lambda: pb.linalg.cholesky(wide)),
-            (pb.LayoutError, ["a: expected one of float64", "float16"], lambda: pb.linalg.cholesky(half)),
-            (
-                pb.ArgumentError,
-                ["lower: expected True or False, got 'X'"],
-                lambda: pb.linalg.cholesky(square, lower="X"),
-            ),
-            (
-                pb.LayoutError,
-                ["out: expected 6 x 6 of float64"],
-                lambda: pb.linalg.cholesky(square, out=single),
-            ),
-            (
-                pb.ArgumentError,
-                ["pivots: expected 6 integers"],
-                lambda: pb.linalg.lu_solve((square, [0, 6, 1]), square),
-            ),
-            (
-                pb.ArgumentError,
-                ["pivots: expected 6 integers"],
-                lambda: pb.linalg.lu_solve((square, "no"), square),
-            ),
-            (
-                pb.ArgumentError,
-                ["pivots: expected 6 integers"],
-                lambda: pb.linalg.lu_solve((square, [[1], [2, 3]]), square),
-            ),
-            (
-                pb.LayoutError,
-                ["b: expected 6 rows", "out: expected 7 x 6"],
-                lambda: pb.linalg.lstsq(wide, wide.T, out=square),
-            ),
-            (pb.ArgumentError, ["op: expected one of"], lambda: pb.linalg.qr(square + 1).apply(square, "T")),
-            (pb.FactorizationError, ["index 0"], lambda: pb.linalg.lstsq(square, square)),
-            (
-                pb.ArgumentError,
-                ["transposed: expected 0, 1, 2, 'N', 'T' or 'C', got 'H'"],
-                lambda: pb.linalg.solve(square, square, transposed="H"),
-            ),
-            (
-                pb.ArgumentError,
-                ["a: expected a square matrix", "lower"],
-                lambda: pb.linalg.inv(wide, lower="lower"),
-            ),
-            (pb.LayoutError, ["a: expected a square matrix"], lambda: pb.linalg.slogdet(wide)),
-            (
-                pb.ArgumentError,
-                ["assume_a: expected one of 'gen', 'pos', 'sym', 'her', 'lower triangular'"],
-                lambda: pb.linalg.solve(square, square, "nothing"),
-            ),
-            (
-                pb.ArgumentError,
-                ["assume_a: expected one of 'gen', 'pos', 'sym', 'her', 'lower triangular'"],
-                lambda: pb.linalg.solve(square, square, np.eye(2)),
-            ),
-            (
-                pb.ArgumentTypeError,
-                ["algo: expected a string"],
-                lambda: pb.linalg.solve(square, square, "pos", lower=True, algo=np.eye(2)),
-            ),
-            (
-                pb.ArgumentTypeError,
-                ["algo: expected a string"],
-                lambda: pb.linalg.cholesky(square, algo=np.eye(2)),
-            ),
-            (
-                pb.LayoutError,
-                ["b: expected float64"],
-                lambda: pb.linalg.solve(square, single, "pos", lower=True),
-            ),
-            (pb.LayoutError, ["b: 7 rows"], lambda: pb.linalg.solve(square, wide.T, "pos", lower=True)),
-            (
-                pb.ArgumentTypeError,
-                ["b: expected a DistributedMatrix"],
-                lambda: pb.linalg.solve(square, 1, "pos", lower=True),
-            ),
-            (
-                pb.ArgumentError,
-                ["lower: expected True or False, got ['L']"],
-                lambda: pb.linalg.cholesky(square, lower=["L"]),
-            ),
-            (
-                pb.ArgumentError,
-                ["trans: expected 0, 1, 2"],
-                lambda: pb.linalg.lstsq(square, square, trans=np.array(["N", "T"])),
-            ),
-            (
-                pb.ArgumentTypeError,
-                ["c: expected a Distri"],
-                lambda: pb.linalg.cho_solve((None, True), square),
-            ),
-            (
-                pb.ArgumentTypeError,
-                ["a: expected a DistributedMatrix, got int"],
-                lambda: pb.linalg.cholesky(1),
-            ),
-        ):
-            found = []
-            yield f"{words}", agreed_error(ctx, kind, words, told_kind, call, found)
-            yield f"{words}: LayoutError is for layouts", None if found == [kind] else f"{found}"
-        if comm.size > 1:
-            uplo = "LU"[comm.rank == 1]
-            pivots = np.full(6, comm.rank)
-            yield (
-                "pivots",
-                agreed_error(
-                    ctx, pb.RankMismatchError, ["pivots"], pb.linalg.lu_solve, (square, pivots), square
-                ),
-            )
-            other = [np.arange(6), square][comm.rank == 1]
-            wrong = agreed_error(
-                ctx, pb.ArgumentError, ["pivots: expected"], pb.linalg.lu_solve, (square, other), square
-            )
-            yield "pivots of another type on one rank", wrong
-            yield (
-                "mismatch",
-                agreed_error(
-                    ctx, pb.RankMismatchError, ["lower"], pb.linalg.cholesky, square, lower=uplo == "L"
-                ),
-            )
-        frozen = scattered(ctx, layout(rng, (6, 6), comm.size), np.eye(6))
-        frozen.local.flags.writeable = False
-        words = ["out: its local array is read-only"]
-        for _ in range(2):
-            yield (
-                "read-only",
-                agreed_error(
-                    ctx, pb.ArgumentError, words, lambda: pb.linalg.cholesky(square + frozen, out=frozen)
-                ),
-            )
-        solved = pb.linalg.cho_solve((frozen, True), square + 1).allgather()
-        yield "a factor is only read", unlike(solved, np.ones((6, 6)))
-        same = scattered(ctx, layout(rng, (6, 6), comm.size), 4 * np.eye(6))
-        for _ in range(3):
-            yield "repeated", unlike(pb.linalg.cholesky(same).allgather(), 2 * np.eye(6))
 
 
 def names(comm):
@@ -524,47 +378,25 @@ class Slow:
 
 def on_grid(comm):
     """Factorizations and solves where the matrices are, on a grid of several process rows and columns."""
-    start = HostTransport.start
-    with mock.patch.object(
-        HostTransport, "start", lambda self, sends, receives: Slow(start(self, sends, receives), sends)
+    rng, start = np.random.default_rng(66), HostTransport.start
+    grids = pb.Grid(2, comm.size // 2), pb.Grid(comm.size // 2, 2, "col")
+    with (
+        mock.patch.object(
+            HostTransport, "start", lambda self, sends, receives: Slow(start(self, sends, receives), sends)
+        ),
+        pb.Context(comm, engine="host") as ctx,
+        panels_of(ctx, 4),
     ):
-        yield from on_grid_of_slow_messages(comm)
+        for case, (dtype, grid) in itertools.product(
+            CASES, zip(("float64", "complex128"), grids, strict=True)
+        ):
 
+            def layout(_, shape, size, grid=grid, **how):
+                return pb.MatrixDescriptor(shape, (4, 4), grid, dtype=how.get("dtype", "float64"), order="F")
 
-def on_grid_of_slow_messages(comm):
-    rng, n, la = np.random.default_rng(66), 45, pb.linalg
-    grids = [pb.Grid(2, comm.size // 2), pb.Grid(comm.size // 2, 2, "col")]
-    with pb.Context(comm, engine="host") as ctx, panels_of(ctx, 8):
-        for dtype, grid in zip(("float64", "complex128"), grids, strict=True):
-
-            def on(x, grid=grid):
-                return ctx.scatter(x if ctx.rank == 0 else None, block=8, grid=grid, order="F", dtype=x.dtype)
-
-            shapes = (n, n), (n + 9, n), (n, 2), (n, 31)
-            whole, tall, *right = (random(rng, shape, dtype) for shape in shapes)
-            definite = positive(rng, n, dtype)
-            a, s, t = map(on, (whole, definite, tall))
-            lower, (factors, pivots), (q, r) = la.cholesky(s), la.lu_factor(a), la.qr(t)
-            pairs = {
-                "cholesky": (lower, np.linalg.cholesky(definite)),
-                "lu": (factors, scipy.linalg.lu_factor(whole)[0]),
-                "qr": (q @ r, tall),
-                "inv": (la.inv(a), np.linalg.inv(whole)),
-                "inv of a positive one": (la.inv(s, "pos"), np.linalg.inv(definite)),
-            }
-            for b in right:
-                for trans, op in enumerate((whole, whole.T, whole.conj().T)):
-                    found = la.lu_solve((factors, pivots), on(b), trans)
-                    pairs[f"lu_solve {b.shape[1]} {trans}"] = found, np.linalg.solve(op, b)
-                found = la.cho_solve((lower, True), on(b))
-                pairs[f"cho_solve {b.shape[1]}"] = found, np.linalg.solve(definite, b)
-                over = np.vstack([b, b[:9]])
-                found = la.lstsq(t, on(over))
-                pairs[f"lstsq {b.shape[1]}"] = found, np.linalg.lstsq(tall, over, None)[0]
-            for name, (found, expected) in pairs.items():
-                yield f"{dtype} {name}", None if np.allclose(found.allgather(), expected) else "wrong"
-            condition, exact = la.cond_estimate(a), np.linalg.cond(whole, 1)
-            yield f"{dtype} condition", None if exact / 3 < condition < 1.001 * exact else f"{condition}"
+            with mock.patch.object(factor_cases, "layout", layout):
+                for _ in range(3):
+                    yield case(ctx, rng, dtype)
 
 
 def test_grids_between_nodes(monkeypatch):

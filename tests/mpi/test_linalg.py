@@ -10,6 +10,7 @@ import scipy.linalg
 import pblasmp as pb
 from pblasmp import linalg as la
 from tests.helpers.cases import agreed_error
+from tests.helpers.factor_cases import planned
 from tests.helpers.mpi import run_mpi
 
 N = 12
@@ -162,37 +163,91 @@ def determinants(comm):
 def refusals(comm):
     """What is wrong, on one rank or on all, every rank hears; a rank's argument of another value, too."""
     with pb.Context(comm, engine="host") as ctx:
-        a, wide = ctx.eye(4), ctx.zeros((4, 5))
-        nothing = pb.UnsupportedError
-        for kind, words, call in (
+        a, b, wide, zeros = ctx.eye(4), ctx.zeros((4, 1)), ctx.zeros((4, 5)), ctx.zeros((4, 4))
+        single, half = (ctx.zeros((4, 4), dtype=dtype) for dtype in ("float32", "float16"))
+        frozen, rank = ctx.eye((4, 4), block=4, grid=(1, 1)), ctx.rank
+        frozen.local.flags.writeable = False
+        nothing, argument, kind, layout = (
+            pb.UnsupportedError,
+            pb.ArgumentError,
+            pb.ArgumentTypeError,
+            pb.LayoutError,
+        )
+        kinds = "assume_a: expected one of 'gen', 'pos', 'sym', 'her', 'lower triangular'"
+        differ = pb.RankMismatchError
+        for expected, words, call in (
             (nothing, ["norm: ord=2 needs singular values"], lambda: la.norm(a, 2)),
             (nothing, ["norm: ord='nuc' needs singular values"], lambda: la.norm(a, "nuc")),
             (nothing, ["cond: p=None needs singular values"], lambda: la.cond(a, None)),
             (nothing, ["solve: there is no plan with assume_a='sym'"], lambda: pb.plan(la.solve, a, a, "sym")),
-            (pb.ArgumentError, ["ord: expected 'fro', 1, 'inf' or 'max', got 3"], lambda: la.norm(a, 3)),
-            (pb.ArgumentError, ["p: expected 'fro', 1 or 'inf', got 'max'"], lambda: la.cond(a, "max")),
-            (pb.LayoutError, ["cond: a: expected a square matrix, got 4 x 5"], lambda: la.cond(wide)),
-            (pb.LayoutError, ["expected a square matrix"], lambda: la.det(wide)),
-            (pb.LayoutError, ["expected a square matrix"], lambda: la.solve(wide, a, "sym")),
-            (pb.ArgumentError, ["assume_a: expected one of", "got 'tri'"], lambda: la.solve(a, a, "tri")),
-            (pb.ArgumentError, ["assume_a: expected one of", "got 'tri'"], lambda: la.inv(a, "tri")),
-            (pb.ArgumentError, ["lower: expected True or False, got 'L'"], lambda: la.inv(a, "pos", lower="L")),
-            (pb.ArgumentError, ["lower: expected True or False, got 2"], lambda: la.eigh(a, lower=2)),
-            (pb.ArgumentError, ["unit_diagonal: expected True or False, got 'U'"],
+            (argument, ["ord: expected 'fro', 1, 'inf' or 'max', got 3"], lambda: la.norm(a, 3)),
+            (argument, ["p: expected 'fro', 1 or 'inf', got 'max'"], lambda: la.cond(a, "max")),
+            (argument, [kinds, "got 'tri'"], lambda: la.solve(a, a, "tri")),
+            (argument, [kinds], lambda: la.solve(a, a, np.eye(2))),
+            (argument, ["assume_a: expected one of", "got 'tri'"], lambda: la.inv(a, "tri")),
+            (argument, ["lower: expected True or False, got 'L'"], lambda: la.inv(a, "pos", lower="L")),
+            (argument, ["lower: expected True or False, got 2"], lambda: la.eigh(a, lower=2)),
+            (argument, ["lower: expected True or False, got 'L'"], lambda: la.cho_solve((a, "L"), a)),
+            (argument, ["lower: expected True or False, got 'X'"], lambda: la.cholesky(a, lower="X")),
+            (argument, ["lower: expected True or False, got ['L']"], lambda: la.cholesky(a, lower=["L"])),
+            (argument, ["a: expected a square matrix", "lower"], lambda: la.inv(wide, lower="lower")),
+            (argument, ["unit_diagonal: expected True or False, got 'U'"],
              lambda: la.solve_triangular(a, a, 0, True, "U")),
-            (pb.ArgumentError, ["trans: expected 0, 1, 2, 'N', 'T' or 'C', got 3"],
+            (argument, ["trans: expected 0, 1, 2, 'N', 'T' or 'C', got 3"],
              lambda: la.lu_solve(la.lu_factor(a), a, 3)),
-            (pb.ArgumentError, ["c_and_lower: expected a pair"], lambda: la.cho_solve(a, a)),
-            (pb.ArgumentError, ["lower: expected True or False, got 'L'"], lambda: la.cho_solve((a, "L"), a)),
-            (pb.ArgumentError, ["lu_and_piv: expected a pair"], lambda: la.lu_solve(a, a)),
-            (pb.ArgumentTypeError, ["lu: expected a DistributedMatrix, got int"], lambda: la.lu_solve((1, [0]), a)),
-            (pb.ArgumentTypeError, ["a: expected a DistributedMatrix, got int"], lambda: la.svd(1)),
-            (pb.RankMismatchError, ["norm", "ord"], lambda: la.norm(a, (1, np.inf)[ctx.rank])),
-            (pb.RankMismatchError, ["lower"], lambda: la.solve(a, a, "pos", lower=bool(ctx.rank))),
-            (pb.RankMismatchError, ["assume_a"], lambda: la.solve(a, a, ("pos", "gen")[ctx.rank])),
+            (argument, ["trans: expected 0, 1, 2"], lambda: la.lstsq(a, a, trans=np.array(["N", "T"]))),
+            (argument, ["transposed: expected 0, 1, 2, 'N', 'T' or 'C', got 'H'"],
+             lambda: la.solve(a, a, transposed="H")),
+            (argument, ["op: expected one of"], lambda: la.qr(a).apply(a, "T")),
+            (argument, ["c_and_lower: expected a pair"], lambda: la.cho_solve(a, a)),
+            (argument, ["lu_and_piv: expected a pair"], lambda: la.lu_solve(a, a)),
+            *((argument, ["pivots: expected 4 integers"], lambda wrong=wrong: la.lu_solve((a, wrong), a))
+              for wrong in ([0, 6, 1], "no", [[1], [2, 3]])),
+            (argument, ["out: its local array is read-only"], lambda: la.cholesky(a, out=frozen)),
+            (kind, ["lu: expected a DistributedMatrix, got int"], lambda: la.lu_solve((1, [0]), a)),
+            (kind, ["c: expected a DistributedMatrix"], lambda: la.cho_solve((None, True), a)),
+            (kind, ["a: expected a DistributedMatrix, got int"], lambda: la.svd(1)),
+            (kind, ["a: expected a DistributedMatrix, got int"], lambda: la.cholesky(1)),
+            (kind, ["b: expected a DistributedMatrix"], lambda: la.solve(a, 1, "pos", lower=True)),
+            (kind, ["algo: expected a string"], lambda: la.solve(a, a, "pos", lower=True, algo=np.eye(2))),
+            (kind, ["algo: expected a string"], lambda: la.cholesky(a, algo=np.eye(2))),
+            (layout, ["cond: a: expected a square matrix, got 4 x 5"], lambda: la.cond(wide)),
+            (layout, ["a: expected a square matrix, got 4 x 5"], lambda: la.cholesky(wide)),
+            (layout, ["expected a square matrix"], lambda: la.det(wide)),
+            (layout, ["a: expected a square matrix"], lambda: la.slogdet(wide)),
+            (layout, ["expected a square matrix"], lambda: la.solve(wide, a, "sym")),
+            (layout, ["a: expected one of float64", "float16"], lambda: la.cholesky(half)),
+            (layout, ["b: expected float64"], lambda: la.solve(a, single, "pos", lower=True)),
+            (layout, ["b: 5 rows"], lambda: la.solve(a, wide.T, "pos", lower=True)),
+            (layout, ["out: expected 4 x 4 of float64"], lambda: la.cholesky(a, out=single)),
+            (layout, ["b: expected 4 rows", "out: expected 5 x 4"], lambda: la.lstsq(wide, wide.T, out=a)),
+            (pb.FactorizationError, ["index 0"], lambda: la.lstsq(zeros, zeros)),
+            (differ, ["norm", "ord"], lambda: la.norm(a, (1, np.inf)[rank])),
+            (differ, ["lower"], lambda: la.solve(a, a, "pos", lower=bool(rank))),
+            (differ, ["lower"], lambda: la.cholesky(a, lower=bool(rank))),
+            (differ, ["assume_a"], lambda: la.solve(a, a, ("pos", "gen")[rank])),
+            (differ, ["pivots"], lambda: la.lu_solve((a, np.full(4, rank)), a)),
+            (argument, ["pivots: expected"], lambda: la.lu_solve((a, [np.arange(4), a][rank]), a)),
         ):  # fmt: skip
-            yield f"{words}", agreed_error(ctx, kind, words, call)
-        yield "the context goes on", far(la.solve(a, a), np.eye(4))
+            found = []
+            yield f"{words}", agreed_error(ctx, expected, words, told_kind, call, found)
+            yield f"{words}: LayoutError is for layouts", None if found == [expected] else f"{found}"
+        yield "a factor is only read", far(la.cho_solve((frozen, True), a), np.eye(4))
+        yield "the context goes on", far(la.solve(a, b + 1), np.ones((4, 1)))
+
+
+def told_kind(call, found):
+    """Call, and add the type of the exception to those found."""
+    try:
+        call()
+    except Exception as error:
+        found.append(type(error))
+        raise
+
+
+def planned_refusals(comm):
+    with planned():
+        yield from refusals(comm)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
@@ -206,3 +261,4 @@ def test_determinants():
 
 def test_refusals():
     run_mpi(refusals, 2)
+    run_mpi(planned_refusals, 2)
