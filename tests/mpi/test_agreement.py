@@ -377,6 +377,7 @@ def a_matrix_of_another_context(comm):
             text = "the ranks use their contexts in different orders"
             found = None if text in str(error) else str(error)
         yield f"one of another context, {ctx is mine}", found
+        comm.Barrier()  # else the first to be told is in the other context before that one has ended
     with pb.Context(comm, engine="host") as again:
         yield "another context", first(misplaced(again.full((2, 2), 1.0, block=1), np.ones((2, 2))))
     for ctx in (mine, other):

@@ -95,7 +95,10 @@ def test_different_exceptions_on_all_ranks_show_one(tmp_path):
             "bad_input",
             "pblasmp.errors.ArgumentError: array: shape is (3, 3), expected the descriptor's (8, 8) (on rank 0)",
         ),
-        ("one_leaves_early", "pblasmp.errors.RankMismatchError: the ranks made different calls:"),
+        (
+            "one_leaves_early",
+            "pblasmp.errors.RankMismatchError: the ranks made different calls: matmul, closing the context",
+        ),
         ("interrupted", "KeyboardInterrupt"),
     ],
 )  # fmt: skip

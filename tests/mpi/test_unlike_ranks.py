@@ -14,7 +14,6 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp import _core, verification
-from pblasmp.engines.dense import condition
 from pblasmp.engines.request import Options
 from pblasmp.linalg import general
 from pblasmp.tuning import measurements
@@ -48,7 +47,7 @@ def rounding_otherwise(here):
     """Within, NumPy and Python's library round otherwise ``here``."""
     with contextlib.ExitStack() as patched:
         if here:
-            for module in (condition, general, verification):
+            for module in (general, verification):
                 patched.enter_context(mock.patch.object(module, "np", Nudged(np, "abs", "log")))
             math_there = Nudged(math, "log", "exp", "hypot")
             patched.enter_context(mock.patch.object(measurements, "math", math_there))

@@ -166,7 +166,7 @@ SENTENCES = {
     "a sticky CUDA error": ["tests/chaos/test_gpus.py::test_every_kind_of_fault_is_tried"],
     "nothing but the error is printed": ["tests/chaos/test_gpus.py::test_a_bad_end_is_found"],
     "Random sequences of calls": [
-        "tests/chaos/test_sequences.py::test_sequences_on_cpu_ranks",
+        "tests/chaos/test_sequences.py::test_sequences",
         "tests/chaos/test_sequences.py::test_a_fault_between_calls_is_found",
         "tests/chaos/test_sequences.py::test_what_grows_is_found",
     ],

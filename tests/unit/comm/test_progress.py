@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -30,12 +31,17 @@ class Waits:
 def test_a_wait_ends_when_another_thread_raises_the_flag(how):
     comm, flags = Waits(10_000_000, how), np.zeros(3, np.int64)
     progress = Progress(comm, flags)
-    other = threading.Timer(0.2, progress.done, (1,))
+
+    def finish():
+        while not comm.slept:
+            time.sleep(0.001)
+        progress.done(1)
+
+    other = threading.Thread(target=finish)
     other.start()
     progress.wait(1)
     other.join()
     assert flags.view(np.int32)[::2].tolist() == [0, 1, 0]
-    assert comm.slept > 0
 
 
 def test_what_is_ready_is_not_waited_for():

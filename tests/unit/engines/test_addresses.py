@@ -7,7 +7,7 @@ import gc
 
 import numpy as np
 
-from pblasmp.engines.direct import addresses
+from pblasmp.engines.direct import asked as addresses
 
 
 def test_addresses_are_those_of_the_array_interface():
