@@ -148,7 +148,7 @@ def _plan(
     try:
         name, bound = _bound(call, function, args, kwargs)
     except ArgumentError as error:  # other ranks may have found no fault
-        refuse(call, error, *args, *kwargs.values())
+        refuse(call, error, *args, *kwargs.values(), waits_in="")  # others wait in the function's name
     bound.apply_defaults()
     given = bound.arguments
     if call == "tune" and "algo" in given:

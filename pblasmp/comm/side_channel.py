@@ -534,6 +534,10 @@ class SideChannel:
         self.look()
         return {rank: call for rank, (number, call) in self._met.items() if number > self._agreements}
 
+    def is_awaited(self, call: str) -> bool:
+        """Return whether one of them waits in this call."""
+        return any(each.startswith(f"{call} (") for each in self.waiting().values())
+
     def meant(self, first: SideChannel) -> SideChannel | None:
         """Return which channel it is if all ranks ask, ``first`` or this one; None if they do not all ask here."""
         if [number for number, _ in self._asked.values()].count(self._agreements + 1) < self.size:
@@ -643,15 +647,17 @@ def _is_count(value: Any) -> bool:
 
 
 def where_others_wait(
-    channels: Sequence[SideChannel], first: SideChannel, limit: float = math.inf
+    channels: Sequence[SideChannel], first: SideChannel, call: str = "", limit: float = math.inf
 ) -> SideChannel | None:
     """Return the channel, of several, in whose next agreement other ranks wait, for a rank that cannot tell.
 
-    If all ranks of ``channels[0]`` ask, it is that one, or ``first`` if all of its ranks have this as ``first``.
+    If all ranks of ``channels[0]`` ask, it is that one, or ``first`` if all of its ranks have this as ``first``. In
+    another call than this rank's others may wait because they are ahead: for a second such a channel does not count.
     Collective over the channels' ranks, each of which waits in one of them or asks; with a limit local.
 
     Args:
         channels, first: see above.
+        call: this rank's call; empty: any call counts.
         limit: seconds after which it is None.
     """
     began = time.monotonic()
@@ -659,7 +665,8 @@ def where_others_wait(
         each.ask(first)
     found = None
     while found is None and time.monotonic() <= began + limit:
-        awaited = filter(SideChannel.waiting, channels)
+        late = not call or time.monotonic() > began + _STALL_SECONDS
+        awaited = (each for each in channels if each.is_awaited(call) or (late and each.waiting()))
         found = next(awaited, None) or channels[0].meant(first)
         found = found or next((each for each in channels if each.cause), None)
         nap(began)

@@ -57,7 +57,7 @@ class Faults:
     """
 
     def __init__(self, call: str, names: Sequence[str], *, of_pblas: bool = True) -> None:
-        self._call, self._names, self._of_pblas = call, list(names), of_pblas
+        self.call, self._names, self._of_pblas = call, list(names), of_pblas
         self._found: list[tuple[int, str]] = []
 
     def __bool__(self) -> bool:
@@ -86,7 +86,7 @@ class Faults:
         info = -number if number % 100 else -(number // 100)
         texts = [text for _, text in self._found]
         head = texts[0] if len(texts) == 1 else "\n  - ".join([f"{len(texts)} faults", *texts])
-        return ParameterError.number(info, f"{self._call}: {head}\n  INFO = {info}")
+        return ParameterError.number(info, f"{self.call}: {head}\n  INFO = {info}")
 
     def check(self) -> None:
         """Raise the error if there are any faults."""

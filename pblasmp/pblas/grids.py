@@ -221,7 +221,7 @@ def of_number(number: Any) -> ProcessGrid | None:
         return None
 
 
-def meant(numbers: Iterable[Any], limit: float = math.inf) -> ProcessGrid | None:
+def meant(call: str, numbers: Iterable[Any], limit: float = math.inf) -> ProcessGrid | None:
     """Return the grid of a call's contexts, or whose processes can agree that they are wrong; None if that is unknown.
 
     If they are of several grids or of none, it is that in which the other processes make the call. There is none with
@@ -237,7 +237,7 @@ def meant(numbers: Iterable[Any], limit: float = math.inf) -> ProcessGrid | None
         return None
     grids = [*given, *(grid for grid in _known.values() if grid is not None)]
     contexts = [grid.context for grid in grids]
-    found = Context.where_others_call(contexts[0] if given else None, contexts, limit)
+    found = Context.where_others_call(call, contexts[0] if given else None, contexts, limit)
     return next((grid for grid in grids if grid.context is found), None)
 
 
@@ -479,7 +479,7 @@ def blacs_barrier(ictxt: int, scope: str) -> None:
         faults.add("ictxt", f"{short_repr(ictxt)} is not a context of this process")
     letter = faults.letter("scope", scope, "ARC")
     if faults:
-        found = found or meant([ictxt], PATIENCE)
+        found = found or meant("blacs_barrier", [ictxt], PATIENCE)
         if found is not None and found.context.is_awaited("blacs_barrier", PATIENCE):
             with found.context.agreement("blacs_barrier"):
                 faults.check()

@@ -107,7 +107,7 @@ def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any], *
     everybody = of_number(given["ictxt"])
     if everybody is None:
         faults.add("ictxt", f"{short_repr(given['ictxt'])} is not a context of this process")
-        everybody = meant([given["ictxt"]])
+        everybody = meant(full, [given["ictxt"]])
         if everybody is None:
             raise faults.error()
     ctx = everybody.context

@@ -221,7 +221,7 @@ def one_grid_of(
     """
     descs = {x: given[f"desc{x}"] for x in names}
     contexts = [_context_of(desc) for desc in descs.values()]
-    found = meant(contexts, limit)
+    found = meant(faults.call, contexts, limit)
     if found is None:
         for x, desc in descs.items():
             values = entries(faults, f"desc{x}", desc)

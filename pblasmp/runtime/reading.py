@@ -159,7 +159,7 @@ def context_of(call: str, *matrices: object) -> Runtime[Any]:
     different = {id(ctx): ctx for ctx in contexts if not ctx.is_closed}
     if len(different) == 1:
         return different.popitem()[1]
-    found: Runtime[Any] | None = Runtime.where_others_call(next(iter(different.values()), None))
+    found: Runtime[Any] | None = Runtime.where_others_call(call, next(iter(different.values()), None))
     if found is not None:
         return found
     for ctx in contexts:
@@ -169,13 +169,19 @@ def context_of(call: str, *matrices: object) -> Runtime[Any]:
     )
 
 
-def refuse(call: str, error: Exception, *values: object) -> NoReturn:
+def refuse(call: str, error: Exception, *values: object, waits_in: str | None = None) -> NoReturn:
     """Raise what is wrong with a call on all ranks of its context, which ``context_of`` finds. Collective over it.
 
     Without an open context, raise it here. Local.
+
+    Args:
+        call: its name.
+        error: what is wrong.
+        values: its arguments.
+        waits_in: the call in which other ranks wait, if not this one; empty if it is unknown.
     """
     try:
-        ctx = context_of(call, *values)
+        ctx = context_of(call if waits_in is None else waits_in, *values)
     except PblasmpError:
         raise error from None
     with ctx.agreement(call):

@@ -57,6 +57,7 @@ Matrix = TypeVar("Matrix")
 
 _MANY = 1000
 _CACHES_OF_MACHINE = 1 << 29  # bytes of one kind of cache, of all ranks of a machine
+_GRACE_SECONDS = 1.0
 _LITTLE = 1 << 20  # bytes of the kept plans of a context that rests
 _by_name: WeakValueDictionary[str, Any] = WeakValueDictionary()
 _groups: dict[tuple[tuple[tuple[str, str], int], ...], int] = {}
@@ -159,32 +160,37 @@ class Runtime(Generic[Matrix]):
     @classmethod
     def where_others_call(
         cls,
+        call: str,
         first: Runtime[Any] | None = None,
         among: Container[Runtime[Any]] | None = None,
         limit: float = math.inf,
     ) -> Self | None:
         """Return the open context in which a call is made that this rank cannot tell by its arguments.
 
-        With several it is the one in which other ranks wait; if all ask, that which comes ``first`` in the arguments,
-        else the largest, of these the first. Collective over the context. None if no context is open, or none of those
-        that it is ``among``; or if after ``limit`` seconds nobody waits: then it is local.
+        With several it is the one in which other ranks wait in this call; if all ask, that which comes ``first`` in the
+        arguments, else the largest, of these the first. With one of this rank alone it is that one if nobody waits
+        within a second. Collective over the context. None if no context is open, or none of those that it is ``among``;
+        or if after ``limit`` seconds nobody waits: then it is local.
         """
         known = [ctx for ctx in cls.all_open() if among is None or ctx in among]
         contexts = sorted(known, key=lambda ctx: ctx.size)[::-1]
         several = [ctx for ctx in contexts if ctx.size > 1 and not ctx.control.channel.cause]
-        if len(several) < 2:
+        alone = next((ctx for ctx in contexts if ctx.size == 1), None)
+        if not several or (len(several) == 1 and alone is None):
             return next(iter(several or contexts), None)
         channels = [ctx.control.channel for ctx in several]
-        met = where_others_wait(channels, channels[0] if first is None else first.control.channel, limit)
-        return next((ctx for ctx in several if ctx.control.channel is met), None)
+        of_first = channels[0] if first is None or first.size == 1 else first.control.channel
+        met = where_others_wait(
+            channels, of_first, call, limit if alone is None else min(limit, _GRACE_SECONDS)
+        )
+        return next((ctx for ctx in several if ctx.control.channel is met), alone)
 
     def is_awaited(self, call: str, limit: float) -> bool:
         """Return whether within ``limit`` seconds other ranks wait in a call for this one, or ask, too. Local."""
         channel = self.control.channel
-        if self.size == 1 or where_others_wait([channel], channel, limit) is None:
+        if self.size == 1 or where_others_wait([channel], channel, limit=limit) is None:
             return False
-        calls = channel.waiting().values()
-        return not calls or any(each.startswith(f"{call} (") for each in calls)
+        return channel.is_awaited(call) or not channel.waiting()
 
     @property
     def is_closed(self) -> bool:

@@ -360,6 +360,41 @@ def bad_operands_beside_other_contexts(comm):
     yield from a_matrix_of_another_context(comm)
 
 
+def ahead_in_another_context(comm):
+    """A rank without a matrix raises its error where others make this call, not where others are ahead of it."""
+    outer, alone = pb.Context(comm, engine="host"), comm.Split(comm.rank)
+    part = comm.Split(comm.rank < 2)
+    with pb.Context(part, engine="host") as inner:
+        if comm.rank < 2:
+            a = inner.eye((4, 4), block=2)
+            words = ["expected a DistributedMatrix, got NoneType", "(on rank 0)"]
+            time.sleep(0.2)  # the third rank waits for these in another call
+            if comm.rank == 1:
+                time.sleep(0.2)
+            call = functools.partial(pb.linalg.cholesky, None if comm.rank == 0 else a)
+            yield "where others call", agreed_error(inner, pb.ArgumentError, words, call)
+            yield "used", first(misplaced(a @ a, np.eye(4)))
+        else:
+            yield "where others call", None
+            yield "used", None
+        yield "outer", first(misplaced(outer.eye((3, 3), block=1), np.eye(3)))
+        with pb.Context(alone, engine="host") as own:
+            error = ""
+            if comm.rank == 0:  # nobody else calls
+                try:
+                    pb.linalg.cholesky(None)
+                except pb.ArgumentError as found:
+                    error = str(found)
+            comm.barrier()
+            good = comm.rank or ("got NoneType" in error and "rank" not in error)
+            yield "alone", None if good else error
+            yield "usable", first(misplaced(own.eye((3, 3), block=1), np.eye(3)))
+        yield "outer again", first(misplaced(outer.eye((3, 3), block=1), np.eye(3)))
+    outer.close()
+    for each in (alone, part):
+        each.Free()
+
+
 def a_matrix_of_another_context(comm):
     """One matrix of another open context is a legal call there: all ranks get an error, and both contexts end."""
     mine, other = (pb.Context(comm, engine="host") for _ in range(2))
@@ -622,6 +657,10 @@ def test_bad_operand_on_one_rank(nranks):
 @pytest.mark.parametrize("nranks", [2, *only_long(3)])
 def test_bad_operand_beside_other_contexts(nranks):
     _run(bad_operands_beside_other_contexts, nranks)
+
+
+def test_ranks_that_are_ahead_in_another_context():
+    run_mpi(ahead_in_another_context, 3)
 
 
 @pytest.mark.parametrize("nranks", [2, *only_long(4)])
