@@ -421,7 +421,13 @@ def write_all(directory: Path) -> None:
         figures.predictions, figures.support,
     ):  # fmt: skip
         (directory / f"{table.__name__}.md").write_text(table(), encoding="utf-8")
-    (directory / "readers.md").write_text(figures.readers().replace("](docs/", "]("), encoding="utf-8")
+    readers = figures.readers().replace("](docs/", "](")
+    for script, heading in (
+        ("scalapack_solve", "pdgesv-and-pdposv"),
+        ("tensor_parallel_mlp", "a-tensor-parallel-mlp"),
+    ):
+        readers = readers.replace(f"](examples/{script}.py)", f"](examples.md#{heading})")
+    (directory / "readers.md").write_text(readers, encoding="utf-8")
     for path in (ROOT / "examples").glob("*.py"):
         Example.read(path).write(directory)
     figures.charts(directory)
