@@ -35,8 +35,6 @@ def complain(message: str) -> None:
     """Write an error, one fault per line and the rest in one line, from the process that prints for all. Local."""
     if leading():
         head, *faults = plain(message).split("\n  - ")
-        if len(faults) == 1:
-            head, faults = f"{head} - {faults[0]}", []
         click.echo(f"pblasmp: {' '.join(head.split())}", err=True)
         for fault in faults:
             click.echo(f"  - {' '.join(fault.split())}", err=True)

@@ -265,8 +265,8 @@ def _faults_of(find: Callable[[], list[str]]) -> list[str]:
     try:
         return find()
     except ArgumentError as error:
-        head, *faults = str(error).split("\n  - ")
-        return faults or [head]
+        first, *others = str(error).split("\n  - ")
+        return [re.sub(r"^this [\w-]+( has \d+ faults)?: ", "", first), *others]
 
 
 def path_of(file: str | PathLike[str], kind: str) -> Path:

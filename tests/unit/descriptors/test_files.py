@@ -261,3 +261,17 @@ def test_readme_explains_every_key():
     schema = json.loads((files.root() / "problem.schema.json").read_text())
     keys = {*schema["properties"], *schema["$defs"]["OperandTable"]["properties"]} - {"raises", *"abdc"}
     assert {key for key in keys if f"`{key}`" not in readme} == set()
+
+
+def test_every_value_of_a_routine_that_cannot_be_is_named(write):
+    text = textwrap.dedent("""
+        title = "x"
+        routine = "trsm"
+        grid = "2x2"
+        block = 2
+        a = { shape = [4, 4], source = [5, 5] }
+        b = { shape = [4, 4] }
+        d = { shape = [4, 4], source = [9, 9] }
+    """)
+    assert [fault[:9] for fault in files.check(write(text))] == ["a.source:", "d.source:"]
+    assert [fault[:9] for fault in files.check(write(text.replace("[9, 9]", "[0, 0]")))] == ["a.source:"]
