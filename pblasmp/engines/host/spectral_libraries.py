@@ -131,14 +131,11 @@ class ElpaProduct(SpectralProduct):
     def _eigenvalues(self, a: Array, z: Array | None) -> tuple[int, Array, int]:
         work, library = self._a, self._library
         first, last = self._problem.subset or (0, work.shape[0] - 1)
-        # It reads both triangles.
-        above = np.zeros_like(a)
-        move(self._engine, work.T, work, (a.T, above), Trapezoid("U", 1))
+        move(self._engine, work.T, work, (a.T, a), Trapezoid("U", 1))  # it reads both triangles
         if a.dtype.kind == "c":
-            np.conjugate(above, out=above)
             rows, cols = work.global_indices(self._engine.transport.rank)
             a.imag[rows[:, None] == cols] = 0
-        a += above
+            np.conjugate(a, out=a, where=rows[:, None] < cols)
         if not library.single:  # as Debian's is built
             a = a.astype(np.promote_types(a.dtype, np.float64), order="F")
         vectors = (
