@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -216,25 +217,25 @@ def _numbered(ranks: Context, grid: Grid, parent: Context | None, key: Any = Non
 def of_number(number: Any) -> ProcessGrid | None:
     """Return the grid that a context's number refers to, None if there is none. Local."""
     try:
-        return _known.get(int(number))
-    except (TypeError, ValueError):
+        return _known.get(operator.index(number))
+    except TypeError:
         return None
 
 
 def meant(call: str, numbers: Iterable[Any], limit: float = math.inf) -> ProcessGrid | None:
     """Return the grid of a call's contexts, or whose processes can agree that they are wrong; None if that is unknown.
 
-    If they are of several grids or of none, it is that in which the other processes make the call. There is none with
-    -1, the context of processes outside a grid, nor with that of a grid that is closed: then the processes of an open
-    one need not make the call. Local if they are of one grid, else collective over that grid, of which other processes
-    must wait within ``limit`` seconds.
+    If they are of several grids or of none, it is that in which the other processes make the call. With -1, the context
+    of processes outside a grid, or that of a grid that is closed, these need not make it: it is unknown if none of them
+    waits within a second. Local if they are of one grid, else collective over that grid, of which other processes must
+    wait within ``limit`` seconds.
     """
     numbers = list(numbers)
     given = [grid for grid in map(of_number, numbers) if grid is not None]
     if len({id(grid.context) for grid in given}) == 1:
         return given[0]
     if not given and any(isinstance(x, (int, np.integer)) and (x == -1 or x in _known) for x in numbers):
-        return None
+        limit = min(limit, PATIENCE)
     grids = [*given, *(grid for grid in _known.values() if grid is not None)]
     contexts = [grid.context for grid in grids]
     found = Context.where_others_call(call, contexts[0] if given else None, contexts, limit)

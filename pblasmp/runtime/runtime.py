@@ -169,14 +169,14 @@ class Runtime(Generic[Matrix]):
 
         With several it is the one in which other ranks wait in this call; if all ask, that which comes ``first`` in the
         arguments, else the largest, of these the first. With one of this rank alone it is that one if nobody waits
-        within a second. Collective over the context. None if no context is open, or none of those that it is ``among``;
-        or if after ``limit`` seconds nobody waits: then it is local.
+        within a second. Collective over the context; local with a ``limit``: None if after so many seconds nobody
+        waits. None if no context is open, or none of those that it is ``among``.
         """
         known = [ctx for ctx in cls.all_open() if among is None or ctx in among]
         contexts = sorted(known, key=lambda ctx: ctx.size)[::-1]
         several = [ctx for ctx in contexts if ctx.size > 1 and not ctx.control.channel.cause]
         alone = next((ctx for ctx in contexts if ctx.size == 1), None)
-        if not several or (len(several) == 1 and alone is None):
+        if not several or (len(several) == 1 and alone is None and limit == math.inf):
             return next(iter(several or contexts), None)
         channels = [ctx.control.channel for ctx in several]
         of_first = channels[0] if first is None or first.size == 1 else first.control.channel

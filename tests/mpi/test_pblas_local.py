@@ -297,16 +297,17 @@ def illegal_here(comm):
     with pb.Context(comm, engine="host") as first, pb.Context(comm, engine="host") as ctx:
         grids = [pblas.gridinit(each, "Row", 1, 2) for each in (first, ctx)]
         desc = pblas.descinit(12, 12, 2, 2, 0, 0, grids[1], 12)
-        unknown = desc.copy()
-        unknown[1] = 77
+        unknown, outside = desc.copy(), desc.copy()
+        unknown[1], outside[1] = 77, -1
         for call, args in (
             (pblas.pdelset, (array, 1, 1, unknown, 1.0)),
             (pblas.pdlaset, ("A", 2, 2, 0.0, 0.0, array, 1, 1, unknown)),
             (pblas.pdlascl, ("G", 1.0, 2.0, 2, 2, array, 1, 1, unknown, None)),
             (pblas.pdelget, (" ", " ", None, array, 1, 1, unknown)),
+            (pblas.pdlange, ("F", 2, 2, array, 1, 1, outside, None)),
         ):
             if bad:
-                with pytest.raises(pblas.ParameterError, match="77 is not a context"):
+                with pytest.raises(pblas.ParameterError, match=r"(77|-1) is not a context"):
                     call(*args)
             comm.barrier()
         wrong = pblas.ParameterError, ["(on rank 1)"]
@@ -315,6 +316,10 @@ def illegal_here(comm):
         for name, (kind, words), call, args in (
             ("scope", wrong, pblas.pdelget, ("q" if bad else "A", " ", None, array, 1, 1, desc)),
             ("copy", wrong, pblas.pdlacpy, ("A", 3, 3, array, 13 * bad + 1, 1, desc, y, 1, 3, desc)),
+            ("a process outside", wrong, pblas.pdlange, ("F", 2, 2, array, 1, 1, outside if bad else desc, None)),
+            ("a move", wrong, pblas.pdgemr2d, (2, 2, array, 1, 1, desc, y, 1, 1, desc, -1 if bad else grids[1])),
+            ("no number", wrong, pblas.pdgemr2d,
+             (2, 2, array, 1, 1, desc, y, 1, 1, desc, grids[1] + 0.5 if bad else grids[1])),
             ("barrier", wrong, pblas.blacs_barrier, (grids[1], "q" if bad else "A")),
             ("another element", unlike, pblas.pdelget, ("R", " ", None, array, 1, 4 if bad else 1, desc)),
             ("another call", apart, *((ctx.eye, ((2, 2),)) if bad else (pblas.blacs_barrier, (grids[1], "A")))),
