@@ -16,7 +16,7 @@ from .. import __version__
 from ..dtypes import DTYPES
 from ..errors import LayoutError
 from ..launchers import surroundings
-from ..layout import Level3Problem
+from ..layout import MatmulProblem
 from ..layout.schemes import FORMS, Form
 from . import options
 from .options import FILE, DescriptorFile, algo, as_json, common, engine, examples
@@ -299,7 +299,7 @@ def show(ctx: click.Context, file: str, output: Path | None, as_json: bool) -> N
         else:
             show_in_terminal(found, console(color=bool(ctx.color)))
     if faults and not isinstance(found, ParallelFile):
-        what = found.problem.routine if isinstance(found.problem, Level3Problem) else "product"
+        what = "product" if isinstance(found.problem, MatmulProblem) else found.problem.routine
         raise LayoutError(f"{plain(found.path)}: this {what} is not legal")
 
 

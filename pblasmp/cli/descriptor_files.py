@@ -17,8 +17,9 @@ from ..errors import LayoutError, counted, faults_text
 from ..layout import MatrixDescriptor, ParallelProblem
 from ..problems.files import (
     MOST_BYTES,
+    AnyFile,
+    FactorFile,
     ParallelFile,
-    ProblemFile,
     RoutineFile,
     check,
     file_error,
@@ -45,7 +46,6 @@ STDIN = "-"
 _NAME_OF_STDIN = "<stdin>"
 _MOST_RANKS_TOLD = 4096
 
-AnyFile = ProblemFile | RoutineFile | ParallelFile
 _reading_failed = (ValueError, OverflowError, RecursionError, MemoryError, TypeError)
 """The errors that numbers with thousands of digits and arrays nested thousands deep raise when read or shown."""
 
@@ -165,19 +165,23 @@ def describe_problem(file: AnyFile) -> dict[str, Any]:
     p = file.problem
     what: dict[str, Any]
     scalars: dict[str, Any] = {}
-    if isinstance(file, RoutineFile):
+    if isinstance(file, FactorFile):
+        rows, cols = file.problem.a.shape
+        what = {"factorization": file.problem.routine, **file.problem.options, "text": str(p)}
+        sizes = {"m": rows, "n": cols, "right": file.problem.right}
+    elif isinstance(file, RoutineFile):
         options = {name: getattr(file.problem, name) for name in file.problem.traits.options}
         what = {"routine": file.problem.routine, "formula": file.problem.traits.formula, **options}
+        sizes = {name: getattr(p, name) for name in "mnk"}
     else:
         what = {"scheme": file.problem.scheme, "op_a": file.problem.op_a, "op_b": file.problem.op_b}
         scalars = {"alpha": file.alpha, "beta": file.beta}
+        sizes = {name: getattr(p, name) for name in "mnk"}
     return {
         "title": file.title,
         "description": file.description,
         **what,
-        "m": p.m,
-        "n": p.n,
-        "k": p.k,
+        **sizes,
         **scalars,
         "nranks": file.nranks,
         "operands": {
@@ -233,6 +237,8 @@ def _print_problem(one: dict[str, Any]) -> None:
             f"  {one['routine']}{options} of {one['m']} × {one['n']}, {counted(one['nranks'], 'rank')}"
         )
         click.echo(f"  {one['formula']}")
+    elif "factorization" in one:
+        click.echo(f"  {one['text']}")
     else:
         click.echo(
             f"  {one['op_a']}{one['op_b']} product of {one['m']} × {one['n']} × {one['k']}, scheme {one['scheme']}, "

@@ -16,10 +16,10 @@ import pblasmp as pb
 from ..context import Context
 from ..errors import LayoutError, counted
 from ..launchers import surroundings
-from ..layout import MatrixDescriptor, ParallelProblem
-from ..problems.files import ParallelFile, ProblemFile, RoutineFile
+from ..layout import FactorProblem, MatrixDescriptor, ParallelProblem
+from ..problems.files import AnyFile, FactorFile, ParallelFile, ProblemFile, RoutineFile
 from ..resources import memory_bytes, usable_cores
-from .descriptor_files import AnyFile, legal, read_text
+from .descriptor_files import legal, read_text
 from .ranks import on_ranks
 from .reference import dense, touched
 from .reports import Reporter
@@ -100,8 +100,13 @@ def _work(options: tuple[str, bytes | None, Any, str], reporter: Reporter) -> di
             found = _load(file, text)
             if ctx.size < found.nranks:
                 raise LayoutError(f"{file} needs {counted(found.nranks, 'rank')}, got {ctx.size}")
+        checked: dict[str, Any] = {}
         if isinstance(found, ParallelFile):
             report, wrong, elements = run_parallel(ctx, found, algo, reporter)
+        elif isinstance(found, FactorFile):
+            report, verified = run_factorization(ctx, found, algo, reporter)
+            wrong, elements = int(not verified), 0
+            checked = {"error": verified.error, "bound": verified.bound}
         else:
             run_file_of = run_routine if isinstance(found, RoutineFile) else _run_product
             report, wrong = run_file_of(ctx, found, algo, reporter)  # type: ignore[arg-type]
@@ -116,6 +121,7 @@ def _work(options: tuple[str, bytes | None, Any, str], reporter: Reporter) -> di
             "report": str(report),
             "elements": elements,
             "wrong": ctx.comm.bcast(wrong),
+            **checked,
         }
 
 
@@ -153,6 +159,12 @@ def print_run(result: dict[str, Any]) -> None:
     """Print what was run and how it compares. Local."""
     click.echo(f"{click.style(result['title'], bold=True)}, on {counted(result['ranks'], 'rank')}")
     click.echo(result["report"])
+    if "error" in result:
+        right = "WRONG" if result["wrong"] else "right"
+        click.echo(
+            f"  result     {right}: error {result['error']:.1e}, rounding explains {result['bound']:.1e}"
+        )
+        return
     agree = (
         "all equal to"
         if not result["wrong"]
@@ -206,6 +218,67 @@ def _values(found: RoutineFile) -> tuple[dict[str, Array], Array]:
     expected = wholes["d"].copy()
     np.copyto(expected[found.windows["d"]], result, where=touched(p.routine, "d", flags, result.shape))
     return wholes, expected.astype(found.parents["d"].dtype)
+
+
+def run_factorization(ctx: Context, found: FactorFile, algo: str, reporter: Reporter) -> tuple[Any, Any]:
+    """Run the factorization of a file on a definite matrix, and check what it finds. Collective over the context.
+
+    Returns:
+        The plan's report, and what ``pb.verify`` says.
+    """
+    p = found.problem
+    function, how = _function(p)
+    with ctx.agreement("pblasmp run"):
+        if function is None or p.factored or p.unit or p.conjugate:
+            raise LayoutError(f"{found.path}: {p}: no function computes this from A and B alone")
+    reporter.step("making operands")
+    wholes = {
+        name: ctx.from_function(_definite if name == "a" else integers(1, parent), parent)
+        for name, parent in found.parents.items()
+    }
+    parts = {name: whole[found.windows[name]] for name, whole in wholes.items()}
+    given = [parts[name] for name in ("ab" if p.b is not None else "a")]
+    result = parts.get("c" if p.d is None else "d")
+    if result is not None and p.routine not in ("eigh", "svd"):  # those have results of their own
+        how = {**how, "out": result}
+    reporter.step("computing")
+    with pb.plan(function, *given, algo=algo, **how) as plan:
+        made = plan()
+        report = plan.report()
+    reporter.step("checking")
+    how.pop("out", None)
+    return report, pb.verify(function, *given, found=made, **how)
+
+
+def _function(p: FactorProblem) -> tuple[Any, dict[str, Any]]:
+    """Return the public function that computes a problem, and its options; None if there is none. Local."""
+    la: Any = pb.linalg
+    lower = {"lower": True}
+    kinds: dict[str, dict[str, Any]] = {
+        "cholesky": {"assume_a": "pos", **lower},
+        "lu": {},
+        "triangular": {"assume_a": "lower triangular"},
+    }
+    if p.routine == "eigh" and p.b is None:
+        return la.eigh, {} if p.subset is None else {"subset_by_index": p.subset}
+    if p.routine == "svd":
+        return la.svd, {"full_matrices": p.d is not None and p.d.shape[0] == p.d.shape[1]}
+    if p.op != "N":
+        return None, {}
+    if p.d is None:
+        alone = {"cholesky": (la.cholesky, lower), "lu": (la.lu_factor, {}), "qr": (la.qr, {})}
+        return alone.get(p.routine, (None, {}))
+    if p.routine == "lstsq":
+        return la.lstsq, {}
+    if p.routine not in kinds:
+        return None, {}
+    return (la.inv if p.inverse else la.solve), kinds[p.routine]
+
+
+def _definite(i: Array, j: Array) -> Array:
+    """Return elements of a matrix that is symmetric, and positive definite with the diagonal. Local."""
+    values: Array = np.exp(-abs(i - j) / 2.0) + (i == j)
+    return values
 
 
 def integers(seed: int, descriptor: MatrixDescriptor) -> Callable[[Array, Array], Array]:

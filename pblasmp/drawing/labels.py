@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from ..layout import Level3Problem
+from ..layout import FactorProblem, Level3Problem
 from ..layout.schemes import SCHEMES
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..layout.axis import Axis
     from ..layout.descriptor import MatrixDescriptor
     from ..layout.grid import Grid
-    from ..problems.files import ProblemFile, RoutineFile
+    from ..problems.files import FactorFile, ProblemFile, RoutineFile
 
 __all__ = [
     "PALETTE",
@@ -90,7 +90,7 @@ class MatrixView(NamedTuple):
         return text + (" of {} × {}".format(*self.parent.local_shape(rank)) if self.windowed else "")
 
 
-def views(file: ProblemFile | RoutineFile) -> list[MatrixView]:
+def views(file: ProblemFile | RoutineFile | FactorFile) -> list[MatrixView]:
     """Return the operands; C only if its layout differs from D's."""
     found = []
     for name, parent in file.parents.items():
@@ -102,9 +102,11 @@ def views(file: ProblemFile | RoutineFile) -> list[MatrixView]:
     return found
 
 
-def formula(file: ProblemFile | RoutineFile) -> str:
+def formula(file: ProblemFile | RoutineFile | FactorFile) -> str:
     """Return the problem in a line: D = 2 Aᵀ B - C."""
     p = file.problem
+    if isinstance(p, FactorProblem):
+        return str(p)
     if isinstance(p, Level3Problem):
         return p.traits.formula
     file = cast("ProblemFile", file)
@@ -127,9 +129,11 @@ def _factor(value: complex) -> str:
     return f"({real:g} {'+' if imag > 0 else '-'} {size}i) "
 
 
-def sizes(file: ProblemFile | RoutineFile) -> str:
+def sizes(file: ProblemFile | RoutineFile | FactorFile) -> str:
     """Return the sizes and the scheme or the options of a problem in a line."""
     p = file.problem
+    if isinstance(p, FactorProblem):
+        return ", ".join(f"{name}={value}" for name, value in p.options.items())
     if isinstance(p, Level3Problem):
         options = "".join(f", {name}={getattr(p, name)}" for name in p.traits.options)
         return f"m = {p.m}, n = {p.n}, k = {p.k}; {p.routine}{options}"

@@ -14,7 +14,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from ..layout import Level3Problem
+from ..layout import MatmulProblem
 from .labels import PALETTE, Colors, MatrixView, block_count, blocks, formula, grid_in_words, sizes, views
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..layout.axis import Axis
     from ..layout.grid import Grid
-    from ..problems.files import ProblemFile, RoutineFile
+    from ..problems.files import FactorFile, ProblemFile, RoutineFile
 
 __all__ = ["show"]
 
@@ -30,7 +30,7 @@ _MOST_LINES = 32  # of a map, and of the table of ranks
 _SHADE = 0.9  # brightness of every other block if adjacent blocks are on the same rank
 
 
-def show(file: ProblemFile | RoutineFile, console: Console | None = None) -> None:
+def show(file: ProblemFile | RoutineFile | FactorFile, console: Console | None = None) -> None:
     """Draw a problem in the terminal: who owns which block, and the shape of every local array. Local.
 
     Small matrices are drawn element by element, larger ones block by block, as much as fits. Without
@@ -44,9 +44,9 @@ def show(file: ProblemFile | RoutineFile, console: Console | None = None) -> Non
     console.print(_page(file, console.width, plain=console.color_system is None), highlight=False)
 
 
-def _page(file: ProblemFile | RoutineFile, width: int, *, plain: bool) -> RenderableType:
+def _page(file: ProblemFile | RoutineFile | FactorFile, width: int, *, plain: bool) -> RenderableType:
     drawn = views(file)
-    colors = Colors(file.problem.d.grid)
+    colors = Colors((file.problem.d or file.problem.a).grid)
     parts: list[RenderableType] = [Text(file.title, style="bold")]
     if file.description:
         parts.append(Text(file.description, style="dim"))
@@ -63,9 +63,9 @@ def _page(file: ProblemFile | RoutineFile, width: int, *, plain: bool) -> Render
     return Group(*parts, _local_shapes(drawn, colors), _verdict(file))
 
 
-def _verdict(file: ProblemFile | RoutineFile) -> Text:
+def _verdict(file: ProblemFile | RoutineFile | FactorFile) -> Text:
     faults = file.problem.faults()
-    what = file.problem.routine if isinstance(file.problem, Level3Problem) else "product"
+    what = "product" if isinstance(file.problem, MatmulProblem) else file.problem.routine
     if not faults:
         return Text(f"This {what} is legal.", style="green")
     return Text("\n  - ".join([f"This {what} is not legal:", *faults]), style="red")

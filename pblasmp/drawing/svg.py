@@ -25,7 +25,7 @@ from ..layout.pieces import Trapezoid
 from .labels import PALETTE, Block, Colors, MatrixView, block_count, blocks, formula, sizes, views
 
 if TYPE_CHECKING:
-    from ..problems.files import ProblemFile, RoutineFile
+    from ..problems.files import FactorFile, ProblemFile, RoutineFile
 
 __all__ = ["Drawing", "draw"]
 
@@ -173,14 +173,14 @@ def _(x: ParallelProblem) -> Drawing:
     return _draw_panels([_panel(p.a, "X"), _panel(p.b, "W"), y], str(x))
 
 
-def _of_file(file: ProblemFile | RoutineFile) -> Drawing:
+def _of_file(file: ProblemFile | RoutineFile | FactorFile) -> Drawing:
     """Return the picture of a descriptor file, in which windows are outlined in the matrices that they are part of."""
     lines = [*textwrap.wrap(file.description, 110), f"{formula(file)}    {sizes(file)}"]
     panels = [_panel_of_view(view, file) for view in views(file)]
     return _draw_panels(panels, file.title, lines=lines, faults=file.problem.faults())
 
 
-def _panel_of_view(view: MatrixView, file: ProblemFile | RoutineFile) -> Panel:
+def _panel_of_view(view: MatrixView, file: ProblemFile | RoutineFile | FactorFile) -> Panel:
     letter = view.name[0].lower()
     if not view.windowed:
         part = file.problem.touched(letter) if isinstance(file.problem, Level3Problem) else None

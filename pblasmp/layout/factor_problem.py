@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ..errors import ArgumentError, ArgumentTypeError, counted, short_repr
+from ..errors import ArgumentError, ArgumentTypeError, LayoutError, counted, faults_text, short_repr
 from ..lazy import hook
 from .descriptor import MatrixDescriptor
 from .grid import Grid, as_grid, integer, one_of
-from .value import Traffic
+from .value import Traffic, Value
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -27,7 +27,7 @@ FactorRoutine = Literal["cholesky", "lu", "qr", "lstsq", "triangular", "conditio
 
 
 @dataclass(frozen=True, slots=True)
-class FactorProblem:
+class FactorProblem(Value):
     """A factorization, or what is solved with one, in the form in which algorithms take it. Local.
 
     An upper triangle comes as the lower one of the transposed matrix, a wide least-squares problem as a tall one.
@@ -128,6 +128,12 @@ class FactorProblem:
         """Number of right-hand sides, or of columns that Q is multiplied by."""
         return 0 if self.d is None else self.d.shape[1]
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that are not what they are by default. Local."""
+        named = (each for each in fields(self) if each.name not in ("routine", *"abcd"))
+        return {each.name: value for each in named if (value := getattr(self, each.name)) != each.default}
+
     def faults(self) -> list[str]:
         """Return what makes no sense, in words. Local."""
         found: list[str] = []
@@ -138,7 +144,42 @@ class FactorProblem:
             found.append(f"lstsq: expected at least as many rows as columns, b and d, got {rows} x {cols}")
         if self.c is not None and self.routine != "svd" and self.c.shape != self.a.shape:
             found.append(f"c: expected the shape of a, {self.a.shape}, got {self.c.shape}")
+        if self.d is not None and self.routine in ("cholesky", "lu", "triangular", "lstsq"):
+            b = self.a if self.inverse else self.b
+            rows, cols = (cols, rows) if self.routine == "lstsq" and self.op != "N" else (rows, cols)
+            if b is None:
+                found.append("b: missing: d is the solution for its columns")
+            elif b.shape[0] != rows:
+                found.append(f"b: expected {rows} rows, got {b.shape[0]}")
+            elif self.d.shape != (cols, b.shape[1]):
+                found.append(f"d: expected {cols} x {b.shape[1]}, got {self.d.shape[0]} x {self.d.shape[1]}")
+        for name, x in (("b", self.b), ("c", self.c), ("d", self.d)):
+            if x is not None and x.dtype != self.a.dtype:
+                found.append(f"{name}: dtype is {x.dtype}, expected {self.a.dtype} like a")
         return found
+
+    def validate(self) -> None:
+        """Raise LayoutError if anything makes no sense; the message names every fault. Local."""
+        if found := self.faults():
+            raise LayoutError(faults_text(f"this {self.routine}", found))
+
+    def to_dict(self, title: str = "") -> dict[str, Any]:
+        """Return a table of plain values that ``from_dict`` reads back: JSON and TOML can hold it. Local.
+
+        Args:
+            title: of the file; by default ``str`` of the problem.
+        """
+        operands = {name: x.to_dict() for name in "abcd" if (x := getattr(self, name)) is not None}
+        return {"title": title or str(self), "factorization": self.routine, **self.options, **operands}
+
+    def to_toml(self, title: str = "") -> str:
+        """Return the problem as the text of a descriptor file, which ``pblasmp.load_problem`` reads back. Local.
+
+        Args:
+            title: of the file; by default ``str`` of the problem.
+        """
+        text: str = hook("to_toml")(self.to_dict(title))
+        return text
 
     def facts(self) -> dict[str, object]:
         """Return by name what must be the same on every rank. Local."""
@@ -185,7 +226,3 @@ class FactorProblem:
         elif self.d is not None and self.routine not in ("eigh", "svd"):
             right = f", {counted(self.right, 'column')},"
         return f"{self.a.dtype.name} {what} of {rows} x {cols}{right} on {self.a.grid}"
-
-    def _repr_html_(self) -> str:
-        picture: str = hook("draw")(self).svg
-        return picture

@@ -27,16 +27,26 @@ from ..errors import (
 )
 from ..extras import required
 from ..layout.descriptor import MatrixDescriptor
+from ..layout.factor_problem import FactorProblem
 from ..layout.grid import Grid, as_grid
 from ..layout.level3_problem import Level3Problem
 from ..layout.parallel import ParallelProblem
 from ..layout.problem import MatmulProblem
 from ..layout.schemes import Form
-from .schema import GridTable, Table, parallel_faults, problem_faults, routine_faults, table_faults
+from .schema import (
+    GridTable,
+    Table,
+    factor_faults,
+    parallel_faults,
+    problem_faults,
+    routine_faults,
+    table_faults,
+)
 from .tables import Window, product_operands, routine_operands
 
 __all__ = [
     "MOST_BYTES",
+    "FactorFile",
     "Layer",
     "ParallelFile",
     "ProblemFile",
@@ -63,12 +73,12 @@ Source: TypeAlias = "str | PathLike[str] | IO[str] | IO[bytes]"
 
 @dataclass(frozen=True, slots=True)
 class _ProblemFields:
-    """The fields that files of products and of routines share."""
+    """The fields that files of products, of routines and of factorizations share."""
 
     path: Path
     title: str
     description: str
-    problem: MatmulProblem | Level3Problem
+    problem: MatmulProblem | Level3Problem | FactorProblem
     parents: Mapping[str, MatrixDescriptor]
     windows: Mapping[str, Window]
 
@@ -101,6 +111,16 @@ class RoutineFile(_ProblemFields):
     """A level-3 routine as a descriptor file has it; the attributes are those of ``ProblemFile``. Local."""
 
     problem: Level3Problem
+
+
+@dataclass(frozen=True, slots=True)
+class FactorFile(_ProblemFields):
+    """A factorization as a descriptor file has it; the attributes are those of ``ProblemFile``. Local."""
+
+    problem: FactorProblem
+
+
+AnyFile: TypeAlias = "ProblemFile | RoutineFile | FactorFile | ParallelFile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +171,11 @@ def find(kind: str) -> list[Path]:
     return sorted((root() / kind).glob("*.toml"))
 
 
-def load_problem(file: Source) -> MatmulProblem | Level3Problem | ParallelProblem:
+def load_problem(file: Source) -> MatmulProblem | Level3Problem | FactorProblem | ParallelProblem:
     """Return the problem written in a descriptor file: one that ``to_toml`` or you have written. Local.
 
-    Whether a product of matrices or a level-3 routine is legal is a separate question: call its ``validate``.
+    Whether a product of matrices, a level-3 routine or a factorization is legal is a separate question: call its
+    ``validate``.
 
     Args:
         file: a path; the name of a file that comes with pblasmp; "-" for standard input; or an open file.
@@ -184,7 +205,7 @@ def load_problem_file(file: Source) -> ProblemFile:
     return _problem_file(*_read(file))
 
 
-def load_any_file(file: Source) -> ProblemFile | RoutineFile | ParallelFile:
+def load_any_file(file: Source) -> AnyFile:
     """Return the problem written in a descriptor file, with its title. Local.
 
     Args:
@@ -196,23 +217,24 @@ def load_any_file(file: Source) -> ProblemFile | RoutineFile | ParallelFile:
     return _any_file(*_read(file))
 
 
-def _any_file(path: Path, data: Table, faults: list[str]) -> ProblemFile | RoutineFile | ParallelFile:
+def _any_file(path: Path, data: Table, faults: list[str]) -> AnyFile:
     if "form" in data and not faults:
         return _parallel_file(path, data)
-    if faults or "routine" not in data:
+    if faults or not {"routine", "factorization"} & data.keys():
         return _problem_file(path, data, faults)
-    faults = routine_faults(data)
+    faults = routine_faults(data) if "routine" in data else factor_faults(data)
     if faults:
         raise file_error(path, faults)
     made = routine_operands(data)
     if made.faults:
         raise file_error(path, made.faults)
+    about = path, data["title"], data.get("description", "").strip()
     try:
-        problem = Level3Problem.from_dict(data)
+        if "routine" in data:
+            return RoutineFile(*about, Level3Problem.from_dict(data), made.parents, made.windows)
+        return FactorFile(*about, FactorProblem.from_dict(data), made.parents, made.windows)
     except ArgumentError as error:
         raise file_error(path, [str(error)]) from None
-    description = data.get("description", "").strip()
-    return RoutineFile(path, data["title"], description, problem, made.parents, made.windows)
 
 
 def _parallel_file(path: Path, data: Table) -> ParallelFile:
@@ -249,6 +271,8 @@ def check(file: Source) -> list[str]:
     if "routine" in data:
         faults = routine_faults(data)
         return faults or _faults_of(lambda: Level3Problem.from_dict(data).faults())
+    if "factorization" in data:
+        return factor_faults(data) or _faults_of(lambda: FactorProblem.from_dict(data).faults())
     if "form" in data:
         return parallel_faults(data) or _faults_of(lambda: _no_faults(ParallelProblem.from_dict(data)))
     found = _product(path, data)
@@ -349,7 +373,7 @@ def _problem_file(path: Path, data: Table, faults: list[str]) -> ProblemFile:
 
 def _product(path: Path, data: Table) -> ProblemFile | list[str]:
     """Return the product in a file, or every fault of its structure, or every fault of its values."""
-    for key in ("routine", "form"):
+    for key in ("routine", "factorization", "form"):
         if key in data:
             given = short_repr(data[key])
             return [f"{key}: expected a matrix product, got {given}: pblasmp.load_problem reads it"]

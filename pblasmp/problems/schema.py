@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 from ..dtypes import ELEMENT_TYPES
 from ..errors import LayoutError, faults_text, short_repr
 from ..extras import required
+from ..layout.factor_problem import FactorRoutine
 from ..layout.routines import ROUTINES
 from ..layout.schemes import FORMS, SCHEMES
 
@@ -207,6 +208,31 @@ class RoutineTable(_RoutineFields, total=False):
     order: MemoryOrder
     b: OperandTable
     c: OperandTable
+
+
+class _FactorFields(_Titled):
+    factorization: Annotated[str, Strict(), _names(get_args(FactorRoutine))]
+    a: OperandTable
+
+
+class FactorTable(_FactorFields, total=False):
+    """A factorization, or what is solved with one. README.md explains the format."""
+
+    description: Text
+    op: Op
+    factored: Annotated[Flag, Field(title="A has its factors already")]
+    inverse: Annotated[Flag, Field(title="the right-hand sides are the identity")]
+    unit: Annotated[Flag, Field(title="the diagonal of a triangle is taken as ones")]
+    conjugate: Annotated[Flag, Field(title="the conjugates of A and of its factors are meant")]
+    subset: Annotated[Pair, Field(title="the first and the last of the eigenvalues that are wanted")]
+    grid: GridValue
+    block: Annotated[Count | tuple[Count, Count], Field(description="an integer, or two, each at least 1")]
+    source: Pair
+    dtype: DType
+    order: MemoryOrder
+    b: OperandTable
+    c: Annotated[OperandTable, Field(title="the factors")]
+    d: Annotated[OperandTable, Field(title="the solution, the inverse, or the vectors")]
 
 
 class _Parallel(_Titled):
@@ -436,6 +462,16 @@ def routine_faults(data: object, *, titled: bool = True) -> list[str]:
     return _faults(data, RoutineTable, _ROUTINE, titled=titled)
 
 
+def factor_faults(data: object, *, titled: bool = True) -> list[str]:
+    """Return what keeps ``data`` from being a factorization, whatever its values are. Local.
+
+    Args:
+        data: what a file holds.
+        titled: it must have a title.
+    """
+    return _faults(data, FactorTable, _ROUTINE, titled=titled)
+
+
 def parallel_faults(data: object, *, titled: bool = True) -> list[str]:
     """Return what keeps ``data`` from being a tensor-parallel product, whatever its values are. Local.
 
@@ -465,6 +501,7 @@ def json_schemas() -> dict[str, str]:
         for name, table, rules in (
             ("problem", ProblemTable, _PRODUCT),
             ("routine", RoutineTable, _ROUTINE),
+            ("factorization", FactorTable, _ROUTINE),
             ("parallel", ParallelTable, ()),
         )
     }

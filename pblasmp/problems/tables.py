@@ -14,6 +14,7 @@ from typing import Any, cast
 from ..dtypes import as_dtype, result_dtype, scalar
 from ..errors import ArgumentError
 from ..layout.descriptor import MatrixDescriptor, window_of
+from ..layout.factor_problem import FactorProblem
 from ..layout.grid import Grid, as_grid
 from ..layout.level3_problem import Level3Problem
 from ..layout.parallel import ParallelProblem
@@ -22,6 +23,7 @@ from ..layout.schemes import Scheme, scheme_operands, scheme_ops
 from .schema import (
     OperandTable,
     Table,
+    factor_faults,
     is_complete,
     parallel_faults,
     problem_faults,
@@ -107,7 +109,7 @@ def product_operands(data: Table) -> tuple[TableOperands, dict[str, Any]]:
 
 
 def routine_operands(data: Table) -> TableOperands:
-    """Return the matrices of a level-3 routine's table, or their faults. Local."""
+    """Return the matrices of a level-3 routine's or a factorization's table, or their faults. Local."""
     made = TableOperands(data)
     shared: Table = {key: data[key] for key in ("grid", "block", "source", "dtype", "order") if key in data}
     try:
@@ -156,6 +158,16 @@ def _routine(kind: type, data: object) -> Any:
     return kind(table["routine"], **made.operands, **options)
 
 
+def _factorization(kind: type, data: object) -> Any:
+    raise_faults("problem", factor_faults(data, titled=False))
+    table = cast(Table, data)
+    made = routine_operands(table)
+    raise_faults("problem", made.faults)
+    known = ("op", "factored", "inverse", "unit", "conjugate", "subset")
+    options = {name: tuple(x) if isinstance(x := table[name], list) else x for name in known if name in table}
+    return kind(table["factorization"], **made.operands, **options)
+
+
 def _parallel(kind: type, data: object) -> Any:
     raise_faults("product", parallel_faults(data, titled=False))
     values = {
@@ -178,6 +190,7 @@ _MAKERS: dict[type, Callable[[type, object], Any]] = {
     MatrixDescriptor: _descriptor,
     MatmulProblem: _product,
     Level3Problem: _routine,
+    FactorProblem: _factorization,
     ParallelProblem: _parallel,
 }
 

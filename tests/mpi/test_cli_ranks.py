@@ -14,18 +14,22 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from unittest import mock
 
 import h5py
 import numpy as np
 import pytest
 import zarr
 
+import pblasmp as pb
 from pblasmp import launch
 from pblasmp.cli.options import DEFAULT_RANKS
 from pblasmp.cli.ranks import on_ranks
+from pblasmp.cli.run import print_run, run_factorization
 from pblasmp.launch import find_launcher
+from pblasmp.problems.files import FactorFile, load_any_file
 from tests.helpers.command_line import kept_ranks, run_here
-from tests.helpers.mpi import ROOT, starts_ranks
+from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
 from tests.helpers.slow import only_long
 
 pytestmark = starts_ranks
@@ -408,6 +412,55 @@ def test_run_compares_routines_with_numpy(pblasmp, command, tmp_path):
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["ranks"], result["wrong"], result["algorithm"]) == (3, 0, "panels")
+
+
+FACTORIZATION = """
+title = "Solve A X = B"
+factorization = "cholesky"
+grid = "1x2"
+block = 2
+a = { shape = [10, 9], window = [[1, 10], [0, 9]] }
+b = { shape = [9, 3] }
+d = { shape = [9, 6], window = [[0, 9], [2, 5]] }
+"""
+
+
+def factorizations(comm, directory):
+    def matrix(rows, cols, **options):
+        return pb.MatrixDescriptor((rows, cols), (3, 2), "2x1", **options)
+
+    square, tall, column = matrix(9, 9, dtype="complex64"), matrix(12, 9), matrix(9, 2)
+    of, inverted = pb.FactorProblem, ("cholesky", "lu", "triangular")
+    cases = {
+        **{name: of.of(name, 12, "2x1", 3, order="F") for name in ("cholesky", "lu", "qr", "solve", "lstsq")},
+        **{f"inverse by {name}": of(name, square, d=square, inverse=True) for name in inverted},
+        "triangular": of("triangular", matrix(9, 9), column, d=column),
+        "eigh": of("eigh", square, d=square, subset=(1, 4)),
+        "svd": of("svd", tall, d=tall),
+    }
+    path = Path(directory) / "made.toml"
+    with pb.Context(comm, engine="host") as ctx:
+        for name, problem in cases.items():
+            if comm.rank == 0:
+                path.write_text(problem.to_toml())
+            comm.Barrier()
+            _, right = run_factorization(ctx, load_any_file(path), "auto", mock.Mock())
+            yield name, None if right else f"error {right.error}"
+            comm.Barrier()
+        refused = of("lu", matrix(9, 9), column, d=column, factored=True)
+        with pytest.raises(pb.LayoutError, match="no function computes this from A and B alone"):
+            run_factorization(ctx, FactorFile(path, "", "", refused, {}, {}), "auto", mock.Mock())
+
+
+def test_run_checks_factorizations(pblasmp, tmp_path, capsys):
+    run_mpi(factorizations, 2, directory=str(tmp_path))
+    (tmp_path / "solve.toml").write_text(FACTORIZATION)
+    done = pblasmp("run", "solve.toml")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Solve A X = B, on 2 ranks\nfloat64 cholesky of 9 x 9, 3 columns, on 1x2 ")
+    assert re.search(r"\n  result     right: error \S+, rounding explains \S+\n$", done.stdout)
+    print_run({"title": "x", "ranks": 1, "report": "", "wrong": 1, "error": 1.0, "bound": 0.5})
+    assert "WRONG: error 1.0e+00" in capsys.readouterr().out
 
 
 def test_run_reads_standard_input(environment, tmp_path):

@@ -82,7 +82,8 @@ def test_every_file_is_known():
         if path.is_file() and kinds.get(path.relative_to(files.root()).parts[0]) != path.suffix
     ]
     assert sorted(path.name for path in stray) == [
-        "README.md", "parallel.schema.json", "problem.schema.json", "routine.schema.json", "sweep.schema.json",
+        "README.md", "factorization.schema.json", "parallel.schema.json", "problem.schema.json", "routine.schema.json",
+        "sweep.schema.json",
     ]  # fmt: skip
 
 

@@ -32,7 +32,7 @@ else:
 
 VALIDATORS = {
     name: Draft202012Validator(json.loads((files.root() / f"{name}.schema.json").read_text()))
-    for name in ("problem", "routine", "parallel")
+    for name in ("problem", "routine", "factorization", "parallel")
 }
 PROBLEMS = {path.stem: files.load_problem_file(path).problem for path in files.find("problems")}
 
@@ -53,6 +53,50 @@ def there_and_back(problem, kind):
 def test_descriptors(d):
     assert pb.MatrixDescriptor.from_dict(d.to_dict()) == d
     assert pb.MatrixDescriptor.from_dict(tomllib.loads(d.to_toml())) == d
+
+
+def matrix(rows, cols, **options):
+    return pb.MatrixDescriptor((rows, cols), (3, 2), "2x2", **options)
+
+
+FACTORIZATIONS = [
+    *(pb.FactorProblem.of(name, 12, "2x1", 3, order="F") for name in ("cholesky", "lu", "qr", "solve", "lstsq")),
+    pb.FactorProblem("lu", matrix(9, 9), d=matrix(9, 9), inverse=True),
+    pb.FactorProblem("eigh", matrix(9, 9), d=matrix(9, 9), subset=(0, 3)),
+    pb.FactorProblem("lstsq", matrix(9, 6), matrix(6, 2), d=matrix(9, 2), op="C"),
+    pb.FactorProblem("triangular", matrix(4, 4), matrix(4, 1), d=matrix(4, 1), unit=True),
+    pb.FactorProblem("svd", matrix(9, 6, dtype="complex64"), d=matrix(9, 6, dtype="complex64")),
+    pb.FactorProblem("cholesky", matrix(9, 9), matrix(9, 1), d=matrix(9, 1), factored=True, conjugate=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", FACTORIZATIONS, ids=str)
+def test_factorizations(problem):
+    problem.validate()
+    there_and_back(problem, "factorization")
+
+
+@pytest.mark.parametrize(
+    ("change", "faults"),
+    [
+        ({"b": matrix(8, 2)}, ["b: expected 9 rows, got 8"]),
+        ({"b": None}, ["b: missing"]),
+        ({"d": matrix(9, 3)}, ["d: expected 9 x 2, got 9 x 3"]),
+        (
+            {"d": matrix(9, 2, dtype="float32"), "b": matrix(7, 2)},
+            ["b: expected 9 rows", "d: dtype is float32"],
+        ),
+        ({"a": matrix(9, 8)}, ["a: expected a square matrix", "d: expected 8 x 2"]),
+    ],
+)
+def test_factorizations_with_faults(change, faults):
+    problem = replace(pb.FactorProblem("cholesky", matrix(9, 9), matrix(9, 2), d=matrix(9, 2)), **change)
+    assert [said.startswith(fault) for fault, said in zip(faults, problem.faults(), strict=True)] == [
+        True
+    ] * len(faults)
+    with pytest.raises(pb.LayoutError, match="this cholesky"):
+        problem.validate()
+    assert files.check(io.StringIO(problem.to_toml())) == problem.faults()
 
 
 def test_shipped_problems(subtests):

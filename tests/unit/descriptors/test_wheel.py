@@ -29,7 +29,7 @@ def test_wheel_contains_and_finds_the_descriptors(tmp_path):
     }
     there |= {
         Path("README.md"),
-        *(Path(f"{name}.schema.json") for name in ("problem", "routine", "parallel")),
+        *(Path(f"{name}.schema.json") for name in ("problem", "routine", "factorization", "parallel")),
     }
     assert names == {f"pblasmp/descriptors/{path.as_posix()}" for path in there}
     site = str(tmp_path / "site")
