@@ -18,7 +18,7 @@ __all__ = ["CALLS", "QrFactors", "apply_q", "form_q", "qr"]
 class QrFactors:
     """A QR factorization A = Q R, with Q as Householder reflectors. Made by ``pb.linalg.qr``. Local.
 
-    ``q, r = pb.linalg.qr(a)`` forms both, as ``q()`` and ``r()`` do.
+    ``q, r = pb.linalg.qr(a)`` forms both, as ``q()`` and ``r()`` do, and ``pb.linalg.qr(a)[1]`` R alone, as of NumPy's.
 
     Attributes:
         factors: m × n: R in the upper triangle or trapezoid, and below it the vectors of the reflectors.
@@ -31,6 +31,9 @@ class QrFactors:
     def __iter__(self) -> Iterator[Matrix]:
         yield self.q()
         yield self.r()
+
+    def __getitem__(self, index: int) -> Matrix:
+        return (self.q, self.r)[index]()
 
     def __repr__(self) -> str:
         return f"QrFactors({self.factors.descriptor}; {len(self.tau)} reflectors)"
