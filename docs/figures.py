@@ -418,7 +418,7 @@ def nodes() -> str:
 
 
 def eigenvalues() -> str:
-    """Return the table of what eigenvalues and singular values take beside direct calls of the same libraries."""
+    """Return the table of what eigenvalues and singular values take, with direct calls of the same libraries."""
     found = [run for name, run in results.runs().items() if name.startswith("eigenvalues-")]
     if not found:
         return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
