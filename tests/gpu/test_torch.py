@@ -279,3 +279,53 @@ def test_data_parallel_layers_beside_tensor_parallel_ones(ctx, wrap, captured):
             graph.reset()
 
     check(ctx, [(f"{wrap.__name__}, captured: {captured}", ranks.failure(trained, ctx))])
+
+
+def test_fsdp_along_the_other_dimension_of_a_mesh(ctx):
+    """Late ranks in turn, exact at first, then in one kernel; the losses are those of one process."""
+    if ctx.size < 4 or ctx.size % 2:
+        pytest.skip("tensor parallelism takes two ranks, and so does FSDP")
+
+    def trained(ctx: pb.Context) -> None:
+        if not dist.is_initialized():
+            pt.init_process_group()
+        mesh = init_device_mesh("cuda", (2, ctx.size // 2), mesh_dim_names=("dp", "tp"))
+        with pb.Context(mesh["tp"]) as tp:
+            for dtype, width, steps, tolerance in (
+                (torch.float64, 64, 8, 1e-10),
+                (torch.bfloat16, 2048, 60, 5e-2),
+            ):
+                torch.manual_seed(0)
+                up, down = (
+                    torch.nn.Linear(*sizes, bias=False, device="cuda", dtype=dtype)
+                    for sizes in ((width, 4 * width), (4 * width, width))
+                )
+                how = {"ctx": tp, "sequence_parallel": True}
+                split = torch.nn.Sequential(
+                    pt.ColumnParallelLinear.from_linear(up, **how), torch.nn.GELU(),
+                    pt.RowParallelLinear.from_linear(down, **how),
+                )  # fmt: skip
+                fully_shard(split, mesh=mesh["dp"])
+                rate = 1e-3 / width
+                alone = torch.optim.SGD([*up.parameters(), *down.parameters()], lr=rate)
+                together = torch.optim.SGD(split.parameters(), lr=2 * rate)  # FSDP averages gradients
+                expected, losses = [], []
+                for turn in range(steps):
+                    x = torch.randn(512, width).to("cuda", dtype)
+                    mine = x.chunk(2)[mesh["dp"].get_local_rank()][ranks.own(256, tp)]
+                    if (turn + ctx.rank) % 3 == 0:
+                        torch.cuda._sleep(1_000_000)
+                    for model, optimizer, given, found in (
+                        (torch.nn.Sequential(up, torch.nn.GELU(), down), alone, x, expected),
+                        (split, together, mine, losses),
+                    ):
+                        optimizer.zero_grad()
+                        loss = (model(given) - given.roll(1, 1)).double().square().sum()
+                        loss.backward()
+                        optimizer.step()
+                        found.append(loss.detach())
+                sums = torch.stack(losses)
+                dist.all_reduce(sums)
+                torch.testing.assert_close(sums, torch.stack(expected), rtol=tolerance, atol=0)
+
+    check(ctx, [("trained", ranks.failure(trained, ctx))])
