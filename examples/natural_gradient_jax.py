@@ -6,7 +6,7 @@ The step (J^T J / N + damping)^-1 J^T r / N is found from the smaller matrix J J
 sample, which pblasmp makes and factors over all processes. J is used where JAX has it. On two GPUs, with JAX for
 CUDA:
 
-    mpirun -n 2 python examples/natural_gradient_jax.py --samples 16384 --width 512 --steps 5
+    mpirun -n 2 python examples/natural_gradient_jax.py --samples 8192 --width 256 --steps 10 --damping 0.01
 
 Prints:
     the loss has fallen by a factor of 100
