@@ -414,7 +414,9 @@ def nodes() -> str:
         ])  # fmt: skip
     head = ["routine", "nodes", "algorithm", "KiB sent at most", "ms", "Debian's time ÷ pblasmp's"]
     sizes = f"Order {run.rows[0]['case']['n']}, blocks of {run.rows[0]['case']['block']}, float64"
-    about = f"{sizes}; the load of the machine was {run.machine['load']:.1f}."
+    calls = {row["case"].get("calls", 1) for row in run.rows} - {1}
+    row = f" Of `gemv` and `dot` {min(calls)} calls in a row were timed." if calls else ""
+    about = f"{sizes}; the load of the machine was {run.machine['load']:.1f}.{row}"
     return f"{table(head, rows, 3)}\n{about} {source(run)}\n"
 
 
