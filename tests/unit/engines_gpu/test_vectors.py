@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 import pblasmp as pb
-from tests.helpers.calls import DTYPES, WRITERS, called, legal_options, vector
-from tests.helpers.cases import first
+from tests.helpers.calls import DTYPES, WRITERS, called, legal_options, of_level_1
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -19,38 +18,11 @@ def everything(comm: Any, path: str) -> Any:
     with machine(path, Multiplying, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
             for routine in WRITERS:
-                if routine == "trsv":  # the stand-in for cuBLAS rounds
-                    continue
                 for options in legal_options(routine):
                     dtype = DTYPES[int(rng.integers(4))]
                     yield f"{routine} {options} {dtype}", called(ctx, rng, routine, options, dtype)
             for dtype in DTYPES:
-                (a, x), (b, y) = (vector(ctx, rng, dtype, 9) for _ in "xy")
-                value, index = pb.blas.amax(a.matrix)
-                sizes = abs(x.real) + abs(x.imag)
-                at = int(sizes.argmax())
-                found = (
-                    pb.blas.dot(a.matrix, b.matrix),
-                    pb.blas.asum(b.matrix),
-                    value,
-                    index,
-                    pb.blas.nrm2(a.matrix) ** 2,
-                )
-                wanted = (
-                    (x * y).sum(),
-                    (abs(y.real) + abs(y.imag)).sum(),
-                    x[at],
-                    at,
-                    (x * x.conj()).sum().real,
-                )
-                yield (
-                    f"numbers {dtype}",
-                    None if np.allclose(found, wanted, rtol=1e-5) else f"{found}, {wanted}",
-                )
-                pb.blas.swap(a.matrix, b.matrix)
-                a.expect(y.reshape(a.matrix.shape))
-                b.expect(x.reshape(b.matrix.shape))
-                yield f"swap {dtype}", first(a.changed(), b.changed())
+                yield from of_level_1(ctx, rng, dtype, 9)
             yield "algorithm", taken(ctx)
         lib.assert_clean()
         lib.gpu.assert_clean()
