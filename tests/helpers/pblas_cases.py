@@ -86,31 +86,17 @@ def triangle(shape, uplo, *, unit=False):
     return np.triu(ones, int(unit)) if uplo == "U" else np.tril(ones, -int(unit))
 
 
-def matrices(routine, rng, grid, values, dtype):
-    """The matrices of a call by name, and by name which elements of their parts the routine reads."""
-    xs, read = {}, {}
-    for name in routine.shapes:
-        shape = routine.shape(name, values)
-        x, kept = held(rng, grid, shape, dtype), np.ones(shape, bool)
-        if name in ("x", "y"):
-            values[f"inc{name}"] = x.whole.shape[0] if values[f"is_row_{name}"] else 1
-        if name == "a" and ("side" in values or routine.name in ("symv", "hemv", "trmv", "trsv")):
-            kept = triangle(shape, values["uplo"], unit=values.get("diag") == "U")
-        elif name == "a" and routine.name == "tradd":
-            kept = triangle((values["m"], values["n"]), values["uplo"])
-            kept = kept.T if values["trans"] != "N" else kept
-        if name == "a" and routine.name in ("trsm", "trsv"):  # well-conditioned
-            part = x.whole[x.window] / (2 * shape[0] + 1)
-            np.fill_diagonal(part, 2 - 1j if dtype.kind == "c" else 2)
-            x.whole[x.window] = part
-        xs[name], read[name] = x, kept
-    return xs, read
+def vectors(routine, rng, grid, values, dtype):
+    """The vectors of a routine of level 1 by name, somewhere in larger matrices."""
+    xs = {name: held(rng, grid, routine.shape(name, values), dtype) for name in routine.shapes}
+    values |= {f"inc{name}": x.whole.shape[0] if values[f"is_row_{name}"] else 1 for name, x in xs.items()}
+    return xs
 
 
 def scalars(routine, values, dtype):
     """``values`` with alpha and beta as Fortran takes them."""
     real = routine.real.split()
-    kinds = {name: np.dtype(dtype.char.lower()) if name in real else dtype for name in ("alpha", "beta")}
+    kinds = {"alpha": np.dtype(dtype.char.lower()) if "alpha" in real else dtype}
     return {name: np.array([v], kinds[name]) if name in kinds else v for name, v in values.items()}
 
 
@@ -128,18 +114,11 @@ def arguments(routine, values, context, xs, arrays, place):
 
 
 def options(routine, rng, dtype):
-    """Options, sizes and scalars of one call, at random."""
-    letters = {"side": "LR", "uplo": "UL", "diag": "NU", "trans": routine.trans[dtype.kind == "c"]}
-    out = {}
-    for name in routine.names:
-        if name in ("x", "y"):
-            out[f"is_row_{name}"] = bool(rng.integers(2))
-        elif name in letters or name.startswith("trans"):
-            out[name] = pick(rng, letters.get(name, "NTC"))
-        elif name in ("m", "n", "k"):
-            out[name] = int(rng.integers(0, 15)) if rng.integers(8) else 0
-        elif name in ("alpha", "beta"):
-            out[name] = pick(rng, SCALARS["f" if name in routine.real.split() else dtype.kind])
+    """The size and the scalar of one call of level 1, and which vectors are rows, at random."""
+    out = {f"is_row_{name}": bool(rng.integers(2)) for name in routine.names if name in ("x", "y")}
+    out["n"] = int(rng.integers(0, 15)) if rng.integers(8) else 0
+    if "alpha" in routine.names:
+        out["alpha"] = pick(rng, SCALARS["f" if "alpha" in routine.real.split() else dtype.kind])
     return out
 
 
