@@ -729,7 +729,7 @@ def test_files(cases, tmp_path):
 
 def interrupted(_, directory, one_step):
     """An exception at any step leaves the old or the new matrix, whole."""
-    every = draws(499, long=1)
+    every = draws(499, long=9)
     with (
         pb.Context(engine="host") as ctx,
         changed(temporary, _renameat2=temporary._renameat2 if one_step else lambda *_: errno.EINVAL),
