@@ -363,5 +363,6 @@ def everything(comm, count, flavor):
 
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
 def test_beside_scalapack(nranks, scalapack):
-    count = draws({1: 8, 2: 4, 4: 2, 6: 1}[nranks], long=52)  # of each routine; the types take turns
+    few = {1: 8, 2: 4, 4: 2, 6: 1}[nranks]
+    count = draws(few, long=6 * few + 4)  # of each routine; the types take turns
     run_mpi(everything, nranks, count=count, flavor=scalapack, timeout=120, launch=True)
