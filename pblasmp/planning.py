@@ -14,7 +14,7 @@ from .blas.vector_calls import VectorCall
 from .context import Context
 from .engines.method import Verdict, survey
 from .engines.request import AnyProblem, Options, Problem
-from .errors import ArgumentError, ArgumentTypeError, LayoutError, UnsupportedError
+from .errors import ArgumentError, ArgumentTypeError, LayoutError, UnsupportedError, short_repr
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.factor_problem import FactorProblem
 from .layout.level3_problem import ROUTINES, with_c_like_d
@@ -174,12 +174,12 @@ def _bound(
         except TypeError as error:
             raise ArgumentTypeError(f"{call}: {error}") from None
         function = function.successor
-    name = function if isinstance(function, str) else getattr(function, "__name__", "")
+    name = function if isinstance(function, str) else str(getattr(function, "__name__", ""))
     name = _FORMER_NAMES.get(name, name) if isinstance(function, str) else name
     found = _public(name)
     if found is None or not (isinstance(function, str) or function is found):
         known = ", ".join(["matmul", *ROUTINES, *_VECTORS, *FORMS, *CALLS])
-        given = f"{function.__module__}.{name}" if inspect.isfunction(function) else repr(function)
+        given = f"{function.__module__}.{name}" if inspect.isfunction(function) else short_repr(function)
         raise ArgumentError(f"{call}: expected one of the functions {known}, or its name, got {given}")
     if name in VECTOR_ROUTINES and name not in _VECTORS:
         raise ArgumentError(f"{call}: {name} is computed at once: it has neither a plan nor algorithms")

@@ -280,6 +280,13 @@ def _rows_with_a_tail(shape):
     return np.zeros(shape[0], kind)["row"]
 
 
+class NoText:
+    """What cannot be printed."""
+
+    def __repr__(self):
+        raise RuntimeError
+
+
 def bad_operands_beside_other_contexts(comm):
     """Which context a rank means that gives no matrix, or one of another context, it learns from the others."""
     last, alone = comm.size - 1, comm.Split(comm.rank)
@@ -327,6 +334,8 @@ def bad_operands_beside_other_contexts(comm):
             ("plan", pb.ArgumentError, another, pb.plan, (pb.matmul, wrong(foreign, a), b)),
             ("plan of nothing", pb.ArgumentError, "one of the functions", pb.plan,
              wrong(("x", 1, 2), (pb.matmul, a, b))),
+            ("plan of what cannot be printed", pb.ArgumentError, "that cannot be printed", pb.plan,
+             wrong((NoText(), 1, 2), (pb.matmul, a, b))),
             ("tune", pb.ArgumentError, none, pb.tune, (pb.matmul, wrong(1, a), wrong(2, b))),
             ("algorithms", pb.ArgumentError, "expected a pblasmp.Context", pb.algorithms, (problem, wrong(1, ctx))),
             ("verify", pb.ArgumentError, "verify: expected a function", pb.verify, (wrong("x", a), b, None, product)),
