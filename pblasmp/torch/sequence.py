@@ -148,20 +148,22 @@ class _Summed(torch.autograd.Function):
     def forward(ctx: Any, *parameters: DTensor) -> tuple[Tensor, ...]:
         """Return the parameters. Local."""
         ctx.set_materialize_grads(False)
-        ctx.mesh, ctx.split = parameters[0].device_mesh, [like(each) for each in parameters]
+        ctx.meshes, ctx.split = [each.device_mesh for each in parameters], [like(each) for each in parameters]
         # not the DTensors' own tensors, which would get a history
         return tuple(each.to_local().detach() for each in parameters)
 
     @staticmethod
     @once
     def backward(ctx: Any, *gradients: Tensor | None) -> Gradients:
-        """Return the gradients, summed, of each type at once. Collective over the mesh."""
+        """Return the gradients, summed, of each type and mesh at once. Collective over the meshes."""
         found: list[Tensor | None] = [None] * len(gradients)
-        kinds = dict.fromkeys(each.dtype for each in gradients if each is not None)
-        for kind in kinds:
-            given = {i: each for i, each in enumerate(gradients) if each is not None and each.dtype == kind}
+        kinds: dict[tuple[torch.dtype, DeviceMesh], dict[int, Tensor]] = {}
+        for i, gradient in enumerate(gradients):
+            if gradient is not None:
+                kinds.setdefault((gradient.dtype, ctx.meshes[i]), {})[i] = gradient
+        for (_, mesh), given in kinds.items():
             whole = torch.cat([each.reshape(-1) for each in given.values()])
-            _sum(whole, ctx.mesh, " and ".join(str(tuple(each.shape)) for each in given.values()))
+            _sum(whole, mesh, " and ".join(str(tuple(each.shape)) for each in given.values()))
             parts = whole.split([each.numel() for each in given.values()])
             for (i, each), part in zip(given.items(), parts, strict=True):
                 found[i] = ctx.split[i](part.view(each.shape))

@@ -260,6 +260,13 @@ def gradients_of_sequence_modules_take_one_sum(ctx: pb.Context, mesh: DeviceMesh
                 split(x.clone().requires_grad_()).sum().backward()
             assert sums.call_count == (frozen < 4)
         assert not agreements.called
+    split = parallelize_module(made(SEQUENCE_MODULES[0]), mesh, pt.SequenceParallel())
+    other = init_device_mesh("cpu", (ctx.size,), mesh_dim_names=("other",))
+    split.bias = nn.Parameter(DTensor.from_local(local(split.bias.detach()), other, [Replicate()]))
+    with patch.object(dist, "all_reduce", wraps=dist.all_reduce) as sums:
+        split(x).sum().backward()
+    assert sums.call_count == 2
+    assert (split.weight.grad.device_mesh, split.bias.grad.device_mesh) == (mesh, other)
 
 
 def dropout(ctx: pb.Context, mesh: DeviceMesh) -> None:
