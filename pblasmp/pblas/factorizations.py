@@ -127,6 +127,8 @@ class ScalapackRoutine(PblasRoutine):
         for name in BESIDE:
             if name in given:
                 _check_array(faults, name, given[name], np.dtype("i4") if name == "ipiv" else dtype)
+        if given.get("ifail") is not None:
+            _check_array(faults, "ifail", given["ifail"], np.dtype("i4"))
         for name in _OUTPUTS:
             if name in self.unread:
                 number_place(faults, name, given[name])

@@ -177,6 +177,9 @@ def faults(ctx, call):
         ("shared", ["(z)", "its local array shares memory with that of A"], pblas.pdsyevd, ("V", "L", 4, *a, w, *a)),
         ("m", ["argument 13 (m)", "one element, or None"], pblas.pdsyevr,
          ("N", "A", "L", 4, *a, 0, 0, 1, 1, "m", None, w, *z)),
+        *((f"ifail {each}", ["argument 26 (ifail)", "expected a writeable array of integers"], pblas.pdsyevx,
+           ("N", "A", "L", 4, *a, 0, 0, 1, 1, 0, None, None, w, 0, *z, None, None, None, None, each))
+          for each in ("x", np.zeros(4), np.broadcast_to(0, 4))),
     ):  # fmt: skip
         yield case, agreed_error(ctx, wrong, words, function, *arguments)
     spaces = [np.zeros(1), -1, np.zeros(1, np.int32), -1]
