@@ -14,7 +14,7 @@ from .blas.vector_calls import VectorCall
 from .context import Context
 from .engines.method import Verdict, survey
 from .engines.request import AnyProblem, Options, Problem
-from .errors import ArgumentError, ArgumentTypeError, LayoutError, UnsupportedError, short_repr
+from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.factor_problem import FactorProblem
 from .layout.level3_problem import ROUTINES, with_c_like_d
@@ -87,8 +87,7 @@ def tune(
     that need no plan are computed as before: no algorithm is as fast.
 
     Args:
-        function, *args, **kwargs: as for ``pb.plan``, but for factorizations, whose algorithms are chosen by rule;
-            ``algo`` is ignored.
+        function, *args, **kwargs: as for ``pb.plan``; ``algo`` is ignored.
         limit: seconds after which no further algorithm is started.
         progress: called on this rank with (algorithms done, algorithms in total).
 
@@ -97,7 +96,7 @@ def tune(
 
     Raises:
         ArgumentError: there is no such function, or ``limit`` is not a positive number.
-        UnsupportedError: no algorithm can compute it, or it is a factorization.
+        UnsupportedError: no algorithm can compute it.
         Exception: what the function raises for these arguments.
 
     Example:
@@ -112,29 +111,26 @@ def tune(
     with _plan("tune", function, args, kwargs) as planned:
         ctx, problem = planned._ctx, planned.problem
         with ctx.agreement("tune") as facts:
-            if isinstance(problem, FactorProblem):
-                raise UnsupportedError(
-                    "tune: the algorithms of factorizations are chosen by rule, not by times"
-                )
             facts["limit"] = limit
             number: object = limit
             if not isinstance(number, (int, float)) or not number > 0:
                 raise ArgumentError(f"limit: expected a positive number of seconds, got {limit!r}")
         assert planned._bound is not None
-        assert not isinstance(planned._asked, FactorProblem)
         given = planned._asked, planned._bound.operands, problem
         return _measure(ctx, given, planned._options, limit, progress)
 
 
 def _measure(
     ctx: Runtime[Any],
-    given: tuple[Problem, Any, Problem],
+    given: tuple[AnyProblem, Any, AnyProblem],
     options: Options,
     limit: float,
     progress: Callable[[int, int], None] | None,
 ) -> Tuned:
     problem, operands, nearest = given
-    moved = None if isinstance(nearest, ParallelProblem) or nearest == problem else nearest
+    moved = None
+    if isinstance(nearest, (MatmulProblem, Level3Problem)) and nearest != problem:
+        moved = nearest
     with ctx.engine.on_device():
         return measure(
             ctx.engine, ctx.comm, problem, options, operands, moved, limit=limit, progress=progress

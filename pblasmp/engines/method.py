@@ -16,7 +16,6 @@ import numpy as np
 
 from ..errors import UnsupportedError
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
-from ..layout.factor_problem import FactorProblem
 from .composite import MovedProduct
 from .product import Product
 from .protocol import Engine, Method
@@ -187,8 +186,6 @@ def _measured(engine: Engine, problem: AnyProblem, options: Options, epilogue: s
     must take the same algorithm.
     """
     known = engine.measured
-    if isinstance(problem, FactorProblem):  # these are not timed
-        return {}
     if known is None or not known.entries or options.algo != "auto":
         return {}
     told: dict[str, float] = engine.transport.comm.bcast(known.seconds(problem, options, epilogue))

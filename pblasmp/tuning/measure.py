@@ -17,9 +17,9 @@ from ..engines.arrays import same_memory
 from ..engines.method import names, prepare
 from ..engines.product import Product
 from ..engines.protocol import Engine
-from ..engines.request import Operands, Options, Problem
+from ..engines.request import AnyProblem, Operands, Options
 from ..errors import PblasmpError, UnsupportedError
-from ..layout import Level3Problem, MatmulProblem
+from ..layout import FactorProblem, Level3Problem, MatmulProblem
 from ..timing import samples
 from .measurements import save, tuning_file
 
@@ -74,7 +74,7 @@ class Tuned:
 def measure(
     engine: Engine,
     comm: Communicator,
-    problem: Problem,
+    problem: AnyProblem,
     options: Options,
     operands: Operands,
     nearest: MatmulProblem | Level3Problem | None = None,
@@ -128,7 +128,7 @@ def measure(
 def _keep(
     engine: Engine,
     comm: Communicator,
-    problem: Problem,
+    problem: AnyProblem,
     options: Options,
     epilogue: str,
     seconds: dict[str, float],
@@ -163,7 +163,7 @@ class _Trials:
         self,
         engine: Engine,
         comm: Communicator,
-        problem: Problem,
+        problem: AnyProblem,
         options: Options,
         operands: Operands,
         nearest: MatmulProblem | Level3Problem | None,
@@ -171,7 +171,8 @@ class _Trials:
         self._engine, self._comm, self._options = engine, comm, options
         self._problem, self._nearest = problem, nearest
         with Agreement(comm, "tune: scratch results"):
-            self._operands, self._restore = _scratch(engine, operands)
+            scratch = _scratch_factors if isinstance(problem, FactorProblem) else _scratch
+            self._operands, self._restore = scratch(engine, operands)
 
     def time(self, name: str, best: float) -> float | str:
         """Return the seconds that an algorithm takes, or why it refuses. Collective.
@@ -270,14 +271,35 @@ def _scratch(engine: Any, operands: Operands) -> tuple[Operands, Callable[[], No
     if s is not None and s.amax is not None:
         s = replace(s, amax=copy(s.amax))
     gathered = None if operands.gathered is None else _like(engine, operands.gathered)
-    restored = copies if any(x is d for x in others.values()) else copies[1:]
+    restore = _restoring(copies if any(x is d for x in others.values()) else copies[1:])
+    return Operands(**others, d=d, epilogue=e, scales=s, gathered=gathered), restore
+
+
+def _scratch_factors(engine: Any, operands: Operands) -> tuple[Operands, Callable[[], None]]:
+    """Return a factorization's operands as scratch copies, for it may write to C and D, and A may be either.
+
+    The function that comes with them restores the copies' first values.
+    """
+    given = {name: x for name in "abcd" if (x := getattr(operands, name)) is not None}
+    copies: list[tuple[Any, Any]] = []
+    made: dict[str, Any] = {}
+    for name, x in given.items():
+        made[name] = next((made[other] for other in made if same_memory(x, given[other])), None)
+        if made[name] is None:
+            made[name] = _like(engine, x)
+            copies.append((made[name], x))
+    return replace(operands, **made), _restoring(copies)
+
+
+def _restoring(copies: Sequence[tuple[Any, Any]]) -> Callable[[], None]:
+    """Return a function that gives copies the values of what they are copies of, which it has done once."""
 
     def restore() -> None:
-        for new, of in restored:
+        for new, of in copies:
             new[...] = of
 
     restore()
-    return Operands(**others, d=d, epilogue=e, scales=s, gathered=gathered), restore
+    return restore
 
 
 def _like(engine: Any, x: Any) -> Any:

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from ..comm import Communicator, allgather_alike, machines_of
-from ..engines.request import Options, Problem
+from ..engines.request import AnyProblem, Options
 from ..errors import ArgumentError, counted, short_repr
-from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
+from ..layout import FactorProblem, Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.axis import Axis
 from ..trust import fault_of, make_private, open_trusted
 
@@ -111,7 +111,12 @@ class Measured:
         self.added += 1
 
     def entry(
-        self, problem: Problem, options: Options, seconds: Mapping[str, float], date: str, epilogue: str = ""
+        self,
+        problem: AnyProblem,
+        options: Options,
+        seconds: Mapping[str, float],
+        date: str,
+        epilogue: str = "",
     ) -> Entry:
         """Return a measurement as an entry. Local.
 
@@ -123,12 +128,12 @@ class Measured:
         times = {name: max(_TIMES[0], each) for name, each in seconds.items()}
         return Entry(self.machine, self._key(problem, options, epilogue), _sizes(problem), times, date)
 
-    def knows(self, problem: Problem, options: Options, epilogue: str = "") -> bool:
+    def knows(self, problem: AnyProblem, options: Options, epilogue: str = "") -> bool:
         """Return whether these sizes, or their bucket, were measured, or cannot be: an extent is 0. Local."""
         entry = self.entry(problem, options, {}, "", epilogue)
         return not entry.usable or entry.bucket in self.entries
 
-    def seconds(self, problem: Problem, options: Options, epilogue: str = "") -> dict[str, float]:
+    def seconds(self, problem: AnyProblem, options: Options, epilogue: str = "") -> dict[str, float]:
         """Return by algorithm a problem's time, interpolated between measured sizes; empty if none is near. Local."""
         sizes = _sizes(problem)
         if not self.entries or 0 in sizes:
@@ -152,7 +157,7 @@ class Measured:
             found[name] = math.exp(sum(logs) / sum(weights))
         return found
 
-    def _key(self, problem: Problem, options: Options, epilogue: str) -> str:
+    def _key(self, problem: AnyProblem, options: Options, epilogue: str) -> str:
         """Return all that decides the times of algorithms but the sizes, in words."""
         words: list[Any] = []
         if isinstance(problem, ParallelProblem):
@@ -178,13 +183,16 @@ def _parallel_words(p: ParallelProblem) -> list[str]:
     return words + [f"{name} {_ratio(each)}" for name, each in shares.items() if not _even(each, p.inner)]
 
 
-def _matrix_words(p: MatmulProblem | Level3Problem, options: Options) -> list[str]:
-    """Return what is like another product, or another call of a routine, of other sizes."""
-    if isinstance(p, MatmulProblem):
+def _matrix_words(p: MatmulProblem | Level3Problem | FactorProblem, options: Options) -> list[str]:
+    """Return what is like another product, or another call of a routine or a factorization, of other sizes."""
+    if isinstance(p, FactorProblem):
+        words = [p.routine, *(f"{name}={value}" for name, value in p.options.items())]
+    elif isinstance(p, MatmulProblem):
         words = ["matmul", p.scheme, p.op_a + p.op_b]
     else:
         words = [p.routine, p.side, p.uplo, p.op_a, p.diag]
-    operands = {"A": p.a, "B": p.b, "C": p.c if options.beta != 0 else None, "D": p.d}
+    c = p.c if isinstance(p, FactorProblem) or options.beta != 0 else None
+    operands = {"A": p.a, "B": p.b, "C": c, "D": p.d}
     return words + [f"{name}: {_layout(x)}" for name, x in operands.items() if x is not None]
 
 
@@ -218,9 +226,11 @@ def _ratio(shares: tuple[int, ...]) -> str:
     return text if len(text) <= _LONG else hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _sizes(problem: Problem) -> tuple[int, int, int]:
+def _sizes(problem: AnyProblem) -> tuple[int, int, int]:
     if isinstance(problem, ParallelProblem):
         return problem.sizes
+    if isinstance(problem, FactorProblem):
+        return *problem.a.shape, max(1, problem.right)
     return problem.m, problem.n, problem.k
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import tempfile
 from functools import partial
 from unittest import mock
 
@@ -215,6 +217,30 @@ def alike(found, expected):
     return first(*(unlike(x, y) for x, y in zip(local(found), expected, strict=True)))
 
 
+def tuned(ctx, a, b):
+    """``pb.tune`` times factorizations and writes to no matrix; "auto" goes by the times, until the context closes."""
+    before = local((a, b))
+    singular = ctx.zeros(a.descriptor)
+    with mock.patch.dict(os.environ, PBLASMP_TUNING=tempfile.mkdtemp() + "/tuning.json"):
+        for name, function, args, how in (
+            ("cholesky", pb.linalg.cholesky, (a,), {}),
+            ("cholesky in place", pb.linalg.cholesky, (a,), {"out": a}),
+            ("solve in place", pb.linalg.solve, (a, b), {"out": b}),
+            ("lu_solve", pb.linalg.lu_solve, (pb.linalg.lu_factor(a), b), {"trans": "T"}),
+            ("least squares", pb.linalg.lstsq, (a, b), {}),
+            ("eigh", pb.linalg.eigh, (a,), {}),
+            ("a singular matrix", pb.linalg.inv, (singular,), {}),
+        ):
+            found = pb.tune(function, *args, **how)
+            yield (
+                f"tune {name}",
+                alike((a, b), before) or (None if found.best in found.seconds else str(found)),
+            )
+            with pb.plan(function, *args, **how) as plan:
+                why = str(plan.report().algorithms[found.best])
+            yield f"tuned {name}", None if why.startswith("taken: measured on this machine") else why
+
+
 def algorithms(comm):
     """``algo=`` of every factorization, its plan, the plan's report, and what they refuse."""
     rng = np.random.default_rng(77)
@@ -266,8 +292,7 @@ def algorithms(comm):
         reflectors = pb.linalg.qr(a)
         yield "q", alike(reflectors.q(algo="panels"), local(reflectors.q()))
         yield "apply", alike(reflectors.apply(b, "C", algo="panels"), local(reflectors.apply(b, "C")))
-        words = ["tune: the algorithms of factorizations are chosen by rule"]
-        yield "tune", agreed_error(ctx, pb.UnsupportedError, words, pb.tune, pb.linalg.cholesky, a)
+        yield from tuned(ctx, a, b)
         whole, second = (scattered(ctx, layout(rng, (9, 9), comm.size), np.eye(9)) for _ in "ab")
         second.local[...] *= 4
         with pb.plan("cholesky", whole) as plan:
