@@ -237,7 +237,7 @@ def run(
     """
     kind = FORMS[form]
     if kind.call is None:
-        return torch.nn.functional.linear(x, w.t() if transposed else w, bias), None
+        return _alone(x, w, bias, transposed), None
     if kind.part_of_x and scales is None:
         x = x[..., own(x.shape[-1], ctx)]
     found = multiply(
@@ -248,6 +248,11 @@ def run(
     if total is not None:
         _check_total(kind, y, total)
     return y, gathered
+
+
+def _alone(x: Tensor, w: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
+    """Return the product of this rank alone; those with ``transposed`` weights have no bias. Local."""
+    return x @ w if transposed else torch.nn.functional.linear(x, w, bias)
 
 
 def _check_total(kind: Form, y: Tensor, total: int) -> None:
@@ -381,6 +386,8 @@ class Again:
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return what ``run`` does. Collective over the context, unless it is local."""
+        if self._kind.call is None:
+            return _alone(x, w, bias, self._arguments[1]), None
         key = seen(x)
         made = self._made.get(key)
         if made is not None:
@@ -393,12 +400,11 @@ class Again:
             return y, gathered
         ctx, transposed, keep, by_rule, total = self._arguments
         result = run(self._form, x, w, bias, ctx, transposed, keep, by_rule, total, algo=self._how["algo"])
-        if self._kind.call is not None:
-            part = x[..., own(x.shape[-1], ctx)] if self._kind.part_of_x else x
-            if in_rows(part) is part:
-                made = made_before(self._kind.call, ctx, part, w, bias, **self._how)
-            if made is not None and len(self._made) < _MOST_SEEN:
-                self._made[key] = made
+        part = x[..., own(x.shape[-1], ctx)] if self._kind.part_of_x else x
+        if in_rows(part) is part:
+            made = made_before(self._kind.call, ctx, part, w, bias, **self._how)
+        if made is not None and len(self._made) < _MOST_SEEN:
+            self._made[key] = made
         return result
 
 
