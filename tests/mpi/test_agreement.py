@@ -251,7 +251,7 @@ def bad_operand_on_one_rank(comm):
             "plan: another layout",
             error(pb.ArgumentError, ["b: its layout is", on], plan, None, wrong(other, b)),
         )
-        out = ctx.zeros(plan._call._matrices["d"].descriptor)
+        out = ctx.zeros(plan().descriptor)
         c = ctx.zeros(replace(out.descriptor, block=(1, 1), ld=None))  # is moved
         moved = functools.partial(pb.matmul, a, b, c=c, beta=1, out=out)
         empty = ctx.engine.empty
