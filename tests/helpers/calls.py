@@ -22,6 +22,7 @@ import numpy as np
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.engines.dense import add
+from pblasmp.engines.host import operations
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout.routines import GEMM, ROUTINES, VECTOR_ROUTINES
 from pblasmp.pblas.routine_functions import DTYPE, names_of
@@ -111,6 +112,7 @@ def thresholds(rng: Any) -> Iterator[str]:
         changed_limits(**limits),
         mock.patch.multiple(HostOperations, **how),
         mock.patch.multiple(add, _LEAST=0, _MOST=100),
+        mock.patch.object(operations, "_CHUNK", 40),
     ):
         yield f"{limits} {how}"
 

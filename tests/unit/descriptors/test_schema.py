@@ -21,9 +21,6 @@ GRID_VALIDATOR = Draft202012Validator({"$ref": "#/$defs/GridTable", "$defs": SCH
 FILES = {path.stem: read(path) for path in (*files.find("problems"), *invalid_files())}
 
 
-ROUTINE_VALIDATOR = Draft202012Validator(json.loads((files.root() / "routine.schema.json").read_text()))
-
-
 @pytest.mark.parametrize("name", json_schemas())
 def test_schemas_are_fresh(name):
     text = (files.root() / name).read_text()
