@@ -41,6 +41,7 @@ __all__ = [
     "called",
     "combinations",
     "computed",
+    "draw_place",
     "drawn",
     "legal_options",
     "of_level_1",
@@ -159,7 +160,7 @@ def _two(rng: Any, least: int, stop: int) -> tuple[int, int]:
     return i, j
 
 
-def _place(ctx: pb.Context, rng: Any, grid: pb.Grid | None) -> Place:
+def draw_place(ctx: pb.Context, rng: Any, grid: pb.Grid | None) -> Place:
     d = layout(rng, (0, 0), ctx.size, grid=grid, block=_two(rng, 1, pick(rng, (9, 9, 65))))
     return Place(d.grid, d.block, d.source, _two(rng, 0, 6) if rng.integers(2) else (0, 0))
 
@@ -194,13 +195,13 @@ def all_placed(
     """Matrices by name, each at a place of its own or of another, or all parts of one; on a grid, as PBLAS has them."""
     orders, turns = "F" if grid else "CF", grid is None
     if rng.integers(4) == 3:
-        at, order = _place(ctx, rng, grid), pick(rng, orders)
+        at, order = draw_place(ctx, rng, grid), pick(rng, orders)
         found = side_by_side(ctx, rng, [*values.values()], at, order, turns=turns)
         return dict(zip(values, found, strict=True))
     places: list[Place] = []
     operands = {}
     for name, x in values.items():
-        places.append(pick(rng, places) if places and rng.integers(3) else _place(ctx, rng, grid))
+        places.append(pick(rng, places) if places and rng.integers(3) else draw_place(ctx, rng, grid))
         (operands[name],) = side_by_side(ctx, rng, [x], places[-1], pick(rng, orders), turns=turns)
     return operands
 

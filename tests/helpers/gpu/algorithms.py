@@ -26,8 +26,8 @@ from tests.helpers.slow import in_turn
 from tests.helpers.tensor_cases import FORMS, Case
 
 from .jobs import TURNS, Job
-from .moves import End, say
-from .products import OPS, integers, part_of, unequal, wrong_part
+from .moves import say
+from .products import OPS, integers, part_of, place, poisoned, unequal, wrong_part
 
 PRODUCTS = {
     "gemm": ("gathered", "panels", "stationary"),
@@ -128,9 +128,8 @@ def one_scheme(ctx: pb.Context, scheme: str, algo: str, seed: int) -> str:
     beta = rng.choice([0, -2]) if scheme != AR else 0
     kinds = {"a": p.a, "b": p.b, **({"c": p.d} if beta else {})}
     values = {name: integers(x.shape, x.dtype, seed + i, 1) for i, (name, x) in enumerate(kinds.items())}
-    whole = (slice(None), slice(None))
-    matrices = {name: End(x, whole).place(ctx, values[name], 0)[0] for name, x in kinds.items()}
-    out = End(p.d, whole).place(ctx, np.full(p.d.shape, np.nan), 0)[0]
+    matrices = {name: place(ctx, values[name], x) for name, x in kinds.items()}
+    out = poisoned(ctx, p.d)
     expected = 2 * (OPS[p.op_a](values["a"]) @ OPS[p.op_b](values["b"]))
     if scheme == AR:
         expected = np.tile(expected, (1, size) if order == "F" else (size, 1))

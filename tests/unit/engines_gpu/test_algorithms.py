@@ -163,7 +163,7 @@ def test_tensor_parallel(stand_in, ranks):
 @pytest.mark.parametrize("reach", [False, True])
 @pytest.mark.parametrize("ranks", RANKS)
 def test_moves_by_messages(stand_in, ranks, reach):
-    run_mpi(moves, ranks, path=stand_in(1000), count=draws(12, long=60), reach=reach)
+    run_mpi(moves, ranks, path=stand_in(1000), count=draws(24, long=60), reach=reach)
 
 
 def let_go(comm: Any, path: str) -> Any:
