@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Machines as data: what ranks compute, copy and send per second, measured or from a vendor's sheet.
 
-docs/planning.md explains the files.
+descriptors/README.md explains the files.
 """
 
 from __future__ import annotations
