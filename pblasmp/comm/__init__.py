@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from .agreement import (
+    CLOSING,
     Agreement,
     Launched,
     Ready,
@@ -41,6 +42,7 @@ from .shared_memory import SharedMemory
 from .side_channel import SideChannel, where_others_wait
 
 __all__ = [
+    "CLOSING",
     "LARGEST",
     "YIELDS",
     "Agreement",

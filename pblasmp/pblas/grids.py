@@ -9,15 +9,15 @@ import operator
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..comm import Agreement, Communicator, this_process, wrap
+from ..comm import CLOSING, Agreement, Communicator, this_process, wrap
 from ..comm.mpi_communicator import mpi
 from ..context import Context
-from ..errors import short_repr
+from ..errors import ArgumentError, short_repr
 from ..launchers import surroundings
 from ..layout import Grid
 from .arguments import Faults
@@ -75,13 +75,12 @@ class ProcessGrid:
     calls: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def close(self) -> None:
-        """Forget the number, and close the context if gridinit made it, or let it rest. Collective over the grid."""
+        """Close the context if gridinit made it, or let it rest, and forget the number. Collective over the grid."""
+        if self.context is not self.parent:
+            wanted = self.key is not None and sum(map(len, _resting.values())) < _MOST_RESTING
+            if self.context.rest(wanted=wanted):
+                _resting.setdefault(self.key, []).append(self)
         _known[self.number] = None
-        if self.context is self.parent:
-            return
-        wanted = self.key is not None and sum(map(len, _resting.values())) < _MOST_RESTING
-        if self.context.rest(wanted=wanted):
-            _resting.setdefault(self.key, []).append(self)
 
 
 class _Outside:
@@ -148,7 +147,10 @@ def gridinit(
     """
     if isinstance(context, Context):
         return _made(context.comm, context, order, nprow, npcol, context.engine.name)
-    comm = wrap(None if type(context) is int and context == 0 else context)
+    try:
+        comm = wrap(None if type(context) is int and context == 0 else context)
+    except ArgumentError as error:
+        _refuse("gridinit", error)
     try:
         return _made(comm, None, order, nprow, npcol, engine)
     finally:
@@ -296,13 +298,22 @@ def gridexit(ictxt: int) -> None:
     """
     found = of_number(ictxt)
     if found is not None:
+        found.close()
         if found.parent is not None:
             found.parent.release(found)
-        found.close()
     elif ictxt != -1:
         faults = Faults("gridexit", ["ictxt"])
         faults.add("ictxt", f"{short_repr(ictxt)} is not a context of this process")
-        raise faults.error()
+        _refuse(CLOSING, faults.error())
+
+
+def _refuse(call: str, error: ArgumentError) -> NoReturn:
+    """Raise what is wrong with a call that has no context together with the ranks that wait in it, else alone."""
+    found = Context.where_others_call(call, limit=PATIENCE)
+    if found is not None and found.size > 1:
+        with found.agreement(call):
+            raise error
+    raise error
 
 
 def blacs_exit(cont: int = 0) -> None:  # noqa: ARG001

@@ -320,6 +320,8 @@ def illegal_here(comm):
             ("a move", wrong, pblas.pdgemr2d, (2, 2, array, 1, 1, desc, y, 1, 1, desc, -1 if bad else grids[1])),
             ("no number", wrong, pblas.pdgemr2d,
              (2, 2, array, 1, 1, desc, y, 1, 1, desc, grids[1] + 0.5 if bad else grids[1])),
+            ("no communicator", (pb.ArgumentError, ["communicator", "(on rank 1)"]), pblas.gridinit,
+             ("x" if bad else ctx, "Row", 1, 2)),
             ("barrier", wrong, pblas.blacs_barrier, (grids[1], "q" if bad else "A")),
             ("another element", unlike, pblas.pdelget, ("R", " ", None, array, 1, 4 if bad else 1, desc)),
             ("another call", apart, *((ctx.eye, ((2, 2),)) if bad else (pblas.blacs_barrier, (grids[1], "A")))),
@@ -330,6 +332,13 @@ def illegal_here(comm):
             pblas.blacs_barrier(grids[1], scope)
         found = pblas.pdelget("R", " ", None, array, 2, 3, desc)
         yield "afterwards", None if found == 1 else f"{found}"
+        own = pblas.gridinit(comm, "Row", 1, 2, engine="host")
+        yield "the end of a grid", agreed_error(ctx, *wrong, pblas.gridexit, 77 if bad else own)
+        if bad:
+            with pytest.raises(pblas.ParameterError, match="77 is not a context"):
+                pblas.gridexit(77)
+        comm.barrier()
+        pblas.gridexit(own)
         # What a row exchanges is no agreement: a process that goes on breaks the context.
         error = ""
         try:
