@@ -24,14 +24,14 @@ from .linalg import CALLS
 from .linalg.former import Former
 from .matrix import products
 from .runtime.matrix_calls import as_read, check_c
-from .runtime.planned import prepare
+from .runtime.planned import prepare, reading
 from .runtime.reading import refuse
 from .runtime.runtime import Runtime
 from .tensor_parallel.call import check_context
 from .tuning.measure import LIMIT, Tuned, measure
 
 if TYPE_CHECKING:
-    from .runtime.plans import Plan
+    from .runtime.plans import Plan, UserCall
 
 __all__ = ["algorithms", "plan", "tune"]
 
@@ -138,26 +138,33 @@ def _measure(
 
 
 def _plan(
-    call: str, function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    asked: str, function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Plan[Any]:
-    """Return the plan for ``call``, "plan" or "tune", which begins its errors. Collective over the context."""
+    """Return the plan for what the user has ``asked``: "plan" or "tune". Collective over the context."""
+    return prepare(_call(asked, function, args, kwargs), asked)
+
+
+def _call(
+    asked: str, function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> UserCall[Any]:
+    """Return the call of a public function; ``asked`` begins its errors. Collective over the context if it raises."""
     try:
-        name, bound = _bound(call, function, args, kwargs)
+        name, bound = _bound(asked, function, args, kwargs)
     except ArgumentError as error:  # other ranks may have found no fault
-        refuse(call, error, *args, *kwargs.values(), waits_in="")  # others wait in the function's name
+        refuse(asked, error, *args, *kwargs.values(), waits_in="")  # others wait in the function's name
     bound.apply_defaults()
     given = bound.arguments
-    if call == "tune" and "algo" in given:
+    if asked == "tune" and "algo" in given:
         given["algo"] = "auto"
     if name in CALLS:
-        return prepare(CALLS[name](**given), call)
+        return CALLS[name](**given)
     if name == "matmul":
-        return prepare(products.matmul_call(**given), call)
+        return products.matmul_call(**given)
     if name in FORMS:
-        return prepare(tensor_parallel.parallel_call(name, **given), call)
+        return tensor_parallel.parallel_call(name, **given)
     if name in VECTOR_ROUTINES:
-        return prepare(VectorCall(name, given), call)
-    return prepare(level3.routine_call(name, **given), call)
+        return VectorCall(name, given)
+    return level3.routine_call(name, **given)
 
 
 def _bound(
@@ -176,7 +183,10 @@ def _bound(
     if found is None or not (isinstance(function, str) or function is found):
         known = ", ".join(["matmul", *ROUTINES, *_VECTORS, *FORMS, *CALLS])
         given = f"{function.__module__}.{name}" if inspect.isfunction(function) else short_repr(function)
-        raise ArgumentError(f"{call}: expected one of the functions {known}, or its name, got {given}")
+        expected = f"one of the functions {known}, or its name"
+        if call == "algorithms":
+            expected = f"a MatmulProblem, Level3Problem, ParallelProblem or FactorProblem, {expected}"
+        raise ArgumentError(f"{call}: expected {expected}, got {given}")
     if name in VECTOR_ROUTINES and name not in _VECTORS:
         raise ArgumentError(f"{call}: {name} is computed at once: it has neither a plan nor algorithms")
     try:
@@ -201,6 +211,51 @@ def _public(name: str) -> Callable[..., Any] | None:
 
 
 def algorithms(
+    problem: AnyProblem | Callable[..., Any] | str, *args: Any, **kwargs: Any
+) -> dict[str, Verdict]:
+    """Return by name whether each algorithm can compute a call, without a plan. Collective over the context.
+
+    ``pb.algorithms(pb.matmul, a, b)`` takes what ``pb.plan`` does. ``pb.algorithms(problem, ctx)`` needs no arrays.
+
+    Args:
+        problem: a function, as for ``pb.plan``. Or a product, a level-3 routine, a tensor-parallel product or a
+            factorization as a value, or the ``problem`` of a plan: of a vector's function that is the level-3 routine
+            of one column.
+        *args, **kwargs: the function's arguments. After a value: ``ctx``, the context in which it would be computed,
+            and as keywords ``algo``, ``compute``, ``alpha`` and ``beta``, as for ``pb.matmul``.
+
+    Returns:
+        By name: ``applies`` says whether the algorithm can be taken, ``taken`` whether it would be, and ``why`` gives
+        the reason. A verdict is true if the algorithm applies. With ``algo="measure"`` they are those of "auto"; if
+        algorithms are yet to be timed, ``why`` says so.
+
+    Raises:
+        ArgumentError: there is no such function; the problem is not legal, is not for as many ranks as the context has,
+            or has no C for ``beta``.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: there is no algorithm called ``algo`` for this problem.
+        Exception: what the function raises for these arguments.
+
+    Example:
+        >>> a = ctx.eye((4, 4), block=2)
+        >>> "gathered" in pb.algorithms(pb.matmul, a, a)
+        True
+        >>> problem = pb.MatmulProblem.gemm(4, 4, 4, a.descriptor.grid, 2)
+        >>> "gathered" in pb.algorithms(problem, ctx)
+        True
+
+    See Also:
+        plan, whose ``report()`` says the same; tune.
+    """
+    if isinstance(problem, (MatmulProblem, Level3Problem, ParallelProblem, FactorProblem)):
+        return _of_problem(problem, *args, **kwargs)
+    call = _call("algorithms", problem, args, kwargs)
+    with reading(call, "algorithms"):
+        asked, options, nearest, _ = call.task()
+        return _surveyed(call.ctx, nearest or asked, options)
+
+
+def _of_problem(
     problem: AnyProblem,
     ctx: Context,
     *,
@@ -209,40 +264,8 @@ def algorithms(
     alpha: complex = 1,
     beta: complex = 0,
 ) -> dict[str, Verdict]:
-    """Return by name whether each algorithm can compute a problem, without a plan. Collective over the context.
-
-    Args:
-        problem: a product, a level-3 routine, a tensor-parallel product or a factorization as a value, or the
-            ``problem`` of a plan: of a vector's function that is the level-3 routine of one column.
-        ctx: the context in which it would be computed.
-        algo: what would be asked for. "measure" has the verdicts of "auto"; if algorithms are yet to be timed,
-            ``why`` says so.
-        compute, alpha, beta: as for ``pb.matmul``.
-
-    Returns:
-        By name: ``applies`` says whether the algorithm can be taken, ``taken`` whether it would be, and ``why`` gives
-        the reason. A verdict is true if the algorithm applies.
-
-    Raises:
-        ArgumentError: the problem is not legal, is not for as many ranks as the context has, or has no C for ``beta``.
-        RankMismatchError: the ranks gave different arguments.
-        UnsupportedError: there is no algorithm called ``algo`` for this problem.
-
-    Example:
-        >>> a = ctx.eye((4, 4), block=2)
-        >>> problem = pb.MatmulProblem.gemm(4, 4, 4, a.descriptor.grid, 2)
-        >>> "gathered" in pb.algorithms(problem, ctx)
-        True
-
-    See Also:
-        plan, whose ``report()`` says the same; tune.
-    """
     check_context(ctx, "algorithms")
     with ctx.agreement("algorithms") as facts:
-        kinds: tuple[type, ...] = (MatmulProblem, Level3Problem, ParallelProblem, FactorProblem)
-        if not isinstance(problem, kinds):
-            expected = "a MatmulProblem, Level3Problem, ParallelProblem or FactorProblem"
-            raise ArgumentTypeError(f"problem: expected {expected}, got {type(problem).__name__}")
         facts.update(problem.facts())
         dtype = problem.out_dtype if isinstance(problem, ParallelProblem) else problem.a.dtype
         if isinstance(problem, (MatmulProblem, Level3Problem)):
@@ -252,6 +275,11 @@ def algorithms(
         if not isinstance(problem, FactorProblem):
             check_c(problem, beta)
             problem = _nearest(problem, options, ctx)
+    return _surveyed(ctx, problem, options)
+
+
+def _surveyed(ctx: Runtime[Any], problem: AnyProblem, options: Options) -> dict[str, Verdict]:
+    """Return the verdicts on all algorithms for what the ranks have agreed on. Collective over the context."""
     with ctx.agreement("algorithms: asking"):
         if options.algo != "measure" or isinstance(problem, FactorProblem):
             return survey(ctx.engine, problem, options)

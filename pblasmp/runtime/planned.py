@@ -7,14 +7,15 @@ Products, routines of levels 1 to 3, factorizations and tensor-parallel products
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ..logs import logger
 from .plans import Plan, UserCall
 
-__all__ = ["prepare", "run"]
+__all__ = ["prepare", "reading", "run"]
 
 Result = TypeVar("Result")
 
@@ -101,11 +102,18 @@ def prepare(call: UserCall[Result], asked: str = "plan") -> Plan[Result]:
         call: the call.
         asked: what the user has called, on which the ranks agree, too.
     """
+    with reading(call, asked):
+        call.planned()
+        return Plan(call)
+
+
+@contextmanager
+def reading(call: UserCall[Any], asked: str) -> Iterator[None]:
+    """Read a call for what the user has ``asked``; return a block in which it runs. Collective over the context."""
     call.find_context()
     with call.ctx.running(call.name, checks=False), call.stream():
         with call.ctx.agreement(call.name) as facts:
             facts["what asks for it"] = asked
             call.read(facts)
         call.complete()
-        call.planned()
-        return Plan(call)
+        yield

@@ -260,7 +260,8 @@ def told(comm):
                     reported = plan.report().algorithms
                     problem = plan.problem
                 found = pb.algorithms(problem, ctx, algo=algo, **scalars)
-                same = said_alike(found, reported)
+                called = pb.algorithms(function, *args, **how, algo=algo)
+                same = said_alike(found, reported) and said_alike(called, reported)
                 taken = [n for n, v in found.items() if v.taken]
                 wrong = None if same and len(taken) == 1 and found[taken[0]] else f"{found}, {reported}"
                 if algo != "auto" and taken != [algo]:
@@ -272,11 +273,19 @@ def told(comm):
         asked = pb.MatmulProblem(d, elsewhere, d)
         with pb.plan(pb.matmul, a, c) as plan:
             reported = plan.report().algorithms
-        found = pb.algorithms(asked, ctx)
-        yield "other blocks", None if said_alike(found, reported) else f"{reported}"
+        for found in (pb.algorithms(asked, ctx), pb.algorithms("matmul", a, c)):
+            yield "other blocks", None if said_alike(found, reported) else f"{reported}"
+        with pb.plan(pb.linalg.solve, a, a) as plan:
+            reported = plan.report().algorithms
+        found = pb.algorithms(pb.linalg.solve, a, a)
+        yield "a factorization", None if said_alike(found, reported) else f"{found}, {reported}"
+        if ctx.size > 1:
+            b = a if ctx.rank else c
+            refused = agreed_error(ctx, pb.RankMismatchError, ["b"], pb.algorithms, pb.matmul, a, b)
+            yield "operands by rank", refused
         for case, kind, words, problem, how in (
             ("not legal", pb.LayoutError, ["sizes: "], pb.MatmulProblem(d, replace(d, shape=(5, 12)), d), {}),
-            ("no problem", pb.ArgumentError, ["problem: expected a MatmulProblem, Level3Problem, ", "got int"], 3, {}),
+            ("no problem", pb.ArgumentError, ["algorithms: expected a MatmulProblem, Level3Problem, ", "got 3"], 3, {}),
             ("unknown", pb.UnsupportedError, ["got 'summa'"], pb.MatmulProblem(d, d, d), {"algo": "summa"}),
             ("alpha", pb.ArgumentError, ["alpha: expected a number"], pb.MatmulProblem(d, d, d), {"alpha": "2"}),
             ("grid", pb.ArgumentError, [f"{ctx.size + 1} ranks"],

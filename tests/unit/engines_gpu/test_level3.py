@@ -419,6 +419,15 @@ def test_a_fault_of_syr2k_is_refused(alone, stand_in, version):
             assert plan.report().algorithm == "full"
 
 
+def test_symm_of_narrow_types_is_refused_before_it_runs(ctx, lib):
+    """cuBLASMp refuses it on some ranks only, which would break the context."""
+    a, b = (ctx.zeros(pb.MatrixDescriptor((8, 8), (8, 8), pb.Grid(1, 1), dtype="float16")) for _ in range(2))
+    with pytest.raises(pb.UnsupportedError, match="cublasMpSymm has no 16-bit types"):
+        pb.blas.symm(a, b, algo="cublasmp")
+    assert not lib.of("Symm")
+    assert pb.algorithms(pb.blas.symm, a, b)["cublasmp"].why == "cublasMpSymm has no 16-bit types"
+
+
 @pytest.mark.parametrize("side", "LR")
 @pytest.mark.parametrize(("columns", "expected"), [(31, "gathered"), (32, "full"), (300, "full")])
 def test_a_matrix_is_not_filled_for_a_few_vectors(ctx, columns, expected, side):
