@@ -50,6 +50,7 @@ def eigh(
     eigvals_only: Literal[False] = False,
     check: bool = False,
     algo: str = "auto",
+    uplo: Uplo | None = None,
 ) -> tuple[Values, Matrix]: ...
 @overload
 def eigh(
@@ -61,6 +62,7 @@ def eigh(
     eigvals_only: Literal[True],
     check: bool = False,
     algo: str = "auto",
+    uplo: Uplo | None = None,
 ) -> Values: ...
 def eigh(
     a: Matrix,
@@ -71,6 +73,7 @@ def eigh(
     eigvals_only: bool = False,
     check: bool = False,
     algo: str = "auto",
+    uplo: Uplo | None = None,
 ) -> tuple[Values, Matrix] | Values:
     """Return eigenvalues and eigenvectors of a symmetric or Hermitian matrix. Collective over the context.
 
@@ -90,6 +93,7 @@ def eigh(
         check: whether to check the eigenvectors as ``pb.verify`` does. If they are wrong, the next algorithm computes
             them, on all ranks: libraries have had faults in which the eigenvalues alone were right.
         algo: "auto", or the name of an algorithm.
+        uplo: "L" or "U", as NumPy's: the triangles that are read, in place of ``lower``.
 
     Returns:
         The eigenvalues in ascending order, the same real array on every rank, and V, whose columns are the
@@ -120,6 +124,7 @@ def eigh(
         "eigvals_only": eigvals_only,
         "check": check,
         "algo": algo,
+        "uplo": uplo,
     }
     return _Eigh(a=a, **how).run() if b is None else _generalized(a, b, how)
 
@@ -131,11 +136,12 @@ def eigvalsh(
     lower: bool = True,
     subset_by_index: Sequence[int] | None = None,
     algo: str = "auto",
+    uplo: Uplo | None = None,
 ) -> Values:
     """Return the eigenvalues that ``eigh`` returns, without eigenvectors. Collective over the context.
 
     Args:
-        a, b, lower, subset_by_index, algo: as for ``eigh``.
+        a, b, lower, subset_by_index, algo, uplo: as for ``eigh``.
 
     Raises:
         FactorizationError, ArgumentError, RankMismatchError, UnsupportedError: as ``eigh`` does.
@@ -149,9 +155,11 @@ def eigvalsh(
         eigh.
     """
     if b is None:
-        values: Values = _Eigvalsh(a=a, lower=lower, subset_by_index=subset_by_index, algo=algo).run()
+        values: Values = _Eigvalsh(
+            a=a, lower=lower, subset_by_index=subset_by_index, algo=algo, uplo=uplo
+        ).run()
         return values
-    return eigh(a, b, lower=lower, subset_by_index=subset_by_index, eigvals_only=True, algo=algo)
+    return eigh(a, b, lower=lower, subset_by_index=subset_by_index, eigvals_only=True, algo=algo, uplo=uplo)
 
 
 def eigh_into(a: Matrix, out: Matrix | None, lower: bool, subset: tuple[int, int] | None = None) -> Values:
@@ -170,8 +178,12 @@ class _Eigh(FactorizationCall[Any]):
     matrices = ("a", "b", "out")
     optional = ("b", "out")
 
-    def __init__(self, *, subset_by_index: Any = None, **arguments: Any) -> None:
+    def __init__(self, *, subset_by_index: Any = None, uplo: Any = None, **arguments: Any) -> None:
         self._subset, self._malformed = None, ""
+        if isinstance(uplo, str) and uplo in ("L", "U"):
+            arguments["lower"] = uplo == "L"
+        elif uplo is not None:
+            self._malformed = f"uplo: expected 'L' or 'U', got {short_repr(uplo)}"
         arguments.update({name: flag(arguments[name]) for name in ("lower", "eigvals_only", "check")})
         if subset_by_index is not None:
             try:

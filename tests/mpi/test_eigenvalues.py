@@ -129,6 +129,11 @@ def faults(ctx, rng):
     w = np.linalg.eigvalsh(whole)
     with pb.plan(la.eigvalsh, upper, lower=False) as plan:
         yield "plan", None if np.allclose(plan(), w) else "a plan differs"
+    found, (_, v) = la.eigvalsh(upper, uplo="U"), la.eigh(upper, b.H @ b, uplo="U")
+    yield (
+        "uplo",
+        None if np.allclose(found, w) and pb.verify(la.eigh, a, b.H @ b, found=(w, v)) else f"{found}",
+    )
     tall = placed(ctx, rng, whole[:, :4].copy())
     with pb.plan(la.svd, tall, full_matrices=True) as plan, pb.plan("svdvals", tall) as values:
         u, s, vh = plan()
@@ -138,6 +143,8 @@ def faults(ctx, rng):
     for name, kind, words, function, args, how in (
         ("square", argument, ["a: expected a square matrix, got 4 x 9"], la.eigh, (a[:4, :],), {}),
         ("lower", argument, ["lower: expected True or False, got 'X'"], la.eigh, (a,), {"lower": "X"}),
+        ("uplo", argument, ["uplo: expected 'L' or 'U', got 'l'"], la.eigh, (a,), {"uplo": "l"}),
+        ("uplo, B", argument, ["uplo: expected 'L' or 'U', got 3"], la.eigvalsh, (a, a), {"uplo": 3}),
         ("both", argument, ["lower: expected True or False, got 3"], la.eigh, (a, b), {"lower": 3}),
         ("subset", argument, ["0 <= first <= last < 9, got (3, 9)"], la.eigh, (a,), {"subset_by_index": (3, 9)}),
         ("turned", argument, ["0 <= first <= last < 9, got (3, 2)"], la.eigvalsh, (a,), {"subset_by_index": [3, 2]}),
