@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.dtypes import DTYPES
+from tests.helpers import tensor_cases
+from tests.helpers.cases import exact
 from tests.helpers.copy_products import PRODUCTS
+from tests.helpers.factor_cases import random
 
 NAMES = [(form, name) for form, kinds in PRODUCTS.items() for name in kinds]
 SUMS = ("matmul_reduce_scatter", "matmul_allreduce")
@@ -21,53 +23,31 @@ RUNS = 1000  # of a product whose bits are compared
 WORST = {"bfloat16": 8e-3, "float16": 2e-3, "float32": 1e-5, "float64": 1e-13, "complex64": 1e-5}
 
 
-class Case:
-    """Random operands that every rank knows, this rank's parts on its GPU, and what NumPy makes of them."""
+def sixteen_each(total: int, ctx: pb.Context) -> slice:
+    """Of a split by which the last rank has the rest."""
+    cuts = [*(16 * rank for rank in range(ctx.size)), total]
+    return slice(cuts[ctx.rank], cuts[ctx.rank + 1])
+
+
+class Case(tensor_cases.Case):
+    """Operands that are rounded, this rank's parts on its GPU, and what NumPy makes of them."""
 
     def __init__(
         self, ctx: pb.Context, form: str, dtype: str, *, uneven: bool = False, large: bool = False
     ) -> None:
-        import cupy
-
-        self.ctx, self.form, self.kind = ctx, form, DTYPES[dtype]
-        t, n, k = (4096, 2048, 1024) if large else (96, 128, 112)
-        rng = np.random.default_rng(5)
-        self.x, self.w, self.bias = (self._numbers(rng, shape) for shape in ((t, k), (n, k), (n,)))
-        tokens, outputs, inputs = (self._part(total, uneven) for total in (t, n, k))
-        everything = slice(None)
-        mine = {
-            "allgather_matmul": (tokens, everything, outputs, everything),
-            "matmul_allgather": (everything, everything, outputs, everything),
-        }.get(form, (everything, inputs, everything, inputs))
-        self.local_x, self.local_w = (
-            cupy.asarray(np.ascontiguousarray(x).astype(self.kind))
-            for x in (self.x[mine[0], mine[1]], self.w[mine[2], mine[3]])
-        )
-        self.local_bias = cupy.asarray(self.bias[mine[2]].astype(self.kind))
-        rows = (
-            pb.tensor_parallel.shard(t, ctx.size, ctx.rank) if form == "matmul_reduce_scatter" else everything
-        )
-        self.result = rows, (outputs if form == "allgather_matmul" else everything)
-
-    def _numbers(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
-        values = rng.standard_normal(shape)
-        values = values + 1j * rng.standard_normal(shape) if self.kind.kind == "c" else values
-        return values.astype(self.kind).astype(complex if self.kind.kind == "c" else float)
-
-    def _part(self, total: int, uneven: bool) -> slice:
-        size, rank = self.ctx.size, self.ctx.rank
-        cuts = [total * i // size for i in range(size + 1)]
-        if uneven and size > 1:
-            cuts[1:-1] = [16 * i for i in range(1, size)]
-        return slice(cuts[rank], cuts[rank + 1])
+        sizes = (4096, 2048, 1024) if large else (96, 128, 112)
+        how = {"split": sixteen_each if uneven else tensor_cases.shard, "draw": random}
+        super().__init__(np.random.default_rng(5), ctx, form, dtype, *sizes, **how)
+        tensor_cases.on_gpu(self)
+        self.ctx, (self.x, self.w, self.bias) = ctx, map(exact, (self.x, self.w, self.bias))
 
     def check(self, y: Any, expected: Any) -> None:
         """Every rank learns of a fault on any."""
-        expected = expected[self.result]
-        got = y.get().astype(expected.dtype)
+        expected = self.of(expected)
+        got = self.ctx.engine.to_host(y).astype(expected.dtype)
         error = float(np.linalg.norm(got - expected) / max(np.linalg.norm(expected), 1e-30))
         errors = self.ctx.comm.allgather(error if np.isfinite(got).all() else float("inf"))
-        assert max(errors) < WORST[self.kind.name], errors
+        assert max(errors) < WORST[self.dtype.name], errors
 
 
 @pytest.mark.parametrize(("form", "name"), NAMES)
@@ -143,7 +123,7 @@ def test_gathered_x(ctx):
     case = Case(ctx, "allgather_matmul", "bfloat16", uneven=True)
     y, gathered = pb.allgather_matmul(case.local_x, case.local_w, ctx, return_gathered=True, algo="nccl")
     case.check(y, case.x @ case.w.T)
-    np.testing.assert_array_equal(gathered.get().astype(float), case.x)
+    np.testing.assert_array_equal(ctx.engine.to_host(gathered).astype(float), case.x)
 
 
 @pytest.mark.parametrize("form", ["allgather_matmul", *SUMS, "matmul_allgather"])

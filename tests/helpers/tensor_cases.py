@@ -33,15 +33,28 @@ class Case:
     """One product: whole matrices on every rank, and this rank's parts of them."""
 
     def __init__(
-        self, rng, comm, form, dtype, t, n, k, *, lead=(), split=shard, out_dtype=None, transposed=False
+        self,
+        rng,
+        comm,
+        form,
+        dtype,
+        t,
+        n,
+        k,
+        *,
+        lead=(),
+        split=shard,
+        out_dtype=None,
+        transposed=False,
+        draw=numbers,
     ):
-        """X is (t, *lead, k) and W (n, k); integers that are exact in every type."""
+        """X is (t, *lead, k) and W (n, k); integers that are exact in every type, or what else is drawn."""
         self.form, self.dtype = form, np.dtype(DTYPES[dtype])
         self.out_dtype = np.dtype(DTYPES[out_dtype or dtype])
         self.transposed = transposed
-        self.x, self.w = numbers(rng, (t, *lead, k), self.dtype), numbers(rng, (n, k), self.dtype)
-        self.c = numbers(rng, (t, *lead, n), self.out_dtype)
-        self.bias = numbers(rng, (n,), self.out_dtype)
+        self.x, self.w = draw(rng, (t, *lead, k), self.dtype), draw(rng, (n, k), self.dtype)
+        self.c = draw(rng, (t, *lead, n), self.out_dtype)
+        self.bias = draw(rng, (n,), self.out_dtype)
         cut = {"t": (0, split(t, comm)), "n": (0, split(n, comm)), "k": (-1, split(k, comm))}
         out = {"t": (0, shard(t, comm)), "n": (-1, split(n, comm)), "": (0, slice(None))}
         everything = (0, slice(None))
