@@ -194,7 +194,7 @@ def all_placed(
 ) -> dict[str, Operand]:
     """Matrices by name, each at a place of its own or of another, or all parts of one; on a grid, as PBLAS has them."""
     orders, turns = "F" if grid else "CF", grid is None
-    if rng.integers(4) == 3:
+    if rng.integers(4) == 3 and len({x.dtype for x in values.values()}) == 1:
         at, order = draw_place(ctx, rng, grid), pick(rng, orders)
         found = side_by_side(ctx, rng, [*values.values()], at, order, turns=turns)
         return dict(zip(values, found, strict=True))
