@@ -48,9 +48,9 @@ def program(comm, engine, **how):
 
 
 def some(comm, engine, count, length):
-    """Make some sequences; return what is wrong, and how many ended."""
+    """Make some sequences; return what is wrong, which the program makes small, and how many ended."""
     with program(comm, engine, length=length) as found:
-        return found.search(count + 1, comm.size), found.counts["end"]
+        return found.search(count + 1, comm.size, shrink=False), found.counts["end"]
 
 
 @starts_ranks
