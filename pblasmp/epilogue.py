@@ -120,11 +120,11 @@ class Epilogue:
     def __repr__(self) -> str:
         return f"Epilogue({self.name}{', fused' if self.fused else ''})"
 
-    def bind(self, adopt: Callable[[Any], Any], p: MatmulProblem, rank: int) -> Epilogue:
+    def bind(self, take_over: Callable[[Any], Any], p: MatmulProblem, rank: int) -> Epilogue:
         """Return it with an engine's arrays, each in the form that the product on ``rank`` needs. Local.
 
         Args:
-            adopt: makes an engine's array of what the caller gave, without a copy.
+            take_over: makes an engine's array of what the caller gave, without a copy.
             p: the product.
             rank: whose arrays they are; outside D's grid they are ignored.
 
@@ -139,7 +139,7 @@ class Epilogue:
         if rank >= p.d.grid.size:
             nothing: dict[str, Any] = dict.fromkeys(self.given, np.empty(0))
             return replace(self, **nothing)
-        arrays = {name: adopt(getattr(self, name)) for name in self.given}
+        arrays = {name: take_over(getattr(self, name)) for name in self.given}
         faults = []
         for name, array in arrays.items():
             fault = _aux_fault(self, array, p, rank) if name == "aux" else _vector_fault(name, array, p, rank)
@@ -302,11 +302,11 @@ class Scales:
             for value in [getattr(self, name)]
         ]
 
-    def bind(self, adopt: Callable[[Any], Any], p: MatmulProblem, rank: int) -> Scales:
+    def bind(self, take_over: Callable[[Any], Any], p: MatmulProblem, rank: int) -> Scales:
         """Return it with an engine's arrays; numbers stay as they are. Local.
 
         Args:
-            adopt: makes an engine's array of what the caller gave, without a copy.
+            take_over: makes an engine's array of what the caller gave, without a copy.
             p: the product.
             rank: whose arrays they are.
 
@@ -314,7 +314,9 @@ class Scales:
             ArgumentError: a matrix has no such scale, or an array has another shape or type.
         """
         arrays = {
-            name: adopt(value) for name in self.given if not isinstance(value := getattr(self, name), float)
+            name: take_over(value)
+            for name in self.given
+            if not isinstance(value := getattr(self, name), float)
         }
         faults = [f"scales: {fault}" for fault in self._faults(arrays, p, rank)]
         if faults:

@@ -197,7 +197,7 @@ def _after(
     ctx: Runtime[Any], problem: MatmulProblem, epilogue: Epilogue | None, scales: Scales | None
 ) -> _After:
     """Return the epilogue of a product, or raise what is wrong with it. Local."""
-    adopt = partial(as_local, ctx.engine)
+    take_over = partial(as_local, ctx.engine)
     bias = activation = None
     if epilogue is not None and epilogue.name:
         if (
@@ -206,13 +206,13 @@ def _after(
             or epilogue.activation in ("drelu", "dgelu")
         ):
             raise UnsupportedError("verify: epilogue: expected a bias or an activation, of scheme 'gemm'")
-        bound = epilogue.bind(partial(adopt, name="epilogue"), problem, ctx.rank)
+        bound = epilogue.bind(partial(take_over, name="epilogue"), problem, ctx.rank)
         bias, activation = bound.bias, bound.activation
     numbers = {"a": 1.0, "b": 1.0, "d": 1.0}
     if scales is not None:
         if scales.mode != "tensor":
             raise UnsupportedError(f"verify: scales: mode is {scales.mode!r}, expected 'tensor'")
-        scales = scales.bind(partial(adopt, name="scales"), problem, ctx.rank)
+        scales = scales.bind(partial(take_over, name="scales"), problem, ctx.rank)
         for name in numbers:
             value = getattr(scales, name)
             if value is not None:

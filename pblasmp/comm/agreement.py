@@ -301,13 +301,13 @@ def _abort(comm: Communicator, error: BaseException) -> NoReturn:
     comm.abort(exit_status(error))
 
 
-def closing(comm: Communicator, *, here: bool, may_rest: bool = False) -> tuple[bool, bool]:
+def closing(comm: Communicator, *, here: bool, may_idle: bool = False) -> tuple[bool, bool]:
     """Agree that the context of ``comm`` ends. Collective.
 
     Args:
         comm: the ranks.
         here: whether this rank still has it; False if it was dropped without being closed.
-        may_rest: whether this rank would keep it for later.
+        may_idle: whether this rank would keep it for later.
 
     Returns:
         Whether every rank still had it, and whether every rank would keep it.
@@ -317,7 +317,7 @@ def closing(comm: Communicator, *, here: bool, may_rest: bool = False) -> tuple[
         with Agreement(comm, CLOSING):
             pass
         try:
-            everywhere, rests = (not one for one in greatest(comm, (not here, not may_rest)))
+            everywhere, idles = (not one for one in greatest(comm, (not here, not may_idle)))
         except BaseException as error:
             channel.break_(error, CLOSING)  # the other ranks are waiting for this rank's answer
             raise
@@ -327,7 +327,7 @@ def closing(comm: Communicator, *, here: bool, may_rest: bool = False) -> tuple[
         raise
     if not everywhere:
         channel.broken_by_agreement("a rank dropped it without closing it")
-    return everywhere, rests
+    return everywhere, idles
 
 
 def vote_on(comm: Communicator, call: str, number: int) -> bool:

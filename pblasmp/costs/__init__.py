@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans on paper: what a computation sends, needs and takes on ranks and machines that nobody has to have."""
+"""Planning: what a computation sends, needs and takes on ranks and machines that nobody has to have."""
 
 from __future__ import annotations
 

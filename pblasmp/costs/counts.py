@@ -28,7 +28,7 @@ from ..layout.grid import coordinates
 from ..layout.intersection import Piece, Stretch, common_counts, intersect
 from ..layout.pieces import STRIP
 from ..layout.value import Numbers
-from .paper import PaperEngine, Ranks
+from .dry_engine import DryEngine, Ranks
 
 __all__ = ["Counts", "Move", "classes", "counts_of"]
 
@@ -376,7 +376,7 @@ def _of_shares(p: ParallelProblem, ranks: Ranks) -> Iterator[Numbers]:
 
 def _of_factorization(p: FactorProblem, ranks: Ranks) -> Iterator[Numbers]:
     """Yield what decides in a factorization whose panels are shared: which panels a rank has, and its parts."""
-    engine = PaperEngine(ranks, 0)
+    engine = DryEngine(ranks, 0)
     here = np.arange(ranks.size)
     shapes = [shape_of(engine, p.a, p.routine, narrow=narrow) for narrow in (False, True)]
     shapes += [shape_of_inverse(engine, each) for each in shapes if p.inverse]

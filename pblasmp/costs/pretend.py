@@ -24,7 +24,7 @@ from ..engines.host.transport import HostTransport
 from ..engines.method import prepare
 from ..engines.request import AnyProblem, Operands, Options
 from ..errors import PblasmpError
-from .paper import Ranks
+from .dry_engine import Ranks
 from .traffic import asked_problem, dtype_of, operands_of, size_of
 
 __all__ = ["DryRun", "dry_run"]

@@ -22,8 +22,8 @@ from ..layout.level3_problem import with_c_like_d
 from ..layout.problem import nearest_legal
 from ..layout.value import Numbers, Shapes, Traffic
 from .counts import Counts, Move, classes, counts_of
+from .dry_engine import DryEngine, LogEntry, Ranks
 from .ghosts import Ghost
-from .paper import LogEntry, PaperEngine, Ranks
 
 __all__ = [
     "asked_problem",
@@ -223,7 +223,7 @@ class _Run:
 
 
 def _run(ranks: Ranks, rank: int, problem: AnyProblem, options: Options, nearest: Any, *, gpus: bool) -> _Run:
-    """Prepare and run a problem on one rank, on paper."""
+    """Prepare and run a problem on one rank, dry."""
     engine = _engine(ranks, rank, gpus=gpus)
     operands = operands_of(engine, problem)
     product, verdicts = prepare(engine, problem, options, operands, nearest)
@@ -254,12 +254,12 @@ def _run(ranks: Ranks, rank: int, problem: AnyProblem, options: Options, nearest
     )
 
 
-def _engine(ranks: Ranks, rank: int, *, gpus: bool) -> PaperEngine:
+def _engine(ranks: Ranks, rank: int, *, gpus: bool) -> DryEngine:
     if not gpus:
-        return PaperEngine(ranks, rank)
-    from .paper_gpus import PaperGpuEngine  # which takes as long to import as the rest together
+        return DryEngine(ranks, rank)
+    from .dry_gpus import DryGpuEngine  # which takes as long to import as the rest together
 
-    return PaperGpuEngine(ranks, rank)
+    return DryGpuEngine(ranks, rank)
 
 
 def asked_problem(problem: AnyProblem, beta: complex | None) -> tuple[AnyProblem, Any, complex]:

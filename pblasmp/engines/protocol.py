@@ -376,7 +376,7 @@ class Engine(Protocol):
     def recycle(self, array: LocalArray) -> None:
         """Let later symmetric arrays reuse the memory of this one, which is no longer used. Collective."""
 
-    def adopt(self, array: Any, dtype: np.dtype | None = None) -> LocalArray:
+    def take_over(self, array: Any, dtype: np.dtype | None = None) -> LocalArray:
         """Return ``array`` as a local array of this engine, without a copy.
 
         Args:
@@ -458,13 +458,13 @@ class Engine(Protocol):
         are not moved keep their values.
         """
 
-    def can_rest(self) -> bool:
+    def can_idle(self) -> bool:
         """Return whether all that it holds may stay while nobody uses it. Local."""
 
-    def rest(self) -> None:
-        """Give back what it has changed in this process, until ``wake``, and keep everything else. Local."""
+    def idle(self) -> None:
+        """Give back what it has changed in this process, until ``resume``, and keep everything else. Local."""
 
-    def wake(self) -> None:
+    def resume(self) -> None:
         """Change it again after ``rest``. Local."""
 
     def close(self) -> None:

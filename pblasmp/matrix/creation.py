@@ -447,7 +447,7 @@ def from_scalapack(ctx: Runtime[Matrix], local: Any, desc: Sequence[int], grid: 
             raise ArgumentTypeError(f"grid: expected a Grid, got {short_repr(grid)}")
         inside = ctx.rank < grid.size
         if inside:
-            local = ctx.engine.adopt(local)
+            local = ctx.engine.take_over(local)
             if not isinstance(desc, (Sequence, np.ndarray)):
                 raise ArgumentTypeError(f"desc: expected nine integers, got {short_repr(desc)}")
         mine = (list(desc), str(local.dtype)) if inside else None

@@ -77,9 +77,9 @@ class ProcessGrid:
     def close(self) -> None:
         """Close the context if gridinit made it, or let it rest, and forget the number. Collective over the grid."""
         if self.context is not self.parent:
-            wanted = self.key is not None and sum(map(len, _resting.values())) < _MOST_RESTING
-            if self.context.rest(wanted=wanted):
-                _resting.setdefault(self.key, []).append(self)
+            wanted = self.key is not None and sum(map(len, _idle.values())) < _MOST_IDLE
+            if self.context.idle(wanted=wanted):
+                _idle.setdefault(self.key, []).append(self)
         _known[self.number] = None
 
 
@@ -94,8 +94,8 @@ PATIENCE = 1.0
 """For how many seconds a process whose arguments are illegal waits to learn whether others wait for it."""
 
 _known: dict[int, ProcessGrid | None] = {}  # by number; None if it is closed
-_resting: dict[Any, list[ProcessGrid]] = {}  # by key; the last one that was closed is last
-_MOST_RESTING = 32
+_idle: dict[Any, list[ProcessGrid]] = {}  # by key; the last one that was closed is last
+_MOST_IDLE = 32
 _numbers = itertools.count()
 
 
@@ -178,7 +178,7 @@ def _made(
     key = None
     if context is None:
         key = grid, tuple(comm.allgather((this_process(), settings))[: grid.size])
-        if all(comm.allgather(not inside or key in _resting)):
+        if all(comm.allgather(not inside or key in _idle)):
             return _woken(key) if inside else -1
     groups = [range(grid.size), range(grid.size, comm.size)]
     part = comm.split([group for group in groups if group])
@@ -188,7 +188,7 @@ def _made(
     finally:
         part.free()
     if context is not None:
-        context.adopt(_Outside())
+        context.take_over(_Outside())
     return -1
 
 
@@ -199,11 +199,11 @@ def _settings(engine: Any) -> tuple[str, ...]:
 
 
 def _woken(key: Any) -> int:
-    """Return the number of a grid that rests. Collective over the grid."""
-    found = _resting[key].pop()
-    if not _resting[key]:
-        del _resting[key]
-    found.context.wake()
+    """Return the number of a grid that idles. Collective over the grid."""
+    found = _idle[key].pop()
+    if not _idle[key]:
+        del _idle[key]
+    found.context.resume()
     _known[found.number] = found
     return found.number
 
@@ -212,7 +212,7 @@ def _numbered(ranks: Context, grid: Grid, parent: Context | None, key: Any = Non
     made = ProcessGrid(next(_numbers), ranks, grid, parent, (*grid.shape, *grid.coords(ranks.rank)), key)
     _known[made.number] = made
     if parent is not None:
-        parent.adopt(made)
+        parent.take_over(made)
     return made.number
 
 

@@ -144,7 +144,7 @@ class PblasOperand:
             return ctx.allocate(replace(whole, shape=self.shape))
         if not _is_for_staging(ctx.engine, array):
             try:
-                array = ctx.engine.adopt(array)
+                array = ctx.engine.take_over(array)
             except PblasmpError as error:
                 faults.add(self.name, f"the {error}")
                 return None

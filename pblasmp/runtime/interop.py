@@ -73,7 +73,7 @@ def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = Non
     """
     try:
         if not is_torch(array):
-            return engine.adopt(array, dtype)
+            return engine.take_over(array, dtype)
         if loses_gradient(array):
             raise ArgumentError(
                 "a gradient is required, which would be lost: the functions of pblasmp.torch have gradients; "
@@ -90,11 +90,11 @@ def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = Non
         own = None if kind == "uint8" else as_dtype(kind)  # bytes may be 8-bit floats
         on_host = tensor.device.type == "cpu"
         if own is None or not element_type(own).storage:
-            return engine.adopt(_as_numpy(tensor) if on_host else tensor, dtype)
+            return engine.take_over(_as_numpy(tensor) if on_host else tensor, dtype)
         import torch  # NumPy and DLPack's readers do not have the type
 
         raw = tensor.view(getattr(torch, element_type(own).storage))
-        return engine.adopt(_as_numpy(raw) if on_host else raw).view(engine.operations.stored(own))
+        return engine.take_over(_as_numpy(raw) if on_host else raw).view(engine.operations.stored(own))
     except ArgumentError as error:
         raise type(error)(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
 

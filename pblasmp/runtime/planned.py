@@ -65,7 +65,7 @@ def _new_plan(call: UserCall[Result]) -> Plan[Result]:
     try:
         return Plan(call, kept=True)
     except MemoryError as error:
-        if not ctx.can_make_room(error):
+        if not ctx.can_free_memory(error):
             raise
     ctx.kept.close_all()
     return Plan(call, kept=True)

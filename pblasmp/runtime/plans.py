@@ -241,7 +241,7 @@ class Plan(Generic[Result]):
         self._only_queues = False
         if not kept:
             self._hold(call)
-        self._number = ctx.adopt(self)
+        self._number = ctx.take_over(self)
         self._log()
 
     def _prepare(self, operands: Operands, nearest: MatmulProblem | Level3Problem | None = None) -> None:

@@ -58,7 +58,7 @@ Matrix = TypeVar("Matrix")
 _MANY = 1000
 _CACHES_OF_MACHINE = 1 << 29  # bytes of one kind of cache, of all ranks of a machine
 _GRACE_SECONDS = 1.0
-_LITTLE = 1 << 20  # bytes of the kept plans of a context that rests
+_LITTLE = 1 << 20  # bytes of the kept plans of a context that idles
 _by_name: WeakValueDictionary[str, Any] = WeakValueDictionary()
 _groups: dict[tuple[tuple[tuple[str, str], int], ...], int] = {}
 """Groups of processes, numbered in the order in which this one first met them."""
@@ -241,47 +241,47 @@ class Runtime(Generic[Matrix]):
         Raises:
             ClosedError: the context is broken, and this rank has not raised an exception that said so.
         """
-        self._end(may_rest=False)
+        self._end(may_idle=False)
 
-    def rest(self, *, wanted: bool) -> bool:
-        """Close, but keep all that it holds for ``wake`` if every rank wants to and holds little. Collective.
+    def idle(self, *, wanted: bool) -> bool:
+        """Close, but keep all that it holds for ``resume`` if every rank wants to and holds little. Collective.
 
         Returns:
-            Whether it rests. For its users it is closed, until it is woken.
+            Whether it idles. For its users it is closed, until it is woken.
         """
-        self._end(may_rest=wanted and self.engine.can_rest() and self.kept.nbytes <= _LITTLE)
+        self._end(may_idle=wanted and self.engine.can_idle() and self.kept.nbytes <= _LITTLE)
         return self._rests
 
-    def wake(self) -> None:
+    def resume(self) -> None:
         """Open again after ``rest``. Collective."""
         self._rests = False
         with Running(self.control, "opening the context again"):  # what one rank raises is told to all
-            self.engine.wake()
+            self.engine.resume()
             self._begin()
         self._open = True
 
-    def _end(self, *, may_rest: bool) -> None:
+    def _end(self, *, may_idle: bool) -> None:
         channel = self.control.channel
         channel.look()
         has_all = self._open or self._rests
         if has_all and (channel.raised or self.control.gone()):  # nothing collective can follow
             self._open = self._rests = False
-            self.engine.rest()
+            self.engine.idle()
             channel.leave(0)
             return
         if not has_all:
             return
         try:
-            everyone, rests = closing(self.control, here=True, may_rest=may_rest)
+            everyone, idles = closing(self.control, here=True, may_idle=may_idle)
         except BaseException as error:
             self._open = not is_agreed(error, self.control)  # otherwise fail() has to tell the others
             raise
         self._open = False
-        self._rests = everyone and rests
+        self._rests = everyone and idles
         if not everyone:  # some rank dropped it without closing it, and is ending
             return
         if self._rests:
-            self.engine.rest()
+            self.engine.idle()
             return
         self.kept.log()
         with Running(self.control, "close"), ExitStack() as last_first:  # every step, even if one fails
@@ -296,11 +296,11 @@ class Runtime(Generic[Matrix]):
         if not self._open:
             return
         self._open = False
-        self.engine.rest()
+        self.engine.idle()
         if not is_agreed(error, self.control):
             leave(self.control, error)
 
-    def can_make_room(self, error: MemoryError) -> bool:
+    def can_free_memory(self, error: MemoryError) -> bool:
         """Return whether all ranks have raised this error, and there are kept plans to close. Local."""
         return len(self.kept) > 0 and is_agreed(error, self.control)
 
@@ -417,7 +417,7 @@ class Runtime(Generic[Matrix]):
 
     # -- plans
 
-    def adopt(self, child: Closable) -> int:
+    def take_over(self, child: Closable) -> int:
         """Close ``child`` when this context closes; return its number, the same on every rank. Local."""
         self._children.append(child)
         self._adopted += 1

@@ -124,10 +124,10 @@ def _made(ctx: Context) -> DeviceMesh | None:
             if ctx.size == 1 and ctx.made_of is not None:  # one of several ranks, perhaps, by itself
                 return None
             start(ctx.comm, _FIRST)
-            ctx.adopt(_OwnGroup())
+            ctx.take_over(_OwnGroup())
             ranks = list(range(ctx.size))
         elif _OwnGroup.users:
-            ctx.adopt(_OwnGroup())
+            ctx.take_over(_OwnGroup())
         with Agreement(ctx.comm, _FIRST, blocks=True):
             if None in ranks or ranks != sorted(set(ranks)):
                 raise UnsupportedError(

@@ -105,8 +105,8 @@ def plans(comm):
         with pb.plan(pb.matmul_allgather, (16, 32), w, ctx, x_dtype=E4) as plan:
             plan.input_buffer()[...] = x
             yield "from a shape", unlike(plan(), np.full((16, 16 * comm.size), 32, ml_dtypes.bfloat16))
-        made, adopt = [], ctx.adopt
-        ctx.adopt = lambda plan: made.append(type(plan)) or adopt(plan)
+        made, take_over = [], ctx.take_over
+        ctx.take_over = lambda plan: made.append(type(plan)) or take_over(plan)
         case = Case(ctx, rng, "allgather_matmul", TYPES[0], 16, 32, 48)
         for value in (1.0, 2.0, 3.0):  # a new number each step
             case.scales = pb.Scales(0.5 * value, 0.25, amax=case.amax[0])

@@ -273,8 +273,8 @@ def kept(comm):
     """The plain functions plan once for each shape, keep a few plans, and no array of the user's."""
     rng = np.random.default_rng(65)
     with pb.Context(comm, engine="host") as ctx:
-        made, adopt = [], ctx.adopt
-        ctx.adopt = lambda plan: made.append(type(plan)) or adopt(plan)
+        made, take_over = [], ctx.take_over
+        ctx.take_over = lambda plan: made.append(type(plan)) or take_over(plan)
         case = Case(rng, comm, "allgather_matmul", "float32", 8, 8, 8)
         for _ in range(3):
             case(ctx)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts on paper against what ranks report and send: every descriptor file, routine, form, move and algorithm."""
+"""Dry counts against what ranks report and send: every descriptor file, routine, form, move and algorithm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.costs import move_traffic
-from pblasmp.costs.paper import pivots_anywhere
+from pblasmp.costs.dry_engine import pivots_anywhere
 from pblasmp.engines.dense.elimination import permutation
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout import ParallelProblem
@@ -54,7 +54,7 @@ def shared_out(ctx, cases):
 
 
 def differences(ctx, wire, run, plan, problem, algorithm, per_node, **how):
-    """Run a plan, and return the comparison of what it sends and its report says with the counts on paper."""
+    """Run a plan, and return the comparison of what it sends and its report says with the dry counts."""
     wire.take()
     run()
     report, (sent, messages) = plan.report(), wire.take()
@@ -65,12 +65,12 @@ def differences(ctx, wire, run, plan, problem, algorithm, per_node, **how):
 
 
 def unlike_paper(everyones, problem, algorithm, nranks, per_node, how):
-    """What the ranks sent and reported, unlike the counts on paper; None if nothing is."""
+    """What the ranks sent and reported, unlike the dry counts; None if nothing is."""
     counts = problem.traffic(algorithm, nranks=nranks, ranks_per_node=per_node, **how)
     for r, real in enumerate(everyones):
         on_wire = real[-1] if counts.collectives else counts.sent_bytes[r]
         space = counts.memory_bytes[r] - held(problem, r, how.get("beta"))
-        paper = (
+        dry = (
             counts.algorithm,
             counts.sent_bytes[r],
             counts.copied_bytes[r],
@@ -79,9 +79,9 @@ def unlike_paper(everyones, problem, algorithm, nranks, per_node, how):
             on_wire,
         )
         if isinstance(problem, ParallelProblem):
-            paper, real = (*paper[:3], *paper[4:]), (*real[:3], *real[4:])
-        if paper != real:
-            return f"rank {r}: on paper {paper}, in fact {real}"
+            dry, real = (*dry[:3], *dry[4:]), (*real[:3], *real[4:])
+        if dry != real:
+            return f"rank {r}: planned {dry}, in fact {real}"
     return unbalanced(counts)
 
 
@@ -251,7 +251,7 @@ def run_factorizations(comm, per_node):
 
 
 def permuted(ctx, d):
-    """The permutation matrix of which LU has the pivots of the counts on paper."""
+    """The permutation matrix of which LU has the pivots of the dry counts."""
     n = d.shape[0]
     rows = permutation(pivots_anywhere(0, n, n) - 1, n)
     return ctx.from_function(lambda i, j: 1.0 * (i == rows[j]), d)
@@ -263,8 +263,8 @@ def of_factorizations(ctx, per_node):
 
     def unlike_factors(p, real):
         counts = p.traffic(nranks=ctx.size, ranks_per_node=per_node, cores=workers)
-        paper = list(zip(counts.sent_bytes.tolist(), counts.messages.tolist(), strict=True))
-        return unbalanced(counts) if paper == real else f"on paper {paper}, in fact {real}"
+        dry = list(zip(counts.sent_bytes.tolist(), counts.messages.tolist(), strict=True))
+        return unbalanced(counts) if dry == real else f"planned {dry}, in fact {real}"
 
     kinds = (("float64", "C"), ("complex64", "F"))
     for ((dtype, order),) in in_turn(kinds, keep=2, first=ctx.size + (per_node == ctx.size)):
@@ -326,8 +326,8 @@ def received(comm, n, block):
                 wire.received = 0
                 plan()
                 got = ctx.comm.allgather(wire.received)
-            paper = plan.problem.traffic(ranks_per_node=1).received_bytes.tolist()
-            yield routine, None if got == paper else f"on paper {paper}, in fact {got}"
+            dry = plan.problem.traffic(ranks_per_node=1).received_bytes.tolist()
+            yield routine, None if got == dry else f"planned {dry}, in fact {got}"
             most = max(got) / (8 * VOLUMES[routine](n, comm.size))
             yield routine, None if most < 1 else f"{most:.2f} times the volume in two dimensions"
 

@@ -35,7 +35,7 @@ def power_of_two(value):
     return f"2{str(value.bit_length() - 1).translate(POWERS)}"
 
 
-FACTORIZATIONS = "internals/factorizations"
+FACTORIZATIONS = "internals/calls"
 
 # page, module and constant, how the page writes it, and the words around the number
 NUMBERS = [

@@ -75,9 +75,9 @@ class SumProduct(QueuedProduct):
         self._ahead = min(len(exchanges), engine.operations.stripes)  # how many stripes are under way
         rows = p.d.local_shape(self._rank)[0] if self._inside else 0
         widths = [stripe.columns.stop - (stripe.columns.start or 0) for stripe in self._stripes]
-        self._room = 0 if self._straight else aligned(rows * max(widths, default=0) * p.d.dtype.itemsize)
+        self._temporary = 0 if self._straight else aligned(rows * max(widths, default=0) * p.d.dtype.itemsize)
         messages = max(map(transport.message_bytes, exchanges), default=0)
-        nbytes = self._ahead * (self._room + messages) + self._shared * len(self._node)
+        nbytes = self._ahead * (self._temporary + messages) + self._shared * len(self._node)
         self.workspace = engine.operations.workspace(nbytes)
         self._written = None if exchanges else self._part(slice(None))  # in this rank's D, None for all
 
@@ -181,7 +181,7 @@ class SumProduct(QueuedProduct):
                 part = np.s_[:, stripe.columns]
                 self._add(d[part], there, c[part], stripe.written, conjugate=False)
 
-        rooms = None if self._straight else self._rooms()
+        rooms = None if self._straight else self._temporaries()
         for stripe in self._stripes:
             if len(under_way) == self._ahead:
                 end()
@@ -200,10 +200,10 @@ class SumProduct(QueuedProduct):
             stripe.exchange, of, to, conjugate=self._conjugate, slots=SLOTS if self._ahead == 1 else None
         )
 
-    def _rooms(self) -> Iterator[Array]:
+    def _temporaries(self) -> Iterator[Array]:
         """Yield the memory of one stripe after the other, as many as are under way in turn."""
-        memory = self._engine.transport.buffer("sum", self._ahead * self._room, shared=False)
-        return cycle(memory[i * self._room : (i + 1) * self._room] for i in range(self._ahead))
+        memory = self._engine.transport.buffer("sum", self._ahead * self._temporary, shared=False)
+        return cycle(memory[i * self._temporary : (i + 1) * self._temporary] for i in range(self._ahead))
 
 
 class AddMethod(Method):

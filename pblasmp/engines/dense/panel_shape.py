@@ -131,7 +131,7 @@ def shape_of(
     return PanelShape(rows, cols, width, workers)
 
 
-@lru_cache(64)  # paper engines ask for each rank
+@lru_cache(64)  # dry runs ask for each rank
 def _shape_on_nodes(
     d: MatrixDescriptor,
     usual: int,

@@ -109,8 +109,8 @@ class SplitPanels(OwnPanels):
         """Return the process row whose rank factors panel ``k`` of LU or QR."""
         return k // self.shape.across % len(self._ranks)
 
-    def _room(self, name: str, rows: int, cols: int) -> Array:
-        return self.outbox.room(name, (rows, cols), self.dtype)
+    def _temporary(self, name: str, rows: int, cols: int) -> Array:
+        return self.outbox.temporary(name, (rows, cols), self.dtype)
 
     def square(self, k: int) -> Array:
         """Return the diagonal block of panel ``k``, or no rows of it if another process row has it. Local."""
@@ -145,7 +145,7 @@ class SplitPanels(OwnPanels):
         return self._fetched(k, here.stop - here.start)
 
     def _publish(self, k: int, own: Array) -> None:
-        panel = self._room(f"panel {k % 2}", *own.shape)
+        panel = self._temporary(f"panel {k % 2}", *own.shape)
         panel[...] = own
         self._spread(k, panel)
 
@@ -165,7 +165,7 @@ class SplitPanels(OwnPanels):
 
     def _fetched(self, k: int, rows: int) -> Array:
         first, stop = self.shape.bounds(k)
-        panel = self._room(f"panel {k % 2}", rows, stop - first)
+        panel = self._temporary(f"panel {k % 2}", rows, stop - first)
         self._spread(k, panel)
         return panel
 
@@ -174,7 +174,7 @@ class SplitPanels(OwnPanels):
     def potrf(self, operations: Operations, k: int) -> None:
         """Factor panel ``k`` with the other ranks of its process column. Collective over these."""
         first, stop = self.shape.bounds(k)
-        square, info = self._room(f"square {k % 2}", stop - first, stop - first), self.info[k : k + 1]
+        square, info = self._temporary(f"square {k % 2}", stop - first, stop - first), self.info[k : k + 1]
         if self.row == self.head(k):
             diagonal = self.square(k)
             operations.potrf(diagonal, info, first)
@@ -205,12 +205,12 @@ class SplitPanels(OwnPanels):
         shape, starts, down = self.shape, self.starts, len(self._ranks)
         later = [j for j in self.mine if j > k]
         width, cols = shape.width, panel.shape[1]
-        whole = self._room(f"columns {k % 2}", sum(b - a for a, b in map(shape.bounds, later)), cols)
+        whole = self._temporary(f"columns {k % 2}", sum(b - a for a, b in map(shape.bounds, later)), cols)
         period = down // gcd(down, shape.across)  # so many panels on, the same process row has their rows
         for i, j in enumerate(later[:period]):
             head, name = self.head(j), f"rows {k % 2} {i}"
             rows = sum(b - a for a, b in map(shape.bounds, later[i::period]))
-            part = self._room(name, rows, cols)
+            part = self._temporary(name, rows, cols)
             if self.row == head:
                 step = period * shape.across // down * width
                 _copy_blocks(part, 0, width, panel, starts[j] - starts[k], step, rows, width)
@@ -238,15 +238,15 @@ class SplitPanels(OwnPanels):
         if len(ranks) == 1:
             return own
         if self.row != root:
-            part = self._room("part", *own.shape)
+            part = self._temporary("part", *own.shape)
             part[...] = own
             self.outbox.send("part", [(part, ranks[root])])
             return None
-        whole = self._room("whole", self.shape.rows - self.shape.bounds(k)[0], own.shape[1])
+        whole = self._temporary("whole", self.shape.rows - self.shape.bounds(k)[0], own.shape[1])
         for row, rank in enumerate(ranks):
             part = own
             if row != root:
-                part = self._room("part", self._rows_from(k, row), own.shape[1])
+                part = self._temporary("part", self._rows_from(k, row), own.shape[1])
                 self.outbox.receive([(part, rank)])
             self._copy_rows(k, whole, row, part, back=False)
         return whole
@@ -261,14 +261,14 @@ class SplitPanels(OwnPanels):
         if len(ranks) == 1:
             return
         if self.row != root:
-            part = self._room("part", *own.shape)
+            part = self._temporary("part", *own.shape)
             self.outbox.receive([(each, ranks[root]) for each in (part, *about(self.row))])
             own[...] = part
             return
         self._copy_rows(k, whole, root, own, back=True)
         for row, rank in enumerate(ranks):
             if row != root:
-                part = self._room(f"part {row}", self._rows_from(k, row), own.shape[1])
+                part = self._temporary(f"part {row}", self._rows_from(k, row), own.shape[1])
                 self._copy_rows(k, whole, row, part, back=True)
                 self.outbox.send(f"part {row}", [(each, rank) for each in (part, *about(row))])
 
@@ -296,7 +296,7 @@ class SplitPanels(OwnPanels):
         columns = [x, self.run(before)] if before else [x]
         self.swap_rows(operations, columns, first, first + self.reflectors(k))
         starts, count = self.starts, self.reflectors(k)
-        u = self._room("u", count, x.shape[1])
+        u = self._temporary("u", count, x.shape[1])
         if self.row == self.head(k):
             rows = x[starts[k] : starts[k + 1]]
             operations.trsm(1, panel[:count, :count], rows, lower=True, unit=True)
@@ -341,14 +341,14 @@ class SplitPanels(OwnPanels):
             rank, rows = ranks[row], None
             leave, arrive = of[leaves & (to_row == row)], to[arrives & (of_row == row)]
             if len(leave):
-                rows = self._room(f"rows to {row}", len(leave), ends[-1])
+                rows = self._temporary(f"rows to {row}", len(leave), ends[-1])
                 for x, part in parts:
                     rows[:, part] = x[leave]
                 if rank != self.rank:
                     self.outbox.send(f"rows to {row}", [(rows, rank)])
             if len(arrive):
                 if rank != self.rank:
-                    rows = self._room(f"rows of {row}", len(arrive), ends[-1])
+                    rows = self._temporary(f"rows of {row}", len(arrive), ends[-1])
                     receives.append((rows, rank))
                 assert rows is not None
                 arrived.append((arrive, rows))
@@ -387,7 +387,7 @@ class SplitPanels(OwnPanels):
         reflector = Reflector(
             operations, panel, self._ts[k % 2], count, adjoint=adjoint, below=self.row != head
         )
-        w, combined = (self._room(name, count, x.shape[1]) for name in ("products", "combined"))
+        w, combined = (self._temporary(name, count, x.shape[1]) for name in ("products", "combined"))
         reflector.products(x, w)
         self.down.add_up(head, "products", w)
         if self.row == head:
@@ -400,7 +400,7 @@ class SplitPanels(OwnPanels):
         first, count, head = self.shape.bounds(k)[0], self.reflectors(k), self.head(k)
         if self.has(k):
             assert self.blocks is not None
-            products = self._room("products", count, count)
+            products = self._temporary("products", count, count)
             own = self.own(k)[self.starts[k] :]
             Reflector(operations, own, None, count, adjoint=False, below=self.row != head).gram(products)
             self.down.add_up(head, "products", products)
@@ -418,10 +418,10 @@ class SplitPanels(OwnPanels):
 
     def total(self, sums: Array) -> Array:
         """Return the sum of a row vector over the process column. Collective over it."""
-        whole = self.outbox.room("sums", (1, len(sums)), sums.dtype)
+        whole = self.outbox.temporary("sums", (1, len(sums)), sums.dtype)
         whole[0] = sums
         self.down.add_up(0, "sums", whole)
-        found = self.outbox.room("total sums", (1, len(sums)), sums.dtype)
+        found = self.outbox.temporary("total sums", (1, len(sums)), sums.dtype)
         found[...] = whole
         self.down.spread(0, "total sums", [found])
         return found[0]

@@ -64,7 +64,7 @@ class SplitSides:
         """Let the right-hand sides be the solutions. Collective over the workers."""
         panels, right = self._panels, self._right
         if self._few:
-            x = panels.outbox.room("solutions", self._x.shape, right.dtype)
+            x = panels.outbox.temporary("solutions", self._x.shape, right.dtype)
             x[...] = self._x
             panels.across.add_up(0, "solutions", x)
             if right.mine:
@@ -102,7 +102,7 @@ class SplitSides:
             x = self._x[:, : right.columns_upto(stop)] if self._begins else self._x
             square, beside, rows, rest = self._parts(k, panel, lower=lower, conjugate=conjugate)
             head = panels.head(k)
-            part = panels.outbox.room("unknowns", (stop - first, x.shape[1]), panels.dtype)
+            part = panels.outbox.temporary("unknowns", (stop - first, x.shape[1]), panels.dtype)
             if op == "N":
                 if panels.row == head:
                     operations.trsm(1, square, x[rows], lower=lower, unit=unit)
@@ -124,7 +124,7 @@ class SplitSides:
             first, stop = panels.shape.bounds(k)
             head, column, mine = panels.head(k), panels.shape.column(k), panels.has(k)
             rows = slice(panels.starts[k], panels.starts[k + 1])
-            part = panels.outbox.room("unknowns", (stop - first, x.shape[1]), x.dtype)
+            part = panels.outbox.temporary("unknowns", (stop - first, x.shape[1]), x.dtype)
             if mine:
                 panel = panels.own(k)[panels.local(slice(first, n) if lower else slice(0, stop))]
                 square, beside, _, rest = self._parts(k, panel, lower=lower, conjugate=conjugate)
@@ -132,7 +132,7 @@ class SplitSides:
                 operations.gemm(1, beside.T, known[rest], 0, part)
                 panels.down.add_up(head, "unknowns", part)
             if panels.row == head:
-                total = panels.outbox.room("total", (stop - first, x.shape[1]), x.dtype)
+                total = panels.outbox.temporary("total", (stop - first, x.shape[1]), x.dtype)
                 total[...] = x[rows]
                 if plain or not self._placed:
                     panels.across.add_up(column, "total", total)

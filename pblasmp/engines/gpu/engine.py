@@ -146,7 +146,7 @@ class GpuEngine:
         self.synchronize()
         self.session.cublasmp.recycle(array)
 
-    def adopt(self, array: Any, dtype: np.dtype | None = None) -> Any:
+    def take_over(self, array: Any, dtype: np.dtype | None = None) -> Any:
         """Return a CuPy array over the memory of ``array``: CuPy's, or anything that shares GPU memory. Local."""
         cupy = self.xp
         try:
@@ -259,15 +259,15 @@ class GpuEngine:
         """Prepare a move on the GPUs. Collective over the context."""
         return prepare_move(self, self.session, source, target, arrays, part)
 
-    def can_rest(self) -> bool:
+    def can_idle(self) -> bool:
         """Return False: a GPU's memory is for whoever uses it. Local."""
         return False
 
-    def rest(self) -> None:
-        """Do nothing: it never rests. Local."""
+    def idle(self) -> None:
+        """Do nothing: it never idles. Local."""
 
-    def wake(self) -> None:
-        """Do nothing: it never rests. Local."""
+    def resume(self) -> None:
+        """Do nothing: it never idles. Local."""
 
     def close(self) -> None:
         """Free everything, last made first. Collective over the context."""

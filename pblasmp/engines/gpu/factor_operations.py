@@ -177,7 +177,7 @@ class GpuFactorOperations(GpuOperations):
         for sizes, matrices in products:
             self.multiply_at(stream, ops, sizes, -1, 1, matrices, dtype)
 
-    def room(self, name: str, shape: tuple[int, int], dtype: np.dtype) -> Array:
+    def temporary(self, name: str, shape: tuple[int, int], dtype: np.dtype) -> Array:
         """Return an array in F order in a buffer that only the current lane uses. Local."""
         if self._lane == "main":
             return self.scratch(name, shape, dtype, "F")

@@ -59,7 +59,7 @@ class Triangles:
         kernels, stream = operations.kernels, operations.xp.cuda.get_current_stream()
         size = count * wide * (wide + 1)
         self._both, self._inverses = (
-            operations.room(f"triangles {name}", (1, size), self._dtype)[0]
+            operations.temporary(f"triangles {name}", (1, size), self._dtype)[0]
             for name in ("themselves", "inverted")
         )
         kernels.triangles(stream, a, count, deal, n, self._both, self._inverses, wide, lower=lower, unit=unit)
@@ -73,7 +73,7 @@ class Triangles:
     def conditions(self) -> Array:
         """Return the condition of each triangle in the maximum norm. Local to queue."""
         operations, real = self._operations, np.dtype(self._dtype.char.lower())
-        found = operations.room("triangles' conditions", (1, self._count), real)[0]
+        found = operations.temporary("triangles' conditions", (1, self._count), real)[0]
         stream = operations.xp.cuda.get_current_stream()
         operations.kernels.conditions(stream, self._both, self._inverses, self.wide, found)
         return found
@@ -114,7 +114,7 @@ class Halves:
         conditions = self._triangles.conditions()
         self._condition, self._real = int(conditions.data.ptr), conditions.itemsize
         self._ldf = self._columns if self._by_rows else wide
-        self._found = int(operations.room("found", (wide, self._columns), self._dtype).data.ptr)
+        self._found = int(operations.temporary("found", (wide, self._columns), self._dtype).data.ptr)
 
     def run(self) -> None:
         """Queue it."""

@@ -53,7 +53,7 @@ METHODS: tuple[Method, ...] = (
 
 
 _NOTHING = nullcontext()
-_LITTLE = 16 << 20  # bytes of buffers that an engine which rests may keep
+_LITTLE = 16 << 20  # bytes of buffers that an engine which idles may keep
 
 
 class HostEngine:
@@ -100,7 +100,7 @@ class HostEngine:
         comm.patient = self._node.patient = share < 1
         self.threads = max(1, int(share))
         self._limit = ThreadLimit(self.threads, self._library)
-        self.wake()
+        self.resume()
         # A context that breaks, or is dropped without being closed, gives BLAS its threads back, too.
         comm.channel.on_break = self._limit.lift
         weakref.finalize(self, self._limit.lift).atexit = False
@@ -153,7 +153,7 @@ class HostEngine:
         except ValueError as error:  # more bytes than an address counts
             raise MemoryError(f"a local array of {rows} × {cols} {dtype.name}: {error}") from None
 
-    def adopt(self, array: Any, dtype: np.dtype | None = None) -> NDArray[Any]:
+    def take_over(self, array: Any, dtype: np.dtype | None = None) -> NDArray[Any]:
         """Return a NumPy array over the memory of ``array``: NumPy's, or any array in the host's memory. Local.
 
         Bytes become the 8-bit floats that ``dtype`` says they are.
@@ -250,15 +250,15 @@ class HostEngine:
         """Prepare a move by MPI. Local."""
         return ExchangeMove(self, source, target, part)
 
-    def can_rest(self) -> bool:
+    def can_idle(self) -> bool:
         """Return whether it holds little memory. Local."""
         return sum(self._buffers.held("")) <= _LITTLE
 
-    def rest(self) -> None:
-        """Give BLAS its threads back, until ``wake``. Local."""
+    def idle(self) -> None:
+        """Give BLAS its threads back, until ``resume``. Local."""
         self._limit.lift()
 
-    def wake(self) -> None:
+    def resume(self) -> None:
         """Limit BLAS's threads, unless the user has said how many there are. Local."""
         if not blas.threads_set_by_user():
             self._limit.set()
@@ -266,7 +266,7 @@ class HostEngine:
     def limit_new_library(self) -> None:
         """Limit the threads of a BLAS that has been loaded since, too. Local."""
         ThreadLimit.look_again()
-        self.wake()
+        self.resume()
 
     def close(self) -> None:
         """Free shared memory and give BLAS its threads back. Collective over the context."""
@@ -274,7 +274,7 @@ class HostEngine:
             if not isinstance(library, str):
                 library.close()
         self._buffers.close()
-        self.rest()
+        self.idle()
         if self._node is not self._comm:
             self._node.free()
 

@@ -71,7 +71,7 @@ class Outbox:
         self._operations, self._transport = engine.operations, engine.transport
         self._sent: dict[str, list[Any]] = {}
 
-    def room(self, name: str, shape: tuple[int, int], dtype: np.dtype) -> Array:
+    def temporary(self, name: str, shape: tuple[int, int], dtype: np.dtype) -> Array:
         """Return the buffer of a name as an uninitialized array in F order, from which nothing is sent any more."""
         self._finish(name)
         return self._operations.scratch(name, shape, dtype, "F")
@@ -140,7 +140,7 @@ class Line:
         """
         place = self._place(root)
         for child in reversed(place.children):
-            term = self._outbox.room("term", array.shape, array.dtype)
+            term = self._outbox.temporary("term", array.shape, array.dtype)
             self._outbox.receive([(term, child)])
             array += term
         if place.parent is not None:

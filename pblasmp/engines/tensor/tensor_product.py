@@ -59,7 +59,7 @@ def offsets(parts: Sequence[int]) -> list[int]:
     return [0, *accumulate(parts)]
 
 
-@lru_cache(64)  # on paper each rank asks for those of all ranks
+@lru_cache(64)  # in a dry run each rank asks for those of all ranks
 def shares(total: int, size: int) -> tuple[int, ...]:
     """Return ``total`` divided into ``size`` parts that differ by at most one, the larger ones first. Local."""
     least, more = divmod(total, size)

@@ -247,7 +247,7 @@ class OpenFile:
                         hdf5.begin(self._new.path, self._new.target)
             on_error.pop_all()
         self._state = "open"
-        ctx.adopt(self)
+        ctx.take_over(self)
 
     def __repr__(self) -> str:
         return f"OpenFile({str(self.path)!r}, {self._state})"

@@ -379,7 +379,7 @@ def test_an_exception_between_agreeing_to_close_and_closing_breaks_the_context()
 def test_closing_sends_nothing_that_grows_with_the_ranks():
     def work(comm):
         comm.allgather = lambda told: [].pop()
-        return closing(comm, here=True, may_rest=comm.rank != 1)
+        return closing(comm, here=True, may_idle=comm.rank != 1)
 
     assert on_ranks(3, work) == [(True, False)] * 3
 

@@ -15,7 +15,7 @@ from pblasmp.comm import Cell, Cells, Exchange, Side, communicator
 from pblasmp.comm import exchange as exchange_module
 from pblasmp.comm.choice import Serial
 from pblasmp.comm.exchange import SLOTS, _in_turn, ends
-from pblasmp.costs.paper import Ranks
+from pblasmp.costs.dry_engine import Ranks
 from pblasmp.costs.pretend import _PretendedRanks, _RanksInTurn
 from pblasmp.layout.axis import Axis
 from pblasmp.layout.intersection import Piece, intersect

@@ -273,8 +273,8 @@ def test_a_child_is_told_that_the_context_is_not_its_own():
 
 def test_closing_tells_whether_all_still_had_it():
     assert on_ranks(3, lambda comm: closing(comm, here=True)) == [(True, False)] * 3
-    assert on_ranks(3, lambda comm: closing(comm, here=True, may_rest=True)) == [(True, True)] * 3
-    assert on_ranks(3, lambda comm: closing(comm, here=True, may_rest=comm.rank > 0)) == [(True, False)] * 3
+    assert on_ranks(3, lambda comm: closing(comm, here=True, may_idle=True)) == [(True, True)] * 3
+    assert on_ranks(3, lambda comm: closing(comm, here=True, may_idle=comm.rank > 0)) == [(True, False)] * 3
 
     def lost(comm):
         everywhere, _ = closing(comm, here=comm.rank != 1)

@@ -285,7 +285,7 @@ def test_memory_decides():
 
 
 def test_the_ranks_choose_once(monkeypatch):
-    """On paper one rank's choice is every rank's: on 65,536 of them, each choice takes a third of a second."""
+    """In a dry run one rank's choice is every rank's: on 65,536 of them, each choice takes a third of a second."""
     asked = []
     cost = StationaryMethod.cost
     monkeypatch.setattr(StationaryMethod, "cost", lambda *args: asked.append(args) or cost(*args))

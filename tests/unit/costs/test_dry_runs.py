@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.costs.paper import Ranks
+from pblasmp.costs.dry_engine import Ranks
 from pblasmp.costs.pretend import _PretendedRanks, _RanksInTurn, dry_run
 from pblasmp.layout import ParallelProblem
 from tests.helpers.cases import numbers

@@ -356,7 +356,7 @@ def test_buffers_that_nothing_uses_are_given_up_when_memory_is_short(monkeypatch
     store.close()
     arena.begin()
     assert (
-        arena.with_room(lambda: gpu.empty(500, None)).size == 500
+        arena.with_memory(lambda: gpu.empty(500, None)).size == 500
     )  # of a matrix: "recorded", "now" and "more" go
     assert {name for _, name in arena._buffers} == {"address", "foreign"}
     assert graph.graph is None

@@ -204,7 +204,7 @@ def test_tensors_on_the_current_stream_are_taken_by_their_address(ctx, lib, monk
     for dtype, by_address in (("torch.float64", stream == 0), ("torch.bfloat16", False)):
         Tensor.dtype = dtype
         del asked[:]
-        array = ctx.engine.adopt(Tensor())
+        array = ctx.engine.take_over(Tensor())
         assert (array.ctypes.data, array.strides) == (values.ctypes.data, (96, 8))
         assert np.array_equal(array, values)
         assert bool(asked) != by_address

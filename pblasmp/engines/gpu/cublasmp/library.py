@@ -180,7 +180,7 @@ class Cublasmp:
             nbytes: how much.
             grid: the handle of the grid that will use it, 0 on ranks outside it; None: no grid, so far.
         """
-        self._check_room(nbytes)
+        self._check_free_memory(nbytes)
         address = 0
         try:
             with self.runtime.agreement("symmetric memory", blocks=True):
@@ -200,7 +200,7 @@ class Cublasmp:
         with self.runtime.agreement("workspace"):
             return function(*arguments)
 
-    def _check_room(self, nbytes: int) -> None:
+    def _check_free_memory(self, nbytes: int) -> None:
         """Raise MemoryError on every rank if one of them has no room for ``nbytes`` on its GPU. Collective."""
         with self.runtime.agreement("symmetric memory") as facts:
             facts["bytes"] = nbytes
@@ -226,7 +226,7 @@ class Cublasmp:
             unowned = self._cupy.cuda.UnownedMemory(*block, self, self.runtime.device.index)
             memory = self._cupy.cuda.MemoryPointer(unowned, 0)
         kind = stored_dtype(dtype)
-        array = self.runtime.arena.with_room(lambda: self._cupy.ndarray(padded, kind, memory, order=order))
+        array = self.runtime.arena.with_memory(lambda: self._cupy.ndarray(padded, kind, memory, order=order))
         array = array[:, :cols] if order == "C" else array[:rows]
         if block is not None:
             self._blocks[id(array)] = block

@@ -261,17 +261,17 @@ class Kernels(CompiledKernels):
         for (to, there, of, here, (_, b, c, run)), total, count in zip(moves, totals, needed, strict=True):
             words += [to, of, *there, *here, b, c, run // word, total, first]
             first = (first + count) % grid
-        room, many = _room(len(moves)), len(words) // len(moves)
+        capacity, many = _capacity(len(moves)), len(words) // len(moves)
         macros: dict[str, Any] = {
             "T": _WORDS[word],
             "EACH": each,
             "INDEX": _index(max(totals)),
-            "MOVES": room,
+            "MOVES": capacity,
             "FLIP": flip,
         }
-        kernel = self._compiled("move", MOVE, f"{many * room}Qi", **macros)
+        kernel = self._compiled("move", MOVE, f"{many * capacity}Qi", **macros)
         addresses = [many * i + at for i in range(len(moves)) for at in (0, 1)]
-        arguments = *words, *[0] * (many * (room - len(moves))), len(moves)
+        arguments = *words, *[0] * (many * (capacity - len(moves))), len(moves)
         return kernel.launch((grid, 1), _THREADS, arguments, addresses)
 
     def sum(
@@ -324,12 +324,12 @@ class Kernels(CompiledKernels):
                 for tile in some
                 for word in (*tile[:3], tile.rows | tile.cols << 32, tile.i | tile.j << 32)
             ]
-            room, number = _room(len(some)), _letters(dtype)
-            parameters = f"{5 * room}QQQQQQ{number}{number}6I6I"
-            kernel = self._compiled("sum", SUM, parameters, **macros, TILES=room)
+            capacity, number = _capacity(len(some)), _letters(dtype)
+            parameters = f"{5 * capacity}QQQQQQ{number}{number}6I6I"
+            kernel = self._compiled("sum", SUM, parameters, **macros, TILES=capacity)
             most = max(tile.rows * tile.cols for tile in some)
             grid = max(1, min(8 * self.multiprocessors // len(some), -(-most // _SUM_THREADS)))
-            words += [0] * (5 * (room - len(some)))
+            words += [0] * (5 * (capacity - len(some)))
             addresses = [5 * i + at for i in range(len(some)) for at in range(3)]
             launches.append(kernel.launch((grid, len(some)), _SUM_THREADS, (*words, *rest), addresses))
         return launches
@@ -393,7 +393,7 @@ def _index(total: int) -> str:
     return "unsigned" if total < _U32 else "u64"
 
 
-def _room(count: int) -> int:
+def _capacity(count: int) -> int:
     """Return for how many parts a kernel is compiled that takes ``count`` of at most 32."""
     return 1 if count == 1 else 4 if count <= 4 else 32
 

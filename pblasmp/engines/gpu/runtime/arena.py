@@ -228,7 +228,7 @@ class Arena:
             self._outgrow(key)
         self._free_outgrown()  # before more is allocated
         try:
-            buffer = self.with_room(lambda: self._cupy.empty(max(1, nbytes), np.uint8))
+            buffer = self.with_memory(lambda: self._cupy.empty(max(1, nbytes), np.uint8))
         except MemoryError as error:
             raise MemoryError(
                 f"{nbytes} bytes for buffer {name!r} of {owner}: {_left(self._cupy)}"
@@ -237,7 +237,7 @@ class Arena:
         logger.debug("GPU buffer %s of %s: %d bytes", name, owner, nbytes)
         return buffer
 
-    def with_room(self, allocate: Callable[[], Memory]) -> Memory:
+    def with_memory(self, allocate: Callable[[], Memory]) -> Memory:
         """Return what ``allocate`` does; if it raises MemoryError, give up what can be, and try once more."""
         try:
             return allocate()

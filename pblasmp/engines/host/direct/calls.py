@@ -111,9 +111,9 @@ class HostDirect:
         self._memory: list[Any] = []  # the two sets
         if self._core is None:
             return
-        self._room = ctypes.create_string_buffer(self._core.call_size())
-        self._call = ctypes.c_void_p(ctypes.addressof(self._room))
-        self._state = state = _core.CallState.from_buffer(self._room)
+        self._held = ctypes.create_string_buffer(self._core.call_size())
+        self._call = ctypes.c_void_p(ctypes.addressof(self._held))
+        self._state = state = _core.CallState.from_buffer(self._held)
         self._start, self._go_on = self._core.call_start, self._core.call_go_on
         self._letters = ""  # the types whose functions of the BLAS the core knows
         self._addresses = 0, 0  # of the sets
@@ -295,7 +295,7 @@ class HostDirect:
         if pivots:
             ctypes.memmove(state.pivots, pivots, min(len(pivots), ctypes.sizeof(state.pivots)))
         _core.pack_request(
-            self._room, 0, _ROUTINES[routine], _number_of(call), new, (side + uplo + op_a + op_b + diag).encode(),
+            self._held, 0, _ROUTINES[routine], _number_of(call), new, (side + uplo + op_a + op_b + diag).encode(),
             alpha.real, alpha.imag, beta.real, beta.imag, *a, *(b or _ABSENT), *(c or _ABSENT), *d, *(ipiv or _ABSENT),
             len(pivots) // 4, YIELDS if control.patient else 0,
         )  # fmt: skip

@@ -23,9 +23,9 @@ SHAPE = 1, 3
 
 
 @contextmanager
-def none_resting():
+def none_idle():
     """Begin without grids that rest; close those that do at the end."""
-    with mock.patch.object(grids, "_resting", {}) as found:
+    with mock.patch.object(grids, "_idle", {}) as found:
         yield found
         for each in found.values():
             for grid in each:
@@ -56,7 +56,7 @@ def product(ictxt, value):
 
 def again(comm):
     """One that is made, freed and made again, of three of four ranks."""
-    with none_resting():
+    with none_idle():
         first = made(comm)
         yield "before", product(first, 2.0)[1]
         arrays, wrong = product(first, 3.0)
@@ -86,8 +86,8 @@ def again(comm):
 
 
 def others(comm):
-    """What is no grid that rests: another shape, order, engine, setting or number of processes; one over a Context."""
-    with none_resting():
+    """What is no grid that idles: another shape, order, engine, setting or number of processes; one over a Context."""
+    with none_idle():
         inside = comm.rank < 3
         number = freed(comm)
         for shape, order in (((3, 1), "Row"), ((1, 3), "Col"), ((1, 2), "Row")):
@@ -112,25 +112,25 @@ def others(comm):
 
 def refusals(comm):
     """Grids that don't rest: one rank cannot, or they hold much memory."""
-    with none_resting() as resting:
-        with mock.patch.object(grids, "_MOST_RESTING", 0 if comm.rank == 2 else 9):
+    with none_idle() as idle:
+        with mock.patch.object(grids, "_MOST_IDLE", 0 if comm.rank == 2 else 9):
             freed(comm)
-        yield "one rank keeps none", str(resting) if resting else None
+        yield "one rank keeps none", str(idle) if idle else None
         with mock.patch.object(host, "_LITTLE", 0):
             freed(comm)
-        yield "memory", str(resting) if resting else None
+        yield "memory", str(idle) if idle else None
 
 
 def state(comm):
-    """What a grid that rests has given back, and reads again."""
-    with none_resting(), mock.patch.object(host.blas, "threads_set_by_user", return_value=set()):
+    """What a grid that idles has given back, and reads again."""
+    with none_idle(), mock.patch.object(host.blas, "threads_set_by_user", return_value=set()):
         number = made(comm)
         grid = grids.of_number(number)
         engine = grid.context.engine if grid else None
         measured = engine and engine.measured
         yield "limits", None if not grid or engine._limit.is_set else "no limit of BLAS's threads"
         pblas.gridexit(number)
-        yield "resting", None if not grid or not engine._limit.is_set else "BLAS's threads are limited"
+        yield "idle", None if not grid or not engine._limit.is_set else "BLAS's threads are limited"
         made(comm)
         yield "awake", None if not grid or engine._limit.is_set else "BLAS's threads are not limited"
         yield "measured", None if not grid or engine.measured is not measured else "what it was"
@@ -146,10 +146,10 @@ class Unprintable:
 
 def failures(comm):
     """One rank fails while a grid is made again: no other waits for it, and the next one is a new grid."""
-    with none_resting():
+    with none_idle():
         number = freed(comm)
         how = {"side_effect": MemoryError("no room")} if comm.rank == 1 else {"wraps": lambda: None}
-        with mock.patch.object(host.HostEngine, "wake", **how):
+        with mock.patch.object(host.HostEngine, "resume", **how):
             try:
                 told = made(comm)
             except (MemoryError, pb.ClosedError) as error:

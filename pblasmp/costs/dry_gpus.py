@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs on paper: what their ranks move and compute by the algorithms of every engine, with the widths of a GPU's.
+"""GPUs in a dry run: what their ranks move and compute by the algorithms of every engine, with the widths of a GPU's.
 
 Operands that GPUs of a node push to each other are those that are gathered here, by messages.
 """
@@ -15,12 +15,12 @@ from ..engines.dense.factor_panels import FactorPanels, OwnPanels, Workbench
 from ..engines.gpu.engine import GpuEngine
 from ..engines.gpu.factor_operations import GpuFactorOperations
 from ..engines.tensor.algorithms import MESSAGES
-from .paper import PaperEngine, PaperOperations, PaperTransport, PlannedExchange
+from .dry_engine import DryEngine, DryOperations, DryTransport, PlannedExchange
 
-__all__ = ["PaperGpuEngine"]
+__all__ = ["DryGpuEngine"]
 
 
-class _PaperGpuTransport(PaperTransport):
+class _DryGpuTransport(DryTransport):
     """The transport of a GPU: no memory is shared, and no message is cut."""
 
     why_not_shared = "GPUs share no memory"
@@ -74,7 +74,7 @@ class _PassedPanels(OwnPanels):
         self.engine.transport.start(sends, receives)
 
 
-class _PaperSpread:
+class _DrySpread:
     """Few right-hand sides: panels stay where they are, and the ranks add up the rows of each."""
 
     def __init__(self, bench: Workbench, panels: FactorPanels, right: FactorPanels) -> None:
@@ -109,12 +109,12 @@ class _PaperSpread:
         self._transport.sum_ranks(self._whole)
 
 
-class _PaperGpuOperations(PaperOperations):
+class _DryGpuOperations(DryOperations):
     """The operations of a GPU, which count instead of computing."""
 
     own_panels: Any = _PassedPanels
     grid_panels: Any = None
-    spread: Any = _PaperSpread
+    spread: Any = _DrySpread
     gemqrt: Any = None  # reflectors are applied by products
     tile, band = GpuFactorOperations.tile, GpuFactorOperations.band
     panel, lead = GpuFactorOperations.panel, GpuFactorOperations.lead
@@ -134,9 +134,9 @@ class _PaperGpuOperations(PaperOperations):
         return True
 
 
-class PaperGpuEngine(PaperEngine):
-    """The engine of one of many GPU ranks that nobody has started; see ``PaperEngine``."""
+class DryGpuEngine(DryEngine):
+    """The engine of one of many GPU ranks that nobody has started; see ``DryEngine``."""
 
     traits = GpuEngine.traits
     methods = (*dense.METHODS, MESSAGES)
-    _transport, _operations = _PaperGpuTransport, _PaperGpuOperations
+    _transport, _operations = _DryGpuTransport, _DryGpuOperations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host engine on paper: the planning code and the algorithms of CPU ranks, on arrays without values.
+"""The host engine in a dry run: the planning code and the algorithms of CPU ranks, on arrays without values.
 
 Everything that decides who sends what is the code that runs. Only what moves or multiplies values is replaced, by an
 entry in a log.
@@ -33,10 +33,10 @@ from ..layout.value import Shapes
 from .ghosts import Ghost, ghost
 
 __all__ = [
+    "DryEngine",
+    "DryOperations",
+    "DryTransport",
     "LogEntry",
-    "PaperEngine",
-    "PaperOperations",
-    "PaperTransport",
     "PlannedExchange",
     "Ranks",
     "pivots_anywhere",
@@ -109,7 +109,7 @@ class _OneOfMany(Serial):
     board: Any = Serial()  # its node shares memory, and sees writes in their order
 
 
-class _PaperFlags:
+class _DryFlags:
     """Flags of shared panels, which nobody waits for."""
 
     def done(self, i: int) -> None:
@@ -148,7 +148,7 @@ class Kept:
         return ghost((max(1, nbytes),), np.uint8)
 
 
-class PaperTransport:
+class DryTransport:
     """See ``engines.protocol.Transport``; every request is written into ``log``."""
 
     why_not_shared = ""
@@ -184,9 +184,9 @@ class PaperTransport:
         self.log.append(LogEntry("messages", sends=next(made), receives=next(made)))
         return _Done()
 
-    def progress(self, flags: Any) -> _PaperFlags:  # noqa: ARG002
+    def progress(self, flags: Any) -> _DryFlags:  # noqa: ARG002
         """Return flags of shared panels. Local."""
-        return _PaperFlags()
+        return _DryFlags()
 
     def start_exchange(
         self, exchange: PlannedExchange, src: Any, dst: Any, *, conjugate: bool = False, slots: int | None = None
@@ -231,7 +231,7 @@ def pivots_anywhere(first: int, stop: int, rows: int) -> NDArray[np.int64]:
     return columns + 1 + (_GOLDEN * (columns + 1) % 1 * (rows - columns)).astype(np.int64)
 
 
-class PaperOperations(HostOperations):
+class DryOperations(HostOperations):
     """The host's operations, which count instead of computing.
 
     Attributes:
@@ -365,7 +365,7 @@ class PaperOperations(HostOperations):
             d[piece.here] = d[piece.here]
 
 
-class PaperEngine(HostEngine):
+class DryEngine(HostEngine):
     """The engine of one of many CPU ranks that nobody has started. Making one is local.
 
     Args:
@@ -373,11 +373,11 @@ class PaperEngine(HostEngine):
         rank: which one this is.
     """
 
-    _transport: type[PaperTransport] = PaperTransport
-    _operations: type[PaperOperations] = PaperOperations
+    _transport: type[DryTransport] = DryTransport
+    _operations: type[DryOperations] = DryOperations
 
     def __init__(self, ranks: Ranks, rank: int) -> None:
-        self.why = "on paper"
+        self.why = "a dry run"
         self.transport: Any = self._transport(ranks, rank)
         self.operations: Any = self._operations(ranks.cores or ranks.per_node, self.transport.kept)
         self.xp: Any = self.operations.xp
@@ -387,7 +387,7 @@ class PaperEngine(HostEngine):
         return array
 
     def overlap(self, a: Any, b: Any) -> bool:  # noqa: ARG002
-        """Return False: no two arrays on paper share memory. Local."""
+        """Return False: no two arrays of a dry run share memory. Local."""
         return False
 
     def empty(
