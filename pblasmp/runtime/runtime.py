@@ -190,7 +190,7 @@ class Runtime(Generic[Matrix]):
         channel = self.control.channel
         if self.size == 1 or where_others_wait([channel], channel, limit=limit) is None:
             return False
-        return channel.is_awaited(call) or not channel.waiting()
+        return not channel.waiting() or channel.is_awaited(call)  # in this order: others come meanwhile
 
     @property
     def is_closed(self) -> bool:

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +20,7 @@ from pblasmp.comm.agreement import Agreement, Running, closing, is_agreed
 from pblasmp.comm.choice import Serial
 from pblasmp.comm.side_channel import SideChannel, text_of
 from pblasmp.errors import ClosedError, LayoutError, PblasmpError, RankMismatchError
+from pblasmp.runtime import runtime
 from tests.helpers.threads import on_ranks
 
 BROKEN = "this context is broken, no collective call is possible any more: "
@@ -687,3 +689,15 @@ def test_notes_that_only_the_ranks_thread_may_read_are_left_to_it(channels, monk
     assert not a.rescue()
     assert not a.rescue()
     assert a._transport.coming
+
+
+def test_a_rank_that_asks_sees_those_who_come_between_two_looks(monkeypatch):
+    """All ranks ask; while the last of them looks again, the others already wait in the call."""
+    looks = [{}, {1: "blacs_barrier (all of 2 ranks)"}]
+    channel = SimpleNamespace(waiting=lambda: looks.pop(0) if len(looks) > 1 else looks[0])
+    channel.is_awaited = lambda call: any(each.startswith(f"{call} (") for each in channel.waiting().values())
+    monkeypatch.setattr(runtime, "where_others_wait", lambda channels, *_, **__: channels[0])
+    context = SimpleNamespace(size=2, control=SimpleNamespace(channel=channel))
+    assert runtime.Runtime.is_awaited(context, "blacs_barrier", 1.0)
+    looks[:] = [{1: "matmul (all of 2 ranks)"}]
+    assert not runtime.Runtime.is_awaited(context, "blacs_barrier", 1.0)
