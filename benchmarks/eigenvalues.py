@@ -157,7 +157,7 @@ def shown(row: dict[str, Any]) -> str:
 
 
 def start(options: argparse.Namespace) -> None:
-    """Run this script on ranks, as many times as numbers of ranks are asked for."""
+    """Run this script once for each requested number of ranks."""
     folder = elpa.locate_elpa() if options.library == "elpa" else locate(options.library)
     if folder is None:
         raise SystemExit(

@@ -665,9 +665,8 @@ def where_others_wait(
         each.ask(first)
     found, over = None, False
     while found is None and not over:
-        over = (
-            time.monotonic() > began + limit
-        )  # before the last look: this rank may have had no core for long
+        # Before the last look, since this rank may have had no core for long.
+        over = time.monotonic() > began + limit
         late = not call or (not over and time.monotonic() > began + _STALL_SECONDS)
         awaited = (each for each in channels if each.is_awaited(call) or (late and each.waiting()))
         found = next(awaited, None) or channels[0].meant(first)

@@ -75,7 +75,7 @@ class ProcessGrid:
     calls: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def close(self) -> None:
-        """Close the context if gridinit made it, or let it rest, and forget the number. Collective over the grid."""
+        """Close the context if gridinit made it, or let it idle, and forget the number. Collective over the grid."""
         if self.context is not self.parent:
             wanted = self.key is not None and sum(map(len, _idle.values())) < _MOST_IDLE
             if self.context.idle(wanted=wanted):

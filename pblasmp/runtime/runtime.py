@@ -91,7 +91,7 @@ class Runtime(Generic[Matrix]):
         *,
         nccl: object = None,
     ) -> None:
-        self._open = self._rests = False
+        self._open = self._idles = False
         caller = sys._getframe(1)
         self.made_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
         self.made_of = comm
@@ -247,14 +247,14 @@ class Runtime(Generic[Matrix]):
         """Close, but keep all that it holds for ``resume`` if every rank wants to and holds little. Collective.
 
         Returns:
-            Whether it idles. For its users it is closed, until it is woken.
+            Whether it idles. For its users it is closed, until it resumes.
         """
         self._end(may_idle=wanted and self.engine.can_idle() and self.kept.nbytes <= _LITTLE)
-        return self._rests
+        return self._idles
 
     def resume(self) -> None:
         """Open again after ``rest``. Collective."""
-        self._rests = False
+        self._idles = False
         with Running(self.control, "opening the context again"):  # what one rank raises is told to all
             self.engine.resume()
             self._begin()
@@ -263,9 +263,9 @@ class Runtime(Generic[Matrix]):
     def _end(self, *, may_idle: bool) -> None:
         channel = self.control.channel
         channel.look()
-        has_all = self._open or self._rests
+        has_all = self._open or self._idles
         if has_all and (channel.raised or self.control.gone()):  # nothing collective can follow
-            self._open = self._rests = False
+            self._open = self._idles = False
             self.engine.idle()
             channel.leave(0)
             return
@@ -277,10 +277,10 @@ class Runtime(Generic[Matrix]):
             self._open = not is_agreed(error, self.control)  # otherwise fail() has to tell the others
             raise
         self._open = False
-        self._rests = everyone and idles
+        self._idles = everyone and idles
         if not everyone:  # some rank dropped it without closing it, and is ending
             return
-        if self._rests:
+        if self._idles:
             self.engine.idle()
             return
         self.kept.log()

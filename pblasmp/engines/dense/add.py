@@ -75,9 +75,11 @@ class SumProduct(QueuedProduct):
         self._ahead = min(len(exchanges), engine.operations.stripes)  # how many stripes are under way
         rows = p.d.local_shape(self._rank)[0] if self._inside else 0
         widths = [stripe.columns.stop - (stripe.columns.start or 0) for stripe in self._stripes]
-        self._temporary = 0 if self._straight else aligned(rows * max(widths, default=0) * p.d.dtype.itemsize)
+        self._temporary_bytes = (
+            0 if self._straight else aligned(rows * max(widths, default=0) * p.d.dtype.itemsize)
+        )
         messages = max(map(transport.message_bytes, exchanges), default=0)
-        nbytes = self._ahead * (self._temporary + messages) + self._shared * len(self._node)
+        nbytes = self._ahead * (self._temporary_bytes + messages) + self._shared * len(self._node)
         self.workspace = engine.operations.workspace(nbytes)
         self._written = None if exchanges else self._part(slice(None))  # in this rank's D, None for all
 
@@ -181,13 +183,13 @@ class SumProduct(QueuedProduct):
                 part = np.s_[:, stripe.columns]
                 self._add(d[part], there, c[part], stripe.written, conjugate=False)
 
-        rooms = None if self._straight else self._temporaries()
+        temporaries = None if self._straight else self._temporaries()
         for stripe in self._stripes:
             if len(under_way) == self._ahead:
                 end()
             there = d[:, stripe.columns]
-            if rooms is not None:
-                there = carve(next(rooms), 0, there.shape, d.dtype, self._p.d.order)
+            if temporaries is not None:
+                there = carve(next(temporaries), 0, there.shape, d.dtype, self._p.d.order)
             under_way.append((stripe, there, self._start(stripe, known, there)))
         while under_way:
             end()
@@ -202,8 +204,10 @@ class SumProduct(QueuedProduct):
 
     def _temporaries(self) -> Iterator[Array]:
         """Yield the memory of one stripe after the other, as many as are under way in turn."""
-        memory = self._engine.transport.buffer("sum", self._ahead * self._temporary, shared=False)
-        return cycle(memory[i * self._temporary : (i + 1) * self._temporary] for i in range(self._ahead))
+        memory = self._engine.transport.buffer("sum", self._ahead * self._temporary_bytes, shared=False)
+        return cycle(
+            memory[i * self._temporary_bytes : (i + 1) * self._temporary_bytes] for i in range(self._ahead)
+        )
 
 
 class AddMethod(Method):

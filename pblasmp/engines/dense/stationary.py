@@ -108,7 +108,7 @@ class StationaryProduct(QueuedProduct):
             next(ranks for ranks in transport.nodes if self._rank in ranks) if self._shared else (self._rank,)
         )
         outer = max(count for term in seen.terms for count in term.large.rows.counts())
-        self._temporary = aligned(outer * self._width * self._dtype.itemsize)
+        self._temporary_bytes = aligned(outer * self._width * self._dtype.itemsize)
         self._moves = [list(self._find_moves(term)) for term in seen.terms] if active else []
         exchanges = [exchange for moves in self._moves for exchange, _ in moves]
         self.sent_bytes = self._panels.sent_bytes + sum(each.sent_bytes for each in exchanges)
@@ -116,7 +116,7 @@ class StationaryProduct(QueuedProduct):
         rows, cols = p.d.local_shape(self._rank) if self._rank < p.d.grid.size else (0, 0)
         self._shape = (cols, rows) if seen.turned else (rows, cols)  # of this rank's part of the terms' sum
         self._count = max(1, len(exchanges))
-        partials = self._temporary * len(self._sharing) * len(self._moves)
+        partials = self._temporary_bytes * len(self._sharing) * len(self._moves)
         messages = max(map(transport.message_bytes, exchanges), default=0)
         parts = rows * cols * self._dtype.itemsize * self._count
         self.workspace = operations.workspace(self._panels.nbytes + partials + parts + messages)
@@ -188,7 +188,7 @@ class StationaryProduct(QueuedProduct):
 
     def _partials(self, i: int) -> dict[int, Array]:
         """Return memory for the partial products of term ``i``, of this rank and those that share it, by rank."""
-        term, room = self._seen.terms[i], self._temporary
+        term, room = self._seen.terms[i], self._temporary_bytes
         memory = self._engine.transport.buffer(f"partial{i}", room * len(self._sharing), shared=self._shared)
         order = term.large.order  # the order that BLAS multiplies fastest
         return {
