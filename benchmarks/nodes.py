@@ -163,7 +163,7 @@ def algorithm(m: Matrices | Products) -> str:
 
 
 @contextmanager
-def counted(comm: Any, per: int) -> Iterator[list[int]]:
+def counted(ctx: Any, comm: Any, per: int) -> Iterator[list[int]]:
     """Within, count the bytes that this rank sends to other nodes, of ``per`` ranks each: messages, and sums."""
     from pblasmp.comm.mpi_communicator import MpiCommunicator
 
@@ -179,12 +179,17 @@ def counted(comm: Any, per: int) -> Iterator[list[int]]:
             nbytes[0] += array.nbytes
         add(self, array)
 
-    send, add = MpiCommunicator.isend_whole, MpiCommunicator.sum_into
+    send, add, board = MpiCommunicator.isend_whole, MpiCommunicator.sum_into, ctx.control.board
+    post = None if board is None else board._post
+    if post is not None:
+        post.state.sent_bytes = 0
     MpiCommunicator.isend_whole, MpiCommunicator.sum_into = isend_whole, sum_into  # type: ignore[method-assign]
     try:
         yield nbytes
     finally:
         MpiCommunicator.isend_whole, MpiCommunicator.sum_into = send, add  # type: ignore[method-assign]
+        if post is not None:
+            nbytes[0] += post.state.sent_bytes
 
 
 def repeated(run: Callable[[], Any], count: int) -> Callable[[], Any]:
@@ -220,7 +225,7 @@ def time_case(options: argparse.Namespace) -> dict[str, Any]:
         if not worst < _RIGHT:
             raise SystemExit(f"{case} on {nodes} nodes: a residual of {worst}")
         m.restore()
-        with counted(comm, RANKS // nodes) as nbytes:
+        with counted(ctx, comm, RANKS // nodes) as nbytes:
             m.run_pblasmp()
         m.restore()
         most = comm.allreduce(nbytes[0], MPI.MAX)

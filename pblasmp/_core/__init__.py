@@ -3,7 +3,8 @@
 
 It is plain C without Python's headers, so one build serves every Python of an architecture. It is compiled when pblasmp
 is installed, if there is a C compiler. Without it everything works on one node as it does between nodes: by messages.
-See ``meet.h`` for meetings of ranks, ``call.h`` for direct calls, and ``launch.h`` for repeated calls on GPUs.
+See ``meet.h`` for meetings of ranks, ``post.h`` for messages between nodes, ``call.h`` for direct calls, and
+``launch.h`` for repeated calls on GPUs.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from .build import LIBRARY, digest
 
 __all__ = [
     "BLAS", "FAILED", "LATE", "LIBRARY", "MATRIX", "PIVOTS", "QUEUED", "ROUTINES", "SCRATCH", "STATUSES", "UNFIT_NOW",
-    "UNLIKE", "UNREADY", "VALUES", "VOTE", "WAIT", "BoardState", "CallState", "Core", "LaunchState", "load",
-    "pack_request", "why_not",
+    "UNLIKE", "UNREADY", "VALUES", "VOTE", "WAIT", "BoardState", "CallState", "Core", "LaunchState", "PostState",
+    "SheetState", "load", "pack_request", "why_not",
 ]  # fmt: skip
 
 VALUES = 7  # these two as in meet.h
@@ -38,8 +39,7 @@ STATUSES = (
         "DONE_STAGED",
         "AWAIT_VOTE",
         "AWAIT_OTHERS",
-        "SEND_AND_VOTE",
-        "SEND_SUMS",
+        "AWAIT_SUMS",
         "NEEDS_ROOM",
         "BROKEN",
         "OK",
@@ -94,6 +94,31 @@ class BoardState(ctypes.Structure):
         ("size", ctypes.c_int64),
         ("rank", ctypes.c_int64),
         ("mine", ctypes.c_int64 * VALUES),
+        ("post", ctypes.c_void_p),
+    )
+
+
+class SheetState(ctypes.Structure):
+    """``sheet`` of post.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("rank", "node")),
+        ("head", ctypes.c_void_p),
+        ("request", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("awaited", "begun")),
+    )
+
+
+class PostState(ctypes.Structure):
+    """``post`` of post.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("isend", "irecv", "test", "byte", "comm")),
+        *((name, ctypes.c_int64) for name in ("tag", "most")),
+        *((name, ctypes.POINTER(SheetState)) for name in ("letters", "boxes")),
+        *((name, ctypes.c_int64) for name in ("sends", "receives", "error")),
+        *((name, ctypes.c_int64) for name in ("meetings", "exchanges", "sent_bytes")),
+        ("rest", ctypes.c_int64 * 8),
     )
 
 
@@ -144,7 +169,7 @@ class Core(NamedTuple):
 
     board_arrive: Callable[..., int]
     board_bring: Callable[..., int]
-    board_deliver: Callable[..., int]
+    board_received: Callable[..., int]
     board_absent: Callable[..., int]
     board_voted: Callable[..., int]
     board_largest: Callable[..., int]
@@ -152,8 +177,6 @@ class Core(NamedTuple):
     flag_raise: Callable[..., int]
     flag_is_up: Callable[..., int]
     call_size: Callable[..., int]
-    call_pack: Callable[..., int]
-    call_unpack: Callable[..., int]
     part_copy: Callable[..., int]
     # Those that wait let other threads of Python run.
     board_meet: Callable[..., int]
@@ -186,7 +209,6 @@ def _opened() -> Core | str:
     if quick.core_sources() != digest().encode():
         return f"{LIBRARY} was compiled from other sources: install pblasmp again"
     functions: dict[str, Any] = {name: getattr(quick, name) for name in Core._fields}
-    quick.call_pack.restype = quick.call_unpack.restype = ctypes.c_int64
     return Core(**functions | {name: getattr(waits, name) for name in _WAITS})
 
 

@@ -369,10 +369,10 @@ typedef struct {
     char *at;      /* what comes next in the message; NULL: it is only counted */
     int unpacks;
     int64_t nbytes;
-} parcel;
+} content;
 
 /* Pack, or unpack, a piece that is at ``there`` in slabs; it is read at ``here``. */
-static void carry(const call *c, parcel *p, const slabs *s, tile here, tile there, int64_t m, int64_t n, int conjugated)
+static void carry(const call *c, content *p, const slabs *s, tile here, tile there, int64_t m, int64_t n, int conjugated)
 {
     int64_t nbytes = m * n * s->item;
     if (p->at != NULL) {
@@ -393,7 +393,7 @@ static tile place_of(const slabs *s, operand there, int64_t i, int64_t j)
     return tile_from(tile_at(there.at, there.ld, there.by_columns, s->item), i, j);
 }
 
-static void carry_staged(const call *c, parcel *p, const slabs *s, int64_t rank, int64_t node)
+static void carry_staged(const call *c, content *p, const slabs *s, int64_t rank, int64_t node)
 {
     const view *x = s->staged;
     int64_t at_row, at_col;
@@ -422,7 +422,7 @@ static int64_t only(uint64_t set)
 }
 
 /* What a rank has computed in its slab. */
-static void carry_home(const call *c, parcel *p, const slabs *s, int64_t rank, int64_t node)
+static void carry_home(const call *c, content *p, const slabs *s, int64_t rank, int64_t node)
 {
     const view *home = s->home;
     processes mine = slabs_of(s, &s->writers, rank), readers = {0, 0};
@@ -447,7 +447,7 @@ static void carry_home(const call *c, parcel *p, const slabs *s, int64_t rank, i
     }
 }
 
-static int64_t carry_all(const call *c, parcel p, int64_t rank, int64_t node)
+static int64_t carry_all(const call *c, content p, int64_t rank, int64_t node)
 {
     for (const slabs *s = c->room; s < c->room + c->rooms; s++)
         if (c->state == VOTING && s->staged != NULL)
@@ -457,14 +457,22 @@ static int64_t carry_all(const call *c, parcel p, int64_t rank, int64_t node)
     return p.nbytes;
 }
 
-int64_t call_pack(const call *c, int64_t node, char *to)
+/* What this rank sends to a node, and what a rank has sent to this node, which goes into slabs: see parcel. */
+static int64_t pack(const void *of, int64_t node, char *to)
 {
-    return carry_all(c, (parcel){to, 0, 0}, c->rank, node);
+    const call *c = of;
+    return carry_all(c, (content){to, 0, 0}, c->rank, node);
 }
 
-int64_t call_unpack(call *c, int64_t rank, char *from)
+static int64_t unpack(void *of, int64_t rank, char *from)
 {
-    return carry_all(c, (parcel){from, 1, 0}, rank, c->node);
+    const call *c = of;
+    return carry_all(c, (content){from, 1, 0}, rank, c->node);
+}
+
+static void goes_along(call *c)
+{
+    c->votes->post->parcel = (parcel){c, pack, unpack};
 }
 
 /* -- the number that ranks vote on */
@@ -541,7 +549,8 @@ static int compute(call *c)
         return found == OK ? end(c) : found;
     if (!is_on_one_node(c)) {
         c->state = SENDING;
-        return SEND_SUMS;
+        goes_along(c);
+        return board_exchange(c->votes, (int)c->yields) ? meet(c) : AWAIT_SUMS;
     }
     return meet(c);
 }
@@ -601,7 +610,7 @@ int call_start(call *c)
     c->votes->mine[1] = c->number;
     memcpy(&c->votes->mine[VOTE], c->tells, sizeof(double) * (size_t)c->told);
     if (!is_on_one_node(c))
-        return SEND_AND_VOTE;
+        goes_along(c);
     return board_vote(c->votes, (int)c->told, (int)c->yields) == 1 ? call_go_on(c) : AWAIT_VOTE;
 }
 

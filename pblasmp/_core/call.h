@@ -25,8 +25,7 @@ enum {
     DONE_STAGED,  /* with slabs */
     AWAIT_VOTE,   /* wait for the vote, then go on; or not all ranks voted for the same */
     AWAIT_OTHERS, /* wait for the other ranks of the node, then go on */
-    SEND_AND_VOTE, /* send other nodes what call_pack packs for them, together with the votes; then as AWAIT_VOTE */
-    SEND_SUMS,    /* send other nodes what call_pack packs for them, receive what they send, then go on */
+    AWAIT_SUMS,   /* wait for what other nodes send, then go on */
     NEEDS_ROOM,   /* make sets of ``nbytes``, then go on */
     BROKEN,       /* a wait has failed */
     OK,           /* between functions here */
@@ -214,11 +213,6 @@ struct call {
 size_t call_size(void);
 int call_start(call *c);
 int call_go_on(call *c);
-
-/* If a call waits to send: what this rank sends to a node goes to ``to``, or, if that is NULL, nowhere; what a rank has sent
- * to this node goes into slabs. Return how many bytes that are. */
-int64_t call_pack(const call *c, int64_t node, char *to);
-int64_t call_unpack(call *c, int64_t rank, char *from);
 
 /* A number of a number and a word: different words give different ones. */
 uint64_t mixed(uint64_t h, uint64_t word);

@@ -14,7 +14,8 @@
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomics have locks");
 _Static_assert(sizeof(line) == 64 && sizeof(flag) == 8, "Python lays them out like this");
 
-enum { MOMENT_NS = 40000, POLLS = 32 }; /* of a wait that keeps the core, and between two looks at the clock */
+/* Of a wait that keeps the core, and of one for messages; and between two looks at the clock. */
+enum { MOMENT_NS = 40000, LONG_MOMENT_NS = 200000, POLLS = 32 };
 
 /* -- futexes */
 
@@ -120,15 +121,39 @@ void board_arrive(board *b)
 
 void board_bring(board *b, int values)
 {
+    if (b->post != NULL)
+        post_send(b->post, b->mine);
     line *mine = set_of(b, b->count + 1) + b->rank;
     memcpy(mine->values, b->mine, sizeof(int64_t) * (size_t)values);
     come(b);
 }
 
-void board_deliver(board *b, int rank, const int64_t *values)
+/* A rank of another node has come to the meeting that this rank has come to last: one rank of each node writes its line. */
+static void bring_for(void *to, int rank, const int64_t *values)
 {
+    board *b = to;
     memcpy(set_of(b, b->count)[rank].values, values, sizeof(int64_t) * VALUES);
     note_coming(b, rank);
+}
+
+int board_received(board *b)
+{
+    return b->post == NULL || post_is_over(b->post, bring_for, b);
+}
+
+static int is_received(board *b, moment *m)
+{
+    while (!board_received(b))
+        if (b->post->error || !goes_on(m))
+            return 0;
+    return 1;
+}
+
+int board_exchange(board *b, int yields)
+{
+    moment m = {LONG_MOMENT_NS, yields, 0, 0};
+    post_exchange(b->post);
+    return is_received(b, &m);
 }
 
 int board_meet(board *b, int yields)
@@ -161,7 +186,7 @@ static int read_votes(board *b, int64_t count, int told, moment *m)
 
 int board_vote(board *b, int told, int yields)
 {
-    return board_vote_within(b, told, yields, MOMENT_NS);
+    return board_vote_within(b, told, yields, b->post == NULL ? MOMENT_NS : LONG_MOMENT_NS);
 }
 
 int board_vote_within(board *b, int told, int yields, int64_t nanoseconds)
@@ -170,6 +195,8 @@ int board_vote_within(board *b, int told, int yields, int64_t nanoseconds)
     b->mine[0] = ~b->mine[1];
     b->mine[2] = 0;
     board_bring(b, VOTE + told);
+    if (!is_received(b, &m))
+        return ABSENT;
     return read_votes(b, b->count, told, &m);
 }
 

@@ -12,6 +12,8 @@
 #ifndef PBLASMP_MEET_H
 #define PBLASMP_MEET_H
 
+#include "post.h"
+
 #include <stdatomic.h>
 #include <stdint.h>
 
@@ -35,6 +37,7 @@ typedef struct {
     int64_t count;        /* meetings that this rank has come to */
     int64_t size, rank;
     int64_t mine[VALUES]; /* what this rank brings next */
+    post *post;           /* sends it to other nodes; NULL if there are none. Lines of ranks there are their messages */
 } board;
 
 /* One rank says that something is ready, others wait for it. */
@@ -48,9 +51,13 @@ typedef struct {
 void board_arrive(board *b);
 void board_bring(board *b, int values);
 
-/* Of a rank that shares no memory with this one: it has come to the meeting that this rank has come to last, with these
- * VALUES values. One rank of each node says so. */
-void board_deliver(board *b, int rank, const int64_t *values);
+/* Of ranks of other nodes: write the lines of those whose messages have arrived. Return whether no more are to come, and
+ * all of this rank's have been sent; what goes with them has been taken, if they vote for the same as this rank. */
+int board_received(board *b);
+
+/* Send other nodes what the post's parcel says, and receive what they send, for a moment: return whether that is done,
+ * else board_received says when. */
+int board_exchange(board *b, int yields);
 
 /* Come to the next meeting and wait for a moment: yield the core so many times or, if that is 0, poll for some 40
  * microseconds. Return whether all have come. */

@@ -16,15 +16,15 @@ import math
 import os
 import struct
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core
 from ..errors import ClosedError
-from .communicator import Communicator, Parcel, Votes, allgather_alike
+from .communicator import Communicator, Votes, allgather_alike
 from .locations import began, nodes_of
 from .mpi_communicator import MpiCommunicator
 from .post import Post
@@ -80,6 +80,8 @@ class Board:
         self._lines = lines  # they stay as long as there is an address of theirs
         self._found = np.empty(_core.VALUES * size, np.int64)
         self._state = _core.BoardState(lines.ctypes.data, self._found.ctypes.data, 0, size, rank)
+        if post is not None:
+            self._state.post = ctypes.addressof(post.state)
         self._at = ctypes.c_void_p(ctypes.addressof(self._state))
         self._size, self._processes, self._core = size, processes, core
         self._values = np.frombuffer(self._state.mine, np.int64)
@@ -126,9 +128,6 @@ class Board:
         self._mine[1] = number
         if count:
             _WRITE[count](self._told, 0, *values)
-        if self._post is not None:
-            self.cast(count, None)
-            return None
         if self._vote(self._at, count, YIELDS if patient else 0) != 1:
             return None
         return self.rows(count) if count else []
@@ -141,46 +140,37 @@ class Board:
         self._mine[1] = number
         return self._core.launch_again(self._at, YIELDS if patient else 0, launch, stream)
 
-    def cast(self, count: int, parcel: Parcel | None) -> None:
-        """Cast the vote that is in the core's ``mine``, which tells ``count`` values; ``latest`` waits for it. Local.
-
-        Args:
-            count: as above.
-            parcel: what goes with it to other nodes.
-        """
-        self._mine[0], self._mine[2] = ~self._mine[1], 0
-        self._bring(_core.VOTE + count, parcel)
-
-    def exchange(self, parcel: Parcel) -> None:
-        """See ``Votes``. Collective."""
-        assert self._post is not None
-        self._post.exchange(parcel)
-
-    def _bring(self, count: int, parcel: Parcel | None = None) -> None:
-        if self._post is not None:
-            self._post.send(self._mine, parcel)
-        self._core.board_bring(self._at, count)
-
     def _received(self) -> bool:
         """Write the lines of ranks whose messages have arrived; return whether no more are to come."""
-        return self._post is None or self._post.arrived(self._deliver)
-
-    def _deliver(self, rank: int, address: int) -> None:
-        self._core.board_deliver(self._at, rank, ctypes.c_void_p(address))
+        if self._core.board_received(self._at):
+            return True
+        assert self._post is not None
+        self._post.check()
+        return False
 
     def latest(self) -> _Posted:
         """Return the reduction that this rank has begun last. Local."""
         return _Posted(self, None)
 
+    def messages(self) -> _Arrivals:
+        """Return what other nodes send apart from a meeting, to wait for it. Local."""
+        return _Arrivals(self._received)
+
     def _begin(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
         if values.size:
             self._values[: values.size] = values
-        self._bring(values.size)
+        self._core.board_bring(self._at, values.size)
         return _Posted(self, out)
 
     def rows(self, count: int) -> Told:
         """Return the ``count`` reals that each rank has told in the vote that is over. Local."""
         return list(_READ[count](self._told_by_all[count]))
+
+
+class _Arrivals(NamedTuple):
+    """Messages of the compiled core, with the interface of mpi4py's requests."""
+
+    Test: Callable[[], bool]
 
 
 class _Posted:
@@ -305,14 +295,15 @@ def _between_nodes(comm: Communicator, control: MpiCommunicator, node: Communica
     shapes = (2, comm.size + 1, _LINE), (2, node.size + 1, _LINE)
     sizes = [8 * math.prod(shape) for shape in shapes]
     memory = SharedMemory(node, sum(sizes))
-    if any(allgather_alike(comm, memory.why_not)):
+    mpi = control.for_core()
+    if any(allgather_alike(comm, memory.why_not or not mpi)):
         return None
     both = memory.array(sum(sizes)).view(np.int64)
     lines, lines_here = both[: sizes[0] // 8].reshape(shapes[0]), both[sizes[0] // 8 :].reshape(shapes[1])
     here = next(ranks for ranks in nodes if comm.rank in ranks)
     processes = [(each.process, each.began) for each in locations]
     mine = [process if rank in here else None for rank, process in enumerate(processes)]
-    board = Board(core, lines, comm.rank, mine, Post(control, nodes))
+    board = Board(core, lines, comm.rank, mine, Post(control, mpi, nodes))
     if node.size > 1:
         board.here = Board(core, lines_here, node.rank, [processes[rank] for rank in here])
     return board

@@ -17,7 +17,6 @@ from .side_channel import Meeting, SideChannel
 __all__ = [
     "Array",
     "Communicator",
-    "Parcel",
     "Request",
     "Votes",
     "allgather_alike",
@@ -33,16 +32,6 @@ _CHUNK_BYTES = 1 << 30  # MPI 3 counts in 32-bit ints
 
 Array = NDArray[Any]
 Request: TypeAlias = Any  # mpi4py's request, or another object with such a Test()
-
-
-class Parcel(Protocol):
-    """What goes with a vote to other nodes. All ranks know, without being told, what each of them sends."""
-
-    def pack(self, node: int, address: int) -> int:
-        """Write what this rank sends to a node; return how many bytes that are. Local."""
-
-    def unpack(self, rank: int, address: int) -> int:
-        """Take what a rank has sent to this node, from 0 only count it; return how many bytes that are. Local."""
 
 
 class Votes(Protocol):
@@ -81,14 +70,11 @@ class Votes(Protocol):
     def meet(self, *, patient: bool) -> bool:
         """Come to a meeting of all ranks; return whether all come within a moment. Collective."""
 
-    def cast(self, count: int, parcel: Parcel | None) -> None:
-        """Cast the vote that the core has made, and what goes with it to other nodes: see ``Board``. Local."""
-
-    def exchange(self, parcel: Parcel) -> None:
-        """Send and receive what all ranks know that they send to other nodes, and nothing else. Collective."""
-
     def latest(self) -> Request:
         """Return the reduction, vote or meeting that this rank has begun last, to wait for it. Local."""
+
+    def messages(self) -> Request:
+        """Return what other nodes send apart from a meeting, to wait for it. Local."""
 
 
 @runtime_checkable

@@ -70,6 +70,13 @@ class NoteTransport(Protocol):
         """Return the notes that have arrived since the last call."""
 
 
+class Mailer(Protocol):
+    """What sends messages by the compiled core. Local."""
+
+    def under_way(self) -> list[tuple[Any, bool]]:
+        """Return the messages that are under way, and whether they are received; none begins after this."""
+
+
 class RankDevice(Protocol):
     """A device (GPU) that computes for a rank, and on which work may wait for other ranks. Local."""
 
@@ -145,6 +152,7 @@ class SideChannel:
         found: what the next agreement compares besides, a number and what it is made of: see ``compare_later``.
         communicators: MPI's of the context, each with what this rank has counted on it.
         dirty: they have been used without being counted, or transfers on them were given up.
+        posts: what sends messages by the compiled core, which this channel does not see.
     """
 
     def __init__(self, rank: int, members: Members) -> None:
@@ -161,6 +169,7 @@ class SideChannel:
         self.found: tuple[int, str, int, int] | None = None
         self.communicators: list[tuple[Any, Any]] = []
         self.dirty = False
+        self.posts: list[Mailer] = []
         self._members = members
         self.index = _made[members]
         _made[members] += 1
@@ -418,6 +427,9 @@ class SideChannel:
 
     def _let_go(self) -> None:
         """Do what is local when a context breaks."""
+        posts, self.posts = self.posts, []
+        for each in posts:
+            self._under_way += each.under_way()
         if self.communicators and self not in _broken:
             _broken.append(self)
         self._abort_device()

@@ -31,7 +31,6 @@ import pblasmp.comm.agreement
 import pblasmp.comm.board
 import pblasmp.comm.exchange
 import pblasmp.comm.mpi_communicator
-import pblasmp.comm.post
 import pblasmp.engines.host.direct.calls
 import pblasmp.engines.host.operations
 from tests.helpers.process import descriptors, held
@@ -48,7 +47,6 @@ PLACES: dict[str, tuple[Any, str, int]] = {
     "vote": (pblasmp.comm.agreement._Vote, "outcome", 40),
     "gemm": (pblasmp.engines.host.operations.HostOperations, "gemm", 20),
     "direct vote": (pblasmp.comm.board.Board, "vote", 20),
-    "post": (pblasmp.comm.post.Post, "send", 20),
     "direct": (pblasmp.engines.host.direct.calls.HostDirect, "_status", 10),
     "late vote": (pblasmp.engines.host.direct.calls, "late_vote", 5),
     "mmap": (mmap, "mmap", 3),

@@ -18,6 +18,11 @@ from pblasmp.engines.host.direct.limits import LIMITS
 SET = 1 << 20  # bytes of slabs
 ALIGNED = 64
 
+# Functions of MPI, whose communicator is here the number of the rank that calls.
+_ADDRESS, _INT = ctypes.c_void_p, ctypes.c_int
+_POSTS = ctypes.CFUNCTYPE(_INT, _ADDRESS, _INT, ctypes.c_int64, _INT, _INT, ctypes.c_int64, _ADDRESS)
+_TEST = ctypes.CFUNCTYPE(_INT, _ADDRESS, ctypes.POINTER(_INT), _ADDRESS)
+
 
 def aligned(nbytes):
     """Zeroed memory, and its address; what is written after its end is noticed by a sanitizer."""
@@ -39,8 +44,10 @@ class CoreRanks:
         self.nodes = np.array(nodes or [0] * size, np.int64)
         rooms = SET, 2 * (size + 1) * 64, 2 * (size + 1) * 64
         self._shared = [[aligned(nbytes) for nbytes in rooms] for _ in range(self.nodes.max() + 1)]
-        self._ranks = [self._rank(rank) for rank in range(size)]
         self._sent = {(of, to): queue.SimpleQueue() for of in range(size) for to in range(size)}
+        self._awaited = {}  # by request: where a message goes, and whence it comes
+        self._mpi = _POSTS(self._isend), _POSTS(self._irecv), _TEST(self._test)
+        self._ranks = [self._rank(rank) for rank in range(size)]
 
     def _rank(self, rank):
         node = int(self.nodes[rank])
@@ -54,6 +61,9 @@ class CoreRanks:
             _core.BoardState(at, host_address(found), 0, *place)
             for (_, at), place in zip(boards, places, strict=True)
         ]
+        post, kept = self._post(rank)
+        if len(self._shared) > 1:
+            meetings[0].post = ctypes.addressof(post)
         scratch, at = aligned(_core.SCRATCH)
         state.ranks, state.rank, state.workers, state.alike, state.scratch = self.size, rank, self.size, 1, at
         state.nodes, state.node, state.node_of = len(self._shared), node, host_address(self.nodes)
@@ -66,31 +76,47 @@ class CoreRanks:
                 blas.address("scipy", "d" if name in ("dot", "asum") else letter, others.get(name, name))
                 for name in _core.BLAS
             ]
-        return state, room, meetings, (found, scratch, waits)
+        return state, room, meetings, (found, scratch, waits, post, kept)
 
-    def _exchange(self, rank, values):
-        """Send other nodes what a call packs for them, after ``values``, and unpack what they send.
+    def _post(self, rank):
+        """What a rank sends messages by: the first rank of a node receives all that are for it."""
+        node, firsts = (
+            int(self.nodes[rank]),
+            [int(np.flatnonzero(self.nodes == each)[0]) for each in set(self.nodes)],
+        )
+        to = [(first, int(self.nodes[first])) for first in firsts if self.nodes[first] != node]
+        of = np.flatnonzero(self.nodes != node).tolist() if rank in firsts else []
+        sheets = [
+            [self._sheet(*each) for each in to],
+            [self._sheet(each, int(self.nodes[each])) for each in of],
+        ]
+        states = [(_core.SheetState * len(each))(*(state for state, _ in each)) for each in sheets]
+        functions = [ctypes.cast(each, ctypes.c_void_p).value for each in self._mpi]
+        post = _core.PostState(*functions, 0, rank, 0, SET, *states, len(to), len(of))
+        return post, (sheets, states)
 
-        The first rank of a node receives all of it.
-        """
-        state, _, meetings, _ = self._ranks[rank]
-        call, node = ctypes.c_void_p(ctypes.addressof(state)), int(self.nodes[rank])
-        firsts = [int(np.flatnonzero(self.nodes == each)[0]) for each in range(len(self._shared))]
-        for other, first in enumerate(firsts):
-            if other != node:
-                sent = np.zeros(self.core.call_pack(call, ctypes.c_int64(other), None), np.uint8)
-                self.core.call_pack(call, ctypes.c_int64(other), ctypes.c_void_p(host_address(sent)))
-                self._sent[rank, first].put((values, sent))
-        if rank != firsts[node]:
-            return
-        for other in np.flatnonzero(self.nodes != node).tolist():
-            told, sent = self._sent[other, rank].get()
-            if told == values == [] or told[:2] == values[:2]:
-                at = ctypes.c_void_p(host_address(sent))
-                assert self.core.call_unpack(call, ctypes.c_int64(other), at) == sent.size
-            if told:
-                line = (ctypes.c_int64 * _core.VALUES)(*told)
-                self.core.board_deliver(ctypes.c_void_p(ctypes.addressof(meetings[0])), other, line)
+    def _sheet(self, rank, node):
+        room, request = np.zeros(8 * (_core.VALUES + 1) + SET, np.uint8), np.zeros(1, np.int64)
+        return _core.SheetState(rank, node, host_address(room), host_address(request)), (room, request)
+
+    def _isend(self, data, count, _type, to, _tag, comm, _request):
+        self._sent[comm, to].put(ctypes.string_at(data, count))
+        return 0
+
+    def _irecv(self, data, _count, _type, of, _tag, comm, request):
+        self._awaited[request] = data, self._sent[of, comm]
+        return 0
+
+    def _test(self, request, done, _status):
+        data, sent = self._awaited.get(request, (0, None))
+        try:
+            arrived = b"" if sent is None else sent.get_nowait()
+        except queue.Empty:
+            return 0
+        ctypes.memmove(data, arrived, len(arrived))
+        self._awaited.pop(request, None)
+        done[0] = 1
+        return 0
 
     def _wait(self, flag):
         while not self.core.flag_await(ctypes.c_void_p(flag), 0, 10):
@@ -116,21 +142,16 @@ class CoreRanks:
                 beta.imag, *(each for part in parts[rank] for each in part or calls._ABSENT), *calls._ABSENT, 0, 10,
             )  # fmt: skip
             status = self.core.call_start(ctypes.c_void_p(ctypes.addressof(state)))
-            waits = {"AWAIT_VOTE": 0, "AWAIT_OTHERS": 1, "SEND_AND_VOTE": 0, "SEND_SUMS": 1}
+            waits = {"AWAIT_VOTE": 0, "AWAIT_OTHERS": 1, "AWAIT_SUMS": 0}
             while (name := _core.STATUSES[status]) in waits:
-                if name == "SEND_SUMS":
-                    self._exchange(rank, [])
-                    status = self.core.call_go_on(ctypes.c_void_p(ctypes.addressof(state)))
-                    continue
-                if name == "SEND_AND_VOTE":
-                    mine = meetings[0].mine
-                    mine[0], mine[2] = ~mine[1], 0
-                    self.core.board_bring(ctypes.c_void_p(ctypes.addressof(meetings[0])), _core.VALUES)
-                    self._exchange(rank, list(mine))
-                    name = "AWAIT_VOTE"
+                while not self.core.board_received(ctypes.c_void_p(ctypes.addressof(meetings[0]))):
+                    pass
                 board = ctypes.c_void_p(ctypes.addressof(meetings[waits[name]]))
                 count = ctypes.c_int64(meetings[waits[name]].count)
-                while self.core.board_absent(board, count, 0) < meetings[waits[name]].size:
+                while (
+                    name != "AWAIT_SUMS"
+                    and self.core.board_absent(board, count, 0) < meetings[waits[name]].size
+                ):
                     pass
                 if name == "AWAIT_VOTE" and self.core.board_voted(board, count, state.told) != 1:
                     name = "UNLIKE"

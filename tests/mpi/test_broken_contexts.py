@@ -4,13 +4,18 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 
 import numpy as np
+import pytest
+from mpi4py import MPI
 
 import pblasmp as pb
+from pblasmp import _core
 from tests.helpers.cases import misplaced
-from tests.helpers.mpi import run_on_one_node
+from tests.helpers.mpi import run_mpi, run_on_one_node
 
+_REFUSES = ctypes.CFUNCTYPE(ctypes.c_int)
 MANY = 6  # contexts: notes that the ranks send each other when one breaks may be late
 
 
@@ -55,3 +60,40 @@ def broken(comm):
 
 def test_communicators_of_broken_contexts():
     run_on_one_node(broken, 2)
+
+
+def broken_between_nodes(comm):
+    """What the core has sent, and nobody will receive, keeps a communicator; what has arrived does not."""
+    values, kept = np.arange(36.0).reshape(6, 6), []
+    for count in range(MANY):
+        ctx = pb.Context(comm, engine="host")
+        a = ctx.scatter(values, block=2)
+        yield f"product {count}", misplaced(a @ a, values @ values)
+        if count > 1 and comm.rank < comm.size - 1:  # hears of it before it sends anything
+            with contextlib.suppress(pb.ClosedError):
+                while True:
+                    ctx.control.channel.check()
+        begun = ctx.control.board._post.state.meetings
+        break_(ctx, a)
+        tally = [ctx.control._counts[kind, 1 - comm.rank] for kind in ("to", "from")]  # notes are in it, too
+        yield f"counted {count}", None if min(tally) >= begun > 2 else f"{tally}, of the core {begun}"
+        kept.append(ctx)
+    freed = [all(comm.allgather(is_freed(ctx))) for ctx in kept]
+    with pb.Context(comm, engine="host") as ctx:
+        a = ctx.scatter(values, block=2)
+        refuses = _REFUSES(lambda *_: 1)
+        if comm.rank == 0:
+            ctx.control.board._post.state.isend = ctypes.cast(refuses, ctypes.c_void_p).value
+        try:
+            a @ a
+            found = "nothing"
+        except (MPI.Exception, pb.ClosedError) as error:
+            found = type(error)
+        expected = MPI.Exception if comm.rank == 0 else pb.ClosedError
+        yield "MPI refuses to send", None if found is expected else f"{found}"
+    yield "freed", None if freed[:3] == [False, False, True] else f"{freed}"
+
+
+@pytest.mark.skipif(_core.load() is None, reason="there is no core")
+def test_messages_of_the_core_between_nodes():
+    run_mpi(broken_between_nodes, 2, on_nodes="blocks:2")

@@ -75,28 +75,27 @@ def everything(comm, nodes, folder):
 
 @contextlib.contextmanager
 def counted(ctx, found):
-    """Write into ``found`` how the ranks exchange something: by which functions."""
-    post, others = ctx.control.board._post, (ctx.control, ctx.comm)
+    """Write into ``found`` how the ranks exchange something: by functions, and by meetings and sums of the core."""
     names = {
-        post: ("send", "exchange"),
-        **dict.fromkeys(others, ("imax", "allgather", "bcast", "barrier", "isend")),
+        ctx.control: ("imax", "allgather", "bcast", "barrier", "isend"),
+        ctx.comm: ("imax", "allgather", "bcast", "barrier", "isend"),
     }
+    post = ctx.control.board._post.state
+    post.meetings = post.exchanges = 0
     with contextlib.ExitStack() as stack:
         for of, each in names.items():
             for name in each:
-                if of is not ctx.control or name != "isend":  # that is the post's
-                    function = functools.partial(
-                        lambda name, do, *given: found.append(name) or do(*given), name
-                    )
-                    do = getattr(of, name)
-                    stack.enter_context(mock.patch.object(of, name, functools.partial(function, do)))
+                function = functools.partial(lambda name, do, *given: found.append(name) or do(*given), name)
+                do = getattr(of, name)
+                stack.enter_context(mock.patch.object(of, name, functools.partial(function, do)))
         yield
+    found += ["meeting"] * post.meetings + ["sums"] * post.exchanges
 
 
 def direct_calls(comm):
     """Small calls take one exchange between nodes, those that sum up parts of several ranks one more, back."""
     rng = np.random.default_rng(3)
-    once, twice = ["send"], ["send", "exchange"]
+    once, twice = ["meeting"], ["meeting", "sums"]
     with pb.Context(comm, engine="host") as ctx:
         n, r = 24, slice(3, 20)
         for a_grid, b_grid in itertools.product((grids(comm.size)[0], *grids(comm.size)[-2:]), repeat=2):

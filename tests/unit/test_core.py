@@ -32,18 +32,15 @@ def test_where_there_is_a_compiler_there_is_the_core():
 
 
 @needs_compiler
-def test_python_lays_out_a_board_as_c_does(tmp_path):
-    room = _core.BoardState
-    check = tmp_path / "check.c"
-    check.write_text(
-        f'#include "{ROOT}/pblasmp/_core/meet.h"\n#include <stddef.h>\n'
-        f'_Static_assert(sizeof(board) == {ctypes.sizeof(room)}, "");\n'
-        + "".join(
-            f'_Static_assert(offsetof(board, {name}) == {getattr(room, name).offset}, "");\n'
-            for name, _ in room._fields_
-        )
-        + f'_Static_assert(VALUES == {_core.VALUES} && VOTE == {_core.VOTE}, "");\n'
-    )
+def test_python_lays_out_boards_and_messages_as_c_does(tmp_path):
+    check, lines = tmp_path / "check.c", [f'#include "{ROOT}/pblasmp/_core/meet.h"', "#include <stddef.h>"]
+    for name, room in (("board", _core.BoardState), ("post", _core.PostState), ("sheet", _core.SheetState)):
+        lines.append(f'_Static_assert(sizeof({name}) == {ctypes.sizeof(room)}, "");')
+        for field, _ in room._fields_:
+            member = "parcel" if field == "rest" else field
+            lines.append(f'_Static_assert(offsetof({name}, {member}) == {getattr(room, field).offset}, "");')
+    lines.append(f'_Static_assert(VALUES == {_core.VALUES} && VOTE == {_core.VOTE}, "");')
+    check.write_text("\n".join(lines))
     assert not build._run([*build._compiler(), "-std=c11", "-fsyntax-only", str(check)])
 
 

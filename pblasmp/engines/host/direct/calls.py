@@ -64,13 +64,13 @@ _NUMBERS = "dot", "asum"  # in double precision for all types
 _ROUTINES = {name: number for number, name in enumerate(_core.ROUTINES)}
 _ABSENT = 0, 0, 0, 0, 0, 0
 (
-    *(_UNFIT, _BY_PYTHON, _DONE_STAGED, _AWAIT_VOTE, _AWAIT_OTHERS, _SEND_AND_VOTE, _SEND_SUMS, _NEEDS_ROOM),
+    *(_UNFIT, _BY_PYTHON, _DONE_STAGED, _AWAIT_VOTE, _AWAIT_OTHERS, _AWAIT_SUMS, _NEEDS_ROOM),
     _BROKEN,
 ) = map(
     _core.STATUSES.index,
     (
         *("UNFIT", "BY_PYTHON", "DONE_STAGED", "AWAIT_VOTE", "AWAIT_OTHERS"),
-        *("SEND_AND_VOTE", "SEND_SUMS", "NEEDS_ROOM", "BROKEN"),
+        *("AWAIT_SUMS", "NEEDS_ROOM", "BROKEN"),
     ),
 )
 _UNLIKE = -1  # the ranks have voted, and not all of them agree
@@ -318,12 +318,10 @@ class HostDirect:
     def _waited_for(self, control: Communicator, call: str, status: int) -> bool:
         """Do what the core needs to go on; return whether it may."""
         board = control.board
-        if status == _SEND_AND_VOTE and board is not None:
-            board.cast(self._state.told, self)
-        if status in (_AWAIT_VOTE, _SEND_AND_VOTE):
+        if status == _AWAIT_VOTE:
             return late_vote(control, call, self._state.number, self._state.told) is not None
-        if status == _SEND_SUMS and board is not None:
-            board.exchange(self)
+        if status == _AWAIT_SUMS and board is not None:
+            control.wait(board.messages())
             return True
         if status == _AWAIT_OTHERS and board is not None and board.here is not None:
             control.wait(board.here.latest())
@@ -334,16 +332,6 @@ class HostDirect:
         fits = self.sets.fit(self._state.nbytes)
         self._state.memory, self._state.most = self._addresses[self.sets.half], self.sets.most
         return fits
-
-    def pack(self, node: int, address: int) -> int:
-        """See ``Parcel``."""
-        assert self._core is not None
-        return self._core.call_pack(self._call, ctypes.c_int64(node), ctypes.c_void_p(address))
-
-    def unpack(self, rank: int, address: int) -> int:
-        """See ``Parcel``."""
-        assert self._core is not None
-        return self._core.call_unpack(self._call, ctypes.c_int64(rank), ctypes.c_void_p(address))
 
     def _load(self, letter: str) -> None:
         """Tell the core where the BLAS has its functions for a type."""
